@@ -3,8 +3,8 @@
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use uverbs::aio;
 use uverbs::owned::{
-    Buffer, BufferPool, Done, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch,
-    OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
+    Buffer, BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedRecvBatch,
+    OwnedSendBatch, OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
 };
 use uverbs::{
     AddressHandle, AddressSpace, AnyMemoryRegion, AsyncEvent, Borrowed, CompletionChannel,
@@ -78,7 +78,7 @@ const _: () = {
     shared::<BufferPool>();
     shared::<SharedBuffer>();
     shared::<RegionSlice>();
-    shared::<Done<u64>>();
+    shared::<OwnedCompletion<u64>>();
     shared::<OwnedQueuePair<u64>>();
     shared::<OwnedQueuePair<u64, Exclusive>>();
     shared::<OwnedCompletionQueue<u64>>();

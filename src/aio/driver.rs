@@ -1,14 +1,16 @@
-//! The driver: what turns completions into futures that are ready.
+//! The driver, which polls a completion queue and wakes the futures of its requests.
 
-use super::later::Later;
+use super::deferred::Deferred;
+use super::inflight::{Inflight, OpTag};
+use super::poll_loop::{DriverIo, PollLoop};
 use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
-use super::table::{Table, Tag};
-use super::turn::{Ends, Turn};
 use crate::channel::CompletionChannel;
 use crate::cq::Notify;
 use crate::error::{Error, Result};
 use crate::memory::lock::{Guard, Lock};
-use crate::owned::{Done, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
+use crate::owned::{
+    OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
+};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::qp::{QpBuilder, QpType};
 use crate::srq::SrqBuilder;
@@ -23,27 +25,27 @@ use std::task::{Context, Poll, Waker};
 
 const VERB: &str = "create_qp";
 
-/// Completions that are handled before other tasks get a turn.
-const ROUND: usize = 256;
+/// Completions that are handled before other tasks run.
+const POLL_BATCH: usize = 256;
 
-/// An event loop's knowledge of whether the channel of a completion queue is readable or in error.
+/// Tells a [`Driver`] when its completion channel is readable or in error.
 ///
-/// Implement it to bring a [`Driver`] into another event loop than tokio's: with the file that
-/// [`CompletionQueue::as_fd`] names, registered for reading, edge-triggered or not. When the device
-/// goes away the file is in error, and not readable: `epoll(7)` says `EPOLLERR` alone, which is to
-/// count as well, or nobody ever hears of it.
+/// Implement it to run a driver in another event loop than tokio's. Register the file that
+/// [`CompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
+/// is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the futures
+/// wait for ever.
 pub trait Readiness {
-    /// When the file may be readable or in error, calls `read`, which reads an event, and forgets
-    /// that it was *before* that call: if more becomes readable during or after it, that counts. Else
-    /// lets `cx` be woken when the file becomes readable or is in error.
+    /// If the file may be readable or in error, calls `read`, which reads an event. Afterwards it clears the
+    /// readiness that it knew of *before* the call, and keeps what it learned during the call. Otherwise it
+    /// arranges that `cx` is woken when the file becomes readable or is in error.
     ///
-    /// The driver does not depend on how many events there are: after each it arms, and then looks at
-    /// all completions. It ends with `EIO` if the file turns out to be in
-    /// error, or is said to be readable a thousand times in a row and never holds anything.
+    /// The number of events does not matter: after each one the driver arms the queue and looks at all
+    /// completions. The driver ends with `EIO` if the file is in error, or if it is reported as readable a
+    /// thousand times in a row without an event.
     ///
     /// # Errors
     ///
-    /// What `read` answers, or why the file cannot be watched; the driver ends with it.
+    /// What `read` answers, or why the event loop cannot watch the file; the driver ends with it.
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -51,47 +53,48 @@ pub trait Readiness {
     ) -> Poll<Result<()>>;
 }
 
-/// What a driver and those who post have in common.
-pub(super) struct Core {
-    cq: Lock<OwnedCompletionQueue<Tag>>,
+/// What the driver and the queue pairs share.
+pub(super) struct CqShared {
+    cq: Lock<OwnedCompletionQueue<OpTag>>,
     channel: CompletionChannel,
-    /// Until the driver is gone.
-    tables: Lock<Option<Vec<Weak<Table>>>>,
+    /// The requests in flight of each queue; `None` when the driver has ended.
+    queues: Lock<Option<Vec<Weak<Inflight>>>>,
 }
 
-impl Core {
-    fn cq(&self, verb: &'static str) -> Result<Guard<'_, OwnedCompletionQueue<Tag>>> {
+impl CqShared {
+    fn cq(&self, verb: &'static str) -> Result<Guard<'_, OwnedCompletionQueue<OpTag>>> {
         self.cq.lock().ok_or_else(|| Error::forked(verb))
     }
 
-    /// Tells everybody that nobody looks for completions any more.
-    fn undrive(&self) {
-        // In a forked child nobody waits: the tasks are the parent's.
-        let Some(tables) = self.tables.lock().map(|mut tables| tables.take()) else { return };
-        let mut later = Later::default();
-        for table in tables.into_iter().flatten() {
-            if let Some(table) = table.upgrade() {
-                table.undrive(&mut later);
+    /// Fails all futures: the driver has ended.
+    fn driver_gone(&self) {
+        // In a forked child no task waits: they are the parent's.
+        let Some(queues) = self.queues.lock().map(|mut queues| queues.take()) else {
+            return;
+        };
+        let mut deferred = Deferred::default();
+        for inflight in queues.into_iter().flatten() {
+            if let Some(inflight) = inflight.upgrade() {
+                inflight.driver_gone(&mut deferred);
             }
         }
-        // Their panics are theirs, and not for a destructor.
-        later.run_quietly();
+        // This may run in a destructor, which should not panic because a waker does.
+        deferred.run_quietly();
     }
 }
 
-/// The waker of a driver, which is counted here: a clone of it would run the program's code under the
-/// lock.
+/// The driver's waker. It is in an `Arc` because cloning a waker runs code of the program, which must not
+/// run under the lock.
 type DriverWaker = Arc<Lock<Option<Arc<Waker>>>>;
 
-/// What keeps a driver at work: it ends with the last of those who hold this.
-pub(super) struct Hub {
-    core: Arc<Core>,
-    /// The driver's, to tell it.
+/// Keeps the driver running: it ends when the last handle is dropped.
+pub(super) struct DriverHandle {
+    shared: Arc<CqShared>,
     waker: DriverWaker,
 }
 
-impl Hub {
-    /// Lets the driver look again; not the parent's, in a forked child.
+impl DriverHandle {
+    /// Wakes the driver; in a forked child, where the driver is the parent's, it does nothing.
     fn wake(&self) {
         let waker = self.waker.lock().and_then(|waker| waker.clone());
         if let Some(waker) = waker {
@@ -99,78 +102,81 @@ impl Hub {
         }
     }
 
-    /// Brings a queue pair to its end, and lets the driver find what it had completed.
-    pub(super) fn close<S: Sharing>(&self, qp: &mut OwnedQueuePair<Tag, S>) {
-        // What cannot be reset is left to its destructor.
-        if let Some(mut cq) = self.core.cq.lock() {
+    /// Resets a queue pair, and lets the driver find what had completed.
+    pub(super) fn close<S: Sharing>(&self, qp: &mut OwnedQueuePair<OpTag, S>) {
+        // If the reset fails, the queue pair's destructor leaks what may be in use.
+        if let Some(mut cq) = self.shared.cq.lock() {
             let _ = qp.reset(&mut cq);
         }
         self.wake();
     }
 }
 
-impl Drop for Hub {
+impl Drop for DriverHandle {
     fn drop(&mut self) {
         self.wake();
     }
 }
 
-/// A completion queue whose requests are futures; clones are handles of the same.
+/// A completion queue whose requests are futures. Clones are handles of the same queue, and move between
+/// threads.
 ///
-/// A [`Driver`] works for it: spawn that on an event loop.
+/// It comes with a [`Driver`], which is to be spawned on an event loop; with tokio,
+/// [`spawn`](Self::spawn) does both. See [`aio`](super#) for an example.
 #[derive(Clone)]
 pub struct CompletionQueue {
-    hub: Arc<Hub>,
+    driver: Arc<DriverHandle>,
 }
 
-/// Looks for completions and makes futures ready. A future itself, which ends when nobody uses the
-/// queue any more, or with the error that made it give up.
+/// Polls a completion queue, and wakes the futures of the requests that are over. It is a future itself,
+/// which ends when the last handle of the queue is dropped, or with an error.
 ///
-/// While completions keep coming it looks for more without a system call, giving way to other tasks
-/// in between. When there are none it takes what events there are out of the channel, arms the queue,
-/// looks once more, and sleeps until its event loop finds the channel readable. Wakers are called after all locks are released, and each of
-/// them even if another one panics. When it is over or dropped, all futures of the queue end with
-/// [`OpErrorKind::Undriven`](super::OpErrorKind::Undriven).
+/// While completions keep coming, it polls without a system call, and yields to other tasks after each 256
+/// completions. When there are none, it reads the channel's events, arms the queue, polls once more, and
+/// sleeps until the event loop finds the channel readable. It calls wakers after all locks are released,
+/// and calls each one even if another one panics. When it ends or is dropped, all futures of the queue fail
+/// with [`OpErrorKind::DriverGone`](super::OpErrorKind::DriverGone).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
-    core: Arc<Core>,
-    hub: Weak<Hub>,
+    shared: Arc<CqShared>,
+    driver: Weak<DriverHandle>,
     waker: DriverWaker,
-    /// What is there, to be looked at without the lock.
-    told: Option<Arc<Waker>>,
-    watch: W,
-    turn: Turn,
-    later: Later,
+    /// The same waker as in `waker`, to compare with without the lock.
+    known_waker: Option<Arc<Waker>>,
+    readiness: W,
+    poll_loop: PollLoop,
+    deferred: Deferred,
 }
 
 impl CompletionQueue {
-    /// Makes the queue with room for `cqe` completions, and its driver, in an event loop that
-    /// `watch` knows.
+    /// Creates a queue with room for at least `cqe` completions, and its driver. `readiness` gets the
+    /// channel's file, and registers it with the event loop.
     ///
     /// # Errors
     ///
     /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
-    /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `watch` answers.
+    /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `readiness` answers.
     pub fn new<W: Readiness>(
         context: &crate::Context,
         cqe: u32,
-        watch: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
     ) -> Result<(CompletionQueue, Driver<W>)> {
         let channel = context.create_comp_channel()?;
         let cq = context.cq_builder(cqe).channel(&channel).build()?;
-        let watch = watch(channel.as_fd())?;
+        let readiness = readiness(channel.as_fd())?;
         let cq = Lock::new(OwnedCompletionQueue::new(cq));
-        let tables = Lock::new(Some(Vec::new()));
-        let core = Arc::new(Core { cq, channel, tables });
+        let queues = Lock::new(Some(Vec::new()));
+        let shared = Arc::new(CqShared { cq, channel, queues });
         let waker = DriverWaker::default();
-        let hub = Arc::new(Hub { core: core.clone(), waker: waker.clone() });
-        let (turn, later) = (Turn::default(), Later::with_capacity(ROUND));
-        let (weak, told) = (Arc::downgrade(&hub), None);
-        let driver = Driver { core, hub: weak, waker, told, watch, turn, later };
-        Ok((CompletionQueue { hub }, driver))
+        let handle = Arc::new(DriverHandle { shared: shared.clone(), waker: waker.clone() });
+        let (poll_loop, deferred) = (PollLoop::default(), Deferred::with_capacity(POLL_BATCH));
+        let (weak, known_waker) = (Arc::downgrade(&handle), None);
+        let driver =
+            Driver { shared, driver: weak, waker, known_waker, readiness, poll_loop, deferred };
+        Ok((CompletionQueue { driver: handle }, driver))
     }
 
-    /// Makes a queue pair that completes here; `describe` says what it is to be like.
+    /// Creates a queue pair that completes here. `describe` sets what the builder should build.
     ///
     /// ```no_run
     /// # fn f(cq: &uverbs::aio::CompletionQueue, pd: &uverbs::ProtectionDomain)
@@ -207,8 +213,8 @@ impl CompletionQueue {
         self.create(pd, qp_type, (), Some(srq), describe)
     }
 
-    /// As [`create_qp`](Self::create_qp), for a queue pair under a thread domain: one per worker
-    /// means that no worker waits for another's doorbell.
+    /// As [`create_qp`](Self::create_qp), for a queue pair under a thread domain. With one domain for each
+    /// worker, no worker waits for the doorbell of another.
     ///
     /// # Errors
     ///
@@ -231,17 +237,17 @@ impl CompletionQueue {
         srq: Option<&SharedReceiveQueue>,
         describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
     ) -> Result<QueuePair<S>> {
-        // First: in a child another thread may hold the token for ever.
+        // First: in a forked child, a thread of the parent may have held the token's lock.
         pd.inner.kernel.object.file().check_fork(VERB)?;
         if !S::rings(&S::hold(&mut token), pd) {
             let detail = format!("the token is not that of the thread domain of {pd:?}");
             return Err(Error::invalid(VERB, detail));
         }
-        let core = &self.hub.core;
-        let cq = core.cq(VERB)?;
+        let shared = &self.driver.shared;
+        let cq = shared.cq(VERB)?;
         let builder = pd.qp_builder(cq.queue(), cq.queue(), qp_type);
         drop(cq);
-        // What the program describes it with is the program's, and may use this queue as well.
+        // `describe` is code of the program, which may use this queue: the lock is released.
         let mut builder = describe(builder);
         if let Some(srq) = srq {
             builder = builder.srq(srq.lock(VERB)?.queue());
@@ -250,22 +256,22 @@ impl CompletionQueue {
         let qp = match srq {
             Some(srq) => {
                 let srq = srq.lock(VERB)?;
-                core.cq(VERB)?.adopt_on(qp, &srq)
+                shared.cq(VERB)?.adopt_on(qp, &srq)
             }
-            None => core.cq(VERB)?.adopt(qp),
+            None => shared.cq(VERB)?.adopt(qp),
         };
         let qp = qp.map_err(|failed| failed.error.in_verb(VERB))?;
-        let table = Table::new(Some(&qp));
-        self.enter(&table)?;
+        let inflight = Inflight::new(Some(&qp));
+        self.register(&inflight)?;
         let pd = ProtectionDomain::of(pd.inner.clone());
-        Ok(QueuePair::new(qp, token, pd, table, self.hub.clone()))
+        Ok(QueuePair::new(qp, token, pd, inflight, self.driver.clone()))
     }
 
-    /// Makes a shared receive queue whose queue pairs complete here.
+    /// Creates a shared receive queue of at least `max_wr` receives, whose queue pairs complete here.
     ///
     /// # Errors
     ///
-    /// Those of [`SrqBuilder::build`](crate::SrqBuilder::build).
+    /// Those of [`SrqBuilder::build`](crate::SrqBuilder::build), and `EPIPE` if the driver has ended.
     pub fn create_srq<S: Sharing>(
         &self,
         pd: &ProtectionDomain<S>,
@@ -273,38 +279,39 @@ impl CompletionQueue {
         describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
     ) -> Result<SharedReceiveQueue> {
         let srq = describe(pd.srq_builder(max_wr)).build()?;
-        let srq = SharedReceiveQueue::new(OwnedSharedReceiveQueue::new(srq)?, self.hub.clone());
-        self.enter(srq.table())?;
+        let srq = SharedReceiveQueue::new(OwnedSharedReceiveQueue::new(srq)?, self.driver.clone());
+        self.register(srq.inflight())?;
         Ok(srq)
     }
 
-    /// Lets the driver tell a table when it goes.
-    fn enter(&self, table: &Arc<Table>) -> Result<()> {
-        let mut tables = self.hub.core.tables.lock().ok_or_else(|| Error::forked(VERB))?;
-        let tables = tables.as_mut().ok_or_else(|| {
+    /// Registers a queue, whose futures fail when the driver ends.
+    fn register(&self, inflight: &Arc<Inflight>) -> Result<()> {
+        let mut queues = self.driver.shared.queues.lock().ok_or_else(|| Error::forked(VERB))?;
+        let queues = queues.as_mut().ok_or_else(|| {
             Error::new(VERB, Errno::PIPE).detail("the completion queue's driver is gone")
         })?;
-        tables.retain(|table| table.strong_count() > 0);
-        tables.push(Arc::downgrade(table));
+        queues.retain(|inflight| inflight.strong_count() > 0);
+        queues.push(Arc::downgrade(inflight));
         Ok(())
     }
 
-    /// Completions that concerned nobody; see [`OwnedCompletionQueue::strays`]. None in a forked child.
-    pub fn strays(&self) -> u64 {
-        self.hub.core.cq.lock().map_or(0, |cq| cq.strays())
+    /// How many completions belonged to no request; see [`OwnedCompletionQueue::unmatched`]. 0 in a forked
+    /// child.
+    pub fn unmatched(&self) -> u64 {
+        self.driver.shared.cq.lock().map_or(0, |cq| cq.unmatched())
     }
 }
 
 impl AsFd for CompletionQueue {
-    /// The file that is readable when the driver has something to do.
+    /// The completion channel's file, which is readable when the driver has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.hub.core.channel.as_fd()
+        self.driver.shared.channel.as_fd()
     }
 }
 
 impl fmt::Debug for CompletionQueue {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.hub.core.cq.lock() {
+        match self.driver.shared.cq.lock() {
             Some(cq) => cq.fmt(f),
             None => f.write_str("CompletionQueue(forked)"),
         }
@@ -312,46 +319,46 @@ impl fmt::Debug for CompletionQueue {
 }
 
 impl<W> Driver<W> {
-    /// What knows the event loop.
-    pub fn watch_mut(&mut self) -> &mut W {
-        &mut self.watch
+    /// The event loop's side, as [`CompletionQueue::new`] got it.
+    pub fn readiness_mut(&mut self) -> &mut W {
+        &mut self.readiness
     }
 }
 
-/// The real ones; see [`Turn`].
-struct Outside<'d, W> {
-    core: &'d Core,
-    hub: &'d Weak<Hub>,
-    watch: &'d mut W,
-    later: &'d mut Later,
+/// The queue and the channel that a [`PollLoop`] works with outside of tests.
+struct RealIo<'d, W> {
+    shared: &'d CqShared,
+    driver: &'d Weak<DriverHandle>,
+    readiness: &'d mut W,
+    deferred: &'d mut Deferred,
 }
 
-impl<W: Readiness> Ends for Outside<'_, W> {
-    fn sweep(&mut self) -> Result<usize> {
-        let (mut cq, later) = (self.core.cq("poll_cq")?, &mut *self.later);
-        let polled = cq.poll_each(ROUND, |settled| {
-            if let Some(Done { memory, tag, outcome }) = settled.into_done() {
-                let Tag { table, cell, side } = tag;
-                table.complete(cell, side, memory, outcome, later);
+impl<W: Readiness> DriverIo for RealIo<'_, W> {
+    fn poll_cq(&mut self) -> Result<usize> {
+        let (mut cq, deferred) = (self.shared.cq("poll_cq")?, &mut *self.deferred);
+        let polled = cq.poll_each(POLL_BATCH, |done| {
+            if let Some(OwnedCompletion { memory, tag, outcome }) = done.into_owned() {
+                let OpTag { inflight, index, side } = tag;
+                inflight.complete(index, side, memory, outcome, deferred);
             }
         });
         let found = polled
             .map_err(|error| Error::new("poll_cq", Errno::OWNERDEAD).detail(error.to_string()))?;
         drop(cq);
-        self.later.run();
+        self.deferred.run();
         Ok(found)
     }
 
-    fn is_wanted(&self) -> bool {
-        self.hub.strong_count() > 0
+    fn has_users(&self) -> bool {
+        self.driver.strong_count() > 0
     }
 
     fn arm(&mut self) -> Result<()> {
-        self.core.cq("req_notify_cq")?.req_notify(Notify::Next)
+        self.shared.cq("req_notify_cq")?.req_notify(Notify::Next)
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<Result<bool>> {
-        let channel = &self.core.channel;
+        let channel = &self.shared.channel;
         let mut heard = false;
         let mut read = || {
             while channel.try_next()?.is_some() {
@@ -362,8 +369,8 @@ impl<W: Readiness> Ends for Outside<'_, W> {
             }
             Ok(())
         };
-        match self.watch.poll_read(cx, &mut read) {
-            // Nothing was there: is that all there will ever be?
+        match self.readiness.poll_read(cx, &mut read) {
+            // The file was reported as ready and held no event: it may be in error.
             Poll::Ready(Ok(())) if !heard => Poll::Ready(check(channel).map(|()| false)),
             Poll::Ready(read) => Poll::Ready(read.map(|()| heard)),
             Poll::Pending => Poll::Pending,
@@ -371,7 +378,7 @@ impl<W: Readiness> Ends for Outside<'_, W> {
     }
 }
 
-/// Fails for a file in error, which stays so and has nothing to read.
+/// Fails if the file is in error.
 fn check(channel: &impl AsFd) -> Result<()> {
     let mut file = [PollFd::new(channel, PollFlags::empty())];
     match rustix::event::poll(&mut file, Some(&Timespec::default())) {
@@ -384,19 +391,20 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
-        let Driver { core, hub, waker, told, watch, turn, later } = &mut *self;
-        // Before anything else, so that the last user's farewell is not missed.
-        if !told.as_ref().is_some_and(|told| told.will_wake(cx.waker())) {
-            // Cloned and dropped without the lock: both are the program's code, and the old one may be
-            // the last that holds a user of this queue.
+        let Driver { shared, driver, waker, known_waker, readiness, poll_loop, deferred } =
+            &mut *self;
+        // First, so that a handle that is dropped from now on wakes this task.
+        if !known_waker.as_ref().is_some_and(|known_waker| known_waker.will_wake(cx.waker())) {
+            // Wakers are cloned and dropped without the lock. Both run code of the program, and the old waker
+            // may hold the last handle of this queue.
             let new = Arc::new(cx.waker().clone());
             let old = waker.lock().and_then(|mut known| known.replace(new.clone()));
-            drop((old, told.replace(new)));
+            drop((old, known_waker.replace(new)));
         }
-        let end = turn.poll(&mut Outside { core, hub, watch, later }, cx);
+        let end = poll_loop.poll(&mut RealIo { shared, driver, readiness, deferred }, cx);
         if end.is_ready() {
-            // Whoever keeps a driver that is over keeps nobody waiting.
-            core.undrive();
+            // When the driver ends, every pending future fails, even if the driver is not dropped.
+            shared.driver_gone();
         }
         end
     }
@@ -404,13 +412,13 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
 
 impl<W> Drop for Driver<W> {
     fn drop(&mut self) {
-        self.core.undrive();
+        self.shared.driver_gone();
     }
 }
 
 impl<W> fmt::Debug for Driver<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("turn", &self.turn).finish_non_exhaustive()
+        f.debug_struct("Driver").field("poll_loop", &self.poll_loop).finish_non_exhaustive()
     }
 }
 
@@ -432,18 +440,18 @@ mod tests {
         }
     }
 
-    /// Runs `child` with all futures in children, while another thread holds one lock after the other.
+    /// Runs `child` in forked children, while another thread of the parent holds one of the locks.
     fn forked(child: impl Fn(Futures)) {
         for which in 0..3 {
             let mut futures = Some(Futures::new());
-            let (core, waker) = {
-                let hub = &futures.as_ref().unwrap().cq.hub;
-                (hub.core.clone(), hub.waker.clone())
+            let (shared, waker) = {
+                let driver = &futures.as_ref().unwrap().cq.driver;
+                (driver.shared.clone(), driver.waker.clone())
             };
             let act = || child(futures.take().unwrap());
             match which {
-                0 => in_child_while_held(|| core.cq.lock(), act),
-                1 => in_child_while_held(|| core.tables.lock(), act),
+                0 => in_child_while_held(|| shared.cq.lock(), act),
+                1 => in_child_while_held(|| shared.queues.lock(), act),
                 _ => in_child_while_held(|| waker.lock(), act),
             }
         }
@@ -451,18 +459,18 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_drops_everything_whatever_another_thread_holds() {
+    fn a_child_can_drop_everything_while_a_thread_of_its_parent_holds_a_lock() {
         forked(drop);
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_is_refused_whatever_another_thread_holds() {
+    fn a_child_is_refused_while_a_thread_of_its_parent_holds_a_lock() {
         forked(|mut futures| {
             let pd = &futures.bench.pd;
             assert!(futures.cq.create_qp(pd, QpType::RC, |qp| qp).unwrap_err().is_forked());
             assert!(futures.cq.create_srq(pd, 4, |srq| srq).unwrap_err().is_forked());
-            assert_eq!((futures.cq.strays(), futures.qp.under_way()), (0, 0));
+            assert_eq!((futures.cq.unmatched(), futures.qp.in_flight()), (0, 0));
             assert!(format!("{:?}", futures.cq).contains("forked"));
             assert!(futures.qp.abort().unwrap_err().is_forked());
             let Poll::Ready(end) = Pin::new(&mut futures.driver).poll(&mut cx()) else {
@@ -472,10 +480,10 @@ mod tests {
         });
     }
 
-    /// A waker of the parent's writes into the parent's event loop.
+    /// A waker of the parent may write into the parent's event loop.
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_wakes_nobody_of_its_parent() {
+    fn a_child_does_not_wake_tasks_of_its_parent() {
         let mut futures = Some(Futures::new());
         let count = Arc::<Count>::default();
         let waker = Waker::from(count.clone());
@@ -492,7 +500,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]
-    fn a_file_in_error_is_told_from_one_that_is_silent() {
+    fn a_file_in_error_is_distinguished_from_a_silent_one() {
         let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
         assert!(check(&reader).is_ok() && check(&writer).is_ok());
         drop(reader);

@@ -1,4 +1,4 @@
-//! A stream of messages.
+//! A stream of received messages.
 
 use super::op::{Finished, Op, OpError, OpErrorKind};
 use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
@@ -14,55 +14,69 @@ use std::task::{Context, Poll};
 /// A message that was received.
 #[derive(Debug)]
 pub struct Message {
-    /// What arrived in it, and no more: empty after a write with immediate data, whose bytes went
-    /// elsewhere. A datagram stands behind 40 bytes: a global route header, or zeros. Dropped, the
-    /// buffer goes back to its pool.
+    /// As long as the message; empty after a write with immediate data, whose bytes went elsewhere. A datagram
+    /// lies behind 40 bytes, which are a global route header or zeros. When the buffer is dropped it goes
+    /// back to its pool.
     pub buffer: Buffer,
-    /// How it was received.
+    /// How the receive ended.
     pub outcome: Outcome,
 }
 
-/// Messages in the order in which they arrive, received into buffers of a pool that are posted
-/// ahead of them.
+/// A stream of received messages, in the order in which they arrive. The receives are posted ahead, into
+/// buffers of a pool.
 ///
-/// A queue pair's messages are the inbox's alone; the receives of a shared receive queue may have
-/// several inboxes.
+/// Made by [`QueuePair::inbox`] and [`SharedReceiveQueue::inbox`]. A queue pair has one inbox, and no other
+/// receives beside it; a shared receive queue may have several.
+///
+/// ```no_run
+/// # use uverbs::aio::{OpError, QueuePair};
+/// # use uverbs::owned::{Buffer, BufferPool};
+/// # async fn f(qp: &QueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
+/// let mut inbox = qp.inbox(pool, 16);
+/// loop {
+///     let message = inbox.next().await?;
+///     println!("{} bytes", message.buffer.len());
+/// }
+/// # }
+/// ```
 pub struct Inbox<S: RingToken = Shared> {
-    source: Source<S>,
+    receiver: Receiver<S>,
     pool: BufferPool,
     depth: usize,
     posted: VecDeque<Op<'static, Buffer>>,
-    /// Why no message comes any more.
+    /// Why no more messages come.
     ended: Option<OpErrorKind>,
 }
 
-enum Source<S: RingToken> {
+/// Where the receives are posted.
+enum Receiver<S: RingToken> {
     Own(QueuePair<S>),
     Shared(SharedReceiveQueue),
 }
 
 impl<S: RingToken> QueuePair<S> {
-    /// A stream of the messages to come, with up to `depth` receives posted ahead.
+    /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
+    /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
-        let (source, pool) = (Source::Own(self.clone()), pool.clone());
-        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
+        let (receiver, pool) = (Receiver::Own(self.clone()), pool.clone());
+        Inbox { receiver, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
 impl SharedReceiveQueue {
-    /// A stream of the messages to come, with up to `depth` receives posted ahead.
+    /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
+    /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox {
-        let (source, pool) = (Source::Shared(self.clone()), pool.clone());
-        Inbox { source, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
+        let (receiver, pool) = (Receiver::Shared(self.clone()), pool.clone());
+        Inbox { receiver, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
 impl<S: RingToken> Inbox<S> {
-    /// Posts receives as far as there are buffers, and answers how many are posted.
+    /// Posts as many receives as there are buffers for, and answers how many are posted.
     ///
-    /// [`poll_next`](Self::poll_next) does that, too; call this before the peer may send, so that
-    /// its first message finds a receive. The queue pair must be past state
-    /// [`RESET`](crate::QpState::RESET).
+    /// [`poll_next`](Self::poll_next) does this, too. Call it before the peer may send, so that its first
+    /// message finds a receive. The queue pair must have left state [`RESET`](crate::QpState::RESET).
     pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
         self.post(cx);
         self.posted.iter().filter(|op| op.is_posted()).count()
@@ -77,11 +91,11 @@ impl<S: RingToken> Inbox<S> {
         }
         while self.posted.len() < self.depth && !self.has_waiting() {
             let Some(buffer) = self.pool.take() else { break };
-            self.posted.push_back(match &self.source {
-                Source::Own(qp) => qp.recv(buffer),
-                Source::Shared(srq) => srq.recv(buffer),
+            self.posted.push_back(match &self.receiver {
+                Receiver::Own(qp) => qp.recv(buffer),
+                Receiver::Shared(srq) => srq.recv(buffer),
             });
-            // What is over at once failed, and is found by the next look.
+            // A receive that is over at once has failed, which `poll_next` answers.
             let posted = self.posted.back_mut().is_some_and(|op| {
                 let _ = op.poll_post(cx);
                 op.is_posted()
@@ -92,18 +106,18 @@ impl<S: RingToken> Inbox<S> {
         }
     }
 
-    /// Whether no message comes any more, which was told.
+    /// Whether no more messages come, and `poll_next` has answered why.
     #[cfg(feature = "stream")]
     pub(super) fn is_over(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Whether some stand in line for room: they are the last.
+    /// Whether some receives wait for room; they are the last in `posted`.
     fn has_waiting(&self) -> bool {
         self.posted.back().is_some_and(Op::is_new)
     }
 
-    /// Nobody else polls those who stand in line before it is their turn to end.
+    /// Polls the receives that wait for room. `poll_next` polls only those that may be over.
     #[cold]
     fn post_waiting(&mut self, cx: &mut Context<'_>) {
         let waiting = self.posted.partition_point(|op| !op.is_new());
@@ -114,20 +128,20 @@ impl<S: RingToken> Inbox<S> {
         }
     }
 
-    /// The next message, when there is one.
+    /// Polls for the next message.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
-        if let Some(cause) = self.ended {
-            return Poll::Ready(Err(OpError { memory: None, cause }));
+        if let Some(kind) = self.ended {
+            return Poll::Ready(Err(OpError { memory: None, kind }));
         }
         self.post(cx);
-        let ended = match &self.source {
-            // In the order in which they were posted.
-            Source::Own(_) => match self.posted.front_mut() {
+        let ended = match &self.receiver {
+            // Receives of a queue pair complete in the order in which they were posted.
+            Receiver::Own(_) => match self.posted.front_mut() {
                 Some(op) => Pin::new(op).poll(cx).map(|end| (0, end)),
                 None => Poll::Pending,
             },
-            // A queue pair that takes long to receive does not keep others waiting.
-            Source::Shared(_) => {
+            // Receives of a shared queue complete in any order.
+            Receiver::Shared(_) => {
                 let ended =
                     self.posted.iter_mut().enumerate().find_map(|(at, op)| {
                         match Pin::new(op).poll(cx) {
@@ -143,19 +157,19 @@ impl<S: RingToken> Inbox<S> {
             0 => drop(self.posted.pop_front()),
             _ => drop(self.posted.remove(at)),
         }
-        if let Err(OpError { cause, .. }) = &end {
-            self.note(*cause);
+        if let Err(OpError { kind, .. }) = &end {
+            self.end_if_broken(*kind);
         }
         self.post(cx);
         Poll::Ready(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }))
     }
 
-    /// Whether the connection is broken; then what is posted is only flushed, and of no interest.
-    fn note(&mut self, cause: OpErrorKind) {
-        self.ended = match (cause, &self.source) {
-            // Neither driver nor connection come back, and a child of `fork` has neither.
-            (OpErrorKind::Undriven | OpErrorKind::Post(PostError::Forked), _) => Some(cause),
-            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Source::Own(_)) => {
+    /// Ends the stream if the connection is broken: the receives that are posted will only be flushed.
+    fn end_if_broken(&mut self, kind: OpErrorKind) {
+        self.ended = match (kind, &self.receiver) {
+            // A driver does not come back, and a forked child has none.
+            (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
+            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Receiver::Own(_)) => {
                 Some(OpErrorKind::Earlier(status))
             }
             _ => return,
@@ -163,17 +177,17 @@ impl<S: RingToken> Inbox<S> {
         self.posted.clear();
     }
 
-    /// The next message. Nothing is lost if the future is dropped.
+    /// Waits for the next message. No message is lost if the future is dropped.
     ///
-    /// While no receive is posted because the pool is empty, nothing arrives, and nobody notices
-    /// that there are buffers again, or that the connection broke: give a pool as many as are posted
-    /// and held at once.
+    /// While no receive is posted because the pool is empty, nothing arrives, and nothing wakes the task when
+    /// there are buffers again or the connection breaks. So a pool needs as many buffers as are posted and
+    /// held at once.
     ///
     /// # Errors
     ///
-    /// [`OpError`] when the connection is broken, and from then on the same again:
-    /// [`OpErrorKind::Earlier`] with the status of the first that failed, or [`OpErrorKind::Undriven`]. Receives of a
-    /// shared queue fail one by one, and others go on.
+    /// [`OpError`] when the connection is broken. From then on it answers [`OpErrorKind::Earlier`] with the
+    /// status of the first failure, or [`OpErrorKind::DriverGone`]. Of a shared queue each receive fails by
+    /// itself, and the others go on.
     pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }

@@ -1,33 +1,50 @@
 //! Requests as futures, in any event loop.
 //!
-//! A [`CompletionQueue`] comes with a [`Driver`], which is spawned on an event loop that implements
-//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does that. [`QueuePair`]s that are made on the
-//! queue answer a future for each request, which takes the memory that the request works on and
-//! gives it back; see [`owned`](crate::owned) for why that is sound whatever becomes of the future.
+//! A [`CompletionQueue`] comes with a [`Driver`], a future that is spawned on an event loop which implements
+//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. A [`QueuePair`] that completes to the queue
+//! answers a future for each request. The future takes the memory that the request works on and gives it
+//! back. [`owned`](crate::owned#why-this-is-sound) says why this is sound even if the future is dropped or
+//! forgotten.
 //!
-//! - **Full queues** make futures wait, in line.
-//! - **A future that is dropped** before its request was posted takes it back. Afterwards the
-//!   request goes on, and its memory returns to its pool when it is over.
-//! - **Deadlines** are futures that are dropped: put them into the event loop's timeout. The
-//!   connection is as it was, and so is the request: [`QueuePair::abort`] ends both.
-//! - **Streams**: an [`Inbox`] of messages, and with tokio one of asynchronous events. They have a
-//!   `next` of their own, and with the feature `stream` they are what the `futures` crates call one.
-//! - **A request that fails** breaks its connection. What was posted is flushed, what was not fails
-//!   with the first one's status.
+//! ```no_run
+//! # #[cfg(feature = "tokio")]
+//! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+//! use uverbs::QpType;
+//! use uverbs::aio::CompletionQueue;
+//!
+//! let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
+//! let pd = context.alloc_pd()?;
+//! let pool = pd.buffer_pool_builder(4096).build()?;
+//! let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
+//! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, 0).await?;
+//! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;
+//! let answer = qp.recv(pool.take().ok_or("no buffer left")?).await?;
+//! println!("{:?}", &*answer.memory);
+//! # Ok(()) }
+//! ```
+//!
+//! - **Full queues**: futures wait for room, in the order in which they were first polled.
+//! - **Dropped futures**: before its request is posted, a future takes it back. Afterwards the request goes
+//!   on, and its memory is dropped when it is over.
+//! - **Deadlines**: put the future into the event loop's timeout. The connection and the request stay as
+//!   they are; [`QueuePair::abort`] ends both.
+//! - **Streams**: an [`Inbox`] of messages, and with tokio one of asynchronous events. With the feature
+//!   `stream` they implement the traits of the `futures` crates.
+//! - **Failures**: a request that fails breaks its connection. Requests in flight are flushed; others fail
+//!   with the status of the first.
 #![deny(unsafe_code)]
 
+mod deferred;
 mod driver;
 mod inbox;
-mod later;
+mod inflight;
 mod op;
+mod poll_loop;
 mod queue;
 #[cfg(feature = "stream")]
 mod stream;
-mod table;
 #[cfg(feature = "tokio")]
 pub mod tokio;
-mod turn;
-mod waiters;
 
 pub use driver::{CompletionQueue, Driver, Readiness};
 pub use inbox::{Inbox, Message};

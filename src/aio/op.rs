@@ -1,6 +1,6 @@
 //! Requests as futures.
 
-use super::table::{Admission, Broken, Progress, Side, Table, Tag};
+use super::inflight::{Admission, Broken, Inflight, OpTag, Progress, Side};
 use crate::owned::{Buffer, Lend, Memory, Outcome};
 use crate::wc::WcStatus;
 use crate::wr::{PostError, SendWr};
@@ -11,62 +11,71 @@ use std::pin::Pin;
 use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
-/// What is to be posted.
+/// What an [`Op`] posts.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Request<'a> {
+pub(super) enum OpRequest<'a> {
     Send(SendWr<'a>),
     Recv,
 }
 
-impl Request<'_> {
+impl OpRequest<'_> {
     fn side(&self) -> Side {
         match self {
-            Request::Send(_) => Side::Send,
-            Request::Recv => Side::Recv,
+            OpRequest::Send(_) => Side::Send,
+            OpRequest::Recv => Side::Recv,
         }
     }
 }
 
-/// A queue that requests can be posted to.
-pub(super) trait Queue: Send + Sync {
-    /// Who is to hear of requests that are over.
-    fn table(&self) -> &Arc<Table>;
+/// A queue pair or shared receive queue, to which an [`Op`] is posted.
+pub(super) trait PostQueue: Send + Sync {
+    /// Its requests in flight.
+    fn inflight(&self) -> &Arc<Inflight>;
 
-    /// Posts one request; what was to be lent comes back with the error, unless it is lost.
+    /// Posts one request. The memory comes back with the error, unless a batch dropped it.
     fn post(
         &self,
-        request: &Request<'_>,
+        request: &OpRequest<'_>,
         memory: Memory,
-        tag: Tag,
+        tag: OpTag,
     ) -> Result<(), (Option<Memory>, PostError)>;
 }
 
-/// A request: a future of its end, and of the memory that it works on.
+/// A request: a future that answers how it ended, and the memory that it worked on.
 ///
-/// It is posted when it is first polled, and waits if the queue is full: in line, so that requests
-/// are posted in the order in which they were first polled. If it is dropped before it was posted,
-/// it is not, and its memory is dropped with it. If it is dropped afterwards, the request goes on
-/// and the queue keeps the memory until it is over: to call a request off,
+/// The request is posted when the future is first polled. If the queue is full it waits, and requests are
+/// posted in the order in which their futures were first polled. A future that is dropped before takes
+/// the request back and drops the memory. A future that is dropped afterwards leaves the request in flight,
+/// and the queue keeps the memory until the request is over; to end it earlier,
 /// [abort](super::QueuePair::abort) the connection.
 ///
-/// Who stands in line has to be polled or dropped: a future that is neither, such as one that a
-/// `select!` put aside, keeps those behind it waiting, as it does with tokio's semaphore. It could
-/// only be overtaken by guessing how long a task may take to answer its waker, and what was first
-/// polled first would no longer be posted first.
+/// A future that waits for room has to be polled when it is woken, or dropped. One that is neither, because
+/// a `select!` put it aside for example, keeps those behind it waiting, as with tokio's semaphore.
+///
+/// ```no_run
+/// # use uverbs::aio::{OpError, QueuePair};
+/// # use uverbs::owned::{Buffer, BufferPool};
+/// # async fn f(qp: &QueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
+/// let buffer = pool.copy(b"hello, peer").expect("a buffer");
+/// let finished = qp.send(buffer).await?;
+/// let _again: Buffer = finished.memory;
+/// # Ok(()) }
+/// ```
 #[must_use = "a request is posted when its future is polled"]
 pub struct Op<'a, L> {
-    queue: Arc<dyn Queue>,
-    request: Request<'a>,
+    queue: Arc<dyn PostQueue>,
+    request: OpRequest<'a>,
     stage: Stage,
     memory: PhantomData<fn() -> L>,
 }
 
 #[derive(Debug)]
 enum Stage {
-    /// Not posted; with its number in line, if it stands there.
+    /// Not posted; with its ticket, if it waits for room.
     New(Memory, Option<u64>),
+    /// Posted, with its slot.
     Posted(u32),
-    /// It could not be posted, which nobody heard of yet.
+    /// Not posted because of an error, which the next poll answers.
     Failed(Option<Memory>, OpErrorKind),
     Over,
 }
@@ -74,20 +83,20 @@ enum Stage {
 /// A request that succeeded.
 #[derive(Debug)]
 pub struct Finished<L> {
-    /// What it worked on. After a receive a [`Buffer`] is as long as the message that arrived in it.
+    /// What the request worked on. After a receive, a [`Buffer`] is as long as its message.
     pub memory: L,
-    /// How it ended.
+    /// How the request ended.
     pub outcome: Outcome,
 }
 
-/// A request that did not.
+/// A request that failed.
 #[derive(Debug)]
 pub struct OpError<L> {
-    /// What it was to work on; `None` if the device may still do so. After a receive that was posted a
-    /// [`Buffer`] is empty, and [`reset`](Buffer::reset) makes it whole.
+    /// What the request was to work on; `None` if the device may still work on it. After a receive that was
+    /// posted a [`Buffer`] is empty; [`reset`](Buffer::reset) makes it as long as it was.
     pub memory: Option<L>,
-    /// What was wrong.
-    pub cause: OpErrorKind,
+    /// Why the request failed.
+    pub kind: OpErrorKind,
 }
 
 /// Why a request failed.
@@ -96,14 +105,17 @@ pub struct OpError<L> {
 pub enum OpErrorKind {
     /// It could not be posted.
     Post(PostError),
-    /// It was posted, and ended like this. After any such end the queue pair is in an error state.
+    /// It was posted, and completed with this status. The queue pair is in an error state now: connect it
+    /// again, or create another.
     Status(WcStatus),
-    /// An earlier request ended like this, so that this one was not posted.
+    /// It was not posted, because an earlier request completed with this status, or the program
+    /// [aborted](super::QueuePair::abort).
     Earlier(WcStatus),
-    /// The driver of the completion queue was dropped, or failed, as when the device went away.
-    Undriven,
+    /// The driver of the completion queue was dropped, or ended with an error, for example because the
+    /// device went away.
+    DriverGone,
     /// The future was polled again after it had ended.
-    Over,
+    AlreadyFinished,
 }
 
 impl fmt::Display for OpErrorKind {
@@ -112,15 +124,17 @@ impl fmt::Display for OpErrorKind {
             OpErrorKind::Post(error) => error.fmt(f),
             OpErrorKind::Status(status) => write!(f, "the request failed: {status}"),
             OpErrorKind::Earlier(status) => write!(f, "an earlier request failed: {status}"),
-            OpErrorKind::Undriven => f.write_str("the driver of the completion queue is gone"),
-            OpErrorKind::Over => f.write_str("the request is over, and its end was told"),
+            OpErrorKind::DriverGone => f.write_str("the driver of the completion queue is gone"),
+            OpErrorKind::AlreadyFinished => {
+                f.write_str("the future has ended, and must not be polled again")
+            }
         }
     }
 }
 
 impl<L> fmt::Display for OpError<L> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.cause.fmt(f)
+        self.kind.fmt(f)
     }
 }
 
@@ -130,86 +144,86 @@ impl From<Broken> for OpErrorKind {
     fn from(broken: Broken) -> OpErrorKind {
         match broken {
             Broken::Failed(status) => OpErrorKind::Earlier(status),
-            Broken::Undriven => OpErrorKind::Undriven,
+            Broken::DriverGone => OpErrorKind::DriverGone,
             Broken::Forked => OpErrorKind::Post(PostError::Forked),
         }
     }
 }
 
-/// What a request comes to.
+/// What the future of a request answers.
 type End<L> = Result<Finished<L>, OpError<L>>;
 
 impl<'a, L: Lend> Op<'a, L> {
-    pub(super) fn new(queue: Arc<dyn Queue>, request: Request<'a>, memory: L) -> Self {
+    pub(super) fn new(queue: Arc<dyn PostQueue>, request: OpRequest<'a>, memory: L) -> Self {
         let stage = Stage::New(memory.into_memory(), None);
         Op { queue, request, stage, memory: PhantomData }
     }
 
-    /// Whether it was posted: from then on the device works on it, whatever becomes of the future.
+    /// Whether the request was posted. From then on the device works on it, even if the future is dropped.
     pub fn is_posted(&self) -> bool {
         matches!(self.stage, Stage::Posted(_))
     }
 
-    /// Whether it waits to be posted.
+    /// Whether the request is still to be posted.
     pub(super) fn is_new(&self) -> bool {
         matches!(self.stage, Stage::New(..))
     }
 
-    /// Posts the request if there is room; what it comes to is left for later.
+    /// Posts the request if there is room, and leaves its end to a later poll.
     pub(super) fn poll_post(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.stage, Stage::Posted(_) | Stage::Failed(..)) {
             return Poll::Ready(());
         }
-        if let Poll::Ready(Err(OpError { memory, cause })) = Pin::new(&mut *self).poll(cx) {
-            self.stage = Stage::Failed(memory.map(L::into_memory), cause);
+        if let Poll::Ready(Err(OpError { memory, kind })) = Pin::new(&mut *self).poll(cx) {
+            self.stage = Stage::Failed(memory.map(L::into_memory), kind);
             cx.waker().wake_by_ref();
             return Poll::Ready(());
         }
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn fail(memory: Option<Memory>, cause: OpErrorKind) -> Poll<End<L>> {
-        Poll::Ready(Err(OpError { memory: memory.and_then(L::back), cause }))
+    fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<End<L>> {
+        Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
     }
 
-    /// Tries to post the request. It is over unless the stage says otherwise.
-    fn start(&mut self, memory: Memory, mut number: Option<u64>, waker: &Waker) -> Poll<End<L>> {
+    /// Tries to post the request, and sets the stage unless it answers the end.
+    fn start(&mut self, memory: Memory, mut ticket: Option<u64>, waker: &Waker) -> Poll<End<L>> {
         let side = self.request.side();
-        let table = self.queue.table();
-        let cell = match table.admit(side, &mut number, waker) {
-            Admission::Open(cell) => cell,
+        let inflight = self.queue.inflight();
+        let index = match inflight.admit(side, &mut ticket, waker) {
+            Admission::Granted(index) => index,
             Admission::Wait => {
-                self.stage = Stage::New(memory, number);
+                self.stage = Stage::New(memory, ticket);
                 return Poll::Pending;
             }
             Admission::Broken(broken) => return Self::fail(Some(memory), broken.into()),
         };
-        let tag = || Tag { table: table.clone(), cell, side };
+        let tag = || OpTag { inflight: inflight.clone(), index, side };
         let mut posted = self.queue.post(&self.request, memory, tag());
         if let Err((memory, PostError::Full)) = &mut posted {
-            table.wait(side, &mut number, waker);
-            // What completed before woke nobody.
+            inflight.wait(side, &mut ticket, waker);
+            // Once more, because a completion before `wait` woke nobody.
             if let Some(memory) = memory.take() {
                 posted = self.queue.post(&self.request, memory, tag());
             }
         }
         match posted {
             Ok(()) => {
-                table.leave(side, &mut number);
-                self.stage = Stage::Posted(cell);
+                inflight.leave(side, &mut ticket);
+                self.stage = Stage::Posted(index);
                 if side == Side::Recv {
-                    table.posted();
+                    inflight.recv_posted();
                 }
                 Poll::Pending
             }
             Err((Some(memory), PostError::Full)) => {
-                table.dismiss(cell);
-                self.stage = Stage::New(memory, number);
+                inflight.release(index);
+                self.stage = Stage::New(memory, ticket);
                 Poll::Pending
             }
             Err((memory, error)) => {
-                table.dismiss(cell);
-                table.leave(side, &mut number);
+                inflight.release(index);
+                inflight.leave(side, &mut ticket);
                 Self::fail(memory, OpErrorKind::Post(error))
             }
         }
@@ -222,15 +236,15 @@ impl<L: Lend> Future for Op<'_, L> {
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<End<L>> {
         let this = &mut *self;
         match std::mem::replace(&mut this.stage, Stage::Over) {
-            Stage::New(memory, number) => this.start(memory, number, cx.waker()),
-            Stage::Posted(cell) => match this.queue.table().progress(cell, cx.waker()) {
-                Progress::UnderWay => {
-                    this.stage = Stage::Posted(cell);
+            Stage::New(memory, ticket) => this.start(memory, ticket, cx.waker()),
+            Stage::Posted(index) => match this.queue.inflight().progress(index, cx.waker()) {
+                Progress::Pending => {
+                    this.stage = Stage::Posted(index);
                     Poll::Pending
                 }
                 Progress::Over(mut memory, outcome) => {
-                    if let Request::Recv = this.request {
-                        // Behind what arrived is what an earlier holder left, perhaps for another peer.
+                    if let OpRequest::Recv = this.request {
+                        // The bytes behind the message are an earlier holder's.
                         memory.truncate(outcome.filled());
                     }
                     if !outcome.is_success() {
@@ -238,13 +252,13 @@ impl<L: Lend> Future for Op<'_, L> {
                     }
                     match L::back(memory) {
                         Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
-                        None => Self::fail(None, OpErrorKind::Undriven),
+                        None => Self::fail(None, OpErrorKind::DriverGone),
                     }
                 }
                 Progress::Lost(broken) => Self::fail(None, broken.into()),
             },
-            Stage::Failed(memory, cause) => Self::fail(memory, cause),
-            Stage::Over => Self::fail(None, OpErrorKind::Over),
+            Stage::Failed(memory, kind) => Self::fail(memory, kind),
+            Stage::Over => Self::fail(None, OpErrorKind::AlreadyFinished),
         }
     }
 }
@@ -252,8 +266,8 @@ impl<L: Lend> Future for Op<'_, L> {
 impl<L> Drop for Op<'_, L> {
     fn drop(&mut self) {
         match &mut self.stage {
-            Stage::New(_, number) => self.queue.table().leave(self.request.side(), number),
-            Stage::Posted(cell) => self.queue.table().abandon(*cell),
+            Stage::New(_, ticket) => self.queue.inflight().leave(self.request.side(), ticket),
+            Stage::Posted(index) => self.queue.inflight().abandon(*index),
             Stage::Failed(..) | Stage::Over => {}
         }
     }
@@ -265,8 +279,7 @@ impl<L> fmt::Debug for Op<'_, L> {
     }
 }
 
-/// An atomic request: a future of what the peer's eight bytes were before, and of the buffer that
-/// they came back in.
+/// An atomic request: a future that answers the peer's eight bytes as they were before, and the buffer.
 #[derive(Debug)]
 #[must_use = "a request is posted when its future is polled"]
 pub struct AtomicOp<'a>(pub(super) Op<'a, Buffer>);

@@ -1,12 +1,13 @@
 //! Queue pairs and shared receive queues whose requests are futures.
 
-use super::driver::Hub;
-use super::op::{AtomicOp, Op, Queue, Request};
-use super::table::{Table, Tag};
+use super::driver::DriverHandle;
+use super::inflight::{Inflight, OpTag};
+use super::op::{AtomicOp, Op, OpRequest, PostQueue};
 use crate::error::Error;
 use crate::memory::lock::{Guard, Lock};
 use crate::owned::{
-    Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue, Refused,
+    Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue,
+    PushError,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
@@ -16,20 +17,21 @@ use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
 
-/// How a queue pair's batches are rung; see [`Sharing`].
+/// What ringing a queue pair's batches takes: nothing for a [`Shared`] one, its thread domain for an
+/// [`Exclusive`] one. Implemented by these two.
 pub trait RingToken: Sharing + Sized {
-    /// What it takes: nothing, or the thread domain that the queue pair was created under. Give
-    /// all queue pairs of one worker the same.
+    /// `()`, or the thread domain that the queue pair was created under. The queue pairs of one worker share
+    /// one.
     type Token: Send;
 
     #[doc(hidden)]
     type Held<'t>;
 
-    /// The token itself, for as long as it takes to post.
+    /// The token, locked while a request is posted.
     #[doc(hidden)]
     fn hold(token: &mut Self::Token) -> Self::Held<'_>;
 
-    /// Whether it is that of the queue pairs of `pd`.
+    /// Whether it is the token of queue pairs of `pd`.
     #[doc(hidden)]
     fn rings(held: &Self::Held<'_>, pd: &ProtectionDomain<Self>) -> bool;
 
@@ -85,53 +87,55 @@ impl RingToken for Exclusive {
     }
 }
 
+/// What posting needs, one request at a time.
 struct Posting<S: RingToken> {
-    qp: OwnedQueuePair<Tag, S>,
+    qp: OwnedQueuePair<OpTag, S>,
     token: S::Token,
-    /// Where the queue pair was made.
+    /// The queue pair's protection domain.
     pd: ProtectionDomain<S>,
 }
 
 struct Inner<S: RingToken> {
-    /// First, so that the queue pair goes with `posting`.
+    /// Dropped first: `posting` then holds the last reference to the queue pair.
     control: QpControl,
     posting: Lock<Posting<S>>,
-    table: Arc<Table>,
-    /// Keeps the driver at work.
-    hub: Arc<Hub>,
+    inflight: Arc<Inflight>,
+    /// Keeps the driver running.
+    driver: Arc<DriverHandle>,
 }
 
 impl<S: RingToken> Drop for Inner<S> {
     fn drop(&mut self) {
         let Some(posting) = self.posting.get_mut() else { return };
         if posting.qp.shares_receives() {
-            // Else what it received would be lost, with its places in the shared queue.
-            self.hub.close(&mut posting.qp);
+            // Without a reset, the completions of its receives would be lost, and their places in the shared
+            // queue with them.
+            self.driver.close(&mut posting.qp);
         }
     }
 }
 
-impl<S: RingToken> Queue for Inner<S> {
-    fn table(&self) -> &Arc<Table> {
-        &self.table
+impl<S: RingToken> PostQueue for Inner<S> {
+    fn inflight(&self) -> &Arc<Inflight> {
+        &self.inflight
     }
 
     fn post(
         &self,
-        request: &Request<'_>,
+        request: &OpRequest<'_>,
         memory: Memory,
-        tag: Tag,
+        tag: OpTag,
     ) -> Result<(), (Option<Memory>, PostError)> {
         let Some(mut posting) = self.posting.lock() else {
             return Err((Some(memory), PostError::Forked));
         };
         let Posting { qp, token, pd } = &mut *posting;
         match request {
-            Request::Send(wr) => {
+            OpRequest::Send(wr) => {
                 let mut held = S::hold(token);
                 if !S::rings(&held, pd) {
-                    // The program put another there. Before anything is lent: what a batch drops is
-                    // the program's, too, and may post again.
+                    // The program replaced the thread domain behind the mutex. This is checked before anything
+                    // is lent: a batch that fails drops memory, and so runs code of the program under the lock.
                     return Err((Some(memory), RingError::ForeignThreadDomain.into()));
                 }
                 let mut batch = match qp.send_batch() {
@@ -144,19 +148,19 @@ impl<S: RingToken> Queue for Inner<S> {
                 match rung {
                     Ok(()) => Ok(()),
                     Err(RingError::StillQueued(_)) => {
-                        // It stays in the queue, and nobody looks there: let it be flushed.
+                        // The request stays in the queue, where the device does not look: flush it.
                         let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
                         drop(posting);
                         if flush.is_err() {
-                            // The device is gone, or as good as that, and completes nothing.
-                            self.table.give_up();
+                            // The device is gone, and completes nothing.
+                            self.inflight.fail_all();
                         }
                         Ok(())
                     }
                     Err(error) => Err((None, error.into())),
                 }
             }
-            Request::Recv => {
+            OpRequest::Recv => {
                 let mut batch = match qp.recv_batch() {
                     Ok(batch) => batch,
                     Err(error) => return Err((Some(memory), error)),
@@ -169,15 +173,16 @@ impl<S: RingToken> Queue for Inner<S> {
     }
 }
 
-fn refused(refused: Refused<Memory, Tag>) -> (Option<Memory>, PostError) {
+fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
     (Some(refused.memory), refused.error)
 }
 
 /// A queue pair whose requests are futures.
 ///
-/// Made by [`CompletionQueue::create_qp`](super::CompletionQueue::create_qp). Clones are handles of
-/// the same queue pair, for as many tasks as like; it lives as long as the last of them and of its
-/// futures. Requests are posted in the order in which their futures are first polled.
+/// Made by [`CompletionQueue::create_qp`](super::CompletionQueue::create_qp). Clones are handles of the same
+/// queue pair, for any number of tasks and threads. The queue pair lives as long as its last handle or
+/// future. Requests are posted in the order in which their futures are first polled. Everything that is not
+/// posting is behind [`Deref`], as a [`QpControl`].
 pub struct QueuePair<S: RingToken = Shared> {
     inner: Arc<Inner<S>>,
 }
@@ -190,56 +195,65 @@ impl<S: RingToken> Clone for QueuePair<S> {
 
 impl<S: RingToken> QueuePair<S> {
     pub(super) fn new(
-        qp: OwnedQueuePair<Tag, S>,
+        qp: OwnedQueuePair<OpTag, S>,
         token: S::Token,
         pd: ProtectionDomain<S>,
-        table: Arc<Table>,
-        hub: Arc<Hub>,
+        inflight: Arc<Inflight>,
+        driver: Arc<DriverHandle>,
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
         let posting = Lock::new(Posting { qp, token, pd });
-        QueuePair { inner: Arc::new(Inner { posting, table, control, hub }) }
+        QueuePair { inner: Arc::new(Inner { posting, inflight, control, driver }) }
     }
 
-    /// Any request, on `memory`; its number is not used, and it names no memory itself.
+    /// Posts any request on `memory`. `wr` itself names no memory, and its `wr_id` is not used.
     pub fn post<'a, L: Lend>(&self, wr: SendWr<'a>, memory: L) -> Op<'a, L> {
-        Op::new(self.inner.clone(), Request::Send(wr), memory)
+        Op::new(self.inner.clone(), OpRequest::Send(wr), memory)
     }
 
-    /// Sends a message for the peer's next receive.
+    /// Sends a message, which the peer's next receive takes.
+    #[doc(alias = "IBV_WR_SEND")]
     pub fn send<L: Lend>(&self, memory: L) -> Op<'static, L> {
         self.post(SendWr::send(&[]), memory)
     }
 
-    /// Sends a short message, which is copied when it is posted; at most what the queue pair was
-    /// created for ([`max_inline_data`](crate::QpCaps::max_inline_data)).
+    /// Sends a short message, which is copied when it is posted; at most
+    /// [`max_inline_data`](crate::QpCaps::max_inline_data) bytes.
+    #[doc(alias = "IBV_SEND_INLINE")]
     pub fn send_inline<'a>(&self, bytes: &'a [u8]) -> Op<'a, ()> {
         self.post(SendWr::send(&[]).inline(bytes), ())
     }
 
-    /// Receives a message. A [`Buffer`] comes back as long as what arrived in it;
-    /// [`Outcome::filled`](crate::owned::Outcome::filled) tells that of other memory.
+    /// Receives a message. A [`Buffer`] comes back as long as the message; of other memory,
+    /// [`Outcome::filled`](crate::owned::Outcome::filled) tells how many bytes were written.
+    #[doc(alias = "ibv_post_recv")]
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
-        Op::new(self.inner.clone(), Request::Recv, memory)
+        Op::new(self.inner.clone(), OpRequest::Recv, memory)
     }
 
-    /// Reads from the peer as many bytes as `memory` holds.
+    /// Reads from the peer as many bytes as `memory` has.
+    #[doc(alias = "IBV_WR_RDMA_READ")]
     pub fn read<L: LendMut>(&self, remote: Remote, memory: L) -> Op<'static, L> {
         self.post(SendWr::read(remote, &[]), memory)
     }
 
     /// Writes `memory` to the peer.
+    #[doc(alias = "IBV_WR_RDMA_WRITE")]
     pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L> {
         self.post(SendWr::write(remote, &[]), memory)
     }
 
-    /// Adds to eight bytes of the peer, at a multiple of eight.
+    /// Adds `add` to eight bytes of the peer, whose address is a multiple of eight. `buffer` gets the old
+    /// value; it has at least eight bytes.
+    #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
     pub fn fetch_add(&self, remote: Remote, add: u64, mut buffer: Buffer) -> AtomicOp<'static> {
         buffer.set_len(8);
         AtomicOp(self.post(SendWr::fetch_add(remote, add, &[]), buffer))
     }
 
-    /// Replaces eight bytes of the peer, at a multiple of eight, if they equal `compare`.
+    /// Replaces eight bytes of the peer, whose address is a multiple of eight, by `swap` if they equal
+    /// `compare`. `buffer` gets the old value; it has at least eight bytes.
+    #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
     pub fn compare_swap(
         &self,
         remote: Remote,
@@ -251,20 +265,20 @@ impl<S: RingToken> QueuePair<S> {
         AtomicOp(self.post(SendWr::compare_swap(remote, compare, swap, &[]), buffer))
     }
 
-    /// Calls everything off: moves the queue pair to state [`ERR`](QpState::ERR). What was posted
-    /// ends with [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and gives its memory back; what was
-    /// not fails, now and later, with [`OpErrorKind::Earlier`](super::OpErrorKind::Earlier).
+    /// Moves the queue pair to state [`ERR`](QpState::ERR). Requests in flight end with
+    /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and give their memory back; all others fail with
+    /// [`OpErrorKind::Earlier`](super::OpErrorKind::Earlier).
     ///
     /// # Errors
     ///
-    /// Those of [`QpControl::modify`]. Nothing can be posted afterwards in any case.
+    /// Those of [`QpControl::modify`]. Even then nothing can be posted afterwards.
     pub fn abort(&self) -> crate::Result<()> {
-        self.inner.table.abort()
+        self.inner.inflight.abort()
     }
 
-    /// Requests under way, those that nobody waits for included.
-    pub fn under_way(&self) -> usize {
-        self.inner.table.under_way()
+    /// How many requests are in flight, including those whose futures were dropped.
+    pub fn in_flight(&self) -> usize {
+        self.inner.inflight.in_flight()
     }
 }
 
@@ -284,21 +298,21 @@ impl<S: RingToken> fmt::Debug for QueuePair<S> {
 }
 
 struct SharedInner {
-    srq: Lock<OwnedSharedReceiveQueue<Tag>>,
-    table: Arc<Table>,
-    _hub: Arc<Hub>,
+    srq: Lock<OwnedSharedReceiveQueue<OpTag>>,
+    inflight: Arc<Inflight>,
+    _hub: Arc<DriverHandle>,
 }
 
-impl Queue for SharedInner {
-    fn table(&self) -> &Arc<Table> {
-        &self.table
+impl PostQueue for SharedInner {
+    fn inflight(&self) -> &Arc<Inflight> {
+        &self.inflight
     }
 
     fn post(
         &self,
-        _: &Request<'_>,
+        _: &OpRequest<'_>,
         memory: Memory,
-        tag: Tag,
+        tag: OpTag,
     ) -> Result<(), (Option<Memory>, PostError)> {
         let Some(mut srq) = self.srq.lock() else {
             return Err((Some(memory), PostError::Forked));
@@ -315,32 +329,34 @@ impl Queue for SharedInner {
 
 /// A shared receive queue whose receives are futures.
 ///
-/// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
+/// Made by [`CompletionQueue::create_srq`](super::CompletionQueue::create_srq). Clones are handles of the same
+/// queue, for any number of tasks and threads. [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which
+/// queue pair took a receive.
 #[derive(Clone)]
 pub struct SharedReceiveQueue {
     inner: Arc<SharedInner>,
 }
 
 impl SharedReceiveQueue {
-    pub(super) fn new(srq: OwnedSharedReceiveQueue<Tag>, hub: Arc<Hub>) -> Self {
-        let (srq, table) = (Lock::new(srq), Table::new(None));
-        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, table, _hub: hub }) }
+    pub(super) fn new(srq: OwnedSharedReceiveQueue<OpTag>, driver: Arc<DriverHandle>) -> Self {
+        let (srq, inflight) = (Lock::new(srq), Inflight::new(None));
+        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, _hub: driver }) }
     }
 
-    /// Receives a message of any of its queue pairs.
+    /// Receives a message that arrives at any of its queue pairs.
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
-        Op::new(self.inner.clone(), Request::Recv, memory)
+        Op::new(self.inner.clone(), OpRequest::Recv, memory)
     }
 
     pub(super) fn lock(
         &self,
         verb: &'static str,
-    ) -> crate::Result<Guard<'_, OwnedSharedReceiveQueue<Tag>>> {
+    ) -> crate::Result<Guard<'_, OwnedSharedReceiveQueue<OpTag>>> {
         self.inner.srq.lock().ok_or_else(|| Error::forked(verb))
     }
 
-    pub(super) fn table(&self) -> &Arc<Table> {
-        &self.inner.table
+    pub(super) fn inflight(&self) -> &Arc<Inflight> {
+        &self.inner.inflight
     }
 }
 
@@ -364,7 +380,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
-    fn a_child_does_not_post_whatever_another_thread_holds() {
+    fn a_child_cannot_post_while_a_thread_of_its_parent_holds_a_lock() {
         let futures = Futures::new();
         let Futures { bench, cq, qp, pool, .. } = &futures;
         let srq = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();

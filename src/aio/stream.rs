@@ -1,5 +1,4 @@
-//! Messages and asynchronous events as streams of the `futures` crates, for `StreamExt` and its like.
-//! Pairs with `inbox` and `tokio`, which do the work and need none of this.
+//! [`Inbox`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
 
 use super::inbox::{Inbox, Message};
 use super::op::OpError;
@@ -9,7 +8,7 @@ use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
 use std::task::{Context, Poll};
 
-/// Ends after the error that says that no message comes any more.
+/// Ends after the error that says why no more messages come.
 impl<S: RingToken> Stream for Inbox<S> {
     type Item = Result<Message, OpError<Buffer>>;
 
@@ -34,7 +33,7 @@ mod events {
     use crate::error::Result;
     use crate::events::async_event::AsyncEvent;
 
-    /// Ends after the first error, such as `EIO` of a device that is gone.
+    /// Ends after the first error, for example `EIO` of a device that is gone.
     impl Stream for Events {
         type Item = Result<AsyncEvent>;
 

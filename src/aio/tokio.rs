@@ -1,8 +1,8 @@
 //! Queues in tokio's event loop: current-thread or multi-thread, with `enable_io`, and with
 //! `enable_time` for handshakes.
 //!
-//! Spawn what shall be quick. Waking the future that `block_on` waits for goes by way of the kernel, a
-//! write and another look at the event loop; waking a task of the same thread does not.
+//! Do the fast work in spawned tasks: waking the future that `block_on` runs costs a system call and another
+//! round of the event loop, waking a task of the same thread does not.
 
 use super::driver::{CompletionQueue, Driver, Readiness};
 use crate::context::Context;
@@ -22,9 +22,9 @@ use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
 
-/// A file registered with the event loop of the runtime that it was made in.
+/// A file that is registered with the event loop of the current runtime.
 ///
-/// A forked child that drops it leaves the registration, which the parent's event loop goes on using.
+/// A forked child that drops it leaves the registration to the parent's event loop.
 #[derive(Debug)]
 pub struct Registered(OwnedHere<AsyncFd<OwnedFd>>);
 
@@ -56,7 +56,7 @@ impl Registered {
     ) -> Poll<Result<AsyncFdReadyGuard<'_, OwnedFd>>> {
         let ready = match self.0.poll_read_ready(cx) {
             Poll::Ready(ready) => ready,
-            // An error without anything to read, to tokio, is about the other end of what is written.
+            // tokio reports a file in error without anything to read as ready to be written.
             Poll::Pending => ready!(self.0.poll_write_ready(cx)),
         };
         Poll::Ready(ready.map_err(|error| failed("epoll_wait", &error)))
@@ -70,10 +70,10 @@ impl Readiness for Registered {
         read: &mut dyn FnMut() -> Result<()>,
     ) -> Poll<Result<()>> {
         let mut guard = ready!(self.poll_ready(cx))?;
-        let answer = read();
-        // Only what was known before: an event during or after the read wakes again.
+        let event = read();
+        // This clears only what was known before: an event during the read wakes again.
         guard.clear_ready();
-        Poll::Ready(answer)
+        Poll::Ready(event)
     }
 }
 
@@ -85,11 +85,12 @@ fn failed(verb: &'static str, error: &io::Error) -> Error {
 }
 
 impl CompletionQueue {
-    /// Makes a queue with room for `cqe` completions, and spawns its driver on the current runtime.
+    /// Creates a queue with room for at least `cqe` completions, and spawns its driver on the current
+    /// runtime.
     ///
-    /// The handle answers why the driver ended. One queue for each worker keeps workers out of
-    /// each other's way. A task that is alone with its queue is quicker if it polls the driver itself,
-    /// as the example `pingpong` does with `select!`: one task to be scheduled, in place of two.
+    /// The join handle answers why the driver ended. With one queue for each worker, workers do not share a
+    /// lock. A task that is the only user of its queue is faster if it polls the driver itself, as the example
+    /// `pingpong` does with `select!`, because only one task is scheduled.
     ///
     /// # Errors
     ///
@@ -97,7 +98,7 @@ impl CompletionQueue {
     ///
     /// # Panics
     ///
-    /// Outside of a runtime, or in one without `enable_io`, as everything of tokio's does.
+    /// Outside of a runtime, or in one without `enable_io`.
     pub fn spawn(context: &Context, cqe: u32) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
         let (cq, driver): (_, Driver<Registered>) =
             CompletionQueue::new(context, cqe, Registered::new)?;
@@ -105,12 +106,24 @@ impl CompletionQueue {
     }
 }
 
-/// What `future` comes to within `timeout`; afterwards the future itself, to be polled on, or to be
-/// dropped: what a request works on then returns when it is over.
+/// Waits for `future` for at most `timeout`.
+///
+/// ```no_run
+/// # use std::time::Duration;
+/// # use uverbs::aio::{QueuePair, tokio::within};
+/// # use uverbs::owned::Buffer;
+/// # async fn f(qp: &QueuePair, buffer: Buffer) {
+/// match within(Duration::from_secs(1), qp.recv(buffer)).await {
+///     Ok(received) => println!("{:?}", received.map(|done| done.outcome)),
+///     Err(_receive) => println!("nothing came; the receive stays posted"),
+/// }
+/// # }
+/// ```
 ///
 /// # Errors
 ///
-/// The future, after the timeout.
+/// After the timeout, the future itself. The program polls it on, or drops it: a request that was posted then
+/// goes on, and its memory is dropped when it is over.
 ///
 /// # Panics
 ///
@@ -130,13 +143,13 @@ pub async fn within<F: Future + Unpin>(
 pub struct Events {
     context: Context,
     registered: Registered,
-    /// The last that was told was an error.
+    /// The last answer was an error.
     #[cfg(feature = "stream")]
     over: bool,
 }
 
 impl Events {
-    /// The events of `context` to come. Several streams share them.
+    /// A stream of the events of `context` to come. If there are several streams, each event goes to one.
     ///
     /// # Errors
     ///
@@ -151,7 +164,7 @@ impl Events {
         })
     }
 
-    /// The next event, when there is one. Reads the file until it is empty before it waits.
+    /// Polls for the next event.
     pub fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<AsyncEvent>> {
         let next = self.poll_event(cx);
         #[cfg(feature = "stream")]
@@ -176,7 +189,8 @@ impl Events {
         }
     }
 
-    /// The next event. Nothing is lost if the future is dropped.
+    /// Waits for the next event. No event is lost if the future is dropped.
+    #[doc(alias = "ibv_get_async_event")]
     ///
     /// # Errors
     ///
@@ -188,22 +202,22 @@ impl Events {
 
 const VERB: &str = "handshake";
 
-/// How long [`handshake`], [`connect`] and [`accept`] wait for the peer to do its part.
+/// How long [`handshake`], [`connect`] and [`accept`] wait for the peer's part of the handshake.
 pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Connects `qp` to the one at the other end of `stream`, which does the same: each sends its
-/// [`Endpoint`], shakes hands, and says that it is ready. The stream is the program's again
-/// afterwards.
+/// Connects `qp` to the queue pair at the other end of `stream`, where the peer calls the same function. Each
+/// side sends its [`Endpoint`], moves its queue pair to RTS, and sends that it is ready. Afterwards the
+/// program may use the stream for something else.
 ///
-/// Receives can be posted once this answered; over RC a message waits for one. The peer has
-/// [`HANDSHAKE_TIMEOUT`] for all of its part; [`handshake_within`] takes another time. After an error
-/// the queue pair may have left state [`RESET`](crate::QpState::RESET): make another for the next peer.
+/// Receives can be posted after the answer; over RC a message waits for one. The peer has
+/// [`HANDSHAKE_TIMEOUT`] for all of its part; [`handshake_within`] takes another time. After an error the
+/// queue pair may have left state [`RESET`](crate::QpState::RESET): create another one for the next peer.
 ///
 /// # Errors
 ///
-/// Those of [`QpControl::endpoint`] and [`QpControl::handshake`]; those of the stream; and, each with
-/// the step that the peer did not finish, `ETIMEDOUT` if it is silent, `ECONNRESET` if the stream ends,
-/// and `EPROTO` if it says something else.
+/// Those of [`QpControl::endpoint`] and [`QpControl::handshake`]; those of the stream; and, with the step that
+/// the peer did not finish, `ETIMEDOUT` if it is silent, `ECONNRESET` if it closes the stream, and `EPROTO`
+/// if it sends something else.
 ///
 /// # Panics
 ///
@@ -237,22 +251,22 @@ pub async fn handshake_within(
 ) -> Result<Endpoint> {
     let mut peer = Peer { stream, timeout, deadline: Instant::now() + timeout };
     let local = qp.endpoint(port, gid_index)?;
-    peer.tell("this side's endpoint", &local.to_bytes()).await?;
+    peer.send("this side's endpoint", &local.to_bytes()).await?;
     let mut bytes = [0; Endpoint::BYTES];
-    peer.hear("its endpoint", &mut bytes).await?;
+    peer.receive("its endpoint", &mut bytes).await?;
     let remote = Endpoint::from_bytes(&bytes).ok_or_else(|| {
         let start = bytes.first_chunk::<4>().map(|start| start.escape_ascii().to_string());
         let start = start.unwrap_or_default();
         Error::new(VERB, Errno::PROTO)
             .detail(format!("the peer sent no endpoint, but bytes that begin with \"{start}\""))
     })?;
-    // The kernel may ask the network for the peer's hardware address, and the runtime goes on.
+    // It may take long, because the kernel asks the network for the peer's hardware address.
     let (control, options) = (QpControl { qp: qp.qp.clone() }, *options);
     let moved = tokio::task::spawn_blocking(move || control.handshake_with(&remote, &options));
     moved.await.map_err(|error| Error::new(VERB, Errno::CANCELED).detail(error.to_string()))??;
-    peer.tell("that this side is ready", b"R").await?;
+    peer.send("that this side is ready", b"R").await?;
     let mut ready = [0];
-    peer.hear("that it is ready", &mut ready).await?;
+    peer.receive("that it is ready", &mut ready).await?;
     match &ready {
         b"R" => Ok(remote),
         [other] => Err(Error::new(VERB, Errno::PROTO).detail(format!(
@@ -261,8 +275,8 @@ pub async fn handshake_within(
     }
 }
 
-/// Connects `qp` to the peer that [accepts](accept) at `address`, which has [`HANDSHAKE_TIMEOUT`] to answer,
-/// and as long again for the handshake. To wait longer, connect a stream and call
+/// Connects `qp` to the peer that [accepts](accept) at `address`. The peer has [`HANDSHAKE_TIMEOUT`] to accept,
+/// and the same time again for the handshake. To wait longer, connect a stream and call
 /// [`handshake_within`].
 ///
 /// # Errors
@@ -288,11 +302,11 @@ pub async fn connect(
     Ok(stream)
 }
 
-/// Connects `qp` to the next that [connects](connect) to `listener`, for which it waits as long as it
-/// takes; who has connected has [`HANDSHAKE_TIMEOUT`] for the handshake.
+/// Connects `qp` to the next peer that [connects](connect) to `listener`. It waits for the peer without a
+/// limit; then the peer has [`HANDSHAKE_TIMEOUT`] for the handshake.
 ///
-/// For one peer that is expected. A server of many accepts streams itself, and makes a queue pair for
-/// each in a task of its own, where a [`handshake`] that fails, or takes long, is that client's affair:
+/// This suits a program that expects one peer. A server accepts streams itself, and runs the [`handshake`] of
+/// each client in a task of its own, so that a client that fails or is slow does not keep others waiting:
 /// see the example `echo`.
 ///
 /// # Errors
@@ -313,7 +327,7 @@ pub async fn accept(
     Ok(stream)
 }
 
-/// The other end of a stream, which has until `deadline` to do its part.
+/// The other end of a stream, whose part of the handshake is to be over by `deadline`.
 struct Peer<'s> {
     stream: &'s TcpStream,
     timeout: Duration,
@@ -321,8 +335,8 @@ struct Peer<'s> {
 }
 
 impl Peer<'_> {
-    /// Sends all of `bytes`: tokio's own means would need another of its features.
-    async fn tell(&mut self, what: &str, mut bytes: &[u8]) -> Result<()> {
+    /// Sends all of `bytes`. tokio's `write_all` would need another of its features.
+    async fn send(&mut self, what: &str, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let Ok(writable) = timeout_at(self.deadline, self.stream.writable()).await else {
                 let detail = format!("the peer did not take {what} within {:?}", self.timeout);
@@ -338,22 +352,23 @@ impl Peer<'_> {
         Ok(())
     }
 
-    /// Receives as many bytes as there is room for.
-    async fn hear(&mut self, what: &str, room: &mut [u8]) -> Result<()> {
-        let (mut heard, all) = (0, room.len());
-        let stopped = |heard: usize, errno, how: String| {
-            let detail = format!("the peer sent {heard} of {all} bytes to say {what}, and {how}");
+    /// Receives as many bytes as `room` takes.
+    async fn receive(&mut self, what: &str, room: &mut [u8]) -> Result<()> {
+        let (mut received, all) = (0, room.len());
+        let stopped = |received: usize, errno, how: String| {
+            let detail =
+                format!("the peer sent {received} of {all} bytes to say {what}, and {how}");
             Err(Error::new(VERB, errno).detail(detail))
         };
-        while heard < all {
+        while received < all {
             let Ok(readable) = timeout_at(self.deadline, self.stream.readable()).await else {
                 let how = format!("no more within {:?}", self.timeout);
-                return stopped(heard, Errno::TIMEDOUT, how);
+                return stopped(received, Errno::TIMEDOUT, how);
             };
             readable.map_err(|error| failed("read", &error))?;
-            match self.stream.try_read(room.get_mut(heard..).unwrap_or_default()) {
-                Ok(0) => return stopped(heard, Errno::CONNRESET, "ended the stream".to_owned()),
-                Ok(length) => heard += length,
+            match self.stream.try_read(room.get_mut(received..).unwrap_or_default()) {
+                Ok(0) => return stopped(received, Errno::CONNRESET, "ended the stream".to_owned()),
+                Ok(length) => received += length,
                 Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
                 Err(error) => return Err(broken(what, "said", &error)),
             }
@@ -384,24 +399,24 @@ mod tests {
         runtime.block_on(future)
     }
 
-    /// As a channel of a device that is gone: in error, and not readable.
+    /// The channel of a device that is gone is in error, and not readable.
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]
-    fn a_file_in_error_is_told() {
+    fn a_file_in_error_is_reported() {
         block_on(async {
             let (reader, writer) = pipe_with(PipeFlags::CLOEXEC).unwrap();
             let mut registered = Registered::new(writer.as_fd()).unwrap();
-            let mut told = Box::pin(poll_fn(move |cx| {
+            let mut reported = Box::pin(poll_fn(move |cx| {
                 let mut read = || Err(Error::new("read", Errno::IO));
                 registered.poll_read(cx, &mut read)
             }));
             assert!(
-                within(Duration::from_millis(20), &mut told).await.is_err(),
+                within(Duration::from_millis(20), &mut reported).await.is_err(),
                 "nothing is wrong"
             );
             drop(reader);
-            let end = within(Duration::from_secs(10), &mut told).await;
-            let Ok(Err(error)) = end else { panic!("nobody was told") };
+            let end = within(Duration::from_secs(10), &mut reported).await;
+            let Ok(Err(error)) = end else { panic!("the error was not reported") };
             assert_eq!(error.errno(), Errno::IO);
         });
     }
@@ -409,25 +424,25 @@ mod tests {
     /// When the device goes away its event file may be in error, and never be readable again.
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]
-    fn an_event_file_in_error_is_told() {
+    fn an_event_file_in_error_is_reported() {
         block_on(async {
             let script = Script::new();
             let context = script.open("rxe0");
             let mut events = Events::new(&context).unwrap();
             let quiet = tokio::time::timeout(Duration::from_millis(20), events.next()).await;
             assert!(quiet.is_err(), "{quiet:?}");
-            // Only who leaves something unread is missed.
+            // With an unread byte, closing the other end is an error.
             rustix::io::write(context.events_fd(), b"unread").unwrap();
             script.break_events();
-            let told = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
-            assert!(told.expect("somebody is told").is_err());
+            let reported = tokio::time::timeout(Duration::from_secs(10), events.next()).await;
+            assert!(reported.expect("it is reported").is_err());
             #[cfg(feature = "stream")]
             {
                 use futures_core::{FusedStream, Stream};
                 assert!(events.is_terminated());
                 let next = poll_fn(|cx| Stream::poll_next(std::pin::Pin::new(&mut events), cx));
                 let next = tokio::time::timeout(Duration::from_secs(10), next).await;
-                assert!(next.expect("it does not wait").is_none(), "an error is told once");
+                assert!(next.expect("it does not wait").is_none(), "an error is reported once");
             }
         });
     }

@@ -1,9 +1,8 @@
-//! Memory of equal pieces, each of which has one owner at a time, or many who only read it.
+//! Memory that is cut into buffers of one size. A buffer has one owner at a time, or many who only read it.
 //!
-//! Pieces are taken and come back from any thread, without a lock and without an allocation. What
-//! a device does to the memory is not known here: whoever hands a piece to one must keep it until
-//! the device is done, and must register the memory without rights for peers to write, or the
-//! slices that pieces give would not be what Rust takes slices for.
+//! Buffers are taken and come back from any thread, without a lock and without an allocation. This file
+//! does not know what a device does to the memory: the holder of a buffer keeps it until the device is
+//! done, and registers the memory without the right for peers to write, because buffers are slices.
 
 use super::region::StableBytes;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -13,8 +12,8 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The pages under a slab, shared with the region that makes a device reach them. Nobody touches
-/// them through the region.
+/// The pages of a slab, shared with the region that registers them. Nobody reaches the bytes through the
+/// region.
 #[derive(Clone)]
 pub(crate) struct Pages(Arc<MmapRaw>);
 
@@ -31,9 +30,9 @@ impl Pages {
     }
 }
 
-// SAFETY: a mapping stays where it is as long as somebody holds it. Its pieces are accessed, but
-// by those who own them and never while a device may write them, and through the region by nobody:
-// who registers these pages keeps the region to themselves.
+// SAFETY: a mapping stays where it is as long as somebody holds it. Only the owners of its buffers access
+// the bytes, and never while a device may write them. Nobody accesses them through the region, which is
+// private to the pool.
 unsafe impl StableBytes for Pages {
     type Item = u8;
 
@@ -43,64 +42,63 @@ unsafe impl StableBytes for Pages {
     }
 }
 
-/// Equal pieces of memory, and `K`: what belongs to all of them.
+/// Buffers of one size, and their owner `K`: the region. Each buffer has a copy of `N` at hand.
 pub(crate) struct BufferSlab<K, N> {
-    /// First, so that a device lets go of the pages before they go.
-    keep: K,
+    /// Dropped first: the region is deregistered before the pages are unmapped.
+    owner: K,
     _pages: Arc<MmapRaw>,
     size: u32,
-    /// Above, how often a piece was taken or came back, so that a list that looks the same was not
-    /// changed meanwhile; below, one more than the piece that came back last.
+    /// The list of free buffers. The low half is the index of its first buffer, plus one. The high half
+    /// counts changes, so that a list that was changed and looks the same is told apart (ABA).
     free: AtomicU64,
-    heads: Box<[Head<K, N>]>,
+    heads: Box<[BufferHead<K, N>]>,
 }
 
-/// What is known of one piece, on a cache line of its own: the way from a piece to what a request
-/// asks of it is one load long.
+/// What is known of one buffer, on a cache line of its own. A request needs one load to get from the
+/// buffer to what it needs.
 #[repr(align(64))]
-struct Head<K, N> {
+struct BufferHead<K, N> {
     start: *mut u8,
-    near: N,
-    /// Alive as long as a piece of it is.
+    common: N,
+    /// Alive as long as one of its buffers is.
     slab: *const BufferSlab<K, N>,
     index: u32,
-    /// One more than the piece behind this in the list of free ones.
+    /// The index of the next buffer in the list of free ones, plus one; 0 at its end.
     next: AtomicU32,
-    /// How many hold it: one, but for those that are shared.
+    /// How many owners the buffer has: 0 in the list, one, or more if it is shared.
     holders: AtomicU32,
 }
 
-// SAFETY: the pointers are to memory that is accessed by those who own pieces alone, and to the slab,
-// which is `Sync` if `K` and `N` are.
-unsafe impl<K: Send + Sync, N: Send + Sync> Send for Head<K, N> {}
+// SAFETY: the pointers lead to bytes that only a buffer's owners access, and to the slab, which is `Sync`
+// if `K` and `N` are.
+unsafe impl<K: Send + Sync, N: Send + Sync> Send for BufferHead<K, N> {}
 // SAFETY: as above.
-unsafe impl<K: Send + Sync, N: Send + Sync> Sync for Head<K, N> {}
+unsafe impl<K: Send + Sync, N: Send + Sync> Sync for BufferHead<K, N> {}
 
 impl<K, N: Copy> BufferSlab<K, N> {
-    /// Cuts `pages` into `count` pieces of `size` bytes, each with a copy of `near` at hand. `None`
-    /// if they do not hold as much.
+    /// Cuts `pages` into `count` buffers of `size` bytes. `None` if the pages do not hold as much.
     pub(crate) fn new(
         pages: &Pages,
         size: u32,
         count: u32,
-        keep: K,
-        near: N,
+        owner: K,
+        common: N,
     ) -> Option<Arc<BufferSlab<K, N>>> {
         let total = (size as usize).checked_mul(count as usize)?;
         if total > pages.0.len() || count == u32::MAX {
             return None;
         }
         Some(Arc::new_cyclic(|slab| {
-            let head = |index: u32| Head {
+            let head = |index: u32| BufferHead {
                 start: pages.0.as_mut_ptr().wrapping_add(index as usize * size as usize),
-                near,
+                common,
                 slab: slab.as_ptr(),
                 index,
                 next: AtomicU32::new(if index + 1 < count { index + 2 } else { 0 }),
                 holders: AtomicU32::new(0),
             };
             BufferSlab {
-                keep,
+                owner,
                 _pages: pages.0.clone(),
                 size,
                 free: AtomicU64::new(u64::from(count.min(1))),
@@ -111,27 +109,27 @@ impl<K, N: Copy> BufferSlab<K, N> {
 }
 
 impl<K, N> BufferSlab<K, N> {
-    pub(crate) fn keep(&self) -> &K {
-        &self.keep
+    pub(crate) fn owner(&self) -> &K {
+        &self.owner
     }
 
-    /// Bytes of a piece.
+    /// Bytes of a buffer.
     pub(crate) fn size(&self) -> u32 {
         self.size
     }
 
-    /// How many pieces there are in all.
+    /// How many buffers there are.
     pub(crate) fn count(&self) -> usize {
         self.heads.len()
     }
 
-    /// How many pieces nobody holds right now.
+    /// How many buffers are free right now.
     pub(crate) fn idle(&self) -> usize {
-        let idle = |head: &&Head<K, N>| head.holders.load(Ordering::Relaxed) == 0;
+        let idle = |head: &&BufferHead<K, N>| head.holders.load(Ordering::Relaxed) == 0;
         self.heads.iter().filter(idle).count()
     }
 
-    /// A piece that nobody holds.
+    /// Takes a free buffer.
     #[inline]
     pub(crate) fn take(self: &Arc<Self>) -> Option<SlabBuffer<K, N>> {
         let mut free = self.free.load(Ordering::Acquire);
@@ -139,7 +137,7 @@ impl<K, N> BufferSlab<K, N> {
             let head = self.heads.get((free as u32).checked_sub(1)? as usize)?;
             let next = head.next.load(Ordering::Relaxed);
             let changed = ((free >> 32) + 1) << 32 | u64::from(next);
-            // Acquire pairs with the Release of `put`: what the last owner did is done.
+            // Acquire pairs with the Release of `give_back`, which orders what the last owner did.
             match self.free.compare_exchange_weak(
                 free,
                 changed,
@@ -148,7 +146,7 @@ impl<K, N> BufferSlab<K, N> {
             ) {
                 Ok(_) => {
                     head.holders.store(1, Ordering::Relaxed);
-                    // One more holds the slab, and says so until the piece is dropped.
+                    // The buffer holds the slab until it is dropped.
                     std::mem::forget(self.clone());
                     return Some(SlabBuffer { head: NonNull::from(head) });
                 }
@@ -158,7 +156,7 @@ impl<K, N> BufferSlab<K, N> {
     }
 
     #[inline]
-    fn put(&self, head: &Head<K, N>) {
+    fn give_back(&self, head: &BufferHead<K, N>) {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
             head.next.store(free as u32, Ordering::Relaxed);
@@ -176,28 +174,28 @@ impl<K, N> BufferSlab<K, N> {
     }
 }
 
-/// One piece, and its only owner.
+/// The only owner of a buffer.
 pub(crate) struct SlabBuffer<K, N> {
-    /// Of a slab that this holds.
-    head: NonNull<Head<K, N>>,
+    /// In a slab that this holds.
+    head: NonNull<BufferHead<K, N>>,
 }
 
-// SAFETY: a piece is memory that it owns alone, and a share of the slab.
+// SAFETY: it owns the bytes alone, and a count of the slab's `Arc`.
 unsafe impl<K: Send + Sync, N: Send + Sync> Send for SlabBuffer<K, N> {}
 // SAFETY: `&SlabBuffer` gives `&[u8]`, `&K` and `&N`.
 unsafe impl<K: Send + Sync, N: Send + Sync> Sync for SlabBuffer<K, N> {}
 
 impl<K, N> SlabBuffer<K, N> {
     #[inline(always)]
-    fn head(&self) -> &Head<K, N> {
-        // SAFETY: the slab holds its heads in place, and this holds the slab.
+    fn head(&self) -> &BufferHead<K, N> {
+        // SAFETY: the slab does not move its heads, and this holds the slab.
         unsafe { self.head.as_ref() }
     }
 
-    /// What was put near all pieces.
+    /// The copy of what all buffers have in common.
     #[inline(always)]
-    pub(crate) fn near(&self) -> &N {
-        &self.head().near
+    pub(crate) fn common(&self) -> &N {
+        &self.head().common
     }
 
     #[inline]
@@ -216,8 +214,8 @@ impl<K, N> SlabBuffer<K, N> {
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, size) = (self.head().start, self.slab().size as usize);
-        // SAFETY: `new` checked that all pieces lie in the pages, which the slab keeps and which were
-        // zeroed; nobody else has the piece.
+        // SAFETY: `new` checked that all buffers lie in the pages, which the slab keeps and which began as
+        // zeros; nobody else writes the buffer.
         unsafe { std::slice::from_raw_parts(start, size) }
     }
 
@@ -229,48 +227,48 @@ impl<K, N> SlabBuffer<K, N> {
         unsafe { std::slice::from_raw_parts_mut(start, size) }
     }
 
-    /// Gives up on writing it, to have many owners.
+    /// Gives up the right to write, so that the buffer can have many owners.
     pub(crate) fn share(self) -> SharedSlabBuffer<K, N> {
         SharedSlabBuffer(self)
     }
 }
 
 impl<K, N> Drop for SlabBuffer<K, N> {
-    // By value and out of line: a piece that was handed on in between stays in registers.
+    // Out of line, with the pointer by value: a buffer that is moved on stays in registers.
     #[inline(always)]
     fn drop(&mut self) {
-        let_go(self.head);
+        release(self.head);
     }
 }
 
-/// Gives up the share in a piece that the caller has, and forgets.
+/// Drops one owner of the buffer.
 #[inline(never)]
-fn let_go<K, N>(head: NonNull<Head<K, N>>) {
-    let piece = ManuallyDrop::new(SlabBuffer { head });
+fn release<K, N>(head: NonNull<BufferHead<K, N>>) {
+    let buffer = ManuallyDrop::new(SlabBuffer { head });
     {
-        let head = piece.head();
-        // Release, and Acquire by the last: it puts the piece away after everybody has finished. Who
-        // is alone, as Acquire tells, needs no exchange: nobody else can make new ones meanwhile.
+        let head = buffer.head();
+        // The last owner gives the buffer back after all others have finished: Release by each, Acquire by
+        // the last. A single owner needs no exchange, because nobody else can clone it.
         let last = head.holders.load(Ordering::Acquire) == 1
             || head.holders.fetch_sub(1, Ordering::AcqRel) == 1;
         let slab = head.slab;
         if last {
             head.holders.store(0, Ordering::Relaxed);
-            piece.slab().put(head);
+            buffer.slab().give_back(head);
         }
-        // SAFETY: the pointer is an `Arc`'s, and one of its counts is this piece's.
+        // SAFETY: the pointer came from an `Arc`, one of whose counts is this buffer's.
         unsafe { Arc::decrement_strong_count(slab) };
     }
 }
 
-/// One piece, and one of its owners, who only read it.
+/// One of a buffer's owners, who only read it.
 pub(crate) struct SharedSlabBuffer<K, N>(SlabBuffer<K, N>);
 
 impl<K, N> SharedSlabBuffer<K, N> {
-    /// What was put near all pieces.
+    /// The copy of what all buffers have in common.
     #[inline(always)]
-    pub(crate) fn near(&self) -> &N {
-        self.0.near()
+    pub(crate) fn common(&self) -> &N {
+        self.0.common()
     }
 
     /// The address of its first byte.
@@ -285,10 +283,10 @@ impl<K, N> SharedSlabBuffer<K, N> {
         self.0.bytes()
     }
 
-    /// The piece for its only owner, if this is the only one.
+    /// The buffer with the right to write, if this is its only owner.
     pub(crate) fn unshare(self) -> Result<SlabBuffer<K, N>, Self> {
-        // Acquire pairs with the Release of those who have dropped theirs. Nobody else can make
-        // new ones meanwhile.
+        // Acquire pairs with the Release of the owners that were dropped. A single owner cannot be cloned by
+        // anybody else.
         match self.0.head().holders.load(Ordering::Acquire) == 1 {
             true => Ok(self.0),
             false => Err(self),
@@ -301,10 +299,10 @@ impl<K, N> Clone for SharedSlabBuffer<K, N> {
         let head = self.0.head();
         let before = head.holders.fetch_add(1, Ordering::Relaxed);
         if before > u32::MAX / 2 {
-            // Only by forgetting clones: a count that wraps would free what is in use.
+            // The caller forgot billions of clones. A count that wraps would free a buffer in use.
             std::process::abort();
         }
-        // SAFETY: the pointer is an `Arc`'s, one of whose counts is this piece's.
+        // SAFETY: the pointer came from an `Arc`, one of whose counts is this buffer's.
         unsafe { Arc::increment_strong_count(head.slab) };
         SharedSlabBuffer(SlabBuffer { head: self.0.head })
     }
@@ -329,42 +327,42 @@ mod tests {
     }
 
     #[test]
-    fn pieces_are_apart_and_come_back() {
+    fn buffers_do_not_overlap_and_come_back() {
         let slab = slab(64, 3);
-        let mut pieces: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
-        assert_eq!((pieces.len(), slab.idle()), (3, 0));
-        for (n, piece) in pieces.iter_mut().enumerate() {
-            piece.bytes_mut().fill(n as u8 + 1);
+        let mut buffers: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
+        assert_eq!((buffers.len(), slab.idle()), (3, 0));
+        for (n, buffer) in buffers.iter_mut().enumerate() {
+            buffer.bytes_mut().fill(n as u8 + 1);
         }
-        for (n, piece) in pieces.iter().enumerate() {
-            assert!(piece.bytes().iter().all(|byte| *byte == n as u8 + 1));
+        for (n, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.bytes().iter().all(|byte| *byte == n as u8 + 1));
         }
-        let address = pieces[1].address();
-        pieces.remove(1);
+        let address = buffers[1].address();
+        buffers.remove(1);
         assert_eq!(slab.take().unwrap().address(), address);
-        drop(pieces);
+        drop(buffers);
         assert_eq!(slab.idle(), 3);
     }
 
     #[test]
-    fn what_is_shared_comes_back_with_the_last() {
+    fn a_shared_buffer_comes_back_with_its_last_owner() {
         let slab = slab(16, 1);
-        let mut piece = slab.take().unwrap();
-        piece.bytes_mut()[0] = 9;
-        let one = piece.share();
+        let mut buffer = slab.take().unwrap();
+        buffer.bytes_mut()[0] = 9;
+        let one = buffer.share();
         let other = one.clone();
         let one = one.unshare().err().unwrap();
         assert_eq!(other.bytes()[0], 9);
         drop(other);
-        let mut piece = one.unshare().ok().unwrap();
-        piece.bytes_mut()[0] = 8;
+        let mut buffer = one.unshare().ok().unwrap();
+        buffer.bytes_mut()[0] = 8;
         assert!(slab.take().is_none());
-        drop(piece);
+        drop(buffer);
         assert!(slab.take().is_some());
     }
 
     #[test]
-    fn a_slab_is_no_larger_than_its_pages() {
+    fn a_slab_that_does_not_fit_into_its_pages_is_refused() {
         let pages = Pages::new(4096, false).unwrap();
         assert!(BufferSlab::new(&pages, 64, 65, (), ()).is_none());
         assert!(BufferSlab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
@@ -372,7 +370,7 @@ mod tests {
     }
 
     #[test]
-    fn many_threads_take_and_give() {
+    fn no_buffer_has_two_owners_on_different_threads() {
         const ROUNDS: u32 = if cfg!(miri) { 20 } else { 1000 };
         let slab = slab(8, 4);
         std::thread::scope(|scope| {
@@ -380,9 +378,9 @@ mod tests {
                 let slab = &slab;
                 scope.spawn(move || {
                     for _ in 0..ROUNDS {
-                        let Some(mut piece) = slab.take() else { continue };
-                        piece.bytes_mut().fill(id);
-                        let shared = piece.share();
+                        let Some(mut buffer) = slab.take() else { continue };
+                        buffer.bytes_mut().fill(id);
+                        let shared = buffer.share();
                         let other = shared.clone();
                         assert!(other.bytes().iter().all(|byte| *byte == id));
                         drop((shared, other));
@@ -399,9 +397,9 @@ mod model {
     use super::*;
     use loom::thread;
 
-    /// Two threads take and give back pieces of one slab; no piece has two owners.
+    /// Two threads take and give back buffers of one slab.
     #[test]
-    fn take_and_give_back() {
+    fn no_buffer_has_two_owners() {
         loom::model(|| {
             let pages = Pages::new(4096, false).unwrap();
             let slab = BufferSlab::new(&pages, 8, 2, (), ()).unwrap();

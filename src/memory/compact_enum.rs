@@ -1,12 +1,12 @@
-//! What is lent where most of it is of one small kind: the usual takes few words, written and read
-//! one by one, and everything else lies in the same place.
+//! An enum of a small and a large variant. The small one takes few words, which are written and read one
+//! by one, so that moving it does not copy the room of the large one.
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
 /// Either a key with `A`, or `B`.
 ///
-/// Whether there is a key says which; a key that is a pointer says so by itself.
+/// The key tells which: it is `None` with `B`. If the key is a pointer, that costs no word.
 #[repr(C)]
 pub(crate) struct CompactEnum<K, A, B> {
     key: Option<K>,
@@ -20,10 +20,10 @@ union Body<A, B> {
     large: ManuallyDrop<B>,
 }
 
-/// What is in a parcel, taken out or looked at.
+/// The variants, moved out or borrowed.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Content<K, A, B> {
-    /// Usual, and few words.
+    /// A key and few words.
     Small(K, A),
     /// Anything else.
     Large(B),
@@ -42,21 +42,21 @@ impl<K, A, B> CompactEnum<K, A, B> {
         }
     }
 
-    /// Writes what is small and nothing else, over what is there, which is forgotten.
+    /// Writes the small variant and not the rest of the room. What was there is forgotten.
     #[inline(always)]
     pub(crate) fn put_small(place: &mut MaybeUninit<Self>, key: K, small: A) {
-        let parcel = place.as_mut_ptr();
-        // SAFETY: inside the place.
-        let keyhole = unsafe { &raw mut (*parcel).key };
-        // SAFETY: aligned as a field, and borrowed exclusively.
-        unsafe { keyhole.write(Some(key)) };
-        // SAFETY: inside the place.
-        let body = unsafe { &raw mut (*parcel).body };
+        let place = place.as_mut_ptr();
+        // SAFETY: the field is inside the room.
+        let key_field = unsafe { &raw mut (*place).key };
+        // SAFETY: a field is aligned, and the room is borrowed exclusively.
+        unsafe { key_field.write(Some(key)) };
+        // SAFETY: the field is inside the room.
+        let body = unsafe { &raw mut (*place).body };
         // SAFETY: as above; all fields of a union begin where it does.
         unsafe { body.cast::<A>().write(small) };
     }
 
-    /// What is in it.
+    /// Borrows the variant.
     #[inline(always)]
     pub(crate) fn get(&self) -> Content<&K, &A, &B> {
         match &self.key {
@@ -67,50 +67,50 @@ impl<K, A, B> CompactEnum<K, A, B> {
         }
     }
 
-    /// Takes out what is in it.
+    /// Moves the variant out.
     pub(crate) fn open(self) -> Content<K, A, B> {
-        let mut parcel = ManuallyDrop::new(self);
-        match parcel.key.take() {
+        let mut this = ManuallyDrop::new(self);
+        match this.key.take() {
             Some(key) => {
                 // SAFETY: with a key it is small.
-                let small = unsafe { &mut parcel.body.small };
+                let small = unsafe { &mut this.body.small };
                 // SAFETY: nobody sees it again.
                 Content::Small(key, unsafe { ManuallyDrop::take(small) })
             }
             None => {
                 // SAFETY: without a key it is not small.
-                let large = unsafe { &mut parcel.body.large };
+                let large = unsafe { &mut this.body.large };
                 // SAFETY: nobody sees it again.
                 Content::Large(unsafe { ManuallyDrop::take(large) })
             }
         }
     }
 
-    /// Takes out what is small, where that is known.
+    /// Moves out the small variant, where the caller knows that it is the small one.
     ///
     /// # Safety
     ///
-    /// [`put_small`](Self::put_small) wrote it, and nobody opens or drops it afterwards.
-    pub(crate) unsafe fn take_small(parcel: *const Self) -> (K, A) {
-        // SAFETY: it is there, and forgotten.
-        let small = unsafe { Self::read_small(parcel) };
+    /// [`put_small`](Self::put_small) wrote it, and nobody reads or drops it afterwards.
+    pub(crate) unsafe fn take_small(this: *const Self) -> (K, A) {
+        // SAFETY: it is initialised, and nobody reads it again.
+        let small = unsafe { Self::read_small(this) };
         // SAFETY: it is small.
         unsafe { small.unwrap_unchecked() }
     }
 
-    /// Reads what is small out of a parcel that nobody opens or drops afterwards.
+    /// Moves out the small variant; `None` if it is the large one.
     ///
     /// # Safety
     ///
-    /// The parcel is there, and it is forgotten if the answer is something.
+    /// The value is initialised. If the answer is `Some`, nobody reads or drops it afterwards.
     #[inline(always)]
-    pub(crate) unsafe fn read_small(parcel: *const Self) -> Option<(K, A)> {
-        // SAFETY: it is there.
-        let keyhole = unsafe { &raw const (*parcel).key };
-        // SAFETY: as above; of two owners of the key one forgets it.
-        let key = unsafe { keyhole.read() }?;
-        // SAFETY: it is there.
-        let body = unsafe { &raw const (*parcel).body };
+    pub(crate) unsafe fn read_small(this: *const Self) -> Option<(K, A)> {
+        // SAFETY: it is initialised.
+        let key_field = unsafe { &raw const (*this).key };
+        // SAFETY: as above; the caller forgets the other copy of the key.
+        let key = unsafe { key_field.read() }?;
+        // SAFETY: it is initialised.
+        let body = unsafe { &raw const (*this).body };
         // SAFETY: with a key it is small; all fields of a union begin where it does.
         let small = unsafe { body.cast::<A>().read() };
         Some((key, small))
@@ -175,7 +175,7 @@ mod tests {
 
     /// A panic in what is dropped first does not keep the other from being dropped.
     #[test]
-    fn one_that_panics_takes_the_other_along() {
+    fn a_panic_in_one_drop_does_not_skip_the_other() {
         struct Panics;
         impl Drop for Panics {
             fn drop(&mut self) {
@@ -183,8 +183,8 @@ mod tests {
             }
         }
         let key = Rc::new(());
-        let parcel = CompactEnum::<_, _, ()>::new(Content::Small(key.clone(), Panics));
-        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(parcel)));
+        let value = CompactEnum::<_, _, ()>::new(Content::Small(key.clone(), Panics));
+        let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(value)));
         assert!(dropped.is_err() && Rc::strong_count(&key) == 1);
     }
 }

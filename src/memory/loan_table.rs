@@ -1,11 +1,10 @@
-//! What is lent to a device: a table that takes something in when a request is posted, and gives
-//! it back once, to whoever sees the request complete.
+//! The loan table of a queue: memory goes in when a request is posted, and comes out once, when the
+//! request has completed.
 //!
-//! The owner of a queue lends; the poller of its completion queue, perhaps another thread, settles.
-//! A ticket stands for the one in the other's hands: it is what the device carries from the request
-//! to the completion. A ticket that is forged, stale or shown twice settles nothing. Neither side
-//! locks, waits or allocates. Model-checked with loom. Which slot is lent next is told beside the
-//! [lender].
+//! The queue's owner lends, by the [lender]. The poller of the completion queue, perhaps another thread,
+//! takes back. A loan is named by the `wr_id` that the device carries from the request to the
+//! completion: a slot, a count, and flags. A `wr_id` that is forged, stale or shown twice takes nothing
+//! back. Neither side locks, waits or allocates. Model-checked with loom.
 
 pub(crate) mod lender;
 
@@ -18,67 +17,72 @@ use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resu
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Clear in every ticket, and set in the two states below, so that neither is taken for the other.
+/// Clear in every `wr_id` and set in the two states below, so that no `wr_id` equals either.
 const STATE: u64 = 1;
-/// Set in the tickets of tables that were [marked](lender::Lender::new), and in no others.
-pub(crate) const MARK: u64 = 1 << 1;
-/// Set in tickets that are to be told from others without a look at what they settle.
-pub(crate) const APART: u64 = 1 << 2;
-/// Bits of a ticket below those that count; the count, modulo the size of the table, is the slot. As
-/// many as an offset among slots has below its number: one is made of the other without a shift.
-const MARKS: u32 = 6;
-/// What a ticket and the next one differ by.
-const NEXT: u64 = 1 << MARKS;
+/// Set in every `wr_id` of a receive, and in no other: receives have a table of their own.
+pub(crate) const RECV: u64 = 1 << 1;
+/// Set in the `wr_id` of a request that a scope posted.
+pub(crate) const SCOPED: u64 = 1 << 2;
+/// Set in the `wr_id` of a request that completes without a completion of its own.
+const UNSIGNALED: u64 = 1 << 3;
+/// Set in the `wr_id` of a request that may follow unsignaled ones: its completion stands for them, too.
+pub(crate) const COVERS: u64 = 1 << 4;
+/// Bits of a `wr_id` that are flags. The bits above are a count; the count modulo the size of the table
+/// is the slot's index. With six flag bits, the masked count is the slot's offset in bytes without a
+/// shift, because a slot has 64 bytes or a multiple.
+const FLAG_BITS: u32 = 6;
+/// The difference between a `wr_id` and the next one.
+const STEP: u64 = 1 << FLAG_BITS;
 
 /// The state of a slot that can be lent.
 const FREE: u64 = STATE;
-/// That of one whose payload somebody is taking out, and of those that are never lent.
-const TAKEN: u64 = STATE | 1 << MARKS;
+/// The state of a slot whose payload is being taken out, and of slots that are never lent.
+const TAKEN: u64 = STATE | 1 << FLAG_BITS;
 
-/// On cache lines of its own, for two threads may be at work in neighbours. What is looked at comes
-/// first.
+/// A slot, on cache lines of its own, because two threads may work in neighbouring slots.
 #[derive(Debug)]
 #[repr(C, align(64))]
-struct Loan<P> {
-    /// The ticket under which it is lent, or one of the two above.
+struct LoanSlot<P> {
+    /// The `wr_id` of the loan, or one of the two states above.
     state: AtomicU64,
-    /// There while the slot is lent.
+    /// Initialised while the slot is lent or taken.
     payload: Turns<MaybeUninit<P>>,
 }
 
-impl<P> Loan<P> {
-    /// Gives back what is lent here under `ticket`.
+impl<P> LoanSlot<P> {
+    /// Takes the loan `wr_id` back, if it is in this slot.
     #[inline(always)]
-    fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
-        // Acquire pairs with the Release of `Vacancy::lend`. Of several who show the same ticket one
-        // wins.
-        self.state.compare_exchange(ticket, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
-        Some(Settling { slot: self, payload: PhantomData })
+    fn take_back(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        // Acquire pairs with the Release of `FreeSlot::lend`. If two threads show the same `wr_id`, one
+        // of them gets the loan.
+        self.state.compare_exchange(wr_id, TAKEN, Ordering::Acquire, Ordering::Relaxed).ok()?;
+        Some(ReturnedLoan { slot: self, payload: PhantomData })
     }
 
-    /// Takes the payload out of a slot that is taken, which is the caller's alone, and frees it.
+    /// Moves the payload out of a slot in state `TAKEN`, and frees the slot. Only the thread that set
+    /// this state may call it, and once.
     #[inline(always)]
-    fn empty(&self) -> P {
-        // SAFETY: the lender leaves the slot alone until it is free.
+    fn release(&self) -> P {
+        // SAFETY: the lender does not touch a slot that is not free.
         let payload = unsafe { self.payload.place().read() };
-        // SAFETY: a slot is lent with its payload, and nobody took it out: that frees the slot.
+        // SAFETY: a slot is lent with its payload, and moving the payload out frees the slot.
         let payload = unsafe { payload.assume_init() };
-        // Release pairs with the Acquire of `vacancy`: the payload is out before another comes.
+        // Release pairs with the Acquire of `free_slot`: the payload is out before the next one comes.
         self.state.store(FREE, Ordering::Release);
         payload
     }
 
-    /// Drops the payload of a slot that is taken, out of the way of those who do not.
+    /// Drops the payload of a slot in state `TAKEN`. Out of line: most callers take the payload out.
     #[cold]
     #[inline(never)]
     fn discard(&self) {
-        drop(self.empty());
+        drop(self.release());
     }
 
-    /// Gives back what is lent here, if anything is.
-    fn settle_any(&self) -> Option<P> {
+    /// Takes back whatever is lent in this slot.
+    fn take_back_any(&self) -> Option<P> {
         let state = self.state.load(Ordering::Relaxed);
-        if state & STATE != 0 { None } else { self.settle(state).map(Settling::take) }
+        if state & STATE != 0 { None } else { self.take_back(state).map(ReturnedLoan::take) }
     }
 
     fn is_free(&self) -> bool {
@@ -86,200 +90,270 @@ impl<P> Loan<P> {
     }
 }
 
-impl<P> Default for Loan<P> {
+impl<P> Default for LoanSlot<P> {
     fn default() -> Self {
-        Loan { state: AtomicU64::new(FREE), payload: Turns::new(MaybeUninit::uninit()) }
+        LoanSlot { state: AtomicU64::new(FREE), payload: Turns::new(MaybeUninit::uninit()) }
     }
 }
 
-impl<P> Drop for Loan<P> {
+impl<P> Drop for LoanSlot<P> {
     fn drop(&mut self) {
-        drop(self.settle_any());
+        drop(self.take_back_any());
     }
 }
 
-/// What comes back, in the place where it was lent. The place is free when it was taken out.
-pub(crate) struct Settling<'s, P> {
-    /// Taken, and holds its payload.
-    slot: &'s Loan<P>,
-    /// It shows the payload by reference, so only one that can be shared makes it so.
+/// A loan that was taken back, while its payload is still in the slot. The slot is free as soon as the
+/// payload is moved out or dropped.
+pub(crate) struct ReturnedLoan<'s, P> {
+    /// In state `TAKEN`, with its payload.
+    slot: &'s LoanSlot<P>,
+    /// `get` shares the payload, so this is `Sync` only if the payload is.
     payload: PhantomData<P>,
 }
 
-impl<P> Settling<'_, P> {
-    /// What it is.
+impl<P> ReturnedLoan<'_, P> {
+    /// The payload.
     #[inline(always)]
     pub(crate) fn get(&self) -> &P {
-        // SAFETY: whoever made the slot a taken one and made this of it is alone with the payload.
+        // SAFETY: only the thread that changed the state to `TAKEN` has this value.
         let payload = unsafe { &*self.slot.payload.place() };
-        // SAFETY: it is there until `take`, which consumes this.
+        // SAFETY: the payload stays until `take`, which consumes this value.
         unsafe { payload.assume_init_ref() }
     }
 
-    /// Takes it out.
+    /// The payload, to be changed.
+    pub(crate) fn get_mut(&mut self) -> &mut P {
+        // SAFETY: as in `get`, and this is borrowed exclusively.
+        let payload = unsafe { &mut *self.slot.payload.place() };
+        // SAFETY: as in `get`.
+        unsafe { payload.assume_init_mut() }
+    }
+
+    /// Moves the payload out.
     #[inline(always)]
     pub(crate) fn take(self) -> P {
         let slot = self.slot;
         std::mem::forget(self);
-        slot.empty()
+        slot.release()
     }
 }
 
-impl<K, A, B> Settling<'_, CompactEnum<K, A, B>> {
-    /// Takes out what is small, and moves nothing but that.
+impl<K, A, B> ReturnedLoan<'_, CompactEnum<K, A, B>> {
+    /// Moves a small payload out, word by word; a large one stays.
     #[inline(always)]
     pub(crate) fn take_small(self) -> Result<(K, A), Self> {
-        // SAFETY: it is there, and if anything is read nobody sees it again: the slot is freed as one
-        // that is empty.
+        // SAFETY: the payload is initialised, and if it is read, the slot is freed without another look
+        // at it.
         let small = unsafe { CompactEnum::read_small(self.get()) };
         let Some(small) = small else { return Err(self) };
         let slot = self.slot;
         std::mem::forget(self);
-        // Release pairs with the Acquire of `vacancy`, as in `empty`.
+        // Release as in `release`.
         slot.state.store(FREE, Ordering::Release);
         Ok(small)
     }
 }
 
-impl<P> Drop for Settling<'_, P> {
+impl<P> Drop for ReturnedLoan<'_, P> {
     #[inline(always)]
     fn drop(&mut self) {
         self.slot.discard();
     }
 }
 
-/// Something that comes back another way than from a table.
+/// A slot outside of any table, for a payload that was moved out before it is looked at.
 #[derive(Debug)]
-pub(crate) struct Spare<P>(Loan<P>);
+pub(crate) struct DetachedSlot<P>(LoanSlot<P>);
 
-impl<P> Spare<P> {
+impl<P> DetachedSlot<P> {
     pub(crate) fn new() -> Self {
-        Spare(Loan::default())
+        DetachedSlot(LoanSlot::default())
     }
 
-    /// As if it had been lent. What is there already, because nobody took it out, stays for ever.
-    pub(crate) fn settle(&mut self, payload: P) -> Settling<'_, P> {
+    /// `payload` as if it had been lent. A payload that is there already, because the caller forgot the
+    /// earlier answer, is leaked.
+    pub(crate) fn put(&mut self, payload: P) -> ReturnedLoan<'_, P> {
         self.0.state.store(TAKEN, Ordering::Relaxed);
-        // SAFETY: it is borrowed exclusively.
+        // SAFETY: the slot is borrowed exclusively.
         unsafe { self.0.payload.put(MaybeUninit::new(payload)) };
-        Settling { slot: &self.0, payload: PhantomData }
+        ReturnedLoan { slot: &self.0, payload: PhantomData }
     }
 }
 
-/// The table, seen by everybody. Clones are the same table.
+/// The table as lender and poller share it. Clones are the same table.
 pub(crate) struct LoanTable<P> {
-    /// The first of `slots`.
-    base: NonNull<Loan<P>>,
-    /// The bits of a ticket that say which slot it is of.
-    span: u64,
-    slots: Arc<[Loan<P>]>,
+    /// The first slot.
+    base: NonNull<LoanSlot<P>>,
+    /// The bits of a `wr_id` that say which slot the loan is in.
+    index_mask: u64,
+    slots: Arc<[LoanSlot<P>]>,
     len: u32,
 }
 
 impl<P> Clone for LoanTable<P> {
     fn clone(&self) -> Self {
-        LoanTable { base: self.base, span: self.span, slots: self.slots.clone(), len: self.len }
+        LoanTable {
+            base: self.base,
+            index_mask: self.index_mask,
+            slots: self.slots.clone(),
+            len: self.len,
+        }
     }
 }
 
-// SAFETY: all access is to `slots` by shared reference.
+// SAFETY: all access goes to `slots` by shared reference.
 unsafe impl<P: Send> Send for LoanTable<P> {}
 // SAFETY: as above.
 unsafe impl<P: Send> Sync for LoanTable<P> {}
 impl<P> UnwindSafe for LoanTable<P> {}
 impl<P> RefUnwindSafe for LoanTable<P> {}
 
-// SAFETY: payloads are moved in by one thread and out by another, and never shared.
-unsafe impl<P: Send> Send for Loan<P> {}
-// SAFETY: `&Loan` only moves payloads in and out, which needs `P: Send` and no more; `Settling`, which
-// shows one, is not shared unless payloads can be.
-unsafe impl<P: Send> Sync for Loan<P> {}
-// Payloads are taken out whole before they are dropped: a panic leaves nothing half done.
-impl<P> UnwindSafe for Loan<P> {}
-impl<P> RefUnwindSafe for Loan<P> {}
+// SAFETY: one thread moves a payload in and another one moves it out; two never have it at a time.
+unsafe impl<P: Send> Send for LoanSlot<P> {}
+// SAFETY: `&LoanSlot` only moves payloads in and out, which needs `P: Send` and no more. `ReturnedLoan`,
+// which shares one, is `Sync` only if `P` is.
+unsafe impl<P: Send> Sync for LoanSlot<P> {}
+// A payload is moved out whole before it is dropped, so a panic leaves no slot in between.
+impl<P> UnwindSafe for LoanSlot<P> {}
+impl<P> RefUnwindSafe for LoanSlot<P> {}
 
 impl<P> LoanTable<P> {
-    /// Of `count` slots and as many as are missing to a power of two, which are never lent.
+    /// A table that lends `count` slots. Slots beyond `count`, up to a power of two, are never lent.
     fn new(count: u32) -> LoanTable<P> {
         let all = count.max(1).next_power_of_two();
-        let slots: Arc<[Loan<P>]> = (0..all).map(|_| Loan::default()).collect();
+        let slots: Arc<[LoanSlot<P>]> = (0..all).map(|_| LoanSlot::default()).collect();
         for beyond in slots.iter().skip(count as usize) {
             beyond.state.store(TAKEN, Ordering::Relaxed);
         }
-        let span = u64::from(all - 1) << MARKS;
+        let index_mask = u64::from(all - 1) << FLAG_BITS;
         let base = NonNull::from(&*slots).cast();
-        LoanTable { base, span, slots, len: count }
+        LoanTable { base, index_mask, slots, len: count }
     }
 
-    /// How many can be lent at once.
+    /// How many slots can be lent at once.
     pub(crate) fn len(&self) -> usize {
         self.len as usize
     }
 
-    /// What tells the table from others that are alive.
+    /// Distinguishes the table from others that are alive.
     pub(crate) fn key(&self) -> usize {
         self.base.addr().get()
     }
 
-    /// Gives back what was lent under `ticket`; `None` if nothing is, or no longer.
+    /// Takes the loan `wr_id` back; `None` if there is no such loan, or no longer.
     #[inline(always)]
-    pub(crate) fn settle(&self, ticket: u64) -> Option<Settling<'_, P>> {
-        // What is no ticket is one that was never given.
-        if ticket & STATE != 0 { None } else { self.slot(ticket).settle(ticket) }
+    pub(crate) fn take_back(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        // No loan has `STATE` in its `wr_id`; the states of free and taken slots have.
+        if wr_id & STATE != 0 { None } else { self.slot(wr_id).take_back(wr_id) }
     }
 
-    /// The same, but `None` as well for a ticket that is [apart](APART) from others.
+    /// As [`take_back`](Self::take_back), but `None` also for a `wr_id` that is [scoped](SCOPED) or unsignaled,
+    /// or [covers](COVERS) others.
     #[inline(always)]
-    pub(crate) fn settle_usual(&self, ticket: u64) -> Option<Settling<'_, P>> {
-        if ticket & (STATE | APART) != 0 { None } else { self.slot(ticket).settle(ticket) }
-    }
-
-    /// The slot that is lent under `ticket`, if any.
-    #[inline(always)]
-    fn slot(&self, ticket: u64) -> &Loan<P> {
-        // LoanTable are as far apart as their alignment, or a multiple of that.
-        let offset = (ticket & self.span) as usize * (size_of::<Loan<P>>() >> MARKS);
-        // SAFETY: `span` is less than the number of slots, `MARKS` bits up.
-        let slot = unsafe { self.base.byte_add(offset) };
-        // SAFETY: one of `slots`, which `self` holds and never lends mutably.
-        unsafe { slot.as_ref() }
-    }
-
-    /// Those that can be lent.
-    fn all(&self) -> impl Iterator<Item = &Loan<P>> {
-        self.slots.iter().take(self.len as usize)
-    }
-
-    /// The first ticket from this on that is of a slot which can be lent.
-    fn lendable(&self, ticket: u64) -> u64 {
-        let at = ticket & self.span;
-        let end = self.span + NEXT;
-        if at >> MARKS < self.len.into() { ticket } else { ticket.wrapping_add(end - at) }
-    }
-
-    /// Whether a state is a ticket that nobody was told of, where `next` is the first of those. They
-    /// end somewhere: each that was given was at most a round away from that before it.
-    fn is_untold(&self, state: u64, next: u64) -> bool {
-        let round = self.slots.len() as u64;
-        let end = round.saturating_mul(round).min(1 << (u64::BITS - 1 - MARKS)) << MARKS;
-        state & STATE == 0 && state.wrapping_sub(next) < end
-    }
-
-    /// Takes back, and drops, what was lent under tickets from `next` on.
-    #[cold]
-    #[inline(never)]
-    fn forget(&self, next: u64) {
-        for slot in self.all() {
-            let state = slot.state.load(Ordering::Relaxed);
-            if self.is_untold(state, next) {
-                drop(slot.settle(state));
-            }
+    pub(crate) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
+        if wr_id & (STATE | SCOPED | UNSIGNALED | COVERS) != 0 {
+            None
+        } else {
+            self.slot(wr_id).take_back(wr_id)
         }
     }
 
-    /// Takes back everything that is lent in these tables: for when the device can complete nothing
-    /// any more. What `visit` panics at keeps no other from coming back; the first panic goes on
-    /// afterwards.
+    /// The first of the unsignaled loans that are over when the loan `wr_id` is, which has [`COVERS`];
+    /// `wr_id` itself if there are none. `None` if `wr_id` is not lent: its completion stands for nothing.
+    #[cold]
+    pub(crate) fn first_covered(&self, wr_id: u64) -> Option<u64> {
+        if wr_id & STATE != 0 || self.slot(wr_id).state.load(Ordering::Relaxed) != wr_id {
+            return None;
+        }
+        let (mut first, mut at) = (wr_id, wr_id);
+        for _ in 1..self.slots.len() {
+            at = at.wrapping_sub(STEP);
+            let state = self.slot(at).state.load(Ordering::Relaxed);
+            if state & STATE != 0 {
+                // Free or skipped: this loan had a completion of its own, or there was none.
+                continue;
+            }
+            if state & UNSIGNALED == 0 || (state ^ at) >> FLAG_BITS != 0 {
+                break;
+            }
+            first = at;
+            if state & COVERS == 0 {
+                // The first after a signaled one.
+                break;
+            }
+        }
+        Some(first)
+    }
+
+    /// Takes back the first unsignaled loan from `at` on and before `end`, and moves `at` behind it.
+    #[cold]
+    pub(crate) fn take_back_covered(&self, at: &mut u64, end: u64) -> Option<ReturnedLoan<'_, P>> {
+        while (*at ^ end) >> FLAG_BITS != 0 {
+            let slot = self.slot(*at);
+            let state = slot.state.load(Ordering::Relaxed);
+            let is_it =
+                state & (STATE | UNSIGNALED) == UNSIGNALED && (state ^ *at) >> FLAG_BITS == 0;
+            *at = at.wrapping_add(STEP);
+            if is_it {
+                if let Some(loan) = slot.take_back(state) {
+                    return Some(loan);
+                }
+            }
+        }
+        None
+    }
+
+    /// The slot that the loan `wr_id` is in, if there is such a loan.
+    #[inline(always)]
+    fn slot(&self, wr_id: u64) -> &LoanSlot<P> {
+        // The size of a slot is a multiple of its alignment, which is `STEP`.
+        let offset = (wr_id & self.index_mask) as usize * (size_of::<LoanSlot<P>>() >> FLAG_BITS);
+        // SAFETY: the masked count is less than the number of slots.
+        let slot = unsafe { self.base.byte_add(offset) };
+        // SAFETY: this is one of `slots`, which `self` holds and never borrows mutably.
+        unsafe { slot.as_ref() }
+    }
+
+    /// The slots that can be lent.
+    fn lendable_slots(&self) -> impl Iterator<Item = &LoanSlot<P>> {
+        self.slots.iter().take(self.len as usize)
+    }
+
+    /// The first `wr_id`, from this one on, of a slot that can be lent.
+    fn lendable(&self, wr_id: u64) -> u64 {
+        let at = wr_id & self.index_mask;
+        let end = self.index_mask + STEP;
+        if at >> FLAG_BITS < self.len.into() { wr_id } else { wr_id.wrapping_add(end - at) }
+    }
+
+    /// Whether a slot's state is a `wr_id` that the device was not told of; `next` is the first such
+    /// `wr_id`. Two loans that follow each other are at most one round of the table apart, which limits
+    /// how far ahead of `next` such a `wr_id` can be.
+    fn is_unposted(&self, state: u64, next: u64) -> bool {
+        let round = self.slots.len() as u64;
+        let end = round.saturating_mul(round).min(1 << (u64::BITS - 1 - FLAG_BITS)) << FLAG_BITS;
+        state & STATE == 0 && state.wrapping_sub(next & !COVERS) < end
+    }
+
+    /// Takes back and drops the loans from `next` on, which the device was not told of, and answers their
+    /// flags.
+    #[cold]
+    #[inline(never)]
+    fn drop_unposted(&self, next: u64) -> u64 {
+        let mut flags = 0;
+        for slot in self.lendable_slots() {
+            let state = slot.state.load(Ordering::Relaxed);
+            if self.is_unposted(state, next) {
+                flags |= state & (STEP - 1);
+                drop(slot.take_back(state));
+            }
+        }
+        flags
+    }
+
+    /// Takes back everything that is lent in these tables. The caller knows that the device completes
+    /// nothing any more. If `visit` panics, the other loans are visited all the same, and the first panic
+    /// goes on afterwards.
     pub(crate) fn reclaim<'t>(
         tables: impl IntoIterator<Item = &'t LoanTable<P>>,
         mut visit: impl FnMut(P),
@@ -287,18 +361,22 @@ impl<P> LoanTable<P> {
         P: 't,
     {
         let mut first = None;
-        for payload in tables.into_iter().flat_map(LoanTable::all).filter_map(Loan::settle_any) {
+        for payload in tables
+            .into_iter()
+            .flat_map(LoanTable::lendable_slots)
+            .filter_map(LoanSlot::take_back_any)
+        {
             if let Err(panic) = catch_unwind(AssertUnwindSafe(|| visit(payload))) {
                 match &first {
                     None => first = Some(panic),
-                    // What a panic carries may panic in turn when it is dropped.
+                    // Dropping the payload of a panic may panic again.
                     Some(_) => std::mem::forget(panic),
                 }
             }
         }
         if let Some(panic) = first {
             match std::thread::panicking() {
-                // Two at once would end the process.
+                // A second panic would abort the process.
                 true => std::mem::forget(panic),
                 false => resume_unwind(panic),
             }
@@ -306,7 +384,7 @@ impl<P> LoanTable<P> {
     }
 }
 
-/// A table whose payloads are of no interest any more.
+/// A table of any payload type, whose payloads are only to be dropped.
 pub(crate) trait Reclaim: fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Drops everything that is lent.
     fn reclaim_all(&self);
@@ -326,8 +404,8 @@ impl<P> fmt::Debug for LoanTable<P> {
 
 #[cfg(test)]
 impl<P> LoanTable<P> {
-    fn give(&self, ticket: u64) -> Option<P> {
-        self.settle(ticket).map(Settling::take)
+    fn take(&self, wr_id: u64) -> Option<P> {
+        self.take_back(wr_id).map(ReturnedLoan::take)
     }
 }
 

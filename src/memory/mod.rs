@@ -17,6 +17,7 @@ pub(crate) mod doorbell_register;
 pub(crate) mod fake_mapping;
 pub(crate) mod fork;
 pub(crate) mod gated;
+pub(crate) mod inline_any;
 pub(crate) mod loan_table;
 pub(crate) mod lock;
 pub(crate) mod mapping;

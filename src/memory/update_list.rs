@@ -1,8 +1,8 @@
-//! A letter box: any thread puts letters in, its one owner takes all of them out.
+//! A list to which any thread adds updates, and from which its one owner takes all of them.
 //!
-//! This is how the control path tells a completion queue that one of its queue pairs is gone
-//! while another thread polls: the poller owns everything it polls with, and finds what changed
-//! in its inbox. Looking into an empty inbox is one load. Model-checked with loom.
+//! By this the control path tells a completion queue that one of its queue pairs is gone, while another
+//! thread polls. The poller owns everything that it polls with, and applies the updates itself. To see
+//! that there are none is one load. Model-checked with loom.
 
 use super::sync::{AtomicPtr, Ordering};
 use std::ptr;
@@ -18,7 +18,7 @@ pub(crate) struct UpdateList<T> {
     head: AtomicPtr<Update<T>>,
 }
 
-// SAFETY: letters are owned by the inbox until taken and are moved, never shared, between threads.
+// SAFETY: the list owns its updates until they are taken, and moves them between threads without sharing.
 unsafe impl<T: Send> Send for UpdateList<T> {}
 // SAFETY: `&UpdateList` only moves values of `T` in and out, which needs `T: Send` and no more.
 unsafe impl<T: Send> Sync for UpdateList<T> {}
@@ -30,17 +30,17 @@ impl<T> UpdateList<T> {
         UpdateList { head: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Puts a letter in. Allocates, so it belongs to the control path.
+    /// Adds an update. It allocates, so it belongs to the control path.
     pub(crate) fn put(&self, value: T) {
-        let letter = Box::into_raw(Box::new(Update { value, next: ptr::null_mut() }));
+        let update = Box::into_raw(Box::new(Update { value, next: ptr::null_mut() }));
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
-            // SAFETY: `letter` came from `Box::into_raw` and nobody else knows it yet.
-            unsafe { (*letter).next = head };
-            // Release pairs with the Acquire of `take`: the letter is written before it is found.
+            // SAFETY: `update` came from `Box::into_raw` and nobody else knows it yet.
+            unsafe { (*update).next = head };
+            // Release pairs with the Acquire of `take`: the update is written before it is found.
             match self.head.compare_exchange_weak(
                 head,
-                letter,
+                update,
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {
@@ -53,21 +53,21 @@ impl<T> UpdateList<T> {
     /// Whether there is nothing to take: one load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        // A letter put before a call that this thread already knows of is seen, because that
-        // knowledge orders the two; anything later may be found by the next look.
+        // If this thread knows that an update was added, whatever told it orders the two, and the load sees
+        // the update. Later updates may be found by the next call.
         self.head.load(Ordering::Relaxed).is_null()
     }
 
-    /// Takes all letters, newest first, and gives each to `read`.
+    /// Takes all updates, newest first, and gives each to `read`.
     pub(crate) fn take(&self, mut read: impl FnMut(T)) {
         // Acquire pairs with the Release of `put`.
         let mut next = self.head.swap(ptr::null_mut(), Ordering::Acquire);
         while !next.is_null() {
-            // SAFETY: the swap made this thread the only one that knows the chain, and each of
-            // its letters came from `Box::into_raw`.
-            let letter = unsafe { Box::from_raw(next) };
-            next = letter.next;
-            read(letter.value);
+            // SAFETY: the swap made this thread the only one that knows the chain, and each of its updates
+            // came from `Box::into_raw`.
+            let update = unsafe { Box::from_raw(next) };
+            next = update.next;
+            read(update.value);
         }
     }
 }
@@ -90,25 +90,25 @@ mod tests {
     use std::sync::Arc;
 
     #[test]
-    fn takes_all_newest_first() {
-        let inbox = UpdateList::new();
-        assert!(inbox.is_empty());
+    fn all_updates_are_taken_newest_first() {
+        let list = UpdateList::new();
+        assert!(list.is_empty());
         for n in 0..3 {
-            inbox.put(n);
+            list.put(n);
         }
         let mut seen = Vec::new();
-        inbox.take(|n| seen.push(n));
+        list.take(|n| seen.push(n));
         assert_eq!(seen, [2, 1, 0]);
-        assert!(inbox.is_empty());
+        assert!(list.is_empty());
     }
 
     #[test]
-    fn dropping_frees_unread_letters() {
-        let letter = Arc::new(());
-        let inbox = UpdateList::new();
-        inbox.put(letter.clone());
-        drop(inbox);
-        assert_eq!(Arc::strong_count(&letter), 1);
+    fn dropping_the_list_frees_its_updates() {
+        let update = Arc::new(());
+        let list = UpdateList::new();
+        list.put(update.clone());
+        drop(list);
+        assert_eq!(Arc::strong_count(&update), 1);
     }
 }
 
@@ -131,30 +131,30 @@ mod model {
         }
 
         fn read(&self) -> u32 {
-            // SAFETY: it is written once, before it is put into the inbox; loom checks that.
+            // SAFETY: it is written once, before it is added to the list; loom checks that.
             self.0.with(|cell| unsafe { *cell })
         }
     }
 
-    /// Two control threads put while the poller takes: every letter arrives exactly once, with
-    /// what was written into it.
+    /// Two control threads put while the poller takes: every update arrives exactly once, with what was
+    /// written into it.
     #[test]
-    fn put_put_take() {
+    fn every_update_arrives_once() {
         loom::model(|| {
-            let inbox = Arc::new(UpdateList::new());
+            let list = Arc::new(UpdateList::new());
             let writers: Vec<_> = (1..=2u32)
                 .map(|n| {
-                    let inbox = inbox.clone();
-                    thread::spawn(move || inbox.put(Watched::new(n)))
+                    let list = list.clone();
+                    thread::spawn(move || list.put(Watched::new(n)))
                 })
                 .collect();
             let mut sum = 0;
-            inbox.take(|n| sum += n.read());
+            list.take(|n| sum += n.read());
             for writer in writers {
                 writer.join().unwrap();
             }
-            assert!(sum == 3 || !inbox.is_empty());
-            inbox.take(|n| sum += n.read());
+            assert!(sum == 3 || !list.is_empty());
+            list.take(|n| sum += n.read());
             assert_eq!(sum, 3);
         });
     }

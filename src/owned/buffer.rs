@@ -1,7 +1,7 @@
-//! Registered buffers: a pool that is registered once, and pieces of it that are taken, lent to
+//! Pools of registered buffers: the memory is registered once, and its buffers are taken, lent to
 //! requests and given back without an allocation, a lock or a system call.
 
-use super::memory::Name;
+use super::lending::RegionSge;
 use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
@@ -17,45 +17,45 @@ use std::sync::Arc;
 
 const VERB: &str = "buffer_pool";
 
-/// What all buffers of a pool need.
-pub(super) struct Registered {
-    /// Nobody reaches the memory through it, only by the buffers.
+/// What the pool owns.
+pub(super) struct PoolRegion {
+    /// Keeps the memory registered. Only the buffers lead to its bytes.
     region: MemoryRegion<u8, Pages>,
 }
 
-/// What each request asks for.
+/// What each request needs of its buffer's pool.
 #[derive(Clone, Copy)]
-pub(super) struct Near {
+pub(super) struct PoolKey {
     lkey: Lkey,
-    /// Which the region keeps.
+    /// The protection domain of the region, which keeps it.
     domain: Identity,
 }
 
-impl Near {
+impl PoolKey {
     #[inline(always)]
-    fn name(&self, addr: u64, length: u32) -> Name {
-        Name { sge: Sge { addr, length, lkey: self.lkey }, domain: self.domain }
+    fn region_sge(&self, addr: u64, length: u32) -> RegionSge {
+        RegionSge { sge: Sge { addr, length, lkey: self.lkey }, domain: self.domain }
     }
 }
 
-type Pool = BufferSlab<Registered, Near>;
+/// A buffer of a pool, whatever part of it is used.
+pub(super) type PoolBuffer = SlabBuffer<PoolRegion, PoolKey>;
 
-/// A piece of a pool, whatever part of it is used.
-pub(super) type Whole = SlabBuffer<Registered, Near>;
-
-/// Which part of a piece is used. Its length comes first, where a request's word for memory is made of it
-/// by a shift.
+/// The part of a buffer that is used. With the length first, the compiler makes the word of an SGE from
+/// it by a shift.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
-pub(super) struct Extent {
+pub(super) struct BufferRange {
     length: u32,
     offset: u32,
 }
 
 /// Memory that is registered once and cut into buffers of one size.
 ///
-/// Peers cannot write it, whatever they know: that is why a [`Buffer`] is a slice, while a
-/// [`MemoryRegion`] is not. Clones share the pool; it lives as long as its last buffer.
+/// The registration gives peers no right to write, so a [`Buffer`] is a slice, while a [`MemoryRegion`] is
+/// not. Clones are handles of the same pool, which lives as long as its last handle or buffer. Any thread
+/// may take buffers, and drop them, without a lock. Made by
+/// [`buffer_pool`](ProtectionDomain::buffer_pool_builder):
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -69,10 +69,10 @@ pub(super) struct Extent {
 /// ```
 #[derive(Clone)]
 pub struct BufferPool {
-    slab: Arc<Pool>,
+    slab: Arc<BufferSlab<PoolRegion, PoolKey>>,
 }
 
-/// Describes a [`BufferPool`], then makes it.
+/// Builds a [`BufferPool`].
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BufferPoolBuilder {
@@ -84,7 +84,8 @@ pub struct BufferPoolBuilder {
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Starts to describe a pool of buffers of `size` bytes each, 64 of them unless told.
+    /// Starts to build a pool of buffers of at least `size` bytes each, 1 to 2^31; 64 buffers unless
+    /// [`count`](BufferPoolBuilder::count) says otherwise.
     pub fn buffer_pool_builder(&self, size: usize) -> BufferPoolBuilder {
         BufferPoolBuilder {
             registration: self.mr_builder(),
@@ -97,21 +98,20 @@ impl<S: Sharing> ProtectionDomain<S> {
 }
 
 impl BufferPoolBuilder {
-    /// How many buffers; 64 unless set.
+    /// How many buffers the pool has, 1 to 2^31; 64 unless set.
     pub fn count(mut self, buffers: usize) -> Self {
         self.count = buffers;
         self
     }
 
-    /// Puts the pool into huge pages of the system's default size: fewer translations for the
-    /// device. They must have been set aside (`/proc/sys/vm/nr_hugepages`).
+    /// Puts the pool into huge pages of the system's default size, so that the device needs fewer
+    /// translations. The system must have reserved them (`/proc/sys/vm/nr_hugepages`).
     pub fn huge_pages(mut self) -> Self {
         self.huge = true;
         self
     }
 
-    /// Lets peers read the buffers, whose key [`Buffer::remote`] tells: all of the pool, at any
-    /// time, whatever is in it.
+    /// Lets peers read the whole pool at any time, by the key that [`Buffer::remote`] answers.
     pub fn remote_read(mut self) -> Self {
         self.access |= Access::REMOTE_READ;
         self
@@ -121,8 +121,8 @@ impl BufferPoolBuilder {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for buffers of 0 bytes or of more than 2^31, for none of them or more than 2^31;
-    /// `ENOMEM` without memory, without huge pages, or beyond the limit of locked memory.
+    /// `EINVAL` for a size or a count of 0 or of more than 2^31; `ENOMEM` without memory, without huge pages,
+    /// or beyond the limit of locked memory.
     pub fn build(self) -> Result<BufferPool> {
         let BufferPoolBuilder { registration, size, count, huge, access } = self;
         const MOST: usize = 1 << 31;
@@ -131,8 +131,8 @@ impl BufferPoolBuilder {
             _ => Err(Error::invalid(VERB, format!("{number} {what}; 1 to {MOST} can be had"))),
         };
         let (size, count) = (within(size, "bytes a buffer")?, within(count, "buffers")?);
-        // Buffers begin on cache lines of their own, so that a device that writes one does not
-        // slow down whoever works in its neighbour.
+        // Each buffer has cache lines of its own: a device that writes one does not slow down a thread
+        // that works in its neighbour.
         let stride = size.next_multiple_of(64);
         let mut length = (stride as usize).saturating_mul(count as usize);
         if huge {
@@ -148,8 +148,8 @@ impl BufferPoolBuilder {
             .access(access)
             .register(pages)
             .map_err(|failed| failed.error.in_verb(VERB))?;
-        let near = Near { lkey: region.lkey(), domain: Identity::of(&region.inner.pd.kernel) };
-        let slab = BufferSlab::new(&shared, stride, count, Registered { region }, near)
+        let key = PoolKey { lkey: region.lkey(), domain: Identity::of(&region.inner.pd.kernel) };
+        let slab = BufferSlab::new(&shared, stride, count, PoolRegion { region }, key)
             .ok_or_else(|| Error::invalid(VERB, format!("{count} buffers of {size} bytes")))?;
         Ok(BufferPool { slab })
     }
@@ -164,15 +164,14 @@ fn huge_page_size() -> usize {
 }
 
 impl BufferPool {
-    /// A buffer that nobody has, its contents whatever its last owner left; `None` when all are
-    /// taken.
+    /// Takes a buffer out of the pool; `None` when all are taken. It holds what its last owner left in it.
     #[inline]
     pub fn take(&self) -> Option<Buffer> {
         let length = self.slab.size();
-        self.slab.take().map(|piece| Buffer { offset: 0, length, piece })
+        self.slab.take().map(|whole| Buffer { whole, offset: 0, length })
     }
 
-    /// A buffer that holds a copy of `bytes`; `None` when all are taken or too small.
+    /// Takes a buffer and copies `bytes` into it; `None` when all are taken, or are too small.
     pub fn copy(&self, bytes: &[u8]) -> Option<Buffer> {
         let mut buffer = self.take()?;
         buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -180,17 +179,17 @@ impl BufferPool {
         Some(buffer)
     }
 
-    /// Bytes that each buffer holds: what was asked for, or somewhat more.
+    /// Bytes that each buffer holds: the size that was asked for, rounded up to a multiple of 64.
     pub fn buffer_size(&self) -> usize {
         self.slab.size() as usize
     }
 
-    /// How many buffers there are in all.
+    /// How many buffers the pool has.
     pub fn count(&self) -> usize {
         self.slab.count()
     }
 
-    /// How many buffers nobody has right now. Looks at each.
+    /// How many buffers are in the pool right now. Looks at each buffer.
     pub fn idle(&self) -> usize {
         self.slab.idle()
     }
@@ -199,20 +198,21 @@ impl BufferPool {
 impl fmt::Debug for BufferPool {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("BufferPool")
-            .field("region", &self.slab.keep().region)
+            .field("region", &self.slab.owner().region)
             .field("buffer_size", &self.buffer_size())
             .field("count", &self.count())
             .finish()
     }
 }
 
-/// A piece of a [`BufferPool`] that its holder has alone: a slice of registered memory.
+/// A buffer of a [`BufferPool`], which its holder has alone: a slice of registered memory.
 ///
-/// It goes back to the pool when it is dropped. While a request works on it the queue has it.
+/// It goes back to the pool when it is dropped. While a request works on it, the queue has it. A buffer can
+/// also be used with raw batches ([`SendBatch`](crate::SendBatch)): see [`sge`](Self::sge).
 #[repr(C)]
 pub struct Buffer {
-    piece: SlabBuffer<Registered, Near>,
-    // As an `Extent` has them.
+    whole: PoolBuffer,
+    // In the order of `BufferRange`.
     length: u32,
     offset: u32,
 }
@@ -222,19 +222,20 @@ impl Buffer {
         self.offset as usize..(self.offset + self.length) as usize
     }
 
-    /// Bytes from the beginning of what is left of the buffer to its end.
+    /// Bytes from the buffer's first byte, as [`advance`](Self::advance) left it, to its end.
     pub fn capacity(&self) -> usize {
-        (self.piece.slab().size() - self.offset) as usize
+        (self.whole.slab().size() - self.offset) as usize
     }
 
-    /// Lets the buffer end after `length` bytes, or at its capacity if that is less. What is
-    /// uncovered is what was there.
+    /// Lets the buffer end after `length` bytes, or at its capacity if that is less. A buffer that
+    /// grows shows what was in its memory before.
     #[inline]
     pub fn set_len(&mut self, length: usize) {
         self.length = length.min(self.capacity()) as u32;
     }
 
-    /// Gives up the first `count` bytes, or all if there are fewer: a header that was read.
+    /// Lets the buffer begin `count` bytes later, or at its end if that is less: behind a header that was
+    /// read, for example.
     #[inline]
     pub fn advance(&mut self, count: usize) {
         let count = count.min(self.length as usize) as u32;
@@ -242,48 +243,49 @@ impl Buffer {
         self.length -= count;
     }
 
-    /// The buffer as it came out of the pool: all of it.
+    /// Lets the buffer be as long as it came out of the pool.
     pub fn reset(&mut self) {
         self.offset = 0;
-        self.length = self.piece.slab().size();
+        self.length = self.whole.slab().size();
     }
 
-    /// Gives up on writing it, to share it among many requests and readers.
+    /// Makes it a buffer that many requests and readers share, and that nobody writes.
     pub fn share(self) -> SharedBuffer {
-        let Buffer { piece, offset, length } = self;
-        SharedBuffer { piece: piece.share(), offset, length }
+        let Buffer { whole, offset, length } = self;
+        SharedBuffer { whole: whole.share(), offset, length }
     }
 
-    /// What a peer needs to read it, if the pool [was made for that](BufferPoolBuilder::remote_read).
+    /// What a peer needs to read the buffer, if the pool was built with
+    /// [`remote_read`](BufferPoolBuilder::remote_read).
     pub fn remote(&self) -> Remote {
-        let address = self.piece.address() + u64::from(self.offset);
-        Remote { addr: address, rkey: self.piece.slab().keep().region.rkey() }
+        let addr = self.whole.address() + u64::from(self.offset);
+        Remote { addr, rkey: self.whole.slab().owner().region.rkey() }
     }
 
-    /// The buffer for a request of the unchecked kind; nothing keeps it where the device expects
-    /// it.
+    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::RecvWr). The caller
+    /// keeps the buffer until the request has completed.
     #[inline]
     pub fn sge(&self) -> Sge {
-        self.named().sge
+        self.region_sge().sge
     }
 
     #[inline(always)]
-    pub(super) fn named(&self) -> Name {
-        let at = self.piece.address() + u64::from(self.offset);
-        self.piece.near().name(at, self.length)
+    pub(super) fn region_sge(&self) -> RegionSge {
+        let at = self.whole.address() + u64::from(self.offset);
+        self.whole.common().region_sge(at, self.length)
     }
 
     #[inline(always)]
-    pub(super) fn into_parts(self) -> (Whole, Extent) {
-        let Buffer { piece, offset, length } = self;
-        (piece, Extent { offset, length })
+    pub(super) fn into_parts(self) -> (PoolBuffer, BufferRange) {
+        let Buffer { whole, offset, length } = self;
+        (whole, BufferRange { offset, length })
     }
 
-    /// What [`into_parts`](Self::into_parts) took apart.
+    /// The buffer that [`into_parts`](Self::into_parts) took apart.
     #[inline(always)]
-    pub(super) fn of(piece: Whole, extent: Extent) -> Buffer {
-        let Extent { offset, length } = extent;
-        Buffer { piece, offset, length }
+    pub(super) fn of(whole: PoolBuffer, range: BufferRange) -> Buffer {
+        let BufferRange { offset, length } = range;
+        Buffer { whole, offset, length }
     }
 }
 
@@ -292,7 +294,7 @@ impl Deref for Buffer {
 
     #[inline]
     fn deref(&self) -> &[u8] {
-        self.piece.bytes().get(self.range()).unwrap_or_default()
+        self.whole.bytes().get(self.range()).unwrap_or_default()
     }
 }
 
@@ -300,7 +302,7 @@ impl DerefMut for Buffer {
     #[inline]
     fn deref_mut(&mut self) -> &mut [u8] {
         let range = self.range();
-        self.piece.bytes_mut().get_mut(range).unwrap_or_default()
+        self.whole.bytes_mut().get_mut(range).unwrap_or_default()
     }
 }
 
@@ -316,54 +318,59 @@ impl fmt::Debug for Buffer {
     }
 }
 
-/// A piece of a [`BufferPool`] with many holders, who read it: what is sent to many peers, or
-/// again.
+/// A buffer of a [`BufferPool`] with many holders, who only read it: for data that is sent to many
+/// peers, or again.
 ///
-/// Cloning and slicing copy nothing. It goes back to the pool with its last holder.
+/// Made by [`Buffer::share`]. Cloning and slicing copy no bytes. The buffer goes back to the pool when its
+/// last holder is dropped.
 pub struct SharedBuffer {
-    piece: SharedSlabBuffer<Registered, Near>,
+    whole: SharedSlabBuffer<PoolRegion, PoolKey>,
     offset: u32,
     length: u32,
 }
 
 impl SharedBuffer {
-    /// A part of it; `None` if it is not that long.
+    /// A part of the buffer; `None` if the range does not lie in it.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Option<SharedBuffer> {
         let (offset, length) = crate::mr::resolve(range, self.length as usize).ok()?;
         Some(SharedBuffer {
-            piece: self.piece.clone(),
+            whole: self.whole.clone(),
             offset: self.offset + offset as u32,
             length: length as u32,
         })
     }
 
-    /// The buffer for writing, if nobody else holds a part of it; else itself.
+    /// The buffer with the right to write it, if nobody else holds a part of it.
+    ///
+    /// # Errors
+    ///
+    /// The buffer itself, which has other holders.
     pub fn into_buffer(self) -> std::result::Result<Buffer, SharedBuffer> {
-        let SharedBuffer { piece, offset, length } = self;
-        match piece.unshare() {
-            Ok(piece) => Ok(Buffer { piece, offset, length }),
-            Err(piece) => Err(SharedBuffer { piece, offset, length }),
+        let SharedBuffer { whole, offset, length } = self;
+        match whole.unshare() {
+            Ok(whole) => Ok(Buffer { whole, offset, length }),
+            Err(whole) => Err(SharedBuffer { whole, offset, length }),
         }
     }
 
-    /// The buffer for a request of the unchecked kind; nothing keeps it where the device expects
-    /// it.
+    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::RecvWr). The caller
+    /// keeps the buffer until the request has completed.
     #[inline]
     pub fn sge(&self) -> Sge {
-        self.named().sge
+        self.region_sge().sge
     }
 
     #[inline(always)]
-    pub(super) fn named(&self) -> Name {
-        let at = self.piece.address() + u64::from(self.offset);
-        self.piece.near().name(at, self.length)
+    pub(super) fn region_sge(&self) -> RegionSge {
+        let at = self.whole.address() + u64::from(self.offset);
+        self.whole.common().region_sge(at, self.length)
     }
 }
 
 impl Clone for SharedBuffer {
     fn clone(&self) -> Self {
-        let SharedBuffer { piece, offset, length } = self;
-        SharedBuffer { piece: piece.clone(), offset: *offset, length: *length }
+        let SharedBuffer { whole, offset, length } = self;
+        SharedBuffer { whole: whole.clone(), offset: *offset, length: *length }
     }
 }
 
@@ -373,7 +380,7 @@ impl Deref for SharedBuffer {
     #[inline]
     fn deref(&self) -> &[u8] {
         let range = self.offset as usize..(self.offset + self.length) as usize;
-        self.piece.bytes().get(range).unwrap_or_default()
+        self.whole.bytes().get(range).unwrap_or_default()
     }
 }
 

@@ -1,87 +1,92 @@
-//! What became of a request, with the memory that it worked on.
+//! The end of a request, with the memory that it worked on.
 
 use super::buffer::Buffer;
-use super::memory::Memory;
-use super::route::{Entry, Rest, parts};
+use super::lending::{Lent, Memory, OtherLoan, memory_and_tag};
 use crate::completion::Completion;
-use crate::memory::compact_enum::Content;
-use crate::memory::loan_table::Settling;
+use crate::memory::compact_enum::{CompactEnum, Content};
+use crate::memory::loan_table::ReturnedLoan;
 use crate::number::{Qpn, Rkey};
 use crate::wc::{WcOpcode, WcStatus};
 use std::fmt;
 
-/// A request that is over.
+/// A request that is over, with the memory that it worked on.
+///
+/// From [`OwnedCompletionQueue::poll`](super::OwnedCompletionQueue::poll).
 #[derive(Debug)]
 #[must_use = "it holds the memory of the request"]
-pub struct Done<T> {
+pub struct OwnedCompletion<T> {
     /// What the request worked on.
     pub memory: Memory,
-    /// What it was posted with.
+    /// What the request was pushed with.
     pub tag: T,
-    /// How it ended.
+    /// How the request ended.
     pub outcome: Outcome,
 }
 
-/// A request that is over, lent: its memory lies where it was lent, and what became of it where the
-/// device wrote that, until somebody asks. Memory that nobody takes is dropped.
+/// A request that is over, as [`poll_each`](super::OwnedCompletionQueue::poll_each) shows it: its memory is
+/// still in the loan table, and its completion still in the completion queue, and both are read only when
+/// the visitor asks. Memory that the visitor does not take is dropped.
 #[must_use = "it holds the memory of the request"]
-pub struct Settled<'c, T> {
-    place: Settling<'c, Entry<T>>,
-    /// What most ask for, at hand.
+pub struct VisitedCompletion<'c, T> {
+    loan: ReturnedLoan<'c, Lent<T>>,
+    // Most visitors ask for these two.
     status: WcStatus,
     opcode: WcOpcode,
     end: End<'c>,
 }
 
-/// How a request ended, seen now or earlier.
+/// The rest of how a request ended: in the completion queue, or copied from it earlier.
 #[derive(Debug)]
 enum End<'c> {
-    Lent(Completion<'c>),
-    Kept(Outcome),
+    InQueue(Completion<'c>),
+    Copied(Outcome),
 }
 
-impl<'c, T> Settled<'c, T> {
-    /// Of a request that succeeded, as who calls has seen.
+impl<'c, T> VisitedCompletion<'c, T> {
+    /// A request that succeeded, as the caller has checked.
     #[inline(always)]
-    pub(super) fn good(place: Settling<'c, Entry<T>>, completion: Completion<'c>) -> Self {
+    pub(super) fn success(loan: ReturnedLoan<'c, Lent<T>>, completion: Completion<'c>) -> Self {
         let (status, opcode) = (WcStatus::SUCCESS, completion.opcode());
-        Settled { place, status, opcode, end: End::Lent(completion) }
+        VisitedCompletion { loan, status, opcode, end: End::InQueue(completion) }
     }
 
     #[inline(always)]
-    pub(super) fn lent(place: Settling<'c, Entry<T>>, completion: Completion<'c>) -> Self {
+    pub(super) fn in_queue(loan: ReturnedLoan<'c, Lent<T>>, completion: Completion<'c>) -> Self {
         let (status, opcode) = (completion.status(), completion.opcode());
-        Settled { place, status, opcode, end: End::Lent(completion) }
+        VisitedCompletion { loan, status, opcode, end: End::InQueue(completion) }
     }
 
-    pub(super) fn kept(place: Settling<'c, Entry<T>>, outcome: Outcome) -> Self {
+    pub(super) fn copied(loan: ReturnedLoan<'c, Lent<T>>, outcome: Outcome) -> Self {
         let Outcome { status, opcode, .. } = outcome;
-        Settled { place, status, opcode, end: End::Kept(outcome) }
+        VisitedCompletion { loan, status, opcode, end: End::Copied(outcome) }
     }
 
-    /// What it was posted with.
+    /// What the request was pushed with.
     #[inline(always)]
     pub fn tag(&self) -> Option<&T> {
-        match self.place.get().get() {
-            Content::Small(_, (_, tag)) | Content::Large(Rest::Owned(_, tag)) => Some(tag),
-            // Which nobody gets to see.
-            Content::Large(Rest::Scoped) => None,
+        match self.loan.get().get() {
+            Content::Small(_, (_, tag))
+            | Content::Large(OtherLoan::Owned(_, tag) | OtherLoan::Unsignaled { tag, .. }) => {
+                Some(tag)
+            }
+            // A visitor never sees one.
+            Content::Large(OtherLoan::Scoped) => None,
         }
     }
 
-    /// How it ended.
+    /// How the request ended.
     #[inline(always)]
     pub fn status(&self) -> WcStatus {
         self.status
     }
 
-    /// Whether it succeeded.
+    /// Whether the request succeeded.
     #[inline(always)]
     pub fn is_success(&self) -> bool {
         self.status() == WcStatus::SUCCESS
     }
 
-    /// What kind of request it was.
+    /// What kind of request it was; undefined unless it succeeded.
     #[inline(always)]
     pub fn opcode(&self) -> WcOpcode {
         self.opcode
@@ -91,8 +96,8 @@ impl<'c, T> Settled<'c, T> {
     #[inline(always)]
     pub fn byte_len(&self) -> u32 {
         match &self.end {
-            End::Lent(completion) => completion.byte_len(),
-            End::Kept(outcome) => outcome.byte_len,
+            End::InQueue(completion) => completion.byte_len(),
+            End::Copied(outcome) => outcome.byte_len,
         }
     }
 
@@ -102,41 +107,59 @@ impl<'c, T> Settled<'c, T> {
         filled(self.status, self.opcode, self.byte_len())
     }
 
-    /// All that is known of how it ended.
+    /// A copy of everything that the completion says.
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
         match &self.end {
-            End::Lent(completion) => Outcome::of(completion),
-            End::Kept(outcome) => *outcome,
+            End::InQueue(completion) => Outcome::of(completion),
+            End::Copied(outcome) => *outcome,
         }
     }
 
-    /// The buffer that it worked on and what it was posted with; itself if it worked on something
-    /// else.
+    /// The buffer that the request worked on, and its tag.
     ///
     /// # Errors
     ///
-    /// The request, which worked on no [`Buffer`].
+    /// The completion itself, of a request that worked on no [`Buffer`].
     #[inline(always)]
     pub fn into_buffer(self) -> std::result::Result<(Buffer, T), Self> {
-        let Settled { place, status, opcode, end } = self;
-        match place.take_small() {
-            Ok((piece, (extent, tag))) => Ok((Buffer::of(piece, extent), tag)),
-            Err(place) => Err(Settled { place, status, opcode, end }),
+        let VisitedCompletion { loan, status, opcode, end } = self;
+        match loan.take_small() {
+            Ok((buffer, (range, tag))) => Ok((Buffer::of(buffer, range), tag)),
+            Err(loan) => VisitedCompletion { loan, status, opcode, end }.into_large_buffer(),
         }
     }
 
-    /// All of it, to keep.
-    pub fn into_done(self) -> Option<Done<T>> {
+    /// The same for an unsignaled request.
+    #[cold]
+    fn into_large_buffer(mut self) -> std::result::Result<(Buffer, T), Self> {
+        let empty = CompactEnum::new(Content::Large(OtherLoan::Scoped));
+        let other = match std::mem::replace(self.loan.get_mut(), empty).open() {
+            Content::Large(OtherLoan::Unsignaled {
+                memory: Memory::Buffer(buffer), tag, ..
+            }) => {
+                return Ok((buffer, tag));
+            }
+            other => other,
+        };
+        *self.loan.get_mut() = CompactEnum::new(other);
+        Err(self)
+    }
+
+    /// Memory, tag and a copy of the completion, to keep.
+    pub fn into_owned(self) -> Option<OwnedCompletion<T>> {
         let outcome = self.outcome();
-        let (memory, tag) = parts(self.place.take())?;
-        Some(Done { memory, tag, outcome })
+        let (memory, tag) = memory_and_tag(self.loan.take())?;
+        Some(OwnedCompletion { memory, tag, outcome })
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Settled<'_, T> {
+impl<T: fmt::Debug> fmt::Debug for VisitedCompletion<'_, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Settled").field("tag", &self.tag()).field("end", &self.end).finish()
+        f.debug_struct("VisitedCompletion")
+            .field("tag", &self.tag())
+            .field("end", &self.end)
+            .finish()
     }
 }
 
@@ -144,8 +167,8 @@ impl<T: fmt::Debug> fmt::Debug for Settled<'_, T> {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {
-    /// How the request ended. Unless it is [`WcStatus::SUCCESS`], only `qpn` and `vendor_err` mean
-    /// anything beside it.
+    /// How the request ended. Unless this is [`WcStatus::SUCCESS`], only `qpn` and `vendor_err` are defined
+    /// beside it.
     pub status: WcStatus,
     /// What kind of request it was.
     pub opcode: WcOpcode,
@@ -155,13 +178,13 @@ pub struct Outcome {
     pub imm: Option<u32>,
     /// The key of this side that the message invalidated.
     pub invalidated_rkey: Option<Rkey>,
-    /// The queue pair that worked on it.
+    /// The queue pair that worked on the request.
     pub qpn: Qpn,
-    /// The sending queue pair; for receives of datagrams.
+    /// The sending queue pair, for receives of datagrams.
     pub src_qpn: Qpn,
     /// Whether the first 40 bytes of a received datagram hold a global route header.
     pub has_grh: bool,
-    /// The device's own code for an error.
+    /// The device's own code of an error; 0 where it has none.
     pub vendor_err: u32,
 }
 
@@ -181,13 +204,22 @@ impl Outcome {
         }
     }
 
-    /// As of a request that was flushed.
+    /// The outcome of a request that a reset discarded.
     pub(super) fn flushed(qpn: Qpn) -> Outcome {
-        Outcome::plain(WcStatus::WR_FLUSH_ERR, WcOpcode::SEND, qpn)
+        Outcome::new(WcStatus::WR_FLUSH_ERR, WcOpcode::SEND, qpn)
     }
 
-    /// With nothing beside.
-    pub(crate) fn plain(status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Outcome {
+    /// The outcome of an unsignaled request on the queue pair of `covering`, the completion that stands for
+    /// it. If that is a failure, nothing is known of the requests before it.
+    pub(super) fn covered(covering: &Outcome, opcode: WcOpcode, byte_len: u32) -> Outcome {
+        match covering.is_success() {
+            true => Outcome { byte_len, ..Outcome::new(covering.status, opcode, covering.qpn) },
+            false => Outcome::new(WcStatus::WR_FLUSH_ERR, opcode, covering.qpn),
+        }
+    }
+
+    /// An outcome with a status and nothing else.
+    pub(crate) fn new(status: WcStatus, opcode: WcOpcode, qpn: Qpn) -> Outcome {
         Outcome {
             status,
             opcode,
@@ -206,13 +238,13 @@ impl Outcome {
         self.status == WcStatus::SUCCESS
     }
 
-    /// How many bytes of the request's memory, from its beginning, hold what the request brought: what
-    /// was sent to a receive, and what a read or an atomic answered. The rest is what was there before.
+    /// How many bytes the device wrote to the request's memory, from its beginning: the message of a receive,
+    /// or what a read or an atomic returned. The bytes behind are what they were before.
     ///
-    /// That is [`byte_len`](Self::byte_len), but 0 for a receive that a write with immediate data
-    /// consumed, whose bytes were written elsewhere, for sends and writes, and for a request that failed.
-    /// Of a datagram the first 40 bytes count: they are a global route header, or what was there before
-    /// where the device wrote none. In a [`Buffer`] that is zeros.
+    /// This is [`byte_len`](Self::byte_len), but 0 for a receive that a write with immediate data consumed
+    /// (its bytes went elsewhere), for sends and writes, and for a request that failed. Of a datagram the
+    /// first 40 bytes count, too: they hold a global route header, or where the device wrote none, what was
+    /// there before. In a [`Buffer`] that is zeros.
     pub fn filled(&self) -> usize {
         filled(self.status, self.opcode, self.byte_len)
     }

@@ -1,14 +1,15 @@
 //! Completion queues that give memory back.
 
-use super::completion::{Done, Outcome, Settled};
-use super::desk::Desk;
+use super::completion::{Outcome, OwnedCompletion, VisitedCompletion};
+use super::lending::{Lent, OtherLoan, QueueLender, lent, memory_and_tag};
+use super::qp_map::QpMap;
 use super::queue::OwnedQueuePair;
-use super::route::{RECV, Routes, SEND, entry, parts};
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
 use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};
 use crate::error::{Error, ErrorWith, Result};
-use crate::memory::loan_table::Spare;
+use crate::memory::compact_enum::Content;
+use crate::memory::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
 use crate::pd::{KernelPd, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
@@ -19,44 +20,127 @@ const VERB: &str = "adopt";
 
 /// A completion queue that gives back what its queue pairs were lent.
 ///
-/// It [adopts](Self::adopt) queue pairs that were made with it. As every request has a completion
-/// and queue pairs are adopted only while there is room for all that they can have, it does not
-/// overflow, as long as all queue pairs that complete to it are adopted: it knows nothing of
-/// others that were made with its [queue](Self::queue). That holds for who posts during a poll, too,
-/// in a visit or from another thread, in place of what is being taken out: a poll gives entries back
-/// to the device before more requests could complete than there is room for. Room beside that of all
-/// queue pairs lets it do so less often.
+/// It [adopts](Self::adopt) queue pairs that were created with it, and only as long as it has room for all
+/// completions that they may have at once. So it does not overflow if every queue pair that completes to
+/// it is adopted, even if the program posts during a poll, from a visitor or from another thread: a poll
+/// gives entries back to the device before their places could be posted to again. With more room than the
+/// queue pairs need, it does so less often.
+///
+/// Polling takes `&mut self`; the value moves between threads. See [`owned`](super#) for an example.
 pub struct OwnedCompletionQueue<T> {
     pub(super) cq: CompletionQueue,
-    routes: Routes<T>,
-    /// Entries that are nobody's: as many may be consumed and not yet given back while what they
-    /// completed can be posted again.
-    slack: u32,
-    /// Of those, what may still be consumed; all of them, unless a poll was forgotten.
-    left: u32,
-    /// What a scope found that was not its own.
-    stash: VecDeque<Done<T>>,
-    /// What was found of a scope's requests, by number.
+    qps: QpMap<T>,
+    /// Entries beyond those that the queue pairs need. A poll may consume as many before it gives entries
+    /// back, although the places of the requests are free again.
+    spare: u32,
+    /// How many of the spare entries may still be consumed: all, unless a poll was forgotten.
+    spare_left: u32,
+    pub(super) backlog: Backlog<T>,
+}
+
+/// What completions led to before a poll could give it back.
+pub(super) struct Backlog<T> {
+    /// Found by a scope, or by a reset.
+    done: VecDeque<OwnedCompletion<T>>,
+    /// A completion that stands for several requests.
+    covered: Option<Covered>,
+    /// Requests of scopes that are over, by `wr_id`.
     pub(super) scoped: Vec<(u64, Outcome)>,
-    strays: u64,
+    /// Completions that gave nothing back.
+    unmatched: u64,
+}
+
+/// A completion that stands for unsignaled requests and, last, for its own.
+struct Covered {
+    /// The queue pair's.
+    number: u32,
+    /// Where to look for the first request that was not given back.
+    next: u64,
+    /// The request of the completion.
+    last: u64,
+    outcome: Outcome,
+}
+
+impl<T> Backlog<T> {
+    /// Whether a poll has nothing to give back before it looks for completions.
+    #[inline(always)]
+    fn is_empty(&self) -> bool {
+        self.done.is_empty() && self.covered.is_none()
+    }
+
+    /// The loan of a completion whose `wr_id` is not common. `None` if the completion gives nothing back to
+    /// a poll, or stands for several requests, which [`next_covered`](Self::next_covered) answers.
+    #[cold]
+    #[inline(never)]
+    fn sort<'q>(
+        &mut self,
+        qps: &'q QpMap<T>,
+        (number, wr_id): (u32, u64),
+        outcome: Outcome,
+    ) -> Option<ReturnedLoan<'q, Lent<T>>> {
+        let loans = qps.find(number).map(|entry| entry.loans(wr_id));
+        if wr_id & COVERS != 0 {
+            if let Some(next) = loans.and_then(|loans| loans.first_covered(wr_id)) {
+                if next != wr_id {
+                    self.covered = Some(Covered { number, next, last: wr_id, outcome });
+                    return None;
+                }
+            }
+        }
+        let Some(loan) = loans.and_then(|loans| loans.take_back(wr_id)) else {
+            self.unmatched += 1;
+            return None;
+        };
+        if let Content::Large(OtherLoan::Scoped) = loan.get().get() {
+            // There is nothing to drop: the scope has the memory.
+            self.scoped.push((wr_id, outcome));
+            return None;
+        }
+        Some(loan)
+    }
+
+    /// The next request that a completion stands for, in the order of its queue.
+    #[cold]
+    #[inline(never)]
+    fn next_covered<'q>(
+        &mut self,
+        qps: &'q QpMap<T>,
+    ) -> Option<(ReturnedLoan<'q, Lent<T>>, Outcome)> {
+        let Covered { number, next, last, outcome } = self.covered.as_mut()?;
+        if let Some(entry) = qps.find(*number) {
+            if let Some(loan) = entry.loans(*last).take_back_covered(next, *last) {
+                let outcome = match loan.get().get() {
+                    Content::Large(OtherLoan::Unsignaled { opcode, byte_len, .. }) => {
+                        Outcome::covered(outcome, *opcode, *byte_len)
+                    }
+                    _ => *outcome,
+                };
+                return Some((loan, outcome));
+            }
+        }
+        let (number, last, outcome) = (*number, *last, *outcome);
+        self.covered = None;
+        self.sort(qps, (number, last), outcome).map(|loan| (loan, outcome))
+    }
 }
 
 impl<T> OwnedCompletionQueue<T> {
     /// Takes over `cq`. Completions of queue pairs that are not adopted are dropped and
-    /// [counted](Self::strays).
+    /// [counted](Self::unmatched).
     pub fn new(cq: CompletionQueue) -> Self {
-        let (routes, stash, scoped) = (Routes::new(), VecDeque::new(), Vec::new());
-        OwnedCompletionQueue { cq, routes, slack: 0, left: 0, stash, scoped, strays: 0 }
+        let (done, covered, scoped, unmatched) = (VecDeque::new(), None, Vec::new(), 0);
+        let backlog = Backlog { done, covered, scoped, unmatched };
+        OwnedCompletionQueue { cq, qps: QpMap::new(), spare: 0, spare_left: 0, backlog }
     }
 
-    /// The queue itself, to make queue pairs with. [Adopt](Self::adopt) them: one that is used
-    /// without fills the queue with completions that were not counted on, and it may overflow.
+    /// The queue itself, to create queue pairs with. [Adopt](Self::adopt) each of them: the completions of one
+    /// that is not adopted are not counted on, and the queue may overflow.
     pub fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
 
-    /// Takes over a queue pair that was made with this queue for both its sends and its receives,
-    /// and is in state [`RESET`](QpState::RESET).
+    /// Takes over a queue pair that was created with this queue for its sends and its receives, and is in
+    /// state [`RESET`](QpState::RESET).
     ///
     /// # Errors
     ///
@@ -71,8 +155,8 @@ impl<T> OwnedCompletionQueue<T> {
         self.take_over(qp, None)
     }
 
-    /// As [`adopt`](Self::adopt), for a queue pair that takes its receives from `srq`. The queue
-    /// must have room for all receives of the shared queue, but only once for all queue pairs.
+    /// As [`adopt`](Self::adopt), for a queue pair that takes its receives from `srq`. The queue needs room
+    /// for all receives of the shared queue once, however many queue pairs take them.
     ///
     /// # Errors
     ///
@@ -90,37 +174,39 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
-        self.remember();
-        // What those left that are gone lies in the queue as anything else does. Who dies meanwhile
-        // counts once more.
-        let dead = self.routes.dead();
-        if !dead.is_empty() && self.gather().is_ok() {
-            self.routes.forget(dead);
+        self.give_back_forgotten();
+        // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
+        // after this line counts once more.
+        let closed = self.qps.take_closed();
+        if !closed.is_empty() && self.poll_into_backlog().is_ok() {
+            self.qps.remove_closed(closed);
         }
-        let (number, domain, slack) = match self.check(&qp, srq) {
+        let (number, domain, spare) = match self.check(&qp, srq) {
             Ok(fits) => fits,
             Err(error) => return Err(error.with(qp)),
         };
         let caps = qp.caps();
-        let sends = Desk::new(caps.max_send_wr, SEND, &domain);
+        let sends = QueueLender::new(caps.max_send_wr, 0, &domain);
         let recvs = srq.is_none().then(|| {
-            Desk::new(caps.max_recv_wr, RECV, &domain).with_headers(qp.qp_type() == QpType::UD)
+            let datagrams = qp.qp_type() == QpType::UD;
+            QueueLender::new(caps.max_recv_wr, RECV, &domain).with_datagrams(datagrams)
         });
         let recv = match (&recvs, srq) {
-            (Some(recvs), _) => recvs.lent().clone(),
-            (None, Some(srq)) => srq.lent().clone(),
-            (None, None) => sends.lent().clone(),
+            (Some(recvs), _) => recvs.loans().clone(),
+            (None, Some(srq)) => srq.loans().clone(),
+            (None, None) => sends.loans().clone(),
         };
-        let (send, depth) = (sends.lent().clone(), caps.max_send_wr);
+        let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();
         let lease = member.is_numbered_by_the_kernel().then(|| self.cq.inner.numbers.lease(number));
-        let route = self.routes.route((number, member, lease), send, recv, depth);
-        self.routes.add(route.clone());
-        (self.slack, self.left) = (slack, slack);
-        Ok(OwnedQueuePair::new(qp, route, sends, recvs))
+        let adopted = self.qps.adopted((number, member, lease), send, recv, depth);
+        self.qps.add(adopted.clone());
+        (self.spare, self.spare_left) = (spare, spare);
+        Ok(OwnedQueuePair::new(qp, adopted, sends, recvs))
     }
 
-    /// Answers the queue pair's number, its protection domain, and how many entries are left with it.
+    /// Answers the queue pair's number, its protection domain, and how many entries of the completion queue
+    /// are spare with it.
     fn check<S: Sharing>(
         &self,
         qp: &QueuePair<S>,
@@ -132,10 +218,12 @@ impl<T> OwnedCompletionQueue<T> {
             return invalid(format!("{qp:?} has no queues"));
         };
         if qp.qp_type() == QpType::RAW_PACKET {
-            return invalid(format!("completions of {qp:?} do not say that they are its"));
+            return invalid(format!("completions of {qp:?} do not name the queue pair"));
         }
         if qp.qp.scatters {
-            return invalid(format!("{qp:?} scatters to completions what its memory should hold"));
+            return invalid(format!(
+                "{qp:?} scatters data to completions: build it without scatter_to_cqe"
+            ));
         }
         for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
@@ -156,18 +244,18 @@ impl<T> OwnedCompletionQueue<T> {
         qp.check_fresh(VERB)?;
         let caps = qp.caps();
         let own = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
-        let needed = self.routes.needed() + own + srq.map_or(0, |srq| self.routes.more(srq.lent()));
+        let needed = self.qps.needed() + own + srq.map_or(0, |srq| self.qps.needed_by(srq.loans()));
         let capacity = self.cq.capacity();
         match u64::from(capacity).checked_sub(needed) {
-            Some(slack) => Ok((number, pd.kernel.clone(), slack as u32)),
+            Some(spare) => Ok((number, pd.kernel.clone(), spare as u32)),
             None => invalid(format!(
                 "the completion queue has room for {capacity} completions, and its queue pairs \
-                 may have {needed}"
+                 may have {needed}: create it larger"
             )),
         }
     }
 
-    /// Looks for completions.
+    /// Polls: answers an iterator over the requests that are over.
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::owned::OwnedCompletionQueue<u32>) -> Result<(), uverbs::PollError> {
@@ -181,16 +269,18 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<OwnedCompletions<'_, T>, PollError> {
-        self.remember();
-        let OwnedCompletionQueue { cq, routes, slack, left, stash, scoped, strays } = self;
-        let (completions, slack) = (cq.poll()?, *slack);
-        Ok(OwnedCompletions { completions, routes, slack, left, stash, scoped, strays })
+        self.give_back_forgotten();
+        let OwnedCompletionQueue { cq, qps, spare, spare_left, backlog } = self;
+        let (completions, spare) = (cq.poll()?, *spare);
+        Ok(OwnedCompletions { completions, qps, spare, spare_left, backlog })
     }
 
-    /// Looks for at most `most` completions and shows each to `visit`; how many there were. It does
-    /// what [`poll`](Self::poll) does, and moves nothing about that nobody asks for.
+    /// Polls for at most `most` requests that are over, shows each to `visit`, and answers how many there
+    /// were. The same as [`poll`](Self::poll), but memory and completion are not moved unless the visitor
+    /// asks for them.
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::owned::OwnedCompletionQueue<u32>,
@@ -209,127 +299,110 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[doc(alias = "ibv_poll_cq")]
     #[inline(always)]
     pub fn poll_each(
         &mut self,
         most: usize,
-        mut visit: impl FnMut(Settled<'_, T>),
+        mut visit: impl FnMut(VisitedCompletion<'_, T>),
     ) -> std::result::Result<usize, PollError> {
-        self.remember();
+        self.give_back_forgotten();
         let mut found = 0;
-        if self.slack == 0 || !self.stash.is_empty() || !self.cq.is_direct() {
-            found = self.poll_aside(most, &mut visit)?;
-        }
-        let OwnedCompletionQueue { cq, routes, slack, scoped, strays, .. } = self;
-        let Some(mut completions) = cq.poll_direct()? else { return Ok(found) };
-        let nobody = routes.nobody();
-        // What may be visited yet, beyond what is left of a round.
-        let mut rest = most - found;
-        while rest > 0 && *slack > 0 {
-            let mut left = (*slack as usize).min(rest);
-            rest -= left;
-            loop {
-                // Successes alone, so that whoever visits need not be asked about it.
-                while left > 0 {
-                    let Some(completion) = completions.next_usual() else { break };
-                    let (wr_id, number) = (completion.wr_id(), completion.number());
-                    match routes.find(number).unwrap_or(nobody).settle_usual(wr_id) {
-                        Some(place) => visit(Settled::good(place, completion)),
-                        None => {
-                            rare(routes, completion.again(), scoped, strays, &mut rest, &mut visit)
-                        }
-                    }
-                    left -= 1;
-                }
-                if left == 0 {
-                    break;
-                }
-                if !unusual(routes, &mut completions, scoped, strays, &mut rest, &mut visit) {
-                    return Ok(most - rest - left);
-                }
-                left -= 1;
+        loop {
+            if self.spare == 0 || !self.backlog.is_empty() || !self.cq.is_direct() {
+                found += self.poll_copies(most - found, &mut visit)?;
             }
-            completions.give_back();
+            let OwnedCompletionQueue { cq, qps, spare, backlog, .. } = self;
+            let Some(mut completions) = cq.poll_direct()? else { return Ok(found) };
+            match poll_in_place(qps, &mut completions, *spare, backlog, most - found, &mut visit) {
+                Ok(more) => return Ok(found + more),
+                Err(more) => found += more,
+            }
         }
-        Ok(most - rest)
     }
 
-    /// The same for what was found before, for a queue that has not a single entry to spare, and for one
-    /// that others poll otherwise: what it consumes goes back before what was lent does.
+    /// Polls for what [`poll_in_place`] does not: for the backlog, for a queue without a spare entry, and
+    /// for a provider whose completions are not visited in place. An entry goes back to the device before
+    /// its request's memory is shown.
     #[cold]
     #[inline(never)]
-    fn poll_aside(
+    fn poll_copies(
         &mut self,
         most: usize,
-        visit: &mut dyn FnMut(Settled<'_, T>),
+        visit: &mut dyn FnMut(VisitedCompletion<'_, T>),
     ) -> std::result::Result<usize, PollError> {
-        let OwnedCompletionQueue { cq, routes, slack, stash, scoped, strays, .. } = self;
-        let direct = cq.is_direct();
+        let OwnedCompletionQueue { cq, qps, spare, backlog, .. } = self;
+        let in_place = *spare > 0 && cq.is_direct();
         let mut completions = cq.poll()?;
         let mut found = 0;
         while found < most {
-            if let Some(Done { memory, tag, outcome }) = stash.pop_front() {
-                let mut spare = Spare::new();
-                visit(Settled::kept(spare.settle(entry(memory, tag)), outcome));
+            if let Some(OwnedCompletion { memory, tag, outcome }) = backlog.done.pop_front() {
+                let mut slot = DetachedSlot::new();
+                visit(VisitedCompletion::copied(slot.put(lent(memory, tag)), outcome));
                 found += 1;
                 continue;
             }
-            if *slack > 0 && direct {
+            if backlog.covered.is_some() {
+                if let Some((loan, outcome)) = backlog.next_covered(qps) {
+                    visit(VisitedCompletion::copied(loan, outcome));
+                    found += 1;
+                }
+                continue;
+            }
+            if in_place {
                 break;
             }
             let Some(completion) = completions.next() else { break };
             let (number, wr_id) = (completion.number(), completion.wr_id());
             let outcome = Outcome::of(&completion);
             completions.give_back();
-            let known = routes.find(number);
-            match known.and_then(|known| known.settle_usual(wr_id)) {
-                Some(place) => {
-                    visit(Settled::kept(place, outcome));
-                    found += 1;
-                }
-                None => set_aside(routes, (number, wr_id), outcome, scoped, strays),
+            let common = qps.find(number).and_then(|entry| entry.take_back_common(wr_id));
+            let loan = common.or_else(|| backlog.sort(qps, (number, wr_id), outcome));
+            if let Some(loan) = loan {
+                visit(VisitedCompletion::copied(loan, outcome));
+                found += 1;
             }
         }
         Ok(found)
     }
 
-    /// Gives back what a poll consumed whose answer was forgotten.
+    /// Gives the entries back to the device that a forgotten poll consumed.
     #[inline(always)]
-    fn remember(&mut self) {
-        if self.left != self.slack {
+    fn give_back_forgotten(&mut self) {
+        if self.spare_left != self.spare {
             self.cq.give_back();
-            self.left = self.slack;
+            self.spare_left = self.spare;
         }
     }
 
-    /// Looks for completions on behalf of a scope, and keeps those of others for the next poll.
-    pub(super) fn gather(&mut self) -> std::result::Result<(), PollError> {
-        let mut stash = std::mem::take(&mut self.stash);
+    /// Polls, and keeps everything for the next poll.
+    pub(super) fn poll_into_backlog(&mut self) -> std::result::Result<(), PollError> {
+        let mut done = std::mem::take(&mut self.backlog.done);
         if let Ok(completions) = self.poll() {
-            stash.extend(completions);
+            done.extend(completions);
         }
-        self.stash = stash;
+        self.backlog.done = done;
         self.cq.poll().map(drop)
     }
 
-    /// Keeps something for the next poll.
-    pub(super) fn keep(&mut self, done: Done<T>) {
-        self.stash.push_back(done);
+    /// Keeps a completion for the next poll.
+    pub(super) fn keep(&mut self, done: OwnedCompletion<T>) {
+        self.backlog.done.push_back(done);
     }
 
-    /// Asks for an event; see [`CompletionQueue::req_notify`].
+    /// Asks for one event at the channel when a completion arrives; see [`CompletionQueue::req_notify`].
     ///
     /// # Errors
     ///
     /// Those of [`CompletionQueue::req_notify`].
+    #[doc(alias = "ibv_req_notify_cq")]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         self.cq.req_notify(notify)
     }
 
-    /// Completions that gave nothing back, because they were of queue pairs that are not adopted
-    /// or gone.
-    pub fn strays(&self) -> u64 {
-        self.strays
+    /// How many completions gave nothing back, because their queue pairs are not adopted or were dropped.
+    pub fn unmatched(&self) -> u64 {
+        self.backlog.unmatched
     }
 }
 
@@ -339,104 +412,153 @@ impl<T> fmt::Debug for OwnedCompletionQueue<T> {
     }
 }
 
-/// Does with the next completion, if there is one, as [`rare`] does.
-#[cold]
-#[inline(never)]
-fn unusual<T>(
-    routes: &Routes<T>,
+/// Shows completions where the device wrote them. `Ok` with their number if there are no more, or `most`;
+/// `Err` with their number if the backlog comes next.
+#[inline(always)]
+fn poll_in_place<T>(
+    qps: &QpMap<T>,
     completions: &mut Direct<'_>,
-    scoped: &mut Vec<(u64, Outcome)>,
-    strays: &mut u64,
-    rest: &mut usize,
-    visit: &mut dyn FnMut(Settled<'_, T>),
-) -> bool {
-    let Some(completion) = completions.next() else { return false };
-    rare(routes, completion, scoped, strays, rest, visit);
-    true
+    spare: u32,
+    backlog: &mut Backlog<T>,
+    most: usize,
+    visit: &mut impl FnMut(VisitedCompletion<'_, T>),
+) -> std::result::Result<usize, usize> {
+    let missing = qps.missing();
+    // What may be visited in later rounds. In each, `left` entries are consumed before they are given back.
+    let mut rest = most;
+    while rest > 0 && spare > 0 {
+        let mut left = (spare as usize).min(rest);
+        rest -= left;
+        loop {
+            // Successes have a loop of their own, in which the compiler knows the status.
+            while left > 0 {
+                let Some(completion) = completions.next_usual() else { break };
+                let (wr_id, number) = (completion.wr_id(), completion.number());
+                match qps.find(number).unwrap_or(missing).take_back_common(wr_id) {
+                    Some(loan) => visit(VisitedCompletion::success(loan, completion)),
+                    None => {
+                        if !visit_other(qps, completion.again(), backlog, &mut rest, visit) {
+                            return Err(most - rest - (left - 1));
+                        }
+                    }
+                }
+                left -= 1;
+            }
+            if left == 0 {
+                break;
+            }
+            match visit_next(qps, completions, backlog, &mut rest, visit) {
+                None => return Ok(most - rest - left),
+                Some(false) => return Err(most - rest - (left - 1)),
+                Some(true) => left -= 1,
+            }
+        }
+        completions.give_back();
+    }
+    Ok(most - rest)
 }
 
-/// Shows a completion to `visit` that is a failure, or takes note of one that gives nothing back to a
-/// poll: one more may be visited then.
+/// As [`visit_other`], for the next completion of any status, if there is one.
 #[cold]
 #[inline(never)]
-fn rare<T>(
-    routes: &Routes<T>,
+fn visit_next<T>(
+    qps: &QpMap<T>,
+    completions: &mut Direct<'_>,
+    backlog: &mut Backlog<T>,
+    rest: &mut usize,
+    visit: &mut dyn FnMut(VisitedCompletion<'_, T>),
+) -> Option<bool> {
+    let completion = completions.next()?;
+    Some(visit_other(qps, completion, backlog, rest, visit))
+}
+
+/// Shows a completion that is a failure, or whose `wr_id` is not common. If it gives nothing back to a poll,
+/// one more may be visited. Answers `false` if the backlog comes next.
+#[cold]
+#[inline(never)]
+fn visit_other<T>(
+    qps: &QpMap<T>,
     completion: Completion<'_>,
-    scoped: &mut Vec<(u64, Outcome)>,
-    strays: &mut u64,
+    backlog: &mut Backlog<T>,
     rest: &mut usize,
-    visit: &mut dyn FnMut(Settled<'_, T>),
-) {
+    visit: &mut dyn FnMut(VisitedCompletion<'_, T>),
+) -> bool {
     let (number, wr_id) = (completion.number(), completion.wr_id());
-    let known = routes.find(number);
-    if let Some(place) = known.and_then(|known| known.settle_usual(wr_id)) {
-        return visit(Settled::lent(place, completion));
+    let common = qps.find(number).and_then(|entry| entry.take_back_common(wr_id));
+    let outcome = Outcome::of(&completion);
+    match common.or_else(|| backlog.sort(qps, (number, wr_id), outcome)) {
+        Some(loan) => visit(VisitedCompletion::in_queue(loan, completion)),
+        None => *rest += 1,
     }
-    set_aside(routes, (number, wr_id), Outcome::of(&completion), scoped, strays);
-    *rest += 1;
+    backlog.covered.is_none()
 }
 
-/// Takes note of a completion that gives nothing back to a poll.
-#[cold]
-#[inline(never)]
-fn set_aside<T>(
-    routes: &Routes<T>,
-    (number, wr_id): (u32, u64),
-    outcome: Outcome,
-    scoped: &mut Vec<(u64, Outcome)>,
-    strays: &mut u64,
-) {
-    match routes.find(number).and_then(|known| known.settle(wr_id)) {
-        // There is nothing to drop: a scope keeps what it lends.
-        Some(_) => scoped.push((wr_id, outcome)),
-        None => *strays += 1,
-    }
-}
-
-/// The completions of one poll; see [`OwnedCompletionQueue::poll`].
+/// The requests that one poll found to be over; see [`OwnedCompletionQueue::poll`].
 pub struct OwnedCompletions<'q, T> {
     completions: Completions<'q>,
-    routes: &'q Routes<T>,
-    slack: u32,
-    /// Entries that may yet be consumed before they are given back.
-    left: &'q mut u32,
-    stash: &'q mut VecDeque<Done<T>>,
-    scoped: &'q mut Vec<(u64, Outcome)>,
-    strays: &'q mut u64,
+    qps: &'q QpMap<T>,
+    spare: u32,
+    /// Entries that may still be consumed before they are given back.
+    spare_left: &'q mut u32,
+    backlog: &'q mut Backlog<T>,
 }
 
 impl<T> OwnedCompletions<'_, T> {
+    /// The next of the backlog.
     #[cold]
-    fn stashed(&mut self) -> Option<Done<T>> {
-        self.stash.pop_front()
+    fn next_of_backlog(&mut self) -> Option<OwnedCompletion<T>> {
+        if let Some(done) = self.backlog.done.pop_front() {
+            return Some(done);
+        }
+        let (loan, outcome) = self.backlog.next_covered(self.qps)?;
+        let (memory, tag) = memory_and_tag(loan.take())?;
+        Some(OwnedCompletion { memory, tag, outcome })
+    }
+
+    /// What a completion gives back whose `wr_id` is not common.
+    #[cold]
+    fn sort(&mut self, name: (u32, u64), outcome: Outcome) -> Option<OwnedCompletion<T>> {
+        match self.backlog.sort(self.qps, name, outcome) {
+            Some(loan) => {
+                let (memory, tag) = memory_and_tag(loan.take())?;
+                Some(OwnedCompletion { memory, tag, outcome })
+            }
+            None => self.next_of_backlog(),
+        }
     }
 }
 
 impl<T> Iterator for OwnedCompletions<'_, T> {
-    type Item = Done<T>;
+    type Item = OwnedCompletion<T>;
 
     #[inline]
-    fn next(&mut self) -> Option<Done<T>> {
-        if !self.stash.is_empty() {
-            return self.stashed();
+    fn next(&mut self) -> Option<OwnedCompletion<T>> {
+        if !self.backlog.is_empty() {
+            if let Some(done) = self.next_of_backlog() {
+                return Some(done);
+            }
         }
         loop {
             let completion = self.completions.next()?;
             let (number, wr_id) = (completion.number(), completion.wr_id());
             let outcome = Outcome::of(&completion);
-            // Before what was lent comes back and its place can be posted to again.
-            match self.left.checked_sub(1) {
-                Some(left) => *self.left = left,
+            // Before the memory comes back and its place can be posted to again.
+            match self.spare_left.checked_sub(1) {
+                Some(left) => *self.spare_left = left,
                 None => {
                     self.completions.give_back();
-                    *self.left = self.slack;
+                    *self.spare_left = self.spare;
                 }
             }
-            let place = self.routes.find(number).and_then(|known| known.settle(wr_id));
-            match place.map(|place| parts(place.take())) {
-                Some(Some((memory, tag))) => return Some(Done { memory, tag, outcome }),
-                Some(None) => self.scoped.push((wr_id, outcome)),
-                None => *self.strays += 1,
+            let common = self.qps.find(number).and_then(|entry| entry.take_back_common(wr_id));
+            let done =
+                match common {
+                    Some(loan) => memory_and_tag(loan.take())
+                        .map(|(memory, tag)| OwnedCompletion { memory, tag, outcome }),
+                    None => self.sort((number, wr_id), outcome),
+                };
+            if done.is_some() {
+                return done;
             }
         }
     }
@@ -445,8 +567,8 @@ impl<T> Iterator for OwnedCompletions<'_, T> {
 impl<T> Drop for OwnedCompletions<'_, T> {
     #[inline]
     fn drop(&mut self) {
-        // What it consumed is given back when this is gone.
-        *self.left = self.slack;
+        // Dropping `completions` gives the entries back.
+        *self.spare_left = self.spare;
     }
 }
 

@@ -1,5 +1,4 @@
-//! Posting without `unsafe`: requests take the memory that they work on, and completions give it
-//! back.
+//! Posting without `unsafe`: requests take the memory that they work on, and completions give it back.
 //!
 //! ```no_run
 //! # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -26,46 +25,61 @@
 //! # Ok(()) }
 //! ```
 //!
+//! Requests on borrowed memory are posted in a [scope](OwnedQueuePair::scope); a program's own registered
+//! memory is lent as a [`RegisteredBuffer`]; requests without a completion of their own are pushed with
+//! [`push_unsignaled`](OwnedSendBatch::push_unsignaled).
+//!
 //! # Why this is sound
 //!
-//! [`SendBatch::ring`](crate::SendBatch#what-the-caller-of-ring-promises) asks of its caller that what
-//! a request names stays valid until the request is over, that what the device writes is not borrowed
-//! meanwhile, that a memory window outlives its bindings, and that the caller knows which request a
-//! completion is of. Here no windows are bound, the library chooses the `wr_id`s, and the memory is
-//! moved into a table when it is posted, and comes out of it
+//! The caller of [`SendBatch::ring`](crate::SendBatch#what-the-caller-of-ring-promises) promises that what a
+//! request names stays valid until the request is over, that what the device writes is not borrowed
+//! meanwhile, that a memory window outlives its bindings, and that it knows which request a completion
+//! belongs to. Here windows are not bound, the library chooses the `wr_id`s, and the memory moves into a
+//! loan table when its request is posted. It comes out of the table
 //!
-//! - when its own completion is polled: the number that the device carries from the request to the
-//!   completion opens one slot, once, and only if it comes from the queue pair that it was posted
-//!   to, so that numbers of other requests, other queue pairs and earlier times open nothing;
-//! - or when the kernel confirmed that the device is done with the queue: that it was reset, that
-//!   it is destroyed, or that the device is gone. If the kernel confirms nothing, the memory is
-//!   leaked and [counted](crate::Context::leaked).
+//! - when the completion of its request is polled. The `wr_id`, which the device carries from the request
+//!   to the completion, takes one loan back, once, and only in the completion's own queue pair. The
+//!   `wr_id` of another request, queue pair or time takes nothing back;
+//! - when the completion of a later request of the same send queue is polled, if the request is unsignaled.
+//!   A send queue completes in order, so at that time the request is over; if it had failed, it would have
+//!   had a completion of its own before;
+//! - when the kernel has confirmed that the device is done with the queue: it was reset or destroyed, or the
+//!   device is gone. If the kernel confirms nothing, the memory is leaked and
+//!   [counted](crate::Context::leaked).
 //!
-//! Nothing depends on a destructor that runs: a queue that is forgotten keeps what it was lent, a
-//! batch that is forgotten gives it back with a later one, and a child of a fork keeps what
-//! it inherited. Nothing depends on the peer, either: a [`Buffer`] is a slice because its pool
-//! grants peers no right to write, and a [`RegionSlice`], which a peer may write, is none.
+//! The first two depend on the device alone, and not on the program: it cannot forge a completion. They do
+//! not depend on destructors either. A queue that is forgotten keeps what it was lent; a batch that is
+//! forgotten gives it back with a later batch, because the device was not told of it; a forked child keeps
+//! what it inherited, and can neither post nor poll. They do not depend on the peer: a [`Buffer`] is a slice
+//! because its pool grants peers no right to write, and a [`RegionSlice`], which a peer may write, is no
+//! slice.
 //!
-//! What the layer adds to a request is a slot taken and given back, a look at whose memory it is,
-//! and the memory's way in and out: no lock, no allocation, no system call. Who counts instructions
-//! [visits completions](OwnedCompletionQueue::poll_each) instead of having them handed out.
+//! Of a [`RegisteredBuffer`] the library knows only the value. That its bytes stay registered and unborrowed
+//! while it is lent is what the `unsafe impl` promises; that it *is* lent until the device is done is what
+//! the library adds.
+//!
+//! A request costs a slot of the loan table, a comparison of protection domains, and moving the memory in
+//! and out: no lock, no allocation, no system call. [`poll_each`](OwnedCompletionQueue::poll_each) moves less
+//! than [`poll`](OwnedCompletionQueue::poll).
 #![deny(unsafe_code)]
 
 mod buffer;
 mod completion;
 mod cq;
-mod desk;
-mod memory;
+mod lending;
+mod program_buffer;
+mod qp_map;
 mod queue;
-mod route;
+mod region_slice;
 mod scope;
 mod srq;
 
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
-pub use completion::{Done, Outcome, Settled};
+pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
-pub use desk::Refused;
-pub use memory::{Lend, LendMut, Memory, RegionSlice};
+pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
+pub use program_buffer::{ProgramBuffer, RegisteredBuffer};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};
-pub use scope::{Ending, Held, Local, Part, Pending, Scope, ScopeError};
+pub use region_slice::RegionSlice;
+pub use scope::{Ending, LendScoped, Pending, RegionRef, Scope, ScopeError, ScopedRegion};
 pub use srq::OwnedSharedReceiveQueue;

@@ -1,14 +1,16 @@
 //! Queue pairs whose requests take their memory.
 
-use super::completion::{Done, Outcome};
+use super::completion::{Outcome, OwnedCompletion};
 use super::cq::OwnedCompletionQueue;
-use super::desk::{Desk, Draft, Refused};
-use super::memory::{Lend, LendMut, Post};
-use super::route::{Lent, Route, parts};
+use super::lending::{Append, BatchLender, Lend, LendMut, Loans, OtherLoan, PushError};
+use super::lending::{QueueLender, RequestSlot, memory_and_tag, sge_of};
+use super::qp_map::AdoptedQp;
+use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
-use crate::wr::{Payload, PostError, RingError, SendOp, SendWr, Sge};
+use crate::wc::WcOpcode;
+use crate::wr::{Payload, PostError, RingError, SendFlags, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -16,104 +18,108 @@ use std::sync::Arc;
 /// A queue pair whose requests take their memory, and whose completions give it back with a tag of
 /// type `T`.
 ///
-/// Made by [`OwnedCompletionQueue::adopt`](super::OwnedCompletionQueue::adopt). Posting takes
-/// `&mut self`; polling is the completion queue's, on this thread or another. Every request
-/// completes, as if it were signaled. Dropping the queue pair resets it and frees what was lent
-/// once the kernel confirmed that; what it does not confirm is leaked and
-/// [counted](crate::Context::leaked). One on a shared receive queue is better
-/// [closed](Self::close).
+/// Made by [`OwnedCompletionQueue::adopt`](super::OwnedCompletionQueue::adopt). Posting takes `&mut self`;
+/// the completion queue is polled on this thread or another. Everything that is not posting is behind
+/// [`Deref`], as a [`QpControl`].
+///
+/// Dropping the queue pair resets it, and frees what it was lent as soon as the kernel has confirmed that;
+/// what the kernel does not confirm is leaked and [counted](crate::Context::leaked). A queue pair on a
+/// shared receive queue should be [closed](Self::close) instead.
+///
+/// See [`owned`](super#) for an example.
 pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     pub(super) qp: QueuePair<S>,
-    pub(super) route: Arc<Route<T>>,
-    sends: Desk<T>,
+    pub(super) adopted: Arc<AdoptedQp<T>>,
+    sends: QueueLender<T>,
     /// `None` when receives come from a shared receive queue.
-    recvs: Option<Desk<T>>,
+    recvs: Option<QueueLender<T>>,
 }
 
 impl<T, S: Sharing> OwnedQueuePair<T, S> {
     pub(super) fn new(
         qp: QueuePair<S>,
-        route: Arc<Route<T>>,
-        sends: Desk<T>,
-        recvs: Option<Desk<T>>,
+        adopted: Arc<AdoptedQp<T>>,
+        sends: QueueLender<T>,
+        recvs: Option<QueueLender<T>>,
     ) -> Self {
-        OwnedQueuePair { qp, route, sends, recvs }
+        OwnedQueuePair { qp, adopted, sends, recvs }
     }
 
-    /// Starts a batch of sends. What is pushed to it reaches the device when it is rung; what a
-    /// batch holds that is dropped before is dropped with it.
+    /// Starts a batch of sends. The device sees them when the batch is rung. A batch that is dropped
+    /// before drops the memory of its requests.
     ///
     /// # Errors
     ///
     /// Those of [`SendQueue::batch`](crate::SendQueue::batch).
     #[inline(always)]
     pub fn send_batch(&mut self) -> Result<OwnedSendBatch<'_, T, S>, PostError> {
-        Ok(OwnedSendBatch { draft: self.sends.draft(), batch: self.qp.send_batch()? })
+        Ok(OwnedSendBatch { lender: self.sends.begin(), batch: self.qp.send_batch()? })
     }
 
-    /// Starts a batch of receives.
+    /// Starts a batch of receives. The device sees them when the batch is rung.
     ///
     /// # Errors
     ///
-    /// Those of [`RecvQueue::batch`](crate::RecvQueue::batch), and [`PostError::SharedReceives`].
+    /// Those of [`RecvQueue::batch`](crate::RecvQueue::batch), and [`PostError::SharedReceives`] for a queue
+    /// pair on a shared receive queue.
     #[inline(always)]
     pub fn recv_batch(&mut self) -> Result<OwnedRecvBatch<'_, T>, PostError> {
         match &mut self.recvs {
-            Some(recvs) => Ok(OwnedRecvBatch::new(recvs.draft(), self.qp.recv_batch()?)),
+            Some(recvs) => Ok(OwnedRecvBatch::new(recvs.begin(), self.qp.recv_batch()?)),
             None => Err(PostError::SharedReceives),
         }
     }
 
-    /// Sends that can be posted before one completes.
+    /// Sends that can be posted before one completes. Looks at each place of the queue.
     pub fn send_room(&mut self) -> usize {
         self.sends.room()
     }
 
-    /// Receives that can be posted before one completes; none to a shared receive queue.
+    /// Receives that can be posted before one completes; 0 for a queue pair on a shared receive queue.
+    /// Looks at each place of the queue.
     pub fn recv_room(&mut self) -> usize {
-        self.recvs.as_mut().map_or(0, Desk::room)
+        self.recvs.as_mut().map_or(0, QueueLender::room)
     }
 
-    /// Brings the queue pair back to state [`RESET`](crate::QpState::RESET). Requests that have not
-    /// completed are found by the next poll of `cq`, as if they had been flushed.
+    /// Moves the queue pair to state [`RESET`](crate::QpState::RESET). The next poll of `cq` finds the
+    /// requests that had not completed, as [flushed](crate::WcStatus::WR_FLUSH_ERR).
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePair::reset`](crate::QueuePair::reset). What the kernel refused may be done
-    /// by half: a queue pair on a shared receive queue may be in state `RESET` then, where nothing
-    /// but another `reset` helps.
+    /// Those of [`QueuePair::reset`](crate::QueuePair::reset). After an error the queue pair may be in state
+    /// `RESET` all the same if it is on a shared receive queue; then call `reset` again.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
         self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
-        // Nobody posted what was only pushed to a batch, and then forgotten.
-        self.sends.tidy();
-        self.recvs.iter_mut().for_each(Desk::tidy);
+        // The device was not told of requests in a forgotten batch: they are not flushed.
+        self.sends.drop_unposted();
+        self.recvs.iter_mut().for_each(QueueLender::drop_unposted);
         if self.recvs.is_none() {
-            // Now, or what arrives between looking and resetting would be discarded, and with it the
-            // place in the shared receive queue. Should it fail, so does what follows.
+            // Stop the device first: the reset would discard what arrives after the poll, and with it places
+            // of the shared receive queue. If this fails, the reset below fails as well.
             let _ = self.qp.revoke();
         }
-        // What completed is given back as such, and the rest is discarded by the reset.
-        let _ = cq.gather();
+        // Requests that completed are given back with their completions, which the reset would discard.
+        let _ = cq.poll_into_backlog();
         self.qp.reset(&mut [&mut cq.cq])?;
-        // What was discarded lies in the completion queue until somebody looks, and the room is
-        // counted on by what is posted next.
-        let _ = cq.gather();
+        // Discarded completions take room in the completion queue until it is polled, and the next requests
+        // need the room.
+        let _ = cq.poll_into_backlog();
         let qpn = self.qp.qpn();
-        Lent::reclaim(self.tables(), |entry| {
-            if let Some((memory, tag)) = parts(entry) {
-                cq.keep(Done { memory, tag, outcome: Outcome::flushed(qpn) });
+        Loans::reclaim(self.loan_tables(), |lent| {
+            if let Some((memory, tag)) = memory_and_tag(lent) {
+                cq.keep(OwnedCompletion { memory, tag, outcome: Outcome::flushed(qpn) });
             }
         });
         Ok(())
     }
 
-    /// Resets the queue pair and drops it: what was received and what was not even sent are found by
-    /// the next poll of `cq`.
+    /// [Resets](Self::reset) the queue pair and drops it. The next poll of `cq` finds what was received, and
+    /// what was not sent.
     ///
-    /// A queue pair that is merely dropped takes along what it received and nobody polled. The memory
-    /// of its own queues is free then, but receives of a shared queue belong to that: their memory
-    /// stays lent, and their places are not used again, until the shared queue and all its queue
-    /// pairs are gone. What a message had only begun to fill stays so in any case.
+    /// Dropping the queue pair discards the completions that were not polled. Memory lent to its own queues
+    /// is freed then. Receives of a shared queue whose completions are discarded stay lent, and their places
+    /// unused, until the shared queue and all its queue pairs are destroyed. So does, also after `close`,
+    /// a receive that a message had begun to fill.
     ///
     /// # Errors
     ///
@@ -122,14 +128,14 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         self.reset(cq)
     }
 
-    /// Whether it takes its receives from a shared receive queue.
+    /// Whether its receives come from a shared receive queue.
     pub(crate) fn shares_receives(&self) -> bool {
         self.recvs.is_none()
     }
 
-    /// Everything lent to queues of this queue pair alone.
-    pub(super) fn tables(&self) -> impl Iterator<Item = &Lent<T>> {
-        std::iter::once(self.sends.lent()).chain(self.recvs.as_ref().map(Desk::lent))
+    /// The loan tables of the queue pair's own queues.
+    pub(super) fn loan_tables(&self) -> impl Iterator<Item = &Loans<T>> {
+        std::iter::once(self.sends.loans()).chain(self.recvs.as_ref().map(QueueLender::loans))
     }
 }
 
@@ -145,12 +151,12 @@ impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
 impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
     fn drop(&mut self) {
         if self.qp.revoke() {
-            // First, for what is dropped is the program's, and may panic.
-            self.route.close();
-            Lent::reclaim(self.tables(), drop);
+            // First, because dropping the program's memory and tags may panic.
+            self.adopted.close();
+            Loans::reclaim(self.loan_tables(), drop);
         } else {
-            // Nobody knows what the device still does, nor what it may complete.
-            self.tables().for_each(|lent| std::mem::forget(lent.clone()));
+            // The device may still work on what is lent, so the tables are leaked.
+            self.loan_tables().for_each(|loans| std::mem::forget(loans.clone()));
             self.qp.qp.file().count_leak();
         }
     }
@@ -162,16 +168,18 @@ impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
     }
 }
 
-/// Sends that the device does not know of yet, with the memory that they work on.
+/// Sends that the device was not told of yet, with the memory that they work on.
+///
+/// From [`OwnedQueuePair::send_batch`].
 pub struct OwnedSendBatch<'q, T, S: Sharing = Shared> {
-    /// First: should the batch be dropped, this takes everything back.
-    pub(super) draft: Draft<'q, T>,
+    /// Dropped first: it takes everything back.
+    pub(super) lender: BatchLender<'q, T>,
     pub(super) batch: SendBatch<'q, S>,
 }
 
 impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
-    /// Appends a request that works on `memory`: what it sends or writes to the peer, or where
-    /// what it reads goes. The request itself names none, and its number is not used:
+    /// Appends a request that works on `memory`: it sends the memory, writes it to the peer, or reads the
+    /// peer's into it. `wr` itself names no memory; its `wr_id` and whether it is signaled do not count.
     ///
     /// ```no_run
     /// # use uverbs::{Remote, SendWr, owned::*};
@@ -185,28 +193,92 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`SendBatch::push`]; [`PostError::NamesMemory`] if the request names memory by
-    /// number, as that which [binds](SendWr::bind_mw) a window does;
-    /// [`PostError::ForeignMemory`]; [`PostError::ReadOnly`] for a
-    /// [`SharedBuffer`](super::SharedBuffer) that the device would write. The memory comes back
-    /// with the error.
+    /// Those of [`SendBatch::push`]; [`PostError::NamesMemory`] if `wr` names memory by key, which a request
+    /// that [binds](SendWr::bind_mw) a window does; [`PostError::ForeignMemory`] for memory of another
+    /// protection domain; [`PostError::ReadOnly`] for memory that the device would write and must not, a
+    /// [`SharedBuffer`](super::SharedBuffer) for one. Memory and tag come back with the error.
     #[inline(always)]
     pub fn push<L: Lend>(
         &mut self,
         wr: SendWr<'_>,
         memory: L,
         tag: T,
-    ) -> Result<(), Refused<L, T>> {
-        // Without closures, which are not always compiled in place.
-        let OwnedSendBatch { draft, batch } = self;
-        if let Err(error) = check(draft, &wr, &memory) {
-            return Err(Refused { memory, tag, error });
+    ) -> Result<(), PushError<L, T>> {
+        let OwnedSendBatch { lender, batch } = self;
+        if let Err(error) = check(lender, &wr, &memory) {
+            return Err(PushError { memory, tag, error });
         }
-        let place = match draft.place() {
-            Ok(place) => place,
-            Err(error) => return Err(Refused { memory, tag, error }),
+        let slot = match lender.free_slot() {
+            Ok(slot) => slot,
+            Err(error) => return Err(PushError { memory, tag, error }),
         };
-        memory.deposit(place, tag, Appended { batch, wr })
+        memory.lend_in_slot(RequestSlot(slot), tag, AppendSend { batch, wr: wr.signaled() })
+    }
+
+    /// As [`push`](Self::push), for a request that raises no completion of its own if it succeeds: its memory
+    /// comes back with the completion of a later signaled request of the same queue, or when the queue pair
+    /// is reset or dropped.
+    ///
+    /// Polling gives each request back by itself, in the order of the queue:
+    ///
+    /// ```no_run
+    /// # use uverbs::{PostError, Remote, SendWr, owned::*};
+    /// # fn f(qp: &mut OwnedQueuePair<u32>, buffers: [Buffer; 3], to: Remote)
+    /// # -> Result<(), PostError> {
+    /// let [first, second, last] = buffers;
+    /// let mut batch = qp.send_batch()?;
+    /// batch.push_unsignaled(SendWr::write(to, &[]), first, 1)?;
+    /// batch.push_unsignaled(SendWr::write(to, &[]), second, 2)?;
+    /// batch.push(SendWr::write_imm(to, &[], 3), last, 3)?;
+    /// batch.ring()?;
+    /// // One completion of the device; `poll` answers the requests 1, 2 and 3.
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// The outcome of a request without a completion is made up: if the later completion is a success,
+    /// [`SUCCESS`](crate::WcStatus::SUCCESS) with the request's opcode and, for reads and atomics, its
+    /// length. If it is a failure, [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR): the request may have
+    /// been executed or not.
+    ///
+    /// At least one request in half a queue is signaled whatever the program asks for, or a queue full of
+    /// unsignaled requests would never have room again. Of a queue of one or two requests all are.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`push`](Self::push).
+    pub fn push_unsignaled<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        tag: T,
+    ) -> Result<(), PushError<L, T>> {
+        let OwnedSendBatch { lender, batch } = self;
+        if let Err(error) = check(lender, &wr, &memory) {
+            return Err(PushError { memory, tag, error });
+        }
+        let slot = match lender.free_slot() {
+            Ok(slot) => slot,
+            Err(error) => return Err(PushError { memory, tag, error }),
+        };
+        let slot = match slot.unsignaled() {
+            Ok(slot) => slot,
+            Err(slot) => {
+                return memory.lend_in_slot(
+                    RequestSlot(slot),
+                    tag,
+                    AppendSend { batch, wr: wr.signaled() },
+                );
+            }
+        };
+        let (sge, wr) = (sge_of(&memory), SendWr { flags: wr.flags - SendFlags::SIGNALED, ..wr });
+        if let Err(error) = (AppendSend { batch, wr }).append(slot.wr_id(), sge) {
+            return Err(PushError { memory, tag, error });
+        }
+        let (opcode, byte_len) = (opcode(&wr.op), returned_bytes(&wr.op, sge));
+        let memory = memory.into_memory();
+        let other = OtherLoan::Unsignaled { memory, tag, opcode, byte_len };
+        slot.lend(CompactEnum::new(Content::Large(other)));
+        Ok(())
     }
 
     /// Requests pushed so far.
@@ -225,13 +297,13 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
     ///
     /// # Errors
     ///
-    /// After [`RingError::StillQueued`] the requests stay in the queue, with what was lent to them, and are
-    /// sent with the next batch. [`RingError::Forked`].
+    /// After [`RingError::StillQueued`] the requests stay in the queue with their memory, and are sent with
+    /// the next batch. [`RingError::Forked`] in a child of the process that created the queue pair.
     #[inline(always)]
     pub fn ring(self) -> Result<(), RingError> {
-        let OwnedSendBatch { draft, batch } = self;
-        let count = draft.count();
-        told(draft, batch.ring_lent(count))
+        let OwnedSendBatch { lender, batch } = self;
+        let count = lender.loans.count();
+        commit_if_posted(lender, batch.ring_lent(count))
     }
 }
 
@@ -240,29 +312,37 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
     ///
     /// # Errors
     ///
-    /// [`RingError::ForeignThreadDomain`] if the queue was created under another one, and then what was
-    /// pushed is dropped. After [`RingError::StillQueued`] the requests stay in the queue, with what was lent
-    /// to them, and are sent with the next batch. [`RingError::Forked`].
+    /// [`RingError::ForeignThreadDomain`] if the queue was created under another thread domain: the requests
+    /// are dropped with their memory. After [`RingError::StillQueued`] the requests stay in the queue with
+    /// their memory, and are sent with the next batch. [`RingError::Forked`] in a child of the process that
+    /// created the queue pair.
     #[inline(always)]
     pub fn ring(self, td: &mut ThreadDomain) -> Result<(), RingError> {
-        let OwnedSendBatch { draft, batch } = self;
-        let count = draft.count();
-        told(draft, batch.ring_lent(td, count))
+        let OwnedSendBatch { lender, batch } = self;
+        let count = lender.loans.count();
+        commit_if_posted(lender, batch.ring_lent(td, count))
     }
 }
 
-/// Keeps what was lent if the device knows of it.
+/// Keeps what was lent if the requests are in the queue.
 #[inline(always)]
-fn told<T>(draft: Draft<'_, T>, answer: Result<(), RingError>) -> Result<(), RingError> {
-    if answer.is_ok() || answer.is_err_and(|error| error.stays_queued()) {
-        draft.rung();
+fn commit_if_posted<T>(
+    lender: BatchLender<'_, T>,
+    rung: Result<(), RingError>,
+) -> Result<(), RingError> {
+    if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
+        lender.loans.commit();
     }
-    answer
+    rung
 }
 
 #[inline(always)]
-fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Result<(), PostError> {
-    if !draft.knows(memory) {
+fn check<T, L: Lend>(
+    lender: &BatchLender<'_, T>,
+    wr: &SendWr<'_>,
+    memory: &L,
+) -> Result<(), PostError> {
+    if !lender.knows(memory) {
         return Err(PostError::ForeignMemory);
     }
     if wr.op.writes_here() && !memory.is_writable() {
@@ -271,16 +351,42 @@ fn check<T, L: Lend>(draft: &Draft<'_, T>, wr: &SendWr<'_>, memory: &L) -> Resul
     Ok(())
 }
 
+/// What a request of this kind completes as.
+fn opcode(op: &SendOp<'_>) -> WcOpcode {
+    match op {
+        SendOp::Send | SendOp::SendImm(_) | SendOp::SendInv(_) | SendOp::Packet(_) => {
+            WcOpcode::SEND
+        }
+        SendOp::Write(_) | SendOp::WriteImm(..) => WcOpcode::WRITE,
+        SendOp::Read(_) => WcOpcode::READ,
+        SendOp::CompareSwap { .. } | SendOp::MaskedCompareSwap { .. } => WcOpcode::COMPARE_SWAP,
+        SendOp::FetchAdd { .. } | SendOp::MaskedFetchAdd { .. } => WcOpcode::FETCH_ADD,
+        SendOp::BindMw(_) => WcOpcode::BIND_MW,
+        SendOp::LocalInv(_) => WcOpcode::LOCAL_INV,
+        SendOp::Flush { .. } => WcOpcode::FLUSH,
+        SendOp::AtomicWrite { .. } => WcOpcode::ATOMIC_WRITE,
+    }
+}
+
+/// How many bytes a request writes to the memory that it names.
+fn returned_bytes(op: &SendOp<'_>, sge: Option<Sge>) -> u32 {
+    match op {
+        SendOp::Read(_) => sge.map_or(0, |sge| sge.length),
+        _ if op.writes_here() => 8,
+        _ => 0,
+    }
+}
+
 /// Appends a send.
-struct Appended<'b, 'q, 'w, S: Sharing> {
+struct AppendSend<'b, 'q, 'w, S: Sharing> {
     batch: &'b mut SendBatch<'q, S>,
     wr: SendWr<'w>,
 }
 
-impl<S: Sharing> Post for Appended<'_, '_, '_, S> {
+impl<S: Sharing> Append for AppendSend<'_, '_, '_, S> {
     #[inline(always)]
-    fn post(self, ticket: u64, memory: Option<Sge>) -> Result<(), PostError> {
-        let wr = self.wr.id(ticket).signaled();
+    fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
+        let wr = self.wr.id(wr_id);
         if self.batch.try_push_lent(&wr, memory) {
             return Ok(());
         }
@@ -289,18 +395,18 @@ impl<S: Sharing> Post for Appended<'_, '_, '_, S> {
 }
 
 /// Appends a receive.
-struct AppendedRecv<'b, 'q> {
+struct AppendRecv<'b, 'q> {
     batch: &'b mut RecvBatch<'q>,
 }
 
-impl Post for AppendedRecv<'_, '_> {
+impl Append for AppendRecv<'_, '_> {
     #[inline(always)]
-    fn post(self, ticket: u64, memory: Option<Sge>) -> Result<(), PostError> {
-        self.batch.push_lent(ticket, memory)
+    fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
+        self.batch.push_lent(wr_id, memory)
     }
 }
 
-/// Appends a send on the memory `sge` that has to be looked at first.
+/// Appends a send on the memory `sge` after a full check.
 #[inline(always)]
 pub(super) fn append<S: Sharing>(
     batch: &mut SendBatch<'_, S>,
@@ -308,63 +414,67 @@ pub(super) fn append<S: Sharing>(
     sge: Option<Sge>,
 ) -> Result<(), PostError> {
     if let SendOp::BindMw(_) = wr.op {
-        // By a key that may be that of other memory by now.
+        // It names a region by key, which may be another region's by now.
         return Err(PostError::NamesMemory);
     }
     match wr.payload {
         Payload::Inline(_) => batch.push_lent_otherwise(wr),
         Payload::Sges([]) => {
-            // A copy, lest all of them are kept in memory for this.
-            let apart = sge;
-            batch.push_lent_otherwise(SendWr { payload: Payload::Sges(apart.as_slice()), ..wr })
+            batch.push_lent_otherwise(SendWr { payload: Payload::Sges(sge.as_slice()), ..wr })
         }
         Payload::Sges(_) => Err(PostError::NamesMemory),
     }
 }
 
-/// Receives that the device does not know of yet, with the memory that they go to.
+/// Receives that the device was not told of yet, with the memory that messages go to.
+///
+/// From [`OwnedQueuePair::recv_batch`] and
+/// [`OwnedSharedReceiveQueue::batch`](super::OwnedSharedReceiveQueue::batch).
 pub struct OwnedRecvBatch<'q, T> {
-    /// First: should the batch be dropped, this takes everything back.
-    pub(super) draft: Draft<'q, T>,
+    /// Dropped first: it takes everything back.
+    pub(super) lender: BatchLender<'q, T>,
     pub(super) batch: RecvBatch<'q>,
 }
 
 impl<'q, T> OwnedRecvBatch<'q, T> {
-    pub(super) fn new(draft: Draft<'q, T>, batch: RecvBatch<'q>) -> Self {
-        OwnedRecvBatch { draft, batch }
+    pub(super) fn new(lender: BatchLender<'q, T>, batch: RecvBatch<'q>) -> Self {
+        OwnedRecvBatch { lender, batch }
     }
 
-    /// Appends a receive into `memory`. A datagram is preceded by 40 bytes for a global route
-    /// header; of a [`Buffer`](super::Buffer) they are cleared, for a device may write them in part or
-    /// not at all. [`Outcome::filled`](super::Outcome::filled) tells how much the device wrote.
+    /// Appends a receive into `memory`. [`Outcome::filled`](super::Outcome::filled) tells how many bytes a
+    /// message wrote. A datagram lies behind 40 bytes for a global route header, which a device may write in
+    /// part or not at all; in a [`Buffer`](super::Buffer) these bytes are cleared before.
     ///
     /// # Errors
     ///
-    /// Those of [`RecvBatch::push`]; [`PostError::ForeignMemory`]; [`PostError::ReadOnly`]. The
-    /// memory comes back with the error.
+    /// Those of [`RecvBatch::push`]; [`PostError::ForeignMemory`] for memory of another protection domain;
+    /// [`PostError::ReadOnly`] for memory that a device must not write. Memory and tag come back with the
+    /// error.
     #[inline(always)]
-    pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), Refused<L, T>> {
+    pub fn push<L: LendMut>(&mut self, memory: L, tag: T) -> Result<(), PushError<L, T>> {
         self.push_any(memory, tag)
     }
 
-    /// As [`push`](Self::push), for what is known to be writable only when it is looked at.
+    /// As [`push`](Self::push), for memory of which only its value tells whether it may be written.
     #[inline(always)]
-    pub(crate) fn push_any<L: Lend>(&mut self, mut memory: L, tag: T) -> Result<(), Refused<L, T>> {
-        let OwnedRecvBatch { draft, batch } = self;
-        if !draft.knows(&memory) {
-            return Err(Refused { memory, tag, error: PostError::ForeignMemory });
+    pub(crate) fn push_any<L: Lend>(
+        &mut self,
+        mut memory: L,
+        tag: T,
+    ) -> Result<(), PushError<L, T>> {
+        let OwnedRecvBatch { lender, batch } = self;
+        if !lender.knows(&memory) {
+            return Err(PushError { memory, tag, error: PostError::ForeignMemory });
         }
         if !memory.is_writable() {
-            return Err(Refused { memory, tag, error: PostError::ReadOnly });
+            return Err(PushError { memory, tag, error: PostError::ReadOnly });
         }
-        if draft.has_headers() {
-            memory.clear_header();
-        }
-        let place = match draft.place() {
-            Ok(place) => place,
-            Err(error) => return Err(Refused { memory, tag, error }),
+        lender.prepare_recv(&mut memory);
+        let slot = match lender.free_slot() {
+            Ok(slot) => slot,
+            Err(error) => return Err(PushError { memory, tag, error }),
         };
-        memory.deposit(place, tag, AppendedRecv { batch })
+        memory.lend_in_slot(RequestSlot(slot), tag, AppendRecv { batch })
     }
 
     /// Requests pushed so far.
@@ -380,10 +490,10 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     /// Hands the batch to the device.
     #[inline(always)]
     pub fn ring(self) {
-        let OwnedRecvBatch { draft, batch } = self;
-        if draft.count() > 0 {
+        let OwnedRecvBatch { lender, batch } = self;
+        if lender.loans.count() > 0 {
             batch.ring_lent();
         }
-        draft.rung();
+        lender.loans.commit();
     }
 }

@@ -1,19 +1,18 @@
-//! Requests on borrowed memory: what is posted within a scope is over when the scope ends.
+//! Requests on borrowed memory: they are over when their scope ends.
 
 use super::buffer::{Buffer, SharedBuffer};
 use super::completion::Outcome;
 use super::cq::OwnedCompletionQueue;
-use super::desk::named;
-use super::memory::{Name, Named};
+use super::lending::{HasSge, OtherLoan, RegionSge, sge_of};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::{ErrorWith, MemoryError, Result};
 use crate::file::File;
-use crate::identity::Identity;
+use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::region::{Pledged, Pledges};
 use crate::mr::{HostMemory, MemoryRegion};
-use crate::pd::{Exclusive, KernelPd, ProtectionDomain, Shared, Sharing};
+use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
 use crate::wr::{PostError, RingError, SendWr, Sge};
@@ -24,53 +23,53 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// How long a scope waits for its requests when it ends, unless told otherwise.
-const PATIENCE: Duration = Duration::from_secs(10);
-/// How long it waits for them to be flushed once the queue pair is in an error state, and for a kernel
-/// that will not reset the queue pair, or not let go of memory.
-const FLUSH: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2000 });
+/// How long a scope waits for its requests when it ends, unless the program sets another time.
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
+/// How long it waits for the flush of a queue pair in an error state, and for a kernel that refuses to
+/// reset the queue pair, or to deregister memory.
+const FLUSH_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2000 });
 
-/// Where requests on borrowed memory are posted; see [`OwnedQueuePair::scope`].
+/// Posts requests on borrowed memory; see [`OwnedQueuePair::scope`].
 ///
-/// `'s` is the time of the scope, which its caller cannot name, so that nothing of it leaves the body;
-/// what it borrows lasts for `'env`, which is longer.
+/// `'s` is the time of the scope. The caller cannot name it, so nothing with this lifetime leaves the body.
+/// What requests borrow lives for `'env`, which is longer.
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     qp: &'s mut OwnedQueuePair<T, S>,
     cq: &'s mut OwnedCompletionQueue<T>,
-    /// Numbers of the requests that are not over.
-    open: Vec<u64>,
-    /// Those that are over, and whose end nobody asked for yet.
+    /// Requests in flight, by `wr_id`.
+    in_flight: Vec<u64>,
+    /// Requests that are over, and that the program did not wait for yet.
     over: Vec<(u64, Outcome)>,
-    patience: Duration,
+    drain_timeout: Duration,
     ending: &'s mut Ending,
-    /// Registered for the scope.
+    /// Regions of [`register`](Self::register).
     regions: Vec<MemoryRegion<u8, Pledged>>,
     pledges: &'s mut Pledges<'env>,
 }
 
-/// How a scope made sure that its requests are over.
+/// How a scope made sure that its requests were over.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// They completed.
+    /// All completed.
     Drained,
-    /// Some did not in time; the queue pair was moved to state [`ERR`](QpState::ERR), which
-    /// flushed them, and all others of the queue pair.
+    /// Some did not complete in time. The scope moved the queue pair to state [`ERR`](QpState::ERR), which
+    /// flushed all requests of the queue pair.
     Flushed,
-    /// Some were not even flushed; the queue pair was reset.
+    /// Some were not flushed in time. The scope reset the queue pair.
     Reset,
 }
 
-/// Why a scope is not what it should have been.
+/// Why a scope failed.
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ScopeError<R> {
     /// The completion queue is not the one that adopted the queue pair. The body did not run.
     ForeignQueue,
-    /// Requests had to be called off.
-    CalledOff {
+    /// Requests did not complete in time, and were cancelled.
+    Cancelled {
         /// What the scope's body answered.
         value: R,
-        /// What had to be done.
+        /// How they were cancelled.
         ending: Ending,
     },
 }
@@ -78,11 +77,11 @@ pub enum ScopeError<R> {
 impl<R> fmt::Display for ScopeError<R> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            ScopeError::ForeignQueue => "the completion queue is another one than the queue pair's",
-            ScopeError::CalledOff { ending: Ending::Reset, .. } => {
-                "the queue pair was reset: requests of the scope were not even flushed"
+            ScopeError::ForeignQueue => "the queue pair was adopted by another completion queue",
+            ScopeError::Cancelled { ending: Ending::Reset, .. } => {
+                "the queue pair was reset: requests of the scope were not flushed in time"
             }
-            ScopeError::CalledOff { .. } => {
+            ScopeError::Cancelled { .. } => {
                 "requests of the scope were flushed: they did not complete in time"
             }
         })
@@ -91,78 +90,79 @@ impl<R> fmt::Display for ScopeError<R> {
 
 impl<R: fmt::Debug> std::error::Error for ScopeError<R> {}
 
-/// A request of a scope, with the memory that it works on.
+/// A request of a scope, with the memory that it works on; see [`Scope::wait`].
 #[derive(Debug)]
 #[must_use = "the memory is lent until the request is waited for, or the scope ends"]
 pub struct Pending<M> {
     memory: M,
-    number: u64,
-    /// Which queue pair's: scopes of several may be open at once.
-    route: usize,
+    wr_id: u64,
+    /// Identifies the queue pair, because scopes of several may be open at once.
+    qp: usize,
 }
 
-/// Memory that a scope can lend to a request: what was borrowed for `'env`, or registered for the time
-/// `'s` of the scope.
+/// Memory that a scope can lend to a request: borrowed for `'env`, or registered for the time `'s` of the
+/// scope.
 ///
-/// Of a pool: `&mut Buffer`, and to be read by the device only `&Buffer` and `&SharedBuffer`;
-/// [`Part`] of a region; [`Local`] for anything else.
-pub trait Held<'s, 'env>: Named {
-    /// Whether the device may write it.
+/// `&mut Buffer`; `&Buffer` and `&SharedBuffer`, which the device only reads; a [`RegionRef`]; a
+/// [`ScopedRegion`] of any other memory; and `()` for a request without data or with inline data.
+pub trait LendScoped<'s, 'env>: HasSge {
+    /// Whether the device may write the memory.
     fn is_writable(&self) -> bool;
 }
 
-impl Named for &Buffer {
-    fn name(&self) -> Option<Name> {
-        (**self).name()
+impl HasSge for &Buffer {
+    fn region_sge(&self) -> Option<RegionSge> {
+        HasSge::region_sge(&**self)
     }
 }
 
-impl Named for &mut Buffer {
-    fn name(&self) -> Option<Name> {
-        (**self).name()
+impl HasSge for &mut Buffer {
+    fn region_sge(&self) -> Option<RegionSge> {
+        HasSge::region_sge(&**self)
     }
 }
 
-impl Named for &SharedBuffer {
-    fn name(&self) -> Option<Name> {
-        (**self).name()
+impl HasSge for &SharedBuffer {
+    fn region_sge(&self) -> Option<RegionSge> {
+        HasSge::region_sge(&**self)
     }
 }
 
-impl<'env> Held<'_, 'env> for &'env Buffer {
+impl<'env> LendScoped<'_, 'env> for &'env Buffer {
     fn is_writable(&self) -> bool {
         false
     }
 }
 
-impl<'env> Held<'_, 'env> for &'env mut Buffer {
+impl<'env> LendScoped<'_, 'env> for &'env mut Buffer {
     fn is_writable(&self) -> bool {
         true
     }
 }
 
-impl<'env> Held<'_, 'env> for &'env SharedBuffer {
+impl<'env> LendScoped<'_, 'env> for &'env SharedBuffer {
     fn is_writable(&self) -> bool {
         false
     }
 }
 
-/// Nothing, for a request without data or with inline data.
-impl Held<'_, '_> for () {
+impl LendScoped<'_, '_> for () {
     fn is_writable(&self) -> bool {
         true
     }
 }
 
-/// A part of a region, which is no slice: it may be lent many times and read meanwhile.
+/// A borrowed part of a region. Registered memory is not a slice, so the part can be copied, lent to several
+/// requests at once, and read by the region's methods meanwhile.
 #[derive(Clone, Copy, Debug)]
-pub struct Part<'env> {
-    sge: Sge,
-    domain: &'env Arc<KernelPd>,
+pub struct RegionRef<'env> {
+    sge: RegionSge,
+    /// Borrows the region.
+    region: PhantomData<&'env ()>,
 }
 
-impl<'env> Part<'env> {
-    /// The bytes `range` of `region`.
+impl<'env> RegionRef<'env> {
+    /// The bytes `range` of `region`, counted from its beginning.
     ///
     /// # Errors
     ///
@@ -170,59 +170,60 @@ impl<'env> Part<'env> {
     pub fn new<T, M: HostMemory>(
         region: &'env MemoryRegion<T, M>,
         range: impl RangeBounds<usize>,
-    ) -> std::result::Result<Part<'env>, MemoryError> {
-        Ok(Part { sge: region.sge(range)?, domain: &region.inner.pd.kernel })
+    ) -> std::result::Result<RegionRef<'env>, MemoryError> {
+        Ok(RegionRef { sge: RegionSge::new(region, range)?, region: PhantomData })
     }
 }
 
-impl Named for Part<'_> {
-    fn name(&self) -> Option<Name> {
-        Some(Name { sge: self.sge, domain: Identity::of(self.domain) })
+impl HasSge for RegionRef<'_> {
+    fn region_sge(&self) -> Option<RegionSge> {
+        Some(self.sge)
     }
 }
 
-impl<'env> Held<'_, 'env> for Part<'env> {
+impl<'env> LendScoped<'_, 'env> for RegionRef<'env> {
     fn is_writable(&self) -> bool {
         true
     }
 }
 
-/// Borrowed memory that a scope registered; see [`Scope::register`]. It stays within the scope, which
-/// deregisters the memory when it ends: the key may be another region's then.
+/// Borrowed memory that a scope registered; see [`Scope::register`]. It cannot leave the scope, which
+/// deregisters the memory when it ends: the key may be another region's afterwards.
 #[derive(Debug)]
-pub struct Local<'s> {
-    sge: Sge,
-    domain: Arc<KernelPd>,
+pub struct ScopedRegion<'s> {
+    /// The scope holds the region, and this cannot leave the scope.
+    sge: RegionSge,
     memory: PhantomData<&'s mut [u8]>,
 }
 
-impl<'s> Local<'s> {
-    /// Parts it before the byte `at`, or at its end.
+impl<'s> ScopedRegion<'s> {
+    /// Splits it before byte `at`, or at its end if it is shorter.
     #[must_use]
-    pub fn split_at(self, at: usize) -> (Local<'s>, Local<'s>) {
-        let Local { sge, domain, memory } = self;
+    pub fn split_at(self, at: usize) -> (ScopedRegion<'s>, ScopedRegion<'s>) {
+        let RegionSge { sge, domain } = self.sge;
         let at = u32::try_from(at).unwrap_or(u32::MAX).min(sge.length);
-        let front = Local { sge: Sge { length: at, ..sge }, domain: domain.clone(), memory };
-        let sge = Sge { addr: sge.addr + u64::from(at), length: sge.length - at, ..sge };
-        (front, Local { sge, domain, memory })
+        let front = Sge { length: at, ..sge };
+        let back = Sge { addr: sge.addr + u64::from(at), length: sge.length - at, ..sge };
+        let part = |sge| ScopedRegion { sge: RegionSge { sge, domain }, memory: PhantomData };
+        (part(front), part(back))
     }
 }
 
-impl Named for Local<'_> {
-    fn name(&self) -> Option<Name> {
-        Some(Name { sge: self.sge, domain: Identity::of(&self.domain) })
+impl HasSge for ScopedRegion<'_> {
+    fn region_sge(&self) -> Option<RegionSge> {
+        Some(self.sge)
     }
 }
 
-impl<'s, 'a: 's> Held<'s, '_> for Local<'a> {
+impl<'s, 'a: 's> LendScoped<'s, '_> for ScopedRegion<'a> {
     fn is_writable(&self) -> bool {
         true
     }
 }
 
 impl<T, S: Sharing> OwnedQueuePair<T, S> {
-    /// Runs `body`, which may post requests on memory that it borrows, and makes sure that they
-    /// are over before it answers or, if `body` panics, before the panic goes on.
+    /// Runs `body`, which may post requests on memory that it borrows. The scope makes sure that they are
+    /// over before it answers or, if `body` panics, before the panic goes on.
     ///
     /// ```no_run
     /// # use uverbs::{Remote, SendWr, owned::*};
@@ -236,25 +237,25 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///     println!("{}: {:?}", outcome.status, &header[..4]);
     ///     Ok::<_, Box<dyn std::error::Error>>(())
     /// })??;
-    /// // Whatever became of it, `header` and `body` are nobody else's any more.
+    /// // The device is done with `header` and `body`, whatever became of the requests.
     /// # Ok(()) }
     /// ```
     ///
-    /// When it ends, the scope waits for its requests as long as its
-    /// [patience](Scope::patience) lasts. If the peer is gone or sends nothing, it moves the queue
-    /// pair to state [`ERR`](QpState::ERR) and waits for the flush; if not even that comes, it
-    /// resets the queue pair, after which the kernel vouches that the device is done with it. While
-    /// the kernel takes the device away it says nothing of the kind, and the scope waits until it has.
-    /// Should the kernel refuse for 2 s while the device is there, **the process is aborted**:
-    /// returning would let the device write into memory in other use, and waiting has no end.
+    /// When the body ends, the scope waits for its requests, for its
+    /// [drain timeout](Scope::drain_timeout). If the peer is gone or silent, the scope then moves the queue
+    /// pair to state [`ERR`](QpState::ERR) and waits 2 s for the flush. If the flush does not come either, it
+    /// resets the queue pair, after which the kernel guarantees that the device is done. While the kernel
+    /// removes the device, it guarantees nothing, and the scope waits for the end of that. If the kernel
+    /// refuses for 2 s while the device is there, **the process is aborted**: if the scope returned, the
+    /// device could write into memory that is in other use.
     ///
-    /// Completions of other requests that a scope finds are there for the next
+    /// Completions of other requests that the scope finds are kept for the next
     /// [poll](OwnedCompletionQueue::poll).
     ///
     /// # Errors
     ///
-    /// [`ScopeError::CalledOff`], with what `body` answered, if requests had to be called off;
-    /// [`ScopeError::ForeignQueue`].
+    /// [`ScopeError::Cancelled`], with what `body` answered, if requests did not complete in time;
+    /// [`ScopeError::ForeignQueue`] if another completion queue adopted the queue pair.
     pub fn scope<'env, R>(
         &mut self,
         cq: &mut OwnedCompletionQueue<T>,
@@ -269,9 +270,9 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
             let mut scope = Scope {
                 qp: self,
                 cq,
-                open: Vec::new(),
+                in_flight: Vec::new(),
                 over: Vec::new(),
-                patience: PATIENCE,
+                drain_timeout: DRAIN_TIMEOUT,
                 ending: &mut ending,
                 regions: Vec::new(),
                 pledges,
@@ -280,19 +281,19 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         });
         match ending {
             Ending::Drained => Ok(value),
-            ending => Err(ScopeError::CalledOff { value, ending }),
+            ending => Err(ScopeError::Cancelled { value, ending }),
         }
     }
 }
 
 impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
-    /// How long the scope waits for its requests when it ends; 10 s unless set.
-    pub fn patience(&mut self, patience: Duration) {
-        self.patience = patience;
+    /// Sets how long the scope waits for its requests when it ends; 10 s unless set.
+    pub fn drain_timeout(&mut self, timeout: Duration) {
+        self.drain_timeout = timeout;
     }
 
-    /// Registers borrowed memory in `pd` for the time of the scope. That is a system call and pins
-    /// the memory: for what is used once.
+    /// Registers borrowed memory in `pd` for the time of the scope. This is a system call and pins the
+    /// memory, so it suits memory that is used once.
     ///
     /// # Errors
     ///
@@ -302,22 +303,21 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         &mut self,
         pd: &ProtectionDomain<P>,
         memory: &'env mut [I],
-    ) -> Result<Local<'s>> {
+    ) -> Result<ScopedRegion<'s>> {
         let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
         let region = builder.register_pledged(memory, self.pledges)?;
-        let sge = region.sge(..)?;
-        let domain = region.inner.pd.kernel.clone();
+        let sge = RegionSge::new(&region, ..)?;
         self.regions.push(region);
-        Ok(Local { sge, domain, memory: PhantomData })
+        Ok(ScopedRegion { sge, memory: PhantomData })
     }
 
-    /// Posts a receive.
+    /// Posts a receive into `memory`, which [`wait`](Self::wait) gives back.
     ///
     /// # Errors
     ///
     /// Those of [`OwnedRecvBatch::push`](super::OwnedRecvBatch::push) and of
     /// [`recv_batch`](OwnedQueuePair::recv_batch).
-    pub fn recv<M: Held<'s, 'env>>(
+    pub fn recv<M: LendScoped<'s, 'env>>(
         &mut self,
         memory: M,
     ) -> std::result::Result<Pending<M>, PostError> {
@@ -325,35 +325,34 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
             return Err(PostError::ReadOnly);
         }
         let mut batch = self.qp.recv_batch()?;
-        if !batch.draft.knows(&memory) {
+        if !batch.lender.knows(&memory) {
             return Err(PostError::ForeignMemory);
         }
-        let place = batch.draft.place_apart()?;
-        let number = place.ticket();
-        batch.batch.push_lent(number, named(&memory))?;
-        place.lend_scoped();
-        self.open.push(number);
+        let slot = batch.lender.free_slot()?.scoped();
+        let wr_id = slot.wr_id();
+        batch.batch.push_lent(wr_id, sge_of(&memory))?;
+        slot.lend(CompactEnum::new(Content::Large(OtherLoan::Scoped)));
+        self.in_flight.push(wr_id);
         batch.ring();
-        Ok(Pending { memory, number, route: self.route() })
+        Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 
-    /// The end of a request, waiting for it for as long as it takes: a request of a queue pair
-    /// whose peer is silent may take for ever.
+    /// Waits for the end of a request, however long it takes. If the peer is silent, it may take for ever.
     ///
     /// # Errors
     ///
     /// [`PollError::Forked`], and [`PollError::ForeignRequest`] for a request of another scope.
     pub fn wait<M>(&mut self, pending: Pending<M>) -> std::result::Result<(M, Outcome), PollError> {
-        let mut pace = Pace::new();
+        let mut backoff = Backoff::new();
         loop {
             if let Some(outcome) = self.end_of(&pending)? {
                 return Ok((pending.memory, outcome));
             }
-            pace.pause();
+            backoff.pause();
         }
     }
 
-    /// The end of a request if it came within `timeout`, or else the request.
+    /// Waits for the end of a request for at most `timeout`; answers the request if it does not end by then.
     ///
     /// # Errors
     ///
@@ -364,7 +363,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         timeout: Duration,
     ) -> std::result::Result<std::result::Result<(M, Outcome), Pending<M>>, PollError> {
         let started = Instant::now();
-        let mut pace = Pace::new();
+        let mut backoff = Backoff::new();
         loop {
             if let Some(outcome) = self.end_of(&pending)? {
                 return Ok(Ok((pending.memory, outcome)));
@@ -372,13 +371,13 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
             if started.elapsed() >= timeout {
                 return Ok(Err(pending));
             }
-            pace.pause();
+            backoff.pause();
         }
     }
 
-    /// What tells the queue pair of this scope from others that are alive.
-    fn route(&self) -> usize {
-        Arc::as_ptr(&self.qp.route).addr()
+    /// Distinguishes the scope's queue pair from others that are alive.
+    fn identity(&self) -> usize {
+        Arc::as_ptr(&self.qp.adopted).addr()
     }
 
     fn end_of<M>(
@@ -386,50 +385,50 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         pending: &Pending<M>,
     ) -> std::result::Result<Option<Outcome>, PollError> {
         let found = |over: &mut Vec<(u64, Outcome)>| {
-            let at = over.iter().position(|(number, _)| *number == pending.number)?;
+            let at = over.iter().position(|(wr_id, _)| *wr_id == pending.wr_id)?;
             Some(over.swap_remove(at).1)
         };
-        if pending.route != self.route() {
+        if pending.qp != self.identity() {
             return Err(PollError::ForeignRequest);
         }
         if let Some(outcome) = found(&mut self.over) {
             return Ok(Some(outcome));
         }
-        if !self.open.contains(&pending.number) {
+        if !self.in_flight.contains(&pending.wr_id) {
             return Err(PollError::ForeignRequest);
         }
-        self.gather()?;
+        self.poll()?;
         Ok(found(&mut self.over))
     }
 
-    /// Notes which requests are over.
-    fn gather(&mut self) -> std::result::Result<(), PollError> {
-        let polled = self.cq.gather();
-        for (number, outcome) in self.cq.scoped.drain(..) {
-            self.open.retain(|open| *open != number);
-            self.over.push((number, outcome));
+    /// Polls, and takes note of requests that are over.
+    fn poll(&mut self) -> std::result::Result<(), PollError> {
+        let polled = self.cq.poll_into_backlog();
+        for (wr_id, outcome) in self.cq.backlog.scoped.drain(..) {
+            self.in_flight.retain(|other| *other != wr_id);
+            self.over.push((wr_id, outcome));
         }
         polled
     }
 
-    /// Waits until no request is open; whether that is so.
-    fn drain(&mut self, patience: Duration) -> bool {
+    /// Waits until no request is in flight. Answers `false` after `timeout`.
+    fn drain(&mut self, timeout: Duration) -> bool {
         let started = Instant::now();
-        let mut pace = Pace::new();
+        let mut backoff = Backoff::new();
         loop {
-            // A child of a fork finds nothing, and has nothing to wait for.
-            if self.gather() == Err(PollError::Forked) || self.open.is_empty() {
+            // In a child of a fork no request is in flight: they are the parent's.
+            if self.poll() == Err(PollError::Forked) || self.in_flight.is_empty() {
                 return true;
             }
-            if started.elapsed() >= patience {
+            if started.elapsed() >= timeout {
                 return false;
             }
-            pace.pause();
+            backoff.pause();
         }
     }
 
-    /// Appends and rings; `ring` is what differs between kinds of queues.
-    fn start<M: Held<'s, 'env>>(
+    /// Posts a send; `ring` rings the batch, with a token or without.
+    fn post_send<M: LendScoped<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
         memory: M,
@@ -439,52 +438,52 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
             return Err(PostError::ReadOnly);
         }
         let mut batch = self.qp.send_batch()?;
-        if !batch.draft.knows(&memory) {
+        if !batch.lender.knows(&memory) {
             return Err(PostError::ForeignMemory);
         }
-        let place = batch.draft.place_apart()?;
-        let number = place.ticket();
-        append(&mut batch.batch, wr.id(number).signaled(), named(&memory))?;
-        place.lend_scoped();
+        let slot = batch.lender.free_slot()?.scoped();
+        let wr_id = slot.wr_id();
+        append(&mut batch.batch, wr.id(wr_id).signaled(), sge_of(&memory))?;
+        slot.lend(CompactEnum::new(Content::Large(OtherLoan::Scoped)));
         let rung = ring(batch);
         if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
-            self.open.push(number);
+            self.in_flight.push(wr_id);
         }
         rung?;
-        Ok(Pending { memory, number, route: self.route() })
+        Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 }
 
 impl<'s, 'env, T> Scope<'s, 'env, T, Shared> {
-    /// Posts a request that works on `memory`, and rings.
+    /// Posts a request that works on `memory`, which [`wait`](Self::wait) gives back.
     ///
     /// # Errors
     ///
     /// Those of [`OwnedSendBatch::push`](super::OwnedSendBatch::push) and
     /// [`ring`](super::OwnedSendBatch::ring).
-    pub fn post<M: Held<'s, 'env>>(
+    pub fn post<M: LendScoped<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
         memory: M,
     ) -> std::result::Result<Pending<M>, PostError> {
-        self.start(wr, memory, |batch| batch.ring())
+        self.post_send(wr, memory, |batch| batch.ring())
     }
 }
 
 impl<'s, 'env, T> Scope<'s, 'env, T, Exclusive> {
-    /// Posts a request that works on `memory`, and rings.
+    /// Posts a request that works on `memory`, which [`wait`](Self::wait) gives back.
     ///
     /// # Errors
     ///
     /// Those of [`OwnedSendBatch::push`](super::OwnedSendBatch::push) and
     /// [`ring`](super::OwnedSendBatch::ring).
-    pub fn post<M: Held<'s, 'env>>(
+    pub fn post<M: LendScoped<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
         memory: M,
         td: &mut ThreadDomain,
     ) -> std::result::Result<Pending<M>, PostError> {
-        self.start(wr, memory, |batch| batch.ring(td))
+        self.post_send(wr, memory, |batch| batch.ring(td))
     }
 }
 
@@ -497,36 +496,35 @@ impl<T, S: Sharing> Deref for Scope<'_, '_, T, S> {
 }
 
 impl<T, S: Sharing> Scope<'_, '_, T, S> {
-    /// Makes sure that the device works on nothing any more.
+    /// Makes sure that all requests are over.
     fn end(&mut self) {
-        if self.drain(self.patience) {
+        if self.drain(self.drain_timeout) {
             return;
         }
         *self.ending = Ending::Flushed;
         let error = QpAttr::new().state(QpState::ERR);
         let started = Instant::now();
-        while started.elapsed() < FLUSH {
-            // Again and again: rxe flushes receives only when it is told to.
+        while started.elapsed() < FLUSH_TIMEOUT {
+            // Repeated, because rxe flushes receives only when it is told to.
             let _ = self.qp.modify(&error);
-            if self.drain(FLUSH / 20) {
+            if self.drain(FLUSH_TIMEOUT / 20) {
                 return;
             }
         }
         *self.ending = Ending::Reset;
         let file = self.qp.qp.qp.file().clone();
-        if !insist(&file, || self.qp.reset(self.cq).is_ok() || self.qp.revoke()) {
+        if !retry(&file, || self.qp.reset(self.cq).is_ok() || self.qp.revoke()) {
             eprintln!("uverbs: the kernel does not end requests on borrowed memory: aborting");
             std::process::abort();
         }
     }
 
-    /// Deregisters what was registered for the scope. What stays registered is for `pledges` to
-    /// answer for.
+    /// Deregisters the scope's regions. [`Pledges`] deals with a region that stays registered.
     fn deregister(&mut self) {
         for region in self.regions.drain(..) {
             let file = region.inner.pd.file().clone();
             let mut left = Some(region);
-            insist(&file, || {
+            retry(&file, || {
                 left = left
                     .take()
                     .and_then(|region| region.destroy().err().map(ErrorWith::into_object));
@@ -543,16 +541,17 @@ impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
     }
 }
 
-/// Attempts something until it is done, for a while; and for as long as it takes while the kernel takes
-/// the device away, for that comes to an end by itself. Whether it is done.
-fn insist(file: &File, mut attempt: impl FnMut() -> bool) -> bool {
+/// Repeats an attempt until it succeeds, or for [`FLUSH_TIMEOUT`]. While the kernel removes the device,
+/// which comes to an end by itself, it goes on. Answers whether the attempt succeeded.
+fn retry(file: &File, mut attempt: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     loop {
         if attempt() {
             return true;
         }
-        // A child of a fork has nothing to wait for.
-        if file.epoch.is_over() || (started.elapsed() >= FLUSH && !file.is_disassociated()) {
+        // In a child of a fork nothing changes.
+        if file.epoch.is_over() || (started.elapsed() >= FLUSH_TIMEOUT && !file.is_disassociated())
+        {
             return false;
         }
         std::thread::sleep(Duration::from_millis(1));
@@ -561,16 +560,19 @@ fn insist(file: &File, mut attempt: impl FnMut() -> bool) -> bool {
 
 impl<T, S: Sharing> fmt::Debug for Scope<'_, '_, T, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Scope").field("qp", &self.qp).field("open", &self.open.len()).finish()
+        f.debug_struct("Scope")
+            .field("qp", &self.qp)
+            .field("in_flight", &self.in_flight.len())
+            .finish()
     }
 }
 
-/// How often to look for something that no event announces: at once, then less and less.
-struct Pace(u32);
+/// The time between two polls: first none, then more and more.
+struct Backoff(u32);
 
-impl Pace {
+impl Backoff {
     fn new() -> Self {
-        Pace(0)
+        Backoff(0)
     }
 
     fn pause(&mut self) {

@@ -1,9 +1,9 @@
 //! Shared receive queues whose receives take their memory.
 
-use super::desk::Desk;
+use super::lending::{Loans, QueueLender};
 use super::queue::OwnedRecvBatch;
-use super::route::{Lent, RECV};
 use crate::error::{Error, Result};
+use crate::memory::loan_table::RECV;
 use crate::srq::SharedReceiveQueue;
 use crate::wr::PostError;
 use std::fmt;
@@ -11,22 +11,37 @@ use std::sync::Arc;
 
 /// A shared receive queue whose receives take their memory.
 ///
-/// Queue pairs that are [adopted](super::OwnedCompletionQueue::adopt_on) with it give the memory
-/// back through their completion queue, which may be many. Posting takes `&mut self`.
+/// Queue pairs that are [adopted](super::OwnedCompletionQueue::adopt_on) with it give the memory back
+/// through their completion queues, of which there may be several. Posting takes `&mut self`; the value
+/// moves between threads.
+///
+/// ```no_run
+/// # use uverbs::{Context, ProtectionDomain, QpType, owned::*};
+/// # fn f(context: &Context, pd: &ProtectionDomain, pool: &BufferPool)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// let mut cq = OwnedCompletionQueue::new(context.cq_builder(256).build()?);
+/// let mut srq = OwnedSharedReceiveQueue::new(pd.srq_builder(64).build()?)?;
+/// let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue()).build()?;
+/// let qp = cq.adopt_on(qp, &srq)?;
+/// let mut batch = srq.batch()?;
+/// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
+/// batch.ring();
+/// # let _ = qp; Ok(()) }
+/// ```
 pub struct OwnedSharedReceiveQueue<T> {
     srq: SharedReceiveQueue,
-    desk: Desk<T>,
+    lender: QueueLender<T>,
 }
 
 impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
-    /// Takes over `srq`. What is lent to its receives is freed when it and all its queue pairs are
-    /// gone and the kernel confirmed that.
+    /// Takes over `srq`. Memory that is lent to its receives is freed when the queue and all its queue
+    /// pairs are destroyed and the kernel has confirmed that.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a queue of an XRC domain, whose completions are those of targets, and for one that
-    /// something was posted to before: the number of such a receive may be that of one which lends
-    /// memory. And those of [`query`](SharedReceiveQueue::query).
+    /// `EINVAL` for a queue of an XRC domain, whose receives complete on XRC targets, and for a queue that
+    /// was posted to: the `wr_id` of such a receive may equal that of a later one which lends memory. And
+    /// the errors of [`query`](SharedReceiveQueue::query).
     pub fn new(srq: SharedReceiveQueue) -> Result<Self> {
         const VERB: &str = "adopt_srq";
         if srq.number().is_some() {
@@ -37,10 +52,10 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
             return Err(Error::invalid(VERB, detail));
         }
         let depth = srq.query()?.max_wr;
-        let desk = Desk::shared(depth, RECV, srq.domain());
-        // It cannot be set: queues are taken over once.
-        let _ = srq.inner.lent.set(Arc::new(desk.lent().clone()));
-        Ok(OwnedSharedReceiveQueue { srq, desk })
+        let lender = QueueLender::shared(depth, RECV, srq.domain());
+        // It was never set: a queue is taken over once.
+        let _ = srq.inner.lent.set(Arc::new(lender.loans().clone()));
+        Ok(OwnedSharedReceiveQueue { srq, lender })
     }
 }
 
@@ -50,8 +65,8 @@ impl<T> OwnedSharedReceiveQueue<T> {
         &self.srq
     }
 
-    pub(super) fn lent(&self) -> &Lent<T> {
-        self.desk.lent()
+    pub(super) fn loans(&self) -> &Loans<T> {
+        self.lender.loans()
     }
 
     /// Starts a batch of receives.
@@ -61,17 +76,17 @@ impl<T> OwnedSharedReceiveQueue<T> {
     /// Those of [`SharedReceiveQueue::batch`].
     #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<OwnedRecvBatch<'_, T>, PostError> {
-        Ok(OwnedRecvBatch::new(self.desk.draft(), self.srq.batch()?))
+        Ok(OwnedRecvBatch::new(self.lender.begin(), self.srq.batch()?))
     }
 
     /// Receives that can be posted before one completes.
     pub fn room(&mut self) -> usize {
-        self.desk.room()
+        self.lender.room()
     }
 
-    /// Receives that it holds.
+    /// The most receives that it holds.
     pub fn depth(&self) -> usize {
-        self.desk.lent().len()
+        self.lender.loans().len()
     }
 
     /// Raises an event when fewer than `limit` receives are left; see

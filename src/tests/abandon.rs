@@ -21,7 +21,7 @@ fn a_future_may_be_dropped_at_every_step() {
     let all = futures.pool.idle();
 
     drop(futures.qp.send(futures.pool.take().unwrap()));
-    assert_eq!((futures.pool.idle(), futures.qp.under_way()), (all, 0));
+    assert_eq!((futures.pool.idle(), futures.qp.in_flight()), (all, 0));
 
     let mut posted: Vec<_> =
         (0..room).map(|_| futures.qp.send(futures.pool.take().unwrap())).collect();
@@ -31,7 +31,7 @@ fn a_future_may_be_dropped_at_every_step() {
     let mut in_line = futures.qp.send(futures.pool.take().unwrap());
     assert!(Pin::new(&mut in_line).poll(&mut cx()).is_pending());
     assert!(!in_line.is_posted());
-    assert_eq!(futures.qp.under_way(), room);
+    assert_eq!(futures.qp.in_flight(), room);
     drop(in_line);
     assert_eq!(futures.pool.idle(), all - room);
 
@@ -75,11 +75,11 @@ fn queues_go_with_requests_under_way() {
         if driver_first {
             drop(driver);
             drop((cq, qp));
-            let Poll::Ready(Err(OpError { memory, cause })) = Pin::new(&mut sent).poll(&mut cx())
+            let Poll::Ready(Err(OpError { memory, kind })) = Pin::new(&mut sent).poll(&mut cx())
             else {
                 panic!("it waits")
             };
-            assert_eq!((memory.is_none(), cause), (true, OpErrorKind::Undriven));
+            assert_eq!((memory.is_none(), kind), (true, OpErrorKind::DriverGone));
             drop((sent, received));
         } else {
             drop((cq, qp));
@@ -210,5 +210,5 @@ fn who_posts_and_who_polls_are_different_threads() {
     let pool = poster.join().unwrap();
     drop(emptied);
     assert_eq!((first.idle(), pool.idle()), (3, 8));
-    assert_eq!(cq.strays(), 0);
+    assert_eq!(cq.unmatched(), 0);
 }

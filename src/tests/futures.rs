@@ -88,13 +88,13 @@ fn a_device_that_is_gone_ends_what_was_posted() {
     assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending(), "it stays in the queue");
     for op in [sent, received] {
         let Poll::Ready(end) = Pin::new(&mut { op }).poll(&mut cx()) else { panic!("it waits") };
-        let OpError { memory, cause } = end.unwrap_err();
-        assert_eq!((memory.is_none(), cause), (true, OpErrorKind::Undriven));
+        let OpError { memory, kind } = end.unwrap_err();
+        assert_eq!((memory.is_none(), kind), (true, OpErrorKind::DriverGone));
     }
-    assert_eq!(futures.qp.under_way(), 2, "the device may yet work on them");
+    assert_eq!(futures.qp.in_flight(), 2, "the device may yet work on them");
     let mut late = futures.qp.send(futures.pool.take().unwrap());
     let Poll::Ready(Err(error)) = Pin::new(&mut late).poll(&mut cx()) else { panic!("posted") };
-    assert_eq!((error.memory.is_some(), error.cause), (true, OpErrorKind::Undriven));
+    assert_eq!((error.memory.is_some(), error.kind), (true, OpErrorKind::DriverGone));
 }
 
 /// While it is only the kick that fails, the device flushes what was posted.
@@ -108,7 +108,7 @@ fn a_refused_kick_is_flushed() {
     assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
     futures.complete(Role::Send, WcStatus::WR_FLUSH_ERR);
     let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("it waits") };
-    assert_eq!(error.cause, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
+    assert_eq!(error.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
     assert!(error.memory.is_some());
 }
 
@@ -181,7 +181,7 @@ fn an_inbox_ends_once() {
     assert!(!futures_core::FusedStream::is_terminated(&inbox));
     futures.complete(Role::Recv, WcStatus::LOC_LEN_ERR);
     let mut next = || match inbox.poll_next(&mut cx()) {
-        Poll::Ready(Err(OpError { cause, .. })) => cause,
+        Poll::Ready(Err(OpError { kind, .. })) => kind,
         other => panic!("{other:?}"),
     };
     assert_eq!(next(), OpErrorKind::Status(WcStatus::LOC_LEN_ERR));
@@ -199,13 +199,16 @@ fn an_inbox_ends_once() {
     for _ in 0..2 {
         futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
     }
-    assert_eq!((futures.pool.idle(), futures.qp.under_way()), (64, 0));
+    assert_eq!((futures.pool.idle(), futures.qp.in_flight()), (64, 0));
     // The same of a future.
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
-    for cause in [OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR), OpErrorKind::Over, OpErrorKind::Over]
-    {
+    for kind in [
+        OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR),
+        OpErrorKind::AlreadyFinished,
+        OpErrorKind::AlreadyFinished,
+    ] {
         let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
-        assert_eq!(error.cause, cause);
+        assert_eq!(error.kind, kind);
     }
 }
 
@@ -267,8 +270,8 @@ fn what_was_refused_is_dropped_without_the_locks() {
         // The program may put another thread domain where it keeps that of the queue pair.
         std::mem::swap(&mut *token.lock().unwrap(), &mut other);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
-        let OpError { memory, cause } = end.unwrap_err();
-        assert_eq!(cause, OpErrorKind::Post(RingError::ForeignThreadDomain.into()));
+        let OpError { memory, kind } = end.unwrap_err();
+        assert_eq!(kind, OpErrorKind::Post(RingError::ForeignThreadDomain.into()));
         assert!(memory.is_some());
         drop(memory);
         told.send(()).unwrap();
@@ -288,7 +291,7 @@ fn a_failure_is_flushed_after_the_completion_queue_was_let_go() {
     futures.bench.script.before(Op::MODIFY_QP, move || {
         let (cq, (told, heard)) = (cq.clone(), channel());
         // This waits as long as somebody holds the queue.
-        std::thread::spawn(move || told.send(cq.strays()));
+        std::thread::spawn(move || told.send(cq.unmatched()));
         assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(0), "the queue is held");
         seen.store(true, Ordering::Relaxed);
     });

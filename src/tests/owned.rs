@@ -3,7 +3,7 @@
 
 use super::{Bench, bring_up, wc};
 use crate::owned::{
-    BufferPool, Memory, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, Refused,
+    BufferPool, Memory, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, PushError,
     RegionSlice,
 };
 use crate::uverbs::scripted::{Op, Role, Script};
@@ -67,7 +67,7 @@ impl Owned {
     }
 }
 
-fn error<L>(refused: Refused<L, &'static str>) -> PostError {
+fn error<L>(refused: PushError<L, &'static str>) -> PostError {
     refused.error
 }
 
@@ -116,14 +116,14 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
         owned.complete_as(stray);
     }
     assert!(owned.tags().is_empty());
-    assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 4));
+    assert_eq!((owned.pool.idle(), owned.cq.unmatched()), (7, 4));
     owned.complete(send);
     owned.complete(send);
     assert_eq!(owned.tags(), ["one"]);
     owned.send("two");
     owned.complete(send);
     assert!(owned.tags().is_empty());
-    assert_eq!((owned.pool.idle(), owned.cq.strays()), (7, 6));
+    assert_eq!((owned.pool.idle(), owned.cq.unmatched()), (7, 6));
 }
 
 /// What is looked at in place comes out as what it is, at most as many as are asked for, and what
@@ -145,7 +145,7 @@ fn completions_are_visited_in_place() {
                 let (buffer, tag) = request.into_buffer().unwrap();
                 assert_eq!((&*buffer, tag), (&b"taken"[..], "taken"));
             }
-            2 => kept = request.into_done(),
+            2 => kept = request.into_owned(),
             _ => {}
         }
     });
@@ -166,7 +166,7 @@ fn completions_are_visited_in_place() {
     owned.complete(send);
     let visited = owned.cq.poll_each(1, |request| {
         let request = request.into_buffer().unwrap_err();
-        assert_eq!(request.into_done().unwrap().tag, "none");
+        assert_eq!(request.into_owned().unwrap().tag, "none");
     });
     assert_eq!(visited, Ok(1));
 }
@@ -627,7 +627,7 @@ fn completions_of_a_stranger_give_no_shared_receive_back() {
     script.set_next_qpn(77);
     let stranger = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
     assert!(script.complete(cq.queue().handle(), wc(stranger.qpn().0, id)));
-    assert_eq!((cq.poll().unwrap().count(), cq.strays()), (0, 1));
+    assert_eq!((cq.poll().unwrap().count(), cq.unmatched()), (0, 1));
     assert_eq!(pool.idle(), 7, "the device may write it yet");
     // Once nothing leads from the number, it is as good as any.
     drop(stranger);

@@ -45,7 +45,7 @@ fn posting_during_a_poll_overflows_nothing() {
         },
         |cq, post| {
             for _ in 0..9 {
-                let _ = cq.poll_each(1, |settled| (settled.into_done().map(drop), post()).1);
+                let _ = cq.poll_each(1, |settled| (settled.into_owned().map(drop), post()).1);
             }
         },
     ];

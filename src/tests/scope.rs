@@ -2,7 +2,7 @@
 
 use super::owned::Owned;
 use super::wc;
-use crate::owned::{Ending, Part, ScopeError};
+use crate::owned::{Ending, RegionRef, ScopeError};
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{Access, Errno, PollError, PostError, QpState, Remote, Rkey, SendWr, WcStatus};
 use std::os::unix::process::ExitStatusExt;
@@ -44,7 +44,7 @@ fn a_request_that_is_waited_for_gives_its_memory_back() {
     let mut text = owned.pool.copy(b"to send").unwrap();
     let mut inbox = owned.pool.take().unwrap();
     let region = owned.bench.pd.allocate::<u8>(64).unwrap();
-    let part = Part::new(&region, 8..16).unwrap();
+    let part = RegionRef::new(&region, 8..16).unwrap();
     let script = owned.bench.script.clone();
     let (handle, qpn, cq) = (owned.qp.handle(), owned.qp.qpn().0, owned.cq.queue().handle());
     let finish = |role| {
@@ -177,11 +177,11 @@ fn a_silent_peer_costs_the_connection() {
     owned.recv("of others");
     let device = device(&owned, true);
     let scoped = owned.qp.scope(&mut owned.cq, |scope| {
-        scope.patience(SOON);
+        scope.drain_timeout(SOON);
         scope.recv(&mut inbox).map(drop)
     });
     assert!(
-        matches!(scoped, Err(ScopeError::CalledOff { value: Ok(()), ending: Ending::Flushed })),
+        matches!(scoped, Err(ScopeError::Cancelled { value: Ok(()), ending: Ending::Flushed })),
         "{scoped:?}"
     );
     device.join().unwrap();
@@ -204,7 +204,7 @@ fn a_panic_with_a_silent_peer_costs_the_connection() {
     let started = Instant::now();
     let scoped = catch_unwind(AssertUnwindSafe(|| {
         owned.qp.scope(&mut owned.cq, |scope| {
-            scope.patience(SOON);
+            scope.drain_timeout(SOON);
             let whole = scope.register(pd, &mut local).unwrap();
             let _ = scope.post(SendWr::read(REMOTE, &[]), whole).unwrap();
             let _ = scope.recv(&mut inbox).unwrap();
@@ -231,11 +231,11 @@ fn what_is_not_even_flushed_is_reset() {
     let mut inbox = owned.pool.take().unwrap();
     owned.send("of others");
     let scoped = owned.qp.scope(&mut owned.cq, |scope| {
-        scope.patience(SOON);
+        scope.drain_timeout(SOON);
         scope.recv(&mut inbox).map(drop)
     });
     assert!(
-        matches!(scoped, Err(ScopeError::CalledOff { ending: Ending::Reset, .. })),
+        matches!(scoped, Err(ScopeError::Cancelled { ending: Ending::Reset, .. })),
         "{scoped:?}"
     );
     assert_eq!(owned.qp.state(), QpState::RESET);
@@ -256,7 +256,7 @@ fn a_device_that_takes_long_to_go_is_waited_for() {
     let mut kernel = None;
     let started = Instant::now();
     let scoped = owned.qp.scope(&mut owned.cq, |scope| {
-        scope.patience(Duration::ZERO);
+        scope.drain_timeout(Duration::ZERO);
         scope.register(pd, &mut local).unwrap();
         let _ = scope.recv(&mut inbox).unwrap();
         let mut regions = script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_MR);
@@ -275,7 +275,7 @@ fn a_device_that_takes_long_to_go_is_waited_for() {
     });
     assert!(started.elapsed() >= 2 * LONG, "the device may still write");
     assert!(
-        matches!(scoped, Err(ScopeError::CalledOff { ending: Ending::Reset, .. })),
+        matches!(scoped, Err(ScopeError::Cancelled { ending: Ending::Reset, .. })),
         "{scoped:?}"
     );
     kernel.unwrap().join().unwrap();
@@ -313,7 +313,7 @@ fn a_kernel_that_ends_nothing_ends_the_process() {
     let mut inbox = owned.pool.take().unwrap();
     owned.bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
     let _ = owned.qp.scope(&mut owned.cq, |scope| {
-        scope.patience(SOON);
+        scope.drain_timeout(SOON);
         scope.recv(&mut inbox).map(drop)
     });
     unreachable!("the scope returned");
@@ -351,10 +351,10 @@ fn a_scope_refuses_what_is_not_its_own() {
     let readable = owned.pool.take().unwrap();
     let shared = owned.pool.take().unwrap().share();
     let device = device(&owned, true);
-    let part = Part::new(&foreign, ..).unwrap();
+    let part = RegionRef::new(&foreign, ..).unwrap();
     let (inner, mut mine) = (other.pool.take().unwrap(), owned.pool.take().unwrap());
     let scoped = owned.qp.scope(&mut owned.cq, |scope| {
-        scope.patience(SOON);
+        scope.drain_timeout(SOON);
         assert_eq!(scope.recv(part).unwrap_err(), PostError::ForeignMemory);
         assert_eq!(scope.recv(&readable).unwrap_err(), PostError::ReadOnly);
         let read = SendWr::read(REMOTE, &[]);
@@ -362,13 +362,13 @@ fn a_scope_refuses_what_is_not_its_own() {
         assert_eq!(scope.post(read, &shared).unwrap_err(), PostError::ReadOnly);
         let pending = scope.recv(&mut mine).unwrap();
         let within = other.qp.scope(&mut other.cq, |within| {
-            within.patience(Duration::ZERO);
+            within.drain_timeout(Duration::ZERO);
             let _ = within.post(SendWr::send(&[]), &inner).unwrap();
             within.wait(pending).map(drop)
         });
-        let Err(ScopeError::CalledOff { value, .. }) = within else { panic!("{within:?}") };
+        let Err(ScopeError::Cancelled { value, .. }) = within else { panic!("{within:?}") };
         assert_eq!(value, Err(PollError::ForeignRequest));
     });
-    assert!(matches!(scoped, Err(ScopeError::CalledOff { .. })));
+    assert!(matches!(scoped, Err(ScopeError::Cancelled { .. })));
     device.join().unwrap();
 }

@@ -9,7 +9,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 
 const REQ: u8 = 0;
 const REQ_ERR: u8 = 13;
-/// How what fails does, by the device, and its own code for it.
+/// The syndrome of a failure, and the vendor's.
 const SYNDROME: u8 = 0x13;
 const VENDOR: u8 = 0x8f;
 
@@ -18,7 +18,9 @@ const VENDOR: u8 = 0x8f;
 enum Event {
     Done,
     Failed,
-    /// It is one of the queue pair that was not adopted.
+    /// It succeeds, and raises no completion.
+    Silent,
+    /// It belongs to the queue pair that was not adopted.
     Stray,
     FailedStray,
 }
@@ -31,30 +33,35 @@ struct Bench {
     ours: OwnedQueuePair<u32>,
     theirs: QueuePair,
     device: Device,
-    /// Requests of each that completed, of a block each.
+    /// How many requests of each are over, of a WQEBB each.
     completed: [u16; 2],
-    /// Entries to spare.
-    slack: u32,
+    /// Spare entries of the completion queue.
+    spare: u32,
     _others: Option<OwnedQueuePair<u32>>,
 }
 
 impl Bench {
-    /// With room for `capacity` completions; with a third queue pair if that is to take `others`.
+    /// With room for `capacity` completions, and with a third queue pair if `others` is not 0.
     fn new(capacity: u32, others: u32) -> Bench {
+        Bench::posting(capacity, others, [true; 3])
+    }
+
+    /// As [`new`](Self::new); says which of the three requests are signaled.
+    fn posting(capacity: u32, others: u32, signaled: [bool; 3]) -> Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
         let mut cq = OwnedCompletionQueue::new(context.cq_builder(capacity).build().unwrap());
         let device = cq.queue().played();
-        let mut slack = cq.queue().capacity();
-        assert_eq!(slack, capacity);
+        let mut spare = cq.queue().capacity();
+        assert_eq!(spare, capacity);
         let make = |cq: &OwnedCompletionQueue<u32>, sends| {
             let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
             qp.max_recv_wr(0).max_inline_data(4).build().unwrap()
         };
         let mut adopt = |sends| {
             let qp = cq.adopt(make(&cq, sends)).unwrap();
-            slack -= qp.caps().max_send_wr + qp.caps().max_recv_wr;
+            spare -= qp.caps().max_send_wr + qp.caps().max_recv_wr;
             qp.qp.set_state(QpState::RTS);
             script.set_qp_state(qp.handle(), QpState::RTS.0);
             qp
@@ -62,25 +69,29 @@ impl Bench {
         let (mut ours, others) = (adopt(4), (others > 0).then(|| adopt(others)));
         let mut theirs = make(&cq, 4);
         bring_up(&script, &theirs);
-        for tag in 1..=3 {
+        for (tag, signaled) in (1..).zip(signaled) {
             let mut batch = ours.send_batch().unwrap();
-            batch.push(SendWr::send(&[]).inline(b"x"), (), tag).unwrap();
+            let wr = SendWr::send(&[]).inline(b"x");
+            match signaled {
+                true => batch.push(wr, (), tag).unwrap(),
+                false => batch.push_unsignaled(wr, (), tag).unwrap(),
+            }
             batch.ring().unwrap();
             let mut batch = theirs.send_batch().unwrap();
             batch.push(SendWr::send(&[]).inline(b"x")).unwrap();
             ring(batch).unwrap();
         }
-        Bench { cq, ours, theirs, device, completed: [0; 2], slack, _others: others }
+        Bench { cq, ours, theirs, device, completed: [0; 2], spare, _others: others }
     }
 
     fn complete<const N: usize>(&mut self, events: [Event; N]) {
         for event in events {
             let (qp, of): (&QpControl, _) = match event {
-                Done | Failed => (&self.ours, 0),
+                Done | Failed | Silent => (&self.ours, 0),
                 Stray | FailedStray => (&self.theirs, 1),
             };
             let opcode = match event {
-                Done | Stray => REQ,
+                Done | Silent | Stray => REQ,
                 Failed | FailedStray => REQ_ERR,
             };
             let number = qp.qp.member.number().unwrap();
@@ -89,7 +100,9 @@ impl Bench {
                 (core[54], core[55]) = (VENDOR, SYNDROME);
             }
             self.completed[of] += 1;
-            self.device.write(core);
+            if !matches!(event, Silent) {
+                self.device.write(core);
+            }
         }
     }
 
@@ -100,12 +113,12 @@ impl Bench {
         (found.unwrap(), seen)
     }
 
-    /// Strays that were found, and how many completions the device was told to be consumed.
+    /// How many completions matched no request, and how many were given back to the device.
     fn found(&self) -> (u64, u32) {
-        (self.cq.strays(), self.device.consumed())
+        (self.cq.unmatched(), self.device.consumed())
     }
 
-    /// Requests of the adopted queue pair that are over and given back.
+    /// How many of the three requests are over and given back.
     fn free(&mut self) -> usize {
         self.ours.send_room() + 3 - self.ours.caps().max_send_wr as usize
     }
@@ -120,34 +133,34 @@ fn a_stray_completion_does_not_count_towards_the_limit() {
     assert_eq!((bench.found(), bench.free()), ((2, 5), 3));
 }
 
-/// Whatever there is to spare, and no more than that is held back meanwhile.
+/// Meanwhile it holds back no more entries than there are spare ones.
 #[test]
 fn a_poll_ends_at_its_limit() {
-    for (capacity, others, slack) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
+    for (capacity, others, spare) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
         let mut bench = Bench::new(capacity, others);
-        assert_eq!(bench.slack, slack, "entries to spare");
+        assert_eq!(bench.spare, spare, "entries to spare");
         bench.complete([Stray, Done, Stray, Done, Stray, Done]);
         assert_eq!((bench.visits(0), bench.found()), ((0, vec![]), (0, 0)));
         let mut seen = Vec::new();
         let found = bench.cq.poll_each(2, |request| {
             let tag = *request.tag().unwrap();
-            assert!(2 * tag - bench.device.consumed() <= slack, "{slack} to spare, at {tag}");
+            assert!(2 * tag - bench.device.consumed() <= spare, "{spare} to spare, at {tag}");
             seen.push(tag);
         });
-        assert_eq!((found, seen), (Ok(2), vec![1, 2]), "{slack} to spare");
-        assert_eq!((bench.found(), bench.free()), ((2, 4), 2), "{slack} to spare");
-        assert_eq!((bench.visits(9), bench.found()), ((1, vec![3]), (3, 6)), "{slack} to spare");
+        assert_eq!((found, seen), (Ok(2), vec![1, 2]), "{spare} to spare");
+        assert_eq!((bench.found(), bench.free()), ((2, 4), 2), "{spare} to spare");
+        assert_eq!((bench.visits(9), bench.found()), ((1, vec![3]), (3, 6)), "{spare} to spare");
     }
 }
 
 #[test]
-fn failures_are_shown_as_what_they_are() {
+fn failures_are_shown_with_their_status() {
     let mut bench = Bench::new(63, 0);
     bench.complete([Done, FailedStray, Failed, Done]);
     let mut seen = Vec::new();
     let found = bench.cq.poll_each(2, |request| {
         let (status, success) = (request.status(), request.is_success());
-        let done = request.into_done().unwrap();
+        let done = request.into_owned().unwrap();
         assert_eq!((done.outcome.status, done.outcome.is_success()), (status, success));
         seen.push((done.tag, status, done.outcome.vendor_err));
     });
@@ -172,4 +185,38 @@ fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
     assert_eq!((bench.found(), bench.free()), ((1, 3), 2));
     assert_eq!((bench.visits(9), bench.found()), ((1, vec![3]), (1, 4)));
     assert_eq!(bench.free(), 3);
+}
+
+/// The completion of the third request stands for the second, too, whatever lies between.
+#[test]
+fn a_visitor_is_shown_unsignaled_requests() {
+    for most in [1, 2, 3, 9] {
+        for (capacity, others) in [(63, 0), (15, 1), (15, 2)] {
+            let mut bench = Bench::posting(capacity, others, [true, false, true]);
+            bench.complete([Stray, Done, Silent, Stray, Done, Stray]);
+            let mut seen = Vec::new();
+            loop {
+                let (found, tags) = bench.visits(most);
+                assert!(found == tags.len() && found <= most);
+                seen.extend(tags);
+                if found == 0 {
+                    break;
+                }
+            }
+            assert_eq!((seen, bench.free()), (vec![1, 2, 3], 3), "{most} of {capacity}, {others}");
+            assert_eq!(bench.found(), (3, 5));
+        }
+    }
+}
+
+#[test]
+fn a_failed_unsignaled_request_is_visited_by_itself() {
+    let mut bench = Bench::posting(63, 0, [true, false, true]);
+    bench.complete([Done, Failed]);
+    let mut seen = Vec::new();
+    let found = bench.cq.poll_each(9, |request| {
+        seen.push((*request.tag().unwrap(), request.status(), request.outcome().vendor_err));
+    });
+    let failed = (2, WcStatus::REM_ACCESS_ERR, VENDOR.into());
+    assert_eq!((found, seen), (Ok(2), vec![(1, WcStatus::SUCCESS, 0), failed]));
 }

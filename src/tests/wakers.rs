@@ -74,8 +74,8 @@ unsafe fn drop_waker(data: *const ()) {
 fn callback(futures: &Futures, shared: Vec<QueuePair>) -> Arc<Callback> {
     let (qp, cq, shared) = (futures.qp.clone(), futures.cq.clone(), Mutex::new(shared));
     let act = move || {
-        assert!(qp.under_way() <= 8);
-        assert_eq!(cq.strays(), 0);
+        assert!(qp.in_flight() <= 8);
+        assert_eq!(cq.unmatched(), 0);
         let mut sent = qp.send_inline(&[]);
         let _ = Pin::new(&mut sent).poll(&mut super::futures::cx());
         drop(sent);

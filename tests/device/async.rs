@@ -37,7 +37,7 @@ fn echo_comes_back() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         both(ask(&a, 200), echo_back(&b, 200)).await?;
-        assert_eq!((a.cq.strays(), b.cq.strays()), (0, 0));
+        assert_eq!((a.cq.unmatched(), b.cq.unmatched()), (0, 0));
         let (Half { pool, qp, context, .. }, _) = (a, b);
         drop(qp);
         assert_eq!((pool.idle(), context.leaked()), (BUFFERS, 0));
@@ -188,7 +188,7 @@ fn at_once(threads: usize) -> Verdict {
         let begun = std::future::poll_fn(|cx| {
             let begun = reads.iter_mut().map(|read| read.as_mut().poll(cx).is_pending());
             let begun = begun.filter(|pending| *pending).count();
-            Poll::Ready((begun, a.qp.under_way()))
+            Poll::Ready((begun, a.qp.in_flight()))
         });
         let (begun, under_way) = begun.await;
         assert_eq!((begun, pool.idle()), (REQUESTS, 0));
@@ -203,11 +203,11 @@ fn at_once(threads: usize) -> Verdict {
             .into_iter()
             .map(|read| tokio::spawn(async move { read.await.map(|read| read.memory) }));
         for (n, task) in tasks.collect::<Vec<_>>().into_iter().enumerate() {
-            let buffer = task.await?.map_err(|error| Stop::fail(error.cause))?;
+            let buffer = task.await?.map_err(|error| Stop::fail(error.kind))?;
             assert_eq!(buffer[..], (n as u64 % 1024).to_ne_bytes());
         }
-        assert_eq!((pool.idle(), a.cq.strays()), (REQUESTS, 0));
-        assert_eq!((a.qp.under_way(), a.context.leaked()), (0, 0));
+        assert_eq!((pool.idle(), a.cq.unmatched()), (REQUESTS, 0));
+        assert_eq!((a.qp.in_flight(), a.context.leaked()), (0, 0));
         Ok(())
     })
 }

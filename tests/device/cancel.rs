@@ -84,19 +84,19 @@ fn dropped_on(threads: usize) -> Verdict {
             };
             // The receives that were posted ahead are still there; everything else ends by itself.
             let started = Instant::now();
-            while a.qp.under_way() > 8 && started.elapsed() < PATIENCE {
+            while a.qp.in_flight() > 8 && started.elapsed() < PATIENCE {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
-            assert!(a.qp.under_way() <= 8, "after {polls} polls");
+            assert!(a.qp.in_flight() <= 8, "after {polls} polls");
             a.qp.abort()?;
             // Where another thread drives, memory comes back a moment after its request completed.
-            let back = || (a.qp.under_way(), a.pool.idle());
+            let back = || (a.qp.in_flight(), a.pool.idle());
             let started = Instant::now();
             while back() != (0, BUFFERS) && started.elapsed() < PATIENCE {
                 tokio::time::sleep(Duration::from_millis(1)).await;
             }
             assert_eq!(back(), (0, BUFFERS), "after {polls} polls");
-            assert_eq!((a.cq.strays(), a.context.leaked()), (0, 0));
+            assert_eq!((a.cq.unmatched(), a.context.leaked()), (0, 0));
             server.abort();
             if finished {
                 // One thread does nothing else while it polls; of several, others may have done it all.
@@ -146,7 +146,7 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
                         within(Duration::from_millis(20), rest).await.map_err(|rest| rest.abort());
                 }
                 // Each queue pair still has its place.
-                assert_eq!((a.qp.under_way(), a.pool.idle()), (0, BUFFERS));
+                assert_eq!((a.qp.in_flight(), a.pool.idle()), (0, BUFFERS));
                 assert_eq!((a.context.leaked(), b.context.leaked()), (0, 0));
                 if finished {
                     assert!(threads > 0 || polls > 2, "there are more points to stop at");

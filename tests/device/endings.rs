@@ -33,9 +33,9 @@ fn a_missed_deadline_leaves_the_request_posted() -> Verdict {
         // Dropped after its deadline, the receive keeps its buffer and takes the next message.
         let recv = a.qp.recv(a.pool.take().expect("a buffer"));
         drop(within(SILENCE, recv).await);
-        assert_eq!((a.pool.idle(), a.qp.under_way()), (BUFFERS - 2, 1));
+        assert_eq!((a.pool.idle(), a.qp.in_flight()), (BUFFERS - 2, 1));
         b.qp.send(b.pool.copy(b"unheard").expect("a buffer")).await?;
-        while a.qp.under_way() > 0 {
+        while a.qp.in_flight() > 0 {
             tokio::task::yield_now().await;
         }
         drop(got);
@@ -55,11 +55,11 @@ fn aborted_requests_give_their_memory_back() -> Verdict {
         a.qp.abort()?;
         for recv in recvs {
             let error = recv.await?.expect_err("it was called off");
-            assert_eq!(error.cause, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
+            assert_eq!(error.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
             assert!(error.memory.is_some());
         }
         let late = a.qp.send(a.pool.take().expect("a buffer")).await.expect_err("it is broken");
-        assert_eq!(late.cause, OpErrorKind::Earlier(WcStatus::WR_FLUSH_ERR));
+        assert_eq!(late.kind, OpErrorKind::Earlier(WcStatus::WR_FLUSH_ERR));
         assert!(late.memory.is_some());
         drop(late);
         assert_eq!(a.pool.idle(), BUFFERS);
@@ -83,7 +83,7 @@ fn receives_posted_during_an_abort_end() -> Verdict {
                     OpErrorKind::Status(WcStatus::WR_FLUSH_ERR),
                     OpErrorKind::Earlier(WcStatus::WR_FLUSH_ERR),
                 );
-                assert!(error.cause == posted || error.cause == not, "{}", error.cause);
+                assert!(error.kind == posted || error.kind == not, "{}", error.kind);
                 assert!(error.memory.is_some());
             }
             assert_eq!(a.pool.idle(), BUFFERS);
@@ -100,7 +100,7 @@ fn a_send_to_a_destroyed_peer_fails() -> Verdict {
         let sent = within(PATIENCE, a.qp.send(a.pool.copy(b"x").expect("a buffer"))).await;
         let error = sent.map_err(|_| Stop::fail("the request is repeated for ever"))?;
         let error = error.map(drop).expect_err("nobody is there");
-        assert_eq!(error.cause, OpErrorKind::Status(WcStatus::RETRY_EXC_ERR));
+        assert_eq!(error.kind, OpErrorKind::Status(WcStatus::RETRY_EXC_ERR));
         assert_eq!(a.pool.idle(), BUFFERS - usize::from(error.memory.is_some()));
         Ok(())
     })
@@ -119,10 +119,10 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
         drop(first);
         let reads: Vec<_> = (0..8)
             .map(|_| a.qp.read(remote, pool.take().expect("a buffer")))
-            .map(|read| tokio::spawn(async move { read.await.map(drop).map_err(|e| e.cause) }))
+            .map(|read| tokio::spawn(async move { read.await.map(drop).map_err(|e| e.kind) }))
             .collect();
         let recv = a.qp.recv(a.pool.take().expect("a buffer"));
-        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
+        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.kind) });
         tokio::task::yield_now().await;
         peer.kill()?;
         // Some requests may have been quicker than the signal; a later one finds no peer.
@@ -130,15 +130,15 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
             let _ = read.await?;
         }
         let late = a.qp.read(remote, a.pool.take().expect("a buffer")).await;
-        let cause = late.map(drop).expect_err("nobody is there").cause;
+        let kind = late.map(drop).expect_err("nobody is there").kind;
         // Its memory, its queue pair or its answers: which of them is missed first is chance.
         let failed = |status| {
             let gone = [WcStatus::REM_ACCESS_ERR, WcStatus::REM_OP_ERR, WcStatus::RETRY_EXC_ERR];
             gone.contains(&status)
         };
         assert!(
-            matches!(cause, OpErrorKind::Status(status) | OpErrorKind::Earlier(status) if failed(status)),
-            "{cause}"
+            matches!(kind, OpErrorKind::Status(status) | OpErrorKind::Earlier(status) if failed(status)),
+            "{kind}"
         );
         // A receive that waits for the dead ends as well.
         assert_eq!(recv.await?, Err(OpErrorKind::Status(WcStatus::WR_FLUSH_ERR)));
@@ -155,12 +155,12 @@ fn dropping_the_driver_fails_every_request() -> Verdict {
         let b = Half::new()?;
         connected(&a, &b)?;
         let recv = a.qp.recv(a.pool.take().expect("a buffer"));
-        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.cause) });
+        let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.kind) });
         tokio::task::yield_now().await;
         driver.abort();
-        assert_eq!(recv.await?, Err(OpErrorKind::Undriven));
+        assert_eq!(recv.await?, Err(OpErrorKind::DriverGone));
         let late = a.qp.recv(a.pool.take().expect("a buffer")).await;
-        assert_eq!(late.expect_err("nobody looks").cause, OpErrorKind::Undriven);
+        assert_eq!(late.expect_err("nobody looks").kind, OpErrorKind::DriverGone);
         let made = a.cq.create_qp(&a.pd, QpType::RC, |qp| qp);
         assert!(made.unwrap_err().to_string().contains("driver is gone"));
         // Memory that the device may still write stays lent until the queue pair is gone.

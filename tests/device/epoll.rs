@@ -89,16 +89,16 @@ impl Wake for Bell {
 /// Drives a queue to its end, on nothing but edges and wakers; how often it slept, and how many
 /// edges there were.
 fn drive(mut driver: Driver<Edges>) -> Verdict<(usize, usize)> {
-    let waker = Waker::from(driver.watch_mut().waker.clone());
+    let waker = Waker::from(driver.readiness_mut().waker.clone());
     let deadline = Instant::now() + PATIENCE;
     loop {
         match Pin::new(&mut driver).poll(&mut Cx::from_waker(&waker)) {
             Poll::Ready(end) => {
                 end?;
-                let watch = driver.watch_mut();
+                let watch = driver.readiness_mut();
                 return Ok((watch.waits, watch.edges));
             }
-            Poll::Pending => driver.watch_mut().wait(deadline)?,
+            Poll::Pending => driver.readiness_mut().wait(deadline)?,
         }
     }
 }

@@ -26,7 +26,7 @@ fn child_forked_from_busy_threads_ends() -> Verdict {
         for half in [&a, &b] {
             scope.spawn(|| {
                 while !done.load(Ordering::Relaxed) {
-                    std::hint::black_box((half.qp.under_way(), half.cq.strays()));
+                    std::hint::black_box((half.qp.in_flight(), half.cq.unmatched()));
                 }
             });
         }
@@ -38,13 +38,13 @@ fn child_forked_from_busy_threads_ends() -> Verdict {
                 let mut sent = a.qp.send_inline(b"late");
                 let value = (read, a.qp.clone(), a.cq.clone());
                 let (read, ..) = in_child(value, |(read, qp, cq)| {
-                    assert_eq!((qp.under_way(), cq.strays()), (0, 0));
+                    assert_eq!((qp.in_flight(), cq.unmatched()), (0, 0));
                     assert!(qp.abort().unwrap_err().is_forked());
-                    let cause = match Pin::new(&mut sent).poll(&mut cx) {
-                        Poll::Ready(Err(error)) => error.cause,
+                    let kind = match Pin::new(&mut sent).poll(&mut cx) {
+                        Poll::Ready(Err(error)) => error.kind,
                         other => panic!("{other:?}"),
                     };
-                    assert_eq!(cause, OpErrorKind::Post(PostError::Forked));
+                    assert_eq!(kind, OpErrorKind::Post(PostError::Forked));
                     drop((read, sent, qp, cq));
                     Ok(())
                 })?;

@@ -7,7 +7,7 @@ use crate::helper::{Helper, answer};
 use crate::pair::{PATIENCE, PORT, gid};
 use crate::verdict::{Stop, Verdict, supported};
 use std::time::Instant;
-use uverbs::owned::{BufferPool, Done, OwnedCompletionQueue, OwnedQueuePair};
+use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
     Context, Endpoint, Handshake, MemoryRegion, ProtectionDomain, QpControl, QpType, Remote, Rkey,
 };
@@ -46,14 +46,14 @@ impl Half {
 
     /// The next request that is over.
     #[track_caller]
-    pub(crate) fn wait(&mut self) -> Verdict<Done<u64>> {
+    pub(crate) fn wait(&mut self) -> Verdict<OwnedCompletion<u64>> {
         wait(&mut self.cq)
     }
 }
 
 /// The next request that is over.
 #[track_caller]
-pub(crate) fn wait(cq: &mut OwnedCompletionQueue<u64>) -> Verdict<Done<u64>> {
+pub(crate) fn wait(cq: &mut OwnedCompletionQueue<u64>) -> Verdict<OwnedCompletion<u64>> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(done) = cq.poll()?.next() {

@@ -52,6 +52,7 @@ mod pd;
 mod peers;
 mod port;
 mod processes;
+mod program_buffers;
 mod qp;
 mod rc;
 mod reset;
@@ -68,6 +69,7 @@ mod tasks;
 mod uc;
 mod ud;
 mod unplug;
+mod unsignaled;
 mod verdict;
 mod watchdog;
 mod xrc;
@@ -130,6 +132,7 @@ fn main() -> ExitCode {
         peers::trials(),
         port::trials(),
         processes::trials(),
+        program_buffers::trials(),
         qp::trials(),
         rc::trials(),
         reset::trials(),
@@ -142,6 +145,7 @@ fn main() -> ExitCode {
         srq::trials(),
         uc::trials(),
         ud::trials(),
+        unsignaled::trials(),
         xrc::trials(),
         xrc_processes::trials(),
     ];

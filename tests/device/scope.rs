@@ -10,7 +10,7 @@ use crate::pattern;
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
-use uverbs::owned::{Ending, OwnedCompletionQueue, Part, ScopeError};
+use uverbs::owned::{Ending, OwnedCompletionQueue, RegionRef, ScopeError};
 use uverbs::{ObjectKind, QpState, QpType, RingError, SendWr, WcStatus};
 
 trials![
@@ -37,7 +37,7 @@ fn borrowed_memory_of_every_kind_is_returned() -> Verdict {
         let received = receiver.recv(&mut inbox)?;
         a.qp.scope(&mut a.cq, |sender| {
             let sent = sender.post(SendWr::send(&[]), &text)?;
-            let part = Part::new(&region, ..700)?;
+            let part = RegionRef::new(&region, ..700)?;
             let written = sender.post(SendWr::write(theirs.remote(0)?, &[]), part)?;
             let (_, outcome) = sender.wait(written)?;
             assert_eq!(outcome.status, WcStatus::SUCCESS);
@@ -86,11 +86,11 @@ fn a_silent_peer_is_cut_off() -> Verdict {
     let (mut a, mut b) = pair()?;
     let mut inboxes: Vec<_> = (0..DEPTH).map(|_| a.pool.take().expect("a buffer")).collect();
     let scoped = a.qp.scope(&mut a.cq, |scope| {
-        scope.patience(Duration::from_millis(50));
+        scope.drain_timeout(Duration::from_millis(50));
         inboxes.iter_mut().try_for_each(|inbox| scope.recv(inbox).map(drop))
     });
     let called_off =
-        matches!(&scoped, Err(ScopeError::CalledOff { value: Ok(()), ending: Ending::Flushed }));
+        matches!(&scoped, Err(ScopeError::Cancelled { value: Ok(()), ending: Ending::Flushed }));
     assert!(called_off, "{scoped:?}");
     inboxes.iter_mut().for_each(|inbox| inbox.fill(1));
     // What the peer sends now goes nowhere.
@@ -120,7 +120,7 @@ fn a_panic_with_a_silent_peer_cuts_it_off() -> Verdict {
     let started = Instant::now();
     let ended = catch_unwind(AssertUnwindSafe(|| {
         a.qp.scope(&mut a.cq, |scope| {
-            scope.patience(SOON);
+            scope.drain_timeout(SOON);
             let whole = scope.register(&a.pd, &mut local).expect("a region");
             let _ = scope.recv(whole).expect("room");
             inboxes.iter_mut().for_each(|inbox| drop(scope.recv(inbox).expect("room")));
@@ -189,7 +189,7 @@ fn after_a_reset_the_pair_works_again() -> Verdict {
     let (mut a, mut b) = pair()?;
     let mut inbox = a.pool.take().expect("a buffer");
     let cut = a.qp.scope(&mut a.cq, |scope| {
-        scope.patience(Duration::ZERO);
+        scope.drain_timeout(Duration::ZERO);
         scope.recv(&mut inbox).map(drop)
     });
     assert!(cut.is_err());
@@ -294,12 +294,12 @@ fn rounds_leave_nothing() -> Verdict {
             }));
             assert!(ended.is_err());
             let cut = a.qp.scope(&mut a.cq, |scope| {
-                scope.patience(Duration::ZERO);
+                scope.drain_timeout(Duration::ZERO);
                 let whole = scope.register(&a.pd, &mut local)?;
                 scope.recv(whole).map(drop)?;
                 Ok::<_, Stop>(())
             });
-            assert!(matches!(cut, Err(ScopeError::CalledOff { value: Ok(()), .. })), "{cut:?}");
+            assert!(matches!(cut, Err(ScopeError::Cancelled { value: Ok(()), .. })), "{cut:?}");
             Ok(())
         }))
     })

@@ -39,7 +39,7 @@ fn messages_come_in_order_and_end() -> Verdict {
         b.qp.abort()?;
         // The error is told once, and then the stream is over.
         let end = next(&mut inbox).await.expect("an end").expect_err("nothing was sent");
-        assert_eq!(end.cause, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
+        assert_eq!(end.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
         assert!(inbox.is_terminated());
         assert!(next(&mut inbox).await.is_none());
         Ok(())

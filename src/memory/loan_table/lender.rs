@@ -1,253 +1,289 @@
-//! The lender's side of a table: where the next slot is, what is lent to requests that the device has
-//! not heard of yet, and how all of that comes back if it never does.
+//! The lender's side of a loan table: which slot is lent next, and how loans come back that the device
+//! was never told of.
 //!
-//! Pairs with [`LoanTable`], by which whoever sees a request complete settles it.
+//! Pairs with [`LoanTable`], by which the poller of the completion queue takes back.
 //!
-//! LoanTable are lent in turn, because most queues complete in turn: where to lend next is the lender's
-//! own knowledge, and a slot that comes back is free by what stands in it. Where the next is still
-//! lent, all are. A shared receive queue completes in about that order; slots that are still lent when
-//! their turn comes are skipped, and there are never more of those than queue pairs that are in the
-//! middle of a message, completions that nobody polled, and receives that queue pairs took along when
-//! they were dropped.
+//! Slots are lent in a circle, because most queues complete in order. Where the next slot is still lent,
+//! all are. A shared receive queue completes in about that order; the lender skips slots that are still
+//! lent: those of messages that are only partly received, of completions that were not polled, and of
+//! receives that a queue pair took along when it was dropped.
 
-use super::{APART, FREE, Loan, LoanTable, NEXT, STATE};
+use super::{COVERS, FREE, LoanSlot, LoanTable, SCOPED, STATE, STEP, UNSIGNALED};
 use crate::memory::compact_enum::CompactEnum;
 use crate::memory::sync::Ordering;
 use std::fmt;
 use std::mem::MaybeUninit;
 
-/// The one who lends.
+/// The owner of a queue, who lends in its table.
 pub(crate) struct Lender<P> {
     slots: LoanTable<P>,
-    /// The ticket after the last that was handed over. What is lent under it or later ones is known
-    /// to nobody.
-    next: u64,
-    /// LoanTable come back in the order in which they were lent.
-    in_turn: bool,
-    /// LoanTable looked at in search of a free one.
+    next: NextLoan,
+    /// Whether loans come back in the order in which they were lent.
+    in_order: bool,
+    /// Slots that were looked at in search of a free one.
     #[cfg(test)]
     looks: std::sync::atomic::AtomicU64,
 }
 
+/// What the next loan depends on.
+struct NextLoan {
+    /// The `wr_id` after the last that the device was told of. It has [`COVERS`] while there may be
+    /// unsignaled loans that no signaled one follows.
+    wr_id: u64,
+    /// Unsignaled loans since the last signaled one, or more.
+    unsignaled: u32,
+}
+
+impl NextLoan {
+    /// Takes note of a loan with `UNSIGNALED` or `COVERS`.
+    #[cold]
+    #[inline(never)]
+    fn note(&mut self, wr_id: u64) {
+        if wr_id & UNSIGNALED != 0 {
+            self.wr_id |= COVERS;
+            self.unsignaled = self.unsignaled.saturating_add(1);
+        } else {
+            self.wr_id &= !COVERS;
+            self.unsignaled = 0;
+        }
+    }
+
+    /// Takes note that loans with these flags, together, came back because the device was not told of
+    /// them: unsignaled loans before them may have lost the signaled one that followed.
+    fn undo(&mut self, flags: u64) {
+        if flags & (COVERS | UNSIGNALED) != 0 {
+            self.wr_id |= COVERS;
+            self.unsignaled = u32::MAX;
+        }
+    }
+}
+
 impl<P> Lender<P> {
-    /// With `count` slots; `mark` is 0 or [`MARK`](super::MARK).
-    pub(crate) fn new(count: u32, mark: u64) -> Self {
-        // Each table counts from elsewhere, so that tickets of one open nothing in another. Not
-        // loom's: this is no part of what is shared.
+    /// A lender of `count` slots; `flag` is 0 or [`RECV`](super::RECV).
+    pub(crate) fn new(count: u32, flag: u64) -> Self {
+        // Each table begins to count elsewhere, so that a `wr_id` of one table takes nothing back from
+        // another. Not loom's, because the threads of a model do not share it.
         static TABLES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-        let next = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | mark;
+        let wr_id = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | flag;
         Lender {
             slots: LoanTable::new(count),
-            next,
-            in_turn: true,
+            next: NextLoan { wr_id, unsignaled: 0 },
+            in_order: true,
             #[cfg(test)]
             looks: Default::default(),
         }
     }
 
-    /// For a queue that does not complete in the order in which it was posted to.
-    pub(crate) fn out_of_turn(self) -> Self {
-        Lender { in_turn: false, ..self }
+    /// The same for a queue that does not complete in the order of its requests.
+    pub(crate) fn in_any_order(self) -> Self {
+        Lender { in_order: false, ..self }
     }
 
-    /// What settles what is lent here.
+    /// The table, for the poller.
     pub(crate) fn slots(&self) -> &LoanTable<P> {
         &self.slots
     }
 
-    /// Takes back, and drops, what was lent and [forgotten](Lending).
-    pub(crate) fn tidy(&mut self) {
-        self.slots.forget(self.next);
+    /// Takes back and drops the loans of batches that were [forgotten](LoanBatch).
+    pub(crate) fn drop_unposted(&mut self) {
+        let flags = self.slots.drop_unposted(self.next.wr_id);
+        self.next.undo(flags);
     }
 
-    /// How many more can be lent. Takes back what was forgotten, and looks at each.
+    /// How many slots are free. Takes back what was forgotten, and looks at each slot.
     pub(crate) fn room(&mut self) -> usize {
-        self.tidy();
-        self.slots.all().filter(|slot| slot.is_free()).count()
+        self.drop_unposted();
+        self.slots.lendable_slots().filter(|slot| slot.is_free()).count()
     }
 
-    /// Starts to lend what is handed to the device at once.
+    /// Starts a batch of loans.
     #[inline(always)]
-    pub(crate) fn begin(&mut self) -> Lending<'_, P> {
-        Lending { lender: self, ahead: 0 }
+    pub(crate) fn begin(&mut self) -> LoanBatch<'_, P> {
+        LoanBatch { lender: self, ahead: 0 }
     }
 
-    /// The first ticket from `next` on whose slot is free. Those between lose their turn. They are
-    /// never lent, or somebody took their payload and forgot it; where slots come back in turn, the
-    /// first that is lent tells that all others are. What was forgotten is taken back by who comes
-    /// upon it: so nothing is left of it under tickets before that which is found.
+    /// The first `wr_id` from `first` on whose slot is free. The slots between are skipped: they are
+    /// never lent, or their payload is being taken out. In a queue that completes in order, the first
+    /// slot that is lent tells that all others are. Loans of forgotten batches are taken back as soon as
+    /// one of them is met, so none is left before the `wr_id` that is answered.
     #[cold]
     #[inline(never)]
-    fn skip(&self, next: u64) -> Option<u64> {
-        let mut ticket = next;
+    fn skip(&mut self, first: u64) -> Option<u64> {
+        let mut wr_id = first;
         for _ in 0..self.slots.len {
             #[cfg(test)]
             self.looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            ticket = self.slots.lendable(ticket);
-            let slot = self.slots.slot(ticket);
-            // Acquire as in `vacancy`.
+            wr_id = self.slots.lendable(wr_id);
+            let slot = self.slots.slot(wr_id);
+            // Acquire as in `free_slot`.
             let mut state = slot.state.load(Ordering::Acquire);
-            if self.slots.is_untold(state, next) {
-                self.slots.forget(next);
+            if self.slots.is_unposted(state, first) {
+                let flags = self.slots.drop_unposted(first);
+                self.next.undo(flags);
+                wr_id |= self.next.wr_id & COVERS;
                 state = slot.state.load(Ordering::Acquire);
             }
             if state == FREE {
-                return Some(ticket);
+                return Some(wr_id);
             }
-            if self.in_turn && state & STATE == 0 {
+            if self.in_order && state & STATE == 0 {
                 return None;
             }
-            ticket = ticket.wrapping_add(NEXT);
+            wr_id = wr_id.wrapping_add(STEP);
         }
         None
     }
 }
 
-/// What is lent piece by piece before the device hears of it. Dropping it takes all of that back; if
-/// it is forgotten, a later one does, at the latest when it comes upon something of it.
-pub(crate) struct Lending<'l, P> {
+/// Loans that the device was not told of yet. Dropping the batch takes them back. If the batch is
+/// forgotten, a later one takes them back, at the latest when it needs one of their slots.
+pub(crate) struct LoanBatch<'l, P> {
     lender: &'l mut Lender<P>,
-    /// What the ticket of the slot to be lent next is ahead of the lender's.
+    /// The difference between the `wr_id` of the next loan and the lender's.
     ahead: u64,
 }
 
-impl<P> Lending<'_, P> {
-    /// A slot that is free, if there is one.
+impl<P> LoanBatch<'_, P> {
+    /// A free slot, if there is one.
     #[inline(always)]
-    pub(crate) fn vacancy(&mut self) -> Option<Vacancy<'_, P>> {
-        let Lending { lender, ahead } = self;
-        let mut ticket = lender.next.wrapping_add(*ahead);
-        let mut slot = lender.slots.slot(ticket);
-        // Acquire pairs with the Release of `settle`.
-        if slot.state.load(Ordering::Acquire) != FREE {
-            let found = lender.skip(ticket)?;
+    pub(crate) fn free_slot(&mut self) -> Option<FreeSlot<'_, P>> {
+        let LoanBatch { lender, ahead } = self;
+        let mut wr_id = lender.next.wr_id.wrapping_add(*ahead);
+        // Acquire pairs with the Release of `LoanSlot::release`.
+        if lender.slots.slot(wr_id).state.load(Ordering::Acquire) != FREE {
+            wr_id = lender.skip(wr_id)?;
             if *ahead == 0 {
-                // Of a batch of one it is known when it is compiled how far it is ahead.
-                lender.next = found;
+                // In a batch of one, the compiler then knows `ahead`.
+                lender.next.wr_id = wr_id;
             } else {
-                *ahead = found.wrapping_sub(lender.next);
+                *ahead = wr_id.wrapping_sub(lender.next.wr_id);
             }
-            ticket = found;
-            slot = lender.slots.slot(ticket);
         }
-        Some(Vacancy { lender, slot, ticket, ahead })
+        let Lender { slots, next, .. } = &mut **lender;
+        let slots: &LoanTable<P> = slots;
+        Some(FreeSlot { slot: slots.slot(wr_id), slots, next, wr_id, ahead })
     }
 
-    /// How much is lent: nothing, one, or more. It is one or less only if that is so: slots that were
-    /// skipped count as well, if something is lent before them.
+    /// Whether the batch holds no loan (0), one (1), or more. Skipped slots between loans are counted.
     #[inline(always)]
     pub(crate) fn count(&self) -> u64 {
-        self.ahead / NEXT
+        self.ahead / STEP
     }
 
-    /// The device knows of everything that is lent.
+    /// The device was told of all loans of the batch.
     #[inline(always)]
-    pub(crate) fn hand_over(mut self) {
-        self.lender.next = self.lender.next.wrapping_add(self.ahead);
+    pub(crate) fn commit(mut self) {
+        self.lender.next.wr_id = self.lender.next.wr_id.wrapping_add(self.ahead);
         self.ahead = 0;
     }
 }
 
-impl<P> Drop for Lending<'_, P> {
+impl<P> Drop for LoanBatch<'_, P> {
     #[inline(always)]
     fn drop(&mut self) {
         if self.ahead != 0 {
-            self.lender.slots.forget(self.lender.next);
+            self.lender.drop_unposted();
         }
     }
 }
 
-/// A free slot, that what is to be lent may be told its ticket before.
-pub(crate) struct Vacancy<'l, P> {
-    lender: &'l Lender<P>,
-    /// Free, and the lender's alone.
-    slot: &'l Loan<P>,
-    ticket: u64,
-    /// The lender's.
+/// A free slot, whose `wr_id` is known before anything is lent in it.
+pub(crate) struct FreeSlot<'l, P> {
+    slots: &'l LoanTable<P>,
+    /// In state `FREE`, which only the lender changes.
+    slot: &'l LoanSlot<P>,
+    wr_id: u64,
+    next: &'l mut NextLoan,
+    /// The batch's.
     ahead: &'l mut u64,
 }
 
-impl<P> Vacancy<'_, P> {
-    /// Under which what is lent here will be settled.
+impl<P> FreeSlot<'_, P> {
+    /// Names the loan, in the request and in its completion.
     #[inline(always)]
-    pub(crate) fn ticket(&self) -> u64 {
-        self.ticket
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.wr_id
     }
 
-    /// Sets the ticket [apart](APART).
-    pub(crate) fn apart(self) -> Self {
-        Vacancy { ticket: self.ticket | APART, ..self }
+    /// The same for a request of a [scope](SCOPED).
+    pub(crate) fn scoped(self) -> Self {
+        FreeSlot { wr_id: self.wr_id | SCOPED, ..self }
     }
 
-    /// Takes `payload` in.
+    /// The same for an [unsignaled](UNSIGNALED) request. `Err` if the request has to be signaled: at least
+    /// one in half a queue is, or a queue full of unsignaled requests would never have room again.
+    pub(crate) fn unsignaled(self) -> Result<Self, Self> {
+        if self.next.unsignaled < self.slots.len.div_ceil(2).saturating_sub(1) {
+            Ok(FreeSlot { wr_id: self.wr_id | UNSIGNALED, ..self })
+        } else {
+            Err(self)
+        }
+    }
+
+    /// Lends `payload`.
     #[inline(always)]
     pub(crate) fn lend(self, payload: P) {
-        // SAFETY: the slot is free, which only the lender changes, and what `settle` did to it is
-        // known by the Acquire of `vacancy`.
+        // SAFETY: the slot is free, and the Acquire of `free_slot` orders this after what the last
+        // `release` read.
         unsafe { self.slot.payload.put(MaybeUninit::new(payload)) };
-        self.lent();
-    }
-
-    /// There is a payload.
-    #[inline(always)]
-    fn lent(self) {
-        // Release pairs with the Acquire of `settle`.
-        self.slot.state.store(self.ticket, Ordering::Release);
-        *self.ahead = self.ahead.wrapping_add(NEXT);
+        // Release pairs with the Acquire of `LoanSlot::take_back`.
+        self.slot.state.store(self.wr_id, Ordering::Release);
+        *self.ahead = self.ahead.wrapping_add(STEP);
+        if self.wr_id & (COVERS | UNSIGNALED) != 0 {
+            self.next.note(self.wr_id);
+        }
     }
 }
 
-impl<'l, K, A, B> Vacancy<'l, CompactEnum<K, A, B>> {
-    /// Lends what is small, and writes nothing but that, before anybody is told of the ticket: who asks
-    /// for that need hold neither meanwhile.
+impl<'l, K, A, B> FreeSlot<'l, CompactEnum<K, A, B>> {
+    /// Lends a small payload before its request is written, and writes only the words that it has. While
+    /// the request is written, the compiler need not keep the payload in registers.
     #[inline(always)]
-    pub(crate) fn fill(self, key: K, small: A) -> Filled<'l, K, A, B> {
-        let Vacancy { lender, slot, ticket, ahead } = self;
+    pub(crate) fn fill(self, key: K, small: A) -> FilledSlot<'l, K, A, B> {
+        let FreeSlot { slots, slot, wr_id, next, ahead } = self;
         // SAFETY: as in `lend`.
         let place = unsafe { &mut *slot.payload.place() };
         CompactEnum::put_small(place, key, small);
-        // As in `lent`.
-        slot.state.store(ticket, Ordering::Release);
-        Filled { lender, ahead }
+        // Release as in `lend`.
+        slot.state.store(wr_id, Ordering::Release);
+        if wr_id & COVERS != 0 {
+            next.note(wr_id);
+        }
+        FilledSlot { slots, next, ahead }
     }
 }
 
-/// What is lent under the next ticket, of which nobody was told but who writes the request.
-pub(crate) struct Filled<'l, K, A, B> {
-    lender: &'l Lender<CompactEnum<K, A, B>>,
-    /// The lender's.
+/// A loan whose request is not written yet, so that nobody knows its `wr_id`.
+pub(crate) struct FilledSlot<'l, K, A, B> {
+    slots: &'l LoanTable<CompactEnum<K, A, B>>,
+    next: &'l mut NextLoan,
+    /// The batch's.
     ahead: &'l mut u64,
 }
 
-impl<K, A, B> Filled<'_, K, A, B> {
-    /// Somebody was told.
+impl<K, A, B> FilledSlot<'_, K, A, B> {
+    /// The request is written.
     #[inline(always)]
-    pub(crate) fn lend(self) {
-        *self.ahead = self.ahead.wrapping_add(NEXT);
+    pub(crate) fn keep(self) {
+        *self.ahead = self.ahead.wrapping_add(STEP);
     }
 
-    /// Takes it out again.
-    #[inline(always)]
-    pub(crate) fn empty(self) -> (K, A) {
-        self.lender.take_back(*self.ahead)
-    }
-}
-
-impl<K, A, B> Lender<CompactEnum<K, A, B>> {
-    /// Takes back what is lent this far ahead, of which nobody was told but who writes the request.
+    /// The request could not be written: takes the payload back.
     #[cold]
     #[inline(never)]
-    fn take_back(&self, ahead: u64) -> (K, A) {
-        let ticket = self.next.wrapping_add(ahead);
-        let slot = self.slots.slot(ticket);
-        // Not apart, as nothing small is.
-        debug_assert_eq!(slot.state.load(Ordering::Relaxed), ticket, "not what was lent last");
-        let parcel = slot.payload.place().cast_const().cast();
-        // SAFETY: `fill` wrote it, and nobody settled it, for nobody was told how but who wrote the
-        // request, which the device has not heard of.
-        let small = unsafe { CompactEnum::<K, A, B>::take_small(parcel) };
+    pub(crate) fn undo(self) -> (K, A) {
+        let wr_id = self.next.wr_id.wrapping_add(*self.ahead);
+        let slot = self.slots.slot(wr_id);
+        let state = slot.state.load(Ordering::Relaxed);
+        // A small payload is neither scoped nor unsignaled.
+        debug_assert_eq!(state & !COVERS, wr_id & !COVERS, "not what was lent last");
+        let small = slot.payload.place().cast_const().cast();
+        // SAFETY: `fill` wrote it, and nobody took it back, because only the writer of the request, which
+        // the device was not told of, knew its `wr_id`.
+        let small = unsafe { CompactEnum::<K, A, B>::take_small(small) };
         slot.state.store(FREE, Ordering::Release);
+        self.next.undo(state);
         small
     }
 }
@@ -258,29 +294,38 @@ impl<P> fmt::Debug for Lender<P> {
     }
 }
 
-impl<P> fmt::Debug for Lending<'_, P> {
+impl<P> fmt::Debug for LoanBatch<'_, P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lending").finish_non_exhaustive()
+        f.debug_struct("LoanBatch").finish_non_exhaustive()
     }
 }
 
 #[cfg(test)]
 impl<P> Lender<P> {
     pub(super) fn lend(&mut self, payload: P) -> Result<u64, P> {
-        let mut lending = self.begin();
-        let ticket = lending.hold(payload)?;
-        lending.hand_over();
-        Ok(ticket)
+        let mut batch = self.begin();
+        let wr_id = batch.hold(payload)?;
+        batch.commit();
+        Ok(wr_id)
     }
 }
 
 #[cfg(test)]
-impl<P> Lending<'_, P> {
+impl<P> LoanBatch<'_, P> {
     pub(super) fn hold(&mut self, payload: P) -> Result<u64, P> {
-        let Some(vacancy) = self.vacancy() else { return Err(payload) };
-        let ticket = vacancy.ticket();
-        vacancy.lend(payload);
-        Ok(ticket)
+        let Some(slot) = self.free_slot() else { return Err(payload) };
+        let wr_id = slot.wr_id();
+        slot.lend(payload);
+        Ok(wr_id)
+    }
+
+    /// Lends for an unsignaled request, or for a signaled one if there has to be one.
+    pub(super) fn hold_unsignaled(&mut self, payload: P) -> Result<u64, P> {
+        let Some(slot) = self.free_slot() else { return Err(payload) };
+        let slot = slot.unsignaled().unwrap_or_else(|slot| slot);
+        let wr_id = slot.wr_id();
+        slot.lend(payload);
+        Ok(wr_id)
     }
 }
 

@@ -1,20 +1,20 @@
-//! What lender, poller and whoever reclaims do to one table at the same time.
+//! Lender, poller, and a thread that reclaims, at the same time.
 
 use super::lender::Lender;
 use super::*;
 use loom::sync::atomic::AtomicUsize;
 use loom::thread;
 
-/// The lender uses a slot again while the poller settles what was lent in it before. Both are
-/// threads of their own, because the model's first is not preempted as others are.
+/// The lender uses a slot again while the poller takes the loan before out of it. Both run in threads of
+/// their own, because loom does not preempt a model's first thread as it does others.
 #[test]
-fn lend_while_another_settles() {
+fn a_slot_is_lent_again_only_when_it_is_empty() {
     loom::model(|| {
         let mut lender = Lender::new(1, 0);
         let first = lender.lend(Box::new(1)).unwrap();
         let slots = lender.slots().clone();
         let poller = thread::spawn(move || {
-            assert_eq!(slots.give(first).as_deref(), Some(&1));
+            assert_eq!(slots.take(first).as_deref(), Some(&1));
         });
         let poster = thread::spawn(move || {
             let second = lender.lend(Box::new(2));
@@ -23,20 +23,20 @@ fn lend_while_another_settles() {
         poller.join().unwrap();
         let (mut lender, second) = poster.join().unwrap();
         let second = second.or_else(|payload| lender.lend(payload)).unwrap();
-        assert_eq!(lender.slots().give(first), None);
-        assert_eq!(lender.slots().give(second).as_deref(), Some(&2));
+        assert_eq!(lender.slots().take(first), None);
+        assert_eq!(lender.slots().take(second).as_deref(), Some(&2));
     });
 }
 
-/// LoanTable come back out of turn while the lender looks for one: what it finds is empty.
+/// Loans come back in any order while the lender looks for a free slot: the one that it finds is empty.
 #[test]
-fn skip_while_others_settle() {
+fn a_slot_found_by_skipping_is_empty() {
     loom::model(|| {
-        let mut lender = Lender::new(2, 0).out_of_turn();
-        let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
-        let pollers = tickets.map(|ticket| {
+        let mut lender = Lender::new(2, 0).in_any_order();
+        let wr_ids = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+        let pollers = wr_ids.map(|wr_id| {
             let slots = lender.slots().clone();
-            thread::spawn(move || assert!(slots.give(ticket).is_some()))
+            thread::spawn(move || assert!(slots.take(wr_id).is_some()))
         });
         let poster = thread::spawn(move || {
             drop(lender.begin().hold(Box::new(3)));
@@ -48,18 +48,17 @@ fn skip_while_others_settle() {
     });
 }
 
-/// Somebody who destroyed the queue takes everything back while the poller still settles:
-/// each payload is seen by exactly one of them.
+/// A thread that destroyed the queue reclaims its loans while the poller still takes back.
 #[test]
-fn settle_while_another_reclaims() {
+fn each_loan_comes_back_to_the_poller_or_to_the_reclaiming_thread() {
     loom::model(|| {
         let mut lender = Lender::new(2, 0);
-        let tickets = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
+        let wr_ids = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
         let sum = loom::sync::Arc::new(AtomicUsize::new(0));
         let (slots, theirs) = (lender.slots().clone(), sum.clone());
         let poller = thread::spawn(move || {
-            for ticket in tickets {
-                if let Some(payload) = slots.give(ticket) {
+            for wr_id in wr_ids {
+                if let Some(payload) = slots.take(wr_id) {
                     theirs.fetch_add(*payload, Ordering::Relaxed);
                 }
             }
@@ -74,5 +73,35 @@ fn settle_while_another_reclaims() {
         owner.join().unwrap();
         assert_eq!(sum.load(Ordering::Relaxed), 3);
         assert_eq!(lender.room(), 2);
+    });
+}
+
+/// The lender lends again while the poller takes back what a completion covers.
+#[test]
+fn covered_loans_come_back_once_while_others_are_lent() {
+    loom::model(|| {
+        let mut lender = Lender::new(4, 0);
+        let mut batch = lender.begin();
+        batch.hold_unsignaled(Box::new(1)).unwrap();
+        let last = batch.hold(Box::new(2)).unwrap();
+        batch.commit();
+        let slots = lender.slots().clone();
+        let poller = thread::spawn(move || {
+            let mut at = slots.first_covered(last).unwrap();
+            let first = slots.take_back_covered(&mut at, last).map(ReturnedLoan::take);
+            assert_eq!(first.as_deref(), Some(&1));
+            assert!(slots.take_back_covered(&mut at, last).is_none());
+            assert_eq!(slots.take(last).as_deref(), Some(&2));
+        });
+        let poster = thread::spawn(move || {
+            for n in 3..6 {
+                let mut batch = lender.begin();
+                let _ = batch.hold_unsignaled(Box::new(n));
+                batch.commit();
+            }
+            lender
+        });
+        poller.join().unwrap();
+        drop(poster.join().unwrap());
     });
 }

@@ -5,41 +5,41 @@ use super::*;
 use std::sync::Arc;
 
 #[test]
-fn a_ticket_settles_once() {
+fn a_loan_comes_back_once() {
     let mut lender = Lender::new(2, 0);
     let first = lender.lend("a").unwrap();
     let second = lender.lend("b").unwrap();
     assert_eq!(lender.lend("c"), Err("c"));
     let slots = lender.slots().clone();
-    assert_eq!(slots.give(first), Some("a"));
-    assert_eq!(slots.give(first), None);
+    assert_eq!(slots.take(first), Some("a"));
+    assert_eq!(slots.take(first), None);
     let third = lender.lend("d").unwrap();
-    assert_eq!(slots.give(first), None, "a stale ticket of the same slot");
-    assert_eq!((slots.give(third), slots.give(second)), (Some("d"), Some("b")));
+    assert_eq!(slots.take(first), None, "a stale wr_id of the same slot");
+    assert_eq!((slots.take(third), slots.take(second)), (Some("d"), Some("b")));
     assert_eq!(lender.room(), 2);
 }
 
 #[test]
-fn forged_tickets_settle_nothing() {
+fn a_forged_wr_id_takes_nothing_back() {
     let mut lender = Lender::new(1, 0);
-    let ticket = lender.lend(1).unwrap();
+    let wr_id = lender.lend(1).unwrap();
     let forged = [
-        ticket + NEXT,
-        ticket.wrapping_sub(NEXT),
-        ticket ^ 1 << 63,
-        ticket | MARK,
+        wr_id + STEP,
+        wr_id.wrapping_sub(STEP),
+        wr_id ^ 1 << 63,
+        wr_id | RECV,
         FREE,
         TAKEN,
-        !ticket,
+        !wr_id,
     ];
     for forged in forged {
-        assert_eq!(lender.slots().give(forged), None, "{forged:#x}");
+        assert_eq!(lender.slots().take(forged), None, "{forged:#x}");
     }
-    assert_eq!(lender.slots().give(ticket), Some(1));
+    assert_eq!(lender.slots().take(wr_id), Some(1));
 }
 
 #[test]
-fn a_panic_keeps_nothing_from_being_reclaimed() {
+fn a_panic_does_not_keep_other_loans_from_being_reclaimed() {
     let mut lenders = [Lender::new(4, 0), Lender::new(4, 0)];
     lenders.iter_mut().for_each(|lender| (0..4).for_each(|n| _ = lender.lend(n).unwrap()));
     let tables = lenders.each_ref().map(|lender| lender.slots().clone());
@@ -57,19 +57,19 @@ fn a_panic_keeps_nothing_from_being_reclaimed() {
 }
 
 #[test]
-fn everything_can_be_reclaimed() {
+fn reclaiming_takes_every_loan_back() {
     let mut lender = Lender::new(8, 0);
-    let tickets: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
-    lender.slots().give(tickets[1]);
+    let wr_ids: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
+    lender.slots().take(wr_ids[1]);
     let mut back = Vec::new();
     LoanTable::reclaim([lender.slots()], |n| back.push(n));
     back.sort();
     assert_eq!(back, [0, 2, 3, 4]);
-    assert_eq!((lender.room(), lender.slots().give(tickets[0])), (8, None));
+    assert_eq!((lender.room(), lender.slots().take(wr_ids[0])), (8, None));
 }
 
 #[test]
-fn dropping_the_table_drops_what_is_lent() {
+fn dropping_the_table_drops_its_loans() {
     let payload = Arc::new(());
     let mut lender = Lender::new(2, 0);
     lender.lend(payload.clone()).unwrap();

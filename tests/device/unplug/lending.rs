@@ -83,7 +83,7 @@ pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
     let (mut local, mut inbox) = (vec![1u8; 4096], a.pool.take().expect("a buffer"));
     let context = a.context.clone();
     let ended = a.qp.scope(&mut a.cq, |scope| -> Verdict {
-        scope.patience(Duration::ZERO);
+        scope.drain_timeout(Duration::ZERO);
         let whole = scope.register(&a.pd, &mut local)?;
         let read = scope.post(SendWr::read(remote, &[]), whole)?;
         let (_, outcome) = scope.wait(read)?;
@@ -97,7 +97,7 @@ pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
         Ok(())
     });
     match ended {
-        Err(ScopeError::CalledOff { value, ending: Ending::Flushed | Ending::Reset }) => value?,
+        Err(ScopeError::Cancelled { value, ending: Ending::Flushed | Ending::Reset }) => value?,
         other => return Err(Stop::fail(format!("the scope ended as {other:?}"))),
     }
     assert!(local.iter().all(|byte| *byte == 0));

@@ -21,9 +21,9 @@ fn is_farewell<L>(failed: &OpError<L>) -> bool {
         WcStatus::REM_ACCESS_ERR,
         WcStatus::REM_OP_ERR,
     ];
-    match failed.cause {
+    match failed.kind {
         OpErrorKind::Status(status) => OF_A_REMOVAL.contains(&status),
-        OpErrorKind::Undriven | OpErrorKind::Earlier(_) => true,
+        OpErrorKind::DriverGone | OpErrorKind::Earlier(_) => true,
         _ => false,
     }
 }

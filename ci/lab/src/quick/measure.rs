@@ -36,7 +36,7 @@ const EDITS: &[Defect] = &[
     Defect {
         name: "owned",
         edit: Edit {
-            file: "src/owned/desk.rs",
+            file: "src/owned/lending.rs",
             from: "self.lender.room()",
             to: "let room = self.lender.room();\n        room",
         },
@@ -106,24 +106,24 @@ const DEFECTS: &[Defect] = &[
     Defect {
         name: "a_buffer_of_another_domain_is_taken",
         edit: Edit {
-            file: "src/owned/desk.rs",
-            from: "memory.name().is_none_or(|name| name.domain == *self.domain)",
-            to: "memory.name().is_none_or(|name| name.domain == *self.domain || true)",
+            file: "src/owned/lending.rs",
+            from: "memory.region_sge().is_none_or(|known| known.domain == *self.domain)",
+            to: "memory.region_sge().is_none_or(|known| known.domain == *self.domain || true)",
         },
     },
     Defect {
-        name: "sends_and_receives_are_settled_in_the_wrong_table",
+        name: "loans_of_sends_and_receives_are_taken_back_from_the_wrong_table",
         edit: Edit {
-            file: "src/owned/route.rs",
-            from: "if wr_id & RECV == 0 { send.settle_usual(wr_id) } else { recv.settle_usual(wr_id) }",
-            to: "if wr_id & RECV != 0 { send.settle_usual(wr_id) } else { recv.settle_usual(wr_id) }",
+            file: "src/owned/qp_map.rs",
+            from: "if wr_id & RECV == 0 { send.take_back_common(wr_id) } else { recv.take_back_common(wr_id) }",
+            to: "if wr_id & RECV != 0 { send.take_back_common(wr_id) } else { recv.take_back_common(wr_id) }",
         },
     },
     Defect {
         name: "a_request_without_room_is_tried_only_once",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "self.stage = Stage::New(memory, number);\n                Poll::Pending\n            }\n            Err((memory, error))",
+            from: "self.stage = Stage::New(memory, ticket);\n                Poll::Pending\n            }\n            Err((memory, error))",
             to: "self.stage = Stage::Over;\n                Poll::Pending\n            }\n            Err((memory, error))",
         },
     },
@@ -131,7 +131,7 @@ const DEFECTS: &[Defect] = &[
         name: "a_dropped_future_does_not_abandon_its_request",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "Stage::Posted(cell) => self.queue.table().abandon(*cell),",
+            from: "Stage::Posted(index) => self.queue.inflight().abandon(*index),",
             to: "Stage::Posted(_) => {}",
         },
     },

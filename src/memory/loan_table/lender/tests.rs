@@ -1,28 +1,28 @@
-//! What one thread lends, in which slots, and what comes back of it.
+//! One thread's view of the lender.
 
 use super::*;
 use crate::memory::compact_enum::Content;
-use crate::memory::loan_table::{MARK, MARKS};
+use crate::memory::loan_table::{FLAG_BITS, RECV};
 use std::sync::Arc;
 
 #[test]
-fn tickets_wrap() {
-    let mut lender = Lender::new(1, MARK);
-    lender.next |= !0 << MARKS;
+fn wr_ids_wrap() {
+    let mut lender = Lender::new(1, RECV);
+    lender.next.wr_id |= !0 << FLAG_BITS;
     for payload in [7, 8] {
-        let ticket = lender.lend(payload).unwrap();
-        assert_eq!(ticket & MARK, MARK);
-        assert_eq!(lender.slots().give(ticket), Some(payload));
+        let wr_id = lender.lend(payload).unwrap();
+        assert_eq!(wr_id & RECV, RECV);
+        assert_eq!(lender.slots().take(wr_id), Some(payload));
     }
-    assert_eq!(lender.next, MARK | NEXT);
+    assert_eq!(lender.next.wr_id, RECV | STEP);
 }
 
-/// A table of another size than a power of two lends no more than it has, whatever the order.
+/// Also of a table whose size is no power of two.
 #[test]
-fn slots_are_skipped_and_found_again() {
-    let mut lender = Lender::new(5, 0).out_of_turn();
+fn all_slots_are_lent_whatever_the_order_in_which_they_come_back() {
+    let mut lender = Lender::new(5, 0).in_any_order();
     let mut lent: Vec<(u64, u32)> = Vec::new();
-    // As a shared receive queue may complete: any of those that are lent.
+    // A shared receive queue may complete any of its receives.
     const ROUNDS: u32 = if cfg!(miri) { 50 } else { 1000 };
     for round in 0..ROUNDS {
         let mut lending = lender.begin();
@@ -30,12 +30,12 @@ fn slots_are_skipped_and_found_again() {
             lent.push((lending.hold(round).unwrap(), round));
         }
         assert_eq!(lending.hold(round), Err(round));
-        lending.hand_over();
+        lending.commit();
         for _ in 0..=round % 5 {
-            let (ticket, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
-            assert_eq!(lender.slots().give(ticket), Some(payload));
+            let (wr_id, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
+            assert_eq!(lender.slots().take(wr_id), Some(payload));
         }
-        // What is taken back between them leaves the others alone.
+        // A batch that is dropped leaves the other loans alone.
         let mut lending = lender.begin();
         let held = (0..round % 3).filter(|_| lending.hold(round).is_ok()).count();
         drop(lending);
@@ -46,31 +46,31 @@ fn slots_are_skipped_and_found_again() {
     assert_eq!(none.room(), 0);
 }
 
-/// Who finds a large queue full looks at one slot of it.
+/// To find a queue full, the lender looks at one slot.
 #[test]
 fn a_full_table_is_found_full_at_once() {
     let looks = |lender: &Lender<u32>| lender.looks.load(Ordering::Relaxed);
     const COUNTS: [u32; 2] = if cfg!(miri) { [64, 100] } else { [4096, 5000] };
     for count in COUNTS {
         let mut lender = Lender::new(count, 0);
-        let tickets: Vec<u64> = (0..count).map(|n| lender.lend(n).unwrap()).collect();
-        for (n, ticket) in (0..count).zip(&tickets).take(40) {
+        let wr_ids: Vec<u64> = (0..count).map(|n| lender.lend(n).unwrap()).collect();
+        for (n, wr_id) in (0..count).zip(&wr_ids).take(40) {
             let before = looks(&lender);
             assert_eq!(lender.lend(n), Err(n));
             assert_eq!(looks(&lender) - before, 1, "of {count}");
-            assert_eq!(lender.slots().give(*ticket), Some(n));
+            assert_eq!(lender.slots().take(*wr_id), Some(n));
             lender.lend(n).unwrap();
         }
-        // What somebody took and forgot is lost, and nothing behind it.
-        std::mem::forget(lender.slots().settle(tickets[40]));
-        lender.slots().give(tickets[41]).unwrap();
+        // A loan that was taken back and forgotten is lost, but none behind it.
+        std::mem::forget(lender.slots().take_back(wr_ids[40]));
+        lender.slots().take(wr_ids[41]).unwrap();
         lender.lend(0).unwrap();
         assert_eq!(lender.lend(0), Err(0));
     }
 }
 
 #[test]
-fn what_is_held_can_be_taken_back() {
+fn a_dropped_batch_takes_its_loans_back() {
     let payload = Arc::new(());
     let mut lender = Lender::new(4, 0);
     let given = lender.lend(payload.clone()).unwrap();
@@ -80,152 +80,213 @@ fn what_is_held_can_be_taken_back() {
         assert!(lending.hold(payload.clone()).is_err());
         drop(lending);
         assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
-        assert!(held.iter().all(|ticket| lender.slots().give(*ticket).is_none()));
+        assert!(held.iter().all(|wr_id| lender.slots().take(*wr_id).is_none()));
     }
-    // All are held, and one comes back.
+    // All slots are lent, and one comes back.
     let slots = lender.slots().clone();
     let mut lending = lender.begin();
     assert!((0..3).all(|_| lending.hold(payload.clone()).is_ok()));
-    slots.give(given);
+    slots.take(given);
     let given = lending.hold(payload.clone()).unwrap();
     assert!(lending.hold(payload.clone()).is_err());
     drop(lending);
-    assert!(slots.give(given).is_none());
+    assert!(slots.take(given).is_none());
     assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
     let given = lender.lend(payload.clone()).unwrap();
     drop(lender.begin());
-    assert!(slots.give(given).is_some());
-    // Some came back while others are free.
+    assert!(slots.take(given).is_some());
+    // Some come back while others are free.
     let again = lender.lend(payload.clone()).unwrap();
     assert_eq!(lender.room(), 3);
-    slots.give(again);
+    slots.take(again);
     assert_eq!((lender.room(), lender.room()), (4, 4));
     assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
     assert_eq!(lender.room(), 0);
 }
 
-/// What was forgotten is taken back by whoever comes upon it, and nothing else is; until then it
-/// stays, and what is handed over meanwhile does, too.
+/// A later batch takes back the loans of a forgotten one, and no others, when it needs one of their slots.
 #[test]
-fn what_was_forgotten_is_taken_back_later() {
+fn loans_of_a_forgotten_batch_are_taken_back_later() {
     let count = 4;
-    // What is handed over before, in which of those is given back before the forgetting, and
-    // how many are forgotten.
+    // How many are committed before, which of these come back before the forgotten batch, and how many are
+    // forgotten.
     for (before, back, forgotten) in
         (0..=count).flat_map(|n| (0..16u32).flat_map(move |b| (0..=4).map(move |f| (n, b, f))))
     {
         let (told, lost) = (Arc::new(()), Arc::new(()));
-        let mut lender = Lender::new(count, 0).out_of_turn();
-        lender.next |= 0xf0 << MARKS;
-        let mut tickets: Vec<u64> =
+        let mut lender = Lender::new(count, 0).in_any_order();
+        lender.next.wr_id |= 0xf0 << FLAG_BITS;
+        let mut wr_ids: Vec<u64> =
             (0..before).map(|_| lender.lend(told.clone()).unwrap()).collect();
         let slots = lender.slots().clone();
-        let give = |tickets: &mut Vec<u64>, which: u32| {
+        let give = |wr_ids: &mut Vec<u64>, which: u32| {
             let mut at = 0;
-            tickets.retain(|ticket| {
+            wr_ids.retain(|wr_id| {
                 at += 1;
                 let gives = which >> (at - 1) & 1 != 0;
-                assert!(!gives || slots.give(*ticket).is_some());
+                assert!(!gives || slots.take(*wr_id).is_some());
                 !gives
             });
         };
-        give(&mut tickets, back);
+        give(&mut wr_ids, back);
         for _ in 0..2 {
             let mut lending = lender.begin();
             let held = (0..forgotten).filter(|_| lending.hold(lost.clone()).is_ok()).count();
-            assert_eq!(held, forgotten.min(4 - tickets.len()));
+            assert_eq!(held, forgotten.min(4 - wr_ids.len()));
             std::mem::forget(lending);
         }
-        // Those that stood in the way go, and then as much is lent as there is room for.
-        give(&mut tickets, !back & 5);
+        // The loans in the way come back, and then all free slots are lent.
+        give(&mut wr_ids, !back & 5);
         let mut lending = lender.begin();
-        for _ in tickets.len()..4 {
-            tickets.push(lending.hold(told.clone()).expect("what was forgotten is in the way"));
+        for _ in wr_ids.len()..4 {
+            wr_ids.push(lending.hold(told.clone()).expect("a forgotten loan is in the way"));
         }
         assert!(lending.hold(told.clone()).is_err());
-        lending.hand_over();
+        lending.commit();
         let counts = (Arc::strong_count(&told), Arc::strong_count(&lost));
         assert_eq!(counts, (5, 1), "{before} {back:#b} {forgotten}");
         assert_eq!(lender.room(), 0);
-        assert!(tickets.iter().all(|ticket| lender.slots().give(*ticket).is_some()));
+        assert!(wr_ids.iter().all(|wr_id| lender.slots().take(*wr_id).is_some()));
         assert_eq!(lender.room(), 4);
     }
 }
 
 type Small = CompactEnum<Box<u8>, u16, ()>;
 
-/// What somebody settled although the device had not heard of it is not read a second time.
+/// A loan that was taken back although the device was not told of it is not read a second time.
 #[test]
 #[cfg(debug_assertions)]
 #[should_panic(expected = "not what was lent last")]
-fn what_was_settled_is_not_taken_back() {
+fn a_loan_that_was_taken_back_cannot_be_undone() {
     let mut lender = Lender::<CompactEnum<u8, u16, ()>>::new(4, 0);
     let slots = lender.slots().clone();
     let mut lending = lender.begin();
-    let vacancy = lending.vacancy().expect("a slot");
-    let ticket = vacancy.ticket();
-    let filled = vacancy.fill(1, 2);
-    assert_eq!(slots.give(ticket).map(CompactEnum::open), Some(Content::Small(1, 2)));
-    filled.empty();
+    let free_slot = lending.free_slot().expect("a slot");
+    let wr_id = free_slot.wr_id();
+    let filled = free_slot.fill(1, 2);
+    assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(Content::Small(1, 2)));
+    filled.undo();
 }
 
-/// A batch is told from one of more, and from an empty one, by what it lends: slots that are skipped
-/// before the first of that are not counted.
+/// Whether a batch has one loan or more does not depend on slots that are skipped before the first.
 #[test]
-fn what_is_skipped_before_the_first_is_not_lent() {
-    let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
+fn slots_skipped_before_the_first_loan_are_not_counted() {
+    let mut lender = Lender::<Small>::new(4, 0).in_any_order();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
     let early = [0, 1, 2, 3].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
     let slots = lender.slots().clone();
-    assert_eq!(slots.give(early[2]).map(CompactEnum::open), Some(small(2)));
+    assert_eq!(slots.take(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
-    let vacancy = lending.vacancy().expect("a slot");
-    let ticket = vacancy.ticket();
-    assert_eq!(vacancy.fill(Box::new(4), 4).empty(), (Box::new(4), 4));
-    assert_eq!((ticket, lending.count()), (early[3] + 3 * NEXT, 0));
-    let vacancy = lending.vacancy().expect("the same");
-    assert_eq!(vacancy.ticket(), ticket);
-    vacancy.fill(Box::new(5), 5).lend();
+    let free_slot = lending.free_slot().expect("a slot");
+    let wr_id = free_slot.wr_id();
+    assert_eq!(free_slot.fill(Box::new(4), 4).undo(), (Box::new(4), 4));
+    assert_eq!((wr_id, lending.count()), (early[3] + 3 * STEP, 0));
+    let free_slot = lending.free_slot().expect("the same");
+    assert_eq!(free_slot.wr_id(), wr_id);
+    free_slot.fill(Box::new(5), 5).keep();
     assert_eq!(lending.count(), 1);
-    lending.hand_over();
-    assert_eq!(slots.give(ticket).map(CompactEnum::open), Some(small(5)));
+    lending.commit();
+    assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(small(5)));
     assert_eq!(lender.room(), 1);
 }
 
-/// What was lent to a request that could not be posted: its slot is the next again, whatever was lent
-/// before it and skipped in between.
+/// Whatever was lent before it and skipped in between.
 #[test]
-fn what_was_lent_in_vain_is_taken_back() {
-    let mut lender = Lender::<Small>::new(4, 0).out_of_turn();
+fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
+    let mut lender = Lender::<Small>::new(4, 0).in_any_order();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
     let early = [0, 1, 2].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
     let slots = lender.slots().clone();
-    assert_eq!(slots.give(early[0]).map(CompactEnum::open), Some(small(0)));
-    assert_eq!(slots.give(early[2]).map(CompactEnum::open), Some(small(2)));
+    assert_eq!(slots.take(early[0]).map(CompactEnum::open), Some(small(0)));
+    assert_eq!(slots.take(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
     let mut lend = |n: u8, in_vain: bool| {
-        let vacancy = lending.vacancy().expect("a slot");
-        let ticket = vacancy.ticket();
-        let filled = vacancy.fill(Box::new(n), n.into());
+        let free_slot = lending.free_slot().expect("a slot");
+        let wr_id = free_slot.wr_id();
+        let filled = free_slot.fill(Box::new(n), n.into());
         match in_vain {
-            true => assert_eq!(filled.empty(), (Box::new(n), n.into())),
-            false => filled.lend(),
+            true => assert_eq!(filled.undo(), (Box::new(n), n.into())),
+            false => filled.keep(),
         }
-        (ticket, lending.count())
+        (wr_id, lending.count())
     };
     // The last slot, the first, and that behind the one which is lent.
     assert_eq!(lend(3, true).1, 0);
     let (first, one) = lend(4, false);
-    assert_eq!((first, one), (early[2] + NEXT, 1));
-    assert_eq!(lend(5, true), (first + NEXT, 1));
+    assert_eq!((first, one), (early[2] + STEP, 1));
+    assert_eq!(lend(5, true), (first + STEP, 1));
     let (second, two) = lend(6, false);
-    assert_eq!((second, two), (first + NEXT, 2));
+    assert_eq!((second, two), (first + STEP, 2));
     let (third, more) = lend(7, true);
-    assert_eq!((third, more), (second + 2 * NEXT, 3));
+    assert_eq!((third, more), (second + 2 * STEP, 3));
     assert_eq!(lend(8, false), (third, 4));
-    lending.hand_over();
-    for (ticket, n) in [(first, 4), (second, 6), (third, 8), (early[1], 1)] {
-        assert_eq!(slots.give(ticket).map(CompactEnum::open), Some(small(n)));
+    lending.commit();
+    for (wr_id, n) in [(first, 4), (second, 6), (third, 8), (early[1], 1)] {
+        assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(small(n)));
     }
     assert_eq!(lender.room(), 4);
+}
+
+/// What the completion of `wr_id` gives back, in order.
+fn covered(slots: &LoanTable<u32>, wr_id: u64) -> Option<Vec<u32>> {
+    let mut at = slots.first_covered(wr_id)?;
+    let mut back = Vec::new();
+    while let Some(loan) = slots.take_back_covered(&mut at, wr_id) {
+        back.push(loan.take());
+    }
+    back.push(slots.take(wr_id)?);
+    Some(back)
+}
+
+/// Also where the table wraps, where slots are never lent, and where the payload of one is being taken out.
+#[test]
+fn a_signaled_loan_covers_the_unsignaled_ones_before_it() {
+    for count in [8, 11, 16] {
+        for unsignaled in 1..count / 2 {
+            let mut lender = Lender::new(count, 0);
+            let slots = lender.slots().clone();
+            let mut held = Vec::new();
+            for round in 0..40 {
+                let mut batch = lender.begin();
+                let ids: Vec<u64> =
+                    (0..unsignaled).map(|n| batch.hold_unsignaled(n).unwrap()).collect();
+                assert!(ids.iter().all(|wr_id| wr_id & UNSIGNALED != 0));
+                let last = batch.hold(unsignaled).unwrap();
+                batch.commit();
+                assert_ne!(last & COVERS, 0);
+                assert!(slots.take_back_common(last).is_none(), "it is not common");
+                let lone = lender.lend(99).unwrap();
+                assert_eq!(lone & (COVERS | UNSIGNALED), 0);
+                assert_eq!(covered(&slots, last), Some((0..=unsignaled).collect()));
+                assert_eq!(covered(&slots, last), None, "it was given back");
+                match round {
+                    // The lender skips slots that are being visited.
+                    3 | 17 => held.push(slots.take_back(lone).unwrap()),
+                    _ => drop(slots.take(lone).unwrap()),
+                }
+                if round % 7 == 0 {
+                    held.clear();
+                }
+            }
+            held.clear();
+            assert_eq!(lender.room(), count as usize);
+        }
+    }
+}
+
+#[test]
+fn an_unsignaled_loan_becomes_a_signaled_one_before_half_the_table_is_unsignaled() {
+    for (count, most) in [(1, 0), (2, 0), (3, 1), (4, 1), (8, 3), (9, 4), (64, 31)] {
+        let mut lender = Lender::new(count, 0);
+        let ids: Vec<u64> = (0..count)
+            .map(|n| {
+                let mut batch = lender.begin();
+                let wr_id = batch.hold_unsignaled(n).unwrap();
+                batch.commit();
+                wr_id
+            })
+            .collect();
+        let signaled = ids.iter().position(|wr_id| wr_id & UNSIGNALED == 0);
+        assert_eq!(signaled, Some(most), "of {count}");
+    }
 }

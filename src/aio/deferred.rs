@@ -1,26 +1,25 @@
-//! What waits until all locks are released: queue pairs to be flushed, which is a system call and may
-//! be their end, wakers, and memory whose owner went away. All may run code of the program, which may
-//! use the same queues again.
+//! Work that waits until all locks are released: flushing queue pairs, calling wakers, and dropping memory.
+//! All of it may run code of the program, which may use the same queues.
 
-use super::table::flush;
+use super::inflight::flush;
 use crate::owned::Memory;
 use crate::qp::QpInner;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Weak;
 use std::task::Waker;
 
-/// Queue pairs that are to be flushed, wakers that are to be called, and memory that is to be dropped.
+/// Queue pairs to be flushed, wakers to be called, and memory to be dropped.
 #[derive(Debug, Default)]
-pub(super) struct Later {
+pub(super) struct Deferred {
     failed: Vec<Weak<QpInner>>,
     wakers: Vec<Waker>,
     memory: Vec<Memory>,
 }
 
-impl Later {
-    /// With room for so many wakers.
-    pub(super) fn with_capacity(wakers: usize) -> Later {
-        Later { wakers: Vec::with_capacity(wakers), ..Later::default() }
+impl Deferred {
+    /// With room for `wakers` wakers.
+    pub(super) fn with_capacity(wakers: usize) -> Deferred {
+        Deferred { wakers: Vec::with_capacity(wakers), ..Deferred::default() }
     }
 
     pub(super) fn flush(&mut self, qp: Option<Weak<QpInner>>) {
@@ -32,16 +31,16 @@ impl Later {
     }
 
     pub(super) fn drop(&mut self, memory: Memory) {
-        // Most requests that nobody waits for have none.
+        // Most requests without a future have no memory.
         if !matches!(memory, Memory::None) {
             self.memory.push(memory);
         }
     }
 
-    /// Does everything, and only then lets the first panic go on: one task must not cost another
-    /// one its wake-up.
+    /// Does all the work, and then lets the first panic go on: a waker that panics must not cost another
+    /// task its wake-up.
     pub(super) fn run(&mut self) {
-        // As most looks at a queue end.
+        // Most polls find nothing.
         if self.is_empty() {
             return;
         }
@@ -54,7 +53,7 @@ impl Later {
         self.failed.is_empty() && self.wakers.is_empty() && self.memory.is_empty()
     }
 
-    /// Does everything, and says nothing of panics.
+    /// Does all the work, and ignores panics.
     pub(super) fn run_quietly(&mut self) {
         // What a panic carries may panic in turn when it is dropped.
         if let Some(panic) = self.run_all() {
@@ -72,7 +71,6 @@ impl Later {
                 }
             }
         };
-        // Rare, both this and the last.
         if !self.failed.is_empty() {
             for qp in self.failed.drain(..) {
                 attempt(&mut || drop(flush(Some(&qp))));
@@ -93,8 +91,8 @@ impl Later {
 }
 
 #[cfg(all(test, not(loom)))]
-impl Later {
-    /// How many are to be woken.
+impl Deferred {
+    /// How many wakers are to be called.
     pub(super) fn wakers(&self) -> usize {
         self.wakers.len()
     }
@@ -118,18 +116,18 @@ mod tests {
     }
 
     #[test]
-    fn a_waker_that_panics_costs_others_nothing() {
+    fn a_waker_that_panics_does_not_keep_others_from_being_called() {
         let count = Arc::<Panics>::default();
         for quietly in [false, true] {
             count.0.store(0, Ordering::Relaxed);
-            let mut later = Later::default();
-            (0..3).for_each(|_| later.wake(Waker::from(count.clone())));
+            let mut deferred = Deferred::default();
+            (0..3).for_each(|_| deferred.wake(Waker::from(count.clone())));
             let ended = catch_unwind(AssertUnwindSafe(|| match quietly {
-                false => later.run(),
-                true => later.run_quietly(),
+                false => deferred.run(),
+                true => deferred.run_quietly(),
             }));
             assert_eq!((ended.is_ok(), count.0.load(Ordering::Relaxed)), (quietly, 3));
-            assert!(later.wakers.is_empty());
+            assert!(deferred.wakers.is_empty());
         }
     }
 }

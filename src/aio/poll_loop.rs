@@ -1,71 +1,77 @@
-//! When a driver sleeps: never before it has looked for completions once more after it asked for an
-//! event. Pairs with `driver`, which does what is decided here. Model-checked with loom, together
-//! with a completion queue, its channel and an event loop as they are outside.
+//! Decides when a driver sleeps: only after it armed the queue and then polled once more. Pairs with
+//! `driver`, which does the polling and arming. Model-checked with loom, together with models of a
+//! completion queue, its channel and an event loop.
 
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use std::task::{Context, Poll};
 
-/// Announcements in a row, of a channel that had nothing to say, after which nobody believes them.
-const DEAF: u32 = 1000;
+/// How often in a row the event loop may report the channel as ready without an event, before the driver
+/// ends with an error.
+const MAX_FALSE_ALARMS: u32 = 1000;
 
-/// What a driver works with.
-pub(super) trait Ends {
-    /// Makes the futures of completed requests ready; how many.
-    fn sweep(&mut self) -> Result<usize>;
+/// The queue, channel and event loop that a driver works with.
+pub(super) trait DriverIo {
+    /// Polls, wakes the futures of requests that are over, and answers how many there were.
+    fn poll_cq(&mut self) -> Result<usize>;
 
-    /// Whether somebody may still post something.
-    fn is_wanted(&self) -> bool;
+    /// Whether the queue has handles left, by which requests may be posted.
+    fn has_users(&self) -> bool;
 
-    /// Asks for an event at the next completion.
+    /// Arms the queue: its next completion raises an event.
     fn arm(&mut self) -> Result<()>;
 
-    /// When the channel may have events, takes one of them, or with `all` as many as there are, and
-    /// answers whether there was any. Else lets `cx` be woken when it may have some.
+    /// If the channel may have events, reads one of them, or with `all` every one, and answers whether there
+    /// was any. Otherwise arranges that `cx` is woken when it may have some.
     fn poll_event(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<Result<bool>>;
 }
 
-/// What a driver knows of its completion queue.
+/// The driver's state between two polls.
 #[derive(Debug, Default)]
-pub(super) struct Turn {
-    /// An event was asked for, and was not taken out of the channel.
+pub(super) struct PollLoop {
+    /// The queue was armed, and its event was not read yet.
     armed: bool,
-    /// An event was asked for again although none had come, so that there may be two.
-    doubt: bool,
-    /// How often the channel was announced in vain since something was last heard or completed.
-    vain: u32,
+    /// The queue was armed again although no event had come, so there may be two.
+    maybe_two_events: bool,
+    /// How often in a row the channel was reported as ready without an event or a completion.
+    false_alarms: u32,
 }
 
-impl Turn {
-    /// Works until there is nothing to do. Whoever is pending afterwards is woken.
-    pub(super) fn poll(&mut self, ends: &mut impl Ends, cx: &mut Context<'_>) -> Poll<Result<()>> {
+impl PollLoop {
+    /// Works until there is nothing to do. If it answers `Pending`, `cx` is woken when there is more.
+    pub(super) fn poll(
+        &mut self,
+        io: &mut impl DriverIo,
+        cx: &mut Context<'_>,
+    ) -> Poll<Result<()>> {
         loop {
-            if ends.sweep()? > 0 {
-                self.vain = 0;
-                // What was woken goes first: it may post, and complete before we sleep.
+            if io.poll_cq()? > 0 {
+                self.false_alarms = 0;
+                // The woken tasks run first: they may post requests that complete before the driver sleeps.
                 cx.waker().wake_by_ref();
                 return Poll::Pending;
             }
-            if !ends.is_wanted() {
+            if !io.has_users() {
                 return Poll::Ready(Ok(()));
             }
             if self.armed {
-                match ends.poll_event(cx, self.doubt) {
+                match io.poll_event(cx, self.maybe_two_events) {
                     Poll::Ready(Ok(heard)) => {
-                        // A queue that was asked once causes one event, so that the channel is empty
-                        // now, unless the event loop was wrong before, or somebody else reads the file.
-                        self.doubt = !heard;
+                        // A queue that was armed once raises one event, so the channel is empty now, unless the
+                        // event loop was wrong before, or something else reads the file.
+                        self.maybe_two_events = !heard;
                         self.armed = false;
-                        self.vain = if heard { 0 } else { self.vain + 1 };
-                        if self.vain > DEAF {
+                        self.false_alarms = if heard { 0 } else { self.false_alarms + 1 };
+                        if self.false_alarms > MAX_FALSE_ALARMS {
                             return Poll::Ready(Err(Error::new("poll", Errno::IO).detail(
                                 format!(
-                                    "the channel was announced {DEAF} times, and nothing was there"
+                                    "the channel was reported as readable {MAX_FALSE_ALARMS} times, \
+                                     and held no event"
                                 ),
                             )));
                         }
                         if !heard {
-                            // Others have their turn, should it go on like this.
+                            // Let other tasks run, in case this goes on.
                             cx.waker().wake_by_ref();
                             return Poll::Pending;
                         }
@@ -74,9 +80,9 @@ impl Turn {
                     Poll::Pending => return Poll::Pending,
                 }
             }
-            ends.arm()?;
+            io.arm()?;
             self.armed = true;
-            // What completed before causes no event.
+            // Completions that came before the queue was armed raise no event: poll again.
         }
     }
 }
@@ -86,19 +92,19 @@ mod tests {
     use super::*;
     use std::task::Waker;
 
-    /// Completions that come one after the other, and an event loop that says what it is told to.
+    /// A queue whose completions the test adds, and an event loop that reports what the test sets.
     #[derive(Debug, Default)]
     struct Script {
-        /// Completions that are there.
+        /// Completions in the queue.
         there: usize,
-        /// Completes this many right after it was armed.
+        /// Completions that come right after the queue was armed.
         after_arming: usize,
         /// Events in the channel.
         events: usize,
-        /// What the event loop believes.
+        /// What the event loop reports.
         readable: bool,
         armed: bool,
-        swept: usize,
+        polled: usize,
         arms: usize,
         reads: usize,
         gone: bool,
@@ -114,18 +120,18 @@ mod tests {
         }
     }
 
-    impl Ends for Script {
-        fn sweep(&mut self) -> Result<usize> {
-            self.swept += self.there;
+    impl DriverIo for Script {
+        fn poll_cq(&mut self) -> Result<usize> {
+            self.polled += self.there;
             Ok(std::mem::take(&mut self.there))
         }
 
-        fn is_wanted(&self) -> bool {
+        fn has_users(&self) -> bool {
             !self.gone
         }
 
         fn arm(&mut self) -> Result<()> {
-            // What is there already causes nothing: not every device looks.
+            // Completions in the queue raise no event: not every device looks at them.
             self.armed = true;
             self.arms += 1;
             Ok(())
@@ -152,51 +158,50 @@ mod tests {
         }
     }
 
-    fn poll(turn: &mut Turn, script: &mut Script) -> Poll<()> {
+    fn poll(poll_loop: &mut PollLoop, script: &mut Script) -> Poll<()> {
         let mut cx = Context::from_waker(Waker::noop());
-        turn.poll(script, &mut cx).map(|end| end.unwrap())
+        poll_loop.poll(script, &mut cx).map(|end| end.unwrap())
     }
 
     #[test]
-    fn an_event_costs_one_read_and_one_request_for_the_next() {
-        let (mut turn, mut script) = (Turn::default(), Script::default());
-        assert!(poll(&mut turn, &mut script).is_pending());
+    fn each_event_costs_one_read_and_one_arming() {
+        let (mut poll_loop, mut script) = (PollLoop::default(), Script::default());
+        assert!(poll(&mut poll_loop, &mut script).is_pending());
         assert_eq!((script.arms, script.reads), (1, 0));
         for round in 1..=3 {
             script.complete(2);
             // Once for what is there, and once to sleep again.
-            assert!(poll(&mut turn, &mut script).is_pending());
-            assert!(poll(&mut turn, &mut script).is_pending());
-            assert_eq!((script.swept, script.arms, script.reads), (2 * round, 1 + round, round));
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
+            assert_eq!((script.polled, script.arms, script.reads), (2 * round, 1 + round, round));
         }
         script.gone = true;
-        assert!(poll(&mut turn, &mut script).is_ready());
+        assert!(poll(&mut poll_loop, &mut script).is_ready());
     }
 
-    /// What completes between the last look and the request for an event is found.
+    /// A completion between the last poll and the arming raises no event.
     #[test]
-    fn it_looks_again_after_asking() {
-        let (mut turn, mut script) = (Turn::default(), Script::default());
+    fn the_driver_polls_again_after_arming() {
+        let (mut poll_loop, mut script) = (PollLoop::default(), Script::default());
         script.after_arming = 1;
-        assert!(poll(&mut turn, &mut script).is_pending());
-        assert_eq!((script.swept, script.there), (1, 0));
+        assert!(poll(&mut poll_loop, &mut script).is_pending());
+        assert_eq!((script.polled, script.there), (1, 0));
     }
 
-    /// An event loop that goes on reporting a file which holds nothing, as one in error may be, keeps
-    /// nobody else waiting, and is not believed for ever.
+    /// An event loop that keeps reporting a file without events does not keep other tasks waiting.
     #[test]
-    fn endless_false_alarms_end_in_an_error() {
-        let (mut turn, mut script) = (Turn::default(), Script::default());
+    fn endless_false_alarms_end_the_driver_with_an_error() {
+        let (mut poll_loop, mut script) = (PollLoop::default(), Script::default());
         let mut alarm = |script: &mut Script| {
             (script.readable, script.reads) = (true, 0);
-            let end = turn.poll(script, &mut Context::from_waker(Waker::noop()));
-            assert!(script.reads <= 2, "it takes turns");
+            let end = poll_loop.poll(script, &mut Context::from_waker(Waker::noop()));
+            assert!(script.reads <= 2, "it yields in between");
             end
         };
-        for _ in 0..DEAF {
+        for _ in 0..MAX_FALSE_ALARMS {
             assert!(alarm(&mut script).is_pending());
         }
-        // What completes shows that the queue is alive.
+        // A completion shows that the queue works.
         script.complete(1);
         let mut rounds = 0;
         let end = loop {
@@ -204,36 +209,36 @@ mod tests {
                 Poll::Ready(end) => break end,
                 Poll::Pending => rounds += 1,
             }
-            assert!(rounds < 2 * DEAF, "it goes on for ever");
+            assert!(rounds < 2 * MAX_FALSE_ALARMS, "it goes on for ever");
         };
-        assert!(rounds >= DEAF, "{rounds}");
-        assert_eq!((end.unwrap_err().errno(), script.swept), (Errno::IO, 1));
+        assert!(rounds >= MAX_FALSE_ALARMS, "{rounds}");
+        assert_eq!((end.unwrap_err().errno(), script.polled), (Errno::IO, 1));
     }
 
-    /// An event loop that reports a file without events makes no difference but for a while.
+    /// After a false alarm the driver reads the channel until it is empty, once.
     #[test]
-    fn false_alarms_leave_no_events_behind() {
-        let (mut turn, mut script) = (Turn::default(), Script::default());
-        assert!(poll(&mut turn, &mut script).is_pending());
+    fn a_false_alarm_leaves_no_event_behind() {
+        let (mut poll_loop, mut script) = (PollLoop::default(), Script::default());
+        assert!(poll(&mut poll_loop, &mut script).is_pending());
         script.readable = true;
         for _ in 0..2 {
-            assert!(poll(&mut turn, &mut script).is_pending());
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
         }
         assert_eq!((script.arms, script.reads), (2, 1));
-        // Two events are there at once, of which only one is announced.
+        // Two events at once, of which the event loop reports one.
         script.complete(1);
         script.armed = true;
         script.complete(1);
         for _ in 0..2 {
-            assert!(poll(&mut turn, &mut script).is_pending());
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
         }
-        assert_eq!((script.swept, script.events), (2, 0), "the channel was read until empty");
+        assert_eq!((script.polled, script.events), (2, 0), "the channel was read until empty");
         let reads = script.reads;
         script.complete(1);
         for _ in 0..2 {
-            assert!(poll(&mut turn, &mut script).is_pending());
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
         }
-        assert_eq!((script.swept, script.reads), (3, reads + 1), "and is trusted again");
+        assert_eq!((script.polled, script.reads), (3, reads + 1), "and is trusted again");
     }
 }
 
@@ -245,8 +250,8 @@ mod model {
     use loom::thread;
     use std::task::{Wake, Waker};
 
-    /// The kernel's side: a completion queue, its channel, and who is told that the file's state
-    /// changed, once for each change: edge-triggered.
+    /// The kernel's side: a completion queue, its channel, and the edges that it reported, one for each
+    /// change of the file's state.
     #[derive(Default)]
     struct Kernel {
         there: u32,
@@ -255,7 +260,7 @@ mod model {
         edges: u32,
     }
 
-    /// The event loop's side, which hears of edges some time after they happened.
+    /// The event loop's side, which learns of edges some time after they happened.
     #[derive(Default)]
     struct Readiness {
         /// Set by an edge, cleared after a read, unless another edge came meanwhile.
@@ -283,7 +288,7 @@ mod model {
             }
         }
 
-        /// What the event loop does about an edge.
+        /// The event loop handles an edge.
         fn deliver(&self) {
             let edges = std::mem::take(&mut self.kernel.lock().unwrap().edges);
             if edges > 0 {
@@ -302,14 +307,14 @@ mod model {
         taken: u32,
     }
 
-    impl Ends for Model {
-        fn sweep(&mut self) -> Result<usize> {
+    impl DriverIo for Model {
+        fn poll_cq(&mut self) -> Result<usize> {
             let there = std::mem::take(&mut self.world.kernel.lock().unwrap().there);
             self.taken += there;
             Ok(there as usize)
         }
 
-        fn is_wanted(&self) -> bool {
+        fn has_users(&self) -> bool {
             true
         }
 
@@ -382,14 +387,16 @@ mod model {
                     }
                 }
             });
-            // A thread of its own as well: the model's first is not preempted as others are.
+            // In a thread of its own: loom does not preempt a model's first thread as it does others.
             let driver = thread::spawn(move || {
                 let task = std::sync::Arc::new(Task(Notify::new()));
                 let waker = Waker::from(task.clone());
                 let mut model = Model { world, taken: 0 };
-                let mut turn = Turn::default();
+                let mut poll_loop = PollLoop::default();
                 loop {
-                    assert!(turn.poll(&mut model, &mut Context::from_waker(&waker)).is_pending());
+                    assert!(
+                        poll_loop.poll(&mut model, &mut Context::from_waker(&waker)).is_pending()
+                    );
                     if model.taken == completions {
                         break;
                     }
@@ -403,12 +410,12 @@ mod model {
     }
 
     #[test]
-    fn completions_on_one_thread_and_edges_on_another() {
+    fn no_wake_up_is_lost_between_completions_and_edges() {
         takes_all(2, false);
     }
 
     #[test]
-    fn completions_after_a_false_alarm() {
+    fn no_wake_up_is_lost_after_a_false_alarm() {
         takes_all(1, true);
     }
 }

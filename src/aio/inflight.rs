@@ -1,0 +1,407 @@
+//! The requests in flight of one queue pair, as futures and driver share them: which ones there are, the
+//! waker of each future, and who waits for room in a queue. Model-checked with loom.
+
+use super::deferred::Deferred;
+use crate::error::Error;
+use crate::memory::lock::{Guard, Lock};
+use crate::owned::{Memory, Outcome};
+use crate::qp::{QpAttr, QpControl, QpInner, QpState};
+use crate::wc::WcStatus;
+use std::collections::VecDeque;
+use std::fmt;
+use std::sync::{Arc, Weak};
+use std::task::Waker;
+
+/// The queue of a queue pair that a request is for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Side {
+    Send,
+    Recv,
+}
+
+/// The tag of a request, by which the driver finds its future.
+#[derive(Debug)]
+pub(super) struct OpTag {
+    pub(super) inflight: Arc<Inflight>,
+    pub(super) index: u32,
+    pub(super) side: Side,
+}
+
+/// The state of a request.
+#[derive(Debug)]
+enum OpSlot {
+    Free,
+    /// In flight, with the waker of its future.
+    Pending(Waker),
+    /// In flight, and its future was dropped.
+    Abandoned,
+    /// Over, and its future was not polled since.
+    Over(Memory, Outcome),
+}
+
+/// Why requests are not posted any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Broken {
+    /// A request failed, or the program aborted: the queue pair is in an error state.
+    Failed(WcStatus),
+    /// The driver has ended, and nobody polls.
+    DriverGone,
+    /// This process is a child of the one that created the queue.
+    Forked,
+}
+
+#[derive(Debug, Default)]
+struct State {
+    slots: Vec<OpSlot>,
+    free: Vec<u32>,
+    sends: Waiters,
+    recvs: Waiters,
+    broken: Option<Broken>,
+}
+
+impl State {
+    fn waiters(&mut self, side: Side) -> &mut Waiters {
+        match side {
+            Side::Send => &mut self.sends,
+            Side::Recv => &mut self.recvs,
+        }
+    }
+
+    /// Takes a slot for a request.
+    fn take_slot(&mut self, waker: Waker) -> u32 {
+        let pending = OpSlot::Pending(waker);
+        match self.free.pop() {
+            Some(index) => {
+                if let Some(slot) = self.slots.get_mut(index as usize) {
+                    *slot = pending;
+                }
+                index
+            }
+            None => {
+                self.slots.push(pending);
+                (self.slots.len() - 1) as u32
+            }
+        }
+    }
+
+    /// Admits no request any more, and wakes those that wait for room.
+    fn break_with(&mut self, broken: Broken, deferred: &mut Deferred) {
+        self.broken = Some(broken);
+        for waker in self.sends.drain().chain(self.recvs.drain()) {
+            deferred.wake(waker);
+        }
+    }
+
+    /// Frees a slot, and answers what was in it.
+    fn free_slot(&mut self, index: u32) -> OpSlot {
+        let Some(slot) = self.slots.get_mut(index as usize) else { return OpSlot::Free };
+        self.free.push(index);
+        std::mem::replace(slot, OpSlot::Free)
+    }
+}
+
+/// The queue of those who wait for room, in the order in which they came.
+///
+/// Cloning and dropping a waker runs code of the program, which may use the same queue. So nothing here
+/// clones one, and a waker that is removed goes to the caller, who first releases the lock.
+#[derive(Debug, Default)]
+struct Waiters {
+    /// By increasing ticket.
+    queue: VecDeque<(u64, Waker)>,
+    next_ticket: u64,
+}
+
+impl Waiters {
+    /// Whether a waiter with `ticket` is the first, or a newcomer would be.
+    fn is_first(&self, ticket: Option<u64>) -> bool {
+        match (self.queue.front(), ticket) {
+            (None, _) => true,
+            (Some((first, _)), Some(ticket)) => *first == ticket,
+            (Some(_), None) => false,
+        }
+    }
+
+    /// Enters the queue at its end, or replaces the waker of a waiter who is in it; answers the old waker.
+    fn enter(&mut self, ticket: &mut Option<u64>, waker: Waker) -> Option<Waker> {
+        if let Some(ticket) = *ticket {
+            if let Ok(at) = self.queue.binary_search_by_key(&ticket, |(other, _)| *other) {
+                return self.queue.get_mut(at).map(|(_, old)| std::mem::replace(old, waker));
+            }
+        }
+        *ticket = Some(self.next_ticket);
+        self.queue.push_back((self.next_ticket, waker));
+        self.next_ticket += 1;
+        None
+    }
+
+    /// Leaves the queue; answers the waiter's waker, and that of the waiter who is first now, if that
+    /// changed.
+    fn leave(&mut self, ticket: u64) -> [Option<Waker>; 2] {
+        let at = self.queue.binary_search_by_key(&ticket, |(other, _)| *other).ok();
+        let left = at.and_then(|at| self.queue.remove(at)).map(|(_, waker)| waker);
+        [left, if at == Some(0) { self.take_first() } else { None }]
+    }
+
+    /// Empties the queue.
+    fn drain(&mut self) -> impl Iterator<Item = Waker> + '_ {
+        self.queue.drain(..).map(|(_, waker)| waker)
+    }
+
+    /// The waker of the first waiter, who looks for room when woken, and leaves another waker if there is
+    /// none.
+    fn take_first(&mut self) -> Option<Waker> {
+        self.queue.front_mut().map(|(_, waker)| take(waker))
+    }
+}
+
+/// Takes a waker that is to be called once, without a clone of it.
+fn take(waker: &mut Waker) -> Waker {
+    std::mem::replace(waker, Waker::noop().clone())
+}
+
+/// Whether a request may be posted now.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Admission {
+    /// It may, and has this slot.
+    Granted(u32),
+    /// It has to wait: others came first.
+    Wait,
+    Broken(Broken),
+}
+
+/// What the future of a request learns.
+#[derive(Debug)]
+pub(super) enum Progress {
+    Pending,
+    Over(Memory, Outcome),
+    /// Its completion will not be seen.
+    Lost(Broken),
+}
+
+/// Moves a queue pair to state [`ERR`](QpState::ERR), unless it is destroyed.
+pub(super) fn flush(qp: Option<&Weak<QpInner>>) -> crate::Result<()> {
+    match qp.and_then(Weak::upgrade) {
+        Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
+        None => Ok(()),
+    }
+}
+
+/// The requests in flight of one queue pair, or of one shared receive queue.
+///
+/// No code of the program runs under the lock: wakers are cloned before, and called and dropped after.
+pub(super) struct Inflight {
+    state: Lock<State>,
+    /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Tags keep
+    /// this value alive, and must not keep the queue pair.
+    qp: Option<Weak<QpInner>>,
+}
+
+impl Inflight {
+    pub(super) fn new(qp: Option<&QpControl>) -> Arc<Inflight> {
+        let qp = qp.map(|control| Arc::downgrade(&control.qp));
+        Arc::new(Inflight { state: Lock::default(), qp })
+    }
+
+    /// `None` in a forked child, which has no request in flight.
+    fn state(&self) -> Option<Guard<'_, State>> {
+        self.state.lock()
+    }
+
+    /// Admits a request to be posted, unless others wait for room.
+    pub(super) fn admit(&self, side: Side, ticket: &mut Option<u64>, waker: &Waker) -> Admission {
+        let waker = waker.clone();
+        let Some(mut state) = self.state() else { return Admission::Broken(Broken::Forked) };
+        if let Some(broken) = state.broken {
+            drop(state);
+            return Admission::Broken(broken);
+        }
+        let waiters = state.waiters(side);
+        if !waiters.is_first(*ticket) {
+            let old = waiters.enter(ticket, waker);
+            drop(state);
+            drop(old);
+            return Admission::Wait;
+        }
+        Admission::Granted(state.take_slot(waker))
+    }
+
+    /// Lets a request wait for room. The caller then tries to post once more, because a completion before
+    /// this call woke nobody.
+    pub(super) fn wait(&self, side: Side, ticket: &mut Option<u64>, waker: &Waker) {
+        let waker = waker.clone();
+        let Some(mut state) = self.state() else { return };
+        let old = state.waiters(side).enter(ticket, waker);
+        drop(state);
+        drop(old);
+    }
+
+    /// Frees the slot of a request that was admitted and not posted.
+    pub(super) fn release(&self, index: u32) {
+        let Some(mut state) = self.state() else { return };
+        let left = state.free_slot(index);
+        drop(state);
+        drop(left);
+    }
+
+    /// Stops waiting for room, because the request is posted or its future is dropped. The next waiter may
+    /// find room, too.
+    pub(super) fn leave(&self, side: Side, ticket: &mut Option<u64>) {
+        let Some(ticket) = ticket.take() else { return };
+        let Some(mut state) = self.state() else { return };
+        let [left, next] = state.waiters(side).leave(ticket);
+        drop(state);
+        if let Some(next) = next {
+            next.wake();
+        }
+        drop(left);
+    }
+
+    /// What became of the request in a slot. Unless it is pending, its slot is freed.
+    pub(super) fn progress(&self, index: u32, waker: &Waker) -> Progress {
+        // A clone of the waker, made without the lock if the slot has another waker.
+        let mut fresh = None;
+        loop {
+            let Some(mut state) = self.state() else { return Progress::Lost(Broken::Forked) };
+            let broken = state.broken;
+            let (progress, left) = match state.slots.get_mut(index as usize) {
+                Some(slot @ OpSlot::Pending(_)) if broken == Some(Broken::DriverGone) => {
+                    let left = std::mem::replace(slot, OpSlot::Abandoned);
+                    (Progress::Lost(Broken::DriverGone), left)
+                }
+                Some(OpSlot::Pending(old)) if old.will_wake(waker) => {
+                    (Progress::Pending, OpSlot::Free)
+                }
+                Some(OpSlot::Pending(old)) => match fresh.take() {
+                    Some(new) => (Progress::Pending, OpSlot::Pending(std::mem::replace(old, new))),
+                    None => {
+                        drop(state);
+                        fresh = Some(waker.clone());
+                        continue;
+                    }
+                },
+                _ => match state.free_slot(index) {
+                    OpSlot::Over(memory, outcome) => {
+                        (Progress::Over(memory, outcome), OpSlot::Free)
+                    }
+                    left => (Progress::Lost(Broken::DriverGone), left),
+                },
+            };
+            drop(state);
+            drop(left);
+            return progress;
+        }
+    }
+
+    /// The future of a request was dropped. The memory stays lent until the request is over.
+    pub(super) fn abandon(&self, index: u32) {
+        let Some(mut state) = self.state() else { return };
+        let left = match state.slots.get_mut(index as usize) {
+            Some(slot @ OpSlot::Pending(_)) => std::mem::replace(slot, OpSlot::Abandoned),
+            _ => state.free_slot(index),
+        };
+        drop(state);
+        // After the lock: dropping memory or a waker runs code of the program.
+        drop(left);
+    }
+
+    /// A request is over: stores its end for its future, and defers what runs code of the program.
+    pub(super) fn complete(
+        &self,
+        index: u32,
+        side: Side,
+        memory: Memory,
+        outcome: Outcome,
+        deferred: &mut Deferred,
+    ) {
+        let Some(mut state) = self.state() else { return deferred.drop(memory) };
+        let first = !outcome.is_success() && self.qp.is_some() && state.broken.is_none();
+        if first {
+            state.break_with(Broken::Failed(outcome.status), deferred);
+        }
+        state.waiters(side).take_first().into_iter().for_each(|waker| deferred.wake(waker));
+        match state.slots.get_mut(index as usize) {
+            Some(slot @ OpSlot::Pending(_)) => {
+                if let OpSlot::Pending(waker) =
+                    std::mem::replace(slot, OpSlot::Over(memory, outcome))
+                {
+                    deferred.wake(waker);
+                }
+            }
+            _ => {
+                state.free_slot(index);
+                deferred.drop(memory);
+            }
+        }
+        drop(state);
+        if first {
+            // The device moved the queue pair to ERR by itself. To say so again makes rxe flush the receives
+            // that were posted since.
+            deferred.flush(self.qp.clone());
+        }
+    }
+
+    /// Admits no request any more, and flushes those that are posted.
+    pub(super) fn abort(&self) -> crate::Result<()> {
+        let mut deferred = Deferred::default();
+        let Some(mut state) = self.state() else { return Err(Error::forked("abort")) };
+        if state.broken.is_none() {
+            state.break_with(Broken::Failed(WcStatus::WR_FLUSH_ERR), &mut deferred);
+        }
+        drop(state);
+        // After `broken` is set, which a receive that is posted meanwhile sees: see `recv_posted`.
+        let flushed = self.flush();
+        deferred.run();
+        flushed
+    }
+
+    fn flush(&self) -> crate::Result<()> {
+        flush(self.qp.as_ref())
+    }
+
+    /// A receive was posted. If the queue pair broke after the receive was admitted, rxe has to be told to
+    /// flush it.
+    pub(super) fn recv_posted(&self) {
+        // `broken` is set under this lock, and the device is told afterwards: either that flush finds the
+        // receive, or this call finds `broken`.
+        let broken = self.state().and_then(|state| state.broken);
+        if matches!(broken, Some(Broken::Failed(_))) {
+            let _ = self.flush();
+        }
+    }
+
+    /// The driver has ended: fails all futures.
+    pub(super) fn driver_gone(&self, deferred: &mut Deferred) {
+        let Some(mut state) = self.state() else { return };
+        state.break_with(Broken::DriverGone, deferred);
+        for slot in &mut state.slots {
+            if let OpSlot::Pending(waker) = slot {
+                deferred.wake(take(waker));
+            }
+        }
+    }
+
+    /// As [`driver_gone`](Self::driver_gone), for one queue pair that completes nothing any more.
+    pub(super) fn fail_all(&self) {
+        let mut deferred = Deferred::default();
+        self.driver_gone(&mut deferred);
+        deferred.run();
+    }
+
+    /// How many requests are in flight, abandoned ones included.
+    pub(super) fn in_flight(&self) -> usize {
+        let Some(state) = self.state() else { return 0 };
+        let in_flight = |slot: &&OpSlot| matches!(slot, OpSlot::Pending(_) | OpSlot::Abandoned);
+        state.slots.iter().filter(in_flight).count()
+    }
+}
+
+impl fmt::Debug for Inflight {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Inflight").field("in_flight", &self.in_flight()).finish_non_exhaustive()
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model;
+#[cfg(all(test, not(loom)))]
+mod tests;

@@ -1,0 +1,484 @@
+//! What can be lent to a request, and the lender of each queue.
+
+use super::buffer::{Buffer, BufferRange, PoolBuffer, SharedBuffer};
+use super::program_buffer::ProgramBuffer;
+use super::region_slice::RegionSlice;
+use crate::error::MemoryError;
+use crate::identity::Identity;
+use crate::memory::compact_enum::{CompactEnum, Content};
+use crate::memory::loan_table::LoanTable;
+use crate::memory::loan_table::lender::{FreeSlot, Lender, LoanBatch};
+use crate::mr::MemoryRegion;
+use crate::pd::{KernelPd, ProtectionDomain, Sharing};
+use crate::wc::WcOpcode;
+use crate::wr::{PostError, Sge};
+use std::fmt;
+use std::ops::RangeBounds;
+use std::sync::Arc;
+
+/// What a request worked on, as its completion gives it back.
+#[derive(Debug)]
+pub enum Memory {
+    /// Nothing: the request had no data, or had it inline.
+    None,
+    /// A buffer of a pool.
+    Buffer(Buffer),
+    /// A buffer with other readers.
+    Shared(SharedBuffer),
+    /// A part of a region.
+    Region(RegionSlice),
+    /// A buffer of the program's own.
+    Program(ProgramBuffer),
+}
+
+impl Memory {
+    /// The buffer, if the request worked on a [`Buffer`].
+    #[inline(always)]
+    pub fn into_buffer(self) -> Option<Buffer> {
+        Buffer::back(self)
+    }
+
+    /// Shortens a buffer to `length` bytes; a shorter one stays as it is.
+    pub(crate) fn truncate(&mut self, length: usize) {
+        if let Memory::Buffer(buffer) = self {
+            buffer.set_len(length.min(buffer.len()));
+        }
+    }
+}
+
+/// An [`Sge`] together with the protection domain that its key belongs to.
+///
+/// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) answers it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RegionSge {
+    pub(super) sge: Sge,
+    pub(super) domain: Identity,
+}
+
+impl RegionSge {
+    /// The bytes `range` of `region`, counted from its beginning.
+    ///
+    /// # Errors
+    ///
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
+    pub fn new<T, M>(
+        region: &MemoryRegion<T, M>,
+        range: impl RangeBounds<usize>,
+    ) -> Result<RegionSge, MemoryError> {
+        let domain = Identity::of(&region.inner.pd.kernel);
+        Ok(RegionSge { sge: region.sge(range)?, domain })
+    }
+
+    /// An [`Sge`] whose key is valid in `pd`, for memory that no [`MemoryRegion`] stands for.
+    pub fn in_domain<S: Sharing>(pd: &ProtectionDomain<S>, sge: Sge) -> RegionSge {
+        RegionSge { sge, domain: Identity::of(&pd.inner.kernel) }
+    }
+
+    /// Address, length and key, as a request carries them.
+    pub fn sge(&self) -> Sge {
+        self.sge
+    }
+
+    /// A part of the same memory; `None` if the range does not lie in it.
+    pub fn slice(&self, range: impl RangeBounds<usize>) -> Option<RegionSge> {
+        let (offset, length) = crate::mr::resolve(range, self.sge.length as usize).ok()?;
+        let sge = Sge { addr: self.sge.addr + offset as u64, length: length as u32, ..self.sge };
+        Some(RegionSge { sge, ..*self })
+    }
+}
+
+/// Bytes that a global route header takes in front of a received datagram.
+const GRH_BYTES: usize = 40;
+
+mod sealed {
+    use super::{PushError, RegionSge, RequestSlot};
+    use crate::wr::{PostError, Sge};
+
+    /// Memory that a request can name.
+    pub trait HasSge {
+        /// What the request names; `None` if it names no memory.
+        fn region_sge(&self) -> Option<RegionSge>;
+
+        /// Clears the bytes that a global route header goes to. A device may write them in part or not at
+        /// all, and the program must not take the bytes of an earlier holder for a header.
+        fn clear_grh(&mut self) {}
+    }
+
+    /// Appends a request to a batch.
+    pub trait Append {
+        fn append(self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError>;
+    }
+
+    /// Memory that is lent in a slot of the loan table.
+    pub trait LendInSlot: HasSge + Sized {
+        /// Lends the memory, and appends the request that works on it.
+        fn lend_in_slot<T, A: Append>(
+            self,
+            slot: RequestSlot<'_, T>,
+            tag: T,
+            append: A,
+        ) -> Result<(), PushError<Self, T>>;
+    }
+}
+
+pub(super) use sealed::{Append, HasSge, LendInSlot};
+
+/// Memory that can be lent to a request: [`Buffer`], [`SharedBuffer`], [`RegionSlice`], a program's own
+/// [`RegisteredBuffer`](super::RegisteredBuffer), any of them as [`Memory`], and `()` for a request
+/// without data.
+///
+/// The trait is sealed: a program that has its own memory implements `RegisteredBuffer`.
+pub trait Lend: LendInSlot + Send + 'static {
+    /// The memory as a completion gives it back.
+    fn into_memory(self) -> Memory;
+
+    /// The memory as it was before it was lent; `None` if `memory` is of another type.
+    fn back(memory: Memory) -> Option<Self>;
+
+    /// Whether a device may write the memory. It may not write a [`SharedBuffer`], which others may be
+    /// reading.
+    #[inline(always)]
+    fn is_writable(&self) -> bool {
+        true
+    }
+}
+
+/// Memory that a device may write: everything that can be lent and has no other readers.
+pub trait LendMut: Lend {}
+
+/// A request that was not posted, with the memory that was to be lent to it.
+pub struct PushError<L, T> {
+    /// The memory.
+    pub memory: L,
+    /// The tag that the completion would have given back.
+    pub tag: T,
+    /// Why the request was not posted.
+    pub error: PostError,
+}
+
+impl<L, T> fmt::Debug for PushError<L, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("PushError").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<L, T> fmt::Display for PushError<L, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<L, T> std::error::Error for PushError<L, T> {}
+
+impl<L, T> From<PushError<L, T>> for PostError {
+    fn from(refused: PushError<L, T>) -> PostError {
+        refused.error
+    }
+}
+
+/// What is lent to one request: in most cases a buffer and the request's tag.
+pub(super) type Lent<T> = CompactEnum<PoolBuffer, (BufferRange, T), OtherLoan<T>>;
+
+/// What is lent to a request if it is not only a buffer.
+#[derive(Debug)]
+pub(super) enum OtherLoan<T> {
+    /// Memory, and the request's tag.
+    Owned(Memory, T),
+    /// The same of an unsignaled request, with what its completion would have said.
+    Unsignaled { memory: Memory, tag: T, opcode: WcOpcode, byte_len: u32 },
+    /// Memory that a scope borrows.
+    Scoped,
+}
+
+/// The loan table of one queue.
+pub(super) type Loans<T> = LoanTable<Lent<T>>;
+
+/// A loan of `memory` with the tag of its request.
+#[inline(always)]
+pub(super) fn lent<T>(memory: Memory, tag: T) -> Lent<T> {
+    CompactEnum::new(match memory {
+        Memory::Buffer(buffer) => {
+            let (buffer, range) = buffer.into_parts();
+            Content::Small(buffer, (range, tag))
+        }
+        other => Content::Large(OtherLoan::Owned(other, tag)),
+    })
+}
+
+/// The memory and the tag of a loan; `None` for a loan of a scope.
+#[inline(always)]
+pub(super) fn memory_and_tag<T>(lent: Lent<T>) -> Option<(Memory, T)> {
+    match lent.open() {
+        Content::Small(buffer, (range, tag)) => {
+            Some((Memory::Buffer(Buffer::of(buffer, range)), tag))
+        }
+        Content::Large(OtherLoan::Owned(memory, tag)) => Some((memory, tag)),
+        Content::Large(OtherLoan::Unsignaled { memory, tag, .. }) => Some((memory, tag)),
+        Content::Large(OtherLoan::Scoped) => None,
+    }
+}
+
+/// The lender of one queue.
+#[derive(Debug)]
+pub(super) struct QueueLender<T> {
+    lender: Lender<Lent<T>>,
+    /// The protection domain whose memory the queue's requests may name.
+    domain: Identity,
+    _domain: Arc<KernelPd>,
+    /// Whether datagrams may arrive here, each behind a global route header.
+    takes_datagrams: bool,
+}
+
+impl<T> QueueLender<T> {
+    /// The lender of a queue of `depth` requests; `flag` is set in every `wr_id`.
+    pub(super) fn new(depth: u32, flag: u64, domain: &Arc<KernelPd>) -> Self {
+        let lender = Lender::new(depth, flag);
+        let (domain, _domain) = (Identity::of(domain), domain.clone());
+        QueueLender { lender, domain, _domain, takes_datagrams: false }
+    }
+
+    /// The same for a shared receive queue: it completes in any order, and datagrams may arrive.
+    pub(super) fn shared(depth: u32, flag: u64, domain: &Arc<KernelPd>) -> Self {
+        let new = QueueLender::new(depth, flag, domain).with_datagrams(true);
+        QueueLender { lender: new.lender.in_any_order(), ..new }
+    }
+
+    /// Says whether datagrams may arrive here.
+    pub(super) fn with_datagrams(self, takes_datagrams: bool) -> Self {
+        QueueLender { takes_datagrams, ..self }
+    }
+
+    pub(super) fn loans(&self) -> &Loans<T> {
+        self.lender.slots()
+    }
+
+    /// Requests that can be posted before one completes.
+    pub(super) fn room(&mut self) -> usize {
+        self.lender.room()
+    }
+
+    /// Takes back and drops what was lent to forgotten batches, which the device was not told of.
+    pub(super) fn drop_unposted(&mut self) {
+        self.lender.drop_unposted();
+    }
+
+    /// Starts to lend to a batch.
+    #[inline(always)]
+    pub(super) fn begin(&mut self) -> BatchLender<'_, T> {
+        let (domain, takes_datagrams) = (&self.domain, self.takes_datagrams);
+        BatchLender { loans: self.lender.begin(), domain, takes_datagrams }
+    }
+}
+
+/// What a batch that was not rung lends. Dropping it takes everything back.
+#[derive(Debug)]
+pub(super) struct BatchLender<'q, T> {
+    pub(super) loans: LoanBatch<'q, Lent<T>>,
+    domain: &'q Identity,
+    takes_datagrams: bool,
+}
+
+impl<T> BatchLender<'_, T> {
+    /// Whether the memory's key belongs to the queue's protection domain.
+    #[inline(always)]
+    pub(super) fn knows(&self, memory: &impl HasSge) -> bool {
+        memory.region_sge().is_none_or(|known| known.domain == *self.domain)
+    }
+
+    /// Prepares memory for a receive.
+    #[inline(always)]
+    pub(super) fn prepare_recv(&self, memory: &mut impl HasSge) {
+        if self.takes_datagrams {
+            memory.clear_grh();
+        }
+    }
+
+    /// A slot for the next request.
+    #[inline(always)]
+    pub(super) fn free_slot(&mut self) -> Result<FreeSlot<'_, Lent<T>>, PostError> {
+        self.loans.free_slot().ok_or(PostError::Full)
+    }
+}
+
+/// A free slot of the loan table, for a request; named by the sealed trait, and so by no program.
+pub struct RequestSlot<'d, T>(pub(super) FreeSlot<'d, Lent<T>>);
+
+/// The [`Sge`] of the memory.
+#[inline(always)]
+pub(super) fn sge_of(memory: &impl HasSge) -> Option<Sge> {
+    memory.region_sge().map(|known| known.sge)
+}
+
+/// Lends memory that is no buffer of a pool.
+#[inline(always)]
+pub(super) fn lend_in_slot<L: Lend, T, A: Append>(
+    memory: L,
+    RequestSlot(slot): RequestSlot<'_, T>,
+    tag: T,
+    append: A,
+) -> Result<(), PushError<L, T>> {
+    match append.append(slot.wr_id(), sge_of(&memory)) {
+        Ok(()) => {
+            slot.lend(lent(memory.into_memory(), tag));
+            Ok(())
+        }
+        Err(error) => Err(PushError { memory, tag, error }),
+    }
+}
+
+/// A buffer is lent before its request is written: see [`FreeSlot::fill`].
+impl LendInSlot for Buffer {
+    #[inline(always)]
+    fn lend_in_slot<T, A: Append>(
+        self,
+        RequestSlot(slot): RequestSlot<'_, T>,
+        tag: T,
+        append: A,
+    ) -> Result<(), PushError<Self, T>> {
+        let (wr_id, sge) = (slot.wr_id(), self.sge());
+        let (buffer, range) = self.into_parts();
+        let filled = slot.fill(buffer, (range, tag));
+        match append.append(wr_id, Some(sge)) {
+            Ok(()) => {
+                filled.keep();
+                Ok(())
+            }
+            Err(error) => {
+                let (buffer, (range, tag)) = filled.undo();
+                Err(PushError { memory: Buffer::of(buffer, range), tag, error })
+            }
+        }
+    }
+}
+
+macro_rules! lend_in_slot {
+    ($($memory:ty)*) => {$(
+        impl LendInSlot for $memory {
+            #[inline(always)]
+            fn lend_in_slot<T, A: Append>(
+                self,
+                slot: RequestSlot<'_, T>,
+                tag: T,
+                append: A,
+            ) -> Result<(), PushError<Self, T>> {
+                lend_in_slot(self, slot, tag, append)
+            }
+        }
+    )*};
+}
+
+lend_in_slot!(() SharedBuffer RegionSlice Memory);
+
+macro_rules! lend {
+    ($($memory:ty => $variant:ident, $writable:literal;)*) => {$(
+        impl Lend for $memory {
+            #[inline(always)]
+            fn into_memory(self) -> Memory {
+                Memory::$variant(self)
+            }
+
+            #[inline(always)]
+            fn back(memory: Memory) -> Option<Self> {
+                match memory {
+                    Memory::$variant(memory) => Some(memory),
+                    _ => None,
+                }
+            }
+
+            #[inline(always)]
+            fn is_writable(&self) -> bool {
+                $writable
+            }
+        }
+    )*};
+}
+
+lend! {
+    Buffer => Buffer, true;
+    SharedBuffer => Shared, false;
+    RegionSlice => Region, true;
+}
+
+impl LendMut for Buffer {}
+impl LendMut for RegionSlice {}
+
+impl HasSge for Buffer {
+    #[inline(always)]
+    fn region_sge(&self) -> Option<RegionSge> {
+        Some(Buffer::region_sge(self))
+    }
+
+    #[inline]
+    fn clear_grh(&mut self) {
+        self.iter_mut().take(GRH_BYTES).for_each(|byte| *byte = 0);
+    }
+}
+
+impl HasSge for SharedBuffer {
+    #[inline(always)]
+    fn region_sge(&self) -> Option<RegionSge> {
+        Some(SharedBuffer::region_sge(self))
+    }
+}
+
+impl HasSge for () {
+    #[inline(always)]
+    fn region_sge(&self) -> Option<RegionSge> {
+        None
+    }
+}
+
+impl Lend for () {
+    #[inline(always)]
+    fn into_memory(self) -> Memory {
+        Memory::None
+    }
+
+    #[inline(always)]
+    fn back(memory: Memory) -> Option<Self> {
+        matches!(memory, Memory::None).then_some(())
+    }
+}
+
+impl LendMut for () {}
+
+impl HasSge for Memory {
+    #[inline(always)]
+    fn region_sge(&self) -> Option<RegionSge> {
+        match self {
+            Memory::None => None,
+            Memory::Buffer(buffer) => Some(buffer.region_sge()),
+            Memory::Shared(buffer) => Some(buffer.region_sge()),
+            Memory::Region(slice) => slice.region_sge(),
+            Memory::Program(buffer) => buffer.region_sge(),
+        }
+    }
+
+    #[inline]
+    fn clear_grh(&mut self) {
+        if let Memory::Buffer(buffer) = self {
+            buffer.clear_grh();
+        }
+    }
+}
+
+impl Lend for Memory {
+    #[inline(always)]
+    fn into_memory(self) -> Memory {
+        self
+    }
+
+    #[inline(always)]
+    fn back(memory: Memory) -> Option<Self> {
+        Some(memory)
+    }
+
+    #[inline(always)]
+    fn is_writable(&self) -> bool {
+        match self {
+            Memory::None | Memory::Buffer(_) | Memory::Region(_) => true,
+            Memory::Shared(_) => false,
+            Memory::Program(buffer) => buffer.is_writable(),
+        }
+    }
+}

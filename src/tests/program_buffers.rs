@@ -1,0 +1,171 @@
+//! Memory of the program's own is lent by value, and comes back as what it was.
+#![allow(unsafe_code, reason = "the point of the tests")]
+
+use super::owned::Owned;
+use super::wc;
+use crate::owned::{Memory, ProgramBuffer, RegionSge, RegisteredBuffer};
+use crate::uverbs::scripted::Role;
+use crate::{Access, PostError, Remote, Rkey, SendWr};
+use std::sync::Arc;
+
+const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
+
+/// A page of a region that the test keeps.
+#[derive(Debug)]
+struct Page {
+    sge: RegionSge,
+    /// Counts the pages.
+    _alive: Arc<()>,
+}
+
+// SAFETY: the tests keep the region, which nobody else reads or writes.
+unsafe impl RegisteredBuffer for Page {
+    fn sge(&self) -> RegionSge {
+        self.sge
+    }
+}
+
+/// A page that others read.
+#[derive(Debug)]
+struct ReadOnly(Page);
+
+// SAFETY: as above.
+unsafe impl RegisteredBuffer for ReadOnly {
+    fn sge(&self) -> RegionSge {
+        self.0.sge
+    }
+
+    fn is_writable(&self) -> bool {
+        false
+    }
+}
+
+/// A page that is too large for its place, in a box.
+#[derive(Debug)]
+struct Boxed(Box<(Page, [u64; 8])>);
+
+// SAFETY: as above.
+unsafe impl RegisteredBuffer for Boxed {
+    fn sge(&self) -> RegionSge {
+        self.0.0.sge
+    }
+}
+
+fn complete_next(owned: &Owned, role: Role) -> Vec<u8> {
+    let request = owned.bench.script.take(owned.qp.handle(), role).expect("a request");
+    let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+    let done = wc(owned.qp.qpn().0, wr_id);
+    assert!(owned.bench.script.complete(owned.cq.queue().handle(), done));
+    request
+}
+
+#[test]
+fn a_page_is_named_and_comes_back_as_it_was() {
+    let mut owned = Owned::new();
+    let region = owned.bench.pd.register(vec![0u8; 256], Access::LOCAL_WRITE).unwrap();
+    let whole = RegionSge::new(&region, ..).unwrap();
+    assert_eq!(RegionSge::in_domain(&owned.bench.pd, whole.sge()), whole);
+    assert!(whole.slice(250..260).is_none());
+    let alive = Arc::new(());
+    let page = |range| Page { sge: whole.slice(range).unwrap(), _alive: alive.clone() };
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::write(REMOTE, &[]), page(64..128), "page").unwrap();
+    let boxed = Boxed(Box::new((page(128..130), [7; 8])));
+    batch.push(SendWr::read(REMOTE, &[]), boxed, "boxed").unwrap();
+    batch.ring().unwrap();
+    let mut batch = owned.qp.recv_batch().unwrap();
+    batch.push(page(0..8), "receive").unwrap();
+    batch.ring();
+    let requests = [Role::Send, Role::Send, Role::Recv].map(|role| complete_next(&owned, role));
+    let header = size_of::<uverbs_uapi::rxe::rxe_send_wqe>();
+    let address = u64::from_ne_bytes(requests[0][header..header + 8].try_into().unwrap());
+    assert_eq!(address, region.addr() + 64);
+    let mut done: Vec<_> = owned.cq.poll().unwrap().collect();
+    assert_eq!(done.iter().map(|done| done.tag).collect::<Vec<_>>(), ["page", "boxed", "receive"]);
+    let received = done.pop().unwrap().memory.into_program::<Page>().unwrap();
+    assert_eq!(received.sge.sge().length, 8);
+    let memory = done.pop().unwrap().memory.into_program::<Page>().unwrap_err();
+    let Boxed(boxed) = memory.into_program().unwrap();
+    assert_eq!((boxed.0.sge.sge().length, boxed.1), (2, [7; 8]));
+    let Memory::Program(buffer) = done.pop().unwrap().memory else { panic!("a program's own") };
+    let buffer = buffer.downcast::<Boxed>().unwrap_err();
+    assert!(buffer.downcast::<Page>().is_ok());
+    drop((received, boxed));
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// What comes back erased can be lent again as it is.
+#[test]
+fn an_erased_page_is_lent_again() {
+    let mut owned = Owned::new();
+    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let sge = RegionSge::new(&region, ..).unwrap();
+    let mut memory = Some(Memory::None);
+    for round in 0..3 {
+        let mut batch = owned.qp.send_batch().unwrap();
+        match memory.take().unwrap() {
+            Memory::None => {
+                let page = ReadOnly(Page { sge, _alive: Arc::new(()) });
+                batch.push(SendWr::write(REMOTE, &[]), page, "first").unwrap();
+            }
+            again => {
+                let refused = batch.push(SendWr::read(REMOTE, &[]), again, "again").unwrap_err();
+                assert_eq!(refused.error, PostError::ReadOnly, "round {round}");
+                batch.push_unsignaled(SendWr::write(REMOTE, &[]), refused.memory, "again").unwrap();
+                batch.push(SendWr::send(&[]).inline(b"x"), (), "last").unwrap();
+            }
+        }
+        batch.ring().unwrap();
+        if round > 0 {
+            owned.bench.script.take(owned.qp.handle(), Role::Send).unwrap();
+        }
+        complete_next(&owned, Role::Send);
+        let done: Vec<_> = owned.cq.poll().unwrap().map(|done| done.memory).collect();
+        memory = done.into_iter().next();
+    }
+    assert!(matches!(memory, Some(Memory::Program(ProgramBuffer { .. }))));
+}
+
+#[test]
+fn a_page_that_a_request_may_not_have_is_refused() {
+    let mut owned = Owned::new();
+    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let other = owned.bench.context.alloc_pd().unwrap();
+    let foreign = other.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let alive = Arc::new(());
+    let page = |sge| Page { sge, _alive: alive.clone() };
+    let ours = RegionSge::new(&region, ..).unwrap();
+    let theirs = RegionSge::new(&foreign, ..).unwrap();
+    let mut batch = owned.qp.send_batch().unwrap();
+    let refused = batch.push(SendWr::write(REMOTE, &[]), page(theirs), "x");
+    assert_eq!(refused.unwrap_err().error, PostError::ForeignMemory);
+    let refused = batch.push(SendWr::read(REMOTE, &[]), ReadOnly(page(ours)), "x");
+    assert_eq!(refused.unwrap_err().error, PostError::ReadOnly);
+    drop(batch);
+    let mut batch = owned.qp.recv_batch().unwrap();
+    let refused = batch.push(ReadOnly(page(ours)), "x").unwrap_err();
+    assert_eq!(refused.error, PostError::ReadOnly);
+    assert_eq!(refused.memory.0.sge, ours);
+    drop((batch, refused));
+    assert_eq!(Arc::strong_count(&alive), 1);
+}
+
+/// The device may still write it.
+#[test]
+fn a_page_that_the_kernel_does_not_take_back_is_leaked() {
+    for confirms in [true, false] {
+        let mut owned = Owned::new();
+        let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+        let alive = Arc::new(());
+        let sge = RegionSge::new(&region, ..).unwrap();
+        let mut batch = owned.qp.recv_batch().unwrap();
+        batch.push(Page { sge, _alive: alive.clone() }, "x").unwrap();
+        batch.ring();
+        if !confirms {
+            let modify = crate::uverbs::scripted::Op::MODIFY_QP;
+            owned.bench.script.refuse(modify, crate::Errno::NOMEM);
+        }
+        drop(owned.qp);
+        assert_eq!(Arc::strong_count(&alive), if confirms { 1 } else { 2 });
+    }
+}

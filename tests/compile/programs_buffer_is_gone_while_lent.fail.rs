@@ -1,0 +1,22 @@
+//! A program's own buffer that was lent is not there until its request is over.
+#![allow(unused)]
+
+use uverbs::SendWr;
+use uverbs::owned::{OwnedSendBatch, RegionSge, RegisteredBuffer};
+
+struct Page(RegionSge);
+
+unsafe impl RegisteredBuffer for Page {
+    fn sge(&self) -> RegionSge {
+        self.0
+    }
+}
+
+fn push(batch: &mut OwnedSendBatch<'_, u32>, page: Page, other: Page) -> RegionSge {
+    batch.push_unsignaled(SendWr::send(&[]), page, 1).unwrap();
+    page.sge()
+}
+
+fn main() {
+    let _ = push;
+}
