@@ -111,7 +111,8 @@ impl<'a> Completion<'a> {
     }
 
     /// Bytes received, or returned by a read or atomic; for a datagram including the 40 bytes of
-    /// a global route header. Undefined for sends and writes, and unless the request succeeded.
+    /// a global route header. Undefined for sends and writes, and unless the request succeeded. An atomic
+    /// returns 8 bytes; of one whose memory is longer, rxe says the length of the memory.
     ///
     /// Of [`RECV_WRITE_IMM`](WcOpcode::RECV_WRITE_IMM) these are bytes that the peer wrote elsewhere:
     /// the memory of the receive got none of them.

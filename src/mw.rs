@@ -398,9 +398,10 @@ impl MemoryWindow {
         let fresh = allocate(&self.pd, self.window_type);
         let (fresh, rkey) = fresh.map_err(|error| failed(error, NO_FRESH))?;
         self.object.destroy().map_err(|error| failed(error, KEPT))?;
-        // Drops all that the old window held, after the kernel confirmed that it is gone.
-        self.object = fresh;
         (self.rkey, self.reported) = (rkey, Reported::Unbound);
+        // Drops all that the old window held, after the kernel confirmed that it is gone. The program's
+        // destructors run here and may panic, so that the window has its fresh key before.
+        self.object = fresh;
         Ok(())
     }
 

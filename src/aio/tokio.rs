@@ -249,7 +249,11 @@ pub async fn handshake_within(
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
-    let mut peer = Peer { stream, timeout, deadline: Instant::now() + timeout };
+    // A time that the clock cannot say is as good as thirty years.
+    let deadline = Instant::now().checked_add(timeout);
+    let deadline =
+        deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(30 * 365 * 86_400));
+    let mut peer = Peer { stream, timeout, deadline };
     let local = qp.endpoint(port, gid_index)?;
     peer.send("this side's endpoint", &local.to_bytes()).await?;
     let mut bytes = [0; Endpoint::BYTES];

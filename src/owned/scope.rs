@@ -120,6 +120,10 @@ impl HasSge for &mut Buffer {
     fn region_sge(&self) -> Option<RegionSge> {
         HasSge::region_sge(&**self)
     }
+
+    fn clear_grh(&mut self) {
+        HasSge::clear_grh(&mut **self);
+    }
 }
 
 impl HasSge for &SharedBuffer {
@@ -319,7 +323,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     /// [`recv_batch`](OwnedQueuePair::recv_batch).
     pub fn recv<M: LendScoped<'s, 'env>>(
         &mut self,
-        memory: M,
+        mut memory: M,
     ) -> std::result::Result<Pending<M>, PostError> {
         if !memory.is_writable() {
             return Err(PostError::ReadOnly);
@@ -328,6 +332,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         if !batch.lender.knows(&memory) {
             return Err(PostError::ForeignMemory);
         }
+        batch.lender.prepare_recv(&mut memory);
         let slot = batch.lender.free_slot()?.scoped();
         let wr_id = slot.wr_id();
         batch.batch.push_lent(wr_id, sge_of(&memory))?;
