@@ -34,6 +34,7 @@ pub mod object;
 pub mod pd;
 pub mod port;
 pub mod qp;
+pub mod rdma_user_cm;
 pub mod reflection;
 pub mod rxe;
 pub mod srq;

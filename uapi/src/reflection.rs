@@ -6,8 +6,8 @@ use crate::enumeration::Enumeration;
 use crate::layout::Layout;
 use crate::{
     ah, async_event, buffer, comp_channel, context, counters, cq, device, dm, dmabuf, dmah, flow,
-    flow_action, gid, ioctl, mcast, mlx5, mr, mw, nldev, object, pd, port, qp, rxe, srq, wc, wq,
-    wr, write, xrcd,
+    flow_action, gid, ioctl, mcast, mlx5, mr, mw, nldev, object, pd, port, qp, rdma_user_cm, rxe,
+    srq, wc, wq, wr, write, xrcd,
 };
 
 const LAYOUTS: &[&[Layout]] = &[
@@ -39,6 +39,11 @@ const LAYOUTS: &[&[Layout]] = &[
     port::LAYOUTS_EX,
     qp::LAYOUTS,
     qp::LAYOUTS_IOCTL,
+    rdma_user_cm::LAYOUTS,
+    rdma_user_cm::LAYOUTS_SA,
+    rdma_user_cm::LAYOUTS_IN,
+    rdma_user_cm::LAYOUTS_IN6,
+    rdma_user_cm::LAYOUTS_IB,
     rxe::LAYOUTS,
     srq::LAYOUTS,
     wc::LAYOUTS,
@@ -143,6 +148,12 @@ const ENUMERATIONS: &[&[Enumeration]] = &[
     qp::STATES,
     qp::MIG_STATES,
     qp::ATTR_MASKS,
+    rdma_user_cm::COMMANDS,
+    rdma_user_cm::DEFINES,
+    rdma_user_cm::PATH_FLAGS,
+    rdma_user_cm::PORT_SPACES,
+    rdma_user_cm::EVENTS,
+    rdma_user_cm::REJECTIONS,
     rxe::DEFINES,
     rxe::NETWORK_TYPES,
     rxe::WQE_STATES,

@@ -39,7 +39,7 @@ const TARGETS: &[Target] = &[
     Target {
         package: "uverbs-uapi",
         test: "btf",
-        modules: &["rdma_rxe", "mlx5_core", "mlx5_ib"],
+        modules: &["rdma_rxe", "rdma_ucm", "mlx5_core", "mlx5_ib"],
         devices: &[DeviceName::Rxe],
     },
 ];

@@ -35,12 +35,25 @@ fn headers() -> BTreeSet<&'static str> {
     layouts().map(|layout| layout.header).chain(enums.map(|e| e.header)).collect()
 }
 
+/// Headers of the connection manager.
+const CM_HEADERS: [&str; 7] = [
+    "linux/in.h",
+    "linux/in6.h",
+    "rdma/ib.h",
+    "rdma/ib_cm.h",
+    "rdma/ib_user_sa.h",
+    "rdma/rdma_cm.h",
+    "rdma/rdma_user_cm.h",
+];
+
 /// The module without which a kernel knows nothing of a header.
 fn home(header: &str) -> &'static str {
     if header.contains("mlx5") {
         if header.starts_with("linux/") { "mlx5_core" } else { "mlx5_ib" }
     } else if header.contains("rxe") {
         "rdma_rxe"
+    } else if CM_HEADERS.contains(&header) {
+        "rdma_ucm"
     } else {
         "ib_uverbs"
     }
