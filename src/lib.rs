@@ -59,6 +59,7 @@ pub mod aio;
 #[doc(hidden)]
 pub mod bench;
 mod channel;
+pub mod cm;
 mod completion;
 mod context;
 mod cq;

@@ -19,6 +19,7 @@ mod netlink;
 mod nldev;
 mod node_type;
 mod protocol;
+mod rdma_cm;
 mod resources;
 mod sysfs;
 mod system;
@@ -29,6 +30,7 @@ pub use driver::{DriverId, PciId};
 pub use guid::Guid;
 pub use node_type::{NodeType, Transport};
 pub use protocol::Protocol;
+pub(crate) use rdma_cm::open_rdma_cm;
 pub use resources::ResourceCounts;
 pub use system::{System, system};
 

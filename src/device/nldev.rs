@@ -87,6 +87,14 @@ impl<W: Wire> Client<W> {
         self.ask_each(&requests, uverbs)?.into_iter().map(NodeAnswer::of).collect()
     }
 
+    /// The node of the connection manager, which belongs to no device. The kernel tries to load its
+    /// module before it answers that there is none.
+    pub(super) fn rdma_cm_node(&mut self) -> Result<Node> {
+        let request = Request::new(RDMA_NLDEV_CMD_GET_CHARDEV)
+            .string(RDMA_NLDEV_ATTR_CHARDEV_TYPE, "rdma_cm");
+        Ok(self.ask(&request, uverbs)?.node)
+    }
+
     /// The network interface behind a port. `EINVAL` if there is no such device or port.
     pub(super) fn port_netdev(&mut self, index: u32, port: u32) -> Result<Option<String>> {
         let request = Request::new(RDMA_NLDEV_CMD_PORT_GET)

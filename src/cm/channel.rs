@@ -1,0 +1,434 @@
+//! Event channels: files of the connection manager, and which event is for which id.
+//!
+//! Pairs with `ucma_get_event` in `core/ucma.c`. Any thread may read the file; what it reads goes to
+//! the inbox of the id that it is about. Of several threads that wait, one waits for the file and the
+//! others for it.
+
+use super::event::Event;
+use super::fd::RdmaCmFd;
+use super::id::{Id, IdInner};
+use super::kernel::{Command, Kernel};
+use super::param::Depths;
+use crate::context::Context;
+use crate::device::{Device, Guid, devices, open_rdma_cm};
+use crate::error::{Error, Result};
+use crate::events::file::set_nonblocking;
+use crate::file::random;
+use crate::memory::fork::Epoch;
+use crate::memory::lock::Lock;
+use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::io::Errno;
+use std::collections::HashMap;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::{self, Thread};
+use std::time::{Duration, Instant};
+use uverbs_uapi::rdma_user_cm::{
+    RDMA_USER_CM_CMD_CREATE_ID, rdma_cm_event_type, rdma_ucm_event_resp, rdma_ucm_get_event,
+    rdma_ucm_port_space,
+};
+
+/// How long a thread sleeps at most before it looks whether anybody still waits for the file. It is
+/// woken when nobody does; this bounds the harm of a thread that was killed.
+const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+
+/// Where the kernel tells what happens to connection manager ids.
+///
+/// One channel may serve any number of ids, and all of them keep it open. Clones are handles of the
+/// same channel. Ids read the channel themselves when they wait; a program with an event loop
+/// registers the file ([`as_fd`](AsFd::as_fd), level-triggered), calls
+/// [`dispatch`](Self::dispatch) when it is readable, and then polls its ids. May be used from several
+/// threads.
+///
+/// Belongs to the process that made it, and to the credentials with which it was made: the kernel
+/// takes no commands after a change of user, group or capabilities (`EACCES`), nor does this library
+/// in a forked child. There the ids stay the parent's.
+#[doc(alias = "rdma_event_channel")]
+#[derive(Clone, Debug)]
+pub struct EventChannel {
+    pub(super) inner: Arc<Channel>,
+}
+
+#[derive(Debug)]
+pub(super) struct Channel {
+    kernel: Box<dyn Kernel>,
+    epoch: Epoch,
+    ids: Lock<HashMap<u64, Weak<IdInner>>>,
+    next_key: AtomicU64,
+    /// The devices that ids were found to be on, with the contexts that the program shares with us.
+    known: Lock<Vec<Known>>,
+    /// Whether a thread reads the file, and maybe waits for it.
+    reading: AtomicBool,
+    /// The threads that wait for that one.
+    waiting: Lock<Vec<Thread>>,
+    leaked: AtomicU64,
+}
+
+/// What is known of a device.
+#[derive(Debug)]
+struct Known {
+    device: Device,
+    context: Option<Context>,
+    limits: Option<Depths>,
+}
+
+/// By what the kernel names the device of an id.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct DeviceName {
+    /// `None` from kernels that do not tell it.
+    pub(super) index: Option<u32>,
+    pub(super) guid: Guid,
+}
+
+impl DeviceName {
+    fn is(self, device: &Device) -> bool {
+        match (self.index, device.index()) {
+            (Some(index), Some(other)) => index == other,
+            _ => self.guid == device.node_guid(),
+        }
+    }
+}
+
+impl EventChannel {
+    /// Opens the connection manager.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if the kernel has none (`modprobe rdma_ucm`), `ENOENT` if its node is missing,
+    /// `EACCES` without permission for the node (the message names it), `EOPNOTSUPP` for another
+    /// version of the ABI.
+    #[doc(alias = "rdma_create_event_channel")]
+    pub fn open() -> Result<EventChannel> {
+        const VERB: &str = "create_event_channel";
+        let fd = open_rdma_cm(VERB)?;
+        set_nonblocking(fd.as_fd(), true).map_err(|errno| Error::new(VERB, errno))?;
+        EventChannel::on(Box::new(RdmaCmFd::new(fd)))
+    }
+
+    /// A channel on an open file, which does not block.
+    pub(super) fn on(kernel: Box<dyn Kernel>) -> Result<EventChannel> {
+        let epoch = Epoch::current()
+            .map_err(|errno| crate::context::no_epoch("create_event_channel", errno))?;
+        let [first] = random();
+        let inner = Channel {
+            kernel,
+            epoch,
+            ids: Lock::default(),
+            // Keys of other channels, of which an event could only come by mistake, are elsewhere.
+            next_key: AtomicU64::new(first),
+            known: Lock::default(),
+            reading: AtomicBool::new(false),
+            waiting: Lock::default(),
+            leaked: AtomicU64::new(0),
+        };
+        Ok(EventChannel { inner: Arc::new(inner) })
+    }
+
+    /// An id for reliable connections, in the port space of TCP.
+    ///
+    /// # Errors
+    ///
+    /// `ENOMEM`; `EACCES` after a change of credentials.
+    #[doc(alias = "rdma_create_id")]
+    pub fn create_id(&self) -> Result<Id> {
+        let ps = rdma_ucm_port_space::RDMA_PS_TCP;
+        Ok(Id::new(IdInner::create(&self.inner, ps, 0)?))
+    }
+
+    /// Reads the events that are there, and leaves each with its id; answers how many there were. An
+    /// event loop calls this when the file is readable, and then polls the ids. While another thread
+    /// waits for one of the channel's ids, that one reads them and this answers 0.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` after a change of credentials.
+    #[doc(alias = "rdma_get_cm_event")]
+    pub fn dispatch(&self) -> Result<usize> {
+        const VERB: &str = "get_cm_event";
+        self.inner.check_fork(VERB)?;
+        let Some(_reading) = Reading::begin(&self.inner) else { return Ok(0) };
+        let mut count = 0;
+        while self.inner.read(VERB)? {
+            count += 1;
+        }
+        Ok(count)
+    }
+
+    /// Lets ids on this context's device use it: [`context`](super::RouteResolved::context) of an id
+    /// answers it from now on. Without it, the first id on a device opens a context of its own, which
+    /// the channel keeps for the others.
+    ///
+    /// # Errors
+    ///
+    /// In a forked child.
+    pub fn use_context(&self, context: &Context) -> Result<()> {
+        const VERB: &str = "use_context";
+        let device = context.device();
+        let mut known = self.inner.known(VERB)?;
+        let limits = known.iter().find(|known| known.device == *device).and_then(|it| it.limits);
+        known.retain(|known| known.device != *device);
+        known.push(Known { device: device.clone(), context: Some(context.clone()), limits });
+        Ok(())
+    }
+
+    /// How many ids the kernel refused to destroy when they were dropped. They are gone when the
+    /// channel is closed.
+    pub fn leaked(&self) -> u64 {
+        self.inner.leaked.load(Ordering::Relaxed)
+    }
+}
+
+impl AsFd for EventChannel {
+    /// Readable when an event is there that nobody read yet.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.inner.kernel.fd()
+    }
+}
+
+impl Channel {
+    pub(super) fn check_fork(&self, verb: &'static str) -> Result<()> {
+        if !self.epoch.is_over() {
+            return Ok(());
+        }
+        Err(Error::new(verb, Errno::OWNERDEAD).detail(
+            "this process is a fork of the one that opened the event channel; open another one in \
+             the child",
+        ))
+    }
+
+    pub(super) fn fd(&self) -> BorrowedFd<'_> {
+        self.kernel.fd()
+    }
+
+    pub(super) fn is_forked(&self) -> bool {
+        self.epoch.is_over()
+    }
+
+    pub(super) fn count_leak(&self) {
+        self.leaked.fetch_add(1, Ordering::Relaxed);
+    }
+
+    /// Runs a command whatever process this is.
+    pub(super) fn run(&self, command: Command<'_>) -> std::result::Result<(), Errno> {
+        self.kernel.execute(command)
+    }
+
+    /// Runs a command on behalf of `verb`; refuses in a forked child.
+    pub(super) fn execute(&self, verb: &'static str, command: Command<'_>) -> Result<()> {
+        self.check_fork(verb)?;
+        let number = command.number;
+        self.run(command).map_err(|errno| explain(verb, number, errno))
+    }
+
+    /// A number by which events name an id; no other id of this channel ever has it.
+    pub(super) fn key(&self) -> u64 {
+        loop {
+            let key = self.next_key.fetch_add(1, Ordering::Relaxed);
+            // The kernel drops the events of ids that have 0.
+            if key != 0 {
+                return key;
+            }
+        }
+    }
+
+    /// Lets events find an id.
+    pub(super) fn register(&self, verb: &'static str, id: &Arc<IdInner>) -> Result<()> {
+        let mut ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
+        ids.insert(id.key, Arc::downgrade(id));
+        Ok(())
+    }
+
+    pub(super) fn retire(&self, key: u64) {
+        if let Some(mut ids) = self.ids.lock() {
+            ids.remove(&key);
+        }
+    }
+
+    /// Reads one event and leaves it with its id; `false` if there was none.
+    fn read(self: &Arc<Self>, verb: &'static str) -> Result<bool> {
+        let mut raw = rdma_ucm_event_resp::default();
+        let request = rdma_ucm_get_event::default();
+        match self.run(Command::get_event(&request, &mut raw)) {
+            Ok(()) => {}
+            Err(Errno::AGAIN) => return Ok(false),
+            Err(errno) => return Err(explain(verb, u32::MAX, errno)),
+        }
+        let mut event = Event::new(&raw);
+        if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
+            // Dropping the event, because the listener is gone meanwhile, destroys the id.
+            event.request = Some(IdInner::adopt(self, raw.id));
+        }
+        let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
+        let id = ids.get(&raw.uid).and_then(Weak::upgrade);
+        drop(ids);
+        if let Some(id) = id {
+            id.receive(event);
+            self.wake();
+        }
+        Ok(true)
+    }
+
+    /// Wakes the threads that wait for the one that reads.
+    fn wake(&self) {
+        let waiting = self.waiting.lock().map(|mut waiting| std::mem::take(&mut *waiting));
+        for thread in waiting.into_iter().flatten() {
+            thread.unpark();
+        }
+    }
+
+    /// The next event of an id; `None` when there is none by the deadline. Without one it waits for
+    /// ever.
+    pub(super) fn wait(
+        self: &Arc<Self>,
+        verb: &'static str,
+        id: &IdInner,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Event>> {
+        loop {
+            self.check_fork(verb)?;
+            if let Some(event) = id.next_event() {
+                return Ok(Some(event));
+            }
+            if let Some(_reading) = Reading::begin(self) {
+                return self.wait_reading(verb, id, deadline);
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            if let Some(mut waiting) = self.waiting.lock() {
+                waiting.push(thread::current());
+            }
+            // Whoever left before this thread was listed did not wake it.
+            if self.reading.load(Ordering::Acquire) && !id.has_event() {
+                thread::park_timeout(left.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP));
+            }
+        }
+    }
+
+    /// As [`wait`](Self::wait), for the one thread that reads.
+    fn wait_reading(
+        self: &Arc<Self>,
+        verb: &'static str,
+        id: &IdInner,
+        deadline: Option<Instant>,
+    ) -> Result<Option<Event>> {
+        loop {
+            if let Some(event) = id.next_event() {
+                return Ok(Some(event));
+            }
+            if self.read(verb)? {
+                continue;
+            }
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Ok(None);
+            }
+            let left = left.and_then(|left| Timespec::try_from(left).ok());
+            let mut fds = [PollFd::from_borrowed_fd(self.kernel.fd(), PollFlags::IN)];
+            match rustix::event::poll(&mut fds, left.as_ref()) {
+                Ok(_) | Err(Errno::INTR) => {}
+                Err(errno) => return Err(Error::new(verb, errno)),
+            }
+        }
+    }
+
+    fn known(&self, verb: &'static str) -> Result<crate::memory::lock::Guard<'_, Vec<Known>>> {
+        self.known.lock().ok_or_else(|| Error::forked(verb))
+    }
+
+    /// The context for ids on a device.
+    pub(super) fn context(&self, verb: &'static str, name: DeviceName) -> Result<Context> {
+        let mut known = self.known(verb)?;
+        if let Some(context) =
+            known.iter().find(|it| name.is(&it.device)).and_then(|it| it.context.clone())
+        {
+            return Ok(context);
+        }
+        let found = devices()?.into_iter().find(|device| name.is(device));
+        let device = found.ok_or_else(|| {
+            Error::new(verb, Errno::NODEV).detail(format!(
+                "the kernel put the id on the device with GUID {}, which is not among the devices \
+                 that this process sees",
+                name.guid
+            ))
+        })?;
+        let context = Context::open(&device).map_err(|error| error.in_verb(verb))?;
+        known.retain(|it| it.device != device);
+        known.push(Known { device, context: Some(context.clone()), limits: None });
+        Ok(context)
+    }
+
+    /// What the device of a context can, asked once.
+    pub(super) fn limits(&self, verb: &'static str, context: &Context) -> Result<Depths> {
+        let device = context.device();
+        let mut known = self.known(verb)?;
+        let at = known.iter().position(|it| it.device == *device);
+        if let Some(limits) = at.and_then(|at| known.get(at)).and_then(|it| it.limits) {
+            return Ok(limits);
+        }
+        let limits = Depths::of(&context.query_device().map_err(|error| error.in_verb(verb))?);
+        match at.and_then(|at| known.get_mut(at)) {
+            Some(it) => it.limits = Some(limits),
+            None => {
+                let device = device.clone();
+                known.push(Known { device, context: None, limits: Some(limits) });
+            }
+        }
+        Ok(limits)
+    }
+}
+
+impl DeviceName {
+    /// Refuses a queue pair on another device than the id's.
+    pub(super) fn check(self, verb: &'static str, device: &Device) -> Result<()> {
+        if self.is(device) {
+            return Ok(());
+        }
+        Err(Error::invalid(
+            verb,
+            format!(
+                "the queue pair is on {}, but the address leads through the device with GUID {}; \
+                 make it from the context of the id",
+                device.name(),
+                self.guid
+            ),
+        ))
+    }
+}
+
+/// That this thread is the one that reads a channel. When it is done, the others look who is next.
+struct Reading<'c>(&'c Channel);
+
+impl<'c> Reading<'c> {
+    fn begin(channel: &'c Channel) -> Option<Reading<'c>> {
+        let free =
+            channel.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed);
+        free.is_ok().then_some(Reading(channel))
+    }
+}
+
+impl Drop for Reading<'_> {
+    fn drop(&mut self) {
+        self.0.reading.store(false, Ordering::Release);
+        self.0.wake();
+    }
+}
+
+/// What a command's error number means, where that is the same for all of them.
+fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
+    let error = Error::from_kernel(verb, errno);
+    match errno {
+        // Of the commands only those that bind answer it for a reason of their own.
+        Errno::ACCESS => error.detail(
+            "the kernel takes no commands from this process on a channel that it opened with other \
+             credentials; open another channel",
+        ),
+        Errno::INVAL if number == RDMA_USER_CM_CMD_CREATE_ID => {
+            error.detail("the kernel does not know the port space")
+        }
+        Errno::NXIO => error.detail("the device of the id is gone"),
+        _ => error,
+    }
+}

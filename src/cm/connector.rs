@@ -1,0 +1,281 @@
+//! The convenient form: from an address to a connected queue pair in one call.
+
+use super::channel::EventChannel;
+use super::connect::Connection;
+use super::event::ConnectError;
+use super::id::{Progress, RouteResolved};
+use super::listen::{ConnectRequest, ListeningId, timed_out};
+use super::param::ConnectParam;
+use crate::error::{Error, Result};
+use crate::pd::Sharing;
+use crate::qp::QueuePair;
+use rustix::io::Errno;
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::{Duration, Instant};
+
+/// How long a whole connect takes at most unless the caller says otherwise. The kernel by itself asks a
+/// host that does not answer for about a minute.
+const CONNECT: Duration = Duration::from_secs(10);
+
+/// How long the last message of a handshake may take when a request was accepted.
+const ESTABLISH: Duration = Duration::from_secs(10);
+
+/// Requests that wait to be accepted unless the caller says otherwise.
+const BACKLOG: u32 = 128;
+
+/// Connects queue pairs to a listener.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::QpType;
+/// use uverbs::cm::Connector;
+/// let (qp, connection) = Connector::new("10.0.0.2:7471")?.connect(|route| {
+///     let context = route.context()?;
+///     let cq = context.create_cq(16).build()?;
+///     context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).max_recv_wr(8).build()
+/// })?;
+/// println!("{:?} to {}", qp, connection.peer_addr()?);
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct Connector {
+    addresses: Vec<SocketAddr>,
+    from: Option<SocketAddr>,
+    channel: Option<EventChannel>,
+    param: ConnectParam,
+    timeout: Duration,
+    tos: Option<u8>,
+}
+
+impl Connector {
+    /// To an address, or to the addresses that a host name has, which are tried in turn.
+    ///
+    /// # Errors
+    ///
+    /// `EADDRNOTAVAIL` if the name has no address, or the resolver's error.
+    pub fn new(to: impl ToSocketAddrs) -> Result<Connector> {
+        Ok(Connector {
+            addresses: resolve("connect", to)?,
+            from: None,
+            channel: None,
+            param: ConnectParam::new(),
+            timeout: CONNECT,
+            tos: None,
+        })
+    }
+
+    /// Comes from an address of this host; unless set, the routing table chooses.
+    pub fn from(mut self, address: SocketAddr) -> Self {
+        self.from = Some(address);
+        self
+    }
+
+    /// Uses an event channel that others use, too; unless set, each connection opens its own.
+    pub fn channel(mut self, channel: &EventChannel) -> Self {
+        self.channel = Some(channel.clone());
+        self
+    }
+
+    /// Private data and other parameters.
+    pub fn param(mut self, param: ConnectParam) -> Self {
+        self.param = param;
+        self
+    }
+
+    /// How long connecting to each of the addresses takes at most; 10 seconds unless set.
+    pub fn timeout(mut self, timeout: Duration) -> Self {
+        self.timeout = timeout;
+        self
+    }
+
+    /// The type of service; 0 unless set.
+    pub fn type_of_service(mut self, tos: u8) -> Self {
+        self.tos = Some(tos);
+        self
+    }
+
+    /// Connects. `create` makes the queue pair when it is known which device leads to the peer, from
+    /// [`RouteResolved::context`]; it is asked once per address that was resolved. With
+    /// [`RouteResolved::init_qp`] it may post receives, too, so that none is missing when the peer
+    /// begins to send.
+    ///
+    /// # Errors
+    ///
+    /// The error of the last address: `ETIMEDOUT`, `ENODEV`, `ENETUNREACH`, or `ECONNREFUSED` with
+    /// the peer's [`rejection`](ConnectError::rejection); those of `create`.
+    pub fn connect<S: Sharing>(
+        &self,
+        mut create: impl FnMut(&RouteResolved) -> Result<QueuePair<S>>,
+    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        let channel = match &self.channel {
+            Some(channel) => channel.clone(),
+            None => EventChannel::open()?,
+        };
+        let mut last = None;
+        for address in &self.addresses {
+            match self.connect_to(&channel, *address, &mut create) {
+                Ok(connected) => return Ok(connected),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| no_address("connect").into()))
+    }
+
+    fn connect_to<S: Sharing>(
+        &self,
+        channel: &EventChannel,
+        address: SocketAddr,
+        create: &mut impl FnMut(&RouteResolved) -> Result<QueuePair<S>>,
+    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        const VERB: &str = "connect";
+        let deadline = Instant::now().checked_add(self.timeout);
+        let left = || {
+            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            left.unwrap_or(Duration::MAX)
+        };
+        let late = |what| ConnectError::from(timed_out(VERB, what));
+        let id = channel.create_id()?;
+        if let Some(tos) = self.tos {
+            id.set_type_of_service(tos)?;
+        }
+        let resolving = id.resolve_addr(self.from, address, left())?;
+        let Progress::Done(resolved) = resolving.wait(Some(left()))? else {
+            return Err(late("the address was not resolved in time"));
+        };
+        let Progress::Done(route) = resolved.resolve_route(left())?.wait(Some(left()))? else {
+            return Err(late("the route was not resolved in time"));
+        };
+        let qp = create(&route)?;
+        let connecting = route.connect(&qp, &self.param)?;
+        let connection = connecting.wait(Some(left()))?.connected(VERB)?;
+        Ok((qp, connection))
+    }
+}
+
+/// Accepts connections of queue pairs.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::QpType;
+/// use uverbs::cm::{ConnectParam, Listener};
+/// let listener = Listener::bind("0.0.0.0:7471")?;
+/// let request = listener.next_request(None)?.ok_or("no request")?;
+/// let (qp, connection) = request.connect(&ConnectParam::new(), |request| {
+///     let context = request.context()?;
+///     let cq = context.create_cq(16).build()?;
+///     context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).max_recv_wr(8).build()
+/// })?;
+/// println!("{:?} to {}", qp, connection.peer_addr()?);
+/// # Ok(()) }
+/// ```
+#[derive(Debug)]
+pub struct Listener {
+    channel: EventChannel,
+    id: ListeningId,
+}
+
+impl Listener {
+    /// Listens on an address of this host, or on the first of a host name's that can be listened on,
+    /// with a backlog of 128 requests and an event channel of its own.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::bind`](super::Id::bind).
+    pub fn bind(address: impl ToSocketAddrs) -> Result<Listener> {
+        Listener::bind_on(&EventChannel::open()?, address, BACKLOG)
+    }
+
+    /// As [`bind`](Self::bind), on an event channel that others use, too.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::bind`](super::Id::bind).
+    pub fn bind_on(
+        channel: &EventChannel,
+        address: impl ToSocketAddrs,
+        backlog: u32,
+    ) -> Result<Listener> {
+        let mut last = None;
+        for address in resolve("bind_addr", address)? {
+            match channel.create_id()?.bind(address).and_then(|id| id.listen(backlog)) {
+                Ok(id) => return Ok(Listener { channel: channel.clone(), id }),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| no_address("bind_addr")))
+    }
+
+    /// The channel of the listener and of the connections that come by it.
+    pub fn channel(&self) -> &EventChannel {
+        &self.channel
+    }
+
+    /// The address that it listens on.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// Waits for a connect request; see [`ListeningId::next_request`].
+    ///
+    /// # Errors
+    ///
+    /// As [`ListeningId::next_request`].
+    pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<ConnectRequest>> {
+        self.id.next_request(timeout)
+    }
+
+    /// Waits for a connect request and accepts it, each of which takes at most `timeout`. `create`
+    /// makes the queue pair, as for [`ConnectRequest::connect`].
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` if no request came; as [`ConnectRequest::connect`].
+    pub fn accept<S: Sharing>(
+        &self,
+        timeout: Option<Duration>,
+        create: impl FnOnce(&ConnectRequest) -> Result<QueuePair<S>>,
+    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        match self.next_request(timeout)? {
+            Some(request) => request.connect(&ConnectParam::new(), create),
+            None => Err(timed_out("accept", "no request came in time").into()),
+        }
+    }
+}
+
+impl ConnectRequest {
+    /// Accepts the request and waits until the peer is ready, for 10 seconds at most. `create` makes
+    /// the queue pair, from [`context`](Self::context), and may post receives after
+    /// [`init_qp`](Self::init_qp).
+    ///
+    /// # Errors
+    ///
+    /// With any error the request is rejected, or the connection closed: those of
+    /// [`accept`](Self::accept), of [`Accepting::wait`](super::Accepting::wait), and of `create`.
+    pub fn connect<S: Sharing>(
+        self,
+        param: &ConnectParam,
+        create: impl FnOnce(&ConnectRequest) -> Result<QueuePair<S>>,
+    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        let qp = create(&self)?;
+        let accepting = self.accept(&qp, param)?;
+        let connection = accepting.wait(Some(ESTABLISH))?.connected("accept")?;
+        Ok((qp, connection))
+    }
+}
+
+fn resolve(verb: &'static str, address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
+    let addresses = address.to_socket_addrs().map_err(|error| {
+        let errno = Errno::from_io_error(&error).unwrap_or(Errno::ADDRNOTAVAIL);
+        Error::new(verb, errno).detail(format!("the host name was not resolved: {error}"))
+    })?;
+    Ok(addresses.collect())
+}
+
+fn no_address(verb: &'static str) -> Error {
+    Error::new(verb, Errno::ADDRNOTAVAIL).detail("the host name has no address")
+}

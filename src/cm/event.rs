@@ -1,0 +1,308 @@
+//! What the connection manager tells of an id, and why a connection did not come about.
+
+use super::id::IdInner;
+use crate::error::Error;
+use crate::number::open_enum;
+use rustix::io::Errno;
+use std::fmt;
+use std::sync::Arc;
+use uverbs_uapi::rdma_user_cm::{
+    ib_cm_rej_reason as rej, rdma_cm_event_type as Type, rdma_ucm_conn_param, rdma_ucm_event_resp,
+};
+use zerocopy::FromBytes;
+
+/// An event as the kernel told it, on its way to the id that it is about.
+#[derive(Debug)]
+pub(super) struct Event {
+    pub(super) kind: Type,
+    /// 0, a negative error number, or the reason of a rejection.
+    pub(super) status: i32,
+    pub(super) conn: rdma_ucm_conn_param,
+    /// The id of a connect request. It is destroyed with the event, which rejects the request.
+    pub(super) request: Option<Arc<IdInner>>,
+}
+
+impl Event {
+    pub(super) fn new(raw: &rdma_ucm_event_resp) -> Event {
+        // The param is longer than what is read of it, so this never fails.
+        let conn = rdma_ucm_conn_param::read_from_prefix(&raw.param);
+        Event {
+            kind: Type(raw.event),
+            status: raw.status as i32,
+            conn: conn.map(|(conn, _)| conn).unwrap_or_default(),
+            request: None,
+        }
+    }
+
+    /// The private data that came along. Messages carry all of their field, so that what the peer did
+    /// not fill reads as zeros.
+    pub(super) fn private_data(&self) -> &[u8] {
+        let length = usize::from(self.conn.private_data_len);
+        self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
+    }
+
+    /// What the event means to a caller that waited for another one.
+    pub(super) fn failure(&self, verb: &'static str) -> ConnectError {
+        let fail = |detail: String| {
+            let errno = Errno::from_raw_os_error(self.status.saturating_neg().max(1));
+            ConnectError::from(Error::from_kernel(verb, errno).detail(detail))
+        };
+        let kind = match self.kind {
+            Type::RDMA_CM_EVENT_REJECTED => return self.rejected(verb),
+            Type::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                return Error::new(verb, Errno::NODEV)
+                    .detail("the device of the connection is being removed")
+                    .into();
+            }
+            Type::RDMA_CM_EVENT_DISCONNECTED => {
+                return Error::new(verb, Errno::CONNRESET)
+                    .detail("the peer closed the connection before it was established")
+                    .into();
+            }
+            Type::RDMA_CM_EVENT_ADDR_ERROR => "the address could not be resolved",
+            Type::RDMA_CM_EVENT_ROUTE_ERROR => "there is no route to the address",
+            Type::RDMA_CM_EVENT_UNREACHABLE => "the peer did not answer",
+            Type::RDMA_CM_EVENT_CONNECT_ERROR => "the connection could not be set up",
+            kind => {
+                return Error::new(verb, Errno::PROTO)
+                    .detail(format!("the kernel told of {kind:?}, which has no place here"))
+                    .into();
+            }
+        };
+        fail(format!("{kind}{}", advice(self.kind, -self.status)))
+    }
+
+    fn rejected(&self, verb: &'static str) -> ConnectError {
+        let rejection = Rejection { status: self.status, private_data: self.private_data().into() };
+        let error = Error::new(verb, Errno::CONNREFUSED)
+            .detail(format!("the connection was rejected: {rejection}"));
+        ConnectError { error, rejection: Some(Box::new(rejection)) }
+    }
+}
+
+/// What to do about an address or route that failed with this error number.
+fn advice(kind: Type, errno: i32) -> &'static str {
+    let resolving =
+        matches!(kind, Type::RDMA_CM_EVENT_ADDR_ERROR | Type::RDMA_CM_EVENT_ROUTE_ERROR);
+    match Errno::from_raw_os_error(errno.max(1)) {
+        Errno::TIMEDOUT if resolving => {
+            ": no neighbour answered; check that the address is up, and on this network"
+        }
+        Errno::TIMEDOUT => {
+            ": the host is reachable by IP, so check that it runs RDMA and that no firewall drops UDP \
+             port 4791"
+        }
+        Errno::NODEV => {
+            ": the network interface that leads to it belongs to no RDMA device (`rdma link` lists \
+             those that do)"
+        }
+        Errno::HOSTUNREACH | Errno::NETUNREACH => ": the IP routing table has no way there",
+        _ => "",
+    }
+}
+
+open_enum! {
+    /// Why a connection was rejected, by the peer's program or by a connection manager on the way.
+    #[doc(alias = "ib_cm_rej_reason")]
+    pub struct RejectReason(u32) {
+        NO_QP = rej::IB_CM_REJ_NO_QP.0, "no queue pair is left";
+        NO_EEC = rej::IB_CM_REJ_NO_EEC.0, "no end-to-end context is left";
+        NO_RESOURCES = rej::IB_CM_REJ_NO_RESOURCES.0, "no resources are left";
+        TIMEOUT = rej::IB_CM_REJ_TIMEOUT.0, "the handshake took too long";
+        UNSUPPORTED = rej::IB_CM_REJ_UNSUPPORTED.0, "the request is not supported";
+        INVALID_COMM_ID = rej::IB_CM_REJ_INVALID_COMM_ID.0, "an invalid communication id";
+        INVALID_COMM_INSTANCE = rej::IB_CM_REJ_INVALID_COMM_INSTANCE.0,
+            "an invalid communication instance";
+        /// Nobody listens on the port.
+        INVALID_SERVICE_ID = rej::IB_CM_REJ_INVALID_SERVICE_ID.0, "nobody listens on the port";
+        INVALID_TRANSPORT_TYPE = rej::IB_CM_REJ_INVALID_TRANSPORT_TYPE.0,
+            "an invalid transport type";
+        STALE_CONN = rej::IB_CM_REJ_STALE_CONN.0, "the peer knows the queue pair from an older connection";
+        RDC_NOT_EXIST = rej::IB_CM_REJ_RDC_NOT_EXIST.0, "the reliable datagram channel does not exist";
+        INVALID_GID = rej::IB_CM_REJ_INVALID_GID.0, "an invalid GID";
+        INVALID_LID = rej::IB_CM_REJ_INVALID_LID.0, "an invalid LID";
+        INVALID_SL = rej::IB_CM_REJ_INVALID_SL.0, "an invalid service level";
+        INVALID_TRAFFIC_CLASS = rej::IB_CM_REJ_INVALID_TRAFFIC_CLASS.0, "an invalid traffic class";
+        INVALID_HOP_LIMIT = rej::IB_CM_REJ_INVALID_HOP_LIMIT.0, "an invalid hop limit";
+        INVALID_PACKET_RATE = rej::IB_CM_REJ_INVALID_PACKET_RATE.0, "an invalid packet rate";
+        INVALID_ALT_GID = rej::IB_CM_REJ_INVALID_ALT_GID.0, "an invalid alternate GID";
+        INVALID_ALT_LID = rej::IB_CM_REJ_INVALID_ALT_LID.0, "an invalid alternate LID";
+        INVALID_ALT_SL = rej::IB_CM_REJ_INVALID_ALT_SL.0, "an invalid alternate service level";
+        INVALID_ALT_TRAFFIC_CLASS = rej::IB_CM_REJ_INVALID_ALT_TRAFFIC_CLASS.0,
+            "an invalid alternate traffic class";
+        INVALID_ALT_HOP_LIMIT = rej::IB_CM_REJ_INVALID_ALT_HOP_LIMIT.0,
+            "an invalid alternate hop limit";
+        INVALID_ALT_PACKET_RATE = rej::IB_CM_REJ_INVALID_ALT_PACKET_RATE.0,
+            "an invalid alternate packet rate";
+        PORT_CM_REDIRECT = rej::IB_CM_REJ_PORT_CM_REDIRECT.0,
+            "the peer's connection manager is at another port";
+        PORT_REDIRECT = rej::IB_CM_REJ_PORT_REDIRECT.0, "the service is at another port";
+        INVALID_MTU = rej::IB_CM_REJ_INVALID_MTU.0, "an invalid path MTU";
+        INSUFFICIENT_RESP_RESOURCES = rej::IB_CM_REJ_INSUFFICIENT_RESP_RESOURCES.0,
+            "too few responder resources";
+        /// The peer's program rejected the request, or dropped it unanswered.
+        CONSUMER_DEFINED = rej::IB_CM_REJ_CONSUMER_DEFINED.0, "the peer's program refused";
+        INVALID_RNR_RETRY = rej::IB_CM_REJ_INVALID_RNR_RETRY.0, "an invalid RNR retry count";
+        DUPLICATE_LOCAL_COMM_ID = rej::IB_CM_REJ_DUPLICATE_LOCAL_COMM_ID.0,
+            "the communication id is in use";
+        INVALID_CLASS_VERSION = rej::IB_CM_REJ_INVALID_CLASS_VERSION.0,
+            "another version of the connection protocol";
+        INVALID_FLOW_LABEL = rej::IB_CM_REJ_INVALID_FLOW_LABEL.0, "an invalid flow label";
+        INVALID_ALT_FLOW_LABEL = rej::IB_CM_REJ_INVALID_ALT_FLOW_LABEL.0,
+            "an invalid alternate flow label";
+        VENDOR_OPTION_NOT_SUPPORTED = rej::IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED.0,
+            "the vendor's options are not supported";
+    }
+}
+
+/// That a peer rejected a connection, and what it said.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rejection {
+    status: i32,
+    private_data: Vec<u8>,
+}
+
+impl Rejection {
+    /// The reason on InfiniBand and RoCE; `None` on iWARP, which tells an [`errno`](Self::errno).
+    pub fn reason(&self) -> Option<RejectReason> {
+        u32::try_from(self.status).ok().map(RejectReason)
+    }
+
+    /// The error number that iWARP tells in place of a reason.
+    pub fn errno(&self) -> Option<Errno> {
+        (self.status < 0).then(|| Errno::from_raw_os_error(self.status.saturating_neg()))
+    }
+
+    /// What the peer added. On InfiniBand and RoCE these are
+    /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes, zeros where it filled fewer.
+    pub fn private_data(&self) -> &[u8] {
+        &self.private_data
+    }
+}
+
+impl fmt::Display for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match (self.reason(), self.errno()) {
+            (Some(reason), _) => match reason.name() {
+                Some(name) => write!(f, "{name} (reason {})", reason.0),
+                None => write!(f, "reason {}", reason.0),
+            },
+            (None, Some(errno)) => write!(f, "{errno}"),
+            (None, None) => write!(f, "status {}", self.status),
+        }
+    }
+}
+
+/// Why a connection did not come about.
+#[derive(Clone, Debug)]
+pub struct ConnectError {
+    error: Error,
+    rejection: Option<Box<Rejection>>,
+}
+
+impl ConnectError {
+    /// What the peer said, if it rejected the connection.
+    pub fn rejection(&self) -> Option<&Rejection> {
+        self.rejection.as_deref()
+    }
+
+    /// The error number; `ECONNREFUSED` for a rejection.
+    pub fn errno(&self) -> Errno {
+        self.error.errno()
+    }
+
+    /// The error without the peer's private data.
+    pub fn error(&self) -> &Error {
+        &self.error
+    }
+}
+
+impl From<Error> for ConnectError {
+    fn from(error: Error) -> Self {
+        ConnectError { error, rejection: None }
+    }
+}
+
+impl From<ConnectError> for Error {
+    fn from(error: ConnectError) -> Self {
+        error.error
+    }
+}
+
+impl From<ConnectError> for std::io::Error {
+    fn from(error: ConnectError) -> Self {
+        error.error.into()
+    }
+}
+
+impl fmt::Display for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl std::error::Error for ConnectError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn event(kind: Type, status: i32) -> Event {
+        let raw =
+            rdma_ucm_event_resp { event: kind.0, status: status as u32, ..Default::default() };
+        Event::new(&raw)
+    }
+
+    #[test]
+    fn a_rejection_names_its_reason_and_brings_its_data() {
+        let mut event = event(Type::RDMA_CM_EVENT_REJECTED, 8);
+        event.conn.private_data_len = 3;
+        event.conn.private_data[..3].copy_from_slice(b"why");
+        let error = event.failure("connect");
+        let rejection = error.rejection().unwrap();
+        assert_eq!(rejection.reason(), Some(RejectReason::INVALID_SERVICE_ID));
+        assert_eq!((rejection.private_data(), rejection.errno()), (&b"why"[..], None));
+        assert_eq!(error.errno(), Errno::CONNREFUSED);
+        assert!(error.to_string().contains("nobody listens on the port (reason 8)"), "{error}");
+    }
+
+    #[test]
+    fn iwarp_rejects_with_an_error_number() {
+        let error = event(Type::RDMA_CM_EVENT_REJECTED, -111).failure("connect");
+        let rejection = error.rejection().unwrap();
+        assert_eq!((rejection.reason(), rejection.errno()), (None, Some(Errno::CONNREFUSED)));
+    }
+
+    #[test]
+    fn an_unknown_reason_is_a_number() {
+        let error = event(Type::RDMA_CM_EVENT_REJECTED, 99).failure("connect");
+        assert!(error.to_string().contains("reason 99"), "{error}");
+    }
+
+    #[test]
+    fn failures_say_what_to_do() {
+        for (kind, status, errno, advice) in [
+            (Type::RDMA_CM_EVENT_ADDR_ERROR, -110, Errno::TIMEDOUT, "no neighbour answered"),
+            (Type::RDMA_CM_EVENT_ADDR_ERROR, -19, Errno::NODEV, "rdma link"),
+            (Type::RDMA_CM_EVENT_ADDR_ERROR, -113, Errno::HOSTUNREACH, "routing table"),
+            (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT, "4791"),
+            (Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::NODEV, "being removed"),
+            (Type::RDMA_CM_EVENT_DISCONNECTED, 0, Errno::CONNRESET, "before it was established"),
+            (Type(77), 0, Errno::PROTO, "rdma_cm_event_type(77)"),
+        ] {
+            let error = event(kind, status).failure("connect");
+            assert_eq!(error.errno(), errno, "{error}");
+            assert!(error.to_string().contains(advice), "{error}");
+        }
+    }
+
+    /// The length is the peer's, or a broken kernel's: it never leads out of the field.
+    #[test]
+    fn private_data_ends_with_its_field() {
+        let mut event = event(Type::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
+        event.conn.private_data_len = 255;
+        assert_eq!(event.private_data().len(), 255);
+        let extreme = Event { status: i32::MIN, ..event };
+        assert!(extreme.failure("connect").to_string().contains("no place here"));
+    }
+}

@@ -1,0 +1,122 @@
+//! The real connection manager: `write(2)` on `/dev/infiniband/rdma_cm`.
+//!
+//! Pairs with `ucma_write` in `core/ucma.c`. The only place where a slice of a command becomes the
+//! address that the kernel reads from or writes to.
+
+use super::kernel::{Buffer, Command, Kernel};
+use rustix::io::Errno;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use uverbs_uapi::rdma_user_cm::{rdma_ucm_cmd_hdr, rdma_ucm_write_cm_event};
+use zerocopy::IntoBytes;
+
+const HEADER: usize = size_of::<rdma_ucm_cmd_hdr>();
+/// The longest command there is.
+const LONGEST: usize = HEADER + size_of::<rdma_ucm_write_cm_event>();
+
+#[derive(Debug)]
+pub(crate) struct RdmaCmFd(OwnedFd);
+
+impl RdmaCmFd {
+    pub(crate) fn new(fd: OwnedFd) -> Self {
+        RdmaCmFd(fd)
+    }
+}
+
+impl Kernel for RdmaCmFd {
+    fn execute(&self, mut command: Command<'_>) -> Result<(), Errno> {
+        let mut message = [0; LONGEST];
+        let length = encode(&mut command, &mut message)?;
+        let message = message.get(..length).ok_or(Errno::TOOBIG)?;
+        loop {
+            // The kernel writes to the slice that the command borrows exclusively, and to nothing
+            // beyond its length.
+            match rustix::io::write(&self.0, message) {
+                Ok(written) if written == length => return Ok(()),
+                Ok(_) => return Err(Errno::PROTO),
+                Err(Errno::INTR) => {}
+                Err(errno) => return Err(errno),
+            }
+        }
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.as_fd()
+    }
+}
+
+/// Writes header and struct, with the buffer's address in it; answers how long they are.
+fn encode(command: &mut Command<'_>, message: &mut [u8; LONGEST]) -> Result<usize, Errno> {
+    let (address, out) = match &mut command.buffer {
+        Buffer::None => (None, 0),
+        Buffer::In(bytes) => (Some(bytes.as_ptr().expose_provenance()), 0),
+        Buffer::Out(bytes) => (Some(bytes.as_mut_ptr().expose_provenance()), bytes.len()),
+    };
+    let header = rdma_ucm_cmd_hdr {
+        cmd: command.number,
+        r#in: u16::try_from(command.request.len()).map_err(|_| Errno::TOOBIG)?,
+        out: u16::try_from(out).map_err(|_| Errno::TOOBIG)?,
+    };
+    let (head, body) = message.split_at_mut(HEADER);
+    head.copy_from_slice(header.as_bytes());
+    body.get_mut(..command.request.len()).ok_or(Errno::TOOBIG)?.copy_from_slice(command.request);
+    if let Some(address) = address {
+        let field = body.get_mut(command.address_at..command.address_at + size_of::<u64>());
+        field.ok_or(Errno::TOOBIG)?.copy_from_slice(&(address as u64).to_ne_bytes());
+    }
+    Ok(HEADER + command.request.len())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uverbs_uapi::rdma_user_cm::{
+        rdma_ucm_create_id, rdma_ucm_create_id_resp, rdma_ucm_listen, rdma_ucm_set_option,
+    };
+    use zerocopy::FromBytes;
+
+    fn encoded(mut command: Command<'_>) -> Vec<u8> {
+        let mut message = [0; LONGEST];
+        let length = encode(&mut command, &mut message).unwrap();
+        message[..length].to_vec()
+    }
+
+    #[test]
+    fn a_command_without_an_answer_is_its_struct_behind_a_header() {
+        let listen = rdma_ucm_listen { id: 7, backlog: 9 };
+        let words: Vec<_> = encoded(Command::new(7, &listen))
+            .chunks_exact(4)
+            .map(|word| u32::from_ne_bytes(word.try_into().unwrap()))
+            .collect();
+        let lengths = u32::from_ne_bytes([8u16.to_ne_bytes(), [0; 2]].concat().try_into().unwrap());
+        assert_eq!(words, [7, lengths, 7, 9]);
+    }
+
+    #[test]
+    fn an_answer_goes_where_the_command_borrows() {
+        let request = rdma_ucm_create_id { uid: 5, ps: 0x106, ..Default::default() };
+        let mut answer = rdma_ucm_create_id_resp::default();
+        let place = std::ptr::from_ref(&answer).addr() as u64;
+        let message = encoded(Command::create_id(&request, &mut answer));
+        let header = rdma_ucm_cmd_hdr::read_from_bytes(&message[..HEADER]).unwrap();
+        assert_eq!((header.r#in, header.out), (24, 4));
+        let sent = rdma_ucm_create_id::read_from_bytes(&message[HEADER..]).unwrap();
+        assert_eq!((sent.uid, sent.response, sent.ps), (5, place, 0x106));
+    }
+
+    #[test]
+    fn an_option_is_read_from_where_the_command_borrows() {
+        let value = [3u8];
+        let request = rdma_ucm_set_option { id: 1, optlen: 1, ..Default::default() };
+        let message = encoded(Command::set_option(&request, &value));
+        let sent = rdma_ucm_set_option::read_from_bytes(&message[HEADER..]).unwrap();
+        assert_eq!((sent.optval, sent.optlen), (value.as_ptr().addr() as u64, 1));
+    }
+
+    #[test]
+    fn a_file_that_takes_no_commands_is_an_error() {
+        let (read_only, _) = rustix::pipe::pipe().unwrap();
+        let listen = rdma_ucm_listen::default();
+        let errno = RdmaCmFd::new(read_only).execute(Command::new(7, &listen));
+        assert_eq!(errno, Err(Errno::BADF));
+    }
+}

@@ -1,0 +1,664 @@
+//! Ids of the connection manager, typed by what they can do next: from an unbound id to the route that
+//! a connection can be made on. Pairs with `ucma_create_id`, `ucma_bind`, `ucma_resolve_addr` and
+//! `ucma_resolve_route` in `core/ucma.c`.
+
+use super::address::{decode, encode};
+use super::channel::{Channel, DeviceName, EventChannel};
+use super::connect::Connecting;
+use super::event::Event;
+use super::kernel::{Command, migration};
+use super::listen::ListeningId;
+use super::param::{ConnectParam, Message};
+use super::qp::HeldQp;
+use crate::context::Context;
+use crate::device::Guid;
+use crate::error::{Error, Result};
+use crate::memory::lock::Lock;
+use crate::qp::{QpControl, QpState};
+use rustix::io::Errno;
+use std::collections::VecDeque;
+use std::net::SocketAddr;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+use uverbs_uapi::qp::ib_uverbs_qp_attr;
+use uverbs_uapi::rdma_user_cm as uapi;
+use uverbs_uapi::rdma_user_cm::{rdma_cm_event_type as Type, rdma_ucm_port_space};
+use zerocopy::IntoBytes;
+
+/// A kernel id, whatever it can do. Dropping it destroys the kernel's: a request is rejected by that, a
+/// connection closed, a listener gone.
+#[derive(Debug)]
+pub(super) struct IdInner {
+    pub(super) channel: Arc<Channel>,
+    number: u32,
+    /// What names it in events.
+    pub(super) key: u64,
+    inbox: Lock<VecDeque<Event>>,
+    /// Whether the kernel's id is another handle's to destroy.
+    moved: AtomicBool,
+}
+
+impl IdInner {
+    pub(super) fn create(
+        channel: &Arc<Channel>,
+        ps: rdma_ucm_port_space,
+        qp_type: u8,
+    ) -> Result<Arc<IdInner>> {
+        const VERB: &str = "create_id";
+        let key = channel.key();
+        let request =
+            uapi::rdma_ucm_create_id { uid: key, ps: ps.0, qp_type, ..Default::default() };
+        let mut answer = uapi::rdma_ucm_create_id_resp::default();
+        channel.execute(VERB, Command::create_id(&request, &mut answer))?;
+        let id = IdInner::with_key(channel, answer.id, key);
+        channel.register(VERB, &id)?;
+        Ok(id)
+    }
+
+    /// The id that the kernel made for a connect request. It gets no events before it is accepted.
+    pub(super) fn adopt(channel: &Arc<Channel>, number: u32) -> Arc<IdInner> {
+        IdInner::with_key(channel, number, channel.key())
+    }
+
+    fn with_key(channel: &Arc<Channel>, number: u32, key: u64) -> Arc<IdInner> {
+        let moved = AtomicBool::new(false);
+        Arc::new(IdInner { channel: channel.clone(), number, key, inbox: Lock::default(), moved })
+    }
+
+    /// Has the kernel move the id to another file. What it told of the id already is lost, so that this
+    /// is for ids that nothing was told of.
+    pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
+        const VERB: &str = "migrate_id";
+        let id = IdInner::with_key(to, self.number, self.key);
+        // An error leaves the kernel's id where it is.
+        id.moved.store(true, Ordering::Relaxed);
+        let request = migration(self.number, self.channel.fd());
+        let mut answer = uapi::rdma_ucm_migrate_resp::default();
+        to.execute(VERB, Command::migrate_id(&request, &mut answer))?;
+        self.moved.store(true, Ordering::Relaxed);
+        id.moved.store(false, Ordering::Relaxed);
+        Ok(id)
+    }
+
+    /// The kernel's number for it.
+    pub(super) fn number(&self) -> u32 {
+        self.number
+    }
+
+    pub(super) fn receive(&self, event: Event) {
+        if let Some(mut inbox) = self.inbox.lock() {
+            inbox.push_back(event);
+        }
+    }
+
+    pub(super) fn next_event(&self) -> Option<Event> {
+        self.inbox.lock()?.pop_front()
+    }
+
+    pub(super) fn has_event(&self) -> bool {
+        self.inbox.lock().is_some_and(|inbox| !inbox.is_empty())
+    }
+
+    /// Waits for an event of this id, at most for `timeout`, for ever without one.
+    pub(super) fn wait(
+        &self,
+        verb: &'static str,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Event>> {
+        // A timeout beyond what the clock can hold is as good as none.
+        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+        self.channel.wait(verb, self, deadline)
+    }
+
+    pub(super) fn execute(&self, verb: &'static str, command: Command<'_>) -> Result<()> {
+        self.channel.execute(verb, command)
+    }
+
+    /// Addresses and device of the id.
+    pub(super) fn query(&self, verb: &'static str) -> Result<Path> {
+        /// What a kernel that does not know the field leaves in it.
+        const NO_INDEX: u32 = u32::MAX;
+        let option = uapi::RDMA_USER_CM_QUERY_ADDR;
+        let request = uapi::rdma_ucm_query { id: self.number, option, ..Default::default() };
+        let mut answer =
+            uapi::rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
+        self.execute(verb, Command::query(&request, &mut answer))?;
+        let device = (answer.port_num != 0).then(|| DeviceName {
+            index: Some(answer.ibdev_index).filter(|index| *index != NO_INDEX),
+            guid: Guid::from_bytes(answer.node_guid.to_ne_bytes()),
+        });
+        Ok(Path {
+            device,
+            port: answer.port_num,
+            local: decode(&answer.src_addr),
+            peer: decode(&answer.dst_addr),
+        })
+    }
+
+    /// What the kernel wants a queue pair to be given on its way to a state.
+    pub(super) fn qp_attr(&self, verb: &'static str, state: QpState) -> Result<ib_uverbs_qp_attr> {
+        let request = uapi::rdma_ucm_init_qp_attr {
+            id: self.number,
+            qp_state: state.0.into(),
+            ..Default::default()
+        };
+        let mut answer = ib_uverbs_qp_attr::default();
+        self.execute(verb, Command::init_qp_attr(&request, &mut answer))?;
+        Ok(answer)
+    }
+
+    fn set_option(&self, verb: &'static str, level: u32, name: u32, value: &[u8]) -> Result<()> {
+        let request = uapi::rdma_ucm_set_option {
+            id: self.number,
+            level,
+            optname: name,
+            optlen: value.len() as u32,
+            ..Default::default()
+        };
+        self.execute(verb, Command::set_option(&request, value))
+    }
+
+    fn bind(&self, address: &SocketAddr) -> Result<()> {
+        const VERB: &str = "bind_addr";
+        let (addr, addr_size) = encode(address);
+        let request =
+            uapi::rdma_ucm_bind { id: self.number, addr_size, addr, ..Default::default() };
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request);
+        self.execute(VERB, command).map_err(|error| explain_bind(error, address))
+    }
+
+    fn resolve_addr(
+        &self,
+        from: Option<&SocketAddr>,
+        to: &SocketAddr,
+        timeout: Duration,
+    ) -> Result<()> {
+        const VERB: &str = "resolve_addr";
+        if let Some(from) = from.filter(|from| from.is_ipv4() != to.is_ipv4()) {
+            let detail = format!("{from} and {to} are addresses of different families");
+            return Err(Error::invalid(VERB, detail));
+        }
+        let (dst_addr, dst_size) = encode(to);
+        let (src_addr, src_size) = from.map(encode).unwrap_or(([0; super::address::STORAGE], 0));
+        let request = uapi::rdma_ucm_resolve_addr {
+            id: self.number,
+            timeout_ms: milliseconds(timeout),
+            src_size,
+            dst_size,
+            reserved: 0,
+            src_addr,
+            dst_addr,
+        };
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request);
+        self.execute(VERB, command).map_err(|error| match (error.errno(), from) {
+            (Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV, Some(from)) => {
+                explain_bind(error, from)
+            }
+            (Errno::NODEV, None) => {
+                let detail = format!(
+                    "the network interface that leads to {to} belongs to no RDMA device (`rdma link` \
+                     lists those that do)"
+                );
+                error.detail(detail)
+            }
+            (Errno::NETUNREACH | Errno::HOSTUNREACH, _) => {
+                error.detail(format!("the IP routing table has no way to {to}"))
+            }
+            _ => error,
+        })
+    }
+
+    fn resolve_route(&self, timeout: Duration) -> Result<()> {
+        let request =
+            uapi::rdma_ucm_resolve_route { id: self.number, timeout_ms: milliseconds(timeout) };
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
+        self.execute("resolve_route", command)
+    }
+
+    fn listen(&self, backlog: u32) -> Result<()> {
+        const VERB: &str = "listen";
+        let request = uapi::rdma_ucm_listen { id: self.number, backlog };
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
+        self.execute(VERB, command).map_err(|error| match error.errno() {
+            Errno::ADDRINUSE => error.detail("another listener has the port"),
+            _ => error,
+        })
+    }
+
+    pub(super) fn is_forked(&self) -> bool {
+        self.channel.is_forked()
+    }
+}
+
+impl Drop for IdInner {
+    fn drop(&mut self) {
+        // A child has a copy of the parent's id, which stays the parent's.
+        if self.is_forked() {
+            return;
+        }
+        self.channel.retire(self.key);
+        if *self.moved.get_mut() {
+            return;
+        }
+        let request = uapi::rdma_ucm_destroy_id { id: self.number, ..Default::default() };
+        let mut answer = uapi::rdma_ucm_destroy_id_resp::default();
+        match self.channel.run(Command::destroy_id(&request, &mut answer)) {
+            Ok(()) | Err(Errno::NOENT) => {}
+            Err(_) => self.channel.count_leak(),
+        }
+    }
+}
+
+/// The kernel counts in milliseconds, and takes 0 for no wait at all.
+fn milliseconds(timeout: Duration) -> u32 {
+    // It keeps the number in an int.
+    let longest = i32::MAX as u32;
+    u32::try_from(timeout.as_millis()).unwrap_or(longest).clamp(1, longest)
+}
+
+fn explain_bind(error: Error, address: &SocketAddr) -> Error {
+    let (ip, port) = (address.ip(), address.port());
+    match error.errno() {
+        Errno::ADDRINUSE => error.detail(format!(
+            "port {port} is in use on {ip}; choose another one, or 0 to have the kernel choose"
+        )),
+        Errno::ADDRNOTAVAIL => error.detail(format!("{ip} is no address of this host")),
+        Errno::NODEV => error.detail(format!(
+            "the network interface with {ip} belongs to no RDMA device (`rdma link` lists those that \
+             do)"
+        )),
+        Errno::ACCESS if (1..1024).contains(&port) => {
+            error.detail(format!("port {port} is below 1024, which needs CAP_NET_BIND_SERVICE"))
+        }
+        _ => error,
+    }
+}
+
+/// Where an id leads.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Path {
+    /// `None` for an id that is on no device yet.
+    pub(super) device: Option<DeviceName>,
+    pub(super) port: u8,
+    pub(super) local: Option<SocketAddr>,
+    pub(super) peer: Option<SocketAddr>,
+}
+
+impl Path {
+    pub(super) fn device(&self, verb: &'static str) -> Result<DeviceName> {
+        self.device
+            .ok_or_else(|| Error::new(verb, Errno::NODEV).detail("the id is not on any device yet"))
+    }
+}
+
+/// What became of an id that waits for something.
+#[derive(Debug)]
+#[must_use]
+pub enum Progress<P, D> {
+    /// It still waits.
+    Pending(P),
+    /// It came, and the id can do more.
+    Done(D),
+}
+
+impl<P, D> Progress<P, D> {
+    /// The id that can do more; one that still waits is dropped, which destroys it.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` if it still waits.
+    pub fn done(self) -> Result<D> {
+        match self {
+            Progress::Done(done) => Ok(done),
+            Progress::Pending(_) => {
+                Err(Error::new("wait", Errno::TIMEDOUT).detail("no event came in time"))
+            }
+        }
+    }
+}
+
+/// An id that is bound to nothing.
+#[doc(alias = "rdma_cm_id")]
+#[derive(Debug)]
+pub struct Id {
+    id: Arc<IdInner>,
+}
+
+impl Id {
+    pub(super) fn new(id: Arc<IdInner>) -> Id {
+        Id { id }
+    }
+
+    /// Sets the type of service of what is sent; on RoCE v2 the field of that name in IP headers.
+    ///
+    /// # Errors
+    ///
+    /// None that is known of.
+    #[doc(alias = "RDMA_OPTION_ID_TOS")]
+    pub fn set_type_of_service(&self, tos: u8) -> Result<()> {
+        self.set("set_type_of_service", uapi::RDMA_OPTION_ID_TOS, &[tos])
+    }
+
+    /// Whether the port may be bound by others that set the same. Only one of them can listen.
+    ///
+    /// # Errors
+    ///
+    /// None that is known of.
+    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+    pub fn set_reuse_address(&self, reuse: bool) -> Result<()> {
+        let value = i32::from(reuse);
+        self.set("set_reuse_address", uapi::RDMA_OPTION_ID_REUSEADDR, value.as_bytes())
+    }
+
+    /// Whether a listener on `[::]` listens to IPv6 only, and not to IPv4.
+    ///
+    /// # Errors
+    ///
+    /// None that is known of.
+    #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
+    pub fn set_af_only(&self, only: bool) -> Result<()> {
+        self.set("set_af_only", uapi::RDMA_OPTION_ID_AFONLY, i32::from(only).as_bytes())
+    }
+
+    /// How long the queue pair waits for an acknowledgement: 4.096 µs · 2ⁿ. Unless set, the kernel
+    /// reckons it from the path.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if n is above 31.
+    #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
+    pub fn set_ack_timeout(&self, n: u8) -> Result<()> {
+        const VERB: &str = "set_ack_timeout";
+        if n > 31 {
+            let detail = format!("an ack timeout of {n}; it has 5 bits, so that 31 is the maximum");
+            return Err(Error::invalid(VERB, detail));
+        }
+        self.set(VERB, uapi::RDMA_OPTION_ID_ACK_TIMEOUT, &[n])
+    }
+
+    fn set(&self, verb: &'static str, name: u32, value: &[u8]) -> Result<()> {
+        self.id.set_option(verb, uapi::RDMA_OPTION_ID, name, value)
+    }
+
+    /// Binds the id to an address of this host; port 0 lets the kernel choose one. An unspecified
+    /// address (`0.0.0.0`, `[::]`) is that of all devices.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `EADDRINUSE` if somebody has the port, `EADDRNOTAVAIL` if
+    /// this host has not the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below
+    /// 1024 without `CAP_NET_BIND_SERVICE`.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind(self, address: SocketAddr) -> Result<BoundId> {
+        self.id.bind(&address)?;
+        Ok(BoundId { id: self.id })
+    }
+
+    /// Begins to look for the device and the neighbour that lead to an address; `from` is an address
+    /// of this host to come from.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `EINVAL` for addresses of two families, `ENETUNREACH`
+    /// without an IP route, `ENODEV` if the route leads through no RDMA device.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_addr(
+        self,
+        from: Option<SocketAddr>,
+        to: SocketAddr,
+        timeout: Duration,
+    ) -> Result<ResolvingAddr> {
+        self.id.resolve_addr(from.as_ref(), &to, timeout)?;
+        Ok(ResolvingAddr { id: self.id })
+    }
+
+    /// Moves the id to another channel, for one thread per channel for one.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `EACCES` after a change of credentials.
+    #[doc(alias = "rdma_migrate_id")]
+    pub fn migrate(self, to: &EventChannel) -> Result<Id> {
+        let id = self.id.migrate(&to.inner)?;
+        to.inner.register("migrate_id", &id)?;
+        Ok(Id { id })
+    }
+}
+
+/// An id that has an address of this host.
+#[derive(Debug)]
+pub struct BoundId {
+    id: Arc<IdInner>,
+}
+
+impl BoundId {
+    /// The address with the port that the kernel chose, if it was left to it.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    #[doc(alias = "rdma_get_local_addr")]
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        local_addr(&self.id)
+    }
+
+    /// Begins to listen. `backlog` connect requests wait to be taken out of the channel; the kernel
+    /// drops what comes beyond, which the peer's kernel sends again for a while. 0, and what is above
+    /// the sysctl `net.rdma_ucm.max_backlog`, is that maximum.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `EADDRINUSE` if another id, that set
+    /// [`set_reuse_address`](Id::set_reuse_address) too, listens on the port.
+    #[doc(alias = "rdma_listen")]
+    pub fn listen(self, backlog: u32) -> Result<ListeningId> {
+        self.id.listen(backlog)?;
+        Ok(ListeningId::new(self.id))
+    }
+
+    /// As [`Id::resolve_addr`], from the address that the id is bound to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::resolve_addr`].
+    pub fn resolve_addr(self, to: SocketAddr, timeout: Duration) -> Result<ResolvingAddr> {
+        self.id.resolve_addr(None, &to, timeout)?;
+        Ok(ResolvingAddr { id: self.id })
+    }
+}
+
+pub(super) fn local_addr(id: &IdInner) -> Result<SocketAddr> {
+    const VERB: &str = "get_local_addr";
+    id.query(VERB)?.local.ok_or_else(|| no_address(VERB))
+}
+
+pub(super) fn peer_addr(id: &IdInner) -> Result<SocketAddr> {
+    const VERB: &str = "get_peer_addr";
+    id.query(VERB)?.peer.ok_or_else(|| no_address(VERB))
+}
+
+fn no_address(verb: &'static str) -> Error {
+    Error::new(verb, Errno::AFNOSUPPORT).detail("the kernel told an address that is not of IP")
+}
+
+/// An id whose address is being resolved.
+#[derive(Debug)]
+pub struct ResolvingAddr {
+    id: Arc<IdInner>,
+}
+
+impl ResolvingAddr {
+    /// Waits until the address is resolved, at most for `timeout`, for ever without one; with a
+    /// timeout of zero this only looks.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `ETIMEDOUT` if no neighbour answered, `ENODEV` if the
+    /// address leads through no RDMA device, `EHOSTUNREACH`.
+    pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, AddrResolved>> {
+        const VERB: &str = "resolve_addr";
+        match self.id.wait(VERB, timeout)? {
+            None => Ok(Progress::Pending(self)),
+            Some(event) if event.kind == Type::RDMA_CM_EVENT_ADDR_RESOLVED => {
+                let path = self.id.query(VERB)?;
+                Ok(Progress::Done(AddrResolved { id: self.id, path }))
+            }
+            Some(event) => Err(event.failure(VERB).into()),
+        }
+    }
+}
+
+/// An id that knows the device and the neighbour that lead to its peer.
+#[derive(Debug)]
+pub struct AddrResolved {
+    id: Arc<IdInner>,
+    path: Path,
+}
+
+impl AddrResolved {
+    /// The context of the device that leads to the peer; see
+    /// [`EventChannel::use_context`](super::EventChannel::use_context).
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::open`](crate::Context::open).
+    pub fn context(&self) -> Result<Context> {
+        self.id.channel.context("resolve_addr", self.path.device("resolve_addr")?)
+    }
+
+    /// Begins to look for the route, for which InfiniBand asks the subnet administrator.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `ENXIO` if the device is gone.
+    #[doc(alias = "rdma_resolve_route")]
+    pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
+        self.id.resolve_route(timeout)?;
+        Ok(ResolvingRoute { id: self.id, path: self.path })
+    }
+}
+
+/// An id whose route is being resolved.
+#[derive(Debug)]
+pub struct ResolvingRoute {
+    id: Arc<IdInner>,
+    path: Path,
+}
+
+impl ResolvingRoute {
+    /// Waits until the route is resolved, at most for `timeout`, for ever without one; with a timeout
+    /// of zero this only looks.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `ETIMEDOUT` if the subnet administrator did not answer.
+    pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, RouteResolved>> {
+        const VERB: &str = "resolve_route";
+        match self.id.wait(VERB, timeout)? {
+            None => Ok(Progress::Pending(self)),
+            Some(event) if event.kind == Type::RDMA_CM_EVENT_ROUTE_RESOLVED => {
+                Ok(Progress::Done(RouteResolved { id: self.id, path: self.path }))
+            }
+            Some(event) => Err(event.failure(VERB).into()),
+        }
+    }
+}
+
+/// An id that can connect.
+#[derive(Debug)]
+pub struct RouteResolved {
+    id: Arc<IdInner>,
+    path: Path,
+}
+
+impl RouteResolved {
+    /// The context of the device that leads to the peer: what the queue pair is to be made from. See
+    /// [`EventChannel::use_context`](super::EventChannel::use_context).
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::open`](crate::Context::open).
+    pub fn context(&self) -> Result<Context> {
+        self.id.channel.context("connect", self.path.device("connect")?)
+    }
+
+    /// The port of the device, from 1.
+    pub fn port(&self) -> u8 {
+        self.path.port
+    }
+
+    /// The address that the connection will come from.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.path.local
+    }
+
+    /// The address that the connection will lead to.
+    pub fn peer_addr(&self) -> Option<SocketAddr> {
+        self.path.peer
+    }
+
+    /// Brings a queue pair to `INIT`, where it takes receives. [`connect`](Self::connect) does it for
+    /// one that is still in `RESET`.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the queue pair is on another device, or past `INIT`.
+    pub fn init_qp(&self, qp: &QpControl) -> Result<()> {
+        const VERB: &str = "init_qp";
+        self.path.device(VERB)?.check(VERB, qp.context().device())?;
+        HeldQp::of(qp).init(VERB, &self.id)
+    }
+
+    /// Asks the peer for a connection of a queue pair, which the connection keeps alive and brings to
+    /// `RTS` when the peer accepts.
+    ///
+    /// # Errors
+    ///
+    /// With any error the id is destroyed. `EINVAL` for a queue pair on another device or past
+    /// `INIT`, for too much private data, or a parameter beyond the device's limits.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect(self, qp: &QpControl, param: &ConnectParam) -> Result<Connecting> {
+        const VERB: &str = "connect";
+        self.path.device(VERB)?.check(VERB, qp.context().device())?;
+        let limits = self.id.channel.limits(VERB, &qp.context())?;
+        param.check(VERB, Message::Request, limits)?;
+        let held = HeldQp::of(qp);
+        held.init_if_reset(VERB, &self.id)?;
+        let depths = param.depths(limits);
+        let request = uapi::rdma_ucm_connect {
+            conn_param: param.to_raw(qp.qpn(), held.has_srq(), depths),
+            id: self.id.number(),
+            ..Default::default()
+        };
+        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
+        Ok(Connecting::new(self.id, held, param.min_rnr_timer))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn timeouts_are_what_the_kernel_can_hold() {
+        assert_eq!(milliseconds(Duration::ZERO), 1);
+        assert_eq!(milliseconds(Duration::from_millis(2000)), 2000);
+        assert_eq!(milliseconds(Duration::MAX), i32::MAX as u32);
+    }
+
+    #[test]
+    fn each_refusal_to_bind_says_what_to_do() {
+        let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        for (errno, advice) in [
+            (Errno::ADDRINUSE, "port 80 is in use"),
+            (Errno::ADDRNOTAVAIL, "10.0.0.1 is no address of this host"),
+            (Errno::NODEV, "rdma link"),
+            (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
+        ] {
+            let error = explain_bind(Error::from_kernel("bind_addr", errno), &address);
+            assert!(error.message().contains(advice), "{error}");
+            assert_eq!(error.errno(), errno);
+        }
+    }
+}

@@ -1,0 +1,263 @@
+//! Parameters of a connection. Pairs with `rdma_ucm_conn_param`.
+
+use crate::device_attr::DeviceAttr;
+use crate::error::{Error, Result};
+use crate::number::Qpn;
+use uverbs_uapi::rdma_user_cm::rdma_ucm_conn_param;
+
+/// Bytes of private data that a connect request carries on InfiniBand and RoCE.
+///
+/// The message has 92, of which the addresses of both sides take 36.
+pub const REQUEST_PRIVATE_DATA: usize = 56;
+
+/// Bytes of private data that an accept carries on InfiniBand and RoCE.
+pub const ACCEPT_PRIVATE_DATA: usize = 196;
+
+/// Bytes of private data that a rejection carries on InfiniBand and RoCE.
+pub const REJECT_PRIVATE_DATA: usize = 148;
+
+/// How to connect; what is not set has a default that fits most programs.
+///
+/// ```
+/// use uverbs::cm::ConnectParam;
+/// let param = ConnectParam::new().private_data(b"hello").initiator_depth(4);
+/// ```
+#[doc(alias = "rdma_conn_param")]
+#[derive(Clone, Debug)]
+#[must_use]
+pub struct ConnectParam {
+    private_data: Vec<u8>,
+    responder_resources: Option<u8>,
+    initiator_depth: Option<u8>,
+    retry_count: u8,
+    rnr_retry: u8,
+    flow_control: bool,
+    pub(super) min_rnr_timer: Option<u8>,
+}
+
+impl Default for ConnectParam {
+    fn default() -> Self {
+        ConnectParam {
+            private_data: Vec::new(),
+            responder_resources: None,
+            initiator_depth: None,
+            retry_count: 6,
+            rnr_retry: 7,
+            flow_control: false,
+            min_rnr_timer: None,
+        }
+    }
+}
+
+impl ConnectParam {
+    /// The defaults.
+    pub fn new() -> Self {
+        ConnectParam::default()
+    }
+
+    /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
+    /// [`ACCEPT_PRIVATE_DATA`] with an accept. The peer sees zeros behind them, and not where they end.
+    pub fn private_data(mut self, bytes: &[u8]) -> Self {
+        self.private_data = bytes.to_vec();
+        self
+    }
+
+    /// Reads and atomics of the peer that are answered at once. Unless set, as many as the device
+    /// can; with an accept, no more than the peer asked for.
+    pub fn responder_resources(mut self, count: u8) -> Self {
+        self.responder_resources = Some(count);
+        self
+    }
+
+    /// Reads and atomics that may be under way from here. Unless set, as many as the device can; with
+    /// an accept, no more than the peer answers.
+    pub fn initiator_depth(mut self, count: u8) -> Self {
+        self.initiator_depth = Some(count);
+        self
+    }
+
+    /// Repetitions before giving up, 0 to 7, of both sides; 6 unless set. Soft-RoCE takes 7 for
+    /// without end. Only a request has it.
+    pub fn retry_count(mut self, count: u8) -> Self {
+        self.retry_count = count;
+        self
+    }
+
+    /// Repetitions that the peer makes when it finds no receive posted here, 0 to 7; 7, without end,
+    /// unless set.
+    pub fn rnr_retry(mut self, count: u8) -> Self {
+        self.rnr_retry = count;
+        self
+    }
+
+    /// Whether the hardware has end-to-end flow control; not unless set.
+    pub fn flow_control(mut self, flow_control: bool) -> Self {
+        self.flow_control = flow_control;
+        self
+    }
+
+    /// Code of the wait asked of a peer that finds no receive; see
+    /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). Unless set, the kernel chooses.
+    pub fn min_rnr_timer(mut self, code: u8) -> Self {
+        self.min_rnr_timer = Some(code);
+        self
+    }
+
+    /// Refuses what no message carries, then what the device cannot.
+    pub(super) fn check(&self, verb: &'static str, message: Message, limits: Depths) -> Result<()> {
+        check_private_data(verb, message, &self.private_data)?;
+        let ranges = [
+            ("retry_count", Some(self.retry_count), 7),
+            ("rnr_retry", Some(self.rnr_retry), 7),
+            ("min_rnr_timer", self.min_rnr_timer, 31),
+            ("responder_resources", self.responder_resources, limits.responder_resources),
+            ("initiator_depth", self.initiator_depth, limits.initiator_depth),
+        ];
+        for (name, value, max) in ranges {
+            if let Some(value) = value.filter(|value| *value > max) {
+                let detail = format!("{name} {value} is above the maximum of {max}");
+                return Err(Error::invalid(verb, detail));
+            }
+        }
+        Ok(())
+    }
+
+    /// What was set, and `limits` for the rest.
+    pub(super) fn depths(&self, limits: Depths) -> Depths {
+        Depths {
+            responder_resources: self.responder_resources.unwrap_or(limits.responder_resources),
+            initiator_depth: self.initiator_depth.unwrap_or(limits.initiator_depth),
+        }
+    }
+
+    /// As the kernel takes it, for a queue pair; `srq` says whether that has a shared receive queue.
+    pub(super) fn to_raw(&self, qpn: Qpn, srq: bool, depths: Depths) -> rdma_ucm_conn_param {
+        let (private_data, private_data_len) = to_field(&self.private_data);
+        rdma_ucm_conn_param {
+            qp_num: qpn.0,
+            qkey: 0,
+            private_data,
+            private_data_len,
+            srq: srq.into(),
+            responder_resources: depths.responder_resources,
+            initiator_depth: depths.initiator_depth,
+            flow_control: self.flow_control.into(),
+            retry_count: self.retry_count,
+            rnr_retry_count: self.rnr_retry,
+            valid: 1,
+        }
+    }
+}
+
+/// How many reads and atomics may be under way in each direction.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Depths {
+    pub(super) responder_resources: u8,
+    pub(super) initiator_depth: u8,
+}
+
+impl Depths {
+    /// As many as a device can, and a message can say.
+    pub(super) fn of(attr: &DeviceAttr) -> Depths {
+        let limit = |count: u32| u8::try_from(count).unwrap_or(u8::MAX);
+        Depths {
+            responder_resources: limit(attr.max_qp_rd_atom),
+            initiator_depth: limit(attr.max_qp_init_rd_atom),
+        }
+    }
+
+    /// No more than either.
+    pub(super) fn min(self, other: Depths) -> Depths {
+        Depths {
+            responder_resources: self.responder_resources.min(other.responder_resources),
+            initiator_depth: self.initiator_depth.min(other.initiator_depth),
+        }
+    }
+}
+
+/// The messages that carry private data.
+#[derive(Clone, Copy, Debug)]
+pub(super) enum Message {
+    Request,
+    Accept,
+    Reject,
+}
+
+/// Refuses more private data than a message carries.
+pub(super) fn check_private_data(verb: &'static str, message: Message, data: &[u8]) -> Result<()> {
+    let (name, limit) = match message {
+        Message::Request => ("a connect request", REQUEST_PRIVATE_DATA),
+        Message::Accept => ("an accept", ACCEPT_PRIVATE_DATA),
+        Message::Reject => ("a rejection", REJECT_PRIVATE_DATA),
+    };
+    if data.len() > limit {
+        let detail =
+            format!("{} bytes of private data: {name} carries at most {limit}", data.len());
+        return Err(Error::invalid(verb, detail));
+    }
+    Ok(())
+}
+
+/// Private data in the field of a command, and its length; what was [checked](check_private_data) fits.
+pub(super) fn to_field(data: &[u8]) -> ([u8; 256], u8) {
+    let mut field = [0; 256];
+    for (place, byte) in field.iter_mut().zip(data) {
+        *place = *byte;
+    }
+    (field, u8::try_from(data.len()).unwrap_or(u8::MAX))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMITS: Depths = Depths { responder_resources: 16, initiator_depth: 8 };
+
+    #[test]
+    fn private_data_is_limited_by_its_message() {
+        for (message, limit) in [
+            (Message::Request, REQUEST_PRIVATE_DATA),
+            (Message::Accept, ACCEPT_PRIVATE_DATA),
+            (Message::Reject, REJECT_PRIVATE_DATA),
+        ] {
+            for length in [0, limit] {
+                check_private_data("connect", message, &vec![1; length]).unwrap();
+            }
+            let error = check_private_data("connect", message, &vec![1; limit + 1]).unwrap_err();
+            let told = format!("{} bytes of private data", limit + 1);
+            assert!(error.message().contains(&told), "{error}");
+            assert!(error.message().contains(&format!("at most {limit}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn a_value_beyond_its_limit_is_named_with_it() {
+        let check = |param: ConnectParam| {
+            param.check("connect", Message::Request, LIMITS).map_err(|error| error.to_string())
+        };
+        check(ConnectParam::new().responder_resources(16).initiator_depth(8)).unwrap();
+        for (param, told) in [
+            (ConnectParam::new().responder_resources(17), "responder_resources 17 is above"),
+            (ConnectParam::new().initiator_depth(9), "initiator_depth 9 is above the maximum of 8"),
+            (ConnectParam::new().retry_count(8), "retry_count 8"),
+            (ConnectParam::new().rnr_retry(8), "rnr_retry 8"),
+            (ConnectParam::new().min_rnr_timer(32), "min_rnr_timer 32"),
+        ] {
+            let error = check(param).unwrap_err();
+            assert!(error.contains(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn parameters_reach_the_kernel_as_they_were_set() {
+        let param = ConnectParam::new().private_data(b"abc").retry_count(3).rnr_retry(2);
+        let depths = param.initiator_depth(5).depths(LIMITS);
+        assert_eq!(depths, Depths { responder_resources: 16, initiator_depth: 5 });
+        let param = ConnectParam::new().private_data(b"abc").retry_count(3).rnr_retry(2);
+        let raw = param.to_raw(Qpn(9), true, depths);
+        assert_eq!((&raw.private_data[..4], raw.private_data_len), (&b"abc\0"[..], 3));
+        assert_eq!((raw.qp_num, raw.srq, raw.valid), (9, 1, 1));
+        assert_eq!((raw.retry_count, raw.rnr_retry_count), (3, 2));
+        assert_eq!((raw.responder_resources, raw.initiator_depth), (16, 5));
+    }
+}

@@ -1,0 +1,174 @@
+//! The way of a connection's queue pair, from `RESET` to `RTS`, by what the kernel tells of the path.
+//! Pairs with `ucma_init_qp_attr` in `core/ucma.c` and `ib_cm_init_qp_attr` in `core/cm.c`.
+
+use super::id::IdInner;
+use super::param::Depths;
+use crate::access::Access;
+use crate::address_vector::{AddressVector, GlobalRoute};
+use crate::error::Result;
+use crate::number::{Gid, Psn, Qkey, Qpn};
+use crate::port::Mtu;
+use crate::qp::{PathMigState, QpAttr, QpControl, QpState};
+use uverbs_uapi::ah::ib_uverbs_ah_attr;
+use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
+
+/// The queue pair of a connection, which the connection keeps alive.
+#[derive(Debug)]
+pub(super) struct HeldQp(QpControl);
+
+impl HeldQp {
+    pub(super) fn of(qp: &QpControl) -> HeldQp {
+        HeldQp(QpControl { qp: qp.qp.clone() })
+    }
+
+    pub(super) fn has_srq(&self) -> bool {
+        self.0.qp.srq().is_some()
+    }
+
+    /// To `INIT`, from `RESET` or from `INIT` with what is known by now.
+    pub(super) fn init(&self, verb: &'static str, id: &IdInner) -> Result<()> {
+        let attr = translate(&id.qp_attr(verb, QpState::INIT)?);
+        self.0.modify(&attr).map_err(|error| error.in_verb(verb))
+    }
+
+    pub(super) fn init_if_reset(&self, verb: &'static str, id: &IdInner) -> Result<()> {
+        if self.0.state() == QpState::RESET { self.init(verb, id) } else { Ok(()) }
+    }
+
+    /// From `INIT` to `RTS`. `depths` are those that were agreed on; without them the kernel's
+    /// count, which it has from the peer's answer.
+    pub(super) fn ready(
+        &self,
+        verb: &'static str,
+        id: &IdInner,
+        depths: Option<Depths>,
+        min_rnr_timer: Option<u8>,
+    ) -> Result<()> {
+        let mut rtr = translate(&id.qp_attr(verb, QpState::RTR)?);
+        if let Some(depths) = depths {
+            rtr = rtr.max_dest_rd_atomic(depths.responder_resources);
+        }
+        if let Some(code) = min_rnr_timer {
+            rtr = rtr.min_rnr_timer(code);
+        }
+        self.0.modify(&rtr).map_err(|error| error.in_verb(verb))?;
+        let mut rts = translate(&id.qp_attr(verb, QpState::RTS)?);
+        if let Some(depths) = depths {
+            rts = rts.max_rd_atomic(depths.initiator_depth);
+        }
+        self.0.modify(&rts).map_err(|error| error.in_verb(verb))
+    }
+
+    /// To `ERR`, which completes what is posted with an error. A queue pair that is not on its way
+    /// stays as it is.
+    pub(super) fn stop(&self) -> Result<()> {
+        match self.0.state() {
+            QpState::RESET | QpState::ERR => Ok(()),
+            _ => self.0.modify(&QpAttr::new().state(QpState::ERR)),
+        }
+    }
+}
+
+/// The kernel's attributes as a change of a queue pair.
+fn translate(raw: &ib_uverbs_qp_attr) -> QpAttr {
+    let mut attr = QpAttr::new();
+    for bit in Mask::from_bits_truncate(raw.qp_attr_mask).iter() {
+        attr = match bit {
+            Mask::IB_QP_STATE => attr.state(QpState(raw.qp_state as u8)),
+            Mask::IB_QP_ACCESS_FLAGS => attr.access(Access::from_bits_retain(raw.qp_access_flags)),
+            Mask::IB_QP_PKEY_INDEX => attr.pkey_index(raw.pkey_index),
+            Mask::IB_QP_PORT => attr.port(raw.port_num),
+            Mask::IB_QP_QKEY => attr.qkey(Qkey(raw.qkey)),
+            Mask::IB_QP_AV => attr.path(path(&raw.ah_attr)),
+            Mask::IB_QP_PATH_MTU => attr.path_mtu(Mtu(raw.path_mtu as u8)),
+            Mask::IB_QP_TIMEOUT => attr.timeout(raw.timeout),
+            Mask::IB_QP_RETRY_CNT => attr.retry_count(raw.retry_cnt),
+            Mask::IB_QP_RNR_RETRY => attr.rnr_retry(raw.rnr_retry),
+            Mask::IB_QP_RQ_PSN => attr.rq_psn(Psn(raw.rq_psn)),
+            Mask::IB_QP_MAX_QP_RD_ATOMIC => attr.max_rd_atomic(raw.max_rd_atomic),
+            Mask::IB_QP_ALT_PATH => {
+                attr.alternate_path(path(&raw.alt_ah_attr), raw.alt_pkey_index, raw.alt_timeout)
+            }
+            Mask::IB_QP_MIN_RNR_TIMER => attr.min_rnr_timer(raw.min_rnr_timer),
+            Mask::IB_QP_SQ_PSN => attr.sq_psn(Psn(raw.sq_psn)),
+            Mask::IB_QP_MAX_DEST_RD_ATOMIC => attr.max_dest_rd_atomic(raw.max_dest_rd_atomic),
+            Mask::IB_QP_PATH_MIG_STATE => {
+                attr.path_mig_state(PathMigState(raw.path_mig_state as u8))
+            }
+            Mask::IB_QP_DEST_QPN => attr.dest_qpn(Qpn(raw.dest_qp_num)),
+            // Capacities and what tells of draining are no part of a connection.
+            _ => attr,
+        };
+    }
+    attr
+}
+
+fn path(raw: &ib_uverbs_ah_attr) -> AddressVector {
+    AddressVector {
+        port: raw.port_num,
+        dlid: raw.dlid,
+        global: (raw.is_global != 0).then_some(GlobalRoute {
+            dgid: Gid(raw.grh.dgid),
+            sgid_index: raw.grh.sgid_index,
+            flow_label: raw.grh.flow_label,
+            hop_limit: raw.grh.hop_limit,
+            traffic_class: raw.grh.traffic_class,
+        }),
+        service_level: raw.sl,
+        src_path_bits: raw.src_path_bits,
+        static_rate: raw.static_rate,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use uverbs_uapi::ah::ib_uverbs_global_route;
+
+    #[test]
+    fn every_attribute_that_the_kernel_sets_is_taken_over() {
+        let all = Mask::IB_QP_STATE
+            | Mask::IB_QP_AV
+            | Mask::IB_QP_PATH_MTU
+            | Mask::IB_QP_DEST_QPN
+            | Mask::IB_QP_RQ_PSN
+            | Mask::IB_QP_MAX_DEST_RD_ATOMIC
+            | Mask::IB_QP_MIN_RNR_TIMER;
+        let grh = ib_uverbs_global_route {
+            dgid: [7; 16],
+            sgid_index: 3,
+            hop_limit: 64,
+            traffic_class: 9,
+            flow_label: 5,
+            ..Default::default()
+        };
+        let raw = ib_uverbs_qp_attr {
+            qp_attr_mask: all.bits(),
+            qp_state: 2,
+            path_mtu: 3,
+            rq_psn: 11,
+            dest_qp_num: 12,
+            ah_attr: ib_uverbs_ah_attr { grh, is_global: 1, port_num: 1, ..Default::default() },
+            max_dest_rd_atomic: 4,
+            min_rnr_timer: 1,
+            // Not in the mask.
+            sq_psn: 99,
+            ..Default::default()
+        };
+        let attr = translate(&raw);
+        assert_eq!(attr.mask(), all.bits());
+        let text = format!("{attr:?}");
+        for part in ["RTR", "sgid_index: 3", "rq_psn: Psn(0xb)", "dest_qpn: Qpn(0xc)"] {
+            assert!(text.contains(part), "{part} in {text}");
+        }
+        assert!(!text.contains("sq_psn: Psn(0x63)"), "{text}");
+    }
+
+    /// Older kernels set bits for Ethernet addresses that no command takes any more.
+    #[test]
+    fn bits_without_a_name_are_left_out() {
+        let raw =
+            ib_uverbs_qp_attr { qp_attr_mask: 0x01e0_0001, qp_state: 2, ..Default::default() };
+        assert_eq!(translate(&raw).mask() & 0x01e0_0000, 0);
+    }
+}
