@@ -46,6 +46,10 @@ mod kernel;
 mod listen;
 mod param;
 mod qp;
+#[cfg(test)]
+mod scripted;
+#[cfg(all(test, not(loom)))]
+mod tests;
 
 pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};

@@ -27,6 +27,8 @@ capabilities! {
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
     AtomicWrite = "atomic_write";
+    /// The kernel's connection manager.
+    Cm = "cm";
     /// Announcing completions several at a time.
     CqModeration = "cq_moderation";
     /// Making a completion queue larger or smaller.

@@ -14,6 +14,7 @@ mod atomics;
 mod cancel;
 mod capability;
 mod census;
+mod cm;
 mod context;
 mod cq;
 mod device;
@@ -102,6 +103,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "tokio")]
         endings::trials(),
         atomics::trials(),
+        cm::trials(),
         context::trials(),
         cq::trials(),
         device::trials(),

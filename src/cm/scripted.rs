@@ -1,0 +1,299 @@
+//! A connection manager that a test plays: it numbers ids, notes every command, tells the events that
+//! the test wrote, and refuses what the test wants refused.
+
+use super::address::encode;
+use super::channel::EventChannel;
+use super::kernel::{Buffer, Command, Kernel};
+use rustix::io::Errno;
+use std::collections::{BTreeSet, VecDeque};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
+use uverbs_uapi::rdma_user_cm::*;
+use zerocopy::{FromBytes, FromZeros, IntoBytes};
+
+/// The address that every id has.
+pub(crate) const LOCAL: &str = "10.0.0.1:5000";
+/// The address that every id leads to.
+pub(crate) const PEER: &str = "10.0.0.2:7471";
+
+#[derive(Debug, Default)]
+struct State {
+    next: u32,
+    live: BTreeSet<u32>,
+    /// The key by which events of an id name it.
+    keys: Vec<(u32, u64)>,
+    events: VecDeque<rdma_ucm_event_resp>,
+    log: Vec<u32>,
+    refused: Vec<(u32, Errno)>,
+    accepts: Vec<rdma_ucm_accept>,
+    connects: Vec<rdma_ucm_connect>,
+    options: Vec<(u32, Vec<u8>)>,
+    countdown: Option<(u32, Errno)>,
+}
+
+/// The played file as the test sees it.
+#[derive(Clone, Debug)]
+pub(crate) struct CmScript(Arc<Inner>);
+
+#[derive(Debug)]
+struct Inner {
+    state: Mutex<State>,
+    /// A pipe, with a byte in it for each event that was not read yet.
+    readable: OwnedFd,
+    writable: OwnedFd,
+}
+
+impl CmScript {
+    pub(crate) fn new() -> CmScript {
+        let (readable, writable) = rustix::pipe::pipe().expect("a pipe");
+        let state = Mutex::new(State { next: 1, ..State::default() });
+        CmScript(Arc::new(Inner { state, readable, writable }))
+    }
+
+    pub(crate) fn open(&self) -> EventChannel {
+        EventChannel::on(Box::new(self.clone())).expect("a channel")
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Tells an event of the id, by the key that the id was given.
+    pub(crate) fn tell(&self, id: u32, kind: rdma_cm_event_type, status: i32) {
+        self.tell_with(id, kind, status, rdma_ucm_conn_param::default());
+    }
+
+    pub(crate) fn tell_with(
+        &self,
+        id: u32,
+        kind: rdma_cm_event_type,
+        status: i32,
+        conn: rdma_ucm_conn_param,
+    ) {
+        let uid = self.key(id);
+        self.tell_raw(uid, id, kind, status, conn);
+    }
+
+    /// Tells the listener of a new connect request; answers its id.
+    pub(crate) fn request(&self, listener: u32, conn: rdma_ucm_conn_param) -> u32 {
+        let uid = self.key(listener);
+        let id = self.make();
+        let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        self.tell_raw(uid, id, kind, 0, conn);
+        id
+    }
+
+    pub(crate) fn tell_raw(
+        &self,
+        uid: u64,
+        id: u32,
+        kind: rdma_cm_event_type,
+        status: i32,
+        conn: rdma_ucm_conn_param,
+    ) {
+        let mut event = rdma_ucm_event_resp {
+            uid,
+            id,
+            event: kind.0,
+            status: status as u32,
+            ..Default::default()
+        };
+        let bytes = conn.as_bytes();
+        event.param[..bytes.len()].copy_from_slice(bytes);
+        self.state().events.push_back(event);
+        rustix::io::write(&self.0.writable, &[1]).expect("a byte for the pipe");
+    }
+
+    pub(crate) fn key(&self, id: u32) -> u64 {
+        let state = self.state();
+        state.keys.iter().rev().find(|(other, _)| *other == id).map_or(0, |(_, key)| *key)
+    }
+
+    fn make(&self) -> u32 {
+        let mut state = self.state();
+        let id = state.next;
+        state.next += 1;
+        state.live.insert(id);
+        id
+    }
+
+    /// Answers every such command with an error until [`allow`](Self::allow).
+    pub(crate) fn refuse(&self, command: u32, errno: Errno) {
+        self.state().refused.push((command, errno));
+    }
+
+    pub(crate) fn allow(&self, command: u32) {
+        self.state().refused.retain(|(refused, _)| *refused != command);
+    }
+
+    /// Lets the `n`-th command from now fail, counted from 1. Those that destroy and those that ask for
+    /// events do not count.
+    pub(crate) fn fail_step(&self, n: u32, errno: Errno) {
+        self.state().countdown = Some((n, errno));
+    }
+
+    /// Takes a [`fail_step`](Self::fail_step) back; whether it had not been reached.
+    pub(crate) fn cancel_failure(&self) -> bool {
+        self.state().countdown.take().is_some()
+    }
+
+    /// The ids that were not destroyed.
+    pub(crate) fn live(&self) -> Vec<u32> {
+        self.state().live.iter().copied().collect()
+    }
+
+    /// The commands since the last time, but those that ask for events.
+    pub(crate) fn log(&self) -> Vec<u32> {
+        let log = std::mem::take(&mut self.state().log);
+        log.into_iter().filter(|number| *number != RDMA_USER_CM_CMD_GET_EVENT).collect()
+    }
+
+    pub(crate) fn connects(&self) -> Vec<rdma_ucm_connect> {
+        self.state().connects.clone()
+    }
+
+    pub(crate) fn accepts(&self) -> Vec<rdma_ucm_accept> {
+        self.state().accepts.clone()
+    }
+
+    pub(crate) fn options(&self) -> Vec<(u32, Vec<u8>)> {
+        self.state().options.clone()
+    }
+}
+
+fn read<T: FromBytes>(bytes: &[u8]) -> T {
+    T::read_from_bytes(bytes)
+        .unwrap_or_else(|_| panic!("{} bytes are no such command", bytes.len()))
+}
+
+impl Kernel for CmScript {
+    fn execute(&self, command: Command<'_>) -> Result<(), Errno> {
+        {
+            let mut state = self.state();
+            state.log.push(command.number);
+            let counted = ![RDMA_USER_CM_CMD_GET_EVENT, RDMA_USER_CM_CMD_DESTROY_ID]
+                .contains(&command.number);
+            if let Some((left, errno)) = state.countdown.filter(|_| counted) {
+                state.countdown = (left > 1).then_some((left - 1, errno));
+                if left == 1 {
+                    return Err(errno);
+                }
+            }
+            let refused = state.refused.iter().find(|(refused, _)| *refused == command.number);
+            if let Some((_, errno)) = refused {
+                return Err(*errno);
+            }
+        }
+        let answer = |buffer: Buffer<'_>, bytes: &[u8]| match buffer {
+            Buffer::Out(out) => out.copy_from_slice(bytes),
+            other => panic!("no room for an answer: {other:?}"),
+        };
+        let alive =
+            |id: u32| if self.state().live.contains(&id) { Ok(()) } else { Err(Errno::NOENT) };
+        match command.number {
+            RDMA_USER_CM_CMD_CREATE_ID => {
+                let request: rdma_ucm_create_id = read(command.request);
+                let id = self.make();
+                self.state().keys.push((id, request.uid));
+                answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
+            }
+            RDMA_USER_CM_CMD_DESTROY_ID => {
+                let request: rdma_ucm_destroy_id = read(command.request);
+                alive(request.id)?;
+                let mut state = self.state();
+                state.live.remove(&request.id);
+                answer(command.buffer, rdma_ucm_destroy_id_resp::default().as_bytes());
+            }
+            RDMA_USER_CM_CMD_GET_EVENT => {
+                let event = self.state().events.pop_front().ok_or(Errno::AGAIN)?;
+                let _ = rustix::io::read(&self.0.readable, &mut [0]);
+                answer(command.buffer, event.as_bytes());
+            }
+            RDMA_USER_CM_CMD_QUERY => {
+                let request: rdma_ucm_query = read(command.request);
+                alive(request.id)?;
+                let (src_addr, src_size) = encode(&LOCAL.parse().expect("an address"));
+                let (dst_addr, dst_size) = encode(&PEER.parse().expect("an address"));
+                let mut told = rdma_ucm_query_addr_resp {
+                    port_num: 1,
+                    src_size,
+                    dst_size,
+                    src_addr,
+                    dst_addr,
+                    ..Default::default()
+                };
+                // A kernel that does not tell the index leaves it as it was.
+                told.ibdev_index = u32::MAX;
+                answer(command.buffer, told.as_bytes());
+            }
+            RDMA_USER_CM_CMD_INIT_QP_ATTR => {
+                let request: rdma_ucm_init_qp_attr = read(command.request);
+                alive(request.id)?;
+                answer(command.buffer, qp_attr(request.qp_state).as_bytes());
+            }
+            RDMA_USER_CM_CMD_SET_OPTION => {
+                let request: rdma_ucm_set_option = read(command.request);
+                let Buffer::In(value) = command.buffer else { panic!("an option without value") };
+                assert_eq!(value.len(), request.optlen as usize);
+                self.state().options.push((request.optname, value.to_vec()));
+            }
+            RDMA_USER_CM_CMD_CONNECT => {
+                let request: rdma_ucm_connect = read(command.request);
+                alive(request.id)?;
+                self.state().connects.push(request);
+            }
+            RDMA_USER_CM_CMD_ACCEPT => {
+                let request: rdma_ucm_accept = read(command.request);
+                alive(request.id)?;
+                let mut state = self.state();
+                if request.conn_param.valid != 0 {
+                    state.keys.push((request.id, request.uid));
+                }
+                state.accepts.push(request);
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+
+    fn fd(&self) -> BorrowedFd<'_> {
+        self.0.readable.as_fd()
+    }
+}
+
+/// What a kernel wants of a reliable connection on RoCE.
+fn qp_attr(state: u32) -> ib_uverbs_qp_attr {
+    let mut attr = ib_uverbs_qp_attr::new_zeroed();
+    attr.qp_state = state;
+    attr.port_num = 1;
+    attr.path_mtu = 3;
+    attr.dest_qp_num = 0x77;
+    attr.ah_attr.port_num = 1;
+    attr.ah_attr.is_global = 1;
+    attr.timeout = 14;
+    attr.retry_cnt = 6;
+    attr.rnr_retry = 7;
+    attr.max_rd_atomic = 1;
+    attr.max_dest_rd_atomic = 1;
+    let mask = match state {
+        1 => Mask::IB_QP_ACCESS_FLAGS | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
+        2 => {
+            Mask::IB_QP_AV
+                | Mask::IB_QP_PATH_MTU
+                | Mask::IB_QP_DEST_QPN
+                | Mask::IB_QP_RQ_PSN
+                | Mask::IB_QP_MAX_DEST_RD_ATOMIC
+                | Mask::IB_QP_MIN_RNR_TIMER
+        }
+        _ => {
+            Mask::IB_QP_SQ_PSN
+                | Mask::IB_QP_TIMEOUT
+                | Mask::IB_QP_RETRY_CNT
+                | Mask::IB_QP_RNR_RETRY
+                | Mask::IB_QP_MAX_QP_RD_ATOMIC
+        }
+    };
+    attr.qp_attr_mask = (mask | Mask::IB_QP_STATE).bits();
+    attr
+}

@@ -1,0 +1,338 @@
+//! What the connection manager's ids promise, on a kernel that the test plays.
+
+use super::scripted::{CmScript, LOCAL, PEER};
+use super::*;
+use crate::memory::fork::in_child;
+use crate::tests::Bench;
+use crate::{Error, QpState, QpType, QueuePair};
+use rustix::io::Errno;
+use std::os::fd::AsFd;
+use std::time::Duration;
+use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
+use uverbs_uapi::rdma_user_cm::*;
+
+const NOW: Option<Duration> = Some(Duration::ZERO);
+const LONG: Duration = Duration::from_secs(5);
+
+/// A channel, a device, and a queue pair in `RESET`.
+struct Stage {
+    script: CmScript,
+    channel: EventChannel,
+    bench: Bench,
+    qp: QueuePair,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let (script, bench) = (CmScript::new(), Bench::new());
+        let channel = script.open();
+        channel.use_context(&bench.context).unwrap();
+        let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+        Stage { script, channel, bench, qp }
+    }
+
+    /// An id whose route is known. It is the `id`-th.
+    fn route(&self, id: u32) -> crate::Result<RouteResolved> {
+        let resolving =
+            self.channel.create_id()?.resolve_addr(None, PEER.parse().unwrap(), LONG)?;
+        self.script.tell(id, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        let resolving = resolving.wait(NOW)?.done()?.resolve_route(LONG)?;
+        self.script.tell(id, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        resolving.wait(NOW)?.done()
+    }
+
+    fn listen(&self) -> ListeningId {
+        let bound = self.channel.create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        bound.listen(4).unwrap()
+    }
+
+    fn connect(&self) -> Result<Connection, ConnectError> {
+        let connecting = self.route(1)?.connect(&self.qp, &ConnectParam::new())?;
+        self.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+        Ok(connecting.wait(NOW)?.done()?)
+    }
+}
+
+#[test]
+fn active_side_goes_step_by_step_and_brings_the_queue_pair_along() {
+    let stage = Stage::new();
+    let route = stage.route(1).unwrap();
+    assert_eq!(route.peer_addr(), Some(PEER.parse().unwrap()));
+    assert_eq!(route.context().unwrap().device(), stage.bench.context.device());
+    stage.script.log();
+    let param = ConnectParam::new().private_data(b"hello").rnr_retry(3);
+    let connecting = route.connect(&stage.qp, &param).unwrap();
+    assert_eq!(stage.qp.state(), QpState::INIT);
+    let Progress::Pending(connecting) = connecting.wait(NOW).unwrap() else {
+        panic!("nobody answered");
+    };
+    let conn = rdma_ucm_conn_param { qp_num: 0x77, ..Default::default() };
+    stage.script.tell_with(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0, conn);
+    let Progress::Done(connection) = connecting.wait(Some(LONG)).unwrap() else {
+        panic!("the answer was told");
+    };
+    assert_eq!((stage.qp.state(), connection.peer_qpn().0), (QpState::RTS, 0x77));
+    let init = RDMA_USER_CM_CMD_INIT_QP_ATTR;
+    assert_eq!(
+        stage.script.log(),
+        [init, RDMA_USER_CM_CMD_CONNECT, init, init, init, RDMA_USER_CM_CMD_ACCEPT]
+    );
+    let asked = stage.script.connects()[0];
+    assert_eq!(asked.conn_param.qp_num, stage.qp.qpn().0);
+    assert_eq!((asked.conn_param.private_data_len, asked.conn_param.rnr_retry_count), (5, 3));
+    assert_eq!(stage.script.accepts()[0].conn_param.valid, 0, "a mere confirmation");
+    connection.disconnect().unwrap();
+    assert_eq!(stage.qp.state(), QpState::ERR);
+    stage.script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
+    stage.script.tell(1, Type::RDMA_CM_EVENT_TIMEWAIT_EXIT, 0);
+    assert_eq!(connection.next_event(NOW).unwrap(), Some(ConnectionEvent::Disconnected));
+    assert_eq!(connection.next_event(NOW).unwrap(), Some(ConnectionEvent::TimewaitExit));
+    assert_eq!(connection.next_event(NOW).unwrap(), None);
+    drop(connection);
+    assert_eq!(stage.script.live(), [0; 0]);
+}
+
+#[test]
+fn passive_side_accepts_with_the_depths_that_both_have() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    assert!(listener.next_request(NOW).unwrap().is_none());
+    let conn = rdma_ucm_conn_param {
+        qp_num: 9,
+        responder_resources: 2,
+        initiator_depth: 1,
+        private_data_len: 56,
+        ..Default::default()
+    };
+    let id = stage.script.request(1, conn);
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    assert_eq!((request.responder_resources(), request.initiator_depth()), (2, 1));
+    assert_eq!((request.private_data().len(), request.peer_qpn().0), (56, 9));
+    let accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
+    assert_eq!(stage.qp.state(), QpState::RTS);
+    let answered = stage.script.accepts()[0];
+    assert!(answered.conn_param.valid == 1 && answered.uid != 0);
+    assert!(answered.conn_param.responder_resources <= 2);
+    assert!(answered.conn_param.initiator_depth <= 1);
+    stage.script.tell(id, Type::RDMA_CM_EVENT_ESTABLISHED, 0);
+    let connection = accepting.wait(NOW).unwrap().done().unwrap();
+    // The connection does not need its listener.
+    drop(listener);
+    assert_eq!(stage.script.live(), [id]);
+    drop(connection);
+    assert!(stage.script.live().is_empty());
+}
+
+#[test]
+fn whatever_step_fails_no_id_is_left_and_the_queue_pair_is_told() {
+    for step in 1.. {
+        let stage = Stage::new();
+        stage.script.fail_step(step, Errno::NOMEM);
+        let connected = stage.connect();
+        let over = stage.script.cancel_failure();
+        assert_eq!(connected.is_ok(), over, "step {step}: {connected:?}");
+        if let Err(error) = &connected {
+            assert_eq!(error.errno(), Errno::NOMEM, "step {step}: {error}");
+            let half_way = [QpState::RTR, QpState::RTS].contains(&stage.qp.state());
+            assert!(!half_way, "step {step} left the queue pair in {}", stage.qp.state());
+        }
+        drop(connected);
+        assert!(stage.script.live().is_empty(), "step {step}");
+        if over {
+            assert!(step > 8, "only {step} steps");
+            return;
+        }
+    }
+}
+
+#[test]
+fn whatever_step_of_an_accept_fails_the_request_is_gone() {
+    for step in 1.. {
+        let stage = Stage::new();
+        let listener = stage.listen();
+        stage.script.request(1, rdma_ucm_conn_param::default());
+        let request = listener.next_request(NOW).unwrap().unwrap();
+        stage.script.fail_step(step, Errno::NOMEM);
+        let accepting = request.accept(&stage.qp, &ConnectParam::new());
+        let over = stage.script.cancel_failure();
+        assert_eq!(accepting.is_ok(), over, "step {step}");
+        drop(accepting);
+        assert_eq!(stage.script.live(), [1], "step {step}");
+        if over {
+            return;
+        }
+    }
+}
+
+#[test]
+fn requests_that_nobody_takes_are_destroyed_with_their_listener() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let dropped = stage.script.request(1, rdma_ucm_conn_param::default());
+    let in_the_inbox = stage.script.request(1, rdma_ucm_conn_param::default());
+    assert_eq!(stage.channel.dispatch().unwrap(), 2);
+    drop(listener.next_request(NOW).unwrap());
+    assert_eq!(stage.script.live(), [1, in_the_inbox]);
+    assert!(dropped < in_the_inbox);
+    // Read after its listener is gone.
+    let late = stage.script.request(1, rdma_ucm_conn_param::default());
+    drop(listener);
+    assert_eq!(stage.script.live(), [late]);
+    assert_eq!(stage.channel.dispatch().unwrap(), 1);
+    assert!(stage.script.live().is_empty());
+}
+
+#[test]
+fn events_of_the_dead_and_of_nobody_are_dropped() {
+    let stage = Stage::new();
+    drop(stage.route(1).unwrap());
+    stage.script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+    let conn = rdma_ucm_conn_param::default();
+    stage.script.tell_raw(0, 2, Type::RDMA_CM_EVENT_ESTABLISHED, 0, conn);
+    stage.script.tell_raw(77, 77, Type::RDMA_CM_EVENT_DISCONNECTED, 0, conn);
+    assert_eq!(stage.channel.dispatch().unwrap(), 3);
+    assert!(stage.route(2).is_ok());
+}
+
+#[test]
+fn an_event_that_has_no_place_ends_the_id_with_an_error() {
+    for (kind, status, errno) in [
+        (Type::RDMA_CM_EVENT_REJECTED, 28, Errno::CONNREFUSED),
+        (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT),
+        (Type::RDMA_CM_EVENT_CONNECT_ERROR, -12, Errno::NOMEM),
+        (Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::NODEV),
+        (Type::RDMA_CM_EVENT_DISCONNECTED, 0, Errno::CONNRESET),
+        (Type::RDMA_CM_EVENT_MULTICAST_JOIN, 0, Errno::PROTO),
+    ] {
+        let stage = Stage::new();
+        let connecting = stage.route(1).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+        stage.script.tell(1, kind, status);
+        let error = connecting.wait(NOW).unwrap_err();
+        assert_eq!(error.errno(), errno, "{kind:?}: {error}");
+        assert!(stage.script.live().is_empty());
+    }
+}
+
+#[test]
+fn options_have_the_width_that_the_kernel_wants() {
+    let stage = Stage::new();
+    let id = stage.channel.create_id().unwrap();
+    id.set_type_of_service(8).unwrap();
+    id.set_reuse_address(true).unwrap();
+    id.set_af_only(false).unwrap();
+    id.set_ack_timeout(18).unwrap();
+    assert!(id.set_ack_timeout(32).unwrap_err().message().contains("31 is the maximum"));
+    let one = 1i32.to_ne_bytes().to_vec();
+    let told = [(0, vec![8]), (1, one), (2, vec![0; 4]), (3, vec![18])];
+    assert_eq!(stage.script.options(), told);
+}
+
+#[test]
+fn a_change_of_credentials_says_what_to_do() {
+    let stage = Stage::new();
+    stage.script.refuse(RDMA_USER_CM_CMD_CREATE_ID, Errno::ACCESS);
+    let error = stage.channel.create_id().unwrap_err();
+    assert!(error.message().contains("open another channel"), "{error}");
+    stage.script.allow(RDMA_USER_CM_CMD_CREATE_ID);
+    stage.script.refuse(RDMA_USER_CM_CMD_GET_EVENT, Errno::ACCESS);
+    let error = stage.channel.dispatch().unwrap_err();
+    assert!(error.message().contains("credentials"), "{error}");
+}
+
+#[test]
+fn an_id_that_the_kernel_keeps_is_counted() {
+    let stage = Stage::new();
+    let id = stage.channel.create_id().unwrap();
+    stage.script.refuse(RDMA_USER_CM_CMD_DESTROY_ID, Errno::ACCESS);
+    drop(id);
+    assert_eq!((stage.channel.leaked(), stage.script.live()), (1, vec![1]));
+}
+
+#[test]
+fn ids_keep_the_channel_and_connections_their_queue_pair() {
+    let stage = Stage::new();
+    let connection = stage.connect().unwrap();
+    let Stage { script, channel, bench, qp } = stage;
+    drop(channel);
+    let (qp, error) = qp.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(qp);
+    drop(bench);
+    script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
+    connection.wait_disconnected(NOW).unwrap();
+    connection.disconnect().unwrap();
+}
+
+#[test]
+fn a_queue_pair_past_init_is_refused() {
+    let stage = Stage::new();
+    let past = stage.bench.qp(QpType::RC);
+    let route = stage.route(1).unwrap();
+    let init: Error = route.init_qp(&past).unwrap_err();
+    assert!(init.message().contains("RTS"), "{init}");
+    stage.script.log();
+    let connecting = route.connect(&past, &ConnectParam::new()).unwrap();
+    stage.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    assert_eq!(connecting.wait(NOW).unwrap_err().errno(), Errno::INVAL);
+}
+
+/// One thread waits for the file, the others for it; each gets its own event.
+#[test]
+#[cfg_attr(miri, ignore = "it waits")]
+fn threads_that_wait_on_one_channel_get_their_own_events() {
+    let stage = Stage::new();
+    let listeners: Vec<_> = (0..4).map(|_| stage.listen()).collect();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> = listeners
+            .iter()
+            .map(|listener| scope.spawn(move || listener.next_request(Some(LONG))))
+            .collect();
+        std::thread::sleep(Duration::from_millis(20));
+        for listener in (1..=4).rev() {
+            stage
+                .script
+                .request(listener, rdma_ucm_conn_param { qp_num: listener, ..Default::default() });
+        }
+        for (waiting, number) in waiting.into_iter().zip(1..) {
+            let request = waiting.join().unwrap().unwrap().unwrap();
+            assert_eq!(request.peer_qpn().0, number);
+        }
+    });
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it waits")]
+fn waiting_ends_and_the_file_is_readable_when_there_is_something() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let start = std::time::Instant::now();
+    assert!(listener.next_request(Some(Duration::from_millis(30))).unwrap().is_none());
+    assert!(start.elapsed() >= Duration::from_millis(30));
+    let ready = || {
+        let fd = stage.channel.as_fd();
+        let mut fds = [rustix::event::PollFd::from_borrowed_fd(fd, rustix::event::PollFlags::IN)];
+        rustix::event::poll(&mut fds, Some(&rustix::event::Timespec::default())).unwrap() > 0
+    };
+    assert!(!ready());
+    stage.script.request(1, rdma_ucm_conn_param::default());
+    assert!(ready());
+    assert_eq!(stage.channel.dispatch().unwrap(), 1);
+    assert!(!ready());
+    assert!(listener.next_request(NOW).unwrap().is_some());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it forks")]
+fn a_child_destroys_nothing_and_is_told_why() {
+    let stage = Stage::new();
+    let (mut listener, mut id) = (Some(stage.listen()), stage.channel.create_id().ok());
+    in_child(|| {
+        assert!(stage.channel.create_id().unwrap_err().is_forked());
+        let error = listener.as_ref().map(|it| it.next_request(NOW).unwrap_err());
+        assert!(error.is_some_and(|error| error.message().contains("open another one")));
+        drop((listener.take(), id.take()));
+        // The script is the child's own copy: nothing was destroyed in it.
+        assert_eq!(stage.script.live(), [1, 2]);
+    });
+    assert!(listener.is_some());
+}

@@ -1,0 +1,602 @@
+//! Connections by address: the connection manager of the kernel, both sides in this process. The
+//! passive side is on the second device where there is one.
+
+use crate::capability::Capability;
+use crate::env;
+use crate::fork::in_child;
+use crate::pair::{PATIENCE, PORT, SILENCE};
+use crate::verdict::{Stop, Verdict, require, trials};
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use uverbs::cm::{
+    ACCEPT_PRIVATE_DATA, Accepting, ConnectError, ConnectParam, ConnectRequest, Connecting,
+    Connection, ConnectionEvent, Connector, EventChannel, Listener, ListeningId, Progress,
+    REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA, RejectReason, RouteResolved,
+};
+use uverbs::{
+    CompletionQueue, Context, Device, Errno, MemoryRegion, ProtectionDomain, QpState, QpType,
+    QueuePair, Recv, SendWr, WcStatus,
+};
+
+trials![
+    connected_queue_pairs_exchange_messages_and_read,
+    private_data_arrives_up_to_its_limit,
+    rejection_brings_reason_and_data,
+    dropped_request_is_rejected,
+    nobody_listens,
+    request_waits_until_it_is_accepted,
+    either_side_disconnects,
+    dropping_a_connection_closes_it,
+    dropping_the_listener_rejects_what_waits_and_keeps_connections,
+    port_in_use_and_ports_of_the_kernels_choice,
+    addresses_of_no_rdma_device,
+    privileged_port_needs_a_capability,
+    queue_pair_of_another_device_is_refused,
+    parameters_beyond_the_device_are_refused,
+    depths_are_agreed_on,
+    hundred_connections_and_nothing_is_left,
+    events_of_dropped_ids_are_nobodys,
+    threads_share_a_channel,
+    request_moves_to_another_channel,
+    connector_and_listener_do_it_in_one_call,
+    connector_gives_up_in_time,
+    child_neither_uses_nor_destroys_ids,
+];
+
+/// The channel of a test, or a skip where the kernel has no connection manager.
+fn channel() -> Verdict<EventChannel> {
+    match EventChannel::open() {
+        Ok(channel) => Ok(channel),
+        Err(error) if error.errno() == Errno::NODEV => {
+            Err(Stop::Skip(Capability::Cm, error.to_string()))
+        }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The IP address of a device's port.
+fn address(device: &Device) -> Verdict<IpAddr> {
+    let gid = Context::open(device)?.default_gid(PORT)?.gid;
+    require(!gid.is_link_local(), Capability::Cm, "the port has no IP address")?;
+    Ok(gid.ip())
+}
+
+/// The device that listens.
+fn passive() -> Verdict<Device> {
+    match env::second() {
+        Ok(device) => Ok(device),
+        Err(Stop::Skip(..)) => Ok(env::device()),
+        Err(stop) => Err(stop),
+    }
+}
+
+/// Somebody who listens, on a channel with contexts of its own.
+struct Service {
+    id: ListeningId,
+    channel: EventChannel,
+    at: SocketAddr,
+    context: Context,
+}
+
+impl Service {
+    fn start(backlog: u32) -> Verdict<Service> {
+        let (channel, device) = (channel()?, passive()?);
+        let context = Context::open(&device)?;
+        channel.use_context(&context)?;
+        let bound = channel.create_id()?.bind((address(&device)?, 0).into())?;
+        let id = bound.listen(backlog)?;
+        let at = id.local_addr()?;
+        Ok(Service { id, channel, at, context })
+    }
+
+    fn request(&self) -> Verdict<ConnectRequest> {
+        let request = self.id.next_request(Some(PATIENCE))?;
+        request.ok_or_else(|| Stop::fail("no request came"))
+    }
+}
+
+/// The resources of one side.
+struct Side {
+    qp: QueuePair,
+    cq: CompletionQueue,
+    memory: MemoryRegion<u64>,
+    _pd: ProtectionDomain,
+}
+
+impl Side {
+    fn of(context: &Context) -> uverbs::Result<Side> {
+        let pd = context.alloc_pd()?;
+        let cq = context.create_cq(16).build()?;
+        let memory = pd.allocate::<u64>(64)?;
+        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(8).max_recv_wr(8).build()?;
+        Ok(Side { qp, cq, memory, _pd: pd })
+    }
+
+    #[allow(unsafe_code, reason = "ringing is")]
+    fn receive(&mut self) -> Verdict {
+        let sges = [self.memory.sge(..)?];
+        let mut batch = self.qp.recv_batch()?;
+        batch.push(Recv { wr_id: 1, sges: &sges })?;
+        // SAFETY: the region lives as long as the queue pair, and is read only after completion.
+        unsafe { batch.ring() };
+        Ok(())
+    }
+
+    #[allow(unsafe_code, reason = "ringing is")]
+    fn post(&mut self, wr: SendWr<'_>) -> Verdict {
+        let mut batch = self.qp.send_batch()?;
+        batch.push(wr.signaled())?;
+        // SAFETY: the region lives as long as the queue pair, and is written only after completion.
+        unsafe { batch.ring() }?;
+        Ok(())
+    }
+
+    fn complete(&mut self) -> Verdict<WcStatus> {
+        let deadline = Instant::now() + PATIENCE;
+        while Instant::now() < deadline {
+            if let Some(completion) = self.cq.poll()?.next() {
+                return Ok(completion.status());
+            }
+            std::thread::yield_now();
+        }
+        Err(Stop::fail("no completion"))
+    }
+}
+
+/// Sends one message.
+fn send(from: &mut Side, to: &mut Side) -> Verdict {
+    from.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
+    to.memory.write_at(3, 0)?;
+    to.receive()?;
+    let sges = [from.memory.sge(..)?];
+    from.post(SendWr::send(&sges))?;
+    assert_eq!((from.complete()?, to.complete()?), (WcStatus::SUCCESS, WcStatus::SUCCESS));
+    assert_eq!(to.memory.read_at(3), Some(0x0123_4567_89ab_cdef));
+    Ok(())
+}
+
+fn done<P, D>(progress: Progress<P, D>) -> Verdict<D> {
+    match progress {
+        Progress::Done(done) => Ok(done),
+        Progress::Pending(_) => Err(Stop::fail("nothing happened in time")),
+    }
+}
+
+/// The way from an address to where a connection can be asked for.
+fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
+    let from = SocketAddr::new(address(&env::device())?, 0);
+    let resolving = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE)?;
+    let resolved = done(resolving.wait(Some(PATIENCE))?)?;
+    done(resolved.resolve_route(PATIENCE)?.wait(Some(PATIENCE))?)
+}
+
+/// Asks for a connection.
+fn ask(
+    channel: &EventChannel,
+    to: SocketAddr,
+    param: &ConnectParam,
+) -> Verdict<(Side, Connecting)> {
+    let route = route(channel, to)?;
+    let side = Side::of(&route.context()?)?;
+    route.init_qp(&side.qp)?;
+    let connecting = route.connect(&side.qp, param)?;
+    Ok((side, connecting))
+}
+
+/// A connection, both sides of it.
+struct Pair {
+    active: (Side, Connection),
+    passive: (Side, Connection),
+}
+
+fn connect(channel: &EventChannel, service: &Service) -> Verdict<Pair> {
+    connect_with(channel, service, &ConnectParam::new(), &ConnectParam::new())
+}
+
+fn connect_with(
+    channel: &EventChannel,
+    service: &Service,
+    asked: &ConnectParam,
+    answered: &ConnectParam,
+) -> Verdict<Pair> {
+    let (active, connecting) = ask(channel, service.at, asked)?;
+    let request = service.request()?;
+    let passive = Side::of(&request.context()?)?;
+    let accepting = request.accept(&passive.qp, answered)?;
+    let (connecting, accepting) = established(connecting, accepting)?;
+    Ok(Pair { active: (active, connecting), passive: (passive, accepting) })
+}
+
+fn established(connecting: Connecting, accepting: Accepting) -> Verdict<(Connection, Connection)> {
+    let active = done(connecting.wait(Some(PATIENCE))?)?;
+    Ok((active, done(accepting.wait(Some(PATIENCE))?)?))
+}
+
+/// The error of a connection that did not come about.
+fn refused(connecting: Connecting) -> Verdict<ConnectError> {
+    match connecting.wait(Some(PATIENCE)) {
+        Err(error) => Ok(error),
+        Ok(progress) => Err(Stop::fail(format!("not refused: {progress:?}"))),
+    }
+}
+
+fn is_disconnected(connection: &Connection) -> Verdict {
+    assert_eq!(connection.next_event(Some(PATIENCE))?, Some(ConnectionEvent::Disconnected));
+    Ok(())
+}
+
+fn connected_queue_pairs_exchange_messages_and_read() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let Pair { active: (mut a, at_a), passive: (mut b, at_b) } = connect(&channel, &service)?;
+    assert_eq!((a.qp.state(), a.qp.query()?.state), (QpState::RTS, QpState::RTS));
+    assert_eq!((at_a.peer_qpn(), at_b.peer_qpn()), (b.qp.qpn(), a.qp.qpn()));
+    assert_eq!((at_a.peer_addr()?, at_b.local_addr()?), (service.at, service.at));
+    assert_eq!(at_a.local_addr()?.ip(), at_b.peer_addr()?.ip());
+    send(&mut a, &mut b)?;
+    send(&mut b, &mut a)?;
+    // What the kernel grants by itself: the peer's reads.
+    b.memory.write_at(5, 77)?;
+    let remote = b.memory.remote(0)?;
+    let sges = [a.memory.sge(..)?];
+    a.post(SendWr::read(remote, &sges))?;
+    assert_eq!(a.complete()?, WcStatus::SUCCESS);
+    assert_eq!(a.memory.read_at(5), Some(77));
+    Ok(())
+}
+
+fn private_data_arrives_up_to_its_limit() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    for (asked, answered) in [(0, 0), (1, 2), (REQUEST_PRIVATE_DATA, ACCEPT_PRIVATE_DATA)] {
+        let (request, answer) = (vec![0xa5; asked], vec![0x5a; answered]);
+        let asked = ConnectParam::new().private_data(&request);
+        let answered = ConnectParam::new().private_data(&answer);
+        let pair = connect_with(&channel, &service, &asked, &answered)?;
+        for (connection, sent) in [(&pair.passive.1, &request), (&pair.active.1, &answer)] {
+            let heard = connection.private_data();
+            assert!(heard.starts_with(sent), "{heard:?}");
+            assert!(heard[sent.len()..].iter().all(|byte| *byte == 0), "{heard:?}");
+        }
+    }
+    let route = route(&channel, service.at)?;
+    let side = Side::of(&route.context()?)?;
+    let much = ConnectParam::new().private_data(&[1; REQUEST_PRIVATE_DATA + 1]);
+    let error = route.connect(&side.qp, &much).unwrap_err();
+    assert!(error.message().contains("at most 56"), "{error}");
+    let (_side, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let request = service.request()?;
+    let other = Side::of(&request.context()?)?;
+    let much = ConnectParam::new().private_data(&[1; ACCEPT_PRIVATE_DATA + 1]);
+    let error = request.accept(&other.qp, &much).unwrap_err();
+    assert!(error.message().contains("at most 196"), "{error}");
+    assert!(refused(connecting)?.rejection().is_some());
+    Ok(())
+}
+
+fn rejection_brings_reason_and_data() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    for length in [0, 1, REJECT_PRIVATE_DATA] {
+        let (side, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+        service.request()?.reject(&vec![7; length])?;
+        let error = refused(connecting)?;
+        assert_eq!(error.errno(), Errno::CONNREFUSED);
+        let rejection = error.rejection().ok_or_else(|| Stop::fail("no rejection"))?;
+        assert_eq!(rejection.reason(), Some(RejectReason::CONSUMER_DEFINED));
+        assert!(rejection.private_data().starts_with(&vec![7; length]));
+        assert_eq!(side.qp.state(), QpState::INIT);
+    }
+    let (_side, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let error = service.request()?.reject(&[7; REJECT_PRIVATE_DATA + 1]).unwrap_err();
+    assert!(error.message().contains("at most 148"), "{error}");
+    assert_eq!(refused(connecting)?.errno(), Errno::CONNREFUSED);
+    Ok(())
+}
+
+fn dropped_request_is_rejected() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let (_side, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    drop(service.request()?);
+    let error = refused(connecting)?;
+    let reason = error.rejection().and_then(|rejection| rejection.reason());
+    assert_eq!(reason, Some(RejectReason::CONSUMER_DEFINED), "{error}");
+    Ok(())
+}
+
+fn nobody_listens() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let at = service.at;
+    drop(service);
+    let (_side, connecting) = ask(&channel, at, &ConnectParam::new())?;
+    let error = refused(connecting)?;
+    let reason = error.rejection().and_then(|rejection| rejection.reason());
+    assert_eq!(reason, Some(RejectReason::INVALID_SERVICE_ID), "{error}");
+    assert!(error.to_string().contains("nobody listens"), "{error}");
+    Ok(())
+}
+
+fn request_waits_until_it_is_accepted() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    assert!(service.id.next_request(Some(Duration::ZERO))?.is_none());
+    let (_a, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let Progress::Pending(connecting) = connecting.wait(Some(SILENCE))? else {
+        return Err(Stop::fail("connected although nobody accepted"));
+    };
+    let request = service.request()?;
+    let b = Side::of(&request.context()?)?;
+    let accepting = request.accept(&b.qp, &ConnectParam::new())?;
+    established(connecting, accepting)?;
+    Ok(())
+}
+
+fn either_side_disconnects() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    for active_first in [true, false] {
+        let Pair { active, passive } = connect(&channel, &service)?;
+        let (mut first, second) = if active_first { (active, passive) } else { (passive, active) };
+        first.0.receive()?;
+        first.1.disconnect()?;
+        assert_eq!(first.0.qp.query()?.state, QpState::ERR);
+        assert_eq!(first.0.complete()?, WcStatus::WR_FLUSH_ERR);
+        is_disconnected(&second.1)?;
+        second.1.disconnect()?;
+        is_disconnected(&first.1)?;
+        first.1.disconnect()?;
+    }
+    Ok(())
+}
+
+fn dropping_a_connection_closes_it() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let Pair { active, passive } = connect(&channel, &service)?;
+    let (side, connection) = active;
+    let (qp, error) = side.qp.destroy().unwrap_err();
+    assert_eq!(error.errno(), Errno::BUSY);
+    drop(connection);
+    assert_eq!(qp.query()?.state, QpState::ERR);
+    qp.destroy().map_err(|(_, error)| error)?;
+    passive.1.wait_disconnected(Some(PATIENCE))?;
+    Ok(())
+}
+
+fn dropping_the_listener_rejects_what_waits_and_keeps_connections() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let mut pair = connect(&channel, &service)?;
+    let (_unread, one) = ask(&channel, service.at, &ConnectParam::new())?;
+    let (_read, other) = ask(&channel, service.at, &ConnectParam::new())?;
+    // One at least is with the listener, the other may still be in the kernel.
+    while service.channel.dispatch()? == 0 {
+        std::thread::yield_now();
+    }
+    drop(service);
+    for connecting in [one, other] {
+        let error = refused(connecting)?;
+        assert!(error.rejection().is_some(), "{error}");
+    }
+    send(&mut pair.active.0, &mut pair.passive.0)
+}
+
+fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
+    let service = Service::start(4)?;
+    assert_ne!(service.at.port(), 0);
+    let error = service.channel.create_id()?.bind(service.at).unwrap_err();
+    assert_eq!(error.errno(), Errno::ADDRINUSE);
+    let told = format!("port {} is in use", service.at.port());
+    assert!(error.message().contains(&told), "{error}");
+    // All addresses: the port is the kernel's, the address is none.
+    let everywhere = service.channel.create_id()?.bind("0.0.0.0:0".parse()?)?;
+    assert!(everywhere.local_addr()?.ip().is_unspecified());
+    assert_ne!(everywhere.local_addr()?.port(), 0);
+    Ok(())
+}
+
+fn addresses_of_no_rdma_device() -> Verdict {
+    let channel = channel()?;
+    let bind = |text: &str| -> Verdict<uverbs::Error> {
+        match channel.create_id()?.bind(text.parse()?) {
+            Err(error) => Ok(error),
+            Ok(bound) => Err(Stop::fail(format!("{text} was bound: {bound:?}"))),
+        }
+    };
+    let error = bind("203.0.113.77:7000")?;
+    assert_eq!(error.errno(), Errno::ADDRNOTAVAIL);
+    assert!(error.message().contains("203.0.113.77 is no address of this host"), "{error}");
+    let from = "[fe80::1]:0".parse()?;
+    let to = "10.0.0.1:7000".parse()?;
+    let error = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE).unwrap_err();
+    assert!(error.message().contains("different families"), "{error}");
+    Ok(())
+}
+
+fn privileged_port_needs_a_capability() -> Verdict {
+    if rustix::process::geteuid().is_root() {
+        return Err(Stop::Skip(Capability::Lab, "root may bind any port".into()));
+    }
+    let at = SocketAddr::new(address(&passive()?)?, 80);
+    let error = channel()?.create_id()?.bind(at).unwrap_err();
+    assert_eq!(error.errno(), Errno::ACCESS);
+    assert!(error.message().contains("CAP_NET_BIND_SERVICE"), "{error}");
+    Ok(())
+}
+
+fn queue_pair_of_another_device_is_refused() -> Verdict {
+    env::second()?;
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let route = route(&channel, service.at)?;
+    let wrong = Side::of(&service.context)?;
+    let error = route.init_qp(&wrong.qp).unwrap_err();
+    assert!(error.message().contains(service.context.device().name()), "{error}");
+    assert_eq!(route.connect(&wrong.qp, &ConnectParam::new()).unwrap_err().errno(), Errno::INVAL);
+    Ok(())
+}
+
+fn parameters_beyond_the_device_are_refused() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let route = route(&channel, service.at)?;
+    let context = route.context()?;
+    let limit = context.query_device()?.max_qp_init_rd_atom;
+    let Some(beyond) = u8::try_from(limit).ok().and_then(|limit| limit.checked_add(1)) else {
+        return Ok(());
+    };
+    let side = Side::of(&context)?;
+    let param = ConnectParam::new().initiator_depth(beyond);
+    let error = route.connect(&side.qp, &param).unwrap_err();
+    assert!(error.message().contains(&format!("maximum of {limit}")), "{error}");
+    Ok(())
+}
+
+fn depths_are_agreed_on() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let asked = ConnectParam::new().initiator_depth(3).responder_resources(2);
+    let pair = connect_with(&channel, &service, &asked, &ConnectParam::new().min_rnr_timer(9))?;
+    let (a, b) = (pair.active.0.qp.query()?, pair.passive.0.qp.query()?);
+    assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (3, 3));
+    assert_eq!((a.max_dest_rd_atomic, b.max_rd_atomic), (2, 2));
+    assert_eq!(b.min_rnr_timer, 9);
+    Ok(())
+}
+
+fn hundred_connections_and_nothing_is_left() -> Verdict {
+    let before = env::device().resources()?;
+    {
+        let (channel, service) = (channel()?, Service::start(0)?);
+        let mut open = Vec::new();
+        for _ in 0..env::rounds(10, 100) {
+            for _ in 0..10 {
+                open.push(connect(&channel, &service)?);
+            }
+            for pair in open.drain(..) {
+                drop(pair.active);
+                pair.passive.1.wait_disconnected(Some(PATIENCE))?;
+            }
+        }
+        assert_eq!((channel.leaked(), service.channel.leaked()), (0, 0));
+    }
+    env::settles(&before)
+}
+
+fn events_of_dropped_ids_are_nobodys() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let (_side, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let request = service.request()?;
+    drop(connecting);
+    let other = Side::of(&request.context()?)?;
+    // Too late, or in time for a peer that is gone: either way it ends.
+    if let Ok(accepting) = request.accept(&other.qp, &ConnectParam::new()) {
+        accepting.wait(Some(PATIENCE)).unwrap_err();
+    }
+    channel.dispatch()?;
+    service.channel.dispatch()?;
+    connect(&channel, &service)?;
+    Ok(())
+}
+
+fn threads_share_a_channel() -> Verdict {
+    let service = Service::start(0)?;
+    let shared = channel()?;
+    std::thread::scope(|scope| {
+        let clients: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| -> Verdict {
+                    for _ in 0..4 {
+                        let (_side, connecting) = ask(&shared, service.at, &ConnectParam::new())?;
+                        let connection = done(connecting.wait(Some(PATIENCE))?)?;
+                        connection.wait_disconnected(Some(PATIENCE))?;
+                    }
+                    Ok(())
+                })
+            })
+            .collect();
+        for _ in 0..16 {
+            let request = service.request()?;
+            let side = Side::of(&request.context()?)?;
+            done(request.accept(&side.qp, &ConnectParam::new())?.wait(Some(PATIENCE))?)?;
+        }
+        for client in clients {
+            client.join().map_err(|_| Stop::fail("a client panicked"))??;
+        }
+        Ok(())
+    })
+}
+
+fn request_moves_to_another_channel() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let (_a, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let worker = EventChannel::open()?;
+    worker.use_context(&service.context)?;
+    let request = service.request()?.migrate(&worker)?;
+    // The listener's channel is not needed any more.
+    drop(service);
+    let side = Side::of(&request.context()?)?;
+    let accepting = request.accept(&side.qp, &ConnectParam::new())?;
+    let (active, passive) = established(connecting, accepting)?;
+    active.disconnect()?;
+    is_disconnected(&passive)?;
+    // An id that is bound to nothing moves, too.
+    let id = channel.create_id()?.migrate(&worker)?;
+    drop(channel);
+    id.bind("0.0.0.0:0".parse()?)?;
+    Ok(())
+}
+
+fn connector_and_listener_do_it_in_one_call() -> Verdict {
+    drop(channel()?);
+    let listener = Listener::bind((address(&passive()?)?, 0))?;
+    let at = listener.local_addr()?;
+    let from = SocketAddr::new(address(&env::device())?, 0);
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| -> Verdict {
+            let connector = Connector::new(at)?.from(from).type_of_service(8);
+            let (qp, connection) = connector.connect(|route| {
+                let context = route.context()?;
+                let cq = context.create_cq(4).build()?;
+                context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).build()
+            })?;
+            assert_eq!(qp.query()?.state, QpState::RTS);
+            connection.wait_disconnected(Some(PATIENCE))?;
+            Ok(())
+        });
+        let (qp, connection) = listener.accept(Some(PATIENCE), |request| {
+            let context = request.context()?;
+            let cq = context.create_cq(4).build()?;
+            context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).build()
+        })?;
+        assert_eq!(qp.query()?.state, QpState::RTS);
+        drop(connection);
+        client.join().map_err(|_| Stop::fail("the client panicked"))?
+    })
+}
+
+fn connector_gives_up_in_time() -> Verdict {
+    // It listens, and never answers.
+    let service = Service::start(4)?;
+    let from = SocketAddr::new(address(&env::device())?, 0);
+    let connector = Connector::new(service.at)?.from(from).timeout(Duration::from_millis(500));
+    let start = Instant::now();
+    let connected = connector.connect(|route| {
+        let context = route.context()?;
+        let cq = context.create_cq(4).build()?;
+        context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).build()
+    });
+    let error = connected.map(|_| ()).unwrap_err();
+    assert_eq!(error.errno(), Errno::TIMEDOUT, "{error}");
+    assert!(start.elapsed() < PATIENCE);
+    Ok(())
+}
+
+fn child_neither_uses_nor_destroys_ids() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let pair = connect(&channel, &service)?;
+    let (channel, service, pair) =
+        in_child((channel, service, pair), |(channel, service, pair)| {
+            assert!(channel.create_id().unwrap_err().is_forked());
+            assert!(channel.dispatch().unwrap_err().is_forked());
+            assert!(service.id.next_request(Some(Duration::ZERO)).unwrap_err().is_forked());
+            assert!(pair.active.1.disconnect().unwrap_err().is_forked());
+            drop((service, pair, channel));
+            // A child opens its own.
+            EventChannel::open()?.create_id()?.bind("0.0.0.0:0".parse()?)?;
+            Ok(())
+        })?;
+    assert!(pair.active.1.next_event(Some(SILENCE))?.is_none());
+    connect(&channel, &service)?;
+    Ok(())
+}
