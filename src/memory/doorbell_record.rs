@@ -10,15 +10,12 @@ use super::recorded_order::{RecordedStep, note};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use uverbs_uapi::endian::Be32;
 
 /// Bytes of a record.
 pub(crate) const RECORD: usize = 8;
 /// Bytes between records in a shared page.
 const LINE: usize = 64;
-/// Where in a line its gate is, behind the record.
-const GATE: usize = RECORD;
 
 /// The doorbell records of a context. Pages stay until the last record and the context are gone.
 #[derive(Debug)]
@@ -91,6 +88,12 @@ impl DoorbellRecord {
         self.memory.as_ref()
     }
 
+    /// The byte behind the record in its cache line; `None` if the record is in memory of its own.
+    pub(super) fn byte_behind(&self) -> Option<NonNull<u8>> {
+        let (_, place) = self.home.as_ref()?;
+        place.page.range(place.offset + RECORD, 1, 1)
+    }
+
     /// The word `N`, 0 or 1, for the ring that writes it.
     pub(crate) fn word<const N: usize>(self: &Arc<Self>) -> RecordWord<N> {
         RecordWord { place: self.place(N), _record: self.clone() }
@@ -122,49 +125,6 @@ impl Drop for DoorbellRecord {
                 None => std::mem::forget(place),
             }
         }
-    }
-}
-
-/// What may be done with a queue, as a number: 0 for nothing.
-///
-/// It stands beside a doorbell record, in a page that the kernel wipes in a forked child. So the
-/// gate of a queue is shut there by itself, and whoever uses the queue finds out by one look
-/// whether the queue is ready and whether it is this process's.
-#[derive(Clone, Debug)]
-pub(crate) struct Gate {
-    place: *const AtomicU8,
-    _record: Arc<DoorbellRecord>,
-}
-
-// SAFETY: see `DoorbellRecord`; the gate is an atomic.
-unsafe impl Send for Gate {}
-// SAFETY: as above.
-unsafe impl Sync for Gate {}
-impl std::panic::UnwindSafe for Gate {}
-impl std::panic::RefUnwindSafe for Gate {}
-
-impl Gate {
-    /// The gate beside a record, shut; `None` if the record is in memory of its own, of which
-    /// nobody says that a fork wipes it.
-    pub(crate) fn beside(record: &Arc<DoorbellRecord>) -> Option<Gate> {
-        let (_, place) = record.home.as_ref()?;
-        let place = place.page.range(place.offset + GATE, 1, 1)?;
-        let gate = Gate { place: place.as_ptr().cast(), _record: record.clone() };
-        gate.word().store(0, Ordering::Relaxed);
-        Some(gate)
-    }
-
-    /// The number. Written by who changes the queue's state.
-    #[inline(always)]
-    pub(crate) fn word(&self) -> &AtomicU8 {
-        // SAFETY: inside the page, which `_record` keeps, and only ever used as an atomic.
-        unsafe { &*self.place }
-    }
-
-    /// Whether nothing may be done: in a child, or before the queue was ever made ready.
-    #[inline(always)]
-    pub(crate) fn is_shut(&self) -> bool {
-        self.word().load(Ordering::Relaxed) == 0
     }
 }
 
@@ -241,26 +201,6 @@ mod tests {
         // SAFETY: the array outlives the memory, which is dropped at the end of the statement.
         let memory = unsafe { QueueMemory::custom(base, 4, Box::new(|_| ())) }.unwrap();
         assert!(DoorbellRecord::custom(memory).is_none());
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it forks")]
-    fn a_gate_is_shut_in_a_child() {
-        let pages = DoorbellPages::new().unwrap();
-        let record = Arc::new(pages.alloc().unwrap());
-        let gate = Gate::beside(&record).unwrap();
-        assert!(gate.is_shut());
-        gate.word().store(3, Ordering::Relaxed);
-        record.set(0, !0);
-        record.set(1, !0);
-        assert_eq!(gate.word().load(Ordering::Relaxed), 3, "apart from the record");
-        crate::memory::fork::in_child(|| assert!(gate.is_shut()));
-        assert!(!gate.is_shut());
-        drop((gate, record));
-        let again = Arc::new(pages.alloc().unwrap());
-        assert!(Gate::beside(&again).unwrap().is_shut(), "whoever had the line before");
-        let own = DoorbellRecord::custom(QueueMemory::pages(8).unwrap()).unwrap();
-        assert!(Gate::beside(&Arc::new(own)).is_none());
     }
 
     #[test]

@@ -195,7 +195,7 @@ impl<'r> WqebbRun<'r> {
 /// WqeSegments of inline data, with the word that says how long it is.
 #[inline(always)]
 fn inline_units(bytes: &[u8]) -> u32 {
-    (bytes.len() as u32 + size_of::<Be32>() as u32).div_ceil(SEGMENT as u32)
+    (bytes.len() as u32 + size_of::<Be32>() as u32 + (SEGMENT as u32 - 1)) / SEGMENT as u32
 }
 
 /// One block of a ring.

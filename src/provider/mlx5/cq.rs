@@ -4,24 +4,145 @@
 //! pass over the ring. Arming is the one thing that rings.
 
 use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, received};
-use super::poll_gate::PollGate;
 use super::qp_table::{Leftover, QpRegistry, QpTable};
+use super::resources::{QueueResources, dmabuf, explain_dmabuf};
 use super::wqe::pair;
 use super::wr_ids::SharedQp;
+use super::{Mlx5, misfit};
+use crate::error::{Error, Result};
+use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::memory::cq_buffer::{CqBuffer, CqReader, UNWRITTEN};
-use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::{DoorbellRegister, DoorbellRegisterWord};
 use crate::memory::fork::Epoch;
 use crate::memory::queue_memory::QueueMemory;
+use crate::provider::poll_gate::PollGate;
+use crate::provider::{self, CqInitAttr, CreateRequest, ResizeRequest};
+use crate::uverbs::command::Command;
 use crate::wc::WcOpcode;
+use rustix::io::Errno;
+use rustix::param::page_size;
 use std::sync::Arc;
+use uverbs_uapi::cq::{
+    UVERBS_ATTR_CREATE_CQ_BUF_UMEM, UVERBS_ATTR_CREATE_CQ_CQE, UVERBS_METHOD_CQ_CREATE,
+};
+use uverbs_uapi::mlx5::abi::{
+    mlx5_ib_create_cq, mlx5_ib_create_cq_flags, mlx5_ib_create_cq_resp, mlx5_ib_resize_cq,
+};
 use uverbs_uapi::mlx5::cqe::{
     MLX5_CQ_DB_REQ_NOT, MLX5_CQ_DB_REQ_NOT_SOL, MLX5_CQE_OWNER_MASK, mlx5_cqe_opcode as opcode,
 };
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
+};
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
+use zerocopy::IntoBytes;
 
 /// Names nobody.
 const NOBODY: u32 = 0;
+
+/// How large a completion queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CqSize {
+    /// A power of two; one of them stays free.
+    pub(crate) entries: u32,
+    /// Bytes of an entry, 64 or 128.
+    pub(crate) cqe: u32,
+}
+
+/// However many the device has: completions are counted in 24 bits, and what is ahead and what is
+/// behind is told apart by half of that.
+pub(super) const MAX_CQE: u32 = (1 << 22) - 1;
+
+impl CqSize {
+    pub(crate) fn new(
+        max_cqe: u32,
+        cqe: u32,
+        cqe_size: u32,
+    ) -> std::result::Result<CqSize, String> {
+        if cqe_size != 64 && cqe_size != 128 {
+            return Err(format!("completions of {cqe_size} bytes; there are 64 and 128"));
+        }
+        let most = max_cqe.min(MAX_CQE);
+        if cqe > most {
+            return Err(format!("{cqe} entries; the maximum is {most}"));
+        }
+        let entries = (u64::from(cqe) + 1).next_power_of_two();
+        Ok(CqSize { entries: entries as u32, cqe: cqe_size })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.entries as usize * self.cqe as usize
+    }
+}
+
+/// Creates a completion queue: its size, its memory, what the kernel is asked, and the ring.
+///
+/// Pairs with `create_cq_user` in `hw/mlx5/cq.c`, which pins the memory that is named here.
+pub(crate) fn create<K>(
+    mlx5: &Mlx5,
+    attr: CqInitAttr,
+    source: Source<'_>,
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CqRing)> {
+    let size = CqSize::new(mlx5.limits.max_cqe, attr.cqe, attr.cqe_size)
+        .map_err(|detail| Error::invalid(source.verb, detail))?;
+    if attr.pad && size.cqe != 128 {
+        let detail = format!("completions of {} bytes have nothing to pad", size.cqe);
+        return Err(Error::invalid(source.verb, detail));
+    }
+    let (memory, buffer) = alloc_buffer(size, &source)?;
+    let dbrec = mlx5.doorbell_record(&source)?;
+    let gate = mlx5.gate(&dbrec, source.verb)?;
+    let (arming, page_id) = mlx5.registers.arming();
+
+    let memory_dmabuf = dmabuf(&memory);
+    let dbrec_dmabuf = dbrec.memory().and_then(dmabuf);
+    let mut request = mlx5_ib_create_cq {
+        buf_addr: if memory_dmabuf.is_some() { 0 } else { memory.addr() },
+        db_addr: if dbrec_dmabuf.is_some() { 0 } else { dbrec.addr() },
+        cqe_size: size.cqe,
+        ..Default::default()
+    };
+    let mut flags = mlx5_ib_create_cq_flags::empty();
+    flags.set(mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD, attr.pad);
+    let short_page_id = u16::try_from(page_id).ok();
+    if let Some(index) = short_page_id {
+        flags |= mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX;
+        request.uar_page_index = index;
+    }
+    request.flags = flags.bits();
+    let mut response = mlx5_ib_create_cq_resp::default();
+    let command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE)
+        .u32(UVERBS_ATTR_CREATE_CQ_CQE, size.entries - 1)
+        .input_if(UVERBS_ATTR_CREATE_CQ_BUF_UMEM, memory_dmabuf.as_ref())
+        .input_if(MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, dbrec_dmabuf.as_ref())
+        .input(UVERBS_ATTR_UHW_IN, &request)
+        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    // A page number that does not fit into the request is an attribute (Linux 6.11).
+    let command = match short_page_id {
+        Some(_) => command,
+        None => command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, page_id),
+    };
+    let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
+    let resources = provider::QueueResources::Mlx5(resources);
+    let has_dmabuf = memory_dmabuf.is_some() || dbrec_dmabuf.is_some();
+    let object = execute(CreateRequest { command, pinned, resources })
+        .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
+
+    let mut ring = CqRing::new(buffer, dbrec, PollGate::new(gate), arming, response.cqn);
+    ring.max_cqe = mlx5.limits.max_cqe;
+    Ok((object, ring))
+}
+
+/// Memory for completions, of which the device has not written any.
+fn alloc_buffer(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, CqBuffer)> {
+    let bytes = size.bytes().next_multiple_of(page_size());
+    let memory = Arc::new(source.alloc(bytes, page_size(), ResourceType::MLX5_CQ)?);
+    let buffer = prepare(&memory, size.entries, size.cqe as usize);
+    Ok((memory, buffer.ok_or_else(|| misfit(source.verb))?))
+}
 
 /// Lays out `entries` of `size` bytes that the device has not written; `None` unless they fit into
 /// `memory`, are a power of two, and of 64 or 128 bytes. To be done before the device knows them.
@@ -45,7 +166,9 @@ pub(crate) struct CqRing {
     cqn: u64,
     arming: DoorbellRegisterWord,
     members: Arc<QpRegistry>,
-    book: QpTable,
+    table: QpTable,
+    /// Most completions that the device takes in one queue.
+    max_cqe: u32,
     /// What [`unusual`](Self::unusual) found.
     odd: Found,
 }
@@ -66,7 +189,7 @@ impl CqRing {
     pub(crate) fn new(
         elements: CqBuffer,
         dbrec: Arc<DoorbellRecord>,
-        news: PollGate,
+        poll_gate: PollGate,
         arming: &Arc<DoorbellRegister>,
         cqn: u32,
     ) -> CqRing {
@@ -77,8 +200,9 @@ impl CqRing {
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming: arming.word(),
-            members: QpRegistry::new(news),
-            book: QpTable::default(),
+            members: QpRegistry::new(poll_gate),
+            table: QpTable::default(),
+            max_cqe: MAX_CQE,
             odd: Found::default(),
         }
     }
@@ -118,25 +242,22 @@ impl CqRing {
         self.entries() - 1
     }
 
-    /// What tells whether there is something to [learn](Self::listen), and whether this is the process
-    /// that made the queue.
-    pub(crate) fn gate(&self) -> &Gate {
-        self.members.news.gate()
+    /// Tells whether the poller has to [catch up](Self::catch_up).
+    pub(crate) fn poll_gate(&self) -> &PollGate {
+        &self.members.poll_gate
     }
 
-    /// Listens to the control path. A poll that finds the gate less than
-    /// [quiet](super::poll_gate::QUIET) has to do so once, before it believes anything; not in a forked
-    /// child.
-    pub(crate) fn listen(&mut self) {
-        if self.members.news.is_quiet() {
+    /// Reads what the control path told of queue pairs. Not to be called in a forked child.
+    pub(crate) fn catch_up(&mut self) {
+        if self.members.poll_gate.is_quiet() {
             return;
         }
-        self.members.news.clear();
+        self.members.poll_gate.clear();
         self.learn();
         self.forget();
-        if self.book.has_retired() {
+        if self.table.has_retired() {
             // What is there may be over by the next poll.
-            self.members.news.mark_dirty();
+            self.members.poll_gate.mark_dirty();
         }
     }
 
@@ -144,14 +265,14 @@ impl CqRing {
     fn learn(&mut self) {
         if !self.members.is_empty() {
             let entries = self.reader.elements().count();
-            self.book.learn(&self.members, self.reader.consumer(), entries);
+            self.table.learn(&self.members, self.reader.consumer(), entries);
         }
     }
 
     fn forget(&mut self) {
         // After the letters were read: what a dead queue pair completed is there by now.
         let empty = self.reader.is_empty();
-        self.book.forget(self.reader.consumer(), empty);
+        self.table.forget(self.reader.consumer(), empty);
     }
 
     /// The next completion, consumed.
@@ -188,10 +309,10 @@ impl CqRing {
     /// Consumes the next element if it is a success of a queue pair in the book.
     #[inline(always)]
     fn usual(&mut self, owner: u8) -> Option<Found> {
-        let book = &self.book;
+        let table = &self.table;
         self.reader.consume(|element| {
             let number = number_of(element);
-            let record = book.get(number)?;
+            let record = table.get(number)?;
             // Records have no more places than these bits name.
             let at = element.low16::<COUNTER>();
             // Opcodes are compared where they stand, so that nothing is shifted.
@@ -242,14 +363,14 @@ impl CqRing {
         let element = self.reader.next();
         let number = number_of(element);
         let at = u32::from(element.be16::<COUNTER>());
-        if self.book.get(number).is_none() {
+        if self.table.get(number).is_none() {
             // Made, and already busy, since this poll began?
             self.learn();
             self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
-        match self.book.get(number) {
+        match self.table.get(number) {
             Some(record) if sent => {
                 let sent = record.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
@@ -261,7 +382,7 @@ impl CqRing {
             }
             known => {
                 if known.is_none() && is_receive(code) {
-                    self.book.discard(number, at);
+                    self.table.discard(number, at);
                 }
                 // If nothing else comes, nobody else gives it back.
                 self.release_here();
@@ -273,7 +394,7 @@ impl CqRing {
     /// As [`release`](Self::release); nothing in a forked child.
     #[inline]
     pub(crate) fn release_here(&self) {
-        if !self.gate().is_shut() {
+        if !self.poll_gate().gate().is_shut() {
             self.release();
         }
     }
@@ -334,6 +455,49 @@ impl CqRing {
         }
     }
 
+    /// Moves the queue to memory for at least `cqe` completions, and keeps those that are in it. Nothing
+    /// happens if the queue has that size already: the kernel would report success and leave the device
+    /// where it is.
+    ///
+    /// Pairs with `mlx5_ib_resize_cq` in `hw/mlx5/cq.c`. `held` is what the kernel's object holds.
+    pub(crate) fn resize(
+        &mut self,
+        cqe: u32,
+        source: Source<'_>,
+        held: Option<&QueueResources>,
+        execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let size = CqSize::new(self.max_cqe, cqe, self.element_size() as u32)
+            .map_err(|detail| Error::invalid(source.verb, detail))?;
+        if size.entries == self.entries() {
+            return Ok(());
+        }
+        let (memory, buffer) = alloc_buffer(size, &source)?;
+        let request = mlx5_ib_resize_cq {
+            buf_addr: memory.addr(),
+            cqe_size: size.cqe as u16,
+            ..Default::default()
+        };
+        let (cqe, pending) = (size.entries - 1, self.pending());
+        let (input, output) = (request.as_bytes(), &mut [][..]);
+        let resized =
+            execute(ResizeRequest { cqe, pending, pinned: memory.len(), input, output });
+        if let Err(error) = resized {
+            // The driver pins the memory before it tells the device, and a device that refuses has not
+            // moved. After any other error the device may be in either memory, so that both stay.
+            let untouched = matches!(error.errno(), Errno::NOMEM | Errno::AGAIN);
+            if let (Some(held), false) = (held, untouched || error.is_refusal()) {
+                held.keep(memory);
+            }
+            return Err(error);
+        }
+        let before = held.and_then(|held| held.exchange(memory));
+        self.exchange(buffer);
+        // The allocator may be called for it, now that the ring has left it.
+        drop(before);
+        Ok(())
+    }
+
     /// Takes over the elements that the kernel has moved the queue to, with what is left in the old
     /// ones: the device ended them with a mark.
     pub(crate) fn exchange(&mut self, elements: CqBuffer) {
@@ -345,7 +509,7 @@ impl CqRing {
             if opcode_of(owner) == opcode::MLX5_CQE_RESIZE_CQ {
                 // The mark took a number, so that everything before it moves up by one.
                 next = next.wrapping_add(1);
-                self.book.moved();
+                self.table.moved();
                 break;
             }
             let to = at.wrapping_add(1);
@@ -361,7 +525,7 @@ impl CqRing {
 
 impl Drop for CqRing {
     fn drop(&mut self) {
-        let (reader, book) = (self.reader.clone(), std::mem::take(&mut self.book));
-        self.members.inherit(Leftover { reader, book });
+        let (reader, table) = (self.reader.clone(), std::mem::take(&mut self.table));
+        self.members.inherit(Leftover { reader, table });
     }
 }

@@ -10,6 +10,7 @@ use crate::memory::lock::Lock;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::sync::{AtomicU64, Ordering};
 use crate::memory::update_list::UpdateList;
+use crate::provider::poll_gate::PollGate;
 
 /// Where the device's end of a ring stands, seen from beside the poller.
 pub(crate) trait Watch {
@@ -49,6 +50,7 @@ struct Update {
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
     letters: UpdateList<Update>,
+    poll_gate: PollGate,
     /// Up to which position the poller gave entries back.
     released: AtomicU64,
     /// Locked by the control path alone.
@@ -57,9 +59,10 @@ pub(crate) struct Retirements<W> {
 
 impl<W: Watch> Retirements<W> {
     /// For a ring whose next entry to consume is in slot `consumer`.
-    pub(crate) fn new(watch: W, consumer: u32) -> Self {
+    pub(crate) fn new(watch: W, consumer: u32, poll_gate: PollGate) -> Self {
         Retirements {
             letters: UpdateList::new(),
+            poll_gate,
             released: AtomicU64::new(0),
             place: Lock::new(Place { watch, origin: consumer }),
         }
@@ -84,14 +87,24 @@ impl<W: Watch> Retirements<W> {
         let slot = (released as u32).wrapping_add(place.origin);
         let left = producer.wrapping_sub(slot) & place.watch.mask();
         if left > 0 {
-            self.letters.put(Update { qpn, until: released + u64::from(left) });
+            self.put(Update { qpn, until: released + u64::from(left) });
         }
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever.
     pub(crate) fn retire_for_good(&self, qpn: u32) {
-        self.letters.put(Update { qpn, until: u64::MAX });
+        self.put(Update { qpn, until: u64::MAX });
+    }
+
+    fn put(&self, update: Update) {
+        self.letters.put(update);
+        self.poll_gate.mark_dirty();
+    }
+
+    /// Tells the poller to read updates.
+    pub(crate) fn poll_gate(&self) -> &PollGate {
+        &self.poll_gate
     }
 
     /// Notes that entries before `position` are consumed. Called by the poller, before the device
@@ -103,17 +116,17 @@ impl<W: Watch> Retirements<W> {
 
     /// Lets `exchange` put another ring in the old one's place while nobody looks at either. It
     /// answers how to watch the new one and in which slot the entry at `position` lies there.
-    pub(crate) fn exchange<T, E>(
+    pub(crate) fn exchange<E>(
         &self,
         position: u64,
-        exchange: impl FnOnce() -> Result<(Option<(W, u32)>, T), E>,
-    ) -> Result<T, E> {
+        exchange: impl FnOnce() -> Result<(W, u32), E>,
+    ) -> Result<(), E> {
         let place = self.place.lock();
-        let (moved, answer) = exchange()?;
-        if let (Some((watch, consumer)), Some(mut place)) = (moved, place) {
+        let (watch, consumer) = exchange()?;
+        if let Some(mut place) = place {
             *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
         }
-        Ok(answer)
+        Ok(())
     }
 }
 
@@ -164,6 +177,8 @@ impl Retired {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
+    use crate::memory::doorbell_record::DoorbellPages;
+    use crate::memory::gate::Gate;
     use crate::memory::sync::AtomicU32;
     use loom::sync::Arc;
     use loom::thread;
@@ -197,6 +212,10 @@ mod model {
         }
     }
 
+    fn poll_gate() -> PollGate {
+        PollGate::new(Gate::alone(&DoorbellPages::new().unwrap()).unwrap())
+    }
+
     struct Poller {
         ring: RxeQueue,
         retirements: Arc<Retirements<RxeQueue>>,
@@ -206,7 +225,7 @@ mod model {
 
     impl Poller {
         fn new(ring: &RxeQueue) -> Poller {
-            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0, poll_gate()));
             let ring = ring.clone();
             Poller { ring, retirements, retired: Retired::default(), position: 0 }
         }

@@ -5,7 +5,7 @@
 //! in one build, and an environment variable chooses one: building takes longer than running.
 //!
 //! A missing barrier is not among them. The processor that the machine emulates keeps stores in
-//! order by itself, so neither the device nor anybody else sees the difference; the tests of `mem`
+//! order by itself, so neither the device nor anybody else sees the difference; the tests of `memory`
 //! and `provider/mlx5` look at the order that the code asks for instead, and at the instructions.
 
 use super::witness::Doorbells;
@@ -100,8 +100,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_record_that_is_not_written",
         edits: &[Edit {
             file: SEND,
-            from: "self.word.set(cursor.at & 0xffff);",
-            to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
+            from: "self.dbrec.set(cursor.at & 0xffff);",
+            to: "if !CHOSEN { self.dbrec.set(cursor.at & 0xffff); }",
         }],
         rises: BEHIND,
     },
@@ -110,21 +110,21 @@ const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: SEND,
-                from: "self.word.set(cursor.at & 0xffff);",
-                to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
+                from: "self.dbrec.set(cursor.at & 0xffff);",
+                to: "if !CHOSEN { self.dbrec.set(cursor.at & 0xffff); }",
             },
             // Later by so much that the device looks in between.
             Edit {
                 file: SEND,
-                from: "fn make_look(&self, single: bool, cursor: &Cursor) {",
-                to: "fn make_look(&self, single: bool, cursor: &Cursor) {
+                from: "fn ring_register(&self, single: bool, cursor: &SendCursor) {",
+                to: "fn ring_register(&self, single: bool, cursor: &SendCursor) {
                         self.look(single, cursor);
                         if CHOSEN {
                             std::thread::sleep(std::time::Duration::from_millis(1));
-                            self.word.set(cursor.at & 0xffff);
+                            self.dbrec.set(cursor.at & 0xffff);
                         }
                     }
-                    fn look(&self, single: bool, cursor: &Cursor) {",
+                    fn look(&self, single: bool, cursor: &SendCursor) {",
             },
         ],
         rises: BEHIND,

@@ -5,7 +5,7 @@
 //! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
 
 use super::{Request, SendRing, announced};
-use crate::provider::Cursor;
+use crate::provider::SendCursor;
 use crate::provider::mlx5::wqe::{Unit, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
 use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode};
@@ -23,15 +23,12 @@ pub(crate) struct Frames {
 }
 
 impl SendRing {
-    /// As [`push`](Self::push), for a queue of raw packets.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn push_packet(
+    /// Writes the WQE of a raw packet where the cursor stands.
+    pub(super) fn push_packet(
         &self,
-        cursor: &mut Cursor,
+        cursor: &mut SendCursor,
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
-        self.check(cursor)?;
         let packet = match &wr.op {
             SendOp::Send => &Packet::new(),
             SendOp::Packet(packet) => packet,

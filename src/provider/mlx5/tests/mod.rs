@@ -5,26 +5,30 @@ mod order;
 mod packets;
 mod polling;
 mod posting;
+mod size;
 mod vectors;
 
 use super::cq::{self, CqRing};
 use super::cqe::Wc;
 use super::fake_device::{Device, element};
-use super::poll_gate::PollGate;
 use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
 use super::uidx::UidxAllocator;
 use super::wr_ids::{Receives, SharedQp};
-use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, Gate};
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::fake_mapping::FakeMapping;
 use crate::memory::fork::Epoch;
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
-use crate::number::Lkey;
-use crate::provider::{Cursor, RecvCursor, SendLimits};
-use crate::wr::{PostError, Recv, SendWr, Sge};
+use crate::identity::Identity;
+use crate::number::{Lkey, Qpn};
+use crate::provider::poll_gate::PollGate;
+use crate::provider::{RecvCursor, SendCursor, SendLimits};
+use crate::qp::state::QpType;
+use crate::wr::{PostError, Recv, SendOp, SendOps, SendWr, Sge, Transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -60,7 +64,7 @@ fn dbrec() -> Arc<DoorbellRecord> {
 /// The gate of a queue that may be used.
 fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
     let gate = Gate::beside(dbrec).unwrap();
-    gate.word().store(1, Ordering::Relaxed);
+    gate.level().store(1, Ordering::Relaxed);
     gate
 }
 
@@ -116,34 +120,48 @@ impl SqWrIds {
             wqebbs: shape.blocks,
             max_post: shape.max_post,
             limits: SendLimits { max_sge: 30, max_inline: 980 },
-            qpn: shape.qpn,
+            // Whatever the transport: tests post everything to one queue.
+            unchecked: SendOps { gather: !0, inline: !0, datagram: !0 },
+            transport: Transport {
+                qp_type: QpType::RC,
+                qpn: Qpn(shape.qpn),
+                domain: Identity::NONE,
+            },
             signal_all: shape.signal_all,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
             alone: shape.alone,
-            record: record.clone(),
+            shared: record.clone(),
             frames: shape.frames,
             gate: open(&dbrec),
         });
         SqWrIds { ring: ring.unwrap(), device, dbrec, page, record }
     }
 
-    /// Writes a request as queues do: the short way where that suits it.
-    fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if self.try_push(cursor, wr) { Ok(()) } else { self.ring.push(cursor, wr) }
+    /// Writes a WQE as queues do.
+    fn push(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.ring.transport = transport(wr);
+        self.ring.push(cursor, wr)
     }
 
-    fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
-        cursor.suits(wr) && !self.ring.may_wait() && self.ring.try_push(cursor, wr)
+    /// As [`push`](Self::push) with all checks, whatever the request.
+    fn push_checked(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.ring.transport = transport(wr);
+        self.ring.push_checked(cursor, wr)
+    }
+
+    fn try_push(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> bool {
+        self.ring.transport = transport(wr);
+        self.ring.try_push(cursor, wr)
     }
 
     /// Posts a batch; an error of any request ends it without ringing.
-    fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<Cursor, PostError> {
-        let mut cursor = self.ring.cursor();
+    fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<SendCursor, PostError> {
+        let mut cursor = self.ring.begin();
         for wr in wrs {
             self.push(&mut cursor, wr)?;
         }
-        self.ring.publish(cursor, wrs.len() == 1);
+        self.ring.ring(&cursor, wrs.len() == 1)?;
         Ok(cursor)
     }
 
@@ -151,6 +169,21 @@ impl SqWrIds {
     fn bytes(&self, block: u32, length: usize) -> Vec<u8> {
         bytes(&self.device, block.wrapping_mul(4), length)
     }
+}
+
+/// The transport that a request is meant for.
+fn transport(wr: &SendWr<'_>) -> Transport {
+    let qp_type = match (&wr.destination, wr.srq) {
+        (Some(_), _) => QpType::UD,
+        (None, Some(_)) => QpType::XRC_INI,
+        (None, None) => QpType::RC,
+    };
+    let domain = wr.destination.as_ref().map_or(Identity::NONE, |to| to.domain);
+    let qpn = match &wr.op {
+        SendOp::BindMw(binding) => binding.qpn.unwrap_or(Qpn(QPN)),
+        _ => Qpn(QPN),
+    };
+    Transport { qp_type, qpn, domain }
 }
 
 fn bytes(units: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
@@ -185,17 +218,16 @@ impl Receiver {
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 
-    /// As [`SqWrIds::push`].
     fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
-        if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
+        self.ring.push(cursor, recv)
     }
 
     fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
+        let mut cursor = self.ring.begin();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.publish(cursor);
+        self.ring.ring(cursor);
         Ok(())
     }
 }
@@ -218,17 +250,16 @@ impl SharedReceiver {
         SharedReceiver { ring, device, dbrec }
     }
 
-    /// As [`SqWrIds::push`].
     fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
-        if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
+        self.ring.push(cursor, recv)
     }
 
     fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
+        let mut cursor = self.ring.begin();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.publish(cursor, recvs.len() as u32);
+        self.ring.ring(cursor, recvs.len() as u32);
         Ok(())
     }
 }
@@ -267,7 +298,7 @@ impl Completed {
 
 /// The next completion, of a poll that begins.
 fn next(ring: &mut CqRing) -> Option<Wc<'_>> {
-    ring.listen();
+    ring.catch_up();
     ring.next()
 }
 

@@ -2,7 +2,8 @@
 
 use super::{SGE, Shape, SqWrIds};
 use crate::provider::mlx5::sq::Frames;
-use crate::wr::{Packet, PostError, SendWr};
+use crate::qp::state::QpType;
+use crate::wr::{Transport, Packet, PostError, SendWr};
 
 const HEADER: [u8; 18] =
     [0x02, 0, 0, 0, 0, 0x0b, 0x02, 0, 0, 0, 0, 0x0a, 0x81, 0x00, 0x00, 0x2a, 0x08, 0x00];
@@ -20,10 +21,10 @@ fn device(min_header: u8, checksums: bool) -> SqWrIds {
 }
 
 fn push(sends: &mut SqWrIds, wr: SendWr<'_>) -> Result<(), PostError> {
-    let mut cursor = sends.ring.cursor();
-    sends.ring.push_packet(&mut cursor, &wr)?;
-    sends.ring.publish(cursor, false);
-    Ok(())
+    sends.ring.transport = Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+    let mut cursor = sends.ring.begin();
+    sends.ring.push_checked(&mut cursor, &wr)?;
+    sends.ring.ring(&cursor, false)
 }
 
 /// The bytes of one request on such a device.
@@ -101,7 +102,7 @@ fn what_a_device_cannot_send_is_refused() {
     let refused = |min, wr: SendWr<'_>| {
         let mut sends = device(min, false);
         let error = push(&mut sends, wr).unwrap_err();
-        assert_eq!(sends.ring.cursor().head, 0);
+        assert_eq!(sends.ring.begin().head, 0);
         error
     };
     let min = PostError::HeaderTooShort { min: 18 };

@@ -2,7 +2,7 @@
 
 use super::PollGate;
 use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, dbrec, element, next};
-use crate::memory::doorbell_record::Gate;
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
@@ -71,19 +71,19 @@ fn a_poller_that_learned_everything_need_not_look_again() {
     let record = member();
     let members = completed.ring.members().clone();
     assert!(completed.next().is_none());
-    assert!(members.news.is_quiet());
+    assert!(members.poll_gate.is_quiet());
     members.attach(&record);
-    assert!(!members.news.is_quiet(), "it has to look");
+    assert!(!members.poll_gate.is_quiet(), "it has to look");
     assert!(completed.next().is_none());
-    assert!(members.news.is_quiet());
+    assert!(members.poll_gate.is_quiet());
     // A completion that is there may be of the queue pair that is gone: the next poll looks again.
     completed.write(element(REQ, 1, 0x42, 0));
     members.retire(&record);
-    completed.ring.listen();
-    assert!(!members.news.is_quiet());
+    completed.ring.catch_up();
+    assert!(!members.poll_gate.is_quiet());
     while completed.next().is_some() {}
     assert!(completed.next().is_none());
-    assert!(members.news.is_quiet());
+    assert!(members.poll_gate.is_quiet());
 }
 
 #[test]
@@ -313,7 +313,7 @@ fn the_dead_move_with_their_completions() {
     completed.write(element(SEND, 2, 8, 0));
     completed.ring.members().retire(&dead);
     drop(dead);
-    completed.ring.listen();
+    completed.ring.catch_up();
     for entries in [8, 16] {
         completed.write(element(RESIZED, 0, 0, 0));
         let memory = Arc::new(QueueMemory::pages(entries as usize * 64).unwrap());
@@ -324,7 +324,7 @@ fn the_dead_move_with_their_completions() {
         assert_eq!(completed.ring.next().unwrap().wr_id, wr_id);
     }
     assert!(completed.ring.next().is_none());
-    assert_eq!(shared.ring.cursor().room, 3, "the entry of the dead is back");
+    assert_eq!(shared.ring.begin().room, 3, "the entry of the dead is back");
 }
 
 /// A queue pair that is made, posted to and completed after a poll began.
@@ -350,17 +350,17 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     completed.ring.members().attach(&record);
     completed.write(element(SEND, 1, 7, 1));
     assert_eq!(ids(&mut completed.ring), [1]);
-    assert_eq!(shared.ring.cursor().room, 1);
+    assert_eq!(shared.ring.begin().room, 1);
     completed.write(element(SEND, 1, 7, 0));
     completed.write(element(REQ, 1, 7, 0));
     completed.ring.purge(&record);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
-    assert_eq!(shared.ring.cursor().room, 2, "after a reset");
+    assert_eq!(shared.ring.begin().room, 2, "after a reset");
     completed.write(element(RESP_ERR, 1, 7, 2));
     completed.ring.members().retire(&record);
     drop(record);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
-    assert_eq!(shared.ring.cursor().room, 3, "after the end");
+    assert_eq!(shared.ring.begin().room, 3, "after the end");
 }
 
 #[test]
@@ -404,9 +404,9 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
             gone(dead);
             gone(alive);
         }
-        assert_eq!(shared.ring.cursor().room, 3, "somebody may look yet");
+        assert_eq!(shared.ring.begin().room, 3, "somebody may look yet");
         drop(members);
-        assert_eq!(shared.ring.cursor().room, 6, "{early}: all but one that was not consumed");
+        assert_eq!(shared.ring.begin().room, 6, "{early}: all but one that was not consumed");
     }
 }
 
@@ -428,10 +428,10 @@ fn a_child_settles_nothing() {
         completed.device.producer = 0;
         completed.write(element(SEND, 1, 7, 0));
         drop(completed);
-        assert_eq!(shared.ring.cursor().room, 2);
+        assert_eq!(shared.ring.begin().room, 2);
     });
     drop(completed);
-    assert_eq!(shared.ring.cursor().room, 3);
+    assert_eq!(shared.ring.begin().room, 3);
 }
 
 /// Numbers of 24 and 16 bits are read with their neighbours.
@@ -547,7 +547,7 @@ fn a_completion_makes_room_for_who_posts() {
     sends.post(&[wr(1), wr(2), wr(3), wr(4)]).unwrap();
     completed.write(element(REQ, 1, 0x42, 2));
     assert_eq!(ids(&mut completed.ring), [3]);
-    assert_eq!(sends.ring.cursor().room, 3);
+    assert_eq!(sends.ring.begin().room, 3);
 }
 
 /// A device that is broken may name any queue pair, any place and any length.
@@ -595,7 +595,7 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
             }
             assert!(seen - before <= 8, "more than were written");
             completed.ring.release();
-            let room = shared.ring.cursor().room;
+            let room = shared.ring.begin().room;
             assert!(room <= 3);
             (0..room).for_each(|n| shared.post(&[recv(n.into())]).unwrap());
         }

@@ -3,13 +3,15 @@
 use super::{BUFFER, Receiver, SGE, Shape, SharedReceiver, SqWrIds, bytes};
 use crate::memory::queue_memory::QueueMemory;
 use crate::number::{Rkey, SrqNumber};
-use crate::provider::Cursor;
+use crate::provider::SendCursor;
 use crate::provider::SendLimits;
 use crate::provider::mlx5::rq::{self, RecvRing};
 use crate::provider::mlx5::sq::{Frames, SendRing, Setup};
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
-use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge};
+use crate::wr::{
+    FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendOps, SendWr, Sge,
+};
 use std::sync::Arc;
 
 const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
@@ -152,7 +154,7 @@ fn copies_are_what_lies_in_the_queue() {
     const TURNS: (usize, usize) = if cfg!(miri) { (152, 186) } else { (2000, 37) };
     for turn in 0..TURNS.0 {
         let length = 1 + turn * TURNS.1 % data.len();
-        let at = sends.ring.cursor().at;
+        let at = sends.ring.begin().at;
         let cursor = sends.post(&[SendWr::send(&[]).inline(&data[..length])]).unwrap();
         let units = 1 + (4 + length).div_ceil(16);
         let expected = sends.bytes(at, units * 16);
@@ -182,12 +184,13 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
             wqebbs: blocks,
             max_post: blocks,
             limits: SendLimits { max_sge: 1, max_inline: 0 },
-            qpn: super::QPN,
+            unchecked: SendOps::default(),
+            transport: super::transport(&SendWr::send(&[])),
             signal_all: false,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
             alone: true,
-            record: record.clone(),
+            shared: record.clone(),
             frames: Frames { min_header: 0, checksums: false },
             gate: super::open(&dbrec),
         });
@@ -271,7 +274,7 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
     sends.record.sends.complete(3);
     // Across batches, too, but not from one that was dropped.
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
-    let mut dropped = sends.ring.cursor();
+    let mut dropped = sends.ring.begin();
     sends.push(&mut dropped, &SendWr::send(&[])).unwrap();
     sends.post(&[SendWr::send(&[])]).unwrap();
     assert_eq!(fences(&sends, 6), 0x20);
@@ -284,18 +287,18 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     let mut sends = SqWrIds::new(Shape::default());
     let fences = |sends: &SqWrIds, at| sends.bytes(at, 16)[11];
     let wr = SendWr::send(&[]);
-    let room = sends.ring.cursor().room;
+    let room = sends.ring.begin().room;
     // One that takes the short way says nothing of the key.
-    let mut cursor = sends.ring.cursor();
+    let mut cursor = sends.ring.begin();
     assert!(!sends.try_push(&mut cursor, &SendWr::local_inv(Rkey(5))));
     assert_eq!(cursor.at, 0);
     // A batch that is dropped forgets no change that was posted, though it made one of its own.
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
-    let mut dropped = sends.ring.cursor();
+    let mut dropped = sends.ring.begin();
     sends.push(&mut dropped, &wr).unwrap();
     sends.push(&mut dropped, &SendWr::local_inv(Rkey(6))).unwrap();
     assert_eq!(dropped.room, room - 3, "a flag is no room");
-    let mut cursor = sends.ring.cursor();
+    let mut cursor = sends.ring.begin();
     assert!(!sends.try_push(&mut cursor, &wr), "it may have to wait");
     sends.post(&[wr]).unwrap();
     assert_eq!(fences(&sends, 2), 0x20);
@@ -304,17 +307,17 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     sends.post(&[wr, wr]).unwrap();
     sends.post(&[wr]).unwrap();
     assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);
-    let mut cursor = sends.ring.cursor();
+    let mut cursor = sends.ring.begin();
     assert!(sends.try_push(&mut cursor, &wr));
     // A full queue is full, flag or no flag.
     sends.record.sends.complete(5);
-    let all = vec![SendWr::local_inv(Rkey(5)); sends.ring.cursor().room as usize];
+    let all = vec![SendWr::local_inv(Rkey(5)); sends.ring.begin().room as usize];
     sends.post(&all).unwrap();
-    assert_eq!(sends.ring.cursor().room, 0);
+    assert_eq!(sends.ring.begin().room, 0);
     assert_eq!(sends.post(&[wr]).unwrap_err(), PostError::Full);
     // A reset forgets.
     sends.ring.reset();
-    let mut cursor = sends.ring.cursor();
+    let mut cursor = sends.ring.begin();
     assert!(sends.try_push(&mut cursor, &wr));
 }
 
@@ -338,7 +341,7 @@ fn what_cannot_be_posted_leaves_the_cursor() {
         (flush, PostError::Unsupported),
         (SendWr::atomic_write(REMOTE, [0; 8]), PostError::Unsupported),
     ];
-    let mut cursor = sends.ring.cursor();
+    let mut cursor = sends.ring.begin();
     for (wr, error) in refused {
         assert_eq!(sends.push(&mut cursor, &wr), Err(error), "{wr:?}");
         assert_eq!((cursor.at, cursor.head, cursor.room), (0, 0, 4));
@@ -352,13 +355,13 @@ fn overflow_is_exact_and_completions_make_room() {
     assert!(sends.post(&[wr(0), wr(1), wr(2), wr(3), wr(4)]).is_err());
     assert_eq!(sends.dbrec.get(1), 0, "nothing was rung");
     sends.post(&[wr(0), wr(1), wr(2), wr(3)]).unwrap();
-    assert_eq!(sends.ring.cursor().room, 0);
+    assert_eq!(sends.ring.begin().room, 0);
     assert_eq!(sends.post(&[wr(4)]).unwrap_err(), PostError::Full);
     // The third completes, and those before it with it.
     assert_eq!(sends.record.sends.complete(2).wr_id, 2);
-    assert_eq!(sends.ring.cursor().room, 3);
+    assert_eq!(sends.ring.begin().room, 3);
     sends.ring.reset();
-    let Cursor { at, room, .. } = sends.ring.cursor();
+    let SendCursor { at, room, .. } = sends.ring.begin();
     assert_eq!((at, room, sends.dbrec.get(1)), (0, 4, 0));
 }
 
@@ -385,7 +388,7 @@ fn receives_bit_for_bit() {
     receiver.post(&[last]).unwrap();
     assert_eq!((receiver.dbrec.get(0), posted.complete(1), posted.complete(0x1_0002)), (5, 4, 5));
     receiver.ring.reset();
-    assert_eq!((receiver.dbrec.get(0), receiver.ring.cursor().room), (0, 4));
+    assert_eq!((receiver.dbrec.get(0), receiver.ring.begin().room), (0, 4));
 }
 
 /// Behind a link each, by either way of posting.
@@ -424,7 +427,7 @@ fn receives_are_counted_in_sixteen_bits() {
             (own.dbrec.get(0), record.receives.complete(wr_id as u32 & 0xffff)),
             (count, wr_id)
         );
-        let at = shared.ring.cursor().at;
+        let at = shared.ring.begin().at;
         shared.post(&recv).unwrap();
         assert_eq!((shared.dbrec.get(0), slots.complete(at)), (count, wr_id));
     }
@@ -443,7 +446,7 @@ fn shared_receives_are_a_list() {
     assert_eq!(shared.post(&[recv(13)]), Err(PostError::Full), "the last stays in the list");
     let slots = shared.ring.slots().clone();
     assert_eq!((slots.complete(1), slots.complete(0)), (11, 10));
-    assert_eq!(shared.ring.cursor().room, 2);
+    assert_eq!(shared.ring.begin().room, 2);
     shared.post(&[recv(13), recv(14)]).unwrap();
     // The list goes on where it ended: 3, and then those that came back.
     assert_eq!((slots.complete(3), slots.complete(2)), (13, 12));
@@ -461,11 +464,11 @@ fn entries_that_come_back_too_often_end_somewhere() {
     for at in [0, 0, 1, 7, 0xffff] {
         slots.complete(at);
     }
-    assert_eq!(shared.ring.cursor().room, 3);
+    assert_eq!(shared.ring.begin().room, 3);
     shared.post(&[Recv { wr_id: 1, sges: &[] }]).unwrap();
     let links = [0, 1, 2, 3].map(|at| shared.device.read(at * 2)[0].to_be() >> 32);
     assert!(links.iter().all(|next| *next < 4), "the device goes nowhere else: {links:?}");
     slots.complete(0);
     slots.complete(0);
-    assert!(shared.ring.cursor().room <= 3);
+    assert!(shared.ring.begin().room <= 3);
 }

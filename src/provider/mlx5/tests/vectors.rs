@@ -6,7 +6,9 @@ use crate::access::Access;
 use crate::identity::Identity;
 use crate::memory::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
-use crate::provider::Cursor;
+use crate::provider::SendCursor;
+use crate::qp::state::QpType;
+use crate::wr::Transport;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wc::{WcOpcode, WcStatus};
@@ -240,23 +242,24 @@ fn requests_are_those_of_libmlx5() {
             wr = wr.to(Destination { address: &address, qpn, qkey, domain: Identity::default() });
         }
         let at = vector.number("index");
-        let mut cursor = sends.ring.cursor();
+        let mut cursor = sends.ring.begin();
         cursor.at = at;
         let waits = vector.number("flags") & 0x20 != 0;
         if waits {
-            sends.ring.wait(cursor.head);
+            sends.ring.fence_up_to(cursor.head);
         }
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
         if vector.line("service") == "raw" {
-            sends.ring.push_packet(&mut cursor, &wr).unwrap();
+            sends.ring.transport = Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+            sends.ring.push_checked(&mut cursor, &wr).unwrap();
         } else {
             // The long way writes the same, a place further.
-            let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
-            sends.ring.push(&mut further, &wr).unwrap();
+            let mut further = SendCursor { at: at.wrapping_add(0x1_0000), ..cursor };
+            sends.push_checked(&mut further, &wr).unwrap();
             // As if it had not been.
             sends.ring.reset();
             if waits {
-                sends.ring.wait(cursor.head);
+                sends.ring.fence_up_to(cursor.head);
             }
             assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
             sends.push(&mut cursor, &wr).unwrap();
@@ -272,7 +275,7 @@ fn requests_are_those_of_libmlx5() {
             let written = unhex(written);
             // A doorbell where a copy would do was rung for a batch, and this was its last.
             let batch = vector.lines.contains_key("doorbell") && asked.length <= super::BUFFER;
-            sends.ring.publish(cursor, !batch);
+            sends.ring.ring(&cursor, !batch).unwrap();
             let length = asked.length.min(written.len());
             assert_eq!(sends.page.bytes(buffer, length), written[..length], "{name}");
             let after = sends.page.bytes(buffer + written.len(), 8);
@@ -326,7 +329,7 @@ fn receives_are_those_of_libmlx5() {
         let found = match to {
             "pair" | "raw" => {
                 let receiver = Receiver::new(512, stride);
-                let mut cursor = receiver.ring.cursor();
+                let mut cursor = receiver.ring.begin();
                 cursor.at = at;
                 receiver.push(&mut cursor, &recv).unwrap();
                 let unit = at * stride / 16;
@@ -334,7 +337,7 @@ fn receives_are_those_of_libmlx5() {
             }
             _ => {
                 let mut shared = SharedReceiver::new(512, stride);
-                let mut cursor = shared.ring.cursor();
+                let mut cursor = shared.ring.begin();
                 cursor.at = at;
                 shared.push(&mut cursor, &recv).unwrap();
                 bytes(&shared.device, at * stride / 16, expected.len())
