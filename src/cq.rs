@@ -15,8 +15,7 @@ use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::poll_gate::QUIET;
 use crate::provider::{
-    CqInitAttr, CqMembers, CqRing, CreateRequest, Member, QueueResources, ResizeRequest, Wc,
-    mlx5,
+    CqInitAttr, CqMembers, CqRing, CreateRequest, Member, QueueResources, ResizeRequest, Wc, mlx5,
 };
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
@@ -230,8 +229,7 @@ impl CqBuilder {
         let has_channel = channel.is_some();
         let heard = registration.heard().clone();
         let numbers = Arc::default();
-        let inner =
-            CqInner { object, members, numbers, registration, _channel: channel, domain };
+        let inner = CqInner { object, members, numbers, registration, _channel: channel, domain };
         let inner = Arc::new(inner);
         Ok(CompletionQueue { ring, gate, inner, has_channel, heard })
     }
@@ -490,8 +488,9 @@ impl CompletionQueue {
         const HELD: &str = "a queue pair, or a shared receive queue of an XRC domain, still uses \
                             the completion queue";
         let CompletionQueue { ring, gate, inner, has_channel, heard } = self;
-        destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (CompletionQueue { ring, gate, inner, has_channel, heard }, error))
+        destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy()).map_err(
+            |(inner, error)| (CompletionQueue { ring, gate, inner, has_channel, heard }, error),
+        )
     }
 }
 

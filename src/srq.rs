@@ -11,7 +11,7 @@ use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
 use crate::provider::{
-    CreateRequest, CreatedSrq, Member, QueueResources, SharedSlots, SrqInitAttr, SrqRing, rxe,
+    CreateRequest, CreatedSrq, Member, QueueResources, SharedReceives, SrqInitAttr, SrqRing, rxe,
 };
 use crate::qp::RecvBatch;
 use crate::uverbs::invoke_write::write;
@@ -33,7 +33,7 @@ const MASK_LIMIT: u32 = 1 << 1;
 pub(crate) struct SrqInner {
     pub(crate) object: Object<QueueResources>,
     /// What queue pairs that take receives from it have to know.
-    pub(crate) slots: SharedSlots,
+    pub(crate) slots: SharedReceives,
     registration: Registration,
     pd: Arc<PdInner>,
     /// Of a queue in an XRC domain.
@@ -328,8 +328,7 @@ impl SharedReceiveQueue {
             ..Default::default()
         };
         ring.resize(VERB, file.kernel.mapper(), |driver| {
-            let mut command =
-                write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
+            let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
             file.execute(VERB, &mut command).map_err(|error| match error.errno() {
                 Errno::INVAL => error.detail(format!(
                     "{max_wr} receives are fewer than the queue has or is limited to, or more than \

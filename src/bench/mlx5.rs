@@ -1,6 +1,7 @@
 //! mlx5's queues. The device's end is played by writing completions, and registers are memory.
 
 use crate::completion::Completion;
+use crate::identity::Identity;
 use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::fork::Epoch;
@@ -8,14 +9,13 @@ use crate::memory::gate::Gate;
 use crate::memory::mapping::Mapping;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
+use crate::number::Qpn;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::provider::mlx5::{cq, rq, sq};
 use crate::provider::poll_gate::{PollGate, QUIET};
 use crate::provider::{SendLimits, Wc};
 use crate::qp::state::QpType;
-use crate::identity::Identity;
-use crate::number::Qpn;
 use crate::wr::{PostError, Recv, SendOps, SendWr, Transport};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
@@ -54,9 +54,9 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Result<Gate, Errno> {
     Ok(gate)
 }
 
-fn record(blocks: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
+fn record(wqebbs: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
     let index = UidxAllocator::new().take().ok_or(Errno::NOMEM)?;
-    Ok(SharedQp::new(QPN, index, Some(blocks), receives))
+    Ok(SharedQp::new(QPN, index, Some(wqebbs), receives))
 }
 
 /// A send queue whose requests are done as soon as they were rung.
@@ -70,13 +70,13 @@ impl Sends {
     /// A queue of `requests`, a power of two, of up to 200 bytes inline. With `blueflame` single
     /// requests are copied into the register.
     pub fn new(requests: u32, blueflame: bool) -> Result<Sends, Errno> {
-        let blocks = requests * BLOCKS;
-        let record = record(blocks, Receives::None)?;
+        let wqebbs = requests * BLOCKS;
+        let record = record(wqebbs, Receives::None)?;
         let dbrec = dbrec()?;
         let setup = sq::Setup {
-            memory: Arc::new(QueueMemory::pages(blocks as usize * MLX5_SEND_WQE_BB)?),
+            memory: Arc::new(QueueMemory::pages(wqebbs as usize * MLX5_SEND_WQE_BB)?),
             offset: 0,
-            wqebbs: blocks,
+            wqebbs: wqebbs,
             max_post: requests,
             limits: SendLimits { max_sge: 4, max_inline: 200 },
             unchecked: SendOps::unchecked(TRANSPORT.qp_type),
@@ -121,10 +121,10 @@ impl Recvs {
     pub fn new(requests: u32) -> Result<Recvs, Errno> {
         let record = record(1, Receives::Own(requests))?;
         let memory = Arc::new(QueueMemory::pages(requests as usize * SEGMENT)?);
-        let unit = SEGMENT as u32;
+        let segment = SEGMENT as u32;
         let (dbrec, record) = (dbrec()?, record);
         let gate = open(&dbrec)?;
-        let place = rq::Place { offset: 0, entries: requests, stride: unit, max_sge: 1 };
+        let place = rq::RqLayout { offset: 0, entries: requests, stride: segment, max_sge: 1 };
         let ring = rq::RecvRing::new(memory, place, dbrec, record.clone(), gate);
         Ok(Recvs { ring: ring.ok_or(Errno::INVAL)?, record })
     }
@@ -158,13 +158,13 @@ impl Completed {
     /// A queue of `slots`, a power of two.
     pub fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Arc::new(QueueMemory::pages(slots as usize * CQE)?);
-        let elements = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
-        let units = slots * (CQE / SEGMENT) as u32;
-        let device = WqeSegments::new(memory, 0, units).ok_or(Errno::INVAL)?;
+        let cqes = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
+        let segments = slots * (CQE / SEGMENT) as u32;
+        let device = WqeSegments::new(memory, 0, segments).ok_or(Errno::INVAL)?;
         let record = record(slots, Receives::None)?;
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
-        let ring = cq::CqRing::new(elements, dbrec, PollGate::new(gate), &register(0)?, 1);
+        let ring = cq::CqRing::new(cqes, dbrec, PollGate::new(gate), &register(0)?, 1);
         ring.members().attach(&record);
         Ok(Completed { ring, device, record, slots, producer: 0 })
     }

@@ -2,13 +2,13 @@
 //! from.
 
 use crate::completion::Completion;
-use crate::memory::fork::Epoch;
-use crate::memory::mapping::{Mapper, Mapping};
-use crate::provider::Wc;
 use crate::identity::Identity;
 use crate::memory::doorbell_record::DoorbellPages;
+use crate::memory::fork::Epoch;
 use crate::memory::gate::Gate;
+use crate::memory::mapping::{Mapper, Mapping};
 use crate::number::Qpn;
+use crate::provider::Wc;
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{SendCursor, SendLimits, rxe};
 use crate::qp::state::QpType;

@@ -6,7 +6,7 @@
 use super::lock::Lock;
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -20,11 +20,11 @@ const LINE: usize = 64;
 /// The doorbell records of a context. Pages stay until the last record and the context are gone.
 #[derive(Debug)]
 pub(crate) struct DoorbellPages {
-    free: Lock<Vec<Place>>,
+    free: Lock<Vec<Line>>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Line {
     page: Arc<QueueMemory>,
     offset: usize,
 }
@@ -43,8 +43,8 @@ impl DoorbellPages {
                 None => {
                     let page = Arc::new(QueueMemory::pages(1)?);
                     let offsets = (LINE..page.len()).step_by(LINE).rev();
-                    free.extend(offsets.map(|offset| Place { page: page.clone(), offset }));
-                    Place { page, offset: 0 }
+                    free.extend(offsets.map(|offset| Line { page: page.clone(), offset }));
+                    Line { page, offset: 0 }
                 }
             }
         };
@@ -61,7 +61,7 @@ impl DoorbellPages {
 #[derive(Debug)]
 pub(crate) struct DoorbellRecord {
     base: NonNull<u8>,
-    home: Option<(Arc<DoorbellPages>, Place)>,
+    home: Option<(Arc<DoorbellPages>, Line)>,
     memory: Option<QueueMemory>,
 }
 
@@ -150,7 +150,7 @@ impl<const N: usize> RecordWord<N> {
     #[inline(always)]
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
-        note(RecordedStep::Record(N));
+        record_step(RecordedStep::Record(N));
         // SAFETY: inside and aligned since `word` made it, and alive as long as `_record`; volatile
         // because the device reads it at any time.
         unsafe { self.place.write_volatile(Be32::new(value)) };

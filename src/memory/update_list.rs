@@ -1,4 +1,4 @@
-//! A letter box: any thread puts letters in, its one owner takes all of them out.
+//! A update box: any thread puts updates in, its one owner takes all of them out.
 //!
 //! This is how the control path tells a completion queue that one of its queue pairs is gone
 //! while another thread polls: the poller owns everything it polls with, and finds what changed
@@ -18,7 +18,7 @@ pub(crate) struct UpdateList<T> {
     head: AtomicPtr<Update<T>>,
 }
 
-// SAFETY: letters are owned by the inbox until taken and are moved, never shared, between threads.
+// SAFETY: updates are owned by the inbox until taken and are moved, never shared, between threads.
 unsafe impl<T: Send> Send for UpdateList<T> {}
 // SAFETY: `&UpdateList` only moves values of `T` in and out, which needs `T: Send` and no more.
 unsafe impl<T: Send> Sync for UpdateList<T> {}
@@ -30,17 +30,17 @@ impl<T> UpdateList<T> {
         UpdateList { head: AtomicPtr::new(ptr::null_mut()) }
     }
 
-    /// Puts a letter in. Allocates, so it belongs to the control path.
+    /// Puts an update in. Allocates, so it belongs to the control path.
     pub(crate) fn put(&self, value: T) {
-        let letter = Box::into_raw(Box::new(Update { value, next: ptr::null_mut() }));
+        let update = Box::into_raw(Box::new(Update { value, next: ptr::null_mut() }));
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
-            // SAFETY: `letter` came from `Box::into_raw` and nobody else knows it yet.
-            unsafe { (*letter).next = head };
-            // Release pairs with the Acquire of `take`: the letter is written before it is found.
+            // SAFETY: `update` came from `Box::into_raw` and nobody else knows it yet.
+            unsafe { (*update).next = head };
+            // Release pairs with the Acquire of `take`: the update is written before it is found.
             match self.head.compare_exchange_weak(
                 head,
-                letter,
+                update,
                 Ordering::Release,
                 Ordering::Relaxed,
             ) {
@@ -53,21 +53,21 @@ impl<T> UpdateList<T> {
     /// Whether there is nothing to take: one load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        // A letter put before a call that this thread already knows of is seen, because that
+        // A update put before a call that this thread already knows of is seen, because that
         // knowledge orders the two; anything later may be found by the next look.
         self.head.load(Ordering::Relaxed).is_null()
     }
 
-    /// Takes all letters, newest first, and gives each to `read`.
+    /// Takes all updates, newest first, and gives each to `read`.
     pub(crate) fn take(&self, mut read: impl FnMut(T)) {
         // Acquire pairs with the Release of `put`.
         let mut next = self.head.swap(ptr::null_mut(), Ordering::Acquire);
         while !next.is_null() {
             // SAFETY: the swap made this thread the only one that knows the chain, and each of
-            // its letters came from `Box::into_raw`.
-            let letter = unsafe { Box::from_raw(next) };
-            next = letter.next;
-            read(letter.value);
+            // its updates came from `Box::into_raw`.
+            let update = unsafe { Box::from_raw(next) };
+            next = update.next;
+            read(update.value);
         }
     }
 }
@@ -104,11 +104,11 @@ mod tests {
 
     #[test]
     fn dropping_frees_unread_letters() {
-        let letter = Arc::new(());
+        let update = Arc::new(());
         let inbox = UpdateList::new();
-        inbox.put(letter.clone());
+        inbox.put(update.clone());
         drop(inbox);
-        assert_eq!(Arc::strong_count(&letter), 1);
+        assert_eq!(Arc::strong_count(&update), 1);
     }
 }
 
@@ -136,7 +136,7 @@ mod model {
         }
     }
 
-    /// Two control threads put while the poller takes: every letter arrives exactly once, with
+    /// Two control threads put while the poller takes: every update arrives exactly once, with
     /// what was written into it.
     #[test]
     fn put_put_take() {

@@ -5,7 +5,8 @@
 //! back to the provider becomes the rings, with which it ends.
 
 use super::{
-    Member, NamedAddresses, QueueResources, RecvRing, SendRing, SharedSlots, SrqRing, ThreadRegister,
+    Member, NamedAddresses, QueueResources, RecvRing, SendRing, SharedReceives, SrqRing,
+    ThreadRegister,
 };
 use crate::identity::Identity;
 use crate::memory::gate::Gate;
@@ -61,7 +62,7 @@ pub(crate) struct QpInitAttr<'a> {
     /// Whether short data shall come in completions.
     pub(crate) scatter: bool,
     /// The shared receive queue that receives come from.
-    pub(crate) srq: Option<&'a SharedSlots>,
+    pub(crate) srq: Option<&'a SharedReceives>,
     pub(crate) register: Option<&'a ThreadRegister>,
 }
 
@@ -111,7 +112,7 @@ pub(crate) struct SrqInitAttr {
 pub(crate) struct CreatedSrq {
     pub(crate) ring: SrqRing,
     /// What queue pairs have to know of it.
-    pub(crate) slots: SharedSlots,
+    pub(crate) slots: SharedReceives,
     /// What its completion queue knows it by, if it is of an XRC domain.
     pub(crate) member: Member,
     /// Its number, if it is of an XRC domain.

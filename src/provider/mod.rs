@@ -16,10 +16,10 @@ pub(crate) use create::{
     CqInitAttr, CreateRequest, CreatedQp, CreatedSrq, CreatedTarget, QpInitAttr, ResizeRequest,
     SrqInitAttr,
 };
-pub(crate) use mlx5::dm::Place as DmPlace;
+pub(crate) use mlx5::dm::DmPlace;
 pub(crate) use rings::{
     CqMembers, CqRing, Member, QueueResources, RecvCursor, RecvRing, RecvRingMut, SendCursor,
-    SendRing, SendRingMut, SharedSlots, SrqRing, Wc,
+    SendRing, SendRingMut, SharedReceives, SrqRing, Wc,
 };
 pub(crate) use rxe::ah::NamedAddresses;
 
@@ -267,9 +267,7 @@ impl Provider {
         execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
     ) -> Result<(K, CreatedQp)> {
         match self {
-            Provider::Rxe(rxe) => {
-                rxe::qp::create(rxe, attr, source.verb, kernel.mapper(), execute)
-            }
+            Provider::Rxe(rxe) => rxe::qp::create(rxe, attr, source.verb, kernel.mapper(), execute),
             Provider::Mlx5(mlx5) => mlx5::qp::create(mlx5, attr, source, kernel, execute),
         }
     }

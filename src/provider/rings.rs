@@ -332,9 +332,9 @@ pub(crate) enum RecvRingMut<'q> {
 
 /// What a queue pair has to know of the shared receive queue that it takes receives from.
 #[derive(Clone, Debug)]
-pub(crate) enum SharedSlots {
+pub(crate) enum SharedReceives {
     Rxe,
-    Mlx5(Arc<mlx5::srq::Slots>),
+    Mlx5(Arc<mlx5::srq::SrqWrIds>),
 }
 
 /// What a kernel object stands on: memory that a device may reach, and what the device knows it by.

@@ -44,9 +44,11 @@ impl SendOps {
         ];
         let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
         match qp_type {
-            QpType::RC => {
-                SendOps { gather: set(&reliable) | set(&connected), inline: set(&connected), datagram: 0 }
-            }
+            QpType::RC => SendOps {
+                gather: set(&reliable) | set(&connected),
+                inline: set(&connected),
+                datagram: 0,
+            },
             QpType::UC => SendOps { gather: set(&connected), inline: set(&connected), datagram: 0 },
             QpType::UD => {
                 let datagram = set(&[SendOp::Send, SendOp::SendImm(0)]);

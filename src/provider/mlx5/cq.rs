@@ -1,6 +1,6 @@
 //! Completion queues: the device produces, we consume, and tell it how far by a doorbell record.
 //!
-//! An element is ours when it was written, and the last bit of its last byte equals the parity of the
+//! A CQE is ours when it was written, and the last bit of its last byte equals the parity of the
 //! pass over the ring. Arming is the one thing that rings.
 
 use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, received};
@@ -147,11 +147,11 @@ fn alloc_buffer(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, 
 /// Lays out `entries` of `size` bytes that the device has not written; `None` unless they fit into
 /// `memory`, are a power of two, and of 64 or 128 bytes. To be done before the device knows them.
 pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> Option<CqBuffer> {
-    let elements = CqBuffer::new(memory.clone(), entries, size)?;
+    let cqes = CqBuffer::new(memory.clone(), entries, size)?;
     for entry in 0..entries {
-        elements.at(entry).mark_unwritten();
+        cqes.at(entry).mark_unwritten();
     }
-    Some(elements)
+    Some(cqes)
 }
 
 /// The poller's side of a completion queue.
@@ -187,15 +187,15 @@ struct Found {
 impl CqRing {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
-        elements: CqBuffer,
+        cqes: CqBuffer,
         dbrec: Arc<DoorbellRecord>,
         poll_gate: PollGate,
         arming: &Arc<DoorbellRegister>,
         cqn: u32,
     ) -> CqRing {
         CqRing {
-            epoch: elements.epoch(),
-            reader: CqReader::new(elements, 0),
+            epoch: cqes.epoch(),
+            reader: CqReader::new(cqes, 0),
             cqn: pair(0, cqn),
             consumed: dbrec.word(),
             armed: dbrec.word(),
@@ -226,17 +226,17 @@ impl CqRing {
         self.reader.consumer()
     }
 
-    /// Bytes of an element.
-    pub(crate) fn element_size(&self) -> usize {
-        self.reader.elements().size()
+    /// Bytes of a CQE.
+    pub(crate) fn cqe_size(&self) -> usize {
+        self.reader.cqes().size()
     }
 
-    /// How many elements there are.
+    /// How many CQEs there are.
     pub(crate) fn entries(&self) -> u32 {
-        self.reader.elements().count()
+        self.reader.cqes().count()
     }
 
-    /// How many completions fit, as the kernel counts them: one element stays free, for the mark that
+    /// How many completions fit, as the kernel counts them: one CQE stays free, for the mark that
     /// ends a queue which is resized.
     pub(crate) fn capacity(&self) -> u32 {
         self.entries() - 1
@@ -264,7 +264,7 @@ impl CqRing {
     /// Reads what the control path wrote, if it wrote anything.
     fn learn(&mut self) {
         if !self.members.is_empty() {
-            let entries = self.reader.elements().count();
+            let entries = self.reader.cqes().count();
             self.table.learn(&self.members, self.reader.consumer(), entries);
         }
     }
@@ -279,7 +279,7 @@ impl CqRing {
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
         let owner = self.reader.look()?;
-        // Pairs with the device writing the last byte of an element after all others.
+        // Pairs with the device writing the last byte of a CQE after all others.
         udma_from_device();
         // A loop here would be laid out for those who go round.
         let found = match self.usual(owner) {
@@ -306,15 +306,15 @@ impl CqRing {
         Wc { number, wr_id, kind, owner, reader: &self.reader }
     }
 
-    /// Consumes the next element if it is a success of a queue pair in the book.
+    /// Consumes the next CQE if it is a success of a queue pair in the book.
     #[inline(always)]
     fn usual(&mut self, owner: u8) -> Option<Found> {
         let table = &self.table;
-        self.reader.consume(|element| {
-            let number = number_of(element);
+        self.reader.consume(|cqe| {
+            let number = number_of(cqe);
             let record = table.get(number)?;
             // Records have no more places than these bits name.
-            let at = element.low16::<COUNTER>();
+            let at = cqe.low16::<COUNTER>();
             // Opcodes are compared where they stand, so that nothing is shifted.
             if owner < behind(opcode::MLX5_CQE_REQ) {
                 let sent = record.sends.complete(at);
@@ -331,7 +331,7 @@ impl CqRing {
         })
     }
 
-    /// The next completion, where the next element is an error, or of nobody in the book, or no completion,
+    /// The next completion, where the next CQE is an error, or of nobody in the book, or no completion,
     /// or was never written: `odd` if there is one, since an answer by way of memory would keep a register of
     /// who polls.
     #[cold]
@@ -356,13 +356,13 @@ impl CqRing {
         }
     }
 
-    /// Consumes the next element, which is as [`unusual`](Self::unusual) says, and was written; nothing if it
+    /// Consumes the next CQE, which is as [`unusual`](Self::unusual) says, and was written; nothing if it
     /// is not for the user.
     fn rare(&mut self, owner: u8) -> Option<Found> {
         let code = opcode_of(owner);
-        let element = self.reader.next();
-        let number = number_of(element);
-        let at = u32::from(element.be16::<COUNTER>());
+        let cqe = self.reader.next();
+        let number = number_of(cqe);
+        let at = u32::from(cqe.be16::<COUNTER>());
         if self.table.get(number).is_none() {
             // Made, and already busy, since this poll began?
             self.learn();
@@ -399,11 +399,11 @@ impl CqRing {
         }
     }
 
-    /// Gives consumed elements back to the device. Not in a forked child, where the record may be the
+    /// Gives consumed CQEs back to the device. Not in a forked child, where the record may be the
     /// parent's.
     #[inline(always)]
     pub(crate) fn release(&self) {
-        // Pairs with the device writing over elements after the record gave them back.
+        // Pairs with the device writing over CQEs after the record gave them back.
         udma_done_reading();
         self.consumed.set(self.reader.consumer());
     }
@@ -423,14 +423,14 @@ impl CqRing {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
         self.cqn = pair(0, cqn);
-        self.reader = CqReader::new(self.reader.elements().clone(), consumer);
+        self.reader = CqReader::new(self.reader.cqes().clone(), consumer);
     }
 
     /// For a test to write completions to, where nothing was written before.
     #[cfg(test)]
     pub(crate) fn device(&self) -> super::fake_device::Device {
-        let (elements, dbrec) = (self.reader.elements(), self.consumed.record().clone());
-        super::fake_device::Device::new(elements.memory(), elements.count(), elements.size(), dbrec)
+        let (cqes, dbrec) = (self.reader.cqes(), self.consumed.record().clone());
+        super::fake_device::Device::new(cqes.memory(), cqes.count(), cqes.size(), dbrec)
     }
 
     /// Completions that are there to be consumed.
@@ -443,15 +443,15 @@ impl CqRing {
     pub(crate) fn purge(&mut self, record: &SharedQp) {
         self.learn();
         let number = record.index().number();
-        for (_, element) in self.reader.ours() {
+        for (_, cqe) in self.reader.ours() {
             udma_from_device();
-            if number_of(element) != number {
+            if number_of(cqe) != number {
                 continue;
             }
-            if let (true, Some(slots)) = (is_receive(opcode_of(element.owner())), record.slots()) {
-                slots.complete(element.be16::<COUNTER>().into());
+            if let (true, Some(slots)) = (is_receive(opcode_of(cqe.owner())), record.slots()) {
+                slots.complete(cqe.be16::<COUNTER>().into());
             }
-            element.set_be32::<INDEX>(NOBODY);
+            cqe.set_be32::<INDEX>(NOBODY);
         }
     }
 
@@ -467,7 +467,7 @@ impl CqRing {
         held: Option<&QueueResources>,
         execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
     ) -> Result<()> {
-        let size = CqSize::new(self.max_cqe, cqe, self.element_size() as u32)
+        let size = CqSize::new(self.max_cqe, cqe, self.cqe_size() as u32)
             .map_err(|detail| Error::invalid(source.verb, detail))?;
         if size.entries == self.entries() {
             return Ok(());
@@ -480,8 +480,7 @@ impl CqRing {
         };
         let (cqe, pending) = (size.entries - 1, self.pending());
         let (input, output) = (request.as_bytes(), &mut [][..]);
-        let resized =
-            execute(ResizeRequest { cqe, pending, pinned: memory.len(), input, output });
+        let resized = execute(ResizeRequest { cqe, pending, pinned: memory.len(), input, output });
         if let Err(error) = resized {
             // The driver pins the memory before it tells the device, and a device that refuses has not
             // moved. After any other error the device may be in either memory, so that both stay.
@@ -498,14 +497,14 @@ impl CqRing {
         Ok(())
     }
 
-    /// Takes over the elements that the kernel has moved the queue to, with what is left in the old
+    /// Takes over the CQEs that the kernel has moved the queue to, with what is left in the old
     /// ones: the device ended them with a mark.
-    pub(crate) fn exchange(&mut self, elements: CqBuffer) {
-        let log = elements.count().trailing_zeros();
+    pub(crate) fn exchange(&mut self, cqes: CqBuffer) {
+        let log = cqes.count().trailing_zeros();
         let mut next = self.reader.consumer();
-        for (at, element) in self.reader.ours() {
+        for (at, cqe) in self.reader.ours() {
             udma_from_device();
-            let owner = element.owner();
+            let owner = cqe.owner();
             if opcode_of(owner) == opcode::MLX5_CQE_RESIZE_CQ {
                 // The mark took a number, so that everything before it moves up by one.
                 next = next.wrapping_add(1);
@@ -514,11 +513,11 @@ impl CqRing {
             }
             let to = at.wrapping_add(1);
             let owner = owner & !MLX5_CQE_OWNER_MASK | (to >> log) as u8 & MLX5_CQE_OWNER_MASK;
-            elements.take_over(to, self.reader.elements(), at, owner);
+            cqes.take_over(to, self.reader.cqes(), at, owner);
         }
         // What was copied is there before the device hears how far we are.
         udma_to_device();
-        self.reader = CqReader::new(elements, next);
+        self.reader = CqReader::new(cqes, next);
         self.release();
     }
 }

@@ -30,8 +30,8 @@ pub(crate) mod wr_ids;
 
 use crate::error::{Error, Result};
 use crate::memory::allocator::{ResourceType, Source};
-use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, RECORD};
 use crate::memory::barrier;
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, RECORD};
 use crate::memory::gate::Gate;
 use crate::uverbs::kernel::Kernel;
 use context::Limits;

@@ -13,7 +13,7 @@ use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
     self, CreateRequest, CreatedQp, CreatedTarget, Member, QpInitAttr, RecvRing, SendLimits,
-    SendRing, SharedSlots, ThreadRegister,
+    SendRing, SharedReceives, ThreadRegister,
 };
 use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
@@ -77,8 +77,8 @@ pub(crate) fn create<K>(
     let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
     if attr.scatter {
         // The second flag is for reads and atomics of a queue pair that does not signal all of them.
-        flags |= mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE
-            | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
+        flags |=
+            mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
     }
     let request = mlx5_ib_create_qp {
         buf_addr: addr(&memory),
@@ -118,7 +118,7 @@ pub(crate) fn create<K>(
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
     let receives = match (attr.srq, rq_size.entries) {
-        (Some(SharedSlots::Mlx5(slots)), _) => Receives::Shared(slots.clone()),
+        (Some(SharedReceives::Mlx5(slots)), _) => Receives::Shared(slots.clone()),
         (_, 0) => Receives::None,
         (_, entries) => Receives::Own(entries),
     };
@@ -127,7 +127,7 @@ pub(crate) fn create<K>(
     let recv = match (rq_size.entries, &memory) {
         (0, _) | (_, None) => None,
         (entries, Some(memory)) => {
-            let place = rq::Place {
+            let place = rq::RqLayout {
                 offset: 0,
                 entries,
                 stride: 1 << rq_size.stride_log,

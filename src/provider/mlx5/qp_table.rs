@@ -1,20 +1,20 @@
 //! How a poller finds the queue pair of a completion.
 //!
 //! Who makes and destroys queue pairs is not who polls, and must not touch what the poller works
-//! with. So the control path leaves letters with [`QpRegistry`], and the poller keeps a [`QpTable`] of
+//! with. So the control path leaves updates with [`QpRegistry`], and the poller keeps a [`QpTable`] of
 //! its own: user index to record, without a lock. A completion of nobody in the table is discarded.
 //!
 //! A queue pair that is gone leaves its index behind until the poller knows that nothing in the
-//! queue bears it: the kernel confirmed the end before the letter was written, so all there will
-//! ever be is in the queue when the letter is read, and has been consumed when the queue was found
+//! queue bears it: the kernel confirmed the end before the update was written, so all there will
+//! ever be is in the queue when the update is read, and has been consumed when the queue was found
 //! empty or went round once.
 //!
-//! A queue that never completes anything never has its letters read: a receive queue of those who
+//! A queue that never completes anything never has its updates read: a receive queue of those who
 //! only send, for one. So who makes a queue pair looks through them, and throws away those of queue
 //! pairs that came and went unheard of.
 
 use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
-use super::srq::Slots;
+use super::srq::SrqWrIds;
 use super::uidx::Uidx;
 use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_from_device;
@@ -28,20 +28,20 @@ use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
 enum Update {
-    /// Weak, or the letter would keep what nobody polls for.
+    /// Weak, or the update would keep what nobody polls for.
     Attached {
         number: u32,
         record: Weak<SharedQp>,
     },
     Gone {
         index: Arc<Uidx>,
-        slots: Option<Arc<Slots>>,
+        slots: Option<Arc<SrqWrIds>>,
     },
     /// There are older ones, which were looked through.
     Older,
 }
 
-/// Letters that are not worth looking through.
+/// Updates that are not worth looking through.
 const FEW: usize = 64;
 
 /// What a poller that is gone left unread.
@@ -58,29 +58,29 @@ pub(crate) struct Leftover {
 /// completions name which nobody will ever read go back.
 #[derive(Debug)]
 pub(crate) struct QpRegistry {
-    letters: UpdateList<Update>,
+    updates: UpdateList<Update>,
     /// Whether the poller has to look for them.
     pub(crate) poll_gate: PollGate,
     /// How many were put since somebody took them.
     fresh: AtomicU32,
-    /// Letters that were looked through, oldest first; with one among the others that says so.
+    /// Updates that were looked through, oldest first; with one among the others that says so.
     older: Lock<Vec<Update>>,
-    estate: Lock<Option<Leftover>>,
+    leftover: Lock<Option<Leftover>>,
 }
 
 impl Drop for QpRegistry {
     fn drop(&mut self) {
-        let estate = self.estate.get_mut().and_then(Option::take);
-        let Some(Leftover { reader, mut table }) = estate else { return };
+        let leftover = self.leftover.get_mut().and_then(Option::take);
+        let Some(Leftover { reader, mut table }) = leftover else { return };
         // A child of a fork has no completions, and its parent's entries are not its to give back.
-        if reader.elements().epoch().is_over() {
+        if reader.cqes().epoch().is_over() {
             return;
         }
-        table.learn(self, reader.consumer(), reader.elements().count());
-        for (_, element) in reader.ours() {
+        table.learn(self, reader.consumer(), reader.cqes().count());
+        for (_, cqe) in reader.ours() {
             udma_from_device();
-            if is_receive(opcode_of(element.owner())) {
-                table.give_back(number_of(element), element.be16::<COUNTER>().into());
+            if is_receive(opcode_of(cqe.owner())) {
+                table.give_back(number_of(cqe), cqe.be16::<COUNTER>().into());
             }
         }
     }
@@ -90,33 +90,33 @@ impl QpRegistry {
     pub(crate) fn new(poll_gate: PollGate) -> Arc<QpRegistry> {
         let older = Lock::default();
         Arc::new(QpRegistry {
-            letters: UpdateList::new(),
+            updates: UpdateList::new(),
             poll_gate,
             fresh: AtomicU32::new(0),
             older,
-            estate: Lock::default(),
+            leftover: Lock::default(),
         })
     }
 
-    fn put(&self, letter: Update) {
+    fn put(&self, update: Update) {
         self.fresh.fetch_add(1, Ordering::Relaxed);
-        self.letters.put(letter);
+        self.updates.put(update);
         self.poll_gate.mark_dirty();
     }
 
-    /// Adds what was put to what is there of older letters.
+    /// Adds what was put to what is there of older updates.
     fn gather(&self, older: &mut Vec<Update>) {
         self.fresh.store(0, Ordering::Relaxed);
         let before = older.len();
-        self.letters.take(|letter| match letter {
+        self.updates.take(|update| match update {
             Update::Older => {}
-            letter => older.push(letter),
+            update => older.push(update),
         });
         // They come newest first, but an index may be given back and dealt again in one go.
         older[before..].reverse();
     }
 
-    /// Throws letters away of queue pairs that came and went since the last poll, if many are
+    /// Throws updates away of queue pairs that came and went since the last poll, if many are
     /// there. To be called only while nobody can poll, by who borrows the poller's end; `is_empty`
     /// says whether the queue holds no completion.
     pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
@@ -126,15 +126,15 @@ impl QpRegistry {
             return;
         }
         self.gather(&mut older);
-        // Asked after the letters were taken: of a queue pair that was gone by then the queue holds
+        // Asked after the updates were taken: of a queue pair that was gone by then the queue holds
         // all there will ever be.
         if is_empty() {
             let mut attached = HashMap::new();
             let mut needless = vec![false; older.len()];
-            for (at, letter) in older.iter().enumerate() {
-                match letter {
+            for (at, update) in older.iter().enumerate() {
+                match update {
                     Update::Attached { number, .. } => drop(attached.insert(*number, at)),
-                    // Without the first letter here, the poller has read it.
+                    // Without the first update here, the poller has read it.
                     Update::Gone { index, .. } => {
                         if let Some(first) = attached.remove(&index.number()) {
                             (needless[first], needless[at]) = (true, true);
@@ -147,15 +147,15 @@ impl QpRegistry {
             older.retain(|_| needless.next() != Some(true));
         }
         if !older.is_empty() {
-            self.letters.put(Update::Older);
+            self.updates.put(Update::Older);
         }
     }
 
     /// Leaves what nobody polls any more.
-    pub(crate) fn inherit(&self, estate: Leftover) {
-        match self.estate.lock() {
-            Some(mut left) => *left = Some(estate),
-            None => std::mem::forget(estate),
+    pub(crate) fn inherit(&self, leftover: Leftover) {
+        match self.leftover.lock() {
+            Some(mut left) => *left = Some(leftover),
+            None => std::mem::forget(leftover),
         }
     }
 
@@ -180,7 +180,7 @@ impl QpRegistry {
 
     /// Whether there is nothing to learn.
     pub(crate) fn is_empty(&self) -> bool {
-        self.letters.is_empty()
+        self.updates.is_empty()
     }
 }
 
@@ -189,7 +189,7 @@ impl QpRegistry {
 struct Dead {
     index: Arc<Uidx>,
     /// Takes back what the completions consumed.
-    slots: Option<Arc<Slots>>,
+    slots: Option<Arc<SrqWrIds>>,
     /// Where in the queue nothing of it can be any more.
     until: u32,
 }
@@ -239,11 +239,11 @@ impl QpTable {
     /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
     #[cold]
     pub(crate) fn learn(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
-        // Nobody waits for this lock: who looks through letters keeps the poller away by a borrow.
-        let Some(mut letters) = members.older.lock() else { return };
-        members.gather(&mut letters);
-        for letter in letters.drain(..) {
-            match letter {
+        // Nobody waits for this lock: who looks through updates keeps the poller away by a borrow.
+        let Some(mut updates) = members.older.lock() else { return };
+        members.gather(&mut updates);
+        for update in updates.drain(..) {
+            match update {
                 Update::Attached { number, record } => {
                     if let Some(record) = record.upgrade() {
                         self.insert(number, record);
@@ -377,7 +377,7 @@ mod tests {
         members.retire(&short);
         let weak = Arc::downgrade(&short);
         drop(short);
-        assert!(weak.upgrade().is_none(), "the letter keeps the record");
+        assert!(weak.upgrade().is_none(), "the update keeps the record");
         let next = record(&indices);
         assert_eq!(next.index().number(), 2);
         table.learn(&members, 0, 8);
@@ -544,7 +544,7 @@ mod model {
         });
     }
 
-    /// Letters are put while somebody looks through them: none is lost, and none out of turn.
+    /// Updates are put while somebody looks through them: none is lost, and none out of turn.
     #[test]
     fn letters_are_put_while_others_are_looked_through() {
         loom::model(|| {

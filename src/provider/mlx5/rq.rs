@@ -53,8 +53,7 @@ impl RqSize {
             ));
         }
         let stride = request.next_power_of_two();
-        let bytes =
-            (u64::from(cap.max_recv_wr).next_power_of_two() * stride).max(LEAST);
+        let bytes = (u64::from(cap.max_recv_wr).next_power_of_two() * stride).max(LEAST);
         Ok(RqSize {
             entries: (bytes / stride) as u32,
             stride_log: stride.trailing_zeros(),
@@ -81,7 +80,7 @@ pub(crate) struct RecvRing {
 }
 
 /// Where a queue stands in its memory, and how large its receives are.
-pub(crate) struct Place {
+pub(crate) struct RqLayout {
     /// In bytes.
     pub(crate) offset: usize,
     pub(crate) entries: u32,
@@ -92,25 +91,25 @@ pub(crate) struct Place {
 
 impl RecvRing {
     /// `None` if the entries do not fit into the memory, if they or their size are no powers of
-    /// two, or if an entry does not take so many pieces.
+    /// two, or if an entry does not take so many SGEs.
     pub(crate) fn new(
         memory: Arc<QueueMemory>,
-        place: Place,
+        place: RqLayout,
         dbrec: Arc<DoorbellRecord>,
         shared: Arc<SharedQp>,
         gate: Gate,
     ) -> Option<RecvRing> {
-        let Place { offset, entries, stride, max_sge } = place;
-        let units = stride / SEGMENT as u32;
-        if !(1..=units).contains(&max_sge) {
+        let RqLayout { offset, entries, stride, max_sge } = place;
+        let segments = stride / SEGMENT as u32;
+        if !(1..=segments).contains(&max_sge) {
             return None;
         }
         if shared.slots().is_some() {
             return None;
         }
-        let notes = shared.receives.own.notes();
+        let wr_ids = shared.receives.own.entries();
         Some(RecvRing {
-            buffer: RqBuffer::new(memory, offset, entries, units, notes)?,
+            buffer: RqBuffer::new(memory, offset, entries, segments, wr_ids)?,
             entries,
             max_sge,
             head: 0,
@@ -135,11 +134,7 @@ impl RecvRing {
 
     /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
     #[inline(always)]
-    pub(crate) fn push(
-        &self,
-        cursor: &mut RecvCursor,
-        recv: &Recv<'_>,
-    ) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
@@ -182,8 +177,8 @@ impl RecvRing {
             return Err(PostError::Full);
         }
         let (first, room) = (self.buffer.first(cursor.at), self.buffer.each());
-        scatter(self.buffer.units(), first, room, self.max_sge, recv.sges)?;
-        self.buffer.note(cursor.at).store(recv.wr_id, Ordering::Relaxed);
+        scatter(self.buffer.segments(), first, room, self.max_sge, recv.sges)?;
+        self.buffer.entry(cursor.at).store(recv.wr_id, Ordering::Relaxed);
         advance(cursor);
         Ok(())
     }
@@ -219,7 +214,7 @@ fn advance(cursor: &mut RecvCursor) {
 /// Writes the SGEs of a receive to `room` segments from `at` on, and ends their list if there is a
 /// segment left. `max` SGEs fit, one at least.
 pub(super) fn scatter(
-    units: &WqeSegments,
+    segments: &WqeSegments,
     at: u32,
     room: u32,
     max: u32,
@@ -234,12 +229,12 @@ pub(super) fn scatter(
         length += u64::from(sge.length);
         // To the device a length of zero is 2^31.
         if sge.length > 0 {
-            units.write(next, data(sge));
+            segments.write(next, data(sge));
             next = next.wrapping_add(1);
         }
     }
     if next.wrapping_sub(at) < room {
-        units.write(next, TERMINATOR);
+        segments.write(next, TERMINATOR);
     }
     // The uppermost bit of a piece's length would make it something else.
     if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }

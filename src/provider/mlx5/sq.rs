@@ -1,4 +1,4 @@
-//! The send queue of a queue pair: requests of 64-byte blocks that we produce, and the register
+//! The send queue of a queue pair: requests of 64-byte WQEBBs that we produce, and the register
 //! that makes the device look.
 
 mod packet;
@@ -8,7 +8,7 @@ pub(crate) use packet::Frames;
 use super::context::Limits;
 use super::umr::{self, Change};
 use super::wqe::{
-    LONGEST, MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
+    LONGEST, MASKED_EIGHT, Segment, atomic, control, data, inline_length, pair, remote, target, segments,
 };
 use super::wr_ids::{SharedQp, SqWrId};
 use crate::memory::barrier::udma_to_device;
@@ -23,17 +23,18 @@ use crate::provider::{SendCursor, SendLimits};
 use crate::qp::state::QpType;
 use crate::wc::WcOpcode;
 use crate::wr::{
-    Address, Destination, Payload, PostError, Remote, SendFlags, SendOp, SendOps, SendWr, Sge, Transport,
+    Address, Destination, Payload, PostError, Remote, SendFlags, SendOp, SendOps, SendWr, Sge,
+    Transport,
 };
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe;
-use uverbs_uapi::qp::ib_uverbs_qp_cap;
 use uverbs_uapi::mlx5::wqe::{
     MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR,
     mlx5_av, mlx5_wqe_ctrl_flags as flags, mlx5_wqe_opcode as opcode,
 };
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
-/// WqeSegments of an address vector.
+/// Segments of an address vector.
 const VECTOR: u32 = (size_of::<mlx5_av>() / SEGMENT) as u32;
 /// Bytes that an atomic works on.
 const ATOMIC: u32 = 8;
@@ -71,7 +72,11 @@ pub(crate) struct SqSize {
 }
 
 impl SqSize {
-    pub(crate) fn new(limits: &Limits, qp_type: QpType, cap: &ib_uverbs_qp_cap) -> Result<SqSize, String> {
+    pub(crate) fn new(
+        limits: &Limits,
+        qp_type: QpType,
+        cap: &ib_uverbs_qp_cap,
+    ) -> Result<SqSize, String> {
         if cap.max_send_wr == 0 {
             return Ok(SqSize::default());
         }
@@ -219,7 +224,7 @@ impl SendRing {
         Some(SendRing {
             buffer: SqBuffer::new(
                 Wqebbs::new(setup.memory, setup.offset, setup.wqebbs)?,
-                setup.shared.sends.notes(),
+                setup.shared.sends.entries(),
             )?,
             unchecked_now: unchecked,
             unchecked,
@@ -392,8 +397,8 @@ impl SendRing {
         let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
         let request = Request::new(self, cursor.at, validation == Validation::Size);
         let mut size = 1;
-        for unit in vector(av, to.qkey.0, to.qpn.0) {
-            request.append(&mut size, unit);
+        for segment in vector(av, to.qkey.0, to.qpn.0) {
+            request.append(&mut size, segment);
         }
         request.payload(&mut size, &wr.payload)?;
         let head = control(cursor.at, code.0, size) | self.qpn;
@@ -505,25 +510,25 @@ impl SendRing {
         Ok(())
     }
 
-    /// Writes the first unit of a request whose others are written, and moves on behind it.
+    /// Writes the first segment of a request whose others are written, and moves on behind it.
     #[inline(always)]
     fn finish(
         &self,
         cursor: &mut SendCursor,
         request: &Request<'_>,
-        control: Unit,
+        control: Segment,
         size: u32,
         wr_id: u64,
         kind: WcOpcode,
     ) {
         request.place.write(0, control);
         cursor.word = control[0];
-        cursor.newest = request.place.spot();
+        cursor.newest = request.place.offset();
         cursor.at =
             cursor.at.wrapping_add((size + (SEGMENTS_PER_WQEBB - 1)) >> SEGMENTS_PER_WQEBB.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
-        request.place.note().set(wr_id, cursor.head, kind.0);
+        request.place.entry().set(wr_id, cursor.head, kind.0);
     }
 
     /// Hands the WQEs up to a cursor to the device and rings its doorbell; `single` if there is one WQE.
@@ -551,7 +556,7 @@ impl SendRing {
     #[inline(always)]
     fn ring_register(&self, single: bool, cursor: &SendCursor) {
         // A WQE that fits goes into the register whole, and the device need not fetch it.
-        let (wqebbs, count) = (self.buffer.blocks(), units(cursor.word));
+        let (wqebbs, count) = (self.buffer.wqebbs(), segments(cursor.word));
         if !self.register.blueflame(wqebbs, cursor.newest, count, single) {
             self.register.doorbell(cursor.word);
         }
@@ -614,7 +619,7 @@ fn announced(asked: SendFlags) -> u8 {
 struct Request<'r> {
     ring: &'r SendRing,
     place: WqeSlot<'r, SqWrId>,
-    /// Whether a lone piece of memory was looked at before.
+    /// Whether a lone SGE was looked at before.
     usual: bool,
 }
 
@@ -627,8 +632,8 @@ impl<'r> Request<'r> {
 
 impl Request<'_> {
     #[inline(always)]
-    fn append(self, size: &mut u32, unit: Unit) {
-        self.place.write(*size, unit);
+    fn append(self, size: &mut u32, segment: Segment) {
+        self.place.write(*size, segment);
         *size += 1;
     }
 
@@ -640,7 +645,7 @@ impl Request<'_> {
         }
     }
 
-    /// Appends pieces of memory, and those of no bytes not at all.
+    /// Appends SGEs, and those of no bytes not at all.
     #[inline(always)]
     fn gather(self, size: &mut u32, sges: &[Sge]) -> Result<(), PostError> {
         if let ([sge], true) = (sges, self.usual) {
@@ -669,7 +674,7 @@ impl Request<'_> {
         self,
         size: &mut u32,
         at: &Remote,
-        operands: &[Unit],
+        operands: &[Segment],
         payload: &Payload<'_>,
     ) -> Result<(), PostError> {
         if at.addr % u64::from(ATOMIC) != 0 {
@@ -681,8 +686,8 @@ impl Request<'_> {
             return Err(PostError::TooManySge { max });
         }
         self.append(size, remote(at.addr, at.rkey.0));
-        for unit in operands {
-            self.append(size, *unit);
+        for segment in operands {
+            self.append(size, *segment);
         }
         let mut left = ATOMIC;
         for sge in *sges {
@@ -702,7 +707,7 @@ impl Request<'_> {
         self,
         mut size: u32,
         at: &Remote,
-        operands: &[Unit],
+        operands: &[Segment],
         payload: &Payload<'_>,
     ) -> Result<u32, PostError> {
         // With its masks it may be longer than what the ring has room for each request.
@@ -726,17 +731,17 @@ impl Request<'_> {
 
     #[cold]
     fn change(self, size: &mut u32, change: &Change) -> Result<(), PostError> {
-        let units = change.units();
-        if units.len() as u32 >= self.ring.max_segments {
+        let segments = change.segments();
+        if segments.len() as u32 >= self.ring.max_segments {
             return Err(PostError::Unsupported);
         }
-        for unit in units {
-            self.append(size, *unit);
+        for segment in segments {
+            self.append(size, *segment);
         }
         Ok(())
     }
 
-    /// Appends the data itself, filled up to whole units with what was there.
+    /// Appends the data itself, filled up to whole segments with what was there.
     #[inline(always)]
     fn inline(self, size: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
         let max = self.ring.max_inline;
@@ -749,12 +754,12 @@ impl Request<'_> {
     }
 }
 
-/// The units of an address vector for the queue pair `qpn` with the key `qkey`.
+/// The segments of an address vector for the queue pair `qpn` with the key `qkey`.
 #[inline(always)]
-fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Unit; VECTOR as usize] {
-    let mut units: [Unit; VECTOR as usize] = zerocopy::transmute!(*av);
-    units[0][0] = pair(qkey, 0);
+fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Segment; VECTOR as usize] {
+    let mut segments: [Segment; VECTOR as usize] = zerocopy::transmute!(*av);
+    segments[0][0] = pair(qkey, 0);
     // Nothing is there yet.
-    units[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
-    units
+    segments[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
+    segments
 }

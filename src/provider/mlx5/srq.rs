@@ -2,7 +2,7 @@
 //!
 //! The device goes on with the entry that the last one was linked to. So who posts fills that one, and
 //! links it to any that is free, which is next. Whoever polls a completion of any of the queue pairs
-//! gives the entry back to [`Slots`], where who posts finds all of them in a row. One entry is always
+//! gives the entry back to [`SrqWrIds`], where who posts finds all of them in a row. One entry is always
 //! kept, to be the next.
 
 use super::context::Limits;
@@ -22,7 +22,7 @@ use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::{
-    self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedSlots, SrqInitAttr,
+    self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedReceives, SrqInitAttr,
 };
 use crate::uverbs::command::Command;
 use crate::wr::{PostError, Recv};
@@ -52,7 +52,11 @@ pub(crate) struct SrqSize {
 }
 
 impl SrqSize {
-    pub(crate) fn new(limits: &Limits, max_wr: u32, max_sge: u32) -> std::result::Result<SrqSize, String> {
+    pub(crate) fn new(
+        limits: &Limits,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> std::result::Result<SrqSize, String> {
         let most = u64::from(limits.max_srq_recv_wr);
         let entries = (u64::from(max_wr) + 1).next_power_of_two();
         if entries > most {
@@ -91,8 +95,8 @@ pub(crate) fn create<K>(
     let size = SrqSize::new(&mlx5.limits, attr.max_wr, attr.max_sge)
         .map_err(|detail| Error::invalid(source.verb, detail))?;
     let memory = Arc::new(source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?);
-    let prepared = prepare(&memory, size.entries, 1 << size.stride_log)
-        .ok_or_else(|| misfit(source.verb))?;
+    let prepared =
+        prepare(&memory, size.entries, 1 << size.stride_log).ok_or_else(|| misfit(source.verb))?;
     let dbrec = mlx5.doorbell_record(&source)?;
     let gate = mlx5.gate(&dbrec, source.verb)?;
     // The kernel asks only queues of XRC domains for a user index.
@@ -130,20 +134,23 @@ pub(crate) fn create<K>(
         }
         None => Member::None,
     };
-    let slots = SharedSlots::Mlx5(shared);
-    Ok((object, CreatedSrq { ring: provider::SrqRing::Mlx5(ring), slots, member, number, max_wr, max_sge }))
+    let slots = SharedReceives::Mlx5(shared);
+    Ok((
+        object,
+        CreatedSrq { ring: provider::SrqRing::Mlx5(ring), slots, member, number, max_wr, max_sge },
+    ))
 }
 
 /// An entry, as who posts and those who poll know it.
 #[derive(Debug, Default)]
-struct Slot {
+struct SrqWrId {
     /// The number that the user gave.
     wr_id: AtomicU64,
     /// The entry behind it, while it is free.
     next: AtomicU32,
 }
 
-/// RqBuffer that came back, linked in a row.
+/// WQEs that came back, linked in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     first: u16,
@@ -166,15 +173,15 @@ impl Row {
 /// What who posts and those who poll share: the numbers that the user gave, and the entries that
 /// come back.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    slots: RingArray<Slot>,
+pub(crate) struct SrqWrIds {
+    slots: RingArray<SrqWrId>,
     /// A [`Row`], the entry that came back last first.
     back: AtomicU64,
 }
 
-impl Slots {
-    fn new(entries: u32) -> Slots {
-        Slots { slots: RingArray::new(entries), back: AtomicU64::new(0) }
+impl SrqWrIds {
+    fn new(entries: u32) -> SrqWrIds {
+        SrqWrIds { slots: RingArray::new(entries), back: AtomicU64::new(0) }
     }
 
     /// Gives the entry back that a completion names, and answers the number of its request. Any
@@ -220,14 +227,14 @@ impl Slots {
     }
 }
 
-/// RqBuffer, which begin with a link and a piece of memory.
-type Linked = RqBuffer<Slot, 2>;
+/// WQEs that begin with a link and a SGE.
+type Linked = RqBuffer<SrqWrId, 2>;
 
 /// A queue that the device does not know yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
     buffer: Linked,
-    slots: Arc<Slots>,
+    slots: Arc<SrqWrIds>,
     entries: u32,
 }
 
@@ -237,9 +244,9 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
     if !entries.is_power_of_two() || entries > 1 << 16 {
         return None;
     }
-    let slots = Arc::new(Slots::new(entries));
-    let units = stride / SEGMENT as u32;
-    let ring = Linked::new(memory.clone(), 0, entries, units, slots.slots.clone())?;
+    let slots = Arc::new(SrqWrIds::new(entries));
+    let segments = stride / SEGMENT as u32;
+    let ring = Linked::new(memory.clone(), 0, entries, segments, slots.slots.clone())?;
     for at in 0..entries {
         let (entry, slot) = ring.at(at);
         entry.write_half::<0>(link((at + 1) & (entries - 1)));
@@ -262,7 +269,7 @@ pub(crate) struct SrqRing {
     /// Receives posted in all.
     posted: u32,
     gate: Gate,
-    slots: Arc<Slots>,
+    slots: Arc<SrqWrIds>,
 }
 
 impl SrqRing {
@@ -277,7 +284,7 @@ impl SrqRing {
         // There are no states to wait for.
         gate.level().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
-            // The first unit of an entry is its link.
+            // The first segment of an entry is its link.
             max_sge: max_sge.min(buffer.each() - 1),
             buffer,
             capacity: entries - 1,
@@ -290,7 +297,7 @@ impl SrqRing {
     }
 
     /// What those share who poll for the receives of this queue.
-    pub(crate) fn slots(&self) -> &Arc<Slots> {
+    pub(crate) fn slots(&self) -> &Arc<SrqWrIds> {
         &self.slots
     }
 
@@ -370,7 +377,7 @@ impl SrqRing {
             return Err(PostError::Full);
         }
         let (first, room) = (self.buffer.first(cursor.at), self.buffer.each() - 1);
-        scatter(self.buffer.units(), first.wrapping_add(1), room, self.max_sge, recv.sges)?;
+        scatter(self.buffer.segments(), first.wrapping_add(1), room, self.max_sge, recv.sges)?;
         let (wqe, slot) = self.buffer.at(cursor.at);
         wqe.write_half::<0>(link(cursor.free));
         slot.wr_id.store(recv.wr_id, Ordering::Relaxed);
@@ -382,7 +389,7 @@ impl SrqRing {
     #[inline(always)]
     fn advance(&self, cursor: &mut RecvCursor) {
         cursor.at = cursor.free;
-        cursor.free = self.buffer.note(cursor.free).next.load(Ordering::Relaxed);
+        cursor.free = self.buffer.entry(cursor.free).next.load(Ordering::Relaxed);
         cursor.room -= 1;
     }
 
@@ -419,7 +426,7 @@ mod model {
             builder.preemption_bound = Some(3);
         }
         builder.check(|| {
-            let slots = Arc::new(Slots::new(2));
+            let slots = Arc::new(SrqWrIds::new(2));
             let held = Arc::new([Touched::new(), Touched::new()]);
             slots.slots.at(0).wr_id.store(10, Ordering::Relaxed);
             slots.slots.at(1).wr_id.store(11, Ordering::Relaxed);
@@ -433,7 +440,7 @@ mod model {
                 })
                 .collect();
             // All of a row, and what is behind it.
-            let take = |slots: &Slots| {
+            let take = |slots: &SrqWrIds| {
                 let mut seen = Vec::new();
                 let Some(row) = slots.take(7) else { return seen };
                 let mut at = u32::from(row.first);

@@ -24,8 +24,9 @@ pub(crate) fn create<K>(
     execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
 ) -> Result<(K, CreatedQp)> {
     if attr.scatter {
-        return Err(Error::new(verb, Errno::OPNOTSUPP)
-            .detail("only mlx5 has completions that bring data"));
+        return Err(
+            Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 has completions that bring data")
+        );
     }
     let gate = rxe.gate(verb)?;
     let mut response = rxe_create_qp_resp::default();

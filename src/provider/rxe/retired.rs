@@ -2,7 +2,7 @@
 //! them by a number that the kernel may give to the next: rxe.
 //!
 //! Who destroys a queue pair is not who polls its completion queue, and must not touch what the
-//! poller works with. So it leaves a letter that says up to which position entries may belong to
+//! poller works with. So it leaves an update that says up to which position entries may belong to
 //! the dead one, and the poller discards those. The position is exact: the kernel may give the
 //! same number to the next queue pair, whose completions follow in the same ring and must arrive.
 
@@ -34,7 +34,7 @@ impl Watch for ProducerWatch {
 /// A watched ring. Positions count all entries of a queue's life, in whichever ring; the slot of
 /// one is `position + origin`, masked.
 #[derive(Debug)]
-struct Place<W> {
+struct WatchedRing<W> {
     watch: W,
     origin: u32,
 }
@@ -49,22 +49,22 @@ struct Update {
 /// What those who destroy queue pairs share with the poller of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
-    letters: UpdateList<Update>,
+    updates: UpdateList<Update>,
     poll_gate: PollGate,
     /// Up to which position the poller gave entries back.
     released: AtomicU64,
     /// Locked by the control path alone.
-    place: Lock<Place<W>>,
+    place: Lock<WatchedRing<W>>,
 }
 
 impl<W: Watch> Retirements<W> {
     /// For a ring whose next entry to consume is in slot `consumer`.
     pub(crate) fn new(watch: W, consumer: u32, poll_gate: PollGate) -> Self {
         Retirements {
-            letters: UpdateList::new(),
+            updates: UpdateList::new(),
             poll_gate,
             released: AtomicU64::new(0),
-            place: Lock::new(Place { watch, origin: consumer }),
+            place: Lock::new(WatchedRing { watch, origin: consumer }),
         }
     }
 
@@ -98,7 +98,7 @@ impl<W: Watch> Retirements<W> {
     }
 
     fn put(&self, update: Update) {
-        self.letters.put(update);
+        self.updates.put(update);
         self.poll_gate.mark_dirty();
     }
 
@@ -124,7 +124,7 @@ impl<W: Watch> Retirements<W> {
         let place = self.place.lock();
         let (watch, consumer) = exchange()?;
         if let Some(mut place) = place {
-            *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
+            *place = WatchedRing { watch, origin: consumer.wrapping_sub(position as u32) };
         }
         Ok(())
     }
@@ -137,20 +137,20 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
-    /// Reads new letters, if there are any: one load otherwise.
+    /// Reads new updates, if there are any: one load otherwise.
     #[inline]
     pub(crate) fn learn<W>(&mut self, from: &Retirements<W>, position: u64) {
-        if !from.letters.is_empty() {
+        if !from.updates.is_empty() {
             self.read(from, position);
         }
     }
 
     #[cold]
     fn read<W>(&mut self, from: &Retirements<W>, position: u64) {
-        self.known.retain(|letter| letter.until > position);
-        from.letters.take(|letter| {
-            if letter.until > position {
-                self.known.push(letter);
+        self.known.retain(|update| update.until > position);
+        from.updates.take(|update| {
+            if update.until > position {
+                self.known.push(update);
             }
         });
     }
@@ -169,8 +169,8 @@ impl Retired {
 
     #[cold]
     fn look(&mut self, qpn: u32, position: u64) -> bool {
-        self.known.retain(|letter| letter.until > position);
-        self.known.iter().any(|letter| letter.qpn == qpn)
+        self.known.retain(|update| update.until > position);
+        self.known.iter().any(|update| update.qpn == qpn)
     }
 }
 

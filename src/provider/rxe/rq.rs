@@ -7,7 +7,7 @@ use crate::memory::mapping::Mapper;
 use crate::memory::pointer::OutPointer;
 use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::{
-    self, CreateRequest, CreatedSrq, Member, QueueResources, RecvCursor, SharedSlots, SrqInitAttr,
+    self, CreateRequest, CreatedSrq, Member, QueueResources, RecvCursor, SharedReceives, SrqInitAttr,
 };
 use crate::uverbs::command::Command;
 use crate::wr::{PostError, Recv};
@@ -55,7 +55,7 @@ pub(crate) fn create_srq<K>(
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let ring = RecvRing::map(response.mi, max_sge, gate, mapper);
     let ring = provider::SrqRing::Rxe(ring.map_err(|errno| unmapped(verb, errno))?);
-    let (slots, member) = (SharedSlots::Rxe, Member::None);
+    let (slots, member) = (SharedReceives::Rxe, Member::None);
     Ok((object, CreatedSrq { ring, slots, member, number, max_wr, max_sge }))
 }
 
@@ -122,9 +122,8 @@ impl RecvRing {
         resized?;
         // The kernel has left the old ring, even if the new one cannot be mapped.
         self.closed = true;
-        self.queue = map_queue(mi, self.max_sge, mapper).map_err(|errno| {
-            Error::new(verb, errno).detail("the new queue could not be mapped")
-        })?;
+        self.queue = map_queue(mi, self.max_sge, mapper)
+            .map_err(|errno| Error::new(verb, errno).detail("the new queue could not be mapped"))?;
         self.producer = self.queue.producer();
         self.closed = false;
         Ok(())

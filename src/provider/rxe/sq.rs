@@ -43,7 +43,8 @@ impl SendRing {
             (limits.max_sge as usize * size_of::<rxe_sge>()).max(limits.max_inline as usize);
         let queue = map_ring(mi, HEADER + payload, mapper)?;
         let producer = queue.producer();
-        let named = (transport.qp_type == QpType::UD).then(|| Arc::new(NamedAddresses::new(&queue, producer)));
+        let named = (transport.qp_type == QpType::UD)
+            .then(|| Arc::new(NamedAddresses::new(&queue, producer)));
         Ok(SendRing { queue, producer, limits, transport, named, gate })
     }
 
@@ -84,11 +85,7 @@ impl SendRing {
 
     /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error
     /// it has not moved.
-    pub(crate) fn push(
-        &self,
-        cursor: &mut SendCursor,
-        wr: &SendWr<'_>,
-    ) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
         // A batch may be older than a fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);

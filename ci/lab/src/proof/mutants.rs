@@ -133,8 +133,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_copy_of_another_block",
         edits: &[Edit {
             file: REGISTER,
-            from: "let Some(row) = queue.row(spot, count) else {",
-            to: "let Some(row) = queue.row(queue.behind(spot, u32::from(CHOSEN)), count) else {",
+            from: "let Some(run) = queue.run(wqe, count) else {",
+            to: "let Some(run) = queue.run(queue.behind(wqe, u32::from(CHOSEN)), count) else {",
         }],
         rises: DIFFERS,
     },

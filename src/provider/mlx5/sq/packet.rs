@@ -6,11 +6,11 @@
 
 use super::{Request, SendRing, announced};
 use crate::provider::SendCursor;
-use crate::provider::mlx5::wqe::{Unit, control, pair};
+use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
 use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode};
 
-/// Bytes of a header that a segment of one unit holds.
+/// Bytes of a header that a segment of one segment holds.
 const SHORT: usize = 2;
 
 /// What a device wants and can do of raw packets.
@@ -92,8 +92,8 @@ impl Header {
     }
 }
 
-/// The segment of a packet; the second unit belongs to it if the header goes on there.
-fn segment(header: &Header, checksums: bool) -> [Unit; 2] {
+/// The segment of a packet; the second segment belongs to it if the header goes on there.
+fn segment(header: &Header, checksums: bool) -> [Segment; 2] {
     let sums = eth::MLX5_ETH_WQE_L3_CSUM | eth::MLX5_ETH_WQE_L4_CSUM;
     let sums = if checksums { sums.bits() } else { 0 };
     let [first, second, rest @ ..] = header.bytes;

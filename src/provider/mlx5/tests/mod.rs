@@ -10,12 +10,13 @@ mod vectors;
 
 use super::cq::{self, CqRing};
 use super::cqe::Wc;
-use super::fake_device::{Device, element};
+use super::fake_device::{Device, cqe};
 use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
 use super::uidx::UidxAllocator;
 use super::wr_ids::{Receives, SharedQp};
+use crate::identity::Identity;
 use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::fake_mapping::FakeMapping;
@@ -23,7 +24,6 @@ use crate::memory::fork::Epoch;
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
-use crate::identity::Identity;
 use crate::number::{Lkey, Qpn};
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{RecvCursor, SendCursor, SendLimits};
@@ -81,7 +81,7 @@ struct SqWrIds {
 #[derive(Clone, Copy)]
 struct Shape {
     qpn: u32,
-    blocks: u32,
+    wqebbs: u32,
     max_post: u32,
     buffer: usize,
     alone: bool,
@@ -93,7 +93,7 @@ impl Default for Shape {
     fn default() -> Shape {
         Shape {
             qpn: QPN,
-            blocks: 64,
+            wqebbs: 64,
             max_post: 4,
             buffer: BUFFER,
             alone: false,
@@ -105,19 +105,19 @@ impl Default for Shape {
 
 impl SqWrIds {
     fn new(shape: Shape) -> SqWrIds {
-        let memory = Arc::new(QueueMemory::pages(shape.blocks as usize * 64).unwrap());
-        let device = WqeSegments::new(memory.clone(), 0, shape.blocks * 4).unwrap();
+        let memory = Arc::new(QueueMemory::pages(shape.wqebbs as usize * 64).unwrap());
+        let device = WqeSegments::new(memory.clone(), 0, shape.wqebbs * 4).unwrap();
         // What was in the ring before must not matter.
-        for unit in 0..shape.blocks * 4 {
-            device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
+        for segment in 0..shape.wqebbs * 4 {
+            device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let (dbrec, page) = (dbrec(), Page::new(shape.buffer));
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(shape.qpn, index, Some(shape.blocks), Receives::None);
+        let record = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
         let ring = SendRing::new(Setup {
             memory,
             offset: 0,
-            wqebbs: shape.blocks,
+            wqebbs: shape.wqebbs,
             max_post: shape.max_post,
             limits: SendLimits { max_sge: 30, max_inline: 980 },
             // Whatever the transport: tests post everything to one queue.
@@ -165,9 +165,9 @@ impl SqWrIds {
         Ok(cursor)
     }
 
-    /// `length` bytes of the queue from a block on, with what comes after its end.
-    fn bytes(&self, block: u32, length: usize) -> Vec<u8> {
-        bytes(&self.device, block.wrapping_mul(4), length)
+    /// `length` bytes of the queue from a WQEBB on, with what comes after its end.
+    fn bytes(&self, wqebb: u32, length: usize) -> Vec<u8> {
+        bytes(&self.device, wqebb.wrapping_mul(4), length)
     }
 }
 
@@ -186,10 +186,10 @@ fn transport(wr: &SendWr<'_>) -> Transport {
     Transport { qp_type, qpn, domain }
 }
 
-fn bytes(units: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
+fn bytes(segments: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
     let count = length.div_ceil(SEGMENT) as u32;
     let mut bytes: Vec<u8> =
-        (0..count).flat_map(|n| units.read(from.wrapping_add(n)).as_bytes().to_vec()).collect();
+        (0..count).flat_map(|n| segments.read(from.wrapping_add(n)).as_bytes().to_vec()).collect();
     bytes.truncate(length);
     bytes
 }
@@ -207,13 +207,13 @@ impl Receiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
         let device =
             WqeSegments::new(memory.clone(), 0, entries * stride / SEGMENT as u32).unwrap();
-        for unit in 0..device.count() {
-            device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
+        for segment in 0..device.count() {
+            device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let dbrec = dbrec();
         let index = UidxAllocator::new().take().unwrap();
         let record = SharedQp::new(QPN, index, None, Receives::Own(entries));
-        let place = rq::Place { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
+        let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
         let ring = RecvRing::new(memory, place, dbrec.clone(), record.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
@@ -274,10 +274,10 @@ struct Completed {
 impl Completed {
     fn new(entries: u32, size: usize) -> Completed {
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
-        let elements = cq::prepare(&memory, entries, size).unwrap();
+        let cqes = cq::prepare(&memory, entries, size).unwrap();
         let (dbrec, page) = (dbrec(), Page::new(0));
         let gate = Gate::beside(&dbrec).unwrap();
-        let ring = CqRing::new(elements, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
+        let ring = CqRing::new(cqes, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
         Completed { ring, device: Device::new(&memory, entries, size, dbrec), page }
     }
 

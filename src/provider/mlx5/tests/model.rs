@@ -1,7 +1,7 @@
 //! Random batches through the rings, with a device that reads what is in memory and completes it:
 //! numbers and order are kept, and room is what it must be at every step.
 
-use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
+use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, cqe};
 use crate::number::Rkey;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
@@ -35,17 +35,17 @@ struct Executor {
 }
 
 impl Executor {
-    /// Executes one request, if there is one; answers its block and whether it wants a completion.
+    /// Executes one request, if there is one; answers its WQEBB and whether it wants a completion.
     fn execute(&mut self, sends: &SqWrIds) -> Option<(u16, bool)> {
         if self.at == sends.dbrec.get(1) as u16 {
             return None;
         }
-        let block = self.at;
-        let control = sends.bytes(block.into(), 16);
-        assert_eq!(control[1..3], block.to_be_bytes(), "the request's own index");
+        let wqebb = self.at;
+        let control = sends.bytes(wqebb.into(), 16);
+        assert_eq!(control[1..3], wqebb.to_be_bytes(), "the request's own index");
         assert_eq!(control[4..7], [0, 0, 0x42]);
-        self.at = block.wrapping_add(u16::from(control[7]).div_ceil(4));
-        Some((block, control[11] & 8 != 0))
+        self.at = wqebb.wrapping_add(u16::from(control[7]).div_ceil(4));
+        Some((wqebb, control[11] & 8 != 0))
     }
 }
 
@@ -54,10 +54,10 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
     let data = [0x5a; 300];
     for seed in 1..seeds(40) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        // Up to five blocks each.
-        let (max_post, blocks) = (1 << random.below(5), 8);
-        let blocks = blocks * max_post;
-        let mut sends = SqWrIds::new(Shape { blocks, max_post, ..Shape::default() });
+        // Up to five WQEBBs each.
+        let (max_post, wqebbs) = (1 << random.below(5), 8);
+        let wqebbs = wqebbs * max_post;
+        let mut sends = SqWrIds::new(Shape { wqebbs, max_post, ..Shape::default() });
         let mut completed = Completed::new(64, 64);
         completed.ring.members().attach(&sends.record);
         let (mut next, mut device) = (0u64, Executor::default());
@@ -99,10 +99,10 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                     }
                 }
                 1 => {
-                    if let Some((block, signaled)) = device.execute(&sends) {
+                    if let Some((wqebb, signaled)) = device.execute(&sends) {
                         if signaled {
-                            completed.write(element(0, 1, 0x42, block));
-                            executed.push_back(block);
+                            completed.write(cqe(0, 1, 0x42, wqebb));
+                            executed.push_back(wqebb);
                         }
                     }
                 }
@@ -153,7 +153,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
                     assert_eq!(receiver.dbrec.get(0), next as u32 & 0xffff);
                 }
                 1 if written < next => {
-                    completed.write(element(2, 1, 0x42, written as u16));
+                    completed.write(cqe(2, 1, 0x42, written as u16));
                     written += 1;
                 }
                 _ => {
@@ -207,7 +207,7 @@ fn shared_receives_follow_the_list() {
                 }
                 2 if !held.is_empty() => {
                     let (id, entry) = held.swap_remove(random.below(held.len() as u32) as usize);
-                    completed.write(element(2, 1, 7, entry as u16));
+                    completed.write(cqe(2, 1, 7, entry as u16));
                     expected.push_back(id);
                 }
                 _ => {

@@ -77,7 +77,7 @@ fn send_queues_hold_what_was_asked_for() {
     }
 }
 
-/// A ConnectX takes blocks for 64 units, whose number its requests have no room for.
+/// A ConnectX takes WQEBBs for 64 segments, whose number its requests have no room for.
 #[test]
 fn no_request_is_longer_than_it_can_say() {
     let limits = Limits { max_sq_desc_sz: 1024, ..LIMITS };

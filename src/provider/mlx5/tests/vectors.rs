@@ -7,11 +7,11 @@ use crate::identity::Identity;
 use crate::memory::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::SendCursor;
-use crate::qp::state::QpType;
-use crate::wr::Transport;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
+use crate::qp::state::QpType;
 use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::Transport;
 use crate::wr::{Address, Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -232,7 +232,7 @@ fn requests_are_those_of_libmlx5() {
     let mut compared = HashMap::<_, u32>::new();
     for vector in Vector::of("request") {
         let shape =
-            Shape { qpn: vector.number("queue"), blocks: 1024, max_post: 64, ..Shape::default() };
+            Shape { qpn: vector.number("queue"), wqebbs: 1024, max_post: 64, ..Shape::default() };
         let mut sends = SqWrIds::new(shape);
         let asked = Asked::new(&vector);
         let mut wr = asked.wr(&vector);
@@ -250,7 +250,8 @@ fn requests_are_those_of_libmlx5() {
         }
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
         if vector.line("service") == "raw" {
-            sends.ring.transport = Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+            sends.ring.transport =
+                Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
             sends.ring.push_checked(&mut cursor, &wr).unwrap();
         } else {
             // The long way writes the same, a place further.
@@ -318,10 +319,10 @@ fn receives_are_those_of_libmlx5() {
         let link = if to == "shared" { 16 } else { 0 };
         let sges: Vec<Sge> = expected[link..]
             .chunks_exact(16)
-            .map(|unit| Sge {
-                length: be32(unit, 0),
-                lkey: Lkey(be32(unit, 4)),
-                addr: be64(unit, 8),
+            .map(|segment| Sge {
+                length: be32(segment, 0),
+                lkey: Lkey(be32(segment, 4)),
+                addr: be64(segment, 8),
             })
             .filter(|sge| sge.length > 0)
             .collect();
@@ -332,8 +333,8 @@ fn receives_are_those_of_libmlx5() {
                 let mut cursor = receiver.ring.begin();
                 cursor.at = at;
                 receiver.push(&mut cursor, &recv).unwrap();
-                let unit = at * stride / 16;
-                bytes(&receiver.device, unit, expected.len())
+                let segment = at * stride / 16;
+                bytes(&receiver.device, segment, expected.len())
             }
             _ => {
                 let mut shared = SharedReceiver::new(512, stride);
@@ -379,9 +380,9 @@ fn member(number: u32, kind: WcOpcode) -> Arc<SharedQp> {
     }
     let record = SharedQp::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
-        record.sends.notes().at(at).set(u64::from(at), at + 1, kind.0);
-        let notes = record.receives.own.notes();
-        notes.at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
+        record.sends.entries().at(at).set(u64::from(at), at + 1, kind.0);
+        let entries = record.receives.own.entries();
+        entries.at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
     }
     record
 }
@@ -403,7 +404,7 @@ fn completions_are_understood() {
         let mut own = core;
         own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
         if long {
-            completed.device.units.copy(0, 0, &bytes[..64]);
+            completed.device.segments.copy(0, 0, &bytes[..64]);
         }
         completed.write(own);
         let wc = completed.next().unwrap();
