@@ -16,7 +16,7 @@ pub(crate) mod doorbell_register;
 #[cfg(test)]
 pub(crate) mod fake_mapping;
 pub(crate) mod fork;
-pub(crate) mod gated;
+pub(crate) mod gate;
 pub(crate) mod inline_any;
 pub(crate) mod loan_table;
 pub(crate) mod lock;

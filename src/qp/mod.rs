@@ -35,8 +35,7 @@ use crate::memory::lock::{Guard, Lock};
 use crate::number::Qpn;
 use crate::object::{Object, destroy_sole};
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::plan::QueueResources;
-use crate::provider::{Member, NamedAddresses};
+use crate::provider::{Member, NamedAddresses, QueueResources};
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
@@ -268,7 +267,7 @@ impl<S: Sharing> QueuePair<S> {
     /// `EINVAL`, with the parts, if they belong to different queue pairs or if one is missing.
     pub fn join(parts: QpParts<S>) -> std::result::Result<Self, ErrorWith<QpParts<S>>> {
         let QpParts { send, recv, control } = &parts;
-        let whole = Arc::ptr_eq(&send.qp, &control.qp)
+        let whole = Arc::ptr_eq(&send.context.qp, &control.qp)
             && match recv {
                 Some(recv) => Arc::ptr_eq(&recv.qp, &control.qp),
                 None => control.qp.srq().is_some() || control.qp.qp_type == QpType::XRC_INI,

@@ -5,7 +5,7 @@
 //! here. Who polls moves the tail, which makes room for who posts. The two may be different
 //! threads, and the record outlives the queue pair for as long as a poller needs it.
 
-use super::srq::Slots;
+use super::srq::SrqWrIds;
 use super::uidx::Uidx;
 use crate::memory::ring_array::RingArray;
 use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
@@ -17,7 +17,7 @@ pub(crate) enum Receives {
     None,
     /// A queue of its own, of so many entries.
     Own(u32),
-    Shared(Arc<Slots>),
+    Shared(Arc<SrqWrIds>),
 }
 
 /// A queue pair, as its posters and pollers know it.
@@ -26,19 +26,19 @@ pub(crate) struct SharedQp {
     qpn: u32,
     index: Arc<Uidx>,
     pub(crate) sends: SqWrIds,
-    pub(crate) receives: Source,
+    pub(crate) receives: RecvWrIds,
 }
 
 /// [`Receives`], with what is to be remembered of them.
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct RecvWrIds {
     /// Of a queue of its own.
     pub(crate) own: RqWrIds,
     /// Where there is none.
-    shared: Option<Arc<Slots>>,
+    shared: Option<Arc<SrqWrIds>>,
 }
 
-impl Source {
+impl RecvWrIds {
     /// Takes note that the receive at `at` has completed, and answers its number.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> u64 {
@@ -53,12 +53,12 @@ impl Source {
 pub(crate) const PLACES: u32 = 1 << 16;
 
 impl SharedQp {
-    /// `blocks` is the size of the send queue in blocks of 64 bytes. Of more than [`PLACES`] there are
-    /// no notes.
+    /// `WQEBBs` is the size of the send queue in WQEBBs of 64 bytes. Of more than [`PLACES`] there are
+    /// no entries.
     pub(crate) fn new(
         qpn: u32,
         index: Arc<Uidx>,
-        blocks: Option<u32>,
+        wqebbs: Option<u32>,
         receives: Receives,
     ) -> Arc<SharedQp> {
         let (entries, shared) = match receives {
@@ -66,8 +66,8 @@ impl SharedQp {
             Receives::Own(entries) => (entries, None),
             Receives::Shared(slots) => (0, Some(slots)),
         };
-        let receives = Source { own: RqWrIds::new(entries), shared };
-        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(blocks.unwrap_or(0)), receives })
+        let receives = RecvWrIds { own: RqWrIds::new(entries), shared };
+        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
     }
 
     pub(crate) fn qpn(&self) -> u32 {
@@ -79,12 +79,12 @@ impl SharedQp {
     }
 
     /// The shared receive queue, if receives come from one.
-    pub(crate) fn slots(&self) -> Option<&Arc<Slots>> {
+    pub(crate) fn slots(&self) -> Option<&Arc<SrqWrIds>> {
         self.receives.shared.as_ref()
     }
 }
 
-/// What is remembered of a send, at the place of its first block.
+/// What is remembered of a send, at the place of its first WQEBB.
 #[derive(Debug, Default)]
 pub(crate) struct SqWrId {
     wr_id: AtomicU64,
@@ -94,7 +94,7 @@ pub(crate) struct SqWrId {
     kind: AtomicU32,
 }
 
-// So long that the number of a block finds both at once, see `memory::wqebb::WqebbOffset`. Loom's are longer.
+// So long that the number of a WQEBB finds both at once, see `memory::wqebb::WqebbOffset`. Loom's are longer.
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<SqWrId>() == 16);
 
@@ -127,8 +127,8 @@ pub(crate) struct CompletedSend {
 }
 
 impl SqWrIds {
-    fn new(blocks: u32) -> SqWrIds {
-        SqWrIds { posted: RingArray::new(blocks.min(PLACES)), tail: AtomicU32::new(0) }
+    fn new(wqebbs: u32) -> SqWrIds {
+        SqWrIds { posted: RingArray::new(wqebbs.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
     /// Forgets all: the device begins anew.
@@ -137,7 +137,7 @@ impl SqWrIds {
     }
 
     /// Where requests are noted, for who posts them.
-    pub(crate) fn notes(&self) -> RingArray<SqWrId> {
+    pub(crate) fn entries(&self) -> RingArray<SqWrId> {
         self.posted.clone()
     }
 
@@ -148,7 +148,7 @@ impl SqWrIds {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Takes note that the request at the block `at`, and with it all before, has completed. What
+    /// Takes note that the request at the WQEBB `at`, and with it all before, has completed. What
     /// stands above [`PLACES`] is of no matter.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> CompletedSend {
@@ -181,7 +181,7 @@ impl RqWrIds {
     }
 
     /// Where the numbers of requests are noted, before the device hears of them.
-    pub(crate) fn notes(&self) -> RingArray<AtomicU64> {
+    pub(crate) fn entries(&self) -> RingArray<AtomicU64> {
         self.wr_ids.clone()
     }
 
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(sends.tail(), 3);
     }
 
-    /// The device counts blocks in 16 bits, and requests are counted in 32.
+    /// The device counts WQEBBs in 16 bits, and requests are counted in 32.
     #[test]
     fn counts_wrap() {
         let sends = SqWrIds::new(4);
