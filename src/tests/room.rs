@@ -1,4 +1,4 @@
-//! No completion queue overflows whose queue pairs were adopted, whatever they do meanwhile.
+//! A completion queue does not overflow if all its queue pairs were adopted, whatever they post meanwhile.
 #![allow(clippy::forget_non_drop, reason = "callers may do either")]
 
 use super::owned::{bring_up_owned, fresh};
@@ -20,12 +20,11 @@ fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
     }
 }
 
-/// Who posts while a poll goes on, in place of what it has taken out, finds no queue that overflows,
-/// however exactly it is sized.
+/// In places that the poll has freed, and in a queue of exactly the needed size.
 #[test]
-fn posting_during_a_poll_overflows_nothing() {
+fn posting_during_a_poll_does_not_overflow_the_queue() {
     const POSTS: u32 = if cfg!(miri) { 30 } else { 1000 };
-    /// How the program looks at what is over, and may post in between.
+    /// How the program polls; it posts in between.
     type Look = fn(&mut OwnedCompletionQueue<u32>, &mut dyn FnMut());
     let looks: [Look; 4] = [
         |cq, post| cq.poll().unwrap().for_each(|_| post()),
@@ -33,7 +32,7 @@ fn posting_during_a_poll_overflows_nothing() {
             let _ = cq.poll_each(usize::MAX, |settled| (drop(settled), post()).1);
         },
         |cq, post| {
-            // Forgotten polls keep nothing for themselves.
+            // Forgotten polls.
             for _ in 0..3 {
                 let mut completions = cq.poll().unwrap();
                 for _ in 0..3 {
@@ -49,7 +48,7 @@ fn posting_during_a_poll_overflows_nothing() {
             }
         },
     ];
-    // Room for receives of that queue pair, and for sends of another.
+    // Receives of the queue pair, sends of another one, and spare entries.
     for (recvs, others, spare) in [(7, 1, 0), (7, 0, 1), (3, 3, 2), (0, 0, 8)] {
         for look in looks {
             let bench = Bench::new();
@@ -70,7 +69,7 @@ fn posting_during_a_poll_overflows_nothing() {
             let handle = cq.queue().handle();
             assert_eq!(cq.queue().capacity() - all, spare, "room to spare");
             fill(script, &mut qp, handle);
-            // What else may be there, last.
+            // The other queue pair completes last.
             for _ in 7..all {
                 assert!(script.complete(handle, wc(0xff_ffff, 0)));
             }
@@ -86,16 +85,16 @@ fn posting_during_a_poll_overflows_nothing() {
     }
 }
 
-/// What a reset discards lies in the completion queue as anything else does.
+/// They take room in the completion queue until it is polled.
 #[test]
-fn what_a_reset_discards_makes_room() {
+fn completions_that_a_reset_discards_make_room() {
     let bench = Bench::new();
     let script = &bench.script;
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
     let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
     let handle = cq.queue().handle();
     let (theirs, qpn) = (script.clone(), qp.qpn().0);
-    // It completes while it is being reset: too late to be found, and as soon as it can.
+    // The request completes during the reset, too late to be found by the poll before it.
     script.before(Op::MODIFY_QP, move || {
         (0..4).for_each(|id| assert!(theirs.complete(handle, wc(qpn, id))));
     });
@@ -108,9 +107,8 @@ fn what_a_reset_discards_makes_room() {
     }
 }
 
-/// What a forgotten poll consumed is given back before anybody counts on the room.
 #[test]
-fn a_forgotten_poll_is_remembered_when_others_come() {
+fn entries_of_a_forgotten_poll_are_given_back_before_a_queue_pair_is_adopted() {
     let bench = Bench::new();
     let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
     let handle = cq.queue().handle();

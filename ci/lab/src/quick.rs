@@ -55,7 +55,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
     ("src/mem/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
     ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
-    ("src/owned/", &["owned::", "scope::"]),
+    ("src/owned/", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
     ("src/aio/", &["async::echo", "async::events", "async::one_sided", "epoll::", "stream::"]),
     ("src/aio/", &["cancel::", "endings::"]),
     ("src/events/", &["events::", "cq::"]),
