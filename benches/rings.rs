@@ -5,7 +5,7 @@
 
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use uverbs::{Lkey, Recv, Remote, Rkey, SendWr, Sge};
+use uverbs::{Lkey, RecvWr, Remote, Rkey, SendWr, Sge};
 
 const BATCH: u32 = 64;
 const SLOTS: u32 = 2 * BATCH;
@@ -44,7 +44,7 @@ mod rxe {
     #[divan::bench]
     fn write_receives(bencher: Bencher<'_, '_>) {
         let mut queue = Recvs::new(SLOTS).expect("a queue in memory");
-        let recv = Recv { wr_id: 1, sges: &[SGE] };
+        let recv = RecvWr::new(&[SGE]).id(1);
         bencher
             .counter(ItemsCount::new(BATCH))
             .bench_local(|| queue.write(black_box(&recv), BATCH));
@@ -101,7 +101,7 @@ mod mlx5 {
     #[divan::bench(args = [1, 32])]
     fn receives(bencher: Bencher<'_, '_>, count: u32) {
         let mut queue = Recvs::new(SLOTS).expect("a queue in memory");
-        let recv = Recv { wr_id: 1, sges: &[SGE] };
+        let recv = RecvWr::new(&[SGE]).id(1);
         bencher
             .counter(ItemsCount::new(count))
             .bench_local(|| queue.post(count, || black_box(recv)));

@@ -32,7 +32,7 @@ async fn run(clients: u32, messages: u32) -> Outcome<()> {
     let (cq, _driver) = CompletionQueue::spawn(&here, 4 * clients + 2 * RECEIVES)?;
     let (their_cq, _driver) = CompletionQueue::spawn(&there, 32 * clients)?;
     let srq = cq.create_srq(&pd, RECEIVES, |srq| srq)?;
-    let pool = pd.buffer_pool(64).count(RECEIVES as usize + 8).build()?;
+    let pool = pd.buffer_pool_builder(64).count(RECEIVES as usize + 8).build()?;
     let mut inbox = srq.inbox(&pool, RECEIVES as usize);
 
     let gid = here.default_gid(1)?.index;

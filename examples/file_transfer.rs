@@ -85,7 +85,7 @@ async fn send(path: &str, address: &str) -> Outcome<()> {
     let (pd, qp, gid) = open()?;
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let total = file.metadata()?.len();
-    let pool = pd.buffer_pool(PIECE).count(AHEAD).build()?;
+    let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
     let stream = connect(&qp, address, 1, gid).await;
     let mut stream = stream.map_err(|error| format!("{address}: {error}"))?;
     stream.write_u64(total).await?;
@@ -119,7 +119,7 @@ async fn send(path: &str, address: &str) -> Outcome<()> {
 
 async fn receive(path: &str, listener: TcpListener) -> Outcome<()> {
     let (pd, qp, gid) = open()?;
-    let pool = pd.buffer_pool(PIECE).count(AHEAD).build()?;
+    let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
     let mut stream = accept(&qp, &listener, 1, gid).await?;
     let total = stream.read_u64().await?;
     let file = File::create(path).map_err(|error| format!("{path}: {error}"))?;

@@ -99,7 +99,7 @@ async fn run(reads: usize) -> Outcome<()> {
     let server = tokio::spawn(serve(listener));
 
     let (_context, pd, qp, gid) = open()?;
-    let pool = Arc::new(pd.buffer_pool(ENTRY * 8).count(8).build()?);
+    let pool = Arc::new(pd.buffer_pool_builder(ENTRY * 8).count(8).build()?);
     let mut stream = connect(&qp, address, 1, gid).await?;
     let table = learn(&mut stream).await?;
     let started = Instant::now();

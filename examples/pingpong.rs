@@ -87,7 +87,7 @@ async fn run(arguments: Arguments) -> Outcome<()> {
     };
     let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
     let pd = context.alloc_pd()?;
-    let pool = pd.buffer_pool(size.max(1)).count(8).build()?;
+    let pool = pd.buffer_pool_builder(size.max(1)).count(8).build()?;
     // Polled by the task that waits for it, and not spawned: one task to be scheduled in place of two.
     let (cq, driver) = CompletionQueue::new(&context, 64, Registered::new)?;
     let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4))?;

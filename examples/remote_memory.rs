@@ -22,9 +22,9 @@ fn run() -> Outcome<()> {
     let device = devices()?.into_iter().find(|device| device.is_supported());
     let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
     let pd = context.alloc_pd()?;
-    let mut cq = context.create_cq(4).build()?;
-    let mut requester = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    let responder = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let mut cq = context.cq_builder(4).build()?;
+    let mut requester = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let responder = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let gid = context.default_gid(1)?.index;
     let (here, there) = (requester.endpoint(1, gid)?, responder.endpoint(1, gid)?);
     requester.handshake(&there)?;

@@ -1,6 +1,7 @@
 //! Paths to peers: what address handles, and the states of connected queue pairs, are made from.
 
-use crate::number::Gid;
+use crate::error::Result;
+use crate::number::{Gid, narrow};
 use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_global_route};
 use uverbs_uapi::qp::ib_uverbs_qp_dest;
 
@@ -12,7 +13,7 @@ pub struct GlobalRoute {
     pub dgid: Gid,
     /// Index of the local port's own identifier in its table: on Ethernet it chooses address,
     /// VLAN and RoCE version.
-    pub sgid_index: u8,
+    pub sgid_index: u32,
     /// 20 bits; on RoCE v2 the UDP source port is derived from it.
     pub flow_label: u32,
     /// Routers that a packet may pass. On RoCE v2 the time to live.
@@ -26,7 +27,7 @@ pub struct GlobalRoute {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AddressVector {
     /// The local port, from 1.
-    pub port: u8,
+    pub port: u32,
     /// The peer's local identifier; 0 on Ethernet.
     pub dlid: u16,
     /// The global part.
@@ -41,7 +42,7 @@ pub struct AddressVector {
 
 impl AddressVector {
     /// A path by global identifier, as Ethernet needs it; hop limit 64.
-    pub fn global(port: u8, sgid_index: u8, dgid: Gid) -> Self {
+    pub fn global(port: u32, sgid_index: u32, dgid: Gid) -> Self {
         AddressVector {
             port,
             dlid: 0,
@@ -59,7 +60,7 @@ impl AddressVector {
     }
 
     /// A path by local identifier, within an InfiniBand subnet.
-    pub fn local(port: u8, dlid: u16) -> Self {
+    pub fn local(port: u32, dlid: u16) -> Self {
         AddressVector {
             port,
             dlid,
@@ -70,53 +71,61 @@ impl AddressVector {
         }
     }
 
-    pub(crate) fn to_ah_attr(self) -> ib_uverbs_ah_attr {
+    /// # Errors
+    ///
+    /// `EINVAL`, on behalf of `verb`, for a port or an index that the kernel's struct has no room for.
+    pub(crate) fn to_ah_attr(self, verb: &'static str) -> Result<ib_uverbs_ah_attr> {
+        let sgid_index = self.sgid_index(verb)?;
         let grh = self.global.map(|global| ib_uverbs_global_route {
             dgid: global.dgid.0,
             flow_label: global.flow_label,
-            sgid_index: global.sgid_index,
+            sgid_index,
             hop_limit: global.hop_limit,
             traffic_class: global.traffic_class,
             ..Default::default()
         });
-        ib_uverbs_ah_attr {
+        Ok(ib_uverbs_ah_attr {
             grh: grh.unwrap_or_default(),
             dlid: self.dlid,
             sl: self.service_level,
             src_path_bits: self.src_path_bits,
             static_rate: self.static_rate,
             is_global: grh.is_some().into(),
-            port_num: self.port,
+            port_num: narrow(verb, "port", self.port)?,
             ..Default::default()
-        }
+        })
     }
 
     /// The same path as modify and query carry it, where the fields stand in another order.
-    pub(crate) fn to_qp_dest(self) -> ib_uverbs_qp_dest {
+    pub(crate) fn to_qp_dest(self, verb: &'static str) -> Result<ib_uverbs_qp_dest> {
         let global = self.global;
-        ib_uverbs_qp_dest {
+        Ok(ib_uverbs_qp_dest {
             dgid: global.map(|global| global.dgid.0).unwrap_or_default(),
             flow_label: global.map(|global| global.flow_label).unwrap_or_default(),
             dlid: self.dlid,
-            sgid_index: global.map(|global| global.sgid_index).unwrap_or_default(),
+            sgid_index: self.sgid_index(verb)?,
             hop_limit: global.map(|global| global.hop_limit).unwrap_or_default(),
             traffic_class: global.map(|global| global.traffic_class).unwrap_or_default(),
             sl: self.service_level,
             src_path_bits: self.src_path_bits,
             static_rate: self.static_rate,
             is_global: global.is_some().into(),
-            port_num: self.port,
+            port_num: narrow(verb, "port", self.port)?,
             ..Default::default()
-        }
+        })
+    }
+
+    fn sgid_index(self, verb: &'static str) -> Result<u8> {
+        narrow(verb, "sgid_index", self.global.map_or(0, |global| global.sgid_index))
     }
 
     pub(crate) fn of_qp_dest(dest: &ib_uverbs_qp_dest) -> Self {
         AddressVector {
-            port: dest.port_num,
+            port: dest.port_num.into(),
             dlid: dest.dlid,
             global: (dest.is_global != 0).then_some(GlobalRoute {
                 dgid: Gid(dest.dgid),
-                sgid_index: dest.sgid_index,
+                sgid_index: dest.sgid_index.into(),
                 flow_label: dest.flow_label,
                 hop_limit: dest.hop_limit,
                 traffic_class: dest.traffic_class,

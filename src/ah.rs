@@ -3,7 +3,7 @@
 mod retired;
 
 use crate::address_vector::AddressVector;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::number::{Qkey, Qpn};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
@@ -20,9 +20,17 @@ use zerocopy::FromZeros;
 
 /// A resolved path for datagrams.
 ///
-/// It may be dropped as soon as the last request that uses it is pushed: where requests name it, which
-/// is so on soft-RoCE, the kernel's address handle stays until they have completed or their queue pair
-/// is gone.
+/// It may be dropped as soon as the last request that uses it is pushed: on soft-RoCE, where requests name
+/// it, the kernel's address handle stays until they have completed or their queue pair is gone. All methods
+/// may be called from any thread.
+///
+/// ```no_run
+/// # use uverbs::{AddressVector, Destination, Gid, Qkey, Qpn, SendWr, Sge};
+/// # fn f(pd: &uverbs::ProtectionDomain, gid: Gid, sges: &[Sge]) -> uverbs::Result<()> {
+/// let ah = pd.create_ah(&AddressVector::global(1, 0, gid))?;
+/// let wr = SendWr::send(sges).to(Destination::new(&ah, Qpn(0x11), Qkey(0x1234)));
+/// # let _ = wr; Ok(()) }
+/// ```
 #[doc(alias = "ibv_ah")]
 #[derive(Debug)]
 pub struct AddressHandle {
@@ -38,7 +46,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a port or index that does not exist, or on Ethernet without a global part;
+    /// `EINVAL` for a port or index that does not exist, an index above 255, or on Ethernet without a global part;
     /// `ENODATA` for an index whose entry is empty;
     /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
@@ -46,7 +54,8 @@ impl<S: Sharing> ProtectionDomain<S> {
         const VERB: &str = "create_ah";
         self.inner.kernel.retired.sweep();
         let file = self.inner.file();
-        let attr = vector.to_ah_attr();
+        file.device.check_port(VERB, vector.port)?;
+        let attr = vector.to_ah_attr(VERB)?;
         let link = self.link(vector).map_err(|error| error.in_verb(VERB))?;
         let request =
             ib_uverbs_create_ah { pd_handle: self.inner.handle(), attr, ..Default::default() };
@@ -97,7 +106,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             return Ok(Link::InfiniBand);
         }
         let Some(global) = vector.global else { return Ok(Link::RoceV1) };
-        let entry = context.query_gid(vector.port, global.sgid_index.into())?;
+        let entry = context.query_gid(vector.port, global.sgid_index)?;
         Ok(match entry.gid_type {
             GidType::ROCE_V2 => Link::RoceV2,
             _ => Link::RoceV1,
@@ -120,15 +129,15 @@ impl AddressHandle {
         self.pd.handle()
     }
 
-    /// Destroys the handle and says whether that went well. Dropping it does the same silently, and
-    /// later if need be.
+    /// Destroys the handle and says whether that went well. Dropping it does the same silently, after the
+    /// last request that names it.
     ///
     /// # Errors
     ///
     /// `EBUSY` while requests name it that have not completed, on soft-RoCE; what the kernel answers.
     /// The handle comes back with the error.
     #[doc(alias = "ibv_destroy_ah")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         let number = self.address.number();
         let requests = number.map_or(0, |number| self.pd.kernel.retired.requests(number));
         if requests > 0 {
@@ -136,11 +145,11 @@ impl AddressHandle {
                 "{requests} requests name the address handle and have not completed; a handle that is \
                  dropped goes with the last of them"
             ));
-            return Err((self, error));
+            return Err(error.with(self));
         }
         match self.object.as_mut().map_or(Ok(()), Object::destroy) {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

@@ -3,7 +3,7 @@
 //! Pairs with the completion event file of `core/uverbs_std_types_cq.c`.
 
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::file::set_nonblocking;
 use crate::events::keys::{ObjectKey, Resolved};
 use crate::events::wait::{Read, read_record, wait_readable};
@@ -20,24 +20,24 @@ use zerocopy::FromZeros;
 
 const VERB: &str = "get_cq_event";
 
-/// What reading the file gave.
+/// The outcome of a read of the file.
 enum Event {
-    /// There is none.
+    /// The file has no event.
     None,
     Of(ObjectKey),
-    /// It concerns no queue that the caller could poll.
-    Nobodys,
+    /// An event of a destroyed queue, or of a queue of another context.
+    Other,
 }
 
 #[derive(Debug)]
 pub(crate) struct ChannelInner {
     pub(crate) file: Arc<File>,
     pub(crate) fd: OwnedFd,
-    /// Reading the file waits for an event.
+    /// Whether a read of the file waits for an event.
     blocking: AtomicBool,
 }
 
-/// Where completion queues announce that there is something to poll.
+/// A file that becomes readable when an armed completion queue gets a completion.
 ///
 /// One channel may serve many queues. The file is non-blocking unless
 /// [`set_nonblocking`](Self::set_nonblocking) says otherwise: register it
@@ -71,16 +71,15 @@ impl Context {
 }
 
 impl CompletionChannel {
-    /// Whether reading the file answers at once (`true`, as it is created) or waits for an event.
+    /// Sets whether reads of the file return at once (`true`, the default) or wait for an event.
     ///
-    /// A thread that does nothing but wait for this channel is better off with a file that waits:
-    /// [`wait`](Self::wait) without a timeout is then a single system call. Everything else costs
-    /// one more, and where several threads share the channel may wait for as long as it takes if
-    /// another one was quicker to read.
+    /// Set `false` for a thread that only waits for this channel: [`wait`](Self::wait) without a timeout is
+    /// then a single system call. Other calls take one more system call then. If several threads share the
+    /// channel, they may wait longer than their timeout when another thread reads the event first.
     ///
     /// # Errors
     ///
-    /// None that is known of.
+    /// [`Error::is_forked`] in a child of the process that created the channel.
     pub fn set_nonblocking(&self, nonblocking: bool) -> Result<()> {
         const VERB: &str = "set_nonblocking";
         self.inner.file.check_fork(VERB)?;
@@ -90,10 +89,10 @@ impl CompletionChannel {
         Ok(())
     }
 
-    /// The next event: the key of a queue that has completions ([`CompletionQueue::key`]), or
-    /// `None` when there is none right now.
+    /// Reads the next event: the key of a queue that has completions ([`CompletionQueue::key`]); `None` if
+    /// there is none at the moment.
     ///
-    /// [`CompletionQueue::key`]: crate::CompletionQueue::key
+    /// [`CompletionQueue::key`]: crate::CqControl::key
     ///
     /// # Errors
     ///
@@ -108,7 +107,7 @@ impl CompletionChannel {
             match self.read()? {
                 Event::None => return Ok(None),
                 Event::Of(key) => return Ok(Some(key)),
-                Event::Nobodys => {}
+                Event::Other => {}
             }
         }
     }
@@ -121,8 +120,8 @@ impl CompletionChannel {
             loop {
                 match self.read()? {
                     Event::Of(key) => return Ok(Some(key)),
-                    Event::Nobodys => {}
-                    // Somebody made the file non-blocking meanwhile.
+                    Event::Other => {}
+                    // Another thread made the file non-blocking meanwhile.
                     Event::None => break,
                 }
             }
@@ -141,11 +140,10 @@ impl CompletionChannel {
             Resolved::Live(_, key) => Event::Of(key),
             Resolved::Dead => {
                 file.dead_events.fetch_add(1, Ordering::Relaxed);
-                Event::Nobodys
+                Event::Other
             }
-            // Somebody who shares the kernel file made a queue on this channel; to us it is
-            // nothing that we could poll.
-            Resolved::Foreign(_) => Event::Nobodys,
+            // Another process that has the kernel file made a queue on this channel.
+            Resolved::Foreign(_) => Event::Other,
         })
     }
 
@@ -158,22 +156,21 @@ impl CompletionChannel {
         }
     }
 
-    /// Closes the channel and says whether that was possible; dropping it closes it as soon as no
-    /// queue uses it any more.
+    /// Closes the channel; dropping it closes it as soon as no queue uses it any more.
     ///
     /// # Errors
     ///
     /// `EBUSY` while a queue uses it; the channel comes back with the error.
     #[doc(alias = "ibv_destroy_comp_channel")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a completion queue still uses the channel";
         destroy_sole(self.inner, "destroy_comp_channel", HELD, |_| Ok(()))
-            .map_err(|(inner, error)| (CompletionChannel { inner }, error))
+            .map_err(|failed| failed.map(|inner| CompletionChannel { inner }))
     }
 }
 
 impl AsFd for CompletionChannel {
-    /// Readable when an event is there.
+    /// The file, which is readable when there is an event.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.fd.as_fd()
     }

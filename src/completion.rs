@@ -1,8 +1,8 @@
 //! Completions as polling lends them, over the formats of both providers.
 
 use crate::number::{Qpn, Rkey};
-use crate::provider::Wc;
-use crate::wc::{Scattered, WcOpcode, WcStatus};
+use crate::provider::ProviderWc;
+use crate::wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 use uverbs_uapi::wc::ib_wc_flags;
 
 // rxe's ring holds the kernel's own flags, which are not those of libibverbs.
@@ -11,16 +11,17 @@ const WC_WITH_IMM: u32 = ib_wc_flags::IB_WC_WITH_IMM.bits();
 const WC_IP_CSUM_OK: u32 = ib_wc_flags::IB_WC_IP_CSUM_OK.bits();
 const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 
-/// A completion, lent until the next one is asked for.
+/// A completion, lent until the next one is asked for; [`Wc`] is a copy to keep. See
+/// [`CompletionQueue::poll`](crate::CompletionQueue::poll) for an example.
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {
-    wc: Wc<'a>,
+    wc: ProviderWc<'a>,
 }
 
 impl<'a> Completion<'a> {
     #[inline]
-    pub(crate) fn new(wc: Wc<'a>) -> Self {
+    pub(crate) fn new(wc: ProviderWc<'a>) -> Self {
         Completion { wc }
     }
 
@@ -28,17 +29,18 @@ impl<'a> Completion<'a> {
     #[inline(always)]
     pub(crate) fn again(self) -> Self {
         match self.wc {
-            Wc::Mlx5(wc) => Completion { wc: Wc::Mlx5(wc.again()) },
-            Wc::Rxe(_) => self,
+            ProviderWc::Mlx5(wc) => Completion { wc: ProviderWc::Mlx5(wc.again()) },
+            ProviderWc::Rxe(_) => self,
         }
     }
 
     /// The number that the request was posted with.
+    #[doc(alias = "ibv_wc")]
     #[inline]
     pub fn wr_id(&self) -> u64 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.wr_id,
-            Wc::Mlx5(wc) => wc.wr_id,
+            ProviderWc::Rxe(wc) => wc.wr_id,
+            ProviderWc::Mlx5(wc) => wc.wr_id,
         }
     }
 
@@ -47,8 +49,8 @@ impl<'a> Completion<'a> {
     #[inline(always)]
     pub(crate) fn number(&self) -> u32 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.qp_num,
-            Wc::Mlx5(wc) => wc.number,
+            ProviderWc::Rxe(wc) => wc.qp_num,
+            ProviderWc::Mlx5(wc) => wc.number,
         }
     }
 
@@ -57,8 +59,8 @@ impl<'a> Completion<'a> {
     #[inline]
     pub fn status(&self) -> WcStatus {
         match &self.wc {
-            Wc::Rxe(wc) => WcStatus(wc.status),
-            Wc::Mlx5(wc) => wc.status(),
+            ProviderWc::Rxe(wc) => WcStatus(wc.status),
+            ProviderWc::Mlx5(wc) => wc.status(),
         }
     }
 
@@ -68,94 +70,133 @@ impl<'a> Completion<'a> {
         self.status() == WcStatus::SUCCESS
     }
 
-    /// What kind of request it was.
+    /// The completion, if its request succeeded:
+    ///
+    /// ```no_run
+    /// # fn f(cq: &mut uverbs::CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut completions = cq.poll()?;
+    /// while let Some(completion) = completions.next() {
+    ///     let completion = completion.ok()?;
+    ///     println!("request {} has moved {} bytes", completion.wr_id(), completion.byte_len());
+    /// }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// How the request failed, with all that such a completion says.
+    #[inline]
+    pub fn ok(&self) -> Result<Self, WcError> {
+        if self.is_success() { Ok(*self) } else { Err(self.failure()) }
+    }
+
+    #[cold]
+    fn failure(&self) -> WcError {
+        WcError {
+            status: self.status(),
+            wr_id: self.wr_id(),
+            qpn: self.qpn(),
+            vendor_err: self.vendor_err(),
+        }
+    }
+
+    /// What kind of request it was. Undefined unless the request succeeded.
+    #[doc(alias = "ibv_wc_read_opcode")]
     #[inline]
     pub fn opcode(&self) -> WcOpcode {
         match &self.wc {
-            Wc::Rxe(wc) => WcOpcode(wc.opcode),
-            Wc::Mlx5(wc) => wc.opcode(),
+            ProviderWc::Rxe(wc) => WcOpcode(wc.opcode),
+            ProviderWc::Mlx5(wc) => wc.opcode(),
         }
     }
 
     /// Bytes received, or returned by a read or atomic; for a datagram including the 40 bytes of
-    /// a global route header. Undefined for sends and writes, and unless the request succeeded.
+    /// a global route header. Undefined for sends and writes, and unless the request succeeded. An atomic
+    /// returns 8 bytes; of one whose memory is longer, rxe says the length of the memory.
     ///
     /// Of [`RECV_WRITE_IMM`](WcOpcode::RECV_WRITE_IMM) these are bytes that the peer wrote elsewhere:
     /// the memory of the receive got none of them.
+    #[doc(alias = "ibv_wc_read_byte_len")]
     #[inline]
     pub fn byte_len(&self) -> u32 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.byte_len,
-            Wc::Mlx5(wc) => wc.byte_len(),
+            ProviderWc::Rxe(wc) => wc.byte_len,
+            ProviderWc::Mlx5(wc) => wc.byte_len(),
         }
     }
 
     /// The queue pair that the request was posted to, or that took it from a shared receive queue.
     /// Of a received raw packet the device tells [`flow_tag`](Self::flow_tag) instead.
+    #[doc(alias = "ibv_wc_read_qp_num")]
     #[inline]
     pub fn qpn(&self) -> Qpn {
         match &self.wc {
-            Wc::Rxe(wc) => Qpn(wc.qp_num),
-            Wc::Mlx5(wc) => Qpn(wc.qpn()),
+            ProviderWc::Rxe(wc) => Qpn(wc.qp_num),
+            ProviderWc::Mlx5(wc) => Qpn(wc.qpn()),
         }
     }
 
     /// The sending queue pair; for receives of datagrams.
+    #[doc(alias = "ibv_wc_read_src_qp")]
     #[inline]
     pub fn src_qpn(&self) -> Qpn {
         match &self.wc {
-            Wc::Rxe(wc) => Qpn(wc.src_qp),
-            Wc::Mlx5(wc) => Qpn(wc.src_qpn()),
+            ProviderWc::Rxe(wc) => Qpn(wc.src_qp),
+            ProviderWc::Mlx5(wc) => Qpn(wc.src_qpn()),
         }
     }
 
-    /// The immediate data of the message, as the number that the sender gave.
+    /// The immediate data of the message, as the number that the sender gave, in host byte order.
+    #[doc(alias = "ibv_wc_read_imm_data")]
     #[inline]
     pub fn imm(&self) -> Option<u32> {
         match &self.wc {
-            Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.ex)),
-            Wc::Mlx5(wc) => wc.imm(),
+            ProviderWc::Rxe(wc) => (wc.wc_flags & WC_WITH_IMM != 0).then(|| u32::from_be(wc.ex)),
+            ProviderWc::Mlx5(wc) => wc.imm(),
         }
     }
 
     /// The key of this side that the message invalidated.
+    #[doc(alias = "ibv_wc_read_invalidated_rkey")]
     #[inline]
     pub fn invalidated_rkey(&self) -> Option<Rkey> {
         match &self.wc {
-            Wc::Rxe(wc) => (wc.wc_flags & WC_WITH_INV != 0).then_some(Rkey(wc.ex)),
-            Wc::Mlx5(wc) => wc.invalidated_rkey().map(Rkey),
+            ProviderWc::Rxe(wc) => (wc.wc_flags & WC_WITH_INV != 0).then_some(Rkey(wc.ex)),
+            ProviderWc::Mlx5(wc) => wc.invalidated_rkey().map(Rkey),
         }
     }
 
     /// What was received, or what a read or an atomic brought back, if the device put it into the
     /// completion and *not* into the memory that the request named; a copy, at most 64 bytes. `None`
     /// if it lies in memory, as all does unless the queue pair was made with
-    /// [`scatter_to_cqe`](crate::QueuePairBuilder::scatter_to_cqe).
+    /// [`scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe).
     ///
     /// Of a request without success there is nothing.
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
     pub fn scattered(&self) -> Option<Scattered> {
         match &self.wc {
-            Wc::Rxe(_) => None,
-            Wc::Mlx5(wc) => wc.scattered(),
+            ProviderWc::Rxe(_) => None,
+            ProviderWc::Mlx5(wc) => wc.scattered(),
         }
     }
 
     /// Whether the first 40 bytes of a received datagram hold a global route header.
     #[inline]
+    #[doc(alias = "ibv_wc_read_wc_flags")]
     pub fn has_grh(&self) -> bool {
         match &self.wc {
-            Wc::Rxe(wc) => wc.wc_flags & WC_GRH != 0,
-            Wc::Mlx5(wc) => wc.has_grh(),
+            ProviderWc::Rxe(wc) => wc.wc_flags & WC_GRH != 0,
+            ProviderWc::Mlx5(wc) => wc.has_grh(),
         }
     }
 
     /// The device's own code for an error; 0 where it has none.
+    #[doc(alias = "ibv_wc_read_vendor_err")]
     #[inline]
     pub fn vendor_err(&self) -> u32 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.vendor_err,
-            Wc::Mlx5(wc) => wc.vendor_err(),
+            ProviderWc::Rxe(wc) => wc.vendor_err,
+            ProviderWc::Mlx5(wc) => wc.vendor_err(),
         }
     }
 
@@ -164,8 +205,8 @@ impl<'a> Completion<'a> {
     #[doc(alias = "ibv_wc_read_flow_tag")]
     pub fn flow_tag(&self) -> u32 {
         match &self.wc {
-            Wc::Rxe(_) => 0,
-            Wc::Mlx5(wc) => wc.flow_tag(),
+            ProviderWc::Rxe(_) => 0,
+            ProviderWc::Mlx5(wc) => wc.flow_tag(),
         }
     }
 
@@ -174,19 +215,19 @@ impl<'a> Completion<'a> {
     #[doc(alias = "IBV_WC_IP_CSUM_OK")]
     pub fn ip_checksum_ok(&self) -> bool {
         match &self.wc {
-            Wc::Rxe(wc) => wc.wc_flags & WC_IP_CSUM_OK != 0,
-            Wc::Mlx5(wc) => wc.ip_checksum_ok(),
+            ProviderWc::Rxe(wc) => wc.wc_flags & WC_IP_CSUM_OK != 0,
+            ProviderWc::Mlx5(wc) => wc.ip_checksum_ok(),
         }
     }
 
     /// The VLAN tag that the device took out of a received raw packet: priority in bits 13 to 15,
     /// identifier in bits 0 to 11. `None` if it had none, or if the queue pair was not made with
-    /// [`cvlan_stripping`](crate::QueuePairBuilder::cvlan_stripping).
+    /// [`cvlan_stripping`](crate::QpBuilder::cvlan_stripping).
     #[doc(alias = "ibv_wc_read_cvlan")]
     pub fn vlan(&self) -> Option<u16> {
         match &self.wc {
-            Wc::Rxe(_) => None,
-            Wc::Mlx5(wc) => wc.vlan(),
+            ProviderWc::Rxe(_) => None,
+            ProviderWc::Mlx5(wc) => wc.vlan(),
         }
     }
 
@@ -195,40 +236,78 @@ impl<'a> Completion<'a> {
     #[doc(alias = "ibv_wc_read_completion_ts")]
     pub fn timestamp(&self) -> Option<u64> {
         match &self.wc {
-            Wc::Rxe(_) => None,
-            Wc::Mlx5(wc) => wc.timestamp(),
+            ProviderWc::Rxe(_) => None,
+            ProviderWc::Mlx5(wc) => wc.timestamp(),
         }
     }
 
     /// Index of the partition key that a datagram came with.
     pub fn pkey_index(&self) -> u16 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.pkey_index,
-            Wc::Mlx5(wc) => wc.pkey_index(),
+            ProviderWc::Rxe(wc) => wc.pkey_index,
+            ProviderWc::Mlx5(wc) => wc.pkey_index(),
         }
     }
 
     /// Local identifier of a datagram's sender; 0 on Ethernet.
+    #[doc(alias = "ibv_wc_read_slid")]
     pub fn src_lid(&self) -> u16 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.slid,
-            Wc::Mlx5(wc) => wc.src_lid(),
+            ProviderWc::Rxe(wc) => wc.slid,
+            ProviderWc::Mlx5(wc) => wc.src_lid(),
         }
     }
 
-    /// Service level of a datagram.
+    /// Service level of a datagram, 0 to 15.
+    #[doc(alias = "ibv_wc_read_sl")]
     pub fn service_level(&self) -> u8 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.sl,
-            Wc::Mlx5(wc) => wc.service_level(),
+            ProviderWc::Rxe(wc) => wc.sl,
+            ProviderWc::Mlx5(wc) => wc.service_level(),
         }
     }
 
     /// The low bits of the local identifier that a datagram was sent to; 0 on Ethernet.
+    #[doc(alias = "ibv_wc_read_dlid_path_bits")]
     pub fn path_bits(&self) -> u8 {
         match &self.wc {
-            Wc::Rxe(wc) => wc.dlid_path_bits,
-            Wc::Mlx5(wc) => wc.path_bits(),
+            ProviderWc::Rxe(wc) => wc.dlid_path_bits,
+            ProviderWc::Mlx5(wc) => wc.path_bits(),
+        }
+    }
+}
+
+impl From<Completion<'_>> for Wc {
+    /// Copies what the completion says, so that it outlives the poll. Of a request that failed that is
+    /// what [`WcError`] has.
+    #[inline]
+    fn from(completion: Completion<'_>) -> Wc {
+        let completion = match completion.ok() {
+            Ok(completion) => completion,
+            Err(WcError { status, wr_id, qpn, vendor_err }) => {
+                return Wc { status, wr_id, qpn, vendor_err, ..Wc::default() };
+            }
+        };
+        Wc {
+            wr_id: completion.wr_id(),
+            status: WcStatus::SUCCESS,
+            opcode: completion.opcode(),
+            qpn: completion.qpn(),
+            vendor_err: 0,
+            byte_len: completion.byte_len(),
+            imm: completion.imm(),
+            invalidated_rkey: completion.invalidated_rkey(),
+            has_grh: completion.has_grh(),
+            src_qpn: completion.src_qpn(),
+            src_lid: completion.src_lid(),
+            service_level: completion.service_level(),
+            path_bits: completion.path_bits(),
+            pkey_index: completion.pkey_index(),
+            flow_tag: completion.flow_tag(),
+            ip_checksum_ok: completion.ip_checksum_ok(),
+            vlan: completion.vlan(),
+            timestamp: completion.timestamp(),
+            scattered: completion.scattered(),
         }
     }
 }

@@ -30,6 +30,14 @@ use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
 /// A cheap handle to shared state; clones name the same kernel file. Everything made from a
 /// context keeps it open, so handles may be dropped in any order. All methods may be called from
 /// any thread.
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// let device = uverbs::devices()?.into_iter().find(|device| device.is_supported()).ok_or("none")?;
+/// let context = uverbs::Context::open(&device)?;
+/// let pd = context.alloc_pd()?;
+/// # drop(pd); Ok(()) }
+/// ```
 #[doc(alias = "ibv_context")]
 #[derive(Clone, Debug)]
 pub struct Context {
@@ -45,6 +53,7 @@ impl Context {
     /// driver), `EACCES` without permission for the device node, `ENODEV` or `EIO` if it vanished,
     /// `EPERM` if it belongs to another network namespace.
     #[doc(alias = "ibv_open_device")]
+    #[doc(alias = "ibv_close_device")]
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
         let opening = Opening::new(device)?;
@@ -93,7 +102,11 @@ impl Context {
         &self.file.device
     }
 
-    /// Limits and capabilities of the device.
+    /// Limits and capabilities of the device, asked of the kernel each time.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` when the device is gone; [`Error::is_forked`].
     #[doc(alias = "ibv_query_device")]
     #[doc(alias = "ibv_query_device_ex")]
     pub fn query_device(&self) -> Result<DeviceAttr> {
@@ -106,7 +119,7 @@ impl Context {
         self.file.completion_vectors
     }
 
-    /// A protection domain: what queue pairs and memory must share to work together.
+    /// Allocates a protection domain: what queue pairs and memory must share to work together.
     ///
     /// # Errors
     ///
@@ -116,11 +129,12 @@ impl Context {
         ProtectionDomain::alloc(self)
     }
 
-    /// How many objects of this context could not be destroyed when they were dropped.
+    /// How many objects of this context could not be destroyed when they were dropped: 0 unless the kernel
+    /// refused, for one because another holder of the file still uses them.
     ///
-    /// Their memory is not freed before the process ends, because a device may still reach it; nor is
-    /// what a memory window [holds](crate::MemoryWindow#what-a-window-holds), which counts as one with it.
-    /// 0 unless the kernel refused a destruction, because of another holder of the file for one.
+    /// Their memory is not freed before the process ends, because a device may still reach it. The same
+    /// holds for what a memory window [holds](crate::MemoryWindow#what-a-window-holds), which counts as one
+    /// with it.
     pub fn leaked(&self) -> u64 {
         self.file.leaked.load(Ordering::Relaxed)
     }

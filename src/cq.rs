@@ -5,7 +5,7 @@ mod numbers;
 use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
@@ -14,13 +14,15 @@ use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
 use crate::provider::plan::{CqAsk, CqPlan, QueueResources, ResizePlan};
-use crate::provider::{CqMembers, CqRing, DirectRing, Member, Wc};
+use crate::provider::{CqMembers, CqRing, DirectRing, Member, ProviderWc};
 use crate::uverbs::command::Command;
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
+use crate::wc::Wc;
 pub(crate) use numbers::{Lease, Numbers};
 use rustix::io::Errno;
 use std::fmt;
+use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
@@ -35,7 +37,7 @@ const CQE_SIZE: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) object: Object<QueueResources>,
-    /// Where the poller hears of queue pairs: it discards what is left of those that are gone.
+    /// Tells the poller of queue pairs: it discards completions of those that are gone.
     pub(crate) members: CqMembers,
     /// Numbers of queue pairs that lead to what others were lent.
     pub(crate) numbers: Arc<Numbers>,
@@ -53,19 +55,111 @@ impl CqInner {
 
 /// A completion queue.
 ///
-/// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Completions of
-/// a queue pair that was dropped are discarded, whether it was dropped before or between polls.
+/// Polling takes `&mut self`; to poll from several threads put it into a `Mutex`. Everything else is in
+/// [`CqControl`], of which [`control`](Self::control) gives a handle that works from any thread.
+/// Completions of a queue pair that was dropped are discarded, whether it was dropped before or between
+/// polls.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// let mut cq = context.cq_builder(256).build()?;
+/// let mut completions = cq.poll()?;
+/// while let Some(completion) = completions.next() {
+///     println!("request {} is over", completion.ok()?.wr_id());
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
     // First: an allocator gets the memory back last, from what the kernel's object holds.
     ring: CqRing,
-    pub(crate) inner: Arc<CqInner>,
+    control: CqControl,
     epoch: Epoch,
     /// The events that its channel announced.
     heard: Heard,
 }
 
-/// Which completions an armed queue announces.
+/// A handle of a completion queue: everything but polling. A [`CompletionQueue`] dereferences to it.
+///
+/// It names the queue where queue pairs are made while another thread owns the queue and polls it.
+/// Clones are handles of the same queue, and may be used from any thread. The queue is destroyed when the
+/// [`CompletionQueue`], all handles and all that completes to it are gone; completions that come once the
+/// [`CompletionQueue`] is dropped are polled by nobody.
+///
+/// ```no_run
+/// # use uverbs::{CompletionQueue, ProtectionDomain, QpType};
+/// # fn f(pd: &ProtectionDomain, mut cq: CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+/// let handle = cq.control();
+/// std::thread::spawn(move || {
+///     while let Ok(mut completions) = cq.poll() {
+///         while let Some(completion) = completions.next() {
+///             println!("{}: {}", completion.wr_id(), completion.status());
+///         }
+///     }
+/// });
+/// let qp = pd.qp_builder(&handle, &handle, QpType::RC).build()?;
+/// # drop(qp); Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct CqControl {
+    pub(crate) inner: Arc<CqInner>,
+}
+
+mod sealed {
+    pub trait Sealed {
+        fn control(&self) -> &super::CqControl;
+
+        /// Prepares for one more queue pair, if nobody can poll meanwhile.
+        fn tidy(&self) {}
+    }
+}
+
+/// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
+pub trait CqRef: sealed::Sealed {}
+
+impl CqRef for CompletionQueue {}
+impl CqRef for CqControl {}
+impl<T: CqRef + ?Sized> CqRef for &T {}
+impl<T: CqRef + ?Sized> CqRef for &mut T {}
+
+impl sealed::Sealed for CompletionQueue {
+    fn control(&self) -> &CqControl {
+        &self.control
+    }
+
+    fn tidy(&self) {
+        // What the poller need not know of earlier queue pairs is forgotten.
+        self.ring.tidy();
+    }
+}
+
+impl sealed::Sealed for CqControl {
+    fn control(&self) -> &CqControl {
+        self
+    }
+}
+
+impl<T: CqRef + ?Sized> sealed::Sealed for &T {
+    fn control(&self) -> &CqControl {
+        (**self).control()
+    }
+
+    fn tidy(&self) {
+        (**self).tidy();
+    }
+}
+
+impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
+    fn control(&self) -> &CqControl {
+        (**self).control()
+    }
+
+    fn tidy(&self) {
+        (**self).tidy();
+    }
+}
+
+/// Which completions an armed queue announces; see [`CompletionQueue::req_notify`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The next one.
@@ -75,7 +169,7 @@ pub enum Notify {
     Solicited,
 }
 
-/// Builds a [`CompletionQueue`].
+/// Builds a [`CompletionQueue`]; started by [`Context::cq_builder`].
 #[derive(Debug)]
 pub struct CqBuilder {
     file: Arc<File>,
@@ -88,9 +182,21 @@ pub struct CqBuilder {
 }
 
 impl Context {
-    /// Starts to build a completion queue with room for at least `cqe` completions.
+    /// Starts to build a completion queue with room for at least `cqe` completions, 1 to the device's
+    /// [`max_cqe`](crate::DeviceAttr::max_cqe). A queue overflows, and its queue pairs go into an error
+    /// state, if more requests complete than it holds: give it as many entries as the queues that complete
+    /// to it hold requests.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+    /// let channel = context.create_comp_channel()?;
+    /// let cq = context.cq_builder(256).channel(&channel).vector(1).build()?;
+    /// # drop(cq); Ok(()) }
+    /// ```
     #[doc(alias = "ibv_create_cq")]
-    pub fn create_cq(&self, cqe: u32) -> CqBuilder {
+    #[doc(alias = "ibv_create_cq_ex")]
+    #[doc(alias = "mlx5dv_create_cq")]
+    pub fn cq_builder(&self, cqe: u32) -> CqBuilder {
         CqBuilder {
             file: self.file.clone(),
             cqe,
@@ -111,7 +217,7 @@ impl CqBuilder {
         self
     }
 
-    /// Raises interrupt `vector`, below [`Context::completion_vectors`].
+    /// Raises interrupt `vector`, below [`Context::completion_vectors`]; 0 unless set.
     #[must_use]
     pub fn vector(mut self, vector: u32) -> Self {
         self.vector = vector;
@@ -135,9 +241,9 @@ impl CqBuilder {
         self
     }
 
-    /// Has the device write completions of 128 bytes whole, the half that says nothing with zeros: so
-    /// that no cache line has to be fetched to be written in part. On mlx5, where
-    /// [`pads_completions`](crate::mlx5::DeviceAttr::pads_completions) says so.
+    /// Lets the device fill completions of 128 bytes up with zeros: it then writes whole cache lines and
+    /// need not fetch them before. On mlx5, where
+    /// [`pads_completions`](crate::mlx5::ContextAttr::pads_completions) says so.
     #[doc(alias = "MLX5DV_CQ_INIT_ATTR_FLAGS_CQE_PAD")]
     #[must_use]
     pub fn pad(mut self) -> Self {
@@ -221,15 +327,16 @@ impl CqBuilder {
         let heard = registration.heard().clone();
         let numbers = Arc::default();
         let inner = CqInner { object, members, numbers, registration, channel, domain };
-        let inner = Arc::new(inner);
-        Ok(CompletionQueue { inner, ring, epoch, heard })
+        let control = CqControl { inner: Arc::new(inner) };
+        Ok(CompletionQueue { ring, control, epoch, heard })
     }
 }
 
 impl CompletionQueue {
     /// Looks for completions.
     ///
-    /// They are consumed one by one, and given back to the device when the answer is dropped:
+    /// [`Completions::next`] consumes them one by one; their entries are given back to the device when the
+    /// answer is dropped:
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::CompletionQueue) -> Result<(), uverbs::PollError> {
@@ -245,6 +352,7 @@ impl CompletionQueue {
     /// [`PollError::Forked`] in a child of the process that created the queue.
     #[doc(alias = "ibv_poll_cq")]
     #[doc(alias = "ibv_start_poll")]
+    #[doc(alias = "ibv_end_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
         // A way out of its own: in what is compiled behind it the driver is known.
@@ -255,6 +363,52 @@ impl CompletionQueue {
             return Err(PollError::Forked);
         }
         Ok(Completions { ring: &mut self.ring, consumed: false })
+    }
+
+    /// Takes up to `wcs.len()` completions out of the queue, in order, and answers how many it wrote to
+    /// the beginning of `wcs`. The queue is free again afterwards, so that what handles them may poll
+    /// it, or borrow what owns it:
+    ///
+    /// ```no_run
+    /// # use uverbs::{CompletionQueue, PollError, QueuePair, Wc, WcError};
+    /// struct Server {
+    ///     cq: CompletionQueue,
+    ///     served: u64,
+    /// }
+    ///
+    /// impl Server {
+    ///     fn turn(&mut self) -> Result<(), Box<dyn std::error::Error>> {
+    ///         let mut wcs = [Wc::default(); 16];
+    ///         let found = self.cq.poll_into(&mut wcs)?;
+    ///         for wc in &wcs[..found] {
+    ///             self.serve(wc)?;
+    ///         }
+    ///         Ok(())
+    ///     }
+    ///
+    ///     fn serve(&mut self, wc: &Wc) -> Result<(), WcError> {
+    ///         wc.ok()?;
+    ///         self.served += 1;
+    ///         Ok(())
+    ///     }
+    /// }
+    /// ```
+    ///
+    /// [`poll`](Self::poll) costs less where only a few of a completion's fields are looked at.
+    ///
+    /// # Errors
+    ///
+    /// [`PollError::Forked`] in a child of the process that created the queue.
+    #[doc(alias = "ibv_poll_cq")]
+    pub fn poll_into(&mut self, wcs: &mut [Wc]) -> std::result::Result<usize, PollError> {
+        let mut completions = self.poll()?;
+        let mut found = 0;
+        for wc in wcs {
+            let Some(completion) = completions.next() else { break };
+            *wc = completion.into();
+            found += 1;
+        }
+        Ok(found)
     }
 
     /// Whether [`poll_direct`](Self::poll_direct) finds something.
@@ -282,11 +436,6 @@ impl CompletionQueue {
     #[cold]
     pub(crate) fn give_back(&mut self) {
         self.ring.release();
-    }
-
-    /// Prepares for one more queue pair: what nobody needs to know of earlier ones is forgotten.
-    pub(crate) fn tidy(&self) {
-        self.ring.tidy();
     }
 
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
@@ -320,55 +469,16 @@ impl CompletionQueue {
         if self.inner.channel.is_none() {
             return Err(Error::invalid(VERB, "the queue was created without a channel"));
         }
-        let file = self.inner.file();
+        let file = self.control.inner.file();
         file.check_fork(VERB)?;
         if let Some(ring) = self.ring.as_direct() {
             ring.listen();
             ring.arm(solicited, self.heard.placed());
             return Ok(());
         }
-        let doorbell = Doorbell::Notify { cq_handle: self.inner.object.handle(), solicited };
+        let doorbell =
+            Doorbell::Notify { cq_handle: self.control.inner.object.handle(), solicited };
         file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
-    }
-
-    /// Lets an armed queue announce completions only when `count` of them are there, or
-    /// `period_us` microseconds after the last that it announced, whichever is sooner. 0 is no such
-    /// condition, and without any each completion is announced at once, as it is at first.
-    ///
-    /// Who waits for events then hears of more completions by each, and of some of them later: with
-    /// a count and no period, of the last few not at all.
-    ///
-    /// # Errors
-    ///
-    /// `EOPNOTSUPP` where driver or device do not moderate, rxe for one; `EINVAL` for more than they
-    /// can ([`moderation_caps`](crate::DeviceAttr::moderation_caps)).
-    #[doc(alias = "ibv_modify_cq")]
-    #[doc(alias = "IBV_CQ_ATTR_MODERATE")]
-    pub fn moderate(&self, count: u16, period_us: u16) -> Result<()> {
-        const VERB: &str = "modify_cq";
-        let file = self.inner.file();
-        let request = uapi::ib_uverbs_ex_modify_cq {
-            cq_handle: self.inner.object.handle(),
-            attr_mask: uapi::ib_cq_attr_mask::IB_CQ_MODERATE.bits(),
-            attr: uapi::ib_uverbs_cq_moderation { cq_count: count, cq_period: period_us },
-            reserved: 0,
-        };
-        let mut command = write_ex(IB_USER_VERBS_EX_CMD_MODIFY_CQ, &request);
-        file.execute(VERB, &mut command).map_err(|error| {
-            let name = file.device.name();
-            let caps = file.limits().and_then(|limits| limits.moderation_caps);
-            match (error.errno(), caps) {
-                (Errno::OPNOTSUPP, _) => {
-                    error.detail(format!("{name} does not moderate completion events"))
-                }
-                (Errno::INVAL, Some(caps)) => error.detail(format!(
-                    "{count} completions or {period_us} microseconds; {name} waits for at most {} \
-                     and {}",
-                    caps.max_count, caps.max_period_us
-                )),
-                _ => error,
-            }
-        })
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.
@@ -404,7 +514,7 @@ impl CompletionQueue {
             cqe: plan.cqe(),
             ..Default::default()
         };
-        let (object, bytes) = (&self.inner.object, plan.bytes());
+        let (object, bytes) = (&self.control.inner.object, plan.bytes());
         let before = self.ring.exchange(|ring| {
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
             let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
@@ -449,6 +559,78 @@ impl CompletionQueue {
         self.ring.capacity()
     }
 
+    /// A handle that names the queue where queue pairs are made, and works while another thread polls.
+    pub fn control(&self) -> CqControl {
+        self.control.clone()
+    }
+
+    /// Destroys the queue and says whether that went well; dropping it does the same silently, as
+    /// soon as nothing uses it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while a queue pair, or a shared receive queue of an XRC domain, uses it, or while there is a
+    /// [handle](CqControl) of it; the queue comes back with the error.
+    #[doc(alias = "ibv_destroy_cq")]
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
+        const HELD: &str = "a queue pair, a shared receive queue of an XRC domain, or a CqControl still \
+                            uses the completion queue";
+        let CompletionQueue { ring, control: CqControl { inner }, epoch, heard } = self;
+        destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy()).map_err(|failed| {
+            failed.map(|inner| CompletionQueue { ring, control: CqControl { inner }, epoch, heard })
+        })
+    }
+}
+
+impl Deref for CompletionQueue {
+    type Target = CqControl;
+
+    fn deref(&self) -> &CqControl {
+        &self.control
+    }
+}
+
+impl CqControl {
+    /// Lets an armed queue raise an event only when `count` completions are there, or `period_us`
+    /// microseconds after the last event, whichever is sooner. 0 leaves a condition out; without any,
+    /// each completion raises its event at once, as it does in a new queue.
+    ///
+    /// An event then stands for several completions. With a count and no period, the last completions may
+    /// raise no event.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where driver or device do not moderate, rxe for one; `EINVAL` for more than they
+    /// can ([`moderation_caps`](crate::DeviceAttr::moderation_caps)).
+    #[doc(alias = "ibv_modify_cq")]
+    #[doc(alias = "IBV_CQ_ATTR_MODERATE")]
+    pub fn moderate(&self, count: u16, period_us: u16) -> Result<()> {
+        const VERB: &str = "modify_cq";
+        let file = self.inner.file();
+        let request = uapi::ib_uverbs_ex_modify_cq {
+            cq_handle: self.inner.object.handle(),
+            attr_mask: uapi::ib_cq_attr_mask::IB_CQ_MODERATE.bits(),
+            attr: uapi::ib_uverbs_cq_moderation { cq_count: count, cq_period: period_us },
+            reserved: 0,
+        };
+        let mut command = write_ex(IB_USER_VERBS_EX_CMD_MODIFY_CQ, &request);
+        file.execute(VERB, &mut command).map_err(|error| {
+            let name = file.device.name();
+            let caps = file.limits().and_then(|limits| limits.moderation_caps);
+            match (error.errno(), caps) {
+                (Errno::OPNOTSUPP, _) => {
+                    error.detail(format!("{name} does not moderate completion events"))
+                }
+                (Errno::INVAL, Some(caps)) => error.detail(format!(
+                    "{count} completions or {period_us} microseconds; {name} waits for at most {} \
+                     and {}",
+                    caps.max_count, caps.max_period_us
+                )),
+                _ => error,
+            }
+        })
+    }
+
     /// What names this queue in events.
     pub fn key(&self) -> ObjectKey {
         self.inner.registration.key()
@@ -463,21 +645,14 @@ impl CompletionQueue {
     pub fn context(&self) -> Context {
         Context { file: self.inner.file().clone() }
     }
+}
 
-    /// Destroys the queue and says whether that went well; dropping it does the same silently, as
-    /// soon as nothing uses it any more.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` while a queue pair, or a shared receive queue of an XRC domain, uses it; the queue comes
-    /// back with the error.
-    #[doc(alias = "ibv_destroy_cq")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a queue pair, or a shared receive queue of an XRC domain, still uses \
-                            the completion queue";
-        let CompletionQueue { inner, ring, epoch, heard } = self;
-        destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (CompletionQueue { inner, ring, epoch, heard }, error))
+impl fmt::Debug for CqControl {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("CqControl")
+            .field("device", &self.inner.file().device.name())
+            .field("handle", &self.handle())
+            .finish()
     }
 }
 
@@ -543,13 +718,13 @@ impl Direct<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Completion<'_>> {
-        self.ring.next().map(|wc| Completion::new(Wc::Mlx5(wc)))
+        self.ring.next().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// As [`next`](Self::next) if that is a success; else [`next`](Self::next) has to be asked.
     #[inline(always)]
     pub(crate) fn next_usual(&mut self) -> Option<Completion<'_>> {
-        self.ring.next_usual().map(|wc| Completion::new(Wc::Mlx5(wc)))
+        self.ring.next_usual().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// Gives back to the device what was consumed so far, before the poll ends.

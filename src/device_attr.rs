@@ -273,7 +273,7 @@ pub struct DeviceAttr {
     /// How long an acknowledgement may take inside the device, 4.096 µs · 2ⁿ.
     pub local_ca_ack_delay: u8,
     /// Ports.
-    pub phys_port_cnt: u8,
+    pub phys_port_cnt: u32,
     /// On-demand paging; `None` without.
     pub odp_caps: Option<OdpCaps>,
     /// The bits of a completion's timestamp that count; `None` if completions carry none.
@@ -341,7 +341,7 @@ impl DeviceAttr {
             max_srq_sge: base.max_srq_sge,
             max_pkeys: base.max_pkeys,
             local_ca_ack_delay: base.local_ca_ack_delay,
-            phys_port_cnt: base.phys_port_cnt,
+            phys_port_cnt: base.phys_port_cnt.into(),
             odp_caps: odp_caps(raw),
             timestamp_mask: told!(raw, timestamp_mask).copied().filter(|mask| *mask != 0),
             core_clock_khz: told!(raw, hca_core_clock).copied().filter(|khz| *khz != 0),
@@ -377,6 +377,17 @@ impl DeviceAttr {
             max_dm_size: told!(raw, max_dm_size).copied().unwrap_or_default(),
         }
     }
+}
+
+/// Which values are above the device's limits for them, in words; `None` if none is. Each comes with its
+/// name and its limit.
+pub(crate) fn above_limits(device: &str, values: &[(&str, u32, u32)]) -> Option<String> {
+    let above: Vec<_> = values
+        .iter()
+        .filter(|(_, value, limit)| value > limit)
+        .map(|(name, value, limit)| format!("{name} {value} is above the {limit} of {device}"))
+        .collect();
+    (!above.is_empty()).then(|| above.join(", "))
 }
 
 fn odp_caps(raw: &Raw) -> Option<OdpCaps> {

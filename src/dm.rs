@@ -1,20 +1,16 @@
-//! Device memory: a few pages on the device itself, which it reaches without the bus.
+//! Device memory: a few pages on the device itself, which it reaches without crossing the bus.
 //!
-//! Pairs with `core/uverbs_std_types_dm.c`; where the memory is mapped is the provider's to say.
-//! [`mr`](crate::mr) registers it.
+//! Pairs with `core/uverbs_std_types_dm.c`; the provider says where the memory is mapped.
+//! [`mr`](crate::mr) registers it, and [`sharing`](crate::sharing) imports it.
 
 use crate::context::Context;
-use crate::envelope::{Envelope, Proof};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
-use crate::handles::ObjectKind;
-use crate::import::{Imported, sealed::Sealed, stale};
 use crate::memory::mmio_window::{MmioWindow, WORD};
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::DmPlace as Place;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
-use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::dm as uapi;
 use uverbs_uapi::object::UVERBS_OBJECT_DM;
@@ -23,7 +19,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 const VERB: &str = "alloc_dm";
 
 impl Class {
-    const DM: Class = Class {
+    pub(crate) const DM: Class = Class {
         verb: "free_dm",
         object: UVERBS_OBJECT_DM,
         destroy: uapi::UVERBS_METHOD_DM_FREE,
@@ -32,24 +28,22 @@ impl Class {
     };
 }
 
-/// What device memory and the regions on it share.
+/// The part of device memory that its regions hold.
 #[derive(Debug)]
 pub(crate) struct DmInner {
     pub(crate) object: Object<MmioWindow>,
-    place: Place,
-    length: usize,
+    pub(crate) place: Place,
+    pub(crate) length: usize,
 }
 
-/// Memory on the device. Requests that it is the source or target of need not cross the bus for it,
-/// and its atomics are the device's own; there is little of it
-/// ([`max_dm_size`](crate::DeviceAttr::max_dm_size)).
+/// Memory on the device. The device reads and writes it without crossing the bus, and carries out atomics
+/// there by itself; there is little of it ([`max_dm_size`](crate::DeviceAttr::max_dm_size)).
 ///
-/// This process reaches it by copies of whole words of 4 bytes, each of which crosses the bus and
-/// takes its time. Requests name it by a region ([`register_dm`]), whose addresses count from 0.
-/// What it holds at first is not defined.
+/// This process copies whole words of 4 bytes, each of which crosses the bus. Requests name the memory by a
+/// region ([`register_dm`]), whose addresses count from 0. Its initial content is undefined.
 ///
-/// Dropping it frees it, as soon as no region of it is left. All methods may be called from any
-/// thread; copies of two threads to the same words leave words of either.
+/// Dropping it frees it, as soon as no region of it is left. All methods may be called from any thread;
+/// when two threads copy to the same words, each word is that of one of them.
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -73,13 +67,13 @@ pub struct DeviceMemory {
 
 impl Context {
     /// Allocates `length` bytes on the device that begin at a multiple of `align` bytes: 8 for
-    /// atomics, 1 if anything will do.
+    /// atomics, 1 for no alignment.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on a device without such memory, all but mlx5's for one; `EINVAL` for 0 bytes,
-    /// for more than the device has in all, and for an alignment that is no power of two or more than
-    /// the device gives; `ENOMEM` when too little is left.
+    /// `EOPNOTSUPP` on a device without such memory, which only mlx5 has here; `EINVAL` for 0 bytes,
+    /// for more bytes than the device has, and for an alignment that is no power of two or above the
+    /// device's; `ENOMEM` when too little is left.
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, length: usize, align: usize) -> Result<DeviceMemory> {
         let file = &self.file;
@@ -117,55 +111,20 @@ impl Context {
             }
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
-        // So that it is freed if it cannot be mapped.
+        // Frees the memory if it cannot be mapped.
         let owner = Object::new(file.clone(), Class::DM, handle, ());
         let window = map(file, VERB, place, length)?;
         let object = owner.exchange(window).0;
         Ok(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) })
     }
-
-    /// Imports device memory of another process that has this context's file.
-    ///
-    /// What the exporter said of it is compared with what the kernel says. Memory that took the
-    /// place of the exported one, under its handle and as long, is not told from it.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context,
-    /// `ENOENT` if there is no such memory, `ESTALE` if it is another one; `ENOMEM` without address
-    /// space left.
-    #[doc(alias = "ibv_import_dm")]
-    pub fn import_dm(&self, envelope: &Envelope) -> Result<Imported<DeviceMemory>> {
-        const VERB: &str = "import_dm";
-        let (handle, told) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
-        let (place, length) = query(&self.file, VERB, handle)?;
-        if proof(place, length) != told {
-            let detail = format!("device memory {handle} has {length} bytes at {place:x?}");
-            return Err(stale(VERB, detail));
-        }
-        imported(&self.file, VERB, handle, place, length)
-    }
-
-    /// Imports device memory by its bare handle, as rdma-core's programs exchange them.
-    ///
-    /// # Safety
-    ///
-    /// The handle was exported as that of device memory of this context's file by whoever frees it.
-    /// Another one names a stranger's memory, which [`Imported::into_owner`] would claim.
-    ///
-    /// # Errors
-    ///
-    /// `ENOENT` if there is no such memory; `ENOMEM` without address space left.
-    #[doc(alias = "ibv_import_dm")]
-    #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    pub unsafe fn import_dm_raw(&self, handle: u32) -> Result<Imported<DeviceMemory>> {
-        const VERB: &str = "import_dm";
-        let (place, length) = query(&self.file, VERB, handle)?;
-        imported(&self.file, VERB, handle, place, length)
-    }
 }
 
-fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<MmioWindow> {
+pub(crate) fn map(
+    file: &File,
+    verb: &'static str,
+    place: Place,
+    length: usize,
+) -> Result<MmioWindow> {
     let window = place.map(length, file.kernel.mapper());
     window.map_err(|errno| {
         let detail = format!("{length} bytes of device memory could not be mapped");
@@ -173,46 +132,14 @@ fn map(file: &File, verb: &'static str, place: Place, length: usize) -> Result<M
     })
 }
 
-fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
-    file.check_fork(verb)?;
-    file.provider.find_device_memory(verb, &*file.kernel, handle).map_err(|error| {
-        match error.errno() {
-            Errno::NOENT => error.detail(format!(
-                "{} has no device memory with handle {handle} in this context",
-                file.device.name()
-            )),
-            _ => error,
-        }
-    })
-}
-
-fn proof(place: Place, length: u64) -> Proof {
-    let [start, index] = place.numbers();
-    [start, index, length, 0]
-}
-
-fn imported(
-    file: &Arc<File>,
-    verb: &'static str,
-    handle: u32,
-    place: Place,
-    length: u64,
-) -> Result<Imported<DeviceMemory>> {
-    let length = usize::try_from(length)
-        .map_err(|_| Error::invalid(verb, format!("{length} bytes of device memory")))?;
-    let window = map(file, verb, place, length)?;
-    let object = Object::imported(file.clone(), Class::DM, handle, window);
-    Ok(Imported::new(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) }))
-}
-
 impl DeviceMemory {
-    /// Bytes.
+    /// The length in bytes.
     #[expect(clippy::len_without_is_empty, reason = "there is no memory of 0 bytes")]
     pub fn len(&self) -> usize {
         self.inner.length
     }
 
-    /// The number by which the kernel knows the memory within its file.
+    /// The kernel's handle of the memory, a number within its file.
     pub fn handle(&self) -> u32 {
         self.inner.object.handle()
     }
@@ -223,19 +150,15 @@ impl DeviceMemory {
     }
 
     /// Copies a value, or a slice of values, to `offset`. A peer may read or write there meanwhile;
-    /// words of 4 bytes are not torn. What is posted afterwards finds them there.
+    /// words of 4 bytes are not torn. Requests that are posted afterwards find the values.
     ///
     /// # Errors
     ///
-    /// [`DeviceMemoryError::Unaligned`] unless `offset` and the bytes to copy are multiples of 4,
-    /// [`DeviceMemoryError::OutOfRange`], [`DeviceMemoryError::Forked`] in a child of the process
+    /// [`MemoryError::Unaligned`] unless `offset` and the bytes to copy are multiples of 4,
+    /// [`MemoryError::OutOfRange`], [`MemoryError::Forked`] in a child of the process
     /// that has the memory. Nothing is copied then.
     #[doc(alias = "ibv_memcpy_to_dm")]
-    pub fn copy_from<T>(
-        &self,
-        offset: usize,
-        values: &T,
-    ) -> std::result::Result<(), DeviceMemoryError>
+    pub fn copy_from<T>(&self, offset: usize, values: &T) -> std::result::Result<(), MemoryError>
     where
         T: IntoBytes + Immutable + ?Sized,
     {
@@ -251,11 +174,7 @@ impl DeviceMemory {
     ///
     /// As [`copy_from`](Self::copy_from).
     #[doc(alias = "ibv_memcpy_from_dm")]
-    pub fn copy_to<T>(
-        &self,
-        offset: usize,
-        values: &mut T,
-    ) -> std::result::Result<(), DeviceMemoryError>
+    pub fn copy_to<T>(&self, offset: usize, values: &mut T) -> std::result::Result<(), MemoryError>
     where
         T: FromBytes + IntoBytes + ?Sized,
     {
@@ -269,137 +188,32 @@ impl DeviceMemory {
         &self,
         offset: usize,
         length: usize,
-    ) -> std::result::Result<&MmioWindow, DeviceMemoryError> {
+    ) -> std::result::Result<&MmioWindow, MemoryError> {
         match self.inner.object.memory() {
-            Some(window) if window.is_inherited() => Err(DeviceMemoryError::Forked),
+            Some(window) if window.is_inherited() => Err(MemoryError::Forked),
             Some(window) => Ok(window),
-            None => Err(DeviceMemoryError::OutOfRange { offset, length, size: 0 }),
+            None => Err(MemoryError::OutOfRange { offset, length, size: 0 }),
         }
     }
 
-    fn refusal(&self, offset: usize, length: usize) -> DeviceMemoryError {
+    fn refusal(&self, offset: usize, length: usize) -> MemoryError {
         if offset % WORD != 0 || length % WORD != 0 {
-            return DeviceMemoryError::Unaligned { offset, length };
+            return MemoryError::Unaligned { offset, length, word: WORD };
         }
-        DeviceMemoryError::OutOfRange { offset, length, size: self.len() }
+        MemoryError::OutOfRange { offset, length, size: self.len() }
     }
 
-    /// The exported form, for [`Context::import_dm`].
+    /// Frees the memory; dropping it does the same and ignores errors, as soon as no region of it is left.
     ///
     /// # Errors
     ///
-    /// [`Error::is_forked`] in a child of the process that has it.
-    pub fn export(&self) -> Result<Envelope> {
-        let file = self.inner.object.file();
-        file.check_fork("export_dm")?;
-        let proof = proof(self.inner.place, self.len() as u64);
-        Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), proof))
-    }
-
-    /// Leaves it to another process to free the memory. Regions of it that were made here stay.
-    ///
-    /// # Errors
-    ///
-    /// As [`export`](Self::export); the memory comes back with the error.
-    pub fn release(self) -> std::result::Result<Envelope, (Self, Error)> {
-        match self.export() {
-            Ok(envelope) => {
-                self.inner.object.set_owned(false);
-                Ok(envelope)
-            }
-            Err(error) => Err((self, error)),
-        }
-    }
-
-    /// Frees the memory and says whether that went well; dropping it does the same silently, as soon
-    /// as no region is on it any more.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` while it is registered, here or by another holder of the file, such as the one that a
-    /// region of it was [released](crate::MemoryRegion::release) to; the memory comes back with the
-    /// error.
+    /// `EBUSY` while it is registered, here or by another process that has the file, for example the one
+    /// that a region of it was [released](crate::MemoryRegion::release) to; the memory comes back with
+    /// the error.
     #[doc(alias = "ibv_free_dm")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
-        const HELD: &str = "a memory region is on the device memory";
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
+        const HELD: &str = "a memory region of the device memory is still alive";
         destroy_sole(self.inner, "free_dm", HELD, |inner| inner.object.destroy())
-            .map_err(|(inner, error)| (DeviceMemory { inner }, error))
-    }
-}
-
-impl Sealed for DeviceMemory {
-    const UNIMPORT: &'static str = "unimport_dm";
-
-    fn check(&self, verb: &'static str) -> Result<()> {
-        let (place, length) = query(self.inner.object.file(), verb, self.handle())?;
-        if (place, length) == (self.inner.place, self.len() as u64) {
-            return Ok(());
-        }
-        let detail = format!("device memory {} has {length} bytes at {place:x?}", self.handle());
-        Err(stale(verb, detail))
-    }
-
-    fn check_fork(&self, verb: &'static str) -> Result<()> {
-        self.inner.object.file().check_fork(verb)
-    }
-
-    fn is_held(&self) -> bool {
-        Arc::strong_count(&self.inner) > 1
-    }
-
-    fn set_owned(&self, owned: bool) {
-        self.inner.object.set_owned(owned);
-    }
-}
-
-/// Why device memory was not copied to or from.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum DeviceMemoryError {
-    /// It does not lie within the memory.
-    OutOfRange {
-        /// Where it would begin, in bytes.
-        offset: usize,
-        /// How long it would be, in bytes.
-        length: usize,
-        /// The bytes that there are.
-        size: usize,
-    },
-    /// It is not whole words of 4 bytes.
-    Unaligned {
-        /// Where it would begin, in bytes.
-        offset: usize,
-        /// How long it would be, in bytes.
-        length: usize,
-    },
-    /// This process is a fork of the one that has the memory.
-    Forked,
-}
-
-impl fmt::Display for DeviceMemoryError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            DeviceMemoryError::OutOfRange { offset, length, size } => {
-                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
-            }
-            DeviceMemoryError::Unaligned { offset, length } => {
-                write!(f, "{length} bytes at {offset} are not whole words of {WORD} bytes")
-            }
-            DeviceMemoryError::Forked => {
-                f.write_str("this process is a fork of the one that has the device memory")
-            }
-        }
-    }
-}
-
-impl std::error::Error for DeviceMemoryError {}
-
-impl From<DeviceMemoryError> for Error {
-    fn from(error: DeviceMemoryError) -> Error {
-        const VERB: &str = "copy_dm";
-        match error {
-            DeviceMemoryError::Forked => Error::forked(VERB),
-            other => Error::invalid(VERB, other.to_string()),
-        }
+            .map_err(|failed| failed.map(|inner| DeviceMemory { inner }))
     }
 }

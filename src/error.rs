@@ -1,7 +1,7 @@
 //! Errors of the control path: which verb failed, how, and what to change.
 //!
-//! Data-path errors are small `Copy` types and live with the queues that return them
-//! ([`PostError`](crate::PostError)); completion status is data and is no error at all.
+//! A call that takes an object by value answers it with the error: [`ErrorWith`]. Data-path errors are
+//! small `Copy` types and live with the queues that return them ([`PostError`](crate::PostError)).
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
@@ -102,6 +102,11 @@ impl Error {
         })
     }
 
+    /// This error together with what the call was given.
+    pub(crate) fn with<T>(self, object: T) -> ErrorWith<T> {
+        ErrorWith { error: self, object }
+    }
+
     /// The call that failed, in the vocabulary of this library.
     pub fn verb(&self) -> &'static str {
         self.0.verb
@@ -179,6 +184,135 @@ impl From<Error> for std::io::Error {
     }
 }
 
+/// An [`Error`] of a call that took an object by value, with the object: `destroy`, `release`, `detach`
+/// and `unimport` of all handles, [`register`](crate::ProtectionDomain::register),
+/// [`join`](crate::QueuePair::join), [`adopt`](crate::owned::OwnedCompletionQueue::adopt).
+///
+/// The object is what it was before the call, and can be used or destroyed again. `?` turns this into an
+/// [`Error`] and drops the object: dropping a handle tries once more to destroy it, and if the kernel
+/// refuses again, memory that the device may reach is leaked and
+/// [counted](crate::Context::leaked).
+///
+/// ```no_run
+/// # fn f(pd: uverbs::ProtectionDomain, cq: uverbs::CompletionQueue) -> uverbs::Result<()> {
+/// cq.destroy()?;
+/// let pd = match pd.destroy() {
+///     Ok(()) => return Ok(()),
+///     // EBUSY: something that was made from the domain is still there.
+///     Err(failed) => failed.into_object(),
+/// };
+/// # drop(pd); Ok(()) }
+/// ```
+#[derive(Clone)]
+pub struct ErrorWith<T> {
+    /// Why the call failed.
+    pub error: Error,
+    /// What the call was given.
+    pub object: T,
+}
+
+impl<T> ErrorWith<T> {
+    /// What the call was given.
+    pub fn into_object(self) -> T {
+        self.object
+    }
+
+    /// What the call was given, and why it failed.
+    pub fn into_parts(self) -> (T, Error) {
+        (self.object, self.error)
+    }
+
+    /// The same error with the object as the caller knows it.
+    pub(crate) fn map<U>(self, object: impl FnOnce(T) -> U) -> ErrorWith<U> {
+        ErrorWith { error: self.error, object: object(self.object) }
+    }
+}
+
+impl<T> From<ErrorWith<T>> for Error {
+    fn from(failed: ErrorWith<T>) -> Error {
+        failed.error
+    }
+}
+
+impl<T> From<ErrorWith<T>> for std::io::Error {
+    fn from(failed: ErrorWith<T>) -> Self {
+        failed.error.into()
+    }
+}
+
+impl<T> fmt::Debug for ErrorWith<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("ErrorWith").field("error", &self.error).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Display for ErrorWith<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.error.fmt(f)
+    }
+}
+
+impl<T> std::error::Error for ErrorWith<T> {}
+
+/// Why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
+/// [doorbell page](crate::mlx5::DoorbellPage) were not named, copied or written. Nothing was done.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum MemoryError {
+    /// They do not lie within the memory.
+    OutOfRange {
+        /// Where they would begin, in bytes.
+        offset: usize,
+        /// How many they would be.
+        length: usize,
+        /// The bytes that there are.
+        size: usize,
+    },
+    /// Only whole words can be accessed here, at multiples of their size.
+    Unaligned {
+        /// Where the bytes would begin.
+        offset: usize,
+        /// How many they would be.
+        length: usize,
+        /// Bytes of a word.
+        word: usize,
+    },
+    /// The region lost its memory to a failed change, and can only be destroyed; see
+    /// [`MemoryRegion::is_dead`](crate::MemoryRegion::is_dead).
+    Dead,
+    /// This process is a fork of the one that has the memory.
+    Forked,
+}
+
+impl fmt::Display for MemoryError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            MemoryError::OutOfRange { offset, length, size } => {
+                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
+            }
+            MemoryError::Unaligned { offset, length, word } => {
+                write!(f, "{length} bytes at {offset} are not whole words of {word} bytes")
+            }
+            MemoryError::Dead => f.write_str("a failed change left the region without memory"),
+            MemoryError::Forked => {
+                f.write_str("this process is a fork of the one that has the memory")
+            }
+        }
+    }
+}
+
+impl std::error::Error for MemoryError {}
+
+impl From<MemoryError> for Error {
+    fn from(error: MemoryError) -> Error {
+        const VERB: &str = "access_memory";
+        match error {
+            MemoryError::Forked => Error::forked(VERB),
+            other => Error::invalid(VERB, other.to_string()),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -198,6 +332,22 @@ mod tests {
         let error = Error::invalid("create_cq", "cqe 0 is below the minimum of 1");
         let text = error.to_string();
         assert!(text.starts_with("create_cq: cqe 0 is below the minimum of 1 ("), "{text}");
+    }
+
+    #[test]
+    fn an_error_with_an_object_converts_and_gives_the_object_back() {
+        let failed = || Error::invalid("destroy_cq", "still in use").with([7; 4]);
+        fn convert(failed: ErrorWith<[i32; 4]>) -> Result<()> {
+            Err(failed)?
+        }
+        assert_eq!(convert(failed()).unwrap_err().verb(), "destroy_cq");
+        assert_eq!(failed().into_object(), [7; 4]);
+        let (object, error) = failed().into_parts();
+        assert_eq!((object, error.errno()), ([7; 4], Errno::INVAL));
+        assert_eq!(failed().to_string(), error.to_string());
+        let boxed: Box<dyn std::error::Error + Send + Sync> = failed().into();
+        assert_eq!(boxed.to_string(), error.to_string());
+        assert_eq!(std::io::Error::from(failed()).kind(), std::io::ErrorKind::InvalidInput);
     }
 
     #[test]

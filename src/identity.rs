@@ -1,9 +1,9 @@
-//! Which shared object something belongs to, compared without a look at the object.
+//! The identity of a shared object, compared by address without accessing the object.
 
 use std::sync::Arc;
 
-/// An object that several hold. Equal to another only if both are of one object, or of none, as
-/// long as somebody holds the object at each end.
+/// The address of an `Arc`'s object. Two are equal if both are of the same object or of none; while the
+/// objects of both are alive, they are not equal otherwise.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Identity(usize);
 
@@ -19,7 +19,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn clones_are_one_object() {
+    fn clones_of_an_arc_have_one_identity() {
         let (one, other) = (Arc::new(7), Arc::new(7));
         assert_eq!(Identity::of(&one), Identity::of(&one.clone()));
         assert_ne!(Identity::of(&one), Identity::of(&other));

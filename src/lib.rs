@@ -6,16 +6,16 @@
 //! with the feature `serde` it travels in any format.
 //!
 //! ```rust,no_run
-//! use uverbs::{Context, Recv, QpType, SendWr, devices};
+//! use uverbs::{Context, RecvWr, QpType, SendWr, devices};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
 //!     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
 //!     let context = Context::open(&device)?;
 //!     let pd = context.alloc_pd()?;
-//!     let mut cq = context.create_cq(16).build()?;
+//!     let mut cq = context.cq_builder(16).build()?;
 //!
-//!     let mut left = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-//!     let mut right = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+//!     let mut left = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+//!     let mut right = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 //!     let gid = context.default_gid(1)?.index;
 //!     let (here, there) = (left.endpoint(1, gid)?, right.endpoint(1, gid)?);
 //!     left.handshake(&there)?;
@@ -26,7 +26,7 @@
 //!     message.copy_from(0, b"hello, peer")?;
 //!
 //!     let mut batch = right.recv_batch()?;
-//!     batch.push(Recv { wr_id: 1, sges: &[inbox.sge(..)?] })?;
+//!     batch.push(RecvWr::new(&[inbox.sge(..)?]).id(1))?;
 //!     // SAFETY: `inbox` outlives the completion, and nobody reads it before.
 //!     unsafe { batch.ring() };
 //!
@@ -65,15 +65,12 @@ mod cq;
 pub mod device;
 mod device_attr;
 mod dm;
-mod envelope;
 mod error;
 mod events;
 mod file;
 mod flow;
-mod foreign;
 mod handles;
 mod identity;
-mod import;
 mod mcast;
 mod memory;
 pub mod mlx5;
@@ -85,9 +82,10 @@ pub mod owned;
 mod parent_domain;
 mod pd;
 mod port;
+pub mod porting;
 mod provider;
 mod qp;
-mod share;
+mod sharing;
 mod srq;
 mod td;
 #[cfg(test)]
@@ -113,27 +111,24 @@ pub use ah::AddressHandle;
 pub use channel::CompletionChannel;
 pub use completion::Completion;
 pub use context::Context;
-pub use cq::{CompletionQueue, Completions, CqBuilder, Notify, PollError};
+pub use cq::{CompletionQueue, Completions, CqBuilder, CqControl, CqRef, Notify, PollError};
 pub use device::{Device, devices};
 pub use device_attr::{
     AtomicCap, DeviceAttr, DeviceCaps, ModerationCaps, OdpCaps, OdpOps, RawPacketCaps, RssCaps,
     TagMatchingCaps,
 };
-pub use dm::{DeviceMemory, DeviceMemoryError};
-pub use envelope::Envelope;
-pub use error::{Error, Result};
+pub use dm::DeviceMemory;
+pub use error::{Error, ErrorWith, MemoryError, Result};
 pub use events::async_event::{AsyncEvent, EventSource, EventType};
 pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
-pub use foreign::ForeignObject;
 pub use handles::ObjectKind;
-pub use import::{Importable, Imported};
 pub use mcast::McastMembership;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
-pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes};
+pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes, Unowned};
 pub use mr::{
-    Advice, ExchangeError, Exchanged, HostMemory, MemoryRegion, OnDemandRange, OnDevice,
-    RegionBuilder, RegionError, RegisterError, Rereg,
+    Advice, AnyMemoryRegion, ExchangeError, Exchanged, HostMemory, MemoryRegion, MrBuilder,
+    OnDemandRange, OnDevice, Rereg,
 };
 pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
@@ -144,15 +139,20 @@ pub use port::{
     PortState,
 };
 pub use qp::{
-    Endpoint, Handshake, PathMigState, QpAttr, QpCaps, QpControl, QpInfo, QpParts, QpState, QpType,
-    QueuePair, QueuePairBuilder, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
+    Endpoint, Handshake, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl, QpInfo, QpParts,
+    QpState, QpType, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
 };
 pub use rustix::io::Errno;
+pub use sharing::envelope::Envelope;
+pub use sharing::foreign::ForeignObject;
+pub use sharing::imported::{Importable, Imported};
 pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
 pub use td::ThreadDomain;
-pub use wc::{Scattered, WcOpcode, WcStatus};
+pub use wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 pub use wr::{
-    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, Recv, Remote, SendWr, Sge,
-    WindowBinding,
+    Destination, FlushLevel, MaskedSwap, Packet, Placement, PostError, RecvWr, Remote, RingError,
+    SendWr, Sge, WindowBinding,
 };
-pub use xrcd::{XrcDomain, XrcDomainOptions};
+pub use xrcd::{XrcDomain, XrcdBuilder};
+/// The crate whose traits say which types may lie in registered memory: `FromBytes` and `IntoBytes`.
+pub use zerocopy;

@@ -1,7 +1,7 @@
 //! Multicast groups of datagram queue pairs. Pairs with `ib_uverbs_attach_mcast` in
 //! `core/uverbs_cmd.c`.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::lock::Lock;
 use crate::number::Gid;
 use crate::qp::{QpControl, QpInner, QpType};
@@ -98,10 +98,10 @@ impl McastMembership {
     ///
     /// What the kernel answers; the membership comes back with the error.
     #[doc(alias = "ibv_detach_mcast")]
-    pub fn detach(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn detach(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.leave() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 

@@ -1,12 +1,12 @@
-//! Memory windows: rights to a piece of a region that are given and taken back by requests, without
-//! a registration. Pairs with `ib_uverbs_alloc_mw` in `core/uverbs_cmd.c`, and with the bind and
+//! Memory windows: rights to a part of a region that work requests grant and revoke, without a
+//! registration. Pairs with `ib_uverbs_alloc_mw` in `core/uverbs_cmd.c`, and with the bind and
 //! invalidate requests of [`SendWr`](crate::SendWr).
 //!
-//! `docs/KERNEL-NOTES.md` says which driver lets go of what under a bound window, and why a window's
-//! regions are held until DEALLOC_MW.
+//! `docs/KERNEL-NOTES.md` says what each driver does with a region or queue pair under a bound window, and
+//! why a window's regions are held until DEALLOC_MW.
 
 use crate::access::Access;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::mr::{MemoryRegion, MrInner};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -39,24 +39,24 @@ pub enum WindowType {
 }
 
 /// How many regions, and how many queue pairs, a window holds before [`bind`](MemoryWindow::bind)
-/// exchanges the kernel's window for a fresh one and lets go of them. Each of them may be pinned memory
-/// that the program has no more use for; with a window among fewer, nothing is ever exchanged.
+/// reallocates it and releases them. Each held region may be pinned memory that the program no longer
+/// needs. A window that is bound to fewer regions is never reallocated.
 const MOST_HELD: usize = 16;
 
-/// What a kernel's window may translate to: every region and, of type 2, every queue pair that it was
-/// handed a binding for. They are released once the kernel confirmed that the window is gone, and leaked
-/// with a window that it refuses to destroy.
+/// All that the kernel's window may translate to: every region and, for type 2, every queue pair that it
+/// got a binding for. They are released once the kernel confirmed that the window is gone, and leaked
+/// with a window that the kernel refuses to deallocate.
 ///
-/// No word of the program releases them. mlx5's driver deregisters a region with a bound window, and
-/// gives the key to the next region, which the window then opens to the peer. rxe's gives up waiting for
-/// a queue pair with a bound window after 50 seconds, and frees what the window still points to.
+/// The program cannot release them before. mlx5's driver deregisters a region with a bound window, and
+/// gives the key to the next region, which the window then opens to the peer. rxe's driver waits 50 seconds
+/// for a queue pair with a bound window, and then frees it although the window still points to it.
 #[derive(Debug, Default)]
 struct Holds {
     regions: Vec<Arc<dyn fmt::Debug + Send + Sync>>,
     qps: Vec<Arc<QpInner>>,
 }
 
-// Nothing is ever read through a hold, so nobody can see what a panic left behind.
+// The held objects are never accessed, so a panic leaves nothing half-done that could be seen.
 impl UnwindSafe for Holds {}
 impl RefUnwindSafe for Holds {}
 
@@ -70,7 +70,7 @@ impl Holds {
         self.qps.iter().any(|held| Arc::ptr_eq(held, qp))
     }
 
-    /// Whether one of them would be one too many.
+    /// Whether adding these would exceed [`MOST_HELD`].
     fn is_full_for<M>(&self, region: &Arc<MrInner<M>>, qp: Option<&Arc<QpInner>>) -> bool {
         (self.regions.len() >= MOST_HELD && !self.has_region(region))
             || qp.is_some_and(|qp| self.qps.len() >= MOST_HELD && !self.has_qp(qp))
@@ -86,7 +86,7 @@ impl Holds {
     }
 }
 
-/// A binding that was handed out and of which nobody said yet what became of it.
+/// A binding that was handed out and not settled yet.
 #[derive(Clone, Copy, Debug)]
 struct Pending {
     rkey: Rkey,
@@ -94,12 +94,12 @@ struct Pending {
     binds: bool,
 }
 
-/// What the program told of a window's last binding.
+/// The outcome of a window's last binding, as far as the program reported it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Told {
+enum Reported {
     Unbound,
     Bound,
-    /// The request failed, or was never posted: which key the device has is not known.
+    /// The request failed, or was never posted: the window's key on the device is not known.
     Failed,
 }
 
@@ -118,10 +118,10 @@ enum Told {
 /// # fn main() -> std::result::Result<(), Box<dyn std::error::Error>> {
 /// # let context = Context::open(&devices()?[0])?;
 /// # let pd = context.alloc_pd()?;
-/// # let mut cq = context.create_cq(16).build()?;
-/// # let mut qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+/// # let mut cq = context.cq_builder(16).build()?;
+/// # let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 /// let region = pd
-///     .registration()
+///     .mr_builder()
 ///     .access(Access::LOCAL_WRITE | Access::MW_BIND)
 ///     .allocate::<u8>(1 << 20)?;
 /// let mut window = pd.alloc_mw(WindowType::Two)?;
@@ -138,20 +138,20 @@ enum Told {
 ///
 /// # What a window holds
 ///
-/// A window holds every region that it was handed a binding for, and of type 2 every queue pair,
-/// until the kernel confirmed that the window is deallocated. They may be dropped in any order, and go
-/// with the window; until then [destroying](MemoryRegion::destroy) such a region or queue pair answers
-/// `EBUSY`. `settle`, `invalidated` and an unbinding release nothing, because no device can be asked
-/// what a key still leads to. To free a region and keep the window, [reallocate](Self::reallocate) the
-/// window.
+/// A window holds every region that it got a binding for, and for type 2 every queue pair, until the
+/// kernel confirmed that the window is deallocated. The program may drop them in any order; they are
+/// destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
+/// answers `EBUSY`. `settle`, `invalidated` and an unbinding release nothing, because a device cannot be
+/// asked which memory a key still opens. To free a region and keep the window,
+/// [reallocate](Self::reallocate) the window.
 ///
-/// A window holds at most 16 regions and 16 queue pairs. The `bind` that would make it 17 reallocates
-/// the window first. The old key ends at that call then, and not when the request is carried out: a
-/// peer that still uses the old key of a window of type 1 gets
-/// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR) a moment earlier than otherwise.
+/// A window holds at most 16 regions and 16 queue pairs. A `bind` that would make it 17 reallocates the
+/// window first. The old key then ends at that call and not when the request is carried out: a peer that
+/// still uses the old key of a window of type 1 gets
+/// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR) a moment earlier.
 ///
-/// Dropping a window deallocates it, bound or not. If the kernel refuses, what the window holds is
-/// leaked with it (see [`Context::leaked`](crate::Context::leaked)).
+/// Dropping a window deallocates it, bound or not. If the kernel refuses, the regions and queue pairs that
+/// it holds are leaked with it (see [`Context::leaked`](crate::Context::leaked)).
 ///
 /// rxe grants a window's rights to the whole region (at least up to Linux 7.2): it compares a
 /// peer's addresses with the bounds of the region instead of the window's.
@@ -160,15 +160,15 @@ enum Told {
 pub struct MemoryWindow {
     object: Object<Holds>,
     window_type: WindowType,
-    /// The device's, unless a binding failed.
+    /// The device has this key, unless a binding failed.
     rkey: Rkey,
     pending: Option<Pending>,
-    told: Told,
+    reported: Reported,
     pd: Arc<PdInner>,
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Allocates a memory window, which is not bound to anything yet.
+    /// Allocates a memory window that is not bound yet.
     ///
     /// # Errors
     ///
@@ -178,7 +178,14 @@ impl<S: Sharing> ProtectionDomain<S> {
         let pd = self.inner.clone();
         let (object, rkey) = allocate(&pd, window_type)
             .map_err(|error| error.detail(format!("a memory window of type {window_type:?}")))?;
-        Ok(MemoryWindow { object, window_type, rkey, pending: None, told: Told::Unbound, pd })
+        Ok(MemoryWindow {
+            object,
+            window_type,
+            rkey,
+            pending: None,
+            reported: Reported::Unbound,
+            pd,
+        })
     }
 }
 
@@ -198,9 +205,9 @@ fn allocate(pd: &PdInner, window_type: WindowType) -> Result<(Object<Holds>, Rke
 }
 
 impl MemoryWindow {
-    /// The key for peers. From [`bind`](Self::bind) on it is the new one, of use as soon as the
-    /// request was carried out. After a binding that failed it is not known, and this answers the one
-    /// before.
+    /// The key for peers. From [`bind`](Self::bind) on it is the new one, which is valid once the device
+    /// has carried out the request. After a binding that failed the device's key is not known, and this
+    /// returns the former one.
     pub fn rkey(&self) -> Rkey {
         self.pending.map_or(self.rkey, |pending| pending.rkey)
     }
@@ -211,21 +218,20 @@ impl MemoryWindow {
     }
 
     /// Whether a peer may reach memory through it, as far as [`settle`](Self::settle) and
-    /// [`invalidated`](Self::invalidated) told: it is bound, or a binding failed, which the device may
-    /// have carried out all the same.
+    /// [`invalidated`](Self::invalidated) reported: the window is bound, or a binding failed, which the
+    /// device may have carried out all the same.
     pub fn is_bound(&self) -> bool {
-        self.told != Told::Unbound
+        self.reported != Reported::Unbound
     }
 
-    /// The number by which the kernel knows the window within its file; another one after
+    /// The kernel's handle of the window, a number within its file; it changes with
     /// [`reallocate`](Self::reallocate).
     pub fn handle(&self) -> u32 {
         self.object.handle()
     }
 
-    /// Prepares to bind the window to `range` of `region`, in bytes, with the rights `access`. The
-    /// binding must be posted to `qp`, and the window must be told what became of it by
-    /// [`settle`](Self::settle).
+    /// Prepares to bind the window to `range` of `region`, in bytes, with the rights `access`. The program
+    /// must post the binding to `qp`, and report its completion status to [`settle`](Self::settle).
     ///
     /// With [`Access::ZERO_BASED`], on windows of type 2, peers count addresses from the beginning
     /// of the range; otherwise they are those of the region.
@@ -237,12 +243,13 @@ impl MemoryWindow {
     ///
     /// `EBUSY` while another binding is not settled, or while a window of type 2 is bound.
     /// `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its new
-    /// owner: nothing here keeps its exporter from deregistering it, and its rights are only what the
-    /// exporter claims. Bind it in the process that registered it.
+    /// owner: its exporter may deregister it at any time, and its rights are only those that the exporter
+    /// claims. Bind it in the process that registered it.
     /// `EINVAL` for a range that is empty or not in the region, for rights that the region lacks
     /// ([`Access::MW_BIND`]; [`Access::LOCAL_WRITE`] if peers shall write) or that windows do not
     /// have, and if window, region and queue pair are not of one protection domain. If the window has
-    /// to be reallocated, what that answers. The window is what it was after each of these.
+    /// to be reallocated, the errors of [`reallocate`](Self::reallocate). The window is unchanged after
+    /// each of these.
     #[doc(alias = "ibv_bind_mw")]
     pub fn bind<T, M: Send + 'static>(
         &mut self,
@@ -266,15 +273,15 @@ impl MemoryWindow {
         if length == 0 {
             return Err(Error::invalid(VERB, "a range of 0 bytes"));
         }
-        if self.window_type == WindowType::Two && self.told == Told::Bound {
+        if self.window_type == WindowType::Two && self.reported == Reported::Bound {
             return Err(Error::new(VERB, Errno::BUSY).detail(
                 "a window of type 2 must be invalidated, or reallocated, before it is bound again",
             ));
         }
-        // The kernel notes the queue pair that binds a window of type 2.
+        // The kernel stores the queue pair that binds a window of type 2.
         let binder = (self.window_type == WindowType::Two).then_some(&qp.qp);
         let is_full = |holds: &Holds| holds.is_full_for(&region.inner, binder);
-        if self.told == Told::Failed || self.object.memory().is_none_or(is_full) {
+        if self.reported == Reported::Failed || self.object.memory().is_none_or(is_full) {
             self.exchange(VERB)?;
         }
         match self.object.memory_mut() {
@@ -298,14 +305,14 @@ impl MemoryWindow {
     /// # Errors
     ///
     /// `EINVAL` for a window of type 2, `EBUSY` while another binding is not settled. After a binding
-    /// that failed, what [`reallocate`](Self::reallocate) answers, which comes first then.
+    /// that failed, the window is reallocated first: the errors of [`reallocate`](Self::reallocate).
     #[doc(alias = "ibv_bind_mw")]
     pub fn unbind(&mut self, qp: &QpControl) -> Result<WindowBinding> {
         self.check_queue(qp)?;
         if self.window_type == WindowType::Two {
             return Err(Error::invalid(VERB, "a window of type 2 is invalidated, not unbound"));
         }
-        if self.told == Told::Failed {
+        if self.reported == Reported::Failed {
             self.exchange(VERB)?;
         }
         Ok(self.begin(WindowBinding {
@@ -319,42 +326,42 @@ impl MemoryWindow {
         }))
     }
 
-    /// Tells the window how the request with its binding completed. Say
-    /// [`WcStatus::WR_FLUSH_ERR`] as well if the binding was never posted, and never will be.
+    /// Reports how the request with the window's binding completed. Report [`WcStatus::WR_FLUSH_ERR`] for
+    /// a binding that was never posted, and never will be.
     ///
     /// Only after [`WcStatus::SUCCESS`] the window is known to have its new key. A device may have
     /// carried out a request that it reports as failed or flushed, as rxe does when the request before
-    /// it failed. Either key may be the window's then, and the next [`bind`](Self::bind) or
+    /// it failed. The window may then have either key, and the next [`bind`](Self::bind) or
     /// [`unbind`](Self::unbind) [reallocates](Self::reallocate) it, which ends both.
     pub fn settle(&mut self, status: WcStatus) {
         let Some(pending) = self.pending.take() else { return };
         if status == WcStatus::SUCCESS {
             self.rkey = pending.rkey;
-            self.told = if pending.binds { Told::Bound } else { Told::Unbound };
+            self.reported = if pending.binds { Reported::Bound } else { Reported::Unbound };
         } else {
-            self.told = Told::Failed;
+            self.reported = Reported::Failed;
         }
     }
 
-    /// Tells the window that its key was invalidated: a local invalidate completed, or a message
-    /// that invalidates it was [received](crate::Completion::invalidated_rkey). It may be bound again.
+    /// Reports that the window's key was invalidated: a local invalidate completed, or a message that
+    /// invalidates it was [received](crate::Completion::invalidated_rkey). The window may be bound again.
     ///
-    /// It releases nothing, and is of no effect after a binding that failed.
+    /// This releases nothing, and has no effect after a binding that failed.
     pub fn invalidated(&mut self) {
-        if self.told == Told::Bound {
-            self.told = Told::Unbound;
+        if self.reported == Reported::Bound {
+            self.reported = Reported::Unbound;
         }
     }
 
-    /// Exchanges the kernel's window for a fresh one of the same type, which is not bound. All keys
-    /// that the window had end, whatever they led to, and the window lets go of the regions and queue
-    /// pairs that it [held](Self#what-a-window-holds). It costs two system calls.
+    /// Exchanges the kernel's window for a fresh one of the same type, which is not bound. All keys that
+    /// the window had end, and the window releases the regions and queue pairs that it
+    /// [held](Self#what-a-window-holds). It takes two system calls.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while a binding is not settled, and what the kernel answers to `ibv_alloc_mw` (`ENOMEM`
-    /// where there are too many windows: [destroy](Self::destroy) one) or to `ibv_dealloc_mw`. The
-    /// window is what it was then, with its keys and all that it holds.
+    /// `EBUSY` while a binding is not settled, and the kernel's errors for `ibv_alloc_mw` (`ENOMEM`
+    /// if there are too many windows: [destroy](Self::destroy) one) and `ibv_dealloc_mw`. The window is
+    /// unchanged then, with its keys and all that it holds.
     #[doc(alias = "ibv_dealloc_mw")]
     #[doc(alias = "ibv_alloc_mw")]
     pub fn reallocate(&mut self) -> Result<()> {
@@ -364,37 +371,37 @@ impl MemoryWindow {
         self.exchange(VERB)
     }
 
-    /// Deallocates the window and says whether that went well; dropping it does the same
-    /// silently.
+    /// Deallocates the window; dropping it does the same and ignores errors.
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the window comes back with the error.
+    /// Those of the kernel; the window comes back with the error.
     #[doc(alias = "ibv_dealloc_mw")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 
-    /// Allocates the fresh window before the old one goes, so that an error at either leaves the old
-    /// one as it was, and no key of the fresh one is one that the old one had.
+    /// Allocates the fresh window before it deallocates the old one: an error of either call leaves the old
+    /// one as it was, and the fresh one gets no key that the old one had.
     fn exchange(&mut self, verb: &'static str) -> Result<()> {
-        const NO_FRESH: &str = "the kernel allocates no fresh window, and the old one is what it \
-                                was: destroy a window that is not needed, and try again";
-        const KEPT: &str = "the kernel does not deallocate the old window, which is what it was";
+        const NO_FRESH: &str = "the kernel allocates no fresh window, and the old one is \
+                                unchanged: destroy a window that is not needed, and try again";
+        const KEPT: &str = "the kernel does not deallocate the old window, which is unchanged";
         let failed = |error: Error, detail: &'static str| match error.errno() {
-            // That the device is gone says more.
+            // Its own text, that the device is gone, says more.
             Errno::IO => error.in_verb(verb),
             _ => error.in_verb(verb).detail(detail),
         };
         let fresh = allocate(&self.pd, self.window_type);
         let (fresh, rkey) = fresh.map_err(|error| failed(error, NO_FRESH))?;
         self.object.destroy().map_err(|error| failed(error, KEPT))?;
-        // What the old window held goes here, after the kernel's confirmation.
+        (self.rkey, self.reported) = (rkey, Reported::Unbound);
+        // Drops all that the old window held, after the kernel confirmed that it is gone. The program's
+        // destructors run here and may panic, so that the window has its fresh key before.
         self.object = fresh;
-        (self.rkey, self.told) = (rkey, Told::Unbound);
         Ok(())
     }
 
@@ -418,7 +425,7 @@ impl MemoryWindow {
         match self.pending {
             None => Ok(()),
             Some(_) => Err(Error::new(verb, Errno::BUSY)
-                .detail("the window was not told yet what became of its last binding: settle it")),
+                .detail("the window's last binding is not settled: report its completion to MemoryWindow::settle")),
         }
     }
 
@@ -440,14 +447,14 @@ impl MemoryWindow {
 const VERB: &str = "bind_mw";
 
 impl WindowBinding {
-    /// The key that the window has when the request was carried out: what to tell the peer.
+    /// The key that the window has once the request was carried out: the one to send to the peer.
     pub fn rkey(&self) -> Rkey {
         self.new_rkey
     }
 }
 
-/// The next key of a window: the device owns the upper 24 bits, the user the lowest 8, and a
-/// binding must change them so that keys told earlier are of no use any more.
+/// The next key of a window: the device owns the upper 24 bits and the user the lowest 8. A binding must
+/// change those, so that earlier keys become invalid.
 #[doc(alias = "ibv_inc_rkey")]
 fn next_key(rkey: Rkey) -> Rkey {
     Rkey(rkey.0 & !0xff | rkey.0.wrapping_add(1) & 0xff)

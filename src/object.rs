@@ -3,7 +3,7 @@
 //!
 //! Pairs with the DESTROY methods of `rdma_user_ioctl_cmds.h`.
 
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
@@ -275,15 +275,12 @@ pub(crate) fn destroy_sole<T>(
     verb: &'static str,
     dependants: &'static str,
     destroy: impl FnOnce(&mut T) -> Result<()>,
-) -> std::result::Result<(), (Arc<T>, Error)> {
+) -> std::result::Result<(), ErrorWith<Arc<T>>> {
     match Arc::try_unwrap(inner) {
         Ok(mut sole) => match destroy(&mut sole) {
             Ok(()) => Ok(()),
-            Err(error) => Err((Arc::new(sole), error)),
+            Err(error) => Err(error.with(Arc::new(sole))),
         },
-        Err(shared) => {
-            let error = Error::new(verb, Errno::BUSY).detail(dependants);
-            Err((shared, error))
-        }
+        Err(shared) => Err(Error::new(verb, Errno::BUSY).detail(dependants).with(shared)),
     }
 }

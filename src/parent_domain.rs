@@ -1,7 +1,7 @@
-//! Parent domains: a protection domain with a thread domain, an allocator for queue memory, or
-//! both. Pure bookkeeping of this library; the kernel sees the protection domain only.
+//! Parent domains: a protection domain with a thread domain, an allocator for queue memory, or both. The
+//! kernel does not know of them and sees the protection domain only.
 
-use crate::error::Result;
+use crate::error::{ErrorWith, Result};
 use crate::memory::allocator::{DomainAllocator, QueueAllocator};
 use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};
 use crate::td::{TdInner, ThreadDomain};
@@ -11,20 +11,19 @@ use std::sync::Arc;
 
 /// A protection domain extended by a [`ThreadDomain`], a [`QueueAllocator`] or both.
 ///
-/// It *is* a protection domain and stands wherever one does: it dereferences to
-/// [`ProtectionDomain`], and both name the same kernel object, so memory of one may be used with
-/// queues of the other. A parent domain made of a parent domain flattens to the protection domain
-/// underneath and inherits neither thread domain nor allocator. Everything made from it, shared
-/// receive queues included, keeps it alive.
+/// It dereferences to [`ProtectionDomain`], and both name the same kernel object, so memory of one may be
+/// used with queues of the other. A parent domain of a parent domain extends the protection domain that
+/// the latter was made of, and inherits neither thread domain nor allocator. Objects made from it, shared
+/// receive queues included, keep it alive.
 ///
-/// On rxe queue memory is the kernel's, so an allocator is accepted and never asked.
+/// On rxe the kernel allocates queue memory: an allocator is accepted there and never called.
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// let pd = context.alloc_pd()?;
 /// let td = context.alloc_td()?;
-/// let domain = uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+/// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
 /// let region = domain.allocate::<u64>(512)?;
 /// # drop(region); Ok(()) }
 /// ```
@@ -32,12 +31,13 @@ use std::sync::Arc;
 #[derive(Debug)]
 pub struct ParentDomain<S: Sharing = Shared>(ProtectionDomain<S>);
 
-impl ParentDomain {
-    /// Starts to extend `pd`.
+impl<P: Sharing> ProtectionDomain<P> {
+    /// Starts to extend this domain by a thread domain, an allocator for queue memory, or both; see
+    /// [`ParentDomain`].
     #[doc(alias = "ibv_alloc_parent_domain")]
-    pub fn builder<P: Sharing>(pd: &ProtectionDomain<P>) -> ParentDomainBuilder {
+    pub fn parent_domain_builder(&self) -> ParentDomainBuilder {
         ParentDomainBuilder {
-            pd: pd.inner.clone(),
+            pd: self.inner.clone(),
             td: None,
             allocator: None,
             sharing: PhantomData,
@@ -46,17 +46,17 @@ impl ParentDomain {
 }
 
 impl<S: Sharing> ParentDomain<S> {
-    /// Deallocates the parent domain; the protection domain underneath stays.
+    /// Deallocates the parent domain; its protection domain stays.
     ///
     /// # Errors
     ///
-    /// `EBUSY` while anything made from it lives; it comes back with the error.
+    /// `EBUSY` while an object made from it lives; the domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, crate::Error)> {
-        const HELD: &str = "something made from the parent domain is still alive";
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
+        const HELD: &str = "an object made from the parent domain is still alive";
         const VERB: &str = "dealloc_parent_domain";
         crate::object::destroy_sole(self.0.inner, VERB, HELD, |inner| inner.file().check_fork(VERB))
-            .map_err(|(inner, error)| (ParentDomain(ProtectionDomain::of(inner)), error))
+            .map_err(|failed| failed.map(|inner| ParentDomain(ProtectionDomain::of(inner))))
     }
 }
 
@@ -78,7 +78,7 @@ pub struct ParentDomainBuilder<S: Sharing = Shared> {
 }
 
 impl<S: Sharing> ParentDomainBuilder<S> {
-    /// Puts queues created in the domain under `td`.
+    /// Lets queues that are created in the domain ring the doorbell register of `td`.
     #[must_use]
     pub fn thread_domain(self, td: &ThreadDomain) -> ParentDomainBuilder<Exclusive> {
         ParentDomainBuilder {
@@ -89,14 +89,14 @@ impl<S: Sharing> ParentDomainBuilder<S> {
         }
     }
 
-    /// Lets `allocator` provide the memory of queues created in the domain.
+    /// Lets `allocator` provide the memory of queues that are created in the domain.
     #[must_use]
     pub fn allocator(mut self, allocator: impl QueueAllocator) -> Self {
         self.allocator = Some(Arc::new(allocator));
         self
     }
 
-    /// Makes the domain.
+    /// Allocates the domain.
     ///
     /// # Errors
     ///

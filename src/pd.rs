@@ -1,17 +1,15 @@
 //! Protection domains: what memory and queues must share to work together. Parent domains are
 //! protection domains too; see [`ParentDomain`](crate::ParentDomain).
 
-mod import;
-
 use crate::ah::Retired;
 use crate::context::Context;
-use crate::cq::CompletionQueue;
-use crate::error::{Error, Result};
+use crate::cq::CqRef;
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::identity::Identity;
 use crate::memory::allocator::{AllocatorDomain, DomainAllocator};
 use crate::object::{Class, Object, destroy_sole};
-use crate::qp::{QpType, QueuePairBuilder};
+use crate::qp::{QpBuilder, QpType};
 use crate::td::TdInner;
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
@@ -50,7 +48,7 @@ pub(crate) struct KernelPd {
     pub(crate) retired: Retired,
     pub(crate) object: Object,
     /// Of an imported domain, its number on the device where the driver tells.
-    number: Option<u32>,
+    pub(crate) number: Option<u32>,
 }
 
 impl AllocatorDomain for KernelPd {
@@ -96,7 +94,7 @@ impl PdInner {
 ///
 /// Everything made from it keeps it alive. All methods may be called from any thread. The
 /// parameter says how queues made here ring their doorbell; it is [`Shared`] unless the domain is
-/// a parent domain with a thread domain.
+/// a [parent domain](crate::ParentDomain) with a thread domain. See [`Context`] for an example.
 #[doc(alias = "ibv_pd")]
 pub struct ProtectionDomain<S: Sharing = Shared> {
     pub(crate) inner: Arc<PdInner>,
@@ -134,18 +132,30 @@ impl<S: Sharing> ProtectionDomain<S> {
         self.inner.handle()
     }
 
-    /// Starts to build a queue pair whose completions go to `send` and `recv`, which may be one
-    /// queue.
+    /// Starts to build a queue pair whose sends complete to `send` and whose receives complete to `recv`,
+    /// which may be one queue.
     ///
-    /// Both queues are kept alive by the queue pair.
+    /// Both queues are kept alive by the queue pair. A queue that its poller owns is named by a
+    /// [handle](crate::CqControl).
+    ///
+    /// ```no_run
+    /// # fn f(pd: &uverbs::ProtectionDomain, cq: &uverbs::CompletionQueue) -> uverbs::Result<()> {
+    /// let qp = pd
+    ///     .qp_builder(cq, cq, uverbs::QpType::RC)
+    ///     .max_send_wr(64)
+    ///     .max_recv_wr(64)
+    ///     .build()?;
+    /// # drop(qp); Ok(()) }
+    /// ```
     #[doc(alias = "ibv_create_qp")]
-    pub fn create_qp(
+    #[doc(alias = "ibv_create_qp_ex")]
+    pub fn qp_builder(
         &self,
-        send: &CompletionQueue,
-        recv: &CompletionQueue,
+        send: &impl CqRef,
+        recv: &impl CqRef,
         qp_type: QpType,
-    ) -> QueuePairBuilder<S> {
-        QueuePairBuilder::new(self.inner.clone(), send, recv, qp_type)
+    ) -> QpBuilder<S> {
+        QpBuilder::new(self.inner.clone(), send, recv, qp_type)
     }
 
     /// Deallocates the domain and says whether that went well; dropping it does the same silently.
@@ -154,7 +164,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// `EBUSY` while anything made from it lives. The domain comes back with the error.
     #[doc(alias = "ibv_dealloc_pd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something made from the protection domain is still alive";
         let restore = |inner| ProtectionDomain { inner, sharing: PhantomData };
         const PARENT: &str = "a parent domain of the protection domain is still alive";
@@ -167,7 +177,7 @@ impl<S: Sharing> ProtectionDomain<S> {
                 None => Err(Error::new("dealloc_pd", Errno::BUSY).detail(PARENT)),
             }
         })
-        .map_err(|(inner, error)| (restore(inner), error))
+        .map_err(|failed| failed.map(restore))
     }
 }
 

@@ -33,17 +33,17 @@ open_enum! {
     /// Logical state of a port.
     #[doc(alias = "ibv_port_state")]
     pub struct PortState(u8) {
-        /// Not told.
+        /// The device does not tell.
         NOP = uapi::ib_port_state::IB_PORT_NOP.0, "no change";
         /// No link.
         DOWN = uapi::ib_port_state::IB_PORT_DOWN.0, "down";
-        /// There is a link, and the subnet manager has not configured it.
+        /// There is a link, and the subnet manager has not configured the port yet.
         INIT = uapi::ib_port_state::IB_PORT_INIT.0, "init";
         /// Configured, not yet in use.
         ARMED = uapi::ib_port_state::IB_PORT_ARMED.0, "armed";
-        /// Works.
+        /// The port can send and receive.
         ACTIVE = uapi::ib_port_state::IB_PORT_ACTIVE.0, "active";
-        /// Works, and the link is just being retrained.
+        /// The port can send and receive; the link is being retrained at the moment.
         ACTIVE_DEFER = uapi::ib_port_state::IB_PORT_ACTIVE_DEFER.0, "active defer";
     }
 }
@@ -65,7 +65,7 @@ open_enum! {
 }
 
 open_enum! {
-    /// What carries a port.
+    /// The link layer of a port.
     pub struct LinkLayer(u8) {
         UNSPECIFIED = uapi::rdma_link_layer::IB_LINK_LAYER_UNSPECIFIED.0, "unspecified";
         INFINIBAND = uapi::rdma_link_layer::IB_LINK_LAYER_INFINIBAND.0, "InfiniBand";
@@ -132,7 +132,7 @@ impl LinkSpeed {
 }
 
 bitflags::bitflags! {
-    /// What a port can do.
+    /// The capabilities of a port.
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct PortCaps: u32 {
@@ -168,13 +168,13 @@ pub struct PortAttr {
     pub state: PortState,
     /// Physical state.
     pub phys_state: PhysState,
-    /// What carries the port.
+    /// The link layer.
     pub link_layer: LinkLayer,
     /// The largest MTU that the port could have.
     pub max_mtu: Mtu,
-    /// The MTU that it has.
+    /// The MTU in use.
     pub active_mtu: Mtu,
-    /// Entries of the table of global identifiers, the empty ones included.
+    /// Entries of the GID table, the empty ones included.
     pub gid_table_len: u32,
     /// Entries of the table of partition keys.
     pub pkey_table_len: u16,
@@ -256,7 +256,7 @@ impl PortAttr {
 }
 
 open_enum! {
-    /// How a global identifier is used on the wire.
+    /// The protocol on the wire of a GID.
     #[doc(alias = "ibv_gid_type")]
     pub struct GidType(u32) {
         /// InfiniBand.
@@ -268,7 +268,7 @@ open_enum! {
     }
 }
 
-/// An entry of a port's table of global identifiers.
+/// An entry of a port's GID table.
 #[doc(alias = "ibv_gid_entry")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -280,7 +280,7 @@ pub struct GidEntry {
     pub index: u32,
     /// The port, from 1.
     pub port: u32,
-    /// How it is used on the wire.
+    /// The protocol on the wire.
     pub gid_type: GidType,
     /// Interface index of the network device behind it; 0 without one.
     pub ifindex: u32,

@@ -1,7 +1,8 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c`.
 
-use crate::cq::{CompletionQueue, CqInner};
-use crate::error::{Error, Result};
+use crate::cq::{CqInner, CqRef};
+use crate::device_attr::above_limits;
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
@@ -102,7 +103,21 @@ impl Drop for SrqInner {
 
 /// A receive queue that several queue pairs take their receives from.
 ///
-/// Posting takes `&mut self`.
+/// Posting takes `&mut self`; to post from several threads put it into a `Mutex`.
+///
+/// ```no_run
+/// # use uverbs::{CompletionQueue, ProtectionDomain, QpType, RecvWr};
+/// # fn f(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
+/// let memory = pd.allocate::<u8>(4096)?;
+/// let mut srq = pd.srq_builder(128).build()?;
+/// let qp = pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build()?;
+/// let sges = [memory.sge(..)?];
+/// let mut batch = srq.batch()?;
+/// batch.push(RecvWr::new(&sges).id(1))?;
+/// // SAFETY: `memory` outlives the completion, and nobody reads it before.
+/// unsafe { batch.ring() };
+/// # drop(qp); Ok(()) }
+/// ```
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
@@ -112,7 +127,7 @@ pub struct SharedReceiveQueue {
     max_sge: u32,
 }
 
-/// What a shared receive queue is asked and answers about itself.
+/// The attributes of a shared receive queue; see [`SharedReceiveQueue::query`].
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -137,7 +152,7 @@ impl SrqAttr {
     }
 }
 
-/// Builds a [`SharedReceiveQueue`].
+/// Builds a [`SharedReceiveQueue`]; started by [`srq_builder`](ProtectionDomain::srq_builder).
 #[derive(Debug)]
 pub struct SrqBuilder {
     pd: Arc<PdInner>,
@@ -147,9 +162,11 @@ pub struct SrqBuilder {
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Starts to build a shared receive queue with room for at least `max_wr` receives.
+    /// Starts to build a shared receive queue with room for at least `max_wr` receives, 1 to the device's
+    /// [`max_srq_wr`](crate::DeviceAttr::max_srq_wr); see [`SharedReceiveQueue`] for an example.
     #[doc(alias = "ibv_create_srq")]
-    pub fn create_srq(&self, max_wr: u32) -> SrqBuilder {
+    #[doc(alias = "ibv_create_srq_ex")]
+    pub fn srq_builder(&self, max_wr: u32) -> SrqBuilder {
         SrqBuilder { pd: self.inner.clone(), max_wr, max_sge: 1, xrc: None }
     }
 }
@@ -163,13 +180,13 @@ impl SrqBuilder {
     }
 
     /// Puts the queue into an XRC domain: it takes messages to any target there whose sender names
-    /// its [number](SharedReceiveQueue::number), and what it received completes to `cq`. Both are
-    /// kept alive by it.
+    /// its [number](SharedReceiveQueue::number), and its receives complete to `cq`. The queue keeps both
+    /// alive.
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
-    pub fn xrc(mut self, domain: &XrcDomain, cq: &CompletionQueue) -> Self {
+    pub fn xrc(mut self, domain: &XrcDomain, cq: &impl CqRef) -> Self {
         cq.tidy();
-        self.xrc = Some((domain.inner.clone(), cq.inner.clone()));
+        self.xrc = Some((domain.inner.clone(), cq.control().inner.clone()));
         self
     }
 
@@ -230,15 +247,18 @@ impl SrqBuilder {
         let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
         drop(command);
         made.map_err(|error| match error.errno() {
-            Errno::INVAL => match file.limits() {
-                Some(limits) => error.detail(format!(
-                    "{max_wr} receives of {max_sge} entries; {} takes at most {} of {}",
-                    file.device.name(),
-                    limits.max_srq_wr,
-                    limits.max_srq_sge
-                )),
-                None => error.detail(format!("{max_wr} receives of {max_sge} entries")),
-            },
+            Errno::INVAL => {
+                let above = file.limits().and_then(|limits| {
+                    let values = [
+                        ("max_wr", max_wr, limits.max_srq_wr),
+                        ("max_sge", max_sge, limits.max_srq_sge),
+                    ];
+                    above_limits(file.device.name(), &values)
+                });
+                error.detail(above.unwrap_or_else(|| {
+                    format!("{} refuses max_wr {max_wr} and max_sge {max_sge}", file.device.name())
+                }))
+            }
             Errno::NOMEM => error.pinning(bytes),
             _ => error,
         })?;
@@ -373,7 +393,11 @@ impl SharedReceiveQueue {
         matches!(self.inner.slots, SharedSlots::Rxe)
     }
 
-    /// What the queue is like now.
+    /// Asks the kernel for the queue's size and limit.
+    ///
+    /// # Errors
+    ///
+    /// `EIO` when the device is gone; [`Error::is_forked`].
     #[doc(alias = "ibv_query_srq")]
     pub fn query(&self) -> Result<SrqAttr> {
         SrqAttr::query(self.inner.file(), "query_srq", self.handle())
@@ -412,11 +436,11 @@ impl SharedReceiveQueue {
     ///
     /// `EBUSY` while a queue pair uses it; the queue comes back with the error.
     #[doc(alias = "ibv_destroy_srq")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
         let SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge } = self;
-        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|(inner, error)| {
-            (SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge }, error)
+        destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|failed| {
+            failed.map(|inner| SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge })
         })
     }
 }

@@ -1,14 +1,14 @@
-//! Thread domains: the promise that only one thread at a time uses what is created under one,
-//! kept by a token that cannot be in two places.
+//! Thread domains: only one thread at a time uses the queues of a thread domain, because ringing them takes
+//! a token that cannot be in two places.
 
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{ErrorWith, Result};
 use crate::file::File;
 use crate::object::destroy_sole;
 use crate::provider::ThreadRegister;
 use std::sync::Arc;
 
-/// What queues under a thread domain remember of it.
+/// The part of a thread domain that its queues hold.
 #[derive(Debug)]
 pub(crate) struct TdInner {
     pub(crate) file: Arc<File>,
@@ -18,9 +18,8 @@ pub(crate) struct TdInner {
 /// A thread domain: exclusive use of a doorbell register.
 ///
 /// Add it to a [`ParentDomain`](crate::ParentDomain); queues created there are rung with
-/// `&mut` of this token. As it is not `Clone`, whoever holds it is the only one who can ring any
-/// of them, and no lock is needed to make it so. The token moves between threads together with
-/// its queues:
+/// `&mut` of this token. The token is not `Clone`: only the thread that holds it can ring these queues, so
+/// ringing needs no lock. The token moves between threads together with its queues:
 ///
 /// ```no_run
 /// use uverbs::{CompletionQueue, Exclusive, QueuePair, ThreadDomain};
@@ -32,13 +31,12 @@ pub(crate) struct TdInner {
 /// }
 /// ```
 ///
-/// On mlx5 the register is a BlueFlame register, into which small requests are copied whole. It goes
-/// back to the context when the domain is gone, and the next domain gets it. Where the machine
-/// cannot combine writes there are no such registers, and all domains of a context ring a page of
-/// doorbells that needs no lock.
+/// On mlx5 the register is a BlueFlame register, into which small WQEs are copied whole. The context gives
+/// it to the next domain when this one is gone. Where the machine cannot combine writes there are no
+/// BlueFlame registers, and all domains of a context ring a UAR page that needs no lock.
 ///
-/// On rxe there is no register: the kernel is rung by a system call, and the domain is pure
-/// bookkeeping.
+/// On rxe there is no doorbell register: queues are rung by a system call, and the domain is bookkeeping of
+/// this library.
 #[doc(alias = "ibv_td")]
 #[derive(Debug)]
 pub struct ThreadDomain {
@@ -50,9 +48,9 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// On mlx5 what the kernel answers when the device has no register left, mostly `ENOMEM` or
-    /// `ENOSPC`; the message counts those that this context has. None on rxe but
-    /// [`Error::is_forked`].
+    /// On mlx5 the kernel's error when the device has no register left, mostly `ENOMEM` or `ENOSPC`; the
+    /// message has the number of registers of this context. On rxe none but
+    /// [`Error::is_forked`](crate::Error::is_forked).
     #[doc(alias = "ibv_alloc_td")]
     pub fn alloc_td(&self) -> Result<ThreadDomain> {
         const VERB: &str = "alloc_td";
@@ -71,9 +69,9 @@ impl ThreadDomain {
     /// `EBUSY` while a parent domain or a queue created under it lives; the domain comes back
     /// with the error.
     #[doc(alias = "ibv_dealloc_td")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a parent domain or a queue still uses the thread domain";
         destroy_sole(self.inner, "dealloc_td", HELD, |td| td.file.check_fork("dealloc_td"))
-            .map_err(|(inner, error)| (ThreadDomain { inner }, error))
+            .map_err(|failed| failed.map(|inner| ThreadDomain { inner }))
     }
 }

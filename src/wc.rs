@@ -1,7 +1,8 @@
-//! What a completion says: status, opcode, and data that came within it. The completion itself is in
-//! [`completion`](crate::completion).
+//! Completions as plain data, and what they say: status, opcode, and data that came within them. The
+//! completion that polling lends is in [`completion`](crate::completion).
 
-use crate::number::open_enum;
+use crate::number::{Qpn, Rkey, open_enum};
+use std::fmt;
 
 open_enum! {
     /// How a request ended. After any error the queue pair is in state
@@ -62,6 +63,128 @@ impl WcOpcode {
     }
 }
 
+/// A completion as plain data, to keep or to hand on after polling:
+/// [`poll_into`](crate::CompletionQueue::poll_into) fills an array of them, and every
+/// [`Completion`](crate::Completion) converts into one.
+///
+/// Unless [`status`](Self::status) is [`WcStatus::SUCCESS`], the device tells `wr_id`, `qpn` and
+/// `vendor_err` besides, and all other fields are as in [`Wc::default`]; [`ok`](Self::ok) is the way to
+/// look at the status first.
+///
+/// ```
+/// # use uverbs::{Wc, WcError};
+/// fn handle(wc: &Wc) -> Result<(), WcError> {
+///     let wc = wc.ok()?;
+///     println!("request {} has moved {} bytes", wc.wr_id, wc.byte_len);
+///     Ok(())
+/// }
+/// ```
+#[doc(alias = "ibv_wc")]
+#[derive(Clone, Copy, Debug, Default)]
+#[non_exhaustive]
+pub struct Wc {
+    /// The number that the request was posted with.
+    pub wr_id: u64,
+    /// How the request ended.
+    pub status: WcStatus,
+    /// What kind of request it was.
+    pub opcode: WcOpcode,
+    /// The queue pair that the request was posted to; see [`Completion::qpn`](crate::Completion::qpn).
+    pub qpn: Qpn,
+    /// The device's own code for an error; 0 where it has none.
+    pub vendor_err: u32,
+    /// Bytes received, or returned by a read or atomic; see
+    /// [`Completion::byte_len`](crate::Completion::byte_len).
+    pub byte_len: u32,
+    /// The immediate data of a received message, in host byte order.
+    pub imm: Option<u32>,
+    /// The key of this side that the message invalidated.
+    pub invalidated_rkey: Option<Rkey>,
+    /// Whether the first 40 bytes of a received datagram hold a global route header.
+    pub has_grh: bool,
+    /// The sending queue pair of a datagram.
+    pub src_qpn: Qpn,
+    /// Local identifier of a datagram's sender; 0 on Ethernet.
+    pub src_lid: u16,
+    /// Service level of a datagram, 0 to 15.
+    pub service_level: u8,
+    /// The low bits of the local identifier that a datagram was sent to; 0 on Ethernet.
+    pub path_bits: u8,
+    /// Index of the partition key that a datagram came with.
+    pub pkey_index: u16,
+    /// The tag of the flow rule that a raw packet matched; 0 without one.
+    pub flow_tag: u32,
+    /// Whether the device found the checksums of a raw packet right; see
+    /// [`Completion::ip_checksum_ok`](crate::Completion::ip_checksum_ok).
+    pub ip_checksum_ok: bool,
+    /// The VLAN tag that the device took out of a raw packet.
+    pub vlan: Option<u16>,
+    /// When the device completed the request, in ticks of its own clock.
+    pub timestamp: Option<u64>,
+    /// Data that lies here and *not* in the memory of the request; see
+    /// [`Completion::scattered`](crate::Completion::scattered).
+    pub scattered: Option<Scattered>,
+}
+
+impl Wc {
+    /// Whether the request succeeded.
+    #[inline]
+    pub fn is_success(&self) -> bool {
+        self.status == WcStatus::SUCCESS
+    }
+
+    /// The completion, if its request succeeded.
+    ///
+    /// # Errors
+    ///
+    /// How the request failed.
+    #[inline]
+    pub fn ok(&self) -> Result<&Self, WcError> {
+        if self.is_success() { Ok(self) } else { Err(WcError::of(self)) }
+    }
+}
+
+/// A request that failed after it was posted: all that its completion says.
+///
+/// The queue pair is in an error state; see [`WcStatus`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct WcError {
+    /// How the request ended; never [`WcStatus::SUCCESS`].
+    pub status: WcStatus,
+    /// The number that the request was posted with.
+    pub wr_id: u64,
+    /// The queue pair that the request was posted to.
+    pub qpn: Qpn,
+    /// The device's own code for the error; 0 where it has none.
+    pub vendor_err: u32,
+}
+
+impl WcError {
+    fn of(wc: &Wc) -> Self {
+        WcError { status: wc.status, wr_id: wc.wr_id, qpn: wc.qpn, vendor_err: wc.vendor_err }
+    }
+
+    /// Whether the request was flushed because of another one's failure, or because the queue pair was
+    /// moved to [`ERR`](crate::QpState::ERR).
+    pub fn is_flush(&self) -> bool {
+        self.status == WcStatus::WR_FLUSH_ERR
+    }
+}
+
+impl fmt::Display for WcError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let WcError { status, wr_id, qpn, vendor_err } = self;
+        write!(f, "request {wr_id} of queue pair {qpn} failed: {status}")?;
+        if *vendor_err != 0 {
+            write!(f, " (vendor error {vendor_err:#x})")?;
+        }
+        Ok(())
+    }
+}
+
+impl std::error::Error for WcError {}
+
 /// Bytes that came with a [completion](crate::Completion::scattered); a slice.
 #[derive(Clone, Copy)]
 pub struct Scattered {
@@ -90,8 +213,32 @@ impl std::ops::Deref for Scattered {
     }
 }
 
-impl std::fmt::Debug for Scattered {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+impl fmt::Debug for Scattered {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         (**self).fmt(f)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_success_is_ok_and_a_failure_names_its_request() {
+        let good = Wc { wr_id: 7, byte_len: 64, ..Wc::default() };
+        assert_eq!(good.ok().unwrap().byte_len, 64);
+        let failed = Wc {
+            wr_id: 8,
+            status: WcStatus::REM_ACCESS_ERR,
+            qpn: Qpn(0x11),
+            vendor_err: 0x88,
+            ..Wc::default()
+        };
+        let error = failed.ok().unwrap_err();
+        assert_eq!((error.wr_id, error.qpn, error.vendor_err), (8, Qpn(0x11), 0x88));
+        assert!(!error.is_flush());
+        let text =
+            "request 8 of queue pair 0x000011 failed: remote access error (vendor error 0x88)";
+        assert_eq!(error.to_string(), text);
     }
 }

@@ -8,7 +8,7 @@ use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use uverbs_uapi::mlx5::wqe::mlx5_av;
 
-pub use error::PostError;
+pub use error::{PostError, RingError};
 pub(crate) use operation::SendOp;
 pub use operation::{FlushLevel, MaskedSwap, Placement, WindowBinding};
 pub use packet::Packet;
@@ -125,13 +125,15 @@ impl<'a> SendWr<'a> {
 
     /// A message for the peer's next receive.
     #[doc(alias = "IBV_WR_SEND")]
+    #[doc(alias = "ibv_wr_send")]
     #[inline]
     pub fn send(sges: &'a [Sge]) -> Self {
         Self::new(SendOp::Send, Payload::Sges(sges))
     }
 
-    /// A message with 32 bits on the side; they arrive as the number that they are here.
+    /// A message with 32 bits of immediate data, a number in host byte order at both ends.
     #[doc(alias = "IBV_WR_SEND_WITH_IMM")]
+    #[doc(alias = "ibv_wr_send_imm")]
     #[inline]
     pub fn send_imm(sges: &'a [Sge], imm: u32) -> Self {
         Self::new(SendOp::SendImm(imm), Payload::Sges(sges))
@@ -139,6 +141,7 @@ impl<'a> SendWr<'a> {
 
     /// A message that invalidates a key at the peer.
     #[doc(alias = "IBV_WR_SEND_WITH_INV")]
+    #[doc(alias = "ibv_wr_send_inv")]
     #[inline]
     pub fn send_inv(sges: &'a [Sge], rkey: Rkey) -> Self {
         Self::new(SendOp::SendInv(rkey), Payload::Sges(sges))
@@ -146,13 +149,16 @@ impl<'a> SendWr<'a> {
 
     /// Writes to memory of the peer.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
+    #[doc(alias = "ibv_wr_rdma_write")]
     #[inline]
     pub fn write(remote: Remote, sges: &'a [Sge]) -> Self {
         Self::new(SendOp::Write(remote), Payload::Sges(sges))
     }
 
-    /// Writes to memory of the peer and consumes one of its receives for `imm`.
+    /// Writes to memory of the peer and consumes one of its receives for `imm`, a number in host byte
+    /// order.
     #[doc(alias = "IBV_WR_RDMA_WRITE_WITH_IMM")]
+    #[doc(alias = "ibv_wr_rdma_write_imm")]
     #[inline]
     pub fn write_imm(remote: Remote, sges: &'a [Sge], imm: u32) -> Self {
         Self::new(SendOp::WriteImm(remote, imm), Payload::Sges(sges))
@@ -160,6 +166,7 @@ impl<'a> SendWr<'a> {
 
     /// Reads from memory of the peer.
     #[doc(alias = "IBV_WR_RDMA_READ")]
+    #[doc(alias = "ibv_wr_rdma_read")]
     #[inline]
     pub fn read(remote: Remote, sges: &'a [Sge]) -> Self {
         Self::new(SendOp::Read(remote), Payload::Sges(sges))
@@ -168,6 +175,7 @@ impl<'a> SendWr<'a> {
     /// Replaces eight bytes of the peer, at a multiple of eight, by `swap` if they equal
     /// `compare`; what was there comes back into `sges` in host byte order.
     #[doc(alias = "IBV_WR_ATOMIC_CMP_AND_SWP")]
+    #[doc(alias = "ibv_wr_atomic_cmp_swp")]
     #[inline]
     pub fn compare_swap(remote: Remote, compare: u64, swap: u64, sges: &'a [Sge]) -> Self {
         Self::new(SendOp::CompareSwap { remote, compare, swap }, Payload::Sges(sges))
@@ -176,6 +184,7 @@ impl<'a> SendWr<'a> {
     /// Adds to eight bytes of the peer, at a multiple of eight; what was there comes back into
     /// `sges` in host byte order.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
+    #[doc(alias = "ibv_wr_atomic_fetch_add")]
     #[inline]
     pub fn fetch_add(remote: Remote, add: u64, sges: &'a [Sge]) -> Self {
         Self::new(SendOp::FetchAdd { remote, add }, Payload::Sges(sges))
@@ -207,6 +216,7 @@ impl<'a> SendWr<'a> {
 
     /// Invalidates a key of this side.
     #[doc(alias = "IBV_WR_LOCAL_INV")]
+    #[doc(alias = "ibv_wr_local_inv")]
     #[inline]
     pub fn local_inv(rkey: Rkey) -> Self {
         Self::new(SendOp::LocalInv(rkey), Payload::Sges(&[]))
@@ -214,6 +224,7 @@ impl<'a> SendWr<'a> {
 
     /// Binds a memory window, or unbinds it.
     #[doc(alias = "IBV_WR_BIND_MW")]
+    #[doc(alias = "ibv_wr_bind_mw")]
     #[inline]
     pub fn bind_mw(binding: WindowBinding) -> Self {
         Self::new(SendOp::BindMw(binding), Payload::Sges(&[]))
@@ -221,6 +232,7 @@ impl<'a> SendWr<'a> {
 
     /// Makes earlier writes to memory of the peer visible or persistent before it completes.
     #[doc(alias = "IBV_WR_FLUSH")]
+    #[doc(alias = "ibv_wr_flush")]
     #[inline]
     pub fn flush(remote: Remote, length: u32, placement: Placement, level: FlushLevel) -> Self {
         Self::new(SendOp::Flush { remote, length, placement, level }, Payload::Sges(&[]))
@@ -228,6 +240,7 @@ impl<'a> SendWr<'a> {
 
     /// Writes eight bytes of the peer, at a multiple of eight, in one piece.
     #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
+    #[doc(alias = "ibv_wr_atomic_write")]
     #[inline]
     pub fn atomic_write(remote: Remote, value: [u8; 8]) -> Self {
         Self::new(SendOp::AtomicWrite { remote, value }, Payload::Sges(&[]))
@@ -240,7 +253,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::Packet(packet), Payload::Sges(sges))
     }
 
-    /// The number that the completion will carry.
+    /// The number that the completion will carry; 0 unless set.
     #[inline]
     #[must_use]
     pub fn id(mut self, wr_id: u64) -> Self {
@@ -278,6 +291,7 @@ impl<'a> SendWr<'a> {
     /// Takes the data from `bytes`, copied when the request is pushed, in place of registered
     /// memory. For sends and writes.
     #[doc(alias = "IBV_SEND_INLINE")]
+    #[doc(alias = "ibv_wr_set_inline_data")]
     #[inline]
     #[must_use]
     pub fn inline(mut self, bytes: &'a [u8]) -> Self {
@@ -287,6 +301,7 @@ impl<'a> SendWr<'a> {
     }
 
     /// Where a datagram goes; every request of a datagram queue needs it, and no other.
+    #[doc(alias = "ibv_wr_set_ud_addr")]
     #[inline]
     #[must_use]
     pub fn to(mut self, destination: Destination<'a>) -> Self {
@@ -298,6 +313,7 @@ impl<'a> SendWr<'a> {
     /// needs it but those that stay here, and no other. A read, a write or an atomic consumes no
     /// receive and still names a queue of the target's XRC domain.
     #[doc(alias = "remote_srqn")]
+    #[doc(alias = "ibv_wr_set_xrc_srqn")]
     #[inline]
     #[must_use]
     pub fn to_srq(mut self, number: SrqNumber) -> Self {
@@ -307,12 +323,32 @@ impl<'a> SendWr<'a> {
 }
 
 /// A request for a receive queue.
+///
+/// ```
+/// # use uverbs::{Lkey, RecvWr, Sge};
+/// let sges = [Sge { addr: 0x1000, length: 64, lkey: Lkey(7) }];
+/// let wr = RecvWr::new(&sges).id(42);
+/// ```
 #[doc(alias = "ibv_recv_wr")]
 #[derive(Clone, Copy, Debug)]
-pub struct Recv<'a> {
-    /// The number that the completion will carry.
-    pub wr_id: u64,
-    /// Where the message goes. A datagram is preceded by 40 bytes for a global route header,
-    /// which are written only if there was one.
-    pub sges: &'a [Sge],
+pub struct RecvWr<'a> {
+    pub(crate) wr_id: u64,
+    pub(crate) sges: &'a [Sge],
+}
+
+impl<'a> RecvWr<'a> {
+    /// Receives a message into `sges`, in order. A datagram is preceded by 40 bytes for a global route
+    /// header, which are written only if there was one.
+    #[inline]
+    pub fn new(sges: &'a [Sge]) -> Self {
+        RecvWr { wr_id: 0, sges }
+    }
+
+    /// The number that the completion will carry; 0 unless set.
+    #[inline]
+    #[must_use]
+    pub fn id(mut self, wr_id: u64) -> Self {
+        self.wr_id = wr_id;
+        self
+    }
 }

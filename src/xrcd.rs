@@ -1,14 +1,11 @@
-//! XRC domains: what XRC targets and the shared receive queues that they deliver to have in common,
-//! within a process or, by way of a file, among several.
+//! XRC domains: XRC targets deliver to the shared receive queues of their domain, which several processes
+//! can share by a file.
 //!
 //! Pairs with `ib_uverbs_open_xrcd` in `core/uverbs_cmd.c`.
 
 use crate::context::Context;
-use crate::envelope::Envelope;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
-use crate::foreign;
-use crate::handles::ObjectKind;
 use crate::object::{Class, Object, destroy_sole};
 use crate::uverbs::invoke_write::write;
 use rustix::fs::OFlags;
@@ -22,7 +19,7 @@ use zerocopy::FromZeros;
 
 const VERB: &str = "open_xrcd";
 
-/// The part of a domain that its targets and shared receive queues hold on to.
+/// The part of a domain that its targets and shared receive queues hold.
 #[derive(Debug)]
 pub(crate) struct XrcdInner {
     pub(crate) object: Object,
@@ -40,48 +37,48 @@ impl XrcdInner {
 
 /// An XRC domain.
 ///
-/// A message to an XRC target goes to whichever shared receive queue of the target's domain it
-/// names. Processes share a domain, and with it targets and queues, by opening it with the same
-/// file; the content of the file is of no concern.
+/// A message to an XRC target names a shared receive queue of the target's domain. Processes share a
+/// domain, with its targets and queues, by opening it with the same file; the content of the file does not
+/// matter.
 ///
-/// Everything made in it keeps it alive. It is destroyed when the last process that has it open
-/// closes it. All methods may be called from any thread.
+/// Objects made in it keep it alive. It is destroyed when the last process that has it open closes it. All
+/// methods may be called from any thread.
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain {
     pub(crate) inner: Arc<XrcdInner>,
 }
 
-/// How to open an [`XrcDomain`]; started by [`Context::open_xrcd`].
+/// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
 #[derive(Clone, Copy, Debug)]
 #[must_use]
-pub struct XrcDomainOptions<'a> {
+pub struct XrcdBuilder<'a> {
     context: &'a Context,
     file: Option<BorrowedFd<'a>>,
     flags: OFlags,
 }
 
 impl Context {
-    /// Starts to describe an XRC domain; without any more it is private to its opener.
+    /// Starts to build an XRC domain. Without a [file](XrcdBuilder::file) it is private to this process.
     ///
     /// ```no_run
     /// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
-    /// let private = context.open_xrcd().open()?;
-    /// let shared = context.open_xrcd().file(file).create().open()?;
+    /// let private = context.xrcd_builder().build()?;
+    /// let shared = context.xrcd_builder().file(file).create().build()?;
     /// # drop((private, shared)); Ok(()) }
     /// ```
     #[doc(alias = "ibv_open_xrcd")]
-    pub fn open_xrcd(&self) -> XrcDomainOptions<'_> {
-        XrcDomainOptions { context: self, file: None, flags: OFlags::empty() }
+    pub fn xrcd_builder(&self) -> XrcdBuilder<'_> {
+        XrcdBuilder { context: self, file: None, flags: OFlags::empty() }
     }
 }
 
-impl<'a> XrcDomainOptions<'a> {
-    /// Shares the domain by the inode of `file`: everybody who opens one on the same device with a
-    /// file of the same inode has the same domain.
+impl<'a> XrcdBuilder<'a> {
+    /// Shares the domain by the inode of `file`: all processes that open a domain on the same device with a
+    /// file of the same inode have the same domain.
     ///
-    /// Any file will do, whatever it is and however it was opened, but with `O_PATH`. Who may open
-    /// the file may use the domain: permissions of the file are all that guards it. It may be closed
-    /// or unlinked afterwards, but after that nobody finds the domain by its path, and a new file
+    /// It may be any file, however it was opened, except with `O_PATH`. A process that may open the file may
+    /// use the domain: only the permissions of the file guard it. The file may be closed or unlinked
+    /// afterwards. After it was unlinked, no process finds the domain by the path any more, and a new file
     /// there is a new domain.
     pub fn file(mut self, file: &'a impl AsFd) -> Self {
         self.file = Some(file.as_fd());
@@ -102,8 +99,9 @@ impl<'a> XrcDomainOptions<'a> {
         self
     }
 
-    /// Hands these flags of `open(2)` to the kernel as they are, in place of the above. It looks at
-    /// `O_CREAT` and `O_EXCL`, and at the latter also without the former.
+    /// Passes these flags of `open(2)` to the kernel, in place of those of [`create`](Self::create) and
+    /// [`create_new`](Self::create_new). The kernel uses `O_CREAT` and `O_EXCL`, the latter also without the
+    /// former.
     pub fn raw_flags(mut self, oflags: u32) -> Self {
         self.flags = OFlags::from_bits_retain(oflags);
         self
@@ -124,10 +122,10 @@ impl<'a> XrcDomainOptions<'a> {
     /// Those of the table, which are the kernel's; `EAGAIN` also at a cgroup's limit; `EBADF` for a
     /// file that was opened with `O_PATH`; `EOPNOTSUPP` where the device has no XRC domains, as rxe;
     /// `ENOMEM`.
-    pub fn open(self) -> Result<XrcDomain> {
+    pub fn build(self) -> Result<XrcDomain> {
         let file = &self.context.file;
         let request = ib_uverbs_open_xrcd {
-            // All ones for none.
+            // All ones: no file.
             fd: self.file.map_or(-1, |file| file.as_raw_fd()) as u32,
             oflags: self.flags.bits(),
             ..Default::default()
@@ -141,7 +139,7 @@ impl<'a> XrcDomainOptions<'a> {
         Ok(XrcDomain { inner: Arc::new(XrcdInner { object }) })
     }
 
-    /// The kernel's errnos are not those of `open(2)`.
+    /// Explains the kernel's errnos, which differ from those of `open(2)`.
     fn explain(&self, error: Error) -> Error {
         let device = self.context.device().name();
         match (error.errno(), self.file) {
@@ -171,43 +169,33 @@ impl XrcDomain {
         Context { file: self.inner.file().clone() }
     }
 
-    /// The number by which the kernel knows this opening of the domain within its file.
+    /// The kernel's handle of this opening of the domain, a number within its file.
     pub fn handle(&self) -> u32 {
         self.inner.handle()
     }
 
-    /// The exported form, for [`Context::foreign`]: others who have this context's file can close the
-    /// opening. To share the domain itself, open it with a [file](XrcDomainOptions::file).
+    /// Closes the domain; dropping it does the same and ignores errors, as soon as no object made in it lives.
+    /// The last process that closes it destroys it.
     ///
     /// # Errors
     ///
-    /// [`Error::is_forked`] in a child of the process that opened it.
-    pub fn export(&self) -> Result<Envelope> {
-        foreign::seal(self.inner.file(), "export_xrcd", ObjectKind::XRCD, self.handle())
-    }
-
-    /// Closes the domain and says whether that went well; dropping it does the same silently, as
-    /// soon as nothing made in it lives any more. The last one to close it destroys it.
-    ///
-    /// # Errors
-    ///
-    /// `EBUSY` while something made in it lives, here or, for the last one who has it open, anywhere.
-    /// The domain comes back with the error.
+    /// `EBUSY` while an object that this process made in it lives, and in the last process that has it open
+    /// while any does. The domain comes back with the error.
     #[doc(alias = "ibv_close_xrcd")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const VERB: &str = "close_xrcd";
         const HELD: &str =
             "a shared receive queue or a target of the XRC domain is still alive in this process";
         destroy_sole(self.inner, VERB, HELD, |inner| {
             inner.object.destroy().map_err(|error| match error.errno() {
                 Errno::BUSY => error.detail(
-                    "a shared receive queue or a target of the XRC domain is still alive, and nobody \
-                     else has the domain open",
+                    "a shared receive queue or a target of the XRC domain is still alive, and no other \
+                     process has the domain open",
                 ),
                 _ => error,
             })
         })
-        .map_err(|(inner, error)| (XrcDomain { inner }, error))
+        .map_err(|failed| failed.map(|inner| XrcDomain { inner }))
     }
 }
 

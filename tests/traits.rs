@@ -7,12 +7,12 @@ use uverbs::owned::{
     OwnedSendBatch, OwnedSharedReceiveQueue, RegionSlice, Scope, SharedBuffer,
 };
 use uverbs::{
-    AddressHandle, AddressSpace, AsyncEvent, Borrowed, CompletionChannel, CompletionQueue,
-    Completions, Context, Device, DeviceMemory, DmaBuf, Endpoint, Envelope, Error, Exclusive,
-    Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow, ObjectKey,
-    OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain, QpControl, QpParts,
-    QueuePair, QueuePairBuilder, RawRange, RecvBatch, RecvQueue, RegionBuilder, SendBatch,
-    SendQueue, Shared, SharedReceiveQueue, ThreadDomain, XrcDomain, XrcDomainOptions, XrcTarget,
+    AddressHandle, AddressSpace, AnyMemoryRegion, AsyncEvent, Borrowed, CompletionChannel,
+    CompletionQueue, Completions, Context, Device, DeviceMemory, DmaBuf, Endpoint, Envelope, Error,
+    Exclusive, Foreign, ForeignObject, Imported, McastMembership, MemoryRegion, MemoryWindow,
+    MrBuilder, ObjectKey, OnDemandRange, OnDevice, ParentDomain, PostError, ProtectionDomain,
+    QpBuilder, QpControl, QpParts, QueuePair, RawRange, RecvBatch, RecvQueue, SendBatch, SendQueue,
+    Shared, SharedReceiveQueue, ThreadDomain, Unowned, XrcDomain, XrcTarget, XrcdBuilder,
 };
 
 const fn shared<T: Send + Sync>() {}
@@ -23,11 +23,13 @@ const _: () = {
     carefree::<ProtectionDomain<Exclusive>>();
     carefree::<ParentDomain<Shared>>();
     carefree::<ParentDomain<Exclusive>>();
-    carefree::<RegionBuilder>();
+    carefree::<MrBuilder>();
     carefree::<MemoryRegion>();
     carefree::<MemoryRegion<u64, Vec<u64>>>();
     carefree::<MemoryRegion<u64, Box<[u64]>>>();
     carefree::<MemoryRegion<u8, RawRange>>();
+    carefree::<MemoryRegion<u8, Unowned>>();
+    carefree::<AnyMemoryRegion>();
     carefree::<MemoryRegion<u8, DmaBuf>>();
     carefree::<MemoryRegion<u8, AddressSpace>>();
     carefree::<MemoryRegion<u8, OnDevice>>();
@@ -43,7 +45,7 @@ const _: () = {
     carefree::<Imported<MemoryRegion<u8, Foreign>>>();
     carefree::<XrcDomain>();
     carefree::<XrcTarget>();
-    shared::<XrcDomainOptions<'static>>();
+    shared::<XrcdBuilder<'static>>();
     carefree::<Device>();
     carefree::<Error>();
     carefree::<PostError>();
@@ -59,7 +61,7 @@ const _: () = {
     carefree::<SharedReceiveQueue>();
     carefree::<QueuePair>();
     carefree::<QueuePair<Exclusive>>();
-    carefree::<QueuePairBuilder>();
+    carefree::<QpBuilder>();
     carefree::<QpParts>();
     carefree::<QpParts<Exclusive>>();
     carefree::<SendQueue>();

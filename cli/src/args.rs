@@ -83,11 +83,11 @@ pub(crate) enum ShareArgs {
         socket: PathBuf,
         /// Port of the device
         #[arg(short, long, value_name = "PORT", default_value_t = 1,
-            value_parser = clap::value_parser!(u8).range(1..))]
-        ib_port: u8,
+            value_parser = clap::value_parser!(u32).range(1..))]
+        ib_port: u32,
         /// GID to send from, by its index [default: an IPv4 one of RoCE v2 where there is one]
         #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
-        gid_index: Option<u8>,
+        gid_index: Option<u32>,
         /// What to write
         #[arg(long, default_value = "hello from the importer")]
         text: String,
@@ -199,12 +199,12 @@ pub(crate) struct Options {
     pub(crate) device: Option<String>,
     /// Port of the device
     #[arg(short, long, value_name = "PORT", default_value_t = 1,
-        value_parser = clap::value_parser!(u8).range(1..))]
-    pub(crate) ib_port: u8,
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub(crate) ib_port: u32,
     /// GID to send from, by its index: it chooses address, VLAN and RoCE version [default: an IPv4
     /// one of RoCE v2 where there is one]
     #[arg(short, long, alias = "gid-idx", value_name = "INDEX")]
-    pub(crate) gid_index: Option<u8>,
+    pub(crate) gid_index: Option<u32>,
     /// TCP port for exchanging addresses
     #[arg(short, long, value_name = "PORT", default_value_t = 18515,
         value_parser = clap::value_parser!(u16).range(1..))]

@@ -120,6 +120,12 @@ impl fmt::Display for Failure {
     }
 }
 
+impl<T> From<uverbs::ErrorWith<T>> for Failure {
+    fn from(failed: uverbs::ErrorWith<T>) -> Self {
+        failed.error.into()
+    }
+}
+
 impl From<uverbs::Error> for Failure {
     /// A verb failed at the local device.
     fn from(error: uverbs::Error) -> Self {

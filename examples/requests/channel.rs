@@ -90,12 +90,12 @@ impl Channel {
     pub(crate) fn new(pd: &ProtectionDomain, qp: QueuePair) -> Outcome<Channel> {
         let inner = Inner {
             qp,
-            received: pd.buffer_pool(FRAME).count(3 * DEPTH).build()?,
-            frames: pd.buffer_pool(FRAME).count(DEPTH).build()?,
-            short: pd.buffer_pool(FRAME).count(DEPTH).build()?,
-            long: pd.buffer_pool(BULK).count(BULKS).remote_read().build()?,
-            asked: pd.buffer_pool(BULK).count(BULKS).remote_read().build()?,
-            answered: pd.buffer_pool(BULK).count(BULKS).build()?,
+            received: pd.buffer_pool_builder(FRAME).count(3 * DEPTH).build()?,
+            frames: pd.buffer_pool_builder(FRAME).count(DEPTH).build()?,
+            short: pd.buffer_pool_builder(FRAME).count(DEPTH).build()?,
+            long: pd.buffer_pool_builder(BULK).count(BULKS).remote_read().build()?,
+            asked: pd.buffer_pool_builder(BULK).count(BULKS).remote_read().build()?,
+            answered: pd.buffer_pool_builder(BULK).count(BULKS).build()?,
             asking: Semaphore::new(DEPTH),
             credits: Semaphore::new(DEPTH - RESERVE),
             reserved: AtomicU32::new(0),

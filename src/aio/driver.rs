@@ -12,7 +12,7 @@ use crate::owned::{
     OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
 };
 use crate::pd::{ProtectionDomain, Sharing};
-use crate::qp::{QpType, QueuePairBuilder};
+use crate::qp::{QpBuilder, QpType};
 use crate::srq::SrqBuilder;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -162,7 +162,7 @@ impl CompletionQueue {
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
     ) -> Result<(CompletionQueue, Driver<W>)> {
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(cqe).channel(&channel).build()?;
+        let cq = context.cq_builder(cqe).channel(&channel).build()?;
         let readiness = readiness(channel.as_fd())?;
         let cq = Lock::new(OwnedCompletionQueue::new(cq));
         let queues = Lock::new(Some(Vec::new()));
@@ -188,12 +188,12 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Those of [`QueuePairBuilder::build`] and [`OwnedCompletionQueue::adopt`].
+    /// Those of [`QpBuilder::build`] and [`OwnedCompletionQueue::adopt`].
     pub fn create_qp(
         &self,
         pd: &ProtectionDomain,
         qp_type: QpType,
-        describe: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        describe: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Result<QueuePair> {
         self.create(pd, qp_type, (), None, describe)
     }
@@ -208,7 +208,7 @@ impl CompletionQueue {
         pd: &ProtectionDomain,
         qp_type: QpType,
         srq: &SharedReceiveQueue,
-        describe: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        describe: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Result<QueuePair> {
         self.create(pd, qp_type, (), Some(srq), describe)
     }
@@ -224,7 +224,7 @@ impl CompletionQueue {
         pd: &ProtectionDomain<crate::Exclusive>,
         td: &Arc<std::sync::Mutex<crate::ThreadDomain>>,
         qp_type: QpType,
-        describe: impl FnOnce(QueuePairBuilder<crate::Exclusive>) -> QueuePairBuilder<crate::Exclusive>,
+        describe: impl FnOnce(QpBuilder<crate::Exclusive>) -> QpBuilder<crate::Exclusive>,
     ) -> Result<QueuePair<crate::Exclusive>> {
         self.create(pd, qp_type, td.clone(), None, describe)
     }
@@ -235,7 +235,7 @@ impl CompletionQueue {
         qp_type: QpType,
         mut token: S::Token,
         srq: Option<&SharedReceiveQueue>,
-        describe: impl FnOnce(QueuePairBuilder<S>) -> QueuePairBuilder<S>,
+        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
     ) -> Result<QueuePair<S>> {
         // First: in a forked child, a thread of the parent may have held the token's lock.
         pd.inner.kernel.object.file().check_fork(VERB)?;
@@ -245,7 +245,7 @@ impl CompletionQueue {
         }
         let shared = &self.driver.shared;
         let cq = shared.cq(VERB)?;
-        let builder = pd.create_qp(cq.queue(), cq.queue(), qp_type);
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), qp_type);
         drop(cq);
         // `describe` is code of the program, which may use this queue: the lock is released.
         let mut builder = describe(builder);
@@ -278,7 +278,7 @@ impl CompletionQueue {
         max_wr: u32,
         describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
     ) -> Result<SharedReceiveQueue> {
-        let srq = describe(pd.create_srq(max_wr)).build()?;
+        let srq = describe(pd.srq_builder(max_wr)).build()?;
         let srq = SharedReceiveQueue::new(OwnedSharedReceiveQueue::new(srq)?, self.driver.clone());
         self.register(srq.inflight())?;
         Ok(srq)

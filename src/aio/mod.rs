@@ -14,7 +14,7 @@
 //!
 //! let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
 //! let pd = context.alloc_pd()?;
-//! let pool = pd.buffer_pool(4096).build()?;
+//! let pool = pd.buffer_pool_builder(4096).build()?;
 //! let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
 //! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, 0).await?;
 //! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;

@@ -12,7 +12,7 @@ use crate::owned::{
 use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
-use crate::wr::{PostError, Remote, SendWr};
+use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::{Arc, PoisonError};
@@ -39,7 +39,7 @@ pub trait RingToken: Sharing + Sized {
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
         held: &mut Self::Held<'_>,
-    ) -> Result<(), PostError>;
+    ) -> Result<(), RingError>;
 }
 
 impl RingToken for Shared {
@@ -57,7 +57,7 @@ impl RingToken for Shared {
     }
 
     #[doc(hidden)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), PostError> {
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), RingError> {
         batch.ring()
     }
 }
@@ -82,7 +82,7 @@ impl RingToken for Exclusive {
     fn ring<T>(
         batch: OwnedSendBatch<'_, T, Self>,
         td: &mut Self::Held<'_>,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), RingError> {
         batch.ring(td)
     }
 }
@@ -136,7 +136,7 @@ impl<S: RingToken> PostQueue for Inner<S> {
                 if !S::rings(&held, pd) {
                     // The program replaced the thread domain behind the mutex. This is checked before anything
                     // is lent: a batch that fails drops memory, and so runs code of the program under the lock.
-                    return Err((Some(memory), PostError::ForeignThreadDomain));
+                    return Err((Some(memory), RingError::ForeignThreadDomain.into()));
                 }
                 let mut batch = match qp.send_batch() {
                     Ok(batch) => batch,
@@ -147,7 +147,7 @@ impl<S: RingToken> PostQueue for Inner<S> {
                 drop(held);
                 match rung {
                     Ok(()) => Ok(()),
-                    Err(PostError::Kernel(_)) => {
+                    Err(RingError::StillQueued(_)) => {
                         // The request stays in the queue, where the device does not look: flush it.
                         let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
                         drop(posting);
@@ -157,7 +157,7 @@ impl<S: RingToken> PostQueue for Inner<S> {
                         }
                         Ok(())
                     }
-                    Err(error) => Err((None, error)),
+                    Err(error) => Err((None, error.into())),
                 }
             }
             OpRequest::Recv => {

@@ -225,7 +225,7 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 pub async fn handshake(
     qp: &QpControl,
     stream: &TcpStream,
-    port: u8,
+    port: u32,
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
@@ -245,11 +245,15 @@ pub async fn handshake_within(
     timeout: Duration,
     qp: &QpControl,
     stream: &TcpStream,
-    port: u8,
+    port: u32,
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
-    let mut peer = Peer { stream, timeout, deadline: Instant::now() + timeout };
+    // A time that the clock cannot say is as good as thirty years.
+    let deadline = Instant::now().checked_add(timeout);
+    let deadline =
+        deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(30 * 365 * 86_400));
+    let mut peer = Peer { stream, timeout, deadline };
     let local = qp.endpoint(port, gid_index)?;
     peer.send("this side's endpoint", &local.to_bytes()).await?;
     let mut bytes = [0; Endpoint::BYTES];
@@ -289,7 +293,7 @@ pub async fn handshake_within(
 pub async fn connect(
     qp: &QpControl,
     address: impl ToSocketAddrs,
-    port: u8,
+    port: u32,
     gid_index: u32,
 ) -> Result<TcpStream> {
     let stream = tokio::time::timeout(HANDSHAKE_TIMEOUT, TcpStream::connect(address));
@@ -319,7 +323,7 @@ pub async fn connect(
 pub async fn accept(
     qp: &QpControl,
     listener: &TcpListener,
-    port: u8,
+    port: u32,
     gid_index: u32,
 ) -> Result<TcpStream> {
     let (stream, _) = listener.accept().await.map_err(|error| failed("accept", &error))?;

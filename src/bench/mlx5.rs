@@ -13,7 +13,7 @@ use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::provider::mlx5::{rq, sq};
 use crate::provider::{CqRing, RecvKind, RecvRing, SendLimits, SendRing};
-use crate::wr::{PostError, Recv, SendWr};
+use crate::wr::{PostError, RecvWr, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -129,7 +129,7 @@ impl Recvs {
 
     /// Posts what `make` makes `count` times at once; then all of them are done.
     #[inline(always)]
-    pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> Recv<'a>) -> Result<(), PostError> {
+    pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> RecvWr<'a>) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for _ in 0..count {
             let recv = make();

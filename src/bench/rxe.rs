@@ -4,9 +4,9 @@
 use crate::completion::Completion;
 use crate::memory::fork::Epoch;
 use crate::memory::mapping::{Mapper, Mapping};
-use crate::provider::Wc;
+use crate::provider::ProviderWc;
 use crate::provider::{RecvRing, SendLimits, SendRing, rxe};
-use crate::wr::{PostError, Recv, SendWr};
+use crate::wr::{PostError, RecvWr, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
 use std::mem::offset_of;
@@ -81,7 +81,7 @@ impl Recvs {
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
-    pub fn write(&mut self, recv: &Recv<'_>, count: u32) -> Result<(), PostError> {
+    pub fn write(&mut self, recv: &RecvWr<'_>, count: u32) -> Result<(), PostError> {
         let mut cursor = self.0.cursor();
         (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
     }
@@ -114,7 +114,7 @@ impl Completed {
     /// Reads all completions, gives each to `read`, and hands their places back.
     pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
         while let Some(wc) = self.poller.next(true) {
-            read(Completion::new(Wc::Rxe(wc)));
+            read(Completion::new(ProviderWc::Rxe(wc)));
         }
         self.poller.release();
     }

@@ -57,7 +57,7 @@ pub(super) struct Node {
 /// Where nodes are looked for and for how long.
 pub(super) struct Nodes<'a> {
     dev: &'a Path,
-    /// `None` for what the system's udev deserves, which is looked for when a node is not there.
+    /// `None` for the default of a system with or without udev, decided when a node is not there.
     patience: Option<Duration>,
 }
 
@@ -68,7 +68,7 @@ impl Nodes<'static> {
     }
 }
 
-/// Why a path did not lead to the device.
+/// The reason why a path did not lead to the device.
 #[derive(Debug)]
 enum Miss {
     /// There is nothing.
@@ -114,7 +114,7 @@ impl Nodes<'_> {
     }
 }
 
-/// Without udev nobody makes nodes after the kernel did, so there is nothing to wait for.
+/// Without udev no nodes appear after those that the kernel made, so there is nothing to wait for.
 fn udev_patience() -> Duration {
     let udev = Path::new("/run/udev/control").exists();
     if udev { UDEV_PATIENCE } else { Duration::ZERO }

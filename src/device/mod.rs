@@ -72,8 +72,8 @@ pub struct Device {
 ///
 /// # Errors
 ///
-/// `EAGAIN` if devices came and went all the while; `EBADMSG` if the kernel's answer makes no
-/// sense; otherwise what the kernel answered.
+/// `EAGAIN` if the list changed during each attempt to read it; `EBADMSG` if the kernel's answer is
+/// malformed; otherwise the kernel's error.
 #[doc(alias = "ibv_get_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     const VERB: &str = "list_devices";
@@ -169,7 +169,7 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is none, naming those that there are; otherwise as [`devices`].
+    /// `ENODEV` if there is none, with the names of the devices that exist; otherwise as [`devices`].
     pub fn by_name(name: &str) -> Result<Device> {
         let mut devices = devices()?;
         match devices.iter().position(|device| device.name == name) {
@@ -209,7 +209,7 @@ impl Device {
         Some(self.node.as_ref()?.number)
     }
 
-    /// The sort of node; `None` if the kernel did not say.
+    /// The node type; `None` if the kernel did not say.
     pub fn node_type(&self) -> Option<NodeType> {
         self.node_type
     }
@@ -240,7 +240,7 @@ impl Device {
         self.firmware.as_deref()
     }
 
-    /// How many ports there are; they count from 1.
+    /// The number of ports; ports count from 1.
     pub fn port_count(&self) -> u32 {
         self.ports
     }
@@ -280,18 +280,22 @@ impl Device {
     /// `EINVAL` if there is no such port; `ENODEV` if the device is gone.
     pub fn netdev(&self, port: u32) -> Result<Option<String>> {
         const VERB: &str = "query_netdev";
-        if port == 0 || port > self.ports {
-            return Err(Error::invalid(
-                VERB,
-                format!("port {port} of {}, which has ports 1 to {}", self.name, self.ports),
-            ));
-        }
+        self.check_port(VERB, port)?;
         match self.index {
             Some(index) => {
                 Client::open(VERB)?.port_netdev(index, port).map_err(|error| self.gone(error))
             }
             None => Ok(Sysfs::system().port_netdev(&self.name, port)),
         }
+    }
+
+    /// Refuses a port that the device does not have, on behalf of `verb`.
+    pub(crate) fn check_port(&self, verb: &'static str, port: u32) -> Result<()> {
+        if (1..=self.ports).contains(&port) {
+            return Ok(());
+        }
+        let detail = format!("port {port} of {}, which has ports 1 to {}", self.name, self.ports);
+        Err(Error::invalid(verb, detail))
     }
 
     /// How many objects of each kind exist on the device, in all processes and the kernel.
@@ -317,7 +321,7 @@ impl Device {
         }
     }
 
-    /// What to call the driver in an error.
+    /// The name of the driver, for errors.
     fn driver_name(&self) -> String {
         match self.driver {
             Some(driver) => driver.to_string(),

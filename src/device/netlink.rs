@@ -1,7 +1,7 @@
-//! A netlink socket of the RDMA protocol: requests out, answers in. What the requests mean is in
-//! `nldev.rs`; this file knows messages, dumps, acknowledgements and attributes.
+//! A netlink socket of the RDMA protocol: messages, dumps, acknowledgements and attributes. `nldev.rs` has
+//! the requests.
 //!
-//! Every byte received is judged before it is believed: a malformed answer is an error
+//! Every received byte is checked: a malformed answer is an error
 //! (`EBADMSG`), never a panic.
 
 use crate::error::{Error, Result};
@@ -312,7 +312,7 @@ fn silent(verb: &'static str) -> Error {
     Error::new(verb, Errno::TIMEDOUT).detail("RDMA netlink did not answer")
 }
 
-/// What was wrong with an answer.
+/// The fault of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Malformed(pub(super) &'static str);
 

@@ -35,7 +35,7 @@ pub(super) struct Uverbs {
     pub(super) driver: Option<DriverId>,
 }
 
-/// What became of the question for a device's uverbs node.
+/// The answer to the question for a device's uverbs node.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum NodeAnswer {
     /// It has one.

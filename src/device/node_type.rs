@@ -1,10 +1,10 @@
-//! What sort of node a device is, and the transport that follows from it. Pairs with
+//! The node type of a device, and the transport that follows from it. Pairs with
 //! `RDMA_NODE_…` of `uverbs_uapi::nldev` and the `node_type` file of sysfs.
 
 use std::fmt;
 use uverbs_uapi::nldev;
 
-/// The sort of node that a device is. A value unknown to this library stays a value.
+/// The node type of a device. A value unknown to this library stays a value.
 #[doc(alias = "ibv_node_type")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeType(u8);

@@ -1,4 +1,4 @@
-//! What a device's ports speak on the wire. Pairs with `RDMA_NLDEV_ATTR_DEV_PROTOCOL`.
+//! The wire protocol of a device's ports. Pairs with `RDMA_NLDEV_ATTR_DEV_PROTOCOL`.
 
 use std::fmt;
 

@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// How many objects of each kind exist on a device: everybody's, the kernel's own included.
+/// How many objects of each kind exist on a device, in all processes and the kernel.
 ///
 /// Two counts compare equal when every kind has the same number, so that "nothing was leaked" is
 /// one comparison of before and after.

@@ -1,5 +1,4 @@
-//! What sysfs knows about devices: everything, in a fallback where there is no netlink, and the
-//! bus behind a device always. Pairs with `core/sysfs.c` and `core/uverbs_main.c` of the kernel.
+//! Devices in sysfs: the list of devices where there is no netlink, and the bus of a device always. Pairs with `core/sysfs.c` and `core/uverbs_main.c` of the kernel.
 //!
 //! The tree's root is a parameter so that tests can plant their own; the environment never moves
 //! it, because programs with privileges trust what they find here.
@@ -23,7 +22,7 @@ pub(super) struct Sysfs {
     root: PathBuf,
 }
 
-/// What is known of the bus behind a device.
+/// The bus of a device.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Bus {
     pub(super) pci: Option<PciId>,
@@ -32,12 +31,12 @@ pub(super) struct Bus {
     pub(super) kernel_driver: Option<String>,
 }
 
-/// What is known of a device's bus once somebody asks: most programs never do, and it takes more
-/// system calls than all the rest of a device.
+/// The bus of a device, read when it is first asked for: most programs never ask, and it takes more system
+/// calls than all other facts about a device.
 #[derive(Debug)]
 pub(super) enum LazyBus {
     Known(Bus),
-    /// Where it can be read, and what was. A forked child may find that locked, and reads again.
+    /// Its path and, once read, its content. A forked child that finds this locked reads again.
     Unread(Sysfs, String, TryLock<Option<Bus>>),
 }
 

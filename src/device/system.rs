@@ -14,8 +14,8 @@ pub struct System {
     /// protection from it.
     #[doc(alias = "ibv_is_fork_initialized")]
     pub copy_on_fork: bool,
-    /// Whether queue keys with the top bit set need a privilege even for those who have
-    /// `CAP_NET_RAW`. `None` if the kernel does not say.
+    /// Whether processes without `CAP_NET_RAW` may set queue keys with the top bit set. `None` if the kernel
+    /// does not say.
     pub privileged_qkey: Option<bool>,
     /// Whether the kernel announces devices that come, go or are renamed.
     pub monitor: bool,

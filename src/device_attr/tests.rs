@@ -102,7 +102,7 @@ fn limits_come_from_their_fields() {
         attr.max_srq_sge,
         attr.max_pkeys.into(),
         attr.local_ca_ack_delay.into(),
-        attr.phys_port_cnt.into(),
+        attr.phys_port_cnt,
     ];
     assert!(limits.into_iter().eq(1..=23), "{limits:?}");
     assert_eq!(attr.atomic_cap, AtomicCap::GLOBAL);

@@ -1,5 +1,5 @@
-//! Asynchronous events: what happens to a device, its ports and its queues without being asked
-//! for. Pairs with `core/uverbs_std_types_async_fd.c`.
+//! Asynchronous events of a device, its ports and its queues. Pairs with
+//! `core/uverbs_std_types_async_fd.c`.
 
 use super::keys::{Kind, ObjectKey, Resolved};
 use super::wait::{Read, read_record, wait_readable};
@@ -15,7 +15,7 @@ use uverbs_uapi::async_event::{ib_event_type as raw, ib_uverbs_async_event_desc}
 use zerocopy::FromZeros;
 
 open_enum! {
-    /// What happened.
+    /// The kind of an asynchronous event.
     #[doc(alias = "ibv_event_type")]
     pub struct EventType(u32) {
         /// A completion queue overflowed, or the device lost it.
@@ -24,16 +24,16 @@ open_enum! {
         /// The queue pair failed and cannot report it by a completion.
         #[doc(alias = "IBV_EVENT_QP_FATAL")]
         QP_FATAL = raw::IB_EVENT_QP_FATAL.0, "queue pair fatal";
-        /// A request of the peer made no sense.
+        /// A request of the peer was malformed.
         #[doc(alias = "IBV_EVENT_QP_REQ_ERR")]
         QP_REQ_ERR = raw::IB_EVENT_QP_REQ_ERR.0, "queue pair request error";
-        /// A request of the peer was against the rights of the memory that it named.
+        /// A request of the peer violated the rights of the memory that it named.
         #[doc(alias = "IBV_EVENT_QP_ACCESS_ERR")]
         QP_ACCESS_ERR = raw::IB_EVENT_QP_ACCESS_ERR.0, "queue pair access error";
         /// The first message arrived while the queue pair was ready to receive only.
         #[doc(alias = "IBV_EVENT_COMM_EST")]
         COMM_EST = raw::IB_EVENT_COMM_EST.0, "communication established";
-        /// The send queue was drained, as asked for.
+        /// The send queue was drained, as [`sqd_async_notify`](crate::QpAttr::sqd_async_notify) asked for.
         #[doc(alias = "IBV_EVENT_SQ_DRAINED")]
         SQ_DRAINED = raw::IB_EVENT_SQ_DRAINED.0, "send queue drained";
         /// The connection moved to its alternate path.
@@ -57,7 +57,7 @@ open_enum! {
         /// The port's table of partition keys changed.
         #[doc(alias = "IBV_EVENT_PKEY_CHANGE")]
         PKEY_CHANGE = raw::IB_EVENT_PKEY_CHANGE.0, "P_Key table changed";
-        /// Another subnet manager is in charge.
+        /// Another subnet manager took over.
         #[doc(alias = "IBV_EVENT_SM_CHANGE")]
         SM_CHANGE = raw::IB_EVENT_SM_CHANGE.0, "subnet manager changed";
         /// A shared receive queue failed.
@@ -84,50 +84,49 @@ open_enum! {
     }
 }
 
-/// What an event is about.
+/// The device, port or object that an event is about.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventSource {
     /// The device as a whole.
     Device,
     /// A port, from 1.
-    Port(u8),
-    /// The completion queue with this [key](crate::CompletionQueue::key).
+    Port(u32),
+    /// The completion queue with this [key](crate::CqControl::key).
     Cq(ObjectKey),
     /// The queue pair with this [key](crate::QpControl::key).
     Qp(ObjectKey),
     /// The shared receive queue with this [key](crate::SharedReceiveQueue::key).
     Srq(ObjectKey),
-    /// An object that somebody else made on the kernel file, with the number by which they named
-    /// it.
+    /// An object that another process or context made on the kernel file, by its `user_handle`.
     Foreign(u64),
 }
 
-/// Something that happened without being asked for.
+/// An asynchronous event.
 #[doc(alias = "ibv_async_event")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub struct AsyncEvent {
-    /// What happened.
+    /// The kind of event.
     pub kind: EventType,
-    /// To whom.
+    /// The device, port or object that it is about.
     pub source: EventSource,
 }
 
 impl Context {
-    /// The next asynchronous event, or `None` when there is none right now.
+    /// Reads the next asynchronous event; `None` if there is none at the moment.
     ///
     /// Events of objects that were destroyed meanwhile are dropped and
     /// [counted](Self::dead_events). Events need no acknowledgement, and destroying an object
     /// never waits for one. May be called from several threads; each event reaches one of them.
     ///
-    /// A device that goes away is an event, too:
-    /// [`DEVICE_FATAL`](EventType::DEVICE_FATAL), and the last one. A driver may say the same of a
-    /// device that failed and is still there.
+    /// The removal of the device is an event, too, and the last one:
+    /// [`DEVICE_FATAL`](EventType::DEVICE_FATAL). A driver may raise the same event for a device that
+    /// failed and is still there.
     ///
     /// # Errors
     ///
-    /// `EIO` when the device is gone and that was already told.
+    /// `EIO` when the device is gone and `DEVICE_FATAL` was read before.
     #[doc(alias = "ibv_get_async_event")]
     #[doc(alias = "ibv_ack_async_event")]
     pub fn try_next_event(&self) -> Result<Option<AsyncEvent>> {
@@ -138,8 +137,8 @@ impl Context {
         loop {
             let mut record = ib_uverbs_async_event_desc::new_zeroed();
             match read_record(VERB, fd, &mut record) {
-                // The kernel tells of a device that goes away after it cut it off, and leaves the
-                // file open: whoever asks again must not wait for ever.
+                // The kernel raises DEVICE_FATAL after it disassociated the file, and leaves the event
+                // file open: a caller that reads again must not wait for ever.
                 Ok(Read::Empty)
                     if file.fatal.load(Ordering::Relaxed) && file.is_disassociated() =>
                 {
@@ -171,8 +170,8 @@ impl Context {
     /// Waits for an asynchronous event, at most for `timeout`, for ever without one. `None` after
     /// the timeout.
     ///
-    /// Let one thread wait, or give a timeout: when the device goes away, the kernel wakes those who
-    /// wait for the last event, which only one of them finds, and none of them ever again.
+    /// Let only one thread wait, or give a timeout: when the device is removed, the kernel wakes the waiting
+    /// threads once for the last event. One of them reads it, and the others would wait for ever.
     ///
     /// # Errors
     ///
@@ -187,7 +186,7 @@ impl Context {
     /// loop will not be woken again.
     #[doc(alias = "async_fd")]
     pub fn events_fd(&self) -> BorrowedFd<'_> {
-        // An open file takes it.
+        // Making an open file non-blocking does not fail.
         self.file.events.reader().unwrap_or_else(|_| self.file.events.as_fd())
     }
 
@@ -201,8 +200,8 @@ impl Context {
 const GONE: Option<AsyncEvent> =
     Some(AsyncEvent { kind: EventType::DEVICE_FATAL, source: EventSource::Device });
 
-/// Whom the kernel means by `element`, whose meaning depends on the kind of event; `None` for an
-/// object that is dead.
+/// The source of an event. `element` is a port or a `user_handle`, depending on the kind of event. `None`
+/// for an object that was destroyed.
 fn source(file: &File, kind: EventType, element: u64) -> Option<EventSource> {
     match kind {
         EventType::DEVICE_FATAL => return Some(EventSource::Device),
@@ -214,7 +213,7 @@ fn source(file: &File, kind: EventType, element: u64) -> Option<EventSource> {
         | EventType::CLIENT_REREGISTER
         | EventType::GID_CHANGE
         | EventType::DEVICE_SPEED_CHANGE => {
-            let port = u8::try_from(element);
+            let port = u32::try_from(element);
             return Some(port.map_or(EventSource::Foreign(element), EventSource::Port));
         }
         _ => {}

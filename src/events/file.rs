@@ -4,8 +4,8 @@ use rustix::io::Result;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// Where the kernel writes what happens to a context's objects. Its commands want it for each that is
-/// made; many programs never look into it, so it is as the kernel made it until somebody does.
+/// The file of a context's asynchronous events. Commands that create an object take it. Many programs never
+/// read it, so it is made non-blocking only before the first read.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     fd: OwnedFd,
@@ -17,10 +17,10 @@ impl EventFile {
         EventFile { fd, nonblocking: AtomicBool::new(false) }
     }
 
-    /// The file for reading, which answers at once.
+    /// The file for reading, non-blocking.
     pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>> {
-        // Two threads may both find it as it was: it is the same twice.
-        // Acquire and Release: who finds it told finds the file as it is told to be.
+        // Two threads may both set it, which is harmless.
+        // Acquire pairs with the Release below: a thread that sees the flag finds the file non-blocking.
         if !self.nonblocking.load(Ordering::Acquire) {
             set_nonblocking(self.fd.as_fd(), true)?;
             self.nonblocking.store(true, Ordering::Release);
@@ -29,11 +29,11 @@ impl EventFile {
     }
 }
 
-/// Whether reading a file answers at once, or waits.
+/// Sets whether reads of a file return at once or wait.
 pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<()> {
     #[cfg(miri)]
     {
-        // Two calls for one, but Miri knows them.
+        // Miri has no FIONBIO.
         use rustix::fs::OFlags;
         let mut flags = rustix::fs::fcntl_getfl(fd)?;
         flags.set(OFlags::NONBLOCK, nonblocking);
@@ -44,7 +44,7 @@ pub(crate) fn set_nonblocking(fd: BorrowedFd<'_>, nonblocking: bool) -> Result<(
 }
 
 impl AsFd for EventFile {
-    /// For commands, which do not read it.
+    /// The file for commands, which do not read it.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.fd.as_fd()
     }

@@ -1,15 +1,15 @@
-//! The numbers by which the kernel names our objects in events.
+//! Keys: the `user_handle` by which events name objects.
 //!
-//! The kernel hands back whatever `user_handle` an object was created with. A pointer there would
-//! turn a stale or forged event into undefined behaviour; a key is only ever looked up. It holds
-//! a secret of the context, a slot and the slot's generation, so that events of dead objects, of
-//! other contexts and of other processes are told apart from live ones.
+//! The kernel returns in an event the `user_handle` that the object was created with. If that were a
+//! pointer, a stale or forged event would be undefined behaviour; a key is only looked up. It has a random
+//! number of the context, a slot and the slot's generation, which tell events of live objects from those of
+//! destroyed objects, of other contexts and of other processes.
 
 use crate::memory::lock::Lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What kind of object a key names.
+/// The kind of object that a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     Cq,
@@ -29,13 +29,13 @@ impl std::fmt::Debug for ObjectKey {
     }
 }
 
-/// What a number in an event turned out to be.
+/// The object that a `user_handle` of an event names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolved {
     Live(Kind, ObjectKey),
-    /// One of ours that was destroyed meanwhile.
+    /// An object of this context that was destroyed meanwhile.
     Dead,
-    /// Made by somebody else who shares the kernel's file.
+    /// An object of another context or process on the same kernel file.
     Foreign(u64),
 }
 
@@ -49,13 +49,13 @@ struct Slot {
     heard: Heard,
 }
 
-/// How many events of a completion queue were taken out of its channel, modulo four.
+/// How many events of a completion queue were read from its channel, modulo four: mlx5's `arm_sn`.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Heard(Arc<AtomicU32>);
 
 impl Heard {
-    /// Where the count stands: where a device is told of it, who asks all the time, while who counts
-    /// does not.
+    /// The bit at which the count begins, the one that mlx5's doorbell wants: arming reads the count far
+    /// more often than an event changes it.
     const PLACE: u32 = 28;
 
     /// The count, in bits 28 and 29.
@@ -64,7 +64,7 @@ impl Heard {
         self.0.load(Ordering::Relaxed)
     }
 
-    /// Counts one more. Not to be called by two at once.
+    /// Counts one event. The caller holds the lock of the slots.
     fn add(&self) {
         let next = self.placed().wrapping_add(1 << Heard::PLACE) & 3 << Heard::PLACE;
         self.0.store(next, Ordering::Relaxed);
@@ -85,9 +85,9 @@ pub(crate) struct Keys {
 }
 
 impl Keys {
-    /// Keys that begin with the low bits of `secret`, a random number of this context's own.
+    /// Keys that begin with the low bits of `secret`, a random number of this context.
     pub(crate) fn new(secret: u64) -> Arc<Keys> {
-        // Never zero, or small numbers of others would look like ours.
+        // Not zero, or small numbers of other programs would look like keys.
         let secret = (secret as u16).max(1);
         let secret = u64::from(secret) << (SLOT_BITS + GENERATION_BITS);
         Arc::new(Keys { secret, slots: Lock::default() })
@@ -117,7 +117,7 @@ impl Keys {
 
     /// As [`resolve`](Self::resolve), for an event of a completion channel: counts it.
     pub(crate) fn hear(&self, number: u64) -> Resolved {
-        // The slot is looked at and counted for under one lock: it may be another object's next.
+        // One lock for both the look-up and the count: another object may get the slot afterwards.
         self.look(number, |slot| slot.heard.add())
     }
 
@@ -125,14 +125,14 @@ impl Keys {
         self.look(number, |_| ())
     }
 
-    /// What `number` names; `seen` gets the slot if it is that of an object which is alive.
+    /// Looks `number` up; calls `seen` with the slot of an object that is alive.
     fn look(&self, number: u64, seen: impl FnOnce(&Slot)) -> Resolved {
         let low = SLOT_BITS + GENERATION_BITS;
         if number >> low != self.secret >> low {
             return Resolved::Foreign(number);
         }
         let index = (number & ((1 << SLOT_BITS) - 1)) as usize;
-        // A forked child has none of the objects.
+        // A forked child has no objects.
         let Some(slots) = self.slots.lock() else { return Resolved::Dead };
         match slots.all.get(index) {
             None => Resolved::Foreign(number),
@@ -173,7 +173,7 @@ impl Drop for Registration {
         if let Some(slot) = all.get_mut(self.index as usize) {
             slot.kind = None;
             slot.generation += 1;
-            // A slot whose generations are used up stays retired: no key ever repeats.
+            // A slot without generations left is not used again: no key ever repeats.
             if slot.generation < 1 << GENERATION_BITS {
                 free.push(self.index);
             }
@@ -201,7 +201,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_is_counted_modulo_four() {
+    fn events_of_a_queue_are_counted_modulo_four() {
         let keys = Keys::new(7);
         let (cq, other) = (keys.register(Kind::Cq).unwrap(), keys.register(Kind::Cq).unwrap());
         for count in [1, 2, 3, 0, 1] {
@@ -212,19 +212,19 @@ mod tests {
     }
 
     #[test]
-    fn what_is_heard_of_the_dead_is_not_counted_for_their_heirs() {
+    fn an_event_of_a_destroyed_queue_does_not_count_for_the_next_in_its_slot() {
         let keys = Keys::new(7);
         let dead = keys.register(Kind::Cq).unwrap();
         let old = dead.key().0;
         keys.hear(old);
         drop(dead);
-        let heir = keys.register(Kind::Cq).unwrap();
+        let next = keys.register(Kind::Cq).unwrap();
         let slot = |key: u64| key & ((1 << SLOT_BITS) - 1);
-        assert_eq!((slot(heir.key().0), heir.heard().placed()), (slot(old), 0));
-        // What was in the channel when the queue was destroyed, and what is somebody else's.
-        for number in [old, heir.key().0 ^ 1 << 63] {
+        assert_eq!((slot(next.key().0), next.heard().placed()), (slot(old), 0));
+        // Events that were in the channel when the queue was destroyed, and events of another context.
+        for number in [old, next.key().0 ^ 1 << 63] {
             keys.hear(number);
-            assert_eq!(heir.heard().placed(), 0, "{number:#x}");
+            assert_eq!(next.heard().placed(), 0, "{number:#x}");
         }
     }
 
@@ -248,7 +248,7 @@ mod tests {
         assert_eq!(second.key().0 & ((1 << SLOT_BITS) - 1), 1);
     }
 
-    /// Not even for one that a thread holds which it has not.
+    /// Not even if another thread of the parent held it during the fork.
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_forked_child_does_not_wait_for_a_lock() {
@@ -280,10 +280,10 @@ mod model {
     use super::*;
     use loom::thread;
 
-    /// An event of a queue is read while the queue is destroyed and another gets its slot: the count
-    /// of the other stays as it is, for its next event would be taken for one that was read before.
+    /// An event of a queue is read while the queue is destroyed and another one gets its slot. The count of
+    /// the other queue must not change, or its next event would be taken for one that was read before.
     #[test]
-    fn an_event_of_the_dead_is_read_while_its_slot_is_given_on() {
+    fn an_event_of_a_destroyed_queue_races_with_the_reuse_of_its_slot() {
         loom::model(|| {
             let keys = Keys::new(7);
             let dead = keys.register(Kind::Cq).unwrap();
@@ -291,9 +291,9 @@ mod model {
             let theirs = keys.clone();
             let reader = thread::spawn(move || theirs.hear(old));
             drop(dead);
-            let heir = keys.register(Kind::Cq).unwrap();
+            let next = keys.register(Kind::Cq).unwrap();
             reader.join().unwrap();
-            assert_eq!(heir.heard().placed(), 0);
+            assert_eq!(next.heard().placed(), 0);
         });
     }
 }

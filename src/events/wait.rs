@@ -7,7 +7,7 @@ use std::os::fd::BorrowedFd;
 use std::time::{Duration, Instant};
 use zerocopy::{FromBytes, IntoBytes};
 
-/// What a read of an event file gave.
+/// The outcome of a read of an event file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Read {
     Record,
@@ -41,7 +41,7 @@ pub(crate) fn wait_readable<T>(
     timeout: Option<Duration>,
     mut next: impl FnMut() -> Result<Option<T>>,
 ) -> Result<Option<T>> {
-    // A timeout beyond what the clock can hold is as good as none.
+    // A timeout that the clock cannot represent is as long as none.
     let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
     loop {
         if let Some(found) = next()? {

@@ -1,7 +1,7 @@
 //! Flow rules: which packets a raw packet queue pair receives. Pairs with
 //! `ib_uverbs_ex_create_flow` in `core/uverbs_cmd.c`.
 //!
-//! [`spec`] has what a rule looks at; here is what it is as a whole, and its handle.
+//! [`spec`] has the matches and actions of a rule; here are the rule and its handle.
 
 mod spec;
 #[cfg(test)]
@@ -9,8 +9,8 @@ mod tests;
 
 pub use spec::{FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec};
 
-use crate::error::{Error, Result};
-use crate::number::open_enum;
+use crate::error::{Error, ErrorWith, Result};
+use crate::number::{narrow, open_enum};
 use crate::object::{Class, Object};
 use crate::qp::{QpControl, QpInner, QpType};
 use crate::uverbs::invoke_write::write_ex;
@@ -22,37 +22,36 @@ use uverbs_uapi::flow::ib_flow_attr_type as raw;
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_CREATE_FLOW;
 use zerocopy::IntoBytes;
 
-/// The most specifications of a rule, as the kernel has it.
+/// The most specifications of a rule: `ib_uverbs_ex_create_flow` refuses more.
 const MAX_SPECS: usize = 10;
 
-/// The priority that is asked last; `MLX5_IB_FLOW_LAST_PRIO`, of the only driver that has rules here.
+/// The last priority, `MLX5_IB_FLOW_LAST_PRIO`. mlx5 is the only driver with rules here.
 const LAST_PRIORITY: u16 = 15;
 
 open_enum! {
-    /// What packets a rule is about.
+    /// The packets that a rule takes.
     #[doc(alias = "ibv_flow_attr_type")]
     pub struct FlowType(u32) {
-        /// Those that its specifications match; all, if it has none.
+        /// Packets that its specifications match; all packets, if it has none.
         #[doc(alias = "IBV_FLOW_ATTR_NORMAL")]
         NORMAL = raw::IB_FLOW_ATTR_NORMAL.0, "normal";
-        /// Those that nobody else takes. It has no specifications. mlx5 of Linux 7.2 refuses it.
+        /// Packets that no other rule takes. It has no specifications. mlx5 refuses it from Linux 6.16 on.
         #[doc(alias = "IBV_FLOW_ATTR_ALL_DEFAULT")]
         ALL_DEFAULT = raw::IB_FLOW_ATTR_ALL_DEFAULT.0, "all default";
-        /// Those to multicast addresses that nobody else takes. It has no specifications. mlx5 of
-        /// Linux 7.2 refuses it.
+        /// Packets to multicast addresses that no other rule takes. It has no specifications. mlx5
+        /// refuses it from Linux 6.16 on.
         #[doc(alias = "IBV_FLOW_ATTR_MC_DEFAULT")]
         MC_DEFAULT = raw::IB_FLOW_ATTR_MC_DEFAULT.0, "multicast default";
-        /// A copy of all that the port receives and sends. It has no specifications.
+        /// A copy of all packets that the port receives and sends. It has no specifications.
         #[doc(alias = "IBV_FLOW_ATTR_SNIFFER")]
         SNIFFER = raw::IB_FLOW_ATTR_SNIFFER.0, "sniffer";
     }
 }
 
-/// A rule to be made by [`create_flow`](QpControl::create_flow): what it matches, and what becomes
-/// of it.
+/// The attributes of a rule for [`create_flow`](QpControl::create_flow): its matches and its actions.
 ///
-/// All specifications must match. They go from the outside in, one of each layer at most, and what
-/// is done with the packets may stand anywhere:
+/// All specifications must match. Matches go from the outermost header inwards, at most one for each
+/// layer; actions may stand anywhere:
 ///
 /// ```
 /// use std::net::Ipv4Addr;
@@ -70,7 +69,7 @@ open_enum! {
 #[must_use]
 pub struct FlowAttr {
     kind: FlowType,
-    port: u8,
+    port: u32,
     priority: u16,
     dont_trap: bool,
     egress: bool,
@@ -80,7 +79,7 @@ pub struct FlowAttr {
 impl FlowAttr {
     /// A [normal](FlowType::NORMAL) rule for a port, from 1, that matches everything until
     /// specifications say otherwise.
-    pub fn new(port: u8) -> Self {
+    pub fn new(port: u32) -> Self {
         FlowAttr {
             kind: FlowType::NORMAL,
             port,
@@ -91,14 +90,14 @@ impl FlowAttr {
         }
     }
 
-    /// What packets it is about.
+    /// Sets the packets that it takes; [normal](FlowType::NORMAL) unless set.
     pub fn flow_type(mut self, kind: FlowType) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Which rule is asked first: 0, the default, before all others. mlx5 has 0 to 15, and asks
-    /// rules that match nothing but multicast Ethernet addresses last whatever theirs is.
+    /// Sets the priority: rules with 0, the default, match before all others. mlx5 has 0 to 15, and matches
+    /// rules for multicast Ethernet addresses alone last, whatever their priority.
     pub fn priority(mut self, priority: u16) -> Self {
         self.priority = priority;
         self
@@ -121,21 +120,21 @@ impl FlowAttr {
         self.spec(FlowSpec::Drop)
     }
 
-    /// Lets rules of lower priority have its packets, too.
+    /// Lets rules of lower priority take its packets, too.
     #[doc(alias = "IBV_FLOW_ATTR_FLAGS_DONT_TRAP")]
     pub fn dont_trap(mut self) -> Self {
         self.dont_trap = true;
         self
     }
 
-    /// Is about packets that are sent from here.
+    /// Takes packets that this port sends.
     #[doc(alias = "IBV_FLOW_ATTR_FLAGS_EGRESS")]
     pub fn egress(mut self) -> Self {
         self.egress = true;
         self
     }
 
-    /// Refuses what the kernel would refuse without saying why, or take and not do.
+    /// Refuses what the kernel would refuse without a reason, or accept and ignore.
     fn check(&self, verb: &'static str) -> Result<()> {
         let invalid = |detail: String| Err(Error::invalid(verb, detail));
         if self.specs.len() > MAX_SPECS {
@@ -158,7 +157,7 @@ impl FlowAttr {
     }
 
     /// The kernel's request for a queue pair.
-    fn to_bytes(&self, qp_handle: u32) -> Vec<u8> {
+    fn to_bytes(&self, verb: &'static str, qp_handle: u32) -> Result<Vec<u8>> {
         let specs: Vec<u8> = self.specs.iter().flat_map(FlowSpec::encode).collect();
         let mut flags = uapi::ib_flow_flags::empty();
         flags.set(uapi::ib_flow_flags::IB_FLOW_ATTR_FLAGS_DONT_TRAP, self.dont_trap);
@@ -168,16 +167,16 @@ impl FlowAttr {
             qp_handle,
             flow_attr: uapi::ib_uverbs_flow_attr {
                 r#type: self.kind.0,
-                // Ten of at most 88 bytes each.
+                // At most `MAX_SPECS` of 88 bytes each.
                 size: specs.len() as u16,
                 priority: self.priority,
                 num_of_specs: self.specs.len() as u8,
                 reserved: [0; 2],
-                port: self.port,
+                port: narrow(verb, "port", self.port)?,
                 flags: flags.bits(),
             },
         };
-        [request.as_bytes(), &specs].concat()
+        Ok([request.as_bytes(), &specs].concat())
     }
 }
 
@@ -187,7 +186,7 @@ impl FlowAttr {
 #[doc(alias = "ibv_flow")]
 #[must_use = "the rule ends when this is dropped"]
 pub struct Flow {
-    // First: the kernel's queue pair is busy while it has rules.
+    // The first field: the kernel's queue pair is busy while it has rules.
     object: Object,
     qp: Arc<QpInner>,
 }
@@ -196,15 +195,15 @@ impl QpControl {
     /// Makes a rule that leads packets to this queue pair, or drops them. Without one a raw packet
     /// queue pair receives nothing.
     ///
-    /// The rule works from now on, in whatever state the queue pair is; packets that come before
-    /// [`RTR`](crate::QpState::RTR) are lost. Rules of other processes, and those of the port's
-    /// network interface, which come last, are asked in the same order.
+    /// The rule takes effect at once, in any state of the queue pair; packets that arrive before
+    /// [`RTR`](crate::QpState::RTR) are lost. Rules of other processes match in the same order, and those of
+    /// the port's network interface last.
     ///
     /// # Errors
     ///
     /// `EPERM` without `CAP_NET_RAW`; `EINVAL` unless the queue pair is of type
-    /// [`RAW_PACKET`](QpType::RAW_PACKET), for a port that there is not, and for specifications that
-    /// contradict each other or ask for what cannot be matched; `EOPNOTSUPP` for what the device
+    /// [`RAW_PACKET`](QpType::RAW_PACKET), for a port that does not exist, and for specifications that
+    /// contradict each other or cannot be matched; `EOPNOTSUPP` for what the device
     /// does not do; `EEXIST` if another rule matches the same and marks or drops it otherwise;
     /// `ENOMEM` for a priority beyond the last (on mlx5, 15), and without room for another rule.
     #[doc(alias = "ibv_create_flow")]
@@ -217,7 +216,8 @@ impl QpControl {
             return Err(Error::invalid(VERB, format!("{detail} flow rules")));
         }
         attr.check(VERB)?;
-        let request = attr.to_bytes(self.handle());
+        file.device.check_port(VERB, attr.port)?;
+        let request = attr.to_bytes(VERB, self.handle())?;
         let mut resp = uapi::ib_uverbs_create_flow_resp::default();
         let mut command =
             write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).answer(&mut resp);
@@ -243,12 +243,12 @@ impl QpControl {
             Errno::NOMEM => error.detail(format!("{device} has no room for another rule")),
             Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
                 error.detail(format!(
-                    "the kernel refuses {attr:?}; mlx5 of Linux 7.2 does so with all default rules"
+                    "the kernel refuses {attr:?}; mlx5 refuses all default rules from Linux 6.16 on"
                 ))
             }
             Errno::INVAL => error.detail(format!(
-                "the kernel refuses {attr:?}; the port, the order of the specifications, or a field \
-                 that cannot be matched may be wrong"
+                "the kernel refuses {attr:?}; the order of the specifications, or a field that cannot \
+                 be matched, may be wrong"
             )),
             _ => error,
         }
@@ -256,20 +256,20 @@ impl QpControl {
 }
 
 impl Flow {
-    /// Ends the rule and says whether that went well; dropping it does the same silently.
+    /// Ends the rule; dropping it does the same and ignores errors.
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the rule comes back with the error.
+    /// Those of the kernel; the rule comes back with the error.
     #[doc(alias = "ibv_destroy_flow")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 
-    /// The number by which the kernel knows the rule within its file.
+    /// The kernel's handle of the rule, a number within its file.
     pub fn handle(&self) -> u32 {
         self.object.handle()
     }

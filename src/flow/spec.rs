@@ -1,7 +1,7 @@
-//! What a flow rule looks at in a packet: values under masks, a header each.
+//! The specifications of a flow rule: masked values of a packet's headers, and actions.
 //!
-//! Pairs with `kern_spec_to_ib_spec` in `core/uverbs_cmd.c`. A bit that is not in the mask may be
-//! anything, in the value as well: mlx5 wants it to be zero there, so that it is made zero.
+//! Pairs with `kern_spec_to_ib_spec` in `core/uverbs_cmd.c`. mlx5 refuses a value with a bit that is not in
+//! the mask, so such bits are cleared here.
 
 use std::net::{Ipv4Addr, Ipv6Addr};
 use uverbs_uapi::endian::{Be16, Be32};
@@ -9,7 +9,7 @@ use uverbs_uapi::flow as uapi;
 use uverbs_uapi::flow::ib_flow_spec_type as kind;
 use zerocopy::IntoBytes;
 
-/// A header that a rule matches, or what the rule does with packets.
+/// A match of one header, or an action.
 #[doc(alias = "ibv_flow_spec")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -98,45 +98,46 @@ pub struct FlowEth {
 }
 
 impl FlowEth {
-    /// Any.
+    /// A specification that matches every packet with this header.
     pub fn new() -> Self {
         FlowEth::default()
     }
 
-    /// To this address.
+    /// Matches this destination address.
     pub fn dst_mac(self, mac: [u8; 6]) -> Self {
         self.dst_mac_masked(mac, [0xff; 6])
     }
 
-    /// To an address that has these bits.
+    /// Matches destination addresses that have these bits under the mask.
     pub fn dst_mac_masked(mut self, value: [u8; 6], mask: [u8; 6]) -> Self {
         self.dst_mac = Masked::bytes(value, mask);
         self
     }
 
-    /// From this address.
+    /// Matches this source address.
     pub fn src_mac(self, mac: [u8; 6]) -> Self {
         self.src_mac_masked(mac, [0xff; 6])
     }
 
-    /// From an address that has these bits.
+    /// Matches source addresses that have these bits under the mask.
     pub fn src_mac_masked(mut self, value: [u8; 6], mask: [u8; 6]) -> Self {
         self.src_mac = Masked::bytes(value, mask);
         self
     }
 
-    /// Of this kind: 0x0800 is IPv4, 0x86dd IPv6. Behind a VLAN tag, if there is one.
+    /// Matches this EtherType, the one behind a VLAN tag if there is one: 0x0800 is IPv4, 0x86dd IPv6.
     pub fn ether_type(mut self, ether_type: u16) -> Self {
         self.ether_type = exactly!(ether_type, u16);
         self
     }
 
-    /// Of this VLAN, of 12 bits, whatever the priority.
+    /// Matches this VLAN, of 12 bits, with any priority.
     pub fn vlan(self, id: u16) -> Self {
         self.vlan_tag_masked(id, 0xfff)
     }
 
-    /// With a VLAN tag that has these bits: priority in bits 13 to 15, identifier in bits 0 to 11.
+    /// Matches VLAN tags that have these bits under the mask: priority in bits 13 to 15, identifier in bits
+    /// 0 to 11.
     pub fn vlan_tag_masked(mut self, value: u16, mask: u16) -> Self {
         self.vlan_tag = Masked::half(value, mask);
         self
@@ -166,46 +167,46 @@ pub struct FlowIpv4 {
 }
 
 impl FlowIpv4 {
-    /// Any.
+    /// A specification that matches every packet with this header.
     pub fn new() -> Self {
         FlowIpv4::default()
     }
 
-    /// From this address.
+    /// Matches this source address.
     pub fn src(self, ip: Ipv4Addr) -> Self {
         self.src_masked(ip, Ipv4Addr::BROADCAST)
     }
 
-    /// From an address that has these bits.
+    /// Matches source addresses that have these bits under the mask.
     pub fn src_masked(mut self, value: Ipv4Addr, mask: Ipv4Addr) -> Self {
         self.src = Masked::word(value.to_bits(), mask.to_bits());
         self
     }
 
-    /// To this address.
+    /// Matches this destination address.
     pub fn dst(self, ip: Ipv4Addr) -> Self {
         self.dst_masked(ip, Ipv4Addr::BROADCAST)
     }
 
-    /// To an address that has these bits.
+    /// Matches destination addresses that have these bits under the mask.
     pub fn dst_masked(mut self, value: Ipv4Addr, mask: Ipv4Addr) -> Self {
         self.dst = Masked::word(value.to_bits(), mask.to_bits());
         self
     }
 
-    /// Of this protocol: 6 is TCP, 17 UDP.
+    /// Matches this protocol: 6 is TCP, 17 UDP.
     pub fn proto(mut self, proto: u8) -> Self {
         self.proto = exactly!(proto, u8);
         self
     }
 
-    /// With this type of service.
+    /// Matches this type of service.
     pub fn tos(mut self, tos: u8) -> Self {
         self.tos = exactly!(tos, u8);
         self
     }
 
-    /// With this time to live, which mlx5 does not match.
+    /// Matches this time to live; mlx5 cannot.
     pub fn ttl(mut self, ttl: u8) -> Self {
         self.ttl = exactly!(ttl, u8);
         self
@@ -237,52 +238,52 @@ pub struct FlowIpv6 {
 }
 
 impl FlowIpv6 {
-    /// Any.
+    /// A specification that matches every packet with this header.
     pub fn new() -> Self {
         FlowIpv6::default()
     }
 
-    /// From this address.
+    /// Matches this source address.
     pub fn src(self, ip: Ipv6Addr) -> Self {
         self.src_masked(ip, Ipv6Addr::from_bits(u128::MAX))
     }
 
-    /// From an address that has these bits.
+    /// Matches source addresses that have these bits under the mask.
     pub fn src_masked(mut self, value: Ipv6Addr, mask: Ipv6Addr) -> Self {
         self.src = Masked::bytes(value.octets(), mask.octets());
         self
     }
 
-    /// To this address.
+    /// Matches this destination address.
     pub fn dst(self, ip: Ipv6Addr) -> Self {
         self.dst_masked(ip, Ipv6Addr::from_bits(u128::MAX))
     }
 
-    /// To an address that has these bits.
+    /// Matches destination addresses that have these bits under the mask.
     pub fn dst_masked(mut self, value: Ipv6Addr, mask: Ipv6Addr) -> Self {
         self.dst = Masked::bytes(value.octets(), mask.octets());
         self
     }
 
-    /// With this flow label, of 20 bits.
+    /// Matches this flow label, of 20 bits.
     pub fn flow_label(mut self, label: u32) -> Self {
         self.flow_label = Masked::word(label, 0xf_ffff);
         self
     }
 
-    /// With this header behind it: 6 is TCP, 17 UDP.
+    /// Matches this next header: 6 is TCP, 17 UDP.
     pub fn next_hdr(mut self, next: u8) -> Self {
         self.next_hdr = exactly!(next, u8);
         self
     }
 
-    /// With this traffic class.
+    /// Matches this traffic class.
     pub fn traffic_class(mut self, class: u8) -> Self {
         self.traffic_class = exactly!(class, u8);
         self
     }
 
-    /// With this hop limit, which mlx5 does not match.
+    /// Matches this hop limit; mlx5 cannot.
     pub fn hop_limit(mut self, limit: u8) -> Self {
         self.hop_limit = exactly!(limit, u8);
         self
@@ -311,28 +312,28 @@ pub struct FlowPorts {
 }
 
 impl FlowPorts {
-    /// Any.
+    /// A specification that matches every packet with this header.
     pub fn new() -> Self {
         FlowPorts::default()
     }
 
-    /// To this port.
+    /// Matches this destination port.
     pub fn dst_port(self, port: u16) -> Self {
         self.dst_port_masked(port, u16::MAX)
     }
 
-    /// To a port that has these bits.
+    /// Matches destination ports that have these bits under the mask.
     pub fn dst_port_masked(mut self, value: u16, mask: u16) -> Self {
         self.dst = Masked::half(value, mask);
         self
     }
 
-    /// From this port.
+    /// Matches this source port.
     pub fn src_port(self, port: u16) -> Self {
         self.src_port_masked(port, u16::MAX)
     }
 
-    /// From a port that has these bits.
+    /// Matches source ports that have these bits under the mask.
     pub fn src_port_masked(mut self, value: u16, mask: u16) -> Self {
         self.src = Masked::half(value, mask);
         self
@@ -362,7 +363,7 @@ impl Pick {
     }
 }
 
-/// What the kernel calls a specification, with its two filters.
+/// A specification of the kernel's layout: a header, the values, the masks.
 macro_rules! matching {
     ($spec:ident, $kind:expr, $filters:expr) => {
         uapi::$spec {

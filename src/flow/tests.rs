@@ -1,4 +1,4 @@
-//! Rules as the kernel is told of them, byte for byte.
+//! Rules as they are sent to the kernel, byte for byte.
 
 use super::*;
 use std::net::{Ipv4Addr, Ipv6Addr};
@@ -7,33 +7,38 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// The kernel's request for a rule of a queue pair.
+fn request(rule: &FlowAttr, qp_handle: u32) -> Vec<u8> {
+    rule.to_bytes("create_flow", qp_handle).unwrap()
+}
+
 /// The specification of a rule that has one.
 fn spec(spec: impl Into<FlowSpec>) -> String {
-    hex(&FlowAttr::new(1).spec(spec).to_bytes(0)[24..])
+    hex(&request(&FlowAttr::new(1).spec(spec), 0)[24..])
 }
 
 #[test]
-fn rules_are_counted_and_measured() {
+fn a_request_has_the_count_and_the_length_of_its_specifications() {
     let rule = FlowAttr::new(2).priority(0x0304);
     assert_eq!(
-        hex(&rule.to_bytes(0x0102_0304)),
+        hex(&request(&rule, 0x0102_0304)),
         "000000000403020100000000000004030000000200000000"
     );
     let rule = rule.flow_type(FlowType::SNIFFER).dont_trap().egress();
-    let bytes = rule.to_bytes(1);
+    let bytes = request(&rule, 1);
     assert_eq!((bytes[8], bytes[20]), (3, 6));
     let rule = FlowAttr::new(1)
         .spec(FlowEth::new())
         .spec(FlowIpv4::new())
         .spec(FlowSpec::Tcp(FlowPorts::new()))
         .tag(5);
-    let bytes = rule.to_bytes(1);
+    let bytes = request(&rule, 1);
     assert_eq!((bytes[12], bytes[16]), (40 + 32 + 16 + 16, 4));
     assert_eq!(bytes.len(), 24 + 104);
 }
 
 #[test]
-fn specifications_by_kind() {
+fn each_kind_of_specification_is_encoded_as_the_header_lays_it_out() {
     let eth = FlowEth::new()
         .dst_mac([1, 2, 3, 4, 5, 6])
         .src_mac_masked([7, 8, 9, 10, 11, 12], [0xff, 0, 0, 0, 0, 1])
@@ -76,7 +81,7 @@ fn specifications_by_kind() {
 }
 
 #[test]
-fn what_no_kernel_takes_is_refused_by_name() {
+fn rules_that_no_kernel_accepts_are_refused_with_the_reason() {
     let refusal = |rule: FlowAttr| rule.check("create_flow").unwrap_err().to_string();
     let rule = FlowAttr::new(1);
     let many = (0..11).fold(rule.clone(), |rule, _| rule.spec(FlowEth::new()));

@@ -75,6 +75,10 @@ unsafe impl StableBytes for MmapMut {
 #[derive(Debug)]
 pub struct RawRange(());
 
+/// Memory that the program owns and accesses by itself: the region has keys for it and no access.
+#[derive(Debug)]
+pub struct Unowned(());
+
 /// Memory that was borrowed for as long as the region lives.
 #[derive(Debug)]
 pub struct Borrowed<'a>(PhantomData<&'a mut [u8]>);
@@ -268,6 +272,16 @@ impl Backing<RawRange> {
     /// this lives, or longer if it is leaked.
     pub(crate) unsafe fn raw(start: *mut u8, length: usize) -> Self {
         Backing::with(RawRange(()), start, length, length as u64)
+    }
+}
+
+impl Backing<Unowned> {
+    /// # Safety
+    ///
+    /// The range stays mapped for as long as this lives, or longer if it is leaked.
+    pub(crate) unsafe fn unowned(start: *mut u8, length: usize) -> Self {
+        // This process reaches none of its bytes through the region.
+        Backing::with(Unowned(()), start, 0, length as u64)
     }
 }
 
@@ -539,6 +553,17 @@ mod tests {
         // SAFETY: as above.
         let short = unsafe { Backing::raw(start, 15) };
         assert_eq!(short.words().unwrap().len(), 1);
+    }
+
+    #[test]
+    fn unowned_memory_has_an_address_and_is_never_accessed() {
+        let mut memory = [std::mem::MaybeUninit::<u8>::uninit(); 64];
+        // SAFETY: `memory` outlives it.
+        let backing = unsafe { Backing::unowned(memory.as_mut_ptr().cast(), 64) };
+        assert_eq!((backing.len(), backing.reach()), (0, 64));
+        assert_eq!(backing.address(), memory.as_ptr().addr() as u64);
+        assert_eq!(backing.read::<u8>(0), None);
+        assert!(!backing.write(0, 1u8));
     }
 
     #[test]

@@ -1,7 +1,7 @@
-//! The device's clock: what it counts, and what that is in nanoseconds.
+//! The device's clock: its counter, and the conversion to nanoseconds.
 //!
 //! Pairs with `MLX5_IB_MMAP_CORE_CLOCK` and `MLX5_IB_MMAP_CLOCK_INFO` of the kernel's driver, which
-//! keeps the second page up to date.
+//! updates the second page.
 
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -15,15 +15,15 @@ use uverbs_uapi::mlx5::context::{
 };
 
 const VERB: &str = "open_clock";
-/// Bits of an offset's page number that hold the low part of an index.
+/// Bits of an mmap offset's page number below the command.
 const INDEX_BITS: u32 = 8;
-/// How often a page that is being written is looked at again. The kernel writes it a few times a
-/// second, for less than a microsecond.
+/// How often to read a page again that is being written. The kernel writes it a few times a second, for
+/// less than a microsecond.
 const TRIES: u32 = 1 << 20;
 
-/// The clock that a device stamps completions with.
+/// The clock of a device, which the timestamps of completions are of.
 ///
-/// Reading it costs no system call. It may be used from any thread.
+/// Reading it takes no system call. It may be used from any thread.
 #[doc(alias = "mlx5dv_clock_info")]
 #[derive(Debug)]
 pub struct Clock {
@@ -31,7 +31,7 @@ pub struct Clock {
     info: Option<MmioPage>,
 }
 
-/// How counts become nanoseconds, at one moment.
+/// The conversion from counts to nanoseconds at one moment.
 #[derive(Clone, Copy, Debug, Default)]
 struct Scale {
     nsec: u64,
@@ -47,7 +47,7 @@ impl Clock {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on a device of another driver, and where the kernel shows neither page; `EIO`
+    /// `EOPNOTSUPP` on a device of another driver, and where the kernel maps neither page; `EIO`
     /// after the device was removed.
     pub fn open(context: &Context) -> Result<Clock> {
         let file = &context.file;
@@ -57,7 +57,7 @@ impl Clock {
             let offset = u64::from(command << INDEX_BITS) * page_size() as u64;
             match file.kernel.mapper().map_read_only(offset, page_size()) {
                 Ok(mapping) => Ok(Some(MmioPage::new(mapping))),
-                // The kernel has the page where pages are small, and knows it otherwise.
+                // The kernel knows the page and does not map it, as where pages are larger than 4 KiB.
                 Err(Errno::OPNOTSUPP) => Ok(None),
                 Err(errno) => Err(Error::from_kernel(VERB, errno)),
             }
@@ -73,27 +73,30 @@ impl Clock {
         let info = if explained { map(MLX5_IB_MMAP_CLOCK_INFO)? } else { None };
         file.share();
         if counter.is_none() && info.is_none() {
-            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail("the kernel shows no clock"));
+            return Err(Error::new(VERB, Errno::OPNOTSUPP)
+                .detail("the kernel maps neither page of the clock"));
         }
         Ok(Clock { counter, info })
     }
 
-    /// What the device's clock counts now.
+    /// The present value of the device's counter.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` where the kernel does not show the counter.
+    /// `EOPNOTSUPP` where the kernel does not map the counter.
     #[doc(alias = "ibv_query_rt_values_ex")]
     pub fn now(&self) -> Result<u64> {
         const VERB: &str = "read_clock";
         let Some((page, offset)) = &self.counter else {
-            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail("the counter is not shown"));
+            return Err(
+                Error::new(VERB, Errno::OPNOTSUPP).detail("the kernel does not map the counter")
+            );
         };
         let word = |at| page.load::<u32>(at).map(u32::from_be);
         let mut high = word(*offset);
         for _ in 0..TRIES {
             let low = word(*offset + size_of::<u32>());
-            // The lower half may have run over between the two looks.
+            // The lower half may have overflowed between the two loads.
             let again = word(*offset);
             match (high, low) {
                 (Some(high), Some(low)) if Some(high) == again => {
@@ -102,21 +105,22 @@ impl Clock {
                 _ => high = again,
             }
         }
-        Err(Error::new(VERB, Errno::IO).detail("the counter's upper half does not stand still"))
+        Err(Error::new(VERB, Errno::IO).detail("the counter's upper half changes at each load"))
     }
 
-    /// A count, of a completion or of [`now`](Self::now), in nanoseconds of the clock that the
-    /// driver keeps in step with the device: since the epoch unless somebody set it otherwise.
-    /// Counts may lie before or after the present by as much as half the counter's range.
+    /// Converts a count, of a completion or of [`now`](Self::now), to nanoseconds of the driver's PTP clock:
+    /// since the epoch unless that clock was set otherwise. A count may lie before or after the present by up
+    /// to half the counter's range.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` where the kernel does not explain the clock.
+    /// `EOPNOTSUPP` where the kernel does not map the conversion.
     #[doc(alias = "mlx5dv_ts_to_ns")]
     pub fn nanoseconds(&self, count: u64) -> Result<u64> {
         const VERB: &str = "read_clock";
         let Some(info) = &self.info else {
-            return Err(Error::new(VERB, Errno::OPNOTSUPP).detail("the clock is not explained"));
+            return Err(Error::new(VERB, Errno::OPNOTSUPP)
+                .detail("the kernel does not map the clock's conversion"));
         };
         for _ in 0..TRIES {
             if let Some(scale) = Scale::read(info) {
@@ -129,7 +133,7 @@ impl Clock {
 }
 
 impl Scale {
-    /// `None` if the page was written meanwhile.
+    /// `None` if the kernel wrote the page meanwhile.
     fn read(page: &MmioPage) -> Option<Scale> {
         let sign = page.load::<u32>(offset_of!(mlx5_ib_clock_info, sign))?;
         if sign & MLX5_IB_CLOCK_INFO_KERNEL_UPDATING != 0 {

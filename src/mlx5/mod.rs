@@ -1,18 +1,17 @@
-//! What only mlx5 has: doorbell pages, the device's clock, and what its driver says of it.
+//! Functions for mlx5 devices only: UARs and VARs, the device's clock, and attributes that its driver tells.
 //!
-//! On a context of another device everything here answers `EOPNOTSUPP`. Queues, keys and domains
-//! are made as on any device.
+//! On a context of another device all of them answer `EOPNOTSUPP`. Queues, keys and domains are made as on
+//! any device.
 
 mod attr;
 mod clock;
 mod page;
 mod uar;
-mod var;
-mod var_export;
+pub(crate) mod var;
 
-pub use attr::{DeviceAttr, query_device};
+pub use crate::sharing::var::{ExportSizes, ImportedVar, export_sizes};
+pub use attr::{ContextAttr, query_device};
 pub use clock::Clock;
-pub use page::{DoorbellPage, PageError};
+pub use page::DoorbellPage;
 pub use uar::{Uar, UarKind};
 pub use var::{Var, VarKind};
-pub use var_export::{ExportSizes, ImportedVar, export_sizes};

@@ -1,8 +1,8 @@
-//! UARs as objects of their own. Pairs with `MLX5_IB_OBJECT_UAR` of the kernel's driver.
+//! UARs that the program allocates. Pairs with `MLX5_IB_OBJECT_UAR` of `drivers/infiniband/hw/mlx5/main.c`.
 
 use super::page::DoorbellPage;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
 use crate::provider::mlx5::uar;
@@ -25,19 +25,19 @@ impl Class {
 /// How a UAR is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UarKind {
-    /// Stores are combined, so that whole requests can be copied into its registers.
+    /// Stores are combined, so that whole WQEs can be copied into its BlueFlame registers.
     #[doc(alias = "MLX5DV_UAR_ALLOC_TYPE_BF")]
     BlueFlame,
-    /// Every store reaches the device as it is.
+    /// Every store reaches the device by itself.
     #[doc(alias = "MLX5DV_UAR_ALLOC_TYPE_NC")]
     NonCached,
 }
 
-/// A UAR: a page of doorbell registers of one's own.
+/// A UAR: a page of doorbell registers.
 ///
-/// Queues of this library have registers by themselves, see
-/// [`ThreadDomain`](crate::ThreadDomain); this one is for queues that are made otherwise and name
-/// the page by its [number](Self::page_id).
+/// The library allocates registers for its queues by itself, see [`ThreadDomain`](crate::ThreadDomain).
+/// This UAR is for queues that the program makes by other means, and that name the page by its
+/// [number](Self::page_id).
 #[doc(alias = "mlx5dv_devx_uar")]
 #[derive(Debug)]
 pub struct Uar {
@@ -51,7 +51,7 @@ impl Uar {
     /// # Errors
     ///
     /// `EOPNOTSUPP` on a device of another driver, and for [`UarKind::BlueFlame`] where the machine
-    /// does not combine writes; `ENOMEM` or what the device answers when it has none left.
+    /// does not combine writes; `ENOMEM` or another error of the kernel when the device has none left.
     #[doc(alias = "mlx5dv_devx_alloc_uar")]
     pub fn alloc(context: &Context, kind: UarKind) -> Result<Uar> {
         let file = &context.file;
@@ -72,18 +72,18 @@ impl Uar {
         self.page.id
     }
 
-    /// Bytes, once mapped.
+    /// The length of the page in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a page is never empty")]
     pub fn len(&self) -> usize {
         self.page.length as usize
     }
 
-    /// The number by which the kernel knows the UAR within its file.
+    /// The kernel's handle of the UAR, a number within its file.
     pub fn handle(&self) -> u32 {
         self.object.handle()
     }
 
-    /// Maps the page. It may be mapped several times.
+    /// Maps the page. Each call makes another mapping.
     ///
     /// # Errors
     ///
@@ -98,17 +98,17 @@ impl Uar {
         Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 
-    /// Frees the UAR and says whether that went well; dropping it does the same silently. A page
-    /// that is still mapped stays until it is not.
+    /// Frees the UAR; dropping it does the same and ignores errors. A page that is still mapped stays until
+    /// its last mapping is gone.
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the UAR comes back with the error.
+    /// Those of the kernel; the UAR comes back with the error.
     #[doc(alias = "mlx5dv_devx_free_uar")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

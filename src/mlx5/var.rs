@@ -1,9 +1,9 @@
-//! VARs: doorbell pages that a virtio device in hardware answers to. Pairs with
-//! `MLX5_IB_OBJECT_VAR` of the kernel's driver.
+//! VARs: doorbell pages of virtio devices that the hardware emulates. Pairs with `MLX5_IB_OBJECT_VAR`
+//! of `drivers/infiniband/hw/mlx5/main.c`.
 
 use super::page::DoorbellPage;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::memory::mmio_page::MmioPage;
 use crate::object::{Class, Object};
@@ -26,7 +26,7 @@ impl Class {
     };
 }
 
-/// What answers to the doorbells of a VAR.
+/// The kind of device that a VAR's doorbells ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VarKind {
     /// A virtio device that hardware emulates.
@@ -36,22 +36,22 @@ pub enum VarKind {
     Tlp,
 }
 
-/// Where a VAR is, as the kernel tells.
+/// The page of a VAR, as the kernel described it when it allocated the VAR.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Place {
-    pub(super) page_id: u32,
-    pub(super) length: u32,
-    pub(super) offset: u64,
+pub(crate) struct VarLocation {
+    pub(crate) page_id: u32,
+    pub(crate) length: u32,
+    pub(crate) mmap_offset: u64,
 }
 
-impl Place {
-    pub(super) fn map(&self, file: &Arc<File>) -> Result<DoorbellPage> {
+impl VarLocation {
+    pub(crate) fn map(&self, file: &Arc<File>) -> Result<DoorbellPage> {
         const VERB: &str = "map_var";
         file.check_fork(VERB)?;
-        let mapping = file.kernel.mapper().map(self.offset, self.length as usize);
+        let mapping = file.kernel.mapper().map(self.mmap_offset, self.length as usize);
         let mapping = mapping.map_err(|errno| match errno {
             Errno::INVAL => Error::from_kernel(VERB, errno)
-                .detail(format!("there is no VAR at {:#x} any more", self.offset)),
+                .detail(format!("there is no VAR at {:#x} any more", self.mmap_offset)),
             _ => Error::from_kernel(VERB, errno),
         })?;
         file.share();
@@ -61,17 +61,17 @@ impl Place {
 
 /// A VAR: a doorbell page of an emulated device.
 ///
-/// Dropping it destroys it, for everybody who has [imported](Var::import) it. A page that is
-/// [mapped](Self::map) stays with whoever mapped it: the kernel gives it to nobody else before the
-/// last mapping is gone.
+/// Dropping it destroys it, for all processes that have [imported](Var::import) it. A page that is
+/// [mapped](Self::map) stays mapped, and the kernel gives it to no other object before the last mapping is
+/// gone.
 #[doc(alias = "mlx5dv_var")]
 #[derive(Debug)]
 pub struct Var {
-    pub(super) object: Object,
-    pub(super) place: Place,
-    /// Of an import: a mapping, so that the kernel gives the place in the file to no other page while
-    /// the import lives.
-    pub(super) _kept: Option<DoorbellPage>,
+    pub(crate) object: Object,
+    pub(crate) location: VarLocation,
+    /// Of an imported VAR: a mapping, so that the kernel gives the mmap offset to no other page while the
+    /// import lives.
+    pub(crate) _mapped: Option<DoorbellPage>,
 }
 
 impl Var {
@@ -79,7 +79,7 @@ impl Var {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on a device of another driver, on a device that emulates nothing or not this
+    /// `EOPNOTSUPP` on a device of another driver, on a device that does not emulate devices of this
     /// kind, and for [`VarKind::Tlp`] before Linux 7.1; `ENOSPC` when the device has no page left;
     /// `ENOMEM`.
     #[doc(alias = "mlx5dv_alloc_var")]
@@ -90,12 +90,12 @@ impl Var {
             VarKind::Virtio => 0,
             VarKind::Tlp => mlx5_ib_uapi_var_alloc_flags::MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP.bits(),
         };
-        let mut place = Place { page_id: 0, length: 0, offset: 0 };
+        let mut location = VarLocation { page_id: 0, length: 0, mmap_offset: 0 };
         let mut command = Command::new(MLX5_IB_OBJECT_VAR, uapi::MLX5_IB_METHOD_VAR_OBJ_ALLOC)
             .new_handle(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE)
-            .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &mut place.offset)
-            .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &mut place.length)
-            .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &mut place.page_id)
+            .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &mut location.mmap_offset)
+            .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &mut location.length)
+            .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &mut location.page_id)
             .flags(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_FLAGS, flags);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE);
@@ -112,24 +112,24 @@ impl Var {
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::VAR, handle, ());
-        Ok(Var { object, place, _kept: None })
+        Ok(Var { object, location, _mapped: None })
     }
 
-    /// The page's index among those of its kind.
+    /// The page's number among those of its kind.
     pub fn page_id(&self) -> u32 {
-        self.place.page_id
+        self.location.page_id
     }
 
-    /// Bytes, once mapped.
+    /// The length of the page in bytes.
     #[allow(clippy::len_without_is_empty, reason = "a page is never empty")]
     pub fn len(&self) -> usize {
-        self.place.length as usize
+        self.location.length as usize
     }
 
-    /// Where in the context's file the page is.
+    /// The offset at which the context's file maps the page.
     #[doc(alias = "mmap_off")]
     pub fn mmap_offset(&self) -> u64 {
-        self.place.offset
+        self.location.mmap_offset
     }
 
     /// The number by which the kernel knows the VAR within its file.
@@ -142,28 +142,27 @@ impl Var {
         Context { file: self.object.file().clone() }
     }
 
-    /// Maps the page. It may be mapped several times.
+    /// Maps the page. Each call makes another mapping.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if another holder of the file destroyed the VAR; `ENOMEM` without address space left;
+    /// `EINVAL` if another process destroyed the VAR; `ENOMEM` without address space left;
     /// `EIO` after the device was removed.
     pub fn map(&self) -> Result<DoorbellPage> {
-        self.place.map(self.object.file())
+        self.location.map(self.object.file())
     }
 
-    /// Destroys the VAR for all who share it, and says whether that went well; dropping it does the
-    /// same silently. Mappings stay.
+    /// Destroys the VAR for all processes that share it; dropping it does the same and ignores errors.
+    /// Mappings stay. Succeeds, too, if another process destroyed the VAR before.
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the VAR comes back with the error. That somebody else destroyed it
-    /// is no error.
+    /// Those of the kernel; the VAR comes back with the error.
     #[doc(alias = "mlx5dv_free_var")]
-    pub fn destroy(mut self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.object.destroy() {
             Ok(()) => Ok(()),
-            Err(error) => Err((self, error)),
+            Err(error) => Err(error.with(self)),
         }
     }
 }

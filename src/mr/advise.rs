@@ -1,4 +1,4 @@
-//! Advice on pages that a device will need. Pairs with `UVERBS_METHOD_ADVISE_MR` in
+//! Prefetching pages of regions that are paged on demand. Pairs with `UVERBS_METHOD_ADVISE_MR` in
 //! `core/uverbs_std_types_mr.c`.
 
 use super::{MemoryRegion, MrInner};
@@ -21,27 +21,27 @@ use uverbs_uapi::wr::ib_uverbs_sge;
 
 const VERB: &str = "advise_mr";
 
-/// The most ranges of one call: they travel in an attribute of at most 65535 bytes.
+/// The most ranges of one call: the attribute has at most 65535 bytes.
 const MAX_RANGES: usize = u16::MAX as usize / size_of::<ib_uverbs_sge>();
 
 open_enum! {
-    /// What a device will do with pages.
+    /// How pages are prefetched.
     #[doc(alias = "ib_uverbs_advise_mr_advice")]
     pub struct Advice(u32) {
-        /// Read them: fault them in.
+        /// Faults the pages in for reading.
         PREFETCH = raw::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH.0, "prefetch";
-        /// Write them: fault them in writable.
+        /// Faults the pages in for writing.
         PREFETCH_WRITE = raw::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_WRITE.0, "prefetch for writing";
-        /// Use them if they are there: tell the device, but fault nothing in.
+        /// Tells the device the pages that are present, and faults none in.
         PREFETCH_NO_FAULT = raw::IB_UVERBS_ADVISE_MR_ADVICE_PREFETCH_NO_FAULT.0,
             "prefetch without faulting";
     }
 }
 
-/// A piece of a region that is paged on demand.
+/// A range of a region that is paged on demand.
 ///
-/// It borrows the region: rxe of Linux 7 follows whatever key it is given here, and mistakes a
-/// pinned region for a paged one.
+/// It borrows the region: rxe of Linux 7 looks up any key that it is given here, and takes a pinned
+/// region for a paged one.
 #[derive(Clone, Copy, Debug)]
 pub struct OnDemandRange<'r> {
     sge: ib_uverbs_sge,
@@ -49,11 +49,11 @@ pub struct OnDemandRange<'r> {
 }
 
 impl<T, M> MemoryRegion<T, M> {
-    /// A piece of the region to give advice on; `range` counts bytes from its beginning.
+    /// A range of the region for [`advise`](ProtectionDomain::advise); `range` counts bytes from its beginning.
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the region is not paged [on demand](crate::RegionBuilder::on_demand), for a
+    /// `EINVAL` if the region is not paged [on demand](crate::MrBuilder::on_demand), for a
     /// range that does not lie in it, or of more than 2^32 - 1 bytes; `EPERM` for a region that was
     /// [imported](crate::ProtectionDomain::import_mr), of which only its exporter says that it is paged.
     pub fn on_demand(&self, range: impl RangeBounds<usize>) -> Result<OnDemandRange<'_>> {
@@ -75,10 +75,10 @@ impl<T, M> MemoryRegion<T, M> {
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Tells the device about pages that it will need, so that it need not wait for them then.
+    /// Prefetches pages of regions that are paged on demand, so that later requests need not wait for them.
     ///
-    /// The regions must belong to this domain. Returns at once and without a word on success,
-    /// unless `wait` is set: then it returns when all is done.
+    /// The regions must belong to this domain. Without `wait` the call returns at once and reports no
+    /// failure of the prefetch; with `wait` it returns when the prefetch is done.
     ///
     /// # Errors
     ///

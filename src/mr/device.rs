@@ -1,6 +1,6 @@
-//! Regions of device memory. Pairs with `UVERBS_METHOD_DM_MR_REG` in `core/uverbs_std_types_mr.c`.
+//! Regions of memory on the device. Pairs with `UVERBS_METHOD_DM_MR_REG` in `core/uverbs_std_types_mr.c`.
 
-use super::{MemoryRegion, MrInner, RegionBuilder, resolve};
+use super::{MemoryRegion, MrBuilder, MrInner, resolve};
 use crate::access::Access;
 use crate::dm::{DeviceMemory, DmInner};
 use crate::error::{Error, Result};
@@ -22,8 +22,8 @@ use uverbs_uapi::object::UVERBS_OBJECT_MR;
 
 const VERB: &str = "reg_dm_mr";
 
-/// [Memory on the device](DeviceMemory), which a region of it keeps from being freed. Its owner
-/// copies in and out by itself.
+/// [Memory on the device](DeviceMemory), which is not freed while a region of it lives. It is read and
+/// written by the methods of [`DeviceMemory`].
 #[derive(Debug)]
 pub struct OnDevice {
     _memory: Arc<DmInner>,
@@ -35,7 +35,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register_dm`].
+    /// Those of [`MrBuilder::register_dm`].
     #[doc(alias = "ibv_reg_dm_mr")]
     pub fn register_dm(
         &self,
@@ -43,11 +43,11 @@ impl<S: Sharing> ProtectionDomain<S> {
         range: impl RangeBounds<usize>,
         access: Access,
     ) -> Result<MemoryRegion<u8, OnDevice>> {
-        self.registration().access(access).register_dm(memory, range)
+        self.mr_builder().access(access).register_dm(memory, range)
     }
 }
 
-impl RegionBuilder {
+impl MrBuilder {
     /// Registers a part of device memory, which the region keeps alive. It is always
     /// [zero based](Self::zero_based); [relaxed ordering](Self::relaxed_ordering) means nothing here.
     ///
@@ -83,7 +83,7 @@ impl RegionBuilder {
             .handle(UVERBS_ATTR_REG_DM_MR_DM_HANDLE, memory.handle())
             .u64(UVERBS_ATTR_REG_DM_MR_OFFSET, offset as u64)
             .u64(UVERBS_ATTR_REG_DM_MR_LENGTH, length as u64)
-            // The driver takes no hints.
+            // The driver refuses optional access flags.
             .flags(UVERBS_ATTR_REG_DM_MR_ACCESS_FLAGS, access.for_kernel(false))
             .output(UVERBS_ATTR_REG_DM_MR_RESP_LKEY, &mut lkey)
             .output(UVERBS_ATTR_REG_DM_MR_RESP_RKEY, &mut rkey);

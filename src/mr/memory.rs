@@ -1,6 +1,7 @@
-//! How this process reads and writes the memory of a region.
+//! Reading and writing the memory of a region from this process.
 
-use super::{MemoryRegion, RegionError};
+use super::MemoryRegion;
+use crate::error::MemoryError;
 use crate::memory::region::{Backing, Borrowed, RawRange, StableBytes};
 use std::ptr;
 use std::sync::atomic::AtomicU64;
@@ -10,7 +11,7 @@ mod sealed {
     pub trait Sealed {}
 }
 
-/// Memory that has an address in this process: all but dma-bufs and the whole address space.
+/// Memory that the region itself reads and writes: it has an address in this process and no other user.
 pub trait HostMemory: sealed::Sealed {}
 
 impl<M: StableBytes> sealed::Sealed for M {}
@@ -25,14 +26,14 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
         self.inner.object.memory()
     }
 
-    fn out_of_range(&self, offset: usize, length: usize) -> RegionError {
-        RegionError::OutOfRange { offset, length, size: self.backing().map_or(0, Backing::len) }
+    fn out_of_range(&self, offset: usize, length: usize) -> MemoryError {
+        MemoryError::OutOfRange { offset, length, size: self.backing().map_or(0, Backing::len) }
     }
 
-    /// A copy of the value `index`, or `None` if there are not as many.
+    /// Copies the value `index` out of the region; `None` if the region has fewer values.
     ///
     /// A peer may write it meanwhile. A value of 1, 2, 4 or 8 bytes at a multiple of its size
-    /// is then either the old or the new one; a larger one may be some of both.
+    /// is then either the old or the new one; a larger one may be a mixture.
     #[inline]
     pub fn read_at(&self, index: usize) -> Option<T>
     where
@@ -41,13 +42,13 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
         self.backing()?.read(index.checked_mul(size_of::<T>())?)
     }
 
-    /// Stores the value `index`.
+    /// Stores the value at `index`.
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`] if there are not as many.
+    /// [`MemoryError::OutOfRange`] if the region has fewer values.
     #[inline]
-    pub fn write_at(&mut self, index: usize, value: T) -> Result<(), RegionError>
+    pub fn write_at(&mut self, index: usize, value: T) -> Result<(), MemoryError>
     where
         T: FromBytes + IntoBytes,
     {
@@ -61,41 +62,41 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], and nothing copied, if there is not as much.
+    /// [`MemoryError::OutOfRange`] if the region ends before; nothing is copied then.
     #[inline]
-    pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<(), RegionError> {
+    pub fn copy_to(&self, offset: usize, bytes: &mut [u8]) -> Result<(), MemoryError> {
         let copied = self.backing().is_some_and(|backing| backing.load(offset, bytes));
         if copied { Ok(()) } else { Err(self.out_of_range(offset, bytes.len())) }
     }
 
-    /// Copies bytes into the region, to `offset` and behind.
+    /// Copies bytes into the region, from `offset` on.
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], and nothing copied, if there is no room.
+    /// [`MemoryError::OutOfRange`] if the region ends before; nothing is copied then.
     #[inline]
-    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), RegionError> {
+    pub fn copy_from(&mut self, offset: usize, bytes: &[u8]) -> Result<(), MemoryError> {
         let copied = self.backing().is_some_and(|backing| backing.store(offset, bytes));
         if copied { Ok(()) } else { Err(self.out_of_range(offset, bytes.len())) }
     }
 
-    /// The memory as aligned words that threads of this process may share, and a peer write; a
-    /// rest that is no whole word is left out. `None` if the memory does not begin at a multiple
-    /// of eight.
+    /// The memory as aligned words of 8 bytes that threads of this process may share while a peer writes
+    /// them; bytes behind the last whole word are left out. `None` if the memory does not begin at a
+    /// multiple of eight.
     ///
-    /// It takes the region exclusively because accesses of different widths must not race within
-    /// a program. What happens here is atomic towards the device only if
-    /// [its attributes](crate::DeviceAttr) call its atomics global. Otherwise, and so on rxe, a
-    /// peer's atomic may fall between the load and the store of a `fetch_add` here.
+    /// It takes the region exclusively because accesses of different widths must not race within a
+    /// program. An operation of this process is atomic towards the device only if
+    /// [its attributes](crate::DeviceAttr) call its atomics global. They do not on rxe: there a peer's
+    /// atomic may fall between the load and the store of a `fetch_add` here.
     #[inline]
     pub fn as_atomics(&mut self) -> Option<&[AtomicU64]> {
         self.backing()?.words()
     }
 
-    /// Where the memory begins in this process.
+    /// A pointer to the beginning of the memory.
     ///
-    /// Writing through the pointer is a race with [`read_at`](Self::read_at) and its like in other
-    /// threads.
+    /// Writes through it race with methods of other threads that read, such as
+    /// [`read_at`](Self::read_at).
     #[inline]
     pub fn as_ptr(&self) -> *mut T {
         self.backing().map_or(ptr::null_mut(), |backing| backing.as_ptr().cast())
@@ -110,8 +111,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Safety
     ///
-    /// While the slice is borrowed nobody writes the memory: no peer that knows the key, no
-    /// request in flight, no other thread.
+    /// While the slice is borrowed no peer that knows the key, no request in flight and no other thread
+    /// writes the memory.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn as_slice(&self) -> &[T]
     where
@@ -121,9 +122,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
         if count == 0 {
             return &[];
         }
-        // SAFETY: in bounds by division, initialised because any bytes are a `T`, alive as long as
-        // `self`, aligned as every way to register values of `T` sees to; left alone as the caller
-        // says.
+        // SAFETY: in bounds by division; initialised because any bytes are a `T`; alive as long as `self`;
+        // aligned because every registration of values of `T` is; not written, as the caller promised.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), count) }
     }
 
@@ -131,8 +131,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Safety
     ///
-    /// While the slice is borrowed nobody reads or writes the memory: no peer that knows the key,
-    /// no request in flight.
+    /// While the slice is borrowed no peer that knows the key and no request in flight reads or writes the
+    /// memory.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn as_mut_slice(&mut self) -> &mut [T]
     where
@@ -142,9 +142,9 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
         if count == 0 {
             return &mut [];
         }
-        // SAFETY: in bounds by division, initialised because any bytes are a `T`, borrowed
-        // exclusively with `self`, aligned as every way to register values of `T` sees to; left
-        // alone as the caller says.
+        // SAFETY: in bounds by division; initialised because any bytes are a `T`; borrowed exclusively with
+        // `self`; aligned because every registration of values of `T` is; not accessed otherwise, as the
+        // caller promised.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), count) }
     }
 }

@@ -1,14 +1,16 @@
 //! Memory regions: memory that a device, and through it a peer, may reach by a key.
 //!
-//! [`register`] makes one, [`device`] of memory on the device; [`memory`] is how this process
-//! reaches it, [`range`] names pieces of it for requests, [`rereg`] changes it, [`advise`] says
-//! which pages will be needed, and [`import`] shares it with other processes. Pairs with
+//! [`register`] registers memory of this process and dma-bufs, [`device`] registers memory on the device.
+//! [`memory`] reads and writes a region, [`range`] checks ranges of it, [`rereg`] changes it, [`advise`]
+//! prefetches its pages, [`any`] is a region of any memory, [`query`] asks the kernel about it, and
+//! [`sharing`](crate::sharing) shares it with other processes. Pairs with
 //! `core/uverbs_std_types_mr.c` and the registration commands of `core/uverbs_cmd.c`.
 
 mod advise;
+mod any;
 mod device;
-mod import;
 mod memory;
+mod query;
 mod range;
 mod register;
 mod rereg;
@@ -16,16 +18,17 @@ mod rereg;
 mod tests;
 
 pub use advise::{Advice, OnDemandRange};
+pub use any::AnyMemoryRegion;
 pub use device::OnDevice;
 pub use memory::HostMemory;
-pub use range::RegionError;
+pub(crate) use query::RegionInfo;
 pub(crate) use range::resolve;
-pub use register::{RegionBuilder, RegisterError};
+pub use register::MrBuilder;
 pub use rereg::{ExchangeError, Exchanged, Rereg};
 
 use crate::access::Access;
 use crate::context::Context;
-use crate::error::Error;
+use crate::error::{Error, ErrorWith, MemoryError};
 use crate::file::File;
 use crate::memory::region::{Backing, Place};
 use crate::number::{Lkey, Rkey};
@@ -39,24 +42,23 @@ use std::marker::PhantomData;
 use std::ops::RangeBounds;
 use std::sync::Arc;
 
-/// Why a region cannot be changed, given away or destroyed.
-const HELD: &str = "a memory window holds the region, which was handed out for a binding: destroy or \
-                    reallocate the window first";
+/// The reason of an `EBUSY` from changing, releasing or destroying a region.
+pub(crate) const HELD: &str = "a memory window holds the region, which was handed out for a \
+                               binding: destroy or reallocate the window first";
 
-/// What a region and the windows that hold it share.
+/// The part of a region that the windows which hold it share.
 pub(crate) struct MrInner<M> {
-    /// First, so that the kernel lets go of the memory before the protection domain goes.
-    object: Object<Backing<M>>,
+    /// The first field: the region is deregistered before the protection domain is deallocated.
+    pub(crate) object: Object<Backing<M>>,
     pub(crate) pd: Arc<PdInner>,
-    lkey: Lkey,
-    rkey: Rkey,
+    pub(crate) lkey: Lkey,
+    pub(crate) rkey: Rkey,
     pub(crate) access: Access,
-    iova: u64,
-    /// Whether a failed change left it without a translation.
-    dead: bool,
-    /// Of an imported region, what the kernel said of it. Of device memory that is not `iova` but
-    /// where on the device it begins.
-    imported: Option<import::Known>,
+    pub(crate) iova: u64,
+    /// Whether a failed REREG left it without a translation.
+    pub(crate) dead: bool,
+    /// The kernel's answer when the region was imported; `None` if it was registered here.
+    pub(crate) imported: Option<RegionInfo>,
 }
 
 impl<M> MrInner<M> {
@@ -64,7 +66,7 @@ impl<M> MrInner<M> {
         self.object.file()
     }
 
-    /// Whether another process registered it, or another part of this one that exported it.
+    /// Whether it was imported from another process or another context.
     pub(crate) fn is_imported(&self) -> bool {
         self.object.memory().is_some_and(|memory| memory.place() == Place::Foreign)
     }
@@ -94,16 +96,18 @@ impl<M> fmt::Debug for MrInner<M> {
 ///
 /// It is not a slice. A peer that has the key may write it at any time, so this process copies in
 /// and out ([`read_at`](Self::read_at), [`write_at`](Self::write_at)), or borrows it as
-/// [atomics](Self::as_atomics). Reading takes `&self`, writing `&mut self`: what the device does is
-/// beyond the language, but threads of this process must not race with each other either.
+/// [atomics](Self::as_atomics). Reading takes `&self` and writing `&mut self`, so that threads of this
+/// process do not race with each other.
 ///
-/// `M` is what the memory was registered with, and what [`destroy`](Self::destroy) gives back: an
-/// anonymous mapping for [`allocate`], or the vector, box or mapping given to
-/// [`register`](crate::ProtectionDomain::register).
+/// `M` is the owner of the memory, which [`destroy`](Self::destroy) gives back: an anonymous mapping for
+/// [`allocate`], or the vector, box or mapping given to
+/// [`register`](crate::ProtectionDomain::register). [`MrBuilder`] lists all kinds of memory. Memory
+/// that the program goes on using by itself is
+/// [unowned](crate::ProtectionDomain::register_unowned): its region has keys, address and SGEs, and no
+/// access. [`erase`](Self::erase) gives regions of different memory one type.
 ///
-/// Dropping the region deregisters it and then frees the memory, in this order: memory that the
-/// kernel does not give back is never freed (see [`Context::leaked`]). All methods may be called
-/// from any thread.
+/// Dropping the region deregisters it and then frees the memory. If the kernel refuses to deregister it,
+/// the memory is never freed (see [`Context::leaked`]). All methods may be called from any thread.
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -123,7 +127,7 @@ pub struct MemoryRegion<T = u8, M = MmapMut> {
 }
 
 impl<T, M> MemoryRegion<T, M> {
-    fn of(inner: Arc<MrInner<M>>) -> Self {
+    pub(crate) fn of(inner: Arc<MrInner<M>>) -> Self {
         MemoryRegion { inner, item: PhantomData }
     }
 
@@ -132,13 +136,13 @@ impl<T, M> MemoryRegion<T, M> {
         self.inner.lkey
     }
 
-    /// The key by which a peer names the memory; of use as far as [`access`](Self::access) goes.
+    /// The key by which a peer names the memory, within the rights of [`access`](Self::access).
     pub fn rkey(&self) -> Rkey {
         self.inner.rkey
     }
 
     /// Where the memory begins in requests and for peers: its virtual address in this process,
-    /// unless it was [registered at another](RegionBuilder::iova).
+    /// unless it was [registered at another](MrBuilder::iova).
     pub fn addr(&self) -> u64 {
         self.inner.iova
     }
@@ -170,35 +174,29 @@ impl<T, M> MemoryRegion<T, M> {
         Context { file: self.inner.file().clone() }
     }
 
-    /// The number by which the kernel knows the region within its file.
+    /// The kernel's handle of the region, a number within its file.
     pub fn handle(&self) -> u32 {
         self.inner.object.handle()
     }
 
-    /// A piece of the region for a request of this side; `range` counts bytes from its beginning.
+    /// The SGE of a part of the region, for a request of this side; `range` counts bytes from its beginning.
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     #[doc(alias = "ibv_sge")]
     #[inline]
-    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, RegionError> {
-        let (offset, length) = self.resolve(range)?;
-        let too_long = RegionError::OutOfRange { offset, length, size: u32::MAX as usize };
-        Ok(Sge {
-            addr: self.inner.iova.wrapping_add(offset as u64),
-            length: u32::try_from(length).map_err(|_| too_long)?,
-            lkey: self.lkey(),
-        })
+    pub fn sge(&self, range: impl RangeBounds<usize>) -> Result<Sge, MemoryError> {
+        range::sge(self.inner.iova, self.lkey(), self.resolve(range)?)
     }
 
-    /// What a peer needs to reach the byte `offset` and those behind it.
+    /// The address and key by which a peer reaches the byte `offset` and those behind it.
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`] beyond the end; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`] beyond the end; [`MemoryError::Dead`].
     #[inline]
-    pub fn remote(&self, offset: usize) -> Result<Remote, RegionError> {
+    pub fn remote(&self, offset: usize) -> Result<Remote, MemoryError> {
         self.resolve(offset..)?;
         Ok(Remote { addr: self.inner.iova.wrapping_add(offset as u64), rkey: self.rkey() })
     }
@@ -208,9 +206,9 @@ impl<T, M> MemoryRegion<T, M> {
     pub(crate) fn resolve(
         &self,
         range: impl RangeBounds<usize>,
-    ) -> Result<(usize, usize), RegionError> {
+    ) -> Result<(usize, usize), MemoryError> {
         if self.inner.dead {
-            return Err(RegionError::Dead);
+            return Err(MemoryError::Dead);
         }
         range::resolve(range, self.byte_len())
     }
@@ -220,26 +218,26 @@ impl<T, M> MemoryRegion<T, M> {
     /// # Errors
     ///
     /// `EBUSY` while a [memory window](crate::MemoryWindow#what-a-window-holds) holds the region: destroy
-    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Otherwise whatever the kernel
-    /// answers. The region comes back with the error.
+    /// or [reallocate](crate::MemoryWindow::reallocate) the window first. Other errors are the kernel's. The
+    /// region comes back with the error.
     #[doc(alias = "ibv_dereg_mr")]
-    pub fn destroy(self) -> Result<M, (Self, Error)> {
+    pub fn destroy(self) -> Result<M, ErrorWith<Self>> {
         const VERB: &str = "dereg_mr";
         let mut inner = match Arc::try_unwrap(self.inner) {
             Ok(inner) => inner,
             Err(inner) => {
                 let error = Error::new(VERB, Errno::BUSY).detail(HELD);
-                return Err((Self::of(inner), error));
+                return Err(error.with(Self::of(inner)));
             }
         };
         if let Err(error) = inner.object.destroy() {
-            return Err((Self::of(Arc::new(inner)), error));
+            return Err(error.with(Self::of(Arc::new(inner))));
         }
         match inner.object.reclaim() {
             Some(backing) => Ok(backing.into_owner()),
             None => {
                 let error = Error::new(VERB, Errno::INVAL).detail("the region has no memory");
-                Err((Self::of(Arc::new(inner)), error))
+                Err(error.with(Self::of(Arc::new(inner))))
             }
         }
     }

@@ -1,60 +1,23 @@
-//! Pieces of a region, by byte.
+//! Ranges of a region, in bytes.
 
-use crate::error::Error;
-use std::fmt;
+use crate::error::MemoryError;
+use crate::number::Lkey;
+use crate::wr::Sge;
 use std::ops::{Bound, RangeBounds};
-
-/// Why a piece of a region cannot be had.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[non_exhaustive]
-pub enum RegionError {
-    /// It does not lie within the region.
-    OutOfRange {
-        /// Where it would begin, in bytes.
-        offset: usize,
-        /// How long it would be, in bytes.
-        length: usize,
-        /// The bytes that there are.
-        size: usize,
-    },
-    /// The region lost its memory to a failed change; see
-    /// [`MemoryRegion::is_dead`](crate::MemoryRegion::is_dead).
-    Dead,
-}
-
-impl fmt::Display for RegionError {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self {
-            RegionError::OutOfRange { offset, length, size } => {
-                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
-            }
-            RegionError::Dead => f.write_str("a failed change left the region without memory"),
-        }
-    }
-}
-
-impl std::error::Error for RegionError {}
-
-impl From<RegionError> for Error {
-    fn from(error: RegionError) -> Error {
-        Error::invalid("memory_region", error.to_string())
-    }
-}
 
 /// Offset and length of `range` in `size` bytes.
 #[inline]
 pub(crate) fn resolve(
     range: impl RangeBounds<usize>,
     size: usize,
-) -> Result<(usize, usize), RegionError> {
+) -> Result<(usize, usize), MemoryError> {
     let start = match range.start_bound() {
         Bound::Included(&start) => start,
         Bound::Excluded(&start) => start.saturating_add(1),
         Bound::Unbounded => 0,
     };
     let end = match range.end_bound() {
-        // No memory ends at the last address, so saturation cannot turn a bad range into a good
-        // one.
+        // No memory has `usize::MAX` bytes, so saturation makes no bad range a good one.
         Bound::Included(&end) => end.saturating_add(1),
         Bound::Excluded(&end) => end,
         Bound::Unbounded => size,
@@ -62,7 +25,22 @@ pub(crate) fn resolve(
     if start <= end && end <= size {
         return Ok((start, end - start));
     }
-    Err(RegionError::OutOfRange { offset: start, length: end.saturating_sub(start), size })
+    Err(MemoryError::OutOfRange { offset: start, length: end.saturating_sub(start), size })
+}
+
+/// The SGE of `length` bytes at `offset` of a region that begins at `addr`.
+#[inline]
+pub(super) fn sge(
+    addr: u64,
+    lkey: Lkey,
+    (offset, length): (usize, usize),
+) -> Result<Sge, MemoryError> {
+    let too_long = MemoryError::OutOfRange { offset, length, size: u32::MAX as usize };
+    Ok(Sge {
+        addr: addr.wrapping_add(offset as u64),
+        length: u32::try_from(length).map_err(|_| too_long)?,
+        lkey,
+    })
 }
 
 #[cfg(test)]
@@ -80,7 +58,7 @@ mod tests {
 
     #[test]
     fn ranges_beyond_it_do_not() {
-        let out = |offset, length| Err(RegionError::OutOfRange { offset, length, size: 10 });
+        let out = |offset, length| Err(MemoryError::OutOfRange { offset, length, size: 10 });
         assert_eq!(resolve(0..11, 10), out(0, 11));
         assert_eq!(resolve(11.., 10), out(11, 0));
         assert_eq!(resolve(..=10, 10), out(0, 11));

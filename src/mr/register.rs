@@ -1,15 +1,15 @@
-//! Registration: from memory to a region. Pairs with `ib_uverbs_reg_mr` in `core/uverbs_cmd.c`,
-//! and for dma-bufs with `core/uverbs_std_types_mr.c`.
+//! Registering memory. Pairs with `ib_uverbs_reg_mr` in `core/uverbs_cmd.c`, and for dma-bufs with
+//! `core/uverbs_std_types_mr.c`.
 //!
-//! Linux 6.17 has a method of its own for what the older command does; it is not used, because
-//! rxe's regions made by it fail every range check on Linux 7.2.
+//! The REG_MR method of Linux 6.17 is not used: on Linux 7.2 a region that rxe made by it fails every range
+//! check.
 
 use super::{MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::context::Context;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::region::{
-    AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes,
+    AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes, Unowned,
 };
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -19,7 +19,6 @@ use crate::uverbs::invoke_write::write;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use rustix::param::page_size;
-use std::fmt;
 use std::os::fd::{AsFd, AsRawFd};
 use std::sync::Arc;
 use uverbs_uapi::mr::{
@@ -36,43 +35,12 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 const VERB: &str = "reg_mr";
 
-/// A registration that failed, with the memory that it was about.
-///
-/// Turns into an [`Error`] by `?`, which frees the memory.
-pub struct RegisterError<M> {
-    /// What was to be registered.
-    pub memory: M,
-    /// Why it was not.
-    pub error: Error,
-}
-
-impl<M> From<RegisterError<M>> for Error {
-    fn from(failed: RegisterError<M>) -> Error {
-        failed.error
-    }
-}
-
-impl<M> fmt::Debug for RegisterError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("RegisterError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<M> fmt::Display for RegisterError<M> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<M> std::error::Error for RegisterError<M> {}
-
 impl<S: Sharing> ProtectionDomain<S> {
     /// Allocates memory for `n` values of `T` and registers it. It is page aligned and zeroed.
     ///
     /// The region grants [`Access::ALL_REMOTE`]: local writes, and reads, writes and atomics by
     /// peers; atomics only if the device supports them ([`MemoryRegion::access`] tells). Local
-    /// reads are always allowed. Registration pins memory and takes its time, so it does not
-    /// belong into the data path.
+    /// reads are always allowed. Registration pins memory and is slow: keep it out of the data path.
     ///
     /// # Panics
     ///
@@ -93,11 +61,11 @@ impl<S: Sharing> ProtectionDomain<S> {
 
     /// Like [`allocate`](Self::allocate), but answers `EINVAL` where that panics.
     pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
-        let builder = self.registration().access(Access::ALL_REMOTE);
+        let builder = self.mr_builder().access(Access::ALL_REMOTE);
         match builder.clone().allocate(n) {
             Err(error) if matches!(error.kernel_errno(), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
-                // Atomics are what a device may lack. If it was something else, that is what the
-                // caller wants to know.
+                // The device may lack atomics. If it refuses without them, too, the first error has the
+                // cause.
                 let plain = Access::ALL_REMOTE.difference(Access::REMOTE_ATOMIC);
                 builder.access(plain).allocate(n).map_err(|_| error)
             }
@@ -110,17 +78,66 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`].
+    /// Those of [`MrBuilder::register`].
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: StableBytes>(
         &self,
         memory: M,
         access: Access,
-    ) -> std::result::Result<MemoryRegion<M::Item, M>, RegisterError<M>> {
-        self.registration().access(access).register(memory)
+    ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
+        self.mr_builder().access(access).register(memory)
     }
 
-    /// Registers `length` bytes at `addr`.
+    /// Registers `length` bytes at `addr` that stay the program's: the region gives keys, addresses
+    /// and SGEs, and does not access the memory.
+    ///
+    /// This is what `ibv_reg_mr` does, and what a program needs that has its memory already. The
+    /// memory need not be initialised, it may be borrowed, and it may be registered several times, with
+    /// several domains and devices.
+    ///
+    /// ```no_run
+    /// # fn f(one: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+    /// use uverbs::Access;
+    ///
+    /// let mut memory = Vec::<u8>::with_capacity(1 << 20);
+    /// let (addr, length) = (memory.as_mut_ptr(), memory.capacity());
+    /// // SAFETY: `memory` is neither grown nor dropped before both regions are, and its bytes are
+    /// // looked at only after the receive that wrote them has completed.
+    /// let region = unsafe { one.register_unowned(addr, length, Access::LOCAL_WRITE) }?;
+    /// // SAFETY: as above.
+    /// let again = unsafe { other.register_unowned(addr, length, Access::LOCAL_WRITE) }?;
+    /// assert_eq!(region.addr(), again.addr());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Safety
+    ///
+    /// The range stays mapped until the region was destroyed or dropped successfully. If the region is
+    /// leaked, by the program or because the kernel refuses to destroy it
+    /// ([`Context::leaked`](crate::Context::leaked)), the range stays mapped until the process ends.
+    ///
+    /// What the device and peers do to the memory, as far as `access` lets them, is the caller's
+    /// business, too: where one of them may write, the program holds no reference to the bytes and does
+    /// not take them for unchanged.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`MrBuilder::register`].
+    #[doc(alias = "ibv_reg_mr")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_unowned(
+        &self,
+        addr: *mut u8,
+        length: usize,
+        access: Access,
+    ) -> Result<MemoryRegion<u8, Unowned>> {
+        // SAFETY: the caller's obligation is the same.
+        unsafe { self.mr_builder().access(access).register_unowned(addr, length) }
+    }
+
+    /// Registers `length` bytes at `addr`, which this process then accesses through the region and in
+    /// no other way. For memory that the program goes on using by itself there is
+    /// [`register_unowned`](Self::register_unowned).
     ///
     /// # Safety
     ///
@@ -132,7 +149,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`].
+    /// Those of [`MrBuilder::register`].
     #[doc(alias = "ibv_reg_mr")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn register_raw(
@@ -142,15 +159,15 @@ impl<S: Sharing> ProtectionDomain<S> {
         access: Access,
     ) -> Result<MemoryRegion<u8, RawRange>> {
         // SAFETY: the caller's obligation is the same.
-        unsafe { self.registration().access(access).register_raw(addr, length) }
+        unsafe { self.mr_builder().access(access).register_raw(addr, length) }
     }
 
-    /// Registers `length` bytes at `offset` of a dma-buf, memory of another device for one. Peers
-    /// and requests address it from `iova` on.
+    /// Registers `length` bytes at `offset` of a dma-buf, such as memory of a GPU. Peers and requests
+    /// address it from `iova` on.
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register_dmabuf`].
+    /// Those of [`MrBuilder::register_dmabuf`].
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         &self,
@@ -160,16 +177,29 @@ impl<S: Sharing> ProtectionDomain<S> {
         iova: u64,
         access: Access,
     ) -> Result<MemoryRegion<u8, DmaBuf>> {
-        self.registration().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
+        self.mr_builder().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
     }
 
-    /// Starts to describe a registration: rights, addresses, on-demand paging.
-    pub fn registration(&self) -> RegionBuilder {
-        RegionBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
+    /// Starts to build a registration: rights, addresses, on-demand paging.
+    pub fn mr_builder(&self) -> MrBuilder {
+        MrBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
     }
 }
 
-/// Describes a registration, then makes it.
+/// Builds a registration; started by [`registration`](ProtectionDomain::mr_builder).
+///
+/// Which method fits depends on the memory:
+///
+/// | memory | method |
+/// |---|---|
+/// | that the program has and goes on accessing by itself, as in C | [`register_unowned`](Self::register_unowned) |
+/// | to be allocated for the purpose | [`allocate`](Self::allocate) |
+/// | a vector, boxed slice or mapping that the region shall own | [`register`](Self::register) |
+/// | a borrowed slice | [`register_borrowed`](Self::register_borrowed), or a [scope](crate::owned::Scope) |
+/// | an address range that only the region accesses | [`register_raw`](Self::register_raw) |
+/// | behind a dma-buf, such as memory of a GPU | [`register_dmabuf`](Self::register_dmabuf) |
+/// | on the device | [`register_dm`](Self::register_dm) |
+/// | everything in this process, on demand | [`register_address_space`](Self::register_address_space) |
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -178,7 +208,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// use uverbs::Access;
 ///
 /// let region = pd
-///     .registration()
+///     .mr_builder()
 ///     .access(Access::LOCAL_WRITE | Access::REMOTE_READ)
 ///     .relaxed_ordering()
 ///     .register(vec![0u64; 4096])?;
@@ -186,21 +216,21 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]
-pub struct RegionBuilder {
+pub struct MrBuilder {
     pub(super) pd: Arc<PdInner>,
     pub(super) access: Access,
     pub(super) iova: Option<u64>,
 }
 
-impl RegionBuilder {
-    /// Sets the rights; without them the device only reads for requests of this side.
+impl MrBuilder {
+    /// Sets the rights. Unless set, the device only reads the memory, for requests of this side.
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
     }
 
-    /// Lets the device reorder its accesses on the bus, which can be faster. A hint: a kernel or
-    /// device that does not know it ignores it.
+    /// Lets the device reorder its accesses on the bus, which can be faster. A kernel or device that does
+    /// not know the flag ignores it.
     #[doc(alias = "IBV_ACCESS_RELAXED_ORDERING")]
     pub fn relaxed_ordering(mut self) -> Self {
         self.access |= Access::RELAXED_ORDERING;
@@ -210,7 +240,7 @@ impl RegionBuilder {
     /// Lets addresses count from 0, the beginning of the region, which must lie at a page
     /// boundary.
     ///
-    /// rxe of current kernels answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
+    /// rxe answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub fn zero_based(mut self) -> Self {
         self.access |= Access::ZERO_BASED;
@@ -220,19 +250,18 @@ impl RegionBuilder {
 
     /// Pins no pages: the device faults them in when it needs them.
     ///
-    /// Possible where [`query_device`](crate::Context::query_device) advertises it. rxe does from
-    /// Linux 6.15 on, but up to 7.2 at least it copies each packet to and from the beginning of its
-    /// page, which corrupts whatever does not begin there; and it finds no page by another address than
-    /// the memory's own. So on rxe memory is refused (`EOPNOTSUPP`) that does not begin at a page, where
-    /// what stands before it is somebody else's, or that is to be addressed from elsewhere.
+    /// [`odp_caps`](crate::DeviceAttr::odp_caps) tells whether the device can. rxe can from Linux 6.15 on,
+    /// but up to 7.2 at least it copies each packet to and from the beginning of its page, and it finds
+    /// pages only by the memory's own address. On rxe the library therefore refuses (`EOPNOTSUPP`) memory
+    /// that does not begin at a page, and an [`iova`](Self::iova) other than the memory's address.
     #[doc(alias = "IBV_ACCESS_ON_DEMAND")]
     pub fn on_demand(mut self) -> Self {
         self.access |= Access::ON_DEMAND;
         self
     }
 
-    /// Lets addresses in requests and of peers count from `iova` instead of the memory's virtual
-    /// address. Both must agree in the bits below the page size.
+    /// Lets requests and peers address the memory from `iova` on instead of its virtual address. Both must
+    /// agree in the bits below the page size.
     #[doc(alias = "ibv_reg_mr_iova")]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
@@ -251,7 +280,7 @@ impl RegionBuilder {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
             Error::new(VERB, errno).detail(format!("no {length} bytes of memory to register"))
         })?;
-        self.enter(backing).map_err(|(_, error)| error)
+        Ok(self.enter(backing)?)
     }
 
     /// Registers memory that the region takes ownership of.
@@ -260,18 +289,41 @@ impl RegionBuilder {
     ///
     /// `EINVAL` for zero bytes, rights that contradict each other, or an
     /// [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the limit of
-    /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory
-    /// that does not allow what the rights ask. The memory comes back with the error.
+    /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory that is
+    /// not mapped, or is read-only where the rights let the device write. The memory comes back with the
+    /// error.
     #[doc(alias = "ibv_reg_mr")]
     pub fn register<M: StableBytes>(
         self,
         memory: M,
-    ) -> std::result::Result<MemoryRegion<M::Item, M>, RegisterError<M>> {
-        self.enter(Backing::own(memory))
-            .map_err(|(backing, error)| RegisterError { memory: backing.into_owner(), error })
+    ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
+        self.enter(Backing::own(memory)).map_err(|failed| failed.map(Backing::into_owner))
     }
 
-    /// Registers `length` bytes at `addr`.
+    /// Registers `length` bytes at `addr` that stay the program's; see
+    /// [`ProtectionDomain::register_unowned`].
+    ///
+    /// # Safety
+    ///
+    /// That of [`ProtectionDomain::register_unowned`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr")]
+    #[doc(alias = "ibv_reg_mr_iova")]
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn register_unowned(
+        self,
+        addr: *mut u8,
+        length: usize,
+    ) -> Result<MemoryRegion<u8, Unowned>> {
+        // SAFETY: the caller's obligation is the same.
+        let backing = unsafe { Backing::unowned(addr, length) };
+        self.enter(backing).map_err(|failed| failed.error)
+    }
+
+    /// Registers `length` bytes at `addr`; see [`ProtectionDomain::register_raw`].
     ///
     /// # Safety
     ///
@@ -288,17 +340,16 @@ impl RegionBuilder {
     ) -> Result<MemoryRegion<u8, RawRange>> {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::raw(addr, length) };
-        self.enter(backing).map_err(|(_, error)| error)
+        Ok(self.enter(backing)?)
     }
 
-    /// Registers memory that stays its owner's.
+    /// Registers a borrowed slice.
     ///
     /// # Safety
     ///
-    /// The region must not be forgotten, nor otherwise be kept from being dropped before the
-    /// borrow ends. To be sure that the kernel let go of the memory, call
-    /// [`destroy`](MemoryRegion::destroy) and look at its answer: while it is an error, the memory
-    /// must be left alone.
+    /// The region must not be forgotten or leaked: it is dropped before the borrow ends. Only a successful
+    /// [`destroy`](MemoryRegion::destroy) proves that the device no longer reaches the memory; after an
+    /// error the memory must not be accessed.
     ///
     /// # Errors
     ///
@@ -310,16 +361,16 @@ impl RegionBuilder {
     ) -> Result<MemoryRegion<T, Borrowed<'_>>> {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::borrow(memory) };
-        self.enter(backing).map_err(|(_, error)| error)
+        Ok(self.enter(backing)?)
     }
 
-    /// Registers memory that is borrowed for longer than `pledges` last.
+    /// Registers memory whose borrow outlives `pledges`.
     pub(crate) fn register_pledged<'env, T: FromBytes + IntoBytes>(
         self,
         memory: &'env mut [T],
         pledges: &mut Pledges<'env>,
     ) -> Result<MemoryRegion<u8, Pledged>> {
-        self.enter(pledges.backing(memory)).map_err(|(_, error)| error)
+        Ok(self.enter(pledges.backing(memory))?)
     }
 
     /// Registers the whole address space of this process, faulted in on demand ("implicit ODP").
@@ -328,8 +379,8 @@ impl RegionBuilder {
     ///
     /// # Safety
     ///
-    /// Whoever knows the keys can, as far as the rights go, read and write everything in this
-    /// process. All of them must be trusted to leave alone what they were not given.
+    /// Every peer that knows the keys can, as far as the rights go, read and write all memory of this
+    /// process. All of them must be trusted to access only the memory that they were given.
     ///
     /// # Errors
     ///
@@ -339,11 +390,13 @@ impl RegionBuilder {
     pub unsafe fn register_address_space(self) -> Result<MemoryRegion<u8, AddressSpace>> {
         // SAFETY: the caller's obligation is the same.
         let backing = unsafe { Backing::everything() };
-        self.on_demand().enter(backing).map_err(|(_, error)| match error.kernel_errno() {
-            // A device that pages on demand, but not all of the address space, says EINVAL.
-            Some(Errno::INVAL) => Error::new(VERB, Errno::OPNOTSUPP)
-                .detail("the device does not page a whole address space on demand"),
-            _ => error,
+        self.on_demand().enter(backing).map_err(Error::from).map_err(|error| {
+            match error.kernel_errno() {
+                // A device that pages on demand, but not all of the address space, says EINVAL.
+                Some(Errno::INVAL) => Error::new(VERB, Errno::OPNOTSUPP)
+                    .detail("the device does not page a whole address space on demand"),
+                _ => error,
+            }
         })
     }
 
@@ -353,10 +406,10 @@ impl RegionBuilder {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` if the driver has no such registration, rxe's for one, or only for devices that
-    /// page on demand, as mlx5's of Linux 7.2; `EINVAL` for zero
-    /// bytes, a range that overflows, or an `offset` whose bits below the page size differ from
-    /// those of the address; `EBADF` or `EINVAL` for a file that is no dma-buf.
+    /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 from Linux 7.2 on if the device
+    /// does not page on demand; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
+    /// below the page size differ from those of the address; `EBADF` or `EINVAL` for a file that is no
+    /// dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         self,
@@ -384,12 +437,17 @@ impl RegionBuilder {
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY, &mut lkey)
             .output(UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY, &mut rkey);
         file.execute(VERB, &mut command).map_err(|error| match error.errno() {
-            Errno::OPNOTSUPP => error.detail(format!(
-                "the driver of {} registers no dma-bufs, not with access {:?}, or only for a \
-                 device that pages on demand",
-                file.device.name(),
-                self.access
-            )),
+            Errno::OPNOTSUPP => {
+                let name = file.device.name();
+                let cause = file.provider.refuses_dmabufs(self.pages_on_demand());
+                error.detail(match cause {
+                    Some(cause) => format!("{name} registers no dma-buf: {cause}"),
+                    None => format!(
+                        "the driver of {name} registers no dma-buf with access {:?}",
+                        self.access
+                    ),
+                })
+            }
             _ => error,
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE);
@@ -414,20 +472,20 @@ impl RegionBuilder {
         context.query_device().is_ok_and(|device| device.odp_caps.is_some())
     }
 
-    /// Registers what `backing` stands for.
+    /// Registers the memory of `backing`.
     fn enter<T, M>(
         self,
         backing: Backing<M>,
-    ) -> std::result::Result<MemoryRegion<T, M>, (Backing<M>, Error)> {
+    ) -> std::result::Result<MemoryRegion<T, M>, ErrorWith<Backing<M>>> {
         let file = self.pd.file();
         let (start, length) = (backing.address(), backing.reach());
         let hca_va = self.iova.unwrap_or(start);
         if let Err(error) = check(self.access, start, hca_va, length) {
-            return Err((backing, error));
+            return Err(error.with(backing));
         }
         if self.access.contains(Access::ON_DEMAND) && file.provider.pages_in_place_only() {
             if let Err(error) = check_in_place(start, hca_va, file.device.name()) {
-                return Err((backing, error));
+                return Err(error.with(backing));
             }
         }
         let request = ib_uverbs_reg_mr {
@@ -444,7 +502,7 @@ impl RegionBuilder {
         drop(command);
         if let Err(error) = made {
             let advertised = self.access.contains(Access::ON_DEMAND) && self.pages_on_demand();
-            return Err((backing, explain(error, length, self.access, advertised)));
+            return Err(explain(error, length, self.access, advertised).with(backing));
         }
         let object = Object::new(file.clone(), Class::MR, resp.mr_handle, backing);
         Ok(MemoryRegion::of(Arc::new(MrInner {
@@ -480,14 +538,14 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
     })
 }
 
-/// Refuses in words what the kernel would refuse by number. `start` is an address of this process
-/// or an offset in a dma-buf.
+/// Refuses, and names the value, what the kernel would refuse by an errno alone. `start` is an address of
+/// this process or an offset in a dma-buf.
 pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Result<()> {
     access.check(VERB)?;
     if length == 0 {
         return Err(Error::invalid(VERB, "a region of 0 bytes"));
     }
-    // The whole address space is one byte too long to count, and is known by that.
+    // The length of the whole address space does not fit; `u64::MAX` stands for it.
     let whole = start == 0 && length == u64::MAX;
     for first in [start, iova] {
         if !whole && first.checked_add(length).is_none() {
@@ -511,7 +569,7 @@ pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Resul
     Ok(())
 }
 
-/// Refuses memory that a driver would miss; see
+/// Refuses memory that a driver would address wrongly; see
 /// [`pages_in_place_only`](crate::provider::Provider::pages_in_place_only).
 fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     let inside = start % page_size() as u64;
@@ -522,7 +580,7 @@ fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     if inside != 0 {
         return refused(format!(
             "memory at {start:#x}, {inside} bytes behind the beginning of its page (let it begin \
-             there, as RegionBuilder::allocate does)"
+             there, as MrBuilder::allocate does)"
         ));
     }
     if start != iova {
@@ -531,13 +589,13 @@ fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     Ok(())
 }
 
-/// Says what a refusal of the kernel is likely to mean, and what to do about it.
+/// Explains a refusal of the kernel, and says what to change.
 fn explain(error: Error, length: u64, access: Access, pages_on_demand: bool) -> Error {
     let on_demand = access.contains(Access::ON_DEMAND);
     match error.errno() {
         // Linux 6.1 says EINVAL.
         Errno::INVAL | Errno::OPNOTSUPP if on_demand && !pages_on_demand => {
-            Error::new(VERB, Errno::OPNOTSUPP).detail("the device pages nothing on demand")
+            Error::new(VERB, Errno::OPNOTSUPP).detail("the device does not page on demand")
         }
         Errno::NOMEM | Errno::PERM if !on_demand => {
             error.pinning(usize::try_from(length).unwrap_or(usize::MAX))

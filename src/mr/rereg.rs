@@ -16,7 +16,7 @@ use zerocopy::FromZeros;
 
 const VERB: &str = "rereg_mr";
 
-/// What to change about a region; see [`MemoryRegion::rereg`].
+/// A change of a region; see [`MemoryRegion::rereg`].
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Rereg {
@@ -25,19 +25,19 @@ pub struct Rereg {
 }
 
 impl Rereg {
-    /// No change yet.
+    /// A change of nothing, to be completed by the other methods.
     pub fn new() -> Self {
         Rereg::default()
     }
 
-    /// Other rights.
+    /// Sets other rights.
     #[doc(alias = "IBV_REREG_MR_CHANGE_ACCESS")]
     pub fn access(mut self, access: Access) -> Self {
         self.access = Some(access);
         self
     }
 
-    /// Another protection domain.
+    /// Moves the region to another protection domain.
     #[doc(alias = "IBV_REREG_MR_CHANGE_PD")]
     pub fn protection_domain<S: Sharing>(mut self, pd: &ProtectionDomain<S>) -> Self {
         self.pd = Some(pd.inner.clone());
@@ -48,19 +48,19 @@ impl Rereg {
 impl<T, M> MemoryRegion<T, M> {
     /// Changes the rights, the protection domain or both. The keys may change with them.
     ///
-    /// Requests in flight must not use the region meanwhile; they fail if they do.
+    /// Requests in flight that use the region meanwhile fail.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` where the driver cannot (rxe of Linux 6.1 for one), `EACCES` for write access
-    /// to memory that was registered without, `EBUSY` while a
-    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region, `EINVAL` for no change, for contradictory rights, for flags that say how pages are held
-    /// (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a domain of another context, or for a region of
-    /// [device memory](crate::DeviceMemory), which no kernel changes; `EPERM` for a region
-    /// that was [imported](crate::ProtectionDomain::import_mr), even by its new owner. After
-    /// these the region is what it was. Other errors, `ENOMEM` for one, can come in the middle:
-    /// the region [is dead](Self::is_dead) then, its keys reach nothing, and all that is left is to
-    /// [destroy](Self::destroy) it, which gives the memory back.
+    /// `EOPNOTSUPP` where the driver has no REREG, as rxe of Linux 6.1; `EACCES` for write access to
+    /// memory that was registered without; `EBUSY` while a
+    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region; `EINVAL` for no change, for
+    /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a
+    /// domain of another context, or for a region of [device memory](crate::DeviceMemory), which no kernel
+    /// changes; `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its
+    /// new owner. After these errors the region is unchanged. After other errors, `ENOMEM` among them, the
+    /// change may have been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and
+    /// it can only be [destroyed](Self::destroy), which gives the memory back.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: Rereg) -> Result<()> {
         let inner = Arc::get_mut(&mut self.inner).ok_or_else(held)?;
@@ -76,7 +76,7 @@ impl<T, M> MemoryRegion<T, M> {
         }
         if let Some(access) = change.access {
             access.check(VERB)?;
-            check_holding(inner.access, access)?;
+            check_fixed_flags(inner.access, access)?;
             flags |= change::IB_MR_REREG_ACCESS;
         }
         if flags.is_empty() {
@@ -107,9 +107,9 @@ impl<T, M> MemoryRegion<T, M> {
     }
 }
 
-/// How pages are held is decided at registration. Kernels let these flags through and go on as
-/// before; what believes them afterwards (rxe's prefetch does) misreads the kernel's own memory.
-fn check_holding(old: Access, new: Access) -> Result<()> {
+/// Refuses to change flags that only a registration sets. Kernels store them and page the region as before;
+/// rxe's prefetch then trusts the stored flag and misreads the kernel's own memory.
+fn check_fixed_flags(old: Access, new: Access) -> Result<()> {
     let fixed = Access::ON_DEMAND | Access::HUGETLB | Access::ZERO_BASED;
     let changed = (old ^ new) & fixed;
     if changed.is_empty() {
@@ -131,10 +131,11 @@ fn dead() -> Error {
 
 fn check_place<M>(inner: &MrInner<M>) -> Result<()> {
     match inner.object.memory().map(Backing::place) {
-        // An envelope can be made up: of a region of this process's pools, for one, whose buffers
-        // are slices that no peer may write.
-        Some(Place::Foreign) => Err(Error::new(VERB, Errno::PERM)
-            .detail("the region was imported: only who registered its memory can change it")),
+        // A forged envelope may name a region of this process's pools, whose buffers are borrowed as slices
+        // that no peer may write.
+        Some(Place::Foreign) => Err(Error::new(VERB, Errno::PERM).detail(
+            "the region was imported: only the process that registered its memory can change it",
+        )),
         Some(Place::Device) => Err(Error::invalid(
             VERB,
             "a region of device memory, which the kernel does not change: register it anew",
@@ -146,16 +147,16 @@ fn check_place<M>(inner: &MrInner<M>) -> Result<()> {
 /// The region with its new memory, and the old memory.
 pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 
-/// An exchange of memory that failed.
+/// A failed exchange of a region's memory.
 pub struct ExchangeError<T, M, N> {
-    /// The region as it was, if the kernel refused before it began. Otherwise it is gone.
+    /// The unchanged region, if the kernel refused the exchange. Otherwise the region is gone.
     pub region: Option<MemoryRegion<T, M>>,
-    /// The memory of a region that is gone; `None` if the kernel did not let go of it. It is
-    /// leaked then, like the memory that was to take its place.
+    /// The memory of a region that is gone; `None` if the kernel refused to deregister the region. Both
+    /// memories are leaked then.
     pub old: Option<M>,
-    /// The memory that was to take its place.
+    /// The memory that was to be exchanged for it.
     pub memory: Option<N>,
-    /// Why it did not.
+    /// Why the exchange failed.
     pub error: Error,
 }
 
@@ -183,19 +184,19 @@ impl<T, M, N> fmt::Display for ExchangeError<T, M, N> {
 impl<T, M, N> std::error::Error for ExchangeError<T, M, N> {}
 
 impl<T, M> MemoryRegion<T, M> {
-    /// Puts other memory behind the region, and gives back what was there. The keys may change;
-    /// addresses count from the new memory's.
+    /// Exchanges the memory of the region, and gives the former memory back. The keys may change; addresses
+    /// are those of the new memory.
     ///
-    /// Requests in flight must not use the region meanwhile; they fail if they do.
+    /// Requests in flight that use the region meanwhile fail.
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` where the driver cannot, rxe's for one; `EBUSY` while a
-    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region; `EINVAL` for memory of zero bytes, and for a region of device memory; `EPERM` for a
-    /// region that was [imported](crate::ProtectionDomain::import_mr). After these the region comes
-    /// back as it was.
-    /// After others, `ENOMEM` beyond the limit of locked memory for one, it is destroyed, and
-    /// both memories come back.
+    /// `EOPNOTSUPP` where the driver does not exchange memory, as rxe's; `EBUSY` while a
+    /// [window](crate::MemoryWindow#what-a-window-holds) holds the region; `EINVAL` for memory of zero
+    /// bytes, and for a region of device memory; `EPERM` for a region that was
+    /// [imported](crate::ProtectionDomain::import_mr). After these errors the region comes back unchanged.
+    /// After other errors, `ENOMEM` beyond the limit of locked memory among them, the region is destroyed,
+    /// and both memories come back.
     #[doc(alias = "IBV_REREG_MR_CHANGE_TRANSLATION")]
     pub fn exchange<N: StableBytes>(
         self,
@@ -267,8 +268,8 @@ impl<T, M> MemoryRegion<T, M> {
                     error,
                 }),
                 Err(_) => {
-                    // The device may know either memory. Dropping the region leaks and counts the
-                    // old one.
+                    // The device may reach either memory. Dropping the region leaks the old one and
+                    // counts it.
                     std::mem::forget(backing);
                     Err(ExchangeError { region: None, old: None, memory: None, error })
                 }

@@ -1,33 +1,39 @@
-//! Regions on a kernel that the test plays: what no device does on demand.
+//! Memory regions on a scripted kernel: failures that no device has on demand.
 
 use crate::memory::region::StableBytes;
 use crate::tests::Bench;
-use crate::uverbs::scripted::Op;
-use crate::{Access, Errno, RegionError, Rereg, WcStatus, WindowType};
+use crate::uverbs::scripted::{Op, Script};
+use crate::{
+    Access, AnyMemoryRegion, Errno, MemoryError, MemoryRegion, ProtectionDomain, Rereg, Unowned,
+    WcStatus, WindowType,
+};
+use std::collections::BTreeMap;
 use std::fmt;
+use std::mem::MaybeUninit;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use uverbs_uapi::mr::UVERBS_METHOD_REG_DMABUF_MR;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_REREG_MR;
 
 const REREG: Op = Op::Write(IB_USER_VERBS_CMD_REREG_MR);
 
-/// Memory that tells when it is freed.
-struct Told {
+/// Memory that calls a function when it is freed.
+struct Watched {
     bytes: Box<[u8; 64]>,
     freed: Box<dyn Fn() + Send>,
 }
 
-impl fmt::Debug for Told {
+impl fmt::Debug for Watched {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("Told")
+        f.write_str("Watched")
     }
 }
 
 #[allow(unsafe_code, reason = "what is registered must be")]
 // SAFETY: the box owns its bytes, and they stay as long as it.
-unsafe impl StableBytes for Told {
+unsafe impl StableBytes for Watched {
     type Item = u8;
 
     fn items(&mut self) -> NonNull<[u8]> {
@@ -35,20 +41,20 @@ unsafe impl StableBytes for Told {
     }
 }
 
-impl Drop for Told {
+impl Drop for Watched {
     fn drop(&mut self) {
         (self.freed)();
     }
 }
 
-/// Memory, and how often it was freed.
-fn told() -> (Told, Arc<AtomicUsize>) {
+/// Such memory, and the count of how often it was freed.
+fn watched() -> (Watched, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));
     let freed = {
         let count = count.clone();
         Box::new(move || _ = count.fetch_add(1, Ordering::Relaxed))
     };
-    (Told { bytes: Box::new([1; 64]), freed }, count)
+    (Watched { bytes: Box::new([1; 64]), freed }, count)
 }
 
 fn freed(count: &AtomicUsize) -> usize {
@@ -56,14 +62,14 @@ fn freed(count: &AtomicUsize) -> usize {
 }
 
 #[test]
-fn memory_is_freed_after_the_kernel_let_go_of_it() {
+fn memory_is_freed_after_the_region_is_deregistered() {
     let Bench { script, pd, .. } = &Bench::new();
     let left = Arc::new(AtomicUsize::new(usize::MAX));
     let freed = {
         let (script, left) = (script.clone(), left.clone());
         Box::new(move || left.store(script.count(UVERBS_OBJECT_MR), Ordering::Relaxed))
     };
-    let memory = Told { bytes: Box::new([0; 64]), freed };
+    let memory = Watched { bytes: Box::new([0; 64]), freed };
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_MR), 1);
     drop(region);
@@ -71,11 +77,11 @@ fn memory_is_freed_after_the_kernel_let_go_of_it() {
 }
 
 #[test]
-fn memory_is_leaked_and_counted_while_the_kernel_keeps_it() {
+fn memory_is_leaked_and_counted_if_deregistration_fails() {
     let Bench { script, context, pd, .. } = &Bench::new();
     for errno in [Errno::BUSY, Errno::INVAL, Errno::NOMEM, Errno::PERM] {
         let before = context.leaked();
-        let (memory, count) = told();
+        let (memory, count) = watched();
         let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
         script.refuse_destroy(region.handle(), errno);
         drop(region);
@@ -84,14 +90,14 @@ fn memory_is_leaked_and_counted_while_the_kernel_keeps_it() {
 }
 
 #[test]
-fn memory_is_freed_when_the_region_is_gone_anyway() {
+fn memory_is_freed_if_the_region_was_destroyed_by_another_process_or_with_the_device() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     script.refuse_destroy(region.handle(), Errno::NOENT);
     drop(region);
     assert_eq!(freed(&count), 1, "destroyed by another holder of the file");
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     script.vanish();
     drop(region);
@@ -102,12 +108,12 @@ fn memory_is_freed_when_the_region_is_gone_anyway() {
 #[test]
 fn a_region_that_could_not_be_destroyed_comes_back() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let mut region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     for _ in 0..2 {
         let error;
-        (region, error) = region.destroy().unwrap_err();
+        (region, error) = region.destroy().unwrap_err().into_parts();
         assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
         region.write_at(0, 9).unwrap();
     }
@@ -123,9 +129,9 @@ fn failed_registration_gives_the_memory_back() {
     let Bench { script, pd, .. } = &Bench::new();
     for errno in [Errno::NOMEM, Errno::INVAL, Errno::FAULT, Errno::IO, Errno::PERM] {
         script.fail_step(1, errno);
-        let (memory, count) = told();
+        let (memory, count) = watched();
         let failed = pd.register(memory, Access::LOCAL_WRITE).unwrap_err();
-        assert_eq!((failed.error.errno(), failed.memory.bytes[63]), (errno, 1));
+        assert_eq!((failed.error.errno(), failed.object.bytes[63]), (errno, 1));
         assert_eq!(freed(&count), 0);
         drop(failed);
         assert_eq!(freed(&count), 1);
@@ -135,7 +141,7 @@ fn failed_registration_gives_the_memory_back() {
 }
 
 #[test]
-fn the_kernel_is_given_the_memory_and_the_rights_that_were_asked_for() {
+fn the_kernel_gets_the_address_the_length_and_the_rights() {
     let Bench { script, pd, .. } = &Bench::new();
     let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
     let memory = vec![0u32; 100];
@@ -172,14 +178,14 @@ fn atomics_are_left_out_where_the_device_refuses_them() {
 }
 
 #[test]
-fn nothing_is_asked_of_the_kernel_for_nothing() {
+fn invalid_registrations_do_not_reach_the_kernel() {
     let Bench { script, pd, .. } = &Bench::new();
     let before = script.log().len();
     assert_eq!(pd.try_allocate::<u8>(0).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(pd.try_allocate::<u64>(usize::MAX / 4).unwrap_err().errno(), Errno::NOMEM);
     assert!(pd.register(Vec::<u8>::new(), Access::LOCAL_WRITE).is_err());
     assert!(pd.register(vec![0u8; 8], Access::REMOTE_WRITE).is_err());
-    assert!(pd.registration().iova(1).allocate::<u8>(1).is_err());
+    assert!(pd.mr_builder().iova(1).allocate::<u8>(1).is_err());
     assert_eq!(script.log().len(), before);
 }
 
@@ -196,9 +202,9 @@ fn allocating_empty_values_panics() {
 }
 
 #[test]
-fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
+fn a_refused_rereg_changes_nothing_and_another_failure_kills_the_region() {
     let Bench { script, context, pd, .. } = &Bench::new();
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let mut region = pd.register(memory, Access::ALL_REMOTE).unwrap();
     let less = Access::LOCAL_WRITE;
     for errno in [Errno::OPNOTSUPP, Errno::INVAL, Errno::ACCESS] {
@@ -213,8 +219,8 @@ fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
     let error = region.rereg(Rereg::new().access(Access::ALL_REMOTE)).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(region.is_dead());
-    assert_eq!(region.sge(..), Err(RegionError::Dead));
-    assert_eq!(region.remote(0), Err(RegionError::Dead));
+    assert_eq!(region.sge(..), Err(MemoryError::Dead));
+    assert_eq!(region.remote(0), Err(MemoryError::Dead));
     assert_eq!(region.read_at(3), Some(1), "the memory is still this process's");
     assert!(region.rereg(Rereg::new().access(less)).is_err());
     assert_eq!(region.destroy().unwrap().bytes[3], 1);
@@ -222,12 +228,12 @@ fn a_refused_change_leaves_the_region_and_another_failure_does_not() {
 }
 
 #[test]
-fn a_change_of_domain_changes_what_is_held() {
+fn a_region_holds_the_domain_that_rereg_moved_it_to() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let other = context.alloc_pd().unwrap();
     let mut region = pd.allocate::<u8>(8).unwrap();
     region.rereg(Rereg::new().protection_domain(&other)).unwrap();
-    let (other, error) = other.destroy().unwrap_err();
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(region);
     other.destroy().unwrap();
@@ -235,10 +241,10 @@ fn a_change_of_domain_changes_what_is_held() {
 }
 
 #[test]
-fn exchanged_memory_comes_back() {
+fn exchange_returns_the_former_memory() {
     let Bench { script, pd, .. } = &Bench::new();
     script.allow_translation();
-    let (old, count) = told();
+    let (old, count) = watched();
     let region = pd.register(old, Access::ALL_REMOTE).unwrap();
     let handle = region.handle();
     let new = vec![5u64; 4];
@@ -253,7 +259,7 @@ fn exchanged_memory_comes_back() {
 }
 
 #[test]
-fn an_exchange_that_fails_loses_no_memory() {
+fn a_failed_exchange_returns_both_memories_or_leaks_both() {
     let Bench { script, context, pd, .. } = &Bench::new();
     // Refused: all is as it was.
     let region = pd.register(vec![1u8], Access::ALL_REMOTE).unwrap();
@@ -269,7 +275,7 @@ fn an_exchange_that_fails_loses_no_memory() {
     assert_eq!((failed.old, failed.memory), (Some(vec![1]), Some(vec![2])));
     assert_eq!((script.count(UVERBS_OBJECT_MR), context.leaked()), (0, 0));
     // And it cannot be destroyed: the device may know either memory, so neither is freed.
-    let ((old, first), (new, second)) = (told(), told());
+    let ((old, first), (new, second)) = (watched(), watched());
     let region = pd.register(old, Access::ALL_REMOTE).unwrap();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     let failed = region.exchange(new).unwrap_err();
@@ -280,54 +286,54 @@ fn an_exchange_that_fails_loses_no_memory() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it opens a file")]
-fn what_a_kernel_does_not_know_is_unsupported() {
+fn methods_that_a_kernel_lacks_are_unsupported() {
     let Bench { pd, .. } = &Bench::new();
     let file = std::fs::File::open("/dev/null").unwrap();
     let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
     assert!(error.is_unsupported() && error.kernel_errno().is_some(), "{error:?}");
-    let region = pd.registration().on_demand().allocate::<u8>(64).unwrap();
+    let region = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap();
     let range = region.on_demand(..).unwrap();
     let error = pd.advise(crate::Advice::PREFETCH, &[range], true).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("prefetch"), "{error:?}");
 }
 
-/// Anything else it would write to somewhere else.
+/// rxe would write any other memory at a wrong place.
 #[test]
-fn rxe_pages_whole_pages_at_their_own_address_on_demand() {
+fn rxe_pages_on_demand_only_memory_at_a_page_and_at_its_own_address() {
     let bench = Bench::new();
     let page = rustix::param::page_size();
     let memory: &'static mut [u8] = Box::leak(vec![0; 3 * page].into_boxed_slice());
     let start = memory.as_ptr().align_offset(page);
     let (front, own) = memory.split_at_mut(start + 512);
-    let registration = bench.pd.registration().on_demand();
+    let registration = bench.pd.mr_builder().on_demand();
     let failed = registration.clone().register(own).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert_eq!(failed.error.kernel_errno(), None, "the kernel was not asked");
     assert!(failed.error.message().contains("512 bytes behind"), "{}", failed.error);
-    bench.pd.register(failed.memory, Access::LOCAL_WRITE).unwrap();
+    bench.pd.register(failed.object, Access::LOCAL_WRITE).unwrap();
     let (_, whole) = front.split_at_mut(start);
     let failed = registration.clone().iova(0).register(whole).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert!(failed.error.message().contains("addressed from 0x0"), "{}", failed.error);
-    registration.register(failed.memory).unwrap();
+    registration.register(failed.object).unwrap();
 }
 
 #[test]
-fn a_device_without_paging_on_demand_is_told_from_a_bad_argument() {
+fn on_demand_on_a_device_without_it_is_unsupported_and_not_invalid() {
     let Bench { script, pd, .. } = &Bench::new();
     for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
         script.fail_step(1, errno);
-        let error = pd.registration().on_demand().allocate::<u8>(64).unwrap_err();
+        let error = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap_err();
         assert!(error.is_unsupported(), "{error:?}");
     }
 }
 
 #[test]
-fn a_window_goes_before_what_it_stands_on() {
+fn a_window_is_deallocated_before_its_region_and_queue_pair() {
     let bench = Bench::new();
     let qp = bench.qp(crate::QpType::RC);
     let Bench { script, context, pd, .. } = &bench;
-    let (memory, count) = told();
+    let (memory, count) = watched();
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
     let region = pd.register(memory, access).unwrap();
     let mut window = pd.alloc_mw(WindowType::Two).unwrap();
@@ -347,7 +353,7 @@ fn a_window_goes_before_what_it_stands_on() {
 }
 
 #[test]
-fn how_pages_are_held_does_not_change() {
+fn rereg_refuses_flags_that_only_a_registration_sets() {
     let Bench { script, pd, .. } = &Bench::new();
     let mut region = pd.allocate::<u8>(64).unwrap();
     let asked = || script.log().iter().filter(|op| **op == REREG).count();
@@ -360,4 +366,174 @@ fn how_pages_are_held_does_not_change() {
     assert_eq!(asked(), 0);
     assert_eq!(region.access(), Access::ALL_REMOTE);
     assert!(region.on_demand(..).is_err());
+}
+
+/// Registers memory that stays the test's.
+#[allow(unsafe_code, reason = "the memory is kept by hand")]
+fn unowned(pd: &ProtectionDomain, memory: &[MaybeUninit<u8>]) -> MemoryRegion<u8, Unowned> {
+    let start = memory.as_ptr().cast_mut().cast();
+    // SAFETY: the tests keep their memory until its regions are gone.
+    unsafe { pd.register_unowned(start, memory.len(), Access::ALL_REMOTE) }.unwrap()
+}
+
+#[test]
+fn uninitialised_and_borrowed_memory_gets_keys_of_several_devices() {
+    let (one, other) = (Bench::new(), Bench::new());
+    let memory = vec![MaybeUninit::<u8>::uninit(); 100];
+    let start = memory.as_ptr().addr() as u64;
+    let regions = [unowned(&one.pd, &memory), unowned(&other.pd, &memory)];
+    for (bench, region) in [&one, &other].into_iter().zip(&regions) {
+        let seen = bench.script.object(region.handle());
+        assert_eq!((seen.start, seen.length), (start, 100));
+        assert_eq!((region.addr(), region.byte_len()), (start, 100));
+        let sge = region.sge(10..30).unwrap();
+        assert_eq!((sge.addr, sge.length, sge.lkey), (start + 10, 20, region.lkey()));
+        assert_eq!(region.remote(99).unwrap().addr, start + 99);
+        let out = MemoryError::OutOfRange { offset: 0, length: 101, size: 100 };
+        assert_eq!(region.sge(..101), Err(out));
+    }
+    for region in regions {
+        region.destroy().unwrap();
+    }
+    for bench in [one, other] {
+        assert_eq!((bench.script.count(UVERBS_OBJECT_MR), bench.context.leaked()), (0, 0));
+        assert_eq!(bench.script.complaints(), [""; 0]);
+    }
+}
+
+#[test]
+#[allow(unsafe_code, reason = "the memory is kept by hand")]
+fn unowned_memory_is_checked_before_the_kernel_is_asked() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let mut memory = vec![0u8; 64];
+    let before = script.log().len();
+    for (start, length, access) in [
+        (memory.as_mut_ptr(), 0, Access::LOCAL_WRITE),
+        (memory.as_mut_ptr(), 64, Access::REMOTE_WRITE),
+        (std::ptr::null_mut::<u8>().wrapping_sub(8), 64, Access::LOCAL_WRITE),
+    ] {
+        // SAFETY: nothing is registered.
+        let error = unsafe { pd.register_unowned(start, length, access) }.unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+    }
+    assert_eq!(script.log().len(), before);
+    let iova = 0x7000_0000 + memory.as_ptr().addr() as u64 % 4096;
+    let builder = pd.mr_builder().iova(iova);
+    // SAFETY: `memory` outlives the region.
+    let region = unsafe { builder.register_unowned(memory.as_mut_ptr(), 64) }.unwrap();
+    assert_eq!((region.addr(), script.object(region.handle()).iova), (iova, iova));
+}
+
+#[test]
+fn an_unowned_region_that_the_kernel_keeps_is_counted_and_comes_back() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let memory = [MaybeUninit::uninit(); 8];
+    let region = unowned(pd, &memory);
+    script.refuse_destroy(region.handle(), Errno::BUSY);
+    let (region, error) = region.destroy().unwrap_err().into_parts();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY));
+    drop(region);
+    assert_eq!(context.leaked(), 1);
+}
+
+#[test]
+fn regions_of_any_memory_stand_in_one_map() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let bytes = [MaybeUninit::uninit(); 16];
+    let (memory, count) = watched();
+    let regions: [AnyMemoryRegion; 3] = [
+        pd.allocate::<[u64; 3]>(5).unwrap().into(),
+        pd.register(memory, Access::LOCAL_WRITE).unwrap().erase(),
+        unowned(pd, &bytes).erase(),
+    ];
+    let mut map: BTreeMap<_, _> = regions.into_iter().map(|it| (it.lkey(), it)).collect();
+    assert_eq!(map.values().map(AnyMemoryRegion::byte_len).collect::<Vec<_>>(), [120, 64, 16]);
+    for region in map.values() {
+        let seen = script.object(region.handle());
+        assert_eq!((seen.start, seen.access), (region.addr(), region.access().bits()));
+        assert_eq!((seen.number, seen.number), (region.lkey().0, region.rkey().0));
+        let sge = region.sge(4..12).unwrap();
+        assert_eq!((sge.addr, sge.length, sge.lkey), (region.addr() + 4, 8, region.lkey()));
+        assert_eq!(region.remote(4).unwrap().addr, region.addr() + 4);
+        assert!(region.sge(..region.byte_len() + 1).is_err() && !region.is_dead());
+    }
+    let keys: Vec<_> = map.keys().copied().collect();
+    map.remove(&keys[1]).unwrap().destroy().unwrap();
+    assert_eq!((freed(&count), script.count(UVERBS_OBJECT_MR)), (1, 2));
+    drop(map);
+    assert_eq!((script.count(UVERBS_OBJECT_MR), context.leaked()), (0, 0));
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn an_erased_region_frees_its_memory_only_after_the_kernel_let_go_of_it() {
+    let Bench { script, context, pd, .. } = &Bench::new();
+    let (memory, count) = watched();
+    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap().erase();
+    script.refuse_destroy(region.handle(), Errno::BUSY);
+    let (region, error) = region.destroy().unwrap_err().into_parts();
+    assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
+    drop(region);
+    assert_eq!((freed(&count), context.leaked()), (0, 1));
+}
+
+#[test]
+fn an_erased_region_stays_held_by_its_window() {
+    let bench = Bench::new();
+    let qp = bench.qp(crate::QpType::RC);
+    let (memory, count) = watched();
+    let region = bench.pd.register(memory, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
+    window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
+    let (region, error) = region.erase().destroy().unwrap_err().into_parts();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
+    drop(region);
+    assert_eq!(freed(&count), 0);
+    drop(window);
+    assert_eq!((freed(&count), bench.context.leaked()), (1, 0));
+    assert_eq!(bench.script.complaints(), [""; 0]);
+}
+
+#[test]
+fn a_dead_region_is_dead_when_it_is_erased() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let mut region = pd.allocate::<u8>(8).unwrap();
+    script.fail_step(1, Errno::NOMEM);
+    region.rereg(Rereg::new().access(Access::LOCAL_WRITE)).unwrap_err();
+    let region = region.erase();
+    assert!(region.is_dead());
+    assert_eq!(
+        (region.sge(..), region.remote(0)),
+        (Err(MemoryError::Dead), Err(MemoryError::Dead))
+    );
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it opens a file")]
+fn a_refused_dmabuf_names_the_one_cause() {
+    const REG_DMABUF: Op =
+        Op::Method { object: UVERBS_OBJECT_MR, method: UVERBS_METHOD_REG_DMABUF_MR };
+    let file = std::fs::File::open("/dev/null").unwrap();
+    let message = |script: Script, device| {
+        script.refuse(REG_DMABUF, Errno::OPNOTSUPP);
+        let pd = script.open(device).alloc_pd().unwrap();
+        let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
+        assert!(error.is_unsupported(), "{error}");
+        error.message().to_owned()
+    };
+    assert_eq!(
+        message(Script::new(), "rxe0"),
+        "rxe0 registers no dma-buf: its driver has no regions of dma-bufs"
+    );
+    let without = message(Script::mlx5(), "mlx5_0");
+    assert!(
+        without.starts_with("mlx5_0 registers no dma-buf: it does not page on demand"),
+        "{without}"
+    );
+    let pages = Script::mlx5();
+    pages.change_mlx5(|device| device.on_demand = true);
+    assert_eq!(
+        message(pages, "mlx5_0"),
+        "the driver of mlx5_0 registers no dma-buf with access Access(LOCAL_WRITE)"
+    );
 }

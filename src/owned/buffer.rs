@@ -6,7 +6,7 @@ use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::memory::buffer_slab::{BufferSlab, Pages, SharedSlabBuffer, SlabBuffer};
-use crate::mr::{MemoryRegion, RegionBuilder};
+use crate::mr::{MemoryRegion, MrBuilder};
 use crate::number::Lkey;
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::wr::{Remote, Sge};
@@ -55,13 +55,13 @@ pub(super) struct BufferRange {
 /// The registration gives peers no right to write, so a [`Buffer`] is a slice, while a [`MemoryRegion`] is
 /// not. Clones are handles of the same pool, which lives as long as its last handle or buffer. Any thread
 /// may take buffers, and drop them, without a lock. Made by
-/// [`buffer_pool`](ProtectionDomain::buffer_pool):
+/// [`buffer_pool`](ProtectionDomain::buffer_pool_builder):
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// # let pd = context.alloc_pd()?;
-/// let pool = pd.buffer_pool(4096).count(256).build()?;
+/// let pool = pd.buffer_pool_builder(4096).count(256).build()?;
 /// let mut buffer = pool.take().expect("255 more are there");
 /// buffer[..5].copy_from_slice(b"hello");
 /// buffer.set_len(5);
@@ -76,7 +76,7 @@ pub struct BufferPool {
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BufferPoolBuilder {
-    registration: RegionBuilder,
+    registration: MrBuilder,
     size: usize,
     count: usize,
     huge: bool,
@@ -86,9 +86,9 @@ pub struct BufferPoolBuilder {
 impl<S: Sharing> ProtectionDomain<S> {
     /// Starts to build a pool of buffers of at least `size` bytes each, 1 to 2^31; 64 buffers unless
     /// [`count`](BufferPoolBuilder::count) says otherwise.
-    pub fn buffer_pool(&self, size: usize) -> BufferPoolBuilder {
+    pub fn buffer_pool_builder(&self, size: usize) -> BufferPoolBuilder {
         BufferPoolBuilder {
-            registration: self.registration(),
+            registration: self.mr_builder(),
             size,
             count: 64,
             huge: false,
@@ -262,7 +262,7 @@ impl Buffer {
         Remote { addr, rkey: self.whole.slab().owner().region.rkey() }
     }
 
-    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::Recv). The caller
+    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::RecvWr). The caller
     /// keeps the buffer until the request has completed.
     #[inline]
     pub fn sge(&self) -> Sge {
@@ -353,7 +353,7 @@ impl SharedBuffer {
         }
     }
 
-    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::Recv). The caller
+    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::RecvWr). The caller
     /// keeps the buffer until the request has completed.
     #[inline]
     pub fn sge(&self) -> Sge {

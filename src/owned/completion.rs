@@ -241,7 +241,7 @@ impl Outcome {
     /// How many bytes the device wrote to the request's memory, from its beginning: the message of a receive,
     /// or what a read or an atomic returned. The bytes behind are what they were before.
     ///
-    /// This is [`byte_len`](Self::byte_len), but 0 for a receive that a write with immediate data consumed
+    /// This is [`byte_len`](Self::byte_len), but 8 for an atomic, and 0 for a receive that a write with immediate data consumed
     /// (its bytes went elsewhere), for sends and writes, and for a request that failed. Of a datagram the
     /// first 40 bytes count, too: they hold a global route header, or where the device wrote none, what was
     /// there before. In a [`Buffer`] that is zeros.
@@ -252,11 +252,28 @@ impl Outcome {
 
 fn filled(status: WcStatus, opcode: WcOpcode, byte_len: u32) -> usize {
     match opcode {
-        WcOpcode::RECV | WcOpcode::READ | WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD
-            if status == WcStatus::SUCCESS =>
-        {
-            byte_len as usize
-        }
+        _ if status != WcStatus::SUCCESS => 0,
+        WcOpcode::RECV | WcOpcode::READ => byte_len as usize,
+        // rxe's completion has the length of the request's memory, and the kernel writes 8 bytes of it.
+        WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD => ATOMIC_BYTES,
         _ => 0,
+    }
+}
+
+/// Bytes that an atomic returns.
+const ATOMIC_BYTES: usize = 8;
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_the_bytes_that_the_device_wrote_are_filled() {
+        let of = |opcode| filled(WcStatus::SUCCESS, opcode, 4096);
+        assert_eq!([WcOpcode::RECV, WcOpcode::READ].map(of), [4096; 2]);
+        assert_eq!([WcOpcode::COMPARE_SWAP, WcOpcode::FETCH_ADD].map(of), [8; 2]);
+        let others = [WcOpcode::SEND, WcOpcode::WRITE, WcOpcode::RECV_WRITE_IMM, WcOpcode::BIND_MW];
+        assert_eq!(others.map(of), [0; 4]);
+        assert_eq!(filled(WcStatus::WR_FLUSH_ERR, WcOpcode::FETCH_ADD, 8), 0);
     }
 }

@@ -7,10 +7,10 @@ use super::queue::OwnedQueuePair;
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
 use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::compact_enum::Content;
 use crate::memory::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
-use crate::pd::{KernelPd, Shared, Sharing};
+use crate::pd::{KernelPd, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use std::collections::VecDeque;
 use std::fmt;
@@ -124,34 +124,6 @@ impl<T> Backlog<T> {
     }
 }
 
-/// A queue pair that was not adopted.
-pub struct AdoptError<S: Sharing = Shared> {
-    /// The queue pair.
-    pub qp: QueuePair<S>,
-    /// Why it was not adopted.
-    pub error: Error,
-}
-
-impl<S: Sharing> From<AdoptError<S>> for Error {
-    fn from(failed: AdoptError<S>) -> Error {
-        failed.error
-    }
-}
-
-impl<S: Sharing> fmt::Debug for AdoptError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("AdoptError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
-impl<S: Sharing> fmt::Display for AdoptError<S> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.error.fmt(f)
-    }
-}
-
-impl<S: Sharing> std::error::Error for AdoptError<S> {}
-
 impl<T> OwnedCompletionQueue<T> {
     /// Takes over `cq`. Completions of queue pairs that are not adopted are dropped and
     /// [counted](Self::unmatched).
@@ -172,14 +144,14 @@ impl<T> OwnedCompletionQueue<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if it completes to another queue or is in another state, if its receives come from a shared
-    /// receive queue, if it [scatters to completions](crate::QueuePairBuilder::scatter_to_cqe), or if the
-    /// queue has no room for its completions beside those of other queue pairs. The queue pair comes back
+    /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
+    /// [scatters to completions](crate::QpBuilder::scatter_to_cqe), or if the queue has not
+    /// room for all completions that it may have besides those of others. The queue pair comes back
     /// with the error.
     pub fn adopt<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,
-    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+    ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         self.take_over(qp, None)
     }
 
@@ -193,7 +165,7 @@ impl<T> OwnedCompletionQueue<T> {
         &mut self,
         qp: QueuePair<S>,
         srq: &OwnedSharedReceiveQueue<T>,
-    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+    ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         self.take_over(qp, Some(srq))
     }
 
@@ -201,7 +173,7 @@ impl<T> OwnedCompletionQueue<T> {
         &mut self,
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
-    ) -> std::result::Result<OwnedQueuePair<T, S>, AdoptError<S>> {
+    ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
         self.give_back_forgotten();
         // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
         // after this line counts once more.
@@ -211,7 +183,7 @@ impl<T> OwnedCompletionQueue<T> {
         }
         let (number, domain, spare) = match self.check(&qp, srq) {
             Ok(fits) => fits,
-            Err(error) => return Err(AdoptError { qp, error }),
+            Err(error) => return Err(error.with(qp)),
         };
         let caps = qp.caps();
         let sends = QueueLender::new(caps.max_send_wr, 0, &domain);

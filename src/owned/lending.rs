@@ -3,11 +3,12 @@
 use super::buffer::{Buffer, BufferRange, PoolBuffer, SharedBuffer};
 use super::program_buffer::ProgramBuffer;
 use super::region_slice::RegionSlice;
+use crate::error::MemoryError;
 use crate::identity::Identity;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::loan_table::LoanTable;
 use crate::memory::loan_table::lender::{FreeSlot, Lender, LoanBatch};
-use crate::mr::{MemoryRegion, RegionError};
+use crate::mr::MemoryRegion;
 use crate::pd::{KernelPd, ProtectionDomain, Sharing};
 use crate::wc::WcOpcode;
 use crate::wr::{PostError, Sge};
@@ -59,11 +60,11 @@ impl RegionSge {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     pub fn new<T, M>(
         region: &MemoryRegion<T, M>,
         range: impl RangeBounds<usize>,
-    ) -> Result<RegionSge, RegionError> {
+    ) -> Result<RegionSge, MemoryError> {
         let domain = Identity::of(&region.inner.pd.kernel);
         Ok(RegionSge { sge: region.sge(range)?, domain })
     }

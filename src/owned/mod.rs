@@ -8,9 +8,9 @@
 //! use uverbs::{QpType, SendWr};
 //!
 //! let pd = context.alloc_pd()?;
-//! let pool = pd.buffer_pool(4096).build()?;
-//! let mut cq = OwnedCompletionQueue::new(context.create_cq(64).build()?);
-//! let qp = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(8).build()?;
+//! let pool = pd.buffer_pool_builder(4096).build()?;
+//! let mut cq = OwnedCompletionQueue::new(context.cq_builder(64).build()?);
+//! let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(8).build()?;
 //! let mut qp = cq.adopt(qp)?;
 //! // … `qp.endpoint`, `qp.handshake` …
 //! let buffer = pool.copy(b"hello, peer").ok_or("no buffer left")?;
@@ -76,7 +76,7 @@ mod srq;
 
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
-pub use cq::{AdoptError, OwnedCompletionQueue, OwnedCompletions};
+pub use cq::{OwnedCompletionQueue, OwnedCompletions};
 pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
 pub use program_buffer::{ProgramBuffer, RegisteredBuffer};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};

@@ -10,7 +10,7 @@ use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
 use crate::wc::WcOpcode;
-use crate::wr::{Payload, PostError, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{Payload, PostError, RingError, SendFlags, SendOp, SendWr, Sge};
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -297,11 +297,10 @@ impl<T> OwnedSendBatch<'_, T, Shared> {
     ///
     /// # Errors
     ///
-    /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in the queue with
-    /// their memory, and are sent with the next batch. [`PostError::Forked`] in a child of the process that
-    /// created the queue pair.
+    /// After [`RingError::StillQueued`] the requests stay in the queue with their memory, and are sent with
+    /// the next batch. [`RingError::Forked`] in a child of the process that created the queue pair.
     #[inline(always)]
-    pub fn ring(self) -> Result<(), PostError> {
+    pub fn ring(self) -> Result<(), RingError> {
         let OwnedSendBatch { lender, batch } = self;
         let count = lender.loans.count();
         commit_if_posted(lender, batch.ring_lent(count))
@@ -313,12 +312,12 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
     ///
     /// # Errors
     ///
-    /// [`PostError::ForeignThreadDomain`] if the queue was created under another thread domain: the requests
-    /// are dropped with their memory. [`PostError::Kernel`] if the kernel refused to look at the queue: the
-    /// requests stay in the queue with their memory, and are sent with the next batch.
-    /// [`PostError::Forked`] in a child of the process that created the queue pair.
+    /// [`RingError::ForeignThreadDomain`] if the queue was created under another thread domain: the requests
+    /// are dropped with their memory. After [`RingError::StillQueued`] the requests stay in the queue with
+    /// their memory, and are sent with the next batch. [`RingError::Forked`] in a child of the process that
+    /// created the queue pair.
     #[inline(always)]
-    pub fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+    pub fn ring(self, td: &mut ThreadDomain) -> Result<(), RingError> {
         let OwnedSendBatch { lender, batch } = self;
         let count = lender.loans.count();
         commit_if_posted(lender, batch.ring_lent(td, count))
@@ -329,9 +328,9 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
 #[inline(always)]
 fn commit_if_posted<T>(
     lender: BatchLender<'_, T>,
-    rung: Result<(), PostError>,
-) -> Result<(), PostError> {
-    if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
+    rung: Result<(), RingError>,
+) -> Result<(), RingError> {
+    if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
         lender.loans.commit();
     }
     rung

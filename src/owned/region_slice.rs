@@ -1,8 +1,9 @@
 //! Parts of a region that are lent together with the region.
 
 use super::lending::{HasSge, RegionSge};
+use crate::error::MemoryError;
 use crate::memory::region::StableBytes;
-use crate::mr::{MemoryRegion, RegionError};
+use crate::mr::MemoryRegion;
 use std::any::Any;
 use std::fmt;
 use std::ops::RangeBounds;
@@ -37,11 +38,11 @@ impl RegionSlice {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     pub fn new<T: 'static, M: StableBytes>(
         region: &Arc<MemoryRegion<T, M>>,
         range: impl RangeBounds<usize>,
-    ) -> Result<RegionSlice, RegionError> {
+    ) -> Result<RegionSlice, MemoryError> {
         // The region, which this holds, keeps its protection domain.
         let sge = RegionSge::new(region, range)?;
         Ok(RegionSlice { region: region.clone(), sge })

@@ -7,15 +7,15 @@ use super::lending::{HasSge, OtherLoan, RegionSge, sge_of};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;
 use crate::cq::PollError;
-use crate::error::Result;
+use crate::error::{ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::region::{Pledged, Pledges};
-use crate::mr::{HostMemory, MemoryRegion, RegionError};
+use crate::mr::{HostMemory, MemoryRegion};
 use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
-use crate::wr::{PostError, SendWr, Sge};
+use crate::wr::{PostError, RingError, SendWr, Sge};
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, RangeBounds};
@@ -133,6 +133,10 @@ impl HasSge for &mut Buffer {
     fn region_sge(&self) -> Option<RegionSge> {
         HasSge::region_sge(&**self)
     }
+
+    fn clear_grh(&mut self) {
+        HasSge::clear_grh(&mut **self);
+    }
 }
 
 impl HasSge for &SharedBuffer {
@@ -179,11 +183,11 @@ impl<'env> RegionRef<'env> {
     ///
     /// # Errors
     ///
-    /// [`RegionError::OutOfRange`], also for more than 2^32 - 1 bytes; [`RegionError::Dead`].
+    /// [`MemoryError::OutOfRange`], also for more than 2^32 - 1 bytes; [`MemoryError::Dead`].
     pub fn new<T, M: HostMemory>(
         region: &'env MemoryRegion<T, M>,
         range: impl RangeBounds<usize>,
-    ) -> std::result::Result<RegionRef<'env>, RegionError> {
+    ) -> std::result::Result<RegionRef<'env>, MemoryError> {
         Ok(RegionRef { sge: RegionSge::new(region, range)?, region: PhantomData })
     }
 }
@@ -310,14 +314,14 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     ///
     /// # Errors
     ///
-    /// Those of [`RegionBuilder::register`](crate::RegionBuilder::register), and `EINVAL` for more
+    /// Those of [`MrBuilder::register`](crate::MrBuilder::register), and `EINVAL` for more
     /// than 2^32 - 1 bytes.
     pub fn register<P: Sharing, I: FromBytes + IntoBytes>(
         &mut self,
         pd: &ProtectionDomain<P>,
         memory: &'env mut [I],
     ) -> Result<ScopedRegion<'s>> {
-        let builder = pd.registration().access(Access::LOCAL_WRITE);
+        let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
         let region = builder.register_pledged(memory, self.pledges)?;
         let sge = RegionSge::new(&region, ..)?;
         self.regions.push(region);
@@ -332,7 +336,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     /// [`recv_batch`](OwnedQueuePair::recv_batch).
     pub fn recv<M: LendScoped<'s, 'env>>(
         &mut self,
-        memory: M,
+        mut memory: M,
     ) -> std::result::Result<Pending<M>, PostError> {
         if !memory.is_writable() {
             return Err(PostError::ReadOnly);
@@ -341,6 +345,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         if !batch.lender.knows(&memory) {
             return Err(PostError::ForeignMemory);
         }
+        batch.lender.prepare_recv(&mut memory);
         let slot = batch.lender.free_slot()?.scoped();
         let wr_id = slot.wr_id();
         batch.batch.push_lent(wr_id, sge_of(&memory))?;
@@ -445,7 +450,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         &mut self,
         wr: SendWr<'_>,
         memory: M,
-        ring: impl FnOnce(super::OwnedSendBatch<'_, T, S>) -> std::result::Result<(), PostError>,
+        ring: impl FnOnce(super::OwnedSendBatch<'_, T, S>) -> std::result::Result<(), RingError>,
     ) -> std::result::Result<Pending<M>, PostError> {
         if wr.op.writes_here() && !memory.is_writable() {
             return Err(PostError::ReadOnly);
@@ -459,10 +464,11 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         append(&mut batch.batch, wr.id(wr_id).signaled(), sge_of(&memory))?;
         slot.lend(CompactEnum::new(Content::Large(OtherLoan::Scoped)));
         let rung = ring(batch);
-        if matches!(rung, Ok(()) | Err(PostError::Kernel(_))) {
+        if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
             self.in_flight.push(wr_id);
         }
-        rung.map(|()| Pending { memory, wr_id, qp: self.identity() })
+        rung?;
+        Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 }
 
@@ -537,7 +543,9 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
             let file = region.inner.pd.file().clone();
             let mut left = Some(region);
             retry(&file, || {
-                left = left.take().and_then(|region| region.destroy().err().map(|(back, _)| back));
+                left = left
+                    .take()
+                    .and_then(|region| region.destroy().err().map(ErrorWith::into_object));
                 left.is_none()
             });
         }

@@ -19,9 +19,9 @@ use std::sync::Arc;
 /// # use uverbs::{Context, ProtectionDomain, QpType, owned::*};
 /// # fn f(context: &Context, pd: &ProtectionDomain, pool: &BufferPool)
 /// # -> Result<(), Box<dyn std::error::Error>> {
-/// let mut cq = OwnedCompletionQueue::new(context.create_cq(256).build()?);
-/// let mut srq = OwnedSharedReceiveQueue::new(pd.create_srq(64).build()?)?;
-/// let qp = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue()).build()?;
+/// let mut cq = OwnedCompletionQueue::new(context.cq_builder(256).build()?);
+/// let mut srq = OwnedSharedReceiveQueue::new(pd.srq_builder(64).build()?)?;
+/// let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue()).build()?;
 /// let qp = cq.adopt_on(qp, &srq)?;
 /// let mut batch = srq.batch()?;
 /// batch.push(pool.take().ok_or("no buffer left")?, 1)?;

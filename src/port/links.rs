@@ -1,10 +1,10 @@
-//! What carries the ports of a device.
+//! The link layers of a device's ports, remembered.
 
 use super::LinkLayer;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// The link layers of a device's ports, as far as they were asked for: they stay what they are until
-/// the device is made anew. Ports beyond 63 are asked each time.
+/// The link layers of a device's ports that were queried before. A port keeps its link layer as long as the
+/// device exists. Ports above 63 are queried each time.
 #[derive(Debug, Default)]
 pub(crate) struct LinkLayers {
     infiniband: AtomicU64,
@@ -12,8 +12,8 @@ pub(crate) struct LinkLayers {
 }
 
 impl LinkLayers {
-    pub(crate) fn get(&self, port: u8) -> Option<LinkLayer> {
-        let bit = 1u64.checked_shl(port.into())?;
+    pub(crate) fn get(&self, port: u32) -> Option<LinkLayer> {
+        let bit = 1u64.checked_shl(port)?;
         let has = |ports: &AtomicU64| ports.load(Ordering::Relaxed) & bit != 0;
         match (has(&self.infiniband), has(&self.ethernet)) {
             (true, _) => Some(LinkLayer::INFINIBAND),
@@ -22,14 +22,14 @@ impl LinkLayers {
         }
     }
 
-    /// Remembers it, if it is one of the two.
-    pub(crate) fn set(&self, port: u8, link_layer: LinkLayer) {
+    /// Remembers the link layer, if it is InfiniBand or Ethernet.
+    pub(crate) fn set(&self, port: u32, link_layer: LinkLayer) {
         let ports = match link_layer {
             LinkLayer::INFINIBAND => &self.infiniband,
             LinkLayer::ETHERNET => &self.ethernet,
             _ => return,
         };
-        let bit = 1u64.checked_shl(port.into()).unwrap_or(0);
+        let bit = 1u64.checked_shl(port).unwrap_or(0);
         ports.fetch_or(bit, Ordering::Relaxed);
     }
 }

@@ -1,4 +1,4 @@
-//! What a context asks of its device's ports. Pairs with the QUERY_PORT and QUERY_GID methods of
+//! Queries of ports, GIDs and partition keys. Pairs with the QUERY_PORT and QUERY_GID methods of
 //! `core/uverbs_std_types_device.c`.
 
 use super::{GidEntry, GidType, LinkLayer, PortAttr};
@@ -24,38 +24,37 @@ use uverbs_uapi::port as uapi;
 const MAX_GID_ENTRIES: usize = u16::MAX as usize / size_of::<ib_uverbs_gid_entry>();
 
 impl Context {
-    /// State and limits of a port; ports count from 1.
+    /// Queries state and limits of a port; ports count from 1.
     ///
     /// # Errors
     ///
     /// `EINVAL` for a port that the device does not have.
     #[doc(alias = "ibv_query_port")]
-    pub fn query_port(&self, port: u8) -> Result<PortAttr> {
+    pub fn query_port(&self, port: u32) -> Result<PortAttr> {
         let mut resp = uapi::ib_uverbs_query_port_resp_ex::default();
         let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT)
             .u64(uapi::UVERBS_ATTR_QUERY_PORT_PORT_NUM, port.into())
             .output(uapi::UVERBS_ATTR_QUERY_PORT_RESP, &mut resp);
         let asked = self.file.execute("query_port", &mut command);
         drop(command);
-        asked.map_err(|error| self.explain_port(error, port.into()))?;
+        asked.map_err(|error| self.explain_port(error, port))?;
         Ok(PortAttr::new(&resp))
     }
 
-    /// One entry of a port's table of global identifiers; the identifier of an empty slot
-    /// [is zero](Gid::is_zero).
+    /// Queries one entry of a port's GID table; the GID of an empty entry [is zero](Gid::is_zero).
     ///
     /// # Errors
     ///
     /// `EINVAL` for a port that the device does not have, or an index beyond the table.
     #[doc(alias = "ibv_query_gid")]
     #[doc(alias = "ibv_query_gid_ex")]
-    pub fn query_gid(&self, port: u8, index: u32) -> Result<GidEntry> {
+    pub fn query_gid(&self, port: u32, index: u32) -> Result<GidEntry> {
         const VERB: &str = "query_gid";
         let mut entry = ib_uverbs_gid_entry::default();
         let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY)
             .u64(UVERBS_ATTR_QUERY_GID_ENTRY_PORT, port.into())
             .u64(UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX, index.into())
-            // The kernel wants them although it has none.
+            // The attribute is mandatory, although no flag is defined.
             .u32(UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS, 0)
             .output(UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &mut entry);
         let asked = self.file.execute(VERB, &mut command);
@@ -65,7 +64,7 @@ impl Context {
             Err(error) if error.errno() == Errno::NODATA => Ok(GidEntry {
                 gid: Gid::default(),
                 index,
-                port: port.into(),
+                port,
                 gid_type: GidType::default(),
                 ifindex: 0,
             }),
@@ -80,17 +79,16 @@ impl Context {
         }
     }
 
-    /// The global identifiers of all ports, without the empty slots.
+    /// Queries the GID tables of all ports, without the empty entries.
     #[doc(alias = "ibv_query_gid_table")]
     pub fn gid_table(&self) -> Result<Vec<GidEntry>> {
         const VERB: &str = "query_gid_table";
-        let ports = u8::try_from(self.file.device.port_count()).unwrap_or(u8::MAX);
         let mut total = 0usize;
-        for port in 1..=ports {
+        for port in 1..=self.file.device.port_count() {
             let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
             total += attr.gid_table_len as usize;
         }
-        // Only the slots in use are answered, so that the limit is no limit in practice.
+        // The kernel answers only the entries in use, so this limit is not reached in practice.
         let total = total.min(MAX_GID_ENTRIES);
         if total == 0 {
             return Ok(Vec::new());
@@ -107,33 +105,35 @@ impl Context {
         Ok(entries[..count].iter().map(GidEntry::new).collect())
     }
 
-    /// The entry of a port's table that suits most: on Ethernet RoCE v2 before v1, and of those an
-    /// IPv4 address before a global IPv6 one before a link-local one; on InfiniBand the first.
+    /// Chooses an entry of a port's GID table: on Ethernet RoCE v2 before v1, and among those an IPv4 address
+    /// before a global IPv6 one before a link-local one; on InfiniBand the first.
     ///
     /// # Errors
     ///
     /// `EINVAL` for a port that the device does not have, `ENODATA` if its table is empty: the
     /// network interface is down or has no address.
-    pub fn default_gid(&self, port: u8) -> Result<GidEntry> {
+    pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
         const VERB: &str = "default_gid";
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
         let table = self.gid_table().map_err(|error| error.in_verb(VERB))?;
-        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == u32::from(port)))
+        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == port))
             .ok_or_else(|| {
-                let detail = format!("port {port} of {} has no address", self.file.device.name());
+                let detail = format!(
+                    "port {port} of {} has no GID: its network interface is down or has no address",
+                    self.file.device.name()
+                );
                 Error::new(VERB, Errno::NODATA).detail(detail)
             })
     }
 
-    /// A partition key of a port, in host order. No verb of the kernel tells it, so it is read
-    /// from sysfs.
+    /// Reads a partition key of a port, in host order, from sysfs: the kernel has no verb for it.
     ///
     /// # Errors
     ///
     /// `EINVAL` for a port that the device does not have or an index beyond the table, `ENOENT`
     /// where sysfs is not mounted or shows another network namespace's devices.
     #[doc(alias = "ibv_query_pkey")]
-    pub fn query_pkey(&self, port: u8, index: u16) -> Result<u16> {
+    pub fn query_pkey(&self, port: u32, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         self.file.check_fork(VERB)?;
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;

@@ -13,7 +13,7 @@ fn chosen(link_layer: LinkLayer, entries: &[GidEntry]) -> Option<u32> {
 }
 
 #[test]
-fn the_default_identifier_is_the_one_that_reaches_most() {
+fn the_default_gid_is_roce_v2_and_ipv4_where_there_is_one() {
     let link_local: Ipv6Addr = "fe80::1".parse().unwrap();
     let global: Ipv6Addr = "2001:db8::1".parse().unwrap();
     let v4 = Ipv4Addr::new(10, 0, 0, 1);
@@ -38,7 +38,7 @@ fn the_default_identifier_is_the_one_that_reaches_most() {
 }
 
 #[test]
-fn on_infiniband_the_first_identifier_is_the_default() {
+fn on_infiniband_the_first_gid_is_the_default() {
     let table = [
         entry(1, GidType::IB, Gid([2; 16])),
         entry(0, GidType::IB, Gid([0xfe; 16])),
@@ -48,7 +48,7 @@ fn on_infiniband_the_first_identifier_is_the_default() {
 }
 
 #[test]
-fn mtu_codes_are_sizes() {
+fn mtu_codes_have_sizes_in_bytes() {
     let sizes: Vec<_> = (0..=6).map(|code| Mtu(code).bytes()).collect();
     let expected = [None, Some(256), Some(512), Some(1024), Some(2048), Some(4096), None];
     assert_eq!(sizes, expected);

@@ -30,7 +30,7 @@ use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::device::rdma_driver_id;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
 use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
-use uverbs_uapi::rxe::rxe_create_ah_resp;
+use uverbs_uapi::rxe::{rxe_create_ah_resp, rxe_sge};
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// The provider of an open device.
@@ -126,6 +126,29 @@ impl Provider {
             // it looks a page up, in a table without end.
             Provider::Rxe => true,
             Provider::Mlx5(_) => false,
+        }
+    }
+
+    /// The most bytes of inline data that a queue pair can be asked for, on a device whose requests have at
+    /// most `max_sge` SGEs; `None` if this library checks them before it asks.
+    pub(crate) fn max_inline_data(&self, max_sge: u32) -> Option<u32> {
+        match self {
+            // `RXE_MAX_INLINE_DATA`: a WQE has room for as many SGEs.
+            Provider::Rxe => Some(max_sge.saturating_mul(size_of::<rxe_sge>() as u32)),
+            Provider::Mlx5(_) => None,
+        }
+    }
+
+    /// Why the driver refuses all dma-bufs of a device that does or does not page on demand; `None` if it
+    /// takes some.
+    pub(crate) fn refuses_dmabufs(&self, on_demand: bool) -> Option<&'static str> {
+        match self {
+            Provider::Rxe => Some("its driver has no regions of dma-bufs"),
+            Provider::Mlx5(_) if !on_demand => Some(
+                "it does not page on demand, and since Linux 7.2 its driver takes dma-bufs only for a \
+                 device that does",
+            ),
+            Provider::Mlx5(_) => None,
         }
     }
 
@@ -301,7 +324,7 @@ pub(crate) struct SendLimits {
 
 /// A completion as the provider's ring holds it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) enum Wc<'r> {
+pub(crate) enum ProviderWc<'r> {
     Rxe(&'r ib_uverbs_wc),
-    Mlx5(mlx5::cqe::Wc<'r>),
+    Mlx5(mlx5::cqe::Mlx5Wc<'r>),
 }

@@ -5,12 +5,12 @@
 
 use super::mlx5::poll_gate::{HEARD, QUIET};
 use super::rxe::retired::Retirements;
-use super::{Wc, mlx5, rxe};
+use super::{ProviderWc, mlx5, rxe};
 use crate::memory::fork::Epoch;
 use crate::memory::gated::Gated;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::wqebb::WqebbOffset;
-use crate::wr::{PostError, Recv, SendWr};
+use crate::wr::{PostError, RecvWr, RingError, SendWr};
 use rustix::io::Errno;
 use std::num::NonZeroU8;
 use std::sync::Arc;
@@ -143,11 +143,11 @@ impl CqRing {
     /// The next completion of a queue pair that is alive, consumed; the first of the poll if that is
     /// `fresh`.
     #[inline(always)]
-    pub(crate) fn next(&mut self, fresh: bool) -> Option<Wc<'_>> {
+    pub(crate) fn next(&mut self, fresh: bool) -> Option<ProviderWc<'_>> {
         if self.mlx5.any().is_none() {
-            return self.next_rxe(fresh).map(Wc::Rxe);
+            return self.next_rxe(fresh).map(ProviderWc::Rxe);
         }
-        self.mlx5.any_mut()?.next().map(Wc::Mlx5)
+        self.mlx5.any_mut()?.next().map(ProviderWc::Mlx5)
     }
 
     /// Apart, so that no way to what is looked at here is kept at hand elsewhere.
@@ -391,11 +391,11 @@ impl SendRing {
         &mut self,
         at: u32,
         kick: impl FnOnce() -> Result<(), Errno>,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), RingError> {
         // All others have a gate, and only a fork shuts it.
-        let ring = self.rxe.as_mut().ok_or(PostError::Forked)?;
+        let ring = self.rxe.as_mut().ok_or(RingError::Forked)?;
         ring.publish(at);
-        kick().map_err(PostError::Kernel)
+        kick().map_err(RingError::StillQueued)
     }
 
     /// Begins anew after the kernel reset the queue pair.
@@ -496,7 +496,7 @@ impl RecvRing {
         &self,
         kind: RecvKind,
         cursor: &mut RecvCursor,
-        recv: &Recv<'_>,
+        recv: &RecvWr<'_>,
     ) -> bool {
         match kind {
             RecvKind::Own => match self.mlx5.here() {
@@ -513,7 +513,7 @@ impl RecvRing {
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
     #[cold]
     #[inline(never)]
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         match (&self.rxe, self.mlx5.any(), self.mlx5_shared.any()) {
             (Some(ring), _, _) => ring.push(cursor, recv),
             (_, Some(ring), _) => ring.push(cursor, recv),

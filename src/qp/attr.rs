@@ -3,7 +3,7 @@
 use crate::access::Access;
 use crate::address_vector::AddressVector;
 use crate::error::{Error, Result};
-use crate::number::{Psn, Qkey, Qpn, open_enum};
+use crate::number::{Psn, Qkey, Qpn, narrow, open_enum};
 use crate::port::Mtu;
 use crate::qp::state::QpState;
 use std::fmt;
@@ -37,8 +37,11 @@ open_enum! {
 #[must_use]
 pub struct QpAttr {
     mask: u32,
-    /// Without handle and mask; unset fields are zero.
+    /// Without handle, mask, port and paths; unset fields are zero.
     raw: ib_uverbs_modify_qp,
+    port: u32,
+    path: Option<AddressVector>,
+    alternate_path: Option<AddressVector>,
     access: Access,
     rate_limit: u32,
 }
@@ -91,8 +94,9 @@ impl QpAttr {
 
     /// The local port, from 1.
     #[doc(alias = "IBV_QP_PORT")]
-    pub fn port(self, port: u8) -> Self {
-        self.set(Mask::IB_QP_PORT, |raw| raw.port_num = port)
+    pub fn port(mut self, port: u32) -> Self {
+        self.port = port;
+        self.set(Mask::IB_QP_PORT, |_| ())
     }
 
     /// The key that datagrams must carry to be received. With bit 31 set it needs `CAP_NET_RAW`.
@@ -104,8 +108,9 @@ impl QpAttr {
     /// The path to the peer. Its port must be the queue pair's.
     #[doc(alias = "IBV_QP_AV")]
     #[doc(alias = "ah_attr")]
-    pub fn path(self, path: AddressVector) -> Self {
-        self.set(Mask::IB_QP_AV, |raw| raw.dest = path.to_qp_dest())
+    pub fn path(mut self, path: AddressVector) -> Self {
+        self.path = Some(path);
+        self.set(Mask::IB_QP_AV, |_| ())
     }
 
     /// The largest payload of a packet on the path, not above the port's active one.
@@ -153,10 +158,9 @@ impl QpAttr {
     /// An alternate path, with its own partition key index and [`timeout`](Self::timeout).
     #[doc(alias = "IBV_QP_ALT_PATH")]
     #[doc(alias = "alt_ah_attr")]
-    pub fn alternate_path(self, path: AddressVector, pkey_index: u16, timeout: u8) -> Self {
+    pub fn alternate_path(mut self, path: AddressVector, pkey_index: u16, timeout: u8) -> Self {
+        self.alternate_path = Some(path);
         self.set(Mask::IB_QP_ALT_PATH, |raw| {
-            raw.alt_dest = path.to_qp_dest();
-            raw.alt_port_num = path.port;
             raw.alt_pkey_index = pkey_index;
             raw.alt_timeout = timeout;
         })
@@ -225,8 +229,32 @@ impl QpAttr {
     }
 
     /// As the kernel takes it. A rate limit goes beside it.
-    pub(super) fn to_raw(self, handle: u32) -> ib_uverbs_modify_qp {
-        ib_uverbs_modify_qp { qp_handle: handle, attr_mask: self.mask, ..self.raw }
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL`, on behalf of `verb`, for a port or an index that the kernel's struct has no room for.
+    pub(super) fn to_raw(self, verb: &'static str, handle: u32) -> Result<ib_uverbs_modify_qp> {
+        let mut raw = ib_uverbs_modify_qp {
+            qp_handle: handle,
+            attr_mask: self.mask,
+            port_num: narrow(verb, "port", self.port)?,
+            ..self.raw
+        };
+        if let Some(path) = self.path {
+            raw.dest = path.to_qp_dest(verb)?;
+        }
+        if let Some(path) = self.alternate_path {
+            raw.alt_dest = path.to_qp_dest(verb)?;
+            raw.alt_port_num = raw.alt_dest.port_num;
+        }
+        Ok(raw)
+    }
+
+    /// The ports that are named: the queue pair's, and those of the paths.
+    pub(super) fn ports(&self) -> impl Iterator<Item = u32> + use<> {
+        let own = self.bits().contains(Mask::IB_QP_PORT).then_some(self.port);
+        let paths = [self.path, self.alternate_path].into_iter().flatten();
+        own.into_iter().chain(paths.map(|path| path.port))
     }
 
     /// The rate limit, if that is among the changes.
@@ -237,11 +265,11 @@ impl QpAttr {
     /// Refuses a value that no device could take.
     pub(super) fn check_ranges(&self, verb: &'static str) -> Result<()> {
         let raw = &self.raw;
-        let sl = [(Mask::IB_QP_AV, raw.dest.sl), (Mask::IB_QP_ALT_PATH, raw.alt_dest.sl)];
-        let flow = [
-            (Mask::IB_QP_AV, raw.dest.flow_label),
-            (Mask::IB_QP_ALT_PATH, raw.alt_dest.flow_label),
-        ];
+        let level = |path: Option<AddressVector>| path.map_or(0, |path| path.service_level.into());
+        let label = |path: Option<AddressVector>| {
+            path.and_then(|path| path.global).map_or(0, |global| global.flow_label)
+        };
+        let (path, alternate) = (self.path, self.alternate_path);
         let ranges = [
             (Mask::IB_QP_STATE, "state", u32::from(raw.qp_state), 6),
             (Mask::IB_QP_CUR_STATE, "current_state", raw.cur_qp_state.into(), 6),
@@ -253,10 +281,10 @@ impl QpAttr {
             (Mask::IB_QP_RQ_PSN, "rq_psn", raw.rq_psn, 0xff_ffff),
             (Mask::IB_QP_SQ_PSN, "sq_psn", raw.sq_psn, 0xff_ffff),
             (Mask::IB_QP_DEST_QPN, "dest_qpn", raw.dest_qp_num, 0xff_ffff),
-            (sl[0].0, "path service_level", sl[0].1.into(), 15),
-            (sl[1].0, "alternate_path service_level", sl[1].1.into(), 15),
-            (flow[0].0, "path flow_label", flow[0].1, 0xf_ffff),
-            (flow[1].0, "alternate_path flow_label", flow[1].1, 0xf_ffff),
+            (Mask::IB_QP_AV, "path service_level", level(path), 15),
+            (Mask::IB_QP_ALT_PATH, "alternate_path service_level", level(alternate), 15),
+            (Mask::IB_QP_AV, "path flow_label", label(path), 0xf_ffff),
+            (Mask::IB_QP_ALT_PATH, "alternate_path flow_label", label(alternate), 0xf_ffff),
         ];
         for (bit, name, value, max) in ranges {
             if self.bits().contains(bit) && value > max {
@@ -286,9 +314,9 @@ impl fmt::Debug for QpAttr {
                 }
                 Mask::IB_QP_ACCESS_FLAGS => out.field("access", &self.access),
                 Mask::IB_QP_PKEY_INDEX => out.field("pkey_index", &raw.pkey_index),
-                Mask::IB_QP_PORT => out.field("port", &raw.port_num),
+                Mask::IB_QP_PORT => out.field("port", &self.port),
                 Mask::IB_QP_QKEY => out.field("qkey", &Qkey(raw.qkey)),
-                Mask::IB_QP_AV => out.field("path", &AddressVector::of_qp_dest(&raw.dest)),
+                Mask::IB_QP_AV => out.field("path", &self.path),
                 Mask::IB_QP_PATH_MTU => out.field("path_mtu", &Mtu(raw.path_mtu)),
                 Mask::IB_QP_TIMEOUT => out.field("timeout", &raw.timeout),
                 Mask::IB_QP_RETRY_CNT => out.field("retry_count", &raw.retry_cnt),
@@ -296,7 +324,7 @@ impl fmt::Debug for QpAttr {
                 Mask::IB_QP_RQ_PSN => out.field("rq_psn", &Psn(raw.rq_psn)),
                 Mask::IB_QP_MAX_QP_RD_ATOMIC => out.field("max_rd_atomic", &raw.max_rd_atomic),
                 Mask::IB_QP_ALT_PATH => out
-                    .field("alternate_path", &AddressVector::of_qp_dest(&raw.alt_dest))
+                    .field("alternate_path", &self.alternate_path)
                     .field("alternate_pkey_index", &raw.alt_pkey_index)
                     .field("alternate_timeout", &raw.alt_timeout),
                 Mask::IB_QP_MIN_RNR_TIMER => out.field("min_rnr_timer", &raw.min_rnr_timer),

@@ -2,7 +2,8 @@
 
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
-use crate::cq::{CompletionQueue, CqInner};
+use crate::cq::{CqInner, CqRef};
+use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
 use crate::events::keys::Kind;
 use crate::file::File;
@@ -23,9 +24,13 @@ use uapi::ib_uverbs_qp_create_flags as Flags;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 
-/// Builds a [`QueuePair`]; started by [`create_qp`](crate::ProtectionDomain::create_qp).
+/// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder), which has an
+/// example.
+///
+/// A setter asks for at least its value, and [`caps`](super::QpControl::caps) tells what was granted; the
+/// device's limits are in [`DeviceAttr`](crate::DeviceAttr).
 #[derive(Debug)]
-pub struct QueuePairBuilder<S: Sharing = Shared> {
+pub struct QpBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,
     send_cq: Arc<CqInner>,
     recv_cq: Arc<CqInner>,
@@ -38,19 +43,19 @@ pub struct QueuePairBuilder<S: Sharing = Shared> {
     sharing: PhantomData<fn() -> S>,
 }
 
-impl<S: Sharing> QueuePairBuilder<S> {
+impl<S: Sharing> QpBuilder<S> {
     pub(crate) fn new(
         pd: Arc<PdInner>,
-        send: &CompletionQueue,
-        recv: &CompletionQueue,
+        send: &impl CqRef,
+        recv: &impl CqRef,
         qp_type: QpType,
     ) -> Self {
         send.tidy();
         recv.tidy();
-        QueuePairBuilder {
+        QpBuilder {
             pd,
-            send_cq: send.inner.clone(),
-            recv_cq: recv.inner.clone(),
+            send_cq: send.control().inner.clone(),
+            recv_cq: recv.control().inner.clone(),
             srq: None,
             qp_type,
             cap: uapi::ib_uverbs_qp_cap {
@@ -103,7 +108,7 @@ impl<S: Sharing> QueuePairBuilder<S> {
         self
     }
 
-    /// Completes every send, signaled or not.
+    /// Raises a completion for every send, signaled or not.
     #[doc(alias = "sq_sig_all")]
     #[must_use]
     pub fn signal_all(mut self) -> Self {
@@ -111,10 +116,9 @@ impl<S: Sharing> QueuePairBuilder<S> {
         self
     }
 
-    /// Takes the VLAN tag out of received packets and tells it in their
-    /// [completions](crate::Completion::vlan); for raw packets, where
-    /// [`RawPacketCaps::CVLAN_STRIPPING`](crate::RawPacketCaps::CVLAN_STRIPPING) says that the device
-    /// can.
+    /// Lets the device move the VLAN tag of received packets to their
+    /// [completions](crate::Completion::vlan). For raw packets, on devices with
+    /// [`RawPacketCaps::CVLAN_STRIPPING`](crate::RawPacketCaps::CVLAN_STRIPPING).
     #[doc(alias = "IBV_QP_CREATE_CVLAN_STRIPPING")]
     #[must_use]
     pub fn cvlan_stripping(mut self) -> Self {
@@ -126,12 +130,11 @@ impl<S: Sharing> QueuePairBuilder<S> {
     /// was received, and what signaled reads and atomics bring back. For type RC, and for receives of
     /// type UC, on mlx5.
     ///
-    /// How much is short says [`cqe_size`](crate::CqBuilder::cqe_size) of the completion
-    /// queue: up to 32 bytes for completions of 64 bytes, up to 64 for those of 128. The memory that
-    /// such a request names is *not* written; look for the data at
-    /// [`Completion::scattered`](crate::Completion::scattered), for every completion, because longer
-    /// messages go to memory as ever, and so does everything on a device that cannot do this: the
-    /// driver does not say. A request needs its memory all the same.
+    /// Short is up to 32 bytes where completions have 64 bytes, and up to 64 where they have 128; see
+    /// [`cqe_size`](crate::CqBuilder::cqe_size). The memory that such a request names is *not* written: look
+    /// for the data at [`Completion::scattered`](crate::Completion::scattered) of every completion. Longer
+    /// messages go to memory, and so does everything on a device that cannot do this, which the driver does
+    /// not tell. A request needs its memory all the same.
     ///
     /// Queues that lend memory, of [`owned`](crate::owned) and of `aio`, hand out what is in it, and
     /// refuse such a queue pair.
@@ -320,23 +323,30 @@ impl<S: Sharing> QueuePairBuilder<S> {
         let (cap, file) = (&self.cap, self.pd.file());
         match error.errno() {
             Errno::INVAL => {
-                let limits = match file.limits() {
-                    Some(limits) => {
-                        let (wr, sge) = (limits.max_qp_wr, limits.max_sge);
-                        format!("; {} takes at most {wr} of {sge}", file.device.name())
-                    }
-                    None => String::new(),
-                };
-                error.detail(format!(
-                    "{} with {} sends of {} entries and {} bytes inline, {} receives of {} \
-                     entries{limits}",
-                    self.qp_type,
-                    cap.max_send_wr,
-                    cap.max_send_sge,
-                    cap.max_inline_data,
-                    cap.max_recv_wr,
-                    cap.max_recv_sge,
-                ))
+                let above = file.limits().and_then(|limits| {
+                    let inline = file.provider.max_inline_data(limits.max_sge);
+                    let values = [
+                        ("max_send_wr", cap.max_send_wr, limits.max_qp_wr),
+                        ("max_recv_wr", cap.max_recv_wr, limits.max_qp_wr),
+                        ("max_send_sge", cap.max_send_sge, limits.max_sge),
+                        ("max_recv_sge", cap.max_recv_sge, limits.max_sge),
+                        ("max_inline_data", cap.max_inline_data, inline.unwrap_or(u32::MAX)),
+                    ];
+                    above_limits(file.device.name(), &values)
+                });
+                error.detail(above.unwrap_or_else(|| {
+                    format!(
+                        "{} refuses type {} with max_send_wr {}, max_send_sge {}, max_inline_data {}, \
+                         max_recv_wr {} and max_recv_sge {}",
+                        file.device.name(),
+                        self.qp_type,
+                        cap.max_send_wr,
+                        cap.max_send_sge,
+                        cap.max_inline_data,
+                        cap.max_recv_wr,
+                        cap.max_recv_sge,
+                    )
+                }))
             }
             Errno::OPNOTSUPP if self.cvlan_stripping => error.detail(format!(
                 "{} has no queue pairs of type {} that strip VLAN tags",

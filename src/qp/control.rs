@@ -59,7 +59,7 @@ impl QpControl {
     /// # Errors
     ///
     /// `EINVAL` for a transition that does not exist, a missing or superfluous attribute or a
-    /// value out of range (the message names it), and for `RESET`: see
+    /// value out of range (the message names it), a port that the device does not have, and for `RESET`: see
     /// [`reset`](crate::QueuePair::reset), which is also due before anything else when somebody who
     /// shares the context reset the queue pair (`EINVAL`, too). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
@@ -75,6 +75,9 @@ impl QpControl {
             ));
         }
         attr.check_ranges(VERB)?;
+        for port in attr.ports() {
+            self.qp.file().device.check_port(VERB, port)?;
+        }
         let _moving = self.qp.moving(VERB)?;
         self.check_fresh(VERB)?;
         let mut tracked = self.qp.state();
@@ -108,7 +111,7 @@ impl QpControl {
     /// Hands a change to the kernel as it is.
     pub(super) fn apply(&self, verb: &'static str, attr: &QpAttr) -> Result<()> {
         let file = self.qp.file();
-        let base = attr.to_raw(self.handle());
+        let base = attr.to_raw(verb, self.handle())?;
         match attr.limit() {
             None => file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base)),
             Some(rate_limit) => {
@@ -128,8 +131,8 @@ impl QpControl {
                  drained, ERR may be the only way out"
             )),
             Errno::INVAL => error.detail(format!(
-                "the kernel refuses {attr:?} in state {from}; a port, an index into its tables, or \
-                 a limit of the device may be wrong"
+                "the kernel refuses {attr:?} in state {from}; an index into the port's tables, or a \
+                 limit of the device may be wrong"
             )),
             Errno::PERM => error.detail("a queue key with bit 31 set needs CAP_NET_RAW"),
             Errno::OPNOTSUPP if attr.limit().is_some() => error.detail(format!(

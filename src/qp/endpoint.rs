@@ -10,7 +10,7 @@ use super::state::{QpState, QpType};
 use crate::access::Access;
 use crate::address_vector::{AddressVector, GlobalRoute};
 use crate::error::{Error, Result};
-use crate::number::{Gid, Psn, Qkey, Qpn};
+use crate::number::{Gid, Psn, Qkey, Qpn, narrow};
 use crate::port::{LinkLayer, Mtu, PortAttr};
 use crate::provider::RdAtomic;
 use std::hash::{BuildHasher, Hasher, RandomState};
@@ -98,8 +98,8 @@ const MAGIC: [u8; 4] = *b"uvb1";
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Local {
     endpoint: Endpoint,
-    port: u8,
-    gid_index: u8,
+    port: u32,
+    gid_index: u32,
     /// Whether packets need the global part whatever the destination.
     global: bool,
     /// Reads and atomics that may be under way from here.
@@ -297,7 +297,7 @@ impl QpControl {
     ///
     /// `EINVAL` for a port that the device does not have, or an index that is empty, beyond the
     /// table, or above 255, which is what paths can carry.
-    pub fn endpoint(&self, port: u8, gid_index: u32) -> Result<Endpoint> {
+    pub fn endpoint(&self, port: u32, gid_index: u32) -> Result<Endpoint> {
         const VERB: &str = "endpoint";
         let context = self.context();
         let in_verb = |error: Error| error.in_verb(VERB);
@@ -307,9 +307,7 @@ impl QpControl {
             let detail = format!("index {gid_index} of port {port} holds no global identifier");
             return Err(Error::invalid(VERB, detail));
         }
-        let gid_index = u8::try_from(gid_index).map_err(|_| {
-            Error::invalid(VERB, format!("index {gid_index} is above 255, a path's maximum"))
-        })?;
+        narrow(VERB, "gid_index", gid_index)?;
         let limits = match context.file.provider.rd_atomic() {
             Some(limits) => limits,
             None => {

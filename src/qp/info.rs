@@ -52,7 +52,7 @@ pub struct QpInfo {
     /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer).
     pub min_rnr_timer: u8,
     /// The local port.
-    pub port: u8,
+    pub port: u32,
     /// Wait for an acknowledgement, 4.096 µs · 2ⁿ; 0 is for ever.
     pub timeout: u8,
     /// Repetitions before giving up.
@@ -60,7 +60,7 @@ pub struct QpInfo {
     /// Repetitions to a peer without receives; 7 is without end.
     pub rnr_retry: u8,
     /// The alternate path's port.
-    pub alternate_port: u8,
+    pub alternate_port: u32,
     /// The alternate path's wait for an acknowledgement.
     pub alternate_timeout: u8,
     /// The path to the peer.
@@ -118,11 +118,11 @@ impl QpInfo {
             max_rd_atomic: raw.max_rd_atomic,
             max_dest_rd_atomic: raw.max_dest_rd_atomic,
             min_rnr_timer: raw.min_rnr_timer,
-            port: raw.port_num,
+            port: raw.port_num.into(),
             timeout: raw.timeout,
             retry_count: raw.retry_cnt,
             rnr_retry: raw.rnr_retry,
-            alternate_port: raw.alt_port_num,
+            alternate_port: raw.alt_port_num.into(),
             alternate_timeout: raw.alt_timeout,
             path: AddressVector::of_qp_dest(&raw.dest),
             alternate_path: AddressVector::of_qp_dest(&raw.alt_dest),

@@ -16,7 +16,7 @@ mod transition;
 mod xrc;
 
 pub use attr::{PathMigState, QpAttr};
-pub use builder::QueuePairBuilder;
+pub use builder::QpBuilder;
 pub use control::QpControl;
 pub use endpoint::{Endpoint, Handshake};
 pub use info::QpInfo;
@@ -27,7 +27,7 @@ pub use xrc::XrcTarget;
 
 use crate::context::Context;
 use crate::cq::CqInner;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::Registration;
 use crate::file::File;
 use crate::mcast::Groups;
@@ -45,7 +45,8 @@ use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
-/// What a queue pair was granted at creation; at least what was asked for.
+/// What a queue pair was granted at creation, which is at least what was asked for; see
+/// [`QpControl::caps`].
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -217,15 +218,14 @@ impl Drop for QpInner {
 /// A queue pair: a send queue, a receive queue, and control over both.
 ///
 /// Posting takes `&mut self`. To send from one thread and receive in another, [`split`] it; to
-/// share one queue among threads, put it into a `Mutex`: that is how "all verbs objects are safe
-/// for multi-threaded access" is kept here. The parameter says how the send queue is rung; see
-/// [`Sharing`].
+/// share one queue among threads, put it into a `Mutex`. Everything else is in [`QpControl`], takes `&self`
+/// and works from any thread. The parameter says how the send queue is rung; see [`Sharing`]. The
+/// [crate's page](crate#the-verbs-themselves) has a whole program.
 ///
 /// [`split`]: QueuePair::split
 ///
-/// The queues of a whole queue pair are never lent as such: who had two of them at once could
-/// exchange them, and a reset would then wipe what the device of the other works on. So this does
-/// not compile:
+/// The queues of a whole queue pair are never lent as such: a program that had two of them could
+/// exchange them, and a reset would then empty a queue that a device works on. So this does not compile:
 ///
 /// ```compile_fail,E0599
 /// # fn f(one: &mut uverbs::QueuePair, other: &mut uverbs::QueuePair) {
@@ -266,7 +266,7 @@ impl<S: Sharing> QueuePair<S> {
     /// # Errors
     ///
     /// `EINVAL`, with the parts, if they belong to different queue pairs or if one is missing.
-    pub fn join(parts: QpParts<S>) -> std::result::Result<Self, (QpParts<S>, Error)> {
+    pub fn join(parts: QpParts<S>) -> std::result::Result<Self, ErrorWith<QpParts<S>>> {
         let QpParts { send, recv, control } = &parts;
         let whole = Arc::ptr_eq(&send.qp, &control.qp)
             && match recv {
@@ -275,7 +275,7 @@ impl<S: Sharing> QueuePair<S> {
             };
         if !whole {
             let error = Error::invalid("join", "the parts are not those of one queue pair");
-            return Err((parts, error));
+            return Err(error.with(parts));
         }
         Ok(QueuePair { send: parts.send, recv: parts.recv, control: parts.control })
     }
@@ -311,17 +311,19 @@ impl<S: Sharing> QueuePair<S> {
     /// `EBUSY` while something holds on to it: a multicast membership, a flow rule, or a
     /// [memory window](crate::MemoryWindow#what-a-window-holds); it comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a multicast membership, a memory window of type 2 that was to be bound \
                             through it, or a flow rule still holds the queue pair: destroy that, or \
                             reallocate the window";
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
-        destroy_sole(control.qp, "destroy_qp", HELD, QpInner::destroy).map_err(|(qp, error)| {
-            let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
-            let send = SendQueue::new(qp.clone(), send_ring);
-            (QueuePair { send, recv, control: QpControl { qp } }, error)
+        destroy_sole(control.qp, "destroy_qp", HELD, QpInner::destroy).map_err(|failed| {
+            failed.map(|qp| {
+                let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
+                let send = SendQueue::new(qp.clone(), send_ring);
+                QueuePair { send, recv, control: QpControl { qp } }
+            })
         })
     }
 }

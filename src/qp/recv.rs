@@ -3,7 +3,7 @@
 use super::{QpInner, QpState, QpType};
 use crate::memory::fork::Epoch;
 use crate::provider::{RecvCursor, RecvKind, RecvRing};
-use crate::wr::{PostError, Recv, Sge};
+use crate::wr::{PostError, RecvWr, Sge};
 use std::num::NonZeroU8;
 use std::sync::Arc;
 
@@ -93,7 +93,7 @@ impl<'q> RecvBatch<'q> {
     ///
     /// A [`PostError`] that says what was wrong; the batch is as it was.
     #[inline(always)]
-    pub fn push(&mut self, recv: Recv<'_>) -> Result<(), PostError> {
+    pub fn push(&mut self, recv: RecvWr<'_>) -> Result<(), PostError> {
         if !self.ring.try_push(self.kind, &mut self.cursor, &recv) {
             // Copies, lest all others are kept in memory for this.
             let mut cursor = self.cursor;
@@ -108,11 +108,11 @@ impl<'q> RecvBatch<'q> {
     #[inline(always)]
     pub(crate) fn push_lent(&mut self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
         let here = memory;
-        let recv = Recv { wr_id, sges: here.as_slice() };
+        let recv = RecvWr { wr_id, sges: here.as_slice() };
         if !self.ring.try_push(self.kind, &mut self.cursor, &recv) {
             // Copies, lest all others are kept in memory for this.
             let (apart, mut cursor) = (memory, self.cursor);
-            self.ring.push(&mut cursor, &Recv { wr_id, sges: apart.as_slice() })?;
+            self.ring.push(&mut cursor, &RecvWr { wr_id, sges: apart.as_slice() })?;
             self.cursor = cursor;
         }
         self.count += 1;

@@ -8,7 +8,7 @@ use crate::pd::{Exclusive, Shared, Sharing};
 use crate::provider::{Cursor, SendRing};
 use crate::td::ThreadDomain;
 use crate::uverbs::doorbell::Doorbell;
-use crate::wr::{Payload, PostError, Remote, SendOp, SendWr, Sge};
+use crate::wr::{Payload, PostError, Remote, RingError, SendOp, SendWr, Sge};
 use std::marker::PhantomData;
 use std::sync::Arc;
 
@@ -120,7 +120,7 @@ impl<S: Sharing> SendQueue<S> {
 
     /// Shows what was pushed to the device, and makes the device look.
     #[inline(always)]
-    fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), PostError> {
+    fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), RingError> {
         if self.ring.try_publish(cursor, single) {
             return Ok(());
         }
@@ -129,9 +129,9 @@ impl<S: Sharing> SendQueue<S> {
 
     #[cold]
     #[inline(never)]
-    fn ring_otherwise(&mut self, at: u32) -> Result<(), PostError> {
+    fn ring_otherwise(&mut self, at: u32) -> Result<(), RingError> {
         if self.epoch.is_over() {
-            return Err(PostError::Forked);
+            return Err(RingError::Forked);
         }
         let qp = &self.qp;
         self.ring
@@ -250,12 +250,12 @@ impl SendBatch<'_, Shared> {
     ///
     /// # Errors
     ///
-    /// [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay in it
-    /// and are sent with the next batch.
+    /// After [`RingError::StillQueued`] the requests stay in the queue and are sent with the next batch: do
+    /// not free the memory. mlx5 never answers it. [`RingError::Forked`].
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
-    pub unsafe fn ring(self) -> Result<(), PostError> {
+    pub unsafe fn ring(self) -> Result<(), RingError> {
         let count = self.cursor.count.into();
         self.ring_lent(count)
     }
@@ -263,7 +263,7 @@ impl SendBatch<'_, Shared> {
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
     #[inline(always)]
-    pub(crate) fn ring_lent(self, count: u64) -> Result<(), PostError> {
+    pub(crate) fn ring_lent(self, count: u64) -> Result<(), RingError> {
         if count == 0 {
             return Ok(());
         }
@@ -283,13 +283,13 @@ impl SendBatch<'_, Exclusive> {
     ///
     /// # Errors
     ///
-    /// [`PostError::ForeignThreadDomain`] if the queue was created under another one (nothing is
-    /// sent), [`PostError::Kernel`] if the kernel refused to look at the queue: the requests stay
-    /// in it and are sent with the next batch.
+    /// [`RingError::ForeignThreadDomain`] if the queue was created under another one: nothing is sent.
+    /// After [`RingError::StillQueued`] the requests stay in the queue and are sent with the next batch: do
+    /// not free the memory. mlx5 never answers it. [`RingError::Forked`].
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
-    pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), PostError> {
+    pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), RingError> {
         let count = self.cursor.count.into();
         self.ring_lent(td, count)
     }
@@ -297,9 +297,9 @@ impl SendBatch<'_, Exclusive> {
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
     #[inline(always)]
-    pub(crate) fn ring_lent(self, td: &mut ThreadDomain, count: u64) -> Result<(), PostError> {
+    pub(crate) fn ring_lent(self, td: &mut ThreadDomain, count: u64) -> Result<(), RingError> {
         if self.queue.thread != Identity::of(&td.inner) {
-            return Err(PostError::ForeignThreadDomain);
+            return Err(RingError::ForeignThreadDomain);
         }
         if count == 0 {
             return Ok(());

@@ -3,7 +3,7 @@
 
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, Registration};
 use crate::mcast::Groups;
 use crate::memory::lock::Lock;
@@ -160,10 +160,10 @@ impl XrcTarget {
     ///
     /// What the kernel answers; the target comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
-    pub fn destroy(self) -> std::result::Result<(), (Self, Error)> {
+    pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something still holds the target";
         destroy_sole(self.control.qp, "destroy_qp", HELD, QpInner::destroy)
-            .map_err(|(qp, error)| (XrcTarget { control: QpControl { qp } }, error))
+            .map_err(|failed| failed.map(|qp| XrcTarget { control: QpControl { qp } }))
     }
 }
 

@@ -168,7 +168,7 @@ fn posting_polling_and_filling_on_three_threads_loses_no_buffer() {
         pool
     });
     let filler = {
-        let first = bench.pd.buffer_pool(64).count(3).build().unwrap();
+        let first = bench.pd.buffer_pool_builder(64).count(3).build().unwrap();
         for _ in 0..3 {
             to_fill.send(first.take().unwrap()).unwrap();
         }

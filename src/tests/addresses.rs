@@ -48,7 +48,7 @@ fn address_handle_stays_until_its_requests_have_completed() {
     assert_eq!((handles(&bench), bench.context.leaked()), (0, 0));
 }
 
-/// In a ring that wraps many times, what was named a round ago does not count.
+/// In a ring that wraps many times, address handles of an earlier round do not count.
 #[test]
 fn address_handles_of_completed_requests_go_at_once() {
     let bench = Bench::new();
@@ -72,7 +72,7 @@ fn address_handle_goes_with_the_queue_pair_that_names_it() {
     post(&mut qp, &ah);
     drop(ah);
     assert_eq!(handles(&bench), 1);
-    // The queue alone is not the queue pair.
+    // The send queue may be dropped before the queue pair.
     let parts = qp.split();
     drop((parts.send, parts.recv));
     assert_eq!(handles(&bench), 1);
@@ -109,7 +109,7 @@ fn destroying_an_address_handle_that_requests_name_is_refused() {
     let ah = handle(&bench);
     post(&mut qp, &ah);
     post(&mut qp, &ah);
-    let (ah, error) = ah.destroy().unwrap_err();
+    let (ah, error) = ah.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
     assert!(error.message().starts_with("2 requests"), "{error}");
     complete(&bench.script, &qp);
@@ -118,7 +118,7 @@ fn destroying_an_address_handle_that_requests_name_is_refused() {
     assert_eq!(handles(&bench), 0);
 }
 
-/// Its requests may be carried out at any time: both are the kernel's, and are counted.
+/// The device may carry out its requests at any time, so both are leaked and counted.
 #[test]
 fn address_handle_that_a_leaked_queue_pair_names_is_leaked() {
     let bench = Bench::new();
@@ -138,7 +138,7 @@ fn address_handle_that_a_leaked_queue_pair_names_is_leaked() {
 fn other_threads_drop_address_handles_while_requests_are_posted() {
     let bench = Bench::new();
     let mut qp =
-        bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).max_send_wr(63).build().unwrap();
+        bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).max_send_wr(63).build().unwrap();
     bring_up(&bench.script, &qp);
     let (sender, receiver) = std::sync::mpsc::channel::<AddressHandle>();
     std::thread::scope(|scope| {

@@ -2,7 +2,7 @@
 
 use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, Recv, SendWr};
+use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, RecvWr, SendWr};
 use std::net::Ipv4Addr;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::write::{
@@ -20,7 +20,7 @@ fn times(bench: &Bench, op: Op) -> usize {
 #[test]
 fn a_change_of_state_holds_for_posting_at_once() {
     let bench = Bench::new();
-    let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
     qp.modify(&QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1))).unwrap();
     assert_eq!(qp.state(), QpState::INIT);
@@ -32,14 +32,26 @@ fn a_change_of_state_holds_for_posting_at_once() {
 }
 
 #[test]
-fn what_the_kernel_would_refuse_does_not_reach_it() {
+fn attributes_that_do_not_fit_the_state_are_refused_before_the_kernel() {
     let bench = Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
     let error = qp.modify(&attr).unwrap_err();
     assert_eq!(error.message(), "RC from RESET to INIT: missing access");
     let error = qp.modify(&attr.timeout(32)).unwrap_err();
     assert_eq!(error.message(), "timeout 32 is above the maximum of 31");
+    let attr = attr.access(crate::Access::empty());
+    for port in [0, 2, 300] {
+        let error = qp.modify(&attr.port(port)).unwrap_err();
+        let message = format!("port {port} of rxe0, which has ports 1 to 1");
+        assert_eq!((error.message(), error.kernel_errno()), (message.as_str(), None));
+    }
+    let path = crate::AddressVector::global(2, 0, Gid::default());
+    let rtr = QpAttr::new().state(QpState::RTR);
+    for attr in [rtr.path(path), rtr.alternate_path(path, 0, 0)] {
+        let error = qp.modify(&attr).unwrap_err();
+        assert_eq!(error.message(), "port 2 of rxe0, which has ports 1 to 1");
+    }
     assert_eq!(times(&bench, Op::MODIFY_QP), 0);
     assert_eq!(qp.state(), QpState::RESET);
 }
@@ -47,7 +59,7 @@ fn what_the_kernel_would_refuse_does_not_reach_it() {
 #[test]
 fn a_refusal_by_the_kernel_leaves_the_state() {
     let bench = Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build().unwrap();
     bench.script.refuse(Op::MODIFY_QP, Errno::PERM);
     let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1 << 31));
     let error = qp.modify(&attr).unwrap_err();
@@ -61,14 +73,14 @@ fn a_state_that_the_device_changed_is_learned() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::UD);
     bench.script.set_qp_state(qp.handle(), QpState::SQE.0);
-    // A change that is legal from what was last known needs no question.
+    // A change that is legal from the last known state asks the kernel nothing.
     let before = times(&bench, QUERY);
     qp.modify(&QpAttr::new().qkey(Qkey(2))).unwrap();
     assert_eq!(times(&bench, QUERY), before);
     assert_eq!(qp.query().unwrap().state, QpState::SQE);
     assert_eq!(qp.state(), QpState::SQE);
 
-    // One that is not is checked against what the kernel says.
+    // Any other change is checked against the kernel's state.
     bench.script.set_qp_state(qp.handle(), QpState::RESET.0);
     let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(Qkey(1));
     let error = qp.modify(&init).unwrap_err();
@@ -81,7 +93,8 @@ fn a_state_that_the_device_changed_is_learned() {
     assert_eq!(error.message(), "UD from ERR to ERR: superfluous sqd_async_notify");
 }
 
-/// The device begins anew when somebody else resets a queue pair, and its queues do not.
+/// When another process resets a queue pair, the device starts at index 0, and the queues here do
+/// not.
 #[test]
 fn a_queue_pair_that_others_reset_works_on_only_after_a_reset_of_its_own() {
     use QpState as S;
@@ -122,9 +135,9 @@ fn reset_is_not_a_modification() {
 #[test]
 fn reset_takes_exactly_the_queue_pair_s_completion_queues() {
     let mut bench = Bench::new();
-    let mut recv_cq = bench.context.create_cq(4).build().unwrap();
-    let mut stranger = bench.context.create_cq(4).build().unwrap();
-    let mut qp = bench.pd.create_qp(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
+    let mut recv_cq = bench.context.cq_builder(4).build().unwrap();
+    let mut stranger = bench.context.cq_builder(4).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &recv_cq, QpType::RC).build().unwrap();
     let message = |result: crate::Result<()>| result.unwrap_err().message().to_owned();
     assert!(
         message(qp.reset(&mut [&mut bench.cq])).contains("receive completion queue is missing")
@@ -149,7 +162,7 @@ fn reset_forgets_completions_of_the_one_queue_pair_only() {
     assert_eq!(bench.cq.poll().unwrap().next().map(|completion| completion.wr_id()), Some(1));
     qp.reset(&mut [&mut bench.cq]).unwrap();
     assert_eq!(qp.state(), QpState::RESET);
-    // What completes after the reset counts again, although it has the same number.
+    // Completions after the reset count again, although the queue pair number is the same.
     bench.script.complete(cq, wc(own, 6));
     assert_eq!(poll_ids(&mut bench.cq), [2, 4, 6]);
     bench.script.complete(cq, wc(own, 7));
@@ -157,7 +170,7 @@ fn reset_forgets_completions_of_the_one_queue_pair_only() {
 }
 
 #[test]
-fn rings_go_on_where_they_were_after_a_reset() {
+fn ring_indices_continue_after_a_reset() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
@@ -167,10 +180,10 @@ fn rings_go_on_where_they_were_after_a_reset() {
             batch.push(SendWr::send(&[]).id(round * 3 + n)).unwrap();
             ring(batch).unwrap();
             let mut batch = qp.recv_batch().unwrap();
-            batch.push(Recv { wr_id: 100 + round * 3 + n, sges: &[] }).unwrap();
+            batch.push(RecvWr::new(&[]).id(100 + round * 3 + n)).unwrap();
             ring_recv(batch);
         }
-        // The kernel skips what it has not done, up to our producer index.
+        // The kernel skips requests that it has not carried out, up to the producer index.
         for role in [Role::Send, Role::Recv] {
             let mut ids = Vec::new();
             while let Some(wqe) = bench.script.take(handle, role) {
@@ -209,7 +222,7 @@ fn a_membership_ends_once_and_holds_its_queue_pair() {
     let error = qp.attach_mcast(group(1), 0).unwrap_err();
     assert_eq!(error.errno(), Errno::EXIST);
     assert_eq!(times(&bench, ATTACH), 2);
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("multicast"), "{error}");
     one.detach().unwrap();
@@ -230,7 +243,7 @@ fn a_membership_that_cannot_end_comes_back() {
     let qp = bench.qp(QpType::UD);
     let membership = qp.attach_mcast(group(1), 0).unwrap();
     bench.script.refuse(DETACH, Errno::NOMEM);
-    let (membership, error) = membership.detach().unwrap_err();
+    let (membership, error) = membership.detach().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert_eq!(qp.attach_mcast(group(1), 0).unwrap_err().errno(), Errno::EXIST);
     bench.script.allow(DETACH);

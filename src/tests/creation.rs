@@ -32,7 +32,7 @@ fn survives_any_failure<T>(script: &Script, errno: Errno, create: impl Fn() -> R
 }
 
 #[test]
-fn a_context_needs_two_commands_and_closes_its_file_when_either_fails() {
+fn a_context_takes_two_commands_and_closes_its_file_if_either_fails() {
     for step in 1..=2 {
         let script = Script::new();
         script.fail_step(step, Errno::NOMEM);
@@ -52,7 +52,7 @@ fn a_context_needs_two_commands_and_closes_its_file_when_either_fails() {
 fn every_creation_survives_failure_of_every_step() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
-    let srq = pd.create_srq(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let channel = context.create_comp_channel().unwrap();
     let vector = AddressVector::global(1, 0, Gid([1; 16]));
     for errno in [Errno::NOMEM, Errno::AGAIN, Errno::IO] {
@@ -61,14 +61,14 @@ fn every_creation_survives_failure_of_every_step() {
             survives_any_failure(script, errno, || context.alloc_pd()),
             survives_any_failure(script, errno, || context.create_comp_channel()),
             survives_any_failure(script, errno, || pd.create_ah(&vector)),
-            survives_any_failure(script, errno, || context.create_cq(8).build()),
+            survives_any_failure(script, errno, || context.cq_builder(8).build()),
             survives_any_failure(script, errno, || {
-                context.create_cq(8).channel(&channel).vector(1).build()
+                context.cq_builder(8).channel(&channel).vector(1).build()
             }),
-            survives_any_failure(script, errno, || pd.create_srq(8).max_sge(3).build()),
-            survives_any_failure(script, errno, || pd.create_qp(cq, cq, QpType::RC).build()),
+            survives_any_failure(script, errno, || pd.srq_builder(8).max_sge(3).build()),
+            survives_any_failure(script, errno, || pd.qp_builder(cq, cq, QpType::RC).build()),
             survives_any_failure(script, errno, || {
-                pd.create_qp(cq, cq, QpType::UD).srq(&srq).build()
+                pd.qp_builder(cq, cq, QpType::UD).srq(&srq).build()
             }),
         ];
         assert_eq!(steps, [1, 1, 1, 2, 2, 2, 3, 2]);
@@ -77,14 +77,14 @@ fn every_creation_survives_failure_of_every_step() {
 }
 
 #[test]
-fn pure_bookkeeping_needs_no_kernel() {
+fn thread_and_parent_domains_need_no_kernel() {
     let bench = Bench::new();
     let before = bench.script.log().len();
     bench.script.fail_step(1, Errno::NOMEM);
     let td = bench.context.alloc_td().unwrap();
-    let domain = crate::ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     // A parent domain stands wherever a protection domain does, also under another.
-    let nested = crate::ParentDomain::builder(&domain).build().unwrap();
+    let nested = domain.parent_domain_builder().build().unwrap();
     assert_eq!((domain.handle(), nested.handle()), (bench.pd.handle(), bench.pd.handle()));
     drop((td, domain, nested));
     assert_eq!(bench.script.log().len(), before);
@@ -108,9 +108,9 @@ fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
         .map(|(op, verb)| {
             script.refuse(op, errno);
             let error = match op {
-                Op::CREATE_CQ => context.create_cq(8).build().unwrap_err(),
-                Op::CREATE_QP => pd.create_qp(cq, cq, QpType::RC).build().unwrap_err(),
-                Op::CREATE_SRQ => pd.create_srq(8).build().unwrap_err(),
+                Op::CREATE_CQ => context.cq_builder(8).build().unwrap_err(),
+                Op::CREATE_QP => pd.qp_builder(cq, cq, QpType::RC).build().unwrap_err(),
+                Op::CREATE_SRQ => pd.srq_builder(8).build().unwrap_err(),
                 Op::CREATE_AH => pd.create_ah(&vector).unwrap_err(),
                 Op::ALLOC_PD => context.alloc_pd().unwrap_err(),
                 _ => context.create_comp_channel().unwrap_err(),
@@ -132,8 +132,8 @@ fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
     assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
 }
 
-/// A driver that answers less than it should does not make the library map or take over what
-/// the answer does not name.
+/// After a short response of the driver, the library maps or takes over nothing that the response
+/// does not name.
 #[test]
 fn short_answers_fail_cleanly() {
     let bench = Bench::new();
@@ -143,9 +143,9 @@ fn short_answers_fail_cleanly() {
         for op in [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::CREATE_COMP_CHANNEL] {
             script.answer_short(op, length);
         }
-        assert!(context.create_cq(8).build().is_err());
-        assert!(pd.create_qp(cq, cq, QpType::RC).build().is_err());
-        assert!(pd.create_srq(8).build().is_err());
+        assert!(context.cq_builder(8).build().is_err());
+        assert!(pd.qp_builder(cq, cq, QpType::RC).build().is_err());
+        assert!(pd.srq_builder(8).build().is_err());
         assert!(context.create_comp_channel().is_err());
         for op in [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::CREATE_COMP_CHANNEL] {
             script.allow_full_answer(op);
@@ -157,22 +157,43 @@ fn short_answers_fail_cleanly() {
 }
 
 #[test]
-fn limits_are_named() {
+fn a_request_beyond_a_limit_names_the_limit() {
     let bench = Bench::new();
     let Bench { context, pd, cq, .. } = &bench;
     let refused = [
-        (context.create_cq(0).build().map(drop), "0 entries"),
-        (context.create_cq(40_000).build().map(drop), "40000 entries; rxe0 takes at most 32767"),
-        (context.create_cq(8).vector(2).build().map(drop), "vector 2"),
-        (pd.create_srq(0).build().map(drop), "0 receives"),
+        (context.cq_builder(0).build().map(drop), "0 entries"),
+        (context.cq_builder(40_000).build().map(drop), "40000 entries; rxe0 takes at most 32767"),
+        (context.cq_builder(8).vector(2).build().map(drop), "vector 2"),
+        (pd.srq_builder(0).build().map(drop), "0 receives"),
+        (pd.srq_builder(1 << 20).build().map(drop), "max_wr 1048576 is above the 16384 of rxe0 ("),
+        (pd.srq_builder(8).max_sge(33).build().map(drop), "max_sge 33 is above the 32 of rxe0 ("),
         (
-            pd.create_srq(1 << 20).build().map(drop),
-            "1048576 receives of 1 entries; rxe0 takes at most 16384 of 32",
+            pd.qp_builder(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop),
+            "create_qp: max_send_wr 1048576 is above the 16384 of rxe0 (",
         ),
-        (pd.create_qp(cq, cq, QpType::RC).max_send_wr(1 << 20).build().map(drop), "1048576 sends"),
         (
-            pd.create_qp(cq, cq, QpType::RC).max_recv_sge(33).build().map(drop),
-            "1 receives of 33 entries; rxe0 takes at most 16384 of 32",
+            pd.qp_builder(cq, cq, QpType::RC).max_recv_wr(1 << 20).build().map(drop),
+            "create_qp: max_recv_wr 1048576 is above the 16384 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC).max_send_sge(33).build().map(drop),
+            "create_qp: max_send_sge 33 is above the 32 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC).max_recv_sge(33).build().map(drop),
+            "create_qp: max_recv_sge 33 is above the 32 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC).max_inline_data(513).build().map(drop),
+            "create_qp: max_inline_data 513 is above the 512 of rxe0 (",
+        ),
+        (
+            pd.qp_builder(cq, cq, QpType::RC)
+                .max_send_sge(33)
+                .max_recv_wr(1 << 20)
+                .build()
+                .map(drop),
+            "max_recv_wr 1048576 is above the 16384 of rxe0, max_send_sge 33 is above the 32 of rxe0 (",
         ),
         (pd.create_ah(&AddressVector::local(1, 7)).map(drop), "lid 7"),
     ];
@@ -181,9 +202,9 @@ fn limits_are_named() {
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.to_string().contains(text), "{error}");
     }
-    let error = pd.create_qp(cq, cq, QpType::XRC_INI).build().unwrap_err();
+    let error = pd.qp_builder(cq, cq, QpType::XRC_INI).build().unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains("XRC initiator"), "{error}");
-    let error = pd.create_qp(cq, cq, QpType::RC).scatter_to_cqe().build().unwrap_err();
+    let error = pd.qp_builder(cq, cq, QpType::RC).scatter_to_cqe().build().unwrap_err();
     assert!(error.is_unsupported() && error.to_string().contains("only mlx5"), "{error}");
 }
 

@@ -1,9 +1,10 @@
-//! Destruction: in any order, refused, of what others destroyed, of a device that is gone.
+//! Destruction: in any order, refused, of objects that another process destroyed, of a device that
+//! is gone.
 
 use super::Bench;
 use crate::memory::region::StableBytes;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Access, AddressVector, Errno, Gid, ParentDomain, QpType, Recv, WindowType};
+use crate::{Access, AddressVector, Errno, ErrorWith, Gid, QpType, RecvWr, WindowType};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -41,7 +42,7 @@ fn memory_is_freed_only_when_the_kernel_let_go_of_it() {
         assert_eq!(Arc::strong_count(&alive), 2, "freed although the device may write it");
         assert_eq!(bench.context.leaked(), 1);
         assert_eq!(bench.script.count(objects::UVERBS_OBJECT_MR), 1);
-        // What the region stood on cannot go either, and is not lost track of.
+        // The objects that the region needs cannot be destroyed either, and are counted.
         let Bench { script, context, pd, cq } = bench;
         drop((pd, cq));
         assert_eq!(context.leaked(), 2);
@@ -76,11 +77,15 @@ macro_rules! destroy_twice {
         for errno in [Errno::BUSY, Errno::IO] {
             $script.refuse_destroy(handle, errno);
         }
-        let Err((object, error)) = object.destroy() else { panic!("destroyed against its will") };
+        let Err(ErrorWith { object, error }) = object.destroy() else {
+            panic!("destroyed against its will")
+        };
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)));
         $script.permit_destroy(handle);
         $script.refuse_destroy(handle, Errno::IO);
-        let Err((object, error)) = object.destroy() else { panic!("a firmware failure is final") };
+        let Err(ErrorWith { object, error }) = object.destroy() else {
+            panic!("a firmware failure is final")
+        };
         assert_eq!(error.errno(), Errno::IO);
         assert_eq!($script.live().len(), before, "still there");
         $script.permit_destroy(handle);
@@ -90,19 +95,19 @@ macro_rules! destroy_twice {
 }
 
 #[test]
-fn what_could_not_be_destroyed_comes_back_and_can_be_tried_again() {
+fn a_handle_that_could_not_be_destroyed_comes_back_for_another_try() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     destroy_twice!(script, bench.qp(QpType::RC));
-    destroy_twice!(script, context.create_cq(4).build().unwrap());
-    destroy_twice!(script, pd.create_srq(4).build().unwrap());
+    destroy_twice!(script, context.cq_builder(4).build().unwrap());
+    destroy_twice!(script, pd.srq_builder(4).build().unwrap());
     destroy_twice!(script, pd.allocate::<u64>(8).unwrap());
     destroy_twice!(script, pd.alloc_mw(WindowType::Two).unwrap());
     destroy_twice!(script, context.alloc_pd().unwrap());
     let ah = pd.create_ah(&address()).unwrap();
     let handle = script.live().last().unwrap().1;
     script.refuse_destroy(handle, Errno::BUSY);
-    let (ah, error) = ah.destroy().unwrap_err();
+    let (ah, error) = ah.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     script.permit_destroy(handle);
     ah.destroy().unwrap();
@@ -118,31 +123,31 @@ fn a_queue_pair_that_came_back_works() {
     let qp = bench.qp(QpType::RC);
     let handle = qp.handle();
     bench.script.refuse_destroy(handle, Errno::BUSY);
-    let (mut qp, _) = qp.destroy().unwrap_err();
+    let (mut qp, _) = qp.destroy().unwrap_err().into_parts();
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: 7, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(7)).unwrap();
     super::ring_recv(batch);
     assert_eq!(bench.script.pending(handle, crate::uverbs::scripted::Role::Recv), 1);
 }
 
 #[test]
-fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
+fn handles_in_use_are_busy_without_asking_the_kernel() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
-    let srq = domain.create_srq(4).build().unwrap();
-    let qp = domain.create_qp(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let srq = domain.srq_builder(4).build().unwrap();
+    let qp = domain.qp_builder(&bench.cq, &bench.cq, QpType::RC).srq(&srq).build().unwrap();
     let Bench { script, context, pd, cq } = bench;
     let commands = script.log().len();
-    let (cq, error) = cq.destroy().unwrap_err();
+    let (cq, error) = cq.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
-    let (srq, error) = srq.destroy().unwrap_err();
+    let (srq, error) = srq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert_eq!(script.log().len(), commands);
     qp.destroy().unwrap();
@@ -156,7 +161,7 @@ fn handles_that_others_stand_on_are_busy_without_asking_the_kernel() {
 }
 
 #[test]
-fn what_somebody_else_destroyed_is_gone_without_a_leak() {
+fn an_object_that_another_process_destroyed_is_no_leak() {
     let bench = Bench::new();
     let alive = Arc::new(());
     let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
@@ -168,8 +173,8 @@ fn what_somebody_else_destroyed_is_gone_without_a_leak() {
     qp.destroy().unwrap();
 }
 
-/// The kernel answers `EIO` before it has destroyed anything, so that says nothing of an object: only
-/// its destruction does.
+/// The kernel answers `EIO` before it has destroyed anything, so `EIO` does not mean that an object
+/// is gone.
 #[test]
 fn a_device_that_is_going_is_not_gone() {
     for (errno, patient) in [(Errno::IO, false), (Errno::BUSY, false), (Errno::IO, true)] {
@@ -197,7 +202,7 @@ fn a_device_that_is_going_is_not_gone() {
 /// All objects of a file wait for the kernel together, however many there are.
 #[test]
 #[cfg_attr(miri, ignore = "it measures time")]
-fn what_goes_with_its_device_waits_no_longer_for_being_many() {
+fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
     const REGIONS: usize = 500;
     let bench = Bench::new();
     let regions: Vec<_> = (0..REGIONS)
@@ -205,7 +210,8 @@ fn what_goes_with_its_device_waits_no_longer_for_being_many() {
         .collect();
     bench.script.begin_to_vanish();
     regions.iter().for_each(|region| bench.script.refuse_destroy(region.handle(), Errno::IO));
-    // One waits a tenth of a second here, so that each for itself would take most of a minute.
+    // One object waits a tenth of a second here, so one after the other would take most of a
+    // minute.
     let (started, alone) = (Instant::now(), Duration::from_millis(100));
     drop(regions);
     let taken = started.elapsed();
@@ -213,23 +219,23 @@ fn what_goes_with_its_device_waits_no_longer_for_being_many() {
     assert_eq!(bench.context.leaked(), REGIONS as u64);
 }
 
-/// What DESTROY answers when the device is gone: success for the core's objects. For those of
+/// The result of DESTROY when the device is gone: success for objects of the core. For objects of
 /// drivers, which reach no memory, it may be `EIO`.
 #[test]
 fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     let mut bench = Bench::new();
     let alive = Arc::new(());
     let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
-    let srq = bench.pd.create_srq(4).build().unwrap();
+    let srq = bench.pd.srq_builder(4).build().unwrap();
     let ah = bench.pd.create_ah(&address()).unwrap();
     let mut qp = bench.qp(QpType::RC);
     bench.script.vanish();
     let Bench { context, pd, .. } = &bench;
     for error in [
         context.alloc_pd().unwrap_err(),
-        context.create_cq(4).build().unwrap_err(),
+        context.cq_builder(4).build().unwrap_err(),
         context.query_device().unwrap_err(),
-        pd.create_srq(4).build().unwrap_err(),
+        pd.srq_builder(4).build().unwrap_err(),
         pd.create_ah(&address()).unwrap_err(),
         srq.query().unwrap_err(),
         qp.query().unwrap_err(),
@@ -241,7 +247,7 @@ fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     assert!(bench.cq.poll().unwrap().next().is_none());
     let mut batch = qp.send_batch().unwrap();
     batch.push(crate::SendWr::send(&[])).unwrap();
-    assert_eq!(super::ring(batch), Err(crate::PostError::Kernel(Errno::IO)));
+    assert_eq!(super::ring(batch), Err(crate::RingError::StillQueued(Errno::IO)));
     drop((region, srq, ah, qp));
     let Bench { script, context, pd, cq } = bench;
     drop((pd, cq));
@@ -255,20 +261,20 @@ fn one_of_everything(script: &Script) -> Vec<Box<dyn Send>> {
     let context = script.open("rxe0");
     let pd = context.alloc_pd().unwrap();
     let td = context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     let channel = context.create_comp_channel().unwrap();
-    let send_cq = context.create_cq(4).channel(&channel).build().unwrap();
-    let recv_cq = context.create_cq(4).build().unwrap();
-    let srq = pd.create_srq(4).build().unwrap();
+    let send_cq = context.cq_builder(4).channel(&channel).build().unwrap();
+    let recv_cq = context.cq_builder(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let ah = domain.create_ah(&address()).unwrap();
     let region = domain
-        .registration()
+        .mr_builder()
         .access(Access::LOCAL_WRITE | Access::MW_BIND)
         .allocate::<u8>(64)
         .unwrap();
-    let with_srq = domain.create_qp(&send_cq, &recv_cq, QpType::UD).srq(&srq).build().unwrap();
+    let with_srq = domain.qp_builder(&send_cq, &recv_cq, QpType::UD).srq(&srq).build().unwrap();
     let group = with_srq.attach_mcast("ff12::1".parse::<std::net::Ipv6Addr>().unwrap().into(), 0);
-    let parts = pd.create_qp(&send_cq, &send_cq, QpType::RC).build().unwrap().split();
+    let parts = pd.qp_builder(&send_cq, &send_cq, QpType::RC).build().unwrap().split();
     let mut window = pd.alloc_mw(WindowType::Two).unwrap();
     let binding = window.bind(&parts.control, &region, .., Access::REMOTE_READ).unwrap();
     assert_ne!(binding.rkey(), crate::Rkey(0));
@@ -299,7 +305,7 @@ fn all_is_gone(script: &Script, order: &[usize]) {
     assert_eq!(script.mappings(), 0, "dropped in order {order:?}");
 }
 
-/// The played kernel complains of a DESTROY before that of a dependant, and of a second one.
+/// The scripted kernel complains of a DESTROY before that of a dependant, and of a second one.
 #[test]
 fn everything_may_be_dropped_in_any_order() {
     let mut seed = 0x2545_f491_4f6c_dd1d_u64;
@@ -328,7 +334,7 @@ fn everything_may_be_dropped_in_any_order() {
 
 /// All orders of the objects that depend on each other most.
 #[test]
-fn a_queue_pair_and_what_it_stands_on_in_every_order() {
+fn a_queue_pair_and_its_dependencies_drop_in_every_order() {
     fn permute(left: &mut Vec<usize>, order: &mut Vec<usize>, visit: &mut impl FnMut(&[usize])) {
         if left.is_empty() {
             visit(order);
@@ -348,9 +354,9 @@ fn a_queue_pair_and_what_it_stands_on_in_every_order() {
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(4).build().unwrap();
-        let srq = pd.create_srq(4).build().unwrap();
-        let parts = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build().unwrap().split();
+        let cq = context.cq_builder(4).build().unwrap();
+        let srq = pd.srq_builder(4).build().unwrap();
+        let parts = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build().unwrap().split();
         let mut all: [Option<Box<dyn Send>>; 6] = [
             Some(Box::new(context)),
             Some(Box::new(pd)),

@@ -1,4 +1,5 @@
-//! Asynchronous events and completion channels: who is meant, who is dead, who is gone.
+//! Asynchronous events and completion channels: of live objects, of destroyed ones, of a device
+//! that is gone.
 
 use super::{Bench, poll_ids, wc};
 use crate::uverbs::scripted::Script;
@@ -11,7 +12,7 @@ use std::time::{Duration, Instant};
 fn events_name_the_objects_that_they_are_about() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
-    let srq = pd.create_srq(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let qp = bench.qp(QpType::RC);
     assert_eq!(context.try_next_event().unwrap(), None);
     let user = |handle| script.object(handle).user_handle;
@@ -22,7 +23,8 @@ fn events_name_the_objects_that_they_are_about() {
         (user(srq.handle()), EventType::SRQ_LIMIT_REACHED, EventSource::Srq(srq.key())),
         (1, EventType::PORT_ACTIVE, EventSource::Port(1)),
         (2, EventType::GID_CHANGE, EventSource::Port(2)),
-        (256, EventType::PORT_ERR, EventSource::Foreign(256)),
+        (256, EventType::PORT_ERR, EventSource::Port(256)),
+        (1 << 32, EventType::PORT_ERR, EventSource::Foreign(1 << 32)),
         (7, EventType::QP_REQ_ERR, EventSource::Foreign(7)),
         (9, EventType(77), EventSource::Foreign(9)),
         (1, EventType::DEVICE_FATAL, EventSource::Device),
@@ -45,7 +47,7 @@ fn events_of_dead_objects_are_dropped_and_counted() {
     let dead = bench.qp(QpType::RC);
     let key = script.object(dead.handle()).user_handle;
     drop(dead);
-    // The next one takes the slot of the dead one, and is not taken for it.
+    // The next object takes the slot of the destroyed one, and gets none of its events.
     let live = bench.qp(QpType::RC);
     script.raise(key, EventType::QP_FATAL.0);
     script.raise(key, EventType::COMM_EST.0);
@@ -58,7 +60,7 @@ fn events_of_dead_objects_are_dropped_and_counted() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it waits for a file")]
-fn waiting_for_an_event_ends() {
+fn a_wait_for_an_event_ends_by_timeout_or_event() {
     let bench = Bench::new();
     let started = Instant::now();
     assert_eq!(bench.context.next_event(Some(Duration::from_millis(20))).unwrap(), None);
@@ -86,7 +88,7 @@ fn a_device_that_is_gone_says_so_once_and_is_an_error_then() {
 }
 
 #[test]
-fn after_the_last_event_nobody_waits() {
+fn waiting_after_the_last_event_is_an_error() {
     let bench = Bench::new();
     let (context, fatal) = (&bench.context, EventType::DEVICE_FATAL.0);
     // A device that failed, which is still there.
@@ -136,8 +138,8 @@ fn a_channel_names_the_queue_that_has_completions() {
     let bench = Bench::new();
     let Bench { script, context, .. } = &bench;
     let channel = context.create_comp_channel().unwrap();
-    let mut first = context.create_cq(4).channel(&channel).build().unwrap();
-    let mut second = context.create_cq(4).channel(&channel).build().unwrap();
+    let mut first = context.cq_builder(4).channel(&channel).build().unwrap();
+    let mut second = context.cq_builder(4).channel(&channel).build().unwrap();
     assert_eq!(channel.try_next().unwrap(), None);
     first.req_notify(Notify::Next).unwrap();
     second.req_notify(Notify::Solicited).unwrap();
@@ -164,9 +166,9 @@ fn a_channel_names_the_queue_that_has_completions() {
     });
     channel.set_nonblocking(true).unwrap();
     assert_eq!(channel.try_next().unwrap(), None);
-    // An event of a queue that is gone concerns nobody.
+    // The event of a destroyed queue is dropped.
     script.notify(first.handle());
-    let (channel, error) = channel.destroy().unwrap_err();
+    let (channel, error) = channel.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(first);
     assert_eq!(channel.wait(Some(Duration::from_millis(5))).unwrap(), None);
@@ -176,7 +178,7 @@ fn a_channel_names_the_queue_that_has_completions() {
 }
 
 #[test]
-fn nobody_would_hear_a_queue_without_channel() {
+fn arming_a_queue_without_channel_is_refused() {
     let mut bench = Bench::new();
     let error = bench.cq.req_notify(Notify::Next).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);

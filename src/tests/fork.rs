@@ -4,8 +4,8 @@ use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
 use crate::memory::fork::in_child;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
-    Access, AddressVector, Errno, Gid, Notify, ParentDomain, PollError, PostError, QpAttr, QpState,
-    QpType, Recv, SendWr, WindowType,
+    Access, AddressVector, Errno, Gid, Notify, PollError, PostError, QpAttr, QpState, QpType,
+    RecvWr, RingError, SendWr, WindowType,
 };
 
 fn address() -> AddressVector {
@@ -17,14 +17,14 @@ fn address() -> AddressVector {
 fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
     let mut bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     let channel = bench.context.create_comp_channel().unwrap();
-    let mut cq = bench.context.create_cq(4).channel(&channel).build().unwrap();
-    let mut srq = bench.pd.create_srq(4).build().unwrap();
+    let mut cq = bench.context.cq_builder(4).channel(&channel).build().unwrap();
+    let mut srq = bench.pd.srq_builder(4).build().unwrap();
     let ah = bench.pd.create_ah(&address()).unwrap();
     let mut qp = bench.qp(QpType::RC);
     let ud = bench.qp(QpType::UD);
-    let region = bench.pd.registration().access(Access::MW_BIND).allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::MW_BIND).allocate::<u8>(64).unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
     let (script, live) = (bench.script.clone(), bench.script.live());
     let (commands, mappings) = (script.log().len(), script.mappings());
@@ -37,7 +37,7 @@ fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
             context.alloc_pd().map(drop),
             context.alloc_td().map(drop),
             context.create_comp_channel().map(drop),
-            context.create_cq(4).build().map(drop),
+            context.cq_builder(4).build().map(drop),
             context.query_device().map(drop),
             context.query_port(1).map(drop),
             context.gid_table().map(drop),
@@ -47,11 +47,11 @@ fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
             channel.try_next().map(drop),
             channel.wait(None).map(drop),
             pd.create_ah(&address()).map(drop),
-            pd.create_srq(4).build().map(drop),
-            pd.create_qp(other_cq, other_cq, QpType::RC).build().map(drop),
+            pd.srq_builder(4).build().map(drop),
+            pd.qp_builder(other_cq, other_cq, QpType::RC).build().map(drop),
             pd.alloc_mw(WindowType::One).map(drop),
             pd.try_allocate::<u64>(8).map(drop),
-            ParentDomain::builder(pd).build().map(drop),
+            pd.parent_domain_builder().build().map(drop),
             cq.req_notify(Notify::Next),
             cq.resize(32),
             srq.set_limit(1),
@@ -77,15 +77,15 @@ fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
     let mut everything = Some((window, region, qp, ud, ah, srq, cq, domain, td, channel));
     in_child(|| {
         let (window, region, qp, ud, ah, srq, cq, domain, td, channel) = everything.take().unwrap();
-        assert!(window.destroy().unwrap_err().1.is_forked());
-        assert!(region.destroy().unwrap_err().1.is_forked());
-        assert!(qp.destroy().unwrap_err().1.is_forked());
+        assert!(window.destroy().unwrap_err().error.is_forked());
+        assert!(region.destroy().unwrap_err().error.is_forked());
+        assert!(qp.destroy().unwrap_err().error.is_forked());
         assert!(ud.split().send.batch().is_err());
-        assert!(ah.destroy().unwrap_err().1.is_forked());
-        assert!(srq.destroy().unwrap_err().1.is_forked());
-        assert!(cq.destroy().unwrap_err().1.is_forked());
-        assert!(domain.destroy().unwrap_err().1.is_forked());
-        assert!(td.destroy().unwrap_err().1.is_forked());
+        assert!(ah.destroy().unwrap_err().error.is_forked());
+        assert!(srq.destroy().unwrap_err().error.is_forked());
+        assert!(cq.destroy().unwrap_err().error.is_forked());
+        assert!(domain.destroy().unwrap_err().error.is_forked());
+        assert!(td.destroy().unwrap_err().error.is_forked());
         drop(channel);
         assert_eq!(script.log().len(), commands, "the kernel heard of it");
         assert_eq!(script.live(), live);
@@ -121,18 +121,18 @@ fn a_batch_or_poll_begun_before_the_fork_does_nothing_in_the_child() {
     in_child(|| {
         let mut batch = sends.take().unwrap();
         assert_eq!(batch.push(SendWr::send(&[]).id(2)), Err(PostError::Forked));
-        assert_eq!(ring(batch), Err(PostError::Forked));
+        assert_eq!(ring(batch), Err(RingError::Forked));
     });
     assert_eq!(script.pending(handle, Role::Send), 0);
     ring(sends.unwrap()).unwrap();
     assert_eq!(script.pending(handle, Role::Send), 1);
 
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: 1, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(1)).unwrap();
     let mut receives = Some(batch);
     in_child(|| {
         let mut batch = receives.take().unwrap();
-        assert_eq!(batch.push(Recv { wr_id: 2, sges: &[] }), Err(PostError::Forked));
+        assert_eq!(batch.push(RecvWr::new(&[]).id(2)), Err(PostError::Forked));
         ring_recv(batch);
     });
     assert_eq!(script.pending(handle, Role::Recv), 0);
@@ -161,8 +161,8 @@ fn a_child_can_reimport_the_context() {
     in_child(|| {
         let context = bench.context.reimport().unwrap();
         let pd = context.alloc_pd().unwrap();
-        let mut cq = context.create_cq(4).build().unwrap();
-        let mut qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+        let mut cq = context.cq_builder(4).build().unwrap();
+        let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
         bring_up(&script, &qp);
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[])).unwrap();
@@ -170,9 +170,9 @@ fn a_child_can_reimport_the_context() {
         assert!(script.complete(cq.handle(), wc(qp.qpn().0, 5)));
         assert_eq!(poll_ids(&mut cq), [5]);
         // Objects of parent and child cannot be used together, and the parent's stay.
-        assert!(bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap_err().is_forked());
+        assert!(bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err().is_forked());
         assert_eq!(
-            pd.create_qp(&bench.cq, &cq, QpType::RC).build().unwrap_err().errno(),
+            pd.qp_builder(&bench.cq, &cq, QpType::RC).build().unwrap_err().errno(),
             Errno::INVAL
         );
         // A grandchild inherits from both.

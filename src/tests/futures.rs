@@ -5,9 +5,7 @@ use crate::aio::{CompletionQueue, Driver, Message, OpError, OpErrorKind, QueuePa
 use crate::memory::region::StableBytes;
 use crate::owned::{BufferPool, RegionSlice};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{
-    Access, Errno, Exclusive, ParentDomain, PostError, QpState, QpType, Result, WcOpcode, WcStatus,
-};
+use crate::{Access, Errno, Exclusive, QpState, QpType, Result, RingError, WcOpcode, WcStatus};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -49,7 +47,7 @@ pub(crate) fn cx() -> Context<'static> {
 impl Futures {
     pub(crate) fn new() -> Futures {
         let bench = Bench::new();
-        let pool = bench.pd.buffer_pool(64).count(64).build().unwrap();
+        let pool = bench.pd.buffer_pool_builder(64).count(64).build().unwrap();
         let (cq, driver) =
             CompletionQueue::new(&bench.context, 64, |_| Ok(Watched(Arc::default()))).unwrap();
         let mut cqs = bench.script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_CQ);
@@ -136,7 +134,7 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full() {
 #[test]
 fn a_message_shows_no_byte_that_did_not_arrive() {
     let mut futures = Futures::new();
-    let pool = futures.bench.pd.buffer_pool(64).count(1).build().unwrap();
+    let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
     let mut inbox = futures.qp.inbox(&pool, 1);
     let (recv, imm) = (WcOpcode::RECV.0, WcOpcode::RECV_WRITE_IMM.0);
@@ -158,7 +156,7 @@ fn a_message_shows_no_byte_that_did_not_arrive() {
 #[test]
 fn a_datagram_without_a_header_lies_behind_zeros() {
     let mut futures = Futures::new();
-    let pool = futures.bench.pd.buffer_pool(64).count(1).build().unwrap();
+    let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
     let pd = &futures.bench.pd;
     futures.qp = futures.cq.create_qp(pd, QpType::UD, |qp| qp.max_recv_wr(4)).unwrap();
@@ -218,7 +216,7 @@ fn a_queue_pair_of_another_thread_domain_is_refused() {
     let futures = Futures::new();
     let Futures { bench, cq, .. } = &futures;
     let (td, other) = (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
     let make = |td| cq.create_exclusive_qp(&domain, &Arc::new(Mutex::new(td)), QpType::RC, |qp| qp);
     let error = make(other).unwrap_err();
     assert!(error.errno() == Errno::INVAL && error.message().contains("thread domain"), "{error}");
@@ -254,7 +252,7 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
         let Futures { bench, cq, .. } = &futures;
         let (td, mut other) =
             (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
-        let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
+        let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
         let token = Arc::new(Mutex::new(td));
         let qp = cq
             .create_exclusive_qp(&domain, &token, QpType::RC, |qp| {
@@ -271,7 +269,7 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
         std::mem::swap(&mut *token.lock().unwrap(), &mut other);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         let OpError { memory, kind } = end.unwrap_err();
-        assert_eq!(kind, OpErrorKind::Post(PostError::ForeignThreadDomain));
+        assert_eq!(kind, OpErrorKind::Post(RingError::ForeignThreadDomain.into()));
         assert!(memory.is_some());
         drop(memory);
         told.send(()).unwrap();

@@ -1,13 +1,13 @@
 //! Every request as rxe must find it in its queue, byte for byte.
 //!
-//! What is expected is written down from `rdma/rdma_user_rxe.h` as numbers and offsets, without
+//! The expected bytes are written down from `rdma/rdma_user_rxe.h` as numbers and offsets, without
 //! the structs that the library fills in: one wrong bit in either reading of the header fails.
 
 use super::{Bench, ring, ring_recv};
 use crate::uverbs::scripted::Role;
 use crate::{
     Access, AddressVector, Destination, FlushLevel, Gid, Lkey, Placement, Qkey, QpType, Qpn,
-    QueuePair, Recv, Remote, Rkey, SendWr, Sge, WindowType,
+    QueuePair, RecvWr, Remote, Rkey, SendWr, Sge, WindowType,
 };
 
 const SGES: [Sge; 2] = [
@@ -65,7 +65,7 @@ impl Golden {
 /// The offset of the payload's description in a send request.
 const DMA: usize = 184;
 
-/// What ends up in a slot that holds another request's remains.
+/// The bytes of a slot that held an older request.
 fn posted(bench: &Bench, qp_type: QpType, wr: SendWr<'_>) -> Vec<u8> {
     posted_to(bench, bench.qp(qp_type), wr)
 }
@@ -88,7 +88,7 @@ fn assert_bytes(found: &[u8], expected: Golden) {
 }
 
 #[test]
-fn sends() {
+fn sends_have_the_golden_bytes() {
     let bench = Bench::new();
     let post = |wr| posted(&bench, QpType::RC, wr);
     assert_bytes(&post(SendWr::send(&SGES)), Golden::send(2, 0).sges(DMA));
@@ -104,7 +104,7 @@ fn sends() {
 }
 
 #[test]
-fn flags() {
+fn flags_have_the_golden_bytes() {
     let bench = Bench::new();
     let post = |wr| posted(&bench, QpType::UC, wr);
     assert_bytes(&post(SendWr::send(&[]).fence()), Golden::send(2, 1));
@@ -115,7 +115,7 @@ fn flags() {
 }
 
 #[test]
-fn inline_data() {
+fn inline_data_has_the_golden_bytes() {
     let bench = Bench::new();
     let data: Vec<u8> = (1..=32).collect();
     assert_bytes(
@@ -131,7 +131,7 @@ fn inline_data() {
 }
 
 #[test]
-fn reads_and_writes() {
+fn reads_and_writes_have_the_golden_bytes() {
     let bench = Bench::new();
     let post = |wr| posted(&bench, QpType::RC, wr);
     let rdma = |opcode| Golden::send(opcode, 0).remote().u32(32, 0x5566_7788).sges(DMA);
@@ -144,7 +144,7 @@ fn reads_and_writes() {
 }
 
 #[test]
-fn atomics() {
+fn atomics_have_the_golden_bytes() {
     let bench = Bench::new();
     let post = |wr| posted(&bench, QpType::RC, wr);
     assert_bytes(
@@ -172,7 +172,7 @@ fn atomics() {
 }
 
 #[test]
-fn flushes() {
+fn flushes_have_the_golden_bytes() {
     let bench = Bench::new();
     let post = |wr| posted(&bench, QpType::RC, wr);
     let flush = |kind, level| {
@@ -187,7 +187,7 @@ fn flushes() {
 }
 
 #[test]
-fn keys_and_windows() {
+fn invalidates_and_binds_have_the_golden_bytes() {
     let bench = Bench::new();
     assert_bytes(
         &posted(&bench, QpType::RC, SendWr::local_inv(Rkey(0x0102_0304))),
@@ -195,7 +195,7 @@ fn keys_and_windows() {
     );
     let region = bench
         .pd
-        .registration()
+        .mr_builder()
         .access(Access::LOCAL_WRITE | Access::MW_BIND)
         .allocate::<u8>(4096)
         .unwrap();
@@ -217,7 +217,7 @@ fn keys_and_windows() {
 }
 
 #[test]
-fn datagrams() {
+fn datagrams_have_the_golden_bytes() {
     let bench = Bench::new();
     let ah = bench.pd.create_ah(&AddressVector::global(1, 0, Gid([1; 16]))).unwrap();
     let ah_num = bench.script.object(bench.script.live().last().unwrap().1).number;
@@ -233,13 +233,13 @@ fn datagrams() {
 }
 
 #[test]
-fn receives() {
+fn receives_have_the_golden_bytes() {
     let bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     bench.script.poison(qp.handle(), Role::Recv);
     let mut batch = qp.recv_batch().unwrap();
-    batch.push(Recv { wr_id: ID, sges: &SGES }).unwrap();
-    batch.push(Recv { wr_id: 1, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&SGES).id(ID)).unwrap();
+    batch.push(RecvWr::new(&[]).id(1)).unwrap();
     ring_recv(batch);
     let take = || bench.script.take(qp.handle(), Role::Recv).expect("a request");
     assert_bytes(&take(), Golden(vec![0; 40]).u64(0, ID).sges(16));
@@ -247,7 +247,7 @@ fn receives() {
 }
 
 #[test]
-fn completions() {
+fn completions_are_read_from_golden_bytes() {
     let mut bench = Bench::new();
     let mut bytes = [0u8; 48];
     let fields: [(usize, &[u8]); 13] = [

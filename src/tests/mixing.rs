@@ -3,8 +3,8 @@
 use super::{Bench, bring_up};
 use crate::uverbs::scripted::Script;
 use crate::{
-    Access, AddressVector, Advice, Context, Destination, Errno, Error, Gid, ParentDomain,
-    PostError, Qkey, QpType, Qpn, QueuePair, Rereg, SendWr, WindowType,
+    Access, AddressVector, Advice, Context, Destination, Errno, Error, Gid, PostError, Qkey,
+    QpType, Qpn, QueuePair, Rereg, RingError, SendWr, WindowType,
 };
 
 /// `Ok` and every other error would be wrong.
@@ -25,35 +25,32 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
     let script = Script::new();
     let there = script.open("rxe1");
     let pd = there.alloc_pd().unwrap();
-    let cq = there.create_cq(4).build().unwrap();
-    let srq = pd.create_srq(4).build().unwrap();
+    let cq = there.cq_builder(4).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let td = there.alloc_td().unwrap();
     let channel = there.create_comp_channel().unwrap();
     let commands = (here.script.log().len(), script.log().len());
 
-    names_both(&refused(here.pd.create_qp(&cq, &here.cq, QpType::RC).build()));
-    names_both(&refused(here.pd.create_qp(&here.cq, &cq, QpType::RC).build()));
-    names_both(&refused(here.pd.create_qp(&here.cq, &here.cq, QpType::RC).srq(&srq).build()));
-    names_both(&refused(ParentDomain::builder(&here.pd).thread_domain(&td).build()));
-    names_both(&refused(here.context.create_cq(4).channel(&channel).build()));
+    names_both(&refused(here.pd.qp_builder(&cq, &here.cq, QpType::RC).build()));
+    names_both(&refused(here.pd.qp_builder(&here.cq, &cq, QpType::RC).build()));
+    names_both(&refused(here.pd.qp_builder(&here.cq, &here.cq, QpType::RC).srq(&srq).build()));
+    names_both(&refused(here.pd.parent_domain_builder().thread_domain(&td).build()));
+    names_both(&refused(here.context.cq_builder(4).channel(&channel).build()));
     assert_eq!((here.script.log().len(), script.log().len()), commands, "a kernel was asked");
 
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let region =
-        pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND).allocate::<u8>(64).unwrap();
+        pd.mr_builder().access(Access::LOCAL_WRITE | Access::MW_BIND).allocate::<u8>(64).unwrap();
     let our_qp = here.qp(QpType::RC);
-    let our_region = here.pd.registration().access(Access::MW_BIND).allocate::<u8>(64).unwrap();
+    let our_region = here.pd.mr_builder().access(Access::MW_BIND).allocate::<u8>(64).unwrap();
     let mut window = here.pd.alloc_mw(WindowType::Two).unwrap();
     let commands = (here.script.log().len(), script.log().len());
     names_both(&refused(window.bind(&our_qp, &region, .., Access::REMOTE_READ)));
     names_both(&refused(window.bind(&qp, &our_region, .., Access::REMOTE_READ)));
     assert_eq!((here.script.log().len(), script.log().len()), commands, "a kernel was asked");
     let mut changed = here.pd.allocate::<u8>(64).unwrap();
-    let paged = pd
-        .registration()
-        .access(Access::LOCAL_WRITE | Access::ON_DEMAND)
-        .allocate::<u8>(64)
-        .unwrap();
+    let paged =
+        pd.mr_builder().access(Access::LOCAL_WRITE | Access::ON_DEMAND).allocate::<u8>(64).unwrap();
     let commands = (here.script.log().len(), script.log().len());
     names_both(&refused(changed.rereg(Rereg::new().protection_domain(&pd))));
     let ranges = [paged.on_demand(..).unwrap()];
@@ -63,14 +60,14 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
 
 /// Two contexts of one device are two files all the same.
 #[test]
-fn two_contexts_of_one_device_are_two() {
+fn objects_of_two_contexts_of_one_device_do_not_mix() {
     let first = Bench::new();
     let second = Bench::new();
-    refused(first.pd.create_qp(&second.cq, &second.cq, QpType::RC).build());
+    refused(first.pd.qp_builder(&second.cq, &second.cq, QpType::RC).build());
     // A clone names the same file.
     let clone: Context = first.context.clone();
-    let cq = clone.create_cq(4).build().unwrap();
-    first.pd.create_qp(&cq, &first.cq, QpType::RC).build().unwrap();
+    let cq = clone.cq_builder(4).build().unwrap();
+    first.pd.qp_builder(&cq, &first.cq, QpType::RC).build().unwrap();
 }
 
 #[test]
@@ -79,13 +76,13 @@ fn parts_of_two_queue_pairs_do_not_join() {
     let mut first = bench.qp(QpType::RC).split();
     let mut second = bench.qp(QpType::RC).split();
     std::mem::swap(&mut first.send, &mut second.send);
-    let (mut first, error) = QueuePair::join(first).unwrap_err();
+    let (mut first, error) = QueuePair::join(first).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::INVAL);
     std::mem::swap(&mut first.send, &mut second.send);
     let recv = first.recv.take();
-    let (mut first, _) = QueuePair::join(first).unwrap_err();
+    let (mut first, _) = QueuePair::join(first).unwrap_err().into_parts();
     first.recv = second.recv.take();
-    let (mut first, _) = QueuePair::join(first).unwrap_err();
+    let (mut first, _) = QueuePair::join(first).unwrap_err().into_parts();
     first.recv = recv;
     let mut joined = QueuePair::join(first).unwrap();
     let mut batch = joined.send_batch().unwrap();
@@ -99,7 +96,7 @@ fn a_datagram_goes_by_an_address_of_its_own_protection_domain() {
     let vector = AddressVector::global(1, 0, Gid([1; 16]));
     let other_pd = bench.context.alloc_pd().unwrap();
     let other = Bench::new();
-    let parent = ParentDomain::builder(&bench.pd).build().unwrap();
+    let parent = bench.pd.parent_domain_builder().build().unwrap();
     let foreign = [other_pd.create_ah(&vector).unwrap(), other.pd.create_ah(&vector).unwrap()];
     let own = [bench.pd.create_ah(&vector).unwrap(), parent.create_ah(&vector).unwrap()];
     let mut qp = bench.qp(QpType::UD);
@@ -123,22 +120,22 @@ fn only_its_own_thread_domain_rings_a_queue() {
     let mut own = context.alloc_td().unwrap();
     let mut sibling = context.alloc_td().unwrap();
     let mut stranger = Script::new().open("rxe1").alloc_td().unwrap();
-    let domain = ParentDomain::builder(pd).thread_domain(&own).build().unwrap();
-    let mut qp = domain.create_qp(cq, cq, QpType::RC).max_send_wr(4).build().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&own).build().unwrap();
+    let mut qp = domain.qp_builder(cq, cq, QpType::RC).max_send_wr(4).build().unwrap();
     bring_up(script, &qp);
     let pending =
         |qp: &crate::QpControl| script.pending(qp.handle(), crate::uverbs::scripted::Role::Send);
     for td in [&mut sibling, &mut stranger] {
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[])).unwrap();
-        // SAFETY: the played kernel touches no memory that a request names.
+        // SAFETY: the scripted kernel touches no memory that a request names.
         let rung = unsafe { batch.ring(td) };
-        assert_eq!(rung, Err(PostError::ForeignThreadDomain));
+        assert_eq!(rung, Err(RingError::ForeignThreadDomain));
         assert_eq!(pending(&qp), 0, "nothing was sent");
     }
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[])).unwrap();
-    // SAFETY: the played kernel touches no memory that a request names.
+    // SAFETY: the scripted kernel touches no memory that a request names.
     unsafe { batch.ring(&mut own) }.unwrap();
     assert_eq!(pending(&qp), 1);
 }

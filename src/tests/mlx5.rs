@@ -1,4 +1,4 @@
-//! Contexts, registers and queue memory of mlx5, on a kernel that the test plays.
+//! Contexts, doorbell registers and queue memory of mlx5, on the scripted kernel.
 
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::object as objects;
 
 #[test]
-fn a_context_does_without_what_the_kernel_refuses() {
+fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
     let script = Script::mlx5();
     let attr = crate::mlx5::query_device(&script.open("mlx5_0")).unwrap();
     assert_eq!(attr.devx(), Some(true));
@@ -29,7 +29,7 @@ fn a_context_does_without_what_the_kernel_refuses() {
 }
 
 #[test]
-fn what_this_library_does_not_drive_is_refused_by_name() {
+fn an_unsupported_device_is_refused_with_the_reason() {
     let refusals: [(fn(&mut _), _); 3] = [
         (
             |device: &mut crate::uverbs::scripted::Mlx5| device.context.tot_bfregs = 16,
@@ -68,7 +68,7 @@ struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
     boxes: Mutex<Vec<(usize, std::alloc::Layout)>>,
-    /// What came back, oldest first.
+    /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
 }
 
@@ -78,8 +78,8 @@ impl Counted {
     }
 }
 
-// SAFETY: the memory is of the size and alignment asked for, and nobody else's until it is freed;
-// no device ever sees it.
+// SAFETY: the memory has the requested size and alignment, and belongs to the caller until it is
+// freed; no device uses it.
 #[allow(unsafe_code)]
 unsafe impl QueueAllocator for Counted {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
@@ -120,16 +120,16 @@ impl Bench {
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
         let memory = Arc::new(Counted::default());
-        let domain = ParentDomain::builder(&pd).allocator(memory.clone()).build().unwrap();
+        let domain = pd.parent_domain_builder().allocator(memory.clone()).build().unwrap();
         Bench { script, context, domain, pd, memory }
     }
 
     /// Four objects, with two buffers each.
     fn make(&self) -> Result<([QueuePair; 2], SharedReceiveQueue, CompletionQueue)> {
-        let cq = self.context.create_cq(10).parent_domain(&self.domain).build()?;
-        let srq = self.domain.create_srq(10).build()?;
-        let own = self.domain.create_qp(&cq, &cq, QpType::RC).build()?;
-        let shared = self.domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+        let cq = self.context.cq_builder(10).parent_domain(&self.domain).build()?;
+        let srq = self.domain.srq_builder(10).build()?;
+        let own = self.domain.qp_builder(&cq, &cq, QpType::RC).build()?;
+        let shared = self.domain.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
         Ok(([own, shared], srq, cq))
     }
 }
@@ -163,9 +163,9 @@ fn creation_that_fails_at_any_step_gives_everything_back() {
 #[test]
 fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
     let bench = Bench::new();
-    let mut cq = bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let mut cq = bench.context.cq_builder(10).parent_domain(&bench.domain).build().unwrap();
     let lent = || bench.memory.lent.load(Ordering::Relaxed);
-    // Where the kernel has the device write is memory that the allocator did not get back.
+    // The device writes to memory that the allocator did not get back.
     let kept = |cq: &CompletionQueue| {
         let start = bench.script.object(cq.handle()).start as usize;
         bench.memory.boxes.lock().unwrap().iter().any(|(address, _)| *address == start)
@@ -185,7 +185,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
 }
 
 #[test]
-fn the_record_comes_back_before_the_queue() {
+fn the_doorbell_record_is_freed_before_the_queue() {
     let bench = Bench::new();
     let back = || std::mem::take(&mut *bench.memory.back.lock().unwrap());
     let record = |queue| [ResourceType::MLX5_DBR, queue];
@@ -205,7 +205,7 @@ fn the_record_comes_back_before_the_queue() {
     cq.destroy().unwrap();
     let both = [record(ResourceType::MLX5_SRQ), record(ResourceType::MLX5_CQ)].concat();
     assert_eq!(back(), both);
-    // Also of what was never made.
+    // Also for an object that was never made.
     for (step, queue) in [(1, ResourceType::MLX5_CQ), (2, ResourceType::MLX5_SRQ), (3, qp)] {
         bench.script.fail_step(step, Errno::NOMEM);
         bench.make().unwrap_err();
@@ -214,18 +214,18 @@ fn the_record_comes_back_before_the_queue() {
 }
 
 #[test]
-fn memory_of_what_the_kernel_keeps_is_never_freed() {
+fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     let bench = Bench::new();
     let ([own, qp], srq, cq) = bench.make().unwrap();
     drop(own);
     assert_eq!(bench.memory.outstanding(), 6, "two of each");
     bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
     // An explicit call comes back, and changes nothing.
-    let (qp, error) = qp.destroy().unwrap_err();
+    let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), bench.memory.outstanding()), (Errno::BUSY, 6));
     bench.script.refuse_destroy(srq.handle(), Errno::IO);
     drop((qp, srq, cq));
-    // The played kernel lets go of the completion queue only if nothing stands on it.
+    // The scripted kernel lets go of the completion queue only if nothing stands on it.
     assert_eq!(bench.context.leaked(), 3);
     assert_eq!(bench.memory.outstanding(), 6);
     assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
@@ -257,10 +257,10 @@ fn a_child_frees_nothing() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn a_guard_over_a_fork_finds_nothing() {
+fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
     use crate::allocator::{Arena, Pages, SharedMemory};
     let bench = Bench::new();
-    let builder = || ParentDomain::builder(&bench.pd);
+    let builder = || bench.pd.parent_domain_builder();
     let arena = Arena::new(1 << 20).unwrap();
     let domains = [
         builder().allocator(Pages::new()).build().unwrap(),
@@ -269,7 +269,7 @@ fn a_guard_over_a_fork_finds_nothing() {
         builder().build().unwrap(),
     ];
     for domain in &domains {
-        let mut cq = bench.context.create_cq(10).parent_domain(domain).build().unwrap();
+        let mut cq = bench.context.cq_builder(10).parent_domain(domain).build().unwrap();
         let mut guard = Some(cq.poll().unwrap());
         crate::memory::fork::in_child(|| {
             assert!(guard.as_mut().unwrap().next().is_none());
@@ -278,8 +278,8 @@ fn a_guard_over_a_fork_finds_nothing() {
     }
 }
 
-/// An allocator is of the process that made it: whatever another thread was in the middle of when the
-/// child was forked off, nobody there waits for it.
+/// An allocator belongs to the process that made it. Another thread may hold its lock during the
+/// fork, so the child must not wait for it.
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
 #[allow(unsafe_code, reason = "memory is given back by hand")]
@@ -310,11 +310,11 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
     assert_eq!(counts(), [0; 5]);
 }
 
-/// How a resize ended that failed is not always known: then the device may be in either memory.
+/// After some errors of a resize it is unknown whether the device uses the old or the new memory.
 #[test]
 fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     let bench = Bench::new();
-    let make = || bench.context.create_cq(10).parent_domain(&bench.domain).build().unwrap();
+    let make = || bench.context.cq_builder(10).parent_domain(&bench.domain).build().unwrap();
     let before = bench.memory.outstanding();
     let mut cq = make();
     let own = bench.memory.outstanding();
@@ -334,7 +334,7 @@ fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
     assert_eq!(bench.memory.outstanding(), own + 3);
     drop(cq);
     assert_eq!(bench.memory.outstanding(), before);
-    // What the kernel does not destroy keeps it all.
+    // A queue that the kernel does not destroy keeps all of its memory.
     let mut cq = make();
     bench.script.refuse(Op::RESIZE_CQ, Errno::TIMEDOUT);
     cq.resize(100).unwrap_err();
@@ -347,7 +347,7 @@ fn memory_of_a_resize_in_doubt_stays_until_the_queue_is_gone() {
 #[test]
 fn a_queue_that_cannot_be_resized_says_so() {
     let bench = Bench::new();
-    let mut cq = bench.context.create_cq(10).build().unwrap();
+    let mut cq = bench.context.cq_builder(10).build().unwrap();
     bench.script.refuse(Op::RESIZE_CQ, Errno::NOSYS);
     let error = cq.resize(100).unwrap_err();
     assert!(error.is_unsupported(), "{error}");
@@ -355,28 +355,29 @@ fn a_queue_that_cannot_be_resized_says_so() {
 }
 
 #[test]
-fn doorbells_that_are_not_there_are_named() {
-    use crate::mlx5::{PageError, Uar, UarKind};
+fn doorbells_outside_the_page_or_unaligned_are_refused() {
+    use crate::MemoryError;
+    use crate::mlx5::{Uar, UarKind};
     let bench = Bench::new();
     let page = Uar::alloc(&bench.context, UarKind::NonCached).unwrap().map().unwrap();
     let error = page.ring_u32(6, 0).unwrap_err();
-    assert_eq!(error, PageError::Unaligned { offset: 6, width: 4 });
+    assert_eq!(error, MemoryError::Unaligned { offset: 6, length: 4, word: 4 });
     assert!(error.to_string().contains("4 bytes at 6"), "{error}");
     for error in [page.ring_u64(4096, 0).unwrap_err(), page.ring_be64(4096, 0).unwrap_err()] {
-        assert_eq!(error, PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 });
-        assert!(error.to_string().contains("8 bytes at 4096 is not in a page of 4096"), "{error}");
+        assert_eq!(error, MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 });
+        assert!(error.to_string().contains("8 bytes at 4096 exceed the 4096 bytes"), "{error}");
     }
-    assert_eq!(page.peek_u32(9), Err(PageError::Unaligned { offset: 9, width: 4 }));
+    assert_eq!(page.peek_u32(9), Err(MemoryError::Unaligned { offset: 9, length: 4, word: 4 }));
 }
 
 #[test]
-fn padding_is_for_long_completions() {
+fn padding_needs_cqes_of_128_bytes() {
     let bench = Bench::new();
-    let cq = || bench.context.create_cq(10).pad();
+    let cq = || bench.context.cq_builder(10).pad();
     let error = cq().build().unwrap_err();
     assert!(error.errno() == Errno::INVAL && error.message().contains("64 bytes"), "{error}");
     cq().cqe_size(128).build().unwrap();
-    let error = Script::new().open("rxe0").create_cq(10).cqe_size(128).pad().build().unwrap_err();
+    let error = Script::new().open("rxe0").cq_builder(10).cqe_size(128).pad().build().unwrap_err();
     assert!(error.is_unsupported(), "{error}");
 }
 
@@ -389,7 +390,7 @@ fn memory_that_cannot_be_pinned_is_told_in_bytes() {
         let text = format!("cannot pin {bytes} bytes");
         assert!(error.message().contains(&text), "{error}");
     }
-    let mut cq = bench.context.create_cq(10).build().unwrap();
+    let mut cq = bench.context.cq_builder(10).build().unwrap();
     bench.script.fail_step(1, Errno::NOMEM);
     let error = cq.resize(1000).unwrap_err();
     assert!(error.message().contains("cannot pin 65536 bytes"), "{error}");
@@ -398,8 +399,8 @@ fn memory_that_cannot_be_pinned_is_told_in_bytes() {
 #[test]
 fn registers_are_dedicated_then_shared_then_recycled() {
     let bench = Bench::new();
-    let cq = bench.context.create_cq(10).build().unwrap();
-    let qp = || bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let qp = || bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let page = |qp: &QueuePair| bench.script.object(qp.handle()).max_wr;
     let pages = || bench.script.count(MLX5_IB_OBJECT_UAR);
     // One page is there for arming. Two registers a page, four of one's own, twelve to share.
@@ -425,17 +426,17 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     drop(tds);
     let td = bench.context.alloc_td().unwrap();
     assert_eq!(pages(), 10);
-    let domain = ParentDomain::builder(&bench.pd).thread_domain(&td).build().unwrap();
-    let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let exclusive = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(bench.script.object(exclusive.handle()).max_wr, 14);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
     td.destroy().unwrap();
 }
 
 #[test]
-fn what_carries_a_port_is_asked_once() {
+fn the_link_layer_of_a_port_is_queried_once() {
     let bench = Bench::new();
     let asked = |method| {
         let op = Op::Method { object: objects::UVERBS_OBJECT_DEVICE, method };
@@ -448,48 +449,50 @@ fn what_carries_a_port_is_asked_once() {
     bench.pd.create_ah(&path).unwrap();
     // Entries of the table come and go.
     assert_eq!(counts(), [1, 2]);
-    // A port that is not there is not remembered.
-    for times in 1..3 {
-        bench.pd.create_ah(&AddressVector::global(2, 3, Gid([7; 16]))).unwrap_err();
-        assert_eq!(counts(), [1 + times, 2]);
+    // The kernel is not asked about a port that is not there, nor about an index beyond all tables.
+    for (port, index) in [(0, 3), (2, 3), (300, 3), (1, 256)] {
+        let path = AddressVector::global(port, index, Gid([7; 16]));
+        let error = bench.pd.create_ah(&path).unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert_eq!(counts(), [1, 2]);
     }
 }
 
 #[test]
-fn running_out_of_registers_counts_them() {
+fn running_out_of_registers_names_their_number() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.uars = 4);
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(10).build().unwrap();
+    let cq = context.cq_builder(10).build().unwrap();
     let tds: Vec<_> = (0..6).map(|_| context.alloc_td().unwrap()).collect();
     let error = context.alloc_td().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::NOSPC));
     assert!(error.message().ends_with("thread domains of this context have 6"), "{error}");
     assert!(error.message().contains("no doorbell register left"), "{error}");
-    // What has another reason is not put down to that.
+    // An error with another reason does not mention registers.
     script.fail_step(1, Errno::IO);
     let error = context.alloc_td().unwrap_err();
     let text = "no page of doorbell registers could be had; thread domains of this context have 6";
     assert!(error.errno() == Errno::IO && error.message().ends_with(text), "{error}");
     // A queue pair rings the page that is there.
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(qp.handle()).max_wr, 5);
     drop(tds);
     context.alloc_td().unwrap();
 }
 
 #[test]
-fn without_write_combining_everybody_rings_the_page_that_is_not_cached() {
+fn without_write_combining_every_queue_rings_the_non_cached_page() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.context.bf_reg_size = 0);
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(10).build().unwrap();
+    let cq = context.cq_builder(10).build().unwrap();
     let td = context.alloc_td().unwrap();
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap();
-    let shared = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
-    let exclusive = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let shared = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    let exclusive = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let page = |handle| script.object(handle).max_wr;
     assert_eq!((page(shared.handle()), page(exclusive.handle())), (5, 5));
     assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1);
@@ -500,7 +503,7 @@ fn pages_with_large_numbers_are_named_by_an_attribute() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.next_page = 1 << 16);
     let context = script.open("mlx5_0");
-    context.create_cq(10).build().unwrap();
+    context.cq_builder(10).build().unwrap();
 }
 
 #[test]
@@ -518,9 +521,9 @@ fn a_panic_in_an_allocator_leaves_nothing() {
         unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: ResourceType) {}
     }
     let bench = Bench::new();
-    let domain = ParentDomain::builder(&bench.pd).allocator(Panics).build().unwrap();
+    let domain = bench.pd.parent_domain_builder().allocator(Panics).build().unwrap();
     let live = bench.script.live();
-    let create = || bench.context.create_cq(10).parent_domain(&domain).build().map(drop);
+    let create = || bench.context.cq_builder(10).parent_domain(&domain).build().map(drop);
     assert!(catch_unwind(AssertUnwindSafe(create)).is_err());
     assert_eq!(bench.script.live(), live);
 }
@@ -564,43 +567,44 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let pd = context.alloc_pd().unwrap();
     let domain = |offset| {
         let parts = Arc::new(Parts { memory: Counted::default(), offset });
-        (parts.clone(), ParentDomain::builder(&pd).allocator(parts).build().unwrap())
+        (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
     let (parts, at_page) = domain(0x7000);
-    let cq = context.create_cq(10).parent_domain(&at_page).build().unwrap();
-    let qp = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = context.cq_builder(10).parent_domain(&at_page).build().unwrap();
+    let qp = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     assert_eq!(script.object(cq.handle()).start, 0x7000);
     assert_eq!(script.object(qp.handle()).start, 0x7000);
-    // Of shared receive queues the kernel takes an address.
-    drop(at_page.create_srq(10).build().unwrap());
+    // For shared receive queues the kernel takes an address.
+    drop(at_page.srq_builder(10).build().unwrap());
     drop((qp, cq));
     assert_eq!((parts.memory.outstanding(), context.leaked()), (0, 0));
-    // The place in the dma-buf is what has to be aligned.
+    // The offset in the dma-buf has to be aligned.
     let (parts, askew) = domain(0x7008);
-    let error = context.create_cq(10).parent_domain(&askew).build().unwrap_err();
+    let error = context.cq_builder(10).parent_domain(&askew).build().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("0x7008"), "{error}");
     assert_eq!(parts.memory.outstanding(), 0);
     // An older kernel does not know the attribute, and is not told an address in its stead.
     script.change_mlx5(|device| device.dmabufs = false);
-    let error = context.create_cq(10).parent_domain(&at_page).build().unwrap_err();
+    let error = context.cq_builder(10).parent_domain(&at_page).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
-    let cq = context.create_cq(10).build().unwrap();
-    let error = at_page.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+    let cq = context.cq_builder(10).build().unwrap();
+    let error = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
 }
 
-/// Nobody polls the queue, so only who makes a queue pair can throw away what was told of earlier ones.
+/// The queue is never polled, so updates about earlier queue pairs pile up; creating a queue pair
+/// compacts them.
 #[test]
 fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
     const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };
     let bench = Bench::new();
-    let cq = bench.context.create_cq(10).build().unwrap();
-    let staying = bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let staying = bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let index = |qp: &QueuePair| bench.script.object(qp.handle()).uidx;
     let mut seen = std::collections::HashSet::new();
     for _ in 0..LIVES {
-        let short = bench.pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+        let short = bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
         assert_ne!(index(&short), index(&staying), "in use");
         seen.insert(index(&short));
     }
@@ -608,17 +612,17 @@ fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
 }
 
 #[test]
-fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
+fn a_refusal_for_lack_of_memory_names_the_bytes_to_be_pinned() {
     let bench = Bench::new();
-    let cq = bench.context.create_cq(10).build().unwrap();
-    let mut resized = bench.context.create_cq(10).build().unwrap();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let mut resized = bench.context.cq_builder(10).build().unwrap();
     let ops = [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::RESIZE_CQ];
     ops.into_iter().for_each(|op| bench.script.refuse(op, Errno::NOMEM));
-    let qp = bench.pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(1000);
+    let qp = bench.pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(1000);
     let errors = [
-        bench.context.create_cq(1000).build().unwrap_err(),
+        bench.context.cq_builder(1000).build().unwrap_err(),
         qp.build().unwrap_err(),
-        bench.pd.create_srq(1000).build().unwrap_err(),
+        bench.pd.srq_builder(1000).build().unwrap_err(),
         resized.resize(1000).unwrap_err(),
     ];
     // A completion has 64 bytes, a request as many, and a receive of a shared queue 32 at least.
@@ -631,10 +635,10 @@ fn a_refusal_for_want_of_memory_names_the_bytes_that_were_to_be_pinned() {
 }
 
 #[test]
-fn the_kernel_is_told_of_as_many_completions_as_were_laid_out() {
+fn the_kernel_is_told_the_cqes_that_the_buffer_holds() {
     let bench = Bench::new();
     for asked in [1, 3, 4, 63, 64, 1000] {
-        let cq = bench.context.create_cq(asked).build().unwrap();
+        let cq = bench.context.cq_builder(asked).build().unwrap();
         let told = bench.script.object(cq.handle()).max_wr;
         assert!(told >= asked && told == cq.capacity(), "{asked}: {told}, {}", cq.capacity());
     }

@@ -1,17 +1,20 @@
-//! What the library promises where no device is needed, on a kernel that the test plays.
+//! Tests of the library that need no device, on the scripted kernel.
 
 mod abandon;
 mod addresses;
 mod control;
+mod cq_handle;
 mod creation;
 mod destroy;
 mod events;
+mod fast_path;
 mod fork;
 pub(crate) mod futures;
 mod golden;
 mod mixing;
 mod mlx5;
 mod owned;
+mod plain_wc;
 mod posting;
 mod program_buffers;
 mod retire;
@@ -20,7 +23,6 @@ mod scope;
 mod sharing;
 mod stale;
 mod unsignaled;
-mod usual;
 mod visits;
 mod wakers;
 mod windows;
@@ -28,7 +30,8 @@ mod xrc;
 
 use crate::uverbs::scripted::Script;
 use crate::{
-    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, SendBatch,
+    CompletionQueue, Context, ProtectionDomain, QpState, QpType, QueuePair, RecvBatch, RingError,
+    SendBatch,
 };
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -45,7 +48,7 @@ impl Bench {
         let script = Script::new();
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
-        let cq = context.create_cq(16).build().unwrap();
+        let cq = context.cq_builder(16).build().unwrap();
         Bench { script, context, pd, cq }
     }
 
@@ -53,7 +56,7 @@ impl Bench {
     pub(crate) fn qp(&self, qp_type: QpType) -> QueuePair {
         let qp = self
             .pd
-            .create_qp(&self.cq, &self.cq, qp_type)
+            .qp_builder(&self.cq, &self.cq, qp_type)
             .max_send_wr(4)
             .max_recv_wr(4)
             .max_send_sge(2)
@@ -66,7 +69,7 @@ impl Bench {
     }
 }
 
-/// Makes a queue pair ready to send, here and in the played kernel.
+/// Makes a queue pair ready to send, here and in the scripted kernel.
 pub(crate) fn bring_up<S: crate::Sharing>(script: &Script, qp: &QueuePair<S>) {
     qp.qp.set_state(QpState::RTS);
     script.set_qp_state(qp.handle(), QpState::RTS.0);
@@ -79,15 +82,15 @@ pub(crate) fn wc(qpn: u32, wr_id: u64) -> ib_uverbs_wc {
 
 /// Rings a batch that no device will ever execute.
 #[allow(unsafe_code)]
-pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), crate::PostError> {
-    // SAFETY: the played kernel reads requests and touches no memory that they name.
+pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), RingError> {
+    // SAFETY: the scripted kernel reads requests and touches no memory that they name.
     unsafe { batch.ring() }
 }
 
 /// As [`ring`], for receives.
 #[allow(unsafe_code)]
 pub(crate) fn ring_recv(batch: RecvBatch<'_>) {
-    // SAFETY: the played kernel reads requests and touches no memory that they name.
+    // SAFETY: the scripted kernel reads requests and touches no memory that they name.
     unsafe { batch.ring() };
 }
 

@@ -8,8 +8,8 @@ use crate::owned::{
 };
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{
-    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, Rkey, SendWr, WcStatus,
-    WindowType,
+    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, RingError, Rkey, SendWr,
+    WcStatus, WindowType,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -27,8 +27,8 @@ pub(super) struct Owned {
 impl Owned {
     pub(super) fn new() -> Owned {
         let bench = Bench::new();
-        let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
-        let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
+        let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
+        let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
         let qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
         bring_up_owned(&bench, &qp);
         Owned { bench, pool, cq, qp }
@@ -72,7 +72,7 @@ fn error<L>(refused: PushError<L, &'static str>) -> PostError {
 }
 
 pub(super) fn fresh(bench: &Bench, cq: &CompletionQueue) -> crate::QueuePair {
-    let builder = bench.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).max_recv_wr(4);
+    let builder = bench.pd.qp_builder(cq, cq, QpType::RC).max_send_wr(4).max_recv_wr(4);
     builder.max_inline_data(32).build().unwrap()
 }
 
@@ -243,7 +243,7 @@ fn a_reset_does_not_report_requests_that_were_not_posted() {
 fn memory_that_a_request_must_not_have_is_refused() {
     let mut owned = Owned::new();
     let other = owned.bench.context.alloc_pd().unwrap();
-    let foreign = other.buffer_pool(64).build().unwrap();
+    let foreign = other.buffer_pool_builder(64).build().unwrap();
     let sge = owned.pool.take().unwrap().sge();
     let shared = owned.pool.take().unwrap().share();
     let control = QpControl { qp: (*owned.qp).qp.clone() };
@@ -317,7 +317,7 @@ fn requests_that_the_kernel_refuses_to_send_keep_their_memory() {
     owned.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut batch = owned.qp.send_batch().unwrap();
     batch.push(SendWr::send(&[]), owned.pool.take().unwrap(), "late").unwrap();
-    assert_eq!(batch.ring(), Err(PostError::Kernel(Errno::NOMEM)));
+    assert_eq!(batch.ring(), Err(RingError::StillQueued(Errno::NOMEM)));
     assert_eq!(owned.pool.idle(), 7);
     owned.bench.script.allow(Op::POST_SEND);
     owned.send("next");
@@ -434,11 +434,14 @@ fn a_completion_of_an_earlier_queue_pair_with_the_number_gives_nothing_back() {
 #[test]
 fn queue_pairs_that_could_overflow_the_queue_are_not_adopted() {
     let mut owned = Owned::new();
-    let other = owned.bench.context.create_cq(16).build().unwrap();
+    let other = owned.bench.context.cq_builder(16).build().unwrap();
     let pd = &owned.bench.pd;
     let cases: [(_, &str); 2] = [
-        (pd.create_qp(owned.cq.queue(), &other, QpType::RC), "complete to another queue"),
-        (pd.create_qp(owned.cq.queue(), owned.cq.queue(), QpType::RC).max_send_wr(127), "room for"),
+        (pd.qp_builder(owned.cq.queue(), &other, QpType::RC), "complete to another queue"),
+        (
+            pd.qp_builder(owned.cq.queue(), owned.cq.queue(), QpType::RC).max_send_wr(127),
+            "room for",
+        ),
     ];
     for (builder, why) in cases {
         let failed = owned.cq.adopt(builder.build().unwrap()).unwrap_err();
@@ -491,8 +494,8 @@ fn a_panic_while_a_queue_pair_is_dropped_frees_its_room() {
         }
     }
     let bench = Bench::new();
-    let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(20).build().unwrap());
+    let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(20).build().unwrap());
     for _ in 0..3 {
         let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
         bring_up_owned(&bench, &qp);
@@ -514,12 +517,12 @@ fn a_panic_while_a_queue_pair_is_dropped_frees_its_room() {
 #[test]
 fn a_shared_receive_comes_back_through_any_queue_pair() {
     let bench = Bench::new();
-    let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
-    let srq = bench.pd.create_srq(4).build().unwrap();
+    let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
+    let srq = bench.pd.srq_builder(4).build().unwrap();
     let mut srq = OwnedSharedReceiveQueue::new(srq).unwrap();
     let make = |cq: &CompletionQueue| {
-        bench.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).srq(srq.queue()).build().unwrap()
+        bench.pd.qp_builder(cq, cq, QpType::RC).max_send_wr(4).srq(srq.queue()).build().unwrap()
     };
     let qps = [make(cq.queue()), make(cq.queue())];
     let qps = qps.map(|qp| cq.adopt_on(qp, &srq).unwrap());
@@ -554,23 +557,23 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
     let bench = Bench::new();
     let post = |srq: &mut crate::SharedReceiveQueue| {
         let mut batch = srq.batch().unwrap();
-        batch.push(crate::Recv { wr_id: 7, sges: &[] }).unwrap();
+        batch.push(crate::RecvWr::new(&[]).id(7)).unwrap();
         // SAFETY: the receive names no memory.
         #[allow(unsafe_code, reason = "the point of the test")]
         unsafe {
             batch.ring();
         }
     };
-    let mut posted = bench.pd.create_srq(4).build().unwrap();
+    let mut posted = bench.pd.srq_builder(4).build().unwrap();
     post(&mut posted);
     let error = OwnedSharedReceiveQueue::<u32>::new(posted).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.to_string().contains("posted to before"), "{error}");
 
-    let mut resized = bench.pd.create_srq(4).build().unwrap();
+    let mut resized = bench.pd.srq_builder(4).build().unwrap();
     resized.resize(8).unwrap();
     OwnedSharedReceiveQueue::<u32>::new(resized).unwrap();
-    let mut resized = bench.pd.create_srq(4).build().unwrap();
+    let mut resized = bench.pd.srq_builder(4).build().unwrap();
     post(&mut resized);
     assert!(bench.script.take(resized.handle(), Role::Recv).is_some());
     resized.resize(8).unwrap();
@@ -578,11 +581,11 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
 
     let context = Script::mlx5().open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
-    let mut srq = pd.create_srq(4).build().unwrap();
+    let mut srq = pd.srq_builder(4).build().unwrap();
     post(&mut srq);
     assert!(OwnedSharedReceiveQueue::<u32>::new(srq).is_err(), "mlx5");
     // The scripted device does not answer the query that follows in `new`.
-    let fresh = pd.create_srq(4).build().unwrap();
+    let fresh = pd.srq_builder(4).build().unwrap();
     assert!(fresh.is_fresh());
 }
 
@@ -603,13 +606,13 @@ fn a_flushed_request_gives_its_memory_back() {
 #[test]
 fn completions_of_a_queue_pair_that_was_not_adopted_give_no_shared_receive_back() {
     let bench = Bench::new();
-    let pool = bench.pd.buffer_pool(64).count(8).build().unwrap();
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
-    let mut srq = OwnedSharedReceiveQueue::new(bench.pd.create_srq(4).build().unwrap()).unwrap();
+    let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
+    let mut srq = OwnedSharedReceiveQueue::new(bench.pd.srq_builder(4).build().unwrap()).unwrap();
     let (pd, script) = (&bench.pd, &bench.script);
     let make = |cq: &CompletionQueue, srq: &OwnedSharedReceiveQueue<i32>| {
         script.set_next_qpn(77);
-        pd.create_qp(cq, cq, QpType::RC).srq(srq.queue()).build().unwrap()
+        pd.qp_builder(cq, cq, QpType::RC).srq(srq.queue()).build().unwrap()
     };
     let first = make(cq.queue(), &srq);
     assert_eq!(first.qpn().0, 77);
@@ -621,7 +624,7 @@ fn completions_of_a_queue_pair_that_was_not_adopted_give_no_shared_receive_back(
     let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
     drop(first);
     script.set_next_qpn(77);
-    let stranger = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
+    let stranger = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
     assert!(script.complete(cq.queue().handle(), wc(stranger.qpn().0, id)));
     assert_eq!((cq.poll().unwrap().count(), cq.unmatched()), (0, 1));
     assert_eq!(pool.idle(), 7, "the device may write it yet");

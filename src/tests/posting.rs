@@ -5,7 +5,8 @@ use super::{Bench, poll_ids, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Op, Role};
 use crate::{
     Access, AddressVector, Destination, Errno, FlushLevel, Gid, Lkey, MaskedSwap, Placement,
-    PostError, Qkey, QpState, QpType, Qpn, Recv, Remote, Rkey, SendWr, Sge, WcStatus, WindowType,
+    PostError, Qkey, QpState, QpType, Qpn, RecvWr, Remote, RingError, Rkey, SendWr, Sge, WcStatus,
+    WindowType,
 };
 
 const SGE: Sge = Sge { addr: 0x1000, length: 8, lkey: Lkey(5) };
@@ -40,7 +41,7 @@ fn a_ring_wraps_and_keeps_order() {
 }
 
 #[test]
-fn a_full_queue_says_so_until_the_device_takes_something() {
+fn a_full_queue_refuses_until_the_device_takes_a_request() {
     let bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
@@ -49,14 +50,14 @@ fn a_full_queue_says_so_until_the_device_takes_something() {
         batch.push(SendWr::send(&[SGE]).id(id)).unwrap();
         ring(batch).unwrap();
         let mut batch = qp.recv_batch().unwrap();
-        batch.push(Recv { wr_id: id, sges: &[SGE] }).unwrap();
+        batch.push(RecvWr::new(&[SGE]).id(id)).unwrap();
         ring_recv(batch);
     }
     let mut sends = qp.send_batch().unwrap();
     assert_eq!((sends.room(), sends.push(SendWr::send(&[]))), (0, Err(PostError::Full)));
     ring(sends).unwrap();
     let mut receives = qp.recv_batch().unwrap();
-    let push = receives.push(Recv { wr_id: 9, sges: &[] });
+    let push = receives.push(RecvWr::new(&[]).id(9));
     assert_eq!((receives.room(), push), (0, Err(PostError::Full)));
     ring_recv(receives);
     assert_eq!(bench.script.pending(handle, Role::Send), 7);
@@ -88,7 +89,7 @@ fn a_batch_that_is_dropped_or_forgotten_leaves_no_trace() {
             std::mem::forget(batch)
         }
         let mut batch = qp.recv_batch().unwrap();
-        batch.push(Recv { wr_id: 100, sges: &[] }).unwrap();
+        batch.push(RecvWr::new(&[]).id(100)).unwrap();
         if round % 2 == 0 {
             drop(batch)
         } else {
@@ -148,10 +149,10 @@ fn a_request_that_is_refused_leaves_the_batch_as_it_was() {
 
     let mut batch = qp.recv_batch().unwrap();
     let sges = [SGE; 3];
-    let refused = Recv { wr_id: 1, sges: &sges };
+    let refused = RecvWr::new(&sges).id(1);
     assert_eq!(batch.push(refused), Err(PostError::TooManySge { max: 2 }));
-    assert_eq!(batch.push(Recv { wr_id: 1, sges: &[SGE, huge] }), Err(PostError::TooLong));
-    batch.push(Recv { wr_id: 2, sges: &sges[..2] }).unwrap();
+    assert_eq!(batch.push(RecvWr::new(&[SGE, huge]).id(1)), Err(PostError::TooLong));
+    batch.push(RecvWr::new(&sges[..2]).id(2)).unwrap();
     ring_recv(batch);
     assert_eq!(bench.script.pending(handle, Role::Recv), 1);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Recv).unwrap()), 2);
@@ -160,7 +161,7 @@ fn a_request_that_is_refused_leaves_the_batch_as_it_was() {
 #[test]
 fn operations_that_a_transport_lacks_are_refused() {
     let bench = Bench::new();
-    let region = bench.pd.registration().access(Access::MW_BIND).allocate::<u8>(8).unwrap();
+    let region = bench.pd.mr_builder().access(Access::MW_BIND).allocate::<u8>(8).unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::One).unwrap();
     let mut uc = bench.qp(QpType::UC);
     let binding = window.bind(&uc, &region, .., Access::REMOTE_READ).unwrap();
@@ -217,9 +218,9 @@ fn operations_that_a_transport_lacks_are_refused() {
 }
 
 #[test]
-fn states_say_what_may_be_posted() {
+fn the_state_decides_what_may_be_posted() {
     let bench = Bench::new();
-    let mut qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let mut qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     let states = [
         (QpState::RESET, false, false),
         (QpState::INIT, false, true),
@@ -236,7 +237,7 @@ fn states_say_what_may_be_posted() {
     }
 }
 
-/// Requests that the kernel refused to look at stay, and go with the next batch.
+/// Requests whose doorbell call the kernel refused stay in the queue, and go with the next batch.
 #[test]
 fn a_refused_kick_loses_nothing() {
     let bench = Bench::new();
@@ -244,7 +245,7 @@ fn a_refused_kick_loses_nothing() {
     bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[]).id(1)).unwrap();
-    assert_eq!(ring(batch), Err(PostError::Kernel(Errno::NOMEM)));
+    assert_eq!(ring(batch), Err(RingError::StillQueued(Errno::NOMEM)));
     bench.script.allow(Op::POST_SEND);
     let mut batch = qp.send_batch().unwrap();
     assert_eq!(batch.room(), 6);
@@ -257,15 +258,15 @@ fn a_refused_kick_loses_nothing() {
 #[test]
 fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     let bench = Bench::new();
-    let mut srq = bench.pd.create_srq(4).max_sge(2).build().unwrap();
+    let mut srq = bench.pd.srq_builder(4).max_sge(2).build().unwrap();
     let cq = &bench.cq;
-    let mut qp = bench.pd.create_qp(cq, cq, QpType::RC).srq(&srq).max_recv_wr(9).build().unwrap();
+    let mut qp = bench.pd.qp_builder(cq, cq, QpType::RC).srq(&srq).max_recv_wr(9).build().unwrap();
     super::bring_up(&bench.script, &qp);
     assert_eq!(qp.recv_batch().err(), Some(PostError::SharedReceives));
     let mut batch = srq.batch().unwrap();
-    batch.push(Recv { wr_id: 3, sges: &[SGE, SGE] }).unwrap();
+    batch.push(RecvWr::new(&[SGE, SGE]).id(3)).unwrap();
     let sges = [SGE; 3];
-    let refused = batch.push(Recv { wr_id: 4, sges: &sges });
+    let refused = batch.push(RecvWr::new(&sges).id(4));
     assert_eq!(refused, Err(PostError::TooManySge { max: 2 }));
     ring_recv(batch);
     let handle = srq.handle();
@@ -274,7 +275,7 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     srq.resize(12).unwrap();
     let mut batch = srq.batch().unwrap();
     assert_eq!(batch.room(), 14);
-    batch.push(Recv { wr_id: 5, sges: &[] }).unwrap();
+    batch.push(RecvWr::new(&[]).id(5)).unwrap();
     ring_recv(batch);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Recv).unwrap()), 3);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Recv).unwrap()), 5);
@@ -285,13 +286,13 @@ fn a_queue_pair_with_a_shared_receive_queue_has_none_of_its_own() {
     bench.script.fail_step(2, Errno::NOMEM);
     assert_eq!(srq.resize(20).unwrap_err().errno(), Errno::NOMEM);
     let mut batch = srq.batch().unwrap();
-    assert_eq!(batch.push(Recv { wr_id: 6, sges: &[] }), Err(PostError::Full));
+    assert_eq!(batch.push(RecvWr::new(&[]).id(6)), Err(PostError::Full));
 }
 
 #[test]
 fn a_completion_queue_wraps_overflows_and_recovers() {
     let mut bench = Bench::new();
-    let mut cq = bench.context.create_cq(4).build().unwrap();
+    let mut cq = bench.context.cq_builder(4).build().unwrap();
     assert_eq!(cq.capacity(), 7);
     let mut next = 0;
     for count in [7, 1, 5, 7, 3, 7, 6, 7] {
@@ -322,7 +323,7 @@ fn a_completion_queue_wraps_overflows_and_recovers() {
 #[test]
 fn resizing_keeps_completions() {
     let bench = Bench::new();
-    let mut cq = bench.context.create_cq(4).build().unwrap();
+    let mut cq = bench.context.cq_builder(4).build().unwrap();
     for id in 0..6 {
         assert!(bench.script.complete(cq.handle(), wc(99, id)));
     }
@@ -353,7 +354,7 @@ fn resizing_keeps_completions() {
 fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
     let bench = Bench::new();
     let (mut own, mut other) = (bench.qp(QpType::RC), bench.qp(QpType::RC));
-    let registration = bench.pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND);
+    let registration = bench.pd.mr_builder().access(Access::LOCAL_WRITE | Access::MW_BIND);
     let region = registration.allocate::<u8>(64).unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
     let binding = window.bind(&own, &region, .., Access::REMOTE_READ).unwrap();
@@ -365,7 +366,7 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
 
 /// UidxAllocator lie in memory that the kernel writes, and that a forked child has, too.
 #[test]
-fn whatever_indices_say_no_ring_is_left() {
+fn rings_stay_in_bounds_whatever_the_indices_say() {
     let mut bench = Bench::new();
     let (cq, capacity) = (bench.cq.handle(), 31);
     let mut qp = bench.qp(QpType::UD);
@@ -389,7 +390,7 @@ fn whatever_indices_say_no_ring_is_left() {
             drop(ah);
             let mut batch = qp.recv_batch().unwrap();
             let room = batch.room();
-            let recv = Recv { wr_id: 1, sges: &[SGE] };
+            let recv = RecvWr::new(&[SGE]).id(1);
             let pushed = (0..100).take_while(|_| batch.push(recv).is_ok());
             assert_eq!((pushed.count() as u32, room <= 7), (room, true));
             ring_recv(batch);

@@ -1,17 +1,17 @@
-//! Completions of queue pairs that are gone are nobody's, and all others arrive.
+//! Completions of dropped queue pairs are discarded, and all others arrive.
 
 use super::{Bench, poll_ids, wc};
 use crate::{CompletionQueue, Errno, QpState, QpType, QueuePair};
 
 /// A queue pair whose receives complete elsewhere than its sends.
 fn on(bench: &Bench, send: &CompletionQueue, recv: &CompletionQueue) -> QueuePair {
-    let qp = bench.pd.create_qp(send, recv, QpType::RC).build().unwrap();
+    let qp = bench.pd.qp_builder(send, recv, QpType::RC).build().unwrap();
     super::bring_up(&bench.script, &qp);
     qp
 }
 
 #[test]
-fn what_is_left_of_a_dropped_queue_pair_is_discarded() {
+fn completions_of_a_dropped_queue_pair_are_discarded() {
     let mut bench = Bench::new();
     let (dead, live) = (bench.qp(QpType::RC), bench.qp(QpType::RC));
     let cq = bench.cq.handle();
@@ -42,7 +42,8 @@ fn dropping_between_polls_discards_what_was_not_polled() {
     assert_eq!(poll_ids(&mut bench.cq), [5]);
 }
 
-/// Neither a poll that lasts nor one that was forgotten confuses where the dead one's entries end.
+/// Neither an unfinished poll nor a forgotten one changes where the completions of the dropped
+/// queue pair end.
 #[test]
 fn dropping_during_a_poll_takes_effect_with_the_next() {
     for forget in [false, true] {
@@ -66,7 +67,7 @@ fn dropping_during_a_poll_takes_effect_with_the_next() {
     }
 }
 
-/// The kernel may give the number to the next queue pair before anybody polled.
+/// The kernel may give the number to the next queue pair before the completion queue is polled.
 #[test]
 fn a_number_that_is_used_again_does_not_lose_completions() {
     let mut bench = Bench::new();
@@ -90,7 +91,7 @@ fn a_number_that_is_used_again_does_not_lose_completions() {
 }
 
 #[test]
-fn resizing_in_between_keeps_the_dead_dead_and_the_living_alive() {
+fn a_resize_keeps_the_completions_of_living_queue_pairs_only() {
     let mut bench = Bench::new();
     let cq = bench.cq.handle();
     let live = bench.qp(QpType::RC);
@@ -119,10 +120,10 @@ fn resizing_in_between_keeps_the_dead_dead_and_the_living_alive() {
 }
 
 #[test]
-fn both_completion_queues_hear_of_it() {
+fn both_completion_queues_discard() {
     let bench = Bench::new();
-    let mut send = bench.context.create_cq(8).build().unwrap();
-    let mut recv = bench.context.create_cq(8).build().unwrap();
+    let mut send = bench.context.cq_builder(8).build().unwrap();
+    let mut recv = bench.context.cq_builder(8).build().unwrap();
     let dead = on(&bench, &send, &recv);
     let live = on(&bench, &send, &recv);
     for cq in [send.handle(), recv.handle()] {
@@ -138,7 +139,7 @@ fn both_completion_queues_hear_of_it() {
 }
 
 #[test]
-fn a_queue_pair_that_the_kernel_keeps_is_silent_all_the_same() {
+fn completions_of_a_queue_pair_that_the_kernel_keeps_are_discarded() {
     let mut bench = Bench::new();
     let dead = bench.qp(QpType::RC);
     let (cq, qpn) = (bench.cq.handle(), dead.qpn().0);
@@ -159,7 +160,7 @@ fn a_reset_discards_what_was_not_polled() {
     for id in 0..3 {
         assert!(bench.script.complete(cq, wc(qpn, id)));
     }
-    let other = bench.context.create_cq(4).build().unwrap();
+    let other = bench.context.cq_builder(4).build().unwrap();
     let mut other = other;
     assert_eq!(qp.reset(&mut [&mut other]).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(qp.reset(&mut []).unwrap_err().errno(), Errno::INVAL);
@@ -170,7 +171,7 @@ fn a_reset_discards_what_was_not_polled() {
 }
 
 #[test]
-fn destroying_while_somebody_polls() {
+fn a_queue_pair_can_be_destroyed_while_another_thread_polls() {
     let mut bench = Bench::new();
     let live = bench.qp(QpType::RC).qpn().0;
     let dead: Vec<_> = (0..50).map(|_| bench.qp(QpType::RC)).collect();

@@ -20,11 +20,12 @@ fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
     }
 }
 
-/// In places that the poll has freed, and in a queue of exactly the needed size.
+/// A program that posts during a poll, one request for each completion, overflows no completion
+/// queue, however tightly it is sized.
 #[test]
 fn posting_during_a_poll_does_not_overflow_the_queue() {
     const POSTS: u32 = if cfg!(miri) { 30 } else { 1000 };
-    /// How the program polls; it posts in between.
+    /// The ways to visit completions and post in between.
     type Look = fn(&mut OwnedCompletionQueue<u32>, &mut dyn FnMut());
     let looks: [Look; 4] = [
         |cq, post| cq.poll().unwrap().for_each(|_| post()),
@@ -53,9 +54,9 @@ fn posting_during_a_poll_does_not_overflow_the_queue() {
         for look in looks {
             let bench = Bench::new();
             let (script, pd) = (&bench.script, &bench.pd);
-            let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+            let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(15).build().unwrap());
             let mut adopt = |sends, recvs| {
-                let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+                let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
                 let builder = builder.max_send_wr(sends).max_recv_wr(recvs).max_inline_data(4);
                 let qp = cq.adopt(builder.build().unwrap()).unwrap();
                 bring_up_owned(&bench, &qp);
@@ -69,7 +70,7 @@ fn posting_during_a_poll_does_not_overflow_the_queue() {
             let handle = cq.queue().handle();
             assert_eq!(cq.queue().capacity() - all, spare, "room to spare");
             fill(script, &mut qp, handle);
-            // The other queue pair completes last.
+            // Other completions come last.
             for _ in 7..all {
                 assert!(script.complete(handle, wc(0xff_ffff, 0)));
             }
@@ -85,16 +86,16 @@ fn posting_during_a_poll_does_not_overflow_the_queue() {
     }
 }
 
-/// They take room in the completion queue until it is polled.
+/// Completions that a reset discards still occupy the completion queue.
 #[test]
 fn completions_that_a_reset_discards_make_room() {
     let bench = Bench::new();
     let script = &bench.script;
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(15).build().unwrap());
     let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
     let handle = cq.queue().handle();
     let (theirs, qpn) = (script.clone(), qp.qpn().0);
-    // The request completes during the reset, too late to be found by the poll before it.
+    // The request completes during the reset: too late for the reset to find the completion.
     script.before(Op::MODIFY_QP, move || {
         (0..4).for_each(|id| assert!(theirs.complete(handle, wc(qpn, id))));
     });
@@ -107,13 +108,14 @@ fn completions_that_a_reset_discards_make_room() {
     }
 }
 
+/// CQEs that a forgotten poll consumed are given back before a queue pair counts on the room.
 #[test]
-fn entries_of_a_forgotten_poll_are_given_back_before_a_queue_pair_is_adopted() {
+fn a_forgotten_poll_counts_when_a_queue_pair_is_adopted() {
     let bench = Bench::new();
-    let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(15).build().unwrap());
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(15).build().unwrap());
     let handle = cq.queue().handle();
     let adopt = |cq: &mut OwnedCompletionQueue<u32>, sends| {
-        let builder = bench.pd.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
+        let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
         let builder = builder.max_recv_wr(0).max_inline_data(4);
         cq.adopt(builder.build().unwrap()).unwrap()
     };

@@ -3,10 +3,10 @@
 mod mlx5;
 
 use super::Bench;
-use crate::import::Importable;
+use crate::sharing::imported::Importable;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Access, Context, Envelope, Errno, Error, ForeignObject, Imported, MemoryRegion, ObjectKind,
+    Access, Context, Envelope, Errno, ErrorWith, ForeignObject, Imported, MemoryRegion, ObjectKind,
     QpType, Rereg,
 };
 use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP};
@@ -20,14 +20,14 @@ fn shared() -> (Bench, Context) {
 
 /// Takes over what was imported.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
-pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
-    // SAFETY: the played kernel uses no handle again.
+pub(super) fn own<T: Importable>(imported: Imported<T>) -> Result<T, ErrorWith<Imported<T>>> {
+    // SAFETY: the scripted kernel uses no handle again.
     unsafe { imported.into_owner() }
 }
 
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
-pub(super) fn destroy(object: ForeignObject) -> Result<(), (ForeignObject, Error)> {
-    // SAFETY: the played kernel uses no handle again.
+pub(super) fn destroy(object: ForeignObject) -> Result<(), ErrorWith<ForeignObject>> {
+    // SAFETY: the scripted kernel uses no handle again.
     unsafe { object.destroy() }
 }
 
@@ -36,13 +36,13 @@ fn destroyed(script: &Script, object: u16) -> usize {
 }
 
 #[test]
-fn an_import_knows_what_the_exporter_knows() {
+fn an_import_has_the_exporters_attributes() {
     let (bench, importer) = shared();
     assert_eq!(importer.completion_vectors(), bench.context.completion_vectors());
     assert_eq!(importer.completion_vectors(), 2);
     assert!(importer.file.optional_access);
     assert_eq!(importer.file.origin, bench.context.file.origin);
-    // It is not told of a context that nobody asked for.
+    // The importer does not create a context of its own.
     assert_eq!(bench.script.log().iter().filter(|op| **op == Op::GET_CONTEXT).count(), 1);
     let untold = bench.script.import("rxe0", None).unwrap();
     assert_eq!(untold.completion_vectors(), 1);
@@ -53,7 +53,7 @@ fn a_file_without_a_context_is_refused() {
     let script = Script::new();
     let error = script.import("rxe0", None).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("import_device", Errno::INVAL));
-    assert!(error.message().contains("nobody has established a context"), "{error}");
+    assert!(error.message().contains("no process has established a context"), "{error}");
     assert_eq!(script.left_at_close(), Some(vec![]));
 }
 
@@ -66,7 +66,7 @@ fn an_envelope_of_something_else_imports_no_context() {
     let other = Script::new();
     let context = other.open("rxe0");
     let told = Bench::new().context.export();
-    // The played devices differ in nothing but their files, of which a bare file does not tell.
+    // The scripted devices differ in nothing but their files, of which a bare file does not tell.
     assert!(other.import("rxe0", Some(&told)).is_ok());
     drop(context);
 }
@@ -84,7 +84,7 @@ fn importing_and_forgetting_destroys_nothing() {
         assert_eq!((imported.addr(), imported.byte_len()), (region.addr(), region.byte_len()));
         assert_eq!(imported.access(), region.access());
         assert_eq!(imported.sge(5..9).unwrap(), region.sge(5..9).unwrap());
-        let (pd, error) = pd.unimport().unwrap_err();
+        let (pd, error) = pd.unimport().unwrap_err().into_parts();
         assert_eq!((error.verb(), error.errno()), ("unimport_pd", Errno::BUSY));
         imported.unimport().unwrap();
         pd.unimport().unwrap();
@@ -101,15 +101,15 @@ fn importing_and_forgetting_destroys_nothing() {
 fn an_imported_domain_is_like_any_other() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let region = pd.allocate::<u64>(8).unwrap();
     assert!(bench.script.object(qp.handle()).stands_on.contains(&bench.pd.handle()));
     assert_eq!(bench.script.object(region.handle()).stands_on, [bench.pd.handle()]);
-    let (pd, error) = pd.unimport().unwrap_err();
+    let (pd, error) = pd.unimport().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(pd);
-    // What the importer made, the importer destroys, whatever it imported before.
+    // The importer destroys the objects that it made, whatever it imported before.
     drop((qp, region));
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_QP), 1);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
@@ -161,12 +161,12 @@ fn a_domain_that_is_released_stays_for_what_was_made_from_it() {
 fn a_bound_region_is_not_released() {
     let bench = Bench::new();
     let qp = bench.qp(QpType::RC);
-    let registration = bench.pd.registration().access(Access::LOCAL_WRITE | Access::MW_BIND);
+    let registration = bench.pd.mr_builder().access(Access::LOCAL_WRITE | Access::MW_BIND);
     let region = registration.allocate::<u8>(64).unwrap();
     let mut window = bench.pd.alloc_mw(crate::WindowType::Two).unwrap();
     window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
     window.settle(crate::WcStatus::SUCCESS);
-    let (region, error) = region.release().unwrap_err();
+    let (region, error) = region.release().unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("release_mr", Errno::BUSY));
     drop(window);
     drop(region);
@@ -174,7 +174,7 @@ fn a_bound_region_is_not_released() {
 }
 
 #[test]
-fn what_is_gone_is_not_imported() {
+fn a_destroyed_object_is_not_imported() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let pd = bench.context.alloc_pd().unwrap();
@@ -188,19 +188,19 @@ fn what_is_gone_is_not_imported() {
 }
 
 #[test]
-fn what_vanishes_after_the_import_is_not_taken_over() {
+fn an_object_destroyed_after_its_import_is_not_taken_over() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let gone = bench.context.alloc_pd().unwrap();
     let imported = importer.import_pd(&gone.export().unwrap()).unwrap();
     drop(gone);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     drop(imported);
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     drop(region);
-    assert_eq!(own(imported).unwrap_err().1.errno(), Errno::NOENT);
+    assert_eq!(own(imported).unwrap_err().error.errno(), Errno::NOENT);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 1);
 }
 
@@ -214,8 +214,8 @@ fn a_region_of_other_keys_is_stale() {
     bench.script.renumber(region.handle(), 0x4711);
     let error = pd.import_mr(&sent).unwrap_err();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
-    assert_eq!(own(imported).unwrap_err().1.errno(), Errno::STALE);
-    // Whoever cleans up does not destroy a stranger's.
+    assert_eq!(own(imported).unwrap_err().error.errno(), Errno::STALE);
+    // Cleaning up does not destroy an object of another owner.
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     assert_eq!(destroyed(&bench.script, UVERBS_OBJECT_MR), 0);
     destroy(importer.foreign(&region.export().unwrap()).unwrap()).unwrap();
@@ -223,7 +223,7 @@ fn a_region_of_other_keys_is_stale() {
 }
 
 #[test]
-fn a_region_of_another_place_is_stale() {
+fn a_region_of_another_range_is_stale() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
@@ -231,10 +231,10 @@ fn a_region_of_another_place_is_stale() {
     let moved = |length, iova| bench.script.resize(region.handle(), length, iova);
     let (length, iova) = (64, region.addr());
     moved(65, iova);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     moved(length, iova + 1);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     moved(length, iova);
     own(imported).unwrap().destroy().unwrap();
@@ -243,12 +243,12 @@ fn a_region_of_another_place_is_stale() {
 #[test]
 fn a_foreign_object_that_vanishes_before_its_destruction_is_missed() {
     let (bench, importer) = shared();
-    let cq = bench.context.create_cq(4).build().unwrap();
+    let cq = bench.context.cq_builder(4).build().unwrap();
     let found = importer.foreign(&cq.export().unwrap()).unwrap();
-    // Whatever is asked before, the kernel may find nothing at the very end.
+    // The kernel may report at the end that the object is gone, although all checks passed.
     bench.script.steal(cq.handle());
     let asked = bench.script.log().len();
-    let (found, error) = destroy(found).unwrap_err();
+    let (found, error) = destroy(found).unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("destroy_cq", Errno::NOENT), "{error}");
     assert_eq!(bench.script.log().len(), asked + 1);
     drop((found, cq));
@@ -327,34 +327,34 @@ fn forged_envelopes_change_nothing() {
 fn foreign_queues_are_asked_about_and_destroyed() {
     let (bench, importer) = shared();
     let qp = bench.qp(QpType::RC);
-    let srq = bench.pd.create_srq(8).build().unwrap();
+    let srq = bench.pd.srq_builder(8).build().unwrap();
     let found = importer.foreign(&qp.export().unwrap()).unwrap();
     assert_eq!((found.kind(), found.handle()), (ObjectKind::QP, qp.handle()));
     assert_eq!(found.query_qp().unwrap().state, crate::QpState::RTS);
     assert_eq!(found.query_srq().unwrap_err().errno(), Errno::INVAL);
     let shared_queue = importer.foreign(&srq.export().unwrap()).unwrap();
     assert_eq!(shared_queue.query_srq().unwrap(), srq.query().unwrap());
-    // Something stands on it.
+    // Another object depends on it.
     let cq = importer.foreign(&bench.cq.export().unwrap()).unwrap();
-    let (cq, error) = destroy(cq).unwrap_err();
+    let (cq, error) = destroy(cq).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(cq);
     drop(shared_queue);
     let again = importer.foreign(&qp.export().unwrap()).unwrap();
     destroy(found).unwrap();
-    assert_eq!(destroy(again).unwrap_err().1.errno(), Errno::NOENT);
-    // The owner finds it gone and is content.
+    assert_eq!(destroy(again).unwrap_err().error.errno(), Errno::NOENT);
+    // For the owner, destroying the object that is gone succeeds.
     drop((qp, srq));
     assert_eq!(bench.context.leaked(), 0);
 }
 
 #[test]
-fn events_go_to_whoever_made_the_object() {
+fn events_go_to_the_process_that_made_the_object() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
-    let srq = pd.create_srq(4).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
     let fd = |context: &Context| {
         use std::os::fd::AsRawFd;
         Some(context.events_fd().as_raw_fd())
@@ -366,18 +366,18 @@ fn events_go_to_whoever_made_the_object() {
     assert_ne!(fd(&importer), fd(&bench.context));
 }
 
-/// Of a region that is addressed from 0 the kernel may tell another beginning.
+/// For a zero-based region the kernel may report another start address.
 #[test]
-fn a_region_that_counts_from_nothing_is_taken_over() {
+fn a_zero_based_region_is_taken_over() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let builder = bench.pd.registration().access(Access::REMOTE_READ | Access::LOCAL_WRITE);
+    let builder = bench.pd.mr_builder().access(Access::REMOTE_READ | Access::LOCAL_WRITE);
     let region = builder.zero_based().allocate::<u8>(64).unwrap();
     bench.script.resize(region.handle(), 64, 0x9000);
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
     bench.script.resize(region.handle(), 64, 0x9040);
-    let (imported, error) = own(imported).unwrap_err();
+    let (imported, error) = own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::STALE, "{error}");
     bench.script.resize(region.handle(), 64, 0x9000);
     region.release().unwrap();
@@ -390,8 +390,8 @@ fn a_region_that_counts_from_nothing_is_taken_over() {
 fn nothing_is_exported_in_a_forked_child() {
     let bench = Bench::new();
     bench.script.allow_xrc();
-    let domain = bench.context.open_xrcd().open().unwrap();
-    let (qp, srq) = (bench.qp(QpType::RC), bench.pd.create_srq(8).build().unwrap());
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let (qp, srq) = (bench.qp(QpType::RC), bench.pd.srq_builder(8).build().unwrap());
     let region = bench.pd.allocate::<u8>(64).unwrap();
     let exports = || {
         [
@@ -422,9 +422,9 @@ fn imports_of_a_forked_parent_are_left_alone() {
     let mut parts = Some((pd, imported));
     crate::memory::fork::in_child(|| {
         let (pd, imported) = parts.take().unwrap();
-        assert!(own(imported).unwrap_err().1.is_forked());
+        assert!(own(imported).unwrap_err().error.is_forked());
         assert!(pd.export().unwrap_err().is_forked());
-        let (pd, error) = pd.unimport().unwrap_err();
+        let (pd, error) = pd.unimport().unwrap_err().into_parts();
         assert!(error.is_forked());
         drop(pd);
     });

@@ -1,5 +1,5 @@
-//! A queue pair whose device began anew, and whose queues did not, is not used: the device would come
-//! upon requests of the past, whose memory may be somebody else's.
+//! A queue pair that was reset on the device but not here is not used: the device would carry out
+//! old requests, whose memory may have a new owner.
 
 use super::bring_up;
 use crate::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
@@ -29,15 +29,15 @@ impl Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
-        let pool = pd.buffer_pool(64).count(4).build().unwrap();
-        let srq = OwnedSharedReceiveQueue::new(pd.create_srq(4).build().unwrap()).unwrap();
-        let cq = OwnedCompletionQueue::new(context.create_cq(64).build().unwrap());
+        let pool = pd.buffer_pool_builder(64).count(4).build().unwrap();
+        let srq = OwnedSharedReceiveQueue::new(pd.srq_builder(4).build().unwrap()).unwrap();
+        let cq = OwnedCompletionQueue::new(context.cq_builder(64).build().unwrap());
         Bench { script, context, pd, pool, srq, cq }
     }
 
     fn make(&self) -> QueuePair {
         let cq = self.cq.queue();
-        self.pd.create_qp(cq, cq, QpType::RC).max_send_wr(4).srq(self.srq.queue()).build().unwrap()
+        self.pd.qp_builder(cq, cq, QpType::RC).max_send_wr(4).srq(self.srq.queue()).build().unwrap()
     }
 
     fn adopted(&mut self) -> OwnedQueuePair<u32> {
@@ -52,7 +52,7 @@ impl Bench {
     fn read(&self, qp: &mut OwnedQueuePair<u32>) -> Result<(), PostError> {
         let mut batch = qp.send_batch()?;
         batch.push(SendWr::read(REMOTE, &[]), self.pool.take().unwrap(), 1).unwrap();
-        batch.ring()
+        Ok(batch.ring()?)
     }
 
     /// Wqebbs that the device believes were written.
@@ -74,7 +74,7 @@ fn a_reset_that_cannot_be_finished_is_not_begun() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
     bench.read(&mut qp).unwrap();
-    let mut wrong = OwnedCompletionQueue::new(bench.context.create_cq(8).build().unwrap());
+    let mut wrong = OwnedCompletionQueue::new(bench.context.cq_builder(8).build().unwrap());
     assert_eq!(qp.reset(&mut wrong).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(bench.script.object(qp.handle()).state, QpState::RTS.0, "the kernel was told");
     assert_eq!((qp.state(), bench.posted(&qp)), (QpState::RTS, 1));
@@ -83,7 +83,7 @@ fn a_reset_that_cannot_be_finished_is_not_begun() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it reads the memory of its process as a file")]
-fn what_was_revoked_is_used_only_after_a_reset() {
+fn a_revoked_queue_pair_is_used_only_after_a_reset() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
     bench.read(&mut qp).unwrap();
@@ -103,7 +103,7 @@ fn what_was_revoked_is_used_only_after_a_reset() {
 }
 
 #[test]
-fn what_was_revoked_is_not_adopted() {
+fn a_revoked_queue_pair_is_not_adopted() {
     let mut bench = Bench::new();
     let qp = bench.make();
     assert!(qp.revoke());
@@ -113,7 +113,7 @@ fn what_was_revoked_is_not_adopted() {
 
 /// As a change does that was under way when the queue pair was reset.
 #[test]
-fn a_change_that_comes_late_hides_nothing() {
+fn a_late_state_change_does_not_hide_the_revocation() {
     let mut bench = Bench::new();
     let mut qp = bench.adopted();
     assert!(qp.revoke());

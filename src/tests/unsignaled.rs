@@ -4,7 +4,9 @@ use super::owned::{Owned, bring_up_owned};
 use super::{Bench, wc};
 use crate::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Access, Errno, PostError, QpType, Remote, Rkey, SendWr, WcOpcode, WcStatus};
+use crate::{
+    Access, Errno, PostError, QpType, Remote, RingError, Rkey, SendWr, WcOpcode, WcStatus,
+};
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
@@ -22,9 +24,9 @@ struct Sender {
 impl Sender {
     fn new() -> Sender {
         let bench = Bench::new();
-        let pool = bench.pd.buffer_pool(64).count(32).build().unwrap();
-        let mut cq = OwnedCompletionQueue::new(bench.context.create_cq(64).build().unwrap());
-        let builder = bench.pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+        let pool = bench.pd.buffer_pool_builder(64).count(32).build().unwrap();
+        let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
+        let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         let qp = builder.max_send_wr(16).max_recv_wr(1).max_inline_data(16).build().unwrap();
         let qp = cq.adopt(qp).unwrap();
         bring_up_owned(&bench, &qp);
@@ -257,7 +259,7 @@ fn a_signaled_request_that_is_not_posted_leaves_the_others_to_the_next() {
             sender.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
             let mut batch = sender.qp.send_batch().unwrap();
             batch.push_unsignaled(SendWr::write(REMOTE, &[]), (), 2).unwrap();
-            assert_eq!(batch.ring(), Err(PostError::Kernel(Errno::NOMEM)));
+            assert_eq!(batch.ring(), Err(RingError::StillQueued(Errno::NOMEM)));
             sender.bench.script.allow(Op::POST_SEND);
         },
     ];

@@ -1,4 +1,4 @@
-//! What a poll shows to a visitor of completions that an mlx5 device wrote; on the scripted kernel.
+//! Visiting completions in place (`poll_each`) on mlx5, on the scripted kernel.
 
 use super::{bring_up, ring};
 use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
@@ -13,7 +13,7 @@ const REQ_ERR: u8 = 13;
 const SYNDROME: u8 = 0x13;
 const VENDOR: u8 = 0x8f;
 
-/// What becomes of the next request of a queue pair.
+/// The outcome of the next request.
 #[derive(Clone, Copy)]
 enum Event {
     Done,
@@ -51,12 +51,12 @@ impl Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
-        let mut cq = OwnedCompletionQueue::new(context.create_cq(capacity).build().unwrap());
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(capacity).build().unwrap());
         let device = cq.queue().played();
         let mut spare = cq.queue().capacity();
         assert_eq!(spare, capacity);
         let make = |cq: &OwnedCompletionQueue<u32>, sends| {
-            let qp = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
+            let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(sends);
             qp.max_recv_wr(0).max_inline_data(4).build().unwrap()
         };
         let mut adopt = |sends| {
@@ -106,7 +106,7 @@ impl Bench {
         }
     }
 
-    /// What a poll says that it found, and the tags of what it showed.
+    /// The count that a poll returns, and the tags that it visited.
     fn visits(&mut self, most: usize) -> (usize, Vec<u32>) {
         let mut seen = Vec::new();
         let found = self.cq.poll_each(most, |request| seen.push(*request.tag().unwrap()));
@@ -125,7 +125,7 @@ impl Bench {
 }
 
 #[test]
-fn completions_of_other_queue_pairs_do_not_count_as_visited() {
+fn a_stray_completion_does_not_count_towards_the_limit() {
     let mut bench = Bench::new(63, 0);
     assert_eq!(bench.visits(3), (0, vec![]));
     bench.complete([Done, Stray, Done, Stray, Done]);
@@ -135,7 +135,7 @@ fn completions_of_other_queue_pairs_do_not_count_as_visited() {
 
 /// Meanwhile it holds back no more entries than there are spare ones.
 #[test]
-fn a_poll_visits_as_many_as_were_asked_for() {
+fn a_poll_ends_at_its_limit() {
     for (capacity, others, spare) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
         let mut bench = Bench::new(capacity, others);
         assert_eq!(bench.spare, spare, "entries to spare");
@@ -171,7 +171,7 @@ fn failures_are_shown_with_their_status() {
 }
 
 #[test]
-fn a_poll_goes_on_behind_the_completion_that_a_visitor_panicked_at() {
+fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
     let mut bench = Bench::new(63, 0);
     bench.complete([Done, Stray, Done, Done]);
     let mut seen = Vec::new();

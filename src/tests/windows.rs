@@ -1,13 +1,13 @@
-//! What memory windows hold, for how long, and how they are reallocated.
+//! Memory windows: the objects that they hold, for how long, and their reallocation.
 
 use super::Bench;
 use super::destroy::{Witness, witness};
-use crate::envelope::Envelope;
 use crate::handles::ObjectKind;
+use crate::sharing::envelope::Envelope;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Access, Errno, Error, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair, Rereg,
-    WcStatus, WindowType,
+    Access, Errno, Error, ErrorWith, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair,
+    Rereg, WcStatus, WindowType,
 };
 use std::sync::Arc;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW, UVERBS_OBJECT_QP};
@@ -16,7 +16,7 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_ALLOC_MW;
 const ALLOC_MW: Op = Op::Write(IB_USER_VERBS_CMD_ALLOC_MW);
 const DEALLOC_MW: Op = Op::destroy(UVERBS_OBJECT_MW);
 const BINDABLE: Access = Access::LOCAL_WRITE.union(Access::MW_BIND);
-/// What a window holds at most, of regions and of queue pairs.
+/// The most regions and queue pairs that a window holds.
 const MOST: usize = 16;
 
 type Witnessed = MemoryRegion<u8, Witness>;
@@ -43,7 +43,9 @@ fn bind(window: &mut MemoryWindow, qp: &QpControl, region: &Witnessed, status: W
 
 /// Fails unless the region is refused to the program because a window holds it.
 fn still_held(region: Witnessed) -> Witnessed {
-    let Err((region, error)) = region.destroy() else { panic!("destroyed under a window") };
+    let Err(ErrorWith { object: region, error }) = region.destroy() else {
+        panic!("destroyed under a window")
+    };
     names_the_remedy(&error);
     region
 }
@@ -75,7 +77,7 @@ fn window_holds_every_region_it_was_bound_to_until_dealloc() {
 }
 
 #[test]
-fn no_word_of_the_program_releases_a_region() {
+fn nothing_that_the_program_claims_releases_a_region() {
     let words: [fn(&mut MemoryWindow, &QpControl); 5] = [
         |window, _| window.settle(WcStatus::WR_FLUSH_ERR),
         |window, _| window.settle(WcStatus::MW_BIND_ERR),
@@ -109,7 +111,7 @@ fn no_word_of_the_program_releases_a_region() {
 }
 
 #[test]
-fn what_a_leaked_window_holds_is_leaked_with_it() {
+fn regions_that_a_leaked_window_holds_are_leaked() {
     for errno in [Errno::BUSY, Errno::IO, Errno::NOMEM, Errno::INVAL] {
         for region_first in [true, false] {
             let bench = Bench::new();
@@ -163,7 +165,7 @@ fn held_region_is_not_changed_or_given_away() {
     names_the_remedy(&failed.error);
     let region = failed.region.unwrap();
     // `release` asks the kernel about the region, and changes nothing.
-    let (region, error) = region.release().unwrap_err();
+    let (region, error) = region.release().unwrap_err().into_parts();
     names_the_remedy(&error);
     let mut region = still_held(region);
     assert_eq!(bench.script.log().len(), commands + 1);
@@ -333,7 +335,7 @@ fn window_of_type_2_holds_a_bounded_number_of_queue_pairs() {
         let qp = bench.qp(QpType::RC);
         bind(&mut window, &qp, &region, WcStatus::SUCCESS);
         window.invalidated();
-        let (qp, error) = qp.destroy().unwrap_err();
+        let (qp, error) = qp.destroy().unwrap_err().into_parts();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
         assert!(error.message().contains("reallocate the window"), "{error}");
         drop(qp);
@@ -369,15 +371,16 @@ fn million_bindings_hold_a_bounded_number_of_regions() {
     assert_eq!((live(&bench.script, UVERBS_OBJECT_MR), bench.context.leaked()), (0, 0));
 }
 
-/// An envelope of the region that claims these rights, as anybody can make one up.
+/// A forged envelope of the region that claims these rights.
 fn forged<T, M>(bench: &Bench, region: &MemoryRegion<T, M>, access: Access) -> Envelope {
-    let [keys, length, iova, _] = region.export().unwrap().proof();
+    let [keys, length, iova, _] = region.export().unwrap().fingerprint();
     let claimed = [keys, length, iova, access.bits().into()];
     let forged = Envelope::seal(&bench.context.file, ObjectKind::MR, region.handle(), claimed);
     Envelope::from_bytes(&forged.to_bytes()).unwrap()
 }
 
-/// Nothing here keeps the exporter from deregistering its region, and its rights are a claim.
+/// The exporter may deregister its region at any time, and the rights in an envelope are only a
+/// claim.
 #[test]
 fn imported_region_is_not_bound() {
     let bench = Bench::new();

@@ -1,4 +1,4 @@
-//! XRC domains, on a played kernel that has them.
+//! XRC domains, on a scripted kernel that has them.
 
 use super::Bench;
 use crate::uverbs::scripted::{Op, Script};
@@ -26,8 +26,8 @@ fn number(script: &Script, domain: &XrcDomain) -> u32 {
 fn private_domains_are_always_new() {
     let (script, context) = device();
     let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
-    let domains =
-        flags.map(|flags| context.open_xrcd().raw_flags(flags.bits()).open().expect("a domain"));
+    let domains = flags
+        .map(|flags| context.xrcd_builder().raw_flags(flags.bits()).build().expect("a domain"));
     let mut numbers = domains.each_ref().map(|domain| number(&script, domain)).to_vec();
     numbers.dedup();
     assert_eq!(numbers.len(), 4);
@@ -39,45 +39,45 @@ fn private_domains_are_always_new() {
 fn files_name_domains() {
     let (script, context) = device();
     let file = file();
-    let by_file = || context.open_xrcd().file(&file);
+    let by_file = || context.xrcd_builder().file(&file);
     for flags in [OFlags::empty(), OFlags::EXCL] {
-        let error = by_file().raw_flags(flags.bits()).open().unwrap_err();
+        let error = by_file().raw_flags(flags.bits()).build().unwrap_err();
         assert_eq!(error.kernel_errno(), Some(Errno::AGAIN));
         assert!(error.message().contains("no XRC domain"), "{error}");
     }
-    drop(by_file().create_new().open().unwrap());
-    let first = by_file().create().open().unwrap();
+    drop(by_file().create_new().build().unwrap());
+    let first = by_file().create().build().unwrap();
     for flags in [OFlags::EXCL, OFlags::EXCL | OFlags::CREATE] {
-        let error = by_file().raw_flags(flags.bits()).open().unwrap_err();
+        let error = by_file().raw_flags(flags.bits()).build().unwrap_err();
         assert_eq!((error.verb(), error.kernel_errno()), ("open_xrcd", Some(Errno::INVAL)));
         assert!(error.message().contains("already"), "{error}");
     }
-    assert!(by_file().create_new().open().is_err());
-    let second = by_file().open().unwrap();
-    let third = by_file().create().open().unwrap();
+    assert!(by_file().create_new().build().is_err());
+    let second = by_file().build().unwrap();
+    let third = by_file().create().build().unwrap();
     assert_ne!(first.handle(), second.handle());
     for other in [&second, &third] {
         assert_eq!(number(&script, &first), number(&script, other));
     }
     let other = super::xrc::file();
-    let elsewhere = context.open_xrcd().file(&other).create().open().unwrap();
+    let elsewhere = context.xrcd_builder().file(&other).create().build().unwrap();
     assert_ne!(number(&script, &first), number(&script, &elsewhere));
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it looks into /proc")]
-fn what_cannot_be_opened_says_why() {
+fn a_refused_open_names_the_reason() {
     let (script, context) = device();
     let path = rustix::fs::open("/", OFlags::PATH, rustix::fs::Mode::empty()).unwrap();
-    let error = context.open_xrcd().file(&path).create().open().unwrap_err();
+    let error = context.xrcd_builder().file(&path).create().build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::BADF));
     assert!(error.message().contains("O_PATH"), "{error}");
     script.refuse(Op::OPEN_XRCD, Errno::AGAIN);
-    let error = context.open_xrcd().open().unwrap_err();
+    let error = context.xrcd_builder().build().unwrap_err();
     assert!(error.message().contains("cgroup"), "{error}");
     script.allow(Op::OPEN_XRCD);
     let plain = Bench::new();
-    let error = plain.context.open_xrcd().open().unwrap_err();
+    let error = plain.context.xrcd_builder().build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("rxe0"), "{error}");
 }
 
@@ -85,14 +85,14 @@ fn what_cannot_be_opened_says_why() {
 #[cfg_attr(miri, ignore = "it looks into /proc")]
 fn closing_destroys_or_gives_the_domain_back() {
     let (script, context) = device();
-    let domain = context.open_xrcd().open().unwrap();
+    let domain = context.xrcd_builder().build().unwrap();
     script.refuse_destroy(domain.handle(), Errno::BUSY);
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!((error.verb(), error.kernel_errno()), ("close_xrcd", Some(Errno::BUSY)));
     script.permit_destroy(domain.handle());
     domain.destroy().unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
-    let domain = context.open_xrcd().open().unwrap();
+    let domain = context.xrcd_builder().build().unwrap();
     drop(context);
     drop(domain);
     assert_eq!(script.left_at_close(), Some(vec![]));
@@ -103,9 +103,9 @@ fn closing_destroys_or_gives_the_domain_back() {
 fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
     let bench = Bench::new();
     bench.script.allow_xrc();
-    let domain = bench.context.open_xrcd().open().unwrap();
-    let srq = bench.pd.create_srq(4).xrc(&domain, &bench.cq).build().unwrap();
-    let (cq, error) = bench.cq.destroy().unwrap_err();
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let srq = bench.pd.srq_builder(4).xrc(&domain, &bench.cq).build().unwrap();
+    let (cq, error) = bench.cq.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None));
     assert!(error.message().contains("a shared receive queue of an XRC domain"), "{error}");
     drop(srq);
@@ -116,7 +116,7 @@ fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
 fn foreign_domains_are_closed_by_their_handle() {
     let (script, context) = device();
     let importer = script.import("rxe0", Some(&context.export())).unwrap();
-    let domain = context.open_xrcd().open().unwrap();
+    let domain = context.xrcd_builder().build().unwrap();
     let found = importer.foreign(&domain.export().unwrap()).unwrap();
     super::sharing::destroy(found).unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_XRCD), 0);
@@ -127,8 +127,8 @@ fn foreign_domains_are_closed_by_their_handle() {
 fn an_initiator_shares_no_receive_queue() {
     let bench = Bench::new();
     bench.script.allow_xrc();
-    let srq = bench.pd.create_srq(4).build().unwrap();
-    let builder = bench.pd.create_qp(&bench.cq, &bench.cq, crate::QpType::XRC_INI).srq(&srq);
+    let srq = bench.pd.srq_builder(4).build().unwrap();
+    let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, crate::QpType::XRC_INI).srq(&srq);
     let error = builder.build().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("an XRC initiator receives nothing"), "{error}");

@@ -1,8 +1,8 @@
-//! One ioctl as data: an object, a method, and attributes that own or borrow what they carry.
+//! One ioctl as data: an object, a method, and attributes that own or borrow their values.
 //!
 //! Pairs with the kernel's `rdma_user_ioctl_cmds.h` and the checks of `core/uverbs_ioctl.c`. No
-//! address appears here: buffers are slices until [`fd`](super::fd) turns them into pointers, so
-//! whoever builds a command cannot make the kernel write anywhere else.
+//! address appears here: buffers are slices until [`fd`](super::fd) turns them into pointers, so a command
+//! cannot make the kernel write anywhere else.
 
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd, OwnedFd};
@@ -11,7 +11,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 /// The most attributes that any method of this library passes.
 pub(crate) const MAX_ATTRS: usize = 24;
 
-/// What an attribute carries, by the kernel's kinds.
+/// The value of an attribute, by the kernel's kinds.
 #[derive(Debug)]
 pub(crate) enum Value<'a> {
     /// Bytes for the kernel to read.
@@ -36,12 +36,12 @@ pub(crate) enum Value<'a> {
 #[derive(Debug)]
 pub(crate) struct Attr<'a> {
     pub(crate) id: u16,
-    /// "Fail if you do not know this": without it an older kernel ignores the attribute.
+    /// The mandatory flag: without it an older kernel ignores an attribute that it does not know.
     pub(crate) mandatory: bool,
     pub(crate) value: Value<'a>,
 }
 
-/// An ioctl to be.
+/// An ioctl that was not issued yet.
 #[derive(Debug)]
 pub(crate) struct Command<'a> {
     pub(crate) object: u16,
@@ -104,7 +104,7 @@ impl<'a> Command<'a> {
         self.push(id, true, Value::Out(value.as_mut_bytes()))
     }
 
-    /// An output whose absence in an older kernel is fine: it stays as it was.
+    /// An output that an older kernel may not know: it keeps its value then.
     pub(crate) fn optional_output<T>(self, id: u16, value: &'a mut T) -> Self
     where
         T: FromBytes + IntoBytes + KnownLayout + ?Sized,
@@ -159,8 +159,7 @@ impl<'a> Command<'a> {
     ///
     /// # Errors
     ///
-    /// `E2BIG` if more than [`MAX_ATTRS`] were pushed: without the rest, the command would mean
-    /// something else.
+    /// `E2BIG` if more than [`MAX_ATTRS`] were pushed: a command without the others must not be issued.
     pub(crate) fn attrs_to_run(
         &mut self,
     ) -> Result<impl Iterator<Item = &mut Attr<'a>> + use<'_, 'a>, Errno> {
@@ -175,8 +174,7 @@ impl<'a> Command<'a> {
         self.attrs().find(|attr| attr.id == id)
     }
 
-    /// The handle of the object that the command made. 0 is a handle like any other, so there is
-    /// none to fall back to.
+    /// The handle of the object that the command made. 0 is a valid handle, so there is no default.
     pub(crate) fn made(&self, id: u16) -> Result<u32, Errno> {
         match self.attr(id).map(|attr| &attr.value) {
             Some(Value::New(handle)) => Ok(*handle),

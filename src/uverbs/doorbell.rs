@@ -1,11 +1,10 @@
-//! The commands of data paths: devices whose doorbells are in the kernel, as rxe's are, get one
-//! per batch of sends and one per armed completion queue.
+//! Doorbells that are commands to the kernel, as rxe's are: one per batch of sends, and one per armed
+//! completion queue.
 //!
 //! Pairs with `ib_uverbs_post_send` and `ib_uverbs_req_notify_cq` in `core/uverbs_cmd.c` and with
-//! `ib_uverbs_write` in `core/uverbs_main.c`. All other commands are ioctls; these go by
-//! `write(2)`, where the kernel spares itself the attributes and answers in two thirds of the
-//! time. [`fd`](super::fd) does that, and comes back to the ioctl where the kernel refuses to be
-//! written to.
+//! `ib_uverbs_write` in `core/uverbs_main.c`. All other commands are ioctls. These go by
+//! `write(2)`, which has no attributes to parse and takes two thirds of an ioctl's time. [`fd`](super::fd)
+//! writes them, and uses the ioctl where the kernel refuses a `write(2)`.
 
 use super::command::Command;
 use super::invoke_write::write;
@@ -17,16 +16,16 @@ use uverbs_uapi::write::{
 };
 use zerocopy::{Immutable, IntoBytes};
 
-/// What the kernel is asked to do.
+/// A doorbell of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
-    /// To look at the send queue of a queue pair: a post command without requests.
+    /// Makes the kernel look at the send queue of a queue pair: a POST_SEND command without requests.
     Send { qp_handle: u32 },
-    /// To announce the next completion, or the next solicited one.
+    /// Arms a completion queue for the next completion, or the next solicited one.
     Notify { cq_handle: u32, solicited: bool },
 }
 
-/// What the kernel answers to either.
+/// The kernel's response to either doorbell.
 pub(super) type Response = ib_uverbs_post_send_resp;
 
 /// [`Doorbell::Send`] as `write(2)` takes it.

@@ -1,6 +1,6 @@
 //! The real kernel: `ioctl(2)` and `mmap(2)` on a uverbs file.
 //!
-//! Pairs with `core/uverbs_ioctl.c`. The only place where a slice of a command becomes a pointer.
+//! Pairs with `core/uverbs_ioctl.c`. Only here a slice of a command becomes a pointer.
 #![allow(unsafe_code)]
 
 use super::command::{Command, MAX_ATTRS, Value};
@@ -106,8 +106,8 @@ impl Kernel for UverbsFd {
             let address = std::ptr::from_mut(&mut response).expose_provenance() as u64;
             match doorbell.by_write(address, |bytes| rustix::io::write(&self.fd, bytes)) {
                 Ok(_) => return Ok(()),
-                // The file was opened with other credentials than the caller has: it gave up
-                // privileges since, or inherited or was sent the file. Ioctls do not mind.
+                // The process's credentials differ from those of the open: it gave up privileges since,
+                // or inherited or received the file. The kernel accepts ioctls then.
                 Err(Errno::ACCESS) => self.unwritable.store(true, Ordering::Relaxed),
                 Err(errno) => return Err(errno),
             }
@@ -129,10 +129,10 @@ impl Kernel for UverbsFd {
     }
 }
 
-/// Makes a completion event file. It stands here because this older command answers a bare
-/// number, which somebody has to take ownership of.
+/// Makes a completion event file. It is in this file because this older command answers a bare descriptor,
+/// of which an `OwnedFd` has to be made.
 pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
-    // No descriptor until the kernel says so: zero is somebody's standard input.
+    // Not a descriptor until the kernel wrote one: 0 may be standard input.
     let mut resp = ib_uverbs_create_comp_channel_resp { fd: u32::MAX };
     let request = ib_uverbs_create_comp_channel::default();
     kernel

@@ -38,7 +38,7 @@ impl<'a> Command<'a> {
         self.output(UVERBS_ATTR_CORE_OUT, output)
     }
 
-    /// What the driver wants to know and to tell, where it does.
+    /// The driver's own input and output, where it has them.
     pub(crate) fn driver(self, input: &'a [u8], output: &'a mut [u8]) -> Self {
         self.input_if_any(UVERBS_ATTR_UHW_IN, input).output_if_any(UVERBS_ATTR_UHW_OUT, output)
     }

@@ -1,4 +1,4 @@
-//! The seam between the library and whoever answers its ioctls.
+//! The trait behind which the library issues its ioctls: the real kernel, or the scripted one of tests.
 
 use super::command::Command;
 use super::doorbell::Doorbell;
@@ -18,7 +18,7 @@ pub(crate) trait Kernel: Mapper + Debug + Send + Sync + UnwindSafe + RefUnwindSa
         doorbell.by_ioctl(|command| self.execute(command))
     }
 
-    /// Where providers get mappings from.
+    /// Maps pages of the file, for providers.
     fn mapper(&self) -> &dyn Mapper;
 
     /// The file itself.

@@ -1,7 +1,7 @@
 //! The one way into the kernel: ioctls on `/dev/infiniband/uverbsN`.
 //!
-//! A [`Command`](command::Command) says what to do in terms of attributes; a
-//! [`Kernel`](kernel::Kernel) does it. The real one is [`fd::UverbsFd`]; tests play one.
+//! A [`Command`](command::Command) has an object, a method and attributes; a [`Kernel`](kernel::Kernel)
+//! runs it. The real one is [`fd::UverbsFd`]; tests script one, in `scripted`.
 
 pub(crate) mod command;
 pub(crate) mod doorbell;

@@ -1,9 +1,9 @@
-//! A kernel that a test plays: the uverbs object model in memory, with rxe's answers.
+//! A kernel that a test scripts: the uverbs object model in memory, with rxe's answers.
 //!
-//! It keeps handles the way the kernel does (one number space per file, `EBUSY` while something
-//! depends on an object), gives queues that can be mapped and used, notes every command, and does
-//! what no real device does on demand: fail at a chosen step, not know a method, answer short,
-//! refuse to destroy, vanish.
+//! It keeps handles as the kernel does (one number space per file, `EBUSY` while something
+//! depends on an object), has queues that can be mapped and used, and logs every command. On demand it does
+//! what no real device does: it fails at a chosen step, does not know a method, truncates outputs, refuses
+//! to destroy an object, or vanishes.
 //!
 //! ```ignore
 //! let script = Script::new();
@@ -26,11 +26,11 @@ use super::command::Command;
 use super::kernel::Kernel;
 use crate::context::Context;
 use crate::device::{Device, DriverId};
-use crate::envelope::Envelope;
 use crate::error::Result;
 use crate::memory::fork::Epoch;
 use crate::memory::mapping::{Mapper, Mapping};
 use crate::provider::Opening;
+use crate::sharing::envelope::Envelope;
 pub(crate) use mlx5::Mlx5;
 use ring::KernelRing;
 use rustix::io::Errno;
@@ -49,7 +49,7 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 use uverbs_uapi::write as commands;
 use zerocopy::IntoBytes;
 
-/// What a command is: a method of an object, or an older command by its number.
+/// The identity of a command: a method of an object, or an older command by its number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Op {
     Method { object: u16, method: u16 },
@@ -105,7 +105,7 @@ impl Op {
     }
 }
 
-/// How the played kernel deviates from a healthy one.
+/// How the scripted kernel deviates from a healthy one.
 #[derive(Debug, Default)]
 struct Deviations {
     /// Steps (commands and mappings) until one fails.
@@ -115,15 +115,15 @@ struct Deviations {
     short: Vec<(Op, usize)>,
     undestroyable: Vec<(u32, Errno)>,
     vanished: bool,
-    /// The device is about to.
+    /// The kernel has begun to remove the device.
     leaving: bool,
-    /// Memory regions take other memory, which rxe's do not.
+    /// REREG exchanges the memory of a region, which rxe refuses.
     translates: bool,
-    /// There are XRC domains, which rxe has not.
+    /// XRC domains can be opened, which rxe does not have.
     has_xrc: bool,
 }
 
-/// A played kernel file as the test sees it. Clones see the same one.
+/// A scripted kernel file as the test sees it. Clones see the same one.
 #[derive(Clone)]
 pub(crate) struct Script {
     state: Arc<Mutex<State>>,
@@ -131,7 +131,7 @@ pub(crate) struct Script {
     hooks: Arc<Mutex<Vec<Hook>>>,
 }
 
-/// What a test does before a command is executed.
+/// A function of the test that runs before a command is executed.
 type Hook = (Op, Arc<dyn Fn() + Send + Sync>);
 
 impl std::fmt::Debug for Script {
@@ -148,7 +148,7 @@ impl Script {
         Script { state, tag, hooks: Arc::default() }
     }
 
-    /// A context on the played file, of an rxe device of this name.
+    /// Opens a context on the scripted file, of an rxe device of this name.
     pub(crate) fn open(&self, device: &str) -> Context {
         self.try_open(device).expect("opening a scripted device")
     }
@@ -161,19 +161,19 @@ impl Script {
         Context::on(kernel, device, opening, epoch)
     }
 
-    /// A played file of an mlx5 device; only what it takes to make, destroy and share objects.
+    /// A scripted file of an mlx5 device, with the commands that make, destroy and share objects.
     pub(crate) fn mlx5() -> Script {
         let script = Script::new();
         script.state().mlx5 = Some(Mlx5::default());
         script
     }
 
-    /// Changes what the device of [`mlx5`](Self::mlx5) is like.
+    /// Changes the device of [`mlx5`](Self::mlx5).
     pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut Mlx5)) {
         change(self.state().mlx5.as_mut().expect("an mlx5 device"));
     }
 
-    /// A context of another process on the played file, as far as the kernel is concerned.
+    /// Imports a context on the scripted file, as another process would.
     pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
         let make =
             |_, epoch| -> Box<dyn Kernel> { Box::new(ScriptedKernel::new(self.clone(), epoch)) };
@@ -193,7 +193,7 @@ impl Script {
         self.state().deviations.countdown = Some((n, errno));
     }
 
-    /// Takes a [`fail_step`](Self::fail_step) back; whether it had not been reached.
+    /// Cancels a [`fail_step`](Self::fail_step); `true` if the step was not reached.
     pub(crate) fn cancel_failure(&self) -> bool {
         self.state().deviations.countdown.take().is_some()
     }
@@ -231,17 +231,17 @@ impl Script {
         self.state().deviations.undestroyable.retain(|(refused, _)| *refused != handle);
     }
 
-    /// Destroys an object, as somebody else who has the kernel file may.
+    /// Destroys an object, as another process that has the kernel file may.
     pub(crate) fn steal(&self, handle: u32) {
         self.state().steal(handle);
     }
 
-    /// Lets memory regions take other memory, as some devices do and rxe does not.
+    /// Lets REREG exchange the memory of regions, as some drivers do and rxe's does not.
     pub(crate) fn allow_translation(&self) {
         self.state().deviations.translates = true;
     }
 
-    /// Lets XRC domains be opened, which rxe has not.
+    /// Lets XRC domains be opened, which rxe does not have.
     pub(crate) fn allow_xrc(&self) {
         self.state().deviations.has_xrc = true;
     }
@@ -251,8 +251,8 @@ impl Script {
         self.state().vanish();
     }
 
-    /// The kernel begins to take the device away: every command but DESTROY answers `EIO`, and what
-    /// there is is there until it is destroyed or [vanishes](Self::vanish).
+    /// The kernel begins to remove the device: every command but DESTROY answers `EIO`, and objects stay until
+    /// they are destroyed or [vanish](Self::vanish).
     pub(crate) fn begin_to_vanish(&self) {
         self.state().deviations.leaving = true;
     }
@@ -289,8 +289,8 @@ impl Script {
         self.state().log.clone()
     }
 
-    /// Commands that made no sense: handles that do not exist, objects destroyed before what
-    /// depends on them.
+    /// Wrong commands: with handles that do not exist, or that destroy an object before those that depend on
+    /// it.
     pub(crate) fn complaints(&self) -> Vec<String> {
         self.state().complaints.clone()
     }
@@ -324,7 +324,7 @@ impl Script {
         self.ring(handle, role).poison();
     }
 
-    /// Writes both indices of a queue, whatever they are.
+    /// Writes any values to both indices of a queue.
     pub(crate) fn scribble(&self, handle: u32, role: Role, producer: u32, consumer: u32) {
         self.ring(handle, role).scribble(producer, consumer);
     }

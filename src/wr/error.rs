@@ -1,11 +1,12 @@
-//! Why a request is refused when it is posted; how one fails later is a
-//! [`WcStatus`](crate::WcStatus).
+//! Why a request is refused when it is posted, and why a batch is not sent when it is rung; how a request
+//! fails later is a [`WcStatus`](crate::WcStatus).
 
 use crate::qp::state::QpState;
 use rustix::io::Errno;
 use std::fmt;
 
-/// Why a request could not be posted. Nothing of a request that failed reaches the device.
+/// Why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's, except
+/// with [`Ring`](Self::Ring).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PostError {
@@ -44,8 +45,6 @@ pub enum PostError {
     ForeignAddress,
     /// The queue pair takes no requests in this state.
     State(QpState),
-    /// The thread domain is not the one that the queue was created under.
-    ForeignThreadDomain,
     /// The memory belongs to another protection domain than the queue.
     ForeignMemory,
     /// The request names memory by number, where the memory itself is to be given.
@@ -66,9 +65,70 @@ pub enum PostError {
     },
     /// The device fills in no checksums of raw packets.
     NoChecksums,
-    /// The kernel refused to look at the queue; what was posted stays in it.
-    Kernel(Errno),
+    /// The batch with the request was not rung. Of calls that push and ring at once, such as
+    /// [`Scope::post`](crate::owned::Scope::post); `push` itself never answers it.
+    Ring(RingError),
 }
+
+/// Why a batch of sends was not rung.
+///
+/// ```no_run
+/// # use uverbs::{RingError, SendBatch};
+/// # fn f(batch: SendBatch<'_>) -> Result<(), RingError> {
+/// // SAFETY: the memory of the requests outlives their completions.
+/// match unsafe { batch.ring() } {
+///     Err(error) if error.stays_queued() => eprintln!("sent with the next batch: {error}"),
+///     other => other?,
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum RingError {
+    /// The kernel refused to look at the queue. The requests stay in it, and the device works on them when
+    /// the next batch is rung: **do not free the memory** that they name before they complete, or before the
+    /// queue pair is destroyed. Moving the queue pair to [`ERR`](crate::QpState::ERR) flushes them.
+    StillQueued(Errno),
+    /// The thread domain is not the one that the queue was created under. The batch was dropped, and
+    /// nothing of it is ever sent.
+    ForeignThreadDomain,
+    /// This process is a fork of the one that created the queue, and sends nothing.
+    Forked,
+}
+
+impl RingError {
+    /// Whether the requests of the batch stay in the queue: their memory must then stay as it is until they
+    /// complete.
+    pub fn stays_queued(&self) -> bool {
+        matches!(self, RingError::StillQueued(_))
+    }
+}
+
+impl From<RingError> for PostError {
+    fn from(error: RingError) -> PostError {
+        match error {
+            RingError::Forked => PostError::Forked,
+            error => PostError::Ring(error),
+        }
+    }
+}
+
+impl fmt::Display for RingError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            RingError::StillQueued(errno) => write!(
+                f,
+                "the kernel refused to look at the queue, and the requests stay in it: {errno}"
+            ),
+            RingError::ForeignThreadDomain => {
+                f.write_str("the queue was created under another thread domain")
+            }
+            RingError::Forked => PostError::Forked.fmt(f),
+        }
+    }
+}
+
+impl std::error::Error for RingError {}
 
 impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -112,9 +172,6 @@ impl fmt::Display for PostError {
             PostError::State(state) => {
                 write!(f, "the queue pair takes no such request in state {state}")
             }
-            PostError::ForeignThreadDomain => {
-                f.write_str("the queue was created under another thread domain")
-            }
             PostError::ForeignMemory => {
                 f.write_str("the memory belongs to another protection domain than the queue")
             }
@@ -136,7 +193,7 @@ impl fmt::Display for PostError {
             PostError::NoChecksums => {
                 f.write_str("the device fills in no checksums of raw packets")
             }
-            PostError::Kernel(errno) => write!(f, "the kernel refused to send: {errno}"),
+            PostError::Ring(error) => error.fmt(f),
         }
     }
 }

@@ -5,7 +5,7 @@ use uverbs::{Exclusive, PostError, SendQueue, ThreadDomain};
 
 fn ring(queue: &mut SendQueue<Exclusive>, td: &mut ThreadDomain) -> Result<(), PostError> {
     let batch = queue.batch()?;
-    unsafe { batch.ring(td) }
+    Ok(unsafe { batch.ring(td) }?)
 }
 
 fn main() {

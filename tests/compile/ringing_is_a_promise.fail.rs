@@ -1,9 +1,9 @@
 //! Whoever rings a batch vouches for the memory that it names.
 #![allow(unused)]
 
-use uverbs::{PostError, SendBatch};
+use uverbs::{RingError, SendBatch};
 
-fn ring(batch: SendBatch<'_>) -> Result<(), PostError> {
+fn ring(batch: SendBatch<'_>) -> Result<(), RingError> {
     { batch.ring() }
 }
 

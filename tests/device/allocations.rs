@@ -10,12 +10,16 @@ use std::cell::Cell;
 use uverbs::{SendWr, WcOpcode};
 
 #[cfg(not(feature = "tokio"))]
-trials![by_number, in_buffers];
+trials![a_message_by_number_allocates_nothing, a_message_in_a_lent_buffer_allocates_nothing];
 #[cfg(feature = "tokio")]
-trials![by_number, in_buffers, as_futures];
+trials![
+    a_message_by_number_allocates_nothing,
+    a_message_in_a_lent_buffer_allocates_nothing,
+    a_message_as_a_future_allocates_nothing,
+];
 
 thread_local! {
-    /// What this thread asked for. Other threads are the harness's.
+    /// The allocations of this thread. Other threads are the harness's.
     static ASKED: Cell<u64> = const { Cell::new(0) };
 }
 
@@ -29,7 +33,7 @@ fn count() {
     ASKED.set(ASKED.get() + 1);
 }
 
-// SAFETY: it is the system's, and what is counted needs no memory of its own.
+// SAFETY: it is the system's allocator, and counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         count();
@@ -59,7 +63,7 @@ unsafe impl GlobalAlloc for Counting {
 const BEFORE: u64 = 100;
 const COUNTED: u64 = 300;
 
-/// What `message` asked for after it was warm.
+/// The allocations of `message` after the first rounds.
 fn asked(mut message: impl FnMut(u64) -> Verdict) -> Verdict<u64> {
     for n in 0..BEFORE {
         message(n)?;
@@ -71,7 +75,7 @@ fn asked(mut message: impl FnMut(u64) -> Verdict) -> Verdict<u64> {
     Ok(ASKED.get() - before)
 }
 
-fn by_number() -> Verdict {
+fn a_message_by_number_allocates_nothing() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     let asked = asked(|n| {
         b.recv(n, 0..64)?;
@@ -83,7 +87,7 @@ fn by_number() -> Verdict {
     Ok(())
 }
 
-fn in_buffers() -> Verdict {
+fn a_message_in_a_lent_buffer_allocates_nothing() -> Verdict {
     let (mut a, mut b) = lent::pair()?;
     let asked = asked(|n| {
         let mut batch = b.qp.recv_batch()?;
@@ -109,7 +113,7 @@ fn in_buffers() -> Verdict {
 }
 
 #[cfg(feature = "tokio")]
-fn as_futures() -> Verdict {
+fn a_message_as_a_future_allocates_nothing() -> Verdict {
     use crate::tasks::{both, pair, run};
     run(0, async {
         let (a, b) = pair()?;

@@ -14,26 +14,26 @@ use std::task::Poll;
 use tokio::net::TcpListener;
 use uverbs::aio::CompletionQueue;
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::{EventSource, EventType, ParentDomain, QpState, QpType, SendWr, WcOpcode, WcStatus};
+use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![
-    echo,
-    echo_on_many_threads,
-    one_sided_requests_and_atomics,
-    a_full_queue_keeps_the_order,
-    who_waits_and_leaves_keeps_nobody_waiting,
-    ten_thousand_at_once,
-    ten_thousand_at_once_on_many_threads,
-    what_describes_a_queue_pair_may_make_another,
-    messages_outlive_their_queue_pair_on_a_shared_queue,
-    events_are_a_stream,
-    last_receives_are_in_the_stream,
-    connections_over_tcp,
-    fan_in_on_a_shared_queue,
-    one_thread_domain_for_each_worker,
+    echo_comes_back,
+    echo_comes_back_on_many_threads,
+    one_sided_requests_and_atomics_complete,
+    requests_that_wait_for_a_full_queue_keep_their_order,
+    a_dropped_waiter_passes_its_room_on,
+    ten_thousand_pending_requests_complete,
+    ten_thousand_pending_requests_complete_on_many_threads,
+    a_queue_pair_builder_may_create_another_queue_pair,
+    messages_on_an_srq_outlive_their_queue_pair,
+    events_wake_the_stream,
+    last_wqe_reached_is_in_the_stream,
+    handshake_over_tcp_connects,
+    many_senders_reach_one_srq,
+    each_worker_rings_its_own_thread_domain,
 ];
 
-fn echo() -> Verdict {
+fn echo_comes_back() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         both(ask(&a, 200), echo_back(&b, 200)).await?;
@@ -45,12 +45,12 @@ fn echo() -> Verdict {
     })
 }
 
-fn echo_on_many_threads() -> Verdict {
+fn echo_comes_back_on_many_threads() -> Verdict {
     run(4, async {
         let mut tasks = Vec::new();
         for _ in 0..4 {
             let (a, b) = pair()?;
-            // Whose peer is gone before it heard that everything arrived waits for ever.
+            // A side whose peer is gone before the last acknowledgement waits for ever.
             tasks.push(tokio::spawn(async move { ask(&a, 100).await.map(|()| a) }));
             tasks.push(tokio::spawn(async move { echo_back(&b, 100).await.map(|()| b) }));
         }
@@ -62,7 +62,7 @@ fn echo_on_many_threads() -> Verdict {
     })
 }
 
-fn one_sided_requests_and_atomics() -> Verdict {
+fn one_sided_requests_and_atomics_complete() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         let mut theirs = b.pd.allocate::<u64>(128)?;
@@ -92,12 +92,12 @@ fn one_sided_requests_and_atomics() -> Verdict {
     })
 }
 
-fn a_full_queue_keeps_the_order() -> Verdict {
+fn requests_that_wait_for_a_full_queue_keep_their_order() -> Verdict {
     const MESSAGES: u64 = 500;
     run(2, async {
         let (a, b) = pair()?;
         let a = Arc::new(a);
-        let pool = a.pd.buffer_pool(64).count(MESSAGES as usize).build()?;
+        let pool = a.pd.buffer_pool_builder(64).count(MESSAGES as usize).build()?;
         let mut sends: Vec<_> = (0..MESSAGES)
             .map(|n| Box::pin(a.qp.send(pool.copy(&n.to_ne_bytes()).expect("a buffer"))))
             .collect();
@@ -111,7 +111,7 @@ fn a_full_queue_keeps_the_order() -> Verdict {
         });
         assert_eq!(first.await, MESSAGES as usize);
         assert!(sends.iter().filter(|send| send.is_posted()).count() < MESSAGES as usize);
-        // Whoever polls them afterwards, and in whatever order.
+        // The order in which they are polled afterwards does not matter.
         let sends: Vec<_> = sends.into_iter().rev().map(tokio::spawn).collect();
         let mut inbox = b.qp.inbox(&b.pool, DEPTH as usize);
         for n in 0..MESSAGES {
@@ -126,7 +126,7 @@ fn a_full_queue_keeps_the_order() -> Verdict {
 }
 
 /// A future that was told that there is room, and is dropped before it takes it.
-fn who_waits_and_leaves_keeps_nobody_waiting() -> Verdict {
+fn a_dropped_waiter_passes_its_room_on() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         let take = || a.pool.copy(b"x").expect("a buffer");
@@ -160,11 +160,11 @@ fn who_waits_and_leaves_keeps_nobody_waiting() -> Verdict {
     })
 }
 
-fn ten_thousand_at_once() -> Verdict {
+fn ten_thousand_pending_requests_complete() -> Verdict {
     at_once(0)
 }
 
-fn ten_thousand_at_once_on_many_threads() -> Verdict {
+fn ten_thousand_pending_requests_complete_on_many_threads() -> Verdict {
     at_once(2)
 }
 
@@ -176,7 +176,7 @@ fn at_once(threads: usize) -> Verdict {
         for n in 0..1024 {
             theirs.write_at(n, n as u64)?;
         }
-        let pool = a.pd.buffer_pool(64).count(REQUESTS).build()?;
+        let pool = a.pd.buffer_pool_builder(64).count(REQUESTS).build()?;
         let mut reads = Vec::with_capacity(REQUESTS);
         for n in 0..REQUESTS {
             let remote = theirs.remote(n % 1024 * 8)?;
@@ -212,7 +212,7 @@ fn at_once(threads: usize) -> Verdict {
     })
 }
 
-fn what_describes_a_queue_pair_may_make_another() -> Verdict {
+fn a_queue_pair_builder_may_create_another_queue_pair() -> Verdict {
     run(0, async {
         let half = Half::new()?;
         let mut other = None;
@@ -225,14 +225,14 @@ fn what_describes_a_queue_pair_may_make_another() -> Verdict {
     })
 }
 
-/// What was received before the queue pair went is a message all the same.
-fn messages_outlive_their_queue_pair_on_a_shared_queue() -> Verdict {
+/// A message received before its queue pair is dropped is delivered all the same.
+fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
     const MESSAGES: usize = 5;
     run(0, async {
         let context = env::open()?;
         let (cq, _) = CompletionQueue::spawn(&context, 128)?;
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(64).count(8).build()?;
+        let pool = pd.buffer_pool_builder(64).count(8).build()?;
         let srq = supported(cq.create_srq(&pd, 8, |srq| srq), Capability::Srq)?;
         let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
         let client = Half::new()?;
@@ -249,7 +249,7 @@ fn messages_outlive_their_queue_pair_on_a_shared_queue() -> Verdict {
         for n in 0..MESSAGES {
             client.qp.send_inline(&[n as u8]).await?;
         }
-        // Nobody has looked at them yet, or the driver has: both happens.
+        // The driver has polled them, or not yet: both happen.
         drop(server);
         for (n, recv) in recvs.drain(..MESSAGES).enumerate() {
             let message = within(PATIENCE, recv).await.expect("it was received")?;
@@ -260,7 +260,7 @@ fn messages_outlive_their_queue_pair_on_a_shared_queue() -> Verdict {
     })
 }
 
-fn events_are_a_stream() -> Verdict {
+fn events_wake_the_stream() -> Verdict {
     const RECEIVES: u64 = 8;
     run(0, async {
         let mut pair = Pair::new(Config { srq: true, ..Config::rc() })?;
@@ -273,7 +273,7 @@ fn events_are_a_stream() -> Verdict {
             pair.b.recv(0, 0..64)?;
             let srq = pair.b.srq.as_mut().expect("a shared receive queue");
             supported(srq.set_limit(RECEIVES as u32), Capability::SrqLimit)?;
-            // Somebody sleeps when the event comes, and hears of it from the event loop.
+            // The task sleeps when the event comes, and the event loop wakes it.
             let mut next = tokio::spawn(async move { (events.next().await, events) });
             let quiet = tokio::time::timeout(SILENCE, &mut next).await;
             assert!(quiet.is_err(), "{quiet:?}");
@@ -292,16 +292,16 @@ fn events_are_a_stream() -> Verdict {
     })
 }
 
-/// Another kind of event, of queue pairs that come and go.
-fn last_receives_are_in_the_stream() -> Verdict {
+/// LAST_WQE_REACHED, of queue pairs that come and go.
+fn last_wqe_reached_is_in_the_stream() -> Verdict {
     run(0, async {
         let context = env::open()?;
         let mut events = Events::new(&context)?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
-        let srq = supported(pd.create_srq(4).build(), Capability::Srq)?;
+        let cq = context.cq_builder(16).build()?;
+        let srq = supported(pd.srq_builder(4).build(), Capability::Srq)?;
         for _ in 0..3 {
-            let qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+            let qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
             let attr = uverbs::QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
             qp.modify(&attr.access(Default::default()))?;
             qp.modify(&uverbs::QpAttr::new().state(QpState::ERR))?;
@@ -321,7 +321,7 @@ fn last_receives_are_in_the_stream() -> Verdict {
     })
 }
 
-fn connections_over_tcp() -> Verdict {
+fn handshake_over_tcp_connects() -> Verdict {
     run(0, async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
@@ -339,14 +339,14 @@ fn connections_over_tcp() -> Verdict {
     })
 }
 
-fn fan_in_on_a_shared_queue() -> Verdict {
+fn many_senders_reach_one_srq() -> Verdict {
     const CLIENTS: usize = 8;
     const MESSAGES: usize = 50;
     run(0, async {
         let context = env::open()?;
         let (cq, _) = CompletionQueue::spawn(&context, 1024)?;
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(64).count(64).build()?;
+        let pool = pd.buffer_pool_builder(64).count(64).build()?;
         let srq = supported(cq.create_srq(&pd, 32, |srq| srq), Capability::Srq)?;
         let index = gid(&context)?.index;
         let (mut servers, mut tasks) = (Vec::new(), Vec::new());
@@ -383,7 +383,7 @@ fn fan_in_on_a_shared_queue() -> Verdict {
     })
 }
 
-fn one_thread_domain_for_each_worker() -> Verdict {
+fn each_worker_rings_its_own_thread_domain() -> Verdict {
     run(2, async {
         let context = env::open()?;
         let index = gid(&context)?.index;
@@ -393,10 +393,10 @@ fn one_thread_domain_for_each_worker() -> Verdict {
             workers.push(tokio::spawn(async move {
                 let td = context.alloc_td()?;
                 let pd = context.alloc_pd()?;
-                let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+                let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
                 let td = Arc::new(Mutex::new(td));
                 let (cq, _) = CompletionQueue::spawn(&context, 128)?;
-                let pool = pd.buffer_pool(64).build()?;
+                let pool = pd.buffer_pool_builder(64).build()?;
                 let make =
                     || cq.create_exclusive_qp(&domain, &td, QpType::RC, |qp| qp.max_recv_wr(4));
                 let (one, other) = (make()?, make()?);

@@ -8,13 +8,13 @@ use uverbs::{AtomicCap, MaskedSwap, PostError, SendWr, WcOpcode, WcStatus};
 trials![
     fetch_add_returns_what_was_there,
     compare_swap_swaps_only_if_equal,
-    counts_exactly,
+    every_fetch_add_counts_once,
     masked_swap_leaves_the_other_bits,
     masked_add_carries_within_its_fields,
     masked_atomics_need_a_reliable_connection,
     unaligned_address_is_refused,
-    no_room_for_the_answer_is_refused,
-    needs_the_right,
+    a_buffer_too_short_for_the_old_value_is_refused,
+    an_atomic_without_the_right_fails,
     atomic_write_writes_eight_bytes,
 ];
 
@@ -67,7 +67,7 @@ fn compare_swap_swaps_only_if_equal() -> Verdict {
     Ok(())
 }
 
-fn counts_exactly() -> Verdict {
+fn every_fetch_add_counts_once() -> Verdict {
     let (mut a, mut b) = pair()?;
     put(&mut b, 0, 0);
     let sges = [a.sge(8..16)];
@@ -96,7 +96,7 @@ fn masked_swap_leaves_the_other_bits() -> Verdict {
     let remote = b.remote(64);
     let start = 0x1111_2222_3333_4444;
     let low = 0xffff_ffff;
-    // Expected, looked at, stored, changed, and what is there afterwards.
+    // Compare value, compare mask, swap value, swap mask, and the word afterwards.
     for (compare, compare_mask, swap, swap_mask, after) in [
         // All bits: as without masks.
         (start, u64::MAX, 5, u64::MAX, 5),
@@ -190,7 +190,7 @@ fn unaligned_address_is_refused() -> Verdict {
     a.expect_silence()
 }
 
-fn no_room_for_the_answer_is_refused() -> Verdict {
+fn a_buffer_too_short_for_the_old_value_is_refused() -> Verdict {
     let (mut a, b) = pair()?;
     let sges = [a.sge(0..7)];
     let remote = b.remote(0);
@@ -199,7 +199,7 @@ fn no_room_for_the_answer_is_refused() -> Verdict {
     Ok(())
 }
 
-fn needs_the_right() -> Verdict {
+fn an_atomic_without_the_right_fails() -> Verdict {
     let access = uverbs::Access::ALL_REMOTE - uverbs::Access::REMOTE_ATOMIC;
     let Pair { mut a, mut b, .. } = Pair::new(Config { access, ..Config::rc() })?;
     put(&mut b, 0, 3);

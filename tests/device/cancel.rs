@@ -1,5 +1,5 @@
-//! Futures that are dropped before they end, at every point where they wait: what they held comes back,
-//! and nothing of them is left in the kernel, on the device or in the library.
+//! Futures that are dropped at every point where they wait: their memory comes back, and they leave
+//! nothing in the kernel, on the device or in the library.
 
 use crate::capability::Capability;
 use crate::env;
@@ -17,14 +17,14 @@ use uverbs::aio::tokio::{Events, accept, connect, within};
 use uverbs::{AsyncEvent, EventSource, EventType, ObjectKind, SendWr, WcOpcode};
 
 trials![
-    dropped_at_every_poll,
-    dropped_at_every_poll_on_many_threads,
-    connecting_dropped_at_every_poll,
-    connecting_dropped_at_every_poll_on_many_threads,
-    listening_dropped_at_every_poll,
-    listening_dropped_at_every_poll_on_many_threads,
-    rounds_leave_nothing,
-    rounds_leave_nothing_in_a_context,
+    requests_dropped_at_any_poll_give_their_memory_back,
+    requests_dropped_at_any_poll_give_their_memory_back_on_many_threads,
+    a_handshake_dropped_at_any_poll_leaves_nothing,
+    a_handshake_dropped_at_any_poll_leaves_nothing_on_many_threads,
+    a_listener_dropped_at_any_poll_loses_no_event,
+    a_listener_dropped_at_any_poll_loses_no_event_on_many_threads,
+    dropped_futures_leave_nothing_on_the_device,
+    dropped_futures_leave_nothing_in_their_context,
 ];
 
 /// Polls a future at most so many times.
@@ -43,11 +43,11 @@ impl<F: Future + Unpin> Future for AtMost<F> {
 }
 
 /// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
-fn dropped_at_every_poll() -> Verdict {
+fn requests_dropped_at_any_poll_give_their_memory_back() -> Verdict {
     dropped_on(0)
 }
 
-fn dropped_at_every_poll_on_many_threads() -> Verdict {
+fn requests_dropped_at_any_poll_give_their_memory_back_on_many_threads() -> Verdict {
     dropped_on(4)
 }
 
@@ -89,7 +89,7 @@ fn dropped_on(threads: usize) -> Verdict {
             }
             assert!(a.qp.in_flight() <= 8, "after {polls} polls");
             a.qp.abort()?;
-            // What a request had comes back a moment after it is over, when another thread drives.
+            // Where another thread drives, memory comes back a moment after its request completed.
             let back = || (a.qp.in_flight(), a.pool.idle());
             let started = Instant::now();
             while back() != (0, BUFFERS) && started.elapsed() < PATIENCE {
@@ -109,12 +109,12 @@ fn dropped_on(threads: usize) -> Verdict {
     })
 }
 
-/// The same of both ends of a handshake, with the other end left alone in the middle of it.
-fn connecting_dropped_at_every_poll() -> Verdict {
+/// The same for both ends of a handshake; the other end is left alone in the middle of it.
+fn a_handshake_dropped_at_any_poll_leaves_nothing() -> Verdict {
     connecting_dropped_on(0)
 }
 
-fn connecting_dropped_at_every_poll_on_many_threads() -> Verdict {
+fn a_handshake_dropped_at_any_poll_leaves_nothing_on_many_threads() -> Verdict {
     connecting_dropped_on(2)
 }
 
@@ -141,7 +141,7 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
                 };
                 finished = end.transpose()?.is_some();
                 if !finished {
-                    // Who nobody connects to waits, and is called off.
+                    // An end that no peer connects to waits, and is cancelled.
                     let _ =
                         within(Duration::from_millis(20), rest).await.map_err(|rest| rest.abort());
                 }
@@ -159,12 +159,12 @@ fn connecting_dropped_on(threads: usize) -> Verdict {
     })
 }
 
-/// Whoever stops listening for events, at whatever point, leaves those that come to the next.
-fn listening_dropped_at_every_poll() -> Verdict {
+/// A listener that is dropped at any point leaves later events to the next listener.
+fn a_listener_dropped_at_any_poll_loses_no_event() -> Verdict {
     listening_dropped_on(0)
 }
 
-fn listening_dropped_at_every_poll_on_many_threads() -> Verdict {
+fn a_listener_dropped_at_any_poll_loses_no_event_on_many_threads() -> Verdict {
     listening_dropped_on(2)
 }
 
@@ -190,7 +190,7 @@ fn listening_dropped_on(threads: usize) -> Verdict {
                         Ok(())
                     };
                     let happens = async {
-                        // Who listens is asleep by then.
+                        // The listener sleeps by then.
                         tokio::task::yield_now().await;
                         caused += 1;
                         reach_limit(&mut pair)
@@ -228,7 +228,7 @@ fn reach_limit(pair: &mut Pair) -> Verdict {
     pair.b.expect(1, WcOpcode::RECV).map(drop)
 }
 
-fn rounds_leave_nothing() -> Verdict {
+fn dropped_futures_leave_nothing_on_the_device() -> Verdict {
     let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
     let (idle, open) = (env::device().resources()?, files()?);
     for round in 0..30 {
@@ -251,7 +251,7 @@ fn rounds_leave_nothing() -> Verdict {
 }
 
 /// Counted in one context, by kind: queue pairs whose futures are dropped, or never polled again.
-fn rounds_leave_nothing_in_a_context() -> Verdict {
+fn dropped_futures_leave_nothing_in_their_context() -> Verdict {
     const KINDS: [ObjectKind; 4] = [ObjectKind::QP, ObjectKind::CQ, ObjectKind::MR, ObjectKind::PD];
     // Each connects two queue pairs, in a runtime of its own.
     leaks::rounds_of(env::rounds(100, 1000), &KINDS, |context| {

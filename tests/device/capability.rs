@@ -1,5 +1,5 @@
-//! What a device or a machine may lack. A skip names one of these, and the lab's table decides
-//! whether the device under test may lack it.
+//! Capabilities that a device or a machine may lack. A skip names one of these, and the lab's table
+//! decides whether the device under test may lack it.
 
 use std::fmt;
 use uverbs::QpType;
@@ -37,7 +37,7 @@ capabilities! {
     Disassociate = "disassociate";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
-    /// Rules for packets that nobody else takes.
+    /// Rules for packets that no other rule takes.
     FlowDefault = "flow_default";
     /// Making writes visible or persistent.
     Flush = "flush";
@@ -112,7 +112,7 @@ capabilities! {
 }
 
 impl Capability {
-    /// What a device has that can make queue pairs of this type.
+    /// The capability that queue pairs of this type need.
     pub(crate) fn of(qp_type: QpType) -> Capability {
         match qp_type {
             QpType::UC => Capability::Uc,

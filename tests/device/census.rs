@@ -1,4 +1,4 @@
-//! The objects of a kernel file, whoever made them.
+//! The objects of a kernel file, whichever process made them.
 
 use crate::capability::Capability;
 use crate::verdict::{Verdict, supported};

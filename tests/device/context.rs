@@ -1,4 +1,4 @@
-//! Contexts: opening, what they say about the device, when the file closes.
+//! Contexts: opening, the attributes of the device, when the file closes.
 
 use crate::capability::Capability;
 use crate::env;
@@ -6,9 +6,14 @@ use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
 use uverbs::ObjectKind;
 
-trials![opens, clones_share_a_file, contexts_have_files_of_their_own, children_keep_it_open];
+trials![
+    an_open_context_describes_its_device,
+    clones_share_one_file,
+    each_context_has_its_own_file,
+    objects_keep_the_context_open,
+];
 
-fn opens() -> Verdict {
+fn an_open_context_describes_its_device() -> Verdict {
     let context = env::open()?;
     assert_eq!(context.device(), &env::device());
     assert!(context.completion_vectors() >= 1);
@@ -16,20 +21,20 @@ fn opens() -> Verdict {
     Ok(())
 }
 
-fn clones_share_a_file() -> Verdict {
+fn clones_share_one_file() -> Verdict {
     let context = env::open()?;
     let clone = context.clone();
     let pd = clone.alloc_pd()?;
     // Objects of one file work together whichever clone made them.
     let td = context.alloc_td()?;
-    uverbs::ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    pd.parent_domain_builder().thread_domain(&td).build()?;
     let listed = supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
     assert_eq!(listed, [pd.handle()]);
     assert_eq!(clone.handles(ObjectKind::PD)?, listed);
     Ok(())
 }
 
-fn contexts_have_files_of_their_own() -> Verdict {
+fn each_context_has_its_own_file() -> Verdict {
     let (one, other) = (env::open()?, env::open()?);
     let one = rustix::io::fcntl_getfd(one.as_fd())?;
     let other = rustix::io::fcntl_getfd(other.as_fd())?;
@@ -38,7 +43,7 @@ fn contexts_have_files_of_their_own() -> Verdict {
     Ok(())
 }
 
-fn children_keep_it_open() -> Verdict {
+fn objects_keep_the_context_open() -> Verdict {
     let before = env::device().resources()?;
     let context = env::open()?;
     let pd = context.alloc_pd()?;

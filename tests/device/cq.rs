@@ -2,35 +2,42 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, PATIENCE, Pair, SILENCE};
+use crate::pair::{Config, PATIENCE, PORT, Pair, SILENCE, gid};
 use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
-use std::time::Duration;
-use uverbs::{Errno, Notify, SendWr, WcOpcode};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc;
+use std::time::{Duration, Instant};
+use uverbs::{
+    CompletionQueue, Errno, Notify, QpType, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus,
+};
 
 trials![
-    holds_what_was_asked,
+    holds_at_least_the_cqes_asked_for,
     empty_queue_has_no_completion,
-    zero_entries_are_refused,
-    every_vector_exists_and_no_more,
+    poll_into_copies_completions_out,
+    a_failed_request_is_an_error,
+    queue_pairs_come_while_another_thread_polls,
+    zero_cqes_are_refused,
+    every_completion_vector_exists_and_no_more,
     resize_grows_and_shrinks,
-    resize_to_nothing_is_refused,
-    resize_keeps_what_is_there,
-    resize_to_the_same_size_moves_nothing,
-    resize_below_what_is_there_is_refused,
+    resize_to_zero_is_refused,
+    resize_keeps_unpolled_completions,
+    resize_to_the_same_size_keeps_unpolled_completions,
+    resize_below_the_unpolled_completions_is_refused,
     notify_needs_a_channel,
     armed_queue_is_silent_without_traffic,
-    moderated_queue_announces_several_at_once,
-    moderation_knows_its_limits,
-    channel_waits_for_its_queues,
-    channel_does_not_block,
+    moderated_queue_raises_one_event_for_several_completions,
+    moderation_beyond_the_limits_is_refused,
+    channel_is_busy_until_its_queues_are_destroyed,
+    channel_without_events_does_not_block,
     outlives_its_context_handle,
 ];
 
-fn holds_what_was_asked() -> Verdict {
+fn holds_at_least_the_cqes_asked_for() -> Verdict {
     let context = env::open()?;
     for cqe in [1, 2, 3, 63, 64, 65, 1000, 4095] {
-        let cq = context.create_cq(cqe).build()?;
+        let cq = context.cq_builder(cqe).build()?;
         assert!(cq.capacity() >= cqe, "{} entries, asked for {cqe}", cq.capacity());
     }
     Ok(())
@@ -38,29 +45,134 @@ fn holds_what_was_asked() -> Verdict {
 
 fn empty_queue_has_no_completion() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(16).build()?;
+    let mut cq = context.cq_builder(16).build()?;
     for _ in 0..3 {
         assert!(cq.poll()?.next().is_none(), "a completion of nothing");
     }
     Ok(())
 }
 
-fn zero_entries_are_refused() -> Verdict {
+/// Polls until the array is full.
+fn fill(cq: &mut CompletionQueue, wcs: &mut [Wc]) -> Verdict {
+    let deadline = Instant::now() + PATIENCE;
+    let mut filled = 0;
+    while filled < wcs.len() {
+        filled += cq.poll_into(&mut wcs[filled..])?;
+        assert!(Instant::now() < deadline, "{filled} completions after {PATIENCE:?}");
+        std::thread::yield_now();
+    }
+    Ok(())
+}
+
+fn poll_into_copies_completions_out() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    for id in 0..6 {
+        pair.b.recv(id, 0..100)?;
+    }
+    let sges = [pair.a.sge(0..64)];
+    for id in 10..16 {
+        pair.a.send(SendWr::send_imm(&sges, id as u32).id(id).signaled())?;
+    }
+    let mut wcs = [Wc::default(); 6];
+    // Two arrays, so that the second goes on behind the first.
+    let (first, second) = wcs.split_at_mut(4);
+    fill(&mut pair.b.cq, first)?;
+    fill(&mut pair.b.cq, second)?;
+    for (id, wc) in wcs.iter().enumerate() {
+        let wc = wc.ok()?;
+        assert_eq!((wc.wr_id, wc.opcode), (id as u64, WcOpcode::RECV));
+        assert_eq!((wc.byte_len, wc.imm), (64, Some(id as u32 + 10)));
+        assert_eq!(wc.qpn, pair.b.qp.qpn());
+    }
+    fill(&mut pair.a.cq, &mut wcs)?;
+    assert_eq!(wcs.map(|wc| wc.wr_id), [10, 11, 12, 13, 14, 15]);
+    assert!(wcs.iter().all(|wc| wc.is_success() && wc.opcode == WcOpcode::SEND), "{wcs:?}");
+    assert_eq!(pair.a.cq.poll_into(&mut wcs)?, 0);
+    assert_eq!(pair.b.cq.poll_into(&mut wcs)?, 0);
+    Ok(())
+}
+
+fn a_failed_request_is_an_error() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let remote = pair.b.remote(0);
+    let wrong = Remote { rkey: Rkey(remote.rkey.0 ^ 0x55), ..remote };
+    let sges = [pair.a.sge(0..100)];
+    pair.a.send_all(&[SendWr::write(wrong, &sges).id(1), SendWr::send(&sges).id(2)])?;
+    let mut wcs = [Wc::default(); 2];
+    fill(&mut pair.a.cq, &mut wcs)?;
+    let [failed, flushed] = wcs.map(|wc| wc.ok().map(drop).unwrap_err());
+    assert_eq!((failed.status, failed.wr_id), (WcStatus::REM_ACCESS_ERR, 1));
+    assert_eq!(failed.qpn, pair.a.qp.qpn());
+    assert!(failed.to_string().contains("remote access error"), "{failed}");
+    assert!(!failed.is_flush() && flushed.is_flush(), "{flushed}");
+    assert_eq!(flushed.wr_id, 2);
+    Ok(())
+}
+
+fn queue_pairs_come_while_another_thread_polls() -> Verdict {
     let context = env::open()?;
-    let error = context.create_cq(0).build().unwrap_err();
+    let pd = context.alloc_pd()?;
+    let mut cq = context.cq_builder(64).build()?;
+    let handle = cq.control();
+    let (found, done) = mpsc::channel();
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let poller = scope.spawn(|| -> Verdict {
+            let mut wcs = [Wc::default(); 8];
+            while !over.load(Ordering::Relaxed) {
+                let count = cq.poll_into(&mut wcs)?;
+                for wc in &wcs[..count] {
+                    // Nobody listens any more once the other thread has failed.
+                    let _ = found.send(*wc);
+                }
+                std::thread::yield_now();
+            }
+            Ok(())
+        });
+        let messages = (0..20).try_for_each(|id| {
+            let qp = || pd.qp_builder(&handle, &handle, QpType::RC).max_inline_data(8).build();
+            let (mut one, other) = (qp()?, qp()?);
+            let gid = gid(&context)?.index;
+            let (here, there) = (one.endpoint(PORT, gid)?, other.endpoint(PORT, gid)?);
+            one.handshake(&there)?;
+            other.handshake(&here)?;
+            let memory = pd.allocate::<u64>(1)?;
+            let write = SendWr::write(memory.remote(0)?, &[]).inline(&[7; 8]);
+            let mut batch = one.send_batch()?;
+            batch.push(write.id(id).signaled())?;
+            #[allow(unsafe_code, reason = "ringing is")]
+            // SAFETY: the request carries its data.
+            unsafe { batch.ring() }?;
+            let wc = done.recv_timeout(PATIENCE)?;
+            let wc = wc.ok()?;
+            assert_eq!((wc.wr_id, wc.qpn), (id, one.qpn()));
+            assert_eq!(memory.read_at(0), Some(u64::from_ne_bytes([7; 8])));
+            Verdict::Ok(())
+        });
+        over.store(true, Ordering::Relaxed);
+        poller.join().expect("it does not panic")?;
+        messages
+    })?;
+    assert_eq!(cq.destroy().unwrap_err().error.errno(), Errno::BUSY);
+    Ok(())
+}
+
+fn zero_cqes_are_refused() -> Verdict {
+    let context = env::open()?;
+    let error = context.cq_builder(0).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("minimum"), "{error}");
     Ok(())
 }
 
-fn every_vector_exists_and_no_more() -> Verdict {
+fn every_completion_vector_exists_and_no_more() -> Verdict {
     let context = env::open()?;
     let vectors = context.completion_vectors();
     for vector in 0..vectors.min(64) {
-        context.create_cq(1).vector(vector).build()?;
+        context.cq_builder(1).vector(vector).build()?;
     }
     for vector in [vectors, u32::MAX] {
-        let error = context.create_cq(1).vector(vector).build().unwrap_err();
+        let error = context.cq_builder(1).vector(vector).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&vectors.to_string()), "{error}");
     }
@@ -69,7 +181,7 @@ fn every_vector_exists_and_no_more() -> Verdict {
 
 fn resize_grows_and_shrinks() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(4).build()?;
+    let mut cq = context.cq_builder(4).build()?;
     for cqe in [100, 1, 2000] {
         supported(cq.resize(cqe), Capability::CqResize)?;
         assert!(cq.capacity() >= cqe, "{} entries, asked for {cqe}", cq.capacity());
@@ -78,9 +190,9 @@ fn resize_grows_and_shrinks() -> Verdict {
     Ok(())
 }
 
-fn resize_to_nothing_is_refused() -> Verdict {
+fn resize_to_zero_is_refused() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(4).build()?;
+    let mut cq = context.cq_builder(4).build()?;
     let capacity = cq.capacity();
     assert_eq!(cq.resize(0).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(cq.capacity(), capacity, "a refused resize changed the queue");
@@ -89,7 +201,7 @@ fn resize_to_nothing_is_refused() -> Verdict {
 
 fn notify_needs_a_channel() -> Verdict {
     let context = env::open()?;
-    let mut cq = context.create_cq(1).build()?;
+    let mut cq = context.cq_builder(1).build()?;
     let error = cq.req_notify(Notify::Next).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("channel"), "{error}");
@@ -99,7 +211,7 @@ fn notify_needs_a_channel() -> Verdict {
 fn armed_queue_is_silent_without_traffic() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
-    let mut cq = context.create_cq(1).channel(&channel).build()?;
+    let mut cq = context.cq_builder(1).channel(&channel).build()?;
     cq.req_notify(Notify::Next)?;
     cq.req_notify(Notify::Solicited)?;
     assert_eq!(channel.wait(Some(Duration::from_millis(50)))?, None);
@@ -114,7 +226,7 @@ fn complete(pair: &mut Pair, wr_id: u64) -> Verdict {
     Ok(())
 }
 
-fn moderated_queue_announces_several_at_once() -> Verdict {
+fn moderated_queue_raises_one_event_for_several_completions() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     supported(pair.b.cq.moderate(4, 0), Capability::CqModeration)?;
     let key = pair.b.cq.key();
@@ -142,9 +254,9 @@ fn moderated_queue_announces_several_at_once() -> Verdict {
     Ok(())
 }
 
-fn moderation_knows_its_limits() -> Verdict {
+fn moderation_beyond_the_limits_is_refused() -> Verdict {
     let context = env::open()?;
-    let cq = context.create_cq(4).build()?;
+    let cq = context.cq_builder(4).build()?;
     let Some(caps) = context.query_device()?.moderation_caps else {
         let error = cq.moderate(1, 1).unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("modify_cq", Errno::OPNOTSUPP));
@@ -160,18 +272,18 @@ fn moderation_knows_its_limits() -> Verdict {
     Ok(())
 }
 
-fn channel_waits_for_its_queues() -> Verdict {
+fn channel_is_busy_until_its_queues_are_destroyed() -> Verdict {
     let context = env::open()?;
     let channel = context.create_comp_channel()?;
-    let cq = context.create_cq(1).channel(&channel).build()?;
-    let (channel, error) = channel.destroy().unwrap_err();
+    let cq = context.cq_builder(1).channel(&channel).build()?;
+    let (channel, error) = channel.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    cq.destroy().map_err(|(_, error)| error)?;
-    channel.destroy().map_err(|(_, error)| error)?;
+    cq.destroy()?;
+    channel.destroy()?;
     Ok(())
 }
 
-fn channel_does_not_block() -> Verdict {
+fn channel_without_events_does_not_block() -> Verdict {
     let channel = env::open()?.create_comp_channel()?;
     assert_eq!(channel.try_next()?, None);
     let flags = rustix::io::fcntl_getfd(channel.as_fd())?;
@@ -180,14 +292,14 @@ fn channel_does_not_block() -> Verdict {
 }
 
 fn outlives_its_context_handle() -> Verdict {
-    let mut cq = env::open()?.create_cq(8).build()?;
+    let mut cq = env::open()?.cq_builder(8).build()?;
     assert!(cq.poll()?.next().is_none());
     assert_eq!(cq.context().device(), &env::device());
-    cq.destroy().map_err(|(_, error)| error)?;
+    cq.destroy()?;
     Ok(())
 }
 
-/// A pair of which b has this many completions of receives that nobody has looked at.
+/// A pair in which b's completion queue holds this many unpolled completions of receives.
 fn pending(count: u64) -> Verdict<Pair> {
     let mut pair = Pair::new(Config { cqe: 10, ..Config::rc() })?;
     for wr_id in 0..count {
@@ -198,7 +310,7 @@ fn pending(count: u64) -> Verdict<Pair> {
     Ok(pair)
 }
 
-fn resize_keeps_what_is_there() -> Verdict {
+fn resize_keeps_unpolled_completions() -> Verdict {
     // At several places of the ring, and with some of it polled before.
     for (before, cqe) in [(0, 100), (1, 6), (3, 1000), (5, 7)] {
         let mut pair = pending(6 + before)?;
@@ -215,13 +327,13 @@ fn resize_keeps_what_is_there() -> Verdict {
     Ok(())
 }
 
-fn resize_to_the_same_size_moves_nothing() -> Verdict {
+fn resize_to_the_same_size_keeps_unpolled_completions() -> Verdict {
     let mut pair = pending(4)?;
     stay(&mut pair, 4)
 }
 
-/// Resizes a queue with `there` completions to what it is, in several ways of saying so, and looks
-/// for these completions and for some that come later.
+/// Resizes a queue with `there` completions to the size that it has, named in several ways, and
+/// expects these completions and later ones.
 pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
     let cqe = pair.b.cq.capacity() - 1;
     for cqe in [cqe, cqe - 1, cqe] {
@@ -239,7 +351,7 @@ pub(crate) fn stay(pair: &mut Pair, there: u64) -> Verdict {
     Ok(())
 }
 
-fn resize_below_what_is_there_is_refused() -> Verdict {
+fn resize_below_the_unpolled_completions_is_refused() -> Verdict {
     let mut pair = pending(9)?;
     let capacity = pair.b.cq.capacity();
     match pair.b.cq.resize(2) {

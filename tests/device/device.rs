@@ -7,27 +7,27 @@ use uverbs::device::link;
 use uverbs::{Device, Errno};
 
 trials![
-    is_listed,
-    name_leads_back,
-    unknown_name_lists_known_ones,
+    device_under_test_is_listed,
+    device_is_found_by_its_name,
+    unknown_name_is_refused_with_the_known_ones,
     node_and_driver_are_known,
-    links_are_not_for_ordinary_users,
+    ordinary_users_cannot_add_links,
 ];
 
-fn is_listed() -> Verdict {
+fn device_under_test_is_listed() -> Verdict {
     let device = env::device();
     assert!(uverbs::devices()?.contains(&device), "{device} is not among the devices listed");
     assert!(device.is_supported(), "{device} was chosen and has no provider");
     Ok(())
 }
 
-fn name_leads_back() -> Verdict {
+fn device_is_found_by_its_name() -> Verdict {
     let device = env::device();
     assert_eq!(Device::by_name(device.name())?, device);
     Ok(())
 }
 
-fn unknown_name_lists_known_ones() -> Verdict {
+fn unknown_name_is_refused_with_the_known_ones() -> Verdict {
     let device = env::device();
     let error = Device::by_name("no_such_device").unwrap_err();
     assert_eq!(error.errno(), Errno::NODEV);
@@ -47,8 +47,8 @@ fn node_and_driver_are_known() -> Verdict {
     Ok(())
 }
 
-/// As root it would change the machine.
-fn links_are_not_for_ordinary_users() -> Verdict {
+/// Root would change the machine.
+fn ordinary_users_cannot_add_links() -> Verdict {
     require(!rustix::process::geteuid().is_root(), Capability::Lab, "this is root")?;
     let before = uverbs::devices()?;
     let error = link::add_link("uvt_rxe", "rxe", "lo").unwrap_err();

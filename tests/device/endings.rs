@@ -12,16 +12,16 @@ use uverbs::aio::{CompletionQueue, OpErrorKind};
 use uverbs::{QpType, WcStatus};
 
 trials![
-    deadlines_leave_the_request_alone,
-    aborted_requests_give_back,
-    receives_that_meet_an_abort_end,
-    a_peer_that_is_gone_is_missed,
-    a_peer_that_is_killed,
-    a_dropped_driver_ends_everything,
+    a_missed_deadline_leaves_the_request_posted,
+    aborted_requests_give_their_memory_back,
+    receives_posted_during_an_abort_end,
+    a_send_to_a_destroyed_peer_fails,
+    requests_to_a_killed_peer_fail,
+    dropping_the_driver_fails_every_request,
     an_idle_driver_ends_with_its_users,
 ];
 
-fn deadlines_leave_the_request_alone() -> Verdict {
+fn a_missed_deadline_leaves_the_request_posted() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         let recv = a.qp.recv(a.pool.take().expect("a buffer"));
@@ -44,7 +44,7 @@ fn deadlines_leave_the_request_alone() -> Verdict {
     })
 }
 
-fn aborted_requests_give_back() -> Verdict {
+fn aborted_requests_give_their_memory_back() -> Verdict {
     run(0, async {
         let (a, _b) = pair()?;
         let recvs: Vec<_> = (0..5)
@@ -68,7 +68,7 @@ fn aborted_requests_give_back() -> Verdict {
 }
 
 /// Receives that are posted while the connection is broken off: the device may have flushed before.
-fn receives_that_meet_an_abort_end() -> Verdict {
+fn receives_posted_during_an_abort_end() -> Verdict {
     run(2, async {
         for _ in 0..20 {
             let (a, _b) = pair()?;
@@ -92,9 +92,8 @@ fn receives_that_meet_an_abort_end() -> Verdict {
     })
 }
 
-/// With what queue pairs are connected by unless told otherwise: on soft-RoCE one repetition more
-/// would be repetition without end.
-fn a_peer_that_is_gone_is_missed() -> Verdict {
+/// With the default retry count: one more would mean retries without end on soft-RoCE.
+fn a_send_to_a_destroyed_peer_fails() -> Verdict {
     run(0, async {
         let (a, b) = pair()?;
         drop(b);
@@ -107,12 +106,12 @@ fn a_peer_that_is_gone_is_missed() -> Verdict {
     })
 }
 
-fn a_peer_that_is_killed() -> Verdict {
+fn requests_to_a_killed_peer_fail() -> Verdict {
     run(0, async {
         let context = env::open()?;
         let (cq, _) = CompletionQueue::spawn(&context, 128)?;
         let a = Half::on(context, cq)?;
-        let pool = a.pd.buffer_pool(FAR_BYTES / 8).count(8).build()?;
+        let pool = a.pd.buffer_pool_builder(FAR_BYTES / 8).count(8).build()?;
         let mut peer = Helper::start()?;
         let remote = far(&mut peer, &a.context, &a.qp)?;
         let first = a.qp.read(remote, pool.take().expect("a buffer")).await?;
@@ -126,7 +125,7 @@ fn a_peer_that_is_killed() -> Verdict {
         let recv = tokio::spawn(async move { recv.await.map(drop).map_err(|error| error.kind) });
         tokio::task::yield_now().await;
         peer.kill()?;
-        // Some may have been quicker than the signal; another finds nobody there.
+        // Some requests may have been quicker than the signal; a later one finds no peer.
         for read in reads {
             let _ = read.await?;
         }
@@ -148,7 +147,7 @@ fn a_peer_that_is_killed() -> Verdict {
     })
 }
 
-fn a_dropped_driver_ends_everything() -> Verdict {
+fn dropping_the_driver_fails_every_request() -> Verdict {
     run(0, async {
         let context = env::open()?;
         let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
@@ -164,7 +163,7 @@ fn a_dropped_driver_ends_everything() -> Verdict {
         assert_eq!(late.expect_err("nobody looks").kind, OpErrorKind::DriverGone);
         let made = a.cq.create_qp(&a.pd, QpType::RC, |qp| qp);
         assert!(made.unwrap_err().to_string().contains("driver is gone"));
-        // What the device may still write stays lent until the queue pair is gone.
+        // Memory that the device may still write stays lent until the queue pair is gone.
         assert_eq!(a.pool.idle(), BUFFERS - 1);
         let Half { qp, pool, .. } = a;
         drop(qp);

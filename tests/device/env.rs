@@ -8,8 +8,8 @@ use std::time::Instant;
 use uverbs::device::{DriverId, ResourceCounts};
 use uverbs::{Context, Device};
 
-/// The device under test. It must be named: the suite is no guest to be had by accident on a
-/// machine that works with its devices.
+/// The device under test. It must be named, so that the suite never runs by accident on a machine
+/// that works with its devices.
 pub(crate) fn find() -> Result<Device, String> {
     let name = var("UVERBS_TEST_DEVICE").map_err(|_| "UVERBS_TEST_DEVICE names no device")?;
     Device::by_name(&name).map_err(|error| error.to_string())
@@ -83,7 +83,7 @@ pub(crate) fn soak() -> Verdict {
     require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")
 }
 
-/// Huge pages of the usual size that nobody has.
+/// Free huge pages of the default size.
 pub(crate) fn free_huge_pages() -> Verdict<usize> {
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));

@@ -15,7 +15,7 @@ use std::time::Instant;
 use uverbs::Result;
 use uverbs::aio::{CompletionQueue, Driver, Readiness};
 
-trials![edge_triggered];
+trials![no_edge_is_missed];
 
 /// The file of the completion queue, and the one that wakers write, as epoll names them.
 const COMPLETIONS: u64 = 0;
@@ -33,7 +33,7 @@ struct Edges {
 }
 
 impl Readiness for Edges {
-    /// Edges that are not waited for yet stay where they are: whoever is pending waits.
+    /// An edge that no future waits for yet is kept for the next one.
     fn poll_read(
         &mut self,
         _: &mut Cx<'_>,
@@ -111,8 +111,8 @@ impl Wake for Unpark {
     }
 }
 
-/// No edge is missed, and nobody needs more than edges: a driver that lost one sleeps for ever.
-fn edge_triggered() -> Verdict {
+/// A driver that lost an edge would sleep for ever.
+fn no_edge_is_missed() -> Verdict {
     const MESSAGES: usize = 300;
     let mut drivers = Vec::new();
     let mut half = || {
@@ -127,7 +127,7 @@ fn edge_triggered() -> Verdict {
     let asked = block_on(ask(&a, MESSAGES));
     drop(a);
     let served = server.join().expect("no panic");
-    // What became of the drivers says more than that their futures ended with them.
+    // The drivers' errors say more than their futures, which ended with them.
     for driver in drivers {
         let (waits, edges) = driver.join().expect("no panic")?;
         // Each message is sent and received once on each side, and each event is of a completion.

@@ -8,27 +8,27 @@ use uverbs::{
 };
 
 trials![
-    wrong_rkey,
-    wrong_rkey_of_a_read,
-    out_of_range,
-    address_before_the_region,
-    right_that_the_region_lacks,
-    right_that_the_queue_pair_lacks,
-    key_of_another_domain,
-    wrong_lkey_of_a_send,
-    wrong_lkey_of_a_receive,
-    local_range_beyond_the_region,
-    read_into_memory_without_local_write,
-    destroyed_region,
-    receive_too_short,
-    receiver_not_ready,
-    receiver_ready_in_time,
-    peer_that_was_destroyed,
-    peer_that_was_never_there,
-    error_flushes_everything,
+    write_with_a_wrong_rkey_fails,
+    read_with_a_wrong_rkey_fails,
+    write_beyond_the_region_fails,
+    write_before_the_region_fails,
+    write_to_a_region_without_the_right_fails,
+    write_to_a_queue_pair_without_the_right_fails,
+    rkey_of_another_protection_domain_fails,
+    send_with_a_wrong_lkey_fails,
+    receive_with_a_wrong_lkey_fails,
+    send_from_beyond_the_region_fails,
+    read_into_memory_without_local_write_fails,
+    rkey_of_a_destroyed_region_fails,
+    message_longer_than_its_receive_fails_on_both_sides,
+    send_without_a_receive_fails_after_its_rnr_retries,
+    send_without_a_receive_waits_for_one,
+    send_to_a_destroyed_peer_fails,
+    send_to_a_peer_that_never_existed_fails,
+    error_flushes_every_request,
     requests_in_error_state_are_flushed,
-    error_of_one_pair_spares_the_next,
-    operations_that_the_state_forbids,
+    error_of_one_pair_leaves_the_next_working,
+    sends_before_rts_are_refused,
 ];
 
 /// A request that names memory it may not use, by the specification; rxe flushes it together
@@ -70,7 +70,7 @@ fn fails_remotely(mut pair: Pair, wr: SendWr<'_>, status: WcStatus) -> Verdict {
     recovers(pair)
 }
 
-fn wrong_rkey() -> Verdict {
+fn write_with_a_wrong_rkey_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let remote = pair.b.remote(0);
     let sges = [pair.a.sge(0..100)];
@@ -78,7 +78,7 @@ fn wrong_rkey() -> Verdict {
     fails_remotely(pair, SendWr::write(wrong, &sges), WcStatus::REM_ACCESS_ERR)
 }
 
-fn wrong_rkey_of_a_read() -> Verdict {
+fn read_with_a_wrong_rkey_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.a.poison(0..100);
     let remote = pair.b.remote(0);
@@ -90,7 +90,7 @@ fn wrong_rkey_of_a_read() -> Verdict {
     recovers(pair)
 }
 
-fn out_of_range() -> Verdict {
+fn write_beyond_the_region_fails() -> Verdict {
     for (offset, length) in [(-50, 100usize), (-1, 2), (0, 1), (4096, 8)] {
         let pair = Pair::new(Config::rc())?;
         let end = pair.b.remote(0).addr as i64 + pair.b.memory.byte_len() as i64;
@@ -101,7 +101,7 @@ fn out_of_range() -> Verdict {
     Ok(())
 }
 
-fn address_before_the_region() -> Verdict {
+fn write_before_the_region_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let remote = pair.b.remote(0);
     let sges = [pair.a.sge(0..8)];
@@ -109,9 +109,9 @@ fn address_before_the_region() -> Verdict {
     fails_remotely(pair, SendWr::write(before, &sges), WcStatus::REM_ACCESS_ERR)
 }
 
-fn right_that_the_region_lacks() -> Verdict {
+fn write_to_a_region_without_the_right_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
-    let region = pair.b.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let region = pair.b.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)?;
@@ -119,7 +119,7 @@ fn right_that_the_region_lacks() -> Verdict {
     Ok(())
 }
 
-fn right_that_the_queue_pair_lacks() -> Verdict {
+fn write_to_a_queue_pair_without_the_right_fails() -> Verdict {
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let mut pair = Pair::new(Config { access, ..Config::rc() })?;
     pair.b.poison(0..100);
@@ -131,7 +131,7 @@ fn right_that_the_queue_pair_lacks() -> Verdict {
     recovers(pair)
 }
 
-fn key_of_another_domain() -> Verdict {
+fn rkey_of_another_protection_domain_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
     let region = other.allocate::<u8>(4096)?;
@@ -140,7 +140,7 @@ fn key_of_another_domain() -> Verdict {
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
 }
 
-fn wrong_lkey_of_a_send() -> Verdict {
+fn send_with_a_wrong_lkey_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.b.recv(9, 0..100)?;
     let sges = [Sge { lkey: Lkey(pair.a.memory.lkey().0 ^ 0x3300), ..pair.a.sge(0..100) }];
@@ -150,7 +150,7 @@ fn wrong_lkey_of_a_send() -> Verdict {
     recovers(pair)
 }
 
-fn wrong_lkey_of_a_receive() -> Verdict {
+fn receive_with_a_wrong_lkey_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let sges = [Sge { lkey: Lkey(pair.b.memory.lkey().0 ^ 0x3300), ..pair.b.sge(0..100) }];
     pair.b.poison(0..100);
@@ -163,7 +163,7 @@ fn wrong_lkey_of_a_receive() -> Verdict {
     recovers(pair)
 }
 
-fn local_range_beyond_the_region() -> Verdict {
+fn send_from_beyond_the_region_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.b.recv(9, 0..100)?;
     let last = pair.a.sge(pair.a.memory.byte_len() - 10..pair.a.memory.byte_len());
@@ -173,9 +173,9 @@ fn local_range_beyond_the_region() -> Verdict {
     recovers(pair)
 }
 
-fn read_into_memory_without_local_write() -> Verdict {
+fn read_into_memory_without_local_write_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let region = pair.a.pd.registration().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
+    let region = pair.a.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let sges = [region.sge(0..100)?];
     let remote = pair.b.remote(0);
     pair.a.send(SendWr::read(remote, &sges).id(1))?;
@@ -183,16 +183,16 @@ fn read_into_memory_without_local_write() -> Verdict {
     recovers(pair)
 }
 
-fn destroyed_region() -> Verdict {
+fn rkey_of_a_destroyed_region_fails() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
 }
 
-fn receive_too_short() -> Verdict {
+fn message_longer_than_its_receive_fails_on_both_sides() -> Verdict {
     for length in [101, 3000] {
         let mut pair = Pair::new(Config::rc())?;
         pair.b.poison(0..5000);
@@ -207,7 +207,7 @@ fn receive_too_short() -> Verdict {
     Ok(())
 }
 
-fn receiver_not_ready() -> Verdict {
+fn send_without_a_receive_fails_after_its_rnr_retries() -> Verdict {
     let mut pair = Pair::new(Config { rnr_retry: 2, ..Config::rc() })?;
     let sges = [pair.a.sge(0..100)];
     pair.a.send(SendWr::send(&sges).id(1))?;
@@ -218,7 +218,7 @@ fn receiver_not_ready() -> Verdict {
     recovers(pair)
 }
 
-fn receiver_ready_in_time() -> Verdict {
+fn send_without_a_receive_waits_for_one() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.poison(0..100);
     a.fill(0..100, 4);
@@ -237,9 +237,9 @@ fn impatient() -> Config {
     Config { timeout: 8, retry_count: 2, ..Config::rc() }
 }
 
-fn peer_that_was_destroyed() -> Verdict {
+fn send_to_a_destroyed_peer_fails() -> Verdict {
     let Pair { mut a, b, .. } = Pair::new(impatient())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
     let sges = [a.sge(0..100)];
     a.send(SendWr::send(&sges).id(1))?;
     a.send(SendWr::send(&sges).id(2))?;
@@ -249,7 +249,7 @@ fn peer_that_was_destroyed() -> Verdict {
     Ok(())
 }
 
-fn peer_that_was_never_there() -> Verdict {
+fn send_to_a_peer_that_never_existed_fails() -> Verdict {
     let mut pair = Pair::unconnected(impatient())?;
     let nobody = crate::pair::Address { qpn: uverbs::Qpn(0x00ab_cdef), ..pair.b.address() };
     let config = pair.config;
@@ -261,7 +261,7 @@ fn peer_that_was_never_there() -> Verdict {
     Ok(())
 }
 
-fn error_flushes_everything() -> Verdict {
+fn error_flushes_every_request() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for n in 0..5 {
         pair.b.recv(n, 0..100)?;
@@ -288,7 +288,7 @@ fn requests_in_error_state_are_flushed() -> Verdict {
     recovers(pair)
 }
 
-fn error_of_one_pair_spares_the_next() -> Verdict {
+fn error_of_one_pair_leaves_the_next_working() -> Verdict {
     let mut broken = Pair::new(Config::rc())?;
     let mut whole = Pair::new(Config::rc())?;
     let remote = Remote { rkey: Rkey(1), ..broken.b.remote(0) };
@@ -302,7 +302,7 @@ fn error_of_one_pair_spares_the_next() -> Verdict {
 }
 
 /// The transport cannot do it, whatever the memory.
-fn operations_that_the_state_forbids() -> Verdict {
+fn sends_before_rts_are_refused() -> Verdict {
     let mut pair = Pair::unconnected(Config::rc())?;
     let sges = [pair.a.sge(0..8)];
     let send = |side: &mut Side| side.send(SendWr::send(&sges));

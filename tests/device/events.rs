@@ -1,5 +1,5 @@
-//! Events: completion channels with traffic, and asynchronous events of queues. Destroying an
-//! object discards what is queued of it, so nothing here is ever acknowledged.
+//! Completion channels with traffic, and asynchronous events of queues. Destroying an object
+//! discards its queued events, so no test acknowledges any.
 
 use crate::capability::Capability;
 use crate::env::drainable;
@@ -13,22 +13,22 @@ use uverbs::{
 };
 
 trials![
-    armed_queue_announces_a_completion,
+    armed_queue_raises_an_event_on_completion,
     one_event_for_each_arming,
-    unarmed_queue_is_silent,
-    solicited_only,
-    failure_is_announced,
+    unarmed_queue_raises_no_event,
+    queue_armed_for_solicited_ignores_other_completions,
+    failed_completion_raises_an_event,
     completion_before_arming_is_found_by_polling,
-    one_channel_for_two_queues,
-    destroyed_queue_leaves_no_announcement,
-    overflow_is_reported,
-    limit_is_reported_once,
-    last_receive_is_reported,
-    drained_queue_is_reported,
+    one_channel_names_the_queue_of_each_event,
+    destroyed_queue_leaves_no_completion_event,
+    cq_overflow_is_reported,
+    srq_limit_is_reported_once,
+    last_wqe_reached_is_reported,
+    drained_send_queue_is_reported,
     access_error_is_reported_to_the_responder,
-    destroyed_completion_queue_leaves_no_event,
-    destroyed_shared_receive_queue_leaves_no_event,
-    destroyed_queue_pair_leaves_no_event,
+    destroyed_cq_leaves_no_async_event,
+    destroyed_srq_leaves_no_async_event,
+    destroyed_qp_leaves_no_async_event,
 ];
 
 /// How long an event may take that not every driver raises.
@@ -57,7 +57,7 @@ fn nudge(a: &mut Side, b: &mut Side, wr_id: u64, solicited: bool) -> Verdict {
     Ok(())
 }
 
-fn armed_queue_announces_a_completion() -> Verdict {
+fn armed_queue_raises_an_event_on_completion() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     for wr_id in 0..5 {
         b.cq.req_notify(Notify::Next)?;
@@ -80,7 +80,7 @@ fn one_event_for_each_arming() -> Verdict {
     Ok(())
 }
 
-fn unarmed_queue_is_silent() -> Verdict {
+fn unarmed_queue_raises_no_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     nudge(&mut a, &mut b, 1, true)?;
     b.expect(1, WcOpcode::RECV)?;
@@ -88,7 +88,7 @@ fn unarmed_queue_is_silent() -> Verdict {
     Ok(())
 }
 
-fn solicited_only() -> Verdict {
+fn queue_armed_for_solicited_ignores_other_completions() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.cq.req_notify(Notify::Solicited)?;
     nudge(&mut a, &mut b, 1, false)?;
@@ -100,7 +100,7 @@ fn solicited_only() -> Verdict {
     Ok(())
 }
 
-fn failure_is_announced() -> Verdict {
+fn failed_completion_raises_an_event() -> Verdict {
     let Pair { mut b, .. } = Pair::new(Config::rc())?;
     b.recv(1, 0..8)?;
     b.cq.req_notify(Notify::Next)?;
@@ -122,9 +122,9 @@ fn completion_before_arming_is_found_by_polling() -> Verdict {
     Ok(())
 }
 
-fn one_channel_for_two_queues() -> Verdict {
+fn one_channel_names_the_queue_of_each_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
-    let mut other = b.context.create_cq(4).channel(&b.channel).build()?;
+    let mut other = b.context.cq_builder(4).channel(&b.channel).build()?;
     other.req_notify(Notify::Next)?;
     b.cq.req_notify(Notify::Next)?;
     nudge(&mut a, &mut b, 1, false)?;
@@ -134,17 +134,17 @@ fn one_channel_for_two_queues() -> Verdict {
     Ok(())
 }
 
-fn destroyed_queue_leaves_no_announcement() -> Verdict {
+fn destroyed_queue_leaves_no_completion_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.cq.req_notify(Notify::Next)?;
     nudge(&mut a, &mut b, 1, false)?;
     readable(b.channel.as_fd())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
-    b.cq.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
+    b.cq.destroy()?;
     assert_eq!(b.channel.wait(Some(SILENCE))?, None);
     // The kernel took it back itself: there was nothing for the library to drop.
     assert_eq!(b.context.dead_events(), 0);
-    b.channel.destroy().map_err(|(_, error)| error)?;
+    b.channel.destroy()?;
     Ok(())
 }
 
@@ -163,19 +163,19 @@ fn overflow(a: &mut Side, b: &mut Side) -> Verdict<u64> {
     Ok(capacity)
 }
 
-fn overflow_is_reported() -> Verdict {
+fn cq_overflow_is_reported() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { cqe: 3, ..Config::rc() })?;
     let capacity = overflow(&mut a, &mut b)?;
     let event = event(&b.context)?;
     assert_eq!((event.kind, event.source), (EventType::CQ_ERR, EventSource::Cq(b.cq.key())));
-    // What fitted is there, in order.
+    // The completions that fitted are there, in order.
     for wr_id in 0..capacity {
         b.expect(wr_id, WcOpcode::RECV)?;
     }
     Ok(())
 }
 
-fn limit_is_reported_once() -> Verdict {
+fn srq_limit_is_reported_once() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { srq: true, ..Config::rc() })?;
     for wr_id in 0..8 {
         b.recv(wr_id, 0..64)?;
@@ -199,7 +199,7 @@ fn limit_is_reported_once() -> Verdict {
     Ok(())
 }
 
-fn last_receive_is_reported() -> Verdict {
+fn last_wqe_reached_is_reported() -> Verdict {
     let Pair { mut b, .. } = Pair::new(Config { srq: true, ..Config::rc() })?;
     b.recv(1, 0..64)?;
     b.qp.modify(&QpAttr::new().state(QpState::ERR))?;
@@ -220,7 +220,7 @@ fn drain(a: &Side) -> Verdict {
     Ok(a.qp.modify(&QpAttr::new().state(QpState::SQD).sqd_async_notify(true))?)
 }
 
-fn drained_queue_is_reported() -> Verdict {
+fn drained_send_queue_is_reported() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for seed in 0..3 {
         pair.message(seed, 1000)?;
@@ -249,17 +249,17 @@ fn access_error_is_reported_to_the_responder() -> Verdict {
     Ok(())
 }
 
-fn destroyed_completion_queue_leaves_no_event() -> Verdict {
+fn destroyed_cq_leaves_no_async_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { cqe: 3, ..Config::rc() })?;
     overflow(&mut a, &mut b)?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
-    b.cq.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
+    b.cq.destroy()?;
     assert_eq!(b.context.next_event(Some(SILENCE))?, None);
     assert_eq!(b.context.dead_events(), 0);
     Ok(())
 }
 
-fn destroyed_shared_receive_queue_leaves_no_event() -> Verdict {
+fn destroyed_srq_leaves_no_async_event() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { srq: true, ..Config::rc() })?;
     b.recv(0, 0..64)?;
     let srq = b.srq.as_mut().expect("a pair with a shared receive queue");
@@ -267,19 +267,19 @@ fn destroyed_shared_receive_queue_leaves_no_event() -> Verdict {
     a.send(SendWr::send(&[]).id(1).signaled())?;
     a.expect(1, WcOpcode::SEND)?;
     readable(b.context.events_fd())?;
-    b.qp.destroy().map_err(|(_, error)| error)?;
+    b.qp.destroy()?;
     let srq = b.srq.take().expect("a pair with a shared receive queue");
-    srq.destroy().map_err(|(_, error)| error)?;
+    srq.destroy()?;
     assert_eq!(b.context.next_event(Some(SILENCE))?, None);
     assert_eq!(b.context.dead_events(), 0);
     Ok(())
 }
 
-fn destroyed_queue_pair_leaves_no_event() -> Verdict {
+fn destroyed_qp_leaves_no_async_event() -> Verdict {
     let Pair { a, .. } = Pair::new(Config::rc())?;
     drain(&a)?;
     readable(a.context.events_fd())?;
-    a.qp.destroy().map_err(|(_, error)| error)?;
+    a.qp.destroy()?;
     assert_eq!(a.context.next_event(Some(SILENCE))?, None);
     assert_eq!(a.context.dead_events(), 0);
     Ok(())

@@ -15,10 +15,10 @@ trials![
     calls_in_the_child_are_refused,
     dropping_in_the_child_destroys_nothing,
     destroying_in_the_child_is_refused,
-    child_can_start_afresh,
+    child_reimports_the_context_and_works,
     parent_cannot_reimport,
     file_stays_open_for_the_child,
-    grandchildren_are_children,
+    grandchild_is_refused_like_a_child,
     child_imports_what_the_parent_exported,
 ];
 
@@ -74,10 +74,10 @@ fn calls_in_the_child_are_refused() -> Verdict {
             b.context.handles(ObjectKind::PD).unwrap_err(),
             b.context.create_comp_channel().unwrap_err(),
             b.context.try_next_event().unwrap_err(),
-            b.context.create_cq(1).build().unwrap_err(),
+            b.context.cq_builder(1).build().unwrap_err(),
             b.pd.allocate::<u8>(64).unwrap_err(),
-            b.pd.create_srq(1).build().unwrap_err(),
-            b.pd.create_qp(&b.cq, &b.cq, uverbs::QpType::RC).build().unwrap_err(),
+            b.pd.srq_builder(1).build().unwrap_err(),
+            b.pd.qp_builder(&b.cq, &b.cq, uverbs::QpType::RC).build().unwrap_err(),
             b.cq.resize(100).unwrap_err(),
             b.cq.req_notify(uverbs::Notify::Next).unwrap_err(),
             b.channel.try_next().unwrap_err(),
@@ -118,10 +118,10 @@ fn destroying_in_the_child_is_refused() -> Verdict {
     let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
         let b = pair.b;
-        let (qp, error) = b.qp.destroy().unwrap_err();
+        let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
         assert!(error.is_forked(), "{error:?}");
         drop(qp);
-        assert!(b.memory.destroy().unwrap_err().1.is_forked());
+        assert!(b.memory.destroy().unwrap_err().error.is_forked());
         assert!(b.cq.destroy().is_err());
         Ok(())
     })?;
@@ -129,7 +129,7 @@ fn destroying_in_the_child_is_refused() -> Verdict {
     pair.message(1, 100)
 }
 
-fn child_can_start_afresh() -> Verdict {
+fn child_reimports_the_context_and_works() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
@@ -142,11 +142,11 @@ fn child_can_start_afresh() -> Verdict {
             fresh.message(seed, 2000)?;
         }
         // Objects of the two lives do not mix.
-        let mixed = fresh.a.pd.create_qp(&pair.b.cq, &fresh.a.cq, uverbs::QpType::RC).build();
+        let mixed = fresh.a.pd.qp_builder(&pair.b.cq, &fresh.a.cq, uverbs::QpType::RC).build();
         assert!(mixed.is_err());
         Ok(())
     })?;
-    // What the child made, the child destroyed.
+    // The child destroyed the objects that it made.
     assert_eq!(counted(&pair.b.context)?, before);
     pair.message(1, 100)
 }
@@ -174,7 +174,7 @@ fn file_stays_open_for_the_child() -> Verdict {
     Ok(())
 }
 
-fn grandchildren_are_children() -> Verdict {
+fn grandchild_is_refused_like_a_child() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let mut pair = in_child(pair, |pair| {
         let own = pair.b.context.reimport()?;
@@ -189,7 +189,7 @@ fn grandchildren_are_children() -> Verdict {
     pair.message(1, 100)
 }
 
-/// What was exported before the fork is imported in the child, which has the file but none of the
+/// The child imports objects that were exported before the fork. It has the file but none of the
 /// parent's objects, and reaches the parent's memory by its keys.
 fn child_imports_what_the_parent_exported() -> Verdict {
     const BYTES: usize = 4096;
@@ -210,8 +210,8 @@ fn child_imports_what_the_parent_exported() -> Verdict {
         let status = path.write(memory.sge(..)?, imported.remote(BYTES)?)?;
         assert_eq!(status, WcStatus::SUCCESS);
         drop((path, memory));
-        imported.unimport().map_err(|(_, error)| error)?;
-        imported_pd.unimport().map_err(|(_, error)| error)?;
+        imported.unimport()?;
+        imported_pd.unimport()?;
         drop((region, pd, context, own));
         Ok(())
     })?;

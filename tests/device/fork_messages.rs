@@ -1,4 +1,5 @@
-//! Futures in forked children: they end, wait for nobody, and leave the parent's event loop alone.
+//! Futures in forked children: they end, wait for no thread of the parent, and leave its event loop
+//! alone.
 
 use crate::fork::in_child;
 use crate::pair::PATIENCE;
@@ -12,11 +13,11 @@ use uverbs::PostError;
 use uverbs::aio::tokio::{Events, Registered};
 use uverbs::aio::{CompletionQueue, OpErrorKind};
 
-trials![children_of_busy_futures_come_to_their_end, child_leaves_the_parents_event_loop_alone];
+trials![child_forked_from_busy_threads_ends, child_leaves_the_parents_event_loop_alone];
 
 /// Threads of the parent are at the queues all the time, so that a child finds locks held by threads
 /// that it has not.
-fn children_of_busy_futures_come_to_their_end() -> Verdict {
+fn child_forked_from_busy_threads_ends() -> Verdict {
     const CHILDREN: usize = 40;
     let runtime = runtime(1)?;
     let (a, b) = runtime.block_on(async { pair() })?;

@@ -2,7 +2,7 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-/// A kind of frame that is nobody's but an experiment's.
+/// The EtherType reserved for local experiments.
 pub(crate) const EXPERIMENT: u16 = 0x88b5;
 const IPV4: u16 = 0x0800;
 const IPV6: u16 = 0x86dd;
@@ -16,7 +16,7 @@ pub(crate) const ETHERNET: usize = 14;
 
 pub(crate) type Mac = [u8; 6];
 
-/// A frame in the making.
+/// A frame under construction.
 #[derive(Clone, Debug)]
 pub(crate) struct Frame {
     to: Mac,

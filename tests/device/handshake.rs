@@ -6,17 +6,17 @@ use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Endpoint, Errno, Handshake, MemoryRegion, Mtu, QpState, QpType, QueuePair,
-    Recv, SendWr, WcStatus,
+    RecvWr, SendWr, WcStatus,
 };
 
 trials![
-    reliable_connection,
-    unreliable_connection,
+    rc_pairs_connect,
+    uc_pairs_connect,
     smaller_mtu_is_agreed_on,
-    endpoint_comes_first,
-    no_way_back,
-    endpoint_of_an_identifier_that_is_not_there,
-    options_are_applied,
+    handshake_before_endpoint_is_refused,
+    second_handshake_is_refused,
+    endpoint_beyond_the_gid_table_is_refused,
+    handshake_options_are_applied,
 ];
 
 struct Side {
@@ -29,8 +29,8 @@ fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let memory = pd.allocate::<u64>(512)?;
-    let cq = context.create_cq(8).build()?;
-    let qp = pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+    let cq = context.cq_builder(8).build()?;
+    let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
     let endpoint = qp.endpoint(PORT, context.default_gid(PORT)?.index)?;
     Ok((Side { qp, cq, memory }, endpoint))
 }
@@ -53,7 +53,7 @@ fn exchange(a: &mut Side, b: &mut Side) -> Verdict {
     a.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
     let sges = [b.memory.sge(..)?];
     let mut batch = b.qp.recv_batch()?;
-    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    batch.push(RecvWr::new(&sges).id(1))?;
     // SAFETY: the region lives as long as the queue pair, and is read only after completion.
     unsafe { batch.ring() };
     let sges = [a.memory.sge(..)?];
@@ -67,7 +67,7 @@ fn exchange(a: &mut Side, b: &mut Side) -> Verdict {
     Ok(())
 }
 
-fn reliable_connection() -> Verdict {
+fn rc_pairs_connect() -> Verdict {
     let ((mut a, at_a), (mut b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     assert_eq!((at_a.qpn, at_b.qpn), (a.qp.qpn(), b.qp.qpn()));
     assert_ne!(at_a.psn, at_b.psn, "two sequence numbers that are random");
@@ -78,7 +78,7 @@ fn reliable_connection() -> Verdict {
     exchange(&mut b, &mut a)
 }
 
-fn unreliable_connection() -> Verdict {
+fn uc_pairs_connect() -> Verdict {
     let ((mut a, at_a), (mut b, at_b)) = (side(QpType::UC)?, side(QpType::UC)?);
     a.qp.handshake(&at_b)?;
     b.qp.handshake(&at_a)?;
@@ -94,17 +94,17 @@ fn smaller_mtu_is_agreed_on() -> Verdict {
     exchange(&mut a, &mut b)
 }
 
-fn endpoint_comes_first() -> Verdict {
+fn handshake_before_endpoint_is_refused() -> Verdict {
     let ((_a, at_a), context) = (side(QpType::RC)?, env::open()?);
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let error = qp.handshake(&at_a).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("endpoint"), "{error}");
     Ok(())
 }
 
-fn no_way_back() -> Verdict {
+fn second_handshake_is_refused() -> Verdict {
     let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     a.qp.handshake(&at_b)?;
     assert_eq!(a.qp.handshake(&at_b).unwrap_err().errno(), Errno::INVAL);
@@ -112,7 +112,7 @@ fn no_way_back() -> Verdict {
     Ok(())
 }
 
-fn endpoint_of_an_identifier_that_is_not_there() -> Verdict {
+fn endpoint_beyond_the_gid_table_is_refused() -> Verdict {
     let (a, _) = side(QpType::RC)?;
     let length = a.qp.context().query_port(PORT)?.gid_table_len;
     assert_eq!(a.qp.endpoint(PORT, length).unwrap_err().errno(), Errno::INVAL);
@@ -120,7 +120,7 @@ fn endpoint_of_an_identifier_that_is_not_there() -> Verdict {
     Ok(())
 }
 
-fn options_are_applied() -> Verdict {
+fn handshake_options_are_applied() -> Verdict {
     let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     let options = Handshake::new().timeout(17).retry_count(3).rnr_retry(2).min_rnr_timer(9);
     a.qp.handshake_with(&at_b, &options)?;

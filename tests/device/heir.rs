@@ -1,11 +1,11 @@
 //! Taking over what another process made, and destroying it in its place.
 
-use uverbs::{Error, ForeignObject, Importable, Imported};
+use uverbs::{ErrorWith, ForeignObject, Importable, Imported};
 
-/// Makes an import one's own: of what was released, or of what its owner left behind when it ended.
-/// Where a test has two owners of one thing, it makes nothing else until both are done with it.
+/// Takes ownership of an import whose owner released it, or left it behind when it ended. Where a
+/// test has two owners of one thing, it makes nothing else until both are done with it.
 #[allow(unsafe_code, reason = "that there is no other owner is taken on trust")]
-pub(crate) fn take_over<T: Importable>(imported: Imported<T>) -> Result<T, (Imported<T>, Error)> {
+pub(crate) fn take_over<T: Importable>(imported: Imported<T>) -> Result<T, ErrorWith<Imported<T>>> {
     // SAFETY: there is no other owner, or nothing is made on the file as long as there is.
     unsafe { imported.into_owner() }
 }
@@ -13,7 +13,7 @@ pub(crate) fn take_over<T: Importable>(imported: Imported<T>) -> Result<T, (Impo
 /// Destroys what another process made. Where that is still there, nothing else is made on the file
 /// until it has dropped its own.
 #[allow(unsafe_code, reason = "that nobody relies on it is taken on trust")]
-pub(crate) fn destroy(object: ForeignObject) -> Result<(), (ForeignObject, Error)> {
+pub(crate) fn destroy(object: ForeignObject) -> Result<(), ErrorWith<ForeignObject>> {
     // SAFETY: there is no owner, or nothing is made on the file as long as there is.
     unsafe { object.destroy() }
 }

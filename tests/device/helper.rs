@@ -14,9 +14,9 @@ use uverbs::{Context, Device, Gid, Psn, Qpn, Remote, Rkey, SendWr, WcOpcode};
 /// The first argument of a program that is to be a helper.
 const HELPER: &str = "--helper";
 
-/// What a helper's side is like, and what the side that it is connected to must be like.
+/// The configuration of a helper's side, and of the side that it is connected to.
 pub(crate) fn config() -> Config {
-    // Somebody who died must be noticed soon.
+    // The death of a peer must be noticed soon.
     Config { timeout: 12, retry_count: 3, ..Config::rc() }
 }
 
@@ -53,7 +53,7 @@ impl Helper {
         self.process.id()
     }
 
-    /// Tells the helper something.
+    /// Sends the helper a command.
     pub(crate) fn tell(&mut self, line: &str) -> Verdict {
         Ok(writeln!(self.input, "{line}")?)
     }
@@ -155,7 +155,7 @@ fn parse(line: &str) -> Verdict<(Address, Remote)> {
     Ok((address, Remote { addr: addr.parse()?, rkey: Rkey(rkey.parse()?) }))
 }
 
-/// Is the helper, if that is what this program was started for.
+/// Runs as the helper, if this program was started as one.
 pub(crate) fn run() -> Option<ExitCode> {
     if std::env::args().nth(1).as_deref() != Some(HELPER) {
         return None;
@@ -174,7 +174,7 @@ pub(crate) fn answer(line: &str) {
     let _ = stdout().flush();
 }
 
-/// Does what it is told until nobody tells it anything any more.
+/// Carries out commands until its standard input ends.
 fn obey() -> Verdict {
     let mut side: Option<Side> = None;
     let mut far = Far::default();

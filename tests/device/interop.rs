@@ -1,5 +1,5 @@
-//! Imports from and by rdma-core, whose handles are bare numbers: in both directions, with a program
-//! of its Python bindings, and for VARs, which they do not have, one that calls libmlx5 itself.
+//! Imports from and by rdma-core, whose handles are bare numbers. The peer is a program of its
+//! Python bindings; for VARs, which the bindings lack, a program that calls libmlx5.
 
 use crate::capability::Capability;
 use crate::env;
@@ -15,10 +15,10 @@ use uverbs::mlx5::{Var, VarKind, export_sizes};
 use uverbs::{Context, ObjectKind, WcStatus};
 
 trials![
-    theirs_are_imported,
-    ours_are_imported,
-    vars_of_theirs_are_imported,
-    vars_of_ours_are_imported,
+    objects_of_rdma_core_are_imported,
+    rdma_core_imports_our_objects,
+    vars_of_libmlx5_are_imported,
+    libmlx5_imports_our_vars,
 ];
 
 const PROGRAM: &str = include_str!("import_peer.py");
@@ -53,7 +53,7 @@ impl Peer {
         Ok(Peer { process, wire })
     }
 
-    /// Says something, and answers what is answered.
+    /// Sends a line, and returns the peer's answer.
     fn ask(&self, line: &str) -> Verdict<String> {
         self.wire.send(line, None)?;
         Ok(self.hear()?.0)
@@ -72,7 +72,7 @@ impl Drop for Peer {
 }
 
 #[allow(unsafe_code, reason = "naming objects by their handles is")]
-fn theirs_are_imported() -> Verdict {
+fn objects_of_rdma_core_are_imported() -> Verdict {
     let peer = Peer::start(&["export", env::device().name(), &BYTES.to_string()])?;
     let (text, file) = peer.hear()?;
     let numbers: Vec<u64> = text.split(' ').map(str::parse).collect::<Result<_, _>>()?;
@@ -98,8 +98,8 @@ fn theirs_are_imported() -> Verdict {
         own.copy_from(0, &[b'B'; 1000])?;
         assert_eq!(path.write(own.sge(..)?, region.remote(0)?)?, WcStatus::SUCCESS);
         drop((path, own));
-        region.unimport().map_err(|(_, error)| error)?;
-        pd.unimport().map_err(|(_, error)| error)?;
+        region.unimport()?;
+        pd.unimport()?;
     }
     peer.wire.send("check", None)?;
     let (text, _) = peer.hear()?;
@@ -110,7 +110,7 @@ fn theirs_are_imported() -> Verdict {
     Ok(())
 }
 
-fn ours_are_imported() -> Verdict {
+fn rdma_core_imports_our_objects() -> Verdict {
     let context = env::open()?;
     let peer = Peer::start(&["import", &gid(&context)?.index.to_string()])?;
     let pd = context.alloc_pd()?;
@@ -123,12 +123,12 @@ fn ours_are_imported() -> Verdict {
     let mut bytes = vec![0; BYTES / 2];
     region.copy_to(BYTES / 2, &mut bytes)?;
     pattern::check(&bytes, 4);
-    // What they forgot is still ours, and what they made is gone.
+    // Objects that they only forgot are still there, and those that they made are gone.
     assert_eq!(context.handles(ObjectKind::MR)?, [region.handle()]);
     assert_eq!(context.handles(ObjectKind::QP)?, [0u32; 0]);
     assert_eq!(context.handles(ObjectKind::CQ)?, [0u32; 0]);
-    region.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error.into())
+    region.destroy()?;
+    pd.destroy().map_err(|failed| failed.error.into())
 }
 
 fn hex(bytes: &[u8]) -> String {
@@ -140,9 +140,9 @@ fn unhex(digits: &str) -> Verdict<Vec<u8>> {
     (0..digits.len()).step_by(2).map(|at| Ok(u8::from_str_radix(pair(at)?, 16)?)).collect()
 }
 
-/// libmlx5 allocates and exports; it forgets what is owned here, or frees what is not.
+/// libmlx5 allocates and exports. It forgets a VAR that is owned here, and frees the others.
 #[allow(unsafe_code, reason = "such bytes are taken on trust")]
-fn vars_of_theirs_are_imported() -> Verdict {
+fn vars_of_libmlx5_are_imported() -> Verdict {
     for word in ["free", "unimport"] {
         let peer = Peer::run(VAR_PROGRAM, &["give", env::device().name()])?;
         let (text, file) = peer.hear()?;
@@ -160,10 +160,10 @@ fn vars_of_theirs_are_imported() -> Verdict {
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1);
         drop(page);
         if word == "free" {
-            imported.unimport().map_err(|(_, error)| error)?;
+            imported.unimport()?;
         } else {
             // Either side may destroy it, if all others only forget it.
-            take_over(imported).map_err(|(_, error)| error)?.destroy().map_err(|(_, e)| e)?;
+            take_over(imported)?.destroy()?;
         }
         assert_eq!(peer.ask(word)?, "left");
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0], "{word}");
@@ -171,8 +171,8 @@ fn vars_of_theirs_are_imported() -> Verdict {
     Ok(())
 }
 
-/// libmlx5 imports what was exported here; it forgets it, or frees it for all.
-fn vars_of_ours_are_imported() -> Verdict {
+/// libmlx5 imports a VAR of this process, and forgets it or frees it for all.
+fn libmlx5_imports_our_vars() -> Verdict {
     let context = env::open()?;
     for word in ["unimport", "free"] {
         let peer = Peer::run(VAR_PROGRAM, &["take"])?;
@@ -188,8 +188,8 @@ fn vars_of_ours_are_imported() -> Verdict {
         assert_eq!(peer.ask(word)?, "left");
         let left = if word == "free" { 0 } else { 1 };
         assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), left, "{word}");
-        // What somebody else destroyed is gone, and that is what was wanted.
-        var.destroy().map_err(|(_, error)| error)?;
+        // libmlx5 destroyed the VAR, so destroying it again succeeds.
+        var.destroy()?;
         assert_eq!((context.handles(ObjectKind::MLX5_VAR)?.len(), context.leaked()), (0, 0));
     }
     Ok(())

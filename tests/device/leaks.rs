@@ -1,5 +1,5 @@
-//! What is made and destroyed again and again leaves nothing behind: counted by kind in the file
-//! while the context is open, and on the device when it is closed.
+//! Objects that are made and destroyed again and again leave nothing behind. Open contexts are
+//! counted by kind of object in the file, closed ones on the device.
 
 use crate::capability::Capability;
 use crate::env;
@@ -7,21 +7,21 @@ use crate::pair::{PORT, gid};
 use crate::verdict::{Verdict, supported, trials};
 use crate::watchdog;
 use uverbs::device::DriverId;
-use uverbs::{AddressVector, Context, Errno, ObjectKind, ParentDomain, QpType};
+use uverbs::{AddressVector, Context, Errno, ObjectKind, QpType};
 
 trials![
-    handles_are_listed,
-    unknown_kinds_are_not_there,
-    contexts,
-    protection_domains,
-    parent_domains,
-    address_handles,
-    completion_channels,
-    completion_queues,
-    shared_receive_queues,
-    queue_pairs,
-    xrc_objects,
-    imports,
+    every_live_handle_is_listed,
+    listing_an_unknown_kind_is_refused,
+    contexts_leave_nothing,
+    protection_domains_leave_nothing,
+    parent_domains_leave_nothing,
+    address_handles_leave_nothing,
+    completion_channels_leave_nothing,
+    completion_queues_leave_nothing,
+    shared_receive_queues_leave_nothing,
+    queue_pairs_leave_nothing,
+    xrc_objects_leave_nothing,
+    imports_leave_nothing,
 ];
 
 /// Rounds of making and destroying each kind of object: what leaks once a round shows in few, what
@@ -38,7 +38,7 @@ pub(crate) fn rounds(
     rounds_of(many(), kinds, prepare)
 }
 
-/// The same `many` times.
+/// The same in `many` rounds.
 pub(crate) fn rounds_of(
     many: u64,
     kinds: &[ObjectKind],
@@ -68,7 +68,7 @@ pub(crate) fn rounds_of(
     Ok(())
 }
 
-fn handles_are_listed() -> Verdict {
+fn every_live_handle_is_listed() -> Verdict {
     let context = env::open()?;
     let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
     assert_eq!(count(ObjectKind::PD)?, [0u32; 0]);
@@ -79,7 +79,7 @@ fn handles_are_listed() -> Verdict {
     let mut listed = count(ObjectKind::PD)?;
     listed.sort_unstable();
     assert_eq!(listed, expected);
-    let cq = context.create_cq(1).build()?;
+    let cq = context.cq_builder(1).build()?;
     assert_eq!(count(ObjectKind::CQ)?, [cq.handle()]);
     assert_eq!(count(ObjectKind::QP)?, [0u32; 0]);
     drop(domains);
@@ -87,7 +87,7 @@ fn handles_are_listed() -> Verdict {
     Ok(())
 }
 
-fn unknown_kinds_are_not_there() -> Verdict {
+fn listing_an_unknown_kind_is_refused() -> Verdict {
     let context = env::open()?;
     supported(context.handles(ObjectKind::PD), Capability::InfoHandles)?;
     let error = context.handles(ObjectKind(0x0abc)).unwrap_err();
@@ -96,7 +96,7 @@ fn unknown_kinds_are_not_there() -> Verdict {
     Ok(())
 }
 
-fn contexts() -> Verdict {
+fn contexts_leave_nothing() -> Verdict {
     let device = env::device();
     let idle = device.resources()?;
     for _ in 0..env::rounds(100, 1000) {
@@ -106,44 +106,44 @@ fn contexts() -> Verdict {
     Ok(())
 }
 
-fn protection_domains() -> Verdict {
+fn protection_domains_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::PD], |context| {
         let context = context.clone();
         Ok(Box::new(move || {
-            context.alloc_pd()?.destroy().map_err(|(_, error)| error)?;
+            context.alloc_pd()?.destroy()?;
             drop(context.alloc_pd()?);
             Ok(())
         }))
     })
 }
 
-fn parent_domains() -> Verdict {
+fn parent_domains_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::PD], |context| {
         let context = context.clone();
         Ok(Box::new(move || {
             let pd = context.alloc_pd()?;
             let td = context.alloc_td()?;
-            drop(ParentDomain::builder(&pd).build()?);
-            drop(ParentDomain::builder(&pd).thread_domain(&td).build()?);
+            drop(pd.parent_domain_builder().build()?);
+            drop(pd.parent_domain_builder().thread_domain(&td).build()?);
             Ok(())
         }))
     })
 }
 
-fn address_handles() -> Verdict {
+fn address_handles_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let own = gid(context)?;
-        let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+        let vector = AddressVector::global(PORT, own.index, own.gid);
         Ok(Box::new(move || {
-            pd.create_ah(&vector)?.destroy().map_err(|(_, error)| error)?;
+            pd.create_ah(&vector)?.destroy()?;
             drop(pd.create_ah(&vector)?);
             Ok(())
         }))
     })
 }
 
-fn completion_channels() -> Verdict {
+fn completion_channels_leave_nothing() -> Verdict {
     // Channels are files, which the kernel does not list among a context's objects.
     let files = || Ok::<_, std::io::Error>(std::fs::read_dir("/proc/self/fd")?.count());
     let context = env::open()?;
@@ -152,30 +152,30 @@ fn completion_channels() -> Verdict {
     assert_eq!(files()?, before + 1);
     for _ in 0..many() {
         drop(context.create_comp_channel()?);
-        context.create_comp_channel()?.destroy().map_err(|(_, error)| error)?;
+        context.create_comp_channel()?.destroy()?;
     }
-    channel.destroy().map_err(|(_, error)| error)?;
+    channel.destroy()?;
     assert_eq!(files()?, before);
     Ok(())
 }
 
-fn completion_queues() -> Verdict {
+fn completion_queues_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::CQ], |context| {
         let context = context.clone();
         let channel = context.create_comp_channel()?;
         Ok(Box::new(move || {
-            let mut cq = context.create_cq(16).channel(&channel).build()?;
+            let mut cq = context.cq_builder(16).channel(&channel).build()?;
             supported(cq.resize(32), Capability::CqResize)?;
             Ok(())
         }))
     })
 }
 
-fn shared_receive_queues() -> Verdict {
+fn shared_receive_queues_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::SRQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
-            let mut srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+            let mut srq = supported(pd.srq_builder(16).build(), Capability::Srq)?;
             if env::device().driver() != Some(DriverId::MLX5) {
                 srq.resize(32)?;
             }
@@ -184,40 +184,40 @@ fn shared_receive_queues() -> Verdict {
     })
 }
 
-fn queue_pairs() -> Verdict {
+fn queue_pairs_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         let mut types = [QpType::RC, QpType::UC, QpType::UD].into_iter().cycle();
         Ok(Box::new(move || {
             let qp_type = types.next().expect("it has no end");
-            pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
+            pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
             Ok(())
         }))
     })
 }
 
 /// A domain, a queue in it, and both ends of a connection.
-fn xrc_objects() -> Verdict {
+fn xrc_objects_leave_nothing() -> Verdict {
     const KINDS: [ObjectKind; 5] =
         [ObjectKind::XRCD, ObjectKind::SRQ, ObjectKind::QP, ObjectKind::CQ, ObjectKind::PD];
     rounds(&KINDS, |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         Ok(Box::new(move || {
-            let domain = supported(context.open_xrcd().open(), Capability::Xrc)?;
-            drop(pd.create_srq(16).xrc(&domain, &cq).build()?);
+            let domain = supported(context.xrcd_builder().build(), Capability::Xrc)?;
+            drop(pd.srq_builder(16).xrc(&domain, &cq).build()?);
             drop(domain.create_target()?);
-            drop(pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
-            domain.destroy().map_err(|(_, error)| error)?;
+            drop(pd.qp_builder(&cq, &cq, QpType::XRC_INI).max_send_wr(4).build()?);
+            domain.destroy()?;
             Ok(())
         }))
     })
 }
 
-/// What is imported is named anew, and nothing is made or destroyed by that.
-fn imports() -> Verdict {
+/// An import names an object anew; the kernel makes and destroys nothing.
+fn imports_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;
@@ -227,8 +227,8 @@ fn imports() -> Verdict {
             let theirs = supported(context.import_pd(&envelopes.0), Capability::Import)?;
             let import = theirs.import_mr(&envelopes.1)?;
             assert_eq!(import.lkey(), region.lkey());
-            import.unimport().map_err(|(_, error)| error)?;
-            theirs.unimport().map_err(|(_, error)| error)?;
+            import.unimport()?;
+            theirs.unimport()?;
             Ok(())
         }))
     })

@@ -1,5 +1,5 @@
-//! Two connected queue pairs, in this process or one in another, that take the memory of their
-//! requests, and what they work on.
+//! Two connected queue pairs that own the memory of their requests; both in this process, or one in
+//! another.
 
 use crate::capability::Capability;
 use crate::env;
@@ -36,9 +36,9 @@ impl Half {
 
     pub(crate) fn on(context: Context) -> Verdict<Half> {
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(4096).count(64).remote_read().build()?;
-        let mut cq = OwnedCompletionQueue::new(context.create_cq(128).build()?);
-        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+        let pool = pd.buffer_pool_builder(4096).count(64).remote_read().build()?;
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(128).build()?);
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         let builder = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64);
         let qp = cq.adopt(supported(builder.build(), Capability::Rc)?)?;
         Ok(Half { qp, cq, pool, pd, context })
@@ -71,7 +71,7 @@ pub(crate) fn pair() -> Verdict<(Half, Half)> {
     pair_of(Half::new()?, Half::new()?)
 }
 
-/// The same of two that are there.
+/// Connects two halves that exist.
 pub(crate) fn pair_of(one: Half, other: Half) -> Verdict<(Half, Half)> {
     let ends = [&one, &other].map(|half| Ok(half.qp.endpoint(PORT, gid(&half.context)?.index)?));
     let [here, there]: [Verdict<_>; 2] = ends;

@@ -1,4 +1,4 @@
-//! What the device says that it can do at most is what it does, and not one more.
+//! The limits that the device advertises: they are granted, and one more is refused.
 
 use crate::capability::Capability;
 use crate::env;
@@ -7,22 +7,22 @@ use crate::verdict::{Verdict, require, supported, trials};
 use uverbs::{Errno, QpType, SendWr, WcOpcode};
 
 trials![
-    limits_are_there,
-    completion_queue_entries,
-    completion_queue_resize,
-    queue_pair_requests,
-    queue_pair_entries,
-    shared_receive_queue_requests,
-    shared_receive_queue_entries,
-    inline_data,
-    longest_requests,
-    shared_receive_queue_resize,
+    no_advertised_limit_is_zero,
+    cq_holds_cqes_up_to_the_limit,
+    cq_resize_works_up_to_the_limit,
+    qp_holds_wqes_up_to_the_limit,
+    qp_holds_sges_up_to_the_limit,
+    srq_holds_wqes_up_to_the_limit,
+    srq_holds_sges_up_to_the_limit,
+    qp_takes_inline_data_up_to_the_limit,
+    longest_inline_wqes_arrive_whole,
+    srq_resize_works_up_to_the_limit,
 ];
 
 /// Completions, as many as soft-RoCE can have.
 const MANY: u32 = 32767;
 
-fn limits_are_there() -> Verdict {
+fn no_advertised_limit_is_zero() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     for (name, value) in [
@@ -37,30 +37,30 @@ fn limits_are_there() -> Verdict {
         assert!(value > 0, "{name} is 0: {attr:?}");
     }
     assert!(attr.max_mr_size > 0 && attr.page_size_cap > 0, "{attr:?}");
-    assert_eq!(u32::from(attr.phys_port_cnt), context.device().port_count());
+    assert_eq!(attr.phys_port_cnt, context.device().port_count());
     Ok(())
 }
 
-fn completion_queue_entries() -> Verdict {
+fn cq_holds_cqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let max = context.query_device()?.max_cqe;
     // Room for all that is advertised is more memory than a small machine has; a good part of it.
     let many = max.min(MANY);
-    let cq = context.create_cq(many).build()?;
+    let cq = context.cq_builder(many).build()?;
     assert!(cq.capacity() >= many);
     drop(cq);
     for cqe in [max + 1, u32::MAX] {
-        let error = context.create_cq(cqe).build().unwrap_err();
+        let error = context.cq_builder(cqe).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&cqe.to_string()), "{error}");
     }
     Ok(())
 }
 
-fn completion_queue_resize() -> Verdict {
+fn cq_resize_works_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let max = context.query_device()?.max_cqe;
-    let mut cq = context.create_cq(10).build()?;
+    let mut cq = context.cq_builder(10).build()?;
     let before = cq.capacity();
     assert_eq!(cq.resize(max + 1).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(cq.capacity(), before);
@@ -70,19 +70,19 @@ fn completion_queue_resize() -> Verdict {
     Ok(())
 }
 
-fn queue_pair_requests() -> Verdict {
+fn qp_holds_wqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     let max = context.query_device()?.max_qp_wr;
     for beyond in [max + 1, u32::MAX] {
-        let builder = || pd.create_qp(&cq, &cq, QpType::RC);
+        let builder = || pd.qp_builder(&cq, &cq, QpType::RC);
         for made in [builder().max_send_wr(beyond).build(), builder().max_recv_wr(beyond).build()] {
             match made {
                 Err(error) => {
                     assert!(matches!(error.errno(), Errno::INVAL | Errno::NOMEM), "{error:?}");
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // What is advertised holds for requests of any size, and these are small.
+                // The advertised limit holds for WQEs of any size, and these are small.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_wr.max(caps.max_recv_wr) >= beyond, "{caps:?}");
@@ -93,16 +93,16 @@ fn queue_pair_requests() -> Verdict {
     }
     // Room for all that is advertised is more memory than a small machine has; a good part of it.
     let many = max.min(4096);
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(many).max_recv_wr(many).build()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(many).max_recv_wr(many).build()?;
     assert!(qp.caps().max_send_wr >= many && qp.caps().max_recv_wr >= many, "{:?}", qp.caps());
     Ok(())
 }
 
-fn queue_pair_entries() -> Verdict {
+fn qp_holds_sges_up_to_the_limit() -> Verdict {
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     let max = context.query_device()?.max_sge;
-    let builder = || pd.create_qp(&cq, &cq, QpType::RC);
+    let builder = || pd.qp_builder(&cq, &cq, QpType::RC);
     for beyond in [max + 1, u32::MAX] {
         for made in [builder().max_send_sge(beyond).build(), builder().max_recv_sge(beyond).build()]
         {
@@ -111,7 +111,7 @@ fn queue_pair_entries() -> Verdict {
                     assert_eq!(error.errno(), Errno::INVAL);
                     assert!(error.message().contains(&beyond.to_string()), "{error}");
                 }
-                // What is advertised holds for all queues of all types.
+                // The advertised limit holds for all queues of all types.
                 Ok(qp) => {
                     let caps = qp.caps();
                     assert!(caps.max_send_sge.max(caps.max_recv_sge) >= beyond, "{caps:?}");
@@ -120,30 +120,30 @@ fn queue_pair_entries() -> Verdict {
             }
         }
     }
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_sge(max).max_recv_sge(max).build()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_sge(max).max_recv_sge(max).build()?;
     assert!(qp.caps().max_send_sge >= max && qp.caps().max_recv_sge >= max);
     Ok(())
 }
 
-fn inline_data() -> Verdict {
+fn qp_takes_inline_data_up_to_the_limit() -> Verdict {
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     for beyond in [100_000, u32::MAX] {
-        let build = pd.create_qp(&cq, &cq, QpType::RC).max_inline_data(beyond).build();
+        let build = pd.qp_builder(&cq, &cq, QpType::RC).max_inline_data(beyond).build();
         assert_eq!(build.unwrap_err().errno(), Errno::INVAL, "{beyond} bytes inline");
     }
     Ok(())
 }
 
 /// With as much data inside as any queue of its type has room for, and with a little less.
-fn longest_requests() -> Verdict {
+fn longest_inline_wqes_arrive_whole() -> Verdict {
     /// The global route header of a datagram.
     const HEADER: usize = 40;
     let context = env::open()?;
-    let (pd, cq) = (context.alloc_pd()?, context.create_cq(1).build()?);
+    let (pd, cq) = (context.alloc_pd()?, context.cq_builder(1).build()?);
     for config in [Config::rc(), Config::uc(), Config::ud()] {
         let takes = |inline| {
-            let builder = pd.create_qp(&cq, &cq, config.qp_type);
+            let builder = pd.qp_builder(&cq, &cq, config.qp_type);
             builder.max_send_sge(config.sges).max_inline_data(inline).build().is_ok()
         };
         let (mut inline, mut beyond) = (config.inline, 100_000);
@@ -177,38 +177,38 @@ fn longest_requests() -> Verdict {
     Ok(())
 }
 
-fn shared_receive_queue_requests() -> Verdict {
+fn srq_holds_wqes_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let pd = context.alloc_pd()?;
     for beyond in [attr.max_srq_wr + 1, u32::MAX] {
-        let error = pd.create_srq(beyond).build().unwrap_err();
+        let error = pd.srq_builder(beyond).build().unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         assert!(error.message().contains(&beyond.to_string()), "{error}");
     }
     let many = attr.max_srq_wr.min(4096);
-    assert!(pd.create_srq(many).build()?.query()?.max_wr >= many);
+    assert!(pd.srq_builder(many).build()?.query()?.max_wr >= many);
     Ok(())
 }
 
-fn shared_receive_queue_entries() -> Verdict {
+fn srq_holds_sges_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
     let pd = context.alloc_pd()?;
     let max = attr.max_srq_sge;
-    assert!(pd.create_srq(1).max_sge(max).build()?.query()?.max_sge >= max);
-    let error = pd.create_srq(1).max_sge(max + 1).build().unwrap_err();
+    assert!(pd.srq_builder(1).max_sge(max).build()?.query()?.max_sge >= max);
+    let error = pd.srq_builder(1).max_sge(max + 1).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     Ok(())
 }
 
-fn shared_receive_queue_resize() -> Verdict {
+fn srq_resize_works_up_to_the_limit() -> Verdict {
     let context = env::open()?;
     let attr = context.query_device()?;
     require(attr.max_srq > 0, Capability::Srq, "max_srq is 0")?;
-    let mut srq = context.alloc_pd()?.create_srq(10).build()?;
+    let mut srq = context.alloc_pd()?.srq_builder(10).build()?;
     let before = srq.query()?;
     supported(srq.resize(10), Capability::SrqResize)?;
     assert_eq!(srq.resize(attr.max_srq_wr + 1).unwrap_err().errno(), Errno::INVAL);

@@ -10,9 +10,9 @@ use uverbs::{Errno, Gid, McastMembership, ObjectKind, QpType};
 
 trials![
     second_attachment_is_refused,
-    memberships_of_one_group_are_apart,
-    memberships_outlive_their_queue_pair_s_handle,
-    limit_of_members_is_told,
+    memberships_of_one_group_end_separately,
+    memberships_outlive_the_dropped_queue_pair,
+    member_beyond_the_limit_is_refused,
     memberships_leave_nothing,
 ];
 
@@ -35,27 +35,27 @@ fn second_attachment_is_refused() -> Verdict {
         assert_eq!((membership.gid(), membership.lid()), (gid, LID));
         let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
         assert_eq!(error.errno(), Errno::EXIST);
-        membership.detach().map_err(|(_, error)| error)?;
+        membership.detach()?;
         // The kernel agrees that it is out, or this would be refused like before.
-        attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
+        attach(&pair.a, gid)?.detach()?;
     }
     Ok(())
 }
 
-fn memberships_of_one_group_are_apart() -> Verdict {
+fn memberships_of_one_group_end_separately() -> Verdict {
     let Pair { a, b, .. } = Pair::new(Config::ud())?;
     let gid = groups()[0];
     let (one, other) = (attach(&a, gid)?, attach(&b, gid)?);
-    one.detach().map_err(|(_, error)| error)?;
-    a.qp.destroy().map_err(|(_, error)| error)?;
-    let (qp, error) = b.qp.destroy().unwrap_err();
+    one.detach()?;
+    a.qp.destroy()?;
+    let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(other);
-    qp.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
     Ok(())
 }
 
-fn memberships_outlive_their_queue_pair_s_handle() -> Verdict {
+fn memberships_outlive_the_dropped_queue_pair() -> Verdict {
     let Pair { a, .. } = Pair::new(Config::ud())?;
     let memberships = groups().map(|gid| attach(&a, gid));
     drop(a.qp);
@@ -65,7 +65,7 @@ fn memberships_outlive_their_queue_pair_s_handle() -> Verdict {
     Ok(())
 }
 
-fn limit_of_members_is_told() -> Verdict {
+fn member_beyond_the_limit_is_refused() -> Verdict {
     let pair = Pair::new(Config::ud())?;
     let Side { pd, cq, context, .. } = &pair.a;
     let limit = context.query_device()?.max_mcast_qp_attach;
@@ -76,27 +76,27 @@ fn limit_of_members_is_told() -> Verdict {
     let gid = groups()[1];
     let mut members = Vec::new();
     for _ in 0..limit {
-        let qp = pd.create_qp(cq, cq, uverbs::QpType::UD).build()?;
+        let qp = pd.qp_builder(cq, cq, uverbs::QpType::UD).build()?;
         members.push(supported(qp.attach_mcast(gid, LID), Capability::Multicast)?);
     }
     let error = pair.a.qp.attach_mcast(gid, LID).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM, "{error}");
     assert!(error.message().contains("groups or members"), "{error}");
     drop(members);
-    attach(&pair.a, gid)?.detach().map_err(|(_, error)| error)?;
+    attach(&pair.a, gid)?.detach()?;
     Ok(())
 }
 
 fn memberships_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::QP], |context| {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
-        let qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        let cq = context.cq_builder(4).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::UD).build()?;
         let mut groups = groups().into_iter().cycle();
         Ok(Box::new(move || {
             let gid = groups.next().expect("it has no end");
             let membership = supported(qp.attach_mcast(gid, LID), Capability::Multicast)?;
-            membership.detach().map_err(|(_, error)| error)?;
+            membership.detach()?;
             Ok(())
         }))
     })

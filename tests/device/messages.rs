@@ -1,5 +1,5 @@
-//! What a message shows, and whom a server listens to: nobody reads what another peer said, and no
-//! client keeps others waiting.
+//! The bytes that a message shows, and how a server treats clients: no client reads the data of
+//! another, and none keeps the others waiting.
 
 use crate::capability::Capability;
 use crate::pair::{PATIENCE, PORT, gid};
@@ -21,10 +21,10 @@ trials![
     a_shared_queue_shows_a_client_nothing_of_another,
     a_receive_is_as_long_as_what_arrived_in_it,
     a_receive_that_was_flushed_is_empty,
-    a_datagram_has_no_old_bytes_before_it,
-    a_silent_client_is_told_of_by_its_step,
-    a_garbage_client_is_told_of_by_its_step,
-    a_client_that_leaves_midway_is_told_of_by_its_step,
+    a_datagram_shows_no_old_bytes_before_its_payload,
+    a_silent_client_fails_the_step_it_reached,
+    a_garbage_client_fails_the_step_it_reached,
+    a_client_that_leaves_midway_fails_the_step_it_reached,
     a_server_goes_on_after_silence_and_garbage,
 ];
 
@@ -60,7 +60,7 @@ async fn tell_and_write<S: uverbs::aio::RingToken>(
 
 /// A pool of one buffer, which holds whatever came last.
 fn narrow(half: &Half) -> Verdict<BufferPool> {
-    Ok(half.pd.buffer_pool(64).count(1).build()?)
+    Ok(half.pd.buffer_pool_builder(64).count(1).build()?)
 }
 
 fn a_write_with_immediate_shows_nothing_of_an_earlier_message() -> Verdict {
@@ -120,8 +120,8 @@ fn a_receive_that_was_flushed_is_empty() -> Verdict {
     })
 }
 
-/// Whatever the device writes of a header: IPv4's is half as long as the room for it.
-fn a_datagram_has_no_old_bytes_before_it() -> Verdict {
+/// The device writes only part of the header's room: an IPv4 header is half as long.
+fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
     const HEADER: usize = 40;
     run(0, async {
         let (a, b) = (Half::new()?, Half::new()?);
@@ -135,7 +135,7 @@ fn a_datagram_has_no_old_bytes_before_it() -> Verdict {
             qps.push((qp, own));
         }
         let [(sender, _), (receiver, there)] = &qps[..] else { panic!("two queue pairs") };
-        let pool = b.pd.buffer_pool(128).count(1).build()?;
+        let pool = b.pd.buffer_pool_builder(128).count(1).build()?;
         pool.take().expect("a buffer").fill(0xee);
         let mut inbox = receiver.inbox(&pool, 1);
         poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
@@ -152,7 +152,7 @@ fn a_datagram_has_no_old_bytes_before_it() -> Verdict {
     })
 }
 
-/// What a server's handshake comes to with a client that does `act` on its stream.
+/// The result of a server's handshake with a client that does `act` on its stream.
 async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
     act: impl FnOnce(TcpStream) -> F,
 ) -> Verdict<uverbs::Error> {
@@ -168,7 +168,7 @@ async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
     shaken.err().ok_or_else(|| Stop::fail("a handshake with nobody"))
 }
 
-fn a_silent_client_is_told_of_by_its_step() -> Verdict {
+fn a_silent_client_fails_the_step_it_reached() -> Verdict {
     run(0, async {
         let error = judged(|client| async { Ok(client) }).await?;
         assert_eq!(error.errno(), Errno::TIMEDOUT);
@@ -191,7 +191,7 @@ fn a_silent_client_is_told_of_by_its_step() -> Verdict {
     })
 }
 
-fn a_garbage_client_is_told_of_by_its_step() -> Verdict {
+fn a_garbage_client_fails_the_step_it_reached() -> Verdict {
     run(0, async {
         let error = judged(|mut client| async {
             client.write_all(b"GET / HTTP/1.1\r\nHost: www.example.com\r\n\r\n").await?;
@@ -214,7 +214,7 @@ fn a_garbage_client_is_told_of_by_its_step() -> Verdict {
     })
 }
 
-fn a_client_that_leaves_midway_is_told_of_by_its_step() -> Verdict {
+fn a_client_that_leaves_midway_fails_the_step_it_reached() -> Verdict {
     run(0, async {
         let error = judged(|mut client| async {
             client.write_all(b"uvb").await?;
@@ -228,7 +228,7 @@ fn a_client_that_leaves_midway_is_told_of_by_its_step() -> Verdict {
     })
 }
 
-/// As the example `echo` serves.
+/// The server of the example `echo`.
 fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
     const CLIENTS: usize = 4;
     run(0, async {
@@ -247,7 +247,7 @@ fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
             }
             Ok::<_, Stop>(tasks)
         });
-        // Nothing is said, nonsense is said, half is said; and then somebody comes who means it.
+        // One client stays silent, one sends garbage, one stops halfway; the last one connects.
         let silent = TcpStream::connect(address).await?;
         let mut garbage = TcpStream::connect(address).await?;
         garbage.write_all(&[0xff; 100]).await?;

@@ -15,15 +15,15 @@ trials![
     handshake_connects_every_type,
     handshake_from_init_keeps_receives,
     handshake_uses_the_smaller_mtu,
-    handshake_uses_what_the_peer_answers,
-    handshake_in_the_wrong_order,
-    endpoint_of_an_empty_slot,
-    drain_and_go_on,
-    rights_change_while_running,
-    failure_is_learned_by_asking,
-    claimed_state_goes_to_the_kernel,
-    privileged_key_needs_a_privilege,
-    mtu_beyond_the_port,
+    handshake_uses_the_peers_rd_atomic,
+    handshake_steps_in_the_wrong_order_are_refused,
+    endpoint_of_an_empty_gid_index_is_refused,
+    drained_send_queue_goes_on,
+    access_flags_change_in_rts,
+    failed_state_is_learned_by_query,
+    current_state_is_passed_to_the_kernel,
+    privileged_qkey_needs_cap_net_raw,
+    mtu_beyond_the_port_is_refused,
     rate_limit_is_unsupported_or_works,
 ];
 
@@ -111,7 +111,7 @@ fn handshake_uses_the_smaller_mtu() -> Verdict {
     pair.message(1, 5000)
 }
 
-fn handshake_uses_what_the_peer_answers() -> Verdict {
+fn handshake_uses_the_peers_rd_atomic() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let b = endpoint(&pair.b)?;
     assert!(b.rd_atomic > 0, "{b:?}");
@@ -121,7 +121,7 @@ fn handshake_uses_what_the_peer_answers() -> Verdict {
     Ok(())
 }
 
-fn handshake_in_the_wrong_order() -> Verdict {
+fn handshake_steps_in_the_wrong_order_are_refused() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let b = endpoint(&pair.b)?;
     let error = pair.a.qp.handshake(&b).unwrap_err();
@@ -134,7 +134,7 @@ fn handshake_in_the_wrong_order() -> Verdict {
     Ok(())
 }
 
-fn endpoint_of_an_empty_slot() -> Verdict {
+fn endpoint_of_an_empty_gid_index_is_refused() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let last = pair.a.context.query_port(PORT)?.gid_table_len - 1;
     let error = pair.a.qp.endpoint(PORT, last).unwrap_err();
@@ -146,7 +146,7 @@ fn endpoint_of_an_empty_slot() -> Verdict {
     Ok(())
 }
 
-fn drain_and_go_on() -> Verdict {
+fn drained_send_queue_goes_on() -> Verdict {
     drainable()?;
     for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
         let mut pair = Pair::new(Config::of(qp_type))?;
@@ -166,7 +166,7 @@ fn drain_and_go_on() -> Verdict {
     Ok(())
 }
 
-fn rights_change_while_running() -> Verdict {
+fn access_flags_change_in_rts() -> Verdict {
     let mut pair = Pair::new(Config { access: Access::LOCAL_WRITE, ..Config::rc() })?;
     pair.b.qp.modify(&QpAttr::new().access(Access::ALL_REMOTE).min_rnr_timer(5))?;
     let info = pair.b.qp.query()?;
@@ -181,7 +181,7 @@ fn rights_change_while_running() -> Verdict {
     Ok(())
 }
 
-fn failure_is_learned_by_asking() -> Verdict {
+fn failed_state_is_learned_by_query() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut nowhere = pair.b.remote(0);
     nowhere.rkey.0 ^= 0xff;
@@ -195,13 +195,13 @@ fn failure_is_learned_by_asking() -> Verdict {
     Ok(())
 }
 
-fn claimed_state_goes_to_the_kernel() -> Verdict {
+fn current_state_is_passed_to_the_kernel() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.a.qp.modify(&QpAttr::new().state(QpState::RTS).current_state(QpState::RTS))?;
     pair.message(1, 10)
 }
 
-fn privileged_key_needs_a_privilege() -> Verdict {
+fn privileged_qkey_needs_cap_net_raw() -> Verdict {
     let pair = Pair::unconnected(Config::ud())?;
     let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
     let answer = pair.a.qp.modify(&attr.qkey(Qkey(0x8001_0000)));
@@ -215,7 +215,7 @@ fn privileged_key_needs_a_privilege() -> Verdict {
     Ok(pair.a.qp.modify(&attr.qkey(Qkey(0x7001_0000)))?)
 }
 
-fn mtu_beyond_the_port() -> Verdict {
+fn mtu_beyond_the_port_is_refused() -> Verdict {
     let context = env::open()?;
     let port = context.query_port(PORT)?;
     assert!(port.active_mtu <= port.max_mtu, "{port:?}");

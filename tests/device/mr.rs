@@ -1,11 +1,11 @@
-//! Memory regions: every way to register memory, what is refused, and that memory comes back.
+//! Memory regions: every way to register memory, refusals, and that memory comes back.
 
 #![allow(unsafe_code, reason = "raw and borrowed registrations are unsafe")]
 
 use crate::capability::Capability;
 use crate::env;
 use crate::leaks::rounds;
-use crate::verdict::{Stop, Verdict, require, supported, trials};
+use crate::verdict::{Verdict, require, supported, trials};
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -14,48 +14,46 @@ use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Advice, Context, Errno, Error, MemoryRegion, ObjectKind, ParentDomain, RegionError,
-    Rereg, StableBytes,
+    Access, Advice, AnyMemoryRegion, Context, Errno, MemoryError, MemoryRegion, ObjectKind, Rereg,
+    StableBytes,
 };
 
 trials![
-    allocation_is_zeroed_aligned_and_for_everything,
+    allocation_is_zeroed_aligned_and_grants_all_access,
     allocation_of_nothing_panics,
     allocation_beyond_memory_is_an_error,
-    owned_memory_comes_back,
+    destroy_gives_owned_memory_back,
     own_types_can_be_registered,
-    borrowed_and_raw_memory,
+    borrowed_and_raw_memory_can_be_registered,
+    unowned_memory_gets_keys_of_every_context,
+    regions_of_any_memory_stand_in_one_list,
     failed_registration_gives_memory_back,
-    values_bytes_and_atomics,
+    region_reads_as_values_bytes_and_atomics,
     ranges_are_checked,
     contradictory_rights_are_refused,
     rights_are_granted_one_by_one,
     relaxed_ordering_is_a_hint,
-    addresses_count_from_where_they_are_told,
-    low_bits_of_addresses_must_agree,
-    zero_based,
+    addresses_count_from_the_given_iova,
+    iova_must_share_the_page_offset_of_the_memory,
+    zero_based_region_counts_from_zero_or_is_refused,
     unmapped_memory_is_refused,
-    read_only_memory_is_for_reading,
+    read_only_mapping_can_be_registered_for_reading_only,
     limit_of_locked_memory_is_explained,
-    parent_domain_allocates,
-    domain_waits_for_its_regions,
-    any_order_of_dropping,
-    dmabuf,
-    on_demand,
-    address_space,
-    advice,
+    parent_domain_registers_memory,
+    domain_is_busy_until_its_regions_are_destroyed,
+    handles_may_be_dropped_in_any_order,
+    what_is_no_dma_buf_is_refused,
+    on_demand_region_locks_no_memory,
+    whole_address_space_can_be_registered,
+    advice_on_paged_memory_is_taken,
     advice_on_pinned_memory_is_refused,
-    rereg_access,
-    rereg_domain,
+    rereg_changes_the_access_flags,
+    rereg_changes_the_protection_domain,
     rereg_of_nothing_or_elsewhere_is_refused,
-    exchange,
-    many_regions,
+    exchange_swaps_the_memory_or_gives_both_back,
+    two_hundred_regions_have_keys_of_their_own,
     regions_leave_nothing,
 ];
-
-fn gone<T, O>(answer: Result<T, (O, Error)>) -> Verdict<T> {
-    answer.map_err(|(_, error)| Stop::fail(error))
-}
 
 fn count(context: &Context) -> Verdict<usize> {
     Ok(supported(context.handles(ObjectKind::MR), Capability::InfoHandles)?.len())
@@ -65,7 +63,7 @@ fn is_rxe() -> bool {
     env::device().driver() == Some(DriverId::RXE)
 }
 
-fn allocation_is_zeroed_aligned_and_for_everything() -> Verdict {
+fn allocation_is_zeroed_aligned_and_grants_all_access() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.allocate::<u64>(1000)?;
@@ -102,7 +100,7 @@ fn allocation_beyond_memory_is_an_error() -> Verdict {
     Ok(())
 }
 
-fn owned_memory_comes_back() -> Verdict {
+fn destroy_gives_owned_memory_back() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let access = Access::ALL_REMOTE;
@@ -112,26 +110,26 @@ fn owned_memory_comes_back() -> Verdict {
     let mut region = pd.register(vector, access)?;
     assert_eq!((region.len(), region.byte_len()), (3, 12));
     region.write_at(1, 9)?;
-    let vector = gone(region.destroy())?;
+    let vector = region.destroy()?;
     assert_eq!((vector.as_slice(), vector.capacity()), (&[1, 9, 3][..], 64));
 
     let mut region = pd.register(vec![7u16; 5].into_boxed_slice(), access)?;
     region.write_at(4, 8)?;
-    assert_eq!(*gone(region.destroy())?, [7, 7, 7, 7, 8]);
+    assert_eq!(*region.destroy()?, [7, 7, 7, 7, 8]);
 
     let map = MmapOptions::new().len(5000).map_anon()?;
     let mut region = pd.register(map, access)?;
     region.copy_from(4990, b"0123456789")?;
-    let map: MmapMut = gone(region.destroy())?;
+    let map: MmapMut = region.destroy()?;
     assert_eq!(&map[4990..], b"0123456789");
 
     let leaked: &'static mut [u8] = Box::leak(Box::new([5; 100]));
     let region = pd.register(leaked, access)?;
-    assert_eq!(gone(region.destroy())?, [5; 100]);
+    assert_eq!(region.destroy()?, [5; 100]);
 
     let mut region = pd.allocate::<u8>(10)?;
     region.write_at(9, 1)?;
-    assert_eq!(gone(region.destroy())?[..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
+    assert_eq!(region.destroy()?[..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(count(&context)?, 0);
     Ok(())
 }
@@ -159,21 +157,21 @@ fn own_types_can_be_registered() -> Verdict {
     };
     let region = regions.into_iter().next().expect("one was put in");
     assert_eq!((region.read_at(0), region.read_at(299)), (Some(1), Some(2)));
-    let page = gone(region.destroy())?;
+    let page = region.destroy()?;
     assert_eq!((page.bytes[298], page.bytes[299]), (1, 2));
     Ok(())
 }
 
-fn borrowed_and_raw_memory() -> Verdict {
+fn borrowed_and_raw_memory_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut numbers = [1u64, 2, 3, 4];
     // SAFETY: the region is destroyed below, and that is looked at.
     let mut region = unsafe {
-        pd.registration().access(Access::LOCAL_WRITE).register_borrowed(&mut numbers[1..])
+        pd.mr_builder().access(Access::LOCAL_WRITE).register_borrowed(&mut numbers[1..])
     }?;
     assert_eq!((region.len(), region.read_at(0)), (3, Some(2)));
     region.write_at(2, 40)?;
-    gone(region.destroy())?;
+    region.destroy()?;
     assert_eq!(numbers, [1, 2, 3, 40]);
 
     let mut bytes = vec![3u8; 50];
@@ -181,8 +179,52 @@ fn borrowed_and_raw_memory() -> Verdict {
     let region = unsafe { pd.register_raw(bytes.as_mut_ptr(), 50, Access::LOCAL_WRITE) }?;
     assert_eq!(region.addr(), region.as_ptr() as u64);
     assert_eq!((region.len(), region.read_at(49)), (50, Some(3)));
-    gone(region.destroy())?;
+    region.destroy()?;
     assert_eq!(bytes, [3; 50]);
+    Ok(())
+}
+
+fn unowned_memory_gets_keys_of_every_context() -> Verdict {
+    let (one, other) = (env::open()?, env::open()?);
+    let domains = [one.alloc_pd()?, other.alloc_pd()?];
+    let mut memory = Vec::<u8>::with_capacity(10_000);
+    let start = memory.as_mut_ptr();
+    let register = |pd: &uverbs::ProtectionDomain| {
+        // SAFETY: the vector keeps its buffer until the regions are gone.
+        unsafe { pd.register_unowned(start, 10_000, Access::ALL_REMOTE) }
+    };
+    let regions = [register(&domains[0])?, register(&domains[1])?, register(&domains[1])?];
+    for region in &regions {
+        assert_eq!((region.addr(), region.byte_len()), (start.addr() as u64, 10_000));
+    }
+    // The program goes on using its memory.
+    memory.resize(10_000, 7);
+    assert_eq!(memory.as_ptr(), start.cast_const());
+    for region in regions {
+        region.destroy()?;
+    }
+    assert_eq!(memory, [7; 10_000]);
+    assert_eq!((count(&one)?, count(&other)?), (0, 0));
+    Ok(())
+}
+
+fn regions_of_any_memory_stand_in_one_list() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut bytes = [0u8; 300];
+    // SAFETY: `bytes` outlives the list.
+    let own = unsafe { pd.register_unowned(bytes.as_mut_ptr(), 300, Access::LOCAL_WRITE) }?;
+    let mut list: Vec<AnyMemoryRegion> = vec![
+        pd.allocate::<u64>(100)?.into(),
+        pd.register(vec![0u16; 100], Access::LOCAL_WRITE)?.into(),
+        own.into(),
+    ];
+    let lengths: Vec<_> = list.iter().map(AnyMemoryRegion::byte_len).collect();
+    assert_eq!((lengths, count(&context)?), (vec![800, 200, 300], 3));
+    list.remove(1).destroy()?;
+    assert_eq!(count(&context)?, 2);
+    drop(list);
+    assert_eq!((count(&context)?, context.leaked()), (0, 0));
     Ok(())
 }
 
@@ -191,19 +233,19 @@ fn failed_registration_gives_memory_back() -> Verdict {
     let pd = context.alloc_pd()?;
     let failed = pd.register(vec![1u8, 2, 3], Access::REMOTE_WRITE).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
-    assert_eq!(failed.memory, [1, 2, 3]);
+    assert_eq!(failed.object, [1, 2, 3]);
     let failed = pd.register(Vec::<u64>::new(), Access::LOCAL_WRITE).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
     // A right that the kernel does not know: it refuses, not we.
     let unknown = Access::from_bits_retain(1 << 15);
     let failed = pd.register(vec![4u8, 5], unknown).unwrap_err();
     assert!(failed.error.kernel_errno().is_some(), "{failed:?}");
-    assert_eq!(failed.memory, [4, 5]);
+    assert_eq!(failed.object, [4, 5]);
     assert_eq!(count(&context)?, 0);
     Ok(())
 }
 
-fn values_bytes_and_atomics() -> Verdict {
+fn region_reads_as_values_bytes_and_atomics() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut region = pd.allocate::<u64>(16)?;
     region.write_at(15, u64::MAX)?;
@@ -215,7 +257,7 @@ fn values_bytes_and_atomics() -> Verdict {
     assert_eq!(bytes[..1], [0]);
     assert_eq!(bytes[1..14], [0xaa; 13]);
     assert_eq!(bytes[14..], [0, 0]);
-    let out = RegionError::OutOfRange { offset: 120, length: 9, size: 128 };
+    let out = MemoryError::OutOfRange { offset: 120, length: 9, size: 128 };
     assert_eq!(region.copy_from(120, &[0; 9]), Err(out));
     assert_eq!(region.copy_to(120, &mut [0; 9]), Err(out));
 
@@ -227,7 +269,7 @@ fn values_bytes_and_atomics() -> Verdict {
         }
     });
     assert_eq!(region.read_at(3), Some(2000));
-    // SAFETY: nobody knows the keys.
+    // SAFETY: the keys are told to no peer.
     assert_eq!(unsafe { region.as_slice() }[3], 2000);
     // SAFETY: as above.
     let slice = unsafe { region.as_mut_slice() };
@@ -245,7 +287,7 @@ fn ranges_are_checked() -> Verdict {
     assert_eq!(region.sge(100..)?.length, 0);
     assert_eq!(
         region.sge(..101),
-        Err(RegionError::OutOfRange { offset: 0, length: 101, size: 100 })
+        Err(MemoryError::OutOfRange { offset: 0, length: 101, size: 100 })
     );
     let remote = region.remote(99)?;
     assert_eq!((remote.addr, remote.rkey), (region.addr() + 99, region.rkey()));
@@ -283,16 +325,16 @@ fn rights_are_granted_one_by_one() -> Verdict {
 
 fn relaxed_ordering_is_a_hint() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let builder = pd.registration().access(Access::ALL_REMOTE).relaxed_ordering();
+    let builder = pd.mr_builder().access(Access::ALL_REMOTE).relaxed_ordering();
     let region = supported(builder.allocate::<u8>(64), Capability::RelaxedOrdering)?;
     assert!(region.access().contains(Access::RELAXED_ORDERING));
     Ok(())
 }
 
-fn addresses_count_from_where_they_are_told() -> Verdict {
+fn addresses_count_from_the_given_iova() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     for iova in [0, 0x7000_0000_0000, 1 << 63] {
-        let region = pd.registration().access(Access::ALL_REMOTE).iova(iova).allocate::<u8>(64)?;
+        let region = pd.mr_builder().access(Access::ALL_REMOTE).iova(iova).allocate::<u8>(64)?;
         assert_eq!(region.addr(), iova);
         assert_eq!(region.sge(8..16)?.addr, iova + 8);
         assert_eq!(region.remote(63)?.addr, iova + 63);
@@ -300,19 +342,19 @@ fn addresses_count_from_where_they_are_told() -> Verdict {
     Ok(())
 }
 
-fn low_bits_of_addresses_must_agree() -> Verdict {
+fn iova_must_share_the_page_offset_of_the_memory() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let error = pd.registration().iova(8).allocate::<u8>(64).unwrap_err();
+    let error = pd.mr_builder().iova(8).allocate::<u8>(64).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("0x8:"), "{error}");
-    let error = pd.registration().iova(u64::MAX - 4095).allocate::<u8>(4096).unwrap_err();
+    let error = pd.mr_builder().iova(u64::MAX - 4095).allocate::<u8>(4096).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     Ok(())
 }
 
-fn zero_based() -> Verdict {
+fn zero_based_region_counts_from_zero_or_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    match pd.registration().access(Access::ALL_REMOTE).zero_based().allocate::<u8>(64) {
+    match pd.mr_builder().access(Access::ALL_REMOTE).zero_based().allocate::<u8>(64) {
         // rxe of Linux 6.1 takes any right, later ones know zero-based windows only.
         Ok(region) => assert_eq!(region.addr(), 0),
         Err(error) => {
@@ -328,21 +370,21 @@ fn unmapped_memory_is_refused() -> Verdict {
     let map = MmapOptions::new().len(1 << 16).map_anon()?;
     let hole = map.as_ptr().cast_mut();
     drop(map);
-    // SAFETY: what is there now is not mapped, so there is nothing that the device could write.
+    // SAFETY: nothing is mapped there, so the device has nothing to write.
     let error = unsafe { pd.register_raw(hole, 1 << 16, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     assert!(error.message().contains("65536"), "{error}");
     Ok(())
 }
 
-fn read_only_memory_is_for_reading() -> Verdict {
+fn read_only_mapping_can_be_registered_for_reading_only() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let map = MmapOptions::new().len(4096).map_anon()?.make_read_only()?;
     let start = map.as_ptr().cast_mut();
     // SAFETY: the device may only read, and the mapping outlives the region.
     let region = unsafe { pd.register_raw(start, 4096, Access::REMOTE_READ) }?;
-    gone(region.destroy())?;
-    // SAFETY: it is refused, or else the device could do to the mapping what nobody sees.
+    region.destroy()?;
+    // SAFETY: the registration is refused, and no request names it otherwise.
     let error = unsafe { pd.register_raw(start, 4096, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     Ok(())
@@ -367,29 +409,29 @@ fn limit_of_locked_memory_is_explained() -> Verdict {
     Ok(())
 }
 
-fn parent_domain_allocates() -> Verdict {
+fn parent_domain_registers_memory() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
     let region = domain.allocate::<u32>(4)?;
-    let (domain, error) = domain.destroy().unwrap_err();
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(region);
-    gone(domain.destroy())
+    Ok(domain.destroy()?)
 }
 
-fn domain_waits_for_its_regions() -> Verdict {
+fn domain_is_busy_until_its_regions_are_destroyed() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.allocate::<u32>(4)?;
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    gone(region.destroy())?;
-    gone(pd.destroy())
+    region.destroy()?;
+    Ok(pd.destroy()?)
 }
 
-fn any_order_of_dropping() -> Verdict {
+fn handles_may_be_dropped_in_any_order() -> Verdict {
     let idle = env::device().resources()?;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
@@ -405,7 +447,7 @@ fn any_order_of_dropping() -> Verdict {
     Ok(())
 }
 
-fn dmabuf() -> Verdict {
+fn what_is_no_dma_buf_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let file = memfd_create("not a dma-buf", MemfdFlags::CLOEXEC)?;
     let access = Access::ALL_REMOTE;
@@ -424,36 +466,36 @@ fn dmabuf() -> Verdict {
     Ok(())
 }
 
-fn on_demand() -> Verdict {
+fn on_demand_region_locks_no_memory() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let builder = pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let mut region = supported(builder.allocate::<u64>(1 << 20), Capability::Odp)?;
     // The file's limit of locked memory is 8 MiB, and this is as much: nothing is locked.
     region.write_at(5, 6)?;
     assert_eq!(region.read_at(5), Some(6));
     assert!(region.access().contains(Access::ON_DEMAND));
-    gone(region.destroy())?;
+    region.destroy()?;
     Ok(())
 }
 
-fn address_space() -> Verdict {
+fn whole_address_space_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let builder = pd.registration().access(Access::LOCAL_WRITE);
-    // SAFETY: nobody learns the keys.
+    let builder = pd.mr_builder().access(Access::LOCAL_WRITE);
+    // SAFETY: the keys are told to no peer.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
     assert_eq!((region.addr(), region.byte_len()), (0, usize::MAX));
     let here = Box::new(5u64);
     let address = std::ptr::from_ref(&*here).addr();
     assert_eq!(region.sge(address..address + 8)?.addr, address as u64);
-    gone(region.destroy())?;
+    region.destroy()?;
     Ok(())
 }
 
-fn advice() -> Verdict {
+fn advice_on_paged_memory_is_taken() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let builder = pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let region = supported(builder.clone().allocate::<u8>(1 << 16), Capability::Odp)?;
     let ranges = [region.on_demand(..4096)?, region.on_demand(10_000..60_000)?];
     for wait in [false, true] {
@@ -484,7 +526,7 @@ fn advice_on_pinned_memory_is_refused() -> Verdict {
     Ok(())
 }
 
-fn rereg_access() -> Verdict {
+fn rereg_changes_the_access_flags() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut region = pd.allocate::<u64>(8)?;
     region.write_at(0, 1)?;
@@ -499,21 +541,21 @@ fn rereg_access() -> Verdict {
     assert!(error.kernel_errno().is_some(), "{error:?}");
     assert_eq!((region.access(), region.is_dead()), (less, false), "after a refusal");
     region.sge(..)?;
-    gone(region.destroy())?;
+    region.destroy()?;
     Ok(())
 }
 
-fn rereg_domain() -> Verdict {
+fn rereg_changes_the_protection_domain() -> Verdict {
     let context = env::open()?;
     let (one, other) = (context.alloc_pd()?, context.alloc_pd()?);
     let mut region = one.allocate::<u64>(8)?;
     let change = Rereg::new().protection_domain(&other).access(Access::LOCAL_WRITE);
     supported(region.rereg(change), Capability::Rereg)?;
-    gone(one.destroy())?;
-    let (other, error) = other.destroy().unwrap_err();
+    one.destroy()?;
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    gone(region.destroy())?;
-    gone(other.destroy())
+    region.destroy()?;
+    Ok(other.destroy()?)
 }
 
 fn rereg_of_nothing_or_elsewhere_is_refused() -> Verdict {
@@ -528,7 +570,7 @@ fn rereg_of_nothing_or_elsewhere_is_refused() -> Verdict {
     Ok(())
 }
 
-fn exchange() -> Verdict {
+fn exchange_swaps_the_memory_or_gives_both_back() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let region = pd.register(vec![1u64, 2], Access::ALL_REMOTE)?;
@@ -536,14 +578,14 @@ fn exchange() -> Verdict {
         Ok((region, old)) => {
             assert_eq!(old, [1, 2]);
             assert_eq!((region.byte_len(), region.read_at(2)), (12, Some(5)));
-            assert_eq!(gone(region.destroy())?, [3, 4, 5]);
+            assert_eq!(region.destroy()?, [3, 4, 5]);
         }
         Err(failed) => {
             assert_eq!(failed.memory, Some(vec![3, 4, 5]));
             let region = failed.region.expect("a refusal leaves the region as it was");
             assert_eq!(region.read_at(1), Some(2));
             region.sge(..)?;
-            assert_eq!(gone(region.destroy())?, [1, 2]);
+            assert_eq!(region.destroy()?, [1, 2]);
             supported::<()>(Err(failed.error), Capability::ReregTranslation)?;
         }
     }
@@ -551,7 +593,7 @@ fn exchange() -> Verdict {
     Ok(())
 }
 
-fn many_regions() -> Verdict {
+fn two_hundred_regions_have_keys_of_their_own() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let regions = (0..200)
@@ -562,7 +604,7 @@ fn many_regions() -> Verdict {
     keys.dedup();
     assert_eq!((keys.len(), count(&context)?), (200, 200));
     for (n, region) in regions.into_iter().enumerate() {
-        assert_eq!(gone(region.destroy())?, [n as u8; 64]);
+        assert_eq!(region.destroy()?, [n as u8; 64]);
     }
     assert_eq!(count(&context)?, 0);
     Ok(())
@@ -573,7 +615,7 @@ fn regions_leave_nothing() -> Verdict {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
             drop(pd.allocate::<u64>(1024)?);
-            gone(pd.register(vec![0u8; 100], Access::LOCAL_WRITE)?.destroy())?;
+            pd.register(vec![0u8; 100], Access::LOCAL_WRITE)?.destroy()?;
             Ok(())
         }))
     })

@@ -4,21 +4,24 @@ use crate::capability::Capability;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Access, Errno, MemoryRegion, Remote, Rereg, SendWr, WcOpcode, WcStatus};
+use uverbs::{
+    Access, Errno, MemoryRegion, ProtectionDomain, Remote, Rereg, SendWr, WcOpcode, WcStatus,
+};
 
 trials![
-    addresses_count_from_where_they_are_told,
-    right_is_lost_by_rereg,
+    addresses_count_from_the_given_iova,
+    rereg_takes_the_right_away,
     pages_are_faulted_in,
     boxed_slice_can_be_reached,
     mapping_can_be_reached,
     raw_memory_can_be_reached,
+    unowned_memory_can_be_reached_through_every_registration,
     borrowed_memory_can_be_reached,
-    elements_arrive_as_values,
-    domain_changes,
-    memory_is_exchanged,
-    whole_address_space,
-    invalidation_of_what_is_no_window
+    written_bytes_read_as_values,
+    region_works_in_its_new_protection_domain,
+    exchanged_memory_can_be_reached,
+    whole_address_space_can_be_reached,
+    invalidating_the_rkey_of_a_region_fails,
 ];
 
 /// Lets `a` write to a region of `b`'s; how that ended.
@@ -35,10 +38,10 @@ fn check(region: &MemoryRegion<u8>, offset: usize, seed: u64, length: usize) {
     pattern::check(&bytes, seed);
 }
 
-fn addresses_count_from_where_they_are_told() -> Verdict {
+fn addresses_count_from_the_given_iova() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for iova in [0, 0x1234_5000, 1 << 62] {
-        let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).iova(iova);
+        let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).iova(iova);
         let region = builder.allocate::<u8>(3 * 4096)?;
         let remote = region.remote(4000)?;
         assert_eq!(remote.addr, iova + 4000);
@@ -55,7 +58,7 @@ fn addresses_count_from_where_they_are_told() -> Verdict {
     Ok(())
 }
 
-fn right_is_lost_by_rereg() -> Verdict {
+fn rereg_takes_the_right_away() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut region = pair.b.pd.allocate::<u8>(4096)?;
     assert_eq!(write(&mut pair, region.remote(0)?, 5, 100)?, WcStatus::SUCCESS);
@@ -71,7 +74,7 @@ fn pages_are_faulted_in() -> Verdict {
     // apart here is pages, by messages of one packet.
     const LENGTH: usize = 1000;
     let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     let region = supported(builder.allocate::<u8>(16 * 4096), Capability::Odp)?;
     // None of the pages was ever touched.
     for page in 0..16 {
@@ -86,7 +89,7 @@ fn pages_are_faulted_in() -> Verdict {
         pair.a.expect(8, WcOpcode::READ)?;
         pair.a.check(0..LENGTH, page as u64);
     }
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -108,7 +111,7 @@ fn boxed_slice_can_be_reached() -> Verdict {
     let boxed = vec![0xaau8; 10_000].into_boxed_slice();
     let region = pair.b.pd.register(boxed, Access::ALL_REMOTE)?;
     reaches(&mut pair, region.remote(5)?, 9_000)?;
-    let boxed = region.destroy().map_err(|(_, error)| error)?;
+    let boxed = region.destroy()?;
     pattern::check(&boxed[5..9_005], 21);
     assert!(boxed[..5].iter().chain(&boxed[9_005..]).all(|byte| *byte == 0xaa));
     Ok(())
@@ -119,7 +122,7 @@ fn mapping_can_be_reached() -> Verdict {
     let mapping = memmap2::MmapMut::map_anon(20_000)?;
     let region = pair.b.pd.register(mapping, Access::ALL_REMOTE)?;
     reaches(&mut pair, region.remote(4090)?, 10_000)?;
-    let mapping = region.destroy().map_err(|(_, error)| error)?;
+    let mapping = region.destroy()?;
     pattern::check(&mapping[4090..14_090], 21);
     Ok(())
 }
@@ -132,8 +135,38 @@ fn raw_memory_can_be_reached() -> Verdict {
     // SAFETY: the vector outlives the region, and nothing touches it meanwhile.
     let region = unsafe { pair.b.pd.register_raw(address, 5000, Access::ALL_REMOTE) }?;
     reaches(&mut pair, region.remote(0)?, 5000)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     pattern::check(&memory, 21);
+    Ok(())
+}
+
+#[allow(unsafe_code, reason = "the memory is borrowed by hand")]
+fn unowned_memory_can_be_reached_through_every_registration() -> Verdict {
+    let mut pair = Pair::new(Config::rc())?;
+    let mut memory = Vec::<u8>::with_capacity(9000);
+    let address = memory.as_mut_ptr();
+    let register = |pd: &ProtectionDomain| {
+        // SAFETY: the vector keeps its buffer until the regions are gone, and is looked at while no
+        // request is under way.
+        unsafe { pd.register_unowned(address, 9000, Access::ALL_REMOTE) }
+    };
+    let (near, far) = (register(&pair.a.pd)?, register(&pair.b.pd)?);
+    let far = far.erase();
+    reaches(&mut pair, far.remote(0)?, 9000)?;
+    // SAFETY: a peer wrote all of them.
+    unsafe { memory.set_len(9000) };
+    pattern::check(&memory, 21);
+    // The same memory is what this side sends.
+    memory[..4000].fill(9);
+    pair.b.recv(3, 0..4000)?;
+    pair.a.send(SendWr::send(&[near.sge(..4000)?]).id(4).signaled())?;
+    pair.a.expect(4, WcOpcode::SEND)?;
+    pair.b.expect(3, WcOpcode::RECV)?;
+    let mut received = [0; 4000];
+    pair.b.memory.copy_to(0, &mut received)?;
+    assert_eq!(received, [9; 4000]);
+    near.destroy()?;
+    far.destroy()?;
     Ok(())
 }
 
@@ -141,16 +174,16 @@ fn raw_memory_can_be_reached() -> Verdict {
 fn borrowed_memory_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut memory = [0u8; 3000];
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE);
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE);
     // SAFETY: the region is destroyed before the borrow ends.
     let region = unsafe { builder.register_borrowed(&mut memory[..]) }?;
     reaches(&mut pair, region.remote(1000)?, 2000)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     pattern::check(&memory[1000..], 21);
     Ok(())
 }
 
-fn elements_arrive_as_values() -> Verdict {
+fn written_bytes_read_as_values() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mut from = pair.a.pd.allocate::<u64>(100)?;
     let to = pair.b.pd.allocate::<u64>(100)?;
@@ -166,21 +199,21 @@ fn elements_arrive_as_values() -> Verdict {
     Ok(())
 }
 
-fn domain_changes() -> Verdict {
+fn region_works_in_its_new_protection_domain() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
     let mut region = other.allocate::<u8>(4096)?;
     supported(region.rereg(Rereg::new().protection_domain(&pair.b.pd)), Capability::Rereg)?;
     reaches(&mut pair, region.remote(0)?, 4096)?;
     // The domain that it left is free.
-    other.destroy().map_err(|(_, error)| error)?;
+    other.destroy()?;
     let foreign = crate::env::open()?.alloc_pd()?;
     let error = region.rereg(Rereg::new().protection_domain(&foreign)).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     Ok(())
 }
 
-fn memory_is_exchanged() -> Verdict {
+fn exchanged_memory_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.register(vec![1u8; 8192], Access::ALL_REMOTE)?;
     let (region, old) = match region.exchange(vec![2u8; 4096]) {
@@ -195,9 +228,9 @@ fn memory_is_exchanged() -> Verdict {
 }
 
 #[allow(unsafe_code, reason = "all memory is exposed")]
-fn whole_address_space() -> Verdict {
+fn whole_address_space_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let builder = pair.b.pd.registration().access(Access::ALL_REMOTE).on_demand();
+    let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
     // SAFETY: the only one who learns the key is this test.
     let region = unsafe { builder.register_address_space() };
     let region = supported(region, Capability::OdpImplicit)?;
@@ -205,7 +238,7 @@ fn whole_address_space() -> Verdict {
     reaches(&mut pair, remote, 4096)
 }
 
-fn invalidation_of_what_is_no_window() -> Verdict {
+fn invalidating_the_rkey_of_a_region_fails() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.b.recv(1, 0..50)?;
     let sges = [pair.a.sge(0..50)];

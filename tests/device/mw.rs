@@ -1,5 +1,5 @@
-//! Memory windows: keys of their own, that work while they are bound and not after, and what they
-//! refuse. [`mw_holds`](crate::mw_holds) has what they hold.
+//! Memory windows: their keys work while they are bound and not after, and bad bindings are
+//! refused. [`mw_holds`](crate::mw_holds) tests which objects they hold.
 
 use crate::capability::Capability;
 use crate::env;
@@ -9,8 +9,8 @@ use crate::pattern;
 use crate::verdict::{Stop, Verdict, supported, trials};
 use uverbs::device::DriverId;
 use uverbs::{
-    Access, Errno, MemoryRegion, MemoryWindow, ObjectKind, QpType, Remote, Rkey, SendWr, WcOpcode,
-    WcStatus, WindowType,
+    Access, Errno, ErrorWith, MemoryRegion, MemoryWindow, ObjectKind, QpType, Remote, Rkey, SendWr,
+    WcOpcode, WcStatus, WindowType,
 };
 
 trials![
@@ -19,13 +19,13 @@ trials![
     type_2_counts_from_zero,
     type_2_ends_with_a_local_invalidate,
     type_2_ends_with_the_peer_s_invalidate,
-    type_2_is_for_the_peer_of_its_queue_pair,
-    type_1_moves_and_is_unbound,
-    key_is_told_in_the_same_batch,
-    write_needs_the_right_to,
-    what_does_not_fit_is_refused,
+    type_2_opens_only_to_the_peer_of_its_queue_pair,
+    type_1_rebinds_and_unbinds,
+    bind_and_its_rkey_go_in_one_batch,
+    window_grants_only_its_own_access,
+    bindings_that_do_not_fit_are_refused,
     other_domains_and_contexts_are_refused,
-    one_binding_at_a_time,
+    second_binding_before_the_first_settles_is_refused,
     windows_leave_nothing,
 ];
 
@@ -37,7 +37,7 @@ pub(crate) fn allocate(
     window_type: WindowType,
 ) -> Verdict<(MemoryRegion<u8>, MemoryWindow)> {
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    let mut region = side.pd.registration().access(access).allocate::<u8>(SIZE)?;
+    let mut region = side.pd.mr_builder().access(access).allocate::<u8>(SIZE)?;
     region.copy_from(0, &pattern::bytes(pattern::POISON, SIZE))?;
     let capability = match window_type {
         WindowType::One => Capability::Mw1,
@@ -77,7 +77,9 @@ pub(crate) fn write(pair: &mut Pair, rkey: Rkey, addr: u64, length: usize) -> Ve
 /// Fails unless the region is refused to the program because a window holds it.
 #[track_caller]
 pub(crate) fn still_held(region: MemoryRegion<u8>) -> MemoryRegion<u8> {
-    let Err((region, error)) = region.destroy() else { panic!("destroyed under a window") };
+    let Err(ErrorWith { object: region, error }) = region.destroy() else {
+        panic!("destroyed under a window")
+    };
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     region
 }
@@ -98,12 +100,12 @@ fn types_are_allocated_and_destroyed() -> Verdict {
     assert!(!one.is_bound() && !two.is_bound());
     let count = || supported(context.handles(ObjectKind::MW), Capability::InfoHandles);
     assert_eq!(count()?.len(), 2);
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    one.destroy().map_err(|(_, error)| error)?;
+    one.destroy()?;
     drop(two);
     assert_eq!(count()?, [0u32; 0]);
-    pd.destroy().map_err(|(_, error)| error)?;
+    pd.destroy()?;
     Ok(())
 }
 
@@ -161,7 +163,7 @@ fn type_2_ends_with_a_local_invalidate() -> Verdict {
     assert_eq!(status, WcStatus::REM_ACCESS_ERR, "through a window that is gone");
     let region = still_held(region);
     window.reallocate()?;
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -179,12 +181,12 @@ fn type_2_ends_with_the_peer_s_invalidate() -> Verdict {
     assert!(!window.is_bound());
     bind(&mut pair.b, &mut window, &region, read_write())?;
     assert_eq!(write(&mut pair, window.rkey(), region.addr() + 4096, 8)?, WcStatus::SUCCESS);
-    window.destroy().map_err(|(_, error)| error)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    window.destroy()?;
+    region.destroy()?;
     Ok(())
 }
 
-fn type_2_is_for_the_peer_of_its_queue_pair() -> Verdict {
+fn type_2_opens_only_to_the_peer_of_its_queue_pair() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     bind(&mut pair.b, &mut window, &region, read_write())?;
@@ -196,7 +198,7 @@ fn type_2_is_for_the_peer_of_its_queue_pair() -> Verdict {
     Ok(())
 }
 
-fn type_1_moves_and_is_unbound() -> Verdict {
+fn type_1_rebinds_and_unbinds() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::One)?;
     bind(&mut pair.b, &mut window, &region, read_write())?;
@@ -219,12 +221,12 @@ fn type_1_moves_and_is_unbound() -> Verdict {
     assert_eq!(write(&mut pair, window.rkey(), target, 8)?, WcStatus::REM_ACCESS_ERR);
     let elsewhere = still_held(elsewhere);
     window.reallocate()?;
-    region.destroy().map_err(|(_, error)| error)?;
-    elsewhere.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
+    elsewhere.destroy()?;
     Ok(())
 }
 
-fn key_is_told_in_the_same_batch() -> Verdict {
+fn bind_and_its_rkey_go_in_one_batch() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let binding = window.bind(&pair.b.qp, &region, 4096..8192, read_write())?;
@@ -246,7 +248,7 @@ fn key_is_told_in_the_same_batch() -> Verdict {
     Ok(())
 }
 
-fn write_needs_the_right_to() -> Verdict {
+fn window_grants_only_its_own_access() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     bind(&mut pair.b, &mut window, &region, Access::REMOTE_READ)?;
@@ -256,7 +258,7 @@ fn write_needs_the_right_to() -> Verdict {
     Ok(())
 }
 
-fn what_does_not_fit_is_refused() -> Verdict {
+fn bindings_that_do_not_fit_are_refused() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let qp = &pair.b.qp;
     let (region, mut one) = allocate(&pair.b, WindowType::One)?;
@@ -290,10 +292,10 @@ fn other_domains_and_contexts_are_refused() -> Verdict {
         assert!(error.message().contains("another context"), "{error}");
     }
     let domain = pair.b.context.alloc_pd()?;
-    let cq = pair.b.context.create_cq(1).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).build()?;
+    let cq = pair.b.context.cq_builder(1).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).build()?;
     let rights = Access::LOCAL_WRITE | Access::MW_BIND;
-    let elsewhere = domain.registration().access(rights).allocate::<u8>(64)?;
+    let elsewhere = domain.mr_builder().access(rights).allocate::<u8>(64)?;
     for error in [
         window.bind(&qp, &region, .., access).unwrap_err(),
         window.bind(&pair.b.qp, &elsewhere, .., access).unwrap_err(),
@@ -303,7 +305,7 @@ fn other_domains_and_contexts_are_refused() -> Verdict {
     Ok(())
 }
 
-fn one_binding_at_a_time() -> Verdict {
+fn second_binding_before_the_first_settles_is_refused() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let before = window.rkey();
@@ -320,7 +322,7 @@ fn one_binding_at_a_time() -> Verdict {
     let region = still_held(region);
     window.reallocate()?;
     assert!(!window.is_bound());
-    region.destroy().map_err(|(_, error)| error)?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -330,7 +332,7 @@ fn windows_leave_nothing() -> Verdict {
         Ok(Box::new(move || {
             drop(supported(pd.alloc_mw(WindowType::One), Capability::Mw1)?);
             let window = supported(pd.alloc_mw(WindowType::Two), Capability::Mw2)?;
-            window.destroy().map_err(|(_, error)| error)?;
+            window.destroy()?;
             Ok(())
         }))
     })

@@ -1,4 +1,5 @@
-//! What memory windows hold, whatever the program says of them, and what ends their keys.
+//! Memory windows hold their regions whatever the program claims; and the calls that end their
+//! keys.
 
 use crate::capability::Capability;
 use crate::env;
@@ -9,15 +10,15 @@ use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, Envelope, Errno, MemoryRegion, MemoryWindow, ObjectKind, Remote, Rereg, Rkey, SendWr,
-    WcOpcode, WcStatus, WindowType,
+    Access, Envelope, Errno, ErrorWith, MemoryRegion, MemoryWindow, ObjectKind, Remote, Rereg,
+    Rkey, SendWr, WcOpcode, WcStatus, WindowType,
 };
 
 trials![
     failed_binding_is_followed_by_a_fresh_key,
     flushed_binding_holds_its_region,
-    untrue_word_opens_no_other_region,
-    claimed_rights_of_an_imported_region_decide_nothing,
+    false_claim_opens_no_other_region,
+    imported_region_is_not_bound_whatever_its_envelope_claims,
     reallocation_ends_every_key,
     hundreds_of_bindings_hold_few_regions,
     forgotten_window_holds_its_region,
@@ -56,8 +57,8 @@ fn failed_binding_is_followed_by_a_fresh_key() -> Verdict {
     let target = region.addr() + 4096;
     assert_eq!(write(&mut pair, window.rkey(), target, 8)?, WcStatus::SUCCESS);
     assert_eq!(write(&mut pair, first, target, 8)?, WcStatus::REM_ACCESS_ERR);
-    window.destroy().map_err(|(_, error)| error)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    window.destroy()?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -109,9 +110,9 @@ fn memory_as_slices(side: &Side, region: MemoryRegion<u8>) -> Verdict<Slices> {
             drop(memory);
             None
         }
-        Err((_region, error)) => Some((error.errno(), error.kernel_errno())),
+        Err(ErrorWith { error, .. }) => Some((error.errno(), error.kernel_errno())),
     };
-    let pool = side.pd.buffer_pool(4096).count(SIZE / 4096).build()?;
+    let pool = side.pd.buffer_pool_builder(4096).count(SIZE / 4096).build()?;
     let buffers: Vec<_> = std::iter::from_fn(|| pool.copy(&[0; 4096])).collect();
     assert_eq!(buffers.len(), SIZE / 4096);
     Ok(Slices { buffers, refused })
@@ -125,8 +126,9 @@ impl Slices {
     }
 }
 
-/// Whatever the program says of a window, it goes on to hold what it may open to the peer.
-fn untrue_word_opens_no_other_region() -> Verdict {
+/// Whatever the program claims of a window, the window holds every region that it may open to the
+/// peer.
+fn false_claim_opens_no_other_region() -> Verdict {
     let words: [fn(&mut MemoryWindow, &Side) -> Verdict; 3] = [
         |window, _| {
             window.invalidated();
@@ -166,7 +168,7 @@ fn untrue_word_opens_no_other_region() -> Verdict {
     Ok(())
 }
 
-/// An envelope with another proof of the region's rights, as somebody makes one up.
+/// An envelope with a forged proof of the region's rights.
 fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
     const RIGHTS: std::ops::Range<usize> = 72..80;
     const CHECK: std::ops::Range<usize> = 84..88;
@@ -180,8 +182,8 @@ fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
     Ok(Envelope::from_bytes(&bytes)?)
 }
 
-/// It is not bound, neither with the rights that it has nor with some that somebody claims.
-fn claimed_rights_of_an_imported_region_decide_nothing() -> Verdict {
+/// An imported region is not bound, neither with its own rights nor with claimed ones.
+fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
     let private = pair.b.pd.register(vec![0u8; 4096], Access::LOCAL_WRITE)?;
@@ -197,8 +199,8 @@ fn claimed_rights_of_an_imported_region_decide_nothing() -> Verdict {
     let paged = forge(&private.export()?, Access::LOCAL_WRITE | Access::ON_DEMAND)?;
     let error = pair.b.pd.import_mr(&paged)?.on_demand(..).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::PERM, None), "{error}");
-    private.destroy().map_err(|(_, error)| error)?;
-    region.destroy().map_err(|(_, error)| error)?;
+    private.destroy()?;
+    region.destroy()?;
     Ok(())
 }
 
@@ -213,7 +215,7 @@ fn reallocation_ends_every_key() -> Verdict {
         assert!(!window.is_bound());
         assert_ne!(window.rkey(), key);
         assert_eq!(write(&mut pair, key, target, 8)?, WcStatus::REM_ACCESS_ERR);
-        region.destroy().map_err(|(_, error)| error)?;
+        region.destroy()?;
 
         reconnect(&mut pair)?;
         let (region, _spare) = allocate(&pair.b, window_type)?;
@@ -236,7 +238,7 @@ fn hundreds_of_bindings_hold_few_regions() -> Verdict {
         let (_, mut window) = allocate(&pair.b, window_type)?;
         for round in 0..200 {
             let access = Access::LOCAL_WRITE | Access::MW_BIND;
-            let region = pair.b.pd.registration().access(access).allocate::<u8>(SIZE)?;
+            let region = pair.b.pd.mr_builder().access(access).allocate::<u8>(SIZE)?;
             bind(&mut pair.b, &mut window, &region, read_write())?;
             if round % 10 == 0 {
                 let target = region.addr() + 4096;

@@ -1,5 +1,5 @@
-//! Requests that take their memory: what they carry, and that it comes back whatever becomes of
-//! them.
+//! Requests that own their memory: the data arrives, and the memory comes back however the request
+//! ends.
 #![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use crate::capability::Capability;
@@ -14,22 +14,22 @@ use uverbs::owned::{
     OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue, RegionSlice, SharedBuffer,
 };
 use uverbs::{
-    Access, Errno, ObjectKind, ParentDomain, PostError, QpAttr, QpState, QpType, SendWr, WcStatus,
+    Access, Errno, ObjectKind, PostError, QpAttr, QpState, QpType, RingError, SendWr, WcStatus,
 };
 
 trials![
     buffers_carry_messages,
-    one_sided_requests_and_atomics,
-    shared_buffers_go_to_many,
+    one_sided_requests_and_atomics_complete,
+    one_shared_buffer_is_sent_to_many,
     regions_are_lent_in_parts,
-    full_queues_and_batches,
-    a_completion_queue_of_exactly_its_size,
-    flushed_requests_give_back,
-    nothing_is_freed_too_early,
-    shared_receives,
-    what_a_closed_pair_received_is_not_lost,
-    under_a_thread_domain,
-    poster_and_poller_on_two_threads,
+    full_queue_gives_the_buffer_back,
+    completion_queue_filled_to_capacity_does_not_overflow,
+    flushed_requests_give_their_memory_back,
+    no_memory_is_freed_while_the_peer_writes_it,
+    receives_of_an_srq_come_back,
+    receives_of_a_closed_pair_come_back,
+    messages_under_a_thread_domain_arrive,
+    one_thread_posts_while_another_polls,
     rounds_leave_nothing,
     huge_pages_carry_messages,
     pages_on_demand_leave_what_is_not_registered_alone,
@@ -60,7 +60,7 @@ fn buffers_carry_messages() -> Verdict {
     Ok(())
 }
 
-fn one_sided_requests_and_atomics() -> Verdict {
+fn one_sided_requests_and_atomics_complete() -> Verdict {
     let (mut a, b) = pair()?;
     let mut theirs = b.pd.allocate::<u64>(64)?;
     theirs.write_at(0, 40)?;
@@ -93,7 +93,7 @@ fn one_sided_requests_and_atomics() -> Verdict {
     Ok(())
 }
 
-fn shared_buffers_go_to_many() -> Verdict {
+fn one_shared_buffer_is_sent_to_many() -> Verdict {
     let (mut a, mut b) = pair()?;
     let text = pattern::bytes(5, 1000);
     let shared = a.pool.copy(&text).expect("a buffer").share();
@@ -150,7 +150,7 @@ fn regions_are_lent_in_parts() -> Verdict {
     let mut got = vec![0; 4096];
     target.copy_to(0, &mut got)?;
     pattern::check(&got, 6);
-    // Whoever holds a part holds the region.
+    // A part holds its region.
     let part = RegionSlice::new(&target, ..)?;
     assert!(part.is_of(&target) && Arc::try_unwrap(target).is_err());
     let context = b.context.clone();
@@ -161,7 +161,7 @@ fn regions_are_lent_in_parts() -> Verdict {
     Ok(())
 }
 
-fn full_queues_and_batches() -> Verdict {
+fn full_queue_gives_the_buffer_back() -> Verdict {
     let (mut a, mut b) = pair()?;
     let depth = a.qp.send_room();
     assert!(depth >= DEPTH as usize);
@@ -197,26 +197,26 @@ fn full_queues_and_batches() -> Verdict {
 
 /// Everything that completes is posted again while it is being looked at, and hardly an entry is to
 /// spare.
-fn a_completion_queue_of_exactly_its_size() -> Verdict {
+fn completion_queue_filled_to_capacity_does_not_overflow() -> Verdict {
     const REQUESTS: usize = 5000;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(60).build()?);
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(60).build()?);
     let mut qps: Vec<OwnedQueuePair<usize>> = Vec::new();
     for depth in [16, 8, 4, 2, 1] {
         let make = |cq: &uverbs::CompletionQueue| {
-            pd.create_qp(cq, cq, QpType::RC).max_send_wr(depth).max_recv_wr(0).build()
+            pd.qp_builder(cq, cq, QpType::RC).max_send_wr(depth).max_recv_wr(0).build()
         };
         while let Ok(qp) = cq.adopt(supported(make(cq.queue()), Capability::Rc)?) {
             let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
             qp.modify(&attr.access(Default::default()))?;
-            // Whatever is posted from here on is over at once.
+            // In state ERR the device flushes each request at once.
             qp.modify(&QpAttr::new().state(QpState::ERR))?;
             qps.push(qp);
         }
     }
     let depths: u32 = qps.iter().map(|qp| qp.caps().max_send_wr).sum();
-    // As near as sizes that the device rounds come to that.
+    // The device rounds sizes, so a few CQEs are left over.
     let spare = cq.queue().capacity() - depths;
     assert!(spare < depths, "{spare} beside {depths}");
     let mut posted = 0;
@@ -248,7 +248,7 @@ fn a_completion_queue_of_exactly_its_size() -> Verdict {
     Ok(())
 }
 
-fn flushed_requests_give_back() -> Verdict {
+fn flushed_requests_give_their_memory_back() -> Verdict {
     let (mut a, _b) = pair()?;
     let mut batch = a.qp.recv_batch()?;
     for tag in 0..5 {
@@ -261,7 +261,7 @@ fn flushed_requests_give_back() -> Verdict {
         assert_eq!((done.tag, done.outcome.status), (tag, WcStatus::WR_FLUSH_ERR));
     }
     assert_eq!(a.pool.idle(), 64);
-    // And what was not even flushed is found after a reset.
+    // A reset returns the requests that were not even flushed.
     a.qp.reset(&mut a.cq)?;
     a.qp.modify(
         &QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0).access(Default::default()),
@@ -276,7 +276,7 @@ fn flushed_requests_give_back() -> Verdict {
 }
 
 /// A queue pair that is dropped, or forgotten, while the peer writes to what it was lent.
-fn nothing_is_freed_too_early() -> Verdict {
+fn no_memory_is_freed_while_the_peer_writes_it() -> Verdict {
     for forget in [false, true] {
         let (mut a, mut b) = pair()?;
         let mut batch = b.qp.recv_batch()?;
@@ -299,7 +299,7 @@ fn nothing_is_freed_too_early() -> Verdict {
         } else {
             drop(qp);
             assert_eq!(pool.idle(), 64);
-            // From now on nobody writes them but we.
+            // From now on only this process writes them.
             let mut all: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
             all.iter_mut().for_each(|buffer| buffer.fill(1));
             std::thread::sleep(crate::pair::SILENCE);
@@ -314,18 +314,18 @@ fn nothing_is_freed_too_early() -> Verdict {
     Ok(())
 }
 
-fn shared_receives() -> Verdict {
+fn receives_of_an_srq_come_back() -> Verdict {
     const CLIENTS: usize = 4;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let pool = pd.buffer_pool(256).count(64).build()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(512).build()?);
-    let srq = supported(pd.create_srq(16).build(), Capability::Srq)?;
+    let pool = pd.buffer_pool_builder(256).count(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(512).build()?);
+    let srq = supported(pd.srq_builder(16).build(), Capability::Srq)?;
     let mut srq = OwnedSharedReceiveQueue::new(srq)?;
     let mut clients = Vec::new();
     let mut servers = Vec::new();
     for _ in 0..CLIENTS {
-        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let client = Half::new()?;
         let there = server.endpoint(PORT, gid(&context)?.index)?;
@@ -365,17 +365,17 @@ fn shared_receives() -> Verdict {
 }
 
 /// With the queue pair its places in the shared queue would be gone for good.
-fn what_a_closed_pair_received_is_not_lost() -> Verdict {
+fn receives_of_a_closed_pair_come_back() -> Verdict {
     const MESSAGES: usize = 3;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let pool = pd.buffer_pool(256).count(64).build()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(128).build()?);
-    let srq = supported(pd.create_srq(4).build(), Capability::Srq)?;
+    let pool = pd.buffer_pool_builder(256).count(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(128).build()?);
+    let srq = supported(pd.srq_builder(4).build(), Capability::Srq)?;
     let mut srq = OwnedSharedReceiveQueue::new(srq)?;
     let room = srq.room();
     for round in 0..3 * room {
-        let builder = pd.create_qp(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+        let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let mut client = Half::new()?;
         let there = server.endpoint(PORT, gid(&context)?.index)?;
@@ -405,15 +405,15 @@ fn what_a_closed_pair_received_is_not_lost() -> Verdict {
     Ok(())
 }
 
-fn under_a_thread_domain() -> Verdict {
+fn messages_under_a_thread_domain_arrive() -> Verdict {
     let context = env::open()?;
     let mut td = context.alloc_td()?;
     let pd = context.alloc_pd()?;
-    let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let pool = pd.buffer_pool(64).build()?;
-    let mut cq = OwnedCompletionQueue::new(context.create_cq(64).build()?);
+    let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let pool = pd.buffer_pool_builder(64).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(64).build()?);
     let mut make = || {
-        let qp = parent.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).build()?;
+        let qp = parent.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).build()?;
         Ok::<OwnedQueuePair<u64, _>, uverbs::Error>(cq.adopt(qp)?)
     };
     let (mut a, mut b) = (make()?, make()?);
@@ -427,7 +427,7 @@ fn under_a_thread_domain() -> Verdict {
     let mut other = context.alloc_td()?;
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
-    assert_eq!(batch.ring(&mut other), Err(PostError::ForeignThreadDomain));
+    assert_eq!(batch.ring(&mut other), Err(RingError::ForeignThreadDomain));
     assert_eq!(pool.idle(), 63, "what was not sent is dropped");
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
@@ -438,7 +438,7 @@ fn under_a_thread_domain() -> Verdict {
     Ok(())
 }
 
-fn poster_and_poller_on_two_threads() -> Verdict {
+fn one_thread_posts_while_another_polls() -> Verdict {
     const MESSAGES: u64 = 2000;
     let (a, b) = pair()?;
     let Half { qp: mut sender, cq: mut sent, pool: texts, .. } = a;
@@ -528,13 +528,13 @@ fn huge_pages_carry_messages() -> Verdict {
     let (mut a, mut b) = pair()?;
     let before = env::free_huge_pages()?;
     // More than there are: the error names where they are set aside.
-    let greedy = a.pd.buffer_pool(1 << 30).count(before + 1).huge_pages();
+    let greedy = a.pd.buffer_pool_builder(1 << 30).count(before + 1).huge_pages();
     let error = greedy.build().expect_err("more huge pages than there are");
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
     assert_eq!(env::free_huge_pages()?, before);
     require(before > 0, Capability::HugePages, "none are set aside")?;
-    let pool = a.pd.buffer_pool(4096).count(16).huge_pages().build()?;
+    let pool = a.pd.buffer_pool_builder(4096).count(16).huge_pages().build()?;
     assert_eq!(env::free_huge_pages()?, before - 1);
     // The last is not in the page that the first is in, were pages small.
     let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
@@ -572,7 +572,7 @@ fn huge_pages_carry_messages() -> Verdict {
     Ok(())
 }
 
-/// What stands in the same page before the memory of a region is no part of it.
+/// The bytes of the same page before the region are no part of it.
 fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
     const PAGE: usize = 4096;
     let (mut a, b) = pair()?;
@@ -580,7 +580,7 @@ fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
     let start = memory.as_ptr().align_offset(PAGE);
     let (front, own) = memory.split_at_mut(start + 512);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let region = b.pd.registration().access(access).on_demand().register(own);
+    let region = b.pd.mr_builder().access(access).on_demand().register(own);
     let region = match region.map_err(|failed| failed.error) {
         Err(error) if error.message().contains("512 bytes behind") => return Ok(()),
         answer => supported(answer, Capability::Odp)?,
@@ -599,7 +599,7 @@ fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
 fn pages_on_demand_are_found_by_any_address_or_refused() -> Verdict {
     let (mut a, b) = pair()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
-    let builder = b.pd.registration().access(access).on_demand().iova(0);
+    let builder = b.pd.mr_builder().access(access).on_demand().iova(0);
     let region = match builder.allocate::<u8>(4096) {
         Err(error) if error.message().contains("addressed from 0x0") => return Ok(()),
         answer => supported(answer, Capability::Odp)?,

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use uverbs::{
     Access, AddressHandle, AddressVector, Completion, CompletionChannel, CompletionQueue, Context,
     Destination, Gid, GidEntry, GidType, LinkLayer, MemoryRegion, Mtu, ParentDomain, PostError,
-    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, Recv, Remote, Rkey,
+    ProtectionDomain, Psn, Qkey, QpAttr, QpState, QpType, Qpn, QueuePair, RecvWr, Remote, Rkey,
     SendWr, Sge, SharedReceiveQueue, WcOpcode, WcStatus,
 };
 
@@ -22,11 +22,11 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long nothing must happen to be believed that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(60);
 /// Port of the device under test.
-pub(crate) const PORT: u8 = 1;
+pub(crate) const PORT: u32 = 1;
 /// The key of all datagram queue pairs here.
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 
-/// What a pair is like.
+/// The configuration of a pair.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Config {
     pub(crate) qp_type: QpType,
@@ -69,7 +69,8 @@ impl Config {
             srq: false,
             access: Access::ALL_REMOTE,
             mtu: Mtu::MTU_1024,
-            timeout: 14,
+            // Two seconds with all retries: a machine that emulates others may stand still for half a second.
+            timeout: 16,
             retry_count: 7,
             rnr_retry: 7,
         }
@@ -250,7 +251,7 @@ impl Path {
     }
 }
 
-/// What the other side needs to know.
+/// The address that the other side needs.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Address {
     pub(crate) qpn: Qpn,
@@ -263,7 +264,7 @@ impl Address {
     /// The path from `side` to this address.
     pub(crate) fn vector(&self, side: &Side) -> AddressVector {
         if side.ethernet {
-            AddressVector::global(PORT, side.gid.index as u8, self.gid)
+            AddressVector::global(PORT, side.gid.index, self.gid)
         } else {
             AddressVector::local(PORT, self.lid)
         }
@@ -276,8 +277,7 @@ pub(crate) fn gid(context: &Context) -> Verdict<GidEntry> {
         (entry.gid_type == GidType::ROCE_V2, !entry.gid.is_link_local(), entry.gid.ip().is_ipv4())
     };
     let table = context.gid_table()?;
-    let own =
-        table.into_iter().filter(|entry| entry.port == u32::from(PORT) && !entry.gid.is_zero());
+    let own = table.into_iter().filter(|entry| entry.port == PORT && !entry.gid.is_zero());
     own.max_by_key(rank).ok_or_else(|| Stop::fail("the port has no global identifier"))
 }
 
@@ -298,7 +298,7 @@ impl Side {
         let memory = pd.allocate::<u8>(config.memory)?;
         let channel = context.create_comp_channel()?;
         let domain = extend.map(|extend| extend(&pd)).transpose()?;
-        let cq = context.create_cq(config.cqe).cqe_size(config.cqe_size).channel(&channel);
+        let cq = context.cq_builder(config.cqe).cqe_size(config.cqe_size).channel(&channel);
         let cq = if config.pad { cq.pad() } else { cq };
         let cq = match &domain {
             Some(domain) => cq.parent_domain(domain).build()?,
@@ -307,13 +307,13 @@ impl Side {
         let queues = domain.as_deref().unwrap_or(&pd);
         let srq = match config.srq {
             true => Some(supported(
-                queues.create_srq(config.depth).max_sge(config.sges).build(),
+                queues.srq_builder(config.depth).max_sge(config.sges).build(),
                 Capability::Srq,
             )?),
             false => None,
         };
         let mut builder = queues
-            .create_qp(&cq, &cq, config.qp_type)
+            .qp_builder(&cq, &cq, config.qp_type)
             .max_send_wr(config.depth)
             .max_recv_wr(config.depth)
             .max_send_sge(config.sges)
@@ -443,7 +443,7 @@ impl Side {
         }
         // SAFETY: requests of tests name the memory of a side, which is dropped after its queue
         // pair and borrowed nowhere, or nothing that exists.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 
     /// Posts a receive into a piece of the memory.
@@ -459,7 +459,7 @@ impl Side {
             Some(srq) => srq.batch()?,
             None => self.qp.recv_batch()?,
         };
-        batch.push(Recv { wr_id, sges })?;
+        batch.push(RecvWr::new(sges).id(wr_id))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         Ok(())

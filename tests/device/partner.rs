@@ -21,8 +21,8 @@ use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
-    CompletionQueue, Context, Device, Envelope, Foreign, Imported, MemoryRegion, Notify,
-    ObjectKind, ProtectionDomain, QpType, QueuePair, Recv, Remote, SendWr, Sge, WcStatus,
+    CompletionQueue, Context, Device, Envelope, ErrorWith, Foreign, Imported, MemoryRegion, Notify,
+    ObjectKind, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, SendWr, Sge, WcStatus,
 };
 
 /// The first argument of a program that is to be a partner.
@@ -206,8 +206,8 @@ pub(crate) struct Loop {
 
 impl Loop {
     pub(crate) fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Loop> {
-        let cq = context.create_cq(64).build()?;
-        let make = || pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
+        let cq = context.cq_builder(64).build()?;
+        let make = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
         let (left, right) = (make()?, make()?);
         let gid = crate::pair::gid(context)?.index;
         let (here, there) =
@@ -227,23 +227,24 @@ impl Loop {
     fn post(&mut self, from: Sge, to: Remote) -> Verdict {
         let mut batch = self.left.send_batch()?;
         batch.push(SendWr::write(to, &[from]).signaled())?;
-        // SAFETY: the memory is registered, and nobody looks at it before the completion.
+        // SAFETY: the memory is registered, and this process does not read it before the
+        // completion.
         unsafe { batch.ring() }?;
         Ok(())
     }
 
-    /// Posts a receive that nobody will answer.
+    /// Posts a receive that no message arrives for.
     #[allow(unsafe_code, reason = "ringing is")]
     fn receive(&mut self, into: Sge) -> Verdict {
         let mut batch = self.right.recv_batch()?;
-        batch.push(Recv { wr_id: 0, sges: &[into] })?;
+        batch.push(RecvWr::new(&[into]).id(0))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         Ok(())
     }
 }
 
-/// Is the partner, if that is what this program was started for.
+/// Runs as the partner, if this program was started as one.
 pub(crate) fn run() -> Option<ExitCode> {
     if std::env::args().nth(1).as_deref() != Some(PARTNER) {
         return None;
@@ -275,7 +276,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     }
 }
 
-/// What a partner has. Fields are dropped in this order.
+/// A partner's objects. Fields are dropped in this order.
 #[derive(Debug, Default)]
 struct Desk {
     var: VarDesk,
@@ -289,7 +290,7 @@ struct Desk {
     xrc: crate::xrc_processes::Half,
 }
 
-/// What a partner has of VARs.
+/// A partner's VARs.
 #[derive(Debug, Default)]
 struct VarDesk {
     imported: Option<ImportedVar>,
@@ -337,16 +338,16 @@ impl VarDesk {
                     self.own = Some(var);
                     "owned".into()
                 }
-                Err((_, error)) => refused(&error),
+                Err(ErrorWith { error, .. }) => refused(&error),
             },
             "unimport" => {
                 let var = self.imported.take().ok_or_else(|| missing("VAR"))?;
-                var.unimport().map_err(|(_, error)| error)?;
+                var.unimport()?;
                 "forgotten".into()
             }
             "destroy" => match self.own.take().ok_or_else(|| missing("VAR"))?.destroy() {
                 Ok(()) => "destroyed".into(),
-                Err((_, error)) => refused(&error),
+                Err(ErrorWith { error, .. }) => refused(&error),
             },
             other => return Err(Stop::fail(format!("var-{other} is nothing that is known"))),
         })
@@ -412,7 +413,7 @@ impl Desk {
             ("foreign", _) => match self.context()?.foreign(&parse(rest)?) {
                 Ok(object) => match heir::destroy(object) {
                     Ok(()) => "destroyed".into(),
-                    Err((_, error)) => refused(&error),
+                    Err(ErrorWith { error, .. }) => refused(&error),
                 },
                 Err(error) => refused(&error),
             },
@@ -435,11 +436,13 @@ impl Desk {
             ("flood", _) => self.flood(wire)?,
             ("unimport", _) => {
                 self.path = None;
-                if let Some(Err((_, error))) = self.imported.take().map(Imported::unimport) {
+                if let Some(Err(ErrorWith { error, .. })) =
+                    self.imported.take().map(Imported::unimport)
+                {
                     return Ok((refused(&error), None));
                 }
                 match self.imported_pd.take().map(Imported::unimport) {
-                    Some(Err((_, error))) => refused(&error),
+                    Some(Err(ErrorWith { error, .. })) => refused(&error),
                     _ => "unimported".into(),
                 }
             }
@@ -527,18 +530,18 @@ impl Desk {
         }
     }
 
-    /// Takes over what was imported.
+    /// Takes ownership of the imported objects.
     fn own(&mut self) -> Verdict<String> {
         self.path = None;
         if let Some(region) = self.imported.take() {
             match take_over(region) {
-                Ok(region) => region.destroy().map(drop).map_err(|(_, error)| error)?,
-                Err((_, error)) => return Ok(refused(&error)),
+                Ok(region) => region.destroy().map(drop)?,
+                Err(ErrorWith { error, .. }) => return Ok(refused(&error)),
             }
         }
         match self.imported_pd.take().map(take_over) {
             Some(Ok(pd)) => self.own_pd = Some(pd),
-            Some(Err((_, error))) => return Ok(refused(&error)),
+            Some(Err(ErrorWith { error, .. })) => return Ok(refused(&error)),
             None => {}
         }
         Ok("owned".into())
@@ -565,9 +568,9 @@ impl Desk {
         let context = self.context()?;
         let pd = self.imported_pd.as_ref().ok_or_else(|| missing("domain"))?;
         let channel = context.create_comp_channel()?;
-        let mut cq = context.create_cq(8).channel(&channel).build()?;
+        let mut cq = context.cq_builder(8).channel(&channel).build()?;
         cq.req_notify(Notify::Next)?;
-        let mut qp = pd.create_qp(&cq, &cq, QpType::UD).build()?;
+        let mut qp = pd.qp_builder(&cq, &cq, QpType::UD).build()?;
         qp.modify(
             &uverbs::QpAttr::new()
                 .state(uverbs::QpState::INIT)
@@ -578,7 +581,7 @@ impl Desk {
         #[allow(unsafe_code, reason = "ringing is")]
         {
             let mut batch = qp.recv_batch()?;
-            batch.push(Recv { wr_id: 1, sges: &[] })?;
+            batch.push(RecvWr::new(&[]).id(1))?;
             // SAFETY: the request names no memory.
             unsafe { batch.ring() };
         }

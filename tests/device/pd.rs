@@ -5,61 +5,61 @@ use crate::verdict::{Verdict, trials};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use uverbs::{Allocation, DomainView, Errno, ParentDomain, QpType, QueueAllocator, ResourceType};
+use uverbs::{Allocation, DomainView, Errno, QpType, QueueAllocator, ResourceType};
 
 trials![
-    destroy_waits_for_dependants,
-    parent_domain_is_its_domain,
-    parent_domain_flattens,
+    domain_is_busy_until_its_dependants_are_destroyed,
+    parent_domain_holds_its_protection_domain,
+    parent_domain_of_a_parent_domain_holds_the_protection_domain,
     thread_domain_is_held_by_its_dependants,
     foreign_thread_domain_is_refused,
     allocator_is_not_asked_on_rxe,
-    two_contexts_do_not_mix,
+    objects_of_two_contexts_do_not_mix,
 ];
 
-fn destroy_waits_for_dependants() -> Verdict {
+fn domain_is_busy_until_its_dependants_are_destroyed() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(1).build()?;
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    let (pd, error) = pd.destroy().unwrap_err();
+    let cq = context.cq_builder(1).build()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    let (cq, error) = cq.destroy().unwrap_err();
+    let (cq, error) = cq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
-    qp.destroy().map_err(|(_, error)| error)?;
-    cq.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
+    cq.destroy()?;
+    pd.destroy()?;
     Ok(())
 }
 
-fn parent_domain_is_its_domain() -> Verdict {
+fn parent_domain_holds_its_protection_domain() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let domain = ParentDomain::builder(&pd).build()?;
+    let domain = pd.parent_domain_builder().build()?;
     assert_eq!(domain.handle(), pd.handle());
-    let (pd, error) = pd.destroy().unwrap_err();
+    let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("parent domain"), "{error}");
-    let srq = domain.create_srq(1).build()?;
-    let (domain, error) = domain.destroy().unwrap_err();
+    let srq = domain.srq_builder(1).build()?;
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(srq);
-    domain.destroy().map_err(|(_, error)| error)?;
-    pd.destroy().map_err(|(_, error)| error)?;
+    domain.destroy()?;
+    pd.destroy()?;
     Ok(())
 }
 
-fn parent_domain_flattens() -> Verdict {
+fn parent_domain_of_a_parent_domain_holds_the_protection_domain() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let inner = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let outer = ParentDomain::builder(&inner).build()?;
+    let inner = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let outer = inner.parent_domain_builder().build()?;
     assert_eq!(outer.handle(), pd.handle());
     // The outer one holds the domain underneath, not the one that it was made of.
-    inner.destroy().map_err(|(_, error)| error)?;
-    td.destroy().map_err(|(_, error)| error)?;
-    outer.destroy().map_err(|(_, error)| error)?;
+    inner.destroy()?;
+    td.destroy()?;
+    outer.destroy()?;
     Ok(())
 }
 
@@ -67,14 +67,14 @@ fn thread_domain_is_held_by_its_dependants() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let cq = context.create_cq(1).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::UD).build()?;
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let cq = context.cq_builder(1).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::UD).build()?;
     drop(domain);
-    let (td, error) = td.destroy().unwrap_err();
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(qp);
-    td.destroy().map_err(|(_, error)| error)?;
+    td.destroy()?;
     Ok(())
 }
 
@@ -82,7 +82,7 @@ fn foreign_thread_domain_is_refused() -> Verdict {
     let (one, other) = (env::open()?, env::open()?);
     let pd = one.alloc_pd()?;
     let td = other.alloc_td()?;
-    let error = ParentDomain::builder(&pd).thread_domain(&td).build().unwrap_err();
+    let error = pd.parent_domain_builder().thread_domain(&td).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains(one.device().name()), "{error}");
     Ok(())
@@ -109,28 +109,28 @@ fn allocator_is_not_asked_on_rxe() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let asked = Arc::new(AtomicUsize::new(0));
-    let domain = ParentDomain::builder(&pd).allocator(Counting(asked.clone())).build()?;
-    let cq = context.create_cq(8).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).build()?;
-    let srq = domain.create_srq(8).build()?;
+    let domain = pd.parent_domain_builder().allocator(Counting(asked.clone())).build()?;
+    let cq = context.cq_builder(8).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let srq = domain.srq_builder(8).build()?;
     let rxe = context.device().driver() == Some(uverbs::device::DriverId::RXE);
     assert_eq!(asked.load(Ordering::Relaxed) == 0, rxe, "asked {asked:?} times");
     drop((qp, srq));
     Ok(())
 }
 
-fn two_contexts_do_not_mix() -> Verdict {
+fn objects_of_two_contexts_do_not_mix() -> Verdict {
     let (one, other) = (env::open()?, env::open()?);
     let pd = one.alloc_pd()?;
-    let own = one.create_cq(1).build()?;
-    let cq = other.create_cq(1).build()?;
-    let srq = other.alloc_pd()?.create_srq(1).build()?;
+    let own = one.cq_builder(1).build()?;
+    let cq = other.cq_builder(1).build()?;
+    let srq = other.alloc_pd()?.srq_builder(1).build()?;
     let channel = other.create_comp_channel()?;
     let errors = [
-        pd.create_qp(&cq, &own, QpType::RC).build().unwrap_err(),
-        pd.create_qp(&own, &cq, QpType::RC).build().unwrap_err(),
-        pd.create_qp(&own, &own, QpType::RC).srq(&srq).build().unwrap_err(),
-        one.create_cq(1).channel(&channel).build().unwrap_err(),
+        pd.qp_builder(&cq, &own, QpType::RC).build().unwrap_err(),
+        pd.qp_builder(&own, &cq, QpType::RC).build().unwrap_err(),
+        pd.qp_builder(&own, &own, QpType::RC).srq(&srq).build().unwrap_err(),
+        one.cq_builder(1).channel(&channel).build().unwrap_err(),
     ];
     for error in errors {
         assert_eq!(error.errno(), Errno::INVAL);

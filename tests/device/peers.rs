@@ -11,18 +11,18 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 trials![
-    rc_server,
-    rc_client,
-    uc_server,
-    uc_client,
-    ud_server,
-    ud_client,
-    srq_server,
-    srq_client,
-    xsrq_server,
-    xsrq_client,
-    xsrq_server_of_two,
-    xsrq_clients_of_theirs,
+    our_rc_server_serves_rdma_core,
+    our_rc_client_uses_rdma_core,
+    our_uc_server_serves_rdma_core,
+    our_uc_client_uses_rdma_core,
+    our_ud_server_serves_rdma_core,
+    our_ud_client_uses_rdma_core,
+    our_srq_server_serves_rdma_core,
+    our_srq_client_uses_rdma_core,
+    our_xsrq_server_serves_rdma_core,
+    our_xsrq_client_uses_rdma_core,
+    our_xsrq_server_serves_one_client_of_each,
+    xsrq_server_of_rdma_core_serves_one_client_of_each,
 ];
 
 /// How long one ping-pong may take.
@@ -37,7 +37,7 @@ struct Game {
     check: bool,
 }
 
-/// Each side polls, or sleeps until it is woken; what is small, and what fills a packet.
+/// Each side polls, or sleeps until an event; messages are small, or fill a packet.
 const GAMES: [Game; 3] = [
     Game { size: 1000, rounds: 100, events: false, check: false },
     Game { size: 1, rounds: 30, events: true, check: true },
@@ -48,12 +48,12 @@ const GAMES: [Game; 3] = [
 /// for all receives of an SRQ, within an ordinary user's limit of locked memory.
 const LONG: Game = Game { size: 8000, rounds: 30, events: true, check: true };
 
-/// A port that nobody listens at.
+/// A port without a listener.
 fn free_port() -> Verdict<u16> {
     Ok(TcpListener::bind(("127.0.0.1", 0))?.local_addr()?.port())
 }
 
-/// Whether somebody listens at a port, without disturbing them.
+/// Whether a program listens at a port, asked without connecting to it.
 fn is_listened_at(port: u16) -> bool {
     ["/proc/net/tcp", "/proc/net/tcp6"].iter().any(|path| {
         fs::read_to_string(path).is_ok_and(|table| {
@@ -123,7 +123,7 @@ impl Player {
         Ok(self.process.try_wait()?.is_some())
     }
 
-    /// Kills it if it has not ended, and answers what was called, how it ended and what it printed.
+    /// Kills it if it has not ended, and returns its command, how it ended and its output.
     fn end(&mut self) -> String {
         let _ = self.process.kill();
         let mut text = format!("{}: {:?}\n", self.name, self.process.wait());
@@ -160,7 +160,7 @@ fn play(kind: &str, game: Game, ours_is_server: bool) -> Verdict {
     while !(client.has_ended()? && server.has_ended()?) && Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(10));
     }
-    // Whoever has not ended by now hangs, and is killed.
+    // A program that has not ended by now hangs, and is killed.
     let (at_client, at_server) = (client.end(), server.end());
     let content = client.process.wait()?.success() && server.process.wait()?.success();
     if !content {
@@ -189,49 +189,49 @@ fn tournament(kind: &str, ours_is_server: bool) -> Verdict {
     }
 }
 
-fn rc_server() -> Verdict {
+fn our_rc_server_serves_rdma_core() -> Verdict {
     tournament("rc", true)
 }
 
-fn rc_client() -> Verdict {
+fn our_rc_client_uses_rdma_core() -> Verdict {
     tournament("rc", false)
 }
 
-fn uc_server() -> Verdict {
+fn our_uc_server_serves_rdma_core() -> Verdict {
     tournament("uc", true)
 }
 
-fn uc_client() -> Verdict {
+fn our_uc_client_uses_rdma_core() -> Verdict {
     tournament("uc", false)
 }
 
-fn ud_server() -> Verdict {
+fn our_ud_server_serves_rdma_core() -> Verdict {
     tournament("ud", true)
 }
 
-fn ud_client() -> Verdict {
+fn our_ud_client_uses_rdma_core() -> Verdict {
     tournament("ud", false)
 }
 
-fn srq_server() -> Verdict {
+fn our_srq_server_serves_rdma_core() -> Verdict {
     tournament("srq", true)
 }
 
-fn srq_client() -> Verdict {
+fn our_srq_client_uses_rdma_core() -> Verdict {
     tournament("srq", false)
 }
 
 fn xrc() -> Verdict {
-    supported(env::open()?.open_xrcd().open(), Capability::Xrc)?;
+    supported(env::open()?.xrcd_builder().build(), Capability::Xrc)?;
     Ok(())
 }
 
-fn xsrq_server() -> Verdict {
+fn our_xsrq_server_serves_rdma_core() -> Verdict {
     xrc()?;
     tournament("xsrq", true)
 }
 
-fn xsrq_client() -> Verdict {
+fn our_xsrq_client_uses_rdma_core() -> Verdict {
     xrc()?;
     tournament("xsrq", false)
 }
@@ -273,10 +273,10 @@ fn two_clients(ours_is_server: bool) -> Verdict {
     Err(Stop::fail(texts.join("\n")))
 }
 
-fn xsrq_server_of_two() -> Verdict {
+fn our_xsrq_server_serves_one_client_of_each() -> Verdict {
     two_clients(true)
 }
 
-fn xsrq_clients_of_theirs() -> Verdict {
+fn xsrq_server_of_rdma_core_serves_one_client_of_each() -> Verdict {
     two_clients(false)
 }

@@ -6,16 +6,16 @@ use crate::verdict::{Verdict, trials};
 use uverbs::{AtomicCap, DeviceCaps, Errno, GidType, LinkLayer, Mtu, OdpOps, PortState, QpType};
 
 trials![
-    port_is_active_and_sane,
-    ports_that_do_not_exist,
-    table_and_entries_agree,
-    default_identifier_is_routable_where_one_is,
-    partition_keys,
-    limits_are_those_that_hold,
+    port_is_active_and_plausible,
+    ports_that_do_not_exist_are_refused,
+    gid_table_and_single_gids_agree,
+    default_gid_is_routable_where_one_is,
+    default_partition_key_has_full_membership,
+    advertised_limits_hold,
     device_and_discovery_agree,
 ];
 
-fn port_is_active_and_sane() -> Verdict {
+fn port_is_active_and_plausible() -> Verdict {
     let attr = env::open()?.query_port(PORT)?;
     assert!(attr.state == PortState::ACTIVE, "{attr:?}");
     assert!(attr.active_mtu >= Mtu::MTU_256 && attr.active_mtu <= attr.max_mtu, "{attr:?}");
@@ -27,7 +27,7 @@ fn port_is_active_and_sane() -> Verdict {
     Ok(())
 }
 
-fn ports_that_do_not_exist() -> Verdict {
+fn ports_that_do_not_exist_are_refused() -> Verdict {
     let context = env::open()?;
     let count = context.device().port_count();
     for port in [0, 255] {
@@ -46,12 +46,12 @@ fn ports_that_do_not_exist() -> Verdict {
     Ok(())
 }
 
-fn table_and_entries_agree() -> Verdict {
+fn gid_table_and_single_gids_agree() -> Verdict {
     let context = env::open()?;
     let table = context.gid_table()?;
     assert!(!table.is_empty());
     for entry in &table {
-        assert_eq!(context.query_gid(entry.port as u8, entry.index)?, *entry);
+        assert_eq!(context.query_gid(entry.port, entry.index)?, *entry);
         assert!(!entry.gid.is_zero() && entry.gid_type.name().is_some(), "{entry:?}");
     }
     // Every slot of the port that the table leaves out is empty.
@@ -66,7 +66,7 @@ fn table_and_entries_agree() -> Verdict {
     Ok(())
 }
 
-fn default_identifier_is_routable_where_one_is() -> Verdict {
+fn default_gid_is_routable_where_one_is() -> Verdict {
     let context = env::open()?;
     let chosen = context.default_gid(PORT)?;
     if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
@@ -84,7 +84,7 @@ fn default_identifier_is_routable_where_one_is() -> Verdict {
     Ok(())
 }
 
-fn partition_keys() -> Verdict {
+fn default_partition_key_has_full_membership() -> Verdict {
     let context = env::open()?;
     let length = context.query_port(PORT)?.pkey_table_len;
     // The default partition, with full membership.
@@ -94,13 +94,14 @@ fn partition_keys() -> Verdict {
     Ok(())
 }
 
-fn limits_are_those_that_hold() -> Verdict {
+fn advertised_limits_hold() -> Verdict {
     let context = env::open()?;
     let limits = context.query_device()?;
     let pd = context.alloc_pd()?;
-    assert!(context.create_cq(limits.max_cqe + 1).build().is_err());
-    let cq = context.create_cq(1).build()?;
-    let qp = |wr, sge| pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
+    assert!(context.cq_builder(limits.max_cqe + 1).build().is_err());
+    let cq = context.cq_builder(1).build()?;
+    let qp =
+        |wr, sge| pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(wr).max_send_sge(sge).build();
     // Some devices have room for more than they say: in some queues, or where requests are small.
     assert!(qp(1, limits.max_sge.saturating_mul(16)).is_err());
     qp(1, limits.max_sge)?;
@@ -116,7 +117,7 @@ fn device_and_discovery_agree() -> Verdict {
     let (attr, device) = (context.query_device()?, context.device());
     assert_eq!(attr.node_guid, device.node_guid());
     assert_eq!(attr.sys_image_guid, device.sys_image_guid());
-    assert_eq!(u32::from(attr.phys_port_cnt), device.port_count());
+    assert_eq!(attr.phys_port_cnt, device.port_count());
     if device.driver() == Some(uverbs::device::DriverId::RXE) {
         assert!(attr.caps.contains(DeviceCaps::MEM_WINDOW | DeviceCaps::MEM_MGT_EXTENSIONS));
         assert_eq!(attr.atomic_cap, AtomicCap::DEVICE);

@@ -7,11 +7,11 @@ use crate::verdict::{Verdict, trials};
 use uverbs::{Psn, QpState, Remote, SendWr, WcOpcode, WcStatus};
 
 trials![
-    messages_between_processes,
-    memory_of_another_process,
-    killed_peer_is_noticed,
+    two_processes_exchange_messages,
+    memory_of_another_process_is_written_and_read,
+    requests_to_a_killed_peer_fail,
     killed_peer_leaves_nothing,
-    peer_that_leaves_in_order_is_noticed,
+    requests_to_a_peer_that_left_fail,
 ];
 
 fn start() -> Verdict<(Side, Helper, Remote)> {
@@ -21,7 +21,7 @@ fn start() -> Verdict<(Side, Helper, Remote)> {
     Ok((side, helper, remote))
 }
 
-fn messages_between_processes() -> Verdict {
+fn two_processes_exchange_messages() -> Verdict {
     let (mut side, mut helper, _) = start()?;
     for (seed, length) in [0, 1, 1000, 1024, 4096, 100_000].into_iter().enumerate() {
         send_to(&mut side, &mut helper, seed as u64, length)?;
@@ -30,7 +30,7 @@ fn messages_between_processes() -> Verdict {
     Ok(())
 }
 
-fn memory_of_another_process() -> Verdict {
+fn memory_of_another_process_is_written_and_read() -> Verdict {
     let (mut side, mut helper, remote) = start()?;
     for seed in 0..5 {
         side.fill(0..5000, seed);
@@ -45,7 +45,7 @@ fn memory_of_another_process() -> Verdict {
     send_to(&mut side, &mut helper, 9, 100)
 }
 
-fn killed_peer_is_noticed() -> Verdict {
+fn requests_to_a_killed_peer_fail() -> Verdict {
     let (mut side, mut helper, _) = start()?;
     send_to(&mut side, &mut helper, 1, 100)?;
     helper.kill()?;
@@ -92,7 +92,7 @@ fn killed_peer_leaves_nothing() -> Verdict {
     env::settles(&before)
 }
 
-fn peer_that_leaves_in_order_is_noticed() -> Verdict {
+fn requests_to_a_peer_that_left_fail() -> Verdict {
     let (mut side, mut helper, remote) = start()?;
     helper.tell("close")?;
     helper.hear("closed")?;

@@ -4,31 +4,32 @@ use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, trials};
 use uverbs::{
-    Access, Errno, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair, Recv, SendWr,
+    Access, AddressVector, Errno, Gid, Mtu, PostError, Psn, Qkey, QpAttr, QpState, QpType,
+    QueuePair, RecvWr, SendWr,
 };
 
 trials![
     grants_at_least_what_was_asked,
-    starts_in_reset,
-    numbers_are_unique,
+    queue_pair_starts_in_reset,
+    queue_pair_numbers_are_unique,
     missing_attribute_is_named,
     superfluous_attribute_is_named,
     impossible_transition_is_refused,
     refused_transition_changes_nothing,
-    query_tells_what_was_set,
-    reset_and_again,
-    posting_in_the_wrong_state,
-    split_and_join,
+    query_returns_what_was_set,
+    queue_pair_works_again_after_reset,
+    posting_in_the_wrong_state_is_refused,
+    split_parts_join_again,
     parts_of_different_pairs_do_not_join,
-    destroy_with_parts_alive,
+    last_part_destroys_the_queue_pair,
     unknown_type_is_refused,
 ];
 
 fn lone(qp_type: QpType) -> Verdict<QueuePair> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
-    Ok(pd.create_qp(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
+    let cq = context.cq_builder(16).build()?;
+    Ok(pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?)
 }
 
 fn init(qp: &QueuePair) -> Verdict {
@@ -43,10 +44,10 @@ fn init(qp: &QueuePair) -> Verdict {
 fn grants_at_least_what_was_asked() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
+    let cq = context.cq_builder(16).build()?;
     for (wr, sge, inline) in [(1, 1, 0), (7, 2, 32), (64, 4, 128), (100, 16, 200)] {
         let qp = pd
-            .create_qp(&cq, &cq, QpType::RC)
+            .qp_builder(&cq, &cq, QpType::RC)
             .max_send_wr(wr)
             .max_recv_wr(wr)
             .max_send_sge(sge)
@@ -66,7 +67,7 @@ fn grants_at_least_what_was_asked() -> Verdict {
     Ok(())
 }
 
-fn starts_in_reset() -> Verdict {
+fn queue_pair_starts_in_reset() -> Verdict {
     for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
         let qp = lone(qp_type)?;
         assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
@@ -75,7 +76,7 @@ fn starts_in_reset() -> Verdict {
     Ok(())
 }
 
-fn numbers_are_unique() -> Verdict {
+fn queue_pair_numbers_are_unique() -> Verdict {
     let (one, other) = (lone(QpType::RC)?, lone(QpType::RC)?);
     assert_ne!(one.qpn(), other.qpn());
     assert_ne!(one.qpn().0, 0);
@@ -118,16 +119,28 @@ fn impossible_transition_is_refused() -> Verdict {
 
 fn refused_transition_changes_nothing() -> Verdict {
     let qp = lone(QpType::RC)?;
-    // The library lets the attributes pass; that there is no such port, the kernel says.
     let attr = QpAttr::new().state(QpState::INIT).port(99).pkey_index(0).access(Access::empty());
-    assert_eq!(qp.modify(&attr).unwrap_err().errno(), Errno::INVAL);
+    let error = qp.modify(&attr).unwrap_err();
+    assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
     init(&qp)?;
+    assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
+    // The library lets this pass; that the entry of the table is empty, the kernel says.
+    let attr = QpAttr::new()
+        .state(QpState::RTR)
+        .path(AddressVector::global(1, 255, Gid([1; 16])))
+        .path_mtu(Mtu::MTU_1024)
+        .dest_qpn(qp.qpn())
+        .rq_psn(Psn::new(0))
+        .max_dest_rd_atomic(1)
+        .min_rnr_timer(1);
+    let error = qp.modify(&attr).unwrap_err();
+    assert!(error.kernel_errno().is_some(), "{error}");
     assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
     Ok(())
 }
 
-fn query_tells_what_was_set() -> Verdict {
+fn query_returns_what_was_set() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     for (side, peer) in [(&pair.a, &pair.b), (&pair.b, &pair.a)] {
         let info = side.qp.query()?;
@@ -151,7 +164,7 @@ fn query_tells_what_was_set() -> Verdict {
     Ok(())
 }
 
-fn reset_and_again() -> Verdict {
+fn queue_pair_works_again_after_reset() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for round in 0..3 {
         pair.message(round, 1000)?;
@@ -164,40 +177,40 @@ fn reset_and_again() -> Verdict {
     pair.message(9, 1000)
 }
 
-fn posting_in_the_wrong_state() -> Verdict {
+fn posting_in_the_wrong_state_is_refused() -> Verdict {
     let mut qp = lone(QpType::RC)?;
     assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::RESET));
     assert_eq!(qp.recv_batch().unwrap_err(), PostError::State(QpState::RESET));
     init(&qp)?;
     assert_eq!(qp.send_batch().unwrap_err(), PostError::State(QpState::INIT));
-    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.recv_batch()?.push(RecvWr::new(&[]).id(1))?;
     qp.modify(&QpAttr::new().state(QpState::ERR))?;
     // In an error state both queues take requests, to flush them.
-    qp.recv_batch()?.push(Recv { wr_id: 1, sges: &[] })?;
+    qp.recv_batch()?.push(RecvWr::new(&[]).id(1))?;
     qp.send_batch()?.push(SendWr::send(&[]))?;
     Ok(())
 }
 
-fn split_and_join() -> Verdict {
+fn split_parts_join_again() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.message(1, 64)?;
     let parts = pair.a.qp.split();
     assert_eq!(parts.control.query()?.state, QpState::RTS);
-    pair.a.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    pair.a.qp = QueuePair::join(parts)?;
     pair.message(2, 64)
 }
 
 fn parts_of_different_pairs_do_not_join() -> Verdict {
     let (one, other) = (lone(QpType::RC)?.split(), lone(QpType::RC)?.split());
     let mixed = uverbs::QpParts { send: one.send, recv: other.recv, control: one.control };
-    let (parts, error) = QueuePair::join(mixed).unwrap_err();
+    let (parts, error) = QueuePair::join(mixed).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::INVAL);
     let missing = uverbs::QpParts { send: parts.send, recv: None, control: parts.control };
-    assert_eq!(QueuePair::join(missing).unwrap_err().1.errno(), Errno::INVAL);
+    assert_eq!(QueuePair::join(missing).unwrap_err().error.errno(), Errno::INVAL);
     Ok(())
 }
 
-fn destroy_with_parts_alive() -> Verdict {
+fn last_part_destroys_the_queue_pair() -> Verdict {
     let device = env::device();
     let before = device.resources()?;
     let parts = lone(QpType::UD)?.split();
@@ -213,8 +226,8 @@ fn destroy_with_parts_alive() -> Verdict {
 fn unknown_type_is_refused() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(1).build()?;
-    let error = pd.create_qp(&cq, &cq, QpType(77)).build().unwrap_err();
+    let cq = context.cq_builder(1).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType(77)).build().unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::OPNOTSUPP), "{error:?}");
     assert!(error.message().contains("77"), "{error}");
     Ok(())

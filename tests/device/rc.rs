@@ -6,41 +6,41 @@ use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, require, trials};
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, ParentDomain, Placement,
-    PostError, QpType, SendWr, Sge, WcOpcode, WcStatus,
+    Access, DeviceCaps, Errno, FlushLevel, MemoryRegion, Notify, Placement, PostError, QpType,
+    RingError, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 trials![
     messages_of_every_size,
     messages_in_both_directions,
-    immediate_data,
-    gather_and_scatter,
-    inline_data,
+    immediate_data_arrives,
+    gathered_data_is_scattered,
+    inline_data_arrives,
     inline_is_copied_when_pushed,
     oversize_inline_is_refused,
-    writes,
-    write_with_immediate,
-    reads,
-    read_scatters,
-    empty_messages,
+    writes_reach_the_peers_memory,
+    write_with_immediate_completes_a_receive,
+    reads_fetch_the_peers_memory,
+    read_data_is_scattered,
+    empty_messages_arrive,
     unsignaled_sends_do_not_complete,
     signal_all_completes_every_send,
     batches_keep_their_order,
     dropped_batch_sends_nothing,
     rings_wrap_around,
-    full_send_queue,
-    full_receive_queue,
+    full_send_queue_refuses_until_a_completion,
+    full_receive_queue_refuses_until_a_completion,
     too_many_entries_are_refused,
     too_long_messages_are_refused,
     fence_waits_for_reads,
     shared_completion_queue_for_two_pairs,
     dropped_pair_leaves_no_completions,
-    two_devices,
-    doorbells_after_a_change_of_credentials,
-    flush_of_a_range,
-    flush_of_a_region,
-    batch_rung_with_its_thread_domain,
-    long_run,
+    messages_between_two_devices_arrive,
+    doorbells_work_after_a_change_of_credentials,
+    flush_of_a_range_completes,
+    flush_of_a_region_completes,
+    only_its_own_thread_domain_rings_a_batch,
+    messages_of_every_size_for_a_minute,
 ];
 
 fn messages_of_every_size() -> Verdict {
@@ -62,7 +62,7 @@ fn messages_in_both_directions() -> Verdict {
     Ok(())
 }
 
-fn immediate_data() -> Verdict {
+fn immediate_data_arrives() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     for imm in [0, 1, 0x0102_0304, u32::MAX] {
         let seed = imm.into();
@@ -84,7 +84,7 @@ fn immediate_data() -> Verdict {
     Ok(())
 }
 
-fn gather_and_scatter() -> Verdict {
+fn gathered_data_is_scattered() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.poison(0..8192);
     a.fill(0..3000, 5);
@@ -97,7 +97,7 @@ fn gather_and_scatter() -> Verdict {
     assert_eq!(b.expect(1, WcOpcode::RECV)?.byte_len, 3000);
     let arrived = [b.read(100..1100), b.read(2000..2007), b.read(3000..4993)].concat();
     crate::pattern::check(&arrived, 5);
-    // What lies between and behind the pieces is untouched.
+    // The bytes between and after the pieces are untouched.
     let poison = crate::pattern::bytes(crate::pattern::POISON, 8192);
     for hole in [0..100, 1100..2000, 2007..3000, 4993..8192] {
         assert!(b.read(hole.clone()) == poison[hole.clone()], "bytes in {hole:?} were written");
@@ -105,7 +105,7 @@ fn gather_and_scatter() -> Verdict {
     Ok(())
 }
 
-fn inline_data() -> Verdict {
+fn inline_data_arrives() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     let max = a.qp.caps().max_inline_data as usize;
     for (seed, length) in [0, 1, 15, 16, 17, max - 1, max].into_iter().enumerate() {
@@ -154,7 +154,7 @@ fn oversize_inline_is_refused() -> Verdict {
     pair.message(1, 100)
 }
 
-fn writes() -> Verdict {
+fn writes_reach_the_peers_memory() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.poison(0..100_000);
     for (seed, (offset, length)) in
@@ -172,7 +172,7 @@ fn writes() -> Verdict {
     b.expect_silence()
 }
 
-fn write_with_immediate() -> Verdict {
+fn write_with_immediate_completes_a_receive() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.poison(0..6000);
     // The receive's own memory is not touched.
@@ -190,7 +190,7 @@ fn write_with_immediate() -> Verdict {
     Ok(())
 }
 
-fn reads() -> Verdict {
+fn reads_fetch_the_peers_memory() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     for (seed, (offset, length)) in
         [(0, 1), (3, 8), (4094, 5), (6000, 1024), (8191, 50_001)].into_iter().enumerate()
@@ -207,7 +207,7 @@ fn reads() -> Verdict {
     Ok(())
 }
 
-fn read_scatters() -> Verdict {
+fn read_data_is_scattered() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.fill(0..4000, 3);
     a.poison(0..8000);
@@ -219,7 +219,7 @@ fn read_scatters() -> Verdict {
     Ok(())
 }
 
-fn empty_messages() -> Verdict {
+fn empty_messages_arrive() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.recv_into(1, &[])?;
     a.send(SendWr::send(&[]).id(2).signaled())?;
@@ -303,7 +303,7 @@ fn dropped_batch_sends_nothing() -> Verdict {
     }
     assert_eq!(pair.a.qp.send_batch()?.room(), room);
     pair.a.expect_silence()?;
-    // What is rung next is not preceded by what was dropped.
+    // The next batch does not bring the dropped one along.
     pair.message(1, 64)?;
     pair.a.expect_silence()
 }
@@ -316,7 +316,7 @@ fn rings_wrap_around() -> Verdict {
     Ok(())
 }
 
-fn full_send_queue() -> Verdict {
+fn full_send_queue_refuses_until_a_completion() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config { depth: 9, ..Config::rc() })?;
     let capacity = a.qp.send_batch()?.room();
     assert!(capacity >= a.qp.caps().max_send_wr);
@@ -346,7 +346,7 @@ fn full_send_queue() -> Verdict {
     Ok(())
 }
 
-fn full_receive_queue() -> Verdict {
+fn full_receive_queue_refuses_until_a_completion() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let room = pair.b.qp.recv_batch()?.room();
     assert!(room >= pair.b.qp.caps().max_recv_wr);
@@ -397,7 +397,8 @@ fn fence_waits_for_reads() -> Verdict {
         a.poison(0..60_000);
         let sges = [a.sge(0..60_000)];
         let (from, to) = (b.remote(0), b.remote(60_000));
-        // What the read brings, the write sends: without the fence it would send the poison.
+        // The write sends the bytes that the read fetched; without the fence it would send the
+        // poison.
         a.send_all(&[
             SendWr::read(from, &sges).id(1),
             SendWr::write(to, &sges).id(2).fence().signaled(),
@@ -411,7 +412,7 @@ fn fence_waits_for_reads() -> Verdict {
 fn shared_completion_queue_for_two_pairs() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     // A second queue pair on the queue of the first, which is busy meanwhile.
-    let second = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
+    let second = pair.b.pd.qp_builder(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     pair.message(1, 100)?;
     drop(second);
     pair.message(2, 100)
@@ -429,13 +430,13 @@ fn dropped_pair_leaves_no_completions() -> Verdict {
     for n in 0..3 {
         pair.a.expect(n, WcOpcode::SEND)?;
     }
-    // All three have completed at b, too, and nobody has looked.
-    let replacement = pair.b.pd.create_qp(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
+    // All three have completed at b, too, and are not polled.
+    let replacement = pair.b.pd.qp_builder(&pair.b.cq, &pair.b.cq, QpType::RC).build()?;
     drop(std::mem::replace(&mut pair.b.qp, replacement));
     pair.b.expect_silence()
 }
 
-fn two_devices() -> Verdict {
+fn messages_between_two_devices_arrive() -> Verdict {
     let second = crate::env::second()?;
     let other = uverbs::Context::open(&second)?;
     let mut pair = Pair::on(crate::env::open()?, other, Config::rc())?;
@@ -447,8 +448,9 @@ fn two_devices() -> Verdict {
     Ok(())
 }
 
-/// The kernel takes writes only from whoever opened the file; doorbells must find another way.
-fn doorbells_after_a_change_of_credentials() -> Verdict {
+/// The kernel takes write(2) only from the process that opened the file, so soft-RoCE's doorbell
+/// goes by ioctl.
+fn doorbells_work_after_a_change_of_credentials() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let write = |pair: &Pair| rustix::io::write(&pair.a.context, &[0; 8]).unwrap_err();
     assert_ne!(write(&pair), Errno::ACCESS);
@@ -473,7 +475,7 @@ fn flushable() -> Verdict<(Pair, MemoryRegion<u8>)> {
     require(caps.contains(DeviceCaps::FLUSH_GLOBAL), Capability::Flush, "not advertised")?;
     let mut pair = pair;
     pair.connect()?;
-    let region = pair.b.pd.registration().access(access).allocate::<u8>(8192)?;
+    let region = pair.b.pd.mr_builder().access(access).allocate::<u8>(8192)?;
     Ok((pair, region))
 }
 
@@ -499,21 +501,21 @@ fn flush(length: u32, level: FlushLevel) -> Verdict {
     Ok(())
 }
 
-fn flush_of_a_range() -> Verdict {
+fn flush_of_a_range_completes() -> Verdict {
     flush(4000, FlushLevel::RANGE)
 }
 
-fn flush_of_a_region() -> Verdict {
+fn flush_of_a_region_completes() -> Verdict {
     flush(0, FlushLevel::REGION)
 }
 
 #[allow(unsafe_code, reason = "ringing is")]
-fn batch_rung_with_its_thread_domain() -> Verdict {
+fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
     let mut pair = Pair::unconnected(Config::rc())?;
     let context = pair.a.context.clone();
     let (mut td, mut other) = (context.alloc_td()?, context.alloc_td()?);
-    let domain = ParentDomain::builder(&pair.a.pd).thread_domain(&td).build()?;
-    let mut qp = domain.create_qp(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
+    let domain = pair.a.pd.parent_domain_builder().thread_domain(&td).build()?;
+    let mut qp = domain.qp_builder(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
     // Connected in place of the pair's own queue pair.
     let (at_a, at_b) = (
         qp.endpoint(crate::pair::PORT, pair.a.gid.index)?,
@@ -529,7 +531,7 @@ fn batch_rung_with_its_thread_domain() -> Verdict {
     batch.push(SendWr::send(&sges).id(2).signaled())?;
     // SAFETY: nothing is sent.
     let refused = unsafe { batch.ring(&mut other) };
-    assert_eq!(refused, Err(PostError::ForeignThreadDomain));
+    assert_eq!(refused, Err(RingError::ForeignThreadDomain));
     pair.a.expect_silence()?;
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&sges).id(3).signaled())?;
@@ -542,7 +544,7 @@ fn batch_rung_with_its_thread_domain() -> Verdict {
 }
 
 /// Messages of all sizes for a minute.
-fn long_run() -> Verdict {
+fn messages_of_every_size_for_a_minute() -> Verdict {
     crate::env::soak()?;
     let mut pair = Pair::new(Config { depth: 5, ..Config::rc() })?;
     let end = Instant::now() + Duration::from_secs(60);

@@ -1,5 +1,5 @@
-//! Resetting queue pairs: what was posted is forgotten, what completed is discarded, and the rings
-//! work on from where they were.
+//! Resetting queue pairs: posted requests are forgotten, completions are discarded, and the ring
+//! indices continue.
 
 use crate::env::drainable;
 use crate::pair::{Config, Pair, Side};
@@ -12,10 +12,10 @@ trials![
     unfinished_receives_are_forgotten,
     completions_are_discarded,
     completions_of_others_stay,
-    failed_pair_is_reset,
-    drained_pair_is_reset,
+    failed_pair_works_after_reset,
+    drained_pair_works_after_reset,
     receives_of_a_shared_queue_stay,
-    two_completion_queues,
+    completions_are_discarded_from_both_queues,
 ];
 
 /// Resets both sides and connects them anew.
@@ -25,7 +25,7 @@ fn again(pair: &mut Pair) -> Verdict {
     pair.connect()
 }
 
-/// Sends what nobody will answer, because the peer is reset.
+/// Sends requests that are never answered, because the peer is reset.
 fn send_in_vain(side: &mut Side, count: u64) -> Verdict {
     side.fill(0..8, 1);
     for wr_id in 0..count {
@@ -110,7 +110,7 @@ fn completions_are_discarded() -> Verdict {
 fn completions_of_others_stay() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let Side { pd, cq, .. } = &pair.b;
-    let mut other = pd.create_qp(cq, cq, QpType::RC).build()?;
+    let mut other = pd.qp_builder(cq, cq, QpType::RC).build()?;
     // A queue pair in state ERR completes what is posted to it, in the same queue.
     let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
     other.modify(&init)?;
@@ -122,7 +122,7 @@ fn completions_of_others_stay() -> Verdict {
     Ok(())
 }
 
-fn failed_pair_is_reset() -> Verdict {
+fn failed_pair_works_after_reset() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     for round in 0..3 {
         for wr_id in 0..3 {
@@ -140,7 +140,7 @@ fn failed_pair_is_reset() -> Verdict {
 }
 
 /// The second time there is something to drain, which never ends.
-fn drained_pair_is_reset() -> Verdict {
+fn drained_pair_works_after_reset() -> Verdict {
     drainable()?;
     let mut pair = Pair::new(Config { timeout: 20, ..Config::rc() })?;
     for round in 0..4 {
@@ -171,11 +171,11 @@ fn receives_of_a_shared_queue_stay() -> Verdict {
     Ok(())
 }
 
-fn two_completion_queues() -> Verdict {
+fn completions_are_discarded_from_both_queues() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
     let Side { context, pd, .. } = &pair.a;
-    let (mut send, mut recv) = (context.create_cq(4).build()?, context.create_cq(4).build()?);
-    let mut qp = pd.create_qp(&send, &recv, QpType::RC).build()?;
+    let (mut send, mut recv) = (context.cq_builder(4).build()?, context.cq_builder(4).build()?);
+    let mut qp = pd.qp_builder(&send, &recv, QpType::RC).build()?;
     let error = qp.reset(&mut [&mut send]).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("receive completion queue"), "{error}");

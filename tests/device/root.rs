@@ -1,5 +1,5 @@
-//! What changes the machine: links that come and go, network namespaces. Run as root, in the lab
-//! only, as is what else needs rights: raw packets and rules for them.
+//! Tests that change the machine: links that come and go, network namespaces. They run as root, in
+//! the lab only, as do tests of raw packets and flow rules, which need capabilities.
 
 pub(crate) mod flow;
 pub(crate) mod raw_packet;
@@ -18,13 +18,13 @@ use uverbs::device::{DriverId, link};
 use uverbs::{Context, Device, Errno, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
 
 trials![
-    link_comes_and_goes,
+    link_is_added_and_removed,
     wrong_links_are_refused,
-    device_does_not_open_its_successor,
+    removed_device_does_not_open_its_successor,
     removal_waits_for_the_last_file_or_takes_the_device_away,
     what_is_lent_comes_back_when_the_link_goes,
     port_events_follow_the_link,
-    two_network_namespaces,
+    devices_in_two_network_namespaces_connect,
 ];
 
 /// Skips unless links can be made and removed here.
@@ -79,13 +79,13 @@ impl Drop for Link {
     }
 }
 
-fn link_comes_and_goes() -> Verdict {
+fn link_is_added_and_removed() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt0", "10.77.0.1/24")?;
     for _ in 0..5 {
         link::add_link("uvt_rxe", "rxe", "uvt0")?;
         let device = Device::by_name("uvt_rxe")?;
-        assert_eq!(device.netdev(PORT.into())?.as_deref(), Some("uvt0"));
+        assert_eq!(device.netdev(PORT)?.as_deref(), Some("uvt0"));
         let context = Context::open(&device)?;
         assert_eq!(context.query_port(PORT)?.state, PortState::ACTIVE);
         let mut pair = Pair::on(context.clone(), context, Config::rc())?;
@@ -94,7 +94,7 @@ fn link_comes_and_goes() -> Verdict {
         drop(pair);
         link::remove_link("uvt_rxe")?;
         assert!(Device::by_name("uvt_rxe").is_err());
-        // What was listed before is a description; its device is gone.
+        // The descriptions listed before remain, but their device is gone.
         assert!(Context::open(&device).is_err());
     }
     Ok(())
@@ -115,7 +115,7 @@ fn wrong_links_are_refused() -> Verdict {
     Ok(())
 }
 
-fn device_does_not_open_its_successor() -> Verdict {
+fn removed_device_does_not_open_its_successor() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt4", "10.77.4.1/24")?;
     let first = {
@@ -134,7 +134,8 @@ fn device_does_not_open_its_successor() -> Verdict {
     Ok(())
 }
 
-/// What a removal that does not wait for files may take; who waits for them waits for longer.
+/// The longest that a removal takes which does not wait for open files. One that waits takes
+/// longer.
 const AT_ONCE: Duration = Duration::from_secs(3);
 
 fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
@@ -142,7 +143,7 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     let _interface = Interface::dummy("uvt1", "10.77.1.1/24")?;
     let _link = Link::add("uvt_rxe", "uvt1")?;
     let context = Context::open(&Device::by_name("uvt_rxe")?)?;
-    let cq = context.create_cq(4).build()?;
+    let cq = context.cq_builder(4).build()?;
     let pd = context.alloc_pd()?;
     let memory = pd.allocate::<u8>(100)?;
     let (sender, removed) = channel();
@@ -151,7 +152,7 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     });
     let early = removed.recv_timeout(AT_ONCE);
     if let Ok(answer) = early {
-        // Since Linux 7.3 the driver takes the device away from whoever has it open.
+        // Since Linux 7.3 the driver takes the device away from processes that have it open.
         answer?;
         remover.join().expect("it does not panic");
         assert_eq!(context.query_device().unwrap_err().errno(), Errno::IO);
@@ -186,7 +187,7 @@ fn links_go_at_once(interface: &str) -> Verdict<bool> {
     Ok(at_once)
 }
 
-/// As on a device that is pulled out: everything ends, and what was lent is back.
+/// As on a device that is pulled out: every request ends, and lent memory comes back.
 fn what_is_lent_comes_back_when_the_link_goes() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt5", "10.77.5.1/24")?;
@@ -205,7 +206,7 @@ fn port_events_follow_the_link() -> Verdict {
     let _interface = Interface::dummy("uvt2", "10.77.2.1/24")?;
     let _link = Link::add("uvt_rxe", "uvt2")?;
     let context = Context::open(&Device::by_name("uvt_rxe")?)?;
-    // What setting up brought is past.
+    // The events of setting up have been read.
     while context.next_event(Some(Duration::from_millis(200)))?.is_some() {}
     for (state, kind, after) in [
         ("down", EventType::PORT_ERR, PortState::DOWN),
@@ -247,7 +248,7 @@ pub(crate) fn configure(interface: &str) -> Verdict {
     Ok(link::add_link("uvt_far", "rxe", interface)?)
 }
 
-fn two_network_namespaces() -> Verdict {
+fn devices_in_two_network_namespaces_connect() -> Verdict {
     links()?;
     ip("link add uvt3 type veth")?;
     let _interface = Interface("uvt3");
@@ -269,7 +270,7 @@ fn two_network_namespaces() -> Verdict {
     helper.tell("recv 0 0")?;
     helper.hear("posted")?;
     side.send(SendWr::send(&[]).id(0).signaled())?;
-    // Before Linux 7 rxe listens in the first namespace only.
+    // Before Linux 7.1 rxe listens in the first namespace only.
     let arrives = side.wait()?.status == WcStatus::SUCCESS;
     require(arrives, Capability::Netns, "nothing arrives in another network namespace")?;
     helper.hear("received")?;

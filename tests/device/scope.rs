@@ -11,27 +11,27 @@ use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use uverbs::owned::{Ending, OwnedCompletionQueue, RegionRef, ScopeError};
-use uverbs::{ObjectKind, ParentDomain, PostError, QpState, QpType, SendWr, WcStatus};
+use uverbs::{ObjectKind, QpState, QpType, RingError, SendWr, WcStatus};
 
 trials![
-    borrowed_memory_of_all_kinds,
+    borrowed_memory_of_every_kind_is_returned,
     a_panic_waits_for_the_requests,
     a_silent_peer_is_cut_off,
     a_panic_with_a_silent_peer_cuts_it_off,
-    a_peer_that_is_killed,
+    requests_to_a_killed_peer_end,
     after_a_reset_the_pair_works_again,
-    under_a_thread_domain,
+    scope_under_a_thread_domain_ends,
     rounds_leave_nothing,
 ];
 
-fn borrowed_memory_of_all_kinds() -> Verdict {
+fn borrowed_memory_of_every_kind_is_returned() -> Verdict {
     let (mut a, mut b) = pair()?;
     let theirs = b.pd.allocate::<u8>(4096)?;
     let text = a.pool.copy(&pattern::bytes(1, 700)).expect("a buffer");
     let mut inbox = b.pool.take().expect("a buffer");
     let mut region = a.pd.allocate::<u8>(4096)?;
     region.copy_from(0, &pattern::bytes(2, 700))?;
-    // Memory of the stack, which nobody registered.
+    // Memory of the stack, which is not registered.
     let mut local = [0u8; 1500];
     let received = b.qp.scope(&mut b.cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
@@ -147,7 +147,7 @@ fn a_panic_with_a_silent_peer_cuts_it_off() -> Verdict {
     Ok(())
 }
 
-fn a_peer_that_is_killed() -> Verdict {
+fn requests_to_a_killed_peer_end() -> Verdict {
     let mut a = Half::new()?;
     let mut peer = Helper::start()?;
     let remote = far(&mut peer, &a.context, &a.qp)?;
@@ -211,15 +211,15 @@ fn after_a_reset_the_pair_works_again() -> Verdict {
     Ok(())
 }
 
-fn under_a_thread_domain() -> Verdict {
+fn scope_under_a_thread_domain_ends() -> Verdict {
     let context = env::open()?;
     let (mut td, mut other) = (context.alloc_td()?, context.alloc_td()?);
     let pd = context.alloc_pd()?;
-    let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let pool = pd.buffer_pool(64).build()?;
+    let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let pool = pd.buffer_pool_builder(64).build()?;
     let make = || {
-        let mut cq = OwnedCompletionQueue::<u64>::new(context.create_cq(64).build()?);
-        let qp = parent.create_qp(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
+        let mut cq = OwnedCompletionQueue::<u64>::new(context.cq_builder(64).build()?);
+        let qp = parent.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4);
         let qp = cq.adopt(supported(qp.max_recv_wr(4).build(), Capability::Rc)?)?;
         Ok::<_, Stop>((qp, cq))
     };
@@ -237,9 +237,9 @@ fn under_a_thread_domain() -> Verdict {
     b.scope(&mut b_cq, |receiver| {
         let received = receiver.recv(&mut inbox)?;
         a.scope(&mut a_cq, |sender| {
-            // Of what the other token does not ring, nothing is waited for.
+            // A scope waits for no request that the other token did not ring.
             let refused = sender.post(SendWr::send(&[]), &text, &mut other);
-            assert_eq!(refused.map(drop), Err(PostError::ForeignThreadDomain));
+            assert_eq!(refused.map(drop), Err(RingError::ForeignThreadDomain.into()));
             let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;
             let whole = sender.register(&parent, &mut local)?;
             let _read = sender.post(SendWr::read(remote, &[]), whole, &mut td)?;

@@ -9,7 +9,11 @@ use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdout, Command, Stdio};
 
-trials![two_importers, silent_importer_is_waited_for_alone, killed_in_any_order,];
+trials![
+    two_importers_use_one_context,
+    silent_importer_delays_nobody_else,
+    importers_and_exporter_killed_in_any_order_leave_nothing,
+];
 
 /// A program under way, killed when this is dropped.
 struct Program {
@@ -65,7 +69,7 @@ impl Program {
         }
     }
 
-    /// What is left to say of one that ends well.
+    /// The rest of the output of a program that ends with success.
     #[track_caller]
     fn end(mut self) -> Verdict<String> {
         let mut text = String::new();
@@ -99,7 +103,7 @@ fn socket(name: &str) -> PathBuf {
     path
 }
 
-fn two_importers() -> Verdict {
+fn two_importers_use_one_context() -> Verdict {
     let idle = env::device().resources()?;
     let socket = socket("two");
     let server = Program::serve(&socket, 2)?;
@@ -116,8 +120,8 @@ fn two_importers() -> Verdict {
     env::settles(&idle)
 }
 
-/// Somebody connects and does nothing; others are served meanwhile.
-fn silent_importer_is_waited_for_alone() -> Verdict {
+/// One client connects and does nothing; the others are served meanwhile.
+fn silent_importer_delays_nobody_else() -> Verdict {
     let idle = env::device().resources()?;
     let socket = socket("silent");
     let mut server = Program::serve(&socket, 2)?;
@@ -130,7 +134,7 @@ fn silent_importer_is_waited_for_alone() -> Verdict {
     env::settles(&idle)
 }
 
-fn killed_in_any_order() -> Verdict {
+fn importers_and_exporter_killed_in_any_order_leave_nothing() -> Verdict {
     let idle = env::device().resources()?;
     for exporter_first in [true, false] {
         let socket = socket("killed");
@@ -147,7 +151,7 @@ fn killed_in_any_order() -> Verdict {
             user.kill()?;
         }
         if !exporter_first {
-            // What they left is on the exporter's file, and goes with it.
+            // Their objects are on the exporter's file, and go with it.
             server.kill()?;
         }
         env::settles(&idle)?;

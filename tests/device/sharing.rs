@@ -13,19 +13,19 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use uverbs::device::DriverId;
 use uverbs::{
     Access, Context, Errno, EventSource, EventType, Foreign, Imported, MemoryRegion, ObjectKind,
-    ProtectionDomain, QpType, Recv, SendWr, WcStatus,
+    ProtectionDomain, QpType, RecvWr, SendWr, WcStatus,
 };
 
 trials![
-    files_that_are_no_context,
-    context_crosses_over_a_socket,
-    bare_file_is_enough,
-    file_is_taken_out_of_a_process,
+    files_without_a_context_are_refused,
+    context_is_passed_over_a_socket,
+    context_file_without_envelope_is_imported,
+    context_file_is_taken_from_a_process_by_pidfd,
     memory_of_the_exporter_is_reached,
     eight_importers_at_once,
-    ownership_crosses,
-    both_destroy,
-    use_after_destroy,
+    ownership_moves_to_the_importer,
+    region_destroyed_by_both_frees_its_memory_once,
+    keys_end_with_the_destroyed_region,
     stale_envelopes_are_refused,
     envelopes_of_other_contexts_are_refused,
     envelopes_of_other_devices_are_refused,
@@ -77,13 +77,13 @@ fn refusal(errno: Errno) -> String {
     errno.raw_os_error().to_string()
 }
 
-fn files_that_are_no_context() -> Verdict {
+fn files_without_a_context_are_refused() -> Verdict {
     let errno = |fd: OwnedFd| Context::import(fd).unwrap_err().errno();
     let (reader, _writer) = rustix::pipe::pipe()?;
     assert_eq!(errno(reader), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/proc/self/exe")?.into()), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/dev/null")?.into()), Errno::NODEV);
-    // A device node on which nobody established a context.
+    // A device node without an established context.
     let name = env::device().uverbs_name().expect("a device that was opened").to_owned();
     let node =
         std::fs::File::options().read(true).write(true).open(format!("/dev/infiniband/{name}"))?;
@@ -92,19 +92,19 @@ fn files_that_are_no_context() -> Verdict {
     Ok(())
 }
 
-fn context_crosses_over_a_socket() -> Verdict {
+fn context_is_passed_over_a_socket() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = Partner::start()?;
     let vectors = partner.import(&exporter.context)?;
     assert_eq!(vectors, exporter.context.completion_vectors().to_string());
-    // The file is the same: what is there is there for both.
+    // The file is the same, so both see the same objects.
     assert_eq!(partner.ask("census", "census")?, "1 1");
     let _second = exporter.context.alloc_pd()?;
     assert_eq!(partner.ask("census", "census")?, "2 1");
     partner.dismiss()
 }
 
-fn bare_file_is_enough() -> Verdict {
+fn context_file_without_envelope_is_imported() -> Verdict {
     let exporter = Exporter::new()?;
     let mut partner = Partner::start()?;
     partner.tell_with("bare", &exporter.context.share()?)?;
@@ -117,7 +117,7 @@ fn bare_file_is_enough() -> Verdict {
 }
 
 /// The other way round: the partner has the context, and the test takes it.
-fn file_is_taken_out_of_a_process() -> Verdict {
+fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
     let mut partner = Partner::start()?;
     let device = env::device();
     partner.tell(&format!("export {BYTES} {}", device.name()))?;
@@ -160,7 +160,7 @@ fn memory_of_the_exporter_is_reached() -> Verdict {
     }
     partner.ask("unimport", "unimported")?;
     assert_eq!(census(&exporter.context)?, before);
-    // What was forgotten there is still there.
+    // Objects that the partner only forgot are still there.
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [exporter.region.handle()]);
     partner.dismiss()?;
     // Nor did it leave what it rang.
@@ -210,13 +210,12 @@ fn eight_importers_at_once() -> Verdict {
     Ok(())
 }
 
-fn ownership_crosses() -> Verdict {
+fn ownership_moves_to_the_importer() -> Verdict {
     let exporter = Exporter::new()?;
     let Exporter { region, pd, context } = exporter;
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let (sent, sent_pd) =
-        (region.release().map_err(|(_, e)| e)?, pd.release().map_err(|(_, e)| e)?);
+    let (sent, sent_pd) = (region.release()?, pd.release()?);
     assert_eq!(census(&context)?[..2], [1, 1]);
     partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
     partner.ask(&format!("mr {}", print(&sent)), "mr")?;
@@ -232,7 +231,7 @@ fn ownership_crosses() -> Verdict {
 
 /// Both believe that the region is theirs to destroy: the second finds it gone, and frees its memory
 /// nevertheless.
-fn both_destroy() -> Verdict {
+fn region_destroyed_by_both_frees_its_memory_once() -> Verdict {
     let exporter = Exporter::new()?;
     let mut one = exporter.partner()?;
     let mut two = exporter.partner()?;
@@ -240,19 +239,19 @@ fn both_destroy() -> Verdict {
     assert_eq!(two.ask("own", "refused into_owner")?, refusal(Errno::NOENT));
     let handle = exporter.region.handle();
     assert!(!exporter.context.handles(ObjectKind::MR)?.contains(&handle));
-    let memory = exporter.region.destroy().map_err(|(_, error)| error)?;
+    let memory = exporter.region.destroy()?;
     assert_eq!(memory.len(), BYTES);
     assert_eq!(exporter.context.leaked(), 0);
     Ok(())
 }
 
-fn use_after_destroy() -> Verdict {
+fn keys_end_with_the_destroyed_region() -> Verdict {
     let mut exporter = Exporter::new()?;
     let mut partner = exporter.partner()?;
     exporter.fill(0, BYTES, 1)?;
     assert_eq!(partner.ask("copy 0 4096 100", "copied")?, "0");
     let sent = exporter.region.export()?;
-    exporter.region.destroy().map_err(|(_, error)| error)?;
+    exporter.region.destroy()?;
     // The keys name nothing any more.
     let status: u32 = partner.ask("copy 0 4096 100", "copied")?.parse()?;
     assert_ne!(status, WcStatus::SUCCESS.0);
@@ -260,7 +259,7 @@ fn use_after_destroy() -> Verdict {
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::NOENT));
     partner.ask("unimport", "unimported")?;
     let sent = exporter.pd.export()?;
-    exporter.pd.destroy().map_err(|(_, error)| error)?;
+    exporter.pd.destroy()?;
     let request = format!("pd {}", print(&sent));
     assert_eq!(partner.ask(&request, "refused import_pd")?, refusal(Errno::NOENT));
     Ok(())
@@ -273,7 +272,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     partner.ask(&format!("pd {}", print(&exporter.pd.export()?)), "pd")?;
     let pd = exporter.pd;
     let (sent, handle) = (exporter.region.export()?, exporter.region.handle());
-    exporter.region.destroy().map_err(|(_, error)| error)?;
+    exporter.region.destroy()?;
     let request = format!("mr {}", print(&sent));
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::NOENT));
     // The kernel gives the lowest handle that is free.
@@ -285,8 +284,8 @@ fn stale_envelopes_are_refused() -> Verdict {
     let destroy = format!("foreign {}", print(&sent));
     assert_eq!(partner.ask(&destroy, "refused find_foreign")?, refusal(Errno::STALE));
     assert_eq!(exporter.context.handles(ObjectKind::MR)?, [handle]);
-    other.destroy().map_err(|(_, error)| error)?;
-    let cq = exporter.context.create_cq(4).build()?;
+    other.destroy()?;
+    let cq = exporter.context.cq_builder(4).build()?;
     let domain = exporter.context.alloc_pd()?;
     assert!([cq.handle(), domain.handle()].contains(&handle), "the handle was not reused");
     // Another kind of object has the number.
@@ -326,9 +325,9 @@ fn envelopes_of_other_devices_are_refused() -> Verdict {
 
 fn foreign_queues_are_destroyed() -> Verdict {
     let exporter = Exporter::new()?;
-    let cq = exporter.context.create_cq(4).build()?;
-    let qp = exporter.pd.create_qp(&cq, &cq, QpType::RC).build()?;
-    let srq = exporter.pd.create_srq(8).build()?;
+    let cq = exporter.context.cq_builder(4).build()?;
+    let qp = exporter.pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let srq = exporter.pd.srq_builder(8).build()?;
     let mut partner = exporter.partner()?;
     // They are looked at first.
     let sent_srq = print(&srq.export()?);
@@ -376,14 +375,15 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
     partner.ask("flood", "flooding")?;
     std::thread::sleep(SILENCE);
     partner.kill()?;
-    // Nobody closed the file, so its queues are still there; the exporter can tidy up after it.
+    // The file is still open, so the partner's queues are still there; the exporter can destroy
+    // them.
     let left = census(&exporter.context)?;
     assert_eq!(left[2..4], [1, 2], "{left:?}");
     for kind in [ObjectKind::QP, ObjectKind::CQ] {
         for handle in exporter.context.handles(kind)? {
             // SAFETY: the exporter has no queues, so these are the partner's, which is dead.
             let object = unsafe { exporter.context.foreign_raw(kind, handle) }?;
-            heir::destroy(object).map_err(|(_, error)| error)?;
+            heir::destroy(object)?;
         }
     }
     assert_eq!(census(&exporter.context)?, before);
@@ -391,22 +391,22 @@ fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
         if !doorbells.contains(&handle) {
             // SAFETY: these came with the partner, whose queues are gone.
             let page = unsafe { exporter.context.foreign_raw(ObjectKind::MLX5_UAR, handle) }?;
-            heir::destroy(page).map_err(|(_, error)| error)?;
+            heir::destroy(page)?;
         }
     }
     assert_eq!(registers(&exporter.context)?, doorbells);
-    // What was its own was no harm to.
+    // The exporter's own objects still work.
     let mut again = exporter.partner()?;
     exporter.fill(0, 4096, 7)?;
     assert_eq!(again.ask("copy 0 8192 4096", "copied")?, "0");
     exporter.check(8192, 4096, 7)?;
     again.kill()?;
-    // This time nobody tidies up but the kernel, when the file is closed.
+    // This time only the kernel destroys them, when the file is closed.
     drop(exporter);
     env::settles(&idle)
 }
 
-/// What a partner exported.
+/// The objects that a partner exported.
 type Import = (Context, Imported<ProtectionDomain>, Imported<MemoryRegion<u8, Foreign>>);
 
 /// Lets a partner export, and imports what it has.
@@ -439,7 +439,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
         own.copy_to(0, &mut back)?;
         crate::pattern::check(&back, 3);
         // The heir destroys it.
-        take_over(region).map_err(|(_, error)| error)?;
+        take_over(region)?;
         assert_eq!(context.handles(ObjectKind::MR)?, [own.handle()]);
     }
     env::settles(&idle)
@@ -494,18 +494,18 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
 
 /// Makes a shared receive queue raise its event, and waits for it.
 pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<String> {
-    let mut srq = pd.create_srq(8).build()?;
+    let mut srq = pd.srq_builder(8).build()?;
     let memory = pd.allocate::<u8>(64)?;
     #[allow(unsafe_code, reason = "ringing is")]
     {
         let mut batch = srq.batch()?;
-        batch.push(Recv { wr_id: 1, sges: &[memory.sge(..)?] })?;
+        batch.push(RecvWr::new(&[memory.sge(..)?]).id(1))?;
         // SAFETY: nothing else uses the memory.
         unsafe { batch.ring() };
     }
     srq.set_limit(1)?;
-    let cq = context.create_cq(8).build()?;
-    let make = || pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build();
+    let cq = context.cq_builder(8).build()?;
+    let make = || pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build();
     let (mut left, right) = (make()?, make()?);
     let gid = gid(context)?.index;
     let (here, there) = (left.endpoint(PORT, gid)?, right.endpoint(PORT, gid)?);

@@ -5,27 +5,27 @@ use crate::capability::Capability;
 use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::{Errno, ProtectionDomain, QpType, Recv, SendWr, Sge, SharedReceiveQueue, WcOpcode};
+use uverbs::{Errno, ProtectionDomain, QpType, RecvWr, SendWr, Sge, SharedReceiveQueue, WcOpcode};
 
 trials![
-    holds_what_was_asked,
-    nothing_is_refused,
-    limit_is_remembered,
+    holds_at_least_the_wqes_asked_for,
+    zero_wqes_are_refused,
+    limit_is_queried_back,
     limit_beyond_the_queue_is_refused,
     resize_keeps_the_limit,
     resize_below_the_limit_is_refused,
     resize_keeps_what_was_posted,
-    full_queue_refuses,
+    full_queue_refuses_more,
     too_many_entries_are_refused,
     dropped_batch_leaves_no_trace,
-    destroy_waits_for_queue_pairs,
+    queue_is_busy_until_its_queue_pairs_are_destroyed,
 ];
 
 fn make(pd: &ProtectionDomain, max_wr: u32, max_sge: u32) -> Verdict<SharedReceiveQueue> {
-    supported(pd.create_srq(max_wr).max_sge(max_sge).build(), Capability::Srq)
+    supported(pd.srq_builder(max_wr).max_sge(max_sge).build(), Capability::Srq)
 }
 
-fn holds_what_was_asked() -> Verdict {
+fn holds_at_least_the_wqes_asked_for() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     for (max_wr, max_sge) in [(1, 1), (2, 3), (63, 1), (64, 4), (1000, 2)] {
         let srq = make(&pd, max_wr, max_sge)?;
@@ -37,14 +37,14 @@ fn holds_what_was_asked() -> Verdict {
     Ok(())
 }
 
-fn nothing_is_refused() -> Verdict {
+fn zero_wqes_are_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     make(&pd, 1, 1)?;
-    assert_eq!(pd.create_srq(0).build().unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(pd.srq_builder(0).build().unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
 
-fn limit_is_remembered() -> Verdict {
+fn limit_is_queried_back() -> Verdict {
     let mut pair = Pair::new(Config { srq: true, ..Config::rc() })?;
     // Some devices look at once whether there are as many.
     for wr_id in 0..8 {
@@ -122,7 +122,7 @@ fn nowhere(count: usize) -> Vec<Sge> {
     vec![Sge { addr: 0, length: 8, lkey: uverbs::Lkey(0) }; count]
 }
 
-fn full_queue_refuses() -> Verdict {
+fn full_queue_refuses_more() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let mut srq = make(&pd, 5, 1)?;
     let max_wr = srq.query()?.max_wr;
@@ -130,10 +130,10 @@ fn full_queue_refuses() -> Verdict {
     let mut batch = srq.batch()?;
     assert_eq!(batch.room(), max_wr);
     for wr_id in 0..max_wr.into() {
-        batch.push(Recv { wr_id, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(wr_id))?;
     }
     assert_eq!((batch.room(), batch.len()), (0, max_wr));
-    assert_eq!(batch.push(Recv { wr_id: 99, sges: &sges }), Err(uverbs::PostError::Full));
+    assert_eq!(batch.push(RecvWr::new(&sges).id(99)), Err(uverbs::PostError::Full));
     assert_eq!(batch.len(), max_wr, "a refused request was counted");
     Ok(())
 }
@@ -143,8 +143,8 @@ fn too_many_entries_are_refused() -> Verdict {
     let mut srq = make(&pd, 4, 2)?;
     let max = srq.query()?.max_sge;
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id: 1, sges: &nowhere(max as usize) })?;
-    let refused = batch.push(Recv { wr_id: 2, sges: &nowhere(max as usize + 1) });
+    batch.push(RecvWr::new(&nowhere(max as usize)).id(1))?;
+    let refused = batch.push(RecvWr::new(&nowhere(max as usize + 1)).id(2));
     assert_eq!(refused, Err(uverbs::PostError::TooManySge { max }));
     Ok(())
 }
@@ -156,27 +156,27 @@ fn dropped_batch_leaves_no_trace() -> Verdict {
     let room = srq.batch()?.room();
     for _ in 0..3 {
         let mut batch = srq.batch()?;
-        batch.push(Recv { wr_id: 1, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(1))?;
         assert_eq!(batch.room(), room - 1);
     }
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id: 1, sges: &sges })?;
+    batch.push(RecvWr::new(&sges).id(1))?;
     std::mem::forget(batch);
     assert_eq!(srq.batch()?.room(), room);
     Ok(())
 }
 
-fn destroy_waits_for_queue_pairs() -> Verdict {
+fn queue_is_busy_until_its_queue_pairs_are_destroyed() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(1).build()?;
+    let cq = context.cq_builder(1).build()?;
     let srq = make(&pd, 4, 1)?;
-    let mut qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    let mut qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
     assert_eq!(qp.recv_batch().unwrap_err(), uverbs::PostError::SharedReceives);
     assert_eq!(qp.caps().max_recv_wr, 0);
-    let (srq, error) = srq.destroy().unwrap_err();
+    let (srq, error) = srq.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(qp);
-    srq.destroy().map_err(|(_, error)| error)?;
+    srq.destroy()?;
     Ok(())
 }

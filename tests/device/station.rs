@@ -1,5 +1,5 @@
-//! A raw packet queue pair with memory, on a port whose hardware address is known. Rules decide what
-//! it hears.
+//! A raw packet queue pair with memory, on a port whose hardware address is known. Rules decide
+//! which packets it receives.
 
 use crate::capability::Capability;
 use crate::env;
@@ -13,7 +13,7 @@ use std::ops::Range;
 use std::time::Instant;
 use uverbs::{
     CompletionQueue, Context, Device, FlowAttr, MemoryRegion, PostError, ProtectionDomain, QpAttr,
-    QpState, QpType, QueuePair, QueuePairBuilder, Recv, SendWr, Sge, WcOpcode, WcStatus,
+    QpBuilder, QpState, QpType, QueuePair, RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Room for one frame.
@@ -23,7 +23,7 @@ pub(crate) const PLACES: usize = 8;
 /// Requests of each queue.
 pub(crate) const DEPTH: u32 = 16;
 
-/// What was received, and what its completion says.
+/// A received frame, and its completion.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Heard {
     pub(crate) bytes: Vec<u8>,
@@ -60,24 +60,24 @@ impl Station {
     /// Ready to send and to receive.
     pub(crate) fn made(
         device: &Device,
-        refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        refine: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Verdict<Station> {
         let station = Station::raw(device, refine)?;
         station.start()?;
         Ok(station)
     }
 
-    /// As it is made.
+    /// In state RESET.
     pub(crate) fn raw(
         device: &Device,
-        refine: impl FnOnce(QueuePairBuilder) -> QueuePairBuilder,
+        refine: impl FnOnce(QpBuilder) -> QpBuilder,
     ) -> Verdict<Station> {
         let context = Context::open(device)?;
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(ROOM * PLACES)?;
-        let cq = context.create_cq(2 * DEPTH).build()?;
+        let cq = context.cq_builder(2 * DEPTH).build()?;
         let builder = pd
-            .create_qp(&cq, &cq, QpType::RAW_PACKET)
+            .qp_builder(&cq, &cq, QpType::RAW_PACKET)
             .max_send_wr(DEPTH)
             .max_recv_wr(DEPTH)
             .max_send_sge(3)
@@ -109,7 +109,7 @@ impl Station {
         batch.push(wr)?;
         // SAFETY: requests name the memory of a station, which is dropped after its queue pair and
         // borrowed nowhere.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 
     /// Sends a request and waits until it is gone.
@@ -147,14 +147,14 @@ impl Station {
         self.memory.copy_from(at, &poison).expect("a frame has room");
         let sges = [self.sge(at..at + ROOM)];
         let mut batch = self.qp.recv_batch()?;
-        batch.push(Recv { wr_id: self.next as u64, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(self.next as u64))?;
         // SAFETY: as for sends.
         unsafe { batch.ring() };
         self.next = if self.next + 1 == PLACES { 1 } else { self.next + 1 };
         Ok(())
     }
 
-    /// What was received, if anything was.
+    /// The received frame, if one arrived.
     #[track_caller]
     pub(crate) fn poll(&mut self) -> Verdict<Option<Heard>> {
         let mut completions = self.cq.poll()?;
@@ -221,7 +221,7 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 
 /// The hardware address of a device's port.
 fn mac(device: &Device) -> Verdict<Mac> {
-    let netdev = device.netdev(PORT.into())?;
+    let netdev = device.netdev(PORT)?;
     let netdev = netdev.ok_or_else(|| Stop::fail("the port has no network interface"))?;
     let text = fs::read_to_string(format!("/sys/class/net/{netdev}/address"))?;
     let mut mac = [0; 6];
@@ -231,7 +231,7 @@ fn mac(device: &Device) -> Verdict<Mac> {
     Ok(mac)
 }
 
-/// Runs `act` in a thread that may not touch raw packets, whoever the user is.
+/// Runs `act` in a thread without `CAP_NET_RAW`, whoever the user is.
 pub(crate) fn unprivileged<T: Send>(act: impl FnOnce() -> T + Send) -> Verdict<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| -> rustix::io::Result<T> {

@@ -1,5 +1,4 @@
-//! What tests of futures have in common: a runtime, two connected halves, and what they say to each
-//! other.
+//! Shared by tests of futures: a runtime, two connected halves, and the messages between them.
 
 use crate::capability::Capability;
 use crate::env;
@@ -12,7 +11,7 @@ use std::task::Poll;
 use tokio::runtime::{Builder, Runtime};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, ProtectionDomain, QpType};
+use uverbs::{Context, Handshake, ProtectionDomain, QpType};
 
 pub(crate) fn runtime(threads: usize) -> Verdict<Runtime> {
     let mut builder = match threads {
@@ -53,7 +52,7 @@ impl Half {
 
     pub(crate) fn on(context: Context, cq: CompletionQueue) -> Verdict<Half> {
         let pd = context.alloc_pd()?;
-        let pool = pd.buffer_pool(1024).count(BUFFERS).build()?;
+        let pool = pd.buffer_pool_builder(1024).count(BUFFERS).build()?;
         let qp = cq.create_qp(&pd, QpType::RC, |qp| {
             qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64)
         });
@@ -65,8 +64,10 @@ impl Half {
 pub(crate) fn connected(one: &Half, other: &Half) -> Verdict {
     let here = one.qp.endpoint(PORT, gid(&one.context)?.index)?;
     let there = other.qp.endpoint(PORT, gid(&other.context)?.index)?;
-    one.qp.handshake(&there)?;
-    Ok(other.qp.handshake(&here)?)
+    // Machines that emulate others let an acknowledgement wait: half a second in all is too little.
+    let options = Handshake::new().timeout(16);
+    one.qp.handshake_with(&there, &options)?;
+    Ok(other.qp.handshake_with(&here, &options)?)
 }
 
 pub(crate) fn pair() -> Verdict<(Half, Half)> {

@@ -6,11 +6,11 @@ use uverbs::{PostError, SendWr, WcOpcode, WcStatus};
 
 trials![
     messages_of_every_size,
-    immediate_data,
-    writes,
-    write_with_immediate,
+    immediate_data_arrives,
+    writes_reach_the_peers_memory,
+    write_with_immediate_completes_a_receive,
     message_without_a_receive_is_lost,
-    what_needs_an_answer_is_refused,
+    reads_and_atomics_are_refused,
     truncated_message_does_not_break_the_sender,
 ];
 
@@ -22,7 +22,7 @@ fn messages_of_every_size() -> Verdict {
     Ok(())
 }
 
-fn immediate_data() -> Verdict {
+fn immediate_data_arrives() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::uc())?;
     b.poison(0..2000);
     b.recv(1, 0..2000)?;
@@ -35,7 +35,7 @@ fn immediate_data() -> Verdict {
     Ok(())
 }
 
-fn writes() -> Verdict {
+fn writes_reach_the_peers_memory() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::uc())?;
     for (seed, length) in [1, 1024, 10_000].into_iter().enumerate() {
         let seed = seed as u64;
@@ -57,7 +57,7 @@ fn writes() -> Verdict {
     Ok(())
 }
 
-fn write_with_immediate() -> Verdict {
+fn write_with_immediate_completes_a_receive() -> Verdict {
     let Pair { mut a, mut b, .. } = Pair::new(Config::uc())?;
     b.poison(0..5000);
     b.recv_into(1, &[])?;
@@ -76,13 +76,13 @@ fn message_without_a_receive_is_lost() -> Verdict {
     let mut pair = Pair::new(Config::uc())?;
     let sges = [pair.a.sge(0..10)];
     pair.a.send(SendWr::send(&sges).id(1).signaled())?;
-    // The sender does not learn of it, and nobody stumbles over it.
+    // The sender does not learn of it, and later messages arrive.
     pair.a.expect(1, WcOpcode::SEND)?;
     pair.b.expect_silence()?;
     pair.message(2, 100)
 }
 
-fn what_needs_an_answer_is_refused() -> Verdict {
+fn reads_and_atomics_are_refused() -> Verdict {
     let Pair { mut a, b, .. } = Pair::new(Config::uc())?;
     let remote = b.remote(0);
     let sges = [a.sge(0..8)];
@@ -105,7 +105,7 @@ fn truncated_message_does_not_break_the_sender() -> Verdict {
     let sges = [a.sge(0..200)];
     a.send(SendWr::send(&sges).id(2).signaled())?;
     a.expect(2, WcOpcode::SEND)?;
-    // What does not fit is not written beyond the receive, whatever else becomes of it.
+    // Nothing is written beyond the receive, however the message ends.
     let deadline = std::time::Instant::now() + crate::pair::SILENCE;
     while std::time::Instant::now() < deadline {
         if let Some(done) = crate::pair::poll(&mut b.cq)? {

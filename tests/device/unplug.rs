@@ -27,10 +27,10 @@ use uverbs::{
 /// The first argument of a program whose device is taken away; the second one names the device.
 const UNPLUG: &str = "--unplug";
 
-/// How long everybody has to begin; who is not at it then fails by itself.
+/// How long the workers have to begin. One that has not begun by then fails by itself.
 const START: Duration = Duration::from_secs(30);
 
-/// Is that program, if it was started for it.
+/// Runs as that program, if it was started for it.
 pub(crate) fn run() -> Option<ExitCode> {
     let mut arguments = std::env::args().skip(1);
     if arguments.next().as_deref() != Some(UNPLUG) {
@@ -49,7 +49,7 @@ pub(crate) fn run() -> Option<ExitCode> {
     })
 }
 
-/// Somebody who has yet to begin. Dropped when they are at it, or have failed before.
+/// A worker that has yet to begin. It drops this once it works, or when it fails before.
 struct Awaited(Arc<AtomicUsize>);
 
 impl Awaited {
@@ -113,7 +113,7 @@ fn work(name: &str) -> Verdict {
     Ok(())
 }
 
-/// What is lent on any driver's device, to requests, to scopes and to futures, while `remove` takes the
+/// Lends memory to requests, scopes and futures of a device of any driver, while `remove` takes the
 /// device away.
 pub(crate) fn lent_meanwhile(device: &Device, remove: impl FnOnce() -> Verdict) -> Verdict {
     let awaited = Arc::new(AtomicUsize::new(0));
@@ -145,7 +145,7 @@ fn begun(awaited: &AtomicUsize) {
     }
 }
 
-/// What came of them all.
+/// The results of all workers.
 fn joined<'s>(
     threads: impl IntoIterator<Item = (&'static str, ScopedJoinHandle<'s, Verdict>)>,
 ) -> Verdict {
@@ -195,9 +195,9 @@ fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     let round = || -> uverbs::Result<()> {
         let pd = context.alloc_pd()?;
         let _memory = pd.allocate::<u8>(5000)?;
-        let cq = context.create_cq(16).build()?;
-        let srq = pd.create_srq(8).build()?;
-        let qp = pd.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+        let cq = context.cq_builder(16).build()?;
+        let srq = pd.srq_builder(8).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
         qp.modify(
             &QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty()),
         )?;
@@ -231,7 +231,7 @@ fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
 fn channel(device: &Device, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
     let channel = context.create_comp_channel()?;
-    let mut cq = context.create_cq(4).channel(&channel).build()?;
+    let mut cq = context.cq_builder(4).channel(&channel).build()?;
     cq.req_notify(Notify::Next)?;
     drop(awaited);
     gone("wait", channel.wait(None))?;
@@ -275,15 +275,15 @@ fn none_leaked(context: &Context) -> Verdict {
 fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let context = Context::open(device)?;
     let pd = context.alloc_pd()?;
-    let mut memory = pd.registration().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
+    let mut memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let window = pd.alloc_mw(WindowType::Two)?;
     let own = gid(&context)?;
-    let vector = AddressVector::global(PORT, own.index as u8, own.gid);
+    let vector = AddressVector::global(PORT, own.index, own.gid);
     let handle = pd.create_ah(&vector)?;
-    let mut cq = context.create_cq(8).build()?;
-    let mut srq = pd.create_srq(8).build()?;
+    let mut cq = context.cq_builder(8).build()?;
+    let mut srq = pd.srq_builder(8).build()?;
     let mut owner = Owner::new(&context, &pd)?;
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let var = Var::alloc(&context, VarKind::Virtio)?;
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
     let (page, bell) = (var.map()?, uar.map()?);
@@ -306,23 +306,23 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         gone("set_limit", srq.set_limit(2))?;
         gone("alloc_mw", pd.alloc_mw(WindowType::Two))?;
         gone("create_ah", pd.create_ah(&vector))?;
-        gone("create_cq", context.create_cq(4).build())?;
-        gone("create_qp", pd.create_qp(&cq, &cq, QpType::RC).build())?;
-        gone("create_srq", pd.create_srq(4).build())?;
+        gone("create_cq", context.cq_builder(4).build())?;
+        gone("create_qp", pd.qp_builder(&cq, &cq, QpType::RC).build())?;
+        gone("create_srq", pd.srq_builder(4).build())?;
         gone("allocate", pd.allocate::<u8>(100))?;
-        gone("open_xrcd", context.open_xrcd().open())?;
+        gone("open_xrcd", context.xrcd_builder().build())?;
         gone("Var::alloc", Var::alloc(&context, VarKind::Virtio))?;
         gone("Uar::alloc", Uar::alloc(&context, UarKind::NonCached))?;
         // The kernel has destroyed everything, so to destroy it is no error, one by one or by
         // dropping it; registers that were lent still come back.
         drop(owner);
         context.alloc_td()?;
-        qp.destroy().map_err(|(_, error)| error)?;
-        window.destroy().map_err(|(_, error)| error)?;
-        handle.destroy().map_err(|(_, error)| error)?;
-        memory.destroy().map_err(|(_, error)| error)?;
-        var.destroy().map_err(|(_, error)| error)?;
-        uar.destroy().map_err(|(_, error)| error)?;
+        qp.destroy()?;
+        window.destroy()?;
+        handle.destroy()?;
+        memory.destroy()?;
+        var.destroy()?;
+        uar.destroy()?;
         page.ring_u32(0, 3)?;
         drop((pd, srq, cq, page, bell));
         none_leaked(&context)

@@ -15,7 +15,7 @@ pub(crate) enum Stop {
     Fail(String),
 }
 
-/// What a test and the steps of it answer.
+/// The result of a test, and of each of its steps.
 pub(crate) type Verdict<T = ()> = Result<T, Stop>;
 
 impl<E: std::error::Error> From<E> for Stop {
@@ -62,12 +62,16 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
             Err(Stop::Skip(capability, why)) => {
                 Ok(Completion::ignored_with(format!("[{capability}] {why}")))
             }
-            Err(Stop::Fail(why)) => Err(Failed::from(why)),
+            Err(Stop::Fail(why)) => {
+                // libtest-mimic prints this at the end, which a run that breaks off never reaches.
+                eprintln!("{name}: {why}");
+                Err(Failed::from(why))
+            }
         }
     })
 }
 
-/// Lists the tests of a module: whoever forgets one is told by the compiler that it is unused.
+/// Lists the tests of a module. The compiler reports a test that is not listed as unused.
 macro_rules! trials {
     ($($test:ident),+ $(,)?) => {
         pub(crate) fn trials() -> Vec<libtest_mimic::Trial> {

@@ -13,28 +13,28 @@ use std::fs::File;
 use std::path::PathBuf;
 use uverbs::{
     CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
-    ProtectionDomain, QpState, QpType, Qpn, QueuePair, Recv, SendWr, SharedReceiveQueue, SrqNumber,
-    WcOpcode, WcStatus, XrcDomain, XrcTarget,
+    ProtectionDomain, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr, SharedReceiveQueue,
+    SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
 };
 
 trials![
-    devices_without_say_so,
-    private_domains,
-    files_that_have_no_domain,
-    files_that_have_a_domain,
-    files_that_are_none,
-    any_file_will_do,
-    unlinked_files,
-    two_devices_and_one_file,
-    what_does_not_go_together,
-    messages_to_a_queue_by_its_number,
-    reads_writes_and_atomics,
+    devices_without_xrc_say_so,
+    domains_without_a_file_are_private,
+    opening_the_domain_of_a_new_file_needs_create,
+    file_names_one_domain_in_every_context,
+    path_descriptors_are_refused,
+    pipes_and_devices_name_domains_too,
+    unlinked_file_keeps_its_domain,
+    one_file_names_a_domain_of_each_device,
+    contradictory_requests_are_refused,
+    messages_reach_a_queue_by_its_number,
+    reads_writes_and_atomics_complete,
     queues_of_another_domain_are_not_reached,
     targets_are_opened_by_their_number,
     events_go_to_who_created_a_target,
     busy_domains_are_not_closed,
     destroyed_queues_complete_nothing,
-    nothing_is_left,
+    rounds_leave_nothing,
 ];
 
 const BYTES: usize = 1 << 16;
@@ -42,7 +42,7 @@ const BYTES: usize = 1 << 16;
 /// Skips on devices without XRC.
 pub(crate) fn context() -> Verdict<Context> {
     let context = env::open()?;
-    supported(context.open_xrcd().open(), Capability::Xrc)?;
+    supported(context.xrcd_builder().build(), Capability::Xrc)?;
     Ok(context)
 }
 
@@ -82,8 +82,8 @@ impl Receiver {
     pub(crate) fn new(context: &Context, xrcd: XrcDomain) -> Verdict<Receiver> {
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(BYTES)?;
-        let cq = context.create_cq(64).build()?;
-        let srq = pd.create_srq(32).max_sge(2).xrc(&xrcd, &cq).build()?;
+        let cq = context.cq_builder(64).build()?;
+        let srq = pd.srq_builder(32).max_sge(2).xrc(&xrcd, &cq).build()?;
         let target = xrcd.create_target()?;
         Ok(Receiver { target, srq, cq, memory, xrcd, pd })
     }
@@ -115,7 +115,7 @@ impl Receiver {
 #[allow(unsafe_code, reason = "ringing is")]
 fn post(srq: &mut SharedReceiveQueue, wr_id: u64, sges: &[uverbs::Sge]) -> Verdict {
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id, sges })?;
+    batch.push(RecvWr::new(sges).id(wr_id))?;
     // SAFETY: memory of a receiver is only copied from and to, and goes after its queues.
     unsafe { batch.ring() };
     Ok(())
@@ -133,8 +133,8 @@ impl Sender {
     pub(crate) fn new(context: &Context) -> Verdict<Sender> {
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(BYTES)?;
-        let cq = context.create_cq(64).build()?;
-        let builder = pd.create_qp(&cq, &cq, QpType::XRC_INI).max_send_wr(32).max_send_sge(2);
+        let cq = context.cq_builder(64).build()?;
+        let builder = pd.qp_builder(&cq, &cq, QpType::XRC_INI).max_send_wr(32).max_send_sge(2);
         let qp = builder.max_inline_data(64).build()?;
         Ok(Sender { qp, cq, memory })
     }
@@ -154,7 +154,7 @@ impl Sender {
         let mut batch = self.qp.send_batch()?;
         batch.push(wr)?;
         // SAFETY: as for receives.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 }
 
@@ -169,10 +169,10 @@ fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
     Ok(())
 }
 
-fn devices_without_say_so() -> Verdict {
+fn devices_without_xrc_say_so() -> Verdict {
     let context = env::open()?;
-    match context.open_xrcd().open() {
-        Ok(domain) => domain.destroy().map_err(|(_, error)| error.into()),
+    match context.xrcd_builder().build() {
+        Ok(domain) => domain.destroy().map_err(|failed| failed.error.into()),
         Err(error) => {
             assert!(error.is_unsupported(), "{error:?}");
             assert!(error.message().contains(env::device().name()), "{error}");
@@ -182,102 +182,103 @@ fn devices_without_say_so() -> Verdict {
 }
 
 /// Without a file the flags mean nothing.
-fn private_domains() -> Verdict {
+fn domains_without_a_file_are_private() -> Verdict {
     let context = context()?;
     let flags = [OFlags::empty(), OFlags::CREATE, OFlags::EXCL, OFlags::CREATE | OFlags::EXCL];
-    let domains = flags.map(|flags| context.open_xrcd().raw_flags(flags.bits()).open());
+    let domains = flags.map(|flags| context.xrcd_builder().raw_flags(flags.bits()).build());
     let domains = domains.into_iter().collect::<uverbs::Result<Vec<_>>>()?;
     assert_eq!(context.handles(ObjectKind::XRCD)?.len(), 4);
     for domain in domains {
-        domain.destroy().map_err(|(_, error)| error)?;
+        domain.destroy()?;
     }
     assert_eq!(context.handles(ObjectKind::XRCD)?, [0u32; 0]);
     Ok(())
 }
 
-fn files_that_have_no_domain() -> Verdict {
+fn opening_the_domain_of_a_new_file_needs_create() -> Verdict {
     let context = context()?;
     let name = Name::new("none");
     let file = name.create()?;
     for flags in [OFlags::empty(), OFlags::EXCL] {
-        let error = context.open_xrcd().file(&file).raw_flags(flags.bits()).open().unwrap_err();
+        let error = context.xrcd_builder().file(&file).raw_flags(flags.bits()).build().unwrap_err();
         assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{flags:?}: {error}");
         assert!(error.message().contains("no XRC domain"), "{error}");
     }
     for flags in [OFlags::CREATE, OFlags::CREATE | OFlags::EXCL] {
-        let domain = context.open_xrcd().file(&file).raw_flags(flags.bits()).open()?;
-        domain.destroy().map_err(|(_, error)| error)?;
+        let domain = context.xrcd_builder().file(&file).raw_flags(flags.bits()).build()?;
+        domain.destroy()?;
         // It was the last.
-        let error = context.open_xrcd().file(&file).open().unwrap_err();
+        let error = context.xrcd_builder().file(&file).build().unwrap_err();
         assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
     }
     Ok(())
 }
 
-fn files_that_have_a_domain() -> Verdict {
+fn file_names_one_domain_in_every_context() -> Verdict {
     let context = context()?;
     // The file's domain is the device's, whichever context opens it.
     let other = env::open()?;
     let name = Name::new("some");
     let file = name.create()?;
-    let first = context.open_xrcd().file(&file).create_new().open()?;
+    let first = context.xrcd_builder().file(&file).create_new().build()?;
     for context in [&context, &other] {
         for flags in [OFlags::EXCL, OFlags::CREATE | OFlags::EXCL] {
-            let error = context.open_xrcd().file(&file).raw_flags(flags.bits()).open().unwrap_err();
+            let error =
+                context.xrcd_builder().file(&file).raw_flags(flags.bits()).build().unwrap_err();
             assert_eq!(error.kernel_errno(), Some(Errno::INVAL), "{flags:?}: {error}");
             assert!(error.message().contains("already"), "{error}");
         }
     }
     let again = File::open(&name.0)?;
-    let second = context.open_xrcd().file(&again).open()?;
-    let third = other.open_xrcd().file(&file).create().open()?;
-    // The file may be closed; the domain lives as long as anybody has it open.
+    let second = context.xrcd_builder().file(&again).build()?;
+    let third = other.xrcd_builder().file(&file).create().build()?;
+    // The file may be closed; the domain lives as long as any context has it open.
     drop((file, again));
-    first.destroy().map_err(|(_, error)| error)?;
-    second.destroy().map_err(|(_, error)| error)?;
+    first.destroy()?;
+    second.destroy()?;
     let again = File::open(&name.0)?;
-    let fourth = context.open_xrcd().file(&again).open()?;
+    let fourth = context.xrcd_builder().file(&again).build()?;
     drop(third);
     drop(fourth);
-    let error = context.open_xrcd().file(&again).open().unwrap_err();
+    let error = context.xrcd_builder().file(&again).build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
     Ok(())
 }
 
-fn files_that_are_none() -> Verdict {
+fn path_descriptors_are_refused() -> Verdict {
     let context = context()?;
     let path = rustix::fs::open("/", OFlags::PATH, Mode::empty())?;
-    let error = context.open_xrcd().file(&path).create().open().unwrap_err();
+    let error = context.xrcd_builder().file(&path).create().build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::BADF), "{error}");
     assert!(error.message().contains("O_PATH"), "{error}");
     Ok(())
 }
 
-fn any_file_will_do() -> Verdict {
+fn pipes_and_devices_name_domains_too() -> Verdict {
     let context = context()?;
     let (reader, writer) = rustix::pipe::pipe()?;
-    let pipe = context.open_xrcd().file(&reader).create_new().open()?;
+    let pipe = context.xrcd_builder().file(&reader).create_new().build()?;
     // Both ends are one inode.
-    let error = context.open_xrcd().file(&writer).create_new().open().unwrap_err();
+    let error = context.xrcd_builder().file(&writer).create_new().build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::INVAL), "{error}");
     let null = File::open("/dev/null")?;
-    let device = context.open_xrcd().file(&null).create().open()?;
+    let device = context.xrcd_builder().file(&null).create().build()?;
     drop((pipe, device));
     Ok(())
 }
 
-fn unlinked_files() -> Verdict {
+fn unlinked_file_keeps_its_domain() -> Verdict {
     let context = context()?;
     let name = Name::new("unlinked");
     let old = name.create()?;
-    let first = context.open_xrcd().file(&old).create_new().open()?;
+    let first = context.xrcd_builder().file(&old).create_new().build()?;
     std::fs::remove_file(&name.0)?;
-    // Whoever has the file open still finds the domain; by its path there is another file.
-    let second = context.open_xrcd().file(&old).open()?;
+    // The open file still finds the domain; its path now leads to another file.
+    let second = context.xrcd_builder().file(&old).build()?;
     let new = name.create()?;
-    let error = context.open_xrcd().file(&new).open().unwrap_err();
+    let error = context.xrcd_builder().file(&new).build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
-    let third = context.open_xrcd().file(&new).create_new().open()?;
+    let third = context.xrcd_builder().file(&new).create_new().build()?;
     let number = {
         let receiver = Receiver::new(&context, first)?;
         second.open_target(receiver.target.qpn())?;
@@ -287,46 +288,48 @@ fn unlinked_files() -> Verdict {
     Ok(())
 }
 
-fn two_devices_and_one_file() -> Verdict {
+fn one_file_names_a_domain_of_each_device() -> Verdict {
     let here = context()?;
     let there = Context::open(&env::second()?)?;
     let name = Name::new("devices");
     let file = name.create()?;
-    let one = here.open_xrcd().file(&file).create_new().open()?;
-    let other = there.open_xrcd().file(&file).create_new().open()?;
+    let one = here.xrcd_builder().file(&file).create_new().build()?;
+    let other = there.xrcd_builder().file(&file).create_new().build()?;
     drop(one);
     // The other device's is untouched.
-    let error = here.open_xrcd().file(&file).open().unwrap_err();
+    let error = here.xrcd_builder().file(&file).build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
-    there.open_xrcd().file(&file).open()?;
+    there.xrcd_builder().file(&file).build()?;
     drop(other);
     Ok(())
 }
 
-fn what_does_not_go_together() -> Verdict {
+fn contradictory_requests_are_refused() -> Verdict {
     let context = context()?;
-    let receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
     let mut sender = Sender::new(&context)?;
     let pd = &receiver.pd;
-    let cq = context.create_cq(8).build()?;
+    let cq = context.cq_builder(8).build()?;
     let refusals = [
-        pd.create_qp(&cq, &cq, QpType::XRC_TGT).build().unwrap_err(),
-        pd.create_qp(&cq, &cq, QpType::RC).srq(&receiver.srq).build().unwrap_err(),
-        pd.create_qp(&cq, &cq, QpType::XRC_INI).srq(&receiver.srq).build().unwrap_err(),
+        pd.qp_builder(&cq, &cq, QpType::XRC_TGT).build().unwrap_err(),
+        pd.qp_builder(&cq, &cq, QpType::RC).srq(&receiver.srq).build().unwrap_err(),
+        pd.qp_builder(&cq, &cq, QpType::XRC_INI).srq(&receiver.srq).build().unwrap_err(),
     ];
     for error in refusals {
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     }
     let elsewhere = env::open()?;
-    let cq_there = elsewhere.create_cq(8).build()?;
-    let error = pd.create_srq(4).xrc(&receiver.xrcd, &cq_there).build().unwrap_err();
+    let cq_there = elsewhere.cq_builder(8).build()?;
+    let error = pd.srq_builder(4).xrc(&receiver.xrcd, &cq_there).build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
     connect(&context, &sender, &receiver)?;
     assert_eq!(sender.send(SendWr::send(&[])), Err(PostError::SrqNumber));
     assert_eq!(sender.qp.recv_batch().map(drop), Err(PostError::Unsupported));
     // Only messages of initiators name a queue.
-    let (mut rc, other) =
-        (pd.create_qp(&cq, &cq, QpType::RC).build()?, pd.create_qp(&cq, &cq, QpType::RC).build()?);
+    let (mut rc, other) = (
+        pd.qp_builder(&cq, &cq, QpType::RC).build()?,
+        pd.qp_builder(&cq, &cq, QpType::RC).build()?,
+    );
     let index = gid(&context)?.index;
     rc.endpoint(PORT, index)?;
     rc.handshake(&other.endpoint(PORT, index)?)?;
@@ -335,24 +338,24 @@ fn what_does_not_go_together() -> Verdict {
         let mut batch = rc.send_batch()?;
         let pushed = batch.push(SendWr::send(&[]).to_srq(receiver.number()));
         // SAFETY: nothing was taken into the batch, and it would name no memory.
-        pushed.and_then(|()| unsafe { batch.ring() })
+        pushed.and_then(|()| Ok(unsafe { batch.ring() }?))
     };
     assert_eq!(posted, Err(PostError::SrqNumber));
-    assert_eq!(pd.create_srq(4).build()?.number(), None);
+    assert_eq!(pd.srq_builder(4).build()?.number(), None);
     let parts = sender.qp.split();
     assert!(parts.recv.is_none());
-    sender.qp = QueuePair::join(parts).map_err(|(_, error)| error)?;
+    sender.qp = QueuePair::join(parts)?;
     Ok(())
 }
 
-fn messages_to_a_queue_by_its_number() -> Verdict {
+fn messages_reach_a_queue_by_its_number() -> Verdict {
     let context = context()?;
-    let mut one = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut one = Receiver::new(&context, context.xrcd_builder().build()?)?;
     let mut sender = Sender::new(&context)?;
     connect(&context, &sender, &one)?;
     // Another queue of the domain, with a completion queue of its own, reached by the same target.
-    let cq = context.create_cq(64).build()?;
-    let mut srq = one.pd.create_srq(32).xrc(&one.xrcd, &cq).build()?;
+    let cq = context.cq_builder(64).build()?;
+    let mut srq = one.pd.srq_builder(32).xrc(&one.xrcd, &cq).build()?;
     let mut cq = cq;
     let other = srq.number().expect("the queue is of an XRC domain");
     assert_ne!(other, one.number());
@@ -387,9 +390,9 @@ fn messages_to_a_queue_by_its_number() -> Verdict {
     Ok(())
 }
 
-fn reads_writes_and_atomics() -> Verdict {
+fn reads_writes_and_atomics_complete() -> Verdict {
     let context = context()?;
-    let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
     let mut sender = Sender::new(&context)?;
     connect(&context, &sender, &receiver)?;
     let number = receiver.number();
@@ -430,8 +433,8 @@ fn reads_writes_and_atomics() -> Verdict {
 
 fn queues_of_another_domain_are_not_reached() -> Verdict {
     let context = context()?;
-    let receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
-    let mut stranger = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
+    let mut stranger = Receiver::new(&context, context.xrcd_builder().build()?)?;
     let mut sender = Sender::new(&context)?;
     connect(&context, &sender, &receiver)?;
     stranger.recv(1, 4096, 64)?;
@@ -448,12 +451,12 @@ fn targets_are_opened_by_their_number() -> Verdict {
     let context = context()?;
     let name = Name::new("targets");
     let file = name.create()?;
-    let xrcd = context.open_xrcd().file(&file).create_new().open()?;
+    let xrcd = context.xrcd_builder().file(&file).create_new().build()?;
     let mut receiver = Receiver::new(&context, xrcd)?;
     let mut sender = Sender::new(&context)?;
     connect(&context, &sender, &receiver)?;
     let elsewhere = env::open()?;
-    let xrcd = elsewhere.open_xrcd().file(&file).open()?;
+    let xrcd = elsewhere.xrcd_builder().file(&file).build()?;
     let opened = xrcd.open_target(receiver.target.qpn())?;
     assert_eq!((opened.qpn(), opened.state()), (receiver.target.qpn(), QpState::RTS));
     assert_eq!(opened.qp_type(), QpType::XRC_TGT);
@@ -461,18 +464,18 @@ fn targets_are_opened_by_their_number() -> Verdict {
         let error = xrcd.open_target(wrong).unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("open_qp", Errno::INVAL), "{error}");
     }
-    let private = elsewhere.open_xrcd().open()?;
+    let private = elsewhere.xrcd_builder().build()?;
     assert_eq!(private.open_target(opened.qpn()).unwrap_err().errno(), Errno::INVAL);
-    // It outlives who made it, and goes on delivering.
+    // It outlives the context that made it, and goes on delivering.
     let fresh = receiver.xrcd.create_target()?;
     let old = std::mem::replace(&mut receiver.target, fresh);
-    old.destroy().map_err(|(_, error)| error)?;
+    old.destroy()?;
     receiver.recv(2, 2 * 4096, 100)?;
     sender.message(receiver.number(), 11, 100)?;
     receiver.expect(2, opened.qpn(), 11, 100)?;
     assert_eq!(opened.query()?.state, QpState::RTS);
     let qpn = opened.qpn();
-    opened.destroy().map_err(|(_, error)| error)?;
+    opened.destroy()?;
     assert_eq!(xrcd.open_target(qpn).unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
@@ -481,14 +484,14 @@ fn events_go_to_who_created_a_target() -> Verdict {
     let context = context()?;
     let name = Name::new("openers");
     let file = name.create()?;
-    let xrcd = context.open_xrcd().file(&file).create_new().open()?;
+    let xrcd = context.xrcd_builder().file(&file).create_new().build()?;
     let receiver = Receiver::new(&context, xrcd)?;
-    // Of a context of its own: events of the sender are no concern here.
+    // It has a context of its own, so that events of the sender do not arrive here.
     let far = env::open()?;
     let mut sender = Sender::new(&far)?;
     connect(&context, &sender, &receiver)?;
     let elsewhere = env::open()?;
-    let xrcd = elsewhere.open_xrcd().file(&file).open()?;
+    let xrcd = elsewhere.xrcd_builder().file(&file).build()?;
     let opened = xrcd.open_target(receiver.target.qpn())?;
     let sges = [sender.memory.sge(..8)?];
     let remote = receiver.memory.remote(0)?;
@@ -504,7 +507,7 @@ fn events_go_to_who_created_a_target() -> Verdict {
     while let Some(event) = context.try_next_event()? {
         assert_eq!((event.kind, event.source), (EventType::QP_LAST_WQE_REACHED, source));
     }
-    // The kernel has dealt with all who have it open by now.
+    // By now the kernel has raised the events of all contexts that have it open.
     assert_eq!(elsewhere.try_next_event()?, None);
     assert_eq!(opened.query()?.state, QpState::ERR);
     Ok(())
@@ -514,30 +517,30 @@ fn busy_domains_are_not_closed() -> Verdict {
     let context = context()?;
     let name = Name::new("busy");
     let file = name.create()?;
-    let xrcd = context.open_xrcd().file(&file).create_new().open()?;
+    let xrcd = context.xrcd_builder().file(&file).create_new().build()?;
     let Receiver { target, srq, cq, memory, xrcd, pd } = Receiver::new(&context, xrcd)?;
     let envelope = xrcd.export()?;
-    let (xrcd, error) = xrcd.destroy().unwrap_err();
+    let (xrcd, error) = xrcd.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
     // The kernel says so, too.
     for _ in 0..2 {
-        let (_, error) = heir::destroy(context.foreign(&envelope)?).unwrap_err();
+        let (_, error) = heir::destroy(context.foreign(&envelope)?).unwrap_err().into_parts();
         assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
     }
     drop(srq);
     assert!(heir::destroy(context.foreign(&envelope)?).is_err(), "a target is left");
     let qpn = target.qpn();
     // Another opening of the domain has nothing of its own, and may go.
-    let other = context.open_xrcd().file(&file).open()?;
-    other.destroy().map_err(|(_, error)| error)?;
-    let other = context.open_xrcd().file(&file).open()?;
+    let other = context.xrcd_builder().file(&file).build()?;
+    other.destroy()?;
+    let other = context.xrcd_builder().file(&file).build()?;
     let opened = other.open_target(qpn)?;
     drop(target);
-    xrcd.destroy().map_err(|(_, error)| error)?;
-    let (other, error) = other.destroy().unwrap_err();
+    xrcd.destroy()?;
+    let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY, "{error}");
     drop(opened);
-    other.destroy().map_err(|(_, error)| error)?;
+    other.destroy()?;
     drop((cq, memory, pd));
     assert_eq!(context.leaked(), 0);
     Ok(())
@@ -547,20 +550,20 @@ fn busy_domains_are_not_closed() -> Verdict {
 /// may be known by the same index.
 fn destroyed_queues_complete_nothing() -> Verdict {
     let context = context()?;
-    let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+    let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
     let mut sender = Sender::new(&context)?;
     connect(&context, &sender, &receiver)?;
     for round in 0..20 {
         receiver.recv(1, 4096, 100)?;
         sender.message(receiver.number(), round, 100)?;
-        // What it completed is there: the acknowledgement came after.
+        // Its completion has been written: the acknowledgement came after it.
         let fresh =
-            receiver.pd.create_srq(32).max_sge(2).xrc(&receiver.xrcd, &receiver.cq).build()?;
+            receiver.pd.srq_builder(32).max_sge(2).xrc(&receiver.xrcd, &receiver.cq).build()?;
         let old = std::mem::replace(&mut receiver.srq, fresh);
         if round % 2 == 0 {
             drop(old);
         } else {
-            old.destroy().map_err(|(_, error)| error)?;
+            old.destroy()?;
         }
         receiver.recv(2, 2 * 4096, 100)?;
         sender.message(receiver.number(), 100 + round, 100)?;
@@ -570,12 +573,12 @@ fn destroyed_queues_complete_nothing() -> Verdict {
     Ok(())
 }
 
-fn nothing_is_left() -> Verdict {
+fn rounds_leave_nothing() -> Verdict {
     let context = context()?;
     let device = env::device();
     let idle = device.resources()?;
     for round in 0..50 {
-        let mut receiver = Receiver::new(&context, context.open_xrcd().open()?)?;
+        let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
         let mut sender = Sender::new(&context)?;
         if round % 10 == 0 {
             connect(&context, &sender, &receiver)?;

@@ -12,7 +12,7 @@ use uverbs::{
     Context, Endpoint, Errno, Qpn, Remote, Rkey, SendWr, SrqNumber, WcStatus, XrcDomain, XrcTarget,
 };
 
-trials![three_processes, killed_receiver];
+trials![target_outlives_the_process_that_made_it, sender_notices_a_killed_receiver];
 
 /// Writes an endpoint as a word.
 fn print(endpoint: &Endpoint) -> String {
@@ -20,9 +20,9 @@ fn print(endpoint: &Endpoint) -> String {
     format!("{} {} {gid} {} {}", endpoint.qpn.0, endpoint.psn.0, endpoint.lid, endpoint.rd_atomic)
 }
 
-/// One makes the target and leaves, another receives what a third sends: all that they share is a
-/// file.
-fn three_processes() -> Verdict {
+/// One process makes the target and leaves, another receives the messages of a third. They share
+/// nothing but a file.
+fn target_outlives_the_process_that_made_it() -> Verdict {
     let context = context()?;
     let name = Name::new("three");
     let path = name.0.display().to_string();
@@ -49,12 +49,12 @@ fn three_processes() -> Verdict {
         receiver.ask(&format!("xrc-check {seed} 3000"), "checked")?;
     }
     receiver.dismiss()?;
-    // Now nobody has it any more.
+    // Now no context has it open.
     let sges = [sender.memory.sge(..8)?];
     sender.send(SendWr::send(&sges).signaled().to_srq(number))?;
     assert_ne!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
     let file = File::open(&name.0)?;
-    let error = context.open_xrcd().file(&file).open().unwrap_err();
+    let error = context.xrcd_builder().file(&file).build().unwrap_err();
     assert_eq!(error.kernel_errno(), Some(Errno::AGAIN), "{error}");
     Ok(())
 }
@@ -74,9 +74,9 @@ fn parse(line: &str, like: &Endpoint) -> Verdict<Endpoint> {
     })
 }
 
-/// The receiver is killed while messages are under way: the sender hears of it, and what is left of
-/// the domain goes with the last who has it open.
-fn killed_receiver() -> Verdict {
+/// The receiver is killed while messages are under way: the sender's requests fail, and the domain
+/// goes with the last context that has it open.
+fn sender_notices_a_killed_receiver() -> Verdict {
     let context = context()?;
     let idle = env::device().resources()?;
     {
@@ -105,7 +105,7 @@ fn killed_receiver() -> Verdict {
         }
         assert_eq!(wait(&mut sender.cq)?.status, WcStatus::SUCCESS);
         receiver.kill()?;
-        // More than were under way, so that some come when nobody is there.
+        // More than were under way, so that some arrive after the receiver is gone.
         for _ in 0..8 {
             sender.send(write)?;
         }
@@ -127,7 +127,7 @@ fn killed_receiver() -> Verdict {
     Ok(())
 }
 
-/// What a partner has of XRC. Fields are dropped in this order.
+/// A partner's XRC objects. Fields are dropped in this order.
 #[derive(Debug, Default)]
 pub(crate) struct Half {
     opened: Option<XrcTarget>,
@@ -144,7 +144,7 @@ impl Half {
             ("xrc-receive", [device, path]) => {
                 let context = Context::open(&uverbs::Device::by_name(device)?)?;
                 let file = File::open(path)?;
-                let xrcd = context.open_xrcd().file(&file).create().open()?;
+                let xrcd = context.xrcd_builder().file(&file).create().build()?;
                 let mut receiver = Receiver::new(&context, xrcd)?;
                 for at in 0..16 {
                     receiver.recv(at, at as usize * 4096, 4096)?;
@@ -156,7 +156,7 @@ impl Half {
             ("xrc-target", [device, path, peer @ ..]) => {
                 let context = Context::open(&uverbs::Device::by_name(device)?)?;
                 let file = File::open(path)?;
-                let xrcd = context.open_xrcd().file(&file).open()?;
+                let xrcd = context.xrcd_builder().file(&file).build()?;
                 let target = xrcd.create_target()?;
                 let own = target.endpoint(PORT, gid(&context)?.index)?;
                 target.handshake(&parse(&peer.join(" "), &own)?)?;

@@ -6,7 +6,7 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_verbs.h";
 
-    /// What reading an event file yields: `element` is the `user_handle` of an object, or a port
+    /// A record of an event file: `element` is the `user_handle` of an object, or a port
     /// number.
     struct ib_uverbs_async_event_desc[16] {
         element: u64 = 0,
@@ -30,7 +30,7 @@ ids! {
 open_enums! {
     const EVENTS = "rdma/ib_verbs.h";
 
-    /// What happened (`event_type`).
+    /// The kind of event (`event_type`).
     enum ib_event_type: u32 {
         IB_EVENT_CQ_ERR = 0,
         IB_EVENT_QP_FATAL = 1,

@@ -21,7 +21,7 @@ layouts! {
 open_enums! {
     const TYPES = "rdma/ib_user_ioctl_verbs.h";
 
-    /// What a buffer descriptor names.
+    /// The kind of memory that a buffer descriptor names.
     enum ib_uverbs_buffer_type: u32 {
         IB_UVERBS_BUFFER_TYPE_DMABUF = 0,
         IB_UVERBS_BUFFER_TYPE_VA = 1,

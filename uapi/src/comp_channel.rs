@@ -15,7 +15,7 @@ layouts! {
         fd: u32 = 0,
     }
 
-    /// What reading a completion channel yields: the `user_handle` of a completion queue.
+    /// A record of a completion channel: the `user_handle` of a completion queue.
     struct ib_uverbs_comp_event_desc[8] {
         cq_handle: u64 = 0,
     }

@@ -38,7 +38,7 @@ ids! {
 flag_sets! {
     const SUPPORT = "rdma/ib_user_ioctl_verbs.h";
 
-    /// What this kernel understands beyond the first ioctl ABI.
+    /// Features of this kernel beyond the first ioctl ABI.
     enum ib_uverbs_core_support: u64 {
         IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS = 1 << 0,
         IB_UVERBS_CORE_SUPPORT_ROBUST_UDATA = 1 << 1,

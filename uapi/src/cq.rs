@@ -147,7 +147,7 @@ flag_sets! {
 flag_sets! {
     const MASKS = "rdma/ib_verbs.h";
 
-    /// What `IB_USER_VERBS_EX_CMD_MODIFY_CQ` changes.
+    /// Attributes that `IB_USER_VERBS_EX_CMD_MODIFY_CQ` changes.
     enum ib_cq_attr_mask: u32 {
         IB_CQ_MODERATE = 1 << 0,
     }

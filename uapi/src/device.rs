@@ -250,7 +250,7 @@ flag_sets! {
 flag_sets! {
     const CAPS_ODP = "rdma/ib_user_verbs.h";
 
-    /// What kinds of on-demand paging a device has.
+    /// The kinds of on-demand paging that a device has.
     enum ib_uverbs_odp_general_cap_bits: u64 {
         IB_UVERBS_ODP_SUPPORT = 1 << 0,
         IB_UVERBS_ODP_SUPPORT_IMPLICIT = 1 << 1,

@@ -1,4 +1,4 @@
-//! What changed between kernels: items of this crate that older kernels do not have, or have under
+//! Changes between kernels: items of this crate that older kernels do not have, or have under
 //! another name.
 //!
 //! Everything that is not listed here is the same on all kernels since 6.1. The comparison with a
@@ -34,7 +34,7 @@ pub struct Rename {
     pub names: &'static [(&'static str, &'static str)],
 }
 
-/// What came since 6.1.
+/// Items that came after 6.1.
 pub const CHANGES: &[Change] = &[
     Change {
         // Updates of 6.1 brought them in the middle of the series.
@@ -214,7 +214,7 @@ pub const CHANGES: &[Change] = &[
     },
 ];
 
-/// What was renamed since 6.1.
+/// Items that were renamed after 6.1.
 pub const RENAMES: &[Rename] = &[Rename {
     old_in: (6, 12),
     new_in: (6, 16),

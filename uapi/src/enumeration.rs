@@ -1,7 +1,7 @@
 //! How the kernel's numbers are declared: ids as constants, enums as open newtypes, flag sets as
 //! bitflags, and each of them as a description of itself.
 //!
-//! Like [`layout`](crate::layout) for structs: what is declared here is compared by name with the
+//! Like [`layout`](crate::layout) for structs: the declarations are compared by name with the
 //! type information of a running kernel.
 
 /// One enumerator of the kernel.

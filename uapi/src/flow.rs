@@ -9,7 +9,7 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/ib_user_verbs.h";
 
-    /// What every specification begins with; `size` is that of the whole specification.
+    /// The header of every specification; `size` is that of the whole specification.
     struct ib_uverbs_flow_spec_hdr[8] {
         r#type: u32 = 0,
         size: u16 = 4,
@@ -226,7 +226,7 @@ ids! {
 open_enums! {
     const SPEC_TYPES = "rdma/ib_verbs.h";
 
-    /// What a specification matches or does; `IB_FLOW_SPEC_INNER` is added for the inner headers of
+    /// The kind of a specification, a match or an action; `IB_FLOW_SPEC_INNER` is added for the inner headers of
     /// a tunnel.
     enum ib_flow_spec_type: u32 {
         IB_FLOW_SPEC_ETH = 32,
@@ -250,7 +250,7 @@ open_enums! {
 open_enums! {
     const ATTR_TYPES = "rdma/ib_verbs.h";
 
-    /// What packets a rule is about.
+    /// The packets that a rule takes.
     enum ib_flow_attr_type: u32 {
         IB_FLOW_ATTR_NORMAL = 0,
         IB_FLOW_ATTR_ALL_DEFAULT = 1,

@@ -161,7 +161,7 @@ open_enums! {
 flag_sets! {
     const REREG_FLAGS = "rdma/ib_verbs.h";
 
-    /// What `IB_USER_VERBS_CMD_REREG_MR` changes.
+    /// Attributes that `IB_USER_VERBS_CMD_REREG_MR` changes.
     enum ib_mr_rereg_flags: u32 {
         IB_MR_REREG_TRANS = 1 << 0,
         IB_MR_REREG_PD = 1 << 1,

@@ -69,7 +69,7 @@ ids! {
         RDMA_NODE_USNIC = 5,
         /// Cisco usNIC over UDP.
         RDMA_NODE_USNIC_UDP = 6,
-        /// A transport of its own (EFA, for one).
+        /// A transport of its own, such as EFA.
         RDMA_NODE_UNSPECIFIED = 7,
     }
 

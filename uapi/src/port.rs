@@ -189,7 +189,7 @@ open_enums! {
 open_enums! {
     const LINK_LAYERS = "rdma/ib_verbs.h";
 
-    /// What carries a port.
+    /// The link layer of a port.
     enum rdma_link_layer: u8 {
         IB_LINK_LAYER_UNSPECIFIED = 0,
         IB_LINK_LAYER_INFINIBAND = 1,

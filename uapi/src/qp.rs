@@ -1,4 +1,4 @@
-//! Queue pairs. What is posted to them is in [`wr`](crate::wr).
+//! Queue pairs. Their work requests are in [`wr`](crate::wr).
 //!
 //! `rdma/ib_user_verbs.h`, `rdma/ib_user_ioctl_cmds.h`, `rdma/ib_user_ioctl_verbs.h`.
 
@@ -342,7 +342,7 @@ open_enums! {
 flag_sets! {
     const ATTR_MASKS = "rdma/ib_verbs.h";
 
-    /// What modify changes and query asks for. Bits above 20 need the extended command.
+    /// Attributes that modify changes and query asks for. Bits above 20 need the extended command.
     enum ib_qp_attr_mask: u32 {
         IB_QP_STATE = 1 << 0,
         IB_QP_CUR_STATE = 1 << 1,

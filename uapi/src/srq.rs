@@ -122,7 +122,7 @@ open_enums! {
 flag_sets! {
     const MASKS = "rdma/ib_verbs.h";
 
-    /// What `IB_USER_VERBS_CMD_MODIFY_SRQ` changes.
+    /// Attributes that `IB_USER_VERBS_CMD_MODIFY_SRQ` changes.
     enum ib_srq_attr_mask: u32 {
         IB_SRQ_MAX_WR = 1 << 0,
         IB_SRQ_LIMIT = 1 << 1,

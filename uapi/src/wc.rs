@@ -30,7 +30,7 @@ layouts! {
 open_enums! {
     const OPCODES = "rdma/ib_user_verbs.h";
 
-    /// What completed on the sending side.
+    /// The operation of a completed send request.
     enum ib_uverbs_wc_opcode: u32 {
         IB_UVERBS_WC_SEND = 0,
         IB_UVERBS_WC_RDMA_WRITE = 1,
@@ -78,7 +78,8 @@ open_enums! {
 open_enums! {
     const KERNEL_OPCODES = "rdma/ib_verbs.h";
 
-    /// What completed, receive side included. The values of [`ib_uverbs_wc_opcode`] are the same.
+    /// The operation of a completed request, receives included. The values of [`ib_uverbs_wc_opcode`] are the
+    /// same.
     enum ib_wc_opcode: u32 {
         IB_WC_SEND = 0,
         IB_WC_RDMA_WRITE = 1,
@@ -98,7 +99,7 @@ open_enums! {
 flag_sets! {
     const FLAGS = "rdma/ib_verbs.h";
 
-    /// What else a completion says.
+    /// Flags of a completion.
     enum ib_wc_flags: u32 {
         IB_WC_GRH = 1 << 0,
         IB_WC_WITH_IMM = 1 << 1,

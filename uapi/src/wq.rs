@@ -149,7 +149,7 @@ open_enums! {
 flag_sets! {
     const MASKS = "rdma/ib_verbs.h";
 
-    /// What `IB_USER_VERBS_EX_CMD_MODIFY_WQ` changes.
+    /// Attributes that `IB_USER_VERBS_EX_CMD_MODIFY_WQ` changes.
     enum ib_wq_attr_mask: u32 {
         IB_WQ_STATE = 1 << 0,
         IB_WQ_CUR_STATE = 1 << 1,

@@ -106,7 +106,7 @@ layouts! {
 open_enums! {
     const OPCODES = "rdma/ib_user_verbs.h";
 
-    /// What a send request does.
+    /// The operation of a send request.
     enum ib_uverbs_wr_opcode: u32 {
         IB_UVERBS_WR_RDMA_WRITE = 0,
         IB_UVERBS_WR_RDMA_WRITE_WITH_IMM = 1,
@@ -140,7 +140,7 @@ flag_sets! {
 open_enums! {
     const SELECTIVITY = "rdma/ib_user_verbs.h";
 
-    /// What a flush covers.
+    /// The memory that a flush covers.
     enum ib_selectivity_level: u32 {
         IB_FLUSH_RANGE = 0,
         IB_FLUSH_MR = 1,

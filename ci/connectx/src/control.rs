@@ -1,7 +1,7 @@
-//! The control socket: what tests ask of the emulator behind the driver's back.
+//! The control socket: tests use it to inspect the emulator and to inject faults.
 //!
-//! Pairs with `--control SOCKET`. Each line is a JSON object [`Request`], each answer a line with a
-//! [`Reply`]; [`Client`] speaks it for tests. For example:
+//! Pairs with `--control SOCKET`. Each line is a JSON object [`Request`], each reply a line with a
+//! [`Reply`]; [`Client`] is the client for tests. For example:
 //!
 //! ```text
 //! {"do":"objects","function":0}
@@ -15,178 +15,180 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
+use crate::bar0::{LOG_VAR_STRIDE, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use crate::fabric::Fabric;
-use crate::fault::{Delay, Failure, Side, Syndromes};
+use crate::fault::{CommandFailure, Delay, Side};
+use crate::format::syndrome::CqeError;
 
-/// The longest line taken.
+/// The longest line that the server accepts.
 const MAX_LINE: usize = 4096;
-/// The most of a VAR page that is read at once: all of it.
+/// The most bytes of a VAR page in one reply: the whole page.
 const MAX_VAR: u32 = 4096;
 
-/// What can be asked. `function` is the place of its `--socket` on the command line.
+/// A request. `function` is the position of the function's `--socket` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Request {
-    /// How many objects of each kind live.
+    /// Counts the objects by kind.
     Objects {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// How many host pages firmware holds.
+    /// Counts the host pages that firmware holds.
     Pages {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// What was seen at doorbells that a correct driver does not do.
+    /// Counts what a correct driver does not do at doorbells.
     Doorbells {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// What is in a VAR page.
+    /// Reads a VAR page.
     Var {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// Number of the page.
         page: u32,
-        /// How many bytes, from its start.
+        /// Bytes to read, from the start of the page.
         len: u32,
     },
-    /// Plugs the cable in or out.
+    /// Takes the link up or down.
     Link {
-        /// Which function.
+        /// Number of the function.
         function: usize,
-        /// In or out.
+        /// Whether the link is up.
         up: bool,
     },
-    /// Has commands with this opcode fail.
+    /// Makes a command with this opcode fail.
     FailCommand {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// The opcode.
         opcode: u16,
-        /// How many succeed before.
+        /// How many commands succeed before.
         after: u32,
-        /// The status to answer.
+        /// The error status.
         status: u8,
     },
-    /// Leaves a command with this opcode without an answer.
+    /// Makes a command with this opcode get no completion.
     SilenceCommand {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// The opcode.
         opcode: u16,
-        /// How many are answered before.
+        /// How many commands complete before.
         after: u32,
     },
-    /// Has a work request or a receive end with an error completion, and do nothing.
+    /// Makes a send or receive WQE fail with an error CQE, without any other effect.
     FailRequest {
-        /// Which function.
+        /// Number of the function.
         function: usize,
-        /// Which queue pair; if none, any that a user context made.
+        /// Number of the queue pair; if none, every queue pair of a user context.
         qpn: Option<u32>,
-        /// Which of its queues.
+        /// The queue of the queue pair.
         side: Side,
-        /// How many go well before.
+        /// How many WQEs succeed before.
         after: u32,
-        /// The syndrome in the completion.
+        /// The syndrome in the CQE.
         syndrome: u8,
-        /// The vendor's syndrome beside it.
+        /// The vendor syndrome in the CQE.
         vendor: u8,
     },
-    /// Plugs the cable out and in again.
+    /// Takes the link down and up again.
     FlapLink {
-        /// Which function.
+        /// Number of the function.
         function: usize,
-        /// How often.
+        /// How many times.
         times: u32,
-        /// Nanoseconds out each time.
+        /// Nanoseconds down each time.
         down: u64,
-        /// Nanoseconds in each time.
+        /// Nanoseconds up each time.
         up: u64,
     },
     /// Delays each of the next messages that a function sends.
     DelayMessages {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// How many.
         count: u32,
-        /// What ends the delay of each.
+        /// What ends the delay of each message.
         by: Delay,
     },
-    /// Takes the function away, as if it were pulled out of its slot: reads answer ones, nothing
-    /// happens any more.
+    /// Removes the function, as if it were pulled out of its slot: reads return ones, and the
+    /// device does nothing.
     Remove {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
-    /// Puts it back, as after power on. It is back for the next who connects, too.
+    /// Inserts the function again, as after power on. A new client inserts it, too.
     Insert {
-        /// Which function.
+        /// Number of the function.
         function: usize,
     },
     /// Loses the next messages that a function sends.
     LoseMessages {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// How many.
         count: u32,
     },
     /// Loses the next interrupts of a function.
     LoseInterrupts {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// How many.
         count: u32,
     },
-    /// Reports sickness, or health again with 0.
+    /// Reports a health syndrome; 0 is healthy.
     Health {
-        /// Which function.
+        /// Number of the function.
         function: usize,
         /// The syndrome.
         syndrome: u8,
-        /// Whether firmware asks to be reset, so that the driver begins to recover.
+        /// Whether firmware requests a reset, which makes the driver recover.
         #[serde(default)]
         fatal: bool,
     },
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "answer", rename_all = "snake_case")]
 pub enum Reply {
-    /// It is done.
+    /// The request was carried out.
     Done,
-    /// It cannot be done.
+    /// The request was refused.
     Error {
-        /// Why not.
+        /// The reason.
         why: String,
     },
-    /// Living objects.
+    /// Objects.
     Objects {
         /// By kind.
         counts: BTreeMap<String, usize>,
     },
     /// Host pages.
     Pages {
-        /// How many are held.
+        /// How many pages firmware holds.
         held: usize,
     },
     /// Doorbells.
     Doorbells {
-        /// See [`crate::data::doorbell::Faults`].
+        /// See [`crate::doorbell::DoorbellErrors::torn`].
         torn: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::record_behind`].
         record_behind: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::differs`].
         differs: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::late`].
         late: u64,
-        /// Likewise.
+        /// See [`crate::doorbell::DoorbellErrors::stray`].
         stray: u64,
     },
     /// A VAR page.
     Var {
-        /// What is in it.
+        /// The bytes of the page.
         bytes: Vec<u8>,
     },
 }
@@ -195,7 +197,7 @@ fn error(why: impl Into<String>) -> Reply {
     Reply::Error { why: why.into() }
 }
 
-/// Does what was asked.
+/// Carries out a request.
 pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
     let number = match *request {
         Request::Objects { function }
@@ -215,7 +217,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         | Request::Health { function, .. } => function,
     };
     if number >= fabric.len() {
-        return error(format!("function {number}, {} exist", fabric.len()));
+        return error(format!("function {number} does not exist, only {} exist", fabric.len()));
     }
     let device = fabric.function(number).device_mut();
     match *request {
@@ -226,38 +228,40 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         }
         Request::Pages { .. } => return Reply::Pages { held: device.pages.held() },
         Request::Doorbells { .. } => {
-            let faults = device.doorbell_faults();
+            let errors = device.doorbell_errors();
             return Reply::Doorbells {
-                torn: faults.torn,
-                record_behind: faults.record_behind,
-                differs: faults.differs,
-                late: faults.late,
-                stray: faults.stray,
+                torn: errors.torn,
+                record_behind: errors.record_behind,
+                differs: errors.differs,
+                late: errors.late,
+                stray: errors.stray,
             };
         }
         Request::Var { page, len, .. } => {
-            let stride = 1u64 << crate::caps::LOG_VAR_STRIDE;
+            let stride = 1u64 << LOG_VAR_STRIDE;
             let offset = u64::from(page) * stride;
-            let pages = crate::var::BYTES + crate::var::TLP_PAGES * crate::object::uar::PAGE;
+            let pages = VAR_BYTES + TLP_PAGES * PAGE;
             if offset + u64::from(len) > pages || len > MAX_VAR {
-                return error(format!("{len} bytes of VAR page {page}"));
+                return error(format!(
+                    "{len} bytes of VAR page {page}: at most {MAX_VAR} of an existing page can be read"
+                ));
             }
             let mut bytes = vec![0; len as usize];
-            device.bar.read(crate::var::OFFSET + offset, &mut bytes);
+            device.bar.read(VAR_OFFSET + offset, &mut bytes);
             return Reply::Var { bytes };
         }
         Request::Link { up, .. } => device.set_link(up),
         Request::FailCommand { opcode, after, status, .. } => {
             if status == 0 {
-                return error("status 0 is success");
+                return error("status 0 is success, ask for another");
             }
-            device.faults.fail_command(opcode, after, Failure::Status(status));
+            device.faults.fail_command(opcode, after, CommandFailure::Status(status));
         }
         Request::SilenceCommand { opcode, after, .. } => {
-            device.faults.fail_command(opcode, after, Failure::Silence);
+            device.faults.fail_command(opcode, after, CommandFailure::Silence);
         }
         Request::FailRequest { qpn, side, after, syndrome, vendor, .. } => {
-            device.faults.fail_request(qpn, side, after, Syndromes { syndrome, vendor });
+            device.faults.fail_wqe(qpn, side, after, CqeError { syndrome, vendor });
         }
         Request::FlapLink { times, down, up, .. } => {
             device.faults.flap_link(device.now, times, down, up);
@@ -267,7 +271,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
         Request::Insert { function } => fabric.function(function).insert(),
         Request::LoseMessages { count, .. } => device.faults.lose_messages(count),
         Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
-        Request::Health { syndrome, fatal, .. } => device.segment.set_health(syndrome, fatal),
+        Request::Health { syndrome, fatal, .. } => device.init_segment.set_health(syndrome, fatal),
     }
     Reply::Done
 }
@@ -293,7 +297,7 @@ impl Server {
         &self.stream
     }
 
-    /// Answers what has arrived; false when the client is gone.
+    /// Answers the requests that have arrived; returns false when the client is gone.
     pub fn serve(&mut self, fabric: &mut Fabric) -> bool {
         let mut bytes = [0; MAX_LINE];
         match self.stream.read(&mut bytes) {
@@ -318,7 +322,7 @@ impl Server {
     }
 }
 
-/// The other end.
+/// The client's end of the connection.
 pub struct Client {
     stream: BufReader<UnixStream>,
 }
@@ -327,15 +331,15 @@ impl Client {
     /// Connects to a control socket.
     ///
     /// # Errors
-    /// What connecting answers.
+    /// The error of the connection.
     pub fn connect(path: &Path) -> io::Result<Self> {
         Ok(Self { stream: BufReader::new(UnixStream::connect(path)?) })
     }
 
-    /// Asks, and waits for the answer.
+    /// Sends a request and waits for the reply.
     ///
     /// # Errors
-    /// What the socket answers, or `InvalidData` for an answer that is none.
+    /// An error of the socket, or `InvalidData` for a reply that cannot be parsed.
     pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
@@ -349,13 +353,13 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Options;
+    use crate::options::Options;
 
     #[test]
-    fn questions_are_answered_line_by_line() {
+    fn each_request_line_gets_a_reply_line() {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
-        fabric.function(0).device_mut().bar.write(crate::var::OFFSET + 4096, &[7, 8, 9]);
+        fabric.function(0).device_mut().bar.write(VAR_OFFSET + 4096, &[7, 8, 9]);
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();
         let asked = [
@@ -383,7 +387,7 @@ mod tests {
     }
 
     #[test]
-    fn a_line_without_end_is_not_kept() {
+    fn a_client_that_sends_an_endless_line_is_dropped() {
         let mut fabric = Fabric::default();
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();

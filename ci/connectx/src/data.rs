@@ -1,20 +1,23 @@
-//! The data path: what work requests do.
+//! The data path: what doorbells, WQEs, messages and frames do.
 //!
-//! [`doorbell`] hears of new work, [`ring`] finds it and [`wqe`] reads it; `send` carries it out on
-//! the requester's side as a [`message`], `respond` on the other side, with [`receive`] for the
-//! receives that it uses; `complete` says how it ended. `ethernet` does the same for frames, with
-//! `frame` for what is in one and `steer` for where it goes. `memory` is what their keys lead to.
+//! [`doorbell`] takes writes to UAR pages and schedules queues. [`requester`] executes the WQEs of
+//! a queue pair and makes a [`message`]; [`responder`] executes the message at its destination;
+//! [`completion`] writes the CQEs of both. [`raw`] does the same for Ethernet frames, with
+//! [`steering`] for flow tables, and [`umr`] changes mkeys. [`dma`] accesses memory by mkey. [`cq`]
+//! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and
+//! [`timer`] runs what is due.
 
-mod complete;
-pub mod doorbell;
-pub(crate) mod ethernet;
-pub(crate) mod frame;
-mod memory;
-pub mod message;
-pub mod receive;
-mod respond;
-pub mod ring;
-pub(crate) mod send;
-mod steer;
-mod umr;
-pub mod wqe;
+pub(crate) mod completion;
+pub(crate) mod cq;
+pub(crate) mod dma;
+pub(crate) mod doorbell;
+pub(crate) mod eq;
+pub(crate) mod message;
+pub(crate) mod port;
+pub(crate) mod raw;
+pub(crate) mod requester;
+pub(crate) mod responder;
+pub(crate) mod srq;
+pub(crate) mod steering;
+pub(crate) mod timer;
+pub(crate) mod umr;

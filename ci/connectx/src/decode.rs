@@ -1,7 +1,7 @@
-//! Recordings in words: `connectx decode FILE`.
+//! Prints recordings: `connectx decode FILE`.
 //!
-//! Pairs with [`crate::record`]. Names of fields are those of the kernel's headers, from the
-//! descriptions in `uverbs-uapi`; a field that is zero is not printed.
+//! Pairs with [`crate::recording`]. Field names are those of the kernel's headers, from
+//! `uverbs-uapi`. A field that is zero is not printed.
 
 use std::fmt::Write as _;
 use std::io::{self, Read, Write};
@@ -11,16 +11,15 @@ use uverbs_uapi::mlx5::prm::{Info, LAYOUTS, opcode};
 use uverbs_uapi::mlx5::wqe::mlx5_wqe_opcode;
 use uverbs_uapi::reflection;
 
-use crate::data::wqe::{Control, op};
-use crate::object::eq::event;
-use crate::object::uar;
-use crate::record::{Counter, Entry, RAW, Recording, Source};
-use crate::var;
+use crate::bar0;
+use crate::format::event;
+use crate::format::wqe::{CtrlSegment, op};
+use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
-/// Writes a whole recording in words.
+/// Prints a whole recording.
 ///
 /// # Errors
-/// What reading and writing answer, and `InvalidData` for what is no recording.
+/// An error of reading or writing, or `InvalidData` for a file that is no recording.
 pub fn print(from: impl Read, to: &mut impl Write) -> io::Result<()> {
     let mut recording = Recording::new(from)?;
     writeln!(to, "function {}", recording.function)?;
@@ -32,7 +31,7 @@ pub fn print(from: impl Read, to: &mut impl Write) -> io::Result<()> {
     Ok(())
 }
 
-/// One entry in lines. `running` has the opcode of the command in each slot, for its answer.
+/// Describes one entry. `running` holds the opcode of the command in each slot, for its output.
 fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
     let mut text = String::new();
     // Writing to a string does not fail.
@@ -49,7 +48,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             fields(&mut text, half(0), "in", input);
             Ok(())
         }
-        Entry::Answer { slot, delivery, output } => {
+        Entry::CommandOutput { slot, delivery, output } => {
             let opcode = running.get(usize::from(*slot)).copied().unwrap_or(0);
             let name = opcode::name(opcode).unwrap_or("unknown");
             let status = output.first().copied().unwrap_or(0);
@@ -72,20 +71,20 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
         }
         Entry::DoorbellRecord { counter, number, value } => {
             let name = match counter {
-                Counter::Send => "sends of QP or SQ",
-                Counter::Receive => "receives of QP",
-                Counter::Shared => "receives of SRQ",
-                Counter::Raw => "receives of RQ",
-                Counter::Consumer => "consumer of CQ",
-                Counter::Arm => "arm word of CQ",
+                DoorbellCounter::Sq => "sends of QP or SQ",
+                DoorbellCounter::QpRq => "receives of QP",
+                DoorbellCounter::Srq => "receives of SRQ",
+                DoorbellCounter::Rq => "receives of RQ",
+                DoorbellCounter::CqConsumer => "consumer of CQ",
+                DoorbellCounter::CqArm => "arm word of CQ",
             };
             writeln!(text, "record {name} {number:#x}: {value:#x}")
         }
-        Entry::Request { service, blue_flame, index, number, bytes } => {
+        Entry::Wqe { service, blue_flame, index, number, bytes } => {
             let from = if *blue_flame { "BlueFlame" } else { "ring" };
-            let control = bytes.first_chunk::<16>().map(Control::parse);
+            let control = bytes.first_chunk::<16>().map(CtrlSegment::parse);
             let opcode = control.map_or(0, |control| control.opcode);
-            let (name, kind) = (operation(opcode), service_name(*service));
+            let (name, kind) = (opcode_name(opcode), service_name(*service));
             let _ =
                 writeln!(text, "request {name} of {kind} {number:#x} at {index:#x} from {from}");
             for (layout, bytes) in segments(*service, bytes) {
@@ -93,11 +92,11 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             }
             Ok(())
         }
-        Entry::Receive { source, linked, index, number, bytes } => {
-            let kind = match source {
-                Source::Pair => "QP",
-                Source::Shared => "SRQ",
-                Source::Raw => "RQ",
+        Entry::ReceiveWqe { rq_type, linked, index, number, bytes } => {
+            let kind = match rq_type {
+                RqType::Qp => "QP",
+                RqType::Srq => "SRQ",
+                RqType::Rq => "RQ",
             };
             let _ = writeln!(text, "receive of {kind} {number:#x} at {index:#x}");
             for (layout, bytes) in receive_segments(*linked, bytes) {
@@ -105,7 +104,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             }
             Ok(())
         }
-        Entry::Completion { number, index, bytes } => {
+        Entry::Cqe { number, index, bytes } => {
             let cqe = bytes.get(bytes.len().saturating_sub(64)..).unwrap_or_default();
             let last = cqe.last().copied().unwrap_or(0);
             let code = mlx5_cqe_opcode(last >> 4);
@@ -125,7 +124,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
             }
             Ok(())
         }
-        Entry::Event { number, index, bytes } => {
+        Entry::Eqe { number, index, bytes } => {
             let kind = bytes.get(1).copied().unwrap_or(0);
             let data = bytes.get(32..60).map_or_else(String::new, hex);
             let name = event_name(kind);
@@ -136,7 +135,7 @@ fn describe(entry: &Entry<Vec<u8>>, running: &mut [u16; 32]) -> String {
     text
 }
 
-/// What stands before the fields of an entry.
+/// Indentation of the fields of an entry.
 const INDENT: &str = "                 ";
 
 /// Bytes as hexadecimal digits.
@@ -157,13 +156,13 @@ pub fn service_name(service: u8) -> &'static str {
         0x7 => "smi",
         0x8 => "gsi",
         0xc => "umr",
-        RAW => "raw",
+        SERVICE_RAW_SQ => "raw",
         _ => "unknown",
     }
 }
 
-/// The name of a request's opcode, without what all of them begin with.
-pub fn operation(opcode: u8) -> String {
+/// The name of a WQE opcode, without the common prefix.
+pub fn opcode_name(opcode: u8) -> String {
     match mlx5_wqe_opcode(opcode).name() {
         Some(name) => name.trim_start_matches("MLX5_OPCODE_").into(),
         None if opcode == op::LOCAL_INVAL => "LOCAL_INVAL".into(),
@@ -186,23 +185,23 @@ fn event_name(kind: u8) -> &'static str {
     }
 }
 
-/// What a write to BAR0 means.
+/// Describes a write to BAR0.
 fn register(offset: u64, bytes: &[u8]) -> String {
     let word = |at: usize| {
         bytes.get(at..at + 4).map_or(0, |b| u32::from_be_bytes([b[0], b[1], b[2], b[3]]))
     };
-    let page = offset / uar::PAGE;
-    if offset >= var::OFFSET {
+    let page = offset / bar0::PAGE;
+    if offset >= bar0::VAR_OFFSET {
         return "VAR page".into();
     }
-    if page < u64::from(*uar::NUMBERS.start()) {
+    if page < u64::from(*bar0::UARS.start()) {
         return match offset {
             0x10 | 0x14 => "address of the command queue".into(),
             0x18 => format!("command doorbell {:#x}", word(0)),
             _ => String::new(),
         };
     }
-    match offset % uar::PAGE {
+    match offset % bar0::PAGE {
         0x20 => format!(
             "UAR {page}: arm CQ {:#x} for {} completions, serial {}, consumer {:#x}",
             word(4) & 0xff_ffff,
@@ -227,11 +226,11 @@ fn register(offset: u64, bytes: &[u8]) -> String {
     }
 }
 
-/// Prints the fields of a command that are not zero, as far as they are described.
+/// Prints the fields of a command that are not zero.
 fn fields(text: &mut String, op: u16, way: &str, bytes: &[u8]) {
     let name = opcode::name(op).unwrap_or_default();
     let own = format!("{}_{way}", name.to_lowercase());
-    // All moves of a queue pair have the layout of the first.
+    // All QP transitions have the layout of the first.
     let shared = format!("rst2init_qp_{way}");
     let found = layout(&own).or_else(|| name.ends_with("_QP").then(|| layout(&shared)).flatten());
     match found {
@@ -275,7 +274,7 @@ fn layout_fields(text: &mut String, info: &Info, prefix: &str, bytes: &[u8]) {
     }
 }
 
-/// `width` bits from bit `bit`; what is not there is zero.
+/// `width` bits from bit `bit` on; bits past the end are zero.
 fn number(bytes: &[u8], bit: usize, width: usize) -> u64 {
     (bit..bit + width).fold(0, |value, bit| {
         let byte = bytes.get(bit / 8).copied().unwrap_or(0);
@@ -283,16 +282,16 @@ fn number(bytes: &[u8], bit: usize, width: usize) -> u64 {
     })
 }
 
-/// A part of a work request: the kernel's name for what it is, and its bytes.
-pub type Segment<'a> = (&'static str, &'a [u8]);
+/// A segment of a WQE: the kernel's name of its struct, and its bytes.
+pub type NamedSegment<'a> = (&'static str, &'a [u8]);
 
-/// What is cut off and what is left of a request.
-struct Cut<'a> {
-    list: Vec<Segment<'a>>,
+/// The segments split off so far, and the rest of the WQE.
+struct Splitter<'a> {
+    list: Vec<NamedSegment<'a>>,
     rest: &'a [u8],
 }
 
-impl Cut<'_> {
+impl Splitter<'_> {
     fn take(&mut self, name: &'static str, len: usize) {
         let (head, rest) = self.rest.split_at(len.min(self.rest.len()));
         self.rest = rest;
@@ -302,65 +301,67 @@ impl Cut<'_> {
     }
 }
 
-/// Cuts a request into its segments. What follows a segment that is cut off is left out.
-pub fn segments(service: u8, bytes: &[u8]) -> Vec<Segment<'_>> {
-    let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return vec![] };
-    let end = (usize::from(control.units) * 16).min(bytes.len());
-    let mut cut = Cut { list: Vec::new(), rest: bytes.get(..end).unwrap_or_default() };
-    cut.take("mlx5_wqe_ctrl_seg", 16);
+/// Splits a WQE into its segments, and stops at a truncated one.
+pub fn segments(service: u8, bytes: &[u8]) -> Vec<NamedSegment<'_>> {
+    let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return vec![] };
+    let end = (usize::from(control.ds) * 16).min(bytes.len());
+    let mut splitter = Splitter { list: Vec::new(), rest: bytes.get(..end).unwrap_or_default() };
+    splitter.take("mlx5_wqe_ctrl_seg", 16);
     match service {
-        0x3 => cut.take("mlx5_wqe_xrc_seg", 16),
-        0x2 | 0x7 | 0x8 => cut.take("mlx5_av", 48),
-        RAW if control.opcode != op::NOP => {
-            let inline = cut.rest.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
-            // The upper bit stands for a VLAN tag in place of headers.
+        0x3 => splitter.take("mlx5_wqe_xrc_seg", 16),
+        0x2 | 0x7 | 0x8 => splitter.take("mlx5_av", 48),
+        SERVICE_RAW_SQ if control.opcode != op::NOP => {
+            let inline = splitter.rest.get(12..14).map_or(0, |b| u16::from_be_bytes([b[0], b[1]]));
+            // The upper bit means that the segment holds a VLAN tag instead of headers.
             let len = if inline >> 15 != 0 { 0 } else { usize::from(inline) };
-            cut.take("mlx5_wqe_eth_seg", (14 + len).next_multiple_of(16).max(16));
+            splitter.take("mlx5_wqe_eth_seg", (14 + len).next_multiple_of(16).max(16));
         }
         _ => {}
     }
     match control.opcode {
-        op::RDMA_WRITE | op::RDMA_WRITE_IMM | op::RDMA_READ => cut.take("mlx5_wqe_raddr_seg", 16),
+        op::RDMA_WRITE | op::RDMA_WRITE_IMM | op::RDMA_READ => {
+            splitter.take("mlx5_wqe_raddr_seg", 16)
+        }
         op::ATOMIC_CS | op::ATOMIC_FA | op::ATOMIC_MASKED_FA => {
-            cut.take("mlx5_wqe_raddr_seg", 16);
-            cut.take("mlx5_wqe_atomic_seg", 16);
+            splitter.take("mlx5_wqe_raddr_seg", 16);
+            splitter.take("mlx5_wqe_atomic_seg", 16);
         }
         op::ATOMIC_MASKED_CS => {
-            cut.take("mlx5_wqe_raddr_seg", 16);
-            // Of four bytes, all operands fit one segment.
+            splitter.take("mlx5_wqe_raddr_seg", 16);
+            // All four operands of 4-byte atomics fit one segment.
             match control.atomic_len() {
-                Some(4) => cut.take("mlx5_wqe_atomic_seg", 16),
-                _ => cut.take("mlx5_wqe_masked_atomic_seg", 32),
+                Some(4) => splitter.take("mlx5_wqe_atomic_seg", 16),
+                _ => splitter.take("mlx5_wqe_masked_atomic_seg", 32),
             }
         }
         op::UMR => {
             const INLINE: u8 = 1 << 7;
-            let inline = cut.rest.first().is_some_and(|flags| flags & INLINE != 0);
-            cut.take("mlx5_wqe_umr_ctrl_seg", 48);
-            cut.take("mlx5_mkey_seg", 64);
-            while inline && !cut.rest.is_empty() {
-                cut.take("mlx5_klm", 16);
+            let inline = splitter.rest.first().is_some_and(|flags| flags & INLINE != 0);
+            splitter.take("mlx5_wqe_umr_ctrl_seg", 48);
+            splitter.take("mlx5_mkey_seg", 64);
+            while inline && !splitter.rest.is_empty() {
+                splitter.take("mlx5_klm", 16);
             }
         }
         _ => {}
     }
-    while let Some(first) = cut.rest.first() {
+    while let Some(first) = splitter.rest.first() {
         if first & 0x80 == 0 {
-            cut.take("mlx5_wqe_data_seg", 16);
+            splitter.take("mlx5_wqe_data_seg", 16);
         } else {
-            let head = cut.rest.first_chunk::<4>();
+            let head = splitter.rest.first_chunk::<4>();
             let len = head.map_or(0, |b| u32::from_be_bytes(*b) & 0x7fff_ffff) as usize;
-            cut.take(
+            splitter.take(
                 "mlx5_wqe_inline_seg",
                 len.saturating_add(4).min(1 << 16).next_multiple_of(16),
             );
         }
     }
-    cut.list
+    splitter.list
 }
 
-/// Cuts a receive into its segments, to the one that ends the list.
-pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<Segment<'_>> {
+/// Splits a receive WQE into its segments, up to the one that ends the list.
+pub fn receive_segments(linked: bool, bytes: &[u8]) -> Vec<NamedSegment<'_>> {
     const END: u32 = 0x100;
     let (mut list, mut rest) = (Vec::new(), bytes);
     if linked && let Some((head, left)) = rest.split_at_checked(16) {
@@ -403,30 +404,34 @@ fn segment(text: &mut String, name: &str, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::record::Recorder;
-    use crate::record::tests::Tape;
+    use crate::recording::Recorder;
+    use crate::recording::tests::MemoryFile;
 
     fn words(entries: &[Entry<&[u8]>]) -> String {
-        let tape = Tape::default();
-        let mut recorder = Recorder::new(tape.clone(), 3).unwrap();
+        let file = MemoryFile::default();
+        let mut recorder = Recorder::new(file.clone(), 3).unwrap();
         for entry in entries {
             recorder.add(1_500_000_000, entry);
         }
         let mut text = Vec::new();
-        print(&tape.bytes()[..], &mut text).unwrap();
+        print(&file.bytes()[..], &mut text).unwrap();
         String::from_utf8(text).unwrap()
     }
 
     #[test]
-    fn a_command_is_printed_by_its_fields() {
+    fn a_command_is_printed_with_its_field_names() {
         let mut input = [0; 64];
         input[..2].copy_from_slice(&opcode::CREATE_CQ.to_be_bytes());
         // log_cq_size, bits 3 to 7 of the twelfth byte of the context.
         input[16 + 12] = 9;
         let text = words(&[
             Entry::Command { slot: 2, input: &input },
-            Entry::Answer { slot: 2, delivery: 0, output: &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 5] },
-            Entry::Answer { slot: 2, delivery: 0, output: &[3, 0, 0, 0, 0, 1, 2, 3] },
+            Entry::CommandOutput {
+                slot: 2,
+                delivery: 0,
+                output: &[0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 4, 5],
+            },
+            Entry::CommandOutput { slot: 2, delivery: 0, output: &[3, 0, 0, 0, 0, 1, 2, 3] },
         ]);
         assert!(text.starts_with("function 3\n    1.500000 command 2 CREATE_CQ (0x400)"), "{text}");
         assert!(text.contains(" cq_context.log_cq_size 0x9\n"), "{text}");
@@ -436,7 +441,7 @@ mod tests {
     }
 
     #[test]
-    fn a_request_is_cut_where_its_opcode_says() {
+    fn a_wqe_is_split_into_the_segments_of_its_opcode() {
         let names = |service, opcode, units: u8, first: u8| {
             let mut bytes = [0; 256];
             bytes[3] = opcode;
@@ -456,13 +461,13 @@ mod tests {
         assert_eq!(names(0, op::ATOMIC_FA, 4, 0), atomic);
         let umr = ["wqe_ctrl_seg", "wqe_umr_ctrl_seg", "mkey_seg", "klm", "klm"];
         assert_eq!(names(0xc, op::UMR, 10, 0x80), umr);
-        // Cut off in the middle, as a hostile driver may leave it.
+        // Truncated, as a hostile driver may leave it.
         assert_eq!(names(2, op::SEND, 2, 0), ["wqe_ctrl_seg", "av"]);
         assert!(segments(0, &[0; 8]).is_empty());
     }
 
     #[test]
-    fn requests_completions_and_doorbells_are_printed_by_name() {
+    fn wqes_cqes_and_doorbells_are_printed_by_name() {
         let mut wqe = [0; 64];
         wqe[..8].copy_from_slice(&[0, 0, 7, 0x08, 0, 0, 0x42, 3]);
         wqe[16..24].copy_from_slice(&0x1234_5678u64.to_be_bytes());
@@ -471,9 +476,9 @@ mod tests {
         cqe[55] = 0x13;
         cqe[63] = 0xd0;
         let text = words(&[
-            Entry::Write { offset: 20 * uar::PAGE + 0x900, bytes: &wqe[..8] },
-            Entry::Request { service: 0, blue_flame: true, index: 7, number: 0x42, bytes: &wqe },
-            Entry::Completion { number: 0x405, index: 1, bytes: &cqe },
+            Entry::Write { offset: 20 * bar0::PAGE + 0x900, bytes: &wqe[..8] },
+            Entry::Wqe { service: 0, blue_flame: true, index: 7, number: 0x42, bytes: &wqe },
+            Entry::Cqe { number: 0x405, index: 1, bytes: &cqe },
         ]);
         assert!(text.contains("UAR 20 register 0: doorbell of 0x42 at 0x7"), "{text}");
         assert!(text.contains("request RDMA_WRITE of rc 0x42 at 0x7 from BlueFlame"), "{text}");

@@ -1,98 +1,59 @@
-//! Firmware and hardware of one function, behind BAR0.
+//! The state of one function behind BAR0.
 //!
-//! Pairs with [`crate::function::Function`] above. What commands make is in [`crate::object`], what
-//! work requests do in [`crate::data`].
+//! The layers above add what it does: `data` executes WQEs and doorbells, `cmd` commands, `mmio`
+//! accesses to BAR0.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
-use crate::bar::{self, BarMemory};
-use crate::caps::Caps;
-use crate::cmd;
-use crate::data::doorbell::Doorbells;
-use crate::fault::Faults;
+use crate::bar_memory::BarMemory;
+use crate::doorbell::Doorbells;
+use crate::fault::InjectedFaults;
 use crate::guest::GuestMemory;
+use crate::hca_caps::HcaCaps;
+use crate::init_segment::InitSegment;
 use crate::interrupt::Interrupts;
-use crate::object::qp::Wait;
-use crate::object::{Objects, uar};
-use crate::pages::Pages;
-use crate::port::{Casts, Port};
-use crate::record::{Entry, Recorder};
-use crate::segment::{Effect, Segment};
+use crate::object::Objects;
+use crate::object::qp::RetryTimer;
+use crate::options::Options;
+use crate::pages::FirmwarePages;
+use crate::port::{Port, TrafficByCast};
+use crate::recording::Recorder;
 
-/// What a port is.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub enum PortType {
-    /// RoCE and a network interface.
-    #[default]
-    Ethernet,
-    /// InfiniBand.
-    InfiniBand,
-}
-
-/// How a function is made.
-#[derive(Debug, Clone)]
-pub struct Options {
-    /// What its port is.
-    pub port_type: PortType,
-    /// Whether BlueFlame registers take data.
-    pub write_combining: bool,
-    /// Whether keys are only made and destroyed by commands, as on a function with the smallest
-    /// set of capabilities.
-    pub minimal: bool,
-    /// Whether the guest maps VAR pages and device memory. Each other write then waits for its
-    /// answer.
-    pub mapped: bool,
-    /// Its number on the switch, from which addresses are made.
-    pub number: u32,
-}
-
-impl Default for Options {
-    fn default() -> Self {
-        Self {
-            port_type: PortType::Ethernet,
-            write_combining: true,
-            minimal: false,
-            mapped: false,
-            number: 0,
-        }
-    }
-}
-
-/// Firmware and hardware of a function.
+/// The state of one function behind BAR0.
 pub struct Device {
     pub(crate) options: Options,
     pub(crate) memory: GuestMemory,
     pub(crate) interrupts: Interrupts,
-    pub(crate) segment: Segment,
-    pub(crate) caps: Caps,
-    /// The interface revision that the driver chose.
+    pub(crate) init_segment: InitSegment,
+    pub(crate) caps: HcaCaps,
+    /// The interface revision (ISSI) that the driver chose.
     pub(crate) issi: u64,
-    pub(crate) pages: Pages,
+    pub(crate) pages: FirmwarePages,
     pub(crate) objects: Objects,
     pub(crate) port: Port,
     pub(crate) node_description: Vec<u8>,
     pub(crate) doorbells: Doorbells,
     pub(crate) bar: BarMemory,
-    pub(crate) rdma_sent: Casts,
-    pub(crate) rdma_received: Casts,
-    /// Queues with something to send.
-    pub(crate) awake: VecDeque<u32>,
-    /// Queues that try again at a time.
-    pub(crate) timers: BTreeMap<(u64, u32), ()>,
-    /// Completion queues whose event is due at a time.
+    pub(crate) rdma_sent: TrafficByCast,
+    pub(crate) rdma_received: TrafficByCast,
+    /// Queues with work.
+    pub(crate) ready_queues: VecDeque<u32>,
+    /// Queue pairs that retry at a time.
+    pub(crate) retry_timers: BTreeMap<(u64, u32), ()>,
+    /// CQs whose event is due at a time.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
-    /// Whether the driver has initialised it.
-    pub(crate) running: bool,
-    /// Whether it may reach memory and raise interrupts.
+    /// Whether the driver has sent INIT_HCA.
+    pub(crate) initialized: bool,
+    /// Whether the function may access memory and raise interrupts.
     pub(crate) bus_master: bool,
-    /// What tests asked for.
-    pub(crate) faults: Faults,
-    /// What is seen and done, for later.
+    /// Faults that tests asked for.
+    pub(crate) faults: InjectedFaults,
+    /// The recording of what the function sees and does.
     pub(crate) recorder: Recorder,
-    /// Refusals that were logged.
-    pub(crate) refused: BTreeMap<(u16, u32), u64>,
+    /// Refused commands in the log: opcode and syndrome.
+    pub(crate) logged_errors: BTreeMap<(u16, u32), u64>,
 }
 
 impl Device {
@@ -101,32 +62,32 @@ impl Device {
         Self {
             memory: GuestMemory::default(),
             interrupts: Interrupts::new(vectors),
-            segment: Segment::new(),
-            caps: Caps::new(&options),
+            init_segment: InitSegment::new(),
+            caps: HcaCaps::new(&options),
             issi: 0,
-            pages: Pages::default(),
+            pages: FirmwarePages::default(),
             objects: Objects::new(),
             port: Port::new(options.number),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
             bar: BarMemory::new(),
-            rdma_sent: Casts::default(),
-            rdma_received: Casts::default(),
-            awake: VecDeque::new(),
-            timers: BTreeMap::new(),
+            rdma_sent: TrafficByCast::default(),
+            rdma_received: TrafficByCast::default(),
+            ready_queues: VecDeque::new(),
+            retry_timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
-            running: false,
+            initialized: false,
             bus_master: false,
-            faults: Faults::default(),
+            faults: InjectedFaults::default(),
             recorder: Recorder::default(),
-            refused: BTreeMap::new(),
+            logged_errors: BTreeMap::new(),
             options,
         }
     }
 
-    /// A reset of the function or of its firmware: only guest memory, interrupts, the time, the recording and what tests
-    /// asked for stay; the memory of BAR0 stays mapped and loses its contents.
+    /// Resets the function or its firmware. Guest memory, interrupts, the time, the recording and
+    /// injected faults stay. The memory in BAR0 stays mapped and is cleared.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -142,138 +103,76 @@ impl Device {
         fresh.recorder = std::mem::take(&mut self.recorder);
         fresh.recorder.reset(self.now);
         fresh.port.link_up = self.port.link_up;
-        fresh.segment = Segment::after_reset();
+        fresh.init_segment = InitSegment::after_reset();
         *self = fresh;
     }
 
-    /// Forgets every object: the driver is done with it. Host pages stay until it takes them.
+    /// Destroys every object. Host pages stay until the driver takes them back.
     pub(crate) fn tear_down(&mut self) {
         let left: Vec<_> =
             self.objects.counts().into_iter().filter(|(_, count)| *count > 0).collect();
         if !left.is_empty() {
             log::warn!("function {} is torn down with {left:?}", self.options.number);
         }
-        self.running = false;
-        self.pages.run(false);
+        self.initialized = false;
+        self.pages.set_running(false);
         self.objects = Objects::new();
-        self.doorbells.forget();
-        self.awake.clear();
-        self.timers.clear();
+        self.doorbells.clear();
+        self.ready_queues.clear();
+        self.retry_timers.clear();
         self.cq_timers.clear();
         self.faults.reset();
-        // What another function may have by now.
-        self.port.forget_gids();
+        // Another function may have these addresses by now.
+        self.port.clear_gids();
     }
 
-    /// Lets it reach memory and raise interrupts, or not.
+    /// Enables or disables access to memory and interrupts.
     pub(crate) fn set_bus_master(&mut self, on: bool) {
         self.bus_master = on;
         self.interrupts.enable(on);
     }
 
-    /// Reads from BAR0.
-    pub fn read(&mut self, offset: u64, to: &mut [u8]) {
-        let page = offset / uar::PAGE;
-        if offset >= bar::OFFSET {
-            return self.bar.read(offset, to);
-        }
-        for (at, byte) in (offset..).zip(to) {
-            // Doorbells are write-only.
-            *byte = if page < u64::from(*uar::NUMBERS.start()) {
-                self.segment.read(at & !3, self.now).to_be_bytes()[(at & 3) as usize]
-            } else {
-                0
-            };
+    /// The cost since the last call.
+    pub(crate) fn take_cost(&self) -> u64 {
+        self.objects.cost.take()
+    }
+
+    /// Appends a queue to the ready queues.
+    pub(crate) fn schedule(&mut self, number: u32) {
+        if !self.ready_queues.contains(&number) {
+            self.ready_queues.push_back(number);
         }
     }
 
-    /// Writes to BAR0.
-    pub fn write(&mut self, offset: u64, from: &[u8]) {
-        self.recorder.add(self.now, &Entry::Write { offset, bytes: from });
-        if offset >= bar::OFFSET {
-            if !self.bar.write(offset, from) {
-                log::debug!("{} bytes to {offset:#x} of BAR0, where nothing is", from.len());
-            }
-            return;
-        }
-        if offset / uar::PAGE >= u64::from(*uar::NUMBERS.start()) {
-            if !self.bus_master {
-                log::debug!("doorbell while the function may not reach memory");
-                return;
-            }
-            return self.uar_write((offset / uar::PAGE) as u32, offset % uar::PAGE, from);
-        }
-        let (words, _) = from.as_chunks::<4>();
-        for (at, word) in (offset..).step_by(4).zip(words) {
-            match self.segment.write(at, u32::from_be_bytes(*word)) {
-                Effect::None => {}
-                Effect::Commands(_) if !self.bus_master => {
-                    log::warn!("command while the function may not reach memory");
-                }
-                Effect::Commands(slots) => cmd::queue::run(self, slots),
-                Effect::Reset => self.reset(),
-            }
-        }
+    /// Schedules a queue after a while.
+    pub(crate) fn schedule_after(&mut self, number: u32, nanoseconds: u64) {
+        self.retry_timers.insert((self.now.saturating_add(nanoseconds), number), ());
     }
 
-    /// What the request at hand has cost so far; the next one begins at nothing.
-    pub(crate) fn cost(&self) -> u64 {
-        self.objects.effort.take()
-    }
-
-    /// Has a queue looked at.
-    pub(crate) fn wake(&mut self, number: u32) {
-        if !self.awake.contains(&number) {
-            self.awake.push_back(number);
-        }
-    }
-
-    /// Has a queue looked at after a while.
-    pub(crate) fn wake_after(&mut self, number: u32, nanoseconds: u64) {
-        self.timers.insert((self.now.saturating_add(nanoseconds), number), ());
-    }
-
-    /// Has a queue pair send nothing for a while, and then try again.
-    pub(crate) fn wait(&mut self, qpn: u32, nanoseconds: u64) {
+    /// Stops a queue pair for a while, after which it retries.
+    pub(crate) fn start_retry_timer(&mut self, qpn: u32, nanoseconds: u64) {
         let due = self.now.saturating_add(nanoseconds);
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        qp.waits = Some(Wait::Until(due));
-        self.timers.insert((due, qpn), ());
+        qp.retry_timer = Some(RetryTimer::At(due));
+        self.retry_timers.insert((due, qpn), ());
     }
 
-    /// Ends a queue pair's waiting, whatever it waits for.
-    pub(crate) fn stop_waiting(&mut self, qpn: u32) {
+    /// Cancels the retry timer of a queue pair.
+    pub(crate) fn cancel_retry_timer(&mut self, qpn: u32) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        if let Some(Wait::Until(due)) = qp.waits.take() {
-            self.timers.remove(&(due, qpn));
+        if let Some(RetryTimer::At(due)) = qp.retry_timer.take() {
+            self.retry_timers.remove(&(due, qpn));
         }
     }
 
-    /// Wakes the queues whose time has come.
-    pub(crate) fn run_timers(&mut self) {
-        if !self.bus_master {
-            return;
-        }
-        while let Some((&(due, number), ())) = self.timers.first_key_value()
-            && due <= self.now
-        {
-            self.timers.pop_first();
-            self.wake(number);
-        }
-        self.run_cq_timers();
-        while let Some(up) = self.faults.link(self.now) {
-            self.set_link(up);
-        }
-    }
-
-    /// When something is due next.
+    /// When the next timer is due.
     pub(crate) fn deadline(&self) -> Option<u64> {
         if !self.bus_master {
             return None;
         }
-        let queue = self.timers.first_key_value().map(|((due, _), ())| *due);
+        let queue = self.retry_timers.first_key_value().map(|((due, _), ())| *due);
         let event = self.cq_timers.first().map(|(due, _)| *due);
-        queue.into_iter().chain(event).chain(self.faults.next_link()).min()
+        queue.into_iter().chain(event).chain(self.faults.next_link_change()).min()
     }
 
     /// Guest memory, to map.
@@ -281,17 +180,17 @@ impl Device {
         &mut self.memory
     }
 
-    /// Interrupt vectors, to connect.
+    /// MSI-X vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         &mut self.interrupts
     }
 
-    /// Where what is seen and done is recorded.
+    /// The recorder of this function.
     pub fn recorder_mut(&mut self) -> &mut Recorder {
         &mut self.recorder
     }
 
-    /// Whether the cable is plugged in.
+    /// Whether the link is up.
     pub fn link_up(&self) -> bool {
         self.port.link_up
     }

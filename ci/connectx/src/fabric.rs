@@ -1,38 +1,40 @@
-//! The switch: functions, and what travels between them.
+//! The switch that connects functions.
 //!
-//! Pairs with the requester and responder of [`crate::data`]. Nothing is under way between calls: a
-//! message is carried out at its destination while its sender waits.
+//! Pairs with the requester and responder of `data`. No message is in flight between calls: the
+//! destination executes a message while its sender waits.
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use crate::data::ethernet::Outgoing;
-use crate::data::message::{Answer, Message};
-use crate::data::send::{Next, Target};
-use crate::device::{Device, Options, PortType};
-use crate::fault::Fate;
+use crate::data::message::{Message, Response};
+use crate::data::raw::NextFrames;
+use crate::data::requester::{Destination, NextWqe};
+use crate::device::Device;
+use crate::fault::MessageFate;
 use crate::function::Function;
+use crate::options::{Options, PortType};
+use crate::port::GIDS;
 
-/// Requests that one queue may have carried out before another gets its turn.
-const TURN: usize = 32;
-/// What a turn may cost, in steps of about ten nanoseconds: then whoever is connected is heard, and the
-/// rest goes on in the next one.
-const TURN_COST: u64 = 1 << 20;
-/// What a request costs whatever it does.
-const REQUEST_COST: u64 = 64;
+/// WQEs that one queue may execute before the next queue has its turn.
+const WQES_PER_TURN: usize = 32;
+/// What one poll may cost, in steps of about ten nanoseconds. After that the caller serves its
+/// clients before it polls again.
+const COST_PER_POLL: u64 = 1 << 20;
+/// What every WQE costs.
+const WQE_COST: u64 = 64;
 
 /// Functions behind one switch.
 #[derive(Default)]
 pub struct Fabric {
     functions: Vec<Function>,
-    /// The function whose queues are looked at first, so that a turn that ends early does not
-    /// always end before the same ones.
+    /// The function whose queues come first. It changes when a poll ends early, so that no queue
+    /// waits for ever.
     first: usize,
-    /// What the turn may still cost.
-    left: u64,
+    /// What the current poll may still cost.
+    budget: u64,
 }
 
 impl Fabric {
-    /// Adds a function with these options; its number is its place.
+    /// Adds a function and returns its number.
     pub fn add(&mut self, mut options: Options) -> usize {
         let number = self.functions.len();
         options.number = number as u32;
@@ -58,166 +60,169 @@ impl Fabric {
         &mut self.functions[number]
     }
 
-    /// Lets it be `now`, in nanoseconds: what a guest reads of the devices' clocks from here on.
+    /// Sets the time in nanoseconds since the start, which guests read from the device's clock.
     pub fn set_time(&mut self, now: u64) {
         for function in &mut self.functions {
             function.device_mut().now = now;
         }
     }
 
-    /// Sets the time, in nanoseconds since the start, and does one turn of what is due. Returns
-    /// whether there is more to do right away.
-    pub fn turn(&mut self, now: u64) -> bool {
+    /// Sets the time in nanoseconds since the start, and does the work that is due. Returns whether
+    /// there is more work now.
+    pub fn poll(&mut self, now: u64) -> bool {
         self.set_time(now);
         for function in &mut self.functions {
             function.device_mut().run_timers();
         }
-        self.left = TURN_COST;
+        self.budget = COST_PER_POLL;
         let (first, count) = (self.first, self.functions.len());
         for number in (0..count).map(|step| (first + step) % count) {
             if !self.functions[number].device().bus_master {
                 continue;
             }
-            for _ in 0..self.functions[number].device().awake.len() {
-                let Some(queue) = self.functions[number].device_mut().awake.pop_front() else {
+            for _ in 0..self.functions[number].device().ready_queues.len() {
+                let Some(queue) = self.functions[number].device_mut().ready_queues.pop_front()
+                else {
                     break;
                 };
                 self.run_queue(number, queue);
-                if self.left == 0 {
+                if self.budget == 0 {
                     self.first = (number + 1) % count;
                     return true;
                 }
             }
         }
-        let busy = |device: &Device| device.bus_master && !device.awake.is_empty();
+        let busy = |device: &Device| device.bus_master && !device.ready_queues.is_empty();
         self.functions.iter().any(|function| busy(function.device()))
     }
 
-    /// Notes what a request has cost; false if the turn ends with it.
-    fn pay(&mut self) -> bool {
-        let cost: u64 = self.functions.iter().map(|function| function.device().cost()).sum();
-        self.left = self.left.saturating_sub(cost.saturating_add(REQUEST_COST));
-        self.left > 0
+    /// Charges a WQE to the poll; returns false if the poll ends with it.
+    fn charge(&mut self) -> bool {
+        let cost: u64 = self.functions.iter().map(|function| function.device().take_cost()).sum();
+        self.budget = self.budget.saturating_sub(cost.saturating_add(WQE_COST));
+        self.budget > 0
     }
 
-    /// When something is due next, in nanoseconds since the start.
+    /// When the next timer is due, in nanoseconds since the start.
     pub fn deadline(&self) -> Option<u64> {
         self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
 
     fn run_queue(&mut self, number: usize, queue: u32) {
         if self.functions[number].device().is_raw(queue) {
-            return self.run_raw(number, queue);
+            return self.run_raw_sq(number, queue);
         }
-        for _ in 0..TURN {
-            if !self.pay() {
+        for _ in 0..WQES_PER_TURN {
+            if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().next_request(queue) {
-                Next::Idle => return,
-                Next::Done => {}
-                Next::Carry(carry) => {
-                    let (job, message, target) = *carry;
+            match self.functions[number].device_mut().run_next_wqe(queue) {
+                NextWqe::Idle => return,
+                NextWqe::Done => {}
+                NextWqe::Send(send) => {
+                    let (wqe, message, destination) = *send;
                     let sender = self.functions[number].device_mut();
-                    let (fate, ready) = sender.faults.message(sender.now, queue);
-                    ready.into_iter().for_each(|queue| sender.wake(queue));
-                    if let Fate::Held(wait) = fate {
-                        return sender.wake_after(queue, wait);
+                    let (fate, ready) = sender.faults.message_fate(sender.now, queue);
+                    ready.into_iter().for_each(|queue| sender.schedule(queue));
+                    if let MessageFate::Delayed(wait) = fate {
+                        return sender.schedule_after(queue, wait);
                     }
-                    let answer = match fate {
-                        Fate::Lost => Answer::Lost,
-                        _ => self.carry(number, &message, target),
+                    let response = match fate {
+                        MessageFate::Lost => Response::Lost,
+                        _ => self.deliver(number, &message, destination),
                     };
                     let sender = self.functions[number].device_mut();
-                    // Who is told nothing waits for nothing.
-                    let waits = matches!(answer, Answer::Lost | Answer::NotReady(_))
+                    // An unreliable queue pair gets no response, so it does not wait.
+                    let waits = matches!(response, Response::Lost | Response::RnrNak(_))
                         && sender.is_reliable(queue);
-                    sender.finish(queue, &job, &message, answer);
+                    sender.handle_response(queue, &wqe, &message, response);
                     if waits {
                         return;
                     }
                 }
             }
         }
-        self.functions[number].device_mut().wake(queue);
+        self.functions[number].device_mut().schedule(queue);
     }
 
-    fn run_raw(&mut self, number: usize, queue: u32) {
-        for _ in 0..TURN {
-            if !self.pay() {
+    fn run_raw_sq(&mut self, number: usize, queue: u32) {
+        for _ in 0..WQES_PER_TURN {
+            if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().next_frames(queue) {
-                Outgoing::Idle => return,
-                Outgoing::Done => {}
-                Outgoing::Frames(frames, domain) => {
+            match self.functions[number].device_mut().run_next_raw_wqe(queue) {
+                NextFrames::Idle => return,
+                NextFrames::Done => {}
+                NextFrames::Frames(frames, domain) => {
                     for frame in frames {
-                        self.flood(number, &frame, domain);
+                        self.broadcast(number, &frame, domain);
                     }
                 }
             }
         }
-        self.functions[number].device_mut().wake(queue);
+        self.functions[number].device_mut().schedule(queue);
     }
 
-    /// Brings a frame to every port; each takes what is for it.
-    fn flood(&mut self, from: usize, frame: &[u8], domain: u32) {
+    /// Sends a frame to every port; each port takes frames that are for it.
+    fn broadcast(&mut self, from: usize, frame: &[u8], domain: u32) {
         for to in 0..self.functions.len() {
-            if self.reaches(from, to) {
+            if self.can_reach(from, to) {
                 let own = (from == to).then_some(domain);
                 self.functions[to].device_mut().receive_frame(frame, own);
             }
         }
     }
 
-    /// Brings a message to where it is addressed.
-    fn carry(&mut self, from: usize, message: &Message, target: Target) -> Answer {
-        if let Target::Group(group) = target {
+    /// Delivers a message to its destination.
+    fn deliver(&mut self, from: usize, message: &Message, destination: Destination) -> Response {
+        if let Destination::Group(group) = destination {
             let sender = self.functions[from].device();
-            let deaf = sender
+            let no_loopback = sender
                 .objects
                 .qps
                 .get(message.source_qpn)
                 .is_ok_and(|qp| qp.context.is_set(qpc::block_lb_mc));
             for number in 0..self.functions.len() {
-                if !self.reaches(from, number) {
+                if !self.can_reach(from, number) {
                     continue;
                 }
                 let device = self.functions[number].device_mut();
-                for qpn in device.objects.groups.members(&group) {
-                    // A sender that is a member hears itself, unless it asked not to.
-                    if deaf && number == from && qpn == message.source_qpn {
+                for qpn in device.objects.multicast_groups.members(&group) {
+                    // A sender that is a member of the group receives its own message, unless
+                    // `block_lb_mc` is set.
+                    if no_loopback && number == from && qpn == message.source_qpn {
                         continue;
                     }
                     device.respond(&Message { qpn, ..message.clone() });
                 }
             }
-            return Answer::Acknowledged;
+            return Response::Ack;
         }
-        let is_target = |number: &usize| {
+        let is_destination = |number: &usize| {
             let port = &self.functions[*number].device().port;
-            self.reaches(from, *number)
-                && match target {
-                    Target::Lid(lid) => port.lid() == lid,
-                    Target::Gid(gid) => {
-                        (0..crate::port::GIDS).any(|index| port.roce_gid(index) == Some(gid))
+            self.can_reach(from, *number)
+                && match destination {
+                    Destination::Lid(lid) => port.lid() == lid,
+                    Destination::Gid(gid) => {
+                        (0..GIDS).any(|index| port.roce_gid(index) == Some(gid))
                     }
-                    Target::Group(_) => false,
+                    Destination::Group(_) => false,
                 }
         };
-        // A function's own address is its own even if another one claims it too.
-        let to = std::iter::once(from).chain(0..self.functions.len()).find(is_target);
+        // A function finds its own address first, even if another function has the same.
+        let to = std::iter::once(from).chain(0..self.functions.len()).find(is_destination);
         match to {
             Some(to) => self.functions[to].device_mut().respond(message),
-            None => Answer::Lost,
+            None => Response::Lost,
         }
     }
 
-    /// Whether two ports can talk: both up and of one kind, or one and the same; and whether what is
-    /// brought there can be put into memory.
-    fn reaches(&self, from: usize, to: usize) -> bool {
+    /// Whether a message from one port can reach another: both links are up and of one type, or it
+    /// is the same port, and the destination may access memory.
+    fn can_reach(&self, from: usize, to: usize) -> bool {
         let (a, b) = (self.functions[from].device(), self.functions[to].device());
-        let kind = |device: &Device| -> PortType { device.options.port_type };
-        b.bus_master && (from == to || a.port.active() && b.port.active() && kind(a) == kind(b))
+        let port_type = |device: &Device| -> PortType { device.options.port_type };
+        b.bus_master
+            && (from == to || a.port.active() && b.port.active() && port_type(a) == port_type(b))
     }
 }

@@ -1,117 +1,110 @@
-//! Faults that tests ask for, and when each is due.
+//! Faults that tests inject, and when each is due.
 //!
-//! Pairs with [`crate::control`], which takes the wishes, and with the places where commands, work
-//! requests and messages are carried out, which ask here first. What was asked for outlives resets
-//! of the function.
+//! Pairs with [`crate::control`], which takes the requests. Commands, WQEs and messages ask here
+//! before they are carried out. Injected faults survive resets of the function.
 
 use std::collections::{BTreeMap, VecDeque};
 
 use serde::{Deserialize, Serialize};
 
+use crate::format::syndrome::CqeError;
+
 /// How a command fails.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Failure {
-    /// It is answered with this status.
+pub enum CommandFailure {
+    /// It completes with this status.
     Status(u8),
-    /// It is never answered.
+    /// It never completes.
     Silence,
 }
 
-/// How a work request fails.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Syndromes {
-    /// `MLX5_CQE_SYNDROME_*`, or any other number.
-    pub syndrome: u8,
-    /// The vendor's syndrome, beside it in the completion.
-    pub vendor: u8,
-}
-
-/// Which queue of a queue pair.
+/// A queue of a queue pair.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Side {
-    /// Where requests are posted.
+    /// The send queue.
     Send,
-    /// Where receives are posted.
+    /// The receive queue.
     Receive,
 }
 
-struct Request {
-    /// Any queue pair of a user context if there is none.
+struct WqeFault {
+    /// `None` stands for every queue pair of a user context.
     qpn: Option<u32>,
     side: Side,
     after: u32,
-    syndromes: Syndromes,
+    syndromes: CqeError,
 }
 
 /// What ends the delay of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Delay {
-    /// So many nanoseconds.
+    /// This many nanoseconds.
     Time(u64),
-    /// So many other messages of the same function, or [`PATIENCE`].
+    /// This many other messages of the same function, or [`MAX_DELAY`].
     Messages(u32),
 }
 
-/// How long a message waits for others that do not come, in nanoseconds.
-pub const PATIENCE: u64 = 1_000_000_000;
+/// How many nanoseconds a message waits for other messages at most.
+pub const MAX_DELAY: u64 = 1_000_000_000;
 
-/// A message that waits.
-struct Held {
-    /// When it goes on anyway.
+/// A delayed message.
+struct DelayedMessage {
+    /// When it goes on in any case.
     due: u64,
-    /// How many messages it still lets pass.
+    /// How many other messages it still waits for.
     passes: Option<u32>,
 }
 
-/// What becomes of a message.
+/// What happens to a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Fate {
-    /// It goes its way.
-    Carried,
-    /// It never arrives.
+pub enum MessageFate {
+    /// It is delivered.
+    Delivered,
+    /// It is lost.
     Lost,
-    /// It is to be tried again in so many nanoseconds, or when its queue is woken.
-    Held(u64),
+    /// The sender retries after this many nanoseconds, or when its queue is scheduled.
+    Delayed(u64),
 }
 
-/// What was asked for and has not happened yet.
+/// The faults that have not happened yet.
 #[derive(Default)]
-pub struct Faults {
-    commands: BTreeMap<u16, (u32, Failure)>,
-    requests: Vec<Request>,
-    losing: u32,
-    delaying: Option<(u32, Delay)>,
-    /// By their queue, messages that wait.
-    held: BTreeMap<u32, Held>,
-    /// Changes of the link that are to come: when, and whether it is up then.
+pub struct InjectedFaults {
+    commands: BTreeMap<u16, (u32, CommandFailure)>,
+    wqes: Vec<WqeFault>,
+    to_lose: u32,
+    to_delay: Option<(u32, Delay)>,
+    /// Delayed messages by their queue.
+    delayed: BTreeMap<u32, DelayedMessage>,
+    /// Future changes of the link: when, and whether it is up then.
     link: VecDeque<(u64, bool)>,
 }
 
-impl Faults {
-    /// Has the command with this opcode fail, after `after` that do not.
-    pub fn fail_command(&mut self, opcode: u16, after: u32, failure: Failure) {
+impl InjectedFaults {
+    /// Makes a command with this opcode fail, after `after` successful ones.
+    pub fn fail_command(&mut self, opcode: u16, after: u32, failure: CommandFailure) {
         self.commands.insert(opcode, (after, failure));
     }
 
-    /// Has a work request fail, after `after` that do not, of a queue pair or of any that a user
-    /// context made.
-    pub fn fail_request(&mut self, qpn: Option<u32>, side: Side, after: u32, syndromes: Syndromes) {
-        self.requests.push(Request { qpn, side, after, syndromes });
+    /// Makes a WQE fail, after `after` successful ones, of one queue pair or of every queue pair of
+    /// a user context.
+    pub fn fail_wqe(&mut self, qpn: Option<u32>, side: Side, after: u32, syndromes: CqeError) {
+        self.wqes.push(WqeFault { qpn, side, after, syndromes });
     }
 
     /// Loses the next `count` messages.
     pub fn lose_messages(&mut self, count: u32) {
-        self.losing = count;
+        self.to_lose = count;
     }
 
     /// Delays each of the next `count` messages.
     pub fn delay_messages(&mut self, count: u32, by: Delay) {
-        self.delaying = (count > 0).then_some((count, by));
+        self.to_delay = (count > 0).then_some((count, by));
     }
 
-    /// Takes the link down and up again `times` times from `now` on, for so many nanoseconds each.
+    /// Takes the link down and up again `times` times, from `now` on, for this many nanoseconds
+    /// each.
     pub fn flap_link(&mut self, now: u64, times: u32, down: u64, up: u64) {
         self.link.clear();
         let mut at = now;
@@ -123,8 +116,8 @@ impl Faults {
         }
     }
 
-    /// What a command that has arrived comes to, if it is to fail.
-    pub(crate) fn command(&mut self, opcode: u16) -> Option<Failure> {
+    /// How the command that has arrived fails, if it does.
+    pub(crate) fn command_fault(&mut self, opcode: u16) -> Option<CommandFailure> {
         let (after, failure) = self.commands.get_mut(&opcode)?;
         if *after > 0 {
             *after -= 1;
@@ -135,51 +128,54 @@ impl Faults {
         Some(failure)
     }
 
-    /// What a request or receive that is taken comes to, if it is to fail. `user` is whether the
-    /// queue pair is that of a user context.
-    pub(crate) fn request(&mut self, qpn: u32, user: bool, side: Side) -> Option<Syndromes> {
-        let due = self.requests.iter_mut().position(|request| {
-            let its = request.side == side && request.qpn.map_or(user, |its| its == qpn);
-            if its && request.after > 0 {
-                request.after -= 1;
+    /// How the send or receive WQE that the device takes fails, if it does. `user` tells whether
+    /// the queue pair is one of a user context.
+    pub(crate) fn wqe_fault(&mut self, qpn: u32, user: bool, side: Side) -> Option<CqeError> {
+        let due = self.wqes.iter_mut().position(|wqe| {
+            let its = wqe.side == side && wqe.qpn.map_or(user, |its| its == qpn);
+            if its && wqe.after > 0 {
+                wqe.after -= 1;
                 return false;
             }
             its
         })?;
-        Some(self.requests.remove(due).syndromes)
+        Some(self.wqes.remove(due).syndromes)
     }
 
-    /// What becomes of a message of a queue, and the queues whose messages waited for this one.
-    pub(crate) fn message(&mut self, now: u64, queue: u32) -> (Fate, Vec<u32>) {
-        if let Some(held) = self.held.get(&queue) {
-            if now < held.due && held.passes != Some(0) {
-                return (Fate::Held(held.due - now), vec![]);
+    /// What happens to the next message of a queue, and the queues whose delayed messages may go
+    /// on.
+    pub(crate) fn message_fate(&mut self, now: u64, queue: u32) -> (MessageFate, Vec<u32>) {
+        if let Some(delayed) = self.delayed.get(&queue) {
+            if now < delayed.due && delayed.passes != Some(0) {
+                return (MessageFate::Delayed(delayed.due - now), vec![]);
             }
-            self.held.remove(&queue);
-            return (Fate::Carried, self.passed());
+            self.delayed.remove(&queue);
+            return (MessageFate::Delivered, self.passed());
         }
-        if self.losing > 0 {
-            self.losing -= 1;
-            return (Fate::Lost, vec![]);
+        if self.to_lose > 0 {
+            self.to_lose -= 1;
+            return (MessageFate::Lost, vec![]);
         }
-        let Some((left, by)) = &mut self.delaying else { return (Fate::Carried, self.passed()) };
+        let Some((left, by)) = &mut self.to_delay else {
+            return (MessageFate::Delivered, self.passed());
+        };
         let (wait, passes) = match *by {
             Delay::Time(wait) => (wait, None),
-            Delay::Messages(passes) => (PATIENCE, Some(passes)),
+            Delay::Messages(passes) => (MAX_DELAY, Some(passes)),
         };
         *left -= 1;
         if *left == 0 {
-            self.delaying = None;
+            self.to_delay = None;
         }
-        self.held.insert(queue, Held { due: now.saturating_add(wait), passes });
-        (Fate::Held(wait), vec![])
+        self.delayed.insert(queue, DelayedMessage { due: now.saturating_add(wait), passes });
+        (MessageFate::Delayed(wait), vec![])
     }
 
-    /// Counts a message that goes its way; answers the queues whose messages have waited for it.
+    /// Counts a message that is delivered; returns the queues whose delayed messages waited for it.
     fn passed(&mut self) -> Vec<u32> {
         let mut ready = Vec::new();
-        for (queue, held) in &mut self.held {
-            if let Some(passes) = held.passes.as_mut().filter(|passes| **passes > 0) {
+        for (queue, delayed) in &mut self.delayed {
+            if let Some(passes) = delayed.passes.as_mut().filter(|passes| **passes > 0) {
                 *passes -= 1;
                 if *passes == 0 {
                     ready.push(*queue);
@@ -189,8 +185,8 @@ impl Faults {
         ready
     }
 
-    /// What the link has to become by now, change by change.
-    pub(crate) fn link(&mut self, now: u64) -> Option<bool> {
+    /// The next change of the link that is due.
+    pub(crate) fn due_link_change(&mut self, now: u64) -> Option<bool> {
         let (due, up) = *self.link.front()?;
         if due > now {
             return None;
@@ -200,13 +196,13 @@ impl Faults {
     }
 
     /// When the link changes next.
-    pub(crate) fn next_link(&self) -> Option<u64> {
+    pub(crate) fn next_link_change(&self) -> Option<u64> {
         self.link.front().map(|(due, _)| *due)
     }
 
-    /// Forgets the messages that wait: their queues are gone.
+    /// Forgets delayed messages, because their queues are gone.
     pub(crate) fn reset(&mut self) {
-        self.held.clear();
+        self.delayed.clear();
     }
 }
 
@@ -214,71 +210,71 @@ impl Faults {
 mod tests {
     use super::*;
 
-    const SYNDROMES: Syndromes = Syndromes { syndrome: 0x22, vendor: 0x99 };
+    const SYNDROMES: CqeError = CqeError { syndrome: 0x22, vendor: 0x99 };
 
     #[test]
     fn the_nth_command_fails_once() {
-        let mut faults = Faults::default();
-        faults.fail_command(0x500, 2, Failure::Silence);
-        let seen: Vec<_> = (0..5).map(|_| faults.command(0x500)).collect();
-        assert_eq!(seen, [None, None, Some(Failure::Silence), None, None]);
-        faults.fail_command(0x500, 0, Failure::Status(5));
-        assert_eq!(faults.command(0x501), None);
-        assert_eq!(faults.command(0x500), Some(Failure::Status(5)));
+        let mut faults = InjectedFaults::default();
+        faults.fail_command(0x500, 2, CommandFailure::Silence);
+        let seen: Vec<_> = (0..5).map(|_| faults.command_fault(0x500)).collect();
+        assert_eq!(seen, [None, None, Some(CommandFailure::Silence), None, None]);
+        faults.fail_command(0x500, 0, CommandFailure::Status(5));
+        assert_eq!(faults.command_fault(0x501), None);
+        assert_eq!(faults.command_fault(0x500), Some(CommandFailure::Status(5)));
     }
 
     #[test]
-    fn the_nth_request_of_a_queue_fails_once() {
-        let mut faults = Faults::default();
-        faults.fail_request(Some(7), Side::Send, 1, SYNDROMES);
-        faults.fail_request(None, Side::Receive, 0, SYNDROMES);
-        assert_eq!(faults.request(8, true, Side::Send), None);
-        assert_eq!(faults.request(7, false, Side::Send), None);
-        assert_eq!(faults.request(7, false, Side::Send), Some(SYNDROMES));
-        assert_eq!(faults.request(7, false, Side::Send), None);
-        // The kernel's own queue pairs are left alone unless they are named.
-        assert_eq!(faults.request(1, false, Side::Receive), None);
-        assert_eq!(faults.request(1, true, Side::Receive), Some(SYNDROMES));
-        assert_eq!(faults.request(1, true, Side::Receive), None);
+    fn the_nth_wqe_of_a_queue_fails_once() {
+        let mut faults = InjectedFaults::default();
+        faults.fail_wqe(Some(7), Side::Send, 1, SYNDROMES);
+        faults.fail_wqe(None, Side::Receive, 0, SYNDROMES);
+        assert_eq!(faults.wqe_fault(8, true, Side::Send), None);
+        assert_eq!(faults.wqe_fault(7, false, Side::Send), None);
+        assert_eq!(faults.wqe_fault(7, false, Side::Send), Some(SYNDROMES));
+        assert_eq!(faults.wqe_fault(7, false, Side::Send), None);
+        // The kernel's own queue pairs fail only if they are named.
+        assert_eq!(faults.wqe_fault(1, false, Side::Receive), None);
+        assert_eq!(faults.wqe_fault(1, true, Side::Receive), Some(SYNDROMES));
+        assert_eq!(faults.wqe_fault(1, true, Side::Receive), None);
     }
 
     #[test]
-    fn messages_are_lost_then_held_for_a_time() {
-        let mut faults = Faults::default();
+    fn messages_are_lost_then_delayed() {
+        let mut faults = InjectedFaults::default();
         faults.lose_messages(1);
         faults.delay_messages(1, Delay::Time(100));
-        assert_eq!(faults.message(0, 1).0, Fate::Lost);
-        assert_eq!(faults.message(10, 1).0, Fate::Held(100));
-        assert_eq!(faults.message(20, 2).0, Fate::Carried);
-        assert_eq!(faults.message(50, 1).0, Fate::Held(60));
-        assert_eq!(faults.message(110, 1).0, Fate::Carried);
-        assert_eq!(faults.message(110, 1).0, Fate::Carried);
+        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Lost);
+        assert_eq!(faults.message_fate(10, 1).0, MessageFate::Delayed(100));
+        assert_eq!(faults.message_fate(20, 2).0, MessageFate::Delivered);
+        assert_eq!(faults.message_fate(50, 1).0, MessageFate::Delayed(60));
+        assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
+        assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
     }
 
     #[test]
-    fn a_message_lets_others_pass_but_not_for_ever() {
-        let mut faults = Faults::default();
+    fn a_delayed_message_waits_for_others_at_most_max_delay() {
+        let mut faults = InjectedFaults::default();
         faults.delay_messages(1, Delay::Messages(2));
-        assert_eq!(faults.message(0, 1), (Fate::Held(PATIENCE), vec![]));
-        assert_eq!(faults.message(1, 2), (Fate::Carried, vec![]));
-        assert_eq!(faults.message(2, 3), (Fate::Carried, vec![1]));
-        assert_eq!(faults.message(2, 1), (Fate::Carried, vec![]));
+        assert_eq!(faults.message_fate(0, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
+        assert_eq!(faults.message_fate(1, 2), (MessageFate::Delivered, vec![]));
+        assert_eq!(faults.message_fate(2, 3), (MessageFate::Delivered, vec![1]));
+        assert_eq!(faults.message_fate(2, 1), (MessageFate::Delivered, vec![]));
         faults.delay_messages(1, Delay::Messages(2));
-        assert_eq!(faults.message(3, 1), (Fate::Held(PATIENCE), vec![]));
-        assert_eq!(faults.message(3 + PATIENCE, 1), (Fate::Carried, vec![]));
+        assert_eq!(faults.message_fate(3, 1), (MessageFate::Delayed(MAX_DELAY), vec![]));
+        assert_eq!(faults.message_fate(3 + MAX_DELAY, 1), (MessageFate::Delivered, vec![]));
     }
 
     #[test]
-    fn a_link_flaps_at_its_times() {
-        let mut faults = Faults::default();
+    fn link_changes_happen_at_their_times() {
+        let mut faults = InjectedFaults::default();
         faults.flap_link(100, 2, 10, 30);
         let mut seen = Vec::new();
         for now in 0..300 {
-            while let Some(up) = faults.link(now) {
+            while let Some(up) = faults.due_link_change(now) {
                 seen.push((now, up));
             }
         }
         assert_eq!(seen, [(100, false), (110, true), (140, false), (150, true)]);
-        assert_eq!(faults.next_link(), None);
+        assert_eq!(faults.next_link_change(), None);
     }
 }

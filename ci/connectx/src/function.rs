@@ -2,25 +2,23 @@
 //!
 //! Pairs with [`crate::vfio::session`], through which QEMU reaches it.
 
-use crate::device::{Device, Options};
+use crate::bar_memory::BarMemory;
+use crate::bar0;
+use crate::device::Device;
 use crate::guest::GuestMemory;
-use crate::interrupt::Interrupts;
-use crate::pci::{Config, Effect};
+use crate::init_segment::InitSegment;
+use crate::interrupt::{Interrupts, VECTORS};
+use crate::mmio;
+use crate::options::Options;
+use crate::pci::{ConfigAction, ConfigSpace};
 
-pub use crate::pci::CONFIG_SIZE;
-
-/// Size of BAR0.
-pub const BAR0_SIZE: u64 = 32 << 20;
-/// MSI-X vectors.
-pub const VECTORS: usize = 32;
-
-/// Which interrupt line, in configuration space: none.
+/// Offset of the interrupt pin in configuration space; 0 means none.
 const INTERRUPT_PIN: u64 = 0x3d;
 
-/// The parts of a function that can be read and written.
+/// The regions of a function that can be read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Region {
-    /// Registers, doorbells, VAR pages.
+    /// BAR0: registers, doorbells, VAR pages, device memory.
     Bar0,
     /// Configuration space.
     Config,
@@ -28,7 +26,7 @@ pub enum Region {
 
 /// A PCI function.
 pub struct Function {
-    config: Config,
+    config: ConfigSpace,
     device: Device,
     gone: bool,
 }
@@ -37,13 +35,13 @@ impl Function {
     /// A function as after power on.
     pub fn new(options: Options) -> Self {
         Self {
-            config: Config::new(VECTORS as u16, BAR0_SIZE),
+            config: ConfigSpace::new(VECTORS as u16, bar0::SIZE),
             device: Device::new(options, VECTORS),
             gone: false,
         }
     }
 
-    /// As after power on, for another guest.
+    /// Restores the state after power on, for another guest.
     pub fn restart(&mut self) {
         self.gone = false;
         self.config.reset();
@@ -52,23 +50,23 @@ impl Function {
         self.device.interrupts_mut().disconnect_all();
         self.device.reset();
         // The old guest may still have the old memory mapped.
-        self.device.bar = crate::bar::BarMemory::new();
-        self.device.segment = crate::segment::Segment::new();
+        self.device.bar = BarMemory::new();
+        self.device.init_segment = InitSegment::new();
     }
 
-    /// Puts it back into its slot, as after power on.
+    /// Inserts the function into its slot, as after power on.
     pub fn insert(&mut self) {
         self.gone = false;
         self.reset();
-        self.device.segment = crate::segment::Segment::new();
+        self.device.init_segment = InitSegment::new();
     }
 
-    /// Takes it out of its slot: reads answer ones, and nothing happens any more, until
+    /// Removes the function from its slot: reads return ones and writes have no effect, until
     /// [`Function::insert`] or [`Function::restart`].
     pub fn remove(&mut self) {
-        log::info!("function {} is pulled out", self.device.options.number);
+        log::info!("function {} is removed", self.device.options.number);
         self.reset();
-        // Others may still have it mapped, and see zeros where a bus would answer ones.
+        // A guest that still has it mapped reads zeros, where a bus would return ones.
         self.device.bar.clear();
         self.gone = true;
     }
@@ -88,7 +86,7 @@ impl Function {
         match region {
             Region::Config if self.gone => {
                 to.fill(0xff);
-                // For QEMU, which takes the function apart and trips over such a pin.
+                // QEMU fails when it removes a function with an interrupt pin of 0xff.
                 if let Some(pin) = INTERRUPT_PIN.checked_sub(offset)
                     && let Some(pin) = to.get_mut(pin as usize)
                 {
@@ -96,7 +94,7 @@ impl Function {
                 }
             }
             Region::Bar0 if self.gone => to.fill(0xff),
-            Region::Bar0 => self.device.read(offset, to),
+            Region::Bar0 => mmio::read(&mut self.device, offset, to),
             Region::Config => self.config.read(offset as usize, to),
         }
     }
@@ -105,25 +103,25 @@ impl Function {
     pub fn write(&mut self, region: Region, offset: u64, from: &[u8]) {
         match region {
             _ if self.gone => {}
-            Region::Bar0 => self.device.write(offset, from),
+            Region::Bar0 => mmio::write(&mut self.device, offset, from),
             Region::Config => match self.config.write(offset as usize, from) {
-                Effect::None => self.device.set_bus_master(self.config.bus_master()),
-                Effect::Reset => self.reset(),
+                ConfigAction::None => self.device.set_bus_master(self.config.bus_master()),
+                ConfigAction::Flr => self.reset(),
             },
         }
     }
 
-    /// What is behind BAR0.
+    /// The device behind BAR0.
     pub fn device(&self) -> &Device {
         &self.device
     }
 
-    /// What is behind BAR0, to change.
+    /// The device behind BAR0, to change.
     pub fn device_mut(&mut self) -> &mut Device {
         &mut self.device
     }
 
-    /// The memory in BAR0, if the guest is to map it.
+    /// The file of the memory in BAR0, if the guest may map it.
     pub fn bar_file(&self) -> Option<&std::fs::File> {
         self.device.bar.file().filter(|_| self.device.options.mapped)
     }
@@ -133,7 +131,7 @@ impl Function {
         self.device.memory_mut()
     }
 
-    /// Interrupt vectors, to connect.
+    /// MSI-X vectors, to connect.
     pub fn interrupts_mut(&mut self) -> &mut Interrupts {
         self.device.interrupts_mut()
     }

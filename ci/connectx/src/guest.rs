@@ -1,11 +1,11 @@
-//! Guest memory: what the device reaches by DMA, and the pages it shares with the guest.
+//! Guest memory, which the device accesses by DMA, and memory that it shares with the guest.
 //!
-//! Pairs with the DMA_MAP messages of [`crate::vfio`]. The guest's processors use this memory at
-//! the same time, so every access goes through atomics, word by word in ascending order, and a
-//! store is a release: a reader that sees the last word of a completion sees all of it.
+//! Pairs with the DMA_MAP messages of [`crate::vfio`]. The guest's processors access this memory at
+//! the same time. So every access goes through atomics, word by word in ascending order, and every
+//! store is a release: a driver that reads the last word of a CQE sees all of it.
 //!
-//! This is the only module with `unsafe`. An address is whatever the guest wrote into a queue: one
-//! that is not backed is answered as [`Fault`].
+//! This is the only module with `unsafe`. A guest chooses the addresses that the device accesses;
+//! an address without memory returns [`DmaFault`].
 
 use std::cell::Cell;
 use std::fs::File;
@@ -17,28 +17,28 @@ use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// An address range that is not (wholly) backed by guest memory, or not writable.
+/// An address range that guest memory does not cover, or that is not writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Fault {
+pub struct DmaFault {
     /// First byte of the access.
     pub address: u64,
     /// Length of the access in bytes.
     pub len: usize,
 }
 
-/// A stretch of shared memory. It stays with one thread: accesses of different sizes to one place at
-/// once are not defined between threads of a program, only between it and the guest.
+/// Shared memory. It stays on one thread: concurrent accesses of different sizes to one address are
+/// undefined between threads of a program, but not between the program and the guest.
 ///
 /// ```compile_fail
 /// fn shared_by_threads<T: Sync>() {}
 /// shared_by_threads::<connectx::guest::Shared>();
 /// ```
-pub struct Shared {
+pub struct SharedMemory {
     map: MmapRaw,
     not_sync: PhantomData<Cell<u8>>,
 }
 
-impl Shared {
+impl SharedMemory {
     /// Maps `len` bytes of `file` from `offset`.
     ///
     /// # Errors
@@ -52,15 +52,15 @@ impl Shared {
         Ok(Self { map, not_sync: PhantomData })
     }
 
-    /// `len` zero bytes that another process may map by the file, and whose size stays.
+    /// Creates `len` zero bytes in a file that another process may map but not resize.
     ///
     /// # Errors
-    /// If there is no memory.
+    /// If there is no memory left.
     pub fn create(name: &str, len: usize) -> io::Result<(File, Self)> {
         let flags = MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING;
         let file = File::from(memfd_create(name, flags)?);
         file.set_len(len as u64)?;
-        // Whoever has the file could otherwise take the memory away under the mapping.
+        // Seal the size: shrinking the file would take the memory away from under the mapping.
         fcntl_add_seals(&file, SealFlags::SHRINK | SealFlags::GROW | SealFlags::SEAL)?;
         let memory = Self::map(&file, 0, len)?;
         Ok((file, memory))
@@ -71,12 +71,12 @@ impl Shared {
         self.map.len()
     }
 
-    /// Whether there is nothing mapped; never true.
+    /// Whether the mapping is empty; never true.
     pub fn is_empty(&self) -> bool {
         self.map.len() == 0
     }
 
-    /// Where `range` lies in this process, if it is inside.
+    /// The host address of `range`, if it is inside.
     fn address(&self, range: &Range<usize>) -> Option<*mut u8> {
         (range.start <= range.end && range.end <= self.map.len())
             .then(|| self.map.as_mut_ptr().wrapping_add(range.start))
@@ -89,16 +89,16 @@ impl Shared {
     }
 
     fn half(&self, address: *mut u8) -> &AtomicU32 {
-        // SAFETY: as for `byte`; callers pass multiples of 4.
+        // SAFETY: as for `byte`, and callers pass multiples of 4.
         unsafe { AtomicU32::from_ptr(address.cast()) }
     }
 
     fn word(&self, address: *mut u8) -> &AtomicU64 {
-        // SAFETY: as for `byte`; callers pass multiples of 8.
+        // SAFETY: as for `byte`, and callers pass multiples of 8.
         unsafe { AtomicU64::from_ptr(address.cast()) }
     }
 
-    /// Reads `to.len()` bytes from `offset`; `None` if they are not all inside.
+    /// Reads `to.len()` bytes from `offset`; `None` if the range is not inside.
     #[must_use]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Option<()> {
         let mut address = self.address(&(offset..offset.checked_add(to.len())?))?;
@@ -120,7 +120,7 @@ impl Shared {
         Some(())
     }
 
-    /// Writes `from` to `offset`; `None`, and nothing written, if it is not all inside.
+    /// Writes `from` to `offset`; `None`, and nothing written, if the range is not inside.
     #[must_use]
     pub fn write(&self, offset: usize, from: &[u8]) -> Option<()> {
         let mut address = self.address(&(offset..offset.checked_add(from.len())?))?;
@@ -145,9 +145,9 @@ impl Shared {
     }
 }
 
-impl Shared {
-    /// Replaces a word of 4 or 8 bytes atomically, and returns the old one; `None` if the word is not
-    /// inside or not aligned to its size.
+impl SharedMemory {
+    /// Replaces a word of 4 or 8 bytes atomically, and returns the old value; `None` if the word is
+    /// not inside or not aligned to its size.
     pub fn update(
         &self,
         offset: usize,
@@ -181,38 +181,38 @@ impl Shared {
     }
 }
 
-/// A window of guest physical addresses.
-struct Window {
+/// A mapped range of guest physical addresses.
+struct DmaMapping {
     base: u64,
     len: u64,
     writable: bool,
-    /// Absent when the client sent no file: such memory cannot be reached from here.
-    memory: Option<(Shared, usize)>,
+    /// `None` if the client sent no file: the device cannot access such memory.
+    memory: Option<(SharedMemory, usize)>,
 }
 
-/// Guest physical memory as far as the device may reach it.
+/// The guest physical memory that the device may access.
 #[derive(Default)]
 pub struct GuestMemory {
     /// Sorted by base, not overlapping.
-    windows: Vec<Window>,
+    mappings: Vec<DmaMapping>,
 }
 
 impl GuestMemory {
-    /// Memory of `len` zero bytes at `base`, for use without a guest.
+    /// Memory of `len` zero bytes at `base`, without a guest.
     ///
     /// # Errors
-    /// If the memory cannot be had.
+    /// If there is no memory left.
     pub fn plain(base: u64, len: usize) -> io::Result<Self> {
         let map = MmapRaw::from(memmap2::MmapMut::map_anon(len)?);
-        let memory = Some((Shared { map, not_sync: PhantomData }, 0));
-        Ok(Self { windows: vec![Window { base, len: len as u64, writable: true, memory }] })
+        let memory = Some((SharedMemory { map, not_sync: PhantomData }, 0));
+        Ok(Self { mappings: vec![DmaMapping { base, len: len as u64, writable: true, memory }] })
     }
 
-    /// Adds a window.
+    /// Adds a mapping.
     ///
     /// # Errors
-    /// `InvalidInput` for a range that is empty, wraps, or overlaps another window, and what
-    /// mapping the file answers.
+    /// `InvalidInput` for a range that is empty, wraps or overlaps another mapping, or an error of
+    /// mapping the file.
     pub fn map(
         &mut self,
         base: u64,
@@ -221,61 +221,63 @@ impl GuestMemory {
         writable: bool,
     ) -> io::Result<()> {
         let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let at = self.windows.partition_point(|window| window.base < base);
+        let at = self.mappings.partition_point(|mapping| mapping.base < base);
         let after_previous = at == 0 || {
-            let previous = &self.windows[at - 1];
+            let previous = &self.mappings[at - 1];
             previous.base + previous.len <= base
         };
-        let before_next = self.windows.get(at).is_none_or(|next| end <= next.base);
+        let before_next = self.mappings.get(at).is_none_or(|next| end <= next.base);
         if len == 0 || !after_previous || !before_next {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let memory = match file {
             Some((file, offset)) => {
                 let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-                Some((Shared::map(file, offset, len)?, 0))
+                Some((SharedMemory::map(file, offset, len)?, 0))
             }
             None => None,
         };
-        self.windows.insert(at, Window { base, len, writable, memory });
+        self.mappings.insert(at, DmaMapping { base, len, writable, memory });
         Ok(())
     }
 
-    /// Removes every window inside the range.
+    /// Removes every mapping inside the range.
     ///
     /// # Errors
-    /// `InvalidInput` if there is none, or one reaches outside.
+    /// `InvalidInput` if there is none, or a mapping extends outside.
     pub fn unmap(&mut self, base: u64, len: u64) -> io::Result<()> {
         let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let inside = |window: &Window| window.base >= base && window.base + window.len <= end;
-        let touches = |window: &Window| window.base < end && window.base + window.len > base;
-        let mut hit = self.windows.iter().filter(|window| touches(window)).peekable();
+        let inside =
+            |mapping: &DmaMapping| mapping.base >= base && mapping.base + mapping.len <= end;
+        let touches =
+            |mapping: &DmaMapping| mapping.base < end && mapping.base + mapping.len > base;
+        let mut hit = self.mappings.iter().filter(|mapping| touches(mapping)).peekable();
         if hit.peek().is_none() || !hit.all(inside) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.windows.retain(|window| !inside(window));
+        self.mappings.retain(|mapping| !inside(mapping));
         Ok(())
     }
 
-    /// Removes every window.
+    /// Removes every mapping.
     pub fn clear(&mut self) {
-        self.windows.clear();
+        self.mappings.clear();
     }
 
-    fn find(&self, address: u64) -> Option<(&Window, &Shared, usize)> {
-        let at = self.windows.partition_point(|window| window.base <= address).checked_sub(1)?;
-        let window = &self.windows[at];
-        let offset = address - window.base;
-        let (memory, start) = window.memory.as_ref()?;
-        (offset < window.len).then_some((window, memory, start + offset as usize))
+    fn find(&self, address: u64) -> Option<(&DmaMapping, &SharedMemory, usize)> {
+        let at = self.mappings.partition_point(|mapping| mapping.base <= address).checked_sub(1)?;
+        let mapping = &self.mappings[at];
+        let offset = address - mapping.base;
+        let (memory, start) = mapping.memory.as_ref()?;
+        (offset < mapping.len).then_some((mapping, memory, start + offset as usize))
     }
 
-    /// Reads guest memory; on a fault the contents of `to` are unspecified.
+    /// Reads guest memory; after an error the content of `to` is unspecified.
     ///
     /// # Errors
-    /// [`Fault`] if any byte is not backed.
-    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), Fault> {
-        let fault = Fault { address, len: to.len() };
+    /// [`DmaFault`] if any byte has no memory.
+    pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), DmaFault> {
+        let fault = DmaFault { address, len: to.len() };
         let mut done = 0;
         while done < to.len() {
             let at = address.checked_add(done as u64).ok_or(fault)?;
@@ -287,17 +289,17 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Looks whether a range can be written.
+    /// Checks that a range can be written.
     ///
     /// # Errors
-    /// [`Fault`] if any byte is not backed or not writable.
-    pub fn writable(&self, address: u64, len: usize) -> Result<(), Fault> {
-        let fault = Fault { address, len };
+    /// [`DmaFault`] if any byte has no memory or is not writable.
+    pub fn writable(&self, address: u64, len: usize) -> Result<(), DmaFault> {
+        let fault = DmaFault { address, len };
         let mut done = 0;
         while done < len {
             let at = address.checked_add(done as u64).ok_or(fault)?;
-            let (window, memory, offset) = self.find(at).ok_or(fault)?;
-            if !window.writable {
+            let (mapping, memory, offset) = self.find(at).ok_or(fault)?;
+            if !mapping.writable {
                 return Err(fault);
             }
             done += (len - done).min(memory.len() - offset);
@@ -305,12 +307,12 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// Writes guest memory; a range that is not wholly backed is not written at all.
+    /// Writes guest memory, or nothing if the range is not writable as a whole.
     ///
     /// # Errors
-    /// [`Fault`] if any byte is not backed or not writable.
-    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), Fault> {
-        let fault = Fault { address, len: from.len() };
+    /// [`DmaFault`] if any byte has no memory or is not writable.
+    pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DmaFault> {
+        let fault = DmaFault { address, len: from.len() };
         self.writable(address, from.len())?;
         let mut done = 0;
         while done < from.len() {
@@ -323,29 +325,29 @@ impl GuestMemory {
         Ok(())
     }
 
-    /// A big-endian 32-bit word.
+    /// Reads a big-endian 32-bit word.
     ///
     /// # Errors
-    /// [`Fault`] if it is not backed.
-    pub fn read_be32(&self, address: u64) -> Result<u32, Fault> {
+    /// [`DmaFault`] if the word has no memory.
+    pub fn read_be32(&self, address: u64) -> Result<u32, DmaFault> {
         let mut bytes = [0; 4];
         self.read(address, &mut bytes)?;
         Ok(u32::from_be_bytes(bytes))
     }
 
-    /// Replaces a word of 4 or 8 bytes atomically, and returns the old one.
+    /// Replaces a word of 4 or 8 bytes atomically, and returns the old value.
     ///
     /// # Errors
-    /// [`Fault`] if the word is not aligned to its size, not backed or not writable.
+    /// [`DmaFault`] if the word is not aligned to its size, has no memory or is not writable.
     pub fn update(
         &self,
         address: u64,
         len: usize,
         change: impl FnMut(u64) -> u64,
-    ) -> Result<u64, Fault> {
-        let fault = Fault { address, len };
-        let (window, memory, offset) = self.find(address).ok_or(fault)?;
-        if !window.writable {
+    ) -> Result<u64, DmaFault> {
+        let fault = DmaFault { address, len };
+        let (mapping, memory, offset) = self.find(address).ok_or(fault)?;
+        if !mapping.writable {
             return Err(fault);
         }
         memory.update(offset, len, change).ok_or(fault)
@@ -369,7 +371,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_not_backed_faults() {
+    fn an_access_outside_of_guest_memory_faults() {
         let memory = GuestMemory::plain(0x1000, 4096).unwrap();
         let mut bytes = [0; 8];
         assert!(memory.read(0xffc, &mut bytes).is_err());
@@ -385,14 +387,14 @@ mod tests {
     #[test]
     fn a_partly_backed_write_changes_nothing() {
         let memory = GuestMemory::plain(0, 4096).unwrap();
-        assert_eq!(memory.write(4092, &[1; 8]), Err(Fault { address: 4092, len: 8 }));
+        assert_eq!(memory.write(4092, &[1; 8]), Err(DmaFault { address: 4092, len: 8 }));
         let mut bytes = [7; 4];
         memory.read(4092, &mut bytes).unwrap();
         assert_eq!(bytes, [0; 4]);
     }
 
     #[test]
-    fn windows_do_not_overlap_and_go_as_they_came() {
+    fn mappings_do_not_overlap_and_are_removed_whole() {
         let mut memory = GuestMemory::plain(0x2000, 4096).unwrap();
         assert!(memory.map(0x1800, 0x1000, None, true).is_err());
         assert!(memory.map(0x2fff, 1, None, true).is_err());

@@ -1,15 +1,18 @@
 //! MSI-X vectors.
 //!
-//! Pairs with SET_IRQS of [`crate::vfio::session`], which connects eventfds, and with the event
-//! queues, which raise vectors. QEMU keeps the vector table and masks.
+//! Pairs with SET_IRQS of [`crate::vfio::session`], which connects eventfds, and with the EQs,
+//! which raise vectors. QEMU keeps the MSI-X table and its mask bits.
 
 use std::fs::File;
 use std::io::Write;
 
+/// MSI-X vectors of a function.
+pub const VECTORS: usize = 32;
+
 /// The vectors of a function.
 pub struct Interrupts {
     vectors: Vec<Vector>,
-    losing: u32,
+    to_lose: u32,
     enabled: bool,
 }
 
@@ -22,19 +25,19 @@ struct Vector {
 impl Interrupts {
     /// `count` vectors, none connected.
     pub fn new(count: usize) -> Self {
-        Self { vectors: (0..count).map(|_| Vector::default()).collect(), losing: 0, enabled: true }
+        Self { vectors: (0..count).map(|_| Vector::default()).collect(), to_lose: 0, enabled: true }
     }
 
-    /// Raises a vector; one that is not connected is only counted.
+    /// Raises a vector; a vector without an eventfd is only counted.
     pub fn raise(&mut self, vector: usize) {
         let Some(vector) = self.vectors.get_mut(vector) else { return };
-        // Interrupts are writes to memory, and may be forbidden like those.
+        // MSI-X interrupts are writes to memory, so they need bus mastering.
         if !self.enabled {
             return;
         }
         vector.raised += 1;
-        if self.losing > 0 {
-            self.losing -= 1;
+        if self.to_lose > 0 {
+            self.to_lose -= 1;
             return;
         }
         if let Some(event) = &mut vector.event
@@ -44,17 +47,17 @@ impl Interrupts {
         }
     }
 
-    /// Lets interrupts through, or not: those meanwhile are lost.
+    /// Enables or disables interrupts. Interrupts raised while disabled are lost.
     pub(crate) fn enable(&mut self, on: bool) {
         self.enabled = on;
     }
 
-    /// Loses the next `count` interrupts, whichever they are.
+    /// Loses the next `count` interrupts of any vector.
     pub fn lose(&mut self, count: u32) {
-        self.losing = count;
+        self.to_lose = count;
     }
 
-    /// How often a vector was raised.
+    /// How many times a vector was raised.
     pub fn raised(&self, vector: usize) -> u64 {
         self.vectors.get(vector).map_or(0, |vector| vector.raised)
     }

@@ -1,39 +1,39 @@
-//! An emulated ConnectX PCI function that the unmodified mlx5 drivers accept.
+//! An emulated ConnectX PCI function for the unmodified mlx5 drivers.
 //!
-//! A [`fabric::Fabric`] holds functions behind one switch. Each [`function::Function`] is what a PCI
-//! bus sees; the [`device::Device`] in it is the firmware and the hardware behind BAR0. [`vfio`]
-//! serves functions to QEMU, and nothing below it knows of QEMU: tests drive a device in plain
-//! memory.
+//! A [`fabric::Fabric`] connects functions. A [`function::Function`] is what a PCI bus sees, and
+//! its [`device::Device`] is the state behind BAR0. [`vfio`] serves functions to QEMU. Nothing
+//! below [`vfio`] depends on QEMU: tests drive a device in plain memory.
 //!
-//! Time is handed in, and nothing runs in the background: a device does the same again when it is
-//! given the same again.
+//! The caller passes the time in, and nothing runs in the background: the same calls have the same
+//! result.
 #![deny(unsafe_code)]
 
-pub mod bar;
-pub mod buffer;
-pub mod caps;
+pub mod bar0;
+pub mod bar_memory;
 pub mod cmd;
+pub mod command_error;
 pub mod control;
-pub mod data;
+mod cost;
+mod data;
 pub mod decode;
 pub mod device;
-mod effort;
+pub mod doorbell;
 pub mod fabric;
 pub mod fault;
+pub mod format;
 pub mod function;
 pub mod golden;
 #[allow(unsafe_code, reason = "the only module that touches shared memory")]
 pub mod guest;
+pub mod hca_caps;
+pub mod init_segment;
 pub mod interrupt;
+pub mod log_limiter;
+mod mmio;
 pub mod object;
+pub mod options;
 pub mod pages;
 pub mod pci;
 pub mod port;
-mod ppcnt;
-pub mod record;
-pub mod register;
-pub mod repetition;
-pub mod segment;
-pub mod table;
-pub mod var;
+pub mod recording;
 pub mod vfio;

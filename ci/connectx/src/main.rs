@@ -11,62 +11,64 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use connectx::device::{Options, PortType};
 use connectx::fabric::Fabric;
-use connectx::golden::Vectors;
-use connectx::record::Recorder;
-use connectx::repetition::Repetitions;
+use connectx::golden::TestVectors;
+use connectx::log_limiter::LogLimiter;
+use connectx::options::{Options, PortType};
+use connectx::recording::Recorder;
+use connectx::vfio::connection::StreamError;
 use connectx::vfio::session::Session;
-use connectx::vfio::wire::Broken;
 use connectx::{control, decode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
 
-/// An emulated ConnectX-5 PCI function for each socket, all behind one switch.
+/// Emulates a ConnectX-5 PCI function for each socket, all behind one switch.
 #[derive(Parser)]
 #[command(version, args_conflicts_with_subcommands = true, subcommand_negates_reqs = true)]
 struct Arguments {
     #[command(subcommand)]
-    verb: Option<Verb>,
-    /// Where QEMU's vfio-user-pci connects; each path is one function.
+    command: Option<Command>,
+    /// Socket to which QEMU's vfio-user-pci connects; each one is a function.
     #[arg(long = "socket", required = true)]
     sockets: Vec<PathBuf>,
-    /// What the ports are.
-    #[arg(long, value_enum, default_value_t = Port::Eth)]
-    port_type: Port,
-    /// Offers no BlueFlame registers.
+    /// Type of the ports.
+    #[arg(long, value_enum, default_value_t = PortTypeArg::Eth)]
+    port_type: PortTypeArg,
+    /// Refuses data in BlueFlame registers.
     #[arg(long)]
     no_wc: bool,
-    /// Has memory registered by commands alone.
+    /// Makes the driver register memory with commands instead of UMR.
     #[arg(long)]
     minimal: bool,
-    /// Has the guest map VAR pages and device memory: an access to them costs no message, but every
-    /// doorbell waits for an answer.
+    /// Lets the guest map VAR pages and device memory: accesses to them need no message, but every
+    /// doorbell waits for a reply.
     #[arg(long)]
     map: bool,
-    /// Where tests ask about the functions, and for faults: JSON lines, see `control.rs`.
+    /// Control socket, where tests inspect functions and inject faults: JSON lines, see
+    /// `control.rs`.
     #[arg(long)]
     control: Option<PathBuf>,
     /// Records what each function sees and does, in `functionN.record` of this directory.
     #[arg(long, value_name = "DIR")]
     record: Option<PathBuf>,
-    /// What is written to standard error.
+    /// Least severe level that is logged to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
 }
 
-/// What is done with recordings.
+/// What to do with recordings.
 #[derive(Subcommand)]
-enum Verb {
-    /// Prints recordings in words
+enum Command {
+    /// Prints recordings
     Decode {
         /// Files that `--record` made.
         #[arg(required = true)]
         files: Vec<PathBuf>,
     },
-    /// Prints what user-space queues posted and got, one of each kind, as test vectors
+    /// Prints one of each kind of WQE, CQE and doorbell of user-space queues, as test vectors
     Golden {
-        /// A program that ran while they were made, with its options; once for each, in order.
+        /// A program that ran during the recording, with its options; once for each program, in
+        /// order.
         #[arg(long, required = true)]
         by: Vec<String>,
         /// Files that `--record` made.
@@ -76,16 +78,15 @@ enum Verb {
 }
 
 #[derive(Clone, Copy, ValueEnum)]
-enum Port {
+enum PortTypeArg {
     /// RoCE and Ethernet.
     Eth,
     /// InfiniBand.
     Ib,
 }
 
-/// Prints what is logged. Warnings and errors that repeat become rare; whoever asks for more than
-/// those gets it all.
-struct Log(Mutex<Repetitions>);
+/// Prints the log. Repeated warnings and errors become rare, unless a lower level is logged too.
+struct Log(Mutex<LogLimiter>);
 
 impl log::Log for Log {
     fn enabled(&self, _: &log::Metadata<'_>) -> bool {
@@ -96,7 +97,7 @@ impl log::Log for Log {
         let level = record.level().as_str().to_lowercase();
         let line = record.args().to_string();
         let count = match self.0.lock() {
-            Ok(mut seen) if log::max_level() <= log::LevelFilter::Warn => seen.note(&line),
+            Ok(mut seen) if log::max_level() <= log::LevelFilter::Warn => seen.count(&line),
             _ => Some(1),
         };
         match count {
@@ -109,17 +110,17 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// How often the rest of a BlueFlame copy is looked for before a write was a doorbell alone, and how
-/// long after the last look. In all this has to be longer than the writer may have to wait for a
-/// processor, or the driver finds at its trial that nothing is combined.
-const LOOKS: u32 = 5;
-const GATHER: Duration = Duration::from_micros(20);
+/// How many times the loop looks for the rest of a BlueFlame copy before it treats the first write
+/// as a doorbell, and how long it sleeps before each look. Together this must exceed the time for
+/// which the writer may wait for a processor; otherwise the driver's write-combining test fails.
+const GATHER_RETRIES: u32 = 5;
+const GATHER_SLEEP: Duration = Duration::from_micros(20);
 
-/// After what time of work without a pause new guests and tests are heard.
-const HEARING: Duration = Duration::from_millis(5);
+/// Busy time after which the loop serves new guests and tests.
+const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
-/// A function's socket, and who is connected to it.
-struct Place {
+/// The socket of a function, and its client.
+struct FunctionSocket {
     listener: UnixListener,
     session: Option<Session>,
 }
@@ -130,24 +131,24 @@ fn main() -> io::Result<()> {
     if log::set_logger(&*LOG).is_ok() {
         log::set_max_level(arguments.log);
     }
-    if let Some(verb) = arguments.verb {
-        return read(verb);
+    if let Some(command) = arguments.command {
+        return read_recordings(command);
     }
     if let Some(directory) = &arguments.record {
         std::fs::create_dir_all(directory)?;
     }
-    // Without this a short sleep lasts 50 microseconds longer. Where it is refused, it does.
+    // Without this, a short sleep lasts 50 microseconds longer.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
         log::info!("timer slack: {error}");
     }
     let mut fabric = Fabric::default();
-    let mut places = Vec::new();
+    let mut sockets = Vec::new();
     for path in &arguments.sockets {
         let listener = bind(path)?;
         let number = fabric.add(Options {
             port_type: match arguments.port_type {
-                Port::Eth => PortType::Ethernet,
-                Port::Ib => PortType::InfiniBand,
+                PortTypeArg::Eth => PortType::Ethernet,
+                PortTypeArg::Ib => PortType::InfiniBand,
             },
             write_combining: !arguments.no_wc,
             minimal: arguments.minimal,
@@ -159,17 +160,17 @@ fn main() -> io::Result<()> {
             *fabric.function(number).device_mut().recorder_mut() =
                 Recorder::create(&path, number as u32)?;
         }
-        places.push(Place { listener, session: None });
+        sockets.push(FunctionSocket { listener, session: None });
     }
-    let mut tests = Tests { listener: None, clients: Vec::new() };
+    let mut control_socket = ControlSocket { listener: None, clients: Vec::new() };
     if let Some(path) = &arguments.control {
-        tests.listener = Some(bind(path)?);
+        control_socket.listener = Some(bind(path)?);
     }
-    serve(&mut fabric, &mut places, &mut tests)
+    serve(&mut fabric, &mut sockets, &mut control_socket)
 }
 
-/// Reads recordings.
-fn read(verb: Verb) -> io::Result<()> {
+/// Prints or converts recordings.
+fn read_recordings(command: Command) -> io::Result<()> {
     let open = |path: &Path| -> io::Result<_> {
         let file = File::open(path).map_err(|error| {
             io::Error::new(error.kind(), format!("{}: {error}", path.display()))
@@ -177,14 +178,14 @@ fn read(verb: Verb) -> io::Result<()> {
         Ok(BufReader::new(file))
     };
     let mut to = io::stdout().lock();
-    match verb {
-        Verb::Decode { files } => {
+    match command {
+        Command::Decode { files } => {
             for file in &files {
                 decode::print(open(file)?, &mut to)?;
             }
         }
-        Verb::Golden { by, files } => {
-            let mut vectors = Vectors::default();
+        Command::Golden { by, files } => {
+            let mut vectors = TestVectors::default();
             for file in &files {
                 vectors.add(open(file)?)?;
             }
@@ -195,7 +196,7 @@ fn read(verb: Verb) -> io::Result<()> {
 }
 
 fn bind(path: &Path) -> io::Result<UnixListener> {
-    // A socket that a killed predecessor left behind.
+    // Remove the socket of a killed process.
     match std::fs::remove_file(path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
         _ => {}
@@ -203,97 +204,107 @@ fn bind(path: &Path) -> io::Result<UnixListener> {
     UnixListener::bind(path)
 }
 
-/// The control socket, and who is connected to it.
-struct Tests {
+/// The control socket, and its clients.
+struct ControlSocket {
     listener: Option<UnixListener>,
     clients: Vec<control::Server>,
 }
 
-fn serve(fabric: &mut Fabric, places: &mut [Place], tests: &mut Tests) -> io::Result<()> {
+fn serve(
+    fabric: &mut Fabric,
+    sockets: &mut [FunctionSocket],
+    control_socket: &mut ControlSocket,
+) -> io::Result<()> {
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
-    let mut heard = Instant::now();
+    let mut accepted = Instant::now();
     loop {
-        let (mut busy, gathering) = serve_places(fabric, places);
+        let (mut busy, gathering) = serve_functions(fabric, sockets);
         if gathering && !busy {
-            // Asleep, not looking: the processor that writes the rest may need this very core, and
-            // each look would take it away.
-            let came = (0..LOOKS).any(|_| {
-                thread::sleep(GATHER);
-                serve_places(fabric, places).0
+            // Sleep instead of spinning: the processor that writes the rest may need this very
+            // core.
+            let arrived = (0..GATHER_RETRIES).any(|_| {
+                thread::sleep(GATHER_SLEEP);
+                serve_functions(fabric, sockets).0
             });
-            if !came {
-                for number in 0..places.len() {
-                    fabric.function(number).device_mut().settle();
+            if !arrived {
+                for number in 0..sockets.len() {
+                    fabric.function(number).device_mut().flush_gathered_writes();
                 }
             }
             busy = true;
         }
-        busy |= fabric.turn(now());
-        // Even a guest that never pauses leaves room for others now and then.
-        if busy && heard.elapsed() < HEARING {
+        busy |= fabric.poll(now());
+        // A guest that never pauses must not keep out others.
+        if busy && accepted.elapsed() < ACCEPT_INTERVAL {
             continue;
         }
         if !busy {
-            for number in 0..places.len() {
+            for number in 0..sockets.len() {
                 fabric.function(number).device_mut().recorder_mut().flush();
             }
         }
         wait(
-            places,
-            tests,
+            sockets,
+            control_socket,
             if busy { Some(0) } else { fabric.deadline().map(|due| due.saturating_sub(now())) },
         )?;
-        heard = Instant::now();
-        // What woke it may be a look at the clock.
+        accepted = Instant::now();
+        // The guest may have woken the process by reading the clock.
         fabric.set_time(now());
-        // A test that was told what the guest wrote asks about that: writes are not waited for.
-        serve_places(fabric, places);
-        tests.clients.retain_mut(|client| client.serve(fabric));
+        // A test may ask about what a guest has just written: writes have no reply, so read them
+        // first.
+        serve_functions(fabric, sockets);
+        control_socket.clients.retain_mut(|client| client.serve(fabric));
     }
 }
 
-/// Answers what all clients sent: whether that was anything, and whether a copy has begun and not ended.
-fn serve_places(fabric: &mut Fabric, places: &mut [Place]) -> (bool, bool) {
+/// Serves all clients: returns whether there was anything to do, and whether a BlueFlame copy is
+/// incomplete.
+fn serve_functions(fabric: &mut Fabric, sockets: &mut [FunctionSocket]) -> (bool, bool) {
     let (mut busy, mut gathering) = (false, false);
-    for (number, place) in places.iter_mut().enumerate() {
-        busy |= serve_place(fabric, number, place);
+    for (number, socket) in sockets.iter_mut().enumerate() {
+        busy |= serve_function(fabric, number, socket);
         gathering |= fabric.function(number).device().gathering();
     }
     (busy, gathering)
 }
 
-/// Answers what one function's client sent; false if it was nothing.
-fn serve_place(fabric: &mut Fabric, number: usize, place: &mut Place) -> bool {
-    let Some(session) = &mut place.session else { return false };
+/// Serves the client of one function; returns false if there was nothing to do.
+fn serve_function(fabric: &mut Fabric, number: usize, socket: &mut FunctionSocket) -> bool {
+    let Some(session) = &mut socket.session else { return false };
     match session.serve(fabric.function(number)) {
         Ok(served) => served,
         Err(broken) => {
             match broken {
-                Broken::Closed => log::info!("function {number}: client gone"),
+                StreamError::Closed => log::info!("function {number}: the client has disconnected"),
                 other => log::error!("function {number}: {other:?}"),
             }
-            place.session = None;
+            socket.session = None;
             fabric.function(number).restart();
             true
         }
     }
 }
 
-/// Sleeps until a client or the clock wants something.
-fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io::Result<()> {
-    let mut fds: Vec<_> = places
+/// Sleeps until a client writes or a timer is due.
+fn wait(
+    sockets: &mut [FunctionSocket],
+    control_socket: &mut ControlSocket,
+    nanoseconds: Option<u64>,
+) -> io::Result<()> {
+    let mut fds: Vec<_> = sockets
         .iter()
-        .map(|place| {
-            let fd = match &place.session {
+        .map(|socket| {
+            let fd = match &socket.session {
                 Some(session) => session.stream().as_fd(),
-                None => place.listener.as_fd(),
+                None => socket.listener.as_fd(),
             };
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         })
         .collect();
-    let clients = tests.clients.iter().map(|client| client.stream().as_fd());
-    let listener = tests.listener.iter().map(AsFd::as_fd);
+    let clients = control_socket.clients.iter().map(|client| client.stream().as_fd());
+    let listener = control_socket.listener.iter().map(AsFd::as_fd);
     let others = clients.chain(listener);
     fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     let timeout = nanoseconds.map(|ns| Timespec {
@@ -304,24 +315,25 @@ fn wait(places: &mut [Place], tests: &mut Tests, nanoseconds: Option<u64>) -> io
         Ok(_) | Err(rustix::io::Errno::INTR) => {}
         Err(error) => return Err(error.into()),
     }
-    let knocks = tests.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+    let client_waits =
+        control_socket.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
-    for (place, ready) in places.iter_mut().zip(ready) {
-        if ready && place.session.is_none() {
-            match place.listener.accept() {
+    for (socket, ready) in sockets.iter_mut().zip(ready) {
+        if ready && socket.session.is_none() {
+            match socket.listener.accept() {
                 Ok((stream, _)) => {
                     log::info!("client connected");
-                    place.session = Some(Session::new(stream));
+                    socket.session = Some(Session::new(stream));
                 }
-                // It is gone already, or comes again.
+                // The client is gone, or connects again.
                 Err(error) => log::warn!("a client did not connect: {error}"),
             }
         }
     }
-    if let Some(listener) = tests.listener.as_ref().filter(|_| knocks) {
+    if let Some(listener) = control_socket.listener.as_ref().filter(|_| client_waits) {
         match listener.accept().and_then(|(stream, _)| control::Server::new(stream)) {
-            Ok(client) => tests.clients.push(client),
-            Err(error) => log::warn!("a test did not connect: {error}"),
+            Ok(client) => control_socket.clients.push(client),
+            Err(error) => log::warn!("a client of the control socket did not connect: {error}"),
         }
     }
     Ok(())

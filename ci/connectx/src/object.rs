@@ -1,103 +1,112 @@
-//! The objects that commands make: one kind per file, all of them in [`Objects`].
+//! The objects that commands create: each file has one kind, [`Objects`] has them all.
 
-pub mod counter;
+pub mod buffer;
 pub mod cq;
 pub mod domain;
 pub mod eq;
-pub mod flow;
+pub mod flow_table;
 pub mod mcg;
 pub mod memic;
 pub mod mkey;
+pub mod q_counter;
 pub mod qp;
-pub mod raw;
+pub mod receive_queue;
+pub mod rq;
+pub mod rqt;
+pub mod send_queue;
+pub mod sq;
 pub mod srq;
-pub mod steering;
+pub mod table;
+pub mod tir;
+pub mod tis;
 pub mod uar;
 pub mod uctx;
 pub mod umem;
 
-use crate::buffer::Listed;
-use crate::effort::Effort;
-use crate::table::Table;
+use self::buffer::ListedPages;
+use self::table::ObjectTable;
+use crate::bar0;
+use crate::cost::Cost;
+use crate::port::Traffic;
 
-/// Everything that lives in a function.
+/// All objects of a function.
 pub struct Objects {
-    pub(crate) uars: Table<uar::Uar>,
-    pub(crate) uctxs: Table<uctx::Uctx>,
-    pub(crate) umems: Table<umem::Umem>,
-    pub(crate) pds: Table<domain::Domain>,
-    pub(crate) xrcds: Table<domain::Domain>,
-    pub(crate) transport_domains: Table<domain::Domain>,
-    pub(crate) counters: Table<counter::CounterSet>,
-    pub(crate) flow_counters: Table<crate::port::Traffic>,
-    pub(crate) mkeys: Table<mkey::Mkey>,
-    /// Pages of all queues, and of memory registered for them.
-    pub(crate) listed: Listed,
-    /// Bytes of the lists of all keys.
+    pub(crate) uars: ObjectTable<uar::Uar>,
+    pub(crate) uctxs: ObjectTable<uctx::Uctx>,
+    pub(crate) umems: ObjectTable<umem::Umem>,
+    pub(crate) pds: ObjectTable<domain::Domain>,
+    pub(crate) xrcds: ObjectTable<domain::Domain>,
+    pub(crate) transport_domains: ObjectTable<domain::Domain>,
+    pub(crate) q_counters: ObjectTable<q_counter::QCounter>,
+    pub(crate) flow_counters: ObjectTable<Traffic>,
+    pub(crate) mkeys: ObjectTable<mkey::Mkey>,
+    /// Pages of all queues and umems.
+    pub(crate) listed_pages: ListedPages,
+    /// Bytes of the translation lists of all mkeys.
     pub(crate) mkey_lists: usize,
-    /// What is done for the request at hand.
-    pub(crate) effort: Effort,
-    pub(crate) eqs: Table<eq::Eq>,
-    pub(crate) cqs: Table<cq::Cq>,
-    pub(crate) qps: Table<qp::Qp>,
-    pub(crate) srqs: Table<srq::Srq>,
-    pub(crate) rqs: Table<raw::Rq>,
-    pub(crate) sqs: Table<raw::Sq>,
-    pub(crate) tises: Table<steering::Tis>,
-    pub(crate) tirs: Table<steering::Tir>,
-    pub(crate) rqts: Table<steering::Rqt>,
-    pub(crate) flow_tables: Table<flow::FlowTable>,
-    pub(crate) flow_roots: flow::Roots,
-    pub(crate) groups: mcg::Groups,
+    /// Cost of the current WQE.
+    pub(crate) cost: Cost,
+    pub(crate) eqs: ObjectTable<eq::Eq>,
+    pub(crate) cqs: ObjectTable<cq::Cq>,
+    pub(crate) qps: ObjectTable<qp::Qp>,
+    pub(crate) srqs: ObjectTable<srq::Srq>,
+    pub(crate) rqs: ObjectTable<rq::Rq>,
+    pub(crate) sqs: ObjectTable<sq::Sq>,
+    pub(crate) tises: ObjectTable<tis::Tis>,
+    pub(crate) tirs: ObjectTable<tir::Tir>,
+    pub(crate) rqts: ObjectTable<rqt::Rqt>,
+    pub(crate) flow_tables: ObjectTable<flow_table::FlowTable>,
+    pub(crate) flow_roots: flow_table::FlowTableRoots,
+    pub(crate) multicast_groups: mcg::MulticastGroups,
     pub(crate) memic: memic::Memic,
 }
 
 impl Objects {
-    /// None of any kind.
+    /// A function without objects.
     pub fn new() -> Self {
         Self {
-            uars: Table::new("UAR", uar::NUMBERS),
-            uctxs: Table::new("user context", 1..=1023),
-            umems: Table::new("umem", 1..=0xffff),
-            pds: Table::new("PD", 1..=0xffff),
-            xrcds: Table::new("XRC domain", 1..=0xffff),
-            transport_domains: Table::new("transport domain", 1..=0xff),
-            counters: Table::new("counter set", 1..=0xff),
-            flow_counters: Table::new("flow counter", 1..=0xffff),
-            mkeys: Table::new("mkey", 0x100..=0x1_ffff),
-            listed: Listed::default(),
+            uars: ObjectTable::new("UAR", bar0::UARS),
+            uctxs: ObjectTable::new("user context", 1..=1023),
+            umems: ObjectTable::new("umem", 1..=0xffff),
+            pds: ObjectTable::new("PD", 1..=0xffff),
+            xrcds: ObjectTable::new("XRC domain", 1..=0xffff),
+            transport_domains: ObjectTable::new("transport domain", 1..=0xff),
+            q_counters: ObjectTable::new("counter set", 1..=0xff),
+            flow_counters: ObjectTable::new("flow counter", 1..=0xffff),
+            mkeys: ObjectTable::new("mkey", 0x100..=0x1_ffff),
+            listed_pages: ListedPages::default(),
             mkey_lists: 0,
-            effort: Effort::default(),
-            eqs: Table::new("EQ", 1..=63),
-            cqs: Table::new("CQ", 0x400..=0xffff),
-            // Queue pairs and send queues share the space of numbers that doorbells name.
-            qps: Table::new("QP", 0x40..=0xffff),
-            sqs: Table::new("SQ", 0x1_0000..=0x1_ffff),
-            srqs: Table::new("SRQ", 1..=0xffff),
-            rqs: Table::new("RQ", 1..=0xffff),
-            tises: Table::new("TIS", 1..=0xfff),
-            tirs: Table::new("TIR", 1..=0xfff),
-            rqts: Table::new("RQ table", 1..=0x3ff),
-            flow_tables: Table::new("flow table", 1..=0xff),
-            flow_roots: flow::Roots::default(),
-            groups: mcg::Groups::default(),
+            cost: Cost::default(),
+            eqs: ObjectTable::new("EQ", 1..=63),
+            cqs: ObjectTable::new("CQ", 0x400..=0xffff),
+            // Doorbells name queue pairs and raw send queues by numbers of one space.
+            qps: ObjectTable::new("QP", 0x40..=0xffff),
+            sqs: ObjectTable::new("SQ", 0x1_0000..=0x1_ffff),
+            srqs: ObjectTable::new("SRQ", 1..=0xffff),
+            rqs: ObjectTable::new("RQ", 1..=0xffff),
+            tises: ObjectTable::new("TIS", 1..=0xfff),
+            tirs: ObjectTable::new("TIR", 1..=0xfff),
+            rqts: ObjectTable::new("RQ table", 1..=0x3ff),
+            flow_tables: ObjectTable::new("flow table", 1..=0xff),
+            flow_roots: flow_table::FlowTableRoots::default(),
+            multicast_groups: mcg::MulticastGroups::default(),
             memic: memic::Memic::default(),
         }
     }
 
-    /// A kind of which a user context still has one. UAR pages are not held against it.
+    /// A kind of object that a user context still owns. UAR pages do not count.
     pub(crate) fn left_by(&self, uid: u32) -> Option<&'static str> {
         macro_rules! first {
             ($($table:ident)*) => {
                 $(if self.$table.owned_by(uid) { return Some(self.$table.kind()) })*
             };
         }
-        first!(umems pds xrcds transport_domains counters flow_counters mkeys cqs qps srqs);
+        first!(umems pds xrcds transport_domains q_counters flow_counters mkeys cqs qps srqs);
         first!(rqs sqs tises tirs rqts flow_tables);
         None
     }
 
-    /// How many there are of each kind.
+    /// How many objects there are, by kind.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
         vec![
             (self.uars.kind(), self.uars.len()),
@@ -106,7 +115,7 @@ impl Objects {
             (self.pds.kind(), self.pds.len()),
             (self.xrcds.kind(), self.xrcds.len()),
             (self.transport_domains.kind(), self.transport_domains.len()),
-            (self.counters.kind(), self.counters.len()),
+            (self.q_counters.kind(), self.q_counters.len()),
             (self.flow_counters.kind(), self.flow_counters.len()),
             (self.mkeys.kind(), self.mkeys.len()),
             (self.eqs.kind(), self.eqs.len()),

@@ -1,65 +1,46 @@
 //! Host pages that the driver lends to firmware.
 //!
-//! Pairs with mlx5_core's `pagealloc.c`: QUERY_PAGES says how many are wanted to boot, events ask for
-//! more and offer some back as objects come and go, MANAGE_PAGES gives them or takes them back. This
-//! firmware keeps nothing in them; it counts them, so that a page that the driver does not get back
-//! shows.
+//! Pairs with mlx5_core's `pagealloc.c`. QUERY_PAGES tells how many pages firmware needs to boot,
+//! events ask for more or offer some back, and MANAGE_PAGES gives or takes them. This firmware
+//! stores nothing in the pages. It counts them, so that a page that the driver does not get back is
+//! noticed.
 
 use std::collections::BTreeSet;
 
-use uverbs_uapi::mlx5::prm::Bits;
-use uverbs_uapi::mlx5::prm::Layout;
-use uverbs_uapi::mlx5::prm::cmd::{
-    manage_pages_in, manage_pages_out, query_pages_in, query_pages_out,
-};
-
-use crate::cmd::refusal::{Refused, refuse};
-
-const BOOT: u64 = 1;
-const INIT: u64 = 2;
-const REGULAR: u64 = 3;
-
-const CANNOT_GIVE: u64 = 0;
-const GIVE: u64 = 1;
-const TAKE: u64 = 2;
-
-const BOOT_PAGES: usize = 16;
-const INIT_PAGES: usize = 64;
-
-/// The most pages that are taken: far more than all objects need.
-const MOST_PAGES: usize = 1 << 18;
+pub(crate) const BOOT_PAGES: usize = 16;
+pub(crate) const INIT_PAGES: usize = 64;
 
 /// Objects whose contexts share a page.
 const OBJECTS: usize = 8;
-/// Pages beyond what objects need: below the first more are asked for, above the last some are
-/// offered back, either way up to the one between.
+/// Spare pages. Below the first number firmware asks for more, above the last it offers some back,
+/// in both cases up to the middle one.
 const SPARE: [usize; 3] = [4, 16, 32];
 
-/// The pages held.
+/// The pages that firmware holds.
 #[derive(Default)]
-pub struct Pages {
-    held: BTreeSet<u64>,
-    /// Whether objects may come and go.
-    running: bool,
-    /// Whether the driver has yet to answer an event.
-    asked: bool,
+pub struct FirmwarePages {
+    pub(crate) held: BTreeSet<u64>,
+    /// Whether the driver may create objects.
+    pub(crate) running: bool,
+    /// Whether the driver has not answered the last event yet.
+    pub(crate) requested: bool,
 }
 
-impl Pages {
-    /// How many pages are held.
+impl FirmwarePages {
+    /// How many pages firmware holds.
     pub fn held(&self) -> usize {
         self.held.len()
     }
 
-    /// The driver begins, or ends, to make objects.
-    pub fn run(&mut self, running: bool) {
+    /// Records INIT_HCA or TEARDOWN_HCA.
+    pub fn set_running(&mut self, running: bool) {
         self.running = running;
-        self.asked = false;
+        self.requested = false;
     }
 
-    /// How many pages to ask for, or below zero to offer, now that there are this many objects.
-    pub fn change(&mut self, objects: usize) -> Option<i32> {
-        if !self.running || self.asked {
+    /// How many pages to ask for with this number of objects; a negative number offers pages back.
+    pub fn wanted(&mut self, objects: usize) -> Option<i32> {
+        if !self.running || self.requested {
             return None;
         }
         let [least, middle, most] = SPARE;
@@ -68,123 +49,7 @@ impl Pages {
         if held >= needed + least && held <= needed + most {
             return None;
         }
-        self.asked = true;
+        self.requested = true;
         Some((needed + middle) as i32 - held as i32)
-    }
-
-    /// Answers QUERY_PAGES.
-    ///
-    /// # Errors
-    /// For a phase that does not exist.
-    pub fn query(&self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_pages_in, _>::new(input);
-        let wanted = match input.get(query_pages_in::op_mod) {
-            BOOT => BOOT_PAGES,
-            INIT => BOOT_PAGES + INIT_PAGES,
-            // More is asked for by events.
-            REGULAR => self.held.len(),
-            other => return refuse!(BadParam, "QUERY_PAGES of phase {other}"),
-        };
-        let mut out = Bits::<query_pages_out, _>::new(vec![0; query_pages_out::SIZE]);
-        out.set(query_pages_out::num_pages, wanted.saturating_sub(self.held.len()) as u64);
-        Ok(out.into_inner())
-    }
-
-    /// Carries out MANAGE_PAGES; `room` is the length of the output that the driver expects.
-    ///
-    /// # Errors
-    /// For pages that are given twice, listed short, or no page addresses.
-    pub fn manage(&mut self, input: &[u8], room: usize) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<manage_pages_in, _>::new(input);
-        let count = input.get(manage_pages_in::input_num_entries) as usize;
-        let mut out = Bits::<manage_pages_out, _>::new(vec![0; manage_pages_out::SIZE]);
-        self.asked = false;
-        match input.get(manage_pages_in::op_mod) {
-            CANNOT_GIVE => log::warn!("the driver cannot give pages"),
-            GIVE => {
-                let (list, _) = input.tail(manage_pages_in::pas).as_chunks::<8>();
-                let Some(list) = list.get(..count) else {
-                    return refuse!(BadInputLength, "{count} pages given, {} listed", list.len());
-                };
-                let mut given = BTreeSet::new();
-                for page in list.iter().map(|page| u64::from_be_bytes(*page)) {
-                    if page & 0xfff != 0 || self.held.contains(&page) || !given.insert(page) {
-                        return refuse!(BadParam, "page {page:#x} given twice or not aligned");
-                    }
-                }
-                if self.held.len() + given.len() > MOST_PAGES {
-                    return refuse!(LimitExceeded, "more than {MOST_PAGES} pages");
-                }
-                self.held.append(&mut given);
-            }
-            TAKE => {
-                let count = count.min(self.held.len()).min(room.saturating_sub(16) / 8);
-                out.set(manage_pages_out::output_num_entries, count as u64);
-                let mut out = out.into_inner();
-                for page in std::iter::from_fn(|| self.held.pop_last()).take(count) {
-                    out.extend(page.to_be_bytes());
-                }
-                return Ok(out);
-            }
-            other => return refuse!(BadParam, "MANAGE_PAGES {other}"),
-        }
-        Ok(out.into_inner())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn command(op_mod: u64, pages: &[u64], count: u64) -> Vec<u8> {
-        let mut input = Bits::<manage_pages_in, _>::new(vec![0; 16]);
-        input.set(manage_pages_in::op_mod, op_mod);
-        input.set(manage_pages_in::input_num_entries, count);
-        let mut input = input.into_inner();
-        input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
-        input
-    }
-
-    #[test]
-    fn pages_follow_objects() {
-        let mut pages =
-            Pages { held: (0..80).map(|page| page << 12).collect(), ..Pages::default() };
-        assert_eq!(pages.change(100), None, "not running");
-        pages.run(true);
-        assert_eq!(pages.change(8), Some(1 + 16));
-        assert_eq!(pages.change(800), None, "the driver has not answered");
-        let more: Vec<u64> = (100..117).map(|page| page << 12).collect();
-        pages.manage(&command(GIVE, &more, 17), 16).unwrap();
-        assert_eq!(pages.change(80), None);
-        assert_eq!(pages.change(8 * 14), Some(13));
-        let more: Vec<u64> = (200..250).map(|page| page << 12).collect();
-        pages.manage(&command(GIVE, &more, 50), 16).unwrap();
-        assert_eq!(pages.change(0), Some(16 - 67));
-        pages.manage(&command(TAKE, &[], 51), 16 + 51 * 8).unwrap();
-        assert_eq!(pages.change(0), None);
-    }
-
-    #[test]
-    fn pages_come_back_once() {
-        let mut pages = Pages::default();
-        pages.manage(&command(GIVE, &[0x1000, 0x2000, 0x3000], 3), 16).unwrap();
-        assert!(pages.manage(&command(GIVE, &[0x2000], 1), 16).is_err());
-        assert!(pages.manage(&command(GIVE, &[0x5000, 0x6000, 0x5000], 3), 16).is_err());
-        assert_eq!(pages.held(), 3, "none of a list that is refused");
-        assert!(pages.manage(&command(GIVE, &[0x4000], 2), 16).is_err());
-        let out = pages.manage(&command(TAKE, &[], 9), 16 + 2 * 8).unwrap();
-        assert_eq!(out[11], 2);
-        assert_eq!(&out[16..24], &0x3000u64.to_be_bytes());
-        assert_eq!(pages.held(), 1);
-    }
-
-    #[test]
-    fn a_long_list_takes_no_longer_for_each_page() {
-        let mut pages = Pages::default();
-        let many: Vec<u64> = (1..=MOST_PAGES as u64).map(|page| page << 12).collect();
-        let count = many.len() as u64;
-        pages.manage(&command(GIVE, &many, count), 16).unwrap();
-        assert_eq!(pages.held(), MOST_PAGES);
-        assert!(pages.manage(&command(GIVE, &[0xffff_f000], 1), 16).is_err());
     }
 }

@@ -1,9 +1,11 @@
 //! PCI configuration space of one function.
 //!
-//! Pairs with the guest's PCI core. QEMU keeps the MSI-X table and the BAR's address to itself and
-//! passes the rest on.
+//! Pairs with the guest's PCI core. QEMU handles the MSI-X table and the address of the BAR itself
+//! and passes on other accesses.
 
-/// Size of the configuration space, extended part included.
+use crate::bar0::{MSIX_PBA, MSIX_TABLE};
+
+/// Size of the configuration space, including the extended part.
 pub const CONFIG_SIZE: usize = 4096;
 
 const COMMAND: usize = 0x04;
@@ -13,15 +15,11 @@ const PCIE: usize = 0x60;
 const DEVICE_CONTROL: usize = PCIE + 8;
 const MSIX: usize = 0x9c;
 
-/// Where the MSI-X table lies in BAR0: between the initialization segment and the first UAR.
-const MSIX_TABLE: u32 = 0x6000;
-const MSIX_PENDING: u32 = 0x7000;
-
 const BUS_MASTER: u8 = 1 << 2;
 const FUNCTION_LEVEL_RESET: u8 = 1 << 7;
 
 /// The configuration space.
-pub struct Config {
+pub struct ConfigSpace {
     bytes: Vec<u8>,
     /// Bits the guest may change.
     writable: Vec<u8>,
@@ -31,14 +29,14 @@ pub struct Config {
 
 /// What a write to configuration space asks of the function.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Effect {
+pub enum ConfigAction {
     /// Nothing.
     None,
     /// A function-level reset.
-    Reset,
+    Flr,
 }
 
-impl Config {
+impl ConfigSpace {
     /// A ConnectX-5 with `vectors` MSI-X vectors and a BAR0 of `bar0_size` bytes.
     pub fn new(vectors: u16, bar0_size: u64) -> Self {
         let mut config = Self { bytes: vec![], writable: vec![0; CONFIG_SIZE], vectors, bar0_size };
@@ -46,7 +44,7 @@ impl Config {
         config
     }
 
-    /// Everything as after power on.
+    /// Restores the values after power on.
     pub fn reset(&mut self) {
         self.bytes = vec![0; CONFIG_SIZE];
         let (vectors, bar0_size) = (self.vectors, self.bar0_size);
@@ -72,7 +70,7 @@ impl Config {
         put(MSIX, &[0x11, 0x00]);
         put(MSIX + 2, &(vectors - 1).to_le_bytes());
         put(MSIX + 4, &MSIX_TABLE.to_le_bytes());
-        put(MSIX + 8, &MSIX_PENDING.to_le_bytes());
+        put(MSIX + 8, &MSIX_PBA.to_le_bytes());
 
         let mut allow = |at: usize, mask: &[u8]| {
             self.writable[at..at + mask.len()].copy_from_slice(mask);
@@ -89,7 +87,7 @@ impl Config {
         allow(MSIX + 3, &[0xc0]);
     }
 
-    /// Whether the function may reach memory and raise interrupts.
+    /// Whether bus mastering is enabled: the function may access memory and raise interrupts.
     pub fn bus_master(&self) -> bool {
         self.bytes[COMMAND] & BUS_MASTER != 0
     }
@@ -101,13 +99,13 @@ impl Config {
         }
     }
 
-    /// Writes what may be written.
+    /// Writes the writable bits.
     #[must_use]
-    pub fn write(&mut self, offset: usize, from: &[u8]) -> Effect {
-        let mut effect = Effect::None;
+    pub fn write(&mut self, offset: usize, from: &[u8]) -> ConfigAction {
+        let mut effect = ConfigAction::None;
         for (at, &new) in (offset..CONFIG_SIZE).zip(from) {
             if at == DEVICE_CONTROL + 1 && new & FUNCTION_LEVEL_RESET != 0 {
-                effect = Effect::Reset;
+                effect = ConfigAction::Flr;
             }
             let mask = self.writable[at];
             self.bytes[at] = self.bytes[at] & !mask | new & mask;
@@ -120,15 +118,15 @@ impl Config {
 mod tests {
     use super::*;
 
-    fn word(config: &Config, at: usize) -> u32 {
+    fn word(config: &ConfigSpace, at: usize) -> u32 {
         let mut bytes = [0; 4];
         config.read(at, &mut bytes);
         u32::from_le_bytes(bytes)
     }
 
     #[test]
-    fn the_capability_list_ends() {
-        let config = Config::new(32, 32 << 20);
+    fn the_pci_capability_list_ends() {
+        let config = ConfigSpace::new(32, 32 << 20);
         let mut seen = vec![];
         let mut at = word(&config, 0x34) as usize & 0xfc;
         while at != 0 {
@@ -140,22 +138,22 @@ mod tests {
     }
 
     #[test]
-    fn the_bar_tells_its_size_and_identity_cannot_be_written() {
-        let mut config = Config::new(32, 32 << 20);
-        assert_eq!(config.write(BAR0, &[0xff; 8]), Effect::None);
+    fn bar0_reports_its_size_and_the_ids_are_read_only() {
+        let mut config = ConfigSpace::new(32, 32 << 20);
+        assert_eq!(config.write(BAR0, &[0xff; 8]), ConfigAction::None);
         assert_eq!(word(&config, BAR0), 0xfe00_000c);
         assert_eq!(word(&config, BAR0 + 4), 0xffff_ffff);
-        assert_eq!(config.write(0, &[0; 4]), Effect::None);
+        assert_eq!(config.write(0, &[0; 4]), ConfigAction::None);
         assert_eq!(word(&config, 0), 0x1017_15b3);
     }
 
     #[test]
-    fn a_reset_is_asked_for_and_does_not_stick() {
-        let mut config = Config::new(32, 32 << 20);
-        assert_eq!(config.write(DEVICE_CONTROL, &[0x10, 0x80]), Effect::Reset);
+    fn an_flr_request_is_reported_and_reads_back_zero() {
+        let mut config = ConfigSpace::new(32, 32 << 20);
+        assert_eq!(config.write(DEVICE_CONTROL, &[0x10, 0x80]), ConfigAction::Flr);
         assert_eq!(word(&config, DEVICE_CONTROL) as u16, 0x0010);
         assert!(!config.bus_master());
-        assert_eq!(config.write(COMMAND, &[6, 0]), Effect::None);
+        assert_eq!(config.write(COMMAND, &[6, 0]), ConfigAction::None);
         assert!(config.bus_master());
         config.reset();
         assert!(!config.bus_master());

@@ -1,37 +1,21 @@
 //! The port of a function: link, addresses, counters.
 //!
-//! Pairs with the virtual port commands, and with [`crate::register`] for what is behind
-//! ACCESS_REGISTER.
+//! Pairs with the vport commands and with the registers behind ACCESS_REG.
 
-use uverbs_uapi::mlx5::prm::vport::{
-    hca_vport_context, modify_nic_vport_context_in, modify_nic_vport_field_select as select,
-    nic_vport_context, query_hca_vport_context_out, query_hca_vport_gid_in,
-    query_hca_vport_gid_out, query_hca_vport_pkey_in, query_nic_vport_context_in,
-    query_nic_vport_context_out, query_roce_address_in, query_roce_address_out,
-    query_vport_counter_in, query_vport_counter_out, query_vport_state_in, query_vport_state_out,
-    roce_addr_layout, set_roce_address_in, traffic_counter,
-};
-use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
-
-use crate::cmd::refusal::{Refused, refuse};
-use crate::data::message::Message;
-use crate::device::{Device, PortType};
+use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, roce_addr_layout};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
 pub const GIDS: usize = 16;
-/// Entries of the partition key table.
-const PKEYS: u64 = 128;
 /// The default partition.
 pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
 
-/// Largest Ethernet frame payload, and what it is at first.
+/// Largest MTU, which is also the default.
 pub const MAX_MTU: u16 = 9978;
 
 const ADDRESS_LIST_UC: u64 = 0;
-const ADDRESS_LIST_MC: u64 = 1;
-const ADDRESS_LIST_VLAN: u64 = 2;
 
-/// Packets and bytes one way.
+/// Packets and bytes in one direction.
 #[derive(Debug, Default, Clone, Copy)]
 pub struct Traffic {
     pub(crate) packets: u64,
@@ -45,15 +29,15 @@ impl Traffic {
     }
 }
 
-/// Traffic one way by kind of destination.
+/// Traffic in one direction, by type of destination.
 #[derive(Debug, Default, Clone, Copy)]
-pub struct Casts {
+pub struct TrafficByCast {
     pub(crate) unicast: Traffic,
     pub(crate) multicast: Traffic,
     pub(crate) broadcast: Traffic,
 }
 
-impl Casts {
+impl TrafficByCast {
     /// Counts an Ethernet frame.
     pub(crate) fn add_frame(&mut self, frame: &[u8]) {
         let cast = match frame.first_chunk::<6>() {
@@ -65,13 +49,12 @@ impl Casts {
     }
 
     /// Counts a message between queue pairs.
-    pub(crate) fn add_message(&mut self, message: &Message, payload: usize) {
-        let group = message.datagram.as_ref().is_some_and(|datagram| datagram.group.is_some());
-        let cast = if group { &mut self.multicast } else { &mut self.unicast };
-        cast.add(message.packets.into(), payload);
+    pub(crate) fn add_message(&mut self, multicast: bool, packets: u32, payload: usize) {
+        let cast = if multicast { &mut self.multicast } else { &mut self.unicast };
+        cast.add(packets.into(), payload);
     }
 
-    /// All of it.
+    /// The sum.
     pub(crate) fn total(&self) -> Traffic {
         let all = [self.unicast, self.multicast, self.broadcast];
         Traffic {
@@ -83,21 +66,21 @@ impl Casts {
 
 /// The port.
 pub struct Port {
-    /// Number of the function, from which its addresses are made.
+    /// Number of the function; the addresses derive from it.
     pub(crate) number: u32,
     pub(crate) context: Bits<nic_vport_context, Vec<u8>>,
-    /// Lists of unicast and multicast addresses, as written.
-    lists: [Vec<u8>; 3],
+    /// Lists of unicast addresses, multicast addresses and VLANs, as the driver wrote them.
+    pub(crate) address_lists: [Vec<u8>; 3],
     pub(crate) gids: Vec<Bits<roce_addr_layout, Vec<u8>>>,
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
-    pub(crate) sent: Casts,
-    pub(crate) received: Casts,
+    pub(crate) sent: TrafficByCast,
+    pub(crate) received: TrafficByCast,
 }
 
 impl Port {
-    /// The port of function `number`, link up.
+    /// The port of function `number`, with the link up.
     pub fn new(number: u32) -> Self {
         let mut context = Bits::<nic_vport_context, _>::new(vec![0; nic_vport_context::SIZE]);
         let guid = 0x0c42_a103_0000_0000 | u64::from(number);
@@ -109,22 +92,22 @@ impl Port {
         Self {
             number,
             context,
-            lists: [vec![], vec![], vec![]],
+            address_lists: [vec![], vec![], vec![]],
             gids: (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect(),
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
-            sent: Casts::default(),
-            received: Casts::default(),
+            sent: TrafficByCast::default(),
+            received: TrafficByCast::default(),
         }
     }
 
-    /// Whether the port carries traffic.
+    /// Whether the port sends and receives.
     pub fn active(&self) -> bool {
         self.link_up && self.admin_up
     }
 
-    /// Local identifier of an InfiniBand port.
+    /// LID of an InfiniBand port.
     pub fn lid(&self) -> u16 {
         self.number as u16 + 1
     }
@@ -142,268 +125,27 @@ impl Port {
         (gid != [0; 16]).then_some(gid)
     }
 
-    /// Has the addresses that the driver set be nobody's.
-    pub(crate) fn forget_gids(&mut self) {
+    /// Clears the RoCE addresses.
+    pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();
     }
 
-    /// Counts a datagram that brought another queue key than that of the queue pair it was for.
-    pub(crate) fn count_wrong_qkey(&mut self) {
+    /// Counts a datagram with a wrong Q_Key.
+    pub(crate) fn count_qkey_violation(&mut self) {
         let counter = nic_vport_context::qkey_violation_counter;
-        // The counter stays at its end.
+        // The counter saturates.
         let count = self.context.get(counter).saturating_add(1).min(0xffff);
         self.context.set(counter, count);
     }
 
-    /// Whether a frame to this address is for this port.
+    /// Whether the port receives frames to this address.
     pub fn accepts(&self, mac: &[u8; 6]) -> bool {
         let own = self.context.get(nic_vport_context::permanent_address).to_be_bytes();
         own[2..] == mac[..]
             || mac[0] & 1 != 0
             || self.context.is_set(nic_vport_context::promisc_all)
-            || self.lists[ADDRESS_LIST_UC as usize]
+            || self.address_lists[ADDRESS_LIST_UC as usize]
                 .chunks_exact(8)
                 .any(|entry| entry[2..] == mac[..])
-    }
-}
-
-impl Device {
-    fn own_vport(number: u64, what: &str) -> Result<(), Refused> {
-        if number != 0 {
-            return refuse!(BadParam, "{what} of vport {number}, only the function's own exists");
-        }
-        Ok(())
-    }
-
-    pub(crate) fn query_nic_vport_context(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_nic_vport_context_in, _>::new(input);
-        Self::own_vport(input.get(query_nic_vport_context_in::vport_number), "context")?;
-        let kind = input.get(query_nic_vport_context_in::allowed_list_type);
-        let mut out =
-            Bits::<query_nic_vport_context_out, _>::new(vec![0; query_nic_vport_context_out::SIZE]);
-        out.set_sub(query_nic_vport_context_out::nic_vport_context, self.port.context.bytes());
-        let Some(list) = self.port.lists.get(kind as usize) else {
-            return refuse!(BadParam, "address list {kind}");
-        };
-        let mut context = out.sub_mut(query_nic_vport_context_out::nic_vport_context);
-        let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
-        context.set(nic_vport_context::allowed_list_type, kind);
-        context.set(nic_vport_context::allowed_list_size, (list.len() / entry) as u64);
-        let mut out = out.into_inner();
-        out.extend(list);
-        Ok(out)
-    }
-
-    pub(crate) fn modify_nic_vport_context(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<modify_nic_vport_context_in, _>::new(input);
-        Self::own_vport(input.get(modify_nic_vport_context_in::vport_number), "context")?;
-        let chosen = input.sub(modify_nic_vport_context_in::field_select);
-        let new = input.sub(modify_nic_vport_context_in::nic_vport_context);
-        use nic_vport_context as nic;
-        // Everything is looked at before anything changes.
-        if chosen.is_set(select::affiliation) {
-            return refuse!(BadParam, "affiliation with another function is not modelled");
-        }
-        if chosen.is_set(select::addresses_list) {
-            let kind = new.get(nic::allowed_list_type);
-            let count = new.get(nic::allowed_list_size) as usize;
-            let entry = if kind == ADDRESS_LIST_VLAN { 4 } else { 8 };
-            let list = input.bytes().get(modify_nic_vport_context_in::SIZE..).unwrap_or_default();
-            let Some(to) = self.port.lists.get_mut(kind as usize) else {
-                return refuse!(BadParam, "address list {kind}");
-            };
-            if kind > ADDRESS_LIST_MC && kind != ADDRESS_LIST_VLAN || count > 128 {
-                return refuse!(LimitExceeded, "{count} entries in address list {kind}");
-            }
-            let Some(list) = list.get(..count * entry) else {
-                return refuse!(BadInputLength, "{count} addresses in {} bytes", list.len());
-            };
-            *to = list.to_vec();
-        }
-        let own = &mut self.port.context;
-        for (choice, fields) in [
-            (select::node_guid, &[nic::node_guid][..]),
-            (select::port_guid, &[nic::port_guid]),
-            (select::mtu, &[nic::mtu]),
-            (select::promisc, &[nic::promisc_uc, nic::promisc_mc, nic::promisc_all]),
-            (select::permanent_address, &[nic::permanent_address]),
-            (select::roce_en, &[nic::roce_en]),
-            (select::disable_uc_local_lb, &[nic::disable_uc_local_lb]),
-            (select::disable_mc_local_lb, &[nic::disable_mc_local_lb]),
-            (select::min_inline, &[nic::min_wqe_inline_mode]),
-            (
-                select::change_event,
-                &[
-                    nic::arm_change_event,
-                    nic::event_on_mtu,
-                    nic::event_on_promisc_change,
-                    nic::event_on_vlan_change,
-                    nic::event_on_mc_address_change,
-                    nic::event_on_uc_address_change,
-                ],
-            ),
-        ] {
-            if chosen.is_set(choice) {
-                for field in fields {
-                    own.set(*field, new.get(*field));
-                }
-            }
-        }
-        Ok(vec![])
-    }
-
-    pub(crate) fn query_vport_state(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_vport_state_in, _>::new(input);
-        Self::own_vport(input.get(query_vport_state_in::vport_number), "state")?;
-        let mut out = Bits::<query_vport_state_out, _>::new(vec![0; query_vport_state_out::SIZE]);
-        out.set(query_vport_state_out::admin_state, self.port.admin_up.into());
-        out.set(query_vport_state_out::state, self.port.active().into());
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn query_vport_counter(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_vport_counter_in, _>::new(input);
-        Self::own_vport(input.get(query_vport_counter_in::vport_number), "counters")?;
-        let mut out =
-            Bits::<query_vport_counter_out, _>::new(vec![0; query_vport_counter_out::SIZE]);
-        let ethernet = self.options.port_type == PortType::Ethernet;
-        let mut put = |sub: Sub<query_vport_counter_out, traffic_counter>, traffic: Traffic| {
-            let mut counter = out.sub_mut(sub);
-            counter.set(traffic_counter::packets, traffic.packets);
-            counter.set(traffic_counter::octets, traffic.octets);
-        };
-        use query_vport_counter_out as counters;
-        if ethernet {
-            let (received, sent) = (self.port.received, self.port.sent);
-            put(counters::received_eth_unicast, received.unicast);
-            put(counters::received_eth_multicast, received.multicast);
-            put(counters::received_eth_broadcast, received.broadcast);
-            put(counters::transmitted_eth_unicast, sent.unicast);
-            put(counters::transmitted_eth_multicast, sent.multicast);
-            put(counters::transmitted_eth_broadcast, sent.broadcast);
-        }
-        put(counters::received_ib_unicast, self.rdma_received.unicast);
-        put(counters::received_ib_multicast, self.rdma_received.multicast);
-        put(counters::transmitted_ib_unicast, self.rdma_sent.unicast);
-        put(counters::transmitted_ib_multicast, self.rdma_sent.multicast);
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn query_hca_vport_context(&mut self) -> Result<Vec<u8>, Refused> {
-        const ACTIVE: u64 = 4;
-        const DOWN: u64 = 1;
-        const LINK_UP: u64 = 5;
-        const POLLING: u64 = 2;
-        let mut out =
-            Bits::<query_hca_vport_context_out, _>::new(vec![0; query_hca_vport_context_out::SIZE]);
-        let mut context = out.sub_mut(query_hca_vport_context_out::hca_vport_context);
-        use hca_vport_context as hca;
-        let guid = self.port.context.get(nic_vport_context::port_guid);
-        let wrong_qkeys = self.port.context.get(nic_vport_context::qkey_violation_counter);
-        let up = self.port.active();
-        for (field, value) in [
-            (hca::vport_state, if up { ACTIVE } else { DOWN }),
-            (hca::port_state, if up { ACTIVE } else { DOWN }),
-            (hca::port_physical_state, if up { LINK_UP } else { POLLING }),
-            (hca::system_image_guid, guid),
-            (hca::port_guid, guid),
-            (hca::node_guid, guid),
-            (hca::lid, self.port.lid().into()),
-            // The subnet manager is the switch.
-            (hca::sm_lid, 0xbfff),
-            (hca::subnet_timeout, 18),
-            (hca::qkey_violation_counter, wrong_qkeys),
-        ] {
-            context.set(field, value);
-        }
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn query_hca_vport_gid(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_hca_vport_gid_in, _>::new(input);
-        let index = input.get(query_hca_vport_gid_in::gid_index);
-        let all = index == 0xffff;
-        if !all && index as usize >= GIDS {
-            return refuse!(BadIndex, "GID {index}, {GIDS} exist");
-        }
-        let mut out =
-            Bits::<query_hca_vport_gid_out, _>::new(vec![0; query_hca_vport_gid_out::SIZE]);
-        out.set(query_hca_vport_gid_out::gids_num, if all { GIDS as u64 } else { 1 });
-        let mut out = out.into_inner();
-        let gid = |at: usize| if at == 0 { self.port.ib_gid() } else { [0; 16] };
-        if all {
-            (0..GIDS).for_each(|at| out.extend(gid(at)));
-        } else {
-            out.extend(gid(index as usize));
-        }
-        Ok(out)
-    }
-
-    pub(crate) fn query_hca_vport_pkey(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_hca_vport_pkey_in, _>::new(input);
-        let index = input.get(query_hca_vport_pkey_in::pkey_index);
-        let range = match index {
-            0xffff => 0..PKEYS,
-            index if index < PKEYS => index..index + 1,
-            _ => return refuse!(BadIndex, "P_Key {index}, {PKEYS} exist"),
-        };
-        let mut out = vec![0; 16];
-        for index in range {
-            out.extend([0; 2]);
-            out.extend(if index == 0 { DEFAULT_PKEY } else { 0 }.to_be_bytes());
-        }
-        Ok(out)
-    }
-
-    pub(crate) fn set_roce_address(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<set_roce_address_in, _>::new(input);
-        let index = input.get(set_roce_address_in::roce_address_index) as usize;
-        let Some(entry) = self.port.gids.get_mut(index) else {
-            return refuse!(BadIndex, "RoCE address {index}, {GIDS} exist");
-        };
-        let mut bytes = input.sub(set_roce_address_in::roce_address).bytes().to_vec();
-        bytes.resize(roce_addr_layout::SIZE, 0);
-        *entry = Bits::new(bytes);
-        Ok(vec![])
-    }
-
-    pub(crate) fn query_roce_address(&mut self, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<query_roce_address_in, _>::new(input);
-        let index = input.get(query_roce_address_in::roce_address_index) as usize;
-        let Some(entry) = self.port.gids.get(index) else {
-            return refuse!(BadIndex, "RoCE address {index}, {GIDS} exist");
-        };
-        let mut out = Bits::<query_roce_address_out, _>::new(vec![0; query_roce_address_out::SIZE]);
-        out.set_sub(query_roce_address_out::roce_address, entry.bytes());
-        Ok(out.into_inner())
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::device::Options;
-
-    #[test]
-    fn a_refused_change_of_the_context_changes_nothing() {
-        use nic_vport_context as nic;
-        let mut device = Device::new(Options::default(), 1);
-        let before = device.port.context.bytes().to_vec();
-        for wrong in ["affiliation", "list"] {
-            let mut input = Bits::<modify_nic_vport_context_in, _>::new(vec![
-                0;
-                modify_nic_vport_context_in::SIZE
-            ]);
-            let mut chosen = input.sub_mut(modify_nic_vport_context_in::field_select);
-            chosen.set(select::promisc, 1);
-            chosen.set(select::affiliation, u64::from(wrong == "affiliation"));
-            chosen.set(select::addresses_list, u64::from(wrong == "list"));
-            let mut context = input.sub_mut(modify_nic_vport_context_in::nic_vport_context);
-            context.set(nic::promisc_all, 1);
-            context.set(nic::allowed_list_size, 1);
-            let input = input.into_inner();
-            assert!(device.modify_nic_vport_context(&input).is_err(), "{wrong}");
-            assert_eq!(device.port.context.bytes(), before, "{wrong}");
-        }
     }
 }

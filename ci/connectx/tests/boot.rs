@@ -1,4 +1,4 @@
-//! The states of a function as a whole: before it is initialised, after, and when it may not reach memory.
+//! States of the whole function: before INIT_HCA, after TEARDOWN_HCA, and without bus mastering.
 
 mod driver;
 
@@ -8,9 +8,9 @@ use driver::pair::{Pair, code};
 use uverbs_uapi::mlx5::prm::opcode;
 
 const BAD_SYSTEM_STATE: u8 = 0x4;
-/// The command register, and the bit of memory space and bus mastering.
+/// The command register, with memory space enabled, and with bus mastering too.
 const COMMAND: u64 = 4;
-/// Where an event queue is armed on a page of doorbells.
+/// Offset of the EQ arm register in a UAR page.
 const EQ_ARM: u64 = 0x40;
 const MEMORY_ONLY: [u8; 2] = [2, 0];
 const MASTER: [u8; 2] = [6, 0];
@@ -21,28 +21,28 @@ fn living(driver: &mut Driver) -> usize {
 }
 
 #[test]
-fn what_is_torn_down_is_gone_until_it_is_initialised_again() {
+fn teardown_destroys_all_objects_until_init_hca() {
     for op in [opcode::TEARDOWN_HCA, opcode::DISABLE_HCA] {
         let mut p = Pair::new();
         p.receive(8);
         let local = p.local(8);
         p.driver.queue_send(&mut p.a, code::SEND, 0, &local);
-        p.driver.simple(op, &[0; 16]).unwrap();
+        p.driver.run_command(op, &[0; 16]).unwrap();
         p.driver.run();
         assert_eq!(living(&mut p.driver), 0);
-        // Nothing that was posted goes on in memory that the driver has back.
+        // The device must not touch queues in memory that the driver has back.
         assert_eq!(p.driver.cqe(p.sent, 0).0, code::NONE);
-        let refused = p.driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap_err();
+        let refused = p.driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap_err();
         assert_eq!(refused.0, BAD_SYSTEM_STATE);
-        p.driver.simple(opcode::QUERY_ISSI, &[0; 112]).unwrap();
-        p.driver.simple(opcode::INIT_HCA, &[0; 16]).unwrap();
-        p.driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        p.driver.run_command(opcode::QUERY_ISSI, &[0; 112]).unwrap();
+        p.driver.run_command(opcode::INIT_HCA, &[0; 16]).unwrap();
+        p.driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap();
     }
 }
 
-/// What such a command made, nobody could end: its number went nowhere.
+/// The number of a new object would be lost, so nobody could destroy it.
 #[test]
-fn a_command_whose_answer_has_no_place_does_nothing() {
+fn a_command_without_an_output_mailbox_has_no_effect() {
     const ABSENT: u64 = 1 << 40;
     let mut driver = Driver::new();
     let before = living(&mut driver);
@@ -50,13 +50,13 @@ fn a_command_whose_answer_has_no_place_does_nothing() {
     (slot[0], slot[7], slot[59], slot[63]) = (7, 16, 64, 1);
     slot[16..18].copy_from_slice(&opcode::ALLOC_PD.to_be_bytes());
     slot[48..56].copy_from_slice(&ABSENT.to_be_bytes());
-    driver.slot(&slot);
+    driver.ring_slot(&slot);
     assert_ne!(driver.slot_bytes()[63] >> 1, 0, "delivered");
     assert_eq!(living(&mut driver), before);
 }
 
 #[test]
-fn without_bus_mastering_memory_stays_as_it_is() {
+fn without_bus_mastering_the_device_writes_no_memory() {
     let mut p = Pair::new();
     p.receive(8);
     p.driver.arm(p.send_cq, 0);
@@ -68,7 +68,7 @@ fn without_bus_mastering_memory_stays_as_it_is() {
     p.driver.run();
     let mut slot = [0; 64];
     (slot[0], slot[7], slot[59], slot[63]) = (7, 16, 16, 1);
-    p.driver.slot(&slot);
+    p.driver.ring_slot(&slot);
     assert_eq!(p.driver.slot_bytes(), slot, "a command was answered");
     assert_eq!(p.driver.cqe(p.sent, 0).0, code::NONE);
     assert_eq!(p.driver.fabric.function(0).interrupts_mut().raised(0), 0);

@@ -1,4 +1,4 @@
-//! Completions in plain memory: data in them, entries of 128 bytes, and when events report them.
+//! CQEs in plain memory: scatter to CQE, CQEs of 128 bytes, and the events that report them.
 
 mod driver;
 
@@ -10,18 +10,18 @@ use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::{qpc, query_qp_out};
 use uverbs_uapi::mlx5::prm::{Bits, opcode};
 
-/// Marks in the last byte of a completion.
+/// Flags of scatter to CQE in the last byte.
 const INLINE_32: u8 = 4;
 const INLINE_64: u8 = 8;
 
-/// In the word that arms: solicited completions only.
+/// Flag of the CQ doorbell: arm for solicited CQEs only.
 const SOLICITED: u32 = 1 << 24;
 
 /// Values of `cqe_sz`.
 const LONG: u64 = 1;
 const PADDED: u64 = 2;
 
-/// Two queue pairs with data in completions: up to 64 bytes if entries are long, 32 if not.
+/// Two queue pairs with scatter to CQE: up to 64 bytes if CQEs have 128 bytes, 32 if not.
 fn pair(entries: u64) -> Pair {
     let scatter = if entries == 0 {
         [(qpc::cs_req, 0x11), (qpc::cs_res, 1)]
@@ -31,14 +31,14 @@ fn pair(entries: u64) -> Pair {
     Pair::with(&[(cqc::cqe_sz, entries), (cqc::log_cq_size, 5)], &scatter)
 }
 
-/// Sends `len` bytes, with room for as many.
+/// Sends `len` bytes into a receive of the same length.
 fn send(p: &mut Pair, len: u32) {
     p.receive(len);
     p.send(len);
 }
 
 #[test]
-fn a_short_message_lies_in_the_completion_of_its_receive() {
+fn a_short_message_is_scattered_to_its_cqe() {
     let mut p = pair(0);
     let data: [u8; 33] = std::array::from_fn(|at| at as u8 + 1);
     p.driver.memory().write(p.from, &data).unwrap();
@@ -53,7 +53,7 @@ fn a_short_message_lies_in_the_completion_of_its_receive() {
 }
 
 #[test]
-fn a_long_entry_holds_sixty_four_bytes_before_the_completion() {
+fn a_128_byte_cqe_holds_64_bytes_of_data_in_its_first_half() {
     let mut p = pair(LONG);
     let data: [u8; 65] = std::array::from_fn(|at| at as u8 + 1);
     p.driver.memory().write(p.from, &data).unwrap();
@@ -70,7 +70,7 @@ fn a_long_entry_holds_sixty_four_bytes_before_the_completion() {
 }
 
 #[test]
-fn a_short_answer_lies_in_the_completion_of_its_read() {
+fn a_short_read_is_scattered_to_its_cqe() {
     for (entries, mark) in [(0, INLINE_32), (LONG, INLINE_64)] {
         let mut p = pair(entries);
         p.driver.memory().write(p.to, b"an answer").unwrap();
@@ -84,9 +84,9 @@ fn a_short_answer_lies_in_the_completion_of_its_read() {
     }
 }
 
-/// The driver copies what lies in a completion; it must not be told to copy where it may not write.
+/// The driver copies the data from the CQE, so the device has to check that the mkey allows it.
 #[test]
-fn data_in_a_completion_needs_the_right_to_write() {
+fn scatter_to_cqe_needs_local_write_access() {
     let mut p = pair(0);
     let readable = p.driver.mkey(p.to, 4096, &[mkc::lr]);
     p.driver.post_receive(&mut p.b, &Driver::segment(8, readable, p.to));
@@ -95,7 +95,7 @@ fn data_in_a_completion_needs_the_right_to_write() {
 }
 
 #[test]
-fn padded_entries_are_written_whole() {
+fn padded_cqes_are_written_whole() {
     for (entries, first) in [(LONG, 0xf1), (PADDED, 0)] {
         let mut p = pair(entries);
         p.driver.post_send(&mut p.a, NOP, 0, &[]);
@@ -105,7 +105,7 @@ fn padded_entries_are_written_whole() {
 }
 
 #[test]
-fn an_event_waits_for_so_many_completions() {
+fn moderation_by_count_delays_the_event() {
     let mut driver = Driver::new();
     let eqn = driver.eq();
     let events = driver.last_page();
@@ -118,7 +118,7 @@ fn an_event_waits_for_so_many_completions() {
         driver.post_send(&mut qp, NOP, 0, &[]);
         assert_eq!(driver.completion_events(events, cqn), seen, "after {posted}");
     }
-    // What came before arming counts: one of four was not seen, and two more make three.
+    // CQEs from before arming count: the driver has seen three of four, so two more make three.
     driver.arm(cqn, 3);
     driver.post_send(&mut qp, NOP, 0, &[]);
     assert_eq!(driver.completion_events(events, cqn), 1);
@@ -127,7 +127,7 @@ fn an_event_waits_for_so_many_completions() {
 }
 
 #[test]
-fn an_event_waits_for_its_time() {
+fn moderation_by_period_delays_the_event() {
     const FROM_COMPLETION: u64 = 1;
     let mut driver = Driver::new();
     let eqn = driver.eq();
@@ -145,22 +145,22 @@ fn an_event_waits_for_its_time() {
     assert_eq!(driver.now() - before, 7_000, "nanoseconds");
 }
 
-/// Who waits for solicited completions only hears of failed ones too, on either side.
+/// Errors count as solicited, on either side.
 #[test]
-fn an_error_counts_as_solicited() {
+fn an_error_cqe_counts_as_solicited() {
     let mut p = Pair::new();
     p.driver.arm(p.send_cq, SOLICITED);
     p.driver.post_send(&mut p.a, NOP, 0, &[]);
     assert_eq!(p.driver.completion_events(p.events, p.send_cq), 0);
-    // Nothing is there to receive it.
+    // No receive is posted.
     p.send(8);
     assert_eq!(p.driver.cqe(p.sent, 1).0, REQUEST_ERROR);
     assert_eq!(p.driver.completion_events(p.events, p.send_cq), 1);
 }
 
-/// What does not fit is lost, and whoever it is about must not go on as if it had been told.
+/// A CQE that does not fit is lost, so its queue pair must not continue.
 #[test]
-fn an_overrun_stops_queue_and_queue_pair() {
+fn a_cq_overrun_moves_the_qp_to_error() {
     const ERROR: u64 = 6;
     const OVERRUN: [u8; 2] = [0x04, 0x05];
     let mut p = Pair::with(&[(cqc::log_cq_size, 1)], &[]);
@@ -168,7 +168,7 @@ fn an_overrun_stops_queue_and_queue_pair() {
         p.driver.post_send(&mut p.a, NOP, 0, &[]);
         let mut input = [0; 16];
         input[8..12].copy_from_slice(&p.a.number.to_be_bytes());
-        let out = p.driver.simple(opcode::QUERY_QP, &input).unwrap();
+        let out = p.driver.run_command(opcode::QUERY_QP, &input).unwrap();
         let state = Bits::<query_qp_out, _>::new(out).sub(query_qp_out::qpc).get(qpc::state);
         assert_eq!(state == ERROR, posted > 2, "after {posted}");
         let events = p.bytes::<256>(p.events);
@@ -179,10 +179,10 @@ fn an_overrun_stops_queue_and_queue_pair() {
     assert_eq!(p.driver.cqe(p.sent, 2).0, NONE);
 }
 
-/// As rdma-core's perftest does it: take the event, arm, and only then poll one completion. The one
-/// that was told of must not bring another event, for which nothing would be there to poll.
+/// rdma-core's perftest gets the event, arms, and only then polls one CQE. The CQE that was
+/// reported must not raise another event, after which the program would find nothing to poll.
 #[test]
-fn a_completion_is_told_of_once() {
+fn an_event_reports_each_cqe_once() {
     let mut p = Pair::new();
     let mut events = 0;
     p.driver.arm(p.send_cq, 0);
@@ -193,8 +193,8 @@ fn a_completion_is_told_of_once() {
         p.driver.arm(p.send_cq, turn);
         assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "armed at {turn}");
     }
-    // What came while the queue was not armed is told of when it is armed again, but only if the
-    // driver has not seen it.
+    // CQEs from while the CQ was not armed are reported when it is armed again, unless the driver
+    // has seen them.
     p.driver.post_send(&mut p.a, NOP, 0, &[]);
     p.driver.post_send(&mut p.a, NOP, 0, &[]);
     events += 1;
@@ -208,7 +208,7 @@ fn a_completion_is_told_of_once() {
     assert_eq!(p.driver.completion_events(p.events, p.send_cq), events, "one more since");
     let mut input = [0; 16];
     input[8..12].copy_from_slice(&p.send_cq.to_be_bytes());
-    let out = p.driver.simple(opcode::QUERY_CQ, &input).unwrap();
+    let out = p.driver.run_command(opcode::QUERY_CQ, &input).unwrap();
     let context = Bits::<query_cq_out, _>::new(out).sub(query_cq_out::cq_context).bytes().to_vec();
     let context = Bits::<cqc, _>::new(context);
     let counters = [cqc::producer_counter, cqc::last_notified_index, cqc::last_solicit_index];

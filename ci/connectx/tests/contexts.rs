@@ -1,8 +1,8 @@
-//! User contexts: what is whose, and queues in memory that a context registered.
+//! User contexts: which objects they may use, and queues in their umems.
 
 mod driver;
 
-use driver::{Driver, Refused};
+use driver::{CommandError, Driver};
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out};
 use uverbs_uapi::mlx5::prm::flow::{
     create_flow_table_in, create_flow_table_out, destroy_flow_table_in, flow_table_context,
@@ -15,7 +15,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
 const BAD_PARAMETER: u8 = 0x3;
 const BAD_RESOURCE: u8 = 0x5;
-const BUSY: u8 = 0x6;
+const RESOURCE_BUSY: u8 = 0x6;
 
 /// An input with a number where most commands have it.
 fn number(number: u32) -> Vec<u8> {
@@ -31,84 +31,88 @@ fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64) -> u32 {
     context.set(umem::page_offset, offset);
     let mut input = input.into_inner();
     input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
-    let out = driver.simple_as(uid, opcode::CREATE_UMEM, &input).unwrap();
+    let out = driver.run_command_as(uid, opcode::CREATE_UMEM, &input).unwrap();
     Bits::<create_umem_out, _>::new(out).get32(create_umem_out::umem_id)
 }
 
 #[test]
-fn contexts_do_not_reach_each_others_objects() {
+fn a_context_cannot_use_objects_of_another() {
     let mut driver = Driver::new();
-    let (one, other) = (driver.context(), driver.context());
-    let out = driver.simple_as(one, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let (one, other) = (driver.create_uctx(), driver.create_uctx());
+    let out = driver.run_command_as(one, opcode::ALLOC_PD, &[0; 16]).unwrap();
     let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
     let key = |driver: &mut Driver, uid, mode| {
         let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
         let mut context = input.sub_mut(create_mkey_in::memory_key_mkey_entry);
         context.set(mkc::pd, pd.into());
         context.set(mkc::access_mode_1_0, mode);
-        let out = driver.simple_as(uid, opcode::CREATE_MKEY, &input.into_inner())?;
+        let out = driver.run_command_as(uid, opcode::CREATE_MKEY, &input.into_inner())?;
         Ok(Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index))
     };
     const PHYSICAL: u64 = 0;
-    const LIST: u64 = 2;
-    let status = |result: Result<u32, Refused>| result.unwrap_err().0;
-    assert_eq!(status(key(&mut driver, other, LIST)), BAD_RESOURCE);
+    const KLMS: u64 = 2;
+    let status = |result: Result<u32, CommandError>| result.unwrap_err().0;
+    assert_eq!(status(key(&mut driver, other, KLMS)), BAD_RESOURCE);
     assert_eq!(status(key(&mut driver, one, PHYSICAL)), BAD_PARAMETER);
-    let keys = [key(&mut driver, one, LIST).unwrap(), key(&mut driver, 0, PHYSICAL).unwrap()];
-    let foreign = driver.simple_as(other, opcode::DEALLOC_PD, &number(pd));
+    let keys = [key(&mut driver, one, KLMS).unwrap(), key(&mut driver, 0, PHYSICAL).unwrap()];
+    let foreign = driver.run_command_as(other, opcode::DEALLOC_PD, &number(pd));
     assert_eq!(foreign.unwrap_err().0, BAD_RESOURCE);
-    let absent = driver.simple_as(other + 1, opcode::ALLOC_PD, &[0; 16]);
+    let absent = driver.run_command_as(other + 1, opcode::ALLOC_PD, &[0; 16]);
     assert_eq!(absent.unwrap_err().0, BAD_RESOURCE);
     for key in keys {
-        let busy = driver.simple_as(one, opcode::DEALLOC_PD, &number(pd));
-        assert_eq!(busy.unwrap_err().0, BUSY);
-        driver.simple(opcode::DESTROY_MKEY, &number(key)).unwrap();
+        let busy = driver.run_command_as(one, opcode::DEALLOC_PD, &number(pd));
+        assert_eq!(busy.unwrap_err().0, RESOURCE_BUSY);
+        driver.run_command(opcode::DESTROY_MKEY, &number(key)).unwrap();
     }
-    driver.simple_as(one, opcode::DEALLOC_PD, &number(pd)).unwrap();
+    driver.run_command_as(one, opcode::DEALLOC_PD, &number(pd)).unwrap();
 }
 
 #[test]
-fn contexts_steer_by_their_own_flow_tables() {
+fn a_context_cannot_use_flow_tables_of_another() {
     let mut driver = Driver::new();
-    let (one, other) = (driver.context(), driver.context());
+    let (one, other) = (driver.create_uctx(), driver.create_uctx());
     let make = |driver: &mut Driver, uid, miss: Option<u32>| {
         let mut input = Bits::<create_flow_table_in, _>::new(vec![0; create_flow_table_in::SIZE]);
         let mut context = input.sub_mut(create_flow_table_in::flow_table_context);
         context.set(flow_table_context::table_miss_action, miss.is_some().into());
         context.set(flow_table_context::table_miss_id, miss.unwrap_or(0).into());
-        let out = driver.simple_as(uid, opcode::CREATE_FLOW_TABLE, &input.into_inner())?;
-        Ok::<u32, Refused>(
+        let out = driver.run_command_as(uid, opcode::CREATE_FLOW_TABLE, &input.into_inner())?;
+        Ok::<u32, CommandError>(
             Bits::<create_flow_table_out, _>::new(out).get32(create_flow_table_out::table_id),
         )
     };
     let destroy = |driver: &mut Driver, uid, table: u32| {
         let mut input = Bits::<destroy_flow_table_in, _>::new(vec![0; destroy_flow_table_in::SIZE]);
         input.set(destroy_flow_table_in::table_id, table.into());
-        let result = driver.simple_as(uid, opcode::DESTROY_FLOW_TABLE, &input.into_inner());
+        let result = driver.run_command_as(uid, opcode::DESTROY_FLOW_TABLE, &input.into_inner());
         result.map_or_else(|refused| refused.0, |_| 0)
     };
     let last = make(&mut driver, one, None).unwrap();
     assert_eq!(make(&mut driver, other, Some(last)).unwrap_err().0, BAD_RESOURCE);
     let first = make(&mut driver, one, Some(last)).unwrap();
     assert_eq!(destroy(&mut driver, other, first), BAD_RESOURCE);
-    assert_eq!(destroy(&mut driver, one, last), BUSY, "what misses in the other goes there");
+    assert_eq!(
+        destroy(&mut driver, one, last),
+        RESOURCE_BUSY,
+        "what misses in the other goes there"
+    );
     assert_eq!(destroy(&mut driver, one, first), 0);
     assert_eq!(destroy(&mut driver, one, last), 0);
 }
 
 #[test]
-fn a_context_that_ends_leaves_no_doorbell_pages() {
+fn destroy_uctx_frees_the_uars_of_the_context() {
     let mut driver = Driver::new();
-    let uid = driver.context();
+    let uid = driver.create_uctx();
     let count = |driver: &mut Driver| {
         let counts = driver.fabric.function(0).device().objects().counts();
         counts.into_iter().find(|(kind, _)| *kind == "UAR").unwrap().1
     };
     let before = count(&mut driver);
-    driver.simple_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
+    driver.run_command_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
     assert_eq!(count(&mut driver), before + 1);
     driver
-        .simple(opcode::DESTROY_UCTX, &{
+        .run_command(opcode::DESTROY_UCTX, &{
             let mut input = vec![0; 16];
             input[10..12].copy_from_slice(&(uid as u16).to_be_bytes());
             input
@@ -117,37 +121,37 @@ fn a_context_that_ends_leaves_no_doorbell_pages() {
     assert_eq!(count(&mut driver), before);
 }
 
-/// Whoever gets its number next would own what is left.
+/// The context that gets this uid next would own the remaining objects.
 #[test]
-fn a_context_ends_after_what_it_made() {
+fn destroy_uctx_is_refused_while_the_context_has_objects() {
     let mut driver = Driver::new();
-    let uid = driver.context();
-    let out = driver.simple_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
+    let uid = driver.create_uctx();
+    let out = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap();
     let pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
     let mut end = vec![0; 16];
     end[10..12].copy_from_slice(&(uid as u16).to_be_bytes());
-    assert_eq!(driver.simple(opcode::DESTROY_UCTX, &end).unwrap_err().0, BUSY);
-    driver.simple_as(uid, opcode::DEALLOC_PD, &number(pd)).unwrap();
-    driver.simple(opcode::DESTROY_UCTX, &end).unwrap();
-    let gone = driver.simple_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap_err();
+    assert_eq!(driver.run_command(opcode::DESTROY_UCTX, &end).unwrap_err().0, RESOURCE_BUSY);
+    driver.run_command_as(uid, opcode::DEALLOC_PD, &number(pd)).unwrap();
+    driver.run_command(opcode::DESTROY_UCTX, &end).unwrap();
+    let gone = driver.run_command_as(uid, opcode::ALLOC_PD, &[0; 16]).unwrap_err();
     assert_eq!(gone.0, BAD_RESOURCE);
 }
 
 #[test]
-fn a_queue_lies_where_its_registered_memory_says() {
-    // As in the manual; the kernel, which never uses them, does not describe them.
+fn a_cq_lies_in_its_umem() {
+    // From the manual; the kernel never uses these fields and does not describe them.
     const QUEUE_OFFSET: Field<create_cq_in> = Field::new(0x280, 0x40);
     const QUEUE: Field<create_cq_in> = Field::new(0x2c0, 0x20);
     const RECORD: Field<cqc> = Field::new(0x20, 0x20);
     let mut driver = Driver::new();
-    driver.address();
-    let uid = driver.context();
+    driver.set_gid();
+    let uid = driver.create_uctx();
     let eqn = driver.eq();
-    let (buffer, record) = (driver.page(), driver.page());
+    let (buffer, record) = (driver.alloc_page(), driver.alloc_page());
     driver.memory().write(buffer, &[0xf1; 4096]).unwrap();
     let queue_memory = umem_of(&mut driver, uid, &[buffer], 0x100);
     let record_memory = umem_of(&mut driver, uid, &[record], 0x40);
-    let out = driver.simple_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
+    let out = driver.run_command_as(uid, opcode::ALLOC_UAR, &[0; 16]).unwrap();
     let uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
     let create = |driver: &mut Driver, uid, offset, record_offset| {
         let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
@@ -161,11 +165,11 @@ fn a_queue_lies_where_its_registered_memory_says() {
         input.set(create_cq_in::cq_umem_valid, 1);
         input.set(QUEUE, queue_memory.into());
         input.set(QUEUE_OFFSET, offset);
-        let out = driver.simple_as(uid, opcode::CREATE_CQ, &input.into_inner())?;
-        Ok::<u32, Refused>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
+        let out = driver.run_command_as(uid, opcode::CREATE_CQ, &input.into_inner())?;
+        Ok::<u32, CommandError>(Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn))
     };
     for (uid, offset, record_offset, status) in [
-        (driver.context(), 0, 0, BAD_RESOURCE),
+        (driver.create_uctx(), 0, 0, BAD_RESOURCE),
         (uid, 0xe01, 0, BAD_PARAMETER),
         (uid, u64::MAX, 0, BAD_PARAMETER),
         (uid, 0, 0xfc0, BAD_PARAMETER),
@@ -176,10 +180,10 @@ fn a_queue_lies_where_its_registered_memory_says() {
     }
     let cqn = create(&mut driver, uid, 0x80, 0x18).unwrap();
     for memory in [queue_memory, record_memory] {
-        let busy = driver.simple_as(uid, opcode::DESTROY_UMEM, &number(memory));
-        assert_eq!(busy.unwrap_err().0, BUSY);
+        let busy = driver.run_command_as(uid, opcode::DESTROY_UMEM, &number(memory));
+        assert_eq!(busy.unwrap_err().0, RESOURCE_BUSY);
     }
-    // Four entries fit as long as the record says that they were taken.
+    // The CQ holds four CQEs, so the doorbell record has to advance.
     let mut qp = driver.qp(0, cqn);
     let other = driver.qp(0, cqn);
     driver.connect(&qp, &other);
@@ -191,10 +195,10 @@ fn a_queue_lies_where_its_registered_memory_says() {
         assert_eq!((cqe[63] >> 4, u32::from(cqe[61])), (0, turn));
     }
     for queue in [qp.number, other.number] {
-        driver.simple(opcode::DESTROY_QP, &number(queue)).unwrap();
+        driver.run_command(opcode::DESTROY_QP, &number(queue)).unwrap();
     }
-    driver.simple_as(uid, opcode::DESTROY_CQ, &number(cqn)).unwrap();
+    driver.run_command_as(uid, opcode::DESTROY_CQ, &number(cqn)).unwrap();
     for memory in [queue_memory, record_memory] {
-        driver.simple_as(uid, opcode::DESTROY_UMEM, &number(memory)).unwrap();
+        driver.run_command_as(uid, opcode::DESTROY_UMEM, &number(memory)).unwrap();
     }
 }

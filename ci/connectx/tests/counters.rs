@@ -1,4 +1,4 @@
-//! What a port and its queue pairs count, in plain memory.
+//! Counters of a port and its queue pairs, in plain memory.
 
 mod driver;
 
@@ -15,23 +15,23 @@ const SEND: u8 = 0x0a;
 const WRITE: u8 = 0x08;
 const READ: u8 = 0x10;
 
-struct Counted {
+struct Fixture {
     driver: Driver,
     a: Queue,
     b: Queue,
     page: u64,
     key: u32,
-    /// Counter sets of `a` and `b`.
+    /// Q counters of `a` and `b`.
     sets: [u32; 2],
 }
 
-fn counted() -> Counted {
+fn fixture() -> Fixture {
     let mut driver = Driver::new();
-    driver.address();
+    driver.set_gid();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
     let sets = [(); 2].map(|()| {
-        let out = driver.simple(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
+        let out = driver.run_command(opcode::ALLOC_Q_COUNTER, &[0; 16]).unwrap();
         Bits::<alloc_q_counter_out, _>::new(out).get32(alloc_q_counter_out::counter_set_id)
     });
     let [a, b] = sets.map(|set| (driver.qp(0, cqn), set)).map(|(qp, set)| {
@@ -46,16 +46,16 @@ fn counted() -> Counted {
         let send = [(qpc::retry_count, 3), (qpc::rnr_retry, 2)];
         driver.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
     }
-    let page = driver.page();
+    let page = driver.alloc_page();
     let key = driver.mkey(page, 4096, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw]);
-    Counted { driver, a, b, page, key, sets }
+    Fixture { driver, a, b, page, key, sets }
 }
 
-impl Counted {
+impl Fixture {
     fn count(&mut self, side: usize, field: Field<set>) -> u64 {
         let mut input = Bits::<query_q_counter_in, _>::new(vec![0; query_q_counter_in::SIZE]);
         input.set(query_q_counter_in::counter_set_id, self.sets[side].into());
-        let out = self.driver.simple(opcode::QUERY_Q_COUNTER, &input.into_inner()).unwrap();
+        let out = self.driver.run_command(opcode::QUERY_Q_COUNTER, &input.into_inner()).unwrap();
         Bits::<set, _>::new(out).get(field)
     }
 
@@ -69,8 +69,8 @@ impl Counted {
 }
 
 #[test]
-fn requests_are_counted_where_they_arrive() {
-    let mut c = counted();
+fn requests_are_counted_by_the_responder() {
+    let mut c = fixture();
     let segments = c.remote(c.page, c.key);
     c.driver.post_send(&mut c.a, WRITE, 0, &segments);
     c.driver.post_send(&mut c.a, WRITE, 0, &segments);
@@ -81,9 +81,9 @@ fn requests_are_counted_where_they_arrive() {
 }
 
 #[test]
-fn what_goes_wrong_is_counted_on_both_sides() {
-    let mut c = counted();
-    // Two tries that find no receive, and the one that gives up.
+fn errors_are_counted_by_requester_and_responder() {
+    let mut c = fixture();
+    // Two retries, and the attempt that exceeds them.
     c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(8, c.key, c.page));
     assert_eq!(c.count(1, set::out_of_buffer), 3);
     assert_eq!(c.count(0, set::rnr_nak_retry_err), 3);
@@ -92,7 +92,7 @@ fn what_goes_wrong_is_counted_on_both_sides() {
     c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(8, c.key, c.page));
     assert_eq!((c.count(0, set::req_cqe_error), c.count(0, set::req_cqe_flush_error)), (2, 1));
 
-    let mut c = counted();
+    let mut c = fixture();
     c.driver.post_receive(&mut c.b, &Driver::segment(8, c.key, c.page));
     let segments = c.remote(c.page, c.key + 1);
     c.driver.post_send(&mut c.a, WRITE, 0, &segments);
@@ -102,14 +102,14 @@ fn what_goes_wrong_is_counted_on_both_sides() {
 }
 
 #[test]
-fn a_port_counts_packets_and_bytes() {
-    let mut c = counted();
-    let to = c.driver.page();
+fn the_vport_counts_packets_and_octets() {
+    let mut c = fixture();
+    let to = c.driver.alloc_page();
     let key = c.driver.mkey(to, 4096, &[mkc::lw]);
     c.driver.post_receive(&mut c.b, &Driver::segment(1000, key, to));
-    // A path of 256 bytes: four packets.
+    // A path MTU of 256 bytes makes four packets.
     c.driver.post_send(&mut c.a, SEND, 0, &Driver::segment(1000, c.key, c.page));
-    let out = c.driver.simple(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
+    let out = c.driver.run_command(opcode::QUERY_VPORT_COUNTER, &[0; 32]).unwrap();
     let out = Bits::<query_vport_counter_out, _>::new(out);
     for counter in [
         query_vport_counter_out::transmitted_ib_unicast,

@@ -1,22 +1,22 @@
-//! Drivers that lost a lock or a barrier: each leaves its mark in the counts of doorbells.
+//! Drivers without a lock or a barrier: the doorbell errors show each of these bugs.
 
 mod driver;
 
-use connectx::data::doorbell::Faults;
+use connectx::doorbell::DoorbellErrors;
 use connectx::function::Region;
 use driver::{Driver, Queue};
 
 const SEND: u64 = 0x800;
 const BUFFER: u64 = 0x100;
 
-struct Bench {
+struct Fixture {
     driver: Driver,
     queue: Queue,
     cqn: u32,
     consumer: u64,
 }
 
-/// The parts of posting one request, in the order in which each driver does them.
+/// The steps of posting one WQE, in the order of each driver.
 #[derive(Clone, Copy, PartialEq)]
 enum Step {
     Request,
@@ -26,13 +26,13 @@ enum Step {
 }
 use Step::{BlueFlame, Doorbell, Record, Request};
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
         let (cqn, _) = driver.cq(eqn);
-        // Its doorbell record comes last.
+        // `cq` allocates the doorbell record last.
         let consumer = driver.last_page();
         let queue = driver.qp(0, cqn);
         let peer = driver.qp(0, cqn);
@@ -40,7 +40,7 @@ impl Bench {
         Self { driver, queue, cqn, consumer }
     }
 
-    /// A request that does nothing, at a block.
+    /// A NOP at a WQE index.
     fn request(&self, index: u16) -> [u8; 64] {
         let mut bytes = [0; 64];
         bytes[..4].copy_from_slice(&(u32::from(index) << 8).to_be_bytes());
@@ -53,7 +53,7 @@ impl Bench {
         self.driver.fabric.function(0).write(Region::Bar0, page + offset, bytes);
     }
 
-    /// Posts the request of a block step by step; the device looks after each doorbell.
+    /// Posts the NOP of an index step by step; the device handles each doorbell at once.
     fn post(&mut self, index: u16, steps: &[Step]) {
         let request = self.request(index);
         for step in steps {
@@ -71,7 +71,7 @@ impl Bench {
                 BlueFlame => self.copy(SEND, &request),
             }
             if matches!(step, Doorbell | BlueFlame) {
-                self.driver.fabric.function(0).device_mut().settle();
+                self.driver.fabric.function(0).device_mut().flush_gathered_writes();
             }
         }
     }
@@ -82,8 +82,8 @@ impl Bench {
         }
     }
 
-    fn faults(&mut self) -> Faults {
-        self.driver.fabric.function(0).device().doorbell_faults()
+    fn errors(&mut self) -> DoorbellErrors {
+        self.driver.fabric.function(0).device().doorbell_errors()
     }
 
     fn arm(&mut self, word: u32, record: u32) {
@@ -95,76 +95,79 @@ impl Bench {
 }
 
 #[test]
-fn a_driver_in_order_leaves_no_mark() {
-    let mut bench = Bench::new();
-    bench.post(0, &[Request, Record, Doorbell]);
-    bench.driver.run();
-    bench.post(1, &[Request, Record, BlueFlame]);
-    bench.post(2, &[Request, Record, BlueFlame]);
-    bench.driver.run();
-    bench.arm(0x1000_0001, 0x1000_0001);
-    assert_eq!(bench.faults(), Faults::default());
+fn a_correct_driver_causes_no_doorbell_errors() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record, Doorbell]);
+    fixture.driver.run();
+    fixture.post(1, &[Request, Record, BlueFlame]);
+    fixture.post(2, &[Request, Record, BlueFlame]);
+    fixture.driver.run();
+    fixture.arm(0x1000_0001, 0x1000_0001);
+    assert_eq!(fixture.errors(), DoorbellErrors::default());
 }
 
 #[test]
-fn a_doorbell_before_its_record_is_counted() {
+fn a_doorbell_before_its_doorbell_record_counts_as_record_behind() {
     for ring in [Doorbell, BlueFlame] {
-        let mut bench = Bench::new();
-        bench.post(0, &[Request, ring, Record]);
-        assert_eq!(bench.faults(), Faults { record_behind: 1, ..Faults::default() });
+        let mut fixture = Fixture::new();
+        fixture.post(0, &[Request, ring, Record]);
+        assert_eq!(
+            fixture.errors(),
+            DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() }
+        );
     }
 }
 
 #[test]
-fn a_doorbell_before_its_request_is_counted() {
+fn a_doorbell_before_its_wqe_counts_as_differs() {
     for ring in [Doorbell, BlueFlame] {
-        let mut bench = Bench::new();
-        // The ring is empty, and the index of the first request is zero: make it the second.
-        bench.post(0, &[Request, Record, Doorbell]);
-        bench.driver.run();
-        bench.post(1, &[Record, ring, Request]);
-        assert_eq!(bench.faults(), Faults { differs: 1, ..Faults::default() });
+        let mut fixture = Fixture::new();
+        // An empty queue looks like a NOP with index zero, so test with the second WQE.
+        fixture.post(0, &[Request, Record, Doorbell]);
+        fixture.driver.run();
+        fixture.post(1, &[Record, ring, Request]);
+        assert_eq!(fixture.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
     }
 }
 
 #[test]
-fn a_copy_of_something_else_is_counted() {
-    let mut bench = Bench::new();
-    bench.post(0, &[Request, Record]);
-    let mut request = bench.request(0);
+fn a_blueflame_copy_that_differs_from_the_wqe_counts_as_differs() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    let mut request = fixture.request(0);
     request[40] = 1;
-    bench.copy(SEND, &request);
-    assert_eq!(bench.faults(), Faults { differs: 1, ..Faults::default() });
+    fixture.copy(SEND, &request);
+    assert_eq!(fixture.errors(), DoorbellErrors { differs: 1, ..DoorbellErrors::default() });
 }
 
 #[test]
-fn two_copies_at_once_to_one_register_are_counted() {
-    let mut bench = Bench::new();
-    bench.post(0, &[Request, Record]);
-    bench.post(1, &[Request, Record]);
-    let (a, b) = (bench.request(0), bench.request(1));
+fn interleaved_blueflame_copies_count_as_torn() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    fixture.post(1, &[Request, Record]);
+    let (a, b) = (fixture.request(0), fixture.request(1));
     for word in 0..8 {
         let (at, part) = (word * 8, word as usize * 8..word as usize * 8 + 8);
-        bench.write(SEND + at, &a[part.clone()]);
-        bench.write(SEND + BUFFER + at, &b[part]);
+        fixture.write(SEND + at, &a[part.clone()]);
+        fixture.write(SEND + BUFFER + at, &b[part]);
     }
-    bench.driver.fabric.function(0).device_mut().settle();
-    assert!(bench.faults().torn > 0, "{:?}", bench.faults());
+    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    assert!(fixture.errors().torn > 0, "{:?}", fixture.errors());
 }
 
 #[test]
-fn an_arm_word_that_is_not_in_its_record_is_counted() {
-    let mut bench = Bench::new();
-    bench.arm(0x1000_0001, 0);
-    assert_eq!(bench.faults(), Faults { record_behind: 1, ..Faults::default() });
+fn an_arm_word_missing_in_its_doorbell_record_counts_as_record_behind() {
+    let mut fixture = Fixture::new();
+    fixture.arm(0x1000_0001, 0);
+    assert_eq!(fixture.errors(), DoorbellErrors { record_behind: 1, ..DoorbellErrors::default() });
 }
 
 #[test]
-fn doorbells_that_are_nobodys_are_counted() {
-    let mut bench = Bench::new();
-    bench.write(SEND, &[0, 0, 0, 0, 0x7f, 0xff, 0xff, 1]);
-    bench.driver.fabric.function(0).device_mut().settle();
-    bench.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
-    bench.write(0x60, &[0; 8]);
-    assert_eq!(bench.faults(), Faults { stray: 3, ..Faults::default() });
+fn doorbells_of_unknown_queues_count_as_stray() {
+    let mut fixture = Fixture::new();
+    fixture.write(SEND, &[0, 0, 0, 0, 0x7f, 0xff, 0xff, 1]);
+    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    fixture.write(0x20, &[0, 0, 0, 0, 0, 0x7f, 0xff, 0xff]);
+    fixture.write(0x60, &[0; 8]);
+    assert_eq!(fixture.errors(), DoorbellErrors { stray: 3, ..DoorbellErrors::default() });
 }

@@ -1,4 +1,4 @@
-//! Faults that a test asks for over the control socket, in plain memory.
+//! Faults injected over the control socket, in plain memory.
 
 mod driver;
 
@@ -9,10 +9,10 @@ use driver::pair::Pair;
 use driver::pair::code::*;
 use uverbs_uapi::mlx5::prm::opcode;
 
-/// Two connected queue pairs, and a switch that can be asked for faults.
-struct Bench(Pair);
+/// Two connected queue pairs behind a switch with a control socket.
+struct Fixture(Pair);
 
-impl Bench {
+impl Fixture {
     fn new() -> Self {
         Self(Pair::new())
     }
@@ -21,7 +21,7 @@ impl Bench {
         assert_eq!(answer(&mut self.0.driver.fabric, &request), Reply::Done);
     }
 
-    /// Sends from the first queue pair to the second, and lets time pass until all is done.
+    /// Sends from the first queue pair to the second, and runs the device until it is idle.
     fn send(&mut self) {
         self.0.receive(8);
         self.0.send(8);
@@ -29,10 +29,10 @@ impl Bench {
 }
 
 #[test]
-fn the_nth_request_ends_with_the_syndromes_asked_for() {
-    let mut bench = Bench::new();
-    let qpn = Some(bench.0.a.number);
-    bench.ask(Request::FailRequest {
+fn the_nth_send_fails_with_the_given_syndromes() {
+    let mut fixture = Fixture::new();
+    let qpn = Some(fixture.0.a.number);
+    fixture.ask(Request::FailRequest {
         function: 0,
         qpn,
         side: Side::Send,
@@ -41,23 +41,23 @@ fn the_nth_request_ends_with_the_syndromes_asked_for() {
         vendor: 0x99,
     });
     for _ in 0..3 {
-        bench.send();
+        fixture.send();
     }
-    assert_eq!(bench.0.driver.cqe(bench.0.sent, 0).0, REQUEST);
-    let (code, cqe) = bench.0.driver.cqe(bench.0.sent, 1);
+    assert_eq!(fixture.0.driver.cqe(fixture.0.sent, 0).0, REQUEST);
+    let (code, cqe) = fixture.0.driver.cqe(fixture.0.sent, 1);
     assert_eq!((code, cqe[54], cqe[55]), (REQUEST_ERROR, 0x99, 0x22));
-    // The queue pair is broken, and the message was never sent.
-    let (code, cqe) = bench.0.driver.cqe(bench.0.sent, 2);
+    // The queue pair is in error, and the message was never sent.
+    let (code, cqe) = fixture.0.driver.cqe(fixture.0.sent, 2);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
-    assert_eq!(bench.0.driver.cqe(bench.0.received, 0).0, RECEIVED);
-    assert_eq!(bench.0.driver.cqe(bench.0.received, 1).0, NONE);
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 0).0, RECEIVED);
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 1).0, NONE);
 }
 
 #[test]
-fn a_receive_ends_with_the_syndromes_asked_for() {
-    let mut bench = Bench::new();
-    let qpn = Some(bench.0.b.number);
-    bench.ask(Request::FailRequest {
+fn a_receive_fails_with_the_given_syndromes() {
+    let mut fixture = Fixture::new();
+    let qpn = Some(fixture.0.b.number);
+    fixture.ask(Request::FailRequest {
         function: 0,
         qpn,
         side: Side::Receive,
@@ -65,101 +65,101 @@ fn a_receive_ends_with_the_syndromes_asked_for() {
         syndrome: 0x04,
         vendor: 0x51,
     });
-    bench.send();
-    let (code, cqe) = bench.0.driver.cqe(bench.0.received, 0);
+    fixture.send();
+    let (code, cqe) = fixture.0.driver.cqe(fixture.0.received, 0);
     assert_eq!((code, cqe[54], cqe[55]), (RECEIVE_ERROR, 0x51, 0x04));
-    let (code, cqe) = bench.0.driver.cqe(bench.0.sent, 0);
+    let (code, cqe) = fixture.0.driver.cqe(fixture.0.sent, 0);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x14));
 }
 
 #[test]
-fn a_delayed_message_arrives_when_its_time_has_come() {
-    let mut bench = Bench::new();
-    bench.ask(Request::DelayMessages { function: 0, count: 1, by: Delay::Time(5_000_000) });
-    let before = bench.0.driver.now();
-    bench.send();
-    assert_eq!(bench.0.driver.cqe(bench.0.received, 0).0, RECEIVED);
-    assert_eq!(bench.0.driver.now() - before, 5_000_000);
-    let before = bench.0.driver.now();
-    bench.send();
-    assert_eq!(bench.0.driver.cqe(bench.0.received, 1).0, RECEIVED);
-    assert_eq!(bench.0.driver.now(), before);
+fn a_delayed_message_arrives_after_its_delay() {
+    let mut fixture = Fixture::new();
+    fixture.ask(Request::DelayMessages { function: 0, count: 1, by: Delay::Time(5_000_000) });
+    let before = fixture.0.driver.now();
+    fixture.send();
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 0).0, RECEIVED);
+    assert_eq!(fixture.0.driver.now() - before, 5_000_000);
+    let before = fixture.0.driver.now();
+    fixture.send();
+    assert_eq!(fixture.0.driver.cqe(fixture.0.received, 1).0, RECEIVED);
+    assert_eq!(fixture.0.driver.now(), before);
 }
 
 #[test]
-fn a_link_that_flaps_tells_the_driver_each_time() {
-    let mut bench = Bench::new();
-    let start = bench.0.driver.now();
-    bench.ask(Request::FlapLink { function: 0, times: 2, down: 1_000, up: 1_000 });
-    assert!(bench.0.driver.fabric.deadline() == Some(start));
+fn flap_link_changes_the_link_each_time() {
+    let mut fixture = Fixture::new();
+    let start = fixture.0.driver.now();
+    fixture.ask(Request::FlapLink { function: 0, times: 2, down: 1_000, up: 1_000 });
+    assert!(fixture.0.driver.fabric.deadline() == Some(start));
     let mut states = Vec::new();
-    while let Some(due) = bench.0.driver.fabric.deadline() {
-        bench.0.driver.fabric.turn(due);
-        let device = bench.0.driver.fabric.function(0).device();
+    while let Some(due) = fixture.0.driver.fabric.deadline() {
+        fixture.0.driver.fabric.poll(due);
+        let device = fixture.0.driver.fabric.function(0).device();
         states.push((due - start, device.link_up()));
     }
     assert_eq!(states, [(0, false), (1_000, true), (2_000, false), (3_000, true)]);
 }
 
 #[test]
-fn a_silent_command_keeps_its_slot_and_the_next_works() {
-    let mut bench = Bench::new();
+fn a_silenced_command_keeps_its_slot_and_the_next_one_completes() {
+    let mut fixture = Fixture::new();
     let opcode = opcode::ALLOC_PD;
-    bench.ask(Request::SilenceCommand { function: 0, opcode, after: 1 });
-    bench.0.driver.simple(opcode, &[0; 16]).unwrap();
+    fixture.ask(Request::SilenceCommand { function: 0, opcode, after: 1 });
+    fixture.0.driver.run_command(opcode, &[0; 16]).unwrap();
     let mut slot = [0; 64];
     slot[0] = 7;
     slot[7] = 16;
     slot[16..18].copy_from_slice(&opcode.to_be_bytes());
     slot[59] = 16;
     slot[63] = 1;
-    bench.0.driver.slot(&slot);
-    assert_eq!(bench.0.driver.slot_bytes(), slot);
-    bench.0.driver.simple(opcode, &[0; 16]).unwrap();
+    fixture.0.driver.ring_slot(&slot);
+    assert_eq!(fixture.0.driver.slot_bytes(), slot);
+    fixture.0.driver.run_command(opcode, &[0; 16]).unwrap();
 }
 
 #[test]
-fn a_function_that_is_pulled_out_answers_ones_until_it_is_put_back() {
-    let mut bench = Bench::new();
-    bench.ask(Request::Remove { function: 0 });
-    let read = |bench: &mut Bench, region, offset| {
+fn a_removed_function_reads_ones_until_it_is_inserted() {
+    let mut fixture = Fixture::new();
+    fixture.ask(Request::Remove { function: 0 });
+    let read = |fixture: &mut Fixture, region, offset| {
         let mut bytes = [0; 4];
-        bench.0.driver.fabric.function(0).read(region, offset, &mut bytes);
+        fixture.0.driver.fabric.function(0).read(region, offset, &mut bytes);
         bytes
     };
-    assert_eq!(read(&mut bench, Region::Config, 0), [0xff; 4]);
-    assert_eq!(read(&mut bench, Region::Bar0, 0), [0xff; 4]);
-    bench.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1000u32.to_be_bytes());
-    bench.0.driver.fabric.function(0).reset();
-    assert_eq!(read(&mut bench, Region::Bar0, 0x14), [0xff; 4]);
-    let objects = answer(&mut bench.0.driver.fabric, &Request::Objects { function: 0 });
+    assert_eq!(read(&mut fixture, Region::Config, 0), [0xff; 4]);
+    assert_eq!(read(&mut fixture, Region::Bar0, 0), [0xff; 4]);
+    fixture.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1000u32.to_be_bytes());
+    fixture.0.driver.fabric.function(0).reset();
+    assert_eq!(read(&mut fixture, Region::Bar0, 0x14), [0xff; 4]);
+    let objects = answer(&mut fixture.0.driver.fabric, &Request::Objects { function: 0 });
     let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
     assert!(counts.values().all(|count| *count == 0), "{counts:?}");
-    bench.ask(Request::Insert { function: 0 });
-    assert_eq!(read(&mut bench, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
-    assert_eq!(read(&mut bench, Region::Bar0, 0x14)[2] & 7, 0);
-    bench.ask(Request::Remove { function: 0 });
-    assert_eq!(read(&mut bench, Region::Config, 0), [0xff; 4]);
-    bench.0.driver.fabric.function(0).restart();
-    assert_eq!(read(&mut bench, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
+    fixture.ask(Request::Insert { function: 0 });
+    assert_eq!(read(&mut fixture, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
+    assert_eq!(read(&mut fixture, Region::Bar0, 0x14)[2] & 7, 0);
+    fixture.ask(Request::Remove { function: 0 });
+    assert_eq!(read(&mut fixture, Region::Config, 0), [0xff; 4]);
+    fixture.0.driver.fabric.function(0).restart();
+    assert_eq!(read(&mut fixture, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
 }
 
 #[test]
-fn a_sick_function_is_cured_by_the_reset_it_asks_for() {
-    let mut bench = Bench::new();
-    let word = |bench: &mut Bench, offset| {
+fn a_fatal_health_syndrome_is_cleared_by_the_reset() {
+    let mut fixture = Fixture::new();
+    let word = |fixture: &mut Fixture, offset| {
         let mut bytes = [0; 4];
-        bench.0.driver.fabric.function(0).read(Region::Bar0, offset, &mut bytes);
+        fixture.0.driver.fabric.function(0).read(Region::Bar0, offset, &mut bytes);
         u32::from_be_bytes(bytes)
     };
-    bench.ask(Request::Health { function: 0, syndrome: 0x7, fatal: true });
-    assert_eq!((word(&mut bench, 0x238) >> 31, word(&mut bench, 0x23c)), (1, 0x7_0000));
-    assert_eq!(word(&mut bench, 0x1fc) >> 30, 1);
-    // The state of the interface beside the queue's address: reset.
-    bench.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1700u32.to_be_bytes());
-    assert_eq!((word(&mut bench, 0x238), word(&mut bench, 0x23c)), (0, 0));
-    assert_eq!(word(&mut bench, 0x14) >> 8 & 7, 1);
-    let objects = answer(&mut bench.0.driver.fabric, &Request::Objects { function: 0 });
+    fixture.ask(Request::Health { function: 0, syndrome: 0x7, fatal: true });
+    assert_eq!((word(&mut fixture, 0x238) >> 31, word(&mut fixture, 0x23c)), (1, 0x7_0000));
+    assert_eq!(word(&mut fixture, 0x1fc) >> 30, 1);
+    // The NIC interface state beside the address of the command queue: software reset.
+    fixture.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1700u32.to_be_bytes());
+    assert_eq!((word(&mut fixture, 0x238), word(&mut fixture, 0x23c)), (0, 0));
+    assert_eq!(word(&mut fixture, 0x14) >> 8 & 7, 1);
+    let objects = answer(&mut fixture.0.driver.fabric, &Request::Objects { function: 0 });
     let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
     assert!(counts.values().all(|count| *count == 0), "{counts:?}");
 }

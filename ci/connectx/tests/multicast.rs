@@ -1,4 +1,4 @@
-//! Multicast in plain memory: who hears a group.
+//! Multicast in plain memory: which queue pairs receive a message to a group.
 
 mod driver;
 
@@ -11,13 +11,13 @@ use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{attach_to_mcg_in, qpc};
 use uverbs_uapi::mlx5::prm::vport::{nic_vport_context, query_nic_vport_context_out};
 
-const DATAGRAMS: u64 = 2;
+const UD: u64 = 2;
 const QKEY: u32 = 0x1111_2222;
 const GROUP: [u8; 16] = [0xff, 0x0e, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
-const ROUTE: u32 = 40;
+const GRH: u32 = 40;
 
-/// A function with a key for two pages.
-struct Hall {
+/// A function with an mkey for two pages.
+struct Fixture {
     driver: Driver,
     eqn: u32,
     from: u64,
@@ -25,26 +25,26 @@ struct Hall {
     key: u32,
 }
 
-/// A member of the group, and where its completions are.
+/// A member of the group, and the buffer of its CQ.
 struct Member {
     queue: Queue,
     completions: u64,
 }
 
-impl Hall {
+impl Fixture {
     fn new() -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
-        let (from, to) = (driver.page(), driver.page());
+        let (from, to) = (driver.alloc_page(), driver.alloc_page());
         let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw]);
         Self { driver, eqn, from, to, key }
     }
 
-    fn member(&mut self, deaf_to_itself: bool) -> Member {
+    fn member(&mut self, block_loopback: bool) -> Member {
         let (cqn, completions) = self.driver.cq(self.eqn);
-        let fields = [(qpc::block_lb_mc, deaf_to_itself.into())];
-        let queue = self.driver.qp_with(DATAGRAMS, cqn, &fields);
+        let fields = [(qpc::block_lb_mc, block_loopback.into())];
+        let queue = self.driver.qp_with(UD, cqn, &fields);
         let qkey = [(qpc::q_key, QKEY.into())];
         self.driver.modify(opcode::RST2INIT_QP, &queue, 0, &qkey).unwrap();
         self.driver.modify(opcode::INIT2RTR_QP, &queue, 0, &[]).unwrap();
@@ -52,14 +52,14 @@ impl Hall {
         Member { queue, completions }
     }
 
-    fn attach(&mut self, op: u16, member: &Member) -> Result<(), driver::Refused> {
+    fn attach(&mut self, op: u16, member: &Member) -> Result<(), driver::CommandError> {
         let mut input = Bits::<attach_to_mcg_in, _>::new(vec![0; attach_to_mcg_in::SIZE]);
         input.set(attach_to_mcg_in::qpn, member.queue.number.into());
         input.set_span(attach_to_mcg_in::multicast_gid, &GROUP);
-        self.driver.simple(op, &input.into_inner()).map(|_| ())
+        self.driver.run_command(op, &input.into_inner()).map(|_| ())
     }
 
-    /// Sends eight bytes to the group; both members have room for one datagram more.
+    /// Sends eight bytes to the group; both members post a receive before.
     fn send(&mut self, members: [&mut Member; 2], qkey: u32) {
         let mut vector = qkey.to_be_bytes().to_vec();
         vector.resize(8, 0);
@@ -67,47 +67,54 @@ impl Hall {
         vector.resize(32, 0);
         vector.extend(GROUP);
         let data = Driver::segment(8, self.key, self.from);
-        let room = Driver::segment(ROUTE + 8, self.key, self.to);
+        let room = Driver::segment(GRH + 8, self.key, self.to);
         let [sender, other] = members;
         self.driver.post_receive(&mut sender.queue, &room);
         self.driver.post_receive(&mut other.queue, &room);
         self.driver.post_send(&mut sender.queue, SEND, 0, &[vector, data].concat());
     }
 
-    /// Completions of receives that a member has seen.
-    fn heard(&mut self, member: &Member) -> usize {
+    /// How many messages a member has received.
+    fn received(&mut self, member: &Member) -> usize {
         let entries = (0..64).map(|index| self.driver.cqe(member.completions, index).0);
         entries.filter(|code| *code == RECEIVED).count()
     }
 }
 
 #[test]
-fn a_group_is_heard_by_its_members() {
-    for deaf in [false, true] {
-        let mut hall = Hall::new();
-        let (mut sender, mut other) = (hall.member(deaf), hall.member(deaf));
-        hall.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
-        hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
-        hall.send([&mut sender, &mut other], QKEY);
-        // The sender is a member as well, and hears itself unless it asked not to.
-        assert_eq!((hall.heard(&sender), hall.heard(&other)), (usize::from(!deaf), 1));
-        hall.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
-        assert!(hall.attach(opcode::DETACH_FROM_MCG, &other).is_err());
-        hall.send([&mut sender, &mut other], QKEY);
-        assert_eq!((hall.heard(&sender), hall.heard(&other)), (2 * usize::from(!deaf), 1));
+fn a_multicast_reaches_the_members_of_its_group() {
+    for block_loopback in [false, true] {
+        let mut fixture = Fixture::new();
+        let (mut sender, mut other) =
+            (fixture.member(block_loopback), fixture.member(block_loopback));
+        fixture.attach(opcode::ATTACH_TO_MCG, &sender).unwrap();
+        fixture.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
+        fixture.send([&mut sender, &mut other], QKEY);
+        // The sender is a member, too, and receives its own message unless `block_lb_mc` is set.
+        assert_eq!(
+            (fixture.received(&sender), fixture.received(&other)),
+            (usize::from(!block_loopback), 1)
+        );
+        fixture.attach(opcode::DETACH_FROM_MCG, &other).unwrap();
+        assert!(fixture.attach(opcode::DETACH_FROM_MCG, &other).is_err());
+        fixture.send([&mut sender, &mut other], QKEY);
+        assert_eq!(
+            (fixture.received(&sender), fixture.received(&other)),
+            (2 * usize::from(!block_loopback), 1)
+        );
     }
 }
 
 #[test]
-fn a_wrong_queue_key_is_not_heard_but_counted() {
-    let mut hall = Hall::new();
-    let (mut sender, mut other) = (hall.member(true), hall.member(true));
-    hall.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
+fn a_wrong_qkey_is_dropped_and_counted() {
+    let mut fixture = Fixture::new();
+    let (mut sender, mut other) = (fixture.member(true), fixture.member(true));
+    fixture.attach(opcode::ATTACH_TO_MCG, &other).unwrap();
     for _ in 0..3 {
-        hall.send([&mut sender, &mut other], QKEY + 1);
+        fixture.send([&mut sender, &mut other], QKEY + 1);
     }
-    assert_eq!(hall.heard(&other), 0);
-    let out = hall.driver.simple(opcode::QUERY_NIC_VPORT_CONTEXT, &[0; 16]).unwrap();
+    assert_eq!(fixture.received(&other), 0);
+    let out = fixture.driver.run_command(opcode::QUERY_NIC_VPORT_CONTEXT, &[0; 16]).unwrap();
     let out = Bits::<query_nic_vport_context_out, _>::new(out);
     let context = out.sub(query_nic_vport_context_out::nic_vport_context);
     assert_eq!(context.get(nic_vport_context::qkey_violation_counter), 3);

@@ -1,25 +1,25 @@
-//! What a recording holds of a message from one queue pair to another.
+//! The recording of a message from one queue pair to another.
 
 mod driver;
 
 use std::fs::File;
 
-use connectx::record::{Counter, Entry, Recorder, Recording};
+use connectx::recording::{DoorbellCounter, Entry, Recorder, Recording};
 use driver::Driver;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 #[test]
-fn a_message_leaves_its_trace_in_order() {
+fn a_message_is_recorded_in_order() {
     let path = std::env::temp_dir().join(format!("connectx-{}.record", std::process::id()));
     let mut driver = Driver::new();
     *driver.fabric.function(0).device_mut().recorder_mut() = Recorder::create(&path, 0).unwrap();
-    driver.address();
+    driver.set_gid();
     let eqn = driver.eq();
     let (cqn, cqes) = driver.cq(eqn);
     let (mut a, mut b) = (driver.qp(0, cqn), driver.qp(0, cqn));
     driver.connect(&a, &b);
     driver.connect(&b, &a);
-    let data = driver.page();
+    let data = driver.alloc_page();
     let key = driver.mkey(data, 4096, &[mkc::lr, mkc::lw]);
     driver.post_receive(&mut b, &Driver::segment(64, key, data));
     driver.post_send(&mut a, 0x0a, 0, &Driver::segment(8, key, data + 64));
@@ -37,7 +37,7 @@ fn a_message_leaves_its_trace_in_order() {
                 commands += 1;
                 continue;
             }
-            Entry::Answer { slot, delivery, output } => {
+            Entry::CommandOutput { slot, delivery, output } => {
                 assert_eq!((slot, delivery, output[0]), (0, 0, 0));
                 commands -= 1;
                 continue;
@@ -49,18 +49,18 @@ fn a_message_leaves_its_trace_in_order() {
                 assert_eq!(bytes[4..8], [0, (a.number >> 8) as u8, a.number as u8, 2]);
                 "doorbell"
             }
-            // Queues are looked at before anything is posted, too.
+            // The device also reads the records before anything is posted.
             Entry::DoorbellRecord { value: 0, .. } => continue,
-            Entry::DoorbellRecord { counter: Counter::Send, number, value } => {
+            Entry::DoorbellRecord { counter: DoorbellCounter::Sq, number, value } => {
                 assert_eq!((number, value), (a.number, 1));
                 "send record"
             }
-            Entry::DoorbellRecord { counter: Counter::Receive, number, value } => {
+            Entry::DoorbellRecord { counter: DoorbellCounter::QpRq, number, value } => {
                 assert_eq!((number, value), (b.number, 1));
                 "receive record"
             }
             Entry::DoorbellRecord { .. } => "another record",
-            Entry::Request { service, blue_flame, index, number, bytes } => {
+            Entry::Wqe { service, blue_flame, index, number, bytes } => {
                 assert_eq!((service, blue_flame, index, number), (0, false, 0, a.number));
                 assert_eq!(
                     (bytes.len(), &bytes[16..32]),
@@ -68,17 +68,17 @@ fn a_message_leaves_its_trace_in_order() {
                 );
                 "request"
             }
-            Entry::Receive { linked, index, number, bytes, .. } => {
+            Entry::ReceiveWqe { linked, index, number, bytes, .. } => {
                 assert_eq!((linked, index, number), (false, 0, b.number));
                 assert_eq!(bytes, Driver::segment(64, key, data));
                 "receive"
             }
-            Entry::Completion { number, bytes, .. } => {
+            Entry::Cqe { number, bytes, .. } => {
                 assert_eq!(number, cqn);
                 written.push(bytes);
                 "completion"
             }
-            Entry::Event { .. } => "event",
+            Entry::Eqe { .. } => "event",
             Entry::Reset => "reset",
         });
     }

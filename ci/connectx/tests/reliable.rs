@@ -1,4 +1,4 @@
-//! Reliable connections in plain memory: what arrives, and what is refused.
+//! Reliable connections in plain memory: messages that succeed, and errors.
 
 mod driver;
 
@@ -11,7 +11,7 @@ use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 #[test]
-fn a_send_arrives() {
+fn a_send_is_received_and_completes_on_both_sides() {
     let mut p = Pair::new();
     p.driver.memory().write(p.from, b"hello, device").unwrap();
     p.receive(100);
@@ -26,7 +26,7 @@ fn a_send_arrives() {
 }
 
 #[test]
-fn writes_reads_and_atomics_do_what_they_say() {
+fn write_atomic_and_read_change_and_return_memory() {
     let mut p = Pair::new();
     p.driver.memory().write(p.from, &5u64.to_le_bytes()).unwrap();
     let local = p.local(8);
@@ -46,7 +46,7 @@ fn writes_reads_and_atomics_do_what_they_say() {
 }
 
 #[test]
-fn the_old_value_of_an_atomic_comes_in_the_order_that_was_asked_for() {
+fn the_old_value_of_an_atomic_has_the_endianness_of_the_capability() {
     for host_order in [true, false] {
         let mut p = Pair::new();
         p.driver.host_order_atomics(host_order);
@@ -61,7 +61,7 @@ fn the_old_value_of_an_atomic_comes_in_the_order_that_was_asked_for() {
 }
 
 #[test]
-fn without_data_no_key_is_looked_at() {
+fn without_data_the_rkey_is_not_checked() {
     for op in [WRITE, READ] {
         let mut p = Pair::new();
         let remote = Pair::remote(0, p.key ^ 1);
@@ -71,7 +71,7 @@ fn without_data_no_key_is_looked_at() {
 }
 
 #[test]
-fn a_connection_has_a_path_mtu() {
+fn init2rtr_needs_a_valid_path_mtu() {
     const BAD_PARAMETER: u8 = 0x03;
     let mut p = Pair::new();
     for mtu in [0, 6, 7, 5] {
@@ -83,7 +83,7 @@ fn a_connection_has_a_path_mtu() {
     }
 }
 
-/// Syndrome of the first completion of a request that names this memory of the other side.
+/// Syndrome of the CQE of an RDMA write with this remote address and key.
 fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
     let mut p = Pair::new();
     let (address, key) = key_of(&mut p);
@@ -95,7 +95,7 @@ fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
     assert_eq!(untouched, [0xaa; 8]);
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!(code, REQUEST_ERROR);
-    // The connection is dead: what follows is flushed.
+    // The queue pair is in error, so the next WQE is flushed.
     p.send(8);
     let (code, next) = p.driver.cqe(p.sent, 1);
     assert_eq!((code, next[55]), (REQUEST_ERROR, 0x05));
@@ -103,7 +103,7 @@ fn syndrome(key_of: impl Fn(&mut Pair) -> (u64, u32)) -> u8 {
 }
 
 #[test]
-fn memory_is_protected() {
+fn a_write_with_a_wrong_rkey_range_right_or_pd_fails() {
     const REMOTE_ACCESS: u8 = 0x13;
     assert_eq!(syndrome(|p| (p.to, p.key ^ 1)), REMOTE_ACCESS);
     assert_eq!(syndrome(|p| (p.to, p.key + 0x100)), REMOTE_ACCESS);
@@ -112,7 +112,7 @@ fn memory_is_protected() {
     assert_eq!(syndrome(|p| (p.to, p.driver.mkey(p.to, 64, &[mkc::lw, mkc::rr]))), REMOTE_ACCESS);
     let other_domain = |p: &mut Pair| {
         let own = p.driver.pd;
-        p.driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        p.driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap();
         p.driver.pd = own + 1;
         (p.to, p.driver.mkey(p.to, 64, &[mkc::lw, mkc::rw]))
     };
@@ -120,16 +120,16 @@ fn memory_is_protected() {
 }
 
 #[test]
-fn a_receiver_that_is_not_ready_is_asked_again_and_then_given_up() {
+fn rnr_retries_run_out_with_the_rnr_syndrome() {
     let mut p = Pair::new();
     p.send(8);
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x16));
 }
 
-/// What else is posted meanwhile neither asks again at once nor uses up a try.
+/// Doorbells meanwhile must neither cause a retry nor use one up.
 #[test]
-fn a_queue_that_waits_is_not_hurried_by_doorbells() {
+fn doorbells_do_not_shorten_the_rnr_timer() {
     let mut p = Pair::new();
     p.driver.modify(opcode::TO_RST_QP, &p.b, 0, &[]).unwrap();
     p.driver.modify(opcode::RST2INIT_QP, &p.b, 0, &[]).unwrap();
@@ -146,18 +146,18 @@ fn a_queue_that_waits_is_not_hurried_by_doorbells() {
     assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
     (0..8).for_each(|_| p.receive(100));
     p.driver.run();
-    // Asked again once.
+    // One retry was enough.
     assert_eq!(p.driver.now(), 655_360_000);
     assert!((0..8).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
 }
 
-/// Nobody says that nothing was taken, so it goes on to the next one.
+/// An unreliable queue pair gets no response, so it continues with the next WQE.
 #[test]
-fn an_unreliable_queue_waits_for_nobody() {
-    const UNRELIABLE: u64 = 1;
+fn uc_does_not_retry() {
+    const UC: u64 = 1;
     let mut p = Pair::new();
-    let mut one = p.driver.qp(UNRELIABLE, p.send_cq);
-    let other = p.driver.qp(UNRELIABLE, p.receive_cq);
+    let mut one = p.driver.qp(UC, p.send_cq);
+    let other = p.driver.qp(UC, p.receive_cq);
     p.driver.connect(&one, &other);
     let local = p.local(8);
     (0..3).for_each(|_| p.driver.queue_send(&mut one, SEND, 0, &local));
@@ -165,9 +165,9 @@ fn an_unreliable_queue_waits_for_nobody() {
     assert!((0..3).all(|index| p.driver.cqe(p.sent, index).0 == REQUEST));
 }
 
-/// As who drains a queue posts it, without ringing anything.
+/// A program that drains a queue posts such a receive, without ringing a doorbell.
 #[test]
-fn a_receive_that_comes_after_the_error_is_flushed() {
+fn a_receive_posted_in_error_state_is_flushed() {
     let mut p = Pair::new();
     p.driver.modify(opcode::TO_ERR_QP, &p.b, 0, &[]).unwrap();
     p.driver.run_now();
@@ -180,9 +180,9 @@ fn a_receive_that_comes_after_the_error_is_flushed() {
     assert_eq!(p.driver.fabric.deadline(), None, "it does not look for ever");
 }
 
-/// Each of the two is tried again three times here, and never more often than it may be.
+/// Each kind of retry happens three times here, which is within its own limit.
 #[test]
-fn waiting_for_a_receive_does_not_use_up_the_tries_of_what_is_lost() {
+fn rnr_and_timeout_retries_are_counted_apart() {
     let mut p = Pair::new();
     for fate in ["lost", "not ready", "lost", "not ready", "lost"] {
         let count = u32::from(fate == "lost");
@@ -203,11 +203,11 @@ fn waiting_for_a_receive_does_not_use_up_the_tries_of_what_is_lost() {
 }
 
 #[test]
-fn a_timeout_of_zero_never_comes() {
+fn an_ack_timeout_of_zero_never_expires() {
     let mut p = Pair::new();
     p.driver.ack_timeout = 0;
     let peer = p.b.number;
-    p.driver.revive(&mut p.a, peer).unwrap();
+    p.driver.reconnect(&mut p.a, peer).unwrap();
     let request = Request::LoseMessages { function: 0, count: 1 };
     assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
     p.receive(100);
@@ -215,7 +215,7 @@ fn a_timeout_of_zero_never_comes() {
     p.send(13);
     assert_eq!(p.driver.fabric.deadline(), None);
     assert_eq!(p.driver.cqe(p.sent, 0).0, NONE);
-    // It ends when its owner ends it.
+    // Only its owner can end it.
     p.driver.modify(opcode::TO_ERR_QP, &p.a, 0, &[]).unwrap();
     p.driver.run();
     for index in 0..2 {
@@ -225,22 +225,22 @@ fn a_timeout_of_zero_never_comes() {
 }
 
 #[test]
-fn a_ring_outside_of_memory_is_an_error_that_is_heard_of() {
-    const CATASTROPHIC: u8 = 0x05;
+fn a_send_queue_outside_of_guest_memory_raises_an_event() {
+    const WQ_CATASTROPHIC: u8 = 0x05;
     let mut p = Pair::new();
     let mut lost = p.driver.try_qp(0, 1 << 40, 0, p.send_cq, &[]).unwrap();
     p.driver.connect(&lost, &p.b);
-    lost.sends = p.driver.page();
+    lost.sends = p.driver.alloc_page();
     p.driver.post_send(&mut lost, SEND, 0, &[0; 16]);
     let (code, cqe) = p.driver.cqe(p.sent, 0);
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x05));
     let event: [u8; 64] = p.bytes(p.events);
     let number = u32::from_be_bytes(event[56..60].try_into().unwrap());
-    assert_eq!((event[1], number), (CATASTROPHIC, lost.number));
+    assert_eq!((event[1], number), (WQ_CATASTROPHIC, lost.number));
 }
 
 #[test]
-fn a_message_that_does_not_fit_ends_both_sides() {
+fn a_message_longer_than_the_receive_fails_on_both_sides() {
     let mut p = Pair::new();
     p.receive(7);
     p.send(8);
@@ -250,13 +250,13 @@ fn a_message_that_does_not_fit_ends_both_sides() {
     assert_eq!((code, cqe[55]), (REQUEST_ERROR, 0x12));
 }
 
-/// The old buffer ends with a marker, and the next completion is one index further in the new one.
+/// The old buffer ends with a RESIZED CQE, and the next CQE has the next index in the new one.
 #[test]
-fn a_completion_queue_gets_another_buffer() {
+fn cq_resize_continues_in_the_new_buffer() {
     let mut p = Pair::new();
     p.receive(100);
     p.send(13);
-    let new = p.driver.page();
+    let new = p.driver.alloc_page();
     p.driver.memory().write(new, &[0xf1; 4096]).unwrap();
     p.driver.resize_cq(p.send_cq, 4, new).unwrap();
     assert_eq!(p.driver.cqe(p.sent, 1).0, RESIZED);
@@ -268,7 +268,7 @@ fn a_completion_queue_gets_another_buffer() {
 }
 
 #[test]
-fn a_lost_message_is_sent_again_until_retries_run_out() {
+fn a_lost_message_is_retried_until_retry_count() {
     const RETRIES_EXCEEDED: u8 = 0x15;
     let mut p = Pair::new();
     for (lost, expected) in [(2, REQUEST), (4, REQUEST_ERROR)] {
@@ -285,22 +285,23 @@ fn a_lost_message_is_sent_again_until_retries_run_out() {
 }
 
 #[test]
-fn a_command_fails_when_it_is_asked_to() {
+fn fail_command_fails_the_nth_command() {
     let mut driver = Driver::new();
     let opcode = opcode::ALLOC_PD;
     let request = Request::FailCommand { function: 0, opcode, after: 1, status: 0x08 };
     assert_eq!(answer(&mut driver.fabric, &request), Reply::Done);
-    assert!(driver.simple(opcode, &[0; 16]).is_ok());
-    assert_eq!(driver.simple(opcode, &[0; 16]).unwrap_err().0, 0x08);
-    assert!(driver.simple(opcode, &[0; 16]).is_ok());
+    assert!(driver.run_command(opcode, &[0; 16]).is_ok());
+    assert_eq!(driver.run_command(opcode, &[0; 16]).unwrap_err().0, 0x08);
+    assert!(driver.run_command(opcode, &[0; 16]).is_ok());
 }
 
-/// What something else was made from stays until that is gone.
+/// An object that another one uses cannot be destroyed before that.
 #[test]
-fn what_is_in_use_is_not_destroyed() {
-    const BUSY: u8 = 0x06;
+fn objects_in_use_are_not_destroyed() {
+    const RESOURCE_BUSY: u8 = 0x06;
     let mut p = Pair::new();
-    // In the order in which they can go, each with how many have to go before it.
+    // In an order in which they can be destroyed, each with the number of objects to destroy before
+    // it.
     let objects = [
         (opcode::DESTROY_MKEY, p.key >> 8, 0),
         (opcode::DESTROY_QP, p.b.number, 0),
@@ -314,11 +315,11 @@ fn what_is_in_use_is_not_destroyed() {
     let destroy = |p: &mut Pair, destroy, number: u32| {
         let mut input = [0; 16];
         input[8..12].copy_from_slice(&number.to_be_bytes());
-        p.driver.simple(destroy, &input).map_or_else(|refused| refused.0, |_| 0)
+        p.driver.run_command(destroy, &input).map_or_else(|refused| refused.0, |_| 0)
     };
     for gone in 0..objects.len() {
         for (op, number, _) in objects.iter().filter(|(.., before)| *before > gone) {
-            assert_eq!(destroy(&mut p, *op, *number), BUSY, "{op:#x} after {gone}");
+            assert_eq!(destroy(&mut p, *op, *number), RESOURCE_BUSY, "{op:#x} after {gone}");
         }
         let (op, number, _) = objects[gone];
         assert_eq!(destroy(&mut p, op, number), 0, "{op:#x}");
@@ -326,7 +327,7 @@ fn what_is_in_use_is_not_destroyed() {
 }
 
 #[test]
-fn states_come_in_order() {
+fn qp_transitions_out_of_order_are_refused() {
     const BAD_STATE: u8 = 0x10;
     let mut driver = Driver::new();
     let eqn = driver.eq();

@@ -1,21 +1,21 @@
-//! VAR pages in plain memory: what the guest wrote, a test can ask for.
+//! VAR pages in plain memory: the control socket reads what a guest wrote.
 
 mod driver;
 
+use connectx::bar0::{TLP_PAGES, VAR_BYTES, VAR_OFFSET};
 use connectx::control::{Reply, Request, answer};
 use connectx::function::Region;
-use connectx::var;
 use driver::Driver;
 
-/// Pages for virtio queues, and those for TLPs behind them.
+/// VAR pages of virtio emulation, and those of TLP emulation behind them.
 #[test]
-fn what_was_written_to_a_page_can_be_asked_for() {
+fn the_control_socket_reads_back_var_pages() {
     let mut driver = Driver::new();
-    let pages = (var::BYTES / 4096) as u32;
-    let last = pages + var::TLP_PAGES as u32 - 1;
+    let pages = (VAR_BYTES / 4096) as u32;
+    let last = pages + TLP_PAGES as u32 - 1;
     for page in [0, pages - 1, pages, last] {
         let value = (page + 7).to_be_bytes();
-        let place = var::OFFSET + u64::from(page) * 4096;
+        let place = VAR_OFFSET + u64::from(page) * 4096;
         driver.fabric.function(0).write(Region::Bar0, place, &value);
         let asked = Request::Var { function: 0, page, len: 4 };
         assert_eq!(answer(&mut driver.fabric, &asked), Reply::Var { bytes: value.to_vec() });

@@ -1,7 +1,8 @@
-//! What executes the guest's instructions: KVM where it really boots a kernel, else TCG.
+//! The accelerator of QEMU: KVM where it really boots a kernel, else TCG.
 //!
-//! `/dev/kvm` being there proves little: inside some virtual machines a stock kernel dies under it.
-//! So it is tried once with a real boot and the answer kept in the cache, per host kernel and QEMU.
+//! The existence of `/dev/kvm` proves little: inside some virtual machines a stock kernel crashes
+//! under it. The lab therefore tries a real boot once, and keeps the result in the cache, for each
+//! host kernel and QEMU.
 
 use crate::cache::Cache;
 use crate::qemu::Qemu;
@@ -20,8 +21,8 @@ pub(crate) enum Accelerator {
     Kvm,
     /// QEMU's own translator.
     Tcg,
-    /// The same with a clock that counts instructions: what the guest measures is the same each
-    /// time, whatever else the machine does. For one processor.
+    /// TCG with a clock that counts instructions: the guest measures the same each time, whatever
+    /// the load of the host. For one processor.
     Counting,
 }
 
@@ -43,7 +44,7 @@ impl Accelerator {
             Accelerator::Tcg => {
                 &["-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2"]
             }
-            // An instruction takes one nanosecond; time in which nothing happens is skipped.
+            // An instruction takes one nanosecond; idle time is skipped.
             Accelerator::Counting => &[
                 "-accel",
                 "tcg,thread=single",
@@ -104,7 +105,7 @@ pub(crate) fn choose(
     Ok(accelerator)
 }
 
-/// What the answer depends on besides QEMU: the kernel that runs here and its processor.
+/// The result depends on the host's kernel and processor, besides QEMU.
 fn host() -> String {
     let release = fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let processor = fs::read_to_string("/proc/cpuinfo").unwrap_or_default();

@@ -1,8 +1,8 @@
-//! Debian packages by suite, through the machine's apt with state of our own.
+//! Debian packages by suite, through the host's apt with a state directory of the lab's.
 //!
-//! Nothing outside the cache is read for writing or written: lists, status and archives are ours,
-//! and an empty status makes apt answer with the whole closure of dependencies. Mirror, proxies
-//! and keyrings are the machine's. `deb.rs` unpacks what this downloads.
+//! apt writes nothing outside the cache: lists, status and archives are the lab's, and an empty
+//! status makes apt resolve the whole closure of dependencies. Mirror, proxies and keyrings are the
+//! host's. `deb.rs` unpacks the downloads.
 
 use crate::{progress, tie, watch};
 use anyhow::{Context, Result, bail};
@@ -39,9 +39,9 @@ pub(crate) enum Suite {
     Trixie,
     /// Newer packages for Debian 13.
     TrixieBackports,
-    /// What becomes Debian 14.
+    /// The future Debian 14 (testing).
     Forky,
-    /// What is on its way there.
+    /// Unstable.
     Sid,
 }
 
@@ -179,8 +179,8 @@ impl Apt {
         Ok(versions(&answer("apt-cache madison", command)?))
     }
 
-    /// Downloads a package that the archive keeps in its pool and no list names any more. Nothing is
-    /// known of it to check it against: whoever uses it must.
+    /// Downloads a package that the archive keeps in its pool and that no list names any more.
+    /// There is no signed checksum, so the caller must verify it by other means.
     pub(crate) fn download_unlisted(&self, source: &str, package: &Package) -> Result<PathBuf> {
         let file = format!("{}_{}_amd64.deb", package.name, package.version);
         let initial = &source[..1];
@@ -259,8 +259,8 @@ fn sources(suite: Suite, mirror: &str, keyring: Option<&Path>) -> String {
         .collect()
 }
 
-/// Settings on top of the machine's: our directories, and none of the machine's hooks, which would
-/// act on the machine.
+/// Settings on top of the host's: the lab's directories, and none of the host's hooks, which would
+/// change the host.
 fn settings(directory: &Path) -> String {
     let directory = directory.display();
     format!(
@@ -303,7 +303,7 @@ fn mirror() -> Result<String> {
     }
     let mut command = Command::new("apt-get");
     command.args(["indextargets", "--format", "$(REPO_URI) $(RELEASE)"]).env("LC_ALL", "C");
-    // What it says of a source that it does not like matters less than the others.
+    // A warning on one source must not hide the others.
     let targets = watch::run(command, PATIENCE)?.stdout;
     archive(&targets).with_context(|| {
         format!(

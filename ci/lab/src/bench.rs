@@ -11,6 +11,7 @@ mod owned;
 mod path;
 mod perftest;
 mod pingpong;
+mod plot;
 mod rounds;
 mod rxe;
 mod scale;
@@ -25,6 +26,8 @@ use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 use std::fmt::Display;
+use std::fs;
+use std::path::PathBuf;
 use std::process::ExitCode;
 
 /// Runs of which the lowest tells the instructions: interrupts add to some.
@@ -78,6 +81,9 @@ pub(crate) struct BenchArguments {
     /// Print one JSON object in place of each table
     #[arg(long)]
     json: bool,
+    /// Draw what was found into this directory, as SVG files
+    #[arg(long, value_name = "DIRECTORY")]
+    plots: Option<PathBuf>,
     /// Show the kernel's console
     #[arg(long)]
     console: bool,
@@ -107,6 +113,13 @@ impl BenchArguments {
 
     /// What a suite found, for programs or for people.
     fn text(&self, suite: Suite, result: &(impl Serialize + Display)) -> Result<String> {
+        if let Some(directory) = &self.plots {
+            fs::create_dir_all(directory)?;
+            for plot in plot::plots(&suite.name(), &serde_json::to_value(result)?) {
+                let path = directory.join(&plot.name);
+                fs::write(&path, plot.svg).with_context(|| format!("write {}", path.display()))?;
+            }
+        }
         if self.json {
             let document = Document { suite: suite.name(), result };
             Ok(serde_json::to_string_pretty(&document)? + "\n")

@@ -10,16 +10,16 @@ use std::env;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-/// Changes when what a unit holds changes, so that caches of an older lab are filled anew.
+/// The version of the units' layout: caches of an older lab are filled anew.
 const LAYOUT: u32 = 1;
 
 const MANIFEST: &str = "manifest.json";
 
-/// What a complete unit was made of.
+/// The packages that a complete unit was made of.
 #[derive(Debug, Serialize, Deserialize)]
 struct Manifest {
     layout: u32,
-    /// Package names with versions, or where else it came from.
+    /// Package names with versions, or another origin.
     sources: Vec<String>,
 }
 
@@ -49,7 +49,7 @@ impl Cache {
         Ok(Self { root })
     }
 
-    /// Where the cache lies.
+    /// The path of the cache.
     pub(crate) fn root(&self) -> &Path {
         &self.root
     }
@@ -89,7 +89,7 @@ impl Cache {
         })
     }
 
-    /// The right to fill units; waits while another run has it.
+    /// Takes the lock for filling units; waits while another run has it.
     pub(crate) fn filling(&self) -> Result<Filling<'_>> {
         let path = self.root.join("lock");
         let file = File::options().create(true).truncate(false).write(true).open(&path)?;
@@ -106,7 +106,7 @@ impl Cache {
             }
         };
         let staging = self.root.join("staging");
-        // Whoever left something here is gone, for the lock is ours.
+        // The run that left this is over, because this one has the lock.
         if staging.exists() {
             fs::remove_dir_all(&staging)?;
         }
@@ -156,7 +156,7 @@ impl Filling<'_> {
 
 impl Drop for Filling<'_> {
     fn drop(&mut self) {
-        // What stays is removed by the next one who fills.
+        // The next run that fills removes the rest.
         let _kept = fs::remove_dir_all(&self.staging);
     }
 }

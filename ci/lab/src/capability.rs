@@ -1,12 +1,13 @@
-//! What each device must be able to do on each kernel, and therefore which tests may not skip.
+//! The capabilities of each device on each kernel, and therefore which tests may not skip.
 //!
 //! A test that finds a capability missing skips with a reason that begins with the capability's
-//! name in brackets: `[odp] not advertised`. Here stands whether that is legitimate. A name that is
-//! not in the table is not: a new kind of skip is decided here, not in the test.
+//! name in brackets: `[odp] not advertised`. This table decides whether that is legitimate. A skip
+//! for a name that is not in the table never is: a new kind of skip is decided here, not in the
+//! test.
 //!
-//! Upstream's version says which kernel has what. Distributions carry later changes back, so where
-//! the kernel shows a sign that needs no RDMA to see, the sign decides. On the three kernels of a whole
-//! run, sign and version have to agree.
+//! Upstream's version says which kernel has a capability. Distributions backport changes, so where
+//! a capability probe needs no RDMA (a name in the BTF of a driver, a line of `/proc/misc`), the
+//! probe decides. On the three kernels of a whole run, probe and version have to agree.
 
 use crate::device::DeviceName;
 use crate::release::Series;
@@ -16,7 +17,7 @@ use std::collections::BTreeMap;
 /// The oldest kernel that the table was made for.
 const OLDEST: Series = Series(6, 1);
 
-/// When a device has something.
+/// The kernels on which a device has a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Has {
     /// On every kernel since 6.1.
@@ -25,220 +26,225 @@ enum Has {
     Since(Series),
     /// Up to this kernel.
     Until(Series),
-    /// Where the kernel shows this; upstream does from this kernel on.
-    Shown(Sign, Series),
+    /// Where the probe finds it; upstream has it from this kernel on.
+    Probed(Probe, Series),
     /// On no kernel.
     Never,
 }
 
-/// What a kernel shows of itself without being asked for RDMA.
+/// A capability probe: a sign of a feature that needs no RDMA to see.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-enum Sign {
+enum Probe {
     /// The BTF of a module names this function or enumerator.
     Btf { module: &'static str, name: &'static str },
     /// There is a miscellaneous device of this name.
     Misc(&'static str),
 }
 
-const fn btf(module: &'static str, name: &'static str) -> Sign {
-    Sign::Btf { module, name }
+const fn btf(module: &'static str, name: &'static str) -> Probe {
+    Probe::Btf { module, name }
 }
 
-impl Sign {
-    /// The file that shows it.
+impl Probe {
+    /// The file to read.
     fn file(self) -> String {
         match self {
-            Sign::Btf { module, .. } => format!("/sys/kernel/btf/{module}"),
-            Sign::Misc(_) => "/proc/misc".into(),
+            Probe::Btf { module, .. } => format!("/sys/kernel/btf/{module}"),
+            Probe::Misc(_) => "/proc/misc".into(),
         }
     }
 
-    /// Whether the file's contents show it.
+    /// Whether the probe finds its sign in the file's contents.
     fn is_in(self, contents: &str) -> bool {
         match self {
-            Sign::Btf { name, .. } => contents.split('\0').any(|word| word == name),
-            Sign::Misc(name) => {
+            Probe::Btf { name, .. } => contents.split('\0').any(|word| word == name),
+            Probe::Misc(name) => {
                 contents.lines().any(|line| line.split_whitespace().nth(1) == Some(name))
             }
         }
     }
 }
 
-/// Who decides whether something is there.
+/// Who decides whether the capability is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Whose {
+enum DecidedBy {
     /// The driver, and so the kernel.
     Driver,
     /// The device; another one of the same driver may be different.
     Device,
-    /// The lab's guest, which offers more than a machine that works.
+    /// The lab's guest, which offers more than a production machine.
     Guest,
 }
 
-/// Capability, who decides, what soft-RoCE has, what the emulated ConnectX has.
-const TABLE: &[(&str, Whose, Has, Has)] = &[
+/// Capability, who decides, soft-RoCE, emulated ConnectX.
+const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // Verbs that both have and every test may count on.
-    ("ah", Whose::Driver, Has::Always, Has::Always),
-    ("atomic", Whose::Device, Has::Always, Has::Always),
-    ("cq_resize", Whose::Driver, Has::Always, Has::Always),
-    ("events", Whose::Driver, Has::Always, Has::Always),
-    ("info_handles", Whose::Driver, Has::Always, Has::Always),
-    ("inline", Whose::Driver, Has::Always, Has::Always),
-    // Links, namespaces and modules may be changed, by root: so it is in the guest.
-    ("lab", Whose::Guest, Has::Always, Has::Always),
+    ("ah", DecidedBy::Driver, Has::Always, Has::Always),
+    ("atomic", DecidedBy::Device, Has::Always, Has::Always),
+    ("cq_resize", DecidedBy::Driver, Has::Always, Has::Always),
+    ("events", DecidedBy::Driver, Has::Always, Has::Always),
+    ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),
+    ("inline", DecidedBy::Driver, Has::Always, Has::Always),
+    // Root may change links, namespaces and modules, as in the guest.
+    ("lab", DecidedBy::Guest, Has::Always, Has::Always),
     // Software devices, made and removed on network interfaces.
-    ("links", Whose::Guest, Has::Always, Has::Never),
-    // What the driver of the other does not offer.
-    ("sqd", Whose::Driver, Has::Always, Has::Never),
-    ("srq_resize", Whose::Driver, Has::Always, Has::Never),
-    ("loopback", Whose::Device, Has::Always, Has::Always),
-    ("mw1", Whose::Device, Has::Always, Has::Always),
-    ("mw2", Whose::Device, Has::Always, Has::Always),
-    ("multicast", Whose::Device, Has::Always, Has::Always),
-    ("rc", Whose::Driver, Has::Always, Has::Always),
-    ("send_inv", Whose::Device, Has::Always, Has::Always),
-    ("srq", Whose::Driver, Has::Always, Has::Always),
-    ("srq_limit", Whose::Driver, Has::Always, Has::Always),
-    ("uc", Whose::Driver, Has::Always, Has::Always),
-    ("ud", Whose::Driver, Has::Always, Has::Always),
+    ("links", DecidedBy::Guest, Has::Always, Has::Never),
+    // The driver of the other device does not offer these.
+    ("sqd", DecidedBy::Driver, Has::Always, Has::Never),
+    ("srq_resize", DecidedBy::Driver, Has::Always, Has::Never),
+    ("loopback", DecidedBy::Device, Has::Always, Has::Always),
+    ("mw1", DecidedBy::Device, Has::Always, Has::Always),
+    ("mw2", DecidedBy::Device, Has::Always, Has::Always),
+    ("multicast", DecidedBy::Device, Has::Always, Has::Always),
+    ("rc", DecidedBy::Driver, Has::Always, Has::Always),
+    ("send_inv", DecidedBy::Device, Has::Always, Has::Always),
+    ("srq", DecidedBy::Driver, Has::Always, Has::Always),
+    ("srq_limit", DecidedBy::Driver, Has::Always, Has::Always),
+    ("uc", DecidedBy::Driver, Has::Always, Has::Always),
+    ("ud", DecidedBy::Driver, Has::Always, Has::Always),
     // A second device that the first one reaches.
-    ("two_devices", Whose::Guest, Has::Always, Has::Always),
-    // soft-RoCE learnt these over time.
+    ("two_devices", DecidedBy::Guest, Has::Always, Has::Always),
+    // soft-RoCE gained these over time.
     (
         "atomic_write",
-        Whose::Driver,
-        Has::Shown(btf("rdma_rxe", "RESPST_ATOMIC_WRITE_REPLY"), Series(6, 2)),
+        DecidedBy::Driver,
+        Has::Probed(btf("rdma_rxe", "RESPST_ATOMIC_WRITE_REPLY"), Series(6, 2)),
         Has::Never,
     ),
     (
         "flush",
-        Whose::Driver,
-        Has::Shown(btf("rdma_rxe", "RESPST_PROCESS_FLUSH"), Series(6, 2)),
+        DecidedBy::Driver,
+        Has::Probed(btf("rdma_rxe", "RESPST_PROCESS_FLUSH"), Series(6, 2)),
         Has::Never,
     ),
     (
         "rereg",
-        Whose::Driver,
-        Has::Shown(btf("rdma_rxe", "rxe_rereg_user_mr"), Series(6, 5)),
+        DecidedBy::Driver,
+        Has::Probed(btf("rdma_rxe", "rxe_rereg_user_mr"), Series(6, 5)),
         Has::Always,
     ),
-    ("last_wqe_event", Whose::Driver, Has::Since(Series(6, 5)), Has::Always),
+    ("last_wqe_event", DecidedBy::Driver, Has::Since(Series(6, 5)), Has::Always),
     (
         "qp_access_event",
-        Whose::Driver,
-        Has::Shown(btf("rdma_rxe", "RESPST_ERR_RKEY_VIOLATION_EVENT"), Series(7, 1)),
+        DecidedBy::Driver,
+        Has::Probed(btf("rdma_rxe", "RESPST_ERR_RKEY_VIOLATION_EVENT"), Series(7, 1)),
         Has::Always,
     ),
     (
         "odp",
-        Whose::Device,
-        Has::Shown(btf("rdma_rxe", "rxe_odp_mr_init_user"), Series(6, 15)),
+        DecidedBy::Device,
+        Has::Probed(btf("rdma_rxe", "rxe_odp_mr_init_user"), Series(6, 15)),
         Has::Never,
     ),
-    ("odp_implicit", Whose::Device, Has::Never, Has::Never),
+    ("odp_implicit", DecidedBy::Device, Has::Never, Has::Never),
     (
         "advise_mr",
-        Whose::Device,
-        Has::Shown(btf("rdma_rxe", "rxe_ib_advise_mr"), Series(6, 17)),
+        DecidedBy::Device,
+        Has::Probed(btf("rdma_rxe", "rxe_ib_advise_mr"), Series(6, 17)),
         Has::Never,
     ),
-    ("netns", Whose::Guest, Has::Shown(btf("rdma_rxe", "rxe_ns_init"), Series(7, 1)), Has::Never),
-    // Set aside in the guest.
-    ("huge_pages", Whose::Guest, Has::Always, Has::Always),
-    // Memory to share between devices: whether Debian builds it decides.
+    (
+        "netns",
+        DecidedBy::Guest,
+        Has::Probed(btf("rdma_rxe", "rxe_ns_init"), Series(7, 1)),
+        Has::Never,
+    ),
+    // The guest reserves them.
+    ("huge_pages", DecidedBy::Guest, Has::Always, Has::Always),
+    // Memory to share between devices: depends on Debian's kernel configuration.
     (
         "udmabuf",
-        Whose::Guest,
-        Has::Shown(Sign::Misc("udmabuf"), Series(6, 12)),
-        Has::Shown(Sign::Misc("udmabuf"), Series(6, 12)),
+        DecidedBy::Guest,
+        Has::Probed(Probe::Misc("udmabuf"), Series(6, 12)),
+        Has::Probed(Probe::Misc("udmabuf"), Series(6, 12)),
     ),
-    // A device goes while files of it are open.
+    // A device can be removed while files of it are open.
     (
         "disassociate",
-        Whose::Guest,
-        Has::Shown(btf("rdma_rxe", "rxe_disassociate_ucontext"), Series(7, 3)),
+        DecidedBy::Guest,
+        Has::Probed(btf("rdma_rxe", "rxe_disassociate_ucontext"), Series(7, 3)),
         Has::Always,
     ),
-    // Only hardware, or what emulates it.
-    ("import", Whose::Driver, Has::Never, Has::Always),
-    ("relaxed_ordering", Whose::Device, Has::Always, Has::Always),
-    ("mlx5", Whose::Driver, Has::Never, Has::Always),
-    ("rereg_translation", Whose::Driver, Has::Never, Has::Always),
-    ("var", Whose::Device, Has::Never, Has::Always),
+    // Only on hardware, or emulated hardware.
+    ("import", DecidedBy::Driver, Has::Never, Has::Always),
+    ("relaxed_ordering", DecidedBy::Device, Has::Always, Has::Always),
+    ("mlx5", DecidedBy::Driver, Has::Never, Has::Always),
+    ("rereg_translation", DecidedBy::Driver, Has::Never, Has::Always),
+    ("var", DecidedBy::Device, Has::Never, Has::Always),
     (
         "var_tlp",
-        Whose::Device,
+        DecidedBy::Device,
         Has::Never,
-        Has::Shown(btf("mlx5_ib", "MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP"), Series(7, 1)),
+        Has::Probed(btf("mlx5_ib", "MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP"), Series(7, 1)),
     ),
-    ("xrc", Whose::Device, Has::Never, Has::Always),
-    ("counters", Whose::Device, Has::Never, Has::Never),
-    ("cq_moderation", Whose::Device, Has::Never, Has::Always),
-    ("masked_atomic", Whose::Device, Has::Never, Has::Always),
-    ("device_memory", Whose::Device, Has::Never, Has::Always),
+    ("xrc", DecidedBy::Device, Has::Never, Has::Always),
+    ("counters", DecidedBy::Device, Has::Never, Has::Never),
+    ("cq_moderation", DecidedBy::Device, Has::Never, Has::Always),
+    ("masked_atomic", DecidedBy::Device, Has::Never, Has::Always),
+    ("device_memory", DecidedBy::Device, Has::Never, Has::Always),
     // Later drivers register them only where the device pages on demand, which this one does not.
-    ("dmabuf", Whose::Device, Has::Never, Has::Until(Series(7, 1))),
+    ("dmabuf", DecidedBy::Device, Has::Never, Has::Until(Series(7, 1))),
     (
         "dmabuf_queues",
-        Whose::Device,
+        DecidedBy::Device,
         Has::Never,
-        Has::Shown(btf("ib_uverbs", "UVERBS_ATTR_CREATE_CQ_BUF_UMEM"), Series(7, 2)),
+        Has::Probed(btf("ib_uverbs", "UVERBS_ATTR_CREATE_CQ_BUF_UMEM"), Series(7, 2)),
     ),
-    // With the rules that they are received by.
-    ("raw_packet", Whose::Device, Has::Never, Has::Always),
-    // The driver of later kernels looks for such a rule behind its end.
-    ("flow_default", Whose::Device, Has::Never, Has::Until(Series(6, 12))),
-    ("timestamp", Whose::Device, Has::Never, Has::Never),
+    // Raw packet queue pairs and flow rules.
+    ("raw_packet", DecidedBy::Device, Has::Never, Has::Always),
+    // The driver of later kernels looks for such a rule beyond the end of its table.
+    ("flow_default", DecidedBy::Device, Has::Never, Has::Until(Series(6, 12))),
+    ("timestamp", DecidedBy::Device, Has::Never, Has::Never),
 ];
 
-/// What a run offers besides the device.
+/// Options of a run that decide about skips.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Offer {
-    /// rdma-core's tools are there.
+pub(crate) struct RunOptions {
+    /// rdma-core's tools are in the guest.
     pub(crate) peers: bool,
-    /// Long runs are wanted.
+    /// Long tests run.
     pub(crate) soak: bool,
 }
 
-/// The name in brackets that a skip's reason begins with, and the rest.
+/// Splits the reason of a skip into the name in brackets and the rest.
 pub(crate) fn split(reason: &str) -> Option<(&str, &str)> {
     let (name, rest) = reason.strip_prefix('[')?.split_once(']')?;
     (!name.is_empty()).then(|| (name, rest.trim_start()))
 }
 
-/// The kernel that tests run on, as far as the table asks.
+/// The kernel that tests run on, with the results of the probes.
 #[derive(Clone, Debug)]
-pub(crate) struct Running {
+pub(crate) struct RunningKernel {
     device: DeviceName,
     series: Series,
-    /// Whether the kernel shows a sign, of those that it could be asked for.
-    signs: BTreeMap<Sign, bool>,
+    /// The results of the probes that could be made.
+    probes: BTreeMap<Probe, bool>,
     /// Whether machine and device are the lab's.
     lab: bool,
 }
 
-impl Running {
-    /// Looks at a kernel: `read` answers the contents of one of its files, if there is such a file.
-    pub(crate) fn look(
+impl RunningKernel {
+    /// Probes a kernel. `read` returns the contents of one of its files, if it exists.
+    pub(crate) fn probe(
         device: DeviceName,
         release: &str,
         lab: bool,
         mut read: impl FnMut(&str) -> Result<Option<String>>,
     ) -> Result<Self> {
         let mut files: BTreeMap<String, Option<String>> = BTreeMap::new();
-        let mut signs = BTreeMap::new();
+        let mut probes = BTreeMap::new();
         for (.., rxe, mlx5) in TABLE {
-            let Has::Shown(sign, _) = of(device, *rxe, *mlx5) else { continue };
-            let file = sign.file();
+            let Has::Probed(probe, _) = of(device, *rxe, *mlx5) else { continue };
+            let file = probe.file();
             if !files.contains_key(&file) {
                 let contents = read(&file)?;
                 files.insert(file.clone(), contents);
             }
             if let Some(Some(contents)) = files.get(&file) {
-                signs.insert(sign, sign.is_in(contents));
+                probes.insert(probe, probe.is_in(contents));
             }
         }
-        Ok(Self { device, series: Series::of(release)?, signs, lab })
+        Ok(Self { device, series: Series::of(release)?, probes, lab })
     }
 
     /// Whether the device has something on this kernel.
@@ -247,35 +253,35 @@ impl Running {
             Has::Always => true,
             Has::Since(first) => self.series >= first,
             Has::Until(last) => self.series <= last,
-            Has::Shown(sign, first) => {
-                self.signs.get(&sign).copied().unwrap_or(self.series >= first)
+            Has::Probed(probe, first) => {
+                self.probes.get(&probe).copied().unwrap_or(self.series >= first)
             }
             Has::Never => false,
         }
     }
 
-    /// Whether the table can say what is there.
-    fn is_judged(&self, whose: Whose) -> bool {
-        let known = match whose {
-            Whose::Driver => true,
+    /// Whether the table decides about such a capability.
+    fn is_judged(&self, decided_by: DecidedBy) -> bool {
+        let known = match decided_by {
+            DecidedBy::Driver => true,
             // A software device is the same everywhere.
-            Whose::Device => self.lab || self.device == DeviceName::Rxe,
-            Whose::Guest => self.lab,
+            DecidedBy::Device => self.lab || self.device == DeviceName::Rxe,
+            DecidedBy::Guest => self.lab,
         };
         known && (self.lab || self.series >= OLDEST)
     }
 
-    /// Where the signs of a kernel contradict the versions in the table, or cannot be seen. On a
-    /// distribution's kernel that may be a change that it carries back.
+    /// Probes that contradict the versions in the table, or could not be made. On a distribution's
+    /// kernel that may be a backport.
     pub(crate) fn contradictions(&self) -> Vec<String> {
         let mut found = Vec::new();
         for (name, _, rxe, mlx5) in TABLE {
-            let Has::Shown(sign, first) = of(self.device, *rxe, *mlx5) else { continue };
+            let Has::Probed(probe, first) = of(self.device, *rxe, *mlx5) else { continue };
             let series = self.series;
-            match self.signs.get(&sign) {
-                None => found.push(format!("[{name}] {} cannot be read", sign.file())),
+            match self.probes.get(&probe) {
+                None => found.push(format!("[{name}] {} cannot be read", probe.file())),
                 Some(shown) if *shown != (series >= first) => found.push(format!(
-                    "[{name}] {series} {} {sign:?}, and the table says since {first}",
+                    "[{name}] {series} {} {probe:?}, and the table says since {first}",
                     if *shown { "shows" } else { "does not show" }
                 )),
                 Some(_) => {}
@@ -293,24 +299,28 @@ fn of(device: DeviceName, rxe: Has, mlx5: Has) -> Has {
     }
 }
 
-/// Why a skip with this reason is not legitimate; `None` if it is.
-pub(crate) fn objection(reason: &str, running: &Running, offer: Offer) -> Option<String> {
+/// The reason why a skip is not legitimate; `None` if it is.
+pub(crate) fn objection(
+    reason: &str,
+    running: &RunningKernel,
+    options: RunOptions,
+) -> Option<String> {
     let Some((name, _)) = split(reason) else {
         return Some("its reason names no capability in brackets".into());
     };
     match name {
-        "peers" => return offer.peers.then(|| "the peers are there".into()),
-        "soak" => return offer.soak.then(|| "long runs were asked for".into()),
+        "peers" => return options.peers.then(|| "the peers are there".into()),
+        "soak" => return options.soak.then(|| "long runs were asked for".into()),
         _ => {}
     }
-    let Some((_, whose, rxe, mlx5)) = TABLE.iter().find(|(known, ..)| *known == name) else {
+    let Some((_, decided_by, rxe, mlx5)) = TABLE.iter().find(|(known, ..)| *known == name) else {
         return Some(format!("the capability table knows no [{name}]"));
     };
     let has = of(running.device, *rxe, *mlx5);
-    let expected = running.is_judged(*whose) && running.has(has);
+    let expected = running.is_judged(*decided_by) && running.has(has);
     expected.then(|| {
         let shown = match has {
-            Has::Shown(sign, _) if running.signs.contains_key(&sign) => ", as the kernel shows",
+            Has::Probed(probe, _) if running.probes.contains_key(&probe) => ", as the kernel shows",
             _ => "",
         };
         format!("{} has [{name}] on Linux {}{shown}", running.device.label(), running.series)
@@ -323,28 +333,28 @@ mod tests {
 
     const LAB: bool = true;
 
-    /// A kernel whose files cannot be read: versions alone decide.
-    fn blind(device: DeviceName, release: &str, lab: bool) -> Running {
-        Running::look(device, release, lab, |_| Ok(None)).unwrap()
+    /// A kernel without readable files: versions alone decide.
+    fn blind(device: DeviceName, release: &str, lab: bool) -> RunningKernel {
+        RunningKernel::probe(device, release, lab, |_| Ok(None)).unwrap()
     }
 
     fn rxe(reason: &str, release: &str) -> Option<String> {
-        objection(reason, &blind(DeviceName::Rxe, release, LAB), Offer::default())
+        objection(reason, &blind(DeviceName::Rxe, release, LAB), RunOptions::default())
     }
 
     fn mlx5(reason: &str, release: &str) -> Option<String> {
-        objection(reason, &blind(DeviceName::Mlx5, release, LAB), Offer::default())
+        objection(reason, &blind(DeviceName::Mlx5, release, LAB), RunOptions::default())
     }
 
     /// A kernel that shows these names in the BTF of soft-RoCE.
-    fn showing(release: &str, names: &str) -> Running {
+    fn showing(release: &str, names: &str) -> RunningKernel {
         let read = |file: &str| {
             Ok(match file {
                 "/sys/kernel/btf/rdma_rxe" => Some(names.replace(' ', "\0")),
                 _ => Some("126 udmabuf\n".into()),
             })
         };
-        Running::look(DeviceName::Rxe, release, LAB, read).unwrap()
+        RunningKernel::probe(DeviceName::Rxe, release, LAB, read).unwrap()
     }
 
     #[test]
@@ -375,18 +385,18 @@ mod tests {
     }
 
     #[test]
-    fn what_a_kernel_shows_outweighs_its_version() {
+    fn a_probe_outweighs_the_version() {
         let carried_back = showing("6.12.1", "void rxe_ns_init rxe_reg");
-        let judged = |reason: &str| objection(reason, &carried_back, Offer::default());
+        let judged = |reason: &str| objection(reason, &carried_back, RunOptions::default());
         assert!(judged("[netns] no").unwrap().contains("as the kernel shows"));
-        // In part of a name there is no sign.
+        // A part of a name is no match.
         let other = showing("7.3.4", "rxe_ns_init_early my_rxe_ns_init");
-        assert_eq!(objection("[netns] no", &other, Offer::default()), None);
+        assert_eq!(objection("[netns] no", &other, RunOptions::default()), None);
         assert!(rxe("[netns] no", "7.3.4").is_some());
     }
 
     #[test]
-    fn signs_and_versions_that_disagree_are_told() {
+    fn contradictions_of_probe_and_version_are_reported() {
         let all = "RESPST_ATOMIC_WRITE_REPLY RESPST_PROCESS_FLUSH rxe_rereg_user_mr";
         assert_eq!(showing("6.12.1", all).contradictions(), [""; 0]);
         let told = showing("6.12.1", &format!("{all} rxe_ns_init")).contradictions();
@@ -398,11 +408,11 @@ mod tests {
     }
 
     #[test]
-    fn on_a_machine_that_works_what_the_driver_decides_is_judged() {
+    fn on_a_native_machine_only_features_of_the_driver_are_required() {
         let judged = |device, release, reason| {
-            objection(reason, &blind(device, release, !LAB), Offer::default())
+            objection(reason, &blind(device, release, !LAB), RunOptions::default())
         };
-        // Nobody laid a cable, and one device need not have what another has.
+        // There is no cable, and one device may lack what another has.
         assert_eq!(judged(DeviceName::Rxe, "6.18.3", "[two_devices] none"), None);
         assert_eq!(judged(DeviceName::Mlx5, "6.18.3", "[device_memory] none"), None);
         assert_eq!(judged(DeviceName::Mlx5, "6.18.3", "[sqd] the driver"), None);
@@ -410,7 +420,7 @@ mod tests {
         assert!(judged(DeviceName::Mlx5, "6.18.3", "[srq] no").is_some());
         assert!(judged(DeviceName::Rxe, "6.18.3", "[advise_mr] no").is_some());
         assert_eq!(judged(DeviceName::Rxe, "6.8.0-45-generic", "[advise_mr] no"), None);
-        // Of kernels before the first that was looked at, nothing is known.
+        // Nothing is known of kernels before the oldest of the table.
         assert_eq!(judged(DeviceName::Mlx5, "5.14.0-503.el9", "[srq] no"), None);
     }
 
@@ -420,16 +430,16 @@ mod tests {
         assert!(rxe("[] empty", "6.1").is_some());
         assert!(rxe("[phase_of_moon] wrong", "6.1").is_some());
         let native = blind(DeviceName::Mlx5, "6.18", !LAB);
-        assert!(objection("[phase_of_moon]", &native, Offer::default()).is_some());
+        assert!(objection("[phase_of_moon]", &native, RunOptions::default()).is_some());
     }
 
     #[test]
-    fn what_the_run_offers_may_not_be_missed() {
+    fn a_skip_for_something_that_the_run_offers_is_refused() {
         let running = blind(DeviceName::Rxe, "6.1", LAB);
-        let skip = |offer| objection("[peers] none", &running, offer);
-        assert_eq!(skip(Offer::default()), None);
-        assert!(skip(Offer { peers: true, soak: false }).is_some());
-        let soak = Offer { peers: false, soak: true };
+        let skip = |options| objection("[peers] none", &running, options);
+        assert_eq!(skip(RunOptions::default()), None);
+        assert!(skip(RunOptions { peers: true, soak: false }).is_some());
+        let soak = RunOptions { peers: false, soak: true };
         assert!(objection("[soak] long", &running, soak).is_some());
     }
 

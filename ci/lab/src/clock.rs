@@ -1,8 +1,9 @@
-//! The stage clock: what a run does now, how long each stage took, and which cases were slowest.
+//! The stage clock: the stage that a run is in, the time of each stage, and the slowest cases.
 //!
-//! A stage is announced when it begins, so that the end of a log that was cut off names it. Stages of
-//! one thread nest; an outer stage counts only what its inner ones do not. Processor time is that of
-//! the processes that the thread started (`spent`, `alive`), because a busy machine does not change it.
+//! A stage is announced when it begins, so that the end of a truncated log names it. Stages of one
+//! thread nest; an outer stage counts only what its inner ones do not. Processor time is that of
+//! the processes that the thread started (`spent`, `alive`), because a busy machine does not change
+//! it.
 
 use crate::lanes::say;
 use nix::sys::wait::{Id, WaitPidFlag, waitid};
@@ -61,7 +62,7 @@ static START: LazyLock<Instant> = LazyLock::new(Instant::now);
 
 thread_local! {
     static SPENT: RefCell<Spent> = RefCell::default();
-    /// What the inner stages of each stage under way have counted.
+    /// The time counted by the inner stages of each stage under way.
     static INNER: RefCell<Vec<(String, Times)>> = const { RefCell::new(Vec::new()) };
 }
 
@@ -76,7 +77,7 @@ fn clock() -> MutexGuard<'static, Clock> {
     CLOCK.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Starts the clock; what it says is kept in `logs` as well, where an earlier run's is replaced.
+/// Starts the clock. It also writes `stages.log` in `logs`, in place of an earlier run's.
 pub(crate) fn start(logs: &Path) -> std::io::Result<()> {
     let _running = *START;
     let log = logs.join("stages.log");
@@ -124,7 +125,7 @@ pub(crate) fn has_ended(process: u32) -> bool {
 
 /// Waits until a child has ended, without reaping it, and counts its processor time.
 pub(crate) fn wait_and_count(process: u32) {
-    // An error says that it is no child of ours any more: there is nothing to wait for.
+    // An error means that the process is no longer a child, so there is nothing to wait for.
     let _gone =
         waitid(Id::Pid(Pid::from_raw(process as i32)), WaitPidFlag::WEXITED | WaitPidFlag::WNOWAIT);
     ended(process);
@@ -158,7 +159,7 @@ pub(crate) struct Stage {
 /// Begins a stage and says so. A name that comes again adds to the same row of the table.
 pub(crate) fn stage(name: impl Into<String>) -> Stage {
     let name = name.into();
-    // Commands other than tests keep their output to themselves.
+    // Commands other than tests announce no stages.
     if clock().log.is_some() {
         say!("[{}] stage: {name}", now());
     }
@@ -225,7 +226,7 @@ pub(crate) fn under_way() -> String {
     }
 }
 
-/// What a run on such a machine is compared with: processors, and what executes the guests.
+/// The class of machine that times are compared within: processors and accelerator.
 pub(crate) fn machine_class(accelerator: &str) -> String {
     format!("{} processors, {accelerator}", crate::lanes::processors())
 }
@@ -263,7 +264,7 @@ fn with_rows(text: &str, class: &str, command: &str, rows: &[String]) -> String 
     lines.join("\n") + "\n"
 }
 
-/// Why a stage is named as slower than recorded, if it is.
+/// The line on a stage that is slower than recorded, if it is.
 fn slower(stage: &str, now: Times, before: Times) -> Option<String> {
     let beyond = |now: Duration, before: Duration| {
         let (now, before) = (now.as_secs_f64(), before.as_secs_f64());

@@ -1,7 +1,7 @@
-//! A run that is cut off by a signal says in which stage, and takes what it started along.
+//! A run that a signal ends prints its stage, and kills the processes that it started.
 //!
-//! SIGKILL leaves no time for that. The log then ends with the line of the last stage, and machines end
-//! with the process that started them (`tie.rs`).
+//! After SIGKILL the log ends with the line of the last stage, and guests end with the process that
+//! started them (`tie.rs`).
 
 use crate::clock;
 use crate::watch;

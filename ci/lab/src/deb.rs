@@ -1,5 +1,4 @@
-//! What lies inside Debian packages: a tar stream by `dpkg-deb`, of which only what is wanted is
-//! unpacked.
+//! Unpacks files of Debian packages, from the tar stream of `dpkg-deb`.
 //!
 //! `apt.rs` brings the files; kernels, QEMU and peers each choose their part.
 
@@ -34,7 +33,7 @@ fn each_entry(
             .with_context(|| format!("a path in {} leaves its root", deb.display()))?;
         visit(&path, &mut entry)?;
     }
-    // What follows the last entry must be read, or dpkg-deb dies of a closed pipe.
+    // The rest of the stream must be read, or dpkg-deb fails with a closed pipe.
     io::copy(&mut archive.into_inner(), &mut io::sink())?;
     let status = child.wait()?;
     if !status.success() {
@@ -148,7 +147,7 @@ mod tests {
     }
 
     #[test]
-    fn names_come_from_files() {
+    fn package_names_come_from_file_names() {
         assert_eq!(package_name(Path::new("/a/libc6_2.41-12_amd64.deb")), "libc6");
     }
 }

@@ -95,9 +95,9 @@ fn lab(arguments: &DemoArguments) -> Result<()> {
     vm.power_off()
 }
 
-/// Shows what a process prints.
+/// Prints the output of a process.
 fn show(event: &Event) {
-    // A reader that has gone does not change whether the data is intact.
+    // A closed output does not change the result of the demonstration.
     let _closed = match event {
         Event::Stdout(_, bytes) => std::io::stdout().write_all(bytes),
         Event::Stderr(_, bytes) => std::io::stderr().write_all(bytes),
@@ -109,7 +109,7 @@ fn show(event: &Event) {
 struct Side {
     name: &'static str,
     process: u32,
-    /// What it printed since its last whole line.
+    /// Its output since the last whole line.
     pending: Vec<u8>,
     ended: bool,
 }
@@ -125,7 +125,7 @@ impl Side {
     }
 }
 
-/// Runs both sides in the guest; what either prints is shown as it comes.
+/// Runs both sides in the guest, and prints their output as it comes.
 fn exchange(vm: &mut Vm, server: Vec<String>, client: Vec<String>) -> Result<()> {
     let mut sides = Vec::new();
     for (name, command) in [("server", server), ("client", client)] {

@@ -1,4 +1,4 @@
-//! What the guest's RDMA devices are: the parts of machine and guest that differ between them.
+//! The guest's RDMA devices: the parts of the configuration that differ between them.
 //!
 //! A device may ask for arguments of QEMU, for a companion process on the host, for modules and
 //! for work of the guest. `vm.rs` puts these together.
@@ -32,7 +32,7 @@ impl DeviceName {
     }
 }
 
-/// What the emulated ConnectX functions are like; options of the emulator.
+/// Options of the emulated ConnectX functions.
 #[derive(Args, Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Emulation {
     /// InfiniBand ports in place of Ethernet ones (with --device mlx5)
@@ -72,21 +72,21 @@ pub(crate) struct Companion {
     pub(crate) sockets: Vec<String>,
 }
 
-/// What a device adds to a machine.
+/// The device's part of the configuration of a guest.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Device {
-    /// Arguments for QEMU, which runs in the machine's run directory.
+    /// Arguments for QEMU, which runs in the guest's run directory.
     pub(crate) qemu: Vec<String>,
     /// Whether guest memory must be shared with the companion.
     pub(crate) shared_memory: bool,
     /// The process that serves the device.
     pub(crate) companion: Option<Companion>,
-    /// What the guest does before it is ready.
+    /// The steps of the guest before it is ready.
     pub(crate) setup: Setup,
 }
 
 impl Device {
-    /// Has the companion record what it sees and does.
+    /// Makes the companion record the device's activity.
     pub(crate) fn record(&mut self, directory: &Path) -> Result<()> {
         let companion = self.companion.as_mut().context("only `--device mlx5` can be recorded")?;
         // It runs in another directory.
@@ -118,7 +118,7 @@ pub(crate) fn prepare(
         require(kernel, needed)?;
     }
     for needed in &device.setup.modules {
-        // What soft-RoCE checksums with is a module on some kernels and a library on others.
+        // The checksum of soft-RoCE is a module on some kernels and a library on others.
         if needed != "crc32_generic" {
             require(kernel, needed)?;
         }
@@ -149,7 +149,7 @@ const SOCKETS: [&str; 2] = ["connectx0", "connectx1"];
 /// Name of the emulator's control socket in the run directory.
 pub(crate) const CONTROL: &str = "connectx-control";
 
-/// Functions of the emulator behind one switch; those that the machine does not get are for another.
+/// Functions of the emulator behind one switch; a second guest gets those that this one does not.
 fn connectx(emulator: PathBuf, emulation: Emulation, functions: &[usize]) -> Device {
     let mut command = vec![emulator.into_os_string()];
     command.extend(emulation.arguments());

@@ -1,17 +1,17 @@
-//! The workspace's examples, run in a machine and judged by what they print.
+//! Runs the workspace's examples in a guest, and checks their output.
 
+use crate::cases::case::{self, Case};
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
-use crate::proof::case::{self, Case};
 use crate::session::{Machine, Session};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, ensure};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// What names begin with.
+/// The prefix of the names.
 const GROUP: &str = "examples";
 /// All of them.
 const EXAMPLES: &[&str] = &[
@@ -25,7 +25,7 @@ const EXAMPLES: &[&str] = &[
     "requests",
 ];
 
-/// Whether a filter asks for nothing but what is here, so that no suite need be built.
+/// Whether a filter names examples only, so that no suite need be built.
 pub(crate) fn suffices(filter: &str) -> bool {
     filter.split("::").next() == Some(GROUP)
 }
@@ -35,7 +35,7 @@ type Ending = (u8, u32);
 const DONE: Ending = (0, 200);
 const REFUSED: Ending = (1, 60);
 
-/// A program that ends by itself, and a pattern that a line of what it prints must fit. It may read
+/// A program that ends by itself, and a pattern that a line of its output must match. It may read
 /// the file `file`.
 fn alone(name: &str, command: &str, (status, patience): Ending, line: &str) -> Case {
     let script = format!(
@@ -82,7 +82,8 @@ fn cases(device: DeviceName) -> Vec<Case> {
             REFUSED,
             "127.0.0.1:4001.*refused",
         ),
-        // Its own rates, whatever they are; that requests are left early; and that it hears of the end.
+        // The output must have rates, requests that are dropped early, and the end of the
+        // connection.
         alone("requests", "requests 64 4", DONE, "left early: the channel is as it was")
             .then("grep -Eq \"not ready: (0|none)$|not ready: none, and\" printed")
             .then("grep -q \"^the other side left: \" printed"),
@@ -122,7 +123,7 @@ pub(crate) fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> 
     EXAMPLES.iter().map(program).collect()
 }
 
-/// Runs those whose names fit in one machine.
+/// Runs the requested ones in one guest.
 pub(crate) fn run(
     session: &Session,
     kernel: KernelName,
@@ -177,6 +178,10 @@ mod tests {
                 assert!(cases.iter().any(|case| case.name == *example), "{example}");
             }
         }
-        assert!(suffices("examples::echo") && suffices("examples") && !suffices("async::echo"));
+        assert!(
+            suffices("examples::echo")
+                && suffices("examples")
+                && !suffices("async::echo_comes_back")
+        );
     }
 }

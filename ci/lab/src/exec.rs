@@ -1,6 +1,6 @@
-//! `cargo ci exec` and `cargo ci shell`: one command in a machine, as if it ran here.
+//! `cargo ci exec` and `cargo ci shell`: one command in a guest, with the host's standard streams.
 //!
-//! Its streams and exit status are passed through.
+//! The exit status is passed through, too.
 
 use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
@@ -18,7 +18,7 @@ use std::process::ExitCode;
 use std::thread;
 use std::time::Duration;
 
-/// Which machine to boot and what to lay into it.
+/// The guest to boot, and the files that it gets.
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MachineArguments {
     /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
@@ -65,7 +65,7 @@ pub(crate) struct ExecArguments {
     command: Vec<String>,
 }
 
-/// Programs of the workspace as far as it has them, with their names in the guest.
+/// The programs that the workspace has, with their names in the guest.
 pub(crate) fn programs(workspace: &Workspace, profile: Profile) -> Result<Vec<(String, PathBuf)>> {
     let mut programs = Vec::new();
     if workspace.has("uverbs-cli", "bin", "uverbs") {
@@ -79,7 +79,7 @@ pub(crate) fn programs(workspace: &Workspace, profile: Profile) -> Result<Vec<(S
     Ok(programs)
 }
 
-/// Runs the command and answers its exit status.
+/// Runs the command and returns its exit status.
 pub(crate) fn exec(arguments: &ExecArguments) -> Result<ExitCode> {
     run(&arguments.machine, arguments.command.clone(), false)
 }
@@ -135,10 +135,10 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
         ..Order::default()
     })?;
     let mut feeder = vm.feeder()?;
-    // Ends with the process: what it waits for on standard input cannot be interrupted.
+    // This thread ends with the process, because a read of standard input cannot be interrupted.
     thread::spawn(move || feeder.copy(process, stdin()));
     let ending = vm.wait(process, Duration::from_secs(arguments.timeout), &mut |event| {
-        // A reader that has gone is noticed by the guest's process only when it ends.
+        // The guest's process does not notice that the reader of its output is gone.
         let _closed = match event {
             Event::Stdout(_, bytes) => stdout().write_all(bytes).and_then(|()| stdout().flush()),
             Event::Stderr(_, bytes) => stderr().write_all(bytes),
@@ -150,8 +150,8 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
     Ok(ExitCode::from(u8::try_from(ending.status() & 0xff).unwrap_or(1)))
 }
 
-/// Whether a command is a program of this machine that should be taken along: a path to a file, and
-/// not one that the guest has itself.
+/// Whether a command is a program of the host that the guest needs: a path to a file that the guest
+/// does not have itself.
 fn is_from_here(command: &str, overlays: &[PathBuf]) -> bool {
     const SYSTEM: [&str; 5] = ["/bin", "/sbin", "/usr", "/lib", "/lab"];
     let path = Path::new(command);
@@ -164,7 +164,7 @@ fn is_from_here(command: &str, overlays: &[PathBuf]) -> bool {
         && !in_overlay
 }
 
-/// The terminal passing keys through unchanged, until dropped.
+/// Raw mode of the terminal, until dropped.
 struct RawTerminal {
     before: Termios,
 }
@@ -181,7 +181,7 @@ impl RawTerminal {
 
 impl Drop for RawTerminal {
     fn drop(&mut self) {
-        // Nothing is left to do for a terminal that has gone.
+        // A terminal that is gone needs no reset.
         let _gone = tcsetattr(rustix::stdio::stdin(), OptionalActions::Flush, &self.before);
     }
 }
@@ -191,7 +191,7 @@ mod tests {
     use super::is_from_here;
 
     #[test]
-    fn programs_of_the_guest_stay_the_guests() {
+    fn programs_of_the_guest_are_not_copied() {
         let own = std::env::current_exe().unwrap();
         assert!(is_from_here(own.to_str().unwrap(), &[]));
         assert!(!is_from_here("/bin/sh", &[]));

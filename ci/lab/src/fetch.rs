@@ -1,6 +1,6 @@
-//! `cargo ci fetch`: brings into the cache what is not there yet.
+//! `cargo ci fetch`: downloads into the cache whatever is missing.
 //!
-//! Every command that boots a machine calls this first for just what it needs.
+//! Every command that boots a guest calls this first, for its own needs only.
 
 use crate::apt::{Apt, Suite};
 use crate::cache::{Cache, Filling};
@@ -10,7 +10,7 @@ use crate::python;
 use crate::qemu::{self, Qemu};
 use anyhow::{Context, Result};
 
-/// What a command needs.
+/// The downloads that a command needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
     /// Kernels to boot.
@@ -80,7 +80,7 @@ impl Item {
     }
 }
 
-/// Fetches what is missing, or everything anew with `refresh`.
+/// Fetches missing units, or everything anew with `refresh`.
 pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
     let mut items: Vec<Item> = needs.kernels.iter().copied().map(Item::Kernel).collect();
     items.extend([Item::Qemu, Item::Shell]);
@@ -103,7 +103,7 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
         return Ok(());
     }
     let filling = cache.filling()?;
-    // Again, for another run may have brought some of it while this one waited.
+    // Another run may have fetched some of it while this one waited for the lock.
     let missing = missing(&items)?;
     for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports, Suite::Forky] {
         let of_suite: Vec<Item> =

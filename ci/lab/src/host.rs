@@ -1,10 +1,11 @@
-//! The tests that need no machine: those that `cargo test` runs, and loom's models.
+//! The tests that need no guest: those that `cargo test` runs, and loom's models.
 
 use crate::clock;
+use crate::lanes;
 use crate::outcome::{self, Outcome, Report};
 use crate::progress;
-use crate::summary::Place;
-use crate::watch::{self, Watched};
+use crate::summary::Section;
+use crate::watch::{self, CommandOutput};
 use crate::workspace::Workspace;
 use anyhow::Result;
 use std::process::Command;
@@ -12,21 +13,21 @@ use std::time::{Duration, Instant};
 
 /// How long one run may take.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
-/// The same where nothing bounds the models.
+/// The same for unbounded models.
 const SOAK: Duration = Duration::from_secs(2 * 60 * 60);
 /// Lines of output that a failed run shows.
 const TAIL: usize = 60;
 
-/// Runs the host's tests; with a filter, those whose names fit.
-pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Place> {
+/// Runs the host's tests; with a filter, those whose names contain it.
+pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
     command.args(["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
     let reports = run("host tests", command, filter, filter.is_none(), PATIENCE)?;
-    Ok(place(reports, start))
+    Ok(section(reports, start))
 }
 
-/// What bounds loom's models. Most need no bound.
+/// The bounds of loom's models. Most need none.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bounds {
     /// The bounds that two models have of their own.
@@ -36,11 +37,11 @@ pub(crate) enum Bounds {
 }
 
 /// Runs loom's models.
-pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Place> {
+pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
     command.args(["test", "--quiet", "--package", "uverbs", "--lib"]);
-    // Other flags build everything anew, so these builds have a place of their own.
+    // Other flags rebuild everything, so these builds have a target directory of their own.
     command.arg("--target-dir").arg(workspace.lab_directory()?.join("loom"));
     command.env("RUSTFLAGS", "--cfg loom -D warnings").env("CARGO_PROFILE_DEV_OPT_LEVEL", "2");
     command.env_remove("LOOM_MAX_PREEMPTIONS");
@@ -52,7 +53,7 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Place> {
         }
     };
     let reports = run("loom models", command, Some("model"), true, patience)?;
-    Ok(place(reports, start))
+    Ok(section(reports, start))
 }
 
 fn cargo(workspace: &Workspace) -> Command {
@@ -61,13 +62,26 @@ fn cargo(workspace: &Workspace) -> Command {
     command
 }
 
-fn place(reports: Vec<Report>, start: Instant) -> Place {
+fn section(reports: Vec<Report>, start: Instant) -> Section {
     let note = format!("{} s", start.elapsed().as_secs());
-    Place { name: "host".into(), reports, note }
+    Section { name: "host".into(), reports, note }
 }
 
-/// Runs tests; with a filter, those whose names contain it. None at all is a failure where there
-/// must be some.
+/// How many tests a test binary runs at once.
+fn threads() -> usize {
+    let asked = std::env::var("RUST_TEST_THREADS").ok().and_then(|text| text.parse().ok());
+    asked.filter(|threads| *threads > 0).unwrap_or_else(lanes::processors)
+}
+
+/// The arguments of a test binary. It prints a line for each test, although cargo itself gets
+/// `--quiet`, and runs as many tests at once as [`outcome::times`] assumes.
+pub(crate) fn libtest_arguments() -> [String; 6] {
+    let threads = threads().to_string();
+    ["--format", "pretty", "--color", "never", "--test-threads", &threads].map(str::to_owned)
+}
+
+/// Runs tests; with a filter, those whose names contain it. With `some`, a run without any test is
+/// a failure.
 fn run(
     name: &str,
     mut command: Command,
@@ -76,8 +90,7 @@ fn run(
     patience: Duration,
 ) -> Result<Vec<Report>> {
     command.arg("--");
-    // One line per test: `--quiet` keeps cargo quiet and would make the tests print dots.
-    command.args(["--format", "pretty", "--color", "never"]).args(filter);
+    command.args(libtest_arguments()).args(filter);
     let _stage = clock::stage(name);
     let spinner = progress::spinner(name);
     let run = watch::run(command, patience)?;
@@ -85,8 +98,12 @@ fn run(
     Ok(judge(name, &run, some))
 }
 
-/// What a run of tests reported, with a failure for what it should have and did not.
-pub(crate) fn judge(name: &str, run: &Watched, some: bool) -> Vec<Report> {
+/// The reports of a run, with a failure if it ended badly. The stage clock gets the time of each
+/// test.
+pub(crate) fn judge(name: &str, run: &CommandOutput, some: bool) -> Vec<Report> {
+    for (test, time) in outcome::times(&run.stdout, &run.arrivals, threads()) {
+        clock::case(&test, time);
+    }
     let mut reports = outcome::parse(&run.stdout);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
     let problem = match run.status {
@@ -103,7 +120,7 @@ pub(crate) fn judge(name: &str, run: &Watched, some: bool) -> Vec<Report> {
     reports
 }
 
-fn tail(run: &Watched) -> String {
+fn tail(run: &CommandOutput) -> String {
     let lines: Vec<&str> = run.stdout.lines().chain(run.stderr.lines()).collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }
@@ -116,7 +133,8 @@ mod tests {
 
     fn judged(status: Option<i32>, stdout: &str) -> Vec<Report> {
         let status = status.map(|code| ExitStatus::from_raw(code << 8));
-        let run = Watched { status, stdout: stdout.into(), stderr: "a linker said no".into() };
+        let stderr = "a linker said no".into();
+        let run = CommandOutput { status, stdout: stdout.into(), stderr, arrivals: Vec::new() };
         judge("host tests", &run, true)
     }
 

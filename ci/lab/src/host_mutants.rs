@@ -5,7 +5,8 @@
 //! device. A mutant that the tests let live needs a test, or an entry in `host_mutants/accepted.txt`
 //! with the reason why it may live.
 //!
-//! The mistakes of `proof/mutants.rs` are others: made by hand, and seen by the emulated device.
+//! `cases/mutants.rs` has other mistakes: they are made by hand, and the emulated device detects
+//! them.
 
 mod accepted;
 mod sample;
@@ -29,14 +30,14 @@ use std::time::{Duration, Instant};
 /// its lock file compiles C.
 const VERSION: &str = "27.1.0";
 const TOOL: &str = "cargo-mutants";
-/// The data path: what is sampled unless paths are given.
+/// The data path, which is sampled unless paths are given.
 const DATA_PATH: [&str; 5] = ["src/provider", "src/memory", "src/owned", "src/aio", "src/qp"];
-/// How the judges are built and run.
+/// How the unit tests are built and run.
 const JUDGES: [&str; 5] = ["test", "--package", "uverbs", "--all-features", "--lib"];
 
-/// How long anything but the tests of a mutant may take.
+/// How long any other command than the tests of a mutant may take.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
-/// Of so many mutants that can be judged, one alive fails the run.
+/// The run fails if one of so many testable mutants lives.
 const ONE_IN: usize = 20;
 /// A mutant may allocate without end; in KiB of address space, of which rustc needs the most.
 const MEMORY: u64 = 12 << 20;
@@ -47,7 +48,7 @@ pub(crate) struct MutantsArguments {
     /// How many mutants to make
     #[arg(long, value_name = "N", default_value_t = 200)]
     sample: usize,
-    /// What chooses them, in hexadecimal digits [default: the hash of the commit]
+    /// The seed that chooses them, in hexadecimal digits [default: the hash of the commit]
     #[arg(long, value_name = "HEX")]
     seed: Option<Seed>,
     /// Files and directories to change, from the top of the workspace [default: the data path]
@@ -89,7 +90,7 @@ impl Mutant {
     }
 }
 
-/// What became of a mutant.
+/// The fate of a mutant.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
 enum Fate {
     #[serde(rename = "CaughtMutant")]
@@ -100,7 +101,7 @@ enum Fate {
     Unviable,
     #[serde(rename = "MissedMutant")]
     Lived,
-    /// It may live, and was not made.
+    /// It may live, and was not tested.
     #[serde(skip)]
     Accepted,
 }
@@ -117,7 +118,8 @@ impl fmt::Display for Fate {
     }
 }
 
-/// Makes the mutants, prints those that lived, and answers success if fewer than one in twenty did.
+/// Tests the mutants and prints those that lived. It returns success if fewer than one in twenty
+/// did.
 pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let scope = scope(workspace.root(), &arguments.paths)?;
@@ -154,7 +156,7 @@ pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
     Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// What became of all of them.
+/// The fates of all mutants.
 struct Verdict {
     fates: Vec<Fate>,
 }
@@ -231,7 +233,7 @@ fn tool(cache: &Cache, workspace: &Workspace) -> Result<PathBuf> {
     Ok(unit.join(TOOL))
 }
 
-/// Runs a command that has to succeed, and answers what it printed.
+/// Runs a command that has to succeed, and returns its output.
 fn run(command: Command, what: &str) -> Result<String> {
     let spinner = progress::spinner(what);
     let run = watch::run(command, PATIENCE)?;
@@ -243,7 +245,7 @@ fn run(command: Command, what: &str) -> Result<String> {
     }
 }
 
-/// Where mutants are made: a copy of the workspace, with a target directory of its own.
+/// The copy of the workspace in which mutants are made, with a target directory of its own.
 struct Place {
     tool: PathBuf,
     scope: Vec<String>,
@@ -289,7 +291,8 @@ impl Place {
         Ok(all)
     }
 
-    /// Those in what the judges compile and users run: no tests, and no models for loom.
+    /// The mutants in code that the unit tests compile and users run: no tests, and no models for
+    /// loom.
     fn compiled(&self, all: Vec<Mutant>) -> Result<Vec<Mutant>> {
         let mut compiled = Vec::new();
         let mut seen: Option<(String, Vec<bool>)> = None;
@@ -323,7 +326,7 @@ impl Place {
         Ok(marked(text.lines().nth(line - 1).unwrap_or_default(), column))
     }
 
-    /// Runs the judges on what nobody changed, and answers the limit for mutants.
+    /// Runs the unit tests on the unchanged copy, and returns the time limit for mutants.
     fn baseline(&self) -> Result<Duration> {
         let mut build = self.command(workspace::cargo());
         build.args(JUDGES).arg("--no-run");
@@ -332,7 +335,7 @@ impl Place {
         let mut judges = self.command(workspace::cargo());
         judges.args(JUDGES);
         run(judges, "host tests without a mutant")?;
-        // Much longer than they take, since a busy machine must not pass for a loop without end.
+        // Much longer than they take, because a busy machine must not be taken for an endless loop.
         Ok(Duration::from_secs(30) + start.elapsed() * 5)
     }
 
@@ -371,7 +374,7 @@ fn marked(line: &str, column: usize) -> String {
     format!("{}{MARK}{}", before.trim_start(), behind.trim_end())
 }
 
-/// What cargo-mutants wrote of the mutant with a name.
+/// The result that cargo-mutants wrote for the mutant of this name.
 fn fate(outcomes: &str, name: &str) -> Result<Fate> {
     #[derive(Deserialize)]
     struct Outcomes {

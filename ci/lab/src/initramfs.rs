@@ -186,8 +186,23 @@ impl Initramfs {
         }
     }
 
-    /// Writes the archive and answers its size in bytes.
-    pub(crate) fn write(&self, target: &Path) -> Result<u64> {
+    /// The bytes that the files have.
+    pub(crate) fn size(&self) -> Result<u64> {
+        let mut size = 0;
+        for node in self.nodes.values() {
+            size += match node {
+                Node::File { contents: Contents::Here(bytes), .. } => bytes.len() as u64,
+                Node::File { contents: Contents::At(from), .. } => {
+                    fs::metadata(from).with_context(|| format!("read {}", from.display()))?.len()
+                }
+                Node::Directory { .. } | Node::Link(_) => 0,
+            };
+        }
+        Ok(size)
+    }
+
+    /// Writes the archive; `packed` hears the size of each file when it has been written.
+    pub(crate) fn write(&self, target: &Path, packed: impl Fn(u64)) -> Result<()> {
         let file = File::create(target).with_context(|| format!("create {}", target.display()))?;
         let mut archive = cpio::Writer::new(BufWriter::with_capacity(1 << 20, file));
         // The order of the map puts a directory before what lies in it.
@@ -200,17 +215,18 @@ impl Initramfs {
                 }
                 Node::File { mode, contents: Contents::Here(bytes) } => {
                     archive.file(path, *mode, bytes)?;
+                    packed(bytes.len() as u64);
                 }
                 Node::File { mode, contents: Contents::At(from) } => {
                     let bytes =
                         fs::read(from).with_context(|| format!("read {}", from.display()))?;
                     archive.file(path, *mode, &bytes)?;
+                    packed(bytes.len() as u64);
                 }
             }
         }
-        let mut file = archive.finish()?;
-        file.flush()?;
-        Ok(file.get_ref().metadata()?.len())
+        archive.finish()?.flush()?;
+        Ok(())
     }
 }
 

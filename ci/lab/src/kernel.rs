@@ -1,6 +1,6 @@
 //! The kernels that the lab boots: image and modules, from Debian packages or from the user.
 //!
-//! Which package holds which part changed with 6.19, so files are recognised by where they lie.
+//! The packages were split differently in 6.19, so files are recognised by their paths.
 
 use crate::apt::{Apt, Package, Suite};
 use crate::cache::{Cache, Filling};
@@ -73,7 +73,7 @@ pub(crate) enum KernelName {
 }
 
 impl KernelName {
-    /// Those that every whole run boots, oldest first.
+    /// The kernels that every whole run boots, oldest first.
     pub(crate) const ALL: [KernelName; 3] =
         [KernelName::V6_1, KernelName::V6_12, KernelName::Newest];
 
@@ -139,7 +139,7 @@ pub(crate) struct Kernel {
     pub(crate) image: PathBuf,
     /// Modules, with paths on this machine.
     pub(crate) modules: Vec<Module>,
-    /// Whether it may load no module but those that were signed when it was built.
+    /// Whether it loads only modules that were signed when it was built.
     pub(crate) only_signed: bool,
     built_in: BTreeSet<String>,
 }
@@ -383,7 +383,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn parts_of_the_kernel_are_told_from_what_it_recommends() {
+    fn recommended_packages_are_no_part_of_the_kernel() {
         let part = |name: &str| is_part(&Package { name: name.into(), version: "1".into() });
         assert!(part("linux-image-6.1.0-44-amd64"));
         assert!(part("linux-binary-7.2.12+deb13-amd64"));

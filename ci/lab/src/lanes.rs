@@ -1,8 +1,9 @@
-//! Work side by side: jobs that take a lane each, as many lanes as the machine has processors for.
+//! Runs jobs in parallel. Each takes a lane, and there are as many lanes as processors, but at most
+//! four.
 //!
-//! An emulated machine keeps one processor busy most of the time. A job says how many lanes it takes;
-//! one that measures time takes them all. Jobs begin in the order of the list as soon as what they
-//! wait for has ended and enough lanes are free.
+//! An emulated guest keeps one processor busy most of the time. A job says how many lanes it takes;
+//! one that measures time takes all. Jobs start in the order of the list, as soon as the jobs that
+//! they wait for have ended and enough lanes are free.
 
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
@@ -10,9 +11,9 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::mpsc::channel;
 use std::thread;
 
-/// More lanes than that bring nothing: the longest chain of jobs then sets the pace.
+/// With more lanes the longest chain of jobs decides the time.
 const MOST: usize = 4;
-/// How many processors a lane is taken to need.
+/// Sets the number of lanes.
 const LANES: &str = "UVERBS_LAB_LANES";
 
 thread_local! {
@@ -20,13 +21,13 @@ thread_local! {
     static NUMBER: Cell<usize> = const { Cell::new(0) };
 }
 
-/// Prints a line, after the name of the job if others print beside it.
+/// Prints a line, after the name of the job if jobs run in parallel.
 macro_rules! say {
     ($($arguments:tt)*) => { $crate::lanes::line(&format!($($arguments)*)) };
 }
 pub(crate) use say;
 
-/// Does what `say!` promises.
+/// Prints the line of `say!`.
 pub(crate) fn line(text: &str) {
     LABEL.with_borrow(|label| match label {
         Some(label) => println!("{label} | {}", text.trim_start_matches('\n')),
@@ -39,13 +40,14 @@ pub(crate) fn processors() -> usize {
     thread::available_parallelism().map_or(1, usize::from)
 }
 
-/// How many jobs run side by side.
+/// The number of lanes.
 pub(crate) fn count() -> usize {
     let asked = std::env::var(LANES).ok().and_then(|text| text.parse().ok());
     asked.unwrap_or_else(|| processors().min(MOST)).max(1)
 }
 
-/// Tells the threads of jobs apart: machines of one lane may share files, those of two may not.
+/// The number of this thread's lane. Guests of one lane may share files, those of two lanes may
+/// not.
 pub(crate) fn number() -> usize {
     NUMBER.get()
 }
@@ -60,7 +62,7 @@ pub(crate) struct Job<'a, T> {
     pub(crate) name: String,
     /// Lanes that it takes; all of them if there are fewer.
     pub(crate) lanes: usize,
-    /// Names of jobs that have to end before; one that is not in the list has.
+    /// Names of jobs that have to end before this one. A name that is not in the list is ignored.
     pub(crate) after: Vec<String>,
     pub(crate) work: Box<dyn FnOnce() -> T + Send + 'a>,
 }
@@ -83,7 +85,7 @@ impl<'a, T> Job<'a, T> {
     }
 }
 
-/// Runs all jobs on `lanes` lanes and answers what they answered, in the order of the list.
+/// Runs all jobs on `lanes` lanes and returns their results, in the order of the list.
 pub(crate) fn run<'a, T: Send>(lanes: usize, jobs: Vec<Job<'a, T>>) -> Vec<T> {
     let several = jobs.len() > 1;
     let mut waiting: Vec<Option<Job<'a, T>>> = jobs.into_iter().map(Some).collect();
@@ -141,14 +143,14 @@ mod tests {
     use std::time::Duration;
 
     #[test]
-    fn jobs_share_lanes_and_wait_for_what_comes_before() {
+    fn jobs_share_lanes_and_wait_for_their_predecessors() {
         let (now, most, log) = (AtomicUsize::new(0), AtomicUsize::new(0), Mutex::new(Vec::new()));
         let (now, most, log) = (&now, &most, &log);
         let work = |name: &'static str, lanes: usize| {
             move || {
                 let taken = now.fetch_add(lanes, Ordering::SeqCst) + lanes;
                 most.fetch_max(taken, Ordering::SeqCst);
-                // What waits for it would end before it.
+                // A job that did not wait would end before it.
                 let long = if name == "build" { 150 } else { 30 };
                 thread::sleep(Duration::from_millis(long));
                 log.lock().unwrap().push(name);

@@ -7,6 +7,7 @@ mod apt;
 mod bench;
 mod cache;
 mod capability;
+mod cases;
 mod check;
 mod clock;
 mod cpio;
@@ -29,7 +30,6 @@ mod outcome;
 mod peers;
 mod processor;
 mod progress;
-mod proof;
 mod python;
 mod qemu;
 mod quick;
@@ -62,7 +62,7 @@ struct Cli {
 enum Verb {
     /// Download kernels, QEMU and peers into the cache, and nothing else
     Fetch {
-        /// Replace what is in the cache by what the suites carry today
+        /// Replace the cached packages by those that Debian's suites carry today
         #[arg(long)]
         refresh: bool,
         /// Fetch this kernel, and of the rest only what boots it; may be given several times
@@ -73,26 +73,29 @@ enum Verb {
     Exec(exec::ExecArguments),
     /// Boot a machine and open a shell in it
     Shell(exec::MachineArguments),
-    /// Show it working: fetch, boot the newest kernel, and exchange messages between two processes
+    /// Demonstrate the library: fetch, boot the newest kernel, and exchange messages between two
+    /// processes
     Demo(demo::DemoArguments),
-    /// Measure this workspace beside rdma-core, in the same machine: one suite, or all of them
+    /// Measure this workspace beside rdma-core, in the same guest: one suite, or all of them
     Bench(bench::BenchArguments),
-    /// Judge the change that is being edited, in about a minute: unit tests, and on both devices smoke
-    /// tests and the tests of what changed
+    /// Test the change that is being edited, in about a minute: unit tests, and on both devices
+    /// smoke tests and the tests of the changed files
     Quick(quick::QuickArguments),
-    /// Judge the sources: formatting, lints, documentation, oldest compiler, public API, dependencies
+    /// Check the sources: formatting, lints, documentation, oldest compiler, public API,
+    /// dependencies
     Check(check::CheckArguments),
     /// Run the host's tests, the comparison of the ABI, and the device suites; with --full everything
     Test(test::TestArguments),
-    /// Run what is long by nature, and note when and with which result
+    /// Run the tests that take hours, and record their results in ci/lab/SOAK.md
     Soak(soak::SoakArguments),
     /// Run the tests that need no kernel under Miri, if it is installed
     Miri(miri::MiriArguments),
-    /// Change the library in a sample of places, one at a time, and see which changes its host tests miss
+    /// Change the library in a sample of places, one at a time, and list the changes that its host
+    /// tests miss
     Mutants(host_mutants::MutantsArguments),
     /// Make one static test binary for machines without Rust
     Bundle(test::BundleArguments),
-    /// Become a program that ends with the lab
+    /// Run a program that is killed when the lab ends
     #[command(hide = true, name = tie::VERB)]
     Tied {
         parent: i32,

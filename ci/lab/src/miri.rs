@@ -1,12 +1,12 @@
-//! `cargo ci miri`: the tests that need neither a kernel nor a device, in an interpreter that knows
-//! what undefined behaviour is.
+//! `cargo ci miri`: runs the tests that need neither a kernel nor a device in Miri, an interpreter
+//! that detects undefined behaviour.
 //!
 //! Miri is in nightly toolchains only, so nothing else of the lab asks for it.
 
 use crate::outcome::{self, Outcome, Report};
 use crate::progress;
-use crate::summary::{Place, Summary};
-use crate::watch::{self, Watched};
+use crate::summary::{Section, Summary};
+use crate::watch::{self, CommandOutput};
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use clap::{Args, ValueEnum};
@@ -15,12 +15,12 @@ use std::time::{Duration, Instant};
 
 /// How long one package may take under one set of rules.
 const PATIENCE: Duration = Duration::from_secs(90 * 60);
-/// Lines of what Miri says of an error.
+/// Lines of Miri's message that are shown.
 const SHOWN: usize = 40;
-/// What is run: a package, and the features that it is built with.
+/// The packages, with the features that they are built with.
 const PACKAGES: [(&str, &[&str]); 2] = [("uverbs-uapi", &[]), ("uverbs", &["--features", "tokio"])];
 
-/// What Miri takes for aliasing that is allowed.
+/// The model of aliasing that Miri checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Rules {
     /// Stacked borrows, the stricter ones
@@ -40,9 +40,10 @@ impl Rules {
     }
 
     fn flags(self) -> &'static str {
-        // Addresses go to the kernel as numbers, which the kernel that tests play uses as such.
+        // Addresses go to the scripted kernel as integers, which it turns back into pointers.
         match self {
-            // What the kernel does not confirm to be gone is leaked on purpose, and tested.
+            // The library leaks on purpose the memory of objects whose destruction the kernel does
+            // not confirm, and tests that.
             Rules::Stacked => "-Zmiri-permissive-provenance -Zmiri-ignore-leaks",
             Rules::Tree => "-Zmiri-permissive-provenance -Zmiri-ignore-leaks -Zmiri-tree-borrows",
         }
@@ -62,36 +63,33 @@ pub(crate) struct MiriArguments {
     filters: Vec<String>,
 }
 
-/// Runs the tests under Miri, prints the summary, and answers success only if nothing failed.
+/// Runs the tests under Miri and prints the summary. It returns success only if nothing failed.
 pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let toolchain = &arguments.toolchain;
-    if !installed(&workspace, toolchain) {
-        bail!(
-            "there is no Miri here, and nothing was checked: \
-             rustup toolchain install {toolchain} --component miri --component rust-src"
-        );
+    if let Some(missing) = missing(toolchain) {
+        bail!("nothing ran under Miri: {missing}");
     }
-    let summary = Summary { places: run(&workspace, arguments)? };
+    let summary = Summary { sections: run(&workspace, arguments)? };
     println!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Runs everything under Miri, or skips by name where there is none.
-pub(crate) fn places(workspace: &Workspace) -> Result<Vec<Place>> {
+/// Runs everything under Miri. Without Miri the one report is a skip that says what is missing.
+pub(crate) fn sections(workspace: &Workspace) -> Result<Vec<Section>> {
     let toolchain = "nightly";
-    if installed(workspace, toolchain) {
+    let Some(missing) = missing(toolchain) else {
         let arguments =
             MiriArguments { rules: None, toolchain: toolchain.into(), filters: Vec::new() };
         return run(workspace, &arguments);
-    }
-    let outcome = Outcome::Skipped(format!("[miri] not in the toolchain {toolchain}"));
+    };
+    let outcome = Outcome::Skipped(format!("[miri] {missing}"));
     let reports = vec![Report { name: "miri".into(), outcome }];
-    Ok(vec![Place { name: "miri".into(), reports, ..Place::default() }])
+    Ok(vec![Section { name: "miri".into(), reports, ..Section::default() }])
 }
 
-fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Place>> {
-    let mut places = Vec::new();
+fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Section>> {
+    let mut sections = Vec::new();
     for rules in Rules::ALL {
         if arguments.rules.is_some_and(|only| only != rules) {
             continue;
@@ -99,7 +97,7 @@ fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Place>> {
         for (package, features) in PACKAGES {
             let mut command = cargo(workspace, &arguments.toolchain);
             command.args(["test", "--quiet", "--package", package, "--lib"]).args(features);
-            // Its flags are not those of other builds.
+            // Its flags differ from other builds, which would be built anew.
             command.arg("--target-dir").arg(workspace.lab_directory()?.join("miri"));
             command.env("MIRIFLAGS", rules.flags()).env("RUST_BACKTRACE", "0");
             command.args(["--", "--format", "pretty", "--color", "never"]);
@@ -110,35 +108,69 @@ fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Place>> {
             let run = watch::run(command, PATIENCE)?;
             spinner.finish_and_clear();
             let note = format!("{} s", start.elapsed().as_secs());
-            places.push(Place { name, reports: reports(&run), note });
+            sections.push(Section { name, reports: reports(&run), note });
         }
     }
-    Ok(places)
+    Ok(sections)
 }
 
 fn cargo(workspace: &Workspace, toolchain: &str) -> Command {
     // The `cargo` that runs the lab is of one toolchain; rustup's own knows the others.
     let mut command = Command::new("cargo");
     command.arg(format!("+{toolchain}")).arg("miri").current_dir(workspace.root());
-    // What cargo tells the programs that it runs is of the other toolchain.
+    // Cargo's variables would select the toolchain that built the lab.
     for name in ["CARGO", "RUSTUP_TOOLCHAIN"] {
         command.env_remove(name);
     }
     command
 }
 
-fn installed(workspace: &Workspace, toolchain: &str) -> bool {
-    cargo(workspace, toolchain)
-        .arg("--version")
+/// Components of a toolchain that Miri needs: itself, and the standard library that it interprets.
+const COMPONENTS: [&str; 2] = ["miri", "rust-src"];
+
+/// What a toolchain lacks to run Miri, with the command that installs it; none if nothing is missing.
+fn missing(toolchain: &str) -> Option<String> {
+    let listed = Command::new("rustup")
+        .args(["component", "list", "--installed", "--toolchain", toolchain])
+        .env_remove("RUSTUP_TOOLCHAIN")
         .stdin(Stdio::null())
-        .stdout(Stdio::null())
         .stderr(Stdio::null())
-        .status()
-        .is_ok_and(|status| status.success())
+        .output();
+    let Ok(listed) = listed else {
+        return Some(format!(
+            "rustup is not installed, and Miri comes with its toolchain {toolchain} only"
+        ));
+    };
+    let text = String::from_utf8_lossy(&listed.stdout);
+    missing_in(toolchain, listed.status.success().then_some(&*text))
 }
 
-/// What a run said. Miri ends with the first error that it finds, in the middle of a test.
-fn reports(run: &Watched) -> Vec<Report> {
+/// The same for the list of installed components, or `None` without such a toolchain.
+fn missing_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
+    let Some(listed) = listed else {
+        let components = COMPONENTS.join(",");
+        return Some(format!(
+            "the toolchain {toolchain} is not installed: \
+             rustup toolchain install {toolchain} --component {components}"
+        ));
+    };
+    // rustup names a component that depends on the target `miri-x86_64-unknown-linux-gnu`.
+    let has = |component: &str| {
+        let mut rest = listed.lines().filter_map(|line| line.trim().strip_prefix(component));
+        rest.any(|rest| rest.is_empty() || rest.starts_with('-'))
+    };
+    let missing: Vec<&str> = COMPONENTS.into_iter().filter(|component| !has(component)).collect();
+    (!missing.is_empty()).then(|| {
+        format!(
+            "the toolchain {toolchain} lacks {}: rustup component add --toolchain {toolchain} {}",
+            missing.join(" and "),
+            missing.join(" ")
+        )
+    })
+}
+
+/// The reports of a run. Miri ends at the first error, in the middle of a test.
+fn reports(run: &CommandOutput) -> Vec<Report> {
     let mut reports = outcome::parse(&run.stdout);
     let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
     let unfinished = outcome::unfinished(&run.stdout);
@@ -154,7 +186,7 @@ fn reports(run: &Watched) -> Vec<Report> {
     reports
 }
 
-/// The first error of what Miri printed, or the end of it.
+/// The first error in Miri's output, or the end of the output.
 fn finding(stderr: &str) -> String {
     let lines: Vec<&str> = stderr.lines().collect();
     let first = lines.iter().position(|line| line.starts_with("error"));
@@ -169,8 +201,9 @@ mod tests {
     use std::process::ExitStatus;
 
     #[test]
-    fn the_test_in_which_miri_stopped_is_named_with_what_it_said() {
-        let run = Watched {
+    fn the_test_in_which_miri_stopped_fails_with_its_message() {
+        let run = CommandOutput {
+            arrivals: Vec::new(),
             status: Some(ExitStatus::from_raw(1 << 8)),
             stdout: "test a ... ok\ntest b ... ignored, it forks\ntest c ... ".into(),
             stderr: "warning: x\nerror: Undefined Behavior: boom\n  --> src/a.rs\n".into(),
@@ -184,9 +217,25 @@ mod tests {
     }
 
     #[test]
-    fn success_is_what_the_tests_said() {
+    fn the_missing_toolchain_or_component_is_named_with_its_remedy() {
+        let missing = |listed| missing_in("nightly", listed);
+        let none = missing(None).unwrap();
+        assert!(none.ends_with("rustup toolchain install nightly --component miri,rust-src"));
+        let both = missing(Some("cargo-x86_64-unknown-linux-gnu\nrust-std\n")).unwrap();
+        assert!(both.contains("lacks miri and rust-src") && both.ends_with(" miri rust-src"));
+        let source = missing(Some("miri-x86_64-unknown-linux-gnu\n")).unwrap();
+        assert!(source.contains("lacks rust-src:"), "{source}");
+        assert_eq!(missing(Some("miri-x86_64-unknown-linux-gnu\nrust-src\n")), None);
+    }
+
+    #[test]
+    fn a_successful_run_reports_its_tests() {
         let stdout = "test a ... ok\n".into();
-        let run = Watched { status: Some(ExitStatus::from_raw(0)), stdout, stderr: String::new() };
+        let run = CommandOutput {
+            status: Some(ExitStatus::from_raw(0)),
+            stdout,
+            ..CommandOutput::default()
+        };
         let passed = Report { name: "a".into(), outcome: Outcome::Passed };
         assert_eq!(reports(&run), [passed]);
     }

@@ -1,4 +1,4 @@
-//! Kernel modules as files: decompressed, and asked what they need.
+//! Kernel modules as files: decompresses them and reads their dependencies.
 //!
 //! Debian writes `modules.dep` only when a kernel is installed, so the dependencies are read out
 //! of the modules' own `.modinfo`, as `depmod` would. `modules.rs` of the guest loads by them.
@@ -213,7 +213,7 @@ mod tests {
     }
 
     #[test]
-    fn the_index_orders_what_is_needed_indirectly() {
+    fn the_index_orders_indirect_dependencies() {
         let module = |name: &str, needs: &[&str]| Module {
             name: name.into(),
             path: format!("{name}.ko"),
@@ -270,7 +270,7 @@ mod tests {
     }
 
     #[test]
-    fn what_a_module_needs_comes_along() {
+    fn dependencies_of_a_module_are_collected() {
         let root = std::env::temp_dir().join(format!("lab-modules-{}", std::process::id()));
         let tree = root.join("kernel/drivers");
         fs::create_dir_all(&tree).unwrap();

@@ -1,4 +1,4 @@
-//! QEMU's monitor (QMP): what is done to a machine from outside.
+//! QEMU's monitor (QMP).
 //!
 //! Each line is a JSON object; answers come in order, with events in between.
 
@@ -37,7 +37,7 @@ impl Monitor {
         serde_json::from_str(&line).with_context(|| format!("QEMU's monitor said {line}"))
     }
 
-    /// Has a command carried out and answers what it returned.
+    /// Runs a command and returns its result.
     pub(crate) fn order(&mut self, command: &str, arguments: Value) -> Result<Value> {
         let order = json!({ "execute": command, "arguments": arguments });
         self.stream.get_mut().write_all(format!("{order}\n").as_bytes())?;

@@ -1,13 +1,15 @@
-//! What a test binary said: the lines of libtest and of libtest-mimic, read into outcomes.
+//! Reads the output of test binaries (libtest and libtest-mimic) into outcomes.
 //!
 //! `suite.rs` and `host.rs` run the binaries, `summary.rs` counts.
 
-/// How one test went.
+use std::time::Duration;
+
+/// The outcome of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Outcome {
-    /// As it should.
+    /// It passed.
     Passed,
-    /// It failed; why, as far as the binary said so.
+    /// It failed, with the message of the binary if there is one.
     Failed(String),
     /// It did not run, for this reason.
     Skipped(String),
@@ -28,7 +30,7 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
         if let Some((name, result)) = result_line(line) {
             match outcome(result) {
                 Some(outcome) => reports.push(Report { name, outcome }),
-                // What the test itself printed stands between its name and its result.
+                // Output of the test itself stands between its name and its result.
                 None => begun = Some(name),
             }
         } else if let Some(outcome) = outcome(line) {
@@ -47,7 +49,7 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
     reports
 }
 
-/// Whether a line tells the result of a test, or of all.
+/// Whether a line has the result of a test, or of all tests.
 pub(crate) fn is_result(line: &str) -> bool {
     result_line(line).is_some() || line.starts_with("test result: ")
 }
@@ -57,7 +59,7 @@ pub(crate) fn named(line: &str) -> Option<&str> {
     Some(line.strip_prefix("test ")?.split_once(" ... ")?.0.trim_end())
 }
 
-/// A name as the sections of failures have it: without the kind before and the remark behind.
+/// A name as in the sections of failures: without the kind before it and the remark after it.
 fn bare(name: &str) -> &str {
     let name = match name.strip_prefix('[').and_then(|rest| rest.split_once("] ")) {
         Some((_, name)) => name.trim_start(),
@@ -101,7 +103,7 @@ pub(crate) fn unfinished(output: &str) -> Option<String> {
     begun
 }
 
-/// Sections `---- NAME ----` (libtest says `---- NAME stdout ----`) with what stands in them.
+/// The sections `---- NAME ----` (libtest: `---- NAME stdout ----`) with their text.
 fn messages(output: &str) -> Vec<(String, String)> {
     let mut found: Vec<(String, String)> = Vec::new();
     let mut inside = false;
@@ -125,6 +127,63 @@ fn messages(output: &str) -> Vec<(String, String)> {
         text.truncate(text.trim_end().len());
     }
     found
+}
+
+/// How long each test of a libtest run took, in the order in which the tests ended.
+///
+/// The stable libtest prints no times, but it starts tests in the order of their names, and the next
+/// one as soon as one of `threads` is free. The times at which the result lines came therefore say
+/// when each test started.
+pub(crate) fn times(
+    output: &str,
+    arrivals: &[Duration],
+    threads: usize,
+) -> Vec<(String, Duration)> {
+    let mut times = Vec::new();
+    let mut binary = Binary::default();
+    for (line, arrival) in output.lines().zip(arrivals) {
+        if is_header(line) {
+            times.extend(std::mem::replace(&mut binary, Binary::started(*arrival)).times(threads));
+        } else if let Some((name, _)) = result_line(line) {
+            binary.ended.push((name, *arrival));
+        }
+    }
+    times.extend(binary.times(threads));
+    times
+}
+
+/// Whether a line says how many tests a test binary is going to run.
+fn is_header(line: &str) -> bool {
+    let rest = line.strip_prefix("running ");
+    rest.is_some_and(|rest| rest.ends_with(" tests") || rest.ends_with(" test"))
+}
+
+/// When a test binary started, and when each of its tests ended.
+#[derive(Default)]
+struct Binary {
+    start: Duration,
+    ended: Vec<(String, Duration)>,
+}
+
+impl Binary {
+    fn started(start: Duration) -> Self {
+        Self { start, ended: Vec::new() }
+    }
+
+    fn times(self, threads: usize) -> Vec<(String, Duration)> {
+        let mut names: Vec<&str> = self.ended.iter().map(|(name, _)| name.as_str()).collect();
+        names.sort_unstable();
+        let started = |name: &str| {
+            let order = names.binary_search(&name).unwrap_or_default();
+            match order.checked_sub(threads.max(1)) {
+                None => self.start,
+                Some(before) => self.ended[before].1,
+            }
+        };
+        let times =
+            self.ended.iter().map(|(name, end)| (name.clone(), end.saturating_sub(started(name))));
+        times.collect()
+    }
 }
 
 /// Names that `--list` printed.
@@ -183,11 +242,31 @@ mod tests {
     }
 
     #[test]
-    fn what_a_test_prints_does_not_hide_its_result() {
+    fn output_of_a_test_does_not_hide_its_result() {
         let text = "test a ... noise\nmore noise\nok\ntest b ... ok\nok\n";
         let reports = parse(text);
         assert_eq!(reports.len(), 2);
         assert_eq!(reports[0], Report { name: "a".into(), outcome: Outcome::Passed });
+    }
+
+    #[test]
+    fn test_times_start_when_a_thread_is_free() {
+        let lines = [
+            (1, "running 4 tests"),
+            (3, "test b ... ok"),
+            (6, "test a ... ok"),
+            (7, "test d ... ok"),
+            (9, "test c ... FAILED"),
+            (9, "test result: FAILED. 3 passed; 1 failed"),
+            (20, "running 1 test"),
+            (24, "test a ... ok"),
+        ];
+        let (arrivals, lines): (Vec<Duration>, Vec<&str>) =
+            lines.map(|(second, line)| (Duration::from_secs(second), line)).into_iter().unzip();
+        let times = times(&lines.join("\n"), &arrivals, 2);
+        let seconds: Vec<(&str, u64)> =
+            times.iter().map(|(name, time)| (name.as_str(), time.as_secs())).collect();
+        assert_eq!(seconds, [("b", 2), ("a", 5), ("d", 1), ("c", 6), ("a", 4)]);
     }
 
     #[test]

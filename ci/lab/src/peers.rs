@@ -1,6 +1,7 @@
 //! Programs from Debian that run inside the guest: a shell always, rdma-core's tools on request.
 //!
-//! Never linked and never copied from: the tools are the other side of a conversation.
+//! The tools are the other side of a connection; this project neither links them nor copies from
+//! them.
 
 use crate::apt::{Apt, Package};
 use crate::cache::{Cache, Filling};
@@ -23,11 +24,11 @@ pub(crate) const OWN_SHELL: &str = "UVERBS_LAB_BUSYBOX";
 
 const NEWER_UNIT: &str = "newer";
 
-/// What of the next Debian lies beside the peers: a release of rdma-core with functions that the
-/// peers' has not. It runs with the peers' other libraries.
+/// Libraries of the next Debian beside the peers: a release of rdma-core with functions that the
+/// peers' release lacks. They run with the peers' other libraries.
 const NEWER: &[&str] = &["libibverbs1", "ibverbs-providers"];
 
-/// Where it lies in the guest, out of the way of programs that do not name it.
+/// Its path in the guest, which only programs that name it use.
 const NEWER_ROOT: &str = "opt/rdma-core";
 
 /// The directory with the shell, laid over the guest's root, if it is there.

@@ -1,4 +1,4 @@
-//! A machine's processors on a host that has no more than they take.
+//! Priorities of a guest's virtual processors on a host without spare processors.
 //!
 //! Pairs with `vm.rs`, which has QEMU name their threads. A guest that polls never leaves its
 //! processors. The emulator of its device then waits for one until the scheduler's tick, some
@@ -10,10 +10,10 @@ use anyhow::{Context, Result};
 use rustix::process::{Pid, getpriority_process, setpriority_process};
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// How much they give way: the emulator counts for nine of them.
+/// Their nice value: the emulator has the weight of nine of them.
 const NICE: i32 = 10;
 
-/// More than that a thread cannot give way.
+/// The highest nice value.
 const LEAST: i32 = 19;
 
 /// Has the threads of a machine's processors give way to whatever else serves it, if the host has no

@@ -1,4 +1,4 @@
-//! Progress on the terminal: a line that moves while something takes long.
+//! Progress on the terminal: a spinner or a bar during long steps.
 //!
 //! Where standard error is no terminal (CI logs) each step prints one plain line instead.
 
@@ -11,7 +11,7 @@ thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
 }
 
-/// Leaves the terminal to other threads: this one shows nothing on it from now on.
+/// Leaves the terminal to other threads: this thread shows no progress from now on.
 pub(crate) fn be_quiet() {
     QUIET.set(true);
 }

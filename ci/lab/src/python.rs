@@ -18,7 +18,7 @@ pub(crate) const TESTS: &str = "/usr/share/doc/rdma-core/tests";
 /// The bindings, and what some of their tests build packets with.
 const PACKAGES: &[&str] = &["python3-pyverbs", "python3-scapy"];
 
-/// What Python's modules load besides what the peers bring.
+/// Libraries that Python's modules load and the peers do not bring.
 const LIBRARIES: &[&str] = &["libbz2-1.0", "libexpat1", "libffi8", "liblzma5", "libuuid1"];
 
 /// Parts of the standard library that nothing here imports.
@@ -76,7 +76,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn what_runs_the_tests_is_kept() {
+    fn files_that_the_tests_need_are_kept() {
         assert!(wanted(Path::new("usr/bin/python3.13")));
         assert!(wanted(Path::new("usr/lib/python3.13/unittest/case.py")));
         assert!(wanted(Path::new("usr/lib/python3/dist-packages/pyverbs/__init__.py")));

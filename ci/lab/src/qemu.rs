@@ -50,7 +50,7 @@ impl Qemu {
         });
         if let Some(path) = on_path {
             let mut qemu = Self::at(&path);
-            // A broken or old one is passed over: the fetched one takes its place.
+            // A broken or old QEMU is ignored, and the fetched one is used.
             if let Ok((version, numbers)) = qemu.ask_version()
                 && numbers >= OLDEST
             {
@@ -121,7 +121,7 @@ fn version(text: &str) -> Option<(String, (u32, u32))> {
 
 /// Downloads QEMU into the cache.
 pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    // Packages that only bring an installed system into order, not files that QEMU opens.
+    // Packages that configure an installed system, and have no files that QEMU opens.
     const NEEDLESS: &[&str] = &[
         "adduser",
         "base-passwd",
@@ -165,7 +165,7 @@ pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     Ok(())
 }
 
-/// What QEMU opens when it runs a PC without display.
+/// The files that QEMU opens when it runs a PC without display.
 fn wanted(path: &Path) -> bool {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     if path.starts_with("usr/lib64") || path.starts_with("usr/lib/x86_64-linux-gnu") {
@@ -209,7 +209,7 @@ mod tests {
     }
 
     #[test]
-    fn only_what_a_headless_pc_opens_is_kept() {
+    fn only_files_of_a_headless_pc_are_kept() {
         assert!(wanted(Path::new("usr/bin/qemu-system-x86_64")));
         assert!(wanted(Path::new("usr/lib64/ld-linux-x86-64.so.2")));
         assert!(wanted(Path::new("usr/lib/x86_64-linux-gnu/libglib-2.0.so.0")));

@@ -1,14 +1,15 @@
-//! `cargo ci quick`: judges the change that is being edited in about a minute.
+//! `cargo ci quick`: tests the change that is being edited, in about a minute.
 //!
-//! One call of cargo builds the host's unit tests and the device suite, without optimising. The unit
-//! tests run first, because most mistakes show there within seconds. Then two machines, soft-RoCE and
-//! mlx5 on the newest kernel, run the smoke tests and the tests of what changed side by side.
+//! One call of cargo builds the host's unit tests and the device suite, without optimising. The
+//! unit tests run first, because most mistakes fail there within seconds. Then two guests,
+//! soft-RoCE and mlx5 on the newest kernel, run the smoke tests and the tests of the changed files
+//! in parallel.
 //!
-//! `measure.rs` shows how long it takes and what it catches.
+//! `measure.rs` measures its time and the defects that it catches.
 
 pub(crate) mod measure;
 
-use crate::capability::Offer;
+use crate::capability::RunOptions;
 use crate::clock;
 use crate::cutoff;
 use crate::device::DeviceName;
@@ -19,8 +20,8 @@ use crate::lanes::{self, Job};
 use crate::outcome::{Outcome, Report};
 use crate::session::{self, Session};
 use crate::soak;
-use crate::suite::{self, Choice, Scope};
-use crate::summary::{Place, Summary};
+use crate::suite::{self, NamePrefixes, Scope};
+use crate::summary::{Section, Summary};
 use crate::test;
 use crate::watch;
 use crate::workspace::Workspace;
@@ -30,42 +31,50 @@ use std::path::Path;
 use std::process::{Command, ExitCode};
 use std::time::{Duration, Instant};
 
-/// How long the host's tests may take, and a suite in a machine.
+/// How long the host's tests may take, and a suite in a guest.
 const PATIENCE: Duration = Duration::from_secs(5 * 60);
-/// How long a machine may be silent.
+/// How long a guest may be silent.
 const SILENCE: Duration = Duration::from_secs(90);
 
-/// What runs whatever changed, on both devices: connect, send, write, read, event, owned buffers, futures.
+/// Tests that run on both devices whatever changed: connect, send, write, read, event, owned
+/// buffers, futures.
 const SMOKE: &[&str] = &[
-    "handshake::reliable_connection",
+    "handshake::rc_pairs_connect",
     "rc::messages_in_both_directions",
-    "rc::inline_data",
-    "rc::writes",
-    "rc::reads",
-    "events::armed_queue_announces_a_completion",
+    "rc::inline_data_arrives",
+    "rc::writes_reach_the_peers_memory",
+    "rc::reads_fetch_the_peers_memory",
+    "events::armed_queue_raises_an_event_on_completion",
     "owned::buffers_carry_messages",
-    "async::echo",
+    "async::echo_comes_back",
 ];
 
-/// Files whose paths begin so are checked by the device tests whose names begin so. All rows that fit
-/// a file count. Tests of what `SMOKE` has, and of what takes long, are left to `cargo ci test`.
+/// A changed file whose path begins with the first text runs the device tests whose names begin
+/// with the others. All matching rows count. Long tests are left to `cargo ci test`.
 const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/", &["rc::gather", "rc::immediate", "rc::rings", "rc::full_", "rc::batches"]),
     ("src/provider/", &["cq::", "srq::", "ud::"]),
     ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
-    ("src/mem/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
+    ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
     ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
     ("src/owned/", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
-    ("src/aio/", &["async::echo", "async::events", "async::one_sided", "epoll::", "stream::"]),
+    (
+        "src/aio/",
+        &["async::echo_comes_back", "async::events", "async::one_sided", "epoll::", "stream::"],
+    ),
     ("src/aio/", &["cancel::", "endings::"]),
     ("src/events/", &["events::", "cq::"]),
     ("src/cq.rs", &["cq::", "events::"]),
+    ("src/channel.rs", &["events::", "cq::"]),
     ("src/srq.rs", &["srq::"]),
     ("src/mr/", &["mr::"]),
     ("src/mw.rs", &["mw::"]),
     ("src/ah.rs", &["ud::", "mcast::"]),
     ("src/mcast.rs", &["mcast::"]),
+    ("src/access.rs", &["mr::"]),
+    ("src/address_vector.rs", &["ud::"]),
     ("src/pd", &["pd::"]),
+    ("src/parent_domain.rs", &["pd::"]),
     ("src/td.rs", &["pd::", "mlx5::td"]),
     ("src/dm.rs", &["mlx5::dm"]),
     ("src/xrcd.rs", &["xrc::"]),
@@ -77,6 +86,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/uverbs/", &["context::", "errors::", "fork::", "pd::"]),
     ("src/wr", &["rc::", "ud::"]),
     ("src/completion.rs", &["rc::", "cq::"]),
+    ("src/wc.rs", &["rc::", "cq::"]),
     ("uapi/src/mlx5", &["mlx5::"]),
     ("uapi/src/", &["context::", "device::", "qp::", "cq::", "srq::", "mr::", "ud::", "pd::"]),
     ("ci/connectx/", &["rc::", "cq::", "srq::", "mlx5::"]),
@@ -94,10 +104,11 @@ const PACKAGES: &[(&str, &str)] = &[
 /// `cargo ci quick`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct QuickArguments {
-    /// Judge what differs from this commit [default: HEAD, or if nothing does, where this branch left main]
+    /// Test the difference from this commit [default: HEAD, or if nothing differs, where this
+    /// branch left main]
     #[arg(long, value_name = "COMMIT")]
     base: Option<String>,
-    /// Take these files for what changed, and do not ask git
+    /// Take these files as the changed ones, and do not ask git
     #[arg(long, value_name = "PATH", conflicts_with = "base")]
     changed: Vec<String>,
     /// Measure: five harmless edits, one after the other, and the median of what each takes
@@ -106,7 +117,7 @@ pub(crate) struct QuickArguments {
     /// Plant each of the ten listed defects, and show which of them are caught
     #[arg(long, conflicts_with = "edits")]
     defects: bool,
-    /// Of the edits or defects, those whose names contain this
+    /// Only the edits or defects whose names contain this
     #[arg(long, value_name = "TEXT")]
     only: Option<String>,
     /// Write the time of each stage into ci/lab/times.txt, for later runs to be compared with
@@ -114,7 +125,7 @@ pub(crate) struct QuickArguments {
     record_times: bool,
 }
 
-/// Judges a change, or shows how well that goes.
+/// Tests a change, or measures how well that works.
 pub(crate) fn quick(arguments: &QuickArguments) -> Result<ExitCode> {
     let only = arguments.only.as_deref().unwrap_or_default();
     let good = if arguments.edits {
@@ -127,19 +138,19 @@ pub(crate) fn quick(arguments: &QuickArguments) -> Result<ExitCode> {
     Ok(if good { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
-/// What a set of changed files asks for.
+/// The tests that a set of changed files needs.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Asked {
-    tests: Choice,
+struct Selection {
+    tests: NamePrefixes,
     packages: Vec<&'static str>,
-    /// Files that no row names: the host's unit tests and the smoke tests are all that judges them.
+    /// Files that no row names: only the host's unit tests and the smoke tests check them.
     others: Vec<String>,
 }
 
-impl Asked {
+impl Selection {
     fn by(changed: &[String]) -> Self {
-        let mut asked = Asked {
-            tests: Choice(SMOKE.iter().map(|name| (*name).into()).collect()),
+        let mut selection = Selection {
+            tests: NamePrefixes(SMOKE.iter().map(|name| (*name).into()).collect()),
             ..Self::default()
         };
         for path in changed {
@@ -147,29 +158,29 @@ impl Asked {
             for (_, tests) in
                 DEVICE_TESTS.iter().filter(|(beginning, _)| path.starts_with(beginning))
             {
-                asked.tests.0.extend(tests.iter().map(|name| (*name).to_owned()));
+                selection.tests.0.extend(tests.iter().map(|name| (*name).to_owned()));
                 known = true;
             }
             for (_, package) in PACKAGES.iter().filter(|(beginning, _)| path.starts_with(beginning))
             {
-                if !asked.packages.contains(package) {
-                    asked.packages.push(package);
+                if !selection.packages.contains(package) {
+                    selection.packages.push(package);
                 }
                 known = true;
             }
-            // A file of the device suite is a module of its name.
+            // A file of the device suite is a module of that name.
             if let Some(module) =
                 path.strip_prefix("tests/device/").and_then(|rest| rest.strip_suffix(".rs"))
             {
                 let module = module.trim_end_matches("/mod").replace('/', "::");
-                asked.tests.0.insert(format!("{module}::"));
+                selection.tests.0.insert(format!("{module}::"));
                 known = true;
             }
             if !known {
-                asked.others.push(path.clone());
+                selection.others.push(path.clone());
             }
         }
-        asked
+        selection
     }
 
     /// Whether the kernel's type information has to be compared again.
@@ -187,44 +198,44 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
         [] => changed(workspace.root(), arguments.base.as_deref())?,
         paths => paths.to_vec(),
     };
-    let asked = Asked::by(&changed);
+    let selection = Selection::by(&changed);
     println!("changed: {}", if changed.is_empty() { "nothing".into() } else { changed.join(", ") });
-    if !asked.others.is_empty() {
-        println!("only unit and smoke tests look at: {}", asked.others.join(", "));
+    if !selection.others.is_empty() {
+        println!("only unit and smoke tests look at: {}", selection.others.join(", "));
     }
     let mut accelerator = "no machine";
-    let mut places = Vec::new();
+    let mut sections = Vec::new();
     let stage = clock::stage("build: unit tests and device suite");
     let built = workspace.edited();
     drop(stage);
     match built {
-        Err(error) => places.push(Place {
+        Err(error) => sections.push(Section {
             name: "build".into(),
             reports: vec![Report {
                 name: "build".into(),
                 outcome: Outcome::Failed(format!("{error:#}")),
             }],
-            ..Place::default()
+            ..Section::default()
         }),
         Ok(built) => {
-            places.push(on_host(&workspace, &built.host, &asked)?);
-            // What a unit test has found needs no machine to be found again.
-            if !(Summary { places: places.clone() }).failed() {
+            sections.push(on_host(&workspace, &built.host, &selection)?);
+            // A failed unit test saves the time of booting.
+            if !(Summary { sections: sections.clone() }).failed() {
                 let session = Session::open(&needs(), false)?;
                 accelerator = session.accelerator().label();
                 let stage = clock::stage("build: guest and emulator");
                 session::programs()?;
                 drop(stage);
-                places.extend(in_machines(
+                sections.extend(in_machines(
                     &session,
-                    suite::edited(&built.suites, asked.abi()),
-                    &asked,
+                    suite::edited(&built.suites, selection.abi()),
+                    &selection,
                     &logs,
                 ));
             }
         }
     }
-    let summary = Summary { places };
+    let summary = Summary { sections };
     println!("\n{summary}");
     let class = clock::machine_class(accelerator);
     let table = clock::finish(workspace.root(), &logs, "quick", &class, arguments.record_times);
@@ -238,38 +249,40 @@ fn needs() -> Needs {
 }
 
 /// The unit tests of the library, and of the packages that changed.
-fn on_host(workspace: &Workspace, programs: &[std::path::PathBuf], asked: &Asked) -> Result<Place> {
+fn on_host(
+    workspace: &Workspace,
+    programs: &[std::path::PathBuf],
+    selection: &Selection,
+) -> Result<Section> {
     let start = Instant::now();
     let _stage = clock::stage("unit tests");
     let mut reports = Vec::new();
     for program in programs {
         let mut command = Command::new(program);
-        command.args(["--format", "pretty", "--color", "never"]).current_dir(workspace.root());
+        command.args(host::libtest_arguments()).current_dir(workspace.root());
         reports.extend(host::judge("unit tests", &watch::run(command, PATIENCE)?, true));
     }
-    for package in asked.packages.iter().filter(|package| **package != "uverbs-uapi") {
+    for package in selection.packages.iter().filter(|package| **package != "uverbs-uapi") {
         let mut command = Command::new(crate::workspace::cargo());
         command.args(["test", "--quiet", "--package", package, "--all-features"]);
-        command
-            .args(["--", "--format", "pretty", "--color", "never"])
-            .current_dir(workspace.root());
+        command.arg("--").args(host::libtest_arguments()).current_dir(workspace.root());
         reports.extend(host::judge(package, &watch::run(command, 4 * PATIENCE)?, true));
     }
     let note = format!("{} s", start.elapsed().as_secs());
-    Ok(Place { name: "host".into(), reports, note })
+    Ok(Section { name: "host".into(), reports, note })
 }
 
-/// The suites on both devices, side by side.
+/// The suites on both devices, in parallel.
 fn in_machines(
     session: &Session,
     suites: Vec<suite::Suite>,
-    asked: &Asked,
+    selection: &Selection,
     logs: &Path,
-) -> Vec<Place> {
+) -> Vec<Section> {
     let scope = Scope {
         filter: None,
-        choice: Some(&asked.tests),
-        offer: Offer { peers: false, soak: false },
+        choice: Some(&selection.tests),
+        options: RunOptions { peers: false, soak: false },
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,
@@ -283,7 +296,7 @@ fn in_machines(
     lanes::run(lanes::count(), jobs.into())
 }
 
-/// What git says has changed: against a commit, else against HEAD, else against main.
+/// The changed files according to git: against a commit, else against HEAD, else against main.
 fn changed(root: &Path, base: Option<&str>) -> Result<Vec<String>> {
     let git = |arguments: &[&str]| soak::output(root, "git", arguments);
     let lines = |text: String| text.lines().map(str::to_owned).collect::<Vec<_>>();
@@ -311,31 +324,32 @@ mod tests {
     use std::collections::BTreeSet;
     use std::fs;
 
-    fn asked(paths: &[&str]) -> Asked {
-        Asked::by(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
+    fn selection(paths: &[&str]) -> Selection {
+        Selection::by(&paths.iter().map(|path| (*path).to_owned()).collect::<Vec<_>>())
     }
 
     #[test]
     fn smoke_tests_run_whatever_changed() {
         for paths in [&[][..], &["README.md"], &["src/aio/op.rs"]] {
-            let asked = asked(paths);
-            assert!(SMOKE.iter().all(|name| asked.tests.has(name)), "{paths:?}");
+            let selection = selection(paths);
+            assert!(SMOKE.iter().all(|name| selection.tests.has(name)), "{paths:?}");
         }
-        assert_eq!(asked(&["README.md"]).others, ["README.md"]);
+        assert_eq!(selection(&["README.md"]).others, ["README.md"]);
     }
 
     #[test]
-    fn a_file_brings_the_tests_of_its_subject() {
-        let asked = asked(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
-        for test in ["cancel::a", "async::echo_on_many_threads", "qp::b", "mlx5::td::c"] {
-            assert!(asked.tests.has(test), "{test}");
+    fn a_changed_file_selects_the_tests_of_its_subject() {
+        let selection = selection(&["src/aio/op.rs", "uapi/src/qp.rs", "tests/device/mlx5/td.rs"]);
+        for test in ["cancel::a", "async::echo_comes_back_on_many_threads", "qp::b", "mlx5::td::c"]
+        {
+            assert!(selection.tests.has(test), "{test}");
         }
-        assert!(!asked.tests.has("owned::rounds") && asked.others.is_empty());
-        assert_eq!(asked.packages, ["uverbs-uapi"]);
-        assert!(asked.abi());
+        assert!(!selection.tests.has("owned::rounds") && selection.others.is_empty());
+        assert_eq!(selection.packages, ["uverbs-uapi"]);
+        assert!(selection.abi());
     }
 
-    /// A path that is renamed must not lose its tests silently, nor a test its row.
+    /// A renamed path must not lose its tests silently, nor a renamed test its row.
     #[test]
     fn every_row_names_something_that_exists() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,4 +1,5 @@
-//! Kernel releases: the text that `uname -r` prints, and the series in it that decides what a kernel has.
+//! Kernel releases: the text that `uname -r` prints, and its series, which decides about
+//! capabilities.
 
 use anyhow::{Result, bail};
 use std::cmp::Ordering;

@@ -1,6 +1,6 @@
-//! One command's way to a running machine: fetch, build, choose an accelerator, boot.
+//! Prepares and boots guests: fetch, build, choose an accelerator, pack the initramfs, boot.
 //!
-//! `exec.rs`, `suite.rs` and `demo.rs` differ in what they lay into the guest and run there.
+//! Callers choose the programs that the guest gets and what it runs.
 
 use crate::accel::{self, Accelerator};
 use crate::cache::Cache;
@@ -14,7 +14,7 @@ use crate::peers;
 use crate::progress;
 use crate::python;
 use crate::qemu::Qemu;
-use crate::vm::{self, Plan, Tied, Vm};
+use crate::vm::{self, ChildGuard, Plan, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
 use std::path::{Path, PathBuf};
@@ -22,10 +22,20 @@ use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 
-/// Names another emulator of ConnectX functions than the workspace's.
+/// Names an emulator of ConnectX functions to use instead of the workspace's.
 const EMULATOR: &str = "UVERBS_LAB_CONNECTX";
 
-/// Everything that machines of one command share.
+/// Packing this many bytes or more into an initramfs is shown.
+const LARGE_ROOT: u64 = 64_000_000;
+
+/// A packed initramfs, and the run directory and number of its guest.
+struct Packed {
+    directory: PathBuf,
+    number: u32,
+    archive: PathBuf,
+}
+
+/// State shared by all guests of one command.
 pub(crate) struct Session {
     pub(crate) workspace: Workspace,
     cache: Cache,
@@ -34,32 +44,32 @@ pub(crate) struct Session {
     init: PathBuf,
     directory: PathBuf,
     show_console: bool,
-    /// How many have been started.
+    /// The number of guests started so far.
     machines: AtomicU32,
 }
 
-/// What goes into one machine.
+/// The configuration of one guest.
 #[derive(Clone, Copy)]
 pub(crate) struct Machine<'a> {
     pub(crate) kernel: KernelName,
     pub(crate) device: DeviceName,
-    /// Programs of this machine with the names that they get in the guest's `/usr/local/bin`.
+    /// Programs of the host, with their names in the guest's `/usr/local/bin`.
     pub(crate) programs: &'a [(String, PathBuf)],
     pub(crate) overlays: &'a [PathBuf],
     pub(crate) peers: bool,
-    /// Where an emulated device records what it sees and does.
+    /// The directory for the emulated device's recording.
     pub(crate) record: Option<&'a Path>,
     /// Python with rdma-core's bindings; it uses the libraries of the peers.
     pub(crate) python: bool,
-    /// What the emulated functions are like, and which of them it has.
+    /// Options of the emulated device, and which of its functions the guest gets.
     pub(crate) emulation: Emulation,
     pub(crate) functions: &'a [usize],
-    /// An emulator that runs already, for another machine.
-    pub(crate) companion: Option<&'a Rc<Tied>>,
+    /// The running emulator of another guest, to use in place of a new one.
+    pub(crate) companion: Option<&'a Rc<ChildGuard>>,
 }
 
 impl Machine<'_> {
-    /// A machine with nothing laid into it.
+    /// A guest without further programs.
     pub(crate) fn new(kernel: KernelName, device: DeviceName) -> Self {
         Self {
             kernel,
@@ -104,17 +114,18 @@ impl Session {
         session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
             let kernel = session.kernel(kernel)?;
             let device = Device::default();
-            session.start(&kernel, &device, session.skeleton(), None, accelerator, 30)?.power_off()
+            let packed = session.pack(&kernel, &device, session.skeleton())?;
+            session.start(&kernel, &device, &packed, None, accelerator, 30)?.power_off()
         })?;
         Ok(session)
     }
 
-    /// Makes time in the machines depend on nothing but what they do.
+    /// Makes the guest's clock count instructions, so that times do not depend on the host's load.
     pub(crate) fn count_instructions(&mut self) {
         self.accelerator = Accelerator::Counting;
     }
 
-    /// What machines run on.
+    /// The accelerator of the guests.
     pub(crate) fn accelerator(&self) -> Accelerator {
         self.accelerator
     }
@@ -129,7 +140,7 @@ impl Session {
         Initramfs::new(&self.init)
     }
 
-    /// Boots a machine.
+    /// Boots a guest.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
         let _stage =
             clock::stage(format!("boot {} {}", machine.kernel.label(), machine.device.label()));
@@ -163,52 +174,72 @@ impl Session {
             root.overlay(overlay)
                 .with_context(|| format!("lay {} over the root", overlay.display()))?;
         }
+        let packed = self.pack(&kernel, &device, root)?;
         let spinner = progress::spinner(format!(
             "booting {} with {} under {}",
             kernel.release,
             machine.device.label(),
             self.accelerator.label()
         ));
-        let vm = self.start(&kernel, &device, root, machine.companion, self.accelerator, 180);
+        let vm = self.start(&kernel, &device, &packed, machine.companion, self.accelerator, 180);
         spinner.finish_and_clear();
         vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
+    }
+
+    /// Packs the guest's root file system into an initramfs.
+    fn pack(&self, kernel: &Kernel, device: &Device, mut root: Initramfs) -> Result<Packed> {
+        // Sockets have fixed names, so the guests of each lane have a directory of their own.
+        let directory = self.directory.join(format!("lane-{}", lanes::number()));
+        std::fs::create_dir_all(&directory)?;
+        let number = self.machines.fetch_add(1, Ordering::Relaxed);
+        root.orders(&device.setup, &kernel.release, &kernel.modules)?;
+        let size = root.size()?;
+        // A small root takes too short a time to be shown.
+        let bar = (size >= LARGE_ROOT).then(|| progress::bytes("packing the guest's root", size));
+        let archive = directory.join(format!("initramfs-{number}"));
+        root.write(&archive, |packed| {
+            if let Some(bar) = &bar {
+                bar.inc(packed);
+            }
+        })?;
+        if let Some(bar) = bar {
+            bar.finish_and_clear();
+        }
+        Ok(Packed { directory, number, archive })
     }
 
     fn start(
         &self,
         kernel: &Kernel,
         device: &Device,
-        root: Initramfs,
-        companion: Option<&Rc<Tied>>,
+        packed: &Packed,
+        companion: Option<&Rc<ChildGuard>>,
         accelerator: Accelerator,
         patience: u64,
     ) -> Result<Vm> {
-        // Sockets have fixed names, so the machines of each lane have a directory of their own.
-        let directory = self.directory.join(format!("lane-{}", lanes::number()));
-        std::fs::create_dir_all(&directory)?;
         Vm::boot(Plan {
             qemu: &self.qemu,
             accelerator,
             kernel,
             device,
-            root,
+            archive: &packed.archive,
             companion: companion.cloned(),
-            directory: &directory,
-            number: self.machines.fetch_add(1, Ordering::Relaxed),
+            directory: &packed.directory,
+            number: packed.number,
             patience: Duration::from_secs(patience),
             show_console: self.show_console,
         })
     }
 }
 
-/// Builds what every machine of this workspace runs, whatever else it is for.
+/// Builds the programs that every guest needs.
 pub(crate) fn programs() -> Result<()> {
     init()?;
     emulator()?;
     Ok(())
 }
 
-/// What a guest starts with.
+/// PID 1 of the guest.
 fn init() -> Result<PathBuf> {
     Workspace::of_lab()?.static_program("lab-guest", "lab-init", Profile::Release)
 }
@@ -226,7 +257,7 @@ fn emulator() -> Result<Option<PathBuf>> {
 
 impl Drop for Session {
     fn drop(&mut self) {
-        // Swept by the next run otherwise.
+        // What cannot be removed, the next run removes.
         let _left = std::fs::remove_dir_all(&self.directory);
     }
 }

@@ -1,7 +1,8 @@
-//! `cargo ci soak`: what is long by nature. Each part writes into `ci/lab/SOAK.md` when it last ran, on
-//! which commit, and with which result.
+//! `cargo ci soak`: the tests that take hours. Each part records in `ci/lab/SOAK.md` when it last
+//! ran, on which commit, and with which result.
 
-use crate::capability::Offer;
+use crate::capability::RunOptions;
+use crate::cases;
 use crate::clock;
 use crate::cutoff;
 use crate::device::DeviceName;
@@ -10,11 +11,10 @@ use crate::kernel::KernelName;
 use crate::lanes;
 use crate::miri;
 use crate::outcome::Outcome;
-use crate::proof;
 use crate::quick::measure;
 use crate::suite::Scope;
-use crate::summary::{Place, Summary};
-use crate::test::{self, Stand, Wants};
+use crate::summary::{Section, Summary};
+use crate::test::{self, LazySetup, SetupRequest};
 use crate::workspace::Workspace;
 use crate::{host, outcome};
 use anyhow::{Context, Result, bail};
@@ -24,18 +24,20 @@ use std::path::Path;
 use std::process::{Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 
-/// Where the results are kept, in the tree.
+/// The file of results, in the tree.
 const RECORD: &str = "ci/lab/SOAK.md";
-/// How long a suite may take, and a machine be silent.
+/// The result of a part that could not run begins with this.
+const DID_NOT_RUN: &str = "did not run";
+/// How long a suite may take, and a guest may be silent.
 const PATIENCE: Duration = Duration::from_secs(2 * 60 * 60);
 const SILENCE: Duration = Duration::from_secs(20 * 60);
 
-/// A part, by the name that the command line has for it.
+/// A part, by its name on the command line.
 struct Part {
     name: &'static str,
     /// What it shows beyond a full run.
     shows: &'static str,
-    run: fn(&Workspace, &Path) -> Result<Vec<Place>>,
+    run: fn(&Workspace, &Path) -> Result<Vec<Section>>,
 }
 
 const PARTS: &[Part] = &[
@@ -73,7 +75,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "miri",
         shows: "the tests that need no kernel under Miri, by stacked and by tree borrows",
-        run: |workspace, _| miri::places(workspace),
+        run: |workspace, _| miri::sections(workspace),
     },
     Part {
         name: "quick",
@@ -87,12 +89,12 @@ const PARTS: &[Part] = &[
 pub(crate) struct SoakArguments {
     /// Parts to run [default: all of them]
     parts: Vec<String>,
-    /// Name the parts with what they show, and run none
+    /// List the parts with what they show, and run none
     #[arg(long)]
     list: bool,
 }
 
-/// Runs the parts one after the other, and answers success only if nothing failed.
+/// Runs the parts one after the other. It returns success only if nothing failed.
 pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     if arguments.list {
         for part in PARTS {
@@ -112,98 +114,117 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     cutoff::watch(&logs)?;
     let commit = commit(workspace.root());
     let mut summary = Summary::default();
+    let mut skipped = Vec::new();
     let wanted = |part: &&Part| {
         arguments.parts.is_empty() || arguments.parts.iter().any(|name| name == part.name)
     };
     for part in PARTS.iter().filter(wanted) {
         let start = Instant::now();
         let stage = clock::stage(format!("soak: {}", part.name));
-        let places = (part.run)(&workspace, &logs);
+        let sections = (part.run)(&workspace, &logs);
         drop(stage);
-        let places = places.unwrap_or_else(|error| vec![test::place_of(part.name, Err(error))]);
+        let sections =
+            sections.unwrap_or_else(|error| vec![test::section_of(part.name, Err(error))]);
         let row = Row {
             when: today(),
             commit: commit.clone(),
-            result: result(&places),
+            result: result(&sections),
             minutes: start.elapsed().as_secs().div_ceil(60),
         };
         note(&workspace.root().join(RECORD), part.name, &row)?;
-        summary.places.extend(places);
+        skipped.extend(skip_of(&sections).map(|why| format!("{}: {why}", part.name)));
+        summary.sections.extend(sections);
     }
     println!("\n{summary}");
     let class = clock::machine_class("soak");
     let table = clock::finish(workspace.root(), &logs, "soak", &class, false);
     println!("\n{}", table.context("the table of stages")?);
     println!("{summary:#}; {RECORD} says when each part last ran");
+    if let Some(problem) = unmet(&arguments.parts, &skipped) {
+        bail!(problem);
+    }
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+}
+
+/// The error if a part that was requested by name could not run; in a whole soak that is a skip.
+fn unmet(requested: &[String], skipped: &[String]) -> Option<String> {
+    let named = !requested.is_empty() && !skipped.is_empty();
+    named.then(|| format!("requested by name, but did not run: {}", skipped.join("; ")))
+}
+
+/// Why a part did not run: the reason of its first skip, if it has nothing but skips.
+fn skip_of(sections: &[Section]) -> Option<&str> {
+    let reports = sections.iter().flat_map(|section| &section.reports);
+    let reasons = reports.map(|report| match &report.outcome {
+        Outcome::Skipped(why) => Some(why.as_str()),
+        Outcome::Passed | Outcome::Failed(_) => None,
+    });
+    reasons.collect::<Option<Vec<&str>>>()?.first().copied()
 }
 
 fn scope() -> Scope<'static> {
     Scope {
         filter: None,
         choice: None,
-        offer: Offer { peers: true, soak: true },
+        options: RunOptions { peers: true, soak: true },
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,
     }
 }
 
-fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<Stand> {
+fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<LazySetup> {
     let needs = Needs { kernels: kernels.to_vec(), peers: true, python: true };
-    let stand = Stand::default();
-    stand.prepare(&Wants { needs, console: false, suites, examples: false });
-    stand.ready()?;
-    Ok(stand)
+    let setup = LazySetup::default();
+    setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
+    setup.ready()?;
+    Ok(setup)
 }
 
-fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Place>> {
-    let stand = ready(&[KernelName::Newest], vec![device])?;
-    Ok(vec![test::suites_on(&stand, KernelName::Newest, device, &scope(), logs)?])
+fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Section>> {
+    let setup = ready(&[KernelName::Newest], vec![device])?;
+    Ok(vec![test::suites_on(&setup, KernelName::Newest, device, &scope(), logs)?])
 }
 
-/// A group of cases on these kernels, side by side.
-fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Place>> {
-    let group = proof::group(name).with_context(|| format!("no group {name}"))?;
-    let stand = ready(kernels, Vec::new())?;
-    let (stand, scope) = (&stand, &scope());
+/// A group of cases on these kernels, in parallel.
+fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>> {
+    let group = cases::group(name).with_context(|| format!("no group {name}"))?;
+    let setup = ready(kernels, Vec::new())?;
+    let (setup, scope) = (&setup, &scope());
     let jobs = kernels
         .iter()
         .map(|&kernel| {
             let name = format!("{} mlx5 {}", kernel.label(), group.name);
-            let place = name.clone();
-            let run =
-                move || test::place_of(&place, test::group_on(group, stand, kernel, scope, logs));
+            let section = name.clone();
+            let run = move || {
+                test::section_of(&section, test::group_on(group, setup, kernel, scope, logs))
+            };
             lanes::Job::new(name, run).on(group.lanes)
         })
         .collect();
     Ok(lanes::run(lanes::count(), jobs))
 }
 
-fn planted() -> Result<Vec<Place>> {
+fn planted() -> Result<Vec<Section>> {
     let (text, enough) = measure::defects("")?;
     let outcome = if enough { Outcome::Passed } else { Outcome::Failed(text.clone()) };
     let report = outcome::Report { name: "quick::catches_planted_defects".into(), outcome };
-    Ok(vec![Place { name: "quick".into(), reports: vec![report], note: text }])
+    Ok(vec![Section { name: "quick".into(), reports: vec![report], note: text }])
 }
 
 /// A result in one cell of the table.
-fn result(places: &[Place]) -> String {
-    let summary = Summary { places: places.to_vec() };
-    let reports = || places.iter().flat_map(|place| &place.reports);
-    let first = reports().find(|report| matches!(report.outcome, Outcome::Failed(_)));
-    let skipped = reports().all(|report| matches!(report.outcome, Outcome::Skipped(_)));
-    match first {
-        Some(report) => format!("**failed**: {summary:#}; first {}", report.name),
-        None if skipped => match reports().next().map(|report| &report.outcome) {
-            Some(Outcome::Skipped(why)) => format!("did not run: {why}"),
-            _ => "did not run".into(),
-        },
-        None => format!("passed: {summary:#}"),
+fn result(sections: &[Section]) -> String {
+    let summary = Summary { sections: sections.to_vec() };
+    let mut reports = sections.iter().flat_map(|section| &section.reports);
+    let first = reports.find(|report| matches!(report.outcome, Outcome::Failed(_)));
+    match (first, skip_of(sections)) {
+        (Some(report), _) => format!("**failed**: {summary:#}; first {}", report.name),
+        (None, Some(why)) => format!("{DID_NOT_RUN}: {why}"),
+        (None, None) => format!("passed: {summary:#}"),
     }
 }
 
-/// When a part ran, and what came of it.
+/// When a part ran, and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct Row {
     when: String,
@@ -218,7 +239,8 @@ fn note(path: &Path, part: &str, row: &Row) -> Result<()> {
     fs::write(path, noted(&text, part, row)).with_context(|| format!("write {}", path.display()))
 }
 
-/// The file with a part's row in it. Rows of parts that are no more are left out.
+/// The file with a part's new row. A part that could not run keeps the result of its last run, and
+/// rows of removed parts are dropped.
 fn noted(text: &str, part: &str, row: &Row) -> String {
     let mut lines = vec![
         "# When the soak last ran".to_owned(),
@@ -231,7 +253,10 @@ fn noted(text: &str, part: &str, row: &Row) -> String {
     ];
     for known in PARTS {
         let start = format!("| {} |", known.name);
-        let line = if known.name == part {
+        let before = text.lines().find(|line| line.starts_with(&start)).map(str::to_owned);
+        let has_run = |line: &String| !line.contains("| never |") && !line.contains(DID_NOT_RUN);
+        let keeps = row.result.starts_with(DID_NOT_RUN) && before.as_ref().is_some_and(has_run);
+        let line = if known.name == part && !keeps {
             Some(format!(
                 "{start} {} | {} | {} | {} | {} |",
                 known.shows,
@@ -241,14 +266,14 @@ fn noted(text: &str, part: &str, row: &Row) -> String {
                 row.minutes
             ))
         } else {
-            text.lines().find(|line| line.starts_with(&start)).map(str::to_owned)
+            before
         };
         lines.push(line.unwrap_or_else(|| format!("{start} {} | never | | | |", known.shows)));
     }
     lines.join("\n") + "\n"
 }
 
-/// What a command prints, without white space around it, if it succeeds.
+/// The trimmed output of a command, if it succeeds.
 pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<String> {
     let output = Command::new(command)
         .args(arguments)
@@ -260,7 +285,7 @@ pub(crate) fn output(root: &Path, command: &str, arguments: &[&str]) -> Option<S
     output.status.success().then(|| String::from_utf8_lossy(&output.stdout).trim().to_owned())
 }
 
-/// The commit, and whether something beside this file differs from it.
+/// The commit, and whether any other file differs from it.
 fn commit(root: &Path) -> String {
     let Some(commit) = output(root, "git", &["rev-parse", "--short=10", "HEAD"]) else {
         return "unknown".into();
@@ -297,15 +322,33 @@ mod tests {
     }
 
     #[test]
+    fn a_part_that_could_not_run_leaves_the_result_of_its_last_run() {
+        let skipped = row("did not run: [miri] missing");
+        let text = noted("", "miri", &skipped);
+        assert!(text.contains("[miri] missing"), "{text}");
+        let text = noted(&text, "miri", &row("passed: 9"));
+        assert!(!text.contains("[miri] missing") && text.contains("passed: 9"));
+        assert_eq!(noted(&text, "miri", &skipped), text);
+    }
+
+    #[test]
+    fn a_part_that_could_not_run_is_an_error_only_if_it_was_requested_by_name() {
+        let (miri, skipped) = (["miri".to_owned()], ["miri: [miri] missing".to_owned()]);
+        assert_eq!(unmet(&[], &skipped), None);
+        assert_eq!(unmet(&miri, &[]), None);
+        assert!(unmet(&miri, &skipped).unwrap().ends_with("did not run: miri: [miri] missing"));
+    }
+
+    #[test]
     fn a_part_that_could_not_run_has_not_passed() {
-        let place = |outcome| {
+        let section = |outcome| {
             let reports = vec![Report { name: "a".into(), outcome }];
-            vec![Place { reports, ..Place::default() }]
+            vec![Section { reports, ..Section::default() }]
         };
-        assert!(result(&place(Outcome::Passed)).starts_with("passed"));
-        assert!(result(&place(Outcome::Failed("x".into()))).contains("failed"));
+        assert!(result(&section(Outcome::Passed)).starts_with("passed"));
+        assert!(result(&section(Outcome::Failed("x".into()))).contains("failed"));
         let why = "[miri] not installed";
-        assert_eq!(result(&place(Outcome::Skipped(why.into()))), format!("did not run: {why}"));
+        assert_eq!(result(&section(Outcome::Skipped(why.into()))), format!("did not run: {why}"));
     }
 
     #[test]

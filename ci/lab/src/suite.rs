@@ -1,7 +1,7 @@
-//! The device suites: static test binaries, run in a machine as an ordinary user and, for tests
-//! whose names begin with `root::`, as root.
+//! The device suites: static test binaries. The guest runs them as an ordinary user, and tests
+//! whose names begin with `root::` as root.
 
-use crate::capability::{self, Offer, Running};
+use crate::capability::{self, RunOptions, RunningKernel};
 use crate::clock;
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
@@ -18,24 +18,24 @@ use std::os::unix::process::ExitStatusExt;
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// The suite of which a part can be chosen.
+/// The suite whose tests can be chosen one by one.
 const CHOSEN: &str = "device";
 
-/// Tests under this module run as root, all others do not.
+/// Tests of this module run as root, all others as the user.
 const ROOT: &str = "root::";
 
 /// An integration test whose binary is run on devices.
 struct Target {
     package: &'static str,
     test: &'static str,
-    /// Modules that it looks into and the device does not bring.
+    /// Kernel modules that it inspects and that the device does not need.
     modules: &'static [&'static str],
     devices: &'static [DeviceName],
 }
 
 const TARGETS: &[Target] = &[
     Target { package: "uverbs", test: "device", modules: &[], devices: &DeviceName::ALL },
-    // What it asks is the kernel's to answer, so that one device will do.
+    // It inspects the kernel only, so one device suffices.
     Target {
         package: "uverbs-uapi",
         test: "btf",
@@ -44,7 +44,7 @@ const TARGETS: &[Target] = &[
     },
 ];
 
-/// A suite's binary, built.
+/// A built suite.
 #[derive(Clone, Debug)]
 pub(crate) struct Suite {
     /// Name of its test target.
@@ -98,40 +98,40 @@ pub(crate) fn edited(built: &[(String, PathBuf)], abi: bool) -> Vec<Suite> {
 #[derive(Clone, Debug)]
 pub(crate) struct Scope<'a> {
     pub(crate) filter: Option<&'a str>,
-    /// Of the tests that the filter leaves, those that this accepts; all of them if there is none.
-    pub(crate) choice: Option<&'a Choice>,
-    pub(crate) offer: Offer,
-    /// How many times more rounds than in an ordinary run tests do that repeat what they do.
+    /// Of the tests that pass the filter, only those that this accepts.
+    pub(crate) choice: Option<&'a NamePrefixes>,
+    pub(crate) options: RunOptions,
+    /// Factor for the rounds of tests that repeat their work.
     pub(crate) rounds: u32,
-    /// For one run of one suite.
+    /// The limit for one run of one suite.
     pub(crate) patience: Duration,
-    /// Without a sign of life.
+    /// The limit for silence.
     pub(crate) silence: Duration,
 }
 
-/// Beginnings of tests' names.
+/// Prefixes of test names.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Choice(pub(crate) BTreeSet<String>);
+pub(crate) struct NamePrefixes(pub(crate) BTreeSet<String>);
 
-impl Choice {
+impl NamePrefixes {
     /// Whether a test is one of these.
     pub(crate) fn has(&self, name: &str) -> bool {
         self.0.iter().any(|beginning| name.starts_with(beginning.as_str()))
     }
 }
 
-/// Where the suites run, for judging what they skip.
+/// The guest that a suite runs in, which decides which skips are legitimate.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Ground<'a> {
+pub(crate) struct Guest<'a> {
     pub(crate) device: DeviceName,
     pub(crate) kernel: KernelName,
-    pub(crate) running: &'a Running,
+    pub(crate) running: &'a RunningKernel,
 }
 
-/// Looks at the kernel of a machine.
-pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<Running> {
+/// Probes the kernel of a guest.
+pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<RunningKernel> {
     let release = vm.greeting.release.clone();
-    Running::look(device, &release, true, |file| {
+    RunningKernel::probe(device, &release, true, |file| {
         let command = ["cat", file].map(str::to_owned).to_vec();
         let order = Order { command, root: true, ..Order::default() };
         let (ending, contents, _) = collect(vm, &order, Duration::from_secs(60));
@@ -139,9 +139,13 @@ pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<Running> {
     })
 }
 
-/// Judges what the kernel shows: on a kernel of every whole run nothing may contradict the table, on
-/// others the kernel is right.
-pub(crate) fn signs(running: &Running, kernel: KernelName, filter: Option<&str>) -> Vec<Report> {
+/// Compares the capability probes with the table's versions. On the three kernels of a whole run a
+/// contradiction fails the run; on others it is printed, and the probe decides.
+pub(crate) fn check_probes(
+    running: &RunningKernel,
+    kernel: KernelName,
+    filter: Option<&str>,
+) -> Vec<Report> {
     const NAME: &str = "capabilities::kernel_shows_what_the_table_says";
     if filter.is_some_and(|filter| !NAME.contains(filter)) {
         return Vec::new();
@@ -149,7 +153,7 @@ pub(crate) fn signs(running: &Running, kernel: KernelName, filter: Option<&str>)
     let found = running.contradictions();
     if !KernelName::ALL.contains(&kernel) {
         for contradiction in found {
-            println!("kernel {kernel}: {contradiction}; what it shows counts");
+            println!("kernel {kernel}: {contradiction}; the probe decides");
         }
         return Vec::new();
     }
@@ -158,12 +162,12 @@ pub(crate) fn signs(running: &Running, kernel: KernelName, filter: Option<&str>)
     vec![Report { name: NAME.into(), outcome }]
 }
 
-/// Runs one suite in a machine, as the user and as root.
+/// Runs one suite in a guest, as the user and as root.
 pub(crate) fn run(
     vm: &mut Vm,
     suite: &Suite,
     scope: &Scope<'_>,
-    ground: Ground<'_>,
+    guest: Guest<'_>,
     logs: &Path,
 ) -> Result<Vec<Report>> {
     for module in suite.modules {
@@ -178,7 +182,7 @@ pub(crate) fn run(
         }
         ending?;
     }
-    let list = order(suite, scope, &["--list"], false, ground);
+    let list = order(suite, scope, &["--list"], false, guest);
     let (ending, names, errors) = collect(vm, &list, Duration::from_secs(60));
     if ending?.status() != 0 {
         bail!("{} --list failed: {errors}", suite.program());
@@ -192,17 +196,17 @@ pub(crate) fn run(
     if !plan.user.is_empty() {
         let mut arguments = vec!["--skip", ROOT];
         arguments.extend(scope.filter);
-        reports.extend(pass(vm, suite, scope, ground, &arguments, false, &plan.user, logs)?);
+        reports.extend(pass(vm, suite, scope, guest, &arguments, false, &plan.user, logs)?);
     }
     match scope.filter {
         None if !plan.root.is_empty() => {
-            reports.extend(pass(vm, suite, scope, ground, &[ROOT], true, &plan.root, logs)?);
+            reports.extend(pass(vm, suite, scope, guest, &[ROOT], true, &plan.root, logs)?);
         }
         _ => {
             for name in &plan.root {
                 let arguments = ["--exact", name.as_str()];
                 let names = std::slice::from_ref(name);
-                reports.extend(pass(vm, suite, scope, ground, &arguments, true, names, logs)?);
+                reports.extend(pass(vm, suite, scope, guest, &arguments, true, names, logs)?);
             }
         }
     }
@@ -229,7 +233,7 @@ impl Passes {
             if name.starts_with(ROOT) {
                 passes.root.push(name.clone());
             } else if name.contains(ROOT) {
-                // The binary knows filters by substring only, so this one would never run.
+                // The binary matches filters by substring only, so this test would run in no pass.
                 bail!("test {name}: `{ROOT}` may stand only at the start of a name");
             } else {
                 passes.user.push(name.clone());
@@ -244,15 +248,15 @@ fn order(
     scope: &Scope<'_>,
     arguments: &[&str],
     root: bool,
-    ground: Ground<'_>,
+    guest: Guest<'_>,
 ) -> Order {
     let mut command = vec![suite.program()];
     command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
-    let mut environment = environment(scope.offer);
+    let mut environment = environment(scope.options);
     if scope.rounds > 1 {
         environment.push(("UVERBS_ROUNDS".into(), scope.rounds.to_string()));
     }
-    let (device, second) = match ground.device {
+    let (device, second) = match guest.device {
         DeviceName::Rxe => ("rxe0", "rxe1"),
         DeviceName::Mlx5 => ("mlx5_0", "mlx5_1"),
     };
@@ -261,35 +265,35 @@ fn order(
     Order { command, environment, root, terminal: None }
 }
 
-fn environment(offer: Offer) -> Vec<(String, String)> {
+fn environment(options: RunOptions) -> Vec<(String, String)> {
     let mut environment = vec![("RUST_BACKTRACE".into(), "1".into())];
-    if offer.peers {
+    if options.peers {
         environment.push(("UVERBS_PEERS".into(), "1".into()));
     }
-    if offer.soak {
+    if options.soak {
         environment.push(("UVERBS_SOAK".into(), "1".into()));
     }
     environment
 }
 
-/// One run of the binary; what it reports is judged.
+/// Runs the binary once, and checks its skips.
 #[expect(clippy::too_many_arguments, reason = "each says one thing about the one call there is")]
 fn pass(
     vm: &mut Vm,
     suite: &Suite,
     scope: &Scope<'_>,
-    ground: Ground<'_>,
+    guest: Guest<'_>,
     arguments: &[&str],
     root: bool,
     names: &[String],
     logs: &Path,
 ) -> Result<Vec<Report>> {
-    let mut order = order(suite, scope, arguments, root, ground);
+    let mut order = order(suite, scope, arguments, root, guest);
     order.command.extend(["--test-threads".into(), "1".into()]);
     if scope.choice.is_some() && suite.name == CHOSEN {
         order.environment.push(("UVERBS_TEST_NAMES".into(), names.join(",")));
     }
-    // Results go where standard output went; what tests print themselves joins standard error.
+    // Results go to the former standard output; output of the tests joins standard error.
     let redirect = r#"exec "$@" --logfile /dev/fd/3 3>&1 1>&2"#;
     let mut command: Vec<String> =
         ["sh", "-c", redirect, "lab"].iter().map(|word| (*word).to_owned()).collect();
@@ -299,8 +303,8 @@ fn pass(
     let who = if root { "root" } else { "user" };
     let log = logs.join(format!(
         "{}-{}-{}-{who}.log",
-        ground.kernel.label(),
-        ground.device.label(),
+        guest.kernel.label(),
+        guest.device.label(),
         suite.name
     ));
     fs::write(&log, format!("{results}\n--- printed by tests ---\n{noise}"))
@@ -309,7 +313,7 @@ fn pass(
     let reports = judge(&results, &noise, names, &how)
         .into_iter()
         .map(|report| {
-            object(report, |reason| capability::objection(reason, ground.running, scope.offer))
+            object(report, |reason| capability::objection(reason, guest.running, scope.options))
         })
         .map(|report| Report { name: format!("{}::{}", suite.name, report.name), ..report })
         .collect();
@@ -328,7 +332,7 @@ fn object(report: Report, objection: impl Fn(&str) -> Option<String>) -> Report 
     }
 }
 
-/// What a run reported, with a failure for everything that it should have and did not.
+/// The reports of a run, with a failure for each expected report that is missing.
 fn judge(
     results: &str,
     noise: &str,
@@ -365,7 +369,7 @@ fn judge(
     reports
 }
 
-/// Runs an order without limits on silence.
+/// Runs a command in the guest, without a limit on silence.
 pub(crate) fn collect(
     vm: &mut Vm,
     order: &Order,
@@ -381,7 +385,8 @@ pub(crate) fn collect(
     (ending, text(stdout), text(stderr))
 }
 
-/// Runs an order, shows result lines as they come, and gives up on too long a silence.
+/// Runs a command in the guest, prints result lines as they come, and gives up when it is silent
+/// for too long.
 pub(crate) fn follow(
     vm: &mut Vm,
     order: &Order,
@@ -389,7 +394,7 @@ pub(crate) fn follow(
 ) -> (Result<Ending>, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut shown = 0;
-    // Tests run one after the other, so each began when the one before it ended.
+    // Tests run one after the other, so each starts when the one before it ends.
     let mut since = Instant::now();
     let end = Instant::now() + scope.patience;
     let ending = (|| {
@@ -433,15 +438,15 @@ pub(crate) fn follow(
     (ending, text(stdout), text(stderr))
 }
 
-/// Runs a suite on a device of this very machine. Nothing of the machine is changed: tests that do
-/// so run as root in the lab only. What the kernel's driver decides is judged by the table; what a real
-/// device lacks is for its owner to judge.
+/// Runs a suite on a device of this machine, and changes nothing of the machine: tests that do run
+/// as root, in the lab only. The table decides on skips for features of the driver; a skip for a
+/// feature of a real device is always legitimate.
 pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Result<Vec<Report>> {
     let mut command = std::process::Command::new(&suite.binary);
     command
         .args(["--skip", ROOT, "--test-threads", "1", "--color", "never"])
         .args(scope.filter)
-        .envs(environment(scope.offer))
+        .envs(environment(scope.options))
         .env("UVERBS_TEST_DEVICE", device)
         .env_remove("UVERBS_LAB");
     let run = watch::run(command, scope.patience)?;
@@ -458,7 +463,7 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     let mut reports: Vec<Report> = judge(&run.stdout, &run.stderr, &names, &how)
         .into_iter()
         .map(|report| {
-            object(report, |reason| capability::objection(reason, running.as_ref()?, scope.offer))
+            object(report, |reason| capability::objection(reason, running.as_ref()?, scope.options))
         })
         .collect();
     if reports.is_empty() && scope.filter.is_none() {
@@ -470,22 +475,22 @@ pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Resu
     Ok(reports)
 }
 
-/// Looks at this machine's kernel; none if the table knows nothing of the device's driver. `root` is
-/// where `/proc` and `/sys` lie.
-fn native_kernel(root: &Path, device: &str) -> Result<Option<Running>> {
+/// Probes this machine's kernel; `None` if the table does not know the device's driver. `/proc` and
+/// `/sys` are under `root`.
+fn native_kernel(root: &Path, device: &str) -> Result<Option<RunningKernel>> {
     let directory = root.join("sys/class/infiniband").join(device);
     let driver = fs::read_link(directory.join("device/driver")).ok();
     let is_mlx5 = driver.is_some_and(|path| path.ends_with("mlx5_core"));
     let device = if is_mlx5 {
         DeviceName::Mlx5
     } else if directory.join("parent").exists() {
-        // The interface below it, which of all drivers only soft-RoCE tells.
+        // Of all drivers only soft-RoCE names the interface below it.
         DeviceName::Rxe
     } else {
         return Ok(None);
     };
     let release = fs::read_to_string(root.join("proc/sys/kernel/osrelease"))?;
-    let look = Running::look(device, &release, false, |file| {
+    let look = RunningKernel::probe(device, &release, false, |file| {
         let contents = fs::read(root.join(file.trim_start_matches('/')));
         Ok(contents.ok().map(|bytes| String::from_utf8_lossy(&bytes).into_owned()))
     });
@@ -513,12 +518,12 @@ mod tests {
         fs::write(root.join("sys/kernel/btf/rdma_rxe"), b"\xeb\x9f\0rxe_ib_advise_mr\0").unwrap();
         let judged = |device: &str, reason: &str| {
             let running = native_kernel(&root, device).unwrap();
-            running.map(|running| capability::objection(reason, &running, Offer::default()))
+            running.map(|running| capability::objection(reason, &running, RunOptions::default()))
         };
         assert_eq!(judged("siw0", "[srq] no"), None, "a driver that the table does not know");
         assert_eq!(judged("rocep1s0", "[device_memory] no"), Some(None));
         assert!(judged("rocep1s0", "[srq] no").unwrap().is_some());
-        // Carried back: 6.8 does not have it upstream.
+        // Backported: upstream's 6.8 lacks it.
         assert!(judged("soft0", "[advise_mr] no").unwrap().is_some());
         assert_eq!(judged("soft0", "[netns] no"), Some(None));
         fs::remove_dir_all(&root).unwrap();
@@ -529,7 +534,7 @@ mod tests {
     }
 
     #[test]
-    fn tests_are_parted_by_who_runs_them() {
+    fn tests_are_split_by_user_and_root() {
         let all = names(&["pd::a", "root::link", "mr::b"]);
         let passes = Passes::of(&all, None).unwrap();
         assert_eq!(passes.user, names(&["pd::a", "mr::b"]));
@@ -540,8 +545,8 @@ mod tests {
     }
 
     #[test]
-    fn a_choice_is_of_beginnings() {
-        let choice = Choice(["rc::", "cq::poll"].map(str::to_owned).into());
+    fn a_prefix_chooses_the_tests_that_begin_with_it() {
+        let choice = NamePrefixes(["rc::", "cq::poll"].map(str::to_owned).into());
         assert!(choice.has("rc::send") && choice.has("cq::polls_in_order"));
         assert!(!choice.has("cq::resize") && !choice.has("mlx5::rc::send"));
     }

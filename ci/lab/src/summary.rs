@@ -1,24 +1,24 @@
-//! The end of `cargo ci test`: how many passed, failed and skipped, where, and why.
+//! The end of `cargo ci test`: the counts of passed, failed and skipped tests, with the reasons.
 //!
-//! Whoever looks at the end of a log sees what failed: what was skipped stands before.
+//! Skips are printed before failures, so that the end of a log shows what failed.
 
 use crate::outcome::{Outcome, Report};
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// Results of one place: the host, or a kernel with a device.
+/// A section of the summary: the host, or a kernel with a device.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Place {
+pub(crate) struct Section {
     pub(crate) name: String,
     pub(crate) reports: Vec<Report>,
-    /// What to know beside the counts, such as how long it took.
+    /// A remark beside the counts, for example the time.
     pub(crate) note: String,
 }
 
-/// Results of all places.
+/// The results of a run.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Summary {
-    pub(crate) places: Vec<Place>,
+    pub(crate) sections: Vec<Section>,
 }
 
 /// Counts of a set of reports.
@@ -57,30 +57,30 @@ impl Summary {
     }
 
     fn counts(&self) -> Counts {
-        Counts::of(self.places.iter().flat_map(|place| &place.reports))
+        Counts::of(self.sections.iter().flat_map(|section| &section.reports))
     }
 
-    /// What was skipped, with its reason, and the places where just that was.
+    /// The skipped tests by reason, with the sections that skipped exactly these.
     fn skips(&self) -> Skips<'_> {
         let mut skips = Skips::new();
-        for place in &self.places {
+        for section in &self.sections {
             let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
-            for report in &place.reports {
+            for report in &section.reports {
                 if let Outcome::Skipped(reason) = &report.outcome {
                     reasons.entry(reason).or_default().push(&report.name);
                 }
             }
             for (reason, mut names) in reasons {
-                // Tests end in another order in each place.
+                // The order in which tests end differs between sections.
                 names.sort_unstable();
-                skips.entry((reason, names)).or_default().push(&place.name);
+                skips.entry((reason, names)).or_default().push(&section.name);
             }
         }
         skips
     }
 }
 
-/// Places by a reason and the names of the tests that were skipped for it.
+/// Sections by a reason and the names of the tests that were skipped for it.
 type Skips<'s> = BTreeMap<(&'s str, Vec<&'s str>), Vec<&'s str>>;
 
 /// Skips, failures and counts; with `{:#}` only the count of everything.
@@ -89,14 +89,14 @@ impl fmt::Display for Summary {
         if to.alternate() {
             return write!(to, "{}", self.counts());
         }
-        for ((reason, names), places) in self.skips() {
+        for ((reason, names), sections) in self.skips() {
             let reason = if reason.is_empty() { "(no reason given)" } else { reason };
-            writeln!(to, "skipped {}: {reason}: {}", places.join(", "), names.join(", "))?;
+            writeln!(to, "skipped {}: {reason}: {}", sections.join(", "), names.join(", "))?;
         }
-        for place in &self.places {
-            for report in &place.reports {
+        for section in &self.sections {
+            for report in &section.reports {
                 if let Outcome::Failed(message) = &report.outcome {
-                    writeln!(to, "FAILED {}: {}", place.name, report.name)?;
+                    writeln!(to, "FAILED {}: {}", section.name, report.name)?;
                     for line in message.lines() {
                         writeln!(to, "    {line}")?;
                     }
@@ -104,12 +104,15 @@ impl fmt::Display for Summary {
             }
         }
         writeln!(to)?;
-        let width = self.places.iter().map(|place| place.name.len()).max().unwrap_or(0);
-        for place in &self.places {
-            let counts = Counts::of(place.reports.iter());
-            let note =
-                if place.note.is_empty() { String::new() } else { format!("  ({})", place.note) };
-            writeln!(to, "{:width$}  {counts}{note}", place.name)?;
+        let width = self.sections.iter().map(|section| section.name.len()).max().unwrap_or(0);
+        for section in &self.sections {
+            let counts = Counts::of(section.reports.iter());
+            let note = if section.note.is_empty() {
+                String::new()
+            } else {
+                format!("  ({})", section.note)
+            };
+            writeln!(to, "{:width$}  {counts}{note}", section.name)?;
         }
         write!(to, "{}", self.counts())
     }
@@ -126,20 +129,20 @@ mod tests {
     #[test]
     fn the_last_line_counts_everything() {
         let summary = Summary {
-            places: vec![
-                Place {
+            sections: vec![
+                Section {
                     name: "host".into(),
                     reports: vec![report("fmt", Outcome::Passed)],
-                    ..Place::default()
+                    ..Section::default()
                 },
-                Place {
+                Section {
                     name: "6.1 rxe".into(),
                     reports: vec![
                         report("a", Outcome::Passed),
                         report("b", Outcome::Skipped("[odp] none".into())),
                         report("c", Outcome::Failed("boom".into())),
                     ],
-                    ..Place::default()
+                    ..Section::default()
                 },
             ],
         };
@@ -150,23 +153,23 @@ mod tests {
         assert!(summary.failed());
     }
 
-    /// Skips, failures, counts; places that skip the same for the same reason are on one line.
+    /// Skips, failures, counts; sections that skip the same for the same reason are on one line.
     #[test]
-    fn failures_are_behind_skips_that_are_joined() {
-        let place = |name: &str, reports: &[(&str, Outcome)]| Place {
+    fn failures_follow_skips_joined_by_reason() {
+        let section = |name: &str, reports: &[(&str, Outcome)]| Section {
             name: name.into(),
             reports: reports.iter().map(|(name, outcome)| report(name, outcome.clone())).collect(),
-            ..Place::default()
+            ..Section::default()
         };
         let failed = |message: &str| Outcome::Failed(message.into());
         let odp = || Outcome::Skipped("[odp] none".into());
         let old = || Outcome::Skipped("[dmabuf] old".into());
-        let places = vec![
-            place("6.1 mlx5", &[("a", odp()), ("c", failed("boom")), ("b", odp()), ("d", old())]),
-            place("6.12 mlx5", &[("b", odp()), ("a", odp()), ("d", failed("one\ntwo"))]),
-            place("7.3 mlx5", &[("a", odp()), ("b", Outcome::Passed), ("d", odp())]),
+        let sections = vec![
+            section("6.1 mlx5", &[("a", odp()), ("c", failed("boom")), ("b", odp()), ("d", old())]),
+            section("6.12 mlx5", &[("b", odp()), ("a", odp()), ("d", failed("one\ntwo"))]),
+            section("7.3 mlx5", &[("a", odp()), ("b", Outcome::Passed), ("d", odp())]),
         ];
-        let text = Summary { places }.to_string();
+        let text = Summary { sections }.to_string();
         let lines: Vec<&str> = text.lines().collect();
         assert_eq!(
             lines,
@@ -189,9 +192,9 @@ mod tests {
     }
 
     #[test]
-    fn nothing_at_all_is_a_failure() {
+    fn a_run_without_tests_fails() {
         assert!(Summary::default().failed());
-        let passed = Place { reports: vec![report("a", Outcome::Passed)], ..Place::default() };
-        assert!(!Summary { places: vec![passed] }.failed());
+        let passed = Section { reports: vec![report("a", Outcome::Passed)], ..Section::default() };
+        assert!(!Summary { sections: vec![passed] }.failed());
     }
 }

@@ -1,7 +1,8 @@
-//! `cargo ci test`: the host's tests and the device suites on each kernel and device asked for, side by
-//! side.
+//! `cargo ci test`: the host's tests, and the device suites on each requested kernel and device, in
+//! parallel.
 
-use crate::capability::Offer;
+use crate::capability::RunOptions;
+use crate::cases::{self, CaseContext, EmulatorCheck};
 use crate::check;
 use crate::clock;
 use crate::cutoff;
@@ -12,10 +13,9 @@ use crate::host;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::outcome::{Outcome, Report};
-use crate::proof::{self, Proof, Witness};
 use crate::session::{self, Machine, Session};
-use crate::suite::{self, Ground, Scope, Suite};
-use crate::summary::{Place, Summary};
+use crate::suite::{self, Guest, Scope, Suite};
+use crate::summary::{Section, Summary};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
@@ -65,7 +65,7 @@ pub(crate) struct TestArguments {
     /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
     #[arg(long)]
     full: bool,
-    /// Leave out what needs no device: the host's tests, with --full what `cargo ci check` does
+    /// Leave out the host's tests, and with --full also `cargo ci check`
     #[arg(long)]
     no_host: bool,
     /// Show the kernels' consoles
@@ -74,7 +74,7 @@ pub(crate) struct TestArguments {
     /// Write the time of each stage into ci/lab/times.txt, for later runs to be compared with
     #[arg(long)]
     record_times: bool,
-    /// Run only tests whose names contain this, and not what `cargo ci check` does
+    /// Run only tests whose names contain this, and leave out `cargo ci check`
     filter: Option<String>,
 }
 
@@ -96,7 +96,7 @@ impl TestArguments {
         }
     }
 
-    /// What is to be fetched.
+    /// The downloads that the run needs.
     fn needs(&self) -> Needs {
         let proven = self.devices().contains(&DeviceName::Mlx5);
         let more = self.full || self.filter.is_some();
@@ -112,7 +112,7 @@ impl TestArguments {
         Scope {
             filter: self.filter.as_deref(),
             choice: None,
-            offer: Offer { peers: self.full, soak: false },
+            options: RunOptions { peers: self.full, soak: false },
             rounds: if self.full { FULL_ROUNDS } else { 1 },
             patience: if self.full { minutes(30) } else { minutes(12) },
             silence: if self.full { minutes(10) } else { minutes(3) },
@@ -120,19 +120,19 @@ impl TestArguments {
     }
 }
 
-/// What a full run multiplies the rounds of an ordinary one by: 500 where that has 100. Ten thousand
-/// are the soak's.
+/// A full run repeats five times as often as an ordinary one: 500 rounds in place of 100. The soak
+/// has 10,000.
 const FULL_ROUNDS: u32 = 5;
 
-/// Names of jobs that others wait for.
-const MACHINES: &str = "what machines want";
+/// Names of jobs that other jobs wait for.
+const SETUP: &str = "setup";
 const CHECK: &str = "check";
 const HOST: &str = "host tests";
 
-/// What jobs answer: results of a place, of which several jobs may have a part.
-type Work<'a> = Job<'a, Place>;
+/// A job returns a section, or its part of a section that several jobs fill.
+type Work<'a> = Job<'a, Section>;
 
-/// Runs everything, prints the summary, and answers success only if nothing failed.
+/// Runs the tests and prints the summary. It returns success only if nothing failed.
 pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
@@ -140,27 +140,27 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     cutoff::watch(&logs)?;
     let scope = arguments.scope();
     let mut accelerator = "no machine";
-    let places = match &arguments.native {
+    let sections = match &arguments.native {
         Some(device) => {
-            let mut places = Vec::new();
+            let mut sections = Vec::new();
             if !arguments.no_host {
-                places.push(host::tests(&workspace, scope.filter)?);
+                sections.push(host::tests(&workspace, scope.filter)?);
             }
-            places.push(native(&workspace, device, &scope)?);
-            places
+            sections.push(native(&workspace, device, &scope)?);
+            sections
         }
         None => {
-            let stand = Stand::default();
-            let places =
-                lanes::run(lanes::count(), jobs(arguments, &workspace, &stand, &scope, &logs));
-            if let Some(Ok(ready)) = stand.ready.get() {
+            let setup = LazySetup::default();
+            let sections =
+                lanes::run(lanes::count(), jobs(arguments, &workspace, &setup, &scope, &logs));
+            if let Some(Ok(ready)) = setup.ready.get() {
                 accelerator = ready.session.accelerator().label();
             }
-            places
+            sections
         }
     };
-    let summary = Summary { places: joined(places) };
-    if summary.places.iter().all(|place| place.reports.is_empty()) {
+    let summary = Summary { sections: joined(sections) };
+    if summary.sections.iter().all(|section| section.reports.is_empty()) {
         bail!("no test's name contains {:?}", scope.filter.unwrap_or_default());
     }
     println!("\n{summary}");
@@ -180,7 +180,7 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-/// Turns what kept a suite from running into a failed report.
+/// Turns the error that kept a suite from running into a failed report.
 fn reports_of(suite: &str, outcome: Result<Vec<Report>>) -> Vec<Report> {
     outcome.unwrap_or_else(|error| vec![failure(suite, &error)])
 }
@@ -189,33 +189,33 @@ fn failure(name: &str, error: &anyhow::Error) -> Report {
     Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
 }
 
-/// A place with the failure that kept it from being tested.
-pub(crate) fn place_of(name: &str, outcome: Result<Place>) -> Place {
-    outcome.unwrap_or_else(|error| Place {
+/// A job's section, or one with the error that kept the job from running.
+pub(crate) fn section_of(name: &str, outcome: Result<Section>) -> Section {
+    outcome.unwrap_or_else(|error| Section {
         name: name.to_owned(),
         reports: vec![failure(name, &error)],
-        ..Place::default()
+        ..Section::default()
     })
 }
 
-/// Joins what several jobs found out about one place.
-fn joined(parts: Vec<Place>) -> Vec<Place> {
-    let mut places: Vec<Place> = Vec::new();
+/// Joins the parts of each section.
+fn joined(parts: Vec<Section>) -> Vec<Section> {
+    let mut sections: Vec<Section> = Vec::new();
     for part in parts {
-        match places.iter_mut().find(|place| place.name == part.name) {
-            Some(place) => {
-                place.reports.extend(part.reports);
-                let gap = if place.note.is_empty() || part.note.is_empty() { "" } else { ", " };
-                place.note = format!("{}{gap}{}", place.note, part.note);
+        match sections.iter_mut().find(|section| section.name == part.name) {
+            Some(section) => {
+                section.reports.extend(part.reports);
+                let gap = if section.note.is_empty() || part.note.is_empty() { "" } else { ", " };
+                section.note = format!("{}{gap}{}", section.note, part.note);
             }
-            None => places.push(part),
+            None => sections.push(part),
         }
     }
-    places.retain(|place| !place.reports.is_empty());
-    places
+    sections.retain(|section| !section.reports.is_empty());
+    sections
 }
 
-fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Place> {
+fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Section> {
     if !Path::new("/sys/class/infiniband").join(device).exists() {
         bail!("--native {device}: this machine has no such RDMA device");
     }
@@ -227,25 +227,25 @@ fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Plac
         reports.extend(reports_of(suite.name, suite::run_native(suite, device, scope)));
     }
     let note = format!("{} s", start.elapsed().as_secs());
-    Ok(Place { name: format!("native {device}"), reports, note })
+    Ok(Section { name: format!("native {device}"), reports, note })
 }
 
-/// What all machines of a run share, once it is there.
+/// The setup that all guests of a run share, made by the first job.
 #[derive(Default)]
-pub(crate) struct Stand {
-    ready: OnceLock<Result<Ready, String>>,
+pub(crate) struct LazySetup {
+    ready: OnceLock<Result<Setup, String>>,
 }
 
-/// What was fetched and built.
-pub(crate) struct Ready {
+/// The downloads and the built programs.
+pub(crate) struct Setup {
     pub(crate) session: Session,
     suites: Vec<Suite>,
     programs: Vec<(String, PathBuf)>,
 }
 
-impl Stand {
-    /// What is there, or why it is not.
-    pub(crate) fn ready(&self) -> Result<&Ready> {
+impl LazySetup {
+    /// The setup, or the reason why it failed.
+    pub(crate) fn ready(&self) -> Result<&Setup> {
         match self.ready.get() {
             Some(Ok(ready)) => Ok(ready),
             Some(Err(why)) => bail!("nothing could boot: {why}"),
@@ -253,21 +253,22 @@ impl Stand {
         }
     }
 
-    /// Fetches and builds. A failure stands in the answer, and every job that asks for what is ready reports it.
-    pub(crate) fn prepare(&self, wants: &Wants) -> Place {
-        let made = wants.make();
+    /// Fetches and builds. The section reports a failure, and so does every job that asks for the
+    /// setup.
+    pub(crate) fn prepare(&self, request: &SetupRequest) -> Section {
+        let made = request.make();
         let reports = match &made {
             Ok(_) => Vec::new(),
-            Err(error) => vec![failure(MACHINES, error)],
+            Err(error) => vec![failure(SETUP, error)],
         };
         let _first = self.ready.set(made.map_err(|error| format!("{error:#}")));
-        Place { name: MACHINES.into(), reports, ..Place::default() }
+        Section { name: SETUP.into(), reports, ..Section::default() }
     }
 }
 
-/// What machines will want.
+/// What to fetch and build for the guests of a run.
 #[derive(Clone, Debug)]
-pub(crate) struct Wants {
+pub(crate) struct SetupRequest {
     pub(crate) needs: Needs,
     pub(crate) console: bool,
     /// The devices that suites are for; none if no suite runs.
@@ -275,8 +276,8 @@ pub(crate) struct Wants {
     pub(crate) examples: bool,
 }
 
-impl Wants {
-    fn make(&self) -> Result<Ready> {
+impl SetupRequest {
+    fn make(&self) -> Result<Setup> {
         let session = Session::open(&self.needs, self.console)?;
         let stage = clock::stage("build: guest and emulator");
         session::programs()?;
@@ -296,43 +297,43 @@ impl Wants {
             let _stage = clock::stage("build: examples");
             examples::programs(workspace)?;
         }
-        Ok(Ready { session, suites, programs })
+        Ok(Setup { session, suites, programs })
     }
 }
 
-/// Everything that the arguments ask for. One chain of host checks and one lane of machines, until
-/// the checks are over; the longest machines first.
+/// The jobs of a run. One chain of host checks runs beside one lane of guests until the checks are
+/// over; the longest guests come first.
 fn jobs<'a>(
     arguments: &'a TestArguments,
     workspace: &'a Workspace,
-    stand: &'a Stand,
+    setup: &'a LazySetup,
     scope: &'a Scope<'a>,
     logs: &'a Path,
 ) -> Vec<Work<'a>> {
     let filter = scope.filter;
     let suites =
-        !filter.is_some_and(|filter| proof::suffices(filter) || examples::suffices(filter));
+        !filter.is_some_and(|filter| cases::suffices(filter) || examples::suffices(filter));
     let all_examples = arguments.full && filter.is_none();
-    let wants = Wants {
+    let request = SetupRequest {
         needs: arguments.needs(),
         console: arguments.console,
         suites: if suites { arguments.devices() } else { Vec::new() },
         examples: all_examples,
     };
-    let mut jobs = vec![Job::new(MACHINES, move || stand.prepare(&wants))];
+    let mut jobs = vec![Job::new(SETUP, move || setup.prepare(&request))];
     if !arguments.no_host {
         if arguments.full && filter.is_none() {
-            jobs.push(Job::new(CHECK, || place_of(CHECK, check::run(workspace))));
+            jobs.push(Job::new(CHECK, || section_of(CHECK, check::run(workspace))));
             jobs.push(
-                Job::new("loom", || place_of("host", host::loom(workspace, host::Bounds::Own)))
+                Job::new("loom", || section_of("host", host::loom(workspace, host::Bounds::Own)))
                     .after(HOST),
             );
         }
         jobs.push(
-            Job::new(HOST, move || place_of("host", host::tests(workspace, filter))).after(CHECK),
+            Job::new(HOST, move || section_of("host", host::tests(workspace, filter))).after(CHECK),
         );
     }
-    // The emulated device takes longer than soft-RoCE, and the newest kernel has most to do.
+    // The emulated device takes longer than soft-RoCE, and the newest kernel has the most tests.
     let mut devices = arguments.devices();
     devices.reverse();
     let mut kernels = arguments.kernels();
@@ -342,29 +343,30 @@ fn jobs<'a>(
         for &device in &devices {
             let name = format!("{} {}", kernel.label(), device.label());
             if suites {
-                let place = name.clone();
+                let section = name.clone();
                 machines.push(Job::new(name.clone(), move || {
-                    place_of(&place, suites_on(stand, kernel, device, scope, logs))
+                    section_of(&section, suites_on(setup, kernel, device, scope, logs))
                 }));
             }
-            // One kernel will do for programs, too, unless they are asked for.
+            // One kernel suffices for programs, unless a filter names them.
             let named = filter.is_some_and(examples::suffices);
             if named || (all_examples && kernel == KernelName::Newest) {
-                let place = name.clone();
+                let section = name.clone();
                 machines.push(Job::new(format!("{name} examples"), move || {
-                    place_of(&place, examples_on(stand, kernel, device, filter, logs))
+                    section_of(&section, examples_on(setup, kernel, device, filter, logs))
                 }));
             }
             if device == DeviceName::Mlx5 && (arguments.full || filter.is_some()) {
-                for group in proof::groups(kernel, filter) {
-                    let place = name.clone();
-                    let run = move || place_of(&place, group_on(group, stand, kernel, scope, logs));
+                for group in cases::groups(kernel, filter) {
+                    let section = name.clone();
+                    let run =
+                        move || section_of(&section, group_on(group, setup, kernel, scope, logs));
                     machines.push(Job::new(format!("{name} {}", group.name), run).on(group.lanes));
                 }
             }
         }
     }
-    jobs.extend(machines.into_iter().map(|job| job.after(MACHINES)));
+    jobs.extend(machines.into_iter().map(|job| job.after(SETUP)));
     jobs
 }
 
@@ -372,19 +374,19 @@ fn label(kernel: KernelName, device: DeviceName) -> String {
     format!("{} {}", kernel.label(), device.label())
 }
 
-/// Runs the suites of a device in one machine.
+/// Runs the suites of a device in one guest.
 pub(crate) fn suites_on(
-    stand: &Stand,
+    setup: &LazySetup,
     kernel: KernelName,
     device: DeviceName,
     scope: &Scope<'_>,
     logs: &Path,
-) -> Result<Place> {
-    let Ready { session, suites, programs } = stand.ready()?;
+) -> Result<Section> {
+    let Setup { session, suites, programs } = setup.ready()?;
     Ok(suites_with(session, suites, programs, kernel, device, scope, logs))
 }
 
-/// The same with nothing in the machine but the suites.
+/// The same in a guest that has nothing but the suites.
 pub(crate) fn suites_in(
     session: &Session,
     suites: &[Suite],
@@ -392,7 +394,7 @@ pub(crate) fn suites_in(
     device: DeviceName,
     scope: &Scope<'_>,
     logs: &Path,
-) -> Place {
+) -> Section {
     let programs: Vec<_> =
         suites.iter().map(|suite| (suite.program(), suite.binary.clone())).collect();
     suites_with(session, suites, &programs, kernel, device, scope, logs)
@@ -406,54 +408,54 @@ fn suites_with(
     device: DeviceName,
     scope: &Scope<'_>,
     logs: &Path,
-) -> Place {
+) -> Section {
     let start = Instant::now();
     let machine = Machine {
         programs,
-        peers: scope.offer.peers,
-        // A program of rdma-core's bindings imports and exports.
-        python: scope.offer.peers && device == DeviceName::Mlx5,
+        peers: scope.options.peers,
+        // The tests of imports run a program of rdma-core's bindings.
+        python: scope.options.peers && device == DeviceName::Mlx5,
         ..Machine::new(kernel, device)
     };
-    let mut place = Place { name: label(kernel, device), ..Place::default() };
-    run_suites(session, &machine, suites, scope, logs, &mut place);
-    place.note.push_str(&format!("{} s", start.elapsed().as_secs()));
-    place
+    let mut section = Section { name: label(kernel, device), ..Section::default() };
+    run_suites(session, &machine, suites, scope, logs, &mut section);
+    section.note.push_str(&format!("{} s", start.elapsed().as_secs()));
+    section
 }
 
 /// Runs a group of cases.
 pub(crate) fn group_on(
-    group: &proof::Group,
-    stand: &Stand,
+    group: &cases::Group,
+    setup: &LazySetup,
     kernel: KernelName,
     scope: &Scope<'_>,
     logs: &Path,
-) -> Result<Place> {
-    let session = &stand.ready()?.session;
-    let reports = group.run(&Proof { session, kernel, scope, logs });
-    Ok(Place { name: label(kernel, DeviceName::Mlx5), reports, ..Place::default() })
+) -> Result<Section> {
+    let session = &setup.ready()?.session;
+    let reports = group.run(&CaseContext { session, kernel, scope, logs });
+    Ok(Section { name: label(kernel, DeviceName::Mlx5), reports, ..Section::default() })
 }
 
 fn examples_on(
-    stand: &Stand,
+    setup: &LazySetup,
     kernel: KernelName,
     device: DeviceName,
     filter: Option<&str>,
     logs: &Path,
-) -> Result<Place> {
+) -> Result<Section> {
     let _stage = clock::stage(format!("{} examples", label(kernel, device)));
-    let reports = examples::run(&stand.ready()?.session, kernel, device, filter, logs);
-    Ok(Place { name: label(kernel, device), reports, ..Place::default() })
+    let reports = examples::run(&setup.ready()?.session, kernel, device, filter, logs);
+    Ok(Section { name: label(kernel, device), reports, ..Section::default() })
 }
 
-/// Runs each suite; one that breaks its machine gets the next a new one.
+/// Runs each suite. After a suite that breaks its guest, the next one gets a new guest.
 fn run_suites(
     session: &Session,
     machine: &Machine<'_>,
     suites: &[Suite],
     scope: &Scope<'_>,
     logs: &Path,
-    place: &mut Place,
+    section: &mut Section,
 ) {
     let (device, kernel) = (machine.device, machine.kernel);
     let (mut vm, mut looked) = (None, None);
@@ -461,40 +463,40 @@ fn run_suites(
         if vm.is_none() {
             match session.boot(machine) {
                 Ok(booted) => {
-                    place.note = format!(
+                    section.note = format!(
                         "{}, booted in {:.1} s, ",
                         booted.greeting.release,
                         booted.boot_time.as_secs_f64()
                     );
                     vm = Some(booted);
                 }
-                Err(error) => place.reports.extend(reports_of("boot", Err(error))),
+                Err(error) => section.reports.extend(reports_of("boot", Err(error))),
             }
         }
         let Some(running) = vm.as_mut() else { return };
         let _stage =
             clock::stage(format!("{} {}", label(machine.kernel, machine.device), suite.name));
         let outcome = (|| {
-            // The witness first uses the devices by the command line, which `cargo ci quick` leaves out.
+            // The check needs the command line in the guest, which `cargo ci quick` leaves out.
             let uses = machine.programs.iter().any(|(name, _)| name == "uverbs");
-            let witness = match machine.device {
-                DeviceName::Mlx5 if uses => Some(Witness::new(running)?),
+            let check = match machine.device {
+                DeviceName::Mlx5 if uses => Some(EmulatorCheck::new(running)?),
                 _ => None,
             };
             if looked.is_none() {
                 let found = suite::running(running, device)?;
-                place.reports.extend(suite::signs(&found, kernel, scope.filter));
+                section.reports.extend(suite::check_probes(&found, kernel, scope.filter));
                 looked = Some(found);
             }
             let shown = looked.as_ref().context("the kernel was looked at")?;
-            let ground = Ground { device, kernel, running: shown };
-            let mut reports = suite::run(running, suite, scope, ground, logs)?;
-            if let (Some(witness), false) = (witness, reports.is_empty()) {
-                reports.extend(witness.reports(running));
+            let guest = Guest { device, kernel, running: shown };
+            let mut reports = suite::run(running, suite, scope, guest, logs)?;
+            if let (Some(check), false) = (check, reports.is_empty()) {
+                reports.extend(check.reports(running));
             }
             Ok(reports)
         })();
-        place.reports.extend(reports_of(suite.name, outcome));
+        section.reports.extend(reports_of(suite.name, outcome));
         if running.ended() {
             vm = None;
         }
@@ -502,7 +504,7 @@ fn run_suites(
     if let Some(vm) = vm
         && let Err(error) = vm.power_off()
     {
-        place.reports.extend(reports_of("power off", Err(error)));
+        section.reports.extend(reports_of("power off", Err(error)));
     }
 }
 

@@ -1,8 +1,8 @@
 //! Processes that end when the lab ends, however that happens.
 //!
-//! The kernel kills a process whose parent has gone if it asked for that, and asking must happen
-//! in the process itself. So the lab starts itself once more, which asks and then becomes the
-//! program; no code runs between fork and exec.
+//! The kernel kills a process when its parent ends (`PR_SET_PDEATHSIG`), if the process itself asks
+//! for that. The lab therefore starts itself once more; that process asks and then executes the
+//! program, so no code runs between fork and exec.
 
 use anyhow::{Context, Result, bail};
 use nix::sys::prctl::set_pdeathsig;
@@ -14,10 +14,10 @@ use std::process::Command;
 /// Name of the hidden verb that `become_tied` serves.
 pub(crate) const VERB: &str = "tied";
 
-/// A command that will run `program` tied to the calling *thread*: start it from the main one.
-/// Program, arguments, environment and directory carry over; streams are the caller's to set.
+/// A command that runs `program` and is killed when the calling *thread* ends. Program, arguments,
+/// environment and directory carry over; the caller sets the streams.
 pub(crate) fn tied(program: &Command) -> Command {
-    // Not by its path: cargo, which the host's tests run, puts another lab there.
+    // Not by its path: the host's tests run cargo, which may replace the file there.
     let mut command = Command::new("/proc/self/exe");
     command.arg(VERB).arg(std::process::id().to_string()).arg(program.get_program());
     command.args(program.get_args());
@@ -40,7 +40,7 @@ pub(crate) fn become_tied(parent: i32, command: &[String]) -> Result<()> {
         bail!("the lab ended while it started {command:?}");
     }
     let [program, arguments @ ..] = command else { bail!("no program to become") };
-    // A group of its own: ^C reaches the lab alone, and its end reaches this process.
+    // A process group of its own: ^C reaches the lab alone, whose end kills this process.
     nix::unistd::setpgid(Pid::from_raw(0), Pid::from_raw(0))?;
     Err(Command::new(program).args(arguments).exec()).with_context(|| format!("start {program}"))
 }

@@ -1,11 +1,11 @@
-//! A running machine: QEMU, its console, and the channel over which the guest takes orders.
+//! A running guest: QEMU, its console, and the channel over which PID 1 of the guest takes
+//! commands.
 //!
-//! The guest end of the channel is PID 1 of `lab-guest`.
+//! The other end of the channel is `lab-guest`.
 
 use crate::accel::Accelerator;
 use crate::clock;
 use crate::device::{CONTROL, Companion, Device};
-use crate::initramfs::Initramfs;
 use crate::kernel::Kernel;
 use crate::lanes;
 use crate::monitor::Monitor;
@@ -29,26 +29,26 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// Lines of the console that a failure shows.
+/// Lines of the console in the message of a failure.
 const TAIL: usize = 40;
 
-/// How a machine is put together.
+/// The configuration of QEMU and the guest.
 pub(crate) struct Plan<'a> {
     /// The QEMU to run.
     pub(crate) qemu: &'a Qemu,
-    /// What executes the guest's instructions.
+    /// KVM or TCG.
     pub(crate) accelerator: Accelerator,
     /// The kernel to boot.
     pub(crate) kernel: &'a Kernel,
-    /// What the device adds.
+    /// The device's part of the configuration.
     pub(crate) device: &'a Device,
-    /// The guest's root; orders for PID 1 are added here.
-    pub(crate) root: Initramfs,
-    /// A running companion of an earlier machine, in place of a new one.
-    pub(crate) companion: Option<Rc<Tied>>,
-    /// Where sockets lie, and the archive while QEMU reads it.
+    /// The initramfs; it is removed once the guest is ready.
+    pub(crate) archive: &'a Path,
+    /// The running companion of an earlier guest, in place of a new one.
+    pub(crate) companion: Option<Rc<ChildGuard>>,
+    /// The directory of the sockets.
     pub(crate) directory: &'a Path,
-    /// Tells machines in one directory apart.
+    /// The number of this guest in the directory.
     pub(crate) number: u32,
     /// How long the guest may take to be ready.
     pub(crate) patience: Duration,
@@ -56,19 +56,19 @@ pub(crate) struct Plan<'a> {
     pub(crate) show_console: bool,
 }
 
-/// Something that a process in the guest did.
+/// An event of a process in the guest.
 #[derive(Debug)]
 pub(crate) enum Event {
-    /// It wrote to its standard output.
+    /// Bytes of its standard output.
     Stdout(u32, Vec<u8>),
-    /// It wrote to its standard error.
+    /// Bytes of its standard error.
     Stderr(u32, Vec<u8>),
-    /// It ended.
+    /// Its end.
     Exit(u32, Ending),
 }
 
-/// What arrives from the guest.
-enum Arrival {
+/// A message from the guest.
+enum FromGuest {
     Ready(Greeting),
     Broken(String),
     Event(Event),
@@ -92,7 +92,7 @@ impl Console {
         lines.push_back(line);
     }
 
-    /// Keeps what a process prints.
+    /// Keeps the output of a process.
     fn follow_all(&self, process: &mut Child) {
         let streams: [Option<Box<dyn Read + Send>>; 2] = [
             process.stdout.take().map(|stream| Box::new(stream) as _),
@@ -112,7 +112,7 @@ impl Console {
                 break;
             }
             if self.show {
-                // A closed standard error is no reason to stop the machine.
+                // A closed standard error does not stop the guest.
                 let _closed = std::io::stderr().write_all(&buffer[..length]);
             }
             pending.extend_from_slice(&buffer[..length]);
@@ -135,31 +135,28 @@ impl Console {
     }
 }
 
-/// A machine; dropping it ends QEMU.
+/// A running guest; dropping it kills QEMU.
 pub(crate) struct Vm {
-    // Dropped in this order: the device outlives the machine that it is plugged into.
-    qemu: Tied,
-    companion: Option<Rc<Tied>>,
+    // Dropped in this order: the emulated device outlives the guest.
+    qemu: ChildGuard,
+    companion: Option<Rc<ChildGuard>>,
     console: Console,
     channel: UnixStream,
-    arrivals: Receiver<Arrival>,
+    from_guest: Receiver<FromGuest>,
     next_process: u32,
     /// The run directory.
     directory: File,
     number: u32,
-    /// What the guest said when it was ready.
+    /// The guest's message that it is ready.
     pub(crate) greeting: Greeting,
     /// From starting QEMU to the guest being ready.
     pub(crate) boot_time: Duration,
 }
 
 impl Vm {
-    /// Boots and waits until the guest is ready. QEMU ends with the thread that calls
-    /// this, so the machine stays on it.
+    /// Boots and waits until the guest is ready. The kernel kills QEMU when the calling thread
+    /// ends, so the guest stays on that thread.
     pub(crate) fn boot(mut plan: Plan<'_>) -> Result<Self> {
-        plan.root.orders(&plan.device.setup, &plan.kernel.release, &plan.kernel.modules)?;
-        let archive = plan.directory.join(format!("initramfs-{}", plan.number));
-        plan.root.write(&archive)?;
         let start = Instant::now();
         let console = Console { show: plan.show_console, ..Console::default() };
         let companion = match (plan.companion.take(), &plan.device.companion) {
@@ -168,10 +165,10 @@ impl Vm {
             (None, None) => None,
         };
         let (host, guest) = UnixStream::pair()?;
-        // A guest that reads nothing any more must not hold us up.
+        // A guest that no longer reads must not block the lab.
         host.set_write_timeout(Some(Duration::from_secs(30)))?;
-        let mut command = tie::tied(&command_line(&plan, &archive));
-        let mut qemu = Tied::new(
+        let mut command = tie::tied(&command_line(&plan));
+        let mut qemu = ChildGuard::new(
             command
                 .current_dir(plan.directory)
                 .stdin(Stdio::from(OwnedFd::from(guest)))
@@ -182,13 +179,13 @@ impl Vm {
         );
         drop(command);
         console.follow_all(&mut qemu.0);
-        let (sender, arrivals) = channel();
+        let (sender, from_guest) = channel();
         let mut reading = host.try_clone()?;
         thread::spawn(move || {
             loop {
-                let arrival = receive(&mut reading);
-                let last = matches!(arrival, Arrival::Gone(_));
-                if sender.send(arrival).is_err() || last {
+                let message = receive(&mut reading);
+                let last = matches!(message, FromGuest::Gone(_));
+                if sender.send(message).is_err() || last {
                     return;
                 }
             }
@@ -198,7 +195,7 @@ impl Vm {
             companion,
             console,
             channel: host,
-            arrivals,
+            from_guest,
             next_process: 1,
             directory: File::open(plan.directory)?,
             number: plan.number,
@@ -206,11 +203,12 @@ impl Vm {
             boot_time: Duration::ZERO,
         };
         let ready = vm.wait_until_ready(plan.patience);
-        // QEMU has read it, or never will.
-        std::fs::remove_file(&archive)?;
+        // QEMU has read the initramfs by now, or has failed.
+        std::fs::remove_file(plan.archive)?;
         ready?;
         vm.boot_time = start.elapsed();
-        // Where that is not allowed, its device is slower. Machines side by side are on equal terms.
+        // Where the host does not allow that, the device is slower. Parallel guests keep equal
+        // priorities.
         let others = lanes::beside_others();
         if (vm.companion.is_some() || others)
             && let Err(error) =
@@ -222,21 +220,23 @@ impl Vm {
     }
 
     fn wait_until_ready(&mut self, patience: Duration) -> Result<()> {
-        match self.arrivals.recv_timeout(patience) {
-            Ok(Arrival::Ready(greeting)) => {
+        match self.from_guest.recv_timeout(patience) {
+            Ok(FromGuest::Ready(greeting)) => {
                 self.greeting = greeting;
                 Ok(())
             }
-            Ok(Arrival::Broken(why)) => {
+            Ok(FromGuest::Broken(why)) => {
                 Err(self.failure(&format!("the guest is not usable: {why}")))
             }
-            Ok(Arrival::Gone(why)) => Err(self.failure(&format!("the machine ended early: {why}"))),
-            Ok(Arrival::Event(_)) => Err(self.failure("the guest spoke before it was ready")),
+            Ok(FromGuest::Gone(why)) => {
+                Err(self.failure(&format!("the machine ended early: {why}")))
+            }
+            Ok(FromGuest::Event(_)) => Err(self.failure("the guest spoke before it was ready")),
             Err(_) => Err(self.failure(&format!("not ready after {} s", patience.as_secs()))),
         }
     }
 
-    /// Has the guest reboot by itself and waits until it is ready again. Its devices stay the same.
+    /// Makes the guest reboot, and waits until it is ready again. Its devices stay the same.
     pub(crate) fn reboot(&mut self, patience: Duration) -> Result<()> {
         let mut monitor = self.monitor()?;
         monitor.order("set-action", serde_json::json!({ "reboot": "reset" }))?;
@@ -247,22 +247,22 @@ impl Vm {
         Ok(())
     }
 
-    /// The process that serves its device, for a machine that comes after this one or beside it.
-    pub(crate) fn companion(&self) -> Option<Rc<Tied>> {
+    /// The process that serves its device, for a later or a parallel guest.
+    pub(crate) fn companion(&self) -> Option<Rc<ChildGuard>> {
         self.companion.clone()
     }
 
-    /// Ends QEMU without warning; the companion goes on while somebody holds it.
+    /// Kills QEMU without warning; the companion lives while an `Rc` of it does.
     pub(crate) fn tear_out(&mut self) {
         self.qemu.end();
     }
 
-    /// QEMU's own controls.
+    /// A connection to QEMU's monitor.
     pub(crate) fn monitor(&self) -> Result<Monitor> {
         Monitor::connect(&self.socket(&monitor(self.number)))
     }
 
-    /// The host's threads that are its processors.
+    /// The host threads of its virtual processors.
     fn processors(&self) -> Result<Vec<i32>> {
         let answer = self.monitor()?.order("query-cpus-fast", serde_json::json!({}))?;
         let threads = answer.as_array().context("no list of processors")?.iter();
@@ -272,12 +272,13 @@ impl Vm {
             .context("a processor without thread")
     }
 
-    /// What the emulated ConnectX tells of itself.
+    /// A connection to the control socket of the emulated ConnectX.
     pub(crate) fn control(&self) -> Result<Client> {
         Client::connect(&self.socket(CONTROL)).context("the emulator's control socket")
     }
 
-    /// A path to a socket in the run directory that is short enough wherever that lies.
+    /// A path to a socket in the run directory, short enough for `sun_path` wherever the directory
+    /// is.
     fn socket(&self, name: &str) -> PathBuf {
         format!("/proc/self/fd/{}/{name}", self.directory.as_raw_fd()).into()
     }
@@ -287,15 +288,15 @@ impl Vm {
         clock::has_ended(self.qemu.0.id())
     }
 
-    /// Ends the machine, for it does not do what it should; the error shows the console's tail.
+    /// Kills a guest that failed, and returns an error with the end of the console.
     pub(crate) fn failure(&mut self, what: &str) -> anyhow::Error {
         self.qemu.end();
-        // What QEMU wrote last is still on its way through the pipes.
+        // QEMU's last output is still in the pipes.
         thread::sleep(Duration::from_millis(100));
         anyhow::anyhow!("{what}\n--- the console's last lines ---\n{}", self.console.tail())
     }
 
-    /// Starts a process and answers its number.
+    /// Starts a process and returns its number.
     pub(crate) fn start(&mut self, order: &Order) -> Result<u32> {
         let process = self.next_process;
         self.next_process += 1;
@@ -303,7 +304,7 @@ impl Vm {
         Ok(process)
     }
 
-    /// A handle that feeds processes from another thread.
+    /// A handle for writing to processes from another thread.
     pub(crate) fn feeder(&self) -> Result<Feeder> {
         Ok(Feeder { channel: self.channel.try_clone()? })
     }
@@ -319,21 +320,21 @@ impl Vm {
             .map_err(|error| self.failure(&format!("the guest does not listen: {error}")))
     }
 
-    /// The next thing that happens; `None` when nothing did until the deadline.
+    /// The next event; `None` if there is none until the deadline.
     pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<Event>> {
         let left = deadline.saturating_duration_since(Instant::now());
-        match self.arrivals.recv_timeout(left) {
-            Ok(Arrival::Event(event)) => Ok(Some(event)),
-            Ok(Arrival::Gone(why)) | Ok(Arrival::Broken(why)) => {
+        match self.from_guest.recv_timeout(left) {
+            Ok(FromGuest::Event(event)) => Ok(Some(event)),
+            Ok(FromGuest::Gone(why)) | Ok(FromGuest::Broken(why)) => {
                 Err(self.failure(&format!("the machine ended: {why}")))
             }
-            Ok(Arrival::Ready(_)) => Err(self.failure("the guest started twice")),
+            Ok(FromGuest::Ready(_)) => Err(self.failure("the guest started twice")),
             Err(RecvTimeoutError::Timeout) => Ok(None),
             Err(RecvTimeoutError::Disconnected) => Err(self.failure("the machine ended")),
         }
     }
 
-    /// Runs one process without input to its end and hands each piece of its output to `sink`.
+    /// Runs one process without input to its end, and passes its output to `sink`.
     pub(crate) fn run(
         &mut self,
         order: &Order,
@@ -365,7 +366,7 @@ impl Vm {
         }
     }
 
-    /// Powers the machine off and waits a little for it, so that its devices see an orderly end.
+    /// Powers the guest off and waits a little, so that its devices are shut down in order.
     pub(crate) fn power_off(mut self) -> Result<()> {
         self.send(Kind::PowerOff, 0, Vec::new())?;
         let deadline = Instant::now() + Duration::from_secs(10);
@@ -375,25 +376,26 @@ impl Vm {
             }
             thread::sleep(Duration::from_millis(10));
         }
-        // Dropping kills it; that it did not power off hurts nobody.
+        // Dropping kills a guest that did not power off, without a loss.
         Ok(())
     }
 }
 
 /// A process that is killed when it goes out of scope.
-pub(crate) struct Tied(Child);
+pub(crate) struct ChildGuard(Child);
 
-impl Tied {
+impl ChildGuard {
     fn new(process: Child) -> Self {
         clock::alive(process.id());
         Self(process)
     }
 
-    /// What it has used of all processors so far.
+    /// Its processor time so far.
     pub(crate) fn processor_time(&self) -> Result<Duration> {
         let path = format!("/proc/{}/stat", self.0.id());
         let stat = std::fs::read_to_string(&path).with_context(|| format!("read {path}"))?;
-        // Behind the name, which may hold anything: user and system time are the 12th and 13th.
+        // The name may contain anything. Behind it, user and system time are the 12th and 13th
+        // fields.
         let fields = stat.rsplit_once(')').map(|(_, fields)| fields).unwrap_or_default();
         let ticks: u64 = fields
             .split_whitespace()
@@ -405,35 +407,35 @@ impl Tied {
     }
 
     fn end(&mut self) {
-        // Fails only where it has ended already.
+        // It fails only if the process has ended already.
         let _ended = self.0.kill();
         clock::wait_and_count(self.0.id());
         let _reaped = self.0.wait();
     }
 }
 
-impl Drop for Tied {
+impl Drop for ChildGuard {
     fn drop(&mut self) {
         self.end();
     }
 }
 
-/// Where QEMU takes orders, in the run directory.
+/// The name of QEMU's monitor socket in the run directory.
 fn monitor(number: u32) -> String {
     format!("monitor-{number}")
 }
 
 /// Starts a device's companion and waits for its sockets.
-fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<Tied> {
+fn accompany(companion: &Companion, directory: &Path, console: &Console) -> Result<ChildGuard> {
     for socket in &companion.sockets {
-        // Of an earlier machine of this run.
+        // It was left by an earlier guest of this run.
         let _absent = std::fs::remove_file(directory.join(socket));
     }
     let (program, arguments) =
         companion.command.split_first().context("a companion without a program")?;
     let mut command = std::process::Command::new(program);
     command.args(arguments).current_dir(directory);
-    let mut process = Tied::new(
+    let mut process = ChildGuard::new(
         tie::tied(&command)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
@@ -502,30 +504,30 @@ fn printable(line: &[u8]) -> String {
     plain.trim_end().to_owned()
 }
 
-fn receive(from: &mut UnixStream) -> Arrival {
+fn receive(from: &mut UnixStream) -> FromGuest {
     let frame = match Frame::read_from(from) {
         Ok(Some(frame)) => frame,
-        Ok(None) => return Arrival::Gone("its channel closed".into()),
-        Err(error) => return Arrival::Gone(format!("its channel failed: {error}")),
+        Ok(None) => return FromGuest::Gone("its channel closed".into()),
+        Err(error) => return FromGuest::Gone(format!("its channel failed: {error}")),
     };
     let process = frame.process;
     match frame.kind {
         Kind::Ready => match serde_json::from_slice(&frame.payload) {
-            Ok(greeting) => Arrival::Ready(greeting),
-            Err(error) => Arrival::Gone(format!("unreadable greeting: {error}")),
+            Ok(greeting) => FromGuest::Ready(greeting),
+            Err(error) => FromGuest::Gone(format!("unreadable greeting: {error}")),
         },
-        Kind::Broken => Arrival::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
-        Kind::Stdout => Arrival::Event(Event::Stdout(process, frame.payload)),
-        Kind::Stderr => Arrival::Event(Event::Stderr(process, frame.payload)),
+        Kind::Broken => FromGuest::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
+        Kind::Stdout => FromGuest::Event(Event::Stdout(process, frame.payload)),
+        Kind::Stderr => FromGuest::Event(Event::Stderr(process, frame.payload)),
         Kind::Exit => match serde_json::from_slice(&frame.payload) {
-            Ok(ending) => Arrival::Event(Event::Exit(process, ending)),
-            Err(error) => Arrival::Gone(format!("unreadable ending: {error}")),
+            Ok(ending) => FromGuest::Event(Event::Exit(process, ending)),
+            Err(error) => FromGuest::Gone(format!("unreadable ending: {error}")),
         },
-        kind => Arrival::Gone(format!("the guest sent {kind:?}")),
+        kind => FromGuest::Gone(format!("the guest sent {kind:?}")),
     }
 }
 
-fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
+fn command_line(plan: &Plan<'_>) -> std::process::Command {
     const MEMORY: &str = "2G";
     let mut command = plan.qemu.command();
     command.args(["-nodefaults", "-no-user-config", "-display", "none", "-no-reboot"]);
@@ -538,7 +540,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
         command.args(["-numa", "node,memdev=memory"]);
     }
     command.arg("-kernel").arg(&plan.kernel.image);
-    command.arg("-initrd").arg(archive);
+    command.arg("-initrd").arg(plan.archive);
     let mut parameters = String::from(
         "console=ttyS0 quiet loglevel=4 panic=-1 reboot=t rdinit=/init mitigations=off nokaslr \
          no_timer_check tsc=reliable random.trust_cpu=on audit=0 selinux=0 apparmor=0 \
@@ -557,7 +559,7 @@ fn command_line(plan: &Plan<'_>, archive: &Path) -> std::process::Command {
     command
 }
 
-/// Fails unless this machine can run what the lab builds.
+/// Fails unless the host can run the binaries that the lab builds.
 pub(crate) fn check_host() -> Result<()> {
     if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
         bail!("the lab boots x86_64 kernels with static x86_64 Linux binaries built here");

@@ -1,6 +1,6 @@
-//! A command of this machine run to its end, with its output kept and its time limited.
+//! Runs a command of the host to its end, keeps its output and limits its time.
 //!
-//! `host.rs` and `check` run cargo by it, `suite.rs` the tests on a real device.
+//! `host.rs` and `check` run cargo with it, `suite.rs` the tests on a real device.
 
 use crate::clock;
 use crate::lanes;
@@ -14,20 +14,23 @@ use std::process::{Command, ExitStatus, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-/// How much a command gives way to the machines beside it, whose processors give way by 10.
+/// The nice value of a command beside guests, whose processors have 10.
 const NICE: i32 = 15;
 
-/// What a command did.
-#[derive(Debug)]
-pub(crate) struct Watched {
-    /// How it ended; none if it was given up.
+/// The result of a command.
+#[derive(Debug, Default)]
+pub(crate) struct CommandOutput {
+    /// Its status; `None` if it was given up.
     pub(crate) status: Option<ExitStatus>,
     pub(crate) stdout: String,
     pub(crate) stderr: String,
+    /// When each line of standard output was complete, counted from the start of the command.
+    pub(crate) arrivals: Vec<Duration>,
 }
 
 /// Runs a command without input and waits for it to end, but no longer than `patience`.
-pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
+pub(crate) fn run(mut command: Command, patience: Duration) -> Result<CommandOutput> {
+    let start = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -36,13 +39,13 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
         .with_context(|| format!("start {command:?}"))?;
     clock::alive(child.id());
     if lanes::beside_others() {
-        // Compilers can wait, and tests in a machine have deadlines. Where that is not allowed, tests
-        // are slower.
+        // Compilers can wait; tests in a guest have deadlines. Where the host does not allow that,
+        // tests are slower.
         let _as_before =
             Pid::from_raw(child.id() as i32).map(|child| setpriority_process(Some(child), NICE));
     }
-    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream)));
-    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream)));
+    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream, start)));
+    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream, start)));
     let deadline = Instant::now() + patience;
     let status = loop {
         if clock::has_ended(child.id()) {
@@ -57,28 +60,50 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<Watched> {
         }
         thread::sleep(Duration::from_millis(50));
     };
-    let text = |reading: Option<thread::JoinHandle<std::io::Result<Vec<u8>>>>| -> Result<String> {
-        let Some(reading) = reading else { return Ok(String::new()) };
-        let bytes = reading.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
-        let bytes = bytes.with_context(|| format!("read what {command:?} printed"))?;
-        Ok(String::from_utf8_lossy(&bytes).into_owned())
+    let printed = |reader: Option<thread::JoinHandle<std::io::Result<Printed>>>| {
+        let Some(reader) = reader else { return Ok(Printed::default()) };
+        let printed = reader.join().map_err(|_| anyhow::anyhow!("the reader panicked"))?;
+        printed.with_context(|| format!("read what {command:?} printed"))
     };
-    Ok(Watched { status, stdout: text(stdout)?, stderr: text(stderr)? })
+    let (stdout, stderr) = (printed(stdout)?, printed(stderr)?);
+    Ok(CommandOutput {
+        status,
+        stdout: String::from_utf8_lossy(&stdout.bytes).into_owned(),
+        stderr: String::from_utf8_lossy(&stderr.bytes).into_owned(),
+        arrivals: stdout.arrivals,
+    })
 }
 
-fn read(mut stream: impl Read) -> std::io::Result<Vec<u8>> {
-    let mut bytes = Vec::new();
-    stream.read_to_end(&mut bytes)?;
-    Ok(bytes)
+/// All that a stream carried, and when each of its lines was complete.
+#[derive(Default)]
+struct Printed {
+    bytes: Vec<u8>,
+    arrivals: Vec<Duration>,
 }
 
-/// Kills all that this process has started, with what that started.
+fn read(mut stream: impl Read, start: Instant) -> std::io::Result<Printed> {
+    let mut printed = Printed::default();
+    let mut buffer = [0; 8192];
+    loop {
+        let length = match stream.read(&mut buffer) {
+            Ok(0) => return Ok(printed),
+            Ok(length) => length,
+            Err(error) if error.kind() == std::io::ErrorKind::Interrupted => continue,
+            Err(error) => return Err(error),
+        };
+        let lines = buffer[..length].iter().filter(|byte| **byte == b'\n').count();
+        printed.arrivals.extend(std::iter::repeat_n(start.elapsed(), lines));
+        printed.bytes.extend_from_slice(&buffer[..length]);
+    }
+}
+
+/// Kills all processes that this process started, with their descendants.
 pub(crate) fn end_children() {
     let own = std::process::id() as i32;
     end_of(own, |member| member != own);
 }
 
-/// Kills a process with all that it started: cargo's own death would leave its tests running.
+/// Kills a process with its descendants: killing cargo alone would leave its tests running.
 fn end_family(eldest: i32) {
     end_of(eldest, |_| true);
 }
@@ -119,7 +144,7 @@ fn parent_in(stat: &str) -> Option<i32> {
 mod tests {
     use super::*;
 
-    fn shell(script: &str, patience: Duration) -> Watched {
+    fn shell(script: &str, patience: Duration) -> CommandOutput {
         let mut command = Command::new("sh");
         command.args(["-c", script]);
         run(command, patience).unwrap()
@@ -132,17 +157,24 @@ mod tests {
     }
 
     #[test]
-    fn what_takes_too_long_ends_with_its_children() {
+    fn a_command_that_takes_too_long_ends_with_its_children() {
         let start = Instant::now();
         let watched = shell("echo begun; sleep 60 & sleep 60", Duration::from_millis(300));
         assert!(watched.status.is_none());
         assert_eq!(watched.stdout, "begun\n");
-        // The reader waits for all who hold the stream, so this says that none is left.
+        // The reader waits for all processes that hold the stream, so none is left.
         assert!(start.elapsed() < Duration::from_secs(30));
     }
 
     #[test]
-    fn streams_and_status_are_seen() {
+    fn each_line_has_the_time_at_which_it_came() {
+        let watched = shell("echo a; sleep 0.3; echo b; printf c", Duration::from_secs(20));
+        let [a, b] = watched.arrivals[..] else { panic!("{:?}", watched.arrivals) };
+        assert!(b >= a + Duration::from_millis(250), "{a:?} {b:?}");
+    }
+
+    #[test]
+    fn output_and_status_are_returned() {
         let watched = shell("echo out; echo err >&2; exit 3", Duration::from_secs(20));
         assert_eq!(watched.status.and_then(|status| status.code()), Some(3));
         assert_eq!((watched.stdout.as_str(), watched.stderr.as_str()), ("out\n", "err\n"));

@@ -11,7 +11,7 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The only machine that the lab boots.
+/// The only target that the lab boots.
 const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(Debug, Deserialize)]
@@ -74,23 +74,22 @@ pub(crate) struct Workspace {
     metadata: Metadata,
 }
 
-/// How a build is optimised, and that it is static.
+/// Optimisation of a build, and whether it is static.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Profile {
-    /// Optimised, with debug assertions: what tests run.
+    /// Optimised, with debug assertions: for tests.
     Checked,
-    /// Optimised: what is measured.
+    /// Optimised: for measurements.
     Release,
-    /// The same across crates, as who ships a program would: what consists of small functions of
-    /// several.
+    /// Optimised across crates (LTO), as a shipped program would be.
     Whole,
-    /// What is measured, without symbols: what is weighed.
+    /// As for measurements, without symbols: for the size of programs.
     Stripped,
-    /// What is measured, but not static.
+    /// As for measurements, but not static.
     Dynamic,
-    /// Not optimised, with debug assertions: what is built to be run once.
+    /// Not optimised, with debug assertions: for programs that run once.
     Quick,
-    /// The same, made to be built again after each edit.
+    /// The same, with incremental builds after each edit.
     Edited,
 }
 
@@ -103,8 +102,8 @@ struct Message {
     target: Option<Target>,
 }
 
-/// Features of what the guest gets to be checked: the same for every program, so that the library is
-/// built once for all of them.
+/// Features of the programs under test: the same for every program, so that the library is built
+/// once for all of them.
 const CHECKED: &[&str] = &["serde", "tokio", "stream"];
 
 /// The tests of a change that is being edited.
@@ -120,7 +119,7 @@ pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
 }
 
-/// Copies what there is to build, and neither what was built nor the history.
+/// Copies the sources, without builds and history.
 pub(crate) fn copy_tree(from: &Path, to: &Path) -> Result<()> {
     std::fs::create_dir_all(to)?;
     for entry in std::fs::read_dir(from).with_context(|| format!("read {}", from.display()))? {
@@ -152,7 +151,7 @@ impl Workspace {
         Self::at(Path::new(env!("CARGO_MANIFEST_DIR")))
     }
 
-    /// A copy of the workspace, built elsewhere than the original whatever the environment says.
+    /// A copy of the workspace with a target directory of its own, whatever the environment says.
     pub(crate) fn of_copy(directory: &Path, target: &Path) -> Result<Self> {
         let mut copy = Self::at(directory)?;
         copy.metadata.target_directory = target.to_owned();
@@ -177,7 +176,7 @@ impl Workspace {
         &self.metadata.workspace_root
     }
 
-    /// A directory for what this run makes.
+    /// A directory for the files of this run.
     pub(crate) fn run_directory(&self) -> Result<PathBuf> {
         let runs = self.metadata.target_directory.join("lab/run");
         std::fs::create_dir_all(&runs)?;
@@ -200,7 +199,7 @@ impl Workspace {
         Ok(directory)
     }
 
-    /// A directory for what suites print, kept until the next run.
+    /// A directory for the logs of suites, kept until the next run.
     pub(crate) fn log_directory(&self) -> Result<PathBuf> {
         let logs = self.lab_directory()?.join("log");
         std::fs::create_dir_all(&logs)?;
@@ -214,7 +213,7 @@ impl Workspace {
             .flat_map(|package| package.features.keys().map(String::as_str))
     }
 
-    /// What cargo builds of a package.
+    /// The targets of a package.
     pub(crate) fn targets(&self, package: &str) -> impl Iterator<Item = &Target> {
         self.package(package).into_iter().flat_map(|package| &package.targets)
     }
@@ -248,8 +247,8 @@ impl Workspace {
     ) -> Result<PathBuf> {
         let mut arguments = vec!["build".to_owned(), "--bin".into(), program.into()];
         if profile == Profile::Checked && self.has("uverbs", "test", "device") {
-            // Dependencies of tests bring features of their own. With the suite in the same call the
-            // library is the one that the suite and the examples have.
+            // Dependencies of tests enable features of their own. With the suite in the same call,
+            // the library is built once for the suite and the examples.
             arguments.extend(["--package", "uverbs", "--test", "device"].map(str::to_owned));
             for feature in CHECKED {
                 arguments.extend(["--features".into(), format!("uverbs/{feature}")]);
@@ -301,8 +300,8 @@ impl Workspace {
             .collect()
     }
 
-    /// Builds the unit tests and the suites for a change that is being edited, with one call of cargo: it
-    /// compiles them side by side, without optimising, and with what it kept of the last time.
+    /// Builds the unit tests and the suites for a change that is being edited, with one call of
+    /// cargo: it compiles them in parallel, without optimising, and incrementally.
     pub(crate) fn edited(&self) -> Result<Edited> {
         let mut arguments =
             ["test", "--no-run", "--lib", "--package", "uverbs-uapi"].map(str::to_owned).to_vec();
@@ -322,8 +321,8 @@ impl Workspace {
         Ok(edited)
     }
 
-    /// Builds the static test binary of an integration test as fast as can be, without the features
-    /// that would build programs beside it.
+    /// Builds the static test binary of an integration test as fast as possible, without the
+    /// features that would build further programs.
     pub(crate) fn quick_test(&self, package: &str, test: &str) -> Result<PathBuf> {
         let arguments = ["test", "--no-run", "--test", test].map(str::to_owned);
         self.build(package, &arguments, test, Profile::Quick)
@@ -344,7 +343,7 @@ impl Workspace {
             .with_context(|| format!("cargo built no program {name} in {package}"))
     }
 
-    /// Builds, and answers the programs that there are then with the names of their targets.
+    /// Builds, and returns the programs with the names of their targets.
     fn build_all(
         &self,
         package: &str,

@@ -1,4 +1,4 @@
-//! A run that is cut off says where it was, and leaves nothing running.
+//! A run that is cut off names its stage, and leaves no process running.
 
 use nix::sys::signal::{Signal, kill};
 use nix::unistd::Pid;
@@ -91,6 +91,6 @@ fn a_run_that_is_killed_leaves_its_stage_in_the_log() {
     assert_eq!(status.signal(), Some(9));
     let log = fs::read_to_string(run.directory.join("lab/log/stages.log")).unwrap();
     assert!(log.lines().next_back().unwrap().ends_with("stage: loom models"), "{log}");
-    // Nobody else ends it.
+    // No other process ends it.
     kill(Pid::from_raw(cargo), Signal::SIGKILL).unwrap();
 }

@@ -143,11 +143,10 @@ impl Description {
         let table = context.gid_table()?;
         let mut ports = Vec::new();
         for number in 1..=device.port_count() {
-            let number8 = u8::try_from(number).unwrap_or(u8::MAX);
-            let attr = context.query_port(number8)?;
+            let attr = context.query_port(number)?;
             let gids = table.iter().filter(|entry| entry.port == number);
             ports.push(PortDescription {
-                default_gid_index: context.default_gid(number8).ok().map(|entry| entry.index),
+                default_gid_index: context.default_gid(number).ok().map(|entry| entry.index),
                 gids: gids.map(GidDescription::from).collect(),
                 ..PortDescription::of(number, &attr)
             });

@@ -127,6 +127,6 @@ impl Content for Checked {
     }
 }
 
-fn outside(error: uverbs::RegionError) -> Failure {
+fn outside(error: uverbs::MemoryError) -> Failure {
     Failure::device(format!("a buffer lies outside its region: {error}"))
 }

@@ -12,7 +12,7 @@ use uverbs::{
 #[derive(Debug)]
 pub(crate) struct Port {
     pub(crate) context: Context,
-    pub(crate) number: u8,
+    pub(crate) number: u32,
     pub(crate) attr: PortAttr,
     /// Where packets come from. `None` on InfiniBand, unless one was asked for: there the peer is
     /// reached by LID.
@@ -23,7 +23,6 @@ pub(crate) struct Port {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Source {
     pub(crate) entry: GidEntry,
-    pub(crate) index: u8,
 }
 
 impl Port {
@@ -41,7 +40,7 @@ impl Port {
                 device.name(),
                 attr.state
             ));
-            return Err(match device.netdev(number.into()) {
+            return Err(match device.netdev(number) {
                 Ok(Some(netdev)) => failure.advice(format!(
                     "bring its network interface up: `ip link set {netdev} up`; and see that it \
                      has a carrier"
@@ -67,10 +66,10 @@ impl Port {
         self.attr.link_layer == LinkLayer::ETHERNET || self.attr.grh_required
     }
 
-    fn choose_source(&self, index: Option<u8>) -> Result<Option<Source>> {
+    fn choose_source(&self, index: Option<u32>) -> Result<Option<Source>> {
         let entry = match index {
             Some(index) => {
-                let entry = self.context.query_gid(self.number, index.into());
+                let entry = self.context.query_gid(self.number, index);
                 let entry = entry.map_err(|error| self.with_gids(error.into()))?;
                 if entry.gid.is_zero() {
                     return Err(self.with_gids(Failure::device(format!(
@@ -86,20 +85,15 @@ impl Port {
             })?,
             None => return Ok(None),
         };
-        let index = u8::try_from(entry.index).map_err(|_| {
-            Failure::device(format!("GID index {} is above 255", entry.index))
-                .advice("choose another with --gid-index")
-        })?;
-        Ok(Some(Source { entry, index }))
+        Ok(Some(Source { entry }))
     }
 
     /// Adds what there is to choose from.
     fn with_gids(&self, failure: Failure) -> Failure {
         let table = self.context.gid_table().unwrap_or_default();
-        let number = u32::from(self.number);
         let present: Vec<String> = table
             .iter()
-            .filter(|entry| entry.port == number)
+            .filter(|entry| entry.port == self.number)
             .map(|entry| format!("{} ({}, {})", entry.index, entry.gid, entry.gid_type))
             .collect();
         failure.advice(if present.is_empty() {
@@ -142,7 +136,7 @@ impl Port {
         };
         let global = GlobalRoute {
             dgid: gid,
-            sgid_index: source.index,
+            sgid_index: source.entry.index,
             flow_label: 0,
             hop_limit: 64,
             traffic_class: 0,

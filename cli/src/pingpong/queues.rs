@@ -9,8 +9,8 @@ use crate::args::PathMtu;
 use crate::failure::{Failure, Result};
 use uverbs::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Destination, MemoryRegion, Mtu,
-    Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, Recv, SendWr,
-    Sge, SharedReceiveQueue,
+    Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, RecvWr,
+    SendWr, Sge, SharedReceiveQueue,
 };
 
 /// What a completion's number says about it. The rest of the number is the receive's buffer.
@@ -72,15 +72,15 @@ impl Queues {
         }
         // A queue pair has a send and a receive under way at most, and there are no fewer receives
         // than queue pairs.
-        let mut cq = context.create_cq(rx_depth.saturating_add(qps + MOST_POLLED));
+        let mut cq = context.cq_builder(rx_depth.saturating_add(qps + MOST_POLLED));
         if let Some(channel) = &channel {
             cq = cq.channel(channel);
         }
         let mut cq = cq.build()?;
-        let srq = (kind == Kind::Srq).then(|| pd.create_srq(rx_depth).build()).transpose()?;
+        let srq = (kind == Kind::Srq).then(|| pd.srq_builder(rx_depth).build()).transpose()?;
         let mut pairs = Vec::with_capacity(qps as usize);
         for _ in 0..qps {
-            let mut builder = pd.create_qp(&cq, &cq, kind.qp_type());
+            let mut builder = pd.qp_builder(&cq, &cq, kind.qp_type());
             builder = match &srq {
                 Some(srq) => builder.srq(srq),
                 None => builder.max_recv_wr(rx_depth),
@@ -173,7 +173,7 @@ impl Posting {
         };
         for slot in slots {
             let wr_id = RECV | (slot as u64) << SLOT_SHIFT;
-            batch.push(Recv { wr_id, sges: &self.recv_sges[slot] })?;
+            batch.push(RecvWr::new(&self.recv_sges[slot]).id(wr_id))?;
         }
         // SAFETY: the buffers lie in a region that lives as long as the queue pairs, in the same
         // `Queues`, and that nobody borrows: it is only copied from and to.
@@ -202,7 +202,7 @@ impl Posting {
         let mut batch = self.qps[qp].send_batch()?;
         batch.push(wr)?;
         // SAFETY: as for receives.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 }
 

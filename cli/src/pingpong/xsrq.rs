@@ -21,7 +21,7 @@ use std::fmt::Display;
 use std::time::Instant;
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Mtu, Notify, PostError, Psn,
-    QpAttr, QpState, QpType, QueuePair, Recv, SendWr, SharedReceiveQueue, WcStatus, XrcDomain,
+    QpAttr, QpState, QpType, QueuePair, RecvWr, SendWr, SharedReceiveQueue, WcStatus, XrcDomain,
     XrcTarget,
 };
 
@@ -107,13 +107,13 @@ pub(crate) fn run(args: &XsrqArgs) -> Result<()> {
 fn domain(context: &Context, clients: u32) -> Result<XrcDomain> {
     let flags = OFlags::RDONLY | OFlags::CREATE | OFlags::CLOEXEC;
     match open(DOMAIN, flags, Mode::RUSR | Mode::RGRP) {
-        Ok(file) => Ok(context.open_xrcd().file(&file).create().open()?),
+        Ok(file) => Ok(context.xrcd_builder().file(&file).create().build()?),
         Err(errno) if clients > 1 => {
             Err(run_failed(format!("{DOMAIN}, the domain of {clients} clients: {errno}")))
         }
         Err(errno) => {
             eprintln!("uverbs: {DOMAIN}: {errno}; the XRC domain is this program's alone");
-            Ok(context.open_xrcd().open()?)
+            Ok(context.xrcd_builder().build()?)
         }
     }
 }
@@ -133,7 +133,7 @@ impl<'a> Side<'a> {
         let memory = pd.try_allocate::<u8>(args.size() as usize)?;
         let channel = options.events.then(|| context.create_comp_channel()).transpose()?;
         let xrcd = domain(context, count)?;
-        let mut receives = context.create_cq(count);
+        let mut receives = context.cq_builder(count);
         if let Some(channel) = &channel {
             receives = receives.channel(channel);
         }
@@ -142,8 +142,8 @@ impl<'a> Side<'a> {
             receives.req_notify(Notify::Next)?;
         }
         // No client is sent a message before it answered the last.
-        let sends = context.create_cq(2 * count).build()?;
-        let srq = pd.create_srq(count).xrc(&xrcd, &receives).build()?;
+        let sends = context.cq_builder(2 * count).build()?;
+        let srq = pd.srq_builder(count).xrc(&xrcd, &receives).build()?;
         let init = QpAttr::new()
             .state(QpState::INIT)
             .pkey_index(0)
@@ -153,7 +153,7 @@ impl<'a> Side<'a> {
         for _ in 0..count {
             let target = xrcd.create_target()?;
             target.modify(&init)?;
-            let builder = pd.create_qp(&sends, &sends, QpType::XRC_INI);
+            let builder = pd.qp_builder(&sends, &sends, QpType::XRC_INI);
             let initiator = builder.max_send_wr(2 * count).build()?;
             initiator.modify(&init)?;
             let (psn, remote) = (random_psn()?, Address::default());
@@ -329,7 +329,7 @@ impl<'a> Side<'a> {
         let sges = [self.memory.sge(..).map_err(run_failed)?];
         let mut batch = self.srq.batch().map_err(run_failed)?;
         for _ in 0..count {
-            batch.push(Recv { wr_id: 0, sges: &sges }).map_err(run_failed)?;
+            batch.push(RecvWr::new(&sges).id(0)).map_err(run_failed)?;
         }
         // SAFETY: the memory outlives the queue, in the same `Side`, and nobody looks at it.
         unsafe { batch.ring() };
@@ -375,5 +375,5 @@ fn post_send(qp: &mut QueuePair, wr: SendWr<'_>) -> std::result::Result<(), Post
     let mut batch = qp.send_batch()?;
     batch.push(wr)?;
     // SAFETY: the memory outlives the queue pairs, in the same `Side`, and nobody writes it.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }

@@ -22,16 +22,16 @@ impl Path {
     pub(crate) fn new(
         context: &Context,
         pd: &ProtectionDomain,
-        port: u8,
-        gid_index: Option<u8>,
+        port: u32,
+        gid_index: Option<u32>,
     ) -> Result<Path> {
         let gid = match gid_index {
-            Some(index) => index.into(),
+            Some(index) => index,
             None => context.default_gid(port)?.index,
         };
-        let cq = context.create_cq(4).build()?;
-        let here = pd.create_qp(&cq, &cq, QpType::RC).build()?;
-        let there = pd.create_qp(&cq, &cq, QpType::RC).build()?;
+        let cq = context.cq_builder(4).build()?;
+        let here = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+        let there = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
         let ends = (here.endpoint(port, gid)?, there.endpoint(port, gid)?);
         here.handshake(&ends.1)?;
         there.handshake(&ends.0)?;
@@ -64,6 +64,6 @@ impl Path {
         batch.push(wr.signaled())?;
         // SAFETY: the memory on this side is a region that outlives the completion and is copied
         // from and to only; the other is registered for this.
-        unsafe { batch.ring() }
+        Ok(unsafe { batch.ring() }?)
     }
 }

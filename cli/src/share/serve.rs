@@ -54,7 +54,7 @@ fn serve(
 ) -> Result<String> {
     limit(client)?;
     let mut region = pd.allocate::<u8>(SIZE)?;
-    let out_of_range = |error: uverbs::RegionError| Failure::run(error.to_string());
+    let out_of_range = |error: uverbs::MemoryError| Failure::run(error.to_string());
     region.copy_from(GREETING.start, greeting).map_err(out_of_range)?;
     let parcel = Parcel {
         file: context.share()?,

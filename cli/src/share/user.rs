@@ -7,7 +7,7 @@ use crate::args::ShareArgs;
 use crate::failure::{Failure, Result};
 use std::io::Write;
 use std::os::unix::net::UnixStream;
-use uverbs::{Context, Imported, SendWr};
+use uverbs::{Context, SendWr};
 
 pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     let ShareArgs::Use { socket, ib_port, gid_index, text } = args else {
@@ -29,7 +29,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
         context.device(),
         region.rkey()
     );
-    let out_of_range = |error: uverbs::RegionError| Failure::peer(error.to_string());
+    let out_of_range = |error: uverbs::MemoryError| Failure::peer(error.to_string());
     let mut own = pd.allocate::<u8>(GREETING.len())?;
     let mut path = Path::new(&context, &pd, *ib_port, *gid_index)?;
 
@@ -48,7 +48,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
 
     // What was imported stays with the exporter; what was made here goes.
     drop((path, own));
-    region.unimport().map_err(|(_, error)| error)?;
-    pd.unimport().map_err(|(_, error): (Imported<_>, _)| error)?;
+    region.unimport()?;
+    pd.unimport()?;
     Ok(())
 }

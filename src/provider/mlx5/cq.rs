@@ -3,7 +3,7 @@
 //! An element is ours when it was written, and the last bit of its last byte equals the parity of the
 //! pass over the ring. Arming is the one thing that rings.
 
-use super::cqe::{COUNTER, INDEX, Wc, behind, is_receive, number_of, opcode_of, received};
+use super::cqe::{COUNTER, INDEX, Mlx5Wc, behind, is_receive, number_of, opcode_of, received};
 use super::poll_gate::PollGate;
 use super::qp_table::{Leftover, QpRegistry, QpTable};
 use super::wqe::pair;
@@ -156,7 +156,7 @@ impl CqRing {
 
     /// The next completion, consumed.
     #[inline(always)]
-    pub(crate) fn next(&mut self) -> Option<Wc<'_>> {
+    pub(crate) fn next(&mut self) -> Option<Mlx5Wc<'_>> {
         let owner = self.reader.look()?;
         // Pairs with the device writing the last byte of an element after all others.
         udma_from_device();
@@ -171,7 +171,7 @@ impl CqRing {
 
     /// The next completion, consumed, if it is a success of a queue pair in the book.
     #[inline(always)]
-    pub(crate) fn next_usual(&mut self) -> Option<Wc<'_>> {
+    pub(crate) fn next_usual(&mut self) -> Option<Mlx5Wc<'_>> {
         let owner = self.reader.look()?;
         // As in `next`.
         udma_from_device();
@@ -180,9 +180,9 @@ impl CqRing {
     }
 
     #[inline(always)]
-    fn wc(&self, found: Found) -> Wc<'_> {
+    fn wc(&self, found: Found) -> Mlx5Wc<'_> {
         let Found { number, wr_id, kind, owner } = found;
-        Wc { number, wr_id, kind, owner, reader: &self.reader }
+        Mlx5Wc { number, wr_id, kind, owner, reader: &self.reader }
     }
 
     /// Consumes the next element if it is a success of a queue pair in the book.

@@ -76,7 +76,7 @@ pub(crate) fn received(owner: u8) -> WcOpcode {
 
 /// A completion in its ring. What it says is read when it is asked for.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Wc<'r> {
+pub(crate) struct Mlx5Wc<'r> {
     /// The user index of the queue pair.
     pub(crate) number: u32,
     pub(crate) wr_id: u64,
@@ -89,7 +89,7 @@ pub(crate) struct Wc<'r> {
     pub(crate) reader: &'r CqReader,
 }
 
-impl<'r> Wc<'r> {
+impl<'r> Mlx5Wc<'r> {
     /// Found when it is asked for, which not everybody does.
     #[inline(always)]
     fn element(&self) -> Cqe<'r> {
@@ -99,7 +99,7 @@ impl<'r> Wc<'r> {
     /// The same, with what its element says looked up again.
     #[inline(always)]
     pub(crate) fn again(self) -> Self {
-        Wc { owner: self.element().owner(), ..self }
+        Mlx5Wc { owner: self.element().owner(), ..self }
     }
 
     #[inline(always)]

@@ -10,7 +10,7 @@ use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::sync::{AtomicU64, Ordering};
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::provider::RecvCursor;
-use crate::wr::{PostError, Recv, Sge};
+use crate::wr::{PostError, RecvWr, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::MLX5_RCV_DBR;
 
@@ -87,7 +87,7 @@ impl RecvRing {
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
     /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
-    pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> bool {
+    pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> bool {
         if cursor.room == 0 {
             return false;
         }
@@ -104,7 +104,7 @@ impl RecvRing {
     }
 
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);

@@ -15,7 +15,7 @@ use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::RecvCursor;
-use crate::wr::{PostError, Recv};
+use crate::wr::{PostError, RecvWr};
 use std::sync::Arc;
 
 /// An entry, as who posts and those who poll know it.
@@ -207,7 +207,7 @@ impl SrqRing {
     /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
     /// done, for all others. Who calls has seen the gate open.
     #[inline(always)]
-    pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> bool {
+    pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> bool {
         let [sge] = recv.sges else { return false };
         if sge.length as i32 <= 0 || cursor.room == 0 {
             return false;
@@ -222,7 +222,7 @@ impl SrqRing {
     }
 
     /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);

@@ -4,7 +4,7 @@ use super::map_ring;
 use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::RecvCursor;
-use crate::wr::{PostError, Recv};
+use crate::wr::{PostError, RecvWr};
 use rustix::io::Errno;
 use uverbs_uapi::rxe::{mminfo, rxe_dma_info, rxe_recv_wqe, rxe_sge};
 
@@ -59,7 +59,7 @@ impl RecvRing {
     }
 
     #[inline]
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         // A batch may be older than the fork.
         if self.ring.is_inherited() {
             return Err(PostError::Forked);

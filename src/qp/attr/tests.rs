@@ -75,7 +75,7 @@ fn each_attribute_lands_in_its_field() {
     for (offset, bytes) in fields {
         expected[*offset..offset + bytes.len()].copy_from_slice(bytes);
     }
-    assert_eq!(all().to_raw(HANDLE).as_bytes(), expected);
+    assert_eq!(all().to_raw("modify_qp", HANDLE).unwrap().as_bytes(), expected);
     assert_eq!(all().limit(), None);
 }
 
@@ -147,4 +147,21 @@ fn values_out_of_range_are_named() {
 fn only_what_is_set_is_shown() {
     let attr = QpAttr::new().state(QpState::INIT).port(2).qkey(Qkey(0x11));
     assert_eq!(format!("{attr:?}"), "QpAttr { state: INIT, port: 2, qkey: Qkey(0x11) }");
+}
+
+#[test]
+fn ports_and_indices_that_do_not_fit_are_named() {
+    let path = AddressVector::global(1, 256, Gid::default());
+    let far = AddressVector::local(257, 1);
+    let wrong = [
+        (QpAttr::new().port(256), "port 256 is above the maximum of 255"),
+        (QpAttr::new().path(path), "sgid_index 256 is above the maximum of 255"),
+        (QpAttr::new().alternate_path(far, 0, 0), "port 257 is above the maximum of 255"),
+    ];
+    for (attr, message) in wrong {
+        assert_eq!(attr.to_raw("modify_qp", HANDLE).unwrap_err().message(), message);
+    }
+    let attr = QpAttr::new().port(3).path(path).alternate_path(far, 0, 0);
+    assert_eq!(attr.ports().collect::<Vec<_>>(), [3, 1, 257]);
+    assert_eq!(QpAttr::new().state(QpState::RTS).ports().count(), 0);
 }

@@ -131,7 +131,7 @@ fn a_handshake_brings_a_queue_pair_to_rts() {
     use crate::uverbs::scripted::Op;
     for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
         let bench = crate::tests::Bench::new();
-        let qp = bench.pd.create_qp(&bench.cq, &bench.cq, qp_type).build().unwrap();
+        let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, qp_type).build().unwrap();
         let remote = side(2, 1).endpoint;
         let error = qp.handshake(&remote).unwrap_err();
         assert!(error.message().contains("call QpControl::endpoint before"), "{error}");
@@ -153,7 +153,7 @@ fn a_handshake_brings_a_queue_pair_to_rts() {
 #[test]
 fn a_handshake_names_an_mtu_that_it_does_not_know() {
     let bench = crate::tests::Bench::new();
-    let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+    let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
     *qp.qp.local.lock().unwrap() = Some(side(1, 1));
     let remote = Endpoint { mtu: Mtu(9), ..side(2, 1).endpoint };
     let error = qp.handshake(&remote).unwrap_err();

@@ -1,4 +1,4 @@
-//! What sharing asks mlx5's driver, and what it leaves there.
+//! The calls that sharing makes to mlx5's driver, and the objects that it leaves there.
 
 use super::destroyed;
 use crate::mlx5::{ImportedVar, Uar, UarKind, Var, VarKind};
@@ -15,7 +15,7 @@ use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
 fn shared() -> (Script, Context, Context) {
     let script = Script::mlx5();
     let exporter = script.open("mlx5_0");
-    // What the importer would be given.
+    // The envelope for the importer.
     exporter.as_fd();
     let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
     (script, exporter, importer)
@@ -24,8 +24,8 @@ fn shared() -> (Script, Context, Context) {
 /// Makes and drops queues that ring registers of each kind.
 fn use_registers(context: &Context) {
     let pd = context.alloc_pd().unwrap();
-    let cq = context.create_cq(4).build().unwrap();
-    let make = |_| pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = context.cq_builder(4).build().unwrap();
+    let make = |_| pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let queues: Vec<_> = (0..6).map(make).collect();
     let td = context.alloc_td().unwrap();
     drop((queues, td));
@@ -33,12 +33,12 @@ fn use_registers(context: &Context) {
 
 #[allow(unsafe_code, reason = "envelopes of VARs are taken on trust")]
 fn import_var(context: &Context, envelope: &Envelope) -> crate::Result<ImportedVar> {
-    // SAFETY: on a played file nothing but what the test put there is mapped.
+    // SAFETY: the scripted kernel maps nothing but pages of this test.
     unsafe { Var::import(context, envelope) }
 }
 
 #[test]
-fn registers_leave_with_the_context_that_used_them() {
+fn registers_are_freed_with_the_context_that_used_them() {
     let (script, exporter, importer) = shared();
     let before = script.count(MLX5_IB_OBJECT_UAR);
     assert_eq!(before, 2, "a page of each that is not cached");
@@ -46,7 +46,7 @@ fn registers_leave_with_the_context_that_used_them() {
     assert!(script.count(MLX5_IB_OBJECT_UAR) > before + 2);
     drop(importer);
     assert_eq!(script.count(MLX5_IB_OBJECT_UAR), 1, "the exporter's");
-    // Others may stay behind as well.
+    // The importer may be the last one as well.
     let importer = script.import("mlx5_0", Some(&exporter.export())).unwrap();
     use_registers(&exporter);
     drop(exporter);
@@ -57,9 +57,9 @@ fn registers_leave_with_the_context_that_used_them() {
     assert_eq!(script.mappings(), 0);
 }
 
-/// Registers cost a call each to give back, which only others who stay behind on the file are worth.
+/// Giving a register back costs a call, which pays only if another process keeps the file.
 #[test]
-fn registers_that_nobody_shares_are_left_to_the_kernel() {
+fn registers_of_an_unshared_context_are_left_to_the_kernel() {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
     use_registers(&context);
@@ -101,7 +101,7 @@ fn registers_of_a_forked_parent_are_left_alone() {
         assert!(script.count(MLX5_IB_OBJECT_UAR) > held + 1);
         drop(inherited);
         drop(own);
-        // As far as the child can see nobody has the file open any more.
+        // The child cannot see that the file is still open elsewhere.
         let left = script.left_at_close().unwrap();
         assert_eq!(left.iter().filter(|(kind, _)| *kind == MLX5_IB_OBJECT_UAR).count(), held);
     });
@@ -111,8 +111,8 @@ fn registers_of_a_forked_parent_are_left_alone() {
 fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
     let (script, exporter, importer) = shared();
     let pd = importer.alloc_pd().unwrap();
-    let cq = importer.create_cq(4).build().unwrap();
-    let qp = pd.create_qp(&cq, &cq, QpType::RC).build().unwrap();
+    let cq = importer.cq_builder(4).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let before = script.count(MLX5_IB_OBJECT_UAR);
     script.refuse_destroy(qp.handle(), Errno::BUSY);
     drop((qp, cq, pd));
@@ -123,16 +123,16 @@ fn a_queue_that_could_not_be_destroyed_keeps_its_register() {
 }
 
 #[test]
-fn an_import_knows_what_the_kernel_says() {
+fn an_import_trusts_the_kernel_over_the_envelope() {
     let (script, exporter, importer) = shared();
     assert_eq!(importer.completion_vectors(), 2);
     assert_eq!(importer.file.origin, exporter.file.origin);
-    // A witness that says otherwise is not heard where the kernel answers.
+    // The kernel's answer wins over a different envelope.
     let lie = Envelope::seal(&exporter.file, ObjectKind::CONTEXT, 0, [7, 0, 0, 0]);
     let misled = script.import("mlx5_0", Some(&lie)).unwrap();
     assert_eq!(misled.completion_vectors(), 2);
     assert!(misled.file.optional_access);
-    // Without any witness it knows the same.
+    // Without an envelope it knows the same.
     let untold = script.import("mlx5_0", None).unwrap();
     assert_eq!((untold.completion_vectors(), untold.file.origin), (2, 0));
 }
@@ -175,9 +175,9 @@ fn a_domain_of_another_number_is_stale() {
     script.renumber(pd.handle(), 0x777);
     let error = importer.import_pd(&sent).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
-    assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
-    // What was imported before must be the same when it is taken over.
-    let (imported, error) = super::own(imported).unwrap_err();
+    assert!(error.message().ends_with("has number 1911, not 514"), "{error}");
+    // An imported object must still be the same when it is taken over.
+    let (imported, error) = super::own(imported).unwrap_err().into_parts();
     assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
     assert_eq!(importer.foreign(&sent).unwrap_err().errno(), Errno::STALE);
     drop(imported);
@@ -225,7 +225,7 @@ fn an_import_keeps_the_page_of_its_var_mapped() {
     assert_eq!(script.mappings(), before + 1);
     var.destroy().unwrap();
     assert_eq!(script.mappings(), before + 1, "whatever its owner does");
-    let (owned, error) = super::own(imported).unwrap_err();
+    let (owned, error) = super::own(imported).unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     assert_eq!(script.mappings(), before + 1, "it came back");
     drop(owned);
@@ -249,7 +249,7 @@ fn a_region_of_device_memory_changes_hands() {
     let imported = imported_pd.import_mr(&sent).unwrap();
     assert_eq!((imported.addr(), imported.byte_len()), (0, 64));
     // The region keeps the memory, here as there.
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, Some(Errno::BUSY)), "{error}");
     super::own(imported).unwrap().destroy().unwrap();
     memory.destroy().unwrap();
@@ -287,7 +287,7 @@ fn a_region_of_device_memory_is_not_changed() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn device_memory_says_that_it_is_the_parents() {
+fn device_memory_of_the_parent_is_refused_in_a_child() {
     let (_script, exporter, _importer) = shared();
     let memory = exporter.alloc_dm(64, 8).unwrap();
     memory.copy_from(0, &[7u8; 8]).unwrap();

@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 type Result<T> = std::result::Result<T, Errno>;
 
 fn value<'c>(command: &'c Command<'_>, id: u16) -> Option<&'c Value<'c>> {
-    // The shorter lifetime is all that a look at the attribute needs.
+    // Reading the attribute needs only the shorter lifetime.
     command.attrs().find(|attr| attr.id == id).map(|attr| &attr.value)
 }
 

@@ -1,4 +1,4 @@
-//! Device memory of a played mlx5, and regions of it.
+//! Device memory of a scripted mlx5 device, and its regions.
 
 use super::attrs::{self, Answers};
 use super::state::{Object, Result, State};
@@ -10,7 +10,7 @@ use uverbs_uapi::mlx5::dm as driver;
 use uverbs_uapi::mr;
 use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR, UVERBS_OBJECT_PD};
 
-/// Where on the device its memory begins, as regions of it are told.
+/// The address of the device's memory, which QUERY_MR answers as the iova of a region.
 const BASE: u64 = 0x8000;
 
 impl State {

@@ -1,5 +1,5 @@
-//! What a played driver of mlx5 does otherwise: queues are in memory of the process, and their
-//! doorbells in pages that are objects.
+//! The commands in which a scripted mlx5 driver differs from rxe's: queues are in memory of the process, and
+//! their doorbells in UARs.
 
 use super::attrs::{self, Answers};
 use super::state::{Object, Result, State};
@@ -18,7 +18,7 @@ use uverbs_uapi::mlx5::{uar, var};
 use uverbs_uapi::object::*;
 use uverbs_uapi::{context, cq, device, gid, port, qp, srq};
 
-/// The device that is played.
+/// The scripted device.
 #[derive(Clone, Debug)]
 pub(crate) struct Mlx5 {
     pub(crate) context: mlx5_ib_alloc_ucontext_resp,
@@ -26,6 +26,8 @@ pub(crate) struct Mlx5 {
     pub(crate) devx: bool,
     /// Whether queues may be dma-bufs.
     pub(crate) dmabufs: bool,
+    /// Whether the device advertises paging on demand.
+    pub(crate) on_demand: bool,
     /// UARs that are left.
     pub(crate) uars: u32,
     /// The device's number of the next UAR.
@@ -47,7 +49,7 @@ impl Default for Mlx5 {
             num_uars_per_page: 1,
             ..Default::default()
         };
-        Mlx5 { context, devx: true, dmabufs: true, uars: 64, next_page: 5 }
+        Mlx5 { context, devx: true, dmabufs: true, on_demand: false, uars: 64, next_page: 5 }
     }
 }
 
@@ -183,8 +185,8 @@ impl State {
         }
     }
 
-    /// Moves a completion queue to other memory, unless it has as many entries already: then the
-    /// driver does not even look at that memory.
+    /// Moves a completion queue to other memory, unless it already has as many entries: the driver ignores the
+    /// memory then.
     pub(super) fn resize_cq_mlx5(
         &mut self,
         handle: u32,

@@ -1,5 +1,5 @@
-//! The kernel's end of a queue that a test plays: a file in memory, which the library maps as it
-//! would map rxe's queue, and which is read and written from here by system call.
+//! The kernel's end of a scripted queue: a memfd, which the library maps as it would map rxe's queue, and
+//! which the test reads and writes by system calls.
 
 use crate::memory::fake_mapping::FakeMapping;
 use std::mem::offset_of;
@@ -63,7 +63,7 @@ impl KernelRing {
         self.set_index(offset_of!(rxe_queue_buf, consumer_index), index);
     }
 
-    /// Writes both indices as they are, whether they are of the ring or not.
+    /// Writes both indices, in the range of the ring or not.
     pub(super) fn scribble(&self, producer: u32, consumer: u32) {
         for (offset, index) in [
             (offset_of!(rxe_queue_buf, producer_index), producer),

@@ -1,4 +1,4 @@
-//! What a played kernel's files are: ends of sockets that the test has the other ends of.
+//! The files of a scripted kernel: each is one end of a socket pair whose other end the test has.
 
 use std::io;
 #[cfg(not(miri))]

@@ -1,4 +1,4 @@
-//! The objects of a played kernel file and what commands do to them.
+//! The objects of a scripted kernel file, and the commands on them.
 
 use super::attrs::{self, Answers};
 use super::ring::KernelRing;
@@ -41,7 +41,7 @@ pub(crate) enum Role {
 pub(crate) struct Object {
     pub(crate) object: u16,
     pub(crate) user_handle: u64,
-    /// Handles of what it cannot outlive, itself not to be destroyed before.
+    /// Handles of the objects that it depends on, which must be destroyed after it.
     pub(crate) stands_on: Vec<u32>,
     /// Of a queue pair: number and state. Of an address handle or a protection domain: its number.
     /// Of a region: its key.
@@ -71,7 +71,7 @@ pub(crate) struct Object {
 pub(super) struct State {
     tag: Arc<str>,
     pub(super) deviations: Deviations,
-    /// Set if the played driver is mlx5's and not rxe's.
+    /// Set if the scripted driver is mlx5's and not rxe's.
     pub(super) mlx5: Option<super::Mlx5>,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
@@ -85,9 +85,9 @@ pub(super) struct State {
     dead: BTreeSet<u32>,
     stolen: BTreeSet<u32>,
     rings: BTreeMap<(u32, Role), Arc<KernelRing>>,
-    /// Mappings that nobody has claimed yet. Each can be claimed once.
+    /// Queues that were not mapped yet. Each can be mapped once.
     unclaimed: BTreeMap<u64, Arc<KernelRing>>,
-    /// Pages that can be mapped as long as their object lives, as often as anybody likes.
+    /// Pages that can be mapped any number of times as long as their object lives.
     pages: BTreeMap<u64, u32>,
     pub(super) events_closed: bool,
     /// The kernel's end of the event file.
@@ -143,7 +143,7 @@ impl State {
         self.stolen.insert(handle);
     }
 
-    /// One step nearer to the failure that the test asked for.
+    /// Counts one step down to the failure that the test asked for.
     fn step(&mut self) -> Result<()> {
         match &mut self.deviations.countdown {
             Some((1, errno)) => {
@@ -181,7 +181,7 @@ impl State {
 
     #[cfg(feature = "tokio")]
     pub(super) fn break_events(&self) {
-        // Who turns away from a peer leaves it an error.
+        // Disconnecting one end leaves an error at the other.
         let events = self.events.as_ref().expect("an event file");
         rustix::net::connect_unspec(events).expect("nobody");
     }
@@ -202,7 +202,7 @@ impl State {
             return Err(*errno);
         }
         if self.deviations.vanished {
-            // The kernel still lets go of what a file held.
+            // The kernel still destroys the objects of the file.
             let held = doomed(command).is_some_and(|handle| self.dead.remove(&handle));
             return if held { Ok(()) } else { Err(Errno::IO) };
         }
@@ -253,7 +253,7 @@ impl State {
                 Ok(())
             }
             (UVERBS_OBJECT_ASYNC_EVENT, 0) if self.events_closed => {
-                // Reading one's own memory at address 0 answers EIO.
+                // A read of `/proc/self/mem` at address 0 answers EIO.
                 let memory = std::fs::File::open("/proc/self/mem").map_err(|_| Errno::MFILE)?;
                 to.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, OwnedFd::from(memory))
             }
@@ -360,7 +360,7 @@ impl State {
         Ok(())
     }
 
-    /// What a queue pair is made from, all of which must exist.
+    /// The objects that a queue pair depends on, all of which must exist.
     pub(super) fn parents_of_qp(&mut self, command: &Command<'_>) -> Result<Vec<u32>> {
         let mut parents = Vec::new();
         for (id, object) in [
@@ -483,7 +483,7 @@ impl State {
     }
 
     pub(super) fn add_page_at(&mut self, handle: u32, name: &str, offset: u64) {
-        // Of zeros and garbage, for doorbells to go to.
+        // Doorbells may write anything there.
         let (_, place) = self.add_ring(handle, Role::Cq, name, 63, 64);
         self.unclaimed.remove(&place.offset);
         self.pages.insert(offset, handle);
@@ -508,7 +508,7 @@ fn doomed(command: &Command<'_>) -> Option<u32> {
     })
 }
 
-/// rxe keeps its own, longer form of a completion in the same slot.
+/// rxe's own form of a completion is longer, in the same slot.
 pub(super) fn cq_element() -> usize {
     size_of::<ib_uverbs_wc>() + 24
 }

@@ -1,4 +1,4 @@
-//! The older commands of a played kernel.
+//! The older commands of a scripted kernel.
 
 use super::attrs::{self, Answers};
 use super::state::{
@@ -30,6 +30,10 @@ impl State {
                 resp.base.max_srq_sge = MAX_SGE;
                 resp.base.phys_port_cnt = 1;
                 resp.max_dm_size = if self.mlx5.is_some() { 1 << 17 } else { 0 };
+                if self.mlx5.as_ref().is_some_and(|mlx5| mlx5.on_demand) {
+                    resp.odp_caps.general_caps =
+                        device_ids::ib_uverbs_odp_general_cap_bits::IB_UVERBS_ODP_SUPPORT.bits();
+                }
                 resp.response_length = size_of_val(&resp) as u32;
                 to.put(OUT, &resp);
             }

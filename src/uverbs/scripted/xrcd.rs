@@ -1,4 +1,4 @@
-//! XRC domains of a played kernel, by the inode of a file.
+//! XRC domains of a scripted kernel, by the inode of a file.
 
 use super::attrs::{self, Answers};
 use super::state::{Object, Result, State};
@@ -44,7 +44,7 @@ impl State {
     }
 }
 
-/// Which file a descriptor is of. One that is open as a path only is none to the kernel.
+/// The inode of a descriptor. The kernel refuses one that was opened with `O_PATH`.
 fn inode(fd: i32) -> Result<(u64, u64)> {
     let metadata = std::fs::metadata(format!("/proc/self/fd/{fd}")).map_err(|_| Errno::BADF)?;
     let info = std::fs::read_to_string(format!("/proc/self/fdinfo/{fd}"));

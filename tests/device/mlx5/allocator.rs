@@ -1,4 +1,4 @@
-//! Queue memory of a program's own.
+//! Queue memory from the program's own allocator.
 
 use crate::capability::Capability;
 use crate::env;
@@ -14,13 +14,13 @@ use uverbs::{
 };
 
 trials![
-    every_buffer_is_asked_for,
+    allocator_is_asked_for_every_buffer,
     queues_work_in_memory_that_was_not_zeroed,
     each_buffer_can_be_left_to_the_library,
-    failures_unwind,
+    failed_allocation_frees_the_earlier_ones,
     misaligned_memory_is_refused,
-    panics_are_survived,
-    resizing_asks_again,
+    panicking_allocator_leaves_nothing,
+    resize_asks_the_allocator_again,
     memory_is_freed_after_its_object,
     pages_carry_traffic,
     memory_of_a_node_carries_traffic,
@@ -34,7 +34,7 @@ const PAGE: usize = 4096;
 const KINDS: [ResourceType; 4] =
     [ResourceType::MLX5_QP, ResourceType::MLX5_DBR, ResourceType::MLX5_SRQ, ResourceType::MLX5_CQ];
 
-/// What an allocator does when it is asked.
+/// How the allocator answers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 enum Mood {
     /// Answers memory full of garbage.
@@ -62,7 +62,7 @@ struct Log {
     context: Option<Context>,
 }
 
-/// An allocator that notes everything.
+/// An allocator that records every call.
 #[derive(Debug, Default)]
 struct Watched {
     pages: Pages,
@@ -159,20 +159,20 @@ unsafe impl QueueAllocator for Watched {
 }
 
 fn domain(pd: &ProtectionDomain, watched: &Arc<Watched>) -> uverbs::Result<ParentDomain> {
-    ParentDomain::builder(pd).allocator(watched.clone()).build()
+    pd.parent_domain_builder().allocator(watched.clone()).build()
 }
 
 /// A completion queue, a shared receive queue and a queue pair of each kind of receives.
 fn make_all(context: &Context, domain: &ParentDomain) -> uverbs::Result<()> {
-    let cq = context.create_cq(100).parent_domain(domain).build()?;
-    let srq = domain.create_srq(50).max_sge(2).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).max_send_wr(20).max_recv_wr(40).build()?;
-    let shared = domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    let cq = context.cq_builder(100).parent_domain(domain).build()?;
+    let srq = domain.srq_builder(50).max_sge(2).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(20).max_recv_wr(40).build()?;
+    let shared = domain.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
     drop((qp, shared));
     Ok(())
 }
 
-fn every_buffer_is_asked_for() -> Verdict {
+fn allocator_is_asked_for_every_buffer() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -194,7 +194,7 @@ fn every_buffer_is_asked_for() -> Verdict {
     }
     watched.settle();
     // A domain without the queue's name in it is not asked for completion queues.
-    drop(context.create_cq(10).build()?);
+    drop(context.cq_builder(10).build()?);
     assert_eq!(watched.log(|log| log.asked.len()), 0);
     Ok(())
 }
@@ -240,7 +240,7 @@ fn each_buffer_can_be_left_to_the_library() -> Verdict {
     Ok(())
 }
 
-fn failures_unwind() -> Verdict {
+fn failed_allocation_frees_the_earlier_ones() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -257,7 +257,7 @@ fn failures_unwind() -> Verdict {
             assert_eq!(context.handles(kind)?, [0u32; 0], "{kind}");
         }
     }
-    // What came back is of use again.
+    // Freed memory can be used again.
     watched.set(Mood::Give);
     make_all(&context, &domain)?;
     assert_eq!(context.leaked(), 0);
@@ -280,7 +280,7 @@ fn misaligned_memory_is_refused() -> Verdict {
     Ok(())
 }
 
-fn panics_are_survived() -> Verdict {
+fn panicking_allocator_leaves_nothing() -> Verdict {
     let context = super::open()?;
     let watched = Arc::new(Watched::default());
     let pd = context.alloc_pd()?;
@@ -294,7 +294,7 @@ fn panics_are_survived() -> Verdict {
         watched.settle();
     }
     assert_eq!((context.handles(ObjectKind::QP)?, context.leaked()), (vec![], 0));
-    // In `free` there is nobody to hear of it: it is counted.
+    // A panic in `free` reaches no caller, so it is counted.
     watched.set(Mood::PanicInFree);
     let made = make_all(&context, &domain);
     std::panic::set_hook(hook);
@@ -304,7 +304,7 @@ fn panics_are_survived() -> Verdict {
     Ok(())
 }
 
-fn resizing_asks_again() -> Verdict {
+fn resize_asks_the_allocator_again() -> Verdict {
     super::open()?;
     let watched = Arc::new(Watched::default());
     let mut pair = Pair::within(Config::rc(), &|pd| domain(pd, &watched))?;
@@ -347,11 +347,11 @@ fn memory_is_freed_after_its_object() -> Verdict {
     watched.log(|log| log.context = Some(context.clone()));
     let pd = context.alloc_pd()?;
     let domain = domain(&pd, &watched)?;
-    let cq = context.create_cq(100).parent_domain(&domain).build()?;
-    let srq = domain.create_srq(50).build()?;
-    let qp = domain.create_qp(&cq, &cq, QpType::RC).srq(&srq).build()?;
-    // What stands on the domain keeps it.
-    let (domain, error) = domain.destroy().unwrap_err();
+    let cq = context.cq_builder(100).parent_domain(&domain).build()?;
+    let srq = domain.srq_builder(50).build()?;
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
+    // Objects made in the domain keep it.
+    let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop((domain, pd));
     let lent = watched.log(|log| log.lent.len());
@@ -359,7 +359,7 @@ fn memory_is_freed_after_its_object() -> Verdict {
     // The queue pair still holds both queues: nothing is freed.
     drop((cq, srq));
     assert_eq!(watched.log(|log| log.freed), 0);
-    qp.destroy().map_err(|(_, error)| error)?;
+    qp.destroy()?;
     watched.settle();
     watched.log(|log| log.context = None);
     Ok(())
@@ -369,7 +369,7 @@ fn memory_is_freed_after_its_object() -> Verdict {
 fn carries<A: QueueAllocator>(allocator: &Arc<A>) -> Verdict<Pair> {
     super::open()?;
     let extend =
-        |pd: &ProtectionDomain| ParentDomain::builder(pd).allocator(allocator.clone()).build();
+        |pd: &ProtectionDomain| pd.parent_domain_builder().allocator(allocator.clone()).build();
     let mut pair = Pair::within(Config { srq: true, ..Config::rc() }, &extend)?;
     for seed in 0..50 {
         pair.message(seed, 1000)?;
@@ -395,8 +395,8 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
     // No machine has so many.
     let context = super::open()?;
     let nowhere =
-        ParentDomain::builder(&context.alloc_pd()?).allocator(NumaNode::new(1000)).build()?;
-    let error = context.create_cq(1).parent_domain(&nowhere).build().unwrap_err();
+        context.alloc_pd()?.parent_domain_builder().allocator(NumaNode::new(1000)).build()?;
+    let error = context.cq_builder(1).parent_domain(&nowhere).build().unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     Ok(())
 }
@@ -414,11 +414,11 @@ fn huge_pages_carry_traffic() -> Verdict {
     assert_eq!((huge.buffers(), env::free_huge_pages()?), (0, before));
     // Where none is left there is an error, or other memory if that is as well.
     let pd = context.alloc_pd()?;
-    let greedy = ParentDomain::builder(&pd).allocator(HugePages::of(34)?).build()?;
-    let error = context.create_cq(1).parent_domain(&greedy).build().unwrap_err();
+    let greedy = pd.parent_domain_builder().allocator(HugePages::of(34)?).build()?;
+    let error = context.cq_builder(1).parent_domain(&greedy).build().unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
-    let modest = ParentDomain::builder(&pd).allocator(HugePages::of(34)?.or_default()).build()?;
-    context.create_cq(1).parent_domain(&modest).build()?;
+    let modest = pd.parent_domain_builder().allocator(HugePages::of(34)?.or_default()).build()?;
+    context.cq_builder(1).parent_domain(&modest).build()?;
     Ok(())
 }
 
@@ -430,8 +430,8 @@ fn an_arena_carries_traffic() -> Verdict {
     assert!(used > 0 && used < arena.len());
     // It fails when it is used up, and nothing is lost by that.
     let context = super::open()?;
-    let domain = ParentDomain::builder(&context.alloc_pd()?).allocator(arena.clone()).build()?;
-    let error = context.create_cq(1 << 14).parent_domain(&domain).build().unwrap_err();
+    let domain = context.alloc_pd()?.parent_domain_builder().allocator(arena.clone()).build()?;
+    let error = context.cq_builder(1 << 14).parent_domain(&domain).build().unwrap_err();
     assert_eq!((error.errno(), arena.used()), (Errno::NOMEM, used));
     drop(pair);
     assert_eq!(arena.used(), 0);
@@ -443,7 +443,7 @@ fn shared_memory_carries_traffic() -> Verdict {
     let pair = carries(&shared)?;
     let buffers = shared.buffers()?;
     assert_eq!(buffers.len(), 2 * 6);
-    // Somebody who has a file sees what is in the queue: completions that the device wrote.
+    // The file of shared memory shows the CQEs that the device wrote.
     let cq = buffers.iter().find(|buffer| buffer.resource == ResourceType::MLX5_CQ);
     let cq = cq.expect("the memory of a completion queue");
     let mut bytes = vec![0u8; cq.length];
@@ -465,15 +465,15 @@ fn dma_bufs_carry_traffic() -> Verdict {
         }
     };
     let pd = context.alloc_pd()?;
-    let domain = ParentDomain::builder(&pd).allocator(made.clone()).build()?;
-    match context.create_cq(10).parent_domain(&domain).build() {
+    let domain = pd.parent_domain_builder().allocator(made.clone()).build()?;
+    match context.cq_builder(10).parent_domain(&domain).build() {
         Ok(cq) => drop(cq),
         Err(error) => {
-            // Who does not take them must say so, in words, and leave nothing behind.
+            // A kernel without dma-buf queues must refuse with a reason, and leave nothing behind.
             assert!(error.message().contains("dma-bufs"), "{error}");
             assert_eq!(made.buffers()?.len(), 0);
-            let cq = context.create_cq(10).build()?;
-            let refused = domain.create_qp(&cq, &cq, QpType::RC).build().unwrap_err();
+            let cq = context.cq_builder(10).build()?;
+            let refused = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
             assert_eq!(refused.errno(), Errno::OPNOTSUPP, "{refused}");
             assert!(refused.message().contains("dma-bufs"), "{refused}");
             assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
@@ -483,8 +483,8 @@ fn dma_bufs_carry_traffic() -> Verdict {
     let mut pair = carries(&made)?;
     assert_eq!(made.buffers()?.len(), 2 * 6);
     // Larger than what a page's steps reach, and moved, to where the kernel wants an address.
-    let cq = context.create_cq(10).parent_domain(&domain).build()?;
-    let large = domain.create_qp(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
+    let cq = context.cq_builder(10).parent_domain(&domain).build()?;
+    let large = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4000).max_recv_wr(4000);
     drop(large.build()?);
     pair.b.cq.resize(300)?;
     pair.message(99, 1000)?;

@@ -5,9 +5,9 @@ use std::thread::sleep;
 use std::time::{Duration, Instant};
 use uverbs::mlx5::Clock;
 
-trials![it_goes_on, counts_are_time];
+trials![clock_advances, counts_convert_to_elapsed_time];
 
-fn it_goes_on() -> Verdict {
+fn clock_advances() -> Verdict {
     let clock = Clock::open(&super::open()?)?;
     let mut before = clock.now()?;
     for _ in 0..100 {
@@ -20,7 +20,7 @@ fn it_goes_on() -> Verdict {
     Ok(())
 }
 
-fn counts_are_time() -> Verdict {
+fn counts_convert_to_elapsed_time() -> Verdict {
     let clock = Clock::open(&super::open()?)?;
     let (start, first) = (Instant::now(), clock.now()?);
     sleep(Duration::from_millis(200));

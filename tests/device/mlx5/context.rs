@@ -1,4 +1,4 @@
-//! What the driver says of a context.
+//! The driver's attributes of a context.
 
 use crate::env;
 use crate::verdict::{Verdict, trials};
@@ -6,9 +6,9 @@ use uverbs::Errno;
 use uverbs::device::DriverId;
 use uverbs::mlx5;
 
-trials![attributes_make_sense, other_devices_have_none];
+trials![attributes_are_plausible, other_drivers_have_no_mlx5_attributes];
 
-fn attributes_make_sense() -> Verdict {
+fn attributes_are_plausible() -> Verdict {
     let context = super::open()?;
     let attr = mlx5::query_device(&context)?;
     let blueflame = attr.blueflame_bytes();
@@ -20,7 +20,7 @@ fn attributes_make_sense() -> Verdict {
     Ok(())
 }
 
-fn other_devices_have_none() -> Verdict {
+fn other_drivers_have_no_mlx5_attributes() -> Verdict {
     let context = env::open()?;
     if env::device().driver() == Some(DriverId::MLX5) {
         // The other half of the promise: here everything but what the device lacks is there.

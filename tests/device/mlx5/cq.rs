@@ -1,4 +1,4 @@
-//! Completion queues of mlx5 as few have them: long completions, and memory of an allocator.
+//! Completion queues of mlx5 with CQEs of 128 bytes, and in memory of an allocator.
 
 use crate::cq::stay;
 use crate::pair::{Config, Pair};
@@ -6,20 +6,20 @@ use crate::verdict::{Verdict, trials};
 use std::sync::Arc;
 use uverbs::allocator::Arena;
 use uverbs::mlx5::query_device;
-use uverbs::{Errno, ParentDomain, Remote, Rkey, SendWr, WcOpcode, WcStatus};
+use uverbs::{Errno, ProtectionDomain, Remote, Rkey, SendWr, WcOpcode, WcStatus};
 
 trials![
-    long_completions_carry_traffic,
-    long_completions_tell_of_errors,
-    padding_is_there_or_refused,
-    the_same_size_stays_in_an_arena,
+    cqes_of_128_bytes_carry_traffic,
+    cqes_of_128_bytes_report_errors,
+    cqe_padding_works_or_is_refused,
+    resize_to_the_same_size_stays_in_its_arena,
 ];
 
 fn long() -> Config {
     Config { cqe: 10, cqe_size: 128, ..Config::rc() }
 }
 
-fn long_completions_carry_traffic() -> Verdict {
+fn cqes_of_128_bytes_carry_traffic() -> Verdict {
     super::open()?;
     let mut pair = Pair::new(long())?;
     // Twice around, and again after each of several sizes with something in the queue.
@@ -46,7 +46,7 @@ fn long_completions_carry_traffic() -> Verdict {
     Ok(())
 }
 
-fn long_completions_tell_of_errors() -> Verdict {
+fn cqes_of_128_bytes_report_errors() -> Verdict {
     super::open()?;
     let mut pair = Pair::new(long())?;
     pair.b.recv(7, 0..8)?;
@@ -56,7 +56,7 @@ fn long_completions_tell_of_errors() -> Verdict {
     let done = pair.a.wait()?;
     assert_eq!((done.wr_id, done.status), (1, WcStatus::REM_ACCESS_ERR));
     assert_eq!(done.qpn, pair.a.qp.qpn());
-    // What is posted afterwards is flushed.
+    // Requests posted afterwards are flushed.
     pair.a.send(SendWr::send(&[]).id(2).signaled())?;
     let done = pair.a.wait()?;
     assert_eq!((done.wr_id, done.status), (2, WcStatus::WR_FLUSH_ERR));
@@ -65,9 +65,9 @@ fn long_completions_tell_of_errors() -> Verdict {
     Ok(())
 }
 
-fn padding_is_there_or_refused() -> Verdict {
+fn cqe_padding_works_or_is_refused() -> Verdict {
     let context = super::open()?;
-    let cq = || context.create_cq(10).pad();
+    let cq = || context.cq_builder(10).pad();
     assert_eq!(cq().build().unwrap_err().errno(), Errno::INVAL, "nothing to pad");
     if !query_device(&context)?.pads_completions() {
         let error = cq().cqe_size(128).build().unwrap_err();
@@ -81,10 +81,11 @@ fn padding_is_there_or_refused() -> Verdict {
     Ok(())
 }
 
-fn the_same_size_stays_in_an_arena() -> Verdict {
+fn resize_to_the_same_size_stays_in_its_arena() -> Verdict {
     super::open()?;
     let arena = Arc::new(Arena::new(1 << 20)?);
-    let extend = |pd: &_| ParentDomain::builder(pd).allocator(arena.clone()).build();
+    let extend =
+        |pd: &ProtectionDomain| pd.parent_domain_builder().allocator(arena.clone()).build();
     let mut pair = Pair::within(Config::rc(), &extend)?;
     let (used, buffers) = (arena.used(), arena.buffers());
     for wr_id in 0..4 {

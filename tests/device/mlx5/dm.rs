@@ -9,24 +9,24 @@ use crate::partner::{Partner, missing, parse, print, refused};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use uverbs::{
-    Access, Context, DeviceMemory, DeviceMemoryError, Errno, Imported, MemoryRegion, ObjectKind,
-    OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
+    Access, Context, DeviceMemory, Errno, ErrorWith, Imported, MemoryError, MemoryRegion,
+    ObjectKind, OnDevice, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
 
 trials![
-    words_come_back,
-    parts_of_words_and_what_is_outside_are_refused,
+    words_read_back_as_written,
+    partial_words_and_ranges_outside_are_refused,
     peers_write_and_read_it,
     messages_leave_from_it_and_arrive_in_it,
-    peers_count_in_it,
+    peers_do_atomics_on_it,
     a_part_is_addressed_from_its_beginning,
     registrations_that_make_no_sense_are_refused,
     sizes_that_make_no_sense_are_refused,
-    what_is_used_up_comes_back,
-    registered_memory_is_not_freed,
-    another_process_copies_and_writes,
-    ownership_crosses,
-    ownership_of_a_region_crosses,
+    exhausted_memory_is_free_again_after_a_drop,
+    memory_with_a_region_is_not_freed,
+    importer_copies_and_writes,
+    ownership_moves_to_the_importer,
+    ownership_of_a_region_moves_to_the_importer,
     stale_envelopes_are_refused,
     memory_leaves_nothing,
 ];
@@ -68,7 +68,7 @@ fn check(memory: &DeviceMemory, offset: usize, length: usize, seed: u64) -> Verd
     Ok(())
 }
 
-fn words_come_back() -> Verdict {
+fn words_read_back_as_written() -> Verdict {
     let context = open()?;
     // No whole page, and no whole unit of the device.
     let memory = alloc(&context, 5000)?;
@@ -84,7 +84,7 @@ fn words_come_back() -> Verdict {
     let mut value = 0u64;
     memory.copy_to(128, &mut value)?;
     assert_eq!(value, 0x0102_0304_0506_0708);
-    // What another has is another's.
+    // Other memory is not changed.
     let other = alloc(&context, 64)?;
     other.copy_from(0, &[0xffu8; 64])?;
     check(&memory, 4900, 100, 2)?;
@@ -92,17 +92,17 @@ fn words_come_back() -> Verdict {
     Ok(())
 }
 
-fn parts_of_words_and_what_is_outside_are_refused() -> Verdict {
+fn partial_words_and_ranges_outside_are_refused() -> Verdict {
     let context = open()?;
     let memory = alloc(&context, 64)?;
     fill(&memory, 0, 64, 3)?;
     for (offset, length) in [(0, 3), (1, 4), (2, 2), (62, 4)] {
-        let error = Err(DeviceMemoryError::Unaligned { offset, length });
+        let error = Err(MemoryError::Unaligned { offset, length, word: 4 });
         assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
         assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
     }
     for (offset, length) in [(0, 68), (64, 4), (usize::MAX - 3, 8), (68, 0)] {
-        let error = Err(DeviceMemoryError::OutOfRange { offset, length, size: 64 });
+        let error = Err(MemoryError::OutOfRange { offset, length, size: 64 });
         assert_eq!(memory.copy_from(offset, vec![0u8; length].as_slice()), error);
         assert_eq!(memory.copy_to(offset, vec![0u8; length].as_mut_slice()), error);
     }
@@ -157,7 +157,7 @@ fn messages_leave_from_it_and_arrive_in_it() -> Verdict {
     Ok(())
 }
 
-fn peers_count_in_it() -> Verdict {
+fn peers_do_atomics_on_it() -> Verdict {
     let (mut pair, memory) = pair()?;
     let region = register(&pair, &memory)?;
     memory.copy_from(64, &[7u64, 100])?;
@@ -190,7 +190,7 @@ fn a_part_is_addressed_from_its_beginning() -> Verdict {
     let before = pattern::bytes(1, BYTES);
     assert!(found[..1024] == before[..1024] && found[1280..] == before[1280..]);
     pattern::check(&found[1024..1280], 2);
-    // What lies behind the part is no part of it.
+    // The bytes after the part are no part of it.
     let beyond = Remote { addr: 256, rkey: region.rkey() };
     let sges = [pair.a.sge(0..4)];
     pair.a.send(SendWr::write(beyond, &sges).id(2))?;
@@ -209,7 +209,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     let refused = [
         pd.register_dm(&memory, .., Access::REMOTE_WRITE),
         pd.register_dm(&memory, .., Access::LOCAL_WRITE | Access::MW_BIND),
-        pd.registration().iova(4096).register_dm(&memory, ..),
+        pd.mr_builder().iova(4096).register_dm(&memory, ..),
         env::open()?.alloc_pd()?.register_dm(&memory, .., Access::LOCAL_WRITE),
     ];
     for answer in refused {
@@ -218,7 +218,7 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     }
     // A hint is no right.
     let access = Access::LOCAL_WRITE;
-    drop(pd.registration().access(access).relaxed_ordering().register_dm(&memory, ..)?);
+    drop(pd.mr_builder().access(access).relaxed_ordering().register_dm(&memory, ..)?);
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0]);
     Ok(())
 }
@@ -240,7 +240,7 @@ fn sizes_that_make_no_sense_are_refused() -> Verdict {
     Ok(())
 }
 
-fn what_is_used_up_comes_back() -> Verdict {
+fn exhausted_memory_is_free_again_after_a_drop() -> Verdict {
     let context = open()?;
     let most = context.query_device()?.max_dm_size as usize;
     let piece = (most / 8).next_multiple_of(64);
@@ -274,19 +274,19 @@ fn what_is_used_up_comes_back() -> Verdict {
     Ok(())
 }
 
-fn registered_memory_is_not_freed() -> Verdict {
+fn memory_with_a_region_is_not_freed() -> Verdict {
     let (mut pair, memory) = pair()?;
     let region = register(&pair, &memory)?;
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
-    // Who does not know of the region here is told by the kernel.
+    // This process does not know of the region, so the kernel refuses.
     let envelope = memory.export()?;
     let context = pair.b.context.clone();
-    let own = take_over(context.import_dm(&envelope)?).map_err(|(_, error)| error)?;
-    let (own, error) = own.destroy().unwrap_err();
+    let own = take_over(context.import_dm(&envelope)?)?;
+    let (own, error) = own.destroy().unwrap_err().into_parts();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
-    own.release().map_err(|(_, error)| error)?;
-    // The region keeps the memory, whoever else lets go of it.
+    own.release()?;
+    // The region keeps the memory when all other handles are gone.
     drop(memory);
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1);
     pair.a.fill(0..64, 1);
@@ -298,7 +298,7 @@ fn registered_memory_is_not_freed() -> Verdict {
     Ok(())
 }
 
-fn another_process_copies_and_writes() -> Verdict {
+fn importer_copies_and_writes() -> Verdict {
     let context = open()?;
     let memory = alloc(&context, BYTES)?;
     let pd = context.alloc_pd()?;
@@ -321,12 +321,12 @@ fn another_process_copies_and_writes() -> Verdict {
     check(&memory, 512, 256, 2)
 }
 
-fn ownership_crosses() -> Verdict {
+fn ownership_moves_to_the_importer() -> Verdict {
     let context = open()?;
     let memory = alloc(&context, 64)?;
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let envelope = memory.release().map_err(|(_, error)| error)?;
+    let envelope = memory.release()?;
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1, "released, not freed");
     partner.ask(&format!("dm-import {}", print(&envelope)), "imported")?;
     partner.ask("dm-own", "owned")?;
@@ -335,7 +335,7 @@ fn ownership_crosses() -> Verdict {
     Ok(())
 }
 
-fn ownership_of_a_region_crosses() -> Verdict {
+fn ownership_of_a_region_moves_to_the_importer() -> Verdict {
     let context = open()?;
     let memory = alloc(&context, BYTES)?;
     let pd = context.alloc_pd()?;
@@ -345,15 +345,15 @@ fn ownership_of_a_region_crosses() -> Verdict {
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     let mut partner = Partner::start()?;
     partner.import(&context)?;
-    let sent = region.release().map_err(|(_, error)| error)?;
-    let sent_pd = pd.release().map_err(|(_, error)| error)?;
+    let sent = region.release()?;
+    let sent_pd = pd.release()?;
     partner.ask(&format!("pd {}", print(&sent_pd)), "pd")?;
     partner.ask(&format!("mr {}", print(&sent)), "mr")?;
-    let (memory, error) = memory.destroy().unwrap_err();
+    let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "the region has crossed: {error}");
     partner.ask("own", "owned")?;
     assert_eq!(context.handles(ObjectKind::MR)?, [0u32; 0], "the new owner destroyed it");
-    memory.destroy().map_err(|(_, error)| error)?;
+    memory.destroy()?;
     partner.dismiss()?;
     assert_eq!(context.leaked(), 0);
     Ok(())
@@ -369,8 +369,8 @@ fn stale_envelopes_are_refused() -> Verdict {
     // SAFETY: allocated above.
     let bare = unsafe { context.import_dm_raw(handle) }?;
     assert_eq!(bare.len(), 64);
-    bare.unimport().map_err(|(_, error)| error)?;
-    memory.destroy().map_err(|(_, error)| error)?;
+    bare.unimport()?;
+    memory.destroy()?;
     assert_eq!(context.import_dm(&envelope).unwrap_err().errno(), Errno::NOENT);
     // Another one under the same handle is told by its length.
     let next = alloc(&context, 128)?;
@@ -384,7 +384,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     Ok(())
 }
 
-/// What a partner has of device memory.
+/// A partner's device memory.
 #[derive(Debug, Default)]
 pub(crate) struct Desk {
     imported: Option<Imported<DeviceMemory>>,
@@ -419,7 +419,7 @@ impl Desk {
                         self.own = Some(memory);
                         "owned".into()
                     }
-                    Err((_, error)) => refused(&error),
+                    Err(ErrorWith { error, .. }) => refused(&error),
                 }
             }
             _ => return Err(Stop::fail(format!("dm-{line} makes no sense"))),
@@ -438,8 +438,8 @@ fn memory_leaves_nothing() -> Verdict {
             memory.copy_from(0, &1u64)?;
             let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
             drop(context.import_dm(&memory.export()?)?);
-            region.destroy().map_err(|(_, error)| error)?;
-            memory.destroy().map_err(|(_, error)| error)?;
+            region.destroy()?;
+            memory.destroy()?;
             Ok(())
         }))
     })

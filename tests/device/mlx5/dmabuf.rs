@@ -1,4 +1,4 @@
-//! Memory of another device, or of what plays one: `/dev/udmabuf` makes a dma-buf of a file in
+//! Memory of another device. `/dev/udmabuf` stands in for one: it makes a dma-buf of a file in
 //! memory.
 
 use crate::capability::Capability;
@@ -11,7 +11,11 @@ use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use uverbs::{Access, Errno, ObjectKind, Remote, SendWr, WcOpcode, WcStatus};
 
-trials![peers_reach_a_dma_buf, a_part_of_a_dma_buf, regions_of_a_dma_buf_leave_nothing];
+trials![
+    peers_reach_a_dma_buf,
+    region_of_a_part_reaches_only_that_part,
+    regions_of_a_dma_buf_leave_nothing,
+];
 
 /// The library's own, which it keeps to itself.
 #[allow(unsafe_code, reason = "an ioctl that rustix does not know")]
@@ -53,7 +57,7 @@ fn peers_reach_a_dma_buf() -> Verdict {
         let mut bytes = vec![0; length];
         rustix::io::pread(&memory, bytes.as_mut_slice(), offset as u64)?;
         pattern::check(&bytes, seed);
-        // And back, from what somebody else wrote there.
+        // And back, after this process wrote there through its mapping.
         let other = pattern::bytes(!seed, length);
         rustix::io::pwrite(&memory, &other, offset as u64)?;
         pair.a.poison(0..length);
@@ -69,7 +73,7 @@ fn peers_reach_a_dma_buf() -> Verdict {
     Ok(())
 }
 
-fn a_part_of_a_dma_buf() -> Verdict {
+fn region_of_a_part_reaches_only_that_part() -> Verdict {
     super::open()?;
     let (memory, buffer) = dmabuf()?;
     let mut pair = Pair::new(Config::rc())?;

@@ -1,4 +1,4 @@
-//! What only mlx5 has, on devices that mlx5 drives.
+//! Tests of features that only mlx5 has.
 
 mod allocator;
 mod clock;
@@ -38,7 +38,7 @@ pub(crate) fn trials() -> Vec<Trial> {
     modules.into_iter().flatten().collect()
 }
 
-/// A context, unless the device under test is driven by something else.
+/// A context on the device under test; skips if the driver is not mlx5.
 fn open() -> Verdict<Context> {
     let mlx5 = env::device().driver() == Some(DriverId::MLX5);
     require(mlx5, Capability::Mlx5, "the device under test is driven by something else")?;

@@ -1,4 +1,4 @@
-//! Short data that comes in completions, and what must not take it for data in memory.
+//! Short data that arrives in the CQE (scatter to CQE), and queues that refuse it.
 
 use crate::pair::{Config, PATIENCE, Pair, Side};
 use crate::pattern;
@@ -8,21 +8,21 @@ use uverbs::owned::OwnedCompletionQueue;
 use uverbs::{Errno, QpType, SendWr, WcStatus};
 
 trials![
-    short_messages_come_in_completions,
-    what_reads_bring_back_comes_in_completions,
-    what_atomics_bring_back_comes_in_completions,
-    shared_receives_come_in_completions,
-    a_resized_queue_keeps_what_came_in_it,
-    nothing_comes_in_completions_unasked,
-    what_lends_memory_refuses_it,
-    types_without_it_are_refused,
+    short_messages_come_in_cqes,
+    short_read_responses_come_in_cqes,
+    atomic_results_come_in_cqes,
+    receives_of_an_srq_come_in_cqes,
+    resize_keeps_data_in_unpolled_cqes,
+    data_comes_in_cqes_only_when_asked_for,
+    owned_queue_refuses_a_queue_pair_that_scatters_to_cqes,
+    queue_pair_types_without_it_are_refused,
 ];
 
 fn config(qp_type: QpType, cqe_size: u32) -> Config {
     Config { cqe: 10, cqe_size, scatter: true, ..Config::of(qp_type) }
 }
 
-/// Both sizes of completions with how many bytes each brings.
+/// Both sizes of CQEs, with the bytes of data that each can hold.
 const ROOMS: [(u32, usize); 2] = [(64, 32), (128, 64)];
 
 /// Waits for a success of this request, and answers what came with it.
@@ -66,7 +66,7 @@ fn message(pair: &mut Pair, seed: u64, length: usize, room: usize) -> Verdict {
     Ok(())
 }
 
-fn short_messages_come_in_completions() -> Verdict {
+fn short_messages_come_in_cqes() -> Verdict {
     super::open()?;
     for qp_type in [QpType::RC, QpType::UC] {
         for (cqe_size, room) in ROOMS {
@@ -81,7 +81,7 @@ fn short_messages_come_in_completions() -> Verdict {
     Ok(())
 }
 
-fn what_reads_bring_back_comes_in_completions() -> Verdict {
+fn short_read_responses_come_in_cqes() -> Verdict {
     super::open()?;
     for (cqe_size, room) in ROOMS {
         let mut pair = Pair::new(config(QpType::RC, cqe_size))?;
@@ -90,7 +90,7 @@ fn what_reads_bring_back_comes_in_completions() -> Verdict {
             pair.b.fill(0..length, seed);
             pair.a.poison(0..200);
             let (remote, sges) = (pair.b.remote(0), [pair.a.sge(0..length)]);
-            // Nobody is told of the first, so that it goes to memory in any case.
+            // The first one is unsignaled, so its data goes to memory in any case.
             let quiet = [pair.a.sge(100..100 + length)];
             let reads =
                 [SendWr::read(remote, &quiet), SendWr::read(remote, &sges).id(1).signaled()];
@@ -114,7 +114,7 @@ fn what_reads_bring_back_comes_in_completions() -> Verdict {
     Ok(())
 }
 
-fn what_atomics_bring_back_comes_in_completions() -> Verdict {
+fn atomic_results_come_in_cqes() -> Verdict {
     super::open()?;
     for (cqe_size, _) in ROOMS {
         let mut pair = Pair::new(config(QpType::RC, cqe_size))?;
@@ -131,7 +131,7 @@ fn what_atomics_bring_back_comes_in_completions() -> Verdict {
     Ok(())
 }
 
-fn shared_receives_come_in_completions() -> Verdict {
+fn receives_of_an_srq_come_in_cqes() -> Verdict {
     super::open()?;
     for (cqe_size, room) in ROOMS {
         let mut pair = Pair::new(Config { srq: true, ..config(QpType::RC, cqe_size) })?;
@@ -142,7 +142,7 @@ fn shared_receives_come_in_completions() -> Verdict {
     Ok(())
 }
 
-fn a_resized_queue_keeps_what_came_in_it() -> Verdict {
+fn resize_keeps_data_in_unpolled_cqes() -> Verdict {
     super::open()?;
     for (cqe_size, room) in ROOMS {
         let mut pair = Pair::new(config(QpType::RC, cqe_size))?;
@@ -162,7 +162,7 @@ fn a_resized_queue_keeps_what_came_in_it() -> Verdict {
     Ok(())
 }
 
-fn nothing_comes_in_completions_unasked() -> Verdict {
+fn data_comes_in_cqes_only_when_asked_for() -> Verdict {
     super::open()?;
     for cqe_size in [64, 128] {
         let asked = Config { scatter: false, signal_all: true, ..config(QpType::RC, cqe_size) };
@@ -174,12 +174,12 @@ fn nothing_comes_in_completions_unasked() -> Verdict {
     Ok(())
 }
 
-fn what_lends_memory_refuses_it() -> Verdict {
+fn owned_queue_refuses_a_queue_pair_that_scatters_to_cqes() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
-    let mut cq = OwnedCompletionQueue::<u32>::new(context.create_cq(16).build()?);
+    let mut cq = OwnedCompletionQueue::<u32>::new(context.cq_builder(16).build()?);
     let make = |cq: &OwnedCompletionQueue<u32>, scatter| {
-        let qp = pd.create_qp(cq.queue(), cq.queue(), QpType::RC);
+        let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         if scatter { qp.scatter_to_cqe().build() } else { qp.build() }
     };
     let refused = cq.adopt(make(&cq, true)?).unwrap_err();
@@ -191,11 +191,11 @@ fn what_lends_memory_refuses_it() -> Verdict {
     Ok(())
 }
 
-fn types_without_it_are_refused() -> Verdict {
+fn queue_pair_types_without_it_are_refused() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(16).build()?;
-    let error = pd.create_qp(&cq, &cq, QpType::UD).scatter_to_cqe().build().unwrap_err();
+    let cq = context.cq_builder(16).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType::UD).scatter_to_cqe().build().unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("type UD"), "{error}");
     Ok(())

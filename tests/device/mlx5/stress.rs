@@ -1,10 +1,10 @@
 //! Many threads that ring at the same time: registers that queue pairs share, and registers of
 //! thread domains.
 //!
-//! What is seen here is that every request is carried out, once and with its own data. That no
-//! doorbell was torn, early or different from its queue is the emulated device's to tell: the lab
-//! compares its counts before and after the suite, and again with locks and records taken out of a
-//! copy of the library, whose effect these tests have to show there.
+//! The tests check that every request is carried out, once and with its own data. The emulated
+//! device checks that no doorbell is torn, early or different from its queue: the lab compares its
+//! counts before and after the suite. The lab's `mutants::` remove locks and doorbell records from
+//! a copy of the library, and these tests have to make the counts rise.
 
 use crate::env;
 use crate::pair::{PATIENCE, PORT, gid};
@@ -14,11 +14,11 @@ use std::time::Instant;
 use uverbs::mlx5::query_device;
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, Exclusive, MemoryRegion, Notify,
-    ObjectKind, ParentDomain, PostError, ProtectionDomain, QpType, QueuePair, SendBatch, SendWr,
-    Shared, Sharing, ThreadDomain, WcStatus,
+    ObjectKind, PostError, ProtectionDomain, QpType, QueuePair, SendBatch, SendWr, Shared, Sharing,
+    ThreadDomain, WcStatus,
 };
 
-trials![threads_share_registers, threads_have_registers_of_their_own];
+trials![threads_ring_shared_registers, threads_ring_registers_of_their_own];
 
 /// Threads without a domain; more than there are processors.
 const THREADS: usize = 4;
@@ -28,7 +28,7 @@ const QUEUES: usize = 16;
 const DOMAINS: usize = 3;
 /// Queue pairs under each domain.
 const QUEUES_OF_DOMAIN: usize = 4;
-/// Words that a message may have: with five it takes two blocks of the queue.
+/// Words that a message may have: with five it takes two WQEBBs.
 const WORDS: usize = 5;
 /// Pages of registers that queue pairs of one context have at most: two registers each, the first
 /// four for one queue pair alone and twelve to be shared.
@@ -39,7 +39,7 @@ fn rounds() -> u64 {
     env::rounds(25, 2000)
 }
 
-/// What one thread works with: queue pairs that send to themselves.
+/// The objects of one thread: queue pairs that send to themselves.
 pub(crate) struct Worker<S: Sharing> {
     queues: Vec<QueuePair<S>>,
     pub(crate) cq: CompletionQueue,
@@ -55,12 +55,12 @@ impl<S: Sharing> Worker<S> {
         count: usize,
     ) -> Verdict<Worker<S>> {
         let channel = context.create_comp_channel()?;
-        let cq = context.create_cq(4 * count as u32).channel(&channel).build()?;
-        let memory = pd.registration().access(Access::ALL_REMOTE).allocate(count * WORDS)?;
+        let cq = context.cq_builder(4 * count as u32).channel(&channel).build()?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(count * WORDS)?;
         let index = gid(context)?.index;
         let mut queues = Vec::new();
         for _ in 0..count {
-            let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(8).max_inline_data(64);
+            let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_inline_data(64);
             let qp = qp.build()?;
             let own = qp.endpoint(PORT, index)?;
             qp.handshake(&own)?;
@@ -118,7 +118,7 @@ impl<S: Sharing> Worker<S> {
         Ok(ring(batch)?)
     }
 
-    /// Waits for one completion of each queue pair, and looks at what was written.
+    /// Waits for one completion of each queue pair, and checks the memory that it wrote.
     fn settle(&mut self, round: u64) -> Verdict {
         let mut missing: Vec<bool> = self.queues.iter().map(|_| true).collect();
         let mut left = missing.len();
@@ -157,7 +157,7 @@ pub(crate) struct Owner {
 impl Owner {
     pub(crate) fn new(context: &Context, pd: &ProtectionDomain) -> Verdict<Owner> {
         let td = context.alloc_td()?;
-        let domain = ParentDomain::builder(pd).thread_domain(&td).build()?;
+        let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
         Ok(Owner { worker: Worker::new(context, &domain, QUEUES_OF_DOMAIN)?, td })
     }
 
@@ -166,7 +166,7 @@ impl Owner {
         let Owner { worker, td } = self;
         // SAFETY: the requests carry their data, and write to memory that the worker drops after
         // its queue pairs and borrows nowhere.
-        worker.work(|batch| unsafe { batch.ring(td) })
+        worker.work(|batch| Ok(unsafe { batch.ring(td) }?))
     }
 
     /// Posts one request of the first queue pair.
@@ -174,7 +174,7 @@ impl Owner {
     pub(crate) fn post(&mut self) -> Result<(), PostError> {
         let Owner { worker, td } = self;
         // SAFETY: as above.
-        worker.start(0, |batch| unsafe { batch.ring(td) })
+        worker.start(0, |batch| Ok(unsafe { batch.ring(td) }?))
     }
 }
 
@@ -183,14 +183,14 @@ impl Worker<Shared> {
     #[allow(unsafe_code, reason = "ringing is")]
     pub(crate) fn post(&mut self, at: usize) -> Result<(), PostError> {
         // SAFETY: as above.
-        self.start(at, |batch| unsafe { batch.ring() })
+        self.start(at, |batch| Ok(unsafe { batch.ring() }?))
     }
 }
 
 #[allow(unsafe_code, reason = "ringing is")]
 fn work(worker: &mut Worker<Shared>) -> Verdict {
     // SAFETY: as above.
-    worker.work(|batch| unsafe { batch.ring() })
+    worker.work(|batch| Ok(unsafe { batch.ring() }?))
 }
 
 /// Runs all of them at the same time.
@@ -210,7 +210,7 @@ fn together(workers: &mut [Worker<Shared>], owners: &mut [Owner]) -> Verdict {
     })
 }
 
-fn threads_share_registers() -> Verdict {
+fn threads_ring_shared_registers() -> Verdict {
     let context = super::open()?;
     let combines = query_device(&context)?.blueflame_bytes() > 0;
     let pages = || context.handles(ObjectKind::MLX5_UAR).map(|handles| handles.len());
@@ -225,14 +225,14 @@ fn threads_share_registers() -> Verdict {
     together(&mut workers, &mut [])
 }
 
-fn threads_have_registers_of_their_own() -> Verdict {
+fn threads_ring_registers_of_their_own() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let mut owners = Vec::new();
     for _ in 0..DOMAINS {
         owners.push(Owner::new(&context, &pd)?);
     }
-    // Beside somebody who has none.
+    // Beside a thread without a domain.
     let mut workers = [Worker::new(&context, &pd, QUEUES)?];
     together(&mut workers, &mut owners)
 }

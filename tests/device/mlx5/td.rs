@@ -4,12 +4,12 @@ use crate::capability::Capability;
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, require, trials};
 use uverbs::mlx5::query_device;
-use uverbs::{Errno, ObjectKind, ParentDomain, QpType};
+use uverbs::{Errno, ObjectKind, QpType};
 
 trials![
     registers_are_recycled,
-    a_domain_in_use_stays,
-    exhaustion_is_counted,
+    a_domain_in_use_is_busy,
+    exhaustion_names_the_number_of_domains,
     domains_leave_nothing,
 ];
 
@@ -25,7 +25,7 @@ fn registers_are_recycled() -> Verdict {
     drop(five);
     for _ in 0..100 {
         let td = context.alloc_td()?;
-        td.destroy().map_err(|(_, error)| error)?;
+        td.destroy()?;
     }
     let six = (0..6).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
     assert_eq!(pages()?, most, "registers that came back are lent again");
@@ -33,19 +33,19 @@ fn registers_are_recycled() -> Verdict {
     Ok(())
 }
 
-fn a_domain_in_use_stays() -> Verdict {
+fn a_domain_in_use_is_busy() -> Verdict {
     let context = super::open()?;
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
-    let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-    let (td, error) = td.destroy().unwrap_err();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+    let (td, error) = td.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(domain);
-    td.destroy().map_err(|(_, error)| error)?;
+    td.destroy()?;
     Ok(())
 }
 
-fn exhaustion_is_counted() -> Verdict {
+fn exhaustion_names_the_number_of_domains() -> Verdict {
     /// More than any device of the lab has, and few enough to try.
     const MANY: usize = 1 << 14;
     let context = super::open()?;
@@ -68,7 +68,7 @@ fn exhaustion_is_counted() -> Verdict {
     };
     let count = format!("have {}", domains.len());
     assert!(error.message().contains(&count), "{error}: {}", domains.len());
-    // What was lent comes back, and then there is one again.
+    // A dropped domain returns its register to the next one.
     domains.pop();
     context.alloc_td()?;
     Ok(())
@@ -80,13 +80,13 @@ fn domains_leave_nothing() -> Verdict {
         super::open()?;
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(4).build()?;
+        let cq = context.cq_builder(4).build()?;
         Ok(Box::new(move || {
             let td = context.alloc_td()?;
-            let domain = ParentDomain::builder(&pd).thread_domain(&td).build()?;
-            drop(domain.create_qp(&cq, &cq, QpType::RC).build()?);
-            domain.destroy().map_err(|(_, error)| error)?;
-            td.destroy().map_err(|(_, error)| error)?;
+            let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+            drop(domain.qp_builder(&cq, &cq, QpType::RC).build()?);
+            domain.destroy()?;
+            td.destroy()?;
             Ok(())
         }))
     })

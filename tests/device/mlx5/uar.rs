@@ -1,18 +1,19 @@
-//! UARs of one's own.
+//! UARs that the program allocates itself.
 
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, trials};
-use uverbs::mlx5::{PageError, Uar, UarKind, query_device};
+use uverbs::MemoryError;
+use uverbs::mlx5::{Uar, UarKind, query_device};
 use uverbs::{Errno, ObjectKind};
 
 trials![
-    pages_differ_and_come_back,
-    pages_are_mapped_and_rung,
+    pages_are_distinct_and_reused,
+    mapped_pages_can_be_rung,
     without_combining_there_is_no_blueflame,
     pages_leave_nothing,
 ];
 
-fn pages_differ_and_come_back() -> Verdict {
+fn pages_are_distinct_and_reused() -> Verdict {
     let context = super::open()?;
     let before = context.handles(ObjectKind::MLX5_UAR)?;
     for _ in 0..3 {
@@ -22,26 +23,29 @@ fn pages_differ_and_come_back() -> Verdict {
         assert_ne!(one.handle(), other.handle());
         assert_eq!(one.len(), 4096);
         assert_eq!(context.handles(ObjectKind::MLX5_UAR)?.len(), before.len() + 2);
-        one.destroy().map_err(|(_, error)| error)?;
+        one.destroy()?;
         drop(other);
         assert_eq!(context.handles(ObjectKind::MLX5_UAR)?, before);
     }
     Ok(())
 }
 
-fn pages_are_mapped_and_rung() -> Verdict {
+fn mapped_pages_can_be_rung() -> Verdict {
     let context = super::open()?;
     let uar = Uar::alloc(&context, UarKind::NonCached)?;
     let (page, again) = (uar.map()?, uar.map()?);
     assert_eq!(page.len(), uar.len());
-    // A doorbell of queue pair 0, which is nobody's.
+    // A doorbell of queue pair 0, which does not exist.
     page.ring_be64(0x800, 0)?;
     again.ring_be64(0x800, 0)?;
-    let outside = PageError::OutOfBounds { offset: 4096, width: 8, size: 4096 };
+    let outside = MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 };
     assert_eq!(page.ring_be64(4096, 0), Err(outside));
-    assert_eq!(page.ring_be64(0x804, 0), Err(PageError::Unaligned { offset: 0x804, width: 8 }));
-    uar.destroy().map_err(|(_, error)| error)?;
-    // Nobody else gets the page while it is mapped.
+    assert_eq!(
+        page.ring_be64(0x804, 0),
+        Err(MemoryError::Unaligned { offset: 0x804, length: 8, word: 8 })
+    );
+    uar.destroy()?;
+    // The page goes to no other UAR while it is mapped.
     page.ring_be64(0x800, 0)?;
     Ok(())
 }
@@ -69,7 +73,7 @@ fn pages_leave_nothing() -> Verdict {
         Ok(Box::new(move || {
             let uar = Uar::alloc(&context, UarKind::NonCached)?;
             drop(uar.map()?);
-            uar.destroy().map_err(|(_, error)| error)?;
+            uar.destroy()?;
             Ok(())
         }))
     })

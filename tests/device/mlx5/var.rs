@@ -3,14 +3,15 @@
 use crate::capability::Capability;
 use crate::leaks::rounds;
 use crate::verdict::{Verdict, supported, trials};
-use uverbs::mlx5::{PageError, Var, VarKind};
+use uverbs::MemoryError;
+use uverbs::mlx5::{Var, VarKind};
 use uverbs::{Errno, ObjectKind};
 
 trials![
-    pages_differ_and_come_back,
+    pages_are_distinct_and_reused,
     doorbells_are_stores,
     mappings_outlive_the_object,
-    slots_run_out,
+    exhausted_slots_are_free_again_after_a_drop,
     tlp_pages_are_of_another_kind,
     slots_leave_nothing,
 ];
@@ -19,7 +20,7 @@ fn alloc(context: &uverbs::Context) -> Verdict<Var> {
     supported(Var::alloc(context, VarKind::Virtio), Capability::Var)
 }
 
-fn pages_differ_and_come_back() -> Verdict {
+fn pages_are_distinct_and_reused() -> Verdict {
     let context = super::open()?;
     let (one, other) = (alloc(&context)?, alloc(&context)?);
     assert_ne!(one.page_id(), other.page_id());
@@ -29,7 +30,7 @@ fn pages_differ_and_come_back() -> Verdict {
     listed.sort_unstable();
     assert_eq!(listed, [one.handle(), other.handle()]);
     let id = one.page_id();
-    one.destroy().map_err(|(_, error)| error)?;
+    one.destroy()?;
     let again = alloc(&context)?;
     assert_eq!(again.page_id(), id, "the lowest free page");
     drop((other, again));
@@ -50,8 +51,12 @@ fn doorbells_are_stores() -> Verdict {
     assert_eq!([page.peek_u32(0)?, page.peek_u32(4)?], [3, 0x1234_5678]);
     assert_eq!([page.peek_u32(8)?, page.peek_u32(12)?], [0x5566_7788, 0x1122_3344]);
     assert_eq!(page.peek_u32(last - 2)?, 0xffff_0000);
-    assert_eq!(page.ring_u32(last, 0), Err(PageError::Unaligned { offset: last, width: 4 }));
-    let outside = |offset, width| Err(PageError::OutOfBounds { offset, width, size: page.len() });
+    assert_eq!(
+        page.ring_u32(last, 0),
+        Err(MemoryError::Unaligned { offset: last, length: 4, word: 4 })
+    );
+    let outside =
+        |offset, width| Err(MemoryError::OutOfRange { offset, length: width, size: page.len() });
     assert_eq!(page.ring_u16(page.len(), 0), outside(page.len(), 2));
     assert_eq!(page.ring_u64(usize::MAX - 7, 0), outside(usize::MAX - 7, 8));
     Ok(())
@@ -61,7 +66,7 @@ fn mappings_outlive_the_object() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let (page, id) = (var.map()?, var.page_id());
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     page.ring_u32(0, 1)?;
     let next = alloc(&context)?;
     assert_ne!(next.page_id(), id, "the page is still somebody's");
@@ -70,7 +75,7 @@ fn mappings_outlive_the_object() -> Verdict {
     Ok(())
 }
 
-fn slots_run_out() -> Verdict {
+fn exhausted_slots_are_free_again_after_a_drop() -> Verdict {
     /// More than any device has.
     const MANY: usize = 1 << 16;
     let context = super::open()?;
@@ -104,7 +109,7 @@ fn slots_leave_nothing() -> Verdict {
         Ok(Box::new(move || {
             let var = alloc(&context)?;
             drop(var.map()?);
-            var.destroy().map_err(|(_, error)| error)?;
+            var.destroy()?;
             Ok(())
         }))
     })

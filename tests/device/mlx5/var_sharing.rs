@@ -7,14 +7,14 @@ use uverbs::mlx5::{ImportedVar, Var, VarKind, export_sizes};
 use uverbs::{Context, Envelope, Errno, ObjectKind};
 
 trials![
-    doorbells_of_both_reach_one_page,
-    destroyed_here_and_used_there,
-    destroyed_there_and_used_here,
+    doorbells_of_both_processes_reach_one_page,
+    importer_keeps_its_mapping_after_the_owner_destroys,
+    owner_keeps_its_mapping_after_an_importer_destroys,
     stale_envelopes_are_refused_until_the_handle_is_used_again,
     an_import_maps_nothing_that_took_the_place_of_its_var,
-    ownership_crosses,
-    importers_forget_without_a_trace,
-    rdma_core_bytes_are_its_own,
+    ownership_moves_to_the_importer,
+    dropped_imports_leave_nothing,
+    var_export_has_the_layout_of_rdma_core,
     envelopes_of_something_else_are_refused,
     a_killed_importer_leaves_the_page_to_its_owner,
 ];
@@ -40,7 +40,7 @@ fn refused(verb: &str, errno: Errno) -> String {
     format!("{verb} {}", errno.raw_os_error())
 }
 
-fn doorbells_of_both_reach_one_page() -> Verdict {
+fn doorbells_of_both_processes_reach_one_page() -> Verdict {
     let context = super::open()?;
     let (var, other) = (alloc(&context)?, alloc(&context)?);
     let mut partner = partner(&context)?;
@@ -66,20 +66,20 @@ fn doorbells_of_both_reach_one_page() -> Verdict {
     Ok(())
 }
 
-fn destroyed_here_and_used_there() -> Verdict {
+fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let id = var.page_id();
     let mut partner = partner(&context)?;
     partner.ask(&format!("var-import {}", print(&var.export()?)), "imported")?;
     partner.ask("var-map", "mapped")?;
-    var.destroy().map_err(|(_, error)| error)?;
-    // What is mapped stays, and the page is nobody else's meanwhile.
+    var.destroy()?;
+    // The mapping stays, and the page goes to no other VAR meanwhile.
     partner.ask("var-ring 5", "rung")?;
     let next = alloc(&context)?;
     assert_ne!(next.page_id(), id);
     drop(next);
-    // A new mapping and a new owner come too late; forgetting it is all that is left.
+    // A new mapping and a new owner are refused; the importer can only forget it.
     assert_eq!(partner.ask("var-map", "refused")?, refused("map_var", Errno::INVAL));
     assert_eq!(partner.ask("var-own", "refused")?, refused("into_owner", Errno::NOENT));
     partner.dismiss()?;
@@ -88,7 +88,7 @@ fn destroyed_here_and_used_there() -> Verdict {
     Ok(())
 }
 
-fn destroyed_there_and_used_here() -> Verdict {
+fn owner_keeps_its_mapping_after_an_importer_destroys() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let page = var.map()?;
@@ -100,7 +100,7 @@ fn destroyed_there_and_used_here() -> Verdict {
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [0u32; 0]);
     assert_eq!(var.map().unwrap_err().errno(), Errno::INVAL);
     page.ring_u32(0, 3)?;
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     assert_eq!(context.leaked(), 0);
     Ok(())
 }
@@ -111,10 +111,10 @@ fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
     let envelope = var.export()?;
     drop(import(&context, &envelope)?);
     let (handle, id) = (var.handle(), var.page_id());
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     let error = import(&context, &envelope).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
-    // The next one is in the same place under the same handle: nobody can tell.
+    // The next one has the same offset and handle, so the import cannot tell them apart.
     let next = alloc(&context)?;
     assert_eq!((next.handle(), next.page_id()), (handle, id));
     let taken = import(&context, &envelope)?;
@@ -127,7 +127,7 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
     let var = alloc(&context)?;
     let id = var.page_id();
     let taken = import(&context, &var.export()?)?;
-    var.destroy().map_err(|(_, error)| error)?;
+    var.destroy()?;
     // Their registers are in pages that take the lowest free places of the file.
     let domains = (0..4).map(|_| context.alloc_td()).collect::<uverbs::Result<Vec<_>>>()?;
     match taken.map() {
@@ -141,11 +141,11 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
     Ok(())
 }
 
-fn ownership_crosses() -> Verdict {
+fn ownership_moves_to_the_importer() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let mut partner = partner(&context)?;
-    let envelope = var.release().map_err(|(_, error)| error)?;
+    let envelope = var.release()?;
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 1, "released, not destroyed");
     partner.ask(&format!("var-import {}", print(&envelope)), "imported")?;
     partner.ask("var-own", "owned")?;
@@ -154,13 +154,13 @@ fn ownership_crosses() -> Verdict {
     Ok(())
 }
 
-fn importers_forget_without_a_trace() -> Verdict {
+fn dropped_imports_leave_nothing() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     for _ in 0..3 {
         let imported = import(&context, &var.export()?)?;
         let page = imported.map()?;
-        imported.unimport().map_err(|(_, error)| error)?;
+        imported.unimport()?;
         page.ring_u32(0, 1)?;
         drop(import(&context, &var.export()?)?);
     }
@@ -170,7 +170,7 @@ fn importers_forget_without_a_trace() -> Verdict {
 }
 
 #[allow(unsafe_code, reason = "such bytes are taken on trust")]
-fn rdma_core_bytes_are_its_own() -> Verdict {
+fn var_export_has_the_layout_of_rdma_core() -> Verdict {
     let context = super::open()?;
     let var = alloc(&context)?;
     let sizes = export_sizes();

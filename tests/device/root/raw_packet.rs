@@ -14,18 +14,18 @@ use uverbs::{
 
 trials![
     packets_of_every_size_in_both_directions,
-    pieces_of_every_kind_make_one_packet,
+    inline_and_gathered_pieces_make_one_packet,
     checksums_are_filled_in_and_checked,
     vlan_tags_are_stripped_on_demand,
-    queues_go_round,
-    states_gate_requests,
-    reset_begins_anew,
-    messages_are_no_packets,
-    what_goes_not_together_is_refused,
-    device_without_them_says_so,
+    rings_wrap_around,
+    requests_follow_the_state,
+    reset_discards_receives_and_completions,
+    message_opcodes_are_refused,
+    contradictory_attributes_are_refused,
+    device_without_raw_packets_says_so,
 ];
 
-/// Two stations that hear what is sent to them.
+/// Two stations with rules for packets to their own addresses.
 fn pair() -> Verdict<((Station, uverbs::Flow), (Station, uverbs::Flow))> {
     let (a, b) = Station::both()?;
     let to = |it: &Station| it.qp.create_flow(&it.rule().spec(FlowEth::new().dst_mac(it.mac)));
@@ -46,7 +46,7 @@ fn packets_of_every_size_in_both_directions() -> Verdict {
     Ok(())
 }
 
-fn pieces_of_every_kind_make_one_packet() -> Verdict {
+fn inline_and_gathered_pieces_make_one_packet() -> Verdict {
     let ((mut a, _flow_a), (mut b, _flow_b)) = pair()?;
     let data = pattern::bytes(1, 100);
     let frame = Frame::new(b.mac, a.mac, &data).bytes();
@@ -81,7 +81,7 @@ fn checksums_are_filled_in_and_checked() -> Verdict {
         let frame = Frame::new(b.mac, a.mac, b"to be summed up").ip(protocol, from, to, 0);
         let (bare, whole) = (frame.bytes(), frame.summed());
         assert_ne!(bare, whole);
-        // Nobody asked for checksums, and the one of IPv4 is wrong.
+        // The sender asked for no checksums, and the one of IPv4 is wrong.
         b.listen()?;
         a.send(&bare)?;
         assert!(!b.expect(&bare)?.checked);
@@ -129,7 +129,7 @@ fn vlan_tags_are_stripped_on_demand() -> Verdict {
     Ok(())
 }
 
-fn queues_go_round() -> Verdict {
+fn rings_wrap_around() -> Verdict {
     let ((mut a, _flow_a), (mut b, _flow_b)) = pair()?;
     assert!(a.qp.caps().max_send_wr >= DEPTH && b.qp.caps().max_recv_wr >= DEPTH);
     for seed in 0..u64::from(3 * DEPTH) {
@@ -146,7 +146,7 @@ fn queues_go_round() -> Verdict {
     Ok(())
 }
 
-fn states_gate_requests() -> Verdict {
+fn requests_follow_the_state() -> Verdict {
     env::lab()?;
     let mut it = Station::raw(&env::device(), |builder| builder)?;
     assert_eq!(it.listen(), Err(PostError::State(QpState::RESET)));
@@ -167,7 +167,7 @@ fn states_gate_requests() -> Verdict {
     it.send_wr(send)
 }
 
-fn reset_begins_anew() -> Verdict {
+fn reset_discards_receives_and_completions() -> Verdict {
     let ((mut a, _flow_a), (mut b, _flow_b)) = pair()?;
     for seed in 0..3 {
         let frame = Frame::new(b.mac, a.mac, &pattern::bytes(seed, 60)).bytes();
@@ -186,7 +186,7 @@ fn reset_begins_anew() -> Verdict {
     Ok(())
 }
 
-fn messages_are_no_packets() -> Verdict {
+fn message_opcodes_are_refused() -> Verdict {
     env::lab()?;
     let mut it = Station::on(&env::device())?;
     let remote = uverbs::Remote { addr: 0, rkey: uverbs::Rkey(0) };
@@ -205,11 +205,11 @@ fn messages_are_no_packets() -> Verdict {
     Ok(())
 }
 
-fn what_goes_not_together_is_refused() -> Verdict {
+fn contradictory_attributes_are_refused() -> Verdict {
     env::lab()?;
     let it = Station::raw(&env::device(), |builder| builder)?;
-    let srq = it.pd.create_srq(4).build()?;
-    let builder = |qp_type| it.pd.create_qp(&it.cq, &it.cq, qp_type);
+    let srq = it.pd.srq_builder(4).build()?;
+    let builder = |qp_type| it.pd.qp_builder(&it.cq, &it.cq, qp_type);
     let error = builder(QpType::RAW_PACKET).srq(&srq).build().unwrap_err();
     assert!(error.message().contains("queues of their own"), "{error}");
     let error = builder(QpType::RC).cvlan_stripping().build().unwrap_err();
@@ -225,13 +225,13 @@ fn what_goes_not_together_is_refused() -> Verdict {
     Ok(())
 }
 
-fn device_without_them_says_so() -> Verdict {
+fn device_without_raw_packets_says_so() -> Verdict {
     env::lab()?;
     let context = Context::open(&env::device())?;
     let pd = context.alloc_pd()?;
-    let cq = context.create_cq(4).build()?;
+    let cq = context.cq_builder(4).build()?;
     let caps = context.query_device()?.raw_packet_caps;
-    match pd.create_qp(&cq, &cq, QpType::RAW_PACKET).build() {
+    match pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).build() {
         Ok(qp) => assert_eq!(qp.qp_type(), QpType::RAW_PACKET),
         Err(error) => {
             assert!(error.is_unsupported() && caps.is_empty(), "{error}, and {caps:?}");

@@ -19,7 +19,7 @@ fn is_taken(context: &Context, deadline: Instant) -> Verdict<bool> {
     Ok(context.query_gid(PORT, 0).is_err_and(|error| error.errno() == Errno::IO))
 }
 
-/// When nobody waits any more for the device to be taken away.
+/// When a worker gives up waiting for the device to be taken away.
 fn deadline() -> Instant {
     Instant::now() + 3 * PATIENCE
 }
@@ -42,7 +42,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     let mut target = b.pd.allocate::<u8>(4096)?;
     target.copy_from(0, &[7; 4096])?;
     let remote = target.remote(0)?;
-    // A receive that nobody ever sends to.
+    // A receive that no message ever arrives for.
     let mut batch = b.qp.recv_batch()?;
     batch.push(b.pool.take().expect("a buffer"), 0).map_err(|refused| refused.error)?;
     batch.ring();
@@ -74,7 +74,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     Ok(())
 }
 
-/// Ends a scope, with a request that nobody answers, as soon as the device is taken away.
+/// Ends a scope, with a request that the peer never answers, as soon as the device is taken away.
 pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, b) = pair_of(make()?, make()?)?;
@@ -101,7 +101,7 @@ pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
         other => return Err(Stop::fail(format!("the scope ended as {other:?}"))),
     }
     assert!(local.iter().all(|byte| *byte == 0));
-    // Nobody writes there any more.
+    // The device writes there no more.
     local.fill(2);
     drop(inbox);
     let Half { qp, pool, context, .. } = a;

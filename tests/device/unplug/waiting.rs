@@ -8,7 +8,7 @@ use uverbs::aio::tokio::Events;
 use uverbs::aio::{CompletionQueue, OpError, OpErrorKind};
 use uverbs::{Context, Device, Errno, EventType, WcStatus};
 
-/// Longer than it takes anybody to take the device away.
+/// Longer than taking the device away may last.
 const PATIENCE: Duration = Duration::from_secs(100);
 
 /// Whether a request ended as it may when its device goes. The kernel destroys the objects of one file
@@ -47,7 +47,7 @@ async fn all(device: &Device, awaited: Awaited) -> Verdict {
     connected(&quiet, &busy)?;
     let count = quiet.pool.idle();
     let events = tokio::spawn(stream(quiet.context.clone()));
-    // Nobody sends to this one, so that only the end of its channel wakes it.
+    // No message arrives for this one, so only the end of its channel wakes it.
     let take = |half: &Half| half.pool.take().expect("a buffer");
     let received = tokio::spawn(quiet.qp.recv(take(&quiet)));
     let target = quiet.pd.allocate::<u8>(1024)?;

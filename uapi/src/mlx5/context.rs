@@ -8,7 +8,7 @@ use crate::layout::layouts;
 layouts! {
     const LAYOUTS = "rdma/mlx5-abi.h";
 
-    /// What the first version of the ABI sends with `UVERBS_METHOD_GET_CONTEXT`.
+    /// The request of the first version of the ABI with `UVERBS_METHOD_GET_CONTEXT`.
     struct mlx5_ib_alloc_ucontext_req[8] {
         total_num_bfregs: u32 = 0,
         num_low_latency_bfregs: u32 = 4,
@@ -151,7 +151,7 @@ layouts! {
 flag_sets! {
     const LIB_CAPS = "rdma/mlx5-abi.h";
 
-    /// What this library can do (`lib_caps`).
+    /// Features of the user-space library (`lib_caps`).
     enum mlx5_lib_caps: u64 {
         MLX5_LIB_CAP_4K_UAR = 1 << 0,
         MLX5_LIB_CAP_DYN_UAR = 1 << 1,
@@ -252,7 +252,7 @@ flag_sets! {
 flag_sets! {
     const FLOW_ACTION_FLAGS = "rdma/mlx5-abi.h";
 
-    /// What IPsec actions can do (`flow_action_flags`); the kernel leaves the enum unnamed.
+    /// Features of IPsec actions (`flow_action_flags`); the kernel leaves the enum unnamed.
     enum mlx5_user_alloc_ucontext_flow_action_flags: u16 {
         MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM = 1 << 0,
         MLX5_USER_ALLOC_UCONTEXT_FLOW_ACTION_FLAGS_ESP_AES_GCM_REQ_METADATA = 1 << 1,

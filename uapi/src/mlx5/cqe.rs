@@ -73,7 +73,7 @@ layouts! {
 open_enums! {
     const OPCODES = "linux/mlx5/cq.h";
 
-    /// What an element is (`op_own >> 4`). The kernel leaves the enum unnamed.
+    /// The kind of CQE (`op_own >> 4`). The kernel leaves the enum unnamed.
     enum mlx5_cqe_opcode: u8 {
         MLX5_CQE_REQ = 0,
         MLX5_CQE_RESP_WR_IMM = 1,

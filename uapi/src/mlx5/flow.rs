@@ -91,7 +91,7 @@ ids! {
 open_enums! {
     const FLOW_TYPES = "rdma/mlx5_user_ioctl_cmds.h";
 
-    /// What packets a matcher is about.
+    /// The packets that a matcher takes.
     enum mlx5_ib_flow_type: u32 {
         MLX5_IB_FLOW_TYPE_NORMAL = 0,
         MLX5_IB_FLOW_TYPE_SNIFFER = 1,

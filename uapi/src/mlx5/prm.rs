@@ -13,7 +13,7 @@
 //! assert_eq!(cq.bytes()[12], 7);
 //! ```
 //!
-//! Only what is used is described. [`LAYOUTS`] lists every field with its place, so that all of
+//! Only fields that are used are described. [`LAYOUTS`] lists every field with its place, so that all of
 //! them can be compared with the driver's own type information.
 
 use core::marker::PhantomData;
@@ -155,7 +155,7 @@ impl<L> Tail<L> {
 /// A byte buffer seen through a layout.
 ///
 /// A buffer shorter than the layout reads as if it were followed by zeros, because drivers of
-/// different age send commands of different length; what is written past its end is dropped.
+/// different age send commands of different length; fields written past its end are dropped.
 #[derive(Clone, Copy)]
 pub struct Bits<L, B> {
     bytes: B,

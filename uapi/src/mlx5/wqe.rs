@@ -1,7 +1,7 @@
 //! Work queue elements: the 16-byte segments that a request is made of.
 //!
 //! `linux/mlx5/qp.h` and `linux/mlx5/device.h`. The device reads them, so numbers are big-endian;
-//! what a segment means is told by the opcode of the [`mlx5_wqe_ctrl_seg`] before it. Completions
+//! the opcode of the [`mlx5_wqe_ctrl_seg`] before a segment says what kind it is. Completions
 //! are in [`cqe`](super::cqe).
 
 use crate::endian::{Be16, Be32, Be64};
@@ -111,7 +111,7 @@ layouts! {
         start: [u8; 2] = 2,
     }
 
-    /// What a UMR changes of an mkey. `xlt_offset` is `bsf_octowords` in some uses.
+    /// The change of an mkey by a UMR. `xlt_offset` is `bsf_octowords` in some uses.
     struct mlx5_wqe_umr_ctrl_seg[48] {
         flags: u8 = 0,
         rsvd0: [u8; 3] = 1,
@@ -164,7 +164,7 @@ layouts! {
 open_enums! {
     const OPCODES = "linux/mlx5/device.h";
 
-    /// What a send request does. The kernel leaves the enum unnamed.
+    /// The opcode of a send WQE. The kernel leaves the enum unnamed.
     enum mlx5_wqe_opcode: u8 {
         MLX5_OPCODE_NOP = 0x00,
         MLX5_OPCODE_SEND_INVAL = 0x01,
@@ -200,7 +200,7 @@ flag_sets! {
 flag_sets! {
     const ETH_FLAGS = "linux/mlx5/qp.h";
 
-    /// What the device fills in of a raw packet (`cs_flags`). The kernel leaves the enum unnamed.
+    /// Fields of a raw packet that the device fills in (`cs_flags`). The kernel leaves the enum unnamed.
     enum mlx5_wqe_eth_flags: u8 {
         MLX5_ETH_WQE_L3_INNER_CSUM = 1 << 4,
         MLX5_ETH_WQE_L4_INNER_CSUM = 1 << 5,

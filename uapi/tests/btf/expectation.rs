@@ -1,4 +1,4 @@
-//! What to expect of a kernel's BTF: what it does not know, and how much it knows at least.
+//! Expectations of a kernel's BTF: items that it does not have, and how many it has at least.
 
 use uverbs_uapi::drift::Version;
 
@@ -6,7 +6,7 @@ const EVER: Version = (u32::MAX, u32::MAX);
 
 /// Items that a kernel's BTF does not have although the header does.
 ///
-/// BTF describes the types of what was compiled. A struct of which only the size is used, or an
+/// BTF describes the types of compiled code. A struct of which only the size is used, or an
 /// enum that nothing is declared with, leaves no trace.
 pub(crate) struct Unknown {
     /// Why.

@@ -48,7 +48,7 @@ fn home(header: &str) -> &'static str {
 
 /// A comparison for each header that the kernel's modules can know.
 ///
-/// What each found is added to `report`.
+/// Adds the findings to `report`.
 pub(crate) fn trials(kernel: Arc<Kernel>, report: &Report) -> Vec<Trial> {
     headers()
         .into_iter()

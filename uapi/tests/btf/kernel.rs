@@ -1,4 +1,4 @@
-//! What a kernel's BTF says about its structs and enums.
+//! The structs and enums in a kernel's BTF.
 //!
 //! BTF comes as one file for the kernel image and one per module, which continues the numbering of
 //! the first. A running kernel shows them in `/sys/kernel/btf`.
@@ -114,7 +114,7 @@ impl Kernel {
         if found.is_empty() { Ok(members(self.base_numbers()?, name)) } else { Ok(found) }
     }
 
-    /// What is in the image is only looked at when the modules do not suffice: it is large.
+    /// Reads the image only if the modules do not suffice: it is large.
     fn base_numbers(&self) -> Result<&HashMap<String, Vec<Number>>, String> {
         let numbers = self.base_numbers.get_or_init(|| {
             let mut numbers = HashMap::new();

@@ -1,6 +1,7 @@
 //! Compares the layouts of mlx5 commands and contexts with mlx5_core's own description of them.
 //!
-//! There a byte stands for a bit of the device: offsets and sizes in bytes are ours in bits.
+//! Each byte of C describes a bit of the device: its offsets and sizes in bytes are offsets and sizes in
+//! bits here.
 
 use std::sync::Arc;
 
@@ -28,7 +29,7 @@ const LEFT_OUT: &[&str] = &[
     "traffic_counter",
 ];
 
-/// What older kernels do not have, with the last series without it.
+/// Items that older kernels do not have, with the last series without them.
 const LATER: &[(&str, (u32, u32))] = &[
     ("tlp_dev_emu_capabilities", (7, 0)),
     ("cmd_hca_cap.tlp_device_emulation_manager", (7, 0)),
@@ -41,7 +42,7 @@ const LATER: &[(&str, (u32, u32))] = &[
     ("query_q_counter_out.req_rnr_retries_exceeded", (6, 1)),
 ];
 
-/// What older kernels have under another name, with the last series that does.
+/// Items that older kernels have under another name, with the last series that does.
 const RENAMED: &[(&str, &str, (u32, u32))] = &[("dest_format", "dest_format_struct", (6, 1))];
 
 /// A field that grew into reserved bits.

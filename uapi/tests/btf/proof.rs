@@ -130,7 +130,7 @@ fn absent_field() -> Result<(), Failed> {
     expect(differences(&layout(FIELDS), &shape, named), &[])
 }
 
-/// What the tables list must exist, or a misspelt entry would excuse nothing and nobody would see.
+/// Every entry of the tables must exist: a misspelt one would excuse nothing and stay unnoticed.
 fn tables() -> Result<(), Failed> {
     let mut items = BTreeSet::new();
     for layout in layouts() {
@@ -172,10 +172,10 @@ pub(crate) fn trials() -> Vec<Trial> {
         Trial::test("two swapped fields are named with struct and header", swapped),
         Trial::test("a renamed field is found from both sides", renamed),
         Trial::test("a struct that grew is found", grown),
-        Trial::test("a member in what is padding here is found", padding_in_use),
+        Trial::test("a member in the padding of a declared struct is found", padding_in_use),
         Trial::test("one declared arm of an anonymous union covers the others", other_arm),
         Trial::test("a field that came later may be reserved before", absent_field),
-        Trial::test("the tables list only what is declared", tables),
+        Trial::test("the tables list only declared items", tables),
         Trial::test("the newest kernel is the one that the tables were made for", newest),
     ]
 }

@@ -1,7 +1,7 @@
-//! Finds who carries out a command.
+//! Calls the function of a command's opcode.
 //!
-//! Pairs with the opcodes of [`uverbs_uapi::mlx5::prm::opcode`]. A command that has no line here is
-//! refused as firmware refuses what it does not know, and logged by name the first time.
+//! Pairs with the opcodes of [`uverbs_uapi::mlx5::prm::opcode`]. A command without a line here is
+//! refused like one that firmware does not know, and its name is logged the first time.
 
 use uverbs_uapi::mlx5::prm::cmd::{
     query_adapter_out, query_adapter_param_block, query_issi_out, set_issi_in,
@@ -9,12 +9,16 @@ use uverbs_uapi::mlx5::prm::cmd::{
 use uverbs_uapi::mlx5::prm::opcode::*;
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
 
-use super::refusal::{Refused, refuse};
+use super::{
+    cq, domain, eq, flow_counter, flow_table, hca_cap, mcg, memic, mkey, pages, q_counter, qp,
+    register, rq, rqt, sq, srq, tir, tis, uar, uctx, umem, vport,
+};
+use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::fault::Failure;
-use crate::table::{KERNEL, SHARED};
+use crate::fault::CommandFailure;
+use crate::object::table::{KERNEL, SHARED};
 
-/// What the driver may ask before it initialises the function, and after it has torn it down.
+/// Commands that the driver may send before INIT_HCA and after TEARDOWN_HCA.
 const BEFORE_INIT: [u16; 13] = [
     NOP,
     ENABLE_HCA,
@@ -31,17 +35,19 @@ const BEFORE_INIT: [u16; 13] = [
     ACCESS_REG,
 ];
 
-/// Carries out a command and returns the whole output; `room` is the length the driver expects.
-/// `None` is no answer at all, for a test.
-pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>> {
+/// Executes a command and returns its whole output. `room` is the length that the driver expects.
+/// `None` leaves the command without a completion, as a test asked for.
+pub(crate) fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>> {
     let half = |at: usize| {
         input.get(at..at + 2).map_or(0, |bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
     };
     let (op, uid, op_mod) = (half(0), half(2), half(6));
-    match device.faults.command(op) {
-        // The syndrome tells it from refusals in the driver's log.
-        Some(Failure::Status(status)) => return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]),
-        Some(Failure::Silence) => return None,
+    match device.faults.command_fault(op) {
+        // This syndrome is in the driver's log; no refusal of the device itself has it.
+        Some(CommandFailure::Status(status)) => {
+            return Some(vec![status, 0, 0, 0, 0, 0, 0xfa, 0x17]);
+        }
+        Some(CommandFailure::Silence) => return None,
         None => {}
     }
     let result = run(device, op, uid.into(), op_mod, input, room);
@@ -55,7 +61,7 @@ pub fn execute(device: &mut Device, input: &[u8], room: usize) -> Option<Vec<u8>
         }
         Err(refused) => {
             let key = (op, refused.syndrome());
-            let count = device.refused.entry(key).or_insert(0);
+            let count = device.logged_errors.entry(key).or_insert(0);
             *count += 1;
             if *count == 1 {
                 log::warn!("{name} ({op:#x}, modifier {op_mod:#x}): {refused}");
@@ -74,18 +80,18 @@ fn run(
     op_mod: u16,
     input: &[u8],
     room: usize,
-) -> Result<Vec<u8>, Refused> {
+) -> Result<Vec<u8>, CommandError> {
     if !matches!(uid, KERNEL | SHARED) && op != DESTROY_UCTX {
         device.objects.uctxs.get(uid)?;
     }
-    if !device.running && !BEFORE_INIT.contains(&op) {
-        return refuse!(BadSystemState, "INIT_HCA comes first");
+    if !device.initialized && !BEFORE_INIT.contains(&op) {
+        return refuse!(BadSystemState, "the driver has to send INIT_HCA first");
     }
     match op {
         ENABLE_HCA | NOP => Ok(vec![]),
         INIT_HCA => {
-            device.running = true;
-            device.pages.run(true);
+            device.initialized = true;
+            device.pages.set_running(true);
             Ok(vec![])
         }
         TEARDOWN_HCA | DISABLE_HCA => {
@@ -95,7 +101,7 @@ fn run(
         QUERY_ISSI => {
             let mut out = Bits::<query_issi_out, _>::new(vec![0; query_issi_out::SIZE]);
             out.set(query_issi_out::current_issi, device.issi);
-            // Interface revisions 0 and 1, as a bit mask at the end.
+            // The last byte is a bit mask of the supported interface revisions, 0 and 1.
             let mut out = out.into_inner();
             if let Some(last) = out.last_mut() {
                 *last = 0b11;
@@ -107,12 +113,12 @@ fn run(
                 device.issi = revision;
                 Ok(vec![])
             }
-            other => refuse!(BadParam, "interface revision {other}"),
+            other => refuse!(BadParam, "interface revision {other}, 0 and 1 are supported"),
         },
-        QUERY_PAGES => device.pages.query(input),
-        MANAGE_PAGES => device.pages.manage(input, room),
-        QUERY_HCA_CAP => device.caps.query(op_mod),
-        SET_HCA_CAP => device.caps.set(op_mod, input).map(|()| vec![]),
+        QUERY_PAGES => pages::query_pages(&device.pages, input),
+        MANAGE_PAGES => pages::manage_pages(&mut device.pages, input, room),
+        QUERY_HCA_CAP => hca_cap::query_hca_cap(&device.caps, op_mod),
+        SET_HCA_CAP => hca_cap::set_hca_cap(&mut device.caps, op_mod, input).map(|()| vec![]),
         QUERY_ADAPTER => {
             let mut out = Bits::<query_adapter_out, _>::new(vec![0; query_adapter_out::SIZE]);
             let mut block = out.sub_mut(query_adapter_out::query_adapter_struct);
@@ -121,90 +127,90 @@ fn run(
             block.set_span(query_adapter_param_block::vsd_contd_psid, b"EMU0000000001\0\0\0");
             Ok(out.into_inner())
         }
-        ACCESS_REG => device.access_register(input),
+        ACCESS_REG => register::access_register(device, input),
 
-        ALLOC_UAR => device.alloc_uar(uid),
-        DEALLOC_UAR => device.dealloc_uar(uid, input),
-        ALLOC_PD => device.alloc_pd(uid),
-        DEALLOC_PD => device.dealloc_pd(uid, input),
-        ALLOC_XRCD => device.alloc_xrcd(uid),
-        DEALLOC_XRCD => device.dealloc_xrcd(uid, input),
-        ALLOC_TRANSPORT_DOMAIN => device.alloc_transport_domain(uid),
-        DEALLOC_TRANSPORT_DOMAIN => device.dealloc_transport_domain(uid, input),
-        ALLOC_Q_COUNTER => device.alloc_q_counter(uid),
-        DEALLOC_Q_COUNTER => device.dealloc_q_counter(uid, input),
-        QUERY_Q_COUNTER => device.query_q_counter(uid, input),
-        ALLOC_FLOW_COUNTER => device.alloc_flow_counter(uid, input),
-        DEALLOC_FLOW_COUNTER => device.dealloc_flow_counter(uid, input),
-        QUERY_FLOW_COUNTER => device.query_flow_counter(uid, input),
-        CREATE_UCTX => device.create_uctx(input),
-        DESTROY_UCTX => device.destroy_uctx(input),
-        CREATE_UMEM => device.create_umem(uid, input),
-        DESTROY_UMEM => device.destroy_umem(uid, input),
+        ALLOC_UAR => uar::alloc_uar(device, uid),
+        DEALLOC_UAR => uar::dealloc_uar(device, uid, input),
+        ALLOC_PD => domain::alloc_pd(device, uid),
+        DEALLOC_PD => domain::dealloc_pd(device, uid, input),
+        ALLOC_XRCD => domain::alloc_xrcd(device, uid),
+        DEALLOC_XRCD => domain::dealloc_xrcd(device, uid, input),
+        ALLOC_TRANSPORT_DOMAIN => domain::alloc_transport_domain(device, uid),
+        DEALLOC_TRANSPORT_DOMAIN => domain::dealloc_transport_domain(device, uid, input),
+        ALLOC_Q_COUNTER => q_counter::alloc_q_counter(device, uid),
+        DEALLOC_Q_COUNTER => q_counter::dealloc_q_counter(device, uid, input),
+        QUERY_Q_COUNTER => q_counter::query_q_counter(device, uid, input),
+        ALLOC_FLOW_COUNTER => flow_counter::alloc_flow_counter(device, uid, input),
+        DEALLOC_FLOW_COUNTER => flow_counter::dealloc_flow_counter(device, uid, input),
+        QUERY_FLOW_COUNTER => flow_counter::query_flow_counter(device, uid, input),
+        CREATE_UCTX => uctx::create_uctx(device, input),
+        DESTROY_UCTX => uctx::destroy_uctx(device, input),
+        CREATE_UMEM => umem::create_umem(device, uid, input),
+        DESTROY_UMEM => umem::destroy_umem(device, uid, input),
 
-        CREATE_MKEY => device.create_mkey(uid, input),
-        DESTROY_MKEY => device.destroy_mkey(uid, input),
-        QUERY_MKEY => device.query_mkey(uid, input),
-        ALLOC_MEMIC => device.alloc_memic(input),
-        DEALLOC_MEMIC => device.dealloc_memic(input),
-        CREATE_EQ => device.create_eq(input),
-        DESTROY_EQ => device.destroy_eq(input),
-        QUERY_EQ => device.query_eq(input),
-        CREATE_CQ => device.create_cq(uid, input),
-        DESTROY_CQ => device.destroy_cq(uid, input),
-        QUERY_CQ => device.query_cq(uid, input),
-        MODIFY_CQ => device.modify_cq(uid, input),
-        CREATE_QP => device.create_qp(uid, input),
-        DESTROY_QP => device.destroy_qp(uid, input),
+        CREATE_MKEY => mkey::create_mkey(device, uid, input),
+        DESTROY_MKEY => mkey::destroy_mkey(device, uid, input),
+        QUERY_MKEY => mkey::query_mkey(device, uid, input),
+        ALLOC_MEMIC => memic::alloc_memic(device, input),
+        DEALLOC_MEMIC => memic::dealloc_memic(device, input),
+        CREATE_EQ => eq::create_eq(device, input),
+        DESTROY_EQ => eq::destroy_eq(device, input),
+        QUERY_EQ => eq::query_eq(device, input),
+        CREATE_CQ => cq::create_cq(device, uid, input),
+        DESTROY_CQ => cq::destroy_cq(device, uid, input),
+        QUERY_CQ => cq::query_cq(device, uid, input),
+        MODIFY_CQ => cq::modify_cq(device, uid, input),
+        CREATE_QP => qp::create_qp(device, uid, input),
+        DESTROY_QP => qp::destroy_qp(device, uid, input),
         RST2INIT_QP | INIT2INIT_QP | INIT2RTR_QP | RTR2RTS_QP | RTS2RTS_QP | SQERR2RTS_QP
-        | TO_ERR_QP | TO_RST_QP => device.modify_qp(op, uid, input),
-        QUERY_QP => device.query_qp(uid, input),
-        CREATE_RMP => device.create_rmp(uid, input),
-        MODIFY_RMP => device.modify_rmp(uid, input),
-        QUERY_RMP => device.query_rmp(uid, input),
-        DESTROY_RMP => device.destroy_rmp(uid, input),
-        CREATE_XRC_SRQ => device.create_xrc_srq(uid, input),
-        QUERY_XRC_SRQ => device.query_xrc_srq(uid, input),
-        ARM_XRC_SRQ => device.arm_xrc_srq(uid, input),
-        DESTROY_XRC_SRQ => device.destroy_xrc_srq(uid, input),
-        ATTACH_TO_MCG => device.attach_to_mcg(uid, input),
-        DETACH_FROM_MCG => device.detach_from_mcg(uid, input),
+        | TO_ERR_QP | TO_RST_QP => qp::modify_qp(device, op, uid, input),
+        QUERY_QP => qp::query_qp(device, uid, input),
+        CREATE_RMP => srq::create_rmp(device, uid, input),
+        MODIFY_RMP => srq::modify_rmp(device, uid, input),
+        QUERY_RMP => srq::query_rmp(device, uid, input),
+        DESTROY_RMP => srq::destroy_rmp(device, uid, input),
+        CREATE_XRC_SRQ => srq::create_xrc_srq(device, uid, input),
+        QUERY_XRC_SRQ => srq::query_xrc_srq(device, uid, input),
+        ARM_XRC_SRQ => srq::arm_xrc_srq(device, uid, input),
+        DESTROY_XRC_SRQ => srq::destroy_xrc_srq(device, uid, input),
+        ATTACH_TO_MCG => mcg::attach_to_mcg(device, uid, input),
+        DETACH_FROM_MCG => mcg::detach_from_mcg(device, uid, input),
 
-        QUERY_NIC_VPORT_CONTEXT => device.query_nic_vport_context(input),
-        MODIFY_NIC_VPORT_CONTEXT => device.modify_nic_vport_context(input),
-        QUERY_VPORT_STATE => device.query_vport_state(input),
-        QUERY_VPORT_COUNTER => device.query_vport_counter(input),
-        QUERY_HCA_VPORT_CONTEXT => device.query_hca_vport_context(),
-        QUERY_HCA_VPORT_GID => device.query_hca_vport_gid(input),
-        QUERY_HCA_VPORT_PKEY => device.query_hca_vport_pkey(input),
-        SET_ROCE_ADDRESS => device.set_roce_address(input),
-        QUERY_ROCE_ADDRESS => device.query_roce_address(input),
+        QUERY_NIC_VPORT_CONTEXT => vport::query_nic_vport_context(device, input),
+        MODIFY_NIC_VPORT_CONTEXT => vport::modify_nic_vport_context(device, input),
+        QUERY_VPORT_STATE => vport::query_vport_state(device, input),
+        QUERY_VPORT_COUNTER => vport::query_vport_counter(device, input),
+        QUERY_HCA_VPORT_CONTEXT => vport::query_hca_vport_context(device),
+        QUERY_HCA_VPORT_GID => vport::query_hca_vport_gid(device, input),
+        QUERY_HCA_VPORT_PKEY => vport::query_hca_vport_pkey(input),
+        SET_ROCE_ADDRESS => vport::set_roce_address(device, input),
+        QUERY_ROCE_ADDRESS => vport::query_roce_address(device, input),
 
-        CREATE_SQ => device.create_sq(uid, input),
-        MODIFY_SQ => device.modify_sq(uid, input),
-        QUERY_SQ => device.query_sq(uid, input),
-        DESTROY_SQ => device.destroy_sq(uid, input),
-        CREATE_RQ => device.create_rq(uid, input),
-        MODIFY_RQ => device.modify_rq(uid, input),
-        QUERY_RQ => device.query_rq(uid, input),
-        DESTROY_RQ => device.destroy_rq(uid, input),
-        CREATE_TIS => device.create_tis(uid, input),
-        MODIFY_TIS => device.modify_tis(uid, input),
-        DESTROY_TIS => device.destroy_tis(uid, input),
-        CREATE_TIR => device.create_tir(uid, input),
-        MODIFY_TIR => device.modify_tir(uid, input),
-        DESTROY_TIR => device.destroy_tir(uid, input),
-        CREATE_RQT => device.create_rqt(uid, input),
-        MODIFY_RQT => device.modify_rqt(uid, input),
-        DESTROY_RQT => device.destroy_rqt(uid, input),
-        CREATE_FLOW_TABLE => device.create_flow_table(uid, input),
-        MODIFY_FLOW_TABLE => device.modify_flow_table(uid, input),
-        DESTROY_FLOW_TABLE => device.destroy_flow_table(uid, input),
-        SET_FLOW_TABLE_ROOT => device.set_flow_table_root(uid, input),
-        CREATE_FLOW_GROUP => device.create_flow_group(uid, input),
-        DESTROY_FLOW_GROUP => device.destroy_flow_group(uid, input),
-        SET_FLOW_TABLE_ENTRY => device.set_fte(uid, input),
-        DELETE_FLOW_TABLE_ENTRY => device.delete_fte(uid, input),
+        CREATE_SQ => sq::create_sq(device, uid, input),
+        MODIFY_SQ => sq::modify_sq(device, uid, input),
+        QUERY_SQ => sq::query_sq(device, uid, input),
+        DESTROY_SQ => sq::destroy_sq(device, uid, input),
+        CREATE_RQ => rq::create_rq(device, uid, input),
+        MODIFY_RQ => rq::modify_rq(device, uid, input),
+        QUERY_RQ => rq::query_rq(device, uid, input),
+        DESTROY_RQ => rq::destroy_rq(device, uid, input),
+        CREATE_TIS => tis::create_tis(device, uid, input),
+        MODIFY_TIS => tis::modify_tis(device, uid, input),
+        DESTROY_TIS => tis::destroy_tis(device, uid, input),
+        CREATE_TIR => tir::create_tir(device, uid, input),
+        MODIFY_TIR => tir::modify_tir(device, uid, input),
+        DESTROY_TIR => tir::destroy_tir(device, uid, input),
+        CREATE_RQT => rqt::create_rqt(device, uid, input),
+        MODIFY_RQT => rqt::modify_rqt(device, uid, input),
+        DESTROY_RQT => rqt::destroy_rqt(device, uid, input),
+        CREATE_FLOW_TABLE => flow_table::create_flow_table(device, uid, input),
+        MODIFY_FLOW_TABLE => flow_table::modify_flow_table(device, uid, input),
+        DESTROY_FLOW_TABLE => flow_table::destroy_flow_table(device, uid, input),
+        SET_FLOW_TABLE_ROOT => flow_table::set_flow_table_root(device, uid, input),
+        CREATE_FLOW_GROUP => flow_table::create_flow_group(device, uid, input),
+        DESTROY_FLOW_GROUP => flow_table::destroy_flow_group(device, uid, input),
+        SET_FLOW_TABLE_ENTRY => flow_table::set_fte(device, uid, input),
+        DELETE_FLOW_TABLE_ENTRY => flow_table::delete_fte(device, uid, input),
 
         _ => refuse!(BadOp, "not modelled"),
     }

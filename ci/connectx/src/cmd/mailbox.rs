@@ -1,7 +1,8 @@
-//! Mailbox chains: the part of a command's input and output that does not fit its slot.
+//! Mailbox chains: the part of a command's input and output that does not fit the command queue
+//! entry.
 //!
-//! Pairs with `mlx5_alloc_cmd_msg` of mlx5_core. A chain is walked for as many blocks as the length
-//! asks for and no further, so a cycle ends; each block says its number and its token.
+//! Pairs with `mlx5_alloc_cmd_msg` of mlx5_core. The device reads as many blocks as the length
+//! needs, so a cyclic chain ends. Each block repeats its number and the token.
 
 use crate::guest::GuestMemory;
 
@@ -14,14 +15,14 @@ const NUMBER: usize = 568;
 const TOKEN: usize = 573;
 const CONTROL_SIGNATURE: usize = 574;
 const SIGNATURE: usize = 575;
-/// Where the part begins that the control signature covers.
+/// Offset of the part that the control signature covers.
 const CONTROL: usize = 512;
 
-/// What is wrong with the delivery of a command, as opposed to the command.
+/// Delivery status: an error of the command's delivery, not of the command.
 #[allow(missing_docs, reason = "the driver's names, MLX5_CMD_DELIVERY_STAT_*")]
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum Delivery {
+pub enum DeliveryStatus {
     Signature = 0x1,
     Token = 0x2,
     BlockNumber = 0x3,
@@ -32,23 +33,23 @@ pub enum Delivery {
     Descriptor = 0x10,
 }
 
-/// Which way a chain goes: bad pointers are answered differently.
+/// The direction of a chain: each has its own status for a bad pointer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Way {
+enum Direction {
     Input,
     Output,
 }
 
-impl Way {
-    fn bad_pointer(self) -> Delivery {
+impl Direction {
+    fn bad_pointer(self) -> DeliveryStatus {
         match self {
-            Way::Input => Delivery::InputPointer,
-            Way::Output => Delivery::OutputPointer,
+            Direction::Input => DeliveryStatus::InputPointer,
+            Direction::Output => DeliveryStatus::OutputPointer,
         }
     }
 }
 
-/// XOR of all bytes; over a signed area it is 0xff.
+/// XOR of all bytes. Over an area with its signature it is 0xff.
 pub fn xor(bytes: &[u8]) -> u8 {
     bytes.iter().fold(0, |sum, byte| sum ^ byte)
 }
@@ -58,33 +59,35 @@ fn block(
     address: u64,
     number: usize,
     token: u8,
-    way: Way,
-) -> Result<[u8; BLOCK], Delivery> {
+    direction: Direction,
+) -> Result<[u8; BLOCK], DeliveryStatus> {
     if address == 0 || !address.is_multiple_of(64) {
-        return Err(way.bad_pointer());
+        return Err(direction.bad_pointer());
     }
     let mut bytes = [0; BLOCK];
-    memory.read(address, &mut bytes).map_err(|_| way.bad_pointer())?;
-    let said = u32::from_be_bytes([
+    memory.read(address, &mut bytes).map_err(|_| direction.bad_pointer())?;
+    let block_number = u32::from_be_bytes([
         bytes[NUMBER],
         bytes[NUMBER + 1],
         bytes[NUMBER + 2],
         bytes[NUMBER + 3],
     ]);
-    if said as usize != number {
-        return Err(Delivery::BlockNumber);
+    if block_number as usize != number {
+        return Err(DeliveryStatus::BlockNumber);
     }
     if bytes[TOKEN] != token {
-        return Err(Delivery::Token);
+        return Err(DeliveryStatus::Token);
     }
     let control = xor(&bytes[CONTROL..SIGNATURE]);
-    if is_signed(&bytes) && (control != 0xff || way == Way::Input && xor(&bytes) != 0xff) {
-        return Err(Delivery::Signature);
+    if is_signed(&bytes)
+        && (control != 0xff || direction == Direction::Input && xor(&bytes) != 0xff)
+    {
+        return Err(DeliveryStatus::Signature);
     }
     Ok(bytes)
 }
 
-/// A driver signs blocks or leaves both signatures zero.
+/// A driver signs blocks, or leaves both signatures zero.
 fn is_signed(bytes: &[u8; BLOCK]) -> bool {
     bytes[CONTROL_SIGNATURE] != 0 || bytes[SIGNATURE] != 0
 }
@@ -98,16 +101,16 @@ fn next(bytes: &[u8; BLOCK]) -> u64 {
 /// Appends `len` bytes of the chain at `address` to `to`.
 ///
 /// # Errors
-/// What is wrong with the chain.
+/// The delivery status of a broken chain.
 pub fn read(
     memory: &GuestMemory,
     mut address: u64,
     len: usize,
     token: u8,
     to: &mut Vec<u8>,
-) -> Result<(), Delivery> {
+) -> Result<(), DeliveryStatus> {
     for number in 0..len.div_ceil(DATA) {
-        let bytes = block(memory, address, number, token, Way::Input)?;
+        let bytes = block(memory, address, number, token, Direction::Input)?;
         let take = (len - number * DATA).min(DATA);
         to.extend_from_slice(&bytes[..take]);
         address = next(&bytes);
@@ -115,42 +118,42 @@ pub fn read(
     Ok(())
 }
 
-/// Looks whether a chain at `address` takes `len` bytes.
+/// Checks that a chain at `address` has room for `len` bytes.
 ///
 /// # Errors
-/// What is wrong with the chain.
+/// The delivery status of a broken chain.
 pub fn check(
     memory: &GuestMemory,
     mut address: u64,
     len: usize,
     token: u8,
-) -> Result<(), Delivery> {
+) -> Result<(), DeliveryStatus> {
     for number in 0..len.div_ceil(DATA) {
-        let bytes = block(memory, address, number, token, Way::Output)?;
-        memory.writable(address, BLOCK).map_err(|_| Delivery::OutputPointer)?;
+        let bytes = block(memory, address, number, token, Direction::Output)?;
+        memory.writable(address, BLOCK).map_err(|_| DeliveryStatus::OutputPointer)?;
         address = next(&bytes);
     }
     Ok(())
 }
 
-/// Writes `data` to the chain at `address`, which the driver has laid out beforehand.
+/// Writes `data` to the chain at `address`, whose blocks the driver has prepared.
 ///
 /// # Errors
-/// What is wrong with the chain; blocks before the fault are written.
+/// The delivery status of a broken chain; blocks before the broken one are written.
 pub fn write(
     memory: &GuestMemory,
     mut address: u64,
     data: &[u8],
     token: u8,
-) -> Result<(), Delivery> {
+) -> Result<(), DeliveryStatus> {
     for (number, data) in data.chunks(DATA).enumerate() {
-        let mut bytes = block(memory, address, number, token, Way::Output)?;
+        let mut bytes = block(memory, address, number, token, Direction::Output)?;
         bytes[..data.len()].copy_from_slice(data);
         if is_signed(&bytes) {
             bytes[CONTROL_SIGNATURE] = !xor(&bytes[CONTROL..CONTROL_SIGNATURE]);
             bytes[SIGNATURE] = !xor(&bytes[..SIGNATURE]);
         }
-        memory.write(address, &bytes).map_err(|_| Delivery::OutputPointer)?;
+        memory.write(address, &bytes).map_err(|_| DeliveryStatus::OutputPointer)?;
         address = next(&bytes);
     }
     Ok(())
@@ -160,7 +163,7 @@ pub fn write(
 pub(crate) mod tests {
     use super::*;
 
-    /// Lays out a chain of blocks at `base`, one per KiB.
+    /// Writes a chain of blocks at `base`, one per KiB.
     pub(crate) fn chain(memory: &GuestMemory, base: u64, data: &[u8], token: u8, signed: bool) {
         let blocks: Vec<_> = data.chunks(DATA).collect();
         for (number, data) in blocks.iter().enumerate() {
@@ -179,13 +182,13 @@ pub(crate) mod tests {
         }
     }
 
-    fn read_back(memory: &GuestMemory, len: usize, token: u8) -> Result<Vec<u8>, Delivery> {
+    fn read_back(memory: &GuestMemory, len: usize, token: u8) -> Result<Vec<u8>, DeliveryStatus> {
         let mut data = vec![];
         read(memory, 0x1000, len, token, &mut data).map(|()| data)
     }
 
     #[test]
-    fn a_chain_is_read_as_it_was_written() {
+    fn a_mailbox_chain_reads_back_as_written() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         for signed in [false, true] {
             chain(&memory, 0x1000, &[0; 1300], 7, signed);
@@ -196,25 +199,25 @@ pub(crate) mod tests {
     }
 
     #[test]
-    fn each_fault_has_its_answer() {
+    fn each_kind_of_broken_mailbox_has_its_delivery_status() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 1300], 7, true);
-        assert_eq!(read_back(&memory, 1300, 8), Err(Delivery::Token));
-        assert_eq!(read_back(&memory, 1600, 7), Err(Delivery::InputPointer));
+        assert_eq!(read_back(&memory, 1300, 8), Err(DeliveryStatus::Token));
+        assert_eq!(read_back(&memory, 1600, 7), Err(DeliveryStatus::InputPointer));
         memory.write(0x1000, &[6]).unwrap();
-        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::Signature));
+        assert_eq!(read_back(&memory, 1300, 7), Err(DeliveryStatus::Signature));
         chain(&memory, 0x1000, &[5; 1300], 7, false);
         memory.write(0x1400 + NUMBER as u64 + 3, &[9]).unwrap();
-        assert_eq!(read_back(&memory, 1300, 7), Err(Delivery::BlockNumber));
-        assert_eq!(write(&memory, 0x1001, &[0; 8], 7), Err(Delivery::OutputPointer));
-        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7), Err(Delivery::OutputPointer));
+        assert_eq!(read_back(&memory, 1300, 7), Err(DeliveryStatus::BlockNumber));
+        assert_eq!(write(&memory, 0x1001, &[0; 8], 7), Err(DeliveryStatus::OutputPointer));
+        assert_eq!(write(&memory, 1 << 40, &[0; 8], 7), Err(DeliveryStatus::OutputPointer));
     }
 
     #[test]
-    fn a_cycle_ends() {
+    fn a_cyclic_mailbox_chain_ends() {
         let memory = GuestMemory::plain(0, 1 << 16).unwrap();
         chain(&memory, 0x1000, &[5; 512], 7, false);
         memory.write(0x1000 + NEXT as u64, &0x1000u64.to_be_bytes()).unwrap();
-        assert_eq!(read_back(&memory, 1 << 20, 7), Err(Delivery::BlockNumber));
+        assert_eq!(read_back(&memory, 1 << 20, 7), Err(DeliveryStatus::BlockNumber));
     }
 }

@@ -1,75 +1,81 @@
-//! Messages between queue pairs, and the answers to them.
+//! Messages between queue pairs, and the responses to them.
 //!
-//! Pairs requester (`data/send.rs`) with responder (`data/respond.rs`). A message travels whole; its
-//! packet sequence numbers count the packets it would be cut into.
+//! Pairs the requester with the responder. A message travels whole. Its PSNs count the packets into
+//! which hardware would divide it.
 
-use super::wqe::Atomic;
-use crate::fault::Syndromes;
+use crate::format::wqe::Atomic;
 
-/// Who sent a message, and what of it the receiver sees.
+/// A message, as the responder sees it.
 #[derive(Debug, Clone)]
-pub struct Message {
-    /// Address of the sender, on Ethernet, unless it is a datagram.
-    pub source_gid: [u8; 16],
-    /// Queue pair that sent it.
-    pub source_qpn: u32,
-    /// Queue pair that it is for.
-    pub qpn: u32,
-    /// Local identifier of the sender.
-    pub source_lid: u16,
+pub(crate) struct Message {
+    /// Source GID on Ethernet, except for datagrams.
+    pub(crate) source_gid: [u8; 16],
+    /// Source QPN.
+    pub(crate) source_qpn: u32,
+    /// Destination QPN.
+    pub(crate) qpn: u32,
+    /// Source LID.
+    pub(crate) source_lid: u16,
     /// Service level.
-    pub sl: u8,
-    /// Sequence number of the first packet.
-    pub psn: u32,
-    /// How many sequence numbers it takes.
-    pub packets: u32,
-    /// What it does.
-    pub action: Action,
-    /// Data sent or written.
-    pub payload: Vec<u8>,
+    pub(crate) sl: u8,
+    /// PSN of the first packet.
+    pub(crate) psn: u32,
+    /// How many PSNs the message takes.
+    pub(crate) packets: u32,
+    /// What the responder does.
+    pub(crate) action: Action,
+    /// Data of a send or an RDMA write.
+    pub(crate) payload: Vec<u8>,
     /// Immediate data.
-    pub immediate: Option<u32>,
-    /// Whether the receiver's completion is marked.
-    pub solicited: bool,
-    /// SRQ of an XRC message.
-    pub srqn: Option<u32>,
-    /// What only datagrams carry.
-    pub datagram: Option<Datagram>,
+    pub(crate) immediate: Option<u32>,
+    /// Whether the receiver's CQE is solicited.
+    pub(crate) solicited: bool,
+    /// SRQN of an XRC message.
+    pub(crate) srqn: Option<u32>,
+    /// The part that only datagrams have.
+    pub(crate) datagram: Option<Datagram>,
 }
 
-/// The part of a message that only datagrams carry.
+impl Message {
+    /// Whether the message goes to a multicast group.
+    pub(crate) fn is_multicast(&self) -> bool {
+        self.datagram.as_ref().is_some_and(|datagram| datagram.group.is_some())
+    }
+}
+
+/// The part of a message that only datagrams have.
 #[derive(Debug, Clone)]
-pub struct Datagram {
-    /// Queue key.
-    pub qkey: u32,
-    /// The 40 bytes in front of the data, if it was globally routed.
-    pub route: Option<[u8; 40]>,
-    /// Kind of header in `route`: 0 GRH, 1 IPv6, 2 IPv4.
-    pub l3: u8,
-    /// Destination group, for a multicast.
-    pub group: Option<[u8; 16]>,
+pub(crate) struct Datagram {
+    /// Q_Key.
+    pub(crate) qkey: u32,
+    /// The 40 bytes in front of the data, if there is a global route.
+    pub(crate) route: Option<[u8; 40]>,
+    /// Type of the header in `route`: 0 GRH, 1 IPv6, 2 IPv4.
+    pub(crate) l3: u8,
+    /// Destination group of a multicast.
+    pub(crate) group: Option<[u8; 16]>,
 }
 
-/// What a message does.
+/// What a message does at the responder.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    /// Uses a receive; may invalidate a key of the receiver.
+pub(crate) enum Action {
+    /// Consumes a receive, and may invalidate an mkey of the responder.
     Send {
-        /// The key.
+        /// The mkey.
         invalidate: Option<u32>,
     },
-    /// Writes to memory; with immediate data it uses a receive too.
+    /// Writes to memory; with immediate data it also consumes a receive.
     Write {
         /// Where to.
         address: u64,
-        /// By which key.
+        /// Remote key.
         key: u32,
     },
     /// Reads from memory.
     Read {
         /// Where from.
         address: u64,
-        /// By which key.
+        /// Remote key.
         key: u32,
         /// How many bytes.
         len: u64,
@@ -78,7 +84,7 @@ pub enum Action {
     Atomic {
         /// Where.
         address: u64,
-        /// By which key.
+        /// Remote key.
         key: u32,
         /// Bytes of the word: 4 or 8.
         len: u64,
@@ -87,54 +93,29 @@ pub enum Action {
     },
 }
 
-/// An answer.
+/// A reply.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub enum Answer {
+pub(crate) enum Response {
     /// Done.
-    Acknowledged,
-    /// Done; these were read.
-    Data(Vec<u8>),
-    /// Done; this was there before.
-    Atomic(u64),
-    /// No receive is posted: try again after this timer code.
-    NotReady(u8),
-    /// The request makes no sense.
+    Ack,
+    /// Done, with the data that was read.
+    ReadData(Vec<u8>),
+    /// Done, with the old value.
+    AtomicResult(u64),
+    /// No receive is posted: the requester retries after this timer code.
+    RnrNak(u8),
+    /// NAK: invalid request.
     InvalidRequest,
-    /// The memory may not be reached.
+    /// NAK: remote access error.
     AccessError,
-    /// The responder failed.
+    /// NAK: remote operational error.
     OperationError,
-    /// Nothing came back.
+    /// No response.
     Lost,
 }
 
-/// What ends a work request, `MLX5_CQE_SYNDROME_*`.
-#[allow(missing_docs, reason = "the driver's names")]
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Syndrome {
-    LocalLength = 0x01,
-    LocalQpOperation = 0x02,
-    LocalProtection = 0x04,
-    Flushed = 0x05,
-    WindowBinding = 0x06,
-    BadResponse = 0x10,
-    LocalAccess = 0x11,
-    RemoteInvalidRequest = 0x12,
-    RemoteAccess = 0x13,
-    RemoteOperation = 0x14,
-    RetriesExceeded = 0x15,
-    ReceiverNotReady = 0x16,
-}
-
-impl From<Syndrome> for Syndromes {
-    fn from(syndrome: Syndrome) -> Self {
-        Self { syndrome: syndrome as u8, vendor: 0x80 | syndrome as u8 }
-    }
-}
-
 /// Nanoseconds of an RNR timer code.
-pub fn rnr_timer(code: u8) -> u64 {
+pub(crate) fn rnr_timer(code: u8) -> u64 {
     // In units of 10 microseconds.
     const UNITS: [u64; 32] = [
         65536, 1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192, 256, 384, 512, 768, 1024,

@@ -1,22 +1,22 @@
-//! Work requests that change memory keys.
+//! UMR WQEs and local invalidation: work requests that change mkeys.
 //!
-//! Pairs with mlx5_ib's `umr.c` for registration, and with fast registration, memory windows and
-//! local invalidation of the verbs. The kernel's own queue may change every key but a physical one;
-//! another one those of its protection domain, if they were made for it. What a list of other keys
-//! leads to is checked when it is used, so every queue may change lists. Pages are addresses that
-//! nobody checks again: only a queue that the kernel made for fast registration may name them.
+//! Pairs with mlx5_ib's `umr.c`, and with fast registration, memory windows and local invalidation.
+//! The kernel's UMR QP may change every mkey except physical ones. Another queue pair may change
+//! mkeys of its PD with `umr_en`. The device checks a KLM list when it is used, so every queue pair
+//! may change such lists. It cannot check the addresses of MTTs, so only kernel queue pairs with
+//! `fre` may change those.
 
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 use uverbs_uapi::mlx5::prm::{Bits, Field};
 
-use super::message::Syndrome;
-use super::wqe::{Gather, Segments};
 use crate::device::Device;
+use crate::format::syndrome::Syndrome;
+use crate::format::wqe::{DataSegment, WqeSegments};
 use crate::object::qp::{Qp, Service};
-use crate::table::KERNEL;
+use crate::object::table::KERNEL;
 
-/// Flags of the UMR control segment.
+/// Flags of the UMR control segment, `MLX5_UMR_*`.
 const INLINE: u8 = 1 << 7;
 const FAIL_IF_FREE: u8 = 1 << 6;
 const FAIL_IF_NOT_FREE: u8 = 1 << 5;
@@ -24,7 +24,7 @@ const OFFSET: u8 = 1 << 4;
 
 const OCTOWORD: usize = 16;
 
-/// `MLX5_MKEY_MASK_*`, and what each lets a request change.
+/// `MLX5_MKEY_MASK_*`, and the fields that each bit allows a WQE to change.
 const FIELDS: &[(u32, &[Field<mkc>])] = &[
     (0, &[mkc::len, mkc::length64]),
     (1, &[mkc::log_page_size]),
@@ -45,60 +45,60 @@ const FIELDS: &[(u32, &[Field<mkc>])] = &[
     (47, &[mkc::relaxed_ordering_read]),
 ];
 
-/// Whose request it is.
+/// The queue pair that issued a UMR WQE.
 #[derive(Clone, Copy)]
-pub(crate) struct Asker {
+pub(crate) struct UmrIssuer {
     qpn: u32,
     pd: u32,
-    /// It is the kernel's own queue, which serves all protection domains.
+    /// It is the kernel's UMR QP, which serves all PDs.
     kernel: bool,
-    /// It may say where memory is.
+    /// It may name physical addresses.
     trusted: bool,
 }
 
-/// Why a key stays as it is, and what the completion says.
-struct Refusal(Syndrome, String);
+/// Why a UMR WQE is refused, and the syndrome of its CQE.
+struct UmrError(Syndrome, String);
 
-impl From<String> for Refusal {
+impl From<String> for UmrError {
     fn from(why: String) -> Self {
-        Refusal(Syndrome::LocalQpOperation, why)
+        UmrError(Syndrome::LocalQpOperation, why)
     }
 }
 
-impl From<&str> for Refusal {
+impl From<&str> for UmrError {
     fn from(why: &str) -> Self {
         why.to_owned().into()
     }
 }
 
 impl Device {
-    /// What a queue pair may do to keys.
-    pub(crate) fn asker(&self, qpn: u32, qp: &Qp) -> Asker {
+    /// What a queue pair may do to mkeys.
+    pub(crate) fn umr_issuer(&self, qpn: u32, qp: &Qp) -> UmrIssuer {
         let kernel = qp.service == Service::Umr;
         let fast = qp.context.is_set(qpc::fre) && self.objects.qps.owner(qpn) == KERNEL;
-        Asker { qpn, pd: qp.pd, kernel, trusted: kernel || fast }
+        UmrIssuer { qpn, pd: qp.pd, kernel, trusted: kernel || fast }
     }
 
-    /// Carries out a UMR request for the key in the control segment.
+    /// Executes a UMR WQE for the mkey in its control segment.
     pub(crate) fn umr(
         &mut self,
-        asker: Asker,
+        issuer: UmrIssuer,
         key: u32,
-        segments: Segments<'_>,
+        segments: WqeSegments<'_>,
     ) -> Result<(), Syndrome> {
-        self.change_key(asker, key, segments).map_err(|Refusal(syndrome, why)| {
-            log::warn!("UMR of key {key:#x} by QP {:#x}: {why}", asker.qpn);
+        self.apply_umr(issuer, key, segments).map_err(|UmrError(syndrome, why)| {
+            log::warn!("UMR of mkey {key:#x} by QP {:#x}: {why}", issuer.qpn);
             syndrome
         })
     }
 
-    fn change_key(
+    fn apply_umr(
         &mut self,
-        asker: Asker,
+        issuer: UmrIssuer,
         key: u32,
-        mut segments: Segments<'_>,
-    ) -> Result<(), Refusal> {
-        let (control, context) = segments.umr().map_err(|_| "the request is too short")?;
+        mut segments: WqeSegments<'_>,
+    ) -> Result<(), UmrError> {
+        let (control, context) = segments.umr().map_err(|_| "the WQE is too short")?;
         let flags = control[0];
         let octowords = usize::from(u16::from_be_bytes([control[4], control[5]]));
         let number = |at: usize, len: usize| {
@@ -111,29 +111,32 @@ impl Device {
             return Err(format!("changes of {:#x} are not modelled", mask & !known).into());
         }
         let new = Bits::<mkc, _>::new(&context[..]);
-        let Asker { qpn, pd, kernel, trusted } = asker;
+        let UmrIssuer { qpn, pd, kernel, trusted } = issuer;
         let mkey = self.objects.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         if mkey.is_device_memory() && mask & 0b100_0001 != 0 {
-            return Err("device memory stays where it is".into());
+            return Err("UMR cannot move device memory".into());
         }
         if flags & FAIL_IF_FREE != 0 && mkey.is_free() {
-            return Err(Refusal(Syndrome::WindowBinding, "the key is free".into()));
+            return Err(UmrError(Syndrome::WindowBinding, "the mkey is free".into()));
         }
         if flags & FAIL_IF_NOT_FREE != 0 && !mkey.is_free() {
-            return Err(Refusal(Syndrome::WindowBinding, "the key is not free".into()));
+            return Err(UmrError(Syndrome::WindowBinding, "the mkey is not free".into()));
         }
         if mkey.is_physical() {
-            return Err("a physical key leads where it leads".into());
+            return Err("UMR cannot change a physical mkey".into());
         }
         if !kernel && (mkey.context.get32(mkc::pd) != pd || !mkey.context.is_set(mkc::umr_en)) {
-            return Err("the key is not for this queue to change".into());
+            return Err("the mkey is of another PD or lacks umr_en".into());
         }
         if !trusted && !mkey.is_list() {
-            return Err("only a queue of the kernel may change a key of pages".into());
+            return Err("only a kernel QP may change an mkey of pages".into());
         }
-        if !trusted && !mkey.is_free() && !mkey.is_of_queue(qpn) {
+        if !trusted && !mkey.is_free() && !mkey.allows_qp(qpn) {
             let bound = mkey.context.get(mkc::qpn);
-            return Err(Refusal(Syndrome::WindowBinding, format!("the key is QP {bound:#x}'s")));
+            return Err(UmrError(
+                Syndrome::WindowBinding,
+                format!("the mkey is bound to QP {bound:#x}"),
+            ));
         }
         if mask >> 7 & 1 != 0 {
             let wanted = new.get32(mkc::pd);
@@ -143,7 +146,9 @@ impl Device {
             self.objects.pds.get(wanted).map_err(|refused| refused.why)?;
         }
         let len = octowords * OCTOWORD;
-        let start = usize::try_from(offset).map_err(|_| "absurd offset")?.saturating_mul(OCTOWORD);
+        let start = usize::try_from(offset)
+            .map_err(|_| "the offset is too large")?
+            .saturating_mul(OCTOWORD);
         let end = start.saturating_add(len);
         let room = mkey.translation.len();
         if octowords > 0 && end > room {
@@ -154,12 +159,13 @@ impl Device {
         } else if flags & INLINE != 0 {
             segments.rest().get(..len).ok_or("the inline list is too short")?.to_vec()
         } else {
-            let gather = segments.gather().map_err(|_| "the request is too short")?;
-            let listed: u64 = gather.iter().map(Gather::len).sum();
-            if listed < len as u64 || listed > super::send::MAX_MESSAGE {
+            let data = segments.data_segments().map_err(|_| "the WQE is too short")?;
+            let listed: u64 = data.iter().map(DataSegment::len).sum();
+            if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
                 return Err(format!("{listed} bytes of list, {len} needed").into());
             }
-            let mut list = self.gather(qpn, pd, &gather).map_err(|_| "the list cannot be read")?;
+            let mut list =
+                self.gather_data(qpn, pd, &data).map_err(|_| "the list cannot be read")?;
             list.truncate(len);
             list
         };
@@ -183,18 +189,18 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a key of the queue pair's own protection domain invalid.
-    pub(crate) fn local_invalidate(&mut self, asker: Asker, key: u32) -> Result<(), Syndrome> {
+    /// Invalidates an mkey of the queue pair's own PD.
+    pub(crate) fn local_invalidate(&mut self, issuer: UmrIssuer, key: u32) -> Result<(), Syndrome> {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else {
             return Err(Syndrome::LocalProtection);
         };
-        let (list, own) = (mkey.is_list(), mkey.is_of_queue(asker.qpn));
+        let (list, own) = (mkey.is_list(), mkey.allows_qp(issuer.qpn));
         let context = &mut mkey.context;
         let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
-            && context.get32(mkc::pd) == asker.pd
+            && context.get32(mkc::pd) == issuer.pd
             && context.is_set(mkc::umr_en)
             && !context.is_set(mkc::free)
-            && (list || asker.trusted)
+            && (list || issuer.trusted)
             && own;
         if !allowed {
             return Err(Syndrome::LocalProtection);
@@ -203,10 +209,11 @@ impl Device {
         Ok(())
     }
 
-    /// Makes a key invalid as the other side of queue pair `qpn` asks; false if it may not be.
+    /// Invalidates an mkey at the request of the peer of queue pair `qpn`; returns false if that is
+    /// not allowed.
     pub(crate) fn invalidate(&mut self, qpn: u32, key: u32, pd: u32) -> bool {
         let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
-        let own = mkey.is_of_queue(qpn);
+        let own = mkey.allows_qp(qpn);
         let context = &mut mkey.context;
         let allowed = context.get(mkc::mkey_7_0) == u64::from(key & 0xff)
             && context.get32(mkc::pd) == pd

@@ -1,45 +1,4 @@
 //! Domains that only have a number: protection, XRC and transport domains.
-//!
-//! Pairs with their ALLOC and DEALLOC commands.
 
-use uverbs_uapi::mlx5::prm::object::{
-    alloc_pd_out, alloc_transport_domain_out, alloc_xrcd_out, dealloc_pd_in,
-    dealloc_transport_domain_in, dealloc_xrcd_in,
-};
-use uverbs_uapi::mlx5::prm::{Bits, Layout};
-
-use crate::cmd::refusal::Refused;
-use crate::device::Device;
-
-/// A number.
+/// A domain.
 pub struct Domain;
-
-macro_rules! domain {
-    ($alloc:ident, $dealloc:ident, $table:ident, $out:ident.$out_field:ident, $in:ident) => {
-        impl Device {
-            pub(crate) fn $alloc(&mut self, uid: u32) -> Result<Vec<u8>, Refused> {
-                let number = self.objects.$table.insert_owned(uid, Domain)?;
-                let mut out = Bits::<$out, _>::new(vec![0; $out::SIZE]);
-                out.set($out::$out_field, number.into());
-                Ok(out.into_inner())
-            }
-
-            pub(crate) fn $dealloc(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-                let number = Bits::<$in, _>::new(input).get32($in::$out_field);
-                self.objects.$table.own(uid, number)?;
-                self.objects.$table.remove(number)?;
-                Ok(vec![])
-            }
-        }
-    };
-}
-
-domain!(alloc_pd, dealloc_pd, pds, alloc_pd_out.pd, dealloc_pd_in);
-domain!(alloc_xrcd, dealloc_xrcd, xrcds, alloc_xrcd_out.xrcd, dealloc_xrcd_in);
-domain!(
-    alloc_transport_domain,
-    dealloc_transport_domain,
-    transport_domains,
-    alloc_transport_domain_out.transport_domain,
-    dealloc_transport_domain_in
-);

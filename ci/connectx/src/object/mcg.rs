@@ -1,67 +1,16 @@
-//! Multicast groups: which queue pairs hear which group.
-//!
-//! Pairs with ATTACH_TO_MCG and DETACH_FROM_MCG.
+//! Multicast groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use uverbs_uapi::mlx5::prm::Bits;
-use uverbs_uapi::mlx5::prm::qpc::attach_to_mcg_in;
-
-use crate::cmd::refusal::{Refused, refuse};
-use crate::device::Device;
-
-const MAX_GROUPS: usize = 1024;
-const MAX_MEMBERS: usize = 32;
-
-/// The groups.
+/// All multicast groups: their members by GID.
 #[derive(Default)]
-pub struct Groups {
-    members: BTreeMap<[u8; 16], BTreeSet<u32>>,
+pub struct MulticastGroups {
+    pub(crate) members: BTreeMap<[u8; 16], BTreeSet<u32>>,
 }
 
-impl Groups {
-    /// The queue pairs of a group.
+impl MulticastGroups {
+    /// The member QPNs of a group.
     pub(crate) fn members(&self, gid: &[u8; 16]) -> Vec<u32> {
         self.members.get(gid).map(|set| set.iter().copied().collect()).unwrap_or_default()
-    }
-}
-
-fn arguments(input: &[u8]) -> (u32, [u8; 16]) {
-    let input = Bits::<attach_to_mcg_in, _>::new(input);
-    let mut gid = [0; 16];
-    let bytes = input.span(attach_to_mcg_in::multicast_gid);
-    gid[..bytes.len()].copy_from_slice(bytes);
-    (input.get32(attach_to_mcg_in::qpn), gid)
-}
-
-impl Device {
-    pub(crate) fn attach_to_mcg(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let (qpn, gid) = arguments(input);
-        self.objects.qps.own(uid, qpn)?;
-        let groups = &mut self.objects.groups.members;
-        if groups.len() >= MAX_GROUPS && !groups.contains_key(&gid) {
-            return refuse!(LimitExceeded, "{MAX_GROUPS} multicast groups exist");
-        }
-        let group = groups.entry(gid).or_default();
-        if group.len() >= MAX_MEMBERS && !group.contains(&qpn) {
-            return refuse!(LimitExceeded, "the group has {MAX_MEMBERS} members");
-        }
-        if group.insert(qpn) {
-            self.objects.qps.hold(qpn)?;
-        }
-        Ok(vec![])
-    }
-
-    pub(crate) fn detach_from_mcg(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let (qpn, gid) = arguments(input);
-        self.objects.qps.own(uid, qpn)?;
-        let groups = &mut self.objects.groups.members;
-        let left = groups.get_mut(&gid).is_some_and(|group| group.remove(&qpn));
-        if !left {
-            return refuse!(BadParam, "QP {qpn:#x} is not in the group");
-        }
-        groups.retain(|_, group| !group.is_empty());
-        self.objects.qps.release(qpn);
-        Ok(vec![])
     }
 }

@@ -1,34 +1,27 @@
-//! Memory keys: who may reach which memory, and where it is.
+//! Memory keys (mkeys): they check accesses and find the addresses.
 //!
-//! Pairs with CREATE_MKEY and, in `data/umr.rs`, with work requests that change keys.
-//! Everything the data path touches goes through `Objects::resolve`.
+//! Pairs with CREATE_MKEY and with UMR WQEs, which change mkeys. The data path finds memory only
+//! through `Objects::resolve`.
 
-use uverbs_uapi::mlx5::prm::mkc::{
-    create_mkey_in, create_mkey_out, destroy_mkey_in, mkc, query_mkey_in, query_mkey_out,
-};
-use uverbs_uapi::mlx5::prm::{Bits, Layout};
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 use super::Objects;
-use crate::cmd::refusal::{Refused, refuse};
-use crate::device::Device;
-use crate::effort::Effort;
-use crate::table::{KERNEL, SHARED};
+use crate::cost::Cost;
 
-/// `qpn` of a key that is not bound to one queue pair.
+/// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
-/// How many keys deep a list may point at keys.
+/// How deep lists of mkeys may nest.
 const MAX_DEPTH: u32 = 4;
-/// The most pieces one access may fall into.
-const MAX_PIECES: usize = 1 << 20;
-/// The most bytes that the lists of all keys may have.
-const MAX_LISTS: usize = 2 << 30;
+/// The most address ranges of one access.
+const MAX_RANGES: usize = 1 << 20;
 
 /// `MLX5_MKC_ACCESS_MODE_*`
-const PHYSICAL: u64 = 0;
-const PAGES: u64 = 1;
-const KLMS: u64 = 2;
-const KSM: u64 = 3;
-const DEVICE_MEMORY: u64 = 5;
+pub(crate) const PHYSICAL: u64 = 0;
+pub(crate) const PAGES: u64 = 1;
+pub(crate) const KLMS: u64 = 2;
+pub(crate) const KSM: u64 = 3;
+pub(crate) const DEVICE_MEMORY: u64 = 5;
 
 /// A memory key.
 pub struct Mkey {
@@ -36,9 +29,9 @@ pub struct Mkey {
     pub(crate) translation: Vec<u8>,
 }
 
-/// What an access wants to do.
+/// The access right that an access needs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Right {
+pub(crate) enum AccessRight {
     LocalRead,
     LocalWrite,
     RemoteRead,
@@ -46,30 +39,30 @@ pub(crate) enum Right {
     RemoteAtomic,
 }
 
-/// One access to memory by key.
+/// One access to memory by mkey.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Access {
     pub(crate) key: u32,
     pub(crate) pd: u32,
     pub(crate) qpn: u32,
-    pub(crate) right: Right,
+    pub(crate) right: AccessRight,
     pub(crate) address: u64,
     pub(crate) len: u64,
 }
 
-/// Where a piece of memory lies.
+/// Address of a range of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum DmaAddress {
     /// Guest physical address.
     Guest(u64),
     /// Offset in BAR0.
     Bar(u64),
 }
 
-/// A piece of memory.
+/// A contiguous range of memory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) struct Piece {
-    pub(crate) place: Place,
+pub(crate) struct DmaRange {
+    pub(crate) address: DmaAddress,
     pub(crate) len: usize,
 }
 
@@ -78,23 +71,23 @@ impl Mkey {
         self.context.get(mkc::access_mode_4_2) << 2 | self.context.get(mkc::access_mode_1_0)
     }
 
-    /// Whether it is of device memory, which it holds.
+    /// Whether it covers device memory, which it holds.
     pub(crate) fn is_device_memory(&self) -> bool {
         self.mode() == DEVICE_MEMORY
     }
 
-    /// Whether its addresses are those of the machine.
+    /// Whether its addresses are guest physical addresses.
     pub(crate) fn is_physical(&self) -> bool {
         self.mode() == PHYSICAL
     }
 
-    /// Whether it is made of other keys.
+    /// Whether it is a list of other mkeys.
     pub(crate) fn is_list(&self) -> bool {
         matches!(self.mode(), KLMS | KSM)
     }
 
-    /// Whether a queue pair may use it, as far as it is bound to one.
-    pub(crate) fn is_of_queue(&self, qpn: u32) -> bool {
+    /// Whether a queue pair may use it: it is bound to that queue pair or to none.
+    pub(crate) fn allows_qp(&self, qpn: u32) -> bool {
         matches!(self.context.get(mkc::qpn), bound if bound == ANY_QP || bound == u64::from(qpn))
     }
 
@@ -102,84 +95,84 @@ impl Mkey {
         self.context.is_set(mkc::free)
     }
 
-    fn allows(&self, right: Right) -> bool {
+    fn allows(&self, right: AccessRight) -> bool {
         self.context.is_set(match right {
-            Right::LocalRead => mkc::lr,
-            Right::LocalWrite => mkc::lw,
-            Right::RemoteRead => mkc::rr,
-            Right::RemoteWrite => mkc::rw,
-            Right::RemoteAtomic => mkc::a,
+            AccessRight::LocalRead => mkc::lr,
+            AccessRight::LocalWrite => mkc::lw,
+            AccessRight::RemoteRead => mkc::rr,
+            AccessRight::RemoteWrite => mkc::rw,
+            AccessRight::RemoteAtomic => mkc::a,
         })
     }
 
-    /// Entries are octowords: two page addresses, or one key with its range.
-    fn octowords(context: &Bits<mkc, Vec<u8>>) -> u64 {
+    /// Octowords of the translation list. Each holds two page addresses, or one KLM.
+    pub(crate) fn octowords(context: &Bits<mkc, Vec<u8>>) -> u64 {
         context.get(mkc::translations_octword_size)
     }
 }
 
 impl Objects {
-    /// Finds the guest memory of an access, or why it is not allowed.
-    pub(crate) fn resolve(&self, access: Access) -> Result<Vec<Piece>, String> {
-        let mut walk = Walk { pieces: vec![], effort: &self.effort };
+    /// Finds the address ranges of an access, or the reason why it is not allowed.
+    pub(crate) fn resolve(&self, access: Access) -> Result<Vec<DmaRange>, String> {
+        let mut walk = Walk { ranges: vec![], cost: &self.cost };
         self.resolve_into(access, 0, &mut walk)?;
-        Ok(walk.pieces)
+        Ok(walk.ranges)
     }
 
     fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let Access { key, pd, qpn, right, address, len } = access;
         if depth > MAX_DEPTH {
-            return Err(format!("key {key:#x} is more than {MAX_DEPTH} keys deep"));
+            return Err(format!("mkey {key:#x} is nested deeper than {MAX_DEPTH}"));
         }
         let mkey = self.mkeys.get(key >> 8).map_err(|refused| refused.why)?;
         let context = &mkey.context;
         if context.get(mkc::mkey_7_0) != u64::from(key & 0xff) || mkey.is_free() {
-            return Err(format!("key {key:#x} is not valid"));
+            return Err(format!("mkey {key:#x} is not valid"));
         }
         if context.get(mkc::pd) != u64::from(pd) {
-            return Err(format!("key {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
+            return Err(format!("mkey {key:#x} is of PD {}, not {pd}", context.get(mkc::pd)));
         }
-        if !mkey.is_of_queue(qpn) {
+        if !mkey.allows_qp(qpn) {
             let bound = context.get(mkc::qpn);
-            return Err(format!("key {key:#x} is of QP {bound:#x}, not {qpn:#x}"));
+            return Err(format!("mkey {key:#x} is bound to QP {bound:#x}, not {qpn:#x}"));
         }
         if !mkey.allows(right) {
-            return Err(format!("key {key:#x} does not allow {right:?}"));
+            return Err(format!("mkey {key:#x} does not allow {right:?}"));
         }
-        // Addresses of device memory begin at zero; the start is where it lies in BAR0.
+        // Addresses of device memory begin at zero; `start_addr` is its offset in BAR0.
         let device_memory = mkey.is_device_memory();
         let start = if device_memory { 0 } else { context.get(mkc::start_addr) };
         let whole = context.is_set(mkc::length64) && !device_memory;
         let offset = address.wrapping_sub(start);
         let inside = offset.checked_add(len).is_some_and(|end| end <= context.get(mkc::len));
         if !whole && (address < start || !inside) {
-            return Err(format!("{address:#x}+{len:#x} is outside key {key:#x}"));
+            return Err(format!("{address:#x}+{len:#x} is outside mkey {key:#x}"));
         }
         if len == 0 {
             return Ok(());
         }
         match mkey.mode() {
             PHYSICAL => {
-                let len = usize::try_from(len).map_err(|_| "absurd length".to_string())?;
-                to.pieces.push(Piece { place: Place::Guest(address), len });
+                let len = usize::try_from(len).map_err(|_| "the length is too long".to_string())?;
+                to.ranges.push(DmaRange { address: DmaAddress::Guest(address), len });
                 Ok(())
             }
             DEVICE_MEMORY => {
-                let place = Place::Bar(context.get(mkc::start_addr).wrapping_add(address));
-                to.pieces.push(Piece { place, len: len as usize });
+                let address = DmaAddress::Bar(context.get(mkc::start_addr).wrapping_add(address));
+                to.ranges.push(DmaRange { address, len: len as usize });
                 Ok(())
             }
             PAGES => {
                 to.step(key, (len >> 12) as usize)?;
-                mkey.pages(address, len, &mut to.pieces)
+                mkey.pages(address, len, &mut to.ranges)
             }
-            KLMS | KSM => self.indirect(mkey, access, depth, to),
-            mode => Err(format!("key {key:#x} has access mode {mode}")),
+            KLMS | KSM => self.follow_list(mkey, access, depth, to),
+            mode => Err(format!("mkey {key:#x} has access mode {mode}")),
         }
     }
 
-    /// A list of ranges of other keys.
-    fn indirect(
+    /// Follows a list of other mkeys (KLMs or KSMs).
+    fn follow_list(
         &self,
         mkey: &Mkey,
         access: Access,
@@ -191,8 +184,8 @@ impl Objects {
         let mut skip = access.address.wrapping_sub(start);
         let mut left = access.len;
         let (entries, _) = mkey.translation.as_chunks::<16>();
-        if let Some(pattern) = Pattern::find(entries) {
-            return self.interleaved(&pattern, Access { address: skip, ..access }, depth, to);
+        if let Some(pattern) = RepeatPattern::find(entries) {
+            return self.follow_pattern(&pattern, Access { address: skip, ..access }, depth, to);
         }
         for entry in entries {
             to.step(access.key, 1)?;
@@ -212,34 +205,34 @@ impl Objects {
                 return Ok(());
             }
         }
-        Err(format!("the list of key {:#x} ends {left} bytes early", access.key))
+        Err(format!("the list of mkey {:#x} ends {left} bytes early", access.key))
     }
 
-    /// A pattern of ranges that repeats; the address of the access counts from its beginning.
-    fn interleaved(
+    /// Follows a repeat pattern; the address of the access counts from the start of the mkey.
+    fn follow_pattern(
         &self,
-        pattern: &Pattern<'_>,
+        pattern: &RepeatPattern<'_>,
         access: Access,
         depth: u32,
         to: &mut Walk<'_>,
     ) -> Result<(), String> {
         let (entries, period) = (pattern.entries, pattern.period);
         to.step(access.key, entries.len())?;
-        let sum: u64 = entries.iter().map(|entry| Strided::parse(entry).len).sum();
+        let sum: u64 = entries.iter().map(|entry| RepeatEntry::parse(entry).len).sum();
         if period == 0 || sum != period {
-            return Err(format!("a pattern of {period} bytes whose parts have {sum}"));
+            return Err(format!("a pattern of {period} bytes whose entries have {sum}"));
         }
         let mut left = access.len;
         let mut skip = access.address % period;
-        for turn in access.address / period..pattern.count {
-            for entry in entries.iter().map(Strided::parse) {
+        for repeat in access.address / period..pattern.count {
+            for entry in entries.iter().map(RepeatEntry::parse) {
                 to.step(access.key, 1)?;
                 if skip >= entry.len {
                     skip -= entry.len;
                     continue;
                 }
                 let len = (entry.len - skip).min(left);
-                let address = entry.address.wrapping_add(turn * entry.stride).wrapping_add(skip);
+                let address = entry.address.wrapping_add(repeat * entry.stride).wrapping_add(skip);
                 self.follow(Access { key: entry.key, address, len, ..access }, depth, to)?;
                 left -= len;
                 skip = 0;
@@ -248,51 +241,56 @@ impl Objects {
                 }
             }
         }
-        Err(format!("the pattern of key {:#x} ends {left} bytes early", access.key))
+        Err(format!("the pattern of mkey {:#x} ends {left} bytes early", access.key))
     }
 
-    /// Goes on at a key in another key's list. The rights of that other key were checked; those of
-    /// the keys in the list are checked as local ones, as they are its owner's.
+    /// Continues at an mkey in another mkey's list. The list's own mkey has been checked for the
+    /// right. The mkeys in the list belong to its owner, so they are checked for the local right.
     fn follow(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
         let right = match access.right {
-            Right::LocalRead | Right::RemoteRead => Right::LocalRead,
-            Right::LocalWrite | Right::RemoteWrite | Right::RemoteAtomic => Right::LocalWrite,
+            AccessRight::LocalRead | AccessRight::RemoteRead => AccessRight::LocalRead,
+            AccessRight::LocalWrite | AccessRight::RemoteWrite | AccessRight::RemoteAtomic => {
+                AccessRight::LocalWrite
+            }
         };
         self.resolve_into(Access { right, ..access }, depth + 1, to)?;
-        if to.pieces.len() > MAX_PIECES {
-            return Err(format!("an access by key {:#x} falls into too many pieces", access.key));
+        if to.ranges.len() > MAX_RANGES {
+            return Err(format!(
+                "an access by mkey {:#x} has more than {MAX_RANGES} ranges",
+                access.key
+            ));
         }
         Ok(())
     }
 }
 
-/// The way of one access through the lists of keys.
+/// One access on its way through lists of mkeys.
 struct Walk<'a> {
-    pieces: Vec<Piece>,
-    effort: &'a Effort,
+    ranges: Vec<DmaRange>,
+    cost: &'a Cost,
 }
 
 impl Walk<'_> {
-    /// Looks at more entries of a list. Lists that lead to lists could keep it going for ever.
+    /// Looks at more entries of a list. Nested lists could otherwise keep the device busy for ever.
     fn step(&mut self, key: u32, count: usize) -> Result<(), String> {
-        match self.effort.step(count as u64) {
+        match self.cost.add_steps(count as u64) {
             true => Ok(()),
-            false => Err(format!("an access ends after too many entries, at key {key:#x}")),
+            false => Err(format!("an access ends after too many list entries, at mkey {key:#x}")),
         }
     }
 }
 
-/// A list of ranges that repeats with a stride of its own for each range.
-struct Pattern<'a> {
-    /// Bytes of one turn.
+/// A list of ranges that repeats, with a stride for each range (`mlx5_wqe_umr_repeat_block_seg`).
+struct RepeatPattern<'a> {
+    /// Bytes of one repeat.
     period: u64,
-    /// How many turns.
+    /// How many repeats.
     count: u64,
     entries: &'a [[u8; 16]],
 }
 
-impl<'a> Pattern<'a> {
-    /// In place of the first key, which is none.
+impl<'a> RepeatPattern<'a> {
+    /// Value that marks a pattern, in place of the first mkey.
     const MARK: u32 = 0x400;
 
     fn find(entries: &'a [[u8; 16]]) -> Option<Self> {
@@ -312,14 +310,14 @@ impl<'a> Pattern<'a> {
 }
 
 /// A range of a pattern.
-struct Strided {
+struct RepeatEntry {
     stride: u64,
     len: u64,
     key: u32,
     address: u64,
 }
 
-impl Strided {
+impl RepeatEntry {
     fn parse(bytes: &[u8; 16]) -> Self {
         let value = u128::from_be_bytes(*bytes);
         Self {
@@ -332,7 +330,7 @@ impl Strided {
 }
 
 impl Mkey {
-    fn pages(&self, address: u64, len: u64, to: &mut Vec<Piece>) -> Result<(), String> {
+    fn pages(&self, address: u64, len: u64, to: &mut Vec<DmaRange>) -> Result<(), String> {
         let shift = self.context.get(mkc::log_page_size);
         if !(12..=48).contains(&shift) {
             return Err(format!("pages of 2^{shift} bytes"));
@@ -343,105 +341,26 @@ impl Mkey {
         let mut at = address.wrapping_sub(base);
         let mut left = len;
         while left > 0 {
-            // Bits 0 and 1 say that a page is present only where page faults are possible.
+            // Present bits 0 and 1 matter only with page faults, which are not modelled.
             let entry = entries.get((at >> shift) as usize).map(|entry| u64::from_be_bytes(*entry));
             let Some(entry) = entry.filter(|entry| *entry != 0) else {
                 return Err(format!("page {} is not present", at >> shift));
             };
             let inside = at & (page - 1);
-            let piece = (page - inside).min(left);
-            let gpa = (entry & !0xfff).checked_add(inside).ok_or("absurd page address")?;
+            let range = (page - inside).min(left);
+            let gpa = (entry & !0xfff).checked_add(inside).ok_or("the page address is too high")?;
             match to.last_mut() {
-                Some(Piece { place: Place::Guest(last), len })
+                Some(DmaRange { address: DmaAddress::Guest(last), len })
                     if last.wrapping_add(*len as u64) == gpa =>
                 {
-                    *len += piece as usize;
+                    *len += range as usize;
                 }
-                _ => to.push(Piece { place: Place::Guest(gpa), len: piece as usize }),
+                _ => to.push(DmaRange { address: DmaAddress::Guest(gpa), len: range as usize }),
             }
-            at += piece;
-            left -= piece;
+            at += range;
+            left -= range;
         }
         Ok(())
-    }
-}
-
-impl Device {
-    pub(crate) fn create_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<create_mkey_in, _>::new(input);
-        let entry = input.sub(create_mkey_in::memory_key_mkey_entry);
-        let context = Bits::<mkc, _>::new(entry.bytes().to_vec());
-        if input.is_set(create_mkey_in::mkey_umem_valid) {
-            return refuse!(BadParam, "an mkey over a umem is not modelled");
-        }
-        if input.is_set(create_mkey_in::pg_access) {
-            return refuse!(BadParam, "page faults (ODP) are not modelled");
-        }
-        if context.is_set(mkc::bsf_en) {
-            return refuse!(BadParam, "signature mkeys are not modelled");
-        }
-        let mode = context.get(mkc::access_mode_4_2) << 2 | context.get(mkc::access_mode_1_0);
-        if !matches!(mode, PHYSICAL | PAGES | KLMS | KSM | DEVICE_MEMORY) {
-            return refuse!(BadParam, "mkey access mode {mode} is not modelled");
-        }
-        if matches!(mode, PHYSICAL | PAGES) && !matches!(uid, KERNEL | SHARED) {
-            return refuse!(BadParam, "context {uid} may not name physical addresses");
-        }
-        let room = Mkey::octowords(&context);
-        let actual = input.get(create_mkey_in::translations_octword_actual_size);
-        if room > 1 << 22 || actual > room {
-            return refuse!(LimitExceeded, "{actual} of {room} translation octowords");
-        }
-        let list = input.tail(create_mkey_in::klm_pas_mtt);
-        let Some(list) = list.get(..actual as usize * 16) else {
-            return refuse!(BadInputLength, "{actual} octowords in {} bytes", list.len());
-        };
-        if !context.is_set(mkc::free) || context.get(mkc::pd) != 0 {
-            self.objects.pds.allow(uid, context.get32(mkc::pd))?;
-        }
-        // Work requests replace entries in units of 64 bytes, padded if need be.
-        let bytes = (room as usize * 16).next_multiple_of(64);
-        let all = self.objects.mkey_lists + bytes;
-        if all > MAX_LISTS {
-            return refuse!(NoResources, "the lists of all keys would have {all:#x} bytes");
-        }
-        let mut translation = list.to_vec();
-        translation.resize(bytes, 0);
-        self.objects.mkeys.room()?;
-        if mode == DEVICE_MEMORY {
-            self.objects.memic.hold(context.get(mkc::start_addr), context.get(mkc::len))?;
-        }
-        // One that is free may have none yet.
-        let pd = context.get32(mkc::pd);
-        if pd != 0 {
-            self.objects.pds.hold(pd)?;
-        }
-        self.objects.mkey_lists = all;
-        let number = self.objects.mkeys.insert_owned(uid, Mkey { context, translation })?;
-        let mut out = Bits::<create_mkey_out, _>::new(vec![0; create_mkey_out::SIZE]);
-        out.set(create_mkey_out::mkey_index, number.into());
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn destroy_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let number = Bits::<destroy_mkey_in, _>::new(input).get32(destroy_mkey_in::mkey_index);
-        self.objects.mkeys.own(uid, number)?;
-        let mkey = self.objects.mkeys.remove(number)?;
-        self.objects.mkey_lists -= mkey.translation.len();
-        self.objects.pds.release(mkey.context.get32(mkc::pd));
-        if mkey.is_device_memory() {
-            let (start, len) = (mkey.context.get(mkc::start_addr), mkey.context.get(mkc::len));
-            self.objects.memic.release(start, len);
-        }
-        Ok(vec![])
-    }
-
-    pub(crate) fn query_mkey(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let number = Bits::<query_mkey_in, _>::new(input).get32(query_mkey_in::mkey_index);
-        let mkey = self.objects.mkeys.own(uid, number)?;
-        let mut out = Bits::<query_mkey_out, _>::new(vec![0; query_mkey_out::SIZE]);
-        out.set_sub(query_mkey_out::memory_key_mkey_entry, mkey.context.bytes());
-        Ok(out.into_inner())
     }
 }
 
@@ -470,28 +389,28 @@ mod tests {
         key: 0x1_0055,
         pd: 3,
         qpn: 7,
-        right: Right::RemoteRead,
+        right: AccessRight::RemoteRead,
         address: 0x7f00_0000_0900,
         len: 0x800,
     };
 
     #[test]
-    fn pages_are_found() {
-        let pieces = objects().resolve(GOOD).unwrap();
-        let piece = |address, len| Piece { place: Place::Guest(address), len };
-        assert_eq!(pieces, [piece(0x5900, 0x700), piece(0x9000, 0x100)]);
+    fn an_access_across_pages_resolves_to_their_addresses() {
+        let ranges = objects().resolve(GOOD).unwrap();
+        let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
+        assert_eq!(ranges, [range(0x5900, 0x700), range(0x9000, 0x100)]);
     }
 
     #[test]
-    fn every_check_refuses() {
+    fn an_access_that_fails_one_check_is_refused() {
         let objects = objects();
         for bad in [
             Access { key: 0x1_0056, ..GOOD },
             Access { key: 0x2_0055, ..GOOD },
             Access { pd: 4, ..GOOD },
-            Access { right: Right::RemoteWrite, ..GOOD },
-            Access { right: Right::LocalWrite, ..GOOD },
-            Access { right: Right::RemoteAtomic, ..GOOD },
+            Access { right: AccessRight::RemoteWrite, ..GOOD },
+            Access { right: AccessRight::LocalWrite, ..GOOD },
+            Access { right: AccessRight::RemoteAtomic, ..GOOD },
             Access { address: 0x7f00_0000_07ff, ..GOOD },
             Access { len: 0x1701, ..GOOD },
             Access { len: u64::MAX, ..GOOD },
@@ -500,10 +419,10 @@ mod tests {
         }
     }
 
-    /// A list of single bytes of another list whose entries are nearly all empty: few lines of it
-    /// would keep the device busy for minutes.
+    /// Each of 1,024 bytes leads to a list of a million empty entries: a few mkeys would keep the
+    /// device busy for minutes.
     #[test]
-    fn lists_of_lists_do_not_go_on_for_ever() {
+    fn nested_klm_lists_stop_at_the_cost_limit() {
         let mut objects = objects();
         let mut list = |entries: Vec<u128>, len: u64| {
             let mut context = Bits::<mkc, _>::new(vec![0; 64]);
@@ -524,24 +443,24 @@ mod tests {
         entries.push(byte(GOOD.key, GOOD.address));
         let inner = list(entries, 1);
         let outer = list(vec![byte(inner, 0); 1 << 10], 1 << 10);
-        let access = Access { right: Right::LocalRead, address: 0, ..GOOD };
-        let piece = Piece { place: Place::Guest(0x5900), len: 1 };
-        assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [piece]);
-        assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [piece; 2]);
-        objects.effort.take();
+        let access = Access { right: AccessRight::LocalRead, address: 0, ..GOOD };
+        let range = DmaRange { address: DmaAddress::Guest(0x5900), len: 1 };
+        assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [range]);
+        assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [range; 2]);
+        objects.cost.take();
         let why = objects.resolve(Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
         assert!(why.contains("an access ends after"), "{why}");
     }
 
-    /// Each look at a pattern adds up its parts.
+    /// Each access to a pattern adds up its entries.
     #[test]
-    fn a_pattern_costs_its_parts() {
+    fn a_pattern_is_charged_for_each_of_its_entries() {
         let objects = pattern(4, 24);
         objects.resolve(Access { key: 0x101 << 8, address: 0x1000, len: 1, ..GOOD }).unwrap();
-        assert_eq!(objects.effort.take(), 2 + 1);
+        assert_eq!(objects.cost.take(), 2 + 1);
     }
 
-    /// Two ranges of the key of `objects`, 16 and 8 bytes, that repeat every 32 and 8 bytes.
+    /// Two ranges of the mkey of `objects`, 16 and 8 bytes, with strides of 32 and 8 bytes.
     fn pattern(count: u32, period: u32) -> Objects {
         let mut objects = objects();
         let mut context = Bits::<mkc, _>::new(vec![0; 64]);
@@ -556,7 +475,8 @@ mod tests {
         ] {
             context.set(field, value);
         }
-        let mut translation = [period, Pattern::MARK, count, 2].map(u32::to_be_bytes).concat();
+        let mut translation =
+            [period, RepeatPattern::MARK, count, 2].map(u32::to_be_bytes).concat();
         for (stride, len, address) in
             [(32u16, 16u16, 0x7f00_0000_0800u64), (8, 8, 0x7f00_0000_1800)]
         {
@@ -572,15 +492,15 @@ mod tests {
     #[test]
     fn a_pattern_repeats_each_range_with_its_own_stride() {
         let access = Access { key: 0x101 << 8, address: 0x1000 + 12, len: 40, ..GOOD };
-        let pieces = pattern(4, 24).resolve(access).unwrap();
-        let piece = |address, len| Piece { place: Place::Guest(address), len };
-        let want = [piece(0x580c, 4), piece(0x9800, 8), piece(0x5820, 16), piece(0x9808, 8)];
-        assert_eq!(pieces[..4], want);
-        assert_eq!(pieces[4..], [piece(0x5840, 4)]);
+        let ranges = pattern(4, 24).resolve(access).unwrap();
+        let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
+        let want = [range(0x580c, 4), range(0x9800, 8), range(0x5820, 16), range(0x9808, 8)];
+        assert_eq!(ranges[..4], want);
+        assert_eq!(ranges[4..], [range(0x5840, 4)]);
     }
 
     #[test]
-    fn a_pattern_ends_after_its_last_turn_and_has_to_add_up() {
+    fn a_pattern_ends_after_its_last_repeat_and_its_entries_fill_the_period() {
         let access = Access { key: 0x101 << 8, address: 0x1000, len: 72, ..GOOD };
         assert!(pattern(3, 24).resolve(access).is_ok());
         assert!(pattern(2, 24).resolve(access).is_err());

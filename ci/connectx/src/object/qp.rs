@@ -1,21 +1,12 @@
-//! Queue pairs: their context and states.
-//!
-//! Pairs with CREATE_QP and the commands that move a queue pair from state to state. What a queue
-//! pair does with work requests is in [`crate::data`].
+//! Queue pairs: their context and their state.
 
-use uverbs_uapi::mlx5::prm::opcode;
-use uverbs_uapi::mlx5::prm::qpc::{
-    ads, create_qp_in, create_qp_out, destroy_qp_in, qpc, query_qp_in, query_qp_out, rst2init_qp_in,
-};
-use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use super::srq::Kind;
-use super::umem::{QueueMemory, Request};
-use crate::cmd::refusal::{Refused, refuse};
-use crate::data::receive::{Order, ReceiveQueue};
-use crate::data::ring::SendRing;
-use crate::device::Device;
-use crate::table::{KERNEL, SHARED};
+use super::Objects;
+use super::receive_queue::ReceiveQueue;
+use super::send_queue::SendQueue;
+use crate::command_error::{CommandError, refuse};
 
 /// Service types, `MLX5_QP_ST_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -26,18 +17,18 @@ pub enum Service {
     Uc,
     /// Unreliable datagram.
     Ud,
-    /// Reliable connection whose receives come from an XRC SRQ that the sender names.
+    /// XRC: the sender names the SRQ.
     Xrc,
-    /// Datagrams of the general services interface, queue pair 1 on the wire.
+    /// General services: QPN 1 on the wire.
     Gsi,
-    /// Datagrams of subnet management, queue pair 0 on the wire.
+    /// Subnet management: QPN 0 on the wire.
     Smi,
-    /// Changes memory keys only.
+    /// Only executes UMR WQEs.
     Umr,
 }
 
 impl Service {
-    fn new(st: u64) -> Result<Self, Refused> {
+    pub(crate) fn new(st: u64) -> Result<Self, CommandError> {
         match st {
             0x0 => Ok(Self::Rc),
             0x1 => Ok(Self::Uc),
@@ -50,12 +41,12 @@ impl Service {
         }
     }
 
-    /// Whether requests are acknowledged.
+    /// Whether the service has acknowledgements.
     pub fn reliable(self) -> bool {
         matches!(self, Self::Rc | Self::Xrc)
     }
 
-    /// Whether each request names its destination.
+    /// Whether each WQE names its destination.
     pub fn datagram(self) -> bool {
         matches!(self, Self::Ud | Self::Gsi | Self::Smi)
     }
@@ -64,7 +55,7 @@ impl Service {
 /// States, `MLX5_QP_STATE_*`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]
-pub enum State {
+pub enum QpState {
     /// After creation.
     Reset = 0,
     /// Receives may be posted.
@@ -73,84 +64,55 @@ pub enum State {
     ReadyToReceive = 2,
     /// Messages are sent.
     ReadyToSend = 3,
-    /// Sending stopped on an error, receiving goes on.
+    /// Sending has stopped on an error; receiving continues.
     SendError = 4,
-    /// Everything that is posted is flushed.
+    /// The device flushes all WQEs.
     Error = 6,
 }
 
-/// Why a queue pair that may send does not.
+/// Why a queue pair in RTS does not send.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Wait {
-    /// It tries again at this time.
-    Until(u64),
-    /// Nothing came back, and it was told to wait however long that takes.
-    Forever,
+pub(crate) enum RetryTimer {
+    /// It retries at this time.
+    At(u64),
+    /// It waits for a response without a timeout.
+    Never,
 }
 
 /// A queue pair.
 pub struct Qp {
     pub(crate) service: Service,
-    pub(crate) state: State,
+    pub(crate) state: QpState,
     pub(crate) context: Bits<qpc, Vec<u8>>,
-    pub(crate) send: Option<SendRing>,
-    pub(crate) receive: Option<ReceiveQueue>,
+    pub(crate) sq: Option<SendQueue>,
+    pub(crate) rq: Option<ReceiveQueue>,
     pub(crate) srqn: Option<u32>,
     pub(crate) pd: u32,
     pub(crate) uar: u32,
-    umems: Vec<u32>,
-    /// How often the message under way was tried again because nothing came back.
+    pub(crate) umems: Vec<u32>,
+    /// Retries of the message in flight after a timeout.
     pub(crate) retries: u8,
-    /// How often it was because no receive was posted.
+    /// Retries of the message in flight after an RNR NAK.
     pub(crate) rnr_retries: u8,
-    /// Until when nothing is sent, or looked at once more in error.
-    pub(crate) waits: Option<Wait>,
-    /// How often it was, since it failed.
-    pub(crate) looks: u8,
-    /// Whether its owner was told that it takes no more of the shared receives.
-    pub(crate) told_last: bool,
-    /// The answer to the last atomic, for a request that is repeated.
+    /// In RTS: when the message is retried. In error state: when the device checks for late
+    /// receives.
+    pub(crate) retry_timer: Option<RetryTimer>,
+    /// How many times the device has checked for late receives.
+    pub(crate) late_receive_checks: u8,
+    /// Whether LAST_WQE_REACHED was raised.
+    pub(crate) last_wqe_reported: bool,
+    /// PSN and result of the last atomic, for a duplicate of the request.
     pub(crate) last_atomic: Option<(u32, u64)>,
 }
 
-/// Where the memory of the doorbell record is named, which the kernel's description leaves out.
-const RECORD_UMEM: Field<qpc> = Field::new(0x720, 0x20);
-
-/// `opt_param_mask` bits, `MLX5_QP_OPTPAR_*`, and what each lets a transition change.
-const OPTIONAL: &[(u64, &[Field<qpc>])] = &[
-    (1 << 1, &[qpc::rre]),
-    (1 << 2, &[qpc::rae, qpc::atomic_mode]),
-    (1 << 3, &[qpc::rwe]),
-    (1 << 5, &[qpc::q_key]),
-    (1 << 6, &[qpc::min_rnr_nak]),
-    (1 << 8, &[qpc::log_sra_max]),
-    (1 << 9, &[qpc::log_rra_max]),
-    (1 << 10, &[qpc::pm_state]),
-    (1 << 12, &[qpc::retry_count]),
-    (1 << 13, &[qpc::rnr_retry]),
-];
-const OPTIONAL_COUNTER_SET: u64 = 1 << 25;
-const OPTIONAL_PKEY: u64 = 1 << 4;
-const OPTIONAL_PATH: u64 = 1 << 7;
-const OPTIONAL_ACK_TIMEOUT: u64 = 1 << 14;
-const OPTIONAL_PORT: u64 = 1 << 16;
-
-/// In `deth_sqpn`: datagrams say that they come from queue pair 1.
-const GENERAL_SERVICES: u64 = 1;
-
-/// `rq_type` values.
-const RQ_OWN: u64 = 0;
-const RQ_SHARED: u64 = 1;
-const RQ_NONE: u64 = 3;
-
 impl Qp {
-    /// Number of the queue of completions for sends.
+    /// The CQN of sends.
     pub(crate) fn send_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_snd)
     }
 
-    /// Up to how many bytes that a send brings back may lie in its completion.
-    pub(crate) fn inline_sends(&self) -> usize {
+    /// How many bytes of response data may be scattered to the CQE.
+    pub(crate) fn send_scatter_to_cqe(&self) -> usize {
         match self.context.get(qpc::cs_req) {
             0x11 => 32,
             0x22 => 64,
@@ -158,8 +120,8 @@ impl Qp {
         }
     }
 
-    /// Up to how many bytes of a message may lie in the completion of its receive.
-    pub(crate) fn inline_receives(&self) -> usize {
+    /// How many bytes of a message may be scattered to the CQE.
+    pub(crate) fn receive_scatter_to_cqe(&self) -> usize {
         match self.context.get(qpc::cs_res) {
             1 => 32,
             2 => 64,
@@ -167,352 +129,40 @@ impl Qp {
         }
     }
 
-    /// Number of the queue of completions for receives.
+    /// The CQN of receives.
     pub(crate) fn receive_cq(&self) -> u32 {
         self.context.get32(qpc::cqn_rcv)
     }
 
-    fn enter(&mut self, state: State) {
+    pub(crate) fn set_state(&mut self, state: QpState) {
         self.state = state;
-        if state == State::Reset {
-            if let Some(send) = &mut self.send {
-                send.reset();
+        if state == QpState::Reset {
+            if let Some(sq) = &mut self.sq {
+                sq.reset();
             }
-            if let Some(receive) = &mut self.receive {
-                receive.reset();
+            if let Some(rq) = &mut self.rq {
+                rq.reset();
             }
             self.retries = 0;
             self.rnr_retries = 0;
-            self.looks = 0;
-            self.told_last = false;
+            self.late_receive_checks = 0;
+            self.last_wqe_reported = false;
             self.last_atomic = None;
-        }
-    }
-
-    fn copy(&mut self, from: &Bits<qpc, &[u8]>, fields: &[Field<qpc>]) {
-        for field in fields {
-            self.context.set(*field, from.get(*field));
-        }
-    }
-
-    fn copy_path(
-        &mut self,
-        from: &Bits<qpc, &[u8]>,
-        change: impl Fn(&mut Bits<ads, &mut [u8]>, &Bits<ads, &[u8]>),
-    ) {
-        let new = from.sub(qpc::primary_address_path);
-        change(&mut self.context.sub_mut(qpc::primary_address_path), &new);
-    }
-
-    /// Takes over the parameters that a transition demands, then the optional ones it names.
-    fn merge(&mut self, op: u16, new: &Bits<qpc, &[u8]>, optional: u64) {
-        match op {
-            opcode::RST2INIT_QP => {
-                self.copy(new, &[qpc::pm_state, qpc::q_key]);
-                self.copy(new, &[qpc::rre, qpc::rwe, qpc::rae, qpc::atomic_mode, qpc::deth_sqpn]);
-                self.copy_path(new, |path, new| {
-                    path.set(ads::vhca_port_num, new.get(ads::vhca_port_num));
-                    path.set(ads::pkey_index, new.get(ads::pkey_index));
-                });
-            }
-            opcode::INIT2RTR_QP => {
-                let required = &[
-                    qpc::mtu,
-                    qpc::log_msg_max,
-                    qpc::remote_qpn,
-                    qpc::next_rcv_psn,
-                    qpc::log_rra_max,
-                    qpc::min_rnr_nak,
-                ];
-                self.copy(new, required);
-                self.copy_whole_path(new);
-            }
-            opcode::RTR2RTS_QP => {
-                let required = &[
-                    qpc::next_send_psn,
-                    qpc::retry_count,
-                    qpc::rnr_retry,
-                    qpc::log_sra_max,
-                    qpc::log_ack_req_freq,
-                ];
-                self.copy(new, required);
-                self.copy_path(new, |path, new| {
-                    path.set(ads::ack_timeout, new.get(ads::ack_timeout));
-                });
-            }
-            _ => {}
-        }
-        for (bit, fields) in OPTIONAL {
-            if optional & bit != 0 {
-                self.copy(new, fields);
-            }
-        }
-        if optional & OPTIONAL_PATH != 0 {
-            self.copy_whole_path(new);
-        }
-        for (bit, field) in [
-            (OPTIONAL_PKEY, ads::pkey_index),
-            (OPTIONAL_ACK_TIMEOUT, ads::ack_timeout),
-            (OPTIONAL_PORT, ads::vhca_port_num),
-        ] {
-            if optional & bit != 0 {
-                self.copy_path(new, |path, new| path.set(field, new.get(field)));
-            }
-        }
-    }
-
-    /// The address path but for port, partition and timeout, which have transitions of their own.
-    fn copy_whole_path(&mut self, new: &Bits<qpc, &[u8]>) {
-        let keep = [ads::vhca_port_num, ads::pkey_index, ads::ack_timeout];
-        let old = self.context.sub(qpc::primary_address_path).bytes().to_vec();
-        let old = Bits::<ads, _>::new(old);
-        let path = new.sub(qpc::primary_address_path);
-        self.context.set_sub(qpc::primary_address_path, path.bytes());
-        let mut path = self.context.sub_mut(qpc::primary_address_path);
-        for field in keep {
-            path.set(field, old.get(field));
         }
     }
 }
 
-impl Device {
-    pub(crate) fn create_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<create_qp_in, _>::new(input);
-        let mut context = Bits::<qpc, _>::new(input.sub(create_qp_in::qpc).bytes().to_vec());
-        // Chosen when it leaves its first state.
-        context.set(qpc::counter_set_id, 0);
-        let service = Service::new(context.get(qpc::st))?;
-        let kernel = matches!(uid, KERNEL | SHARED);
-        if !kernel && matches!(service, Service::Umr | Service::Smi | Service::Gsi) {
-            return refuse!(BadParam, "context {uid} may not have a QP of service {service:?}");
-        }
-        if !kernel && context.is_set(qpc::fre) {
-            return refuse!(BadParam, "context {uid} may not register memory by requests");
-        }
-        if !kernel && context.get(qpc::deth_sqpn) == GENERAL_SERVICES {
-            return refuse!(BadParam, "context {uid} may not send as QP 1");
-        }
-        if context.is_set(qpc::wq_signature) {
-            return refuse!(BadParam, "WQE signatures are not modelled");
-        }
-        let (log_rq, log_stride) =
-            (context.get32(qpc::log_rq_size), context.get32(qpc::log_rq_stride) + 4);
-        let rq_type = context.get(qpc::rq_type);
-        let rq_bytes = if rq_type == RQ_OWN { 1u64 << (log_rq + log_stride) } else { 0 };
-        let sq_bytes =
-            if context.is_set(qpc::no_sq) { 0 } else { 64u64 << context.get(qpc::log_sq_size) };
-        let srqn = match rq_type {
-            RQ_OWN | RQ_NONE => None,
-            RQ_SHARED => Some(context.get32(qpc::srqn_rmpn_xrqn)),
-            other => return refuse!(BadParam, "rq_type {other} is not modelled"),
-        };
-        let pd = context.get32(qpc::pd);
-        let uar = context.get32(qpc::uar_page);
-        // A queue that only changes keys gets its protection domain later.
-        if service != Service::Umr || pd != 0 {
-            self.objects.pds.allow(uid, pd)?;
-        }
-        // The driver lends a queue of completions and shared receives to queue pairs without.
-        for cqn in [context.get32(qpc::cqn_snd), context.get32(qpc::cqn_rcv)] {
-            self.objects.cqs.allow_lent(uid, cqn)?;
-        }
-        if sq_bytes > 0 {
-            self.objects.uars.allow(uid, uar)?;
-        }
-        if service == Service::Xrc {
-            self.objects.xrcds.allow_lent(uid, context.get32(qpc::xrcd))?;
-        }
-        if let Some(srqn) = srqn {
-            self.objects.srqs.allow_lent(uid, srqn)?;
-            // What completes there goes to a queue that the sender's domain names, not to this one's.
-            let is_xrc = matches!(self.objects.srqs.get(srqn)?.kind, Kind::Xrc { .. });
-            if is_xrc && service != Service::Xrc {
-                return refuse!(BadResource, "SRQ {srqn:#x} is for XRC");
-            }
-        }
-        self.objects.qps.room()?;
-        let QueueMemory { buffer, record, umems } = self.queue_memory(
-            uid,
-            &Request {
-                queue: input.is_set(create_qp_in::wq_umem_valid).then(|| {
-                    (input.get32(create_qp_in::wq_umem_id), input.get(create_qp_in::wq_umem_offset))
-                }),
-                record: context.is_set(qpc::dbr_umem_valid).then(|| context.get32(RECORD_UMEM)),
-                record_address: context.get(qpc::dbr_addr),
-                log_page_size: context.get(qpc::log_page_size),
-                page_offset: context.get(qpc::page_offset),
-                len: rq_bytes + sq_bytes,
-                pages: input.tail(create_qp_in::pas),
-            },
-        )?;
-        let receive = (rq_type == RQ_OWN)
-            .then(|| ReceiveQueue::new(buffer.clone(), log_rq, log_stride, Order::Cyclic, record));
-        let send = (sq_bytes > 0)
-            .then(|| SendRing::new(buffer, rq_bytes, context.get32(qpc::log_sq_size), record + 4));
-        let qp = Qp {
-            umems,
-            service,
-            state: State::Reset,
-            context,
-            send,
-            receive,
-            srqn,
-            pd,
-            uar,
-            retries: 0,
-            rnr_retries: 0,
-            waits: None,
-            looks: 0,
-            told_last: false,
-            last_atomic: None,
-        };
-        self.hold_for_qp(&qp, true);
-        let number = self.objects.qps.insert_owned(uid, qp)?;
-        let mut out = Bits::<create_qp_out, _>::new(vec![0; create_qp_out::SIZE]);
-        out.set(create_qp_out::qpn, number.into());
-        Ok(out.into_inner())
-    }
-
-    /// Holds, or lets go of, everything a queue pair uses. All of it has been found before.
-    fn hold_for_qp(&mut self, qp: &Qp, hold: bool) {
-        macro_rules! count {
-            ($table:ident, $number:expr) => {
-                if !hold {
-                    self.objects.$table.release($number);
-                } else if let Err(refused) = self.objects.$table.hold($number) {
-                    log::error!("{refused}");
-                }
-            };
-        }
-        if qp.pd != 0 {
-            count!(pds, qp.pd);
-        }
-        count!(cqs, qp.send_cq());
-        count!(cqs, qp.receive_cq());
-        if qp.send.is_some() {
-            count!(uars, qp.uar);
-        }
-        if qp.service == Service::Xrc {
-            count!(xrcds, qp.context.get32(qpc::xrcd));
-        }
-        if let Some(srqn) = qp.srqn {
-            count!(srqs, srqn);
-        }
-        let counter_set = qp.context.get32(qpc::counter_set_id);
-        if counter_set != 0 {
-            count!(counters, counter_set);
-        }
-    }
-
-    pub(crate) fn destroy_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
-        self.objects.qps.own(uid, number)?;
-        self.stop_waiting(number);
-        let qp = self.objects.qps.remove(number)?;
-        self.hold_for_qp(&qp, false);
-        self.release_umems(&qp.umems);
-        Ok(vec![])
-    }
-
-    pub(crate) fn modify_qp(
-        &mut self,
-        op: u16,
-        uid: u32,
-        input: &[u8],
-    ) -> Result<Vec<u8>, Refused> {
-        use State::{Error, Init, ReadyToReceive, ReadyToSend, Reset, SendError};
-        let input = Bits::<rst2init_qp_in, _>::new(input);
-        let number = input.get32(rst2init_qp_in::qpn);
-        let (from, to): (&[State], State) = match op {
-            opcode::RST2INIT_QP => (&[Reset], Init),
-            opcode::INIT2INIT_QP => (&[Init], Init),
-            opcode::INIT2RTR_QP => (&[Init], ReadyToReceive),
-            opcode::RTR2RTS_QP => (&[ReadyToReceive], ReadyToSend),
-            opcode::RTS2RTS_QP => (&[ReadyToSend], ReadyToSend),
-            opcode::SQERR2RTS_QP => (&[SendError], ReadyToSend),
-            opcode::TO_ERR_QP => {
-                (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Error)
-            }
-            _ => (&[Reset, Init, ReadyToReceive, ReadyToSend, SendError, Error], Reset),
-        };
-        let qp = self.objects.qps.own(uid, number)?;
-        if !from.contains(&qp.state) {
-            return refuse!(BadQpState, "QP {number:#x} is in {:?}, not one of {from:?}", qp.state);
-        }
-        let as_general = input.sub(rst2init_qp_in::qpc).get(qpc::deth_sqpn) == GENERAL_SERVICES;
-        if op == opcode::RST2INIT_QP && as_general && !matches!(uid, KERNEL | SHARED) {
-            return refuse!(BadParam, "context {uid} may not send as QP 1");
-        }
-        let mtu = input.sub(rst2init_qp_in::qpc).get(qpc::mtu);
-        let connected = matches!(qp.service, Service::Rc | Service::Uc | Service::Xrc);
-        if op == opcode::INIT2RTR_QP && connected && !(1..=5).contains(&mtu) {
-            return refuse!(BadParam, "path MTU {mtu}, codes are 1 to 5");
-        }
-        let late_pd = input.sub(rst2init_qp_in::qpc).get32(qpc::pd);
-        let has_late_pd = op == opcode::RST2INIT_QP && qp.pd == 0 && late_pd != 0;
-        if has_late_pd {
-            self.objects.pds.allow(uid, late_pd)?;
-        }
-        let new = input.sub(rst2init_qp_in::qpc);
-        let optional = input.get(rst2init_qp_in::opt_param_mask);
-        let before = self.objects.qps.own(uid, number)?.context.get32(qpc::counter_set_id);
-        let counter_set = match to {
-            Reset => 0,
-            Init if op == opcode::RST2INIT_QP => new.get32(qpc::counter_set_id),
-            _ if optional & OPTIONAL_COUNTER_SET != 0 => new.get32(qpc::counter_set_id),
-            _ => before,
-        };
-        self.count_in(uid, before, counter_set)?;
-        if has_late_pd {
-            self.objects.pds.hold(late_pd)?;
-            self.objects.qps.own(uid, number)?.pd = late_pd;
-        }
-        let qp = self.objects.qps.own(uid, number)?;
-        qp.merge(op, &new, optional);
-        qp.context.set(qpc::counter_set_id, counter_set.into());
-        qp.enter(to);
-        if to == Reset {
-            self.stop_waiting(number);
-        }
-        match to {
-            // What was posted before is now sent, or flushed.
-            ReadyToSend | Error => self.wake(number),
-            _ => {}
-        }
-        Ok(vec![])
-    }
-
-    pub(crate) fn query_qp(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
-        let qp = self.objects.qps.own(uid, number)?;
-        let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
-        out.set_sub(query_qp_out::qpc, qp.context.bytes());
-        let mut context = out.sub_mut(query_qp_out::qpc);
-        context.set(qpc::state, qp.state as u64);
-        if let Some(send) = &qp.send {
-            context.set(qpc::hw_sq_wqebb_counter, send.next().into());
-        }
-        Ok(out.into_inner())
-    }
-
-    /// Where a queue pair's receives come from, if it has any.
+impl Objects {
+    /// The queue that a queue pair takes its receives from, if any.
     pub(crate) fn receive_queue(
         &mut self,
         number: u32,
         xrc: Option<u32>,
     ) -> Option<&mut ReceiveQueue> {
-        let qp = self.objects.qps.get_mut(number).ok()?;
+        let qp = self.qps.get_mut(number).ok()?;
         match xrc.or(qp.srqn) {
-            Some(srqn) => self.objects.srqs.get_mut(srqn).ok().map(|srq| &mut srq.queue),
-            None => qp.receive.as_mut(),
+            Some(srqn) => self.srqs.get_mut(srqn).ok().map(|srq| &mut srq.queue),
+            None => qp.rq.as_mut(),
         }
-    }
-
-    /// Whether an XRC SRQ may be used by a queue pair.
-    pub(crate) fn xrc_srq_matches(&self, srqn: u32, xrcd: u32) -> bool {
-        self.objects
-            .srqs
-            .get(srqn)
-            .is_ok_and(|srq| matches!(srq.kind, Kind::Xrc { xrcd: its, .. } if its == xrcd))
     }
 }

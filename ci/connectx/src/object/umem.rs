@@ -1,31 +1,31 @@
-//! Memory that a user context registers for the queues that it makes itself.
-//!
-//! Pairs with CREATE_UMEM of mlx5_ib's `devx.c`. A command that makes a queue has a list of pages, or
-//! names a place in such memory, for the queue and for its doorbell record each.
+//! Memory that a user context registers for queues (umems), and the location of a queue's memory:
+//! in umems, or in pages that the command lists.
 
-use uverbs_uapi::mlx5::prm::object::{
-    create_umem_in, create_umem_out, destroy_umem_in, umem as context,
-};
+use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::srqc::wq;
-use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
-use crate::buffer::Buffer;
-use crate::cmd::refusal::{Refused, refuse};
-use crate::device::Device;
+use super::Objects;
+use super::buffer::Buffer;
+use super::receive_queue::{ReceiveQueue, WqType};
+use crate::command_error::{CommandError, refuse};
 
-/// Registered memory.
+/// `wq_type` values.
+const WQ_LINKED: u64 = 0;
+const WQ_CYCLIC: u64 = 1;
+
+/// A umem.
 pub struct Umem {
-    buffer: Buffer,
+    pub(crate) buffer: Buffer,
 }
 
-/// Where a command says that a queue lies.
-pub(crate) struct Request<'a> {
-    /// Number of the memory and offset in it, in place of a list of pages.
+/// Where a command places the memory of a queue.
+pub(crate) struct QueueLocation<'a> {
+    /// Number of the umem of the queue and offset in it; `None` if the command lists pages.
     pub(crate) queue: Option<(u32, u64)>,
-    /// Number of the memory in which the address of the record is an offset.
-    pub(crate) record: Option<u32>,
-    /// Address of the record.
-    pub(crate) record_address: u64,
+    /// Number of the umem of the doorbell record; its address is then an offset.
+    pub(crate) doorbell_record_umem: Option<u32>,
+    /// Address of the doorbell record.
+    pub(crate) doorbell_record_address: u64,
     pub(crate) log_page_size: u64,
     pub(crate) page_offset: u64,
     /// Bytes of the queue.
@@ -33,15 +33,17 @@ pub(crate) struct Request<'a> {
     pub(crate) pages: &'a [u8],
 }
 
-impl<'a> Request<'a> {
-    /// What a work queue's context says of its `len` bytes.
-    pub(crate) fn of_work_queue(context: &Bits<wq, &[u8]>, len: u64, pages: &'a [u8]) -> Self {
+impl<'a> QueueLocation<'a> {
+    /// The location of a work queue of `len` bytes, by its context.
+    pub(crate) fn from_wq(context: &Bits<wq, &[u8]>, len: u64, pages: &'a [u8]) -> Self {
         Self {
             queue: context
                 .is_set(wq::wq_umem_valid)
                 .then(|| (context.get32(wq::wq_umem_id), context.get(wq::wq_umem_offset))),
-            record: context.is_set(wq::dbr_umem_valid).then(|| context.get32(wq::dbr_umem_id)),
-            record_address: context.get(wq::dbr_addr),
+            doorbell_record_umem: context
+                .is_set(wq::dbr_umem_valid)
+                .then(|| context.get32(wq::dbr_umem_id)),
+            doorbell_record_address: context.get(wq::dbr_addr),
             log_page_size: context.get(wq::log_wq_pg_sz),
             page_offset: context.get(wq::page_offset),
             len,
@@ -50,86 +52,84 @@ impl<'a> Request<'a> {
     }
 }
 
-/// Where a queue lies.
+/// The memory of a queue.
 pub(crate) struct QueueMemory {
     pub(crate) buffer: Buffer,
     /// Guest address of its doorbell record.
-    pub(crate) record: u64,
-    /// What it holds.
+    pub(crate) doorbell_record: u64,
+    /// Umems that it holds.
     pub(crate) umems: Vec<u32>,
 }
 
-impl Device {
-    pub(crate) fn create_umem(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<create_umem_in, _>::new(input);
-        let umem = input.sub(create_umem_in::umem);
-        let pages = umem.get(context::num_of_mtt);
-        let log_page_size = umem.get(context::log_page_size);
-        let offset = umem.get(context::page_offset);
-        let list = input.bytes().get(create_umem_in::SIZE..).unwrap_or_default();
-        if pages > 1 << 24 || pages > (list.len() / 8) as u64 || log_page_size > 20 {
-            return refuse!(BadParam, "umem of {pages} pages of 2^(12+{log_page_size}) bytes");
-        }
-        let len = pages << (12 + log_page_size);
-        let Some(rest) = len.checked_sub(offset) else {
-            return refuse!(BadParam, "umem begins {offset:#x} bytes into {len:#x}");
-        };
-        let buffer =
-            Buffer::new(&self.objects.listed, log_page_size, 0, len, list)?.part(offset, rest)?;
-        let number = self.objects.umems.insert_owned(uid, Umem { buffer })?;
-        let mut out = Bits::<create_umem_out, _>::new(vec![0; create_umem_out::SIZE]);
-        out.set(create_umem_out::umem_id, number.into());
-        Ok(out.into_inner())
-    }
-
-    pub(crate) fn destroy_umem(&mut self, uid: u32, input: &[u8]) -> Result<Vec<u8>, Refused> {
-        let input = Bits::<destroy_umem_in, _>::new(input);
-        let number = input.get32(destroy_umem_in::umem_id);
-        self.objects.umems.own(uid, number)?;
-        self.objects.umems.remove(number)?;
-        Ok(vec![])
-    }
-
-    /// Finds the memory of a queue, and holds the registered part of it. Whoever does not make the
-    /// queue after all gives it back by [`Device::release_umems`].
+impl Objects {
+    /// Finds the memory of a queue and holds its umems. A caller that does not create the queue
+    /// after all releases them with [`Objects::release_umems`].
     pub(crate) fn queue_memory(
         &mut self,
         uid: u32,
-        request: &Request<'_>,
-    ) -> Result<QueueMemory, Refused> {
+        location: &QueueLocation<'_>,
+    ) -> Result<QueueMemory, CommandError> {
         let mut umems = vec![];
-        let buffer = match request.queue {
+        let buffer = match location.queue {
             Some((number, offset)) => {
-                self.objects.umems.allow(uid, number)?;
+                self.umems.check_use(uid, number)?;
                 umems.push(number);
-                self.objects.umems.get(number)?.buffer.part(offset, request.len)?
+                self.umems.get(number)?.buffer.part(offset, location.len)?
             }
             None => {
-                let Request { log_page_size, page_offset, len, pages, .. } = *request;
-                Buffer::new(&self.objects.listed, log_page_size, page_offset, len, pages)?
+                let QueueLocation { log_page_size, page_offset, len, pages, .. } = *location;
+                Buffer::new(&self.listed_pages, log_page_size, page_offset, len, pages)?
             }
         };
-        let record = match request.record {
+        let doorbell_record = match location.doorbell_record_umem {
             Some(number) => {
-                self.objects.umems.allow(uid, number)?;
+                self.umems.check_use(uid, number)?;
                 umems.push(number);
-                self.objects.umems.get(number)?.buffer.address(request.record_address, 8)?
+                self.umems.get(number)?.buffer.address(location.doorbell_record_address, 8)?
             }
-            None => request.record_address,
+            None => location.doorbell_record_address,
         };
-        if record % 8 != 0 {
-            return refuse!(BadParam, "doorbell record at {record:#x}");
+        if doorbell_record % 8 != 0 {
+            return refuse!(
+                BadParam,
+                "doorbell record at {doorbell_record:#x} is not aligned to 8 bytes"
+            );
         }
         for number in &umems {
-            self.objects.umems.hold(*number)?;
+            self.umems.hold(*number)?;
         }
-        Ok(QueueMemory { buffer, record, umems })
+        Ok(QueueMemory { buffer, doorbell_record, umems })
     }
 
-    /// Lets go of the memory of a queue.
+    /// Releases the umems of a queue.
     pub(crate) fn release_umems(&mut self, umems: &[u32]) {
         for number in umems {
-            self.objects.umems.release(*number);
+            self.umems.release(*number);
         }
+    }
+
+    /// Creates a receive queue from a work queue context. Also returns the umems that it holds.
+    pub(crate) fn new_receive_queue(
+        &mut self,
+        uid: u32,
+        context: &Bits<wq, &[u8]>,
+        pages: &[u8],
+    ) -> Result<(ReceiveQueue, Vec<u32>), CommandError> {
+        let log_size = context.get32(wq::log_wq_sz);
+        let log_stride = context.get32(wq::log_wq_stride);
+        if log_size > 15 || !(4..=10).contains(&log_stride) {
+            return refuse!(
+                BadParam,
+                "log_wq_sz {log_size} above 15, or log_wq_stride {log_stride} not in 4..=10"
+            );
+        }
+        let wq_type = match context.get(wq::wq_type) {
+            WQ_LINKED => WqType::Linked,
+            WQ_CYCLIC => WqType::Cyclic,
+            other => return refuse!(BadParam, "wq_type {other} is not modelled"),
+        };
+        let location = QueueLocation::from_wq(context, 1 << (log_size + log_stride), pages);
+        let QueueMemory { buffer, doorbell_record, umems } = self.queue_memory(uid, &location)?;
+        Ok((ReceiveQueue::new(buffer, log_size, log_stride, wq_type, doorbell_record), umems))
     }
 }

@@ -1,14 +1,16 @@
-//! Answers one client of one PCI function.
+//! Serves one client of one PCI function.
 //!
-//! Pairs with [`super::wire`] below and [`crate::function::Function`] above. A request that is not
-//! understood, or malformed, is answered with an errno and changes nothing; the stream stays in
-//! step because a message is taken off it whole before it is read.
+//! Pairs with [`super::connection`] and [`crate::function::Function`]. A request that is unknown or
+//! malformed gets an errno and changes nothing. The stream stays in step, because a message is read
+//! as a whole before it is parsed.
 
 use std::os::unix::net::UnixStream;
 
-use super::wire::{Broken, Request, Wire, command};
-use crate::bar;
-use crate::function::{BAR0_SIZE, CONFIG_SIZE, Function, Region, VECTORS};
+use super::connection::{Connection, StreamError, VfioRequest, command};
+use crate::function::{Function, Region};
+use crate::interrupt::VECTORS;
+use crate::pci::CONFIG_SIZE;
+use crate::{bar_memory, bar0};
 
 const EINVAL: u32 = 22;
 const EOPNOTSUPP: u32 = 95;
@@ -24,7 +26,7 @@ const DEVICE_FLAGS: u32 = 1 | 2;
 const REGION_READ_WRITE: u32 = 1 | 2;
 const REGION_MMAP: u32 = 4;
 const REGION_CAPS: u32 = 8;
-/// Identifier and version of the capability that lists what may be mapped.
+/// Identifier and version of the capability that lists the mappable areas.
 const SPARSE_MMAP: u32 = 1 | 1 << 16;
 const IRQ_EVENTFD: u32 = 1;
 const IRQ_NORESIZE: u32 = 8;
@@ -38,50 +40,50 @@ const SET_TRIGGER: u32 = 32;
 
 /// A connected client.
 pub struct Session {
-    wire: Wire,
+    connection: Connection,
 }
 
-/// A reply's body.
-type Answer = Result<Vec<u8>, u32>;
+/// Body of a reply, or an errno.
+type ReplyBody = Result<Vec<u8>, u32>;
 
 impl Session {
     /// Serves the client behind `stream`.
     pub fn new(stream: UnixStream) -> Self {
-        Self { wire: Wire::new(stream) }
+        Self { connection: Connection::new(stream) }
     }
 
     /// The socket, to wait on.
     pub fn stream(&self) -> &UnixStream {
-        self.wire.stream()
+        self.connection.stream()
     }
 
-    /// Answers what has arrived; false if nothing had.
+    /// Answers the requests that have arrived; returns false if there were none.
     ///
     /// # Errors
-    /// [`Broken`] if the connection is over.
-    pub fn serve(&mut self, function: &mut Function) -> Result<bool, Broken> {
-        if !self.wire.receive()? {
+    /// [`StreamError`] if the connection is over.
+    pub fn serve(&mut self, function: &mut Function) -> Result<bool, StreamError> {
+        if !self.connection.receive()? {
             return Ok(false);
         }
-        while let Some(mut request) = self.wire.request()? {
+        while let Some(mut request) = self.connection.request()? {
             let answer = answer(&mut request, function);
             if let Err(errno) = answer {
                 log::warn!("vfio-user command {} refused, errno {errno}", request.command);
             }
             if request.wants_reply {
-                // What of BAR0 may be mapped comes with its description.
+                // The reply about BAR0 carries the file to map.
                 let bar0 = request.command == command::DEVICE_GET_REGION_INFO
                     && request.u32(8) == Some(BAR0_REGION);
                 let file = function.bar_file().filter(|_| bar0 && answer.is_ok());
                 let answer = answer.as_ref().map(Vec::as_slice).map_err(|errno| *errno);
-                self.wire.reply(&request, answer, file).map_err(Broken::Io)?;
+                self.connection.reply(&request, answer, file).map_err(StreamError::Io)?;
             }
         }
         Ok(true)
     }
 }
 
-fn answer(request: &mut Request, function: &mut Function) -> Answer {
+fn answer(request: &mut VfioRequest, function: &mut Function) -> ReplyBody {
     match request.command {
         command::VERSION => version(request),
         command::DMA_MAP => dma_map(request, function).map(|()| vec![]),
@@ -105,7 +107,7 @@ fn words(words: &[u32]) -> Vec<u8> {
     words.iter().flat_map(|word| word.to_ne_bytes()).collect()
 }
 
-fn version(request: &Request) -> Answer {
+fn version(request: &VfioRequest) -> ReplyBody {
     let major =
         u16::from_ne_bytes(request.body.get(..2).and_then(|b| b.try_into().ok()).ok_or(EINVAL)?);
     if major != 0 {
@@ -119,7 +121,7 @@ fn version(request: &Request) -> Answer {
     Ok(body)
 }
 
-fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
+fn dma_map(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32> {
     let flags = request.u32(4).ok_or(EINVAL)?;
     let offset = request.u64(8).ok_or(EINVAL)?;
     let address = request.u64(16).ok_or(EINVAL)?;
@@ -130,8 +132,8 @@ fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
         _ => return Err(EINVAL),
     };
     let (readable, writable) = (flags & 1 != 0, flags & 2 != 0);
-    // Memory that may only be written by the device is mapped as none: nothing here would notice
-    // a forbidden read of it.
+    // Memory that the device may write but not read gets no mapping: nothing here would refuse to
+    // read it.
     let file = file.filter(|_| readable);
     log::debug!("map {address:#x}+{size:#x} file {} writable {writable}", file.is_some());
     function.memory_mut().map(address, size, file, writable).map_err(|error| {
@@ -140,7 +142,7 @@ fn dma_map(request: &mut Request, function: &mut Function) -> Result<(), u32> {
     })
 }
 
-fn dma_unmap(request: &Request, function: &mut Function) -> Answer {
+fn dma_unmap(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     const ALL: u32 = 2;
     let flags = request.u32(4).ok_or(EINVAL)?;
     let address = request.u64(8).ok_or(EINVAL)?;
@@ -156,13 +158,13 @@ fn dma_unmap(request: &Request, function: &mut Function) -> Answer {
 
 fn region(index: u32) -> Option<(Region, u64)> {
     match index {
-        BAR0_REGION => Some((Region::Bar0, BAR0_SIZE)),
+        BAR0_REGION => Some((Region::Bar0, bar0::SIZE)),
         CONFIG_REGION => Some((Region::Config, CONFIG_SIZE as u64)),
         _ => None,
     }
 }
 
-fn region_info(request: &Request, function: &Function) -> Answer {
+fn region_info(request: &VfioRequest, function: &Function) -> ReplyBody {
     const PLAIN: u32 = 32;
     let room = request.u32(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
@@ -172,18 +174,21 @@ fn region_info(request: &Request, function: &Function) -> Answer {
     let (mut flags, size) = region(index).map_or((0, 0), |(_, size)| (REGION_READ_WRITE, size));
     let mut areas = vec![];
     if index == BAR0_REGION && function.bar_file().is_some() {
-        // A client that may map anything has each write to the function answered: else what it
-        // maps could overtake what it sent.
+        // If a client may map anything, it must wait for a reply to each write: otherwise its
+        // accesses to mapped memory could overtake a write.
         flags |= REGION_MMAP | REGION_CAPS;
-        areas.extend(words(&[SPARSE_MMAP, 0, bar::AREAS.len() as u32, 0]));
+        areas.extend(words(&[SPARSE_MMAP, 0, bar_memory::AREAS.len() as u32, 0]));
         areas.extend(
-            bar::AREAS.iter().flat_map(|(at, len)| [at.to_ne_bytes(), len.to_ne_bytes()]).flatten(),
+            bar_memory::AREAS
+                .iter()
+                .flat_map(|(at, len)| [at.to_ne_bytes(), len.to_ne_bytes()])
+                .flatten(),
         );
     }
     let capabilities = if areas.is_empty() { 0 } else { PLAIN };
     let mut body = words(&[PLAIN + areas.len() as u32, flags, index, capabilities]);
     body.extend(size.to_ne_bytes());
-    // Where the region begins in the file that comes along.
+    // Offset of the region in the file.
     body.extend(0u64.to_ne_bytes());
     // A client with less room asks again.
     if room as usize >= body.len() + areas.len() {
@@ -192,7 +197,7 @@ fn region_info(request: &Request, function: &Function) -> Answer {
     Ok(body)
 }
 
-fn irq_info(request: &Request) -> Answer {
+fn irq_info(request: &VfioRequest) -> ReplyBody {
     let index = request.u32(8).ok_or(EINVAL)?;
     if index >= IRQS {
         return Err(EINVAL);
@@ -202,13 +207,13 @@ fn irq_info(request: &Request) -> Answer {
     Ok(words(&[16, flags, index, count]))
 }
 
-fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
+fn set_irqs(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32> {
     let flags = request.u32(4).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let start = request.u32(12).ok_or(EINVAL)? as usize;
     let count = request.u32(16).ok_or(EINVAL)? as usize;
     if index != MSIX_IRQ {
-        // Clients switch off what a function does not have.
+        // Clients disable interrupt types that the function does not have.
         return if count == 0 { Ok(()) } else { Err(EINVAL) };
     }
     let end = start.checked_add(count).filter(|end| *end <= VECTORS).ok_or(EINVAL)?;
@@ -233,14 +238,14 @@ fn set_irqs(request: &mut Request, function: &mut Function) -> Result<(), u32> {
                 return Err(EINVAL);
             }
         }
-        // QEMU masks MSI-X vectors in the table that it keeps itself.
+        // QEMU keeps the MSI-X table and applies the masks itself.
         (SET_MASK | SET_UNMASK, SET_DATA_NONE) => {}
         _ => return Err(EINVAL),
     }
     Ok(())
 }
 
-fn region_read(request: &Request, function: &mut Function) -> Answer {
+fn region_read(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     let offset = request.u64(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let count = request.u32(12).ok_or(EINVAL)?;
@@ -263,7 +268,7 @@ fn write(function: &mut Function, offset: u64, index: u32, data: &[u8]) -> Resul
     Ok(())
 }
 
-fn region_write(request: &Request, function: &mut Function) -> Answer {
+fn region_write(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     let offset = request.u64(0).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
     let count = request.u32(12).ok_or(EINVAL)? as usize;
@@ -275,8 +280,8 @@ fn region_write(request: &Request, function: &mut Function) -> Answer {
     Ok(request.body[..16].to_vec())
 }
 
-/// Several posted writes in one message, each of at most eight bytes.
-fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
+/// Handles several posted writes in one message, each of at most eight bytes.
+fn region_write_multi(request: &VfioRequest, function: &mut Function) -> ReplyBody {
     const ENTRY: usize = 24;
     let count = request.u64(0).ok_or(EINVAL)?;
     let entries = &request.body[8..];
@@ -297,10 +302,10 @@ fn region_write_multi(request: &Request, function: &mut Function) -> Answer {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::device::Options;
+    use crate::options::Options;
 
-    fn ask(mapped: bool, index: u32, room: u32) -> Answer {
-        let request = Request {
+    fn ask(mapped: bool, index: u32, room: u32) -> ReplyBody {
+        let request = VfioRequest {
             id: 1,
             command: command::DEVICE_GET_REGION_INFO,
             wants_reply: true,
@@ -319,7 +324,7 @@ mod tests {
     }
 
     #[test]
-    fn a_client_learns_what_of_bar0_it_may_map() {
+    fn region_info_lists_the_mappable_areas_of_bar0() {
         let short = ask(true, BAR0_REGION, 32).unwrap();
         assert_eq!((short.len(), word(&short, 0)), (32, 80), "it has to ask with more room");
         let body = ask(true, BAR0_REGION, 80).unwrap();
@@ -327,15 +332,15 @@ mod tests {
             (body.len(), word(&body, 4)),
             (80, REGION_READ_WRITE | REGION_MMAP | REGION_CAPS)
         );
-        assert_eq!((word(&body, 12), long(&body, 16)), (32, BAR0_SIZE));
+        assert_eq!((word(&body, 12), long(&body, 16)), (32, bar0::SIZE));
         assert_eq!((word(&body, 32), word(&body, 36), word(&body, 40)), (SPARSE_MMAP, 0, 2));
-        for (at, (offset, len)) in [48, 64].into_iter().zip(bar::AREAS) {
+        for (at, (offset, len)) in [48, 64].into_iter().zip(bar_memory::AREAS) {
             assert_eq!((long(&body, at), long(&body, at + 8)), (offset, len));
         }
     }
 
     #[test]
-    fn nothing_else_can_be_mapped() {
+    fn only_bar0_can_be_mapped_and_only_with_map() {
         let body = ask(true, CONFIG_REGION, 80).unwrap();
         assert_eq!((body.len(), word(&body, 4)), (32, REGION_READ_WRITE));
         let body = ask(false, BAR0_REGION, 80).unwrap();

@@ -1,13 +1,13 @@
-//! A driver in a few lines: drives a device in plain memory, without QEMU or a kernel.
+//! A small driver: drives a device in plain memory, without QEMU or a kernel.
 
 #![allow(dead_code, reason = "each test uses its own part")]
 
 pub(crate) mod pair;
 
-use connectx::device::Options;
 use connectx::fabric::Fabric;
 use connectx::function::Region;
 use connectx::guest::GuestMemory;
+use connectx::options::Options;
 use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
@@ -22,16 +22,15 @@ pub(crate) const MEMORY: usize = 1 << 20;
 const QUEUE: u64 = 0x1000;
 const INPUT: u64 = 0x2000;
 const OUTPUT: u64 = 0x6000;
-/// Where queues are laid out, a page each.
+/// Where queues are allocated, a page each.
 const FIRST_FREE: u64 = 0x2_0000;
 const DATA_BLOCK: usize = 512;
 pub(crate) const GID: [u8; 16] = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 10, 0, 0, 1];
 
-/// Events of queues that failed, of completion queues and of queue pairs, and of queue pairs that take
-/// no more shared receives.
+/// Event types: CQ error, QP error, last WQE reached.
 const ERRORS: u64 = 1 << 0x04 | 1 << 0x05 | 1 << 0x13;
 
-/// A queue pair as its user sees it.
+/// A queue as its user sees it.
 pub(crate) struct Queue {
     pub(crate) number: u32,
     pub(crate) receives: u64,
@@ -42,35 +41,35 @@ pub(crate) struct Queue {
 }
 
 impl Queue {
-    /// One whose receives and sends lie there.
+    /// A queue with its receives and sends at these addresses.
     pub(crate) fn new(number: u32, receives: u64, sends: u64, record: u64) -> Self {
         Self { number, receives, sends, record, posted: 0, received: 0 }
     }
 
-    /// Says that more blocks are posted than there are.
-    pub(crate) fn post_blocks(&mut self, count: u16) {
+    /// Counts WQEBBs as posted that do not exist.
+    pub(crate) fn overstate_producer_index(&mut self, count: u16) {
         self.posted += count;
     }
 }
 
-/// One function and who drives it.
+/// A function and its driver.
 pub(crate) struct Driver {
     pub(crate) fabric: Fabric,
     pub(crate) uar: u32,
     pub(crate) pd: u32,
-    /// Code of the time after which queue pairs send again; 0 is never.
+    /// `ack_timeout` of queue pairs; 0 is never.
     pub(crate) ack_timeout: u64,
-    /// Whom queue pairs believe to be connected to.
+    /// Remote GID of queue pairs.
     pub(crate) peer_gid: [u8; 16],
     next: u64,
     now: u64,
 }
 
-/// A refused command: status and syndrome.
-pub(crate) type Refused = (u8, u32);
+/// The status and the syndrome of a refused command.
+pub(crate) type CommandError = (u8, u32);
 
 impl Driver {
-    /// A function with its command queue, a UAR page and a protection domain.
+    /// A function with a command queue, a UAR page and a PD.
     pub(crate) fn new() -> Self {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
@@ -82,19 +81,19 @@ impl Driver {
         let mut driver =
             Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
         for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
-            driver.simple(op, &[0; 16]).unwrap();
+            driver.run_command(op, &[0; 16]).unwrap();
         }
         driver.host_order_atomics(true);
-        let out = driver.simple(opcode::ALLOC_UAR, &[0; 16]).unwrap();
+        let out = driver.run_command(opcode::ALLOC_UAR, &[0; 16]).unwrap();
         driver.uar = Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar);
-        let out = driver.simple(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        let out = driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap();
         driver.pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
         driver
     }
 
-    /// Asks for the old values of atomics in the order of a little-endian host, as its drivers do.
+    /// Chooses host order for old values of atomics, as drivers of little-endian hosts do.
     pub(crate) fn host_order_atomics(&mut self, on: bool) {
-        /// The group of capabilities, in the modifier of the command.
+        /// The group of capabilities in `op_mod`.
         const ATOMIC: u16 = 3 << 1;
         let mut input = Bits::<set_hca_cap_in, _>::new(vec![0; 16 + 4096]);
         let mut caps = Bits::<atomic_caps, _>::new(vec![0; 4096]);
@@ -102,32 +101,36 @@ impl Driver {
         input.set_span(set_hca_cap_in::capability, &caps.into_inner());
         let mut input = input.into_inner();
         input[6..8].copy_from_slice(&ATOMIC.to_be_bytes());
-        self.simple(opcode::SET_HCA_CAP, &input).unwrap();
+        self.run_command(opcode::SET_HCA_CAP, &input).unwrap();
     }
 
     pub(crate) fn memory(&mut self) -> &mut GuestMemory {
         self.fabric.function(0).memory_mut()
     }
 
-    pub(crate) fn page(&mut self) -> u64 {
+    pub(crate) fn alloc_page(&mut self) -> u64 {
         self.next += 4096;
         self.next - 4096
     }
 
-    /// The page that was handed out last.
+    /// The page that was allocated last.
     pub(crate) fn last_page(&self) -> u64 {
         self.next - 4096
     }
 
-    /// Runs a command whose opcode is filled in here.
-    pub(crate) fn simple(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, Refused> {
+    /// Runs a command and fills in its opcode.
+    pub(crate) fn run_command(&mut self, op: u16, input: &[u8]) -> Result<Vec<u8>, CommandError> {
         let mut input = input.to_vec();
         input[..2].copy_from_slice(&op.to_be_bytes());
-        self.command(&input, 4096)
+        self.run_raw_command(&input, 4096)
     }
 
-    /// Runs a command by the first slot.
-    pub(crate) fn command(&mut self, input: &[u8], out_len: usize) -> Result<Vec<u8>, Refused> {
+    /// Runs a command in the first slot.
+    pub(crate) fn run_raw_command(
+        &mut self,
+        input: &[u8],
+        out_len: usize,
+    ) -> Result<Vec<u8>, CommandError> {
         let (input_token, memory) = (7, self.memory());
         for (base, len) in [(INPUT, input.len()), (OUTPUT, out_len)] {
             let blocks = len.saturating_sub(16).div_ceil(DATA_BLOCK);
@@ -173,8 +176,8 @@ impl Driver {
         }
     }
 
-    /// Rings for a slot that is written as it is.
-    pub(crate) fn slot(&mut self, slot: &[u8]) {
+    /// Rings the doorbell for a slot with these bytes.
+    pub(crate) fn ring_slot(&mut self, slot: &[u8]) {
         self.memory().write(QUEUE, slot).unwrap();
         self.fabric.function(0).write(Region::Bar0, 0x18, &1u32.to_be_bytes());
     }
@@ -192,28 +195,28 @@ impl Driver {
     }
 
     pub(crate) fn eq(&mut self) -> u32 {
-        let page = self.page();
+        let page = self.alloc_page();
         let mut input = Bits::<create_eq_in, _>::new(vec![0; create_eq_in::SIZE]);
         let mut context = input.sub_mut(create_eq_in::eq_context_entry);
         context.set(eqc::log_eq_size, 6);
         context.set(eqc::uar_page, self.uar.into());
-        // Of completions it hears because it is theirs; of everything else because it wants to.
+        // A CQ names its EQ for completion events; other events need a subscription.
         input.set_span(create_eq_in::event_bitmask, &ERRORS.to_be_bytes());
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple(opcode::CREATE_EQ, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_EQ, &input).unwrap();
         Bits::<create_eq_out, _>::new(out).get32(create_eq_out::eq_number)
     }
 
-    /// A completion queue of 64 entries: its number and its buffer.
+    /// A CQ of 64 CQEs: its number and its buffer.
     pub(crate) fn cq(&mut self, eqn: u32) -> (u32, u64) {
         self.cq_with(eqn, &[])
     }
 
-    /// The same with other fields of the context; entries have room for 128 bytes if they ask for
-    /// 32 at most.
+    /// A CQ with other fields in its context. With at most 32 CQEs the buffer has room for 128
+    /// bytes each.
     pub(crate) fn cq_with(&mut self, eqn: u32, fields: &[(Field<cqc>, u64)]) -> (u32, u64) {
-        let (page, record) = (self.page(), self.page());
+        let (page, record) = (self.alloc_page(), self.alloc_page());
         self.memory().write(page, &[0xf1; 4096]).unwrap();
         let mut input = Bits::<create_cq_in, _>::new(vec![0; create_cq_in::SIZE]);
         let mut context = input.sub_mut(create_cq_in::cq_context);
@@ -226,7 +229,7 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple(opcode::CREATE_CQ, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_CQ, &input).unwrap();
         (Bits::<create_cq_out, _>::new(out).get32(create_cq_out::cqn), page)
     }
 
@@ -235,17 +238,17 @@ impl Driver {
         number: u32,
         log_size: u64,
         page: u64,
-    ) -> Result<Vec<u8>, Refused> {
+    ) -> Result<Vec<u8>, CommandError> {
         let mut input = Bits::<modify_cq_in, _>::new(vec![0; modify_cq_in::SIZE]);
         input.set(modify_cq_in::op_mod, 1);
         input.set(modify_cq_in::cqn, number.into());
         input.sub_mut(modify_cq_in::cq_context).set(cqc::log_cq_size, log_size);
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        self.simple(opcode::MODIFY_CQ, &input)
+        self.run_command(opcode::MODIFY_CQ, &input)
     }
 
-    /// A key for `len` bytes from `start`, which is where they are in memory.
+    /// An mkey for `len` bytes at guest physical address `start`, mapped at the same address.
     pub(crate) fn mkey(&mut self, start: u64, len: u64, rights: &[Field<mkc>]) -> u32 {
         let first = start & !0xfff;
         let pages = (start + len).div_ceil(4096) - first / 4096;
@@ -272,13 +275,13 @@ impl Driver {
         for page in 0..octowords * 2 {
             input.extend((first + page * 4096).to_be_bytes());
         }
-        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_MKEY, &input).unwrap();
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8 | 0x5a
     }
 
-    /// A key with these fields in its context, bound to no queue unless they say so, and with this
-    /// list. Its variant part is 0.
-    pub(crate) fn key_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
+    /// An mkey with these fields in its context and this translation list, bound to no queue pair
+    /// unless the fields say so. Its variant part is 0.
+    pub(crate) fn mkey_with(&mut self, fields: &[(Field<mkc>, u64)], list: &[u8]) -> u32 {
         let octowords = list.len().div_ceil(16) as u64;
         let mut input = Bits::<create_mkey_in, _>::new(vec![0; create_mkey_in::SIZE]);
         input.set(create_mkey_in::translations_octword_actual_size, octowords);
@@ -292,27 +295,27 @@ impl Driver {
         let mut input = input.into_inner();
         input.extend(list);
         input.resize(input.len().next_multiple_of(16), 0);
-        let out = self.simple(opcode::CREATE_MKEY, &input).unwrap();
+        let out = self.run_command(opcode::CREATE_MKEY, &input).unwrap();
         Bits::<create_mkey_out, _>::new(out).get32(create_mkey_out::mkey_index) << 8
     }
 
-    /// A queue pair of 16 receives of one segment and 16 send blocks.
+    /// A queue pair with 16 receives of one SGE and 16 WQEBBs for sends.
     pub(crate) fn qp(&mut self, service: u64, cqn: u32) -> Queue {
         self.qp_with(service, cqn, &[])
     }
 
-    /// The same with other fields of the context.
+    /// A queue pair with other fields in its context.
     pub(crate) fn qp_with(
         &mut self,
         service: u64,
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
     ) -> Queue {
-        let page = self.page();
+        let page = self.alloc_page();
         self.try_qp(0, page, service, cqn, fields).unwrap()
     }
 
-    /// The same in the name of a user context and in a page of choice, if the device agrees.
+    /// A queue pair of a user context, in a page of choice, if the device creates it.
     pub(crate) fn try_qp(
         &mut self,
         uid: u32,
@@ -320,8 +323,8 @@ impl Driver {
         service: u64,
         cqn: u32,
         fields: &[(Field<qpc>, u64)],
-    ) -> Result<Queue, Refused> {
-        let record = self.page();
+    ) -> Result<Queue, CommandError> {
+        let record = self.alloc_page();
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
         let mut context = input.sub_mut(create_qp_in::qpc);
         for (field, value) in [
@@ -342,7 +345,7 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.simple_as(uid, opcode::CREATE_QP, &input)?;
+        let out = self.run_command_as(uid, opcode::CREATE_QP, &input)?;
         let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
         Ok(Queue::new(number, page, page + 256, record))
     }
@@ -353,7 +356,7 @@ impl Driver {
         qp: &Queue,
         peer: u32,
         fields: &[(Field<qpc>, u64)],
-    ) -> Result<Vec<u8>, Refused> {
+    ) -> Result<Vec<u8>, CommandError> {
         let mut input = Bits::<rst2init_qp_in, _>::new(vec![0; rst2init_qp_in::SIZE]);
         input.set(rst2init_qp_in::qpn, qp.number.into());
         let mut context = input.sub_mut(rst2init_qp_in::qpc);
@@ -364,7 +367,7 @@ impl Driver {
         let mut path = context.sub_mut(qpc::primary_address_path);
         path.set_span(ads::rgid_rip, &self.peer_gid);
         path.set(ads::ack_timeout, self.ack_timeout);
-        self.simple(op, &input.into_inner())
+        self.run_command(op, &input.into_inner())
     }
 
     /// Connects two reliable queue pairs of this function.
@@ -377,8 +380,8 @@ impl Driver {
         self.modify(opcode::RTR2RTS_QP, qp, peer.number, &send).unwrap();
     }
 
-    /// Brings a reliable queue pair back from whatever became of it, as far as that is possible.
-    pub(crate) fn revive(&mut self, qp: &mut Queue, peer: u32) -> Result<(), Refused> {
+    /// Resets a reliable queue pair and connects it again, if that is possible.
+    pub(crate) fn reconnect(&mut self, qp: &mut Queue, peer: u32) -> Result<(), CommandError> {
         self.modify(opcode::TO_RST_QP, qp, 0, &[])?;
         qp.posted = 0;
         qp.received = 0;
@@ -392,13 +395,13 @@ impl Driver {
         Ok(())
     }
 
-    /// Gives the port its address.
-    pub(crate) fn address(&mut self) {
+    /// Sets the GID of the port.
+    pub(crate) fn set_gid(&mut self) {
         let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);
         let mut entry = input.sub_mut(set_roce_address_in::roce_address);
         entry.set_span(roce_addr_layout::source_l3_address, &GID);
         entry.set(roce_addr_layout::roce_version, 2);
-        self.simple(opcode::SET_ROCE_ADDRESS, &input.into_inner()).unwrap();
+        self.run_command(opcode::SET_ROCE_ADDRESS, &input.into_inner()).unwrap();
     }
 
     pub(crate) fn segment(len: u32, key: u32, address: u64) -> Vec<u8> {
@@ -417,19 +420,19 @@ impl Driver {
         self.memory().write(address, &record).unwrap();
     }
 
-    /// Posts one signaled request, rings, and waits for what comes of it.
+    /// Posts one signaled WQE, rings the doorbell, and runs the device until it is idle.
     pub(crate) fn post_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         self.ring_send(qp, op, immediate, segments);
         self.run();
     }
 
-    /// Posts one signaled request, rings, and waits for what comes of it right away.
+    /// Posts one signaled WQE, rings the doorbell, and runs the device without timers.
     pub(crate) fn ring_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         self.queue_send(qp, op, immediate, segments);
         self.run_now();
     }
 
-    /// Posts one signaled request and rings; nothing comes of it yet.
+    /// Posts one signaled WQE and rings the doorbell; the device does not run.
     pub(crate) fn queue_send(&mut self, qp: &mut Queue, op: u8, immediate: u32, segments: &[u8]) {
         let units = 1 + segments.len() / 16;
         let mut request = (u32::from(qp.posted) << 8 | u32::from(op)).to_be_bytes().to_vec();
@@ -448,24 +451,24 @@ impl Driver {
         self.memory().write(record, &posted).unwrap();
         let doorbell = u64::from(self.uar) * 4096 + 0x800;
         self.fabric.function(0).write(Region::Bar0, doorbell, &request[..8]);
-        self.fabric.function(0).device_mut().settle();
+        self.fabric.function(0).device_mut().flush_gathered_writes();
     }
 
-    /// Lets time pass, and the device do what it can do then.
+    /// Sets the time and runs the device without timers.
     pub(crate) fn run_at(&mut self, now: u64) {
         self.now = now;
         self.run_now();
     }
 
-    /// Lets the device do what it can do right away.
+    /// Runs the device until it has nothing to do at the current time.
     pub(crate) fn run_now(&mut self) {
-        while self.fabric.turn(self.now) {}
+        while self.fabric.poll(self.now) {}
     }
 
-    /// Lets the device work until it has nothing more to do, timers included.
+    /// Runs the device until it has nothing to do, timers included.
     pub(crate) fn run(&mut self) {
         loop {
-            while self.fabric.turn(self.now) {}
+            while self.fabric.poll(self.now) {}
             match self.fabric.deadline() {
                 Some(due) => self.now = due,
                 None => return,
@@ -473,7 +476,7 @@ impl Driver {
         }
     }
 
-    /// Arms a completion queue for every completion, from consumer index `seen`.
+    /// Arms a CQ for every CQE, with consumer index `seen`.
     pub(crate) fn arm(&mut self, cqn: u32, seen: u32) {
         let mut doorbell = seen.to_be_bytes().to_vec();
         doorbell.extend(cqn.to_be_bytes());
@@ -481,7 +484,7 @@ impl Driver {
         self.fabric.function(0).write(Region::Bar0, place, &doorbell);
     }
 
-    /// How many events of a completion queue an event queue at `page` has.
+    /// How many completion events of a CQ the EQ at `page` has.
     pub(crate) fn completion_events(&mut self, page: u64, cqn: u32) -> usize {
         let mut bytes = [0; 4096];
         self.memory().read(page, &mut bytes).unwrap();
@@ -489,25 +492,25 @@ impl Driver {
         bytes.chunks(64).filter(of_queue).count()
     }
 
-    /// Runs a command in the name of a user context.
-    pub(crate) fn simple_as(
+    /// Runs a command of a user context.
+    pub(crate) fn run_command_as(
         &mut self,
         uid: u32,
         op: u16,
         input: &[u8],
-    ) -> Result<Vec<u8>, Refused> {
+    ) -> Result<Vec<u8>, CommandError> {
         let mut input = input.to_vec();
         input[2..4].copy_from_slice(&(uid as u16).to_be_bytes());
-        self.simple(op, &input)
+        self.run_command(op, &input)
     }
 
-    /// A new user context.
-    pub(crate) fn context(&mut self) -> u32 {
-        let out = self.simple(opcode::CREATE_UCTX, &[0; 64]).unwrap();
+    /// Creates a user context.
+    pub(crate) fn create_uctx(&mut self) -> u32 {
+        let out = self.run_command(opcode::CREATE_UCTX, &[0; 64]).unwrap();
         Bits::<create_uctx_out, _>::new(out).get32(create_uctx_out::uid)
     }
 
-    /// Entry `index` of a completion queue: opcode and bytes.
+    /// CQE `index` of a CQ: opcode and bytes.
     pub(crate) fn cqe(&mut self, buffer: u64, index: u64) -> (u8, [u8; 64]) {
         let mut bytes = [0; 64];
         self.memory().read(buffer + index * 64, &mut bytes).unwrap();

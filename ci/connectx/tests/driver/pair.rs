@@ -6,7 +6,7 @@ use uverbs_uapi::mlx5::prm::cqc::cqc;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-/// What requests and completions are called.
+/// Opcodes of WQEs and CQEs.
 pub(crate) mod code {
     pub(crate) const NOP: u8 = 0x00;
     pub(crate) const WRITE: u8 = 0x08;
@@ -19,11 +19,12 @@ pub(crate) mod code {
     pub(crate) const RESIZED: u8 = 5;
     pub(crate) const REQUEST_ERROR: u8 = 13;
     pub(crate) const RECEIVE_ERROR: u8 = 14;
-    /// What an entry holds that was not written.
+    /// Opcode in a CQE that the device has not written.
     pub(crate) const NONE: u8 = 15;
 }
 
-/// `a` sends, `b` receives; a page to send from, one to receive into, and a key for both.
+/// `a` sends and `b` receives. There is a page to send from, one to receive into, and an mkey for
+/// both.
 pub(crate) struct Pair {
     pub(crate) driver: Driver,
     pub(crate) a: Queue,
@@ -31,13 +32,13 @@ pub(crate) struct Pair {
     pub(crate) eqn: u32,
     pub(crate) send_cq: u32,
     pub(crate) receive_cq: u32,
-    /// Where the completions of sends and those of receives are written.
+    /// Buffers of the CQs of sends and of receives.
     pub(crate) sent: u64,
     pub(crate) received: u64,
     pub(crate) from: u64,
     pub(crate) to: u64,
     pub(crate) key: u32,
-    /// Where events are written.
+    /// Buffer of the EQ.
     pub(crate) events: u64,
 }
 
@@ -46,10 +47,10 @@ impl Pair {
         Self::with(&[], &[])
     }
 
-    /// With other fields in the contexts of its completion queues and queue pairs.
+    /// A pair with other fields in the contexts of its CQs and queue pairs.
     pub(crate) fn with(cq: &[(Field<cqc>, u64)], qp: &[(Field<qpc>, u64)]) -> Self {
         let mut driver = Driver::new();
-        driver.address();
+        driver.set_gid();
         let eqn = driver.eq();
         let events = driver.last_page();
         let (send_cq, sent) = driver.cq_with(eqn, cq);
@@ -58,7 +59,7 @@ impl Pair {
         let b = driver.qp_with(0, receive_cq, qp);
         driver.connect(&a, &b);
         driver.connect(&b, &a);
-        let (from, to) = (driver.page(), driver.page());
+        let (from, to) = (driver.alloc_page(), driver.alloc_page());
         let key = driver.mkey(from, 8192, &[mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a]);
         Self { driver, a, b, eqn, send_cq, receive_cq, sent, received, from, to, key, events }
     }
@@ -74,12 +75,12 @@ impl Pair {
         self.driver.post_send(&mut self.a, code::SEND, 0, &segment);
     }
 
-    /// The segment that names the first `len` bytes to be sent.
+    /// The data segment of the first `len` bytes to send.
     pub(crate) fn local(&self, len: u32) -> Vec<u8> {
         Driver::segment(len, self.key, self.from)
     }
 
-    /// The segment that names memory of the other side.
+    /// The remote address segment.
     pub(crate) fn remote(address: u64, key: u32) -> Vec<u8> {
         [&address.to_be_bytes()[..], &key.to_be_bytes(), &[0; 4]].concat()
     }

@@ -1,23 +1,23 @@
-//! Inputs from a seed, and the corpus of those that showed something new.
+//! Inputs from a seed, and the corpus of inputs that showed new behaviour.
 //!
-//! There is no instrumentation, so new is what is seen from outside: each target says what is
-//! remarkable about a run. An input with something that no other had is kept and varied further.
+//! There is no instrumentation. Each target returns the traits of a run that are visible from
+//! outside. An input with a trait that no other input had is kept and mutated further.
 
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// What is remarkable about a run: a kind and two numbers, each.
+/// Traits of a run: a kind and two numbers each.
 pub(crate) type Traits = BTreeSet<(u32, u32, u32)>;
 
-/// The longest fresh input.
+/// The longest random input.
 const LONGEST: usize = 4096;
-/// How many inputs of a target are kept in the tree, and how large one may be.
+/// How many inputs of a target the corpus holds, and how long one may be.
 const MOST_KEPT: usize = 24;
 const LARGEST_KEPT: usize = 512;
 
-/// Numbers from a seed (xorshift64*).
+/// A random generator with a seed (xorshift64*).
 struct Random(u64);
 
 impl Random {
@@ -36,7 +36,7 @@ impl Random {
         (0..len).map(|_| (self.next() >> 32) as u8).collect()
     }
 
-    /// An input like one that is known, or a fresh one.
+    /// A mutation of a known input, or a random one.
     fn input(&mut self, known: &[Vec<u8>]) -> Vec<u8> {
         if known.is_empty() || self.below(3) == 0 {
             let len = 16 + self.below(LONGEST);
@@ -92,7 +92,7 @@ fn keep(target: &str, input: &[u8]) -> PathBuf {
     path
 }
 
-/// Shortens an input as long as it still shows something of what is `new`.
+/// Shortens an input while it still shows all traits in `new`.
 fn shorten(input: &[u8], new: &Traits, run: fn(&[u8]) -> Traits) -> Vec<u8> {
     let mut best = input.to_vec();
     let mut cut = best.len() / 2;
@@ -105,7 +105,7 @@ fn shorten(input: &[u8], new: &Traits, run: fn(&[u8]) -> Traits) -> Vec<u8> {
     best
 }
 
-/// Runs the corpus of a target, then fresh inputs for a while.
+/// Runs the corpus of a target, then new inputs for a while.
 pub(crate) fn explore(target: &str, run: fn(&[u8]) -> Traits, seconds: f64) {
     let mut paths: Vec<PathBuf> = std::fs::read_dir(directory(target))
         .map(|entries| entries.flatten().map(|entry| entry.path()).collect())

@@ -1,9 +1,9 @@
-//! Decoders by themselves: deeper than a whole guest gets.
+//! Decoders alone: inputs reach deeper into them than through a whole guest.
 
 use connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
-use connectx::data::wqe::{Control, Gather, Segments};
+use connectx::format::wqe::{CtrlSegment, DataSegment, WqeSegments};
 use connectx::guest::GuestMemory;
-use connectx::record::{MAGIC, VERSION};
+use connectx::recording::{MAGIC, VERSION};
 use connectx::{decode, golden};
 
 use arbitrary::{Result, Unstructured};
@@ -13,10 +13,10 @@ use crate::corpus::Traits;
 const MEMORY: u64 = 1 << 15;
 const TOKEN: u8 = 7;
 
-/// A chain of blocks of which some are as they should be, walked for a length that may be absurd.
+/// A mailbox chain with some valid blocks, read for a length that may be out of range.
 pub(crate) fn mailbox(input: &[u8]) -> Traits {
     let mut traits = Traits::new();
-    // An input that is used up ends the walk.
+    // The walk ends when the input is used up.
     let _ = walk(&mut Unstructured::new(input), &mut traits);
     traits
 }
@@ -60,7 +60,7 @@ fn walk(u: &mut Unstructured<'_>, traits: &mut Traits) -> Result<()> {
     ));
     let result = mailbox::write(&memory, 1024, &vec![1; len], TOKEN);
     traits.insert((1, result.map_or_else(|delivery| delivery as u32, |()| 0), 0));
-    // What could be written can be read, and is what was written.
+    // A chain that was written can be read back.
     if result.is_ok() {
         let mut read = Vec::new();
         assert_eq!(mailbox::read(&memory, 1024, len, TOKEN, &mut read), Ok(()));
@@ -69,15 +69,15 @@ fn walk(u: &mut Unstructured<'_>, traits: &mut Traits) -> Result<()> {
     Ok(())
 }
 
-/// A work request, read segment by segment in every way that a service may read it.
+/// A WQE, parsed in each way in which a service may parse it.
 pub(crate) fn request(input: &[u8]) -> Traits {
     let mut traits = Traits::new();
     let Some((shape, bytes)) = input.split_first() else { return traits };
-    let Some(control) = bytes.first_chunk::<16>().map(Control::parse) else { return traits };
-    assert!((1..=16).contains(&control.blocks()));
-    let mut segments = Segments::new(&control, bytes);
+    let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return traits };
+    assert!((1..=16).contains(&control.wqebbs()));
+    let mut segments = WqeSegments::new(&control, bytes);
     let before = segments.rest().len();
-    assert!(before <= usize::from(control.units) * 16);
+    assert!(before <= usize::from(control.ds) * 16);
     let head = match shape % 8 {
         0 => segments.xrc().is_ok(),
         1 => segments.address_vector().is_ok(),
@@ -94,24 +94,24 @@ pub(crate) fn request(input: &[u8]) -> Traits {
         _ => true,
     };
     assert!(segments.rest().len() <= before);
-    let gather = segments.gather();
+    let gather = segments.data_segments();
     let pieces = gather.as_ref().map_or(99, Vec::len);
     if let Ok(list) = &gather {
         let inline: usize = list
             .iter()
             .map(|piece| match piece {
-                Gather::Inline(bytes) => bytes.len(),
-                Gather::Memory(_) => 0,
+                DataSegment::Inline(bytes) => bytes.len(),
+                DataSegment::Memory(_) => 0,
             })
             .sum();
         assert!(inline <= before, "{inline} bytes inline of {before}");
     }
     traits.insert((u32::from(shape % 8), u32::from(head), pieces as u32));
-    // The other reading of the same bytes, for people.
+    // The decoder for recordings parses the same bytes.
     for service in [0, 2, 3, 0xc, 0xff] {
         let cut = decode::segments(service, bytes);
         let len: usize = cut.iter().map(|(_, bytes)| bytes.len()).sum();
-        assert!(len <= bytes.len() && len <= usize::from(control.units).max(1) * 16);
+        assert!(len <= bytes.len() && len <= usize::from(control.ds).max(1) * 16);
     }
     let cut = decode::receive_segments(shape & 1 != 0, bytes);
     assert!(cut.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
@@ -133,8 +133,8 @@ pub(crate) fn recording(input: &[u8]) -> Traits {
     }
     let mut text = Vec::new();
     decode::print(&bytes[..], &mut text).unwrap();
-    golden::Vectors::default().add(&bytes[..]).unwrap();
-    // What is new is a word that was not printed before.
+    golden::TestVectors::default().add(&bytes[..]).unwrap();
+    // A word that was not printed before is a new trait.
     for word in text.split(|byte| !byte.is_ascii_alphabetic() && *byte != b'_') {
         if word.iter().any(|byte| !byte.is_ascii_hexdigit()) {
             let hash = word
@@ -143,7 +143,7 @@ pub(crate) fn recording(input: &[u8]) -> Traits {
             traits.insert((0, hash, 0));
         }
     }
-    // The bytes as they are, without any form.
+    // The input as it is, without entry headers.
     let raw = [&MAGIC[..], &VERSION.to_le_bytes(), input].concat();
     let _ = decode::print(&raw[..], &mut Vec::new());
     traits

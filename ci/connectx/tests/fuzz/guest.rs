@@ -1,7 +1,7 @@
-//! A hostile guest: commands, mailboxes, work requests, doorbells and registers full of nonsense.
+//! A hostile guest: random commands, mailboxes, WQEs, doorbells and registers.
 //!
-//! Whatever it writes, the device must neither crash nor hang, nor reach outside guest memory (which
-//! `guest.rs` answers as an error).
+//! The device must not crash, hang or access anything outside of guest memory, which `guest.rs`
+//! reports as an error.
 
 use std::cell::RefCell;
 use std::io;
@@ -9,7 +9,7 @@ use std::rc::Rc;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
 use connectx::function::Region;
-use connectx::record::{Entry, Recorder, Recording};
+use connectx::recording::{Entry, Recorder, Recording};
 use rustix::time::{ClockId, clock_gettime};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode::OPCODES;
@@ -17,12 +17,12 @@ use uverbs_uapi::mlx5::prm::opcode::OPCODES;
 use crate::corpus::Traits;
 use crate::driver::{Driver, MEMORY, Queue};
 
-/// Most seconds of a processor that one input may take: far above what the device needs, below what a
-/// human waits.
+/// Most seconds of processor time for one input: far more than the device needs, less than a human
+/// waits.
 const PATIENCE: i64 = 5;
 
-/// Seconds that a processor has worked for this thread: whatever else the machine does, a device that
-/// hangs uses them up.
+/// Processor time of this thread in seconds. A device that hangs uses it up, whatever else the
+/// machine does.
 fn worked() -> i64 {
     clock_gettime(ClockId::ThreadCPUTime).tv_sec
 }
@@ -33,10 +33,10 @@ struct Guest {
     key: u32,
 }
 
-/// A guest with working objects, so that nonsense gets past the first check.
+/// A guest with working objects, so that random input gets past the first checks.
 fn guest() -> Guest {
     let mut driver = Driver::new();
-    driver.address();
+    driver.set_gid();
     let eqn = driver.eq();
     let (cqn, _) = driver.cq(eqn);
     let mut queues: Vec<Queue> = (0..2).map(|_| driver.qp(0, cqn)).collect();
@@ -44,13 +44,13 @@ fn guest() -> Guest {
     driver.connect(&a[0], &b[0]);
     driver.connect(&b[0], &a[0]);
     queues.push(driver.qp(2, cqn));
-    let page = driver.page();
+    let page = driver.alloc_page();
     let rights = [mkc::lr, mkc::lw, mkc::rr, mkc::rw, mkc::a, mkc::umr_en];
     let key = driver.mkey(page, 4096, &rights);
     Guest { driver, queues, key }
 }
 
-/// Numbers that mean something more often than random ones do.
+/// A number that is valid more often than a random one.
 fn word(u: &mut Unstructured<'_>, guest: &Guest) -> Result<u32> {
     Ok(match u.int_in_range(0..=9)? {
         0..=3 => 0,
@@ -75,7 +75,7 @@ fn words(u: &mut Unstructured<'_>, guest: &Guest, most: usize) -> Result<Vec<u8>
 fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
     match u.int_in_range(0..=11)? {
         11 => {
-            // A change of a key that is right but for its numbers.
+            // A UMR WQE that is valid except for its numbers.
             let mut segments = vec![*u.choose(&[0x00, 0x80, 0x90, 0xa0, 0xc0])?, 0, 0, 0];
             for _ in 0..2 {
                 segments.extend(u.int_in_range(0..=20u16)?.to_be_bytes());
@@ -89,17 +89,17 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             segments.truncate(segments.len() / 16 * 16);
             let key = guest.key;
             let peer = guest.queues[1].number;
-            let _ = guest.driver.revive(&mut guest.queues[0], peer);
+            let _ = guest.driver.reconnect(&mut guest.queues[0], peer);
             guest.driver.post_send(&mut guest.queues[0], 37, key, &segments);
         }
         10 => {
-            // A slot of nonsense: lengths, pointers, tokens.
+            // A random slot: lengths, pointers, tokens.
             let mut slot = words(u, guest, 16)?;
             slot.resize(64, 0);
             slot[0] = *u.choose(&[7, 7, 7, 0])?;
             slot[61] = 0;
             slot[63] = 1;
-            guest.driver.slot(&slot);
+            guest.driver.ring_slot(&slot);
         }
         0..=3 => {
             let (op, _) = *u.choose(OPCODES)?;
@@ -108,13 +108,13 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             input[2..4].fill(0);
             let room = u.int_in_range(16..=5000)?;
             input[..2].copy_from_slice(&op.to_be_bytes());
-            // A refusal is as good as success.
-            let _ = guest.driver.command(&input, room);
+            // A refused command is as good as a successful one.
+            let _ = guest.driver.run_raw_command(&input, room);
         }
         4 => {
             let at = u.int_in_range(0..=MEMORY as u64)?;
             let bytes = words(u, guest, 40)?;
-            // The end of memory is a place like any other.
+            // The address may be past the end of memory.
             let _ = guest.driver.memory().write(at, &bytes);
         }
         5 | 6 => {
@@ -122,12 +122,12 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
             let op = u.choose(&[0, 1, 8, 9, 10, 11, 14, 16, 17, 18, 20, 21, 27, 37, 99])?;
             let immediate = word(u, guest)?;
             let index = u.choose_index(guest.queues.len())?;
-            // The first mistake kills a connection; get it back to make the next.
+            // The first error breaks the connection; reconnect to test the next one.
             if index < 2 && u.ratio(3, 4)? {
                 for (queue, peer) in [(0, 1), (1, 0)] {
                     let peer = guest.queues[peer].number;
-                    // Something else may have destroyed it.
-                    let _ = guest.driver.revive(&mut guest.queues[queue], peer);
+                    // Another step may have destroyed it.
+                    let _ = guest.driver.reconnect(&mut guest.queues[queue], peer);
                 }
             }
             let len = segments.len() / 16 * 16;
@@ -144,7 +144,7 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
                 false => u.int_in_range(0..=(32 << 20) - 256)?,
             };
             let bytes = words(u, guest, 4)?;
-            // The queue's own address stays, or no command would be read any more.
+            // Keep the address of the command queue, or the device would read no more commands.
             if !(0xc..0x18).contains(&offset) {
                 guest.driver.fabric.function(0).write(Region::Bar0, offset, &bytes);
             }
@@ -161,9 +161,9 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
 
 /// A recording in memory.
 #[derive(Clone, Default)]
-struct Tape(Rc<RefCell<Vec<u8>>>);
+struct MemoryFile(Rc<RefCell<Vec<u8>>>);
 
-impl io::Write for Tape {
+impl io::Write for MemoryFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
         self.0.borrow_mut().extend(bytes);
         Ok(bytes.len())
@@ -174,19 +174,18 @@ impl io::Write for Tape {
     }
 }
 
-/// Runs one input to its end. What is remarkable about it is what the device answered, as its
-/// recording tells.
+/// Runs one input to its end. The traits are what the device answered, according to its recording.
 pub(crate) fn run(input: &[u8]) -> Traits {
     let mut guest = guest();
-    let tape = Tape::default();
+    let file = MemoryFile::default();
     *guest.driver.fabric.function(0).device_mut().recorder_mut() =
-        Recorder::new(tape.clone(), 0).unwrap();
+        Recorder::new(file.clone(), 0).unwrap();
     let mut u = Unstructured::new(input);
     let start = worked();
     while !u.is_empty() && step(&mut u, &mut guest).is_ok() {
         assert!(worked() - start <= PATIENCE, "the device hangs");
     }
-    let bytes = tape.0.borrow();
+    let bytes = file.0.borrow();
     let mut recording = Recording::new(&bytes[..]).unwrap();
     let mut traits = Traits::new();
     let mut opcode = 0;
@@ -196,26 +195,26 @@ pub(crate) fn run(input: &[u8]) -> Traits {
                 opcode = u32::from(input[0]) << 8 | u32::from(input[1]);
                 continue;
             }
-            Entry::Answer { delivery, output, .. } if *delivery > 0 || output.is_empty() => {
+            Entry::CommandOutput { delivery, output, .. } if *delivery > 0 || output.is_empty() => {
                 (0, u32::from(*delivery), 0)
             }
             // The syndrome tells one refusal from another.
-            Entry::Answer { output, .. } => {
+            Entry::CommandOutput { output, .. } => {
                 let syndrome = output[4..8].try_into().map_or(0, u32::from_be_bytes);
                 (1, opcode, if output[0] == 0 { 0 } else { syndrome })
             }
-            Entry::Request { service, blue_flame, bytes, .. } => {
+            Entry::Wqe { service, blue_flame, bytes, .. } => {
                 let first = u32::from(*service) << 8 | u32::from(*blue_flame);
                 (2, first, u32::from(bytes[3]))
             }
-            Entry::Receive { bytes, .. } => (3, bytes.len() as u32, 0),
-            Entry::Completion { bytes, .. } => {
+            Entry::ReceiveWqe { bytes, .. } => (3, bytes.len() as u32, 0),
+            Entry::Cqe { bytes, .. } => {
                 let cqe = &bytes[bytes.len() - 64..];
                 let failed = matches!(cqe[63] >> 4, 0xd | 0xe);
                 let syndrome = if failed { cqe[55].into() } else { 0 };
                 (4, u32::from(cqe[63] >> 4) << 8 | u32::from(cqe[56]), syndrome)
             }
-            Entry::Event { bytes, .. } => (5, bytes[1].into(), 0),
+            Entry::Eqe { bytes, .. } => (5, bytes[1].into(), 0),
             Entry::Write { .. } | Entry::DoorbellRecord { .. } | Entry::Reset => continue,
         };
         traits.insert((kind, first, second));

@@ -1,9 +1,8 @@
-//! Whatever a guest writes, the device and the decoders take it.
+//! The device and the decoders accept whatever a guest writes.
 //!
-//! Inputs come from a seed, so a run can be had again. Each target keeps those that showed something
-//! new in `tests/corpus`, and begins with them. In the environment `CONNECTX_FUZZ_SECONDS` lets it
-//! run longer, `CONNECTX_FUZZ_SEED` begins elsewhere, and `CONNECTX_FUZZ_KEEP` adds what is new to
-//! the corpus.
+//! Inputs come from a seed, so a run can be repeated. Each target begins with the inputs in
+//! `tests/corpus`. `CONNECTX_FUZZ_SECONDS` sets a longer time, `CONNECTX_FUZZ_SEED` another seed,
+//! and `CONNECTX_FUZZ_KEEP` adds inputs with new traits to the corpus.
 
 mod corpus;
 mod decoders;
@@ -17,12 +16,12 @@ fn a_hostile_guest_neither_crashes_nor_hangs_the_device() {
 }
 
 #[test]
-fn any_chain_of_mailboxes_ends() {
+fn any_mailbox_chain_ends() {
     corpus::explore("mailbox", decoders::mailbox, 0.5);
 }
 
 #[test]
-fn any_work_request_is_read_or_refused() {
+fn any_wqe_is_parsed_or_refused() {
     corpus::explore("request", decoders::request, 0.5);
 }
 

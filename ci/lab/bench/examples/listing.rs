@@ -4,8 +4,8 @@
 use std::hint::black_box;
 use uverbs::owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    CompletionQueue, Destination, Exclusive, Notify, PollError, PostError, QueuePair, Recv, Remote,
-    SendWr, Sge, SharedReceiveQueue, ThreadDomain,
+    CompletionQueue, Destination, Exclusive, Notify, PollError, PostError, QueuePair, RecvWr,
+    Remote, SendWr, Sge, SharedReceiveQueue, ThreadDomain,
 };
 
 /// Requests that are posted together.
@@ -25,7 +25,7 @@ fn listing_post_write(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::write(remote, std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// The same under a thread domain.
@@ -40,7 +40,7 @@ fn listing_post_write_alone(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::write(remote, std::slice::from_ref(sge)))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring(td) }
+    Ok(unsafe { batch.ring(td) }?)
 }
 
 /// Posts writes and rings once for all of them.
@@ -52,7 +52,7 @@ fn listing_post_writes(qp: &mut QueuePair, remote: Remote, sge: &Sge) -> Result<
         batch.push(SendWr::write(remote, std::slice::from_ref(sge)).id(id))?;
     }
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// Posts one read.
@@ -67,7 +67,7 @@ fn listing_post_read(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::read(remote, std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// Adds to one word of a peer.
@@ -82,7 +82,7 @@ fn listing_post_fetch_add(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::fetch_add(remote, 1, std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// Sends several pieces of memory as one message.
@@ -92,7 +92,7 @@ fn listing_post_gather(qp: &mut QueuePair, sges: &[Sge; 4], id: u64) -> Result<(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(sges).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// Sends one message that lies in the request.
@@ -102,7 +102,7 @@ fn listing_post_inline(qp: &mut QueuePair, data: &[u8], id: u64) -> Result<(), P
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&[]).inline(data).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// The same under a thread domain.
@@ -117,7 +117,7 @@ fn listing_post_inline_alone(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&[]).inline(data).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring(td) }
+    Ok(unsafe { batch.ring(td) }?)
 }
 
 /// Sends messages that lie in their requests, and rings once for all of them.
@@ -129,7 +129,7 @@ fn listing_post_inlines(qp: &mut QueuePair, data: &[u8]) -> Result<(), PostError
         batch.push(SendWr::send(&[]).inline(data).id(id))?;
     }
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// Sends one datagram.
@@ -144,7 +144,7 @@ fn listing_post_datagram(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(std::slice::from_ref(sge)).to(to).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() }
+    Ok(unsafe { batch.ring() }?)
 }
 
 /// Builds one write and drops it.
@@ -160,7 +160,7 @@ fn listing_build_write(qp: &mut QueuePair, remote: Remote, sge: &Sge) -> Result<
 #[inline(never)]
 fn listing_post_receive(qp: &mut QueuePair, sge: &Sge, id: u64) -> Result<(), PostError> {
     let mut batch = qp.recv_batch()?;
-    batch.push(Recv { wr_id: id, sges: std::slice::from_ref(sge) })?;
+    batch.push(RecvWr::new(std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
     unsafe { batch.ring() };
     Ok(())
@@ -172,7 +172,7 @@ fn listing_post_receive(qp: &mut QueuePair, sge: &Sge, id: u64) -> Result<(), Po
 fn listing_post_receives(qp: &mut QueuePair, sges: &[Sge; BATCH]) -> Result<(), PostError> {
     let mut batch = qp.recv_batch()?;
     for (sge, wr_id) in sges.iter().zip(0..) {
-        batch.push(Recv { wr_id, sges: std::slice::from_ref(sge) })?;
+        batch.push(RecvWr::new(std::slice::from_ref(sge)).id(wr_id))?;
     }
     // SAFETY: it never runs.
     unsafe { batch.ring() };
@@ -188,7 +188,7 @@ fn listing_post_shared_receive(
     id: u64,
 ) -> Result<(), PostError> {
     let mut batch = srq.batch()?;
-    batch.push(Recv { wr_id: id, sges: std::slice::from_ref(sge) })?;
+    batch.push(RecvWr::new(std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
     unsafe { batch.ring() };
     Ok(())
@@ -203,7 +203,7 @@ fn listing_post_shared_receives(
 ) -> Result<(), PostError> {
     let mut batch = srq.batch()?;
     for (sge, wr_id) in sges.iter().zip(0..) {
-        batch.push(Recv { wr_id, sges: std::slice::from_ref(sge) })?;
+        batch.push(RecvWr::new(std::slice::from_ref(sge)).id(wr_id))?;
     }
     // SAFETY: it never runs.
     unsafe { batch.ring() };
@@ -253,7 +253,7 @@ fn listing_post_owned_write(
 ) -> Result<(), PostError> {
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::write(remote, &[]), buffer, tag)?;
-    batch.ring()
+    Ok(batch.ring()?)
 }
 
 /// Posts writes of buffers and rings once for all of them.
@@ -268,7 +268,7 @@ fn listing_post_owned_writes(
     for (buffer, tag) in buffers.drain(..).zip(0..) {
         batch.push(SendWr::write(remote, &[]), buffer, tag)?;
     }
-    batch.ring()
+    Ok(batch.ring()?)
 }
 
 /// Posts one receive into a buffer.

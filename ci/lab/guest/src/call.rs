@@ -25,7 +25,8 @@ macro_rules! names {
     };
 }
 
-// What a program does that lists devices, opens one and works with it; the others have their number.
+// The calls of a program that lists devices, opens one and uses it; other calls are shown by
+// number.
 names! {
     SYS_read = "read",
     SYS_write = "write",
@@ -85,7 +86,7 @@ names! {
     SYS_rseq = "rseq",
 }
 
-/// A call that has returned, by the registers with which it did.
+/// A call that has returned, from its registers.
 pub(crate) fn words(thread: Pid, registers: &user_regs_struct) -> String {
     let number = registers.orig_rax as i64;
     let answer = registers.rax as i64;
@@ -140,7 +141,7 @@ fn path(thread: Pid, address: u64) -> String {
     format!("{:?}", String::from_utf8_lossy(path))
 }
 
-/// Which request, and of uverbs which method of which object.
+/// The ioctl request, and for uverbs the method and object.
 fn ioctl(thread: Pid, registers: &user_regs_struct) -> String {
     let request = registers.rsi as u32;
     if request != RDMA_VERBS_IOCTL {

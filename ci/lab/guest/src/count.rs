@@ -19,7 +19,7 @@ use std::{env, fs};
 /// Tells the copy of this program that becomes the counted one.
 const BECOME: &str = "--become";
 
-/// Asks for each call in words.
+/// Lists each call in words.
 const EACH: &str = "--each";
 
 /// `lab-count [--each] COMMAND…`; ends with the command's status.
@@ -27,7 +27,7 @@ pub(crate) fn count() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     match arguments.as_slice() {
         [word, program, rest @ ..] if word == BECOME => {
-            // Only what is traced from its first instruction is counted whole.
+            // The count is complete only if the process is traced from its first instruction.
             if let Err(error) = ptrace::traceme() {
                 eprintln!("lab-count: be traced: {error}");
                 return ExitCode::from(126);
@@ -58,11 +58,11 @@ pub(crate) fn count() -> ExitCode {
     }
 }
 
-/// What is counted.
+/// The counts.
 #[derive(Default)]
 struct Counts {
     calls: u64,
-    /// Each call in words, if somebody wants them.
+    /// Each call in words, with `--each`.
     each: Option<Vec<String>>,
     opened: u64,
     mapped: u64,

@@ -1,7 +1,7 @@
 //! Frames: one kind byte, a process number, a length, then that many bytes.
 //!
-//! Written by one end of the VM's channel and read by the other; `order.rs` has what travels in
-//! the payload of those that carry a structure.
+//! One end of the VM's channel writes them and the other reads them; `order.rs` has the structures
+//! of the payloads.
 
 use std::io::{self, Read, Write};
 
@@ -11,7 +11,7 @@ pub const MAX_PAYLOAD: usize = 1 << 20;
 /// Bytes that one read of a process's output moves at most.
 pub const CHUNK: usize = 64 << 10;
 
-/// What a frame's payload is.
+/// The kind of a frame's payload.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(u8)]
 pub enum Kind {
@@ -61,7 +61,7 @@ impl Kind {
 /// One message on the channel.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Frame {
-    /// What the payload is.
+    /// The kind of the payload.
     pub kind: Kind,
     /// Which process it is about; the host chooses the number when it orders the run.
     pub process: u32,

@@ -1,7 +1,8 @@
-//! `lab-launch`: turns into the ordered program after giving itself a session, limits and a user.
+//! `lab-launch`: sets up a session, limits and a user for itself, and then executes the ordered
+//! program.
 //!
-//! A program of its own, because what happens between fork and exec in a process with threads must
-//! not allocate; started by `processes.rs`.
+//! A program of its own, because a process with threads must not allocate between fork and exec.
+//! `processes.rs` starts it.
 
 use lab_guest::order::{USER, USER_MEMLOCK};
 use nix::sys::resource::{Resource, setrlimit};

@@ -1,4 +1,4 @@
-//! What host and guest say to each other over the VM's channel.
+//! The protocol between host and guest over the VM's channel.
 //!
 //! Both ends live in this workspace and are built together, so the format carries no version. The
 //! guest end is this package's binary, the host end is `vm.rs` of the package `lab`.

@@ -2,9 +2,9 @@
 //!
 //! Two soft-RoCE devices, `rxe0` on `h0` and `rxe1` on `h1`, at the two ends of one virtual cable,
 //! or the ports of two devices that the machine has. Both live in the first network namespace,
-//! because until 7.x soft-RoCE works in no other. Left alone, the kernel would deliver what goes
-//! from 10.0.0.1 to 10.0.0.2 inside the loopback interface, where no RDMA device listens; policy
-//! rules send what is bound to one interface out through it.
+//! because until 7.x soft-RoCE works in no other. By default the kernel would deliver packets from
+//! 10.0.0.1 to 10.0.0.2 inside the loopback interface, where no RDMA device receives them; policy
+//! rules send packets that are bound to one interface out through it.
 
 use crate::Failure;
 use crate::netlink::{CREATE, Netlink, Request};
@@ -43,7 +43,7 @@ struct End {
     interface: String,
     hardware: [u8; 6],
     address: Ipv4Addr,
-    /// Routing table for what leaves through this end.
+    /// Routing table for packets that leave through this end.
     table: u8,
 }
 
@@ -149,7 +149,7 @@ fn start(route: &Netlink, end: &End) -> Result<(), Failure> {
         .map_err(|error| format!("give {} its address: {error}", end.interface).into())
 }
 
-/// Starts both ends and sends what goes from one to the other out through the interface.
+/// Starts both ends, and routes packets from one to the other out through the interface.
 fn connect(route: &Netlink, ends: &[End; 2]) -> Result<(), Failure> {
     let [first, second] = ends;
     for end in ends {
@@ -159,7 +159,7 @@ fn connect(route: &Netlink, ends: &[End; 2]) -> Result<(), Failure> {
         route_out(route, end, other)
             .map_err(|error| format!("route out of {}: {error}", end.interface))?;
     }
-    // The kernel consults the local table first of all unless its rule moves behind ours.
+    // The kernel consults the local table first unless its rule moves behind ours.
     rule(route, NEW_RULE, CREATE, 100, LOCAL_TABLE, None)
         .and_then(|()| rule(route, DELETE_RULE, 0, 0, LOCAL_TABLE, None))
         .map_err(|error| format!("move the local table's rule: {error}").into())
@@ -194,7 +194,7 @@ fn add_address(route: &Netlink, end: &End) -> Result<(), Errno> {
     )
 }
 
-/// Sends what is bound to `end` and meant for `other` out of `end`'s interface.
+/// Routes packets that are bound to `end` and addressed to `other` out of `end`'s interface.
 fn route_out(route: &Netlink, end: &End, other: &End) -> Result<(), Errno> {
     let index = if_nametoindex(end.interface.as_str())?;
     // `struct rtmsg`: family, destination and source length, tos, table, protocol, scope, type.
@@ -219,7 +219,8 @@ fn route_out(route: &Netlink, end: &End, other: &End) -> Result<(), Errno> {
     rule(route, NEW_RULE, CREATE, 10, end.table, Some((&end.interface, other.address)))
 }
 
-/// A policy rule that looks `table` up, for what leaves an interface towards an address or for all.
+/// A policy rule that looks `table` up, for packets that leave an interface towards an address, or
+/// for all.
 fn rule(
     route: &Netlink,
     kind: u16,
@@ -235,7 +236,7 @@ fn rule(
     header.extend_from_slice(&[0; 4]);
     let mut request = Request::new(kind, flags, &header).number(6, priority);
     if let Some((interface, destination)) = only {
-        // `iif lo` stands for what this host sends itself; arriving packets must not match.
+        // `iif lo` matches packets that this host sends; arriving packets must not match.
         request = request.attribute(1, &destination.octets()).text(3, "lo").text(17, interface);
     }
     route.call(request)

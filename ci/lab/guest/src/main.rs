@@ -1,5 +1,5 @@
-//! PID 1 of the lab's virtual machines: mounts, loads modules, makes links, then starts what the
-//! host orders over the channel and reports how it ended. The host end is `vm.rs` of `lab`.
+//! PID 1 of the lab's guests: mounts, loads modules, makes links, then starts the programs that the
+//! host orders over the channel and reports how they ended. The host end is `vm.rs` of `lab`.
 //!
 //! The same file serves under three more names: `lab-launch` puts limits and a user on a process
 //! before it becomes the ordered program, `lab-count` counts a program's system calls, and
@@ -58,7 +58,7 @@ fn power_off() -> ! {
     }
 }
 
-/// Pages of 2 MiB for those who ask for them: little beside what the guest has.
+/// Huge pages of 2 MiB for tests: a small part of the guest's memory.
 const HUGE_PAGES: &str = "8";
 
 fn serve() -> Result<(), Failure> {
@@ -97,9 +97,9 @@ fn set_up(modules: &mut modules::Modules) -> Result<Greeting, Failure> {
     if setup.network == Network::Ports {
         link::connect_ports(&devices)?;
     }
-    // Set aside as an administrator would, while memory is in one piece.
+    // Reserved early, while memory is not fragmented.
     fs::write("/proc/sys/vm/nr_hugepages", HUGE_PAGES)?;
-    // Where a desktop's login would have given it to the user.
+    // A desktop's login gives it to the user as well.
     if Path::new("/dev/udmabuf").exists() {
         fs::set_permissions("/dev/udmabuf", fs::Permissions::from_mode(0o666))?;
     }

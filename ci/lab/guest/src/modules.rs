@@ -1,4 +1,4 @@
-//! Kernel modules: loading one with what it depends on, from the list that the host wrote.
+//! Loads kernel modules with their dependencies, from the list that the host wrote.
 //!
 //! The list comes from `module.rs` of `lab`, which read it out of the modules themselves.
 
@@ -69,7 +69,7 @@ fn matches(pattern: &str, name: &str) -> bool {
     }
 }
 
-/// `modprobe [options] NAME…`, as the kernel calls it and as a person would.
+/// `modprobe [options] NAME…`, for the kernel and for users.
 pub(crate) fn modprobe(arguments: impl Iterator<Item = String>) -> ExitCode {
     let names: Vec<String> = arguments.filter(|argument| !argument.starts_with('-')).collect();
     let mut modules = match Modules::read() {

@@ -23,7 +23,7 @@ pub(crate) fn mount_all() -> Result<(), Failure> {
         mount(Some(kind), target, Some(kind), none, options)
             .map_err(|error| format!("mount {kind} on {target}: {error}"))?;
     }
-    // Some kernels have these and some do not; whoever needs one says so itself.
+    // Some kernels lack these; a test that needs one reports that itself.
     for (kind, target) in [
         ("debugfs", "/sys/kernel/debug"),
         ("tracefs", "/sys/kernel/tracing"),

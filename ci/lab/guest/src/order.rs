@@ -1,4 +1,4 @@
-//! What the host orders and what the guest answers: the structures inside frames.
+//! The structures inside frames: the host's orders and the guest's answers.
 //!
 //! `Setup` is read from the initramfs when the guest starts; the others travel as JSON in the
 //! frames that `frame.rs` names.
@@ -17,15 +17,15 @@ pub const PORT: &str = "lab.0";
 /// Name and number of the ordinary user and of its group.
 pub const USER: (&str, u32) = ("user", 1000);
 
-/// What an ordinary user may pin, in bytes: the default of Linux distributions.
+/// The memory that an ordinary user may pin, in bytes: the default of Linux distributions.
 pub const USER_MEMLOCK: u64 = 8 << 20;
 
-/// What the guest sets up before it says that it is ready.
+/// The guest's setup before it is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Setup {
     /// Modules to load, with what they depend on.
     pub modules: Vec<String>,
-    /// What becomes two connected hosts' worth of RDMA devices.
+    /// The network interfaces of the RDMA devices.
     pub network: Network,
     /// How many RDMA devices must have appeared before the guest is ready.
     pub devices: u32,
@@ -33,8 +33,8 @@ pub struct Setup {
     pub patience: u32,
 }
 
-/// Where the RDMA devices' network interfaces come from. Either way the first gets 10.0.0.1, the
-/// second 10.0.0.2, and what one sends to the other leaves through its own interface.
+/// The origin of the RDMA devices' network interfaces. Either way the first gets 10.0.0.1, the
+/// second 10.0.0.2, and packets from one to the other leave through its own interface.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Network {
     /// There are none.
@@ -77,7 +77,7 @@ pub struct Order {
 pub struct Greeting {
     /// The running kernel's release.
     pub release: String,
-    /// RDMA devices that are there.
+    /// The RDMA devices.
     pub devices: Vec<String>,
     /// Milliseconds since the kernel started.
     pub uptime: u64,

@@ -1,7 +1,8 @@
 //! Ordered processes: starting them, carrying their streams, reporting how they ended.
 //!
 //! One thread reads the host's frames, one per output stream copies bytes, and one reaps. As PID 1
-//! this process inherits orphans, so reaping is by whoever ended, never by waiting for one child.
+//! this process inherits orphans, so it reaps any process that ended, and never waits for one
+//! child.
 
 use crate::Failure;
 use crate::channel::{Channel, Sender};
@@ -51,7 +52,7 @@ impl Processes {
     }
 }
 
-/// Obeys the host until it says to power off or goes away.
+/// Carries out the host's frames until it powers the guest off or closes the channel.
 pub(crate) fn serve(mut channel: Channel) -> Result<(), Failure> {
     let processes = Arc::new(Processes::default());
     let sender = channel.sender();
@@ -79,7 +80,7 @@ pub(crate) fn serve(mut channel: Channel) -> Result<(), Failure> {
                         Input::Pipe(pipe) => pipe.write_all(&frame.payload),
                         Input::Terminal(terminal) => terminal.write_all(&frame.payload),
                     };
-                    // A process that closed its input does not want more.
+                    // The process has closed its input.
                     if written.is_ok() {
                         processes.table().inputs.insert(frame.process, input);
                     }
@@ -231,8 +232,8 @@ fn reap(processes: &Processes, sender: &Sender) {
         };
         if let Some(Running { process, outputs }) = running {
             let sender = sender.clone();
-            // What it wrote comes before its end. A child that it left behind may hold the streams
-            // open for ever, so its whole session ends with it.
+            // Its output is sent before its end. A child that it left behind may hold the streams
+            // open for ever, so the whole session is killed with it.
             thread::spawn(move || {
                 let _gone = killpg(pid, Signal::SIGKILL);
                 for output in outputs {

@@ -326,7 +326,7 @@ mod tests {
     }
 
     #[test]
-    fn what_goes_changes_and_comes_is_told_apart() {
+    fn removed_changed_and_added_items_are_told_apart() {
         let now = BEFORE
             .replace("get(&self) -> u8", "get(&mut self) -> u16")
             .replace("pub fn a::Key::old(&self)\n", "pub fn a::Key::new() -> Self\n");

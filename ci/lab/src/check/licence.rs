@@ -94,7 +94,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_expression_is_refused() {
+    fn a_malformed_expression_is_refused() {
         for text in ["", "MIT OR", "(MIT", "MIT)", "AND MIT", "MIT Zlib", "MIT WITH"] {
             assert!(suffices(text, &|_| true).is_err(), "{text}");
         }

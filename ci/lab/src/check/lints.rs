@@ -148,7 +148,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_feature_is_linted_with_what_it_turns_on() {
+    fn a_feature_is_linted_with_the_code_that_it_enables() {
         let workspace = Workspace::of_lab().unwrap();
         let chosen = |feature: &str| -> Vec<String> {
             concerned(&workspace, feature).iter().map(|target| target.option().join(" ")).collect()

@@ -17,7 +17,7 @@ mod toolchain;
 use crate::cache::Cache;
 use crate::outcome::{Outcome, Report};
 use crate::progress;
-use crate::summary::{Place, Summary};
+use crate::summary::{Section, Summary};
 use crate::workspace::Workspace;
 use anyhow::{Result, bail};
 use clap::Args;
@@ -69,16 +69,16 @@ pub(crate) fn check(arguments: &CheckArguments) -> Result<ExitCode> {
         (false, group) => group,
     };
     let before = processor_seconds()?;
-    let mut place = place(&workspace, group, arguments.bless)?;
-    place.note += &format!(", {:.0} s of processors", processor_seconds()? - before);
-    let summary = Summary { places: vec![place] };
+    let mut section = section(&workspace, group, arguments.bless)?;
+    section.note += &format!(", {:.0} s of processors", processor_seconds()? - before);
+    let summary = Summary { sections: vec![section] };
     println!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Runs all checks.
-pub(crate) fn run(workspace: &Workspace) -> Result<Place> {
-    place(workspace, None, false)
+pub(crate) fn run(workspace: &Workspace) -> Result<Section> {
+    section(workspace, None, false)
 }
 
 /// Fetches what the checks need beside the machine's own Rust.
@@ -99,7 +99,7 @@ fn releases(workspace: &Workspace) -> BTreeSet<String> {
     workspace.published().filter_map(|package| package.rust_version.clone()).collect()
 }
 
-fn place(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<Place> {
+fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<Section> {
     let start = Instant::now();
     let wanted = |one: Group| group.is_none_or(|group| group == one);
     // The oldest compiler has a target directory of its own, so it works beside the others.
@@ -130,7 +130,7 @@ fn place(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<Pla
     println!("\n{}", table(&rows));
     let note = format!("{} s", start.elapsed().as_secs());
     let reports = rows.into_iter().map(|row| row.report).collect();
-    Ok(Place { name: "check".into(), reports, note })
+    Ok(Section { name: "check".into(), reports, note })
 }
 
 /// The checks that the oldest supported compiler makes.

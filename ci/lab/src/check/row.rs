@@ -2,7 +2,7 @@
 
 use crate::outcome::{Outcome, Report};
 use crate::progress;
-use crate::watch::{self, Watched};
+use crate::watch::{self, CommandOutput};
 use anyhow::Result;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
@@ -61,7 +61,7 @@ pub(super) fn missing(component: &str, mut version: Command) -> Option<Outcome> 
     (!installed).then(|| Outcome::Skipped(reason()))
 }
 
-fn tail(run: &Watched) -> String {
+fn tail(run: &CommandOutput) -> String {
     let lines: Vec<&str> = run.stdout.lines().chain(run.stderr.lines()).collect();
     lines[lines.len().saturating_sub(TAIL)..].join("\n")
 }

@@ -9,7 +9,7 @@ const TABLE: &str = include_str!("accepted.txt");
 /// Stands in an entry for any text.
 const ANY: char = '…';
 
-/// Stands in a line before what is changed.
+/// Marks the changed place in a line.
 pub(super) const MARK: char = '»';
 
 /// An entry: a change that the host tests need not notice.
@@ -62,12 +62,12 @@ impl Accepted {
         Ok(Accepted { entries: entries.map(entry).collect::<Result<_>>()? })
     }
 
-    /// Whether a mutant may live, whose marked line is this.
+    /// Whether a mutant with this marked line may live.
     pub(super) fn covers(&self, mutant: &Mutant, line: &str) -> bool {
         self.entries.iter().any(|entry| entry.covers(mutant, line))
     }
 
-    /// Entries of files that are listed, and that fit no mutant there: what they tell of has changed.
+    /// Entries that match no mutant of a listed file: the code has changed.
     pub(super) fn stale(
         &self,
         all: &[Mutant],

@@ -5,7 +5,7 @@ use anyhow::{Error, ensure};
 use std::fmt;
 use std::str::FromStr;
 
-/// What chooses a sample: hexadecimal digits, such as a commit's hash.
+/// The seed of a sample: hexadecimal digits, for example a commit's hash.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Seed(String);
 
@@ -74,7 +74,7 @@ pub(super) fn test_lines(text: &str) -> Vec<bool> {
 /// Whether an attribute asks for tests, loom or Miri.
 fn is_test_attribute(line: &str) -> bool {
     let Some(mut condition) = line.strip_prefix("#[cfg(").map(str::to_owned) else { return false };
-    // What is not to be there says nothing of what is.
+    // A negated condition enables nothing.
     while let Some(at) = condition.find("not(") {
         let end = condition[at..].find(')').map_or(condition.len(), |end| at + end + 1);
         condition.replace_range(at..end, "");

@@ -54,7 +54,7 @@ fn every_part_of_the_list_is_sampled() {
 }
 
 #[test]
-fn what_is_no_hexadecimal_number_is_no_seed() {
+fn only_hexadecimal_digits_are_a_seed() {
     for text in ["", "xyz", "12 ", &"a".repeat(65)] {
         assert!(text.parse::<Seed>().is_err(), "{text}");
     }
@@ -155,7 +155,7 @@ fn one_in_twenty_alive_fails_the_run() {
 }
 
 #[test]
-fn the_answer_has_to_be_about_the_mutant_that_was_asked_for() {
+fn an_outcome_of_another_mutant_is_refused() {
     let answer = |name: &str, summary: &str| {
         format!(
             r#"{{"outcomes":[{{"scenario":{{"Mutant":{{"name":"{name}","file":"src/a.rs"}}}},
@@ -188,7 +188,7 @@ fn a_path_is_one_of_the_library_s() {
 }
 
 #[test]
-fn a_change_is_named_without_its_place() {
+fn the_name_of_a_change_has_no_position() {
     let named = mutant("src/a.rs:41:9: replace f -> Result<a::B> with Ok(c: d)");
     assert_eq!(named.change(), "replace f -> Result<a::B> with Ok(c: d)");
 }

@@ -1,7 +1,7 @@
-//! How long `cargo ci quick` takes, and what it catches: edits and defects in a copy of the workspace,
-//! each judged by `cargo ci quick` as a user would run it.
+//! Measures the time of `cargo ci quick` and the defects that it catches. Edits and defects are
+//! made in a copy of the workspace, and each one is tested with `cargo ci quick`.
 
-use crate::proof::mutants::{Edit, replaced};
+use crate::cases::mutants::{Edit, replaced};
 use crate::workspace::{Workspace, copy_tree};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -14,8 +14,8 @@ const AIM: Duration = Duration::from_secs(60);
 /// How many of the defects have to be caught.
 const CAUGHT: usize = 8;
 
-/// Changes that change nothing, one in each part of the library that is edited most: what they cost
-/// is what judging a change costs.
+/// Edits without an effect, one in each part of the library that is edited most. They measure what
+/// testing a change costs.
 const EDITS: &[Defect] = &[
     Defect {
         name: "provider_mlx5",
@@ -53,15 +53,15 @@ const EDITS: &[Defect] = &[
         name: "uapi",
         edit: Edit {
             file: "uapi/src/cq.rs",
-            // Documentation is part of what a crate tells those that use it.
+            // Documentation is part of a crate's metadata, so dependants are rebuilt.
             from: "/// Command `IB_USER_VERBS_CMD_CREATE_CQ`. `comp_channel`",
             to: "/// The command `IB_USER_VERBS_CMD_CREATE_CQ`. `comp_channel`",
         },
     },
 ];
 
-/// Mistakes as they happen while code is written: a wrong operator, a swapped operand, a step that is left
-/// out. Of these ten `CAUGHT` must not pass.
+/// Typical mistakes: a wrong operator, a swapped operand, a missing step. At least `CAUGHT` of
+/// these ten must fail a test.
 const DEFECTS: &[Defect] = &[
     Defect {
         name: "a_read_is_posted_as_a_write",
@@ -151,16 +151,16 @@ struct Defect {
     edit: Edit,
 }
 
-/// A copy of the workspace that is built beside it, and what it is like without the last edit.
+/// A copy of the workspace with builds of its own.
 struct Copy {
     root: PathBuf,
 }
 
 impl Copy {
-    /// Makes the copy and judges it once, so that everything is built.
+    /// Makes the copy and tests it once, so that everything is built.
     fn new(workspace: &Workspace) -> Result<Copy> {
         let root = workspace.lab_directory()?.join("quick/tree");
-        // What was built in it stays, so that the next time is not longer than it has to be.
+        // Its builds stay, so that the next run is quicker.
         for entry in fs::read_dir(&root).into_iter().flatten().flatten() {
             match entry.file_type()?.is_dir() {
                 true if entry.file_name() == "target" => {}
@@ -178,7 +178,7 @@ impl Copy {
         Ok(copy)
     }
 
-    /// Judges the copy with an edit in it: whether it passed, how long that took, what was said.
+    /// Tests the copy with an edit in it. Returns whether it passed, the time and the output.
     fn with(&self, Defect { name, edit }: &Defect) -> Result<(bool, Duration, String)> {
         let path = self.root.join(edit.file);
         let before =
@@ -226,7 +226,7 @@ fn median(mut times: Vec<Duration>) -> Option<Duration> {
     times.get(times.len() / 2).copied()
 }
 
-/// Plants the defects; answers what was caught in words, and whether that is enough.
+/// Plants the defects. Returns a line of text on those caught, and whether they are enough.
 pub(crate) fn defects(only: &str) -> Result<(String, bool)> {
     let copy = Copy::new(&Workspace::find()?)?;
     let (mut caught, mut missed) = (0, Vec::new());
@@ -248,7 +248,7 @@ pub(crate) fn defects(only: &str) -> Result<(String, bool)> {
         if missed.is_empty() { String::new() } else { format!("; missed {}", missed.join(", ")) };
     let text = format!("{caught} of {of} caught{missed_some}");
     println!("{text}");
-    // Of a part of them all have to be.
+    // Of a selection all have to be caught.
     Ok((text, caught >= CAUGHT.min(of)))
 }
 
@@ -257,7 +257,7 @@ mod tests {
     use super::*;
     use std::path::Path;
 
-    /// In seconds, and not when the copy is built at last.
+    /// This fails in seconds, not only after the copy is built.
     #[test]
     fn every_edit_and_defect_can_be_made() {
         let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");

@@ -1,7 +1,7 @@
 //! The files of a package, and which of them name items of which others.
 
 use proc_macro2::{Delimiter, TokenStream, TokenTree};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 use std::{fs, io};
 
@@ -37,6 +37,33 @@ enum Root {
     Crate,
     /// From this module, so many levels up.
     Up(usize),
+}
+
+/// Methods of the standard library that a file names one of its own after: a call may be either.
+const NAMES_OF_STD: &[&str] = &["as_mut_slice"];
+
+/// A file that defines a method.
+struct Definer<'a> {
+    /// The type of the method.
+    implemented: String,
+    file: &'a str,
+    /// Whether the type is another file's, and the method not one of a trait.
+    added: bool,
+}
+
+/// A call of a method.
+struct MethodCall {
+    name: String,
+    /// The type of `self`, if the method is called on that.
+    receiver: Option<String>,
+    line: usize,
+}
+
+/// An `impl` block.
+struct ImplBlock {
+    implemented: String,
+    of_trait: bool,
+    body: TokenStream,
 }
 
 impl Source {
@@ -109,6 +136,51 @@ impl Source {
         arrows
     }
 
+    /// Every call of a method that another file adds to a type: such a call needs no path. Types are not
+    /// inferred. A call on `self` finds the methods of its `impl` block's type, another call all methods
+    /// of its name, and it counts if one file alone defines them, which is not the one with the type.
+    pub(crate) fn method_arrows(&self) -> Vec<Arrow> {
+        let mut types: BTreeMap<String, BTreeSet<&str>> = BTreeMap::new();
+        for (file, tokens) in self.files() {
+            let tokens: Vec<_> = tokens.clone().into_iter().collect();
+            for name in defined_types(&tokens) {
+                types.entry(name).or_default().insert(file);
+            }
+        }
+        let mut methods: BTreeMap<String, Vec<Definer<'_>>> = BTreeMap::new();
+        for (file, tokens) in self.files() {
+            for block in impl_blocks(tokens) {
+                let home = types.get(&block.implemented);
+                let added = !block.of_trait && home.is_some_and(|homes| !homes.contains(file));
+                for name in block.methods() {
+                    let implemented = block.implemented.clone();
+                    methods.entry(name).or_default().push(Definer { implemented, file, added });
+                }
+            }
+        }
+        let mut arrows = Vec::new();
+        for (file, tokens) in self.files() {
+            let mut called = Vec::new();
+            for block in impl_blocks(tokens) {
+                method_calls(block.body, Some(&block.implemented), &mut called);
+            }
+            method_calls(tokens.clone(), None, &mut called);
+            for MethodCall { name, receiver, line } in called {
+                let Some(all) = methods.get(&name) else { continue };
+                let its = all.iter().filter(|its| receiver.as_ref() == Some(&its.implemented));
+                let own: Vec<_> = its.collect();
+                let found = if own.is_empty() { all.iter().collect() } else { own };
+                let (first, rest) = (found[0], &found[1..]);
+                let alone = rest.iter().all(|other| other.file == first.file)
+                    && !NAMES_OF_STD.contains(&&*name);
+                if alone && first.added && first.file != file {
+                    arrows.push(Arrow { from: file.into(), line, to: first.file.into(), name });
+                }
+            }
+        }
+        arrows
+    }
+
     /// What the crate's root re-exports, by name, and where that is.
     fn exported(&self) -> BTreeMap<String, ModulePath> {
         let mut exported = BTreeMap::new();
@@ -129,7 +201,7 @@ impl Source {
     }
 }
 
-/// Tests look anywhere, and so does what only they use.
+/// Tests may import anything, and so may items that only tests use.
 fn is_test(file: &str) -> bool {
     let mut parts = file.split('/').rev();
     let last = parts.next().unwrap_or_default();
@@ -204,6 +276,104 @@ fn paths(stream: TokenStream, depth: usize, found: &mut Vec<Named>) {
             _ => at += 1,
         }
     }
+}
+
+/// The structs, enums and unions that a file defines outside of inline modules.
+fn defined_types(tokens: &[TokenTree]) -> impl Iterator<Item = String> {
+    tokens.windows(2).filter_map(|pair| {
+        let kind = ["struct", "enum", "union"].iter().any(|kind| is_word(&pair[0], kind));
+        kind.then(|| word(&pair[1])).flatten()
+    })
+}
+
+/// The `impl` blocks of a file. Tests are left out.
+fn impl_blocks(file: &TokenStream) -> Vec<ImplBlock> {
+    let tokens: Vec<_> = file.clone().into_iter().collect();
+    let mut found = Vec::new();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
+            at = end_of_item(&tokens, at);
+            continue;
+        }
+        at += 1;
+        if !is_word(&tokens[at - 1], "impl") {
+            continue;
+        }
+        let Some(length) = tokens[at..].iter().position(is_braces) else { break };
+        let head = &tokens[at..at + length];
+        if let (Some(implemented), TokenTree::Group(body)) =
+            (implemented_type(head), &tokens[at + length])
+        {
+            let of_trait = head.iter().any(|token| is_word(token, "for"));
+            found.push(ImplBlock { implemented, of_trait, body: body.stream() });
+        }
+        at += length + 1;
+    }
+    found
+}
+
+impl ImplBlock {
+    fn methods(&self) -> Vec<String> {
+        let body: Vec<_> = self.body.clone().into_iter().collect();
+        let names = body.windows(2).filter(|pair| is_word(&pair[0], "fn"));
+        names.filter_map(|pair| word(&pair[1])).collect()
+    }
+}
+
+/// The type whose `impl` block has this head: the last word outside of angle brackets, behind `for` if
+/// there is one.
+fn implemented_type(head: &[TokenTree]) -> Option<String> {
+    let mut depth = 0;
+    let mut last = None;
+    for token in head {
+        match token {
+            TokenTree::Punct(sign) if sign.as_char() == '<' => depth += 1,
+            TokenTree::Punct(sign) if sign.as_char() == '>' => depth -= 1,
+            _ if depth == 0 && is_word(token, "where") => break,
+            _ if depth == 0 => last = word(token).or(last),
+            _ => {}
+        }
+    }
+    last
+}
+
+/// Finds calls of methods: those on `self` if its type is given, else all others. Tests are left out.
+fn method_calls(stream: TokenStream, of_self: Option<&str>, found: &mut Vec<MethodCall>) {
+    let tokens: Vec<_> = stream.into_iter().collect();
+    let mut at = 0;
+    while at < tokens.len() {
+        if is_sign(tokens.get(at), '#') && is_for_tests(tokens.get(at + 1)) {
+            at = end_of_item(&tokens, at);
+            continue;
+        }
+        if let [TokenTree::Punct(dot), TokenTree::Ident(name), TokenTree::Group(group), ..] =
+            &tokens[at..]
+            && dot.as_char() == '.'
+            && group.delimiter() == Delimiter::Parenthesis
+        {
+            let on_self = at > 0 && is_word(&tokens[at - 1], "self");
+            if on_self == of_self.is_some() {
+                let (receiver, line) = (of_self.map(str::to_owned), name.span().start().line);
+                found.push(MethodCall { name: name.to_string(), receiver, line });
+            }
+        }
+        if let TokenTree::Group(group) = &tokens[at] {
+            method_calls(group.stream(), of_self, found);
+        }
+        at += 1;
+    }
+}
+
+fn word(token: &TokenTree) -> Option<String> {
+    match token {
+        TokenTree::Ident(word) => Some(word.to_string()),
+        _ => None,
+    }
+}
+
+fn is_braces(token: &TokenTree) -> bool {
+    matches!(token, TokenTree::Group(group) if group.delimiter() == Delimiter::Brace)
 }
 
 /// Whether these are the brackets of `#[cfg(test)]` or alike.

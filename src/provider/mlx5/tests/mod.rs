@@ -8,7 +8,7 @@ mod posting;
 mod vectors;
 
 use super::cq::{self, CqRing};
-use super::cqe::Wc;
+use super::cqe::Mlx5Wc;
 use super::fake_device::{Device, element};
 use super::poll_gate::PollGate;
 use super::rq::{self, RecvRing};
@@ -24,7 +24,7 @@ use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::number::Lkey;
 use crate::provider::{Cursor, RecvCursor, SendLimits};
-use crate::wr::{PostError, Recv, SendWr, Sge};
+use crate::wr::{PostError, RecvWr, SendWr, Sge};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -186,11 +186,11 @@ impl Receiver {
     }
 
     /// As [`SqWrIds::push`].
-    fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 
-    fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
+    fn post(&mut self, recvs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
@@ -219,11 +219,11 @@ impl SharedReceiver {
     }
 
     /// As [`SqWrIds::push`].
-    fn push(&self, cursor: &mut RecvCursor, recv: &Recv<'_>) -> Result<(), PostError> {
+    fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
     }
 
-    fn post(&mut self, recvs: &[Recv<'_>]) -> Result<(), PostError> {
+    fn post(&mut self, recvs: &[RecvWr<'_>]) -> Result<(), PostError> {
         let mut cursor = self.ring.cursor();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
@@ -255,7 +255,7 @@ impl Completed {
     }
 
     /// The next completion, of a poll that begins.
-    fn next(&mut self) -> Option<Wc<'_>> {
+    fn next(&mut self) -> Option<Mlx5Wc<'_>> {
         next(&mut self.ring)
     }
 
@@ -266,7 +266,7 @@ impl Completed {
 }
 
 /// The next completion, of a poll that begins.
-fn next(ring: &mut CqRing) -> Option<Wc<'_>> {
+fn next(ring: &mut CqRing) -> Option<Mlx5Wc<'_>> {
     ring.listen();
     ring.next()
 }

@@ -5,7 +5,7 @@ use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
 use crate::number::Rkey;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
-use crate::wr::{PostError, Recv, Remote, SendWr};
+use crate::wr::{PostError, RecvWr, Remote, SendWr};
 use std::collections::VecDeque;
 
 /// A generator that repeats itself from run to run.
@@ -145,9 +145,8 @@ fn receives_keep_their_numbers_and_room_is_exact() {
                     let room = receiver.ring.cursor().room;
                     assert_eq!(u64::from(room), u64::from(entries) - (next - done));
                     let count = room.min(random.below(4));
-                    let recvs: Vec<_> = (0..count)
-                        .map(|n| Recv { wr_id: next + u64::from(n), sges: &[SGE] })
-                        .collect();
+                    let recvs: Vec<_> =
+                        (0..count).map(|n| RecvWr::new(&[SGE]).id(next + u64::from(n))).collect();
                     receiver.post(&recvs).unwrap();
                     next += u64::from(count);
                     assert_eq!(receiver.dbrec.get(0), next as u32 & 0xffff);
@@ -192,9 +191,8 @@ fn shared_receives_follow_the_list() {
                     let room = shared.ring.cursor().room;
                     assert_eq!(u64::from(room), u64::from(entries) - 1 - (next - done));
                     let count = room.min(random.below(4));
-                    let recvs: Vec<_> = (0..count)
-                        .map(|n| Recv { wr_id: next + u64::from(n), sges: &[SGE] })
-                        .collect();
+                    let recvs: Vec<_> =
+                        (0..count).map(|n| RecvWr::new(&[SGE]).id(next + u64::from(n))).collect();
                     shared.post(&recvs).unwrap();
                     next += u64::from(count);
                     assert_eq!(shared.dbrec.get(0), next as u32 & 0xffff);

@@ -3,7 +3,7 @@
 
 use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
 use crate::memory::recorded_order::{RecordedStep, steps_of};
-use crate::wr::{Recv, SendWr};
+use crate::wr::{RecvWr, SendWr};
 
 #[test]
 fn a_request_then_its_record_then_the_register() {
@@ -45,7 +45,7 @@ fn who_is_alone_takes_no_lock() {
 
 #[test]
 fn receives_then_their_record() {
-    let recv = Recv { wr_id: 1, sges: &[SGE] };
+    let recv = RecvWr::new(&[SGE]).id(1);
     let expected = [RecordedStep::Request, RecordedStep::ToDevice, RecordedStep::Record(0)];
     let mut receiver = Receiver::new(4, 16);
     assert_eq!(steps_of(|| assert!(receiver.post(&[recv, recv]).is_ok())), expected);

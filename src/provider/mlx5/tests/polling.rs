@@ -9,7 +9,7 @@ use crate::provider::mlx5::cq::{self, CqRing};
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::{Recv, SendWr};
+use crate::wr::{RecvWr, SendWr};
 use std::sync::Arc;
 
 const REQ: u8 = 0;
@@ -297,7 +297,7 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
 #[test]
 fn the_dead_move_with_their_completions() {
     let mut shared = SharedReceiver::new(4, 32);
-    shared.post(&[Recv { wr_id: 0, sges: &[] }]).unwrap();
+    shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let indices = UidxAllocator::new();
     let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     let receives = Receives::Shared(shared.ring.slots().clone());
@@ -341,7 +341,7 @@ fn a_newcomer_is_found_within_a_poll() {
 #[test]
 fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     let mut shared = SharedReceiver::new(4, 32);
-    let recv = |wr_id| Recv { wr_id, sges: &[] };
+    let recv = |wr_id| RecvWr::new(&[]).id(wr_id);
     shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
     let mut completed = Completed::new(4, 64);
     let slots = shared.ring.slots();
@@ -368,7 +368,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
     // The poller goes first or last, and the queue pair before or between.
     for early in [true, false] {
         let mut shared = SharedReceiver::new(8, 32);
-        let recv = |wr_id| Recv { wr_id, sges: &[] };
+        let recv = |wr_id| RecvWr::new(&[]).id(wr_id);
         shared.post(&[0, 1, 2, 3, 4].map(recv)).unwrap();
         let mut completed = Completed::new(8, 64);
         let slots = shared.ring.slots().clone();
@@ -414,7 +414,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
 #[cfg_attr(miri, ignore = "it forks")]
 fn a_child_settles_nothing() {
     let mut shared = SharedReceiver::new(4, 32);
-    shared.post(&[Recv { wr_id: 0, sges: &[] }]).unwrap();
+    shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let mut completed = Completed::new(4, 64);
     let index = UidxAllocator::new().take().unwrap();
     let slots = shared.ring.slots().clone();
@@ -562,7 +562,7 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
     };
     for size in [64, 128] {
         let mut shared = SharedReceiver::new(4, 32);
-        let recv = |wr_id| Recv { wr_id, sges: &[] };
+        let recv = |wr_id| RecvWr::new(&[]).id(wr_id);
         shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
         let mut completed = Completed::new(8, size);
         let indices = UidxAllocator::new();

@@ -9,7 +9,7 @@ use crate::provider::mlx5::rq::{self, RecvRing};
 use crate::provider::mlx5::sq::{Frames, SendRing, Setup};
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
-use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, Recv, Remote, SendWr, Sge};
+use crate::wr::{FlushLevel, MaskedSwap, Placement, PostError, RecvWr, Remote, SendWr, Sge};
 use std::sync::Arc;
 
 const REMOTE: Remote = Remote { addr: 0x0102_0304_0506_0708, rkey: Rkey(0x0a0b_0c0d) };
@@ -365,18 +365,18 @@ fn overflow_is_exact_and_completions_make_room() {
 #[test]
 fn receives_bit_for_bit() {
     let mut receiver = Receiver::new(4, 32);
-    receiver.post(&[Recv { wr_id: 3, sges: &[NONE, SGE] }]).unwrap();
+    receiver.post(&[RecvWr::new(&[NONE, SGE]).id(3)]).unwrap();
     let end = "00000000000001000000000000000000";
     assert_eq!(hex(&bytes(&receiver.device, 0, 32)), format!("{DATA}{end}"));
-    let full = Recv { wr_id: 4, sges: &[SGE, SGE] };
-    receiver.post(&[full, Recv { wr_id: 5, sges: &[] }]).unwrap();
+    let full = RecvWr::new(&[SGE, SGE]).id(4);
+    receiver.post(&[full, RecvWr::new(&[]).id(5)]).unwrap();
     assert_eq!(hex(&bytes(&receiver.device, 2, 32)), format!("{DATA}{DATA}"), "no room to end it");
     assert_eq!(hex(&bytes(&receiver.device, 4, 16)), end);
     assert_eq!(receiver.dbrec.get(0), 3);
-    let last = Recv { wr_id: 6, sges: &[] };
+    let last = RecvWr::new(&[]).id(6);
     receiver.post(&[last]).unwrap();
     assert_eq!(receiver.post(&[last]), Err(PostError::Full));
-    let many = Recv { wr_id: 7, sges: &[SGE; 3] };
+    let many = RecvWr::new(&[SGE; 3]).id(7);
     assert!(receiver.record.slots().is_none());
     let record = receiver.record.clone();
     let posted = &record.receives.own;
@@ -394,9 +394,9 @@ fn shared_receives_bit_for_bit() {
     let mut shared = SharedReceiver::new(8, 64);
     let pieces = [SGE; 4];
     for wr_id in 0..4 {
-        shared.post(&[Recv { wr_id, sges: &pieces[..wr_id as usize] }]).unwrap();
+        shared.post(&[RecvWr::new(&pieces[..wr_id as usize]).id(wr_id)]).unwrap();
     }
-    let many = Recv { wr_id: 4, sges: &pieces };
+    let many = RecvWr::new(&pieces).id(4);
     assert_eq!(shared.post(&[many]), Err(PostError::TooManySge { max: 3 }));
     let end = "00000000000001000000000000000000";
     for (at, data) in
@@ -417,7 +417,7 @@ fn receives_are_counted_in_sixteen_bits() {
     let (mut own, mut shared) = (Receiver::new(4, 16), SharedReceiver::new(4, 32));
     let (record, slots) = (own.record.clone(), shared.ring.slots().clone());
     for wr_id in 0..0x1_0003u64 {
-        let recv = [Recv { wr_id, sges: &[] }];
+        let recv = [RecvWr::new(&[]).id(wr_id)];
         let count = u32::from(wr_id as u16).wrapping_add(1) & 0xffff;
         own.post(&recv).unwrap();
         assert_eq!(
@@ -436,7 +436,7 @@ fn shared_receives_are_a_list() {
     let link = |shared: &SharedReceiver, at: u32| shared.device.read(at * 2)[0].to_be() as u32;
     assert_eq!([0, 1, 2, 3].map(|at| shared.device.read(at * 2)[0].to_be() >> 32), [1, 2, 3, 0]);
     assert_eq!(link(&shared, 0), 0);
-    let recv = |wr_id| Recv { wr_id, sges: &[SGE] };
+    let recv = |wr_id| RecvWr::new(&[SGE]).id(wr_id);
     shared.post(&[recv(10), recv(11), recv(12)]).unwrap();
     assert_eq!(shared.dbrec.get(0), 3);
     assert_eq!(hex(&bytes(&shared.device, 3, 16)), DATA);
@@ -462,7 +462,7 @@ fn entries_that_come_back_too_often_end_somewhere() {
         slots.complete(at);
     }
     assert_eq!(shared.ring.cursor().room, 3);
-    shared.post(&[Recv { wr_id: 1, sges: &[] }]).unwrap();
+    shared.post(&[RecvWr::new(&[]).id(1)]).unwrap();
     let links = [0, 1, 2, 3].map(|at| shared.device.read(at * 2)[0].to_be() >> 32);
     assert!(links.iter().all(|next| *next < 4), "the device goes nowhere else: {links:?}");
     slots.complete(0);

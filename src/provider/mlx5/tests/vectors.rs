@@ -10,7 +10,7 @@ use crate::provider::Cursor;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::{Address, Destination, Packet, Recv, Remote, SendWr, Sge, WindowBinding};
+use crate::wr::{Address, Destination, Packet, RecvWr, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe64, mlx5_err_cqe};
@@ -322,7 +322,7 @@ fn receives_are_those_of_libmlx5() {
             })
             .filter(|sge| sge.length > 0)
             .collect();
-        let recv = Recv { wr_id: 1, sges: &sges };
+        let recv = RecvWr::new(&sges).id(1);
         let found = match to {
             "pair" | "raw" => {
                 let receiver = Receiver::new(512, stride);

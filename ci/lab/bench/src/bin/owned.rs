@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
     CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpControl, QpType, QueuePair,
-    Recv, Remote, SendWr, Sge,
+    RecvWr, Remote, SendWr, Sge,
 };
 
 /// Bytes of each message.
@@ -65,7 +65,7 @@ fn connect(one: &QpControl, other: &QpControl, gid: u32) -> Result<(), Failure> 
 }
 
 fn queue_pair(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<QueuePair, Failure> {
-    Ok(pd.create_qp(cq, cq, QpType::RC).max_send_wr(DEPTH).max_recv_wr(DEPTH).build()?)
+    Ok(pd.qp_builder(cq, cq, QpType::RC).max_send_wr(DEPTH).max_recv_wr(DEPTH).build()?)
 }
 
 /// Waits for so many completions.
@@ -82,7 +82,7 @@ fn settle(count: u32, mut poll: impl FnMut() -> Result<u32, Failure>) -> Result<
 
 impl Raw {
     fn new(context: &Context, pd: &ProtectionDomain, gid: u32) -> Result<Raw, Failure> {
-        let cq = context.create_cq(CQE).build()?;
+        let cq = context.cq_builder(CQE).build()?;
         let (one, other) = (queue_pair(pd, &cq)?, queue_pair(pd, &cq)?);
         connect(&one, &other, gid)?;
         let memory = pd.allocate(BYTES)?;
@@ -130,7 +130,7 @@ impl Raw {
     fn receive(&mut self) -> Result<(), Failure> {
         for (sge, id) in self.slices.drain(RUN as usize..).zip(0..) {
             let mut batch = self.other.recv_batch()?;
-            batch.push(Recv { wr_id: id, sges: &[sge] })?;
+            batch.push(RecvWr::new(&[sge]).id(id))?;
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
             unsafe { batch.ring() };
         }
@@ -143,7 +143,7 @@ impl Raw {
             let mut batch = self.other.recv_batch()?;
             let rest = self.slices.len() - BATCH as usize;
             for (sge, id) in self.slices.drain(rest..).zip(u64::from(round * BATCH)..) {
-                batch.push(Recv { wr_id: id, sges: &[sge] })?;
+                batch.push(RecvWr::new(&[sge]).id(id))?;
             }
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
             unsafe { batch.ring() };
@@ -183,11 +183,11 @@ impl Raw {
 
 impl Owned {
     fn new(context: &Context, pd: &ProtectionDomain, gid: u32) -> Result<Owned, Failure> {
-        let mut cq = OwnedCompletionQueue::new(context.create_cq(CQE).build()?);
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(CQE).build()?);
         let one = cq.adopt(queue_pair(pd, cq.queue())?)?;
         let other = cq.adopt(queue_pair(pd, cq.queue())?)?;
         connect(&one, &other, gid)?;
-        let pool = pd.buffer_pool(BYTES).count(4 * RUN as usize).build()?;
+        let pool = pd.buffer_pool_builder(BYTES).count(4 * RUN as usize).build()?;
         let mut buffers = Vec::with_capacity(4 * RUN as usize);
         buffers.extend((0..2 * RUN).filter_map(|_| pool.take()));
         Ok(Owned { one, other, cq, pool, buffers })

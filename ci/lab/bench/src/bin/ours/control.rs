@@ -5,8 +5,8 @@ use lab_bench::control::{Control, Thing};
 use std::sync::atomic::AtomicU64;
 use uverbs::mlx5::{Var, VarKind};
 use uverbs::{
-    Access, AddressVector, CompletionQueue, Context, Device, ParentDomain, ProtectionDomain,
-    QpType, QueuePair, ThreadDomain, devices,
+    Access, AddressVector, CompletionQueue, Context, Device, ProtectionDomain, QpType, QueuePair,
+    ThreadDomain, devices,
 };
 
 /// A device and what others are made of.
@@ -39,16 +39,16 @@ impl Control for Ours {
     fn connect(&self, device: &str) -> Result<Self::Connected, Failure> {
         let context = open(device)?;
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
-        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+        let cq = context.cq_builder(16).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
         let itself = qp.endpoint(1, self.gid_index)?;
         qp.handshake(&itself)?;
         Ok((qp, cq))
     }
 
     fn close((qp, cq): Self::Connected) -> Result<(), Failure> {
-        qp.destroy().map_err(|(_, error)| error)?;
-        cq.destroy().map_err(|(_, error)| error)?;
+        qp.destroy()?;
+        cq.destroy()?;
         Ok(())
     }
 
@@ -56,10 +56,9 @@ impl Control for Ours {
         let context = open(device)?;
         let pd = context.alloc_pd()?;
         let gid = context.default_gid(1)?;
-        let index = u8::try_from(gid.index)?;
         // Not every device has any.
         let td = context.alloc_td().ok();
-        let path = AddressVector::global(1, index, gid.gid);
+        let path = AddressVector::global(1, gid.index, gid.gid);
         Ok(Ours { context, pd, td, path, gid_index: gid.index })
     }
 
@@ -68,25 +67,23 @@ impl Control for Ours {
         let length = size_of_val(memory);
         // SAFETY: the memory outlives the region, which ends here, and is atomics to everybody.
         let region = unsafe { self.pd.register_raw(start, length, Access::ALL_REMOTE) }?;
-        region.destroy().map_err(|(_, error)| error)?;
+        region.destroy()?;
         Ok(())
     }
 
     fn thing(&mut self, thing: Thing) -> Result<(), Failure> {
         let Ours { context, pd, td, path, .. } = self;
         match thing {
-            Thing::Domain => context.alloc_pd()?.destroy().map_err(|(_, error)| error)?,
-            Thing::ThreadDomain => context.alloc_td()?.destroy().map_err(|(_, error)| error)?,
+            Thing::Domain => context.alloc_pd()?.destroy()?,
+            Thing::ThreadDomain => context.alloc_td()?.destroy()?,
             Thing::ParentDomain => {
                 let td = td.as_ref().ok_or("no thread domains")?;
-                let parent = ParentDomain::builder(pd).thread_domain(td).build()?;
-                parent.destroy().map_err(|(_, error)| error)?;
+                let parent = pd.parent_domain_builder().thread_domain(td).build()?;
+                parent.destroy()?;
             }
             Thing::Var => drop(Var::alloc(context, VarKind::Virtio)?),
-            Thing::AddressHandle => pd.create_ah(path)?.destroy().map_err(|(_, error)| error)?,
-            Thing::XrcDomain => {
-                context.open_xrcd().open()?.destroy().map_err(|(_, error)| error)?
-            }
+            Thing::AddressHandle => pd.create_ah(path)?.destroy()?,
+            Thing::XrcDomain => context.xrcd_builder().build()?.destroy()?,
             Thing::Start | Thing::Connect | Thing::Region(_) => {
                 return Err(format!("{thing:?} is no thing to allocate").into());
             }

@@ -11,8 +11,9 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use uverbs::{
     AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
-    MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair, Recv,
-    RecvBatch, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing, ThreadDomain, WcStatus,
+    MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair,
+    RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
+    ThreadDomain, WcStatus,
 };
 
 /// How a batch of sends is handed over.
@@ -28,7 +29,7 @@ pub(crate) trait Ringing: Sharing + Sized {
     /// # Safety
     ///
     /// As for [`SendBatch::ring`].
-    unsafe fn ring(batch: SendBatch<'_, Self>, token: &mut Self::Token) -> Result<(), PostError>;
+    unsafe fn ring(batch: SendBatch<'_, Self>, token: &mut Self::Token) -> Result<(), RingError>;
 }
 
 /// A protection domain of either kind.
@@ -56,7 +57,7 @@ impl Ringing for Shared {
     }
 
     #[inline(always)]
-    unsafe fn ring(batch: SendBatch<'_, Shared>, (): &mut ()) -> Result<(), PostError> {
+    unsafe fn ring(batch: SendBatch<'_, Shared>, (): &mut ()) -> Result<(), RingError> {
         // SAFETY: the caller's promise.
         unsafe { batch.ring() }
     }
@@ -67,7 +68,7 @@ impl Ringing for Exclusive {
 
     fn domain(pd: ProtectionDomain) -> Result<(Domain<Exclusive>, ThreadDomain), Failure> {
         let td = pd.context().alloc_td()?;
-        let parent = ParentDomain::builder(&pd).thread_domain(&td).build()?;
+        let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
         Ok((Domain::Parent(parent), td))
     }
 
@@ -75,7 +76,7 @@ impl Ringing for Exclusive {
     unsafe fn ring(
         batch: SendBatch<'_, Exclusive>,
         td: &mut ThreadDomain,
-    ) -> Result<(), PostError> {
+    ) -> Result<(), RingError> {
         // SAFETY: the caller's promise.
         unsafe { batch.ring(td) }
     }
@@ -144,11 +145,11 @@ fn receive<Q: Receiver, const N: u32>(queue: &mut Q, sges: &[Sge; 1]) -> Result<
         let mut batch = queue.start()?;
         if N == 1 {
             id += 1;
-            batch.push(Recv { wr_id: id, sges })?;
+            batch.push(RecvWr::new(sges).id(id))?;
         } else {
             for _ in 0..N {
                 id += 1;
-                batch.push(Recv { wr_id: id, sges })?;
+                batch.push(RecvWr::new(sges).id(id))?;
             }
         }
         // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
@@ -291,7 +292,7 @@ impl<S: Ringing> Path for Ours<S> {
         let context = Context::open(&Device::by_name(device)?)?;
         let (pd, token) = S::domain(context.alloc_pd()?)?;
         let memory = pd.allocate(WORDS)?;
-        let srq = pd.create_srq(2 * RUN).build()?;
+        let srq = pd.srq_builder(2 * RUN).build()?;
         let gid = context.default_gid(1)?.index;
         let own = pair(&context, &pd, None, gid)?;
         let shared = pair(&context, &pd, Some(&srq), gid)?;
@@ -418,11 +419,11 @@ fn ends<S: Ringing>(
 ) -> Result<Ends<S>, Failure> {
     let cq = || -> Result<CompletionQueue, Failure> {
         let channel = context.create_comp_channel()?;
-        Ok(context.create_cq(2 * SENDS).channel(&channel).build()?)
+        Ok(context.cq_builder(2 * SENDS).channel(&channel).build()?)
     };
     let (send_cq, recv_cq) = (cq()?, cq()?);
     let qp = pd
-        .create_qp(&send_cq, &recv_cq, qp_type)
+        .qp_builder(&send_cq, &recv_cq, qp_type)
         .max_send_wr(SENDS)
         .max_send_sge(SEGMENTS as u32)
         .max_inline_data(INLINE)
@@ -438,7 +439,7 @@ fn pair<S: Ringing>(
 ) -> Result<Ends<S>, Failure> {
     let mut ends = ends(context, pd, QpType::RC)?;
     let mut peer = pd
-        .create_qp(&ends.send_cq, &ends.recv_cq, QpType::RC)
+        .qp_builder(&ends.send_cq, &ends.recv_cq, QpType::RC)
         .max_send_sge(SEGMENTS as u32)
         .max_inline_data(INLINE)
         .max_recv_wr(2 * RUN);

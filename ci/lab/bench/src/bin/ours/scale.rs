@@ -6,8 +6,8 @@ use lab_bench::scale::Scale;
 use std::thread;
 use std::time::{Duration, Instant};
 use uverbs::{
-    Access, CompletionQueue, Context, Device, MemoryRegion, ParentDomain, ProtectionDomain, QpType,
-    QueuePair, RawRange, SendWr,
+    Access, CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpType, QueuePair,
+    RawRange, SendWr,
 };
 
 /// A device and what was made of it.
@@ -23,7 +23,7 @@ pub(crate) struct Ours {
 }
 
 fn qp(pd: &ProtectionDomain, cq: &CompletionQueue, sends: u32) -> Result<QueuePair, Failure> {
-    let builder = pd.create_qp(cq, cq, QpType::RC);
+    let builder = pd.qp_builder(cq, cq, QpType::RC);
     Ok(builder.max_send_wr(sends).max_recv_wr(16).build()?)
 }
 
@@ -31,7 +31,7 @@ impl Scale for Ours {
     fn open(device: &str) -> Result<Self, Failure> {
         let context = Context::open(&Device::by_name(device)?)?;
         let pd = context.alloc_pd()?;
-        let shared = context.create_cq(2 * RUN).build()?;
+        let shared = context.cq_builder(2 * RUN).build()?;
         let memory = pd.allocate(512)?;
         Ok(Ours {
             context,
@@ -46,7 +46,7 @@ impl Scale for Ours {
     }
 
     fn cq(&mut self) -> Result<(), Failure> {
-        self.cqs.push(self.context.create_cq(16).build()?);
+        self.cqs.push(self.context.cq_builder(16).build()?);
         Ok(())
     }
 
@@ -108,9 +108,9 @@ impl Scale for Ours {
                 .map(|_| {
                     scope.spawn(move || -> Result<(), uverbs::Error> {
                         let td = context.alloc_td()?;
-                        let parent = ParentDomain::builder(pd).thread_domain(&td).build()?;
-                        let cq = context.create_cq(16).build()?;
-                        let qp = parent.create_qp(&cq, &cq, QpType::RC);
+                        let parent = pd.parent_domain_builder().thread_domain(&td).build()?;
+                        let cq = context.cq_builder(16).build()?;
+                        let qp = parent.qp_builder(&cq, &cq, QpType::RC);
                         qp.max_send_wr(16).max_recv_wr(16).build().map(drop)
                     })
                 })

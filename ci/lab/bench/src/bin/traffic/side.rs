@@ -5,7 +5,7 @@ use lab_bench::Failure;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use uverbs::{
-    CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, Recv, Remote,
+    CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, RecvWr, Remote,
     Rkey, SendWr, Sge,
 };
 
@@ -37,10 +37,10 @@ impl Side {
         let &Options { size, count, what, .. } = options;
         let context = Context::open(&Device::by_name(&options.device)?)?;
         let pd = context.alloc_pd()?;
-        let sends = context.create_cq(options.depth().max(2)).build()?;
-        let receives = context.create_cq(RECEIVES).build()?;
+        let sends = context.cq_builder(options.depth().max(2)).build()?;
+        let receives = context.cq_builder(RECEIVES).build()?;
         let qp = pd
-            .create_qp(&sends, &receives, QpType::RC)
+            .qp_builder(&sends, &receives, QpType::RC)
             .max_send_wr(options.depth())
             .max_recv_wr(RECEIVES)
             .build()?;
@@ -106,7 +106,7 @@ impl Side {
         self.receives_left -= count;
         for _ in 0..count {
             let mut batch = self.qp.recv_batch()?;
-            batch.push(Recv { wr_id: 0, sges: &self.target })?;
+            batch.push(RecvWr::new(&self.target).id(0))?;
             // SAFETY: the memory lives as long as the queue pair, and nobody borrows it.
             unsafe { batch.ring() };
         }

@@ -1,0 +1,134 @@
+//! The part of BAR0 that is memory: VAR pages and device memory.
+//!
+//! Pairs with the region description of [`crate::vfio::session`], which passes the file to QEMU.
+//! With `--map` QEMU maps it, and the guest's accesses need no message. Without, they arrive as
+//! reads and writes of BAR0.
+
+use std::fs::File;
+
+use crate::bar0::{MEMIC_BYTES, MEMIC_OFFSET, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
+use crate::guest::SharedMemory;
+
+/// Where the memory ends in BAR0. It begins with the VAR pages.
+pub const END: u64 = MEMIC_OFFSET + MEMIC_BYTES;
+
+/// The areas that a guest may map: offset in BAR0 and length.
+pub const AREAS: [(u64, u64); 2] =
+    [(VAR_OFFSET, VAR_BYTES + TLP_PAGES * PAGE), (MEMIC_OFFSET, MEMIC_BYTES)];
+
+/// The memory in a function's BAR0.
+pub struct BarMemory {
+    /// `None` if the host has no memory left: reads then return zero.
+    memory: Option<(File, SharedMemory)>,
+}
+
+impl BarMemory {
+    /// Creates the memory, filled with zeros.
+    pub fn new() -> Self {
+        let memory = SharedMemory::create("connectx-bar0", END as usize);
+        if let Err(error) = &memory {
+            log::error!("no memory for VAR pages and device memory: {error}");
+        }
+        Self { memory: memory.ok() }
+    }
+
+    /// The file to map; offsets in it are offsets in BAR0.
+    pub fn file(&self) -> Option<&File> {
+        self.memory.as_ref().map(|(file, _)| file)
+    }
+
+    /// Fills all areas with zeros, also for processes that have them mapped.
+    pub fn clear(&self) {
+        for (offset, len) in AREAS {
+            self.fill(offset, len);
+        }
+    }
+
+    /// Fills a range with zeros.
+    pub fn fill(&self, offset: u64, len: u64) {
+        let zeros = [0; 4096];
+        for at in (offset..offset + len).step_by(zeros.len()) {
+            let len = (offset + len - at).min(zeros.len() as u64);
+            self.write(at, &zeros[..len as usize]);
+        }
+    }
+
+    /// The memory, if the whole range is inside one area.
+    pub(crate) fn shared(&self, offset: u64, len: usize) -> Option<&SharedMemory> {
+        let end = offset.checked_add(len as u64)?;
+        let inside = |(start, len): &(u64, u64)| *start <= offset && end <= start + len;
+        let (_, memory) = self.memory.as_ref()?;
+        AREAS.iter().any(inside).then_some(memory)
+    }
+
+    /// Reads from `offset` of BAR0; a range that is not memory reads zero.
+    pub fn read(&self, offset: u64, to: &mut [u8]) {
+        let read =
+            self.shared(offset, to.len()).and_then(|memory| memory.read(offset as usize, to));
+        if read.is_none() {
+            to.fill(0);
+        }
+    }
+
+    /// Writes to `offset` of BAR0; returns false if the range is not memory.
+    pub fn write(&self, offset: u64, from: &[u8]) -> bool {
+        self.shared(offset, from.len())
+            .and_then(|memory| memory.write(offset as usize, from))
+            .is_some()
+    }
+}
+
+impl Default for BarMemory {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bar0::{SIZE, TLP_OFFSET};
+
+    #[test]
+    fn a_mapping_of_the_file_shares_the_memory() {
+        let bar = BarMemory::new();
+        let guest = SharedMemory::map(bar.file().unwrap(), VAR_OFFSET, 4096).unwrap();
+        assert!(bar.write(VAR_OFFSET + 8, &[1, 2, 3]));
+        let mut bytes = [0; 3];
+        guest.read(8, &mut bytes).unwrap();
+        assert_eq!(bytes, [1, 2, 3]);
+        guest.write(100, &[9]).unwrap();
+        bar.read(VAR_OFFSET + 100, &mut bytes[..1]);
+        assert_eq!(bytes[0], 9);
+        bar.clear();
+        guest.read(8, &mut bytes).unwrap();
+        assert_eq!(bytes, [0; 3]);
+    }
+
+    #[test]
+    fn offsets_between_the_areas_are_not_memory() {
+        let bar = BarMemory::new();
+        let between = TLP_OFFSET + TLP_PAGES * 4096;
+        assert!(!bar.write(between, &[1]) && !bar.write(between - 1, &[1, 1]));
+        assert!(!bar.write(END, &[1]) && !bar.write(u64::MAX, &[1, 1]));
+        let mut byte = [7];
+        bar.read(between, &mut byte);
+        assert_eq!(byte, [0]);
+    }
+
+    #[test]
+    fn a_holder_of_the_file_cannot_resize_it() {
+        let bar = BarMemory::new();
+        assert!(bar.file().unwrap().set_len(4096).is_err());
+        assert!(bar.file().unwrap().set_len(END * 2).is_err());
+    }
+
+    #[test]
+    fn areas_are_page_aligned_inside_bar0_and_do_not_overlap() {
+        for (offset, len) in AREAS {
+            assert_eq!((offset % 4096, len % 4096), (0, 0));
+            assert!(offset >= VAR_OFFSET && offset + len <= END && END <= SIZE);
+        }
+        assert!(AREAS[0].0 + AREAS[0].1 <= AREAS[1].0);
+    }
+}

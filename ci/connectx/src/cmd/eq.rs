@@ -1,0 +1,66 @@
+//! Commands of event queues.
+
+use uverbs_uapi::mlx5::prm::eqc::{
+    create_eq_in, create_eq_out, destroy_eq_in, eqc, query_eq_in, query_eq_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
+
+use crate::command_error::{CommandError, refuse};
+use crate::device::Device;
+use crate::interrupt::VECTORS;
+use crate::object::buffer::Buffer;
+use crate::object::eq::{EQE, Eq};
+
+pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
+    let input = Bits::<create_eq_in, _>::new(input);
+    let context = input.sub(create_eq_in::eq_context_entry);
+    let log_size = context.get32(eqc::log_eq_size);
+    let vector = context.get(eqc::intr) as usize;
+    if log_size > 22 {
+        return refuse!(BadParam, "log_eq_size {log_size} is above 22");
+    }
+    if vector >= VECTORS {
+        return refuse!(BadIndex, "interrupt vector {vector}, the function has {VECTORS}");
+    }
+    let uar = context.get32(eqc::uar_page);
+    let buffer = Buffer::new(
+        &device.objects.listed_pages,
+        context.get(eqc::log_page_size),
+        context.get(eqc::page_offset),
+        EQE << log_size,
+        input.tail(create_eq_in::pas),
+    )?;
+    let mut mask = [0; 4];
+    let (words, _) = input.span(create_eq_in::event_bitmask).as_chunks::<8>();
+    for (to, from) in mask.iter_mut().zip(words) {
+        *to = u64::from_be_bytes(*from);
+    }
+    device.objects.eqs.check_room()?;
+    device.objects.uars.hold(uar)?;
+    let eq =
+        Eq { buffer, log_size, producer: 0, consumer: 0, armed: false, vector, uar, mask, lost: 0 };
+    let number = device.objects.eqs.insert(eq)?;
+    let mut out = Bits::<create_eq_out, _>::new(vec![0; create_eq_out::SIZE]);
+    out.set(create_eq_out::eq_number, number.into());
+    Ok(out.into_inner())
+}
+
+pub(crate) fn destroy_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
+    let number = Bits::<destroy_eq_in, _>::new(input).get32(destroy_eq_in::eq_number);
+    let eq = device.objects.eqs.remove(number)?;
+    device.objects.uars.release(eq.uar);
+    Ok(vec![])
+}
+
+pub(crate) fn query_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
+    let number = Bits::<query_eq_in, _>::new(input).get32(query_eq_in::eq_number);
+    let eq = device.objects.eqs.get(number)?;
+    let mut out = Bits::<query_eq_out, _>::new(vec![0; query_eq_out::SIZE]);
+    let mut context = out.sub_mut(query_eq_out::eq_context_entry);
+    context.set(eqc::log_eq_size, eq.log_size.into());
+    context.set(eqc::uar_page, eq.uar.into());
+    context.set(eqc::intr, eq.vector as u64);
+    context.set(eqc::consumer_counter, eq.consumer.into());
+    context.set(eqc::producer_counter, eq.producer.into());
+    Ok(out.into_inner())
+}

@@ -1,0 +1,569 @@
+//! The requester: executes the WQEs of a send queue.
+//!
+//! Pairs with the responder. A queue pair has one message in flight, and gets its response at once
+//! or never. So a fence never has to wait.
+
+use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
+use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
+
+use super::message::{Action, Datagram, Message, Response, rnr_timer};
+use crate::device::Device;
+use crate::fault::Side;
+use crate::format::syndrome::{CqeError, Syndrome};
+use crate::format::wqe::{AddressVector, CtrlSegment, DataSegment, Truncated, WqeSegments, op};
+use crate::format::{event, frame};
+use crate::object::mkey::{Access, AccessRight};
+use crate::object::qp::{QpState, RetryTimer, Service};
+use crate::object::table::KERNEL;
+use crate::options::PortType;
+use crate::recording::{DoorbellCounter, Entry};
+
+/// The longest message.
+pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
+const PSN_MASK: u32 = 0xff_ffff;
+/// `rnr_retry` value that never runs out.
+const FOREVER: u8 = 7;
+
+/// A WQE whose message is in flight.
+pub(crate) struct InflightWqe {
+    pub(crate) control: CtrlSegment,
+    /// Where response data goes.
+    segments: Vec<DataSegment>,
+    len: u64,
+}
+
+/// Destination of a message.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Destination {
+    /// The port with this LID.
+    Lid(u16),
+    /// The port with this GID.
+    Gid([u8; 16]),
+    /// Every port with members of this multicast group.
+    Group([u8; 16]),
+}
+
+/// The outcome of executing a queue's next WQE.
+pub(crate) enum NextWqe {
+    /// The queue has no WQE to execute now.
+    Idle,
+    /// The WQE is done.
+    Done,
+    /// The WQE needs a message to another queue pair.
+    Send(Box<(InflightWqe, Message, Destination)>),
+}
+
+impl Device {
+    /// Executes the next WQE of a queue pair.
+    pub(crate) fn run_next_wqe(&mut self, qpn: u32) -> NextWqe {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return NextWqe::Idle };
+        match qp.state {
+            QpState::ReadyToSend => match qp.retry_timer {
+                Some(RetryTimer::At(due)) if due <= self.now => qp.retry_timer = None,
+                Some(_) => return NextWqe::Idle,
+                None => {}
+            },
+            QpState::SendError => {
+                self.flush_sends(qpn);
+                return NextWqe::Idle;
+            }
+            QpState::Error => {
+                self.flush_sends(qpn);
+                self.flush_receives(qpn);
+                self.check_for_late_receives(qpn);
+                return NextWqe::Idle;
+            }
+            _ => return NextWqe::Idle,
+        }
+        let Some(sq) = qp.sq.as_mut() else { return NextWqe::Idle };
+        if let Err(why) = sq.read_doorbell_record(&self.memory) {
+            log::warn!("QP {qpn:#x}: {why}");
+            self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
+            return NextWqe::Idle;
+        }
+        self.recorder.doorbell_record(
+            self.now,
+            DoorbellCounter::Sq,
+            qpn,
+            sq.producer_index().into(),
+        );
+        if !sq.has_pending() {
+            return NextWqe::Idle;
+        }
+        let (control, bytes) = match sq.read_next_wqe(&self.memory) {
+            Ok(wqe) => wqe,
+            Err(why) => {
+                log::warn!("QP {qpn:#x}: {why}");
+                self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
+                return NextWqe::Idle;
+            }
+        };
+        let entry = Entry::Wqe {
+            service: qp.context.get(qpc::st) as u8,
+            blue_flame: sq.has_blue_flame_wqe(),
+            index: sq.consumer_index(),
+            number: qpn,
+            bytes: &bytes[..],
+        };
+        self.recorder.add(self.now, &entry);
+        let user = self.objects.qps.owner(qpn) != KERNEL;
+        if let Some(cause) = self.faults.wqe_fault(qpn, user, Side::Send) {
+            self.fail_wqe(qpn, &control, cause);
+            return NextWqe::Done;
+        }
+        match self.execute_wqe(qpn, control, &bytes) {
+            Ok(None) => {
+                self.complete_wqe(qpn, &control, 0, &[]);
+                NextWqe::Done
+            }
+            Ok(Some(send)) => NextWqe::Send(send),
+            Err(syndrome) => {
+                self.fail_wqe(qpn, &control, syndrome.into());
+                NextWqe::Done
+            }
+        }
+    }
+
+    /// Whether the queue pair gets responses.
+    pub(crate) fn is_reliable(&self, qpn: u32) -> bool {
+        self.objects.qps.get(qpn).is_ok_and(|qp| qp.service.reliable())
+    }
+
+    /// Checks later whether the driver has posted a receive to a queue pair in error state, since
+    /// receives have no doorbell register. A program that drains a queue posts a receive and waits
+    /// for its flush error. The interval doubles each time, for four seconds in all.
+    fn check_for_late_receives(&mut self, qpn: u32) {
+        const FIRST: u64 = 1_000_000;
+        const MOST: u8 = 12;
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        let has_timer = matches!(qp.retry_timer, Some(RetryTimer::At(due)) if due > self.now);
+        if qp.rq.is_none() || has_timer || qp.late_receive_checks == MOST {
+            return;
+        }
+        let wait = FIRST << qp.late_receive_checks;
+        qp.late_receive_checks += 1;
+        self.start_retry_timer(qpn, wait);
+    }
+
+    /// Advances past the WQE and reports it if it is signaled.
+    fn complete_wqe(&mut self, qpn: u32, control: &CtrlSegment, len: u32, data: &[u8]) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        qp.retries = 0;
+        qp.rnr_retries = 0;
+        let index = qp.sq.as_mut().map_or(0, |sq| {
+            let index = sq.consumer_index();
+            sq.advance(control.wqebbs());
+            index
+        });
+        if control.signaled() {
+            self.complete_send(qpn, control.opcode, index, len, data);
+        }
+    }
+
+    /// Reports a WQE as failed and stops the queue pair.
+    fn fail_wqe(&mut self, qpn: u32, control: &CtrlSegment, cause: CqeError) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        let connected = qp.service.reliable() || qp.service == Service::Umr;
+        let index = qp.sq.as_mut().map_or(0, |sq| {
+            let index = sq.consumer_index();
+            sq.advance(control.wqebbs());
+            index
+        });
+        self.fail_send(qpn, control.opcode, index, cause);
+        if connected {
+            return self.move_qp_to_error(qpn, None);
+        }
+        // An unreliable service only stops sending.
+        if let Ok(qp) = self.objects.qps.get_mut(qpn) {
+            qp.state = QpState::SendError;
+        }
+        self.schedule(qpn);
+    }
+
+    fn flush_sends(&mut self, qpn: u32) {
+        for _ in 0..1 << 16 {
+            let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+            let Some(sq) = qp.sq.as_mut() else { return };
+            if sq.read_doorbell_record(&self.memory).is_err() || !sq.has_pending() {
+                return;
+            }
+            let index = sq.consumer_index();
+            let opcode = match sq.read_next_wqe(&self.memory) {
+                Ok((control, _)) => {
+                    sq.advance(control.wqebbs());
+                    control.opcode
+                }
+                // The WQE cannot be read, so the next one cannot be found: drop the rest.
+                Err(_) => {
+                    sq.discard_pending();
+                    0
+                }
+            };
+            self.fail_send(qpn, opcode, index, Syndrome::Flushed.into());
+        }
+    }
+
+    /// Parses a WQE and executes its local part.
+    #[expect(clippy::type_complexity, reason = "it is what NextWqe::Send holds")]
+    fn execute_wqe(
+        &mut self,
+        qpn: u32,
+        control: CtrlSegment,
+        bytes: &[u8],
+    ) -> Result<Option<Box<(InflightWqe, Message, Destination)>>, Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let Some(sq) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
+        if control.wqe_index != sq.consumer_index() || control.qpn != qpn || control.ds == 0 {
+            log::warn!("QP {qpn:#x}: WQE {control:?} at WQEBB {:#x}", sq.consumer_index());
+            return Err(Syndrome::LocalQpOperation);
+        }
+        let (service, pd) = (qp.service, qp.pd);
+        let mut segments = WqeSegments::new(&control, bytes);
+        match control.opcode {
+            op::NOP => return Ok(None),
+            op::UMR => {
+                let issuer = self.umr_issuer(qpn, qp);
+                return self.umr(issuer, control.immediate, segments).map(|()| None);
+            }
+            op::LOCAL_INVAL => {
+                let issuer = self.umr_issuer(qpn, qp);
+                return self.local_invalidate(issuer, control.immediate).map(|()| None);
+            }
+            _ => {}
+        }
+        let short = |_: Truncated| Syndrome::LocalQpOperation;
+        let srqn = match service {
+            Service::Xrc => Some(segments.xrc().map_err(short)?),
+            Service::Umr => return Err(Syndrome::LocalQpOperation),
+            _ => None,
+        };
+        let vector = match service.datagram() {
+            true => Some(segments.address_vector().map_err(short)?),
+            false => None,
+        };
+        let reliable = service.reliable();
+        let (remote, sends) = match control.opcode {
+            op::SEND | op::SEND_IMM => (None, true),
+            op::SEND_INVAL if reliable => (None, true),
+            op::RDMA_WRITE | op::RDMA_WRITE_IMM if vector.is_none() => {
+                (Some(segments.remote().map_err(short)?), true)
+            }
+            op::RDMA_READ
+            | op::ATOMIC_CS
+            | op::ATOMIC_FA
+            | op::ATOMIC_MASKED_CS
+            | op::ATOMIC_MASKED_FA
+                if reliable =>
+            {
+                (Some(segments.remote().map_err(short)?), false)
+            }
+            _ => return Err(Syndrome::LocalQpOperation),
+        };
+        let atomic = !sends && control.opcode != op::RDMA_READ;
+        let word = control.atomic_len();
+        let change = match (atomic, word) {
+            (true, Some(word)) => Some(segments.atomic(control.opcode, word).map_err(short)?),
+            (true, None) => return Err(Syndrome::LocalQpOperation),
+            (false, _) => None,
+        };
+        let data = segments.data_segments().map_err(short)?;
+        let len: u64 = data.iter().map(DataSegment::len).sum();
+        let mtu = self.path_mtu(qpn);
+        let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
+        if len > limit || atomic && Some(len) != word {
+            return Err(Syndrome::LocalLength);
+        }
+        let payload = if sends { self.gather_data(qpn, pd, &data)? } else { vec![] };
+        let action = match (control.opcode, remote, change) {
+            (op::SEND_INVAL, ..) => Action::Send { invalidate: Some(control.immediate) },
+            (_, None, _) => Action::Send { invalidate: None },
+            (op::RDMA_READ, Some(remote), _) => {
+                Action::Read { address: remote.address, key: remote.key, len }
+            }
+            (_, Some(remote), Some(change)) => {
+                Action::Atomic { address: remote.address, key: remote.key, len, change }
+            }
+            (_, Some(remote), None) => Action::Write { address: remote.address, key: remote.key },
+        };
+        let immediate = matches!(control.opcode, op::SEND_IMM | op::RDMA_WRITE_IMM)
+            .then_some(control.immediate);
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let infiniband = self.options.port_type == PortType::InfiniBand;
+        let path = qp.context.sub(qpc::primary_address_path);
+        let (destination, datagram) = match &vector {
+            Some(vector) => {
+                let (destination, datagram) = self.datagram(qpn, vector, payload.len())?;
+                (destination, Some(datagram))
+            }
+            None if infiniband => (Destination::Lid(path.get(ads::rlid) as u16), None),
+            None => {
+                let gid = path.span(ads::rgid_rip).try_into();
+                (Destination::Gid(gid.map_err(|_| Syndrome::LocalQpOperation)?), None)
+            }
+        };
+        let source_qpn = match service {
+            Service::Smi => 0,
+            Service::Gsi => 1,
+            _ if qp.context.get(qpc::deth_sqpn) == 1 => 1,
+            _ => qpn,
+        };
+        let source_gid = match infiniband {
+            true => [0; 16],
+            false => self.port.roce_gid(path.get(ads::src_addr_index) as usize).unwrap_or_default(),
+        };
+        let packets = (len.div_ceil(mtu.into()) as u32).max(1);
+        let message = Message {
+            source_gid,
+            source_qpn,
+            qpn: vector.map_or(qp.context.get32(qpc::remote_qpn), |vector| vector.qpn),
+            source_lid: if infiniband { self.port.lid() } else { 0 },
+            sl: vector.map_or(path.get(ads::sl) as u8, |vector| vector.sl),
+            psn: qp.context.get32(qpc::next_send_psn),
+            packets,
+            action,
+            payload,
+            immediate,
+            solicited: control.solicited(),
+            srqn,
+            datagram,
+        };
+        Ok(Some(Box::new((InflightWqe { control, segments: data, len }, message, destination))))
+    }
+
+    /// Bytes of payload of a packet.
+    fn path_mtu(&self, qpn: u32) -> u32 {
+        let code = self.objects.qps.get(qpn).map_or(0, |qp| qp.context.get32(qpc::mtu));
+        match code {
+            1..=5 => 128 << code,
+            // Datagrams use the MTU of the port.
+            _ => 4096,
+        }
+    }
+
+    fn datagram(
+        &self,
+        qpn: u32,
+        vector: &AddressVector,
+        len: usize,
+    ) -> Result<(Destination, Datagram), Syndrome> {
+        const OWN_KEY: u32 = 1 << 31;
+        const GROUP_QPN: u32 = 0xff_ffff;
+        const IPV4: u8 = 2;
+        const IPV6: u8 = 1;
+        let infiniband = self.options.port_type == PortType::InfiniBand;
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let qkey = match vector.qkey & OWN_KEY {
+            0 => vector.qkey,
+            _ => qp.context.get32(qpc::q_key),
+        };
+        let global = vector.global || !infiniband;
+        let (source, l3) = if infiniband {
+            (self.port.ib_gid(), 0)
+        } else {
+            let index = usize::from(vector.source);
+            let Some(gid) = self.port.roce_gid(index) else {
+                return Err(Syndrome::LocalQpOperation);
+            };
+            let entry = &self.port.gids[index];
+            let v2 = entry.get(roce_addr_layout::roce_version) != 0;
+            let v6 = entry.get(roce_addr_layout::roce_l3_type) != 0;
+            (
+                gid,
+                if !v2 {
+                    0
+                } else if v6 {
+                    IPV6
+                } else {
+                    IPV4
+                },
+            )
+        };
+        let route = global.then(|| {
+            let mut route = [0; 40];
+            let total = (len + 24) as u16;
+            if l3 == IPV4 {
+                route[20..24].copy_from_slice(&[0x45, vector.tclass, 0, 0]);
+                route[22..24].copy_from_slice(&(total + 28).to_be_bytes());
+                route[28..30].copy_from_slice(&[vector.hop_limit, 17]);
+                route[32..36].copy_from_slice(&source[12..]);
+                route[36..40].copy_from_slice(&vector.gid[12..]);
+                let sum = frame::checksum(&route[20..40], 0);
+                route[30..32].copy_from_slice(&sum.to_be_bytes());
+            } else {
+                let first = 6 << 28 | u32::from(vector.tclass) << 20 | vector.flow_label;
+                route[..4].copy_from_slice(&first.to_be_bytes());
+                route[4..6].copy_from_slice(&total.to_be_bytes());
+                route[6] = if l3 == IPV6 { 17 } else { 0x1b };
+                route[7] = vector.hop_limit;
+                route[8..24].copy_from_slice(&source);
+                route[24..40].copy_from_slice(&vector.gid);
+            }
+            route
+        });
+        let group = (vector.qpn == GROUP_QPN && global).then_some(vector.gid);
+        let destination = match group {
+            Some(group) => Destination::Group(group),
+            None if infiniband => Destination::Lid(vector.lid),
+            None => Destination::Gid(vector.gid),
+        };
+        Ok((destination, Datagram { qkey, route, l3, group }))
+    }
+
+    /// Reads the data of a WQE.
+    pub(crate) fn gather_data(
+        &self,
+        qpn: u32,
+        pd: u32,
+        list: &[DataSegment],
+    ) -> Result<Vec<u8>, Syndrome> {
+        let mut data = Vec::new();
+        for segment in list {
+            match segment {
+                DataSegment::Inline(bytes) => data.extend(bytes),
+                DataSegment::Memory(sge) => {
+                    let access = Access {
+                        key: sge.key,
+                        pd,
+                        qpn,
+                        right: AccessRight::LocalRead,
+                        address: sge.address,
+                        len: sge.len.into(),
+                    };
+                    let bytes = self.dma_read(access).map_err(|why| {
+                        log::debug!("send of QP {qpn:#x}: {why}");
+                        Syndrome::LocalProtection
+                    })?;
+                    data.extend(bytes);
+                }
+            }
+        }
+        Ok(data)
+    }
+
+    /// Stores response data in memory, or returns it to be scattered to the CQE.
+    fn store_response(
+        &self,
+        qpn: u32,
+        wqe: &InflightWqe,
+        data: Vec<u8>,
+    ) -> Result<Vec<u8>, Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        let room = qp.send_scatter_to_cqe().min(self.cqe_data_room(qp.send_cq()));
+        let inline = wqe.control.signaled() && (1..=room).contains(&data.len());
+        self.scatter(qpn, &wqe.segments, &data, !inline)?;
+        Ok(if inline { data } else { vec![] })
+    }
+
+    /// Writes response data to the SGEs of a WQE, or only checks that their mkeys allow it.
+    fn scatter(
+        &self,
+        qpn: u32,
+        list: &[DataSegment],
+        mut data: &[u8],
+        write: bool,
+    ) -> Result<(), Syndrome> {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
+        for segment in list {
+            let DataSegment::Memory(sge) = segment else { return Err(Syndrome::LocalQpOperation) };
+            let (part, rest) = data.split_at(data.len().min(sge.len as usize));
+            data = rest;
+            let access = Access {
+                key: sge.key,
+                pd: qp.pd,
+                qpn,
+                right: AccessRight::LocalWrite,
+                address: sge.address,
+                len: part.len() as u64,
+            };
+            let done = match write {
+                true => self.dma_write(access, part),
+                false => self.objects.resolve(access).map(|_| ()),
+            };
+            done.map_err(|_| Syndrome::LocalProtection)?;
+        }
+        Ok(())
+    }
+
+    fn count_sent(&mut self, message: &Message) {
+        let (multicast, payload) = (message.is_multicast(), message.payload.len());
+        self.rdma_sent.add_message(multicast, message.packets, payload);
+    }
+
+    /// Handles the response to a message.
+    pub(crate) fn handle_response(
+        &mut self,
+        qpn: u32,
+        wqe: &InflightWqe,
+        message: &Message,
+        response: Response,
+    ) {
+        let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
+        let control = &wqe.control;
+        let service = qp.service;
+        let path = qp.context.sub(qpc::primary_address_path);
+        let timeout = match path.get(ads::ack_timeout) {
+            0 => None,
+            code => Some(4096u64 << code),
+        };
+        let retries = qp.context.get(qpc::retry_count) as u8;
+        let rnr_retries = qp.context.get(qpc::rnr_retry) as u8;
+        if !service.reliable() {
+            // An unreliable service gets no response.
+            self.count_sent(message);
+            return self.complete_wqe(qpn, control, wqe.len as u32, &[]);
+        }
+        let outcome = match response {
+            Response::RnrNak(code) => {
+                let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
+                qp.rnr_retries = qp.rnr_retries.saturating_add(1);
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.rnr_nak_retry_err = counter.rnr_nak_retry_err.wrapping_add(1)
+                });
+                if !exceeded {
+                    return self.start_retry_timer(qpn, rnr_timer(code));
+                }
+                Err(Syndrome::ReceiverNotReady)
+            }
+            Response::Lost => {
+                let Some(timeout) = timeout else {
+                    qp.retry_timer = Some(RetryTimer::Never);
+                    return;
+                };
+                let exceeded = qp.retries >= retries;
+                qp.retries = qp.retries.saturating_add(1);
+                self.objects.count_for_qp(qpn, |counter| {
+                    counter.local_ack_timeout_err = counter.local_ack_timeout_err.wrapping_add(1)
+                });
+                if !exceeded {
+                    return self.start_retry_timer(qpn, timeout);
+                }
+                Err(Syndrome::RetriesExceeded)
+            }
+            Response::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
+            Response::AccessError => Err(Syndrome::RemoteAccess),
+            Response::OperationError => Err(Syndrome::RemoteOperation),
+            Response::Ack => Ok(vec![]),
+            Response::ReadData(data) => self.store_response(qpn, wqe, data),
+            // The device returns the old value of an 8-byte atomic in big endian, unless the driver
+            // asked for host order.
+            Response::AtomicResult(old) if wqe.len == 8 && !self.caps.host_order_atomics() => {
+                self.store_response(qpn, wqe, old.to_be_bytes().to_vec())
+            }
+            Response::AtomicResult(old) => {
+                let bytes = old.to_le_bytes();
+                self.store_response(qpn, wqe, bytes[..wqe.len.min(8) as usize].to_vec())
+            }
+        };
+        match outcome {
+            Ok(inline) => {
+                self.count_sent(message);
+                if let Ok(qp) = self.objects.qps.get_mut(qpn) {
+                    let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
+                    qp.context.set(qpc::next_send_psn, next.into());
+                }
+                self.complete_wqe(qpn, control, wqe.len as u32, &inline);
+            }
+            Err(syndrome) => self.fail_wqe(qpn, control, syndrome.into()),
+        }
+    }
+}

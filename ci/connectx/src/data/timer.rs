@@ -1,0 +1,22 @@
+//! Work that is due at a time.
+
+use crate::device::Device;
+
+impl Device {
+    /// Runs the timers that are due.
+    pub(crate) fn run_timers(&mut self) {
+        if !self.bus_master {
+            return;
+        }
+        while let Some((&(due, number), ())) = self.retry_timers.first_key_value()
+            && due <= self.now
+        {
+            self.retry_timers.pop_first();
+            self.schedule(number);
+        }
+        self.run_cq_timers();
+        while let Some(up) = self.faults.due_link_change(self.now) {
+            self.set_link(up);
+        }
+    }
+}

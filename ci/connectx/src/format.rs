@@ -1,0 +1,8 @@
+//! Formats of what lies in guest memory and in Ethernet frames. These files hold no state of the
+//! device.
+
+pub(crate) mod cqe;
+pub mod event;
+pub(crate) mod frame;
+pub mod syndrome;
+pub mod wqe;

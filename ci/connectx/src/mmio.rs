@@ -1,0 +1,52 @@
+//! Reads from and writes to BAR0.
+
+use crate::bar0;
+use crate::cmd::queue;
+use crate::device::Device;
+use crate::init_segment::InitSegmentAction;
+use crate::recording::Entry;
+
+/// Reads from BAR0.
+pub(crate) fn read(device: &mut Device, offset: u64, to: &mut [u8]) {
+    let page = offset / bar0::PAGE;
+    if offset >= bar0::VAR_OFFSET {
+        return device.bar.read(offset, to);
+    }
+    for (at, byte) in (offset..).zip(to) {
+        // Doorbells are write-only.
+        *byte = if page < u64::from(*bar0::UARS.start()) {
+            device.init_segment.read(at & !3, device.now).to_be_bytes()[(at & 3) as usize]
+        } else {
+            0
+        };
+    }
+}
+
+/// Writes to BAR0.
+pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
+    device.recorder.add(device.now, &Entry::Write { offset, bytes: from });
+    if offset >= bar0::VAR_OFFSET {
+        if !device.bar.write(offset, from) {
+            log::debug!("{} bytes to {offset:#x} of BAR0, which has nothing there", from.len());
+        }
+        return;
+    }
+    if offset / bar0::PAGE >= u64::from(*bar0::UARS.start()) {
+        if !device.bus_master {
+            log::debug!("a doorbell is ignored without bus mastering");
+            return;
+        }
+        return device.uar_write((offset / bar0::PAGE) as u32, offset % bar0::PAGE, from);
+    }
+    let (words, _) = from.as_chunks::<4>();
+    for (at, word) in (offset..).step_by(4).zip(words) {
+        match device.init_segment.write(at, u32::from_be_bytes(*word)) {
+            InitSegmentAction::None => {}
+            InitSegmentAction::Commands(_) if !device.bus_master => {
+                log::warn!("a command is ignored without bus mastering");
+            }
+            InitSegmentAction::Commands(slots) => queue::run(device, slots),
+            InitSegmentAction::Reset => device.reset(),
+        }
+    }
+}

@@ -1,0 +1,168 @@
+//! Send queues: their buffer, producer index and consumer index.
+//!
+//! Pairs with the send doorbell record, and with the doorbell register that tells the device to
+//! read it.
+
+use super::buffer::Buffer;
+use crate::format::wqe::CtrlSegment;
+use crate::guest::GuestMemory;
+
+/// Bytes of a WQE basic block (WQEBB).
+pub const WQEBB: usize = 64;
+
+/// A send queue.
+pub struct SendQueue {
+    buffer: Buffer,
+    offset: u64,
+    log_size: u32,
+    doorbell_record: u64,
+    /// WQEBB that the device reads next.
+    consumer_index: u16,
+    /// WQEBB behind the last posted WQE.
+    producer_index: u16,
+    /// A WQE from a BlueFlame register, and its index.
+    blue_flame: Option<(u16, Vec<u8>)>,
+}
+
+impl SendQueue {
+    /// A queue of 2^`log_size` WQEBBs at `offset` of `buffer`, with its doorbell record.
+    pub fn new(buffer: Buffer, offset: u64, log_size: u32, doorbell_record: u64) -> Self {
+        Self {
+            buffer,
+            offset,
+            log_size,
+            doorbell_record,
+            consumer_index: 0,
+            producer_index: 0,
+            blue_flame: None,
+        }
+    }
+
+    /// Restores the state after creation.
+    pub fn reset(&mut self) {
+        self.consumer_index = 0;
+        self.producer_index = 0;
+        self.blue_flame = None;
+    }
+
+    /// The WQEBB that the device reads next.
+    pub fn consumer_index(&self) -> u16 {
+        self.consumer_index
+    }
+
+    /// The WQEBB behind the last posted WQE.
+    pub fn producer_index(&self) -> u16 {
+        self.producer_index
+    }
+
+    /// Whether the next WQE came by BlueFlame.
+    pub fn has_blue_flame_wqe(&self) -> bool {
+        self.blue_flame.as_ref().is_some_and(|(index, _)| *index == self.consumer_index)
+    }
+
+    /// Reads the producer index from the doorbell record.
+    ///
+    /// # Errors
+    /// If the record cannot be read, or is further ahead than the size of the queue.
+    pub fn read_doorbell_record(&mut self, memory: &GuestMemory) -> Result<(), String> {
+        let record =
+            memory.read_be32(self.doorbell_record).map_err(|fault| format!("{fault:?}"))? as u16;
+        let waiting = record.wrapping_sub(self.consumer_index);
+        if u32::from(waiting) > 1 << self.log_size {
+            return Err(format!(
+                "doorbell record {record:#x} with {:#x} WQEBBs done",
+                self.consumer_index
+            ));
+        }
+        self.producer_index = record;
+        Ok(())
+    }
+
+    /// Whether a WQE that ends at this index is not posted yet, according to the doorbell record.
+    pub fn record_lags(&self, end: u16) -> bool {
+        let size = 1u32 << self.log_size;
+        let ahead = end.wrapping_sub(self.producer_index);
+        ahead != 0 && u32::from(ahead) <= size
+    }
+
+    /// Whether a WQE that begins at this index is posted and not executed.
+    pub fn is_pending(&self, index: u16) -> bool {
+        index.wrapping_sub(self.consumer_index)
+            < self.producer_index.wrapping_sub(self.consumer_index)
+    }
+
+    /// Takes a WQE that came by BlueFlame, in place of the one in memory.
+    pub fn set_blue_flame_wqe(&mut self, index: u16, data: Vec<u8>) {
+        if self.is_pending(index) {
+            self.blue_flame = Some((index, data));
+        }
+    }
+
+    /// Whether there are posted WQEs to execute.
+    pub fn has_pending(&self) -> bool {
+        self.producer_index != self.consumer_index
+    }
+
+    /// The first `count` WQEBBs of the next WQE.
+    ///
+    /// # Errors
+    /// If the queue is not in guest memory.
+    pub fn read_next(&self, memory: &GuestMemory, count: usize) -> Result<Vec<u8>, String> {
+        match &self.blue_flame {
+            Some((index, data)) if *index == self.consumer_index && data.len() >= count * WQEBB => {
+                Ok(data[..count * WQEBB].to_vec())
+            }
+            _ => self.read_wqebbs(memory, self.consumer_index, count),
+        }
+    }
+
+    /// The next WQE, whole.
+    ///
+    /// # Errors
+    /// If the queue is not in guest memory.
+    pub fn read_next_wqe(&self, memory: &GuestMemory) -> Result<(CtrlSegment, Vec<u8>), String> {
+        let first = self.read_next(memory, 1)?;
+        let control =
+            first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a WQEBB is short")?;
+        let bytes = self.read_next(memory, control.wqebbs().into())?;
+        Ok((control, bytes))
+    }
+
+    /// Reads `count` WQEBBs from index `index` on; the queue wraps.
+    ///
+    /// # Errors
+    /// If the queue is not in guest memory.
+    pub fn read_wqebbs(
+        &self,
+        memory: &GuestMemory,
+        index: u16,
+        count: usize,
+    ) -> Result<Vec<u8>, String> {
+        let mask = (1u64 << self.log_size) - 1;
+        let mut bytes = vec![0; count * WQEBB];
+        for (wqebb, to) in (u64::from(index)..).zip(bytes.chunks_exact_mut(WQEBB)) {
+            let at = self.offset + (wqebb & mask) * WQEBB as u64;
+            self.buffer.read(memory, at, to).map_err(|fault| format!("{fault:?}"))?;
+        }
+        Ok(bytes)
+    }
+
+    /// Drops all posted WQEs.
+    pub fn discard_pending(&mut self) {
+        self.consumer_index = self.producer_index;
+        self.blue_flame = None;
+    }
+
+    /// Advances past a WQE of `count` WQEBBs.
+    pub fn advance(&mut self, count: u16) {
+        self.consumer_index = self.consumer_index.wrapping_add(count);
+        let passed = |index: u16| index.wrapping_sub(self.consumer_index) >= 0x8000;
+        if self.blue_flame.as_ref().is_some_and(|(index, _)| passed(*index)) {
+            self.blue_flame = None;
+        }
+        // The device has executed a WQE that is longer than the posted WQEBBs.
+        if self.producer_index.wrapping_sub(self.consumer_index) >= 0x8000 {
+            self.producer_index = self.consumer_index;
+        }
+    }
+}

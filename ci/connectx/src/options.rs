@@ -1,0 +1,40 @@
+//! Options of a function, from the command line.
+
+/// Type of a port.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum PortType {
+    /// RoCE and Ethernet.
+    #[default]
+    Ethernet,
+    /// InfiniBand.
+    InfiniBand,
+}
+
+/// Options of a function.
+#[derive(Debug, Clone)]
+pub struct Options {
+    /// Type of the port.
+    pub port_type: PortType,
+    /// Whether BlueFlame registers take data.
+    pub write_combining: bool,
+    /// Whether the driver registers memory only with commands, as on a device with the smallest set
+    /// of capabilities.
+    pub minimal: bool,
+    /// Whether the guest may map VAR pages and device memory. Other writes to BAR0 then wait for a
+    /// reply.
+    pub mapped: bool,
+    /// Number of the function at the switch; its addresses derive from it.
+    pub number: u32,
+}
+
+impl Default for Options {
+    fn default() -> Self {
+        Self {
+            port_type: PortType::Ethernet,
+            write_combining: true,
+            minimal: false,
+            mapped: false,
+            number: 0,
+        }
+    }
+}

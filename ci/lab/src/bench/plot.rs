@@ -1,0 +1,315 @@
+//! Plots of what a suite found, as SVG files that `docs/BENCHMARKS.md` shows.
+//!
+//! They are drawn from the same JSON that `--json` prints: the ratio of each operation, what one more
+//! object costs when there are many, and the time of a message by its size.
+
+use serde_json::Value;
+use std::fmt::Write;
+
+/// Width of a figure, in the unit of SVG.
+const WIDTH: f64 = 840.0;
+/// Height of a bar with the gap below it.
+const BAR: f64 = 20.0;
+/// Where bars begin; their labels end before.
+const LABELS: f64 = 330.0;
+/// Panels in a row of a figure.
+const COLUMNS: usize = 3;
+/// Width and height of a panel with its axes.
+const PANEL: [f64; 2] = [WIDTH / COLUMNS as f64, 190.0];
+
+const OURS: &str = "#2563a8";
+const THEIRS: &str = "#b0641f";
+/// Readable on white and on black.
+const TEXT: &str = "#7a7a7a";
+
+/// A file to be written.
+#[derive(Debug, PartialEq)]
+pub(super) struct Plot {
+    pub(super) name: String,
+    pub(super) svg: String,
+}
+
+/// One operation at several sizes, or with several numbers of objects.
+#[derive(Debug, PartialEq)]
+struct Series {
+    title: String,
+    /// Size or number, ours, theirs.
+    points: Vec<[f64; 3]>,
+}
+
+/// The plots of a suite's result; none of rows that have nothing to draw.
+pub(super) fn plots(suite: &str, result: &Value) -> Vec<Plot> {
+    let rows = result["rows"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut plots = Vec::new();
+    let ratios: Vec<_> = rows.iter().filter_map(ratio).collect();
+    if !ratios.is_empty() {
+        let title = format!("{suite}: ours to theirs, less is better");
+        plots.push(Plot { name: format!("{suite}-ratio.svg"), svg: bars(&title, &ratios) });
+    }
+    for (what, place) in [("scaling", count as fn(&Value) -> _), ("size", size)] {
+        let series = series(rows, place);
+        if !series.is_empty() {
+            let title = format!("{suite}: {what}");
+            let name = format!("{suite}-{what}.svg");
+            plots.push(Plot { name, svg: panels(&title, &series) });
+        }
+    }
+    plots
+}
+
+fn text<'v>(row: &'v Value, key: &str) -> &'v str {
+    row[key].as_str().unwrap_or_default()
+}
+
+/// An operation and its ratio.
+fn ratio(row: &Value) -> Option<(String, f64)> {
+    // A row at a number of objects is a point of a series.
+    if count(row).is_some() {
+        return None;
+    }
+    let label = format!("{} {}", text(row, "operation"), text(row, "setting"));
+    Some((label.trim_end().to_owned(), row["ratio"].as_f64()?))
+}
+
+/// The operation and the number of objects of a row that has one.
+fn count(row: &Value) -> Option<(String, f64)> {
+    let number = text(row, "setting").strip_prefix("at ")?.parse().ok()?;
+    Some((text(row, "operation").to_owned(), number))
+}
+
+/// The operation and the bytes of a row whose name has a size: `send polled 4 KiB`,
+/// `write rate 64 B, 16 at once`.
+fn size(row: &Value) -> Option<(String, f64)> {
+    let (operation, behind) = match text(row, "operation").split_once(", ") {
+        Some((operation, behind)) => (operation, format!(", {behind}")),
+        None => (text(row, "operation"), String::new()),
+    };
+    let (operation, unit) = operation.rsplit_once(' ')?;
+    let (operation, number) = operation.rsplit_once(' ')?;
+    let factor = match unit {
+        "B" => 1.0,
+        "KiB" => 1024.0,
+        _ => return None,
+    };
+    Some((format!("{operation}{behind}"), number.parse::<f64>().ok()? * factor))
+}
+
+/// Ours and theirs of a row, where both were measured.
+fn values(row: &Value) -> Option<[f64; 2]> {
+    let pair = |ours: &Value, theirs: &Value| Some([ours.as_f64()?, theirs.as_f64()?]);
+    pair(&row["ours"]["value"], &row["theirs"]["value"])
+        .or_else(|| pair(&row["ours_usec_per_iteration"], &row["theirs_usec_per_iteration"]))
+}
+
+/// Rows that differ only by their place on the axis, together; a line needs three of them.
+fn series(rows: &[Value], place: fn(&Value) -> Option<(String, f64)>) -> Vec<Series> {
+    let mut found: Vec<Series> = Vec::new();
+    for row in rows {
+        let (Some((title, at)), Some([ours, theirs])) = (place(row), values(row)) else { continue };
+        let at = match found.iter().position(|series| series.title == title) {
+            Some(known) => (known, at),
+            None => {
+                found.push(Series { title, points: Vec::new() });
+                (found.len() - 1, at)
+            }
+        };
+        found[at.0].points.push([at.1, ours, theirs]);
+    }
+    found.retain(|series| series.points.len() >= 3);
+    for series in &mut found {
+        series.points.sort_by(|one, other| one[0].total_cmp(&other[0]));
+    }
+    found
+}
+
+fn escaped(text: &str) -> String {
+    text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;")
+}
+
+fn label(svg: &mut String, [x, y]: [f64; 2], anchor: &str, color: &str, text: &str) {
+    let text = escaped(text);
+    let _ = writeln!(
+        svg,
+        "<text x=\"{x:.1}\" y=\"{y:.1}\" text-anchor=\"{anchor}\" fill=\"{color}\">{text}</text>"
+    );
+}
+
+fn line(svg: &mut String, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2], color: &str) {
+    let _ = writeln!(
+        svg,
+        "<line x1=\"{x1:.1}\" y1=\"{y1:.1}\" x2=\"{x2:.1}\" y2=\"{y2:.1}\" stroke=\"{color}\"/>"
+    );
+}
+
+fn figure(height: f64, title: &str, content: &str) -> String {
+    let mut svg = format!(
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" \
+         font-family=\"sans-serif\" font-size=\"12\">\n"
+    );
+    label(&mut svg, [10.0, 18.0], "start", TEXT, title);
+    svg + content + "</svg>\n"
+}
+
+/// A bar for each ratio, and a line where both would be equal.
+fn bars(title: &str, ratios: &[(String, f64)]) -> String {
+    let most = ratios.iter().map(|(_, ratio)| *ratio).fold(1.0, f64::max) * 1.05;
+    let scale = (WIDTH - LABELS - 60.0) / most;
+    let top = 30.0;
+    let mut svg = String::new();
+    for (place, (name, ratio)) in ratios.iter().enumerate() {
+        let y = top + BAR * place as f64;
+        label(&mut svg, [LABELS - 8.0, y + 13.0], "end", TEXT, name);
+        let (width, height) = (ratio * scale, BAR - 5.0);
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{LABELS}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height}\" fill=\"{OURS}\"/>"
+        );
+        label(&mut svg, [LABELS + width + 5.0, y + 13.0], "start", TEXT, &format!("{ratio:.2}"));
+    }
+    let bottom = top + BAR * ratios.len() as f64;
+    line(&mut svg, [LABELS + scale, top], [LABELS + scale, bottom], THEIRS);
+    label(&mut svg, [LABELS + scale, bottom + 14.0], "middle", THEIRS, "equal");
+    figure(bottom + 24.0, title, &svg)
+}
+
+/// The power of ten at or below a number, and the one at or above it.
+fn decades(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let (mut least, mut most) = (f64::INFINITY, f64::NEG_INFINITY);
+    for value in values.filter(|value| *value > 0.0) {
+        least = least.min(value.log10().floor());
+        most = most.max(value.log10().ceil());
+    }
+    if least.is_finite() { [least, most.max(least + 1.0)] } else { [0.0, 1.0] }
+}
+
+/// A panel for each operation, with logarithmic axes.
+fn panels(title: &str, series: &[Series]) -> String {
+    let top = 40.0;
+    let mut svg = String::new();
+    label(&mut svg, [WIDTH - 120.0, 18.0], "end", OURS, "ours");
+    label(&mut svg, [WIDTH - 60.0, 18.0], "end", THEIRS, "theirs");
+    for (place, series) in series.iter().enumerate() {
+        let left = PANEL[0] * (place % COLUMNS) as f64 + 50.0;
+        let head = top + PANEL[1] * (place / COLUMNS) as f64;
+        let (right, foot) = (left + PANEL[0] - 70.0, head + PANEL[1] - 55.0);
+        let across = decades(series.points.iter().map(|point| point[0]));
+        let up = decades(series.points.iter().flat_map(|point| [point[1], point[2]]));
+        let share = |value: f64, [least, most]: [f64; 2]| (value.log10() - least) / (most - least);
+        let spot = |at: f64, value: f64| {
+            let value = value.max(10_f64.powf(up[0]));
+            [
+                left + share(at, across) * (right - left),
+                foot - share(value, up) * (foot - head - 15.0),
+            ]
+        };
+        label(&mut svg, [left, head + 8.0], "start", TEXT, &series.title);
+        line(&mut svg, [left, head + 15.0], [left, foot], TEXT);
+        line(&mut svg, [left, foot], [right, foot], TEXT);
+        for power in [up[0], up[1]] {
+            let value = 10_f64.powf(power);
+            let [_, y] = spot(10_f64.powf(across[0]), value);
+            label(&mut svg, [left - 5.0, y + 4.0], "end", TEXT, &tick(value));
+        }
+        for power in [across[0], across[1]] {
+            let value = 10_f64.powf(power);
+            let [x, _] = spot(value, 1.0);
+            label(&mut svg, [x, foot + 16.0], "middle", TEXT, &tick(value));
+        }
+        for (side, color) in [(1, OURS), (2, THEIRS)] {
+            let points: Vec<String> = series
+                .points
+                .iter()
+                .map(|point| spot(point[0], point[side]))
+                .map(|[x, y]| format!("{x:.1},{y:.1}"))
+                .collect();
+            let points = points.join(" ");
+            let _ = writeln!(
+                svg,
+                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>"
+            );
+        }
+    }
+    let height = top + PANEL[1] * series.len().div_ceil(COLUMNS) as f64;
+    figure(height, title, &svg)
+}
+
+/// A power of ten, short.
+fn tick(value: f64) -> String {
+    match value {
+        value if value >= 1e6 => format!("{}M", value / 1e6),
+        value if value >= 1e3 => format!("{}k", value / 1e3),
+        value => format!("{value}"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use serde_json::json;
+
+    fn row(operation: &str, setting: &str, [ours, theirs]: [f64; 2]) -> Value {
+        json!({
+            "operation": operation, "setting": setting, "ratio": ours / theirs,
+            "ours": { "value": ours }, "theirs": { "value": theirs },
+        })
+    }
+
+    #[test]
+    fn each_operation_has_a_bar_as_long_as_its_ratio() {
+        let rows =
+            json!({ "rows": [row("write", "doorbell", [1.0, 2.0]), row("poll", "", [3.0, 4.0])] });
+        let plots = plots("mlx5-path", &rows);
+        assert_eq!(plots.len(), 1);
+        let svg = &plots[0].svg;
+        assert_eq!(plots[0].name, "mlx5-path-ratio.svg");
+        assert_eq!(svg.matches("<rect").count(), 2);
+        let widths: Vec<f64> = svg
+            .lines()
+            .filter_map(|line| line.split_once("width=\"")?.1.split('"').next()?.parse().ok())
+            .collect();
+        assert!((widths[1] / widths[0] - 1.5).abs() < 0.01, "{widths:?}");
+        assert!(svg.contains(">write doorbell<") && svg.contains(">poll<"));
+    }
+
+    #[test]
+    fn numbers_of_objects_make_a_line_and_two_points_make_none() {
+        let at =
+            |number: u32, value| row("queue pair: µs each", &format!("at {number}"), [value, 9.0]);
+        let other = row("region: µs each", "at 1", [1.0, 1.0]);
+        let rows = json!({ "rows": [at(100, 2.0), at(1, 1.0), at(10000, 4.0), other] });
+        let found = series(rows["rows"].as_array().unwrap(), count);
+        let points = vec![[1.0, 1.0, 9.0], [100.0, 2.0, 9.0], [10000.0, 4.0, 9.0]];
+        assert_eq!(found, [Series { title: "queue pair: µs each".into(), points }]);
+        let plots = plots("scale", &rows);
+        assert_eq!(plots.len(), 1);
+        assert_eq!(plots[0].svg.matches("<polyline").count(), 2);
+    }
+
+    #[test]
+    fn sizes_are_read_out_of_the_names_of_operations() {
+        let of = |name| size(&json!({ "operation": name }));
+        assert_eq!(of("rc polled 4 KiB"), Some(("rc polled".into(), 4096.0)));
+        assert_eq!(of("srq ×16 events 2 B"), Some(("srq ×16 events".into(), 2.0)));
+        assert_eq!(
+            of("write rate 64 B, 16 at once"),
+            Some(("write rate, 16 at once".into(), 64.0))
+        );
+        assert_eq!(of("open to RTS"), None);
+        let rows: Vec<Value> = [("2 B", 1.0), ("1 KiB", 2.0), ("64 KiB", 9.0)]
+            .map(|(size, time)| {
+                json!({
+                    "operation": format!("rc polled {size}"), "ratio": 1.0,
+                    "ours_usec_per_iteration": time, "theirs_usec_per_iteration": time,
+                })
+            })
+            .into();
+        let names: Vec<_> =
+            plots("rxe", &json!({ "rows": rows })).into_iter().map(|plot| plot.name).collect();
+        assert_eq!(names, ["rxe-ratio.svg", "rxe-size.svg"]);
+    }
+
+    #[test]
+    fn text_is_escaped() {
+        assert_eq!(escaped("a < b & c > d"), "a &lt; b &amp; c &gt; d");
+    }
+}

@@ -1,0 +1,137 @@
+//! Checks the emulated device after a suite: the faults that it saw at doorbells, and the objects
+//! that are left on it.
+//!
+//! Pairs with the control socket of the emulator. A suite can show that its messages arrived, but
+//! neither that each doorbell was right nor that nothing is left on the device.
+
+use super::case::run_script;
+use super::failed;
+use crate::outcome::{Outcome, Report};
+use crate::vm::Vm;
+use anyhow::{Result, bail, ensure};
+use connectx::control::{Reply, Request};
+use std::collections::BTreeMap;
+use std::time::{Duration, Instant};
+
+/// Counts of faults at doorbells, which a correct driver does not cause.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Doorbells {
+    /// BlueFlame copies that were cut short.
+    pub(crate) torn: u64,
+    /// Doorbell records that lag behind their doorbell.
+    pub(crate) record_behind: u64,
+    /// Copies and doorbells that differ from the WQE in the queue.
+    pub(crate) differs: u64,
+    /// Doorbells of queues that do not exist.
+    pub(crate) stray: u64,
+}
+
+impl Doorbells {
+    /// The counts of both functions. The driver's test of write combining makes differing copies on
+    /// purpose, so compare counts with earlier ones.
+    pub(crate) fn of(vm: &Vm) -> Result<Self> {
+        let mut control = vm.control()?;
+        let mut sum = Self::default();
+        for function in 0..2 {
+            match control.ask(&Request::Doorbells { function })? {
+                Reply::Doorbells { torn, record_behind, differs, stray, .. } => {
+                    sum.torn += torn;
+                    sum.record_behind += record_behind;
+                    sum.differs += differs;
+                    sum.stray += stray;
+                }
+                other => bail!("doorbells of function {function}: {other:?}"),
+            }
+        }
+        Ok(sum)
+    }
+
+    /// What was added since.
+    pub(crate) fn since(self, before: Self) -> Self {
+        Self {
+            torn: self.torn - before.torn,
+            record_behind: self.record_behind - before.record_behind,
+            differs: self.differs - before.differs,
+            stray: self.stray - before.stray,
+        }
+    }
+
+    /// Fails if there are more than before.
+    pub(crate) fn none_since(self, before: Self) -> Result<()> {
+        let seen = self.since(before);
+        ensure!(seen == Self::default(), "at doorbells the device saw {seen:?}");
+        Ok(())
+    }
+}
+
+/// Living objects of both functions.
+pub(crate) fn living(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
+    let mut control = vm.control()?;
+    let mut of = |function| match control.ask(&Request::Objects { function })? {
+        Reply::Objects { counts } => Ok(counts),
+        other => bail!("objects of function {function}: {other:?}"),
+    };
+    Ok([of(0)?, of(1)?])
+}
+
+/// The same without memory keys: the driver caches those.
+pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
+    Ok(living(vm)?.map(|mut counts| {
+        counts.remove("mkey");
+        counts
+    }))
+}
+
+/// The counts before a suite ran.
+pub(crate) struct EmulatorCheck {
+    doorbells: Doorbells,
+    objects: [BTreeMap<String, usize>; 2],
+}
+
+/// Uses both devices once: the driver makes some objects of its own, and tests write combining,
+/// when a device is first used.
+const FIRST_USE: &str = "pair 'tcp 18515' 'uverbs pingpong srq -n 10 -d mlx5_1' \
+                         'uverbs pingpong srq -n 10 -d mlx5_0 127.0.0.1'";
+
+impl EmulatorCheck {
+    /// Reads the counts of a guest that has the program `uverbs`.
+    pub(crate) fn new(vm: &mut Vm) -> Result<Self> {
+        if let Err(why) = run_script(vm, FIRST_USE, false)? {
+            bail!("the first use of the devices: {why}");
+        }
+        Ok(Self { doorbells: Doorbells::of(vm)?, objects: objects(vm)? })
+    }
+
+    /// Two reports on the changes since then.
+    pub(crate) fn reports(&self, vm: &Vm) -> Vec<Report> {
+        let report = |name: &str, outcome: Result<()>| match outcome {
+            Ok(()) => Report { name: name.to_owned(), outcome: Outcome::Passed },
+            Err(error) => failed(name, &error),
+        };
+        vec![
+            report("emulator::doorbells", self.doorbells(vm)),
+            report("emulator::objects", self.nothing_left(vm)),
+        ]
+    }
+
+    /// A suite may ring pages of its own without a queue, so strays do not count.
+    fn doorbells(&self, vm: &Vm) -> Result<()> {
+        let stray = self.doorbells.stray;
+        (Doorbells { stray, ..Doorbells::of(vm)? }).none_since(self.doorbells)
+    }
+
+    fn nothing_left(&self, vm: &Vm) -> Result<()> {
+        // The objects of a process go when the kernel releases its file, a little later.
+        let end = Instant::now() + Duration::from_secs(10);
+        loop {
+            let after = objects(vm)?;
+            if after == self.objects {
+                return Ok(());
+            }
+            if Instant::now() > end {
+                bail!("left on the device: {:?}, before {:?}", after, self.objects);
+            }
+            std::thread::sleep(Duration::from_millis(200));
+        }
+    }
+}

@@ -1,0 +1,61 @@
+//! This project's own programs on variants of the device that the suite does not run on: InfiniBand
+//! ports, and no write combining.
+
+use super::case::Case;
+
+/// Ping-pongs of `uverbs pingpong` with itself, polling and by events. The data is compared.
+pub(crate) fn pingpongs() -> Vec<Case> {
+    let mut cases = Vec::new();
+    for kind in ["rc", "uc", "ud", "srq", "xsrq"] {
+        // Messages over XRC are all alike, so there is nothing to compare.
+        let check = if kind == "xsrq" { "" } else { "-c" };
+        for (name, options) in [("polling", ""), ("events", "-e")] {
+            let program = format!("uverbs pingpong {kind} -n 50 {check} {options}");
+            let server = format!("{program} -d mlx5_1");
+            let client = format!("{program} -d mlx5_0 127.0.0.1");
+            let name = format!("ours::{kind}_pingpong::{name}");
+            cases.push(Case::pair(name, "tcp 18515", &server, &client));
+        }
+    }
+    cases
+}
+
+/// A part of the device suite. Skips are checked where the whole suite runs.
+fn part(filter: &str) -> Case {
+    part_without(filter, "")
+}
+
+/// As [`part`], without the tests that `skips` names.
+fn part_without(filter: &str, skips: &str) -> Case {
+    let name = format!("ours::{}", filter.replace("::", "_").trim_end_matches('_'));
+    let script = format!(
+        "cd /tmp; export UVERBS_TEST_DEVICE=mlx5_0 UVERBS_TEST_SECOND_DEVICE=mlx5_1 UVERBS_PEERS=1\n\
+         timeout 300 uverbs-device-tests --test-threads 1 {skips} {filter} || exit 1"
+    );
+    // The output contains the results; a filter without any test is a mistake.
+    let script = format!(
+        "({script}) >part; status=$?; cat part; [ $status = 0 ] || exit 1\n\
+         grep -q ' [1-9][0-9]* passed; 0 failed' part || fail 'nothing of it was run'"
+    );
+    Case::new(name, format!("directory=$(mktemp -d) && cd $directory || exit 1\n{script}"))
+}
+
+/// Tests that an InfiniBand port affects: addressing of peers, and attributes of the states. They
+/// include rdma-core's ping-pongs as the other side.
+pub(crate) fn over_infiniband() -> Vec<Case> {
+    let parts = ["port::", "modify::", "rc::", "uc::", "srq::", "handshake::", "peers::"];
+    let mut cases = pingpongs();
+    cases.extend(parts.map(part));
+    // These tests need global routes and IP addresses, or groups that a subnet manager would make.
+    let routed = "--skip header_names --skip bad_address_vectors --skip multicast";
+    cases.push(part_without("ud::", routed));
+    cases
+}
+
+/// Tests that ring doorbells, on a device without write combining. All thread domains share one
+/// register, so they cannot be exhausted.
+pub(crate) fn without_combining() -> Vec<Case> {
+    let mut cases: Vec<Case> = ["mlx5::stress", "rc::", "srq::", "events::"].map(part).into();
+    cases.push(part_without("mlx5::td", "--skip exhaustion_names_the_number_of_domains"));
+    cases
+}

@@ -1,0 +1,191 @@
+//! For programs that were written to libibverbs: what each verb is called here, and what differs beside the
+//! names.
+//!
+//! All functions of C are aliases in the documentation's search: `ibv_post_send` finds
+//! [`send_batch`](crate::QueuePair::send_batch).
+//!
+//! # From the C verb to ours
+//!
+//! A function named `x_builder` returns a builder; its `build` creates the object. A verb without options
+//! creates at once. All objects have `destroy`, which says whether it went well; dropping does the same
+//! silently.
+//!
+//! ## Devices and contexts
+//!
+//! | C | here |
+//! |---|---|
+//! | `ibv_get_device_list`, `ibv_free_device_list` | [`devices`](crate::devices), a `Vec`; [`Device::by_name`](crate::Device::by_name) |
+//! | `ibv_get_device_name`, `_guid`, `_index` | [`Device::name`](crate::Device::name), [`node_guid`](crate::Device::node_guid), [`index`](crate::Device::index) |
+//! | `ibv_open_device`, `ibv_close_device` | [`Context::open`](crate::Context::open); the last clone that is dropped closes |
+//! | `ibv_import_device` | [`Context::import`](crate::Context::import) |
+//! | `ibv_query_device`, `ibv_query_device_ex` | [`Context::query_device`](crate::Context::query_device) |
+//! | `ibv_query_port`, `ibv_query_port_speed` | [`Context::query_port`](crate::Context::query_port), [`PortAttr::link_rate_mbps`](crate::PortAttr::link_rate_mbps) |
+//! | `ibv_query_gid`, `_ex`, `_type` | [`Context::query_gid`](crate::Context::query_gid) |
+//! | `ibv_query_gid_table` | [`Context::gid_table`](crate::Context::gid_table); [`default_gid`](crate::Context::default_gid) chooses |
+//! | `ibv_query_pkey` | [`Context::query_pkey`](crate::Context::query_pkey) |
+//! | `ibv_fork_init`, `ibv_is_fork_initialized` | not needed; [`System::copy_on_fork`](crate::device::System::copy_on_fork) tells |
+//! | `ibv_query_rt_values_ex`, `mlx5dv_get_clock_info`, `mlx5dv_ts_to_ns` | [`mlx5::Clock`](crate::mlx5::Clock) |
+//! | `ibv_wc_status_str`, `ibv_event_type_str`, `ibv_node_type_str`, `ibv_port_state_str` | `Display` of [`WcStatus`](crate::WcStatus), [`EventType`](crate::EventType), [`NodeType`](crate::device::NodeType), [`PortState`](crate::PortState) |
+//!
+//! ## Protection domains and memory
+//!
+//! | C | here |
+//! |---|---|
+//! | `ibv_alloc_pd`, `ibv_dealloc_pd` | [`Context::alloc_pd`](crate::Context::alloc_pd), [`destroy`](crate::ProtectionDomain::destroy) |
+//! | `ibv_alloc_td`, `ibv_dealloc_td` | [`Context::alloc_td`](crate::Context::alloc_td), [`destroy`](crate::ThreadDomain::destroy) |
+//! | `ibv_alloc_parent_domain` | [`ProtectionDomain::parent_domain_builder`](crate::ProtectionDomain::parent_domain_builder) |
+//! | `ibv_reg_mr` of memory to be allocated | [`ProtectionDomain::allocate`](crate::ProtectionDomain::allocate) |
+//! | `ibv_reg_mr` of memory that is there | [`register`](crate::ProtectionDomain::register) takes a vector, box or mapping; [`register_raw`](crate::ProtectionDomain::register_raw) takes a pointer |
+//! | `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `IBV_ACCESS_*` | [`ProtectionDomain::mr_builder`](crate::ProtectionDomain::mr_builder) |
+//! | `ibv_reg_mr` of all memory (implicit ODP) | [`MrBuilder::register_address_space`](crate::MrBuilder::register_address_space) |
+//! | `ibv_reg_dmabuf_mr` | [`register_dmabuf`](crate::ProtectionDomain::register_dmabuf) |
+//! | `ibv_reg_dm_mr` | [`register_dm`](crate::ProtectionDomain::register_dm) |
+//! | `ibv_rereg_mr` | [`MemoryRegion::rereg`](crate::MemoryRegion::rereg); other memory: [`exchange`](crate::MemoryRegion::exchange) |
+//! | `ibv_dereg_mr` | [`MemoryRegion::destroy`](crate::MemoryRegion::destroy), which gives the memory back |
+//! | `ibv_advise_mr` | [`ProtectionDomain::advise`](crate::ProtectionDomain::advise) |
+//! | `ibv_alloc_mw`, `ibv_dealloc_mw` | [`ProtectionDomain::alloc_mw`](crate::ProtectionDomain::alloc_mw), [`destroy`](crate::MemoryWindow::destroy) |
+//! | `ibv_bind_mw`, `ibv_inc_rkey` | [`MemoryWindow::bind`](crate::MemoryWindow::bind) makes a binding, with the new key, for [`SendWr::bind_mw`](crate::SendWr::bind_mw) |
+//! | `ibv_alloc_dm`, `ibv_free_dm` | [`Context::alloc_dm`](crate::Context::alloc_dm), [`destroy`](crate::DeviceMemory::destroy) |
+//! | `ibv_memcpy_to_dm`, `ibv_memcpy_from_dm` | [`DeviceMemory::copy_from`](crate::DeviceMemory::copy_from), [`copy_to`](crate::DeviceMemory::copy_to) |
+//! | `ibv_import_pd`, `_mr`, `_dm`, `ibv_unimport_*` | [`import_pd`](crate::Context::import_pd), [`import_mr`](crate::ProtectionDomain::import_mr), [`import_dm`](crate::Context::import_dm) check an [`Envelope`](crate::Envelope); [`import_pd_raw`](crate::Context::import_pd_raw) and the like take a bare handle; [`Imported::unimport`](crate::Imported::unimport) |
+//!
+//! ## Completions and events
+//!
+//! | C | here |
+//! |---|---|
+//! | `ibv_create_cq`, `ibv_create_cq_ex`, `mlx5dv_create_cq` | [`Context::cq_builder`](crate::Context::cq_builder) |
+//! | `ibv_poll_cq` | [`CompletionQueue::poll`](crate::CompletionQueue::poll) lends completions, [`poll_into`](crate::CompletionQueue::poll_into) fills an array of [`Wc`](crate::Wc) |
+//! | `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll` | [`poll`](crate::CompletionQueue::poll), [`Completions::next`](crate::Completions::next), dropping [`Completions`](crate::Completions) |
+//! | `ibv_wc_read_byte_len`, `_opcode`, `_imm_data` … | methods of [`Completion`](crate::Completion) |
+//! | `wc.status != IBV_WC_SUCCESS` | [`Completion::ok`](crate::Completion::ok), [`Wc::ok`](crate::Wc::ok) |
+//! | `ibv_resize_cq` | [`CompletionQueue::resize`](crate::CompletionQueue::resize) |
+//! | `ibv_modify_cq` | [`CqControl::moderate`](crate::CqControl::moderate) |
+//! | `ibv_destroy_cq` | [`CompletionQueue::destroy`](crate::CompletionQueue::destroy) |
+//! | `ibv_create_comp_channel`, `ibv_destroy_comp_channel` | [`Context::create_comp_channel`](crate::Context::create_comp_channel), [`destroy`](crate::CompletionChannel::destroy) |
+//! | `ibv_req_notify_cq` | [`CompletionQueue::req_notify`](crate::CompletionQueue::req_notify) |
+//! | `ibv_get_cq_event`, `ibv_ack_cq_events` | [`CompletionChannel::wait`](crate::CompletionChannel::wait), [`try_next`](crate::CompletionChannel::try_next); nothing is acknowledged |
+//! | `ibv_get_async_event`, `ibv_ack_async_event` | [`Context::next_event`](crate::Context::next_event), [`try_next_event`](crate::Context::try_next_event); nothing is acknowledged |
+//!
+//! ## Queue pairs
+//!
+//! | C | here |
+//! |---|---|
+//! | `ibv_create_qp`, `ibv_create_qp_ex`, `mlx5dv_create_qp` | [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder) |
+//! | `ibv_modify_qp`, `ibv_modify_qp_rate_limit` | [`QpControl::modify`](crate::QpControl::modify) with a [`QpAttr`](crate::QpAttr), whose setters are the mask |
+//! | `ibv_modify_qp` three times, and addresses over TCP | [`endpoint`](crate::QpControl::endpoint), [`handshake`](crate::QpControl::handshake) |
+//! | `ibv_modify_qp` to `RESET` | [`QueuePair::reset`](crate::QueuePair::reset), which also empties the queues |
+//! | `ibv_query_qp` | [`QpControl::query`](crate::QpControl::query) |
+//! | `ibv_destroy_qp` | [`QueuePair::destroy`](crate::QueuePair::destroy) |
+//! | `ibv_create_srq`, `ibv_create_srq_ex` | [`ProtectionDomain::srq_builder`](crate::ProtectionDomain::srq_builder) |
+//! | `ibv_modify_srq`, `ibv_query_srq` | [`set_limit`](crate::SharedReceiveQueue::set_limit), [`resize`](crate::SharedReceiveQueue::resize), [`query`](crate::SharedReceiveQueue::query) |
+//! | `ibv_get_srq_num` | [`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number) |
+//! | `ibv_open_xrcd`, `ibv_close_xrcd` | [`Context::xrcd_builder`](crate::Context::xrcd_builder), [`destroy`](crate::XrcDomain::destroy) |
+//! | `IBV_QPT_XRC_RECV`, `ibv_open_qp` | [`XrcDomain::create_target`](crate::XrcDomain::create_target), [`open_target`](crate::XrcDomain::open_target) |
+//! | `ibv_create_ah`, `ibv_destroy_ah` | [`ProtectionDomain::create_ah`](crate::ProtectionDomain::create_ah), [`destroy`](crate::AddressHandle::destroy) |
+//! | `ibv_attach_mcast`, `ibv_detach_mcast` | [`attach_mcast`](crate::QpControl::attach_mcast), [`detach`](crate::McastMembership::detach) |
+//! | `ibv_create_flow`, `ibv_destroy_flow` | [`create_flow`](crate::QpControl::create_flow), [`destroy`](crate::Flow::destroy) |
+//!
+//! ## Posting
+//!
+//! | C | here |
+//! |---|---|
+//! | `ibv_post_send` with a list | [`send_batch`](crate::QueuePair::send_batch), [`push`](crate::SendBatch::push) each request, [`ring`](crate::SendBatch#what-the-caller-of-ring-promises) once |
+//! | `ibv_post_recv`, `ibv_post_srq_recv` | [`recv_batch`](crate::QueuePair::recv_batch), [`SharedReceiveQueue::batch`](crate::SharedReceiveQueue::batch) |
+//! | `struct ibv_send_wr`, `IBV_WR_*` | [`SendWr`](crate::SendWr), one constructor for each opcode |
+//! | `wr_id`, `IBV_SEND_*` | [`id`](crate::SendWr::id), [`signaled`](crate::SendWr::signaled), [`solicited`](crate::SendWr::solicited), [`fence`](crate::SendWr::fence), [`inline`](crate::SendWr::inline) |
+//! | `struct ibv_recv_wr` | [`RecvWr`](crate::RecvWr) |
+//! | `struct ibv_sge` | [`Sge`](crate::Sge), made by [`MemoryRegion::sge`](crate::MemoryRegion::sge) |
+//! | `wr.rdma.remote_addr`, `rkey` | [`Remote`](crate::Remote), made by [`MemoryRegion::remote`](crate::MemoryRegion::remote) |
+//! | `wr.ud`, `ibv_wr_set_ud_addr` | [`SendWr::to`](crate::SendWr::to) a [`Destination`](crate::Destination) |
+//! | `ibv_wr_set_xrc_srqn` | [`SendWr::to_srq`](crate::SendWr::to_srq) |
+//! | `ibv_wr_start`, `ibv_wr_send` …, `ibv_wr_complete` | a batch, `push`, `ring` |
+//! | `ibv_wr_abort` | dropping the batch |
+//!
+//! ## mlx5dv
+//!
+//! | C | here |
+//! |---|---|
+//! | `mlx5dv_query_device` | [`mlx5::query_device`](crate::mlx5::query_device) |
+//! | `mlx5dv_devx_alloc_uar`, `mlx5dv_devx_free_uar` | [`mlx5::Uar`](crate::mlx5::Uar) |
+//! | `mlx5dv_alloc_var`, `mlx5dv_free_var` | [`mlx5::Var`](crate::mlx5::Var) |
+//! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
+//! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe) |
+//! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
+//!
+//! There is nothing yet for work queues and indirection tables (`ibv_create_wq`), counters, flow actions,
+//! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), ECE, null regions, DMA
+//! handles, completion counters, and of mlx5dv for DEVX objects, DC, mkeys with layouts or signatures and
+//! software steering.
+//!
+//! # What differs beside the names
+//!
+//! **A full queue is no `ENOMEM`.** `push` answers [`PostError::Full`](crate::PostError::Full), and
+//! [`room`](crate::SendBatch::room) tells how many requests still fit. All else that is wrong with a request
+//! has a variant of [`PostError`](crate::PostError), too.
+//!
+//! **`bad_wr` is a count.** A request that `push` refuses leaves the batch as it was, and
+//! [`len`](crate::SendBatch::len) says how many requests were taken. Ring the batch to send those, or drop it
+//! to send none.
+//!
+//! **An error of `ring` is not one of `push`.** After
+//! [`RingError::StillQueued`](crate::RingError::StillQueued) the requests stay in the queue: do not free the
+//! memory. mlx5 has no such error.
+//!
+//! **Nothing locks.** Posting and polling take `&mut self`, where libibverbs takes a lock for each call. A
+//! queue that several threads use goes into a `Mutex`; [`QueuePair::split`](crate::QueuePair::split) gives
+//! the send and the receive queue to different threads, and [`CqControl`](crate::CqControl) names a
+//! completion queue that another thread owns. Everything else takes `&self` and works from any thread.
+//!
+//! **`ring` is `unsafe`,** because nothing else keeps the memory of a request alive and unborrowed until it
+//! completes. [`owned`](crate::owned) and [`aio`](crate::aio) post without `unsafe`.
+//!
+//! **Buffers of a pool serve raw batches, too.** A [`BufferPool`](crate::owned::BufferPool) registers once
+//! and hands out slices; [`Buffer::sge`](crate::owned::Buffer::sge) names one in any
+//! [`SendWr`](crate::SendWr) or [`RecvWr`](crate::RecvWr). The program keeps the buffer until the request has
+//! completed:
+//!
+//! ```no_run
+//! # fn f(pd: &uverbs::ProtectionDomain, qp: &mut uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
+//! use uverbs::SendWr;
+//!
+//! let pool = pd.buffer_pool_builder(4096).count(16).build()?;
+//! let buffer = pool.copy(b"hello").ok_or("all buffers are in use")?;
+//! let mut batch = qp.send_batch()?;
+//! batch.push(SendWr::send(&[buffer.sge()]).id(1).signaled())?;
+//! // SAFETY: `buffer` is kept, and not written, until the completion with this number was polled.
+//! unsafe { batch.ring() }?;
+//! # std::mem::forget(buffer); Ok(()) }
+//! ```
+//!
+//! **Immediate data is a number,** in host byte order at both ends: no `htonl`. So is what an atomic brings
+//! back.
+//!
+//! **Of a failed request only `wr_id`, `qpn`, `status` and `vendor_err` are told,** as in C; the opcode is
+//! undefined. [`Completion::ok`](crate::Completion::ok) gives them as an error,
+//! [`WcError`](crate::WcError).
+//!
+//! **Completions of a destroyed queue pair are discarded,** on every device: do not wait for them.
+//!
+//! **Events are not acknowledged.** An event names its object by an [`ObjectKey`](crate::ObjectKey), not by a
+//! pointer, so destroying an object waits for no acknowledgement, and events of objects that are gone are
+//! dropped and [counted](crate::Context::dead_events).
+//!
+//! **Channels do not block.** [`try_next`](crate::CompletionChannel::try_next) answers `None` at once,
+//! [`wait`](crate::CompletionChannel::wait) waits, with a timeout if one is given. The file of a channel
+//! and of asynchronous events can be given to `poll(2)`; the order stays that of C: arm, poll once more, then
+//! sleep.
+//!
+//! **Order of destruction is free.** Everything keeps what it was made from. `destroy` of something that is
+//! still in use answers `EBUSY` and [gives it back](crate::ErrorWith).
+//!
+//! **Memory is freed only after DESTROY.** Memory that a device may reach goes when the kernel has confirmed
+//! that the object is gone. If the kernel refuses, the memory is leaked and
+//! [counted](crate::Context::leaked).
+//!
+//! **A child of `fork` owns nothing.** What it inherited answers an error for which
+//! [`Error::is_forked`](crate::Error::is_forked) holds, and is not destroyed when it is dropped;
+//! [`Context::reimport`](crate::Context::reimport) makes a context of its own on the same kernel file.
+//!
+//! **One errno for "not supported".** [`Error::is_unsupported`](crate::Error::is_unsupported) holds for
+//! `EOPNOTSUPP`, `EPROTONOSUPPORT`, `ENOTTY` and `ENOSYS` alike;
+//! [`kernel_errno`](crate::Error::kernel_errno) has the original.

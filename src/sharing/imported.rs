@@ -1,0 +1,124 @@
+//! An object that another process made on the same kernel file.
+//!
+//! Pairs with `ibv_import_*` and `ibv_unimport_*` of rdma-core. The kernel knows of neither: its objects
+//! belong to a file and to no process.
+
+use crate::error::{Error, ErrorWith};
+use rustix::io::Errno;
+use std::ops::Deref;
+
+pub(crate) mod sealed {
+    use crate::error::Result;
+
+    pub trait Sealed {
+        /// The verb of [`unimport`](super::Imported::unimport).
+        const UNIMPORT: &'static str;
+
+        /// Checks, on behalf of `verb`, that the object is still the imported one.
+        fn check(&self, verb: &'static str) -> Result<()>;
+
+        /// Returns an error in a forked child.
+        fn check_fork(&self, verb: &'static str) -> Result<()>;
+
+        /// Whether other objects of this process depend on it.
+        fn is_held(&self) -> bool;
+
+        /// Sets whether dropping it destroys the kernel's object.
+        fn set_owned(&self, owned: bool);
+    }
+}
+
+/// Implemented by the types that can be imported: protection domains, memory regions, device memory, and
+/// VARs of mlx5.
+pub trait Importable: sealed::Sealed {}
+
+impl<T: sealed::Sealed> Importable for T {}
+
+/// An object that another process made, and will destroy.
+///
+/// It is used like an object of this process, but dropping it, or [`unimport`](Self::unimport), only
+/// forgets it here. The kernel knows no owners, so the processes must agree which of them destroys the
+/// object, and when. Afterwards an import of it can only be unimported: the kernel soon gives the handle to
+/// the next object of its kind, and a process that goes on using the handle gets `ENOENT` at best and that
+/// other object at worst.
+///
+/// To hand over the ownership, the owner calls `release` ([`ProtectionDomain::release`],
+/// [`MemoryRegion::release`]) and sends the envelope, and the importer calls
+/// [`into_owner`](Self::into_owner). That is `unsafe`: an envelope of `release` looks like one of
+/// `export`, and an object must not have two owners.
+///
+/// [`ProtectionDomain::release`]: crate::ProtectionDomain::release
+/// [`MemoryRegion::release`]: crate::MemoryRegion::release
+#[derive(Debug)]
+pub struct Imported<T: Importable> {
+    object: T,
+}
+
+impl<T: Importable> Imported<T> {
+    pub(crate) fn new(object: T) -> Self {
+        Imported { object }
+    }
+
+    /// Forgets the object here; the kernel's object stays. Dropping the import does the same as soon as
+    /// nothing uses it any more.
+    ///
+    /// # Errors
+    ///
+    /// `EBUSY` while an object that this process made from it lives; the import comes back with the
+    /// error.
+    #[doc(alias = "ibv_unimport_pd")]
+    #[doc(alias = "ibv_unimport_mr")]
+    #[doc(alias = "ibv_unimport_dm")]
+    pub fn unimport(self) -> std::result::Result<(), ErrorWith<Self>> {
+        if let Err(error) = self.object.check_fork(T::UNIMPORT) {
+            return Err(error.with(self));
+        }
+        if self.object.is_held() {
+            let error = Error::new(T::UNIMPORT, Errno::BUSY)
+                .detail("an object that this process made from it is still alive");
+            return Err(error.with(self));
+        }
+        Ok(())
+    }
+
+    /// Makes this process the owner: dropping the object destroys it from now on.
+    ///
+    /// # Safety
+    ///
+    /// The object has no owner: the former one released it, or ended without destroying it, and no
+    /// other process or context of this process has taken it over or will. If it is a memory region, no
+    /// memory window of a process that ended was bound to it, or that window was
+    /// [destroyed](crate::ForeignObject::destroy) since: mlx5's driver deregisters a region with a bound
+    /// window, and the window then opens the next region of the same key to the peer.
+    ///
+    /// An import cannot check any of this. When one of two owners has destroyed the object, the kernel
+    /// gives its handle to the next object of the file, and the other owner takes that one for its own:
+    /// it destroys the object, or changes the rights of peers to memory that is borrowed as a slice.
+    ///
+    /// # Errors
+    ///
+    /// `ENOENT` if the object is gone, `ESTALE` if the handle is another object's; the import comes back
+    /// with the error.
+    #[allow(unsafe_code, reason = "the obligation is the caller's")]
+    pub unsafe fn into_owner(self) -> std::result::Result<T, ErrorWith<Self>> {
+        if let Err(error) = self.object.check("into_owner") {
+            return Err(error.with(self));
+        }
+        self.object.set_owned(true);
+        Ok(self.object)
+    }
+}
+
+impl<T: Importable> Deref for Imported<T> {
+    type Target = T;
+
+    fn deref(&self) -> &T {
+        &self.object
+    }
+}
+
+/// The error for a handle that names another object than the exporter's.
+pub(crate) fn stale(verb: &'static str, detail: String) -> Error {
+    Error::new(verb, Errno::STALE)
+        .detail(format!("the handle names another object by now: {detail}"))
+}

@@ -1,0 +1,126 @@
+//! Completions as plain data say what the lent ones say, and leave the queue free.
+
+use super::{Bench, bring_up, ring, wc};
+use crate::provider::mlx5::fake_device::element;
+use crate::uverbs::scripted::Script;
+use crate::{Completion, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus};
+use uverbs_uapi::mlx5::cqe::{mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome};
+use uverbs_uapi::wc::ib_uverbs_wc;
+
+fn same(lent: Completion<'_>, plain: &Wc) {
+    assert_eq!(
+        (plain.wr_id, plain.status, plain.qpn, plain.vendor_err),
+        (lent.wr_id(), lent.status(), lent.qpn(), lent.vendor_err())
+    );
+    assert_eq!(plain.ok().map(drop), lent.ok().map(drop));
+    if !plain.is_success() {
+        return;
+    }
+    assert_eq!((plain.opcode, plain.byte_len), (lent.opcode(), lent.byte_len()));
+    assert_eq!((plain.imm, plain.invalidated_rkey), (lent.imm(), lent.invalidated_rkey()));
+    assert_eq!((plain.has_grh, plain.src_qpn), (lent.has_grh(), lent.src_qpn()));
+    assert_eq!((plain.src_lid, plain.pkey_index), (lent.src_lid(), lent.pkey_index()));
+    assert_eq!((plain.service_level, plain.path_bits), (lent.service_level(), lent.path_bits()));
+    assert_eq!((plain.flow_tag, plain.vlan), (lent.flow_tag(), lent.vlan()));
+    assert_eq!((plain.ip_checksum_ok, plain.timestamp), (lent.ip_checksum_ok(), lent.timestamp()));
+    assert_eq!(plain.scattered.as_deref(), lent.scattered().as_deref());
+}
+
+#[test]
+fn polling_into_an_array_takes_as_many_as_fit_in_order() {
+    let mut bench = Bench::new();
+    let qp = bench.qp(QpType::RC);
+    let (qpn, cq) = (qp.qpn().0, bench.cq.handle());
+    for id in 1..=5 {
+        bench.script.complete(cq, wc(qpn, id));
+    }
+    assert_eq!(bench.cq.poll_into(&mut []), Ok(0));
+    let mut wcs = [Wc::default(); 3];
+    assert_eq!(bench.cq.poll_into(&mut wcs), Ok(3));
+    assert_eq!(wcs.map(|wc| wc.wr_id), [1, 2, 3]);
+    assert_eq!(bench.cq.poll_into(&mut wcs), Ok(2));
+    // What was not written is as it was.
+    assert_eq!(wcs.map(|wc| wc.wr_id), [4, 5, 3]);
+    assert_eq!(bench.cq.poll_into(&mut wcs), Ok(0));
+}
+
+#[test]
+fn plain_completions_of_rxe_say_what_lent_ones_say() {
+    let mut bench = Bench::new();
+    let qp = bench.qp(QpType::UD);
+    let (qpn, cq) = (qp.qpn().0, bench.cq.handle());
+    let full = ib_uverbs_wc {
+        wr_id: 9,
+        opcode: WcOpcode::RECV.0,
+        byte_len: 140,
+        ex: 0x1234_5678u32.to_be(),
+        qp_num: qpn,
+        src_qp: 0x22,
+        wc_flags: 0xffff_ffff,
+        pkey_index: 3,
+        slid: 4,
+        sl: 5,
+        dlid_path_bits: 6,
+        ..Default::default()
+    };
+    let failed = ib_uverbs_wc { wr_id: 10, status: 12, vendor_err: 0x81, ..full };
+    for _ in 0..2 {
+        assert!(bench.script.complete(cq, full));
+        assert!(bench.script.complete(cq, failed));
+    }
+    let mut wcs = [Wc::default(); 2];
+    assert_eq!(bench.cq.poll_into(&mut wcs), Ok(2));
+    let mut completions = bench.cq.poll().unwrap();
+    for wc in &wcs {
+        same(completions.next().unwrap(), wc);
+    }
+    assert_eq!((wcs[0].imm, wcs[0].byte_len, wcs[0].src_lid), (Some(0x1234_5678), 140, 4));
+    let error = wcs[1].ok().unwrap_err();
+    assert_eq!((error.status, error.wr_id), (WcStatus::RETRY_EXC_ERR, 10));
+    assert_eq!((error.qpn, error.vendor_err), (Qpn(qpn), 0x81));
+    // All else is untold, and not left over from the success before.
+    assert_eq!((wcs[1].imm, wcs[1].byte_len, wcs[1].src_lid), (None, 0, 0));
+}
+
+#[test]
+fn plain_completions_of_mlx5_say_what_lent_ones_say() {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let mut cq = context.cq_builder(8).build().unwrap();
+    let mut device = cq.played();
+    let qp = || {
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(4);
+        qp.build().unwrap()
+    };
+    let (mut one, mut other) = (qp(), qp());
+    for (qp, id) in [(&mut one, 20), (&mut other, 30)] {
+        bring_up(&script, qp);
+        let mut batch = qp.send_batch().unwrap();
+        for id in id..id + 2 {
+            batch.push(SendWr::send(&[]).inline(b"x").id(id).signaled()).unwrap();
+        }
+        ring(batch).unwrap();
+        let (index, qpn) = (qp.qp.member.number().unwrap(), qp.qpn().0);
+        device.write(element(opcode::MLX5_CQE_REQ.0, index, qpn, 0));
+        let mut failed = element(opcode::MLX5_CQE_REQ_ERR.0, index, qpn, 1);
+        failed[54] = 0x88;
+        failed[55] = syndrome::MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR.0;
+        device.write(failed);
+    }
+    let mut wcs = [Wc::default(); 2];
+    assert_eq!(cq.poll_into(&mut wcs), Ok(2));
+    assert_eq!(device.consumed(), 2, "the queue is given back to the device");
+    let error = wcs[1].ok().unwrap_err();
+    assert_eq!((error.status, error.wr_id), (WcStatus::REM_ACCESS_ERR, 21));
+    assert_eq!((error.qpn, error.vendor_err), (one.qpn(), 0x88));
+    assert_eq!((wcs[0].wr_id, wcs[0].opcode), (20, WcOpcode::SEND));
+    let mut completions = cq.poll().unwrap();
+    for wc in &wcs {
+        let there = completions.next().unwrap();
+        let here = Wc { wr_id: wc.wr_id + 10, qpn: other.qpn(), ..*wc };
+        // The device of a raw packet tells the flow tag where that of others tells the queue pair.
+        let here = Wc { flow_tag: there.flow_tag(), ..here };
+        same(there, &here);
+    }
+}
