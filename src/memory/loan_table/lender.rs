@@ -18,11 +18,6 @@ use std::mem::MaybeUninit;
 pub(crate) struct Lender<P> {
     slots: LoanTable<P>,
     next: NextLoan,
-    /// Whether loans come back in the order in which they were lent.
-    in_order: bool,
-    /// Slots that were looked at in search of a free one.
-    #[cfg(test)]
-    looks: std::sync::atomic::AtomicU64,
 }
 
 /// What the next loan depends on.
@@ -32,6 +27,11 @@ struct NextLoan {
     wr_id: u64,
     /// Unsignaled loans since the last signaled one, or more.
     unsignaled: u32,
+    /// Whether loans come back in the order in which they were lent.
+    in_order: bool,
+    /// How many slots were looked at in search of a free one.
+    #[cfg(test)]
+    looks: u64,
 }
 
 impl NextLoan {
@@ -56,6 +56,38 @@ impl NextLoan {
             self.unsignaled = u32::MAX;
         }
     }
+
+    /// The first `wr_id` from `first` on whose slot is free. The slots between are skipped: they are
+    /// never lent, or their payload is being taken out. In a queue that completes in order, the first
+    /// slot that is lent tells that all others are. Loans of forgotten batches are taken back as soon as
+    /// one of them is met, so none is left before the `wr_id` that is answered.
+    #[cold]
+    #[inline(never)]
+    fn skip<P>(&mut self, slots: &LoanTable<P>, first: u64) -> Option<u64> {
+        let mut wr_id = first;
+        for _ in 0..slots.len {
+            #[cfg(test)]
+            (self.looks += 1);
+            wr_id = slots.lendable(wr_id);
+            let slot = slots.slot(wr_id);
+            // Acquire as in `free_slot`.
+            let mut state = slot.state.load(Ordering::Acquire);
+            if slots.is_unposted(state, first) {
+                let flags = slots.drop_unposted(first);
+                self.undo(flags);
+                wr_id |= self.wr_id & COVERS;
+                state = slot.state.load(Ordering::Acquire);
+            }
+            if state == FREE {
+                return Some(wr_id);
+            }
+            if self.in_order && state & STATE == 0 {
+                return None;
+            }
+            wr_id = wr_id.wrapping_add(STEP);
+        }
+        None
+    }
 }
 
 impl<P> Lender<P> {
@@ -68,16 +100,19 @@ impl<P> Lender<P> {
         let wr_id = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | flag;
         Lender {
             slots: LoanTable::new(count),
-            next: NextLoan { wr_id, unsignaled: 0 },
-            in_order: true,
-            #[cfg(test)]
-            looks: Default::default(),
+            next: NextLoan {
+                wr_id,
+                unsignaled: 0,
+                in_order: true,
+                #[cfg(test)]
+                looks: 0,
+            },
         }
     }
 
     /// The same for a queue that does not complete in the order of its requests.
     pub(crate) fn in_any_order(self) -> Self {
-        Lender { in_order: false, ..self }
+        Lender { next: NextLoan { in_order: false, ..self.next }, ..self }
     }
 
     /// The table, for the poller.
@@ -86,6 +121,8 @@ impl<P> Lender<P> {
     }
 
     /// Takes back and drops the loans of batches that were [forgotten](LoanBatch).
+    #[cold]
+    #[inline(never)]
     pub(crate) fn drop_unposted(&mut self) {
         let flags = self.slots.drop_unposted(self.next.wr_id);
         self.next.undo(flags);
@@ -102,38 +139,6 @@ impl<P> Lender<P> {
     pub(crate) fn begin(&mut self) -> LoanBatch<'_, P> {
         LoanBatch { lender: self, ahead: 0 }
     }
-
-    /// The first `wr_id` from `first` on whose slot is free. The slots between are skipped: they are
-    /// never lent, or their payload is being taken out. In a queue that completes in order, the first
-    /// slot that is lent tells that all others are. Loans of forgotten batches are taken back as soon as
-    /// one of them is met, so none is left before the `wr_id` that is answered.
-    #[cold]
-    #[inline(never)]
-    fn skip(&mut self, first: u64) -> Option<u64> {
-        let mut wr_id = first;
-        for _ in 0..self.slots.len {
-            #[cfg(test)]
-            self.looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            wr_id = self.slots.lendable(wr_id);
-            let slot = self.slots.slot(wr_id);
-            // Acquire as in `free_slot`.
-            let mut state = slot.state.load(Ordering::Acquire);
-            if self.slots.is_unposted(state, first) {
-                let flags = self.slots.drop_unposted(first);
-                self.next.undo(flags);
-                wr_id |= self.next.wr_id & COVERS;
-                state = slot.state.load(Ordering::Acquire);
-            }
-            if state == FREE {
-                return Some(wr_id);
-            }
-            if self.in_order && state & STATE == 0 {
-                return None;
-            }
-            wr_id = wr_id.wrapping_add(STEP);
-        }
-        None
-    }
 }
 
 /// Loans that the device was not told of yet. Dropping the batch takes them back. If the batch is
@@ -149,20 +154,22 @@ impl<P> LoanBatch<'_, P> {
     #[inline(always)]
     pub(crate) fn free_slot(&mut self) -> Option<FreeSlot<'_, P>> {
         let LoanBatch { lender, ahead } = self;
-        let mut wr_id = lender.next.wr_id.wrapping_add(*ahead);
+        let Lender { slots, next } = &mut **lender;
+        let slots: &LoanTable<P> = slots;
+        let mut wr_id = next.wr_id.wrapping_add(*ahead);
+        let mut slot = slots.slot(wr_id);
         // Acquire pairs with the Release of `LoanSlot::release`.
-        if lender.slots.slot(wr_id).state.load(Ordering::Acquire) != FREE {
-            wr_id = lender.skip(wr_id)?;
+        if slot.state.load(Ordering::Acquire) != FREE {
+            wr_id = next.skip(slots, wr_id)?;
+            slot = slots.slot(wr_id);
             if *ahead == 0 {
                 // In a batch of one, the compiler then knows `ahead`.
-                lender.next.wr_id = wr_id;
+                next.wr_id = wr_id;
             } else {
-                *ahead = wr_id.wrapping_sub(lender.next.wr_id);
+                *ahead = wr_id.wrapping_sub(next.wr_id);
             }
         }
-        let Lender { slots, next, .. } = &mut **lender;
-        let slots: &LoanTable<P> = slots;
-        Some(FreeSlot { slot: slots.slot(wr_id), slots, next, wr_id, ahead })
+        Some(FreeSlot { slots, slot, wr_id, next, ahead })
     }
 
     /// Whether the batch holds no loan (0), one (1), or more. Skipped slots between loans are counted.
@@ -270,11 +277,24 @@ impl<K, A, B> FilledSlot<'_, K, A, B> {
     }
 
     /// The request could not be written: takes the payload back.
+    #[inline(always)]
+    pub(crate) fn undo(self) -> (K, A) {
+        // `ahead` by value: the compiler then keeps it in a register where nothing fails.
+        self.next.take_small(self.slots, *self.ahead)
+    }
+}
+
+impl NextLoan {
+    /// Takes the small payload back that was lent this far ahead, and whose request was not written.
     #[cold]
     #[inline(never)]
-    pub(crate) fn undo(self) -> (K, A) {
-        let wr_id = self.next.wr_id.wrapping_add(*self.ahead);
-        let slot = self.slots.slot(wr_id);
+    fn take_small<K, A, B>(
+        &mut self,
+        slots: &LoanTable<CompactEnum<K, A, B>>,
+        ahead: u64,
+    ) -> (K, A) {
+        let wr_id = self.wr_id.wrapping_add(ahead);
+        let slot = slots.slot(wr_id);
         let state = slot.state.load(Ordering::Relaxed);
         // A small payload is neither scoped nor unsignaled.
         debug_assert_eq!(state & !COVERS, wr_id & !COVERS, "not what was lent last");
@@ -283,7 +303,7 @@ impl<K, A, B> FilledSlot<'_, K, A, B> {
         // the device was not told of, knew its `wr_id`.
         let small = unsafe { CompactEnum::<K, A, B>::take_small(small) };
         slot.state.store(FREE, Ordering::Release);
-        self.next.undo(state);
+        self.undo(state);
         small
     }
 }
