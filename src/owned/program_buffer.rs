@@ -164,6 +164,7 @@ impl<B: RegisteredBuffer> LendInSlot for B {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: RegisteredBuffer> Lend for B {
     #[inline(always)]
     fn into_memory(self) -> Memory {
@@ -181,4 +182,5 @@ impl<B: RegisteredBuffer> Lend for B {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: RegisteredBuffer> LendMut for B {}
