@@ -1,9 +1,9 @@
-//! Memory of equal pieces, each of which has one owner at a time, or many who only read it.
+//! Memory of equal buffers, each of which has one owner at a time, or many who only read it.
 //!
 //! Pieces are taken and come back from any thread, without a lock and without an allocation. What
-//! a device does to the memory is not known here: whoever hands a piece to one must keep it until
+//! a device does to the memory is not known here: whoever hands a buffer to one must keep it until
 //! the device is done, and must register the memory without rights for peers to write, or the
-//! slices that pieces give would not be what Rust takes slices for.
+//! slices that buffers give would not be what Rust takes slices for.
 
 use super::region::StableBytes;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
@@ -31,7 +31,7 @@ impl Pages {
     }
 }
 
-// SAFETY: a mapping stays where it is as long as somebody holds it. Its pieces are accessed, but
+// SAFETY: a mapping stays where it is as long as somebody holds it. Its buffers are accessed, but
 // by those who own them and never while a device may write them, and through the region by nobody:
 // who registers these pages keeps the region to themselves.
 unsafe impl StableBytes for Pages {
@@ -43,41 +43,41 @@ unsafe impl StableBytes for Pages {
     }
 }
 
-/// Equal pieces of memory, and `K`: what belongs to all of them.
+/// Equal buffers of memory, and `K`: what belongs to all of them.
 pub(crate) struct BufferSlab<K, N> {
     /// First, so that a device lets go of the pages before they go.
     keep: K,
     _pages: Arc<MmapRaw>,
     size: u32,
-    /// Above, how often a piece was taken or came back, so that a list that looks the same was not
-    /// changed meanwhile; below, one more than the piece that came back last.
+    /// Above, how often a buffer was taken or came back, so that a list that looks the same was not
+    /// changed meanwhile; below, one more than the buffer that came back last.
     free: AtomicU64,
     heads: Box<[Head<K, N>]>,
 }
 
-/// What is known of one piece, on a cache line of its own: the way from a piece to what a request
+/// What is known of one buffer, on a cache line of its own: the way from a buffer to what a request
 /// asks of it is one load long.
 #[repr(align(64))]
 struct Head<K, N> {
     start: *mut u8,
     near: N,
-    /// Alive as long as a piece of it is.
+    /// Alive as long as a buffer of it is.
     slab: *const BufferSlab<K, N>,
     index: u32,
-    /// One more than the piece behind this in the list of free ones.
+    /// One more than the buffer behind this in the list of free ones.
     next: AtomicU32,
     /// How many hold it: one, but for those that are shared.
     holders: AtomicU32,
 }
 
-// SAFETY: the pointers are to memory that is accessed by those who own pieces alone, and to the slab,
+// SAFETY: the pointers are to memory that is accessed by those who own buffers alone, and to the slab,
 // which is `Sync` if `K` and `N` are.
 unsafe impl<K: Send + Sync, N: Send + Sync> Send for Head<K, N> {}
 // SAFETY: as above.
 unsafe impl<K: Send + Sync, N: Send + Sync> Sync for Head<K, N> {}
 
 impl<K, N: Copy> BufferSlab<K, N> {
-    /// Cuts `pages` into `count` pieces of `size` bytes, each with a copy of `near` at hand. `None`
+    /// Cuts `pages` into `count` buffers of `size` bytes, each with a copy of `near` at hand. `None`
     /// if they do not hold as much.
     pub(crate) fn new(
         pages: &Pages,
@@ -115,23 +115,23 @@ impl<K, N> BufferSlab<K, N> {
         &self.keep
     }
 
-    /// Bytes of a piece.
+    /// Bytes of a buffer.
     pub(crate) fn size(&self) -> u32 {
         self.size
     }
 
-    /// How many pieces there are in all.
+    /// How many buffers there are in all.
     pub(crate) fn count(&self) -> usize {
         self.heads.len()
     }
 
-    /// How many pieces nobody holds right now.
+    /// How many buffers nobody holds right now.
     pub(crate) fn idle(&self) -> usize {
         let idle = |head: &&Head<K, N>| head.holders.load(Ordering::Relaxed) == 0;
         self.heads.iter().filter(idle).count()
     }
 
-    /// A piece that nobody holds.
+    /// A buffer that nobody holds.
     #[inline]
     pub(crate) fn take(self: &Arc<Self>) -> Option<SlabBuffer<K, N>> {
         let mut free = self.free.load(Ordering::Acquire);
@@ -148,7 +148,7 @@ impl<K, N> BufferSlab<K, N> {
             ) {
                 Ok(_) => {
                     head.holders.store(1, Ordering::Relaxed);
-                    // One more holds the slab, and says so until the piece is dropped.
+                    // One more holds the slab, and says so until the buffer is dropped.
                     std::mem::forget(self.clone());
                     return Some(SlabBuffer { head: NonNull::from(head) });
                 }
@@ -176,13 +176,13 @@ impl<K, N> BufferSlab<K, N> {
     }
 }
 
-/// One piece, and its only owner.
+/// One buffer, and its only owner.
 pub(crate) struct SlabBuffer<K, N> {
     /// Of a slab that this holds.
     head: NonNull<Head<K, N>>,
 }
 
-// SAFETY: a piece is memory that it owns alone, and a share of the slab.
+// SAFETY: a buffer is memory that it owns alone, and a share of the slab.
 unsafe impl<K: Send + Sync, N: Send + Sync> Send for SlabBuffer<K, N> {}
 // SAFETY: `&SlabBuffer` gives `&[u8]`, `&K` and `&N`.
 unsafe impl<K: Send + Sync, N: Send + Sync> Sync for SlabBuffer<K, N> {}
@@ -194,7 +194,7 @@ impl<K, N> SlabBuffer<K, N> {
         unsafe { self.head.as_ref() }
     }
 
-    /// What was put near all pieces.
+    /// What was put near all buffers.
     #[inline(always)]
     pub(crate) fn near(&self) -> &N {
         &self.head().near
@@ -216,8 +216,8 @@ impl<K, N> SlabBuffer<K, N> {
     #[inline]
     pub(crate) fn bytes(&self) -> &[u8] {
         let (start, size) = (self.head().start, self.slab().size as usize);
-        // SAFETY: `new` checked that all pieces lie in the pages, which the slab keeps and which were
-        // zeroed; nobody else has the piece.
+        // SAFETY: `new` checked that all buffers lie in the pages, which the slab keeps and which were
+        // zeroed; nobody else has the buffer.
         unsafe { std::slice::from_raw_parts(start, size) }
     }
 
@@ -236,38 +236,38 @@ impl<K, N> SlabBuffer<K, N> {
 }
 
 impl<K, N> Drop for SlabBuffer<K, N> {
-    // By value and out of line: a piece that was handed on in between stays in registers.
+    // By value and out of line: a buffer that was handed on in between stays in registers.
     #[inline(always)]
     fn drop(&mut self) {
         let_go(self.head);
     }
 }
 
-/// Gives up the share in a piece that the caller has, and forgets.
+/// Gives up the share in a buffer that the caller has, and forgets.
 #[inline(never)]
 fn let_go<K, N>(head: NonNull<Head<K, N>>) {
-    let piece = ManuallyDrop::new(SlabBuffer { head });
+    let buffer = ManuallyDrop::new(SlabBuffer { head });
     {
-        let head = piece.head();
-        // Release, and Acquire by the last: it puts the piece away after everybody has finished. Who
+        let head = buffer.head();
+        // Release, and Acquire by the last: it puts the buffer away after everybody has finished. Who
         // is alone, as Acquire tells, needs no exchange: nobody else can make new ones meanwhile.
         let last = head.holders.load(Ordering::Acquire) == 1
             || head.holders.fetch_sub(1, Ordering::AcqRel) == 1;
         let slab = head.slab;
         if last {
             head.holders.store(0, Ordering::Relaxed);
-            piece.slab().put(head);
+            buffer.slab().put(head);
         }
-        // SAFETY: the pointer is an `Arc`'s, and one of its counts is this piece's.
+        // SAFETY: the pointer is an `Arc`'s, and one of its counts is this buffer's.
         unsafe { Arc::decrement_strong_count(slab) };
     }
 }
 
-/// One piece, and one of its owners, who only read it.
+/// One buffer, and one of its owners, who only read it.
 pub(crate) struct SharedSlabBuffer<K, N>(SlabBuffer<K, N>);
 
 impl<K, N> SharedSlabBuffer<K, N> {
-    /// What was put near all pieces.
+    /// What was put near all buffers.
     #[inline(always)]
     pub(crate) fn near(&self) -> &N {
         self.0.near()
@@ -285,7 +285,7 @@ impl<K, N> SharedSlabBuffer<K, N> {
         self.0.bytes()
     }
 
-    /// The piece for its only owner, if this is the only one.
+    /// The buffer for its only owner, if this is the only one.
     pub(crate) fn unshare(self) -> Result<SlabBuffer<K, N>, Self> {
         // Acquire pairs with the Release of those who have dropped theirs. Nobody else can make
         // new ones meanwhile.
@@ -304,7 +304,7 @@ impl<K, N> Clone for SharedSlabBuffer<K, N> {
             // Only by forgetting clones: a count that wraps would free what is in use.
             std::process::abort();
         }
-        // SAFETY: the pointer is an `Arc`'s, one of whose counts is this piece's.
+        // SAFETY: the pointer is an `Arc`'s, one of whose counts is this buffer's.
         unsafe { Arc::increment_strong_count(head.slab) };
         SharedSlabBuffer(SlabBuffer { head: self.0.head })
     }
@@ -331,35 +331,35 @@ mod tests {
     #[test]
     fn pieces_are_apart_and_come_back() {
         let slab = slab(64, 3);
-        let mut pieces: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
-        assert_eq!((pieces.len(), slab.idle()), (3, 0));
-        for (n, piece) in pieces.iter_mut().enumerate() {
-            piece.bytes_mut().fill(n as u8 + 1);
+        let mut buffers: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
+        assert_eq!((buffers.len(), slab.idle()), (3, 0));
+        for (n, buffer) in buffers.iter_mut().enumerate() {
+            buffer.bytes_mut().fill(n as u8 + 1);
         }
-        for (n, piece) in pieces.iter().enumerate() {
-            assert!(piece.bytes().iter().all(|byte| *byte == n as u8 + 1));
+        for (n, buffer) in buffers.iter().enumerate() {
+            assert!(buffer.bytes().iter().all(|byte| *byte == n as u8 + 1));
         }
-        let address = pieces[1].address();
-        pieces.remove(1);
+        let address = buffers[1].address();
+        buffers.remove(1);
         assert_eq!(slab.take().unwrap().address(), address);
-        drop(pieces);
+        drop(buffers);
         assert_eq!(slab.idle(), 3);
     }
 
     #[test]
     fn what_is_shared_comes_back_with_the_last() {
         let slab = slab(16, 1);
-        let mut piece = slab.take().unwrap();
-        piece.bytes_mut()[0] = 9;
-        let one = piece.share();
+        let mut buffer = slab.take().unwrap();
+        buffer.bytes_mut()[0] = 9;
+        let one = buffer.share();
         let other = one.clone();
         let one = one.unshare().err().unwrap();
         assert_eq!(other.bytes()[0], 9);
         drop(other);
-        let mut piece = one.unshare().ok().unwrap();
-        piece.bytes_mut()[0] = 8;
+        let mut buffer = one.unshare().ok().unwrap();
+        buffer.bytes_mut()[0] = 8;
         assert!(slab.take().is_none());
-        drop(piece);
+        drop(buffer);
         assert!(slab.take().is_some());
     }
 
@@ -380,9 +380,9 @@ mod tests {
                 let slab = &slab;
                 scope.spawn(move || {
                     for _ in 0..ROUNDS {
-                        let Some(mut piece) = slab.take() else { continue };
-                        piece.bytes_mut().fill(id);
-                        let shared = piece.share();
+                        let Some(mut buffer) = slab.take() else { continue };
+                        buffer.bytes_mut().fill(id);
+                        let shared = buffer.share();
                         let other = shared.clone();
                         assert!(other.bytes().iter().all(|byte| *byte == id));
                         drop((shared, other));
@@ -399,7 +399,7 @@ mod model {
     use super::*;
     use loom::thread;
 
-    /// Two threads take and give back pieces of one slab; no piece has two owners.
+    /// Two threads take and give back buffers of one slab; no buffer has two owners.
     #[test]
     fn take_and_give_back() {
         loom::model(|| {

@@ -231,7 +231,7 @@ impl Registers {
                 bfregs.push(Bfreg { register: Arc::new(register), page_id });
             }
         }
-        // Taken from the end.
+        // They are taken from the end.
         bfregs.reverse();
         Ok(bfregs)
     }
@@ -246,8 +246,9 @@ impl Registers {
             Origin::Exclusive => pool.free_exclusive.push(bfreg.clone()),
             Origin::Dedicated => pool.free_dedicated.push(bfreg.clone()),
             Origin::Shared => {
-                let same =
-                    |shared: &&mut SharedBfreg| Arc::ptr_eq(&shared.bfreg.register, &bfreg.register);
+                let same = |shared: &&mut SharedBfreg| {
+                    Arc::ptr_eq(&shared.bfreg.register, &bfreg.register)
+                };
                 if let Some(shared) = pool.shared.iter_mut().find(same) {
                     shared.users -= 1;
                 }

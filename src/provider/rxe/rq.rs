@@ -7,7 +7,8 @@ use crate::memory::mapping::Mapper;
 use crate::memory::pointer::OutPointer;
 use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::{
-    self, CreateRequest, CreatedSrq, Member, QueueResources, RecvCursor, SharedReceives, SrqInitAttr,
+    self, CreateRequest, CreatedSrq, Member, QueueResources, RecvCursor, SharedReceives,
+    SrqInitAttr,
 };
 use crate::uverbs::command::Command;
 use crate::wr::{PostError, Recv};

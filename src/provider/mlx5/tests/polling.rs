@@ -1,7 +1,7 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
 use super::PollGate;
-use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, dbrec, cqe, next};
+use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, cqe, dbrec, next};
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sync::Ordering;

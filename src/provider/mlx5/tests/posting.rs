@@ -157,7 +157,11 @@ fn copies_are_what_lies_in_the_queue() {
         let segments = 1 + (4 + length).div_ceil(16);
         let expected = sends.bytes(at, segments * 16);
         assert_eq!(expected[20..20 + length], data[..length], "{length} bytes at wqebb {at}");
-        assert_eq!(sends.page.bytes(buffer, segments * 16), expected, "{length} bytes at wqebb {at}");
+        assert_eq!(
+            sends.page.bytes(buffer, segments * 16),
+            expected,
+            "{length} bytes at wqebb {at}"
+        );
         begun.insert((at % 16, cursor.at - at));
         sends.record.sends.complete(at);
         buffer ^= 512;
