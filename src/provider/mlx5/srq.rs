@@ -335,10 +335,8 @@ impl SrqRing {
             return Ok(());
         }
         // Copies, as what is passed out of line has to be in memory.
-        let (mut copy, recv) = (*cursor, *recv);
-        self.push_checked(&mut copy, &recv)?;
-        *cursor = copy;
-        Ok(())
+        let recv = *recv;
+        cursor.through(|cursor| self.push_checked(cursor, &recv))
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
