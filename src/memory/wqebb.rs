@@ -1,6 +1,6 @@
 //! Rings of WQEBBs: send queues, whose WQEs begin at a WQEBB and are written segment by segment.
 //!
-//! Pairs with [`WqeSegments`](super::wqe_segment::WqeSegments), which writes data that goes on at the ring's
+//! Pairs with [`WqeSegments`], which writes data that goes on at the ring's
 //! beginning.
 
 use super::queue_memory::QueueMemory;

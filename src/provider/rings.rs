@@ -192,9 +192,10 @@ impl RecvCursor {
         &mut self,
         out_of_line: impl FnOnce(&mut RecvCursor) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
-        let mut copy = *self;
+        // Field by field: the compiler otherwise keeps two of them in one register.
+        let mut copy = RecvCursor { at: self.at, room: self.room, free: self.free };
         out_of_line(&mut copy)?;
-        *self = copy;
+        (self.at, self.room, self.free) = (copy.at, copy.room, copy.free);
         Ok(())
     }
 }

@@ -53,7 +53,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/", &["rc::gather", "rc::immediate", "rc::rings", "rc::full_", "rc::batches"]),
     ("src/provider/", &["cq::", "srq::", "ud::"]),
     ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
-    ("src/mem/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
+    ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
     ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
     ("src/owned/", &["owned::", "scope::"]),
     ("src/aio/", &["async::echo", "async::events", "async::one_sided", "epoll::", "stream::"]),
