@@ -76,7 +76,7 @@ impl Sends {
         let setup = sq::Setup {
             memory: Arc::new(QueueMemory::pages(wqebbs as usize * MLX5_SEND_WQE_BB)?),
             offset: 0,
-            wqebbs: wqebbs,
+            wqebbs,
             max_post: requests,
             limits: SendLimits { max_sge: 4, max_inline: 200 },
             unchecked: SendOps::unchecked(TRANSPORT.qp_type),

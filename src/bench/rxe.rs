@@ -10,7 +10,7 @@ use crate::memory::mapping::{Mapper, Mapping};
 use crate::number::Qpn;
 use crate::provider::ProviderWc;
 use crate::provider::poll_gate::PollGate;
-use crate::provider::{SendCursor, SendLimits, rxe};
+use crate::provider::{RecvCursor, SendCursor, SendLimits, rxe};
 use crate::qp::state::QpType;
 use crate::wr::{PostError, RecvWr, SendWr, Transport};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
@@ -95,7 +95,8 @@ impl Recvs {
 
     /// Writes a request `count` times into the same free slots as the last time.
     pub fn write(&mut self, recv: &RecvWr<'_>, count: u32) -> Result<(), PostError> {
-        let mut cursor = self.0.begin();
+        let (at, room) = self.0.begin();
+        let mut cursor = RecvCursor { at, room, ..RecvCursor::default() };
         (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
     }
 }

@@ -1,6 +1,6 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
-//! Pairs with [`queue`](super::queue_memory), which has the memory. A CQE is read only after the byte
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after the byte
 //! that says whose it is; whoever reads orders the two by a barrier, and uses nothing of what is marked as
 //! never written.
 
@@ -95,8 +95,8 @@ impl CqBuffer {
     }
 }
 
-/// A ring of completions and how far it is consumed. The way to the next CQE is kept at hand, so
-/// that finding nothing there costs next to nothing.
+/// A ring of completions and how far it is consumed. A pointer leads to the next CQE, so that a poll that
+/// finds nothing costs little.
 #[derive(Clone, Debug)]
 pub(crate) struct CqReader {
     cqes: CqBuffer,
@@ -106,7 +106,7 @@ pub(crate) struct CqReader {
     end: *mut u8,
     /// Bytes of a CQE.
     stride: usize,
-    /// CqBuffer consumed in all, above bits that are not used: so that 24 of it are left, and none has
+    /// CQEs consumed in all, above bits that are not used: so that 24 of it are left, and none has
     /// to be masked.
     consumed: u32,
     /// The parity of the pass over the ring, as the lowest bit.
@@ -120,7 +120,7 @@ unsafe impl Sync for CqReader {}
 
 /// The parity bit in a CQE's last byte.
 const PARITY: u8 = 1;
-/// CqBuffer that the device has not written have this in their last byte, or more.
+/// CQEs that the device has not written have this in their last byte, or more.
 pub(crate) const UNWRITTEN: u8 = 0xf0;
 /// One of those that is not taken for ours by its parity in the first pass over a ring.
 const NOT_OURS: u8 = UNWRITTEN | PARITY;
@@ -178,7 +178,7 @@ impl CqReader {
         self.advance_past(self.next);
     }
 
-    /// As [`advance`](Self::advance), for who has the next CQE at hand.
+    /// As [`advance`](Self::advance), for a caller that has the pointer to the next CQE.
     #[inline(always)]
     fn advance_past(&mut self, next: *mut u8) {
         self.consumed = self.consumed.wrapping_add(1 << UNUSED);
@@ -208,7 +208,7 @@ impl CqReader {
         Cqe { core: after.wrapping_sub(self.stride), ring: PhantomData }
     }
 
-    /// CqBuffer from the next on that are ours, with their numbers.
+    /// CQEs from the next on that the device has written, with their indices.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Cqe<'_>)> {
         let log = self.cqes.count().trailing_zeros();
         let first = self.consumer();

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 /// One access, or one barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordedStep {
-    /// A piece of a request was written.
+    /// A part of a WQE was written.
     Request,
     /// The byte that says whose a completion is was read.
     Owner,

@@ -1,5 +1,5 @@
-//! Receive queues with what their posters entry of each request; see [`noted`](super::sq_buffer) for send
-//! queues.
+//! The memory of receive queues, and an entry for each WQE that the device does not see; see
+//! [`sq_buffer`](super::sq_buffer) for send queues.
 
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
@@ -8,24 +8,24 @@ use super::ring_array::RingArray;
 use super::wqe_segment::{SEGMENT, WqeSegments};
 use std::sync::Arc;
 
-/// A ring of entries of 2^n [segments](WqeSegments), `LEAST` or more, and beside each a `T`.
+/// A ring of WQEs of 2^n [segments](WqeSegments), `LEAST` or more, and beside each an entry `T`.
 #[derive(Debug)]
 pub(crate) struct RqBuffer<T, const LEAST: usize> {
     segments: WqeSegments,
     entries: RingArray<T>,
-    /// Of numbers of entries.
+    /// Of indices.
     mask: u32,
-    /// Binary logarithm of an entry's segments.
+    /// Binary logarithm of a WQE's segments.
     log: u8,
     /// The same of its bytes.
     shift: u8,
-    /// Whether an entry has more segments than `LEAST`.
+    /// Whether a WQE has more segments than `LEAST`.
     more: bool,
 }
 
 impl<T, const LEAST: usize> RqBuffer<T, LEAST> {
-    /// `count` entries of `each` segments at byte `offset`; `None` unless they are inside and aligned, both
-    /// are powers of two, there are `LEAST` segments or more, and there is an entry for each entry.
+    /// `count` WQEs of `each` segments at byte `offset`; `None` unless they are inside and aligned, both are
+    /// powers of two, there are `LEAST` segments or more, and there is an entry for each WQE.
     pub(crate) fn new(
         memory: Arc<QueueMemory>,
         offset: usize,
@@ -49,51 +49,51 @@ impl<T, const LEAST: usize> RqBuffer<T, LEAST> {
         &self.segments
     }
 
-    /// The number of an entry's first segment.
+    /// The index of a WQE's first segment.
     pub(crate) fn first(&self, index: u32) -> u32 {
         index << self.log
     }
 
-    /// How many segments an entry has.
+    /// How many segments a WQE has.
     pub(crate) fn each(&self) -> u32 {
         1 << self.log
     }
 
-    /// What is noted of the entry `index`.
+    /// The entry of the WQE `index`.
     #[inline(always)]
     pub(crate) fn entry(&self, index: u32) -> &T {
-        // SAFETY: there are as many entries as entries.
+        // SAFETY: there are as many entries as WQEs.
         unsafe { self.entries.get(index & self.mask) }
     }
 
-    /// The entry `index`, which is taken modulo the ring, with its entry.
+    /// The WQE `index`, which is taken modulo the ring, with its entry.
     #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> (RqSlot<'_, LEAST>, &T) {
         let within = index & self.mask;
-        // SAFETY: there are as many entries as entries.
+        // SAFETY: there are as many entries as WQEs.
         let entry = unsafe { self.entries.get(within) };
-        // SAFETY: `new` found room for as many entries of so many bytes.
+        // SAFETY: `new` found room for as many WQEs of so many bytes.
         let base = unsafe { self.segments.base().byte_add((within as usize) << self.shift) };
         (RqSlot { base, more: &self.more }, entry)
     }
 }
 
-/// An entry of a ring.
+/// A WQE of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct RqSlot<'r, const LEAST: usize> {
     base: *mut [u64; 2],
-    /// Looked at when it matters.
+    /// Whether there are more than `LEAST` segments.
     more: &'r bool,
 }
 
 impl<const LEAST: usize> RqSlot<'_, LEAST> {
-    /// Writes the segment `N`, which all entries have; `value` as it shall lie in memory.
+    /// Writes the segment `N`, which all WQEs have; `value` as it shall lie in memory.
     #[inline(always)]
     pub(crate) fn write<const N: usize>(self, value: [u64; 2]) {
         const { assert!(N < LEAST) };
         #[cfg(test)]
         record_step(RecordedStep::Request);
-        // SAFETY: an entry has as many segments.
+        // SAFETY: a WQE has as many segments.
         let place = unsafe { self.base.add(N) };
         // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's protocol has
         // it, and the device does not look before it is told.
@@ -106,13 +106,13 @@ impl<const LEAST: usize> RqSlot<'_, LEAST> {
         const { assert!(N < LEAST) };
         #[cfg(test)]
         record_step(RecordedStep::Request);
-        // SAFETY: an entry has as many segments.
+        // SAFETY: a WQE has as many segments.
         let place = unsafe { self.base.add(N) }.cast::<u64>();
         // SAFETY: as in `write`.
         unsafe { place.write(half) };
     }
 
-    /// Writes the segment behind those that all entries have, if this ring's have more.
+    /// Writes the segment behind those that all WQEs have, if this ring's have more.
     #[inline(always)]
     pub(crate) fn write_behind(self, value: [u64; 2]) {
         if !*self.more {
@@ -120,7 +120,7 @@ impl<const LEAST: usize> RqSlot<'_, LEAST> {
         }
         #[cfg(test)]
         record_step(RecordedStep::Request);
-        // SAFETY: an entry has one more.
+        // SAFETY: a WQE has one more.
         let place = unsafe { self.base.add(LEAST) };
         // SAFETY: as in `write`.
         unsafe { place.write(value) };

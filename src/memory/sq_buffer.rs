@@ -1,5 +1,5 @@
-//! Send queues with what their posters entry of each request: one number finds both. Receive queues are
-//! made of [`RqBuffer`](super::rq_buffer::RqBuffer).
+//! The memory of send queues, and an entry for each WQEBB that the device does not see: one index finds
+//! both. [`RqBuffer`](super::rq_buffer::RqBuffer) is the same for receive queues.
 
 use super::ring_array::RingArray;
 use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
@@ -36,7 +36,7 @@ impl<T> SqBuffer<T> {
     }
 }
 
-/// A WQEBB of a ring, and what is noted beside it. It is at hand, and takes all of most requests.
+/// The WQEBB where a WQE begins, and its entry. Most WQEs fit in one WQEBB.
 #[derive(Debug)]
 pub(crate) struct WqeSlot<'r, T> {
     wqebbs: &'r Wqebbs,
@@ -55,7 +55,7 @@ impl<T> Clone for WqeSlot<'_, T> {
 impl<T> Copy for WqeSlot<'_, T> {}
 
 impl<'r, T> WqeSlot<'r, T> {
-    /// By which the WQEBB is found again.
+    /// Where the WQEBB is.
     #[inline(always)]
     pub(crate) fn offset(self) -> WqebbOffset {
         self.offset

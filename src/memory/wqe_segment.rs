@@ -1,7 +1,7 @@
-//! Rings of the segments that requests are made of.
+//! Rings of the segments that WQEs are made of.
 //!
-//! Pairs with [`queue`](super::queue_memory), which has the memory; that it is large enough is asked once.
-//! Receive queues are such a ring, and [`Wqebbs`](super::wqebb::Wqebbs) see one as larger SGEs.
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory; `new` checks once that it is large
+//! enough. Receive queues are such a ring, and [`Wqebbs`](super::wqebb::Wqebbs) are four segments each.
 
 use super::queue_memory::QueueMemory;
 #[cfg(test)]

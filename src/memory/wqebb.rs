@@ -1,7 +1,7 @@
-//! Rings of WQEBBs: send queues, whose requests begin at a WQEBB and are written piece by piece.
+//! Rings of WQEBBs: send queues, whose WQEs begin at a WQEBB and are written segment by segment.
 //!
-//! Pairs with [`WqeSegments`](super::wqe_segment::WqeSegments), whose ring it is: data that goes on at the beginning is
-//! left to it, and all other data is written here.
+//! Pairs with [`WqeSegments`], which writes data that goes on at the ring's
+//! beginning.
 
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
@@ -20,7 +20,7 @@ const SPAN: u32 = 16;
 const SCALE: usize = SEGMENTS_PER_WQEBB as usize * SEGMENT / SPAN as usize;
 
 /// Where in its ring a WQEBB is, as a quarter of the bytes before it: addresses can be scaled by four, so
-/// that one shift of a WQEBB's number leads to it, and to a entry of 16 bytes beside it.
+/// that one shift of a WQEBB's number leads to it, and to an entry of 16 bytes beside it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WqebbOffset(u32);
 
@@ -35,7 +35,7 @@ impl WqebbOffset {
         }
     }
 
-    /// WqeSegments before it.
+    /// Segments before it.
     fn segments(self) -> u32 {
         self.0 / (SPAN / SEGMENTS_PER_WQEBB)
     }
@@ -61,7 +61,7 @@ impl Wqebbs {
         Some(Wqebbs { mask: last.checked_mul(SPAN)?, end, segments })
     }
 
-    /// The WQEBBs of `count` segments from a offset on, if they do not go on at the beginning.
+    /// The WQEBBs of `count` segments from an offset on, if they do not go on at the beginning.
     #[inline(always)]
     pub(super) fn run(&self, offset: WqebbOffset, count: u32) -> Option<WqebbRun<'_>> {
         let offset = self.behind(offset, 0);
@@ -189,7 +189,7 @@ impl<'r> WqebbRun<'r> {
     ///
     /// # Safety
     ///
-    /// The row has more than `nth`.
+    /// The run has more than `nth`.
     #[inline(always)]
     pub(super) unsafe fn get(&self, nth: usize) -> Wqebb<'r> {
         // SAFETY: the caller's promise, and `Wqebbs::run` found room for all.
@@ -201,7 +201,10 @@ impl<'r> WqebbRun<'r> {
 /// Segments of inline data, with the word that says how long it is.
 #[inline(always)]
 fn inline_segments(bytes: &[u8]) -> u32 {
-    (bytes.len() as u32 + size_of::<Be32>() as u32 + (SEGMENT as u32 - 1)) / SEGMENT as u32
+    // By a shift: inline data is shorter than a queue, so that `div_ceil` would check in vain, for three
+    // instructions.
+    let last = SEGMENT - 1;
+    (bytes.len() + size_of::<Be32>() + last) as u32 >> SEGMENT.ilog2()
 }
 
 /// One WQEBB of a ring.

@@ -165,9 +165,9 @@ impl Provider {
     /// indices: the kernel drains its queues up to our producer index.
     pub(crate) fn resets(&self) -> u32 {
         match self {
-            // The driver first notes where the next send will stand, and then skips the sends that
-            // were never done: what it noted is behind, and it would send wiped requests. The
-            // second time there is nothing left to skip.
+            // The driver first stores where the next send will stand, and then skips the sends that were
+            // never carried out: what it stored is behind, and it would send wiped WQEs. The second
+            // time there is nothing left to skip.
             Provider::Rxe(_) => 2,
             Provider::Mlx5(_) => 1,
         }

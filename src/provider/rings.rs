@@ -5,6 +5,7 @@ use super::{mlx5, rxe};
 use crate::memory::gate::Gate;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::wqebb::WqebbOffset;
+use crate::wr::PostError;
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -177,10 +178,26 @@ pub(crate) struct SendCursor {
 pub(crate) struct RecvCursor {
     /// The slot of the next WQE.
     pub(crate) at: u32,
-    /// The slot of the WQE behind it, in a shared receive queue of mlx5.
-    pub(crate) free: u32,
     /// WQEs that still fit.
     pub(crate) room: u32,
+    /// The slot of the WQE behind it, in a shared receive queue of mlx5.
+    pub(crate) free: u32,
+}
+
+impl RecvCursor {
+    /// Hands a copy to what is out of line, and takes it over if that succeeds: the cursor itself need not
+    /// be in memory then.
+    #[inline(always)]
+    pub(crate) fn through(
+        &mut self,
+        out_of_line: impl FnOnce(&mut RecvCursor) -> Result<(), PostError>,
+    ) -> Result<(), PostError> {
+        // Field by field: the compiler otherwise keeps two of them in one register.
+        let mut copy = RecvCursor { at: self.at, room: self.room, free: self.free };
+        out_of_line(&mut copy)?;
+        (self.at, self.room, self.free) = (copy.at, copy.room, copy.free);
+        Ok(())
+    }
 }
 
 /// The producer's side of a send queue.
@@ -253,8 +270,8 @@ impl RecvRing {
     pub(crate) fn begin(&mut self) -> (RecvRingMut<'_>, RecvCursor) {
         match self {
             RecvRing::Rxe(rq) => {
-                let cursor = rq.begin();
-                (RecvRingMut::Rxe(rq), cursor)
+                let (at, room) = rq.begin();
+                (RecvRingMut::Rxe(rq), RecvCursor { at, room, ..RecvCursor::default() })
             }
             RecvRing::Mlx5(rq) => {
                 let cursor = rq.begin();
@@ -294,8 +311,8 @@ impl SrqRing {
     pub(crate) fn begin(&mut self) -> (RecvRingMut<'_>, RecvCursor) {
         match self {
             SrqRing::Rxe(rq) => {
-                let cursor = rq.begin();
-                (RecvRingMut::Rxe(rq), cursor)
+                let (at, room) = rq.begin();
+                (RecvRingMut::Rxe(rq), RecvCursor { at, room, ..RecvCursor::default() })
             }
             SrqRing::Mlx5(srq) => {
                 let cursor = srq.begin();

@@ -91,9 +91,8 @@ impl<'q> RecvBatch<'q> {
         match &self.ring {
             RecvRingMut::Rxe(rq) => {
                 // Copies, as what is passed out of line has to be in memory.
-                let (mut cursor, recv) = (self.cursor, { recv });
-                rq.push(&mut cursor, &recv)?;
-                self.cursor = cursor;
+                let recv = { recv };
+                self.cursor.through(|cursor| rq.push(cursor, &recv))?;
             }
             RecvRingMut::Mlx5(rq) => rq.push(&mut self.cursor, &recv)?,
             RecvRingMut::Mlx5Srq(srq) => srq.push(&mut self.cursor, &recv)?,
@@ -113,14 +112,13 @@ impl<'q> RecvBatch<'q> {
         };
         if !pushed {
             // Copies, as in `push`.
-            let (mut cursor, sge) = (self.cursor, { sge });
+            let sge = { sge };
             let recv = RecvWr { wr_id, sges: sge.as_slice() };
-            match &self.ring {
-                RecvRingMut::Rxe(rq) => rq.push(&mut cursor, &recv)?,
-                RecvRingMut::Mlx5(rq) => rq.push_checked(&mut cursor, &recv)?,
-                RecvRingMut::Mlx5Srq(srq) => srq.push_checked(&mut cursor, &recv)?,
-            }
-            self.cursor = cursor;
+            self.cursor.through(|cursor| match &self.ring {
+                RecvRingMut::Rxe(rq) => rq.push(cursor, &recv),
+                RecvRingMut::Mlx5(rq) => rq.push_checked(cursor, &recv),
+                RecvRingMut::Mlx5Srq(srq) => srq.push_checked(cursor, &recv),
+            })?;
         }
         self.count += 1;
         Ok(())

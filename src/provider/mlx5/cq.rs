@@ -1,7 +1,7 @@
-//! Completion queues: the device produces, we consume, and tell it how far by a doorbell record.
+//! Completion queues: the device produces CQEs, and a doorbell record tells it how many were consumed.
 //!
-//! A CQE is ours when it was written, and the last bit of its last byte equals the parity of the
-//! pass over the ring. Arming is the one thing that rings.
+//! The device has written a CQE when the owner bit, the last bit of its last byte, equals the parity of
+//! the pass over the ring. Only arming rings a doorbell register.
 
 use super::cqe::{COUNTER, INDEX, Mlx5Wc, behind, is_receive, number_of, opcode_of, received};
 use super::qp_table::{Leftover, QpRegistry, QpTable};
@@ -39,7 +39,7 @@ use uverbs_uapi::mlx5::object::{
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
 use zerocopy::IntoBytes;
 
-/// Names nobody.
+/// The user index of no queue pair.
 const NOBODY: u32 = 0;
 
 /// How large a completion queue is.
@@ -51,8 +51,7 @@ pub(crate) struct CqSize {
     pub(crate) cqe: u32,
 }
 
-/// However many the device has: completions are counted in 24 bits, and what is ahead and what is
-/// behind is told apart by half of that.
+/// Indices have 24 bits, and half of their range has to tell what is ahead from what is behind.
 pub(super) const MAX_CQE: u32 = (1 << 22) - 1;
 
 impl CqSize {
@@ -157,7 +156,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> O
 /// The poller's side of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
-    // Before the memory, as it is where the kernel's object holds both.
+    // Dropped before the memory, as where the kernel's object holds both.
     consumed: RecordWord<0>,
     armed: RecordWord<1>,
     reader: CqReader,
@@ -173,10 +172,10 @@ pub(crate) struct CqRing {
     odd: Found,
 }
 
-/// A completion, as far as it is looked at for everybody.
+/// What every completion is looked at for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
-    /// The queue pair's, in the book.
+    /// The queue pair's user index.
     number: u32,
     wr_id: u64,
     /// What it completes.
@@ -212,8 +211,8 @@ impl CqRing {
         &self.members
     }
 
-    /// Throws away what the control path wrote of queue pairs that came and went. Whoever borrows the
-    /// ring keeps others from polling meanwhile.
+    /// Throws away updates of queue pairs that were created and destroyed since the last poll. The borrow
+    /// keeps the poller away meanwhile.
     pub(crate) fn tidy(&self) {
         if !self.epoch.is_over() {
             self.members.tidy(|| self.reader.is_empty());
@@ -256,12 +255,12 @@ impl CqRing {
         self.learn();
         self.forget();
         if self.table.has_retired() {
-            // What is there may be over by the next poll.
+            // Their completions may be consumed by the next poll.
             self.members.poll_gate.mark_dirty();
         }
     }
 
-    /// Reads what the control path wrote, if it wrote anything.
+    /// Reads the updates of the control path, if there are any.
     fn learn(&mut self) {
         if !self.members.is_empty() {
             let entries = self.reader.cqes().count();
@@ -270,7 +269,7 @@ impl CqRing {
     }
 
     fn forget(&mut self) {
-        // After the letters were read: what a dead queue pair completed is there by now.
+        // Looked at after the updates were read: a queue pair that is gone has completed all it ever will.
         let empty = self.reader.is_empty();
         self.table.forget(self.reader.consumer(), empty);
     }
@@ -281,7 +280,6 @@ impl CqRing {
         let owner = self.reader.look()?;
         // Pairs with the device writing the last byte of a CQE after all others.
         udma_from_device();
-        // A loop here would be laid out for those who go round.
         let found = match self.usual(owner) {
             Some(found) => found,
             None if self.unusual(owner) => self.odd,
@@ -290,7 +288,7 @@ impl CqRing {
         Some(self.wc(found))
     }
 
-    /// The next completion, consumed, if it is a success of a queue pair in the book.
+    /// The next completion, consumed, if it is a success of a queue pair in the table.
     #[inline(always)]
     pub(crate) fn next_usual(&mut self) -> Option<Mlx5Wc<'_>> {
         let owner = self.reader.look()?;
@@ -306,19 +304,19 @@ impl CqRing {
         Mlx5Wc { number, wr_id, kind, owner, reader: &self.reader }
     }
 
-    /// Consumes the next CQE if it is a success of a queue pair in the book.
+    /// Consumes the next CQE if it is a success of a queue pair in the table.
     #[inline(always)]
     fn usual(&mut self, owner: u8) -> Option<Found> {
         let table = &self.table;
         self.reader.consume(|cqe| {
             let number = number_of(cqe);
             let record = table.get(number)?;
-            // Records have no more places than these bits name.
+            // The arrays of work request ids have no more entries than these 16 bits name.
             let at = cqe.low16::<COUNTER>();
-            // Opcodes are compared where they stand, so that nothing is shifted.
+            // Opcodes are compared where they stand, without a shift.
             if owner < behind(opcode::MLX5_CQE_REQ) {
                 let sent = record.sends.complete(at);
-                // Said as it was compared, so that who asks for the status need not compare again.
+                // A constant, so that the compiler drops the caller's comparison for the status.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
                 Some(Found { number, wr_id, kind, owner })
@@ -331,9 +329,9 @@ impl CqRing {
         })
     }
 
-    /// The next completion, where the next CQE is an error, or of nobody in the book, or no completion,
-    /// or was never written: `odd` if there is one, since an answer by way of memory would keep a register of
-    /// who polls.
+    /// Finds the next completion where the next CQE is an error, of no queue pair in the table, no
+    /// completion at all, or unwritten, and leaves it in `odd`: an answer through the caller's memory would
+    /// cost the common way a register.
     #[cold]
     #[inline(never)]
     fn unusual(&mut self, mut owner: u8) -> bool {
@@ -364,7 +362,7 @@ impl CqRing {
         let number = number_of(cqe);
         let at = u32::from(cqe.be16::<COUNTER>());
         if self.table.get(number).is_none() {
-            // Made, and already busy, since this poll began?
+            // The queue pair may have been created since this poll began.
             self.learn();
             self.forget();
         }
@@ -384,7 +382,7 @@ impl CqRing {
                 if known.is_none() && is_receive(code) {
                     self.table.discard(number, at);
                 }
-                // If nothing else comes, nobody else gives it back.
+                // If no other completion follows, no poll gives this one back.
                 self.release_here();
                 None
             }
@@ -415,7 +413,7 @@ impl CqRing {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
         let word = heard | command | self.reader.consumer();
         self.armed.set(word);
-        // The record stands before the register, which begins with a barrier of that meaning.
+        // The register's write begins with a barrier, behind the doorbell record.
         self.arming.ring(pair(word, 0) | self.cqn);
     }
 

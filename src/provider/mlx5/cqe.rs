@@ -53,7 +53,7 @@ pub(crate) fn number_of(cqe: Cqe<'_>) -> u32 {
     cqe.be24::<{ INDEX + 1 }>()
 }
 
-/// Whether it tells of a receive.
+/// Whether the completion is of a receive.
 pub(crate) fn is_receive(code: opcode) -> bool {
     matches!(
         code,
@@ -82,15 +82,14 @@ pub(crate) struct Mlx5Wc<'r> {
     pub(crate) wr_id: u64,
     /// What it completes.
     pub(crate) kind: WcOpcode,
-    /// The CQE's last byte, of which nobody may use more than the opcode: of a successful send there may be
-    /// nothing else.
+    /// The CQE's last byte. Only its opcode may be used: of a successful send there may be nothing else.
     pub(crate) owner: u8,
     /// The CQE is the last that was consumed.
     pub(crate) reader: &'r CqReader,
 }
 
 impl<'r> Mlx5Wc<'r> {
-    /// Found when it is asked for, which not everybody does.
+    /// The CQE, found when it is asked for: not every caller does.
     #[inline(always)]
     fn cqe(&self) -> Cqe<'r> {
         self.reader.last()
@@ -240,7 +239,7 @@ impl<'r> Mlx5Wc<'r> {
     }
 }
 
-/// What an error of the device is called by everybody.
+/// The status that a syndrome of the device stands for.
 #[cold]
 fn status_of(code: u8) -> WcStatus {
     match syndrome(code) {

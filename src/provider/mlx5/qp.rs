@@ -171,13 +171,16 @@ pub(crate) fn create<K>(
     Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named: None }))
 }
 
+/// The memory of both queues, or of the receive queue; and of a send queue that is apart.
+type QpMemory = (Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>);
+
 /// Memory for the receive queue with the send queue behind it, or for each by itself if `split`.
 fn alloc_queues(
     sq_size: SqSize,
     rq_size: RqSize,
     split: bool,
     source: &Source<'_>,
-) -> Result<(Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>)> {
+) -> Result<QpMemory> {
     let alloc = |bytes: usize, align: usize| -> Result<_> {
         if bytes == 0 {
             return Ok(None);

@@ -1,17 +1,15 @@
 //! How a poller finds the queue pair of a completion.
 //!
-//! Who makes and destroys queue pairs is not who polls, and must not touch what the poller works
-//! with. So the control path leaves updates with [`QpRegistry`], and the poller keeps a [`QpTable`] of
-//! its own: user index to record, without a lock. A completion of nobody in the table is discarded.
+//! Queue pairs are created and destroyed while another thread polls. The control path leaves updates
+//! with [`QpRegistry`], and the poller keeps a [`QpTable`] of its own: user index to queue pair, without a
+//! lock. A completion whose user index is not in the table is discarded.
 //!
-//! A queue pair that is gone leaves its index behind until the poller knows that nothing in the
-//! queue bears it: the kernel confirmed the end before the update was written, so all there will
-//! ever be is in the queue when the update is read, and has been consumed when the queue was found
-//! empty or went round once.
+//! The user index of a destroyed queue pair stays in use until no completion in the queue bears it. The
+//! kernel confirmed the destruction before the update was written, so that all its completions are in the
+//! queue when the update is read. They are consumed when the queue was found empty or went round once.
 //!
-//! A queue that never completes anything never has its updates read: a receive queue of those who
-//! only send, for one. So who makes a queue pair looks through them, and throws away those of queue
-//! pairs that came and went unheard of.
+//! Updates for a completion queue that is never polled pile up, that of the receives of a program that
+//! only sends for one. Creating a queue pair compacts them.
 
 use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
 use super::srq::SrqWrIds;
@@ -28,7 +26,7 @@ use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
 enum Update {
-    /// Weak, or the update would keep what nobody polls for.
+    /// Weak: an update that is never read keeps no queue pair.
     Attached {
         number: u32,
         record: Weak<SharedQp>,
@@ -37,14 +35,14 @@ enum Update {
         index: Arc<Uidx>,
         slots: Option<Arc<SrqWrIds>>,
     },
-    /// There are older ones, which were looked through.
+    /// There are older updates, which were compacted.
     Older,
 }
 
-/// Updates that are not worth looking through.
+/// So few updates are not worth compacting.
 const FEW: usize = 64;
 
-/// What a poller that is gone left unread.
+/// What a poller that is gone left.
 #[derive(Debug)]
 pub(crate) struct Leftover {
     pub(crate) reader: CqReader,
@@ -53,17 +51,17 @@ pub(crate) struct Leftover {
 
 /// The control path's end: which queue pairs complete to a queue.
 ///
-/// Who polls may go long before the queue does, which stays as long as a queue pair completes to it.
-/// What it left is settled when the last of both is gone: entries of shared receive queues that
-/// completions name which nobody will ever read go back.
+/// The poller may be dropped long before the kernel's queue, which stays as long as a queue pair
+/// completes to it. When both are gone, WQEs of shared receive queues that unread completions name go
+/// back.
 #[derive(Debug)]
 pub(crate) struct QpRegistry {
     updates: UpdateList<Update>,
-    /// Whether the poller has to look for them.
+    /// Tells the poller to read updates.
     pub(crate) poll_gate: PollGate,
-    /// How many were put since somebody took them.
+    /// Updates since they were last taken.
     fresh: AtomicU32,
-    /// Updates that were looked through, oldest first; with one among the others that says so.
+    /// Compacted updates, oldest first; `Update::Older` in the list says that there are some.
     older: Lock<Vec<Update>>,
     leftover: Lock<Option<Leftover>>,
 }
@@ -72,7 +70,7 @@ impl Drop for QpRegistry {
     fn drop(&mut self) {
         let leftover = self.leftover.get_mut().and_then(Option::take);
         let Some(Leftover { reader, mut table }) = leftover else { return };
-        // A child of a fork has no completions, and its parent's entries are not its to give back.
+        // A forked child has no completions, and the parent's WQEs are not its to give back.
         if reader.cqes().epoch().is_over() {
             return;
         }
@@ -104,7 +102,7 @@ impl QpRegistry {
         self.poll_gate.mark_dirty();
     }
 
-    /// Adds what was put to what is there of older updates.
+    /// Moves the updates of the list behind the older ones.
     fn gather(&self, older: &mut Vec<Update>) {
         self.fresh.store(0, Ordering::Relaxed);
         let before = older.len();
@@ -112,29 +110,28 @@ impl QpRegistry {
             Update::Older => {}
             update => older.push(update),
         });
-        // They come newest first, but an index may be given back and dealt again in one go.
+        // The list is newest first, and a user index may be given back and dealt again within it.
         older[before..].reverse();
     }
 
-    /// Throws updates away of queue pairs that came and went since the last poll, if many are
-    /// there. To be called only while nobody can poll, by who borrows the poller's end; `is_empty`
-    /// says whether the queue holds no completion.
+    /// Throws away the updates of queue pairs that were created and destroyed since the last poll, if there
+    /// are many. The caller borrows the poller's end, so that it cannot poll; `is_empty` says whether the
+    /// queue holds no completion.
     pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
         let Some(mut older) = self.older.lock() else { return };
-        // As many again as were left, so that looking costs little for each.
+        // As many again as were left: compacting costs a constant for each update.
         if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
             return;
         }
         self.gather(&mut older);
-        // Asked after the updates were taken: of a queue pair that was gone by then the queue holds
-        // all there will ever be.
+        // Asked after the updates were taken: a queue pair that was gone by then completes nothing more.
         if is_empty() {
             let mut attached = HashMap::new();
             let mut needless = vec![false; older.len()];
             for (at, update) in older.iter().enumerate() {
                 match update {
                     Update::Attached { number, .. } => drop(attached.insert(*number, at)),
-                    // Without the first update here, the poller has read it.
+                    // Without `Attached` here, the poller has read that.
                     Update::Gone { index, .. } => {
                         if let Some(first) = attached.remove(&index.number()) {
                             (needless[first], needless[at]) = (true, true);
@@ -151,7 +148,7 @@ impl QpRegistry {
         }
     }
 
-    /// Leaves what nobody polls any more.
+    /// Takes over from a poller that is dropped.
     pub(crate) fn inherit(&self, leftover: Leftover) {
         match self.leftover.lock() {
             Some(mut left) => *left = Some(leftover),
@@ -194,10 +191,10 @@ struct Dead {
     until: u32,
 }
 
-/// The poller's end.
+/// The poller's end: user index to queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
-    /// From the index `first` on; those who complete to one queue mostly were made together.
+    /// From the user index `first` on. Queue pairs of one completion queue are mostly created together.
     records: Vec<Option<Arc<SharedQp>>>,
     first: u32,
     dead: Vec<Dead>,
@@ -239,7 +236,7 @@ impl QpTable {
     /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
     #[cold]
     pub(crate) fn learn(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
-        // Nobody waits for this lock: who looks through updates keeps the poller away by a borrow.
+        // Never contended: compacting borrows the poller's end.
         let Some(mut updates) = members.older.lock() else { return };
         members.gather(&mut updates);
         for update in updates.drain(..) {
@@ -259,7 +256,7 @@ impl QpTable {
         }
     }
 
-    /// Takes note that all completions in the queue have a number greater by one.
+    /// All completions in the queue have got an index greater by one.
     pub(crate) fn moved(&mut self) {
         for dead in &mut self.dead {
             dead.until = dead.until.wrapping_add(1);
@@ -271,8 +268,8 @@ impl QpTable {
         !self.dead.is_empty()
     }
 
-    /// Gives up indices of which nothing can be in the queue any more: all of them if it is
-    /// `empty`, else those whose last completion is behind `consumer`.
+    /// Gives up the user indices that no completion in the queue bears: all of them if it is `empty`, else
+    /// those whose last completion is behind `consumer`.
     #[cold]
     pub(crate) fn forget(&mut self, consumer: u32, empty: bool) {
         /// Completions are counted in 24 bits.
@@ -281,8 +278,7 @@ impl QpTable {
         self.dead.retain(|dead| !empty && ahead(dead.until));
     }
 
-    /// Takes note of the completion of a receive that nobody will read: if it consumed an entry `at`
-    /// of a shared receive queue, that goes back.
+    /// Gives back the WQE `at` of a shared receive queue whose completion nobody will read.
     fn give_back(&self, number: u32, at: u32) {
         match self.get(number) {
             Some(record) => {
@@ -294,8 +290,7 @@ impl QpTable {
         }
     }
 
-    /// Takes note of the completion of a receive of nobody in the table: if it consumed an entry `at`
-    /// of a shared receive queue, that goes back.
+    /// Gives back the WQE `at` of a shared receive queue that a destroyed queue pair consumed.
     #[cold]
     pub(crate) fn discard(&self, number: u32, at: u32) {
         let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);

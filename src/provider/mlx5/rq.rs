@@ -1,5 +1,5 @@
-//! The receive queue of a queue pair: we produce, the device consumes when the doorbell record says
-//! so. Nothing is rung.
+//! Receive queues of queue pairs: their size, and the WQEs that this process writes. The doorbell record
+//! tells the device; no register is rung.
 
 use super::context::Limits;
 use super::wqe::{TERMINATOR, data};
@@ -138,11 +138,9 @@ impl RecvRing {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // Copies: what is passed out of line has to be in memory, on every way.
-        let (mut copy, recv) = (*cursor, *recv);
-        self.push_checked(&mut copy, &recv)?;
-        *cursor = copy;
-        Ok(())
+        // Copies, as what is passed out of line has to be in memory.
+        let recv = *recv;
+        cursor.through(|cursor| self.push_checked(cursor, &recv))
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
@@ -236,6 +234,6 @@ pub(super) fn scatter(
     if next.wrapping_sub(at) < room {
         segments.write(next, TERMINATOR);
     }
-    // The uppermost bit of a piece's length would make it something else.
+    // The uppermost bit of an SGE's length would make it something else.
     if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
 }

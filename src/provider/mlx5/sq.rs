@@ -1,5 +1,7 @@
-//! The send queue of a queue pair: requests of 64-byte WQEBBs that we produce, and the register
-//! that makes the device look.
+//! Send queues: their size, the WQEs that this process writes, and the doorbell.
+//!
+//! A WQE begins at a WQEBB and is as many segments as its request needs. The doorbell record counts
+//! WQEBBs; the register takes the first eight bytes of the newest WQE, or a whole WQE (BlueFlame).
 
 mod packet;
 
@@ -39,9 +41,9 @@ use uverbs_uapi::qp::ib_uverbs_qp_cap;
 const VECTOR: u32 = (size_of::<mlx5_av>() / SEGMENT) as u32;
 /// Bytes that an atomic works on.
 const ATOMIC: u32 = 8;
-/// Waits for reads and atomics, and for changes of keys.
+/// The WQE waits for earlier reads and atomics, and for key changes.
 const FENCE: u8 = MLX5_FENCE_MODE_SMALL_AND_FENCE;
-/// Waits for changes of keys.
+/// The WQE waits for earlier key changes.
 const SMALL_FENCE: u8 = flags::MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE.bits();
 
 // Bytes of the segments that the size of a WQE is made of.
@@ -135,7 +137,7 @@ impl SqSize {
     }
 }
 
-/// What precedes the payload of the requests that have the longest head and carry any payload.
+/// Bytes before the payload of the operation with the longest header.
 pub(super) fn overhead(qp_type: QpType) -> u64 {
     match qp_type {
         QpType::UD => CTRL + AV,
@@ -145,9 +147,9 @@ pub(super) fn overhead(qp_type: QpType) -> u64 {
     }
 }
 
-/// The largest request whose size does not depend on what the user asks for.
+/// Bytes of the longest WQE whose size does not depend on the capacities that were asked for.
 fn fixed(qp_type: QpType) -> u64 {
-    // An atomic has one entry, of 8 bytes. Binding a window changes a key by a list of four.
+    // An atomic has one SGE, of 8 bytes. Binding a window changes a key by a list of four entries.
     let atomic = RADDR + MASKED_ATOMIC_SEG.max(ATOMIC_SEG) + DATA;
     let binding = UMR_CTRL + MKEY + KLMS;
     match qp_type {
@@ -279,7 +281,7 @@ impl SendRing {
         if self.try_push(cursor, wr) {
             return Ok(());
         }
-        // Copies: what is passed out of line has to be in memory, on every way.
+        // Copies: what is passed out of line has to be in memory, and the common way keeps it in registers.
         let (mut copy, wr) = (*cursor, *wr);
         self.push_checked(&mut copy, &wr)?;
         *cursor = copy;
@@ -381,7 +383,7 @@ impl SendRing {
         self.unchecked_now = if fence.is_some() { SendOps::default() } else { self.unchecked };
     }
 
-    /// Writes a message that says itself where it goes.
+    /// Writes the WQE of a datagram, with its address vector.
     #[inline(always)]
     fn datagram(
         &self,
@@ -396,19 +398,19 @@ impl SendRing {
             _ => return Err(PostError::Unsupported),
         };
         let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
-        let request = Request::new(self, cursor.at, validation == Validation::Size);
+        let wqe = Wqe::new(self, cursor.at, validation == Validation::Size);
         let mut size = 1;
         for segment in vector(av, to.qkey.0, to.qpn.0) {
-            request.append(&mut size, segment);
+            wqe.append(&mut size, segment);
         }
-        request.payload(&mut size, &wr.payload)?;
+        wqe.payload(&mut size, &wr.payload)?;
         let head = control(cursor.at, code.0, size) | self.qpn;
         let tail = self.tail(validation, wr.flags, immediate);
-        self.finish(cursor, &request, [head, tail], size, wr.wr_id, WcOpcode::SEND);
+        self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, WcOpcode::SEND);
         Ok(())
     }
 
-    /// The second word of a request.
+    /// The second half of a control segment.
     #[inline(always)]
     fn tail(&self, validation: Validation, asked: SendFlags, immediate: u32) -> u64 {
         let fence = match (asked.contains(SendFlags::FENCE), validation) {
@@ -419,7 +421,7 @@ impl SendRing {
         pair((announced(asked) | fence).into(), immediate) | self.always
     }
 
-    /// Writes any request but a datagram.
+    /// Writes the WQE of any request but a datagram.
     #[inline(always)]
     fn write(
         &self,
@@ -427,78 +429,78 @@ impl SendRing {
         wr: &SendWr<'_>,
         validation: Validation,
     ) -> Result<(), PostError> {
-        let request = Request::new(self, cursor.at, validation == Validation::Size);
-        // WqeSegments written so far. The first is written last, when the size is known.
+        let wqe = Wqe::new(self, cursor.at, validation == Validation::Size);
+        // Segments so far. The control segment is written last, when their number is known.
         let mut size = 1;
         if let Some(srq) = wr.srq {
-            request.append(&mut size, target(srq.0));
+            wqe.append(&mut size, target(srq.0));
         }
         let mut immediate = 0;
         let mut modifier = 0;
         let (code, kind) = match &wr.op {
             SendOp::Send => {
-                request.payload(&mut size, &wr.payload)?;
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND, WcOpcode::SEND)
             }
             SendOp::SendImm(imm) => {
                 immediate = *imm;
-                request.payload(&mut size, &wr.payload)?;
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND_IMM, WcOpcode::SEND)
             }
             SendOp::SendInv(rkey) => {
                 immediate = rkey.0;
-                request.payload(&mut size, &wr.payload)?;
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND_INVAL, WcOpcode::SEND)
             }
             SendOp::Write(to) => {
-                request.append(&mut size, remote(to.addr, to.rkey.0));
-                request.payload(&mut size, &wr.payload)?;
+                wqe.append(&mut size, remote(to.addr, to.rkey.0));
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_WRITE, WcOpcode::WRITE)
             }
             SendOp::WriteImm(to, imm) => {
                 immediate = *imm;
-                request.append(&mut size, remote(to.addr, to.rkey.0));
-                request.payload(&mut size, &wr.payload)?;
+                wqe.append(&mut size, remote(to.addr, to.rkey.0));
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_WRITE_IMM, WcOpcode::WRITE)
             }
             SendOp::Read(from) => {
-                request.append(&mut size, remote(from.addr, from.rkey.0));
-                request.payload(&mut size, &wr.payload)?;
+                wqe.append(&mut size, remote(from.addr, from.rkey.0));
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_READ, WcOpcode::READ)
             }
             SendOp::CompareSwap { remote: at, compare, swap } => {
-                request.atomic(&mut size, at, &[atomic(*swap, *compare)], &wr.payload)?;
+                wqe.atomic(&mut size, at, &[atomic(*swap, *compare)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::FetchAdd { remote: at, add } => {
-                request.atomic(&mut size, at, &[atomic(*add, 0)], &wr.payload)?;
+                wqe.atomic(&mut size, at, &[atomic(*add, 0)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_FA, WcOpcode::FETCH_ADD)
             }
             SendOp::MaskedCompareSwap { remote: at, operands: with } => {
                 modifier = MASKED_EIGHT;
                 let values = atomic(with.swap, with.compare);
                 let masks = atomic(with.swap_mask, with.compare_mask);
-                size = request.masked(size, at, &[values, masks], &wr.payload)?;
+                size = wqe.masked(size, at, &[values, masks], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_MASKED_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::MaskedFetchAdd { remote: at, add, boundary } => {
                 modifier = MASKED_EIGHT;
-                size = request.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
+                size = wqe.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_MASKED_FA, WcOpcode::FETCH_ADD)
             }
-            // The next request has to know of these.
+            // Later WQEs have to wait for these, which only `push_checked` sees to.
             SendOp::LocalInv(_) | SendOp::BindMw(_) if validation == Validation::Size => {
                 return Err(PostError::Unsupported);
             }
             SendOp::LocalInv(rkey) => {
                 immediate = rkey.0;
-                request.change(&mut size, &umr::invalidate())?;
+                wqe.change(&mut size, &umr::invalidate())?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::LOCAL_INV)
             }
             SendOp::BindMw(binding) => {
                 immediate = binding.old_rkey.0;
                 let qpn = self.shared.qpn();
-                request.change(&mut size, &umr::bind(binding, qpn)?)?;
+                wqe.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
             }
             SendOp::Flush { .. } | SendOp::AtomicWrite { .. } | SendOp::Packet(_) => {
@@ -507,29 +509,29 @@ impl SendRing {
         };
         let head = control(cursor.at, code.0, size) | self.qpn | modifier;
         let tail = self.tail(validation, wr.flags, immediate);
-        self.finish(cursor, &request, [head, tail], size, wr.wr_id, kind);
+        self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, kind);
         Ok(())
     }
 
-    /// Writes the first segment of a request whose others are written, and moves on behind it.
+    /// Writes the control segment of a WQE whose other segments are written, and moves the cursor on.
     #[inline(always)]
     fn finish(
         &self,
         cursor: &mut SendCursor,
-        request: &Request<'_>,
+        wqe: &Wqe<'_>,
         control: Segment,
         size: u32,
         wr_id: u64,
         kind: WcOpcode,
     ) {
-        request.place.write(0, control);
+        wqe.place.write(0, control);
         cursor.word = control[0];
-        cursor.newest = request.place.offset();
+        cursor.newest = wqe.place.offset();
         cursor.at =
             cursor.at.wrapping_add((size + (SEGMENTS_PER_WQEBB - 1)) >> SEGMENTS_PER_WQEBB.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
-        request.place.entry().set(wr_id, cursor.head, kind.0);
+        wqe.place.entry().set(wr_id, cursor.head, kind.0);
     }
 
     /// Hands the WQEs up to a cursor to the device and rings its doorbell; `single` if there is one WQE.
@@ -600,7 +602,7 @@ enum Validation {
     AllAndFence,
 }
 
-/// What a request asks for when it completes.
+/// The flags that say how the WQE completes.
 #[inline(always)]
 fn announced(asked: SendFlags) -> u8 {
     let mut bits = 0;
@@ -615,23 +617,23 @@ fn announced(asked: SendFlags) -> u8 {
     bits
 }
 
-/// A request in the making.
+/// A WQE that is being written.
 #[derive(Clone, Copy)]
-struct Request<'r> {
+struct Wqe<'r> {
     ring: &'r SendRing,
     place: WqeSlot<'r, SqWrId>,
-    /// Whether a lone SGE was looked at before.
+    /// Whether a single SGE is known to be right.
     usual: bool,
 }
 
-impl<'r> Request<'r> {
+impl<'r> Wqe<'r> {
     #[inline(always)]
     fn new(ring: &'r SendRing, at: u32, usual: bool) -> Self {
-        Request { ring, place: ring.buffer.at(at), usual }
+        Wqe { ring, place: ring.buffer.at(at), usual }
     }
 }
 
-impl Request<'_> {
+impl Wqe<'_> {
     #[inline(always)]
     fn append(self, size: &mut u32, segment: Segment) {
         self.place.write(*size, segment);
@@ -646,7 +648,7 @@ impl Request<'_> {
         }
     }
 
-    /// Appends SGEs, and those of no bytes not at all.
+    /// Appends SGEs; those of zero length are left out.
     #[inline(always)]
     fn gather(self, size: &mut u32, sges: &[Sge]) -> Result<(), PostError> {
         if let ([sge], true) = (sges, self.usual) {
@@ -669,7 +671,7 @@ impl Request<'_> {
         if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
     }
 
-    /// Appends what an atomic works on, with what, and where the eight bytes go that were there.
+    /// Appends the remote address and the operands of an atomic, and the SGEs that its result goes to.
     #[inline(always)]
     fn atomic(
         self,
@@ -701,7 +703,7 @@ impl Request<'_> {
         if left > 0 { Err(PostError::AtomicTooShort) } else { Ok(()) }
     }
 
-    /// As [`atomic`](Self::atomic), from a size to a size: out of the way of what is more frequent.
+    /// As [`atomic`](Self::atomic) for a masked atomic, which is rare and longer.
     #[cold]
     #[inline(never)]
     fn masked(
@@ -711,7 +713,7 @@ impl Request<'_> {
         operands: &[Segment],
         payload: &Payload<'_>,
     ) -> Result<u32, PostError> {
-        // With its masks it may be longer than what the ring has room for each request.
+        // With its masks the WQE may be longer than the queue has room for each.
         if let Payload::Sges(sges) = payload {
             let mut left = ATOMIC;
             let is_used = |sge: &&Sge| {
@@ -742,7 +744,7 @@ impl Request<'_> {
         Ok(())
     }
 
-    /// Appends the data itself, filled up to whole segments with what was there.
+    /// Appends inline data. The rest of its last segment stays as it was.
     #[inline(always)]
     fn inline(self, size: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
         let max = self.ring.max_inline;
@@ -760,7 +762,7 @@ impl Request<'_> {
 fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Segment; VECTOR as usize] {
     let mut segments: [Segment; VECTOR as usize] = zerocopy::transmute!(*av);
     segments[0][0] = pair(qkey, 0);
-    // Nothing is there yet.
+    // This field of the address vector is zero.
     segments[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
     segments
 }

@@ -1,9 +1,8 @@
-//! Shared receive queues: entries that form a linked list, in which the device finds the next.
+//! Shared receive queues: WQEs that form a linked list.
 //!
-//! The device goes on with the entry that the last one was linked to. So who posts fills that one, and
-//! links it to any that is free, which is next. Whoever polls a completion of any of the queue pairs
-//! gives the entry back to [`SrqWrIds`], where who posts finds all of them in a row. One entry is always
-//! kept, to be the next.
+//! The device goes on with the WQE that the last one links to. So the poster fills that WQE, and links it
+//! to any free one, which is next. The poller of a completion gives the WQE back to [`SrqWrIds`], where
+//! the poster finds all that came back in a row. One WQE always stays free, to be the next.
 
 use super::context::Limits;
 use super::resources::QueueResources;
@@ -141,12 +140,12 @@ pub(crate) fn create<K>(
     ))
 }
 
-/// An entry, as who posts and those who poll know it.
+/// What is kept of a WQE, for the poster and the pollers.
 #[derive(Debug, Default)]
 struct SrqWrId {
-    /// The number that the user gave.
+    /// The work request id.
     wr_id: AtomicU64,
-    /// The entry behind it, while it is free.
+    /// The next free WQE, while this one is free.
     next: AtomicU32,
 }
 
@@ -170,12 +169,11 @@ impl Row {
     }
 }
 
-/// What who posts and those who poll share: the numbers that the user gave, and the entries that
-/// come back.
+/// What the poster and the pollers share: the work request ids, and the WQEs that come back.
 #[derive(Debug)]
 pub(crate) struct SrqWrIds {
     slots: RingArray<SrqWrId>,
-    /// A [`Row`], the entry that came back last first.
+    /// A [`Row`], the WQE that came back last first.
     back: AtomicU64,
 }
 
@@ -184,8 +182,8 @@ impl SrqWrIds {
         SrqWrIds { slots: RingArray::new(entries), back: AtomicU64::new(0) }
     }
 
-    /// Gives the entry back that a completion names, and answers the number of its request. Any
-    /// number of threads may do so at once.
+    /// Gives the WQE back that a completion names, and answers its work request id. Any number of threads
+    /// may do so at once.
     #[inline]
     pub(crate) fn complete(&self, at: u32) -> u64 {
         let at = at & (self.slots.len() - 1);
@@ -199,9 +197,8 @@ impl SrqWrIds {
             let first = at as u16;
             let last = if back.count == 0 { first } else { back.last };
             let row = Row { first, last, count: back.count.wrapping_add(1) };
-            // Release: the number is read, and the entry behind is noted, before the poster finds
-            // the entry. The row is only ever taken whole, so no entry is compared after it was
-            // used again.
+            // Release: the id is read, and the next WQE is set, before the poster finds this one. The row
+            // is only ever taken whole, so that no WQE is compared after it was used again.
             match self.back.compare_exchange_weak(
                 word,
                 row.word(),
@@ -214,7 +211,7 @@ impl SrqWrIds {
         }
     }
 
-    /// Takes all entries that came back, and puts those `behind` that the poster has.
+    /// Takes all WQEs that came back, and links the last to the WQE `behind`.
     #[inline]
     fn take(&self, behind: u32) -> Option<Row> {
         if self.back.load(Ordering::Relaxed) == 0 {
@@ -227,7 +224,7 @@ impl SrqWrIds {
     }
 }
 
-/// WQEs that begin with a link and a SGE.
+/// WQEs of two segments or more: the link, and an SGE.
 type Linked = RqBuffer<SrqWrId, 2>;
 
 /// A queue that the device does not know yet.
@@ -281,7 +278,7 @@ impl SrqRing {
         gate: Gate,
     ) -> SrqRing {
         let Prepared { buffer, slots, entries } = prepared;
-        // There are no states to wait for.
+        // A shared receive queue has no states to wait for.
         gate.level().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
             // The first segment of an entry is its link.
@@ -296,7 +293,7 @@ impl SrqRing {
         }
     }
 
-    /// What those share who poll for the receives of this queue.
+    /// What the pollers share with the poster.
     pub(crate) fn slots(&self) -> &Arc<SrqWrIds> {
         &self.slots
     }
@@ -337,11 +334,9 @@ impl SrqRing {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // Copies: what is passed out of line has to be in memory, on every way.
-        let (mut copy, recv) = (*cursor, *recv);
-        self.push_checked(&mut copy, &recv)?;
-        *cursor = copy;
-        Ok(())
+        // Copies, as what is passed out of line has to be in memory.
+        let recv = *recv;
+        cursor.through(|cursor| self.push_checked(cursor, &recv))
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for

@@ -231,7 +231,7 @@ impl Registers {
                 bfregs.push(Bfreg { register: Arc::new(register), page_id });
             }
         }
-        // Taken from the end.
+        // They are taken from the end.
         bfregs.reverse();
         Ok(bfregs)
     }

@@ -1,10 +1,10 @@
-//! Queue pairs that are gone while completions of them are still in a queue, where completions name
-//! them by a number that the kernel may give to the next: rxe.
+//! Queue pairs that are destroyed while completions of theirs are still in a queue. rxe's completions
+//! name them by QPN, which the kernel may give to the next queue pair.
 //!
-//! Who destroys a queue pair is not who polls its completion queue, and must not touch what the
-//! poller works with. So it leaves an update that says up to which position entries may belong to
-//! the dead one, and the poller discards those. The position is exact: the kernel may give the
-//! same number to the next queue pair, whose completions follow in the same ring and must arrive.
+//! A queue pair may be destroyed while another thread polls. The control path leaves an update that says
+//! up to which position completions may be of the destroyed queue pair, and the poller discards those.
+//! The position is exact: completions of the next queue pair with the same QPN follow in the same ring
+//! and must arrive.
 
 use crate::memory::lock::Lock;
 use crate::memory::rxe_queue::ProducerWatch;
@@ -12,7 +12,7 @@ use crate::memory::sync::{AtomicU64, Ordering};
 use crate::memory::update_list::UpdateList;
 use crate::provider::poll_gate::PollGate;
 
-/// Where the device's end of a ring stands, seen from beside the poller.
+/// How far the device has produced, for a thread that does not poll.
 pub(crate) trait Watch {
     /// The index after the newest entry.
     fn producer(&self) -> u32;
@@ -46,12 +46,12 @@ struct Update {
     until: u64,
 }
 
-/// What those who destroy queue pairs share with the poller of a completion queue.
+/// What the control path shares with the poller of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
     updates: UpdateList<Update>,
     poll_gate: PollGate,
-    /// Up to which position the poller gave entries back.
+    /// Up to which position the poller gave completions back.
     released: AtomicU64,
     /// Locked by the control path alone.
     place: Lock<WatchedRing<W>>,
@@ -107,8 +107,7 @@ impl<W: Watch> Retirements<W> {
         &self.poll_gate
     }
 
-    /// Notes that entries before `position` are consumed. Called by the poller, before the device
-    /// hears of it.
+    /// Completions before `position` are consumed. Called by the poller, before the device is told.
     #[inline]
     pub(crate) fn release(&self, position: u64) {
         self.released.store(position, Ordering::Release);
@@ -155,7 +154,7 @@ impl Retired {
         });
     }
 
-    /// Notes a queue pair of which no entry after `until` will come.
+    /// Adds a queue pair of which no completion after `until` will come.
     pub(crate) fn add(&mut self, qpn: u32, until: u64) {
         self.known.push(Update { qpn, until });
     }

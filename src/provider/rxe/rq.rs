@@ -95,11 +95,11 @@ impl RecvRing {
         self.queue.capacity()
     }
 
-    /// Where a batch begins.
-    pub(crate) fn begin(&self) -> RecvCursor {
+    /// The producer index where a batch begins, and how many WQEs fit.
+    pub(crate) fn begin(&self) -> (u32, u32) {
         let used = self.queue.distance(self.queue.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.queue.capacity() - used };
-        RecvCursor { at: self.producer, room, ..RecvCursor::default() }
+        (self.producer, room)
     }
 
     /// Whether nothing was ever posted.

@@ -139,7 +139,7 @@ impl SendRing {
         }
         if let (Some(named), Some(to)) = (&self.named, &wr.destination) {
             if let Address::Rxe { ah_num } = *to.address {
-                named.note(cursor.at, ah_num);
+                named.set(cursor.at, ah_num);
             }
         }
         cursor.at = self.queue.next(cursor.at);

@@ -1,10 +1,10 @@
 //! Raw packets: the segment that precedes their data, with what the device adds to them and the
-//! headers that it wants to have at hand.
+//! headers that it wants in the WQE.
 //!
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
 //! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
 
-use super::{Request, SendRing, announced};
+use super::{SendRing, Wqe, announced};
 use crate::provider::SendCursor;
 use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
@@ -38,17 +38,17 @@ impl SendRing {
             return Err(PostError::NoChecksums);
         }
         let (header, payload) = self.split(packet, &wr.payload)?;
-        let request = Request::new(self, cursor.at, false);
+        let wqe = Wqe::new(self, cursor.at, false);
         let mut size = 1;
         let [first, rest] = segment(&header, packet.checksums);
-        request.append(&mut size, first);
+        wqe.append(&mut size, first);
         if header.length > SHORT {
-            request.append(&mut size, rest);
+            wqe.append(&mut size, rest);
         }
-        request.payload(&mut size, &payload)?;
+        wqe.payload(&mut size, &payload)?;
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
         let tail = pair(announced(wr.flags).into(), 0) | self.always;
-        self.finish(cursor, &request, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
+        self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
         Ok(())
     }
 

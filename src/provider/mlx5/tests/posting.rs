@@ -185,7 +185,7 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
         let ring = SendRing::new(Setup {
             memory: memory.clone(),
             offset: 0,
-            wqebbs: wqebbs,
+            wqebbs,
             max_post: wqebbs,
             limits: SendLimits { max_sge: 1, max_inline: 0 },
             unchecked: SendOps::default(),
