@@ -175,7 +175,7 @@ fn a_domain_of_another_number_is_stale() {
     script.renumber(pd.handle(), 0x777);
     let error = importer.import_pd(&sent).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("import_pd", Errno::STALE), "{error}");
-    assert!(error.message().ends_with("has number 1911 and not 514"), "{error}");
+    assert!(error.message().ends_with("has number 1911, not 514"), "{error}");
     // What was imported before must be the same when it is taken over.
     let (imported, error) = super::own(imported).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("into_owner", Errno::STALE), "{error}");
