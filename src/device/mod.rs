@@ -75,6 +75,7 @@ pub struct Device {
 /// `EAGAIN` if devices came and went all the while; `EBADMSG` if the kernel's answer makes no
 /// sense; otherwise what the kernel answered.
 #[doc(alias = "ibv_get_device_list")]
+#[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     const VERB: &str = "list_devices";
     list(Client::open(VERB), &Sysfs::system(), VERB)

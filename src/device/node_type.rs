@@ -6,6 +6,7 @@ use uverbs_uapi::nldev;
 
 /// The sort of node that a device is. A value unknown to this library stays a value.
 #[doc(alias = "ibv_node_type")]
+#[doc(alias = "ibv_node_type_str")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeType(u8);
 

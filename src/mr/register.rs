@@ -203,6 +203,7 @@ impl MrBuilder {
     /// Lets addresses in requests and of peers count from `iova` instead of the memory's virtual
     /// address. Both must agree in the bits below the page size.
     #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self
