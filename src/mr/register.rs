@@ -263,6 +263,7 @@ impl MrBuilder {
     /// Lets requests and peers address the memory from `iova` on instead of its virtual address. Both must
     /// agree in the bits below the page size.
     #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self

@@ -100,6 +100,7 @@ impl SendContext {
 ///   checks nothing: of two requests with the same number the first completion tells only that one of
 ///   them is over. A successful completion stands for the unsignaled requests that were posted to the
 ///   same queue before it, and for no later ones.
+#[doc(alias = "ibv_wr_abort")]
 #[derive(Debug)]
 pub struct SendBatch<'q, S: Sharing = Shared> {
     context: &'q SendContext,
