@@ -531,7 +531,7 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
         }
         *self.ending = Ending::Reset;
         let file = self.qp.qp.qp.file().clone();
-        if !retry(&file, || self.qp.reset(self.cq).is_ok() || self.qp.revoke()) {
+        if !retry(&file, || self.qp.reset(self.cq).is_ok() || (**self.qp).qp.revoke()) {
             eprintln!("uverbs: the kernel does not end requests on borrowed memory: aborting");
             std::process::abort();
         }

@@ -1,7 +1,7 @@
 //! Makes queue pairs.
 
 use super::state::Tracked;
-use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
+use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
 use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
@@ -263,6 +263,7 @@ impl<S: Sharing> QpBuilder<S> {
         if let (Some(named), Some(pd)) = (&qp.named, qp.pd()) {
             pd.kernel.retired.attach(named);
         }
+        let qp = QpHandle::new(qp);
         Ok(QueuePair {
             send: SendQueue::new(qp.clone(), send),
             recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),

@@ -1,18 +1,17 @@
 //! Receive queues and their batches. A receive costs no system call.
 
-use super::{QpInner, QpState, QpType};
+use super::{QpHandle, QpState, QpType};
 use crate::memory::gate::Gate;
 use crate::provider::{RecvCursor, RecvRing, RecvRingMut};
 use crate::wr::{PostError, RecvWr, Sge};
 use std::num::NonZeroU8;
-use std::sync::Arc;
 
 /// The receive queue of a queue pair.
 ///
 /// Moves between threads, and takes `&mut self` for posting.
 #[derive(Debug)]
 pub struct RecvQueue {
-    pub(super) qp: Arc<QpInner>,
+    pub(super) qp: QpHandle,
     ring: RecvRing,
     /// The queue pair's state; shut in a forked child.
     gate: Gate,
@@ -21,7 +20,7 @@ pub struct RecvQueue {
 }
 
 impl RecvQueue {
-    pub(super) fn new(qp: Arc<QpInner>, ring: RecvRing) -> Self {
+    pub(super) fn new(qp: QpHandle, ring: RecvRing) -> Self {
         let (gate, opening) = (ring.gate().clone(), first_state(qp.qp_type).opening());
         RecvQueue { qp, ring, gate, opening }
     }
@@ -143,10 +142,14 @@ impl<'q> RecvBatch<'q> {
     ///
     /// # Safety
     ///
-    /// All memory that the requests name must stay valid until they complete, or until the queue is
-    /// destroyed, and must not be borrowed meanwhile: the device writes it. If the memory's region is
-    /// destroyed before, no other may be registered in the protection domain meanwhile: a device may
-    /// give it the same key. The caller knows by `wr_id` which request a completion is of.
+    /// All memory that the requests name must stay valid, and must not be borrowed, until they are over:
+    /// the device writes it. A request is over when it has completed, when
+    /// [`QueuePair::reset`](crate::QueuePair::reset) answered `Ok`, or when the queue was destroyed or
+    /// [dropped](crate::QueuePair::destroy). Those of a shared receive queue end with that queue; a reset
+    /// leaves them posted. If a queue was leaked (see [`Context::leaked`](crate::Context::leaked)), they
+    /// are never over. If the memory's region is destroyed before, no other may be registered in the
+    /// protection domain meanwhile: a device may give it the same key. The caller knows by `wr_id` which
+    /// request a completion is of.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) {

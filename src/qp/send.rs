@@ -1,6 +1,6 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
-use super::{QpInner, QpState};
+use super::{QpHandle, QpState};
 use crate::identity::Identity;
 use crate::memory::gate::Gate;
 use crate::pd::{Exclusive, Shared, Sharing};
@@ -9,7 +9,6 @@ use crate::td::ThreadDomain;
 use crate::uverbs::doorbell::Doorbell;
 use crate::wr::{Payload, PostError, RingError, SendWr, Sge};
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 /// The send queue of a queue pair.
 ///
@@ -24,7 +23,7 @@ pub struct SendQueue<S: Sharing = Shared> {
 /// What a send queue has beside its ring.
 #[derive(Debug)]
 pub(super) struct SendContext {
-    pub(super) qp: Arc<QpInner>,
+    pub(super) qp: QpHandle,
     /// The queue pair's state; shut in a forked child.
     gate: Gate,
     /// The thread domain that the queue pair was created under.
@@ -32,7 +31,7 @@ pub(super) struct SendContext {
 }
 
 impl<S: Sharing> SendQueue<S> {
-    pub(super) fn new(qp: Arc<QpInner>, ring: SendRing) -> Self {
+    pub(super) fn new(qp: QpHandle, ring: SendRing) -> Self {
         let gate = ring.gate().clone();
         let pd = qp.pd();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
@@ -87,13 +86,16 @@ impl SendContext {
 ///
 /// # What the caller of `ring` promises
 ///
-/// - **Memory.** All memory that the requests name by local keys stays valid until they complete, or
-///   until the queue pair is destroyed; what the device writes is not borrowed meanwhile. To drop a queue
-///   pair does not destroy it while a [memory window](crate::MemoryWindow) holds it. If the memory's region is destroyed before, no other is registered in the protection domain meanwhile: a
-///   device may give it the same key, as mlx5's driver does, and the requests would name its memory.
+/// A request is *over* when it has completed, when [`QueuePair::reset`](crate::QueuePair::reset) answered
+/// `Ok`, or when the queue pair was [destroyed or dropped](crate::QueuePair::destroy). If the queue pair was
+/// leaked (see [`Context::leaked`](crate::Context::leaked)), the request is never over.
+///
+/// - **Memory.** All memory that the requests name by local keys stays valid until they are over; what the
+///   device writes is not borrowed meanwhile. If the memory's region is destroyed before, no other is
+///   registered in the protection domain meanwhile: a device may give it the same key, as mlx5's driver
+///   does, and the requests would name its memory.
 /// - **Windows.** A [binding](crate::WindowBinding) is posted at most once, and to the queue pair that it
-///   was prepared for. Until that request completes, or the queue pair is destroyed, the window is not
-///   told that the binding is [settled](crate::MemoryWindow::settle), nor reallocated, destroyed or
+///   was prepared for. Until that request is over, the window is not told that the binding is [settled](crate::MemoryWindow::settle), nor reallocated, destroyed or
 ///   dropped; nor is a binding posted of which the window has seen any of these. The request names
 ///   window and region by key: it would open whatever region has the key by then.
 /// - **`wr_id`s.** The caller knows which request a completion is of. The device carries the number and

@@ -2,13 +2,13 @@
 //! `create_xrc_qp_user` in `core/verbs.c`, and with `ib_uverbs_open_qp` in `core/uverbs_cmd.c`.
 
 use super::state::Tracked;
-use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
+use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpState, QpType};
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, Registration};
 use crate::mcast::Groups;
 use crate::memory::lock::Lock;
 use crate::number::Qpn;
-use crate::object::{Class, Object, destroy_sole};
+use crate::object::{Class, Object};
 use crate::provider::{CreateRequest, CreatedTarget, Member, QueueResources};
 use crate::uverbs::invoke_write::write;
 use crate::xrcd::XrcDomain;
@@ -135,7 +135,7 @@ impl XrcDomain {
             named: None,
             retired: false,
         });
-        XrcTarget { control: QpControl { qp } }
+        XrcTarget { control: QpControl { qp: QpHandle::new(qp) } }
     }
 }
 
@@ -147,7 +147,7 @@ impl XrcTarget {
     /// What the kernel answers.
     pub fn reset(&mut self) -> Result<()> {
         let attr = super::QpAttr::new().state(QpState::RESET);
-        self.control.apply("reset_qp", &attr)?;
+        self.qp.apply("reset_qp", &attr)?;
         self.qp.set_state(QpState::RESET);
         Ok(())
     }
@@ -161,7 +161,9 @@ impl XrcTarget {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something still holds the target";
-        destroy_sole(self.control.qp, "destroy_qp", HELD, QpInner::destroy)
+        self.control
+            .qp
+            .destroy(HELD)
             .map_err(|failed| failed.map(|qp| XrcTarget { control: QpControl { qp } }))
     }
 }
