@@ -98,6 +98,7 @@ impl CompletionChannel {
     ///
     /// `EIO` when the device is gone.
     #[doc(alias = "ibv_get_cq_event")]
+    #[doc(alias = "ibv_ack_cq_events")]
     pub fn try_next(&self) -> Result<Option<ObjectKey>> {
         self.inner.file.check_fork(VERB)?;
         loop {

@@ -9,13 +9,15 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
-use crate::memory::fork::Epoch;
+use crate::memory::gate::Gate;
 use crate::object::{Class, Object, destroy_sole};
 use crate::parent_domain::ParentDomain;
 use crate::pd::{PdInner, Sharing};
-use crate::provider::plan::{CqAsk, CqPlan, QueueResources, ResizePlan};
-use crate::provider::{CqMembers, CqRing, DirectRing, Member, ProviderWc};
-use crate::uverbs::command::Command;
+use crate::provider::poll_gate::QUIET;
+use crate::provider::{
+    CqInitAttr, CqMembers, CqRing, CreateRequest, Member, ProviderWc, QueueResources,
+    ResizeRequest, mlx5,
+};
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
 use crate::wc::Wc;
@@ -26,7 +28,6 @@ use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
-use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_RESIZE_CQ, IB_USER_VERBS_EX_CMD_MODIFY_CQ};
 use zerocopy::FromZeros;
 
@@ -42,7 +43,7 @@ pub(crate) struct CqInner {
     /// Numbers of queue pairs that lead to what others were lent.
     pub(crate) numbers: Arc<Numbers>,
     registration: Registration,
-    channel: Option<Arc<ChannelInner>>,
+    _channel: Option<Arc<ChannelInner>>,
     /// Whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
 }
@@ -50,6 +51,13 @@ pub(crate) struct CqInner {
 impl CqInner {
     pub(crate) fn file(&self) -> &Arc<File> {
         self.object.file()
+    }
+
+    /// Asks the kernel for one event.
+    fn notify(&self, verb: &'static str, solicited: bool) -> Result<()> {
+        let doorbell = Doorbell::Notify { cq_handle: self.object.handle(), solicited };
+        let rung = self.file().kernel.ring(doorbell);
+        rung.map_err(|errno| Error::from_kernel(verb, errno))
     }
 }
 
@@ -73,8 +81,11 @@ impl CqInner {
 pub struct CompletionQueue {
     // First: an allocator gets the memory back last, from what the kernel's object holds.
     ring: CqRing,
+    /// Whether the poller has to catch up with the control path; shut in a forked child.
+    gate: Gate,
     control: CqControl,
-    epoch: Epoch,
+    /// Whether there is a channel, so that it makes sense to ask for events.
+    has_channel: bool,
     /// The events that its channel announced.
     heard: Heard,
 }
@@ -284,51 +295,50 @@ impl CqBuilder {
         let registration = file.register(VERB, Kind::Cq)?;
         let source =
             Source { verb: VERB, allocator: domain.as_ref().and_then(|pd| pd.allocator.as_ref()) };
-        let ask = CqAsk { cqe, cqe_size, pad, heard: channel.is_some() };
-        let mut plan = CqPlan::new(&file.provider, ask, source)?;
-        let mut granted = 0u32;
-        let (told, bytes) = (plan.cqe(), plan.bytes());
-        let command = Command::new(UVERBS_OBJECT_CQ, uapi::UVERBS_METHOD_CQ_CREATE)
-            .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
-            .u32(uapi::UVERBS_ATTR_CREATE_CQ_CQE, told)
-            .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
-            .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
-            .fd_if(
-                uapi::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL,
-                channel.as_ref().map(|channel| channel.fd.as_fd()),
-            )
-            .fd(uapi::UVERBS_ATTR_CREATE_CQ_EVENT_FD, file.events.as_fd())
-            .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted);
-        let mut command = plan.request(command);
-        let made = file.execute(VERB, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
-        drop(command);
-        made.map_err(|error| match error.errno() {
-            Errno::INVAL => match file.limits() {
-                Some(limits) => error.detail(format!(
-                    "{cqe} entries; {} takes at most {}",
-                    file.device.name(),
-                    limits.max_cqe
-                )),
-                None => error.detail(format!("{cqe} entries")),
-            },
-            Errno::OPNOTSUPP if pad => {
-                error.detail(format!("{} pads no completions", file.device.name()))
-            }
-            Errno::NOMEM => error.pinning(bytes),
-            _ => plan.explain(error),
-        })?;
-        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
-        let object = Object::new(file.clone(), Class::CQ, handle, plan.hold());
-        let ring = plan
-            .finish(file.kernel.mapper())
-            .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
-        let (members, epoch) = (ring.members(), file.epoch);
+        let attr = CqInitAttr { cqe, cqe_size, pad };
+        let execute = |request: CreateRequest<'_>| {
+            let CreateRequest { command, pinned, resources } = request;
+            let mut granted = 0u32;
+            let mut command = command
+                .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
+                .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
+                .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
+                .fd_if(
+                    uapi::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL,
+                    channel.as_ref().map(|channel| channel.fd.as_fd()),
+                )
+                .fd(uapi::UVERBS_ATTR_CREATE_CQ_EVENT_FD, file.events.as_fd())
+                .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted);
+            let made = file.execute(VERB, &mut command);
+            let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
+            drop(command);
+            made.map_err(|error| match error.errno() {
+                Errno::INVAL => match file.limits() {
+                    Some(limits) => error.detail(format!(
+                        "{cqe} entries; {} takes at most {}",
+                        file.device.name(),
+                        limits.max_cqe
+                    )),
+                    None => error.detail(format!("{cqe} entries")),
+                },
+                Errno::OPNOTSUPP if pad => {
+                    error.detail(format!("{} pads no completions", file.device.name()))
+                }
+                Errno::NOMEM => error.pinning(pinned),
+                _ => error,
+            })?;
+            let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+            Ok(Object::new(file.clone(), Class::CQ, handle, resources))
+        };
+        let (object, ring) =
+            file.provider.create_cq(attr, source, file.kernel.mapper(), execute)?;
+        let (members, gate) = (ring.members(), ring.gate().clone());
+        let has_channel = channel.is_some();
         let heard = registration.heard().clone();
         let numbers = Arc::default();
-        let inner = CqInner { object, members, numbers, registration, channel, domain };
+        let inner = CqInner { object, members, numbers, registration, _channel: channel, domain };
         let control = CqControl { inner: Arc::new(inner) };
-        Ok(CompletionQueue { ring, control, epoch, heard })
+        Ok(CompletionQueue { ring, gate, control, has_channel, heard })
     }
 }
 
@@ -355,14 +365,21 @@ impl CompletionQueue {
     #[doc(alias = "ibv_end_poll")]
     #[inline(always)]
     pub fn poll(&mut self) -> std::result::Result<Completions<'_>, PollError> {
-        // A way out of its own: in what is compiled behind it the driver is known.
-        if self.ring.is_quiet() {
-            return Ok(Completions { ring: &mut self.ring, consumed: false });
+        if !self.gate.is_at(QUIET) {
+            self.catch_up()?;
         }
-        if !self.ring.listen(&self.epoch) {
+        Ok(Completions { gate: &self.gate, ring: &mut self.ring, consumed: false })
+    }
+
+    /// Reads what the control path told of queue pairs.
+    #[cold]
+    #[inline(never)]
+    fn catch_up(&mut self) -> std::result::Result<(), PollError> {
+        if self.gate.is_shut() {
             return Err(PollError::Forked);
         }
-        Ok(Completions { ring: &mut self.ring, consumed: false })
+        self.ring.catch_up();
+        Ok(())
     }
 
     /// Takes up to `wcs.len()` completions out of the queue, in order, and answers how many it wrote to
@@ -413,29 +430,39 @@ impl CompletionQueue {
 
     /// Whether [`poll_direct`](Self::poll_direct) finds something.
     pub(crate) fn is_direct(&self) -> bool {
-        self.ring.is_direct()
+        matches!(self.ring, CqRing::Mlx5(_))
     }
 
     /// What a test plays a device with that writes completions, which it must not have begun to.
     #[cfg(test)]
     pub(crate) fn played(&self) -> crate::provider::mlx5::fake_device::Device {
-        self.ring.as_mlx5().expect("a queue of mlx5").device()
+        match &self.ring {
+            CqRing::Mlx5(cq) => cq.device(),
+            CqRing::Rxe(_) => panic!("a queue of rxe"),
+        }
     }
 
     /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
     /// compiled for those alone; `None` elsewhere.
     #[inline(always)]
     pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
-        if !self.ring.is_quiet() && !self.ring.listen(&self.epoch) {
-            return Err(PollError::Forked);
+        if !self.gate.is_at(QUIET) {
+            self.catch_up()?;
         }
-        Ok(self.ring.as_direct().map(|ring| Direct { from: ring.consumer(), ring }))
+        match &mut self.ring {
+            CqRing::Mlx5(ring) => {
+                Ok(Some(Direct { gate: &self.gate, from: ring.consumer(), ring }))
+            }
+            CqRing::Rxe(_) => Ok(None),
+        }
     }
 
     /// Gives back to the device what was consumed by polls that were forgotten.
     #[cold]
     pub(crate) fn give_back(&mut self) {
-        self.ring.release();
+        if !self.gate.is_shut() {
+            self.ring.release();
+        }
     }
 
     /// Discards what the ring holds of a queue pair that cannot complete anything more.
@@ -454,31 +481,26 @@ impl CompletionQueue {
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
+        const VERB: &str = "req_notify_cq";
         let solicited = notify == Notify::Solicited;
-        if self.ring.try_arm(solicited, self.heard.placed()) {
-            return Ok(());
+        if self.gate.is_shut() || !self.has_channel {
+            return Err(self.cannot_notify(VERB));
         }
-        self.ask_to_notify(solicited)
+        match &mut self.ring {
+            CqRing::Rxe(_) => self.inner.notify(VERB, solicited),
+            CqRing::Mlx5(cq) => {
+                cq.arm(solicited, self.heard.placed());
+                Ok(())
+            }
+        }
     }
 
-    /// The same where the kernel is asked, where it cannot be, and where something else comes first.
     #[cold]
-    #[inline(never)]
-    fn ask_to_notify(&mut self, solicited: bool) -> Result<()> {
-        const VERB: &str = "req_notify_cq";
-        if self.inner.channel.is_none() {
-            return Err(Error::invalid(VERB, "the queue was created without a channel"));
+    fn cannot_notify(&self, verb: &'static str) -> Error {
+        if self.has_channel {
+            return Error::forked(verb);
         }
-        let file = self.control.inner.file();
-        file.check_fork(VERB)?;
-        if let Some(ring) = self.ring.as_direct() {
-            ring.listen();
-            ring.arm(solicited, self.heard.placed());
-            return Ok(());
-        }
-        let doorbell =
-            Doorbell::Notify { cq_handle: self.control.inner.object.handle(), solicited };
-        file.kernel.ring(doorbell).map_err(|errno| Error::from_kernel(VERB, errno))
+        Error::invalid(verb, "the queue was created without a channel")
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.
@@ -502,55 +524,45 @@ impl CompletionQueue {
         file.check_fork(VERB)?;
         // The kernel copies what it believes unconsumed.
         self.ring.release();
-        // Memory comes and goes outside the exchange, during which a lock is held.
-        let source = Source {
-            verb: VERB,
-            allocator: self.inner.domain.as_ref().and_then(|pd| pd.allocator.as_ref()),
-        };
-        let plan = ResizePlan::new(&file.provider, &self.ring, cqe, source)?;
-        let Some(mut plan) = plan else { return Ok(()) };
-        let request = uapi::ib_uverbs_resize_cq {
-            cq_handle: self.inner.object.handle(),
-            cqe: plan.cqe(),
-            ..Default::default()
-        };
-        let (object, bytes) = (&self.control.inner.object, plan.bytes());
-        let before = self.ring.exchange(|ring| {
+        let inner = &self.control.inner;
+        let allocator = inner.domain.as_ref().and_then(|pd| pd.allocator.as_ref());
+        let source = Source { verb: VERB, allocator };
+        let execute = |request: ResizeRequest<'_>| {
+            let ResizeRequest { cqe: told, pending, pinned, input, output } = request;
+            let core = uapi::ib_uverbs_resize_cq {
+                cq_handle: inner.object.handle(),
+                cqe: told,
+                ..Default::default()
+            };
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &request).answer(&mut resp);
-            let resized = file.execute(VERB, &mut plan.request(command));
-            let resized = resized.map_err(|error| match error.errno() {
+            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).answer(&mut resp);
+            let resized = file.execute(VERB, &mut command.driver(input, output));
+            resized.map_err(|error| match error.errno() {
                 Errno::INVAL => {
                     let most = match file.limits() {
                         Some(limits) => limits.max_cqe.to_string(),
                         None => "those".into(),
                     };
                     error.detail(format!(
-                        "{cqe} entries are fewer than the {} in the queue, or more than the {most} \
-                         that {} has",
-                        ring.pending(),
+                        "{cqe} entries are fewer than the {pending} in the queue, or more than the \
+                         {most} that {} has",
                         file.device.name(),
                     ))
                 }
-                Errno::NOMEM => error.pinning(bytes),
+                Errno::NOMEM => error.pinning(pinned),
                 Errno::OPNOTSUPP => {
                     error.detail(format!("{} resizes no completion queues", file.device.name()))
                 }
                 _ => error,
-            });
-            if let Err(error) = resized {
-                plan.abandon(&error, object.memory());
-                return Err(error);
-            }
-            // The old ring is dead whatever happens now; without a new one nothing is added to
-            // what it holds.
-            plan.finish(ring, object.memory(), file.kernel.mapper()).map_err(|errno| {
-                Error::new(VERB, errno).detail("the new queue could not be mapped")
             })
-        })?;
-        // Its allocator may be called for it, now that no lock is held.
-        drop(before);
-        Ok(())
+        };
+        match &mut self.ring {
+            CqRing::Mlx5(cq) => {
+                let held = inner.object.memory().and_then(QueueResources::mlx5);
+                cq.resize(cqe, source, held, execute)
+            }
+            CqRing::Rxe(cq) => cq.resize(cqe, VERB, file.kernel.mapper(), execute),
+        }
     }
 
     /// How many completions the queue holds for certain before it overflows: as many as were asked
@@ -575,9 +587,15 @@ impl CompletionQueue {
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair, a shared receive queue of an XRC domain, or a CqControl still \
                             uses the completion queue";
-        let CompletionQueue { ring, control: CqControl { inner }, epoch, heard } = self;
+        let CompletionQueue { ring, control: CqControl { inner }, gate, has_channel, heard } = self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy()).map_err(|failed| {
-            failed.map(|inner| CompletionQueue { ring, control: CqControl { inner }, epoch, heard })
+            failed.map(|inner| CompletionQueue {
+                ring,
+                control: CqControl { inner },
+                gate,
+                has_channel,
+                heard,
+            })
         })
     }
 }
@@ -675,6 +693,7 @@ impl fmt::Debug for CompletionQueue {
 /// harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
+    gate: &'q Gate,
     ring: &'q mut CqRing,
     consumed: bool,
 }
@@ -685,7 +704,7 @@ impl Completions<'_> {
     #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
-        let wc = self.ring.next(!self.consumed)?;
+        let wc = self.ring.next()?;
         self.consumed = true;
         Some(Completion::new(wc))
     }
@@ -693,7 +712,7 @@ impl Completions<'_> {
     /// Gives back to the device what was consumed so far, before the poll ends.
     #[inline]
     pub(crate) fn give_back(&mut self) {
-        if self.consumed {
+        if self.consumed && !self.gate.is_shut() {
             self.ring.release();
         }
     }
@@ -709,7 +728,8 @@ impl Drop for Completions<'_> {
 /// As [`Completions`]; see [`CompletionQueue::poll_direct`].
 #[derive(Debug)]
 pub(crate) struct Direct<'q> {
-    ring: &'q mut DirectRing,
+    gate: &'q Gate,
+    ring: &'q mut mlx5::cq::CqRing,
     /// How far what was consumed was given back.
     from: u32,
 }
@@ -733,7 +753,9 @@ impl Direct<'_> {
         let consumer = self.ring.consumer();
         if self.from != consumer {
             self.from = consumer;
-            self.ring.release_here();
+            if !self.gate.is_shut() {
+                self.ring.release();
+            }
         }
     }
 }

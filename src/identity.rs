@@ -8,6 +8,10 @@ use std::sync::Arc;
 pub(crate) struct Identity(usize);
 
 impl Identity {
+    /// Of no object.
+    #[cfg(any(all(test, not(loom)), feature = "bench"))]
+    pub(crate) const NONE: Identity = Identity(0);
+
     #[inline(always)]
     pub(crate) fn of<T>(object: &Arc<T>) -> Identity {
         Identity(Arc::as_ptr(object).addr())

@@ -19,7 +19,8 @@ pub(crate) struct Groups(Lock<Vec<(Gid, u16)>>);
 
 /// Membership of a queue pair in a multicast group; it ends when this is dropped.
 ///
-/// It keeps the queue pair alive. Use it from any thread.
+/// It keeps the queue pair alive, but not at work: a queue pair of which the program drops all parts is
+/// [reset](crate::QueuePair::destroy). Use it from any thread.
 #[must_use = "the membership ends when this is dropped"]
 pub struct McastMembership {
     qp: Arc<QpInner>,
@@ -77,7 +78,7 @@ impl QpControl {
             })?;
         groups.push((gid, lid));
         drop(groups);
-        Ok(McastMembership { qp: self.qp.clone(), gid, lid, attached: true })
+        Ok(McastMembership { qp: self.qp.inner().clone(), gid, lid, attached: true })
     }
 }
 

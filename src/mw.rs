@@ -140,7 +140,8 @@ enum Reported {
 ///
 /// A window holds every region that it got a binding for, and for type 2 every queue pair, until the
 /// kernel confirmed that the window is deallocated. The program may drop them in any order; they are
-/// destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
+/// destroyed after the window. A queue pair that is dropped before is brought to state
+/// [`RESET`](crate::QpState::RESET) at once, where it receives and answers nothing. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
 /// answers `EBUSY`. `settle`, `invalidated` and an unbinding release nothing, because a device cannot be
 /// asked which memory a key still opens. To free a region and keep the window,
 /// [reallocate](Self::reallocate) the window.
@@ -279,7 +280,7 @@ impl MemoryWindow {
             ));
         }
         // The kernel stores the queue pair that binds a window of type 2.
-        let binder = (self.window_type == WindowType::Two).then_some(&qp.qp);
+        let binder = (self.window_type == WindowType::Two).then_some(qp.qp.inner());
         let is_full = |holds: &Holds| holds.is_full_for(&region.inner, binder);
         if self.reported == Reported::Failed || self.object.memory().is_none_or(is_full) {
             self.exchange(VERB)?;

@@ -149,6 +149,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// ```
     #[doc(alias = "ibv_create_qp")]
     #[doc(alias = "ibv_create_qp_ex")]
+    #[doc(alias = "mlx5dv_create_qp")]
     pub fn qp_builder(
         &self,
         send: &impl CqRef,

@@ -32,6 +32,7 @@ impl Mtu {
 open_enum! {
     /// Logical state of a port.
     #[doc(alias = "ibv_port_state")]
+    #[doc(alias = "ibv_port_state_str")]
     pub struct PortState(u8) {
         /// The device does not tell.
         NOP = uapi::ib_port_state::IB_PORT_NOP.0, "no change";

@@ -6,16 +6,15 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, ObjectKey, Registration};
 use crate::file::File;
 use crate::memory::allocator::Source;
-use crate::memory::fork::Epoch;
+use crate::memory::gate::Gate;
 use crate::memory::loan_table::Reclaim;
-use crate::memory::pointer::OutPointer;
 use crate::number::SrqNumber;
 use crate::object::{Class, Object, destroy_sole};
 use crate::pd::{KernelPd, PdInner, ProtectionDomain, Sharing};
-use crate::provider::plan::{QueueResources, SharedSlots, SrqAsk, SrqPlan, resized_srq_ring};
-use crate::provider::{Member, RecvCursor, RecvKind, RecvRing};
+use crate::provider::{
+    CreateRequest, CreatedSrq, Member, QueueResources, SharedReceives, SrqInitAttr, SrqRing, rxe,
+};
 use crate::qp::RecvBatch;
-use crate::uverbs::command::Command;
 use crate::uverbs::invoke_write::write;
 use crate::wr::PostError;
 use crate::xrcd::{XrcDomain, XrcdInner};
@@ -23,8 +22,6 @@ use rustix::io::Errno;
 use std::fmt;
 use std::os::fd::AsFd;
 use std::sync::{Arc, OnceLock};
-use uverbs_uapi::object::UVERBS_OBJECT_SRQ;
-use uverbs_uapi::rxe::{mminfo, rxe_modify_srq_cmd};
 use uverbs_uapi::srq as uapi;
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_SRQ, IB_USER_VERBS_CMD_QUERY_SRQ};
 use zerocopy::{FromZeros, IntoBytes};
@@ -37,7 +34,7 @@ const MASK_LIMIT: u32 = 1 << 1;
 pub(crate) struct SrqInner {
     pub(crate) object: Object<QueueResources>,
     /// What queue pairs that take receives from it have to know.
-    pub(crate) slots: SharedSlots,
+    pub(crate) slots: SharedReceives,
     registration: Registration,
     pd: Arc<PdInner>,
     /// Of a queue in an XRC domain.
@@ -121,8 +118,9 @@ impl Drop for SrqInner {
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,
-    ring: RecvRing,
-    epoch: Epoch,
+    ring: SrqRing,
+    /// Shut in a forked child.
+    gate: Gate,
     max_wr: u32,
     max_sge: u32,
 }
@@ -215,65 +213,56 @@ impl SrqBuilder {
         };
         let registration = file.register(VERB, Kind::Srq)?;
         let source = Source { verb: VERB, allocator: pd.allocator.as_ref() };
-        let mut plan =
-            SrqPlan::new(&file.provider, SrqAsk { max_wr, max_sge }, xrc.is_some(), source)?;
-        let (mut granted_wr, mut granted_sge, mut number) = (0u32, 0u32, 0u32);
-        let (told, bytes) = (plan.told(), plan.bytes());
-        let command = Command::new(UVERBS_OBJECT_SRQ, uapi::UVERBS_METHOD_SRQ_CREATE)
-            .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
-            .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
-            .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
-            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_WR, told.max_wr)
-            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_MAX_SGE, told.max_sge)
-            .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
-            .handle_if(
-                uapi::UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE,
-                xrc.as_ref().map(|(xrcd, _)| xrcd.handle()),
-            )
-            .handle_if(
-                uapi::UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE,
-                xrc.as_ref().map(|(_, cq)| cq.object.handle()),
-            )
-            .u64(uapi::UVERBS_ATTR_CREATE_SRQ_TYPE, srq_type.0.into())
-            .fd(uapi::UVERBS_ATTR_CREATE_SRQ_EVENT_FD, file.events.as_fd())
-            .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut granted_wr)
-            .output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge);
-        let command = match xrc {
-            Some(_) => command.output(uapi::UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number),
-            None => command,
+        let attr = SrqInitAttr { max_wr, max_sge, xrc: xrc.is_some() };
+        let execute = |request: CreateRequest<'_>| {
+            let CreateRequest { command, pinned, resources } = request;
+            let mut command = command
+                .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
+                .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
+                .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
+                .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
+                .handle_if(
+                    uapi::UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE,
+                    xrc.as_ref().map(|(xrcd, _)| xrcd.handle()),
+                )
+                .handle_if(
+                    uapi::UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE,
+                    xrc.as_ref().map(|(_, cq)| cq.object.handle()),
+                )
+                .u64(uapi::UVERBS_ATTR_CREATE_SRQ_TYPE, srq_type.0.into())
+                .fd(uapi::UVERBS_ATTR_CREATE_SRQ_EVENT_FD, file.events.as_fd());
+            let made = file.execute(VERB, &mut command);
+            let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
+            drop(command);
+            made.map_err(|error| match error.errno() {
+                Errno::INVAL => {
+                    let above = file.limits().and_then(|limits| {
+                        let values = [
+                            ("max_wr", max_wr, limits.max_srq_wr),
+                            ("max_sge", max_sge, limits.max_srq_sge),
+                        ];
+                        above_limits(file.device.name(), &values)
+                    });
+                    error.detail(above.unwrap_or_else(|| {
+                        let device = file.device.name();
+                        format!("{device} refuses max_wr {max_wr} and max_sge {max_sge}")
+                    }))
+                }
+                Errno::NOMEM => error.pinning(pinned),
+                _ => error,
+            })?;
+            let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
+            Ok(Object::new(file.clone(), Class::SRQ, handle, resources))
         };
-        let mut command = plan.request(command);
-        let made = file.execute(VERB, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
-        drop(command);
-        made.map_err(|error| match error.errno() {
-            Errno::INVAL => {
-                let above = file.limits().and_then(|limits| {
-                    let values = [
-                        ("max_wr", max_wr, limits.max_srq_wr),
-                        ("max_sge", max_sge, limits.max_srq_sge),
-                    ];
-                    above_limits(file.device.name(), &values)
-                });
-                error.detail(above.unwrap_or_else(|| {
-                    format!("{} refuses max_wr {max_wr} and max_sge {max_sge}", file.device.name())
-                }))
-            }
-            Errno::NOMEM => error.pinning(bytes),
-            _ => error,
-        })?;
-        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
-        let object = Object::new(file.clone(), Class::SRQ, handle, plan.hold());
-        let granted = plan.granted(SrqAsk { max_wr: granted_wr, max_sge: granted_sge });
-        let (ring, slots, member) = plan
-            .finish(number, granted, file.kernel.mapper())
-            .map_err(|errno| Error::new(VERB, errno).detail("the queue could not be mapped"))?;
+        let (object, created) =
+            file.provider.create_srq(attr, source, file.kernel.mapper(), execute)?;
+        let CreatedSrq { ring, slots, member, number, max_wr, max_sge } = created;
         let xrc = xrc.map(|(xrcd, cq)| {
             // Before anything can be posted: who polls must know what it completes.
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
-        let epoch = file.epoch;
+        let gate = ring.gate().clone();
         Ok(SharedReceiveQueue {
             inner: Arc::new(SrqInner {
                 object,
@@ -284,9 +273,9 @@ impl SrqBuilder {
                 lent: OnceLock::new(),
             }),
             ring,
-            epoch,
-            max_wr: granted.max_wr,
-            max_sge: granted.max_sge,
+            gate,
+            max_wr,
+            max_sge,
         })
     }
 }
@@ -300,17 +289,11 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_post_srq_recv")]
     #[inline(always)]
     pub fn batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
-        let cursor = match self.ring.enter_shared() {
-            Some(cursor) => cursor,
-            None => self.admit()?,
-        };
-        Ok(RecvBatch::new(&mut self.ring, RecvKind::Shared, cursor))
-    }
-
-    /// As a gate would: asked where none opens.
-    #[inline(never)]
-    fn admit(&mut self) -> std::result::Result<RecvCursor, PostError> {
-        if self.epoch.is_over() { Err(PostError::Forked) } else { Ok(self.ring.cursor()) }
+        if self.gate.is_shut() {
+            return Err(PostError::Forked);
+        }
+        let (ring, cursor) = self.ring.begin();
+        Ok(RecvBatch::new(ring, cursor))
     }
 
     /// Raises [`SRQ_LIMIT_REACHED`](crate::EventType::SRQ_LIMIT_REACHED) once when fewer than
@@ -329,9 +312,10 @@ impl SharedReceiveQueue {
             srq_limit: limit,
             ..Default::default()
         };
-        // rxe wants its own part even where it has nothing to answer there.
-        let driver = rxe_modify_srq_cmd { mmap_info_addr: 0 };
-        let driver = if self.moves() { driver.as_bytes() } else { &[] };
+        let driver = match &self.ring {
+            SrqRing::Rxe(_) => rxe::rq::SET_LIMIT.as_bytes(),
+            SrqRing::Mlx5(_) => &[],
+        };
         let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
         self.inner.file().execute(VERB, &mut command).map_err(|error| match error.errno() {
             Errno::INVAL => {
@@ -354,43 +338,28 @@ impl SharedReceiveQueue {
     pub fn resize(&mut self, max_wr: u32) -> Result<()> {
         const VERB: &str = "modify_srq";
         let file = self.inner.file().clone();
-        if !self.moves() {
+        let SrqRing::Rxe(ring) = &mut self.ring else {
             return Err(Error::new(VERB, Errno::OPNOTSUPP)
                 .detail(format!("{} does not resize shared receive queues", file.device.name())));
-        }
+        };
         let request = uapi::ib_uverbs_modify_srq {
             srq_handle: self.inner.object.handle(),
             attr_mask: MASK_MAX_WR,
             max_wr,
             ..Default::default()
         };
-        let mut mi = mminfo::new_zeroed();
-        let pointer = OutPointer::new(&mut mi);
-        let driver = rxe_modify_srq_cmd { mmap_info_addr: pointer.address() };
-        let mut command =
-            write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver.as_bytes(), &mut []);
-        let resized = file.execute(VERB, &mut command);
-        drop(command);
-        let mi = pointer.read();
-        resized.map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail(format!(
-                "{max_wr} receives are fewer than the queue has or is limited to, or more than \
-                 the device's max_srq_wr"
-            )),
-            _ => error,
+        ring.resize(VERB, file.kernel.mapper(), |driver| {
+            let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
+            file.execute(VERB, &mut command).map_err(|error| match error.errno() {
+                Errno::INVAL => error.detail(format!(
+                    "{max_wr} receives are fewer than the queue has or is limited to, or more than \
+                     the device's max_srq_wr"
+                )),
+                _ => error,
+            })
         })?;
-        // The old ring is dead whatever happens now.
-        self.ring.close();
-        let fresh = self.ring.is_fresh();
-        self.ring = resized_srq_ring(mi, self.max_sge, fresh, file.kernel.mapper())
-            .map_err(|errno| Error::new(VERB, errno).detail("the new queue could not be mapped"))?;
         self.max_wr = self.ring.capacity();
         Ok(())
-    }
-
-    /// Whether the kernel can move the queue to other memory.
-    fn moves(&self) -> bool {
-        matches!(self.inner.slots, SharedSlots::Rxe)
     }
 
     /// Asks the kernel for the queue's size and limit.
@@ -438,9 +407,9 @@ impl SharedReceiveQueue {
     #[doc(alias = "ibv_destroy_srq")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair still takes receives from the shared receive queue";
-        let SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge } = self;
+        let SharedReceiveQueue { inner, ring, gate, max_wr, max_sge } = self;
         destroy_sole(inner, "destroy_srq", HELD, SrqInner::destroy).map_err(|failed| {
-            failed.map(|inner| SharedReceiveQueue { inner, ring, epoch, max_wr, max_sge })
+            failed.map(|inner| SharedReceiveQueue { inner, ring, gate, max_wr, max_sge })
         })
     }
 }

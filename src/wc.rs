@@ -9,6 +9,7 @@ open_enum! {
     /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
     /// what else was posted to it completes as `WR_FLUSH_ERR`.
     #[doc(alias = "ibv_wc_status")]
+    #[doc(alias = "ibv_wc_status_str")]
     pub struct WcStatus(u32) {
         SUCCESS = 0, "success";
         LOC_LEN_ERR = 1, "local length error";

@@ -3,6 +3,7 @@
 mod error;
 mod operation;
 mod packet;
+mod transport;
 
 use crate::identity::Identity;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
@@ -12,6 +13,7 @@ pub use error::{PostError, RingError};
 pub(crate) use operation::SendOp;
 pub use operation::{FlushLevel, MaskedSwap, Placement, WindowBinding};
 pub use packet::Packet;
+pub(crate) use transport::{SendOps, Transport};
 
 /// A piece of registered memory: where data comes from or goes to.
 ///
@@ -101,20 +103,6 @@ pub struct SendWr<'a> {
     pub(crate) payload: Payload<'a>,
     pub(crate) destination: Option<Destination<'a>>,
     pub(crate) srq: Option<SrqNumber>,
-}
-
-impl SendWr<'_> {
-    /// Whether nothing about its memory need be looked at, and nobody but its queue pair takes it. A lone
-    /// piece of no bytes, or too many, would be all that keeps the size of a request from being known when
-    /// it is compiled.
-    #[inline(always)]
-    pub(crate) fn is_usual(&self) -> bool {
-        let good = match self.payload {
-            Payload::Sges([sge]) => sge.length as i32 > 0,
-            Payload::Sges(_) | Payload::Inline(_) => true,
-        };
-        good && self.srq.is_none()
-    }
 }
 
 impl<'a> SendWr<'a> {

@@ -3,15 +3,14 @@
 
 use super::inflight::flush;
 use crate::owned::Memory;
-use crate::qp::QpInner;
+use crate::qp::WeakQpHandle;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::Weak;
 use std::task::Waker;
 
 /// Queue pairs to be flushed, wakers to be called, and memory to be dropped.
 #[derive(Debug, Default)]
 pub(super) struct Deferred {
-    failed: Vec<Weak<QpInner>>,
+    failed: Vec<WeakQpHandle>,
     wakers: Vec<Waker>,
     memory: Vec<Memory>,
 }
@@ -22,7 +21,7 @@ impl Deferred {
         Deferred { wakers: Vec::with_capacity(wakers), ..Deferred::default() }
     }
 
-    pub(super) fn flush(&mut self, qp: Option<Weak<QpInner>>) {
+    pub(super) fn flush(&mut self, qp: Option<WeakQpHandle>) {
         self.failed.extend(qp);
     }
 

@@ -122,7 +122,7 @@ impl Drop for DriverHandle {
 /// threads.
 ///
 /// It comes with a [`Driver`], which is to be spawned on an event loop; with tokio,
-/// [`spawn`](Self::spawn) does both. See [`aio`](super#) for an example.
+/// `CompletionQueue::spawn` does both. See [`aio`](super#) for an example.
 #[derive(Clone)]
 pub struct CompletionQueue {
     driver: Arc<DriverHandle>,

@@ -5,11 +5,11 @@ use super::deferred::Deferred;
 use crate::error::Error;
 use crate::memory::lock::{Guard, Lock};
 use crate::owned::{Memory, Outcome};
-use crate::qp::{QpAttr, QpControl, QpInner, QpState};
+use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
 use crate::wc::WcStatus;
 use std::collections::VecDeque;
 use std::fmt;
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::task::Waker;
 
 /// The queue of a queue pair that a request is for.
@@ -179,8 +179,8 @@ pub(super) enum Progress {
 }
 
 /// Moves a queue pair to state [`ERR`](QpState::ERR), unless it is destroyed.
-pub(super) fn flush(qp: Option<&Weak<QpInner>>) -> crate::Result<()> {
-    match qp.and_then(Weak::upgrade) {
+pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
+    match qp.and_then(WeakQpHandle::upgrade) {
         Some(qp) => QpControl { qp }.modify(&QpAttr::new().state(QpState::ERR)),
         None => Ok(()),
     }
@@ -193,12 +193,12 @@ pub(super) struct Inflight {
     state: Lock<State>,
     /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Tags keep
     /// this value alive, and must not keep the queue pair.
-    qp: Option<Weak<QpInner>>,
+    qp: Option<WeakQpHandle>,
 }
 
 impl Inflight {
     pub(super) fn new(qp: Option<&QpControl>) -> Arc<Inflight> {
-        let qp = qp.map(|control| Arc::downgrade(&control.qp));
+        let qp = qp.map(|control| control.qp.downgrade());
         Arc::new(Inflight { state: Lock::default(), qp })
     }
 

@@ -1,19 +1,22 @@
 //! mlx5's queues. The device's end is played by writing completions, and registers are memory.
 
 use crate::completion::Completion;
-use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, Gate};
+use crate::identity::Identity;
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::fork::Epoch;
+use crate::memory::gate::Gate;
 use crate::memory::mapping::Mapping;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
-use crate::provider::mlx5::cq;
-use crate::provider::mlx5::poll_gate::PollGate;
+use crate::number::Qpn;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
-use crate::provider::mlx5::{rq, sq};
-use crate::provider::{CqRing, RecvKind, RecvRing, SendLimits, SendRing};
-use crate::wr::{PostError, RecvWr, SendWr};
+use crate::provider::mlx5::{cq, rq, sq};
+use crate::provider::poll_gate::{PollGate, QUIET};
+use crate::provider::{ProviderWc, SendLimits};
+use crate::qp::state::QpType;
+use crate::wr::{PostError, RecvWr, SendOps, SendWr, Transport};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -37,6 +40,9 @@ fn register(buffer: usize) -> Result<Arc<DoorbellRegister>, Errno> {
     DoorbellRegister::new(Arc::new(mapping), 0, buffer).map(Arc::new).ok_or(Errno::INVAL)
 }
 
+const TRANSPORT: Transport =
+    Transport { qp_type: QpType::RC, qpn: Qpn(QPN), domain: Identity::NONE };
+
 fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
     DoorbellPages::new()?.alloc().map(Arc::new)
 }
@@ -44,19 +50,19 @@ fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
 /// The gate of a queue that may be used.
 fn open(dbrec: &Arc<DoorbellRecord>) -> Result<Gate, Errno> {
     let gate = Gate::beside(dbrec).ok_or(Errno::INVAL)?;
-    gate.word().store(1, Ordering::Relaxed);
+    gate.level().store(1, Ordering::Relaxed);
     Ok(gate)
 }
 
-fn record(blocks: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
+fn record(wqebbs: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
     let index = UidxAllocator::new().take().ok_or(Errno::NOMEM)?;
-    Ok(SharedQp::new(QPN, index, Some(blocks), receives))
+    Ok(SharedQp::new(QPN, index, Some(wqebbs), receives))
 }
 
 /// A send queue whose requests are done as soon as they were rung.
 #[derive(Debug)]
 pub struct Sends {
-    ring: SendRing,
+    ring: sq::SendRing,
     record: Arc<SharedQp>,
 }
 
@@ -64,42 +70,38 @@ impl Sends {
     /// A queue of `requests`, a power of two, of up to 200 bytes inline. With `blueflame` single
     /// requests are copied into the register.
     pub fn new(requests: u32, blueflame: bool) -> Result<Sends, Errno> {
-        let blocks = requests * BLOCKS;
-        let record = record(blocks, Receives::None)?;
+        let wqebbs = requests * BLOCKS;
+        let record = record(wqebbs, Receives::None)?;
         let dbrec = dbrec()?;
         let setup = sq::Setup {
-            memory: Arc::new(QueueMemory::pages(blocks as usize * MLX5_SEND_WQE_BB)?),
+            memory: Arc::new(QueueMemory::pages(wqebbs as usize * MLX5_SEND_WQE_BB)?),
             offset: 0,
-            wqebbs: blocks,
+            wqebbs,
             max_post: requests,
             limits: SendLimits { max_sge: 4, max_inline: 200 },
-            qpn: QPN,
+            unchecked: SendOps::unchecked(TRANSPORT.qp_type),
+            transport: TRANSPORT,
             signal_all: false,
             gate: open(&dbrec)?,
             dbrec,
             register: register(if blueflame { BUFFER } else { 0 })?,
             alone: true,
-            record: record.clone(),
+            shared: record.clone(),
             frames: sq::Frames { min_header: 0, checksums: false },
         };
-        let ring = SendRing::mlx5(sq::SendRing::new(setup).ok_or(Errno::INVAL)?);
+        let ring = sq::SendRing::new(setup).ok_or(Errno::INVAL)?;
         Ok(Sends { ring, record })
     }
 
     /// Writes what `make` makes, no change of keys, `count` times and rings once; then all of them are done.
     #[inline(always)]
     pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
+        let mut cursor = self.ring.begin();
         let first = cursor.at;
         for _ in 0..count {
-            let wr = make();
-            if !(cursor.suits(&wr) && self.ring.try_push(&mut cursor, &wr)) {
-                self.ring.push(&mut cursor, &wr)?;
-            }
+            self.ring.push(&mut cursor, &make())?;
         }
-        if !self.ring.try_publish(cursor, count == 1) {
-            return Err(PostError::Forked);
-        }
+        self.ring.ring(&cursor, count == 1)?;
         // All of them are as long.
         let each = cursor.at.wrapping_sub(first).checked_div(count).unwrap_or(0);
         self.record.sends.complete(cursor.at.wrapping_sub(each));
@@ -110,7 +112,7 @@ impl Sends {
 /// A receive queue whose requests are done as soon as they were posted.
 #[derive(Debug)]
 pub struct Recvs {
-    ring: RecvRing,
+    ring: rq::RecvRing,
     record: Arc<SharedQp>,
 }
 
@@ -119,25 +121,22 @@ impl Recvs {
     pub fn new(requests: u32) -> Result<Recvs, Errno> {
         let record = record(1, Receives::Own(requests))?;
         let memory = Arc::new(QueueMemory::pages(requests as usize * SEGMENT)?);
-        let unit = SEGMENT as u32;
+        let segment = SEGMENT as u32;
         let (dbrec, record) = (dbrec()?, record);
         let gate = open(&dbrec)?;
-        let place = rq::Place { offset: 0, entries: requests, stride: unit, max_sge: 1 };
+        let place = rq::RqLayout { offset: 0, entries: requests, stride: segment, max_sge: 1 };
         let ring = rq::RecvRing::new(memory, place, dbrec, record.clone(), gate);
-        Ok(Recvs { ring: RecvRing::mlx5(ring.ok_or(Errno::INVAL)?), record })
+        Ok(Recvs { ring: ring.ok_or(Errno::INVAL)?, record })
     }
 
     /// Posts what `make` makes `count` times at once; then all of them are done.
     #[inline(always)]
     pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> RecvWr<'a>) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
+        let mut cursor = self.ring.begin();
         for _ in 0..count {
-            let recv = make();
-            if !self.ring.try_push(RecvKind::Own, &mut cursor, &recv) {
-                self.ring.push(&mut cursor, &recv)?;
-            }
+            self.ring.push(&mut cursor, &make())?;
         }
-        self.ring.publish(RecvKind::Own, cursor, count);
+        self.ring.ring(cursor);
         for at in 0..count {
             self.record.receives.own.complete(at);
         }
@@ -148,8 +147,7 @@ impl Recvs {
 /// A completion queue that is filled when told.
 #[derive(Debug)]
 pub struct Completed {
-    ring: CqRing,
-    epoch: Epoch,
+    ring: cq::CqRing,
     device: WqeSegments,
     record: Arc<SharedQp>,
     slots: u32,
@@ -160,17 +158,15 @@ impl Completed {
     /// A queue of `slots`, a power of two.
     pub fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Arc::new(QueueMemory::pages(slots as usize * CQE)?);
-        let elements = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
-        let units = slots * (CQE / SEGMENT) as u32;
-        let device = WqeSegments::new(memory, 0, units).ok_or(Errno::INVAL)?;
+        let cqes = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
+        let segments = slots * (CQE / SEGMENT) as u32;
+        let device = WqeSegments::new(memory, 0, segments).ok_or(Errno::INVAL)?;
         let record = record(slots, Receives::None)?;
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
-        let ring =
-            CqRing::mlx5(cq::CqRing::new(elements, dbrec, PollGate::new(gate), &register(0)?, 1));
-        ring.members().attach(&crate::provider::Member::Mlx5(record.clone()));
-        let epoch = Epoch::current()?;
-        Ok(Completed { ring, epoch, device, record, slots, producer: 0 })
+        let ring = cq::CqRing::new(cqes, dbrec, PollGate::new(gate), &register(0)?, 1);
+        ring.members().attach(&record);
+        Ok(Completed { ring, device, record, slots, producer: 0 })
     }
 
     /// Adds `count` completions of sends; the queue must have room.
@@ -189,13 +185,13 @@ impl Completed {
     /// Reads at most `most` completions, gives each to `read`, and hands their places back.
     #[inline]
     pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
-        if !self.ring.is_quiet() && !self.ring.listen(&self.epoch) {
-            return;
+        if !self.ring.poll_gate().gate().is_at(QUIET) {
+            self.ring.catch_up();
         }
         let mut found = false;
         for _ in 0..most {
-            let Some(wc) = self.ring.next(!found) else { break };
-            read(Completion::new(wc));
+            let Some(wc) = self.ring.next() else { break };
+            read(Completion::new(ProviderWc::Mlx5(wc)));
             found = true;
         }
         if found {

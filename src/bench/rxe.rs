@@ -2,15 +2,22 @@
 //! from.
 
 use crate::completion::Completion;
+use crate::identity::Identity;
+use crate::memory::doorbell_record::DoorbellPages;
 use crate::memory::fork::Epoch;
+use crate::memory::gate::Gate;
 use crate::memory::mapping::{Mapper, Mapping};
+use crate::number::Qpn;
 use crate::provider::ProviderWc;
-use crate::provider::{RecvRing, SendLimits, SendRing, rxe};
-use crate::wr::{PostError, RecvWr, SendWr};
+use crate::provider::poll_gate::PollGate;
+use crate::provider::{RecvCursor, SendCursor, SendLimits, rxe};
+use crate::qp::state::QpType;
+use crate::wr::{PostError, RecvWr, SendWr, Transport};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
 use std::mem::offset_of;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::atomic::Ordering;
 use uverbs_uapi::rxe::{mminfo, rxe_queue_buf, rxe_recv_wqe, rxe_send_wqe, rxe_sge};
 use uverbs_uapi::wc::ib_uverbs_wc;
 use zerocopy::IntoBytes;
@@ -48,41 +55,48 @@ impl Mapper for Memory {
     }
 }
 
+fn gate() -> Result<Gate, Errno> {
+    let gate = Gate::alone(&DoorbellPages::new()?)?;
+    gate.level().store(1, Ordering::Relaxed);
+    Ok(gate)
+}
+
 /// A send queue that nobody empties.
 #[derive(Debug)]
-pub struct Sends(SendRing);
+pub struct Sends(rxe::sq::SendRing);
 
 impl Sends {
     /// A queue of `slots`, a power of two, for requests of one entry or 64 bytes inline.
     pub fn new(slots: u32) -> Result<Sends, Errno> {
         let limits = SendLimits { max_sge: 1, max_inline: 64 };
+        let transport = Transport { qp_type: QpType::RC, qpn: Qpn(7), domain: Identity::NONE };
         let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
-        let ring = rxe::sq::SendRing::map(memory.mi, limits, false, &memory)?;
-        Ok(Sends(SendRing::rxe(ring)))
+        Ok(Sends(rxe::sq::SendRing::map(memory.mi, limits, transport, gate()?, &memory)?))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
     pub fn write(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
-        let mut cursor = self.0.cursor();
+        let (at, room) = self.0.begin();
+        let mut cursor = SendCursor { at, room, ..SendCursor::default() };
         (0..count).try_for_each(|_| self.0.push(&mut cursor, wr))
     }
 }
 
 /// A receive queue that nobody empties.
 #[derive(Debug)]
-pub struct Recvs(RecvRing);
+pub struct Recvs(rxe::rq::RecvRing);
 
 impl Recvs {
     /// A queue of `slots`, a power of two, for requests of one entry.
     pub fn new(slots: u32) -> Result<Recvs, Errno> {
         let memory = Memory::new(slots, size_of::<rxe_recv_wqe>() + size_of::<rxe_sge>())?;
-        let ring = rxe::rq::RecvRing::map(memory.mi, 1, &memory)?;
-        Ok(Recvs(RecvRing::rxe(ring)))
+        Ok(Recvs(rxe::rq::RecvRing::map(memory.mi, 1, gate()?, &memory)?))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
     pub fn write(&mut self, recv: &RecvWr<'_>, count: u32) -> Result<(), PostError> {
-        let mut cursor = self.0.cursor();
+        let (at, room) = self.0.begin();
+        let mut cursor = RecvCursor { at, room, ..RecvCursor::default() };
         (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
     }
 }
@@ -91,7 +105,7 @@ impl Recvs {
 #[derive(Debug)]
 pub struct Completed {
     file: OwnedFd,
-    poller: rxe::poller::Poller,
+    ring: rxe::cq::CqRing,
     mask: u32,
     producer: u32,
 }
@@ -100,8 +114,8 @@ impl Completed {
     /// A queue of `slots`, a power of two.
     pub fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Memory::new(slots, size_of::<ib_uverbs_wc>())?;
-        let poller = rxe::poller::Poller::new(rxe::cq::CqRing::map(memory.mi, &memory)?);
-        Ok(Completed { file: memory.file, poller, mask: slots - 1, producer: 0 })
+        let ring = rxe::cq::CqRing::map(memory.mi, PollGate::new(gate()?), &memory)?;
+        Ok(Completed { file: memory.file, ring, mask: slots - 1, producer: 0 })
     }
 
     /// Adds `count` completions; the queue must have room.
@@ -113,9 +127,9 @@ impl Completed {
 
     /// Reads all completions, gives each to `read`, and hands their places back.
     pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
-        while let Some(wc) = self.poller.next(true) {
+        while let Some(wc) = self.ring.next() {
             read(Completion::new(ProviderWc::Rxe(wc)));
         }
-        self.poller.release();
+        self.ring.release();
     }
 }

@@ -77,6 +77,7 @@ pub struct Device {
 /// `EAGAIN` if the list changed during each attempt to read it; `EBADMSG` if the kernel's answer is
 /// malformed; otherwise the kernel's error.
 #[doc(alias = "ibv_get_device_list")]
+#[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     const VERB: &str = "list_devices";
     list(Client::open(VERB), &Sysfs::system(), VERB)

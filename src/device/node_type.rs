@@ -6,6 +6,7 @@ use uverbs_uapi::nldev;
 
 /// The node type of a device. A value unknown to this library stays a value.
 #[doc(alias = "ibv_node_type")]
+#[doc(alias = "ibv_node_type_str")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct NodeType(u8);
 

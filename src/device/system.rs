@@ -13,6 +13,7 @@ pub struct System {
     /// Whether `fork` copies pinned pages for the child, so that registered memory needs no
     /// protection from it.
     #[doc(alias = "ibv_is_fork_initialized")]
+    #[doc(alias = "ibv_fork_init")]
     pub copy_on_fork: bool,
     /// Whether processes without `CAP_NET_RAW` may set queue keys with the top bit set. `None` if the kernel
     /// does not say.

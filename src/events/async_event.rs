@@ -17,6 +17,7 @@ use zerocopy::FromZeros;
 open_enum! {
     /// The kind of an asynchronous event.
     #[doc(alias = "ibv_event_type")]
+    #[doc(alias = "ibv_event_type_str")]
     pub struct EventType(u32) {
         /// A completion queue overflowed, or the device lost it.
         #[doc(alias = "IBV_EVENT_CQ_ERR")]

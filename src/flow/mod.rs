@@ -182,7 +182,8 @@ impl FlowAttr {
 
 /// A flow rule; it ends when this is dropped.
 ///
-/// It keeps the queue pair alive. Use it from any thread.
+/// It keeps the queue pair alive, but not at work: a queue pair of which the program drops all parts is
+/// [reset](crate::QueuePair::destroy). Use it from any thread.
 #[doc(alias = "ibv_flow")]
 #[must_use = "the rule ends when this is dropped"]
 pub struct Flow {
@@ -225,7 +226,7 @@ impl QpControl {
         drop(command);
         made.map_err(|error| self.explain_flow(error, attr))?;
         let object = Object::new(file.clone(), Class::FLOW, resp.flow_handle, ());
-        Ok(Flow { object, qp: self.qp.clone() })
+        Ok(Flow { object, qp: self.qp.inner().clone() })
     }
 
     fn explain_flow(&self, error: Error, attr: &FlowAttr) -> Error {

@@ -7,7 +7,7 @@
 //! fences, and [`KNOWN`] is false so that no device is driven on that guess.
 
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 
 /// Whether this architecture's device barriers are known here.
 pub(crate) const KNOWN: bool = cfg!(any(target_arch = "x86_64", target_arch = "aarch64"));
@@ -79,7 +79,7 @@ macro_rules! instruction {
 #[inline(always)]
 pub(crate) fn udma_to_device() {
     #[cfg(test)]
-    note(RecordedStep::ToDevice);
+    record_step(RecordedStep::ToDevice);
     instruction!(store);
 }
 
@@ -87,7 +87,7 @@ pub(crate) fn udma_to_device() {
 #[inline(always)]
 pub(crate) fn udma_from_device() {
     #[cfg(test)]
-    note(RecordedStep::FromDevice);
+    record_step(RecordedStep::FromDevice);
     instruction!(load);
 }
 
@@ -96,7 +96,7 @@ pub(crate) fn udma_from_device() {
 #[inline(always)]
 pub(crate) fn udma_done_reading() {
     #[cfg(test)]
-    note(RecordedStep::DoneReading);
+    record_step(RecordedStep::DoneReading);
     instruction!(done);
 }
 
@@ -104,7 +104,7 @@ pub(crate) fn udma_done_reading() {
 #[inline(always)]
 pub(crate) fn mmio_wc_start() {
     #[cfg(test)]
-    note(RecordedStep::WcStart);
+    record_step(RecordedStep::WcStart);
     instruction!(combining);
 }
 
@@ -112,6 +112,6 @@ pub(crate) fn mmio_wc_start() {
 #[inline(always)]
 pub(crate) fn mmio_flush() {
     #[cfg(test)]
-    note(RecordedStep::Flush);
+    record_step(RecordedStep::Flush);
     instruction!(combining);
 }

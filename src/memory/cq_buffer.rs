@@ -1,13 +1,13 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
-//! Pairs with [`queue`](super::queue_memory), which has the memory. An element is read only after the byte
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after the byte
 //! that says whose it is; whoever reads orders the two by a barrier, and uses nothing of what is marked as
 //! never written.
 
 use super::fork::Epoch;
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use uverbs_uapi::endian::{Be16, Be32};
@@ -15,10 +15,10 @@ use uverbs_uapi::endian::{Be16, Be32};
 /// A ring of completions, 64 or 128 bytes each and a power of two of them.
 #[derive(Clone, Debug)]
 pub(crate) struct CqBuffer {
-    /// The part of the first element that says what it is.
+    /// The part of the first CQE that says what it is.
     base: *mut u8,
     mask: u32,
-    /// Binary logarithm of an element's bytes.
+    /// Binary logarithm of a CQE's bytes.
     shift: u8,
     memory: Arc<QueueMemory>,
 }
@@ -28,11 +28,11 @@ unsafe impl Send for CqBuffer {}
 // SAFETY: as above; shared use reads only.
 unsafe impl Sync for CqBuffer {}
 
-/// Bytes of what every completion has; in a longer element it is the last part.
+/// Bytes of what every completion has; in a longer CQE it is the last part.
 const CORE: usize = 64;
 
 impl CqBuffer {
-    /// `count` elements of `size` bytes; `None` unless they are inside, aligned, of a size that
+    /// `count` CQEs of `size` bytes; `None` unless they are inside, aligned, of a size that
     /// devices know, and a power of two.
     pub(crate) fn new(memory: Arc<QueueMemory>, count: u32, size: usize) -> Option<CqBuffer> {
         if !count.is_power_of_two() || !(size == CORE || size == 2 * CORE) {
@@ -41,7 +41,7 @@ impl CqBuffer {
         let length = size.checked_mul(usize::try_from(count).ok()?)?;
         // To a multiple of two cores for either size: `Cqe::front` relies on it.
         let base = memory.range(0, length, 2 * CORE)?;
-        // SAFETY: an element is at least `CORE` bytes, and the first is inside.
+        // SAFETY: a CQE is at least `CORE` bytes, and the first is inside.
         let base = unsafe { base.add(size - CORE) }.as_ptr();
         Some(CqBuffer { base, mask: count - 1, shift: size.trailing_zeros() as u8, memory })
     }
@@ -56,27 +56,27 @@ impl CqBuffer {
         &self.memory
     }
 
-    /// How many elements there are.
+    /// How many CQEs there are.
     #[inline(always)]
     pub(crate) fn count(&self) -> u32 {
         self.mask + 1
     }
 
-    /// The bytes of an element.
+    /// The bytes of a CQE.
     pub(crate) fn size(&self) -> usize {
         1 << self.shift
     }
 
-    /// The element `index`, which is taken modulo the ring.
+    /// The CQE `index`, which is taken modulo the ring.
     #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> Cqe<'_> {
         let offset = ((index & self.mask) as usize) << self.shift;
-        // SAFETY: `new` checked that elements up to and including `mask` are inside.
+        // SAFETY: `new` checked that CQEs up to and including `mask` are inside.
         let core = unsafe { self.base.add(offset) };
         Cqe { core, ring: PhantomData }
     }
 
-    /// Copies the element `from` of another ring, of the same size, to `to`, all but the byte that
+    /// Copies the CQE `from` of another ring, of the same size, to `to`, all but the byte that
     /// says whose it is; that one becomes `owner`.
     pub(crate) fn take_over(&self, to: u32, other: &CqBuffer, from: u32, owner: u8) {
         if self.shift != other.shift {
@@ -84,29 +84,29 @@ impl CqBuffer {
         }
         let before = self.size() - CORE;
         let (to, from) = (self.at(to), other.at(from));
-        // SAFETY: an element has `before` bytes before its core, inside the memory.
+        // SAFETY: a CQE has `before` bytes before its core, inside the memory.
         let target = unsafe { to.core.sub(before) };
         // SAFETY: as above, in the other ring.
         let source = unsafe { from.core.sub(before) };
-        // SAFETY: both are whole elements, of two memories or of two places in one; the device
+        // SAFETY: both are whole CQEs, of two memories or of two places in one; the device
         // writes neither: one is ours to consume, the other not yet known to it.
         unsafe { source.copy_to(target, before + CORE - 1) };
         to.set_owner(owner);
     }
 }
 
-/// A ring of completions and how far it is consumed. The way to the next element is kept at hand, so
-/// that finding nothing there costs next to nothing.
+/// A ring of completions and how far it is consumed. A pointer leads to the next CQE, so that a poll that
+/// finds nothing costs little.
 #[derive(Clone, Debug)]
 pub(crate) struct CqReader {
-    elements: CqBuffer,
-    /// The next element.
+    cqes: CqBuffer,
+    /// The next CQE.
     next: *mut u8,
-    /// Where the element after the last would be.
+    /// Where the CQE after the last would be.
     end: *mut u8,
-    /// Bytes of an element.
+    /// Bytes of a CQE.
     stride: usize,
-    /// CqBuffer consumed in all, above bits that are not used: so that 24 of it are left, and none has
+    /// CQEs consumed in all, above bits that are not used: so that 24 of it are left, and none has
     /// to be masked.
     consumed: u32,
     /// The parity of the pass over the ring, as the lowest bit.
@@ -118,41 +118,41 @@ unsafe impl Send for CqReader {}
 // SAFETY: as above.
 unsafe impl Sync for CqReader {}
 
-/// The parity bit in an element's last byte.
+/// The parity bit in a CQE's last byte.
 const PARITY: u8 = 1;
-/// CqBuffer that the device has not written have this in their last byte, or more.
+/// CQEs that the device has not written have this in their last byte, or more.
 pub(crate) const UNWRITTEN: u8 = 0xf0;
 /// One of those that is not taken for ours by its parity in the first pass over a ring.
 const NOT_OURS: u8 = UNWRITTEN | PARITY;
-/// Bits below the count of consumed elements.
+/// Bits below the count of consumed CQEs.
 const UNUSED: u32 = 8;
 
 impl CqReader {
-    /// Begins with the element `consumer`.
-    pub(crate) fn new(elements: CqBuffer, consumer: u32) -> CqReader {
-        let stride = elements.size();
-        let log = elements.count().trailing_zeros();
+    /// Begins with the CQE `consumer`.
+    pub(crate) fn new(cqes: CqBuffer, consumer: u32) -> CqReader {
+        let stride = cqes.size();
+        let log = cqes.count().trailing_zeros();
         CqReader {
-            next: elements.at(consumer).core,
-            end: elements.base.wrapping_add(stride * elements.count() as usize),
-            elements,
+            next: cqes.at(consumer).core,
+            end: cqes.base.wrapping_add(stride * cqes.count() as usize),
+            cqes,
             stride,
             consumed: consumer << UNUSED,
             parity: (consumer >> log) as u8 & PARITY,
         }
     }
 
-    pub(crate) fn elements(&self) -> &CqBuffer {
-        &self.elements
+    pub(crate) fn cqes(&self) -> &CqBuffer {
+        &self.cqes
     }
 
-    /// How many elements were consumed, as far as 24 bits say.
+    /// How many CQEs were consumed, as far as 24 bits say.
     #[inline(always)]
     pub(crate) fn consumer(&self) -> u32 {
         self.consumed >> UNUSED
     }
 
-    /// The last byte of the next element if that is ours by its parity, loaded now, without that parity.
+    /// The last byte of the next CQE if that is ours by its parity, loaded now, without that parity.
     /// After a resize it may be [unwritten](UNWRITTEN) all the same: who asks first whether it is a success
     /// need not ask that.
     #[inline(always)]
@@ -161,37 +161,37 @@ impl CqReader {
         (owner & PARITY == 0).then_some(owner)
     }
 
-    /// Whether there is a next element.
+    /// Whether there is a next CQE.
     pub(crate) fn is_empty(&self) -> bool {
         self.look().is_none_or(|owner| owner >= UNWRITTEN)
     }
 
-    /// The next element.
+    /// The next CQE.
     #[inline(always)]
     pub(crate) fn next(&self) -> Cqe<'_> {
         Cqe { core: self.next, ring: PhantomData }
     }
 
-    /// Goes on to the element after it.
+    /// Goes on to the CQE after it.
     #[inline(always)]
     pub(crate) fn advance(&mut self) {
         self.advance_past(self.next);
     }
 
-    /// As [`advance`](Self::advance), for who has the next element at hand.
+    /// As [`advance`](Self::advance), for a caller that has the pointer to the next CQE.
     #[inline(always)]
     fn advance_past(&mut self, next: *mut u8) {
         self.consumed = self.consumed.wrapping_add(1 << UNUSED);
-        // Never beyond `end`, and not left there: `next` is always an element.
+        // Never beyond `end`, and not left there: `next` is always a CQE.
         let after = next.wrapping_add(self.stride);
         self.next = after;
         if after == self.end {
-            self.next = self.elements.base;
+            self.next = self.cqes.base;
             self.parity ^= PARITY;
         }
     }
 
-    /// Shows `look` the next element, and goes on to the one after it if that answers something.
+    /// Shows `look` the next CQE, and goes on to the one after it if that answers something.
     #[inline(always)]
     pub(crate) fn consume<T>(&mut self, look: impl FnOnce(Cqe<'_>) -> Option<T>) -> Option<T> {
         let next = self.next;
@@ -200,23 +200,23 @@ impl CqReader {
         Some(found)
     }
 
-    /// The element before the next.
+    /// The CQE before the next.
     #[inline(always)]
     pub(crate) fn last(&self) -> Cqe<'_> {
-        let after = if self.next == self.elements.base { self.end } else { self.next };
-        // Inside, as `next` and `end` are whole elements from the first.
+        let after = if self.next == self.cqes.base { self.end } else { self.next };
+        // Inside, as `next` and `end` are whole CQEs from the first.
         Cqe { core: after.wrapping_sub(self.stride), ring: PhantomData }
     }
 
-    /// CqBuffer from the next on that are ours, with their numbers.
+    /// CQEs from the next on that the device has written, with their indices.
     pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Cqe<'_>)> {
-        let log = self.elements.count().trailing_zeros();
+        let log = self.cqes.count().trailing_zeros();
         let first = self.consumer();
-        (0..self.elements.count())
+        (0..self.cqes.count())
             .map(move |n| first.wrapping_add(n))
-            .map(|at| (at, self.elements.at(at)))
-            .take_while(move |(at, element)| {
-                let owner = element.owner();
+            .map(|at| (at, self.cqes.at(at)))
+            .take_while(move |(at, cqe)| {
+                let owner = cqe.owner();
                 (owner ^ (at >> log) as u8) & PARITY == 0 && owner < UNWRITTEN
             })
     }
@@ -242,11 +242,11 @@ impl std::panic::UnwindSafe for Cqe<'_> {}
 impl std::panic::RefUnwindSafe for Cqe<'_> {}
 
 impl Cqe<'_> {
-    /// The byte that says what the element is and whose, loaded now.
+    /// The byte that says what the CQE is and whose, loaded now.
     #[inline(always)]
     pub(crate) fn owner(&self) -> u8 {
         #[cfg(test)]
-        note(RecordedStep::Owner);
+        record_step(RecordedStep::Owner);
         // SAFETY: the last byte of the core is inside.
         let place = unsafe { self.core.add(CORE - 1) };
         // SAFETY: inside and initialised; volatile because the device writes it at any time.
@@ -261,7 +261,7 @@ impl Cqe<'_> {
     fn set_owner(&self, owner: u8) {
         // SAFETY: the last byte of the core is inside.
         let place = unsafe { self.core.add(CORE - 1) };
-        // SAFETY: inside; only called for elements that the device does not write.
+        // SAFETY: inside; only called for CQEs that the device does not write.
         unsafe { place.write_volatile(owner) };
     }
 
@@ -270,10 +270,10 @@ impl Cqe<'_> {
     pub(crate) fn byte<const AT: usize>(&self) -> u8 {
         const { assert!(AT < CORE) };
         #[cfg(test)]
-        note(RecordedStep::Completion);
+        record_step(RecordedStep::Completion);
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside and initialised; the device has finished with the element.
+        // SAFETY: inside and initialised; the device has finished with the CQE.
         unsafe { place.read() }
     }
 
@@ -282,10 +282,10 @@ impl Cqe<'_> {
     pub(crate) fn be16<const AT: usize>(&self) -> u16 {
         const { assert!(AT + 2 <= CORE && AT % 2 == 0) };
         #[cfg(test)]
-        note(RecordedStep::Completion);
+        record_step(RecordedStep::Completion);
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside, aligned and initialised; the device has finished with the element.
+        // SAFETY: inside, aligned and initialised; the device has finished with the CQE.
         unsafe { place.cast::<Be16>().read() }.get()
     }
 
@@ -315,10 +315,10 @@ impl Cqe<'_> {
     #[inline(always)]
     unsafe fn unaligned(&self, at: usize) -> u32 {
         #[cfg(test)]
-        note(RecordedStep::Completion);
+        record_step(RecordedStep::Completion);
         // SAFETY: inside, as the caller promises.
         let place = unsafe { self.core.add(at) };
-        // SAFETY: inside and initialised. Volatile, as an element that was never written may look as if it
+        // SAFETY: inside and initialised. Volatile, as a CQE that was never written may look as if it
         // was, and the device may be writing it; what is read then is not used.
         let Anywhere(number) = unsafe { place.cast::<Anywhere>().read_volatile() };
         u32::from_be(number)
@@ -329,24 +329,24 @@ impl Cqe<'_> {
     pub(crate) fn be32<const AT: usize>(&self) -> u32 {
         const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
         #[cfg(test)]
-        note(RecordedStep::Completion);
+        record_step(RecordedStep::Completion);
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside, aligned and initialised; the device has finished with the element.
+        // SAFETY: inside, aligned and initialised; the device has finished with the CQE.
         unsafe { place.cast::<Be32>().read() }.get()
     }
 
-    /// The first half of the part that says what the element is.
+    /// The first half of the part that says what the CQE is.
     pub(crate) fn start(&self) -> [u8; CORE / 2] {
-        // SAFETY: inside, aligned for bytes and initialised; the device has finished with the element.
+        // SAFETY: inside, aligned for bytes and initialised; the device has finished with the CQE.
         unsafe { self.core.cast::<[u8; CORE / 2]>().read() }
     }
 
-    /// What stands before that part in an element of 128 bytes; `None` where an element cannot be so
+    /// What stands before that part in a CQE of 128 bytes; `None` where a CQE cannot be so
     /// long. Asked of a shorter one, the answer may be its neighbour.
     pub(crate) fn front(&self) -> Option<[u8; CORE]> {
         // A ring begins at a multiple of two cores. Who is in the second half of such a block has
-        // the first half before it: its own, or another element of the ring.
+        // the first half before it: its own, or another CQE of the ring.
         if self.core.addr() & CORE == 0 {
             return None;
         }
@@ -357,12 +357,12 @@ impl Cqe<'_> {
         Some(unsafe { front.read_volatile() })
     }
 
-    /// Replaces the number of 32 bits at `AT` in an element that is ours to consume.
+    /// Replaces the number of 32 bits at `AT` in a CQE that is ours to consume.
     pub(crate) fn set_be32<const AT: usize>(&self, value: u32) {
         const { assert!(AT + 4 <= CORE && AT % 4 == 0) };
         // SAFETY: inside, as asserted.
         let place = unsafe { self.core.add(AT) };
-        // SAFETY: inside and aligned; the device does not write an element that it handed over.
+        // SAFETY: inside and aligned; the device does not write a CQE that it handed over.
         unsafe { place.cast::<Be32>().write(Be32::new(value)) };
     }
 }
@@ -375,9 +375,9 @@ mod tests {
     #[test]
     fn rings_that_do_not_fit_are_refused() {
         let memory = QueueMemory::page();
-        let elements = (memory.len() / 64) as u32;
-        assert!(CqBuffer::new(memory.clone(), elements, 64).is_some());
-        assert!(CqBuffer::new(memory.clone(), elements, 128).is_none(), "too long");
+        let cqes = (memory.len() / 64) as u32;
+        assert!(CqBuffer::new(memory.clone(), cqes, 64).is_some());
+        assert!(CqBuffer::new(memory.clone(), cqes, 128).is_none(), "too long");
         assert!(CqBuffer::new(memory.clone(), 1, 32).is_none(), "no such size");
         assert!(CqBuffer::new(memory, 3, 64).is_none(), "no power of two");
     }

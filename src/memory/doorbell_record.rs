@@ -6,28 +6,25 @@
 use super::lock::Lock;
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU8, Ordering};
 use uverbs_uapi::endian::Be32;
 
 /// Bytes of a record.
 pub(crate) const RECORD: usize = 8;
 /// Bytes between records in a shared page.
 const LINE: usize = 64;
-/// Where in a line its gate is, behind the record.
-const GATE: usize = RECORD;
 
 /// The doorbell records of a context. Pages stay until the last record and the context are gone.
 #[derive(Debug)]
 pub(crate) struct DoorbellPages {
-    free: Lock<Vec<Place>>,
+    free: Lock<Vec<Line>>,
 }
 
 #[derive(Debug)]
-struct Place {
+struct Line {
     page: Arc<QueueMemory>,
     offset: usize,
 }
@@ -46,8 +43,8 @@ impl DoorbellPages {
                 None => {
                     let page = Arc::new(QueueMemory::pages(1)?);
                     let offsets = (LINE..page.len()).step_by(LINE).rev();
-                    free.extend(offsets.map(|offset| Place { page: page.clone(), offset }));
-                    Place { page, offset: 0 }
+                    free.extend(offsets.map(|offset| Line { page: page.clone(), offset }));
+                    Line { page, offset: 0 }
                 }
             }
         };
@@ -64,7 +61,7 @@ impl DoorbellPages {
 #[derive(Debug)]
 pub(crate) struct DoorbellRecord {
     base: NonNull<u8>,
-    home: Option<(Arc<DoorbellPages>, Place)>,
+    home: Option<(Arc<DoorbellPages>, Line)>,
     memory: Option<QueueMemory>,
 }
 
@@ -89,6 +86,12 @@ impl DoorbellRecord {
     /// The memory that the record has to itself, if it has.
     pub(crate) fn memory(&self) -> Option<&QueueMemory> {
         self.memory.as_ref()
+    }
+
+    /// The byte behind the record in its cache line; `None` if the record is in memory of its own.
+    pub(super) fn byte_behind(&self) -> Option<NonNull<u8>> {
+        let (_, place) = self.home.as_ref()?;
+        place.page.range(place.offset + RECORD, 1, 1)
     }
 
     /// The word `N`, 0 or 1, for the ring that writes it.
@@ -125,49 +128,6 @@ impl Drop for DoorbellRecord {
     }
 }
 
-/// What may be done with a queue, as a number: 0 for nothing.
-///
-/// It stands beside a doorbell record, in a page that the kernel wipes in a forked child. So the
-/// gate of a queue is shut there by itself, and whoever uses the queue finds out by one look
-/// whether the queue is ready and whether it is this process's.
-#[derive(Clone, Debug)]
-pub(crate) struct Gate {
-    place: *const AtomicU8,
-    _record: Arc<DoorbellRecord>,
-}
-
-// SAFETY: see `DoorbellRecord`; the gate is an atomic.
-unsafe impl Send for Gate {}
-// SAFETY: as above.
-unsafe impl Sync for Gate {}
-impl std::panic::UnwindSafe for Gate {}
-impl std::panic::RefUnwindSafe for Gate {}
-
-impl Gate {
-    /// The gate beside a record, shut; `None` if the record is in memory of its own, of which
-    /// nobody says that a fork wipes it.
-    pub(crate) fn beside(record: &Arc<DoorbellRecord>) -> Option<Gate> {
-        let (_, place) = record.home.as_ref()?;
-        let place = place.page.range(place.offset + GATE, 1, 1)?;
-        let gate = Gate { place: place.as_ptr().cast(), _record: record.clone() };
-        gate.word().store(0, Ordering::Relaxed);
-        Some(gate)
-    }
-
-    /// The number. Written by who changes the queue's state.
-    #[inline(always)]
-    pub(crate) fn word(&self) -> &AtomicU8 {
-        // SAFETY: inside the page, which `_record` keeps, and only ever used as an atomic.
-        unsafe { &*self.place }
-    }
-
-    /// Whether nothing may be done: in a child, or before the queue was ever made ready.
-    #[inline(always)]
-    pub(crate) fn is_shut(&self) -> bool {
-        self.word().load(Ordering::Relaxed) == 0
-    }
-}
-
 /// One word of a record, written by one ring.
 #[derive(Debug)]
 pub(crate) struct RecordWord<const N: usize> {
@@ -190,7 +150,7 @@ impl<const N: usize> RecordWord<N> {
     #[inline(always)]
     pub(crate) fn set(&self, value: u32) {
         #[cfg(test)]
-        note(RecordedStep::Record(N));
+        record_step(RecordedStep::Record(N));
         // SAFETY: inside and aligned since `word` made it, and alive as long as `_record`; volatile
         // because the device reads it at any time.
         unsafe { self.place.write_volatile(Be32::new(value)) };
@@ -241,26 +201,6 @@ mod tests {
         // SAFETY: the array outlives the memory, which is dropped at the end of the statement.
         let memory = unsafe { QueueMemory::custom(base, 4, Box::new(|_| ())) }.unwrap();
         assert!(DoorbellRecord::custom(memory).is_none());
-    }
-
-    #[test]
-    #[cfg_attr(miri, ignore = "it forks")]
-    fn a_gate_is_shut_in_a_child() {
-        let pages = DoorbellPages::new().unwrap();
-        let record = Arc::new(pages.alloc().unwrap());
-        let gate = Gate::beside(&record).unwrap();
-        assert!(gate.is_shut());
-        gate.word().store(3, Ordering::Relaxed);
-        record.set(0, !0);
-        record.set(1, !0);
-        assert_eq!(gate.word().load(Ordering::Relaxed), 3, "apart from the record");
-        crate::memory::fork::in_child(|| assert!(gate.is_shut()));
-        assert!(!gate.is_shut());
-        drop((gate, record));
-        let again = Arc::new(pages.alloc().unwrap());
-        assert!(Gate::beside(&again).unwrap().is_shut(), "whoever had the line before");
-        let own = DoorbellRecord::custom(QueueMemory::pages(8).unwrap()).unwrap();
-        assert!(Gate::beside(&Arc::new(own)).is_none());
     }
 
     #[test]

@@ -8,7 +8,7 @@
 use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 use super::wqe_segment::SEGMENT;
 use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
 use std::sync::Arc;
@@ -27,7 +27,7 @@ pub(crate) struct DoorbellRegister {
     /// Bytes of each of the two buffers that requests are copied to in turn; 0 where the register
     /// takes doorbells only.
     buffer: usize,
-    /// One less than the units of a request that a buffer takes.
+    /// One less than the segments of a request that a buffer takes.
     most: u32,
     /// Which buffer comes next, as an offset.
     next: AtomicUsize,
@@ -50,7 +50,7 @@ impl Drop for LockedRegister<'_> {
     #[inline(always)]
     fn drop(&mut self) {
         #[cfg(test)]
-        note(RecordedStep::Unlock);
+        record_step(RecordedStep::Unlock);
         // Pairs with the Acquire of `hold`: which buffer comes next is known to the next.
         self.register.held.store(false, Ordering::Release);
     }
@@ -92,7 +92,7 @@ impl DoorbellRegister {
             self.wait();
         }
         #[cfg(test)]
-        note(RecordedStep::Lock);
+        record_step(RecordedStep::Lock);
         LockedRegister { register: self }
     }
 
@@ -141,14 +141,14 @@ impl DoorbellRegister {
         unsafe { store_word(place, word) };
     }
 
-    /// Hands over a request of `count` units that begins at a block of its queue; `false`, and nothing done,
-    /// if it is not `single`, does not fit, or is one unit, which is nothing but the doorbell.
+    /// Hands over a request of `count` segments that begins at a WQEBB of its queue; `false`, and nothing done,
+    /// if it is not `single`, does not fit, or is one segment, which is nothing but the doorbell.
     #[inline(always)]
     #[must_use]
     pub(crate) fn blueflame(
         &self,
         queue: &Wqebbs,
-        spot: WqebbOffset,
+        wqe: WqebbOffset,
         count: u32,
         single: bool,
     ) -> bool {
@@ -161,15 +161,15 @@ impl DoorbellRegister {
         // suffice.
         mmio_wc_start();
         #[cfg(test)]
-        note(RecordedStep::BlueFlame);
+        record_step(RecordedStep::BlueFlame);
         // SAFETY: `new` checked that both buffers are inside.
         let place = unsafe { self.base.byte_add(offset) }.cast::<[u64; 2]>();
-        // One burst moves one block, and most requests are one.
-        // SAFETY: a buffer has room for a block, and is aligned to a burst.
-        unsafe { store_block(place, queue.block(spot)) };
+        // One burst moves one WQEBB, and most requests are one.
+        // SAFETY: a buffer has room for a WQEBB, and is aligned to a burst.
+        unsafe { store_wqebb(place, queue.wqebb(wqe)) };
         if count > SEGMENTS_PER_WQEBB {
-            // SAFETY: a buffer is whole blocks, and takes as many units as there are.
-            unsafe { store_rest(place, queue, spot, count) };
+            // SAFETY: a buffer is whole WQEBBs, and takes as many segments as there are.
+            unsafe { store_rest(place, queue, wqe, count) };
         }
         // Pairs with the device gathering one burst: what comes next must not be combined with it.
         mmio_flush();
@@ -210,51 +210,51 @@ unsafe fn store_word(place: *mut u64, word: u64) {
     // Pairs with the device reading the doorbell record when the register tells it to.
     mmio_wc_start();
     #[cfg(test)]
-    note(RecordedStep::Doorbell);
+    record_step(RecordedStep::Doorbell);
     // SAFETY: the caller's promise; one volatile store of eight bytes is what a device expects.
     unsafe { place.write_volatile(word) };
     // Pairs with the device taking words in the order of the rings that they belong to.
     mmio_flush();
 }
 
-/// Stores all but the first block of a request of `count` units, more than one block, which begins at a
-/// block of a queue, behind `place`.
+/// Stores all but the first WQEBB of a request of `count` segments, more than one WQEBB, which begins at a
+/// WQEBB of a queue, behind `place`.
 ///
 /// # Safety
 ///
-/// There is room for all of its blocks at `place` in a register's buffer, which is aligned to a unit.
+/// There is room for all of its WQEBBs at `place` in a register's buffer, which is aligned to a segment.
 #[inline(always)]
-unsafe fn store_rest(place: *mut [u64; 2], queue: &Wqebbs, spot: WqebbOffset, count: u32) {
-    let store = |nth: u32, block: Wqebb<'_>| {
-        // SAFETY: within the room that the caller promises, as only blocks of the request are stored.
+unsafe fn store_rest(place: *mut [u64; 2], queue: &Wqebbs, wqe: WqebbOffset, count: u32) {
+    let store = |nth: u32, wqebb: Wqebb<'_>| {
+        // SAFETY: within the room that the caller promises, as only WQEBBs of the request are stored.
         let place = unsafe { place.add((nth * SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: as above.
-        unsafe { store_block(place, block) };
+        unsafe { store_wqebb(place, wqebb) };
     };
-    let Some(row) = queue.row(spot, count) else {
+    let Some(run) = queue.run(wqe, count) else {
         // SAFETY: the caller's promise.
-        return unsafe { store_from(1, place, queue, spot, count) };
+        return unsafe { store_from(1, place, queue, wqe, count) };
     };
     // One after the other, as long as buffers mostly are: a loop would cost as much again.
-    // SAFETY: the row has more than one block.
-    store(1, unsafe { row.get(1) });
+    // SAFETY: the run has more than one WQEBB.
+    store(1, unsafe { run.get(1) });
     if count <= 2 * SEGMENTS_PER_WQEBB {
         return;
     }
     // SAFETY: and more than two.
-    store(2, unsafe { row.get(2) });
+    store(2, unsafe { run.get(2) });
     if count <= 3 * SEGMENTS_PER_WQEBB {
         return;
     }
     // SAFETY: and more than three.
-    store(3, unsafe { row.get(3) });
+    store(3, unsafe { run.get(3) });
     if count > 4 * SEGMENTS_PER_WQEBB {
         // SAFETY: the caller's promise.
-        unsafe { store_from(4, place, queue, spot, count) };
+        unsafe { store_from(4, place, queue, wqe, count) };
     }
 }
 
-/// As [`store_rest`], from the block `first` of the request on, wherever they are.
+/// As [`store_rest`], from the WQEBB `first` of the request on, wherever they are.
 ///
 /// # Safety
 ///
@@ -265,53 +265,53 @@ unsafe fn store_from(
     first: u32,
     place: *mut [u64; 2],
     queue: &Wqebbs,
-    spot: WqebbOffset,
+    wqe: WqebbOffset,
     count: u32,
 ) {
     for nth in first..count.div_ceil(SEGMENTS_PER_WQEBB) {
         // SAFETY: within the room that the caller promises.
         let place = unsafe { place.add((nth * SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: as above.
-        unsafe { store_block(place, queue.block(queue.behind(spot, nth))) };
+        unsafe { store_wqebb(place, queue.wqebb(queue.behind(wqe, nth))) };
     }
 }
 
-/// Stores a block to a register, unit by unit.
+/// Stores a WQEBB to a register, segment by segment.
 ///
 /// # Safety
 ///
-/// There is room for it in a register's buffer, and the place is aligned to a unit.
+/// There is room for it in a register's buffer, and the place is aligned to a segment.
 #[inline(always)]
-unsafe fn store_block(place: *mut [u64; 2], block: Wqebb<'_>) {
-    for unit in 0..SEGMENTS_PER_WQEBB {
+unsafe fn store_wqebb(place: *mut [u64; 2], wqebb: Wqebb<'_>) {
+    for segment in 0..SEGMENTS_PER_WQEBB {
         // SAFETY: within the room that the caller promises.
-        let place = unsafe { place.add(unit as usize) };
-        // SAFETY: as above, and aligned as the block's place is.
-        unsafe { store_unit(place, block.read(unit)) };
+        let place = unsafe { place.add(segment as usize) };
+        // SAFETY: as above, and aligned as the WQEBB's place is.
+        unsafe { store_segment(place, wqebb.read(segment)) };
     }
 }
 
-/// Stores a unit to a register, in ascending order and at once where the processor can.
+/// Stores a segment to a register, in ascending order and at once where the processor can.
 ///
 /// # Safety
 ///
-/// The place is inside a register's buffer, and aligned to a unit.
+/// The place is inside a register's buffer, and aligned to a segment.
 #[inline(always)]
-unsafe fn store_unit(place: *mut [u64; 2], unit: [u64; 2]) {
+unsafe fn store_segment(place: *mut [u64; 2], segment: [u64; 2]) {
     #[cfg(target_arch = "x86_64")]
     {
         use std::arch::x86_64::__m128i;
         // SAFETY: any bytes are a vector, and both are as long.
-        let vector = unsafe { std::mem::transmute::<[u64; 2], __m128i>(unit) };
+        let vector = unsafe { std::mem::transmute::<[u64; 2], __m128i>(segment) };
         // SAFETY: the caller's promise; every processor of this architecture has such vectors.
         unsafe { place.cast::<__m128i>().write_volatile(vector) };
     }
     #[cfg(not(target_arch = "x86_64"))]
     {
-        let [first, second] = unit;
+        let [first, second] = segment;
         // SAFETY: the caller's promise. Ascending stores of eight bytes are what a device expects.
         unsafe { place.cast::<u64>().write_volatile(first) };
-        // SAFETY: the second half of the unit.
+        // SAFETY: the second half of the segment.
         let place = unsafe { place.cast::<u64>().add(1) };
         // SAFETY: the caller's promise.
         unsafe { place.write_volatile(second) };

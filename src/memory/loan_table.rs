@@ -335,20 +335,16 @@ impl<P> LoanTable<P> {
         state & STATE == 0 && state.wrapping_sub(next & !COVERS) < end
     }
 
-    /// Takes back and drops the loans from `next` on, which the device was not told of, and answers their
-    /// flags.
+    /// Takes back and drops the loans from `next` on, which the device was not told of.
     #[cold]
     #[inline(never)]
-    fn drop_unposted(&self, next: u64) -> u64 {
-        let mut flags = 0;
+    fn drop_unposted(&self, next: u64) {
         for slot in self.lendable_slots() {
             let state = slot.state.load(Ordering::Relaxed);
             if self.is_unposted(state, next) {
-                flags |= state & (STEP - 1);
                 drop(slot.take_back(state));
             }
         }
-        flags
     }
 
     /// Takes back everything that is lent in these tables. The caller knows that the device completes

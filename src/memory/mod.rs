@@ -1,7 +1,6 @@
 //! Memory that somebody else also touches: the kernel, a device, another process.
 //!
-//! One of the two rooms where `unsafe` lives (the other is the ioctl itself). What leaves here is
-//! safe to use: lengths are checked, shared words are atomics, bytes that a device may write at
+//! `unsafe` code is here and in the file that makes ioctls. What leaves here is safe to use: lengths are checked, shared words are atomics, bytes that a device may write at
 //! any time are copied and never borrowed, and a mapping is unmapped only by the process that
 //! made it.
 #![allow(unsafe_code)]
@@ -16,7 +15,7 @@ pub(crate) mod doorbell_register;
 #[cfg(test)]
 pub(crate) mod fake_mapping;
 pub(crate) mod fork;
-pub(crate) mod gated;
+pub(crate) mod gate;
 pub(crate) mod inline_any;
 pub(crate) mod loan_table;
 pub(crate) mod lock;

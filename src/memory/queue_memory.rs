@@ -4,7 +4,7 @@
 //! gives up only after the kernel confirmed that the object is gone. The rings that are laid into it,
 //! [`WqeSegments`](super::wqe_segment::WqeSegments) and [`Wqebbs`](super::wqebb::Wqebbs) of requests and
 //! [`CqBuffer`](super::cq_buffer::CqBuffer) of completions, check once that they fit, and then mask
-//! every index, so that no index can leave the memory. Only what is longer than a block is compared with the
+//! every index, so that no index can leave the memory. Only what is longer than a WQEBB is compared with the
 //! end, to see whether it goes on at the beginning.
 
 use super::allocator::DmaBufPart;
@@ -183,8 +183,8 @@ mod tests {
         let memory = Arc::new(QueueMemory::pages(5000).unwrap());
         assert_eq!(memory.len() % rustix::param::page_size(), 0);
         assert!(memory.len() >= 5000);
-        let units = WqeSegments::new(memory, 0, 256).unwrap();
-        assert!((0..256).all(|unit| units.read(unit) == [0, 0]));
+        let segments = WqeSegments::new(memory, 0, 256).unwrap();
+        assert!((0..256).all(|segment| segments.read(segment) == [0, 0]));
     }
 
     #[test]
@@ -194,11 +194,11 @@ mod tests {
         let faults = || getrusage(UsageWho::RUSAGE_THREAD).unwrap().minor_page_faults();
         let page = rustix::param::page_size();
         for pages in [8, 512] {
-            let units = (pages * page / SEGMENT) as u32;
+            let segments = (pages * page / SEGMENT) as u32;
             let memory = Arc::new(QueueMemory::pages(pages * page).unwrap());
-            let ring = WqeSegments::new(memory, 0, units).unwrap();
+            let ring = WqeSegments::new(memory, 0, segments).unwrap();
             let before = faults();
-            (0..units).for_each(|unit| ring.write(unit, [1, 2]));
+            (0..segments).for_each(|segment| ring.write(segment, [1, 2]));
             // The code's own pages may be new.
             assert!(faults() - before < 4, "{pages} pages");
         }
@@ -219,13 +219,13 @@ mod tests {
         // SAFETY: the buffer is the closure's, which gives it up when it is called.
         let memory = unsafe { QueueMemory::custom(base, 512, Box::new(release)) }.unwrap();
         assert_eq!((memory.len(), memory.addr()), (512, address));
-        let units = WqeSegments::new(Arc::new(memory), 0, 16);
-        // Eight-byte alignment of the vector does not promise the sixteen of a unit.
-        if let Some(units) = &units {
-            assert!((0..32).all(|unit| units.read(unit) == [0, 0]));
+        let segments = WqeSegments::new(Arc::new(memory), 0, 16);
+        // Eight-byte alignment of the vector does not promise the sixteen of a segment.
+        if let Some(segments) = &segments {
+            assert!((0..32).all(|segment| segments.read(segment) == [0, 0]));
             assert_eq!(RELEASED.load(Ordering::Relaxed), 0);
         }
-        drop(units);
+        drop(segments);
         assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
     }
 
@@ -246,13 +246,13 @@ mod tests {
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_finds_zeros_and_releases_nothing() {
         let memory = QueueMemory::page();
-        let units = WqeSegments::new(memory.clone(), 0, 4).unwrap();
-        units.write(0, [7, 7]);
+        let segments = WqeSegments::new(memory.clone(), 0, 4).unwrap();
+        segments.write(0, [7, 7]);
         crate::memory::fork::in_child(|| {
-            assert_eq!(units.read(0), [0, 0]);
+            assert_eq!(segments.read(0), [0, 0]);
             assert!(memory.epoch().is_over());
-            units.write(0, [9, 9]);
+            segments.write(0, [9, 9]);
         });
-        assert_eq!(units.read(0), [7, 7]);
+        assert_eq!(segments.read(0), [7, 7]);
     }
 }

@@ -8,7 +8,7 @@ use std::cell::RefCell;
 /// One access, or one barrier.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum RecordedStep {
-    /// A piece of a request was written.
+    /// A part of a WQE was written.
     Request,
     /// The byte that says whose a completion is was read.
     Owner,
@@ -35,8 +35,8 @@ thread_local! {
     static STEPS: RefCell<Option<Vec<RecordedStep>>> = const { RefCell::new(None) };
 }
 
-/// Notes `step` if somebody wants to know.
-pub(crate) fn note(step: RecordedStep) {
+/// Records `step` if somebody wants to know.
+pub(crate) fn record_step(step: RecordedStep) {
     STEPS.with_borrow_mut(|steps| {
         if let Some(steps) = steps {
             steps.push(step);

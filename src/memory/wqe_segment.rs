@@ -1,19 +1,19 @@
-//! Rings of the units that requests are made of.
+//! Rings of the segments that WQEs are made of.
 //!
-//! Pairs with [`queue`](super::queue_memory), which has the memory; that it is large enough is asked once.
-//! Receive queues are such a ring, and [`Wqebbs`](super::wqebb::Wqebbs) see one as larger pieces.
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory; `new` checks once that it is large
+//! enough. Receive queues are such a ring, and [`Wqebbs`](super::wqebb::Wqebbs) are four segments each.
 
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 use std::sync::Arc;
 use uverbs_uapi::endian::Be32;
 
-/// Bytes of the unit that requests are made of.
+/// Bytes of the segment that requests are made of.
 pub(crate) const SEGMENT: usize = 16;
 
-/// A ring of 16-byte units, a power of two of them: what work queues are made of. Requests are
-/// whole units, so one that reaches the end of the ring goes on at its beginning by itself.
+/// A ring of 16-byte segments, a power of two of them: what work queues are made of. Requests are
+/// whole segments, so one that reaches the end of the ring goes on at its beginning by itself.
 #[derive(Debug)]
 pub(crate) struct WqeSegments {
     base: *mut [u64; 2],
@@ -28,7 +28,7 @@ unsafe impl Send for WqeSegments {}
 unsafe impl Sync for WqeSegments {}
 
 impl WqeSegments {
-    /// `count` units at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    /// `count` segments at byte `offset`; `None` unless they are inside, aligned and a power of two.
     pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<WqeSegments> {
         if !count.is_power_of_two() {
             return None;
@@ -38,7 +38,7 @@ impl WqeSegments {
         Some(WqeSegments { base, mask: count - 1, _memory: memory })
     }
 
-    /// How many units there are.
+    /// How many segments there are.
     pub(crate) fn count(&self) -> u32 {
         self.mask + 1
     }
@@ -50,43 +50,43 @@ impl WqeSegments {
     }
 
     #[inline(always)]
-    fn unit(&self, index: u32) -> *mut [u64; 2] {
-        // SAFETY: `new` checked that units up to and including `mask` are inside.
+    fn segment(&self, index: u32) -> *mut [u64; 2] {
+        // SAFETY: `new` checked that segments up to and including `mask` are inside.
         unsafe { self.base.add((index & self.mask) as usize) }
     }
 
-    /// Writes the unit `index`, which is taken modulo the ring; `value` as it shall lie in memory.
+    /// Writes the segment `index`, which is taken modulo the ring; `value` as it shall lie in memory.
     #[inline(always)]
     pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
         #[cfg(test)]
-        note(RecordedStep::Request);
-        // SAFETY: inside and aligned, as `unit` says; whoever may write here is the only one, as
+        record_step(RecordedStep::Request);
+        // SAFETY: inside and aligned, as `segment` says; whoever may write here is the only one, as
         // the ring's protocol has it, and the device does not look before it is told.
-        unsafe { self.unit(index).write(value) };
+        unsafe { self.segment(index).write(value) };
     }
 
-    /// The unit `index` as it lies in memory.
+    /// The segment `index` as it lies in memory.
     #[cfg(test)]
     pub(crate) fn read(&self, index: u32) -> [u64; 2] {
-        // SAFETY: inside and aligned, as `unit` says; initialised since the memory was zeroed.
-        unsafe { self.unit(index).read() }
+        // SAFETY: inside and aligned, as `segment` says; initialised since the memory was zeroed.
+        unsafe { self.segment(index).read() }
     }
 
-    /// Writes inline data from the unit `index` on: a word that says how long it is, and `bytes`,
+    /// Writes inline data from the segment `index` on: a word that says how long it is, and `bytes`,
     /// which go on at the ring's beginning where it ends. More than the whole ring is cut off.
     #[cold]
     #[inline(never)]
     pub(super) fn inline(&self, index: u32, length: Be32, bytes: &[u8]) {
-        // SAFETY: a unit has room for a word, and is aligned for one.
-        unsafe { self.unit(index).cast::<Be32>().write(length) };
+        // SAFETY: a segment has room for a word, and is aligned for one.
+        unsafe { self.segment(index).cast::<Be32>().write(length) };
         self.copy(index, size_of::<Be32>(), bytes);
     }
 
-    /// Copies `bytes` to byte `offset` of the unit `index`, going on at the ring's beginning where
+    /// Copies `bytes` to byte `offset` of the segment `index`, going on at the ring's beginning where
     /// it ends. More than the whole ring is cut off.
     pub(crate) fn copy(&self, index: u32, offset: usize, bytes: &[u8]) {
         #[cfg(test)]
-        note(RecordedStep::Request);
+        record_step(RecordedStep::Request);
         let ring = (self.mask as usize + 1) * SEGMENT;
         let start = ((index & self.mask) as usize * SEGMENT + offset) & (ring - 1);
         let (first, rest) = bytes.split_at(bytes.len().min(ring - start));
@@ -110,10 +110,10 @@ mod tests {
     #[test]
     fn views_that_do_not_fit_are_refused() {
         let memory = QueueMemory::page();
-        let units = (memory.len() / SEGMENT) as u32;
-        assert!(WqeSegments::new(memory.clone(), 0, units).is_some());
-        assert!(WqeSegments::new(memory.clone(), 0, units * 2).is_none(), "too long");
-        assert!(WqeSegments::new(memory.clone(), SEGMENT, units).is_none(), "too far");
+        let segments = (memory.len() / SEGMENT) as u32;
+        assert!(WqeSegments::new(memory.clone(), 0, segments).is_some());
+        assert!(WqeSegments::new(memory.clone(), 0, segments * 2).is_none(), "too long");
+        assert!(WqeSegments::new(memory.clone(), SEGMENT, segments).is_none(), "too far");
         assert!(WqeSegments::new(memory.clone(), 8, 1).is_none(), "unaligned");
         assert!(WqeSegments::new(memory.clone(), 0, 3).is_none(), "no power of two");
         assert!(WqeSegments::new(memory, usize::MAX, 1).is_none());
@@ -121,17 +121,17 @@ mod tests {
 
     #[test]
     fn units_go_on_at_the_beginning() {
-        let units = WqeSegments::new(QueueMemory::page(), 64, 4).unwrap();
-        for unit in 6..10 {
-            units.write(unit, [u64::from(unit), !0]);
+        let segments = WqeSegments::new(QueueMemory::page(), 64, 4).unwrap();
+        for segment in 6..10 {
+            segments.write(segment, [u64::from(segment), !0]);
         }
-        let first: Vec<_> = (0..4).map(|unit| units.read(unit)[0]).collect();
+        let first: Vec<_> = (0..4).map(|segment| segments.read(segment)[0]).collect();
         assert_eq!(first, [8, 9, 6, 7]);
         let bytes: Vec<u8> = (1..=40).collect();
-        units.copy(2, 12, &bytes);
-        assert_eq!(units.read(2), [6, 0x0403_0201_ffff_ffff]);
-        assert_eq!(units.read(3), [0x0c0b_0a09_0807_0605, 0x1413_1211_100f_0e0d]);
-        assert_eq!(units.read(0), [0x1c1b_1a19_1817_1615, 0x2423_2221_201f_1e1d]);
-        assert_eq!(units.read(1), [0x0000_0000_2827_2625 | units.read(1)[0] >> 32 << 32, !0]);
+        segments.copy(2, 12, &bytes);
+        assert_eq!(segments.read(2), [6, 0x0403_0201_ffff_ffff]);
+        assert_eq!(segments.read(3), [0x0c0b_0a09_0807_0605, 0x1413_1211_100f_0e0d]);
+        assert_eq!(segments.read(0), [0x1c1b_1a19_1817_1615, 0x2423_2221_201f_1e1d]);
+        assert_eq!(segments.read(1), [0x0000_0000_2827_2625 | segments.read(1)[0] >> 32 << 32, !0]);
     }
 }

@@ -1,31 +1,31 @@
-//! Rings of blocks: send queues, whose requests begin at a block and are written piece by piece.
+//! Rings of WQEBBs: send queues, whose WQEs begin at a WQEBB and are written segment by segment.
 //!
-//! Pairs with [`WqeSegments`](super::wqe_segment::WqeSegments), whose ring it is: data that goes on at the beginning is
-//! left to it, and all other data is written here.
+//! Pairs with [`WqeSegments`], which writes data that goes on at the ring's
+//! beginning.
 
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
-use super::recorded_order::{RecordedStep, note};
+use super::recorded_order::{RecordedStep, record_step};
 use super::wqe_segment::{SEGMENT, WqeSegments};
 use std::marker::PhantomData;
 use std::sync::Arc;
 use uverbs_uapi::endian::Be32;
 
-/// WqeSegments of a block.
+/// Segments of a WQEBB.
 pub(crate) const SEGMENTS_PER_WQEBB: u32 = 4;
 
-/// What one block adds to a [`WqebbOffset`].
+/// What one WQEBB adds to a [`WqebbOffset`].
 const SPAN: u32 = 16;
 /// Bytes of the ring for each that a [`WqebbOffset`] counts.
 const SCALE: usize = SEGMENTS_PER_WQEBB as usize * SEGMENT / SPAN as usize;
 
-/// Where in its ring a block is, as a quarter of the bytes before it: addresses can be scaled by four, so
-/// that one shift of a block's number leads to it, and to a note of 16 bytes beside it.
+/// Where in its ring a WQEBB is, as a quarter of the bytes before it: addresses can be scaled by four, so
+/// that one shift of a WQEBB's number leads to it, and to an entry of 16 bytes beside it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WqebbOffset(u32);
 
 impl WqebbOffset {
-    /// Bytes before it in a table of values `T`, one for each block. Of 16 bytes they cost nothing.
+    /// Bytes before it in a table of values `T`, one for each WQEBB. Of 16 bytes they cost nothing.
     #[inline(always)]
     pub(super) fn beside<T>(self) -> usize {
         if size_of::<T>() == SPAN as usize {
@@ -35,39 +35,39 @@ impl WqebbOffset {
         }
     }
 
-    /// WqeSegments before it.
-    fn units(self) -> u32 {
+    /// Segments before it.
+    fn segments(self) -> u32 {
         self.0 / (SPAN / SEGMENTS_PER_WQEBB)
     }
 }
 
-/// A ring of blocks of four [units](WqeSegments), a power of two of them: a send queue, whose requests
-/// begin at blocks.
+/// A ring of WQEBBs of four [segments](WqeSegments), a power of two of them: a send queue, whose requests
+/// begin at WQEBBs.
 #[derive(Debug)]
 pub(crate) struct Wqebbs {
-    units: WqeSegments,
-    /// Of spots.
+    segments: WqeSegments,
+    /// Of offsets.
     mask: u32,
     /// The address behind the last.
     end: usize,
 }
 
 impl Wqebbs {
-    /// `count` blocks at byte `offset`; `None` unless they are inside, aligned and a power of two.
+    /// `count` WQEBBs at byte `offset`; `None` unless they are inside, aligned and a power of two.
     pub(crate) fn new(memory: Arc<QueueMemory>, offset: usize, count: u32) -> Option<Wqebbs> {
-        let units = WqeSegments::new(memory, offset, count.checked_mul(SEGMENTS_PER_WQEBB)?)?;
-        let last = (units.count() / SEGMENTS_PER_WQEBB).checked_sub(1)?;
-        let end = units.base().addr() + units.count() as usize * SEGMENT;
-        Some(Wqebbs { mask: last.checked_mul(SPAN)?, end, units })
+        let segments = WqeSegments::new(memory, offset, count.checked_mul(SEGMENTS_PER_WQEBB)?)?;
+        let last = (segments.count() / SEGMENTS_PER_WQEBB).checked_sub(1)?;
+        let end = segments.base().addr() + segments.count() as usize * SEGMENT;
+        Some(Wqebbs { mask: last.checked_mul(SPAN)?, end, segments })
     }
 
-    /// The blocks of `count` units from a spot on, if they do not go on at the beginning.
+    /// The WQEBBs of `count` segments from an offset on, if they do not go on at the beginning.
     #[inline(always)]
-    pub(super) fn row(&self, spot: WqebbOffset, count: u32) -> Option<WqebbRun<'_>> {
-        let spot = self.behind(spot, 0);
+    pub(super) fn run(&self, offset: WqebbOffset, count: u32) -> Option<WqebbRun<'_>> {
+        let offset = self.behind(offset, 0);
         // SAFETY: of this ring.
-        let first = unsafe { self.get(spot) };
-        // The ring is whole blocks, so that what is behind the units in the last is inside as well.
+        let first = unsafe { self.get(offset) };
+        // The ring is whole WQEBBs, so that what is behind the segments in the last is inside as well.
         let end = first.base.addr() + count as usize * SEGMENT;
         (end <= self.end).then_some(WqebbRun { first })
     }
@@ -77,72 +77,72 @@ impl Wqebbs {
         self.mask / SPAN + 1
     }
 
-    /// Where the block `index` is, which is taken modulo the ring.
+    /// Where the WQEBB `index` is, which is taken modulo the ring.
     #[inline(always)]
-    pub(super) fn spot(&self, index: u32) -> WqebbOffset {
+    pub(super) fn offset_of(&self, index: u32) -> WqebbOffset {
         WqebbOffset(index.wrapping_mul(SPAN) & self.mask)
     }
 
-    /// The spot `count` blocks behind another, or behind what that is in this ring if it is of another.
+    /// The offset `count` WQEBBs behind another, or behind what that is in this ring if it is of another.
     #[inline(always)]
-    pub(super) fn behind(&self, spot: WqebbOffset, count: u32) -> WqebbOffset {
-        WqebbOffset(spot.0.wrapping_add(count.wrapping_mul(SPAN)) & self.mask)
+    pub(super) fn behind(&self, offset: WqebbOffset, count: u32) -> WqebbOffset {
+        WqebbOffset(offset.0.wrapping_add(count.wrapping_mul(SPAN)) & self.mask)
     }
 
-    /// The block there.
+    /// The WQEBB there.
     ///
     /// # Safety
     ///
-    /// The spot is of this ring.
+    /// The offset is of this ring.
     #[inline(always)]
-    pub(super) unsafe fn get(&self, spot: WqebbOffset) -> Wqebb<'_> {
+    pub(super) unsafe fn get(&self, offset: WqebbOffset) -> Wqebb<'_> {
         // SAFETY: `new` found room for as many as there are.
-        let base = unsafe { self.units.base().byte_add(spot.0 as usize * SCALE) };
+        let base = unsafe { self.segments.base().byte_add(offset.0 as usize * SCALE) };
         Wqebb { base, ring: PhantomData }
     }
 
-    /// The block there, or what is there in this ring if the spot is of another.
+    /// The WQEBB there, or what is there in this ring if the offset is of another.
     #[inline(always)]
-    pub(super) fn block(&self, spot: WqebbOffset) -> Wqebb<'_> {
+    pub(super) fn wqebb(&self, offset: WqebbOffset) -> Wqebb<'_> {
         // SAFETY: of this ring.
-        unsafe { self.get(self.behind(spot, 0)) }
+        unsafe { self.get(self.behind(offset, 0)) }
     }
 
-    /// Writes the unit `unit` behind the beginning of a block, which may be one of another block.
+    /// Writes the segment `segment` behind the beginning of a WQEBB, which may be one of another WQEBB.
     #[inline(always)]
-    pub(super) fn write(&self, spot: WqebbOffset, unit: u32, value: [u64; 2]) {
-        self.units.write(spot.units().wrapping_add(unit), value);
+    pub(super) fn write(&self, offset: WqebbOffset, segment: u32, value: [u64; 2]) {
+        self.segments.write(offset.segments().wrapping_add(segment), value);
     }
 
-    /// Writes inline data from the unit `unit` of a block on: a word that says how long it is, and
+    /// Writes inline data from the segment `segment` of a WQEBB on: a word that says how long it is, and
     /// `bytes`, which go on at the ring's beginning where it ends. More than the whole ring is cut off.
-    /// Answers how many units that are: none for no bytes.
+    /// Answers how many segments that are: none for no bytes.
     ///
     /// # Safety
     ///
-    /// The spot is of this ring.
+    /// The offset is of this ring.
     #[inline(always)]
     pub(super) unsafe fn inline(
         &self,
-        spot: WqebbOffset,
-        unit: u32,
+        offset: WqebbOffset,
+        segment: u32,
         length: Be32,
         bytes: &[u8],
     ) -> u32 {
         // SAFETY: the caller's promise.
-        let block = unsafe { self.get(spot) };
-        if block.inline(unit, length, bytes) {
-            return inline_units(bytes);
+        let wqebb = unsafe { self.get(offset) };
+        if wqebb.inline(segment, length, bytes) {
+            return inline_segments(bytes);
         }
         // SAFETY: the caller's promise.
-        if unsafe { self.inline_long(spot, unit, length, bytes) } {
-            return inline_units(bytes);
+        if unsafe { self.inline_long(offset, segment, length, bytes) } {
+            return inline_segments(bytes);
         }
         if bytes.is_empty() {
             return 0;
         }
-        self.units.inline(spot.units().wrapping_add(unit), length, bytes);
-        inline_units(bytes)
+        self.segments.inline(offset.segments().wrapping_add(segment), length, bytes);
+        inline_segments(bytes)
     }
 
     /// The same of data that goes no further than the ring; `false`, and nothing done, for all other data.
@@ -151,19 +151,25 @@ impl Wqebbs {
     ///
     /// As there.
     #[inline(always)]
-    unsafe fn inline_long(&self, spot: WqebbOffset, unit: u32, length: Be32, bytes: &[u8]) -> bool {
+    unsafe fn inline_long(
+        &self,
+        offset: WqebbOffset,
+        segment: u32,
+        length: Be32,
+        bytes: &[u8],
+    ) -> bool {
         #[cfg(test)]
-        note(RecordedStep::Request);
+        record_step(RecordedStep::Request);
         // SAFETY: the caller's promise.
-        let block = unsafe { self.get(spot) };
-        let place = block.base.wrapping_add(unit as u8 as usize).cast::<Be32>();
+        let wqebb = unsafe { self.get(offset) };
+        let place = wqebb.base.wrapping_add(segment as u8 as usize).cast::<Be32>();
         let to = place.wrapping_add(1).cast::<u8>();
         // Negative if the data would begin behind the end.
         let room = self.end.wrapping_sub(to.addr()) as isize;
         if bytes.is_empty() || bytes.len() as isize > room {
             return false;
         }
-        // SAFETY: inside, as the data is that follows, and aligned as a unit is.
+        // SAFETY: inside, as the data is that follows, and aligned as a segment is.
         unsafe { place.write(length) };
         // SAFETY: there is room for all bytes; queue memory is never lent as a slice, so that the two lie
         // apart.
@@ -172,33 +178,36 @@ impl Wqebbs {
     }
 }
 
-/// Wqebbs side by side.
+/// WQEBBs side by side.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct WqebbRun<'r> {
     first: Wqebb<'r>,
 }
 
 impl<'r> WqebbRun<'r> {
-    /// The block `nth`.
+    /// The WQEBB `nth`.
     ///
     /// # Safety
     ///
-    /// The row has more than `nth`.
+    /// The run has more than `nth`.
     #[inline(always)]
     pub(super) unsafe fn get(&self, nth: usize) -> Wqebb<'r> {
-        // SAFETY: the caller's promise, and `Wqebbs::row` found room for all.
+        // SAFETY: the caller's promise, and `Wqebbs::run` found room for all.
         let base = unsafe { self.first.base.add(nth * SEGMENTS_PER_WQEBB as usize) };
         Wqebb { base, ring: PhantomData }
     }
 }
 
-/// WqeSegments of inline data, with the word that says how long it is.
+/// Segments of inline data, with the word that says how long it is.
 #[inline(always)]
-fn inline_units(bytes: &[u8]) -> u32 {
-    (bytes.len() as u32 + size_of::<Be32>() as u32).div_ceil(SEGMENT as u32)
+fn inline_segments(bytes: &[u8]) -> u32 {
+    // By a shift: inline data is shorter than a queue, so that `div_ceil` would check in vain, for three
+    // instructions.
+    let last = SEGMENT - 1;
+    (bytes.len() + size_of::<Be32>() + last) as u32 >> SEGMENT.ilog2()
 }
 
-/// One block of a ring.
+/// One WQEBB of a ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wqebb<'r> {
     base: *mut [u64; 2],
@@ -206,39 +215,39 @@ pub(crate) struct Wqebb<'r> {
 }
 
 impl Wqebb<'_> {
-    /// Writes the unit `n` of the block, modulo four; `value` as it shall lie in memory.
+    /// Writes the segment `n` of the WQEBB, modulo four; `value` as it shall lie in memory.
     #[inline(always)]
     pub(crate) fn write(self, n: u32, value: [u64; 2]) {
         #[cfg(test)]
-        note(RecordedStep::Request);
-        // SAFETY: a block has four units.
+        record_step(RecordedStep::Request);
+        // SAFETY: a WQEBB has four segments.
         let place = unsafe { self.base.add((n % SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
         // protocol has it, and the device does not look before it is told.
         unsafe { place.write(value) };
     }
 
-    /// Writes inline data from the unit `n` on: a word that says how long it is, and `bytes`; `false`,
-    /// and nothing done, unless they are at least a unit and end in the block.
+    /// Writes inline data from the segment `n` on: a word that says how long it is, and `bytes`; `false`,
+    /// and nothing done, unless they are at least a segment and end in the WQEBB.
     #[inline(always)]
     fn inline(self, n: u32, length: Be32, bytes: &[u8]) -> bool {
         const WORD: usize = size_of::<Be32>();
         let room = (SEGMENTS_PER_WQEBB.saturating_sub(n) as usize * SEGMENT).saturating_sub(WORD);
-        // As many as are copied below. A control unit stands first, so that there is never more room.
+        // As many as are copied below. A control segment stands first, so that there is never more room.
         let room = room.min(3 * SEGMENT);
-        // Both at once, as what is less than a unit wraps.
+        // Both at once, as what is less than a segment wraps.
         if room < SEGMENT || bytes.len().wrapping_sub(SEGMENT) > room - SEGMENT {
             return false;
         }
         #[cfg(test)]
-        note(RecordedStep::Request);
-        // SAFETY: `n` is less than the units of a block, or there were no room.
+        record_step(RecordedStep::Request);
+        // SAFETY: `n` is less than the segments of a WQEBB, or there were no room.
         let start = unsafe { self.base.add(n as usize) }.cast::<u8>();
-        // SAFETY: inside, and aligned as a unit is; see `write` for who else may be there.
+        // SAFETY: inside, and aligned as a segment is; see `write` for who else may be there.
         unsafe { start.cast::<Be32>().write(length) };
-        // SAFETY: inside, as a unit has room for more than a word.
+        // SAFETY: inside, as a segment has room for more than a word.
         let to = unsafe { start.add(WORD) };
-        // The first unit, the last from the end back, and one between where these two do not meet;
+        // The first segment, the last from the end back, and one between where these two do not meet;
         // there is no room for more.
         // SAFETY: `SEGMENT` bytes are there to read, and room to write them. Queue memory is never lent as
         // a slice, so that the two lie apart.
@@ -261,10 +270,10 @@ impl Wqebb<'_> {
         true
     }
 
-    /// The unit `n` of the block, modulo four, as it lies in memory.
+    /// The segment `n` of the WQEBB, modulo four, as it lies in memory.
     #[inline(always)]
     pub(super) fn read(self, n: u32) -> [u64; 2] {
-        // SAFETY: a block has four units.
+        // SAFETY: a WQEBB has four segments.
         let place = unsafe { self.base.add((n % SEGMENTS_PER_WQEBB) as usize) };
         // SAFETY: inside and aligned; initialised since the memory was zeroed.
         unsafe { place.read() }
@@ -280,8 +289,8 @@ mod tests {
     fn inline_data_lies_as_byte_by_byte() {
         const COUNT: u32 = 4;
         let bytes: Vec<u8> = (1..=100).collect();
-        for (index, unit) in
-            (0..COUNT).flat_map(|index| (0..SEGMENTS_PER_WQEBB).map(move |unit| (index, unit)))
+        for (index, segment) in (0..COUNT)
+            .flat_map(|index| (0..SEGMENTS_PER_WQEBB).map(move |segment| (index, segment)))
         {
             for length in 0..=bytes.len() {
                 let data = &bytes[..length];
@@ -289,14 +298,18 @@ mod tests {
                 let plain =
                     WqeSegments::new(QueueMemory::page(), 64, COUNT * SEGMENTS_PER_WQEBB).unwrap();
                 let word = Be32::new(length as u32 | 1 << 31);
-                // SAFETY: a spot of this ring.
-                let units = unsafe { ring.inline(ring.spot(index), unit, word, data) };
-                assert_eq!(units, if length == 0 { 0 } else { inline_units(data) });
+                // SAFETY: a offset of this ring.
+                let segments = unsafe { ring.inline(ring.offset_of(index), segment, word, data) };
+                assert_eq!(segments, if length == 0 { 0 } else { inline_segments(data) });
                 if length > 0 {
-                    plain.inline(index * SEGMENTS_PER_WQEBB + unit, word, data);
+                    plain.inline(index * SEGMENTS_PER_WQEBB + segment, word, data);
                 }
                 for n in 0..COUNT * SEGMENTS_PER_WQEBB {
-                    assert_eq!(ring.units.read(n), plain.read(n), "{index} {unit} {length} {n}");
+                    assert_eq!(
+                        ring.segments.read(n),
+                        plain.read(n),
+                        "{index} {segment} {length} {n}"
+                    );
                 }
             }
         }

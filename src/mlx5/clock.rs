@@ -25,6 +25,7 @@ const TRIES: u32 = 1 << 20;
 ///
 /// Reading it takes no system call. It may be used from any thread.
 #[doc(alias = "mlx5dv_clock_info")]
+#[doc(alias = "mlx5dv_get_clock_info")]
 #[derive(Debug)]
 pub struct Clock {
     counter: Option<(MmioPage, usize)>,

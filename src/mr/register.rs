@@ -112,8 +112,9 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Safety
     ///
-    /// The range stays mapped until the region was destroyed or dropped successfully. If the region is
-    /// leaked, by the program or because the kernel refuses to destroy it
+    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) answered `Ok`, or the region and all
+    /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
+    /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
     /// ([`Context::leaked`](crate::Context::leaked)), the range stays mapped until the process ends.
     ///
     /// What the device and peers do to the memory, as far as `access` lets them, is the caller's
@@ -141,11 +142,12 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Safety
     ///
-    /// Until the region was destroyed or dropped successfully, the memory must be readable, writable
-    /// and initialised, and must be neither borrowed nor accessed other than through the region,
-    /// from any thread: its safe methods read and write it. If the region is leaked, by the program
-    /// or because the kernel refuses to destroy it ([`Context::leaked`](crate::Context::leaked)),
-    /// this holds until the process ends.
+    /// The memory must be readable, writable and initialised, and must be neither borrowed nor accessed
+    /// other than through the region, from any thread: the region's safe methods read and write it. That
+    /// holds until [`destroy`](MemoryRegion::destroy) answered `Ok`, or the region and all
+    /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
+    /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
+    /// ([`Context::leaked`](crate::Context::leaked)), it holds until the process ends.
     ///
     /// # Errors
     ///
@@ -263,6 +265,7 @@ impl MrBuilder {
     /// Lets requests and peers address the memory from `iova` on instead of its virtual address. Both must
     /// agree in the bits below the page size.
     #[doc(alias = "ibv_reg_mr_iova")]
+    #[doc(alias = "ibv_reg_mr_iova2")]
     pub fn iova(mut self, iova: u64) -> Self {
         self.iova = Some(iova);
         self

@@ -218,7 +218,9 @@ impl<T> OwnedCompletionQueue<T> {
             return invalid(format!("{qp:?} has no queues"));
         };
         if qp.qp_type() == QpType::RAW_PACKET {
-            return invalid(format!("completions of {qp:?} do not name the queue pair"));
+            return invalid(format!(
+                "completions of {qp:?} do not say which queue pair they belong to"
+            ));
         }
         if qp.qp.scatters {
             return invalid(format!(

@@ -39,7 +39,7 @@ use std::fmt;
 /// fn write(qp: &mut OwnedQueuePair<u64>, page: Page, to: Remote) -> Result<(), PostError> {
 ///     let mut batch = qp.send_batch()?;
 ///     batch.push(SendWr::write(to, &[]), page, 1)?;
-///     batch.ring()
+///     Ok(batch.ring()?)
 /// }
 /// ```
 ///
@@ -53,6 +53,7 @@ use std::fmt;
 /// # let mut batch = qp.send_batch().unwrap();
 /// let _ = batch.push(uverbs::SendWr::send(&[]), large, 1);
 /// # }
+/// # let _: fn(&mut OwnedQueuePair<u64>, Large) = f;
 /// ```
 ///
 /// # Safety
@@ -164,6 +165,7 @@ impl<B: RegisteredBuffer> LendInSlot for B {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: RegisteredBuffer> Lend for B {
     #[inline(always)]
     fn into_memory(self) -> Memory {
@@ -181,4 +183,5 @@ impl<B: RegisteredBuffer> Lend for B {
     }
 }
 
+#[diagnostic::do_not_recommend]
 impl<B: RegisteredBuffer> LendMut for B {}

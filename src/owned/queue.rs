@@ -96,7 +96,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         if self.recvs.is_none() {
             // Stop the device first: the reset would discard what arrives after the poll, and with it places
             // of the shared receive queue. If this fails, the reset below fails as well.
-            let _ = self.qp.revoke();
+            let _ = self.qp.qp.revoke();
         }
         // Requests that completed are given back with their completions, which the reset would discard.
         let _ = cq.poll_into_backlog();
@@ -150,7 +150,7 @@ impl<T, S: Sharing> Deref for OwnedQueuePair<T, S> {
 
 impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
     fn drop(&mut self) {
-        if self.qp.revoke() {
+        if self.qp.qp.revoke() {
             // First, because dropping the program's memory and tags may panic.
             self.adopted.close();
             Loans::reclaim(self.loan_tables(), drop);

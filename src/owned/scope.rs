@@ -105,10 +105,23 @@ pub struct Pending<M> {
 ///
 /// `&mut Buffer`; `&Buffer` and `&SharedBuffer`, which the device only reads; a [`RegionRef`]; a
 /// [`ScopedRegion`] of any other memory; and `()` for a request without data or with inline data.
-pub trait LendScoped<'s, 'env>: HasSge {
+pub trait LendScoped<'s, 'env>: HasSge + sealed::Sealed {
     /// Whether the device may write the memory.
     fn is_writable(&self) -> bool;
 }
+
+/// A program could implement the trait for a [`RegisteredBuffer`](super::RegisteredBuffer) otherwise, and drop
+/// it while the scope's request is in flight.
+mod sealed {
+    pub trait Sealed {}
+}
+
+impl sealed::Sealed for &Buffer {}
+impl sealed::Sealed for &mut Buffer {}
+impl sealed::Sealed for &SharedBuffer {}
+impl sealed::Sealed for RegionRef<'_> {}
+impl sealed::Sealed for ScopedRegion<'_> {}
+impl sealed::Sealed for () {}
 
 impl HasSge for &Buffer {
     fn region_sge(&self) -> Option<RegionSge> {
@@ -518,7 +531,7 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
         }
         *self.ending = Ending::Reset;
         let file = self.qp.qp.qp.file().clone();
-        if !retry(&file, || self.qp.reset(self.cq).is_ok() || self.qp.revoke()) {
+        if !retry(&file, || self.qp.reset(self.cq).is_ok() || (**self.qp).qp.revoke()) {
             eprintln!("uverbs: the kernel does not end requests on borrowed memory: aborting");
             std::process::abort();
         }

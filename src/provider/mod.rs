@@ -1,25 +1,32 @@
 //! The drivers whose queues this library drives: what they add to commands, and their rings.
 //!
-//! A private enum, matched once per batch, in place of generics that would leak into every public
-//! type. Providers open no files, hold no context and know no objects: a creation is planned with
-//! queue memory from a [`Source`](crate::memory::allocator::Source), sent to the kernel by whoever asked,
-//! and finished with what the kernel answered; [`plan`] says how.
+//! Each provider is a folder whose files are its queues: creation, WQEs and doorbells of one queue are
+//! in one file. [`rings`] has an enum for each kind of queue, which is matched once per verb, in place of
+//! generics that would leak into every public type. Providers open no files, hold no context and know no
+//! objects; [`create`] says how a creation passes between the two.
 
+mod create;
 pub(crate) mod driver_response;
 pub(crate) mod mlx5;
-pub(crate) mod plan;
-mod queue;
+pub(crate) mod poll_gate;
+mod rings;
 pub(crate) mod rxe;
 
-pub(crate) use mlx5::cq::CqRing as DirectRing;
-pub(crate) use mlx5::dm::Place as DmPlace;
-pub(crate) use queue::{
-    CqMembers, CqRing, Cursor, Member, RecvCursor, RecvKind, RecvRing, SendRing,
+pub(crate) use create::{
+    CqInitAttr, CreateRequest, CreatedQp, CreatedSrq, CreatedTarget, QpInitAttr, ResizeRequest,
+    SrqInitAttr,
+};
+pub(crate) use mlx5::dm::DmPlace;
+pub(crate) use rings::{
+    CqMembers, CqRing, Member, ProviderWc, QueueResources, RecvCursor, RecvRing, RecvRingMut,
+    SendCursor, SendRing, SendRingMut, SharedReceives, SrqRing,
 };
 pub(crate) use rxe::ah::NamedAddresses;
 
 use crate::device::{Device, ProviderKind};
 use crate::error::{Error, Result};
+use crate::memory::allocator::Source;
+use crate::memory::mapping::Mapper;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use crate::wr::Address;
@@ -31,12 +38,11 @@ use uverbs_uapi::device::rdma_driver_id;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
 use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
 use uverbs_uapi::rxe::{rxe_create_ah_resp, rxe_sge};
-use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// The provider of an open device.
 #[derive(Clone, Debug)]
 pub(crate) enum Provider {
-    Rxe,
+    Rxe(Arc<rxe::Rxe>),
     Mlx5(Arc<mlx5::Mlx5>),
 }
 
@@ -91,7 +97,7 @@ impl Opening {
     /// The provider, once the kernel established the context or told of it.
     pub(crate) fn finish(self, kernel: &dyn Kernel) -> Result<Provider> {
         Ok(match self {
-            Opening::Rxe => Provider::Rxe,
+            Opening::Rxe => Provider::Rxe(Arc::new(rxe::Rxe::new()?)),
             Opening::Mlx5(opening) => Provider::Mlx5(Arc::new(opening.finish(kernel)?)),
         })
     }
@@ -101,7 +107,10 @@ impl Provider {
     /// The same in a forked child, with nothing that the parent goes on using.
     pub(crate) fn reimport(&self, kernel: &dyn Kernel, verb: &'static str) -> Result<Provider> {
         Ok(match self {
-            Provider::Rxe => Provider::Rxe,
+            Provider::Rxe(_) => {
+                let fresh = rxe::Rxe::new();
+                Provider::Rxe(Arc::new(fresh.map_err(|error| error.in_verb(verb))?))
+            }
             Provider::Mlx5(context) => {
                 let fresh = mlx5::Mlx5::new(*context.limits(), kernel);
                 Provider::Mlx5(Arc::new(fresh.map_err(|error| error.in_verb(verb))?))
@@ -112,7 +121,7 @@ impl Provider {
     /// Gives back what the context has of the kernel beside its objects, which are gone.
     pub(crate) fn close(&self, kernel: &dyn Kernel) {
         match self {
-            Provider::Rxe => {}
+            Provider::Rxe(_) => {}
             Provider::Mlx5(context) => context.registers().close(kernel),
         }
     }
@@ -124,7 +133,7 @@ impl Provider {
             // `rxe_odp.c`, up to Linux 7.2 at least, and no kernel tells: it copies to and from the
             // beginning of a page, and takes addresses of requests for addresses of the process when
             // it looks a page up, in a table without end.
-            Provider::Rxe => true,
+            Provider::Rxe(_) => true,
             Provider::Mlx5(_) => false,
         }
     }
@@ -134,7 +143,7 @@ impl Provider {
     pub(crate) fn max_inline_data(&self, max_sge: u32) -> Option<u32> {
         match self {
             // `RXE_MAX_INLINE_DATA`: a WQE has room for as many SGEs.
-            Provider::Rxe => Some(max_sge.saturating_mul(size_of::<rxe_sge>() as u32)),
+            Provider::Rxe(_) => Some(max_sge.saturating_mul(size_of::<rxe_sge>() as u32)),
             Provider::Mlx5(_) => None,
         }
     }
@@ -143,7 +152,7 @@ impl Provider {
     /// takes some.
     pub(crate) fn refuses_dmabufs(&self, on_demand: bool) -> Option<&'static str> {
         match self {
-            Provider::Rxe => Some("its driver has no regions of dma-bufs"),
+            Provider::Rxe(_) => Some("its driver has no regions of dma-bufs"),
             Provider::Mlx5(_) if !on_demand => Some(
                 "it does not page on demand, and since Linux 7.2 its driver takes dma-bufs only for a \
                  device that does",
@@ -156,10 +165,10 @@ impl Provider {
     /// indices: the kernel drains its queues up to our producer index.
     pub(crate) fn resets(&self) -> u32 {
         match self {
-            // The driver first notes where the next send will stand, and then skips the sends that
-            // were never done: what it noted is behind, and it would send wiped requests. The
-            // second time there is nothing left to skip.
-            Provider::Rxe => 2,
+            // The driver first stores where the next send will stand, and then skips the sends that were
+            // never carried out: what it stored is behind, and it would send wiped WQEs. The second
+            // time there is nothing left to skip.
+            Provider::Rxe(_) => 2,
             Provider::Mlx5(_) => 1,
         }
     }
@@ -167,21 +176,21 @@ impl Provider {
     /// How many reads and atomics a queue pair may have under way, if the provider knows.
     pub(crate) fn rd_atomic(&self) -> Option<RdAtomic> {
         match self {
-            Provider::Rxe => None,
+            Provider::Rxe(_) => None,
             Provider::Mlx5(context) => Some(context.limits().rd_atomic),
         }
     }
 
     pub(crate) fn device_answer(&self) -> DriverResponse {
         match self {
-            Provider::Rxe => DriverResponse::none(),
+            Provider::Rxe(_) => DriverResponse::none(),
             Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_query_device_resp>(),
         }
     }
 
     pub(crate) fn pd_answer(&self) -> DriverResponse {
         match self {
-            Provider::Rxe => DriverResponse::none(),
+            Provider::Rxe(_) => DriverResponse::none(),
             Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_alloc_pd_resp>(),
         }
     }
@@ -193,7 +202,7 @@ impl Provider {
         handle: u32,
     ) -> std::result::Result<Option<u32>, Errno> {
         match self {
-            Provider::Rxe => Ok(None),
+            Provider::Rxe(_) => Ok(None),
             Provider::Mlx5(_) => mlx5::pd::number(kernel, handle).map(Some),
         }
     }
@@ -205,7 +214,7 @@ impl Provider {
     /// `EOPNOTSUPP` where the driver has none.
     pub(crate) fn device_memory(&self, verb: &'static str) -> Result<DmPlace> {
         match self {
-            Provider::Rxe => {
+            Provider::Rxe(_) => {
                 Err(Error::new(verb, Errno::OPNOTSUPP).detail("rxe has no device memory"))
             }
             Provider::Mlx5(_) => Ok(DmPlace::default()),
@@ -229,7 +238,7 @@ impl Provider {
 
     pub(crate) fn ah_answer(&self) -> DriverResponse {
         match self {
-            Provider::Rxe => DriverResponse::room_for::<rxe_create_ah_resp>(),
+            Provider::Rxe(_) => DriverResponse::room_for::<rxe_create_ah_resp>(),
             Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
         }
     }
@@ -247,8 +256,68 @@ impl Provider {
         answer: &DriverResponse,
     ) -> Address {
         match self {
-            Provider::Rxe => Address::Rxe { ah_num: answer.read::<rxe_create_ah_resp>().ah_num },
+            Provider::Rxe(_) => Address::Rxe { ah_num: answer.read::<rxe_create_ah_resp>().ah_num },
             Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, answer)),
+        }
+    }
+
+    /// Creates a completion queue, which `execute` has the kernel do.
+    pub(crate) fn create_cq<K>(
+        &self,
+        attr: CqInitAttr,
+        source: Source<'_>,
+        mapper: &dyn Mapper,
+        execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+    ) -> Result<(K, CqRing)> {
+        Ok(match self {
+            Provider::Rxe(rxe) => {
+                let (object, ring) = rxe::cq::create(rxe, attr, source.verb, mapper, execute)?;
+                (object, CqRing::Rxe(ring))
+            }
+            Provider::Mlx5(mlx5) => {
+                let (object, ring) = mlx5::cq::create(mlx5, attr, source, execute)?;
+                (object, CqRing::Mlx5(ring))
+            }
+        })
+    }
+
+    /// Creates a queue pair, which `execute` has the kernel do.
+    pub(crate) fn create_qp<K>(
+        &self,
+        attr: QpInitAttr<'_>,
+        source: Source<'_>,
+        kernel: &dyn Kernel,
+        execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+    ) -> Result<(K, CreatedQp)> {
+        match self {
+            Provider::Rxe(rxe) => rxe::qp::create(rxe, attr, source.verb, kernel.mapper(), execute),
+            Provider::Mlx5(mlx5) => mlx5::qp::create(mlx5, attr, source, kernel, execute),
+        }
+    }
+
+    /// Creates an XRC target, which `execute` has the kernel do.
+    pub(crate) fn create_target<K>(
+        &self,
+        verb: &'static str,
+        execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+    ) -> Result<(K, CreatedTarget)> {
+        match self {
+            Provider::Rxe(_) => rxe::qp::create_target(execute),
+            Provider::Mlx5(mlx5) => mlx5::qp::create_target(mlx5, verb, execute),
+        }
+    }
+
+    /// Creates a shared receive queue, which `execute` has the kernel do.
+    pub(crate) fn create_srq<K>(
+        &self,
+        attr: SrqInitAttr,
+        source: Source<'_>,
+        mapper: &dyn Mapper,
+        execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+    ) -> Result<(K, CreatedSrq)> {
+        match self {
+            Provider::Rxe(rxe) => rxe::rq::create_srq(rxe, attr, source.verb, mapper, execute),
+            Provider::Mlx5(mlx5) => mlx5::srq::create(mlx5, attr, source, execute),
         }
     }
 
@@ -259,7 +328,7 @@ impl Provider {
         verb: &'static str,
     ) -> Result<ThreadRegister> {
         match self {
-            Provider::Rxe => Ok(ThreadRegister::None),
+            Provider::Rxe(_) => Ok(ThreadRegister::None),
             Provider::Mlx5(context) => {
                 let lease = context.registers().for_thread(kernel);
                 let lease = lease.map_err(|(errno, have)| no_register(verb, errno, have))?;
@@ -272,7 +341,7 @@ impl Provider {
     pub(crate) fn mlx5(&self, verb: &'static str) -> Result<&Arc<mlx5::Mlx5>> {
         match self {
             Provider::Mlx5(context) => Ok(context),
-            Provider::Rxe => {
+            Provider::Rxe(_) => {
                 Err(Error::new(verb, Errno::OPNOTSUPP).detail("the device is not driven by mlx5"))
             }
         }
@@ -320,11 +389,4 @@ pub(crate) struct RdAtomic {
 pub(crate) struct SendLimits {
     pub(crate) max_sge: u32,
     pub(crate) max_inline: u32,
-}
-
-/// A completion as the provider's ring holds it.
-#[derive(Clone, Copy, Debug)]
-pub(crate) enum ProviderWc<'r> {
-    Rxe(&'r ib_uverbs_wc),
-    Mlx5(mlx5::cqe::Mlx5Wc<'r>),
 }

@@ -1,7 +1,7 @@
 //! Makes queue pairs.
 
 use super::state::Tracked;
-use super::{Base, QpCaps, QpControl, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
+use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
 use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
@@ -13,15 +13,13 @@ use crate::memory::lock::Lock;
 use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::plan::{QpAsk, QpPlan, Queues};
+use crate::provider::{CreateRequest, CreatedQp, QpInitAttr};
 use crate::srq::{SharedReceiveQueue, SrqInner};
-use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use uapi::ib_uverbs_qp_create_flags as Flags;
-use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 
 /// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder), which has an
@@ -202,55 +200,49 @@ impl<S: Sharing> QpBuilder<S> {
         let mut flags = Flags::empty();
         flags.set(Flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL, self.signal_all);
         flags.set(Flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING, self.cvlan_stripping);
-        let ask = QpAsk {
+        let attr = QpInitAttr {
             qp_type: self.qp_type,
+            domain: self.pd.identity(),
             cap: self.cap,
             signal_all: self.signal_all,
             scatter: self.scatter,
-            shared: self.srq.as_ref().map(|srq| &srq.slots),
+            srq: self.srq.as_ref().map(|srq| &srq.slots),
             register: self.pd.td.as_ref().map(|td| &td.register),
         };
         let source = Source { verb, allocator: self.pd.allocator.as_ref() };
-        let mut plan = QpPlan::new(&file.provider, ask, source, &*file.kernel)?;
-        let mut granted = uapi::ib_uverbs_qp_cap::default();
-        let mut qpn = 0u32;
-        let (told, bytes) = (plan.told(), plan.bytes());
-        let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
-            .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
-            .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
-            .handle(uapi::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, self.send_cq.object.handle())
-            .handle_if(
-                uapi::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE,
-                (!initiator).then(|| self.recv_cq.object.handle()),
-            )
-            .handle_if(
-                uapi::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE,
-                self.srq.as_ref().map(|srq| srq.object.handle()),
-            )
-            .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
-            .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &told)
-            .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
-            .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags.bits())
-            .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
-            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut granted)
-            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
-        let mut command = plan.request(command);
-        let made = file.execute(verb, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
-        drop(command);
-        made.map_err(|error| plan.explain(self.explain(error, bytes)))?;
-        let handle = handle.map_err(|errno| Error::new(verb, errno))?;
-        let object = Object::new(file.clone(), Class::QP, handle, plan.hold());
-        let caps = plan.caps(granted);
-        let Queues { send, recv, member, named, gate } = plan
-            .finish(qpn, granted, file.kernel.mapper())
-            .map_err(|errno| Error::new(verb, errno).detail("a queue could not be mapped"))?;
+        let execute = |request: CreateRequest<'_>| {
+            let CreateRequest { command, pinned, resources } = request;
+            let mut command = command
+                .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
+                .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
+                .handle(uapi::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, self.send_cq.object.handle())
+                .handle_if(
+                    uapi::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE,
+                    (!initiator).then(|| self.recv_cq.object.handle()),
+                )
+                .handle_if(
+                    uapi::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE,
+                    self.srq.as_ref().map(|srq| srq.object.handle()),
+                )
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
+                .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags.bits())
+                .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd());
+            let made = file.execute(verb, &mut command);
+            let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
+            drop(command);
+            made.map_err(|error| self.explain(error, pinned))?;
+            let handle = handle.map_err(|errno| Error::new(verb, errno))?;
+            Ok(Object::new(file.clone(), Class::QP, handle, resources))
+        };
+        let (object, created) = file.provider.create_qp(attr, source, &*file.kernel, execute)?;
+        let CreatedQp { send, recv, qpn, cap, member, gate, named } = created;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
             qp_type: self.qp_type,
-            caps: QpCaps::new(&caps),
-            state: Tracked::new(gate),
+            caps: QpCaps::new(&cap),
+            state: Tracked::new(Some(gate)),
             moving: Lock::default(),
             scatters: self.scatter,
             local: Lock::default(),
@@ -271,6 +263,7 @@ impl<S: Sharing> QpBuilder<S> {
         if let (Some(named), Some(pd)) = (&qp.named, qp.pd()) {
             pd.kernel.retired.attach(named);
         }
+        let qp = QpHandle::new(qp);
         Ok(QueuePair {
             send: SendQueue::new(qp.clone(), send),
             recv: recv.map(|ring| RecvQueue::new(qp.clone(), ring)),

@@ -1,20 +1,16 @@
 //! Control over a queue pair: everything that is not posting.
 
 use super::transition;
-use super::{QpAttr, QpCaps, QpInfo, QpInner, QpState, QpType};
+use super::{QpAttr, QpCaps, QpHandle, QpInfo, QpState, QpType};
 use crate::error::{Error, Result};
 use crate::events::keys::ObjectKey;
 use crate::number::Qpn;
-use crate::uverbs::invoke_write::{write, write_ex};
 use rustix::io::Errno;
 use std::fmt;
-use std::sync::Arc;
-use uverbs_uapi::qp as uapi;
-use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_EX_CMD_MODIFY_QP};
 
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
 pub struct QpControl {
-    pub(crate) qp: Arc<QpInner>,
+    pub(crate) qp: QpHandle,
 }
 
 impl QpControl {
@@ -91,7 +87,7 @@ impl QpControl {
             tracked = self.qp.state();
             transition::check(VERB, self.qp_type(), tracked, attr)?;
         }
-        self.apply(VERB, attr).map_err(|error| self.explain(error, tracked, attr))?;
+        self.qp.apply(VERB, attr).map_err(|error| self.explain(error, tracked, attr))?;
         if let Some(state) = attr.next_state() {
             self.qp.advance(state);
         }
@@ -106,22 +102,6 @@ impl QpControl {
             return Err(Error::invalid(verb, detail));
         }
         Ok(())
-    }
-
-    /// Hands a change to the kernel as it is.
-    pub(super) fn apply(&self, verb: &'static str, attr: &QpAttr) -> Result<()> {
-        let file = self.qp.file();
-        let base = attr.to_raw(verb, self.handle())?;
-        match attr.limit() {
-            None => file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base)),
-            Some(rate_limit) => {
-                let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
-                let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
-                let mut command =
-                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).answer(&mut resp);
-                file.execute(verb, &mut command)
-            }
-        }
     }
 
     fn explain(&self, error: Error, from: QpState, attr: &QpAttr) -> Error {

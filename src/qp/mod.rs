@@ -7,6 +7,7 @@ mod attr;
 mod builder;
 mod control;
 mod endpoint;
+mod handle;
 mod info;
 mod recv;
 mod reset;
@@ -19,6 +20,7 @@ pub use attr::{PathMigState, QpAttr};
 pub use builder::QpBuilder;
 pub use control::QpControl;
 pub use endpoint::{Endpoint, Handshake};
+pub(crate) use handle::{QpHandle, WeakQpHandle};
 pub use info::QpInfo;
 pub use recv::{RecvBatch, RecvQueue};
 pub use send::{SendBatch, SendQueue};
@@ -33,10 +35,9 @@ use crate::file::File;
 use crate::mcast::Groups;
 use crate::memory::lock::{Guard, Lock};
 use crate::number::Qpn;
-use crate::object::{Object, destroy_sole};
+use crate::object::Object;
 use crate::pd::{PdInner, Shared, Sharing};
-use crate::provider::plan::QueueResources;
-use crate::provider::{Member, NamedAddresses};
+use crate::provider::{Member, NamedAddresses, QueueResources};
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
@@ -255,8 +256,8 @@ impl<S: Sharing> QueuePair<S> {
     /// Takes the queue pair apart: the queues can go to different threads, and the control handle
     /// works from any.
     ///
-    /// The queue pair is destroyed when all parts are dropped. [`join`](Self::join) puts them
-    /// together again.
+    /// The queue pair is destroyed when all parts are dropped, as far as
+    /// [dropping a queue pair](Self::destroy) does. [`join`](Self::join) puts them together again.
     pub fn split(self) -> QpParts<S> {
         QpParts { send: self.send, recv: self.recv, control: self.control }
     }
@@ -268,9 +269,9 @@ impl<S: Sharing> QueuePair<S> {
     /// `EINVAL`, with the parts, if they belong to different queue pairs or if one is missing.
     pub fn join(parts: QpParts<S>) -> std::result::Result<Self, ErrorWith<QpParts<S>>> {
         let QpParts { send, recv, control } = &parts;
-        let whole = Arc::ptr_eq(&send.qp, &control.qp)
+        let whole = Arc::ptr_eq(send.context.qp.inner(), control.qp.inner())
             && match recv {
-                Some(recv) => Arc::ptr_eq(&recv.qp, &control.qp),
+                Some(recv) => Arc::ptr_eq(recv.qp.inner(), control.qp.inner()),
                 None => control.qp.srq().is_some() || control.qp.qp_type == QpType::XRC_INI,
             };
         if !whole {
@@ -303,8 +304,13 @@ impl<S: Sharing> QueuePair<S> {
         }
     }
 
-    /// Destroys the queue pair and says whether that went well; dropping it does the same
-    /// silently. What is left of it in its completion queues is discarded.
+    /// Destroys the queue pair and says whether that went well. What is left of it in its completion
+    /// queues is discarded.
+    ///
+    /// Dropping it does the same silently, unless something holds on to it. Then it is brought to
+    /// state [`RESET`](QpState::RESET) instead, where the device works on none of its requests any more,
+    /// and is destroyed after the last that holds on to it. If the kernel refuses that, the queue
+    /// pair is leaked (see [`Context::leaked`]), and the device may go on with what was posted.
     ///
     /// # Errors
     ///
@@ -318,7 +324,7 @@ impl<S: Sharing> QueuePair<S> {
         let QueuePair { send, recv, control } = self;
         // What is left is the rings, and the one handle that the parts had in common.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
-        destroy_sole(control.qp, "destroy_qp", HELD, QpInner::destroy).map_err(|failed| {
+        control.qp.destroy(HELD).map_err(|failed| {
             failed.map(|qp| {
                 let recv = recv_ring.map(|ring| RecvQueue::new(qp.clone(), ring));
                 let send = SendQueue::new(qp.clone(), send_ring);

@@ -1,30 +1,28 @@
 //! Receive queues and their batches. A receive costs no system call.
 
-use super::{QpInner, QpState, QpType};
-use crate::memory::fork::Epoch;
-use crate::provider::{RecvCursor, RecvKind, RecvRing};
+use super::{QpHandle, QpState, QpType};
+use crate::memory::gate::Gate;
+use crate::provider::{RecvCursor, RecvRing, RecvRingMut};
 use crate::wr::{PostError, RecvWr, Sge};
 use std::num::NonZeroU8;
-use std::sync::Arc;
 
 /// The receive queue of a queue pair.
 ///
 /// Moves between threads, and takes `&mut self` for posting.
 #[derive(Debug)]
 pub struct RecvQueue {
-    pub(super) qp: Arc<QpInner>,
+    pub(super) qp: QpHandle,
     ring: RecvRing,
-    epoch: Epoch,
-    /// The first state in which the device may hear of receives.
-    from: QpState,
-    /// The same as the ring's gate says it.
+    /// The queue pair's state; shut in a forked child.
+    gate: Gate,
+    /// The level of the gate in the first state in which receives may be posted.
     opening: NonZeroU8,
 }
 
 impl RecvQueue {
-    pub(super) fn new(qp: Arc<QpInner>, ring: RecvRing) -> Self {
-        let (epoch, from) = (qp.file().epoch, first_state(qp.qp_type));
-        RecvQueue { qp, ring, epoch, from, opening: from.opening() }
+    pub(super) fn new(qp: QpHandle, ring: RecvRing) -> Self {
+        let (gate, opening) = (ring.gate().clone(), first_state(qp.qp_type).opening());
+        RecvQueue { qp, ring, gate, opening }
     }
 
     pub(super) fn into_ring(self) -> RecvRing {
@@ -49,21 +47,17 @@ impl RecvQueue {
     /// [`PostError::Forked`] in a child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
-        let cursor = match self.ring.enter(self.opening) {
-            Some(cursor) => cursor,
-            None => self.admit()?,
-        };
-        Ok(RecvBatch::new(&mut self.ring, RecvKind::Own, cursor))
+        if !self.gate.is_at(self.opening) {
+            return Err(self.refusal());
+        }
+        let (ring, cursor) = self.ring.begin();
+        Ok(RecvBatch::new(ring, cursor))
     }
 
-    /// As a gate would, or says why not: asked where none opens.
-    #[inline(never)]
-    fn admit(&mut self) -> Result<RecvCursor, PostError> {
-        if self.epoch.is_over() {
-            return Err(PostError::Forked);
-        }
-        let state = self.qp.state();
-        if state < self.from { Err(PostError::State(state)) } else { Ok(self.ring.cursor()) }
+    /// Why no batch may begin.
+    #[cold]
+    fn refusal(&self) -> PostError {
+        if self.gate.is_shut() { PostError::Forked } else { PostError::State(self.qp.state()) }
     }
 }
 
@@ -75,16 +69,15 @@ fn first_state(qp_type: QpType) -> QpState {
 /// Receives that the device does not know of yet, for a queue pair or a shared receive queue.
 #[derive(Debug)]
 pub struct RecvBatch<'q> {
-    ring: &'q mut RecvRing,
-    kind: RecvKind,
+    ring: RecvRingMut<'q>,
     cursor: RecvCursor,
     count: u32,
 }
 
 impl<'q> RecvBatch<'q> {
     #[inline(always)]
-    pub(crate) fn new(ring: &'q mut RecvRing, kind: RecvKind, cursor: RecvCursor) -> Self {
-        RecvBatch { ring, kind, cursor, count: 0 }
+    pub(crate) fn new(ring: RecvRingMut<'q>, cursor: RecvCursor) -> Self {
+        RecvBatch { ring, cursor, count: 0 }
     }
 
     /// Appends a request.
@@ -94,26 +87,37 @@ impl<'q> RecvBatch<'q> {
     /// A [`PostError`] that says what was wrong; the batch is as it was.
     #[inline(always)]
     pub fn push(&mut self, recv: RecvWr<'_>) -> Result<(), PostError> {
-        if !self.ring.try_push(self.kind, &mut self.cursor, &recv) {
-            // Copies, lest all others are kept in memory for this.
-            let mut cursor = self.cursor;
-            self.ring.push(&mut cursor, &{ recv })?;
-            self.cursor = cursor;
+        match &self.ring {
+            RecvRingMut::Rxe(rq) => {
+                // Copies, as what is passed out of line has to be in memory.
+                let recv = { recv };
+                self.cursor.through(|cursor| rq.push(cursor, &recv))?;
+            }
+            RecvRingMut::Mlx5(rq) => rq.push(&mut self.cursor, &recv)?,
+            RecvRingMut::Mlx5Srq(srq) => srq.push(&mut self.cursor, &recv)?,
         }
         self.count += 1;
         Ok(())
     }
 
-    /// As [`push`](Self::push) with at most one piece of memory, which is no slice anywhere.
+    /// As [`push`](Self::push), with at most one SGE.
     #[inline(always)]
-    pub(crate) fn push_lent(&mut self, wr_id: u64, memory: Option<Sge>) -> Result<(), PostError> {
-        let here = memory;
-        let recv = RecvWr { wr_id, sges: here.as_slice() };
-        if !self.ring.try_push(self.kind, &mut self.cursor, &recv) {
-            // Copies, lest all others are kept in memory for this.
-            let (apart, mut cursor) = (memory, self.cursor);
-            self.ring.push(&mut cursor, &RecvWr { wr_id, sges: apart.as_slice() })?;
-            self.cursor = cursor;
+    pub(crate) fn push_lent(&mut self, wr_id: u64, sge: Option<Sge>) -> Result<(), PostError> {
+        let recv = RecvWr { wr_id, sges: sge.as_slice() };
+        let pushed = match &self.ring {
+            RecvRingMut::Rxe(_) => false,
+            RecvRingMut::Mlx5(rq) => rq.try_push(&mut self.cursor, &recv),
+            RecvRingMut::Mlx5Srq(srq) => srq.try_push(&mut self.cursor, &recv),
+        };
+        if !pushed {
+            // Copies, as in `push`.
+            let sge = { sge };
+            let recv = RecvWr { wr_id, sges: sge.as_slice() };
+            self.cursor.through(|cursor| match &self.ring {
+                RecvRingMut::Rxe(rq) => rq.push(cursor, &recv),
+                RecvRingMut::Mlx5(rq) => rq.push_checked(cursor, &recv),
+                RecvRingMut::Mlx5Srq(srq) => srq.push_checked(cursor, &recv),
+            })?;
         }
         self.count += 1;
         Ok(())
@@ -138,10 +142,14 @@ impl<'q> RecvBatch<'q> {
     ///
     /// # Safety
     ///
-    /// All memory that the requests name must stay valid until they complete, or until the queue is
-    /// destroyed, and must not be borrowed meanwhile: the device writes it. If the memory's region is
-    /// destroyed before, no other may be registered in the protection domain meanwhile: a device may
-    /// give it the same key. The caller knows by `wr_id` which request a completion is of.
+    /// All memory that the requests name must stay valid, and must not be borrowed, until they are over:
+    /// the device writes it. A request is over when it has completed, when
+    /// [`QueuePair::reset`](crate::QueuePair::reset) answered `Ok`, or when the queue was destroyed or
+    /// [dropped](crate::QueuePair::destroy). Those of a shared receive queue end with that queue; a reset
+    /// leaves them posted. If a queue was leaked (see [`Context::leaked`](crate::Context::leaked)), they
+    /// are never over. If the memory's region is destroyed before, no other may be registered in the
+    /// protection domain meanwhile: a device may give it the same key. The caller knows by `wr_id` which
+    /// request a completion is of.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) {
@@ -151,9 +159,13 @@ impl<'q> RecvBatch<'q> {
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
-    /// [`owned`](crate::owned). Who calls has pushed some.
+    /// [`owned`](crate::owned). The caller has pushed some.
     #[inline(always)]
     pub(crate) fn ring_lent(self) {
-        self.ring.publish(self.kind, self.cursor, self.count);
+        match self.ring {
+            RecvRingMut::Rxe(rq) => rq.ring(self.cursor),
+            RecvRingMut::Mlx5(rq) => rq.ring(self.cursor),
+            RecvRingMut::Mlx5Srq(srq) => srq.ring(self.cursor, self.count),
+        }
     }
 }

@@ -1,11 +1,9 @@
 //! Back to state `RESET`, with everything that was posted forgotten.
 
-use super::attr::QpAttr;
-use super::{Base, QpControl, QpState, QueuePair};
+use super::{Base, QpState, QueuePair};
 use crate::cq::{CompletionQueue, CqInner};
 use crate::error::{Error, Result};
 use crate::pd::Sharing;
-use rustix::io::Errno;
 use std::sync::Arc;
 
 impl<S: Sharing> QueuePair<S> {
@@ -30,17 +28,8 @@ impl<S: Sharing> QueuePair<S> {
         self.check_cqs(VERB, cqs)?;
         let qp = self.qp.clone();
         let _moving = qp.moving(VERB)?;
-        let attr = QpAttr::new().state(QpState::RESET);
         for _ in 0..self.qp.file().provider.resets() {
-            match self.control.apply(VERB, &attr) {
-                // rxe lets a send queue that is being drained go nowhere but to ERR.
-                Err(error) if error.errno() == Errno::INVAL => {
-                    self.control.apply(VERB, &QpAttr::new().state(QpState::ERR))?;
-                    self.qp.set_state(QpState::ERR);
-                    self.control.apply(VERB, &attr)?;
-                }
-                answer => answer?,
-            }
+            self.qp.apply_reset(VERB)?;
             // Until the rings are, too: another handle may want to move on.
             self.qp.set_stale();
             // After each, lest a second that fails leaves completions of the life before.
@@ -75,37 +64,5 @@ impl<S: Sharing> QueuePair<S> {
             }
         }
         Ok(())
-    }
-}
-
-impl QpControl {
-    /// Makes sure that the device works on nothing any more that was posted to the queues of this
-    /// queue pair alone; whether the kernel confirmed that. The queue pair is fit for destruction
-    /// only, or for a proper [`reset`](QueuePair::reset): the rings are [stale](QpInner::set_stale).
-    pub(crate) fn revoke(&self) -> bool {
-        const VERB: &str = "reset_qp";
-        let Ok(_moving) = self.qp.moving(VERB) else {
-            return false;
-        };
-        let attr = QpAttr::new().state(QpState::RESET);
-        let mut answer = self.apply(VERB, &attr);
-        if answer.as_ref().is_err_and(|error| error.errno() == Errno::INVAL) {
-            // As above.
-            answer = self.apply(VERB, &QpAttr::new().state(QpState::ERR));
-            answer = answer.and_then(|()| self.apply(VERB, &attr));
-        }
-        match answer {
-            Ok(()) => {
-                self.qp.set_stale();
-                true
-            }
-            Err(error) => match error.kernel_errno() {
-                // Somebody who shares the file destroyed it.
-                Some(Errno::NOENT) => true,
-                // The device may be gone, or going: then only the destruction is an answer.
-                Some(Errno::IO) => self.qp.object.is_gone_with_its_device(),
-                _ => false,
-            },
-        }
     }
 }

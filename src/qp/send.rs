@@ -1,68 +1,42 @@
 //! Send queues and their batches. A send goes from here through the provider's ring to the doorbell.
 
-use super::{QpInner, QpState, QpType};
+use super::{QpHandle, QpState};
 use crate::identity::Identity;
-use crate::memory::fork::Epoch;
-use crate::number::Rkey;
+use crate::memory::gate::Gate;
 use crate::pd::{Exclusive, Shared, Sharing};
-use crate::provider::{Cursor, SendRing};
+use crate::provider::{SendCursor, SendRing, SendRingMut};
 use crate::td::ThreadDomain;
 use crate::uverbs::doorbell::Doorbell;
-use crate::wr::{Payload, PostError, Remote, RingError, SendOp, SendWr, Sge};
+use crate::wr::{Payload, PostError, RingError, SendWr, Sge};
 use std::marker::PhantomData;
-use std::sync::Arc;
 
 /// The send queue of a queue pair.
 ///
 /// Moves between threads, and takes `&mut self` for posting.
 #[derive(Debug)]
 pub struct SendQueue<S: Sharing = Shared> {
-    pub(super) qp: Arc<QpInner>,
+    pub(super) context: SendContext,
     ring: SendRing,
-    epoch: Epoch,
-    /// What exists here and needs no look at anything but the request.
-    usual: FastPathOps,
-    /// The same for now: nothing while requests may have to wait for a change of keys.
-    plain: FastPathOps,
-    /// Which domain that is, to the kernel.
-    domain: Identity,
-    /// The thread domain that it was created under.
-    thread: Identity,
     sharing: PhantomData<fn() -> S>,
 }
 
-/// Sets of operations.
-#[derive(Clone, Copy, Debug, Default)]
-struct FastPathOps {
-    /// If the request has one piece of memory or as many as are allowed.
-    pieces: u32,
-    /// With their data inside.
-    inline: u32,
-    /// With a destination of the queue pair's own domain, whatever they carry.
-    addressed: u32,
+/// What a send queue has beside its ring.
+#[derive(Debug)]
+pub(super) struct SendContext {
+    pub(super) qp: QpHandle,
+    /// The queue pair's state; shut in a forked child.
+    gate: Gate,
+    /// The thread domain that the queue pair was created under.
+    thread: Identity,
 }
 
 impl<S: Sharing> SendQueue<S> {
-    pub(super) fn new(qp: Arc<QpInner>, ring: SendRing) -> Self {
-        let (epoch, all) = (qp.file().epoch, plain(qp.qp_type));
-        let datagrams = SendOp::Send.bit() | SendOp::SendImm(0).bit();
-        // A piece is one too many for a queue that takes none, which is looked at here and not again.
-        let takes = |ops| if ring.takes_pieces() { ops } else { 0 };
-        let addressed = if qp.qp_type == QpType::UD { takes(datagrams) } else { 0 };
-        let usual = FastPathOps { pieces: takes(all), inline: all & SendOp::INLINE, addressed };
+    pub(super) fn new(qp: QpHandle, ring: SendRing) -> Self {
+        let gate = ring.gate().clone();
         let pd = qp.pd();
-        let domain = pd.map(|pd| pd.identity()).unwrap_or_default();
         let thread = pd.and_then(|pd| pd.td.as_ref()).map(Identity::of).unwrap_or_default();
-        let (plain, sharing) = (FastPathOps::default(), PhantomData);
-        let mut queue = SendQueue { qp, ring, epoch, usual, plain, domain, thread, sharing };
-        queue.open();
-        queue
-    }
-
-    /// Opens the short way for what is usual, or shuts it while requests may have to wait for a change of
-    /// keys.
-    fn open(&mut self) {
-        self.plain = if self.ring.may_wait() { FastPathOps::default() } else { self.usual };
+        let context = SendContext { qp, gate, thread };
+        SendQueue { context, ring, sharing: PhantomData }
     }
 
     pub(super) fn into_ring(self) -> SendRing {
@@ -72,7 +46,6 @@ impl<S: Sharing> SendQueue<S> {
     /// Begins anew after the kernel reset the queue pair.
     pub(super) fn reset(&mut self) {
         self.ring.reset();
-        self.open();
     }
 
     /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once; a
@@ -86,56 +59,26 @@ impl<S: Sharing> SendQueue<S> {
     #[doc(alias = "ibv_wr_start")]
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
-        let cursor = match self.ring.enter(QpState::RTS.opening()) {
-            Some(cursor) => cursor,
-            None => self.admit()?,
-        };
-        // Said here, where both ways meet, so that it is known when it is compiled.
-        Ok(SendBatch { queue: self, cursor: Cursor { count: 0, ..cursor } })
-    }
-
-    /// As a gate would, or says why not: asked where none opens.
-    #[inline(never)]
-    fn admit(&self) -> Result<Cursor, PostError> {
-        if self.epoch.is_over() {
-            return Err(PostError::Forked);
+        let context = &self.context;
+        if !context.gate.is_at(QpState::RTS.opening()) {
+            return Err(context.refusal());
         }
-        let state = self.qp.state();
-        if state.takes_sends() { Ok(self.ring.cursor()) } else { Err(PostError::State(state)) }
+        let (ring, cursor) = self.ring.begin();
+        Ok(SendBatch { context, ring, cursor, count: 0, sharing: PhantomData })
     }
+}
 
-    /// Writes a request that has to be looked at first.
+impl SendContext {
+    /// Why no batch may begin.
     #[cold]
-    #[inline(never)]
-    fn push_checked(&mut self, cursor: &mut Cursor, wr: SendWr<'_>) -> Result<(), PostError> {
-        check(&self.qp, &wr)?;
-        if self.qp.qp_type == QpType::RAW_PACKET {
-            self.ring.push_packet(cursor, &wr)?;
-        } else {
-            self.ring.push(cursor, &wr)?;
-            self.open();
-        }
-        Ok(())
+    fn refusal(&self) -> PostError {
+        if self.gate.is_shut() { PostError::Forked } else { PostError::State(self.qp.state()) }
     }
 
-    /// Shows what was pushed to the device, and makes the device look.
-    #[inline(always)]
-    fn ring(&mut self, cursor: Cursor, single: bool) -> Result<(), RingError> {
-        if self.ring.try_publish(cursor, single) {
-            return Ok(());
-        }
-        self.ring_otherwise(cursor.at)
-    }
-
-    #[cold]
-    #[inline(never)]
-    fn ring_otherwise(&mut self, at: u32) -> Result<(), RingError> {
-        if self.epoch.is_over() {
-            return Err(RingError::Forked);
-        }
-        let qp = &self.qp;
-        self.ring
-            .publish(at, || qp.file().kernel.ring(Doorbell::Send { qp_handle: qp.object.handle() }))
+    /// Makes the kernel look at the queue.
+    fn kick(&self) -> Result<(), RingError> {
+        let doorbell = Doorbell::Send { qp_handle: self.qp.object.handle() };
+        self.qp.file().kernel.ring(doorbell).map_err(RingError::StillQueued)
     }
 }
 
@@ -143,23 +86,30 @@ impl<S: Sharing> SendQueue<S> {
 ///
 /// # What the caller of `ring` promises
 ///
-/// - **Memory.** All memory that the requests name by local keys stays valid until they complete, or
-///   until the queue pair is destroyed; what the device writes is not borrowed meanwhile. To drop a queue
-///   pair does not destroy it while a [memory window](crate::MemoryWindow) holds it. If the memory's region is destroyed before, no other is registered in the protection domain meanwhile: a
-///   device may give it the same key, as mlx5's driver does, and the requests would name its memory.
+/// A request is *over* when it has completed, when [`QueuePair::reset`](crate::QueuePair::reset) answered
+/// `Ok`, or when the queue pair was [destroyed or dropped](crate::QueuePair::destroy). If the queue pair was
+/// leaked (see [`Context::leaked`](crate::Context::leaked)), the request is never over.
+///
+/// - **Memory.** All memory that the requests name by local keys stays valid until they are over; what the
+///   device writes is not borrowed meanwhile. If the memory's region is destroyed before, no other is
+///   registered in the protection domain meanwhile: a device may give it the same key, as mlx5's driver
+///   does, and the requests would name its memory.
 /// - **Windows.** A [binding](crate::WindowBinding) is posted at most once, and to the queue pair that it
-///   was prepared for. Until that request completes, or the queue pair is destroyed, the window is not
-///   told that the binding is [settled](crate::MemoryWindow::settle), nor reallocated, destroyed or
+///   was prepared for. Until that request is over, the window is not told that the binding is [settled](crate::MemoryWindow::settle), nor reallocated, destroyed or
 ///   dropped; nor is a binding posted of which the window has seen any of these. The request names
 ///   window and region by key: it would open whatever region has the key by then.
 /// - **`wr_id`s.** The caller knows which request a completion is of. The device carries the number and
 ///   checks nothing: of two requests with the same number the first completion tells only that one of
 ///   them is over. A successful completion stands for the unsignaled requests that were posted to the
 ///   same queue before it, and for no later ones.
+#[doc(alias = "ibv_wr_abort")]
 #[derive(Debug)]
 pub struct SendBatch<'q, S: Sharing = Shared> {
-    queue: &'q mut SendQueue<S>,
-    cursor: Cursor,
+    context: &'q SendContext,
+    ring: SendRingMut<'q>,
+    cursor: SendCursor,
+    count: u32,
+    sharing: PhantomData<fn() -> S>,
 }
 
 impl<S: Sharing> SendBatch<'_, S> {
@@ -171,61 +121,54 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// the request.
     #[inline(always)]
     pub fn push(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        if self.try_push(&wr) { Ok(()) } else { self.push_otherwise(wr) }
+        match &mut self.ring {
+            SendRingMut::Rxe(sq) => {
+                // Copies, as what is passed out of line has to be in memory.
+                let (mut cursor, wr) = (self.cursor, { wr });
+                sq.push(&mut cursor, &wr)?;
+                self.cursor = cursor;
+            }
+            SendRingMut::Mlx5(sq) => sq.push(&mut self.cursor, &wr)?,
+        }
+        self.count += 1;
+        Ok(())
     }
 
-    /// As [`try_push`](Self::try_push), of a batch that who calls counts, and of a request that has its data
-    /// inline, or works on a piece of memory, which is no slice anywhere but here.
+    /// As [`push`](Self::push), for a caller that counts the batch's requests, and for a request with
+    /// inline data or with one SGE, which is given beside it. `false`, and nothing pushed, if the request
+    /// has to be [pushed](Self::push_lent_otherwise) with all checks.
     #[inline(always)]
-    pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, memory: Option<Sge>) -> bool {
+    pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, sge: Option<Sge>) -> bool {
+        let SendRingMut::Mlx5(sq) = &self.ring else { return false };
         match wr.payload {
-            Payload::Inline(_) => self.try_push(wr),
+            Payload::Inline(_) => sq.try_push(&mut self.cursor, wr),
             Payload::Sges([]) => {
-                self.try_push(&SendWr { payload: Payload::Sges(memory.as_slice()), ..*wr })
+                let wr = SendWr { payload: Payload::Sges(sge.as_slice()), ..*wr };
+                sq.try_push(&mut self.cursor, &wr)
             }
             Payload::Sges(_) => false,
         }
     }
 
-    /// Writes a usual request that nothing is wrong with; `false`, and nothing done, for all others.
+    /// As [`push`](Self::push), with all checks, for a caller that counts the batch's requests.
     #[inline(always)]
-    fn try_push(&mut self, wr: &SendWr<'_>) -> bool {
-        // First of all, lest what these say is kept for behind something else.
-        if !self.cursor.suits(wr) {
-            return false;
+    pub(crate) fn push_lent_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+        // Copies, as in `push`.
+        let (mut cursor, wr) = (self.cursor, { wr });
+        match &mut self.ring {
+            SendRingMut::Rxe(sq) => sq.push(&mut cursor, &wr)?,
+            SendRingMut::Mlx5(sq) => sq.push_checked(&mut cursor, &wr)?,
         }
-        let inline = matches!(wr.payload, Payload::Inline(_));
-        let known = if inline { self.queue.plain.inline } else { self.queue.plain.pieces };
-        let known = match &wr.destination {
-            None => known,
-            // A foreign address is refused below.
-            Some(to) if to.domain == self.queue.domain => self.queue.plain.addressed,
-            Some(_) => 0,
-        };
-        wr.op.bit() & known != 0 && self.queue.ring.try_push(&mut self.cursor, wr)
-    }
-
-    /// Writes a request that has to be looked at first.
-    #[inline(always)]
-    fn push_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        // Copies, lest all others are kept in memory for this.
-        let mut cursor = self.cursor;
-        self.queue.push_checked(&mut cursor, wr)?;
         self.cursor = cursor;
         Ok(())
     }
 
-    /// The same, of a batch that who calls counts, and rings as one that was [lent](Self::ring_lent) memory.
-    #[inline(always)]
-    pub(crate) fn push_lent_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
-        // Nobody asks how many there are, and so that need not be kept.
-        self.cursor.count = 0;
-        self.push_otherwise(wr)
-    }
-
     /// Requests pushed so far.
     pub fn len(&self) -> u32 {
-        self.queue.ring.pushed(&self.cursor)
+        match &self.ring {
+            SendRingMut::Rxe(sq) => sq.pushed(&self.cursor),
+            SendRingMut::Mlx5(sq) => sq.pushed(&self.cursor),
+        }
     }
 
     /// Whether nothing was pushed yet.
@@ -236,6 +179,18 @@ impl<S: Sharing> SendBatch<'_, S> {
     /// Requests that still fit.
     pub fn room(&self) -> u32 {
         self.cursor.room
+    }
+
+    /// Hands what was pushed to the device, and makes the device look; `single` if that is one request.
+    #[inline(always)]
+    fn ring_cursor(self, single: bool) -> Result<(), RingError> {
+        match self.ring {
+            SendRingMut::Rxe(sq) => {
+                sq.ring(self.cursor.at)?;
+                self.context.kick()
+            }
+            SendRingMut::Mlx5(sq) => sq.ring(&self.cursor, single),
+        }
     }
 }
 
@@ -256,7 +211,7 @@ impl SendBatch<'_, Shared> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self) -> Result<(), RingError> {
-        let count = self.cursor.count.into();
+        let count = self.count.into();
         self.ring_lent(count)
     }
 
@@ -267,7 +222,7 @@ impl SendBatch<'_, Shared> {
         if count == 0 {
             return Ok(());
         }
-        self.queue.ring(self.cursor, count == 1)
+        self.ring_cursor(count == 1)
     }
 }
 
@@ -290,7 +245,7 @@ impl SendBatch<'_, Exclusive> {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
     pub unsafe fn ring(self, td: &mut ThreadDomain) -> Result<(), RingError> {
-        let count = self.cursor.count.into();
+        let count = self.count.into();
         self.ring_lent(td, count)
     }
 
@@ -298,90 +253,12 @@ impl SendBatch<'_, Exclusive> {
     /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
     #[inline(always)]
     pub(crate) fn ring_lent(self, td: &mut ThreadDomain, count: u64) -> Result<(), RingError> {
-        if self.queue.thread != Identity::of(&td.inner) {
+        if self.context.thread != Identity::of(&td.inner) {
             return Err(RingError::ForeignThreadDomain);
         }
         if count == 0 {
             return Ok(());
         }
-        self.queue.ring(self.cursor, count == 1)
+        self.ring_cursor(count == 1)
     }
-}
-
-/// The operations of a transport that need no look at anything but the request.
-fn plain(qp_type: QpType) -> u32 {
-    let remote = Remote { addr: 0, rkey: Rkey(0) };
-    let reliable = [
-        SendOp::Read(remote),
-        SendOp::CompareSwap { remote, compare: 0, swap: 0 },
-        SendOp::FetchAdd { remote, add: 0 },
-    ];
-    let connected = [
-        SendOp::Send,
-        SendOp::SendImm(0),
-        SendOp::SendInv(remote.rkey),
-        SendOp::Write(remote),
-        SendOp::WriteImm(remote, 0),
-    ];
-    let set = |ops: &[SendOp<'_>]| ops.iter().fold(0, |set, op| set | op.bit());
-    match qp_type {
-        QpType::RC => set(&reliable) | set(&connected),
-        // All of theirs name where they go, or are no messages.
-        QpType::UD | QpType::XRC_INI | QpType::RAW_PACKET => 0,
-        _ => set(&connected),
-    }
-}
-
-/// What no device could do with a request, told apart before it reaches one.
-#[inline]
-fn check(qp: &QpInner, wr: &SendWr<'_>) -> Result<(), PostError> {
-    let qp_type = qp.qp_type;
-    let datagram = qp_type == QpType::UD;
-    match &wr.destination {
-        Some(_) if !datagram => return Err(PostError::Destination),
-        None if datagram => return Err(PostError::Destination),
-        Some(to) if qp.pd().is_none_or(|pd| pd.identity() != to.domain) => {
-            return Err(PostError::ForeignAddress);
-        }
-        _ => {}
-    }
-    let local = matches!(wr.op, SendOp::LocalInv(_) | SendOp::BindMw(_));
-    if wr.srq.is_some() != (qp_type == QpType::XRC_INI && !local) {
-        return Err(PostError::SrqNumber);
-    }
-    // The kernel notes the queue pair that a binding came through, and our hold is on the one that
-    // it was prepared for.
-    if let SendOp::BindMw(binding) = &wr.op {
-        if binding.qpn.is_some_and(|qpn| qpn != qp.qpn) {
-            return Err(PostError::ForeignBinding);
-        }
-    }
-    if qp_type == QpType::RAW_PACKET {
-        return match wr.op {
-            SendOp::Send | SendOp::Packet(_) => Ok(()),
-            _ => Err(PostError::Unsupported),
-        };
-    }
-    let reliable = matches!(qp_type, QpType::RC | QpType::XRC_INI);
-    let (supported, inline) = match wr.op {
-        SendOp::Packet(_) => (false, false),
-        SendOp::Send | SendOp::SendImm(_) => (true, true),
-        SendOp::SendInv(_) => (!datagram, true),
-        SendOp::Write(_) | SendOp::WriteImm(..) => (!datagram, true),
-        SendOp::LocalInv(_) | SendOp::BindMw(_) => (!datagram, false),
-        SendOp::Read(_)
-        | SendOp::CompareSwap { .. }
-        | SendOp::FetchAdd { .. }
-        | SendOp::MaskedCompareSwap { .. }
-        | SendOp::MaskedFetchAdd { .. }
-        | SendOp::Flush { .. }
-        | SendOp::AtomicWrite { .. } => (reliable, false),
-    };
-    if !supported {
-        return Err(PostError::Unsupported);
-    }
-    if !inline && matches!(wr.payload, Payload::Inline(_)) {
-        return Err(PostError::NoInline);
-    }
-    Ok(())
 }

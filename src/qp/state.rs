@@ -1,6 +1,6 @@
 //! States and transports of queue pairs, and what may be posted when.
 
-use crate::memory::doorbell_record::Gate;
+use crate::memory::gate::Gate;
 use crate::number::open_enum;
 use std::num::NonZeroU8;
 use std::sync::atomic::{AtomicU8, Ordering};
@@ -72,7 +72,7 @@ impl Tracked {
     }
 
     fn word(&self) -> &AtomicU8 {
-        self.gate.as_ref().map_or(&self.own, Gate::word)
+        self.gate.as_ref().map_or(&self.own, Gate::level)
     }
 
     /// In a forked child it may be `RESET` whatever it was.
@@ -135,11 +135,5 @@ impl QpState {
             _ if running(self) => false,
             _ => self < before,
         }
-    }
-
-    /// Whether a send may be posted. In an error state it completes at once, flushed.
-    #[inline]
-    pub(crate) fn takes_sends(self) -> bool {
-        self >= QpState::RTS
     }
 }

@@ -2,16 +2,14 @@
 //! `create_xrc_qp_user` in `core/verbs.c`, and with `ib_uverbs_open_qp` in `core/uverbs_cmd.c`.
 
 use super::state::Tracked;
-use super::{Base, QpCaps, QpControl, QpInner, QpState, QpType};
+use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpState, QpType};
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{Kind, Registration};
 use crate::mcast::Groups;
 use crate::memory::lock::Lock;
 use crate::number::Qpn;
-use crate::object::{Class, Object, destroy_sole};
-use crate::provider::Member;
-use crate::provider::plan::{QueueResources, TargetPlan};
-use crate::uverbs::command::Command;
+use crate::object::{Class, Object};
+use crate::provider::{CreateRequest, CreatedTarget, Member, QueueResources};
 use crate::uverbs::invoke_write::write;
 use crate::xrcd::XrcDomain;
 use rustix::io::Errno;
@@ -19,7 +17,6 @@ use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
 use std::sync::Arc;
-use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::qp as uapi;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_OPEN_QP;
 use zerocopy::FromZeros;
@@ -49,29 +46,31 @@ impl XrcDomain {
         const VERB: &str = "create_qp";
         let file = self.inner.file().clone();
         let registration = file.register(VERB, Kind::Qp)?;
-        let mut plan = TargetPlan::new(&file.provider, VERB)?;
-        let mut cap = uapi::ib_uverbs_qp_cap::default();
-        let none = uapi::ib_uverbs_qp_cap::default();
-        let mut qpn = 0u32;
-        let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
-            .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
-            .handle(uapi::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE, self.handle())
-            .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
-            .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &none)
-            .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, QpType::XRC_TGT.0.into())
-            .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
-            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap)
-            .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
-        let mut command = plan.request(command);
-        let made = file.execute(VERB, &mut command);
-        let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
-        drop(command);
-        made.map_err(|error| match error.errno() {
-            Errno::OPNOTSUPP => error.detail(format!("{} has no XRC targets", file.device.name())),
-            _ => error,
-        })?;
-        let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
-        let member = plan.finish(qpn);
+        let execute = |request: CreateRequest<'_>| {
+            let mut cap = uapi::ib_uverbs_qp_cap::default();
+            let none = uapi::ib_uverbs_qp_cap::default();
+            let mut command = request
+                .command
+                .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
+                .handle(uapi::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE, self.handle())
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+                .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &none)
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, QpType::XRC_TGT.0.into())
+                .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
+                .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap);
+            let made = file.execute(VERB, &mut command);
+            let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
+            drop(command);
+            made.map_err(|error| match error.errno() {
+                Errno::OPNOTSUPP => {
+                    error.detail(format!("{} has no XRC targets", file.device.name()))
+                }
+                _ => error,
+            })?;
+            handle.map_err(|errno| Error::new(VERB, errno))
+        };
+        let (handle, created) = file.provider.create_target(VERB, execute)?;
+        let CreatedTarget { qpn, member } = created;
         Ok(self.target(handle, Qpn(qpn), registration, member))
     }
 
@@ -136,7 +135,7 @@ impl XrcDomain {
             named: None,
             retired: false,
         });
-        XrcTarget { control: QpControl { qp } }
+        XrcTarget { control: QpControl { qp: QpHandle::new(qp) } }
     }
 }
 
@@ -148,7 +147,7 @@ impl XrcTarget {
     /// What the kernel answers.
     pub fn reset(&mut self) -> Result<()> {
         let attr = super::QpAttr::new().state(QpState::RESET);
-        self.control.apply("reset_qp", &attr)?;
+        self.qp.apply("reset_qp", &attr)?;
         self.qp.set_state(QpState::RESET);
         Ok(())
     }
@@ -162,7 +161,9 @@ impl XrcTarget {
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something still holds the target";
-        destroy_sole(self.control.qp, "destroy_qp", HELD, QpInner::destroy)
+        self.control
+            .qp
+            .destroy(HELD)
             .map_err(|failed| failed.map(|qp| XrcTarget { control: QpControl { qp } }))
     }
 }

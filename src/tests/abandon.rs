@@ -1,4 +1,4 @@
-//! Memory that requests have, whoever lets go of what first, and in whichever thread.
+//! The memory of requests is freed, whatever is dropped first, and in whichever thread.
 
 use super::futures::{Futures, cx};
 use super::owned::Owned;
@@ -12,10 +12,10 @@ use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::thread;
 
-/// A future is dropped before it is polled, while it waits in line, when it is posted, and when its
-/// end is known but not told: each time the memory is the pool's again once the device is done with it.
+/// Before it is polled, while it waits for room, when it is posted, and when it is over: each time the buffer
+/// goes back to the pool when the device is done with it.
 #[test]
-fn a_future_may_be_dropped_at_every_step() {
+fn a_future_dropped_at_any_step_frees_its_memory() {
     let mut futures = Futures::new();
     let room = futures.qp.caps().max_send_wr as usize;
     let all = futures.pool.idle();
@@ -35,18 +35,18 @@ fn a_future_may_be_dropped_at_every_step() {
     drop(in_line);
     assert_eq!(futures.pool.idle(), all - room);
 
-    // Posted: the device may read it until it says that it is done.
+    // Posted: the device may read the buffer until the request has completed.
     drop(posted.remove(0));
     assert_eq!(futures.pool.idle(), all - room);
     futures.complete(Role::Send, WcStatus::SUCCESS);
     assert_eq!(futures.pool.idle(), all - room + 1);
 
-    // Done, and nobody asks.
+    // Over, and the future was not polled.
     futures.complete(Role::Send, WcStatus::SUCCESS);
     drop(posted.remove(0));
     assert_eq!(futures.pool.idle(), all - room + 2);
 
-    // Told, and then dropped.
+    // Polled to its end, and then dropped.
     futures.complete(Role::Send, WcStatus::SUCCESS);
     let mut told = posted.remove(0);
     let Poll::Ready(Ok(finished)) = Pin::new(&mut told).poll(&mut cx()) else { panic!("it waits") };
@@ -55,15 +55,14 @@ fn a_future_may_be_dropped_at_every_step() {
     drop(finished);
     assert_eq!(futures.pool.idle(), all - room + 3);
 
-    // Who left the line keeps nobody waiting.
+    // A dropped waiter does not keep the next one waiting.
     let mut last = futures.qp.send(futures.pool.take().unwrap());
     assert!(Pin::new(&mut last).poll(&mut cx()).is_pending());
     assert!(last.is_posted());
 }
 
-/// Whoever goes first, the queue, its driver or the futures: none of them touches what another freed.
 #[test]
-fn queues_go_with_requests_under_way() {
+fn queue_driver_and_futures_can_be_dropped_in_any_order() {
     for driver_first in [false, true] {
         let futures = Futures::new();
         let Futures { bench, pool, driver, cq, qp, .. } = futures;
@@ -84,7 +83,7 @@ fn queues_go_with_requests_under_way() {
         } else {
             drop((cq, qp));
             drop((received, sent));
-            // The queue pair is gone with its last future, and so is what the device had.
+            // The queue pair was dropped with its last future, and its memory with it.
             drop(driver);
         }
         assert_eq!(pool.idle(), 64);
@@ -93,9 +92,9 @@ fn queues_go_with_requests_under_way() {
     }
 }
 
-/// The memory of one request is read by other threads, which let go of it before and after its end.
+/// Before and after the request is over.
 #[test]
-fn parts_of_a_buffer_are_given_up_by_other_threads() {
+fn other_threads_may_drop_slices_of_a_buffer_in_flight() {
     let mut owned = Owned::new();
     let shared = owned.pool.copy(b"read by many").unwrap().share();
     let parts: Vec<SharedBuffer> =
@@ -123,16 +122,15 @@ fn parts_of_a_buffer_are_given_up_by_other_threads() {
     assert_eq!(owned.pool.idle(), 7, "the completions have it");
     thread::spawn(move || drop(done)).join().unwrap();
     assert_eq!(owned.pool.idle(), 8);
-    // It is nobody else's: the next may write it.
+    // It has one holder, who may write it.
     let mut buffers: Vec<_> = std::iter::from_fn(|| owned.pool.take()).collect();
     assert_eq!(buffers.len(), 8);
     buffers.iter_mut().for_each(|buffer| buffer.fill(1));
 }
 
-/// One thread posts, another polls, a third fills what comes back; and the queue pair goes while its
-/// requests are under way.
+/// The queue pair is dropped while requests are in flight.
 #[test]
-fn who_posts_and_who_polls_are_different_threads() {
+fn posting_polling_and_filling_on_three_threads_loses_no_buffer() {
     const ROUNDS: u8 = if cfg!(miri) { 12 } else { 200 };
     let Owned { bench, pool, mut cq, mut qp } = Owned::new();
     let (script, handle, qpn, queue) =
@@ -159,7 +157,7 @@ fn who_posts_and_who_polls_are_different_threads() {
         }
         assert_eq!(posted, ROUNDS);
         go.recv().unwrap();
-        // Two more, which nobody completes.
+        // Two more, which do not complete.
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[]), pool.take().unwrap(), "left").unwrap();
         batch.ring().unwrap();
@@ -197,7 +195,7 @@ fn who_posts_and_who_polls_are_different_threads() {
             let buffer = done.memory.into_buffer().unwrap();
             assert!(buffer.iter().all(|byte| *byte == buffer[0]));
             completed += 1;
-            // The filler ends before the last ones come.
+            // The filling thread ends before the last buffers come back.
             let _ = to_fill.send(buffer);
         }
     }

@@ -1,4 +1,4 @@
-//! What a forked child inherits is its parent's: calls answer so, and dropping does nothing.
+//! Objects that a forked child inherits are its parent's: calls answer `Forked`, and dropping does nothing.
 
 use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
 use crate::memory::fork::in_child;
@@ -14,7 +14,7 @@ fn address() -> AddressVector {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
+fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
     let mut bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
@@ -73,7 +73,7 @@ fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
         assert_eq!(qp.recv_batch().err(), Some(PostError::Forked));
         assert_eq!(script.log().len(), commands, "the kernel heard of it");
     });
-    // Destroying says so, and gives back what then is dropped.
+    // `destroy` answers `Forked` with the object, whose drop does nothing.
     let mut everything = Some((window, region, qp, ud, ah, srq, cq, domain, td, channel));
     in_child(|| {
         let (window, region, qp, ud, ah, srq, cq, domain, td, channel) = everything.take().unwrap();
@@ -91,7 +91,7 @@ fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
         assert_eq!(script.live(), live);
         assert_eq!(script.mappings(), mappings, "the child unmapped what it inherited");
     });
-    // The parent goes on as if nothing had happened.
+    // The parent goes on undisturbed.
     let (.., mut qp, ud, ah, srq, cq, domain, td, channel) = everything.unwrap();
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[])).unwrap();
@@ -104,10 +104,9 @@ fn in_a_child_every_call_answers_forked_and_the_kernel_hears_nothing() {
     assert_eq!(script.complaints(), [""; 0]);
 }
 
-/// Guards are older than the fork and hold no answer to ask for: they do nothing.
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
+fn a_batch_or_poll_begun_before_the_fork_does_nothing_in_the_child() {
     let mut bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
@@ -153,7 +152,7 @@ fn a_batch_or_poll_that_was_begun_before_the_fork_moves_nothing_in_the_child() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn a_child_makes_a_context_of_its_own() {
+fn a_child_can_reimport_the_context() {
     let bench = Bench::new();
     let error = bench.context.reimport().unwrap_err();
     assert_eq!((error.errno(), error.is_forked()), (Errno::INVAL, false));
@@ -170,7 +169,7 @@ fn a_child_makes_a_context_of_its_own() {
         ring(batch).unwrap();
         assert!(script.complete(cq.handle(), wc(qp.qpn().0, 5)));
         assert_eq!(poll_ids(&mut cq), [5]);
-        // Objects of the parent and of the child do not meet, and the parent's stay.
+        // Objects of parent and child cannot be used together, and the parent's stay.
         assert!(bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err().is_forked());
         assert_eq!(
             pd.qp_builder(&bench.cq, &cq, QpType::RC).build().unwrap_err().errno(),

@@ -1,4 +1,4 @@
-//! Requests as futures, on a kernel and in an event loop that the test plays.
+//! Requests as futures, on the scripted kernel, in an event loop that the test drives.
 
 use super::{Bench, wc};
 use crate::aio::{CompletionQueue, Driver, Message, OpError, OpErrorKind, QueuePair, Readiness};
@@ -17,7 +17,7 @@ use std::time::Duration;
 use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
-/// An event loop in which the file is readable when the test says so.
+/// An event loop that reports the file as readable when the test says so.
 pub(crate) struct Watched(Arc<AtomicBool>);
 
 impl Readiness for Watched {
@@ -59,12 +59,12 @@ impl Futures {
         Futures { bench, pool, driver, cq, qp, handle }
     }
 
-    /// Completes the oldest request of a queue, and lets the driver find that.
+    /// Completes the oldest request of a queue, and polls the driver.
     pub(crate) fn complete(&mut self, role: Role, status: WcStatus) {
         self.complete_as(role, ib_uverbs_wc { status: status.0, ..wc(0, 0) });
     }
 
-    /// The same with all that the completion says, but for whose it is.
+    /// The same, with a completion whose queue pair and `wr_id` are filled in.
     fn complete_as(&mut self, role: Role, wc: ib_uverbs_wc) {
         let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
         let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
@@ -74,9 +74,9 @@ impl Futures {
     }
 }
 
-/// A kernel that neither looks at what was posted nor flushes it: nobody waits for that.
+/// The kernel neither sends the requests nor flushes them.
 #[test]
-fn a_device_that_is_gone_ends_what_was_posted() {
+fn futures_fail_when_the_device_is_gone() {
     let futures = Futures::new();
     let (mut sent, mut received) = (
         futures.qp.send(futures.pool.take().unwrap()),
@@ -97,9 +97,9 @@ fn a_device_that_is_gone_ends_what_was_posted() {
     assert_eq!((error.memory.is_some(), error.kind), (true, OpErrorKind::DriverGone));
 }
 
-/// While it is only the kick that fails, the device flushes what was posted.
+/// The device is still there, and flushes what is posted.
 #[test]
-fn a_refused_kick_is_flushed() {
+fn a_request_that_the_kernel_refuses_to_send_is_flushed() {
     let mut futures = Futures::new();
     futures.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
@@ -112,7 +112,6 @@ fn a_refused_kick_is_flushed() {
     assert!(error.memory.is_some());
 }
 
-/// An inbox that is deeper than the queue keeps the queue full.
 #[test]
 fn an_inbox_deeper_than_the_queue_keeps_it_full() {
     let mut futures = Futures::new();
@@ -126,20 +125,20 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full() {
         assert_eq!(pending as usize, room, "after {round}");
     }
     assert!(inbox.poll_next(&mut cx()).is_pending());
-    // Nobody is so deep.
+    // No queue is that deep.
     drop(inbox);
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
 }
 
-/// Whatever an earlier holder of the buffer left, and whatever the completion counts.
+/// Whatever an earlier holder left in the buffer, and whatever length the completion reports.
 #[test]
-fn a_message_shows_what_arrived_in_its_buffer() {
+fn a_message_shows_no_byte_that_did_not_arrive() {
     let mut futures = Futures::new();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
     let mut inbox = futures.qp.inbox(&pool, 1);
     let (recv, imm) = (WcOpcode::RECV.0, WcOpcode::RECV_WRITE_IMM.0);
-    // A device that says more than there is room for uncovers nothing either.
+    // Nor does a length beyond the buffer.
     for (opcode, byte_len, shown) in [(recv, 5, 5), (imm, 21, 0), (recv, 0, 0), (recv, 999, 64)] {
         assert_eq!(inbox.refill(&mut cx()), 1);
         futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len, ..wc(0, 0) });
@@ -153,9 +152,9 @@ fn a_message_shows_what_arrived_in_its_buffer() {
     assert_eq!(error.memory.map(|buffer| buffer.len()), Some(0));
 }
 
-/// Nor what stood where a datagram's header goes, if the device writes none.
+/// Where the device writes no header.
 #[test]
-fn a_datagram_without_a_header_stands_behind_zeros() {
+fn a_datagram_without_a_header_lies_behind_zeros() {
     let mut futures = Futures::new();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
@@ -171,9 +170,9 @@ fn a_datagram_without_a_header_stands_behind_zeros() {
     assert_eq!(message.buffer[..], [[0; 40].as_slice(), &[0xee; 5]].concat());
 }
 
-/// Once a connection is broken its messages are over, and each look says so in the same words.
+/// However often it is polled.
 #[test]
-fn an_inbox_ends_once() {
+fn an_inbox_of_a_broken_connection_answers_the_same_error() {
     let mut futures = Futures::new();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
     assert_eq!(inbox.refill(&mut cx()), 3);
@@ -200,7 +199,7 @@ fn an_inbox_ends_once() {
         futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
     }
     assert_eq!((futures.pool.idle(), futures.qp.in_flight()), (64, 0));
-    // The same of a future.
+    // The same for a future.
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
     for kind in [
         OpErrorKind::Earlier(WcStatus::LOC_LEN_ERR),
@@ -224,7 +223,7 @@ fn a_queue_pair_of_another_thread_domain_is_refused() {
     make(td).unwrap();
 }
 
-/// Memory that goes with a message of its own, sent by a queue pair that it holds.
+/// Memory that sends a message when it is dropped, by a queue pair that it holds.
 struct Farewell(Box<[u8]>, Arc<Mutex<Option<QueuePair<Exclusive>>>>);
 
 // SAFETY: the box owns its bytes alone, and they stay as long as it does.
@@ -244,10 +243,9 @@ impl Drop for Farewell {
     }
 }
 
-/// What a request was to work on is the program's, which may post again when it is dropped: with no
-/// lock held.
+/// Dropping memory of the program may post another request, which takes the locks.
 #[test]
-fn what_was_refused_is_dropped_without_the_locks() {
+fn refused_memory_is_dropped_after_the_locks_are_released() {
     let (told, heard) = channel();
     std::thread::spawn(move || {
         let futures = Futures::new();
@@ -267,7 +265,7 @@ fn what_was_refused_is_dropped_without_the_locks() {
         let region = Arc::new(bench.pd.register(memory, Access::LOCAL_WRITE).unwrap());
         let mut sent = qp.send(RegionSlice::new(&region, ..).unwrap());
         drop(region);
-        // The program may put another thread domain where it keeps that of the queue pair.
+        // The program replaces the thread domain behind the mutex.
         std::mem::swap(&mut *token.lock().unwrap(), &mut other);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         let OpError { memory, kind } = end.unwrap_err();
@@ -279,10 +277,10 @@ fn what_was_refused_is_dropped_without_the_locks() {
     assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(()), "somebody waits for himself");
 }
 
-/// A system call under the completion queue's lock would keep everybody else from posting, and the
-/// last handle of a queue pair that goes there might drop what the program lent.
+/// The flush is a system call, and may drop the last handle of the queue pair, and with it memory of the
+/// program.
 #[test]
-fn a_failure_is_flushed_after_the_completion_queue_was_let_go() {
+fn a_failed_queue_pair_is_flushed_after_the_locks_are_released() {
     let mut futures = Futures::new();
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
     assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
@@ -290,7 +288,7 @@ fn a_failure_is_flushed_after_the_completion_queue_was_let_go() {
     let seen = calls.clone();
     futures.bench.script.before(Op::MODIFY_QP, move || {
         let (cq, (told, heard)) = (cq.clone(), channel());
-        // This waits as long as somebody holds the queue.
+        // This waits while a thread holds the queue's lock.
         std::thread::spawn(move || told.send(cq.unmatched()));
         assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(0), "the queue is held");
         seen.store(true, Ordering::Relaxed);

@@ -1,4 +1,4 @@
-//! What is lent to requests comes back with their completions, once, and not before.
+//! The memory of a request comes back with its completion, once, and not before.
 #![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use super::{Bench, bring_up, wc};
@@ -34,7 +34,7 @@ impl Owned {
         Owned { bench, pool, cq, qp }
     }
 
-    /// The number of the next request of a queue.
+    /// The `wr_id` of the next request in a queue.
     fn taken(&self, role: Role) -> u64 {
         let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
         u64::from_ne_bytes(request[..8].try_into().unwrap())
@@ -105,12 +105,12 @@ fn a_buffer_comes_back_with_its_completion() {
 }
 
 #[test]
-fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
+fn a_wr_id_of_another_request_gives_nothing_back() {
     let mut owned = Owned::new();
     owned.send("one");
     let send = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
-    // Another queue pair, another slot, another table, another time; then the right one twice.
+    // Another queue pair, slot, table and time; then the right one twice.
     let strays = [wc(qpn + 1, send), wc(qpn, send + 4), wc(qpn, send ^ 2), wc(qpn, send ^ 1 << 56)];
     for stray in strays {
         owned.complete_as(stray);
@@ -126,8 +126,7 @@ fn numbers_of_others_and_of_earlier_requests_give_nothing_back() {
     assert_eq!((owned.pool.idle(), owned.cq.unmatched()), (7, 6));
 }
 
-/// What is looked at in place comes out as what it is, at most as many as are asked for, and what
-/// nobody takes is free again.
+/// At most as many as are asked for. Memory that the visitor does not take is freed.
 #[test]
 fn completions_are_visited_in_place() {
     let mut owned = Owned::new();
@@ -158,7 +157,7 @@ fn completions_are_visited_in_place() {
         (owned.pool.idle(), owned.qp.send_room()),
         (8, owned.qp.caps().max_send_wr as usize)
     );
-    // Without a buffer it is the request that comes back.
+    // A request without a buffer comes back itself.
     let mut batch = owned.qp.send_batch().unwrap();
     batch.push(SendWr::send(&[]).inline(b"x"), (), "none").unwrap();
     batch.ring().unwrap();
@@ -194,7 +193,7 @@ fn a_full_queue_gives_the_buffer_back() {
 }
 
 #[test]
-fn a_batch_that_is_dropped_or_forgotten_keeps_nothing() {
+fn a_dropped_or_forgotten_batch_gives_its_memory_back() {
     for forget in [false, true] {
         let mut owned = Owned::new();
         let mut batch = owned.qp.send_batch().unwrap();
@@ -224,9 +223,9 @@ fn a_batch_that_is_dropped_or_forgotten_keeps_nothing() {
     }
 }
 
-/// Requests of a batch that was forgotten were not posted, and so nothing flushed them.
+/// The device was not told of the requests of a forgotten batch, so they are not flushed.
 #[test]
-fn a_reset_says_nothing_of_what_was_not_posted() {
+fn a_reset_does_not_report_requests_that_were_not_posted() {
     let mut owned = Owned::new();
     owned.send("one");
     owned.recv("two");
@@ -241,7 +240,7 @@ fn a_reset_says_nothing_of_what_was_not_posted() {
 }
 
 #[test]
-fn what_a_request_may_not_work_on_is_refused() {
+fn memory_that_a_request_must_not_have_is_refused() {
     let mut owned = Owned::new();
     let other = owned.bench.context.alloc_pd().unwrap();
     let foreign = other.buffer_pool_builder(64).build().unwrap();
@@ -284,7 +283,7 @@ fn what_a_request_may_not_work_on_is_refused() {
 }
 
 #[test]
-fn requests_name_what_they_were_lent() {
+fn a_request_names_the_memory_that_it_was_lent() {
     let mut owned = Owned::new();
     let region = owned.bench.pd.register(vec![0u64; 16], Access::LOCAL_WRITE).unwrap();
     let region = Arc::new(region);
@@ -313,7 +312,7 @@ fn requests_name_what_they_were_lent() {
 }
 
 #[test]
-fn a_refused_kick_keeps_what_was_lent() {
+fn requests_that_the_kernel_refuses_to_send_keep_their_memory() {
     let mut owned = Owned::new();
     owned.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut batch = owned.qp.send_batch().unwrap();
@@ -330,7 +329,7 @@ fn a_refused_kick_keeps_what_was_lent() {
 }
 
 #[test]
-fn dropping_a_queue_pair_frees_what_the_kernel_confirms() {
+fn dropping_a_queue_pair_frees_its_memory_after_the_reset() {
     let mut owned = Owned::new();
     owned.send("one");
     owned.recv("two");
@@ -342,9 +341,9 @@ fn dropping_a_queue_pair_frees_what_the_kernel_confirms() {
     assert_eq!(owned.bench.context.leaked(), 0);
 }
 
-/// Nothing is freed that the device may still write.
+/// The device may still write it.
 #[test]
-fn dropping_a_queue_pair_leaks_what_the_kernel_does_not_confirm() {
+fn dropping_a_queue_pair_leaks_its_memory_if_the_reset_fails() {
     let mut owned = Owned::new();
     owned.send("one");
     owned.recv("two");
@@ -354,7 +353,7 @@ fn dropping_a_queue_pair_leaks_what_the_kernel_does_not_confirm() {
 }
 
 #[test]
-fn a_device_that_is_gone_reaches_nothing() {
+fn memory_is_freed_when_the_device_is_gone() {
     let mut owned = Owned::new();
     owned.recv("one");
     owned.bench.script.vanish();
@@ -362,9 +361,9 @@ fn a_device_that_is_gone_reaches_nothing() {
     assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (8, 0));
 }
 
-/// The kernel says that there is no device before it takes the device away from its objects.
+/// The kernel answers that there is no device before it detaches the device from its objects.
 #[test]
-fn a_device_that_is_going_may_still_write() {
+fn memory_is_not_freed_while_the_device_is_being_removed() {
     for (errno, patient) in [(Errno::NOMEM, false), (Errno::BUSY, false), (Errno::BUSY, true)] {
         let mut owned = Owned::new();
         owned.recv("one");
@@ -372,7 +371,7 @@ fn a_device_that_is_going_may_still_write() {
         script.begin_to_vanish();
         script.refuse_destroy(handle, errno);
         if patient {
-            // At the third try.
+            // At the third attempt.
             let tries = AtomicU32::new(0);
             let permit = move || {
                 if tries.fetch_add(1, Ordering::Relaxed) == 2 {
@@ -383,7 +382,7 @@ fn a_device_that_is_going_may_still_write() {
         }
         drop(owned.qp);
         let seen = (owned.pool.idle(), owned.bench.context.leaked());
-        // What was lent, and the queue pair.
+        // The loan tables, and the queue pair.
         assert_eq!(seen, if patient { (8, 0) } else { (7, 2) }, "{errno}");
         assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
     }
@@ -406,16 +405,16 @@ fn a_forgotten_queue_pair_keeps_its_memory() {
     assert_eq!(owned.pool.idle(), 7);
 }
 
-/// The next queue pair may get the number of one that is gone and forgotten, and completions of its past.
+/// The next queue pair may get the number of a dropped one, whose completions are still in the queue.
 #[test]
-fn a_number_that_changes_hands_gives_nothing_back() {
+fn a_completion_of_an_earlier_queue_pair_with_the_number_gives_nothing_back() {
     let mut owned = Owned::new();
     owned.send("old");
     let old = owned.taken(Role::Send);
     let qpn = owned.qp.qpn().0;
     let next = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
     drop(std::mem::replace(&mut owned.qp, next));
-    // Whoever is adopted next makes the queue forget the first.
+    // Adopting the next one removes the first from the map.
     let _between = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
     owned.bench.script.set_next_qpn(qpn);
     let qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
@@ -433,7 +432,7 @@ fn a_number_that_changes_hands_gives_nothing_back() {
 }
 
 #[test]
-fn queue_pairs_that_do_not_fit_are_not_adopted() {
+fn queue_pairs_that_could_overflow_the_queue_are_not_adopted() {
     let mut owned = Owned::new();
     let other = owned.bench.context.cq_builder(16).build().unwrap();
     let pd = &owned.bench.pd;
@@ -453,7 +452,7 @@ fn queue_pairs_that_do_not_fit_are_not_adopted() {
     bring_up(&owned.bench.script, &ready);
     let failed = owned.cq.adopt(ready).unwrap_err();
     assert!(failed.to_string().contains("not in state RESET"), "{failed}");
-    // What is gone makes room.
+    // A dropped queue pair makes room.
     let mut more = Vec::new();
     while let Ok(qp) = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())) {
         more.push(qp);
@@ -463,13 +462,13 @@ fn queue_pairs_that_do_not_fit_are_not_adopted() {
     owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
 }
 
-/// Completions of a queue pair that is gone take as much room as others.
+/// Completions of dropped queue pairs take room until the queue is polled.
 #[test]
-fn what_the_dead_left_makes_room_before_it_is_counted_on() {
+fn completions_of_dropped_queue_pairs_make_room_for_new_ones() {
     let mut owned = Owned::new();
     let (script, handle) = (owned.bench.script.clone(), owned.cq.queue().handle());
     let depth = owned.qp.caps().max_send_wr;
-    // Each leaves what it completed, and nobody looks.
+    // Each leaves completions in the queue, and nothing polls.
     for _ in 0..=owned.cq.queue().capacity() / depth {
         let mut qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
         bring_up_owned(&owned.bench, &qp);
@@ -485,9 +484,9 @@ fn what_the_dead_left_makes_room_before_it_is_counted_on() {
     assert!(owned.tags().is_empty());
 }
 
-/// What is dropped with a queue pair is the program's, and may panic.
+/// Dropping a queue pair drops tags of the program, which may panic.
 #[test]
-fn a_panic_while_a_queue_pair_is_dropped_leaves_no_room_taken() {
+fn a_panic_while_a_queue_pair_is_dropped_frees_its_room() {
     struct Panics;
     impl Drop for Panics {
         fn drop(&mut self) {
@@ -516,7 +515,7 @@ fn a_panic_while_a_queue_pair_is_dropped_leaves_no_room_taken() {
 }
 
 #[test]
-fn shared_receives_come_back_through_any_queue_pair() {
+fn a_shared_receive_comes_back_through_any_queue_pair() {
     let bench = Bench::new();
     let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
     let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
@@ -552,7 +551,7 @@ fn shared_receives_come_back_through_any_queue_pair() {
     assert_eq!(bench.script.complaints(), [""; 0]);
 }
 
-/// The number of a receive that was posted before may be that of one which lends memory.
+/// The `wr_id` of a receive that was posted before may equal that of a receive that lends memory.
 #[test]
 fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
     let bench = Bench::new();
@@ -585,13 +584,13 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
     let mut srq = pd.srq_builder(4).build().unwrap();
     post(&mut srq);
     assert!(OwnedSharedReceiveQueue::<u32>::new(srq).is_err(), "mlx5");
-    // What follows in `new` the played device does not answer.
+    // The scripted device does not answer the query that follows in `new`.
     let fresh = pd.srq_builder(4).build().unwrap();
     assert!(fresh.is_fresh());
 }
 
 #[test]
-fn flushed_requests_give_back_as_well() {
+fn a_flushed_request_gives_its_memory_back() {
     let mut owned = Owned::new();
     owned.recv("one");
     let id = owned.taken(Role::Recv);
@@ -602,10 +601,10 @@ fn flushed_requests_give_back_as_well() {
     assert!(done.memory.into_buffer().is_some());
 }
 
-/// rxe deals numbers in a circle, and the next queue pair of a number may be one that posts by itself,
-/// with numbers of requests that mean something else.
+/// rxe assigns numbers in a circle. The next queue pair with a number may be one that chooses its `wr_id`s
+/// itself.
 #[test]
-fn completions_of_a_stranger_give_no_shared_receive_back() {
+fn completions_of_a_queue_pair_that_was_not_adopted_give_no_shared_receive_back() {
     let bench = Bench::new();
     let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
     let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
@@ -629,14 +628,14 @@ fn completions_of_a_stranger_give_no_shared_receive_back() {
     assert!(script.complete(cq.queue().handle(), wc(stranger.qpn().0, id)));
     assert_eq!((cq.poll().unwrap().count(), cq.unmatched()), (0, 1));
     assert_eq!(pool.idle(), 7, "the device may write it yet");
-    // Once nothing leads from the number, it is as good as any.
+    // When the number is no longer in the map, it can be assigned again.
     drop(stranger);
     let _second = cq.adopt_on(make(cq.queue(), &srq), &srq).unwrap();
     assert_eq!(make(cq.queue(), &srq).qpn().0, 77);
 }
 
 #[test]
-fn a_shared_buffer_reads_the_same_however_it_is_looked_at() {
+fn a_shared_buffer_and_its_slices_read_the_same_bytes() {
     let owned = Owned::new();
     let mut buffer = owned.pool.copy(b"to be read by many").unwrap();
     assert_eq!(buffer.as_ref(), b"to be read by many");

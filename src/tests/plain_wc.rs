@@ -1,7 +1,7 @@
 //! Completions as plain data say what the lent ones say, and leave the queue free.
 
 use super::{Bench, bring_up, ring, wc};
-use crate::provider::mlx5::fake_device::element;
+use crate::provider::mlx5::fake_device::cqe;
 use crate::uverbs::scripted::Script;
 use crate::{Completion, QpType, Qpn, SendWr, Wc, WcOpcode, WcStatus};
 use uverbs_uapi::mlx5::cqe::{mlx5_cqe_opcode as opcode, mlx5_cqe_syndrome as syndrome};
@@ -102,8 +102,8 @@ fn plain_completions_of_mlx5_say_what_lent_ones_say() {
         }
         ring(batch).unwrap();
         let (index, qpn) = (qp.qp.member.number().unwrap(), qp.qpn().0);
-        device.write(element(opcode::MLX5_CQE_REQ.0, index, qpn, 0));
-        let mut failed = element(opcode::MLX5_CQE_REQ_ERR.0, index, qpn, 1);
+        device.write(cqe(opcode::MLX5_CQE_REQ.0, index, qpn, 0));
+        let mut failed = cqe(opcode::MLX5_CQE_REQ_ERR.0, index, qpn, 1);
         failed[54] = 0x88;
         failed[55] = syndrome::MLX5_CQE_SYNDROME_REMOTE_ACCESS_ERR.0;
         device.write(failed);

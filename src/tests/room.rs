@@ -1,4 +1,4 @@
-//! No completion queue overflows whose queue pairs were adopted, whatever they do meanwhile.
+//! A completion queue does not overflow if all its queue pairs were adopted, whatever they post meanwhile.
 #![allow(clippy::forget_non_drop, reason = "callers may do either")]
 
 use super::owned::{bring_up_owned, fresh};
@@ -23,7 +23,7 @@ fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
 /// A program that posts during a poll, one request for each completion, overflows no completion
 /// queue, however tightly it is sized.
 #[test]
-fn posting_during_a_poll_overflows_nothing() {
+fn posting_during_a_poll_does_not_overflow_the_queue() {
     const POSTS: u32 = if cfg!(miri) { 30 } else { 1000 };
     /// The ways to visit completions and post in between.
     type Look = fn(&mut OwnedCompletionQueue<u32>, &mut dyn FnMut());
@@ -33,7 +33,7 @@ fn posting_during_a_poll_overflows_nothing() {
             let _ = cq.poll_each(usize::MAX, |settled| (drop(settled), post()).1);
         },
         |cq, post| {
-            // Forgotten polls keep nothing for themselves.
+            // Forgotten polls.
             for _ in 0..3 {
                 let mut completions = cq.poll().unwrap();
                 for _ in 0..3 {
@@ -49,7 +49,7 @@ fn posting_during_a_poll_overflows_nothing() {
             }
         },
     ];
-    // Room for receives of that queue pair, and for sends of another.
+    // Receives of the queue pair, sends of another one, and spare entries.
     for (recvs, others, spare) in [(7, 1, 0), (7, 0, 1), (3, 3, 2), (0, 0, 8)] {
         for look in looks {
             let bench = Bench::new();

@@ -25,7 +25,7 @@ fn device(owned: &Owned, only_in_error: bool) -> std::thread::JoinHandle<()> {
             std::thread::yield_now();
         }
         if !cfg!(miri) {
-            // Miri's clock runs by what is interpreted, and that is much.
+            // Under Miri, the time passes anyway.
             std::thread::sleep(SOON);
         }
         let status = if only_in_error { WcStatus::WR_FLUSH_ERR.0 } else { 0 };
@@ -39,7 +39,7 @@ fn device(owned: &Owned, only_in_error: bool) -> std::thread::JoinHandle<()> {
 }
 
 #[test]
-fn a_request_that_is_waited_for_gives_its_memory_back() {
+fn waiting_for_a_request_gives_its_memory_back() {
     let mut owned = Owned::new();
     let mut text = owned.pool.copy(b"to send").unwrap();
     let mut inbox = owned.pool.take().unwrap();
@@ -131,7 +131,7 @@ fn a_scope_returns_when_its_requests_are_over() {
     assert_eq!(owned.bench.script.pending(owned.qp.handle(), Role::Send), 0);
 }
 
-/// Where the memory of a request with one entry begins, and how long it is.
+/// Address and length of the memory that a request with one SGE names.
 fn entry(request: &[u8]) -> (u64, u32) {
     let entries = &request[DMA + 24..];
     let addr = u64::from_ne_bytes(entries[..8].try_into().unwrap());
@@ -142,7 +142,7 @@ fn entry(request: &[u8]) -> (u64, u32) {
 const DMA: usize = 184;
 
 #[test]
-fn the_parts_of_borrowed_memory_cover_it_once() {
+fn splitting_a_scoped_region_covers_it_once() {
     let mut owned = Owned::new();
     let mut local = [0u8; 100];
     let start = local.as_ptr().addr() as u64;
@@ -171,7 +171,7 @@ fn the_parts_of_borrowed_memory_cover_it_once() {
 }
 
 #[test]
-fn a_silent_peer_costs_the_connection() {
+fn a_scope_flushes_its_requests_if_the_peer_is_silent() {
     let mut owned = Owned::new();
     let mut inbox = owned.pool.take().unwrap();
     owned.recv("of others");
@@ -190,9 +190,9 @@ fn a_silent_peer_costs_the_connection() {
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }
 
-/// Unwinding waits as well, and goes as far.
+/// Unwinding waits for the requests as a return does.
 #[test]
-fn a_panic_with_a_silent_peer_costs_the_connection() {
+fn a_scope_flushes_its_requests_before_a_panic_goes_on() {
     let mut owned = Owned::new();
     let mut inbox = owned.pool.take().unwrap();
     let mut local = [0u8; 100];
@@ -211,7 +211,7 @@ fn a_panic_with_a_silent_peer_costs_the_connection() {
             resume_unwind(Box::new("as planned"));
         })
     }));
-    // Before anything else: the panic is not to go on while the device has requests.
+    // The panic must not go on while requests are in flight.
     let left = [Role::Send, Role::Recv].map(|role| script.pending(handle, role));
     assert_eq!((left, script.count(UVERBS_OBJECT_MR)), ([0, 0], regions));
     assert!(started.elapsed() >= SOON, "the peer was not waited for");
@@ -226,7 +226,7 @@ fn a_panic_with_a_silent_peer_costs_the_connection() {
 }
 
 #[test]
-fn what_is_not_even_flushed_is_reset() {
+fn a_scope_resets_the_queue_pair_if_the_flush_does_not_come() {
     let mut owned = Owned::new();
     let mut inbox = owned.pool.take().unwrap();
     owned.send("of others");
@@ -244,10 +244,10 @@ fn what_is_not_even_flushed_is_reset() {
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }
 
-/// However long the kernel takes to take the device away: until then it is there.
+/// However long the kernel takes to remove it.
 #[test]
-fn a_device_that_takes_long_to_go_is_waited_for() {
-    // Longer than objects wait that are merely dropped, and than a kernel may refuse.
+fn a_scope_waits_while_the_device_is_being_removed() {
+    // Longer than dropped objects wait, and longer than a kernel may refuse.
     const LONG: Duration = Duration::from_millis(500);
     let mut owned = Owned::new();
     let mut inbox = owned.pool.take().unwrap();
@@ -302,11 +302,14 @@ fn aborts_in_a_child(test: &str, why: &str) -> bool {
     true
 }
 
-/// Rather no process than one whose memory a device writes at will.
+/// The device could write memory that is in other use.
 #[test]
 #[cfg_attr(miri, ignore = "it starts a process")]
-fn a_kernel_that_ends_nothing_ends_the_process() {
-    if aborts_in_a_child("a_kernel_that_ends_nothing_ends_the_process", "does not end requests") {
+fn a_kernel_that_refuses_the_reset_aborts_the_process() {
+    if aborts_in_a_child(
+        "a_kernel_that_refuses_the_reset_aborts_the_process",
+        "does not end requests",
+    ) {
         return;
     }
     let mut owned = Owned::new();
@@ -319,12 +322,14 @@ fn a_kernel_that_ends_nothing_ends_the_process() {
     unreachable!("the scope returned");
 }
 
-/// As above, for memory that the kernel keeps registered.
+/// As above, for a region.
 #[test]
 #[cfg_attr(miri, ignore = "it starts a process")]
-fn memory_that_stays_registered_ends_the_process() {
-    if aborts_in_a_child("memory_that_stays_registered_ends_the_process", "keeps memory registered")
-    {
+fn a_kernel_that_refuses_to_deregister_aborts_the_process() {
+    if aborts_in_a_child(
+        "a_kernel_that_refuses_to_deregister_aborts_the_process",
+        "keeps memory registered",
+    ) {
         return;
     }
     let mut owned = Owned::new();
@@ -342,7 +347,7 @@ fn memory_that_stays_registered_ends_the_process() {
 }
 
 #[test]
-fn a_scope_refuses_what_is_not_its_own() {
+fn a_scope_refuses_foreign_memory_queues_and_requests() {
     let mut owned = Owned::new();
     let mut other = Owned::new();
     let scoped = owned.qp.scope(&mut other.cq, |_| unreachable!("it runs"));

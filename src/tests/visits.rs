@@ -2,7 +2,7 @@
 
 use super::{bring_up, ring};
 use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
-use crate::provider::mlx5::fake_device::{Device, element};
+use crate::provider::mlx5::fake_device::{Device, cqe};
 use crate::uverbs::scripted::Script;
 use crate::{QpControl, QpState, QpType, QueuePair, SendWr, WcStatus};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -95,7 +95,7 @@ impl Bench {
                 Failed | FailedStray => REQ_ERR,
             };
             let number = qp.qp.member.number().unwrap();
-            let mut core = element(opcode, number, qp.qpn().0, self.completed[of]);
+            let mut core = cqe(opcode, number, qp.qpn().0, self.completed[of]);
             if opcode == REQ_ERR {
                 (core[54], core[55]) = (VENDOR, SYNDROME);
             }

@@ -1,5 +1,5 @@
-//! Wakers are the program's: what they do when they are cloned, woken or dropped may use the same
-//! queues, so that no lock of the library is held meanwhile.
+//! Cloning, calling or dropping a waker runs code of the program, which may use the same queues. So the
+//! library holds no lock meanwhile.
 #![allow(unsafe_code, reason = "a waker whose clone is the program's code is made by hand")]
 
 use super::futures::Futures;
@@ -15,7 +15,7 @@ use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
 use std::time::Duration;
 
-/// What a waker calls back, and how often.
+/// What a waker calls, and how often.
 struct Callback {
     act: Box<dyn Fn() + Send + Sync>,
     calls: AtomicUsize,
@@ -27,7 +27,7 @@ thread_local! {
 
 impl Callback {
     fn call(&self) {
-        // What it does clones and drops wakers in turn.
+        // The callback clones and drops wakers itself.
         if !INSIDE.replace(true) {
             self.calls.fetch_add(1, Ordering::Relaxed);
             (self.act)();
@@ -37,7 +37,7 @@ impl Callback {
 
     fn waker(self: &Arc<Self>) -> Waker {
         let data = Arc::into_raw(self.clone()).cast();
-        // SAFETY: the table does with the pointer what it would do with the `Arc` that it came from.
+        // SAFETY: the functions of the table treat the pointer as the `Arc` that it came from.
         unsafe { Waker::new(data, &TABLE) }
     }
 }
@@ -46,7 +46,7 @@ const TABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop
 
 unsafe fn clone(data: *const ()) -> RawWaker {
     let data = data.cast::<Callback>();
-    // SAFETY: the pointer is that of an `Arc` which the waker holds.
+    // SAFETY: the pointer came from an `Arc`, one of whose counts is the waker's.
     unsafe { &*data }.call();
     // SAFETY: as above; the new waker holds the new count.
     unsafe { Arc::increment_strong_count(data) };
@@ -54,7 +54,7 @@ unsafe fn clone(data: *const ()) -> RawWaker {
 }
 
 unsafe fn wake(data: *const ()) {
-    // SAFETY: as the caller promises, who gives the waker up.
+    // SAFETY: the caller gives the waker up, and its count with it.
     unsafe { drop_waker(data) };
 }
 
@@ -64,13 +64,13 @@ unsafe fn wake_by_ref(data: *const ()) {
 }
 
 unsafe fn drop_waker(data: *const ()) {
-    // SAFETY: the waker held a count, and is no more.
+    // SAFETY: the waker held a count, and is dropped.
     let callback = unsafe { Arc::from_raw(data.cast::<Callback>()) };
     callback.call();
 }
 
-/// Everything that locks: the requests of both queue pairs, posting, and the completion queue; and once a
-/// call, the driver's waker, which the last handle of a queue pair on a shared receive queue calls.
+/// A callback that takes every lock: those of the requests in flight of both queue pairs, of posting, of the
+/// completion queue and, by dropping a queue pair on a shared receive queue, of the driver's waker.
 fn callback(futures: &Futures, shared: Vec<QueuePair>) -> Arc<Callback> {
     let (qp, cq, shared) = (futures.qp.clone(), futures.cq.clone(), Mutex::new(shared));
     let act = move || {
@@ -85,7 +85,7 @@ fn callback(futures: &Futures, shared: Vec<QueuePair>) -> Arc<Callback> {
     Arc::new(Callback { act: Box::new(act), calls: AtomicUsize::new(0) })
 }
 
-/// Runs `test` with futures, a callback and another waker, and fails if it waits for itself.
+/// Runs `test` with futures and a callback, and fails if it deadlocks.
 fn in_time(test: impl FnOnce(&mut Futures, &Arc<Callback>) + Send + 'static) {
     let (told, heard) = channel();
     std::thread::spawn(move || {
@@ -109,7 +109,7 @@ fn poll<F: Future + Unpin>(future: &mut F, waker: &Waker) -> Poll<F::Output> {
 }
 
 #[test]
-fn a_driver_s_waker_is_cloned_and_dropped_without_a_lock() {
+fn the_drivers_waker_is_cloned_and_dropped_without_a_lock() {
     in_time(|futures, callback| {
         for _ in 0..3 {
             let waker = Callback::waker(&Arc::new(Callback {
@@ -134,7 +134,7 @@ impl Callback {
 }
 
 #[test]
-fn a_request_s_waker_is_cloned_and_dropped_without_a_lock() {
+fn a_requests_waker_is_cloned_and_dropped_without_a_lock() {
     in_time(|futures, callback| {
         let (one, other) = (callback.waker(), Waker::noop());
         let mut received = futures.qp.recv(futures.pool.take().unwrap());
@@ -150,7 +150,7 @@ fn a_request_s_waker_is_cloned_and_dropped_without_a_lock() {
 }
 
 #[test]
-fn the_wakers_of_a_line_are_cloned_woken_and_dropped_without_a_lock() {
+fn wakers_that_wait_for_room_are_used_without_a_lock() {
     in_time(|futures, callback| {
         let (one, other) = (callback.waker(), Waker::noop());
         let mut sends: Vec<_> =
@@ -159,10 +159,10 @@ fn the_wakers_of_a_line_are_cloned_woken_and_dropped_without_a_lock() {
             sends.iter_mut().for_each(|send| assert!(poll(send, waker).is_pending()));
         }
         assert!(!sends[7].is_posted(), "the queue has room for all");
-        // Those that wait leave, from the first on, and each wakes the next.
+        // The waiters leave, first to last, and each wakes the next.
         sends.drain(5..7).for_each(drop);
         futures.complete(Role::Send, WcStatus::SUCCESS);
-        // The rest breaks, and everybody is told.
+        // The connection breaks, and all other waiters are woken.
         futures.complete(Role::Send, WcStatus::RETRY_EXC_ERR);
         for send in &mut sends {
             let _ = poll(send, &one);
@@ -171,7 +171,7 @@ fn the_wakers_of_a_line_are_cloned_woken_and_dropped_without_a_lock() {
 }
 
 #[test]
-fn the_end_of_a_driver_wakes_without_a_lock() {
+fn the_end_of_the_driver_calls_wakers_without_a_lock() {
     in_time(|futures, callback| {
         let one = callback.waker();
         let mut received = futures.qp.recv(futures.pool.take().unwrap());

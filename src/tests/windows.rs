@@ -6,12 +6,12 @@ use crate::handles::ObjectKind;
 use crate::sharing::envelope::Envelope;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{
-    Access, Errno, Error, ErrorWith, MemoryRegion, MemoryWindow, QpControl, QpType, QueuePair,
-    Rereg, WcStatus, WindowType,
+    Access, Errno, Error, ErrorWith, MemoryRegion, MemoryWindow, QpControl, QpParts, QpState,
+    QpType, QueuePair, Rereg, WcStatus, WindowType,
 };
 use std::sync::Arc;
 use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW, UVERBS_OBJECT_QP};
-use uverbs_uapi::write::IB_USER_VERBS_CMD_ALLOC_MW;
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_ALLOC_MW, IB_USER_VERBS_CMD_MODIFY_QP};
 
 const ALLOC_MW: Op = Op::Write(IB_USER_VERBS_CMD_ALLOC_MW);
 const DEALLOC_MW: Op = Op::destroy(UVERBS_OBJECT_MW);
@@ -348,6 +348,38 @@ fn window_of_type_2_holds_a_bounded_number_of_queue_pairs() {
     let qp = bench.qp(QpType::RC);
     bind(&mut window, &qp, &region, WcStatus::SUCCESS);
     qp.destroy().unwrap();
+}
+
+#[test]
+fn queue_pair_that_only_a_window_keeps_is_reset() {
+    let bench = Bench::new();
+    let (region, _alive) = region(&bench);
+    let mut window = window(&bench, WindowType::Two);
+    let qp = bench.qp(QpType::RC);
+    let handle = qp.handle();
+    bench.script.set_qp_state(handle, QpState::RTS.0);
+    bind(&mut window, &qp, &region, WcStatus::SUCCESS);
+    let QpParts { send, recv, control } = qp.split();
+    drop((send, control));
+    assert_eq!(bench.script.object(handle).state, QpState::RTS.0, "the receive queue is left");
+    drop(recv);
+    assert_eq!(bench.script.object(handle).state, QpState::RESET.0);
+    drop(window);
+    assert_eq!(live(&bench.script, UVERBS_OBJECT_QP), 0);
+}
+
+#[test]
+fn queue_pair_that_a_window_keeps_and_nobody_can_reset_is_leaked() {
+    let bench = Bench::new();
+    let (region, _alive) = region(&bench);
+    let mut window = window(&bench, WindowType::Two);
+    let qp = bench.qp(QpType::RC);
+    bind(&mut window, &qp, &region, WcStatus::SUCCESS);
+    bench.script.refuse(Op::Write(IB_USER_VERBS_CMD_MODIFY_QP), Errno::NOMEM);
+    drop(qp);
+    assert_eq!(bench.context.leaked(), 1);
+    drop(window);
+    assert_eq!(live(&bench.script, UVERBS_OBJECT_QP), 1);
 }
 
 #[test]

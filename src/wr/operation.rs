@@ -96,9 +96,6 @@ impl SendOp<'_> {
         }
     }
 
-    /// The operations that take data from the request itself.
-    pub(crate) const INLINE: u32 = 0b1_1111;
-
     /// Whether requests behind it may use a key that it changes.
     #[inline]
     pub(crate) fn changes_keys(&self) -> bool {

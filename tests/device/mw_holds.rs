@@ -24,6 +24,7 @@ trials![
     forgotten_window_holds_its_region,
     bound_window_holds_its_region,
     any_order_of_dropping_is_quick,
+    dropped_queue_pair_that_a_window_keeps_receives_nothing,
 ];
 
 /// Brings both sides back from an error.
@@ -314,5 +315,25 @@ fn any_order_of_dropping_is_quick() -> Verdict {
         }
     }
     assert_eq!(env::device().resources()?, idle);
+    Ok(())
+}
+
+fn dropped_queue_pair_that_a_window_keeps_receives_nothing() -> Verdict {
+    let mut pair = Pair::new(Config { timeout: 8, retry_count: 2, ..Config::rc() })?;
+    let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
+    bind(&mut pair.b, &mut window, &region, read_write())?;
+    pair.b.fill(0..64, 1);
+    pair.b.recv(1, 0..64)?;
+    let Pair { mut a, b, .. } = pair;
+    drop(b.qp);
+    a.fill(0..64, 2);
+    let sges = [a.sge(0..64)];
+    a.send(SendWr::send(&sges).id(2).signaled())?;
+    a.expect_failure(2, WcStatus::RETRY_EXC_ERR)?;
+    let mut inbox = [0; 64];
+    b.memory.copy_to(0, &mut inbox)?;
+    pattern::check(&inbox, 1);
+    window.destroy()?;
+    region.destroy()?;
     Ok(())
 }

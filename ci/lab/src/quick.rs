@@ -57,7 +57,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
     ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
     ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
-    ("src/owned/", &["owned::", "scope::"]),
+    ("src/owned/", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
     (
         "src/aio/",
         &["async::echo_comes_back", "async::events", "async::one_sided", "epoll::", "stream::"],
@@ -69,6 +69,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/srq.rs", &["srq::"]),
     ("src/mr/", &["mr::"]),
     ("src/mw.rs", &["mw::"]),
+    ("src/sharing/", &["sharing::", "share::", "mlx5::var_sharing"]),
     ("src/ah.rs", &["ud::", "mcast::"]),
     ("src/mcast.rs", &["mcast::"]),
     ("src/access.rs", &["mr::"]),

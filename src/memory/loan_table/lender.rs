@@ -8,7 +8,7 @@
 //! lent: those of messages that are only partly received, of completions that were not polled, and of
 //! receives that a queue pair took along when it was dropped.
 
-use super::{COVERS, FREE, LoanSlot, LoanTable, SCOPED, STATE, STEP, UNSIGNALED};
+use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, SCOPED, STATE, STEP, UNSIGNALED};
 use crate::memory::compact_enum::CompactEnum;
 use crate::memory::sync::Ordering;
 use std::fmt;
@@ -18,11 +18,6 @@ use std::mem::MaybeUninit;
 pub(crate) struct Lender<P> {
     slots: LoanTable<P>,
     next: NextLoan,
-    /// Whether loans come back in the order in which they were lent.
-    in_order: bool,
-    /// Slots that were looked at in search of a free one.
-    #[cfg(test)]
-    looks: std::sync::atomic::AtomicU64,
 }
 
 /// What the next loan depends on.
@@ -32,29 +27,69 @@ struct NextLoan {
     wr_id: u64,
     /// Unsignaled loans since the last signaled one, or more.
     unsignaled: u32,
+    /// Whether loans come back in the order in which they were lent.
+    in_order: bool,
+    /// How many slots were looked at in search of a free one.
+    #[cfg(test)]
+    looks: u64,
 }
 
 impl NextLoan {
-    /// Takes note of a loan with `UNSIGNALED` or `COVERS`.
+    /// If the loan before `wr_id` is a signaled one, it covers all unsignaled loans before it.
+    fn follows_signaled<P>(slots: &LoanTable<P>, wr_id: u64) -> bool {
+        let last = wr_id.wrapping_sub(STEP);
+        let state = slots.slot(last).state.load(Ordering::Relaxed);
+        // Not if the poller has taken it back already: it could have been an unsignaled one that failed.
+        state & (STATE | UNSIGNALED) == 0 && (state ^ last) >> FLAG_BITS == 0
+    }
+
+    /// The device was told of all loans: if the last is signaled, the next need not cover any.
     #[cold]
     #[inline(never)]
-    fn note(&mut self, wr_id: u64) {
-        if wr_id & UNSIGNALED != 0 {
-            self.wr_id |= COVERS;
-            self.unsignaled = self.unsignaled.saturating_add(1);
-        } else {
+    fn uncover<P>(&mut self, slots: &LoanTable<P>) {
+        if Self::follows_signaled(slots, self.wr_id) {
             self.wr_id &= !COVERS;
             self.unsignaled = 0;
         }
     }
 
-    /// Takes note that loans with these flags, together, came back because the device was not told of
-    /// them: unsignaled loans before them may have lost the signaled one that followed.
-    fn undo(&mut self, flags: u64) {
-        if flags & (COVERS | UNSIGNALED) != 0 {
-            self.wr_id |= COVERS;
+    /// Loans came back because the device was not told of them. The signaled one that was to follow
+    /// unsignaled ones may be among them: the next one is signaled.
+    fn undo(&mut self) {
+        if self.wr_id & COVERS != 0 {
             self.unsignaled = u32::MAX;
         }
+    }
+
+    /// The first `wr_id` from `first` on whose slot is free. The slots between are skipped: they are
+    /// never lent, or their payload is being taken out. In a queue that completes in order, the first
+    /// slot that is lent tells that all others are. Loans of forgotten batches are taken back as soon as
+    /// one of them is met, so none is left before the `wr_id` that is answered.
+    #[cold]
+    #[inline(never)]
+    fn skip<P>(&mut self, slots: &LoanTable<P>, first: u64) -> Option<u64> {
+        let mut wr_id = first;
+        for _ in 0..slots.len {
+            #[cfg(test)]
+            (self.looks += 1);
+            wr_id = slots.lendable(wr_id);
+            let slot = slots.slot(wr_id);
+            // Acquire as in `free_slot`.
+            let mut state = slot.state.load(Ordering::Acquire);
+            if slots.is_unposted(state, first) {
+                slots.drop_unposted(first);
+                self.undo();
+                state = slot.state.load(Ordering::Acquire);
+            }
+            if state == FREE {
+                return Some(wr_id);
+            }
+            if self.in_order && state & STATE == 0 {
+                return None;
+            }
+            wr_id = wr_id.wrapping_add(STEP);
+        }
+        None
     }
 }
 
@@ -68,16 +103,19 @@ impl<P> Lender<P> {
         let wr_id = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | flag;
         Lender {
             slots: LoanTable::new(count),
-            next: NextLoan { wr_id, unsignaled: 0 },
-            in_order: true,
-            #[cfg(test)]
-            looks: Default::default(),
+            next: NextLoan {
+                wr_id,
+                unsignaled: 0,
+                in_order: true,
+                #[cfg(test)]
+                looks: 0,
+            },
         }
     }
 
     /// The same for a queue that does not complete in the order of its requests.
     pub(crate) fn in_any_order(self) -> Self {
-        Lender { in_order: false, ..self }
+        Lender { next: NextLoan { in_order: false, ..self.next }, ..self }
     }
 
     /// The table, for the poller.
@@ -86,9 +124,11 @@ impl<P> Lender<P> {
     }
 
     /// Takes back and drops the loans of batches that were [forgotten](LoanBatch).
+    #[cold]
+    #[inline(never)]
     pub(crate) fn drop_unposted(&mut self) {
-        let flags = self.slots.drop_unposted(self.next.wr_id);
-        self.next.undo(flags);
+        self.slots.drop_unposted(self.next.wr_id);
+        self.next.undo();
     }
 
     /// How many slots are free. Takes back what was forgotten, and looks at each slot.
@@ -101,38 +141,6 @@ impl<P> Lender<P> {
     #[inline(always)]
     pub(crate) fn begin(&mut self) -> LoanBatch<'_, P> {
         LoanBatch { lender: self, ahead: 0 }
-    }
-
-    /// The first `wr_id` from `first` on whose slot is free. The slots between are skipped: they are
-    /// never lent, or their payload is being taken out. In a queue that completes in order, the first
-    /// slot that is lent tells that all others are. Loans of forgotten batches are taken back as soon as
-    /// one of them is met, so none is left before the `wr_id` that is answered.
-    #[cold]
-    #[inline(never)]
-    fn skip(&mut self, first: u64) -> Option<u64> {
-        let mut wr_id = first;
-        for _ in 0..self.slots.len {
-            #[cfg(test)]
-            self.looks.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
-            wr_id = self.slots.lendable(wr_id);
-            let slot = self.slots.slot(wr_id);
-            // Acquire as in `free_slot`.
-            let mut state = slot.state.load(Ordering::Acquire);
-            if self.slots.is_unposted(state, first) {
-                let flags = self.slots.drop_unposted(first);
-                self.next.undo(flags);
-                wr_id |= self.next.wr_id & COVERS;
-                state = slot.state.load(Ordering::Acquire);
-            }
-            if state == FREE {
-                return Some(wr_id);
-            }
-            if self.in_order && state & STATE == 0 {
-                return None;
-            }
-            wr_id = wr_id.wrapping_add(STEP);
-        }
-        None
     }
 }
 
@@ -149,20 +157,22 @@ impl<P> LoanBatch<'_, P> {
     #[inline(always)]
     pub(crate) fn free_slot(&mut self) -> Option<FreeSlot<'_, P>> {
         let LoanBatch { lender, ahead } = self;
-        let mut wr_id = lender.next.wr_id.wrapping_add(*ahead);
+        let Lender { slots, next } = &mut **lender;
+        let slots: &LoanTable<P> = slots;
+        let mut wr_id = next.wr_id.wrapping_add(*ahead);
+        let mut slot = slots.slot(wr_id);
         // Acquire pairs with the Release of `LoanSlot::release`.
-        if lender.slots.slot(wr_id).state.load(Ordering::Acquire) != FREE {
-            wr_id = lender.skip(wr_id)?;
+        if slot.state.load(Ordering::Acquire) != FREE {
+            wr_id = next.skip(slots, wr_id)?;
+            slot = slots.slot(wr_id);
             if *ahead == 0 {
                 // In a batch of one, the compiler then knows `ahead`.
-                lender.next.wr_id = wr_id;
+                next.wr_id = wr_id;
             } else {
-                *ahead = wr_id.wrapping_sub(lender.next.wr_id);
+                *ahead = wr_id.wrapping_sub(next.wr_id);
             }
         }
-        let Lender { slots, next, .. } = &mut **lender;
-        let slots: &LoanTable<P> = slots;
-        Some(FreeSlot { slot: slots.slot(wr_id), slots, next, wr_id, ahead })
+        Some(FreeSlot { slots, slot, wr_id, next, ahead })
     }
 
     /// Whether the batch holds no loan (0), one (1), or more. Skipped slots between loans are counted.
@@ -174,8 +184,12 @@ impl<P> LoanBatch<'_, P> {
     /// The device was told of all loans of the batch.
     #[inline(always)]
     pub(crate) fn commit(mut self) {
-        self.lender.next.wr_id = self.lender.next.wr_id.wrapping_add(self.ahead);
+        let Lender { slots, next } = &mut *self.lender;
+        next.wr_id = next.wr_id.wrapping_add(self.ahead);
         self.ahead = 0;
+        if next.wr_id & COVERS != 0 {
+            next.uncover(slots);
+        }
     }
 }
 
@@ -199,7 +213,7 @@ pub(crate) struct FreeSlot<'l, P> {
     ahead: &'l mut u64,
 }
 
-impl<P> FreeSlot<'_, P> {
+impl<'l, P> FreeSlot<'l, P> {
     /// Names the loan, in the request and in its completion.
     #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {
@@ -213,9 +227,15 @@ impl<P> FreeSlot<'_, P> {
 
     /// The same for an [unsignaled](UNSIGNALED) request. `Err` if the request has to be signaled: at least
     /// one in half a queue is, or a queue full of unsignaled requests would never have room again.
-    pub(crate) fn unsignaled(self) -> Result<Self, Self> {
+    pub(crate) fn unsignaled(self) -> Result<UnsignaledSlot<'l, P>, Self> {
+        let mut wr_id = self.wr_id | UNSIGNALED;
+        if wr_id & COVERS != 0 && NextLoan::follows_signaled(self.slots, wr_id) {
+            // It is the first after a signaled one.
+            wr_id &= !COVERS;
+            self.next.unsignaled = 0;
+        }
         if self.next.unsignaled < self.slots.len.div_ceil(2).saturating_sub(1) {
-            Ok(FreeSlot { wr_id: self.wr_id | UNSIGNALED, ..self })
+            Ok(UnsignaledSlot(FreeSlot { wr_id, ..self }))
         } else {
             Err(self)
         }
@@ -230,9 +250,23 @@ impl<P> FreeSlot<'_, P> {
         // Release pairs with the Acquire of `LoanSlot::take_back`.
         self.slot.state.store(self.wr_id, Ordering::Release);
         *self.ahead = self.ahead.wrapping_add(STEP);
-        if self.wr_id & (COVERS | UNSIGNALED) != 0 {
-            self.next.note(self.wr_id);
-        }
+    }
+}
+
+/// A free slot for an unsignaled request.
+pub(crate) struct UnsignaledSlot<'l, P>(FreeSlot<'l, P>);
+
+impl<P> UnsignaledSlot<'_, P> {
+    /// Names the loan.
+    pub(crate) fn wr_id(&self) -> u64 {
+        self.0.wr_id
+    }
+
+    /// Lends `payload`. Later loans cover this one until the device was told of a signaled one.
+    pub(crate) fn lend(self, payload: P) {
+        self.0.next.wr_id |= COVERS;
+        self.0.next.unsignaled = self.0.next.unsignaled.saturating_add(1);
+        self.0.lend(payload);
     }
 }
 
@@ -247,9 +281,6 @@ impl<'l, K, A, B> FreeSlot<'l, CompactEnum<K, A, B>> {
         CompactEnum::put_small(place, key, small);
         // Release as in `lend`.
         slot.state.store(wr_id, Ordering::Release);
-        if wr_id & COVERS != 0 {
-            next.note(wr_id);
-        }
         FilledSlot { slots, next, ahead }
     }
 }
@@ -257,7 +288,7 @@ impl<'l, K, A, B> FreeSlot<'l, CompactEnum<K, A, B>> {
 /// A loan whose request is not written yet, so that nobody knows its `wr_id`.
 pub(crate) struct FilledSlot<'l, K, A, B> {
     slots: &'l LoanTable<CompactEnum<K, A, B>>,
-    next: &'l mut NextLoan,
+    next: &'l NextLoan,
     /// The batch's.
     ahead: &'l mut u64,
 }
@@ -270,20 +301,28 @@ impl<K, A, B> FilledSlot<'_, K, A, B> {
     }
 
     /// The request could not be written: takes the payload back.
+    #[inline(always)]
+    pub(crate) fn undo(self) -> (K, A) {
+        // `ahead` by value: the compiler then keeps it in a register where nothing fails.
+        self.next.take_small(self.slots, *self.ahead)
+    }
+}
+
+impl NextLoan {
+    /// Takes the small payload back that was lent this far ahead, and whose request was not written.
     #[cold]
     #[inline(never)]
-    pub(crate) fn undo(self) -> (K, A) {
-        let wr_id = self.next.wr_id.wrapping_add(*self.ahead);
-        let slot = self.slots.slot(wr_id);
+    fn take_small<K, A, B>(&self, slots: &LoanTable<CompactEnum<K, A, B>>, ahead: u64) -> (K, A) {
+        let wr_id = self.wr_id.wrapping_add(ahead);
+        let slot = slots.slot(wr_id);
         let state = slot.state.load(Ordering::Relaxed);
         // A small payload is neither scoped nor unsignaled.
-        debug_assert_eq!(state & !COVERS, wr_id & !COVERS, "not what was lent last");
+        debug_assert_eq!(state, wr_id, "not what was lent last");
         let small = slot.payload.place().cast_const().cast();
         // SAFETY: `fill` wrote it, and nobody took it back, because only the writer of the request, which
         // the device was not told of, knew its `wr_id`.
         let small = unsafe { CompactEnum::<K, A, B>::take_small(small) };
         slot.state.store(FREE, Ordering::Release);
-        self.next.undo(state);
         small
     }
 }
@@ -322,10 +361,18 @@ impl<P> LoanBatch<'_, P> {
     /// Lends for an unsignaled request, or for a signaled one if there has to be one.
     pub(super) fn hold_unsignaled(&mut self, payload: P) -> Result<u64, P> {
         let Some(slot) = self.free_slot() else { return Err(payload) };
-        let slot = slot.unsignaled().unwrap_or_else(|slot| slot);
-        let wr_id = slot.wr_id();
-        slot.lend(payload);
-        Ok(wr_id)
+        match slot.unsignaled() {
+            Ok(slot) => {
+                let wr_id = slot.wr_id();
+                slot.lend(payload);
+                Ok(wr_id)
+            }
+            Err(slot) => {
+                let wr_id = slot.wr_id();
+                slot.lend(payload);
+                Ok(wr_id)
+            }
+        }
     }
 }
 

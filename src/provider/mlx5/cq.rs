@@ -1,42 +1,162 @@
-//! Completion queues: the device produces, we consume, and tell it how far by a doorbell record.
+//! Completion queues: the device produces CQEs, and a doorbell record tells it how many were consumed.
 //!
-//! An element is ours when it was written, and the last bit of its last byte equals the parity of the
-//! pass over the ring. Arming is the one thing that rings.
+//! The device has written a CQE when the owner bit, the last bit of its last byte, equals the parity of
+//! the pass over the ring. Only arming rings a doorbell register.
 
 use super::cqe::{COUNTER, INDEX, Mlx5Wc, behind, is_receive, number_of, opcode_of, received};
-use super::poll_gate::PollGate;
 use super::qp_table::{Leftover, QpRegistry, QpTable};
+use super::resources::{QueueResources, dmabuf, explain_dmabuf};
 use super::wqe::pair;
 use super::wr_ids::SharedQp;
+use super::{Mlx5, misfit};
+use crate::error::{Error, Result};
+use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier::{udma_done_reading, udma_from_device, udma_to_device};
 use crate::memory::cq_buffer::{CqBuffer, CqReader, UNWRITTEN};
-use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::{DoorbellRegister, DoorbellRegisterWord};
 use crate::memory::fork::Epoch;
 use crate::memory::queue_memory::QueueMemory;
+use crate::provider::poll_gate::PollGate;
+use crate::provider::{self, CqInitAttr, CreateRequest, ResizeRequest};
+use crate::uverbs::command::Command;
 use crate::wc::WcOpcode;
+use rustix::io::Errno;
+use rustix::param::page_size;
 use std::sync::Arc;
+use uverbs_uapi::cq::{
+    UVERBS_ATTR_CREATE_CQ_BUF_UMEM, UVERBS_ATTR_CREATE_CQ_CQE, UVERBS_METHOD_CQ_CREATE,
+};
+use uverbs_uapi::mlx5::abi::{
+    mlx5_ib_create_cq, mlx5_ib_create_cq_flags, mlx5_ib_create_cq_resp, mlx5_ib_resize_cq,
+};
 use uverbs_uapi::mlx5::cqe::{
     MLX5_CQ_DB_REQ_NOT, MLX5_CQ_DB_REQ_NOT_SOL, MLX5_CQE_OWNER_MASK, mlx5_cqe_opcode as opcode,
 };
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
+};
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
+use zerocopy::IntoBytes;
 
-/// Names nobody.
+/// The user index of no queue pair.
 const NOBODY: u32 = 0;
+
+/// How large a completion queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct CqSize {
+    /// A power of two; one of them stays free.
+    pub(crate) entries: u32,
+    /// Bytes of an entry, 64 or 128.
+    pub(crate) cqe: u32,
+}
+
+/// Indices have 24 bits, and half of their range has to tell what is ahead from what is behind.
+pub(super) const MAX_CQE: u32 = (1 << 22) - 1;
+
+impl CqSize {
+    pub(crate) fn new(
+        max_cqe: u32,
+        cqe: u32,
+        cqe_size: u32,
+    ) -> std::result::Result<CqSize, String> {
+        if cqe_size != 64 && cqe_size != 128 {
+            return Err(format!("completions of {cqe_size} bytes; there are 64 and 128"));
+        }
+        let most = max_cqe.min(MAX_CQE);
+        if cqe > most {
+            return Err(format!("{cqe} entries; the maximum is {most}"));
+        }
+        let entries = (u64::from(cqe) + 1).next_power_of_two();
+        Ok(CqSize { entries: entries as u32, cqe: cqe_size })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.entries as usize * self.cqe as usize
+    }
+}
+
+/// Creates a completion queue: its size, its memory, what the kernel is asked, and the ring.
+///
+/// Pairs with `create_cq_user` in `hw/mlx5/cq.c`, which pins the memory that is named here.
+pub(crate) fn create<K>(
+    mlx5: &Mlx5,
+    attr: CqInitAttr,
+    source: Source<'_>,
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CqRing)> {
+    let size = CqSize::new(mlx5.limits.max_cqe, attr.cqe, attr.cqe_size)
+        .map_err(|detail| Error::invalid(source.verb, detail))?;
+    if attr.pad && size.cqe != 128 {
+        let detail = format!("completions of {} bytes have nothing to pad", size.cqe);
+        return Err(Error::invalid(source.verb, detail));
+    }
+    let (memory, buffer) = alloc_buffer(size, &source)?;
+    let dbrec = mlx5.doorbell_record(&source)?;
+    let gate = mlx5.gate(&dbrec, source.verb)?;
+    let (arming, page_id) = mlx5.registers.arming();
+
+    let memory_dmabuf = dmabuf(&memory);
+    let dbrec_dmabuf = dbrec.memory().and_then(dmabuf);
+    let mut request = mlx5_ib_create_cq {
+        buf_addr: if memory_dmabuf.is_some() { 0 } else { memory.addr() },
+        db_addr: if dbrec_dmabuf.is_some() { 0 } else { dbrec.addr() },
+        cqe_size: size.cqe,
+        ..Default::default()
+    };
+    let mut flags = mlx5_ib_create_cq_flags::empty();
+    flags.set(mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_CQE_128B_PAD, attr.pad);
+    let short_page_id = u16::try_from(page_id).ok();
+    if let Some(index) = short_page_id {
+        flags |= mlx5_ib_create_cq_flags::MLX5_IB_CREATE_CQ_FLAGS_UAR_PAGE_INDEX;
+        request.uar_page_index = index;
+    }
+    request.flags = flags.bits();
+    let mut response = mlx5_ib_create_cq_resp::default();
+    let command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE)
+        .u32(UVERBS_ATTR_CREATE_CQ_CQE, size.entries - 1)
+        .input_if(UVERBS_ATTR_CREATE_CQ_BUF_UMEM, memory_dmabuf.as_ref())
+        .input_if(MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, dbrec_dmabuf.as_ref())
+        .input(UVERBS_ATTR_UHW_IN, &request)
+        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    // A page number that does not fit into the request is an attribute (Linux 6.11).
+    let command = match short_page_id {
+        Some(_) => command,
+        None => command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, page_id),
+    };
+    let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
+    let resources = provider::QueueResources::Mlx5(resources);
+    let has_dmabuf = memory_dmabuf.is_some() || dbrec_dmabuf.is_some();
+    let object = execute(CreateRequest { command, pinned, resources })
+        .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
+
+    let mut ring = CqRing::new(buffer, dbrec, PollGate::new(gate), arming, response.cqn);
+    ring.max_cqe = mlx5.limits.max_cqe;
+    Ok((object, ring))
+}
+
+/// Memory for completions, of which the device has not written any.
+fn alloc_buffer(size: CqSize, source: &Source<'_>) -> Result<(Arc<QueueMemory>, CqBuffer)> {
+    let bytes = size.bytes().next_multiple_of(page_size());
+    let memory = Arc::new(source.alloc(bytes, page_size(), ResourceType::MLX5_CQ)?);
+    let buffer = prepare(&memory, size.entries, size.cqe as usize);
+    Ok((memory, buffer.ok_or_else(|| misfit(source.verb))?))
+}
 
 /// Lays out `entries` of `size` bytes that the device has not written; `None` unless they fit into
 /// `memory`, are a power of two, and of 64 or 128 bytes. To be done before the device knows them.
 pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> Option<CqBuffer> {
-    let elements = CqBuffer::new(memory.clone(), entries, size)?;
+    let cqes = CqBuffer::new(memory.clone(), entries, size)?;
     for entry in 0..entries {
-        elements.at(entry).mark_unwritten();
+        cqes.at(entry).mark_unwritten();
     }
-    Some(elements)
+    Some(cqes)
 }
 
 /// The poller's side of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
-    // Before the memory, as it is where the kernel's object holds both.
+    // Dropped before the memory, as where the kernel's object holds both.
     consumed: RecordWord<0>,
     armed: RecordWord<1>,
     reader: CqReader,
@@ -45,15 +165,17 @@ pub(crate) struct CqRing {
     cqn: u64,
     arming: DoorbellRegisterWord,
     members: Arc<QpRegistry>,
-    book: QpTable,
+    table: QpTable,
+    /// Most completions that the device takes in one queue.
+    max_cqe: u32,
     /// What [`unusual`](Self::unusual) found.
     odd: Found,
 }
 
-/// A completion, as far as it is looked at for everybody.
+/// What every completion is looked at for.
 #[derive(Clone, Copy, Debug, Default)]
 struct Found {
-    /// The queue pair's, in the book.
+    /// The queue pair's user index.
     number: u32,
     wr_id: u64,
     /// What it completes.
@@ -64,21 +186,22 @@ struct Found {
 impl CqRing {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
-        elements: CqBuffer,
+        cqes: CqBuffer,
         dbrec: Arc<DoorbellRecord>,
-        news: PollGate,
+        poll_gate: PollGate,
         arming: &Arc<DoorbellRegister>,
         cqn: u32,
     ) -> CqRing {
         CqRing {
-            epoch: elements.epoch(),
-            reader: CqReader::new(elements, 0),
+            epoch: cqes.epoch(),
+            reader: CqReader::new(cqes, 0),
             cqn: pair(0, cqn),
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming: arming.word(),
-            members: QpRegistry::new(news),
-            book: QpTable::default(),
+            members: QpRegistry::new(poll_gate),
+            table: QpTable::default(),
+            max_cqe: MAX_CQE,
             odd: Found::default(),
         }
     }
@@ -88,8 +211,8 @@ impl CqRing {
         &self.members
     }
 
-    /// Throws away what the control path wrote of queue pairs that came and went. Whoever borrows the
-    /// ring keeps others from polling meanwhile.
+    /// Throws away updates of queue pairs that were created and destroyed since the last poll. The borrow
+    /// keeps the poller away meanwhile.
     pub(crate) fn tidy(&self) {
         if !self.epoch.is_over() {
             self.members.tidy(|| self.reader.is_empty());
@@ -102,65 +225,61 @@ impl CqRing {
         self.reader.consumer()
     }
 
-    /// Bytes of an element.
-    pub(crate) fn element_size(&self) -> usize {
-        self.reader.elements().size()
+    /// Bytes of a CQE.
+    pub(crate) fn cqe_size(&self) -> usize {
+        self.reader.cqes().size()
     }
 
-    /// How many elements there are.
+    /// How many CQEs there are.
     pub(crate) fn entries(&self) -> u32 {
-        self.reader.elements().count()
+        self.reader.cqes().count()
     }
 
-    /// How many completions fit, as the kernel counts them: one element stays free, for the mark that
+    /// How many completions fit, as the kernel counts them: one CQE stays free, for the mark that
     /// ends a queue which is resized.
     pub(crate) fn capacity(&self) -> u32 {
         self.entries() - 1
     }
 
-    /// What tells whether there is something to [learn](Self::listen), and whether this is the process
-    /// that made the queue.
-    pub(crate) fn gate(&self) -> &Gate {
-        self.members.news.gate()
+    /// Tells whether the poller has to [catch up](Self::catch_up).
+    pub(crate) fn poll_gate(&self) -> &PollGate {
+        &self.members.poll_gate
     }
 
-    /// Listens to the control path. A poll that finds the gate less than
-    /// [quiet](super::poll_gate::QUIET) has to do so once, before it believes anything; not in a forked
-    /// child.
-    pub(crate) fn listen(&mut self) {
-        if self.members.news.is_quiet() {
+    /// Reads what the control path told of queue pairs. Not to be called in a forked child.
+    pub(crate) fn catch_up(&mut self) {
+        if self.members.poll_gate.is_quiet() {
             return;
         }
-        self.members.news.clear();
+        self.members.poll_gate.clear();
         self.learn();
         self.forget();
-        if self.book.has_retired() {
-            // What is there may be over by the next poll.
-            self.members.news.mark_dirty();
+        if self.table.has_retired() {
+            // Their completions may be consumed by the next poll.
+            self.members.poll_gate.mark_dirty();
         }
     }
 
-    /// Reads what the control path wrote, if it wrote anything.
+    /// Reads the updates of the control path, if there are any.
     fn learn(&mut self) {
         if !self.members.is_empty() {
-            let entries = self.reader.elements().count();
-            self.book.learn(&self.members, self.reader.consumer(), entries);
+            let entries = self.reader.cqes().count();
+            self.table.learn(&self.members, self.reader.consumer(), entries);
         }
     }
 
     fn forget(&mut self) {
-        // After the letters were read: what a dead queue pair completed is there by now.
+        // Looked at after the updates were read: a queue pair that is gone has completed all it ever will.
         let empty = self.reader.is_empty();
-        self.book.forget(self.reader.consumer(), empty);
+        self.table.forget(self.reader.consumer(), empty);
     }
 
     /// The next completion, consumed.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Mlx5Wc<'_>> {
         let owner = self.reader.look()?;
-        // Pairs with the device writing the last byte of an element after all others.
+        // Pairs with the device writing the last byte of a CQE after all others.
         udma_from_device();
-        // A loop here would be laid out for those who go round.
         let found = match self.usual(owner) {
             Some(found) => found,
             None if self.unusual(owner) => self.odd,
@@ -169,7 +288,7 @@ impl CqRing {
         Some(self.wc(found))
     }
 
-    /// The next completion, consumed, if it is a success of a queue pair in the book.
+    /// The next completion, consumed, if it is a success of a queue pair in the table.
     #[inline(always)]
     pub(crate) fn next_usual(&mut self) -> Option<Mlx5Wc<'_>> {
         let owner = self.reader.look()?;
@@ -185,19 +304,19 @@ impl CqRing {
         Mlx5Wc { number, wr_id, kind, owner, reader: &self.reader }
     }
 
-    /// Consumes the next element if it is a success of a queue pair in the book.
+    /// Consumes the next CQE if it is a success of a queue pair in the table.
     #[inline(always)]
     fn usual(&mut self, owner: u8) -> Option<Found> {
-        let book = &self.book;
-        self.reader.consume(|element| {
-            let number = number_of(element);
-            let record = book.get(number)?;
-            // Records have no more places than these bits name.
-            let at = element.low16::<COUNTER>();
-            // Opcodes are compared where they stand, so that nothing is shifted.
+        let table = &self.table;
+        self.reader.consume(|cqe| {
+            let number = number_of(cqe);
+            let record = table.get(number)?;
+            // The arrays of work request ids have no more entries than these 16 bits name.
+            let at = cqe.low16::<COUNTER>();
+            // Opcodes are compared where they stand, without a shift.
             if owner < behind(opcode::MLX5_CQE_REQ) {
                 let sent = record.sends.complete(at);
-                // Said as it was compared, so that who asks for the status need not compare again.
+                // A constant, so that the compiler drops the caller's comparison for the status.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
                 Some(Found { number, wr_id, kind, owner })
@@ -210,9 +329,9 @@ impl CqRing {
         })
     }
 
-    /// The next completion, where the next element is an error, or of nobody in the book, or no completion,
-    /// or was never written: `odd` if there is one, since an answer by way of memory would keep a register of
-    /// who polls.
+    /// Finds the next completion where the next CQE is an error, of no queue pair in the table, no
+    /// completion at all, or unwritten, and leaves it in `odd`: an answer through the caller's memory would
+    /// cost the common way a register.
     #[cold]
     #[inline(never)]
     fn unusual(&mut self, mut owner: u8) -> bool {
@@ -235,21 +354,21 @@ impl CqRing {
         }
     }
 
-    /// Consumes the next element, which is as [`unusual`](Self::unusual) says, and was written; nothing if it
+    /// Consumes the next CQE, which is as [`unusual`](Self::unusual) says, and was written; nothing if it
     /// is not for the user.
     fn rare(&mut self, owner: u8) -> Option<Found> {
         let code = opcode_of(owner);
-        let element = self.reader.next();
-        let number = number_of(element);
-        let at = u32::from(element.be16::<COUNTER>());
-        if self.book.get(number).is_none() {
-            // Made, and already busy, since this poll began?
+        let cqe = self.reader.next();
+        let number = number_of(cqe);
+        let at = u32::from(cqe.be16::<COUNTER>());
+        if self.table.get(number).is_none() {
+            // The queue pair may have been created since this poll began.
             self.learn();
             self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
-        match self.book.get(number) {
+        match self.table.get(number) {
             Some(record) if sent => {
                 let sent = record.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
@@ -261,9 +380,9 @@ impl CqRing {
             }
             known => {
                 if known.is_none() && is_receive(code) {
-                    self.book.discard(number, at);
+                    self.table.discard(number, at);
                 }
-                // If nothing else comes, nobody else gives it back.
+                // If no other completion follows, no poll gives this one back.
                 self.release_here();
                 None
             }
@@ -273,16 +392,16 @@ impl CqRing {
     /// As [`release`](Self::release); nothing in a forked child.
     #[inline]
     pub(crate) fn release_here(&self) {
-        if !self.gate().is_shut() {
+        if !self.poll_gate().gate().is_shut() {
             self.release();
         }
     }
 
-    /// Gives consumed elements back to the device. Not in a forked child, where the record may be the
+    /// Gives consumed CQEs back to the device. Not in a forked child, where the record may be the
     /// parent's.
     #[inline(always)]
     pub(crate) fn release(&self) {
-        // Pairs with the device writing over elements after the record gave them back.
+        // Pairs with the device writing over CQEs after the record gave them back.
         udma_done_reading();
         self.consumed.set(self.reader.consumer());
     }
@@ -294,7 +413,7 @@ impl CqRing {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
         let word = heard | command | self.reader.consumer();
         self.armed.set(word);
-        // The record stands before the register, which begins with a barrier of that meaning.
+        // The register's write begins with a barrier, behind the doorbell record.
         self.arming.ring(pair(word, 0) | self.cqn);
     }
 
@@ -302,14 +421,14 @@ impl CqRing {
     #[cfg(all(test, not(loom)))]
     pub(crate) fn pretend(&mut self, cqn: u32, consumer: u32) {
         self.cqn = pair(0, cqn);
-        self.reader = CqReader::new(self.reader.elements().clone(), consumer);
+        self.reader = CqReader::new(self.reader.cqes().clone(), consumer);
     }
 
     /// For a test to write completions to, where nothing was written before.
     #[cfg(test)]
     pub(crate) fn device(&self) -> super::fake_device::Device {
-        let (elements, dbrec) = (self.reader.elements(), self.consumed.record().clone());
-        super::fake_device::Device::new(elements.memory(), elements.count(), elements.size(), dbrec)
+        let (cqes, dbrec) = (self.reader.cqes(), self.consumed.record().clone());
+        super::fake_device::Device::new(cqes.memory(), cqes.count(), cqes.size(), dbrec)
     }
 
     /// Completions that are there to be consumed.
@@ -322,46 +441,88 @@ impl CqRing {
     pub(crate) fn purge(&mut self, record: &SharedQp) {
         self.learn();
         let number = record.index().number();
-        for (_, element) in self.reader.ours() {
+        for (_, cqe) in self.reader.ours() {
             udma_from_device();
-            if number_of(element) != number {
+            if number_of(cqe) != number {
                 continue;
             }
-            if let (true, Some(slots)) = (is_receive(opcode_of(element.owner())), record.slots()) {
-                slots.complete(element.be16::<COUNTER>().into());
+            if let (true, Some(slots)) = (is_receive(opcode_of(cqe.owner())), record.slots()) {
+                slots.complete(cqe.be16::<COUNTER>().into());
             }
-            element.set_be32::<INDEX>(NOBODY);
+            cqe.set_be32::<INDEX>(NOBODY);
         }
     }
 
-    /// Takes over the elements that the kernel has moved the queue to, with what is left in the old
+    /// Moves the queue to memory for at least `cqe` completions, and keeps those that are in it. Nothing
+    /// happens if the queue has that size already: the kernel would report success and leave the device
+    /// where it is.
+    ///
+    /// Pairs with `mlx5_ib_resize_cq` in `hw/mlx5/cq.c`. `held` is what the kernel's object holds.
+    pub(crate) fn resize(
+        &mut self,
+        cqe: u32,
+        source: Source<'_>,
+        held: Option<&QueueResources>,
+        execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let size = CqSize::new(self.max_cqe, cqe, self.cqe_size() as u32)
+            .map_err(|detail| Error::invalid(source.verb, detail))?;
+        if size.entries == self.entries() {
+            return Ok(());
+        }
+        let (memory, buffer) = alloc_buffer(size, &source)?;
+        let request = mlx5_ib_resize_cq {
+            buf_addr: memory.addr(),
+            cqe_size: size.cqe as u16,
+            ..Default::default()
+        };
+        let (cqe, pending) = (size.entries - 1, self.pending());
+        let (input, output) = (request.as_bytes(), &mut [][..]);
+        let resized = execute(ResizeRequest { cqe, pending, pinned: memory.len(), input, output });
+        if let Err(error) = resized {
+            // The driver pins the memory before it tells the device, and a device that refuses has not
+            // moved. After any other error the device may be in either memory, so that both stay.
+            let untouched = matches!(error.errno(), Errno::NOMEM | Errno::AGAIN);
+            if let (Some(held), false) = (held, untouched || error.is_refusal()) {
+                held.keep(memory);
+            }
+            return Err(error);
+        }
+        let before = held.and_then(|held| held.exchange(memory));
+        self.exchange(buffer);
+        // The allocator may be called for it, now that the ring has left it.
+        drop(before);
+        Ok(())
+    }
+
+    /// Takes over the CQEs that the kernel has moved the queue to, with what is left in the old
     /// ones: the device ended them with a mark.
-    pub(crate) fn exchange(&mut self, elements: CqBuffer) {
-        let log = elements.count().trailing_zeros();
+    pub(crate) fn exchange(&mut self, cqes: CqBuffer) {
+        let log = cqes.count().trailing_zeros();
         let mut next = self.reader.consumer();
-        for (at, element) in self.reader.ours() {
+        for (at, cqe) in self.reader.ours() {
             udma_from_device();
-            let owner = element.owner();
+            let owner = cqe.owner();
             if opcode_of(owner) == opcode::MLX5_CQE_RESIZE_CQ {
                 // The mark took a number, so that everything before it moves up by one.
                 next = next.wrapping_add(1);
-                self.book.moved();
+                self.table.moved();
                 break;
             }
             let to = at.wrapping_add(1);
             let owner = owner & !MLX5_CQE_OWNER_MASK | (to >> log) as u8 & MLX5_CQE_OWNER_MASK;
-            elements.take_over(to, self.reader.elements(), at, owner);
+            cqes.take_over(to, self.reader.cqes(), at, owner);
         }
         // What was copied is there before the device hears how far we are.
         udma_to_device();
-        self.reader = CqReader::new(elements, next);
+        self.reader = CqReader::new(cqes, next);
         self.release();
     }
 }
 
 impl Drop for CqRing {
     fn drop(&mut self) {
-        let (reader, book) = (self.reader.clone(), std::mem::take(&mut self.book));
-        self.members.inherit(Leftover { reader, book });
+        let (reader, table) = (self.reader.clone(), std::mem::take(&mut self.table));
+        self.members.inherit(Leftover { reader, table });
     }
 }

@@ -25,35 +25,35 @@ const VLAN: usize = offset_of!(mlx5_cqe64, vlan_info);
 const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
 const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
 
-/// In the last byte: the core of the element begins with up to 32 bytes of data.
+/// In the last byte: the core of the CQE begins with up to 32 bytes of data.
 const IN_CORE: u8 = 1 << 2;
-/// In the last byte: up to 64 bytes of data stand before the core, in the element's first half.
+/// In the last byte: up to 64 bytes of data stand before the core, in the CQE's first half.
 const IN_FRONT: u8 = 1 << 3;
 /// Bytes that an atomic brings back.
 const ATOMIC: u32 = 8;
 
 const _: () = assert!(UNWRITTEN == opcode::MLX5_CQE_INVALID.0 << 4);
 
-/// What an element is, from its last byte.
+/// What a CQE is, from its last byte.
 #[inline(always)]
 pub(crate) const fn opcode_of(owner: u8) -> opcode {
     opcode(owner >> 4)
 }
 
-/// The least last byte of elements whose opcode is greater.
+/// The least last byte of CQEs whose opcode is greater.
 #[inline(always)]
 pub(crate) const fn behind(code: opcode) -> u8 {
     (code.0 + 1) << 4
 }
 
-/// The user index that an element bears, in as many bits as it has.
+/// The user index that a CQE bears, in as many bits as it has.
 #[inline(always)]
-pub(crate) fn number_of(element: Cqe<'_>) -> u32 {
+pub(crate) fn number_of(cqe: Cqe<'_>) -> u32 {
     // Its first byte says something else.
-    element.be24::<{ INDEX + 1 }>()
+    cqe.be24::<{ INDEX + 1 }>()
 }
 
-/// Whether it tells of a receive.
+/// Whether the completion is of a receive.
 pub(crate) fn is_receive(code: opcode) -> bool {
     matches!(
         code,
@@ -82,24 +82,23 @@ pub(crate) struct Mlx5Wc<'r> {
     pub(crate) wr_id: u64,
     /// What it completes.
     pub(crate) kind: WcOpcode,
-    /// The element's last byte, of which nobody may use more than the opcode: of a successful send there may be
-    /// nothing else.
+    /// The CQE's last byte. Only its opcode may be used: of a successful send there may be nothing else.
     pub(crate) owner: u8,
-    /// The element is the last that was consumed.
+    /// The CQE is the last that was consumed.
     pub(crate) reader: &'r CqReader,
 }
 
 impl<'r> Mlx5Wc<'r> {
-    /// Found when it is asked for, which not everybody does.
+    /// The CQE, found when it is asked for: not every caller does.
     #[inline(always)]
-    fn element(&self) -> Cqe<'r> {
+    fn cqe(&self) -> Cqe<'r> {
         self.reader.last()
     }
 
-    /// The same, with what its element says looked up again.
+    /// The same, with what its CQE says looked up again.
     #[inline(always)]
     pub(crate) fn again(self) -> Self {
-        Mlx5Wc { owner: self.element().owner(), ..self }
+        Mlx5Wc { owner: self.cqe().owner(), ..self }
     }
 
     #[inline(always)]
@@ -118,7 +117,7 @@ impl<'r> Mlx5Wc<'r> {
         if !self.is_error() {
             return WcStatus::SUCCESS;
         }
-        status_of(self.element().byte::<SYNDROME>())
+        status_of(self.cqe().byte::<SYNDROME>())
     }
 
     #[inline(always)]
@@ -131,31 +130,31 @@ impl<'r> Mlx5Wc<'r> {
         match self.kind {
             // The device need not say how long the answer to an atomic is.
             WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD => ATOMIC,
-            _ => self.element().be32::<BYTES>(),
+            _ => self.cqe().be32::<BYTES>(),
         }
     }
 
     #[inline]
     pub(crate) fn qpn(&self) -> u32 {
-        self.element().be32::<QPN>() & 0xff_ffff
+        self.cqe().be32::<QPN>() & 0xff_ffff
     }
 
     #[inline]
     pub(crate) fn src_qpn(&self) -> u32 {
-        if self.brings_data() { 0 } else { self.element().be32::<FLAGS>() & 0xff_ffff }
+        if self.brings_data() { 0 } else { self.cqe().be32::<FLAGS>() & 0xff_ffff }
     }
 
     /// Whether a peer's bytes stand where a datagram's completion says where it came from.
     #[inline]
     fn brings_data(&self) -> bool {
-        self.element().owner() & IN_CORE != 0 && !self.is_error()
+        self.cqe().owner() & IN_CORE != 0 && !self.is_error()
     }
 
     #[inline]
     pub(crate) fn imm(&self) -> Option<u32> {
         match self.opcode_byte() {
             opcode::MLX5_CQE_RESP_WR_IMM | opcode::MLX5_CQE_RESP_SEND_IMM => {
-                Some(self.element().be32::<IMMEDIATE>())
+                Some(self.cqe().be32::<IMMEDIATE>())
             }
             _ => None,
         }
@@ -164,35 +163,35 @@ impl<'r> Mlx5Wc<'r> {
     #[inline]
     pub(crate) fn invalidated_rkey(&self) -> Option<u32> {
         match self.opcode_byte() {
-            opcode::MLX5_CQE_RESP_SEND_INV => Some(self.element().be32::<IMMEDIATE>()),
+            opcode::MLX5_CQE_RESP_SEND_INV => Some(self.cqe().be32::<IMMEDIATE>()),
             _ => None,
         }
     }
 
     #[inline]
     pub(crate) fn has_grh(&self) -> bool {
-        !self.brings_data() && self.element().be32::<FLAGS>() >> 28 & 3 != 0
+        !self.brings_data() && self.cqe().be32::<FLAGS>() >> 28 & 3 != 0
     }
 
     #[inline]
     pub(crate) fn vendor_err(&self) -> u32 {
-        if self.is_error() { self.element().byte::<VENDOR>().into() } else { 0 }
+        if self.is_error() { self.cqe().byte::<VENDOR>().into() } else { 0 }
     }
 
     pub(crate) fn pkey_index(&self) -> u16 {
-        self.element().be32::<IMMEDIATE>() as u16
+        self.cqe().be32::<IMMEDIATE>() as u16
     }
 
     pub(crate) fn src_lid(&self) -> u16 {
-        if self.brings_data() { 0 } else { self.element().be16::<LID>() }
+        if self.brings_data() { 0 } else { self.cqe().be16::<LID>() }
     }
 
     pub(crate) fn service_level(&self) -> u8 {
-        if self.brings_data() { 0 } else { (self.element().be32::<FLAGS>() >> 24 & 0xf) as u8 }
+        if self.brings_data() { 0 } else { (self.cqe().be32::<FLAGS>() >> 24 & 0xf) as u8 }
     }
 
     pub(crate) fn path_bits(&self) -> u8 {
-        if self.brings_data() { 0 } else { self.element().byte::<PATH>() & 0x7f }
+        if self.brings_data() { 0 } else { self.cqe().byte::<PATH>() & 0x7f }
     }
 
     pub(crate) fn flow_tag(&self) -> u32 {
@@ -205,15 +204,15 @@ impl<'r> Mlx5Wc<'r> {
         /// What bits 2 and 3 of the kinds of headers say of the network's.
         const IPV4: u8 = 2;
         let both = checked::CQE_L3_OK | checked::CQE_L4_OK;
-        checked::from_bits_retain(self.element().byte::<CHECKED>()).contains(both)
-            && self.element().byte::<KINDS>() >> 2 & 3 == IPV4
+        checked::from_bits_retain(self.cqe().byte::<CHECKED>()).contains(both)
+            && self.cqe().byte::<KINDS>() >> 2 & 3 == IPV4
             && !self.brings_data()
     }
 
     /// The tag that the device took out of a raw packet.
     pub(crate) fn vlan(&self) -> Option<u16> {
-        let has = self.element().byte::<KINDS>() & 1 != 0 && !self.brings_data();
-        has.then(|| self.element().be16::<VLAN>())
+        let has = self.cqe().byte::<KINDS>() & 1 != 0 && !self.brings_data();
+        has.then(|| self.cqe().be16::<VLAN>())
     }
 
     /// What came with the completion and lies in it, not in memory.
@@ -222,10 +221,10 @@ impl<'r> Mlx5Wc<'r> {
             return None;
         }
         // Of a send the byte was not kept as it is.
-        let format = self.element().owner() & (IN_CORE | IN_FRONT);
+        let format = self.cqe().owner() & (IN_CORE | IN_FRONT);
         match format {
-            IN_CORE => Some(Scattered::new(&self.element().start(), self.byte_len())),
-            IN_FRONT => Some(Scattered::new(&self.element().front()?, self.byte_len())),
+            IN_CORE => Some(Scattered::new(&self.cqe().start(), self.byte_len())),
+            IN_FRONT => Some(Scattered::new(&self.cqe().front()?, self.byte_len())),
             _ => None,
         }
     }
@@ -235,12 +234,12 @@ impl<'r> Mlx5Wc<'r> {
         if self.is_error() {
             return None;
         }
-        let high = u64::from(self.element().be32::<TIME_HIGH>());
-        Some(high << 32 | u64::from(self.element().be32::<TIME_LOW>()))
+        let high = u64::from(self.cqe().be32::<TIME_HIGH>());
+        Some(high << 32 | u64::from(self.cqe().be32::<TIME_LOW>()))
     }
 }
 
-/// What an error of the device is called by everybody.
+/// The status that a syndrome of the device stands for.
 #[cold]
 fn status_of(code: u8) -> WcStatus {
     match syndrome(code) {

@@ -18,14 +18,14 @@ const COMMAND_BITS: u32 = 8;
 
 /// Where device memory is, as the driver tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Place {
+pub(crate) struct DmPlace {
     /// Where in its first page it begins, in bytes.
     start: u64,
     /// What its pages are mapped by.
     index: u16,
 }
 
-impl Place {
+impl DmPlace {
     /// Adds the driver's part to the command that allocates.
     pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
         command
@@ -34,8 +34,8 @@ impl Place {
     }
 
     /// Where the memory of this handle is, and how many bytes it has.
-    pub(crate) fn query(kernel: &dyn Kernel, handle: u32) -> Result<(Place, u64), Errno> {
-        let mut place = Place::default();
+    pub(crate) fn query(kernel: &dyn Kernel, handle: u32) -> Result<(DmPlace, u64), Errno> {
+        let mut place = DmPlace::default();
         let mut length = 0u64;
         let mut command = Command::new(UVERBS_OBJECT_DM, uapi::MLX5_IB_METHOD_DM_QUERY)
             .handle(uapi::MLX5_IB_ATTR_QUERY_DM_REQ_HANDLE, handle)
@@ -77,15 +77,15 @@ mod tests {
     fn numbers_tell_places_of_a_file_apart() {
         let starts = [0, 1, 64, 1 << 40];
         let all =
-            starts.iter().flat_map(|&start| [0, 1, 0xabcd].map(|index| Place { start, index }));
-        let numbers: std::collections::HashSet<_> = all.map(Place::numbers).collect();
+            starts.iter().flat_map(|&start| [0, 1, 0xabcd].map(|index| DmPlace { start, index }));
+        let numbers: std::collections::HashSet<_> = all.map(DmPlace::numbers).collect();
         assert_eq!(numbers.len(), 12);
     }
 
     #[test]
     fn an_index_is_on_both_sides_of_the_command() {
         let page = page_size() as u64;
-        let offset = |index| Place { start: 0, index }.offset();
+        let offset = |index| DmPlace { start: 0, index }.offset();
         assert_eq!(offset(0), 0x0800 * page);
         assert_eq!(offset(0x12), 0x0812 * page);
         assert_eq!(offset(0xabcd), 0xab_08cd * page);

@@ -7,17 +7,17 @@ use std::sync::Arc;
 
 /// What a device has of a completion queue.
 pub(crate) struct Device {
-    pub(crate) units: WqeSegments,
+    pub(crate) segments: WqeSegments,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) entries: u32,
-    /// WqeSegments of an element.
+    /// Segments of a CQE.
     pub(crate) stride: u32,
-    /// CqBuffer written in all.
+    /// CQEs written in all.
     pub(crate) producer: u32,
 }
 
 impl Device {
-    /// Of a queue of `entries` elements of `size` bytes that nothing was written to.
+    /// Of a queue of `entries` CQEs of `size` bytes that nothing was written to.
     pub(crate) fn new(
         memory: &Arc<QueueMemory>,
         entries: u32,
@@ -25,14 +25,14 @@ impl Device {
         dbrec: Arc<DoorbellRecord>,
     ) -> Device {
         let stride = (size / SEGMENT) as u32;
-        let units = WqeSegments::new(memory.clone(), 0, entries * stride).unwrap();
-        Device { units, dbrec, entries, stride, producer: 0 }
+        let segments = WqeSegments::new(memory.clone(), 0, entries * stride).unwrap();
+        Device { segments, dbrec, entries, stride, producer: 0 }
     }
 
-    /// Goes on in other memory, with elements as long.
+    /// Goes on in other memory, with CQEs as long.
     #[cfg(not(loom))]
     pub(crate) fn exchange(&mut self, memory: &Arc<QueueMemory>, entries: u32) {
-        self.units = WqeSegments::new(memory.clone(), 0, entries * self.stride).unwrap();
+        self.segments = WqeSegments::new(memory.clone(), 0, entries * self.stride).unwrap();
         self.entries = entries;
     }
 
@@ -41,7 +41,7 @@ impl Device {
         let parity = (self.producer / self.entries) & 1;
         core[63] = core[63] & 0xfe | parity as u8;
         let at = self.producer.wrapping_mul(self.stride) + (self.stride - 4);
-        self.units.copy(at, 0, &core);
+        self.segments.copy(at, 0, &core);
         self.producer = self.producer.wrapping_add(1);
     }
 
@@ -52,7 +52,7 @@ impl Device {
 }
 
 /// The 64 bytes of a completion with what all have.
-pub(crate) fn element(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
+pub(crate) fn cqe(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
     let mut core = [0; 64];
     core[32..36].copy_from_slice(&index.to_be_bytes());
     core[56..60].copy_from_slice(&qpn.to_be_bytes());

@@ -1,25 +1,23 @@
 //! ConnectX and BlueField: the queues are in memory of this process, and the device is rung through
 //! registers that are mapped into it.
 //!
-//! Pairs with `hw/mlx5` of the kernel. [`context`] opens, [`size`] and [`create`] make queues,
-//! [`uar`] has the registers. A send is written by [`sq`] in the words of [`wqe`] and [`umr`] and
-//! rung there; receives go through [`rq`] and [`srq`]. Completions come out of [`cq`] as [`cqe`],
-//! and find their request by [`index`], [`book`] and [`record`]; [`news`] tells when to look into the book.
+//! Pairs with `hw/mlx5` of the kernel. [`context`] opens, [`qp`] creates queue pairs, [`uar`] has the
+//! doorbell registers. [`sq`] writes sends in the segments of [`wqe`] and rings; [`rq`] and [`srq`] take
+//! receives. [`cq`] creates completion queues and polls them, [`cqe`] reads completions, [`qp_table`]
+//! finds the queue pair of one and [`wr_ids`] its work request.
 
 pub(crate) mod ah;
 pub(crate) mod context;
 pub(crate) mod cq;
 pub(crate) mod cqe;
-pub(crate) mod create;
 pub(crate) mod dm;
 #[cfg(test)]
 pub(crate) mod fake_device;
 pub(crate) mod pd;
-pub(crate) mod poll_gate;
+pub(crate) mod qp;
 pub(crate) mod qp_table;
 pub(crate) mod resources;
 pub(crate) mod rq;
-pub(crate) mod size;
 pub(crate) mod sq;
 pub(crate) mod srq;
 #[cfg(all(test, not(loom)))]
@@ -31,14 +29,16 @@ pub(crate) mod wqe;
 pub(crate) mod wr_ids;
 
 use crate::error::{Error, Result};
+use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier;
-use crate::memory::doorbell_record::DoorbellPages;
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, RECORD};
+use crate::memory::gate::Gate;
 use crate::uverbs::kernel::Kernel;
 use context::Limits;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uar::Registers;
-use uidx::UidxAllocator;
+use uidx::{Uidx, UidxAllocator};
 
 const VERB: &str = "open_device";
 
@@ -76,4 +76,34 @@ impl Mlx5 {
     pub(crate) fn registers(&self) -> &Arc<Registers> {
         &self.registers
     }
+    /// A doorbell record, of the allocator if that gives one.
+    fn doorbell_record(&self, source: &Source<'_>) -> Result<Arc<DoorbellRecord>> {
+        let fail = |errno| Error::new(source.verb, errno);
+        let record = match source.custom(RECORD, RECORD, ResourceType::MLX5_DBR)? {
+            Some(memory) => DoorbellRecord::custom(memory).ok_or_else(|| fail(Errno::INVAL))?,
+            None => self.records.alloc().map_err(fail)?,
+        };
+        Ok(Arc::new(record))
+    }
+
+    /// A gate beside the doorbell record, or, if that is an allocator's, in a line of the context's own.
+    fn gate(&self, record: &Arc<DoorbellRecord>, verb: &'static str) -> Result<Gate> {
+        match Gate::beside(record) {
+            Some(gate) => Ok(gate),
+            None => Gate::alone(&self.records).map_err(|errno| Error::new(verb, errno)),
+        }
+    }
+
+    fn user_index(&self, verb: &'static str) -> Result<Arc<Uidx>> {
+        self.indices.take().ok_or_else(|| {
+            Error::new(verb, Errno::NFILE).detail(
+                "2^24 queue pairs and shared receive queues of XRC domains are alive in this context",
+            )
+        })
+    }
+}
+
+/// A queue that does not fit into the memory that this module sized for it.
+fn misfit(verb: &'static str) -> Error {
+    Error::new(verb, Errno::BADMSG).detail("the queue does not fit into its memory")
 }

@@ -1,21 +1,18 @@
 //! How a poller finds the queue pair of a completion.
 //!
-//! Who makes and destroys queue pairs is not who polls, and must not touch what the poller works
-//! with. So the control path leaves letters with [`QpRegistry`], and the poller keeps a [`QpTable`] of
-//! its own: user index to record, without a lock. A completion of nobody in the book is discarded.
+//! Queue pairs are created and destroyed while another thread polls. The control path leaves updates
+//! with [`QpRegistry`], and the poller keeps a [`QpTable`] of its own: user index to queue pair, without a
+//! lock. A completion whose user index is not in the table is discarded.
 //!
-//! A queue pair that is gone leaves its index behind until the poller knows that nothing in the
-//! queue bears it: the kernel confirmed the end before the letter was written, so all there will
-//! ever be is in the queue when the letter is read, and has been consumed when the queue was found
-//! empty or went round once.
+//! The user index of a destroyed queue pair stays in use until no completion in the queue bears it. The
+//! kernel confirmed the destruction before the update was written, so that all its completions are in the
+//! queue when the update is read. They are consumed when the queue was found empty or went round once.
 //!
-//! A queue that never completes anything never has its letters read: a receive queue of those who
-//! only send, for one. So who makes a queue pair looks through them, and throws away those of queue
-//! pairs that came and went unheard of.
+//! Updates for a completion queue that is never polled pile up, that of the receives of a program that
+//! only sends for one. Creating a queue pair compacts them.
 
 use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
-use super::poll_gate::PollGate;
-use super::srq::Slots;
+use super::srq::SrqWrIds;
 use super::uidx::Uidx;
 use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_from_device;
@@ -23,118 +20,118 @@ use crate::memory::cq_buffer::CqReader;
 use crate::memory::lock::Lock;
 use crate::memory::sync::{AtomicU32, Ordering};
 use crate::memory::update_list::UpdateList;
+use crate::provider::poll_gate::PollGate;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
 enum Update {
-    /// Weak, or the letter would keep what nobody polls for.
+    /// Weak: an update that is never read keeps no queue pair.
     Attached {
         number: u32,
         record: Weak<SharedQp>,
     },
     Gone {
         index: Arc<Uidx>,
-        slots: Option<Arc<Slots>>,
+        slots: Option<Arc<SrqWrIds>>,
     },
-    /// There are older ones, which were looked through.
+    /// There are older updates, which were compacted.
     Older,
 }
 
-/// Letters that are not worth looking through.
+/// So few updates are not worth compacting.
 const FEW: usize = 64;
 
-/// What a poller that is gone left unread.
+/// What a poller that is gone left.
 #[derive(Debug)]
 pub(crate) struct Leftover {
     pub(crate) reader: CqReader,
-    pub(crate) book: QpTable,
+    pub(crate) table: QpTable,
 }
 
 /// The control path's end: which queue pairs complete to a queue.
 ///
-/// Who polls may go long before the queue does, which stays as long as a queue pair completes to it.
-/// What it left is settled when the last of both is gone: entries of shared receive queues that
-/// completions name which nobody will ever read go back.
+/// The poller may be dropped long before the kernel's queue, which stays as long as a queue pair
+/// completes to it. When both are gone, WQEs of shared receive queues that unread completions name go
+/// back.
 #[derive(Debug)]
 pub(crate) struct QpRegistry {
-    letters: UpdateList<Update>,
-    /// Whether the poller has to look for them.
-    pub(crate) news: PollGate,
-    /// How many were put since somebody took them.
+    updates: UpdateList<Update>,
+    /// Tells the poller to read updates.
+    pub(crate) poll_gate: PollGate,
+    /// Updates since they were last taken.
     fresh: AtomicU32,
-    /// Letters that were looked through, oldest first; with one among the others that says so.
+    /// Compacted updates, oldest first; `Update::Older` in the list says that there are some.
     older: Lock<Vec<Update>>,
-    estate: Lock<Option<Leftover>>,
+    leftover: Lock<Option<Leftover>>,
 }
 
 impl Drop for QpRegistry {
     fn drop(&mut self) {
-        let estate = self.estate.get_mut().and_then(Option::take);
-        let Some(Leftover { reader, mut book }) = estate else { return };
-        // A child of a fork has no completions, and its parent's entries are not its to give back.
-        if reader.elements().epoch().is_over() {
+        let leftover = self.leftover.get_mut().and_then(Option::take);
+        let Some(Leftover { reader, mut table }) = leftover else { return };
+        // A forked child has no completions, and the parent's WQEs are not its to give back.
+        if reader.cqes().epoch().is_over() {
             return;
         }
-        book.learn(self, reader.consumer(), reader.elements().count());
-        for (_, element) in reader.ours() {
+        table.learn(self, reader.consumer(), reader.cqes().count());
+        for (_, cqe) in reader.ours() {
             udma_from_device();
-            if is_receive(opcode_of(element.owner())) {
-                book.give_back(number_of(element), element.be16::<COUNTER>().into());
+            if is_receive(opcode_of(cqe.owner())) {
+                table.give_back(number_of(cqe), cqe.be16::<COUNTER>().into());
             }
         }
     }
 }
 
 impl QpRegistry {
-    pub(crate) fn new(news: PollGate) -> Arc<QpRegistry> {
+    pub(crate) fn new(poll_gate: PollGate) -> Arc<QpRegistry> {
         let older = Lock::default();
         Arc::new(QpRegistry {
-            letters: UpdateList::new(),
-            news,
+            updates: UpdateList::new(),
+            poll_gate,
             fresh: AtomicU32::new(0),
             older,
-            estate: Lock::default(),
+            leftover: Lock::default(),
         })
     }
 
-    fn put(&self, letter: Update) {
+    fn put(&self, update: Update) {
         self.fresh.fetch_add(1, Ordering::Relaxed);
-        self.letters.put(letter);
-        self.news.mark_dirty();
+        self.updates.put(update);
+        self.poll_gate.mark_dirty();
     }
 
-    /// Adds what was put to what is there of older letters.
+    /// Moves the updates of the list behind the older ones.
     fn gather(&self, older: &mut Vec<Update>) {
         self.fresh.store(0, Ordering::Relaxed);
         let before = older.len();
-        self.letters.take(|letter| match letter {
+        self.updates.take(|update| match update {
             Update::Older => {}
-            letter => older.push(letter),
+            update => older.push(update),
         });
-        // They come newest first, but an index may be given back and dealt again in one go.
+        // The list is newest first, and a user index may be given back and dealt again within it.
         older[before..].reverse();
     }
 
-    /// Throws letters away of queue pairs that came and went since the last poll, if many are
-    /// there. To be called only while nobody can poll, by who borrows the poller's end; `is_empty`
-    /// says whether the queue holds no completion.
+    /// Throws away the updates of queue pairs that were created and destroyed since the last poll, if there
+    /// are many. The caller borrows the poller's end, so that it cannot poll; `is_empty` says whether the
+    /// queue holds no completion.
     pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
         let Some(mut older) = self.older.lock() else { return };
-        // As many again as were left, so that looking costs little for each.
+        // As many again as were left: compacting costs a constant for each update.
         if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
             return;
         }
         self.gather(&mut older);
-        // Asked after the letters were taken: of a queue pair that was gone by then the queue holds
-        // all there will ever be.
+        // Asked after the updates were taken: a queue pair that was gone by then completes nothing more.
         if is_empty() {
             let mut attached = HashMap::new();
             let mut needless = vec![false; older.len()];
-            for (at, letter) in older.iter().enumerate() {
-                match letter {
+            for (at, update) in older.iter().enumerate() {
+                match update {
                     Update::Attached { number, .. } => drop(attached.insert(*number, at)),
-                    // Without the first letter here, the poller has read it.
+                    // Without `Attached` here, the poller has read that.
                     Update::Gone { index, .. } => {
                         if let Some(first) = attached.remove(&index.number()) {
                             (needless[first], needless[at]) = (true, true);
@@ -147,15 +144,15 @@ impl QpRegistry {
             older.retain(|_| needless.next() != Some(true));
         }
         if !older.is_empty() {
-            self.letters.put(Update::Older);
+            self.updates.put(Update::Older);
         }
     }
 
-    /// Leaves what nobody polls any more.
-    pub(crate) fn inherit(&self, estate: Leftover) {
-        match self.estate.lock() {
-            Some(mut left) => *left = Some(estate),
-            None => std::mem::forget(estate),
+    /// Takes over from a poller that is dropped.
+    pub(crate) fn inherit(&self, leftover: Leftover) {
+        match self.leftover.lock() {
+            Some(mut left) => *left = Some(leftover),
+            None => std::mem::forget(leftover),
         }
     }
 
@@ -180,7 +177,7 @@ impl QpRegistry {
 
     /// Whether there is nothing to learn.
     pub(crate) fn is_empty(&self) -> bool {
-        self.letters.is_empty()
+        self.updates.is_empty()
     }
 }
 
@@ -189,15 +186,15 @@ impl QpRegistry {
 struct Dead {
     index: Arc<Uidx>,
     /// Takes back what the completions consumed.
-    slots: Option<Arc<Slots>>,
+    slots: Option<Arc<SrqWrIds>>,
     /// Where in the queue nothing of it can be any more.
     until: u32,
 }
 
-/// The poller's end.
+/// The poller's end: user index to queue pair.
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
-    /// From the index `first` on; those who complete to one queue mostly were made together.
+    /// From the user index `first` on. Queue pairs of one completion queue are mostly created together.
     records: Vec<Option<Arc<SharedQp>>>,
     first: u32,
     dead: Vec<Dead>,
@@ -239,11 +236,11 @@ impl QpTable {
     /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
     #[cold]
     pub(crate) fn learn(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
-        // Nobody waits for this lock: who looks through letters keeps the poller away by a borrow.
-        let Some(mut letters) = members.older.lock() else { return };
-        members.gather(&mut letters);
-        for letter in letters.drain(..) {
-            match letter {
+        // Never contended: compacting borrows the poller's end.
+        let Some(mut updates) = members.older.lock() else { return };
+        members.gather(&mut updates);
+        for update in updates.drain(..) {
+            match update {
                 Update::Attached { number, record } => {
                     if let Some(record) = record.upgrade() {
                         self.insert(number, record);
@@ -259,7 +256,7 @@ impl QpTable {
         }
     }
 
-    /// Takes note that all completions in the queue have a number greater by one.
+    /// All completions in the queue have got an index greater by one.
     pub(crate) fn moved(&mut self) {
         for dead in &mut self.dead {
             dead.until = dead.until.wrapping_add(1);
@@ -271,8 +268,8 @@ impl QpTable {
         !self.dead.is_empty()
     }
 
-    /// Gives up indices of which nothing can be in the queue any more: all of them if it is
-    /// `empty`, else those whose last completion is behind `consumer`.
+    /// Gives up the user indices that no completion in the queue bears: all of them if it is `empty`, else
+    /// those whose last completion is behind `consumer`.
     #[cold]
     pub(crate) fn forget(&mut self, consumer: u32, empty: bool) {
         /// Completions are counted in 24 bits.
@@ -281,8 +278,7 @@ impl QpTable {
         self.dead.retain(|dead| !empty && ahead(dead.until));
     }
 
-    /// Takes note of the completion of a receive that nobody will read: if it consumed an entry `at`
-    /// of a shared receive queue, that goes back.
+    /// Gives back the WQE `at` of a shared receive queue whose completion nobody will read.
     fn give_back(&self, number: u32, at: u32) {
         match self.get(number) {
             Some(record) => {
@@ -294,8 +290,7 @@ impl QpTable {
         }
     }
 
-    /// Takes note of the completion of a receive of nobody in the book: if it consumed an entry `at`
-    /// of a shared receive queue, that goes back.
+    /// Gives back the WQE `at` of a shared receive queue that a destroyed queue pair consumed.
     #[cold]
     pub(crate) fn discard(&self, number: u32, at: u32) {
         let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);
@@ -310,7 +305,8 @@ mod tests {
     use super::super::uidx::UidxAllocator;
     use super::super::wr_ids::Receives;
     use super::*;
-    use crate::memory::doorbell_record::{DoorbellPages, Gate};
+    use crate::memory::doorbell_record::DoorbellPages;
+    use crate::memory::gate::Gate;
 
     fn members() -> Arc<QpRegistry> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
@@ -324,45 +320,45 @@ mod tests {
 
     #[test]
     fn records_are_found_between_their_letters() {
-        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         let all: Vec<_> = (0..200).map(|_| record(&indices)).collect();
         for record in &all {
             members.attach(record);
         }
-        assert!(book.get(1).is_none());
+        assert!(table.get(1).is_none());
         assert!(!members.is_empty());
-        book.learn(&members, 0, 8);
+        table.learn(&members, 0, 8);
         assert!(members.is_empty());
         for record in &all {
-            let found = book.get(record.index().number()).unwrap();
+            let found = table.get(record.index().number()).unwrap();
             assert_eq!(found.qpn(), record.qpn());
         }
         members.retire(&all[7]);
-        book.learn(&members, 0, 8);
-        assert!(book.get(8).is_none());
-        assert!([0, 201, 0xff_ffff].iter().all(|number| book.get(*number).is_none()));
-        assert_eq!(book.get(9).unwrap().qpn(), 109);
+        table.learn(&members, 0, 8);
+        assert!(table.get(8).is_none());
+        assert!([0, 201, 0xff_ffff].iter().all(|number| table.get(*number).is_none()));
+        assert_eq!(table.get(9).unwrap().qpn(), 109);
     }
 
     #[test]
     fn an_index_comes_back_when_the_queue_went_round_or_was_empty() {
         for empty in [true, false] {
-            let (indices, members, mut book) =
+            let (indices, members, mut table) =
                 (UidxAllocator::new(), members(), QpTable::default());
             let dead = record(&indices);
             members.attach(&dead);
-            book.learn(&members, 0, 8);
+            table.learn(&members, 0, 8);
             members.retire(&dead);
             drop(dead);
             let start = u32::MAX - 3;
-            book.learn(&members, start, 8);
-            book.forget(start, false);
-            book.forget(start.wrapping_add(7), false);
+            table.learn(&members, start, 8);
+            table.forget(start, false);
+            table.forget(start.wrapping_add(7), false);
             let other = indices.take().unwrap();
             assert_eq!(other.number(), 2, "in use");
             match empty {
-                true => book.forget(start, true),
-                false => book.forget(start.wrapping_add(8), false),
+                true => table.forget(start, true),
+                false => table.forget(start.wrapping_add(8), false),
             }
             assert_eq!(indices.take().unwrap().number(), 1, "free");
         }
@@ -370,32 +366,32 @@ mod tests {
 
     #[test]
     fn a_life_between_two_looks_leaves_nothing() {
-        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         let short = record(&indices);
         members.attach(&short);
         members.retire(&short);
         let weak = Arc::downgrade(&short);
         drop(short);
-        assert!(weak.upgrade().is_none(), "the letter keeps the record");
+        assert!(weak.upgrade().is_none(), "the update keeps the record");
         let next = record(&indices);
         assert_eq!(next.index().number(), 2);
-        book.learn(&members, 0, 8);
-        book.forget(0, true);
-        assert!(book.get(1).is_none());
+        table.learn(&members, 0, 8);
+        table.forget(0, true);
+        assert!(table.get(1).is_none());
         let again = record(&indices);
         assert_eq!(again.index().number(), 1);
         members.attach(&again);
-        book.learn(&members, 0, 8);
-        assert_eq!(book.get(1).unwrap().qpn(), 101);
+        table.learn(&members, 0, 8);
+        assert_eq!(table.get(1).unwrap().qpn(), 101);
     }
 
     /// A queue that nobody polls, or that never completes anything.
     #[test]
     fn letters_of_many_lives_do_not_pile_up() {
-        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         let known = record(&indices);
         members.attach(&known);
-        book.learn(&members, 0, 8);
+        table.learn(&members, 0, 8);
         let staying = record(&indices);
         members.attach(&staying);
         let mut most = 0;
@@ -419,16 +415,16 @@ mod tests {
         assert!(older <= 2, "{older}");
         // What the poller has to know it still learns.
         assert!(!members.is_empty());
-        book.learn(&members, 0, 8);
-        assert!(book.get(known.index().number()).is_none());
-        assert!(book.get(staying.index().number()).is_some());
+        table.learn(&members, 0, 8);
+        assert!(table.get(known.index().number()).is_none());
+        assert!(table.get(staying.index().number()).is_some());
         assert!(members.is_empty());
     }
 
     /// What is in the queue may be of somebody who is gone, so that the index stays in use.
     #[test]
     fn letters_stay_while_the_queue_holds_something() {
-        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         for _ in 0..FEW {
             let short = record(&indices);
             members.attach(&short);
@@ -439,22 +435,22 @@ mod tests {
         let next = record(&indices);
         assert_eq!(next.index().number() as usize, FEW + 1);
         members.attach(&next);
-        book.learn(&members, 0, 8);
-        assert!(book.get(next.index().number()).is_some());
-        book.forget(0, true);
+        table.learn(&members, 0, 8);
+        assert!(table.get(next.index().number()).is_some());
+        table.forget(0, true);
         assert!((indices.take().unwrap().number() as usize) <= FEW);
     }
 
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
-        let (indices, members, mut book) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         let stuck = record(&indices);
         members.attach(&stuck);
         members.retire_for_good(&stuck);
         drop(stuck);
-        book.learn(&members, 0, 8);
-        book.forget(0, true);
-        drop((book, members));
+        table.learn(&members, 0, 8);
+        table.forget(0, true);
+        drop((table, members));
         assert_eq!(indices.take().unwrap().number(), 2);
     }
 }
@@ -465,7 +461,8 @@ mod model {
     use super::super::uidx::UidxAllocator;
     use super::super::wr_ids::Receives;
     use super::*;
-    use crate::memory::doorbell_record::{DoorbellPages, Gate};
+    use crate::memory::doorbell_record::DoorbellPages;
+    use crate::memory::gate::Gate;
     use loom::thread;
 
     fn members() -> Arc<QpRegistry> {
@@ -488,12 +485,12 @@ mod model {
             let poller = {
                 let (members, completed) = (members.clone(), completed.clone());
                 thread::spawn(move || {
-                    let mut book = QpTable::default();
+                    let mut table = QpTable::default();
                     let number = completed.load(Ordering::Acquire);
                     if !members.is_empty() {
-                        book.learn(&members, 0, 2);
+                        table.learn(&members, 0, 2);
                     }
-                    assert!(number == 0 || book.get(number).is_some());
+                    assert!(number == 0 || table.get(number).is_some());
                 })
             };
             let record = record(&indices);
@@ -509,23 +506,23 @@ mod model {
     fn an_index_is_not_dealt_while_a_completion_bears_it() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            let mut book = QpTable::default();
+            let mut table = QpTable::default();
             let dead = record(&indices);
             let number = dead.index().number();
             members.attach(&dead);
-            book.learn(&members, 0, 2);
+            table.learn(&members, 0, 2);
             let pending = loom::sync::Arc::new(AtomicU32::new(1));
             let poller = {
                 let (members, pending) = (members.clone(), pending.clone());
                 thread::spawn(move || {
                     if !members.is_empty() {
-                        book.learn(&members, 0, 2);
-                        book.forget(0, false);
+                        table.learn(&members, 0, 2);
+                        table.forget(0, false);
                     }
                     // Found or discarded, it is consumed.
                     pending.store(0, Ordering::Release);
-                    book.forget(1, true);
-                    book
+                    table.forget(1, true);
+                    table
                 })
             };
             members.retire(&dead);
@@ -535,14 +532,14 @@ mod model {
                 assert_eq!(pending.load(Ordering::Acquire), 0, "still in the queue");
             }
             members.attach(&next);
-            let mut book = poller.join().unwrap();
-            book.learn(&members, 1, 2);
-            book.forget(1, true);
-            assert_eq!(book.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
+            let mut table = poller.join().unwrap();
+            table.learn(&members, 1, 2);
+            table.forget(1, true);
+            assert_eq!(table.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
         });
     }
 
-    /// Letters are put while somebody looks through them: none is lost, and none out of turn.
+    /// Updates are put while somebody looks through them: none is lost, and none out of turn.
     #[test]
     fn letters_are_put_while_others_are_looked_through() {
         loom::model(|| {
@@ -560,12 +557,12 @@ mod model {
             let gone = short.index().number();
             drop(short);
             tidier.join().unwrap();
-            let mut book = QpTable::default();
+            let mut table = QpTable::default();
             assert!(!members.is_empty());
-            book.learn(&members, 0, 2);
-            book.forget(0, true);
-            assert!(book.get(staying.index().number()).is_some());
-            assert!(book.get(gone).is_none());
+            table.learn(&members, 0, 2);
+            table.forget(0, true);
+            assert!(table.get(staying.index().number()).is_some());
+            assert!(table.get(gone).is_none());
             assert_eq!(indices.take().unwrap().number(), gone);
         });
     }
@@ -575,26 +572,26 @@ mod model {
     fn what_was_put_is_heard_of() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            let poll = |book: &mut QpTable, members: &QpRegistry| {
-                if !members.news.is_quiet() {
-                    members.news.clear();
-                    book.learn(members, 0, 2);
+            let poll = |table: &mut QpTable, members: &QpRegistry| {
+                if !members.poll_gate.is_quiet() {
+                    members.poll_gate.clear();
+                    table.learn(members, 0, 2);
                 }
             };
             let poller = {
                 let members = members.clone();
                 thread::spawn(move || {
-                    let mut book = QpTable::default();
-                    poll(&mut book, &members);
-                    poll(&mut book, &members);
-                    book
+                    let mut table = QpTable::default();
+                    poll(&mut table, &members);
+                    poll(&mut table, &members);
+                    table
                 })
             };
             let record = record(&indices);
             members.attach(&record);
-            let mut book = poller.join().unwrap();
-            poll(&mut book, &members);
-            assert!(book.get(record.index().number()).is_some());
+            let mut table = poller.join().unwrap();
+            poll(&mut table, &members);
+            assert!(table.get(record.index().number()).is_some());
         });
     }
 }

@@ -1,10 +1,35 @@
 //! What a queue's kernel object stands on, for as long as a device may reach it.
 
 use super::uar::Lease;
+use crate::error::Error;
 use crate::memory::doorbell_record::DoorbellRecord;
 use crate::memory::lock::Lock;
 use crate::memory::queue_memory::QueueMemory;
+use rustix::io::Errno;
+use std::os::fd::AsRawFd;
 use std::sync::Arc;
+use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
+
+/// How the kernel is told of a buffer that is part of a dma-buf; `None` if it is told an address.
+pub(super) fn dmabuf(memory: &QueueMemory) -> Option<ib_uverbs_buffer_desc> {
+    let part = memory.dmabuf()?;
+    Some(ib_uverbs_buffer_desc {
+        r#type: ib_uverbs_buffer_type::IB_UVERBS_BUFFER_TYPE_DMABUF.0,
+        fd: part.file.as_raw_fd(),
+        flags: 0,
+        optional_flags: 0,
+        addr: part.offset,
+        length: memory.len() as u64,
+    })
+}
+
+/// Adds to a refusal that older kernels take no dma-bufs, if the command had any.
+pub(super) fn explain_dmabuf(error: Error, has_dmabuf: bool) -> Error {
+    if has_dmabuf && error.errno() == Errno::OPNOTSUPP {
+        return error.detail("the kernel takes no dma-bufs for queues; Linux 7.2 does");
+    }
+    error
+}
 
 /// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
 /// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
@@ -53,6 +78,22 @@ impl QueueResources {
         match self.doubtful.lock() {
             Some(mut doubtful) => doubtful.push(memory),
             None => std::mem::forget(memory),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_refused_dma_buf_is_said_to_need_a_newer_kernel() {
+        for (dmabufs, errno) in
+            [(true, Errno::OPNOTSUPP), (false, Errno::OPNOTSUPP), (true, Errno::INVAL)]
+        {
+            let error = explain_dmabuf(Error::new("create_qp", errno), dmabufs);
+            let named = error.message().contains("dma-bufs");
+            assert_eq!(named, dmabufs && errno == Errno::OPNOTSUPP, "{error}");
         }
     }
 }

@@ -1,10 +1,12 @@
-//! The receive queue of a queue pair: we produce, the device consumes when the doorbell record says
-//! so. Nothing is rung.
+//! Receive queues of queue pairs: their size, and the WQEs that this process writes. The doorbell record
+//! tells the device; no register is rung.
 
+use super::context::Limits;
 use super::wqe::{TERMINATOR, data};
 use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_to_device;
-use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::sync::{AtomicU64, Ordering};
@@ -12,23 +14,73 @@ use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::provider::RecvCursor;
 use crate::wr::{PostError, RecvWr, Sge};
 use std::sync::Arc;
-use uverbs_uapi::mlx5::wqe::MLX5_RCV_DBR;
+use uverbs_uapi::mlx5::wqe::{MLX5_RCV_DBR, mlx5_wqe_data_seg};
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
+
+/// Bytes of a data segment.
+const DATA: u64 = size_of::<mlx5_wqe_data_seg>() as u64;
+/// Bytes of the smallest receive queue.
+const LEAST: u64 = 64;
+
+/// How large a receive queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct RqSize {
+    /// Receives, a power of two; 0 if there is no receive queue.
+    pub(crate) entries: u32,
+    /// Bytes of a receive, as a power of two.
+    pub(crate) stride_log: u32,
+    pub(crate) max_sge: u32,
+}
+
+impl RqSize {
+    pub(crate) fn new(limits: &Limits, cap: &ib_uverbs_qp_cap) -> Result<RqSize, String> {
+        if cap.max_recv_wr == 0 {
+            return Ok(RqSize::default());
+        }
+        if cap.max_recv_wr > limits.max_recv_wr {
+            return Err(format!(
+                "{} receives; the maximum is {}",
+                cap.max_recv_wr, limits.max_recv_wr
+            ));
+        }
+        let request = DATA * u64::from(cap.max_recv_sge.max(1));
+        let largest = u64::from(limits.max_rq_desc_sz);
+        if request > largest {
+            return Err(format!(
+                "{} entries in a receive; the maximum is {}",
+                cap.max_recv_sge,
+                largest / DATA
+            ));
+        }
+        let stride = request.next_power_of_two();
+        let bytes = (u64::from(cap.max_recv_wr).next_power_of_two() * stride).max(LEAST);
+        Ok(RqSize {
+            entries: (bytes / stride) as u32,
+            stride_log: stride.trailing_zeros(),
+            max_sge: (stride / DATA) as u32,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        if self.entries == 0 { 0 } else { (self.entries as usize) << self.stride_log }
+    }
+}
 
 #[derive(Debug)]
 pub(crate) struct RecvRing {
-    // Before the memory, as it is where the kernel's object holds both.
-    word: RecordWord<MLX5_RCV_DBR>,
-    ring: RqBuffer<AtomicU64, 1>,
+    // Dropped before the memory, as where the kernel's object holds both.
+    dbrec: RecordWord<MLX5_RCV_DBR>,
+    buffer: RqBuffer<AtomicU64, 1>,
     entries: u32,
     max_sge: u32,
     /// Receives posted in all.
     head: u32,
     gate: Gate,
-    record: Arc<SharedQp>,
+    shared: Arc<SharedQp>,
 }
 
 /// Where a queue stands in its memory, and how large its receives are.
-pub(crate) struct Place {
+pub(crate) struct RqLayout {
     /// In bytes.
     pub(crate) offset: usize,
     pub(crate) entries: u32,
@@ -39,115 +91,128 @@ pub(crate) struct Place {
 
 impl RecvRing {
     /// `None` if the entries do not fit into the memory, if they or their size are no powers of
-    /// two, or if an entry does not take so many pieces.
+    /// two, or if an entry does not take so many SGEs.
     pub(crate) fn new(
         memory: Arc<QueueMemory>,
-        place: Place,
+        place: RqLayout,
         dbrec: Arc<DoorbellRecord>,
-        record: Arc<SharedQp>,
+        shared: Arc<SharedQp>,
         gate: Gate,
     ) -> Option<RecvRing> {
-        let Place { offset, entries, stride, max_sge } = place;
-        let units = stride / SEGMENT as u32;
-        if !(1..=units).contains(&max_sge) {
+        let RqLayout { offset, entries, stride, max_sge } = place;
+        let segments = stride / SEGMENT as u32;
+        if !(1..=segments).contains(&max_sge) {
             return None;
         }
-        if record.slots().is_some() {
+        if shared.slots().is_some() {
             return None;
         }
-        let notes = record.receives.own.notes();
+        let wr_ids = shared.receives.own.entries();
         Some(RecvRing {
-            ring: RqBuffer::new(memory, offset, entries, units, notes)?,
+            buffer: RqBuffer::new(memory, offset, entries, segments, wr_ids)?,
             entries,
             max_sge,
             head: 0,
-            word: dbrec.word(),
+            dbrec: dbrec.word(),
             gate,
-            record,
+            shared,
         })
     }
 
-    pub(crate) fn capacity(&self) -> u32 {
-        self.entries
-    }
-
-    /// Whether receives may be posted here and now; shut in a forked child.
-    #[inline(always)]
+    /// Tells which receives may be posted here and now; shut in a forked child.
     pub(crate) fn gate(&self) -> &Gate {
         &self.gate
     }
 
+    /// Where a batch begins.
     #[inline(always)]
-    pub(crate) fn cursor(&self) -> RecvCursor {
-        let tail = self.record.receives.own.tail();
+    pub(crate) fn begin(&self) -> RecvCursor {
+        let tail = self.shared.receives.own.tail();
         let room = self.entries.wrapping_sub(self.head.wrapping_sub(tail));
         RecvCursor { at: self.head, room, ..RecvCursor::default() }
     }
 
-    /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
-    /// done, for all others. Who calls has seen the gate open.
+    /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
+    #[inline(always)]
+    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
+        if self.try_push(cursor, recv) {
+            return Ok(());
+        }
+        // Copies, as what is passed out of line has to be in memory.
+        let recv = *recv;
+        cursor.through(|cursor| self.push_checked(cursor, &recv))
+    }
+
+    /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
+    /// all others.
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> bool {
-        if cursor.room == 0 {
-            return false;
-        }
         let [sge] = recv.sges else { return false };
-        if sge.length as i32 <= 0 {
+        // A batch may be older than a fork.
+        if sge.length as i32 <= 0 || cursor.room == 0 || self.gate.is_shut() {
             return false;
         }
-        let (entry, note) = self.ring.at(cursor.at);
-        // First, or whether there is room for it would be kept at hand meanwhile.
-        entry.write_behind(TERMINATOR);
-        entry.write::<0>(data(sge));
-        noted(cursor, note, recv.wr_id);
+        let (wqe, wr_id) = self.buffer.at(cursor.at);
+        wqe.write_behind(TERMINATOR);
+        wqe.write::<0>(data(sge));
+        wr_id.store(recv.wr_id, Ordering::Relaxed);
+        advance(cursor);
         true
     }
 
-    /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
-        // A batch may be older than the fork.
+    /// Checks everything about a request, and writes it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_checked(
+        &self,
+        cursor: &mut RecvCursor,
+        recv: &RecvWr<'_>,
+    ) -> Result<(), PostError> {
         if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        let (first, room) = (self.ring.first(cursor.at), self.ring.each());
-        scatter_any(self.ring.units(), first, room, self.max_sge, recv.sges)?;
-        noted(cursor, self.ring.note(cursor.at), recv.wr_id);
+        let (first, room) = (self.buffer.first(cursor.at), self.buffer.each());
+        scatter(self.buffer.segments(), first, room, self.max_sge, recv.sges)?;
+        self.buffer.entry(cursor.at).store(recv.wr_id, Ordering::Relaxed);
+        advance(cursor);
         Ok(())
     }
 
-    /// Shows the device the requests up to the cursor. Who calls has seen the gate open: in a forked
-    /// child the record is none of ours.
+    /// Hands the WQEs up to a cursor to the device;
+    /// nothing in a forked child, whose doorbell record may be its parent's.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: RecvCursor) {
+    pub(crate) fn ring(&mut self, cursor: RecvCursor) {
+        if self.gate.is_shut() {
+            return;
+        }
         self.head = cursor.at;
-        // Pairs with the device reading entries after the record that counts them.
+        // Pairs with the device reading WQEs after the doorbell record that counts them.
         udma_to_device();
-        self.word.set(self.head & 0xffff);
+        self.dbrec.set(self.head & 0xffff);
     }
 
     /// Begins anew, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
         self.head = 0;
-        self.record.receives.own.reset();
-        self.word.set(0);
+        self.shared.receives.own.reset();
+        self.dbrec.set(0);
     }
 }
 
-/// Moves on behind an entry, of which the number of its request is noted.
+/// Moves a cursor on behind a WQE that is written.
 #[inline(always)]
-fn noted(cursor: &mut RecvCursor, note: &AtomicU64, wr_id: u64) {
-    note.store(wr_id, Ordering::Relaxed);
+fn advance(cursor: &mut RecvCursor) {
     cursor.at = cursor.at.wrapping_add(1);
     cursor.room -= 1;
 }
 
-/// Writes the pieces of a receive to `room` units from `at` on, and marks their end if there is
-/// room for a mark. `max` pieces fit, one at least.
-pub(super) fn scatter_any(
-    units: &WqeSegments,
+/// Writes the SGEs of a receive to `room` segments from `at` on, and ends their list if there is a
+/// segment left. `max` SGEs fit, one at least.
+pub(super) fn scatter(
+    segments: &WqeSegments,
     at: u32,
     room: u32,
     max: u32,
@@ -162,13 +227,13 @@ pub(super) fn scatter_any(
         length += u64::from(sge.length);
         // To the device a length of zero is 2^31.
         if sge.length > 0 {
-            units.write(next, data(sge));
+            segments.write(next, data(sge));
             next = next.wrapping_add(1);
         }
     }
     if next.wrapping_sub(at) < room {
-        units.write(next, TERMINATOR);
+        segments.write(next, TERMINATOR);
     }
-    // The uppermost bit of a piece's length would make it something else.
+    // The uppermost bit of an SGE's length would make it something else.
     if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
 }

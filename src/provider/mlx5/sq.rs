@@ -1,39 +1,163 @@
-//! The send queue of a queue pair: requests of 64-byte blocks that we produce, and the register
-//! that makes the device look.
+//! Send queues: their size, the WQEs that this process writes, and the doorbell.
+//!
+//! A WQE begins at a WQEBB and is as many segments as its request needs. The doorbell record counts
+//! WQEBBs; the register takes the first eight bytes of the newest WQE, or a whole WQE (BlueFlame).
 
 mod packet;
 
 pub(crate) use packet::Frames;
 
+use super::context::Limits;
 use super::umr::{self, Change};
 use super::wqe::{
-    LONGEST, MASKED_EIGHT, Unit, atomic, control, data, inline_length, pair, remote, target, units,
+    LONGEST, MASKED_EIGHT, Segment, atomic, control, data, inline_length, pair, remote, segments,
+    target,
 };
 use super::wr_ids::{SharedQp, SqWrId};
 use crate::memory::barrier::udma_to_device;
-use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::DoorbellRegister;
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sq_buffer::{SqBuffer, WqeSlot};
 use crate::memory::wqe_segment::SEGMENT;
 use crate::memory::wqebb::{SEGMENTS_PER_WQEBB, Wqebbs};
-use crate::provider::{Cursor, SendLimits};
+use crate::provider::{SendCursor, SendLimits};
+use crate::qp::state::QpType;
 use crate::wc::WcOpcode;
-use crate::wr::{Address, Destination, Payload, PostError, Remote, SendFlags, SendOp, SendWr, Sge};
+use crate::wr::{
+    Address, Destination, Payload, PostError, Remote, RingError, SendFlags, SendOp, SendOps,
+    SendWr, Sge, Transport,
+};
 use std::sync::Arc;
+use uverbs_uapi::mlx5::wqe;
 use uverbs_uapi::mlx5::wqe::{
     MLX5_EXTENDED_UD_AV, MLX5_FENCE_MODE_SMALL_AND_FENCE, MLX5_SEND_WQE_MAX_WQEBBS, MLX5_SND_DBR,
     mlx5_av, mlx5_wqe_ctrl_flags as flags, mlx5_wqe_opcode as opcode,
 };
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
-/// WqeSegments of an address vector.
+/// Segments of an address vector.
 const VECTOR: u32 = (size_of::<mlx5_av>() / SEGMENT) as u32;
 /// Bytes that an atomic works on.
 const ATOMIC: u32 = 8;
-/// Waits for reads and atomics, and for changes of keys.
+/// The WQE waits for earlier reads and atomics, and for key changes.
 const FENCE: u8 = MLX5_FENCE_MODE_SMALL_AND_FENCE;
-/// Waits for changes of keys.
+/// The WQE waits for earlier key changes.
 const SMALL_FENCE: u8 = flags::MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE.bits();
+
+// Bytes of the segments that the size of a WQE is made of.
+const CTRL: u64 = size_of::<wqe::mlx5_wqe_ctrl_seg>() as u64;
+const RADDR: u64 = size_of::<wqe::mlx5_wqe_raddr_seg>() as u64;
+const ATOMIC_SEG: u64 = size_of::<wqe::mlx5_wqe_atomic_seg>() as u64;
+const MASKED_ATOMIC_SEG: u64 = size_of::<wqe::mlx5_wqe_masked_atomic_seg>() as u64;
+pub(super) const DATA: u64 = size_of::<wqe::mlx5_wqe_data_seg>() as u64;
+const INLINE: u64 = size_of::<wqe::mlx5_wqe_inline_seg>() as u64;
+const AV: u64 = size_of::<wqe::mlx5_av>() as u64;
+const XRC: u64 = size_of::<wqe::mlx5_wqe_xrc_seg>() as u64;
+const ETH: u64 = 32;
+const UMR_CTRL: u64 = 48;
+const MKEY: u64 = 64;
+/// Entries of a list of a UMR come four at a time.
+const KLMS: u64 = 64;
+/// Bytes of a WQEBB.
+const WQEBB: u64 = 64;
+
+/// How large a send queue is.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct SqSize {
+    /// A power of two; 0 if there is no send queue.
+    pub(crate) wqebbs: u32,
+    /// WQEs that fit, all of the largest kind.
+    pub(crate) max_post: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) max_inline: u32,
+}
+
+impl SqSize {
+    pub(crate) fn new(
+        limits: &Limits,
+        qp_type: QpType,
+        cap: &ib_uverbs_qp_cap,
+    ) -> Result<SqSize, String> {
+        if cap.max_send_wr == 0 {
+            return Ok(SqSize::default());
+        }
+        let overhead = overhead(qp_type);
+        let largest = u64::from(limits.max_sq_desc_sz);
+        // A WQE may not be able to use all of its last WQEBB.
+        let room = u64::from(limits.max_send_request()).saturating_sub(overhead);
+        if u64::from(cap.max_send_sge) > room / DATA {
+            return Err(format!(
+                "{} entries in a send; the maximum is {} for type {qp_type}",
+                cap.max_send_sge,
+                room / DATA
+            ));
+        }
+        let max_inline = room.saturating_sub(INLINE);
+        if u64::from(cap.max_inline_data) > max_inline {
+            return Err(format!(
+                "{} bytes inline; the maximum is {max_inline} for type {qp_type}",
+                cap.max_inline_data
+            ));
+        }
+        let gathered = overhead + DATA * u64::from(cap.max_send_sge);
+        let inline = match cap.max_inline_data {
+            0 => 0,
+            bytes => overhead + (INLINE + u64::from(bytes)).next_multiple_of(16),
+        };
+        let request = gathered.max(inline).max(fixed(qp_type)).next_multiple_of(WQEBB);
+        if request > largest {
+            return Err(format!(
+                "{} entries and {} bytes inline make requests of {request} bytes; the maximum is \
+                 {largest}",
+                cap.max_send_sge, cap.max_inline_data
+            ));
+        }
+        let bytes = (u64::from(cap.max_send_wr) * request).next_power_of_two();
+        let wqebbs = bytes / WQEBB;
+        let most = u64::from(limits.max_send_wqebb);
+        if wqebbs > most {
+            return Err(format!(
+                "{} sends of {request} bytes; the maximum is {} of that size",
+                cap.max_send_wr,
+                most * WQEBB / request
+            ));
+        }
+        Ok(SqSize {
+            wqebbs: wqebbs as u32,
+            max_post: (bytes / request) as u32,
+            max_sge: cap.max_send_sge,
+            max_inline: room.min(request - overhead).saturating_sub(INLINE) as u32,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        self.wqebbs as usize * WQEBB as usize
+    }
+}
+
+/// Bytes before the payload of the operation with the longest header.
+pub(super) fn overhead(qp_type: QpType) -> u64 {
+    match qp_type {
+        QpType::UD => CTRL + AV,
+        QpType::RAW_PACKET => CTRL + ETH,
+        QpType::XRC_INI | QpType::XRC_TGT => CTRL + XRC + RADDR,
+        _ => CTRL + RADDR,
+    }
+}
+
+/// Bytes of the longest WQE whose size does not depend on the capacities that were asked for.
+fn fixed(qp_type: QpType) -> u64 {
+    // An atomic has one SGE, of 8 bytes. Binding a window changes a key by a list of four entries.
+    let atomic = RADDR + MASKED_ATOMIC_SEG.max(ATOMIC_SEG) + DATA;
+    let binding = UMR_CTRL + MKEY + KLMS;
+    match qp_type {
+        QpType::UD | QpType::RAW_PACKET => WQEBB,
+        QpType::XRC_INI | QpType::XRC_TGT => CTRL + (XRC + atomic).max(binding),
+        _ => CTRL + atomic.max(binding),
+    }
+}
 
 /// What a send queue is made from.
 #[derive(Debug)]
@@ -41,191 +165,232 @@ pub(crate) struct Setup {
     pub(crate) memory: Arc<QueueMemory>,
     /// Where in the memory it begins, in bytes.
     pub(crate) offset: usize,
-    /// Wqebbs of 64 bytes, a power of two.
+    /// WQEBBs, a power of two.
     pub(crate) wqebbs: u32,
-    /// Requests that fit, whatever they are.
+    /// WQEs that fit, whatever they are.
     pub(crate) max_post: u32,
     pub(crate) limits: SendLimits,
-    pub(crate) qpn: u32,
+    /// The operations that the transport takes without a further check.
+    pub(crate) unchecked: SendOps,
+    pub(crate) transport: Transport,
     pub(crate) signal_all: bool,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) register: Arc<DoorbellRegister>,
     /// Whether nobody else rings the register while a batch of this queue is rung.
     pub(crate) alone: bool,
-    pub(crate) record: Arc<SharedQp>,
+    pub(crate) shared: Arc<SharedQp>,
     pub(crate) frames: Frames,
     pub(crate) gate: Gate,
 }
 
+/// A send queue.
 #[derive(Debug)]
 pub(crate) struct SendRing {
-    // Before the memory, as it is where the kernel's object holds both.
-    word: RecordWord<MLX5_SND_DBR>,
-    blocks: SqBuffer<SqWrId>,
-    gate: Gate,
-    /// The queue pair's number, as it lies in a request.
+    // Dropped before the memory, as where the kernel's object holds both.
+    dbrec: RecordWord<MLX5_SND_DBR>,
+    buffer: SqBuffer<SqWrId>,
+    /// The operations that need no check but of their size, now: none while a fence is pending.
+    unchecked_now: SendOps,
+    unchecked: SendOps,
+    pub(super) transport: Transport,
+    /// The queue pair's number, as it lies in a control segment.
     qpn: u64,
-    /// Flags of every request, as they lie there.
+    /// Flags of every WQE, as they lie in a control segment.
     always: u64,
-    /// Wqebbs written in all.
-    at: u32,
-    /// Requests posted in all.
+    /// WQEBBs written in all: the producer index.
+    producer: u32,
+    /// WQEs posted in all.
     head: u32,
     max_post: u32,
-    /// Requests that wait for changes of keys before them.
-    waits: Option<PendingFence>,
+    fence: Option<PendingFence>,
     max_sge: u32,
     max_inline: usize,
     register: Arc<DoorbellRegister>,
     alone: bool,
-    /// The greatest request, in units.
-    largest: u32,
-    record: Arc<SharedQp>,
+    /// Segments of the longest WQE.
+    max_segments: u32,
+    shared: Arc<SharedQp>,
     frames: Frames,
+    gate: Gate,
 }
 
 impl SendRing {
     /// `None` if the queue does not fit into its memory.
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
-        let largest = setup.wqebbs.checked_div(setup.max_post)?;
+        let longest = setup.wqebbs.checked_div(setup.max_post)?;
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
+        // A single SGE is one too many for a queue that takes none; the inline way does not count it.
+        let unchecked = match setup.limits.max_sge {
+            0 => SendOps { gather: 0, datagram: 0, ..setup.unchecked },
+            _ => setup.unchecked,
+        };
         Some(SendRing {
-            blocks: SqBuffer::new(
+            buffer: SqBuffer::new(
                 Wqebbs::new(setup.memory, setup.offset, setup.wqebbs)?,
-                setup.record.sends.notes(),
+                setup.shared.sends.entries(),
             )?,
-            gate: setup.gate,
-            qpn: pair(0, setup.qpn << 8),
+            unchecked_now: unchecked,
+            unchecked,
+            qpn: pair(0, setup.transport.qpn.0 << 8),
+            transport: setup.transport,
             always: pair(always.into(), 0),
-            at: 0,
+            producer: 0,
             head: 0,
             max_post: setup.max_post,
-            waits: None,
+            fence: None,
             max_sge: setup.limits.max_sge,
             max_inline: setup.limits.max_inline as usize,
-            word: setup.dbrec.word(),
+            dbrec: setup.dbrec.word(),
             register: setup.register,
             alone: setup.alone,
-            largest: largest
+            max_segments: longest
                 .min(MLX5_SEND_WQE_MAX_WQEBBS as u32)
                 .saturating_mul(SEGMENTS_PER_WQEBB)
                 .min(LONGEST),
-            record: setup.record,
+            shared: setup.shared,
             frames: setup.frames,
+            gate: setup.gate,
         })
     }
 
-    /// Whether sends may be posted here and now; shut in a forked child.
-    #[inline(always)]
+    /// Tells which sends may be posted here and now; shut in a forked child.
     pub(crate) fn gate(&self) -> &Gate {
         &self.gate
     }
 
-    /// Whether a request may name memory; else [`try_push`](Self::try_push) is not to be called with one
-    /// that does.
-    pub(crate) fn takes_pieces(&self) -> bool {
-        self.max_sge > 0
-    }
-
+    /// Where a batch begins.
     #[inline(always)]
-    pub(crate) fn cursor(&self) -> Cursor {
-        let used = self.head.wrapping_sub(self.record.sends.tail());
+    pub(crate) fn begin(&self) -> SendCursor {
+        let used = self.head.wrapping_sub(self.shared.sends.tail());
         let room = self.max_post.wrapping_sub(used);
-        Cursor { at: self.at, room, head: self.head, ..Cursor::default() }
+        SendCursor { at: self.producer, room, head: self.head, ..SendCursor::default() }
     }
 
-    /// Requests up to a cursor that are not published.
-    pub(crate) fn pushed(&self, cursor: &Cursor) -> u32 {
+    /// WQEs up to a cursor that are not published.
+    pub(crate) fn pushed(&self, cursor: &SendCursor) -> u32 {
         cursor.head.wrapping_sub(self.head)
     }
 
-    /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and
-    /// nothing done, for all others. So there is one way out of what is inlined. Who calls has seen the
-    /// gate open, that the request [suits](Cursor::suits), and that it need not [wait](Self::may_wait).
+    /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
     #[inline(always)]
-    pub(crate) fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
-        debug_assert!(cursor.suits(wr) && !self.may_wait());
-        match &wr.destination {
-            None => self.write(cursor, wr, Validation::Seen).is_ok(),
-            Some(to) => self.datagram(cursor, to, wr, Validation::Seen).is_ok(),
+    pub(crate) fn push(
+        &mut self,
+        cursor: &mut SendCursor,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
+        if self.try_push(cursor, wr) {
+            return Ok(());
         }
-    }
-
-    /// Writes a request where the cursor stands; after an error the cursor has not moved. Who calls
-    /// has seen to it that datagrams, and they alone, have a destination.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        self.check(cursor)?;
-        let care = if self.waits(cursor) { Validation::Wait } else { Validation::All };
-        match &wr.destination {
-            None => self.write(cursor, wr, care)?,
-            Some(to) => self.datagram(cursor, to, wr, care)?,
-        }
-        if wr.op.changes_keys() {
-            self.wait(cursor.head);
-        } else {
-            self.waited(cursor.head);
-        }
+        // Copies: what is passed out of line has to be in memory, and the common way keeps it in registers.
+        let (mut copy, wr) = (*cursor, *wr);
+        self.push_checked(&mut copy, &wr)?;
+        *cursor = copy;
         Ok(())
     }
 
-    /// Whether requests may have to wait for a change of keys, so that they have to be
-    /// [looked at](Self::push).
-    pub(crate) fn may_wait(&self) -> bool {
-        self.waits.is_some()
+    /// Writes a WQE if only its SGE count and its inline length are left to check, and both are right;
+    /// `false`, and the cursor has not moved, for all others.
+    #[inline(always)]
+    pub(crate) fn try_push(&self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> bool {
+        let fits = match wr.payload {
+            // A zero length means 2^31 to the device, and the uppermost bit means inline data.
+            Payload::Sges([sge]) => sge.length as i32 > 0,
+            Payload::Sges(_) | Payload::Inline(_) => true,
+        };
+        let unchecked = match (&wr.destination, &wr.payload) {
+            (None, Payload::Sges(_)) => self.unchecked_now.gather,
+            (None, Payload::Inline(_)) => self.unchecked_now.inline,
+            (Some(to), _) if to.domain == self.transport.domain => self.unchecked_now.datagram,
+            (Some(_), _) => 0,
+        };
+        if !fits || wr.srq.is_some() || cursor.room == 0 || wr.op.bit() & unchecked == 0 {
+            return false;
+        }
+        // A batch may be older than a fork.
+        if self.gate.is_shut() {
+            return false;
+        }
+        match &wr.destination {
+            None => self.write(cursor, wr, Validation::Size).is_ok(),
+            Some(to) => self.datagram(cursor, to, wr, Validation::Size).is_ok(),
+        }
     }
 
-    /// What a usual request is looked at for before it is written.
-    fn check(&self, cursor: &Cursor) -> Result<(), PostError> {
-        // A batch may be older than the fork.
+    /// Checks everything about a request, and writes it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_checked(
+        &mut self,
+        cursor: &mut SendCursor,
+        wr: &SendWr<'_>,
+    ) -> Result<(), PostError> {
         if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
+        self.transport.check(wr)?;
         if cursor.room == 0 {
             return Err(PostError::Full);
+        }
+        if self.transport.qp_type == QpType::RAW_PACKET {
+            return self.push_packet(cursor, wr);
+        }
+        let validation =
+            if self.fences(cursor) { Validation::AllAndFence } else { Validation::All };
+        match &wr.destination {
+            None => self.write(cursor, wr, validation)?,
+            Some(to) => self.datagram(cursor, to, wr, validation)?,
+        }
+        if wr.op.changes_keys() {
+            self.fence_up_to(cursor.head);
+        } else {
+            self.fenced_up_to(cursor.head);
         }
         Ok(())
     }
 
-    /// Lets requests up to the number `last` wait for changes of keys before them.
+    /// Lets WQEs up to the number `last` wait for the key changes before them.
     ///
-    /// That is kept here, and not in the cursor, so that requests which have nothing to do with it need
-    /// not carry it along. A batch that is dropped lets others wait in vain.
-    pub(crate) fn wait(&mut self, last: u32) {
+    /// The fence is kept here and not in the cursor, which all other batches would carry along. A batch
+    /// that is dropped after it changed keys can leave an unneeded fence on later WQEs.
+    pub(crate) fn fence_up_to(&mut self, last: u32) {
         let since = self.head;
-        // What was said of an earlier batch is about what was posted, as far as is known here.
+        // A fence of an earlier batch may stand for WQEs that were posted.
         let older =
-            |waits: &PendingFence| waits.older || waits.since != since && waits.reaches(since);
-        self.waits =
-            Some(PendingFence { last, since, older: self.waits.as_ref().is_some_and(older) });
+            |fence: &PendingFence| fence.older || fence.since != since && fence.reaches(since);
+        let older = self.fence.as_ref().is_some_and(older);
+        self.set_fence(Some(PendingFence { last, since, older }));
     }
 
-    /// Whether the request where the cursor stands waits for changes of keys. When all that do are posted
-    /// that is over.
-    fn waits(&mut self, cursor: &Cursor) -> bool {
-        let Some(waits) = self.waits else { return false };
-        if !waits.reaches(self.head) {
-            self.waits = None;
+    /// Whether the WQE where the cursor stands needs a fence. The fence is over when all WQEs that need
+    /// it are posted.
+    fn fences(&mut self, cursor: &SendCursor) -> bool {
+        let Some(fence) = self.fence else { return false };
+        if !fence.reaches(self.head) {
+            self.set_fence(None);
         }
-        waits.reaches(cursor.head)
+        fence.reaches(cursor.head)
     }
 
-    /// All requests before the number `next` are written. Those of the same batch that wait are over with it:
-    /// without them the change is not posted either.
-    fn waited(&mut self, next: u32) {
-        let same = |waits: &PendingFence| !waits.older && waits.since == self.head;
-        self.waits = self.waits.filter(|waits| !same(waits) || waits.reaches(next));
+    /// Ends the fence of the same batch when all WQEs before the number `next` are written: if the
+    /// batch is dropped, neither they nor the key change are posted.
+    fn fenced_up_to(&mut self, next: u32) {
+        let same = |fence: &PendingFence| !fence.older && fence.since == self.head;
+        self.set_fence(self.fence.filter(|fence| !same(fence) || fence.reaches(next)));
     }
 
-    /// Writes a message that says itself where it goes.
+    fn set_fence(&mut self, fence: Option<PendingFence>) {
+        self.fence = fence;
+        self.unchecked_now = if fence.is_some() { SendOps::default() } else { self.unchecked };
+    }
+
+    /// Writes the WQE of a datagram, with its address vector.
     #[inline(always)]
     fn datagram(
         &self,
-        cursor: &mut Cursor,
+        cursor: &mut SendCursor,
         to: &Destination<'_>,
         wr: &SendWr<'_>,
-        care: Validation,
+        validation: Validation,
     ) -> Result<(), PostError> {
         let (code, immediate) = match wr.op {
             SendOp::Send => (opcode::MLX5_OPCODE_SEND, 0),
@@ -233,109 +398,109 @@ impl SendRing {
             _ => return Err(PostError::Unsupported),
         };
         let Address::Mlx5(av) = to.address else { return Err(PostError::Destination) };
-        let request = Request::new(self, cursor.at, care.is_over());
+        let wqe = Wqe::new(self, cursor.at, validation == Validation::Size);
         let mut size = 1;
-        for unit in vector(av, to.qkey.0, to.qpn.0) {
-            request.append(&mut size, unit);
+        for segment in vector(av, to.qkey.0, to.qpn.0) {
+            wqe.append(&mut size, segment);
         }
-        request.payload(&mut size, &wr.payload)?;
+        wqe.payload(&mut size, &wr.payload)?;
         let head = control(cursor.at, code.0, size) | self.qpn;
-        let tail = self.tail(care, wr.flags, immediate);
-        self.finish(cursor, &request, [head, tail], size, wr.wr_id, WcOpcode::SEND);
+        let tail = self.tail(validation, wr.flags, immediate);
+        self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, WcOpcode::SEND);
         Ok(())
     }
 
-    /// The second word of a request.
+    /// The second half of a control segment.
     #[inline(always)]
-    fn tail(&self, care: Validation, asked: SendFlags, immediate: u32) -> u64 {
-        let fence = match (asked.contains(SendFlags::FENCE), care) {
+    fn tail(&self, validation: Validation, asked: SendFlags, immediate: u32) -> u64 {
+        let fence = match (asked.contains(SendFlags::FENCE), validation) {
             (true, _) => FENCE,
-            (false, Validation::Wait) => SMALL_FENCE,
+            (false, Validation::AllAndFence) => SMALL_FENCE,
             (false, _) => 0,
         };
         pair((announced(asked) | fence).into(), immediate) | self.always
     }
 
-    /// Writes any request but a datagram.
+    /// Writes the WQE of any request but a datagram.
     #[inline(always)]
     fn write(
         &self,
-        cursor: &mut Cursor,
+        cursor: &mut SendCursor,
         wr: &SendWr<'_>,
-        care: Validation,
+        validation: Validation,
     ) -> Result<(), PostError> {
-        let request = Request::new(self, cursor.at, care.is_over());
-        // WqeSegments written so far. The first is written last, when the size is known.
+        let wqe = Wqe::new(self, cursor.at, validation == Validation::Size);
+        // Segments so far. The control segment is written last, when their number is known.
         let mut size = 1;
         if let Some(srq) = wr.srq {
-            request.append(&mut size, target(srq.0));
+            wqe.append(&mut size, target(srq.0));
         }
         let mut immediate = 0;
         let mut modifier = 0;
         let (code, kind) = match &wr.op {
             SendOp::Send => {
-                request.payload(&mut size, &wr.payload)?;
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND, WcOpcode::SEND)
             }
             SendOp::SendImm(imm) => {
                 immediate = *imm;
-                request.payload(&mut size, &wr.payload)?;
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND_IMM, WcOpcode::SEND)
             }
             SendOp::SendInv(rkey) => {
                 immediate = rkey.0;
-                request.payload(&mut size, &wr.payload)?;
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_SEND_INVAL, WcOpcode::SEND)
             }
             SendOp::Write(to) => {
-                request.append(&mut size, remote(to.addr, to.rkey.0));
-                request.payload(&mut size, &wr.payload)?;
+                wqe.append(&mut size, remote(to.addr, to.rkey.0));
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_WRITE, WcOpcode::WRITE)
             }
             SendOp::WriteImm(to, imm) => {
                 immediate = *imm;
-                request.append(&mut size, remote(to.addr, to.rkey.0));
-                request.payload(&mut size, &wr.payload)?;
+                wqe.append(&mut size, remote(to.addr, to.rkey.0));
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_WRITE_IMM, WcOpcode::WRITE)
             }
             SendOp::Read(from) => {
-                request.append(&mut size, remote(from.addr, from.rkey.0));
-                request.payload(&mut size, &wr.payload)?;
+                wqe.append(&mut size, remote(from.addr, from.rkey.0));
+                wqe.payload(&mut size, &wr.payload)?;
                 (opcode::MLX5_OPCODE_RDMA_READ, WcOpcode::READ)
             }
             SendOp::CompareSwap { remote: at, compare, swap } => {
-                request.atomic(&mut size, at, &[atomic(*swap, *compare)], &wr.payload)?;
+                wqe.atomic(&mut size, at, &[atomic(*swap, *compare)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::FetchAdd { remote: at, add } => {
-                request.atomic(&mut size, at, &[atomic(*add, 0)], &wr.payload)?;
+                wqe.atomic(&mut size, at, &[atomic(*add, 0)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_FA, WcOpcode::FETCH_ADD)
             }
             SendOp::MaskedCompareSwap { remote: at, operands: with } => {
                 modifier = MASKED_EIGHT;
                 let values = atomic(with.swap, with.compare);
                 let masks = atomic(with.swap_mask, with.compare_mask);
-                size = request.masked(size, at, &[values, masks], &wr.payload)?;
+                size = wqe.masked(size, at, &[values, masks], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_MASKED_CS, WcOpcode::COMPARE_SWAP)
             }
             SendOp::MaskedFetchAdd { remote: at, add, boundary } => {
                 modifier = MASKED_EIGHT;
-                size = request.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
+                size = wqe.masked(size, at, &[atomic(*add, *boundary)], &wr.payload)?;
                 (opcode::MLX5_OPCODE_ATOMIC_MASKED_FA, WcOpcode::FETCH_ADD)
             }
-            // The next request has to know of these.
-            SendOp::LocalInv(_) | SendOp::BindMw(_) if care.is_over() => {
+            // Later WQEs have to wait for these, which only `push_checked` sees to.
+            SendOp::LocalInv(_) | SendOp::BindMw(_) if validation == Validation::Size => {
                 return Err(PostError::Unsupported);
             }
             SendOp::LocalInv(rkey) => {
                 immediate = rkey.0;
-                request.change(&mut size, &umr::invalidate())?;
+                wqe.change(&mut size, &umr::invalidate())?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::LOCAL_INV)
             }
             SendOp::BindMw(binding) => {
                 immediate = binding.old_rkey.0;
-                let qpn = self.record.qpn();
-                request.change(&mut size, &umr::bind(binding, qpn)?)?;
+                let qpn = self.shared.qpn();
+                wqe.change(&mut size, &umr::bind(binding, qpn)?)?;
                 (opcode::MLX5_OPCODE_UMR, WcOpcode::BIND_MW)
             }
             SendOp::Flush { .. } | SendOp::AtomicWrite { .. } | SendOp::Packet(_) => {
@@ -343,77 +508,80 @@ impl SendRing {
             }
         };
         let head = control(cursor.at, code.0, size) | self.qpn | modifier;
-        let tail = self.tail(care, wr.flags, immediate);
-        self.finish(cursor, &request, [head, tail], size, wr.wr_id, kind);
+        let tail = self.tail(validation, wr.flags, immediate);
+        self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, kind);
         Ok(())
     }
 
-    /// Writes the first unit of a request whose others are written, and moves on behind it.
+    /// Writes the control segment of a WQE whose other segments are written, and moves the cursor on.
     #[inline(always)]
     fn finish(
         &self,
-        cursor: &mut Cursor,
-        request: &Request<'_>,
-        control: Unit,
+        cursor: &mut SendCursor,
+        wqe: &Wqe<'_>,
+        control: Segment,
         size: u32,
         wr_id: u64,
         kind: WcOpcode,
     ) {
-        request.place.write(0, control);
+        wqe.place.write(0, control);
         cursor.word = control[0];
-        cursor.newest = request.place.spot();
+        cursor.newest = wqe.place.offset();
         cursor.at =
             cursor.at.wrapping_add((size + (SEGMENTS_PER_WQEBB - 1)) >> SEGMENTS_PER_WQEBB.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
-        cursor.count += 1;
-        request.place.note().set(wr_id, cursor.head, kind.0);
+        wqe.place.entry().set(wr_id, cursor.head, kind.0);
     }
 
-    /// Takes over where a cursor ended, and makes the device look; `single` if it is about one
-    /// request. Not to be called in a forked child, whose registers are its parent's.
+    /// Hands the WQEs up to a cursor to the device and rings its doorbell; `single` if there is one WQE.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: Cursor, single: bool) {
-        self.at = cursor.at;
+    pub(crate) fn ring(&mut self, cursor: &SendCursor, single: bool) -> Result<(), RingError> {
+        // A batch may be older than a fork, and the register is the parent's.
+        if self.gate.is_shut() {
+            return Err(RingError::Forked);
+        }
+        self.producer = cursor.at;
         self.head = cursor.head;
-        // Pairs with the device reading requests after the record that counts their blocks.
+        // Pairs with the device reading WQEs after the doorbell record that counts their WQEBBs.
         udma_to_device();
-        self.word.set(cursor.at & 0xffff);
+        self.dbrec.set(cursor.at & 0xffff);
         if self.alone {
-            self.make_look(single, &cursor);
+            self.ring_register(single, cursor);
         } else {
             let held = self.register.hold();
-            self.make_look(single, &cursor);
+            self.ring_register(single, cursor);
             drop(held);
         }
+        Ok(())
     }
 
     #[inline(always)]
-    fn make_look(&self, single: bool, cursor: &Cursor) {
-        // A request that fits goes whole, and the device need not fetch it.
-        let (blocks, count) = (self.blocks.blocks(), units(cursor.word));
-        if !self.register.blueflame(blocks, cursor.newest, count, single) {
+    fn ring_register(&self, single: bool, cursor: &SendCursor) {
+        // A WQE that fits goes into the register whole, and the device need not fetch it.
+        let (wqebbs, count) = (self.buffer.wqebbs(), segments(cursor.word));
+        if !self.register.blueflame(wqebbs, cursor.newest, count, single) {
             self.register.doorbell(cursor.word);
         }
     }
 
     /// Begins anew, as the device does in state `RESET`.
     pub(crate) fn reset(&mut self) {
-        (self.at, self.head) = (0, 0);
-        self.waits = None;
-        self.record.sends.reset();
-        self.word.set(0);
+        (self.producer, self.head) = (0, 0);
+        self.set_fence(None);
+        self.shared.sends.reset();
+        self.dbrec.set(0);
     }
 }
 
-/// Which requests wait for changes of keys.
+/// Which WQEs have to wait for key changes before them.
 #[derive(Clone, Copy, Debug)]
 struct PendingFence {
-    /// Up to this number.
+    /// The number of the last such WQE.
     last: u32,
-    /// Where the queue stood when that was said.
+    /// Where the queue stood when the fence was set.
     since: u32,
-    /// Others, which may have been posted by then, were waited for already.
+    /// Whether a key change of an earlier batch, which may be posted, is waited for as well.
     older: bool,
 }
 
@@ -423,26 +591,18 @@ impl PendingFence {
     }
 }
 
-/// What is still to be looked at when a request is written.
+/// What is left to check when a WQE is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Validation {
-    /// Whether several pieces, or what it has inside, are too much. One piece is good, and it waits for no
-    /// change of keys.
-    Seen,
-    /// Everything but that it does not wait.
+    /// The SGE count and the inline length. A single SGE is right, and no fence is pending.
+    Size,
+    /// Everything; no fence is pending.
     All,
-    /// Everything, and it waits.
-    Wait,
+    /// Everything, and a fence is pending.
+    AllAndFence,
 }
 
-impl Validation {
-    #[inline(always)]
-    fn is_over(self) -> bool {
-        matches!(self, Validation::Seen)
-    }
-}
-
-/// What a request asks for when it completes.
+/// The flags that say how the WQE completes.
 #[inline(always)]
 fn announced(asked: SendFlags) -> u8 {
     let mut bits = 0;
@@ -457,26 +617,26 @@ fn announced(asked: SendFlags) -> u8 {
     bits
 }
 
-/// A request in the making.
+/// A WQE that is being written.
 #[derive(Clone, Copy)]
-struct Request<'r> {
+struct Wqe<'r> {
     ring: &'r SendRing,
     place: WqeSlot<'r, SqWrId>,
-    /// Whether a lone piece of memory was looked at before.
+    /// Whether a single SGE is known to be right.
     usual: bool,
 }
 
-impl<'r> Request<'r> {
+impl<'r> Wqe<'r> {
     #[inline(always)]
     fn new(ring: &'r SendRing, at: u32, usual: bool) -> Self {
-        Request { ring, place: ring.blocks.at(at), usual }
+        Wqe { ring, place: ring.buffer.at(at), usual }
     }
 }
 
-impl Request<'_> {
+impl Wqe<'_> {
     #[inline(always)]
-    fn append(self, size: &mut u32, unit: Unit) {
-        self.place.write(*size, unit);
+    fn append(self, size: &mut u32, segment: Segment) {
+        self.place.write(*size, segment);
         *size += 1;
     }
 
@@ -488,7 +648,7 @@ impl Request<'_> {
         }
     }
 
-    /// Appends pieces of memory, and those of no bytes not at all.
+    /// Appends SGEs; those of zero length are left out.
     #[inline(always)]
     fn gather(self, size: &mut u32, sges: &[Sge]) -> Result<(), PostError> {
         if let ([sge], true) = (sges, self.usual) {
@@ -511,13 +671,13 @@ impl Request<'_> {
         if length > i32::MAX as u64 { Err(PostError::TooLong) } else { Ok(()) }
     }
 
-    /// Appends what an atomic works on, with what, and where the eight bytes go that were there.
+    /// Appends the remote address and the operands of an atomic, and the SGEs that its result goes to.
     #[inline(always)]
     fn atomic(
         self,
         size: &mut u32,
         at: &Remote,
-        operands: &[Unit],
+        operands: &[Segment],
         payload: &Payload<'_>,
     ) -> Result<(), PostError> {
         if at.addr % u64::from(ATOMIC) != 0 {
@@ -529,8 +689,8 @@ impl Request<'_> {
             return Err(PostError::TooManySge { max });
         }
         self.append(size, remote(at.addr, at.rkey.0));
-        for unit in operands {
-            self.append(size, *unit);
+        for segment in operands {
+            self.append(size, *segment);
         }
         let mut left = ATOMIC;
         for sge in *sges {
@@ -543,17 +703,17 @@ impl Request<'_> {
         if left > 0 { Err(PostError::AtomicTooShort) } else { Ok(()) }
     }
 
-    /// As [`atomic`](Self::atomic), from a size to a size: out of the way of what is more frequent.
+    /// As [`atomic`](Self::atomic) for a masked atomic, which is rare and longer.
     #[cold]
     #[inline(never)]
     fn masked(
         self,
         mut size: u32,
         at: &Remote,
-        operands: &[Unit],
+        operands: &[Segment],
         payload: &Payload<'_>,
     ) -> Result<u32, PostError> {
-        // With its masks it may be longer than what the ring has room for each request.
+        // With its masks the WQE may be longer than the queue has room for each.
         if let Payload::Sges(sges) = payload {
             let mut left = ATOMIC;
             let is_used = |sge: &&Sge| {
@@ -563,7 +723,7 @@ impl Request<'_> {
             };
             let used = sges.iter().filter(is_used).count() as u32;
             let before = size.saturating_add(1).saturating_add(operands.len() as u32);
-            let max = self.ring.largest.saturating_sub(before);
+            let max = self.ring.max_segments.saturating_sub(before);
             if used > max {
                 return Err(PostError::TooManySge { max });
             }
@@ -574,17 +734,17 @@ impl Request<'_> {
 
     #[cold]
     fn change(self, size: &mut u32, change: &Change) -> Result<(), PostError> {
-        let units = change.units();
-        if units.len() as u32 >= self.ring.largest {
+        let segments = change.segments();
+        if segments.len() as u32 >= self.ring.max_segments {
             return Err(PostError::Unsupported);
         }
-        for unit in units {
-            self.append(size, *unit);
+        for segment in segments {
+            self.append(size, *segment);
         }
         Ok(())
     }
 
-    /// Appends the data itself, filled up to whole units with what was there.
+    /// Appends inline data. The rest of its last segment stays as it was.
     #[inline(always)]
     fn inline(self, size: &mut u32, bytes: &[u8]) -> Result<(), PostError> {
         let max = self.ring.max_inline;
@@ -597,12 +757,12 @@ impl Request<'_> {
     }
 }
 
-/// The units of an address vector for the queue pair `qpn` with the key `qkey`.
+/// The segments of an address vector for the queue pair `qpn` with the key `qkey`.
 #[inline(always)]
-fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Unit; VECTOR as usize] {
-    let mut units: [Unit; VECTOR as usize] = zerocopy::transmute!(*av);
-    units[0][0] = pair(qkey, 0);
-    // Nothing is there yet.
-    units[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
-    units
+fn vector(av: &mlx5_av, qkey: u32, qpn: u32) -> [Segment; VECTOR as usize] {
+    let mut segments: [Segment; VECTOR as usize] = zerocopy::transmute!(*av);
+    segments[0][0] = pair(qkey, 0);
+    // This field of the address vector is zero.
+    segments[0][1] |= pair(qpn | MLX5_EXTENDED_UD_AV, 0);
+    segments
 }

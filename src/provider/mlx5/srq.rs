@@ -1,33 +1,155 @@
-//! Shared receive queues: entries that form a linked list, in which the device finds the next.
+//! Shared receive queues: WQEs that form a linked list.
 //!
-//! The device goes on with the entry that the last one was linked to. So who posts fills that one, and
-//! links it to any that is free, which is next. Whoever polls a completion of any of the queue pairs
-//! gives the entry back to [`Slots`], where who posts finds all of them in a row. One entry is always
-//! kept, to be the next.
+//! The device goes on with the WQE that the last one links to. So the poster fills that WQE, and links it
+//! to any free one, which is next. The poller of a completion gives the WQE back to [`SrqWrIds`], where
+//! the poster finds all that came back in a row. One WQE always stays free, to be the next.
 
-use super::rq::scatter_any;
+use super::context::Limits;
+use super::resources::QueueResources;
+use super::rq::scatter;
 use super::wqe::{TERMINATOR, data, link};
+use super::wr_ids::{Receives, SharedQp};
+use super::{Mlx5, misfit};
+use crate::error::{Error, Result};
+use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier::udma_to_device;
-use crate::memory::doorbell_record::{DoorbellRecord, Gate, RecordWord};
+use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::ring_array::RingArray;
 use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::memory::wqe_segment::SEGMENT;
-use crate::provider::RecvCursor;
+use crate::provider::{
+    self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedReceives, SrqInitAttr,
+};
+use crate::uverbs::command::Command;
 use crate::wr::{PostError, RecvWr};
+use rustix::param::page_size;
 use std::sync::Arc;
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_srq, mlx5_ib_create_srq_resp};
+use uverbs_uapi::mlx5::wqe::{mlx5_wqe_data_seg, mlx5_wqe_srq_next_seg};
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_SRQ};
+use uverbs_uapi::srq::{
+    UVERBS_ATTR_CREATE_SRQ_MAX_SGE, UVERBS_ATTR_CREATE_SRQ_MAX_WR,
+    UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR,
+    UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, UVERBS_METHOD_SRQ_CREATE,
+};
 
-/// An entry, as who posts and those who poll know it.
+/// Bytes of the segment that links a WQE to the next.
+const NEXT: u64 = size_of::<mlx5_wqe_srq_next_seg>() as u64;
+/// Bytes of a data segment.
+const DATA: u64 = size_of::<mlx5_wqe_data_seg>() as u64;
+
+/// How large a shared receive queue is.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct SrqSize {
+    /// WQEs, a power of two; one of them stays in the list as its end.
+    pub(crate) entries: u32,
+    pub(crate) stride_log: u32,
+    pub(crate) max_sge: u32,
+}
+
+impl SrqSize {
+    pub(crate) fn new(
+        limits: &Limits,
+        max_wr: u32,
+        max_sge: u32,
+    ) -> std::result::Result<SrqSize, String> {
+        let most = u64::from(limits.max_srq_recv_wr);
+        let entries = (u64::from(max_wr) + 1).next_power_of_two();
+        if entries > most {
+            return Err(format!("{max_wr} receives; the maximum is {}", most.saturating_sub(1)));
+        }
+        let request = NEXT + DATA * u64::from(max_sge);
+        let largest = u64::from(limits.max_rq_desc_sz);
+        if request > largest {
+            return Err(format!(
+                "{max_sge} entries in a receive; the maximum is {}",
+                largest.saturating_sub(NEXT) / DATA
+            ));
+        }
+        let stride = request.max(32).next_power_of_two();
+        Ok(SrqSize {
+            entries: entries as u32,
+            stride_log: stride.trailing_zeros(),
+            max_sge: ((stride - NEXT) / DATA) as u32,
+        })
+    }
+
+    pub(crate) fn bytes(&self) -> usize {
+        (self.entries as usize) << self.stride_log
+    }
+}
+
+/// Creates a shared receive queue: its size, its memory, what the kernel is asked, and the ring.
+///
+/// Pairs with `create_srq_user` in `hw/mlx5/srq.c`, which pins the memory that is named here.
+pub(crate) fn create<K>(
+    mlx5: &Mlx5,
+    attr: SrqInitAttr,
+    source: Source<'_>,
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CreatedSrq)> {
+    let size = SrqSize::new(&mlx5.limits, attr.max_wr, attr.max_sge)
+        .map_err(|detail| Error::invalid(source.verb, detail))?;
+    let memory = Arc::new(source.alloc(size.bytes(), page_size(), ResourceType::MLX5_SRQ)?);
+    let prepared =
+        prepare(&memory, size.entries, 1 << size.stride_log).ok_or_else(|| misfit(source.verb))?;
+    let dbrec = mlx5.doorbell_record(&source)?;
+    let gate = mlx5.gate(&dbrec, source.verb)?;
+    // The kernel asks only queues of XRC domains for a user index.
+    let uidx = if attr.xrc { Some(mlx5.user_index(source.verb)?) } else { None };
+
+    let request = mlx5_ib_create_srq {
+        buf_addr: memory.addr(),
+        db_addr: dbrec.addr(),
+        uidx: uidx.as_ref().map_or(0, |uidx| uidx.number()),
+        ..Default::default()
+    };
+    let mut response = mlx5_ib_create_srq_resp::default();
+    let (max_wr, max_sge) = (size.entries - 1, size.max_sge);
+    let (mut granted_wr, mut granted_sge, mut number) = (0u32, 0u32, 0u32);
+    let command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE)
+        .u32(UVERBS_ATTR_CREATE_SRQ_MAX_WR, max_wr)
+        .u32(UVERBS_ATTR_CREATE_SRQ_MAX_SGE, max_sge)
+        .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut granted_wr)
+        .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge)
+        .input(UVERBS_ATTR_UHW_IN, &request)
+        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    let command = match attr.xrc {
+        true => command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number),
+        false => command,
+    };
+    let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
+    let resources = provider::QueueResources::Mlx5(resources);
+    let object = execute(CreateRequest { command, pinned, resources })?;
+
+    let ring = SrqRing::new(prepared, max_sge, dbrec, gate);
+    let shared = ring.slots().clone();
+    let member = match uidx {
+        Some(uidx) => {
+            Member::Mlx5(SharedQp::new(number, uidx, None, Receives::Shared(shared.clone())))
+        }
+        None => Member::None,
+    };
+    let slots = SharedReceives::Mlx5(shared);
+    Ok((
+        object,
+        CreatedSrq { ring: provider::SrqRing::Mlx5(ring), slots, member, number, max_wr, max_sge },
+    ))
+}
+
+/// What is kept of a WQE, for the poster and the pollers.
 #[derive(Debug, Default)]
-struct Slot {
-    /// The number that the user gave.
+struct SrqWrId {
+    /// The work request id.
     wr_id: AtomicU64,
-    /// The entry behind it, while it is free.
+    /// The next free WQE, while this one is free.
     next: AtomicU32,
 }
 
-/// RqBuffer that came back, linked in a row.
+/// WQEs that came back, linked in a row.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Row {
     first: u16,
@@ -47,22 +169,21 @@ impl Row {
     }
 }
 
-/// What who posts and those who poll share: the numbers that the user gave, and the entries that
-/// come back.
+/// What the poster and the pollers share: the work request ids, and the WQEs that come back.
 #[derive(Debug)]
-pub(crate) struct Slots {
-    slots: RingArray<Slot>,
-    /// A [`Row`], the entry that came back last first.
+pub(crate) struct SrqWrIds {
+    slots: RingArray<SrqWrId>,
+    /// A [`Row`], the WQE that came back last first.
     back: AtomicU64,
 }
 
-impl Slots {
-    fn new(entries: u32) -> Slots {
-        Slots { slots: RingArray::new(entries), back: AtomicU64::new(0) }
+impl SrqWrIds {
+    fn new(entries: u32) -> SrqWrIds {
+        SrqWrIds { slots: RingArray::new(entries), back: AtomicU64::new(0) }
     }
 
-    /// Gives the entry back that a completion names, and answers the number of its request. Any
-    /// number of threads may do so at once.
+    /// Gives the WQE back that a completion names, and answers its work request id. Any number of threads
+    /// may do so at once.
     #[inline]
     pub(crate) fn complete(&self, at: u32) -> u64 {
         let at = at & (self.slots.len() - 1);
@@ -76,9 +197,8 @@ impl Slots {
             let first = at as u16;
             let last = if back.count == 0 { first } else { back.last };
             let row = Row { first, last, count: back.count.wrapping_add(1) };
-            // Release: the number is read, and the entry behind is noted, before the poster finds
-            // the entry. The row is only ever taken whole, so no entry is compared after it was
-            // used again.
+            // Release: the id is read, and the next WQE is set, before the poster finds this one. The row
+            // is only ever taken whole, so that no WQE is compared after it was used again.
             match self.back.compare_exchange_weak(
                 word,
                 row.word(),
@@ -91,7 +211,7 @@ impl Slots {
         }
     }
 
-    /// Takes all entries that came back, and puts those `behind` that the poster has.
+    /// Takes all WQEs that came back, and links the last to the WQE `behind`.
     #[inline]
     fn take(&self, behind: u32) -> Option<Row> {
         if self.back.load(Ordering::Relaxed) == 0 {
@@ -104,14 +224,14 @@ impl Slots {
     }
 }
 
-/// RqBuffer, which begin with a link and a piece of memory.
-type Linked = RqBuffer<Slot, 2>;
+/// WQEs of two segments or more: the link, and an SGE.
+type Linked = RqBuffer<SrqWrId, 2>;
 
 /// A queue that the device does not know yet.
 #[derive(Debug)]
 pub(crate) struct Prepared {
-    ring: Linked,
-    slots: Arc<Slots>,
+    buffer: Linked,
+    slots: Arc<SrqWrIds>,
     entries: u32,
 }
 
@@ -121,23 +241,23 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
     if !entries.is_power_of_two() || entries > 1 << 16 {
         return None;
     }
-    let slots = Arc::new(Slots::new(entries));
-    let units = stride / SEGMENT as u32;
-    let ring = Linked::new(memory.clone(), 0, entries, units, slots.slots.clone())?;
+    let slots = Arc::new(SrqWrIds::new(entries));
+    let segments = stride / SEGMENT as u32;
+    let ring = Linked::new(memory.clone(), 0, entries, segments, slots.slots.clone())?;
     for at in 0..entries {
         let (entry, slot) = ring.at(at);
         entry.write_half::<0>(link((at + 1) & (entries - 1)));
         slot.next.store(at + 1, Ordering::Relaxed);
     }
-    Some(Prepared { ring, slots, entries })
+    Some(Prepared { buffer: ring, slots, entries })
 }
 
 /// The poster's side of a shared receive queue.
 #[derive(Debug)]
 pub(crate) struct SrqRing {
-    // Before the memory, as it is where the kernel's object holds both.
-    word: RecordWord<0>,
-    ring: Linked,
+    // Dropped before the memory, as where the kernel's object holds both.
+    dbrec: RecordWord<0>,
+    buffer: Linked,
     max_sge: u32,
     /// One less than the entries.
     capacity: u32,
@@ -146,7 +266,7 @@ pub(crate) struct SrqRing {
     /// Receives posted in all.
     posted: u32,
     gate: Gate,
-    slots: Arc<Slots>,
+    slots: Arc<SrqWrIds>,
 }
 
 impl SrqRing {
@@ -157,24 +277,24 @@ impl SrqRing {
         dbrec: Arc<DoorbellRecord>,
         gate: Gate,
     ) -> SrqRing {
-        let Prepared { ring, slots, entries } = prepared;
-        // There are no states to wait for.
-        gate.word().store(1, std::sync::atomic::Ordering::Relaxed);
+        let Prepared { buffer, slots, entries } = prepared;
+        // A shared receive queue has no states to wait for.
+        gate.level().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
-            // The first unit of an entry is its link.
-            max_sge: max_sge.min(ring.each() - 1),
-            ring,
+            // The first segment of an entry is its link.
+            max_sge: max_sge.min(buffer.each() - 1),
+            buffer,
             capacity: entries - 1,
             next: RecvCursor { at: 0, free: 1, room: entries - 1 },
             posted: 0,
-            word: dbrec.word(),
+            dbrec: dbrec.word(),
             gate,
             slots,
         }
     }
 
-    /// What those share who poll for the receives of this queue.
-    pub(crate) fn slots(&self) -> &Arc<Slots> {
+    /// What the pollers share with the poster.
+    pub(crate) fn slots(&self) -> &Arc<SrqWrIds> {
         &self.slots
     }
 
@@ -193,69 +313,93 @@ impl SrqRing {
         self.posted == 0 && self.next.room == self.capacity
     }
 
-    /// Where the next receive goes, with what came back. Not to be called in a forked child.
+    /// Where a batch begins, with the WQEs that came back since the last.
     #[inline(always)]
-    pub(crate) fn cursor(&mut self) -> RecvCursor {
+    pub(crate) fn begin(&mut self) -> RecvCursor {
         if let Some(row) = self.slots.take(self.next.free) {
             self.next.free = row.first.into();
-            // A device that names entries which it never had cannot make room that there is not.
+            // A device that names WQEs which it never had cannot make room that there is not.
             self.next.room = self.next.room.wrapping_add(row.count).min(self.capacity);
         }
         self.next
     }
 
-    /// As [`push`](Self::push) for usual requests that nothing is wrong with; `false`, and nothing
-    /// done, for all others. Who calls has seen the gate open.
+    /// Writes a WQE where the cursor stands, and moves it on; after an error it has not moved.
+    #[inline(always)]
+    pub(crate) fn push(
+        &self,
+        cursor: &mut RecvCursor,
+        recv: &RecvWr<'_>,
+    ) -> std::result::Result<(), PostError> {
+        if self.try_push(cursor, recv) {
+            return Ok(());
+        }
+        // Copies, as what is passed out of line has to be in memory.
+        let recv = *recv;
+        cursor.through(|cursor| self.push_checked(cursor, &recv))
+    }
+
+    /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
+    /// all others.
     #[inline(always)]
     pub(crate) fn try_push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> bool {
         let [sge] = recv.sges else { return false };
-        if sge.length as i32 <= 0 || cursor.room == 0 {
+        // A batch may be older than a fork.
+        if sge.length as i32 <= 0 || cursor.room == 0 || self.gate.is_shut() {
             return false;
         }
-        let (entry, slot) = self.ring.at(cursor.at);
-        // First, as in the queue of a queue pair.
-        entry.write_behind(TERMINATOR);
-        entry.write_half::<0>(link(cursor.free));
-        entry.write::<1>(data(sge));
-        self.noted(cursor, slot, recv.wr_id);
+        let (wqe, slot) = self.buffer.at(cursor.at);
+        wqe.write_behind(TERMINATOR);
+        wqe.write_half::<0>(link(cursor.free));
+        wqe.write::<1>(data(sge));
+        slot.wr_id.store(recv.wr_id, Ordering::Relaxed);
+        self.advance(cursor);
         true
     }
 
-    /// Writes a request where the cursor stands; after an error the cursor has not moved.
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
-        // A batch may be older than the fork.
+    /// Checks everything about a request, and writes it.
+    #[cold]
+    #[inline(never)]
+    pub(crate) fn push_checked(
+        &self,
+        cursor: &mut RecvCursor,
+        recv: &RecvWr<'_>,
+    ) -> std::result::Result<(), PostError> {
         if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
-        let (first, room) = (self.ring.first(cursor.at), self.ring.each() - 1);
-        scatter_any(self.ring.units(), first.wrapping_add(1), room, self.max_sge, recv.sges)?;
-        let (entry, slot) = self.ring.at(cursor.at);
-        entry.write_half::<0>(link(cursor.free));
-        self.noted(cursor, slot, recv.wr_id);
+        let (first, room) = (self.buffer.first(cursor.at), self.buffer.each() - 1);
+        scatter(self.buffer.segments(), first.wrapping_add(1), room, self.max_sge, recv.sges)?;
+        let (wqe, slot) = self.buffer.at(cursor.at);
+        wqe.write_half::<0>(link(cursor.free));
+        slot.wr_id.store(recv.wr_id, Ordering::Relaxed);
+        self.advance(cursor);
         Ok(())
     }
 
-    /// Moves on to the entry that this one is linked to.
+    /// Moves a cursor on to the WQE that the one at the cursor is linked to.
     #[inline(always)]
-    fn noted(&self, cursor: &mut RecvCursor, slot: &Slot, wr_id: u64) {
-        slot.wr_id.store(wr_id, Ordering::Relaxed);
+    fn advance(&self, cursor: &mut RecvCursor) {
         cursor.at = cursor.free;
-        cursor.free = self.ring.note(cursor.free).next.load(Ordering::Relaxed);
+        cursor.free = self.buffer.entry(cursor.free).next.load(Ordering::Relaxed);
         cursor.room -= 1;
     }
 
-    /// Shows the device the `count` requests up to the cursor. Who calls has seen the gate open: in a
-    /// forked child the record is none of ours.
+    /// Hands the `count` WQEs up to a cursor to the device. Nothing in a forked child, whose doorbell
+    /// record may be its parent's.
     #[inline(always)]
-    pub(crate) fn publish(&mut self, cursor: RecvCursor, count: u32) {
+    pub(crate) fn ring(&mut self, cursor: RecvCursor, count: u32) {
+        if self.gate.is_shut() {
+            return;
+        }
         self.posted = self.posted.wrapping_add(count);
         self.next = cursor;
-        // Pairs with the device reading entries after the record that counts them.
+        // Pairs with the device reading WQEs after the doorbell record that counts them.
         udma_to_device();
-        self.word.set(self.posted & 0xffff);
+        self.dbrec.set(self.posted & 0xffff);
     }
 }
 
@@ -277,7 +421,7 @@ mod model {
             builder.preemption_bound = Some(3);
         }
         builder.check(|| {
-            let slots = Arc::new(Slots::new(2));
+            let slots = Arc::new(SrqWrIds::new(2));
             let held = Arc::new([Touched::new(), Touched::new()]);
             slots.slots.at(0).wr_id.store(10, Ordering::Relaxed);
             slots.slots.at(1).wr_id.store(11, Ordering::Relaxed);
@@ -291,7 +435,7 @@ mod model {
                 })
                 .collect();
             // All of a row, and what is behind it.
-            let take = |slots: &Slots| {
+            let take = |slots: &SrqWrIds| {
                 let mut seen = Vec::new();
                 let Some(row) = slots.take(7) else { return seen };
                 let mut at = u32::from(row.first);

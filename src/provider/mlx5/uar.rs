@@ -69,15 +69,15 @@ impl Page {
 
 /// A register and the number by which the device knows its UAR.
 #[derive(Clone, Debug)]
-struct Slot {
+struct Bfreg {
     register: Arc<DoorbellRegister>,
     page_id: u32,
 }
 
 /// A register that several queue pairs ring.
 #[derive(Debug)]
-struct SharedSlot {
-    slot: Slot,
+struct SharedBfreg {
+    bfreg: Bfreg,
     users: usize,
 }
 
@@ -87,11 +87,11 @@ struct Pool {
     pages: Vec<Page>,
     /// Registers of thread domains: those that there are, and those that are free.
     exclusive: usize,
-    free_exclusive: Vec<Slot>,
+    free_exclusive: Vec<Bfreg>,
     /// Registers of one queue pair each.
     dedicated: usize,
-    free_dedicated: Vec<Slot>,
-    shared: Vec<SharedSlot>,
+    free_dedicated: Vec<Bfreg>,
+    shared: Vec<SharedBfreg>,
 }
 
 /// The doorbell registers of a context.
@@ -102,7 +102,7 @@ pub(crate) struct Registers {
     uars_per_page: usize,
     /// Not cached and not combined: completion queues are armed here, and it stands in for BlueFlame
     /// registers where there are none. Its doorbells are single stores, which need no lock.
-    non_cached: Slot,
+    non_cached: Bfreg,
     arming: Arc<DoorbellRegister>,
     /// The page of these two.
     page: Page,
@@ -135,7 +135,7 @@ impl Registers {
         Ok(Registers {
             bf_reg_size: bf_reg_size as usize,
             uars_per_page: uars_per_page as usize,
-            non_cached: Slot { register: Arc::new(register), page_id: page.id },
+            non_cached: Bfreg { register: Arc::new(register), page_id: page.id },
             arming: Arc::new(arming),
             page,
             pool: Lock::default(),
@@ -167,13 +167,13 @@ impl Registers {
         }
         let mut pool = self.pool.lock().ok_or((Errno::OWNERDEAD, 0))?;
         if pool.free_exclusive.is_empty() {
-            let slots =
+            let bfregs =
                 self.open_page(&mut pool, kernel).map_err(|errno| (errno, pool.exclusive))?;
-            pool.exclusive += slots.len();
-            pool.free_exclusive = slots;
+            pool.exclusive += bfregs.len();
+            pool.free_exclusive = bfregs;
         }
-        let slot = pool.free_exclusive.pop().ok_or((Errno::BADMSG, 0))?;
-        Ok(self.lend(slot, Origin::Exclusive))
+        let bfreg = pool.free_exclusive.pop().ok_or((Errno::BADMSG, 0))?;
+        Ok(self.lend(bfreg, Origin::Exclusive))
     }
 
     /// A register for a queue pair that is under no thread domain: one of its own while there are
@@ -187,67 +187,68 @@ impl Registers {
             return self.lend(self.non_cached.clone(), Origin::NonCached);
         };
         if pool.free_dedicated.is_empty() && pool.dedicated < MAX_DEDICATED {
-            if let Ok(slots) = self.open_page(&mut pool, kernel) {
-                pool.dedicated += slots.len();
-                pool.free_dedicated = slots;
+            if let Ok(bfregs) = self.open_page(&mut pool, kernel) {
+                pool.dedicated += bfregs.len();
+                pool.free_dedicated = bfregs;
             }
         }
-        if let Some(slot) = pool.free_dedicated.pop() {
-            return self.lend(slot, Origin::Dedicated);
+        if let Some(bfreg) = pool.free_dedicated.pop() {
+            return self.lend(bfreg, Origin::Dedicated);
         }
         let idle = pool.shared.iter().any(|shared| shared.users == 0);
         if !idle && pool.shared.len() < MAX_SHARED {
-            if let Ok(slots) = self.open_page(&mut pool, kernel) {
-                pool.shared.extend(slots.into_iter().map(|slot| SharedSlot { slot, users: 0 }));
+            if let Ok(bfregs) = self.open_page(&mut pool, kernel) {
+                pool.shared.extend(bfregs.into_iter().map(|bfreg| SharedBfreg { bfreg, users: 0 }));
             }
         }
         match pool.shared.iter_mut().min_by_key(|shared| shared.users) {
             Some(shared) => {
                 shared.users += 1;
-                self.lend(shared.slot.clone(), Origin::Shared)
+                self.lend(shared.bfreg.clone(), Origin::Shared)
             }
             None => self.lend(self.non_cached.clone(), Origin::NonCached),
         }
     }
 
     /// Allocates and maps a page, and cuts it into registers.
-    fn open_page(&self, pool: &mut Pool, kernel: &dyn Kernel) -> Result<Vec<Slot>, Errno> {
+    fn open_page(&self, pool: &mut Pool, kernel: &dyn Kernel) -> Result<Vec<Bfreg>, Errno> {
         let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF)?;
         let cut = page.map(kernel).and_then(|mapping| self.cut(&page, mapping));
-        let slots = cut.inspect_err(|_| page.free(kernel))?;
+        let bfregs = cut.inspect_err(|_| page.free(kernel))?;
         pool.pages.push(page);
-        Ok(slots)
+        Ok(bfregs)
     }
 
-    fn cut(&self, page: &Page, mapping: Mapping) -> Result<Vec<Slot>, Errno> {
+    fn cut(&self, page: &Page, mapping: Mapping) -> Result<Vec<Bfreg>, Errno> {
         let mapping = Arc::new(mapping);
-        let mut slots = Vec::with_capacity(self.uars_per_page * PER_UAR);
+        let mut bfregs = Vec::with_capacity(self.uars_per_page * PER_UAR);
         for uar in 0..self.uars_per_page {
             for nth in 0..PER_UAR {
                 let offset = uar * UAR + REGISTERS + nth * self.bf_reg_size;
                 let register = DoorbellRegister::new(mapping.clone(), offset, self.bf_reg_size / 2)
                     .ok_or(Errno::BADMSG)?;
                 let page_id = page.id + uar as u32;
-                slots.push(Slot { register: Arc::new(register), page_id });
+                bfregs.push(Bfreg { register: Arc::new(register), page_id });
             }
         }
-        // Taken from the end.
-        slots.reverse();
-        Ok(slots)
+        // They are taken from the end.
+        bfregs.reverse();
+        Ok(bfregs)
     }
 
-    fn lend(self: &Arc<Self>, slot: Slot, origin: Origin) -> Lease {
-        Lease { slot, origin, home: self.clone() }
+    fn lend(self: &Arc<Self>, bfreg: Bfreg, origin: Origin) -> Lease {
+        Lease { bfreg, origin, home: self.clone() }
     }
 
-    fn take_back(&self, slot: &Slot, origin: Origin) {
+    fn take_back(&self, bfreg: &Bfreg, origin: Origin) {
         let Some(mut pool) = self.pool.lock() else { return };
         match origin {
-            Origin::Exclusive => pool.free_exclusive.push(slot.clone()),
-            Origin::Dedicated => pool.free_dedicated.push(slot.clone()),
+            Origin::Exclusive => pool.free_exclusive.push(bfreg.clone()),
+            Origin::Dedicated => pool.free_dedicated.push(bfreg.clone()),
             Origin::Shared => {
-                let same =
-                    |shared: &&mut SharedSlot| Arc::ptr_eq(&shared.slot.register, &slot.register);
+                let same = |shared: &&mut SharedBfreg| {
+                    Arc::ptr_eq(&shared.bfreg.register, &bfreg.register)
+                };
                 if let Some(shared) = pool.shared.iter_mut().find(same) {
                     shared.users -= 1;
                 }
@@ -260,14 +261,14 @@ impl Registers {
 /// A register, lent until this is dropped.
 #[derive(Debug)]
 pub(crate) struct Lease {
-    slot: Slot,
+    bfreg: Bfreg,
     origin: Origin,
     home: Arc<Registers>,
 }
 
 impl Lease {
     pub(crate) fn register(&self) -> &Arc<DoorbellRegister> {
-        &self.slot.register
+        &self.bfreg.register
     }
 
     /// Whether others may ring it at the same time, whose requests must not be mixed with one's own.
@@ -278,13 +279,13 @@ impl Lease {
 
     /// The device's number of the register's UAR.
     pub(crate) fn page_id(&self) -> u32 {
-        self.slot.page_id
+        self.bfreg.page_id
     }
 }
 
 impl Drop for Lease {
     fn drop(&mut self) {
-        self.home.take_back(&self.slot, self.origin);
+        self.home.take_back(&self.bfreg, self.origin);
     }
 }
 
@@ -304,20 +305,20 @@ mod tests {
         let registers = Registers {
             bf_reg_size: 512,
             uars_per_page: 2,
-            non_cached: Slot { register: register.clone(), page_id: 5 },
+            non_cached: Bfreg { register: register.clone(), page_id: 5 },
             arming: register,
             page,
             pool: Lock::default(),
         };
-        let slots = registers.cut(&page, mapping()).unwrap();
+        let bfregs = registers.cut(&page, mapping()).unwrap();
         // Two registers of 512 bytes from 0x800 on, of each UAR of 4096 bytes.
         let places = [(0x800, 5), (0xa00, 5), (0x1800, 6), (0x1a00, 6)];
-        assert_eq!(slots.len(), places.len());
-        for (slot, (offset, id)) in slots.iter().rev().zip(places) {
+        assert_eq!(bfregs.len(), places.len());
+        for (bfreg, (offset, id)) in bfregs.iter().rev().zip(places) {
             let [first, second] = [offset, offset | 0x0101_0101_0000_0000];
-            slot.register.doorbell(first);
-            slot.register.doorbell(second);
-            assert_eq!(slot.page_id, id);
+            bfreg.register.doorbell(first);
+            bfreg.register.doorbell(second);
+            assert_eq!(bfreg.page_id, id);
             // The buffers of a register take turns.
             assert_eq!(file.read(offset, 8), first.to_ne_bytes());
             assert_eq!(file.read(offset + 256, 8), second.to_ne_bytes());

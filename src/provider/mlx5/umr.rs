@@ -4,7 +4,7 @@
 //! change, a key segment gives them, and for a binding one entry of a translation list says which
 //! region the window is on.
 
-use super::wqe::{Unit, pair};
+use super::wqe::{Segment, pair};
 use crate::access::Access;
 use crate::wr::{PostError, WindowBinding};
 use uverbs_uapi::mlx5::wqe::MLX5_UMR_TRANSLATION_OFFSET_EN;
@@ -28,7 +28,7 @@ const FREE: u64 = 1 << 29;
 const KEY_FREE: u8 = 1 << 6;
 /// Any queue pair may use the key.
 const ANY_QP: u32 = 0xffff_ff00;
-/// WqeSegments of a translation list with one entry: entries come in fours.
+/// Segments of a translation list with one entry: entries come in fours.
 const ONE_ENTRY: u16 = 4;
 /// The longest piece that a translation entry takes.
 const LONGEST: u64 = 1 << 31;
@@ -38,17 +38,17 @@ pub(crate) const FREEING: usize = 3 + 4;
 /// The same for a request that binds.
 pub(crate) const BINDING: usize = FREEING + 4;
 
-/// A request's units after its first.
+/// A request's segments after its first.
 pub(crate) enum Change {
-    Frees([Unit; FREEING]),
-    Binds([Unit; BINDING]),
+    Frees([Segment; FREEING]),
+    Binds([Segment; BINDING]),
 }
 
 impl Change {
-    pub(crate) fn units(&self) -> &[Unit] {
+    pub(crate) fn segments(&self) -> &[Segment] {
         match self {
-            Change::Frees(units) => units,
-            Change::Binds(units) => units,
+            Change::Frees(segments) => segments,
+            Change::Binds(segments) => segments,
         }
     }
 }
@@ -100,7 +100,7 @@ pub(crate) fn bind(binding: &WindowBinding, qpn: u32) -> Result<Change, PostErro
     ]))
 }
 
-fn free(exclusive: bool, variant: u32) -> [Unit; FREEING] {
+fn free(exclusive: bool, variant: u32) -> [Segment; FREEING] {
     let mut flags = MLX5_UMR_TRANSLATION_OFFSET_EN | MLX5_UMR_INLINE;
     let mut changes = FREE | VARIANT;
     if exclusive {
@@ -112,7 +112,7 @@ fn free(exclusive: bool, variant: u32) -> [Unit; FREEING] {
     [a, b, c, key, [0, 0], [0, 0], [0, 0]]
 }
 
-fn control(flags: u8, list: u16, changes: u64) -> [Unit; 3] {
+fn control(flags: u8, list: u16, changes: u64) -> [Segment; 3] {
     let first = pair(u32::from(flags) << 24, u32::from(list) << 16);
     [[first, changes.to_be()], [0, 0], [0, 0]]
 }

@@ -1,16 +1,16 @@
 //! The words of work queue elements, as they lie in memory.
 //!
-//! A unit is 16 bytes, written as two words. Where its fields are is said by the structs of
+//! A segment is 16 bytes, written as two words. Where its fields are is said by the structs of
 //! `uverbs_uapi::mlx5::wqe`; the tests compare the two.
 
 use crate::wr::Sge;
 use uverbs_uapi::endian::Be32;
 use uverbs_uapi::mlx5::wqe as uapi;
 
-/// A unit of a request.
-pub(crate) type Unit = [u64; 2];
+/// A segment of a request.
+pub(crate) type Segment = [u64; 2];
 
-/// WqeSegments of the longest request: its first word has six bits for them, and none of them means none.
+/// Segments of the longest request: its first word has six bits for them, and none of them means none.
 /// Drivers are told of one more (`mlx5e_get_max_sq_aligned_wqebbs` of the kernel knows better).
 pub(crate) const LONGEST: u32 = (1 << 6) - 1;
 
@@ -22,33 +22,33 @@ pub(crate) const fn pair(first: u32, second: u32) -> u64 {
 
 /// The shared receive queue at the far end of an XRC connection.
 #[inline(always)]
-pub(crate) const fn target(srqn: u32) -> Unit {
+pub(crate) const fn target(srqn: u32) -> Segment {
     [pair(srqn, 0), 0]
 }
 
-/// The first word of a request at the block `at`, but for the number of its queue pair.
+/// The first word of a request at the WQEBB `at`, but for the number of its queue pair.
 #[inline(always)]
-pub(crate) const fn control(at: u32, opcode: u8, units: u32) -> u64 {
+pub(crate) const fn control(at: u32, opcode: u8, segments: u32) -> u64 {
     // Swapped apart: the last two are mostly known when this is compiled, and a byte alone is moved.
-    pair((at & 0xffff) << 8, 0) | (pair(opcode as u32, 0) | pair(0, units as u8 as u32))
+    pair((at & 0xffff) << 8, 0) | (pair(opcode as u32, 0) | pair(0, segments as u8 as u32))
 }
 
-/// The units of a request, as its first word says.
+/// The segments of a request, as its first word says.
 #[inline(always)]
-pub(crate) const fn units(control: u64) -> u32 {
+pub(crate) const fn segments(control: u64) -> u32 {
     // The two bits above them are never set, since no request is longer than `LONGEST`.
     u64::from_be(control) as u8 as u32
 }
 
 /// Where an RDMA operation or an atomic goes.
 #[inline(always)]
-pub(crate) const fn remote(addr: u64, rkey: u32) -> Unit {
+pub(crate) const fn remote(addr: u64, rkey: u32) -> Segment {
     [addr.to_be(), pair(rkey, 0)]
 }
 
 /// Operands of an atomic.
 #[inline(always)]
-pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Unit {
+pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Segment {
     [swap_add.to_be(), compare.to_be()]
 }
 
@@ -56,14 +56,14 @@ pub(crate) const fn atomic(swap_add: u64, compare: u64) -> Unit {
 /// operands are, counted in powers of two from four bytes.
 pub(crate) const MASKED_EIGHT: u64 = pair((8 | 1) << 24, 0);
 
-/// A piece of memory.
+/// A SGE.
 #[inline(always)]
-pub(crate) const fn data(sge: &Sge) -> Unit {
+pub(crate) const fn data(sge: &Sge) -> Segment {
     [pair(sge.length, sge.lkey.0), sge.addr.to_be()]
 }
 
-/// Ends the list of pieces of a receive.
-pub(crate) const TERMINATOR: Unit = [pair(0, uapi::MLX5_TERMINATE_SCATTER_LIST_LKEY), 0];
+/// Ends the list of SGEs of a receive.
+pub(crate) const TERMINATOR: Segment = [pair(0, uapi::MLX5_TERMINATE_SCATTER_LIST_LKEY), 0];
 
 /// The length of inline data, as its first four bytes.
 #[inline(always)]
@@ -71,7 +71,7 @@ pub(crate) const fn inline_length(length: u32) -> Be32 {
     Be32::new(length | uapi::MLX5_INLINE_SEG)
 }
 
-/// The next free entry of a shared receive queue: the first half of a unit, whose other is zero.
+/// The next free entry of a shared receive queue: the first half of a segment, whose other is zero.
 #[inline(always)]
 pub(crate) const fn link(next: u32) -> u64 {
     pair(next & 0xffff, 0)
@@ -84,14 +84,14 @@ mod tests {
     use uverbs_uapi::endian::{Be16, Be64};
     use zerocopy::{Immutable, IntoBytes};
 
-    fn assert_same(unit: Unit, segment: &(impl IntoBytes + Immutable)) {
-        assert_eq!(unit.as_bytes(), segment.as_bytes());
+    fn assert_same(written: Segment, segment: &(impl IntoBytes + Immutable)) {
+        assert_eq!(written.as_bytes(), segment.as_bytes());
     }
 
     #[test]
     fn units_are_the_segments_of_the_headers() {
         let head = control(0x1_2345, 0x0a, 5) | pair(0, 0x0102_0300);
-        assert_eq!((units(head), units(control(0xffff, 0xff, 63))), (5, 63));
+        assert_eq!((segments(head), segments(control(0xffff, 0xff, 63))), (5, 63));
         assert_same(
             [head, pair(0x88, 0x0607_0809)],
             &uapi::mlx5_wqe_ctrl_seg {

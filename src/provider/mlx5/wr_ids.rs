@@ -1,11 +1,10 @@
-//! What the two who work with a queue pair's requests share: who posts them, and who polls for
-//! their completions.
+//! What the poster and the poller of a queue pair share: the work request ids.
 //!
-//! The device completes a request by its place in the queue; the numbers that the user gave stand
-//! here. Who polls moves the tail, which makes room for who posts. The two may be different
-//! threads, and the record outlives the queue pair for as long as a poller needs it.
+//! The device completes a WQE by its index in the queue; the id that the user gave stands here. The
+//! poller moves the tail, which makes room for the poster. The two may be different threads, and a poller
+//! keeps a [`SharedQp`] for as long as completions may name it.
 
-use super::srq::Slots;
+use super::srq::SrqWrIds;
 use super::uidx::Uidx;
 use crate::memory::ring_array::RingArray;
 use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
@@ -17,29 +16,29 @@ pub(crate) enum Receives {
     None,
     /// A queue of its own, of so many entries.
     Own(u32),
-    Shared(Arc<Slots>),
+    Shared(Arc<SrqWrIds>),
 }
 
-/// A queue pair, as its posters and pollers know it.
+/// A queue pair, as its poster and its pollers know it.
 #[derive(Debug)]
 pub(crate) struct SharedQp {
     qpn: u32,
     index: Arc<Uidx>,
     pub(crate) sends: SqWrIds,
-    pub(crate) receives: Source,
+    pub(crate) receives: RecvWrIds,
 }
 
-/// [`Receives`], with what is to be remembered of them.
+/// The work request ids of [`Receives`].
 #[derive(Debug)]
-pub(crate) struct Source {
+pub(crate) struct RecvWrIds {
     /// Of a queue of its own.
     pub(crate) own: RqWrIds,
     /// Where there is none.
-    shared: Option<Arc<Slots>>,
+    shared: Option<Arc<SrqWrIds>>,
 }
 
-impl Source {
-    /// Takes note that the receive at `at` has completed, and answers its number.
+impl RecvWrIds {
+    /// The work request id of the receive at `at`, which has completed.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> u64 {
         match &self.shared {
@@ -49,16 +48,15 @@ impl Source {
     }
 }
 
-/// Places of a queue that completions tell apart.
+/// Indices that completions tell apart: they have 16 bits.
 pub(crate) const PLACES: u32 = 1 << 16;
 
 impl SharedQp {
-    /// `blocks` is the size of the send queue in blocks of 64 bytes. Of more than [`PLACES`] there are
-    /// no notes.
+    /// `wqebbs` is the size of the send queue. There are at most [`PLACES`] entries.
     pub(crate) fn new(
         qpn: u32,
         index: Arc<Uidx>,
-        blocks: Option<u32>,
+        wqebbs: Option<u32>,
         receives: Receives,
     ) -> Arc<SharedQp> {
         let (entries, shared) = match receives {
@@ -66,8 +64,8 @@ impl SharedQp {
             Receives::Own(entries) => (entries, None),
             Receives::Shared(slots) => (0, Some(slots)),
         };
-        let receives = Source { own: RqWrIds::new(entries), shared };
-        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(blocks.unwrap_or(0)), receives })
+        let receives = RecvWrIds { own: RqWrIds::new(entries), shared };
+        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
     }
 
     pub(crate) fn qpn(&self) -> u32 {
@@ -79,32 +77,31 @@ impl SharedQp {
     }
 
     /// The shared receive queue, if receives come from one.
-    pub(crate) fn slots(&self) -> Option<&Arc<Slots>> {
+    pub(crate) fn slots(&self) -> Option<&Arc<SrqWrIds>> {
         self.receives.shared.as_ref()
     }
 }
 
-/// What is remembered of a send, at the place of its first block.
+/// What is kept of a send, at the index of its first WQEBB.
 #[derive(Debug, Default)]
 pub(crate) struct SqWrId {
     wr_id: AtomicU64,
-    /// The number of the request behind it.
+    /// The number of the next WQE.
     next: AtomicU32,
-    /// What its completion reports it as.
+    /// The opcode of its completion.
     kind: AtomicU32,
 }
 
-// So long that the number of a block finds both at once, see `memory::wqebb::WqebbOffset`. Loom's are longer.
+// As long as a `WqebbOffset` wants it, so that one offset finds WQEBB and entry. Loom's atomics are longer.
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<SqWrId>() == 16);
 
 impl SqWrId {
-    /// Notes a request that begins here, and the number `next` of the one behind it, before the device
-    /// hears of it.
+    /// Sets the entry of a WQE that begins here, before the device is told of the WQE.
     #[inline(always)]
     pub(crate) fn set(&self, wr_id: u64, next: u32, kind: u32) {
-        // The device orders what is noted here before the completion that makes a poller look; the
-        // Acquire of `tail` ordered what the poller saw here before.
+        // The completion of the WQE orders these stores before the poller's loads; the Acquire of `tail`
+        // ordered the poller's earlier loads before them.
         self.wr_id.store(wr_id, Ordering::Relaxed);
         self.next.store(next, Ordering::Relaxed);
         self.kind.store(kind, Ordering::Relaxed);
@@ -115,7 +112,7 @@ impl SqWrId {
 #[derive(Debug)]
 pub(crate) struct SqWrIds {
     posted: RingArray<SqWrId>,
-    /// The number of the first request that has not completed.
+    /// The number of the first WQE that has not completed.
     tail: AtomicU32,
 }
 
@@ -127,36 +124,36 @@ pub(crate) struct CompletedSend {
 }
 
 impl SqWrIds {
-    fn new(blocks: u32) -> SqWrIds {
-        SqWrIds { posted: RingArray::new(blocks.min(PLACES)), tail: AtomicU32::new(0) }
+    fn new(wqebbs: u32) -> SqWrIds {
+        SqWrIds { posted: RingArray::new(wqebbs.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
-    /// Forgets all: the device begins anew.
+    /// Begins anew, as the device does.
     pub(crate) fn reset(&self) {
         self.tail.store(0, Ordering::Release);
     }
 
-    /// Where requests are noted, for who posts them.
-    pub(crate) fn notes(&self) -> RingArray<SqWrId> {
+    /// The entries, for the poster.
+    pub(crate) fn entries(&self) -> RingArray<SqWrId> {
         self.posted.clone()
     }
 
-    /// The number of the first request that has not completed; places before it are free.
+    /// The number of the first WQE that has not completed.
     #[inline(always)]
     pub(crate) fn tail(&self) -> u32 {
         // Pairs with the Release of `complete`.
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Takes note that the request at the block `at`, and with it all before, has completed. What
-    /// stands above [`PLACES`] is of no matter.
+    /// The WQE at the WQEBB `at` has completed, and with it all before. Bits of `at` above [`PLACES`] are
+    /// ignored.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> CompletedSend {
         let posted = self.posted.at(at);
         let wr_id = posted.wr_id.load(Ordering::Relaxed);
         let kind = posted.kind.load(Ordering::Relaxed);
         let next = posted.next.load(Ordering::Relaxed);
-        // Release: what was read is read before the place is given to who posts.
+        // Release: the loads come before the poster may use the entry again.
         self.tail.store(next, Ordering::Release);
         CompletedSend { wr_id, kind }
     }
@@ -175,13 +172,13 @@ impl RqWrIds {
         RqWrIds { wr_ids: RingArray::new(entries.min(PLACES)), tail: AtomicU32::new(0) }
     }
 
-    /// Forgets all: the device begins anew.
+    /// Begins anew, as the device does.
     pub(crate) fn reset(&self) {
         self.tail.store(0, Ordering::Release);
     }
 
-    /// Where the numbers of requests are noted, before the device hears of them.
-    pub(crate) fn notes(&self) -> RingArray<AtomicU64> {
+    /// The work request ids, which the poster sets before the device is told of the WQEs.
+    pub(crate) fn entries(&self) -> RingArray<AtomicU64> {
         self.wr_ids.clone()
     }
 
@@ -192,7 +189,8 @@ impl RqWrIds {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// Takes note that the receive at `at` has completed. What stands above [`PLACES`] is of no matter.
+    /// The work request id of the receive at `at`, which has completed. Bits of `at` above [`PLACES`] are
+    /// ignored.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> u64 {
         let wr_id = self.wr_ids.at(at).load(Ordering::Relaxed);
@@ -217,7 +215,7 @@ mod tests {
         assert_eq!(sends.tail(), 3);
     }
 
-    /// The device counts blocks in 16 bits, and requests are counted in 32.
+    /// The device counts WQEBBs in 16 bits, and requests are counted in 32.
     #[test]
     fn counts_wrap() {
         let sends = SqWrIds::new(4);

@@ -8,7 +8,7 @@
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What a send queue's poster notes for the control path. Each word has one writer, the poster.
+/// What a send queue's poster keeps for the control path. The poster alone writes it.
 #[derive(Debug)]
 pub(crate) struct NamedAddresses {
     watch: ProducerWatch,
@@ -24,9 +24,9 @@ impl NamedAddresses {
         NamedAddresses { watch: ring.watch(), numbers, end: AtomicU32::new(producer) }
     }
 
-    /// Notes that the WQE in `slot` names `number`.
+    /// The WQE in `slot` names `number`.
     #[inline]
-    pub(super) fn note(&self, slot: u32, number: u32) {
+    pub(super) fn set(&self, slot: u32, number: u32) {
         if let Some(place) = self.numbers.get(slot as usize) {
             place.store(number, Ordering::Relaxed);
         }
@@ -34,7 +34,7 @@ impl NamedAddresses {
         self.end.store(slot.wrapping_add(1) & self.watch.mask(), Ordering::Release);
     }
 
-    /// Notes that nothing beyond `slot` is written: a batch begins there.
+    /// A batch begins at `slot`: nothing beyond it is written.
     #[inline]
     pub(super) fn begin(&self, slot: u32) {
         self.end.store(slot, Ordering::Release);

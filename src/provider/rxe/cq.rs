@@ -1,55 +1,163 @@
-//! rxe's completion queue: the kernel produces, we consume.
+//! Completion queues: the kernel produces, we consume.
 
-use super::map_ring;
+use super::retired::{Retired, Retirements};
+use super::{Rxe, map_ring, unmapped};
+use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
+use crate::provider::poll_gate::PollGate;
+use crate::provider::{CqInitAttr, CreateRequest, QueueResources, ResizeRequest};
+use crate::uverbs::command::Command;
 use rustix::io::Errno;
-use uverbs_uapi::rxe::mminfo;
+use std::sync::Arc;
+use uverbs_uapi::cq::{UVERBS_ATTR_CREATE_CQ_CQE, UVERBS_METHOD_CQ_CREATE};
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_CQ};
+use uverbs_uapi::rxe::{mminfo, rxe_create_cq_resp, rxe_resize_cq_resp};
 use uverbs_uapi::wc::ib_uverbs_wc;
+use zerocopy::IntoBytes;
 
+/// Creates a completion queue. Pairs with `rxe_cq_from_init` in `rxe_cq.c`, which makes its memory.
+pub(crate) fn create<K>(
+    rxe: &Rxe,
+    attr: CqInitAttr,
+    verb: &'static str,
+    mapper: &dyn Mapper,
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CqRing)> {
+    if attr.pad {
+        return Err(Error::new(verb, Errno::OPNOTSUPP)
+            .detail("only mlx5 has completions that can be padded"));
+    }
+    let gate = rxe.gate(verb)?;
+    let mut response = rxe_create_cq_resp::default();
+    let command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE)
+        .u32(UVERBS_ATTR_CREATE_CQ_CQE, attr.cqe)
+        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    let resources = QueueResources::None;
+    let object = execute(CreateRequest { command, pinned: 0, resources })?;
+    let ring = CqRing::map(response.mi, PollGate::new(gate), mapper);
+    Ok((object, ring.map_err(|errno| unmapped(verb, errno))?))
+}
+
+/// The poller's side of a completion queue.
 #[derive(Debug)]
 pub(crate) struct CqRing {
-    ring: RxeQueue,
+    queue: RxeQueue,
+    /// Consumer index.
     consumer: u32,
-    /// The producer as last seen: looked at again only when everything up to it is consumed.
+    /// The producer index as last seen: looked at again when everything up to it is consumed.
     producer: u32,
+    /// Completions consumed in all, whatever ring they were in.
+    consumed: u64,
+    /// Queue pairs that are gone.
+    retired: Retired,
+    retirements: Arc<Retirements<ProducerWatch>>,
+    /// A copy of the completion that was consumed last, which the poller lends.
+    current: ib_uverbs_wc,
 }
 
 impl CqRing {
-    pub(crate) fn map(mi: mminfo, mapper: &dyn Mapper) -> Result<CqRing, Errno> {
-        let ring = map_ring(mi, size_of::<ib_uverbs_wc>(), mapper)?;
-        let consumer = ring.consumer();
-        Ok(CqRing { ring, consumer, producer: consumer })
+    pub(crate) fn map(
+        mi: mminfo,
+        poll_gate: PollGate,
+        mapper: &dyn Mapper,
+    ) -> std::result::Result<CqRing, Errno> {
+        let queue = map_ring(mi, size_of::<ib_uverbs_wc>(), mapper)?;
+        let consumer = queue.consumer();
+        let retirements = Arc::new(Retirements::new(queue.watch(), consumer, poll_gate));
+        Ok(CqRing {
+            queue,
+            consumer,
+            producer: consumer,
+            consumed: 0,
+            retired: Retired::default(),
+            retirements,
+            current: ib_uverbs_wc::default(),
+        })
     }
 
-    #[inline]
-    pub(crate) fn next(&mut self) -> Option<ib_uverbs_wc> {
-        if self.consumer == self.producer {
-            self.producer = self.ring.producer();
+    /// Where the control path tells of queue pairs that are gone.
+    pub(crate) fn retirements(&self) -> &Arc<Retirements<ProducerWatch>> {
+        &self.retirements
+    }
+
+    pub(crate) fn poll_gate(&self) -> &PollGate {
+        self.retirements.poll_gate()
+    }
+
+    /// Reads which queue pairs are gone.
+    pub(crate) fn catch_up(&mut self) {
+        self.poll_gate().clear();
+        self.retired.learn(&self.retirements, self.consumed);
+    }
+
+    /// The next completion of a queue pair that is alive, consumed.
+    pub(crate) fn next(&mut self) -> Option<&ib_uverbs_wc> {
+        loop {
             if self.consumer == self.producer {
-                return None;
+                self.producer = self.queue.producer();
+                if self.consumer == self.producer {
+                    return None;
+                }
             }
+            self.current = self.queue.read(self.consumer)?;
+            self.consumer = self.queue.next(self.consumer);
+            let position = self.consumed;
+            self.consumed += 1;
+            if !self.retired.covers(self.current.qp_num, position) {
+                return Some(&self.current);
+            }
+            // If nothing else comes, no poll has anything to give back.
+            self.release();
         }
-        let wc = self.ring.read(self.consumer)?;
-        self.consumer = self.ring.next(self.consumer);
-        Some(wc)
     }
 
-    #[inline]
+    /// Gives consumed entries back to the kernel; nothing in a forked child.
     pub(crate) fn release(&mut self) {
-        self.ring.publish_consumer(self.consumer);
+        self.retirements.release(self.consumed);
+        self.queue.publish_consumer(self.consumer);
     }
 
-    /// How others see what the device completed, and the slot of the next entry to consume.
-    pub(crate) fn watch(&self) -> (ProducerWatch, u32) {
-        (self.ring.watch(), self.consumer)
+    /// Discards what the queue holds of a queue pair that cannot complete anything more.
+    pub(crate) fn purge(&mut self, qpn: u32) {
+        let pending = u64::from(self.pending());
+        if pending > 0 {
+            self.retired.add(qpn, self.consumed + pending);
+        }
     }
 
+    /// Completions that are there to be consumed.
     pub(crate) fn pending(&self) -> u32 {
-        self.ring.distance(self.consumer, self.ring.producer())
+        self.queue.distance(self.consumer, self.queue.producer())
     }
 
     pub(crate) fn capacity(&self) -> u32 {
-        self.ring.capacity()
+        self.queue.capacity()
+    }
+
+    /// Moves the queue to a ring for at least `cqe` completions, into which the kernel copies those that
+    /// are not consumed. Pairs with `rxe_cq_resize_queue`.
+    pub(crate) fn resize(
+        &mut self,
+        cqe: u32,
+        verb: &'static str,
+        mapper: &dyn Mapper,
+        execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
+    ) -> Result<()> {
+        let (retirements, consumed) = (self.retirements.clone(), self.consumed);
+        // Nobody who destroys a queue pair may look at the ring meanwhile.
+        retirements.exchange(consumed, || {
+            let mut response = rxe_resize_cq_resp::default();
+            let (pending, output) = (self.pending(), response.as_mut_bytes());
+            execute(ResizeRequest { cqe, pending, pinned: 0, input: &[], output })?;
+            // The kernel adds nothing more to the old ring, even if the new one cannot be mapped.
+            self.queue =
+                map_ring(response.mi, size_of::<ib_uverbs_wc>(), mapper).map_err(|errno| {
+                    Error::new(verb, errno).detail("the new queue could not be mapped")
+                })?;
+            self.consumer = self.queue.consumer();
+            self.producer = self.consumer;
+            Ok((self.queue.watch(), self.consumer))
+        })
     }
 }

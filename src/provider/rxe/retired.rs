@@ -1,17 +1,18 @@
-//! Queue pairs that are gone while completions of them are still in a queue, where completions name
-//! them by a number that the kernel may give to the next: rxe.
+//! Queue pairs that are destroyed while completions of theirs are still in a queue. rxe's completions
+//! name them by QPN, which the kernel may give to the next queue pair.
 //!
-//! Who destroys a queue pair is not who polls its completion queue, and must not touch what the
-//! poller works with. So it leaves a letter that says up to which position entries may belong to
-//! the dead one, and the poller discards those. The position is exact: the kernel may give the
-//! same number to the next queue pair, whose completions follow in the same ring and must arrive.
+//! A queue pair may be destroyed while another thread polls. The control path leaves an update that says
+//! up to which position completions may be of the destroyed queue pair, and the poller discards those.
+//! The position is exact: completions of the next queue pair with the same QPN follow in the same ring
+//! and must arrive.
 
 use crate::memory::lock::Lock;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::sync::{AtomicU64, Ordering};
 use crate::memory::update_list::UpdateList;
+use crate::provider::poll_gate::PollGate;
 
-/// Where the device's end of a ring stands, seen from beside the poller.
+/// How far the device has produced, for a thread that does not poll.
 pub(crate) trait Watch {
     /// The index after the newest entry.
     fn producer(&self) -> u32;
@@ -33,7 +34,7 @@ impl Watch for ProducerWatch {
 /// A watched ring. Positions count all entries of a queue's life, in whichever ring; the slot of
 /// one is `position + origin`, masked.
 #[derive(Debug)]
-struct Place<W> {
+struct WatchedRing<W> {
     watch: W,
     origin: u32,
 }
@@ -45,23 +46,25 @@ struct Update {
     until: u64,
 }
 
-/// What those who destroy queue pairs share with the poller of a completion queue.
+/// What the control path shares with the poller of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
-    letters: UpdateList<Update>,
-    /// Up to which position the poller gave entries back.
+    updates: UpdateList<Update>,
+    poll_gate: PollGate,
+    /// Up to which position the poller gave completions back.
     released: AtomicU64,
     /// Locked by the control path alone.
-    place: Lock<Place<W>>,
+    place: Lock<WatchedRing<W>>,
 }
 
 impl<W: Watch> Retirements<W> {
     /// For a ring whose next entry to consume is in slot `consumer`.
-    pub(crate) fn new(watch: W, consumer: u32) -> Self {
+    pub(crate) fn new(watch: W, consumer: u32, poll_gate: PollGate) -> Self {
         Retirements {
-            letters: UpdateList::new(),
+            updates: UpdateList::new(),
+            poll_gate,
             released: AtomicU64::new(0),
-            place: Lock::new(Place { watch, origin: consumer }),
+            place: Lock::new(WatchedRing { watch, origin: consumer }),
         }
     }
 
@@ -84,18 +87,27 @@ impl<W: Watch> Retirements<W> {
         let slot = (released as u32).wrapping_add(place.origin);
         let left = producer.wrapping_sub(slot) & place.watch.mask();
         if left > 0 {
-            self.letters.put(Update { qpn, until: released + u64::from(left) });
+            self.put(Update { qpn, until: released + u64::from(left) });
         }
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever.
     pub(crate) fn retire_for_good(&self, qpn: u32) {
-        self.letters.put(Update { qpn, until: u64::MAX });
+        self.put(Update { qpn, until: u64::MAX });
     }
 
-    /// Notes that entries before `position` are consumed. Called by the poller, before the device
-    /// hears of it.
+    fn put(&self, update: Update) {
+        self.updates.put(update);
+        self.poll_gate.mark_dirty();
+    }
+
+    /// Tells the poller to read updates.
+    pub(crate) fn poll_gate(&self) -> &PollGate {
+        &self.poll_gate
+    }
+
+    /// Completions before `position` are consumed. Called by the poller, before the device is told.
     #[inline]
     pub(crate) fn release(&self, position: u64) {
         self.released.store(position, Ordering::Release);
@@ -103,17 +115,17 @@ impl<W: Watch> Retirements<W> {
 
     /// Lets `exchange` put another ring in the old one's place while nobody looks at either. It
     /// answers how to watch the new one and in which slot the entry at `position` lies there.
-    pub(crate) fn exchange<T, E>(
+    pub(crate) fn exchange<E>(
         &self,
         position: u64,
-        exchange: impl FnOnce() -> Result<(Option<(W, u32)>, T), E>,
-    ) -> Result<T, E> {
+        exchange: impl FnOnce() -> Result<(W, u32), E>,
+    ) -> Result<(), E> {
         let place = self.place.lock();
-        let (moved, answer) = exchange()?;
-        if let (Some((watch, consumer)), Some(mut place)) = (moved, place) {
-            *place = Place { watch, origin: consumer.wrapping_sub(position as u32) };
+        let (watch, consumer) = exchange()?;
+        if let Some(mut place) = place {
+            *place = WatchedRing { watch, origin: consumer.wrapping_sub(position as u32) };
         }
-        Ok(answer)
+        Ok(())
     }
 }
 
@@ -124,25 +136,25 @@ pub(crate) struct Retired {
 }
 
 impl Retired {
-    /// Reads new letters, if there are any: one load otherwise.
+    /// Reads new updates, if there are any: one load otherwise.
     #[inline]
     pub(crate) fn learn<W>(&mut self, from: &Retirements<W>, position: u64) {
-        if !from.letters.is_empty() {
+        if !from.updates.is_empty() {
             self.read(from, position);
         }
     }
 
     #[cold]
     fn read<W>(&mut self, from: &Retirements<W>, position: u64) {
-        self.known.retain(|letter| letter.until > position);
-        from.letters.take(|letter| {
-            if letter.until > position {
-                self.known.push(letter);
+        self.known.retain(|update| update.until > position);
+        from.updates.take(|update| {
+            if update.until > position {
+                self.known.push(update);
             }
         });
     }
 
-    /// Notes a queue pair of which no entry after `until` will come.
+    /// Adds a queue pair of which no completion after `until` will come.
     pub(crate) fn add(&mut self, qpn: u32, until: u64) {
         self.known.push(Update { qpn, until });
     }
@@ -156,14 +168,16 @@ impl Retired {
 
     #[cold]
     fn look(&mut self, qpn: u32, position: u64) -> bool {
-        self.known.retain(|letter| letter.until > position);
-        self.known.iter().any(|letter| letter.qpn == qpn)
+        self.known.retain(|update| update.until > position);
+        self.known.iter().any(|update| update.qpn == qpn)
     }
 }
 
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
+    use crate::memory::doorbell_record::DoorbellPages;
+    use crate::memory::gate::Gate;
     use crate::memory::sync::AtomicU32;
     use loom::sync::Arc;
     use loom::thread;
@@ -197,6 +211,10 @@ mod model {
         }
     }
 
+    fn poll_gate() -> PollGate {
+        PollGate::new(Gate::alone(&DoorbellPages::new().unwrap()).unwrap())
+    }
+
     struct Poller {
         ring: RxeQueue,
         retirements: Arc<Retirements<RxeQueue>>,
@@ -206,7 +224,7 @@ mod model {
 
     impl Poller {
         fn new(ring: &RxeQueue) -> Poller {
-            let retirements = Arc::new(Retirements::new(ring.clone(), 0));
+            let retirements = Arc::new(Retirements::new(ring.clone(), 0, poll_gate()));
             let ring = ring.clone();
             Poller { ring, retirements, retired: Retired::default(), position: 0 }
         }

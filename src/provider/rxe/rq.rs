@@ -1,44 +1,105 @@
-//! rxe's receive queues, of a queue pair or shared: we produce, the kernel consumes.
+//! Receive queues, of a queue pair or shared: we produce, the kernel consumes.
 
-use super::map_ring;
+use super::{Rxe, map_ring, unmapped};
+use crate::error::{Error, Result};
+use crate::memory::gate::Gate;
 use crate::memory::mapping::Mapper;
+use crate::memory::pointer::OutPointer;
 use crate::memory::rxe_queue::RxeQueue;
-use crate::provider::RecvCursor;
+use crate::provider::{
+    self, CreateRequest, CreatedSrq, Member, QueueResources, RecvCursor, SharedReceives,
+    SrqInitAttr,
+};
+use crate::uverbs::command::Command;
 use crate::wr::{PostError, RecvWr};
 use rustix::io::Errno;
-use uverbs_uapi::rxe::{mminfo, rxe_dma_info, rxe_recv_wqe, rxe_sge};
+use std::sync::atomic::Ordering;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_SRQ};
+use uverbs_uapi::rxe::{
+    mminfo, rxe_create_srq_resp, rxe_dma_info, rxe_modify_srq_cmd, rxe_recv_wqe, rxe_sge,
+};
+use uverbs_uapi::srq::{
+    UVERBS_ATTR_CREATE_SRQ_MAX_SGE, UVERBS_ATTR_CREATE_SRQ_MAX_WR,
+    UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR,
+    UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, UVERBS_METHOD_SRQ_CREATE,
+};
+use zerocopy::{FromZeros, IntoBytes};
 
+/// The driver's part of the command that sets a limit: rxe wants one, though it answers nothing there.
+pub(crate) const SET_LIMIT: rxe_modify_srq_cmd = rxe_modify_srq_cmd { mmap_info_addr: 0 };
+
+/// Creates a shared receive queue. Pairs with `rxe_srq_from_init` in `rxe_srq.c`, which makes its
+/// memory.
+pub(crate) fn create_srq<K>(
+    rxe: &Rxe,
+    attr: SrqInitAttr,
+    verb: &'static str,
+    mapper: &dyn Mapper,
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CreatedSrq)> {
+    let gate = rxe.gate(verb)?;
+    // A shared receive queue has no states to wait for.
+    gate.level().store(1, Ordering::Relaxed);
+    let mut response = rxe_create_srq_resp::default();
+    let (mut max_wr, mut max_sge, mut number) = (0u32, 0u32, 0u32);
+    let command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE)
+        .u32(UVERBS_ATTR_CREATE_SRQ_MAX_WR, attr.max_wr)
+        .u32(UVERBS_ATTR_CREATE_SRQ_MAX_SGE, attr.max_sge)
+        .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut max_wr)
+        .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut max_sge)
+        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    let command = match attr.xrc {
+        true => command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number),
+        false => command,
+    };
+    let resources = QueueResources::None;
+    let object = execute(CreateRequest { command, pinned: 0, resources })?;
+    let ring = RecvRing::map(response.mi, max_sge, gate, mapper);
+    let ring = provider::SrqRing::Rxe(ring.map_err(|errno| unmapped(verb, errno))?);
+    let (slots, member) = (SharedReceives::Rxe, Member::None);
+    Ok((object, CreatedSrq { ring, slots, member, number, max_wr, max_sge }))
+}
+
+/// The poster's side of a receive queue.
 #[derive(Debug)]
 pub(crate) struct RecvRing {
-    ring: RxeQueue,
+    queue: RxeQueue,
+    /// Producer index.
     producer: u32,
     max_sge: u32,
+    /// Whether the kernel has left this ring for another, so that nothing more fits.
     closed: bool,
     /// Whether nothing was ever posted, here or before the queue was resized.
     fresh: bool,
+    gate: Gate,
 }
 
 impl RecvRing {
-    pub(crate) fn map(mi: mminfo, max_sge: u32, mapper: &dyn Mapper) -> Result<RecvRing, Errno> {
-        let element = size_of::<rxe_recv_wqe>() + max_sge as usize * size_of::<rxe_sge>();
-        let ring = map_ring(mi, element, mapper)?;
-        let producer = ring.producer();
-        Ok(RecvRing { ring, producer, max_sge, closed: false, fresh: true })
+    pub(crate) fn map(
+        mi: mminfo,
+        max_sge: u32,
+        gate: Gate,
+        mapper: &dyn Mapper,
+    ) -> std::result::Result<RecvRing, Errno> {
+        let queue = map_queue(mi, max_sge, mapper)?;
+        let producer = queue.producer();
+        Ok(RecvRing { queue, producer, max_sge, closed: false, fresh: true, gate })
+    }
+
+    /// Tells which receives may be posted here and now; shut in a forked child.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
     }
 
     pub(crate) fn capacity(&self) -> u32 {
-        self.ring.capacity()
+        self.queue.capacity()
     }
 
-    pub(crate) fn close(&mut self) {
-        self.closed = true;
-    }
-
-    #[inline]
-    pub(crate) fn cursor(&self) -> RecvCursor {
-        let used = self.ring.distance(self.ring.consumer(), self.producer);
-        let room = if self.closed { 0 } else { self.ring.capacity() - used };
-        RecvCursor { at: self.producer, room, ..RecvCursor::default() }
+    /// The producer index where a batch begins, and how many WQEs fit.
+    pub(crate) fn begin(&self) -> (u32, u32) {
+        let used = self.queue.distance(self.queue.consumer(), self.producer);
+        let room = if self.closed { 0 } else { self.queue.capacity() - used };
+        (self.producer, room)
     }
 
     /// Whether nothing was ever posted.
@@ -46,22 +107,45 @@ impl RecvRing {
         self.fresh
     }
 
-    /// As `fresh` says of the ring that this one takes the place of.
-    pub(crate) fn after(self, fresh: bool) -> RecvRing {
-        RecvRing { fresh, ..self }
+    /// Moves a shared receive queue to a ring of another size, into which the kernel copies its
+    /// receives. Pairs with `rxe_srq_from_attr`, which writes where the new ring is.
+    pub(crate) fn resize(
+        &mut self,
+        verb: &'static str,
+        mapper: &dyn Mapper,
+        execute: impl FnOnce(&[u8]) -> Result<()>,
+    ) -> Result<()> {
+        let mut mi = mminfo::new_zeroed();
+        let pointer = OutPointer::new(&mut mi);
+        let driver = rxe_modify_srq_cmd { mmap_info_addr: pointer.address() };
+        let resized = execute(driver.as_bytes());
+        let mi = pointer.read();
+        resized?;
+        // The kernel has left the old ring, even if the new one cannot be mapped.
+        self.closed = true;
+        self.queue = map_queue(mi, self.max_sge, mapper)
+            .map_err(|errno| Error::new(verb, errno).detail("the new queue could not be mapped"))?;
+        self.producer = self.queue.producer();
+        self.closed = false;
+        Ok(())
     }
 
-    #[inline]
-    pub(crate) fn publish(&mut self, position: u32) {
+    /// Hands the WQEs up to a cursor to the kernel; nothing in a forked child.
+    pub(crate) fn ring(&mut self, cursor: RecvCursor) {
         self.fresh = false;
-        self.producer = position;
-        self.ring.publish_producer(position);
+        self.producer = cursor.at;
+        self.queue.publish_producer(cursor.at);
     }
 
-    #[inline]
-    pub(crate) fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
-        // A batch may be older than the fork.
-        if self.ring.is_inherited() {
+    /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error
+    /// it has not moved.
+    pub(crate) fn push(
+        &self,
+        cursor: &mut RecvCursor,
+        recv: &RecvWr<'_>,
+    ) -> std::result::Result<(), PostError> {
+        // A batch may be older than a fork.
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
         if cursor.room == 0 {
@@ -80,13 +164,21 @@ impl RecvRing {
             dma: rxe_dma_info { length, resid: length, num_sge, ..Default::default() },
             ..Default::default()
         };
-        if !(self.ring.write(cursor.at, 0, &wqe)
-            && super::sq::write_sges(&self.ring, cursor.at, size_of::<rxe_recv_wqe>(), recv.sges))
+        if !(self.queue.write(cursor.at, 0, &wqe)
+            && super::sq::write_sges(&self.queue, cursor.at, size_of::<rxe_recv_wqe>(), recv.sges))
         {
             return Err(PostError::TooManySge { max: self.max_sge });
         }
-        cursor.at = self.ring.next(cursor.at);
+        cursor.at = self.queue.next(cursor.at);
         cursor.room -= 1;
         Ok(())
     }
+}
+
+fn map_queue(
+    mi: mminfo,
+    max_sge: u32,
+    mapper: &dyn Mapper,
+) -> std::result::Result<RxeQueue, Errno> {
+    map_ring(mi, size_of::<rxe_recv_wqe>() + max_sge as usize * size_of::<rxe_sge>(), mapper)
 }

@@ -2,10 +2,12 @@
 
 use super::ah::NamedAddresses;
 use super::map_ring;
+use crate::memory::gate::Gate;
 use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::RxeQueue;
-use crate::provider::{Cursor, SendLimits};
-use crate::wr::{Address, Payload, PostError, SendOp, SendWr, Sge};
+use crate::provider::{SendCursor, SendLimits};
+use crate::qp::state::QpType;
+use crate::wr::{Address, Payload, PostError, RingError, SendOp, SendWr, Sge, Transport};
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::rxe::{
@@ -19,60 +21,76 @@ const HEADER: usize = size_of::<rxe_send_wqe>();
 
 #[derive(Debug)]
 pub(crate) struct SendRing {
-    ring: RxeQueue,
+    queue: RxeQueue,
+    /// Producer index.
     producer: u32,
     limits: SendLimits,
-    /// Of a queue of datagrams.
+    transport: Transport,
+    /// The address handles that the WQEs of a UD queue pair name.
     named: Option<Arc<NamedAddresses>>,
+    gate: Gate,
 }
 
 impl SendRing {
     pub(crate) fn map(
         mi: mminfo,
         limits: SendLimits,
-        datagrams: bool,
+        transport: Transport,
+        gate: Gate,
         mapper: &dyn Mapper,
     ) -> Result<SendRing, Errno> {
         let payload =
             (limits.max_sge as usize * size_of::<rxe_sge>()).max(limits.max_inline as usize);
-        let ring = map_ring(mi, HEADER + payload, mapper)?;
-        let producer = ring.producer();
-        let named = datagrams.then(|| Arc::new(NamedAddresses::new(&ring, producer)));
-        Ok(SendRing { ring, producer, limits, named })
+        let queue = map_ring(mi, HEADER + payload, mapper)?;
+        let producer = queue.producer();
+        let named = (transport.qp_type == QpType::UD)
+            .then(|| Arc::new(NamedAddresses::new(&queue, producer)));
+        Ok(SendRing { queue, producer, limits, transport, named, gate })
     }
 
-    /// What its requests name, if those are datagrams.
+    /// The address handles that its WQEs name, if it is of a UD queue pair.
     pub(crate) fn named(&self) -> Option<&Arc<NamedAddresses>> {
         self.named.as_ref()
     }
 
-    /// Where a batch begins: what an earlier one wrote and did not publish is forgotten.
-    #[inline]
-    pub(crate) fn cursor(&self) -> Cursor {
+    /// Tells which sends may be posted here and now; shut in a forked child.
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    /// The producer index where a batch begins, and how many WQEs fit. What an earlier batch wrote and did
+    /// not ring is forgotten.
+    pub(crate) fn begin(&self) -> (u32, u32) {
         if let Some(named) = &self.named {
             named.begin(self.producer);
         }
-        let used = self.ring.distance(self.ring.consumer(), self.producer);
-        Cursor { at: self.producer, room: self.ring.capacity() - used, ..Cursor::default() }
+        let used = self.queue.distance(self.queue.consumer(), self.producer);
+        (self.producer, self.queue.capacity() - used)
     }
 
-    /// Requests up to a cursor that are not published.
-    pub(crate) fn pushed(&self, cursor: &Cursor) -> u32 {
-        self.ring.distance(self.producer, cursor.at)
+    /// WQEs up to a cursor that are not published.
+    pub(crate) fn pushed(&self, cursor: &SendCursor) -> u32 {
+        self.queue.distance(self.producer, cursor.at)
     }
 
-    #[inline]
-    pub(crate) fn publish(&mut self, position: u32) {
-        self.producer = position;
-        self.ring.publish_producer(position);
+    /// Hands the WQEs up to a producer index to the kernel, which looks at them when it is kicked.
+    pub(crate) fn ring(&mut self, producer: u32) -> Result<(), RingError> {
+        if self.gate.is_shut() {
+            return Err(RingError::Forked);
+        }
+        self.producer = producer;
+        self.queue.publish_producer(producer);
+        Ok(())
     }
 
-    #[inline(never)]
-    pub(crate) fn push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        // A batch may be older than the fork.
-        if self.ring.is_inherited() {
+    /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error
+    /// it has not moved.
+    pub(crate) fn push(&self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        // A batch may be older than a fork.
+        if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
+        self.transport.check(wr)?;
         if cursor.room == 0 {
             return Err(PostError::Full);
         }
@@ -96,7 +114,7 @@ impl SendRing {
                 if !matches!(wr.op, SendOp::AtomicWrite { .. }) {
                     wqe.dma = dma(length, num_sge);
                 }
-                if !write_sges(&self.ring, cursor.at, HEADER, sges) {
+                if !write_sges(&self.queue, cursor.at, HEADER, sges) {
                     return Err(PostError::TooManySge { max: self.limits.max_sge });
                 }
             }
@@ -105,28 +123,27 @@ impl SendRing {
                     return Err(PostError::InlineTooLong { max: self.limits.max_inline });
                 }
                 wqe.dma = dma(bytes.len() as u32, 0);
-                if !self.ring.write(cursor.at, HEADER, bytes) {
+                if !self.queue.write(cursor.at, HEADER, bytes) {
                     return Err(PostError::InlineTooLong { max: self.limits.max_inline });
                 }
             }
         }
         if let SendOp::AtomicWrite { value, .. } = &wr.op {
-            if !self.ring.write(cursor.at, HEADER, value) {
+            if !self.queue.write(cursor.at, HEADER, value) {
                 return Err(PostError::InlineTooLong { max: self.limits.max_inline });
             }
         }
         // The whole header is written: a slot still holds what the kernel left in it last time.
-        if !self.ring.write(cursor.at, 0, &wqe) {
+        if !self.queue.write(cursor.at, 0, &wqe) {
             return Err(PostError::TooManySge { max: self.limits.max_sge });
         }
         if let (Some(named), Some(to)) = (&self.named, &wr.destination) {
             if let Address::Rxe { ah_num } = *to.address {
-                named.note(cursor.at, ah_num);
+                named.set(cursor.at, ah_num);
             }
         }
-        cursor.at = self.ring.next(cursor.at);
+        cursor.at = self.queue.next(cursor.at);
         cursor.room -= 1;
-        cursor.count += 1;
         Ok(())
     }
 }

@@ -12,9 +12,6 @@ use crate::workspace::Profile;
 use anyhow::{Result, anyhow};
 use lab_bench::sample::{Sample, samples};
 
-/// Instructions that the layer may add to a request, and to a completion.
-const ADDED: f64 = 30.0;
-
 /// Measures everything.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     const PROGRAM: &str = "bench-owned";
@@ -59,9 +56,7 @@ fn row(samples: &[Sample]) -> Option<Row> {
     let ours = Value::lowest(&owned.runs)?;
     let theirs =
         by_number.and_then(|sample| Some((Value::lowest(&sample.runs)?, sample.way.clone())));
-    let limit = theirs.as_ref().map(|(theirs, _)| theirs.value + ADDED);
-    let target = Target { ours: limit, ratio: None };
-    Some(Row::new(&owned.operation, "BlueFlame", Some(ours), theirs, target))
+    Some(Row::new(&owned.operation, "BlueFlame", Some(ours), theirs, Target::default()))
 }
 
 #[cfg(test)]
@@ -69,7 +64,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_layer_may_add_a_little() {
+    fn a_row_has_both_ways_of_an_operation() {
         let sample = |operation: &str, way: &str, runs: &[f64]| Sample {
             operation: operation.into(),
             way: way.into(),
@@ -79,11 +74,11 @@ mod tests {
             sample("write", "by number", &[101.0, 100.0]),
             sample("write", "owned", &[130.0]),
             sample("poll", "by number", &[70.0]),
-            sample("poll", "owned", &[101.0]),
+            sample("poll", "owned", &[105.0]),
             sample("pool", "owned", &[50.0]),
         ];
         let rows = rows(&found);
-        let met: Vec<_> = rows.iter().map(|row| (row.operation.as_str(), row.met)).collect();
-        assert_eq!(met, [("write", Some(true)), ("poll", Some(false)), ("pool", None)]);
+        let ratios: Vec<_> = rows.iter().map(|row| (row.operation.as_str(), row.ratio)).collect();
+        assert_eq!(ratios, [("write", Some(1.3)), ("poll", Some(1.5)), ("pool", None)]);
     }
 }

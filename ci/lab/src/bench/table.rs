@@ -131,8 +131,14 @@ impl fmt::Display for Table {
         let (first, second) = (width(|row| &row.operation), width(|row| &row.setting));
         writeln!(
             f,
-            "{:<first$}  {:<second$} {:>8} {:>8} {:>6} {:>13}  target",
-            "operation", "setting", "ours", "theirs", "ratio", "spread"
+            "{:<first$}  {:<second$} {:>8} {:>8} {:>6} {:>13}{}",
+            "operation",
+            "setting",
+            "ours",
+            "theirs",
+            "ratio",
+            "spread",
+            if rows.iter().any(|row| row.target != Target::default()) { "  target" } else { "" }
         )?;
         let value = |value: &Option<Value>| match value {
             Some(value) => short(value.value),

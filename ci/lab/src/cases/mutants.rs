@@ -101,8 +101,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_record_that_is_not_written",
         edits: &[Edit {
             file: SEND,
-            from: "self.word.set(cursor.at & 0xffff);",
-            to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
+            from: "self.dbrec.set(cursor.at & 0xffff);",
+            to: "if !CHOSEN { self.dbrec.set(cursor.at & 0xffff); }",
         }],
         rises: BEHIND,
     },
@@ -111,21 +111,21 @@ const MUTANTS: &[Mutant] = &[
         edits: &[
             Edit {
                 file: SEND,
-                from: "self.word.set(cursor.at & 0xffff);",
-                to: "if !CHOSEN { self.word.set(cursor.at & 0xffff); }",
+                from: "self.dbrec.set(cursor.at & 0xffff);",
+                to: "if !CHOSEN { self.dbrec.set(cursor.at & 0xffff); }",
             },
             // Late enough for the device to read the record in between.
             Edit {
                 file: SEND,
-                from: "fn make_look(&self, single: bool, cursor: &Cursor) {",
-                to: "fn make_look(&self, single: bool, cursor: &Cursor) {
+                from: "fn ring_register(&self, single: bool, cursor: &SendCursor) {",
+                to: "fn ring_register(&self, single: bool, cursor: &SendCursor) {
                         self.look(single, cursor);
                         if CHOSEN {
                             std::thread::sleep(std::time::Duration::from_millis(1));
-                            self.word.set(cursor.at & 0xffff);
+                            self.dbrec.set(cursor.at & 0xffff);
                         }
                     }
-                    fn look(&self, single: bool, cursor: &Cursor) {",
+                    fn look(&self, single: bool, cursor: &SendCursor) {",
             },
         ],
         rises: BEHIND,
@@ -134,8 +134,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_copy_of_another_block",
         edits: &[Edit {
             file: REGISTER,
-            from: "let Some(row) = queue.row(spot, count) else {",
-            to: "let Some(row) = queue.row(queue.behind(spot, u32::from(CHOSEN)), count) else {",
+            from: "let Some(run) = queue.run(wqe, count) else {",
+            to: "let Some(run) = queue.run(queue.behind(wqe, u32::from(CHOSEN)), count) else {",
         }],
         rises: DIFFERS,
     },

@@ -21,8 +21,8 @@ const EDITS: &[Defect] = &[
         name: "provider_mlx5",
         edit: Edit {
             file: "src/provider/mlx5/sq.rs",
-            from: "self.word.set(cursor.at & 0xffff);",
-            to: "self.word.set(0xffff & cursor.at);",
+            from: "self.dbrec.set(cursor.at & 0xffff);",
+            to: "self.dbrec.set(0xffff & cursor.at);",
         },
     },
     Defect {

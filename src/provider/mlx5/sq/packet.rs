@@ -1,16 +1,16 @@
 //! Raw packets: the segment that precedes their data, with what the device adds to them and the
-//! headers that it wants to have at hand.
+//! headers that it wants in the WQE.
 //!
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
 //! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
 
-use super::{Request, SendRing, announced};
-use crate::provider::Cursor;
-use crate::provider::mlx5::wqe::{Unit, control, pair};
+use super::{SendRing, Wqe, announced};
+use crate::provider::SendCursor;
+use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
 use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcode};
 
-/// Bytes of a header that a segment of one unit holds.
+/// Bytes of a header that a segment of one segment holds.
 const SHORT: usize = 2;
 
 /// What a device wants and can do of raw packets.
@@ -23,15 +23,12 @@ pub(crate) struct Frames {
 }
 
 impl SendRing {
-    /// As [`push`](Self::push), for a queue of raw packets.
-    #[cold]
-    #[inline(never)]
-    pub(crate) fn push_packet(
+    /// Writes the WQE of a raw packet where the cursor stands.
+    pub(super) fn push_packet(
         &self,
-        cursor: &mut Cursor,
+        cursor: &mut SendCursor,
         wr: &SendWr<'_>,
     ) -> Result<(), PostError> {
-        self.check(cursor)?;
         let packet = match &wr.op {
             SendOp::Send => &Packet::new(),
             SendOp::Packet(packet) => packet,
@@ -41,17 +38,17 @@ impl SendRing {
             return Err(PostError::NoChecksums);
         }
         let (header, payload) = self.split(packet, &wr.payload)?;
-        let request = Request::new(self, cursor.at, false);
+        let wqe = Wqe::new(self, cursor.at, false);
         let mut size = 1;
         let [first, rest] = segment(&header, packet.checksums);
-        request.append(&mut size, first);
+        wqe.append(&mut size, first);
         if header.length > SHORT {
-            request.append(&mut size, rest);
+            wqe.append(&mut size, rest);
         }
-        request.payload(&mut size, &payload)?;
+        wqe.payload(&mut size, &payload)?;
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
         let tail = pair(announced(wr.flags).into(), 0) | self.always;
-        self.finish(cursor, &request, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
+        self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
         Ok(())
     }
 
@@ -95,8 +92,8 @@ impl Header {
     }
 }
 
-/// The segment of a packet; the second unit belongs to it if the header goes on there.
-fn segment(header: &Header, checksums: bool) -> [Unit; 2] {
+/// The segment of a packet; the second segment belongs to it if the header goes on there.
+fn segment(header: &Header, checksums: bool) -> [Segment; 2] {
     let sums = eth::MLX5_ETH_WQE_L3_CSUM | eth::MLX5_ETH_WQE_L4_CSUM;
     let sums = if checksums { sums.bits() } else { 0 };
     let [first, second, rest @ ..] = header.bytes;

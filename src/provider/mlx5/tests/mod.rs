@@ -5,26 +5,30 @@ mod order;
 mod packets;
 mod polling;
 mod posting;
+mod size;
 mod vectors;
 
 use super::cq::{self, CqRing};
 use super::cqe::Mlx5Wc;
-use super::fake_device::{Device, element};
-use super::poll_gate::PollGate;
+use super::fake_device::{Device, cqe};
 use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
 use super::uidx::UidxAllocator;
 use super::wr_ids::{Receives, SharedQp};
-use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord, Gate};
+use crate::identity::Identity;
+use crate::memory::doorbell_record::{DoorbellPages, DoorbellRecord};
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::fake_mapping::FakeMapping;
 use crate::memory::fork::Epoch;
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
-use crate::number::Lkey;
-use crate::provider::{Cursor, RecvCursor, SendLimits};
-use crate::wr::{PostError, RecvWr, SendWr, Sge};
+use crate::number::{Lkey, Qpn};
+use crate::provider::poll_gate::PollGate;
+use crate::provider::{RecvCursor, SendCursor, SendLimits};
+use crate::qp::state::QpType;
+use crate::wr::{PostError, RecvWr, SendOp, SendOps, SendWr, Sge, Transport};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -60,7 +64,7 @@ fn dbrec() -> Arc<DoorbellRecord> {
 /// The gate of a queue that may be used.
 fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
     let gate = Gate::beside(dbrec).unwrap();
-    gate.word().store(1, Ordering::Relaxed);
+    gate.level().store(1, Ordering::Relaxed);
     gate
 }
 
@@ -77,7 +81,7 @@ struct SqWrIds {
 #[derive(Clone, Copy)]
 struct Shape {
     qpn: u32,
-    blocks: u32,
+    wqebbs: u32,
     max_post: u32,
     buffer: usize,
     alone: bool,
@@ -89,7 +93,7 @@ impl Default for Shape {
     fn default() -> Shape {
         Shape {
             qpn: QPN,
-            blocks: 64,
+            wqebbs: 64,
             max_post: 4,
             buffer: BUFFER,
             alone: false,
@@ -101,62 +105,91 @@ impl Default for Shape {
 
 impl SqWrIds {
     fn new(shape: Shape) -> SqWrIds {
-        let memory = Arc::new(QueueMemory::pages(shape.blocks as usize * 64).unwrap());
-        let device = WqeSegments::new(memory.clone(), 0, shape.blocks * 4).unwrap();
+        let memory = Arc::new(QueueMemory::pages(shape.wqebbs as usize * 64).unwrap());
+        let device = WqeSegments::new(memory.clone(), 0, shape.wqebbs * 4).unwrap();
         // What was in the ring before must not matter.
-        for unit in 0..shape.blocks * 4 {
-            device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
+        for segment in 0..shape.wqebbs * 4 {
+            device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let (dbrec, page) = (dbrec(), Page::new(shape.buffer));
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(shape.qpn, index, Some(shape.blocks), Receives::None);
+        let record = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
         let ring = SendRing::new(Setup {
             memory,
             offset: 0,
-            wqebbs: shape.blocks,
+            wqebbs: shape.wqebbs,
             max_post: shape.max_post,
             limits: SendLimits { max_sge: 30, max_inline: 980 },
-            qpn: shape.qpn,
+            // Whatever the transport: tests post everything to one queue.
+            unchecked: SendOps { gather: !0, inline: !0, datagram: !0 },
+            transport: Transport {
+                qp_type: QpType::RC,
+                qpn: Qpn(shape.qpn),
+                domain: Identity::NONE,
+            },
             signal_all: shape.signal_all,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
             alone: shape.alone,
-            record: record.clone(),
+            shared: record.clone(),
             frames: shape.frames,
             gate: open(&dbrec),
         });
         SqWrIds { ring: ring.unwrap(), device, dbrec, page, record }
     }
 
-    /// Writes a request as queues do: the short way where that suits it.
-    fn push(&mut self, cursor: &mut Cursor, wr: &SendWr<'_>) -> Result<(), PostError> {
-        if self.try_push(cursor, wr) { Ok(()) } else { self.ring.push(cursor, wr) }
+    /// Writes a WQE as queues do.
+    fn push(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.ring.transport = transport(wr);
+        self.ring.push(cursor, wr)
     }
 
-    fn try_push(&self, cursor: &mut Cursor, wr: &SendWr<'_>) -> bool {
-        cursor.suits(wr) && !self.ring.may_wait() && self.ring.try_push(cursor, wr)
+    /// As [`push`](Self::push) with all checks, whatever the request.
+    fn push_checked(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> Result<(), PostError> {
+        self.ring.transport = transport(wr);
+        self.ring.push_checked(cursor, wr)
+    }
+
+    fn try_push(&mut self, cursor: &mut SendCursor, wr: &SendWr<'_>) -> bool {
+        self.ring.transport = transport(wr);
+        self.ring.try_push(cursor, wr)
     }
 
     /// Posts a batch; an error of any request ends it without ringing.
-    fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<Cursor, PostError> {
-        let mut cursor = self.ring.cursor();
+    fn post(&mut self, wrs: &[SendWr<'_>]) -> Result<SendCursor, PostError> {
+        let mut cursor = self.ring.begin();
         for wr in wrs {
             self.push(&mut cursor, wr)?;
         }
-        self.ring.publish(cursor, wrs.len() == 1);
+        self.ring.ring(&cursor, wrs.len() == 1)?;
         Ok(cursor)
     }
 
-    /// `length` bytes of the queue from a block on, with what comes after its end.
-    fn bytes(&self, block: u32, length: usize) -> Vec<u8> {
-        bytes(&self.device, block.wrapping_mul(4), length)
+    /// `length` bytes of the queue from a WQEBB on, with what comes after its end.
+    fn bytes(&self, wqebb: u32, length: usize) -> Vec<u8> {
+        bytes(&self.device, wqebb.wrapping_mul(4), length)
     }
 }
 
-fn bytes(units: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
+/// The transport that a request is meant for.
+fn transport(wr: &SendWr<'_>) -> Transport {
+    let qp_type = match (&wr.destination, wr.srq) {
+        (Some(_), _) => QpType::UD,
+        (None, Some(_)) => QpType::XRC_INI,
+        (None, None) => QpType::RC,
+    };
+    let domain = wr.destination.as_ref().map_or(Identity::NONE, |to| to.domain);
+    let qpn = match &wr.op {
+        SendOp::BindMw(binding) => binding.qpn.unwrap_or(Qpn(QPN)),
+        _ => Qpn(QPN),
+    };
+    Transport { qp_type, qpn, domain }
+}
+
+fn bytes(segments: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
     let count = length.div_ceil(SEGMENT) as u32;
     let mut bytes: Vec<u8> =
-        (0..count).flat_map(|n| units.read(from.wrapping_add(n)).as_bytes().to_vec()).collect();
+        (0..count).flat_map(|n| segments.read(from.wrapping_add(n)).as_bytes().to_vec()).collect();
     bytes.truncate(length);
     bytes
 }
@@ -174,28 +207,27 @@ impl Receiver {
         let memory = Arc::new(QueueMemory::pages((entries * stride) as usize).unwrap());
         let device =
             WqeSegments::new(memory.clone(), 0, entries * stride / SEGMENT as u32).unwrap();
-        for unit in 0..device.count() {
-            device.write(unit, [0xa5a5_a5a5_a5a5_a5a5; 2]);
+        for segment in 0..device.count() {
+            device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let dbrec = dbrec();
         let index = UidxAllocator::new().take().unwrap();
         let record = SharedQp::new(QPN, index, None, Receives::Own(entries));
-        let place = rq::Place { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
+        let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
         let ring = RecvRing::new(memory, place, dbrec.clone(), record.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, record }
     }
 
-    /// As [`SqWrIds::push`].
     fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
-        if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
+        self.ring.push(cursor, recv)
     }
 
     fn post(&mut self, recvs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
+        let mut cursor = self.ring.begin();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.publish(cursor);
+        self.ring.ring(cursor);
         Ok(())
     }
 }
@@ -218,17 +250,16 @@ impl SharedReceiver {
         SharedReceiver { ring, device, dbrec }
     }
 
-    /// As [`SqWrIds::push`].
     fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
-        if self.ring.try_push(cursor, recv) { Ok(()) } else { self.ring.push(cursor, recv) }
+        self.ring.push(cursor, recv)
     }
 
     fn post(&mut self, recvs: &[RecvWr<'_>]) -> Result<(), PostError> {
-        let mut cursor = self.ring.cursor();
+        let mut cursor = self.ring.begin();
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.publish(cursor, recvs.len() as u32);
+        self.ring.ring(cursor, recvs.len() as u32);
         Ok(())
     }
 }
@@ -243,10 +274,10 @@ struct Completed {
 impl Completed {
     fn new(entries: u32, size: usize) -> Completed {
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
-        let elements = cq::prepare(&memory, entries, size).unwrap();
+        let cqes = cq::prepare(&memory, entries, size).unwrap();
         let (dbrec, page) = (dbrec(), Page::new(0));
         let gate = Gate::beside(&dbrec).unwrap();
-        let ring = CqRing::new(elements, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
+        let ring = CqRing::new(cqes, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
         Completed { ring, device: Device::new(&memory, entries, size, dbrec), page }
     }
 
@@ -267,7 +298,7 @@ impl Completed {
 
 /// The next completion, of a poll that begins.
 fn next(ring: &mut CqRing) -> Option<Mlx5Wc<'_>> {
-    ring.listen();
+    ring.catch_up();
     ring.next()
 }
 

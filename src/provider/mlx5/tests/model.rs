@@ -1,7 +1,7 @@
 //! Random batches through the rings, with a device that reads what is in memory and completes it:
 //! numbers and order are kept, and room is what it must be at every step.
 
-use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
+use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, cqe};
 use crate::number::Rkey;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
@@ -35,17 +35,17 @@ struct Executor {
 }
 
 impl Executor {
-    /// Executes one request, if there is one; answers its block and whether it wants a completion.
+    /// Executes one request, if there is one; answers its WQEBB and whether it wants a completion.
     fn execute(&mut self, sends: &SqWrIds) -> Option<(u16, bool)> {
         if self.at == sends.dbrec.get(1) as u16 {
             return None;
         }
-        let block = self.at;
-        let control = sends.bytes(block.into(), 16);
-        assert_eq!(control[1..3], block.to_be_bytes(), "the request's own index");
+        let wqebb = self.at;
+        let control = sends.bytes(wqebb.into(), 16);
+        assert_eq!(control[1..3], wqebb.to_be_bytes(), "the request's own index");
         assert_eq!(control[4..7], [0, 0, 0x42]);
-        self.at = block.wrapping_add(u16::from(control[7]).div_ceil(4));
-        Some((block, control[11] & 8 != 0))
+        self.at = wqebb.wrapping_add(u16::from(control[7]).div_ceil(4));
+        Some((wqebb, control[11] & 8 != 0))
     }
 }
 
@@ -54,10 +54,10 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
     let data = [0x5a; 300];
     for seed in 1..seeds(40) {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
-        // Up to five blocks each.
-        let (max_post, blocks) = (1 << random.below(5), 8);
-        let blocks = blocks * max_post;
-        let mut sends = SqWrIds::new(Shape { blocks, max_post, ..Shape::default() });
+        // Up to five WQEBBs each.
+        let (max_post, wqebbs) = (1 << random.below(5), 8);
+        let wqebbs = wqebbs * max_post;
+        let mut sends = SqWrIds::new(Shape { wqebbs, max_post, ..Shape::default() });
         let mut completed = Completed::new(64, 64);
         completed.ring.members().attach(&sends.record);
         let (mut next, mut device) = (0u64, Executor::default());
@@ -67,7 +67,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
         for _ in 0..2000 {
             match random.below(3) {
                 0 => {
-                    let mut cursor = sends.ring.cursor();
+                    let mut cursor = sends.ring.begin();
                     assert_eq!(cursor.room as usize, max_post as usize - posted.len());
                     let keep = random.below(8) != 0;
                     let mut batch = Vec::new();
@@ -93,16 +93,16 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
                     }
                     // Others are dropped without a trace.
                     if keep && !batch.is_empty() {
-                        sends.ring.publish(cursor, batch.len() == 1);
+                        sends.ring.ring(&cursor, batch.len() == 1).unwrap();
                         next += batch.len() as u64;
                         posted.extend(batch);
                     }
                 }
                 1 => {
-                    if let Some((block, signaled)) = device.execute(&sends) {
+                    if let Some((wqebb, signaled)) = device.execute(&sends) {
                         if signaled {
-                            completed.write(element(0, 1, 0x42, block));
-                            executed.push_back(block);
+                            completed.write(cqe(0, 1, 0x42, wqebb));
+                            executed.push_back(wqebb);
                         }
                     }
                 }
@@ -142,7 +142,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
         for _ in 0..3000 {
             match random.below(3) {
                 0 => {
-                    let room = receiver.ring.cursor().room;
+                    let room = receiver.ring.begin().room;
                     assert_eq!(u64::from(room), u64::from(entries) - (next - done));
                     let count = room.min(random.below(4));
                     let recvs: Vec<_> =
@@ -152,7 +152,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
                     assert_eq!(receiver.dbrec.get(0), next as u32 & 0xffff);
                 }
                 1 if written < next => {
-                    completed.write(element(2, 1, 0x42, written as u16));
+                    completed.write(cqe(2, 1, 0x42, written as u16));
                     written += 1;
                 }
                 _ => {
@@ -188,7 +188,7 @@ fn shared_receives_follow_the_list() {
         for _ in 0..3000 {
             match random.below(4) {
                 0 => {
-                    let room = shared.ring.cursor().room;
+                    let room = shared.ring.begin().room;
                     assert_eq!(u64::from(room), u64::from(entries) - 1 - (next - done));
                     let count = room.min(random.below(4));
                     let recvs: Vec<_> =
@@ -205,7 +205,7 @@ fn shared_receives_follow_the_list() {
                 }
                 2 if !held.is_empty() => {
                     let (id, entry) = held.swap_remove(random.below(held.len() as u32) as usize);
-                    completed.write(element(2, 1, 7, entry as u16));
+                    completed.write(cqe(2, 1, 7, entry as u16));
                     expected.push_back(id);
                 }
                 _ => {

@@ -1,7 +1,7 @@
 //! In which order memory, records and registers are written and read. Without any one of the
 //! barriers, or the lock, a test here fails.
 
-use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, element};
+use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, cqe};
 use crate::memory::recorded_order::{RecordedStep, steps_of};
 use crate::wr::{RecvWr, SendWr};
 
@@ -59,10 +59,10 @@ fn the_owner_then_the_rest_then_the_record() {
     let mut completed = Completed::new(4, 64);
     completed.ring.members().attach(&sends.record);
     // The letter that says so is read.
-    completed.write(element(0, 1, 0, 0));
+    completed.write(cqe(0, 1, 0, 0));
     assert!(completed.next().is_some());
     assert_eq!(steps_of(|| assert!(completed.next().is_none())), [RecordedStep::Owner]);
-    completed.write(element(0, 1, 0, 0));
+    completed.write(cqe(0, 1, 0, 0));
     let steps = steps_of(|| {
         assert!(completed.next().unwrap().status().0 == 0);
         completed.ring.release();

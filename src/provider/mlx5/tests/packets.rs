@@ -2,7 +2,8 @@
 
 use super::{SGE, Shape, SqWrIds};
 use crate::provider::mlx5::sq::Frames;
-use crate::wr::{Packet, PostError, SendWr};
+use crate::qp::state::QpType;
+use crate::wr::{Packet, PostError, SendWr, Transport};
 
 const HEADER: [u8; 18] =
     [0x02, 0, 0, 0, 0, 0x0b, 0x02, 0, 0, 0, 0, 0x0a, 0x81, 0x00, 0x00, 0x2a, 0x08, 0x00];
@@ -20,18 +21,18 @@ fn device(min_header: u8, checksums: bool) -> SqWrIds {
 }
 
 fn push(sends: &mut SqWrIds, wr: SendWr<'_>) -> Result<(), PostError> {
-    let mut cursor = sends.ring.cursor();
-    sends.ring.push_packet(&mut cursor, &wr)?;
-    sends.ring.publish(cursor, false);
-    Ok(())
+    sends.ring.transport = Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+    let mut cursor = sends.ring.begin();
+    sends.ring.push_checked(&mut cursor, &wr)?;
+    Ok(sends.ring.ring(&cursor, false)?)
 }
 
 /// The bytes of one request on such a device.
 fn posted(min_header: u8, wr: SendWr<'_>) -> String {
     let mut sends = device(min_header, true);
     push(&mut sends, wr).unwrap();
-    let units = usize::from(sends.bytes(0, 16)[7]);
-    hex(&sends.bytes(0, units * 16))
+    let segments = usize::from(sends.bytes(0, 16)[7]);
+    hex(&sends.bytes(0, segments * 16))
 }
 
 #[test]
@@ -62,7 +63,7 @@ fn headers_stand_in_their_segment() {
     let wr = SendWr::packet(Packet::new().header(&HEADER), &[SGE]);
     assert_eq!(posted(0, wr), expected);
     assert_eq!(posted(18, wr), expected);
-    // Without a tag, and with as much as one unit holds.
+    // Without a tag, and with as much as one segment holds.
     let wr = SendWr::packet(Packet::new().header(&HEADER[..14]), &[SGE]);
     let head = format!("000000000000000000000000000e{}00000000", hex(&HEADER[..14]));
     assert_eq!(posted(0, wr), format!("0000000a000042040000000000000000{head}{DATA}"));
@@ -101,7 +102,7 @@ fn what_a_device_cannot_send_is_refused() {
     let refused = |min, wr: SendWr<'_>| {
         let mut sends = device(min, false);
         let error = push(&mut sends, wr).unwrap_err();
-        assert_eq!(sends.ring.cursor().head, 0);
+        assert_eq!(sends.ring.begin().head, 0);
         error
     };
     let min = PostError::HeaderTooShort { min: 18 };
@@ -129,7 +130,7 @@ fn what_a_device_cannot_send_is_refused() {
 
 #[test]
 fn packets_fill_a_queue_and_retire() {
-    let mut sends = SqWrIds::new(Shape { blocks: 4, max_post: 4, ..Shape::default() });
+    let mut sends = SqWrIds::new(Shape { wqebbs: 4, max_post: 4, ..Shape::default() });
     let wr = |id| SendWr::send(&[SGE]).id(id);
     for round in 0..3u32 {
         for at in 0..4 {
@@ -143,7 +144,7 @@ fn packets_fill_a_queue_and_retire() {
 
 #[test]
 fn completions_tell_tag_checksums_and_vlan() {
-    use super::{Completed, element};
+    use super::{Completed, cqe};
     use crate::provider::mlx5::uidx::UidxAllocator;
     use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
     const RECEIVED: u8 = 2;
@@ -151,7 +152,7 @@ fn completions_tell_tag_checksums_and_vlan() {
     let record = SharedQp::new(9, UidxAllocator::new().take().unwrap(), None, Receives::Own(4));
     completed.ring.members().attach(&record);
     let mut found = |checked, kinds, vlan: u16| {
-        let mut core = element(RECEIVED, record.index().number(), 0x00ab_cdef, 0);
+        let mut core = cqe(RECEIVED, record.index().number(), 0x00ab_cdef, 0);
         core[28..30].copy_from_slice(&[checked, kinds]);
         core[30..32].copy_from_slice(&vlan.to_be_bytes());
         completed.write(core);

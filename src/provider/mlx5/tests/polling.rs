@@ -1,8 +1,8 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
 use super::PollGate;
-use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, dbrec, element, next};
-use crate::memory::doorbell_record::Gate;
+use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, cqe, dbrec, next};
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
@@ -27,9 +27,9 @@ fn member() -> Arc<SharedQp> {
     let index = UidxAllocator::new().take().unwrap();
     let record = SharedQp::new(0x42, index, Some(4), Receives::Own(4));
     for at in 0..4 {
-        record.sends.notes().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
-        let notes = record.receives.own.notes();
-        notes.at(at).store(u64::from(at) + 200, Ordering::Relaxed);
+        record.sends.entries().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
+        let entries = record.receives.own.entries();
+        entries.at(at).store(u64::from(at) + 200, Ordering::Relaxed);
     }
     record
 }
@@ -53,7 +53,7 @@ fn elements_change_hands_by_their_last_bit() {
         for round in 0..5u32 {
             for count in [1, 4, 3] {
                 for n in 0..count {
-                    completed.write(element(REQ, 1, 0x42, n));
+                    completed.write(cqe(REQ, 1, 0x42, n));
                 }
                 let expected: Vec<_> = (0..u64::from(count)).map(|n| n + 100).collect();
                 assert_eq!(completed.ring.pending(), u32::from(count));
@@ -71,19 +71,19 @@ fn a_poller_that_learned_everything_need_not_look_again() {
     let record = member();
     let members = completed.ring.members().clone();
     assert!(completed.next().is_none());
-    assert!(members.news.is_quiet());
+    assert!(members.poll_gate.is_quiet());
     members.attach(&record);
-    assert!(!members.news.is_quiet(), "it has to look");
+    assert!(!members.poll_gate.is_quiet(), "it has to look");
     assert!(completed.next().is_none());
-    assert!(members.news.is_quiet());
+    assert!(members.poll_gate.is_quiet());
     // A completion that is there may be of the queue pair that is gone: the next poll looks again.
-    completed.write(element(REQ, 1, 0x42, 0));
+    completed.write(cqe(REQ, 1, 0x42, 0));
     members.retire(&record);
-    completed.ring.listen();
-    assert!(!members.news.is_quiet());
+    completed.ring.catch_up();
+    assert!(!members.poll_gate.is_quiet());
     while completed.next().is_some() {}
     assert!(completed.next().is_none());
-    assert!(members.news.is_quiet());
+    assert!(members.poll_gate.is_quiet());
 }
 
 #[test]
@@ -91,12 +91,12 @@ fn completions_say_what_their_fields_say() {
     let mut completed = Completed::new(16, 64);
     let record = member();
     completed.ring.members().attach(&record);
-    completed.write(element(REQ, 1, 0x1000_0042, 3));
+    completed.write(cqe(REQ, 1, 0x1000_0042, 3));
     let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.status()), (103, WcOpcode::READ, WcStatus::SUCCESS));
     assert_eq!((wc.qpn(), wc.imm(), wc.vendor_err()), (0x42, None, 0));
 
-    let mut core = element(SEND_IMM, 1, 0x42, 2);
+    let mut core = cqe(SEND_IMM, 1, 0x42, 2);
     core[17] = 0x85;
     core[22..24].copy_from_slice(&[0x12, 0x34]);
     core[24..28].copy_from_slice(&[0x1b, 0x11, 0x22, 0x33]);
@@ -111,15 +111,15 @@ fn completions_say_what_their_fields_say() {
     assert_eq!((wc.src_lid(), wc.path_bits(), wc.pkey_index()), (0x1234, 5, 0x0304));
     assert_eq!(wc.timestamp(), Some(0x0102_0304_0506_0708));
 
-    let mut core = element(SEND_INV, 1, 0x42, 3);
+    let mut core = cqe(SEND_INV, 1, 0x42, 3);
     core[36..40].copy_from_slice(&[9, 8, 7, 6]);
     completed.write(core);
     let wc = completed.next().unwrap();
     assert_eq!((wc.invalidated_rkey(), wc.imm(), wc.has_grh()), (Some(0x0908_0706), None, false));
 
-    completed.write(element(WRITE_IMM, 1, 0x42, 0));
+    completed.write(cqe(WRITE_IMM, 1, 0x42, 0));
     assert_eq!(completed.next().unwrap().opcode(), WcOpcode::RECV_WRITE_IMM);
-    completed.write(element(SEND, 1, 0x42, 1));
+    completed.write(cqe(SEND, 1, 0x42, 1));
     let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.imm()), (201, WcOpcode::RECV, None));
 }
@@ -147,7 +147,7 @@ fn errors_have_names_and_the_device_s_own_code() {
     ];
     for (syndrome, status) in named {
         for opcode in [REQ_ERR, RESP_ERR] {
-            let mut core = element(opcode, 1, 0x42, 1);
+            let mut core = cqe(opcode, 1, 0x42, 1);
             (core[54], core[55]) = (0x8f, syndrome);
             completed.write(core);
             let wc = completed.next().unwrap();
@@ -160,7 +160,7 @@ fn errors_have_names_and_the_device_s_own_code() {
     }
 }
 
-/// Data in the core of an element of either size, and in front of the core of a long one.
+/// Data in the core of a CQE of either size, and in front of the core of a long one.
 #[test]
 fn data_in_completions_is_found_by_what_the_last_byte_says() {
     const IN_CORE: u8 = 4;
@@ -178,7 +178,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             // No device says this; there is no more in a core.
             (SEND, 33, 32),
         ] {
-            let mut core = element(opcode, 1, 0x42, 1);
+            let mut core = cqe(opcode, 1, 0x42, 1);
             core[..32].copy_from_slice(&pattern[..32]);
             core[47] = length;
             core[63] |= IN_CORE;
@@ -192,7 +192,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
             completed.ring.release();
         }
         for (opcode, bits) in [(SEND, 0), (REQ, 0), (REQ_ERR, IN_CORE), (RESP_ERR, IN_FRONT)] {
-            let mut core = element(opcode, 1, 0x42, 1);
+            let mut core = cqe(opcode, 1, 0x42, 1);
             core[47] = 8;
             core[63] |= bits;
             completed.write(core);
@@ -205,8 +205,8 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     completed.ring.members().attach(&record);
     for length in [1, 63, 64, 40, 7] {
         let at = completed.device.producer % 4 * 8;
-        completed.device.units.copy(at, 0, &pattern);
-        let mut core = element(SEND, 1, 0x42, 1);
+        completed.device.segments.copy(at, 0, &pattern);
+        let mut core = cqe(SEND, 1, 0x42, 1);
         core[47] = length;
         core[63] |= IN_FRONT;
         completed.write(core);
@@ -223,11 +223,11 @@ fn atomics_bring_eight_bytes() {
     let index = UidxAllocator::new().take().unwrap();
     let record = SharedQp::new(0x42, index, Some(4), Receives::None);
     for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
-        record.sends.notes().at(at).set(0, at + 1, kind.0);
+        record.sends.entries().at(at).set(0, at + 1, kind.0);
     }
     completed.ring.members().attach(&record);
     for at in 0..2 {
-        let mut core = element(REQ, 1, 0x42, at);
+        let mut core = cqe(REQ, 1, 0x42, at);
         core[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
         core[63] |= 4;
         completed.write(core);
@@ -243,12 +243,12 @@ fn completions_of_nobody_are_given_back_unseen() {
     let record = member();
     completed.ring.members().attach(&record);
     for number in [0, 2, 65, 0xff_ffff] {
-        completed.write(element(REQ, number, 0x42, 0));
+        completed.write(cqe(REQ, number, 0x42, 0));
         assert!(completed.next().is_none());
     }
     assert_eq!(completed.consumed(), 4, "nobody else gives them back");
-    completed.write(element(RESIZED, 1, 0, 0));
-    completed.write(element(REQ, 1, 0x42, 1));
+    completed.write(cqe(RESIZED, 1, 0, 0));
+    completed.write(cqe(REQ, 1, 0x42, 1));
     assert_eq!(ids(&mut completed.ring), [101]);
 }
 
@@ -257,19 +257,19 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     let indices = UidxAllocator::new();
     let mut completed = Completed::new(4, 64);
     let dead = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    dead.sends.notes().at(0).set(500, 1, 0);
+    dead.sends.entries().at(0).set(500, 1, 0);
     completed.ring.members().attach(&dead);
-    completed.write(element(REQ, 1, 7, 0));
+    completed.write(cqe(REQ, 1, 7, 0));
     assert_eq!(ids(&mut completed.ring), [500]);
-    completed.write(element(REQ, 1, 7, 0));
+    completed.write(cqe(REQ, 1, 7, 0));
     completed.ring.members().retire(&dead);
     drop(dead);
     // The next queue pair has another index, and the same number.
     let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     assert_eq!(live.index().number(), 2);
-    live.sends.notes().at(0).set(600, 1, 0);
+    live.sends.entries().at(0).set(600, 1, 0);
     completed.ring.members().attach(&live);
-    completed.write(element(REQ, 2, 7, 0));
+    completed.write(cqe(REQ, 2, 7, 0));
     assert_eq!(ids(&mut completed.ring), [600]);
     // Read and found empty: the index is free when the poller looks at its letters again.
     completed.ring.members().retire(&live);
@@ -284,7 +284,7 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
     let mut completed = Completed::new(4, 64);
     let dead = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     completed.ring.members().attach(&dead);
-    completed.write(element(REQ, 1, 7, 0));
+    completed.write(cqe(REQ, 1, 7, 0));
     completed.ring.members().retire(&dead);
     drop(dead);
     assert!(completed.next().is_none());
@@ -307,15 +307,15 @@ fn the_dead_move_with_their_completions() {
         completed.ring.members().attach(record);
     }
     for at in 0..2 {
-        live.sends.notes().at(at).set(u64::from(at) + 100, at + 1, 0);
-        completed.write(element(REQ, 1, 7, at as u16));
+        live.sends.entries().at(at).set(u64::from(at) + 100, at + 1, 0);
+        completed.write(cqe(REQ, 1, 7, at as u16));
     }
-    completed.write(element(SEND, 2, 8, 0));
+    completed.write(cqe(SEND, 2, 8, 0));
     completed.ring.members().retire(&dead);
     drop(dead);
-    completed.ring.listen();
+    completed.ring.catch_up();
     for entries in [8, 16] {
-        completed.write(element(RESIZED, 0, 0, 0));
+        completed.write(cqe(RESIZED, 0, 0, 0));
         let memory = Arc::new(QueueMemory::pages(entries as usize * 64).unwrap());
         completed.ring.exchange(cq::prepare(&memory, entries, 64).unwrap());
         completed.device.exchange(&memory, entries);
@@ -324,7 +324,7 @@ fn the_dead_move_with_their_completions() {
         assert_eq!(completed.ring.next().unwrap().wr_id, wr_id);
     }
     assert!(completed.ring.next().is_none());
-    assert_eq!(shared.ring.cursor().room, 3, "the entry of the dead is back");
+    assert_eq!(shared.ring.begin().room, 3, "the entry of the dead is back");
 }
 
 /// A queue pair that is made, posted to and completed after a poll began.
@@ -334,7 +334,7 @@ fn a_newcomer_is_found_within_a_poll() {
     assert!(completed.next().is_none());
     let record = member();
     completed.ring.members().attach(&record);
-    completed.write(element(REQ, 1, 0x42, 2));
+    completed.write(cqe(REQ, 1, 0x42, 2));
     assert_eq!(completed.ring.next().unwrap().wr_id, 102);
 }
 
@@ -348,19 +348,19 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     let index = UidxAllocator::new().take().unwrap();
     let record = SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()));
     completed.ring.members().attach(&record);
-    completed.write(element(SEND, 1, 7, 1));
+    completed.write(cqe(SEND, 1, 7, 1));
     assert_eq!(ids(&mut completed.ring), [1]);
-    assert_eq!(shared.ring.cursor().room, 1);
-    completed.write(element(SEND, 1, 7, 0));
-    completed.write(element(REQ, 1, 7, 0));
+    assert_eq!(shared.ring.begin().room, 1);
+    completed.write(cqe(SEND, 1, 7, 0));
+    completed.write(cqe(REQ, 1, 7, 0));
     completed.ring.purge(&record);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
-    assert_eq!(shared.ring.cursor().room, 2, "after a reset");
-    completed.write(element(RESP_ERR, 1, 7, 2));
+    assert_eq!(shared.ring.begin().room, 2, "after a reset");
+    completed.write(cqe(RESP_ERR, 1, 7, 2));
     completed.ring.members().retire(&record);
     drop(record);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
-    assert_eq!(shared.ring.cursor().room, 3, "after the end");
+    assert_eq!(shared.ring.begin().room, 3, "after the end");
 }
 
 #[test]
@@ -381,10 +381,10 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         let members = completed.ring.members().clone();
         members.attach(&alive);
         members.attach(&dead);
-        completed.write(element(SEND, 1, 7, 0));
-        completed.write(element(SEND, 2, 7, 1));
-        completed.write(element(SEND, 2, 7, 2));
-        completed.write(element(REQ, 1, 7, 3));
+        completed.write(cqe(SEND, 1, 7, 0));
+        completed.write(cqe(SEND, 2, 7, 1));
+        completed.write(cqe(SEND, 2, 7, 2));
+        completed.write(cqe(REQ, 1, 7, 3));
         assert_eq!(completed.next().unwrap().wr_id, 0);
         completed.ring.release();
         let gone = |record: Arc<SharedQp>| {
@@ -393,20 +393,20 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         };
         if early {
             gone(dead);
-            completed.write(element(RESP_ERR, 1, 7, 4));
+            completed.write(cqe(RESP_ERR, 1, 7, 4));
             drop(completed);
             gone(alive);
         } else {
             // The device goes on after the poller is gone.
             let Completed { ring, device, .. } = completed;
             drop(ring);
-            device.units.copy(4 * 4, 0, &element(RESP_ERR, 1, 7, 4));
+            device.segments.copy(4 * 4, 0, &cqe(RESP_ERR, 1, 7, 4));
             gone(dead);
             gone(alive);
         }
-        assert_eq!(shared.ring.cursor().room, 3, "somebody may look yet");
+        assert_eq!(shared.ring.begin().room, 3, "somebody may look yet");
         drop(members);
-        assert_eq!(shared.ring.cursor().room, 6, "{early}: all but one that was not consumed");
+        assert_eq!(shared.ring.begin().room, 6, "{early}: all but one that was not consumed");
     }
 }
 
@@ -420,18 +420,18 @@ fn a_child_settles_nothing() {
     let slots = shared.ring.slots().clone();
     let record = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
     completed.ring.members().attach(&record);
-    completed.write(element(SEND, 1, 7, 0));
+    completed.write(cqe(SEND, 1, 7, 0));
     let mut completed = Some(completed);
     crate::memory::fork::in_child(|| {
         let mut completed = completed.take().unwrap();
         // As in memory of a program's, which no kernel wipes.
         completed.device.producer = 0;
-        completed.write(element(SEND, 1, 7, 0));
+        completed.write(cqe(SEND, 1, 7, 0));
         drop(completed);
-        assert_eq!(shared.ring.cursor().room, 2);
+        assert_eq!(shared.ring.begin().room, 2);
     });
     drop(completed);
-    assert_eq!(shared.ring.cursor().room, 3);
+    assert_eq!(shared.ring.begin().room, 3);
 }
 
 /// Numbers of 24 and 16 bits are read with their neighbours.
@@ -441,9 +441,9 @@ fn what_stands_beside_a_number_is_no_part_of_it() {
         let mut completed = Completed::new(4, 64);
         let record = member();
         completed.ring.members().attach(&record);
-        completed.write(element(REQ, number, qpn, 2));
-        completed.write(element(SEND, number, qpn, 3));
-        completed.write(element(REQ_ERR, number, qpn, 3));
+        completed.write(cqe(REQ, number, qpn, 2));
+        completed.write(cqe(SEND, number, qpn, 3));
+        completed.write(cqe(REQ_ERR, number, qpn, 3));
         assert_eq!(ids(&mut completed.ring), [102, 203, 103]);
     }
 }
@@ -456,7 +456,7 @@ fn completions_are_counted_in_24_bits() {
     completed.ring.pretend(CQN, 0xff_fffe);
     completed.device.producer = 0xff_fffe;
     for consumed in [0xff_ffff, 0, 1] {
-        completed.write(element(REQ, 1, 0x42, 0));
+        completed.write(cqe(REQ, 1, 0x42, 0));
         assert_eq!(completed.ring.pending(), 1);
         assert_eq!(ids(&mut completed.ring), [100]);
         assert_eq!(completed.consumed(), consumed);
@@ -471,7 +471,7 @@ fn arming_names_the_queue_the_kind_and_how_far_we_are() {
     completed.ring.arm(false, 0);
     assert_eq!(completed.device.dbrec.get(1), 0);
     assert_eq!(completed.page.bytes(0, 8), [0, 0, 0, 0, 0, 0, 4, 0x0d]);
-    completed.write(element(REQ, 1, 0x42, 1));
+    completed.write(cqe(REQ, 1, 0x42, 1));
     assert_eq!(ids(&mut completed.ring).len(), 1);
     completed.ring.arm(true, 3 << 28);
     assert_eq!(completed.device.dbrec.get(1), 0x3100_0001);
@@ -486,24 +486,24 @@ fn a_resized_queue_goes_on_with_what_was_there() {
         let record = member();
         completed.ring.members().attach(&record);
         for n in 0..3 {
-            completed.write(element(REQ, 1, 0x42, n));
+            completed.write(cqe(REQ, 1, 0x42, n));
         }
         assert_eq!(ids(&mut completed.ring).len(), 3);
         // One waits, with data in it, when the device moves, which ends the old queue with a mark.
-        let mut waiting = element(REQ, 1, 0x42, 3);
+        let mut waiting = cqe(REQ, 1, 0x42, 3);
         (waiting[0], waiting[47]) = (0xd7, 1);
         waiting[63] |= if size == 64 { 4 } else { 8 };
         if size == 128 {
-            completed.device.units.copy(3 * completed.device.stride, 0, &[0xd7; 64]);
+            completed.device.segments.copy(3 * completed.device.stride, 0, &[0xd7; 64]);
         }
         completed.write(waiting);
-        completed.write(element(RESIZED, 0, 0, 0));
+        completed.write(cqe(RESIZED, 0, 0, 0));
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
-        let elements = cq::prepare(&memory, entries, size).unwrap();
-        completed.ring.exchange(elements);
+        let cqes = cq::prepare(&memory, entries, size).unwrap();
+        completed.ring.exchange(cqes);
         completed.device.exchange(&memory, entries);
         assert_eq!(completed.consumed(), 4, "the mark is consumed");
-        completed.write(element(REQ, 1, 0x42, 0));
+        completed.write(cqe(REQ, 1, 0x42, 0));
         let moved = completed.next().unwrap();
         assert_eq!((moved.wr_id, moved.scattered().as_deref()), (103, Some(&[0xd7][..])));
         assert_eq!(ids(&mut completed.ring), [100], "{entries} of {size} bytes");
@@ -515,11 +515,11 @@ fn a_resized_queue_goes_on_with_what_was_there() {
 fn wiped_memory_holds_no_completion_of_anybody() {
     let mut completed = Completed::new(4, 64);
     completed.ring.members().attach(&member());
-    for unit in 0..16 {
-        completed.device.units.write(unit, [0, 0]);
+    for segment in 0..16 {
+        completed.device.segments.write(segment, [0, 0]);
     }
     assert!(completed.next().is_none());
-    assert_eq!(bytes(&completed.device.units, 0, 4), [0; 4]);
+    assert_eq!(bytes(&completed.device.segments, 0, 4), [0; 4]);
 }
 
 #[test]
@@ -527,9 +527,9 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     let indices = UidxAllocator::new();
     let (page, dbrec) = (Page::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
-    let elements = cq::prepare(&memory, 4, 64).unwrap();
+    let cqes = cq::prepare(&memory, 4, 64).unwrap();
     let gate = Gate::beside(&dbrec).unwrap();
-    let ring = CqRing::new(elements, dbrec, PollGate::new(gate), &page.register, CQN);
+    let ring = CqRing::new(cqes, dbrec, PollGate::new(gate), &page.register, CQN);
     let record = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     ring.members().attach(&record);
     ring.members().retire(&record);
@@ -545,9 +545,9 @@ fn a_completion_makes_room_for_who_posts() {
     completed.ring.members().attach(&sends.record);
     let wr = |id| SendWr::send(&[]).id(id);
     sends.post(&[wr(1), wr(2), wr(3), wr(4)]).unwrap();
-    completed.write(element(REQ, 1, 0x42, 2));
+    completed.write(cqe(REQ, 1, 0x42, 2));
     assert_eq!(ids(&mut completed.ring), [3]);
-    assert_eq!(sends.ring.cursor().room, 3);
+    assert_eq!(sends.ring.begin().room, 3);
 }
 
 /// A device that is broken may name any queue pair, any place and any length.
@@ -595,7 +595,7 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
             }
             assert!(seen - before <= 8, "more than were written");
             completed.ring.release();
-            let room = shared.ring.cursor().room;
+            let room = shared.ring.begin().room;
             assert!(room <= 3);
             (0..room).for_each(|n| shared.post(&[recv(n.into())]).unwrap());
         }

@@ -6,10 +6,12 @@ use crate::access::Access;
 use crate::identity::Identity;
 use crate::memory::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
-use crate::provider::Cursor;
+use crate::provider::SendCursor;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
+use crate::qp::state::QpType;
 use crate::wc::{WcOpcode, WcStatus};
+use crate::wr::Transport;
 use crate::wr::{Address, Destination, Packet, RecvWr, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -230,7 +232,7 @@ fn requests_are_those_of_libmlx5() {
     let mut compared = HashMap::<_, u32>::new();
     for vector in Vector::of("request") {
         let shape =
-            Shape { qpn: vector.number("queue"), blocks: 1024, max_post: 64, ..Shape::default() };
+            Shape { qpn: vector.number("queue"), wqebbs: 1024, max_post: 64, ..Shape::default() };
         let mut sends = SqWrIds::new(shape);
         let asked = Asked::new(&vector);
         let mut wr = asked.wr(&vector);
@@ -240,23 +242,25 @@ fn requests_are_those_of_libmlx5() {
             wr = wr.to(Destination { address: &address, qpn, qkey, domain: Identity::default() });
         }
         let at = vector.number("index");
-        let mut cursor = sends.ring.cursor();
+        let mut cursor = sends.ring.begin();
         cursor.at = at;
         let waits = vector.number("flags") & 0x20 != 0;
         if waits {
-            sends.ring.wait(cursor.head);
+            sends.ring.fence_up_to(cursor.head);
         }
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
         if vector.line("service") == "raw" {
-            sends.ring.push_packet(&mut cursor, &wr).unwrap();
+            sends.ring.transport =
+                Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+            sends.ring.push_checked(&mut cursor, &wr).unwrap();
         } else {
             // The long way writes the same, a place further.
-            let mut further = Cursor { at: at.wrapping_add(0x1_0000), ..cursor };
-            sends.ring.push(&mut further, &wr).unwrap();
+            let mut further = SendCursor { at: at.wrapping_add(0x1_0000), ..cursor };
+            sends.push_checked(&mut further, &wr).unwrap();
             // As if it had not been.
             sends.ring.reset();
             if waits {
-                sends.ring.wait(cursor.head);
+                sends.ring.fence_up_to(cursor.head);
             }
             assert_eq!(sends.bytes(at, asked.length), expected[..asked.length], "{name}");
             sends.push(&mut cursor, &wr).unwrap();
@@ -272,7 +276,7 @@ fn requests_are_those_of_libmlx5() {
             let written = unhex(written);
             // A doorbell where a copy would do was rung for a batch, and this was its last.
             let batch = vector.lines.contains_key("doorbell") && asked.length <= super::BUFFER;
-            sends.ring.publish(cursor, !batch);
+            sends.ring.ring(&cursor, !batch).unwrap();
             let length = asked.length.min(written.len());
             assert_eq!(sends.page.bytes(buffer, length), written[..length], "{name}");
             let after = sends.page.bytes(buffer + written.len(), 8);
@@ -315,10 +319,10 @@ fn receives_are_those_of_libmlx5() {
         let link = if to == "shared" { 16 } else { 0 };
         let sges: Vec<Sge> = expected[link..]
             .chunks_exact(16)
-            .map(|unit| Sge {
-                length: be32(unit, 0),
-                lkey: Lkey(be32(unit, 4)),
-                addr: be64(unit, 8),
+            .map(|segment| Sge {
+                length: be32(segment, 0),
+                lkey: Lkey(be32(segment, 4)),
+                addr: be64(segment, 8),
             })
             .filter(|sge| sge.length > 0)
             .collect();
@@ -326,15 +330,15 @@ fn receives_are_those_of_libmlx5() {
         let found = match to {
             "pair" | "raw" => {
                 let receiver = Receiver::new(512, stride);
-                let mut cursor = receiver.ring.cursor();
+                let mut cursor = receiver.ring.begin();
                 cursor.at = at;
                 receiver.push(&mut cursor, &recv).unwrap();
-                let unit = at * stride / 16;
-                bytes(&receiver.device, unit, expected.len())
+                let segment = at * stride / 16;
+                bytes(&receiver.device, segment, expected.len())
             }
             _ => {
                 let mut shared = SharedReceiver::new(512, stride);
-                let mut cursor = shared.ring.cursor();
+                let mut cursor = shared.ring.begin();
                 cursor.at = at;
                 shared.push(&mut cursor, &recv).unwrap();
                 bytes(&shared.device, at * stride / 16, expected.len())
@@ -376,9 +380,9 @@ fn member(number: u32, kind: WcOpcode) -> Arc<SharedQp> {
     }
     let record = SharedQp::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
-        record.sends.notes().at(at).set(u64::from(at), at + 1, kind.0);
-        let notes = record.receives.own.notes();
-        notes.at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
+        record.sends.entries().at(at).set(u64::from(at), at + 1, kind.0);
+        let entries = record.receives.own.entries();
+        entries.at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
     }
     record
 }
@@ -400,7 +404,7 @@ fn completions_are_understood() {
         let mut own = core;
         own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
         if long {
-            completed.device.units.copy(0, 0, &bytes[..64]);
+            completed.device.segments.copy(0, 0, &bytes[..64]);
         }
         completed.write(own);
         let wc = completed.next().unwrap();

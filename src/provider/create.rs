@@ -1,0 +1,122 @@
+//! What objects and providers tell each other when a queue is created.
+//!
+//! A provider sizes the queue, takes its memory and begins the command. The object adds the handles
+//! that are its own to know, executes the command and owns the kernel's object from then on. What comes
+//! back to the provider becomes the rings, with which it ends.
+
+use super::{
+    Member, NamedAddresses, QueueResources, RecvRing, SendRing, SharedReceives, SrqRing,
+    ThreadRegister,
+};
+use crate::identity::Identity;
+use crate::memory::gate::Gate;
+use crate::number::Qpn;
+use crate::qp::state::QpType;
+use crate::uverbs::command::Command;
+use crate::wr::Transport;
+use std::sync::Arc;
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
+
+/// A creation that the kernel is to carry out.
+#[derive(Debug)]
+pub(crate) struct CreateRequest<'a> {
+    /// With the attributes whose values the provider decides.
+    pub(crate) command: Command<'a>,
+    /// Bytes of memory that the driver pins.
+    pub(crate) pinned: usize,
+    /// What the kernel's object holds until it is destroyed.
+    pub(crate) resources: QueueResources,
+}
+
+/// What a completion queue is asked to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct CqInitAttr {
+    pub(crate) cqe: u32,
+    /// Bytes of a completion, where the driver leaves the choice.
+    pub(crate) cqe_size: u32,
+    /// Whether the device shall write all of them.
+    pub(crate) pad: bool,
+}
+
+/// A completion queue's move to a ring of another size.
+#[derive(Debug)]
+pub(crate) struct ResizeRequest<'a> {
+    pub(crate) cqe: u32,
+    /// Completions that are in the queue.
+    pub(crate) pending: u32,
+    /// Bytes of memory that the driver pins.
+    pub(crate) pinned: usize,
+    /// The driver's input and output.
+    pub(crate) input: &'a [u8],
+    pub(crate) output: &'a mut [u8],
+}
+
+/// What a queue pair is asked to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct QpInitAttr<'a> {
+    pub(crate) qp_type: QpType,
+    /// The protection domain.
+    pub(crate) domain: Identity,
+    pub(crate) cap: ib_uverbs_qp_cap,
+    pub(crate) signal_all: bool,
+    /// Whether short data shall come in completions.
+    pub(crate) scatter: bool,
+    /// The shared receive queue that receives come from.
+    pub(crate) srq: Option<&'a SharedReceives>,
+    pub(crate) register: Option<&'a ThreadRegister>,
+}
+
+impl QpInitAttr<'_> {
+    /// The transport of the queue pair that got this number.
+    pub(crate) fn transport(&self, qpn: u32) -> Transport {
+        Transport { qp_type: self.qp_type, qpn: Qpn(qpn), domain: self.domain }
+    }
+}
+
+/// A queue pair that was created.
+#[derive(Debug)]
+pub(crate) struct CreatedQp {
+    pub(crate) send: SendRing,
+    /// `None` where receives come from elsewhere.
+    pub(crate) recv: Option<RecvRing>,
+    pub(crate) qpn: u32,
+    /// What was granted.
+    pub(crate) cap: ib_uverbs_qp_cap,
+    /// What its completion queues know it by.
+    pub(crate) member: Member,
+    /// The gate of both rings.
+    pub(crate) gate: Gate,
+    /// The address handles that its WQEs name, where WQEs do.
+    pub(crate) named: Option<Arc<NamedAddresses>>,
+}
+
+/// An XRC target that was created: a queue pair without queues.
+#[derive(Debug)]
+pub(crate) struct CreatedTarget {
+    pub(crate) qpn: u32,
+    /// What keeps its user index from being dealt again.
+    pub(crate) member: Member,
+}
+
+/// What a shared receive queue is asked to be.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct SrqInitAttr {
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    /// Whether it is of an XRC domain, so that completions name it.
+    pub(crate) xrc: bool,
+}
+
+/// A shared receive queue that was created.
+#[derive(Debug)]
+pub(crate) struct CreatedSrq {
+    pub(crate) ring: SrqRing,
+    /// What queue pairs have to know of it.
+    pub(crate) slots: SharedReceives,
+    /// What its completion queue knows it by, if it is of an XRC domain.
+    pub(crate) member: Member,
+    /// Its number, if it is of an XRC domain.
+    pub(crate) number: u32,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+}

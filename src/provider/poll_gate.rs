@@ -1,0 +1,68 @@
+//! Whether a poller has to read what the control path told of queue pairs before it believes what it
+//! finds.
+//!
+//! It is one look, the same that tells whether this process made the queue: the [gate](Gate) of a
+//! completion queue. Pairs with the lists that the control path writes: [`QpRegistry`] and
+//! [`Retirements`].
+//!
+//! [`QpRegistry`]: super::mlx5::qp_table::QpRegistry
+//! [`Retirements`]: super::rxe::retired::Retirements
+
+use crate::memory::gate::Gate;
+use crate::memory::sync::{AtomicU8, Ordering};
+use std::num::NonZeroU8;
+
+/// The level of a gate while there may be updates to read.
+const DIRTY: u8 = 1;
+/// The level of a gate while there are none.
+pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(2).unwrap();
+
+/// The gate of a completion queue.
+#[derive(Debug)]
+pub(crate) struct PollGate {
+    gate: Gate,
+    /// Stands in for the level, where loom has to see it.
+    #[cfg(loom)]
+    level: AtomicU8,
+}
+
+impl PollGate {
+    /// A gate that is dirty.
+    pub(crate) fn new(gate: Gate) -> PollGate {
+        let gate = PollGate {
+            gate,
+            #[cfg(loom)]
+            level: AtomicU8::new(0),
+        };
+        gate.mark_dirty();
+        gate
+    }
+
+    pub(crate) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
+    fn level(&self) -> &AtomicU8 {
+        #[cfg(not(loom))]
+        return self.gate.level();
+        #[cfg(loom)]
+        return &self.level;
+    }
+
+    /// Makes the next poll look for updates. To be called when the update is there.
+    pub(crate) fn mark_dirty(&self) {
+        // Release pairs with the Acquire of `clear`. Both sides swap, so that one of them comes first.
+        self.level().swap(DIRTY, Ordering::Release);
+    }
+
+    /// Takes the mark back, before the poller looks for updates. Not to be called in a forked child.
+    pub(crate) fn clear(&self) {
+        // A swap that takes a mark back sees the update behind it; a mark that comes later stays.
+        self.level().swap(QUIET.get(), Ordering::AcqRel);
+    }
+
+    /// Whether there are no updates.
+    pub(crate) fn is_quiet(&self) -> bool {
+        self.level().load(Ordering::Acquire) == QUIET.get()
+    }
+}

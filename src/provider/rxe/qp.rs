@@ -1,0 +1,70 @@
+//! Creates queue pairs. Pairs with `rxe_qp_from_init` in `rxe_qp.c`.
+
+use super::rq::RecvRing;
+use super::sq::SendRing;
+use super::{Rxe, unmapped};
+use crate::error::{Error, Result};
+use crate::memory::mapping::Mapper;
+use crate::provider::{
+    self, CreateRequest, CreatedQp, CreatedTarget, Member, QpInitAttr, QueueResources, SendLimits,
+};
+use crate::uverbs::command::Command;
+use rustix::io::Errno;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
+use uverbs_uapi::qp as uapi;
+use uverbs_uapi::qp::ib_uverbs_qp_cap;
+use uverbs_uapi::rxe::rxe_create_qp_resp;
+
+/// Creates a queue pair. The kernel sizes its queues.
+pub(crate) fn create<K>(
+    rxe: &Rxe,
+    attr: QpInitAttr<'_>,
+    verb: &'static str,
+    mapper: &dyn Mapper,
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CreatedQp)> {
+    if attr.scatter {
+        return Err(
+            Error::new(verb, Errno::OPNOTSUPP).detail("only mlx5 has completions that bring data")
+        );
+    }
+    let gate = rxe.gate(verb)?;
+    let mut response = rxe_create_qp_resp::default();
+    let mut cap = ib_uverbs_qp_cap::default();
+    let mut qpn = 0u32;
+    let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+        .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &attr.cap)
+        .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap)
+        .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
+        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    let resources = QueueResources::None;
+    let object = execute(CreateRequest { command, pinned: 0, resources })?;
+
+    let unmapped = |errno| unmapped(verb, errno);
+    let limits = SendLimits { max_sge: cap.max_send_sge, max_inline: cap.max_inline_data };
+    let transport = attr.transport(qpn);
+    let send = SendRing::map(response.sq_mi, limits, transport, gate.clone(), mapper);
+    let send = send.map_err(unmapped)?;
+    let recv = match attr.srq {
+        Some(_) => None,
+        None => {
+            let ring = RecvRing::map(response.rq_mi, cap.max_recv_sge, gate.clone(), mapper);
+            Some(provider::RecvRing::Rxe(ring.map_err(unmapped)?))
+        }
+    };
+    let named = send.named().cloned();
+    let (send, member) = (provider::SendRing::Rxe(send), Member::Rxe { qpn });
+    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named }))
+}
+
+/// Creates an XRC target, if a driver that works as rxe does ever has them.
+pub(crate) fn create_target<K>(
+    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
+) -> Result<(K, CreatedTarget)> {
+    let mut qpn = 0u32;
+    let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+        .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
+    let resources = QueueResources::None;
+    let object = execute(CreateRequest { command, pinned: 0, resources })?;
+    Ok((object, CreatedTarget { qpn, member: Member::None }))
+}

@@ -1,0 +1,149 @@
+//! The program's handles of a queue pair, which are fewer than what keeps the kernel's queue pair alive.
+
+use super::attr::QpAttr;
+use super::{Base, QpInner, QpState};
+use crate::error::{ErrorWith, Result};
+use crate::object::destroy_sole;
+use crate::uverbs::invoke_write::{write, write_ex};
+use rustix::io::Errno;
+use std::mem;
+use std::ops::Deref;
+use std::sync::{Arc, Weak};
+use uverbs_uapi::qp as uapi;
+use uverbs_uapi::write::{IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_EX_CMD_MODIFY_QP};
+
+/// Held by each queue of a queue pair and by its control.
+///
+/// Memory windows, flow rules and multicast memberships keep a queue pair alive, too. When the last
+/// handle is dropped before them, the program can neither post nor poll for it any more. The queue pair
+/// then goes to state `RESET`, where the device works on nothing that was posted to it, and the peer
+/// learns by its timeout that nobody answers.
+#[derive(Clone, Debug)]
+pub(crate) struct QpHandle {
+    // Dropped first.
+    qp: Arc<QpInner>,
+    last: Arc<LastHandle>,
+}
+
+/// Dropped with the last handle of the queue pair.
+#[derive(Debug)]
+struct LastHandle(Weak<QpInner>);
+
+impl Drop for LastHandle {
+    fn drop(&mut self) {
+        // An XRC target may be another process's, too, and nothing is posted to it.
+        if let Some(qp) = self.0.upgrade()
+            && matches!(qp.base, Base::Domain { .. })
+            && !qp.file().epoch.is_over()
+            && !qp.revoke()
+        {
+            qp.file().count_leak();
+            mem::forget(qp);
+        }
+    }
+}
+
+impl QpHandle {
+    pub(super) fn new(qp: Arc<QpInner>) -> Self {
+        let last = Arc::new(LastHandle(Arc::downgrade(&qp)));
+        QpHandle { qp, last }
+    }
+
+    /// What keeps the kernel's queue pair alive.
+    pub(crate) fn inner(&self) -> &Arc<QpInner> {
+        &self.qp
+    }
+
+    /// Names the queue pair without keeping it.
+    pub(crate) fn downgrade(&self) -> WeakQpHandle {
+        WeakQpHandle { qp: Arc::downgrade(&self.qp), last: Arc::downgrade(&self.last) }
+    }
+
+    /// Destroys the queue pair, unless something else than this handle keeps it alive: `dependants`.
+    pub(super) fn destroy(
+        self,
+        dependants: &'static str,
+    ) -> std::result::Result<(), ErrorWith<QpHandle>> {
+        let QpHandle { qp, last } = self;
+        destroy_sole(qp, "destroy_qp", dependants, QpInner::destroy)
+            .map_err(|failed| failed.map(|qp| QpHandle { qp, last }))
+    }
+}
+
+/// Names a queue pair of which the program may have dropped all handles.
+#[derive(Clone, Debug)]
+pub(crate) struct WeakQpHandle {
+    qp: Weak<QpInner>,
+    last: Weak<LastHandle>,
+}
+
+impl WeakQpHandle {
+    /// A handle, if the program still has one.
+    pub(crate) fn upgrade(&self) -> Option<QpHandle> {
+        let last = self.last.upgrade()?;
+        Some(QpHandle { qp: self.qp.upgrade()?, last })
+    }
+}
+
+impl Deref for QpHandle {
+    type Target = QpInner;
+
+    #[inline]
+    fn deref(&self) -> &QpInner {
+        &self.qp
+    }
+}
+
+impl QpInner {
+    /// Makes sure that the device works on nothing any more that was posted to the queues of this
+    /// queue pair alone; whether the kernel confirmed that. The queue pair is fit for destruction
+    /// only, or for a proper [`reset`](crate::QueuePair::reset): the rings are [stale](Self::set_stale).
+    pub(crate) fn revoke(&self) -> bool {
+        const VERB: &str = "reset_qp";
+        let Ok(_moving) = self.moving(VERB) else {
+            return false;
+        };
+        match self.apply_reset(VERB) {
+            Ok(()) => {
+                self.set_stale();
+                true
+            }
+            Err(error) => match error.kernel_errno() {
+                // Somebody who shares the file destroyed it.
+                Some(Errno::NOENT) => true,
+                // The device may be gone, or going: then only the destruction is an answer.
+                Some(Errno::IO) => self.object.is_gone_with_its_device(),
+                _ => false,
+            },
+        }
+    }
+
+    /// Has the kernel reset the queue pair.
+    pub(super) fn apply_reset(&self, verb: &'static str) -> Result<()> {
+        let attr = QpAttr::new().state(QpState::RESET);
+        match self.apply(verb, &attr) {
+            // rxe lets a send queue that is being drained go nowhere but to ERR.
+            Err(error) if error.errno() == Errno::INVAL => {
+                self.apply(verb, &QpAttr::new().state(QpState::ERR))?;
+                self.set_state(QpState::ERR);
+                self.apply(verb, &attr)
+            }
+            answer => answer,
+        }
+    }
+    /// Hands a change to the kernel as it is.
+    pub(super) fn apply(&self, verb: &'static str, attr: &QpAttr) -> Result<()> {
+        let file = self.file();
+        let base = attr.to_raw(verb, self.object.handle())?;
+        match attr.limit() {
+            None => file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base)),
+            Some(rate_limit) => {
+                let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
+                let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
+                let mut command =
+                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).answer(&mut resp);
+                file.execute(verb, &mut command)
+            }
+        }
+    }
+}
