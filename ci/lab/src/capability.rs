@@ -79,27 +79,16 @@ enum DecidedBy {
 /// Capability, who decides, soft-RoCE, emulated ConnectX.
 const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // Verbs that both have and every test may count on.
-<<<<<<< HEAD
     ("ah", DecidedBy::Driver, Has::Always, Has::Always),
     ("atomic", DecidedBy::Device, Has::Always, Has::Always),
+    // The module rdma_ucm.
+    ("cm", DecidedBy::Guest, Has::Always, Has::Always),
     ("cq_resize", DecidedBy::Driver, Has::Always, Has::Always),
     ("events", DecidedBy::Driver, Has::Always, Has::Always),
     ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),
     ("inline", DecidedBy::Driver, Has::Always, Has::Always),
     // Root may change links, namespaces and modules, as in the guest.
     ("lab", DecidedBy::Guest, Has::Always, Has::Always),
-=======
-    ("ah", Whose::Driver, Has::Always, Has::Always),
-    ("atomic", Whose::Device, Has::Always, Has::Always),
-    // The module rdma_ucm.
-    ("cm", Whose::Guest, Has::Always, Has::Always),
-    ("cq_resize", Whose::Driver, Has::Always, Has::Always),
-    ("events", Whose::Driver, Has::Always, Has::Always),
-    ("info_handles", Whose::Driver, Has::Always, Has::Always),
-    ("inline", Whose::Driver, Has::Always, Has::Always),
-    // Links, namespaces and modules may be changed, by root: so it is in the guest.
-    ("lab", Whose::Guest, Has::Always, Has::Always),
->>>>>>> 04d7d0c (cm: tests on a played connection manager and on devices)
     // Software devices, made and removed on network interfaces.
     ("links", DecidedBy::Guest, Has::Always, Has::Never),
     // The driver of the other device does not offer these.
