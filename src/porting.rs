@@ -101,6 +101,13 @@
 //! | `ibv_wr_start`, `ibv_wr_send` …, `ibv_wr_complete` | a batch, `push`, `ring` |
 //! | `ibv_wr_abort` | dropping the batch |
 //!
+//! ## Connection management
+//!
+//! | C | here |
+//! |---|---|
+//! | `rdma_create_ep`, `rdma_connect`, `rdma_get_request`, `rdma_accept` | [`cm::Connector`](crate::cm::Connector), [`cm::Listener`](crate::cm::Listener) |
+//! | `rdma_create_id`, `rdma_resolve_addr` … one by one | ids with a type for each state: [`cm`](crate::cm#calls-of-librdmacm) has the table |
+//!
 //! ## mlx5dv
 //!
 //! | C | here |

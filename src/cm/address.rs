@@ -1,4 +1,4 @@
-//! Socket addresses as the kernel takes and gives them. Pairs with `rdma_addr_size` in `core/addr.c`.
+//! Socket addresses in the kernel's form. Pairs with `rdma_addr_size` in `core/addr.c`.
 
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV4, SocketAddrV6};
 use uverbs_uapi::endian::{Be16, Be32};
@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, IntoBytes};
 const AF_INET: u16 = rustix::net::AddressFamily::INET.as_raw();
 const AF_INET6: u16 = rustix::net::AddressFamily::INET6.as_raw();
 
-/// Room for any address.
+/// The size of `struct sockaddr_storage`.
 pub(super) const STORAGE: usize = 128;
 
 /// An address in the kernel's form, and its length.
@@ -44,7 +44,7 @@ pub(super) fn encode(address: &SocketAddr) -> ([u8; STORAGE], u16) {
     (storage, length)
 }
 
-/// An address out of the kernel's form; `None` for one of another family, or of none yet.
+/// An address from the kernel's form; `None` if it is of another family, or not set.
 pub(super) fn decode(storage: &[u8]) -> Option<SocketAddr> {
     let family = u16::from_ne_bytes(*storage.first_chunk()?);
     match family {
@@ -68,7 +68,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn addresses_come_back_as_they_went() {
+    fn decoding_reverses_encoding() {
         for text in ["10.0.0.1:7471", "[fe80::1%3]:18515", "[::]:0", "0.0.0.0:1"] {
             let address: SocketAddr = text.parse().unwrap();
             let (storage, length) = encode(&address);
@@ -84,7 +84,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_no_ip_address_is_none() {
+    fn other_families_decode_to_none() {
         assert_eq!(decode(&[0; STORAGE]), None);
         assert_eq!(decode(&[27; STORAGE]), None);
         assert_eq!(decode(&[]), None);

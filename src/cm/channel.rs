@@ -1,8 +1,8 @@
-//! Event channels: files of the connection manager, and which event is for which id.
+//! Event channels: open files of the connection manager, and the ids that their events are for.
 //!
-//! Pairs with `ucma_get_event` in `core/ucma.c`. Any thread may read the file; what it reads goes to
-//! the inbox of the id that it is about. Of several threads that wait, one waits for the file and the
-//! others for it.
+//! Pairs with `ucma_get_event` in `core/ucma.c`. Any thread may read events, and moves each to the inbox
+//! of its id. Of several threads that wait, one waits for the file, and wakes the others when it has
+//! read an event.
 
 use super::event::Event;
 use super::fd::RdmaCmFd;
@@ -29,21 +29,20 @@ use uverbs_uapi::rdma_user_cm::{
     rdma_ucm_port_space,
 };
 
-/// How long a thread sleeps at most before it looks whether anybody still waits for the file. It is
-/// woken when nobody does; this bounds the harm of a thread that was killed.
+/// How long a thread sleeps at most before it checks whether another thread still reads the file. The
+/// reading thread wakes it when it stops; the limit only bounds the harm of a lost wake-up.
 const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
-/// Where the kernel tells what happens to connection manager ids.
+/// An open file of the connection manager, through which the kernel reports events of ids.
 ///
-/// One channel may serve any number of ids, and all of them keep it open. Clones are handles of the
-/// same channel. Ids read the channel themselves when they wait; a program with an event loop
-/// registers the file ([`as_fd`](AsFd::as_fd), level-triggered), calls
-/// [`dispatch`](Self::dispatch) when it is readable, and then polls its ids. May be used from several
-/// threads.
+/// One channel may serve any number of ids, and each of them keeps it open. Clones are handles of the
+/// same channel, and several threads may use them. An id that waits reads the channel by itself. A
+/// program with an event loop registers the file ([`as_fd`](AsFd::as_fd), level-triggered), calls
+/// [`dispatch`](Self::dispatch) when it is readable, and then polls its ids.
 ///
-/// Belongs to the process that made it, and to the credentials with which it was made: the kernel
+/// A channel belongs to the process that opened it, and to the credentials of that moment: the kernel
 /// takes no commands after a change of user, group or capabilities (`EACCES`), nor does this library
-/// in a forked child. There the ids stay the parent's.
+/// in a forked child, where the ids stay the parent's.
 #[doc(alias = "rdma_event_channel")]
 #[derive(Clone, Debug)]
 pub struct EventChannel {
@@ -56,16 +55,16 @@ pub(super) struct Channel {
     epoch: Epoch,
     ids: Lock<HashMap<u64, Weak<IdInner>>>,
     next_key: AtomicU64,
-    /// The devices that ids were found to be on, with the contexts that the program shares with us.
+    /// Contexts and limits of the devices that ids are on.
     known: Lock<Vec<Known>>,
-    /// Whether a thread reads the file, and maybe waits for it.
+    /// Whether a thread reads the file or waits for it.
     reading: AtomicBool,
-    /// The threads that wait for that one.
+    /// The threads that the reading thread is to wake.
     waiting: Lock<Vec<Thread>>,
     leaked: AtomicU64,
 }
 
-/// What is known of a device.
+/// A device that an id is on.
 #[derive(Debug)]
 struct Known {
     device: Device,
@@ -73,10 +72,10 @@ struct Known {
     limits: Option<Depths>,
 }
 
-/// By what the kernel names the device of an id.
+/// How the kernel names the device of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceName {
-    /// `None` from kernels that do not tell it.
+    /// `None` from kernels that do not answer it.
     pub(super) index: Option<u32>,
     pub(super) guid: Guid,
 }
@@ -95,7 +94,7 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the kernel has none (`modprobe rdma_ucm`), `ENOENT` if its node is missing,
+    /// `ENODEV` if the kernel has none (`modprobe rdma_ucm`), `ENOENT` if its node in `/dev` is missing,
     /// `EACCES` without permission for the node (the message names it), `EOPNOTSUPP` for another
     /// version of the ABI.
     #[doc(alias = "rdma_create_event_channel")]
@@ -106,7 +105,7 @@ impl EventChannel {
         EventChannel::on(Box::new(RdmaCmFd::new(fd)))
     }
 
-    /// A channel on an open file, which does not block.
+    /// A channel on an open file, whose commands do not block.
     pub(super) fn on(kernel: Box<dyn Kernel>) -> Result<EventChannel> {
         let epoch = Epoch::current()
             .map_err(|errno| crate::context::no_epoch("create_event_channel", errno))?;
@@ -115,7 +114,7 @@ impl EventChannel {
             kernel,
             epoch,
             ids: Lock::default(),
-            // Keys of other channels, of which an event could only come by mistake, are elsewhere.
+            // Ids move between channels with their keys, so that channels do not share any.
             next_key: AtomicU64::new(first),
             known: Lock::default(),
             reading: AtomicBool::new(false),
@@ -125,7 +124,7 @@ impl EventChannel {
         Ok(EventChannel { inner: Arc::new(inner) })
     }
 
-    /// An id for reliable connections, in the port space of TCP.
+    /// Creates an id for reliable connections, in the port space `RDMA_PS_TCP`.
     ///
     /// # Errors
     ///
@@ -136,9 +135,9 @@ impl EventChannel {
         Ok(Id::new(IdInner::create(&self.inner, ps, 0)?))
     }
 
-    /// Reads the events that are there, and leaves each with its id; answers how many there were. An
-    /// event loop calls this when the file is readable, and then polls the ids. While another thread
-    /// waits for one of the channel's ids, that one reads them and this answers 0.
+    /// Reads all pending events, moves each to its id, and returns their number. An event loop calls
+    /// this when the file is readable, and then polls the ids. While another thread waits on an id of
+    /// the channel, that thread reads the events, and this returns 0.
     ///
     /// # Errors
     ///
@@ -155,9 +154,9 @@ impl EventChannel {
         Ok(count)
     }
 
-    /// Lets ids on this context's device use it: [`context`](super::RouteResolved::context) of an id
-    /// answers it from now on. Without it, the first id on a device opens a context of its own, which
-    /// the channel keeps for the others.
+    /// Makes this the context of ids on its device: [`context`](super::RouteResolved::context) of an
+    /// id returns it from now on. Unless this was called, the first id that asks opens a context of
+    /// the device, and the channel keeps it for all others.
     ///
     /// # Errors
     ///
@@ -172,15 +171,15 @@ impl EventChannel {
         Ok(())
     }
 
-    /// How many ids the kernel refused to destroy when they were dropped. They are gone when the
-    /// channel is closed.
+    /// How many ids the kernel refused to destroy when they were dropped. Closing the channel destroys
+    /// them.
     pub fn leaked(&self) -> u64 {
         self.inner.leaked.load(Ordering::Relaxed)
     }
 }
 
 impl AsFd for EventChannel {
-    /// Readable when an event is there that nobody read yet.
+    /// The file is readable while an event is pending.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.kernel.fd()
     }
@@ -209,7 +208,7 @@ impl Channel {
         self.leaked.fetch_add(1, Ordering::Relaxed);
     }
 
-    /// Runs a command whatever process this is.
+    /// Runs a command without checking for a fork.
     pub(super) fn run(&self, command: Command<'_>) -> std::result::Result<(), Errno> {
         self.kernel.execute(command)
     }
@@ -221,18 +220,18 @@ impl Channel {
         self.run(command).map_err(|errno| explain(verb, number, errno))
     }
 
-    /// A number by which events name an id; no other id of this channel ever has it.
+    /// A number by which events name an id, unique within this channel.
     pub(super) fn key(&self) -> u64 {
         loop {
             let key = self.next_key.fetch_add(1, Ordering::Relaxed);
-            // The kernel drops the events of ids that have 0.
+            // The kernel reports no events of an id with key 0.
             if key != 0 {
                 return key;
             }
         }
     }
 
-    /// Lets events find an id.
+    /// Directs events with the key of an id to it.
     pub(super) fn register(&self, verb: &'static str, id: &Arc<IdInner>) -> Result<()> {
         let mut ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
         ids.insert(id.key, Arc::downgrade(id));
@@ -245,7 +244,7 @@ impl Channel {
         }
     }
 
-    /// Reads one event and leaves it with its id; `false` if there was none.
+    /// Reads one event and moves it to its id; `false` if there was none.
     fn read(self: &Arc<Self>, verb: &'static str) -> Result<bool> {
         let mut raw = rdma_ucm_event_resp::default();
         let request = rdma_ucm_get_event::default();
@@ -256,7 +255,7 @@ impl Channel {
         }
         let mut event = Event::new(&raw);
         if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
-            // Dropping the event, because the listener is gone meanwhile, destroys the id.
+            // If the listener is gone, dropping the event destroys the new id.
             event.request = Some(IdInner::adopt(self, raw.id));
         }
         let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
@@ -269,7 +268,7 @@ impl Channel {
         Ok(true)
     }
 
-    /// Wakes the threads that wait for the one that reads.
+    /// Wakes the threads that wait for the reading thread.
     fn wake(&self) {
         let waiting = self.waiting.lock().map(|mut waiting| std::mem::take(&mut *waiting));
         for thread in waiting.into_iter().flatten() {
@@ -277,8 +276,7 @@ impl Channel {
         }
     }
 
-    /// The next event of an id; `None` when there is none by the deadline. Without one it waits for
-    /// ever.
+    /// The next event of an id; `None` if there is none by the deadline.
     pub(super) fn wait(
         self: &Arc<Self>,
         verb: &'static str,
@@ -298,16 +296,19 @@ impl Channel {
                 return Ok(None);
             }
             if let Some(mut waiting) = self.waiting.lock() {
-                waiting.push(thread::current());
+                let current = thread::current();
+                if waiting.iter().all(|thread| thread.id() != current.id()) {
+                    waiting.push(current);
+                }
             }
-            // Whoever left before this thread was listed did not wake it.
+            // A thread that stopped reading before this one was listed did not wake it.
             if self.reading.load(Ordering::Acquire) && !id.has_event() {
                 thread::park_timeout(left.unwrap_or(LONGEST_SLEEP).min(LONGEST_SLEEP));
             }
         }
     }
 
-    /// As [`wait`](Self::wait), for the one thread that reads.
+    /// As [`wait`](Self::wait), for the reading thread.
     fn wait_reading(
         self: &Arc<Self>,
         verb: &'static str,
@@ -349,8 +350,8 @@ impl Channel {
         let found = devices()?.into_iter().find(|device| name.is(device));
         let device = found.ok_or_else(|| {
             Error::new(verb, Errno::NODEV).detail(format!(
-                "the kernel put the id on the device with GUID {}, which is not among the devices \
-                 that this process sees",
+                "the id is on the device with GUID {}, which this process does not see: is the device \
+                 in another network namespace?",
                 name.guid
             ))
         })?;
@@ -360,7 +361,7 @@ impl Channel {
         Ok(context)
     }
 
-    /// What the device of a context can, asked once.
+    /// The limits of a device, which are queried once.
     pub(super) fn limits(&self, verb: &'static str, context: &Context) -> Result<Depths> {
         let device = context.device();
         let mut known = self.known(verb)?;
@@ -398,7 +399,7 @@ impl DeviceName {
     }
 }
 
-/// That this thread is the one that reads a channel. When it is done, the others look who is next.
+/// Makes this thread the one that reads a channel. Dropping it lets another thread read.
 struct Reading<'c>(&'c Channel);
 
 impl<'c> Reading<'c> {
@@ -416,11 +417,11 @@ impl Drop for Reading<'_> {
     }
 }
 
-/// What a command's error number means, where that is the same for all of them.
+/// Explains the error numbers that mean the same for all commands.
 fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
     let error = Error::from_kernel(verb, errno);
     match errno {
-        // Of the commands only those that bind answer it for a reason of their own.
+        // Only binding a privileged port fails with it for another reason, which `explain_bind` names.
         Errno::ACCESS => error.detail(
             "the kernel takes no commands from this process on a channel that it opened with other \
              credentials; open another channel",

@@ -1,10 +1,10 @@
-//! Connections: asked for, answered, established, closed. Pairs with `ucma_connect`, `ucma_accept` and
+//! Connections from the connect request to the disconnect. Pairs with `ucma_connect`, `ucma_accept` and
 //! `ucma_disconnect` in `core/ucma.c`.
 
 use super::event::ConnectError;
 use super::id::{IdInner, Progress, local_addr, peer_addr};
 use super::kernel::Command;
-use super::qp::HeldQp;
+use super::qp::ConnectedQp;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
 use rustix::io::Errno;
@@ -15,29 +15,51 @@ use uverbs_uapi::async_event::ib_event_type;
 use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
-/// An id that asked for a connection and waits for the answer.
+/// A queue pair that an id brought, or is bringing, to `RTS`.
+///
+/// Dropping it first brings the queue pair to `ERR` and then destroys the id, by which the kernel tells
+/// the peer.
+#[derive(Debug)]
+pub(super) struct Link {
+    pub(super) id: Arc<IdInner>,
+    pub(super) qp: ConnectedQp,
+    pub(super) peer_qpn: Qpn,
+    pub(super) private_data: Vec<u8>,
+}
+
+impl Drop for Link {
+    fn drop(&mut self) {
+        // An error leaves the queue pair as it is: the device is gone, or this is a forked child, where
+        // the queue pair is the parent's.
+        let _ = self.qp.stop();
+    }
+}
+
+/// An id that sent a connect request and waits for the peer's answer.
+///
+/// Dropping it cancels the request; the queue pair stays in `INIT`.
 #[derive(Debug)]
 pub struct Connecting {
     id: Arc<IdInner>,
-    qp: HeldQp,
+    qp: ConnectedQp,
     min_rnr_timer: Option<u8>,
 }
 
 impl Connecting {
-    pub(super) fn new(id: Arc<IdInner>, qp: HeldQp, min_rnr_timer: Option<u8>) -> Self {
+    pub(super) fn new(id: Arc<IdInner>, qp: ConnectedQp, min_rnr_timer: Option<u8>) -> Self {
         Connecting { id, qp, min_rnr_timer }
     }
 
-    /// Waits for the peer's answer, at most for `timeout`, for ever without one; with a timeout of
-    /// zero this only looks. When the peer accepts, this brings the queue pair to `RTS` and tells
-    /// the peer so.
+    /// Waits for the peer's answer, at most for `timeout`, without one for ever; a timeout of zero
+    /// looks once and returns. When the peer accepts, this brings the queue pair to `RTS` and confirms
+    /// the connection to the peer.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `ECONNREFUSED` with the peer's
-    /// [`rejection`](ConnectError::rejection); `ETIMEDOUT` if the peer's host did not answer, after
-    /// the kernel asked 16 times, which takes about a minute; what
-    /// [`modify`](crate::QpControl::modify) answers.
+    /// Any error destroys the id. `ECONNREFUSED` with the peer's
+    /// [`rejection`](ConnectError::rejection); `ETIMEDOUT` if the peer's host did not answer, which the
+    /// kernel reports after 16 requests and about a minute; `EINVAL` if the program dropped the queue
+    /// pair meanwhile; the errors of [`modify`](crate::QpControl::modify).
     pub fn wait(
         self,
         timeout: Option<Duration>,
@@ -49,130 +71,109 @@ impl Connecting {
         if event.kind != Type::RDMA_CM_EVENT_CONNECT_RESPONSE {
             return Err(event.failure(VERB));
         }
-        let established = self
-            .qp
-            .init(VERB, &self.id)
-            .and_then(|()| self.qp.ready(VERB, &self.id, None, self.min_rnr_timer))
-            .and_then(|()| self.confirm(VERB));
-        if let Err(error) = established {
-            // The peer learns of it when the id is dropped.
-            let _ = self.qp.stop();
-            return Err(error.into());
-        }
-        Ok(Progress::Done(Connection {
-            id: self.id,
-            qp: self.qp,
-            peer_qpn: Qpn(event.conn.qp_num),
-            private_data: event.private_data().into(),
-        }))
-    }
-
-    /// Tells the peer that this side is ready.
-    fn confirm(&self, verb: &'static str) -> Result<()> {
-        // Without valid parameters: the kernel takes it for the last message of the handshake.
-        let request = uapi::rdma_ucm_accept { id: self.id.number(), ..Default::default() };
-        self.id.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))
+        let Connecting { id, qp, min_rnr_timer } = self;
+        let peer_qpn = Qpn(event.conn.qp_num);
+        let link = Link { id, qp, peer_qpn, private_data: event.private_data().into() };
+        // The access rights depend on the peer's answer.
+        link.qp.init(VERB, &link.id)?;
+        link.qp.ready(VERB, &link.id, None, min_rnr_timer)?;
+        // An accept without parameters is the last message of the handshake.
+        let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
+        link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))?;
+        Ok(Progress::Done(Connection { link }))
     }
 }
 
-/// An id that accepted a connection and waits for the peer to be ready.
+/// An id that accepted a connect request and waits for the peer's confirmation.
+///
+/// Dropping it brings the queue pair to `ERR` and ends the handshake.
 #[derive(Debug)]
 pub struct Accepting {
-    id: Arc<IdInner>,
-    qp: HeldQp,
-    peer_qpn: Qpn,
-    private_data: Vec<u8>,
+    link: Link,
 }
 
 impl Accepting {
-    pub(super) fn new(id: Arc<IdInner>, qp: HeldQp, peer_qpn: Qpn, private_data: Vec<u8>) -> Self {
-        Accepting { id, qp, peer_qpn, private_data }
+    pub(super) fn new(link: Link) -> Self {
+        Accepting { link }
     }
 
-    /// Waits until the peer is ready, at most for `timeout`, for ever without one; with a timeout of
-    /// zero this only looks.
+    /// Waits until the peer has confirmed the connection, at most for `timeout`, without one for ever; a
+    /// timeout of zero looks once and returns.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `ETIMEDOUT` if the peer was not heard of any more;
-    /// `ECONNREFUSED` if it rejected the answer; `ECONNRESET` if it closed the connection.
+    /// Any error destroys the id and brings the queue pair to `ERR`. `ETIMEDOUT` if the confirmation
+    /// did not come, `ECONNREFUSED` if the peer rejected the answer, `ECONNRESET` if it closed the
+    /// connection.
     pub fn wait(
         self,
         timeout: Option<Duration>,
     ) -> std::result::Result<Progress<Self, Connection>, ConnectError> {
         const VERB: &str = "accept";
-        let Some(event) = self.id.wait(VERB, timeout)? else {
+        let Some(event) = self.link.id.wait(VERB, timeout)? else {
             return Ok(Progress::Pending(self));
         };
         if event.kind != Type::RDMA_CM_EVENT_ESTABLISHED {
-            let _ = self.qp.stop();
             return Err(event.failure(VERB));
         }
-        Ok(Progress::Done(Connection {
-            id: self.id,
-            qp: self.qp,
-            peer_qpn: self.peer_qpn,
-            private_data: self.private_data,
-        }))
+        Ok(Progress::Done(Connection { link: self.link }))
     }
 
-    /// Tells the kernel that the first message arrived, which it does when the peer's last message of
-    /// the handshake was lost; it then takes the connection for established. To be called upon
+    /// Reports that the queue pair received a message before the confirmation, which may have been lost;
+    /// the kernel then takes the connection for established. Call it upon
     /// [`COMM_EST`](crate::EventType::COMM_EST) of the queue pair.
     ///
     /// # Errors
     ///
-    /// `EISCONN` if the connection is established by now.
+    /// `EISCONN` if the connection is established already.
     #[doc(alias = "rdma_notify")]
     pub fn notify_communication_established(&self) -> Result<()> {
         let event = ib_event_type::IB_EVENT_COMM_EST.0;
-        let request = uapi::rdma_ucm_notify { id: self.id.number(), event };
-        self.id.execute("notify", Command::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request))
+        let request = uapi::rdma_ucm_notify { id: self.link.id.number(), event };
+        self.link.id.execute("notify", Command::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request))
     }
 }
 
-/// What happens to a connection.
+/// An event of a [`Connection`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
     /// The peer closed the connection, or confirmed that this side did.
     Disconnected,
-    /// The queue pair's number can be used again: no packet of the connection is under way any more.
+    /// The queue pair's number can be used again: no packet of the connection is in the network any
+    /// more.
     TimewaitExit,
-    /// The kernel is removing the device. What was made on it is of no use any more; the removal waits
-    /// until the id is dropped.
+    /// The kernel is removing the device, and waits until the id is dropped. Objects on the device are
+    /// of no use any more.
     DeviceRemoval,
-    /// The address of the id moved to another network interface, as with bonding. The connection goes
-    /// on by the old one.
+    /// The address of the id moved to another network interface, as with bonding. The connection stays
+    /// on the old one.
     AddressChange,
-    /// Another event of the kernel's, by its number.
+    /// Another event, by its number in `enum rdma_cm_event_type`.
     Other(u32),
 }
 
 /// An established connection of a queue pair.
 ///
-/// Dropping it closes it: the queue pair goes to `ERR`, and the peer is told. The connection keeps the
-/// queue pair, the queue pair keeps its context, and both keep the event channel open; neither needs
-/// to be dropped first. [`QueuePair::destroy`](crate::QueuePair::destroy) answers `EBUSY` while there
-/// is the connection.
+/// Dropping it closes the connection: the queue pair goes to `ERR`, and the kernel tells the peer.
+///
+/// The connection keeps its event channel open, but not its queue pair: a queue pair that the program
+/// drops first is destroyed, and its peer gets no answer until the connection is dropped, too.
 #[derive(Debug)]
 pub struct Connection {
-    id: Arc<IdInner>,
-    qp: HeldQp,
-    peer_qpn: Qpn,
-    private_data: Vec<u8>,
+    link: Link,
 }
 
 impl Connection {
-    /// The private data of the peer's last message, an accept or a request: the whole field of that
-    /// message, with zeros behind what the peer filled.
+    /// The private data of the peer's last message, which is an accept or a connect request. This is the
+    /// whole field of that message, with zeros behind what the peer filled.
     pub fn private_data(&self) -> &[u8] {
-        &self.private_data
+        &self.link.private_data
     }
 
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub fn peer_qpn(&self) -> Qpn {
-        self.peer_qpn
+        self.link.peer_qpn
     }
 
     /// The address of this end.
@@ -182,7 +183,7 @@ impl Connection {
     /// `ENXIO` if the device is gone.
     #[doc(alias = "rdma_get_local_addr")]
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        local_addr(&self.id)
+        local_addr(&self.link.id)
     }
 
     /// The address of the other end.
@@ -192,12 +193,12 @@ impl Connection {
     /// `ENXIO` if the device is gone.
     #[doc(alias = "rdma_get_peer_addr")]
     pub fn peer_addr(&self) -> Result<SocketAddr> {
-        peer_addr(&self.id)
+        peer_addr(&self.link.id)
     }
 
     /// Closes the connection, or confirms that the peer did: the queue pair goes to `ERR`, and the
-    /// peer is told. [`Disconnected`](ConnectionEvent::Disconnected) follows when the peer confirms it
-    /// or is not heard of.
+    /// kernel tells the peer. [`Disconnected`](ConnectionEvent::Disconnected) follows when the peer has
+    /// confirmed it, or does not answer.
     ///
     /// # Errors
     ///
@@ -205,19 +206,19 @@ impl Connection {
     #[doc(alias = "rdma_disconnect")]
     pub fn disconnect(&self) -> Result<()> {
         const VERB: &str = "disconnect";
-        self.qp.stop().map_err(|error| error.in_verb(VERB))?;
-        let request = uapi::rdma_ucm_disconnect { id: self.id.number() };
-        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_DISCONNECT, &request))
+        self.link.qp.stop().map_err(|error| error.in_verb(VERB))?;
+        let request = uapi::rdma_ucm_disconnect { id: self.link.id.number() };
+        self.link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_DISCONNECT, &request))
     }
 
-    /// Waits for something to happen, at most for `timeout`, for ever without one; with a timeout of
-    /// zero this only looks. `None` after the timeout.
+    /// Waits for the next event, at most for `timeout`, without one for ever; a timeout of zero looks
+    /// once and returns. `None` after the timeout.
     ///
     /// # Errors
     ///
     /// `EACCES` after a change of credentials.
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<ConnectionEvent>> {
-        let event = self.id.wait("get_cm_event", timeout)?;
+        let event = self.link.id.wait("get_cm_event", timeout)?;
         Ok(event.map(|event| match event.kind {
             Type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
             Type::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
@@ -227,12 +228,12 @@ impl Connection {
         }))
     }
 
-    /// Waits until the connection is closed, by either side or with the device, at most for
-    /// `timeout`.
+    /// Waits until either side has closed the connection, or the device is being removed, at most for
+    /// `timeout`, without one for ever. Other events are discarded.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if it is not by then; `EACCES` after a change of credentials.
+    /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         loop {
@@ -240,7 +241,7 @@ impl Connection {
             match self.next_event(left)? {
                 None => {
                     return Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
-                        .detail("the connection was not closed in time"));
+                        .detail("neither side closed the connection in time"));
                 }
                 Some(
                     ConnectionEvent::Disconnected
@@ -250,12 +251,5 @@ impl Connection {
                 Some(_) => {}
             }
         }
-    }
-}
-
-impl Drop for Connection {
-    fn drop(&mut self) {
-        // In a child the queue pair is the parent's, and refuses.
-        let _ = self.qp.stop();
     }
 }

@@ -1,4 +1,4 @@
-//! The convenient form: from an address to a connected queue pair in one call.
+//! Connecting and accepting in one call each.
 
 use super::channel::EventChannel;
 use super::connect::Connection;
@@ -13,14 +13,14 @@ use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::time::{Duration, Instant};
 
-/// How long a whole connect takes at most unless the caller says otherwise. The kernel by itself asks a
-/// host that does not answer for about a minute.
+/// The default limit for the whole of a connect. The kernel's own is about a minute for a host that does
+/// not answer.
 const CONNECT: Duration = Duration::from_secs(10);
 
-/// How long the last message of a handshake may take when a request was accepted.
+/// The limit for the peer's confirmation after a request was accepted.
 const ESTABLISH: Duration = Duration::from_secs(10);
 
-/// Requests that wait to be accepted unless the caller says otherwise.
+/// The default backlog.
 const BACKLOG: u32 = 128;
 
 /// Connects queue pairs to a listener.
@@ -31,8 +31,8 @@ const BACKLOG: u32 = 128;
 /// use uverbs::cm::Connector;
 /// let (qp, connection) = Connector::new("10.0.0.2:7471")?.connect(|route| {
 ///     let context = route.context()?;
-///     let cq = context.create_cq(16).build()?;
-///     context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).max_recv_wr(8).build()
+///     let cq = context.cq_builder(16).build()?;
+///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
 /// })?;
 /// println!("{:?} to {}", qp, connection.peer_addr()?);
 /// # Ok(()) }
@@ -49,7 +49,7 @@ pub struct Connector {
 }
 
 impl Connector {
-    /// To an address, or to the addresses that a host name has, which are tried in turn.
+    /// Connects to an address, or to the addresses of a host name in turn until one accepts.
     ///
     /// # Errors
     ///
@@ -65,25 +65,25 @@ impl Connector {
         })
     }
 
-    /// Comes from an address of this host; unless set, the routing table chooses.
+    /// The address of this host that connections come from; unless set, the routing table decides.
     pub fn from(mut self, address: SocketAddr) -> Self {
         self.from = Some(address);
         self
     }
 
-    /// Uses an event channel that others use, too; unless set, each connection opens its own.
+    /// The event channel; unless set, each connection opens its own.
     pub fn channel(mut self, channel: &EventChannel) -> Self {
         self.channel = Some(channel.clone());
         self
     }
 
-    /// Private data and other parameters.
+    /// Private data and other parameters of the connect request.
     pub fn param(mut self, param: ConnectParam) -> Self {
         self.param = param;
         self
     }
 
-    /// How long connecting to each of the addresses takes at most; 10 seconds unless set.
+    /// The limit for connecting to one address; 10 seconds unless set.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self
@@ -95,10 +95,10 @@ impl Connector {
         self
     }
 
-    /// Connects. `create` makes the queue pair when it is known which device leads to the peer, from
-    /// [`RouteResolved::context`]; it is asked once per address that was resolved. With
-    /// [`RouteResolved::init_qp`] it may post receives, too, so that none is missing when the peer
-    /// begins to send.
+    /// Connects. Once the device is known, `create` makes the queue pair on
+    /// [`RouteResolved::context`]; it is called again for each further address. After
+    /// [`RouteResolved::init_qp`] it may post receives, so that the peer finds some when it begins to
+    /// send.
     ///
     /// # Errors
     ///
@@ -163,8 +163,8 @@ impl Connector {
 /// let request = listener.next_request(None)?.ok_or("no request")?;
 /// let (qp, connection) = request.connect(&ConnectParam::new(), |request| {
 ///     let context = request.context()?;
-///     let cq = context.create_cq(16).build()?;
-///     context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).max_recv_wr(8).build()
+///     let cq = context.cq_builder(16).build()?;
+///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
 /// })?;
 /// println!("{:?} to {}", qp, connection.peer_addr()?);
 /// # Ok(()) }
@@ -176,8 +176,8 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Listens on an address of this host, or on the first of a host name's that can be listened on,
-    /// with a backlog of 128 requests and an event channel of its own.
+    /// Listens on an address of this host, or on the first usable address of a host name, with a backlog
+    /// of 128 requests and an event channel of its own.
     ///
     /// # Errors
     ///
@@ -186,7 +186,7 @@ impl Listener {
         Listener::bind_on(&EventChannel::open()?, address, BACKLOG)
     }
 
-    /// As [`bind`](Self::bind), on an event channel that others use, too.
+    /// As [`bind`](Self::bind), with a given event channel and backlog.
     ///
     /// # Errors
     ///
@@ -206,12 +206,12 @@ impl Listener {
         Err(last.unwrap_or_else(|| no_address("bind_addr")))
     }
 
-    /// The channel of the listener and of the connections that come by it.
+    /// The channel of the listener and of its connections.
     pub fn channel(&self) -> &EventChannel {
         &self.channel
     }
 
-    /// The address that it listens on.
+    /// The address that the listener listens on.
     ///
     /// # Errors
     ///
@@ -229,12 +229,12 @@ impl Listener {
         self.id.next_request(timeout)
     }
 
-    /// Waits for a connect request and accepts it, each of which takes at most `timeout`. `create`
-    /// makes the queue pair, as for [`ConnectRequest::connect`].
+    /// Waits for a connect request, at most for `timeout`, without one for ever, and accepts it as
+    /// [`ConnectRequest::connect`] does.
     ///
     /// # Errors
     ///
-    /// `ETIMEDOUT` if no request came; as [`ConnectRequest::connect`].
+    /// `ETIMEDOUT` if no request came; otherwise as [`ConnectRequest::connect`].
     pub fn accept<S: Sharing>(
         &self,
         timeout: Option<Duration>,
@@ -248,14 +248,14 @@ impl Listener {
 }
 
 impl ConnectRequest {
-    /// Accepts the request and waits until the peer is ready, for 10 seconds at most. `create` makes
-    /// the queue pair, from [`context`](Self::context), and may post receives after
+    /// Accepts the request and waits for the peer's confirmation, for 10 seconds at most. `create` makes
+    /// the queue pair on [`context`](Self::context), and may post receives after
     /// [`init_qp`](Self::init_qp).
     ///
     /// # Errors
     ///
-    /// With any error the request is rejected, or the connection closed: those of
-    /// [`accept`](Self::accept), of [`Accepting::wait`](super::Accepting::wait), and of `create`.
+    /// Those of [`accept`](Self::accept), [`Accepting::wait`](super::Accepting::wait) and `create`. Any
+    /// error rejects the request or closes the connection.
     pub fn connect<S: Sharing>(
         self,
         param: &ConnectParam,

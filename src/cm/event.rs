@@ -1,4 +1,4 @@
-//! What the connection manager tells of an id, and why a connection did not come about.
+//! Events of an id, and the errors of connections that failed.
 
 use super::id::IdInner;
 use crate::error::Error;
@@ -11,20 +11,20 @@ use uverbs_uapi::rdma_user_cm::{
 };
 use zerocopy::FromBytes;
 
-/// An event as the kernel told it, on its way to the id that it is about.
+/// An event on its way from the kernel to its id.
 #[derive(Debug)]
 pub(super) struct Event {
     pub(super) kind: Type,
     /// 0, a negative error number, or the reason of a rejection.
     pub(super) status: i32,
     pub(super) conn: rdma_ucm_conn_param,
-    /// The id of a connect request. It is destroyed with the event, which rejects the request.
+    /// The new id of a connect request. Dropping the event destroys it, which rejects the request.
     pub(super) request: Option<Arc<IdInner>>,
 }
 
 impl Event {
     pub(super) fn new(raw: &rdma_ucm_event_resp) -> Event {
-        // The param is longer than what is read of it, so this never fails.
+        // `param` is longer than the struct, so this never fails.
         let conn = rdma_ucm_conn_param::read_from_prefix(&raw.param);
         Event {
             kind: Type(raw.event),
@@ -34,14 +34,13 @@ impl Event {
         }
     }
 
-    /// The private data that came along. Messages carry all of their field, so that what the peer did
-    /// not fill reads as zeros.
+    /// The private data of the message: the whole field, with zeros behind what the peer filled.
     pub(super) fn private_data(&self) -> &[u8] {
         let length = usize::from(self.conn.private_data_len);
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
     }
 
-    /// What the event means to a caller that waited for another one.
+    /// The error of a call that waited for another event than this.
     pub(super) fn failure(&self, verb: &'static str) -> ConnectError {
         let fail = |detail: String| {
             let errno = Errno::from_raw_os_error(self.status.saturating_neg().max(1));
@@ -65,7 +64,7 @@ impl Event {
             Type::RDMA_CM_EVENT_CONNECT_ERROR => "the connection could not be set up",
             kind => {
                 return Error::new(verb, Errno::PROTO)
-                    .detail(format!("the kernel told of {kind:?}, which has no place here"))
+                    .detail(format!("the kernel reported {kind:?}, which does not belong here"))
                     .into();
             }
         };
@@ -80,7 +79,7 @@ impl Event {
     }
 }
 
-/// What to do about an address or route that failed with this error number.
+/// What to do about an event with this error number.
 fn advice(kind: Type, errno: i32) -> &'static str {
     let resolving =
         matches!(kind, Type::RDMA_CM_EVENT_ADDR_ERROR | Type::RDMA_CM_EVENT_ROUTE_ERROR);
@@ -155,7 +154,7 @@ open_enum! {
     }
 }
 
-/// That a peer rejected a connection, and what it said.
+/// A peer's rejection of a connect request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     status: i32,
@@ -163,18 +162,18 @@ pub struct Rejection {
 }
 
 impl Rejection {
-    /// The reason on InfiniBand and RoCE; `None` on iWARP, which tells an [`errno`](Self::errno).
+    /// The reason on InfiniBand and RoCE; `None` on iWARP, which has an [`errno`](Self::errno) instead.
     pub fn reason(&self) -> Option<RejectReason> {
         u32::try_from(self.status).ok().map(RejectReason)
     }
 
-    /// The error number that iWARP tells in place of a reason.
+    /// The error number on iWARP, in place of a reason.
     pub fn errno(&self) -> Option<Errno> {
         (self.status < 0).then(|| Errno::from_raw_os_error(self.status.saturating_neg()))
     }
 
-    /// What the peer added. On InfiniBand and RoCE these are
-    /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes, zeros where it filled fewer.
+    /// The private data of the rejection. On InfiniBand and RoCE this is the whole field of
+    /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes, with zeros behind what the peer filled.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
     }
@@ -193,7 +192,7 @@ impl fmt::Display for Rejection {
     }
 }
 
-/// Why a connection did not come about.
+/// Why a connection failed.
 #[derive(Clone, Debug)]
 pub struct ConnectError {
     error: Error,
@@ -201,7 +200,7 @@ pub struct ConnectError {
 }
 
 impl ConnectError {
-    /// What the peer said, if it rejected the connection.
+    /// The peer's rejection, if that is why the connection failed.
     pub fn rejection(&self) -> Option<&Rejection> {
         self.rejection.as_deref()
     }
@@ -254,7 +253,7 @@ mod tests {
     }
 
     #[test]
-    fn a_rejection_names_its_reason_and_brings_its_data() {
+    fn rejection_names_its_reason_and_carries_its_data() {
         let mut event = event(Type::RDMA_CM_EVENT_REJECTED, 8);
         event.conn.private_data_len = 3;
         event.conn.private_data[..3].copy_from_slice(b"why");
@@ -267,14 +266,14 @@ mod tests {
     }
 
     #[test]
-    fn iwarp_rejects_with_an_error_number() {
+    fn iwarp_rejection_is_an_error_number() {
         let error = event(Type::RDMA_CM_EVENT_REJECTED, -111).failure("connect");
         let rejection = error.rejection().unwrap();
         assert_eq!((rejection.reason(), rejection.errno()), (None, Some(Errno::CONNREFUSED)));
     }
 
     #[test]
-    fn an_unknown_reason_is_a_number() {
+    fn unknown_reason_is_displayed_as_a_number() {
         let error = event(Type::RDMA_CM_EVENT_REJECTED, 99).failure("connect");
         assert!(error.to_string().contains("reason 99"), "{error}");
     }
@@ -296,13 +295,13 @@ mod tests {
         }
     }
 
-    /// The length is the peer's, or a broken kernel's: it never leads out of the field.
+    /// A broken kernel could answer any length.
     #[test]
-    fn private_data_ends_with_its_field() {
+    fn private_data_never_leads_out_of_its_field() {
         let mut event = event(Type::RDMA_CM_EVENT_CONNECT_REQUEST, 0);
         event.conn.private_data_len = 255;
         assert_eq!(event.private_data().len(), 255);
         let extreme = Event { status: i32::MIN, ..event };
-        assert!(extreme.failure("connect").to_string().contains("no place here"));
+        assert!(extreme.failure("connect").to_string().contains("does not belong here"));
     }
 }

@@ -1,7 +1,7 @@
 //! The real connection manager: `write(2)` on `/dev/infiniband/rdma_cm`.
 //!
-//! Pairs with `ucma_write` in `core/ucma.c`. The only place where a slice of a command becomes the
-//! address that the kernel reads from or writes to.
+//! Pairs with `ucma_write` in `core/ucma.c`. Only this file turns a slice of a command into the address
+//! that the kernel reads from or writes to.
 
 use super::kernel::{Buffer, Command, Kernel};
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use uverbs_uapi::rdma_user_cm::{rdma_ucm_cmd_hdr, rdma_ucm_write_cm_event};
 use zerocopy::IntoBytes;
 
 const HEADER: usize = size_of::<rdma_ucm_cmd_hdr>();
-/// The longest command there is.
+/// The length of the longest command.
 const LONGEST: usize = HEADER + size_of::<rdma_ucm_write_cm_event>();
 
 #[derive(Debug)]
@@ -28,8 +28,7 @@ impl Kernel for RdmaCmFd {
         let length = encode(&mut command, &mut message)?;
         let message = message.get(..length).ok_or(Errno::TOOBIG)?;
         loop {
-            // The kernel writes to the slice that the command borrows exclusively, and to nothing
-            // beyond its length.
+            // The kernel writes to no memory but the slice that the command borrows exclusively.
             match rustix::io::write(&self.0, message) {
                 Ok(written) if written == length => return Ok(()),
                 Ok(_) => return Err(Errno::PROTO),
@@ -44,7 +43,7 @@ impl Kernel for RdmaCmFd {
     }
 }
 
-/// Writes header and struct, with the buffer's address in it; answers how long they are.
+/// Writes the header and the struct, with the address of the buffer, and returns their length.
 fn encode(command: &mut Command<'_>, message: &mut [u8; LONGEST]) -> Result<usize, Errno> {
     let (address, out) = match &mut command.buffer {
         Buffer::None => (None, 0),
@@ -81,7 +80,7 @@ mod tests {
     }
 
     #[test]
-    fn a_command_without_an_answer_is_its_struct_behind_a_header() {
+    fn command_without_an_answer_is_a_header_and_its_struct() {
         let listen = rdma_ucm_listen { id: 7, backlog: 9 };
         let words: Vec<_> = encoded(Command::new(7, &listen))
             .chunks_exact(4)
@@ -92,7 +91,7 @@ mod tests {
     }
 
     #[test]
-    fn an_answer_goes_where_the_command_borrows() {
+    fn answer_is_written_to_the_borrowed_memory() {
         let request = rdma_ucm_create_id { uid: 5, ps: 0x106, ..Default::default() };
         let mut answer = rdma_ucm_create_id_resp::default();
         let place = std::ptr::from_ref(&answer).addr() as u64;
@@ -104,7 +103,7 @@ mod tests {
     }
 
     #[test]
-    fn an_option_is_read_from_where_the_command_borrows() {
+    fn option_is_read_from_the_borrowed_memory() {
         let value = [3u8];
         let request = rdma_ucm_set_option { id: 1, optlen: 1, ..Default::default() };
         let message = encoded(Command::set_option(&request, &value));
@@ -113,7 +112,7 @@ mod tests {
     }
 
     #[test]
-    fn a_file_that_takes_no_commands_is_an_error() {
+    fn error_of_the_write_is_the_error_of_the_command() {
         let (read_only, _) = rustix::pipe::pipe().unwrap();
         let listen = rdma_ucm_listen::default();
         let errno = RdmaCmFd::new(read_only).execute(Command::new(7, &listen));

@@ -1,5 +1,5 @@
-//! Ids of the connection manager, typed by what they can do next: from an unbound id to the route that
-//! a connection can be made on. Pairs with `ucma_create_id`, `ucma_bind`, `ucma_resolve_addr` and
+//! Ids of the connection manager from an unbound id to a resolved route; the type of an id says which steps
+//! may follow. Pairs with `ucma_create_id`, `ucma_bind`, `ucma_resolve_addr` and
 //! `ucma_resolve_route` in `core/ucma.c`.
 
 use super::address::{decode, encode};
@@ -9,7 +9,7 @@ use super::event::Event;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::param::{ConnectParam, Message};
-use super::qp::HeldQp;
+use super::qp::{ConnectedQp, has_srq};
 use crate::context::Context;
 use crate::device::Guid;
 use crate::error::{Error, Result};
@@ -26,16 +26,16 @@ use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::{rdma_cm_event_type as Type, rdma_ucm_port_space};
 use zerocopy::IntoBytes;
 
-/// A kernel id, whatever it can do. Dropping it destroys the kernel's: a request is rejected by that, a
-/// connection closed, a listener gone.
+/// An id of the kernel in any state. Dropping it destroys the id, by which the kernel rejects a request,
+/// closes a connection or ends a listener.
 #[derive(Debug)]
 pub(super) struct IdInner {
     pub(super) channel: Arc<Channel>,
     number: u32,
-    /// What names it in events.
+    /// The number by which events name the id.
     pub(super) key: u64,
     inbox: Lock<VecDeque<Event>>,
-    /// Whether the kernel's id is another handle's to destroy.
+    /// Whether another handle destroys the kernel's id.
     moved: AtomicBool,
 }
 
@@ -56,7 +56,8 @@ impl IdInner {
         Ok(id)
     }
 
-    /// The id that the kernel made for a connect request. It gets no events before it is accepted.
+    /// The id that the kernel made for a connect request. The kernel reports no events of it before the
+    /// request is accepted.
     pub(super) fn adopt(channel: &Arc<Channel>, number: u32) -> Arc<IdInner> {
         IdInner::with_key(channel, number, channel.key())
     }
@@ -66,8 +67,8 @@ impl IdInner {
         Arc::new(IdInner { channel: channel.clone(), number, key, inbox: Lock::default(), moved })
     }
 
-    /// Has the kernel move the id to another file. What it told of the id already is lost, so that this
-    /// is for ids that nothing was told of.
+    /// Has the kernel move the id to another file. Events in the inbox would be lost, so this is for ids
+    /// in states without events.
     pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
         const VERB: &str = "migrate_id";
         let id = IdInner::with_key(to, self.number, self.key);
@@ -81,7 +82,7 @@ impl IdInner {
         Ok(id)
     }
 
-    /// The kernel's number for it.
+    /// The kernel's number of the id.
     pub(super) fn number(&self) -> u32 {
         self.number
     }
@@ -100,13 +101,13 @@ impl IdInner {
         self.inbox.lock().is_some_and(|inbox| !inbox.is_empty())
     }
 
-    /// Waits for an event of this id, at most for `timeout`, for ever without one.
+    /// Waits for an event of this id, at most for `timeout`, without one for ever.
     pub(super) fn wait(
         &self,
         verb: &'static str,
         timeout: Option<Duration>,
     ) -> Result<Option<Event>> {
-        // A timeout beyond what the clock can hold is as good as none.
+        // A deadline that the clock cannot represent is never reached.
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         self.channel.wait(verb, self, deadline)
     }
@@ -115,9 +116,9 @@ impl IdInner {
         self.channel.execute(verb, command)
     }
 
-    /// Addresses and device of the id.
+    /// Queries the addresses and the device of the id.
     pub(super) fn query(&self, verb: &'static str) -> Result<Path> {
-        /// What a kernel that does not know the field leaves in it.
+        /// A kernel that does not know the field leaves this in it.
         const NO_INDEX: u32 = u32::MAX;
         let option = uapi::RDMA_USER_CM_QUERY_ADDR;
         let request = uapi::rdma_ucm_query { id: self.number, option, ..Default::default() };
@@ -136,7 +137,7 @@ impl IdInner {
         })
     }
 
-    /// What the kernel wants a queue pair to be given on its way to a state.
+    /// The attributes that bring a queue pair to a state.
     pub(super) fn qp_attr(&self, verb: &'static str, state: QpState) -> Result<ib_uverbs_qp_attr> {
         let request = uapi::rdma_ucm_init_qp_attr {
             id: self.number,
@@ -203,7 +204,7 @@ impl IdInner {
                 error.detail(detail)
             }
             (Errno::NETUNREACH | Errno::HOSTUNREACH, _) => {
-                error.detail(format!("the IP routing table has no way to {to}"))
+                error.detail(format!("the IP routing table has no route to {to}"))
             }
             _ => error,
         })
@@ -233,7 +234,7 @@ impl IdInner {
 
 impl Drop for IdInner {
     fn drop(&mut self) {
-        // A child has a copy of the parent's id, which stays the parent's.
+        // In a forked child the id is the parent's.
         if self.is_forked() {
             return;
         }
@@ -250,9 +251,9 @@ impl Drop for IdInner {
     }
 }
 
-/// The kernel counts in milliseconds, and takes 0 for no wait at all.
+/// A timeout as the kernel takes it: milliseconds, of which 0 would mean no wait at all.
 fn milliseconds(timeout: Duration) -> u32 {
-    // It keeps the number in an int.
+    // The kernel keeps the number in an int.
     let longest = i32::MAX as u32;
     u32::try_from(timeout.as_millis()).unwrap_or(longest).clamp(1, longest)
 }
@@ -263,7 +264,7 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
         Errno::ADDRINUSE => error.detail(format!(
             "port {port} is in use on {ip}; choose another one, or 0 to have the kernel choose"
         )),
-        Errno::ADDRNOTAVAIL => error.detail(format!("{ip} is no address of this host")),
+        Errno::ADDRNOTAVAIL => error.detail(format!("this host does not have the address {ip}")),
         Errno::NODEV => error.detail(format!(
             "the network interface with {ip} belongs to no RDMA device (`rdma link` lists those that \
              do)"
@@ -275,10 +276,10 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
     }
 }
 
-/// Where an id leads.
+/// The device and the addresses of an id.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Path {
-    /// `None` for an id that is on no device yet.
+    /// `None` while the id is on no device.
     pub(super) device: Option<DeviceName>,
     pub(super) port: u8,
     pub(super) local: Option<SocketAddr>,
@@ -288,22 +289,22 @@ pub(super) struct Path {
 impl Path {
     pub(super) fn device(&self, verb: &'static str) -> Result<DeviceName> {
         self.device
-            .ok_or_else(|| Error::new(verb, Errno::NODEV).detail("the id is not on any device yet"))
+            .ok_or_else(|| Error::new(verb, Errno::NODEV).detail("the id is on no device"))
     }
 }
 
-/// What became of an id that waits for something.
+/// The result of a wait: the id as it was, or in its next state.
 #[derive(Debug)]
 #[must_use]
 pub enum Progress<P, D> {
-    /// It still waits.
+    /// No event came in time; the id still waits.
     Pending(P),
-    /// It came, and the id can do more.
+    /// The event came, and the id is in its next state.
     Done(D),
 }
 
 impl<P, D> Progress<P, D> {
-    /// The id that can do more; one that still waits is dropped, which destroys it.
+    /// The id in its next state. Drops an id that still waits, which destroys it.
     ///
     /// # Errors
     ///
@@ -318,7 +319,7 @@ impl<P, D> Progress<P, D> {
     }
 }
 
-/// An id that is bound to nothing.
+/// An id that is not bound to any address.
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Id {
@@ -330,39 +331,39 @@ impl Id {
         Id { id }
     }
 
-    /// Sets the type of service of what is sent; on RoCE v2 the field of that name in IP headers.
+    /// Sets the type of service; on RoCE v2 this is the field of that name in the IP header.
     ///
     /// # Errors
     ///
-    /// None that is known of.
+    /// None is known.
     #[doc(alias = "RDMA_OPTION_ID_TOS")]
     pub fn set_type_of_service(&self, tos: u8) -> Result<()> {
         self.set("set_type_of_service", uapi::RDMA_OPTION_ID_TOS, &[tos])
     }
 
-    /// Whether the port may be bound by others that set the same. Only one of them can listen.
+    /// Whether other ids that set this, too, may bind the same port. Only one of them can listen.
     ///
     /// # Errors
     ///
-    /// None that is known of.
+    /// None is known.
     #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
     pub fn set_reuse_address(&self, reuse: bool) -> Result<()> {
         let value = i32::from(reuse);
         self.set("set_reuse_address", uapi::RDMA_OPTION_ID_REUSEADDR, value.as_bytes())
     }
 
-    /// Whether a listener on `[::]` listens to IPv6 only, and not to IPv4.
+    /// Whether a listener on `[::]` takes requests by IPv6 only, and not by IPv4.
     ///
     /// # Errors
     ///
-    /// None that is known of.
+    /// None is known.
     #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
     pub fn set_af_only(&self, only: bool) -> Result<()> {
         self.set("set_af_only", uapi::RDMA_OPTION_ID_AFONLY, i32::from(only).as_bytes())
     }
 
-    /// How long the queue pair waits for an acknowledgement: 4.096 µs · 2ⁿ. Unless set, the kernel
-    /// reckons it from the path.
+    /// Sets how long the queue pair waits for an acknowledgement: 4.096 µs · 2ⁿ. Unless set, the kernel
+    /// derives it from the path.
     ///
     /// # Errors
     ///
@@ -381,13 +382,13 @@ impl Id {
         self.id.set_option(verb, uapi::RDMA_OPTION_ID, name, value)
     }
 
-    /// Binds the id to an address of this host; port 0 lets the kernel choose one. An unspecified
-    /// address (`0.0.0.0`, `[::]`) is that of all devices.
+    /// Binds the id to an address of this host; with port 0 the kernel chooses one. An unspecified
+    /// address (`0.0.0.0`, `[::]`) stands for those of all devices.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `EADDRINUSE` if somebody has the port, `EADDRNOTAVAIL` if
-    /// this host has not the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below
+    /// Any error destroys the id. `EADDRINUSE` if another id has the port, `EADDRNOTAVAIL` if this host
+    /// does not have the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below
     /// 1024 without `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(self, address: SocketAddr) -> Result<BoundId> {
@@ -395,12 +396,12 @@ impl Id {
         Ok(BoundId { id: self.id })
     }
 
-    /// Begins to look for the device and the neighbour that lead to an address; `from` is an address
-    /// of this host to come from.
+    /// Starts to resolve an address to a device and a neighbour; `from` is the address of this host that
+    /// the connection is to come from. `timeout` limits how long the kernel tries.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `EINVAL` for addresses of two families, `ENETUNREACH`
+    /// Any error destroys the id. `EINVAL` for addresses of two families, `ENETUNREACH`
     /// without an IP route, `ENODEV` if the route leads through no RDMA device.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
@@ -413,11 +414,11 @@ impl Id {
         Ok(ResolvingAddr { id: self.id })
     }
 
-    /// Moves the id to another channel, for one thread per channel for one.
+    /// Moves the id to another channel, as for a thread with a channel of its own.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `EACCES` after a change of credentials.
+    /// Any error destroys the id. `EACCES` after a change of credentials.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(self, to: &EventChannel) -> Result<Id> {
         let id = self.id.migrate(&to.inner)?;
@@ -433,7 +434,7 @@ pub struct BoundId {
 }
 
 impl BoundId {
-    /// The address with the port that the kernel chose, if it was left to it.
+    /// The address, with the port that the kernel chose if 0 was asked for.
     ///
     /// # Errors
     ///
@@ -443,14 +444,14 @@ impl BoundId {
         local_addr(&self.id)
     }
 
-    /// Begins to listen. `backlog` connect requests wait to be taken out of the channel; the kernel
-    /// drops what comes beyond, which the peer's kernel sends again for a while. 0, and what is above
-    /// the sysctl `net.rdma_ucm.max_backlog`, is that maximum.
+    /// Starts to listen. At most `backlog` connect requests wait to be read from the channel; the kernel
+    /// drops others, and the peer's kernel sends them again for a while. 0, and numbers above the sysctl
+    /// `net.rdma_ucm.max_backlog`, mean that maximum.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `EADDRINUSE` if another id, that set
-    /// [`set_reuse_address`](Id::set_reuse_address) too, listens on the port.
+    /// Any error destroys the id. `EADDRINUSE` if another id listens on the port; both set
+    /// [`set_reuse_address`](Id::set_reuse_address).
     #[doc(alias = "rdma_listen")]
     pub fn listen(self, backlog: u32) -> Result<ListeningId> {
         self.id.listen(backlog)?;
@@ -479,7 +480,7 @@ pub(super) fn peer_addr(id: &IdInner) -> Result<SocketAddr> {
 }
 
 fn no_address(verb: &'static str) -> Error {
-    Error::new(verb, Errno::AFNOSUPPORT).detail("the kernel told an address that is not of IP")
+    Error::new(verb, Errno::AFNOSUPPORT).detail("the id has no IP address")
 }
 
 /// An id whose address is being resolved.
@@ -489,12 +490,12 @@ pub struct ResolvingAddr {
 }
 
 impl ResolvingAddr {
-    /// Waits until the address is resolved, at most for `timeout`, for ever without one; with a
-    /// timeout of zero this only looks.
+    /// Waits until the address is resolved, at most for `timeout`, without one for ever; a timeout of
+    /// zero looks once and returns.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `ETIMEDOUT` if no neighbour answered, `ENODEV` if the
+    /// Any error destroys the id. `ETIMEDOUT` if no neighbour answered, `ENODEV` if the
     /// address leads through no RDMA device, `EHOSTUNREACH`.
     pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, AddrResolved>> {
         const VERB: &str = "resolve_addr";
@@ -509,7 +510,7 @@ impl ResolvingAddr {
     }
 }
 
-/// An id that knows the device and the neighbour that lead to its peer.
+/// An id whose address is resolved: its device is known.
 #[derive(Debug)]
 pub struct AddrResolved {
     id: Arc<IdInner>,
@@ -517,7 +518,7 @@ pub struct AddrResolved {
 }
 
 impl AddrResolved {
-    /// The context of the device that leads to the peer; see
+    /// The context of the id's device; see
     /// [`EventChannel::use_context`](super::EventChannel::use_context).
     ///
     /// # Errors
@@ -527,11 +528,11 @@ impl AddrResolved {
         self.id.channel.context("resolve_addr", self.path.device("resolve_addr")?)
     }
 
-    /// Begins to look for the route, for which InfiniBand asks the subnet administrator.
+    /// Starts to resolve the route, for which the kernel asks the subnet administrator on InfiniBand.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `ENXIO` if the device is gone.
+    /// Any error destroys the id. `ENXIO` if the device is gone.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
         self.id.resolve_route(timeout)?;
@@ -547,12 +548,12 @@ pub struct ResolvingRoute {
 }
 
 impl ResolvingRoute {
-    /// Waits until the route is resolved, at most for `timeout`, for ever without one; with a timeout
-    /// of zero this only looks.
+    /// Waits until the route is resolved, at most for `timeout`, without one for ever; a timeout of zero
+    /// looks once and returns.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `ETIMEDOUT` if the subnet administrator did not answer.
+    /// Any error destroys the id. `ETIMEDOUT` if the subnet administrator did not answer.
     pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, RouteResolved>> {
         const VERB: &str = "resolve_route";
         match self.id.wait(VERB, timeout)? {
@@ -565,7 +566,7 @@ impl ResolvingRoute {
     }
 }
 
-/// An id that can connect.
+/// An id whose route is resolved: it can connect.
 #[derive(Debug)]
 pub struct RouteResolved {
     id: Arc<IdInner>,
@@ -573,7 +574,7 @@ pub struct RouteResolved {
 }
 
 impl RouteResolved {
-    /// The context of the device that leads to the peer: what the queue pair is to be made from. See
+    /// The context of the id's device, which the queue pair is to be created on. See
     /// [`EventChannel::use_context`](super::EventChannel::use_context).
     ///
     /// # Errors
@@ -583,23 +584,23 @@ impl RouteResolved {
         self.id.channel.context("connect", self.path.device("connect")?)
     }
 
-    /// The port of the device, from 1.
+    /// The port of the device, counted from 1.
     pub fn port(&self) -> u8 {
         self.path.port
     }
 
-    /// The address that the connection will come from.
+    /// The address of this end.
     pub fn local_addr(&self) -> Option<SocketAddr> {
         self.path.local
     }
 
-    /// The address that the connection will lead to.
+    /// The address of the other end.
     pub fn peer_addr(&self) -> Option<SocketAddr> {
         self.path.peer
     }
 
-    /// Brings a queue pair to `INIT`, where it takes receives. [`connect`](Self::connect) does it for
-    /// one that is still in `RESET`.
+    /// Brings a queue pair to `INIT`, where receives can be posted. Otherwise
+    /// [`connect`](Self::connect) does it.
     ///
     /// # Errors
     ///
@@ -607,32 +608,32 @@ impl RouteResolved {
     pub fn init_qp(&self, qp: &QpControl) -> Result<()> {
         const VERB: &str = "init_qp";
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
-        HeldQp::of(qp).init(VERB, &self.id)
+        ConnectedQp::of(qp).init(VERB, &self.id)
     }
 
-    /// Asks the peer for a connection of a queue pair, which the connection keeps alive and brings to
-    /// `RTS` when the peer accepts.
+    /// Sends a connect request for a queue pair in `RESET` or `INIT`; [`Connecting::wait`] brings it to
+    /// `RTS` when the peer accepts. Keep the queue pair until then.
     ///
     /// # Errors
     ///
-    /// With any error the id is destroyed. `EINVAL` for a queue pair on another device or past
-    /// `INIT`, for too much private data, or a parameter beyond the device's limits.
+    /// Any error destroys the id. `EINVAL` for a queue pair on another device, too much private data, or
+    /// a parameter above the device's limit.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, qp: &QpControl, param: &ConnectParam) -> Result<Connecting> {
         const VERB: &str = "connect";
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
         param.check(VERB, Message::Request, limits)?;
-        let held = HeldQp::of(qp);
-        held.init_if_reset(VERB, &self.id)?;
+        let connected = ConnectedQp::of(qp);
+        connected.init_if_reset(VERB, &self.id)?;
         let depths = param.depths(limits);
         let request = uapi::rdma_ucm_connect {
-            conn_param: param.to_raw(qp.qpn(), held.has_srq(), depths),
+            conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
             id: self.id.number(),
             ..Default::default()
         };
         self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
-        Ok(Connecting::new(self.id, held, param.min_rnr_timer))
+        Ok(Connecting::new(self.id, connected, param.min_rnr_timer))
     }
 }
 
@@ -641,18 +642,18 @@ mod tests {
     use super::*;
 
     #[test]
-    fn timeouts_are_what_the_kernel_can_hold() {
+    fn timeouts_fit_into_the_kernels_int() {
         assert_eq!(milliseconds(Duration::ZERO), 1);
         assert_eq!(milliseconds(Duration::from_millis(2000)), 2000);
         assert_eq!(milliseconds(Duration::MAX), i32::MAX as u32);
     }
 
     #[test]
-    fn each_refusal_to_bind_says_what_to_do() {
+    fn errors_of_bind_say_what_to_do() {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
         for (errno, advice) in [
             (Errno::ADDRINUSE, "port 80 is in use"),
-            (Errno::ADDRNOTAVAIL, "10.0.0.1 is no address of this host"),
+            (Errno::ADDRNOTAVAIL, "does not have the address 10.0.0.1"),
             (Errno::NODEV, "rdma link"),
             (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
         ] {

@@ -1,8 +1,8 @@
-//! Commands of the connection manager as data, and whoever runs them.
+//! Commands of the connection manager as data, and the trait of what executes them.
 //!
-//! Pairs with `ucma_write` in `core/ucma.c`. As with [`uverbs`](crate::uverbs), no address appears in
-//! a command: what the kernel reads or writes beside it is a slice until [`fd`](super::fd) turns it
-//! into a pointer.
+//! Pairs with `ucma_write` in `core/ucma.c`. As in [`uverbs`](crate::uverbs), a command contains no
+//! address: memory that the kernel reads or writes beside the command is a slice until
+//! [`fd`](super::fd) turns it into a pointer.
 
 use rustix::io::Errno;
 use std::fmt::Debug;
@@ -13,24 +13,24 @@ use uverbs_uapi::qp::ib_uverbs_qp_attr;
 use uverbs_uapi::rdma_user_cm::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-/// What a command's address field is to point to.
+/// The memory that a command's address field points to.
 #[derive(Debug)]
 pub(crate) enum Buffer<'a> {
     None,
-    /// For the kernel to read.
+    /// The kernel reads it.
     In(&'a [u8]),
-    /// For the kernel to write.
+    /// The kernel writes it.
     Out(&'a mut [u8]),
 }
 
-/// A command to be written.
+/// A command.
 #[derive(Debug)]
 pub(crate) struct Command<'a> {
     pub(super) number: u32,
     /// The command's struct, with 0 for the address.
     pub(super) request: &'a [u8],
     pub(super) buffer: Buffer<'a>,
-    /// Where in the struct the address stands.
+    /// The offset of the address field in the struct.
     pub(super) address_at: usize,
 }
 
@@ -95,7 +95,7 @@ impl<'a> Command<'a> {
     }
 }
 
-/// The request that moves an id out of another file.
+/// The struct of the command that moves an id out of another file.
 pub(crate) fn migration(id: u32, from: BorrowedFd<'_>) -> rdma_ucm_migrate_id {
     rdma_ucm_migrate_id { id, fd: from.as_raw_fd() as u32, ..Default::default() }
 }
@@ -112,9 +112,9 @@ impl<'a> Command<'a> {
 
 /// An open file of the connection manager.
 pub(crate) trait Kernel: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
-    /// Runs a command; its answer is filled in on success.
+    /// Executes a command and fills in its answer.
     fn execute(&self, command: Command<'_>) -> Result<(), Errno>;
 
-    /// The file itself, which is readable when there is an event.
+    /// The file, which is readable while an event is pending.
     fn fd(&self) -> BorrowedFd<'_>;
 }

@@ -1,13 +1,13 @@
-//! The passive side: listeners and the requests that come to them. Pairs with `ucma_listen` and
+//! The passive side: listeners and connect requests. Pairs with `ucma_listen` and
 //! `ucma_connect_event_handler` in `core/ucma.c`.
 
 use super::channel::EventChannel;
-use super::connect::Accepting;
+use super::connect::{Accepting, Link};
 use super::event::Event;
 use super::id::{IdInner, Path, Progress, local_addr};
 use super::kernel::Command;
 use super::param::{ConnectParam, Depths, Message, check_private_data, to_field};
-use super::qp::HeldQp;
+use super::qp::{ConnectedQp, has_srq};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
@@ -21,7 +21,7 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 
 /// An id that listens.
 ///
-/// Dropping it ends that; requests that were not taken are rejected, and connections that came by it
+/// Dropping it ends the listener. The kernel rejects the requests that nobody took; accepted connections
 /// stay.
 #[derive(Debug)]
 pub struct ListeningId {
@@ -33,7 +33,7 @@ impl ListeningId {
         ListeningId { id }
     }
 
-    /// The address that it listens on.
+    /// The address that the id listens on.
     ///
     /// # Errors
     ///
@@ -43,12 +43,12 @@ impl ListeningId {
         local_addr(&self.id)
     }
 
-    /// Waits for a connect request, at most for `timeout`, for ever without one; with a timeout of
-    /// zero this only looks. `None` after the timeout.
+    /// Waits for a connect request, at most for `timeout`, without one for ever; a timeout of zero looks
+    /// once and returns. `None` after the timeout.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the device that it is bound to is being removed; `EACCES` after a change of
+    /// `ENODEV` if the kernel is removing the device of the address; `EACCES` after a change of
     /// credentials.
     #[doc(alias = "rdma_get_request")]
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<ConnectRequest>> {
@@ -66,7 +66,7 @@ impl ListeningId {
     }
 }
 
-/// A peer that wants to connect. Dropping it rejects the request.
+/// A peer's connect request. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct ConnectRequest {
     id: Arc<IdInner>,
@@ -78,25 +78,25 @@ impl ConnectRequest {
         ConnectRequest { id, conn }
     }
 
-    /// What the peer sent along: the whole field of the message, with zeros behind what the peer
+    /// The private data of the request: the whole field of the message, with zeros behind what the peer
     /// filled.
     pub fn private_data(&self) -> &[u8] {
         let length = usize::from(self.conn.private_data_len);
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
     }
 
-    /// The peer's queue pair.
+    /// The number of the peer's queue pair.
     pub fn peer_qpn(&self) -> Qpn {
         Qpn(self.conn.qp_num)
     }
 
-    /// How many reads and atomics the peer wants to have under way: the most that is of use as
+    /// How many reads and atomics the peer wants outstanding: more is of no use as
     /// [`responder_resources`](ConnectParam::responder_resources).
     pub fn responder_resources(&self) -> u8 {
         self.conn.responder_resources
     }
 
-    /// How many reads and atomics the peer answers at once: the most that is of use as
+    /// How many outstanding reads and atomics the peer can answer: more is of no use as
     /// [`initiator_depth`](ConnectParam::initiator_depth).
     pub fn initiator_depth(&self) -> u8 {
         self.conn.initiator_depth
@@ -122,7 +122,7 @@ impl ConnectRequest {
         local_addr(&self.id)
     }
 
-    /// The context of the device that the request came to: what the queue pair is to be made from. See
+    /// The context of the device that the request came to, which the queue pair is to be created on. See
     /// [`EventChannel::use_context`].
     ///
     /// # Errors
@@ -137,20 +137,20 @@ impl ConnectRequest {
         self.id.query(verb)
     }
 
-    /// Moves the request, and the connection that comes of it, to another channel: for one thread per
-    /// channel.
+    /// Moves the request, and the connection that follows, to another channel, as for a thread with a
+    /// channel of its own.
     ///
     /// # Errors
     ///
-    /// With any error the request is rejected. `EACCES` after a change of credentials.
+    /// Any error rejects the request. `EACCES` after a change of credentials.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(self, to: &EventChannel) -> Result<ConnectRequest> {
         let id = self.id.migrate(&to.inner)?;
         Ok(ConnectRequest { id, conn: self.conn })
     }
 
-    /// Brings a queue pair to `INIT`, where it takes receives. [`accept`](Self::accept) does it for one
-    /// that is still in `RESET`.
+    /// Brings a queue pair to `INIT`, where receives can be posted. Otherwise [`accept`](Self::accept)
+    /// does it.
     ///
     /// # Errors
     ///
@@ -158,17 +158,16 @@ impl ConnectRequest {
     pub fn init_qp(&self, qp: &QpControl) -> Result<()> {
         const VERB: &str = "init_qp";
         self.path(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
-        HeldQp::of(qp).init(VERB, &self.id)
+        ConnectedQp::of(qp).init(VERB, &self.id)
     }
 
-    /// Accepts the request with a queue pair, which the connection keeps alive and which this brings
-    /// to `RTS`. It may send when the peer is ready: see [`Accepting::wait`]. Receives may complete
-    /// before.
+    /// Accepts the request with a queue pair in `RESET` or `INIT`, and brings it to `RTS`. Send only when
+    /// the peer has confirmed: see [`Accepting::wait`]. Receives may complete before.
     ///
     /// # Errors
     ///
-    /// With any error the request is rejected. `EINVAL` for a queue pair on another device or past
-    /// `INIT`, for too much private data, or a parameter beyond the device's limits.
+    /// Any error rejects the request. `EINVAL` for a queue pair on another device or past `INIT`, too
+    /// much private data, a parameter above the device's limit, or a peer that gave up.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QpControl, param: &ConnectParam) -> Result<Accepting> {
         const VERB: &str = "accept";
@@ -181,51 +180,33 @@ impl ConnectRequest {
             initiator_depth: self.conn.initiator_depth,
         };
         let depths = param.depths(limits.min(asked));
-        let held = HeldQp::of(qp);
-        held.init_if_reset(VERB, &self.id)?;
-        let answered = held
-            .ready(VERB, &self.id, Some(depths), param.min_rnr_timer)
-            .and_then(|()| self.answer(VERB, qp, &held, param, depths));
-        if let Err(error) = answered {
-            let _ = held.stop();
-            return Err(error);
-        }
+        let connected = ConnectedQp::of(qp);
+        connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
-        Ok(Accepting::new(self.id, held, peer_qpn, private_data))
-    }
-
-    fn answer(
-        &self,
-        verb: &'static str,
-        qp: &QpControl,
-        held: &HeldQp,
-        param: &ConnectParam,
-        depths: Depths,
-    ) -> Result<()> {
-        // From here on events name the id.
-        self.id.channel.register(verb, &self.id)?;
+        let link = Link { id: self.id, qp: connected, peer_qpn, private_data };
+        link.qp.ready(VERB, &link.id, Some(depths), param.min_rnr_timer)?;
+        // The kernel begins to report events of the id.
+        link.id.channel.register(VERB, &link.id)?;
         let request = uapi::rdma_ucm_accept {
-            uid: self.id.key,
-            conn_param: param.to_raw(qp.qpn(), held.has_srq(), depths),
-            id: self.id.number(),
+            uid: link.id.key,
+            conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
+            id: link.id.number(),
             ..Default::default()
         };
-        self.id.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request)).map_err(
-            |error| match error.errno() {
-                Errno::INVAL => {
-                    error.detail("the peer gave up, or closed the connection, meanwhile")
-                }
-                _ => error,
-            },
-        )
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
+        link.id.execute(VERB, command).map_err(|error| match error.errno() {
+            Errno::INVAL => error.detail("the peer gave up or closed the connection meanwhile"),
+            _ => error,
+        })?;
+        Ok(Accepting::new(link))
     }
 
-    /// Rejects the request and tells the peer's program why, with at most
-    /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes.
+    /// Rejects the request, with at most [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes for the
+    /// peer's program.
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more bytes, where the peer sees the request rejected without any.
+    /// `EINVAL` for more bytes; the request is then rejected without any.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         const VERB: &str = "reject";
@@ -241,7 +222,7 @@ impl ConnectRequest {
     }
 }
 
-/// An error of a wait that ended without an event.
+/// The error of a wait that ended without an event.
 pub(super) fn timed_out(verb: &'static str, what: &'static str) -> Error {
     Error::new(verb, Errno::TIMEDOUT).detail(what)
 }
@@ -251,7 +232,7 @@ impl<P> Progress<P, super::Connection> {
     pub(super) fn connected(self, verb: &'static str) -> Result<super::Connection> {
         match self {
             Progress::Done(connection) => Ok(connection),
-            Progress::Pending(_) => Err(timed_out(verb, "the handshake was not over in time")),
+            Progress::Pending(_) => Err(timed_out(verb, "the peer did not complete the handshake in time")),
         }
     }
 }

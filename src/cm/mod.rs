@@ -2,34 +2,47 @@
 //!
 //! Pairs with `/dev/infiniband/rdma_cm`, `core/ucma.c` and `rdma_cma.h` of rdma-core. Two programs that
 //! know an IP address and a port connect queue pairs: the connection manager finds the device and
-//! the path, exchanges queue pair numbers and sequence numbers, and tells when the peer is gone.
+//! the path, exchanges queue pair numbers and sequence numbers, and reports when the peer closes the
+//! connection or its host does. The kernel needs the module `rdma_ucm`, which it usually loads by itself.
 //!
-//! [`Connector`] and [`Listener`] do all of it in one call each. Beneath them ids do one step at a
-//! time, each a type that has the steps that may follow:
+//! [`Connector`] and [`Listener`] connect and accept in one call each. Beneath them an id takes one step
+//! at a time, and its type says which steps may follow:
 //!
 //! | active side | passive side |
 //! |---|---|
 //! | [`Id`] → [`ResolvingAddr`] → [`AddrResolved`] → [`ResolvingRoute`] → [`RouteResolved`] | [`Id`] → [`BoundId`] → [`ListeningId`] |
 //! | → [`Connecting`] → [`Connection`] | [`ConnectRequest`] → [`Accepting`] → [`Connection`] |
 //!
-//! What waits has `wait(timeout)`; with a timeout of zero that only looks, for programs with an event
-//! loop of their own. An id that answers an error is gone, and so is the kernel's.
+//! A step that the network takes part in has `wait(timeout)`. A timeout of zero looks once and returns,
+//! for programs with an event loop of their own. Any error destroys the id.
+//!
+//! So far there are reliable connections (port space `RDMA_PS_TCP`) by IPv4 and IPv6 addresses. Datagrams,
+//! XRC, multicast groups, `AF_IB` addresses and futures are to follow.
+//!
+//! # When to use it
+//!
+//! [`endpoint`](crate::QpControl::endpoint) and [`handshake`](crate::QpControl::handshake) connect queue
+//! pairs of programs that have another way to exchange bytes, and that know their devices. Use the
+//! connection manager to talk to programs that use it, such as NVMe over Fabrics targets and everything
+//! written to librdmacm, to find devices by IP address, and to learn when a peer closes.
 //!
 //! # What keeps what alive
 //!
-//! Every id keeps its [`EventChannel`] open. [`Connecting`], [`Accepting`] and [`Connection`] keep
-//! their queue pair, and with it the context. A [`ConnectRequest`] does not need its listener any more.
-//! All of them may be dropped in any order and from any thread.
+//! An id keeps its [`EventChannel`] open, and a [`ConnectRequest`] does not need its listener any more.
+//! The channel keeps one [`Context`](crate::Context) of each device that an id asked a context of. No id
+//! keeps a queue pair: keep it until the handshake is over, or the handshake fails. A [`Connection`] and its
+//! queue pair may be dropped in any order and from any thread.
 //!
 //! # Calls of librdmacm
 //!
 //! | `rdma_…` | here |
 //! |---|---|
-//! | `create_event_channel`, `get_cm_event`, `ack_cm_event` | [`EventChannel::open`], `wait` of the id or [`EventChannel::dispatch`], not needed |
+//! | `create_event_channel`, `destroy_event_channel` | [`EventChannel::open`], drop |
+//! | `get_cm_event`, `ack_cm_event` | `wait` of the id, or [`EventChannel::dispatch`]; nothing is acknowledged |
 //! | `create_id`, `destroy_id`, `migrate_id` | [`EventChannel::create_id`], drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
 //! | `bind_addr`, `listen`, `get_request` | [`Id::bind`], [`BoundId::listen`], [`ListeningId::next_request`] |
 //! | `resolve_addr`, `resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
-//! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`create_qp`](crate::ProtectionDomain::create_qp), [`RouteResolved::init_qp`] |
+//! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
 //! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |

@@ -16,7 +16,7 @@ pub const ACCEPT_PRIVATE_DATA: usize = 196;
 /// Bytes of private data that a rejection carries on InfiniBand and RoCE.
 pub const REJECT_PRIVATE_DATA: usize = 148;
 
-/// How to connect; what is not set has a default that fits most programs.
+/// Parameters of a connect request or an accept, with defaults that fit most programs.
 ///
 /// ```
 /// use uverbs::cm::ConnectParam;
@@ -56,54 +56,55 @@ impl ConnectParam {
     }
 
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
-    /// [`ACCEPT_PRIVATE_DATA`] with an accept. The peer sees zeros behind them, and not where they end.
+    /// [`ACCEPT_PRIVATE_DATA`] with an accept. The message is padded with zeros, and the peer does not
+    /// learn the length.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
     }
 
-    /// Reads and atomics of the peer that are answered at once. Unless set, as many as the device
-    /// can; with an accept, no more than the peer asked for.
+    /// How many outstanding reads and atomics of the peer the queue pair can answer. Unless set, this is
+    /// the device's limit; with an accept, no more than the peer asked for.
     pub fn responder_resources(mut self, count: u8) -> Self {
         self.responder_resources = Some(count);
         self
     }
 
-    /// Reads and atomics that may be under way from here. Unless set, as many as the device can; with
-    /// an accept, no more than the peer answers.
+    /// How many reads and atomics the queue pair may have outstanding. Unless set, this is the device's
+    /// limit; with an accept, no more than the peer can answer.
     pub fn initiator_depth(mut self, count: u8) -> Self {
         self.initiator_depth = Some(count);
         self
     }
 
-    /// Repetitions before giving up, 0 to 7, of both sides; 6 unless set. Soft-RoCE takes 7 for
-    /// without end. Only a request has it.
+    /// How often both sides retransmit before they give up, 0 to 7; 6 unless set. Soft-RoCE takes 7 as
+    /// infinite. Only a connect request carries it.
     pub fn retry_count(mut self, count: u8) -> Self {
         self.retry_count = count;
         self
     }
 
-    /// Repetitions that the peer makes when it finds no receive posted here, 0 to 7; 7, without end,
-    /// unless set.
+    /// How often the peer retries when this queue pair has no receive posted, 0 to 7; 7, which is
+    /// infinite, unless set.
     pub fn rnr_retry(mut self, count: u8) -> Self {
         self.rnr_retry = count;
         self
     }
 
-    /// Whether the hardware has end-to-end flow control; not unless set.
+    /// Whether the device has end-to-end flow control; false unless set.
     pub fn flow_control(mut self, flow_control: bool) -> Self {
         self.flow_control = flow_control;
         self
     }
 
-    /// Code of the wait asked of a peer that finds no receive; see
+    /// The RNR NAK timer code, which tells a peer that found no receive how long to wait; see
     /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). Unless set, the kernel chooses.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.min_rnr_timer = Some(code);
         self
     }
 
-    /// Refuses what no message carries, then what the device cannot.
+    /// Refuses values that the message cannot carry or that are above the device's limits.
     pub(super) fn check(&self, verb: &'static str, message: Message, limits: Depths) -> Result<()> {
         check_private_data(verb, message, &self.private_data)?;
         let ranges = [
@@ -122,7 +123,7 @@ impl ConnectParam {
         Ok(())
     }
 
-    /// What was set, and `limits` for the rest.
+    /// The depths that were set, with `limits` as defaults.
     pub(super) fn depths(&self, limits: Depths) -> Depths {
         Depths {
             responder_resources: self.responder_resources.unwrap_or(limits.responder_resources),
@@ -130,7 +131,7 @@ impl ConnectParam {
         }
     }
 
-    /// As the kernel takes it, for a queue pair; `srq` says whether that has a shared receive queue.
+    /// The kernel's struct for a queue pair; `srq` says whether that has a shared receive queue.
     pub(super) fn to_raw(&self, qpn: Qpn, srq: bool, depths: Depths) -> rdma_ucm_conn_param {
         let (private_data, private_data_len) = to_field(&self.private_data);
         rdma_ucm_conn_param {
@@ -149,7 +150,7 @@ impl ConnectParam {
     }
 }
 
-/// How many reads and atomics may be under way in each direction.
+/// How many reads and atomics may be outstanding in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Depths {
     pub(super) responder_resources: u8,
@@ -157,7 +158,7 @@ pub(super) struct Depths {
 }
 
 impl Depths {
-    /// As many as a device can, and a message can say.
+    /// The limits of a device, as far as a message can carry them.
     pub(super) fn of(attr: &DeviceAttr) -> Depths {
         let limit = |count: u32| u8::try_from(count).unwrap_or(u8::MAX);
         Depths {
@@ -166,7 +167,7 @@ impl Depths {
         }
     }
 
-    /// No more than either.
+    /// The smaller of both in each direction.
     pub(super) fn min(self, other: Depths) -> Depths {
         Depths {
             responder_resources: self.responder_resources.min(other.responder_resources),
@@ -198,7 +199,7 @@ pub(super) fn check_private_data(verb: &'static str, message: Message, data: &[u
     Ok(())
 }
 
-/// Private data in the field of a command, and its length; what was [checked](check_private_data) fits.
+/// Private data in the field of a command, and its length. [Checked](check_private_data) data fits.
 pub(super) fn to_field(data: &[u8]) -> ([u8; 256], u8) {
     let mut field = [0; 256];
     for (place, byte) in field.iter_mut().zip(data) {

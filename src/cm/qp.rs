@@ -1,42 +1,48 @@
-//! The way of a connection's queue pair, from `RESET` to `RTS`, by what the kernel tells of the path.
+//! Brings the queue pair of a connection from `RESET` to `RTS` by the attributes that the kernel answers.
 //! Pairs with `ucma_init_qp_attr` in `core/ucma.c` and `ib_cm_init_qp_attr` in `core/cm.c`.
 
 use super::id::IdInner;
 use super::param::Depths;
 use crate::access::Access;
 use crate::address_vector::{AddressVector, GlobalRoute};
-use crate::error::Result;
+use crate::error::{Error, Result};
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::Mtu;
-use crate::qp::{PathMigState, QpAttr, QpControl, QpState};
+use crate::qp::{PathMigState, QpAttr, QpControl, QpState, WeakQpHandle};
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
 
-/// The queue pair of a connection, which the connection keeps alive.
+/// The queue pair of a connection, which the program may drop at any time.
 #[derive(Debug)]
-pub(super) struct HeldQp(QpControl);
+pub(super) struct ConnectedQp(WeakQpHandle);
 
-impl HeldQp {
-    pub(super) fn of(qp: &QpControl) -> HeldQp {
-        HeldQp(QpControl { qp: qp.qp.clone() })
+impl ConnectedQp {
+    pub(super) fn of(qp: &QpControl) -> ConnectedQp {
+        ConnectedQp(qp.qp.downgrade())
     }
 
-    pub(super) fn has_srq(&self) -> bool {
-        self.0.qp.srq().is_some()
+    fn control(&self, verb: &'static str) -> Result<QpControl> {
+        let qp = self.0.upgrade().ok_or_else(|| {
+            Error::invalid(verb, "the queue pair was dropped; keep it until the handshake is over")
+        })?;
+        Ok(QpControl { qp })
     }
 
-    /// To `INIT`, from `RESET` or from `INIT` with what is known by now.
+    /// Brings the queue pair to `INIT`, or in `INIT` updates the access rights.
     pub(super) fn init(&self, verb: &'static str, id: &IdInner) -> Result<()> {
         let attr = translate(&id.qp_attr(verb, QpState::INIT)?);
-        self.0.modify(&attr).map_err(|error| error.in_verb(verb))
+        self.control(verb)?.modify(&attr).map_err(|error| error.in_verb(verb))
     }
 
     pub(super) fn init_if_reset(&self, verb: &'static str, id: &IdInner) -> Result<()> {
-        if self.0.state() == QpState::RESET { self.init(verb, id) } else { Ok(()) }
+        match self.control(verb)?.state() {
+            QpState::RESET => self.init(verb, id),
+            _ => Ok(()),
+        }
     }
 
-    /// From `INIT` to `RTS`. `depths` are those that were agreed on; without them the kernel's
-    /// count, which it has from the peer's answer.
+    /// Brings the queue pair from `INIT` to `RTS`. With `depths` these are its numbers of reads and
+    /// atomics; without, the kernel takes them from the peer's answer.
     pub(super) fn ready(
         &self,
         verb: &'static str,
@@ -51,22 +57,29 @@ impl HeldQp {
         if let Some(code) = min_rnr_timer {
             rtr = rtr.min_rnr_timer(code);
         }
-        self.0.modify(&rtr).map_err(|error| error.in_verb(verb))?;
+        let qp = self.control(verb)?;
+        qp.modify(&rtr).map_err(|error| error.in_verb(verb))?;
         let mut rts = translate(&id.qp_attr(verb, QpState::RTS)?);
         if let Some(depths) = depths {
             rts = rts.max_rd_atomic(depths.initiator_depth);
         }
-        self.0.modify(&rts).map_err(|error| error.in_verb(verb))
+        qp.modify(&rts).map_err(|error| error.in_verb(verb))
     }
 
-    /// To `ERR`, which completes what is posted with an error. A queue pair that is not on its way
-    /// stays as it is.
+    /// Brings the queue pair to `ERR`, where what is posted completes with an error. A queue pair in
+    /// `RESET`, or one that the program dropped, needs nothing.
     pub(super) fn stop(&self) -> Result<()> {
-        match self.0.state() {
+        let Some(qp) = self.0.upgrade().map(|qp| QpControl { qp }) else { return Ok(()) };
+        match qp.state() {
             QpState::RESET | QpState::ERR => Ok(()),
-            _ => self.0.modify(&QpAttr::new().state(QpState::ERR)),
+            _ => qp.modify(&QpAttr::new().state(QpState::ERR)),
         }
     }
+}
+
+/// Whether the queue pair receives from a shared receive queue, which the peer is told.
+pub(super) fn has_srq(qp: &QpControl) -> bool {
+    qp.qp.srq().is_some()
 }
 
 /// The kernel's attributes as a change of a queue pair.
@@ -96,7 +109,7 @@ fn translate(raw: &ib_uverbs_qp_attr) -> QpAttr {
                 attr.path_mig_state(PathMigState(raw.path_mig_state as u8))
             }
             Mask::IB_QP_DEST_QPN => attr.dest_qpn(Qpn(raw.dest_qp_num)),
-            // Capacities and what tells of draining are no part of a connection.
+            // The kernel sets no other attribute for a connection.
             _ => attr,
         };
     }

@@ -1,5 +1,5 @@
-//! A connection manager that a test plays: it numbers ids, notes every command, tells the events that
-//! the test wrote, and refuses what the test wants refused.
+//! A scripted connection manager: it numbers ids, logs every command, reports the events that the test
+//! queues, and fails the commands that the test chooses.
 
 use super::address::encode;
 use super::channel::EventChannel;
@@ -32,14 +32,14 @@ struct State {
     countdown: Option<(u32, Errno)>,
 }
 
-/// The played file as the test sees it.
+/// The scripted file as the test sees it.
 #[derive(Clone, Debug)]
 pub(crate) struct CmScript(Arc<Inner>);
 
 #[derive(Debug)]
 struct Inner {
     state: Mutex<State>,
-    /// A pipe, with a byte in it for each event that was not read yet.
+    /// A pipe that contains one byte for each pending event.
     readable: OwnedFd,
     writable: OwnedFd,
 }
@@ -59,7 +59,7 @@ impl CmScript {
         self.0.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Tells an event of the id, by the key that the id was given.
+    /// Queues an event of the id, with the key of the id.
     pub(crate) fn tell(&self, id: u32, kind: rdma_cm_event_type, status: i32) {
         self.tell_with(id, kind, status, rdma_ucm_conn_param::default());
     }
@@ -75,7 +75,7 @@ impl CmScript {
         self.tell_raw(uid, id, kind, status, conn);
     }
 
-    /// Tells the listener of a new connect request; answers its id.
+    /// Queues a connect request for the listener and returns its id.
     pub(crate) fn request(&self, listener: u32, conn: rdma_ucm_conn_param) -> u32 {
         let uid = self.key(listener);
         let id = self.make();
@@ -118,7 +118,7 @@ impl CmScript {
         id
     }
 
-    /// Answers every such command with an error until [`allow`](Self::allow).
+    /// Fails every such command until [`allow`](Self::allow).
     pub(crate) fn refuse(&self, command: u32, errno: Errno) {
         self.state().refused.push((command, errno));
     }
@@ -127,13 +127,12 @@ impl CmScript {
         self.state().refused.retain(|(refused, _)| *refused != command);
     }
 
-    /// Lets the `n`-th command from now fail, counted from 1. Those that destroy and those that ask for
-    /// events do not count.
+    /// Fails the `n`-th command from now, counted from 1, without those that destroy ids or get events.
     pub(crate) fn fail_step(&self, n: u32, errno: Errno) {
         self.state().countdown = Some((n, errno));
     }
 
-    /// Takes a [`fail_step`](Self::fail_step) back; whether it had not been reached.
+    /// Cancels a [`fail_step`](Self::fail_step); whether its command had not come yet.
     pub(crate) fn cancel_failure(&self) -> bool {
         self.state().countdown.take().is_some()
     }
@@ -143,7 +142,7 @@ impl CmScript {
         self.state().live.iter().copied().collect()
     }
 
-    /// The commands since the last time, but those that ask for events.
+    /// The commands since the last call, without those that get events.
     pub(crate) fn log(&self) -> Vec<u32> {
         let log = std::mem::take(&mut self.state().log);
         log.into_iter().filter(|number| *number != RDMA_USER_CM_CMD_GET_EVENT).collect()
@@ -164,7 +163,7 @@ impl CmScript {
 
 fn read<T: FromBytes>(bytes: &[u8]) -> T {
     T::read_from_bytes(bytes)
-        .unwrap_or_else(|_| panic!("{} bytes are no such command", bytes.len()))
+        .unwrap_or_else(|_| panic!("{} bytes do not fit the command's struct", bytes.len()))
 }
 
 impl Kernel for CmScript {
@@ -223,7 +222,7 @@ impl Kernel for CmScript {
                     dst_addr,
                     ..Default::default()
                 };
-                // A kernel that does not tell the index leaves it as it was.
+                // As a kernel that does not know the field.
                 told.ibdev_index = u32::MAX;
                 answer(command.buffer, told.as_bytes());
             }
@@ -262,7 +261,7 @@ impl Kernel for CmScript {
     }
 }
 
-/// What a kernel wants of a reliable connection on RoCE.
+/// The attributes that the kernel answers for a reliable connection on RoCE.
 fn qp_attr(state: u32) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;

@@ -1,4 +1,4 @@
-//! What the connection manager's ids promise, on a kernel that the test plays.
+//! What the connection manager's ids promise, on the scripted connection manager.
 
 use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
@@ -27,7 +27,7 @@ impl Stage {
         let (script, bench) = (CmScript::new(), Bench::new());
         let channel = script.open();
         channel.use_context(&bench.context).unwrap();
-        let qp = bench.pd.create_qp(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+        let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
         Stage { script, channel, bench, qp }
     }
 
@@ -54,7 +54,7 @@ impl Stage {
 }
 
 #[test]
-fn active_side_goes_step_by_step_and_brings_the_queue_pair_along() {
+fn active_side_brings_the_queue_pair_to_rts_step_by_step() {
     let stage = Stage::new();
     let route = stage.route(1).unwrap();
     assert_eq!(route.peer_addr(), Some(PEER.parse().unwrap()));
@@ -69,7 +69,7 @@ fn active_side_goes_step_by_step_and_brings_the_queue_pair_along() {
     let conn = rdma_ucm_conn_param { qp_num: 0x77, ..Default::default() };
     stage.script.tell_with(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0, conn);
     let Progress::Done(connection) = connecting.wait(Some(LONG)).unwrap() else {
-        panic!("the answer was told");
+        panic!("the peer accepted");
     };
     assert_eq!((stage.qp.state(), connection.peer_qpn().0), (QpState::RTS, 0x77));
     let init = RDMA_USER_CM_CMD_INIT_QP_ATTR;
@@ -93,7 +93,7 @@ fn active_side_goes_step_by_step_and_brings_the_queue_pair_along() {
 }
 
 #[test]
-fn passive_side_accepts_with_the_depths_that_both_have() {
+fn passive_side_accepts_with_the_smaller_depths() {
     let stage = Stage::new();
     let listener = stage.listen();
     assert!(listener.next_request(NOW).unwrap().is_none());
@@ -124,7 +124,7 @@ fn passive_side_accepts_with_the_depths_that_both_have() {
 }
 
 #[test]
-fn whatever_step_fails_no_id_is_left_and_the_queue_pair_is_told() {
+fn failure_of_any_step_leaves_no_id_and_no_live_queue_pair() {
     for step in 1.. {
         let stage = Stage::new();
         stage.script.fail_step(step, Errno::NOMEM);
@@ -146,7 +146,7 @@ fn whatever_step_fails_no_id_is_left_and_the_queue_pair_is_told() {
 }
 
 #[test]
-fn whatever_step_of_an_accept_fails_the_request_is_gone() {
+fn failure_of_any_step_of_accept_rejects_the_request() {
     for step in 1.. {
         let stage = Stage::new();
         let listener = stage.listen();
@@ -165,7 +165,7 @@ fn whatever_step_of_an_accept_fails_the_request_is_gone() {
 }
 
 #[test]
-fn requests_that_nobody_takes_are_destroyed_with_their_listener() {
+fn untaken_requests_are_destroyed_with_their_listener() {
     let stage = Stage::new();
     let listener = stage.listen();
     let dropped = stage.script.request(1, rdma_ucm_conn_param::default());
@@ -183,7 +183,7 @@ fn requests_that_nobody_takes_are_destroyed_with_their_listener() {
 }
 
 #[test]
-fn events_of_the_dead_and_of_nobody_are_dropped() {
+fn events_of_destroyed_ids_are_discarded() {
     let stage = Stage::new();
     drop(stage.route(1).unwrap());
     stage.script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
@@ -195,7 +195,7 @@ fn events_of_the_dead_and_of_nobody_are_dropped() {
 }
 
 #[test]
-fn an_event_that_has_no_place_ends_the_id_with_an_error() {
+fn unexpected_event_destroys_the_id_with_an_error() {
     for (kind, status, errno) in [
         (Type::RDMA_CM_EVENT_REJECTED, 28, Errno::CONNREFUSED),
         (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT),
@@ -214,7 +214,7 @@ fn an_event_that_has_no_place_ends_the_id_with_an_error() {
 }
 
 #[test]
-fn options_have_the_width_that_the_kernel_wants() {
+fn options_have_the_width_that_the_kernel_expects() {
     let stage = Stage::new();
     let id = stage.channel.create_id().unwrap();
     id.set_type_of_service(8).unwrap();
@@ -228,7 +228,7 @@ fn options_have_the_width_that_the_kernel_wants() {
 }
 
 #[test]
-fn a_change_of_credentials_says_what_to_do() {
+fn error_after_a_change_of_credentials_says_what_to_do() {
     let stage = Stage::new();
     stage.script.refuse(RDMA_USER_CM_CMD_CREATE_ID, Errno::ACCESS);
     let error = stage.channel.create_id().unwrap_err();
@@ -240,7 +240,7 @@ fn a_change_of_credentials_says_what_to_do() {
 }
 
 #[test]
-fn an_id_that_the_kernel_keeps_is_counted() {
+fn id_that_the_kernel_does_not_destroy_is_counted() {
     let stage = Stage::new();
     let id = stage.channel.create_id().unwrap();
     stage.script.refuse(RDMA_USER_CM_CMD_DESTROY_ID, Errno::ACCESS);
@@ -249,14 +249,12 @@ fn an_id_that_the_kernel_keeps_is_counted() {
 }
 
 #[test]
-fn ids_keep_the_channel_and_connections_their_queue_pair() {
+fn connection_keeps_its_channel_and_outlives_its_queue_pair() {
     let stage = Stage::new();
     let connection = stage.connect().unwrap();
     let Stage { script, channel, bench, qp } = stage;
     drop(channel);
-    let (qp, error) = qp.destroy().unwrap_err();
-    assert_eq!(error.errno(), Errno::BUSY);
-    drop(qp);
+    qp.destroy().unwrap();
     drop(bench);
     script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
     connection.wait_disconnected(NOW).unwrap();
@@ -264,7 +262,31 @@ fn ids_keep_the_channel_and_connections_their_queue_pair() {
 }
 
 #[test]
-fn a_queue_pair_past_init_is_refused() {
+fn handshake_fails_if_the_queue_pair_was_dropped() {
+    let Stage { script, channel, bench, qp } = Stage::new();
+    let stage = Stage { qp: bench.qp(QpType::RC), script, channel, bench };
+    let connecting = stage.route(1).unwrap().connect(&qp, &ConnectParam::new()).unwrap();
+    drop(qp);
+    stage.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    let error = connecting.wait(NOW).unwrap_err();
+    assert!(error.error().message().contains("the queue pair was dropped"), "{error}");
+    assert!(stage.script.live().is_empty());
+}
+
+#[test]
+fn dropping_an_accepting_id_stops_the_queue_pair() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let id = stage.script.request(1, rdma_ucm_conn_param::default());
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    let accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
+    drop(accepting);
+    assert_eq!(stage.qp.state(), QpState::ERR);
+    assert!(!stage.script.live().contains(&id));
+}
+
+#[test]
+fn queue_pair_past_init_is_refused() {
     let stage = Stage::new();
     let past = stage.bench.qp(QpType::RC);
     let route = stage.route(1).unwrap();
@@ -276,7 +298,7 @@ fn a_queue_pair_past_init_is_refused() {
     assert_eq!(connecting.wait(NOW).unwrap_err().errno(), Errno::INVAL);
 }
 
-/// One thread waits for the file, the others for it; each gets its own event.
+/// One thread reads the file, and wakes the others.
 #[test]
 #[cfg_attr(miri, ignore = "it waits")]
 fn threads_that_wait_on_one_channel_get_their_own_events() {
@@ -302,7 +324,7 @@ fn threads_that_wait_on_one_channel_get_their_own_events() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it waits")]
-fn waiting_ends_and_the_file_is_readable_when_there_is_something() {
+fn wait_ends_in_time_and_the_file_is_readable_while_an_event_is_pending() {
     let stage = Stage::new();
     let listener = stage.listen();
     let start = std::time::Instant::now();
@@ -323,7 +345,7 @@ fn waiting_ends_and_the_file_is_readable_when_there_is_something() {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn a_child_destroys_nothing_and_is_told_why() {
+fn child_destroys_nothing_and_its_calls_are_refused() {
     let stage = Stage::new();
     let (mut listener, mut id) = (Some(stage.listen()), stage.channel.create_id().ok());
     in_child(|| {

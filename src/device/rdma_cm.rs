@@ -1,7 +1,7 @@
 //! The node of the connection manager, `/dev/infiniband/rdma_cm`: one for all devices.
 //!
 //! Pairs with `ucma_get_global_nl_info` and the misc device of `core/ucma.c`. Netlink is asked first,
-//! for the kernel then loads the module by itself if it can.
+//! because the kernel then loads the module by itself if it can.
 
 use super::cdev::{DeviceNumber, Node, Nodes};
 use super::netlink::Client;
@@ -12,7 +12,7 @@ use std::fs;
 use std::path::Path;
 use uverbs_uapi::rdma_user_cm::RDMA_USER_CM_ABI_VERSION;
 
-/// What the node belongs to, as errors call it.
+/// The owner of the node, as errors name it.
 const MANAGER: &str = "the connection manager";
 
 /// Opens the connection manager for reading and writing, closed on exec.
@@ -26,12 +26,12 @@ pub(crate) fn open_rdma_cm(verb: &'static str) -> Result<OwnedFd> {
     Nodes::system().open(verb, MANAGER, &node)
 }
 
-/// The node as sysfs tells of it; `None` if there is none.
+/// The node according to sysfs; `None` if there is none.
 fn node_by_sysfs(sys: &Path) -> Option<Node> {
     let folder = sys.join("class/misc/rdma_cm");
     let number = DeviceNumber::from_sysfs(fs::read_to_string(folder.join("dev")).ok()?.trim())?;
-    // A kernel whose sysfs does not tell is taken for one of the present version: its commands say
-    // more than a refusal here.
+    // Without a version in sysfs the present one is assumed: errors of commands say more than a refusal
+    // here.
     let abi = fs::read_to_string(folder.join("abi_version")).ok();
     let abi = abi.and_then(|text| text.trim().parse().ok()).unwrap_or(RDMA_USER_CM_ABI_VERSION);
     Some(Node { name: "rdma_cm".into(), number, abi })
@@ -62,7 +62,7 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it makes files and directories")]
-    fn sysfs_tells_number_and_version() {
+    fn sysfs_has_number_and_version() {
         let sys = Scratch::new("rdma-cm");
         assert_eq!(node_by_sysfs(sys.path()), None);
         sys.file("class/misc/rdma_cm/dev", "10:122\n");
@@ -76,7 +76,7 @@ mod tests {
     }
 
     #[test]
-    fn a_missing_module_says_which_one_to_load() {
+    fn error_of_a_missing_module_names_it() {
         let error = absent("open_cm", &Error::from_kernel("open_cm", Errno::NOENT));
         assert_eq!(error.errno(), Errno::NODEV);
         assert!(error.message().contains("modprobe rdma_ucm"), "{error}");

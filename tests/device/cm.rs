@@ -1,5 +1,5 @@
-//! Connections by address: the connection manager of the kernel, both sides in this process. The
-//! passive side is on the second device where there is one.
+//! Connections by address: the kernel's connection manager, with both sides in this process. The passive
+//! side is on the second device if there is one.
 
 use crate::capability::Capability;
 use crate::env;
@@ -15,7 +15,7 @@ use uverbs::cm::{
 };
 use uverbs::{
     CompletionQueue, Context, Device, Errno, MemoryRegion, ProtectionDomain, QpState, QpType,
-    QueuePair, Recv, SendWr, WcStatus,
+    QueuePair, RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -27,6 +27,7 @@ trials![
     request_waits_until_it_is_accepted,
     either_side_disconnects,
     dropping_a_connection_closes_it,
+    queue_pair_may_be_dropped_before_its_connection,
     dropping_the_listener_rejects_what_waits_and_keeps_connections,
     port_in_use_and_ports_of_the_kernels_choice,
     addresses_of_no_rdma_device,
@@ -35,7 +36,7 @@ trials![
     parameters_beyond_the_device_are_refused,
     depths_are_agreed_on,
     hundred_connections_and_nothing_is_left,
-    events_of_dropped_ids_are_nobodys,
+    events_of_dropped_ids_are_discarded,
     threads_share_a_channel,
     request_moves_to_another_channel,
     connector_and_listener_do_it_in_one_call,
@@ -70,7 +71,7 @@ fn passive() -> Verdict<Device> {
     }
 }
 
-/// Somebody who listens, on a channel with contexts of its own.
+/// A listener on a channel with a context of its own.
 struct Service {
     id: ListeningId,
     channel: EventChannel,
@@ -106,23 +107,23 @@ struct Side {
 impl Side {
     fn of(context: &Context) -> uverbs::Result<Side> {
         let pd = context.alloc_pd()?;
-        let cq = context.create_cq(16).build()?;
+        let cq = context.cq_builder(16).build()?;
         let memory = pd.allocate::<u64>(64)?;
-        let qp = pd.create_qp(&cq, &cq, QpType::RC).max_send_wr(8).max_recv_wr(8).build()?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_recv_wr(8).build()?;
         Ok(Side { qp, cq, memory, _pd: pd })
     }
 
-    #[allow(unsafe_code, reason = "ringing is")]
+    #[allow(unsafe_code, reason = "ringing a batch is unsafe")]
     fn receive(&mut self) -> Verdict {
         let sges = [self.memory.sge(..)?];
         let mut batch = self.qp.recv_batch()?;
-        batch.push(Recv { wr_id: 1, sges: &sges })?;
+        batch.push(RecvWr::new(&sges).id(1))?;
         // SAFETY: the region lives as long as the queue pair, and is read only after completion.
         unsafe { batch.ring() };
         Ok(())
     }
 
-    #[allow(unsafe_code, reason = "ringing is")]
+    #[allow(unsafe_code, reason = "ringing a batch is unsafe")]
     fn post(&mut self, wr: SendWr<'_>) -> Verdict {
         let mut batch = self.qp.send_batch()?;
         batch.push(wr.signaled())?;
@@ -162,7 +163,7 @@ fn done<P, D>(progress: Progress<P, D>) -> Verdict<D> {
     }
 }
 
-/// The way from an address to where a connection can be asked for.
+/// Resolves an address, from the device under test.
 fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
     let from = SocketAddr::new(address(&env::device())?, 0);
     let resolving = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE)?;
@@ -170,7 +171,7 @@ fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
     done(resolved.resolve_route(PATIENCE)?.wait(Some(PATIENCE))?)
 }
 
-/// Asks for a connection.
+/// Sends a connect request.
 fn ask(
     channel: &EventChannel,
     to: SocketAddr,
@@ -183,7 +184,7 @@ fn ask(
     Ok((side, connecting))
 }
 
-/// A connection, both sides of it.
+/// Both sides of a connection.
 struct Pair {
     active: (Side, Connection),
     passive: (Side, Connection),
@@ -212,7 +213,7 @@ fn established(connecting: Connecting, accepting: Accepting) -> Verdict<(Connect
     Ok((active, done(accepting.wait(Some(PATIENCE))?)?))
 }
 
-/// The error of a connection that did not come about.
+/// The error of a connection that failed.
 fn refused(connecting: Connecting) -> Verdict<ConnectError> {
     match connecting.wait(Some(PATIENCE)) {
         Err(error) => Ok(error),
@@ -234,7 +235,7 @@ fn connected_queue_pairs_exchange_messages_and_read() -> Verdict {
     assert_eq!(at_a.local_addr()?.ip(), at_b.peer_addr()?.ip());
     send(&mut a, &mut b)?;
     send(&mut b, &mut a)?;
-    // What the kernel grants by itself: the peer's reads.
+    // The kernel's attributes grant the peer's reads.
     b.memory.write_at(5, 77)?;
     let remote = b.memory.remote(0)?;
     let sges = [a.memory.sge(..)?];
@@ -348,11 +349,20 @@ fn dropping_a_connection_closes_it() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let Pair { active, passive } = connect(&channel, &service)?;
     let (side, connection) = active;
-    let (qp, error) = side.qp.destroy().unwrap_err();
-    assert_eq!(error.errno(), Errno::BUSY);
     drop(connection);
-    assert_eq!(qp.query()?.state, QpState::ERR);
-    qp.destroy().map_err(|(_, error)| error)?;
+    assert_eq!(side.qp.query()?.state, QpState::ERR);
+    side.qp.destroy()?;
+    passive.1.wait_disconnected(Some(PATIENCE))?;
+    Ok(())
+}
+
+fn queue_pair_may_be_dropped_before_its_connection() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let Pair { active, passive } = connect(&channel, &service)?;
+    active.0.qp.destroy()?;
+    // The kernel's connection does not know of it.
+    assert!(passive.1.next_event(Some(SILENCE))?.is_none());
+    drop(active.1);
     passive.1.wait_disconnected(Some(PATIENCE))?;
     Ok(())
 }
@@ -362,7 +372,7 @@ fn dropping_the_listener_rejects_what_waits_and_keeps_connections() -> Verdict {
     let mut pair = connect(&channel, &service)?;
     let (_unread, one) = ask(&channel, service.at, &ConnectParam::new())?;
     let (_read, other) = ask(&channel, service.at, &ConnectParam::new())?;
-    // One at least is with the listener, the other may still be in the kernel.
+    // At least one request is in the inbox; the other may still be in the kernel.
     while service.channel.dispatch()? == 0 {
         std::thread::yield_now();
     }
@@ -381,7 +391,7 @@ fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
     assert_eq!(error.errno(), Errno::ADDRINUSE);
     let told = format!("port {} is in use", service.at.port());
     assert!(error.message().contains(&told), "{error}");
-    // All addresses: the port is the kernel's, the address is none.
+    // The kernel chooses the port for the unspecified address, too.
     let everywhere = service.channel.create_id()?.bind("0.0.0.0:0".parse()?)?;
     assert!(everywhere.local_addr()?.ip().is_unspecified());
     assert_ne!(everywhere.local_addr()?.port(), 0);
@@ -398,7 +408,7 @@ fn addresses_of_no_rdma_device() -> Verdict {
     };
     let error = bind("203.0.113.77:7000")?;
     assert_eq!(error.errno(), Errno::ADDRNOTAVAIL);
-    assert!(error.message().contains("203.0.113.77 is no address of this host"), "{error}");
+    assert!(error.message().contains("does not have the address 203.0.113.77"), "{error}");
     let from = "[fe80::1]:0".parse()?;
     let to = "10.0.0.1:7000".parse()?;
     let error = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE).unwrap_err();
@@ -473,13 +483,13 @@ fn hundred_connections_and_nothing_is_left() -> Verdict {
     env::settles(&before)
 }
 
-fn events_of_dropped_ids_are_nobodys() -> Verdict {
+fn events_of_dropped_ids_are_discarded() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let (_side, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
     let request = service.request()?;
     drop(connecting);
     let other = Side::of(&request.context()?)?;
-    // Too late, or in time for a peer that is gone: either way it ends.
+    // The accept may come before the peer's cancellation or after it; either way the handshake fails.
     if let Ok(accepting) = request.accept(&other.qp, &ConnectParam::new()) {
         accepting.wait(Some(PATIENCE)).unwrap_err();
     }
@@ -530,7 +540,7 @@ fn request_moves_to_another_channel() -> Verdict {
     let (active, passive) = established(connecting, accepting)?;
     active.disconnect()?;
     is_disconnected(&passive)?;
-    // An id that is bound to nothing moves, too.
+    // An unbound id moves, too.
     let id = channel.create_id()?.migrate(&worker)?;
     drop(channel);
     id.bind("0.0.0.0:0".parse()?)?;
@@ -547,8 +557,8 @@ fn connector_and_listener_do_it_in_one_call() -> Verdict {
             let connector = Connector::new(at)?.from(from).type_of_service(8);
             let (qp, connection) = connector.connect(|route| {
                 let context = route.context()?;
-                let cq = context.create_cq(4).build()?;
-                context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).build()
+                let cq = context.cq_builder(4).build()?;
+                context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
             })?;
             assert_eq!(qp.query()?.state, QpState::RTS);
             connection.wait_disconnected(Some(PATIENCE))?;
@@ -556,8 +566,8 @@ fn connector_and_listener_do_it_in_one_call() -> Verdict {
         });
         let (qp, connection) = listener.accept(Some(PATIENCE), |request| {
             let context = request.context()?;
-            let cq = context.create_cq(4).build()?;
-            context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).build()
+            let cq = context.cq_builder(4).build()?;
+            context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
         })?;
         assert_eq!(qp.query()?.state, QpState::RTS);
         drop(connection);
@@ -566,15 +576,15 @@ fn connector_and_listener_do_it_in_one_call() -> Verdict {
 }
 
 fn connector_gives_up_in_time() -> Verdict {
-    // It listens, and never answers.
+    // This side listens and never answers.
     let service = Service::start(4)?;
     let from = SocketAddr::new(address(&env::device())?, 0);
     let connector = Connector::new(service.at)?.from(from).timeout(Duration::from_millis(500));
     let start = Instant::now();
     let connected = connector.connect(|route| {
         let context = route.context()?;
-        let cq = context.create_cq(4).build()?;
-        context.alloc_pd()?.create_qp(&cq, &cq, QpType::RC).build()
+        let cq = context.cq_builder(4).build()?;
+        context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
     });
     let error = connected.map(|_| ()).unwrap_err();
     assert_eq!(error.errno(), Errno::TIMEDOUT, "{error}");
