@@ -131,7 +131,7 @@ impl IdInner {
         });
         Ok(Path {
             device,
-            port: answer.port_num,
+            port: answer.port_num.into(),
             local: decode(&answer.src_addr),
             peer: decode(&answer.dst_addr),
         })
@@ -281,7 +281,7 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
 pub(super) struct Path {
     /// `None` while the id is on no device.
     pub(super) device: Option<DeviceName>,
-    pub(super) port: u8,
+    pub(super) port: u32,
     pub(super) local: Option<SocketAddr>,
     pub(super) peer: Option<SocketAddr>,
 }
@@ -585,7 +585,7 @@ impl RouteResolved {
     }
 
     /// The port of the device, counted from 1.
-    pub fn port(&self) -> u8 {
+    pub fn port(&self) -> u32 {
         self.path.port
     }
 

@@ -90,7 +90,7 @@ fn translate(raw: &ib_uverbs_qp_attr) -> QpAttr {
             Mask::IB_QP_STATE => attr.state(QpState(raw.qp_state as u8)),
             Mask::IB_QP_ACCESS_FLAGS => attr.access(Access::from_bits_retain(raw.qp_access_flags)),
             Mask::IB_QP_PKEY_INDEX => attr.pkey_index(raw.pkey_index),
-            Mask::IB_QP_PORT => attr.port(raw.port_num),
+            Mask::IB_QP_PORT => attr.port(raw.port_num.into()),
             Mask::IB_QP_QKEY => attr.qkey(Qkey(raw.qkey)),
             Mask::IB_QP_AV => attr.path(path(&raw.ah_attr)),
             Mask::IB_QP_PATH_MTU => attr.path_mtu(Mtu(raw.path_mtu as u8)),
@@ -118,11 +118,11 @@ fn translate(raw: &ib_uverbs_qp_attr) -> QpAttr {
 
 fn path(raw: &ib_uverbs_ah_attr) -> AddressVector {
     AddressVector {
-        port: raw.port_num,
+        port: raw.port_num.into(),
         dlid: raw.dlid,
         global: (raw.is_global != 0).then_some(GlobalRoute {
             dgid: Gid(raw.grh.dgid),
-            sgid_index: raw.grh.sgid_index,
+            sgid_index: raw.grh.sgid_index.into(),
             flow_label: raw.grh.flow_label,
             hop_limit: raw.grh.hop_limit,
             traffic_class: raw.grh.traffic_class,
