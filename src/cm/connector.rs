@@ -7,10 +7,10 @@ use super::id::{Progress, RouteResolved};
 use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
 use crate::error::{Error, Result};
-use crate::pd::Sharing;
-use crate::qp::QueuePair;
+use crate::qp::QpControl;
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::Deref;
 use std::time::{Duration, Instant};
 
 /// The default limit for the whole of a connect. The kernel's own is about a minute for a host that does
@@ -23,7 +23,8 @@ const ESTABLISH: Duration = Duration::from_secs(10);
 /// The default backlog.
 const BACKLOG: u32 = 128;
 
-/// Connects queue pairs to a listener.
+/// Connects queue pairs to a listener: a [`QueuePair`](crate::QueuePair), one of [`owned`](crate::owned), or
+/// whatever else dereferences to [`QpControl`].
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
@@ -34,7 +35,7 @@ const BACKLOG: u32 = 128;
 ///     let cq = context.cq_builder(16).build()?;
 ///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
 /// })?;
-/// println!("{:?} to {}", qp, connection.peer_addr()?);
+/// println!("{} to {}", qp.qpn(), connection.peer_addr()?);
 /// # Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
@@ -104,10 +105,10 @@ impl Connector {
     ///
     /// The error of the last address: `ETIMEDOUT`, `ENODEV`, `ENETUNREACH`, or `ECONNREFUSED` with
     /// the peer's [`rejection`](ConnectError::rejection); those of `create`.
-    pub fn connect<S: Sharing>(
+    pub fn connect<Q: Deref<Target = QpControl>>(
         &self,
-        mut create: impl FnMut(&RouteResolved) -> Result<QueuePair<S>>,
-    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        mut create: impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
         let channel = match &self.channel {
             Some(channel) => channel.clone(),
             None => EventChannel::open()?,
@@ -122,12 +123,12 @@ impl Connector {
         Err(last.unwrap_or_else(|| no_address("connect").into()))
     }
 
-    fn connect_to<S: Sharing>(
+    fn connect_to<Q: Deref<Target = QpControl>>(
         &self,
         channel: &EventChannel,
         address: SocketAddr,
-        create: &mut impl FnMut(&RouteResolved) -> Result<QueuePair<S>>,
-    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
         const VERB: &str = "connect";
         let deadline = Instant::now().checked_add(self.timeout);
         let left = || {
@@ -166,7 +167,7 @@ impl Connector {
 ///     let cq = context.cq_builder(16).build()?;
 ///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
 /// })?;
-/// println!("{:?} to {}", qp, connection.peer_addr()?);
+/// println!("{} to {}", qp.qpn(), connection.peer_addr()?);
 /// # Ok(()) }
 /// ```
 #[derive(Debug)]
@@ -235,11 +236,11 @@ impl Listener {
     /// # Errors
     ///
     /// `ETIMEDOUT` if no request came; otherwise as [`ConnectRequest::connect`].
-    pub fn accept<S: Sharing>(
+    pub fn accept<Q: Deref<Target = QpControl>>(
         &self,
         timeout: Option<Duration>,
-        create: impl FnOnce(&ConnectRequest) -> Result<QueuePair<S>>,
-    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        create: impl FnOnce(&ConnectRequest) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
         match self.next_request(timeout)? {
             Some(request) => request.connect(&ConnectParam::new(), create),
             None => Err(timed_out("accept", "no request came in time").into()),
@@ -256,11 +257,11 @@ impl ConnectRequest {
     ///
     /// Those of [`accept`](Self::accept), [`Accepting::wait`](super::Accepting::wait) and `create`. Any
     /// error rejects the request or closes the connection.
-    pub fn connect<S: Sharing>(
+    pub fn connect<Q: Deref<Target = QpControl>>(
         self,
         param: &ConnectParam,
-        create: impl FnOnce(&ConnectRequest) -> Result<QueuePair<S>>,
-    ) -> std::result::Result<(QueuePair<S>, Connection), ConnectError> {
+        create: impl FnOnce(&ConnectRequest) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
         let qp = create(&self)?;
         let accepting = self.accept(&qp, param)?;
         let connection = accepting.wait(Some(ESTABLISH))?.connected("accept")?;

@@ -455,10 +455,11 @@ fn parameters_beyond_the_device_are_refused() -> Verdict {
 
 fn depths_are_agreed_on() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
-    let asked = ConnectParam::new().initiator_depth(3).responder_resources(2);
+    // Powers of two, to which soft-RoCE rounds up.
+    let asked = ConnectParam::new().initiator_depth(4).responder_resources(2);
     let pair = connect_with(&channel, &service, &asked, &ConnectParam::new().min_rnr_timer(9))?;
     let (a, b) = (pair.active.0.qp.query()?, pair.passive.0.qp.query()?);
-    assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (3, 3));
+    assert_eq!((a.max_rd_atomic, b.max_dest_rd_atomic), (4, 4));
     assert_eq!((a.max_dest_rd_atomic, b.max_rd_atomic), (2, 2));
     assert_eq!(b.min_rnr_timer, 9);
     Ok(())
@@ -515,15 +516,20 @@ fn threads_share_a_channel() -> Verdict {
                 })
             })
             .collect();
-        for _ in 0..16 {
-            let request = service.request()?;
-            let side = Side::of(&request.context()?)?;
-            done(request.accept(&side.qp, &ConnectParam::new())?.wait(Some(PATIENCE))?)?;
-        }
+        let serve = || -> Verdict {
+            for _ in 0..16 {
+                let request = service.request()?;
+                let side = Side::of(&request.context()?)?;
+                done(request.accept(&side.qp, &ConnectParam::new())?.wait(Some(PATIENCE))?)?;
+            }
+            Ok(())
+        };
+        let served = serve();
         for client in clients {
-            client.join().map_err(|_| Stop::fail("a client panicked"))??;
+            let asked = client.join().map_err(|_| Stop::fail("a client panicked"))?;
+            asked.map_err(|stop| Stop::fail(format!("a client: {stop:?}; the server: {served:?}")))?;
         }
-        Ok(())
+        served
     })
 }
 
