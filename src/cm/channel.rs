@@ -406,7 +406,8 @@ impl<'c> Reading<'c> {
     fn begin(channel: &'c Channel) -> Option<Reading<'c>> {
         let free =
             channel.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed);
-        free.is_ok().then_some(Reading(channel))
+        // Dropping a guard that was made in vain would end the other thread's turn.
+        free.is_ok().then(|| Reading(channel))
     }
 }
 
@@ -431,5 +432,23 @@ fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
         }
         Errno::NXIO => error.detail("the device of the id is gone"),
         _ => error,
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::cm::scripted::CmScript;
+
+    #[test]
+    fn one_thread_at_a_time_reads_the_channel() {
+        let channel = CmScript::new().open();
+        let reading = Reading::begin(&channel.inner);
+        assert!(reading.is_some());
+        for _ in 0..2 {
+            assert!(Reading::begin(&channel.inner).is_none());
+        }
+        drop(reading);
+        assert!(Reading::begin(&channel.inner).is_some());
     }
 }

@@ -288,8 +288,7 @@ pub(super) struct Path {
 
 impl Path {
     pub(super) fn device(&self, verb: &'static str) -> Result<DeviceName> {
-        self.device
-            .ok_or_else(|| Error::new(verb, Errno::NODEV).detail("the id is on no device"))
+        self.device.ok_or_else(|| Error::new(verb, Errno::NODEV).detail("the id is on no device"))
     }
 }
 

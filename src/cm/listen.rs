@@ -232,7 +232,9 @@ impl<P> Progress<P, super::Connection> {
     pub(super) fn connected(self, verb: &'static str) -> Result<super::Connection> {
         match self {
             Progress::Done(connection) => Ok(connection),
-            Progress::Pending(_) => Err(timed_out(verb, "the peer did not complete the handshake in time")),
+            Progress::Pending(_) => {
+                Err(timed_out(verb, "the peer did not complete the handshake in time"))
+            }
         }
     }
 }

@@ -527,7 +527,9 @@ fn threads_share_a_channel() -> Verdict {
         let served = serve();
         for client in clients {
             let asked = client.join().map_err(|_| Stop::fail("a client panicked"))?;
-            asked.map_err(|stop| Stop::fail(format!("a client: {stop:?}; the server: {served:?}")))?;
+            asked.map_err(|stop| {
+                Stop::fail(format!("a client: {stop:?}; the server: {served:?}"))
+            })?;
         }
         served
     })
