@@ -58,10 +58,11 @@ impl<T, M> MemoryRegion<T, M> {
     /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a
     /// domain of another context, or for a region of [device memory](crate::DeviceMemory), which no kernel
     /// changes; `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its
-    /// new owner, and for more rights to memory that is [unowned](crate::ProtectionDomain::register_unowned) or
-    /// the whole address space. After these errors the region is unchanged. After other errors, `ENOMEM` among them, the
-    /// change may have been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and
-    /// it can only be [destroyed](Self::destroy), which gives the memory back.
+    /// new owner, and for more rights to memory that is [unowned](crate::ProtectionDomain::register_unowned)
+    /// or the whole address space, which somebody vouched for in `unsafe` with the rights that it has. After
+    /// these errors the region is unchanged. After other errors, `ENOMEM` among them, the change may have
+    /// been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and it can only be
+    /// [destroyed](Self::destroy), which gives the memory back.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: Rereg) -> Result<()> {
         let inner = Arc::get_mut(&mut self.inner).ok_or_else(held)?;
