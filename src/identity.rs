@@ -9,7 +9,7 @@ pub(crate) struct Identity(usize);
 
 impl Identity {
     /// Of no object.
-    #[cfg(any(all(test, not(loom)), feature = "bench"))]
+    #[cfg(all(test, not(loom)))]
     pub(crate) const NONE: Identity = Identity(0);
 
     #[inline(always)]
