@@ -137,7 +137,7 @@ impl CompletionChannel {
             Read::Empty => return Ok(Event::None),
             Read::Record => {}
         }
-        Ok(match file.keys.hear(event.cq_handle) {
+        Ok(match file.keys.resolve_cq_event(event.cq_handle) {
             Resolved::Live(_, key) => Event::Of(key),
             Resolved::Dead => {
                 file.dead_events.fetch_add(1, Ordering::Relaxed);

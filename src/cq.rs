@@ -6,7 +6,7 @@ use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
+use crate::events::keys::{ArmSn, EventKey, EventSourceKind, ObjectKey};
 use crate::file::File;
 use crate::memory::allocator::Source;
 use crate::memory::gate::Gate;
@@ -42,7 +42,7 @@ pub(crate) struct CqInner {
     pub(crate) members: CqMembers,
     /// Numbers of queue pairs that lead to what others were lent.
     pub(crate) numbers: Arc<Numbers>,
-    registration: Registration,
+    event_key: EventKey,
     _channel: Option<Arc<ChannelInner>>,
     /// Whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
@@ -87,7 +87,7 @@ pub struct CompletionQueue {
     /// Whether there is a channel, so that it makes sense to ask for events.
     has_channel: bool,
     /// The events that its channel announced.
-    heard: Heard,
+    arm_sn: ArmSn,
 }
 
 /// A handle of a completion queue: everything but polling. A [`CompletionQueue`] dereferences to it.
@@ -292,7 +292,7 @@ impl CqBuilder {
         if let Some(domain) = &domain {
             file.check_same(VERB, "parent domain", domain.file())?;
         }
-        let registration = file.register(VERB, Kind::Cq)?;
+        let event_key = file.register(VERB, EventSourceKind::Cq)?;
         let source =
             Source { verb: VERB, allocator: domain.as_ref().and_then(|pd| pd.allocator.as_ref()) };
         let attr = CqInitAttr { cqe, cqe_size, pad };
@@ -301,7 +301,7 @@ impl CqBuilder {
             let mut granted = 0u32;
             let mut command = command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
-                .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, event_key.key().0)
                 .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
                 .fd_if(
                     uapi::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL,
@@ -334,11 +334,11 @@ impl CqBuilder {
             file.provider.create_cq(attr, source, file.kernel.mapper(), execute)?;
         let (members, gate) = (ring.members(), ring.gate().clone());
         let has_channel = channel.is_some();
-        let heard = registration.heard().clone();
+        let arm_sn = event_key.arm_sn().clone();
         let numbers = Arc::default();
-        let inner = CqInner { object, members, numbers, registration, _channel: channel, domain };
+        let inner = CqInner { object, members, numbers, event_key, _channel: channel, domain };
         let control = CqControl { inner: Arc::new(inner) };
-        Ok(CompletionQueue { ring, gate, control, has_channel, heard })
+        Ok(CompletionQueue { ring, gate, control, has_channel, arm_sn })
     }
 }
 
@@ -489,7 +489,7 @@ impl CompletionQueue {
         match &mut self.ring {
             CqRing::Rxe(_) => self.inner.notify(VERB, solicited),
             CqRing::Mlx5(cq) => {
-                cq.arm(solicited, self.heard.placed());
+                cq.arm(solicited, self.arm_sn.shifted());
                 Ok(())
             }
         }
@@ -587,14 +587,15 @@ impl CompletionQueue {
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair, a shared receive queue of an XRC domain, or a CqControl still \
                             uses the completion queue";
-        let CompletionQueue { ring, control: CqControl { inner }, gate, has_channel, heard } = self;
+        let CompletionQueue { ring, control: CqControl { inner }, gate, has_channel, arm_sn } =
+            self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy()).map_err(|failed| {
             failed.map(|inner| CompletionQueue {
                 ring,
                 control: CqControl { inner },
                 gate,
                 has_channel,
-                heard,
+                arm_sn,
             })
         })
     }
@@ -651,7 +652,7 @@ impl CqControl {
 
     /// What names this queue in events.
     pub fn key(&self) -> ObjectKey {
-        self.inner.registration.key()
+        self.inner.event_key.key()
     }
 
     /// The number by which the kernel knows the queue within its file.

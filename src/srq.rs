@@ -3,7 +3,7 @@
 use crate::cq::{CqInner, CqRef};
 use crate::device_attr::above_limits;
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::{Kind, ObjectKey, Registration};
+use crate::events::keys::{EventKey, EventSourceKind, ObjectKey};
 use crate::file::File;
 use crate::memory::allocator::Source;
 use crate::memory::gate::Gate;
@@ -35,7 +35,7 @@ pub(crate) struct SrqInner {
     pub(crate) object: Object<QueueResources>,
     /// What queue pairs that take receives from it have to know.
     pub(crate) slots: SharedReceives,
-    registration: Registration,
+    event_key: EventKey,
     pd: Arc<PdInner>,
     /// Of a queue in an XRC domain.
     xrc: Option<Xrc>,
@@ -211,7 +211,7 @@ impl SrqBuilder {
             Some(_) => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_XRC,
             None => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC,
         };
-        let registration = file.register(VERB, Kind::Srq)?;
+        let event_key = file.register(VERB, EventSourceKind::Srq)?;
         let source = Source { verb: VERB, allocator: pd.allocator.as_ref() };
         let attr = SrqInitAttr { max_wr, max_sge, xrc: xrc.is_some() };
         let execute = |request: CreateRequest<'_>| {
@@ -219,7 +219,7 @@ impl SrqBuilder {
             let mut command = command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
-                .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, event_key.key().0)
                 .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
                 .handle_if(
                     uapi::UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE,
@@ -264,14 +264,7 @@ impl SrqBuilder {
         });
         let gate = ring.gate().clone();
         Ok(SharedReceiveQueue {
-            inner: Arc::new(SrqInner {
-                object,
-                slots,
-                registration,
-                pd,
-                xrc,
-                lent: OnceLock::new(),
-            }),
+            inner: Arc::new(SrqInner { object, slots, event_key, pd, xrc, lent: OnceLock::new() }),
             ring,
             gate,
             max_wr,
@@ -390,7 +383,7 @@ impl SharedReceiveQueue {
 
     /// What names this queue in events.
     pub fn key(&self) -> ObjectKey {
-        self.inner.registration.key()
+        self.inner.event_key.key()
     }
 
     /// The number by which the kernel knows the queue within its file.

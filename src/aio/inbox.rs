@@ -142,13 +142,12 @@ impl<S: RingToken> Inbox<S> {
             },
             // Receives of a shared receive queue complete in any order.
             InboxQueue::Srq(_) => {
-                let completed =
-                    self.posted.iter_mut().enumerate().find_map(|(at, op)| {
-                        match Pin::new(op).poll(cx) {
-                            Poll::Ready(end) => Some((at, end)),
-                            Poll::Pending => None,
-                        }
-                    });
+                let completed = self.posted.iter_mut().enumerate().find_map(|(at, op)| {
+                    match Pin::new(op).poll(cx) {
+                        Poll::Ready(end) => Some((at, end)),
+                        Poll::Pending => None,
+                    }
+                });
                 completed.map_or(Poll::Pending, Poll::Ready)
             }
         };

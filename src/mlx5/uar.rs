@@ -94,7 +94,7 @@ impl Uar {
         file.check_fork(VERB)?;
         let mapping =
             self.page.map(&*file.kernel).map_err(|errno| Error::from_kernel(VERB, errno))?;
-        file.share();
+        file.mark_shared();
         Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 

@@ -54,7 +54,7 @@ impl VarLocation {
                 .detail(format!("there is no VAR at {:#x} any more", self.mmap_offset)),
             _ => Error::from_kernel(VERB, errno),
         })?;
-        file.share();
+        file.mark_shared();
         Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 }

@@ -5,7 +5,7 @@ use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQ
 use crate::cq::{CqInner, CqRef};
 use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
-use crate::events::keys::Kind;
+use crate::events::keys::EventSourceKind;
 use crate::file::File;
 use crate::mcast::Groups;
 use crate::memory::allocator::Source;
@@ -196,7 +196,7 @@ impl<S: Sharing> QpBuilder<S> {
     /// Has the kernel make a queue pair, whatever its number.
     fn create(&self, verb: &'static str, file: &Arc<File>) -> Result<QueuePair<S>> {
         let initiator = self.qp_type == QpType::XRC_INI;
-        let registration = file.register(verb, Kind::Qp)?;
+        let event_key = file.register(verb, EventSourceKind::Qp)?;
         let mut flags = Flags::empty();
         flags.set(Flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL, self.signal_all);
         flags.set(Flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING, self.cvlan_stripping);
@@ -224,7 +224,7 @@ impl<S: Sharing> QpBuilder<S> {
                     uapi::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE,
                     self.srq.as_ref().map(|srq| srq.object.handle()),
                 )
-                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, event_key.key().0)
                 .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
                 .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags.bits())
                 .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd());
@@ -247,7 +247,7 @@ impl<S: Sharing> QpBuilder<S> {
             scatters: self.scatter,
             local: Lock::default(),
             groups: Groups::default(),
-            registration,
+            event_key,
             base: Base::Domain {
                 send_cq: self.send_cq.clone(),
                 recv_cq: self.recv_cq.clone(),

@@ -141,7 +141,7 @@ impl QpControl {
 
     /// What names this queue pair in events.
     pub fn key(&self) -> ObjectKey {
-        self.qp.registration.key()
+        self.qp.event_key.key()
     }
 
     /// The number by which the kernel knows the queue pair within its file.

@@ -30,7 +30,7 @@ pub use xrc::XrcTarget;
 use crate::context::Context;
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::Registration;
+use crate::events::keys::EventKey;
 use crate::file::File;
 use crate::mcast::Groups;
 use crate::memory::lock::{Guard, Lock};
@@ -93,7 +93,7 @@ pub(crate) struct QpInner {
     /// What the peer was told of it.
     local: Lock<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
-    registration: Registration,
+    event_key: EventKey,
     pub(crate) base: Base,
     /// What its completion queues know it by.
     pub(crate) member: Member,

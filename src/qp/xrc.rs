@@ -4,7 +4,7 @@
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpState, QpType};
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::{Kind, Registration};
+use crate::events::keys::{EventKey, EventSourceKind};
 use crate::mcast::Groups;
 use crate::memory::lock::Lock;
 use crate::number::Qpn;
@@ -45,7 +45,7 @@ impl XrcDomain {
     pub fn create_target(&self) -> Result<XrcTarget> {
         const VERB: &str = "create_qp";
         let file = self.inner.file().clone();
-        let registration = file.register(VERB, Kind::Qp)?;
+        let event_key = file.register(VERB, EventSourceKind::Qp)?;
         let execute = |request: CreateRequest<'_>| {
             let mut cap = uapi::ib_uverbs_qp_cap::default();
             let none = uapi::ib_uverbs_qp_cap::default();
@@ -53,7 +53,7 @@ impl XrcDomain {
                 .command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE, self.handle())
-                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, event_key.key().0)
                 .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &none)
                 .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, QpType::XRC_TGT.0.into())
                 .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
@@ -71,7 +71,7 @@ impl XrcDomain {
         };
         let (handle, created) = file.provider.create_target(VERB, execute)?;
         let CreatedTarget { qpn, member } = created;
-        Ok(self.target(handle, Qpn(qpn), registration, member))
+        Ok(self.target(handle, Qpn(qpn), event_key, member))
     }
 
     /// Opens a target of this domain that somebody else created, or this process: both are the same
@@ -87,9 +87,9 @@ impl XrcDomain {
     pub fn open_target(&self, qpn: Qpn) -> Result<XrcTarget> {
         const VERB: &str = "open_qp";
         let file = self.inner.file().clone();
-        let registration = file.register(VERB, Kind::Qp)?;
+        let event_key = file.register(VERB, EventSourceKind::Qp)?;
         let request = uapi::ib_uverbs_open_qp {
-            user_handle: registration.key().0,
+            user_handle: event_key.key().0,
             pd_handle: self.handle(),
             qpn: qpn.0,
             qp_type: QpType::XRC_TGT.0 as u8,
@@ -105,18 +105,12 @@ impl XrcDomain {
             }
             _ => error,
         })?;
-        let target = self.target(resp.qp_handle, Qpn(resp.qpn), registration, Member::None);
+        let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::None);
         target.query().map_err(|error| error.in_verb(VERB))?;
         Ok(target)
     }
 
-    fn target(
-        &self,
-        handle: u32,
-        qpn: Qpn,
-        registration: Registration,
-        member: Member,
-    ) -> XrcTarget {
+    fn target(&self, handle: u32, qpn: Qpn, event_key: EventKey, member: Member) -> XrcTarget {
         let object =
             Object::new(self.inner.file().clone(), Class::QP, handle, QueueResources::None);
         let qp = Arc::new(QpInner {
@@ -129,7 +123,7 @@ impl XrcDomain {
             scatters: false,
             local: Lock::default(),
             groups: Groups::default(),
-            registration,
+            event_key,
             base: Base::Xrc { _xrcd: self.inner.clone() },
             member,
             named: None,

@@ -406,12 +406,12 @@ impl CqRing {
         self.consumed.set(self.reader.consumer());
     }
 
-    /// Asks for an event at the next completion, or the next solicited one or error. `heard` counts
-    /// the events of this queue that were taken out of its channel, in bits 28 and 29.
+    /// Asks for an event at the next completion, or the next solicited one or error. `arm_sn` counts in bits
+    /// 28 and 29 the events of this queue that were read from its channel.
     #[inline(always)]
-    pub(crate) fn arm(&mut self, solicited: bool, heard: u32) {
+    pub(crate) fn arm(&mut self, solicited: bool, arm_sn: u32) {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
-        let word = heard | command | self.reader.consumer();
+        let word = arm_sn | command | self.reader.consumer();
         self.armed.set(word);
         // The register's write begins with a barrier, behind the doorbell record.
         self.arming.ring(pair(word, 0) | self.cqn);
