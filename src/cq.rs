@@ -345,8 +345,8 @@ impl CqBuilder {
 impl CompletionQueue {
     /// Looks for completions.
     ///
-    /// [`Completions::next`] consumes them one by one; their entries are given back to the device when the
-    /// answer is dropped:
+    /// [`Completions::next`] consumes them one by one; their entries are given back to the device when
+    /// [`Completions`] is dropped:
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::CompletionQueue) -> Result<(), uverbs::PollError> {
@@ -382,7 +382,7 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Takes up to `wcs.len()` completions out of the queue, in order, and answers how many it wrote to
+    /// Takes up to `wcs.len()` completions out of the queue, in order, and returns how many it wrote to
     /// the beginning of `wcs`. The queue is free again afterwards, so that what handles them may poll
     /// it, or borrow what owns it:
     ///
@@ -535,7 +535,7 @@ impl CompletionQueue {
                 ..Default::default()
             };
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).answer(&mut resp);
+            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).response(&mut resp);
             let resized = file.execute(VERB, &mut command.driver(input, output));
             resized.map_err(|error| match error.errno() {
                 Errno::INVAL => {
@@ -702,7 +702,7 @@ pub struct Completions<'q> {
 impl Completions<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[doc(alias = "ibv_next_poll")]
-    #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
+    #[allow(clippy::should_implement_trait, reason = "the completion borrows the queue")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
         let wc = self.ring.next()?;

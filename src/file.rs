@@ -185,14 +185,14 @@ impl File {
     /// Limits and capabilities of the device, and the driver's part of the response.
     pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, DriverResponse)> {
         let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
-        let mut answer = self.provider.device_answer();
+        let mut driver_response = self.provider.device_response();
         let request = ib_uverbs_ex_query_device::default();
         let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
-            .answer(&mut resp)
-            .driver(&[], answer.as_mut());
+            .response(&mut resp)
+            .driver(&[], driver_response.as_mut());
         self.execute(verb, &mut command)?;
         drop(command);
-        Ok((DeviceAttr::new(&resp), answer))
+        Ok((DeviceAttr::new(&resp), driver_response))
     }
 
     /// The device's limits, for the detail of an error; `None` if the query fails.

@@ -97,7 +97,7 @@ impl McastMembership {
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the membership comes back with the error.
+    /// Those of the kernel; the membership comes back with the error.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.leave() {

@@ -140,11 +140,11 @@ enum Reported {
 ///
 /// A window holds every region that it got a binding for, and for type 2 every queue pair, until the
 /// kernel confirmed that the window is deallocated. The program may drop them in any order; they are
-/// destroyed after the window. A queue pair that is dropped before is brought to state
-/// [`RESET`](crate::QpState::RESET) at once, where it receives and answers nothing. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
-/// answers `EBUSY`. `settle`, `invalidated` and an unbinding release nothing, because a device cannot be
-/// asked which memory a key still opens. To free a region and keep the window,
-/// [reallocate](Self::reallocate) the window.
+/// destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
+/// fails with `EBUSY`. A queue pair that is dropped before the window moves to state
+/// [`RESET`](crate::QpState::RESET) at once, and receives and sends nothing. `settle`, `invalidated` and an
+/// unbinding release nothing, because a device cannot be asked which memory a key still opens. To free a
+/// region and keep the window, [reallocate](Self::reallocate) the window.
 ///
 /// A window holds at most 16 regions and 16 queue pairs. A `bind` that would make it 17 reallocates the
 /// window first. The old key then ends at that call and not when the request is carried out: a peer that
@@ -198,7 +198,7 @@ fn allocate(pd: &PdInner, window_type: WindowType) -> Result<(Object<Holds>, Rke
     let request =
         ib_uverbs_alloc_mw { pd_handle: pd.handle(), mw_type: mw_type.0, ..Default::default() };
     let mut resp = ib_uverbs_alloc_mw_resp::new_zeroed();
-    let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).answer(&mut resp);
+    let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).response(&mut resp);
     pd.file().execute("alloc_mw", &mut command)?;
     drop(command);
     let object = Object::new(pd.file().clone(), Class::MW, resp.mw_handle, Holds::default());

@@ -153,7 +153,7 @@ impl<M> Object<M> {
         self.owned.store(owned, Ordering::Relaxed);
     }
 
-    /// Gives the object away for good, and answers its memory, which the device may reach until the
+    /// Gives the object away for good, and returns its memory, which the device may reach until the
     /// new owner has destroyed it: nobody will hear of that here.
     pub(crate) fn give_away(mut self) -> Option<M> {
         self.set_owned(false);

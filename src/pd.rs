@@ -28,13 +28,13 @@ mod sealed {
 /// How queues get at the doorbell register: [`Shared`] or [`Exclusive`].
 pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
 
-/// Queues of a plain protection domain: their doorbell register may serve others as well, and
-/// the library takes care of that.
+/// Queues of a plain protection domain: they may share a doorbell register with other queues, and the library
+/// locks it.
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
-/// Queues under a [`ThreadDomain`](crate::ThreadDomain): whoever holds the token is alone with
-/// the register, so ringing takes no lock and asks for the token instead.
+/// Queues under a [`ThreadDomain`](crate::ThreadDomain): only the holder of the token rings their doorbell
+/// register, so that ringing takes no lock and asks for the token.
 #[derive(Clone, Copy, Debug)]
 pub enum Exclusive {}
 
@@ -105,9 +105,10 @@ impl ProtectionDomain {
     pub(crate) fn alloc(context: &Context) -> Result<ProtectionDomain> {
         let mut resp = ib_uverbs_alloc_pd_resp::new_zeroed();
         let request = ib_uverbs_alloc_pd::default();
-        let mut uhw = context.file.provider.pd_answer();
-        let mut command =
-            write(IB_USER_VERBS_CMD_ALLOC_PD, &request).answer(&mut resp).driver(&[], uhw.as_mut());
+        let mut uhw = context.file.provider.pd_response();
+        let mut command = write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
+            .response(&mut resp)
+            .driver(&[], uhw.as_mut());
         context.file.execute("alloc_pd", &mut command)?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());

@@ -143,7 +143,7 @@ impl SrqAttr {
     pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<SrqAttr> {
         let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
         let request = uapi::ib_uverbs_query_srq { srq_handle: handle, ..Default::default() };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).response(&mut resp);
         file.execute(verb, &mut command)?;
         drop(command);
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })

@@ -72,7 +72,7 @@ pub struct Device {
 ///
 /// # Errors
 ///
-/// `EAGAIN` if the list changed during each attempt to read it; `EBADMSG` if the kernel's answer is
+/// `EAGAIN` if the list changed during each attempt to read it; `EBADMSG` if the kernel's response is
 /// malformed; otherwise the kernel's error.
 #[doc(alias = "ibv_get_device_list")]
 #[doc(alias = "ibv_free_device_list")]

@@ -184,7 +184,7 @@ impl Context {
     }
 
     /// The event file, for an event loop: readable when there is an event. It is non-blocking;
-    /// call [`try_next_event`](Self::try_next_event) until it answers `None`, or an edge-triggered
+    /// call [`try_next_event`](Self::try_next_event) until it returns `None`, or an edge-triggered
     /// loop will not be woken again.
     #[doc(alias = "async_fd")]
     pub fn events_fd(&self) -> BorrowedFd<'_> {

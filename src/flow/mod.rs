@@ -222,7 +222,7 @@ impl QpControl {
         let request = attr.to_bytes(VERB, self.handle())?;
         let mut resp = uapi::ib_uverbs_create_flow_resp::default();
         let mut command =
-            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).answer(&mut resp);
+            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).response(&mut resp);
         let created = file.execute(VERB, &mut command);
         drop(command);
         created.map_err(|error| self.explain_flow(error, attr))?;

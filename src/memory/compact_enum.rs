@@ -102,7 +102,7 @@ impl<K, A, B> CompactEnum<K, A, B> {
     ///
     /// # Safety
     ///
-    /// The value is initialised. If the answer is `Some`, nobody reads or drops it afterwards.
+    /// The value is initialised. If this returns `Some`, nobody reads or drops it afterwards.
     #[inline(always)]
     pub(crate) unsafe fn read_small(this: *const Self) -> Option<(K, A)> {
         // SAFETY: it is initialised.

@@ -1,6 +1,6 @@
 //! Memory of a device that is mapped into this process: read and written in words, never borrowed.
 //!
-//! Pairs with what `mmap` of a uverbs file answers for device memory: pages of the device's own
+//! Pairs with what `mmap` of a uverbs file returns for device memory: pages of the device's own
 //! address range, which combine writes. [`MmioPage`](super::mmio_page::MmioPage) is the like of it for doorbells.
 
 use super::barrier::{mmio_flush, mmio_wc_start, udma_from_device};

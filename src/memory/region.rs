@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// # Safety
 ///
 /// From the call of [`items`](Self::items) until the value is next moved, accessed or dropped, what
-/// it answers must be one range of initialised memory, readable and writable, that nobody else
+/// it returns must be one range of initialised memory, readable and writable, that nobody else
 /// accesses and that keeps its pages: a device and peers across the network write it whenever they
 /// like.
 pub unsafe trait StableBytes: Send + 'static {
@@ -61,8 +61,8 @@ unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableBytes for &'static 
     }
 }
 
-// SAFETY: a writable mapping is unmapped only when it is dropped. Whoever mapped a file vouched
-// for what else happens to the file.
+// SAFETY: a writable mapping is unmapped only when it is dropped. The program that mapped a file promised
+// memmap2 that nothing else changes the file.
 unsafe impl StableBytes for MmapMut {
     type Item = u8;
 

@@ -2,7 +2,7 @@
 //!
 //! Pairs with the kernel's `rxe_queue.h`. Each index has one writer. An index is loaded with
 //! Acquire by the side that does not write it, which pairs with the Release store of the side
-//! that does: whoever sees an index move also sees the elements it moved over.
+//! that does: the side that sees an index move also sees the elements that it moved over.
 
 use super::mapping::Mapping;
 use std::mem::offset_of;

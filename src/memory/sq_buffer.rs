@@ -30,7 +30,7 @@ impl<T> SqBuffer<T> {
         let offset = self.wqebbs.offset_of(index);
         // SAFETY: there are as many entries as WQEBBs.
         let entry = unsafe { self.entries.at_byte(offset.beside::<T>()) };
-        // SAFETY: of this ring.
+        // SAFETY: `offset_of` returns offsets of this ring.
         let wqebb = unsafe { self.wqebbs.get(offset) };
         WqeSlot { wqebbs: &self.wqebbs, offset, wqebb, entry }
     }
@@ -40,7 +40,7 @@ impl<T> SqBuffer<T> {
 #[derive(Debug)]
 pub(crate) struct WqeSlot<'r, T> {
     wqebbs: &'r Wqebbs,
-    /// Of these.
+    /// The WQEBB's offset in `wqebbs`.
     offset: WqebbOffset,
     wqebb: Wqebb<'r>,
     entry: &'r T,

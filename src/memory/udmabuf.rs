@@ -18,10 +18,10 @@ struct Create {
 
 const CLOEXEC: u32 = 1;
 
-/// The ioctl, which answers a file.
+/// The ioctl, which returns a file descriptor.
 struct Made(Create);
 
-// SAFETY: the opcode is that of an ioctl which reads such a struct, and answers a new descriptor.
+// SAFETY: the opcode is that of an ioctl which reads such a struct, and returns a new descriptor.
 unsafe impl Ioctl for Made {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
@@ -35,7 +35,7 @@ unsafe impl Ioctl for Made {
     }
 
     unsafe fn output_from_ptr(fd: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: a success answers a descriptor that is nobody else's.
+        // SAFETY: the ioctl succeeded and returned a new descriptor, which nobody else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }

@@ -57,7 +57,7 @@ pub(crate) struct MrInner<M> {
     pub(crate) iova: u64,
     /// Whether a failed REREG left it without a translation.
     pub(crate) dead: bool,
-    /// The kernel's answer when the region was imported; `None` if it was registered here.
+    /// The kernel's response when the region was imported; `None` if it was registered here.
     pub(crate) imported: Option<RegionInfo>,
 }
 

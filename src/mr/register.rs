@@ -45,7 +45,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// # Panics
     ///
     /// If the region would have zero bytes, because `n` or the size of `T` is 0.
-    /// [`try_allocate`](Self::try_allocate) answers an error instead.
+    /// [`try_allocate`](Self::try_allocate) returns an error instead.
     ///
     /// # Errors
     ///
@@ -59,7 +59,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         self.try_allocate(n)
     }
 
-    /// Like [`allocate`](Self::allocate), but answers `EINVAL` where that panics.
+    /// Like [`allocate`](Self::allocate), but fails with `EINVAL` where that panics.
     pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
         let builder = self.mr_builder().access(Access::ALL_REMOTE);
         match builder.clone().allocate(n) {
@@ -112,7 +112,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Safety
     ///
-    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) answered `Ok`, or the region and all
+    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
     /// ([`Context::leaked`](crate::Context::leaked)), the range stays mapped until the process ends.
@@ -144,7 +144,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// The memory must be readable, writable and initialised, and must be neither borrowed nor accessed
     /// other than through the region, from any thread: the region's safe methods read and write it. That
-    /// holds until [`destroy`](MemoryRegion::destroy) answered `Ok`, or the region and all
+    /// holds until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
     /// ([`Context::leaked`](crate::Context::leaked)), it holds until the process ends.
@@ -242,7 +242,7 @@ impl MrBuilder {
     /// Lets addresses count from 0, the beginning of the region, which must lie at a page
     /// boundary.
     ///
-    /// rxe answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
+    /// rxe fails with `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub fn zero_based(mut self) -> Self {
         self.access |= Access::ZERO_BASED;
@@ -500,7 +500,7 @@ impl MrBuilder {
             ..Default::default()
         };
         let mut resp = ib_uverbs_reg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REG_MR, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_REG_MR, &request).response(&mut resp);
         let made = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = made {

@@ -91,7 +91,7 @@ impl<T, M> MemoryRegion<T, M> {
             ..Default::default()
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
         let done = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = done {
@@ -235,7 +235,7 @@ impl<T, M> MemoryRegion<T, M> {
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
         let done = checked.and_then(|()| {
-            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
             file.execute(VERB, &mut command)
         });
         match done {

@@ -111,7 +111,7 @@ impl BufferPoolBuilder {
         self
     }
 
-    /// Lets peers read the whole pool at any time, by the key that [`Buffer::remote`] answers.
+    /// Lets peers read the whole pool at any time, by the key that [`Buffer::remote`] returns.
     pub fn remote_read(mut self) -> Self {
         self.access |= Access::REMOTE_READ;
         self

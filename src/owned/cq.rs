@@ -69,7 +69,7 @@ impl<T> Backlog<T> {
     }
 
     /// The loan of a completion whose `wr_id` is not common. `None` if the completion gives nothing back to
-    /// a poll, or stands for several requests, which [`next_covered`](Self::next_covered) answers.
+    /// a poll, or stands for several requests, which [`next_covered`](Self::next_covered) returns.
     #[cold]
     #[inline(never)]
     fn sort<'q>(
@@ -205,7 +205,7 @@ impl<T> OwnedCompletionQueue<T> {
         Ok(OwnedQueuePair::new(qp, adopted, sends, recvs))
     }
 
-    /// Answers the queue pair's number, its protection domain, and how many entries of the completion queue
+    /// Returns the queue pair's number, its protection domain, and how many entries of the completion queue
     /// are spare with it.
     fn check<S: Sharing>(
         &self,
@@ -257,7 +257,7 @@ impl<T> OwnedCompletionQueue<T> {
         }
     }
 
-    /// Polls: answers an iterator over the requests that are over.
+    /// Polls: returns an iterator over the requests that are over.
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::owned::OwnedCompletionQueue<u32>) -> Result<(), uverbs::PollError> {
@@ -280,7 +280,7 @@ impl<T> OwnedCompletionQueue<T> {
         Ok(OwnedCompletions { completions, qps, spare, spare_left, backlog })
     }
 
-    /// Polls for at most `most` requests that are over, shows each to `visit`, and answers how many there
+    /// Polls for at most `most` requests that are over, shows each to `visit`, and returns how many there
     /// were. The same as [`poll`](Self::poll), but memory and completion are not moved unless the visitor
     /// asks for them.
     ///
@@ -439,7 +439,7 @@ fn poll_in_place<T>(
                 match qps.find(number).unwrap_or(missing).take_back_common(wr_id) {
                     Some(loan) => visit(VisitedCompletion::success(loan, completion)),
                     None => {
-                        if !visit_other(qps, completion.again(), backlog, &mut rest, visit) {
+                        if !visit_other(qps, completion.reload(), backlog, &mut rest, visit) {
                             return Err(most - rest - (left - 1));
                         }
                     }
@@ -475,7 +475,7 @@ fn visit_next<T>(
 }
 
 /// Shows a completion that is a failure, or whose `wr_id` is not common. If it gives nothing back to a poll,
-/// one more may be visited. Answers `false` if the backlog comes next.
+/// one more may be visited. Returns `false` if the backlog comes next.
 #[cold]
 #[inline(never)]
 fn visit_other<T>(

@@ -231,7 +231,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// batch.push_unsignaled(SendWr::write(to, &[]), second, 2)?;
     /// batch.push(SendWr::write_imm(to, &[], 3), last, 3)?;
     /// batch.ring()?;
-    /// // One completion of the device; `poll` answers the requests 1, 2 and 3.
+    /// // One completion of the device; `poll` returns the requests 1, 2 and 3.
     /// # Ok(()) }
     /// ```
     ///

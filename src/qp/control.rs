@@ -35,8 +35,8 @@ impl QpControl {
         self.qp.state()
     }
 
-    /// Changes attributes, mostly to bring the queue pair to another state. Once it answered, the
-    /// new state holds for posting.
+    /// Changes attributes, mostly to bring the queue pair to another state. When it has returned, posting
+    /// follows the new state.
     ///
     /// What the transition needs and takes is checked first, so that a refusal can name it:
     ///
@@ -127,7 +127,7 @@ impl QpControl {
         }
     }
 
-    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it answers, but
+    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it returns, but
     /// that it stays [`RESET`](QpState::RESET), where nothing can be posted, after somebody else
     /// reset the queue pair, until [`reset`](crate::QueuePair::reset) brings the queues back, too.
     #[doc(alias = "ibv_query_qp")]

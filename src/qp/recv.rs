@@ -144,7 +144,7 @@ impl<'q> RecvBatch<'q> {
     ///
     /// All memory that the requests name must stay valid, and must not be borrowed, until they are over:
     /// the device writes it. A request is over when it has completed, when
-    /// [`QueuePair::reset`](crate::QueuePair::reset) answered `Ok`, or when the queue was destroyed or
+    /// [`QueuePair::reset`](crate::QueuePair::reset) returned `Ok`, or when the queue was destroyed or
     /// [dropped](crate::QueuePair::destroy). Those of a shared receive queue end with that queue; a reset
     /// leaves them posted. If a queue was leaked (see [`Context::leaked`](crate::Context::leaked)), they
     /// are never over. If the memory's region is destroyed before, no other may be registered in the

@@ -86,7 +86,7 @@ impl SendContext {
 ///
 /// # What the caller of `ring` promises
 ///
-/// A request is *over* when it has completed, when [`QueuePair::reset`](crate::QueuePair::reset) answered
+/// A request is *over* when it has completed, when [`QueuePair::reset`](crate::QueuePair::reset) returned
 /// `Ok`, or when the queue pair was [destroyed or dropped](crate::QueuePair::destroy). If the queue pair was
 /// leaked (see [`Context::leaked`](crate::Context::leaked)), the request is never over.
 ///

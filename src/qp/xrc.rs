@@ -96,7 +96,7 @@ impl XrcDomain {
             ..Default::default()
         };
         let mut resp = uapi::ib_uverbs_create_qp_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_OPEN_QP, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_OPEN_QP, &request).response(&mut resp);
         let opened = file.execute(VERB, &mut command);
         drop(command);
         opened.map_err(|error| match error.errno() {
@@ -138,7 +138,7 @@ impl XrcTarget {
     ///
     /// # Errors
     ///
-    /// What the kernel answers.
+    /// Those of the kernel.
     pub fn reset(&mut self) -> Result<()> {
         let attr = super::QpAttr::new().state(QpState::RESET);
         self.qp.apply("reset_qp", &attr)?;
@@ -151,7 +151,7 @@ impl XrcTarget {
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the target comes back with the error.
+    /// Those of the kernel; the target comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something still holds the target";

@@ -143,7 +143,7 @@ impl Context {
             let queried = query_facts(kernel, &mut opening)?;
             let provider = opening.finish(kernel).map_err(|error| error.in_verb(VERB))?;
             let exported = exported.unwrap_or(FileFacts::assumed());
-            // The kernel's answers count for more than the exporter's.
+            // What the kernel says overrides what the exporter said.
             let facts = queried
                 .map_or(exported, |queried| FileFacts { origin: exported.origin, ..queried });
             Ok((provider, facts))
@@ -152,7 +152,7 @@ impl Context {
 
     /// Makes a fresh context in a forked child, on the kernel file that it inherited.
     ///
-    /// Objects of the parent stay the parent's: in the child, calls on them answer an error for
+    /// Objects of the parent stay the parent's: in the child, calls on them fail with an error for
     /// which [`Error::is_forked`] is true, and dropping them does nothing. The two processes share
     /// one kernel file, so it is closed when both are done with it. The child may
     /// [import](Self::import_pd) what the parent exports.

@@ -121,7 +121,7 @@ impl Envelope {
     }
 
     /// Opens it on behalf of `verb`, for an importer that has `file` and expects this kind. Returns the
-    /// handle, about which the kernel was not asked yet, and the fingerprint to compare with its answers.
+    /// handle, about which the kernel was not asked yet, and the fingerprint to compare with its response.
     ///
     /// # Errors
     ///

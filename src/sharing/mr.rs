@@ -104,7 +104,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// Imports a memory region of another process that has this domain's file: its keys, for
     /// requests and for peers. The memory stays the other process's; the importer reaches it by RDMA.
     ///
-    /// The envelope is compared with the kernel's answer to QUERY_MR. That answer has neither the region's
+    /// The envelope is compared with the kernel's response to QUERY_MR, which has neither the region's
     /// protection domain nor its [rights](MemoryRegion::access). Requests that name a region of another
     /// domain fail. The rights are those that the exporter claims, and decide nothing here. Only the
     /// process that registered the region binds memory windows to it.
@@ -123,7 +123,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 
     /// Imports a memory region by its bare handle, as rdma-core's programs exchange them. Its
     /// [rights](MemoryRegion::access) are not known here and read as none. Its [address](MemoryRegion::addr)
-    /// is the kernel's answer, which is wrong for a region of device memory: requests count its bytes
+    /// is the kernel's response, which is wrong for a region of device memory: requests count its bytes
     /// from 0.
     ///
     /// # Safety

@@ -1,5 +1,5 @@
 //! Protection domains that several processes use. On mlx5 pairs with `MLX5_IB_METHOD_PD_QUERY`, which
-//! answers the domain's number on the device (PDN); other drivers only tell that the domain exists.
+//! returns the domain's number on the device (PDN); other drivers only say that the domain exists.
 
 use crate::ah::Retired;
 use crate::context::Context;

@@ -129,14 +129,14 @@ impl Kernel for UverbsFd {
     }
 }
 
-/// Makes a completion event file. It is in this file because this older command answers a bare descriptor,
+/// Makes a completion event file. It is in this file because this older command returns a bare descriptor,
 /// of which an `OwnedFd` has to be made.
 pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
     // Not a descriptor until the kernel wrote one: 0 may be standard input.
     let mut resp = ib_uverbs_create_comp_channel_resp { fd: u32::MAX };
     let request = ib_uverbs_create_comp_channel::default();
     kernel
-        .execute(&mut write(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, &request).answer(&mut resp))?;
+        .execute(&mut write(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, &request).response(&mut resp))?;
     let fd = i32::try_from(resp.fd).map_err(|_| Errno::PROTO)?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })

@@ -84,7 +84,7 @@ unsafe impl QueueAllocator for HugePages {
         let mapping = length.ok_or(Errno::NOMEM).and_then(|length| huge(length, self.page_bits));
         match self.lent.lend(mapping, align) {
             Allocation::Failed if self.or_default => Allocation::UseDefault,
-            answer => answer,
+            allocation => allocation,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Mappings that an allocator has lent out, by the address that it answered.
+//! Mappings that an allocator has lent out, by the address that it returned.
 
 use super::Allocation;
 use crate::memory::fork::Epoch;

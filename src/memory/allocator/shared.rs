@@ -133,14 +133,14 @@ unsafe impl QueueAllocator for SharedMemory {
         let made = self.make(size, align);
         let Ok(Made { mapping, fd, dmabuf }) = made else { return Allocation::Failed };
         let length = mapping.len();
-        let answer = self.lent.lend(Ok(mapping), align);
-        if let Allocation::Memory(memory) = answer {
+        let allocation = self.lent.lend(Ok(mapping), align);
+        if let Allocation::Memory(memory) = allocation {
             let file = Lending { address: memory.as_ptr().addr(), resource, length, fd, dmabuf };
             if let Some(mut files) = self.files.lock() {
                 files.push(file);
             }
         }
-        answer
+        allocation
     }
 
     unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {

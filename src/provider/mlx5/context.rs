@@ -87,7 +87,9 @@ impl Opening {
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
-            .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
+            .execute(
+                &mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).response(&mut device),
+            )
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         limits.max_cqe = device.base.max_cqe;
         limits.rd_atomic = RdAtomic {
@@ -144,7 +146,7 @@ impl Limits {
 
     fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: Option<bool>) -> Result<Limits> {
         let refuse = |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
-        // The answer of a kernel that knows less ends earlier and is zero from there on.
+        // The response of an older kernel ends earlier and is zero from there on.
         if resp.tot_bfregs != 0 {
             return refuse(format!(
                 "the driver gave {} registers with the context instead of letting it allocate UARs \
@@ -183,7 +185,7 @@ impl Limits {
             frames: Frames {
                 min_header: match mlx5_user_inline_mode(resp.eth_min_inline) {
                     mlx5_user_inline_mode::MLX5_USER_INLINE_MODE_NONE => 0,
-                    // Those before the answer had this field want it, too.
+                    // Kernels older than this field report 0: then, too, WQEs carry the header inline.
                     _ => Packet::MAX_HEADER as u8,
                 },
                 checksums: false,

@@ -329,9 +329,9 @@ impl CqRing {
         })
     }
 
-    /// Finds the next completion where the next CQE is an error, of no queue pair in the table, no
-    /// completion at all, or unwritten, and leaves it in `odd`: an answer through the caller's memory would
-    /// cost the common way a register.
+    /// Finds the next completion if the next CQE is an error, names no queue pair in the table, is no
+    /// completion, or is unwritten. Leaves it in `odd`: to return it through memory of the caller would cost the
+    /// fast path a register.
     #[cold]
     #[inline(never)]
     fn unusual(&mut self, mut owner: u8) -> bool {

@@ -94,7 +94,7 @@ pub(crate) fn create<K>(
         ..Default::default()
     };
     let mut response = mlx5_ib_create_qp_resp::default();
-    // The kernel answers in WQEBBs; what was granted is known here.
+    // The kernel's response counts in WQEBBs; the capacity that was granted is computed here.
     let mut kernel_cap = ib_uverbs_qp_cap::default();
     let mut qpn = 0u32;
     let buffer_attr = match split {

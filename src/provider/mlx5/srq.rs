@@ -182,7 +182,7 @@ impl SrqWrIds {
         SrqWrIds { slots: RingArray::new(entries), back: AtomicU64::new(0) }
     }
 
-    /// Gives the WQE back that a completion names, and answers its work request id. Any number of threads
+    /// Gives the WQE back that a completion names, and returns its work request id. Any number of threads
     /// may do so at once.
     #[inline]
     pub(crate) fn complete(&self, at: u32) -> u64 {

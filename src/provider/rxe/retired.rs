@@ -114,7 +114,7 @@ impl<W: Watch> Retirements<W> {
     }
 
     /// Lets `exchange` put another ring in the old one's place while nobody looks at either. It
-    /// answers how to watch the new one and in which slot the entry at `position` lies there.
+    /// returns how to watch the new one and in which slot the entry at `position` lies there.
     pub(crate) fn exchange<E>(
         &self,
         position: u64,

@@ -25,7 +25,7 @@ use uverbs_uapi::srq::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The driver's part of the command that sets a limit: rxe wants one, though it answers nothing there.
+/// The driver's part of the command that sets a limit. rxe requires it, and writes nothing to the address.
 pub(crate) const SET_LIMIT: rxe_modify_srq_cmd = rxe_modify_srq_cmd { mmap_info_addr: 0 };
 
 /// Creates a shared receive queue. Pairs with `rxe_srq_from_init` in `rxe_srq.c`, which makes its

@@ -127,7 +127,7 @@ fn an_import_trusts_the_kernel_over_the_envelope() {
     let (script, exporter, importer) = shared();
     assert_eq!(importer.completion_vectors(), 2);
     assert_eq!(importer.file.origin, exporter.file.origin);
-    // The kernel's answer wins over a different envelope.
+    // The kernel's response wins over a different envelope.
     let lie = Envelope::seal(&exporter.file, ObjectKind::CONTEXT, 0, [7, 0, 0, 0]);
     let misled = script.import("mlx5_0", Some(&lie)).unwrap();
     assert_eq!(misled.completion_vectors(), 2);

@@ -66,26 +66,26 @@ pub(super) fn room(command: &Command<'_>, id: u16) -> usize {
 }
 
 /// Outputs of a command, cut off after `limit` bytes each.
-pub(super) struct Answers<'c, 'a> {
+pub(super) struct Responses<'c, 'a> {
     pub(super) command: &'c mut Command<'a>,
     pub(super) limit: usize,
 }
 
-impl<'a> Answers<'_, 'a> {
+impl<'a> Responses<'_, 'a> {
     fn value(&mut self, id: u16) -> Option<&mut Value<'a>> {
         let mut attrs = self.command.attrs_to_run().ok()?;
         attrs.find(|attr| attr.id == id).map(|attr| &mut attr.value)
     }
 
-    pub(super) fn put<T: IntoBytes + zerocopy::Immutable>(&mut self, id: u16, answer: &T) {
-        self.put_bytes(id, answer.as_bytes());
+    pub(super) fn put<T: IntoBytes + zerocopy::Immutable>(&mut self, id: u16, response: &T) {
+        self.put_bytes(id, response.as_bytes());
     }
 
-    pub(super) fn put_bytes(&mut self, id: u16, answer: &[u8]) {
+    pub(super) fn put_bytes(&mut self, id: u16, response: &[u8]) {
         let limit = self.limit;
         let Some(Value::Out(room)) = self.value(id) else { return };
-        let length = answer.len().min(room.len()).min(limit);
-        room[..length].copy_from_slice(&answer[..length]);
+        let length = response.len().min(room.len()).min(limit);
+        room[..length].copy_from_slice(&response[..length]);
     }
 
     pub(super) fn made(&mut self, id: u16, handle: u32) -> Result<()> {

@@ -35,7 +35,7 @@ struct Executor {
 }
 
 impl Executor {
-    /// Executes one request, if there is one; answers its WQEBB and whether it wants a completion.
+    /// Executes one request, if there is one; returns its WQEBB and whether it is signaled.
     fn execute(&mut self, sends: &SqWrIds) -> Option<(u16, bool)> {
         if self.at == sends.dbrec.get(1) as u16 {
             return None;

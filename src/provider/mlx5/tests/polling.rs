@@ -216,7 +216,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     }
 }
 
-/// The device need not say how long the answer to an atomic is.
+/// The device need not fill in `byte_cnt` for an atomic.
 #[test]
 fn atomics_bring_eight_bytes() {
     let mut completed = Completed::new(4, 64);
