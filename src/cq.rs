@@ -120,8 +120,8 @@ mod sealed {
     pub trait Sealed {
         fn control(&self) -> &super::CqControl;
 
-        /// Prepares for one more queue pair, if nobody can poll meanwhile.
-        fn tidy(&self) {}
+        /// Before one more queue pair is created: compacts the updates for the poller, if nobody polls meanwhile.
+        fn compact_updates(&self) {}
     }
 }
 
@@ -138,9 +138,8 @@ impl sealed::Sealed for CompletionQueue {
         &self.control
     }
 
-    fn tidy(&self) {
-        // What the poller need not know of earlier queue pairs is forgotten.
-        self.ring.tidy();
+    fn compact_updates(&self) {
+        self.ring.compact_updates();
     }
 }
 
@@ -155,8 +154,8 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &T {
         (**self).control()
     }
 
-    fn tidy(&self) {
-        (**self).tidy();
+    fn compact_updates(&self) {
+        (**self).compact_updates();
     }
 }
 
@@ -165,8 +164,8 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
         (**self).control()
     }
 
-    fn tidy(&self) {
-        (**self).tidy();
+    fn compact_updates(&self) {
+        (**self).compact_updates();
     }
 }
 

@@ -34,7 +34,7 @@ const MASK_LIMIT: u32 = 1 << 1;
 pub(crate) struct SrqInner {
     pub(crate) object: Object<QueueResources>,
     /// What queue pairs that take receives from it have to know.
-    pub(crate) slots: SharedReceives,
+    pub(crate) shared_receives: SharedReceives,
     event_key: EventKey,
     pd: Arc<PdInner>,
     /// Of a queue in an XRC domain.
@@ -183,7 +183,7 @@ impl SrqBuilder {
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
     pub fn xrc(mut self, domain: &XrcDomain, cq: &impl CqRef) -> Self {
-        cq.tidy();
+        cq.compact_updates();
         self.xrc = Some((domain.inner.clone(), cq.control().inner.clone()));
         self
     }
@@ -256,7 +256,7 @@ impl SrqBuilder {
         };
         let (object, created) =
             file.provider.create_srq(attr, source, file.kernel.mapper(), execute)?;
-        let CreatedSrq { ring, slots, member, number, max_wr, max_sge } = created;
+        let CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge } = created;
         let xrc = xrc.map(|(xrcd, cq)| {
             // Before anything can be posted: who polls must know what it completes.
             cq.members.attach(&member);
@@ -264,7 +264,14 @@ impl SrqBuilder {
         });
         let gate = ring.gate().clone();
         Ok(SharedReceiveQueue {
-            inner: Arc::new(SrqInner { object, slots, event_key, pd, xrc, lent: OnceLock::new() }),
+            inner: Arc::new(SrqInner {
+                object,
+                shared_receives,
+                event_key,
+                pd,
+                xrc,
+                lent: OnceLock::new(),
+            }),
             ring,
             gate,
             max_wr,

@@ -199,7 +199,7 @@ impl<T> OwnedCompletionQueue<T> {
         let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();
         let lease = member.is_numbered_by_the_kernel().then(|| self.cq.inner.numbers.lease(number));
-        let adopted = self.qps.adopted((number, member, lease), send, recv, depth);
+        let adopted = self.qps.new_qp((number, member, lease), send, recv, depth);
         self.qps.add(adopted.clone());
         (self.spare, self.spare_left) = (spare, spare);
         Ok(OwnedQueuePair::new(qp, adopted, sends, recvs))
@@ -246,7 +246,8 @@ impl<T> OwnedCompletionQueue<T> {
         qp.check_fresh(VERB)?;
         let caps = qp.caps();
         let own = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
-        let needed = self.qps.needed() + own + srq.map_or(0, |srq| self.qps.needed_by(srq.loans()));
+        let needed =
+            self.qps.needed() + own + srq.map_or(0, |srq| self.qps.needed_for(srq.loans()));
         let capacity = self.cq.capacity();
         match u64::from(capacity).checked_sub(needed) {
             Some(spare) => Ok((number, pd.kernel.clone(), spare as u32)),

@@ -249,7 +249,7 @@ impl<T> QueueLender<T> {
     }
 
     pub(super) fn loans(&self) -> &Loans<T> {
-        self.lender.slots()
+        self.lender.table()
     }
 
     /// Requests that can be posted before one completes.

@@ -112,7 +112,7 @@ pub(crate) struct SrqInitAttr {
 pub(crate) struct CreatedSrq {
     pub(crate) ring: SrqRing,
     /// What queue pairs have to know of it.
-    pub(crate) slots: SharedReceives,
+    pub(crate) shared_receives: SharedReceives,
     /// What its completion queue knows it by, if it is of an XRC domain.
     pub(crate) member: Member,
     /// Its number, if it is of an XRC domain.

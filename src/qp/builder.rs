@@ -48,8 +48,8 @@ impl<S: Sharing> QpBuilder<S> {
         recv: &impl CqRef,
         qp_type: QpType,
     ) -> Self {
-        send.tidy();
-        recv.tidy();
+        send.compact_updates();
+        recv.compact_updates();
         QpBuilder {
             pd,
             send_cq: send.control().inner.clone(),
@@ -206,7 +206,7 @@ impl<S: Sharing> QpBuilder<S> {
             cap: self.cap,
             signal_all: self.signal_all,
             scatter: self.scatter,
-            srq: self.srq.as_ref().map(|srq| &srq.slots),
+            srq: self.srq.as_ref().map(|srq| &srq.shared_receives),
             register: self.pd.td.as_ref().map(|td| &td.register),
         };
         let source = Source { verb, allocator: self.pd.allocator.as_ref() };

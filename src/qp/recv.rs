@@ -91,7 +91,7 @@ impl<'q> RecvBatch<'q> {
             RecvRingMut::Rxe(rq) => {
                 // Copies, as what is passed out of line has to be in memory.
                 let recv = { recv };
-                self.cursor.through(|cursor| rq.push(cursor, &recv))?;
+                self.cursor.with_copy(|cursor| rq.push(cursor, &recv))?;
             }
             RecvRingMut::Mlx5(rq) => rq.push(&mut self.cursor, &recv)?,
             RecvRingMut::Mlx5Srq(srq) => srq.push(&mut self.cursor, &recv)?,
@@ -113,7 +113,7 @@ impl<'q> RecvBatch<'q> {
             // Copies, as in `push`.
             let sge = { sge };
             let recv = RecvWr { wr_id, sges: sge.as_slice() };
-            self.cursor.through(|cursor| match &self.ring {
+            self.cursor.with_copy(|cursor| match &self.ring {
                 RecvRingMut::Rxe(rq) => rq.push(cursor, &recv),
                 RecvRingMut::Mlx5(rq) => rq.push_checked(cursor, &recv),
                 RecvRingMut::Mlx5Srq(srq) => srq.push_checked(cursor, &recv),

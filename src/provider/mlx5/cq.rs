@@ -213,9 +213,9 @@ impl CqRing {
 
     /// Throws away updates of queue pairs that were created and destroyed since the last poll. The borrow
     /// keeps the poller away meanwhile.
-    pub(crate) fn tidy(&self) {
+    pub(crate) fn compact_updates(&self) {
         if !self.epoch.is_over() {
-            self.members.tidy(|| self.reader.is_empty());
+            self.members.compact_updates(|| self.reader.is_empty());
         }
     }
 
@@ -310,18 +310,18 @@ impl CqRing {
         let table = &self.table;
         self.reader.consume(|cqe| {
             let number = number_of(cqe);
-            let record = table.get(number)?;
+            let qp = table.get(number)?;
             // The arrays of work request ids have no more entries than these 16 bits name.
             let at = cqe.low16::<COUNTER>();
             // Opcodes are compared where they stand, without a shift.
             if owner < behind(opcode::MLX5_CQE_REQ) {
-                let sent = record.sends.complete(at);
+                let sent = qp.sends.complete(at);
                 // A constant, so that the compiler drops the caller's comparison for the status.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
                 Some(Found { number, wr_id, kind, owner })
             } else if owner < behind(opcode::MLX5_CQE_RESP_SEND_INV) {
-                let wr_id = record.receives.complete(at);
+                let wr_id = qp.receives.complete(at);
                 Some(Found { number, wr_id, kind: received(owner), owner })
             } else {
                 None
@@ -369,13 +369,13 @@ impl CqRing {
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
         match self.table.get(number) {
-            Some(record) if sent => {
-                let sent = record.sends.complete(at);
+            Some(qp) if sent => {
+                let sent = qp.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
                 Some(Found { number, wr_id, kind, owner })
             }
-            Some(record) if is_receive(code) => {
-                let wr_id = record.receives.complete(at);
+            Some(qp) if is_receive(code) => {
+                let wr_id = qp.receives.complete(at);
                 Some(Found { number, wr_id, kind: received(owner), owner })
             }
             known => {
@@ -438,16 +438,17 @@ impl CqRing {
 
     /// Makes nobody's what the queue holds of a queue pair that the kernel reset. Entries of a
     /// shared receive queue go back.
-    pub(crate) fn purge(&mut self, record: &SharedQp) {
+    pub(crate) fn purge(&mut self, qp: &SharedQp) {
         self.learn();
-        let number = record.index().number();
+        let number = qp.index().number();
         for (_, cqe) in self.reader.ours() {
             udma_from_device();
             if number_of(cqe) != number {
                 continue;
             }
-            if let (true, Some(slots)) = (is_receive(opcode_of(cqe.owner())), record.slots()) {
-                slots.complete(cqe.be16::<COUNTER>().into());
+            if let (true, Some(srq_wr_ids)) = (is_receive(opcode_of(cqe.owner())), qp.srq_wr_ids())
+            {
+                srq_wr_ids.complete(cqe.be16::<COUNTER>().into());
             }
             cqe.set_be32::<INDEX>(NOBODY);
         }

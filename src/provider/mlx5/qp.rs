@@ -118,7 +118,7 @@ pub(crate) fn create<K>(
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
     let receives = match (attr.srq, rq_size.entries) {
-        (Some(SharedReceives::Mlx5(slots)), _) => Receives::Shared(slots.clone()),
+        (Some(SharedReceives::Mlx5(wr_ids)), _) => Receives::Shared(wr_ids.clone()),
         (_, 0) => Receives::None,
         (_, entries) => Receives::Own(entries),
     };

@@ -29,11 +29,11 @@ enum Update {
     /// Weak: an update that is never read keeps no queue pair.
     Attached {
         number: u32,
-        record: Weak<SharedQp>,
+        qp: Weak<SharedQp>,
     },
     Gone {
         index: Arc<Uidx>,
-        slots: Option<Arc<SrqWrIds>>,
+        srq_wr_ids: Option<Arc<SrqWrIds>>,
     },
     /// There are older updates, which were compacted.
     Older,
@@ -117,7 +117,7 @@ impl QpRegistry {
     /// Throws away the updates of queue pairs that were created and destroyed since the last poll, if there
     /// are many. The caller borrows the poller's end, so that it cannot poll; `is_empty` says whether the
     /// queue holds no completion.
-    pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
+    pub(crate) fn compact_updates(&self, is_empty: impl FnOnce() -> bool) {
         let Some(mut older) = self.older.lock() else { return };
         // As many again as were left: compacting costs a constant for each update.
         if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
@@ -157,22 +157,22 @@ impl QpRegistry {
     }
 
     /// Tells of a queue pair, before anything is posted to it.
-    pub(crate) fn attach(&self, record: &Arc<SharedQp>) {
-        let number = record.index().number();
-        self.put(Update::Attached { number, record: Arc::downgrade(record) });
+    pub(crate) fn attach(&self, qp: &Arc<SharedQp>) {
+        let number = qp.index().number();
+        self.put(Update::Attached { number, qp: Arc::downgrade(qp) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
-    pub(crate) fn retire(&self, record: &SharedQp) {
-        let (index, slots) = (record.index().clone(), record.slots().cloned());
-        self.put(Update::Gone { index, slots });
+    pub(crate) fn retire(&self, qp: &SharedQp) {
+        let (index, srq_wr_ids) = (qp.index().clone(), qp.srq_wr_ids().cloned());
+        self.put(Update::Gone { index, srq_wr_ids });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever: its index is never dealt again.
-    pub(crate) fn retire_for_good(&self, record: &SharedQp) {
-        std::mem::forget(record.index().clone());
-        self.retire(record);
+    pub(crate) fn retire_for_good(&self, qp: &SharedQp) {
+        std::mem::forget(qp.index().clone());
+        self.retire(qp);
     }
 
     /// Whether there is nothing to learn.
@@ -186,7 +186,7 @@ impl QpRegistry {
 struct Dead {
     index: Arc<Uidx>,
     /// Takes back what the completions consumed.
-    slots: Option<Arc<SrqWrIds>>,
+    srq_wr_ids: Option<Arc<SrqWrIds>>,
     /// Where in the queue nothing of it can be any more.
     until: u32,
 }
@@ -195,7 +195,7 @@ struct Dead {
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
     /// From the user index `first` on. Queue pairs of one completion queue are mostly created together.
-    records: Vec<Option<Arc<SharedQp>>>,
+    qps: Vec<Option<Arc<SharedQp>>>,
     first: u32,
     dead: Vec<Dead>,
 }
@@ -204,31 +204,31 @@ impl QpTable {
     /// The queue pair with an index.
     #[inline(always)]
     pub(crate) fn get(&self, number: u32) -> Option<&SharedQp> {
-        self.records.get(number.wrapping_sub(self.first) as usize)?.as_deref()
+        self.qps.get(number.wrapping_sub(self.first) as usize)?.as_deref()
     }
 
-    fn insert(&mut self, number: u32, record: Arc<SharedQp>) {
-        if self.records.is_empty() {
+    fn insert(&mut self, number: u32, qp: Arc<SharedQp>) {
+        if self.qps.is_empty() {
             self.first = number;
         }
         if number < self.first {
             let before = (self.first - number) as usize;
-            self.records.splice(0..0, (0..before).map(|_| None));
+            self.qps.splice(0..0, (0..before).map(|_| None));
             self.first = number;
         }
         let at = (number - self.first) as usize;
-        if self.records.len() <= at {
-            self.records.resize_with(at + 1, || None);
+        if self.qps.len() <= at {
+            self.qps.resize_with(at + 1, || None);
         }
-        self.records[at] = Some(record);
+        self.qps[at] = Some(qp);
     }
 
     fn remove(&mut self, number: u32) {
-        if let Some(record) = self.records.get_mut(number.wrapping_sub(self.first) as usize) {
-            *record = None;
+        if let Some(qp) = self.qps.get_mut(number.wrapping_sub(self.first) as usize) {
+            *qp = None;
         }
-        while let Some(None) = self.records.last() {
-            self.records.pop();
+        while let Some(None) = self.qps.last() {
+            self.qps.pop();
         }
     }
 
@@ -241,15 +241,15 @@ impl QpTable {
         members.gather(&mut updates);
         for update in updates.drain(..) {
             match update {
-                Update::Attached { number, record } => {
-                    if let Some(record) = record.upgrade() {
-                        self.insert(number, record);
+                Update::Attached { number, qp } => {
+                    if let Some(qp) = qp.upgrade() {
+                        self.insert(number, qp);
                     }
                 }
-                Update::Gone { index, slots } => {
+                Update::Gone { index, srq_wr_ids } => {
                     self.remove(index.number());
                     let until = consumer.wrapping_add(entries);
-                    self.dead.push(Dead { index, slots, until });
+                    self.dead.push(Dead { index, srq_wr_ids, until });
                 }
                 Update::Older => {}
             }
@@ -281,9 +281,9 @@ impl QpTable {
     /// Gives back the WQE `at` of a shared receive queue whose completion nobody will read.
     fn give_back(&self, number: u32, at: u32) {
         match self.get(number) {
-            Some(record) => {
-                if let Some(slots) = record.slots() {
-                    slots.complete(at);
+            Some(qp) => {
+                if let Some(srq_wr_ids) = qp.srq_wr_ids() {
+                    srq_wr_ids.complete(at);
                 }
             }
             None => self.discard(number, at),
@@ -294,8 +294,8 @@ impl QpTable {
     #[cold]
     pub(crate) fn discard(&self, number: u32, at: u32) {
         let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);
-        if let Some(Dead { slots: Some(slots), .. }) = dead {
-            slots.complete(at);
+        if let Some(Dead { srq_wr_ids: Some(srq_wr_ids), .. }) = dead {
+            srq_wr_ids.complete(at);
         }
     }
 }
@@ -313,7 +313,7 @@ mod tests {
         QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
-    fn record(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
+    fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
         let index = indices.take().unwrap();
         SharedQp::new(index.number() + 100, index, Some(4), Receives::None)
     }
@@ -321,17 +321,17 @@ mod tests {
     #[test]
     fn records_are_found_between_their_letters() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let all: Vec<_> = (0..200).map(|_| record(&indices)).collect();
-        for record in &all {
-            members.attach(record);
+        let all: Vec<_> = (0..200).map(|_| shared_qp(&indices)).collect();
+        for qp in &all {
+            members.attach(qp);
         }
         assert!(table.get(1).is_none());
         assert!(!members.is_empty());
         table.learn(&members, 0, 8);
         assert!(members.is_empty());
-        for record in &all {
-            let found = table.get(record.index().number()).unwrap();
-            assert_eq!(found.qpn(), record.qpn());
+        for qp in &all {
+            let found = table.get(qp.index().number()).unwrap();
+            assert_eq!(found.qpn(), qp.qpn());
         }
         members.retire(&all[7]);
         table.learn(&members, 0, 8);
@@ -345,7 +345,7 @@ mod tests {
         for empty in [true, false] {
             let (indices, members, mut table) =
                 (UidxAllocator::new(), members(), QpTable::default());
-            let dead = record(&indices);
+            let dead = shared_qp(&indices);
             members.attach(&dead);
             table.learn(&members, 0, 8);
             members.retire(&dead);
@@ -367,18 +367,18 @@ mod tests {
     #[test]
     fn a_life_between_two_looks_leaves_nothing() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let short = record(&indices);
+        let short = shared_qp(&indices);
         members.attach(&short);
         members.retire(&short);
         let weak = Arc::downgrade(&short);
         drop(short);
-        assert!(weak.upgrade().is_none(), "the update keeps the record");
-        let next = record(&indices);
+        assert!(weak.upgrade().is_none(), "the update keeps the qp");
+        let next = shared_qp(&indices);
         assert_eq!(next.index().number(), 2);
         table.learn(&members, 0, 8);
         table.forget(0, true);
         assert!(table.get(1).is_none());
-        let again = record(&indices);
+        let again = shared_qp(&indices);
         assert_eq!(again.index().number(), 1);
         members.attach(&again);
         table.learn(&members, 0, 8);
@@ -389,28 +389,28 @@ mod tests {
     #[test]
     fn letters_of_many_lives_do_not_pile_up() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let known = record(&indices);
+        let known = shared_qp(&indices);
         members.attach(&known);
         table.learn(&members, 0, 8);
-        let staying = record(&indices);
+        let staying = shared_qp(&indices);
         members.attach(&staying);
         let mut most = 0;
         const ROUNDS: u32 = if cfg!(miri) { 50 } else { 1000 };
         for _ in 0..ROUNDS {
-            let short = record(&indices);
+            let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
             most = most.max(short.index().number() as usize);
-            members.tidy(|| true);
+            members.compact_updates(|| true);
         }
         assert!(most <= FEW, "indices come back: {most}");
         members.retire(&known);
         for _ in 0..FEW {
-            let short = record(&indices);
+            let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
         }
-        members.tidy(|| true);
+        members.compact_updates(|| true);
         let older = members.older.lock().unwrap().len();
         assert!(older <= 2, "{older}");
         // What the poller has to know it still learns.
@@ -426,13 +426,13 @@ mod tests {
     fn letters_stay_while_the_queue_holds_something() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         for _ in 0..FEW {
-            let short = record(&indices);
+            let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
         }
-        members.tidy(|| false);
+        members.compact_updates(|| false);
         assert_eq!(members.older.lock().unwrap().len(), 2 * FEW);
-        let next = record(&indices);
+        let next = shared_qp(&indices);
         assert_eq!(next.index().number() as usize, FEW + 1);
         members.attach(&next);
         table.learn(&members, 0, 8);
@@ -444,7 +444,7 @@ mod tests {
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let stuck = record(&indices);
+        let stuck = shared_qp(&indices);
         members.attach(&stuck);
         members.retire_for_good(&stuck);
         drop(stuck);
@@ -470,7 +470,7 @@ mod model {
         QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
-    fn record(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
+    fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
         let index = indices.take().unwrap();
         SharedQp::new(index.number() + 100, index, Some(1), Receives::None)
     }
@@ -493,9 +493,9 @@ mod model {
                     assert!(number == 0 || table.get(number).is_some());
                 })
             };
-            let record = record(&indices);
-            members.attach(&record);
-            completed.store(record.index().number(), Ordering::Release);
+            let qp = shared_qp(&indices);
+            members.attach(&qp);
+            completed.store(qp.index().number(), Ordering::Release);
             poller.join().unwrap();
         });
     }
@@ -507,7 +507,7 @@ mod model {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
             let mut table = QpTable::default();
-            let dead = record(&indices);
+            let dead = shared_qp(&indices);
             let number = dead.index().number();
             members.attach(&dead);
             table.learn(&members, 0, 2);
@@ -527,7 +527,7 @@ mod model {
             };
             members.retire(&dead);
             drop(dead);
-            let next = record(&indices);
+            let next = shared_qp(&indices);
             if next.index().number() == number {
                 assert_eq!(pending.load(Ordering::Acquire), 0, "still in the queue");
             }
@@ -544,14 +544,14 @@ mod model {
     fn letters_are_put_while_others_are_looked_through() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            let (staying, short) = (record(&indices), record(&indices));
+            let (staying, short) = (shared_qp(&indices), shared_qp(&indices));
             members.attach(&staying);
             members.attach(&short);
             // As many as are worth it.
             members.fresh.store(FEW as u32, Ordering::Relaxed);
             let tidier = {
                 let members = members.clone();
-                thread::spawn(move || members.tidy(|| true))
+                thread::spawn(move || members.compact_updates(|| true))
             };
             members.retire(&short);
             let gone = short.index().number();
@@ -587,11 +587,11 @@ mod model {
                     table
                 })
             };
-            let record = record(&indices);
-            members.attach(&record);
+            let qp = shared_qp(&indices);
+            members.attach(&qp);
             let mut table = poller.join().unwrap();
             poll(&mut table, &members);
-            assert!(table.get(record.index().number()).is_some());
+            assert!(table.get(qp.index().number()).is_some());
         });
     }
 }

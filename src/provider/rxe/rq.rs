@@ -56,8 +56,8 @@ pub(crate) fn create_srq<K>(
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let ring = RecvRing::map(response.mi, max_sge, gate, mapper);
     let ring = provider::SrqRing::Rxe(ring.map_err(|errno| unmapped(verb, errno))?);
-    let (slots, member) = (SharedReceives::Rxe, Member::None);
-    Ok((object, CreatedSrq { ring, slots, member, number, max_wr, max_sge }))
+    let (shared_receives, member) = (SharedReceives::Rxe, Member::None);
+    Ok((object, CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge }))
 }
 
 /// The poster's side of a receive queue.

@@ -69,12 +69,12 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
 }
 
 /// A send queue, the device's view of it, and what it rings.
-struct SqWrIds {
+struct Sender {
     ring: SendRing,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
     page: Page,
-    record: Arc<SharedQp>,
+    qp: Arc<SharedQp>,
 }
 
 /// What a test wants of a send queue; the rest is of no matter to it.
@@ -103,8 +103,8 @@ impl Default for Shape {
     }
 }
 
-impl SqWrIds {
-    fn new(shape: Shape) -> SqWrIds {
+impl Sender {
+    fn new(shape: Shape) -> Sender {
         let memory = Arc::new(QueueMemory::pages(shape.wqebbs as usize * 64).unwrap());
         let device = WqeSegments::new(memory.clone(), 0, shape.wqebbs * 4).unwrap();
         // What was in the ring before must not matter.
@@ -113,7 +113,7 @@ impl SqWrIds {
         }
         let (dbrec, page) = (dbrec(), Page::new(shape.buffer));
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
+        let qp = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
         let ring = SendRing::new(Setup {
             memory,
             offset: 0,
@@ -131,11 +131,11 @@ impl SqWrIds {
             dbrec: dbrec.clone(),
             register: page.register.clone(),
             alone: shape.alone,
-            shared: record.clone(),
+            shared: qp.clone(),
             frames: shape.frames,
             gate: open(&dbrec),
         });
-        SqWrIds { ring: ring.unwrap(), device, dbrec, page, record }
+        Sender { ring: ring.unwrap(), device, dbrec, page, qp }
     }
 
     /// Writes a WQE as queues do.
@@ -199,7 +199,7 @@ struct Receiver {
     ring: RecvRing,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
-    record: Arc<SharedQp>,
+    qp: Arc<SharedQp>,
 }
 
 impl Receiver {
@@ -212,10 +212,10 @@ impl Receiver {
         }
         let dbrec = dbrec();
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(QPN, index, None, Receives::Own(entries));
+        let qp = SharedQp::new(QPN, index, None, Receives::Own(entries));
         let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
-        let ring = RecvRing::new(memory, place, dbrec.clone(), record.clone(), open(&dbrec));
-        Receiver { ring: ring.unwrap(), device, dbrec, record }
+        let ring = RecvRing::new(memory, place, dbrec.clone(), qp.clone(), open(&dbrec));
+        Receiver { ring: ring.unwrap(), device, dbrec, qp }
     }
 
     fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
