@@ -11,7 +11,7 @@ use crate::port::{GidType, LinkLayer};
 use crate::provider::Link;
 use crate::uverbs::invoke_write::write;
 use crate::wr::{Address, Destination};
-pub(crate) use retired::Retired;
+pub(crate) use retired::NamedHandles;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::ah::{ib_uverbs_create_ah, ib_uverbs_create_ah_resp};

@@ -139,7 +139,7 @@ impl Context {
 }
 
 impl AsFd for Context {
-    /// The command file. Anyone who holds a duplicate can use and destroy every object of the
+    /// The command file. A process that has a duplicate can use and destroy every object of the
     /// context.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.mark_shared();

@@ -21,7 +21,7 @@ use crate::provider::{
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
 use crate::wc::Wc;
-pub(crate) use numbers::{Lease, Numbers};
+pub(crate) use numbers::{NumberLease, Numbers};
 use rustix::io::Errno;
 use std::fmt;
 use std::ops::Deref;
@@ -38,13 +38,13 @@ const CQE_SIZE: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) object: Object<QueueResources>,
-    /// Tells the poller of queue pairs: it discards completions of those that are gone.
+    /// Tells the poller which queue pairs are retired: it discards their completions.
     pub(crate) members: CqMembers,
-    /// Numbers of queue pairs that lead to what others were lent.
+    /// Numbers that no new queue pair may have, because completions with them name loans of an earlier one.
     pub(crate) numbers: Arc<Numbers>,
     event_key: EventKey,
     _channel: Option<Arc<ChannelInner>>,
-    /// Whose allocator provides its memory.
+    /// The parent domain whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
 }
 
@@ -432,9 +432,9 @@ impl CompletionQueue {
         matches!(self.ring, CqRing::Mlx5(_))
     }
 
-    /// What a test plays a device with that writes completions, which it must not have begun to.
+    /// A fake device that writes completions; only for a queue that has had none.
     #[cfg(test)]
-    pub(crate) fn played(&self) -> crate::provider::mlx5::fake_device::Device {
+    pub(crate) fn fake_device(&self) -> crate::provider::mlx5::fake_device::FakeCq {
         match &self.ring {
             CqRing::Mlx5(cq) => cq.device(),
             CqRing::Rxe(_) => panic!("a queue of rxe"),
@@ -743,8 +743,8 @@ impl Direct<'_> {
 
     /// As [`next`](Self::next) if that is a success; else [`next`](Self::next) has to be asked.
     #[inline(always)]
-    pub(crate) fn next_usual(&mut self) -> Option<Completion<'_>> {
-        self.ring.next_usual().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
+    pub(crate) fn next_success(&mut self) -> Option<Completion<'_>> {
+        self.ring.next_success().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// Gives back to the device what was consumed so far, before the poll ends.

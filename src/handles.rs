@@ -77,8 +77,8 @@ impl File {
 const MOST: usize = u16::MAX as usize / size_of::<u32>();
 
 impl Context {
-    /// The handles of all objects of one kind that the context's kernel file has, whoever made
-    /// them: duplicates of the file and forked children share it.
+    /// The handles of all objects of one kind on the context's kernel file, including those of other
+    /// processes: duplicates of the file and forked children share it.
     ///
     /// A handle is used again soon after its object is gone, so what is listed here may name
     /// another object a moment later.

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uverbs_uapi as uapi;
 
-/// How long to pause before the kernel is asked again that takes the device away from a file.
+/// How long to pause between two attempts while the kernel disassociates the file.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kinds of kernel objects: how the kernel names them and how they are destroyed.
@@ -124,7 +124,7 @@ impl<M> Object<M> {
         Object { file, class, handle, alive, owned, memory: Some(memory) }
     }
 
-    /// An object that somebody else who shares the file made and will destroy.
+    /// An object that another process made on the same file, and will destroy.
     pub(crate) fn imported(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
         let object = Object::new(file, class, handle, memory);
         object.set_owned(false);
@@ -147,14 +147,14 @@ impl<M> Object<M> {
         self.memory.as_mut()
     }
 
-    /// Makes it this process's to destroy, or somebody else's. The memory is dropped with this
+    /// Sets whether this process destroys the object, or another one. The memory is dropped with this
     /// struct in either case; see [`give_away`](Self::give_away).
     pub(crate) fn set_owned(&self, owned: bool) {
         self.owned.store(owned, Ordering::Relaxed);
     }
 
-    /// Gives the object away for good, and returns its memory, which the device may reach until the
-    /// new owner has destroyed it: nobody will hear of that here.
+    /// Gives the object to another process, and returns its memory. The device may reach the memory until the
+    /// new owner has destroyed the object, which this process does not learn.
     pub(crate) fn give_away(mut self) -> Option<M> {
         self.set_owned(false);
         self.memory.take()
@@ -189,7 +189,7 @@ impl<M> Object<M> {
     /// Destroys the object now. After an error it is as it was, and may be tried again.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         match self.destroy_existing() {
-            // Somebody who shares the file destroyed it.
+            // Another process that has the file destroyed it.
             Err(error) if error.errno() == Errno::NOENT => {
                 *self.alive.get_mut() = false;
                 Ok(())

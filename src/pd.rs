@@ -1,7 +1,7 @@
 //! Protection domains: what memory and queues must share to work together. Parent domains are
 //! protection domains too; see [`ParentDomain`](crate::ParentDomain).
 
-use crate::ah::Retired;
+use crate::ah::NamedHandles;
 use crate::context::Context;
 use crate::cq::CqRef;
 use crate::error::{Error, ErrorWith, Result};
@@ -45,7 +45,7 @@ impl Sharing for Exclusive {}
 #[derive(Debug)]
 pub(crate) struct KernelPd {
     /// First, for they are gone before the domain is.
-    pub(crate) retired: Retired,
+    pub(crate) retired: NamedHandles,
     pub(crate) object: Object,
     /// Of an imported domain, its number on the device where the driver tells.
     pub(crate) number: Option<u32>,
@@ -112,7 +112,7 @@ impl ProtectionDomain {
         context.file.execute("alloc_pd", &mut command)?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
-        let kernel = Arc::new(KernelPd { retired: Retired::default(), object, number: None });
+        let kernel = Arc::new(KernelPd { retired: NamedHandles::default(), object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
     }
 }

@@ -33,11 +33,11 @@ const MASK_LIMIT: u32 = 1 << 1;
 #[derive(Debug)]
 pub(crate) struct SrqInner {
     pub(crate) object: Object<QueueResources>,
-    /// What queue pairs that take receives from it have to know.
+    /// What queue pairs that take receives from it need of it.
     pub(crate) shared_receives: SharedReceives,
     event_key: EventKey,
     pd: Arc<PdInner>,
-    /// Of a queue in an XRC domain.
+    /// Set for a queue in an XRC domain.
     xrc: Option<Xrc>,
     /// What is lent to its receives; see [`owned`](crate::owned).
     pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
@@ -139,7 +139,7 @@ pub struct SrqAttr {
 }
 
 impl SrqAttr {
-    /// What the kernel knows of a queue, whoever made it.
+    /// Asks the kernel about a queue, which another process may have created.
     pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<SrqAttr> {
         let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
         let request = uapi::ib_uverbs_query_srq { srq_handle: handle, ..Default::default() };
@@ -258,7 +258,7 @@ impl SrqBuilder {
             file.provider.create_srq(attr, source, file.kernel.mapper(), execute)?;
         let CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge } = created;
         let xrc = xrc.map(|(xrcd, cq)| {
-            // Before anything can be posted: who polls must know what it completes.
+            // Before anything can be posted: the poller must know the queue of each completion.
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });

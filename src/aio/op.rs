@@ -151,7 +151,7 @@ impl From<Broken> for OpErrorKind {
 }
 
 /// The output of a request's future.
-type End<L> = Result<Finished<L>, OpError<L>>;
+type OpResult<L> = Result<Finished<L>, OpError<L>>;
 
 impl<'a, L: Lend> Op<'a, L> {
     pub(super) fn new(queue: Arc<dyn PostQueue>, request: OpRequest<'a>, memory: L) -> Self {
@@ -182,12 +182,17 @@ impl<'a, L: Lend> Op<'a, L> {
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<End<L>> {
+    fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<OpResult<L>> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
     }
 
     /// Tries to post the request. Sets the stage unless it returns the end.
-    fn start(&mut self, memory: Memory, mut ticket: Option<u64>, waker: &Waker) -> Poll<End<L>> {
+    fn start(
+        &mut self,
+        memory: Memory,
+        mut ticket: Option<u64>,
+        waker: &Waker,
+    ) -> Poll<OpResult<L>> {
         let side = self.request.side();
         let inflight = self.queue.inflight();
         let index = match inflight.admit(side, &mut ticket, waker) {
@@ -231,9 +236,9 @@ impl<'a, L: Lend> Op<'a, L> {
 }
 
 impl<L: Lend> Future for Op<'_, L> {
-    type Output = End<L>;
+    type Output = OpResult<L>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<End<L>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
         let this = &mut *self;
         match std::mem::replace(&mut this.stage, Stage::Over) {
             Stage::New(memory, ticket) => this.start(memory, ticket, cx.waker()),

@@ -260,9 +260,9 @@ mod model {
         edges: u32,
     }
 
-    /// The event loop's side, which learns of edges some time after they happened.
+    /// A fake event loop, which sees edges some time after they happened.
     #[derive(Default)]
-    struct Readiness {
+    struct EventLoop {
         /// Set by an edge, cleared after a read, unless another edge came meanwhile.
         ready: bool,
         tick: u32,
@@ -271,7 +271,7 @@ mod model {
 
     struct World {
         kernel: Mutex<Kernel>,
-        readiness: Mutex<Readiness>,
+        readiness: Mutex<EventLoop>,
         edge: Notify,
         done: AtomicBool,
     }
@@ -361,7 +361,7 @@ mod model {
             builder.preemption_bound = Some(2);
         }
         builder.check(move || {
-            let readiness = Readiness { ready: false_alarm, ..Readiness::default() };
+            let readiness = EventLoop { ready: false_alarm, ..EventLoop::default() };
             let world = Arc::new(World {
                 kernel: Mutex::new(Kernel::default()),
                 readiness: Mutex::new(readiness),

@@ -1,8 +1,7 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
-//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after the byte
-//! that says whose it is; whoever reads orders the two by a barrier, and uses nothing of what is marked as
-//! never written.
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after its owner
+//! byte; the poller puts a barrier between the two, and uses nothing of a CQE that is marked as unwritten.
 
 use super::fork::Epoch;
 use super::queue_memory::QueueMemory;
@@ -152,9 +151,9 @@ impl CqReader {
         self.consumed >> UNUSED
     }
 
-    /// The last byte of the next CQE if that is ours by its parity, loaded now, without that parity.
-    /// After a resize it may be [unwritten](UNWRITTEN) all the same: who asks first whether it is a success
-    /// need not ask that.
+    /// The owner byte of the next CQE without the owner bit, if that bit says that the CQE is software's.
+    /// After a resize the CQE may still be [unwritten](UNWRITTEN), which is no success: a caller that compares
+    /// with a success first need not check for it.
     #[inline(always)]
     pub(crate) fn look(&self) -> Option<u8> {
         let owner = self.next().owner() ^ self.parity;

@@ -20,7 +20,7 @@ pub(crate) struct MmioWindow {
 
 // SAFETY: the mapping may be reached from any thread, and all access is by single loads and stores.
 unsafe impl Send for MmioWindow {}
-// SAFETY: as above; which of two stores comes last is the business of those who store.
+// SAFETY: as above. Two threads may store to the same word; one of the stores is then the last.
 unsafe impl Sync for MmioWindow {}
 impl std::panic::UnwindSafe for MmioWindow {}
 impl std::panic::RefUnwindSafe for MmioWindow {}

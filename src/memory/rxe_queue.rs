@@ -58,7 +58,7 @@ impl RxeQueue {
         Some(ring)
     }
 
-    /// A look at the indices from beside this queue's owner.
+    /// Read access to the indices, for other threads than this queue's owner.
     pub(crate) fn watch(&self) -> ProducerWatch {
         ProducerWatch { mapping: self.mapping.clone(), mask: self.mask }
     }

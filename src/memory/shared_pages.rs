@@ -40,7 +40,7 @@ impl SharedPages {
         loop {
             let first = (0..=PAGES - count).find(|first| taken & run << first == 0)?;
             let after = taken | run << first;
-            // Acquire pairs with the Release of who gave them back, zeroed.
+            // Acquire pairs with the Release that gave them back after zeroing them.
             match self.taken.compare_exchange_weak(
                 taken,
                 after,

@@ -243,7 +243,7 @@ impl Wqebb<'_> {
         record_step(RecordedStep::Request);
         // SAFETY: `n` is less than the segments of a WQEBB, or there were no room.
         let start = unsafe { self.base.add(n as usize) }.cast::<u8>();
-        // SAFETY: inside, and aligned as a segment is; see `write` for who else may be there.
+        // SAFETY: inside, and aligned as a segment is; only the poster writes here, as in `write`.
         unsafe { start.cast::<Be32>().write(length) };
         // SAFETY: inside, as a segment has room for more than a word.
         let to = unsafe { start.add(WORD) };

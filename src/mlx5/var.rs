@@ -69,7 +69,7 @@ impl VarLocation {
 pub struct Var {
     pub(crate) object: Object,
     pub(crate) location: VarLocation,
-    /// Of an imported VAR: a mapping, so that the kernel gives the mmap offset to no other page while the
+    /// A mapping of an imported VAR, so that the kernel gives the mmap offset to no other page while the
     /// import lives.
     pub(crate) _mapped: Option<DoorbellPage>,
 }

@@ -435,7 +435,7 @@ fn poll_in_place<T>(
         loop {
             // Successes have a loop of their own, in which the compiler knows the status.
             while left > 0 {
-                let Some(completion) = completions.next_usual() else { break };
+                let Some(completion) = completions.next_success() else { break };
                 let (wr_id, number) = (completion.wr_id(), completion.number());
                 match qps.find(number).unwrap_or(missing).take_back_common(wr_id) {
                     Some(loan) => visit(VisitedCompletion::success(loan, completion)),

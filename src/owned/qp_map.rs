@@ -1,7 +1,7 @@
 //! From a completion to its loan: the queue pair's number leads to the loan tables, the `wr_id` to the loan.
 
 use super::lending::{Lent, Loans};
-use crate::cq::Lease;
+use crate::cq::NumberLease;
 use crate::memory::loan_table::lender::Lender;
 use crate::memory::loan_table::{RECV, ReturnedLoan};
 use crate::memory::lock::Lock;
@@ -19,7 +19,7 @@ pub(super) struct AdoptedQp<T> {
     /// On mlx5 the user index is not assigned again while this is in the map.
     _member: Member,
     /// On rxe no other queue pair of the completion queue takes the number meanwhile.
-    _lease: Option<Lease>,
+    _lease: Option<NumberLease>,
     send: Loans<T>,
     /// The queue pair's own table, or that of its shared receive queue.
     recv: Loans<T>,
@@ -151,7 +151,7 @@ impl<T> QpMap<T> {
     /// A queue pair of this map, which is still to be [added](Self::add).
     pub(super) fn new_qp(
         &self,
-        (number, member, lease): (u32, Member, Option<Lease>),
+        (number, member, lease): (u32, Member, Option<NumberLease>),
         send: Loans<T>,
         recv: Loans<T>,
         depth: u32,

@@ -418,9 +418,9 @@ pub(super) fn append<S: Sharing>(
         return Err(PostError::NamesMemory);
     }
     match wr.payload {
-        Payload::Inline(_) => batch.push_lent_otherwise(wr),
+        Payload::Inline(_) => batch.push_lent_checked(wr),
         Payload::Sges([]) => {
-            batch.push_lent_otherwise(SendWr { payload: Payload::Sges(sge.as_slice()), ..wr })
+            batch.push_lent_checked(SendWr { payload: Payload::Sges(sge.as_slice()), ..wr })
         }
         Payload::Sges(_) => Err(PostError::NamesMemory),
     }

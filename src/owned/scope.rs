@@ -419,7 +419,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         Ok(found(&mut self.over))
     }
 
-    /// Polls, and takes note of requests that are over.
+    /// Polls, and moves the requests that are over from `in_flight` to `over`.
     fn poll(&mut self) -> std::result::Result<(), PollError> {
         let polled = self.cq.poll_into_backlog();
         for (wr_id, outcome) in self.cq.backlog.scoped.drain(..) {

@@ -364,7 +364,7 @@ fn no_register(verb: &'static str, errno: Errno, have: usize) -> Error {
 pub(crate) enum ThreadRegister {
     /// The doorbell is in the kernel.
     None,
-    Mlx5(mlx5::uar::Lease),
+    Mlx5(mlx5::uar::RegisterLease),
 }
 
 /// What packets of a port look like.

@@ -56,8 +56,8 @@ impl QpControl {
     ///
     /// `EINVAL` for a transition that does not exist, a missing or superfluous attribute or a
     /// value out of range (the message names it), a port that the device does not have, and for `RESET`: see
-    /// [`reset`](crate::QueuePair::reset), which is also due before anything else when somebody who
-    /// shares the context reset the queue pair (`EINVAL`, too). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// [`reset`](crate::QueuePair::reset). `EINVAL`, too, after another process that shares the context reset
+    /// the queue pair: call `reset` first. `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
     /// limit that the device does not have.
     #[doc(alias = "ibv_modify_qp")]

@@ -74,8 +74,8 @@ pub struct QpInfo {
 }
 
 impl QpInfo {
-    /// Asks the kernel, whoever made the queue pair. `caps` are those of the creation, if that is known
-    /// here: what the kernel says counts in the driver's own units.
+    /// Asks the kernel. `caps` are the capacities of the creation, if this process created the queue pair:
+    /// the kernel reports them in the driver's own units.
     pub(crate) fn query(
         file: &File,
         verb: &'static str,

@@ -38,7 +38,7 @@ impl RecvQueue {
     /// is dropped or forgotten leaves no trace.
     ///
     /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) is flushed only when
-    /// something else makes the kernel look at the queue pair.
+    /// something else makes the kernel process the queue pair.
     ///
     /// # Errors
     ///

@@ -74,11 +74,11 @@ impl XrcDomain {
         Ok(self.target(handle, Qpn(qpn), event_key, member))
     }
 
-    /// Opens a target of this domain that somebody else created, or this process: both are the same
-    /// one, and each has to be dropped. Its [state](QpControl::state) is asked of the kernel.
+    /// Opens a target of this domain that this process or another one created. Both handles are of the same
+    /// queue pair, and each has to be dropped. Its [state](QpControl::state) is queried from the kernel.
     ///
-    /// Events of the target arrive at whoever created it, as long as that has it open. The kernel ties
-    /// one that was opened to no event file, so nobody else hears of them.
+    /// Events of the target arrive only at the process that created it, while it has the target open: the
+    /// kernel gives an opened target no event file.
     ///
     /// # Errors
     ///
@@ -134,7 +134,7 @@ impl XrcDomain {
 }
 
 impl XrcTarget {
-    /// Brings the target back to state [`RESET`](QpState::RESET), for everybody who has it open.
+    /// Brings the target back to state [`RESET`](QpState::RESET), in all processes that have it open.
     ///
     /// # Errors
     ///

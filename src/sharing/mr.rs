@@ -4,7 +4,7 @@ use crate::access::Access;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
-use crate::memory::region::{Backing, Foreign, Place};
+use crate::memory::region::{Backing, Foreign, Location};
 use crate::mr::{HELD, MemoryRegion, MrInner, RegionInfo};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -87,7 +87,7 @@ impl<T, M> MemoryRegion<T, M> {
             Ok(inner) => {
                 let memory = inner.object.give_away();
                 // Only memory of this process could be freed while the device still reaches it.
-                if memory.as_ref().is_some_and(|memory| memory.place() == Place::Here) {
+                if memory.as_ref().is_some_and(|memory| memory.location() == Location::Mapped) {
                     std::mem::forget(memory);
                 }
                 Ok(envelope)

@@ -32,7 +32,7 @@ fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
 fn an_unsupported_device_is_refused_with_the_reason() {
     let refusals: [(fn(&mut _), _); 3] = [
         (
-            |device: &mut crate::uverbs::scripted::Mlx5| device.context.tot_bfregs = 16,
+            |device: &mut crate::uverbs::scripted::ScriptedMlx5| device.context.tot_bfregs = 16,
             "16 registers",
         ),
         (|device| device.context.cqe_version = 0, "completions of version 0"),

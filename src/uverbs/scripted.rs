@@ -31,7 +31,7 @@ use crate::memory::fork::Epoch;
 use crate::memory::mapping::{Mapper, Mapping};
 use crate::provider::Opening;
 use crate::sharing::envelope::Envelope;
-pub(crate) use mlx5::Mlx5;
+pub(crate) use mlx5::ScriptedMlx5;
 use ring::KernelRing;
 use rustix::io::Errno;
 use state::State;
@@ -164,12 +164,12 @@ impl Script {
     /// A scripted file of an mlx5 device, with the commands that make, destroy and share objects.
     pub(crate) fn mlx5() -> Script {
         let script = Script::new();
-        script.state().mlx5 = Some(Mlx5::default());
+        script.state().mlx5 = Some(ScriptedMlx5::default());
         script
     }
 
     /// Changes the device of [`mlx5`](Self::mlx5).
-    pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut Mlx5)) {
+    pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut ScriptedMlx5)) {
         change(self.state().mlx5.as_mut().expect("an mlx5 device"));
     }
 

@@ -99,7 +99,7 @@ impl Space {
     }
 }
 
-// SAFETY: the pieces that are lent do not overlap, have the size and alignment asked for, and stay
+// SAFETY: the ranges that are lent do not overlap, have the size and alignment asked for, and stay
 // until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
 unsafe impl QueueAllocator for Arena {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {

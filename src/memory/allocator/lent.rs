@@ -13,9 +13,9 @@ use std::ptr::NonNull;
 
 /// In a forked child nothing is lent, taken back or counted: what the parent lent is the parent's.
 #[derive(Debug, Default)]
-pub(super) struct Lent(Lock<BTreeMap<usize, Mapping>>);
+pub(super) struct LentMappings(Lock<BTreeMap<usize, Mapping>>);
 
-impl Lent {
+impl LentMappings {
     /// Lends the part of a mapping that begins at a multiple of `align`.
     pub(super) fn lend(&self, mapping: Result<Mapping, Errno>, align: usize) -> Allocation {
         let Ok(mapping) = mapping else { return Allocation::Failed };

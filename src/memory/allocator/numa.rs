@@ -1,6 +1,6 @@
 //! Queue memory near a device.
 
-use super::lent::{Lent, pages};
+use super::lent::{LentMappings, pages};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::memory::mapping::Mapping;
 use rustix::io::Errno;
@@ -20,14 +20,14 @@ const WORD: usize = usize::BITS as usize;
 /// does for all memory that is bound to a node.
 #[derive(Debug)]
 pub struct NumaNode {
-    lent: Lent,
+    lent: LentMappings,
     node: u32,
 }
 
 impl NumaNode {
     /// Memory of this node; [`Device::numa_node`](crate::Device::numa_node) tells a device's.
     pub fn new(node: u32) -> Self {
-        NumaNode { lent: Lent::default(), node }
+        NumaNode { lent: LentMappings::default(), node }
     }
 
     /// Buffers that are in use; none in a forked child.

@@ -25,7 +25,7 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
-enum Update {
+enum QpUpdate {
     /// Weak: an update that is never read keeps no queue pair.
     Attached {
         number: u32,
@@ -56,13 +56,13 @@ pub(crate) struct Leftover {
 /// back.
 #[derive(Debug)]
 pub(crate) struct QpRegistry {
-    updates: UpdateList<Update>,
+    updates: UpdateList<QpUpdate>,
     /// Tells the poller to read updates.
     pub(crate) poll_gate: PollGate,
     /// Updates since they were last taken.
     fresh: AtomicU32,
-    /// Compacted updates, oldest first; `Update::Older` in the list says that there are some.
-    older: Lock<Vec<Update>>,
+    /// Compacted updates, oldest first; `QpUpdate::Older` in the list says that there are some.
+    older: Lock<Vec<QpUpdate>>,
     leftover: Lock<Option<Leftover>>,
 }
 
@@ -74,7 +74,7 @@ impl Drop for QpRegistry {
         if reader.cqes().epoch().is_over() {
             return;
         }
-        table.learn(self, reader.consumer(), reader.cqes().count());
+        table.apply_updates(self, reader.consumer(), reader.cqes().count());
         for (_, cqe) in reader.ours() {
             udma_from_device();
             if is_receive(opcode_of(cqe.owner())) {
@@ -96,18 +96,18 @@ impl QpRegistry {
         })
     }
 
-    fn put(&self, update: Update) {
+    fn put(&self, update: QpUpdate) {
         self.fresh.fetch_add(1, Ordering::Relaxed);
         self.updates.put(update);
         self.poll_gate.mark_dirty();
     }
 
     /// Moves the updates of the list behind the older ones.
-    fn gather(&self, older: &mut Vec<Update>) {
+    fn gather(&self, older: &mut Vec<QpUpdate>) {
         self.fresh.store(0, Ordering::Relaxed);
         let before = older.len();
         self.updates.take(|update| match update {
-            Update::Older => {}
+            QpUpdate::Older => {}
             update => older.push(update),
         });
         // The list is newest first, and a user index may be given back and dealt again within it.
@@ -130,21 +130,21 @@ impl QpRegistry {
             let mut needless = vec![false; older.len()];
             for (at, update) in older.iter().enumerate() {
                 match update {
-                    Update::Attached { number, .. } => drop(attached.insert(*number, at)),
+                    QpUpdate::Attached { number, .. } => drop(attached.insert(*number, at)),
                     // Without `Attached` here, the poller has read that.
-                    Update::Gone { index, .. } => {
+                    QpUpdate::Gone { index, .. } => {
                         if let Some(first) = attached.remove(&index.number()) {
                             (needless[first], needless[at]) = (true, true);
                         }
                     }
-                    Update::Older => {}
+                    QpUpdate::Older => {}
                 }
             }
             let mut needless = needless.into_iter();
             older.retain(|_| needless.next() != Some(true));
         }
         if !older.is_empty() {
-            self.updates.put(Update::Older);
+            self.updates.put(QpUpdate::Older);
         }
     }
 
@@ -159,13 +159,13 @@ impl QpRegistry {
     /// Tells of a queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, qp: &Arc<SharedQp>) {
         let number = qp.index().number();
-        self.put(Update::Attached { number, qp: Arc::downgrade(qp) });
+        self.put(QpUpdate::Attached { number, qp: Arc::downgrade(qp) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
     pub(crate) fn retire(&self, qp: &SharedQp) {
         let (index, srq_wr_ids) = (qp.index().clone(), qp.srq_wr_ids().cloned());
-        self.put(Update::Gone { index, srq_wr_ids });
+        self.put(QpUpdate::Gone { index, srq_wr_ids });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
@@ -175,7 +175,7 @@ impl QpRegistry {
         self.retire(qp);
     }
 
-    /// Whether there is nothing to learn.
+    /// Whether there are no updates.
     pub(crate) fn is_empty(&self) -> bool {
         self.updates.is_empty()
     }
@@ -232,26 +232,26 @@ impl QpTable {
         }
     }
 
-    /// Reads what the control path wrote. `consumer` is the index of the next completion, `entries`
-    /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
+    /// Applies the updates of the control path. `consumer` is the index of the next CQE, and `entries` the size of
+    /// the queue. Call [`forget`](Self::forget) afterwards, which drops what no completion can name any more.
     #[cold]
-    pub(crate) fn learn(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
+    pub(crate) fn apply_updates(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
         // Never contended: compacting borrows the poller's end.
         let Some(mut updates) = members.older.lock() else { return };
         members.gather(&mut updates);
         for update in updates.drain(..) {
             match update {
-                Update::Attached { number, qp } => {
+                QpUpdate::Attached { number, qp } => {
                     if let Some(qp) = qp.upgrade() {
                         self.insert(number, qp);
                     }
                 }
-                Update::Gone { index, srq_wr_ids } => {
+                QpUpdate::Gone { index, srq_wr_ids } => {
                     self.remove(index.number());
                     let until = consumer.wrapping_add(entries);
                     self.dead.push(Dead { index, srq_wr_ids, until });
                 }
-                Update::Older => {}
+                QpUpdate::Older => {}
             }
         }
     }
@@ -327,14 +327,14 @@ mod tests {
         }
         assert!(table.get(1).is_none());
         assert!(!members.is_empty());
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(members.is_empty());
         for qp in &all {
             let found = table.get(qp.index().number()).unwrap();
             assert_eq!(found.qpn(), qp.qpn());
         }
         members.retire(&all[7]);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(table.get(8).is_none());
         assert!([0, 201, 0xff_ffff].iter().all(|number| table.get(*number).is_none()));
         assert_eq!(table.get(9).unwrap().qpn(), 109);
@@ -347,11 +347,11 @@ mod tests {
                 (UidxAllocator::new(), members(), QpTable::default());
             let dead = shared_qp(&indices);
             members.attach(&dead);
-            table.learn(&members, 0, 8);
+            table.apply_updates(&members, 0, 8);
             members.retire(&dead);
             drop(dead);
             let start = u32::MAX - 3;
-            table.learn(&members, start, 8);
+            table.apply_updates(&members, start, 8);
             table.forget(start, false);
             table.forget(start.wrapping_add(7), false);
             let other = indices.take().unwrap();
@@ -375,13 +375,13 @@ mod tests {
         assert!(weak.upgrade().is_none(), "the update keeps the qp");
         let next = shared_qp(&indices);
         assert_eq!(next.index().number(), 2);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         table.forget(0, true);
         assert!(table.get(1).is_none());
         let again = shared_qp(&indices);
         assert_eq!(again.index().number(), 1);
         members.attach(&again);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert_eq!(table.get(1).unwrap().qpn(), 101);
     }
 
@@ -391,7 +391,7 @@ mod tests {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         let known = shared_qp(&indices);
         members.attach(&known);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         let staying = shared_qp(&indices);
         members.attach(&staying);
         let mut most = 0;
@@ -415,15 +415,15 @@ mod tests {
         assert!(older <= 2, "{older}");
         // What the poller has to know it still learns.
         assert!(!members.is_empty());
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(table.get(known.index().number()).is_none());
         assert!(table.get(staying.index().number()).is_some());
         assert!(members.is_empty());
     }
 
-    /// What is in the queue may be of somebody who is gone, so that the index stays in use.
+    /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.
     #[test]
-    fn letters_stay_while_the_queue_holds_something() {
+    fn updates_stay_while_the_queue_holds_completions() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         for _ in 0..FEW {
             let short = shared_qp(&indices);
@@ -435,7 +435,7 @@ mod tests {
         let next = shared_qp(&indices);
         assert_eq!(next.index().number() as usize, FEW + 1);
         members.attach(&next);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(table.get(next.index().number()).is_some());
         table.forget(0, true);
         assert!((indices.take().unwrap().number() as usize) <= FEW);
@@ -448,7 +448,7 @@ mod tests {
         members.attach(&stuck);
         members.retire_for_good(&stuck);
         drop(stuck);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         table.forget(0, true);
         drop((table, members));
         assert_eq!(indices.take().unwrap().number(), 2);
@@ -475,12 +475,13 @@ mod model {
         SharedQp::new(index.number() + 100, index, Some(1), Receives::None)
     }
 
-    /// What completes was told of before: the poller that finds a completion finds its queue pair.
+    /// A queue pair is attached before it completes anything: a poller that finds a completion finds its
+    /// queue pair.
     #[test]
     fn a_completion_has_its_queue_pair() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            // The device, which completes for whoever it was told of.
+            // The device: the number of the queue pair that it completed a request of.
             let completed = loom::sync::Arc::new(AtomicU32::new(0));
             let poller = {
                 let (members, completed) = (members.clone(), completed.clone());
@@ -488,7 +489,7 @@ mod model {
                     let mut table = QpTable::default();
                     let number = completed.load(Ordering::Acquire);
                     if !members.is_empty() {
-                        table.learn(&members, 0, 2);
+                        table.apply_updates(&members, 0, 2);
                     }
                     assert!(number == 0 || table.get(number).is_some());
                 })
@@ -510,13 +511,13 @@ mod model {
             let dead = shared_qp(&indices);
             let number = dead.index().number();
             members.attach(&dead);
-            table.learn(&members, 0, 2);
+            table.apply_updates(&members, 0, 2);
             let pending = loom::sync::Arc::new(AtomicU32::new(1));
             let poller = {
                 let (members, pending) = (members.clone(), pending.clone());
                 thread::spawn(move || {
                     if !members.is_empty() {
-                        table.learn(&members, 0, 2);
+                        table.apply_updates(&members, 0, 2);
                         table.forget(0, false);
                     }
                     // Found or discarded, it is consumed.
@@ -533,7 +534,7 @@ mod model {
             }
             members.attach(&next);
             let mut table = poller.join().unwrap();
-            table.learn(&members, 1, 2);
+            table.apply_updates(&members, 1, 2);
             table.forget(1, true);
             assert_eq!(table.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
         });
@@ -559,7 +560,7 @@ mod model {
             tidier.join().unwrap();
             let mut table = QpTable::default();
             assert!(!members.is_empty());
-            table.learn(&members, 0, 2);
+            table.apply_updates(&members, 0, 2);
             table.forget(0, true);
             assert!(table.get(staying.index().number()).is_some());
             assert!(table.get(gone).is_none());
@@ -567,15 +568,15 @@ mod model {
         });
     }
 
-    /// A poller that was told of nothing need not look: what it missed is announced.
+    /// A poller whose gate is quiet need not read updates: a later one makes the gate dirty again.
     #[test]
-    fn what_was_put_is_heard_of() {
+    fn no_update_is_missed() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
             let poll = |table: &mut QpTable, members: &QpRegistry| {
                 if !members.poll_gate.is_quiet() {
                     members.poll_gate.clear();
-                    table.learn(members, 0, 2);
+                    table.apply_updates(members, 0, 2);
                 }
             };
             let poller = {

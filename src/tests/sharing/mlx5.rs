@@ -213,8 +213,8 @@ fn forged_places_of_vars_are_refused() {
     assert_eq!(import_var(&importer, &sent).unwrap_err().errno(), Errno::NOENT);
 }
 
-/// While a page is mapped the kernel gives its place in the file to no other, such as the registers of
-/// queues; who maps goes by the place alone.
+/// While a page is mapped, the kernel gives its mmap offset to no other page, such as registers of queues. The
+/// offset is all that a mapping names.
 #[test]
 #[cfg_attr(miri, ignore = "it counts mappings")]
 fn an_import_keeps_the_page_of_its_var_mapped() {

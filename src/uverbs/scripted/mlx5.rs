@@ -20,7 +20,7 @@ use uverbs_uapi::{context, cq, device, gid, port, qp, srq};
 
 /// The scripted device.
 #[derive(Clone, Debug)]
-pub(crate) struct Mlx5 {
+pub(crate) struct ScriptedMlx5 {
     pub(crate) context: mlx5_ib_alloc_ucontext_resp,
     /// Whether contexts may ask for DEVX.
     pub(crate) devx: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Mlx5 {
     pub(crate) next_page: u32,
 }
 
-impl Default for Mlx5 {
+impl Default for ScriptedMlx5 {
     fn default() -> Self {
         let context = mlx5_ib_alloc_ucontext_resp {
             bf_reg_size: 512,
@@ -49,11 +49,18 @@ impl Default for Mlx5 {
             num_uars_per_page: 1,
             ..Default::default()
         };
-        Mlx5 { context, devx: true, dmabufs: true, on_demand: false, uars: 64, next_page: 5 }
+        ScriptedMlx5 {
+            context,
+            devx: true,
+            dmabufs: true,
+            on_demand: false,
+            uars: 64,
+            next_page: 5,
+        }
     }
 }
 
-impl Mlx5 {
+impl ScriptedMlx5 {
     pub(super) fn alloc_ucontext(&self, to: &mut Responses<'_, '_>) -> Result<()> {
         let request: mlx5_ib_alloc_ucontext_req_v2 = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
         if request.flags != 0 && !self.devx {

@@ -4,7 +4,7 @@ use super::attrs::{self, Responses};
 use super::ring::KernelRing;
 use super::socket::{self, Socket};
 use super::{Deviations, Op};
-use crate::uverbs::command::{Command, Value};
+use crate::uverbs::command::{AttrValue, Command};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -72,7 +72,7 @@ pub(super) struct State {
     tag: Arc<str>,
     pub(super) deviations: Deviations,
     /// Set if the scripted driver is mlx5's and not rxe's.
-    pub(super) mlx5: Option<super::Mlx5>,
+    pub(super) mlx5: Option<super::ScriptedMlx5>,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, Object>,
@@ -503,7 +503,7 @@ impl State {
 
 fn doomed(command: &Command<'_>) -> Option<u32> {
     command.attrs().find_map(|attr| match attr.value {
-        Value::Destroy(handle) => Some(handle),
+        AttrValue::Destroy(handle) => Some(handle),
         _ => None,
     })
 }

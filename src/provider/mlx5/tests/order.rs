@@ -58,7 +58,7 @@ fn the_owner_then_the_rest_then_the_record() {
     let sends = Sender::new(Shape::default());
     let mut completed = Completed::new(4, 64);
     completed.ring.members().attach(&sends.qp);
-    // The letter that says so is read.
+    // Reads the update that attaches the queue pair.
     completed.write(cqe(0, 1, 0, 0));
     assert!(completed.next().is_some());
     assert_eq!(steps_of(|| assert!(completed.next().is_none())), [RecordedStep::Owner]);

@@ -3,7 +3,7 @@
 use super::{SGE, Sender, Shape};
 use crate::provider::mlx5::sq::Frames;
 use crate::qp::state::QpType;
-use crate::wr::{Packet, PostError, SendWr, Transport};
+use crate::wr::{Packet, PostError, QpTransport, SendWr};
 
 const HEADER: [u8; 18] =
     [0x02, 0, 0, 0, 0, 0x0b, 0x02, 0, 0, 0, 0, 0x0a, 0x81, 0x00, 0x00, 0x2a, 0x08, 0x00];
@@ -21,7 +21,7 @@ fn device(min_header: u8, checksums: bool) -> Sender {
 }
 
 fn push(sends: &mut Sender, wr: SendWr<'_>) -> Result<(), PostError> {
-    sends.ring.transport = Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+    sends.ring.transport = QpTransport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
     let mut cursor = sends.ring.begin();
     sends.ring.push_checked(&mut cursor, &wr)?;
     Ok(sends.ring.ring(&cursor, false)?)
@@ -72,7 +72,7 @@ fn headers_stand_in_their_segment() {
     assert_eq!(posted(0, wr), format!("0000000a000042030000000000000000{head}{DATA}"));
 }
 
-/// What a ConnectX-4 wants at hand is taken from the front of the data.
+/// A ConnectX-4 wants the packet's headers inline: they are taken from the front of the data.
 #[test]
 fn inline_data_begins_in_the_segment() {
     let frame: Vec<u8> = HEADER.iter().copied().chain(1..=8).collect();

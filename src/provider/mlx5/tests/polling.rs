@@ -1,7 +1,7 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
 use super::PollGate;
-use super::{CQN, Completed, Page, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
+use super::{CQN, Completed, FakeRegister, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sync::Ordering;
@@ -525,7 +525,7 @@ fn wiped_memory_holds_no_completion_of_anybody() {
 #[test]
 fn a_poller_that_goes_frees_the_indices_it_knew() {
     let indices = UidxAllocator::new();
-    let (page, dbrec) = (Page::new(0), dbrec());
+    let (page, dbrec) = (FakeRegister::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let cqes = cq::prepare(&memory, 4, 64).unwrap();
     let gate = Gate::beside(&dbrec).unwrap();

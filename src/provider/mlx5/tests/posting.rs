@@ -179,7 +179,7 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
     for (wqebbs, fits) in [(PLACES, true), (2 * PLACES, false)] {
         let buffer = if cfg!(miri) { PLACES } else { wqebbs };
         let memory = Arc::new(QueueMemory::pages(wqebbs as usize * 64).unwrap());
-        let (dbrec, page) = (super::dbrec(), super::Page::new(BUFFER));
+        let (dbrec, page) = (super::dbrec(), super::FakeRegister::new(BUFFER));
         let index = UidxAllocator::new().take().unwrap();
         let qp = SharedQp::new(super::QPN, index, Some(buffer), Receives::Own(buffer));
         let ring = SendRing::new(Setup {
@@ -307,7 +307,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     sends.post(&[wr]).unwrap();
     assert_eq!(fences(&sends, 2), 0x20);
     sends.qp.sends.complete(2);
-    // That which was dropped lets as many wait in vain, and no more.
+    // As many requests as the dropped batch had wait in vain, and no more.
     sends.post(&[wr, wr]).unwrap();
     sends.post(&[wr]).unwrap();
     assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);

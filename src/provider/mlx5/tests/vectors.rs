@@ -11,7 +11,7 @@ use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::qp::state::QpType;
 use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::Transport;
+use crate::wr::QpTransport;
 use crate::wr::{Address, Destination, Packet, RecvWr, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -251,7 +251,7 @@ fn requests_are_those_of_libmlx5() {
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
         if vector.line("service") == "raw" {
             sends.ring.transport =
-                Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+                QpTransport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
             sends.ring.push_checked(&mut cursor, &wr).unwrap();
         } else {
             // The long way writes the same, a place further.
