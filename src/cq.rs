@@ -370,7 +370,7 @@ impl CompletionQueue {
         Ok(Completions { gate: &self.gate, ring: &mut self.ring, consumed: false })
     }
 
-    /// Reads what the control path told of queue pairs.
+    /// Reads which queue pairs the control path attached and retired.
     #[cold]
     #[inline(never)]
     fn catch_up(&mut self) -> std::result::Result<(), PollError> {
@@ -382,8 +382,8 @@ impl CompletionQueue {
     }
 
     /// Takes up to `wcs.len()` completions out of the queue, in order, and returns how many it wrote to
-    /// the beginning of `wcs`. The queue is free again afterwards, so that what handles them may poll
-    /// it, or borrow what owns it:
+    /// the beginning of `wcs`. The queue is not borrowed afterwards, so that the code that handles the
+    /// completions may poll it, or borrow the struct that owns it:
     ///
     /// ```no_run
     /// # use uverbs::{CompletionQueue, PollError, QueuePair, Wc, WcError};
@@ -410,7 +410,7 @@ impl CompletionQueue {
     /// }
     /// ```
     ///
-    /// [`poll`](Self::poll) costs less where only a few of a completion's fields are looked at.
+    /// [`poll`](Self::poll) costs less if the program reads only a few fields of each completion.
     ///
     /// # Errors
     ///
@@ -427,7 +427,7 @@ impl CompletionQueue {
         Ok(found)
     }
 
-    /// Whether [`poll_direct`](Self::poll_direct) finds something.
+    /// Whether [`poll_direct`](Self::poll_direct) returns `Some`.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.ring, CqRing::Mlx5(_))
     }
@@ -441,8 +441,8 @@ impl CompletionQueue {
         }
     }
 
-    /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
-    /// compiled for those alone; `None` elsewhere.
+    /// As [`poll`](Self::poll), compiled only for devices that write CQEs which this process reads; `None` on
+    /// rxe.
     #[inline(always)]
     pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
         if !self.gate.is_at(QUIET) {
@@ -456,7 +456,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Gives back to the device what was consumed by polls that were forgotten.
+    /// Gives back to the device the CQEs that were consumed by polls whose [`Completions`] were forgotten.
     #[cold]
     pub(crate) fn give_back(&mut self) {
         if !self.gate.is_shut() {
@@ -464,7 +464,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Discards what the ring holds of a queue pair that cannot complete anything more.
+    /// Discards the completions in the ring of a queue pair that is reset or destroyed.
     pub(crate) fn purge(&mut self, member: &Member) {
         self.ring.purge(member);
     }
@@ -476,7 +476,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` without a channel: nobody would hear it.
+    /// `EINVAL` for a queue without a channel.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
@@ -506,13 +506,13 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for fewer than are in the queue or more than the device has, `EOPNOTSUPP` where the
-    /// device resizes none, `ENOMEM` where memory cannot be pinned: the queue is as it was.
+    /// `EINVAL` for fewer than are in the queue or more than the device has, `EOPNOTSUPP` if the device does
+    /// not resize queues, `ENOMEM` if memory cannot be pinned. After these the queue is as it was.
     ///
-    /// If the resized queue could not be mapped (on rxe, `ENOMEM`, and `EAGAIN` for locked memory), no
-    /// completion arrives any more, and after `EIO` and `ETIMEDOUT` nobody knows whether the device
-    /// goes on in the old memory or in the new: destroy it. Memory that the device may know stays
-    /// until then.
+    /// Destroy the queue after other errors. If the resized queue could not be mapped (on rxe, `ENOMEM`, and
+    /// `EAGAIN` for locked memory), no completion arrives any more. After `EIO` and `ETIMEDOUT` it is unknown
+    /// whether the device writes to the old memory or to the new. Memory that the device may write stays until
+    /// the queue is destroyed.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, cqe: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
@@ -521,7 +521,7 @@ impl CompletionQueue {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
         file.check_fork(VERB)?;
-        // The kernel copies what it believes unconsumed.
+        // The kernel copies the CQEs that are not consumed according to the consumer index.
         self.ring.release();
         let inner = &self.control.inner;
         let allocator = inner.domain.as_ref().and_then(|pd| pd.allocator.as_ref());

@@ -134,7 +134,7 @@ pub struct SrqAttr {
     pub max_wr: u32,
     /// Scatter/gather entries of a receive.
     pub max_sge: u32,
-    /// Below how many receives it raises its event; 0 when it is not armed.
+    /// The queue raises its event when it has fewer receives than this; 0 if it is not armed.
     pub limit: u32,
 }
 
@@ -193,9 +193,8 @@ impl SrqBuilder {
     /// # Errors
     ///
     /// `EINVAL` for 0 receives or more than the device has (`max_srq_wr`, `max_srq_sge`);
-    /// or an XRC domain or a completion queue of another context; `EOPNOTSUPP` on a device without
-    /// shared receive queues, or without XRC; `ENOMEM`; `EAGAIN` at a cgroup's
-    /// limit.
+    /// and for an XRC domain or a completion queue of another context; `EOPNOTSUPP` on a device without
+    /// shared receive queues, or without XRC; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<SharedReceiveQueue> {
         const VERB: &str = "create_srq";
         let SrqBuilder { pd, max_wr, max_sge, xrc } = self;
