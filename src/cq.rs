@@ -509,10 +509,10 @@ impl CompletionQueue {
     /// `EINVAL` for fewer than are in the queue or more than the device has, `EOPNOTSUPP` if the device does
     /// not resize queues, `ENOMEM` if memory cannot be pinned. After these the queue is as it was.
     ///
-    /// Destroy the queue after other errors. If the resized queue could not be mapped (on rxe, `ENOMEM`, and
-    /// `EAGAIN` for locked memory), no completion arrives any more. After `EIO` and `ETIMEDOUT` it is unknown
-    /// whether the device writes to the old memory or to the new. Memory that the device may write stays until
-    /// the queue is destroyed.
+    /// On rxe `ENOMEM`, and `EAGAIN` for locked memory, can also mean that the resized queue could not be
+    /// mapped: then no completion arrives any more. After `EIO` and `ETIMEDOUT` it is unknown whether the device
+    /// writes to the old memory or to the new. Destroy the queue after these; memory that the device may write
+    /// stays until then.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, cqe: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
