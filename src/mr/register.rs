@@ -408,8 +408,8 @@ impl MrBuilder {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 from Linux 7.2 on if the device
-    /// does not page on demand; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
+    /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 if the device does not page
+    /// on demand, from Linux 7.2 on and from a release of 6.12 between 6.12.108 and 6.12.117; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
     /// below the page size differ from those of the address; `EBADF` or `EINVAL` for a file that is no
     /// dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]

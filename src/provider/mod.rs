@@ -154,8 +154,8 @@ impl Provider {
         match self {
             Provider::Rxe(_) => Some("its driver has no regions of dma-bufs"),
             Provider::Mlx5(_) if !on_demand => Some(
-                "it does not page on demand, and since Linux 7.2 its driver takes dma-bufs only for a \
-                 device that does",
+                "it does not page on demand, and its driver takes dma-bufs only for a device that does, \
+                 since Linux 7.2 and in later releases of 6.12",
             ),
             Provider::Mlx5(_) => None,
         }
