@@ -156,7 +156,7 @@ type Small = CompactEnum<Box<u8>, u16, ()>;
 /// A loan that was taken back although the device was not told of it is not read a second time.
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "not what was lent last")]
+#[should_panic(expected = "not the last loan")]
 fn a_loan_that_was_taken_back_cannot_be_undone() {
     let mut lender = Lender::<CompactEnum<u8, u16, ()>>::new(4, 0);
     let table = lender.table().clone();
