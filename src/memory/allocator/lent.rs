@@ -11,7 +11,7 @@ use rustix::param::page_size;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// In a forked child nothing is lent, taken back or counted: what the parent lent is the parent's.
+/// The mappings, by address. In a forked child nothing is lent, taken back or counted: they are the parent's.
 #[derive(Debug, Default)]
 pub(super) struct LentMappings(Lock<BTreeMap<usize, Mapping>>);
 
@@ -49,15 +49,15 @@ pub(super) fn room(size: usize, align: usize, page: usize) -> Option<usize> {
     size.max(1).checked_add(slack)?.checked_next_multiple_of(page)
 }
 
-/// Anonymous memory in whose place forked children have zeros: no page of it moves, and a guard that
-/// a child still holds finds nothing.
+/// Anonymous memory that is zero in forked children (`MADV_WIPEONFORK`): no page of it moves, and a guard that a
+/// child still holds reads zeros.
 pub(super) fn anonymous(length: usize) -> Result<Mapping, Errno> {
     let raw = MmapOptions::new().len(length).map_anon().map(MmapRaw::from);
     unshared(raw, Advice::LinuxWipeOnFork)
 }
 
-/// The same in huge pages of `1 << page_bits` bytes, but that children have nothing in its place: the
-/// kernel does not wipe huge pages.
+/// Anonymous memory in huge pages of `1 << page_bits` bytes. Forked children have no mapping in its place, because
+/// the kernel does not wipe huge pages.
 pub(super) fn huge(length: usize, page_bits: u8) -> Result<Mapping, Errno> {
     let raw = MmapOptions::new().len(length).huge(Some(page_bits)).map_anon().map(MmapRaw::from);
     unshared(raw, Advice::LinuxDontFork)

@@ -1,4 +1,4 @@
-//! Address vectors: what a datagram's request says of its way. Pairs with `mlx5_ib_create_ah`.
+//! Address vectors: the destination in a datagram's WQE. Pairs with `mlx5_ib_create_ah`.
 
 use crate::provider::Link;
 use crate::provider::driver_response::DriverResponse;
@@ -43,8 +43,8 @@ pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, response: &DriverResp
     av
 }
 
-/// The device's code of a rate limit; the specification's enumerator as the user gave it. Rates that
-/// the device does not have are rounded to one near, and those beyond its fastest are no limit.
+/// The device's code of a rate limit, from the specification's enumerator. A rate that the device does not
+/// have becomes the nearest one; a rate above its fastest is no limit.
 fn rate(static_rate: u8) -> u8 {
     match static_rate {
         // 2.5, 10, 30, 5, 20, 40, 60, 80 and 120 Gbit/s.
