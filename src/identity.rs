@@ -8,7 +8,7 @@ use std::sync::Arc;
 pub(crate) struct Identity(usize);
 
 impl Identity {
-    /// Of no object.
+    /// The identity of no object.
     #[cfg(all(test, not(loom)))]
     pub(crate) const NONE: Identity = Identity(0);
 

@@ -16,7 +16,7 @@ use crate::provider::mlx5::{cq, rq, sq};
 use crate::provider::poll_gate::{PollGate, QUIET};
 use crate::provider::{ProviderWc, SendLimits};
 use crate::qp::state::QpType;
-use crate::wr::{PostError, RecvWr, SendOps, SendWr, Transport};
+use crate::wr::{PostError, QpTransport, RecvWr, SendOps, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -40,8 +40,8 @@ fn register(buffer: usize) -> Result<Arc<DoorbellRegister>, Errno> {
     DoorbellRegister::new(Arc::new(mapping), 0, buffer).map(Arc::new).ok_or(Errno::INVAL)
 }
 
-const TRANSPORT: Transport =
-    Transport { qp_type: QpType::RC, qpn: Qpn(QPN), domain: Identity::NONE };
+const TRANSPORT: QpTransport =
+    QpTransport { qp_type: QpType::RC, qpn: Qpn(QPN), domain: Identity::NONE };
 
 fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
     DoorbellPages::new()?.alloc().map(Arc::new)

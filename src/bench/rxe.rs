@@ -12,7 +12,7 @@ use crate::provider::ProviderWc;
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{RecvCursor, SendCursor, SendLimits, rxe};
 use crate::qp::state::QpType;
-use crate::wr::{PostError, RecvWr, SendWr, Transport};
+use crate::wr::{PostError, QpTransport, RecvWr, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
 use std::mem::offset_of;
@@ -69,7 +69,7 @@ impl Sends {
     /// A queue of `slots`, a power of two, for requests of one entry or 64 bytes inline.
     pub(super) fn new(slots: u32) -> Result<Sends, Errno> {
         let limits = SendLimits { max_sge: 1, max_inline: 64 };
-        let transport = Transport { qp_type: QpType::RC, qpn: Qpn(7), domain: Identity::NONE };
+        let transport = QpTransport { qp_type: QpType::RC, qpn: Qpn(7), domain: Identity::NONE };
         let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
         Ok(Sends(rxe::sq::SendRing::map(memory.mi, limits, transport, gate()?, &memory)?))
     }

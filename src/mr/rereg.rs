@@ -3,7 +3,7 @@
 use super::{HELD, MemoryRegion, MrInner, register};
 use crate::access::Access;
 use crate::error::{Error, Result};
-use crate::memory::region::{Backing, Place, StableBytes};
+use crate::memory::region::{Backing, Location, StableBytes};
 use crate::number::{Lkey, Rkey};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::uverbs::invoke_write::write;
@@ -69,7 +69,7 @@ impl<T, M> MemoryRegion<T, M> {
         if inner.dead {
             return Err(dead());
         }
-        check_place(inner)?;
+        check_location(inner)?;
         let file = inner.object.file().clone();
         let mut flags = change::empty();
         if let Some(pd) = &change.pd {
@@ -94,7 +94,7 @@ impl<T, M> MemoryRegion<T, M> {
             ..Default::default()
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
         let done = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = done {
@@ -146,18 +146,18 @@ fn dead() -> Error {
     Error::invalid(VERB, "a failed change left the region without memory; it can be destroyed")
 }
 
-fn check_place<M>(inner: &MrInner<M>) -> Result<()> {
-    match inner.object.memory().map(Backing::place) {
+fn check_location<M>(inner: &MrInner<M>) -> Result<()> {
+    match inner.object.memory().map(Backing::location) {
         // A forged envelope may name a region of this process's pools, whose buffers are borrowed as slices
         // that no peer may write.
-        Some(Place::Foreign) => Err(Error::new(VERB, Errno::PERM).detail(
+        Some(Location::Foreign) => Err(Error::new(VERB, Errno::PERM).detail(
             "the region was imported: only the process that registered its memory can change it",
         )),
-        Some(Place::Device) => Err(Error::invalid(
+        Some(Location::Device) => Err(Error::invalid(
             VERB,
             "a region of device memory, which the kernel does not change: register it anew",
         )),
-        Some(Place::Here | Place::Beyond) | None => Ok(()),
+        Some(Location::Mapped | Location::DmaBuf) | None => Ok(()),
     }
 }
 
@@ -234,7 +234,7 @@ impl<T, M> MemoryRegion<T, M> {
         let checked = if inner.dead {
             Err(dead())
         } else {
-            check_place(&inner).and_then(|()| {
+            check_location(&inner).and_then(|()| {
                 let checked = register::check(inner.access, start, start, length);
                 checked.map_err(|error| error.in_verb(VERB))
             })
@@ -252,7 +252,7 @@ impl<T, M> MemoryRegion<T, M> {
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
         let done = checked.and_then(|()| {
-            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
             file.execute(VERB, &mut command)
         });
         match done {

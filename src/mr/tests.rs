@@ -166,7 +166,7 @@ fn atomics_are_left_out_where_the_device_refuses_them() {
         assert_eq!(region.access(), plain);
         assert_eq!(script.object(region.handle()).access, plain.bits());
     }
-    // Other errors have nothing to do with rights, and are answered without a second try.
+    // Other errors have nothing to do with rights, and are returned without a second try.
     let before = script.log().len();
     script.fail_step(1, Errno::NOMEM);
     let error = pd.allocate::<u64>(1).unwrap_err();

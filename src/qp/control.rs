@@ -35,8 +35,8 @@ impl QpControl {
         self.qp.state()
     }
 
-    /// Changes attributes, mostly to bring the queue pair to another state. Once it answered, the
-    /// new state holds for posting.
+    /// Changes attributes, mostly to bring the queue pair to another state. When it has returned, posting
+    /// follows the new state.
     ///
     /// What the transition needs and takes is checked first, so that a refusal can name it:
     ///
@@ -55,9 +55,10 @@ impl QpControl {
     /// # Errors
     ///
     /// `EINVAL` for a transition that does not exist, a [`current_state`](QpAttr::current_state) that the
-    /// queue pair is not in, a missing or superfluous attribute or a value out of range (the message names it), a port that the device does not have, and for `RESET`: see
-    /// [`reset`](crate::QueuePair::reset), which is also due before anything else when somebody who
-    /// shares the context reset the queue pair (`EINVAL`, too). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// queue pair is not in, a missing or superfluous attribute or a value out of range (the message names
+    /// it), a port that the device does not have, and for `RESET`: see
+    /// [`reset`](crate::QueuePair::reset). `EINVAL`, too, after another process that shares the context reset
+    /// the queue pair: call `reset` first. `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
     /// limit that the device does not have.
     #[doc(alias = "ibv_modify_qp")]
@@ -144,7 +145,7 @@ impl QpControl {
         }
     }
 
-    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it answers, but
+    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it returns, but
     /// that it stays [`RESET`](QpState::RESET), where nothing can be posted, after somebody else
     /// reset the queue pair, until [`reset`](crate::QueuePair::reset) brings the queues back, too.
     #[doc(alias = "ibv_query_qp")]
@@ -158,7 +159,7 @@ impl QpControl {
 
     /// What names this queue pair in events.
     pub fn key(&self) -> ObjectKey {
-        self.qp.registration.key()
+        self.qp.event_key.key()
     }
 
     /// The number by which the kernel knows the queue pair within its file.

@@ -109,9 +109,9 @@ impl QpInner {
                 true
             }
             Err(error) => match error.kernel_errno() {
-                // Somebody who shares the file destroyed it.
+                // Another process that has the file destroyed it.
                 Some(Errno::NOENT) => true,
-                // The device may be gone, or going: then only the destruction is an answer.
+                // If the device is gone, or being removed, only a DESTROY tells whether the queue pair is gone.
                 Some(Errno::IO) => self.object.is_gone_with_its_device(),
                 _ => false,
             },
@@ -128,7 +128,7 @@ impl QpInner {
                 self.set_state(QpState::ERR);
                 self.apply(verb, &attr)
             }
-            answer => answer,
+            applied => applied,
         }
     }
     /// Hands a change to the kernel as it is.
@@ -141,7 +141,7 @@ impl QpInner {
                 let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
                 let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
                 let mut command =
-                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).answer(&mut resp);
+                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).response(&mut resp);
                 file.execute(verb, &mut command)
             }
         }

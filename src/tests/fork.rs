@@ -1,4 +1,4 @@
-//! Objects that a forked child inherits are its parent's: calls answer `Forked`, and dropping does nothing.
+//! Objects that a forked child inherits are its parent's: calls fail with `Forked`, and dropping does nothing.
 
 use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
 use crate::memory::fork::in_child;
@@ -15,7 +15,7 @@ fn address() -> AddressVector {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
+fn in_a_child_every_call_fails_with_forked_and_makes_no_system_call() {
     let mut bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
@@ -74,7 +74,7 @@ fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
         assert_eq!(qp.recv_batch().err(), Some(PostError::Forked));
         assert_eq!(script.log().len(), commands, "the kernel heard of it");
     });
-    // `destroy` answers `Forked` with the object, whose drop does nothing.
+    // `destroy` returns `Forked` with the object, whose drop does nothing.
     let mut everything = Some((window, region, qp, ud, ah, srq, cq, domain, td, channel));
     in_child(|| {
         let (window, region, qp, ud, ah, srq, cq, domain, td, channel) = everything.take().unwrap();
