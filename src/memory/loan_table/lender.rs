@@ -248,7 +248,8 @@ impl<'l, P> FreeSlot<'l, P> {
         // SAFETY: the slot is free, and the Acquire of `free_slot` orders this after what the last
         // `release` read.
         unsafe { self.slot.payload.write(MaybeUninit::new(payload)) };
-        // Release pairs with the Acquire of `LoanSlot::take_back`.
+        // Release pairs with the Acquire of `LoanSlot::take_back`, and puts the program's loads of the memory
+        // before the doorbell, which `udma_to_device` does not.
         self.slot.state.store(self.wr_id, Ordering::Release);
         *self.ahead = self.ahead.wrapping_add(STEP);
     }
