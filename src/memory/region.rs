@@ -110,6 +110,9 @@ pub(crate) struct Backing<M> {
     /// Bytes that the device can reach.
     reach: u64,
     location: Location,
+    /// Whether the program accesses the memory itself, and promised in `unsafe` what the rights allow that it
+    /// registered the memory with.
+    rights_are_promised: bool,
 }
 
 /// Where registered memory is.
@@ -138,7 +141,8 @@ impl<M: StableBytes> Backing<M> {
         let items = unsafe { owner.as_mut() }.items();
         let length = items.len().saturating_mul(size_of::<M::Item>());
         let start = items.as_ptr().cast();
-        Backing { owner, start, length, reach: length as u64, location: Location::Mapped }
+        let (reach, location) = (length as u64, Location::Mapped);
+        Backing { owner, start, length, reach, location, rights_are_promised: false }
     }
 }
 
@@ -152,7 +156,8 @@ impl Backing<MmapMut> {
 impl<M> Backing<M> {
     fn with(owner: M, start: *mut u8, length: usize, reach: u64) -> Self {
         let owner = NonNull::from(Box::leak(Box::new(owner)));
-        Backing { owner, start, length, reach, location: Location::Mapped }
+        let location = Location::Mapped;
+        Backing { owner, start, length, reach, location, rights_are_promised: false }
     }
 
     /// Memory that this process has no address for, and what keeps it alive.
@@ -174,6 +179,11 @@ impl<M> Backing<M> {
 
     pub(crate) fn location(&self) -> Location {
         self.location
+    }
+
+    /// Whether safe code must not add rights, because the caller of an `unsafe` function answered for the present ones.
+    pub(crate) fn rights_are_promised(&self) -> bool {
+        self.rights_are_promised
     }
 
     /// How many bytes from there belong to it.
@@ -281,7 +291,9 @@ impl Backing<Unowned> {
     /// The range stays mapped for as long as this lives, or longer if it is leaked.
     pub(crate) unsafe fn unowned(start: *mut u8, length: usize) -> Self {
         // This process reaches none of its bytes through the region.
-        Backing::with(Unowned(()), start, 0, length as u64)
+        let mut backing = Backing::with(Unowned(()), start, 0, length as u64);
+        backing.rights_are_promised = true;
+        backing
     }
 }
 
@@ -350,7 +362,9 @@ impl Backing<AddressSpace> {
     ///
     /// The caller gives the keys only to code and peers that may write anything in this process.
     pub(crate) unsafe fn everything() -> Self {
-        Backing::with(AddressSpace(()), ptr::null_mut(), 0, u64::MAX)
+        let mut backing = Backing::with(AddressSpace(()), ptr::null_mut(), 0, u64::MAX);
+        backing.rights_are_promised = true;
+        backing
     }
 }
 

@@ -115,7 +115,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// The range stays mapped until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), the range stays mapped until the process ends.
+    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
+    /// [released](MemoryRegion::release) to another process, the range stays mapped until the process ends.
     ///
     /// The caller also answers for what the device and peers do to the memory with the rights in `access`:
     /// where one of them may write, the program holds no reference to the bytes and does not assume that they
@@ -146,7 +147,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// holds until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), it holds until the process ends.
+    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
+    /// [released](MemoryRegion::release) to another process, it holds until the process ends.
     ///
     /// # Errors
     ///
@@ -349,9 +351,9 @@ impl MrBuilder {
     ///
     /// # Safety
     ///
-    /// The region must not be forgotten or leaked: it is dropped before the borrow ends. Only a successful
-    /// [`destroy`](MemoryRegion::destroy) proves that the device no longer reaches the memory; after an
-    /// error the memory must not be accessed.
+    /// The region must not be forgotten, leaked or [released](MemoryRegion::release): it is dropped before the
+    /// borrow ends. Only a successful [`destroy`](MemoryRegion::destroy) proves that the device no longer
+    /// reaches the memory; after an error the memory must not be accessed.
     ///
     /// # Errors
     ///

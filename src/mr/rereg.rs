@@ -58,9 +58,11 @@ impl<T, M> MemoryRegion<T, M> {
     /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a
     /// domain of another context, or for a region of [device memory](crate::DeviceMemory), which no kernel
     /// changes; `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its
-    /// new owner. After these errors the region is unchanged. After other errors, `ENOMEM` among them, the
-    /// change may have been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and
-    /// it can only be [destroyed](Self::destroy), which gives the memory back.
+    /// new owner, and for more rights to memory that is [unowned](crate::ProtectionDomain::register_unowned)
+    /// or the whole address space, which somebody vouched for in `unsafe` with the rights that it has. After
+    /// these errors the region is unchanged. After other errors, `ENOMEM` among them, the change may have
+    /// been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and it can only be
+    /// [destroyed](Self::destroy), which gives the memory back.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: Rereg) -> Result<()> {
         let inner = Arc::get_mut(&mut self.inner).ok_or_else(held)?;
@@ -77,6 +79,7 @@ impl<T, M> MemoryRegion<T, M> {
         if let Some(access) = change.access {
             access.check(VERB)?;
             check_fixed_flags(inner.access, access)?;
+            check_promised(inner, access)?;
             flags |= change::IB_MR_REREG_ACCESS;
         }
         if flags.is_empty() {
@@ -119,6 +122,20 @@ fn check_fixed_flags(old: Access, new: Access) -> Result<()> {
         VERB,
         format!("{changed:?} cannot change from {old:?} to {new:?}: register the memory anew"),
     ))
+}
+
+/// Refuses more rights to memory that the program accesses by itself: what it promised when it registered the
+/// memory holds for the rights that it asked for then.
+fn check_promised<M>(inner: &MrInner<M>, new: Access) -> Result<()> {
+    let more = new.difference(inner.access | Access::RELAXED_ORDERING);
+    if more.is_empty() || !inner.object.memory().is_some_and(Backing::rights_are_promised) {
+        return Ok(());
+    }
+    let old = inner.access;
+    Err(Error::new(VERB, Errno::PERM).detail(format!(
+        "the program accesses the memory by itself, and registered it with {old:?}; with {more:?} it has \
+         to register the memory anew"
+    )))
 }
 
 fn held() -> Error {

@@ -174,6 +174,9 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
+        if let Err(error) = qp.qp.file().check_fork(VERB) {
+            return Err(error.with(qp));
+        }
         self.give_back_forgotten();
         // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
         // after this line counts once more.

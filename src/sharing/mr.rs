@@ -67,7 +67,8 @@ impl<T, M> MemoryRegion<T, M> {
     }
 
     /// Leaves it to another process to deregister the region. Memory that the region owned is leaked until
-    /// this process ends, because this process does not learn when the region is gone.
+    /// this process ends, because this process does not learn when the region is gone. Memory that it did not
+    /// own stays within the device's reach, as if the region were leaked.
     ///
     /// [Device memory](crate::DeviceMemory) is not kept by a released region: its owner keeps it, or
     /// releases it as well. The kernel answers `EBUSY` to freeing it until the new owner has deregistered

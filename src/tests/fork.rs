@@ -2,6 +2,7 @@
 
 use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
 use crate::memory::fork::in_child;
+use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
     Access, AddressVector, Errno, Gid, Notify, PollError, PostError, QpAttr, QpState, QpType,
@@ -102,6 +103,20 @@ fn in_a_child_every_call_fails_with_forked_and_makes_no_system_call() {
     assert_eq!(script.live(), []);
     assert_eq!((context.leaked(), script.mappings()), (0, 0));
     assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it forks")]
+fn a_child_adopts_no_queue_pair() {
+    let bench = Bench::new();
+    let mut cq = OwnedCompletionQueue::<u32>::new(bench.cq);
+    let qp = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
+    let mut qp = Some(qp);
+    in_child(|| {
+        let refused = cq.adopt(qp.take().unwrap()).err().unwrap();
+        assert!(refused.error.is_forked(), "{}", refused.error);
+    });
+    assert!(cq.adopt(qp.unwrap()).is_ok());
 }
 
 #[test]

@@ -192,6 +192,10 @@ impl State {
     fn modify_qp(&mut self, request: qp::ib_uverbs_modify_qp) -> Result<()> {
         self.expect("modify_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
         let mask = qp::ib_qp_attr_mask::from_bits_retain(request.attr_mask);
+        if mask.contains(qp::ib_qp_attr_mask::IB_QP_CUR_STATE) {
+            // A driver might believe it.
+            return Err(Errno::PROTO);
+        }
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_STATE) {
             if request.qp_state > 6 {
                 return Err(Errno::INVAL);
