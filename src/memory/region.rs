@@ -110,8 +110,8 @@ pub(crate) struct Backing<M> {
     /// Bytes that the device can reach.
     reach: u64,
     location: Location,
-    /// Whether the program accesses the memory by itself, and promised for the rights that it registered
-    /// the memory with.
+    /// Whether the program accesses the memory itself, and promised in `unsafe` what the rights allow that it
+    /// registered the memory with.
     rights_are_promised: bool,
 }
 
@@ -181,7 +181,7 @@ impl<M> Backing<M> {
         self.location
     }
 
-    /// Whether safe code must not add rights: somebody promised for those that there are, in `unsafe`.
+    /// Whether safe code must not add rights, because the caller of an `unsafe` function answered for the present ones.
     pub(crate) fn rights_are_promised(&self) -> bool {
         self.rights_are_promised
     }

@@ -56,9 +56,9 @@ impl QpControl {
     ///
     /// `EINVAL` for a transition that does not exist, a [`current_state`](QpAttr::current_state) that the
     /// queue pair is not in, a missing or superfluous attribute or a value out of range (the message names
-    /// it), a port that the device does not have, and for `RESET`: see
-    /// [`reset`](crate::QueuePair::reset). `EINVAL`, too, after another process that shares the context reset
-    /// the queue pair: call `reset` first. `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// it), a port that the device does not have, and for `RESET`: see [`reset`](crate::QueuePair::reset).
+    /// `EINVAL`, too, after another process that shares the context reset the queue pair: call `reset` first.
+    /// `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
     /// limit that the device does not have.
     #[doc(alias = "ibv_modify_qp")]

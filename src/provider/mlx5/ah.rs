@@ -44,7 +44,7 @@ pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, response: &DriverResp
 }
 
 /// The device's code of a rate limit, from the specification's enumerator. A rate that the device does not
-/// have becomes the nearest one; a rate above its fastest is no limit.
+/// have becomes one near it; a rate above its fastest is no limit.
 fn rate(static_rate: u8) -> u8 {
     match static_rate {
         // 2.5, 10, 30, 5, 20, 40, 60, 80 and 120 Gbit/s.

@@ -168,7 +168,7 @@ pub(crate) struct CqRing {
     table: QpTable,
     /// Most completions that the device takes in one queue.
     max_cqe: u32,
-    /// What [`unusual`](Self::unusual) found.
+    /// The completion that [`take_other`](Self::take_other) found.
     odd: FoundCqe,
 }
 
