@@ -11,7 +11,7 @@ use crate::port::{GidType, LinkLayer};
 use crate::provider::Link;
 use crate::uverbs::invoke_write::write;
 use crate::wr::{Address, Destination};
-pub(crate) use retired::Retired;
+pub(crate) use retired::NamedHandles;
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::ah::{ib_uverbs_create_ah, ib_uverbs_create_ah_resp};
@@ -60,10 +60,10 @@ impl<S: Sharing> ProtectionDomain<S> {
         let request =
             ib_uverbs_create_ah { pd_handle: self.inner.handle(), attr, ..Default::default() };
         let mut resp = ib_uverbs_create_ah_resp::new_zeroed();
-        let mut answer = file.provider.ah_answer();
+        let mut driver_response = file.provider.ah_response();
         let mut command = write(IB_USER_VERBS_CMD_CREATE_AH, &request)
-            .answer(&mut resp)
-            .driver(&[], answer.as_mut());
+            .response(&mut resp)
+            .driver(&[], driver_response.as_mut());
         let made = file.execute(VERB, &mut command);
         drop(command);
         made.map_err(|error| match error.errno() {
@@ -80,7 +80,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         })?;
         Ok(AddressHandle {
             object: Some(Object::new(file.clone(), Class::AH, resp.ah_handle, ())),
-            address: file.provider.address(&attr, link, &answer),
+            address: file.provider.address(&attr, link, &driver_response),
             pd: self.inner.clone(),
         })
     }
@@ -134,7 +134,7 @@ impl AddressHandle {
     ///
     /// # Errors
     ///
-    /// `EBUSY` while requests name it that have not completed, on soft-RoCE; what the kernel answers.
+    /// On rxe `EBUSY` while requests that name it have not completed; those of the kernel.
     /// The handle comes back with the error.
     #[doc(alias = "ibv_destroy_ah")]
     pub fn destroy(mut self) -> std::result::Result<(), ErrorWith<Self>> {

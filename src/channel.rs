@@ -21,7 +21,7 @@ use zerocopy::FromZeros;
 const VERB: &str = "get_cq_event";
 
 /// The outcome of a read of the file.
-enum Event {
+enum ReadEvent {
     /// The file has no event.
     None,
     Of(ObjectKey),
@@ -106,9 +106,9 @@ impl CompletionChannel {
                 return Ok(None);
             }
             match self.read()? {
-                Event::None => return Ok(None),
-                Event::Of(key) => return Ok(Some(key)),
-                Event::Other => {}
+                ReadEvent::None => return Ok(None),
+                ReadEvent::Of(key) => return Ok(Some(key)),
+                ReadEvent::Other => {}
             }
         }
     }
@@ -120,31 +120,31 @@ impl CompletionChannel {
             self.inner.file.check_fork(VERB)?;
             loop {
                 match self.read()? {
-                    Event::Of(key) => return Ok(Some(key)),
-                    Event::Other => {}
+                    ReadEvent::Of(key) => return Ok(Some(key)),
+                    ReadEvent::Other => {}
                     // Another thread made the file non-blocking meanwhile.
-                    Event::None => break,
+                    ReadEvent::None => break,
                 }
             }
         }
         wait_readable(VERB, self.inner.fd.as_fd(), timeout, || self.try_next())
     }
 
-    fn read(&self) -> Result<Event> {
+    fn read(&self) -> Result<ReadEvent> {
         let file = &self.inner.file;
         let mut event = ib_uverbs_comp_event_desc::new_zeroed();
         match read_record(VERB, self.inner.fd.as_fd(), &mut event)? {
-            Read::Empty => return Ok(Event::None),
+            Read::Empty => return Ok(ReadEvent::None),
             Read::Record => {}
         }
-        Ok(match file.keys.hear(event.cq_handle) {
-            Resolved::Live(_, key) => Event::Of(key),
+        Ok(match file.keys.resolve_cq_event(event.cq_handle) {
+            Resolved::Live(_, key) => ReadEvent::Of(key),
             Resolved::Dead => {
                 file.dead_events.fetch_add(1, Ordering::Relaxed);
-                Event::Other
+                ReadEvent::Other
             }
             // Another process that has the kernel file made a queue on this channel.
-            Resolved::Foreign(_) => Event::Other,
+            Resolved::Foreign(_) => ReadEvent::Other,
         })
     }
 

@@ -25,11 +25,11 @@ impl<'a> Completion<'a> {
         Completion { wc }
     }
 
-    /// The same, made of what has to be at hand for it anyway.
+    /// The same completion, rebuilt from its CQE, so that the compiler keeps no copy of it in registers.
     #[inline(always)]
-    pub(crate) fn again(self) -> Self {
+    pub(crate) fn reload(self) -> Self {
         match self.wc {
-            ProviderWc::Mlx5(wc) => Completion { wc: ProviderWc::Mlx5(wc.again()) },
+            ProviderWc::Mlx5(wc) => Completion { wc: ProviderWc::Mlx5(wc.reload()) },
             ProviderWc::Rxe(_) => self,
         }
     }
@@ -44,7 +44,7 @@ impl<'a> Completion<'a> {
         }
     }
 
-    /// By which its completion queue knows the queue pair; see
+    /// The number by which the completion names its queue pair; see
     /// [`Member::number`](crate::provider::Member::number).
     #[inline(always)]
     pub(crate) fn number(&self) -> u32 {
@@ -112,9 +112,9 @@ impl<'a> Completion<'a> {
 
     /// Bytes received, or returned by a read or atomic; for a datagram including the 40 bytes of
     /// a global route header. Undefined for sends and writes, and unless the request succeeded. An atomic
-    /// returns 8 bytes; of one whose memory is longer, rxe says the length of the memory.
+    /// returns 8 bytes; if the request names longer memory, rxe reports the length of that memory.
     ///
-    /// Of [`RECV_WRITE_IMM`](WcOpcode::RECV_WRITE_IMM) these are bytes that the peer wrote elsewhere:
+    /// For [`RECV_WRITE_IMM`](WcOpcode::RECV_WRITE_IMM) it counts the bytes that the peer wrote elsewhere:
     /// the memory of the receive got none of them.
     #[doc(alias = "ibv_wc_read_byte_len")]
     #[inline]
@@ -126,7 +126,7 @@ impl<'a> Completion<'a> {
     }
 
     /// The queue pair that the request was posted to, or that took it from a shared receive queue.
-    /// Of a received raw packet the device tells [`flow_tag`](Self::flow_tag) instead.
+    /// For a received raw packet mlx5 reports [`flow_tag`](Self::flow_tag) in its place.
     #[doc(alias = "ibv_wc_read_qp_num")]
     #[inline]
     pub fn qpn(&self) -> Qpn {
@@ -171,7 +171,7 @@ impl<'a> Completion<'a> {
     /// if it lies in memory, as all does unless the queue pair was made with
     /// [`scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe).
     ///
-    /// Of a request without success there is nothing.
+    /// `None` for a request that failed.
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
     pub fn scattered(&self) -> Option<Scattered> {
         match &self.wc {
@@ -278,8 +278,8 @@ impl<'a> Completion<'a> {
 }
 
 impl From<Completion<'_>> for Wc {
-    /// Copies what the completion says, so that it outlives the poll. Of a request that failed that is
-    /// what [`WcError`] has.
+    /// Copies the completion, so that it outlives the poll. If the request failed, only the fields of
+    /// [`WcError`] are set.
     #[inline]
     fn from(completion: Completion<'_>) -> Wc {
         let completion = match completion.ok() {

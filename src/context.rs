@@ -5,7 +5,7 @@ use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::file::EventFile;
 use crate::events::keys::Keys;
-use crate::file::{Facts, File, random};
+use crate::file::{File, FileFacts, random};
 use crate::memory::fork::Epoch;
 use crate::pd::ProtectionDomain;
 use crate::provider::Opening;
@@ -85,13 +85,11 @@ impl Context {
             }
         }
 
-        // The context has no event file of its own: whoever wants events allocates one.
+        // The kernel makes a context without an event file.
         let events = alloc_async_fd(&*kernel, VERB)?;
         let provider = opening.finish(&*kernel)?;
-        // One question for both: children of one process inherit the state of any generator in
-        // memory, so the kernel is asked each time.
         let [origin, secret] = random();
-        let facts = Facts::new(origin.max(1), completion_vectors, support);
+        let facts = FileFacts::new(origin.max(1), completion_vectors, support);
         let keys = Keys::new(secret);
         let file = File::new(kernel, device, provider, epoch, keys, events, facts);
         Ok(Context { file: Arc::new(file) })
@@ -141,10 +139,10 @@ impl Context {
 }
 
 impl AsFd for Context {
-    /// The command file. Anyone who holds a duplicate can use and destroy every object of the
+    /// The command file. A process that has a duplicate can use and destroy every object of the
     /// context.
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.file.share();
+        self.file.mark_shared();
         self.file.kernel.fd()
     }
 }

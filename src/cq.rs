@@ -6,7 +6,7 @@ use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::{Heard, Kind, ObjectKey, Registration};
+use crate::events::keys::{ArmSn, EventKey, EventSourceKind, ObjectKey};
 use crate::file::File;
 use crate::memory::allocator::Source;
 use crate::memory::gate::Gate;
@@ -21,7 +21,7 @@ use crate::provider::{
 use crate::uverbs::doorbell::Doorbell;
 use crate::uverbs::invoke_write::{write, write_ex};
 use crate::wc::Wc;
-pub(crate) use numbers::{Lease, Numbers};
+pub(crate) use numbers::{NumberLease, Numbers};
 use rustix::io::Errno;
 use std::fmt;
 use std::ops::Deref;
@@ -38,13 +38,13 @@ const CQE_SIZE: u32 = 64;
 #[derive(Debug)]
 pub(crate) struct CqInner {
     pub(crate) object: Object<QueueResources>,
-    /// Tells the poller of queue pairs: it discards completions of those that are gone.
+    /// Tells the poller which queue pairs are retired: it discards their completions.
     pub(crate) members: CqMembers,
-    /// Numbers of queue pairs that lead to what others were lent.
+    /// Numbers that no new queue pair may have, because completions with them name loans of an earlier one.
     pub(crate) numbers: Arc<Numbers>,
-    registration: Registration,
+    event_key: EventKey,
     _channel: Option<Arc<ChannelInner>>,
-    /// Whose allocator provides its memory.
+    /// The parent domain whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
 }
 
@@ -87,7 +87,7 @@ pub struct CompletionQueue {
     /// Whether there is a channel, so that it makes sense to ask for events.
     has_channel: bool,
     /// The events that its channel announced.
-    heard: Heard,
+    arm_sn: ArmSn,
 }
 
 /// A handle of a completion queue: everything but polling. A [`CompletionQueue`] dereferences to it.
@@ -120,8 +120,8 @@ mod sealed {
     pub trait Sealed {
         fn control(&self) -> &super::CqControl;
 
-        /// Prepares for one more queue pair, if nobody can poll meanwhile.
-        fn tidy(&self) {}
+        /// Before one more queue pair is created: compacts the updates for the poller, if nobody polls meanwhile.
+        fn compact_updates(&self) {}
     }
 }
 
@@ -138,9 +138,8 @@ impl sealed::Sealed for CompletionQueue {
         &self.control
     }
 
-    fn tidy(&self) {
-        // What the poller need not know of earlier queue pairs is forgotten.
-        self.ring.tidy();
+    fn compact_updates(&self) {
+        self.ring.compact_updates();
     }
 }
 
@@ -155,8 +154,8 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &T {
         (**self).control()
     }
 
-    fn tidy(&self) {
-        (**self).tidy();
+    fn compact_updates(&self) {
+        (**self).compact_updates();
     }
 }
 
@@ -165,8 +164,8 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
         (**self).control()
     }
 
-    fn tidy(&self) {
-        (**self).tidy();
+    fn compact_updates(&self) {
+        (**self).compact_updates();
     }
 }
 
@@ -292,7 +291,7 @@ impl CqBuilder {
         if let Some(domain) = &domain {
             file.check_same(VERB, "parent domain", domain.file())?;
         }
-        let registration = file.register(VERB, Kind::Cq)?;
+        let event_key = file.register(VERB, EventSourceKind::Cq)?;
         let source =
             Source { verb: VERB, allocator: domain.as_ref().and_then(|pd| pd.allocator.as_ref()) };
         let attr = CqInitAttr { cqe, cqe_size, pad };
@@ -301,7 +300,7 @@ impl CqBuilder {
             let mut granted = 0u32;
             let mut command = command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
-                .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, event_key.key().0)
                 .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
                 .fd_if(
                     uapi::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL,
@@ -334,19 +333,19 @@ impl CqBuilder {
             file.provider.create_cq(attr, source, file.kernel.mapper(), execute)?;
         let (members, gate) = (ring.members(), ring.gate().clone());
         let has_channel = channel.is_some();
-        let heard = registration.heard().clone();
+        let arm_sn = event_key.arm_sn().clone();
         let numbers = Arc::default();
-        let inner = CqInner { object, members, numbers, registration, _channel: channel, domain };
+        let inner = CqInner { object, members, numbers, event_key, _channel: channel, domain };
         let control = CqControl { inner: Arc::new(inner) };
-        Ok(CompletionQueue { ring, gate, control, has_channel, heard })
+        Ok(CompletionQueue { ring, gate, control, has_channel, arm_sn })
     }
 }
 
 impl CompletionQueue {
     /// Looks for completions.
     ///
-    /// [`Completions::next`] consumes them one by one; their entries are given back to the device when the
-    /// answer is dropped:
+    /// [`Completions::next`] consumes them one by one; their entries are given back to the device when
+    /// [`Completions`] is dropped:
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::CompletionQueue) -> Result<(), uverbs::PollError> {
@@ -371,7 +370,7 @@ impl CompletionQueue {
         Ok(Completions { gate: &self.gate, ring: &mut self.ring, consumed: false })
     }
 
-    /// Reads what the control path told of queue pairs.
+    /// Reads which queue pairs the control path attached and retired.
     #[cold]
     #[inline(never)]
     fn catch_up(&mut self) -> std::result::Result<(), PollError> {
@@ -382,9 +381,9 @@ impl CompletionQueue {
         Ok(())
     }
 
-    /// Takes up to `wcs.len()` completions out of the queue, in order, and answers how many it wrote to
-    /// the beginning of `wcs`. The queue is free again afterwards, so that what handles them may poll
-    /// it, or borrow what owns it:
+    /// Takes up to `wcs.len()` completions out of the queue, in order, and returns how many it wrote to
+    /// the beginning of `wcs`. The queue is not borrowed afterwards, so that the code that handles the
+    /// completions may poll it, or borrow the struct that owns it:
     ///
     /// ```no_run
     /// # use uverbs::{CompletionQueue, PollError, QueuePair, Wc, WcError};
@@ -411,7 +410,7 @@ impl CompletionQueue {
     /// }
     /// ```
     ///
-    /// [`poll`](Self::poll) costs less where only a few of a completion's fields are looked at.
+    /// [`poll`](Self::poll) costs less if the program reads only a few fields of each completion.
     ///
     /// # Errors
     ///
@@ -428,22 +427,22 @@ impl CompletionQueue {
         Ok(found)
     }
 
-    /// Whether [`poll_direct`](Self::poll_direct) finds something.
+    /// Whether [`poll_direct`](Self::poll_direct) returns `Some`.
     pub(crate) fn is_direct(&self) -> bool {
         matches!(self.ring, CqRing::Mlx5(_))
     }
 
-    /// What a test plays a device with that writes completions, which it must not have begun to.
+    /// A fake device that writes completions; only for a queue that has had none.
     #[cfg(test)]
-    pub(crate) fn played(&self) -> crate::provider::mlx5::fake_device::Device {
+    pub(crate) fn fake_device(&self) -> crate::provider::mlx5::fake_device::FakeCq {
         match &self.ring {
             CqRing::Mlx5(cq) => cq.device(),
             CqRing::Rxe(_) => panic!("a queue of rxe"),
         }
     }
 
-    /// As [`poll`](Self::poll) where devices write completions for this process to read, which is
-    /// compiled for those alone; `None` elsewhere.
+    /// As [`poll`](Self::poll), compiled only for devices that write CQEs which this process reads; `None` on
+    /// rxe.
     #[inline(always)]
     pub(crate) fn poll_direct(&mut self) -> std::result::Result<Option<Direct<'_>>, PollError> {
         if !self.gate.is_at(QUIET) {
@@ -457,7 +456,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Gives back to the device what was consumed by polls that were forgotten.
+    /// Gives back to the device the CQEs that were consumed by polls whose [`Completions`] were forgotten.
     #[cold]
     pub(crate) fn give_back(&mut self) {
         if !self.gate.is_shut() {
@@ -465,7 +464,7 @@ impl CompletionQueue {
         }
     }
 
-    /// Discards what the ring holds of a queue pair that cannot complete anything more.
+    /// Discards the completions in the ring of a queue pair that is reset or destroyed.
     pub(crate) fn purge(&mut self, member: &Member) {
         self.ring.purge(member);
     }
@@ -477,7 +476,7 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` without a channel: nobody would hear it.
+    /// `EINVAL` for a queue without a channel.
     #[doc(alias = "ibv_req_notify_cq")]
     #[inline(always)]
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
@@ -489,7 +488,7 @@ impl CompletionQueue {
         match &mut self.ring {
             CqRing::Rxe(_) => self.inner.notify(VERB, solicited),
             CqRing::Mlx5(cq) => {
-                cq.arm(solicited, self.heard.placed());
+                cq.arm(solicited, self.arm_sn.shifted());
                 Ok(())
             }
         }
@@ -507,13 +506,13 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for fewer than are in the queue or more than the device has, `EOPNOTSUPP` where the
-    /// device resizes none, `ENOMEM` where memory cannot be pinned: the queue is as it was.
+    /// `EINVAL` for fewer than are in the queue or more than the device has, `EOPNOTSUPP` if the device does
+    /// not resize queues, `ENOMEM` if memory cannot be pinned. After these the queue is as it was.
     ///
-    /// If the resized queue could not be mapped (on rxe, `ENOMEM`, and `EAGAIN` for locked memory), no
-    /// completion arrives any more, and after `EIO` and `ETIMEDOUT` nobody knows whether the device
-    /// goes on in the old memory or in the new: destroy it. Memory that the device may know stays
-    /// until then.
+    /// On rxe `ENOMEM`, and `EAGAIN` for locked memory, can also mean that the resized queue could not be
+    /// mapped: then no completion arrives any more. After `EIO` and `ETIMEDOUT` it is unknown whether the device
+    /// writes to the old memory or to the new. Destroy the queue after these; memory that the device may write
+    /// stays until then.
     #[doc(alias = "ibv_resize_cq")]
     pub fn resize(&mut self, cqe: u32) -> Result<()> {
         const VERB: &str = "resize_cq";
@@ -522,7 +521,7 @@ impl CompletionQueue {
             return Err(Error::invalid(VERB, "a queue of 0 entries; the minimum is 1"));
         }
         file.check_fork(VERB)?;
-        // The kernel copies what it believes unconsumed.
+        // The kernel copies the CQEs that are not consumed according to the consumer index.
         self.ring.release();
         let inner = &self.control.inner;
         let allocator = inner.domain.as_ref().and_then(|pd| pd.allocator.as_ref());
@@ -535,7 +534,7 @@ impl CompletionQueue {
                 ..Default::default()
             };
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).answer(&mut resp);
+            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).response(&mut resp);
             let resized = file.execute(VERB, &mut command.driver(input, output));
             resized.map_err(|error| match error.errno() {
                 Errno::INVAL => {
@@ -587,14 +586,15 @@ impl CompletionQueue {
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair, a shared receive queue of an XRC domain, or a CqControl still \
                             uses the completion queue";
-        let CompletionQueue { ring, control: CqControl { inner }, gate, has_channel, heard } = self;
+        let CompletionQueue { ring, control: CqControl { inner }, gate, has_channel, arm_sn } =
+            self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy()).map_err(|failed| {
             failed.map(|inner| CompletionQueue {
                 ring,
                 control: CqControl { inner },
                 gate,
                 has_channel,
-                heard,
+                arm_sn,
             })
         })
     }
@@ -651,7 +651,7 @@ impl CqControl {
 
     /// What names this queue in events.
     pub fn key(&self) -> ObjectKey {
-        self.inner.registration.key()
+        self.inner.event_key.key()
     }
 
     /// The number by which the kernel knows the queue within its file.
@@ -701,7 +701,7 @@ pub struct Completions<'q> {
 impl Completions<'_> {
     /// The next completion. It is consumed, and lent until the next call.
     #[doc(alias = "ibv_next_poll")]
-    #[allow(clippy::should_implement_trait, reason = "what it answers is lent")]
+    #[allow(clippy::should_implement_trait, reason = "the completion borrows the queue")]
     #[inline(always)]
     pub fn next(&mut self) -> Option<Completion<'_>> {
         let wc = self.ring.next()?;
@@ -743,8 +743,8 @@ impl Direct<'_> {
 
     /// As [`next`](Self::next) if that is a success; else [`next`](Self::next) has to be asked.
     #[inline(always)]
-    pub(crate) fn next_usual(&mut self) -> Option<Completion<'_>> {
-        self.ring.next_usual().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
+    pub(crate) fn next_success(&mut self) -> Option<Completion<'_>> {
+        self.ring.next_success().map(|wc| Completion::new(ProviderWc::Mlx5(wc)))
     }
 
     /// Gives back to the device what was consumed so far, before the poll ends.

@@ -1,6 +1,6 @@
 //! What a device can do. Pairs with `ib_uverbs_ex_query_device` in `core/uverbs_cmd.c`.
 //!
-//! A kernel older than a field leaves it out of the answer; what it left out reads as "none".
+//! A kernel older than a field leaves it out of the response; a field that is missing reads as "none".
 
 use crate::device::guid::Guid;
 use crate::number::open_enum;
@@ -197,7 +197,7 @@ bitflags::bitflags! {
     }
 }
 
-/// Limits and capabilities of a device, answered by [`query_device`](crate::Context::query_device).
+/// Limits and capabilities of a device, returned by [`query_device`](crate::Context::query_device).
 ///
 /// A limit is what the device could do alone: what is left when others use it may be less. A test of a
 /// program begins with `DeviceAttr::default()`, which can do nothing, and sets the fields that it needs.
@@ -296,8 +296,8 @@ pub struct DeviceAttr {
     pub max_dm_size: u64,
 }
 
-/// A field of the answer's later parts, if the kernel filled it.
-macro_rules! told {
+/// A field of the response's later parts, if the kernel filled it.
+macro_rules! if_filled {
     ($raw:expr, $field:ident) => {{
         let end = std::mem::offset_of!(Raw, $field) + size_of_val(&$raw.$field);
         ($raw.response_length as usize >= end).then_some(&$raw.$field)
@@ -307,7 +307,7 @@ macro_rules! told {
 impl DeviceAttr {
     pub(crate) fn new(raw: &Raw) -> Self {
         let base = &raw.base;
-        let caps = told!(raw, device_cap_flags_ex).copied();
+        let caps = if_filled!(raw, device_cap_flags_ex).copied();
         DeviceAttr {
             node_guid: Guid::new(base.node_guid.get()),
             sys_image_guid: Guid::new(base.sys_image_guid.get()),
@@ -343,19 +343,19 @@ impl DeviceAttr {
             local_ca_ack_delay: base.local_ca_ack_delay,
             phys_port_cnt: base.phys_port_cnt.into(),
             odp_caps: odp_caps(raw),
-            timestamp_mask: told!(raw, timestamp_mask).copied().filter(|mask| *mask != 0),
-            core_clock_khz: told!(raw, hca_core_clock).copied().filter(|khz| *khz != 0),
-            rss_caps: told!(raw, rss_caps).filter(|caps| caps.max_rwq_indirection_tables != 0).map(
-                |caps| RssCaps {
+            timestamp_mask: if_filled!(raw, timestamp_mask).copied().filter(|mask| *mask != 0),
+            core_clock_khz: if_filled!(raw, hca_core_clock).copied().filter(|khz| *khz != 0),
+            rss_caps: if_filled!(raw, rss_caps)
+                .filter(|caps| caps.max_rwq_indirection_tables != 0)
+                .map(|caps| RssCaps {
                     supported_qpts: caps.supported_qpts,
                     max_indirection_tables: caps.max_rwq_indirection_tables,
                     max_indirection_table_size: caps.max_rwq_indirection_table_size,
-                },
-            ),
-            max_wq_type_rq: told!(raw, max_wq_type_rq).copied().unwrap_or_default(),
-            raw_packet_caps: told!(raw, raw_packet_caps)
+                }),
+            max_wq_type_rq: if_filled!(raw, max_wq_type_rq).copied().unwrap_or_default(),
+            raw_packet_caps: if_filled!(raw, raw_packet_caps)
                 .map_or(RawPacketCaps::empty(), |caps| RawPacketCaps::from_bits_retain(*caps)),
-            tag_matching_caps: told!(raw, tm_caps).filter(|caps| caps.max_num_tags != 0).map(
+            tag_matching_caps: if_filled!(raw, tm_caps).filter(|caps| caps.max_num_tags != 0).map(
                 |caps| {
                     /// `IBV_TM_CAP_RC`.
                     const RC: u32 = 1;
@@ -368,13 +368,13 @@ impl DeviceAttr {
                     }
                 },
             ),
-            moderation_caps: told!(raw, cq_moderation_caps)
+            moderation_caps: if_filled!(raw, cq_moderation_caps)
                 .filter(|caps| caps.max_cq_moderation_count != 0)
                 .map(|caps| ModerationCaps {
                     max_count: caps.max_cq_moderation_count,
                     max_period_us: caps.max_cq_moderation_period,
                 }),
-            max_dm_size: told!(raw, max_dm_size).copied().unwrap_or_default(),
+            max_dm_size: if_filled!(raw, max_dm_size).copied().unwrap_or_default(),
         }
     }
 }
@@ -392,9 +392,9 @@ pub(crate) fn above_limits(device: &str, values: &[(&str, u32, u32)]) -> Option<
 
 fn odp_caps(raw: &Raw) -> Option<OdpCaps> {
     use uapi::ib_uverbs_odp_general_cap_bits as General;
-    let caps = told!(raw, odp_caps)?;
+    let caps = if_filled!(raw, odp_caps)?;
     let general = General::from_bits_retain(caps.general_caps);
-    let xrc = told!(raw, xrc_odp_caps).copied().unwrap_or_default();
+    let xrc = if_filled!(raw, xrc_odp_caps).copied().unwrap_or_default();
     general.contains(General::IB_UVERBS_ODP_SUPPORT).then_some(OdpCaps {
         implicit: general.contains(General::IB_UVERBS_ODP_SUPPORT_IMPLICIT),
         rc: OdpOps::from_bits_retain(caps.per_transport_caps.rc_odp_caps),

@@ -1,6 +1,6 @@
 //! Errors of the control path: which verb failed, how, and what to change.
 //!
-//! A call that takes an object by value answers it with the error: [`ErrorWith`]. Data-path errors are
+//! A call that takes an object by value gives it back with the error: [`ErrorWith`]. Data-path errors are
 //! small `Copy` types and live with the queues that return them ([`PostError`](crate::PostError)).
 
 use rustix::io::Errno;
@@ -31,14 +31,14 @@ impl Error {
         Error(Box::new(Inner { verb, errno, kernel: None, detail: Cow::Borrowed("") }))
     }
 
-    /// An error that the kernel answered. "This kernel does not have that" reaches the caller as
-    /// one errno, whichever of its spellings the kernel chose.
+    /// An error of the kernel. The errnos by which kernels say that they do not have something all reach the
+    /// caller as `EOPNOTSUPP`.
     pub(crate) fn from_kernel(verb: &'static str, errno: Errno) -> Self {
         let normalised = match errno {
             Errno::PROTONOSUPPORT | Errno::NOTTY | Errno::NOSYS => Errno::OPNOTSUPP,
             other => other,
         };
-        // What everything answers once the device was taken away, and a command that it failed.
+        // Every command fails so once the device is gone, and a command that the device itself failed.
         let detail =
             if errno == Errno::IO { "the device is gone, or failed the command" } else { "" };
         Error(Box::new(Inner {
@@ -118,7 +118,7 @@ impl Error {
         self.0.errno
     }
 
-    /// The error number exactly as the kernel answered it; `None` if this library refused the
+    /// The error number exactly as the kernel returned it; `None` if this library refused the
     /// call before the kernel saw it.
     pub fn kernel_errno(&self) -> Option<Errno> {
         self.0.kernel

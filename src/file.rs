@@ -1,13 +1,13 @@
-//! What all objects of one context share: the kernel's file, its driver, its bookkeeping.
+//! What all objects of one context share: the open uverbs file (the kernel's `ib_uverbs_file`), the device,
+//! the provider, and counters.
 //!
-//! Every object holds an `Arc` of this, so the file is closed when the last of them is gone,
-//! whatever the order.
+//! Every object holds an `Arc` of this, so the file is closed when the last object is dropped, in any order.
 
 use crate::device::Device;
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::file::EventFile;
-use crate::events::keys::{Keys, Kind, Registration};
+use crate::events::keys::{EventKey, EventSourceKind, Keys};
 use crate::memory::fork::Epoch;
 use crate::memory::lock::Lock;
 use crate::port::LinkLayers;
@@ -33,9 +33,9 @@ use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::write::IB_USER_VERBS_EX_CMD_QUERY_DEVICE;
 use zerocopy::{FromZeros, IntoBytes};
 
-/// How long the objects of a file wait for the kernel to destroy them while it takes the device away:
-/// all of them together, from when the first is dropped.
-const FAREWELL: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5000 });
+/// How long objects of a file wait until the kernel has destroyed them while it disassociates the file: all
+/// of them together, counted from the first that is dropped.
+const DISASSOCIATE_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 100 } else { 5000 });
 
 #[derive(Debug)]
 pub(crate) struct File {
@@ -45,41 +45,41 @@ pub(crate) struct File {
     pub(crate) epoch: Epoch,
     pub(crate) events: EventFile,
     pub(crate) keys: Arc<Keys>,
-    /// Names the kernel's file among all: what is exported says where it belongs. 0 if it was
-    /// imported from somebody who did not tell.
+    /// A random number that identifies the kernel's file in every process that has it; envelopes carry it.
+    /// 0 in an importer that got no envelope of the context.
     pub(crate) origin: u64,
     pub(crate) completion_vectors: u32,
     /// Whether the kernel ignores optional access flags that it does not know.
     pub(crate) optional_access: bool,
     pub(crate) leaked: AtomicU64,
     pub(crate) dead_events: AtomicU64,
-    /// Whether somebody was told that the device is gone.
-    pub(crate) fatal: AtomicBool,
-    /// Until when objects wait that the kernel is about to destroy; set by the first that does.
-    farewell: Lock<Option<Instant>>,
-    /// What carries the device's ports.
+    /// Whether a read of the event file has returned `DEVICE_FATAL` or that the device is gone.
+    pub(crate) device_gone_reported: AtomicBool,
+    /// When objects stop waiting for the kernel to destroy them; set by the first object that waits.
+    disassociate_deadline: Lock<Option<Instant>>,
+    /// The link layers of the device's ports.
     pub(crate) links: LinkLayers,
-    /// Whether the kernel's file has holders besides this context, as far as is known here: it came from
-    /// one, was handed out, or has mappings of the program's. A forked child is one, too, that nobody
-    /// tells of: what would go with the file goes when the child's goes.
+    /// Whether something besides this context may keep the kernel's file open: the context was imported or
+    /// shared, or the program has mappings of the file. A forked child keeps it open, too, and does not set
+    /// this: what the kernel destroys with the file then lives until the child closes it.
     pub(crate) shared: AtomicBool,
 }
 
-/// What is true of a kernel file, whichever process has it.
+/// What every process that has a kernel file must agree on; an envelope of the context carries it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Facts {
+pub(crate) struct FileFacts {
     pub(crate) origin: u64,
     pub(crate) completion_vectors: u32,
     pub(crate) optional_access: bool,
 }
 
-impl Facts {
-    /// From what the kernel told of the context.
-    pub(crate) fn new(origin: u64, completion_vectors: u32, core_support: u64) -> Facts {
+impl FileFacts {
+    /// Reads the kernel's response to the creation or the query of a context.
+    pub(crate) fn new(origin: u64, completion_vectors: u32, core_support: u64) -> FileFacts {
         let support = ib_uverbs_core_support::from_bits_retain(core_support);
         let optional_access =
             support.contains(ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS);
-        Facts { origin, completion_vectors, optional_access }
+        FileFacts { origin, completion_vectors, optional_access }
     }
 }
 
@@ -91,7 +91,7 @@ impl File {
         epoch: Epoch,
         keys: Arc<Keys>,
         events: EventFile,
-        facts: Facts,
+        facts: FileFacts,
     ) -> File {
         File {
             kernel,
@@ -105,15 +105,15 @@ impl File {
             optional_access: facts.optional_access,
             leaked: AtomicU64::new(0),
             dead_events: AtomicU64::new(0),
-            fatal: AtomicBool::new(false),
-            farewell: Lock::default(),
+            device_gone_reported: AtomicBool::new(false),
+            disassociate_deadline: Lock::default(),
             links: LinkLayers::default(),
             shared: AtomicBool::new(false),
         }
     }
 
-    pub(crate) fn facts(&self) -> Facts {
-        Facts {
+    pub(crate) fn facts(&self) -> FileFacts {
+        FileFacts {
             origin: self.origin,
             completion_vectors: self.completion_vectors,
             optional_access: self.optional_access,
@@ -130,8 +130,8 @@ impl File {
         if self.epoch.is_over() { Err(Error::forked(verb)) } else { Ok(()) }
     }
 
-    /// Refuses two objects of different kernel files: a handle of one is a number that means
-    /// something else in the other.
+    /// Refuses an object of another kernel file: its handle is a number that means something else in this
+    /// file.
     pub(crate) fn check_same(
         self: &Arc<Self>,
         verb: &'static str,
@@ -152,16 +152,17 @@ impl File {
         ))
     }
 
-    pub(crate) fn register(&self, verb: &'static str, kind: Kind) -> Result<Registration> {
+    /// A key for a new object, by which events name it.
+    pub(crate) fn register(&self, verb: &'static str, kind: EventSourceKind) -> Result<EventKey> {
         self.check_fork(verb)?;
         self.keys.register(kind).ok_or_else(|| {
             Error::new(verb, Errno::NFILE).detail("2^24 objects of this context are alive")
         })
     }
 
-    /// Whether the kernel took the device away from this file. A question about the device that its
-    /// driver has no part in fails for no other reason with `EIO`; whether the room for the answer
-    /// suffices does not matter.
+    /// Whether the kernel disassociated this file, because the device is gone. The kernel answers
+    /// QUERY_GID_TABLE without the driver, so that disassociation is its only reason for `EIO`. A table of one
+    /// entry will do: a table that is too small is refused with another errno.
     pub(crate) fn is_disassociated(&self) -> bool {
         let mut count = 0u64;
         let mut entry = [ib_uverbs_gid_entry::default(); 1];
@@ -172,33 +173,35 @@ impl File {
         self.kernel.execute(&mut command) == Err(Errno::IO)
     }
 
-    /// Until when to wait for the kernel to destroy what it takes away with the device.
-    pub(crate) fn farewell(&self) -> Instant {
+    /// When to stop waiting for the kernel to destroy the objects of a file that it disassociates.
+    pub(crate) fn disassociate_deadline(&self) -> Instant {
         // A forked child destroys nothing, and waits for nothing.
-        let Some(mut farewell) = self.farewell.lock() else { return Instant::now() };
-        *farewell.get_or_insert_with(|| Instant::now() + FAREWELL)
+        let Some(mut disassociate_deadline) = self.disassociate_deadline.lock() else {
+            return Instant::now();
+        };
+        *disassociate_deadline.get_or_insert_with(|| Instant::now() + DISASSOCIATE_TIMEOUT)
     }
 
-    /// Limits and capabilities of the device, and what its driver says beside them.
+    /// Limits and capabilities of the device, and the driver's part of the response.
     pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, DriverResponse)> {
         let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
-        let mut answer = self.provider.device_answer();
+        let mut driver_response = self.provider.device_response();
         let request = ib_uverbs_ex_query_device::default();
         let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
-            .answer(&mut resp)
-            .driver(&[], answer.as_mut());
+            .response(&mut resp)
+            .driver(&[], driver_response.as_mut());
         self.execute(verb, &mut command)?;
         drop(command);
-        Ok((DeviceAttr::new(&resp), answer))
+        Ok((DeviceAttr::new(&resp), driver_response))
     }
 
-    /// The device's limits, to say in an error; `None` if it does not tell them either.
+    /// The device's limits, for the detail of an error; `None` if the query fails.
     pub(crate) fn limits(&self) -> Option<DeviceAttr> {
         self.query_device("query_device").ok().map(|(attr, _)| attr)
     }
 
-    /// Takes note that something else keeps the kernel's file open from now on.
-    pub(crate) fn share(&self) {
+    /// Remembers that something else may keep the kernel's file open from now on.
+    pub(crate) fn mark_shared(&self) {
         self.shared.store(true, Ordering::Relaxed);
     }
 
@@ -209,9 +212,9 @@ impl File {
 
 impl Drop for File {
     fn drop(&mut self) {
-        // What others keep open the kernel does not clean up. In a child, what is the provider's is the
-        // parent's. A queue that could not be destroyed may still be rung by whoever got its register
-        // next.
+        // While others keep the file open, the kernel keeps the provider's UARs: the provider gives them back
+        // itself. Not in a forked child, where they are the parent's. Not after a leak either: the queue that
+        // could not be destroyed still belongs to its register, which would go to another program.
         let shared = *self.shared.get_mut();
         if shared && !self.epoch.is_over() && *self.leaked.get_mut() == 0 {
             self.provider.close(&*self.kernel);
@@ -219,8 +222,8 @@ impl Drop for File {
     }
 }
 
-/// Numbers that nobody else has drawn: the name of a kernel file, the secret of its keys. The kernel is
-/// asked, for children of one process inherit the state of any generator in memory.
+/// Random numbers from the kernel, for the name of a file and the secret of its keys. A generator in memory
+/// would draw the same numbers in the children of one process, which inherit its state.
 pub(crate) fn random<const N: usize>() -> [u64; N] {
     let mut numbers = [0; N];
     let bytes = numbers.as_mut_bytes();

@@ -18,7 +18,7 @@ use uverbs_uapi::object as uapi;
 open_enum! {
     /// A kind of kernel object.
     pub struct ObjectKind(u16) {
-        /// No object in itself but the file that has all others; in envelopes only.
+        /// The context: the file that has all other objects. Only envelopes name it.
         CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";
         PD = uapi::UVERBS_OBJECT_PD, "protection domain";
         COMP_CHANNEL = uapi::UVERBS_OBJECT_COMP_CHANNEL, "completion channel";
@@ -52,7 +52,7 @@ impl File {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if it does not. More objects of a kind than the kernel can list are taken on trust.
+    /// `ENOENT` if it does not. If there are more objects of a kind than the kernel can list, the check passes.
     pub(crate) fn require(
         self: &Arc<Self>,
         verb: &'static str,
@@ -77,8 +77,8 @@ impl File {
 const MOST: usize = u16::MAX as usize / size_of::<u32>();
 
 impl Context {
-    /// The handles of all objects of one kind that the context's kernel file has, whoever made
-    /// them: duplicates of the file and forked children share it.
+    /// The handles of all objects of one kind on the context's kernel file, including those of other
+    /// processes: duplicates of the file and forked children share it.
     ///
     /// A handle is used again soon after its object is gone, so what is listed here may name
     /// another object a moment later.

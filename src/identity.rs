@@ -8,8 +8,8 @@ use std::sync::Arc;
 pub(crate) struct Identity(usize);
 
 impl Identity {
-    /// Of no object.
-    #[cfg(any(all(test, not(loom)), feature = "bench"))]
+    /// The identity of no object.
+    #[cfg(all(test, not(loom)))]
     pub(crate) const NONE: Identity = Identity(0);
 
     #[inline(always)]

@@ -55,9 +55,8 @@ mod access;
 mod address_vector;
 mod ah;
 pub mod aio;
-#[cfg(feature = "bench")]
-#[doc(hidden)]
-pub mod bench;
+#[cfg(all(test, not(any(loom, miri))))]
+mod bench;
 mod channel;
 pub mod cm;
 mod completion;

@@ -19,8 +19,9 @@ pub(crate) struct Groups(Lock<Vec<(Gid, u16)>>);
 
 /// Membership of a queue pair in a multicast group; it ends when this is dropped.
 ///
-/// It keeps the queue pair alive, but not at work: a queue pair of which the program drops all parts is
-/// [reset](crate::QueuePair::destroy). Use it from any thread.
+/// The kernel does not destroy a queue pair that is in a group. When the program drops all parts of the queue
+/// pair before the membership, the queue pair is [reset](crate::QueuePair::destroy) and receives nothing; it is
+/// destroyed with the membership. Use it from any thread.
 #[must_use = "the membership ends when this is dropped"]
 pub struct McastMembership {
     qp: Arc<QpInner>,
@@ -97,7 +98,7 @@ impl McastMembership {
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the membership comes back with the error.
+    /// Those of the kernel; the membership comes back with the error.
     #[doc(alias = "ibv_detach_mcast")]
     pub fn detach(mut self) -> std::result::Result<(), ErrorWith<Self>> {
         match self.leave() {
@@ -121,8 +122,7 @@ impl McastMembership {
         };
         let mut groups = self.qp.groups.0.lock().ok_or_else(|| Error::forked(VERB))?;
         match file.kernel.execute(&mut write(IB_USER_VERBS_CMD_DETACH_MCAST, &request)) {
-            // ENOENT: somebody who shares the file destroyed the queue pair. EIO: the device is
-            // gone.
+            // ENOENT: another process that has the file destroyed the queue pair. EIO: the device is gone.
             Ok(()) | Err(Errno::NOENT | Errno::IO) => {}
             Err(errno) => return Err(Error::from_kernel(VERB, errno)),
         }

@@ -40,12 +40,12 @@ pub enum WindowType {
 
 /// How many regions, and how many queue pairs, a window holds before [`bind`](MemoryWindow::bind)
 /// reallocates it and releases them. Each held region may be pinned memory that the program no longer
-/// needs. A window that is bound to fewer regions is never reallocated.
-const MOST_HELD: usize = 16;
+/// needs. A window that was bound to fewer regions is not reallocated for this reason.
+const MAX_HELD: usize = 16;
 
-/// All that the kernel's window may translate to: every region and, for type 2, every queue pair that it
-/// got a binding for. They are released once the kernel confirmed that the window is gone, and leaked
-/// with a window that the kernel refuses to deallocate.
+/// Everything that the device may still reach by the window's keys: every region and, for type 2, every queue
+/// pair that [`bind`](MemoryWindow::bind) prepared a binding for. They are released once the kernel confirmed
+/// that the window is gone, and leaked with a window that the kernel refuses to deallocate.
 ///
 /// The program cannot release them before. mlx5's driver deregisters a region with a bound window, and
 /// gives the key to the next region, which the window then opens to the peer. rxe's driver waits 50 seconds
@@ -70,10 +70,10 @@ impl Holds {
         self.qps.iter().any(|held| Arc::ptr_eq(held, qp))
     }
 
-    /// Whether adding these would exceed [`MOST_HELD`].
+    /// Whether adding these would exceed [`MAX_HELD`].
     fn is_full_for<M>(&self, region: &Arc<MrInner<M>>, qp: Option<&Arc<QpInner>>) -> bool {
-        (self.regions.len() >= MOST_HELD && !self.has_region(region))
-            || qp.is_some_and(|qp| self.qps.len() >= MOST_HELD && !self.has_qp(qp))
+        (self.regions.len() >= MAX_HELD && !self.has_region(region))
+            || qp.is_some_and(|qp| self.qps.len() >= MAX_HELD && !self.has_qp(qp))
     }
 
     fn add<M: Send + 'static>(&mut self, region: &Arc<MrInner<M>>, qp: Option<&Arc<QpInner>>) {
@@ -86,29 +86,29 @@ impl Holds {
     }
 }
 
-/// A binding that was handed out and not settled yet.
+/// A binding that `bind` or `unbind` returned and that is not settled yet.
 #[derive(Clone, Copy, Debug)]
-struct Pending {
+struct PendingBinding {
     rkey: Rkey,
-    /// Whether it binds; otherwise it unbinds.
+    /// Whether it binds the window, or unbinds it.
     binds: bool,
 }
 
-/// The outcome of a window's last binding, as far as the program reported it.
+/// The outcome of a window's last binding, as the program reported it to [`settle`](MemoryWindow::settle).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Reported {
     Unbound,
     Bound,
-    /// The request failed, or was never posted: the window's key on the device is not known.
+    /// The request failed, or was never posted: it is not known which key the window has on the device.
     Failed,
 }
 
-/// A memory window: a key of its own, with rights of its own, to a piece of a region.
+/// A memory window: a key of its own, with rights of its own, to a part of a region.
 ///
 /// Binding is a request like a send. [`bind`](Self::bind) prepares it, and the binding is posted
 /// with [`SendWr::bind_mw`](crate::SendWr::bind_mw); requests are carried out in order, so a send
 /// that tells the peer the new key may follow in the same batch. When the request has completed,
-/// [`settle`](Self::settle) tells the window how. To take the rights back post
+/// report its status to [`settle`](Self::settle). To take the rights back post
 /// [`SendWr::local_inv`](crate::SendWr::local_inv) with its key, or let the peer do it with
 /// [`SendWr::send_inv`](crate::SendWr::send_inv), then call [`invalidated`](Self::invalidated); a
 /// window of type 1 is [unbound](Self::unbind) instead.
@@ -138,16 +138,16 @@ enum Reported {
 ///
 /// # What a window holds
 ///
-/// A window holds every region that it got a binding for, and for type 2 every queue pair, until the
-/// kernel confirmed that the window is deallocated. The program may drop them in any order; they are
-/// destroyed after the window. A queue pair that is dropped before is brought to state
-/// [`RESET`](crate::QpState::RESET) at once, where it receives and answers nothing. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
-/// answers `EBUSY`. `settle`, `invalidated` and an unbinding release nothing, because a device cannot be
-/// asked which memory a key still opens. To free a region and keep the window,
-/// [reallocate](Self::reallocate) the window.
+/// A window holds every region that [`bind`](Self::bind) prepared a binding to, and for type 2 every queue pair
+/// of a binding, until the kernel confirmed that the window is deallocated. The program may drop them in any order; they are
+/// destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
+/// fails with `EBUSY`. A queue pair that is dropped before the window moves to state
+/// [`RESET`](crate::QpState::RESET) at once, and receives and sends nothing. `settle`, `invalidated` and an
+/// unbinding release nothing, because a device cannot be asked which memory a key still opens. To free a
+/// region and keep the window, [reallocate](Self::reallocate) the window.
 ///
-/// A window holds at most 16 regions and 16 queue pairs. A `bind` that would make it 17 reallocates the
-/// window first. The old key then ends at that call and not when the request is carried out: a peer that
+/// A window holds at most 16 regions and 16 queue pairs. The `bind` that would add a seventeenth reallocates
+/// the window first. The old key then ends at that call and not when the request is carried out: a peer that
 /// still uses the old key of a window of type 1 gets
 /// [`REM_ACCESS_ERR`](crate::WcStatus::REM_ACCESS_ERR) a moment earlier.
 ///
@@ -161,9 +161,9 @@ enum Reported {
 pub struct MemoryWindow {
     object: Object<Holds>,
     window_type: WindowType,
-    /// The device has this key, unless a binding failed.
+    /// The window's key on the device, unless a binding failed.
     rkey: Rkey,
-    pending: Option<Pending>,
+    pending: Option<PendingBinding>,
     reported: Reported,
     pd: Arc<PdInner>,
 }
@@ -198,7 +198,7 @@ fn allocate(pd: &PdInner, window_type: WindowType) -> Result<(Object<Holds>, Rke
     let request =
         ib_uverbs_alloc_mw { pd_handle: pd.handle(), mw_type: mw_type.0, ..Default::default() };
     let mut resp = ib_uverbs_alloc_mw_resp::new_zeroed();
-    let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).answer(&mut resp);
+    let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).response(&mut resp);
     pd.file().execute("alloc_mw", &mut command)?;
     drop(command);
     let object = Object::new(pd.file().clone(), Class::MW, resp.mw_handle, Holds::default());
@@ -218,9 +218,9 @@ impl MemoryWindow {
         self.window_type
     }
 
-    /// Whether a peer may reach memory through it, as far as [`settle`](Self::settle) and
+    /// Whether a peer may reach memory through the window, as far as [`settle`](Self::settle) and
     /// [`invalidated`](Self::invalidated) reported: the window is bound, or a binding failed, which the
-    /// device may have carried out all the same.
+    /// device may still have carried out.
     pub fn is_bound(&self) -> bool {
         self.reported != Reported::Unbound
     }
@@ -300,8 +300,8 @@ impl MemoryWindow {
         }))
     }
 
-    /// Prepares to unbind a window of type 1: a binding to nothing, posted and settled like any. The
-    /// window holds its regions as before.
+    /// Prepares to unbind a window of type 1: a binding of length 0, which is posted and settled like any other.
+    /// The window holds its regions as before.
     ///
     /// # Errors
     ///
@@ -407,7 +407,7 @@ impl MemoryWindow {
     }
 
     fn begin(&mut self, binding: WindowBinding) -> WindowBinding {
-        self.pending = Some(Pending { rkey: binding.new_rkey, binds: binding.length > 0 });
+        self.pending = Some(PendingBinding { rkey: binding.new_rkey, binds: binding.length > 0 });
         binding
     }
 

@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uverbs_uapi as uapi;
 
-/// How long to pause before the kernel is asked again that takes the device away from a file.
+/// How long to pause between two attempts while the kernel disassociates the file.
 const PAUSE: Duration = Duration::from_millis(1);
 
 /// The kinds of kernel objects: how the kernel names them and how they are destroyed.
@@ -124,7 +124,7 @@ impl<M> Object<M> {
         Object { file, class, handle, alive, owned, memory: Some(memory) }
     }
 
-    /// An object that somebody else who shares the file made and will destroy.
+    /// An object that another process made on the same file, and will destroy.
     pub(crate) fn imported(file: Arc<File>, class: Class, handle: u32, memory: M) -> Self {
         let object = Object::new(file, class, handle, memory);
         object.set_owned(false);
@@ -147,14 +147,14 @@ impl<M> Object<M> {
         self.memory.as_mut()
     }
 
-    /// Makes it this process's to destroy, or somebody else's. The memory is dropped with this
+    /// Sets whether this process destroys the object, or another one. The memory is dropped with this
     /// struct in either case; see [`give_away`](Self::give_away).
     pub(crate) fn set_owned(&self, owned: bool) {
         self.owned.store(owned, Ordering::Relaxed);
     }
 
-    /// Gives the object away for good, and answers its memory, which the device may reach until the
-    /// new owner has destroyed it: nobody will hear of that here.
+    /// Gives the object to another process, and returns its memory. The device may reach the memory until the
+    /// new owner has destroyed the object, which this process does not learn.
     pub(crate) fn give_away(mut self) -> Option<M> {
         self.set_owned(false);
         self.memory.take()
@@ -189,7 +189,7 @@ impl<M> Object<M> {
     /// Destroys the object now. After an error it is as it was, and may be tried again.
     pub(crate) fn destroy(&mut self) -> Result<()> {
         match self.destroy_existing() {
-            // Somebody who shares the file destroyed it.
+            // Another process that has the file destroyed it.
             Err(error) if error.errno() == Errno::NOENT => {
                 *self.alive.get_mut() = false;
                 Ok(())
@@ -204,34 +204,35 @@ impl<M> Object<M> {
             return Ok(());
         }
         self.file.check_fork(self.class.verb)?;
-        let mut answer = self.ask_to_destroy();
-        // Either the device is going, or its firmware failed, and may still reach the memory.
-        if answer == Err(Errno::IO) && self.file.is_disassociated() {
-            // The methods of drivers end first, and no memory is behind what they make.
-            answer = if self.class.is_of_driver() { Ok(()) } else { self.outlast() };
+        let mut destroyed = self.execute_destroy();
+        // After EIO the kernel is either disassociating the file, or the firmware failed, and the device may
+        // still reach the memory.
+        if destroyed == Err(Errno::IO) && self.file.is_disassociated() {
+            // The kernel removes the methods of drivers first, and their objects have no memory of this process.
+            let of_driver = self.class.is_of_driver();
+            destroyed = if of_driver { Ok(()) } else { self.wait_for_disassociation() };
         }
-        answer.map_err(|errno| Error::from_kernel(self.class.verb, errno))?;
+        destroyed.map_err(|errno| Error::from_kernel(self.class.verb, errno))?;
         self.alive.store(false, Ordering::Relaxed);
         Ok(())
     }
 
-    /// Destroys an object of a file that the kernel takes the device away from: that answers `EIO` to
-    /// all but this at once, and destroys what there is only after that. Until then the object is
-    /// alive, and may be held by somebody else. All objects of a file together wait so long and no
-    /// longer; afterwards each is asked for once.
-    fn outlast(&self) -> std::result::Result<(), Errno> {
-        let farewell = self.file.farewell();
+    /// Destroys an object of a file that the kernel disassociates. The kernel first fails every command with
+    /// `EIO` and only then destroys the objects, so this tries again until the kernel confirms that the
+    /// object is gone. All objects of a file share one deadline; after it each tries once.
+    fn wait_for_disassociation(&self) -> std::result::Result<(), Errno> {
+        let deadline = self.file.disassociate_deadline();
         loop {
-            match self.ask_to_destroy() {
-                Err(Errno::IO | Errno::BUSY) if Instant::now() < farewell => {
+            match self.execute_destroy() {
+                Err(Errno::IO | Errno::BUSY) if Instant::now() < deadline => {
                     std::thread::sleep(PAUSE);
                 }
-                answer => return answer,
+                destroyed => return destroyed,
             }
         }
     }
 
-    fn ask_to_destroy(&self) -> std::result::Result<(), Errno> {
+    fn execute_destroy(&self) -> std::result::Result<(), Errno> {
         let mut report = [0u8; 8];
         let mut command = Command::new(self.class.object, self.class.destroy)
             .destroy(self.class.handle, self.handle);
@@ -242,15 +243,15 @@ impl<M> Object<M> {
         self.file.kernel.execute(&mut command)
     }
 
-    /// Whether the kernel confirms that the object of a file without a device is gone, for everybody
-    /// who holds it; its memory stays until the last of them lets go.
+    /// Whether the file is disassociated and the kernel confirms that the object is gone. Other holders of
+    /// the object see that, too; its memory stays until the last of them drops it.
     pub(crate) fn is_gone_with_its_device(&self) -> bool {
         if self.is_gone() {
             return true;
         }
         let gone = !self.file.epoch.is_over()
             && self.file.is_disassociated()
-            && matches!(self.outlast(), Ok(()) | Err(Errno::NOENT));
+            && matches!(self.wait_for_disassociation(), Ok(()) | Err(Errno::NOENT));
         if gone {
             self.alive.store(false, Ordering::Relaxed);
         }
@@ -268,8 +269,7 @@ impl<M> Drop for Object<M> {
     }
 }
 
-/// Destroys `inner` for good if `owner` is its only holder, else answers `EBUSY`: the explicit
-/// form of dropping a handle that others may still stand on.
+/// Destroys `inner` if the caller is its only holder, else fails with `EBUSY` and names the `dependants`.
 pub(crate) fn destroy_sole<T>(
     inner: Arc<T>,
     verb: &'static str,

@@ -1,7 +1,7 @@
 //! Protection domains: what memory and queues must share to work together. Parent domains are
 //! protection domains too; see [`ParentDomain`](crate::ParentDomain).
 
-use crate::ah::Retired;
+use crate::ah::NamedHandles;
 use crate::context::Context;
 use crate::cq::CqRef;
 use crate::error::{Error, ErrorWith, Result};
@@ -28,13 +28,13 @@ mod sealed {
 /// How queues get at the doorbell register: [`Shared`] or [`Exclusive`].
 pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
 
-/// Queues of a plain protection domain: their doorbell register may serve others as well, and
-/// the library takes care of that.
+/// Queues of a plain protection domain: they may share a doorbell register with other queues, and the library
+/// locks it.
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
-/// Queues under a [`ThreadDomain`](crate::ThreadDomain): whoever holds the token is alone with
-/// the register, so ringing takes no lock and asks for the token instead.
+/// Queues under a [`ThreadDomain`](crate::ThreadDomain): only the holder of the token rings their doorbell
+/// register, so that ringing takes no lock and asks for the token.
 #[derive(Clone, Copy, Debug)]
 pub enum Exclusive {}
 
@@ -45,7 +45,7 @@ impl Sharing for Exclusive {}
 #[derive(Debug)]
 pub(crate) struct KernelPd {
     /// First, for they are gone before the domain is.
-    pub(crate) retired: Retired,
+    pub(crate) retired: NamedHandles,
     pub(crate) object: Object,
     /// Of an imported domain, its number on the device where the driver tells.
     pub(crate) number: Option<u32>,
@@ -105,13 +105,14 @@ impl ProtectionDomain {
     pub(crate) fn alloc(context: &Context) -> Result<ProtectionDomain> {
         let mut resp = ib_uverbs_alloc_pd_resp::new_zeroed();
         let request = ib_uverbs_alloc_pd::default();
-        let mut uhw = context.file.provider.pd_answer();
-        let mut command =
-            write(IB_USER_VERBS_CMD_ALLOC_PD, &request).answer(&mut resp).driver(&[], uhw.as_mut());
+        let mut uhw = context.file.provider.pd_response();
+        let mut command = write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
+            .response(&mut resp)
+            .driver(&[], uhw.as_mut());
         context.file.execute("alloc_pd", &mut command)?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
-        let kernel = Arc::new(KernelPd { retired: Retired::default(), object, number: None });
+        let kernel = Arc::new(KernelPd { retired: NamedHandles::default(), object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))
     }
 }

@@ -159,7 +159,7 @@ bitflags::bitflags! {
     }
 }
 
-/// State and limits of a port, answered by [`query_port`](crate::Context::query_port).
+/// State and limits of a port, returned by [`query_port`](crate::Context::query_port).
 #[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

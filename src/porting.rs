@@ -126,7 +126,7 @@
 //!
 //! # What differs beside the names
 //!
-//! **A full queue is no `ENOMEM`.** `push` answers [`PostError::Full`](crate::PostError::Full), and
+//! **A full queue is no `ENOMEM`.** `push` returns [`PostError::Full`](crate::PostError::Full), and
 //! [`room`](crate::SendBatch::room) tells how many requests still fit. All else that is wrong with a request
 //! has a variant of [`PostError`](crate::PostError), too.
 //!
@@ -177,19 +177,19 @@
 //! pointer, so destroying an object waits for no acknowledgement, and events of objects that are gone are
 //! dropped and [counted](crate::Context::dead_events).
 //!
-//! **Channels do not block.** [`try_next`](crate::CompletionChannel::try_next) answers `None` at once,
+//! **Channels do not block.** [`try_next`](crate::CompletionChannel::try_next) returns `None` at once,
 //! [`wait`](crate::CompletionChannel::wait) waits, with a timeout if one is given. The file of a channel
 //! and of asynchronous events can be given to `poll(2)`; the order stays that of C: arm, poll once more, then
 //! sleep.
 //!
 //! **Order of destruction is free.** Everything keeps what it was made from. `destroy` of something that is
-//! still in use answers `EBUSY` and [gives it back](crate::ErrorWith).
+//! still in use fails with `EBUSY` and [gives it back](crate::ErrorWith).
 //!
 //! **Memory is freed only after DESTROY.** Memory that a device may reach goes when the kernel has confirmed
 //! that the object is gone. If the kernel refuses, the memory is leaked and
 //! [counted](crate::Context::leaked).
 //!
-//! **A child of `fork` owns nothing.** What it inherited answers an error for which
+//! **A child of `fork` owns nothing.** Calls on inherited objects fail with an error for which
 //! [`Error::is_forked`](crate::Error::is_forked) holds, and is not destroyed when it is dropped;
 //! [`Context::reimport`](crate::Context::reimport) makes a context of its own on the same kernel file.
 //!

@@ -3,7 +3,7 @@
 use crate::cq::{CqInner, CqRef};
 use crate::device_attr::above_limits;
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::{Kind, ObjectKey, Registration};
+use crate::events::keys::{EventKey, EventSourceKind, ObjectKey};
 use crate::file::File;
 use crate::memory::allocator::Source;
 use crate::memory::gate::Gate;
@@ -33,11 +33,11 @@ const MASK_LIMIT: u32 = 1 << 1;
 #[derive(Debug)]
 pub(crate) struct SrqInner {
     pub(crate) object: Object<QueueResources>,
-    /// What queue pairs that take receives from it have to know.
-    pub(crate) slots: SharedReceives,
-    registration: Registration,
+    /// What queue pairs that take receives from it need of it.
+    pub(crate) shared_receives: SharedReceives,
+    event_key: EventKey,
     pd: Arc<PdInner>,
-    /// Of a queue in an XRC domain.
+    /// Set for a queue in an XRC domain.
     xrc: Option<Xrc>,
     /// What is lent to its receives; see [`owned`](crate::owned).
     pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
@@ -134,16 +134,16 @@ pub struct SrqAttr {
     pub max_wr: u32,
     /// Scatter/gather entries of a receive.
     pub max_sge: u32,
-    /// Below how many receives it raises its event; 0 when it is not armed.
+    /// The queue raises its event when it has fewer receives than this; 0 if it is not armed.
     pub limit: u32,
 }
 
 impl SrqAttr {
-    /// What the kernel knows of a queue, whoever made it.
+    /// Asks the kernel about a queue, which another process may have created.
     pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<SrqAttr> {
         let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
         let request = uapi::ib_uverbs_query_srq { srq_handle: handle, ..Default::default() };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).response(&mut resp);
         file.execute(verb, &mut command)?;
         drop(command);
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
@@ -183,7 +183,7 @@ impl SrqBuilder {
     #[doc(alias = "IBV_SRQT_XRC")]
     #[must_use]
     pub fn xrc(mut self, domain: &XrcDomain, cq: &impl CqRef) -> Self {
-        cq.tidy();
+        cq.compact_updates();
         self.xrc = Some((domain.inner.clone(), cq.control().inner.clone()));
         self
     }
@@ -193,9 +193,8 @@ impl SrqBuilder {
     /// # Errors
     ///
     /// `EINVAL` for 0 receives or more than the device has (`max_srq_wr`, `max_srq_sge`);
-    /// or an XRC domain or a completion queue of another context; `EOPNOTSUPP` on a device without
-    /// shared receive queues, or without XRC; `ENOMEM`; `EAGAIN` at a cgroup's
-    /// limit.
+    /// and for an XRC domain or a completion queue of another context; `EOPNOTSUPP` on a device without
+    /// shared receive queues, or without XRC; `ENOMEM`; `EAGAIN` at a cgroup's limit.
     pub fn build(self) -> Result<SharedReceiveQueue> {
         const VERB: &str = "create_srq";
         let SrqBuilder { pd, max_wr, max_sge, xrc } = self;
@@ -211,7 +210,7 @@ impl SrqBuilder {
             Some(_) => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_XRC,
             None => uapi::ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC,
         };
-        let registration = file.register(VERB, Kind::Srq)?;
+        let event_key = file.register(VERB, EventSourceKind::Srq)?;
         let source = Source { verb: VERB, allocator: pd.allocator.as_ref() };
         let attr = SrqInitAttr { max_wr, max_sge, xrc: xrc.is_some() };
         let execute = |request: CreateRequest<'_>| {
@@ -219,7 +218,7 @@ impl SrqBuilder {
             let mut command = command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
-                .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, event_key.key().0)
                 .u32(uapi::UVERBS_ATTR_CREATE_SRQ_LIMIT, 0)
                 .handle_if(
                     uapi::UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE,
@@ -256,9 +255,9 @@ impl SrqBuilder {
         };
         let (object, created) =
             file.provider.create_srq(attr, source, file.kernel.mapper(), execute)?;
-        let CreatedSrq { ring, slots, member, number, max_wr, max_sge } = created;
+        let CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge } = created;
         let xrc = xrc.map(|(xrcd, cq)| {
-            // Before anything can be posted: who polls must know what it completes.
+            // Before anything can be posted: the poller must know the queue of each completion.
             cq.members.attach(&member);
             Xrc { number: SrqNumber(number), cq, member, _xrcd: xrcd }
         });
@@ -266,8 +265,8 @@ impl SrqBuilder {
         Ok(SharedReceiveQueue {
             inner: Arc::new(SrqInner {
                 object,
-                slots,
-                registration,
+                shared_receives,
+                event_key,
                 pd,
                 xrc,
                 lent: OnceLock::new(),
@@ -390,7 +389,7 @@ impl SharedReceiveQueue {
 
     /// What names this queue in events.
     pub fn key(&self) -> ObjectKey {
-        self.inner.registration.key()
+        self.inner.event_key.key()
     }
 
     /// The number by which the kernel knows the queue within its file.

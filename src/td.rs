@@ -35,8 +35,7 @@ pub(crate) struct TdInner {
 /// it to the next domain when this one is gone. Where the machine cannot combine writes there are no
 /// BlueFlame registers, and all domains of a context ring a UAR page that needs no lock.
 ///
-/// On rxe there is no doorbell register: queues are rung by a system call, and the domain is bookkeeping of
-/// this library.
+/// On rxe there is no doorbell register: a system call rings a queue, and only this library knows of the domain.
 #[doc(alias = "ibv_td")]
 #[derive(Debug)]
 pub struct ThreadDomain {

@@ -13,9 +13,9 @@ pub use error::{PostError, RingError};
 pub(crate) use operation::SendOp;
 pub use operation::{FlushLevel, MaskedSwap, Placement, WindowBinding};
 pub use packet::Packet;
-pub(crate) use transport::{SendOps, Transport};
+pub(crate) use transport::{QpTransport, SendOps};
 
-/// A piece of registered memory: where data comes from or goes to.
+/// A scatter/gather entry: a range of registered memory that a request reads or writes.
 ///
 /// It names memory by number. Nothing keeps the memory alive or its owner away from it, which is
 /// why ringing a batch is `unsafe`.
@@ -226,7 +226,7 @@ impl<'a> SendWr<'a> {
         Self::new(SendOp::Flush { remote, length, placement, level }, Payload::Sges(&[]))
     }
 
-    /// Writes eight bytes of the peer, at a multiple of eight, in one piece.
+    /// Writes eight bytes of the peer, at a multiple of eight, atomically.
     #[doc(alias = "IBV_WR_ATOMIC_WRITE")]
     #[doc(alias = "ibv_wr_atomic_write")]
     #[inline]

@@ -131,7 +131,7 @@ impl<'a> XrcdBuilder<'a> {
             ..Default::default()
         };
         let mut resp = ib_uverbs_open_xrcd_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_OPEN_XRCD, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_OPEN_XRCD, &request).response(&mut resp);
         let opened = file.execute(VERB, &mut command);
         drop(command);
         opened.map_err(|error| self.explain(error))?;

@@ -76,7 +76,7 @@ impl Failure {
         self
     }
 
-    /// Says it, and answers the exit status.
+    /// Says it, and returns the exit status.
     pub(crate) fn tell(&self, json: bool) -> u8 {
         eprintln!("uverbs: {self}");
         if json && !self.shown {

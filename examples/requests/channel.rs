@@ -62,7 +62,7 @@ struct Inner {
     /// What frames are received in: as many as are posted, as many requests as the other side may
     /// ask at once, and as many replies that somebody looks at.
     received: BufferPool,
-    /// What frames are sent from. Whoever takes one has a credit, and so there is one.
+    /// What frames are sent from. A task takes a credit first, and there is a frame for each credit.
     frames: BufferPool,
     /// For bodies that this side makes.
     short: BufferPool,
@@ -270,7 +270,7 @@ impl Channel {
         }
         if reply {
             let call = lock(&self.0.calls).remove(&id).ok_or("a reply that nobody waits for")?;
-            // Whoever asked may have gone away.
+            // The task that asked may have gone away.
             let _ = call.send(body);
             return Ok(());
         }
@@ -306,8 +306,8 @@ async fn take(pool: &BufferPool, length: usize) -> Buffer {
     }
 }
 
-/// When nothing more comes, nobody is to wait for it: first those who would send, lest they begin to
-/// wait for a reply afterwards.
+/// When nothing more comes, no task may wait for it. The senders are closed first, so that none begins to wait
+/// for a reply afterwards.
 struct End<'c>(&'c Inner);
 
 impl Drop for End<'_> {

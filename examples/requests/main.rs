@@ -76,8 +76,8 @@ async fn ask(channel: &Channel, length: usize, seed: u8) -> Outcome<()> {
     }
 }
 
-/// Asks again and again, and leaves sooner or later before the reply is there. What a request took,
-/// its place, its credit and its buffer, must not go with whoever asked.
+/// Asks again and again, and drops the futures before the replies are there. What a request took, its
+/// place, its credit and its buffer, must not be lost with the future.
 async fn leave_early(channel: &Channel) -> Outcome<()> {
     for round in 0..ROUNDS {
         let asking: Vec<_> = (0..2 * DEPTH)

@@ -8,10 +8,10 @@ use crate::provider::NamedAddresses;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 
-/// What a protection domain knows of its address handles and of the queues that may name them. Other
-/// domains' queues refuse them.
+/// The dropped address handles of a protection domain, and the send queues whose requests may name them.
+/// Queues of other domains refuse them.
 #[derive(Debug, Default)]
-pub(crate) struct Retired(Lock<Inner>);
+pub(crate) struct NamedHandles(Lock<Inner>);
 
 #[derive(Debug, Default)]
 struct Inner {
@@ -42,15 +42,15 @@ impl Inner {
     }
 }
 
-impl Retired {
-    /// Tells of a queue pair, before anything is posted to it.
+impl NamedHandles {
+    /// Adds a queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, queue: &Arc<NamedAddresses>) {
         if let Some(mut inner) = self.0.lock() {
             inner.queues.insert(key(queue), queue.clone());
         }
     }
 
-    /// Tells that the queue pair of `queue` is gone.
+    /// Removes the queue pair of `queue`, which is destroyed.
     pub(crate) fn detach(&self, queue: &Arc<NamedAddresses>) {
         if let Some(mut inner) = self.0.lock() {
             inner.queues.remove(&key(queue));
@@ -85,11 +85,11 @@ impl Retired {
     }
 }
 
-impl Drop for Retired {
+impl Drop for NamedHandles {
     fn drop(&mut self) {
         let Some(mut inner) = self.0.lock() else { return };
         drop(inner.over());
-        // Of a queue pair that the kernel refused to destroy: it may still carry out requests.
+        // Handles that a queue pair names which the kernel refused to destroy: it may still carry out requests.
         inner.handles.iter_mut().for_each(|(_, object)| object.abandon());
     }
 }

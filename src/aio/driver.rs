@@ -45,7 +45,7 @@ pub trait Readiness {
     ///
     /// # Errors
     ///
-    /// What `read` answers, or why the event loop cannot watch the file; the driver ends with it.
+    /// What `read` returns, or why the event loop cannot watch the file; the driver ends with it.
     fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -155,7 +155,7 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
-    /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `readiness` answers.
+    /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `readiness` returns.
     pub fn new<W: Readiness>(
         context: &crate::Context,
         cqe: u32,

@@ -14,15 +14,15 @@ use std::task::{Context, Poll};
 /// A message that was received.
 #[derive(Debug)]
 pub struct Message {
-    /// As long as the message; empty after a write with immediate data, whose bytes went elsewhere. A datagram
-    /// lies behind 40 bytes, which are a global route header or zeros. When the buffer is dropped it goes
-    /// back to its pool.
+    /// The message, at its length; empty after a write with immediate data, whose bytes the peer wrote
+    /// elsewhere. On a UD queue pair the first 40 bytes are the global route header, or zeros if there was none.
+    /// When the buffer is dropped it goes back to its pool.
     pub buffer: Buffer,
     /// How the receive ended.
     pub outcome: Outcome,
 }
 
-/// A stream of received messages, in the order in which they arrive. The receives are posted ahead, into
+/// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
 /// buffers of a pool.
 ///
 /// Made by [`QueuePair::inbox`] and [`SharedReceiveQueue::inbox`]. A queue pair has one inbox, and no other
@@ -40,26 +40,26 @@ pub struct Message {
 /// # }
 /// ```
 pub struct Inbox<S: RingToken = Shared> {
-    receiver: Receiver<S>,
+    queue: InboxQueue<S>,
     pool: BufferPool,
     depth: usize,
     posted: VecDeque<Op<'static, Buffer>>,
-    /// Why no more messages come.
+    /// Why no more messages come; `None` while they may.
     ended: Option<OpErrorKind>,
 }
 
-/// Where the receives are posted.
-enum Receiver<S: RingToken> {
-    Own(QueuePair<S>),
-    Shared(SharedReceiveQueue),
+/// The queue that the receives are posted to.
+enum InboxQueue<S: RingToken> {
+    Qp(QueuePair<S>),
+    Srq(SharedReceiveQueue),
 }
 
 impl<S: RingToken> QueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
-        let (receiver, pool) = (Receiver::Own(self.clone()), pool.clone());
-        Inbox { receiver, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
+        let (queue, pool) = (InboxQueue::Qp(self.clone()), pool.clone());
+        Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
@@ -67,13 +67,13 @@ impl SharedReceiveQueue {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox {
-        let (receiver, pool) = (Receiver::Shared(self.clone()), pool.clone());
-        Inbox { receiver, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
+        let (queue, pool) = (InboxQueue::Srq(self.clone()), pool.clone());
+        Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
 impl<S: RingToken> Inbox<S> {
-    /// Posts as many receives as there are buffers for, and answers how many are posted.
+    /// Posts as many receives as there are buffers for, and returns how many are posted.
     ///
     /// [`poll_next`](Self::poll_next) does this, too. Call it before the peer may send, so that its first
     /// message finds a receive. The queue pair must have left state [`RESET`](crate::QpState::RESET).
@@ -91,11 +91,11 @@ impl<S: RingToken> Inbox<S> {
         }
         while self.posted.len() < self.depth && !self.has_waiting() {
             let Some(buffer) = self.pool.take() else { break };
-            self.posted.push_back(match &self.receiver {
-                Receiver::Own(qp) => qp.recv(buffer),
-                Receiver::Shared(srq) => srq.recv(buffer),
+            self.posted.push_back(match &self.queue {
+                InboxQueue::Qp(qp) => qp.recv(buffer),
+                InboxQueue::Srq(srq) => srq.recv(buffer),
             });
-            // A receive that is over at once has failed, which `poll_next` answers.
+            // If the receive could not be posted, `poll_next` returns its error.
             let posted = self.posted.back_mut().is_some_and(|op| {
                 let _ = op.poll_post(cx);
                 op.is_posted()
@@ -106,18 +106,18 @@ impl<S: RingToken> Inbox<S> {
         }
     }
 
-    /// Whether no more messages come, and `poll_next` has answered why.
+    /// Whether no more messages come, and `poll_next` has returned why.
     #[cfg(feature = "stream")]
     pub(super) fn is_over(&self) -> bool {
         self.ended.is_some()
     }
 
-    /// Whether some receives wait for room; they are the last in `posted`.
+    /// Whether some receives wait for room in the queue; they are the last in `posted`.
     fn has_waiting(&self) -> bool {
         self.posted.back().is_some_and(Op::is_new)
     }
 
-    /// Polls the receives that wait for room. `poll_next` polls only those that may be over.
+    /// Tries again to post the receives that wait for room, which `poll_next` does not poll.
     #[cold]
     fn post_waiting(&mut self, cx: &mut Context<'_>) {
         let waiting = self.posted.partition_point(|op| !op.is_new());
@@ -134,25 +134,24 @@ impl<S: RingToken> Inbox<S> {
             return Poll::Ready(Err(OpError { memory: None, kind }));
         }
         self.post(cx);
-        let ended = match &self.receiver {
+        let completed = match &self.queue {
             // Receives of a queue pair complete in the order in which they were posted.
-            Receiver::Own(_) => match self.posted.front_mut() {
+            InboxQueue::Qp(_) => match self.posted.front_mut() {
                 Some(op) => Pin::new(op).poll(cx).map(|end| (0, end)),
                 None => Poll::Pending,
             },
-            // Receives of a shared queue complete in any order.
-            Receiver::Shared(_) => {
-                let ended =
-                    self.posted.iter_mut().enumerate().find_map(|(at, op)| {
-                        match Pin::new(op).poll(cx) {
-                            Poll::Ready(end) => Some((at, end)),
-                            Poll::Pending => None,
-                        }
-                    });
-                ended.map_or(Poll::Pending, Poll::Ready)
+            // Receives of a shared receive queue complete in any order.
+            InboxQueue::Srq(_) => {
+                let completed = self.posted.iter_mut().enumerate().find_map(|(at, op)| {
+                    match Pin::new(op).poll(cx) {
+                        Poll::Ready(end) => Some((at, end)),
+                        Poll::Pending => None,
+                    }
+                });
+                completed.map_or(Poll::Pending, Poll::Ready)
             }
         };
-        let Poll::Ready((at, end)) = ended else { return Poll::Pending };
+        let Poll::Ready((at, end)) = completed else { return Poll::Pending };
         match at {
             0 => drop(self.posted.pop_front()),
             _ => drop(self.posted.remove(at)),
@@ -164,12 +163,12 @@ impl<S: RingToken> Inbox<S> {
         Poll::Ready(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }))
     }
 
-    /// Ends the stream if the connection is broken: the receives that are posted will only be flushed.
+    /// Ends the stream if the connection is broken: no message can complete a receive that is still posted.
     fn end_if_broken(&mut self, kind: OpErrorKind) {
-        self.ended = match (kind, &self.receiver) {
-            // A driver does not come back, and a forked child has none.
+        self.ended = match (kind, &self.queue) {
+            // A driver that ended cannot be started again, and a forked child has none.
             (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
-            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), Receiver::Own(_)) => {
+            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), InboxQueue::Qp(_)) => {
                 Some(OpErrorKind::Earlier(status))
             }
             _ => return,
@@ -179,15 +178,15 @@ impl<S: RingToken> Inbox<S> {
 
     /// Waits for the next message. No message is lost if the future is dropped.
     ///
-    /// While no receive is posted because the pool is empty, nothing arrives, and nothing wakes the task when
-    /// there are buffers again or the connection breaks. So a pool needs as many buffers as are posted and
-    /// held at once.
+    /// While the pool is empty and no receive is posted, no message arrives, and the task is not woken when
+    /// a buffer comes back or the connection breaks. Give the pool as many buffers as `depth` and the messages
+    /// that the program holds at once.
     ///
     /// # Errors
     ///
-    /// [`OpError`] when the connection is broken. From then on it answers [`OpErrorKind::Earlier`] with the
-    /// status of the first failure, or [`OpErrorKind::DriverGone`]. Of a shared queue each receive fails by
-    /// itself, and the others go on.
+    /// [`OpError`] when the connection is broken. Every later call fails with [`OpErrorKind::Earlier`], which
+    /// has the status of the first failure, or with [`OpErrorKind::DriverGone`]. On a shared receive queue a
+    /// receive that fails does not end the stream.
     pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
         poll_fn(|cx| self.poll_next(cx)).await
     }

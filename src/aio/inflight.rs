@@ -1,5 +1,5 @@
-//! The requests in flight of one queue pair, as futures and driver share them: which ones there are, the
-//! waker of each future, and who waits for room in a queue. Model-checked with loom.
+//! The requests in flight of one queue pair, shared by their futures and the driver: a slot for each request
+//! with the waker of its future, and the futures that wait for room in the queue. Model-checked with loom.
 
 use super::deferred::Deferred;
 use crate::error::Error;
@@ -12,7 +12,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::task::Waker;
 
-/// The queue of a queue pair that a request is for.
+/// Which queue of a queue pair a request is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Side {
     Send,
@@ -27,7 +27,7 @@ pub(super) struct OpTag {
     pub(super) side: Side,
 }
 
-/// The state of a request.
+/// A slot of the table of requests in flight.
 #[derive(Debug)]
 enum OpSlot {
     Free,
@@ -35,7 +35,7 @@ enum OpSlot {
     Pending(Waker),
     /// In flight, and its future was dropped.
     Abandoned,
-    /// Over, and its future was not polled since.
+    /// Over; its future was not polled since.
     Over(Memory, Outcome),
 }
 
@@ -84,7 +84,7 @@ impl State {
         }
     }
 
-    /// Admits no request any more, and wakes those that wait for room.
+    /// Admits no request from now on, and wakes the futures that wait for room.
     fn break_with(&mut self, broken: Broken, deferred: &mut Deferred) {
         self.broken = Some(broken);
         for waker in self.sends.drain().chain(self.recvs.drain()) {
@@ -92,7 +92,7 @@ impl State {
         }
     }
 
-    /// Frees a slot, and answers what was in it.
+    /// Frees a slot, and returns what was in it.
     fn free_slot(&mut self, index: u32) -> OpSlot {
         let Some(slot) = self.slots.get_mut(index as usize) else { return OpSlot::Free };
         self.free.push(index);
@@ -100,7 +100,7 @@ impl State {
     }
 }
 
-/// The queue of those who wait for room, in the order in which they came.
+/// The futures that wait for room in a queue, in the order in which they came. Each has a ticket, a number.
 ///
 /// Cloning and dropping a waker runs code of the program, which may use the same queue. So nothing here
 /// clones one, and a waker that is removed goes to the caller, who first releases the lock.
@@ -112,7 +112,7 @@ struct Waiters {
 }
 
 impl Waiters {
-    /// Whether a waiter with `ticket` is the first, or a newcomer would be.
+    /// Whether the waiter with `ticket` is the first; without a ticket, whether nobody waits.
     fn is_first(&self, ticket: Option<u64>) -> bool {
         match (self.queue.front(), ticket) {
             (None, _) => true,
@@ -121,7 +121,7 @@ impl Waiters {
         }
     }
 
-    /// Enters the queue at its end, or replaces the waker of a waiter who is in it; answers the old waker.
+    /// Appends a waiter, or replaces the waker of one who has a ticket; returns the old waker.
     fn enter(&mut self, ticket: &mut Option<u64>, waker: Waker) -> Option<Waker> {
         if let Some(ticket) = *ticket {
             if let Ok(at) = self.queue.binary_search_by_key(&ticket, |(other, _)| *other) {
@@ -134,12 +134,11 @@ impl Waiters {
         None
     }
 
-    /// Leaves the queue; answers the waiter's waker, and that of the waiter who is first now, if that
-    /// changed.
+    /// Removes a waiter; returns its waker, and the waker of the next one if the waiter was the first.
     fn leave(&mut self, ticket: u64) -> [Option<Waker>; 2] {
         let at = self.queue.binary_search_by_key(&ticket, |(other, _)| *other).ok();
         let left = at.and_then(|at| self.queue.remove(at)).map(|(_, waker)| waker);
-        [left, if at == Some(0) { self.take_first() } else { None }]
+        [left, if at == Some(0) { self.take_first_waker() } else { None }]
     }
 
     /// Empties the queue.
@@ -147,15 +146,15 @@ impl Waiters {
         self.queue.drain(..).map(|(_, waker)| waker)
     }
 
-    /// The waker of the first waiter, who looks for room when woken, and leaves another waker if there is
-    /// none.
-    fn take_first(&mut self) -> Option<Waker> {
-        self.queue.front_mut().map(|(_, waker)| take(waker))
+    /// Takes the waker of the first waiter, who stays the first. When woken, the waiter looks for room, and
+    /// stores its waker again if there is none.
+    fn take_first_waker(&mut self) -> Option<Waker> {
+        self.queue.front_mut().map(|(_, waker)| take_waker(waker))
     }
 }
 
-/// Takes a waker that is to be called once, without a clone of it.
-fn take(waker: &mut Waker) -> Waker {
+/// Takes a waker that is to be called once, and leaves one that does nothing.
+fn take_waker(waker: &mut Waker) -> Waker {
     std::mem::replace(waker, Waker::noop().clone())
 }
 
@@ -169,12 +168,12 @@ pub(super) enum Admission {
     Broken(Broken),
 }
 
-/// What the future of a request learns.
+/// What a posted request's future finds when it is polled.
 #[derive(Debug)]
 pub(super) enum Progress {
     Pending,
     Over(Memory, Outcome),
-    /// Its completion will not be seen.
+    /// Nobody will see its completion.
     Lost(Broken),
 }
 
@@ -191,8 +190,8 @@ pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
 /// No code of the program runs under the lock: wakers are cloned before, and called and dropped after.
 pub(super) struct Inflight {
     state: Lock<State>,
-    /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Tags keep
-    /// this value alive, and must not keep the queue pair.
+    /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Weak, because
+    /// the tags of requests in flight keep this value alive, and must not keep the queue pair alive.
     qp: Option<WeakQpHandle>,
 }
 
@@ -225,8 +224,8 @@ impl Inflight {
         Admission::Granted(state.take_slot(waker))
     }
 
-    /// Lets a request wait for room. The caller then tries to post once more, because a completion before
-    /// this call woke nobody.
+    /// Lets a request wait for room. The caller then tries to post once more: a completion that came before
+    /// this call made room and woke nobody.
     pub(super) fn wait(&self, side: Side, ticket: &mut Option<u64>, waker: &Waker) {
         let waker = waker.clone();
         let Some(mut state) = self.state() else { return };
@@ -258,7 +257,7 @@ impl Inflight {
 
     /// What became of the request in a slot. Unless it is pending, its slot is freed.
     pub(super) fn progress(&self, index: u32, waker: &Waker) -> Progress {
-        // A clone of the waker, made without the lock if the slot has another waker.
+        // A clone of the waker, made without the lock held, and only if the slot has another waker.
         let mut fresh = None;
         loop {
             let Some(mut state) = self.state() else { return Progress::Lost(Broken::Forked) };
@@ -304,7 +303,7 @@ impl Inflight {
         drop(left);
     }
 
-    /// A request is over: stores its end for its future, and defers what runs code of the program.
+    /// A request is over: stores how it ended for its future, and defers what runs code of the program.
     pub(super) fn complete(
         &self,
         index: u32,
@@ -318,7 +317,7 @@ impl Inflight {
         if first {
             state.break_with(Broken::Failed(outcome.status), deferred);
         }
-        state.waiters(side).take_first().into_iter().for_each(|waker| deferred.wake(waker));
+        state.waiters(side).take_first_waker().into_iter().for_each(|waker| deferred.wake(waker));
         match state.slots.get_mut(index as usize) {
             Some(slot @ OpSlot::Pending(_)) => {
                 if let OpSlot::Pending(waker) =
@@ -334,8 +333,8 @@ impl Inflight {
         }
         drop(state);
         if first {
-            // The device moved the queue pair to ERR by itself. To say so again makes rxe flush the receives
-            // that were posted since.
+            // The device moved the queue pair to ERR by itself. Moving it there once more makes rxe flush the
+            // receives that were posted since.
             deferred.flush(self.qp.clone());
         }
     }
@@ -348,7 +347,7 @@ impl Inflight {
             state.break_with(Broken::Failed(WcStatus::WR_FLUSH_ERR), &mut deferred);
         }
         drop(state);
-        // After `broken` is set, which a receive that is posted meanwhile sees: see `recv_posted`.
+        // Only now that `broken` is set: a receive that is posted meanwhile sees it in `recv_posted`.
         let flushed = self.flush();
         deferred.run();
         flushed
@@ -358,10 +357,10 @@ impl Inflight {
         flush(self.qp.as_ref())
     }
 
-    /// A receive was posted. If the queue pair broke after the receive was admitted, rxe has to be told to
-    /// flush it.
+    /// A receive was posted. If the queue pair broke after the receive was admitted, the queue pair is moved
+    /// to ERR again, because rxe flushes receives only then.
     pub(super) fn recv_posted(&self) {
-        // `broken` is set under this lock, and the device is told afterwards: either that flush finds the
+        // `broken` is set under this lock before the queue pair is flushed: either that flush finds the
         // receive, or this call finds `broken`.
         let broken = self.state().and_then(|state| state.broken);
         if matches!(broken, Some(Broken::Failed(_))) {
@@ -375,7 +374,7 @@ impl Inflight {
         state.break_with(Broken::DriverGone, deferred);
         for slot in &mut state.slots {
             if let OpSlot::Pending(waker) = slot {
-                deferred.wake(take(waker));
+                deferred.wake(take_waker(waker));
             }
         }
     }

@@ -2,7 +2,7 @@
 //!
 //! A [`CompletionQueue`] comes with a [`Driver`], a future that is spawned on an event loop which implements
 //! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. A [`QueuePair`] that completes to the queue
-//! answers a future for each request. The future takes the memory that the request works on and gives it
+//! returns a future for each request. The future takes the memory that the request works on and gives it
 //! back. [`owned`](crate::owned#why-this-is-sound) says why this is sound even if the future is dropped or
 //! forgotten.
 //!
@@ -18,8 +18,8 @@
 //! let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
 //! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, 0).await?;
 //! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;
-//! let answer = qp.recv(pool.take().ok_or("no buffer left")?).await?;
-//! println!("{:?}", &*answer.memory);
+//! let received = qp.recv(pool.take().ok_or("no buffer left")?).await?;
+//! println!("{:?}", &*received.memory);
 //! # Ok(()) }
 //! ```
 //!

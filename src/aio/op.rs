@@ -41,16 +41,16 @@ pub(super) trait PostQueue: Send + Sync {
     ) -> Result<(), (Option<Memory>, PostError)>;
 }
 
-/// A request: a future that answers how it ended, and the memory that it worked on.
+/// A request: a future that returns how the request ended, and the memory that it worked on.
 ///
 /// The request is posted when the future is first polled. If the queue is full it waits, and requests are
-/// posted in the order in which their futures were first polled. A future that is dropped before takes
-/// the request back and drops the memory. A future that is dropped afterwards leaves the request in flight,
+/// posted in the order in which their futures were first polled. Dropping the future before the request is
+/// posted takes the request back and drops the memory. Dropping it afterwards leaves the request in flight,
 /// and the queue keeps the memory until the request is over; to end it earlier,
 /// [abort](super::QueuePair::abort) the connection.
 ///
-/// A future that waits for room has to be polled when it is woken, or dropped. One that is neither, because
-/// a `select!` put it aside for example, keeps those behind it waiting, as with tokio's semaphore.
+/// A future that waits for room in the queue has to be polled when it is woken, or dropped. If a program does
+/// neither (a `select!` may set it aside), the futures behind it keep waiting, as with tokio's semaphore.
 ///
 /// ```no_run
 /// # use uverbs::aio::{OpError, QueuePair};
@@ -73,9 +73,9 @@ pub struct Op<'a, L> {
 enum Stage {
     /// Not posted; with its ticket, if it waits for room.
     New(Memory, Option<u64>),
-    /// Posted, with its slot.
+    /// Posted; with its slot in [`Inflight`].
     Posted(u32),
-    /// Not posted because of an error, which the next poll answers.
+    /// Not posted because of an error, which the next poll returns.
     Failed(Option<Memory>, OpErrorKind),
     Over,
 }
@@ -92,8 +92,8 @@ pub struct Finished<L> {
 /// A request that failed.
 #[derive(Debug)]
 pub struct OpError<L> {
-    /// What the request was to work on; `None` if the device may still work on it. After a receive that was
-    /// posted a [`Buffer`] is empty; [`reset`](Buffer::reset) makes it as long as it was.
+    /// The memory of the request; `None` if the device may still work on it. The [`Buffer`] of a receive that
+    /// was posted is empty; [`reset`](Buffer::reset) makes it as long as it was.
     pub memory: Option<L>,
     /// Why the request failed.
     pub kind: OpErrorKind,
@@ -150,8 +150,8 @@ impl From<Broken> for OpErrorKind {
     }
 }
 
-/// What the future of a request answers.
-type End<L> = Result<Finished<L>, OpError<L>>;
+/// The output of a request's future.
+type OpResult<L> = Result<Finished<L>, OpError<L>>;
 
 impl<'a, L: Lend> Op<'a, L> {
     pub(super) fn new(queue: Arc<dyn PostQueue>, request: OpRequest<'a>, memory: L) -> Self {
@@ -169,7 +169,7 @@ impl<'a, L: Lend> Op<'a, L> {
         matches!(self.stage, Stage::New(..))
     }
 
-    /// Posts the request if there is room, and leaves its end to a later poll.
+    /// Posts the request if there is room. A later poll returns how it ended, even if posting failed.
     pub(super) fn poll_post(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         if matches!(self.stage, Stage::Posted(_) | Stage::Failed(..)) {
             return Poll::Ready(());
@@ -182,12 +182,17 @@ impl<'a, L: Lend> Op<'a, L> {
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<End<L>> {
+    fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<OpResult<L>> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
     }
 
-    /// Tries to post the request, and sets the stage unless it answers the end.
-    fn start(&mut self, memory: Memory, mut ticket: Option<u64>, waker: &Waker) -> Poll<End<L>> {
+    /// Tries to post the request. Sets the stage unless it returns the end.
+    fn start(
+        &mut self,
+        memory: Memory,
+        mut ticket: Option<u64>,
+        waker: &Waker,
+    ) -> Poll<OpResult<L>> {
         let side = self.request.side();
         let inflight = self.queue.inflight();
         let index = match inflight.admit(side, &mut ticket, waker) {
@@ -202,7 +207,7 @@ impl<'a, L: Lend> Op<'a, L> {
         let mut posted = self.queue.post(&self.request, memory, tag());
         if let Err((memory, PostError::Full)) = &mut posted {
             inflight.wait(side, &mut ticket, waker);
-            // Once more, because a completion before `wait` woke nobody.
+            // Once more: a completion that came before `wait` made room and woke nobody.
             if let Some(memory) = memory.take() {
                 posted = self.queue.post(&self.request, memory, tag());
             }
@@ -231,9 +236,9 @@ impl<'a, L: Lend> Op<'a, L> {
 }
 
 impl<L: Lend> Future for Op<'_, L> {
-    type Output = End<L>;
+    type Output = OpResult<L>;
 
-    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<End<L>> {
+    fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
         let this = &mut *self;
         match std::mem::replace(&mut this.stage, Stage::Over) {
             Stage::New(memory, ticket) => this.start(memory, ticket, cx.waker()),
@@ -244,7 +249,7 @@ impl<L: Lend> Future for Op<'_, L> {
                 }
                 Progress::Over(mut memory, outcome) => {
                     if let OpRequest::Recv = this.request {
-                        // The bytes behind the message are an earlier holder's.
+                        // The bytes behind the message were left by an earlier use of the buffer.
                         memory.truncate(outcome.filled());
                     }
                     if !outcome.is_success() {
@@ -279,7 +284,7 @@ impl<L> fmt::Debug for Op<'_, L> {
     }
 }
 
-/// An atomic request: a future that answers the peer's eight bytes as they were before, and the buffer.
+/// An atomic request: a future that returns the peer's eight bytes as they were before, and the buffer.
 #[derive(Debug)]
 #[must_use = "a request is posted when its future is polled"]
 pub struct AtomicOp<'a>(pub(super) Op<'a, Buffer>);

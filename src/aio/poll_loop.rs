@@ -12,7 +12,7 @@ const MAX_FALSE_ALARMS: u32 = 1000;
 
 /// The queue, channel and event loop that a driver works with.
 pub(super) trait DriverIo {
-    /// Polls, wakes the futures of requests that are over, and answers how many there were.
+    /// Polls, wakes the futures of requests that are over, and returns how many there were.
     fn poll_cq(&mut self) -> Result<usize>;
 
     /// Whether the queue has handles left, by which requests may be posted.
@@ -21,7 +21,7 @@ pub(super) trait DriverIo {
     /// Arms the queue: its next completion raises an event.
     fn arm(&mut self) -> Result<()>;
 
-    /// If the channel may have events, reads one of them, or with `all` every one, and answers whether there
+    /// If the channel may have events, reads one of them, or with `all` every one, and returns whether there
     /// was any. Otherwise arranges that `cx` is woken when it may have some.
     fn poll_event(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<Result<bool>>;
 }
@@ -38,7 +38,7 @@ pub(super) struct PollLoop {
 }
 
 impl PollLoop {
-    /// Works until there is nothing to do. If it answers `Pending`, `cx` is woken when there is more.
+    /// Works until there is nothing to do. If it returns `Pending`, `cx` is woken when there is more.
     pub(super) fn poll(
         &mut self,
         io: &mut impl DriverIo,
@@ -260,9 +260,9 @@ mod model {
         edges: u32,
     }
 
-    /// The event loop's side, which learns of edges some time after they happened.
+    /// A fake event loop, which sees edges some time after they happened.
     #[derive(Default)]
-    struct Readiness {
+    struct EventLoop {
         /// Set by an edge, cleared after a read, unless another edge came meanwhile.
         ready: bool,
         tick: u32,
@@ -271,7 +271,7 @@ mod model {
 
     struct World {
         kernel: Mutex<Kernel>,
-        readiness: Mutex<Readiness>,
+        readiness: Mutex<EventLoop>,
         edge: Notify,
         done: AtomicBool,
     }
@@ -361,7 +361,7 @@ mod model {
             builder.preemption_bound = Some(2);
         }
         builder.check(move || {
-            let readiness = Readiness { ready: false_alarm, ..Readiness::default() };
+            let readiness = EventLoop { ready: false_alarm, ..EventLoop::default() };
             let world = Arc::new(World {
                 kernel: Mutex::new(Kernel::default()),
                 readiness: Mutex::new(readiness),

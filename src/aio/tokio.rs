@@ -88,7 +88,7 @@ impl CompletionQueue {
     /// Creates a queue with room for at least `cqe` completions, and spawns its driver on the current
     /// runtime.
     ///
-    /// The join handle answers why the driver ended. With one queue for each worker, workers do not share a
+    /// The join handle returns why the driver ended. With one queue for each worker, workers do not share a
     /// lock. A task that is the only user of its queue is faster if it polls the driver itself, as the example
     /// `pingpong` does with `select!`, because only one task is scheduled.
     ///
@@ -143,7 +143,7 @@ pub async fn within<F: Future + Unpin>(
 pub struct Events {
     context: Context,
     registered: Registered,
-    /// The last answer was an error.
+    /// Whether the last event was an error, after which the stream ends.
     #[cfg(feature = "stream")]
     over: bool,
 }
@@ -209,7 +209,7 @@ pub const HANDSHAKE_TIMEOUT: Duration = Duration::from_secs(10);
 /// side sends its [`Endpoint`], moves its queue pair to RTS, and sends that it is ready. Afterwards the
 /// program may use the stream for something else.
 ///
-/// Receives can be posted after the answer; over RC a message waits for one. The peer has
+/// Receives can be posted after it returned; over RC a message waits for one. The peer has
 /// [`HANDSHAKE_TIMEOUT`] for all of its part; [`handshake_within`] takes another time. After an error the
 /// queue pair may have left state [`RESET`](crate::QpState::RESET): create another one for the next peer.
 ///

@@ -16,7 +16,7 @@ use crate::provider::mlx5::{cq, rq, sq};
 use crate::provider::poll_gate::{PollGate, QUIET};
 use crate::provider::{ProviderWc, SendLimits};
 use crate::qp::state::QpType;
-use crate::wr::{PostError, RecvWr, SendOps, SendWr, Transport};
+use crate::wr::{PostError, QpTransport, RecvWr, SendOps, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -40,8 +40,8 @@ fn register(buffer: usize) -> Result<Arc<DoorbellRegister>, Errno> {
     DoorbellRegister::new(Arc::new(mapping), 0, buffer).map(Arc::new).ok_or(Errno::INVAL)
 }
 
-const TRANSPORT: Transport =
-    Transport { qp_type: QpType::RC, qpn: Qpn(QPN), domain: Identity::NONE };
+const TRANSPORT: QpTransport =
+    QpTransport { qp_type: QpType::RC, qpn: Qpn(QPN), domain: Identity::NONE };
 
 fn dbrec() -> Result<Arc<DoorbellRecord>, Errno> {
     DoorbellPages::new()?.alloc().map(Arc::new)
@@ -61,7 +61,7 @@ fn record(wqebbs: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
 
 /// A send queue whose requests are done as soon as they were rung.
 #[derive(Debug)]
-pub struct Sends {
+pub(super) struct Sends {
     ring: sq::SendRing,
     record: Arc<SharedQp>,
 }
@@ -69,7 +69,7 @@ pub struct Sends {
 impl Sends {
     /// A queue of `requests`, a power of two, of up to 200 bytes inline. With `blueflame` single
     /// requests are copied into the register.
-    pub fn new(requests: u32, blueflame: bool) -> Result<Sends, Errno> {
+    pub(super) fn new(requests: u32, blueflame: bool) -> Result<Sends, Errno> {
         let wqebbs = requests * BLOCKS;
         let record = record(wqebbs, Receives::None)?;
         let dbrec = dbrec()?;
@@ -95,7 +95,11 @@ impl Sends {
 
     /// Writes what `make` makes, no change of keys, `count` times and rings once; then all of them are done.
     #[inline(always)]
-    pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> SendWr<'a>) -> Result<(), PostError> {
+    pub(super) fn post<'a>(
+        &mut self,
+        count: u32,
+        make: impl Fn() -> SendWr<'a>,
+    ) -> Result<(), PostError> {
         let mut cursor = self.ring.begin();
         let first = cursor.at;
         for _ in 0..count {
@@ -111,14 +115,14 @@ impl Sends {
 
 /// A receive queue whose requests are done as soon as they were posted.
 #[derive(Debug)]
-pub struct Recvs {
+pub(super) struct Recvs {
     ring: rq::RecvRing,
     record: Arc<SharedQp>,
 }
 
 impl Recvs {
     /// A queue of `requests`, a power of two, of one entry.
-    pub fn new(requests: u32) -> Result<Recvs, Errno> {
+    pub(super) fn new(requests: u32) -> Result<Recvs, Errno> {
         let record = record(1, Receives::Own(requests))?;
         let memory = Arc::new(QueueMemory::pages(requests as usize * SEGMENT)?);
         let segment = SEGMENT as u32;
@@ -131,7 +135,11 @@ impl Recvs {
 
     /// Posts what `make` makes `count` times at once; then all of them are done.
     #[inline(always)]
-    pub fn post<'a>(&mut self, count: u32, make: impl Fn() -> RecvWr<'a>) -> Result<(), PostError> {
+    pub(super) fn post<'a>(
+        &mut self,
+        count: u32,
+        make: impl Fn() -> RecvWr<'a>,
+    ) -> Result<(), PostError> {
         let mut cursor = self.ring.begin();
         for _ in 0..count {
             self.ring.push(&mut cursor, &make())?;
@@ -146,7 +154,7 @@ impl Recvs {
 
 /// A completion queue that is filled when told.
 #[derive(Debug)]
-pub struct Completed {
+pub(super) struct Completed {
     ring: cq::CqRing,
     device: WqeSegments,
     record: Arc<SharedQp>,
@@ -156,7 +164,7 @@ pub struct Completed {
 
 impl Completed {
     /// A queue of `slots`, a power of two.
-    pub fn new(slots: u32) -> Result<Completed, Errno> {
+    pub(super) fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Arc::new(QueueMemory::pages(slots as usize * CQE)?);
         let cqes = cq::prepare(&memory, slots, CQE).ok_or(Errno::INVAL)?;
         let segments = slots * (CQE / SEGMENT) as u32;
@@ -170,7 +178,7 @@ impl Completed {
     }
 
     /// Adds `count` completions of sends; the queue must have room.
-    pub fn fill(&mut self, count: u32) -> Result<(), Errno> {
+    pub(super) fn fill(&mut self, count: u32) -> Result<(), Errno> {
         for _ in 0..count {
             let mut core = [0; CQE];
             core[32..36].copy_from_slice(&self.record.index().number().to_be_bytes());
@@ -184,7 +192,7 @@ impl Completed {
 
     /// Reads at most `most` completions, gives each to `read`, and hands their places back.
     #[inline]
-    pub fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
+    pub(super) fn poll(&mut self, most: u32, mut read: impl FnMut(Completion<'_>)) {
         if !self.ring.poll_gate().gate().is_at(QUIET) {
             self.ring.catch_up();
         }

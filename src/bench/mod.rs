@@ -1,5 +1,6 @@
-//! Queues in plain memory, for `benches/`: what it costs to write requests and to read completions
-//! when no kernel and no device is involved. No part of the API.
+//! What the data path costs without a kernel or a device: writing requests into queues in plain memory,
+//! and reading completions out of them.
 
-pub mod mlx5;
-pub mod rxe;
+mod mlx5;
+mod rings;
+mod rxe;

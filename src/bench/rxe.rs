@@ -12,7 +12,7 @@ use crate::provider::ProviderWc;
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{RecvCursor, SendCursor, SendLimits, rxe};
 use crate::qp::state::QpType;
-use crate::wr::{PostError, RecvWr, SendWr, Transport};
+use crate::wr::{PostError, QpTransport, RecvWr, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};
 use std::mem::offset_of;
@@ -63,19 +63,19 @@ fn gate() -> Result<Gate, Errno> {
 
 /// A send queue that nobody empties.
 #[derive(Debug)]
-pub struct Sends(rxe::sq::SendRing);
+pub(super) struct Sends(rxe::sq::SendRing);
 
 impl Sends {
     /// A queue of `slots`, a power of two, for requests of one entry or 64 bytes inline.
-    pub fn new(slots: u32) -> Result<Sends, Errno> {
+    pub(super) fn new(slots: u32) -> Result<Sends, Errno> {
         let limits = SendLimits { max_sge: 1, max_inline: 64 };
-        let transport = Transport { qp_type: QpType::RC, qpn: Qpn(7), domain: Identity::NONE };
+        let transport = QpTransport { qp_type: QpType::RC, qpn: Qpn(7), domain: Identity::NONE };
         let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
         Ok(Sends(rxe::sq::SendRing::map(memory.mi, limits, transport, gate()?, &memory)?))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
-    pub fn write(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
+    pub(super) fn write(&mut self, wr: &SendWr<'_>, count: u32) -> Result<(), PostError> {
         let (at, room) = self.0.begin();
         let mut cursor = SendCursor { at, room, ..SendCursor::default() };
         (0..count).try_for_each(|_| self.0.push(&mut cursor, wr))
@@ -84,17 +84,17 @@ impl Sends {
 
 /// A receive queue that nobody empties.
 #[derive(Debug)]
-pub struct Recvs(rxe::rq::RecvRing);
+pub(super) struct Recvs(rxe::rq::RecvRing);
 
 impl Recvs {
     /// A queue of `slots`, a power of two, for requests of one entry.
-    pub fn new(slots: u32) -> Result<Recvs, Errno> {
+    pub(super) fn new(slots: u32) -> Result<Recvs, Errno> {
         let memory = Memory::new(slots, size_of::<rxe_recv_wqe>() + size_of::<rxe_sge>())?;
         Ok(Recvs(rxe::rq::RecvRing::map(memory.mi, 1, gate()?, &memory)?))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
-    pub fn write(&mut self, recv: &RecvWr<'_>, count: u32) -> Result<(), PostError> {
+    pub(super) fn write(&mut self, recv: &RecvWr<'_>, count: u32) -> Result<(), PostError> {
         let (at, room) = self.0.begin();
         let mut cursor = RecvCursor { at, room, ..RecvCursor::default() };
         (0..count).try_for_each(|_| self.0.push(&mut cursor, recv))
@@ -103,7 +103,7 @@ impl Recvs {
 
 /// A completion queue that is filled when told.
 #[derive(Debug)]
-pub struct Completed {
+pub(super) struct Completed {
     file: OwnedFd,
     ring: rxe::cq::CqRing,
     mask: u32,
@@ -112,21 +112,21 @@ pub struct Completed {
 
 impl Completed {
     /// A queue of `slots`, a power of two.
-    pub fn new(slots: u32) -> Result<Completed, Errno> {
+    pub(super) fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Memory::new(slots, size_of::<ib_uverbs_wc>())?;
         let ring = rxe::cq::CqRing::map(memory.mi, PollGate::new(gate()?), &memory)?;
         Ok(Completed { file: memory.file, ring, mask: slots - 1, producer: 0 })
     }
 
     /// Adds `count` completions; the queue must have room.
-    pub fn fill(&mut self, count: u32) -> Result<(), Errno> {
+    pub(super) fn fill(&mut self, count: u32) -> Result<(), Errno> {
         self.producer = self.producer.wrapping_add(count) & self.mask;
         let place = offset_of!(rxe_queue_buf, producer_index) as u64;
         pwrite(&self.file, self.producer.as_bytes(), place).map(drop)
     }
 
     /// Reads all completions, gives each to `read`, and hands their places back.
-    pub fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
+    pub(super) fn drain(&mut self, mut read: impl FnMut(Completion<'_>)) {
         while let Some(wc) = self.ring.next() {
             read(Completion::new(ProviderWc::Rxe(wc)));
         }

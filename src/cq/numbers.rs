@@ -1,21 +1,21 @@
-//! Numbers of queue pairs that still lead to something in a completion queue.
+//! Numbers of queue pairs that completions still name.
 
 use crate::memory::lock::Lock;
 use std::collections::HashSet;
 use std::sync::Arc;
 
-/// The numbers that no other queue pair of a completion queue may get. rxe deals them in a circle, and
-/// asks nobody who still looks for completions of the last to have one.
+/// The numbers that no other queue pair of a completion queue may get. rxe assigns numbers in a circle, and
+/// may assign one again while completions of its last owner are still in the queue.
 #[derive(Debug, Default)]
 pub(crate) struct Numbers(Lock<HashSet<u32>>);
 
 impl Numbers {
     /// Keeps a queue pair's number from others until the lease is dropped.
-    pub(crate) fn lease(self: &Arc<Self>, number: u32) -> Lease {
+    pub(crate) fn lease(self: &Arc<Self>, number: u32) -> NumberLease {
         if let Some(mut leased) = self.0.lock() {
             leased.insert(number);
         }
-        Lease { numbers: self.clone(), number }
+        NumberLease { numbers: self.clone(), number }
     }
 
     pub(crate) fn is_leased(&self, number: u32) -> bool {
@@ -25,12 +25,12 @@ impl Numbers {
 
 /// See [`Numbers::lease`].
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct NumberLease {
     numbers: Arc<Numbers>,
     number: u32,
 }
 
-impl Drop for Lease {
+impl Drop for NumberLease {
     fn drop(&mut self) {
         if let Some(mut leased) = self.numbers.0.lock() {
             leased.remove(&self.number);

@@ -134,20 +134,20 @@ pub(crate) enum ProviderKind {
 }
 
 /// The driver that a provider speaks to, and the versions of its ABI that the provider knows.
-struct Provider {
+struct SupportedDriver {
     kind: ProviderKind,
     driver: DriverId,
     abi: RangeInclusive<u32>,
 }
 
-const PROVIDERS: [Provider; 2] = [
-    Provider {
+const PROVIDERS: [SupportedDriver; 2] = [
+    SupportedDriver {
         kind: ProviderKind::Rxe,
         driver: DriverId::RXE,
         // Version 1 has other padding than 2 on 32-bit machines only.
         abi: if cfg!(target_pointer_width = "64") { 1..=2 } else { 2..=2 },
     },
-    Provider { kind: ProviderKind::Mlx5, driver: DriverId::MLX5, abi: 1..=1 },
+    SupportedDriver { kind: ProviderKind::Mlx5, driver: DriverId::MLX5, abi: 1..=1 },
 ];
 
 const PCI_VENDOR_MELLANOX: u16 = 0x15b3;

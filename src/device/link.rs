@@ -55,7 +55,7 @@ pub fn add_link(name: &str, kind: &str, netdev: &str) -> Result<()> {
 ///
 /// A driver that cannot let go of open contexts keeps the caller waiting until the last of them is
 /// closed: siw, and rxe before Linux 7.3. Others take the device away, and every call on what is open
-/// answers `EIO` from then on.
+/// fails with `EIO` from then on.
 ///
 /// # Errors
 ///

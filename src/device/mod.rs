@@ -37,12 +37,12 @@ pub use system::{System, system};
 use crate::error::{Error, Result};
 use cdev::{Node, Nodes};
 use driver::Mismatch;
-use netlink::{Client, Wire};
+use netlink::{Client, NetlinkTransport};
 use nldev::{Listed, NodeAnswer};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
-use sysfs::{Found, LazyBus, Sysfs};
+use sysfs::{LazyBus, Sysfs, SysfsDevice};
 
 /// The verb on whose behalf a device is matched and its node opened.
 const OPEN: &str = "open_device";
@@ -74,7 +74,7 @@ pub struct Device {
 ///
 /// # Errors
 ///
-/// `EAGAIN` if the list changed during each attempt to read it; `EBADMSG` if the kernel's answer is
+/// `EAGAIN` if the list changed during each attempt to read it; `EBADMSG` if the kernel's response is
 /// malformed; otherwise the kernel's error.
 #[doc(alias = "ibv_get_device_list")]
 #[doc(alias = "ibv_free_device_list")]
@@ -83,7 +83,7 @@ pub fn devices() -> Result<Vec<Device>> {
     list(Client::open(VERB), &Sysfs::system(), VERB)
 }
 
-fn list<W: Wire>(
+fn list<W: NetlinkTransport>(
     client: Result<Client<W>>,
     sysfs: &Sysfs,
     verb: &'static str,
@@ -103,7 +103,7 @@ fn list<W: Wire>(
     }
 }
 
-fn by_netlink<W: Wire>(client: &mut Client<W>, sysfs: &Sysfs) -> Result<Vec<Device>> {
+fn by_netlink<W: NetlinkTransport>(client: &mut Client<W>, sysfs: &Sysfs) -> Result<Vec<Device>> {
     let mut listed = client.list()?;
     listed.sort_by_key(|device| device.index);
     let nodes = client.uverbs_nodes(listed.iter().map(|device| device.index))?;
@@ -120,8 +120,8 @@ fn by_netlink<W: Wire>(client: &mut Client<W>, sysfs: &Sysfs) -> Result<Vec<Devi
     Ok(devices)
 }
 
-impl From<Found> for Device {
-    fn from(found: Found) -> Self {
+impl From<SysfsDevice> for Device {
+    fn from(found: SysfsDevice) -> Self {
         Device {
             name: found.name,
             index: None,

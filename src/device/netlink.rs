@@ -29,17 +29,17 @@ const DUMP_ATTEMPTS: u32 = 8;
 const TOGETHER: usize = 16;
 
 /// Carries datagrams to the kernel and back.
-pub(super) trait Wire {
+pub(super) trait NetlinkTransport {
     /// Sends one datagram.
     fn send(&mut self, datagram: &[u8]) -> rustix::io::Result<()>;
     /// Replaces `datagram` by the next one that the kernel sent.
     fn receive(&mut self, datagram: &mut Vec<u8>) -> rustix::io::Result<()>;
 }
 
-/// The wire to the running kernel.
-pub(super) struct Socket(OwnedFd);
+/// The netlink socket of the running kernel.
+pub(super) struct NetlinkSocket(OwnedFd);
 
-impl Socket {
+impl NetlinkSocket {
     /// Opens a socket. `EPROTONOSUPPORT` where the kernel has no RDMA.
     pub(super) fn open() -> rustix::io::Result<Self> {
         let fd = socket_with(
@@ -48,11 +48,11 @@ impl Socket {
             SocketFlags::CLOEXEC,
             Some(netlink::RDMA),
         )?;
-        Ok(Socket(fd))
+        Ok(NetlinkSocket(fd))
     }
 }
 
-impl Wire for Socket {
+impl NetlinkTransport for NetlinkSocket {
     fn send(&mut self, datagram: &[u8]) -> rustix::io::Result<()> {
         let kernel = SocketAddrNetlink::new(0, 0);
         retry_on_intr(|| sendto(&self.0, datagram, SendFlags::empty(), &kernel))?;
@@ -131,26 +131,26 @@ impl Request {
 
 /// Asks the kernel and reads its answers. One question at a time.
 pub(super) struct Client<W> {
-    wire: W,
+    transport: W,
     verb: &'static str,
     sequence: u32,
     datagram: Vec<u8>,
 }
 
-impl Client<Socket> {
+impl Client<NetlinkSocket> {
     /// A client of the running kernel, on behalf of `verb`, which its errors will name.
     pub(super) fn open(verb: &'static str) -> Result<Self> {
-        let socket = Socket::open().map_err(|errno| {
+        let socket = NetlinkSocket::open().map_err(|errno| {
             Error::from_kernel(verb, errno).detail("no RDMA netlink socket to be had")
         })?;
         Ok(Client::new(socket, verb))
     }
 }
 
-impl<W: Wire> Client<W> {
-    /// A client on `wire`, on behalf of `verb`.
-    pub(super) fn new(wire: W, verb: &'static str) -> Self {
-        Client { wire, verb, sequence: 0, datagram: Vec::new() }
+impl<W: NetlinkTransport> Client<W> {
+    /// A client on `transport`, on behalf of `verb`.
+    pub(super) fn new(transport: W, verb: &'static str) -> Self {
+        Client { transport, verb, sequence: 0, datagram: Vec::new() }
     }
 
     /// Sends a request that has exactly one answer and reads it.
@@ -196,10 +196,10 @@ impl<W: Wire> Client<W> {
             // Attributes are padded, so that the next header is where it should be.
             datagram.extend(request.datagram(0, self.sequence));
         }
-        self.wire.send(&datagram).map_err(kernel)?;
+        self.transport.send(&datagram).map_err(kernel)?;
         let mut found: Vec<Option<Result<T>>> = requests.iter().map(|_| None).collect();
         while found.iter().any(Option::is_none) {
-            match self.wire.receive(&mut datagram) {
+            match self.transport.receive(&mut datagram) {
                 Ok(()) => {}
                 Err(Errno::AGAIN) => return Err(silent(verb)),
                 Err(errno) => return Err(kernel(errno)),
@@ -209,12 +209,15 @@ impl<W: Wire> Client<W> {
                 let place = message.sequence.wrapping_sub(first) as usize;
                 let Some(place @ None) = found.get_mut(place) else { continue };
                 match message.body().map_err(|what| self.malformed(what))? {
-                    Body::Failure(errno) => *place = Some(Err(kernel(errno))),
-                    Body::Data(attributes) => {
+                    MessageBody::Failure(errno) => *place = Some(Err(kernel(errno))),
+                    MessageBody::Data(attributes) => {
                         let answer = read(attributes).map_err(|what| self.malformed(what))?;
                         *place = Some(Ok(answer));
                     }
-                    Body::Nothing | Body::Acknowledgement | Body::Lost | Body::End => {}
+                    MessageBody::Nothing
+                    | MessageBody::Acknowledgement
+                    | MessageBody::Lost
+                    | MessageBody::End => {}
                 }
             }
         }
@@ -265,12 +268,12 @@ impl<W: Wire> Client<W> {
         self.sequence = self.sequence.wrapping_add(1);
         let verb = self.verb;
         let kernel = |errno| Error::from_kernel(verb, errno);
-        self.wire.send(&request.datagram(flags, self.sequence)).map_err(kernel)?;
+        self.transport.send(&request.datagram(flags, self.sequence)).map_err(kernel)?;
 
         let mut consistent = true;
         loop {
             let mut datagram = std::mem::take(&mut self.datagram);
-            match self.wire.receive(&mut datagram) {
+            match self.transport.receive(&mut datagram) {
                 Ok(()) => {}
                 Err(Errno::NOBUFS) => {
                     consistent = false;
@@ -286,14 +289,14 @@ impl<W: Wire> Client<W> {
                 }
                 consistent &= message.flags & NLM_F_DUMP_INTR == 0;
                 let finished = match message.body().map_err(|what| self.malformed(what))? {
-                    Body::Failure(errno) => return Err(kernel(errno)),
-                    Body::Nothing => false,
-                    Body::Lost => {
+                    MessageBody::Failure(errno) => return Err(kernel(errno)),
+                    MessageBody::Nothing => false,
+                    MessageBody::Lost => {
                         consistent = false;
                         false
                     }
-                    Body::Acknowledgement | Body::End => true,
-                    Body::Data(attributes) => {
+                    MessageBody::Acknowledgement | MessageBody::End => true,
+                    MessageBody::Data(attributes) => {
                         read(attributes).map_err(|what| self.malformed(what))?;
                         // An acknowledgement or an end is still to come where one was promised.
                         flags & NLM_F_ACK == 0 && message.flags & NLM_F_MULTIPART == 0
@@ -317,14 +320,14 @@ fn silent(verb: &'static str) -> Error {
 pub(super) struct Malformed(pub(super) &'static str);
 
 /// One message of a datagram.
-struct Message<'a> {
+struct NetlinkMessage<'a> {
     kind: u16,
     flags: u16,
     sequence: u32,
     payload: &'a [u8],
 }
 
-enum Body<'a> {
+enum MessageBody<'a> {
     Nothing,
     Acknowledgement,
     End,
@@ -333,31 +336,35 @@ enum Body<'a> {
     Data(Attributes<'a>),
 }
 
-impl<'a> Message<'a> {
-    fn body(&self) -> std::result::Result<Body<'a>, Malformed> {
+impl<'a> NetlinkMessage<'a> {
+    fn body(&self) -> std::result::Result<MessageBody<'a>, Malformed> {
         Ok(match self.kind {
-            NLMSG_NOOP => Body::Nothing,
-            NLMSG_OVERRUN => Body::Lost,
+            NLMSG_NOOP => MessageBody::Nothing,
+            NLMSG_OVERRUN => MessageBody::Lost,
             NLMSG_ERROR => {
                 let error = ErrorBuffer::new_checked(self.payload)
                     .map_err(|_| Malformed("an error message without a number"))?;
                 match error.code() {
-                    None => Body::Acknowledgement,
-                    Some(code) => Body::Failure(errno(code.get())?),
+                    None => MessageBody::Acknowledgement,
+                    Some(code) => MessageBody::Failure(errno(code.get())?),
                 }
             }
             // Old kernels end a dump without a status.
-            NLMSG_DONE if self.payload.is_empty() => Body::End,
+            NLMSG_DONE if self.payload.is_empty() => MessageBody::End,
             NLMSG_DONE => {
                 let done = DoneBuffer::new_checked(self.payload)
                     .map_err(|_| Malformed("an end message without a number"))?;
                 // A dump may end with the byte count of its last part, which is no failure.
-                if done.code() < 0 { Body::Failure(errno(done.code())?) } else { Body::End }
+                if done.code() < 0 {
+                    MessageBody::Failure(errno(done.code())?)
+                } else {
+                    MessageBody::End
+                }
             }
             kind if RDMA_NL_GET_CLIENT(kind) == RDMA_NL_NLDEV => {
-                Body::Data(Attributes(self.payload))
+                MessageBody::Data(Attributes(self.payload))
             }
-            _ => Body::Nothing,
+            _ => MessageBody::Nothing,
         })
     }
 }
@@ -374,7 +381,7 @@ fn errno(status: i32) -> std::result::Result<Errno, Malformed> {
 struct Messages<'a>(&'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
-    type Item = std::result::Result<Message<'a>, Malformed>;
+    type Item = std::result::Result<NetlinkMessage<'a>, Malformed>;
 
     fn next(&mut self) -> Option<Self::Item> {
         let datagram = std::mem::take(&mut self.0);
@@ -387,7 +394,7 @@ impl<'a> Iterator for Messages<'a> {
         let length = message.length() as usize;
         // The last message of a datagram need not be padded.
         self.0 = datagram.get(length.next_multiple_of(4)..).unwrap_or(&[]);
-        Some(Ok(Message {
+        Some(Ok(NetlinkMessage {
             kind: message.message_type(),
             flags: message.flags(),
             sequence: message.sequence_number(),
@@ -404,21 +411,21 @@ impl<'a> Attributes<'a> {
     /// Each attribute's type, without flags, and value.
     pub(super) fn iter(
         self,
-    ) -> impl Iterator<Item = std::result::Result<(u16, Value<'a>), Malformed>> {
+    ) -> impl Iterator<Item = std::result::Result<(u16, NetlinkValue<'a>), Malformed>> {
         NlasIterator::new(self.0).map(|attribute| {
             let attribute = attribute.map_err(|_| Malformed("an attribute that is cut off"))?;
             let (kind, length) = (attribute.kind(), usize::from(attribute.length()));
             let value = attribute.into_inner().get(4..length).unwrap_or(&[]);
-            Ok((kind, Value(value)))
+            Ok((kind, NetlinkValue(value)))
         })
     }
 }
 
 /// The value of an attribute.
 #[derive(Clone, Copy)]
-pub(super) struct Value<'a>(&'a [u8]);
+pub(super) struct NetlinkValue<'a>(&'a [u8]);
 
-impl<'a> Value<'a> {
+impl<'a> NetlinkValue<'a> {
     /// A number of any width.
     pub(super) fn number(self) -> std::result::Result<u64, Malformed> {
         match *self.0 {

@@ -4,7 +4,7 @@
 use super::cdev::{DeviceNumber, Node};
 use super::driver::DriverId;
 use super::guid::Guid;
-use super::netlink::{Attributes, Client, Malformed, Request, Wire};
+use super::netlink::{Attributes, Client, Malformed, NetlinkTransport, Request};
 use super::node_type::NodeType;
 use super::protocol::Protocol;
 use super::resources::ResourceCounts;
@@ -66,7 +66,7 @@ fn node_request(index: u32) -> Request {
         .string(RDMA_NLDEV_ATTR_CHARDEV_TYPE, "uverbs")
 }
 
-impl<W: Wire> Client<W> {
+impl<W: NetlinkTransport> Client<W> {
     /// All devices that this network namespace may see.
     pub(super) fn list(&mut self) -> Result<Vec<Listed>> {
         self.dump(&Request::new(RDMA_NLDEV_CMD_GET), listed)

@@ -96,7 +96,7 @@ impl Eq for LazyBus {}
 
 /// A device as sysfs alone has it.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) struct Found {
+pub(super) struct SysfsDevice {
     pub(super) name: String,
     pub(super) node: Node,
     pub(super) node_type: Option<NodeType>,
@@ -122,7 +122,7 @@ impl Sysfs {
 
     /// The devices that have a uverbs node, in the order of their nodes. An error only if the
     /// directory of nodes is there and cannot be read.
-    pub(super) fn list(&self) -> io::Result<Vec<Found>> {
+    pub(super) fn list(&self) -> io::Result<Vec<SysfsDevice>> {
         let nodes = match fs::read_dir(self.root.join("class/infiniband_verbs")) {
             Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Vec::new()),
             nodes => nodes?,
@@ -141,7 +141,7 @@ impl Sysfs {
     }
 
     /// The device behind a node; `None` if it is gone or in another network namespace.
-    fn device(&self, node: &Path, node_name: &str) -> Option<Found> {
+    fn device(&self, node: &Path, node_name: &str) -> Option<SysfsDevice> {
         let name = read(&node.join("ibdev"))?;
         let dir = self.device_dir(&name)?;
         if !dir.is_dir() {
@@ -160,7 +160,7 @@ impl Sysfs {
             digits.parse().ok().map(NodeType::new)
         });
         let bus = self.bus(&name);
-        Some(Found {
+        Some(SysfsDevice {
             node_type,
             node_guid: guid("node_guid"),
             sys_image_guid: guid("sys_image_guid"),
@@ -352,7 +352,7 @@ mod tests {
         let rxe = &found[1];
         assert_eq!(
             *rxe,
-            Found {
+            SysfsDevice {
                 name: "rxe0".into(),
                 node: Node {
                     name: "uverbs1".into(),

@@ -2,8 +2,8 @@ use super::*;
 use std::mem::offset_of;
 use zerocopy::FromBytes;
 
-/// An answer whose bytes all differ from 0, cut off after `length`.
-fn answer(length: usize) -> DeviceAttr {
+/// A response whose bytes all differ from 0, cut off after `length`.
+fn response_of(length: usize) -> DeviceAttr {
     let mut bytes = [0u8; size_of::<Raw>()];
     for (n, byte) in bytes[..length].iter_mut().enumerate() {
         *byte = n as u8 | 1;
@@ -16,7 +16,7 @@ fn answer(length: usize) -> DeviceAttr {
 
 #[test]
 fn what_an_old_kernel_left_out_reads_as_none() {
-    let full = answer(size_of::<Raw>());
+    let full = response_of(size_of::<Raw>());
     assert!(full.odp_caps.is_some_and(|caps| caps.xrc.bits() != 0));
     assert!(full.timestamp_mask.is_some());
     assert!(full.core_clock_khz.is_some());
@@ -28,7 +28,7 @@ fn what_an_old_kernel_left_out_reads_as_none() {
     assert!(full.max_dm_size != 0);
     assert_ne!(full.caps, DeviceCaps::XRC);
 
-    let least = answer(offset_of!(Raw, odp_caps));
+    let least = response_of(offset_of!(Raw, odp_caps));
     assert_eq!(least.odp_caps, None);
     assert_eq!(least.timestamp_mask, None);
     assert_eq!(least.core_clock_khz, None);
@@ -45,9 +45,9 @@ fn what_an_old_kernel_left_out_reads_as_none() {
 #[test]
 fn a_field_that_was_cut_in_two_is_not_believed() {
     let end = offset_of!(Raw, timestamp_mask) + 8;
-    assert_eq!(answer(end - 1).timestamp_mask, None);
-    assert!(answer(end).timestamp_mask.is_some());
-    assert_eq!(answer(end).core_clock_khz, None);
+    assert_eq!(response_of(end - 1).timestamp_mask, None);
+    assert!(response_of(end).timestamp_mask.is_some());
+    assert_eq!(response_of(end).core_clock_khz, None);
 }
 
 #[test]

@@ -1,7 +1,7 @@
 //! Asynchronous events of a device, its ports and its queues. Pairs with
 //! `core/uverbs_std_types_async_fd.c`.
 
-use super::keys::{Kind, ObjectKey, Resolved};
+use super::keys::{EventSourceKind, ObjectKey, Resolved};
 use super::wait::{Read, read_record, wait_readable};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -141,14 +141,15 @@ impl Context {
                 // The kernel raises DEVICE_FATAL after it disassociated the file, and leaves the event
                 // file open: a caller that reads again must not wait for ever.
                 Ok(Read::Empty)
-                    if file.fatal.load(Ordering::Relaxed) && file.is_disassociated() =>
+                    if file.device_gone_reported.load(Ordering::Relaxed)
+                        && file.is_disassociated() =>
                 {
                     return Err(Error::new(VERB, Errno::IO).detail("the device is gone"));
                 }
                 Ok(Read::Empty) => return Ok(None),
                 Ok(Read::Record) => {}
                 Err(error) if error.errno() == Errno::IO => {
-                    let told = file.fatal.swap(true, Ordering::Relaxed);
+                    let told = file.device_gone_reported.swap(true, Ordering::Relaxed);
                     return if told { Err(error.detail("the device is gone")) } else { Ok(GONE) };
                 }
                 Err(error) => return Err(error),
@@ -157,7 +158,7 @@ impl Context {
             match source(file, kind, record.element) {
                 Some(source) => {
                     if kind == EventType::DEVICE_FATAL {
-                        file.fatal.store(true, Ordering::Relaxed);
+                        file.device_gone_reported.store(true, Ordering::Relaxed);
                     }
                     return Ok(Some(AsyncEvent { kind, source }));
                 }
@@ -183,7 +184,7 @@ impl Context {
     }
 
     /// The event file, for an event loop: readable when there is an event. It is non-blocking;
-    /// call [`try_next_event`](Self::try_next_event) until it answers `None`, or an edge-triggered
+    /// call [`try_next_event`](Self::try_next_event) until it returns `None`, or an edge-triggered
     /// loop will not be woken again.
     #[doc(alias = "async_fd")]
     pub fn events_fd(&self) -> BorrowedFd<'_> {
@@ -220,9 +221,9 @@ fn source(file: &File, kind: EventType, element: u64) -> Option<EventSource> {
         _ => {}
     }
     match file.keys.resolve(element) {
-        Resolved::Live(Kind::Cq, key) => Some(EventSource::Cq(key)),
-        Resolved::Live(Kind::Qp, key) => Some(EventSource::Qp(key)),
-        Resolved::Live(Kind::Srq, key) => Some(EventSource::Srq(key)),
+        Resolved::Live(EventSourceKind::Cq, key) => Some(EventSource::Cq(key)),
+        Resolved::Live(EventSourceKind::Qp, key) => Some(EventSource::Qp(key)),
+        Resolved::Live(EventSourceKind::Srq, key) => Some(EventSource::Srq(key)),
         Resolved::Dead => None,
         Resolved::Foreign(number) => Some(EventSource::Foreign(number)),
     }

@@ -4,8 +4,8 @@ use rustix::io::Result;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// The file of a context's asynchronous events. Commands that create an object take it. Many programs never
-/// read it, so it is made non-blocking only before the first read.
+/// The file of a context's asynchronous events. Commands that create a queue name it to the kernel. Many
+/// programs never read it, so it is made non-blocking only before the first read.
 #[derive(Debug)]
 pub(crate) struct EventFile {
     fd: OwnedFd,
@@ -19,8 +19,8 @@ impl EventFile {
 
     /// The file for reading, non-blocking.
     pub(crate) fn reader(&self) -> Result<BorrowedFd<'_>> {
-        // Two threads may both set it, which is harmless.
         // Acquire pairs with the Release below: a thread that sees the flag finds the file non-blocking.
+        // If two threads both set it, nothing is lost.
         if !self.nonblocking.load(Ordering::Acquire) {
             set_nonblocking(self.fd.as_fd(), true)?;
             self.nonblocking.store(true, Ordering::Release);

@@ -1,9 +1,9 @@
 //! Keys: the `user_handle` by which events name objects.
 //!
 //! The kernel returns in an event the `user_handle` that the object was created with. If that were a
-//! pointer, a stale or forged event would be undefined behaviour; a key is only looked up. It has a random
-//! number of the context, a slot and the slot's generation, which tell events of live objects from those of
-//! destroyed objects, of other contexts and of other processes.
+//! pointer, a stale or forged event would be undefined behaviour; a key is only looked up. A key consists of
+//! a random number of the context, a slot and the slot's generation, so that events of live objects differ
+//! from those of destroyed objects, of other contexts and of other processes.
 
 use crate::memory::lock::Lock;
 use std::sync::Arc;
@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 /// The kind of object that a key names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Kind {
+pub(crate) enum EventSourceKind {
     Cq,
     Qp,
     Srq,
@@ -32,7 +32,7 @@ impl std::fmt::Debug for ObjectKey {
 /// The object that a `user_handle` of an event names.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Resolved {
-    Live(Kind, ObjectKey),
+    Live(EventSourceKind, ObjectKey),
     /// An object of this context that was destroyed meanwhile.
     Dead,
     /// An object of another context or process on the same kernel file.
@@ -43,37 +43,39 @@ const SLOT_BITS: u32 = 24;
 const GENERATION_BITS: u32 = 24;
 
 #[derive(Debug, Default)]
-struct Slot {
+struct KeySlot {
     generation: u32,
-    kind: Option<Kind>,
-    heard: Heard,
+    /// `None` while no object has the slot.
+    kind: Option<EventSourceKind>,
+    arm_sn: ArmSn,
 }
 
-/// How many events of a completion queue were read from its channel, modulo four: mlx5's `arm_sn`.
+/// How many events of a completion queue were read from its channel, modulo four: `arm_sn` of libmlx5, which
+/// the device compares when the queue is armed.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Heard(Arc<AtomicU32>);
+pub(crate) struct ArmSn(Arc<AtomicU32>);
 
-impl Heard {
-    /// The bit at which the count begins, the one that mlx5's doorbell wants: arming reads the count far
-    /// more often than an event changes it.
-    const PLACE: u32 = 28;
+impl ArmSn {
+    /// The count's lowest bit, as in mlx5's doorbell record: arming reads the count far more often than
+    /// an event changes it.
+    const SHIFT: u32 = 28;
 
     /// The count, in bits 28 and 29.
     #[inline(always)]
-    pub(crate) fn placed(&self) -> u32 {
+    pub(crate) fn shifted(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }
 
     /// Counts one event. The caller holds the lock of the slots.
     fn add(&self) {
-        let next = self.placed().wrapping_add(1 << Heard::PLACE) & 3 << Heard::PLACE;
+        let next = self.shifted().wrapping_add(1 << ArmSn::SHIFT) & 3 << ArmSn::SHIFT;
         self.0.store(next, Ordering::Relaxed);
     }
 }
 
 #[derive(Debug, Default)]
-struct Slots {
-    all: Vec<Slot>,
+struct KeySlots {
+    all: Vec<KeySlot>,
     free: Vec<u32>,
 }
 
@@ -81,52 +83,53 @@ struct Slots {
 #[derive(Debug)]
 pub(crate) struct Keys {
     secret: u64,
-    slots: Lock<Slots>,
+    slots: Lock<KeySlots>,
 }
 
 impl Keys {
-    /// Keys that begin with the low bits of `secret`, a random number of this context.
+    /// Keys whose upper bits are the low bits of `secret`, a random number of this context.
     pub(crate) fn new(secret: u64) -> Arc<Keys> {
-        // Not zero, or small numbers of other programs would look like keys.
+        // Not zero, or small numbers that other programs use as `user_handle` would look like keys.
         let secret = (secret as u16).max(1);
         let secret = u64::from(secret) << (SLOT_BITS + GENERATION_BITS);
         Arc::new(Keys { secret, slots: Lock::default() })
     }
 
     /// A fresh key; `None` when 2^24 objects are alive, and in a forked child.
-    pub(crate) fn register(self: &Arc<Self>, kind: Kind) -> Option<Registration> {
+    pub(crate) fn register(self: &Arc<Self>, kind: EventSourceKind) -> Option<EventKey> {
         let mut slots = self.slots.lock()?;
         let index = match slots.free.pop() {
             Some(index) => index,
             None => {
                 let index = u32::try_from(slots.all.len()).ok().filter(|i| *i < 1 << SLOT_BITS)?;
-                slots.all.push(Slot::default());
+                slots.all.push(KeySlot::default());
                 index
             }
         };
         let slot = slots.all.get_mut(index as usize)?;
         slot.kind = Some(kind);
-        slot.heard = Heard::default();
+        slot.arm_sn = ArmSn::default();
         let key = self.key(index, slot.generation);
-        Some(Registration { keys: self.clone(), index, key, heard: slot.heard.clone() })
+        Some(EventKey { keys: self.clone(), index, key, arm_sn: slot.arm_sn.clone() })
     }
 
     fn key(&self, index: u32, generation: u32) -> ObjectKey {
         ObjectKey(self.secret | u64::from(generation) << SLOT_BITS | u64::from(index))
     }
 
-    /// As [`resolve`](Self::resolve), for an event of a completion channel: counts it.
-    pub(crate) fn hear(&self, number: u64) -> Resolved {
-        // One lock for both the look-up and the count: another object may get the slot afterwards.
-        self.look(number, |slot| slot.heard.add())
+    /// As [`resolve`](Self::resolve), for an event that was read from a completion channel, which it counts.
+    pub(crate) fn resolve_cq_event(&self, number: u64) -> Resolved {
+        // Look-up and count under one lock: another object may get the slot afterwards.
+        self.look_up(number, |slot| slot.arm_sn.add())
     }
 
+    /// The object that the `user_handle` of an event names.
     pub(crate) fn resolve(&self, number: u64) -> Resolved {
-        self.look(number, |_| ())
+        self.look_up(number, |_| ())
     }
 
     /// Looks `number` up; calls `seen` with the slot of an object that is alive.
-    fn look(&self, number: u64, seen: impl FnOnce(&Slot)) -> Resolved {
+    fn look_up(&self, number: u64, seen: impl FnOnce(&KeySlot)) -> Resolved {
         let low = SLOT_BITS + GENERATION_BITS;
         if number >> low != self.secret >> low {
             return Resolved::Foreign(number);
@@ -147,29 +150,29 @@ impl Keys {
     }
 }
 
-/// Keeps a key alive; dropping it retires the key.
+/// An object's key. Events with this key resolve until it is dropped; no other object ever gets the key.
 #[derive(Debug)]
-pub(crate) struct Registration {
+pub(crate) struct EventKey {
     keys: Arc<Keys>,
     index: u32,
     key: ObjectKey,
-    heard: Heard,
+    arm_sn: ArmSn,
 }
 
-impl Registration {
+impl EventKey {
     pub(crate) fn key(&self) -> ObjectKey {
         self.key
     }
 
-    pub(crate) fn heard(&self) -> &Heard {
-        &self.heard
+    pub(crate) fn arm_sn(&self) -> &ArmSn {
+        &self.arm_sn
     }
 }
 
-impl Drop for Registration {
+impl Drop for EventKey {
     fn drop(&mut self) {
         let Some(mut slots) = self.keys.slots.lock() else { return };
-        let Slots { all, free } = &mut *slots;
+        let KeySlots { all, free } = &mut *slots;
         if let Some(slot) = all.get_mut(self.index as usize) {
             slot.kind = None;
             slot.generation += 1;
@@ -190,12 +193,12 @@ mod tests {
     #[test]
     fn a_key_lives_as_long_as_its_registration() {
         let keys = Keys::new(7);
-        let cq = keys.register(Kind::Cq).unwrap();
+        let cq = keys.register(EventSourceKind::Cq).unwrap();
         let key = cq.key();
-        assert_eq!(keys.resolve(key.0), Resolved::Live(Kind::Cq, key));
+        assert_eq!(keys.resolve(key.0), Resolved::Live(EventSourceKind::Cq, key));
         drop(cq);
         assert_eq!(keys.resolve(key.0), Resolved::Dead);
-        let qp = keys.register(Kind::Qp).unwrap();
+        let qp = keys.register(EventSourceKind::Qp).unwrap();
         assert_ne!(qp.key(), key, "the slot is reused, the key is not");
         assert_eq!(keys.resolve(key.0), Resolved::Dead);
     }
@@ -203,35 +206,38 @@ mod tests {
     #[test]
     fn events_of_a_queue_are_counted_modulo_four() {
         let keys = Keys::new(7);
-        let (cq, other) = (keys.register(Kind::Cq).unwrap(), keys.register(Kind::Cq).unwrap());
+        let (cq, other) = (
+            keys.register(EventSourceKind::Cq).unwrap(),
+            keys.register(EventSourceKind::Cq).unwrap(),
+        );
         for count in [1, 2, 3, 0, 1] {
-            keys.hear(cq.key().0);
-            assert_eq!(cq.heard().placed(), count << 28);
+            keys.resolve_cq_event(cq.key().0);
+            assert_eq!(cq.arm_sn().shifted(), count << 28);
         }
-        assert_eq!(other.heard().placed(), 0);
+        assert_eq!(other.arm_sn().shifted(), 0);
     }
 
     #[test]
     fn an_event_of_a_destroyed_queue_does_not_count_for_the_next_in_its_slot() {
         let keys = Keys::new(7);
-        let dead = keys.register(Kind::Cq).unwrap();
+        let dead = keys.register(EventSourceKind::Cq).unwrap();
         let old = dead.key().0;
-        keys.hear(old);
+        keys.resolve_cq_event(old);
         drop(dead);
-        let next = keys.register(Kind::Cq).unwrap();
+        let next = keys.register(EventSourceKind::Cq).unwrap();
         let slot = |key: u64| key & ((1 << SLOT_BITS) - 1);
-        assert_eq!((slot(next.key().0), next.heard().placed()), (slot(old), 0));
+        assert_eq!((slot(next.key().0), next.arm_sn().shifted()), (slot(old), 0));
         // Events that were in the channel when the queue was destroyed, and events of another context.
         for number in [old, next.key().0 ^ 1 << 63] {
-            keys.hear(number);
-            assert_eq!(next.heard().placed(), 0, "{number:#x}");
+            keys.resolve_cq_event(number);
+            assert_eq!(next.arm_sn().shifted(), 0, "{number:#x}");
         }
     }
 
     #[test]
     fn keys_of_others_are_foreign() {
         let keys = Keys::new(7);
-        let mine = keys.register(Kind::Srq).unwrap();
+        let mine = keys.register(EventSourceKind::Srq).unwrap();
         let other = mine.key().0 ^ 1 << 63;
         assert_eq!(keys.resolve(other), Resolved::Foreign(other));
         let unknown = mine.key().0 + 5;
@@ -239,12 +245,12 @@ mod tests {
     }
 
     #[test]
-    fn a_worn_out_slot_is_not_reused() {
+    fn a_slot_without_generations_left_is_not_reused() {
         let keys = Keys::new(7);
-        let first = keys.register(Kind::Qp).unwrap();
+        let first = keys.register(EventSourceKind::Qp).unwrap();
         keys.slots.lock().unwrap().all[0].generation = (1 << GENERATION_BITS) - 1;
         drop(first);
-        let second = keys.register(Kind::Qp).unwrap();
+        let second = keys.register(EventSourceKind::Qp).unwrap();
         assert_eq!(second.key().0 & ((1 << SLOT_BITS) - 1), 1);
     }
 
@@ -253,14 +259,14 @@ mod tests {
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_forked_child_does_not_wait_for_a_lock() {
         let keys = Keys::new(7);
-        let mut registration = keys.register(Kind::Cq);
+        let mut event_key = keys.register(EventSourceKind::Cq);
         in_child_while_held(
             || keys.slots.lock(),
             || {
-                let key = registration.as_ref().map(|registration| registration.key().0);
-                assert_eq!(key.map(|key| keys.hear(key)), Some(Resolved::Dead));
-                assert!(keys.register(Kind::Qp).is_none());
-                drop(registration.take());
+                let key = event_key.as_ref().map(|event_key| event_key.key().0);
+                assert_eq!(key.map(|key| keys.resolve_cq_event(key)), Some(Resolved::Dead));
+                assert!(keys.register(EventSourceKind::Qp).is_none());
+                drop(event_key.take());
             },
         );
     }
@@ -286,14 +292,14 @@ mod model {
     fn an_event_of_a_destroyed_queue_races_with_the_reuse_of_its_slot() {
         loom::model(|| {
             let keys = Keys::new(7);
-            let dead = keys.register(Kind::Cq).unwrap();
+            let dead = keys.register(EventSourceKind::Cq).unwrap();
             let old = dead.key().0;
             let theirs = keys.clone();
-            let reader = thread::spawn(move || theirs.hear(old));
+            let reader = thread::spawn(move || theirs.resolve_cq_event(old));
             drop(dead);
-            let next = keys.register(Kind::Cq).unwrap();
+            let next = keys.register(EventSourceKind::Cq).unwrap();
             reader.join().unwrap();
-            assert_eq!(next.heard().placed(), 0);
+            assert_eq!(next.arm_sn().shifted(), 0);
         });
     }
 }

@@ -1,4 +1,4 @@
-//! Events: how they are told apart and waited for.
+//! Events of the kernel: asynchronous events, the keys by which events name objects, and waiting for events.
 
 pub(crate) mod async_event;
 pub(crate) mod file;

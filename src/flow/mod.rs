@@ -25,7 +25,7 @@ use zerocopy::IntoBytes;
 /// The most specifications of a rule: `ib_uverbs_ex_create_flow` refuses more.
 const MAX_SPECS: usize = 10;
 
-/// The last priority, `MLX5_IB_FLOW_LAST_PRIO`. mlx5 is the only driver with rules here.
+/// The last priority, `MLX5_IB_FLOW_LAST_PRIO`. Of the supported drivers only mlx5 has flow rules.
 const LAST_PRIORITY: u16 = 15;
 
 open_enum! {
@@ -90,14 +90,14 @@ impl FlowAttr {
         }
     }
 
-    /// Sets the packets that it takes; [normal](FlowType::NORMAL) unless set.
+    /// Sets which packets the rule takes; [normal](FlowType::NORMAL) unless set.
     pub fn flow_type(mut self, kind: FlowType) -> Self {
         self.kind = kind;
         self
     }
 
-    /// Sets the priority: rules with 0, the default, match before all others. mlx5 has 0 to 15, and matches
-    /// rules for multicast Ethernet addresses alone last, whatever their priority.
+    /// Sets the priority: rules with 0, the default, match before all others. mlx5 has 0 to 15. It matches a
+    /// rule whose only specification is a multicast Ethernet address after all others, whatever its priority.
     pub fn priority(mut self, priority: u16) -> Self {
         self.priority = priority;
         self
@@ -109,18 +109,18 @@ impl FlowAttr {
         self
     }
 
-    /// Marks the completions of its packets with a number of 24 bits; see
+    /// Marks the completions of the rule's packets with a number of 24 bits; see
     /// [`Completion::flow_tag`](crate::Completion::flow_tag).
     pub fn tag(self, tag: u32) -> Self {
         self.spec(FlowSpec::Tag(tag))
     }
 
-    /// Drops its packets instead of receiving them.
+    /// Drops the rule's packets instead of receiving them.
     pub fn drop_packets(self) -> Self {
         self.spec(FlowSpec::Drop)
     }
 
-    /// Lets rules of lower priority take its packets, too.
+    /// Lets rules of lower priority take the rule's packets, too.
     #[doc(alias = "IBV_FLOW_ATTR_FLAGS_DONT_TRAP")]
     pub fn dont_trap(mut self) -> Self {
         self.dont_trap = true;
@@ -156,7 +156,7 @@ impl FlowAttr {
         Ok(())
     }
 
-    /// The kernel's request for a queue pair.
+    /// The command that makes the rule for a queue pair.
     fn to_bytes(&self, verb: &'static str, qp_handle: u32) -> Result<Vec<u8>> {
         let specs: Vec<u8> = self.specs.iter().flat_map(FlowSpec::encode).collect();
         let mut flags = uapi::ib_flow_flags::empty();
@@ -182,30 +182,31 @@ impl FlowAttr {
 
 /// A flow rule; it ends when this is dropped.
 ///
-/// It keeps the queue pair alive, but not at work: a queue pair of which the program drops all parts is
-/// [reset](crate::QueuePair::destroy). Use it from any thread.
+/// The kernel does not destroy a queue pair that has rules. When the program drops all parts of the queue
+/// pair before the rule, the queue pair is [reset](crate::QueuePair::destroy) and receives nothing; it is
+/// destroyed with the rule. Use it from any thread.
 #[doc(alias = "ibv_flow")]
 #[must_use = "the rule ends when this is dropped"]
 pub struct Flow {
-    // The first field: the kernel's queue pair is busy while it has rules.
+    // Dropped before `qp`: the kernel refuses to destroy a queue pair that has rules.
     object: Object,
     qp: Arc<QpInner>,
 }
 
 impl QpControl {
-    /// Makes a rule that leads packets to this queue pair, or drops them. Without one a raw packet
+    /// Makes a rule that steers packets to this queue pair, or drops them. Without a rule a raw packet
     /// queue pair receives nothing.
     ///
     /// The rule takes effect at once, in any state of the queue pair; packets that arrive before
-    /// [`RTR`](crate::QpState::RTR) are lost. Rules of other processes match in the same order, and those of
-    /// the port's network interface last.
+    /// [`RTR`](crate::QpState::RTR) are lost. Rules of all processes share one order of priorities; those of
+    /// the port's network interface match last.
     ///
     /// # Errors
     ///
     /// `EPERM` without `CAP_NET_RAW`; `EINVAL` unless the queue pair is of type
     /// [`RAW_PACKET`](QpType::RAW_PACKET), for a port that does not exist, and for specifications that
-    /// contradict each other or cannot be matched; `EOPNOTSUPP` for what the device
-    /// does not do; `EEXIST` if another rule matches the same and marks or drops it otherwise;
+    /// contradict each other or cannot be matched; `EOPNOTSUPP` for what the device does not do; `EEXIST` if
+    /// another rule matches the same packets and has another tag or does not drop them alike;
     /// `ENOMEM` for a priority beyond the last (on mlx5, 15), and without room for another rule.
     #[doc(alias = "ibv_create_flow")]
     pub fn create_flow(&self, attr: &FlowAttr) -> Result<Flow> {
@@ -221,14 +222,15 @@ impl QpControl {
         let request = attr.to_bytes(VERB, self.handle())?;
         let mut resp = uapi::ib_uverbs_create_flow_resp::default();
         let mut command =
-            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).answer(&mut resp);
-        let made = file.execute(VERB, &mut command);
+            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).response(&mut resp);
+        let created = file.execute(VERB, &mut command);
         drop(command);
-        made.map_err(|error| self.explain_flow(error, attr))?;
+        created.map_err(|error| self.explain_flow(error, attr))?;
         let object = Object::new(file.clone(), Class::FLOW, resp.flow_handle, ());
         Ok(Flow { object, qp: self.qp.inner().clone() })
     }
 
+    /// Adds to the kernel's refusal of a rule what is wrong with the rule, as far as the errno says.
     fn explain_flow(&self, error: Error, attr: &FlowAttr) -> Error {
         let device = self.qp.file().device.name();
         match error.errno() {

@@ -76,6 +76,10 @@ macro_rules! instruction {
 }
 
 /// What was stored to memory before is there for the device when it sees what is stored after.
+///
+/// On aarch64 it orders no loads: what the program read before may be read after the device was told to
+/// write there. Loans order them, by the Release with which each is entered in its table; a program that
+/// rings by itself has to.
 #[inline(always)]
 pub(crate) fn udma_to_device() {
     #[cfg(test)]

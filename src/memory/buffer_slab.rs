@@ -15,25 +15,25 @@ use std::sync::Arc;
 /// The pages of a slab, shared with the region that registers them. Nobody reaches the bytes through the
 /// region.
 #[derive(Clone)]
-pub(crate) struct Pages(Arc<MmapRaw>);
+pub(crate) struct SlabPages(Arc<MmapRaw>);
 
-impl Pages {
+impl SlabPages {
     /// `length` zeroed bytes; with `huge` in pages of the system's default huge size, of which
     /// `length` must be a multiple.
-    pub(crate) fn new(length: usize, huge: bool) -> std::io::Result<Pages> {
+    pub(crate) fn new(length: usize, huge: bool) -> std::io::Result<SlabPages> {
         let mut options = MmapOptions::new();
         options.len(length);
         if huge {
             options.huge(None);
         }
-        Ok(Pages(Arc::new(MmapRaw::from(options.map_anon()?))))
+        Ok(SlabPages(Arc::new(MmapRaw::from(options.map_anon()?))))
     }
 }
 
 // SAFETY: a mapping stays where it is as long as somebody holds it. Only the owners of its buffers access
 // the bytes, and never while a device may write them. Nobody accesses them through the region, which is
 // private to the pool.
-unsafe impl StableBytes for Pages {
+unsafe impl StableBytes for SlabPages {
     type Item = u8;
 
     fn items(&mut self) -> NonNull<[u8]> {
@@ -42,20 +42,19 @@ unsafe impl StableBytes for Pages {
     }
 }
 
-/// Buffers of one size, and their owner `K`: the region. Each buffer has a copy of `N` at hand.
+/// Buffers of one size, and their owner `K`: the region. Each buffer has a copy of `N`.
 pub(crate) struct BufferSlab<K, N> {
     /// Dropped first: the region is deregistered before the pages are unmapped.
     owner: K,
     _pages: Arc<MmapRaw>,
     size: u32,
     /// The list of free buffers. The low half is the index of its first buffer, plus one. The high half
-    /// counts changes, so that a list that was changed and looks the same is told apart (ABA).
+    /// counts changes, so that a list that was changed and looks the same compares unequal (ABA).
     free: AtomicU64,
     heads: Box<[BufferHead<K, N>]>,
 }
 
-/// What is known of one buffer, on a cache line of its own. A request needs one load to get from the
-/// buffer to what it needs.
+/// The head of one buffer, on a cache line of its own. A request finds all that it needs of the buffer here.
 #[repr(align(64))]
 struct BufferHead<K, N> {
     start: *mut u8,
@@ -78,7 +77,7 @@ unsafe impl<K: Send + Sync, N: Send + Sync> Sync for BufferHead<K, N> {}
 impl<K, N: Copy> BufferSlab<K, N> {
     /// Cuts `pages` into `count` buffers of `size` bytes. `None` if the pages do not hold as much.
     pub(crate) fn new(
-        pages: &Pages,
+        pages: &SlabPages,
         size: u32,
         count: u32,
         owner: K,
@@ -261,7 +260,7 @@ fn release<K, N>(head: NonNull<BufferHead<K, N>>) {
     }
 }
 
-/// One of a buffer's owners, who only read it.
+/// One of several owners of a buffer, all of which only read it.
 pub(crate) struct SharedSlabBuffer<K, N>(SlabBuffer<K, N>);
 
 impl<K, N> SharedSlabBuffer<K, N> {
@@ -322,7 +321,7 @@ mod tests {
     use super::*;
 
     fn slab(size: u32, count: u32) -> Arc<BufferSlab<(), ()>> {
-        let pages = Pages::new(4096, false).unwrap();
+        let pages = SlabPages::new(4096, false).unwrap();
         BufferSlab::new(&pages, size, count, (), ()).unwrap()
     }
 
@@ -363,7 +362,7 @@ mod tests {
 
     #[test]
     fn a_slab_that_does_not_fit_into_its_pages_is_refused() {
-        let pages = Pages::new(4096, false).unwrap();
+        let pages = SlabPages::new(4096, false).unwrap();
         assert!(BufferSlab::new(&pages, 64, 65, (), ()).is_none());
         assert!(BufferSlab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
         assert!(BufferSlab::new(&pages, 64, 0, (), ()).unwrap().take().is_none());
@@ -401,7 +400,7 @@ mod model {
     #[test]
     fn no_buffer_has_two_owners() {
         loom::model(|| {
-            let pages = Pages::new(4096, false).unwrap();
+            let pages = SlabPages::new(4096, false).unwrap();
             let slab = BufferSlab::new(&pages, 8, 2, (), ()).unwrap();
             let other = slab.clone();
             let thread = thread::spawn(move || {

@@ -1,12 +1,12 @@
-//! An enum of a small and a large variant. The small one takes few words, which are written and read one
-//! by one, so that moving it does not copy the room of the large one.
+//! An enum of a small and a large variant. Moving the small variant copies only its own words, and not the
+//! memory that the large one needs.
 
 use std::fmt;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
 /// Either a key with `A`, or `B`.
 ///
-/// The key tells which: it is `None` with `B`. If the key is a pointer, that costs no word.
+/// The key says which: it is `None` with `B`. If the key is a non-null pointer, this costs no memory.
 #[repr(C)]
 pub(crate) struct CompactEnum<K, A, B> {
     key: Option<K>,
@@ -42,7 +42,7 @@ impl<K, A, B> CompactEnum<K, A, B> {
         }
     }
 
-    /// Writes the small variant and not the rest of the room. What was there is forgotten.
+    /// Writes the small variant and no other bytes. The old value is not dropped.
     #[inline(always)]
     pub(crate) fn put_small(place: &mut MaybeUninit<Self>, key: K, small: A) {
         let place = place.as_mut_ptr();
@@ -102,7 +102,7 @@ impl<K, A, B> CompactEnum<K, A, B> {
     ///
     /// # Safety
     ///
-    /// The value is initialised. If the answer is `Some`, nobody reads or drops it afterwards.
+    /// The value is initialised. If this returns `Some`, nobody reads or drops it afterwards.
     #[inline(always)]
     pub(crate) unsafe fn read_small(this: *const Self) -> Option<(K, A)> {
         // SAFETY: it is initialised.

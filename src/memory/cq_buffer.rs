@@ -1,8 +1,7 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
-//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after the byte
-//! that says whose it is; whoever reads orders the two by a barrier, and uses nothing of what is marked as
-//! never written.
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after its owner
+//! byte; the poller puts a barrier between the two, and uses nothing of a CQE that is marked as unwritten.
 
 use super::fork::Epoch;
 use super::queue_memory::QueueMemory;
@@ -152,9 +151,9 @@ impl CqReader {
         self.consumed >> UNUSED
     }
 
-    /// The last byte of the next CQE if that is ours by its parity, loaded now, without that parity.
-    /// After a resize it may be [unwritten](UNWRITTEN) all the same: who asks first whether it is a success
-    /// need not ask that.
+    /// The owner byte of the next CQE without the owner bit, if that bit says that the CQE is software's.
+    /// After a resize the CQE may still be [unwritten](UNWRITTEN), which is no success: a caller that compares
+    /// with a success first need not check for it.
     #[inline(always)]
     pub(crate) fn look(&self) -> Option<u8> {
         let owner = self.next().owner() ^ self.parity;
@@ -191,7 +190,7 @@ impl CqReader {
         }
     }
 
-    /// Shows `look` the next CQE, and goes on to the one after it if that answers something.
+    /// Shows `look` the next CQE, and goes on to the one after it if `look` returns `Some`.
     #[inline(always)]
     pub(crate) fn consume<T>(&mut self, look: impl FnOnce(Cqe<'_>) -> Option<T>) -> Option<T> {
         let next = self.next;
@@ -298,8 +297,8 @@ impl Cqe<'_> {
         unsafe { self.unaligned(AT) >> 8 }
     }
 
-    /// The number of 16 bits at `AT` as the lower half of the answer. In the upper half is what stands
-    /// before it, for those who mask both.
+    /// The 16 bits at `AT` in the lower half of the result. The upper half holds the bytes before them, for
+    /// callers that mask both.
     #[inline(always)]
     pub(crate) fn low16<const AT: usize>(&self) -> u32 {
         const { assert!(AT >= 2 && AT + 2 <= CORE) };
@@ -342,11 +341,11 @@ impl Cqe<'_> {
         unsafe { self.core.cast::<[u8; CORE / 2]>().read() }
     }
 
-    /// What stands before that part in a CQE of 128 bytes; `None` where a CQE cannot be so
-    /// long. Asked of a shorter one, the answer may be its neighbour.
+    /// The first 64 bytes of a CQE of 128 bytes; `None` where a CQE cannot be so long. For a CQE of 64
+    /// bytes the result may be the CQE before it.
     pub(crate) fn front(&self) -> Option<[u8; CORE]> {
-        // A ring begins at a multiple of two cores. Who is in the second half of such a block has
-        // the first half before it: its own, or another CQE of the ring.
+        // A ring begins at a multiple of two cores. The core in the second half of such a block has bytes of
+        // the ring before it: the front of its own CQE, or another CQE.
         if self.core.addr() & CORE == 0 {
             return None;
         }

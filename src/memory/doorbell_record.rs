@@ -1,4 +1,5 @@
-//! Doorbell records: eight bytes of ordinary memory by which a device learns how far a queue is.
+//! Doorbell records: eight bytes of ordinary memory from which a device reads a queue's producer or consumer
+//! index.
 //!
 //! One per cache line, in pages that a context shares: records are written often, and by
 //! different threads. The kernel pins the page of a record, so none lies across two.
@@ -78,7 +79,7 @@ impl DoorbellRecord {
         Some(DoorbellRecord { base, home: None, memory: Some(memory) })
     }
 
-    /// The number by which the kernel is told of the record.
+    /// The address of the record, as commands carry it.
     pub(crate) fn addr(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
     }

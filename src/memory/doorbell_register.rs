@@ -19,8 +19,8 @@ const BURST: usize = 64;
 
 /// A register in a mapped page.
 ///
-/// Two that ring one register at the same time would mix their words. So whoever is not known to
-/// be alone with it takes [`hold`](Self::hold) first.
+/// If two threads rang one register at the same time, their words would mix. A thread that is not the only
+/// user of the register takes the lock first: [`hold`](Self::hold).
 #[derive(Debug)]
 pub(crate) struct DoorbellRegister {
     base: *mut u64,
@@ -40,7 +40,7 @@ unsafe impl Send for DoorbellRegister {}
 // SAFETY: `&DoorbellRegister` stores whole words to a device, and has no other state than atomics.
 unsafe impl Sync for DoorbellRegister {}
 
-/// A register that is held: nobody else who takes it rings meanwhile.
+/// A register that this thread has locked.
 #[derive(Debug)]
 pub(crate) struct LockedRegister<'r> {
     register: &'r DoorbellRegister,
@@ -85,7 +85,7 @@ impl DoorbellRegister {
         })
     }
 
-    /// Keeps others out who take it. For a few stores: whoever finds it taken waits awake.
+    /// Locks the register for a few stores; a thread that finds it locked spins.
     #[inline(always)]
     pub(crate) fn hold(&self) -> LockedRegister<'_> {
         if self.held.swap(true, Ordering::Acquire) {
@@ -112,7 +112,7 @@ impl DoorbellRegister {
 
     /// The buffer that comes next; the other one comes after it.
     ///
-    /// Not one atomic step: who rings is alone, or holds the register.
+    /// Load and store are not one atomic step: the caller is the only user, or holds the lock.
     #[inline(always)]
     fn take_turn(&self) -> usize {
         let now = self.next.load(Ordering::Relaxed);
@@ -127,7 +127,7 @@ impl DoorbellRegister {
         self.store(offset, word);
     }
 
-    /// Its first word, for who rings nothing else.
+    /// The register's first word alone.
     pub(crate) fn word(self: &Arc<Self>) -> DoorbellRegisterWord {
         DoorbellRegisterWord { place: self.base, _register: self.clone() }
     }

@@ -140,7 +140,7 @@ pub(crate) fn in_child(check: impl FnOnce()) {
     let child = match unsafe { nix::unistd::fork() }.expect("a child") {
         ForkResult::Parent { child } => child,
         ForkResult::Child => {
-            // Whoever waits for a lock that nobody holds shall not wait for ever.
+            // Ends the child if it waits for a lock that no thread of it holds.
             nix::unistd::alarm::set(10);
             let check = std::panic::AssertUnwindSafe(check);
             let code = match std::panic::catch_unwind(check) {

@@ -1,7 +1,7 @@
-//! Gates: one byte that says what may be done with a queue here and now.
+//! Gates: one byte that says whether a queue may be used.
 //!
-//! A gate lies behind a doorbell record, in a page that the kernel wipes in a forked child. One look
-//! at it tells whether the queue is ready and whether it belongs to this process.
+//! A gate lies behind a doorbell record, in a page that the kernel wipes in a forked child. One load
+//! says whether the queue's state allows an operation and whether the queue belongs to this process.
 
 use super::doorbell_record::{DoorbellPages, DoorbellRecord};
 use rustix::io::Errno;
@@ -9,7 +9,7 @@ use std::num::NonZeroU8;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU8, Ordering};
 
-/// What may be done with a queue, as a level. Level 0 is shut: nothing may be done.
+/// What may be done with a queue, as a level: each operation needs a least level. Level 0 is shut.
 #[derive(Clone, Debug)]
 pub(crate) struct Gate {
     level: *const AtomicU8,
@@ -33,12 +33,12 @@ impl Gate {
         Some(gate)
     }
 
-    /// A gate in a line of its own, for a queue without a doorbell record in these pages.
+    /// A gate in a cache line of its own, for a queue without a doorbell record in these pages.
     pub(crate) fn alone(pages: &Arc<DoorbellPages>) -> Result<Gate, Errno> {
         Gate::beside(&Arc::new(pages.alloc()?)).ok_or(Errno::INVAL)
     }
 
-    /// The level, for the owner of the queue's state, who writes it.
+    /// The level; only the owner of the queue's state writes it.
     #[inline(always)]
     pub(crate) fn level(&self) -> &AtomicU8 {
         // SAFETY: inside the page, which `_record` keeps, and only ever used as an atomic.
@@ -48,7 +48,7 @@ impl Gate {
     /// Whether the gate is at `least` or above.
     #[inline(always)]
     pub(crate) fn is_at(&self, least: NonZeroU8) -> bool {
-        // Pairs with the Release of whoever changes the queue's state: what the state needs is there.
+        // Acquire pairs with the Release of the store that raised the level: what the state needs is set up.
         self.level().load(Ordering::Acquire) >= least.get()
     }
 
@@ -89,7 +89,7 @@ mod tests {
         assert!(!gate.is_shut());
         drop((gate, record));
         let again = Arc::new(pages.alloc().unwrap());
-        assert!(Gate::beside(&again).unwrap().is_shut(), "whoever had the line before");
+        assert!(Gate::beside(&again).unwrap().is_shut(), "the cache line is reused");
         let own = DoorbellRecord::custom(QueueMemory::pages(8).unwrap()).unwrap();
         assert!(Gate::beside(&Arc::new(own)).is_none());
     }

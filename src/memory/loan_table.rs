@@ -9,7 +9,7 @@
 pub(crate) mod lender;
 
 use super::compact_enum::CompactEnum;
-use super::sync::{AtomicU64, Ordering, Turns};
+use super::sync::{AtomicU64, LoomCell, Ordering};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
@@ -17,27 +17,27 @@ use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resu
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// Clear in every `wr_id` and set in the two states below, so that no `wr_id` equals either.
-const STATE: u64 = 1;
+/// Set in the states of slots that are not lent, and clear in every `wr_id`.
+const NOT_LENT: u64 = 1;
 /// Set in every `wr_id` of a receive, and in no other: receives have a table of their own.
 pub(crate) const RECV: u64 = 1 << 1;
 /// Set in the `wr_id` of a request that a scope posted.
 pub(crate) const SCOPED: u64 = 1 << 2;
 /// Set in the `wr_id` of a request that completes without a completion of its own.
 const UNSIGNALED: u64 = 1 << 3;
-/// Set in the `wr_id` of a request that may follow unsignaled ones: its completion stands for them, too.
+/// Set in the `wr_id` of a request that may follow unsignaled ones: its completion then completes them, too.
 pub(crate) const COVERS: u64 = 1 << 4;
-/// Bits of a `wr_id` that are flags. The bits above are a count; the count modulo the size of the table
-/// is the slot's index. With six flag bits, the masked count is the slot's offset in bytes without a
-/// shift, because a slot has 64 bytes or a multiple.
+/// The lowest bits of a `wr_id` are flags. The bits above them are a count, and the count modulo the size of
+/// the table is the slot's index. A slot has 64 bytes, or a multiple: with six flag bits, the masked count is
+/// the slot's offset in bytes, without a shift.
 const FLAG_BITS: u32 = 6;
 /// The difference between a `wr_id` and the next one.
 const STEP: u64 = 1 << FLAG_BITS;
 
 /// The state of a slot that can be lent.
-const FREE: u64 = STATE;
+const FREE: u64 = NOT_LENT;
 /// The state of a slot whose payload is being taken out, and of slots that are never lent.
-const TAKEN: u64 = STATE | 1 << FLAG_BITS;
+const TAKEN: u64 = NOT_LENT | 1 << FLAG_BITS;
 
 /// A slot, on cache lines of its own, because two threads may work in neighbouring slots.
 #[derive(Debug)]
@@ -45,8 +45,8 @@ const TAKEN: u64 = STATE | 1 << FLAG_BITS;
 struct LoanSlot<P> {
     /// The `wr_id` of the loan, or one of the two states above.
     state: AtomicU64,
-    /// Initialised while the slot is lent or taken.
-    payload: Turns<MaybeUninit<P>>,
+    /// Initialised while the slot is lent, and until a taken payload is moved out.
+    payload: LoomCell<MaybeUninit<P>>,
 }
 
 impl<P> LoanSlot<P> {
@@ -64,10 +64,10 @@ impl<P> LoanSlot<P> {
     #[inline(always)]
     fn release(&self) -> P {
         // SAFETY: the lender does not touch a slot that is not free.
-        let payload = unsafe { self.payload.place().read() };
+        let payload = unsafe { self.payload.get().read() };
         // SAFETY: a slot is lent with its payload, and moving the payload out frees the slot.
         let payload = unsafe { payload.assume_init() };
-        // Release pairs with the Acquire of `free_slot`: the payload is out before the next one comes.
+        // Release pairs with the Acquire of `free_slot`: the payload is moved out before the next is written.
         self.state.store(FREE, Ordering::Release);
         payload
     }
@@ -82,7 +82,7 @@ impl<P> LoanSlot<P> {
     /// Takes back whatever is lent in this slot.
     fn take_back_any(&self) -> Option<P> {
         let state = self.state.load(Ordering::Relaxed);
-        if state & STATE != 0 { None } else { self.take_back(state).map(ReturnedLoan::take) }
+        if state & NOT_LENT != 0 { None } else { self.take_back(state).map(ReturnedLoan::take) }
     }
 
     fn is_free(&self) -> bool {
@@ -92,7 +92,7 @@ impl<P> LoanSlot<P> {
 
 impl<P> Default for LoanSlot<P> {
     fn default() -> Self {
-        LoanSlot { state: AtomicU64::new(FREE), payload: Turns::new(MaybeUninit::uninit()) }
+        LoanSlot { state: AtomicU64::new(FREE), payload: LoomCell::new(MaybeUninit::uninit()) }
     }
 }
 
@@ -116,7 +116,7 @@ impl<P> ReturnedLoan<'_, P> {
     #[inline(always)]
     pub(crate) fn get(&self) -> &P {
         // SAFETY: only the thread that changed the state to `TAKEN` has this value.
-        let payload = unsafe { &*self.slot.payload.place() };
+        let payload = unsafe { &*self.slot.payload.get() };
         // SAFETY: the payload stays until `take`, which consumes this value.
         unsafe { payload.assume_init_ref() }
     }
@@ -124,7 +124,7 @@ impl<P> ReturnedLoan<'_, P> {
     /// The payload, to be changed.
     pub(crate) fn get_mut(&mut self) -> &mut P {
         // SAFETY: as in `get`, and this is borrowed exclusively.
-        let payload = unsafe { &mut *self.slot.payload.place() };
+        let payload = unsafe { &mut *self.slot.payload.get() };
         // SAFETY: as in `get`.
         unsafe { payload.assume_init_mut() }
     }
@@ -161,7 +161,7 @@ impl<P> Drop for ReturnedLoan<'_, P> {
     }
 }
 
-/// A slot outside of any table, for a payload that was moved out before it is looked at.
+/// A slot outside of any table, for a payload that is moved out of its table before a visitor sees it.
 #[derive(Debug)]
 pub(crate) struct DetachedSlot<P>(LoanSlot<P>);
 
@@ -170,12 +170,12 @@ impl<P> DetachedSlot<P> {
         DetachedSlot(LoanSlot::default())
     }
 
-    /// `payload` as if it had been lent. A payload that is there already, because the caller forgot the
-    /// earlier answer, is leaked.
+    /// `payload` as if it had been lent and taken back. A payload that is in the slot already, because the
+    /// caller forgot (`mem::forget`) the earlier [`ReturnedLoan`], is leaked.
     pub(crate) fn put(&mut self, payload: P) -> ReturnedLoan<'_, P> {
         self.0.state.store(TAKEN, Ordering::Relaxed);
         // SAFETY: the slot is borrowed exclusively.
-        unsafe { self.0.payload.put(MaybeUninit::new(payload)) };
+        unsafe { self.0.payload.write(MaybeUninit::new(payload)) };
         ReturnedLoan { slot: &self.0, payload: PhantomData }
     }
 }
@@ -184,7 +184,7 @@ impl<P> DetachedSlot<P> {
 pub(crate) struct LoanTable<P> {
     /// The first slot.
     base: NonNull<LoanSlot<P>>,
-    /// The bits of a `wr_id` that say which slot the loan is in.
+    /// The bits of a `wr_id` that are the slot's index.
     index_mask: u64,
     slots: Arc<[LoanSlot<P>]>,
     len: u32,
@@ -213,7 +213,7 @@ unsafe impl<P: Send> Send for LoanSlot<P> {}
 // SAFETY: `&LoanSlot` only moves payloads in and out, which needs `P: Send` and no more. `ReturnedLoan`,
 // which shares one, is `Sync` only if `P` is.
 unsafe impl<P: Send> Sync for LoanSlot<P> {}
-// A payload is moved out whole before it is dropped, so a panic leaves no slot in between.
+// A payload is moved out whole before it is dropped, so a panic in a drop leaves no slot half taken.
 impl<P> UnwindSafe for LoanSlot<P> {}
 impl<P> RefUnwindSafe for LoanSlot<P> {}
 
@@ -235,7 +235,7 @@ impl<P> LoanTable<P> {
         self.len as usize
     }
 
-    /// Distinguishes the table from others that are alive.
+    /// A number that no other table has while this one is alive.
     pub(crate) fn key(&self) -> usize {
         self.base.addr().get()
     }
@@ -243,34 +243,34 @@ impl<P> LoanTable<P> {
     /// Takes the loan `wr_id` back; `None` if there is no such loan, or no longer.
     #[inline(always)]
     pub(crate) fn take_back(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
-        // No loan has `STATE` in its `wr_id`; the states of free and taken slots have.
-        if wr_id & STATE != 0 { None } else { self.slot(wr_id).take_back(wr_id) }
+        // A forged `wr_id` with `NOT_LENT` could equal the state of a free or taken slot.
+        if wr_id & NOT_LENT != 0 { None } else { self.slot(wr_id).take_back(wr_id) }
     }
 
     /// As [`take_back`](Self::take_back), but `None` also for a `wr_id` that is [scoped](SCOPED) or unsignaled,
     /// or [covers](COVERS) others.
     #[inline(always)]
     pub(crate) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, P>> {
-        if wr_id & (STATE | SCOPED | UNSIGNALED | COVERS) != 0 {
+        if wr_id & (NOT_LENT | SCOPED | UNSIGNALED | COVERS) != 0 {
             None
         } else {
             self.slot(wr_id).take_back(wr_id)
         }
     }
 
-    /// The first of the unsignaled loans that are over when the loan `wr_id` is, which has [`COVERS`];
-    /// `wr_id` itself if there are none. `None` if `wr_id` is not lent: its completion stands for nothing.
+    /// The first of the unsignaled loans that the completion of the loan `wr_id` completes, which has
+    /// [`COVERS`]; `wr_id` itself if there are none. `None` if `wr_id` is not lent: its completion is stale.
     #[cold]
     pub(crate) fn first_covered(&self, wr_id: u64) -> Option<u64> {
-        if wr_id & STATE != 0 || self.slot(wr_id).state.load(Ordering::Relaxed) != wr_id {
+        if wr_id & NOT_LENT != 0 || self.slot(wr_id).state.load(Ordering::Relaxed) != wr_id {
             return None;
         }
         let (mut first, mut at) = (wr_id, wr_id);
         for _ in 1..self.slots.len() {
             at = at.wrapping_sub(STEP);
             let state = self.slot(at).state.load(Ordering::Relaxed);
-            if state & STATE != 0 {
-                // Free or skipped: this loan had a completion of its own, or there was none.
+            if state & NOT_LENT != 0 {
+                // Not lent: this loan was taken back by its own completion, or the slot was skipped.
                 continue;
             }
             if state & UNSIGNALED == 0 || (state ^ at) >> FLAG_BITS != 0 {
@@ -278,23 +278,23 @@ impl<P> LoanTable<P> {
             }
             first = at;
             if state & COVERS == 0 {
-                // The first after a signaled one.
+                // This loan is the first after a signaled one.
                 break;
             }
         }
         Some(first)
     }
 
-    /// Takes back the first unsignaled loan from `at` on and before `end`, and moves `at` behind it.
+    /// Takes back the first unsignaled loan from `at` on and before `end`, and advances `at` past it.
     #[cold]
     pub(crate) fn take_back_covered(&self, at: &mut u64, end: u64) -> Option<ReturnedLoan<'_, P>> {
         while (*at ^ end) >> FLAG_BITS != 0 {
             let slot = self.slot(*at);
             let state = slot.state.load(Ordering::Relaxed);
-            let is_it =
-                state & (STATE | UNSIGNALED) == UNSIGNALED && (state ^ *at) >> FLAG_BITS == 0;
+            let unsignaled =
+                state & (NOT_LENT | UNSIGNALED) == UNSIGNALED && (state ^ *at) >> FLAG_BITS == 0;
             *at = at.wrapping_add(STEP);
-            if is_it {
+            if unsignaled {
                 if let Some(loan) = slot.take_back(state) {
                     return Some(loan);
                 }
@@ -303,7 +303,7 @@ impl<P> LoanTable<P> {
         None
     }
 
-    /// The slot that the loan `wr_id` is in, if there is such a loan.
+    /// The slot of the count in `wr_id`, whatever is in it.
     #[inline(always)]
     fn slot(&self, wr_id: u64) -> &LoanSlot<P> {
         // The size of a slot is a multiple of its alignment, which is `STEP`.
@@ -319,23 +319,23 @@ impl<P> LoanTable<P> {
         self.slots.iter().take(self.len as usize)
     }
 
-    /// The first `wr_id`, from this one on, of a slot that can be lent.
+    /// The first `wr_id`, from `wr_id` on, whose slot can be lent.
     fn lendable(&self, wr_id: u64) -> u64 {
         let at = wr_id & self.index_mask;
         let end = self.index_mask + STEP;
         if at >> FLAG_BITS < self.len.into() { wr_id } else { wr_id.wrapping_add(end - at) }
     }
 
-    /// Whether a slot's state is a `wr_id` that the device was not told of; `next` is the first such
-    /// `wr_id`. Two loans that follow each other are at most one round of the table apart, which limits
-    /// how far ahead of `next` such a `wr_id` can be.
+    /// Whether a slot's state is the `wr_id` of a loan that was not posted; `next` is the first such `wr_id`.
+    /// The counts of two successive loans differ by at most one round of the table, which limits how far ahead
+    /// of `next` such a `wr_id` can be.
     fn is_unposted(&self, state: u64, next: u64) -> bool {
         let round = self.slots.len() as u64;
         let end = round.saturating_mul(round).min(1 << (u64::BITS - 1 - FLAG_BITS)) << FLAG_BITS;
-        state & STATE == 0 && state.wrapping_sub(next & !COVERS) < end
+        state & NOT_LENT == 0 && state.wrapping_sub(next & !COVERS) < end
     }
 
-    /// Takes back and drops the loans from `next` on, which the device was not told of.
+    /// Takes back and drops the loans from `next` on, which were not posted.
     #[cold]
     #[inline(never)]
     fn drop_unposted(&self, next: u64) {
@@ -348,8 +348,8 @@ impl<P> LoanTable<P> {
     }
 
     /// Takes back everything that is lent in these tables. The caller knows that the device completes
-    /// nothing any more. If `visit` panics, the other loans are visited all the same, and the first panic
-    /// goes on afterwards.
+    /// no more of these requests. If `visit` panics, the other loans are still visited, and the first panic
+    /// is resumed afterwards.
     pub(crate) fn reclaim<'t>(
         tables: impl IntoIterator<Item = &'t LoanTable<P>>,
         mut visit: impl FnMut(P),

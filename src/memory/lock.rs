@@ -35,7 +35,7 @@ impl<T> Lock<T> {
         self.is_here().then(|| Guard(self.value.lock().unwrap_or_else(PoisonError::into_inner)))
     }
 
-    /// As [`lock`](Self::lock), for who has it alone.
+    /// As [`lock`](Self::lock), without locking: the borrow is exclusive.
     pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
         self.is_here().then(|| &mut **self.value.get_mut().unwrap_or_else(PoisonError::into_inner))
     }

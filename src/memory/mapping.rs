@@ -10,7 +10,7 @@ use std::os::fd::{AsRawFd, BorrowedFd};
 
 /// Where providers get mappings from: the file that the kernel's offsets belong to.
 pub(crate) trait Mapper {
-    /// Maps queue or doorbell memory at an offset that the kernel answered.
+    /// Maps queue or doorbell memory at an offset that the kernel returned.
     fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 
     /// Maps what may be looked at only.

@@ -17,7 +17,7 @@ pub(crate) struct MmioPage {
 
 // SAFETY: the mapping may be reached from any thread, and all access is by single loads and stores.
 unsafe impl Send for MmioPage {}
-// SAFETY: as above; which of two stores comes last is the business of those who store.
+// SAFETY: as above. Two threads may store to the same word; one of the stores is then the last.
 unsafe impl Sync for MmioPage {}
 impl std::panic::UnwindSafe for MmioPage {}
 impl std::panic::RefUnwindSafe for MmioPage {}

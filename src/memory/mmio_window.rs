@@ -1,6 +1,6 @@
 //! Memory of a device that is mapped into this process: read and written in words, never borrowed.
 //!
-//! Pairs with what `mmap` of a uverbs file answers for device memory: pages of the device's own
+//! Pairs with what `mmap` of a uverbs file returns for device memory: pages of the device's own
 //! address range, which combine writes. [`MmioPage`](super::mmio_page::MmioPage) is the like of it for doorbells.
 
 use super::barrier::{mmio_flush, mmio_wc_start, udma_from_device};
@@ -20,7 +20,7 @@ pub(crate) struct MmioWindow {
 
 // SAFETY: the mapping may be reached from any thread, and all access is by single loads and stores.
 unsafe impl Send for MmioWindow {}
-// SAFETY: as above; which of two stores comes last is the business of those who store.
+// SAFETY: as above. Two threads may store to the same word; one of the stores is then the last.
 unsafe impl Sync for MmioWindow {}
 impl std::panic::UnwindSafe for MmioWindow {}
 impl std::panic::RefUnwindSafe for MmioWindow {}

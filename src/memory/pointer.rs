@@ -1,8 +1,8 @@
 //! Numbers that the kernel uses as addresses.
 //!
-//! Kernel structs carry addresses as plain `u64`. Whoever fills such a field with a number of
-//! their own choosing makes the kernel read or write there, so the library's code can only get
-//! one from here, and it borrows the memory for as long as the kernel may use it.
+//! Kernel structs carry addresses as plain `u64`. A wrong number in such a field makes the kernel read or
+//! write anywhere in the process. So the library gets these numbers only from this module, whose types borrow
+//! the memory for as long as the kernel may use it.
 
 use std::marker::PhantomData;
 use zerocopy::{FromBytes, IntoBytes};
@@ -31,9 +31,9 @@ impl<'a, T: FromBytes + IntoBytes> OutPointer<'a, T> {
     }
 }
 
-/// Writes where a kernel that a test plays was told to.
+/// Writes to an address of a command as the kernel would; for tests that play the kernel.
 ///
-/// Only for the duration of a command whose address came from [`OutPointer::address`].
+/// Only while the command runs, and only to an address that came from [`OutPointer::address`].
 #[cfg(test)]
 pub(crate) fn play_kernel<T: IntoBytes + FromBytes>(address: u64, value: T) {
     let target = std::ptr::with_exposed_provenance_mut::<T>(address as usize);

@@ -1,7 +1,7 @@
 //! Memory of queues that a device reads or writes by itself.
 //!
-//! A ring holds an `Arc` of the memory, and whoever owns the kernel's object holds another that it
-//! gives up only after the kernel confirmed that the object is gone. The rings that are laid into it,
+//! A ring holds an `Arc` of the memory. The owner of the kernel's object holds another one, which it
+//! drops only after the kernel confirmed that the object is gone. The rings that are laid into it,
 //! [`WqeSegments`](super::wqe_segment::WqeSegments) and [`Wqebbs`](super::wqebb::Wqebbs) of requests and
 //! [`CqBuffer`](super::cq_buffer::CqBuffer) of completions, check once that they fit, and then mask
 //! every index, so that no index can leave the memory. Only what is longer than a WQEBB is compared with the
@@ -25,11 +25,11 @@ enum Keeper {
     Custom(Option<Release>),
 }
 
-/// The memory of one queue: zeroed when it was made, and in one piece.
+/// The memory of one queue: contiguous, and zeroed when it was made.
 pub(crate) struct QueueMemory {
     base: NonNull<u8>,
     length: usize,
-    /// What the kernel is told of in place of the address, if the memory is of a dma-buf.
+    /// The dma-buf that the kernel gets in place of the address, if the memory is part of one.
     dmabuf: Option<DmaBufPart>,
     keeper: Keeper,
     epoch: Epoch,
@@ -46,9 +46,9 @@ impl std::panic::RefUnwindSafe for QueueMemory {}
 impl QueueMemory {
     /// At least `length` bytes of whole pages, of a mapping that others share if they are few.
     ///
-    /// The kernel wipes them in a forked child (`MADV_WIPEONFORK`). As with `MADV_DONTFORK` no
-    /// page is shared with the child, so none moves away from under the device; but whoever in
-    /// the child still holds a guard finds zeros where it would find nothing.
+    /// The kernel wipes them in a forked child (`MADV_WIPEONFORK`). As with `MADV_DONTFORK` no page is
+    /// shared with the child, so that copy-on-write moves none away from under the device. A guard that the
+    /// child inherited reads zeros; with `MADV_DONTFORK` it would fault.
     pub(crate) fn pages(length: usize) -> Result<QueueMemory, Errno> {
         let epoch = Epoch::current()?;
         let page = rustix::param::page_size();
@@ -98,13 +98,13 @@ impl QueueMemory {
         Ok(QueueMemory { base, length, dmabuf: None, keeper, epoch })
     }
 
-    /// The number by which the kernel is told of the memory.
+    /// The address of the memory, as commands carry it.
     pub(crate) fn addr(&self) -> u64 {
         self.base.as_ptr().expose_provenance() as u64
     }
 
-    /// The same memory, of which the kernel is told by a dma-buf if there is one.
-    pub(crate) fn known_by(mut self, dmabuf: Option<DmaBufPart>) -> QueueMemory {
+    /// The same memory, which commands name by `dmabuf` if there is one.
+    pub(crate) fn with_dmabuf(mut self, dmabuf: Option<DmaBufPart>) -> QueueMemory {
         self.dmabuf = dmabuf;
         self
     }

@@ -23,7 +23,7 @@ use zerocopy::{FromBytes, IntoBytes};
 /// # Safety
 ///
 /// From the call of [`items`](Self::items) until the value is next moved, accessed or dropped, what
-/// it answers must be one range of initialised memory, readable and writable, that nobody else
+/// it returns must be one range of initialised memory, readable and writable, that nobody else
 /// accesses and that keeps its pages: a device and peers across the network write it whenever they
 /// like.
 pub unsafe trait StableBytes: Send + 'static {
@@ -61,8 +61,8 @@ unsafe impl<T: FromBytes + IntoBytes + Send + 'static> StableBytes for &'static 
     }
 }
 
-// SAFETY: a writable mapping is unmapped only when it is dropped. Whoever mapped a file vouched
-// for what else happens to the file.
+// SAFETY: a writable mapping is unmapped only when it is dropped. The program that mapped a file promised
+// memmap2 that nothing else changes the file.
 unsafe impl StableBytes for MmapMut {
     type Item = u8;
 
@@ -109,19 +109,22 @@ pub(crate) struct Backing<M> {
     length: usize,
     /// Bytes that the device can reach.
     reach: u64,
-    place: Place,
+    location: Location,
+    /// Whether the program accesses the memory itself, and promised in `unsafe` what the rights allow that it
+    /// registered the memory with.
+    rights_are_promised: bool,
 }
 
 /// Where registered memory is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Place {
+pub(crate) enum Location {
     /// In this process.
-    Here,
-    /// Where this process has no address for it.
-    Beyond,
+    Mapped,
+    /// In a dma-buf, which this process need not have mapped.
+    DmaBuf,
     /// On the device.
     Device,
-    /// With another process, or another part of this one that exported it.
+    /// In the process that exported the region.
     Foreign,
 }
 
@@ -138,7 +141,8 @@ impl<M: StableBytes> Backing<M> {
         let items = unsafe { owner.as_mut() }.items();
         let length = items.len().saturating_mul(size_of::<M::Item>());
         let start = items.as_ptr().cast();
-        Backing { owner, start, length, reach: length as u64, place: Place::Here }
+        let (reach, location) = (length as u64, Location::Mapped);
+        Backing { owner, start, length, reach, location, rights_are_promised: false }
     }
 }
 
@@ -152,19 +156,20 @@ impl Backing<MmapMut> {
 impl<M> Backing<M> {
     fn with(owner: M, start: *mut u8, length: usize, reach: u64) -> Self {
         let owner = NonNull::from(Box::leak(Box::new(owner)));
-        Backing { owner, start, length, reach, place: Place::Here }
+        let location = Location::Mapped;
+        Backing { owner, start, length, reach, location, rights_are_promised: false }
     }
 
     /// Memory that this process has no address for, and what keeps it alive.
-    fn elsewhere(owner: M, reach: u64, place: Place) -> Self {
+    fn elsewhere(owner: M, reach: u64, location: Location) -> Self {
         let mut backing = Backing::with(owner, ptr::null_mut(), 0, reach);
-        backing.place = place;
+        backing.location = location;
         backing
     }
 
     /// Memory on the device, and what keeps it alive.
     pub(crate) fn on_device(owner: M, reach: u64) -> Self {
-        Backing::elsewhere(owner, reach, Place::Device)
+        Backing::elsewhere(owner, reach, Location::Device)
     }
 
     /// The address of the first byte, as the kernel takes it.
@@ -172,8 +177,13 @@ impl<M> Backing<M> {
         self.start.expose_provenance() as u64
     }
 
-    pub(crate) fn place(&self) -> Place {
-        self.place
+    pub(crate) fn location(&self) -> Location {
+        self.location
+    }
+
+    /// Whether safe code must not add rights, because the caller of an `unsafe` function answered for the present ones.
+    pub(crate) fn rights_are_promised(&self) -> bool {
+        self.rights_are_promised
     }
 
     /// How many bytes from there belong to it.
@@ -218,7 +228,7 @@ impl<M> Backing<M> {
 
     /// Stores `value` at `offset`; `false`, and nothing stored, if it does not fit.
     ///
-    /// Only whoever holds the region exclusively may call this.
+    /// The caller holds the region exclusively.
     #[inline]
     #[must_use]
     pub(crate) fn write<T: FromBytes + IntoBytes>(&self, offset: usize, mut value: T) -> bool {
@@ -237,7 +247,7 @@ impl<M> Backing<M> {
 
     /// Copies `bytes` to `offset`; `false`, and nothing copied, if there is no room.
     ///
-    /// Only whoever holds the region exclusively may call this.
+    /// The caller holds the region exclusively.
     #[inline]
     #[must_use]
     pub(crate) fn store(&self, offset: usize, bytes: &[u8]) -> bool {
@@ -250,8 +260,8 @@ impl<M> Backing<M> {
     /// The memory as atomic words; `None` if it does not begin at one. A rest that is no whole
     /// word is left out.
     ///
-    /// Only whoever holds the region exclusively may call this, and must not read or write
-    /// otherwise while the words are borrowed.
+    /// The caller holds the region exclusively, and does not read or write it otherwise while the words are
+    /// borrowed.
     pub(crate) fn words(&self) -> Option<&[AtomicU64]> {
         let words = self.length / size_of::<u64>();
         if words == 0 {
@@ -281,7 +291,9 @@ impl Backing<Unowned> {
     /// The range stays mapped for as long as this lives, or longer if it is leaked.
     pub(crate) unsafe fn unowned(start: *mut u8, length: usize) -> Self {
         // This process reaches none of its bytes through the region.
-        Backing::with(Unowned(()), start, 0, length as u64)
+        let mut backing = Backing::with(Unowned(()), start, 0, length as u64);
+        backing.rights_are_promised = true;
+        backing
     }
 }
 
@@ -335,22 +347,24 @@ impl Drop for Pledges<'_> {
 
 impl Backing<DmaBuf> {
     pub(crate) fn dmabuf(reach: u64) -> Self {
-        Backing::elsewhere(DmaBuf(()), reach, Place::Beyond)
+        Backing::elsewhere(DmaBuf(()), reach, Location::DmaBuf)
     }
 }
 
 impl Backing<Foreign> {
     pub(crate) fn foreign(reach: u64) -> Self {
-        Backing::elsewhere(Foreign(()), reach, Place::Foreign)
+        Backing::elsewhere(Foreign(()), reach, Location::Foreign)
     }
 }
 
 impl Backing<AddressSpace> {
     /// # Safety
     ///
-    /// Whoever gets at the keys may write anything in this process.
+    /// The caller gives the keys only to code and peers that may write anything in this process.
     pub(crate) unsafe fn everything() -> Self {
-        Backing::with(AddressSpace(()), ptr::null_mut(), 0, u64::MAX)
+        let mut backing = Backing::with(AddressSpace(()), ptr::null_mut(), 0, u64::MAX);
+        backing.rights_are_promised = true;
+        backing
     }
 }
 
@@ -371,8 +385,8 @@ impl<M> fmt::Debug for Backing<M> {
 ///
 /// Each access to shared memory is volatile, at its natural alignment, and as wide as a word
 /// allows, so that an aligned word is never torn and the compiler neither repeats nor invents one.
-/// Other threads of this process do not race with it: who writes holds the region exclusively,
-/// and who reads shares it with readers only. What a device does is no thread of the program.
+/// Other threads of this process do not race with it: a writer holds the region exclusively, and readers
+/// share it with readers only. The device is no thread of the program.
 ///
 /// # Safety
 ///

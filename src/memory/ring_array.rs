@@ -1,9 +1,9 @@
-//! Arrays that are as long as a queue, a power of two, and that any number finds its place in.
+//! Arrays with an element for each WQE of a ring.
 
 use std::sync::Arc;
 
-/// `2^n` values; an index is taken modulo their number, so that none needs a check. Clones are the
-/// same array, each with the way to it at hand.
+/// `2^n` values; an index is taken modulo their number, so that no index is out of bounds. Clones share the
+/// array, and each has its address, so that an access is one load.
 #[derive(Debug)]
 pub(crate) struct RingArray<T> {
     base: *const T,
@@ -61,7 +61,7 @@ impl<T> RingArray<T> {
     ///
     /// # Safety
     ///
-    /// That is a whole number of values, and fewer than there are.
+    /// `offset` is a multiple of a value's size, and less than the size of the array.
     #[inline(always)]
     pub(super) unsafe fn at_byte(&self, offset: usize) -> &T {
         // SAFETY: the caller's promise.
@@ -70,8 +70,8 @@ impl<T> RingArray<T> {
         unsafe { &*value }
     }
 
-    /// Puts another value at `index`, modulo their number, and answers that which was there; or `value`
-    /// itself if somebody else has the array as well.
+    /// Replaces the value at `index`, modulo their number, and returns the old one; `Err(value)` if the array
+    /// has another clone.
     pub(crate) fn put(&mut self, index: u32, value: T) -> Result<T, T> {
         let place = Arc::get_mut(&mut self.values)
             .and_then(|values| values.get_mut((index & self.mask) as usize));

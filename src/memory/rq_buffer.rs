@@ -13,11 +13,11 @@ use std::sync::Arc;
 pub(crate) struct RqBuffer<T, const LEAST: usize> {
     segments: WqeSegments,
     entries: RingArray<T>,
-    /// Of indices.
+    /// Turns a WQE's number into its index.
     mask: u32,
     /// Binary logarithm of a WQE's segments.
     log: u8,
-    /// The same of its bytes.
+    /// Binary logarithm of a WQE's bytes.
     shift: u8,
     /// Whether a WQE has more segments than `LEAST`.
     more: bool,
@@ -95,8 +95,8 @@ impl<const LEAST: usize> RqSlot<'_, LEAST> {
         record_step(RecordedStep::Request);
         // SAFETY: a WQE has as many segments.
         let place = unsafe { self.base.add(N) };
-        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's protocol has
-        // it, and the device does not look before it is told.
+        // SAFETY: inside and aligned. Only the poster writes here, and the device does not read the WQE before
+        // the doorbell.
         unsafe { place.write(value) };
     }
 

@@ -2,7 +2,7 @@
 //!
 //! Pairs with the kernel's `rxe_queue.h`. Each index has one writer. An index is loaded with
 //! Acquire by the side that does not write it, which pairs with the Release store of the side
-//! that does: whoever sees an index move also sees the elements it moved over.
+//! that does: the side that sees an index move also sees the elements that it moved over.
 
 use super::mapping::Mapping;
 use std::mem::offset_of;
@@ -58,7 +58,7 @@ impl RxeQueue {
         Some(ring)
     }
 
-    /// A look at the indices from beside this queue's owner.
+    /// Read access to the indices, for other threads than this queue's owner.
     pub(crate) fn watch(&self) -> ProducerWatch {
         ProducerWatch { mapping: self.mapping.clone(), mask: self.mask }
     }

@@ -12,13 +12,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 /// Pages of a chunk: as many as a word has bits.
 const PAGES: u32 = u64::BITS;
-/// Pages of the largest part; whoever needs more has a mapping of its own.
+/// Pages of the largest part; a queue that needs more gets a mapping of its own.
 const LARGEST: u32 = PAGES / 4;
 
-/// Where parts are taken from. A creation that finds it locked maps memory of its own.
+/// The mapping that parts are taken from. A creation that finds it locked makes a mapping of its own.
 static CURRENT: TryLock<Option<Arc<SharedPages>>> = TryLock::new(None);
 
-/// Pages in one piece, a bit for each that is taken.
+/// Contiguous pages, with a bit for each page that is taken.
 #[derive(Debug)]
 struct SharedPages {
     pages: MmapRaw,
@@ -40,7 +40,7 @@ impl SharedPages {
         loop {
             let first = (0..=PAGES - count).find(|first| taken & run << first == 0)?;
             let after = taken | run << first;
-            // Acquire pairs with the Release of who gave them back, zeroed.
+            // Acquire pairs with the Release that gave them back after zeroing them.
             match self.taken.compare_exchange_weak(
                 taken,
                 after,

@@ -1,11 +1,11 @@
-//! The memory of send queues, and an entry for each WQEBB that the device does not see: one index finds
-//! both. [`RqBuffer`](super::rq_buffer::RqBuffer) is the same for receive queues.
+//! The memory of send queues, and a table with an entry for each WQEBB, which the device does not see: one
+//! index finds both. [`RqBuffer`](super::rq_buffer::RqBuffer) is the same for receive queues.
 
 use super::ring_array::RingArray;
 use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
 use uverbs_uapi::endian::Be32;
 
-/// A ring of WQEBBs, and beside each a `T`.
+/// A ring of WQEBBs, and an entry `T` for each.
 #[derive(Debug)]
 pub(crate) struct SqBuffer<T> {
     wqebbs: Wqebbs,
@@ -30,7 +30,7 @@ impl<T> SqBuffer<T> {
         let offset = self.wqebbs.offset_of(index);
         // SAFETY: there are as many entries as WQEBBs.
         let entry = unsafe { self.entries.at_byte(offset.beside::<T>()) };
-        // SAFETY: of this ring.
+        // SAFETY: `offset_of` returns offsets of this ring.
         let wqebb = unsafe { self.wqebbs.get(offset) };
         WqeSlot { wqebbs: &self.wqebbs, offset, wqebb, entry }
     }
@@ -40,7 +40,7 @@ impl<T> SqBuffer<T> {
 #[derive(Debug)]
 pub(crate) struct WqeSlot<'r, T> {
     wqebbs: &'r Wqebbs,
-    /// Of these.
+    /// The WQEBB's offset in `wqebbs`.
     offset: WqebbOffset,
     wqebb: Wqebb<'r>,
     entry: &'r T,
@@ -76,7 +76,7 @@ impl<'r, T> WqeSlot<'r, T> {
         }
     }
 
-    /// The same of a segment that is as often in another WQEBB.
+    /// As [`write`](Self::write), for a segment that is often in another WQEBB.
     #[inline(always)]
     pub(crate) fn write_anywhere(self, n: u32, value: [u64; 2]) {
         self.wqebbs.write(self.offset, n, value);

@@ -10,42 +10,42 @@ pub(crate) use std::sync::atomic::{AtomicPtr, AtomicU8, AtomicU32, AtomicU64, Or
 #[cfg(not(loom))]
 pub(crate) use std::sync::{Mutex, MutexGuard};
 
-/// What one thread at a time touches, because something else says whose turn it is. loom checks
-/// that.
+/// An `UnsafeCell` that one thread at a time accesses, because an atomic beside it says which. In a model
+/// loom checks that.
 #[derive(Debug)]
-pub(crate) struct Turns<T>(
+pub(crate) struct LoomCell<T>(
     #[cfg(loom)] loom::cell::UnsafeCell<T>,
     #[cfg(not(loom))] std::cell::UnsafeCell<T>,
 );
 
-impl<T> Turns<T> {
+impl<T> LoomCell<T> {
     pub(crate) fn new(value: T) -> Self {
         #[cfg(loom)]
-        return Turns(loom::cell::UnsafeCell::new(value));
+        return LoomCell(loom::cell::UnsafeCell::new(value));
         #[cfg(not(loom))]
-        return Turns(std::cell::UnsafeCell::new(value));
+        return LoomCell(std::cell::UnsafeCell::new(value));
     }
 
-    /// Puts `value` there. What was there before is forgotten.
+    /// Writes `value`, without dropping the old one.
     ///
     /// # Safety
     ///
-    /// Nobody else is at it, and whoever was before is known to have finished.
+    /// No other thread accesses the cell, and the accesses of earlier threads happened before this one.
     #[inline(always)]
-    pub(crate) unsafe fn put(&self, value: T) {
+    pub(crate) unsafe fn write(&self, value: T) {
         #[cfg(loom)]
-        // SAFETY: the caller is alone with it.
+        // SAFETY: the caller's promise.
         self.0.with_mut(|cell| unsafe { std::ptr::write(cell, value) });
         #[cfg(not(loom))]
-        // SAFETY: the caller is alone with it.
+        // SAFETY: the caller's promise.
         unsafe {
             std::ptr::write(self.0.get(), value)
         };
     }
 
-    /// Where it is, for who is alone with it.
+    /// The value's address. Only the thread whose turn it is may use it.
     #[inline(always)]
-    pub(crate) fn place(&self) -> *mut T {
+    pub(crate) fn get(&self) -> *mut T {
         #[cfg(loom)]
         return self.0.with_mut(|cell| cell);
         #[cfg(not(loom))]
@@ -53,20 +53,19 @@ impl<T> Turns<T> {
     }
 }
 
-/// A place without content, for models: loom finds who touches it while nothing says that it is
-/// their turn.
+/// A cell without content, for models: loom fails a model in which two threads access it at once.
 #[cfg(all(test, loom))]
 #[derive(Debug)]
-pub(crate) struct Touched(loom::cell::UnsafeCell<()>);
+pub(crate) struct AccessProbe(loom::cell::UnsafeCell<()>);
 
 #[cfg(all(test, loom))]
-// SAFETY: there is nothing behind it but loom's bookkeeping, which is made for that.
-unsafe impl Sync for Touched {}
+// SAFETY: the cell holds no data; loom's own state in it may be used from any thread.
+unsafe impl Sync for AccessProbe {}
 
 #[cfg(all(test, loom))]
-impl Touched {
-    pub(crate) fn new() -> Touched {
-        Touched(loom::cell::UnsafeCell::new(()))
+impl AccessProbe {
+    pub(crate) fn new() -> AccessProbe {
+        AccessProbe(loom::cell::UnsafeCell::new(()))
     }
 
     /// As if it were read.

@@ -9,7 +9,7 @@ use std::os::fd::{AsFd, AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 
 /// `struct udmabuf_create`.
 #[repr(C)]
-struct Create {
+struct udmabuf_create {
     memfd: i32,
     flags: u32,
     offset: u64,
@@ -18,16 +18,16 @@ struct Create {
 
 const CLOEXEC: u32 = 1;
 
-/// The ioctl, which answers a file.
-struct Made(Create);
+/// The ioctl, which returns a file descriptor.
+struct UdmabufCreate(udmabuf_create);
 
-// SAFETY: the opcode is that of an ioctl which reads such a struct, and answers a new descriptor.
-unsafe impl Ioctl for Made {
+// SAFETY: the opcode is that of an ioctl which reads such a struct, and returns a new descriptor.
+unsafe impl Ioctl for UdmabufCreate {
     type Output = OwnedFd;
     const IS_MUTATING: bool = false;
 
     fn opcode(&self) -> Opcode {
-        opcode::write::<Create>(b'u', 0x42)
+        opcode::write::<udmabuf_create>(b'u', 0x42)
     }
 
     fn as_ptr(&mut self) -> *mut c_void {
@@ -35,7 +35,7 @@ unsafe impl Ioctl for Made {
     }
 
     unsafe fn output_from_ptr(fd: IoctlOutput, _: *mut c_void) -> rustix::io::Result<OwnedFd> {
-        // SAFETY: a success answers a descriptor that is nobody else's.
+        // SAFETY: the ioctl succeeded and returned a new descriptor, which nobody else owns.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 }
@@ -48,7 +48,7 @@ pub(crate) fn of_memfd(
     length: usize,
 ) -> Result<OwnedFd, Errno> {
     let create =
-        Create { memfd: memfd.as_raw_fd(), flags: CLOEXEC, offset: 0, size: length as u64 };
+        udmabuf_create { memfd: memfd.as_raw_fd(), flags: CLOEXEC, offset: 0, size: length as u64 };
     // SAFETY: the kernel reads the struct, and changes no memory of this process.
-    unsafe { ioctl(maker, Made(create)) }
+    unsafe { ioctl(maker, UdmabufCreate(create)) }
 }

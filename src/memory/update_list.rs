@@ -1,21 +1,20 @@
 //! A list to which any thread adds updates, and from which its one owner takes all of them.
 //!
-//! By this the control path tells a completion queue that one of its queue pairs is gone, while another
-//! thread polls. The poller owns everything that it polls with, and applies the updates itself. To see
-//! that there are none is one load. Model-checked with loom.
+//! The control path tells the poller of a completion queue, which may be another thread, which queue pairs
+//! come and go. The poller owns its tables and applies the updates itself. One load says that there are none. Model-checked with loom.
 
 use super::sync::{AtomicPtr, Ordering};
 use std::ptr;
 
-struct Update<T> {
+struct Node<T> {
     value: T,
-    next: *mut Update<T>,
+    next: *mut Node<T>,
 }
 
 /// A multi-producer stack whose consumer takes the whole of it at once, so that no node is ever
 /// compared after it was freed (no ABA).
 pub(crate) struct UpdateList<T> {
-    head: AtomicPtr<Update<T>>,
+    head: AtomicPtr<Node<T>>,
 }
 
 // SAFETY: the list owns its updates until they are taken, and moves them between threads without sharing.
@@ -32,18 +31,14 @@ impl<T> UpdateList<T> {
 
     /// Adds an update. It allocates, so it belongs to the control path.
     pub(crate) fn put(&self, value: T) {
-        let update = Box::into_raw(Box::new(Update { value, next: ptr::null_mut() }));
+        let node = Box::into_raw(Box::new(Node { value, next: ptr::null_mut() }));
         let mut head = self.head.load(Ordering::Relaxed);
         loop {
-            // SAFETY: `update` came from `Box::into_raw` and nobody else knows it yet.
-            unsafe { (*update).next = head };
+            // SAFETY: `node` came from `Box::into_raw` and nobody else knows it yet.
+            unsafe { (*node).next = head };
             // Release pairs with the Acquire of `take`: the update is written before it is found.
-            match self.head.compare_exchange_weak(
-                head,
-                update,
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
+            match self.head.compare_exchange_weak(head, node, Ordering::Release, Ordering::Relaxed)
+            {
                 Ok(_) => return,
                 Err(seen) => head = seen,
             }
@@ -53,8 +48,8 @@ impl<T> UpdateList<T> {
     /// Whether there is nothing to take: one load.
     #[inline]
     pub(crate) fn is_empty(&self) -> bool {
-        // If this thread knows that an update was added, whatever told it orders the two, and the load sees
-        // the update. Later updates may be found by the next call.
+        // If this thread knows that an update was added, it synchronised with the thread that added it, and the
+        // load sees the update. The next call sees later ones.
         self.head.load(Ordering::Relaxed).is_null()
     }
 

@@ -60,8 +60,8 @@ impl WqeSegments {
     pub(crate) fn write(&self, index: u32, value: [u64; 2]) {
         #[cfg(test)]
         record_step(RecordedStep::Request);
-        // SAFETY: inside and aligned, as `segment` says; whoever may write here is the only one, as
-        // the ring's protocol has it, and the device does not look before it is told.
+        // SAFETY: inside and aligned, as `segment` says. Only the poster writes here, and the device does not
+        // read the segment before the doorbell.
         unsafe { self.segment(index).write(value) };
     }
 

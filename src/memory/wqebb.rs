@@ -16,16 +16,16 @@ pub(crate) const SEGMENTS_PER_WQEBB: u32 = 4;
 
 /// What one WQEBB adds to a [`WqebbOffset`].
 const SPAN: u32 = 16;
-/// Bytes of the ring for each that a [`WqebbOffset`] counts.
+/// Bytes of the ring in one unit of a [`WqebbOffset`].
 const SCALE: usize = SEGMENTS_PER_WQEBB as usize * SEGMENT / SPAN as usize;
 
-/// Where in its ring a WQEBB is, as a quarter of the bytes before it: addresses can be scaled by four, so
-/// that one shift of a WQEBB's number leads to it, and to an entry of 16 bytes beside it.
+/// Where in its ring a WQEBB is, in units of four bytes. x86 scales an index by four for free, so that one
+/// shifted number addresses the WQEBB, and unscaled the entry of 16 bytes that belongs to it.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct WqebbOffset(u32);
 
 impl WqebbOffset {
-    /// Bytes before it in a table of values `T`, one for each WQEBB. Of 16 bytes they cost nothing.
+    /// Bytes before its entry in a table of one `T` for each WQEBB. Free if a `T` has 16 bytes.
     #[inline(always)]
     pub(super) fn beside<T>(self) -> usize {
         if size_of::<T>() == SPAN as usize {
@@ -46,9 +46,9 @@ impl WqebbOffset {
 #[derive(Debug)]
 pub(crate) struct Wqebbs {
     segments: WqeSegments,
-    /// Of offsets.
+    /// Turns a WQEBB's number, as an offset, into one inside the ring.
     mask: u32,
-    /// The address behind the last.
+    /// The address behind the last WQEBB.
     end: usize,
 }
 
@@ -116,7 +116,7 @@ impl Wqebbs {
 
     /// Writes inline data from the segment `segment` of a WQEBB on: a word that says how long it is, and
     /// `bytes`, which go on at the ring's beginning where it ends. More than the whole ring is cut off.
-    /// Answers how many segments that are: none for no bytes.
+    /// Returns how many segments that are: none for no bytes.
     ///
     /// # Safety
     ///
@@ -222,8 +222,8 @@ impl Wqebb<'_> {
         record_step(RecordedStep::Request);
         // SAFETY: a WQEBB has four segments.
         let place = unsafe { self.base.add((n % SEGMENTS_PER_WQEBB) as usize) };
-        // SAFETY: inside and aligned; whoever may write here is the only one, as the ring's
-        // protocol has it, and the device does not look before it is told.
+        // SAFETY: inside and aligned. Only the poster writes here, and the device does not read the WQE before
+        // the doorbell.
         unsafe { place.write(value) };
     }
 
@@ -243,7 +243,7 @@ impl Wqebb<'_> {
         record_step(RecordedStep::Request);
         // SAFETY: `n` is less than the segments of a WQEBB, or there were no room.
         let start = unsafe { self.base.add(n as usize) }.cast::<u8>();
-        // SAFETY: inside, and aligned as a segment is; see `write` for who else may be there.
+        // SAFETY: inside, and aligned as a segment is; only the poster writes here, as in `write`.
         unsafe { start.cast::<Be32>().write(length) };
         // SAFETY: inside, as a segment has room for more than a word.
         let to = unsafe { start.add(WORD) };

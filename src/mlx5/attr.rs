@@ -23,8 +23,8 @@ pub struct ContextAttr {
 pub fn query_device(context: &Context) -> Result<ContextAttr> {
     const VERB: &str = "query_device";
     let limits = *context.file.provider.mlx5(VERB)?.limits();
-    let (_, answer) = context.file.query_device(VERB)?;
-    Ok(ContextAttr { limits, raw: answer.read() })
+    let (_, driver_response) = context.file.query_device(VERB)?;
+    Ok(ContextAttr { limits, raw: driver_response.read() })
 }
 
 impl ContextAttr {

@@ -72,7 +72,7 @@ impl Clock {
         };
         let explained = limits.clock_info_versions & 1 << MLX5_IB_CLOCK_INFO_V1 != 0;
         let info = if explained { map(MLX5_IB_MMAP_CLOCK_INFO)? } else { None };
-        file.share();
+        file.mark_shared();
         if counter.is_none() && info.is_none() {
             return Err(Error::new(VERB, Errno::OPNOTSUPP)
                 .detail("the kernel maps neither page of the clock"));

@@ -1,6 +1,6 @@
 //! Functions for mlx5 devices only: UARs and VARs, the device's clock, and attributes that its driver tells.
 //!
-//! On a context of another device all of them answer `EOPNOTSUPP`. Queues, keys and domains are made as on
+//! On a context of another device all of them fail with `EOPNOTSUPP`. Queues, keys and domains are made as on
 //! any device.
 
 mod attr;

@@ -42,7 +42,7 @@ pub enum UarKind {
 #[derive(Debug)]
 pub struct Uar {
     object: Object,
-    page: uar::Page,
+    page: uar::UarPage,
 }
 
 impl Uar {
@@ -61,7 +61,7 @@ impl Uar {
             UarKind::BlueFlame => raw::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF,
             UarKind::NonCached => raw::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC,
         };
-        let page = uar::Page::alloc(&*file.kernel, wanted).map_err(|errno| {
+        let page = uar::UarPage::alloc(&*file.kernel, wanted).map_err(|errno| {
             Error::from_kernel(VERB, errno).detail(format!("a UAR of kind {kind:?}"))
         })?;
         Ok(Uar { object: Object::new(file.clone(), Class::UAR, page.handle, ()), page })
@@ -94,7 +94,7 @@ impl Uar {
         file.check_fork(VERB)?;
         let mapping =
             self.page.map(&*file.kernel).map_err(|errno| Error::from_kernel(VERB, errno))?;
-        file.share();
+        file.mark_shared();
         Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 

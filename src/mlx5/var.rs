@@ -54,7 +54,7 @@ impl VarLocation {
                 .detail(format!("there is no VAR at {:#x} any more", self.mmap_offset)),
             _ => Error::from_kernel(VERB, errno),
         })?;
-        file.share();
+        file.mark_shared();
         Ok(DoorbellPage::new(MmioPage::new(mapping)))
     }
 }
@@ -69,7 +69,7 @@ impl VarLocation {
 pub struct Var {
     pub(crate) object: Object,
     pub(crate) location: VarLocation,
-    /// Of an imported VAR: a mapping, so that the kernel gives the mmap offset to no other page while the
+    /// A mapping of an imported VAR, so that the kernel gives the mmap offset to no other page while the
     /// import lives.
     pub(crate) _mapped: Option<DoorbellPage>,
 }

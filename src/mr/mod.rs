@@ -30,7 +30,7 @@ use crate::access::Access;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, MemoryError};
 use crate::file::File;
-use crate::memory::region::{Backing, Place};
+use crate::memory::region::{Backing, Location};
 use crate::number::{Lkey, Rkey};
 use crate::object::Object;
 use crate::pd::PdInner;
@@ -57,7 +57,7 @@ pub(crate) struct MrInner<M> {
     pub(crate) iova: u64,
     /// Whether a failed REREG left it without a translation.
     pub(crate) dead: bool,
-    /// The kernel's answer when the region was imported; `None` if it was registered here.
+    /// The kernel's response when the region was imported; `None` if it was registered here.
     pub(crate) imported: Option<RegionInfo>,
 }
 
@@ -68,7 +68,7 @@ impl<M> MrInner<M> {
 
     /// Whether it was imported from another process or another context.
     pub(crate) fn is_imported(&self) -> bool {
-        self.object.memory().is_some_and(|memory| memory.place() == Place::Foreign)
+        self.object.memory().is_some_and(|memory| memory.location() == Location::Foreign)
     }
 
     /// Bytes that the device can reach.

@@ -11,7 +11,7 @@ use uverbs_uapi::mr::{
 };
 use uverbs_uapi::object::UVERBS_OBJECT_MR;
 
-/// The kernel's answer to QUERY_MR. It does not have the region's access flags.
+/// The kernel's response to QUERY_MR. It does not have the region's access flags.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct RegionInfo {
     pub(crate) lkey: u32,

@@ -36,21 +36,21 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 const VERB: &str = "reg_mr";
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Allocates memory for `n` values of `T` and registers it. It is page aligned and zeroed.
+    /// Allocates page-aligned, zeroed memory for `n` values of `T`, and registers it.
     ///
     /// The region grants [`Access::ALL_REMOTE`]: local writes, and reads, writes and atomics by
-    /// peers; atomics only if the device supports them ([`MemoryRegion::access`] tells). Local
+    /// peers; atomics only if the device supports them (see [`MemoryRegion::access`]). Local
     /// reads are always allowed. Registration pins memory and is slow: keep it out of the data path.
     ///
     /// # Panics
     ///
     /// If the region would have zero bytes, because `n` or the size of `T` is 0.
-    /// [`try_allocate`](Self::try_allocate) answers an error instead.
+    /// [`try_allocate`](Self::try_allocate) returns an error instead.
     ///
     /// # Errors
     ///
     /// `EINVAL` for an invalid access value, `ENOMEM` if the operating system or the device is out
-    /// of resources: the message then tells what to do about the limit of locked memory.
+    /// of resources; the message says how to raise the limit of locked memory if that is the reason.
     #[doc(alias = "ibv_reg_mr")]
     #[track_caller]
     pub fn allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
@@ -59,7 +59,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         self.try_allocate(n)
     }
 
-    /// Like [`allocate`](Self::allocate), but answers `EINVAL` where that panics.
+    /// Like [`allocate`](Self::allocate), but fails with `EINVAL` where that panics.
     pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
         let builder = self.mr_builder().access(Access::ALL_REMOTE);
         match builder.clone().allocate(n) {
@@ -91,9 +91,9 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// Registers `length` bytes at `addr` that stay the program's: the region gives keys, addresses
     /// and SGEs, and does not access the memory.
     ///
-    /// This is what `ibv_reg_mr` does, and what a program needs that has its memory already. The
-    /// memory need not be initialised, it may be borrowed, and it may be registered several times, with
-    /// several domains and devices.
+    /// This is what `ibv_reg_mr` does, for programs that manage their memory themselves. The memory need
+    /// not be initialised, it may be borrowed, and it may be registered several times, with several domains
+    /// and devices.
     ///
     /// ```no_run
     /// # fn f(one: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
@@ -112,14 +112,15 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Safety
     ///
-    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) answered `Ok`, or the region and all
+    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), the range stays mapped until the process ends.
+    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
+    /// [released](MemoryRegion::release) to another process, the range stays mapped until the process ends.
     ///
-    /// What the device and peers do to the memory, as far as `access` lets them, is the caller's
-    /// business, too: where one of them may write, the program holds no reference to the bytes and does
-    /// not take them for unchanged.
+    /// The caller also answers for what the device and peers do to the memory with the rights in `access`:
+    /// where one of them may write, the program holds no reference to the bytes and does not assume that they
+    /// are unchanged.
     ///
     /// # Errors
     ///
@@ -136,18 +137,18 @@ impl<S: Sharing> ProtectionDomain<S> {
         unsafe { self.mr_builder().access(access).register_unowned(addr, length) }
     }
 
-    /// Registers `length` bytes at `addr`, which this process then accesses through the region and in
-    /// no other way. For memory that the program goes on using by itself there is
-    /// [`register_unowned`](Self::register_unowned).
+    /// Registers `length` bytes at `addr`, which this process then accesses only through the region. For
+    /// memory that the program keeps accessing itself there is [`register_unowned`](Self::register_unowned).
     ///
     /// # Safety
     ///
     /// The memory must be readable, writable and initialised, and must be neither borrowed nor accessed
     /// other than through the region, from any thread: the region's safe methods read and write it. That
-    /// holds until [`destroy`](MemoryRegion::destroy) answered `Ok`, or the region and all
+    /// holds until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), it holds until the process ends.
+    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
+    /// [released](MemoryRegion::release) to another process, it holds until the process ends.
     ///
     /// # Errors
     ///
@@ -188,13 +189,13 @@ impl<S: Sharing> ProtectionDomain<S> {
     }
 }
 
-/// Builds a registration; started by [`registration`](ProtectionDomain::mr_builder).
+/// Builds a memory region; started by [`mr_builder`](ProtectionDomain::mr_builder).
 ///
-/// Which method fits depends on the memory:
+/// The memory decides which method fits:
 ///
 /// | memory | method |
 /// |---|---|
-/// | that the program has and goes on accessing by itself, as in C | [`register_unowned`](Self::register_unowned) |
+/// | that the program has and keeps accessing itself, as in C | [`register_unowned`](Self::register_unowned) |
 /// | to be allocated for the purpose | [`allocate`](Self::allocate) |
 /// | a vector, boxed slice or mapping that the region shall own | [`register`](Self::register) |
 /// | a borrowed slice | [`register_borrowed`](Self::register_borrowed), or a [scope](crate::owned::Scope) |
@@ -242,7 +243,7 @@ impl MrBuilder {
     /// Lets addresses count from 0, the beginning of the region, which must lie at a page
     /// boundary.
     ///
-    /// rxe answers `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
+    /// rxe fails with `EOPNOTSUPP`; there [`iova(0)`](Self::iova) does the same.
     #[doc(alias = "IBV_ACCESS_ZERO_BASED")]
     pub fn zero_based(mut self) -> Self {
         self.access |= Access::ZERO_BASED;
@@ -350,9 +351,9 @@ impl MrBuilder {
     ///
     /// # Safety
     ///
-    /// The region must not be forgotten or leaked: it is dropped before the borrow ends. Only a successful
-    /// [`destroy`](MemoryRegion::destroy) proves that the device no longer reaches the memory; after an
-    /// error the memory must not be accessed.
+    /// The region must not be forgotten, leaked or [released](MemoryRegion::release): it is dropped before the
+    /// borrow ends. Only a successful [`destroy`](MemoryRegion::destroy) proves that the device no longer
+    /// reaches the memory; after an error the memory must not be accessed.
     ///
     /// # Errors
     ///
@@ -409,8 +410,8 @@ impl MrBuilder {
     ///
     /// # Errors
     ///
-    /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 from Linux 7.2 on if the device
-    /// does not page on demand; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
+    /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 if the device does not page
+    /// on demand, from Linux 7.2 on and from a release of 6.12 between 6.12.108 and 6.12.117; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
     /// below the page size differ from those of the address; `EBADF` or `EINVAL` for a file that is no
     /// dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
@@ -500,7 +501,7 @@ impl MrBuilder {
             ..Default::default()
         };
         let mut resp = ib_uverbs_reg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REG_MR, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_REG_MR, &request).response(&mut resp);
         let made = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = made {
@@ -541,7 +542,7 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
     })
 }
 
-/// Refuses, and names the value, what the kernel would refuse by an errno alone. `start` is an address of
+/// Refuses values that the kernel would refuse by an errno alone, and names them. `start` is an address of
 /// this process or an offset in a dma-buf.
 pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Result<()> {
     access.check(VERB)?;

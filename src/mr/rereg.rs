@@ -3,7 +3,7 @@
 use super::{HELD, MemoryRegion, MrInner, register};
 use crate::access::Access;
 use crate::error::{Error, Result};
-use crate::memory::region::{Backing, Place, StableBytes};
+use crate::memory::region::{Backing, Location, StableBytes};
 use crate::number::{Lkey, Rkey};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::uverbs::invoke_write::write;
@@ -58,16 +58,18 @@ impl<T, M> MemoryRegion<T, M> {
     /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a
     /// domain of another context, or for a region of [device memory](crate::DeviceMemory), which no kernel
     /// changes; `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its
-    /// new owner. After these errors the region is unchanged. After other errors, `ENOMEM` among them, the
-    /// change may have been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and
-    /// it can only be [destroyed](Self::destroy), which gives the memory back.
+    /// new owner, and for more rights to memory that is [unowned](crate::ProtectionDomain::register_unowned)
+    /// or the whole address space, which somebody vouched for in `unsafe` with the rights that it has. After
+    /// these errors the region is unchanged. After other errors, `ENOMEM` among them, the change may have
+    /// been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and it can only be
+    /// [destroyed](Self::destroy), which gives the memory back.
     #[doc(alias = "ibv_rereg_mr")]
     pub fn rereg(&mut self, change: Rereg) -> Result<()> {
         let inner = Arc::get_mut(&mut self.inner).ok_or_else(held)?;
         if inner.dead {
             return Err(dead());
         }
-        check_place(inner)?;
+        check_location(inner)?;
         let file = inner.object.file().clone();
         let mut flags = change::empty();
         if let Some(pd) = &change.pd {
@@ -77,6 +79,7 @@ impl<T, M> MemoryRegion<T, M> {
         if let Some(access) = change.access {
             access.check(VERB)?;
             check_fixed_flags(inner.access, access)?;
+            check_promised(inner, access)?;
             flags |= change::IB_MR_REREG_ACCESS;
         }
         if flags.is_empty() {
@@ -91,7 +94,7 @@ impl<T, M> MemoryRegion<T, M> {
             ..Default::default()
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
         let done = file.execute(VERB, &mut command);
         drop(command);
         if let Err(error) = done {
@@ -121,6 +124,20 @@ fn check_fixed_flags(old: Access, new: Access) -> Result<()> {
     ))
 }
 
+/// Refuses more rights to memory that the program accesses by itself: what it promised when it registered the
+/// memory holds for the rights that it asked for then.
+fn check_promised<M>(inner: &MrInner<M>, new: Access) -> Result<()> {
+    let more = new.difference(inner.access | Access::RELAXED_ORDERING);
+    if more.is_empty() || !inner.object.memory().is_some_and(Backing::rights_are_promised) {
+        return Ok(());
+    }
+    let old = inner.access;
+    Err(Error::new(VERB, Errno::PERM).detail(format!(
+        "the program accesses the memory by itself, and registered it with {old:?}; with {more:?} it has \
+         to register the memory anew"
+    )))
+}
+
 fn held() -> Error {
     Error::new(VERB, Errno::BUSY).detail(HELD)
 }
@@ -129,18 +146,18 @@ fn dead() -> Error {
     Error::invalid(VERB, "a failed change left the region without memory; it can be destroyed")
 }
 
-fn check_place<M>(inner: &MrInner<M>) -> Result<()> {
-    match inner.object.memory().map(Backing::place) {
+fn check_location<M>(inner: &MrInner<M>) -> Result<()> {
+    match inner.object.memory().map(Backing::location) {
         // A forged envelope may name a region of this process's pools, whose buffers are borrowed as slices
         // that no peer may write.
-        Some(Place::Foreign) => Err(Error::new(VERB, Errno::PERM).detail(
+        Some(Location::Foreign) => Err(Error::new(VERB, Errno::PERM).detail(
             "the region was imported: only the process that registered its memory can change it",
         )),
-        Some(Place::Device) => Err(Error::invalid(
+        Some(Location::Device) => Err(Error::invalid(
             VERB,
             "a region of device memory, which the kernel does not change: register it anew",
         )),
-        Some(Place::Here | Place::Beyond) | None => Ok(()),
+        Some(Location::Mapped | Location::DmaBuf) | None => Ok(()),
     }
 }
 
@@ -217,7 +234,7 @@ impl<T, M> MemoryRegion<T, M> {
         let checked = if inner.dead {
             Err(dead())
         } else {
-            check_place(&inner).and_then(|()| {
+            check_location(&inner).and_then(|()| {
                 let checked = register::check(inner.access, start, start, length);
                 checked.map_err(|error| error.in_verb(VERB))
             })
@@ -235,7 +252,7 @@ impl<T, M> MemoryRegion<T, M> {
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
         let done = checked.and_then(|()| {
-            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).answer(&mut resp);
+            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
             file.execute(VERB, &mut command)
         });
         match done {

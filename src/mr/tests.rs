@@ -166,7 +166,7 @@ fn atomics_are_left_out_where_the_device_refuses_them() {
         assert_eq!(region.access(), plain);
         assert_eq!(script.object(region.handle()).access, plain.bits());
     }
-    // Other errors have nothing to do with rights, and are answered without a second try.
+    // Other errors have nothing to do with rights, and are returned without a second try.
     let before = script.log().len();
     script.fail_step(1, Errno::NOMEM);
     let error = pd.allocate::<u64>(1).unwrap_err();
@@ -422,6 +422,33 @@ fn unowned_memory_is_checked_before_the_kernel_is_asked() {
     // SAFETY: `memory` outlives the region.
     let region = unsafe { builder.register_unowned(memory.as_mut_ptr(), 64) }.unwrap();
     assert_eq!((region.addr(), script.object(region.handle()).iova), (iova, iova));
+}
+
+/// `register_unowned` is `unsafe` for the rights that it is asked for, and `rereg` is not `unsafe`.
+#[test]
+#[allow(unsafe_code, reason = "the memory is kept by hand")]
+fn unowned_memory_gets_no_more_rights_than_were_promised_for() {
+    let Bench { script, pd, .. } = &Bench::new();
+    let asked = || script.log().iter().filter(|op| **op == REREG).count();
+    let mut memory = vec![0u8; 64];
+    let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
+    // SAFETY: `memory` outlives the region, and nobody borrows it.
+    let region = unsafe { pd.register_unowned(memory.as_mut_ptr(), 64, access) };
+    let builder = pd.mr_builder().access(access);
+    // SAFETY: there is no device that could reach anything.
+    let everything = unsafe { builder.register_address_space() };
+    let (mut region, mut everything) = (region.unwrap(), everything.unwrap());
+    let more = |access| Rereg::new().access(access | Access::REMOTE_WRITE);
+    let paged = everything.access();
+    let refused = [region.rereg(more(access)), everything.rereg(more(paged))];
+    for error in refused.map(Result::unwrap_err) {
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::PERM, None));
+        assert!(error.message().contains("REMOTE_WRITE"), "{error}");
+    }
+    assert_eq!((asked(), region.access(), region.is_dead()), (0, access, false));
+    region.rereg(Rereg::new().access(access | Access::RELAXED_ORDERING)).unwrap();
+    region.rereg(Rereg::new().access(Access::LOCAL_WRITE)).unwrap();
+    assert_eq!((asked(), region.access()), (2, Access::LOCAL_WRITE));
 }
 
 #[test]

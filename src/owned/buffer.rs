@@ -5,7 +5,7 @@ use super::lending::RegionSge;
 use crate::access::Access;
 use crate::error::{Error, Result};
 use crate::identity::Identity;
-use crate::memory::buffer_slab::{BufferSlab, Pages, SharedSlabBuffer, SlabBuffer};
+use crate::memory::buffer_slab::{BufferSlab, SharedSlabBuffer, SlabBuffer, SlabPages};
 use crate::mr::{MemoryRegion, MrBuilder};
 use crate::number::Lkey;
 use crate::pd::{ProtectionDomain, Sharing};
@@ -20,7 +20,7 @@ const VERB: &str = "buffer_pool";
 /// What the pool owns.
 pub(super) struct PoolRegion {
     /// Keeps the memory registered. Only the buffers lead to its bytes.
-    region: MemoryRegion<u8, Pages>,
+    region: MemoryRegion<u8, SlabPages>,
 }
 
 /// What each request needs of its buffer's pool.
@@ -111,7 +111,7 @@ impl BufferPoolBuilder {
         self
     }
 
-    /// Lets peers read the whole pool at any time, by the key that [`Buffer::remote`] answers.
+    /// Lets peers read the whole pool at any time, by the key that [`Buffer::remote`] returns.
     pub fn remote_read(mut self) -> Self {
         self.access |= Access::REMOTE_READ;
         self
@@ -138,7 +138,7 @@ impl BufferPoolBuilder {
         if huge {
             length = length.checked_next_multiple_of(huge_page_size()).unwrap_or(usize::MAX);
         }
-        let pages = Pages::new(length, huge).map_err(|error| {
+        let pages = SlabPages::new(length, huge).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
             let of = if huge { " in huge pages; see /proc/sys/vm/nr_hugepages" } else { "" };
             Error::new(VERB, errno).detail(format!("no {length} bytes of memory{of}"))

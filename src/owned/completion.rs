@@ -32,12 +32,12 @@ pub struct VisitedCompletion<'c, T> {
     // Most visitors ask for these two.
     status: WcStatus,
     opcode: WcOpcode,
-    end: End<'c>,
+    end: CompletionSource<'c>,
 }
 
 /// The rest of how a request ended: in the completion queue, or copied from it earlier.
 #[derive(Debug)]
-enum End<'c> {
+enum CompletionSource<'c> {
     InQueue(Completion<'c>),
     Copied(Outcome),
 }
@@ -47,18 +47,18 @@ impl<'c, T> VisitedCompletion<'c, T> {
     #[inline(always)]
     pub(super) fn success(loan: ReturnedLoan<'c, Lent<T>>, completion: Completion<'c>) -> Self {
         let (status, opcode) = (WcStatus::SUCCESS, completion.opcode());
-        VisitedCompletion { loan, status, opcode, end: End::InQueue(completion) }
+        VisitedCompletion { loan, status, opcode, end: CompletionSource::InQueue(completion) }
     }
 
     #[inline(always)]
     pub(super) fn in_queue(loan: ReturnedLoan<'c, Lent<T>>, completion: Completion<'c>) -> Self {
         let (status, opcode) = (completion.status(), completion.opcode());
-        VisitedCompletion { loan, status, opcode, end: End::InQueue(completion) }
+        VisitedCompletion { loan, status, opcode, end: CompletionSource::InQueue(completion) }
     }
 
     pub(super) fn copied(loan: ReturnedLoan<'c, Lent<T>>, outcome: Outcome) -> Self {
         let Outcome { status, opcode, .. } = outcome;
-        VisitedCompletion { loan, status, opcode, end: End::Copied(outcome) }
+        VisitedCompletion { loan, status, opcode, end: CompletionSource::Copied(outcome) }
     }
 
     /// What the request was pushed with.
@@ -96,8 +96,8 @@ impl<'c, T> VisitedCompletion<'c, T> {
     #[inline(always)]
     pub fn byte_len(&self) -> u32 {
         match &self.end {
-            End::InQueue(completion) => completion.byte_len(),
-            End::Copied(outcome) => outcome.byte_len,
+            CompletionSource::InQueue(completion) => completion.byte_len(),
+            CompletionSource::Copied(outcome) => outcome.byte_len,
         }
     }
 
@@ -111,8 +111,8 @@ impl<'c, T> VisitedCompletion<'c, T> {
     #[inline(always)]
     pub fn outcome(&self) -> Outcome {
         match &self.end {
-            End::InQueue(completion) => Outcome::of(completion),
-            End::Copied(outcome) => *outcome,
+            CompletionSource::InQueue(completion) => Outcome::of(completion),
+            CompletionSource::Copied(outcome) => *outcome,
         }
     }
 

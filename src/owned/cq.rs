@@ -69,7 +69,7 @@ impl<T> Backlog<T> {
     }
 
     /// The loan of a completion whose `wr_id` is not common. `None` if the completion gives nothing back to
-    /// a poll, or stands for several requests, which [`next_covered`](Self::next_covered) answers.
+    /// a poll, or stands for several requests, which [`next_covered`](Self::next_covered) returns.
     #[cold]
     #[inline(never)]
     fn sort<'q>(
@@ -174,6 +174,9 @@ impl<T> OwnedCompletionQueue<T> {
         qp: QueuePair<S>,
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> std::result::Result<OwnedQueuePair<T, S>, ErrorWith<QueuePair<S>>> {
+        if let Err(error) = qp.qp.file().check_fork(VERB) {
+            return Err(error.with(qp));
+        }
         self.give_back_forgotten();
         // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
         // after this line counts once more.
@@ -199,13 +202,13 @@ impl<T> OwnedCompletionQueue<T> {
         let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();
         let lease = member.is_numbered_by_the_kernel().then(|| self.cq.inner.numbers.lease(number));
-        let adopted = self.qps.adopted((number, member, lease), send, recv, depth);
+        let adopted = self.qps.new_qp((number, member, lease), send, recv, depth);
         self.qps.add(adopted.clone());
         (self.spare, self.spare_left) = (spare, spare);
         Ok(OwnedQueuePair::new(qp, adopted, sends, recvs))
     }
 
-    /// Answers the queue pair's number, its protection domain, and how many entries of the completion queue
+    /// Returns the queue pair's number, its protection domain, and how many entries of the completion queue
     /// are spare with it.
     fn check<S: Sharing>(
         &self,
@@ -246,7 +249,8 @@ impl<T> OwnedCompletionQueue<T> {
         qp.check_fresh(VERB)?;
         let caps = qp.caps();
         let own = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
-        let needed = self.qps.needed() + own + srq.map_or(0, |srq| self.qps.needed_by(srq.loans()));
+        let needed =
+            self.qps.needed() + own + srq.map_or(0, |srq| self.qps.needed_for(srq.loans()));
         let capacity = self.cq.capacity();
         match u64::from(capacity).checked_sub(needed) {
             Some(spare) => Ok((number, pd.kernel.clone(), spare as u32)),
@@ -257,7 +261,7 @@ impl<T> OwnedCompletionQueue<T> {
         }
     }
 
-    /// Polls: answers an iterator over the requests that are over.
+    /// Polls: returns an iterator over the requests that are over.
     ///
     /// ```no_run
     /// # fn f(cq: &mut uverbs::owned::OwnedCompletionQueue<u32>) -> Result<(), uverbs::PollError> {
@@ -280,7 +284,7 @@ impl<T> OwnedCompletionQueue<T> {
         Ok(OwnedCompletions { completions, qps, spare, spare_left, backlog })
     }
 
-    /// Polls for at most `most` requests that are over, shows each to `visit`, and answers how many there
+    /// Polls for at most `most` requests that are over, shows each to `visit`, and returns how many there
     /// were. The same as [`poll`](Self::poll), but memory and completion are not moved unless the visitor
     /// asks for them.
     ///
@@ -434,12 +438,12 @@ fn poll_in_place<T>(
         loop {
             // Successes have a loop of their own, in which the compiler knows the status.
             while left > 0 {
-                let Some(completion) = completions.next_usual() else { break };
+                let Some(completion) = completions.next_success() else { break };
                 let (wr_id, number) = (completion.wr_id(), completion.number());
                 match qps.find(number).unwrap_or(missing).take_back_common(wr_id) {
                     Some(loan) => visit(VisitedCompletion::success(loan, completion)),
                     None => {
-                        if !visit_other(qps, completion.again(), backlog, &mut rest, visit) {
+                        if !visit_other(qps, completion.reload(), backlog, &mut rest, visit) {
                             return Err(most - rest - (left - 1));
                         }
                     }
@@ -475,7 +479,7 @@ fn visit_next<T>(
 }
 
 /// Shows a completion that is a failure, or whose `wr_id` is not common. If it gives nothing back to a poll,
-/// one more may be visited. Answers `false` if the backlog comes next.
+/// one more may be visited. Returns `false` if the backlog comes next.
 #[cold]
 #[inline(never)]
 fn visit_other<T>(

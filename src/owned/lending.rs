@@ -48,7 +48,7 @@ impl Memory {
 
 /// An [`Sge`] together with the protection domain that its key belongs to.
 ///
-/// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) answers it.
+/// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) returns it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSge {
     pub(super) sge: Sge,
@@ -249,7 +249,7 @@ impl<T> QueueLender<T> {
     }
 
     pub(super) fn loans(&self) -> &Loans<T> {
-        self.lender.slots()
+        self.lender.table()
     }
 
     /// Requests that can be posted before one completes.

@@ -67,7 +67,7 @@ use std::fmt;
 /// - **Not borrowed.** For a request that writes the bytes (receives, reads, atomics) nobody in this
 ///   process accesses them. For all other requests nobody writes them. Peers and other devices may do what
 ///   the region's access flags allow, unless somebody holds a Rust reference to the bytes.
-/// - **Constant.** [`sge`](Self::sge) answers the same until the value is borrowed mutably.
+/// - **Constant.** [`sge`](Self::sge) returns the same until the value is borrowed mutably.
 ///
 /// The library gives a value back or drops it only when the device is done with it. If the kernel does not
 /// confirm that, the value is leaked, and so must the memory be.

@@ -1,7 +1,7 @@
 //! From a completion to its loan: the queue pair's number leads to the loan tables, the `wr_id` to the loan.
 
 use super::lending::{Lent, Loans};
-use crate::cq::Lease;
+use crate::cq::NumberLease;
 use crate::memory::loan_table::lender::Lender;
 use crate::memory::loan_table::{RECV, ReturnedLoan};
 use crate::memory::lock::Lock;
@@ -14,12 +14,12 @@ use std::sync::atomic::{AtomicBool, Ordering};
 /// A queue pair that a completion queue adopted.
 #[derive(Debug)]
 pub(super) struct AdoptedQp<T> {
-    /// The number by which completions name the queue pair.
+    /// The number by which completions name the queue pair: its user index on mlx5, its QPN on rxe.
     number: u32,
-    /// Where this library assigns the number: keeps it from being assigned again while it is in the map.
+    /// On mlx5 the user index is not assigned again while this is in the map.
     _member: Member,
-    /// Where the kernel assigns the number: keeps other queue pairs of the completion queue from using it.
-    _lease: Option<Lease>,
+    /// On rxe no other queue pair of the completion queue takes the number meanwhile.
+    _lease: Option<NumberLease>,
     send: Loans<T>,
     /// The queue pair's own table, or that of its shared receive queue.
     recv: Loans<T>,
@@ -27,7 +27,7 @@ pub(super) struct AdoptedQp<T> {
     depth: u32,
     /// Whether the queue pair is reset or destroyed, and completes nothing more.
     closed: AtomicBool,
-    /// Where the map is told of that.
+    /// The map's list of queue pairs that were closed.
     closed_numbers: Arc<Lock<Vec<u32>>>,
 }
 
@@ -45,12 +45,12 @@ impl<T> AdoptedQp<T> {
     }
 }
 
-/// An entry of the map, with the tables at hand.
+/// An entry of the map. It holds the loan tables, so that a completion reads no other memory to find them.
 #[derive(Debug)]
 #[repr(align(128))]
 pub(super) struct QpEntry<T> {
     number: u32,
-    /// Of sends and of receives.
+    /// The tables of sends and of receives.
     loans: [Loans<T>; 2],
     qp: Option<Arc<AdoptedQp<T>>>,
 }
@@ -69,14 +69,14 @@ impl<T> QpEntry<T> {
         QpEntry { number: NO_QP, loans: [no_loans.clone(), no_loans.clone()], qp: None }
     }
 
-    /// The table that a request with this `wr_id` is lent in.
+    /// The table of sends or of receives, as `wr_id` says.
     #[inline(always)]
     pub(super) fn loans(&self, wr_id: u64) -> &Loans<T> {
         let [send, recv] = &self.loans;
         if wr_id & RECV == 0 { send } else { recv }
     }
 
-    /// Takes the loan `wr_id` back, unless there is more to do than that.
+    /// Takes the loan `wr_id` back; `None` if it is scoped, unsignaled or covers unsignaled ones, too.
     #[inline(always)]
     pub(super) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {
         let [send, recv] = &self.loans;
@@ -96,7 +96,7 @@ pub(super) struct QpMap<T> {
     count: u32,
     /// The most completions that all queue pairs may have in the completion queue at once.
     needed: u64,
-    /// How many queue pairs receive by each table.
+    /// How many queue pairs use each receive table, by the table's key.
     receivers: HashMap<usize, u32>,
     closed_numbers: Arc<Lock<Vec<u32>>>,
     /// How often an entry was written.
@@ -106,7 +106,7 @@ pub(super) struct QpMap<T> {
 
 impl<T> QpMap<T> {
     pub(super) fn new() -> Self {
-        let no_loans = Lender::new(0, 0).slots().clone();
+        let no_loans = Lender::new(0, 0).table().clone();
         QpMap {
             entries: RingArray::of(1, |_| QpEntry::empty(&no_loans)),
             missing: QpEntry::empty(&no_loans),
@@ -131,7 +131,7 @@ impl<T> QpMap<T> {
         if first.number == number { Some(first) } else { self.search(number) }
     }
 
-    /// As [`find`](Self::find), where another number has the first entry.
+    /// As [`find`](Self::find), if another number has the first entry.
     #[cold]
     #[inline(never)]
     fn search(&self, number: u32) -> Option<&QpEntry<T>> {
@@ -148,10 +148,10 @@ impl<T> QpMap<T> {
         }
     }
 
-    /// Describes a queue pair that is to be [added](Self::add).
-    pub(super) fn adopted(
+    /// A queue pair of this map, which is still to be [added](Self::add).
+    pub(super) fn new_qp(
         &self,
-        (number, member, lease): (u32, Member, Option<Lease>),
+        (number, member, lease): (u32, Member, Option<NumberLease>),
         send: Loans<T>,
         recv: Loans<T>,
         depth: u32,
@@ -175,8 +175,8 @@ impl<T> QpMap<T> {
         self.needed
     }
 
-    /// How many completions a queue pair adds to that by its receives.
-    pub(super) fn needed_by(&self, recv: &Loans<T>) -> u64 {
+    /// How many completions the receives of a queue pair add to [`needed`](Self::needed).
+    pub(super) fn needed_for(&self, recv: &Loans<T>) -> u64 {
         if self.receivers.contains_key(&recv.key()) { 0 } else { recv.len() as u64 }
     }
 
@@ -191,7 +191,7 @@ impl<T> QpMap<T> {
     /// Adds a queue pair, in place of an earlier one with the same number.
     pub(super) fn add(&mut self, qp: Arc<AdoptedQp<T>>) {
         self.remove(qp.number);
-        // At least half the entries stay empty: a search ends at one.
+        // At least half the entries stay empty, so that searches are short and end at an empty one.
         let (count, len) = (self.count + 1, self.entries.len());
         if 2 * count > len {
             let no_loans = &self.no_loans;
@@ -204,16 +204,16 @@ impl<T> QpMap<T> {
             }
         }
         self.count = count;
-        self.needed += u64::from(qp.depth) + self.needed_by(&qp.recv);
+        self.needed += u64::from(qp.depth) + self.needed_for(&qp.recv);
         *self.receivers.entry(qp.recv.key()).or_default() += 1;
         self.insert(qp);
     }
 
-    /// Removes queue pairs that were closed. The caller has polled all that they left in the completion
-    /// queue.
+    /// Removes queue pairs that were closed. The caller has polled all completions that they left in the
+    /// completion queue.
     pub(super) fn remove_closed(&mut self, numbers: Vec<u32>) {
         for number in numbers {
-            // Another queue pair may have the number by now.
+            // A live queue pair may have the number by now.
             let qp = self.find(number).and_then(|entry| entry.qp.as_ref());
             if qp.is_some_and(|qp| qp.is_closed()) {
                 self.remove(number);
@@ -242,14 +242,15 @@ impl<T> QpMap<T> {
         while self.entries.at(hole).number != number {
             hole = hole.wrapping_add(1);
         }
-        // The entries behind move up, unless that would bring one in front of where its search begins.
+        // Entries behind the hole move into it, unless the hole is before the entry where their search begins.
         let mask = self.entries.len() - 1;
         let mut at = hole;
         loop {
             at = at.wrapping_add(1);
             let Some(next) = &self.entries.at(at).qp else { break };
-            let (way, gap) = (at.wrapping_sub(next.number) & mask, at.wrapping_sub(hole) & mask);
-            if way >= gap {
+            let from_first = at.wrapping_sub(next.number) & mask;
+            let from_hole = at.wrapping_sub(hole) & mask;
+            if from_first >= from_hole {
                 let next = next.clone();
                 self.put(hole, QpEntry::new(next));
                 hole = at;
@@ -272,11 +273,11 @@ mod tests {
     use super::*;
 
     fn loans() -> Loans<u32> {
-        Lender::new(3, 0).slots().clone()
+        Lender::new(3, 0).table().clone()
     }
 
     fn add(map: &mut QpMap<u32>, number: u32) -> Arc<AdoptedQp<u32>> {
-        let qp = map.adopted((number, Member::None, None), loans(), loans(), 2);
+        let qp = map.new_qp((number, Member::None, None), loans(), loans(), 2);
         map.add(qp.clone());
         qp
     }
@@ -290,7 +291,7 @@ mod tests {
         let index = indices.take().unwrap();
         let number = index.number();
         let member = Member::Mlx5(SharedQp::new(7, index, Some(4), Receives::None));
-        let qp = map.adopted((number, member, None), loans(), loans(), 2);
+        let qp = map.new_qp((number, member, None), loans(), loans(), 2);
         map.add(qp.clone());
         qp.close();
         drop(qp);
@@ -358,11 +359,11 @@ mod tests {
         let mut map = QpMap::new();
         let shared = loans();
         let all: Vec<_> = (0..3)
-            .map(|n| map.adopted((n, Member::None, None), loans(), shared.clone(), 2))
+            .map(|n| map.new_qp((n, Member::None, None), loans(), shared.clone(), 2))
             .collect();
-        assert_eq!(map.needed_by(&shared), 3);
+        assert_eq!(map.needed_for(&shared), 3);
         all.iter().for_each(|qp| map.add(qp.clone()));
-        assert_eq!((map.needed(), map.needed_by(&shared)), (9, 0));
+        assert_eq!((map.needed(), map.needed_for(&shared)), (9, 0));
         for (left, qp) in [7, 5, 0].into_iter().zip(all) {
             qp.close();
             let closed = map.take_closed();

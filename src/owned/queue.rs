@@ -231,7 +231,7 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// batch.push_unsignaled(SendWr::write(to, &[]), second, 2)?;
     /// batch.push(SendWr::write_imm(to, &[], 3), last, 3)?;
     /// batch.ring()?;
-    /// // One completion of the device; `poll` answers the requests 1, 2 and 3.
+    /// // One completion of the device; `poll` returns the requests 1, 2 and 3.
     /// # Ok(()) }
     /// ```
     ///
@@ -418,9 +418,9 @@ pub(super) fn append<S: Sharing>(
         return Err(PostError::NamesMemory);
     }
     match wr.payload {
-        Payload::Inline(_) => batch.push_lent_otherwise(wr),
+        Payload::Inline(_) => batch.push_lent_checked(wr),
         Payload::Sges([]) => {
-            batch.push_lent_otherwise(SendWr { payload: Payload::Sges(sge.as_slice()), ..wr })
+            batch.push_lent_checked(SendWr { payload: Payload::Sges(sge.as_slice()), ..wr })
         }
         Payload::Sges(_) => Err(PostError::NamesMemory),
     }

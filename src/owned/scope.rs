@@ -67,7 +67,7 @@ pub enum ScopeError<R> {
     ForeignQueue,
     /// Requests did not complete in time, and were cancelled.
     Cancelled {
-        /// What the scope's body answered.
+        /// What the scope's body returned.
         value: R,
         /// How they were cancelled.
         ending: Ending,
@@ -240,7 +240,7 @@ impl<'s, 'a: 's> LendScoped<'s, '_> for ScopedRegion<'a> {
 
 impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// Runs `body`, which may post requests on memory that it borrows. The scope makes sure that they are
-    /// over before it answers or, if `body` panics, before the panic goes on.
+    /// over before it returns or, if `body` panics, before the panic goes on.
     ///
     /// ```no_run
     /// # use uverbs::{Remote, SendWr, owned::*};
@@ -271,7 +271,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     ///
     /// # Errors
     ///
-    /// [`ScopeError::Cancelled`], with what `body` answered, if requests did not complete in time;
+    /// [`ScopeError::Cancelled`], with what `body` returned, if requests did not complete in time;
     /// [`ScopeError::ForeignQueue`] if another completion queue adopted the queue pair.
     pub fn scope<'env, R>(
         &mut self,
@@ -370,7 +370,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         }
     }
 
-    /// Waits for the end of a request for at most `timeout`; answers the request if it does not end by then.
+    /// Waits for the end of a request for at most `timeout`; returns the request if it does not end by then.
     ///
     /// # Errors
     ///
@@ -419,7 +419,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         Ok(found(&mut self.over))
     }
 
-    /// Polls, and takes note of requests that are over.
+    /// Polls, and moves the requests that are over from `in_flight` to `over`.
     fn poll(&mut self) -> std::result::Result<(), PollError> {
         let polled = self.cq.poll_into_backlog();
         for (wr_id, outcome) in self.cq.backlog.scoped.drain(..) {
@@ -429,7 +429,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         polled
     }
 
-    /// Waits until no request is in flight. Answers `false` after `timeout`.
+    /// Waits until no request is in flight. Returns `false` after `timeout`.
     fn drain(&mut self, timeout: Duration) -> bool {
         let started = Instant::now();
         let mut backoff = Backoff::new();
@@ -560,7 +560,7 @@ impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
 }
 
 /// Repeats an attempt until it succeeds, or for [`FLUSH_TIMEOUT`]. While the kernel removes the device,
-/// which comes to an end by itself, it goes on. Answers whether the attempt succeeded.
+/// which comes to an end by itself, it goes on. Returns whether the attempt succeeded.
 fn retry(file: &File, mut attempt: impl FnMut() -> bool) -> bool {
     let started = Instant::now();
     loop {

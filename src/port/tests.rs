@@ -24,14 +24,14 @@ fn the_default_gid_is_roce_v2_and_ipv4_where_there_is_one() {
         entry(2, v1, v4),
         entry(3, v1, global),
     ];
-    // The version counts more than the address.
+    // RoCE v2 with a link-local address comes before v1 with a better one.
     assert_eq!(chosen(LinkLayer::ETHERNET, &table), Some(1));
     table.push(entry(4, v2, global));
     assert_eq!(chosen(LinkLayer::ETHERNET, &table), Some(4));
     table.push(entry(6, v2, v4));
     table.push(entry(5, v2, v4));
     assert_eq!(chosen(LinkLayer::ETHERNET, &table), Some(5));
-    // Without any of v2, v1 does.
+    // Without RoCE v2 the default is a GID of v1.
     assert_eq!(chosen(LinkLayer::ETHERNET, &[table[0], table[3], table[2]]), Some(2));
     assert_eq!(chosen(LinkLayer::ETHERNET, &[]), None);
     assert_eq!(chosen(LinkLayer::ETHERNET, &[entry(0, v2, Gid::default())]), None);
@@ -55,10 +55,10 @@ fn mtu_codes_have_sizes_in_bytes() {
     assert_eq!(Mtu::MTU_4096.name(), Some("4096"));
 }
 
-/// Each field of the answer, by its offset in `ib_uverbs_query_port_resp_ex`.
+/// Each byte of the response is its offset in `ib_uverbs_query_port_resp_ex` plus one.
 #[test]
 #[cfg(target_endian = "little")]
-fn an_answer_is_read_field_by_field() {
+fn each_port_attribute_is_read_from_its_field() {
     let bytes: [u8; 48] = std::array::from_fn(|n| n as u8 + 1);
     let raw = uapi::ib_uverbs_query_port_resp_ex::read_from_bytes(&bytes).unwrap();
     let attr = PortAttr::new(&raw);

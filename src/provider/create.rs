@@ -13,7 +13,7 @@ use crate::memory::gate::Gate;
 use crate::number::Qpn;
 use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
-use crate::wr::Transport;
+use crate::wr::QpTransport;
 use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
@@ -68,8 +68,8 @@ pub(crate) struct QpInitAttr<'a> {
 
 impl QpInitAttr<'_> {
     /// The transport of the queue pair that got this number.
-    pub(crate) fn transport(&self, qpn: u32) -> Transport {
-        Transport { qp_type: self.qp_type, qpn: Qpn(qpn), domain: self.domain }
+    pub(crate) fn transport(&self, qpn: u32) -> QpTransport {
+        QpTransport { qp_type: self.qp_type, qpn: Qpn(qpn), domain: self.domain }
     }
 }
 
@@ -112,7 +112,7 @@ pub(crate) struct SrqInitAttr {
 pub(crate) struct CreatedSrq {
     pub(crate) ring: SrqRing,
     /// What queue pairs have to know of it.
-    pub(crate) slots: SharedReceives,
+    pub(crate) shared_receives: SharedReceives,
     /// What its completion queue knows it by, if it is of an XRC domain.
     pub(crate) member: Member,
     /// Its number, if it is of an XRC domain.

@@ -1,4 +1,4 @@
-//! Room for what a driver answers beside the core's answer.
+//! Room for the driver's part of a response, which follows the core's.
 
 use zerocopy::FromBytes;
 
@@ -12,18 +12,18 @@ pub(crate) struct DriverResponse {
 }
 
 impl DriverResponse {
-    /// The driver answers nothing.
+    /// No room: the driver has no part in the response.
     pub(crate) fn none() -> Self {
         DriverResponse { bytes: [0; ROOM], length: 0 }
     }
 
-    /// The driver answers a `T`.
+    /// Room for a `T`.
     pub(crate) fn room_for<T>() -> Self {
         const { assert!(size_of::<T>() <= ROOM) };
         DriverResponse { bytes: [0; ROOM], length: size_of::<T>() }
     }
 
-    /// The answer as a `T`, zero where the driver wrote less.
+    /// The driver's part as a `T`, zero where the driver wrote less.
     pub(crate) fn read<T: FromBytes>(&self) -> T {
         const { assert!(size_of::<T>() <= ROOM) };
         match T::read_from_prefix(&self.bytes) {

@@ -77,8 +77,8 @@ impl Opening {
         }
     }
 
-    /// Adds the driver's part to the command that asks about a context that somebody else
-    /// established; `None` if the driver does not answer it.
+    /// Adds the driver's part to QUERY_CONTEXT, which describes the context of a file that already has one;
+    /// `None` if the driver does not implement it.
     pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Option<Command<'a>> {
         match self {
             Opening::Rxe => None,
@@ -86,7 +86,7 @@ impl Opening {
         }
     }
 
-    /// Whether a command that failed is worth another try, with fewer wishes.
+    /// Whether to repeat a command that failed; from now on `request` asks for less.
     pub(crate) fn retreat(&mut self) -> bool {
         match self {
             Opening::Rxe => false,
@@ -94,7 +94,7 @@ impl Opening {
         }
     }
 
-    /// The provider, once the kernel established the context or told of it.
+    /// The provider, after the kernel established the context or described an established one.
     pub(crate) fn finish(self, kernel: &dyn Kernel) -> Result<Provider> {
         Ok(match self {
             Opening::Rxe => Provider::Rxe(Arc::new(rxe::Rxe::new()?)),
@@ -154,8 +154,8 @@ impl Provider {
         match self {
             Provider::Rxe(_) => Some("its driver has no regions of dma-bufs"),
             Provider::Mlx5(_) if !on_demand => Some(
-                "it does not page on demand, and since Linux 7.2 its driver takes dma-bufs only for a \
-                 device that does",
+                "it does not page on demand, and its driver takes dma-bufs only for a device that does, \
+                 since Linux 7.2 and in later releases of 6.12",
             ),
             Provider::Mlx5(_) => None,
         }
@@ -181,14 +181,14 @@ impl Provider {
         }
     }
 
-    pub(crate) fn device_answer(&self) -> DriverResponse {
+    pub(crate) fn device_response(&self) -> DriverResponse {
         match self {
             Provider::Rxe(_) => DriverResponse::none(),
             Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_query_device_resp>(),
         }
     }
 
-    pub(crate) fn pd_answer(&self) -> DriverResponse {
+    pub(crate) fn pd_response(&self) -> DriverResponse {
         match self {
             Provider::Rxe(_) => DriverResponse::none(),
             Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_alloc_pd_resp>(),
@@ -225,7 +225,7 @@ impl Provider {
     ///
     /// # Errors
     ///
-    /// As [`device_memory`](Self::device_memory), and what the kernel answers.
+    /// As [`device_memory`](Self::device_memory), and those of the kernel.
     pub(crate) fn find_device_memory(
         &self,
         verb: &'static str,
@@ -236,7 +236,7 @@ impl Provider {
         DmPlace::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
     }
 
-    pub(crate) fn ah_answer(&self) -> DriverResponse {
+    pub(crate) fn ah_response(&self) -> DriverResponse {
         match self {
             Provider::Rxe(_) => DriverResponse::room_for::<rxe_create_ah_resp>(),
             Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
@@ -253,11 +253,13 @@ impl Provider {
         &self,
         attr: &ib_uverbs_ah_attr,
         link: Link,
-        answer: &DriverResponse,
+        response: &DriverResponse,
     ) -> Address {
         match self {
-            Provider::Rxe(_) => Address::Rxe { ah_num: answer.read::<rxe_create_ah_resp>().ah_num },
-            Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, answer)),
+            Provider::Rxe(_) => {
+                Address::Rxe { ah_num: response.read::<rxe_create_ah_resp>().ah_num }
+            }
+            Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, response)),
         }
     }
 
@@ -362,7 +364,7 @@ fn no_register(verb: &'static str, errno: Errno, have: usize) -> Error {
 pub(crate) enum ThreadRegister {
     /// The doorbell is in the kernel.
     None,
-    Mlx5(mlx5::uar::Lease),
+    Mlx5(mlx5::uar::RegisterLease),
 }
 
 /// What packets of a port look like.
@@ -375,16 +377,16 @@ pub(crate) enum Link {
     RoceV2,
 }
 
-/// Reads and atomics that a queue pair of a device may have under way.
+/// Reads and atomics that a queue pair of a device may have under way, in each direction.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RdAtomic {
-    /// That it answers.
+    /// Those of the peer, which the queue pair answers.
     pub(crate) answered: u32,
-    /// That it sends.
+    /// Those that the queue pair sends.
     pub(crate) sent: u32,
 }
 
-/// What a send queue takes, as the kernel answered at creation.
+/// What a send queue takes, as the kernel returned it at creation.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct SendLimits {
     pub(crate) max_sge: u32,

@@ -1,9 +1,8 @@
-//! Whether a poller has to read what the control path told of queue pairs before it believes what it
-//! finds.
+//! The [gate](Gate) of a completion queue: whether the poller has to read the control path's updates (queue
+//! pairs that were attached and retired) before it polls.
 //!
-//! It is one look, the same that tells whether this process made the queue: the [gate](Gate) of a
-//! completion queue. Pairs with the lists that the control path writes: [`QpRegistry`] and
-//! [`Retirements`].
+//! The same load says whether this process created the queue. Pairs with the lists of updates that the
+//! control path writes: [`QpRegistry`] and [`Retirements`].
 //!
 //! [`QpRegistry`]: super::mlx5::qp_table::QpRegistry
 //! [`Retirements`]: super::rxe::retired::Retirements
@@ -21,7 +20,7 @@ pub(crate) const QUIET: NonZeroU8 = NonZeroU8::new(2).unwrap();
 #[derive(Debug)]
 pub(crate) struct PollGate {
     gate: Gate,
-    /// Stands in for the level, where loom has to see it.
+    /// Takes the place of the gate's level in models, where loom has to see it.
     #[cfg(loom)]
     level: AtomicU8,
 }
@@ -49,15 +48,15 @@ impl PollGate {
         return &self.level;
     }
 
-    /// Makes the next poll look for updates. To be called when the update is there.
+    /// Makes the next poll read the updates. Called after an update was added.
     pub(crate) fn mark_dirty(&self) {
         // Release pairs with the Acquire of `clear`. Both sides swap, so that one of them comes first.
         self.level().swap(DIRTY, Ordering::Release);
     }
 
-    /// Takes the mark back, before the poller looks for updates. Not to be called in a forked child.
+    /// Clears the mark; the poller then reads the updates. Not to be called in a forked child.
     pub(crate) fn clear(&self) {
-        // A swap that takes a mark back sees the update behind it; a mark that comes later stays.
+        // A swap that clears a mark sees the update that was added before it; a later mark stays.
         self.level().swap(QUIET.get(), Ordering::AcqRel);
     }
 

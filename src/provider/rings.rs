@@ -9,34 +9,34 @@ use crate::wr::PostError;
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
-/// A queue pair, or a shared receive queue of an XRC domain, as its completion queues know it.
+/// A queue pair, or a shared receive queue of an XRC domain, as its completion queues identify it.
 #[derive(Clone, Debug)]
 pub(crate) enum Member {
     Rxe {
         qpn: u32,
     },
     Mlx5(Arc<mlx5::wr_ids::SharedQp>),
-    /// Nobody that completes anything.
+    /// An object that has no completions.
     None,
 }
 
 impl Member {
-    /// By which completions say whose they are; `None` where there are none.
+    /// The number by which completions name it: the QPN on rxe, the user index on mlx5.
     pub(crate) fn number(&self) -> Option<u32> {
         match self {
             Member::Rxe { qpn } => Some(*qpn),
-            Member::Mlx5(record) => Some(record.index().number()),
+            Member::Mlx5(qp) => Some(qp.index().number()),
             Member::None => None,
         }
     }
 
-    /// Whether the kernel may give the number to another queue pair as soon as this one is gone.
+    /// Whether the kernel may give the number to another queue pair as soon as this one is destroyed.
     pub(crate) fn is_numbered_by_the_kernel(&self) -> bool {
         matches!(self, Member::Rxe { .. })
     }
 }
 
-/// Where the poller of a completion queue is told of queue pairs.
+/// The control path's side of a completion queue: tells its poller which queue pairs come and go.
 #[derive(Clone, Debug)]
 pub(crate) enum CqMembers {
     Rxe(Arc<Retirements<ProducerWatch>>),
@@ -44,29 +44,29 @@ pub(crate) enum CqMembers {
 }
 
 impl CqMembers {
-    /// Tells of a queue pair, before anything is posted to it.
+    /// Tells the poller of a new queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, member: &Member) {
-        // Completions of rxe say all that there is to know.
-        if let (CqMembers::Mlx5(members), Member::Mlx5(record)) = (self, member) {
-            members.attach(record);
+        // A completion of rxe carries everything that its poller needs.
+        if let (CqMembers::Mlx5(members), Member::Mlx5(qp)) = (self, member) {
+            members.attach(qp);
         }
     }
 
-    /// Tells that a queue pair, which is destroyed, completes nothing more.
+    /// Tells the poller that a queue pair is destroyed and completes nothing more.
     pub(crate) fn retire(&self, member: &Member) {
         match (self, member) {
             (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire(*qpn),
-            (CqMembers::Mlx5(members), Member::Mlx5(record)) => members.retire(record),
+            (CqMembers::Mlx5(members), Member::Mlx5(qp)) => members.retire(qp),
             _ => {}
         }
     }
 
-    /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
-    /// something for ever.
+    /// As [`retire`](Self::retire) for a queue pair that could not be destroyed: requests of it may complete at
+    /// any time, so its number is never used again.
     pub(crate) fn retire_for_good(&self, member: &Member) {
         match (self, member) {
             (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire_for_good(*qpn),
-            (CqMembers::Mlx5(members), Member::Mlx5(record)) => members.retire_for_good(record),
+            (CqMembers::Mlx5(members), Member::Mlx5(qp)) => members.retire_for_good(qp),
             _ => {}
         }
     }
@@ -81,7 +81,8 @@ pub(crate) enum CqRing {
 }
 
 impl CqRing {
-    /// Whether the poller has to [catch up](Self::catch_up) before it polls; shut in a forked child.
+    /// Its level says whether the poller has to [catch up](Self::catch_up) before it polls; shut in a forked
+    /// child.
     pub(crate) fn gate(&self) -> &Gate {
         match self {
             CqRing::Rxe(cq) => cq.poll_gate().gate(),
@@ -89,7 +90,7 @@ impl CqRing {
         }
     }
 
-    /// Reads what the control path told of queue pairs. Not to be called in a forked child.
+    /// Reads which queue pairs the control path attached and retired. Not to be called in a forked child.
     pub(crate) fn catch_up(&mut self) {
         match self {
             CqRing::Rxe(cq) => cq.catch_up(),
@@ -106,7 +107,7 @@ impl CqRing {
         }
     }
 
-    /// Gives consumed entries back to the device. Not to be called in a forked child.
+    /// Gives consumed CQEs back to the device. Not to be called in a forked child.
     #[inline(always)]
     pub(crate) fn release(&mut self) {
         match self {
@@ -115,17 +116,17 @@ impl CqRing {
         }
     }
 
-    /// Throws away updates of queue pairs that came and went while nobody polled: to be called when a
-    /// queue pair is created.
-    pub(crate) fn tidy(&self) {
+    /// Drops the updates of queue pairs that were attached and retired while nobody polled. Called when a queue
+    /// pair is created, so that updates of a queue that is never polled do not pile up.
+    pub(crate) fn compact_updates(&self) {
         match self {
-            // Only queue pairs with completions in the queue leave an update.
+            // On rxe only queue pairs with completions in the queue leave an update.
             CqRing::Rxe(_) => {}
-            CqRing::Mlx5(cq) => cq.tidy(),
+            CqRing::Mlx5(cq) => cq.compact_updates(),
         }
     }
 
-    /// Where the control path tells of queue pairs.
+    /// The control path's side.
     pub(crate) fn members(&self) -> CqMembers {
         match self {
             CqRing::Rxe(cq) => CqMembers::Rxe(cq.retirements().clone()),
@@ -133,7 +134,7 @@ impl CqRing {
         }
     }
 
-    /// Discards what the queue holds of a queue pair that cannot complete anything more.
+    /// Discards the completions in the queue of a queue pair that is reset or destroyed.
     pub(crate) fn purge(&mut self, member: &Member) {
         match (self, member) {
             (CqRing::Rxe(cq), Member::Rxe { qpn }) => cq.purge(*qpn),
@@ -142,7 +143,7 @@ impl CqRing {
         }
     }
 
-    /// How many completions the queue holds for certain.
+    /// How many completions the queue can hold.
     pub(crate) fn capacity(&self) -> u32 {
         match self {
             CqRing::Rxe(cq) => cq.capacity(),
@@ -151,48 +152,48 @@ impl CqRing {
     }
 }
 
-/// A completion as its ring holds it.
+/// A completion in its ring.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum ProviderWc<'r> {
     Rxe(&'r ib_uverbs_wc),
     Mlx5(mlx5::cqe::Mlx5Wc<'r>),
 }
 
-/// Where a batch of sends stands: the queue's own indices move when the batch is rung.
+/// The position of a batch of sends. The queue's own producer index moves only when the batch is rung.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct SendCursor {
-    /// Producer index: the slot, or the WQEBB, of the next WQE.
+    /// Producer index: on rxe the slot, on mlx5 the WQEBB of the next WQE (`cur_post` of libmlx5).
     pub(crate) at: u32,
-    /// WQEs that still fit.
+    /// How many WQEs still fit.
     pub(crate) room: u32,
-    /// The number of the next WQE, where WQEs are of several WQEBBs.
+    /// On mlx5 the number of the next WQE (`head` of libmlx5).
     pub(crate) head: u32,
-    /// The first WQEBB of the newest WQE.
+    /// On mlx5 the first WQEBB of the newest WQE.
     pub(crate) newest: WqebbOffset,
-    /// The first eight bytes of the newest WQE, which a doorbell takes.
+    /// On mlx5 the first eight bytes of the newest WQE, which the doorbell register takes.
     pub(crate) word: u64,
 }
 
-/// Where a batch of receives stands.
+/// The position of a batch of receives.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct RecvCursor {
     /// The slot of the next WQE.
     pub(crate) at: u32,
-    /// WQEs that still fit.
+    /// How many WQEs still fit.
     pub(crate) room: u32,
-    /// The slot of the WQE behind it, in a shared receive queue of mlx5.
+    /// In a shared receive queue of mlx5, the slot of the WQE after it in the list of free WQEs.
     pub(crate) free: u32,
 }
 
 impl RecvCursor {
-    /// Hands a copy to what is out of line, and takes it over if that succeeds: the cursor itself need not
-    /// be in memory then.
+    /// Calls `out_of_line` with a copy of the cursor, and keeps the copy if that succeeds: the cursor itself
+    /// can then stay in registers.
     #[inline(always)]
-    pub(crate) fn through(
+    pub(crate) fn with_copy(
         &mut self,
         out_of_line: impl FnOnce(&mut RecvCursor) -> Result<(), PostError>,
     ) -> Result<(), PostError> {
-        // Field by field: the compiler otherwise keeps two of them in one register.
+        // Field by field: otherwise the compiler packs two fields into one register.
         let mut copy = RecvCursor { at: self.at, room: self.room, free: self.free };
         out_of_line(&mut copy)?;
         (self.at, self.room, self.free) = (copy.at, copy.room, copy.free);
@@ -200,7 +201,7 @@ impl RecvCursor {
     }
 }
 
-/// The producer's side of a send queue.
+/// A send queue, as its poster uses it.
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a box would cost each request a load")]
 pub(crate) enum SendRing {
@@ -209,7 +210,7 @@ pub(crate) enum SendRing {
 }
 
 impl SendRing {
-    /// Tells by its level which sends may be posted here and now.
+    /// Its level says which sends the queue pair's state allows; shut in a forked child.
     pub(crate) fn gate(&self) -> &Gate {
         match self {
             SendRing::Rxe(sq) => sq.gate(),
@@ -232,10 +233,10 @@ impl SendRing {
         }
     }
 
-    /// Begins anew after the kernel reset the queue pair.
+    /// Starts again at the beginning, after the kernel reset the queue pair.
     pub(crate) fn reset(&mut self) {
         match self {
-            // The kernel drained the queue up to the producer index.
+            // The kernel consumed the queue up to the producer index.
             SendRing::Rxe(_) => {}
             SendRing::Mlx5(sq) => sq.reset(),
         }
@@ -249,7 +250,7 @@ pub(crate) enum SendRingMut<'q> {
     Mlx5(&'q mut mlx5::sq::SendRing),
 }
 
-/// The producer's side of a queue pair's receive queue.
+/// A queue pair's receive queue, as its poster uses it.
 #[derive(Debug)]
 pub(crate) enum RecvRing {
     Rxe(rxe::rq::RecvRing),
@@ -257,7 +258,7 @@ pub(crate) enum RecvRing {
 }
 
 impl RecvRing {
-    /// Tells by its level which receives may be posted here and now.
+    /// Its level says whether the queue pair's state allows receives; shut in a forked child.
     pub(crate) fn gate(&self) -> &Gate {
         match self {
             RecvRing::Rxe(rq) => rq.gate(),
@@ -280,17 +281,17 @@ impl RecvRing {
         }
     }
 
-    /// Begins anew after the kernel reset the queue pair.
+    /// Starts again at the beginning, after the kernel reset the queue pair.
     pub(crate) fn reset(&mut self) {
         match self {
-            // The kernel drained the queue up to the producer index.
+            // The kernel consumed the queue up to the producer index.
             RecvRing::Rxe(_) => {}
             RecvRing::Mlx5(rq) => rq.reset(),
         }
     }
 }
 
-/// The producer's side of a shared receive queue.
+/// A shared receive queue, as its poster uses it.
 #[derive(Debug)]
 pub(crate) enum SrqRing {
     Rxe(rxe::rq::RecvRing),
@@ -298,7 +299,7 @@ pub(crate) enum SrqRing {
 }
 
 impl SrqRing {
-    /// Open in the process that made the queue.
+    /// Open in the process that created the queue; shut in a forked child.
     pub(crate) fn gate(&self) -> &Gate {
         match self {
             SrqRing::Rxe(rq) => rq.gate(),
@@ -321,7 +322,7 @@ impl SrqRing {
         }
     }
 
-    /// How many WQEs the queue holds.
+    /// How many WQEs the queue can hold.
     pub(crate) fn capacity(&self) -> u32 {
         match self {
             SrqRing::Rxe(rq) => rq.capacity(),
@@ -341,30 +342,31 @@ impl SrqRing {
 /// The receive queue that a batch is posted to.
 #[derive(Debug)]
 pub(crate) enum RecvRingMut<'q> {
-    /// Of a queue pair or shared.
+    /// The receive queue of a queue pair, or a shared one.
     Rxe(&'q mut rxe::rq::RecvRing),
     Mlx5(&'q mut mlx5::rq::RecvRing),
     Mlx5Srq(&'q mut mlx5::srq::SrqRing),
 }
 
-/// What a queue pair has to know of the shared receive queue that it takes receives from.
+/// The shared receive queue of a queue pair, as far as the queue pair's rings use it.
 #[derive(Clone, Debug)]
 pub(crate) enum SharedReceives {
     Rxe,
     Mlx5(Arc<mlx5::srq::SrqWrIds>),
 }
 
-/// What a kernel object stands on: memory that a device may reach, and what the device knows it by.
+/// The resources of a queue that the device may use until the queue is destroyed: memory, doorbell records,
+/// doorbell registers.
 #[derive(Debug, Default)]
 pub(crate) enum QueueResources {
-    /// The queues are the kernel's.
+    /// Those of rxe belong to the kernel.
     #[default]
     None,
     Mlx5(mlx5::resources::QueueResources),
 }
 
 impl QueueResources {
-    /// Those of a queue of mlx5.
+    /// The resources of a queue of mlx5.
     pub(crate) fn mlx5(&self) -> Option<&mlx5::resources::QueueResources> {
         match self {
             QueueResources::Mlx5(resources) => Some(resources),

@@ -65,7 +65,8 @@ impl QpAttr {
     }
 
     /// The state that the caller assumes the queue pair to be in: `RTR`, `RTS`, `SQD` or `SQE`.
-    /// The transition is checked from there, instead of from the state last known.
+    /// The transition is checked from there, instead of from the state last known, and refused if the
+    /// kernel tells another state.
     #[doc(alias = "IBV_QP_CUR_STATE")]
     pub fn current_state(self, state: QpState) -> Self {
         self.set(Mask::IB_QP_CUR_STATE, |raw| raw.cur_qp_state = state.0)
@@ -226,6 +227,11 @@ impl QpAttr {
     /// The state that the caller claims.
     pub(super) fn claimed_state(&self) -> Option<QpState> {
         self.bits().contains(Mask::IB_QP_CUR_STATE).then_some(QpState(self.raw.cur_qp_state))
+    }
+
+    /// The same change without the caller's claim.
+    pub(super) fn unclaimed(&self) -> QpAttr {
+        QpAttr { mask: (self.bits() - Mask::IB_QP_CUR_STATE).bits(), ..*self }
     }
 
     /// As the kernel takes it. A rate limit goes beside it.

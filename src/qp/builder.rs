@@ -1,11 +1,11 @@
-//! Makes queue pairs.
+//! Creation of queue pairs.
 
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
 use crate::device_attr::above_limits;
 use crate::error::{Error, Result};
-use crate::events::keys::Kind;
+use crate::events::keys::EventSourceKind;
 use crate::file::File;
 use crate::mcast::Groups;
 use crate::memory::allocator::Source;
@@ -25,8 +25,8 @@ use uverbs_uapi::qp as uapi;
 /// Builds a [`QueuePair`]; started by [`qp_builder`](crate::ProtectionDomain::qp_builder), which has an
 /// example.
 ///
-/// A setter asks for at least its value, and [`caps`](super::QpControl::caps) tells what was granted; the
-/// device's limits are in [`DeviceAttr`](crate::DeviceAttr).
+/// The setters of capacities ask for at least their value; [`caps`](super::QpControl::caps) returns what was
+/// granted, and [`DeviceAttr`](crate::DeviceAttr) has the device's limits.
 #[derive(Debug)]
 pub struct QpBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,
@@ -48,8 +48,8 @@ impl<S: Sharing> QpBuilder<S> {
         recv: &impl CqRef,
         qp_type: QpType,
     ) -> Self {
-        send.tidy();
-        recv.tidy();
+        send.compact_updates();
+        recv.compact_updates();
         QpBuilder {
             pd,
             send_cq: send.control().inner.clone(),
@@ -131,11 +131,11 @@ impl<S: Sharing> QpBuilder<S> {
     /// Short is up to 32 bytes where completions have 64 bytes, and up to 64 where they have 128; see
     /// [`cqe_size`](crate::CqBuilder::cqe_size). The memory that such a request names is *not* written: look
     /// for the data at [`Completion::scattered`](crate::Completion::scattered) of every completion. Longer
-    /// messages go to memory, and so does everything on a device that cannot do this, which the driver does
-    /// not tell. A request needs its memory all the same.
+    /// messages go to memory, and so does everything on a device that cannot do this; the driver does not say
+    /// whether it can. A request needs memory in either case.
     ///
-    /// Queues that lend memory, of [`owned`](crate::owned) and of `aio`, hand out what is in it, and
-    /// refuse such a queue pair.
+    /// The layers [`owned`](crate::owned) and `aio`, which give the data back in that memory, refuse such a
+    /// queue pair.
     #[doc(alias = "MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE")]
     #[must_use]
     pub fn scatter_to_cqe(mut self) -> Self {
@@ -155,12 +155,11 @@ impl<S: Sharing> QpBuilder<S> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for capacities beyond what [`query_device`](crate::Context::query_device) tells,
-    /// if the queues belong to another context, for what the type has not, and for
-    /// [`QpType::XRC_TGT`], which [`XrcDomain::create_target`](crate::XrcDomain::create_target)
-    /// makes; `EOPNOTSUPP` for a type that the device does not have and for options that are
-    /// mlx5's; `ENOMEM`; `EAGAIN` at a cgroup's limit; `EPERM` for raw packets without
-    /// `CAP_NET_RAW`.
+    /// `EINVAL` for capacities above the limits of [`query_device`](crate::Context::query_device), for queues
+    /// of another context, for options that the type does not have, and for [`QpType::XRC_TGT`], which
+    /// [`XrcDomain::create_target`](crate::XrcDomain::create_target) creates; `EOPNOTSUPP` for a type that the
+    /// device does not have, and on rxe for options that only mlx5 has; `ENOMEM`; `EAGAIN` at a cgroup's
+    /// limit; `EPERM` for raw packets without `CAP_NET_RAW`.
     pub fn build(mut self) -> Result<QueuePair<S>> {
         const VERB: &str = "create_qp";
         let file = self.pd.file().clone();
@@ -188,15 +187,15 @@ impl<S: Sharing> QpBuilder<S> {
             if !leased(&self.send_cq) && !leased(&self.recv_cq) {
                 return Ok(qp);
             }
-            // It stays until another is made, so that the kernel deals another number.
+            // Kept until the next one is created, so that the kernel assigns another number.
             refused.push(qp);
         }
     }
 
-    /// Has the kernel make a queue pair, whatever its number.
+    /// Creates a queue pair. Its number may still be leased; see [`Numbers`](crate::cq::Numbers).
     fn create(&self, verb: &'static str, file: &Arc<File>) -> Result<QueuePair<S>> {
         let initiator = self.qp_type == QpType::XRC_INI;
-        let registration = file.register(verb, Kind::Qp)?;
+        let event_key = file.register(verb, EventSourceKind::Qp)?;
         let mut flags = Flags::empty();
         flags.set(Flags::IB_UVERBS_QP_CREATE_SQ_SIG_ALL, self.signal_all);
         flags.set(Flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING, self.cvlan_stripping);
@@ -206,7 +205,7 @@ impl<S: Sharing> QpBuilder<S> {
             cap: self.cap,
             signal_all: self.signal_all,
             scatter: self.scatter,
-            srq: self.srq.as_ref().map(|srq| &srq.slots),
+            srq: self.srq.as_ref().map(|srq| &srq.shared_receives),
             register: self.pd.td.as_ref().map(|td| &td.register),
         };
         let source = Source { verb, allocator: self.pd.allocator.as_ref() };
@@ -224,7 +223,7 @@ impl<S: Sharing> QpBuilder<S> {
                     uapi::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE,
                     self.srq.as_ref().map(|srq| srq.object.handle()),
                 )
-                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, event_key.key().0)
                 .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, self.qp_type.0.into())
                 .flags(uapi::UVERBS_ATTR_CREATE_QP_FLAGS, flags.bits())
                 .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd());
@@ -247,7 +246,7 @@ impl<S: Sharing> QpBuilder<S> {
             scatters: self.scatter,
             local: Lock::default(),
             groups: Groups::default(),
-            registration,
+            event_key,
             base: Base::Domain {
                 send_cq: self.send_cq.clone(),
                 recv_cq: self.recv_cq.clone(),
@@ -258,7 +257,7 @@ impl<S: Sharing> QpBuilder<S> {
             named,
             retired: false,
         });
-        // Before anything can be posted: who polls must know what it completes.
+        // Before anything can be posted: the poller must know the queue pair of each completion.
         qp.each_cq(|cq| cq.members.attach(&qp.member));
         if let (Some(named), Some(pd)) = (&qp.named, qp.pd()) {
             pd.kernel.retired.attach(named);
@@ -271,7 +270,7 @@ impl<S: Sharing> QpBuilder<S> {
         })
     }
 
-    /// Refuses what does not go together with XRC, which the kernel would refuse by number.
+    /// Refuses what does not go together with XRC; the kernel would refuse it by an errno alone.
     fn check_xrc(&self, verb: &'static str) -> Result<()> {
         let of_domain = self.srq.as_ref().is_some_and(|srq| srq.is_xrc());
         let detail = match self.qp_type {
@@ -285,7 +284,7 @@ impl<S: Sharing> QpBuilder<S> {
         Err(Error::invalid(verb, detail))
     }
 
-    /// Refuses what the kernel would ignore.
+    /// Refuses options of raw packets that the kernel would ignore.
     fn check_packets(&self, verb: &'static str) -> Result<()> {
         match self.qp_type {
             QpType::RAW_PACKET if self.srq.is_some() => {
@@ -300,7 +299,7 @@ impl<S: Sharing> QpBuilder<S> {
         }
     }
 
-    /// Refuses what the kernel would ignore.
+    /// Refuses scatter to CQE for types on which the kernel would ignore it.
     fn check_scatter(&self, verb: &'static str) -> Result<()> {
         match self.qp_type {
             QpType::RC | QpType::UC => Ok(()),

@@ -35,8 +35,8 @@ impl QpControl {
         self.qp.state()
     }
 
-    /// Changes attributes, mostly to bring the queue pair to another state. Once it answered, the
-    /// new state holds for posting.
+    /// Changes attributes, mostly to bring the queue pair to another state. When it has returned, posting
+    /// follows the new state.
     ///
     /// What the transition needs and takes is checked first, so that a refusal can name it:
     ///
@@ -54,10 +54,11 @@ impl QpControl {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a transition that does not exist, a missing or superfluous attribute or a
-    /// value out of range (the message names it), a port that the device does not have, and for `RESET`: see
-    /// [`reset`](crate::QueuePair::reset), which is also due before anything else when somebody who
-    /// shares the context reset the queue pair (`EINVAL`, too). `EPERM` for a privileged queue key; `EHOSTUNREACH`,
+    /// `EINVAL` for a transition that does not exist, a [`current_state`](QpAttr::current_state) that the
+    /// queue pair is not in, a missing or superfluous attribute or a value out of range (the message names
+    /// it), a port that the device does not have, and for `RESET`: see [`reset`](crate::QueuePair::reset).
+    /// `EINVAL`, too, after another process that shares the context reset the queue pair: call `reset` first.
+    /// `EPERM` for a privileged queue key; `EHOSTUNREACH`,
     /// `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved; `EOPNOTSUPP` for a rate
     /// limit that the device does not have.
     #[doc(alias = "ibv_modify_qp")]
@@ -87,7 +88,11 @@ impl QpControl {
             tracked = self.qp.state();
             transition::check(VERB, self.qp_type(), tracked, attr)?;
         }
-        self.qp.apply(VERB, attr).map_err(|error| self.explain(error, tracked, attr))?;
+        if let Some(claimed) = attr.claimed_state() {
+            self.check_claim(VERB, claimed)?;
+        }
+        let unclaimed = attr.unclaimed();
+        self.qp.apply(VERB, &unclaimed).map_err(|error| self.explain(error, tracked, attr))?;
         if let Some(state) = attr.next_state() {
             self.qp.advance(state);
         }
@@ -102,6 +107,19 @@ impl QpControl {
             return Err(Error::invalid(verb, detail));
         }
         Ok(())
+    }
+
+    /// Refuses a change from a state that the queue pair is not in. rxe's driver would believe the caller, and
+    /// bring a queue pair whose requests it has flushed back to RTS. The question also tells the driver of mlx5
+    /// what the device did, so that neither driver needs the caller's word.
+    fn check_claim(&self, verb: &'static str, claimed: QpState) -> Result<()> {
+        let told = self.query().map_err(|error| error.in_verb(verb))?.state;
+        self.check_fresh(verb)?;
+        if told == claimed {
+            return Ok(());
+        }
+        let detail = format!("current_state {claimed}: the queue pair is in state {told}");
+        Err(Error::invalid(verb, detail))
     }
 
     fn explain(&self, error: Error, from: QpState, attr: &QpAttr) -> Error {
@@ -127,7 +145,7 @@ impl QpControl {
         }
     }
 
-    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it answers, but
+    /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it returns, but
     /// that it stays [`RESET`](QpState::RESET), where nothing can be posted, after somebody else
     /// reset the queue pair, until [`reset`](crate::QueuePair::reset) brings the queues back, too.
     #[doc(alias = "ibv_query_qp")]
@@ -141,7 +159,7 @@ impl QpControl {
 
     /// What names this queue pair in events.
     pub fn key(&self) -> ObjectKey {
-        self.qp.registration.key()
+        self.qp.event_key.key()
     }
 
     /// The number by which the kernel knows the queue pair within its file.

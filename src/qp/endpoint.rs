@@ -15,8 +15,8 @@ use crate::port::{LinkLayer, Mtu, PortAttr};
 use crate::provider::RdAtomic;
 use std::hash::{BuildHasher, Hasher, RandomState};
 
-/// Reads and atomics that a queue pair answers at once unless its device can do less: what
-/// hardware commonly has.
+/// Reads and atomics that a queue pair answers at once, unless its device can do less. Most hardware can do
+/// as many.
 const RD_ATOMIC: u32 = 16;
 
 /// The key of datagram queue pairs unless another is chosen.
@@ -36,7 +36,7 @@ pub struct Endpoint {
     pub lid: u16,
     /// The MTU of its port; the smaller one of both ends' is used.
     pub mtu: Mtu,
-    /// How many reads and atomics it answers at once: as many, and no more, are sent to it.
+    /// How many reads and atomics the queue pair answers at once: the peer keeps no more under way.
     pub rd_atomic: u8,
     /// The key that datagrams to it must carry.
     pub qkey: Qkey,

@@ -32,11 +32,9 @@ struct LastHandle(Weak<QpInner>);
 impl Drop for LastHandle {
     fn drop(&mut self) {
         // An XRC target may be another process's, too, and nothing is posted to it.
-        if let Some(qp) = self.0.upgrade()
-            && matches!(qp.base, Base::Domain { .. })
-            && !qp.file().epoch.is_over()
-            && !qp.revoke()
-        {
+        let Some(qp) = self.0.upgrade() else { return };
+        let is_revocable = matches!(qp.base, Base::Domain { .. }) && !qp.file().epoch.is_over();
+        if is_revocable && !qp.revoke() {
             qp.file().count_leak();
             mem::forget(qp);
         }
@@ -109,9 +107,9 @@ impl QpInner {
                 true
             }
             Err(error) => match error.kernel_errno() {
-                // Somebody who shares the file destroyed it.
+                // Another process that has the file destroyed it.
                 Some(Errno::NOENT) => true,
-                // The device may be gone, or going: then only the destruction is an answer.
+                // If the device is gone, or being removed, only a DESTROY tells whether the queue pair is gone.
                 Some(Errno::IO) => self.object.is_gone_with_its_device(),
                 _ => false,
             },
@@ -128,7 +126,7 @@ impl QpInner {
                 self.set_state(QpState::ERR);
                 self.apply(verb, &attr)
             }
-            answer => answer,
+            applied => applied,
         }
     }
     /// Hands a change to the kernel as it is.
@@ -141,7 +139,7 @@ impl QpInner {
                 let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
                 let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
                 let mut command =
-                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).answer(&mut resp);
+                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).response(&mut resp);
                 file.execute(verb, &mut command)
             }
         }

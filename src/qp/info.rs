@@ -12,7 +12,7 @@ use crate::uverbs::invoke_write::write;
 use uverbs_uapi::qp::{ib_qp_attr_mask, ib_uverbs_query_qp, ib_uverbs_query_qp_resp};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_QUERY_QP;
 
-/// The attributes of a queue pair, answered by [`query`](crate::QpControl::query).
+/// The attributes of a queue pair, returned by [`query`](crate::QpControl::query).
 ///
 /// An attribute that no transition has set yet reads as whatever the driver left there, mostly 0.
 #[doc(alias = "ibv_qp_attr")]
@@ -74,8 +74,8 @@ pub struct QpInfo {
 }
 
 impl QpInfo {
-    /// Asks the kernel, whoever made the queue pair. `caps` are those of the creation, if that is known
-    /// here: what the kernel says counts in the driver's own units.
+    /// Asks the kernel. `caps` are the capacities of the creation, if this process created the queue pair:
+    /// the kernel reports them in the driver's own units.
     pub(crate) fn query(
         file: &File,
         verb: &'static str,
@@ -88,7 +88,7 @@ impl QpInfo {
             attr_mask: ib_qp_attr_mask::all().bits() & !ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
             ..Default::default()
         };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).response(&mut resp);
         file.execute(verb, &mut command)?;
         drop(command);
         let told = QpCaps {

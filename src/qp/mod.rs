@@ -30,7 +30,7 @@ pub use xrc::XrcTarget;
 use crate::context::Context;
 use crate::cq::CqInner;
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::Registration;
+use crate::events::keys::EventKey;
 use crate::file::File;
 use crate::mcast::Groups;
 use crate::memory::lock::{Guard, Lock};
@@ -85,25 +85,25 @@ pub(crate) struct QpInner {
     pub(crate) caps: QpCaps,
     /// The state that this process last brought the queue pair to.
     state: Tracked,
-    /// Held from the look at the state to the note of the new one: a change that comes late must not
-    /// hide that the queue pair was reset meanwhile.
+    /// Held while a change reads the old state and stores the new one, so that a change does not overwrite that
+    /// the queue pair was reset meanwhile.
     moving: Lock<()>,
-    /// Whether its completions may bring data that is then not in memory.
+    /// Whether completions may carry received data in the CQE instead of memory (scatter to CQE).
     pub(crate) scatters: bool,
-    /// What the peer was told of it.
+    /// The endpoint that was given to the peer.
     local: Lock<Option<endpoint::Local>>,
     pub(crate) groups: Groups,
-    registration: Registration,
+    event_key: EventKey,
     pub(crate) base: Base,
-    /// What its completion queues know it by.
+    /// How its completion queues identify it.
     pub(crate) member: Member,
-    /// Which address handles its requests name, if they do.
+    /// Which address handles its requests name; `None` unless it sends datagrams on rxe.
     named: Option<Arc<NamedAddresses>>,
-    /// Whether they were told that it is gone.
+    /// Whether it was retired from its completion queues.
     retired: bool,
 }
 
-/// What a queue pair stands on.
+/// The objects that a queue pair was created from, and keeps alive.
 #[derive(Debug)]
 pub(crate) enum Base {
     Domain {
@@ -112,7 +112,7 @@ pub(crate) enum Base {
         srq: Option<Arc<SrqInner>>,
         pd: Arc<PdInner>,
     },
-    /// Of an XRC target, whose receives, memory and completions are those of shared receive queues.
+    /// An XRC target: its receives, memory and completions are those of shared receive queues.
     Xrc { _xrcd: Arc<XrcdInner> },
 }
 
@@ -130,23 +130,23 @@ impl QpInner {
         self.state.set(state);
     }
 
-    /// Nobody else moves the queue pair while this is held; an error in a forked child.
+    /// Locks the queue pair's state: nobody else changes it while this is held. An error in a forked child.
     pub(crate) fn moving(&self, verb: &'static str) -> Result<Guard<'_, ()>> {
         self.moving.lock().ok_or_else(|| Error::forked(verb))
     }
 
-    /// Notes the state that a change brought it to, unless its rings are stale meanwhile.
+    /// Stores the state that a change led to, unless the rings became stale meanwhile.
     pub(crate) fn advance(&self, state: QpState) {
         self.state.advance(state);
     }
 
-    /// Notes a state that the kernel told, unless this process moved the queue pair meanwhile.
-    pub(crate) fn observe_state(&self, before: QpState, told: QpState) {
-        self.state.learn(before, told, matches!(self.base, Base::Domain { .. }));
+    /// Stores a state that the kernel reported, unless this process changed the state since it was `before`.
+    pub(crate) fn observe_state(&self, before: QpState, reported: QpState) {
+        self.state.observe(before, reported, matches!(self.base, Base::Domain { .. }));
     }
 
-    /// Notes that the device began anew, and the rings did not: nothing is posted, and nobody moves
-    /// the queue pair on, before a [`reset`](QueuePair::reset) that brings them back, too.
+    /// Marks the rings as stale: the device's queues were reset, and these were not. Nothing is posted and the
+    /// state does not change before a [`reset`](QueuePair::reset) that resets the rings, too.
     pub(crate) fn set_stale(&self) {
         self.state.set_stale();
     }

@@ -38,7 +38,7 @@ impl RecvQueue {
     /// is dropped or forgotten leaves no trace.
     ///
     /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) is flushed only when
-    /// something else makes the kernel look at the queue pair.
+    /// something else makes the kernel process the queue pair.
     ///
     /// # Errors
     ///
@@ -91,7 +91,7 @@ impl<'q> RecvBatch<'q> {
             RecvRingMut::Rxe(rq) => {
                 // Copies, as what is passed out of line has to be in memory.
                 let recv = { recv };
-                self.cursor.through(|cursor| rq.push(cursor, &recv))?;
+                self.cursor.with_copy(|cursor| rq.push(cursor, &recv))?;
             }
             RecvRingMut::Mlx5(rq) => rq.push(&mut self.cursor, &recv)?,
             RecvRingMut::Mlx5Srq(srq) => srq.push(&mut self.cursor, &recv)?,
@@ -113,7 +113,7 @@ impl<'q> RecvBatch<'q> {
             // Copies, as in `push`.
             let sge = { sge };
             let recv = RecvWr { wr_id, sges: sge.as_slice() };
-            self.cursor.through(|cursor| match &self.ring {
+            self.cursor.with_copy(|cursor| match &self.ring {
                 RecvRingMut::Rxe(rq) => rq.push(cursor, &recv),
                 RecvRingMut::Mlx5(rq) => rq.push_checked(cursor, &recv),
                 RecvRingMut::Mlx5Srq(srq) => srq.push_checked(cursor, &recv),
@@ -144,7 +144,7 @@ impl<'q> RecvBatch<'q> {
     ///
     /// All memory that the requests name must stay valid, and must not be borrowed, until they are over:
     /// the device writes it. A request is over when it has completed, when
-    /// [`QueuePair::reset`](crate::QueuePair::reset) answered `Ok`, or when the queue was destroyed or
+    /// [`QueuePair::reset`](crate::QueuePair::reset) returned `Ok`, or when the queue was destroyed or
     /// [dropped](crate::QueuePair::destroy). Those of a shared receive queue end with that queue; a reset
     /// leaves them posted. If a queue was leaked (see [`Context::leaked`](crate::Context::leaked)), they
     /// are never over. If the memory's region is destroyed before, no other may be registered in the

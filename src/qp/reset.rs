@@ -30,9 +30,9 @@ impl<S: Sharing> QueuePair<S> {
         let _moving = qp.moving(VERB)?;
         for _ in 0..self.qp.file().provider.resets() {
             self.qp.apply_reset(VERB)?;
-            // Until the rings are, too: another handle may want to move on.
+            // Until the rings are reset, too: another handle could change the state meanwhile.
             self.qp.set_stale();
-            // After each, lest a second that fails leaves completions of the life before.
+            // After each reset: if a second one fails, no completion from before the first is left.
             for cq in cqs.iter_mut() {
                 cq.purge(&self.qp.member);
             }

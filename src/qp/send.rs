@@ -69,24 +69,24 @@ impl<S: Sharing> SendQueue<S> {
 }
 
 impl SendContext {
-    /// Why no batch may begin.
+    /// Why the gate refuses a batch.
     #[cold]
     fn refusal(&self) -> PostError {
         if self.gate.is_shut() { PostError::Forked } else { PostError::State(self.qp.state()) }
     }
 
-    /// Makes the kernel look at the queue.
+    /// Makes the kernel read the queue: on rxe a system call takes the place of a doorbell.
     fn kick(&self) -> Result<(), RingError> {
         let doorbell = Doorbell::Send { qp_handle: self.qp.object.handle() };
         self.qp.file().kernel.ring(doorbell).map_err(RingError::StillQueued)
     }
 }
 
-/// Sends that the device does not know of yet.
+/// Sends that are written and not handed to the device yet.
 ///
 /// # What the caller of `ring` promises
 ///
-/// A request is *over* when it has completed, when [`QueuePair::reset`](crate::QueuePair::reset) answered
+/// A request is *over* when it has completed, when [`QueuePair::reset`](crate::QueuePair::reset) returned
 /// `Ok`, or when the queue pair was [destroyed or dropped](crate::QueuePair::destroy). If the queue pair was
 /// leaked (see [`Context::leaked`](crate::Context::leaked)), the request is never over.
 ///
@@ -95,13 +95,13 @@ impl SendContext {
 ///   registered in the protection domain meanwhile: a device may give it the same key, as mlx5's driver
 ///   does, and the requests would name its memory.
 /// - **Windows.** A [binding](crate::WindowBinding) is posted at most once, and to the queue pair that it
-///   was prepared for. Until that request is over, the window is not told that the binding is [settled](crate::MemoryWindow::settle), nor reallocated, destroyed or
-///   dropped; nor is a binding posted of which the window has seen any of these. The request names
-///   window and region by key: it would open whatever region has the key by then.
-/// - **`wr_id`s.** The caller knows which request a completion is of. The device carries the number and
-///   checks nothing: of two requests with the same number the first completion tells only that one of
-///   them is over. A successful completion stands for the unsignaled requests that were posted to the
-///   same queue before it, and for no later ones.
+///   was prepared for. Until that request is over, the binding is not [settled](crate::MemoryWindow::settle),
+///   and the window is not reallocated, destroyed or dropped. After any of these the binding is not posted any
+///   more. The request names window and region by key: it would open whatever region has the key by then.
+/// - **`wr_id`s.** The caller knows to which request a completion belongs. The device carries the number and
+///   checks nothing: if two requests have the same number, the first completion only says that one of
+///   them is over. A successful completion also completes the unsignaled requests that were posted to the
+///   same queue before its own, and no later ones.
 #[doc(alias = "ibv_wr_abort")]
 #[derive(Debug)]
 pub struct SendBatch<'q, S: Sharing = Shared> {
@@ -134,9 +134,9 @@ impl<S: Sharing> SendBatch<'_, S> {
         Ok(())
     }
 
-    /// As [`push`](Self::push), for a caller that counts the batch's requests, and for a request with
-    /// inline data or with one SGE, which is given beside it. `false`, and nothing pushed, if the request
-    /// has to be [pushed](Self::push_lent_otherwise) with all checks.
+    /// As [`push`](Self::push), for a caller that counts the batch's requests itself. The request has inline
+    /// data, or no SGE but `sge`. Returns `false` and pushes nothing if the request needs the checks of
+    /// [`push_lent_checked`](Self::push_lent_checked).
     #[inline(always)]
     pub(crate) fn try_push_lent(&mut self, wr: &SendWr<'_>, sge: Option<Sge>) -> bool {
         let SendRingMut::Mlx5(sq) = &self.ring else { return false };
@@ -150,9 +150,9 @@ impl<S: Sharing> SendBatch<'_, S> {
         }
     }
 
-    /// As [`push`](Self::push), with all checks, for a caller that counts the batch's requests.
+    /// As [`push`](Self::push), with all checks, for a caller that counts the batch's requests itself.
     #[inline(always)]
-    pub(crate) fn push_lent_otherwise(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
+    pub(crate) fn push_lent_checked(&mut self, wr: SendWr<'_>) -> Result<(), PostError> {
         // Copies, as in `push`.
         let (mut cursor, wr) = (self.cursor, { wr });
         match &mut self.ring {
@@ -181,7 +181,7 @@ impl<S: Sharing> SendBatch<'_, S> {
         self.cursor.room
     }
 
-    /// Hands what was pushed to the device, and makes the device look; `single` if that is one request.
+    /// Hands the batch to the device and rings the doorbell; `single` if the batch is one request.
     #[inline(always)]
     fn ring_cursor(self, single: bool) -> Result<(), RingError> {
         match self.ring {
@@ -206,7 +206,7 @@ impl SendBatch<'_, Shared> {
     /// # Errors
     ///
     /// After [`RingError::StillQueued`] the requests stay in the queue and are sent with the next batch: do
-    /// not free the memory. mlx5 never answers it. [`RingError::Forked`].
+    /// not free the memory. mlx5 never returns it. [`RingError::Forked`].
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
@@ -216,7 +216,7 @@ impl SendBatch<'_, Shared> {
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
-    /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
+    /// [`owned`](crate::owned). `count` is their number if it is 0 or 1, otherwise anything greater.
     #[inline(always)]
     pub(crate) fn ring_lent(self, count: u64) -> Result<(), RingError> {
         if count == 0 {
@@ -240,7 +240,7 @@ impl SendBatch<'_, Exclusive> {
     ///
     /// [`RingError::ForeignThreadDomain`] if the queue was created under another one: nothing is sent.
     /// After [`RingError::StillQueued`] the requests stay in the queue and are sent with the next batch: do
-    /// not free the memory. mlx5 never answers it. [`RingError::Forked`].
+    /// not free the memory. mlx5 never returns it. [`RingError::Forked`].
     #[doc(alias = "ibv_wr_complete")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
@@ -250,7 +250,7 @@ impl SendBatch<'_, Exclusive> {
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
-    /// [`owned`](crate::owned). Who calls has counted them: none, one, or whatever is more.
+    /// [`owned`](crate::owned). `count` is their number if it is 0 or 1, otherwise anything greater.
     #[inline(always)]
     pub(crate) fn ring_lent(self, td: &mut ThreadDomain, count: u64) -> Result<(), RingError> {
         if self.context.thread != Identity::of(&td.inner) {

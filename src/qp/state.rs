@@ -106,11 +106,11 @@ impl Tracked {
         self.word().load(Ordering::Acquire) == STALE
     }
 
-    /// Notes what the kernel told, unless this process moved the queue pair since it was `before`.
-    /// If others reset it meanwhile its rings, if it `has_rings`, are stale, however far it is again.
-    pub(super) fn learn(&self, before: QpState, told: QpState, has_rings: bool) {
-        let stale = has_rings && told.is_past_reset_of(before);
-        let after = if stale { STALE } else { told.opening().get() };
+    /// Stores the state that the kernel reported, unless this process changed the state since it was `before`.
+    /// If another process reset the queue pair, its rings, if it `has_rings`, are stale in every later state.
+    pub(super) fn observe(&self, before: QpState, reported: QpState, has_rings: bool) {
+        let stale = has_rings && reported.is_past_reset_of(before);
+        let after = if stale { STALE } else { reported.opening().get() };
         let before = before.opening().get();
         let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
     }

@@ -38,8 +38,8 @@ const MIG: Mask = Mask::IB_QP_PATH_MIG_STATE;
 const DEST_QPN: Mask = Mask::IB_QP_DEST_QPN;
 const RATE: Mask = Mask::IB_QP_RATE_LIMIT;
 
-/// What a connected transport has of the two halves of reliability: requests of its own that it
-/// repeats, and requests of the peer that it answers.
+/// Which halves of reliable delivery a connected transport has: a requester, which repeats its requests, and a
+/// responder, which acknowledges the peer's.
 #[derive(Clone, Copy)]
 struct Halves {
     requester: bool,
@@ -123,7 +123,7 @@ impl Transition {
                 ALT | ACCESS | PKEY,
             ),
             (S::RTR, S::RTS) => {
-                // The answers of a target wait for acknowledgements, too.
+                // The read responses of a target are acknowledged, too.
                 let timeout = if unreliable { NONE } else { TIMEOUT };
                 let repeating = halves.pick(RETRY | RNR_RETRY | RD, NONE);
                 Self::new(SQ_PSN | timeout | repeating, running)

@@ -4,7 +4,7 @@
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpState, QpType};
 use crate::error::{Error, ErrorWith, Result};
-use crate::events::keys::{Kind, Registration};
+use crate::events::keys::{EventKey, EventSourceKind};
 use crate::mcast::Groups;
 use crate::memory::lock::Lock;
 use crate::number::Qpn;
@@ -45,7 +45,7 @@ impl XrcDomain {
     pub fn create_target(&self) -> Result<XrcTarget> {
         const VERB: &str = "create_qp";
         let file = self.inner.file().clone();
-        let registration = file.register(VERB, Kind::Qp)?;
+        let event_key = file.register(VERB, EventSourceKind::Qp)?;
         let execute = |request: CreateRequest<'_>| {
             let mut cap = uapi::ib_uverbs_qp_cap::default();
             let none = uapi::ib_uverbs_qp_cap::default();
@@ -53,7 +53,7 @@ impl XrcDomain {
                 .command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE, self.handle())
-                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, registration.key().0)
+                .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, event_key.key().0)
                 .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &none)
                 .u64(uapi::UVERBS_ATTR_CREATE_QP_TYPE, QpType::XRC_TGT.0.into())
                 .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd())
@@ -71,14 +71,14 @@ impl XrcDomain {
         };
         let (handle, created) = file.provider.create_target(VERB, execute)?;
         let CreatedTarget { qpn, member } = created;
-        Ok(self.target(handle, Qpn(qpn), registration, member))
+        Ok(self.target(handle, Qpn(qpn), event_key, member))
     }
 
-    /// Opens a target of this domain that somebody else created, or this process: both are the same
-    /// one, and each has to be dropped. Its [state](QpControl::state) is asked of the kernel.
+    /// Opens a target of this domain that this process or another one created. Both handles are of the same
+    /// queue pair, and each has to be dropped. Its [state](QpControl::state) is queried from the kernel.
     ///
-    /// Events of the target arrive at whoever created it, as long as that has it open. The kernel ties
-    /// one that was opened to no event file, so nobody else hears of them.
+    /// Events of the target arrive only at the process that created it, while it has the target open: the
+    /// kernel gives an opened target no event file.
     ///
     /// # Errors
     ///
@@ -87,16 +87,16 @@ impl XrcDomain {
     pub fn open_target(&self, qpn: Qpn) -> Result<XrcTarget> {
         const VERB: &str = "open_qp";
         let file = self.inner.file().clone();
-        let registration = file.register(VERB, Kind::Qp)?;
+        let event_key = file.register(VERB, EventSourceKind::Qp)?;
         let request = uapi::ib_uverbs_open_qp {
-            user_handle: registration.key().0,
+            user_handle: event_key.key().0,
             pd_handle: self.handle(),
             qpn: qpn.0,
             qp_type: QpType::XRC_TGT.0 as u8,
             ..Default::default()
         };
         let mut resp = uapi::ib_uverbs_create_qp_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_OPEN_QP, &request).answer(&mut resp);
+        let mut command = write(IB_USER_VERBS_CMD_OPEN_QP, &request).response(&mut resp);
         let opened = file.execute(VERB, &mut command);
         drop(command);
         opened.map_err(|error| match error.errno() {
@@ -105,18 +105,12 @@ impl XrcDomain {
             }
             _ => error,
         })?;
-        let target = self.target(resp.qp_handle, Qpn(resp.qpn), registration, Member::None);
+        let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::None);
         target.query().map_err(|error| error.in_verb(VERB))?;
         Ok(target)
     }
 
-    fn target(
-        &self,
-        handle: u32,
-        qpn: Qpn,
-        registration: Registration,
-        member: Member,
-    ) -> XrcTarget {
+    fn target(&self, handle: u32, qpn: Qpn, event_key: EventKey, member: Member) -> XrcTarget {
         let object =
             Object::new(self.inner.file().clone(), Class::QP, handle, QueueResources::None);
         let qp = Arc::new(QpInner {
@@ -129,7 +123,7 @@ impl XrcDomain {
             scatters: false,
             local: Lock::default(),
             groups: Groups::default(),
-            registration,
+            event_key,
             base: Base::Xrc { _xrcd: self.inner.clone() },
             member,
             named: None,
@@ -140,11 +134,11 @@ impl XrcDomain {
 }
 
 impl XrcTarget {
-    /// Brings the target back to state [`RESET`](QpState::RESET), for everybody who has it open.
+    /// Brings the target back to state [`RESET`](QpState::RESET), in all processes that have it open.
     ///
     /// # Errors
     ///
-    /// What the kernel answers.
+    /// Those of the kernel.
     pub fn reset(&mut self) -> Result<()> {
         let attr = super::QpAttr::new().state(QpState::RESET);
         self.qp.apply("reset_qp", &attr)?;
@@ -157,7 +151,7 @@ impl XrcTarget {
     ///
     /// # Errors
     ///
-    /// What the kernel answers; the target comes back with the error.
+    /// Those of the kernel; the target comes back with the error.
     #[doc(alias = "ibv_destroy_qp")]
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "something still holds the target";

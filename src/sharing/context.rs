@@ -8,7 +8,7 @@ use crate::context::{Context, alloc_async_fd, no_epoch};
 use crate::device::{Device, devices};
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
-use crate::file::{Facts, File, random};
+use crate::file::{File, FileFacts, random};
 use crate::handles::ObjectKind;
 use crate::memory::fork::Epoch;
 use crate::provider::{Opening, Provider};
@@ -142,17 +142,17 @@ impl Context {
         Context::join(VERB, kernel, device, epoch, |kernel| {
             let queried = query_facts(kernel, &mut opening)?;
             let provider = opening.finish(kernel).map_err(|error| error.in_verb(VERB))?;
-            let exported = exported.unwrap_or(Facts::assumed());
-            // The kernel's answers count for more than the exporter's.
-            let facts =
-                queried.map_or(exported, |queried| Facts { origin: exported.origin, ..queried });
+            let exported = exported.unwrap_or(FileFacts::assumed());
+            // What the kernel says overrides what the exporter said.
+            let facts = queried
+                .map_or(exported, |queried| FileFacts { origin: exported.origin, ..queried });
             Ok((provider, facts))
         })
     }
 
     /// Makes a fresh context in a forked child, on the kernel file that it inherited.
     ///
-    /// Objects of the parent stay the parent's: in the child, calls on them answer an error for
+    /// Objects of the parent stay the parent's: in the child, calls on them fail with an error for
     /// which [`Error::is_forked`] is true, and dropping them does nothing. The two processes share
     /// one kernel file, so it is closed when both are done with it. The child may
     /// [import](Self::import_pd) what the parent exports.
@@ -180,7 +180,7 @@ impl Context {
         kernel: Box<dyn Kernel>,
         device: Device,
         epoch: Epoch,
-        provide: impl FnOnce(&dyn Kernel) -> Result<(Provider, Facts)>,
+        provide: impl FnOnce(&dyn Kernel) -> Result<(Provider, FileFacts)>,
     ) -> Result<Context> {
         let events = alloc_async_fd(&*kernel, verb).map_err(|error| match error.errno() {
             Errno::INVAL => error.detail(format!(
@@ -201,19 +201,19 @@ impl Context {
     }
 }
 
-impl Facts {
+impl FileFacts {
     /// The facts about a file if neither kernel nor exporter tells any. There is at least one completion
     /// vector, and a kernel that has the methods which sharing needs has optional access flags, too.
-    fn assumed() -> Facts {
-        Facts { origin: 0, completion_vectors: 1, optional_access: true }
+    fn assumed() -> FileFacts {
+        FileFacts { origin: 0, completion_vectors: 1, optional_access: true }
     }
 }
 
 /// The exporter's facts about a file of this device.
-fn exported_facts(device: &Device, envelope: &Envelope) -> Result<Facts> {
+fn exported_facts(device: &Device, envelope: &Envelope) -> Result<FileFacts> {
     envelope.check(VERB, device, ObjectKind::CONTEXT)?;
     let [vectors, optional_access, ..] = envelope.fingerprint();
-    Ok(Facts {
+    Ok(FileFacts {
         origin: envelope.origin(),
         completion_vectors: u32::try_from(vectors).unwrap_or(1).max(1),
         optional_access: optional_access != 0,
@@ -221,7 +221,7 @@ fn exported_facts(device: &Device, envelope: &Envelope) -> Result<Facts> {
 }
 
 /// The kernel's facts about a file; `None` where the driver does not implement QUERY_CONTEXT.
-fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<Facts>> {
+fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<FileFacts>> {
     let (mut vectors, mut support) = (0u32, 0u64);
     let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT)
         .optional_output(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &mut vectors)
@@ -229,7 +229,7 @@ fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<Fact
     let Some(mut command) = opening.inquire(command) else { return Ok(None) };
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
     drop(command);
-    Ok(Some(Facts::new(0, vectors, support)))
+    Ok(Some(FileFacts::new(0, vectors, support)))
 }
 
 /// The device whose node a file is.

@@ -45,7 +45,7 @@ impl DeviceMemory {
 impl Context {
     /// Imports device memory of another process that has this context's file.
     ///
-    /// The envelope is compared with the kernel's answer about the memory. Other memory of the same length
+    /// The envelope is compared with the kernel's response about the memory. Other memory of the same length
     /// that got the place and the handle of the exported one is not noticed.
     ///
     /// # Errors

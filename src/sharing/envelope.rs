@@ -25,7 +25,7 @@ pub(crate) type Fingerprint = [u64; 4];
 /// The bytes of version 1.
 #[derive(Clone, Copy, FromBytes, IntoBytes, Immutable, KnownLayout)]
 #[repr(C)]
-struct Wire {
+struct EnvelopeBytes {
     magic: [u8; 6],
     version: U16,
     kind: U16,
@@ -42,7 +42,7 @@ struct Wire {
     check: U32,
 }
 
-const _: () = assert!(size_of::<Wire>() == Envelope::SIZE);
+const _: () = assert!(size_of::<EnvelopeBytes>() == Envelope::SIZE);
 
 /// The exported form of an object: what another process needs to import it.
 ///
@@ -121,7 +121,7 @@ impl Envelope {
     }
 
     /// Opens it on behalf of `verb`, for an importer that has `file` and expects this kind. Returns the
-    /// handle, about which the kernel was not asked yet, and the fingerprint to compare with its answers.
+    /// handle, about which the kernel was not asked yet, and the fingerprint to compare with its response.
     ///
     /// # Errors
     ///
@@ -187,7 +187,7 @@ impl Envelope {
 
     /// The bytes to send.
     pub fn to_bytes(&self) -> [u8; Envelope::SIZE] {
-        let mut wire = Wire {
+        let mut raw = EnvelopeBytes {
             magic: MAGIC,
             version: VERSION.into(),
             kind: self.kind.0.into(),
@@ -203,8 +203,8 @@ impl Envelope {
             reserved_too: 0.into(),
             check: 0.into(),
         };
-        wire.check = crc32(wire.as_bytes()).into();
-        zerocopy::transmute!(wire)
+        raw.check = crc32(raw.as_bytes()).into();
+        zerocopy::transmute!(raw)
     }
 
     /// Reads bytes that were received. Asks the kernel nothing.
@@ -227,30 +227,30 @@ impl Envelope {
             }
             Err(_) => return refuse(format!("an envelope that ends after {} bytes", bytes.len())),
         }
-        let Ok(mut wire) = Wire::read_from_bytes(bytes) else {
+        let Ok(mut raw) = EnvelopeBytes::read_from_bytes(bytes) else {
             let length = bytes.len();
             return refuse(format!("an envelope of {length} bytes in place of {}", Self::SIZE));
         };
-        let check = wire.check.get();
-        wire.check = 0.into();
-        if crc32(wire.as_bytes()) != check {
+        let check = raw.check.get();
+        raw.check = 0.into();
+        if crc32(raw.as_bytes()) != check {
             return refuse("an envelope whose CRC is wrong: it was damaged".into());
         }
-        if wire.reserved != 0 || wire.reserved_too != 0 {
+        if raw.reserved != 0 || raw.reserved_too != 0 {
             return refuse("an envelope whose reserved bytes are not zero".into());
         }
         Ok(Envelope {
-            kind: ObjectKind(wire.kind.get()),
-            handle: wire.handle.get(),
+            kind: ObjectKind(raw.kind.get()),
+            handle: raw.handle.get(),
             device: DeviceIdentity {
-                driver: wire.driver.get(),
-                major: wire.major.get(),
-                minor: wire.minor.get(),
-                index: Some(wire.index.get()).filter(|index| *index != NO_INDEX),
-                guid: wire.guid.get(),
+                driver: raw.driver.get(),
+                major: raw.major.get(),
+                minor: raw.minor.get(),
+                index: Some(raw.index.get()).filter(|index| *index != NO_INDEX),
+                guid: raw.guid.get(),
             },
-            origin: wire.origin.get(),
-            fingerprint: wire.fingerprint.map(U64::get),
+            origin: raw.origin.get(),
+            fingerprint: raw.fingerprint.map(U64::get),
         })
     }
 }

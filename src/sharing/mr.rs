@@ -4,7 +4,7 @@ use crate::access::Access;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
-use crate::memory::region::{Backing, Foreign, Place};
+use crate::memory::region::{Backing, Foreign, Location};
 use crate::mr::{HELD, MemoryRegion, MrInner, RegionInfo};
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -67,7 +67,8 @@ impl<T, M> MemoryRegion<T, M> {
     }
 
     /// Leaves it to another process to deregister the region. Memory that the region owned is leaked until
-    /// this process ends, because this process does not learn when the region is gone.
+    /// this process ends, because this process does not learn when the region is gone. Memory that it did not
+    /// own stays within the device's reach, as if the region were leaked.
     ///
     /// [Device memory](crate::DeviceMemory) is not kept by a released region: its owner keeps it, or
     /// releases it as well. The kernel answers `EBUSY` to freeing it until the new owner has deregistered
@@ -87,7 +88,7 @@ impl<T, M> MemoryRegion<T, M> {
             Ok(inner) => {
                 let memory = inner.object.give_away();
                 // Only memory of this process could be freed while the device still reaches it.
-                if memory.as_ref().is_some_and(|memory| memory.place() == Place::Here) {
+                if memory.as_ref().is_some_and(|memory| memory.location() == Location::Mapped) {
                     std::mem::forget(memory);
                 }
                 Ok(envelope)
@@ -104,7 +105,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// Imports a memory region of another process that has this domain's file: its keys, for
     /// requests and for peers. The memory stays the other process's; the importer reaches it by RDMA.
     ///
-    /// The envelope is compared with the kernel's answer to QUERY_MR. That answer has neither the region's
+    /// The envelope is compared with the kernel's response to QUERY_MR, which has neither the region's
     /// protection domain nor its [rights](MemoryRegion::access). Requests that name a region of another
     /// domain fail. The rights are those that the exporter claims, and decide nothing here. Only the
     /// process that registered the region binds memory windows to it.
@@ -123,7 +124,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 
     /// Imports a memory region by its bare handle, as rdma-core's programs exchange them. Its
     /// [rights](MemoryRegion::access) are not known here and read as none. Its [address](MemoryRegion::addr)
-    /// is the kernel's answer, which is wrong for a region of device memory: requests count its bytes
+    /// is the kernel's response, which is wrong for a region of device memory: requests count its bytes
     /// from 0.
     ///
     /// # Safety

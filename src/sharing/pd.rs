@@ -1,7 +1,7 @@
 //! Protection domains that several processes use. On mlx5 pairs with `MLX5_IB_METHOD_PD_QUERY`, which
-//! answers the domain's number on the device (PDN); other drivers only tell that the domain exists.
+//! returns the domain's number on the device (PDN); other drivers only say that the domain exists.
 
-use crate::ah::Retired;
+use crate::ah::NamedHandles;
 use crate::context::Context;
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
@@ -30,7 +30,8 @@ impl<S: Sharing> ProtectionDomain<S> {
 }
 
 impl ProtectionDomain {
-    /// Leaves it to another process to deallocate the domain. Objects that were made from it here stay.
+    /// Gives the domain to another process, which then has to deallocate it. Objects that were made from it
+    /// here stay.
     ///
     /// # Errors
     ///
@@ -46,7 +47,7 @@ impl ProtectionDomain {
     }
 }
 
-/// The domain's PDN; `None` where the driver does not tell it.
+/// The domain's PDN; `None` where the driver does not report it.
 fn number(file: &File, verb: &'static str, handle: u32) -> Result<Option<u32>> {
     file.check_fork(verb)?;
     let number = file.provider.pd_number(&*file.kernel, handle);
@@ -100,9 +101,9 @@ impl ProtectionDomain {
 impl Context {
     /// Imports a protection domain of another process that has this context's file.
     ///
-    /// The import checks that the domain exists, and on mlx5 that it has the exported number (PDN). A domain
-    /// that got the handle of a deallocated one is not always noticed: the device may use the PDN again, and
-    /// on rxe the kernel tells none.
+    /// The import checks that the domain exists, and on mlx5 that it has the exported number (PDN). It does
+    /// not always notice a new domain with the handle of the exported one: mlx5 may use the PDN again, and rxe
+    /// reports none.
     ///
     /// # Errors
     ///
@@ -120,8 +121,8 @@ impl Context {
     ///
     /// # Safety
     ///
-    /// The owner of a protection domain of this context's file exported the handle. Any other handle names
-    /// a stranger's domain, which [`Imported::into_owner`] would claim.
+    /// The owner of a protection domain on this context's file exported the handle. Any other handle may name
+    /// a domain whose owner did not export it, and [`Imported::into_owner`] would take it.
     ///
     /// # Errors
     ///
@@ -136,7 +137,7 @@ impl Context {
 
     fn imported_pd(&self, handle: u32, number: Option<u32>) -> Imported<ProtectionDomain> {
         let object = Object::imported(self.file.clone(), Class::PD, handle, ());
-        let kernel = Arc::new(KernelPd { retired: Retired::default(), object, number });
+        let kernel = Arc::new(KernelPd { retired: NamedHandles::default(), object, number });
         let inner = Arc::new(PdInner { kernel, td: None, allocator: None });
         Imported::new(ProtectionDomain::of(inner))
     }

@@ -93,6 +93,26 @@ fn a_state_that_the_device_changed_is_learned() {
     assert_eq!(error.message(), "UD from ERR to ERR: superfluous sqd_async_notify");
 }
 
+/// rxe's driver takes the caller's word for it.
+#[test]
+fn a_claimed_state_is_the_kernel_s_or_refused() {
+    let bench = Bench::new();
+    let qp = bench.qp(QpType::UD);
+    let back = QpAttr::new().state(QpState::RTS).current_state(QpState::RTS);
+    // The library does not know of the failure, and then it does.
+    bench.script.set_qp_state(qp.handle(), QpState::ERR.0);
+    for _ in 0..2 {
+        let error = qp.modify(&back).unwrap_err();
+        assert_eq!(error.message(), "current_state RTS: the queue pair is in state ERR");
+        assert_eq!((times(&bench, Op::MODIFY_QP), qp.state()), (0, QpState::ERR));
+    }
+    let qp = bench.qp(QpType::UD);
+    bench.script.set_qp_state(qp.handle(), QpState::SQE.0);
+    qp.modify(&back.current_state(QpState::SQE)).unwrap();
+    assert_eq!((times(&bench, Op::MODIFY_QP), qp.state()), (1, QpState::RTS));
+    qp.modify(&back).unwrap();
+}
+
 /// When another process resets a queue pair, the device starts at index 0, and the queues here do
 /// not.
 #[test]

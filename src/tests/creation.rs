@@ -135,20 +135,20 @@ fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
 /// After a short response of the driver, the library maps or takes over nothing that the response
 /// does not name.
 #[test]
-fn short_answers_fail_cleanly() {
+fn short_responses_fail_cleanly() {
     let bench = Bench::new();
     let Bench { script, context, pd, cq } = &bench;
     let (live, mappings) = (script.live(), script.mappings());
     for length in [0, 3] {
         for op in [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::CREATE_COMP_CHANNEL] {
-            script.answer_short(op, length);
+            script.shorten_response(op, length);
         }
         assert!(context.cq_builder(8).build().is_err());
         assert!(pd.qp_builder(cq, cq, QpType::RC).build().is_err());
         assert!(pd.srq_builder(8).build().is_err());
         assert!(context.create_comp_channel().is_err());
         for op in [Op::CREATE_CQ, Op::CREATE_QP, Op::CREATE_SRQ, Op::CREATE_COMP_CHANNEL] {
-            script.allow_full_answer(op);
+            script.allow_full_response(op);
         }
         assert_eq!(script.live(), live);
         assert_eq!(script.mappings(), mappings);

@@ -1,7 +1,8 @@
-//! Objects that a forked child inherits are its parent's: calls answer `Forked`, and dropping does nothing.
+//! Objects that a forked child inherits are its parent's: calls fail with `Forked`, and dropping does nothing.
 
 use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
 use crate::memory::fork::in_child;
+use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
     Access, AddressVector, Errno, Gid, Notify, PollError, PostError, QpAttr, QpState, QpType,
@@ -14,7 +15,7 @@ fn address() -> AddressVector {
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
-fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
+fn in_a_child_every_call_fails_with_forked_and_makes_no_system_call() {
     let mut bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
@@ -73,7 +74,7 @@ fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
         assert_eq!(qp.recv_batch().err(), Some(PostError::Forked));
         assert_eq!(script.log().len(), commands, "the kernel heard of it");
     });
-    // `destroy` answers `Forked` with the object, whose drop does nothing.
+    // `destroy` returns `Forked` with the object, whose drop does nothing.
     let mut everything = Some((window, region, qp, ud, ah, srq, cq, domain, td, channel));
     in_child(|| {
         let (window, region, qp, ud, ah, srq, cq, domain, td, channel) = everything.take().unwrap();
@@ -102,6 +103,20 @@ fn in_a_child_every_call_answers_forked_and_makes_no_system_call() {
     assert_eq!(script.live(), []);
     assert_eq!((context.leaked(), script.mappings()), (0, 0));
     assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it forks")]
+fn a_child_adopts_no_queue_pair() {
+    let bench = Bench::new();
+    let mut cq = OwnedCompletionQueue::<u32>::new(bench.cq);
+    let qp = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
+    let mut qp = Some(qp);
+    in_child(|| {
+        let refused = cq.adopt(qp.take().unwrap()).err().unwrap();
+        assert!(refused.error.is_forked(), "{}", refused.error);
+    });
+    assert!(cq.adopt(qp.unwrap()).is_ok());
 }
 
 #[test]

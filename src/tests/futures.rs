@@ -172,7 +172,7 @@ fn a_datagram_without_a_header_lies_behind_zeros() {
 
 /// However often it is polled.
 #[test]
-fn an_inbox_of_a_broken_connection_answers_the_same_error() {
+fn an_inbox_of_a_broken_connection_repeats_its_error() {
     let mut futures = Futures::new();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
     assert_eq!(inbox.refill(&mut cx()), 3);

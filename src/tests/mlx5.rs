@@ -32,7 +32,7 @@ fn a_context_is_opened_without_devx_if_the_kernel_refuses_it() {
 fn an_unsupported_device_is_refused_with_the_reason() {
     let refusals: [(fn(&mut _), _); 3] = [
         (
-            |device: &mut crate::uverbs::scripted::Mlx5| device.context.tot_bfregs = 16,
+            |device: &mut crate::uverbs::scripted::ScriptedMlx5| device.context.tot_bfregs = 16,
             "16 registers",
         ),
         (|device| device.context.cqe_version = 0, "completions of version 0"),
@@ -304,7 +304,7 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
     assert_eq!(shared.buffers().unwrap().len(), 1);
     for (of, answer) in allocators.iter().zip(lent) {
         let Allocation::Memory(memory) = answer else { continue };
-        // SAFETY: the allocator answered it just now.
+        // SAFETY: the allocator just returned it.
         unsafe { of.free(&view, memory, ResourceType::MLX5_CQ) };
     }
     assert_eq!(counts(), [0; 5]);
@@ -510,7 +510,7 @@ fn pages_with_large_numbers_are_named_by_an_attribute() {
 fn a_panic_in_an_allocator_leaves_nothing() {
     #[derive(Debug)]
     struct Panics;
-    // SAFETY: it never answers memory.
+    // SAFETY: it never returns memory.
     #[allow(unsafe_code)]
     unsafe impl QueueAllocator for Panics {
         fn alloc(&self, _: &DomainView<'_>, _: usize, _: usize, kind: ResourceType) -> Allocation {

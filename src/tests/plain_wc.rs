@@ -88,7 +88,7 @@ fn plain_completions_of_mlx5_say_what_lent_ones_say() {
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
     let mut cq = context.cq_builder(8).build().unwrap();
-    let mut device = cq.played();
+    let mut device = cq.fake_device();
     let qp = || {
         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(4);
         qp.build().unwrap()

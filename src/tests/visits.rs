@@ -2,7 +2,7 @@
 
 use super::{bring_up, ring};
 use crate::owned::{OwnedCompletionQueue, OwnedQueuePair};
-use crate::provider::mlx5::fake_device::{Device, cqe};
+use crate::provider::mlx5::fake_device::{FakeCq, cqe};
 use crate::uverbs::scripted::Script;
 use crate::{QpControl, QpState, QpType, QueuePair, SendWr, WcStatus};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -32,7 +32,7 @@ struct Bench {
     cq: OwnedCompletionQueue<u32>,
     ours: OwnedQueuePair<u32>,
     theirs: QueuePair,
-    device: Device,
+    device: FakeCq,
     /// How many requests of each are over, of a WQEBB each.
     completed: [u16; 2],
     /// Spare entries of the completion queue.
@@ -52,7 +52,7 @@ impl Bench {
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
         let mut cq = OwnedCompletionQueue::new(context.cq_builder(capacity).build().unwrap());
-        let device = cq.queue().played();
+        let device = cq.queue().fake_device();
         let mut spare = cq.queue().capacity();
         assert_eq!(spare, capacity);
         let make = |cq: &OwnedCompletionQueue<u32>, sends| {

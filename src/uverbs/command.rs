@@ -13,7 +13,7 @@ pub(crate) const MAX_ATTRS: usize = 24;
 
 /// The value of an attribute, by the kernel's kinds.
 #[derive(Debug)]
-pub(crate) enum Value<'a> {
+pub(crate) enum AttrValue<'a> {
     /// Bytes for the kernel to read.
     In(&'a [u8]),
     /// An integer for the kernel to read, of 4 or 8 bytes.
@@ -38,7 +38,7 @@ pub(crate) struct Attr<'a> {
     pub(crate) id: u16,
     /// The mandatory flag: without it an older kernel ignores an attribute that it does not know.
     pub(crate) mandatory: bool,
-    pub(crate) value: Value<'a>,
+    pub(crate) value: AttrValue<'a>,
 }
 
 /// An ioctl that was not issued yet.
@@ -56,7 +56,7 @@ impl<'a> Command<'a> {
         Command { object, method, attrs: [const { None }; MAX_ATTRS], count: 0 }
     }
 
-    fn push(mut self, id: u16, mandatory: bool, value: Value<'a>) -> Self {
+    fn push(mut self, id: u16, mandatory: bool, value: AttrValue<'a>) -> Self {
         if let Some(slot) = self.attrs.get_mut(self.count) {
             *slot = Some(Attr { id, mandatory, value });
         }
@@ -66,7 +66,7 @@ impl<'a> Command<'a> {
 
     /// A struct for the kernel to read.
     pub(crate) fn input<T: IntoBytes + Immutable + ?Sized>(self, id: u16, value: &'a T) -> Self {
-        self.push(id, true, Value::In(value.as_bytes()))
+        self.push(id, true, AttrValue::In(value.as_bytes()))
     }
 
     /// A struct for the kernel to read, where there is one.
@@ -79,16 +79,16 @@ impl<'a> Command<'a> {
 
     /// Bytes for the kernel to read, left out where there are none.
     pub(crate) fn input_if_any(self, id: u16, bytes: &'a [u8]) -> Self {
-        if bytes.is_empty() { self } else { self.push(id, true, Value::In(bytes)) }
+        if bytes.is_empty() { self } else { self.push(id, true, AttrValue::In(bytes)) }
     }
 
     pub(crate) fn u32(self, id: u16, value: u32) -> Self {
-        self.push(id, true, Value::Int { value: value.into(), size: 4 })
+        self.push(id, true, AttrValue::Int { value: value.into(), size: 4 })
     }
 
     /// An eight-byte integer, a constant or a 64-bit set of flags.
     pub(crate) fn u64(self, id: u16, value: u64) -> Self {
-        self.push(id, true, Value::Int { value, size: 8 })
+        self.push(id, true, AttrValue::Int { value, size: 8 })
     }
 
     /// Flags, left out where there are none: an attribute that is not sent cannot be unknown.
@@ -101,7 +101,7 @@ impl<'a> Command<'a> {
     where
         T: FromBytes + IntoBytes + KnownLayout + ?Sized,
     {
-        self.push(id, true, Value::Out(value.as_mut_bytes()))
+        self.push(id, true, AttrValue::Out(value.as_mut_bytes()))
     }
 
     /// An output that an older kernel may not know: it keeps its value then.
@@ -109,16 +109,16 @@ impl<'a> Command<'a> {
     where
         T: FromBytes + IntoBytes + KnownLayout + ?Sized,
     {
-        self.push(id, false, Value::Out(value.as_mut_bytes()))
+        self.push(id, false, AttrValue::Out(value.as_mut_bytes()))
     }
 
     /// Bytes for the kernel to write, left out where there is no room for any.
     pub(crate) fn output_if_any(self, id: u16, bytes: &'a mut [u8]) -> Self {
-        if bytes.is_empty() { self } else { self.push(id, true, Value::Out(bytes)) }
+        if bytes.is_empty() { self } else { self.push(id, true, AttrValue::Out(bytes)) }
     }
 
     pub(crate) fn handle(self, id: u16, handle: u32) -> Self {
-        self.push(id, true, Value::Handle(handle))
+        self.push(id, true, AttrValue::Handle(handle))
     }
 
     pub(crate) fn handle_if(self, id: u16, handle: Option<u32>) -> Self {
@@ -129,15 +129,15 @@ impl<'a> Command<'a> {
     }
 
     pub(crate) fn destroy(self, id: u16, handle: u32) -> Self {
-        self.push(id, true, Value::Destroy(handle))
+        self.push(id, true, AttrValue::Destroy(handle))
     }
 
     pub(crate) fn new_handle(self, id: u16) -> Self {
-        self.push(id, true, Value::New(0))
+        self.push(id, true, AttrValue::New(0))
     }
 
     pub(crate) fn fd(self, id: u16, fd: BorrowedFd<'a>) -> Self {
-        self.push(id, true, Value::Fd(fd.as_raw_fd(), std::marker::PhantomData))
+        self.push(id, true, AttrValue::Fd(fd.as_raw_fd(), std::marker::PhantomData))
     }
 
     pub(crate) fn fd_if(self, id: u16, fd: Option<BorrowedFd<'a>>) -> Self {
@@ -148,7 +148,7 @@ impl<'a> Command<'a> {
     }
 
     pub(crate) fn new_fd(self, id: u16) -> Self {
-        self.push(id, true, Value::NewFd(None))
+        self.push(id, true, AttrValue::NewFd(None))
     }
 
     pub(crate) fn attrs(&self) -> impl Iterator<Item = &Attr<'a>> {
@@ -177,7 +177,7 @@ impl<'a> Command<'a> {
     /// The handle of the object that the command made. 0 is a valid handle, so there is no default.
     pub(crate) fn made(&self, id: u16) -> Result<u32, Errno> {
         match self.attr(id).map(|attr| &attr.value) {
-            Some(Value::New(handle)) => Ok(*handle),
+            Some(AttrValue::New(handle)) => Ok(*handle),
             _ => Err(Errno::BADMSG),
         }
     }
@@ -185,7 +185,7 @@ impl<'a> Command<'a> {
     /// The file that the command made.
     pub(crate) fn take_fd(&mut self, id: u16) -> Option<OwnedFd> {
         match &mut self.attrs.iter_mut().flatten().find(|attr| attr.id == id)?.value {
-            Value::NewFd(fd) => fd.take(),
+            AttrValue::NewFd(fd) => fd.take(),
             _ => None,
         }
     }

@@ -54,7 +54,7 @@ impl Doorbell {
             Doorbell::Send { qp_handle } => {
                 let mut resp = Response::default();
                 let request = look(qp_handle);
-                execute(&mut write(IB_USER_VERBS_CMD_POST_SEND, &request).answer(&mut resp))
+                execute(&mut write(IB_USER_VERBS_CMD_POST_SEND, &request).response(&mut resp))
             }
             Doorbell::Notify { cq_handle, solicited } => execute(&mut write(
                 IB_USER_VERBS_CMD_REQ_NOTIFY_CQ,
@@ -96,12 +96,12 @@ fn announce(cq_handle: u32, solicited: bool) -> ib_uverbs_req_notify_cq {
 }
 
 /// Lengths are in words of 4 bytes; the input's includes the header.
-fn header<T>(command: u32, answer: usize) -> ib_uverbs_cmd_hdr {
+fn header<T>(command: u32, response: usize) -> ib_uverbs_cmd_hdr {
     const WORD: usize = 4;
     ib_uverbs_cmd_hdr {
         command,
         in_words: (size_of::<T>() / WORD) as u16,
-        out_words: (answer / WORD) as u16,
+        out_words: (response / WORD) as u16,
     }
 }
 

@@ -3,7 +3,7 @@
 //! Pairs with `core/uverbs_ioctl.c`. Only here a slice of a command becomes a pointer.
 #![allow(unsafe_code)]
 
-use super::command::{Command, MAX_ATTRS, Value};
+use super::command::{AttrValue, Command, MAX_ATTRS};
 use super::doorbell::{Doorbell, Response};
 use super::invoke_write::write;
 use super::kernel::Kernel;
@@ -41,14 +41,14 @@ impl UverbsFd {
 
 /// Header and attributes as one block, the way the kernel reads them.
 #[repr(C)]
-struct Message {
+struct IoctlMessage {
     header: ib_uverbs_ioctl_hdr,
     attrs: [ib_uverbs_attr; MAX_ATTRS],
 }
 
-struct Invoke<'m>(&'m mut Message);
+struct Invoke<'m>(&'m mut IoctlMessage);
 
-// SAFETY: the opcode is the one uverbs ioctl, whose argument is a message as `Message` lays it
+// SAFETY: the opcode is the one uverbs ioctl, whose argument is a message as `IoctlMessage` lays it
 // out; `execute` sets its length to the attributes that are filled in.
 unsafe impl Ioctl for Invoke<'_> {
     type Output = ();
@@ -70,7 +70,7 @@ unsafe impl Ioctl for Invoke<'_> {
 impl Kernel for UverbsFd {
     fn execute(&self, command: &mut Command<'_>) -> Result<(), Errno> {
         let mut message =
-            Message { header: FromZeros::new_zeroed(), attrs: FromZeros::new_zeroed() };
+            IoctlMessage { header: FromZeros::new_zeroed(), attrs: FromZeros::new_zeroed() };
         let mut count = 0u16;
         for (attr, raw) in command.attrs_to_run()?.zip(&mut message.attrs) {
             encode(attr.id, attr.mandatory, &mut attr.value, raw)?;
@@ -88,8 +88,8 @@ impl Kernel for UverbsFd {
         unsafe { rustix::ioctl::ioctl(&self.fd, Invoke(&mut message)) }?;
         for (attr, raw) in command.attrs_to_run()?.zip(&message.attrs) {
             match &mut attr.value {
-                Value::New(handle) => *handle = raw.data as u32,
-                Value::NewFd(fd) => {
+                AttrValue::New(handle) => *handle = raw.data as u32,
+                AttrValue::NewFd(fd) => {
                     // SAFETY: on success the kernel put a new descriptor here that is ours alone.
                     *fd = Some(unsafe { OwnedFd::from_raw_fd(raw.data as i32) });
                 }
@@ -129,14 +129,14 @@ impl Kernel for UverbsFd {
     }
 }
 
-/// Makes a completion event file. It is in this file because this older command answers a bare descriptor,
+/// Makes a completion event file. It is in this file because this older command returns a bare descriptor,
 /// of which an `OwnedFd` has to be made.
 pub(crate) fn create_comp_channel(kernel: &dyn Kernel) -> Result<OwnedFd, Errno> {
     // Not a descriptor until the kernel wrote one: 0 may be standard input.
     let mut resp = ib_uverbs_create_comp_channel_resp { fd: u32::MAX };
     let request = ib_uverbs_create_comp_channel::default();
     kernel
-        .execute(&mut write(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, &request).answer(&mut resp))?;
+        .execute(&mut write(IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, &request).response(&mut resp))?;
     let fd = i32::try_from(resp.fd).map_err(|_| Errno::PROTO)?;
     // SAFETY: the kernel has just made this descriptor for us, and nobody else knows of it.
     Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -155,25 +155,25 @@ impl Mapper for UverbsFd {
 fn encode(
     id: u16,
     mandatory: bool,
-    value: &mut Value<'_>,
+    value: &mut AttrValue<'_>,
     raw: &mut ib_uverbs_attr,
 ) -> Result<(), Errno> {
     raw.attr_id = id;
     raw.flags = if mandatory { UVERBS_ATTR_F_MANDATORY } else { 0 };
     match value {
-        Value::In(bytes) => set_input(raw, bytes)?,
-        Value::Int { value, size } => {
+        AttrValue::In(bytes) => set_input(raw, bytes)?,
+        AttrValue::Int { value, size } => {
             raw.len = *size;
             raw.data = if *size == 4 { inline(&(*value as u32).to_ne_bytes()) } else { *value };
         }
-        Value::Out(bytes) => {
+        AttrValue::Out(bytes) => {
             raw.len = length(bytes)?;
             raw.data = bytes.as_mut_ptr().expose_provenance() as u64;
         }
-        Value::Handle(handle) | Value::Destroy(handle) => raw.data = u64::from(*handle),
-        Value::New(_) => {}
-        Value::Fd(fd, _) => raw.data = i64::from(*fd) as u64,
-        Value::NewFd(_) => {}
+        AttrValue::Handle(handle) | AttrValue::Destroy(handle) => raw.data = u64::from(*handle),
+        AttrValue::New(_) => {}
+        AttrValue::Fd(fd, _) => raw.data = i64::from(*fd) as u64,
+        AttrValue::NewFd(_) => {}
     }
     Ok(())
 }
@@ -202,7 +202,7 @@ fn length(bytes: &[u8]) -> Result<u16, Errno> {
 mod tests {
     use super::*;
 
-    fn encoded(value: &mut Value<'_>) -> ib_uverbs_attr {
+    fn encoded(value: &mut AttrValue<'_>) -> ib_uverbs_attr {
         let mut raw = ib_uverbs_attr::new_zeroed();
         encode(7, true, value, &mut raw).unwrap();
         assert_eq!((raw.attr_id, raw.flags), (7, UVERBS_ATTR_F_MANDATORY));
@@ -211,10 +211,10 @@ mod tests {
 
     #[test]
     fn short_inputs_travel_in_the_attribute() {
-        let raw = encoded(&mut Value::In(&[1, 2, 3]));
+        let raw = encoded(&mut AttrValue::In(&[1, 2, 3]));
         assert_eq!(raw.len, 3);
         assert_eq!(raw.data.to_ne_bytes(), [1, 2, 3, 0, 0, 0, 0, 0]);
-        let raw = encoded(&mut Value::Int { value: 5, size: 4 });
+        let raw = encoded(&mut AttrValue::Int { value: 5, size: 4 });
         assert_eq!(
             (raw.len, raw.data.to_ne_bytes()[..4].to_vec()),
             (4, 5u32.to_ne_bytes().to_vec())
@@ -224,13 +224,13 @@ mod tests {
     #[test]
     fn long_inputs_travel_by_address() {
         let bytes = [9u8; 9];
-        let raw = encoded(&mut Value::In(&bytes));
+        let raw = encoded(&mut AttrValue::In(&bytes));
         assert_eq!((raw.len, raw.data), (9, bytes.as_ptr() as u64));
     }
 
     #[test]
     fn a_missing_fd_is_sign_extended() {
-        let raw = encoded(&mut Value::Fd(-1, std::marker::PhantomData));
+        let raw = encoded(&mut AttrValue::Fd(-1, std::marker::PhantomData));
         assert_eq!((raw.len, raw.data), (0, u64::MAX));
     }
 
@@ -252,6 +252,6 @@ mod tests {
     fn inputs_beyond_the_length_field_are_refused() {
         let bytes = vec![0u8; 65536];
         let mut raw = ib_uverbs_attr::new_zeroed();
-        assert_eq!(encode(0, true, &mut Value::In(&bytes), &mut raw), Err(Errno::INVAL));
+        assert_eq!(encode(0, true, &mut AttrValue::In(&bytes), &mut raw), Err(Errno::INVAL));
     }
 }

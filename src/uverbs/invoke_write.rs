@@ -30,8 +30,8 @@ pub(crate) fn write_ex<'a, I: IntoBytes + Immutable + ?Sized>(
 }
 
 impl<'a> Command<'a> {
-    /// The core's answer to a write command.
-    pub(crate) fn answer<O>(self, output: &'a mut O) -> Self
+    /// The core's response to a write command.
+    pub(crate) fn response<O>(self, output: &'a mut O) -> Self
     where
         O: FromBytes + IntoBytes + KnownLayout + ?Sized,
     {

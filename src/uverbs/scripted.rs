@@ -1,4 +1,4 @@
-//! A kernel that a test scripts: the uverbs object model in memory, with rxe's answers.
+//! A kernel that a test scripts: the uverbs object model in memory, which responds as rxe does.
 //!
 //! It keeps handles as the kernel does (one number space per file, `EBUSY` while something
 //! depends on an object), has queues that can be mapped and used, and logs every command. On demand it does
@@ -31,7 +31,7 @@ use crate::memory::fork::Epoch;
 use crate::memory::mapping::{Mapper, Mapping};
 use crate::provider::Opening;
 use crate::sharing::envelope::Envelope;
-pub(crate) use mlx5::Mlx5;
+pub(crate) use mlx5::ScriptedMlx5;
 use ring::KernelRing;
 use rustix::io::Errno;
 use state::State;
@@ -164,12 +164,12 @@ impl Script {
     /// A scripted file of an mlx5 device, with the commands that make, destroy and share objects.
     pub(crate) fn mlx5() -> Script {
         let script = Script::new();
-        script.state().mlx5 = Some(Mlx5::default());
+        script.state().mlx5 = Some(ScriptedMlx5::default());
         script
     }
 
     /// Changes the device of [`mlx5`](Self::mlx5).
-    pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut Mlx5)) {
+    pub(crate) fn change_mlx5(&self, change: impl FnOnce(&mut ScriptedMlx5)) {
         change(self.state().mlx5.as_mut().expect("an mlx5 device"));
     }
 
@@ -198,7 +198,7 @@ impl Script {
         self.state().deviations.countdown.take().is_some()
     }
 
-    /// Answers every such command with an error until [`allow`](Self::allow).
+    /// Fails every such command until [`allow`](Self::allow).
     pub(crate) fn refuse(&self, op: Op, errno: Errno) {
         self.state().deviations.refused.push((op, errno));
     }
@@ -208,12 +208,12 @@ impl Script {
     }
 
     /// Ends every output of such a command after `length` bytes, until
-    /// [`allow_full_answer`](Self::allow_full_answer).
-    pub(crate) fn answer_short(&self, op: Op, length: usize) {
+    /// [`allow_full_response`](Self::allow_full_response).
+    pub(crate) fn shorten_response(&self, op: Op, length: usize) {
         self.state().deviations.short.push((op, length));
     }
 
-    pub(crate) fn allow_full_answer(&self, op: Op) {
+    pub(crate) fn allow_full_response(&self, op: Op) {
         self.state().deviations.short.retain(|(short, _)| *short != op);
     }
 
@@ -246,18 +246,18 @@ impl Script {
         self.state().deviations.has_xrc = true;
     }
 
-    /// The device is unplugged: its objects are gone, every command but DESTROY answers `EIO`.
+    /// The device is unplugged: its objects are gone, every command but DESTROY fails with `EIO`.
     pub(crate) fn vanish(&self) {
         self.state().vanish();
     }
 
-    /// The kernel begins to remove the device: every command but DESTROY answers `EIO`, and objects stay until
+    /// The kernel begins to remove the device: every command but DESTROY fails with `EIO`, and objects stay until
     /// they are destroyed or [vanish](Self::vanish).
     pub(crate) fn begin_to_vanish(&self) {
         self.state().deviations.leaving = true;
     }
 
-    /// Contexts opened from now on get an event file on which reading answers `EIO`, as that of a
+    /// Contexts opened from now on get an event file on which reading fails with `EIO`, as that of a
     /// removed device.
     pub(crate) fn close_events(&self) {
         self.state().events_closed = true;

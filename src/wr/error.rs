@@ -65,8 +65,8 @@ pub enum PostError {
     },
     /// The device fills in no checksums of raw packets.
     NoChecksums,
-    /// The batch with the request was not rung. Of calls that push and ring at once, such as
-    /// [`Scope::post`](crate::owned::Scope::post); `push` itself never answers it.
+    /// The batch with the request was not rung. Only calls that push and ring at once return it, such as
+    /// [`Scope::post`](crate::owned::Scope::post); `push` itself never does.
     Ring(RingError),
 }
 

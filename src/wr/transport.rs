@@ -7,7 +7,7 @@ use crate::qp::state::QpType;
 
 /// The transport of a queue pair, and what requests are compared with.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Transport {
+pub(crate) struct QpTransport {
     pub(crate) qp_type: QpType,
     pub(crate) qpn: Qpn,
     /// The protection domain, whose address handles requests may name.
@@ -26,7 +26,7 @@ pub(crate) struct SendOps {
 }
 
 impl SendOps {
-    /// The operations of a transport that need no [check](Transport::check). A shared receive queue's
+    /// The operations of a transport that need no [check](QpTransport::check). A shared receive queue's
     /// number always needs one.
     pub(crate) fn unchecked(qp_type: QpType) -> SendOps {
         let remote = Remote { addr: 0, rkey: Rkey(0) };
@@ -59,7 +59,7 @@ impl SendOps {
     }
 }
 
-impl Transport {
+impl QpTransport {
     /// Refuses a request that no device could carry out, before it reaches one.
     #[inline]
     pub(crate) fn check(&self, wr: &SendWr<'_>) -> Result<(), PostError> {

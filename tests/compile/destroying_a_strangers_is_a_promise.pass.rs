@@ -1,4 +1,4 @@
-//! Whoever destroys what another made vouches that the other is done with it.
+//! A caller that destroys an object of another process promises that the other process is done with it.
 #![allow(unused)]
 
 use uverbs::ForeignObject;

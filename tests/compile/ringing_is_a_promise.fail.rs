@@ -1,4 +1,4 @@
-//! Whoever rings a batch vouches for the memory that it names.
+//! The caller of `ring` makes promises about the memory that the batch names.
 #![allow(unused)]
 
 use uverbs::{RingError, SendBatch};

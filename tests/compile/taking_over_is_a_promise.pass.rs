@@ -1,4 +1,4 @@
-//! Whoever takes an object over vouches that it has no owner.
+//! A caller that becomes the owner of an object promises that it has no other owner.
 #![allow(unused)]
 
 use uverbs::{Foreign, Imported, MemoryRegion};

@@ -21,7 +21,8 @@ trials![
     drained_send_queue_goes_on,
     access_flags_change_in_rts,
     failed_state_is_learned_by_query,
-    current_state_is_passed_to_the_kernel,
+    right_current_state_is_accepted,
+    wrong_current_state_is_refused,
     privileged_qkey_needs_cap_net_raw,
     mtu_beyond_the_port_is_refused,
     rate_limit_is_unsupported_or_works,
@@ -195,10 +196,21 @@ fn failed_state_is_learned_by_query() -> Verdict {
     Ok(())
 }
 
-fn current_state_is_passed_to_the_kernel() -> Verdict {
+fn right_current_state_is_accepted() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     pair.a.qp.modify(&QpAttr::new().state(QpState::RTS).current_state(QpState::RTS))?;
     pair.message(1, 10)
+}
+
+/// rxe's driver takes the caller's word for it, and would bring the queue pair back to RTS.
+fn wrong_current_state_is_refused() -> Verdict {
+    let pair = Pair::new(Config::rc())?;
+    pair.a.qp.modify(&QpAttr::new().state(QpState::ERR))?;
+    let back = QpAttr::new().state(QpState::RTS).current_state(QpState::RTS);
+    let error = pair.a.qp.modify(&back).unwrap_err();
+    assert_eq!(error.message(), "current_state RTS: the queue pair is in state ERR");
+    assert_eq!(pair.a.qp.query()?.state, QpState::ERR);
+    Ok(())
 }
 
 fn privileged_qkey_needs_cap_net_raw() -> Verdict {

@@ -253,16 +253,16 @@ pub(crate) fn run() -> Option<ExitCode> {
         Ok(fd) => Wire(fd),
         Err(_) => return Some(ExitCode::FAILURE),
     };
-    let mut desk = Desk::default();
+    let mut objects = PartnerObjects::default();
     loop {
         match wire.receive() {
             Ok(Some((line, file))) => {
                 if line == "leave" {
-                    drop(desk);
+                    drop(objects);
                     let _ = wire.send("left", None);
                     return Some(ExitCode::SUCCESS);
                 }
-                let (text, file) = match desk.obey(&line, file, &wire) {
+                let (text, file) = match objects.obey(&line, file, &wire) {
                     Ok(answer) => answer,
                     Err(Stop::Fail(why)) => (format!("failed {line:.20}: {why}"), None),
                     Err(Stop::Skip(_, why)) => (format!("lacking {why}"), None),
@@ -278,9 +278,9 @@ pub(crate) fn run() -> Option<ExitCode> {
 
 /// A partner's objects. Fields are dropped in this order.
 #[derive(Debug, Default)]
-struct Desk {
-    var: VarDesk,
-    dm: crate::mlx5::dm::Desk,
+struct PartnerObjects {
+    var: PartnerVars,
+    dm: crate::mlx5::dm::PartnerMemory,
     path: Option<Loop>,
     imported: Option<Imported<MemoryRegion<u8, Foreign>>>,
     imported_pd: Option<Imported<ProtectionDomain>>,
@@ -292,7 +292,7 @@ struct Desk {
 
 /// A partner's VARs.
 #[derive(Debug, Default)]
-struct VarDesk {
+struct PartnerVars {
     imported: Option<ImportedVar>,
     own: Option<Var>,
     page: Option<DoorbellPage>,
@@ -304,7 +304,7 @@ fn import_var(context: &Context, envelope: &Envelope) -> uverbs::Result<Imported
     unsafe { Var::import(context, envelope) }
 }
 
-impl VarDesk {
+impl PartnerVars {
     fn obey(&mut self, context: Context, line: &str) -> Verdict<String> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         Ok(match word {
@@ -363,7 +363,7 @@ pub(crate) fn refused(error: &uverbs::Error) -> String {
     format!("refused {} {}", error.verb(), error.errno().raw_os_error())
 }
 
-impl Desk {
+impl PartnerObjects {
     fn context(&self) -> Verdict<&Context> {
         self.context.as_ref().ok_or_else(|| missing("context"))
     }

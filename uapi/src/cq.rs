@@ -69,7 +69,7 @@ layouts! {
         reserved: u32 = 4,
     }
 
-    /// Command `IB_USER_VERBS_CMD_REQ_NOTIFY_CQ`; it has no answer.
+    /// Command `IB_USER_VERBS_CMD_REQ_NOTIFY_CQ`; it has no response.
     struct ib_uverbs_req_notify_cq[8] {
         cq_handle: u32 = 0,
         solicited_only: u32 = 4,

@@ -14,7 +14,7 @@ layouts! {
         response: u64 = 0,
     }
 
-    /// Limits and capabilities: the answer of `IB_USER_VERBS_CMD_QUERY_DEVICE` and the first part
+    /// Limits and capabilities: the response of `IB_USER_VERBS_CMD_QUERY_DEVICE` and the first part
     /// of the extended one.
     struct ib_uverbs_query_device_resp[176] {
         fw_ver: u64 = 0,

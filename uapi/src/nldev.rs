@@ -141,7 +141,7 @@ ids! {
         RDMA_NLDEV_ATTR_DEV_INDEX = 1,
         /// String: name of a device.
         RDMA_NLDEV_ATTR_DEV_NAME = 2,
-        /// `u32`: port number from 1; in answers to [`RDMA_NLDEV_CMD_GET`] the number of ports.
+        /// `u32`: port number from 1; in responses to [`RDMA_NLDEV_CMD_GET`] the number of ports.
         RDMA_NLDEV_ATTR_PORT_INDEX = 3,
         /// `u64`: capability bits of a device or an InfiniBand port.
         RDMA_NLDEV_ATTR_CAP_FLAGS = 4,

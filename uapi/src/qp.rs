@@ -136,7 +136,7 @@ layouts! {
         reserved: [u8; 5] = 123,
     }
 
-    /// Command `IB_USER_VERBS_CMD_MODIFY_QP`; it has no answer.
+    /// Command `IB_USER_VERBS_CMD_MODIFY_QP`; it has no response.
     struct ib_uverbs_modify_qp[112] {
         dest: ib_uverbs_qp_dest = 0,
         alt_dest: ib_uverbs_qp_dest = 32,

@@ -49,29 +49,29 @@ layouts! {
         pad: u32 = 12,
     }
 
-    /// The driver's answer to creating an address handle.
+    /// The driver's response to creating an address handle.
     struct rxe_create_ah_resp[8] {
         ah_num: u32 = 0,
         reserved: u32 = 4,
     }
 
-    /// The driver's answer to creating a completion queue.
+    /// The driver's response to creating a completion queue.
     struct rxe_create_cq_resp[16] {
         mi: mminfo = 0,
     }
 
-    /// The driver's answer to resizing a completion queue.
+    /// The driver's response to resizing a completion queue.
     struct rxe_resize_cq_resp[16] {
         mi: mminfo = 0,
     }
 
-    /// The driver's answer to creating a queue pair. With a shared receive queue `rq_mi` is unused.
+    /// The driver's response to creating a queue pair. With a shared receive queue `rq_mi` is unused.
     struct rxe_create_qp_resp[32] {
         rq_mi: mminfo = 0,
         sq_mi: mminfo = 16,
     }
 
-    /// The driver's answer to creating a shared receive queue.
+    /// The driver's response to creating a shared receive queue.
     struct rxe_create_srq_resp[24] {
         mi: mminfo = 0,
         srq_num: u32 = 16,

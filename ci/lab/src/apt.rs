@@ -196,7 +196,7 @@ impl Apt {
         Ok(path)
     }
 
-    /// Downloads packages, checked against the signed lists; answers the files.
+    /// Downloads packages, checked against the signed lists; returns the files.
     pub(crate) fn download(&self, what: &str, packages: &[Package]) -> Result<Vec<PathBuf>> {
         let archives = self.directory.join("debs");
         let requests: Vec<String> = packages.iter().map(Package::to_string).collect();

@@ -130,7 +130,7 @@ impl Filling<'_> {
         Ok(path)
     }
 
-    /// Adds a unit: `fill` puts files into an empty directory and answers where they came from.
+    /// Adds a unit: `fill` puts files into an empty directory and returns where they came from.
     pub(crate) fn add(
         &self,
         name: &str,

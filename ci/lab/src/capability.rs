@@ -10,7 +10,7 @@
 //! probe decides. On the three kernels of a whole run, probe and version have to agree.
 
 use crate::device::DeviceName;
-use crate::release::Series;
+use crate::release::{self, Series};
 use anyhow::Result;
 use std::collections::BTreeMap;
 
@@ -26,6 +26,9 @@ enum Has {
     Since(Series),
     /// Up to this kernel.
     Until(Series),
+    /// Up to this kernel, but not from this release on of an older series, into which the change that ended
+    /// it was carried back.
+    UntilOrFrom(Series, Series, &'static str),
     /// Where the probe finds it; upstream has it from this kernel on.
     Probed(Probe, Series),
     /// On no kernel.
@@ -185,7 +188,13 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("masked_atomic", DecidedBy::Device, Has::Never, Has::Always),
     ("device_memory", DecidedBy::Device, Has::Never, Has::Always),
     // Later drivers register them only where the device pages on demand, which this one does not.
-    ("dmabuf", DecidedBy::Device, Has::Never, Has::Until(Series(7, 1))),
+    // Debian's 6.12.107 still takes one, and its 6.12.117 does not.
+    (
+        "dmabuf",
+        DecidedBy::Device,
+        Has::Never,
+        Has::UntilOrFrom(Series(7, 1), Series(6, 12), "6.12.108"),
+    ),
     (
         "dmabuf_queues",
         DecidedBy::Device,
@@ -219,6 +228,7 @@ pub(crate) fn split(reason: &str) -> Option<(&str, &str)> {
 pub(crate) struct RunningKernel {
     device: DeviceName,
     series: Series,
+    release: String,
     /// The results of the probes that could be made.
     probes: BTreeMap<Probe, bool>,
     /// Whether machine and device are the lab's.
@@ -246,7 +256,8 @@ impl RunningKernel {
                 probes.insert(probe, probe.is_in(contents));
             }
         }
-        Ok(Self { device, series: Series::of(release)?, probes, lab })
+        let (series, release) = (Series::of(release)?, release.trim().to_owned());
+        Ok(Self { device, series, release, probes, lab })
     }
 
     /// Whether the device has something on this kernel.
@@ -255,6 +266,11 @@ impl RunningKernel {
             Has::Always => true,
             Has::Since(first) => self.series >= first,
             Has::Until(last) => self.series <= last,
+            Has::UntilOrFrom(last, older, release) => {
+                let carried_back =
+                    self.series == older && release::compare(&self.release, release).is_ge();
+                self.series <= last && !carried_back
+            }
             Has::Probed(probe, first) => {
                 self.probes.get(&probe).copied().unwrap_or(self.series >= first)
             }
@@ -384,6 +400,8 @@ mod tests {
         }
         assert!(mlx5("[dmabuf]", "6.18.15").is_some());
         assert_eq!(mlx5("[dmabuf]", "7.2.12"), None);
+        assert!(mlx5("[dmabuf]", "6.12.107+deb13-amd64").is_some());
+        assert_eq!(mlx5("[dmabuf]", "6.12.117+deb13-amd64"), None);
     }
 
     #[test]

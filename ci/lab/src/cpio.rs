@@ -38,7 +38,7 @@ impl<W: Write> Writer<W> {
         self.entry(path, LINK | 0o777, 0, to.as_bytes())
     }
 
-    /// Ends the archive and answers what it was written to.
+    /// Ends the archive and returns what it was written to.
     pub(crate) fn finish(mut self) -> io::Result<W> {
         self.entry("TRAILER!!!", 0, 0, &[])?;
         self.to.flush()?;

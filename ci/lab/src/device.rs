@@ -96,7 +96,7 @@ impl Device {
     }
 }
 
-/// Prepares a device for a kernel; `emulator` answers the program that emulates a ConnectX.
+/// Prepares a device for a kernel; `emulator` returns the program that emulates a ConnectX.
 pub(crate) fn prepare(
     name: DeviceName,
     kernel: &Kernel,

@@ -101,7 +101,7 @@ pub(crate) fn built_in(text: &str) -> BTreeSet<String> {
     text.lines().filter_map(|line| name_of(Path::new(line))).collect()
 }
 
-/// Writes the named modules and all they need into `target`, decompressed, and answers the list in
+/// Writes the named modules and all they need into `target`, decompressed, and returns the list in
 /// no particular order with paths relative to `target`. Names that this kernel does not have are
 /// left out: what a kernel must have is decided where it is used.
 pub(crate) fn collect(

@@ -131,7 +131,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
             result: result(&sections),
             minutes: start.elapsed().as_secs().div_ceil(60),
         };
-        note(&workspace.root().join(RECORD), part.name, &row)?;
+        write_row(&workspace.root().join(RECORD), part.name, &row)?;
         skipped.extend(skip_of(&sections).map(|why| format!("{}: {why}", part.name)));
         summary.sections.extend(sections);
     }
@@ -234,14 +234,14 @@ struct Row {
 }
 
 /// Writes a part's row; those of the others stay.
-fn note(path: &Path, part: &str, row: &Row) -> Result<()> {
+fn write_row(path: &Path, part: &str, row: &Row) -> Result<()> {
     let text = fs::read_to_string(path).unwrap_or_default();
-    fs::write(path, noted(&text, part, row)).with_context(|| format!("write {}", path.display()))
+    fs::write(path, with_row(&text, part, row)).with_context(|| format!("write {}", path.display()))
 }
 
 /// The file with a part's new row. A part that could not run keeps the result of its last run, and
 /// rows of removed parts are dropped.
-fn noted(text: &str, part: &str, row: &Row) -> String {
+fn with_row(text: &str, part: &str, row: &Row) -> String {
     let mut lines = vec![
         "# When the soak last ran".to_owned(),
         String::new(),
@@ -312,23 +312,23 @@ mod tests {
 
     #[test]
     fn a_row_is_replaced_and_the_others_stay() {
-        let text = noted("", "mutants", &row("passed: 7"));
+        let text = with_row("", "mutants", &row("passed: 7"));
         assert_eq!(text.matches("| never |").count(), PARTS.len() - 1);
-        let text = noted(&text, "wear", &row("**failed**: a | b"));
+        let text = with_row(&text, "wear", &row("**failed**: a | b"));
         assert!(text.contains("| 2026-11-23 | abc | passed: 7 | 7 |"), "{text}");
         assert!(text.contains("**failed**: a / b"));
-        let text = noted(&text, "wear", &row("passed: 6"));
+        let text = with_row(&text, "wear", &row("passed: 6"));
         assert!(!text.contains("failed") && text.contains("passed: 7"));
     }
 
     #[test]
     fn a_part_that_could_not_run_leaves_the_result_of_its_last_run() {
         let skipped = row("did not run: [miri] missing");
-        let text = noted("", "miri", &skipped);
+        let text = with_row("", "miri", &skipped);
         assert!(text.contains("[miri] missing"), "{text}");
-        let text = noted(&text, "miri", &row("passed: 9"));
+        let text = with_row(&text, "miri", &row("passed: 9"));
         assert!(!text.contains("[miri] missing") && text.contains("passed: 9"));
-        assert_eq!(noted(&text, "miri", &skipped), text);
+        assert_eq!(with_row(&text, "miri", &skipped), text);
     }
 
     #[test]

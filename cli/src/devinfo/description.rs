@@ -1,4 +1,4 @@
-//! Everything that can be told about a device, in the form that programs get it.
+//! Everything that the command says about a device, in the form for programs.
 //!
 //! Fields keep their names, types and units; new ones may be added. What is not known, or does not
 //! exist on a device, is `null`.

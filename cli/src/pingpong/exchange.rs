@@ -306,7 +306,7 @@ mod tests {
         (listener, port)
     }
 
-    /// A server that exchanges `count` addresses with whoever comes.
+    /// A server that exchanges `count` addresses with any client.
     fn server(count: u32, timeout: Duration) -> (JoinHandle<Result<Vec<Address>>>, u16) {
         let (listener, port) = listener();
         let local: Vec<_> = (0..count).map(|seed| address(1000 + seed)).collect();

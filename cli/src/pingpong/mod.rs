@@ -127,7 +127,7 @@ impl<'a> Side<'a> {
     ) -> Result<()> {
         let options = self.args.options();
         self.say("local address: ", &self.local);
-        let told = self.told();
+        let told = self.sent_addresses();
         let volley = self.volley();
         let mut exchange = self.meet()?;
         let connect = |remote: &[Address]| {
@@ -187,8 +187,8 @@ impl<'a> Side<'a> {
         }
     }
 
-    /// The addresses that the peer is told, those of no queue pair included.
-    fn told(&self) -> Vec<Address> {
+    /// The addresses that are sent to the peer, including those without a queue pair.
+    fn sent_addresses(&self) -> Vec<Address> {
         let mut told = self.local.clone();
         told.resize(self.kind.addresses(), Address::default());
         if let (Some(last), true, Kind::Srq) =

@@ -11,9 +11,9 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::{JoinHandle, park_timeout, spawn};
 use std::time::{Duration, Instant};
 
-/// How far the run is, told by the one who sleeps.
+/// How far the run is, as its thread reports it.
 #[derive(Debug, Default)]
-struct Told {
+struct Progress {
     sent: AtomicU64,
     received: AtomicU64,
     over: AtomicBool,
@@ -22,7 +22,7 @@ struct Told {
 /// A thread that watches until it is dropped.
 #[derive(Debug)]
 pub(crate) struct Watchdog {
-    told: Arc<Told>,
+    progress: Arc<Progress>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -34,34 +34,35 @@ impl Watchdog {
         json: bool,
         failure: impl Fn(u64, u64) -> Failure + Send + 'static,
     ) -> Watchdog {
-        let told = Arc::new(Told::default());
-        let watched = told.clone();
+        let progress = Arc::new(Progress::default());
+        let watched = progress.clone();
         let thread = spawn(move || {
             if let Some((sent, received)) = watch(&watched, timeout) {
                 exit(failure(sent, received).tell(json).into());
             }
         });
-        Watchdog { told, thread: Some(thread) }
+        Watchdog { progress, thread: Some(thread) }
     }
 
     /// Takes note of how far the run is.
     #[inline]
     pub(crate) fn tell(&self, sent: u64, received: u64) {
-        self.told.sent.store(sent, Ordering::Relaxed);
-        self.told.received.store(received, Ordering::Relaxed);
+        self.progress.sent.store(sent, Ordering::Relaxed);
+        self.progress.received.store(received, Ordering::Relaxed);
     }
 }
 
 /// Returns what was reached when that has not changed for `timeout`; `None` when all is over.
-fn watch(told: &Told, timeout: Duration) -> Option<(u64, u64)> {
-    let read = || (told.sent.load(Ordering::Relaxed), told.received.load(Ordering::Relaxed));
+fn watch(progress: &Progress, timeout: Duration) -> Option<(u64, u64)> {
+    let read =
+        || (progress.sent.load(Ordering::Relaxed), progress.received.load(Ordering::Relaxed));
     let (mut seen, mut since) = (read(), Instant::now());
-    while !told.over.load(Ordering::Acquire) {
+    while !progress.over.load(Ordering::Acquire) {
         park_timeout((timeout / 4).max(Duration::from_millis(1)));
         let now = read();
         if now != seen {
             (seen, since) = (now, Instant::now());
-        } else if since.elapsed() >= timeout && !told.over.load(Ordering::Acquire) {
+        } else if since.elapsed() >= timeout && !progress.over.load(Ordering::Acquire) {
             return Some(seen);
         }
     }
@@ -70,7 +71,7 @@ fn watch(told: &Told, timeout: Duration) -> Option<(u64, u64)> {
 
 impl Drop for Watchdog {
     fn drop(&mut self) {
-        self.told.over.store(true, Ordering::Release);
+        self.progress.over.store(true, Ordering::Release);
         if let Some(thread) = self.thread.take() {
             thread.thread().unpark();
             // It has nothing to say that matters now.
@@ -85,15 +86,15 @@ mod tests {
 
     #[test]
     fn only_standing_still_ends_the_watch() {
-        let told = Arc::new(Told::default());
-        let watched = told.clone();
+        let progress = Arc::new(Progress::default());
+        let watched = progress.clone();
         let watch = spawn(move || {
             let start = Instant::now();
             (watch(&watched, Duration::from_millis(200)), start.elapsed())
         });
         for sent in 1..=10 {
             std::thread::sleep(Duration::from_millis(50));
-            told.sent.store(sent, Ordering::Relaxed);
+            progress.sent.store(sent, Ordering::Relaxed);
         }
         let (reached, took) = watch.join().unwrap();
         assert_eq!(reached, Some((10, 0)));

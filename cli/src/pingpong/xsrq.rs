@@ -4,7 +4,7 @@
 //! It differs from the other kinds in all but the messages. Each side counts what it receives; the
 //! server begins; and it sends to a client over any of its connections in turn, because clients that
 //! share the XRC domain of one file are reached by each other's. At the end each side waits for the
-//! other's "END", lest a target that others still send through is destroyed.
+//! other's "END", so that no target is destroyed that others still send through.
 
 mod address;
 

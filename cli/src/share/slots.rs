@@ -1,4 +1,4 @@
-//! The shared memory: a greeting by whoever registered it, and room for the message of the process
+//! The shared memory: a greeting by the process that registered it, and room for the message of the process
 //! that imports it. Each begins with its length.
 
 use crate::failure::{Failure, Result};

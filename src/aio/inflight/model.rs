@@ -92,9 +92,9 @@ fn a_future_that_finds_the_queue_full_is_woken() {
             wr_id
         });
         lending.commit();
-        let (theirs, slots) = (inflight.clone(), queue.slots().clone());
+        let (theirs, table) = (inflight.clone(), queue.table().clone());
         let driver = thread::spawn(move || {
-            slots.take_back(wr_id.unwrap()).unwrap().take();
+            table.take_back(wr_id.unwrap()).unwrap().take();
             complete(&theirs, index);
         });
         let future = thread::spawn(move || {

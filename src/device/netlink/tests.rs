@@ -22,7 +22,7 @@ impl Script {
     }
 }
 
-impl Wire for &mut Script {
+impl NetlinkTransport for &mut Script {
     fn send(&mut self, datagram: &[u8]) -> rustix::io::Result<()> {
         self.sent.push(datagram.to_vec());
         Ok(())
@@ -310,7 +310,7 @@ fn flags_in_an_attribute_type_are_ignored() {
 
 #[test]
 fn strings_end_at_their_terminator() {
-    let value = |bytes| Value(bytes).string();
+    let value = |bytes| NetlinkValue(bytes).string();
     assert_eq!(value(b"rxe0\0"), "rxe0");
     assert_eq!(value(b"rxe0"), "rxe0");
     assert_eq!(value(b"rxe0\0junk"), "rxe0");

@@ -1,4 +1,4 @@
-//! Queue memory out of one piece that is there from the beginning.
+//! Queue memory out of one mapping that is made at the beginning.
 
 use super::lent::anonymous;
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
@@ -8,20 +8,19 @@ use crate::memory::mapping::Mapping;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// Cuts buffers out of one piece of memory, and fails with `ENOMEM` when that is used up: for
-/// programs that must not ask the system for memory once they run, or that bound what queues may
-/// take.
+/// Cuts buffers out of one mapping, and fails with `ENOMEM` when that is used up: for programs that must not
+/// ask the system for memory once they run, or that limit the memory of queues.
 ///
-/// A forked child has zeros in the place of the piece (`MADV_WIPEONFORK`), and an arena that is used
-/// up: it makes one of its own. A buffer that is given back joins with free neighbours; the first
-/// free place that is large enough is taken.
+/// In a forked child the mapping is zero (`MADV_WIPEONFORK`) and the arena has no free memory: the child makes
+/// an arena of its own. A buffer that is freed joins with free neighbours; a new one takes the first free
+/// range that is large enough.
 #[derive(Debug)]
 pub struct Arena {
     mapping: Mapping,
     space: Lock<Space>,
 }
 
-/// Which bytes are whose, by offset: length of the piece.
+/// The free and the lent ranges of the mapping: the length of each, by its offset.
 #[derive(Debug, Default)]
 struct Space {
     free: BTreeMap<usize, usize>,
@@ -65,7 +64,8 @@ impl Arena {
 }
 
 impl Space {
-    /// Takes `size` bytes whose address, `base` plus the answer, is a multiple of `align`.
+    /// Takes `size` bytes and returns their offset; the address, `base` plus the offset, is a multiple of
+    /// `align`.
     fn take(&mut self, base: usize, size: usize, align: usize) -> Option<usize> {
         let size = size.max(1);
         let (at, length, offset) = self.free.iter().find_map(|(&at, &length)| {
@@ -99,7 +99,7 @@ impl Space {
     }
 }
 
-// SAFETY: the pieces that are lent do not overlap, have the size and alignment asked for, and stay
+// SAFETY: the ranges that are lent do not overlap, have the size and alignment asked for, and stay
 // until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
 unsafe impl QueueAllocator for Arena {
     fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {

@@ -1,6 +1,6 @@
 //! Queue memory in huge pages.
 
-use super::lent::{Lent, huge, room};
+use super::lent::{LentMappings, huge, room};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use rustix::io::Errno;
@@ -17,7 +17,7 @@ use std::ptr::NonNull;
 /// that its parent began ends in `SIGSEGV`. All other ready-made allocators are kinder.
 #[derive(Debug)]
 pub struct HugePages {
-    lent: Lent,
+    lent: LentMappings,
     page_bits: u8,
     or_default: bool,
 }
@@ -25,7 +25,7 @@ pub struct HugePages {
 impl HugePages {
     /// Pages of 2 MiB.
     pub fn new() -> Self {
-        HugePages { lent: Lent::default(), page_bits: 21, or_default: false }
+        HugePages { lent: LentMappings::default(), page_bits: 21, or_default: false }
     }
 
     /// Pages of 2ⁿ bytes, 30 for 1 GiB. The machine has few sizes, and a creation fails with
@@ -84,7 +84,7 @@ unsafe impl QueueAllocator for HugePages {
         let mapping = length.ok_or(Errno::NOMEM).and_then(|length| huge(length, self.page_bits));
         match self.lent.lend(mapping, align) {
             Allocation::Failed if self.or_default => Allocation::UseDefault,
-            answer => answer,
+            allocation => allocation,
         }
     }
 

@@ -1,4 +1,4 @@
-//! Mappings that an allocator has lent out, by the address that it answered.
+//! Mappings that an allocator has lent out, by the address that it returned.
 
 use super::Allocation;
 use crate::memory::fork::Epoch;
@@ -11,11 +11,11 @@ use rustix::param::page_size;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
-/// In a forked child nothing is lent, taken back or counted: what the parent lent is the parent's.
+/// The mappings, by address. In a forked child nothing is lent, taken back or counted: they are the parent's.
 #[derive(Debug, Default)]
-pub(super) struct Lent(Lock<BTreeMap<usize, Mapping>>);
+pub(super) struct LentMappings(Lock<BTreeMap<usize, Mapping>>);
 
-impl Lent {
+impl LentMappings {
     /// Lends the part of a mapping that begins at a multiple of `align`.
     pub(super) fn lend(&self, mapping: Result<Mapping, Errno>, align: usize) -> Allocation {
         let Ok(mapping) = mapping else { return Allocation::Failed };
@@ -49,15 +49,15 @@ pub(super) fn room(size: usize, align: usize, page: usize) -> Option<usize> {
     size.max(1).checked_add(slack)?.checked_next_multiple_of(page)
 }
 
-/// Anonymous memory in whose place forked children have zeros: no page of it moves, and a guard that
-/// a child still holds finds nothing.
+/// Anonymous memory that is zero in forked children (`MADV_WIPEONFORK`): no page of it moves, and a guard that a
+/// child still holds reads zeros.
 pub(super) fn anonymous(length: usize) -> Result<Mapping, Errno> {
     let raw = MmapOptions::new().len(length).map_anon().map(MmapRaw::from);
     unshared(raw, Advice::LinuxWipeOnFork)
 }
 
-/// The same in huge pages of `1 << page_bits` bytes, but that children have nothing in its place: the
-/// kernel does not wipe huge pages.
+/// Anonymous memory in huge pages of `1 << page_bits` bytes. Forked children have no mapping in its place, because
+/// the kernel does not wipe huge pages.
 pub(super) fn huge(length: usize, page_bits: u8) -> Result<Mapping, Errno> {
     let raw = MmapOptions::new().len(length).huge(Some(page_bits)).map_anon().map(MmapRaw::from);
     unshared(raw, Advice::LinuxDontFork)

@@ -99,7 +99,7 @@ impl fmt::Debug for DomainView<'_> {
     }
 }
 
-/// An allocator's answer.
+/// What an allocator returns.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// Memory of the size and alignment that was asked for.
@@ -121,22 +121,20 @@ pub struct DmaBufPart {
 
 /// Provides the memory of queues created in a [`ParentDomain`](crate::ParentDomain).
 ///
-/// [`allocator`](crate::allocator) has some ready-made. Give an `Arc` of one to the parent domain to
-/// go on asking it something.
+/// [`allocator`](crate::allocator) has some ready-made. To keep access to an allocator, give the parent
+/// domain an `Arc` of it.
 ///
-/// It is called from whichever thread creates or destroys an object, and never with a lock of
-/// this library held. A panic in `alloc` unwinds the creation; one in `free` is caught and
-/// counted.
+/// Any thread that creates or destroys an object calls it, and holds no lock of this library
+/// meanwhile. A panic in `alloc` unwinds the creation; one in `free` is caught and counted.
 ///
 /// # Safety
 ///
-/// Memory answered by [`alloc`](Self::alloc) must be readable and writable, of at least the size
+/// Memory returned by [`alloc`](Self::alloc) must be readable and writable, of at least the size
 /// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
 /// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
-/// writes it. With the last of these nothing is there in a child, where a
-/// [`Completions`](crate::Completions) that was held across the `fork` ends the child by a signal
-/// when it is asked for the next completion; with the first it finds the parent's. Everything else
-/// answers that the process is a fork.
+/// writes it. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion,
+/// it finds the parent's completions in shared memory, and dies of a signal with `MADV_DONTFORK`. Every other call
+/// fails because the process is a fork.
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {
@@ -149,31 +147,29 @@ pub unsafe trait QueueAllocator:
         resource: ResourceType,
     ) -> Allocation;
 
-    /// Takes back what `alloc` answered as [`Allocation::Memory`]: once for each, after the kernel
+    /// Takes back what `alloc` returned as [`Allocation::Memory`]: once for each, after the kernel
     /// confirmed that the object is gone, and never for a default buffer.
     ///
     /// # Safety
     ///
-    /// `memory` was answered by `alloc` of this allocator and has not been freed.
+    /// `memory` was returned by `alloc` of this allocator and has not been freed.
     unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType);
 
-    /// The dma-buf that memory is of which `alloc` just answered. The kernel is then told of the
-    /// dma-buf and not of the memory's address: it need not be possible to pin the memory, as it is
-    /// not where a machine hides its memory from devices (confidential guests). `offset` must be a
-    /// multiple of what the memory has to be aligned to; the memory itself of that or a page,
-    /// whichever is less.
+    /// The dma-buf that backs `memory`, which `alloc` just returned; `None` unless this is implemented. The
+    /// library passes the dma-buf to the kernel in place of the address. The kernel then need not pin the
+    /// memory, which is impossible where a machine hides its memory from devices (confidential guests).
+    /// `offset` must be a multiple of the alignment asked for, and the memory's address a multiple of that
+    /// alignment or of a page, whichever is less.
     ///
-    /// On mlx5, from Linux 7.2 on; older kernels refuse the creation (`EOPNOTSUPP`). It holds for
-    /// queue pairs, completion queues and their doorbell records. Of shared receive queues, and of
-    /// what a completion queue is resized to, the kernel takes addresses only, and is told those.
-    ///
-    /// Memory has no dma-buf unless this is implemented.
+    /// On mlx5, from Linux 7.2 on; older kernels refuse the creation (`EOPNOTSUPP`). The kernel takes
+    /// dma-bufs for queue pairs, completion queues and their doorbell records. For shared receive queues,
+    /// and for the new buffer of a resized completion queue, it takes addresses only.
     ///
     /// # Safety
     ///
-    /// `memory` was answered by `alloc` of this allocator and has not been freed, and the dma-buf is
-    /// used for nothing but naming the memory to the kernel: whoever else had it could register it as
-    /// a memory region, and let peers write the queue.
+    /// `memory` was returned by `alloc` of this allocator and has not been freed. The caller uses the dma-buf
+    /// only to name the memory to the kernel, and gives it to nobody, who could register it as a memory
+    /// region and let peers write the queue.
     #[doc(alias = "UVERBS_ATTR_CREATE_CQ_BUF_UMEM")]
     #[doc(alias = "UVERBS_ATTR_CREATE_QP_BUF_UMEM")]
     unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
@@ -182,7 +178,7 @@ pub unsafe trait QueueAllocator:
     }
 }
 
-// SAFETY: what is asked of one is asked of the other.
+// SAFETY: every call goes to the inner allocator, whose promises are the same.
 unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
     fn alloc(
         &self,
@@ -195,17 +191,17 @@ unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
     }
 
     unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
-        // SAFETY: the memory is of the allocator behind, and has not been freed.
+        // SAFETY: the memory comes from the inner allocator, and has not been freed.
         unsafe { A::free(self, domain, memory, resource) }
     }
 
     unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
-        // SAFETY: the memory is of the allocator behind; what is asked of the caller is the same.
+        // SAFETY: the memory comes from the inner allocator; the caller's promise is the same.
         unsafe { A::dmabuf(self, memory) }
     }
 }
 
-/// The protection domain under a parent domain, as far as an allocator is told of it.
+/// The protection domain under a parent domain, as an allocator sees it.
 pub(crate) trait AllocatorDomain:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe
 {
@@ -241,7 +237,7 @@ impl DomainAllocator {
     /// what could not be freed.
     fn give_back(&self, memory: NonNull<u8>, resource: ResourceType) {
         let freed = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: this allocator answered the memory, and this is called once for it.
+            // SAFETY: this allocator returned the memory, and this is called once for it.
             unsafe { self.allocator.free(&self.view(), memory, resource) }
         }));
         if let Err(payload) = freed {
@@ -265,12 +261,12 @@ impl Source<'_> {
     ///
     /// An allocator is asked for exactly that, and may leave it to the library, whose memory begins
     /// at a page and at no greater multiple: what asks for one wants the device to work with larger
-    /// pages, which small ones never are. What it answers is
+    /// pages, which small ones never are. What it returns is
     /// given back to it once, when nobody uses the memory any more.
     ///
     /// # Errors
     ///
-    /// `ENOMEM`; `EINVAL` if the allocator answered memory at another alignment, which it gets back
+    /// `ENOMEM`; `EINVAL` if the allocator returned memory at another alignment, which it gets back
     /// at once.
     pub(crate) fn alloc(
         &self,
@@ -306,7 +302,7 @@ impl Source<'_> {
         };
         let held = domain.clone();
         let release = Box::new(move |memory| held.give_back(memory, resource));
-        // SAFETY: it was just answered, and `QueueMemory` keeps the dma-buf to itself.
+        // SAFETY: `alloc` just returned the memory, and `QueueMemory` keeps the dma-buf to itself.
         let asked = catch_unwind(AssertUnwindSafe(|| unsafe { allocator.dmabuf(memory) }));
         let dmabuf = match asked {
             Ok(dmabuf) => dmabuf,
@@ -327,11 +323,11 @@ impl Source<'_> {
                 self.verb,
                 match &dmabuf {
                     None => format!(
-                        "the parent domain's allocator answered {memory:p} for {resource}, which is \
+                        "the parent domain's allocator returned {memory:p} for {resource}, which is \
                          no multiple of {align}"
                     ),
                     Some(_) => format!(
-                        "the parent domain's allocator answered {memory:p} for {resource}, {place:#x} \
+                        "the parent domain's allocator returned {memory:p} for {resource}, {place:#x} \
                          in its dma-buf, and they are no multiples of {own} and {align}"
                     ),
                 },
@@ -341,7 +337,7 @@ impl Source<'_> {
         // given back, which `release` does, and that stays where it is across a fork.
         let memory = unsafe { QueueMemory::custom(memory, size, release) };
         match memory {
-            Ok(memory) => Ok(Some(memory.known_by(dmabuf))),
+            Ok(memory) => Ok(Some(memory.with_dmabuf(dmabuf))),
             Err(errno) => Err(Error::new(self.verb, errno)),
         }
     }

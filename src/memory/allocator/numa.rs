@@ -1,6 +1,6 @@
 //! Queue memory near a device.
 
-use super::lent::{Lent, pages};
+use super::lent::{LentMappings, pages};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::memory::mapping::Mapping;
 use rustix::io::Errno;
@@ -20,14 +20,14 @@ const WORD: usize = usize::BITS as usize;
 /// does for all memory that is bound to a node.
 #[derive(Debug)]
 pub struct NumaNode {
-    lent: Lent,
+    lent: LentMappings,
     node: u32,
 }
 
 impl NumaNode {
     /// Memory of this node; [`Device::numa_node`](crate::Device::numa_node) tells a device's.
     pub fn new(node: u32) -> Self {
-        NumaNode { lent: Lent::default(), node }
+        NumaNode { lent: LentMappings::default(), node }
     }
 
     /// Buffers that are in use; none in a forked child.
@@ -53,14 +53,14 @@ unsafe impl QueueAllocator for NumaNode {
     }
 }
 
-/// Takes all pages of a mapping now, and not where a missing one is a signal.
+/// Takes all pages of a mapping now: later, a page that is missing would be a signal.
 fn populate(mapping: &Mapping) -> Result<(), Errno> {
     let advice = Advice::LinuxPopulateWrite;
     // SAFETY: the range is a mapping of ours, of which nothing was used yet.
     match unsafe { madvise(mapping.as_ptr().cast(), mapping.len(), advice) } {
-        // Before Linux 5.14 they are taken when they are zeroed.
+        // Linux before 5.14: the pages are taken when the queue memory is zeroed.
         Err(Errno::INVAL) => Ok(()),
-        answer => answer,
+        populated => populated,
     }
 }
 
@@ -72,12 +72,12 @@ fn mask(node: u32) -> Option<[usize; NODES / WORD]> {
     Some(nodes)
 }
 
-/// Has the pages of a mapping, none of which was touched yet, come from one node only.
+/// Binds the pages of a mapping to one node, before any of them is touched.
 fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
     let nodes = mask(node).ok_or(Errno::INVAL)?;
-    // SAFETY: the range is a mapping of ours, and the mask has as many bits as is said; the kernel
-    // reads it during the call.
-    let answer = unsafe {
+    // SAFETY: the range is a mapping of ours. The mask has `NODES` bits, and the kernel reads it only during
+    // the call.
+    let status = unsafe {
         libc::syscall(
             libc::SYS_mbind,
             mapping.as_ptr(),
@@ -88,7 +88,7 @@ fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
             0,
         )
     };
-    match answer {
+    match status {
         0 => Ok(()),
         _ => Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::INVAL)),
     }

@@ -1,6 +1,6 @@
 //! Queue memory in pages of its own.
 
-use super::lent::{Lent, pages};
+use super::lent::{LentMappings, pages};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use std::ptr::NonNull;
 
@@ -11,7 +11,7 @@ use std::ptr::NonNull;
 /// take, or as a part of one that decides buffer by buffer.
 #[derive(Debug, Default)]
 pub struct Pages {
-    lent: Lent,
+    lent: LentMappings,
 }
 
 impl Pages {

@@ -1,6 +1,6 @@
 //! Queue memory that other processes can map.
 
-use super::lent::{Lent, room};
+use super::lent::{LentMappings, room};
 use super::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use crate::memory::fork::Epoch;
@@ -18,13 +18,13 @@ use std::ptr::NonNull;
 /// look at a program's queues while it runs or after it died.
 ///
 /// The memory is shared with forked children, too, and does not move because of them. The file is
-/// sealed once it is mapped here: whoever gets it can read it and map it for reading, and can neither
-/// write it nor make it shorter (`F_SEAL_FUTURE_WRITE`, Linux 5.1). Kernels before 6.13 without its fix
-/// make a writable dma-buf of such a file for a process that may open `/dev/udmabuf`: there give it to
-/// none that may.
+/// sealed once it is mapped here: a process that gets it can read it and map it for reading, and can neither
+/// write nor shorten it (`F_SEAL_FUTURE_WRITE`, Linux 5.1). Kernels before 6.13, unless they have its fix,
+/// make a writable dma-buf of such a file for a process that may open `/dev/udmabuf`: do not give the file to
+/// such a process there.
 #[derive(Debug, Default)]
 pub struct SharedMemory {
-    lent: Lent,
+    lent: LentMappings,
     files: Lock<Vec<Lending>>,
     /// `/dev/udmabuf`, where the buffers are to be dma-bufs.
     maker: Option<File>,
@@ -56,9 +56,9 @@ impl SharedMemory {
         SharedMemory::default()
     }
 
-    /// An allocator whose buffers are dma-bufs as well, and named to the kernel as such (Linux 7.2):
-    /// what a program can try without hardware that needs it. Made by `/dev/udmabuf`, which who runs
-    /// the program must be allowed to open.
+    /// An allocator whose buffers are dma-bufs, too, and are passed to the kernel as such (Linux 7.2), so that
+    /// a program can be tried without hardware that needs them. `/dev/udmabuf` makes them: the user must
+    /// be allowed to open it.
     ///
     /// # Errors
     ///
@@ -89,7 +89,7 @@ impl SharedMemory {
         files.iter().map(duplicate).collect()
     }
 
-    fn make(&self, size: usize, align: usize) -> std::result::Result<Made, Errno> {
+    fn make(&self, size: usize, align: usize) -> std::result::Result<SealedFile, Errno> {
         let length = room(size, align, page_size()).ok_or(Errno::NOMEM)?;
         let fd = memfd_create("uverbs-queue", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
         ftruncate(&fd, length as u64)?;
@@ -101,15 +101,15 @@ impl SharedMemory {
             None => None,
         };
         let mapping = Mapping::of_fd(fd.as_fd(), 0, length, Epoch::current()?)?;
-        // A queue that others write makes the device do anything; a mapping that loses its pages
-        // kills who looks at it.
+        // Sealed against writing, because a WQE that another process writes makes the device do anything, and
+        // against shrinking, because an access to a page that is gone is a SIGBUS.
         let sizes = SealFlags::SHRINK | SealFlags::GROW;
         fcntl_add_seals(&fd, sizes | SealFlags::FUTURE_WRITE | SealFlags::SEAL)?;
-        Ok(Made { mapping, fd, dmabuf })
+        Ok(SealedFile { mapping, fd, dmabuf })
     }
 }
 
-struct Made {
+struct SealedFile {
     mapping: Mapping,
     fd: OwnedFd,
     dmabuf: Option<OwnedFd>,
@@ -131,16 +131,16 @@ unsafe impl QueueAllocator for SharedMemory {
             None => align,
         };
         let made = self.make(size, align);
-        let Ok(Made { mapping, fd, dmabuf }) = made else { return Allocation::Failed };
+        let Ok(SealedFile { mapping, fd, dmabuf }) = made else { return Allocation::Failed };
         let length = mapping.len();
-        let answer = self.lent.lend(Ok(mapping), align);
-        if let Allocation::Memory(memory) = answer {
+        let allocation = self.lent.lend(Ok(mapping), align);
+        if let Allocation::Memory(memory) = allocation {
             let file = Lending { address: memory.as_ptr().addr(), resource, length, fd, dmabuf };
             if let Some(mut files) = self.files.lock() {
                 files.push(file);
             }
         }
-        answer
+        allocation
     }
 
     unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
@@ -169,7 +169,7 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it maps a file")]
     fn who_gets_the_file_can_look_and_no_more() {
-        let Made { mapping, fd, .. } = SharedMemory::new().make(5000, 8).unwrap();
+        let SealedFile { mapping, fd, .. } = SharedMemory::new().make(5000, 8).unwrap();
         // What is mapped here goes on being written here.
         // SAFETY: the mapping is this test's alone.
         unsafe { mapping.as_ptr().write(7) };

@@ -1,14 +1,14 @@
-//! The lender's side of a loan table: which slot is lent next, and how loans come back that the device
-//! was never told of.
+//! The lender's side of a loan table: which slot is lent next, and how the lender takes back loans of
+//! requests that were never posted.
 //!
 //! Pairs with [`LoanTable`], by which the poller of the completion queue takes back.
 //!
-//! Slots are lent in a circle, because most queues complete in order. Where the next slot is still lent,
-//! all are. A shared receive queue completes in about that order; the lender skips slots that are still
+//! Slots are lent in a circle, because most queues complete in order: if the next slot is still lent, all
+//! slots are. A shared receive queue completes in about that order, and its lender skips slots that are still
 //! lent: those of messages that are only partly received, of completions that were not polled, and of
-//! receives that a queue pair took along when it was dropped.
+//! receives that a queue pair had consumed when it was dropped.
 
-use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, SCOPED, STATE, STEP, UNSIGNALED};
+use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, NOT_LENT, SCOPED, STEP, UNSIGNALED};
 use crate::memory::compact_enum::CompactEnum;
 use crate::memory::sync::Ordering;
 use std::fmt;
@@ -16,75 +16,75 @@ use std::mem::MaybeUninit;
 
 /// The owner of a queue, who lends in its table.
 pub(crate) struct Lender<P> {
-    slots: LoanTable<P>,
+    table: LoanTable<P>,
     next: NextLoan,
 }
 
 /// What the next loan depends on.
 struct NextLoan {
-    /// The `wr_id` after the last that the device was told of. It has [`COVERS`] while there may be
-    /// unsignaled loans that no signaled one follows.
+    /// The `wr_id` after the last one that was posted. It has [`COVERS`] while there may be unsignaled loans
+    /// that no signaled one follows.
     wr_id: u64,
-    /// Unsignaled loans since the last signaled one, or more.
+    /// Unsignaled loans since the last signaled one; may be too large.
     unsignaled: u32,
     /// Whether loans come back in the order in which they were lent.
     in_order: bool,
-    /// How many slots were looked at in search of a free one.
+    /// How many slots were examined in search of a free one.
     #[cfg(test)]
     looks: u64,
 }
 
 impl NextLoan {
-    /// If the loan before `wr_id` is a signaled one, it covers all unsignaled loans before it.
-    fn follows_signaled<P>(slots: &LoanTable<P>, wr_id: u64) -> bool {
+    /// Whether the loan before `wr_id` is a signaled one, which covers all unsignaled loans before it.
+    fn follows_signaled<P>(table: &LoanTable<P>, wr_id: u64) -> bool {
         let last = wr_id.wrapping_sub(STEP);
-        let state = slots.slot(last).state.load(Ordering::Relaxed);
-        // Not if the poller has taken it back already: it could have been an unsignaled one that failed.
-        state & (STATE | UNSIGNALED) == 0 && (state ^ last) >> FLAG_BITS == 0
+        let state = table.slot(last).state.load(Ordering::Relaxed);
+        // `false` if the poller has taken it back already: it could have been an unsignaled one that failed.
+        state & (NOT_LENT | UNSIGNALED) == 0 && (state ^ last) >> FLAG_BITS == 0
     }
 
-    /// The device was told of all loans: if the last is signaled, the next need not cover any.
+    /// All loans were posted: if the last one is signaled, the next need not cover any.
     #[cold]
     #[inline(never)]
-    fn uncover<P>(&mut self, slots: &LoanTable<P>) {
-        if Self::follows_signaled(slots, self.wr_id) {
+    fn uncover<P>(&mut self, table: &LoanTable<P>) {
+        if Self::follows_signaled(table, self.wr_id) {
             self.wr_id &= !COVERS;
             self.unsignaled = 0;
         }
     }
 
-    /// Loans came back because the device was not told of them. The signaled one that was to follow
-    /// unsignaled ones may be among them: the next one is signaled.
+    /// Loans were taken back unposted. The signaled one that was to cover posted unsignaled ones may be among
+    /// them, so the next one must be signaled.
     fn undo(&mut self) {
         if self.wr_id & COVERS != 0 {
             self.unsignaled = u32::MAX;
         }
     }
 
-    /// The first `wr_id` from `first` on whose slot is free. The slots between are skipped: they are
-    /// never lent, or their payload is being taken out. In a queue that completes in order, the first
-    /// slot that is lent tells that all others are. Loans of forgotten batches are taken back as soon as
-    /// one of them is met, so none is left before the `wr_id` that is answered.
+    /// The first `wr_id` from `first` on whose slot is free. It skips slots that are never lent, or whose
+    /// payload is being taken out, and in a queue that completes in any order slots that are lent. In one
+    /// that completes in order, a slot that is lent means that all others are. The first loan of a forgotten
+    /// batch that this meets makes it take back all of them, so none is left before the result.
     #[cold]
     #[inline(never)]
-    fn skip<P>(&mut self, slots: &LoanTable<P>, first: u64) -> Option<u64> {
+    fn skip<P>(&mut self, table: &LoanTable<P>, first: u64) -> Option<u64> {
         let mut wr_id = first;
-        for _ in 0..slots.len {
+        for _ in 0..table.len {
             #[cfg(test)]
             (self.looks += 1);
-            wr_id = slots.lendable(wr_id);
-            let slot = slots.slot(wr_id);
+            wr_id = table.lendable(wr_id);
+            let slot = table.slot(wr_id);
             // Acquire as in `free_slot`.
             let mut state = slot.state.load(Ordering::Acquire);
-            if slots.is_unposted(state, first) {
-                slots.drop_unposted(first);
+            if table.is_unposted(state, first) {
+                table.drop_unposted(first);
                 self.undo();
                 state = slot.state.load(Ordering::Acquire);
             }
             if state == FREE {
                 return Some(wr_id);
             }
-            if self.in_order && state & STATE == 0 {
+            if self.in_order && state & NOT_LENT == 0 {
                 return None;
             }
             wr_id = wr_id.wrapping_add(STEP);
@@ -96,13 +96,13 @@ impl NextLoan {
 impl<P> Lender<P> {
     /// A lender of `count` slots; `flag` is 0 or [`RECV`](super::RECV).
     pub(crate) fn new(count: u32, flag: u64) -> Self {
-        // Each table begins to count elsewhere, so that a `wr_id` of one table takes nothing back from
-        // another. Not loom's, because the threads of a model do not share it.
+        // Each table's counts begin elsewhere, so that a `wr_id` of one table takes nothing back from
+        // another. Not loom's atomic, because the threads of a model do not share it.
         static TABLES: std::sync::atomic::AtomicU64 = std::sync::atomic::AtomicU64::new(1);
         let table = TABLES.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
         let wr_id = table.wrapping_mul(0x9e37_79b1 << u32::BITS) | flag;
         Lender {
-            slots: LoanTable::new(count),
+            table: LoanTable::new(count),
             next: NextLoan {
                 wr_id,
                 unsignaled: 0,
@@ -113,28 +113,28 @@ impl<P> Lender<P> {
         }
     }
 
-    /// The same for a queue that does not complete in the order of its requests.
+    /// A lender for a queue that does not complete in the order of its requests.
     pub(crate) fn in_any_order(self) -> Self {
         Lender { next: NextLoan { in_order: false, ..self.next }, ..self }
     }
 
     /// The table, for the poller.
-    pub(crate) fn slots(&self) -> &LoanTable<P> {
-        &self.slots
+    pub(crate) fn table(&self) -> &LoanTable<P> {
+        &self.table
     }
 
-    /// Takes back and drops the loans of batches that were [forgotten](LoanBatch).
+    /// Takes back and drops the loans of batches that were [forgotten](LoanBatch) (`mem::forget`).
     #[cold]
     #[inline(never)]
     pub(crate) fn drop_unposted(&mut self) {
-        self.slots.drop_unposted(self.next.wr_id);
+        self.table.drop_unposted(self.next.wr_id);
         self.next.undo();
     }
 
-    /// How many slots are free. Takes back what was forgotten, and looks at each slot.
+    /// How many slots are free. Takes back the loans of forgotten batches, and examines each slot.
     pub(crate) fn room(&mut self) -> usize {
         self.drop_unposted();
-        self.slots.lendable_slots().filter(|slot| slot.is_free()).count()
+        self.table.lendable_slots().filter(|slot| slot.is_free()).count()
     }
 
     /// Starts a batch of loans.
@@ -144,8 +144,8 @@ impl<P> Lender<P> {
     }
 }
 
-/// Loans that the device was not told of yet. Dropping the batch takes them back. If the batch is
-/// forgotten, a later one takes them back, at the latest when it needs one of their slots.
+/// Loans of requests that are not posted yet. Dropping the batch takes them back. If the batch is forgotten
+/// (`mem::forget`), a later one takes them back, at the latest when it needs one of their slots.
 pub(crate) struct LoanBatch<'l, P> {
     lender: &'l mut Lender<P>,
     /// The difference between the `wr_id` of the next loan and the lender's.
@@ -157,14 +157,14 @@ impl<P> LoanBatch<'_, P> {
     #[inline(always)]
     pub(crate) fn free_slot(&mut self) -> Option<FreeSlot<'_, P>> {
         let LoanBatch { lender, ahead } = self;
-        let Lender { slots, next } = &mut **lender;
-        let slots: &LoanTable<P> = slots;
+        let Lender { table, next } = &mut **lender;
+        let table: &LoanTable<P> = table;
         let mut wr_id = next.wr_id.wrapping_add(*ahead);
-        let mut slot = slots.slot(wr_id);
+        let mut slot = table.slot(wr_id);
         // Acquire pairs with the Release of `LoanSlot::release`.
         if slot.state.load(Ordering::Acquire) != FREE {
-            wr_id = next.skip(slots, wr_id)?;
-            slot = slots.slot(wr_id);
+            wr_id = next.skip(table, wr_id)?;
+            slot = table.slot(wr_id);
             if *ahead == 0 {
                 // In a batch of one, the compiler then knows `ahead`.
                 next.wr_id = wr_id;
@@ -172,23 +172,24 @@ impl<P> LoanBatch<'_, P> {
                 *ahead = wr_id.wrapping_sub(next.wr_id);
             }
         }
-        Some(FreeSlot { slots, slot, wr_id, next, ahead })
+        Some(FreeSlot { table, slot, wr_id, next, ahead })
     }
 
-    /// Whether the batch holds no loan (0), one (1), or more. Skipped slots between loans are counted.
+    /// The number of loans if it is 0 or 1; otherwise at least 2, because slots that were skipped between loans
+    /// are counted.
     #[inline(always)]
     pub(crate) fn count(&self) -> u64 {
         self.ahead / STEP
     }
 
-    /// The device was told of all loans of the batch.
+    /// The requests of the batch were posted: keeps its loans.
     #[inline(always)]
     pub(crate) fn commit(mut self) {
-        let Lender { slots, next } = &mut *self.lender;
+        let Lender { table, next } = &mut *self.lender;
         next.wr_id = next.wr_id.wrapping_add(self.ahead);
         self.ahead = 0;
         if next.wr_id & COVERS != 0 {
-            next.uncover(slots);
+            next.uncover(table);
         }
     }
 }
@@ -204,37 +205,37 @@ impl<P> Drop for LoanBatch<'_, P> {
 
 /// A free slot, whose `wr_id` is known before anything is lent in it.
 pub(crate) struct FreeSlot<'l, P> {
-    slots: &'l LoanTable<P>,
+    table: &'l LoanTable<P>,
     /// In state `FREE`, which only the lender changes.
     slot: &'l LoanSlot<P>,
     wr_id: u64,
     next: &'l mut NextLoan,
-    /// The batch's.
+    /// [`LoanBatch::ahead`].
     ahead: &'l mut u64,
 }
 
 impl<'l, P> FreeSlot<'l, P> {
-    /// Names the loan, in the request and in its completion.
+    /// The `wr_id` for the request; its completion names the loan by it.
     #[inline(always)]
     pub(crate) fn wr_id(&self) -> u64 {
         self.wr_id
     }
 
-    /// The same for a request of a [scope](SCOPED).
+    /// The slot for a request of a [scope](SCOPED).
     pub(crate) fn scoped(self) -> Self {
         FreeSlot { wr_id: self.wr_id | SCOPED, ..self }
     }
 
-    /// The same for an [unsignaled](UNSIGNALED) request. `Err` if the request has to be signaled: at least
-    /// one in half a queue is, or a queue full of unsignaled requests would never have room again.
+    /// The slot for an [unsignaled](UNSIGNALED) request. `Err` if the request has to be signaled, which at
+    /// least one request in half a queue is: a queue full of unsignaled requests would never have room again.
     pub(crate) fn unsignaled(self) -> Result<UnsignaledSlot<'l, P>, Self> {
         let mut wr_id = self.wr_id | UNSIGNALED;
-        if wr_id & COVERS != 0 && NextLoan::follows_signaled(self.slots, wr_id) {
-            // It is the first after a signaled one.
+        if wr_id & COVERS != 0 && NextLoan::follows_signaled(self.table, wr_id) {
+            // This request is the first after a signaled one.
             wr_id &= !COVERS;
             self.next.unsignaled = 0;
         }
-        if self.next.unsignaled < self.slots.len.div_ceil(2).saturating_sub(1) {
+        if self.next.unsignaled < self.table.len.div_ceil(2).saturating_sub(1) {
             Ok(UnsignaledSlot(FreeSlot { wr_id, ..self }))
         } else {
             Err(self)
@@ -246,8 +247,9 @@ impl<'l, P> FreeSlot<'l, P> {
     pub(crate) fn lend(self, payload: P) {
         // SAFETY: the slot is free, and the Acquire of `free_slot` orders this after what the last
         // `release` read.
-        unsafe { self.slot.payload.put(MaybeUninit::new(payload)) };
-        // Release pairs with the Acquire of `LoanSlot::take_back`.
+        unsafe { self.slot.payload.write(MaybeUninit::new(payload)) };
+        // Release pairs with the Acquire of `LoanSlot::take_back`, and puts the program's loads of the memory
+        // before the doorbell, which `udma_to_device` does not.
         self.slot.state.store(self.wr_id, Ordering::Release);
         *self.ahead = self.ahead.wrapping_add(STEP);
     }
@@ -257,12 +259,12 @@ impl<'l, P> FreeSlot<'l, P> {
 pub(crate) struct UnsignaledSlot<'l, P>(FreeSlot<'l, P>);
 
 impl<P> UnsignaledSlot<'_, P> {
-    /// Names the loan.
+    /// The `wr_id` for the request.
     pub(crate) fn wr_id(&self) -> u64 {
         self.0.wr_id
     }
 
-    /// Lends `payload`. Later loans cover this one until the device was told of a signaled one.
+    /// Lends `payload`. The loans that follow cover this one, until a signaled one of them was posted.
     pub(crate) fn lend(self, payload: P) {
         self.0.next.wr_id |= COVERS;
         self.0.next.unsignaled = self.0.next.unsignaled.saturating_add(1);
@@ -271,56 +273,56 @@ impl<P> UnsignaledSlot<'_, P> {
 }
 
 impl<'l, K, A, B> FreeSlot<'l, CompactEnum<K, A, B>> {
-    /// Lends a small payload before its request is written, and writes only the words that it has. While
-    /// the request is written, the compiler need not keep the payload in registers.
+    /// Lends a small payload before its WQE is written, and writes only the words that it has. While the WQE is
+    /// written, the compiler need not keep the payload in registers.
     #[inline(always)]
     pub(crate) fn fill(self, key: K, small: A) -> FilledSlot<'l, K, A, B> {
-        let FreeSlot { slots, slot, wr_id, next, ahead } = self;
+        let FreeSlot { table, slot, wr_id, next, ahead } = self;
         // SAFETY: as in `lend`.
-        let place = unsafe { &mut *slot.payload.place() };
+        let place = unsafe { &mut *slot.payload.get() };
         CompactEnum::put_small(place, key, small);
         // Release as in `lend`.
         slot.state.store(wr_id, Ordering::Release);
-        FilledSlot { slots, next, ahead }
+        FilledSlot { table, next, ahead }
     }
 }
 
-/// A loan whose request is not written yet, so that nobody knows its `wr_id`.
+/// A loan whose WQE is not written yet, so that nobody knows its `wr_id`.
 pub(crate) struct FilledSlot<'l, K, A, B> {
-    slots: &'l LoanTable<CompactEnum<K, A, B>>,
+    table: &'l LoanTable<CompactEnum<K, A, B>>,
     next: &'l NextLoan,
-    /// The batch's.
+    /// [`LoanBatch::ahead`].
     ahead: &'l mut u64,
 }
 
 impl<K, A, B> FilledSlot<'_, K, A, B> {
-    /// The request is written.
+    /// The WQE is written: keeps the loan.
     #[inline(always)]
     pub(crate) fn keep(self) {
         *self.ahead = self.ahead.wrapping_add(STEP);
     }
 
-    /// The request could not be written: takes the payload back.
+    /// The WQE could not be written: takes the payload back.
     #[inline(always)]
     pub(crate) fn undo(self) -> (K, A) {
         // `ahead` by value: the compiler then keeps it in a register where nothing fails.
-        self.next.take_small(self.slots, *self.ahead)
+        self.next.take_small(self.table, *self.ahead)
     }
 }
 
 impl NextLoan {
-    /// Takes the small payload back that was lent this far ahead, and whose request was not written.
+    /// Takes back the small payload that was lent `ahead` of `self.wr_id`, and whose WQE was not written.
     #[cold]
     #[inline(never)]
-    fn take_small<K, A, B>(&self, slots: &LoanTable<CompactEnum<K, A, B>>, ahead: u64) -> (K, A) {
+    fn take_small<K, A, B>(&self, table: &LoanTable<CompactEnum<K, A, B>>, ahead: u64) -> (K, A) {
         let wr_id = self.wr_id.wrapping_add(ahead);
-        let slot = slots.slot(wr_id);
+        let slot = table.slot(wr_id);
         let state = slot.state.load(Ordering::Relaxed);
         // A small payload is neither scoped nor unsignaled.
-        debug_assert_eq!(state, wr_id, "not what was lent last");
-        let small = slot.payload.place().cast_const().cast();
-        // SAFETY: `fill` wrote it, and nobody took it back, because only the writer of the request, which
-        // the device was not told of, knew its `wr_id`.
+        debug_assert_eq!(state, wr_id, "not the last loan");
+        let small = slot.payload.get().cast_const().cast();
+        // SAFETY: `fill` wrote the payload, and nobody took it back: the request was not posted, so only its
+        // writer knew the `wr_id`.
         let small = unsafe { CompactEnum::<K, A, B>::take_small(small) };
         slot.state.store(FREE, Ordering::Release);
         small
@@ -329,7 +331,7 @@ impl NextLoan {
 
 impl<P> fmt::Debug for Lender<P> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Lender").field("slots", &self.slots).finish_non_exhaustive()
+        f.debug_struct("Lender").field("table", &self.table).finish_non_exhaustive()
     }
 }
 

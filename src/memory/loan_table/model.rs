@@ -12,9 +12,9 @@ fn a_slot_is_lent_again_only_when_it_is_empty() {
     loom::model(|| {
         let mut lender = Lender::new(1, 0);
         let first = lender.lend(Box::new(1)).unwrap();
-        let slots = lender.slots().clone();
+        let table = lender.table().clone();
         let poller = thread::spawn(move || {
-            assert_eq!(slots.take(first).as_deref(), Some(&1));
+            assert_eq!(table.take(first).as_deref(), Some(&1));
         });
         let poster = thread::spawn(move || {
             let second = lender.lend(Box::new(2));
@@ -23,8 +23,8 @@ fn a_slot_is_lent_again_only_when_it_is_empty() {
         poller.join().unwrap();
         let (mut lender, second) = poster.join().unwrap();
         let second = second.or_else(|payload| lender.lend(payload)).unwrap();
-        assert_eq!(lender.slots().take(first), None);
-        assert_eq!(lender.slots().take(second).as_deref(), Some(&2));
+        assert_eq!(lender.table().take(first), None);
+        assert_eq!(lender.table().take(second).as_deref(), Some(&2));
     });
 }
 
@@ -35,8 +35,8 @@ fn a_slot_found_by_skipping_is_empty() {
         let mut lender = Lender::new(2, 0).in_any_order();
         let wr_ids = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
         let pollers = wr_ids.map(|wr_id| {
-            let slots = lender.slots().clone();
-            thread::spawn(move || assert!(slots.take(wr_id).is_some()))
+            let table = lender.table().clone();
+            thread::spawn(move || assert!(table.take(wr_id).is_some()))
         });
         let poster = thread::spawn(move || {
             drop(lender.begin().hold(Box::new(3)));
@@ -55,17 +55,17 @@ fn each_loan_comes_back_to_the_poller_or_to_the_reclaiming_thread() {
         let mut lender = Lender::new(2, 0);
         let wr_ids = [lender.lend(Box::new(1)).unwrap(), lender.lend(Box::new(2)).unwrap()];
         let sum = loom::sync::Arc::new(AtomicUsize::new(0));
-        let (slots, theirs) = (lender.slots().clone(), sum.clone());
+        let (table, theirs) = (lender.table().clone(), sum.clone());
         let poller = thread::spawn(move || {
             for wr_id in wr_ids {
-                if let Some(payload) = slots.take(wr_id) {
+                if let Some(payload) = table.take(wr_id) {
                     theirs.fetch_add(*payload, Ordering::Relaxed);
                 }
             }
         });
-        let (slots, theirs) = (lender.slots().clone(), sum.clone());
+        let (table, theirs) = (lender.table().clone(), sum.clone());
         let owner = thread::spawn(move || {
-            LoanTable::reclaim([&slots], |payload| {
+            LoanTable::reclaim([&table], |payload| {
                 theirs.fetch_add(*payload, Ordering::Relaxed);
             });
         });
@@ -85,13 +85,13 @@ fn covered_loans_come_back_once_while_others_are_lent() {
         batch.hold_unsignaled(Box::new(1)).unwrap();
         let last = batch.hold(Box::new(2)).unwrap();
         batch.commit();
-        let slots = lender.slots().clone();
+        let table = lender.table().clone();
         let poller = thread::spawn(move || {
-            let mut at = slots.first_covered(last).unwrap();
-            let first = slots.take_back_covered(&mut at, last).map(ReturnedLoan::take);
+            let mut at = table.first_covered(last).unwrap();
+            let first = table.take_back_covered(&mut at, last).map(ReturnedLoan::take);
             assert_eq!(first.as_deref(), Some(&1));
-            assert!(slots.take_back_covered(&mut at, last).is_none());
-            assert_eq!(slots.take(last).as_deref(), Some(&2));
+            assert!(table.take_back_covered(&mut at, last).is_none());
+            assert_eq!(table.take(last).as_deref(), Some(&2));
         });
         let poster = thread::spawn(move || {
             for n in 3..6 {

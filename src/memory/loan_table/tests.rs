@@ -10,12 +10,12 @@ fn a_loan_comes_back_once() {
     let first = lender.lend("a").unwrap();
     let second = lender.lend("b").unwrap();
     assert_eq!(lender.lend("c"), Err("c"));
-    let slots = lender.slots().clone();
-    assert_eq!(slots.take(first), Some("a"));
-    assert_eq!(slots.take(first), None);
+    let table = lender.table().clone();
+    assert_eq!(table.take(first), Some("a"));
+    assert_eq!(table.take(first), None);
     let third = lender.lend("d").unwrap();
-    assert_eq!(slots.take(first), None, "a stale wr_id of the same slot");
-    assert_eq!((slots.take(third), slots.take(second)), (Some("d"), Some("b")));
+    assert_eq!(table.take(first), None, "a stale wr_id of the same slot");
+    assert_eq!((table.take(third), table.take(second)), (Some("d"), Some("b")));
     assert_eq!(lender.room(), 2);
 }
 
@@ -33,16 +33,16 @@ fn a_forged_wr_id_takes_nothing_back() {
         !wr_id,
     ];
     for forged in forged {
-        assert_eq!(lender.slots().take(forged), None, "{forged:#x}");
+        assert_eq!(lender.table().take(forged), None, "{forged:#x}");
     }
-    assert_eq!(lender.slots().take(wr_id), Some(1));
+    assert_eq!(lender.table().take(wr_id), Some(1));
 }
 
 #[test]
 fn a_panic_does_not_keep_other_loans_from_being_reclaimed() {
     let mut lenders = [Lender::new(4, 0), Lender::new(4, 0)];
     lenders.iter_mut().for_each(|lender| (0..4).for_each(|n| _ = lender.lend(n).unwrap()));
-    let tables = lenders.each_ref().map(|lender| lender.slots().clone());
+    let tables = lenders.each_ref().map(|lender| lender.table().clone());
     let mut seen = Vec::new();
     let reclaim = AssertUnwindSafe(|| {
         LoanTable::reclaim(&tables, |n| {
@@ -60,12 +60,12 @@ fn a_panic_does_not_keep_other_loans_from_being_reclaimed() {
 fn reclaiming_takes_every_loan_back() {
     let mut lender = Lender::new(8, 0);
     let wr_ids: Vec<u64> = (0..5).map(|n| lender.lend(n).unwrap()).collect();
-    lender.slots().take(wr_ids[1]);
+    lender.table().take(wr_ids[1]);
     let mut back = Vec::new();
-    LoanTable::reclaim([lender.slots()], |n| back.push(n));
+    LoanTable::reclaim([lender.table()], |n| back.push(n));
     back.sort();
     assert_eq!(back, [0, 2, 3, 4]);
-    assert_eq!((lender.room(), lender.slots().take(wr_ids[0])), (8, None));
+    assert_eq!((lender.room(), lender.table().take(wr_ids[0])), (8, None));
 }
 
 #[test]

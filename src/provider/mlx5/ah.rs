@@ -1,4 +1,4 @@
-//! Address vectors: what a datagram's request says of its way. Pairs with `mlx5_ib_create_ah`.
+//! Address vectors: the destination in a datagram's WQE. Pairs with `mlx5_ib_create_ah`.
 
 use crate::provider::Link;
 use crate::provider::driver_response::DriverResponse;
@@ -13,7 +13,7 @@ const GRH: u32 = 1 << 30;
 const FLOW_LABEL: u32 = (1 << 20) - 1;
 /// UDP source ports of RoCE begin here.
 const FIRST_PORT: u16 = 0xc000;
-pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, answer: &DriverResponse) -> mlx5_av {
+pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, response: &DriverResponse) -> mlx5_av {
     let mut av = mlx5_av::default();
     let rate = rate(attr.static_rate) << 4;
     let grh = match link {
@@ -26,7 +26,7 @@ pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, answer: &DriverRespon
         Link::RoceV1 | Link::RoceV2 => {
             // Ethernet has eight priorities, and a global route in every packet.
             av.stat_rate_sl = rate | (attr.sl & 0x7) << 1;
-            av.rmac = answer.read::<mlx5_ib_create_ah_resp>().dmac;
+            av.rmac = response.read::<mlx5_ib_create_ah_resp>().dmac;
             if link == Link::RoceV2 {
                 av.rlid = Be16::new(udp_source_port(attr.grh.flow_label));
             }
@@ -43,8 +43,8 @@ pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, answer: &DriverRespon
     av
 }
 
-/// The device's code of a rate limit; the specification's enumerator as the user gave it. Rates that
-/// the device does not have are rounded to one near, and those beyond its fastest are no limit.
+/// The device's code of a rate limit, from the specification's enumerator. A rate that the device does not
+/// have becomes one near it; a rate above its fastest is no limit.
 fn rate(static_rate: u8) -> u8 {
     match static_rate {
         // 2.5, 10, 30, 5, 20, 40, 60, 80 and 120 Gbit/s.
@@ -99,10 +99,10 @@ mod tests {
     }
 
     fn resolved() -> DriverResponse {
-        let mut answer = DriverResponse::room_for::<mlx5_ib_create_ah_resp>();
+        let mut response = DriverResponse::room_for::<mlx5_ib_create_ah_resp>();
         let resp = mlx5_ib_create_ah_resp { dmac: [1, 2, 3, 4, 5, 6], ..Default::default() };
-        answer.as_mut().copy_from_slice(resp.as_bytes());
-        answer
+        response.as_mut().copy_from_slice(resp.as_bytes());
+        response
     }
 
     #[test]

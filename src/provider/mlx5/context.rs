@@ -1,4 +1,4 @@
-//! What the driver is told and tells while a context is established, and what it says of its
+//! The driver's request and response when a context is established, and what the driver reports of its
 //! device afterwards.
 //!
 //! Pairs with `mlx5_ib_alloc_ucontext`, `mlx5_ib_query_ucontext` and `mlx5_ib_query_device` in
@@ -63,8 +63,8 @@ impl Opening {
             .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
     }
 
-    /// As [`request`](Self::request), for a context that is established already. Whether it has DEVX
-    /// is not told.
+    /// As [`request`](Self::request), for a context that is established already. The response does not say
+    /// whether the context has DEVX.
     pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
         self.inquired = true;
         command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response)
@@ -83,11 +83,13 @@ impl Opening {
     pub(crate) fn finish(self, kernel: &dyn Kernel) -> Result<Mlx5> {
         let devx = (!self.inquired).then_some(self.request.flags != 0);
         let mut limits = Limits::new(&self.response, devx)?;
-        // What the driver does not tell beside the context.
+        // These limits are not in the response of the context.
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
-            .execute(&mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).answer(&mut device))
+            .execute(
+                &mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).response(&mut device),
+            )
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         limits.max_cqe = device.base.max_cqe;
         limits.rd_atomic = RdAtomic {
@@ -101,17 +103,17 @@ impl Opening {
     }
 }
 
-/// What the driver told of a context.
+/// What the driver reported of a context.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Limits {
     /// Bytes of a BlueFlame register, both of its halves; 0 without write combining.
     pub(crate) bf_reg_size: u32,
-    /// Bytes of the blocks of a send request, which may be more than [it can
-    /// say](Limits::max_send_request).
+    /// Bytes of the WQEBBs of a send WQE, which may be more than its size field can
+    /// hold; see [`max_send_request`](Limits::max_send_request).
     pub(crate) max_sq_desc_sz: u32,
-    /// Bytes of a receive request.
+    /// Bytes of a receive WQE.
     pub(crate) max_rq_desc_sz: u32,
-    /// Basic blocks of 64 bytes in a send queue.
+    /// WQEBBs (64 bytes each) in a send queue.
     pub(crate) max_send_wqebb: u32,
     /// Receives in a receive queue.
     pub(crate) max_recv_wr: u32,
@@ -122,7 +124,7 @@ pub(crate) struct Limits {
     pub(crate) rd_atomic: RdAtomic,
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
-    /// What it wants and can do of raw packets.
+    /// What WQEs of raw packets must carry, and which offloads the device has.
     pub(crate) frames: Frames,
     /// Whether queue pairs can tell which options of connections they take.
     pub(crate) ece: bool,
@@ -144,7 +146,7 @@ impl Limits {
 
     fn new(resp: &mlx5_ib_alloc_ucontext_resp, devx: Option<bool>) -> Result<Limits> {
         let refuse = |detail: String| Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
-        // The answer of a kernel that knows less ends earlier and is zero from there on.
+        // The response of an older kernel ends earlier and is zero from there on.
         if resp.tot_bfregs != 0 {
             return refuse(format!(
                 "the driver gave {} registers with the context instead of letting it allocate UARs \
@@ -183,7 +185,7 @@ impl Limits {
             frames: Frames {
                 min_header: match mlx5_user_inline_mode(resp.eth_min_inline) {
                     mlx5_user_inline_mode::MLX5_USER_INLINE_MODE_NONE => 0,
-                    // Those before the answer had this field want it, too.
+                    // Kernels older than this field report 0: then, too, WQEs carry the header inline.
                     _ => Packet::MAX_HEADER as u8,
                 },
                 checksums: false,

@@ -168,13 +168,13 @@ pub(crate) struct CqRing {
     table: QpTable,
     /// Most completions that the device takes in one queue.
     max_cqe: u32,
-    /// What [`unusual`](Self::unusual) found.
-    odd: Found,
+    /// The completion that [`take_other`](Self::take_other) found.
+    odd: FoundCqe,
 }
 
-/// What every completion is looked at for.
+/// The fields of a CQE that every poll reads.
 #[derive(Clone, Copy, Debug, Default)]
-struct Found {
+struct FoundCqe {
     /// The queue pair's user index.
     number: u32,
     wr_id: u64,
@@ -202,7 +202,7 @@ impl CqRing {
             members: QpRegistry::new(poll_gate),
             table: QpTable::default(),
             max_cqe: MAX_CQE,
-            odd: Found::default(),
+            odd: FoundCqe::default(),
         }
     }
 
@@ -213,9 +213,9 @@ impl CqRing {
 
     /// Throws away updates of queue pairs that were created and destroyed since the last poll. The borrow
     /// keeps the poller away meanwhile.
-    pub(crate) fn tidy(&self) {
+    pub(crate) fn compact_updates(&self) {
         if !self.epoch.is_over() {
-            self.members.tidy(|| self.reader.is_empty());
+            self.members.compact_updates(|| self.reader.is_empty());
         }
     }
 
@@ -252,7 +252,7 @@ impl CqRing {
             return;
         }
         self.members.poll_gate.clear();
-        self.learn();
+        self.apply_updates();
         self.forget();
         if self.table.has_retired() {
             // Their completions may be consumed by the next poll.
@@ -260,16 +260,16 @@ impl CqRing {
         }
     }
 
-    /// Reads the updates of the control path, if there are any.
-    fn learn(&mut self) {
+    /// Applies the updates of the control path to the table, if there are any.
+    fn apply_updates(&mut self) {
         if !self.members.is_empty() {
             let entries = self.reader.cqes().count();
-            self.table.learn(&self.members, self.reader.consumer(), entries);
+            self.table.apply_updates(&self.members, self.reader.consumer(), entries);
         }
     }
 
     fn forget(&mut self) {
-        // Looked at after the updates were read: a queue pair that is gone has completed all it ever will.
+        // Checked after the updates were read: a queue pair that is gone has written all its completions.
         let empty = self.reader.is_empty();
         self.table.forget(self.reader.consumer(), empty);
     }
@@ -280,9 +280,9 @@ impl CqRing {
         let owner = self.reader.look()?;
         // Pairs with the device writing the last byte of a CQE after all others.
         udma_from_device();
-        let found = match self.usual(owner) {
+        let found = match self.take_success(owner) {
             Some(found) => found,
-            None if self.unusual(owner) => self.odd,
+            None if self.take_other(owner) => self.odd,
             None => return None,
         };
         Some(self.wc(found))
@@ -290,62 +290,62 @@ impl CqRing {
 
     /// The next completion, consumed, if it is a success of a queue pair in the table.
     #[inline(always)]
-    pub(crate) fn next_usual(&mut self) -> Option<Mlx5Wc<'_>> {
+    pub(crate) fn next_success(&mut self) -> Option<Mlx5Wc<'_>> {
         let owner = self.reader.look()?;
         // As in `next`.
         udma_from_device();
-        let found = self.usual(owner)?;
+        let found = self.take_success(owner)?;
         Some(self.wc(found))
     }
 
     #[inline(always)]
-    fn wc(&self, found: Found) -> Mlx5Wc<'_> {
-        let Found { number, wr_id, kind, owner } = found;
+    fn wc(&self, found: FoundCqe) -> Mlx5Wc<'_> {
+        let FoundCqe { number, wr_id, kind, owner } = found;
         Mlx5Wc { number, wr_id, kind, owner, reader: &self.reader }
     }
 
     /// Consumes the next CQE if it is a success of a queue pair in the table.
     #[inline(always)]
-    fn usual(&mut self, owner: u8) -> Option<Found> {
+    fn take_success(&mut self, owner: u8) -> Option<FoundCqe> {
         let table = &self.table;
         self.reader.consume(|cqe| {
             let number = number_of(cqe);
-            let record = table.get(number)?;
+            let qp = table.get(number)?;
             // The arrays of work request ids have no more entries than these 16 bits name.
             let at = cqe.low16::<COUNTER>();
-            // Opcodes are compared where they stand, without a shift.
+            // Opcodes are compared in the upper bits of the owner byte, without a shift.
             if owner < behind(opcode::MLX5_CQE_REQ) {
-                let sent = record.sends.complete(at);
+                let sent = qp.sends.complete(at);
                 // A constant, so that the compiler drops the caller's comparison for the status.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(Found { number, wr_id, kind, owner })
+                Some(FoundCqe { number, wr_id, kind, owner })
             } else if owner < behind(opcode::MLX5_CQE_RESP_SEND_INV) {
-                let wr_id = record.receives.complete(at);
-                Some(Found { number, wr_id, kind: received(owner), owner })
+                let wr_id = qp.receives.complete(at);
+                Some(FoundCqe { number, wr_id, kind: received(owner), owner })
             } else {
                 None
             }
         })
     }
 
-    /// Finds the next completion where the next CQE is an error, of no queue pair in the table, no
-    /// completion at all, or unwritten, and leaves it in `odd`: an answer through the caller's memory would
-    /// cost the common way a register.
+    /// Consumes the next completion if the next CQE is not as [`take_success`](Self::take_success) takes it: it
+    /// is an error, names no queue pair in the table, is no completion, or is unwritten. Leaves the completion in
+    /// `odd`: to return it through memory of the caller would cost the fast path a register.
     #[cold]
     #[inline(never)]
-    fn unusual(&mut self, mut owner: u8) -> bool {
+    fn take_other(&mut self, mut owner: u8) -> bool {
         loop {
             if owner >= UNWRITTEN {
                 return false;
             }
-            let mut found = self.rare(owner);
+            let mut found = self.take_written(owner);
             if found.is_none() {
                 let Some(next) = self.reader.look() else { return false };
                 // As in `next`.
                 udma_from_device();
                 owner = next;
-                found = self.usual(owner);
+                found = self.take_success(owner);
             }
             if let Some(found) = found {
                 self.odd = found;
@@ -354,29 +354,29 @@ impl CqRing {
         }
     }
 
-    /// Consumes the next CQE, which is as [`unusual`](Self::unusual) says, and was written; nothing if it
-    /// is not for the user.
-    fn rare(&mut self, owner: u8) -> Option<Found> {
+    /// Consumes the next CQE, which is as [`take_other`](Self::take_other) says, and was written; `None` if the
+    /// program gets no completion of it.
+    fn take_written(&mut self, owner: u8) -> Option<FoundCqe> {
         let code = opcode_of(owner);
         let cqe = self.reader.next();
         let number = number_of(cqe);
         let at = u32::from(cqe.be16::<COUNTER>());
         if self.table.get(number).is_none() {
             // The queue pair may have been created since this poll began.
-            self.learn();
+            self.apply_updates();
             self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
         match self.table.get(number) {
-            Some(record) if sent => {
-                let sent = record.sends.complete(at);
+            Some(qp) if sent => {
+                let sent = qp.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(Found { number, wr_id, kind, owner })
+                Some(FoundCqe { number, wr_id, kind, owner })
             }
-            Some(record) if is_receive(code) => {
-                let wr_id = record.receives.complete(at);
-                Some(Found { number, wr_id, kind: received(owner), owner })
+            Some(qp) if is_receive(code) => {
+                let wr_id = qp.receives.complete(at);
+                Some(FoundCqe { number, wr_id, kind: received(owner), owner })
             }
             known => {
                 if known.is_none() && is_receive(code) {
@@ -406,12 +406,12 @@ impl CqRing {
         self.consumed.set(self.reader.consumer());
     }
 
-    /// Asks for an event at the next completion, or the next solicited one or error. `heard` counts
-    /// the events of this queue that were taken out of its channel, in bits 28 and 29.
+    /// Asks for an event at the next completion, or the next solicited one or error. `arm_sn` counts in bits
+    /// 28 and 29 the events of this queue that were read from its channel.
     #[inline(always)]
-    pub(crate) fn arm(&mut self, solicited: bool, heard: u32) {
+    pub(crate) fn arm(&mut self, solicited: bool, arm_sn: u32) {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
-        let word = heard | command | self.reader.consumer();
+        let word = arm_sn | command | self.reader.consumer();
         self.armed.set(word);
         // The register's write begins with a barrier, behind the doorbell record.
         self.arming.ring(pair(word, 0) | self.cqn);
@@ -426,9 +426,9 @@ impl CqRing {
 
     /// For a test to write completions to, where nothing was written before.
     #[cfg(test)]
-    pub(crate) fn device(&self) -> super::fake_device::Device {
+    pub(crate) fn device(&self) -> super::fake_device::FakeCq {
         let (cqes, dbrec) = (self.reader.cqes(), self.consumed.record().clone());
-        super::fake_device::Device::new(cqes.memory(), cqes.count(), cqes.size(), dbrec)
+        super::fake_device::FakeCq::new(cqes.memory(), cqes.count(), cqes.size(), dbrec)
     }
 
     /// Completions that are there to be consumed.
@@ -438,16 +438,17 @@ impl CqRing {
 
     /// Makes nobody's what the queue holds of a queue pair that the kernel reset. Entries of a
     /// shared receive queue go back.
-    pub(crate) fn purge(&mut self, record: &SharedQp) {
-        self.learn();
-        let number = record.index().number();
+    pub(crate) fn purge(&mut self, qp: &SharedQp) {
+        self.apply_updates();
+        let number = qp.index().number();
         for (_, cqe) in self.reader.ours() {
             udma_from_device();
             if number_of(cqe) != number {
                 continue;
             }
-            if let (true, Some(slots)) = (is_receive(opcode_of(cqe.owner())), record.slots()) {
-                slots.complete(cqe.be16::<COUNTER>().into());
+            if let (true, Some(srq_wr_ids)) = (is_receive(opcode_of(cqe.owner())), qp.srq_wr_ids())
+            {
+                srq_wr_ids.complete(cqe.be16::<COUNTER>().into());
             }
             cqe.set_be32::<INDEX>(NOBODY);
         }

@@ -97,7 +97,7 @@ impl<'r> Mlx5Wc<'r> {
 
     /// The same, with what its CQE says looked up again.
     #[inline(always)]
-    pub(crate) fn again(self) -> Self {
+    pub(crate) fn reload(self) -> Self {
         Mlx5Wc { owner: self.cqe().owner(), ..self }
     }
 
@@ -128,7 +128,7 @@ impl<'r> Mlx5Wc<'r> {
     #[inline]
     pub(crate) fn byte_len(&self) -> u32 {
         match self.kind {
-            // The device need not say how long the answer to an atomic is.
+            // The device need not fill in `byte_cnt` for an atomic, whose response always has eight bytes.
             WcOpcode::COMPARE_SWAP | WcOpcode::FETCH_ADD => ATOMIC,
             _ => self.cqe().be32::<BYTES>(),
         }
@@ -220,7 +220,7 @@ impl<'r> Mlx5Wc<'r> {
         if self.is_error() {
             return None;
         }
-        // Of a send the byte was not kept as it is.
+        // Read again from the CQE: for a send the poller does not keep this byte.
         let format = self.cqe().owner() & (IN_CORE | IN_FRONT);
         match format {
             IN_CORE => Some(Scattered::new(&self.cqe().start(), self.byte_len())),

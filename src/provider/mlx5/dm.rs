@@ -52,7 +52,7 @@ impl DmPlace {
         [self.start, self.index.into()]
     }
 
-    /// What `mmap` is told.
+    /// The offset for `mmap`.
     fn offset(self) -> u64 {
         let index = u64::from(self.index);
         let (high, low) = (index >> INDEX_BITS, index & ((1 << INDEX_BITS) - 1));

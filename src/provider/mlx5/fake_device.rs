@@ -1,12 +1,12 @@
-//! A device that a test plays: it completes requests, and is told how far that was noticed.
+//! A fake device for tests: it writes CQEs, and reads from the doorbell record which of them were consumed.
 
 use crate::memory::doorbell_record::DoorbellRecord;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use std::sync::Arc;
 
-/// What a device has of a completion queue.
-pub(crate) struct Device {
+/// A completion queue as the device sees it.
+pub(crate) struct FakeCq {
     pub(crate) segments: WqeSegments,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) entries: u32,
@@ -16,17 +16,17 @@ pub(crate) struct Device {
     pub(crate) producer: u32,
 }
 
-impl Device {
-    /// Of a queue of `entries` CQEs of `size` bytes that nothing was written to.
+impl FakeCq {
+    /// A queue of `entries` CQEs of `size` bytes, none of them written.
     pub(crate) fn new(
         memory: &Arc<QueueMemory>,
         entries: u32,
         size: usize,
         dbrec: Arc<DoorbellRecord>,
-    ) -> Device {
+    ) -> FakeCq {
         let stride = (size / SEGMENT) as u32;
         let segments = WqeSegments::new(memory.clone(), 0, entries * stride).unwrap();
-        Device { segments, dbrec, entries, stride, producer: 0 }
+        FakeCq { segments, dbrec, entries, stride, producer: 0 }
     }
 
     /// Goes on in other memory, with CQEs as long.
@@ -45,13 +45,13 @@ impl Device {
         self.producer = self.producer.wrapping_add(1);
     }
 
-    /// How far it was told that completions are consumed.
+    /// The consumer index in the doorbell record.
     pub(crate) fn consumed(&self) -> u32 {
         self.dbrec.get(0)
     }
 }
 
-/// The 64 bytes of a completion with what all have.
+/// The 64 bytes of a CQE, with the fields that every CQE has.
 pub(crate) fn cqe(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
     let mut core = [0; 64];
     core[32..36].copy_from_slice(&index.to_be_bytes());

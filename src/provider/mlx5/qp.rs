@@ -94,7 +94,7 @@ pub(crate) fn create<K>(
         ..Default::default()
     };
     let mut response = mlx5_ib_create_qp_resp::default();
-    // The kernel answers in WQEBBs; what was granted is known here.
+    // The kernel's response counts in WQEBBs; the capacity that was granted is computed here.
     let mut kernel_cap = ib_uverbs_qp_cap::default();
     let mut qpn = 0u32;
     let buffer_attr = match split {
@@ -118,7 +118,7 @@ pub(crate) fn create<K>(
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
     let receives = match (attr.srq, rq_size.entries) {
-        (Some(SharedReceives::Mlx5(slots)), _) => Receives::Shared(slots.clone()),
+        (Some(SharedReceives::Mlx5(wr_ids)), _) => Receives::Shared(wr_ids.clone()),
         (_, 0) => Receives::None,
         (_, entries) => Receives::Own(entries),
     };

@@ -25,15 +25,15 @@ use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 
 #[derive(Debug)]
-enum Update {
+enum QpUpdate {
     /// Weak: an update that is never read keeps no queue pair.
     Attached {
         number: u32,
-        record: Weak<SharedQp>,
+        qp: Weak<SharedQp>,
     },
     Gone {
         index: Arc<Uidx>,
-        slots: Option<Arc<SrqWrIds>>,
+        srq_wr_ids: Option<Arc<SrqWrIds>>,
     },
     /// There are older updates, which were compacted.
     Older,
@@ -56,13 +56,13 @@ pub(crate) struct Leftover {
 /// back.
 #[derive(Debug)]
 pub(crate) struct QpRegistry {
-    updates: UpdateList<Update>,
+    updates: UpdateList<QpUpdate>,
     /// Tells the poller to read updates.
     pub(crate) poll_gate: PollGate,
     /// Updates since they were last taken.
     fresh: AtomicU32,
-    /// Compacted updates, oldest first; `Update::Older` in the list says that there are some.
-    older: Lock<Vec<Update>>,
+    /// Compacted updates, oldest first; `QpUpdate::Older` in the list says that there are some.
+    older: Lock<Vec<QpUpdate>>,
     leftover: Lock<Option<Leftover>>,
 }
 
@@ -74,7 +74,7 @@ impl Drop for QpRegistry {
         if reader.cqes().epoch().is_over() {
             return;
         }
-        table.learn(self, reader.consumer(), reader.cqes().count());
+        table.apply_updates(self, reader.consumer(), reader.cqes().count());
         for (_, cqe) in reader.ours() {
             udma_from_device();
             if is_receive(opcode_of(cqe.owner())) {
@@ -96,18 +96,18 @@ impl QpRegistry {
         })
     }
 
-    fn put(&self, update: Update) {
+    fn put(&self, update: QpUpdate) {
         self.fresh.fetch_add(1, Ordering::Relaxed);
         self.updates.put(update);
         self.poll_gate.mark_dirty();
     }
 
     /// Moves the updates of the list behind the older ones.
-    fn gather(&self, older: &mut Vec<Update>) {
+    fn gather(&self, older: &mut Vec<QpUpdate>) {
         self.fresh.store(0, Ordering::Relaxed);
         let before = older.len();
         self.updates.take(|update| match update {
-            Update::Older => {}
+            QpUpdate::Older => {}
             update => older.push(update),
         });
         // The list is newest first, and a user index may be given back and dealt again within it.
@@ -117,7 +117,7 @@ impl QpRegistry {
     /// Throws away the updates of queue pairs that were created and destroyed since the last poll, if there
     /// are many. The caller borrows the poller's end, so that it cannot poll; `is_empty` says whether the
     /// queue holds no completion.
-    pub(crate) fn tidy(&self, is_empty: impl FnOnce() -> bool) {
+    pub(crate) fn compact_updates(&self, is_empty: impl FnOnce() -> bool) {
         let Some(mut older) = self.older.lock() else { return };
         // As many again as were left: compacting costs a constant for each update.
         if (self.fresh.load(Ordering::Relaxed) as usize) < FEW + older.len() {
@@ -130,21 +130,21 @@ impl QpRegistry {
             let mut needless = vec![false; older.len()];
             for (at, update) in older.iter().enumerate() {
                 match update {
-                    Update::Attached { number, .. } => drop(attached.insert(*number, at)),
+                    QpUpdate::Attached { number, .. } => drop(attached.insert(*number, at)),
                     // Without `Attached` here, the poller has read that.
-                    Update::Gone { index, .. } => {
+                    QpUpdate::Gone { index, .. } => {
                         if let Some(first) = attached.remove(&index.number()) {
                             (needless[first], needless[at]) = (true, true);
                         }
                     }
-                    Update::Older => {}
+                    QpUpdate::Older => {}
                 }
             }
             let mut needless = needless.into_iter();
             older.retain(|_| needless.next() != Some(true));
         }
         if !older.is_empty() {
-            self.updates.put(Update::Older);
+            self.updates.put(QpUpdate::Older);
         }
     }
 
@@ -157,25 +157,25 @@ impl QpRegistry {
     }
 
     /// Tells of a queue pair, before anything is posted to it.
-    pub(crate) fn attach(&self, record: &Arc<SharedQp>) {
-        let number = record.index().number();
-        self.put(Update::Attached { number, record: Arc::downgrade(record) });
+    pub(crate) fn attach(&self, qp: &Arc<SharedQp>) {
+        let number = qp.index().number();
+        self.put(QpUpdate::Attached { number, qp: Arc::downgrade(qp) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
-    pub(crate) fn retire(&self, record: &SharedQp) {
-        let (index, slots) = (record.index().clone(), record.slots().cloned());
-        self.put(Update::Gone { index, slots });
+    pub(crate) fn retire(&self, qp: &SharedQp) {
+        let (index, srq_wr_ids) = (qp.index().clone(), qp.srq_wr_ids().cloned());
+        self.put(QpUpdate::Gone { index, srq_wr_ids });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever: its index is never dealt again.
-    pub(crate) fn retire_for_good(&self, record: &SharedQp) {
-        std::mem::forget(record.index().clone());
-        self.retire(record);
+    pub(crate) fn retire_for_good(&self, qp: &SharedQp) {
+        std::mem::forget(qp.index().clone());
+        self.retire(qp);
     }
 
-    /// Whether there is nothing to learn.
+    /// Whether there are no updates.
     pub(crate) fn is_empty(&self) -> bool {
         self.updates.is_empty()
     }
@@ -186,7 +186,7 @@ impl QpRegistry {
 struct Dead {
     index: Arc<Uidx>,
     /// Takes back what the completions consumed.
-    slots: Option<Arc<SrqWrIds>>,
+    srq_wr_ids: Option<Arc<SrqWrIds>>,
     /// Where in the queue nothing of it can be any more.
     until: u32,
 }
@@ -195,7 +195,7 @@ struct Dead {
 #[derive(Debug, Default)]
 pub(crate) struct QpTable {
     /// From the user index `first` on. Queue pairs of one completion queue are mostly created together.
-    records: Vec<Option<Arc<SharedQp>>>,
+    qps: Vec<Option<Arc<SharedQp>>>,
     first: u32,
     dead: Vec<Dead>,
 }
@@ -204,54 +204,54 @@ impl QpTable {
     /// The queue pair with an index.
     #[inline(always)]
     pub(crate) fn get(&self, number: u32) -> Option<&SharedQp> {
-        self.records.get(number.wrapping_sub(self.first) as usize)?.as_deref()
+        self.qps.get(number.wrapping_sub(self.first) as usize)?.as_deref()
     }
 
-    fn insert(&mut self, number: u32, record: Arc<SharedQp>) {
-        if self.records.is_empty() {
+    fn insert(&mut self, number: u32, qp: Arc<SharedQp>) {
+        if self.qps.is_empty() {
             self.first = number;
         }
         if number < self.first {
             let before = (self.first - number) as usize;
-            self.records.splice(0..0, (0..before).map(|_| None));
+            self.qps.splice(0..0, (0..before).map(|_| None));
             self.first = number;
         }
         let at = (number - self.first) as usize;
-        if self.records.len() <= at {
-            self.records.resize_with(at + 1, || None);
+        if self.qps.len() <= at {
+            self.qps.resize_with(at + 1, || None);
         }
-        self.records[at] = Some(record);
+        self.qps[at] = Some(qp);
     }
 
     fn remove(&mut self, number: u32) {
-        if let Some(record) = self.records.get_mut(number.wrapping_sub(self.first) as usize) {
-            *record = None;
+        if let Some(qp) = self.qps.get_mut(number.wrapping_sub(self.first) as usize) {
+            *qp = None;
         }
-        while let Some(None) = self.records.last() {
-            self.records.pop();
+        while let Some(None) = self.qps.last() {
+            self.qps.pop();
         }
     }
 
-    /// Reads what the control path wrote. `consumer` is the index of the next completion, `entries`
-    /// how many the queue has. Afterwards [`forget`](Self::forget) what is certain to be over.
+    /// Applies the updates of the control path. `consumer` is the index of the next CQE, and `entries` the size of
+    /// the queue. Call [`forget`](Self::forget) afterwards, which drops what no completion can name any more.
     #[cold]
-    pub(crate) fn learn(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
+    pub(crate) fn apply_updates(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
         // Never contended: compacting borrows the poller's end.
         let Some(mut updates) = members.older.lock() else { return };
         members.gather(&mut updates);
         for update in updates.drain(..) {
             match update {
-                Update::Attached { number, record } => {
-                    if let Some(record) = record.upgrade() {
-                        self.insert(number, record);
+                QpUpdate::Attached { number, qp } => {
+                    if let Some(qp) = qp.upgrade() {
+                        self.insert(number, qp);
                     }
                 }
-                Update::Gone { index, slots } => {
+                QpUpdate::Gone { index, srq_wr_ids } => {
                     self.remove(index.number());
                     let until = consumer.wrapping_add(entries);
-                    self.dead.push(Dead { index, slots, until });
+                    self.dead.push(Dead { index, srq_wr_ids, until });
                 }
-                Update::Older => {}
+                QpUpdate::Older => {}
             }
         }
     }
@@ -281,9 +281,9 @@ impl QpTable {
     /// Gives back the WQE `at` of a shared receive queue whose completion nobody will read.
     fn give_back(&self, number: u32, at: u32) {
         match self.get(number) {
-            Some(record) => {
-                if let Some(slots) = record.slots() {
-                    slots.complete(at);
+            Some(qp) => {
+                if let Some(srq_wr_ids) = qp.srq_wr_ids() {
+                    srq_wr_ids.complete(at);
                 }
             }
             None => self.discard(number, at),
@@ -294,8 +294,8 @@ impl QpTable {
     #[cold]
     pub(crate) fn discard(&self, number: u32, at: u32) {
         let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);
-        if let Some(Dead { slots: Some(slots), .. }) = dead {
-            slots.complete(at);
+        if let Some(Dead { srq_wr_ids: Some(srq_wr_ids), .. }) = dead {
+            srq_wr_ids.complete(at);
         }
     }
 }
@@ -313,7 +313,7 @@ mod tests {
         QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
-    fn record(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
+    fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
         let index = indices.take().unwrap();
         SharedQp::new(index.number() + 100, index, Some(4), Receives::None)
     }
@@ -321,20 +321,20 @@ mod tests {
     #[test]
     fn records_are_found_between_their_letters() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let all: Vec<_> = (0..200).map(|_| record(&indices)).collect();
-        for record in &all {
-            members.attach(record);
+        let all: Vec<_> = (0..200).map(|_| shared_qp(&indices)).collect();
+        for qp in &all {
+            members.attach(qp);
         }
         assert!(table.get(1).is_none());
         assert!(!members.is_empty());
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(members.is_empty());
-        for record in &all {
-            let found = table.get(record.index().number()).unwrap();
-            assert_eq!(found.qpn(), record.qpn());
+        for qp in &all {
+            let found = table.get(qp.index().number()).unwrap();
+            assert_eq!(found.qpn(), qp.qpn());
         }
         members.retire(&all[7]);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(table.get(8).is_none());
         assert!([0, 201, 0xff_ffff].iter().all(|number| table.get(*number).is_none()));
         assert_eq!(table.get(9).unwrap().qpn(), 109);
@@ -345,13 +345,13 @@ mod tests {
         for empty in [true, false] {
             let (indices, members, mut table) =
                 (UidxAllocator::new(), members(), QpTable::default());
-            let dead = record(&indices);
+            let dead = shared_qp(&indices);
             members.attach(&dead);
-            table.learn(&members, 0, 8);
+            table.apply_updates(&members, 0, 8);
             members.retire(&dead);
             drop(dead);
             let start = u32::MAX - 3;
-            table.learn(&members, start, 8);
+            table.apply_updates(&members, start, 8);
             table.forget(start, false);
             table.forget(start.wrapping_add(7), false);
             let other = indices.take().unwrap();
@@ -367,21 +367,21 @@ mod tests {
     #[test]
     fn a_life_between_two_looks_leaves_nothing() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let short = record(&indices);
+        let short = shared_qp(&indices);
         members.attach(&short);
         members.retire(&short);
         let weak = Arc::downgrade(&short);
         drop(short);
-        assert!(weak.upgrade().is_none(), "the update keeps the record");
-        let next = record(&indices);
+        assert!(weak.upgrade().is_none(), "the update keeps the qp");
+        let next = shared_qp(&indices);
         assert_eq!(next.index().number(), 2);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         table.forget(0, true);
         assert!(table.get(1).is_none());
-        let again = record(&indices);
+        let again = shared_qp(&indices);
         assert_eq!(again.index().number(), 1);
         members.attach(&again);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert_eq!(table.get(1).unwrap().qpn(), 101);
     }
 
@@ -389,53 +389,53 @@ mod tests {
     #[test]
     fn letters_of_many_lives_do_not_pile_up() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let known = record(&indices);
+        let known = shared_qp(&indices);
         members.attach(&known);
-        table.learn(&members, 0, 8);
-        let staying = record(&indices);
+        table.apply_updates(&members, 0, 8);
+        let staying = shared_qp(&indices);
         members.attach(&staying);
         let mut most = 0;
         const ROUNDS: u32 = if cfg!(miri) { 50 } else { 1000 };
         for _ in 0..ROUNDS {
-            let short = record(&indices);
+            let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
             most = most.max(short.index().number() as usize);
-            members.tidy(|| true);
+            members.compact_updates(|| true);
         }
         assert!(most <= FEW, "indices come back: {most}");
         members.retire(&known);
         for _ in 0..FEW {
-            let short = record(&indices);
+            let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
         }
-        members.tidy(|| true);
+        members.compact_updates(|| true);
         let older = members.older.lock().unwrap().len();
         assert!(older <= 2, "{older}");
         // What the poller has to know it still learns.
         assert!(!members.is_empty());
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(table.get(known.index().number()).is_none());
         assert!(table.get(staying.index().number()).is_some());
         assert!(members.is_empty());
     }
 
-    /// What is in the queue may be of somebody who is gone, so that the index stays in use.
+    /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.
     #[test]
-    fn letters_stay_while_the_queue_holds_something() {
+    fn updates_stay_while_the_queue_holds_completions() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
         for _ in 0..FEW {
-            let short = record(&indices);
+            let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
         }
-        members.tidy(|| false);
+        members.compact_updates(|| false);
         assert_eq!(members.older.lock().unwrap().len(), 2 * FEW);
-        let next = record(&indices);
+        let next = shared_qp(&indices);
         assert_eq!(next.index().number() as usize, FEW + 1);
         members.attach(&next);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         assert!(table.get(next.index().number()).is_some());
         table.forget(0, true);
         assert!((indices.take().unwrap().number() as usize) <= FEW);
@@ -444,11 +444,11 @@ mod tests {
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
         let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
-        let stuck = record(&indices);
+        let stuck = shared_qp(&indices);
         members.attach(&stuck);
         members.retire_for_good(&stuck);
         drop(stuck);
-        table.learn(&members, 0, 8);
+        table.apply_updates(&members, 0, 8);
         table.forget(0, true);
         drop((table, members));
         assert_eq!(indices.take().unwrap().number(), 2);
@@ -470,17 +470,18 @@ mod model {
         QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
-    fn record(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
+    fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
         let index = indices.take().unwrap();
         SharedQp::new(index.number() + 100, index, Some(1), Receives::None)
     }
 
-    /// What completes was told of before: the poller that finds a completion finds its queue pair.
+    /// A queue pair is attached before it completes anything: a poller that finds a completion finds its
+    /// queue pair.
     #[test]
     fn a_completion_has_its_queue_pair() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            // The device, which completes for whoever it was told of.
+            // The device: the number of the queue pair that it completed a request of.
             let completed = loom::sync::Arc::new(AtomicU32::new(0));
             let poller = {
                 let (members, completed) = (members.clone(), completed.clone());
@@ -488,14 +489,14 @@ mod model {
                     let mut table = QpTable::default();
                     let number = completed.load(Ordering::Acquire);
                     if !members.is_empty() {
-                        table.learn(&members, 0, 2);
+                        table.apply_updates(&members, 0, 2);
                     }
                     assert!(number == 0 || table.get(number).is_some());
                 })
             };
-            let record = record(&indices);
-            members.attach(&record);
-            completed.store(record.index().number(), Ordering::Release);
+            let qp = shared_qp(&indices);
+            members.attach(&qp);
+            completed.store(qp.index().number(), Ordering::Release);
             poller.join().unwrap();
         });
     }
@@ -507,16 +508,16 @@ mod model {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
             let mut table = QpTable::default();
-            let dead = record(&indices);
+            let dead = shared_qp(&indices);
             let number = dead.index().number();
             members.attach(&dead);
-            table.learn(&members, 0, 2);
+            table.apply_updates(&members, 0, 2);
             let pending = loom::sync::Arc::new(AtomicU32::new(1));
             let poller = {
                 let (members, pending) = (members.clone(), pending.clone());
                 thread::spawn(move || {
                     if !members.is_empty() {
-                        table.learn(&members, 0, 2);
+                        table.apply_updates(&members, 0, 2);
                         table.forget(0, false);
                     }
                     // Found or discarded, it is consumed.
@@ -527,13 +528,13 @@ mod model {
             };
             members.retire(&dead);
             drop(dead);
-            let next = record(&indices);
+            let next = shared_qp(&indices);
             if next.index().number() == number {
                 assert_eq!(pending.load(Ordering::Acquire), 0, "still in the queue");
             }
             members.attach(&next);
             let mut table = poller.join().unwrap();
-            table.learn(&members, 1, 2);
+            table.apply_updates(&members, 1, 2);
             table.forget(1, true);
             assert_eq!(table.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
         });
@@ -544,14 +545,14 @@ mod model {
     fn letters_are_put_while_others_are_looked_through() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            let (staying, short) = (record(&indices), record(&indices));
+            let (staying, short) = (shared_qp(&indices), shared_qp(&indices));
             members.attach(&staying);
             members.attach(&short);
             // As many as are worth it.
             members.fresh.store(FEW as u32, Ordering::Relaxed);
             let tidier = {
                 let members = members.clone();
-                thread::spawn(move || members.tidy(|| true))
+                thread::spawn(move || members.compact_updates(|| true))
             };
             members.retire(&short);
             let gone = short.index().number();
@@ -559,7 +560,7 @@ mod model {
             tidier.join().unwrap();
             let mut table = QpTable::default();
             assert!(!members.is_empty());
-            table.learn(&members, 0, 2);
+            table.apply_updates(&members, 0, 2);
             table.forget(0, true);
             assert!(table.get(staying.index().number()).is_some());
             assert!(table.get(gone).is_none());
@@ -567,15 +568,15 @@ mod model {
         });
     }
 
-    /// A poller that was told of nothing need not look: what it missed is announced.
+    /// A poller whose gate is quiet need not read updates: a later one makes the gate dirty again.
     #[test]
-    fn what_was_put_is_heard_of() {
+    fn no_update_is_missed() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
             let poll = |table: &mut QpTable, members: &QpRegistry| {
                 if !members.poll_gate.is_quiet() {
                     members.poll_gate.clear();
-                    table.learn(members, 0, 2);
+                    table.apply_updates(members, 0, 2);
                 }
             };
             let poller = {
@@ -587,11 +588,11 @@ mod model {
                     table
                 })
             };
-            let record = record(&indices);
-            members.attach(&record);
+            let qp = shared_qp(&indices);
+            members.attach(&qp);
             let mut table = poller.join().unwrap();
             poll(&mut table, &members);
-            assert!(table.get(record.index().number()).is_some());
+            assert!(table.get(qp.index().number()).is_some());
         });
     }
 }

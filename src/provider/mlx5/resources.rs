@@ -1,6 +1,6 @@
-//! What a queue's kernel object stands on, for as long as a device may reach it.
+//! The resources of a queue that the device may use until the queue is destroyed.
 
-use super::uar::Lease;
+use super::uar::RegisterLease;
 use crate::error::Error;
 use crate::memory::doorbell_record::DoorbellRecord;
 use crate::memory::lock::Lock;
@@ -10,7 +10,7 @@ use std::os::fd::AsRawFd;
 use std::sync::Arc;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
 
-/// How the kernel is told of a buffer that is part of a dma-buf; `None` if it is told an address.
+/// The descriptor by which a command names a buffer that is part of a dma-buf; `None` if it names an address.
 pub(super) fn dmabuf(memory: &QueueMemory) -> Option<ib_uverbs_buffer_desc> {
     let part = memory.dmabuf()?;
     Some(ib_uverbs_buffer_desc {
@@ -31,18 +31,19 @@ pub(super) fn explain_dmabuf(error: Error, has_dmabuf: bool) -> Error {
     error
 }
 
-/// What a kernel object stands on. Kept until the kernel confirmed that the object is gone; the
-/// record goes first, as users of allocators are used to: here, in plans that failed, and in rings.
+/// The resources of a queue, kept until the kernel confirmed that the queue is destroyed. The doorbell record is
+/// dropped first, here, after failed creations and in rings: allocators see records freed before buffers, as
+/// with libmlx5.
 #[derive(Debug)]
 pub(crate) struct QueueResources {
     _record: Arc<DoorbellRecord>,
     /// Exchanged when a completion queue is resized.
     memory: Lock<Option<Arc<QueueMemory>>>,
-    /// Where the device may be as well, after a resize of which nobody knows how it ended.
+    /// Memory that the device may use, too, after resizes whose outcome is unknown.
     doubtful: Lock<Vec<Arc<QueueMemory>>>,
     /// The sends of a raw packet queue pair.
     _sends: Option<Arc<QueueMemory>>,
-    _register: Option<Lease>,
+    _register: Option<RegisterLease>,
 }
 
 impl QueueResources {
@@ -59,21 +60,21 @@ impl QueueResources {
         }
     }
 
-    /// And what only a queue pair stands on.
+    /// Adds the resources that only a queue pair has.
     pub(super) fn with(
         self,
         sends: &Option<Arc<QueueMemory>>,
-        register: Option<Lease>,
+        register: Option<RegisterLease>,
     ) -> QueueResources {
         QueueResources { _sends: sends.clone(), _register: register, ..self }
     }
 
-    /// Takes over what the kernel has moved the queue to, and lets go of where it was.
+    /// Replaces the memory after the kernel moved the queue; returns the old memory.
     pub(crate) fn exchange(&self, memory: Arc<QueueMemory>) -> Option<Arc<QueueMemory>> {
         self.memory.lock()?.replace(memory)
     }
 
-    /// Keeps memory that the device may have been moved to, beside what it may not have left.
+    /// Keeps memory, too, that the kernel may or may not have moved the queue to.
     pub(super) fn keep(&self, memory: Arc<QueueMemory>) {
         match self.doubtful.lock() {
             Some(mut doubtful) => doubtful.push(memory),

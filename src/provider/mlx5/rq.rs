@@ -104,7 +104,7 @@ impl RecvRing {
         if !(1..=segments).contains(&max_sge) {
             return None;
         }
-        if shared.slots().is_some() {
+        if shared.srq_wr_ids().is_some() {
             return None;
         }
         let wr_ids = shared.receives.own.entries();
@@ -140,7 +140,7 @@ impl RecvRing {
         }
         // Copies, as what is passed out of line has to be in memory.
         let recv = *recv;
-        cursor.through(|cursor| self.push_checked(cursor, &recv))
+        cursor.with_copy(|cursor| self.push_checked(cursor, &recv))
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for

@@ -26,8 +26,8 @@ use crate::provider::{SendCursor, SendLimits};
 use crate::qp::state::QpType;
 use crate::wc::WcOpcode;
 use crate::wr::{
-    Address, Destination, Payload, PostError, Remote, RingError, SendFlags, SendOp, SendOps,
-    SendWr, Sge, Transport,
+    Address, Destination, Payload, PostError, QpTransport, Remote, RingError, SendFlags, SendOp,
+    SendOps, SendWr, Sge,
 };
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe;
@@ -172,7 +172,7 @@ pub(crate) struct Setup {
     pub(crate) limits: SendLimits,
     /// The operations that the transport takes without a further check.
     pub(crate) unchecked: SendOps,
-    pub(crate) transport: Transport,
+    pub(crate) transport: QpTransport,
     pub(crate) signal_all: bool,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) register: Arc<DoorbellRegister>,
@@ -192,7 +192,7 @@ pub(crate) struct SendRing {
     /// The operations that need no check but of their size, now: none while a fence is pending.
     unchecked_now: SendOps,
     unchecked: SendOps,
-    pub(super) transport: Transport,
+    pub(super) transport: QpTransport,
     /// The queue pair's number, as it lies in a control segment.
     qpn: u64,
     /// Flags of every WQE, as they lie in a control segment.
@@ -524,14 +524,14 @@ impl SendRing {
         wr_id: u64,
         kind: WcOpcode,
     ) {
-        wqe.place.write(0, control);
+        wqe.slot.write(0, control);
         cursor.word = control[0];
-        cursor.newest = wqe.place.offset();
+        cursor.newest = wqe.slot.offset();
         cursor.at =
             cursor.at.wrapping_add((size + (SEGMENTS_PER_WQEBB - 1)) >> SEGMENTS_PER_WQEBB.ilog2());
         cursor.head = cursor.head.wrapping_add(1);
         cursor.room -= 1;
-        wqe.place.entry().set(wr_id, cursor.head, kind.0);
+        wqe.slot.entry().set(wr_id, cursor.head, kind.0);
     }
 
     /// Hands the WQEs up to a cursor to the device and rings its doorbell; `single` if there is one WQE.
@@ -621,22 +621,22 @@ fn announced(asked: SendFlags) -> u8 {
 #[derive(Clone, Copy)]
 struct Wqe<'r> {
     ring: &'r SendRing,
-    place: WqeSlot<'r, SqWrId>,
-    /// Whether a single SGE is known to be right.
-    usual: bool,
+    slot: WqeSlot<'r, SqWrId>,
+    /// Whether a single SGE needs no check: it fits, and its length is not 0.
+    sge_is_checked: bool,
 }
 
 impl<'r> Wqe<'r> {
     #[inline(always)]
-    fn new(ring: &'r SendRing, at: u32, usual: bool) -> Self {
-        Wqe { ring, place: ring.buffer.at(at), usual }
+    fn new(ring: &'r SendRing, at: u32, sge_is_checked: bool) -> Self {
+        Wqe { ring, slot: ring.buffer.at(at), sge_is_checked }
     }
 }
 
 impl Wqe<'_> {
     #[inline(always)]
     fn append(self, size: &mut u32, segment: Segment) {
-        self.place.write(*size, segment);
+        self.slot.write(*size, segment);
         *size += 1;
     }
 
@@ -651,7 +651,7 @@ impl Wqe<'_> {
     /// Appends SGEs; those of zero length are left out.
     #[inline(always)]
     fn gather(self, size: &mut u32, sges: &[Sge]) -> Result<(), PostError> {
-        if let ([sge], true) = (sges, self.usual) {
+        if let ([sge], true) = (sges, self.sge_is_checked) {
             self.append(size, data(sge));
             return Ok(());
         }
@@ -663,7 +663,7 @@ impl Wqe<'_> {
         for sge in sges {
             length += u64::from(sge.length);
             if sge.length > 0 {
-                self.place.write_anywhere(*size, data(sge));
+                self.slot.write_anywhere(*size, data(sge));
                 *size += 1;
             }
         }
@@ -752,7 +752,7 @@ impl Wqe<'_> {
             return Err(PostError::InlineTooLong { max: max as u32 });
         }
         let length = inline_length(bytes.len() as u32);
-        *size += self.place.inline(*size, length, bytes);
+        *size += self.slot.inline(*size, length, bytes);
         Ok(())
     }
 }

@@ -126,17 +126,24 @@ pub(crate) fn create<K>(
     let object = execute(CreateRequest { command, pinned, resources })?;
 
     let ring = SrqRing::new(prepared, max_sge, dbrec, gate);
-    let shared = ring.slots().clone();
+    let shared = ring.wr_ids().clone();
     let member = match uidx {
         Some(uidx) => {
             Member::Mlx5(SharedQp::new(number, uidx, None, Receives::Shared(shared.clone())))
         }
         None => Member::None,
     };
-    let slots = SharedReceives::Mlx5(shared);
+    let shared_receives = SharedReceives::Mlx5(shared);
     Ok((
         object,
-        CreatedSrq { ring: provider::SrqRing::Mlx5(ring), slots, member, number, max_wr, max_sge },
+        CreatedSrq {
+            ring: provider::SrqRing::Mlx5(ring),
+            shared_receives,
+            member,
+            number,
+            max_wr,
+            max_sge,
+        },
     ))
 }
 
@@ -172,28 +179,28 @@ impl Row {
 /// What the poster and the pollers share: the work request ids, and the WQEs that come back.
 #[derive(Debug)]
 pub(crate) struct SrqWrIds {
-    slots: RingArray<SrqWrId>,
-    /// A [`Row`], the WQE that came back last first.
+    entries: RingArray<SrqWrId>,
+    /// The WQEs that came back, as a [`Row`]: the latest is its first.
     back: AtomicU64,
 }
 
 impl SrqWrIds {
     fn new(entries: u32) -> SrqWrIds {
-        SrqWrIds { slots: RingArray::new(entries), back: AtomicU64::new(0) }
+        SrqWrIds { entries: RingArray::new(entries), back: AtomicU64::new(0) }
     }
 
-    /// Gives the WQE back that a completion names, and answers its work request id. Any number of threads
+    /// Gives the WQE back that a completion names, and returns its work request id. Any number of threads
     /// may do so at once.
     #[inline]
     pub(crate) fn complete(&self, at: u32) -> u64 {
-        let at = at & (self.slots.len() - 1);
-        let slot = self.slots.at(at);
-        let wr_id = slot.wr_id.load(Ordering::Relaxed);
+        let at = at & (self.entries.len() - 1);
+        let entry = self.entries.at(at);
+        let wr_id = entry.wr_id.load(Ordering::Relaxed);
         let mut word = self.back.load(Ordering::Relaxed);
         loop {
             let back = Row::of(word);
             // Behind the last of a row is whatever the poster puts there.
-            slot.next.store(back.first.into(), Ordering::Relaxed);
+            entry.next.store(back.first.into(), Ordering::Relaxed);
             let first = at as u16;
             let last = if back.count == 0 { first } else { back.last };
             let row = Row { first, last, count: back.count.wrapping_add(1) };
@@ -219,7 +226,7 @@ impl SrqWrIds {
         }
         // Acquire pairs with the Release of `complete`.
         let row = Row::of(self.back.swap(0, Ordering::Acquire));
-        self.slots.at(row.last.into()).next.store(behind, Ordering::Relaxed);
+        self.entries.at(row.last.into()).next.store(behind, Ordering::Relaxed);
         Some(row)
     }
 }
@@ -231,7 +238,7 @@ type Linked = RqBuffer<SrqWrId, 2>;
 #[derive(Debug)]
 pub(crate) struct Prepared {
     buffer: Linked,
-    slots: Arc<SrqWrIds>,
+    wr_ids: Arc<SrqWrIds>,
     entries: u32,
 }
 
@@ -241,15 +248,15 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
     if !entries.is_power_of_two() || entries > 1 << 16 {
         return None;
     }
-    let slots = Arc::new(SrqWrIds::new(entries));
+    let wr_ids = Arc::new(SrqWrIds::new(entries));
     let segments = stride / SEGMENT as u32;
-    let ring = Linked::new(memory.clone(), 0, entries, segments, slots.slots.clone())?;
+    let ring = Linked::new(memory.clone(), 0, entries, segments, wr_ids.entries.clone())?;
     for at in 0..entries {
-        let (entry, slot) = ring.at(at);
-        entry.write_half::<0>(link((at + 1) & (entries - 1)));
-        slot.next.store(at + 1, Ordering::Relaxed);
+        let (wqe, entry) = ring.at(at);
+        wqe.write_half::<0>(link((at + 1) & (entries - 1)));
+        entry.next.store(at + 1, Ordering::Relaxed);
     }
-    Some(Prepared { buffer: ring, slots, entries })
+    Some(Prepared { buffer: ring, wr_ids, entries })
 }
 
 /// The poster's side of a shared receive queue.
@@ -266,7 +273,7 @@ pub(crate) struct SrqRing {
     /// Receives posted in all.
     posted: u32,
     gate: Gate,
-    slots: Arc<SrqWrIds>,
+    wr_ids: Arc<SrqWrIds>,
 }
 
 impl SrqRing {
@@ -277,7 +284,7 @@ impl SrqRing {
         dbrec: Arc<DoorbellRecord>,
         gate: Gate,
     ) -> SrqRing {
-        let Prepared { buffer, slots, entries } = prepared;
+        let Prepared { buffer, wr_ids, entries } = prepared;
         // A shared receive queue has no states to wait for.
         gate.level().store(1, std::sync::atomic::Ordering::Relaxed);
         SrqRing {
@@ -289,13 +296,13 @@ impl SrqRing {
             posted: 0,
             dbrec: dbrec.word(),
             gate,
-            slots,
+            wr_ids,
         }
     }
 
-    /// What the pollers share with the poster.
-    pub(crate) fn slots(&self) -> &Arc<SrqWrIds> {
-        &self.slots
+    /// The work request ids, which the pollers share with the poster.
+    pub(crate) fn wr_ids(&self) -> &Arc<SrqWrIds> {
+        &self.wr_ids
     }
 
     /// Shut in a forked child.
@@ -316,9 +323,9 @@ impl SrqRing {
     /// Where a batch begins, with the WQEs that came back since the last.
     #[inline(always)]
     pub(crate) fn begin(&mut self) -> RecvCursor {
-        if let Some(row) = self.slots.take(self.next.free) {
+        if let Some(row) = self.wr_ids.take(self.next.free) {
             self.next.free = row.first.into();
-            // A device that names WQEs which it never had cannot make room that there is not.
+            // If a faulty device completes WQEs that it never had, the room stays within the capacity.
             self.next.room = self.next.room.wrapping_add(row.count).min(self.capacity);
         }
         self.next
@@ -336,7 +343,7 @@ impl SrqRing {
         }
         // Copies, as what is passed out of line has to be in memory.
         let recv = *recv;
-        cursor.through(|cursor| self.push_checked(cursor, &recv))
+        cursor.with_copy(|cursor| self.push_checked(cursor, &recv))
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
@@ -348,11 +355,11 @@ impl SrqRing {
         if sge.length as i32 <= 0 || cursor.room == 0 || self.gate.is_shut() {
             return false;
         }
-        let (wqe, slot) = self.buffer.at(cursor.at);
+        let (wqe, entry) = self.buffer.at(cursor.at);
         wqe.write_behind(TERMINATOR);
         wqe.write_half::<0>(link(cursor.free));
         wqe.write::<1>(data(sge));
-        slot.wr_id.store(recv.wr_id, Ordering::Relaxed);
+        entry.wr_id.store(recv.wr_id, Ordering::Relaxed);
         self.advance(cursor);
         true
     }
@@ -373,9 +380,9 @@ impl SrqRing {
         }
         let (first, room) = (self.buffer.first(cursor.at), self.buffer.each() - 1);
         scatter(self.buffer.segments(), first.wrapping_add(1), room, self.max_sge, recv.sges)?;
-        let (wqe, slot) = self.buffer.at(cursor.at);
+        let (wqe, entry) = self.buffer.at(cursor.at);
         wqe.write_half::<0>(link(cursor.free));
-        slot.wr_id.store(recv.wr_id, Ordering::Relaxed);
+        entry.wr_id.store(recv.wr_id, Ordering::Relaxed);
         self.advance(cursor);
         Ok(())
     }
@@ -406,7 +413,7 @@ impl SrqRing {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::memory::sync::Touched;
+    use crate::memory::sync::AccessProbe;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -421,39 +428,39 @@ mod model {
             builder.preemption_bound = Some(3);
         }
         builder.check(|| {
-            let slots = Arc::new(SrqWrIds::new(2));
-            let held = Arc::new([Touched::new(), Touched::new()]);
-            slots.slots.at(0).wr_id.store(10, Ordering::Relaxed);
-            slots.slots.at(1).wr_id.store(11, Ordering::Relaxed);
+            let wr_ids = Arc::new(SrqWrIds::new(2));
+            let held = Arc::new([AccessProbe::new(), AccessProbe::new()]);
+            wr_ids.entries.at(0).wr_id.store(10, Ordering::Relaxed);
+            wr_ids.entries.at(1).wr_id.store(11, Ordering::Relaxed);
             let pollers: Vec<_> = (0..2u32)
                 .map(|at| {
-                    let (slots, held) = (slots.clone(), held.clone());
+                    let (wr_ids, held) = (wr_ids.clone(), held.clone());
                     thread::spawn(move || {
                         held[at as usize].read();
-                        assert_eq!(slots.complete(at), u64::from(at) + 10);
+                        assert_eq!(wr_ids.complete(at), u64::from(at) + 10);
                     })
                 })
                 .collect();
             // All of a row, and what is behind it.
-            let take = |slots: &SrqWrIds| {
+            let take = |wr_ids: &SrqWrIds| {
                 let mut seen = Vec::new();
-                let Some(row) = slots.take(7) else { return seen };
+                let Some(row) = wr_ids.take(7) else { return seen };
                 let mut at = u32::from(row.first);
                 for _ in 0..row.count {
                     seen.push(at);
-                    at = slots.slots.at(at).next.load(Ordering::Relaxed);
+                    at = wr_ids.entries.at(at).next.load(Ordering::Relaxed);
                 }
                 assert_eq!((seen.last(), at), (Some(&row.last.into()), 7));
                 seen
             };
             let poster = {
-                let slots = slots.clone();
+                let wr_ids = wr_ids.clone();
                 thread::spawn(move || {
-                    let seen = take(&slots);
+                    let seen = take(&wr_ids);
                     for at in &seen {
                         // The entry is posted again at once.
                         held[*at as usize].write();
-                        slots.slots.at(*at).wr_id.store(99, Ordering::Relaxed);
+                        wr_ids.entries.at(*at).wr_id.store(99, Ordering::Relaxed);
                     }
                     seen
                 })
@@ -462,7 +469,7 @@ mod model {
                 poller.join().unwrap();
             }
             let mut seen = poster.join().unwrap();
-            seen.extend(take(&slots));
+            seen.extend(take(&wr_ids));
             seen.sort_unstable();
             assert_eq!(seen, [0, 1]);
         });

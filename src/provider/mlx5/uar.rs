@@ -1,8 +1,8 @@
-//! UARs: pages of doorbell registers, and who rings which of them.
+//! UARs: pages of doorbell registers, and which queues ring which of them.
 //!
 //! Pairs with `MLX5_IB_OBJECT_UAR` in `hw/mlx5/main.c`. Pages come from the kernel one by one and
-//! stay with the context: a register that is given back is lent again. The pages go with the
-//! context's file, or with the context where somebody else may keep the file open for longer.
+//! stay with the context: a register that is given back is lent again. The kernel frees the pages with the
+//! context's file; the context frees them itself if something else may keep the file open for longer.
 
 use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::lock::Lock;
@@ -31,7 +31,7 @@ const MAX_SHARED: usize = 12;
 
 /// A UAR as the kernel made it.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Page {
+pub(crate) struct UarPage {
     pub(crate) handle: u32,
     pub(crate) offset: u64,
     pub(crate) length: u32,
@@ -39,8 +39,8 @@ pub(crate) struct Page {
     pub(crate) id: u32,
 }
 
-impl Page {
-    pub(crate) fn alloc(kernel: &dyn Kernel, kind: UarType) -> Result<Page, Errno> {
+impl UarPage {
+    pub(crate) fn alloc(kernel: &dyn Kernel, kind: UarType) -> Result<UarPage, Errno> {
         let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
         let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_ALLOC)
             .new_handle(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE)
@@ -51,7 +51,7 @@ impl Page {
         kernel.execute(&mut command)?;
         let handle = command.made(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE)?;
         drop(command);
-        Ok(Page { handle, offset, length, id })
+        Ok(UarPage { handle, offset, length, id })
     }
 
     pub(crate) fn map(&self, kernel: &dyn Kernel) -> Result<Mapping, Errno> {
@@ -84,7 +84,7 @@ struct SharedBfreg {
 #[derive(Debug, Default)]
 struct Pool {
     /// What the registers below were cut out of.
-    pages: Vec<Page>,
+    pages: Vec<UarPage>,
     /// Registers of thread domains: those that there are, and those that are free.
     exclusive: usize,
     free_exclusive: Vec<Bfreg>,
@@ -105,7 +105,7 @@ pub(crate) struct Registers {
     non_cached: Bfreg,
     arming: Arc<DoorbellRegister>,
     /// The page of these two.
-    page: Page,
+    page: UarPage,
     pool: Lock<Pool>,
 }
 
@@ -124,7 +124,7 @@ impl Registers {
         bf_reg_size: u32,
         uars_per_page: u32,
     ) -> Result<Registers, Errno> {
-        let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC)?;
+        let page = UarPage::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC)?;
         let made = page.map(kernel).and_then(|mapping| {
             let mapping = Arc::new(mapping);
             let register = DoorbellRegister::new(mapping.clone(), REGISTERS, 0);
@@ -142,8 +142,8 @@ impl Registers {
         })
     }
 
-    /// Gives all pages back, once nothing of this context can be rung any more. Those that are still
-    /// mapped stay with this process until they are not.
+    /// Gives all pages back, once no queue of this context can ring them any more. The kernel keeps a page
+    /// that is still mapped until it is unmapped.
     pub(crate) fn close(&self, kernel: &dyn Kernel) {
         let pages = self.pool.lock().map(|mut pool| std::mem::take(&mut pool.pages));
         for page in pages.into_iter().flatten().chain([self.page]) {
@@ -161,7 +161,7 @@ impl Registers {
     pub(crate) fn for_thread(
         self: &Arc<Self>,
         kernel: &dyn Kernel,
-    ) -> Result<Lease, (Errno, usize)> {
+    ) -> Result<RegisterLease, (Errno, usize)> {
         if self.bf_reg_size == 0 {
             return Ok(self.lend(self.non_cached.clone(), Origin::NonCached));
         }
@@ -179,7 +179,7 @@ impl Registers {
     /// A register for a queue pair that is under no thread domain: one of its own while there are
     /// few, then one that it shares with as few others as possible. Without any left it rings the
     /// page that is not cached, like everybody where writes are not combined.
-    pub(crate) fn for_queue(self: &Arc<Self>, kernel: &dyn Kernel) -> Lease {
+    pub(crate) fn for_queue(self: &Arc<Self>, kernel: &dyn Kernel) -> RegisterLease {
         if self.bf_reg_size == 0 {
             return self.lend(self.non_cached.clone(), Origin::NonCached);
         }
@@ -212,14 +212,14 @@ impl Registers {
 
     /// Allocates and maps a page, and cuts it into registers.
     fn open_page(&self, pool: &mut Pool, kernel: &dyn Kernel) -> Result<Vec<Bfreg>, Errno> {
-        let page = Page::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF)?;
+        let page = UarPage::alloc(kernel, UarType::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF)?;
         let cut = page.map(kernel).and_then(|mapping| self.cut(&page, mapping));
         let bfregs = cut.inspect_err(|_| page.free(kernel))?;
         pool.pages.push(page);
         Ok(bfregs)
     }
 
-    fn cut(&self, page: &Page, mapping: Mapping) -> Result<Vec<Bfreg>, Errno> {
+    fn cut(&self, page: &UarPage, mapping: Mapping) -> Result<Vec<Bfreg>, Errno> {
         let mapping = Arc::new(mapping);
         let mut bfregs = Vec::with_capacity(self.uars_per_page * PER_UAR);
         for uar in 0..self.uars_per_page {
@@ -236,8 +236,8 @@ impl Registers {
         Ok(bfregs)
     }
 
-    fn lend(self: &Arc<Self>, bfreg: Bfreg, origin: Origin) -> Lease {
-        Lease { bfreg, origin, home: self.clone() }
+    fn lend(self: &Arc<Self>, bfreg: Bfreg, origin: Origin) -> RegisterLease {
+        RegisterLease { bfreg, origin, home: self.clone() }
     }
 
     fn take_back(&self, bfreg: &Bfreg, origin: Origin) {
@@ -260,13 +260,13 @@ impl Registers {
 
 /// A register, lent until this is dropped.
 #[derive(Debug)]
-pub(crate) struct Lease {
+pub(crate) struct RegisterLease {
     bfreg: Bfreg,
     origin: Origin,
     home: Arc<Registers>,
 }
 
-impl Lease {
+impl RegisterLease {
     pub(crate) fn register(&self) -> &Arc<DoorbellRegister> {
         &self.bfreg.register
     }
@@ -283,7 +283,7 @@ impl Lease {
     }
 }
 
-impl Drop for Lease {
+impl Drop for RegisterLease {
     fn drop(&mut self) {
         self.home.take_back(&self.bfreg, self.origin);
     }
@@ -300,7 +300,7 @@ mod tests {
         let file = FakeMapping::new("uars", 2 * UAR);
         let epoch = Epoch::current().unwrap();
         let mapping = || file.map(2 * UAR, epoch).unwrap();
-        let page = Page { handle: 1, offset: 0, length: 2 * UAR as u32, id: 5 };
+        let page = UarPage { handle: 1, offset: 0, length: 2 * UAR as u32, id: 5 };
         let register = Arc::new(DoorbellRegister::new(Arc::new(mapping()), REGISTERS, 0).unwrap());
         let registers = Registers {
             bf_reg_size: 512,

@@ -1,13 +1,13 @@
 //! User indices: the 24-bit numbers by which completions name their queue pair.
 //!
-//! A context deals them out, the driver is told at creation (`uidx`), and the device copies them
-//! into every completion. One is dealt again only when nobody holds it any more: the queue pair,
-//! and each poller whose completion queue may still have something with it.
+//! The context assigns them, the command that creates a queue pair carries one (`uidx`), and the device
+//! copies it into every CQE. A number is assigned again only when its holders have dropped it: the queue
+//! pair, and the poller of each completion queue that may still hold a CQE with it.
 
 use crate::memory::lock::Lock;
 use std::sync::Arc;
 
-/// Greater numbers are not told apart by the device, and this one means none.
+/// The number that means none; the device has no greater ones.
 const NO_INDEX: u32 = (1 << 24) - 1;
 
 /// The user indices of a context.
@@ -18,18 +18,18 @@ pub(crate) struct UidxAllocator {
 
 #[derive(Debug)]
 struct Free {
-    /// The least that was never dealt.
+    /// The least number that was never assigned.
     fresh: u32,
     returned: Vec<u32>,
 }
 
 impl UidxAllocator {
     pub(crate) fn new() -> Arc<UidxAllocator> {
-        // Zero is never dealt: wiped memory names nobody.
+        // Zero is never assigned: memory that was wiped names no queue pair.
         Arc::new(UidxAllocator { free: Lock::new(Free { fresh: 1, returned: Vec::new() }) })
     }
 
-    /// An index that nobody has; `None` when all are in use.
+    /// An index that is not in use; `None` when all are.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Arc<Uidx>> {
         let mut free = self.free.lock()?;
         let number = match free.returned.pop() {

@@ -30,7 +30,7 @@ const KEY_FREE: u8 = 1 << 6;
 const ANY_QP: u32 = 0xffff_ff00;
 /// Segments of a translation list with one entry: entries come in fours.
 const ONE_ENTRY: u16 = 4;
-/// The longest piece that a translation entry takes.
+/// The longest range that a translation entry takes.
 const LONGEST: u64 = 1 << 31;
 
 /// WqeSegments after the control segment of a request that makes a key free.

@@ -43,7 +43,7 @@ impl RecvWrIds {
     pub(crate) fn complete(&self, at: u32) -> u64 {
         match &self.shared {
             None => self.own.complete(at),
-            Some(slots) => slots.complete(at),
+            Some(srq_wr_ids) => srq_wr_ids.complete(at),
         }
     }
 }
@@ -62,7 +62,7 @@ impl SharedQp {
         let (entries, shared) = match receives {
             Receives::None => (0, None),
             Receives::Own(entries) => (entries, None),
-            Receives::Shared(slots) => (0, Some(slots)),
+            Receives::Shared(srq_wr_ids) => (0, Some(srq_wr_ids)),
         };
         let receives = RecvWrIds { own: RqWrIds::new(entries), shared };
         Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
@@ -77,7 +77,7 @@ impl SharedQp {
     }
 
     /// The shared receive queue, if receives come from one.
-    pub(crate) fn slots(&self) -> Option<&Arc<SrqWrIds>> {
+    pub(crate) fn srq_wr_ids(&self) -> Option<&Arc<SrqWrIds>> {
         self.receives.shared.as_ref()
     }
 }
@@ -232,7 +232,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::memory::sync::Touched;
+    use crate::memory::sync::AccessProbe;
     use loom::sync::Arc;
     use loom::thread;
 
@@ -243,7 +243,7 @@ mod model {
     fn a_place_is_free_when_it_was_read() {
         loom::model(|| {
             let sends = Arc::new(SqWrIds::new(1));
-            let held = Arc::new(Touched::new());
+            let held = Arc::new(AccessProbe::new());
             // What the device was told, and what it completed: its doorbells are barriers.
             let rung = Arc::new(AtomicU32::new(1));
             sends.posted.at(0).set(100, 1, 0);

@@ -2,8 +2,8 @@
 //!
 //! A WQE of rxe names its address handle by number, and the kernel resolves the number when it
 //! carries the WQE out (`rxe_get_av`), not when it is posted. Numbers are dealt in a circle of 32767
-//! for the whole device, so that whoever destroys an address handle must know that no WQE names it
-//! any more, or a datagram may go to the destination of another handle.
+//! for the whole device. So an address handle is destroyed only when no WQE names it any more, or a datagram
+//! could go to the destination of another handle.
 
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -42,9 +42,8 @@ impl NamedAddresses {
 
     /// Visits the numbers that WQEs name which the kernel has not completed.
     ///
-    /// A handle is dropped after it was last named, by whoever owns it, so that what is seen here is
-    /// complete for a handle of the caller's. The kernel completes WQEs meanwhile: then some of them
-    /// are visited in vain.
+    /// The owner of a handle drops it after the last request that names it, so this finds every WQE that names
+    /// a handle of the caller. The kernel completes WQEs meanwhile: some that are visited may be over.
     pub(crate) fn each(&self, mut visit: impl FnMut(u32)) {
         let end = self.end.load(Ordering::Acquire);
         let mut slot = self.watch.consumer();

@@ -1,6 +1,6 @@
 //! Completion queues: the kernel produces, we consume.
 
-use super::retired::{Retired, Retirements};
+use super::retired::{RetiredQps, Retirements};
 use super::{Rxe, map_ring, unmapped};
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
@@ -50,7 +50,7 @@ pub(crate) struct CqRing {
     /// Completions consumed in all, whatever ring they were in.
     consumed: u64,
     /// Queue pairs that are gone.
-    retired: Retired,
+    retired: RetiredQps,
     retirements: Arc<Retirements<ProducerWatch>>,
     /// A copy of the completion that was consumed last, which the poller lends.
     current: ib_uverbs_wc,
@@ -70,7 +70,7 @@ impl CqRing {
             consumer,
             producer: consumer,
             consumed: 0,
-            retired: Retired::default(),
+            retired: RetiredQps::default(),
             retirements,
             current: ib_uverbs_wc::default(),
         })
@@ -88,7 +88,7 @@ impl CqRing {
     /// Reads which queue pairs are gone.
     pub(crate) fn catch_up(&mut self) {
         self.poll_gate().clear();
-        self.retired.learn(&self.retirements, self.consumed);
+        self.retired.apply_updates(&self.retirements, self.consumed);
     }
 
     /// The next completion of a queue pair that is alive, consumed.
@@ -145,7 +145,7 @@ impl CqRing {
         execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
     ) -> Result<()> {
         let (retirements, consumed) = (self.retirements.clone(), self.consumed);
-        // Nobody who destroys a queue pair may look at the ring meanwhile.
+        // A thread that destroys a queue pair must not read the ring meanwhile.
         retirements.exchange(consumed, || {
             let mut response = rxe_resize_cq_resp::default();
             let (pending, output) = (self.pending(), response.as_mut_bytes());

@@ -40,7 +40,7 @@ struct WatchedRing<W> {
 }
 
 #[derive(Clone, Copy, Debug)]
-struct Update {
+struct RetiredQp {
     qpn: u32,
     /// The position after the last entry that may belong to it.
     until: u64,
@@ -49,7 +49,7 @@ struct Update {
 /// What the control path shares with the poller of a completion queue.
 #[derive(Debug)]
 pub(crate) struct Retirements<W> {
-    updates: UpdateList<Update>,
+    updates: UpdateList<RetiredQp>,
     poll_gate: PollGate,
     /// Up to which position the poller gave completions back.
     released: AtomicU64,
@@ -87,17 +87,17 @@ impl<W: Watch> Retirements<W> {
         let slot = (released as u32).wrapping_add(place.origin);
         let left = producer.wrapping_sub(slot) & place.watch.mask();
         if left > 0 {
-            self.put(Update { qpn, until: released + u64::from(left) });
+            self.put(RetiredQp { qpn, until: released + u64::from(left) });
         }
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever.
     pub(crate) fn retire_for_good(&self, qpn: u32) {
-        self.put(Update { qpn, until: u64::MAX });
+        self.put(RetiredQp { qpn, until: u64::MAX });
     }
 
-    fn put(&self, update: Update) {
+    fn put(&self, update: RetiredQp) {
         self.updates.put(update);
         self.poll_gate.mark_dirty();
     }
@@ -113,8 +113,8 @@ impl<W: Watch> Retirements<W> {
         self.released.store(position, Ordering::Release);
     }
 
-    /// Lets `exchange` put another ring in the old one's place while nobody looks at either. It
-    /// answers how to watch the new one and in which slot the entry at `position` lies there.
+    /// Lets `exchange` replace the ring while no other thread reads the old or the new one. It
+    /// returns how to watch the new one and in which slot the entry at `position` lies there.
     pub(crate) fn exchange<E>(
         &self,
         position: u64,
@@ -129,16 +129,16 @@ impl<W: Watch> Retirements<W> {
     }
 }
 
-/// What the poller knows of queue pairs that are gone.
+/// The poller's list of retired queue pairs, whose completions it discards.
 #[derive(Debug, Default)]
-pub(crate) struct Retired {
-    known: Vec<Update>,
+pub(crate) struct RetiredQps {
+    known: Vec<RetiredQp>,
 }
 
-impl Retired {
-    /// Reads new updates, if there are any: one load otherwise.
+impl RetiredQps {
+    /// Reads new updates, if there are any. Without updates this is one load.
     #[inline]
-    pub(crate) fn learn<W>(&mut self, from: &Retirements<W>, position: u64) {
+    pub(crate) fn apply_updates<W>(&mut self, from: &Retirements<W>, position: u64) {
         if !from.updates.is_empty() {
             self.read(from, position);
         }
@@ -154,9 +154,9 @@ impl Retired {
         });
     }
 
-    /// Adds a queue pair of which no completion after `until` will come.
+    /// Adds a queue pair whose last completion is before `until`.
     pub(crate) fn add(&mut self, qpn: u32, until: u64) {
-        self.known.push(Update { qpn, until });
+        self.known.push(RetiredQp { qpn, until });
     }
 
     /// Whether the entry at `position` is to be discarded. Positions must not decrease from call
@@ -187,11 +187,11 @@ mod model {
 
     /// A ring of entries that say whether the old or the new queue pair of one number made them.
     #[derive(Clone, Debug)]
-    struct RxeQueue(Arc<(AtomicU32, [AtomicU32; SLOTS as usize])>);
+    struct FakeRing(Arc<(AtomicU32, [AtomicU32; SLOTS as usize])>);
 
-    impl RxeQueue {
-        fn new() -> RxeQueue {
-            RxeQueue(Arc::new((AtomicU32::new(0), std::array::from_fn(|_| AtomicU32::new(0)))))
+    impl FakeRing {
+        fn new() -> FakeRing {
+            FakeRing(Arc::new((AtomicU32::new(0), std::array::from_fn(|_| AtomicU32::new(0)))))
         }
 
         fn put(&self, entry: u32) {
@@ -201,7 +201,7 @@ mod model {
         }
     }
 
-    impl Watch for RxeQueue {
+    impl Watch for FakeRing {
         fn producer(&self) -> u32 {
             self.0.0.load(Ordering::Acquire)
         }
@@ -216,17 +216,17 @@ mod model {
     }
 
     struct Poller {
-        ring: RxeQueue,
-        retirements: Arc<Retirements<RxeQueue>>,
-        retired: Retired,
+        ring: FakeRing,
+        retirements: Arc<Retirements<FakeRing>>,
+        retired: RetiredQps,
         position: u64,
     }
 
     impl Poller {
-        fn new(ring: &RxeQueue) -> Poller {
+        fn new(ring: &FakeRing) -> Poller {
             let retirements = Arc::new(Retirements::new(ring.clone(), 0, poll_gate()));
             let ring = ring.clone();
-            Poller { ring, retirements, retired: Retired::default(), position: 0 }
+            Poller { ring, retirements, retired: RetiredQps::default(), position: 0 }
         }
 
         fn poll(&mut self, seen: &mut Vec<u32>) {
@@ -234,7 +234,7 @@ mod model {
         }
 
         fn poll_some(&mut self, most: usize, seen: &mut Vec<u32>) {
-            self.retired.learn(&self.retirements, self.position);
+            self.retired.apply_updates(&self.retirements, self.position);
             for _ in 0..most {
                 if self.ring.producer() == self.position as u32 % SLOTS {
                     break;
@@ -260,7 +260,7 @@ mod model {
     #[test]
     fn poll_while_a_number_changes_hands() {
         loom::model(|| {
-            let ring = RxeQueue::new();
+            let ring = FakeRing::new();
             let mut poller = Poller::new(&ring);
             let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || {
@@ -283,7 +283,7 @@ mod model {
     #[test]
     fn poll_while_two_are_destroyed() {
         loom::model(|| {
-            let ring = RxeQueue::new();
+            let ring = FakeRing::new();
             ring.put(OLD);
             ring.put(OLD);
             let mut poller = Poller::new(&ring);
@@ -309,7 +309,7 @@ mod model {
     #[test]
     fn poll_while_the_ring_goes_round() {
         loom::model(|| {
-            let ring = RxeQueue::new();
+            let ring = FakeRing::new();
             for entry in [OTHER, OTHER, OLD] {
                 ring.put(entry);
             }
@@ -326,13 +326,13 @@ mod model {
         });
     }
 
-    /// What the poller gave back is behind what the device wrote, for who looks at both: else a ring
-    /// in which nothing is seems full of what is dead, and swallows what the next one of that number
-    /// completes.
+    /// A thread that reads both indices never sees the consumer's ahead of the producer's. Otherwise an empty
+    /// ring would seem full of completions of a retired queue pair, and completions of the next queue pair with
+    /// its number would be discarded.
     #[test]
     fn poll_while_there_is_nothing_of_the_dead() {
         loom::model(|| {
-            let ring = RxeQueue::new();
+            let ring = FakeRing::new();
             let mut poller = Poller::new(&ring);
             let retirements = poller.retirements.clone();
             let owner = thread::spawn(move || retirements.retire(QPN));

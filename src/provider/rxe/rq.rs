@@ -25,7 +25,7 @@ use uverbs_uapi::srq::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-/// The driver's part of the command that sets a limit: rxe wants one, though it answers nothing there.
+/// The driver's part of the command that sets a limit. rxe requires it, and writes nothing to the address.
 pub(crate) const SET_LIMIT: rxe_modify_srq_cmd = rxe_modify_srq_cmd { mmap_info_addr: 0 };
 
 /// Creates a shared receive queue. Pairs with `rxe_srq_from_init` in `rxe_srq.c`, which makes its
@@ -56,8 +56,8 @@ pub(crate) fn create_srq<K>(
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let ring = RecvRing::map(response.mi, max_sge, gate, mapper);
     let ring = provider::SrqRing::Rxe(ring.map_err(|errno| unmapped(verb, errno))?);
-    let (slots, member) = (SharedReceives::Rxe, Member::None);
-    Ok((object, CreatedSrq { ring, slots, member, number, max_wr, max_sge }))
+    let (shared_receives, member) = (SharedReceives::Rxe, Member::None);
+    Ok((object, CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge }))
 }
 
 /// The poster's side of a receive queue.

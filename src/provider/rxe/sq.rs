@@ -7,7 +7,7 @@ use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::RxeQueue;
 use crate::provider::{SendCursor, SendLimits};
 use crate::qp::state::QpType;
-use crate::wr::{Address, Payload, PostError, RingError, SendOp, SendWr, Sge, Transport};
+use crate::wr::{Address, Payload, PostError, QpTransport, RingError, SendOp, SendWr, Sge};
 use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::rxe::{
@@ -25,7 +25,7 @@ pub(crate) struct SendRing {
     /// Producer index.
     producer: u32,
     limits: SendLimits,
-    transport: Transport,
+    transport: QpTransport,
     /// The address handles that the WQEs of a UD queue pair name.
     named: Option<Arc<NamedAddresses>>,
     gate: Gate,
@@ -35,7 +35,7 @@ impl SendRing {
     pub(crate) fn map(
         mi: mminfo,
         limits: SendLimits,
-        transport: Transport,
+        transport: QpTransport,
         gate: Gate,
         mapper: &dyn Mapper,
     ) -> Result<SendRing, Errno> {

@@ -127,7 +127,7 @@ fn an_import_trusts_the_kernel_over_the_envelope() {
     let (script, exporter, importer) = shared();
     assert_eq!(importer.completion_vectors(), 2);
     assert_eq!(importer.file.origin, exporter.file.origin);
-    // The kernel's answer wins over a different envelope.
+    // The kernel's response wins over a different envelope.
     let lie = Envelope::seal(&exporter.file, ObjectKind::CONTEXT, 0, [7, 0, 0, 0]);
     let misled = script.import("mlx5_0", Some(&lie)).unwrap();
     assert_eq!(misled.completion_vectors(), 2);
@@ -213,8 +213,8 @@ fn forged_places_of_vars_are_refused() {
     assert_eq!(import_var(&importer, &sent).unwrap_err().errno(), Errno::NOENT);
 }
 
-/// While a page is mapped the kernel gives its place in the file to no other, such as the registers of
-/// queues; who maps goes by the place alone.
+/// While a page is mapped, the kernel gives its mmap offset to no other page, such as registers of queues. The
+/// offset is all that a mapping names.
 #[test]
 #[cfg_attr(miri, ignore = "it counts mappings")]
 fn an_import_keeps_the_page_of_its_var_mapped() {

@@ -1,13 +1,13 @@
 //! Reads the attributes of a command the way the kernel does, and fills in its outputs.
 
-use crate::uverbs::command::{Command, Value};
+use crate::uverbs::command::{AttrValue, Command};
 use rustix::io::Errno;
 use std::os::fd::OwnedFd;
 use zerocopy::{FromBytes, IntoBytes};
 
 type Result<T> = std::result::Result<T, Errno>;
 
-fn value<'c>(command: &'c Command<'_>, id: u16) -> Option<&'c Value<'c>> {
+fn value<'c>(command: &'c Command<'_>, id: u16) -> Option<&'c AttrValue<'c>> {
     // Reading the attribute needs only the shorter lifetime.
     command.attrs().find(|attr| attr.id == id).map(|attr| &attr.value)
 }
@@ -15,8 +15,8 @@ fn value<'c>(command: &'c Command<'_>, id: u16) -> Option<&'c Value<'c>> {
 /// An integer, or bytes of that size.
 pub(super) fn int(command: &Command<'_>, id: u16) -> Option<u64> {
     match value(command, id)? {
-        Value::Int { value, .. } => Some(*value),
-        Value::In(bytes) => {
+        AttrValue::Int { value, .. } => Some(*value),
+        AttrValue::In(bytes) => {
             let mut whole = [0; 8];
             whole.get_mut(..bytes.len())?.copy_from_slice(bytes);
             Some(u64::from_ne_bytes(whole))
@@ -31,14 +31,14 @@ pub(super) fn u32(command: &Command<'_>, id: u16) -> Result<u32> {
 
 pub(super) fn handle(command: &Command<'_>, id: u16) -> Option<u32> {
     match value(command, id)? {
-        Value::Handle(handle) | Value::Destroy(handle) => Some(*handle),
+        AttrValue::Handle(handle) | AttrValue::Destroy(handle) => Some(*handle),
         _ => None,
     }
 }
 
 pub(super) fn fd(command: &Command<'_>, id: u16) -> Option<i32> {
     match value(command, id)? {
-        Value::Fd(fd, _) => Some(*fd),
+        AttrValue::Fd(fd, _) => Some(*fd),
         _ => None,
     }
 }
@@ -46,7 +46,7 @@ pub(super) fn fd(command: &Command<'_>, id: u16) -> Option<i32> {
 /// A struct that the command carries.
 pub(super) fn input<T: FromBytes>(command: &Command<'_>, id: u16) -> Result<T> {
     match value(command, id) {
-        Some(Value::In(bytes)) => {
+        Some(AttrValue::In(bytes)) => {
             T::read_from_prefix(bytes).map(|(input, _)| input).map_err(|_| Errno::INVAL)
         }
         _ => Err(Errno::INVAL),
@@ -60,37 +60,37 @@ pub(super) fn has(command: &Command<'_>, id: u16) -> bool {
 /// Room for an output, in bytes.
 pub(super) fn room(command: &Command<'_>, id: u16) -> usize {
     match value(command, id) {
-        Some(Value::Out(bytes)) => bytes.len(),
+        Some(AttrValue::Out(bytes)) => bytes.len(),
         _ => 0,
     }
 }
 
 /// Outputs of a command, cut off after `limit` bytes each.
-pub(super) struct Answers<'c, 'a> {
+pub(super) struct Responses<'c, 'a> {
     pub(super) command: &'c mut Command<'a>,
     pub(super) limit: usize,
 }
 
-impl<'a> Answers<'_, 'a> {
-    fn value(&mut self, id: u16) -> Option<&mut Value<'a>> {
+impl<'a> Responses<'_, 'a> {
+    fn value(&mut self, id: u16) -> Option<&mut AttrValue<'a>> {
         let mut attrs = self.command.attrs_to_run().ok()?;
         attrs.find(|attr| attr.id == id).map(|attr| &mut attr.value)
     }
 
-    pub(super) fn put<T: IntoBytes + zerocopy::Immutable>(&mut self, id: u16, answer: &T) {
-        self.put_bytes(id, answer.as_bytes());
+    pub(super) fn put<T: IntoBytes + zerocopy::Immutable>(&mut self, id: u16, response: &T) {
+        self.put_bytes(id, response.as_bytes());
     }
 
-    pub(super) fn put_bytes(&mut self, id: u16, answer: &[u8]) {
+    pub(super) fn put_bytes(&mut self, id: u16, response: &[u8]) {
         let limit = self.limit;
-        let Some(Value::Out(room)) = self.value(id) else { return };
-        let length = answer.len().min(room.len()).min(limit);
-        room[..length].copy_from_slice(&answer[..length]);
+        let Some(AttrValue::Out(room)) = self.value(id) else { return };
+        let length = response.len().min(room.len()).min(limit);
+        room[..length].copy_from_slice(&response[..length]);
     }
 
     pub(super) fn made(&mut self, id: u16, handle: u32) -> Result<()> {
         match self.value(id) {
-            Some(Value::New(room)) => {
+            Some(AttrValue::New(room)) => {
                 *room = handle;
                 Ok(())
             }
@@ -100,7 +100,7 @@ impl<'a> Answers<'_, 'a> {
 
     pub(super) fn made_fd(&mut self, id: u16, fd: OwnedFd) -> Result<()> {
         match self.value(id) {
-            Some(Value::NewFd(room)) => {
+            Some(AttrValue::NewFd(room)) => {
                 *room = Some(fd);
                 Ok(())
             }

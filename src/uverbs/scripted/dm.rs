@@ -1,6 +1,6 @@
 //! Device memory of a scripted mlx5 device, and its regions.
 
-use super::attrs::{self, Answers};
+use super::attrs::{self, Responses};
 use super::state::{Object, Result, State};
 use rustix::io::Errno;
 use rustix::param::page_size;
@@ -18,7 +18,7 @@ impl State {
         &mut self,
         object: u16,
         method: u16,
-        mut to: Answers<'_, '_>,
+        mut to: Responses<'_, '_>,
     ) -> Result<()> {
         match (object, method) {
             (UVERBS_OBJECT_DM, uapi::UVERBS_METHOD_DM_ALLOC) => {

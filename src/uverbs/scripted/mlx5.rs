@@ -1,7 +1,7 @@
 //! The commands in which a scripted mlx5 driver differs from rxe's: queues are in memory of the process, and
 //! their doorbells in UARs.
 
-use super::attrs::{self, Answers};
+use super::attrs::{self, Responses};
 use super::state::{Object, Result, State};
 use rustix::io::Errno;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
@@ -20,7 +20,7 @@ use uverbs_uapi::{context, cq, device, gid, port, qp, srq};
 
 /// The scripted device.
 #[derive(Clone, Debug)]
-pub(crate) struct Mlx5 {
+pub(crate) struct ScriptedMlx5 {
     pub(crate) context: mlx5_ib_alloc_ucontext_resp,
     /// Whether contexts may ask for DEVX.
     pub(crate) devx: bool,
@@ -34,7 +34,7 @@ pub(crate) struct Mlx5 {
     pub(crate) next_page: u32,
 }
 
-impl Default for Mlx5 {
+impl Default for ScriptedMlx5 {
     fn default() -> Self {
         let context = mlx5_ib_alloc_ucontext_resp {
             bf_reg_size: 512,
@@ -49,12 +49,19 @@ impl Default for Mlx5 {
             num_uars_per_page: 1,
             ..Default::default()
         };
-        Mlx5 { context, devx: true, dmabufs: true, on_demand: false, uars: 64, next_page: 5 }
+        ScriptedMlx5 {
+            context,
+            devx: true,
+            dmabufs: true,
+            on_demand: false,
+            uars: 64,
+            next_page: 5,
+        }
     }
 }
 
-impl Mlx5 {
-    pub(super) fn alloc_ucontext(&self, to: &mut Answers<'_, '_>) -> Result<()> {
+impl ScriptedMlx5 {
+    pub(super) fn alloc_ucontext(&self, to: &mut Responses<'_, '_>) -> Result<()> {
         let request: mlx5_ib_alloc_ucontext_req_v2 = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
         if request.flags != 0 && !self.devx {
             return Err(Errno::INVAL);
@@ -71,7 +78,7 @@ fn pins(address: u64, align: u64) -> Result<()> {
 
 impl State {
     /// Where a buffer begins that is named by an attribute, or else by an address.
-    fn buffer(&self, to: &Answers<'_, '_>, id: u16, address: u64, align: u64) -> Result<u64> {
+    fn buffer(&self, to: &Responses<'_, '_>, id: u16, address: u64, align: u64) -> Result<u64> {
         if !attrs::has(to.command, id) {
             return pins(address, align).map(|()| address);
         }
@@ -90,7 +97,7 @@ impl State {
         &mut self,
         object: u16,
         method: u16,
-        mut to: Answers<'_, '_>,
+        mut to: Responses<'_, '_>,
     ) -> Result<()> {
         match (object, method) {
             (MLX5_IB_OBJECT_UAR, uar::MLX5_IB_METHOD_UAR_OBJ_ALLOC) => {
@@ -126,9 +133,9 @@ impl State {
                 if attrs::int(to.command, port::UVERBS_ATTR_QUERY_PORT_PORT_NUM) != Some(1) {
                     return Err(Errno::INVAL);
                 }
-                let mut answer = port::ib_uverbs_query_port_resp_ex::default();
-                answer.legacy_resp.link_layer = port::rdma_link_layer::IB_LINK_LAYER_ETHERNET.0;
-                to.put(port::UVERBS_ATTR_QUERY_PORT_RESP, &answer);
+                let mut response = port::ib_uverbs_query_port_resp_ex::default();
+                response.legacy_resp.link_layer = port::rdma_link_layer::IB_LINK_LAYER_ETHERNET.0;
+                to.put(port::UVERBS_ATTR_QUERY_PORT_RESP, &response);
                 Ok(())
             }
             (UVERBS_OBJECT_DEVICE, device::UVERBS_METHOD_QUERY_GID_ENTRY) => {
@@ -191,7 +198,7 @@ impl State {
         &mut self,
         handle: u32,
         entries: u32,
-        mut to: Answers<'_, '_>,
+        mut to: Responses<'_, '_>,
     ) -> Result<()> {
         let driver: abi::mlx5_ib_resize_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
         let object = self.object(handle);
@@ -205,7 +212,7 @@ impl State {
         Ok(())
     }
 
-    fn create_qp_mlx5(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
+    fn create_qp_mlx5(&mut self, mut to: Responses<'_, '_>) -> Result<()> {
         let driver: abi::mlx5_ib_create_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
         let id = qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
         let start = self.buffer(&to, id, driver.buf_addr, 64)?;

@@ -1,10 +1,10 @@
 //! The objects of a scripted kernel file, and the commands on them.
 
-use super::attrs::{self, Answers};
+use super::attrs::{self, Responses};
 use super::ring::KernelRing;
 use super::socket::{self, Socket};
 use super::{Deviations, Op};
-use crate::uverbs::command::{Command, Value};
+use crate::uverbs::command::{AttrValue, Command};
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
@@ -72,7 +72,7 @@ pub(super) struct State {
     tag: Arc<str>,
     pub(super) deviations: Deviations,
     /// Set if the scripted driver is mlx5's and not rxe's.
-    pub(super) mlx5: Option<super::Mlx5>,
+    pub(super) mlx5: Option<super::ScriptedMlx5>,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, Object>,
@@ -217,14 +217,14 @@ impl State {
         if let Some(handle) = doomed(command) {
             return self.destroy(handle, command, limit);
         }
-        let answers = Answers { command, limit };
+        let responses = Responses { command, limit };
         match op {
-            Op::Method { object, method } => self.run_method(object, method, answers),
-            Op::Write(number) => self.run_write(number, answers),
+            Op::Method { object, method } => self.run_method(object, method, responses),
+            Op::Write(number) => self.run_write(number, responses),
         }
     }
 
-    fn run_method(&mut self, object: u16, method: u16, mut to: Answers<'_, '_>) -> Result<()> {
+    fn run_method(&mut self, object: u16, method: u16, mut to: Responses<'_, '_>) -> Result<()> {
         match (object, method) {
             (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_GET_CONTEXT) => {
                 if self.has_context {
@@ -284,7 +284,7 @@ impl State {
         }
     }
 
-    fn create_cq(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
+    fn create_cq(&mut self, mut to: Responses<'_, '_>) -> Result<()> {
         let cqe = attrs::u32(to.command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
         let vector = attrs::u32(to.command, cq::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR)?;
         if cqe == 0 || cqe > MAX_CQE || vector >= 2 {
@@ -311,7 +311,7 @@ impl State {
         Ok(())
     }
 
-    fn create_qp(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
+    fn create_qp(&mut self, mut to: Responses<'_, '_>) -> Result<()> {
         let mut cap: qp::ib_uverbs_qp_cap =
             attrs::input(to.command, qp::UVERBS_ATTR_CREATE_QP_CAP)?;
         let qp_type = attrs::u32(to.command, qp::UVERBS_ATTR_CREATE_QP_TYPE)?;
@@ -377,7 +377,7 @@ impl State {
         Ok(parents)
     }
 
-    fn create_srq(&mut self, mut to: Answers<'_, '_>) -> Result<()> {
+    fn create_srq(&mut self, mut to: Responses<'_, '_>) -> Result<()> {
         let max_wr = attrs::u32(to.command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
         let max_sge = attrs::u32(to.command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_SGE)?;
         let limit = attrs::u32(to.command, srq::UVERBS_ATTR_CREATE_SRQ_LIMIT)?;
@@ -438,7 +438,7 @@ impl State {
         if let (UAR, Some(mlx5)) = (object, &mut self.mlx5) {
             mlx5.uars += 1;
         }
-        let mut to = Answers { command, limit };
+        let mut to = Responses { command, limit };
         to.put_bytes(1, &[0; 8]);
         Ok(())
     }
@@ -503,7 +503,7 @@ impl State {
 
 fn doomed(command: &Command<'_>) -> Option<u32> {
     command.attrs().find_map(|attr| match attr.value {
-        Value::Destroy(handle) => Some(handle),
+        AttrValue::Destroy(handle) => Some(handle),
         _ => None,
     })
 }

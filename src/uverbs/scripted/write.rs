@@ -1,6 +1,6 @@
 //! The older commands of a scripted kernel.
 
-use super::attrs::{self, Answers};
+use super::attrs::{self, Responses};
 use super::state::{
     MAX_CQE, MAX_SGE, MAX_WR, Object, Result, Role, State, cq_element, recv_element,
 };
@@ -15,7 +15,7 @@ use uverbs_uapi::{ah, comp_channel, cq, mcast, mr, mw, pd, qp, srq, wr};
 const PAGE: u64 = 4096;
 
 impl State {
-    pub(super) fn run_write(&mut self, number: u32, mut to: Answers<'_, '_>) -> Result<()> {
+    pub(super) fn run_write(&mut self, number: u32, mut to: Responses<'_, '_>) -> Result<()> {
         use device_ids::{UVERBS_ATTR_CORE_IN as IN, UVERBS_ATTR_CORE_OUT as OUT};
         const QUERY_DEVICE: u32 =
             IB_USER_VERBS_EX_CMD_QUERY_DEVICE | IB_USER_VERBS_CMD_FLAG_EXTENDED;
@@ -192,6 +192,10 @@ impl State {
     fn modify_qp(&mut self, request: qp::ib_uverbs_modify_qp) -> Result<()> {
         self.expect("modify_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
         let mask = qp::ib_qp_attr_mask::from_bits_retain(request.attr_mask);
+        if mask.contains(qp::ib_qp_attr_mask::IB_QP_CUR_STATE) {
+            // A driver might believe it.
+            return Err(Errno::PROTO);
+        }
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_STATE) {
             if request.qp_state > 6 {
                 return Err(Errno::INVAL);
@@ -201,7 +205,7 @@ impl State {
         Ok(())
     }
 
-    fn modify_srq(&mut self, to: &Answers<'_, '_>) -> Result<()> {
+    fn modify_srq(&mut self, to: &Responses<'_, '_>) -> Result<()> {
         let request: srq::ib_uverbs_modify_srq =
             attrs::input(to.command, device_ids::UVERBS_ATTR_CORE_IN)?;
         let handle = self.expect("modify_srq", request.srq_handle, UVERBS_OBJECT_SRQ)?;

@@ -1,6 +1,6 @@
 //! XRC domains of a scripted kernel, by the inode of a file.
 
-use super::attrs::{self, Answers};
+use super::attrs::{self, Responses};
 use super::state::{Object, Result, State};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
@@ -10,7 +10,7 @@ use uverbs_uapi::object::UVERBS_OBJECT_XRCD;
 use uverbs_uapi::xrcd::{ib_uverbs_open_xrcd, ib_uverbs_open_xrcd_resp};
 
 impl State {
-    pub(super) fn open_xrcd(&mut self, to: &mut Answers<'_, '_>) -> Result<()> {
+    pub(super) fn open_xrcd(&mut self, to: &mut Responses<'_, '_>) -> Result<()> {
         if !self.deviations.has_xrc {
             return Err(Errno::OPNOTSUPP);
         }

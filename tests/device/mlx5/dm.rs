@@ -386,12 +386,12 @@ fn stale_envelopes_are_refused() -> Verdict {
 
 /// A partner's device memory.
 #[derive(Debug, Default)]
-pub(crate) struct Desk {
+pub(crate) struct PartnerMemory {
     imported: Option<Imported<DeviceMemory>>,
     own: Option<DeviceMemory>,
 }
 
-impl Desk {
+impl PartnerMemory {
     pub(crate) fn obey(&mut self, context: &Context, line: &str) -> Verdict<String> {
         let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
         let numbers: Vec<usize> = rest.split(' ').map_while(|number| number.parse().ok()).collect();

@@ -166,7 +166,7 @@ flag_sets! {
         MLX5_IB_ALLOC_UCTX_DEVX = 1 << 0,
     }
 
-    /// Fields of the answer that are valid, and abilities (`comp_mask`).
+    /// Fields of the response that are valid, and abilities (`comp_mask`).
     enum mlx5_ib_alloc_ucontext_resp_mask: u32 {
         MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET = 1 << 0,
         MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_DUMP_FILL_MKEY = 1 << 1,

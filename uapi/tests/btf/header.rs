@@ -140,7 +140,7 @@ impl Tally {
         }
     }
 
-    /// Notes whether an item is known when it should be, and answers whether to compare it.
+    /// Notes whether an item is known when it should be, and returns whether to compare it.
     fn expect(
         &mut self,
         what: &str,

@@ -59,7 +59,7 @@ pub trait Control: Sized {
     /// What a connection consists of.
     type Connected;
 
-    /// Lists the devices and answers how many there are.
+    /// Lists the devices and returns how many there are.
     fn list() -> Result<usize, Failure>;
 
     /// Opens a device and allocates a protection domain: the first verb.
@@ -105,7 +105,7 @@ fn others_worked() -> f64 {
     })
 }
 
-/// Does one thing, and answers what is to be taken down afterwards.
+/// Does one thing, and returns what is to be taken down afterwards.
 fn once<C: Control>(
     side: &mut C,
     device: &str,

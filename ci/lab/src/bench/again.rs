@@ -8,7 +8,7 @@ use anyhow::{Context, Result};
 pub(super) struct Repeats(Vec<String>);
 
 impl Repeats {
-    /// Tries; once more if that fails. A second failure is the answer, and names the first.
+    /// Tries; once more if that fails. A second failure is returned, and names the first.
     pub(super) fn again<T>(&mut self, mut attempt: impl FnMut() -> Result<T>) -> Result<T> {
         let first = match attempt() {
             Ok(value) => return Ok(value),

@@ -195,7 +195,7 @@ fn panels(title: &str, series: &[Series]) -> String {
         let across = decades(series.points.iter().map(|point| point[0]));
         let up = decades(series.points.iter().flat_map(|point| [point[1], point[2]]));
         let share = |value: f64, [least, most]: [f64; 2]| (value.log10() - least) / (most - least);
-        let spot = |at: f64, value: f64| {
+        let position = |at: f64, value: f64| {
             let value = value.max(10_f64.powf(up[0]));
             [
                 left + share(at, across) * (right - left),
@@ -207,19 +207,19 @@ fn panels(title: &str, series: &[Series]) -> String {
         line(&mut svg, [left, foot], [right, foot], TEXT);
         for power in [up[0], up[1]] {
             let value = 10_f64.powf(power);
-            let [_, y] = spot(10_f64.powf(across[0]), value);
+            let [_, y] = position(10_f64.powf(across[0]), value);
             label(&mut svg, [left - 5.0, y + 4.0], "end", TEXT, &tick(value));
         }
         for power in [across[0], across[1]] {
             let value = 10_f64.powf(power);
-            let [x, _] = spot(value, 1.0);
+            let [x, _] = position(value, 1.0);
             label(&mut svg, [x, foot + 16.0], "middle", TEXT, &tick(value));
         }
         for (side, color) in [(1, OURS), (2, THEIRS)] {
             let points: Vec<String> = series
                 .points
                 .iter()
-                .map(|point| spot(point[0], point[side]))
+                .map(|point| position(point[0], point[side]))
                 .map(|[x, y]| format!("{x:.1},{y:.1}"))
                 .collect();
             let points = points.join(" ");

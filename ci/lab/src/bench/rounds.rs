@@ -112,7 +112,7 @@ impl Found {
 }
 
 /// Runs a command of one side for a while at most, and takes and shows what it finds as it comes. Of a
-/// machine that is no more to be used because of that, the answer is an error.
+/// machine that is no more to be used because of that, the result is an error.
 pub(super) fn watch(
     vm: &mut Vm,
     side: Side,

@@ -193,7 +193,7 @@ fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<R
     Ok(row.repeated(repeats.into_reasons()))
 }
 
-/// Runs both sides to their end and answers what they printed.
+/// Runs both sides to their end and returns what they printed.
 fn exchange(
     vm: &mut Vm,
     program: Program,

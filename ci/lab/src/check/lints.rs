@@ -157,8 +157,6 @@ mod tests {
         for option in ["--lib", "--test device", "--example echo", "--example pingpong"] {
             assert!(of_tokio.iter().any(|known| known == option), "{option}: {of_tokio:?}");
         }
-        assert!(!of_tokio.iter().any(|option| option == "--bench rings"), "{of_tokio:?}");
-        assert_eq!(chosen("bench"), ["--lib", "--bench rings"]);
         assert_eq!(chosen("serde"), ["--lib"]);
     }
 }

@@ -58,7 +58,7 @@ enum Group {
     Api,
 }
 
-/// `cargo ci check`: runs the checks, prints the summary, and answers success only if none failed.
+/// `cargo ci check`: runs the checks, prints the summary, and returns success only if none failed.
 pub(crate) fn check(arguments: &CheckArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let group = match (arguments.bless, arguments.group) {

@@ -204,7 +204,7 @@ impl Copy {
     }
 }
 
-/// Measures edits; answers whether their median is within the aim.
+/// Measures edits; returns whether their median is within the aim.
 pub(super) fn edits(only: &str) -> Result<bool> {
     let copy = Copy::new(&Workspace::find()?)?;
     let mut times = Vec::new();

@@ -12,7 +12,7 @@ fn wr_ids_wrap() {
     for payload in [7, 8] {
         let wr_id = lender.lend(payload).unwrap();
         assert_eq!(wr_id & RECV, RECV);
-        assert_eq!(lender.slots().take(wr_id), Some(payload));
+        assert_eq!(lender.table().take(wr_id), Some(payload));
     }
     assert_eq!(lender.next.wr_id, RECV | STEP);
 }
@@ -33,7 +33,7 @@ fn all_slots_are_lent_whatever_the_order_in_which_they_come_back() {
         lending.commit();
         for _ in 0..=round % 5 {
             let (wr_id, payload) = lent.swap_remove((round * 7 % lent.len() as u32) as usize);
-            assert_eq!(lender.slots().take(wr_id), Some(payload));
+            assert_eq!(lender.table().take(wr_id), Some(payload));
         }
         // A batch that is dropped leaves the other loans alone.
         let mut lending = lender.begin();
@@ -58,12 +58,12 @@ fn a_full_table_is_found_full_at_once() {
             let before = looks(&lender);
             assert_eq!(lender.lend(n), Err(n));
             assert_eq!(looks(&lender) - before, 1, "of {count}");
-            assert_eq!(lender.slots().take(*wr_id), Some(n));
+            assert_eq!(lender.table().take(*wr_id), Some(n));
             lender.lend(n).unwrap();
         }
         // A loan that was taken back and forgotten is lost, but none behind it.
-        std::mem::forget(lender.slots().take_back(wr_ids[40]));
-        lender.slots().take(wr_ids[41]).unwrap();
+        std::mem::forget(lender.table().take_back(wr_ids[40]));
+        lender.table().take(wr_ids[41]).unwrap();
         lender.lend(0).unwrap();
         assert_eq!(lender.lend(0), Err(0));
     }
@@ -80,25 +80,25 @@ fn a_dropped_batch_takes_its_loans_back() {
         assert!(lending.hold(payload.clone()).is_err());
         drop(lending);
         assert_eq!((Arc::strong_count(&payload), lender.room()), (2, 3), "round {round}");
-        assert!(held.iter().all(|wr_id| lender.slots().take(*wr_id).is_none()));
+        assert!(held.iter().all(|wr_id| lender.table().take(*wr_id).is_none()));
     }
     // All slots are lent, and one comes back.
-    let slots = lender.slots().clone();
+    let table = lender.table().clone();
     let mut lending = lender.begin();
     assert!((0..3).all(|_| lending.hold(payload.clone()).is_ok()));
-    slots.take(given);
+    table.take(given);
     let given = lending.hold(payload.clone()).unwrap();
     assert!(lending.hold(payload.clone()).is_err());
     drop(lending);
-    assert!(slots.take(given).is_none());
+    assert!(table.take(given).is_none());
     assert_eq!((Arc::strong_count(&payload), lender.room()), (1, 4));
     let given = lender.lend(payload.clone()).unwrap();
     drop(lender.begin());
-    assert!(slots.take(given).is_some());
+    assert!(table.take(given).is_some());
     // Some come back while others are free.
     let again = lender.lend(payload.clone()).unwrap();
     assert_eq!(lender.room(), 3);
-    slots.take(again);
+    table.take(again);
     assert_eq!((lender.room(), lender.room()), (4, 4));
     assert!((0..4).all(|_| lender.lend(payload.clone()).is_ok()));
     assert_eq!(lender.room(), 0);
@@ -118,13 +118,13 @@ fn loans_of_a_forgotten_batch_are_taken_back_later() {
         lender.next.wr_id |= 0xf0 << FLAG_BITS;
         let mut wr_ids: Vec<u64> =
             (0..before).map(|_| lender.lend(told.clone()).unwrap()).collect();
-        let slots = lender.slots().clone();
+        let table = lender.table().clone();
         let give = |wr_ids: &mut Vec<u64>, which: u32| {
             let mut at = 0;
             wr_ids.retain(|wr_id| {
                 at += 1;
                 let gives = which >> (at - 1) & 1 != 0;
-                assert!(!gives || slots.take(*wr_id).is_some());
+                assert!(!gives || table.take(*wr_id).is_some());
                 !gives
             });
         };
@@ -146,7 +146,7 @@ fn loans_of_a_forgotten_batch_are_taken_back_later() {
         let counts = (Arc::strong_count(&told), Arc::strong_count(&lost));
         assert_eq!(counts, (5, 1), "{before} {back:#b} {forgotten}");
         assert_eq!(lender.room(), 0);
-        assert!(wr_ids.iter().all(|wr_id| lender.slots().take(*wr_id).is_some()));
+        assert!(wr_ids.iter().all(|wr_id| lender.table().take(*wr_id).is_some()));
         assert_eq!(lender.room(), 4);
     }
 }
@@ -156,15 +156,15 @@ type Small = CompactEnum<Box<u8>, u16, ()>;
 /// A loan that was taken back although the device was not told of it is not read a second time.
 #[test]
 #[cfg(debug_assertions)]
-#[should_panic(expected = "not what was lent last")]
+#[should_panic(expected = "not the last loan")]
 fn a_loan_that_was_taken_back_cannot_be_undone() {
     let mut lender = Lender::<CompactEnum<u8, u16, ()>>::new(4, 0);
-    let slots = lender.slots().clone();
+    let table = lender.table().clone();
     let mut lending = lender.begin();
     let free_slot = lending.free_slot().expect("a slot");
     let wr_id = free_slot.wr_id();
     let filled = free_slot.fill(1, 2);
-    assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(Content::Small(1, 2)));
+    assert_eq!(table.take(wr_id).map(CompactEnum::open), Some(Content::Small(1, 2)));
     filled.undo();
 }
 
@@ -174,8 +174,8 @@ fn slots_skipped_before_the_first_loan_are_not_counted() {
     let mut lender = Lender::<Small>::new(4, 0).in_any_order();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
     let early = [0, 1, 2, 3].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
-    let slots = lender.slots().clone();
-    assert_eq!(slots.take(early[2]).map(CompactEnum::open), Some(small(2)));
+    let table = lender.table().clone();
+    assert_eq!(table.take(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
     let free_slot = lending.free_slot().expect("a slot");
     let wr_id = free_slot.wr_id();
@@ -186,7 +186,7 @@ fn slots_skipped_before_the_first_loan_are_not_counted() {
     free_slot.fill(Box::new(5), 5).keep();
     assert_eq!(lending.count(), 1);
     lending.commit();
-    assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(small(5)));
+    assert_eq!(table.take(wr_id).map(CompactEnum::open), Some(small(5)));
     assert_eq!(lender.room(), 1);
 }
 
@@ -196,9 +196,9 @@ fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
     let mut lender = Lender::<Small>::new(4, 0).in_any_order();
     let small = |n: u8| Content::Small(Box::new(n), u16::from(n));
     let early = [0, 1, 2].map(|n| lender.lend(CompactEnum::new(small(n))).ok().unwrap());
-    let slots = lender.slots().clone();
-    assert_eq!(slots.take(early[0]).map(CompactEnum::open), Some(small(0)));
-    assert_eq!(slots.take(early[2]).map(CompactEnum::open), Some(small(2)));
+    let table = lender.table().clone();
+    assert_eq!(table.take(early[0]).map(CompactEnum::open), Some(small(0)));
+    assert_eq!(table.take(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
     let mut lend = |n: u8, in_vain: bool| {
         let free_slot = lending.free_slot().expect("a slot");
@@ -222,19 +222,19 @@ fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
     assert_eq!(lend(8, false), (third, 4));
     lending.commit();
     for (wr_id, n) in [(first, 4), (second, 6), (third, 8), (early[1], 1)] {
-        assert_eq!(slots.take(wr_id).map(CompactEnum::open), Some(small(n)));
+        assert_eq!(table.take(wr_id).map(CompactEnum::open), Some(small(n)));
     }
     assert_eq!(lender.room(), 4);
 }
 
 /// What the completion of `wr_id` gives back, in order.
-fn covered(slots: &LoanTable<u32>, wr_id: u64) -> Option<Vec<u32>> {
-    let mut at = slots.first_covered(wr_id)?;
+fn covered(table: &LoanTable<u32>, wr_id: u64) -> Option<Vec<u32>> {
+    let mut at = table.first_covered(wr_id)?;
     let mut back = Vec::new();
-    while let Some(loan) = slots.take_back_covered(&mut at, wr_id) {
+    while let Some(loan) = table.take_back_covered(&mut at, wr_id) {
         back.push(loan.take());
     }
-    back.push(slots.take(wr_id)?);
+    back.push(table.take(wr_id)?);
     Some(back)
 }
 
@@ -244,7 +244,7 @@ fn a_signaled_loan_covers_the_unsignaled_ones_before_it() {
     for count in [8, 11, 16] {
         for unsignaled in 1..count / 2 {
             let mut lender = Lender::new(count, 0);
-            let slots = lender.slots().clone();
+            let table = lender.table().clone();
             let mut held = Vec::new();
             for round in 0..40 {
                 let mut batch = lender.begin();
@@ -254,15 +254,15 @@ fn a_signaled_loan_covers_the_unsignaled_ones_before_it() {
                 let last = batch.hold(unsignaled).unwrap();
                 batch.commit();
                 assert_ne!(last & COVERS, 0);
-                assert!(slots.take_back_common(last).is_none(), "it is not common");
+                assert!(table.take_back_common(last).is_none(), "it is not common");
                 let lone = lender.lend(99).unwrap();
                 assert_eq!(lone & (COVERS | UNSIGNALED), 0);
-                assert_eq!(covered(&slots, last), Some((0..=unsignaled).collect()));
-                assert_eq!(covered(&slots, last), None, "it was given back");
+                assert_eq!(covered(&table, last), Some((0..=unsignaled).collect()));
+                assert_eq!(covered(&table, last), None, "it was given back");
                 match round {
                     // The lender skips slots that are being visited.
-                    3 | 17 => held.push(slots.take_back(lone).unwrap()),
-                    _ => drop(slots.take(lone).unwrap()),
+                    3 | 17 => held.push(table.take_back(lone).unwrap()),
+                    _ => drop(table.take(lone).unwrap()),
                 }
                 if round % 7 == 0 {
                     held.clear();

@@ -10,7 +10,7 @@ mod vectors;
 
 use super::cq::{self, CqRing};
 use super::cqe::Mlx5Wc;
-use super::fake_device::{Device, cqe};
+use super::fake_device::{FakeCq, cqe};
 use super::rq::{self, RecvRing};
 use super::sq::{Frames, SendRing, Setup};
 use super::srq::{self, SrqRing};
@@ -28,7 +28,7 @@ use crate::number::{Lkey, Qpn};
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{RecvCursor, SendCursor, SendLimits};
 use crate::qp::state::QpType;
-use crate::wr::{PostError, RecvWr, SendOp, SendOps, SendWr, Sge, Transport};
+use crate::wr::{PostError, QpTransport, RecvWr, SendOp, SendOps, SendWr, Sge};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use zerocopy::IntoBytes;
@@ -39,17 +39,17 @@ const QPN: u32 = 0x42;
 const CQN: u32 = 0x40d;
 
 /// A register in memory that can be looked at.
-struct Page {
+struct FakeRegister {
     file: FakeMapping,
     register: Arc<DoorbellRegister>,
 }
 
-impl Page {
-    fn new(buffer: usize) -> Page {
+impl FakeRegister {
+    fn new(buffer: usize) -> FakeRegister {
         let file = FakeMapping::new("register", 4096);
         let mapping = file.map(4096, Epoch::current().unwrap()).unwrap();
         let register = Arc::new(DoorbellRegister::new(Arc::new(mapping), 0, buffer).unwrap());
-        Page { file, register }
+        FakeRegister { file, register }
     }
 
     fn bytes(&self, offset: usize, length: usize) -> Vec<u8> {
@@ -69,12 +69,12 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
 }
 
 /// A send queue, the device's view of it, and what it rings.
-struct SqWrIds {
+struct Sender {
     ring: SendRing,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
-    page: Page,
-    record: Arc<SharedQp>,
+    page: FakeRegister,
+    qp: Arc<SharedQp>,
 }
 
 /// What a test wants of a send queue; the rest is of no matter to it.
@@ -103,17 +103,17 @@ impl Default for Shape {
     }
 }
 
-impl SqWrIds {
-    fn new(shape: Shape) -> SqWrIds {
+impl Sender {
+    fn new(shape: Shape) -> Sender {
         let memory = Arc::new(QueueMemory::pages(shape.wqebbs as usize * 64).unwrap());
         let device = WqeSegments::new(memory.clone(), 0, shape.wqebbs * 4).unwrap();
         // What was in the ring before must not matter.
         for segment in 0..shape.wqebbs * 4 {
             device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
-        let (dbrec, page) = (dbrec(), Page::new(shape.buffer));
+        let (dbrec, page) = (dbrec(), FakeRegister::new(shape.buffer));
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
+        let qp = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
         let ring = SendRing::new(Setup {
             memory,
             offset: 0,
@@ -122,7 +122,7 @@ impl SqWrIds {
             limits: SendLimits { max_sge: 30, max_inline: 980 },
             // Whatever the transport: tests post everything to one queue.
             unchecked: SendOps { gather: !0, inline: !0, datagram: !0 },
-            transport: Transport {
+            transport: QpTransport {
                 qp_type: QpType::RC,
                 qpn: Qpn(shape.qpn),
                 domain: Identity::NONE,
@@ -131,11 +131,11 @@ impl SqWrIds {
             dbrec: dbrec.clone(),
             register: page.register.clone(),
             alone: shape.alone,
-            shared: record.clone(),
+            shared: qp.clone(),
             frames: shape.frames,
             gate: open(&dbrec),
         });
-        SqWrIds { ring: ring.unwrap(), device, dbrec, page, record }
+        Sender { ring: ring.unwrap(), device, dbrec, page, qp }
     }
 
     /// Writes a WQE as queues do.
@@ -172,7 +172,7 @@ impl SqWrIds {
 }
 
 /// The transport that a request is meant for.
-fn transport(wr: &SendWr<'_>) -> Transport {
+fn transport(wr: &SendWr<'_>) -> QpTransport {
     let qp_type = match (&wr.destination, wr.srq) {
         (Some(_), _) => QpType::UD,
         (None, Some(_)) => QpType::XRC_INI,
@@ -183,7 +183,7 @@ fn transport(wr: &SendWr<'_>) -> Transport {
         SendOp::BindMw(binding) => binding.qpn.unwrap_or(Qpn(QPN)),
         _ => Qpn(QPN),
     };
-    Transport { qp_type, qpn, domain }
+    QpTransport { qp_type, qpn, domain }
 }
 
 fn bytes(segments: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
@@ -199,7 +199,7 @@ struct Receiver {
     ring: RecvRing,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
-    record: Arc<SharedQp>,
+    qp: Arc<SharedQp>,
 }
 
 impl Receiver {
@@ -212,10 +212,10 @@ impl Receiver {
         }
         let dbrec = dbrec();
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(QPN, index, None, Receives::Own(entries));
+        let qp = SharedQp::new(QPN, index, None, Receives::Own(entries));
         let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
-        let ring = RecvRing::new(memory, place, dbrec.clone(), record.clone(), open(&dbrec));
-        Receiver { ring: ring.unwrap(), device, dbrec, record }
+        let ring = RecvRing::new(memory, place, dbrec.clone(), qp.clone(), open(&dbrec));
+        Receiver { ring: ring.unwrap(), device, dbrec, qp }
     }
 
     fn push(&self, cursor: &mut RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
@@ -267,18 +267,18 @@ impl SharedReceiver {
 /// A completion queue and the device that writes to it.
 struct Completed {
     ring: CqRing,
-    device: Device,
-    page: Page,
+    device: FakeCq,
+    page: FakeRegister,
 }
 
 impl Completed {
     fn new(entries: u32, size: usize) -> Completed {
         let memory = Arc::new(QueueMemory::pages(entries as usize * size).unwrap());
         let cqes = cq::prepare(&memory, entries, size).unwrap();
-        let (dbrec, page) = (dbrec(), Page::new(0));
+        let (dbrec, page) = (dbrec(), FakeRegister::new(0));
         let gate = Gate::beside(&dbrec).unwrap();
         let ring = CqRing::new(cqes, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
-        Completed { ring, device: Device::new(&memory, entries, size, dbrec), page }
+        Completed { ring, device: FakeCq::new(&memory, entries, size, dbrec), page }
     }
 
     fn write(&mut self, core: [u8; 64]) {

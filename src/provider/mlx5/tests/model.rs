@@ -1,7 +1,7 @@
 //! Random batches through the rings, with a device that reads what is in memory and completes it:
 //! numbers and order are kept, and room is what it must be at every step.
 
-use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, cqe};
+use super::{Completed, Receiver, SGE, Sender, Shape, SharedReceiver, cqe};
 use crate::number::Rkey;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
@@ -35,8 +35,8 @@ struct Executor {
 }
 
 impl Executor {
-    /// Executes one request, if there is one; answers its WQEBB and whether it wants a completion.
-    fn execute(&mut self, sends: &SqWrIds) -> Option<(u16, bool)> {
+    /// Executes one request, if there is one; returns its WQEBB and whether it is signaled.
+    fn execute(&mut self, sends: &Sender) -> Option<(u16, bool)> {
         if self.at == sends.dbrec.get(1) as u16 {
             return None;
         }
@@ -57,9 +57,9 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
         // Up to five WQEBBs each.
         let (max_post, wqebbs) = (1 << random.below(5), 8);
         let wqebbs = wqebbs * max_post;
-        let mut sends = SqWrIds::new(Shape { wqebbs, max_post, ..Shape::default() });
+        let mut sends = Sender::new(Shape { wqebbs, max_post, ..Shape::default() });
         let mut completed = Completed::new(64, 64);
-        completed.ring.members().attach(&sends.record);
+        completed.ring.members().attach(&sends.qp);
         let (mut next, mut device) = (0u64, Executor::default());
         // Numbers of requests that have not completed, and of those that will say so.
         let mut posted = VecDeque::new();
@@ -137,7 +137,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
         let entries = 1 << random.below(5);
         let mut receiver = Receiver::new(entries, 32);
         let mut completed = Completed::new(32, 64);
-        completed.ring.members().attach(&receiver.record);
+        completed.ring.members().attach(&receiver.qp);
         let (mut next, mut done, mut written) = (0u64, 0u64, 0u64);
         for _ in 0..3000 {
             match random.below(3) {
@@ -175,11 +175,11 @@ fn shared_receives_follow_the_list() {
         let mut random = Random(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15));
         let entries = 2 << random.below(4);
         let mut shared = SharedReceiver::new(entries, 32);
-        let slots = shared.ring.slots().clone();
+        let slots = shared.ring.wr_ids().clone();
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(7, index, Some(1), Receives::Shared(slots));
+        let qp = SharedQp::new(7, index, Some(1), Receives::Shared(slots));
         let mut completed = Completed::new(64, 64);
-        completed.ring.members().attach(&record);
+        completed.ring.members().attach(&qp);
         // What the device knows: where the next receive is, and how many it has taken.
         let (mut at, mut taken) = (0u32, 0u64);
         let (mut next, mut done) = (0u64, 0u64);

@@ -1,13 +1,13 @@
 //! In which order memory, records and registers are written and read. Without any one of the
 //! barriers, or the lock, a test here fails.
 
-use super::{Completed, Receiver, SGE, Shape, SharedReceiver, SqWrIds, cqe};
+use super::{Completed, Receiver, SGE, Sender, Shape, SharedReceiver, cqe};
 use crate::memory::recorded_order::{RecordedStep, steps_of};
 use crate::wr::{RecvWr, SendWr};
 
 #[test]
 fn a_request_then_its_record_then_the_register() {
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     let wr = SendWr::send(&[SGE]);
     let steps = steps_of(|| assert!(sends.post(&[wr]).is_ok()));
     let expected = [
@@ -28,7 +28,7 @@ fn a_request_then_its_record_then_the_register() {
 
 #[test]
 fn who_is_alone_takes_no_lock() {
-    let mut sends = SqWrIds::new(Shape { alone: true, ..Shape::default() });
+    let mut sends = Sender::new(Shape { alone: true, ..Shape::default() });
     let steps = steps_of(|| assert!(sends.post(&[SendWr::send(&[])]).is_ok()));
     assert_eq!(
         steps,
@@ -55,10 +55,10 @@ fn receives_then_their_record() {
 
 #[test]
 fn the_owner_then_the_rest_then_the_record() {
-    let sends = SqWrIds::new(Shape::default());
+    let sends = Sender::new(Shape::default());
     let mut completed = Completed::new(4, 64);
-    completed.ring.members().attach(&sends.record);
-    // The letter that says so is read.
+    completed.ring.members().attach(&sends.qp);
+    // Reads the update that attaches the queue pair.
     completed.write(cqe(0, 1, 0, 0));
     assert!(completed.next().is_some());
     assert_eq!(steps_of(|| assert!(completed.next().is_none())), [RecordedStep::Owner]);

@@ -1,9 +1,9 @@
 //! Raw packets bit for bit.
 
-use super::{SGE, Shape, SqWrIds};
+use super::{SGE, Sender, Shape};
 use crate::provider::mlx5::sq::Frames;
 use crate::qp::state::QpType;
-use crate::wr::{Packet, PostError, SendWr, Transport};
+use crate::wr::{Packet, PostError, QpTransport, SendWr};
 
 const HEADER: [u8; 18] =
     [0x02, 0, 0, 0, 0, 0x0b, 0x02, 0, 0, 0, 0, 0x0a, 0x81, 0x00, 0x00, 0x2a, 0x08, 0x00];
@@ -15,13 +15,13 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn device(min_header: u8, checksums: bool) -> SqWrIds {
+fn device(min_header: u8, checksums: bool) -> Sender {
     let frames = Frames { min_header, checksums };
-    SqWrIds::new(Shape { frames, ..Shape::default() })
+    Sender::new(Shape { frames, ..Shape::default() })
 }
 
-fn push(sends: &mut SqWrIds, wr: SendWr<'_>) -> Result<(), PostError> {
-    sends.ring.transport = Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+fn push(sends: &mut Sender, wr: SendWr<'_>) -> Result<(), PostError> {
+    sends.ring.transport = QpTransport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
     let mut cursor = sends.ring.begin();
     sends.ring.push_checked(&mut cursor, &wr)?;
     Ok(sends.ring.ring(&cursor, false)?)
@@ -50,7 +50,7 @@ fn a_device_that_wants_no_headers_gets_none() {
 #[test]
 fn a_queue_that_signals_all_signals_packets_asked_for_or_not() {
     for wr in [SendWr::send(&[SGE]), SendWr::send(&[SGE]).signaled()] {
-        let mut sends = SqWrIds::new(Shape { signal_all: true, ..Shape::default() });
+        let mut sends = Sender::new(Shape { signal_all: true, ..Shape::default() });
         push(&mut sends, wr).unwrap();
         assert_eq!(hex(&sends.bytes(0, 16)), "0000000a000042030000000800000000");
     }
@@ -72,7 +72,7 @@ fn headers_stand_in_their_segment() {
     assert_eq!(posted(0, wr), format!("0000000a000042030000000000000000{head}{DATA}"));
 }
 
-/// What a ConnectX-4 wants at hand is taken from the front of the data.
+/// A ConnectX-4 wants the packet's headers inline: they are taken from the front of the data.
 #[test]
 fn inline_data_begins_in_the_segment() {
     let frame: Vec<u8> = HEADER.iter().copied().chain(1..=8).collect();
@@ -123,14 +123,14 @@ fn what_a_device_cannot_send_is_refused() {
     let long = vec![0; 1000];
     assert_eq!(refused(0, SendWr::send(&[]).inline(&long)), PostError::InlineTooLong { max: 980 });
     // On queues of messages there are no packets.
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     let error = sends.post(&[SendWr::packet(Packet::new(), &[SGE])]).unwrap_err();
     assert_eq!(error, PostError::Unsupported);
 }
 
 #[test]
 fn packets_fill_a_queue_and_retire() {
-    let mut sends = SqWrIds::new(Shape { wqebbs: 4, max_post: 4, ..Shape::default() });
+    let mut sends = Sender::new(Shape { wqebbs: 4, max_post: 4, ..Shape::default() });
     let wr = |id| SendWr::send(&[SGE]).id(id);
     for round in 0..3u32 {
         for at in 0..4 {
@@ -138,7 +138,7 @@ fn packets_fill_a_queue_and_retire() {
         }
         assert_eq!(push(&mut sends, wr(0)), Err(PostError::Full));
         assert_eq!(sends.dbrec.get(1), 4 * round + 4);
-        assert_eq!(sends.record.sends.complete(4 * round + 3).wr_id, u64::from(4 * round + 3));
+        assert_eq!(sends.qp.sends.complete(4 * round + 3).wr_id, u64::from(4 * round + 3));
     }
 }
 
@@ -149,10 +149,10 @@ fn completions_tell_tag_checksums_and_vlan() {
     use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
     const RECEIVED: u8 = 2;
     let mut completed = Completed::new(16, 64);
-    let record = SharedQp::new(9, UidxAllocator::new().take().unwrap(), None, Receives::Own(4));
-    completed.ring.members().attach(&record);
+    let qp = SharedQp::new(9, UidxAllocator::new().take().unwrap(), None, Receives::Own(4));
+    completed.ring.members().attach(&qp);
     let mut found = |checked, kinds, vlan: u16| {
-        let mut core = cqe(RECEIVED, record.index().number(), 0x00ab_cdef, 0);
+        let mut core = cqe(RECEIVED, qp.index().number(), 0x00ab_cdef, 0);
         core[28..30].copy_from_slice(&[checked, kinds]);
         core[30..32].copy_from_slice(&vlan.to_be_bytes());
         completed.write(core);

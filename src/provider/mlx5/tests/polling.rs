@@ -1,7 +1,7 @@
 //! Completions: whose they are, what they say, and what a queue does with those of nobody.
 
 use super::PollGate;
-use super::{CQN, Completed, Page, Shape, SharedReceiver, SqWrIds, bytes, cqe, dbrec, next};
+use super::{CQN, Completed, FakeRegister, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::sync::Ordering;
@@ -25,13 +25,13 @@ const RESP_ERR: u8 = 14;
 /// and 200 to 203.
 fn member() -> Arc<SharedQp> {
     let index = UidxAllocator::new().take().unwrap();
-    let record = SharedQp::new(0x42, index, Some(4), Receives::Own(4));
+    let qp = SharedQp::new(0x42, index, Some(4), Receives::Own(4));
     for at in 0..4 {
-        record.sends.entries().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
-        let entries = record.receives.own.entries();
+        qp.sends.entries().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
+        let entries = qp.receives.own.entries();
         entries.at(at).store(u64::from(at) + 200, Ordering::Relaxed);
     }
-    record
+    qp
 }
 
 fn ids(ring: &mut CqRing) -> Vec<u64> {
@@ -47,8 +47,8 @@ fn ids(ring: &mut CqRing) -> Vec<u64> {
 fn elements_change_hands_by_their_last_bit() {
     for size in [64, 128] {
         let mut completed = Completed::new(4, size);
-        let record = member();
-        completed.ring.members().attach(&record);
+        let qp = member();
+        completed.ring.members().attach(&qp);
         assert_eq!(ids(&mut completed.ring), [0; 0], "of {size} bytes");
         for round in 0..5u32 {
             for count in [1, 4, 3] {
@@ -68,17 +68,17 @@ fn elements_change_hands_by_their_last_bit() {
 #[test]
 fn a_poller_that_learned_everything_need_not_look_again() {
     let mut completed = Completed::new(4, 64);
-    let record = member();
+    let qp = member();
     let members = completed.ring.members().clone();
     assert!(completed.next().is_none());
     assert!(members.poll_gate.is_quiet());
-    members.attach(&record);
+    members.attach(&qp);
     assert!(!members.poll_gate.is_quiet(), "it has to look");
     assert!(completed.next().is_none());
     assert!(members.poll_gate.is_quiet());
     // A completion that is there may be of the queue pair that is gone: the next poll looks again.
     completed.write(cqe(REQ, 1, 0x42, 0));
-    members.retire(&record);
+    members.retire(&qp);
     completed.ring.catch_up();
     assert!(!members.poll_gate.is_quiet());
     while completed.next().is_some() {}
@@ -89,8 +89,8 @@ fn a_poller_that_learned_everything_need_not_look_again() {
 #[test]
 fn completions_say_what_their_fields_say() {
     let mut completed = Completed::new(16, 64);
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     completed.write(cqe(REQ, 1, 0x1000_0042, 3));
     let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.status()), (103, WcOpcode::READ, WcStatus::SUCCESS));
@@ -127,8 +127,8 @@ fn completions_say_what_their_fields_say() {
 #[test]
 fn errors_have_names_and_the_device_s_own_code() {
     let mut completed = Completed::new(4, 64);
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     let named = [
         (0x01, WcStatus::LOC_LEN_ERR),
         (0x02, WcStatus::LOC_QP_OP_ERR),
@@ -168,8 +168,8 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     let pattern: [u8; 64] = std::array::from_fn(|at| at as u8 ^ 0x5a);
     for size in [64, 128] {
         let mut completed = Completed::new(4, size);
-        let record = member();
-        completed.ring.members().attach(&record);
+        let qp = member();
+        completed.ring.members().attach(&qp);
         for (opcode, length, data) in [
             (SEND, 1, 1),
             (SEND_IMM, 31, 31),
@@ -201,8 +201,8 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
         }
     }
     let mut completed = Completed::new(4, 128);
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     for length in [1, 63, 64, 40, 7] {
         let at = completed.device.producer % 4 * 8;
         completed.device.segments.copy(at, 0, &pattern);
@@ -216,16 +216,16 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     }
 }
 
-/// The device need not say how long the answer to an atomic is.
+/// The device need not fill in `byte_cnt` for an atomic.
 #[test]
 fn atomics_bring_eight_bytes() {
     let mut completed = Completed::new(4, 64);
     let index = UidxAllocator::new().take().unwrap();
-    let record = SharedQp::new(0x42, index, Some(4), Receives::None);
+    let qp = SharedQp::new(0x42, index, Some(4), Receives::None);
     for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
-        record.sends.entries().at(at).set(0, at + 1, kind.0);
+        qp.sends.entries().at(at).set(0, at + 1, kind.0);
     }
-    completed.ring.members().attach(&record);
+    completed.ring.members().attach(&qp);
     for at in 0..2 {
         let mut core = cqe(REQ, 1, 0x42, at);
         core[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -240,8 +240,8 @@ fn atomics_bring_eight_bytes() {
 #[test]
 fn completions_of_nobody_are_given_back_unseen() {
     let mut completed = Completed::new(4, 64);
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     for number in [0, 2, 65, 0xff_ffff] {
         completed.write(cqe(REQ, number, 0x42, 0));
         assert!(completed.next().is_none());
@@ -300,11 +300,11 @@ fn the_dead_move_with_their_completions() {
     shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let indices = UidxAllocator::new();
     let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    let receives = Receives::Shared(shared.ring.slots().clone());
+    let receives = Receives::Shared(shared.ring.wr_ids().clone());
     let dead = SharedQp::new(8, indices.take().unwrap(), Some(4), receives);
     let mut completed = Completed::new(4, 64);
-    for record in [&live, &dead] {
-        completed.ring.members().attach(record);
+    for qp in [&live, &dead] {
+        completed.ring.members().attach(qp);
     }
     for at in 0..2 {
         live.sends.entries().at(at).set(u64::from(at) + 100, at + 1, 0);
@@ -332,8 +332,8 @@ fn the_dead_move_with_their_completions() {
 fn a_newcomer_is_found_within_a_poll() {
     let mut completed = Completed::new(4, 64);
     assert!(completed.next().is_none());
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     completed.write(cqe(REQ, 1, 0x42, 2));
     assert_eq!(completed.ring.next().unwrap().wr_id, 102);
 }
@@ -344,21 +344,21 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     let recv = |wr_id| RecvWr::new(&[]).id(wr_id);
     shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
     let mut completed = Completed::new(4, 64);
-    let slots = shared.ring.slots();
+    let slots = shared.ring.wr_ids();
     let index = UidxAllocator::new().take().unwrap();
-    let record = SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()));
-    completed.ring.members().attach(&record);
+    let qp = SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()));
+    completed.ring.members().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 1));
     assert_eq!(ids(&mut completed.ring), [1]);
     assert_eq!(shared.ring.begin().room, 1);
     completed.write(cqe(SEND, 1, 7, 0));
     completed.write(cqe(REQ, 1, 7, 0));
-    completed.ring.purge(&record);
+    completed.ring.purge(&qp);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
     assert_eq!(shared.ring.begin().room, 2, "after a reset");
     completed.write(cqe(RESP_ERR, 1, 7, 2));
-    completed.ring.members().retire(&record);
-    drop(record);
+    completed.ring.members().retire(&qp);
+    drop(qp);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
     assert_eq!(shared.ring.begin().room, 3, "after the end");
 }
@@ -371,7 +371,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         let recv = |wr_id| RecvWr::new(&[]).id(wr_id);
         shared.post(&[0, 1, 2, 3, 4].map(recv)).unwrap();
         let mut completed = Completed::new(8, 64);
-        let slots = shared.ring.slots().clone();
+        let slots = shared.ring.wr_ids().clone();
         let indices = UidxAllocator::new();
         let member = || {
             let index = indices.take().unwrap();
@@ -387,9 +387,9 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         completed.write(cqe(REQ, 1, 7, 3));
         assert_eq!(completed.next().unwrap().wr_id, 0);
         completed.ring.release();
-        let gone = |record: Arc<SharedQp>| {
-            members.retire(&record);
-            drop(record);
+        let gone = |qp: Arc<SharedQp>| {
+            members.retire(&qp);
+            drop(qp);
         };
         if early {
             gone(dead);
@@ -417,9 +417,9 @@ fn a_child_settles_nothing() {
     shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let mut completed = Completed::new(4, 64);
     let index = UidxAllocator::new().take().unwrap();
-    let slots = shared.ring.slots().clone();
-    let record = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
-    completed.ring.members().attach(&record);
+    let slots = shared.ring.wr_ids().clone();
+    let qp = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
+    completed.ring.members().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 0));
     let mut completed = Some(completed);
     crate::memory::fork::in_child(|| {
@@ -439,8 +439,8 @@ fn a_child_settles_nothing() {
 fn what_stands_beside_a_number_is_no_part_of_it() {
     for (number, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
         let mut completed = Completed::new(4, 64);
-        let record = member();
-        completed.ring.members().attach(&record);
+        let qp = member();
+        completed.ring.members().attach(&qp);
         completed.write(cqe(REQ, number, qpn, 2));
         completed.write(cqe(SEND, number, qpn, 3));
         completed.write(cqe(REQ_ERR, number, qpn, 3));
@@ -451,8 +451,8 @@ fn what_stands_beside_a_number_is_no_part_of_it() {
 #[test]
 fn completions_are_counted_in_24_bits() {
     let mut completed = Completed::new(4, 64);
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     completed.ring.pretend(CQN, 0xff_fffe);
     completed.device.producer = 0xff_fffe;
     for consumed in [0xff_ffff, 0, 1] {
@@ -466,8 +466,8 @@ fn completions_are_counted_in_24_bits() {
 #[test]
 fn arming_names_the_queue_the_kind_and_how_far_we_are() {
     let mut completed = Completed::new(4, 64);
-    let record = member();
-    completed.ring.members().attach(&record);
+    let qp = member();
+    completed.ring.members().attach(&qp);
     completed.ring.arm(false, 0);
     assert_eq!(completed.device.dbrec.get(1), 0);
     assert_eq!(completed.page.bytes(0, 8), [0, 0, 0, 0, 0, 0, 4, 0x0d]);
@@ -483,8 +483,8 @@ fn arming_names_the_queue_the_kind_and_how_far_we_are() {
 fn a_resized_queue_goes_on_with_what_was_there() {
     for (entries, size) in [(2u32, 64usize), (8, 64), (4, 128)] {
         let mut completed = Completed::new(4, size);
-        let record = member();
-        completed.ring.members().attach(&record);
+        let qp = member();
+        completed.ring.members().attach(&qp);
         for n in 0..3 {
             completed.write(cqe(REQ, 1, 0x42, n));
         }
@@ -525,24 +525,24 @@ fn wiped_memory_holds_no_completion_of_anybody() {
 #[test]
 fn a_poller_that_goes_frees_the_indices_it_knew() {
     let indices = UidxAllocator::new();
-    let (page, dbrec) = (Page::new(0), dbrec());
+    let (page, dbrec) = (FakeRegister::new(0), dbrec());
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let cqes = cq::prepare(&memory, 4, 64).unwrap();
     let gate = Gate::beside(&dbrec).unwrap();
     let ring = CqRing::new(cqes, dbrec, PollGate::new(gate), &page.register, CQN);
-    let record = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    ring.members().attach(&record);
-    ring.members().retire(&record);
-    drop((record, ring));
+    let qp = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
+    ring.members().attach(&qp);
+    ring.members().retire(&qp);
+    drop((qp, ring));
     assert_eq!(indices.take().unwrap().number(), 1);
 }
 
 /// What is posted in one place and polled in another, with the real rings on both sides.
 #[test]
 fn a_completion_makes_room_for_who_posts() {
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     let mut completed = Completed::new(8, 64);
-    completed.ring.members().attach(&sends.record);
+    completed.ring.members().attach(&sends.qp);
     let wr = |id| SendWr::send(&[]).id(id);
     sends.post(&[wr(1), wr(2), wr(3), wr(4)]).unwrap();
     completed.write(cqe(REQ, 1, 0x42, 2));
@@ -566,13 +566,13 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
         shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
         let mut completed = Completed::new(8, size);
         let indices = UidxAllocator::new();
-        let slots = shared.ring.slots().clone();
+        let slots = shared.ring.wr_ids().clone();
         let receives = [Receives::Own(4), Receives::Shared(slots), Receives::None];
-        let records: Vec<_> = receives
+        let qps: Vec<_> = receives
             .into_iter()
             .map(|from| SharedQp::new(7, indices.take().unwrap(), Some(4), from))
             .collect();
-        records.iter().for_each(|record| completed.ring.members().attach(record));
+        qps.iter().for_each(|qp| completed.ring.members().attach(qp));
         let mut seen = 0;
         for _ in 0..if cfg!(miri) { 50 } else { 20_000 } {
             for _ in 0..draw() % 8 {

@@ -1,6 +1,6 @@
 //! Requests bit for bit, and queues at their limits.
 
-use super::{BUFFER, Receiver, SGE, Shape, SharedReceiver, SqWrIds, bytes};
+use super::{BUFFER, Receiver, SGE, Sender, Shape, SharedReceiver, bytes};
 use crate::memory::queue_memory::QueueMemory;
 use crate::number::{Rkey, SrqNumber};
 use crate::provider::SendCursor;
@@ -23,7 +23,7 @@ fn hex(bytes: &[u8]) -> String {
 
 /// The bytes of one request after its control segment, and that segment's segments.
 fn posted(wr: SendWr<'_>) -> (String, usize) {
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     sends.post(&[wr]).unwrap();
     let segments = usize::from(sends.bytes(0, 16)[7]);
     (hex(&sends.bytes(0, segments * 16)[16..]), segments)
@@ -35,7 +35,7 @@ const RADDR: &str = "01020304050607080a0b0c0d00000000";
 #[test]
 fn control_segments() {
     let control = |wr: SendWr<'_>| {
-        let mut sends = SqWrIds::new(Shape::default());
+        let mut sends = Sender::new(Shape::default());
         sends.post(&[wr]).unwrap();
         hex(&sends.bytes(0, 16))
     };
@@ -50,7 +50,7 @@ fn control_segments() {
     for (wr, flags) in
         [(send, 8), (send.signaled(), 8), (send.signaled().solicited().fence(), 0x8a)]
     {
-        let mut sends = SqWrIds::new(Shape { signal_all: true, ..Shape::default() });
+        let mut sends = Sender::new(Shape { signal_all: true, ..Shape::default() });
         sends.post(&[wr]).unwrap();
         let expected = format!("0000000a00004201000000{flags:02x}00000000");
         assert_eq!(hex(&sends.bytes(0, 16)), expected, "signaled, asked for or not");
@@ -83,10 +83,10 @@ fn masked_atomics_bring_their_masks() {
     let add = SendWr::masked_fetch_add(REMOTE, 7, 1 << 31, &[SGE]);
     let words = "00000000000000070000000080000000";
     assert_eq!(posted(add), (format!("{RADDR}{words}{eight}"), 4));
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     sends.post(&[swap]).unwrap();
     assert_eq!(hex(&sends.bytes(0, 8)), "0900001400004205", "an extended atomic of 8 bytes");
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     sends.post(&[add]).unwrap();
     assert_eq!(hex(&sends.bytes(0, 8)), "0900001500004204");
 }
@@ -97,7 +97,7 @@ fn masked_atomics_bring_their_masks() {
 fn masked_atomics_stay_within_their_room() {
     let operands = MaskedSwap { compare: 1, compare_mask: 2, swap: 3, swap_mask: 4 };
     // Two WQEBBs for each request.
-    let mut sends = SqWrIds::new(Shape { max_post: 32, ..Shape::default() });
+    let mut sends = Sender::new(Shape { max_post: 32, ..Shape::default() });
     let piece = Sge { length: 1, ..SGE };
     let (four, five) = ([piece, piece, piece, Sge { length: 5, ..SGE }], [piece; 8]);
     sends.post(&[SendWr::masked_compare_swap(REMOTE, &operands, &four)]).unwrap();
@@ -147,7 +147,7 @@ fn inline_data_of_every_length() {
 #[test]
 fn copies_are_what_lies_in_the_queue() {
     let shape = Shape { wqebbs: 16, max_post: 2, buffer: 512, ..Shape::default() };
-    let mut sends = SqWrIds::new(shape);
+    let mut sends = Sender::new(shape);
     let data: Vec<u8> = (0..492u32).map(|n| (n * 7 + 1) as u8).collect();
     let (mut begun, mut buffer) = (std::collections::HashSet::new(), 0);
     // A few turns with lengths far from each other begin everywhere, too.
@@ -165,7 +165,7 @@ fn copies_are_what_lies_in_the_queue() {
             "{length} bytes at wqebb {at}"
         );
         begun.insert((at % 16, cursor.at - at));
-        sends.record.sends.complete(at);
+        sends.qp.sends.complete(at);
         buffer ^= 512;
     }
     assert_eq!(begun.len(), 16 * 8, "wqebbs at places");
@@ -179,9 +179,9 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
     for (wqebbs, fits) in [(PLACES, true), (2 * PLACES, false)] {
         let buffer = if cfg!(miri) { PLACES } else { wqebbs };
         let memory = Arc::new(QueueMemory::pages(wqebbs as usize * 64).unwrap());
-        let (dbrec, page) = (super::dbrec(), super::Page::new(BUFFER));
+        let (dbrec, page) = (super::dbrec(), super::FakeRegister::new(BUFFER));
         let index = UidxAllocator::new().take().unwrap();
-        let record = SharedQp::new(super::QPN, index, Some(buffer), Receives::Own(buffer));
+        let qp = SharedQp::new(super::QPN, index, Some(buffer), Receives::Own(buffer));
         let ring = SendRing::new(Setup {
             memory: memory.clone(),
             offset: 0,
@@ -194,20 +194,20 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
             dbrec: dbrec.clone(),
             register: page.register.clone(),
             alone: true,
-            shared: record.clone(),
+            shared: qp.clone(),
             frames: Frames { min_header: 0, checksums: false },
             gate: super::open(&dbrec),
         });
         assert_eq!(ring.is_some(), fits);
         let place = rq::RqLayout { offset: 0, entries: wqebbs, stride: 16, max_sge: 1 };
         let gate = super::open(&dbrec);
-        assert_eq!(RecvRing::new(memory, place, dbrec, record, gate).is_some(), fits);
+        assert_eq!(RecvRing::new(memory, place, dbrec, qp, gate).is_some(), fits);
     }
 }
 
 #[test]
 fn requests_go_on_at_the_beginning() {
-    let mut sends = SqWrIds::new(Shape { wqebbs: 8, max_post: 2, ..Shape::default() });
+    let mut sends = Sender::new(Shape { wqebbs: 8, max_post: 2, ..Shape::default() });
     let data: Vec<u8> = (1..=150).collect();
     // Three WQEBBs each: the third request begins in WQEBB 6 and ends in WQEBB 0.
     for at in [0u32, 3, 6, 9] {
@@ -217,26 +217,26 @@ fn requests_go_on_at_the_beginning() {
         assert_eq!(found[20..], data, "at wqebb {at}");
         assert_eq!(found[1..3], (at as u16).to_be_bytes());
         assert_eq!(sends.dbrec.get(1), at + 3);
-        assert_eq!(sends.record.sends.complete(at).wr_id, at.into());
+        assert_eq!(sends.qp.sends.complete(at).wr_id, at.into());
     }
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it goes around 16 bits, one by one")]
 fn the_index_has_sixteen_bits() {
-    let mut sends = SqWrIds::new(Shape { wqebbs: 4, max_post: 4, ..Shape::default() });
+    let mut sends = Sender::new(Shape { wqebbs: 4, max_post: 4, ..Shape::default() });
     for at in 0..0x1_0003u32 {
         sends.post(&[SendWr::send(&[]).id(at.into())]).unwrap();
         let counter = at as u16;
         assert_eq!(sends.bytes(at, 4)[1..3], counter.to_be_bytes());
         assert_eq!(sends.dbrec.get(1), u32::from(counter.wrapping_add(1)));
-        assert_eq!(sends.record.sends.complete(counter.into()).wr_id, at.into());
+        assert_eq!(sends.qp.sends.complete(counter.into()).wr_id, at.into());
     }
 }
 
 #[test]
 fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     sends.post(&[SendWr::send(&[SGE])]).unwrap();
     let request = sends.bytes(0, 64);
     assert_eq!(sends.page.bytes(0, 64), request, "the first buffer");
@@ -249,7 +249,7 @@ fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
     sends.post(&[SendWr::send(&[]).inline(&data)]).unwrap();
     assert_eq!(sends.page.bytes(0, 8), sends.bytes(5, 8), "a doorbell");
     assert_eq!(sends.page.bytes(8, 56), request[8..64], "and no more");
-    sends.record.sends.complete(5);
+    sends.qp.sends.complete(5);
     // A batch rings with its last request.
     let wr = SendWr::send(&[SGE]);
     sends.post(&[wr, wr]).unwrap();
@@ -261,7 +261,7 @@ fn one_request_goes_by_blueflame_and_a_batch_by_doorbell() {
 
 #[test]
 fn without_blueflame_every_ring_is_a_doorbell() {
-    let mut sends = SqWrIds::new(Shape { buffer: 0, ..Shape::default() });
+    let mut sends = Sender::new(Shape { buffer: 0, ..Shape::default() });
     for at in 0..2 {
         sends.post(&[SendWr::send(&[SGE])]).unwrap();
         assert_eq!(sends.page.bytes(0, 8), sends.bytes(at, 8));
@@ -271,11 +271,11 @@ fn without_blueflame_every_ring_is_a_doorbell() {
 
 #[test]
 fn a_key_is_changed_before_the_next_request_uses_it() {
-    let mut sends = SqWrIds::new(Shape::default());
-    let fences = |sends: &SqWrIds, at| sends.bytes(at, 16)[11];
+    let mut sends = Sender::new(Shape::default());
+    let fences = |sends: &Sender, at| sends.bytes(at, 16)[11];
     sends.post(&[SendWr::local_inv(Rkey(5)), SendWr::send(&[]), SendWr::send(&[])]).unwrap();
     assert_eq!([0, 2, 3].map(|at| fences(&sends, at)), [0, 0x20, 0]);
-    sends.record.sends.complete(3);
+    sends.qp.sends.complete(3);
     // Across batches, too, but not from one that was dropped.
     sends.post(&[SendWr::local_inv(Rkey(5))]).unwrap();
     let mut dropped = sends.ring.begin();
@@ -288,8 +288,8 @@ fn a_key_is_changed_before_the_next_request_uses_it() {
 
 #[test]
 fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
-    let mut sends = SqWrIds::new(Shape::default());
-    let fences = |sends: &SqWrIds, at| sends.bytes(at, 16)[11];
+    let mut sends = Sender::new(Shape::default());
+    let fences = |sends: &Sender, at| sends.bytes(at, 16)[11];
     let wr = SendWr::send(&[]);
     let room = sends.ring.begin().room;
     // One that takes the short way says nothing of the key.
@@ -306,15 +306,15 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     assert!(!sends.try_push(&mut cursor, &wr), "it may have to wait");
     sends.post(&[wr]).unwrap();
     assert_eq!(fences(&sends, 2), 0x20);
-    sends.record.sends.complete(2);
-    // That which was dropped lets as many wait in vain, and no more.
+    sends.qp.sends.complete(2);
+    // As many requests as the dropped batch had wait in vain, and no more.
     sends.post(&[wr, wr]).unwrap();
     sends.post(&[wr]).unwrap();
     assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);
     let mut cursor = sends.ring.begin();
     assert!(sends.try_push(&mut cursor, &wr));
     // A full queue is full, flag or no flag.
-    sends.record.sends.complete(5);
+    sends.qp.sends.complete(5);
     let all = vec![SendWr::local_inv(Rkey(5)); sends.ring.begin().room as usize];
     sends.post(&all).unwrap();
     assert_eq!(sends.ring.begin().room, 0);
@@ -327,7 +327,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
 
 #[test]
 fn what_cannot_be_posted_leaves_the_cursor() {
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     let many = [SGE; 31];
     let huge = [Sge { length: 1 << 31, ..SGE }];
     let long = [0u8; 981];
@@ -354,7 +354,7 @@ fn what_cannot_be_posted_leaves_the_cursor() {
 
 #[test]
 fn overflow_is_exact_and_completions_make_room() {
-    let mut sends = SqWrIds::new(Shape::default());
+    let mut sends = Sender::new(Shape::default());
     let wr = |id| SendWr::send(&[]).id(id);
     assert!(sends.post(&[wr(0), wr(1), wr(2), wr(3), wr(4)]).is_err());
     assert_eq!(sends.dbrec.get(1), 0, "nothing was rung");
@@ -362,7 +362,7 @@ fn overflow_is_exact_and_completions_make_room() {
     assert_eq!(sends.ring.begin().room, 0);
     assert_eq!(sends.post(&[wr(4)]).unwrap_err(), PostError::Full);
     // The third completes, and those before it with it.
-    assert_eq!(sends.record.sends.complete(2).wr_id, 2);
+    assert_eq!(sends.qp.sends.complete(2).wr_id, 2);
     assert_eq!(sends.ring.begin().room, 3);
     sends.ring.reset();
     let SendCursor { at, room, .. } = sends.ring.begin();
@@ -384,9 +384,9 @@ fn receives_bit_for_bit() {
     receiver.post(&[last]).unwrap();
     assert_eq!(receiver.post(&[last]), Err(PostError::Full));
     let many = RecvWr::new(&[SGE; 3]).id(7);
-    assert!(receiver.record.slots().is_none());
-    let record = receiver.record.clone();
-    let posted = &record.receives.own;
+    assert!(receiver.qp.srq_wr_ids().is_none());
+    let qp = receiver.qp.clone();
+    let posted = &qp.receives.own;
     assert_eq!(posted.complete(0), 3);
     assert_eq!(receiver.post(&[many]), Err(PostError::TooManySge { max: 2 }));
     receiver.post(&[last]).unwrap();
@@ -422,15 +422,12 @@ fn shared_receives_bit_for_bit() {
 #[cfg_attr(miri, ignore = "it goes around 16 bits, one by one")]
 fn receives_are_counted_in_sixteen_bits() {
     let (mut own, mut shared) = (Receiver::new(4, 16), SharedReceiver::new(4, 32));
-    let (record, slots) = (own.record.clone(), shared.ring.slots().clone());
+    let (qp, slots) = (own.qp.clone(), shared.ring.wr_ids().clone());
     for wr_id in 0..0x1_0003u64 {
         let recv = [RecvWr::new(&[]).id(wr_id)];
         let count = u32::from(wr_id as u16).wrapping_add(1) & 0xffff;
         own.post(&recv).unwrap();
-        assert_eq!(
-            (own.dbrec.get(0), record.receives.complete(wr_id as u32 & 0xffff)),
-            (count, wr_id)
-        );
+        assert_eq!((own.dbrec.get(0), qp.receives.complete(wr_id as u32 & 0xffff)), (count, wr_id));
         let at = shared.ring.begin().at;
         shared.post(&recv).unwrap();
         assert_eq!((shared.dbrec.get(0), slots.complete(at)), (count, wr_id));
@@ -448,7 +445,7 @@ fn shared_receives_are_a_list() {
     assert_eq!(shared.dbrec.get(0), 3);
     assert_eq!(hex(&bytes(&shared.device, 3, 16)), DATA);
     assert_eq!(shared.post(&[recv(13)]), Err(PostError::Full), "the last stays in the list");
-    let slots = shared.ring.slots().clone();
+    let slots = shared.ring.wr_ids().clone();
     assert_eq!((slots.complete(1), slots.complete(0)), (11, 10));
     assert_eq!(shared.ring.begin().room, 2);
     shared.post(&[recv(13), recv(14)]).unwrap();
@@ -464,7 +461,7 @@ fn shared_receives_are_a_list() {
 #[test]
 fn entries_that_come_back_too_often_end_somewhere() {
     let mut shared = SharedReceiver::new(4, 32);
-    let slots = shared.ring.slots().clone();
+    let slots = shared.ring.wr_ids().clone();
     for at in [0, 0, 1, 7, 0xffff] {
         slots.complete(at);
     }

@@ -1,7 +1,7 @@
 //! The same requests as rdma-core's libmlx5 was seen to write, and the completions that came back:
 //! `tests/golden/` has the recordings and says what their lines mean.
 
-use super::{Completed, Receiver, Shape, SharedReceiver, SqWrIds, bytes};
+use super::{Completed, Receiver, Sender, Shape, SharedReceiver, bytes};
 use crate::access::Access;
 use crate::identity::Identity;
 use crate::memory::sync::Ordering;
@@ -11,7 +11,7 @@ use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::qp::state::QpType;
 use crate::wc::{WcOpcode, WcStatus};
-use crate::wr::Transport;
+use crate::wr::QpTransport;
 use crate::wr::{Address, Destination, Packet, RecvWr, Remote, SendWr, Sge, WindowBinding};
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -233,7 +233,7 @@ fn requests_are_those_of_libmlx5() {
     for vector in Vector::of("request") {
         let shape =
             Shape { qpn: vector.number("queue"), wqebbs: 1024, max_post: 64, ..Shape::default() };
-        let mut sends = SqWrIds::new(shape);
+        let mut sends = Sender::new(shape);
         let asked = Asked::new(&vector);
         let mut wr = asked.wr(&vector);
         let address;
@@ -251,7 +251,7 @@ fn requests_are_those_of_libmlx5() {
         let (expected, name) = (vector.bytes(), vector.line("bytes"));
         if vector.line("service") == "raw" {
             sends.ring.transport =
-                Transport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
+                QpTransport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
             sends.ring.push_checked(&mut cursor, &wr).unwrap();
         } else {
             // The long way writes the same, a place further.
@@ -369,7 +369,7 @@ fn arming_is_that_of_libmlx5() {
     }
 }
 
-/// A record with the index that a completion bears.
+/// A queue pair with the user index of a completion.
 fn member(number: u32, kind: WcOpcode) -> Arc<SharedQp> {
     let indices = UidxAllocator::new();
     let mut index = indices.take().unwrap();
@@ -378,13 +378,13 @@ fn member(number: u32, kind: WcOpcode) -> Arc<SharedQp> {
         held.push(index);
         index = indices.take().unwrap();
     }
-    let record = SharedQp::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
+    let qp = SharedQp::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
-        record.sends.entries().at(at).set(u64::from(at), at + 1, kind.0);
-        let entries = record.receives.own.entries();
+        qp.sends.entries().at(at).set(u64::from(at), at + 1, kind.0);
+        let entries = qp.receives.own.entries();
         entries.at(at).store(u64::from(at) + 0x1_0000, Ordering::Relaxed);
     }
-    record
+    qp
 }
 
 #[test]
@@ -399,8 +399,8 @@ fn completions_are_understood() {
         // libmlx5 gives a queue pair no index of its own until somebody else has zero.
         let number = cqe.srqn.get() & 0xff_ffff;
         let mut completed = Completed::new(4, bytes.len());
-        let record = member(number.max(1), WcOpcode::READ);
-        completed.ring.members().attach(&record);
+        let qp = member(number.max(1), WcOpcode::READ);
+        completed.ring.members().attach(&qp);
         let mut own = core;
         own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
         if long {

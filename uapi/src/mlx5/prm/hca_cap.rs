@@ -1,4 +1,4 @@
-//! Capabilities of a function, as QUERY_HCA_CAP answers them.
+//! Capabilities of a function, as QUERY_HCA_CAP returns them.
 //!
 //! Pairs with `MLX5_CAP_*` of mlx5_core and mlx5_ib.
 

@@ -137,7 +137,7 @@ fn compile() -> String {
     std::fs::read_to_string(&listing).expect("the listing")
 }
 
-/// Reports what has become longer or shorter; it is for whoever made the change to judge.
+/// Reports what has become longer or shorter; the author of the change judges it.
 #[test]
 fn what_became_longer_or_shorter_is_reported() {
     let known = Lengths::read(include_str!("known.txt"));

@@ -1,6 +1,6 @@
 //! rdma-core's libraries, opened at run time, and the verbs that make and destroy objects.
 //!
-//! What a verb answers is wrapped by [`Made`], which only the destroying verb takes apart. Objects
+//! What a verb returns is wrapped by [`Made`], which only the destroying verb takes apart. Objects
 //! that are not destroyed end with the process.
 
 use crate::abi::function::*;

@@ -1,11 +1,8 @@
-//! What the data path costs without a kernel or a device: writing requests into queues and reading
-//! completions out of one.
-//!
-//! `cargo bench -p uverbs --features bench --bench rings`
+//! Times it takes to write requests and to read completions.
 
+use crate::{Lkey, RecvWr, Remote, Rkey, SendWr, Sge};
 use divan::counter::ItemsCount;
 use divan::{Bencher, black_box};
-use uverbs::{Lkey, RecvWr, Remote, Rkey, SendWr, Sge};
 
 const BATCH: u32 = 64;
 const SLOTS: u32 = 2 * BATCH;
@@ -13,13 +10,15 @@ const COMPLETIONS: u32 = 1024;
 const SGE: Sge = Sge { addr: 0x1000, length: 4096, lkey: Lkey(7) };
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(9) };
 
-fn main() {
-    divan::main();
+#[test]
+#[ignore = "a benchmark: cargo test --release --lib -- --ignored --nocapture bench::rings::times"]
+fn times() {
+    divan::Divan::default().run_benches();
 }
 
 mod rxe {
     use super::*;
-    use uverbs::bench::rxe::{Completed, Recvs, Sends};
+    use crate::bench::rxe::{Completed, Recvs, Sends};
 
     fn sends(bencher: Bencher<'_, '_>, wr: SendWr<'_>) {
         let mut queue = Sends::new(SLOTS).expect("a queue in memory");
@@ -70,7 +69,7 @@ mod rxe {
 
 mod mlx5 {
     use super::*;
-    use uverbs::bench::mlx5::{Completed, Recvs, Sends};
+    use crate::bench::mlx5::{Completed, Recvs, Sends};
 
     /// Posts the same request again and again, `count` at once.
     fn sends(bencher: Bencher<'_, '_>, blueflame: bool, count: u32, wr: SendWr<'_>) {
