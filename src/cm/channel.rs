@@ -75,7 +75,7 @@ struct Known {
 /// How the kernel names the device of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceName {
-    /// `None` from kernels that do not answer it.
+    /// `None` from kernels that do not report it.
     pub(super) index: Option<u32>,
     pub(super) guid: Guid,
 }

@@ -295,7 +295,7 @@ mod tests {
         }
     }
 
-    /// A broken kernel could answer any length.
+    /// A broken kernel could return any length.
     #[test]
     fn private_data_never_leads_out_of_its_field() {
         let mut event = event(Type::RDMA_CM_EVENT_CONNECT_REQUEST, 0);

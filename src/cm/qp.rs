@@ -1,4 +1,4 @@
-//! Brings the queue pair of a connection from `RESET` to `RTS` by the attributes that the kernel answers.
+//! Brings the queue pair of a connection from `RESET` to `RTS` by the attributes that the kernel returns.
 //! Pairs with `ucma_init_qp_attr` in `core/ucma.c` and `ib_cm_init_qp_attr` in `core/cm.c`.
 
 use super::id::IdInner;

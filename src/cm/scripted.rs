@@ -261,7 +261,7 @@ impl Kernel for CmScript {
     }
 }
 
-/// The attributes that the kernel answers for a reliable connection on RoCE.
+/// The attributes that the kernel returns for a reliable connection on RoCE.
 fn qp_attr(state: u32) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;
