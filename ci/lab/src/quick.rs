@@ -69,6 +69,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/srq.rs", &["srq::"]),
     ("src/mr/", &["mr::"]),
     ("src/mw.rs", &["mw::"]),
+    ("src/cm/", &["cm::"]),
     ("src/sharing/", &["sharing::", "share::", "mlx5::var_sharing"]),
     ("src/ah.rs", &["ud::", "mcast::"]),
     ("src/mcast.rs", &["mcast::"]),
