@@ -103,7 +103,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "tokio")]
         endings::trials(),
         atomics::trials(),
-        cm::trials(),
+        cm::all(),
         context::trials(),
         cq::trials(),
         device::trials(),
