@@ -139,6 +139,7 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        root::cm::trials(),
         root::flow::trials(),
         root::raw_packet::trials(),
         scope::trials(),
