@@ -1,11 +1,16 @@
 //! Connections by address: the kernel's connection manager, with both sides in this process. The passive
 //! side is on the second device if there is one.
 
+mod ipv6;
+mod killed;
+mod peers;
+
 use crate::capability::Capability;
 use crate::env;
 use crate::fork::in_child;
 use crate::pair::{PATIENCE, PORT, SILENCE};
 use crate::verdict::{Stop, Verdict, require, trials};
+use libtest_mimic::Trial;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uverbs::cm::{
@@ -17,6 +22,11 @@ use uverbs::{
     CompletionQueue, Context, Device, Errno, MemoryRegion, ProtectionDomain, QpState, QpType,
     QueuePair, RecvWr, SendWr, WcStatus,
 };
+
+/// The tests of connections by address.
+pub(crate) fn all() -> Vec<Trial> {
+    [trials(), ipv6::trials(), killed::trials(), peers::trials()].into_iter().flatten().collect()
+}
 
 trials![
     connected_queue_pairs_exchange_messages_and_read,
@@ -80,12 +90,21 @@ struct Service {
 }
 
 impl Service {
+    /// Listens on the IP address of the passive device, with a port that the kernel chooses.
     fn start(backlog: u32) -> Verdict<Service> {
-        let (channel, device) = (channel()?, passive()?);
-        let context = Context::open(&device)?;
+        let device = passive()?;
+        Service::with_backlog(&device, (address(&device)?, 0).into(), backlog)
+    }
+
+    fn at(device: &Device, address: SocketAddr) -> Verdict<Service> {
+        Service::with_backlog(device, address, 4)
+    }
+
+    fn with_backlog(device: &Device, address: SocketAddr, backlog: u32) -> Verdict<Service> {
+        let channel = channel()?;
+        let context = Context::open(device)?;
         channel.use_context(&context)?;
-        let bound = channel.create_id()?.bind((address(&device)?, 0).into())?;
-        let id = bound.listen(backlog)?;
+        let id = channel.create_id()?.bind(address)?.listen(backlog)?;
         let at = id.local_addr()?;
         Ok(Service { id, channel, at, context })
     }
@@ -113,9 +132,13 @@ impl Side {
         Ok(Side { qp, cq, memory, _pd: pd })
     }
 
-    #[allow(unsafe_code, reason = "ringing a batch is unsafe")]
     fn receive(&mut self) -> Verdict {
-        let sges = [self.memory.sge(..)?];
+        self.receive_at(0, self.memory.byte_len())
+    }
+
+    #[allow(unsafe_code, reason = "ringing a batch is unsafe")]
+    fn receive_at(&mut self, offset: usize, length: usize) -> Verdict {
+        let sges = [self.memory.sge(offset..offset + length)?];
         let mut batch = self.qp.recv_batch()?;
         batch.push(RecvWr::new(&sges).id(1))?;
         // SAFETY: the region lives as long as the queue pair, and is read only after completion.
@@ -165,7 +188,10 @@ fn done<P, D>(progress: Progress<P, D>) -> Verdict<D> {
 
 /// Resolves an address, from the device under test.
 fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
-    let from = SocketAddr::new(address(&env::device())?, 0);
+    route_from(channel, SocketAddr::new(address(&env::device())?, 0), to)
+}
+
+fn route_from(channel: &EventChannel, from: SocketAddr, to: SocketAddr) -> Verdict<RouteResolved> {
     let resolving = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE)?;
     let resolved = done(resolving.wait(Some(PATIENCE))?)?;
     done(resolved.resolve_route(PATIENCE)?.wait(Some(PATIENCE))?)

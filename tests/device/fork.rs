@@ -7,7 +7,7 @@ use crate::partner::Loop;
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, trials};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
-use nix::unistd::{ForkResult, fork};
+use nix::unistd::{ForkResult, Pid, fork};
 use std::time::Instant;
 use uverbs::{Access, Context, ObjectKind, PollError, PostError, QpAttr, QpState, Rereg, WcStatus};
 
@@ -23,15 +23,32 @@ trials![
 ];
 
 /// Runs `child` in a forked child with its copy of `value`, and fails if that fails.
-#[allow(unsafe_code, reason = "forking is")]
 pub(crate) fn in_child<T>(value: T, child: impl FnOnce(T) -> Verdict) -> Verdict<T> {
+    let mut value = Some(value);
+    let pid = spawn(|| value.take().map_or(Ok(()), child))?;
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match waitpid(pid, Some(WaitPidFlag::WNOHANG))? {
+            WaitStatus::StillAlive if Instant::now() < deadline => std::thread::yield_now(),
+            WaitStatus::Exited(_, 0) => break,
+            other => {
+                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
+                return Err(Stop::fail(format!("the child ended as {other:?}")));
+            }
+        }
+    }
+    value.ok_or_else(|| Stop::fail("the child took the value of its parent"))
+}
+
+/// Forks a child that runs `child` and ends with 0 if that succeeds.
+#[allow(unsafe_code, reason = "forking is")]
+pub(crate) fn spawn(child: impl FnOnce() -> Verdict) -> Verdict<Pid> {
     // SAFETY: the other threads of this process wait for a test to end, without a lock held; the
     // child runs the closure and ends without returning from here.
-    let pid = match unsafe { fork() }? {
-        ForkResult::Parent { child } => child,
+    match unsafe { fork() }? {
+        ForkResult::Parent { child } => Ok(child),
         ForkResult::Child => {
-            let run = std::panic::AssertUnwindSafe(|| child(value));
-            let status = match std::panic::catch_unwind(run) {
+            let status = match std::panic::catch_unwind(std::panic::AssertUnwindSafe(child)) {
                 Ok(Ok(())) => 0,
                 Ok(Err(stop)) => {
                     eprintln!("in the child: {stop:?}");
@@ -41,17 +58,6 @@ pub(crate) fn in_child<T>(value: T, child: impl FnOnce(T) -> Verdict) -> Verdict
             };
             // SAFETY: it ends the process, without what the parent has still to print.
             unsafe { nix::libc::_exit(status) }
-        }
-    };
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match waitpid(pid, Some(WaitPidFlag::WNOHANG))? {
-            WaitStatus::StillAlive if Instant::now() < deadline => std::thread::yield_now(),
-            WaitStatus::Exited(_, 0) => return Ok(value),
-            other => {
-                let _ = nix::sys::signal::kill(pid, nix::sys::signal::Signal::SIGKILL);
-                return Err(Stop::fail(format!("the child ended as {other:?}")));
-            }
         }
     }
 }

@@ -103,7 +103,7 @@ fn main() -> ExitCode {
         #[cfg(feature = "tokio")]
         endings::trials(),
         atomics::trials(),
-        cm::trials(),
+        cm::all(),
         context::trials(),
         cq::trials(),
         device::trials(),
@@ -139,6 +139,7 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        root::cm::trials(),
         root::flow::trials(),
         root::raw_packet::trials(),
         scope::trials(),
