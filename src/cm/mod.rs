@@ -59,7 +59,7 @@ mod kernel;
 mod listen;
 mod param;
 mod qp;
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod scripted;
 #[cfg(all(test, not(loom)))]
 mod tests;
