@@ -40,6 +40,9 @@
 //!   rejected. No event of a listener or of a connection is lost.
 //! - **Deadlines**: put the future into the event loop's timeout.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds.
+//! - **Receives** are posted after the connection is established, so set
+//!   [`min_rnr_timer`](crate::cm::ConnectParam::min_rnr_timer) on both sides, or a message that finds none is
+//!   sent again only after 655 milliseconds.
 //! - **Workers**: a worker with a channel, a context and a thread domain of its own
 //!   [accepts](EventChannel::accept) requests that a listener of another channel received.
 

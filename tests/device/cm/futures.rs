@@ -20,6 +20,11 @@ trials![
     end_of_a_connection_wakes_its_tasks,
 ];
 
+/// A message that comes before its receive is sent again soon.
+fn param() -> ConnectParam {
+    ConnectParam::new().min_rnr_timer(12)
+}
+
 /// What a worker makes its queue pairs from.
 struct Worker {
     channel: EventChannel,
@@ -51,12 +56,12 @@ impl Worker {
 
     async fn connect(&self, at: SocketAddr) -> Verdict<(QueuePair, Connection)> {
         let from = SocketAddr::new(address(&env::device())?, 0);
-        let connector = Connector::new(at)?.from(from);
+        let connector = Connector::new(at)?.from(from).param(param());
         Ok(self.channel.connect(&connector, |_| self.qp()).await?)
     }
 
     async fn accept(&self, request: ConnectRequest) -> Verdict<(QueuePair, Connection)> {
-        Ok(self.channel.accept(request, &ConnectParam::new(), |_| self.qp()).await?)
+        Ok(self.channel.accept(request, &param(), |_| self.qp()).await?)
     }
 
     /// Sends a message and waits until it comes back; then closes the connection.
