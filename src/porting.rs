@@ -107,6 +107,7 @@
 //! |---|---|
 //! | `rdma_create_ep`, `rdma_connect`, `rdma_get_request`, `rdma_accept` | [`cm::Connector`](crate::cm::Connector), [`cm::Listener`](crate::cm::Listener) |
 //! | `rdma_create_id`, `rdma_resolve_addr` … one by one | ids with a type for each state: [`cm`](crate::cm#calls-of-librdmacm) has the table |
+//! | the same in an event loop | [`aio::cm`](crate::aio::cm) |
 //!
 //! ## mlx5dv
 //!

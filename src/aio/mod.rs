@@ -28,12 +28,14 @@
 //!   on, and its memory is dropped when it is over.
 //! - **Deadlines**: put the future into the event loop's timeout. The connection and the request stay as
 //!   they are; [`QueuePair::abort`] ends both.
+//! - **Connections by address**: [`cm`].
 //! - **Streams**: an [`Inbox`] of messages, and with tokio one of asynchronous events. With the feature
 //!   `stream` they implement the traits of the `futures` crates.
 //! - **Failures**: a request that fails breaks its connection. Requests in flight are flushed; others fail
 //!   with the status of the first.
 #![deny(unsafe_code)]
 
+pub mod cm;
 mod deferred;
 mod driver;
 mod inbox;

@@ -1,8 +1,10 @@
-//! [`Inbox`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
+//! [`Inbox`], [`Listener`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
 
+use super::cm::Listener;
 use super::inbox::{Inbox, Message};
 use super::op::OpError;
 use super::queue::RingToken;
+use crate::cm::ConnectRequest;
 use crate::owned::Buffer;
 use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
@@ -21,6 +23,24 @@ impl<S: RingToken> Stream for Inbox<S> {
 }
 
 impl<S: RingToken> FusedStream for Inbox<S> {
+    fn is_terminated(&self) -> bool {
+        self.is_over()
+    }
+}
+
+/// Ends after the first error, for example when the driver has ended.
+impl Stream for Listener {
+    type Item = crate::Result<ConnectRequest>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_over() {
+            return Poll::Ready(None);
+        }
+        Listener::poll_next(&mut self, cx).map(Some)
+    }
+}
+
+impl FusedStream for Listener {
     fn is_terminated(&self) -> bool {
         self.is_over()
     }

@@ -4,6 +4,7 @@
 //! Do the fast work in spawned tasks: waking the future that `block_on` runs costs a system call and another
 //! round of the event loop, waking a task of the same thread does not.
 
+use super::cm::EventChannel;
 use super::driver::{CompletionQueue, Driver, Readiness};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -103,6 +104,23 @@ impl CompletionQueue {
         let (cq, driver): (_, Driver<Registered>) =
             CompletionQueue::new(context, cqe, Registered::new)?;
         Ok((cq, tokio::spawn(driver)))
+    }
+}
+
+impl EventChannel {
+    /// Opens the connection manager, and spawns the driver of the channel on the current runtime. The join
+    /// handle returns why the driver ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new`](Self::new).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime, or in one without `enable_io`.
+    pub fn spawn() -> Result<(EventChannel, JoinHandle<Result<()>>)> {
+        let (channel, driver) = EventChannel::new(Registered::new)?;
+        Ok((channel, tokio::spawn(driver)))
     }
 }
 

@@ -22,6 +22,7 @@ use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
+use std::task::Waker;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::{
@@ -61,6 +62,10 @@ pub(super) struct Channel {
     reading: AtomicBool,
     /// The threads that the reading thread is to wake.
     waiting: Lock<Vec<Thread>>,
+    /// Whether [`dispatch_or_wake`](EventChannel::dispatch_or_wake) found another thread reading.
+    refused: AtomicBool,
+    /// The task that dispatches, to be woken when that thread stops.
+    dispatcher: Lock<Option<Waker>>,
     leaked: AtomicU64,
 }
 
@@ -119,6 +124,8 @@ impl EventChannel {
             known: Lock::default(),
             reading: AtomicBool::new(false),
             waiting: Lock::default(),
+            refused: AtomicBool::new(false),
+            dispatcher: Lock::default(),
             leaked: AtomicU64::new(0),
         };
         Ok(EventChannel { inner: Arc::new(inner) })
@@ -146,12 +153,44 @@ impl EventChannel {
     pub fn dispatch(&self) -> Result<usize> {
         const VERB: &str = "get_cm_event";
         self.inner.check_fork(VERB)?;
-        let Some(_reading) = Reading::begin(&self.inner) else { return Ok(0) };
-        let mut count = 0;
-        while self.inner.read(VERB)? {
-            count += 1;
+        match Reading::begin(&self.inner) {
+            Some(reading) => reading.dispatch(VERB, &self.inner),
+            None => Ok(0),
         }
-        Ok(count)
+    }
+
+    /// As [`dispatch`](Self::dispatch), for a task, which is woken when another thread stops reading.
+    pub(crate) fn dispatch_or_wake(&self, cx: &mut std::task::Context<'_>) -> Result<usize> {
+        const VERB: &str = "get_cm_event";
+        self.inner.check_fork(VERB)?;
+        if let Some(reading) = Reading::begin(&self.inner) {
+            return reading.dispatch(VERB, &self.inner);
+        }
+        // Cloned, and an older one dropped, without the lock.
+        let waker = cx.waker().clone();
+        let old = self.inner.dispatcher.lock().and_then(|mut it| it.replace(waker));
+        drop(old);
+        // A thread that stops reading looks at this after it has stopped, and this task looks once more
+        // whether a thread reads after it has set this.
+        self.inner.refused.store(true, Ordering::SeqCst);
+        match Reading::begin(&self.inner) {
+            Some(reading) => reading.dispatch(VERB, &self.inner),
+            None => Ok(0),
+        }
+    }
+
+    /// Whether a thread is reading the channel.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn is_being_read(&self) -> bool {
+        self.inner.reading.load(Ordering::SeqCst)
+    }
+
+    /// Wakes the tasks of all ids.
+    pub(crate) fn wake_all(&self) {
+        let ids = self.inner.ids.lock().map(|ids| ids.values().cloned().collect::<Vec<_>>());
+        for id in ids.into_iter().flatten().filter_map(|id| id.upgrade()) {
+            id.wake();
+        }
     }
 
     /// Makes this the context of ids on its device: [`context`](super::RouteResolved::context) of an
@@ -187,13 +226,15 @@ impl AsFd for EventChannel {
 
 impl Channel {
     pub(super) fn check_fork(&self, verb: &'static str) -> Result<()> {
-        if !self.epoch.is_over() {
-            return Ok(());
-        }
-        Err(Error::new(verb, Errno::OWNERDEAD).detail(
+        if self.epoch.is_over() { Err(self.forked(verb)) } else { Ok(()) }
+    }
+
+    /// The error of a call in a forked child.
+    pub(super) fn forked(&self, verb: &'static str) -> Error {
+        Error::new(verb, Errno::OWNERDEAD).detail(
             "this process is a fork of the one that opened the event channel; open another one in \
              the child",
-        ))
+        )
     }
 
     pub(super) fn fd(&self) -> BorrowedFd<'_> {
@@ -405,16 +446,32 @@ struct Reading<'c>(&'c Channel);
 impl<'c> Reading<'c> {
     fn begin(channel: &'c Channel) -> Option<Reading<'c>> {
         let free =
-            channel.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed);
+            channel.reading.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst);
         // Dropping a guard that was made in vain would end the other thread's turn.
         free.is_ok().then(|| Reading(channel))
     }
 }
 
+impl Reading<'_> {
+    /// Reads all pending events, moves each to its id, and returns their number.
+    fn dispatch(self, verb: &'static str, channel: &Arc<Channel>) -> Result<usize> {
+        let mut count = 0;
+        while channel.read(verb)? {
+            count += 1;
+        }
+        Ok(count)
+    }
+}
+
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
-        self.0.reading.store(false, Ordering::Release);
-        self.0.wake();
+        let channel = self.0;
+        channel.reading.store(false, Ordering::SeqCst);
+        channel.wake();
+        if channel.refused.swap(false, Ordering::SeqCst) {
+            let dispatcher = channel.dispatcher.lock().and_then(|mut it| it.take());
+            dispatcher.into_iter().for_each(Waker::wake);
+        }
     }
 }
 

@@ -1,15 +1,17 @@
 //! Connections from the connect request to the disconnect. Pairs with `ucma_connect`, `ucma_accept` and
 //! `ucma_disconnect` in `core/ucma.c`.
 
-use super::event::ConnectError;
+use super::event::{ConnectError, Event};
 use super::id::{IdInner, Progress, local_addr, peer_addr};
 use super::kernel::Command;
 use super::qp::ConnectedQp;
+use super::step::{Step, wait};
 use crate::error::{Error, Result};
 use crate::number::Qpn;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 use uverbs_uapi::async_event::ib_event_type;
 use uverbs_uapi::rdma_user_cm as uapi;
@@ -23,8 +25,21 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 pub(super) struct Link {
     pub(super) id: Arc<IdInner>,
     pub(super) qp: ConnectedQp,
-    pub(super) peer_qpn: Qpn,
-    pub(super) private_data: Vec<u8>,
+    peer_qpn: Qpn,
+    private_data: Vec<u8>,
+    /// Whether an event said that the connection is over.
+    closed: AtomicBool,
+}
+
+impl Link {
+    pub(super) fn new(
+        id: Arc<IdInner>,
+        qp: ConnectedQp,
+        peer_qpn: Qpn,
+        private_data: Vec<u8>,
+    ) -> Link {
+        Link { id, qp, peer_qpn, private_data, closed: AtomicBool::new(false) }
+    }
 }
 
 impl Drop for Link {
@@ -64,23 +79,34 @@ impl Connecting {
         self,
         timeout: Option<Duration>,
     ) -> std::result::Result<Progress<Self, Connection>, ConnectError> {
-        const VERB: &str = "connect";
-        let Some(event) = self.id.wait(VERB, timeout)? else {
-            return Ok(Progress::Pending(self));
-        };
+        wait(self, timeout)
+    }
+}
+
+impl Step for Connecting {
+    type Next = Connection;
+    type Error = ConnectError;
+    const VERB: &'static str = "connect";
+
+    fn id(&self) -> &IdInner {
+        &self.id
+    }
+
+    fn advance(self, event: Event) -> std::result::Result<Connection, ConnectError> {
+        const VERB: &str = Connecting::VERB;
         if event.kind != Type::RDMA_CM_EVENT_CONNECT_RESPONSE {
             return Err(event.failure(VERB));
         }
         let Connecting { id, qp, min_rnr_timer } = self;
         let peer_qpn = Qpn(event.conn.qp_num);
-        let link = Link { id, qp, peer_qpn, private_data: event.private_data().into() };
+        let link = Link::new(id, qp, peer_qpn, event.private_data().into());
         // The access rights depend on the peer's answer.
         link.qp.init(VERB, &link.id)?;
         link.qp.ready(VERB, &link.id, None, min_rnr_timer)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
         link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))?;
-        Ok(Progress::Done(Connection { link }))
+        Ok(Connection { link })
     }
 }
 
@@ -109,14 +135,7 @@ impl Accepting {
         self,
         timeout: Option<Duration>,
     ) -> std::result::Result<Progress<Self, Connection>, ConnectError> {
-        const VERB: &str = "accept";
-        let Some(event) = self.link.id.wait(VERB, timeout)? else {
-            return Ok(Progress::Pending(self));
-        };
-        if event.kind != Type::RDMA_CM_EVENT_ESTABLISHED {
-            return Err(event.failure(VERB));
-        }
-        Ok(Progress::Done(Connection { link: self.link }))
+        wait(self, timeout)
     }
 
     /// Reports that the queue pair received a message before the confirmation, which may have been lost;
@@ -131,6 +150,23 @@ impl Accepting {
         let event = ib_event_type::IB_EVENT_COMM_EST.0;
         let request = uapi::rdma_ucm_notify { id: self.link.id.number(), event };
         self.link.id.execute("notify", Command::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request))
+    }
+}
+
+impl Step for Accepting {
+    type Next = Connection;
+    type Error = ConnectError;
+    const VERB: &'static str = "accept";
+
+    fn id(&self) -> &IdInner {
+        &self.link.id
+    }
+
+    fn advance(self, event: Event) -> std::result::Result<Connection, ConnectError> {
+        if event.kind != Type::RDMA_CM_EVENT_ESTABLISHED {
+            return Err(event.failure(Self::VERB));
+        }
+        Ok(Connection { link: self.link })
     }
 }
 
@@ -218,14 +254,12 @@ impl Connection {
     ///
     /// `EACCES` after a change of credentials.
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<ConnectionEvent>> {
-        let event = self.link.id.wait("get_cm_event", timeout)?;
-        Ok(event.map(|event| match event.kind {
-            Type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
-            Type::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
-            Type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoval,
-            Type::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChange,
-            Type(other) => ConnectionEvent::Other(other),
-        }))
+        wait(self, timeout).map(Progress::into_option)
+    }
+
+    /// Whether an event said that the connection is closed, or that the device is being removed.
+    pub fn is_closed(&self) -> bool {
+        self.link.closed.load(Ordering::Relaxed)
     }
 
     /// Waits until either side has closed the connection, or the device is being removed, at most for
@@ -236,20 +270,44 @@ impl Connection {
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        loop {
+        while !self.is_closed() {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            match self.next_event(left)? {
-                None => {
-                    return Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
-                        .detail("neither side closed the connection in time"));
-                }
-                Some(
-                    ConnectionEvent::Disconnected
-                    | ConnectionEvent::TimewaitExit
-                    | ConnectionEvent::DeviceRemoval,
-                ) => return Ok(()),
-                Some(_) => {}
+            if self.next_event(left)?.is_none() {
+                return Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
+                    .detail("neither side closed the connection in time"));
             }
         }
+        Ok(())
+    }
+}
+
+impl Step for &Connection {
+    type Next = ConnectionEvent;
+    type Error = Error;
+    const VERB: &'static str = "get_cm_event";
+
+    fn id(&self) -> &IdInner {
+        &self.link.id
+    }
+
+    fn advance(self, event: Event) -> Result<ConnectionEvent> {
+        let event = match event.kind {
+            Type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
+            Type::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
+            Type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoval,
+            Type::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChange,
+            Type(other) => ConnectionEvent::Other(other),
+        };
+        if matches!(
+            event,
+            ConnectionEvent::Disconnected
+                | ConnectionEvent::TimewaitExit
+                | ConnectionEvent::DeviceRemoval
+        ) {
+            self.link.closed.store(true, Ordering::Relaxed);
+            // Other tasks may wait for the end of the connection, too.
+            self.link.id.wake();
+        }
+        Ok(event)
     }
 }

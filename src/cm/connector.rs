@@ -1,11 +1,12 @@
 //! Connecting and accepting in one call each.
 
 use super::channel::EventChannel;
-use super::connect::Connection;
+use super::connect::{Connecting, Connection};
 use super::event::ConnectError;
-use super::id::{Progress, RouteResolved};
+use super::id::{Progress, ResolvingAddr, RouteResolved};
 use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
+use super::step::Step;
 use crate::error::{Error, Result};
 use crate::qp::QpControl;
 use rustix::io::Errno;
@@ -129,18 +130,14 @@ impl Connector {
         address: SocketAddr,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, Connection), ConnectError> {
-        const VERB: &str = "connect";
+        const VERB: &str = Connecting::VERB;
         let deadline = Instant::now().checked_add(self.timeout);
         let left = || {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             left.unwrap_or(Duration::MAX)
         };
         let late = |what| ConnectError::from(timed_out(VERB, what));
-        let id = channel.create_id()?;
-        if let Some(tos) = self.tos {
-            id.set_type_of_service(tos)?;
-        }
-        let resolving = id.resolve_addr(self.from, address, left())?;
+        let resolving = self.begin(channel, address, left())?;
         let Progress::Done(resolved) = resolving.wait(Some(left()))? else {
             return Err(late("the address was not resolved in time"));
         };
@@ -151,6 +148,34 @@ impl Connector {
         let connecting = route.connect(&qp, &self.param)?;
         let connection = connecting.wait(Some(left()))?.connected(VERB)?;
         Ok((qp, connection))
+    }
+}
+
+impl Connector {
+    pub(crate) fn addresses(&self) -> &[SocketAddr] {
+        &self.addresses
+    }
+
+    pub(crate) fn parameters(&self) -> &ConnectParam {
+        &self.param
+    }
+
+    pub(crate) fn time_limit(&self) -> Duration {
+        self.timeout
+    }
+
+    /// Starts to resolve an address.
+    pub(crate) fn begin(
+        &self,
+        channel: &EventChannel,
+        address: SocketAddr,
+        timeout: Duration,
+    ) -> Result<ResolvingAddr> {
+        let id = channel.create_id()?;
+        if let Some(tos) = self.tos {
+            id.set_type_of_service(tos)?;
+        }
+        id.resolve_addr(self.from, address, timeout)
     }
 }
 
@@ -197,14 +222,7 @@ impl Listener {
         address: impl ToSocketAddrs,
         backlog: u32,
     ) -> Result<Listener> {
-        let mut last = None;
-        for address in resolve("bind_addr", address)? {
-            match channel.create_id()?.bind(address).and_then(|id| id.listen(backlog)) {
-                Ok(id) => return Ok(Listener { channel: channel.clone(), id }),
-                Err(error) => last = Some(error),
-            }
-        }
-        Err(last.unwrap_or_else(|| no_address("bind_addr")))
+        Ok(Listener { channel: channel.clone(), id: listen_on(channel, address, backlog)? })
     }
 
     /// The channel of the listener and of its connections.
@@ -269,6 +287,23 @@ impl ConnectRequest {
     }
 }
 
+/// Listens on the first usable address of a host name.
+pub(crate) fn listen_on(
+    channel: &EventChannel,
+    address: impl ToSocketAddrs,
+    backlog: u32,
+) -> Result<ListeningId> {
+    const VERB: &str = "bind_addr";
+    let mut last = None;
+    for address in resolve(VERB, address)? {
+        match channel.create_id()?.bind(address).and_then(|id| id.listen(backlog)) {
+            Ok(id) => return Ok(id),
+            Err(error) => last = Some(error),
+        }
+    }
+    Err(last.unwrap_or_else(|| no_address(VERB)))
+}
+
 fn resolve(verb: &'static str, address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {
     let addresses = address.to_socket_addrs().map_err(|error| {
         let errno = Errno::from_io_error(&error).unwrap_or(Errno::ADDRNOTAVAIL);
@@ -277,6 +312,6 @@ fn resolve(verb: &'static str, address: impl ToSocketAddrs) -> Result<Vec<Socket
     Ok(addresses.collect())
 }
 
-fn no_address(verb: &'static str) -> Error {
+pub(crate) fn no_address(verb: &'static str) -> Error {
     Error::new(verb, Errno::ADDRNOTAVAIL).detail("the host name has no address")
 }

@@ -13,7 +13,7 @@ use zerocopy::FromBytes;
 
 /// An event on its way from the kernel to its id.
 #[derive(Debug)]
-pub(super) struct Event {
+pub(crate) struct Event {
     pub(super) kind: Type,
     /// 0, a negative error number, or the reason of a rejection.
     pub(super) status: i32,

@@ -10,6 +10,7 @@ use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::param::{ConnectParam, Message};
 use super::qp::{ConnectedQp, has_srq};
+use super::step::{Step, wait};
 use crate::context::Context;
 use crate::device::Guid;
 use crate::error::{Error, Result};
@@ -20,6 +21,7 @@ use std::collections::VecDeque;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 use uverbs_uapi::qp::ib_uverbs_qp_attr;
 use uverbs_uapi::rdma_user_cm as uapi;
@@ -29,14 +31,22 @@ use zerocopy::IntoBytes;
 /// An id of the kernel in any state. Dropping it destroys the id, by which the kernel rejects a request,
 /// closes a connection or ends a listener.
 #[derive(Debug)]
-pub(super) struct IdInner {
+pub(crate) struct IdInner {
     pub(super) channel: Arc<Channel>,
     number: u32,
     /// The number by which events name the id.
     pub(super) key: u64,
-    inbox: Lock<VecDeque<Event>>,
+    inbox: Lock<Inbox>,
     /// Whether another handle destroys the kernel's id.
     moved: AtomicBool,
+}
+
+/// The events of an id that nobody took yet.
+#[derive(Debug, Default)]
+struct Inbox {
+    events: VecDeque<Event>,
+    /// The tasks that wait for one.
+    wakers: Vec<Waker>,
 }
 
 impl IdInner {
@@ -89,16 +99,44 @@ impl IdInner {
 
     pub(super) fn receive(&self, event: Event) {
         if let Some(mut inbox) = self.inbox.lock() {
-            inbox.push_back(event);
+            inbox.events.push_back(event);
         }
+        self.wake();
+    }
+
+    /// Wakes the tasks that wait for an event of this id. A waker is code of the program, so that none
+    /// runs under the lock.
+    pub(crate) fn wake(&self) {
+        let wakers = self.inbox.lock().map(|mut inbox| std::mem::take(&mut inbox.wakers));
+        wakers.into_iter().flatten().for_each(Waker::wake);
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {
-        self.inbox.lock()?.pop_front()
+        self.inbox.lock()?.events.pop_front()
+    }
+
+    /// The next event; if there is none, the task is woken when one arrives.
+    pub(crate) fn poll_event(
+        &self,
+        verb: &'static str,
+        cx: &mut std::task::Context<'_>,
+    ) -> Poll<Result<Event>> {
+        // Cloned and dropped without the lock.
+        let waker = cx.waker().clone();
+        let Some(mut inbox) = self.inbox.lock() else {
+            return Poll::Ready(Err(self.channel.forked(verb)));
+        };
+        if let Some(event) = inbox.events.pop_front() {
+            return Poll::Ready(Ok(event));
+        }
+        if !inbox.wakers.iter().any(|known| known.will_wake(&waker)) {
+            inbox.wakers.push(waker);
+        }
+        Poll::Pending
     }
 
     pub(super) fn has_event(&self) -> bool {
-        self.inbox.lock().is_some_and(|inbox| !inbox.is_empty())
+        self.inbox.lock().is_some_and(|inbox| !inbox.events.is_empty())
     }
 
     /// Waits for an event of this id, at most for `timeout`, without one for ever.
@@ -497,15 +535,25 @@ impl ResolvingAddr {
     /// Any error destroys the id. `ETIMEDOUT` if no neighbour answered, `ENODEV` if the
     /// address leads through no RDMA device, `EHOSTUNREACH`.
     pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, AddrResolved>> {
-        const VERB: &str = "resolve_addr";
-        match self.id.wait(VERB, timeout)? {
-            None => Ok(Progress::Pending(self)),
-            Some(event) if event.kind == Type::RDMA_CM_EVENT_ADDR_RESOLVED => {
-                let path = self.id.query(VERB)?;
-                Ok(Progress::Done(AddrResolved { id: self.id, path }))
-            }
-            Some(event) => Err(event.failure(VERB).into()),
+        wait(self, timeout)
+    }
+}
+
+impl Step for ResolvingAddr {
+    type Next = AddrResolved;
+    type Error = Error;
+    const VERB: &'static str = "resolve_addr";
+
+    fn id(&self) -> &IdInner {
+        &self.id
+    }
+
+    fn advance(self, event: Event) -> Result<AddrResolved> {
+        if event.kind != Type::RDMA_CM_EVENT_ADDR_RESOLVED {
+            return Err(event.failure(Self::VERB).into());
         }
+        let path = self.id.query(Self::VERB)?;
+        Ok(AddrResolved { id: self.id, path })
     }
 }
 
@@ -554,14 +602,24 @@ impl ResolvingRoute {
     ///
     /// Any error destroys the id. `ETIMEDOUT` if the subnet administrator did not answer.
     pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, RouteResolved>> {
-        const VERB: &str = "resolve_route";
-        match self.id.wait(VERB, timeout)? {
-            None => Ok(Progress::Pending(self)),
-            Some(event) if event.kind == Type::RDMA_CM_EVENT_ROUTE_RESOLVED => {
-                Ok(Progress::Done(RouteResolved { id: self.id, path: self.path }))
-            }
-            Some(event) => Err(event.failure(VERB).into()),
+        wait(self, timeout)
+    }
+}
+
+impl Step for ResolvingRoute {
+    type Next = RouteResolved;
+    type Error = Error;
+    const VERB: &'static str = "resolve_route";
+
+    fn id(&self) -> &IdInner {
+        &self.id
+    }
+
+    fn advance(self, event: Event) -> Result<RouteResolved> {
+        if event.kind != Type::RDMA_CM_EVENT_ROUTE_RESOLVED {
+            return Err(event.failure(Self::VERB).into());
         }
+        Ok(RouteResolved { id: self.id, path: self.path })
     }
 }
 

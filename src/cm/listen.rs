@@ -8,6 +8,7 @@ use super::id::{IdInner, Path, Progress, local_addr};
 use super::kernel::Command;
 use super::param::{ConnectParam, Depths, Message, check_private_data, to_field};
 use super::qp::{ConnectedQp, has_srq};
+use super::step::{Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
@@ -52,16 +53,25 @@ impl ListeningId {
     /// credentials.
     #[doc(alias = "rdma_get_request")]
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<ConnectRequest>> {
-        const VERB: &str = "get_request";
-        match self.id.wait(VERB, timeout)? {
-            None => Ok(None),
-            Some(Event {
-                kind: Type::RDMA_CM_EVENT_CONNECT_REQUEST,
-                request: Some(id),
-                conn,
-                ..
-            }) => Ok(Some(ConnectRequest::new(id, conn))),
-            Some(event) => Err(event.failure(VERB).into()),
+        wait(self, timeout).map(Progress::into_option)
+    }
+}
+
+impl Step for &ListeningId {
+    type Next = ConnectRequest;
+    type Error = Error;
+    const VERB: &'static str = "get_request";
+
+    fn id(&self) -> &IdInner {
+        &self.id
+    }
+
+    fn advance(self, event: Event) -> Result<ConnectRequest> {
+        match event {
+            Event {
+                kind: Type::RDMA_CM_EVENT_CONNECT_REQUEST, request: Some(id), conn, ..
+            } => Ok(ConnectRequest::new(id, conn)),
+            event => Err(event.failure(Self::VERB).into()),
         }
     }
 }
@@ -138,13 +148,16 @@ impl ConnectRequest {
     }
 
     /// Moves the request, and the connection that follows, to another channel, as for a thread with a
-    /// channel of its own.
+    /// channel of its own. Moving it to the channel that it is on does nothing.
     ///
     /// # Errors
     ///
     /// Any error rejects the request. `EACCES` after a change of credentials.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(self, to: &EventChannel) -> Result<ConnectRequest> {
+        if Arc::ptr_eq(&self.id.channel, &to.inner) {
+            return Ok(self);
+        }
         let id = self.id.migrate(&to.inner)?;
         Ok(ConnectRequest { id, conn: self.conn })
     }
@@ -183,7 +196,7 @@ impl ConnectRequest {
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
-        let link = Link { id: self.id, qp: connected, peer_qpn, private_data };
+        let link = Link::new(self.id, connected, peer_qpn, private_data);
         link.qp.ready(VERB, &link.id, Some(depths), param.min_rnr_timer)?;
         // The kernel begins to report events of the id.
         link.id.channel.register(VERB, &link.id)?;
@@ -225,6 +238,16 @@ impl ConnectRequest {
 /// The error of a wait that ended without an event.
 pub(super) fn timed_out(verb: &'static str, what: &'static str) -> Error {
     Error::new(verb, Errno::TIMEDOUT).detail(what)
+}
+
+impl<P, D> Progress<P, D> {
+    /// What came, if anything did.
+    pub(super) fn into_option(self) -> Option<D> {
+        match self {
+            Progress::Done(done) => Some(done),
+            Progress::Pending(_) => None,
+        }
+    }
 }
 
 impl<P> Progress<P, super::Connection> {

@@ -14,10 +14,11 @@
 //! | → [`Connecting`] → [`Connection`] | [`ConnectRequest`] → [`Accepting`] → [`Connection`] |
 //!
 //! A step that the network takes part in has `wait(timeout)`. A timeout of zero looks once and returns,
-//! for programs with an event loop of their own. Any error destroys the id.
+//! for programs with an event loop of their own. Any error destroys the id. [`aio::cm`](crate::aio::cm) has
+//! futures.
 //!
-//! So far there are reliable connections (port space `RDMA_PS_TCP`) by IPv4 and IPv6 addresses. Datagrams,
-//! XRC, multicast groups, `AF_IB` addresses and futures are to follow.
+//! Connections are reliable ones (port space `RDMA_PS_TCP`) by IPv4 and IPv6 addresses. There is nothing yet
+//! for datagrams, XRC, multicast groups, `AF_IB` addresses, IB services and ECE.
 //!
 //! # When to use it
 //!
@@ -60,14 +61,18 @@ mod listen;
 mod param;
 mod qp;
 #[cfg(all(test, not(loom)))]
-mod scripted;
+pub(crate) mod scripted;
+mod step;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
 pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
 pub use connector::{Connector, Listener};
+pub(crate) use connector::{listen_on, no_address};
+pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};
 pub use id::{AddrResolved, BoundId, Id, Progress, ResolvingAddr, ResolvingRoute, RouteResolved};
 pub use listen::{ConnectRequest, ListeningId};
 pub use param::{ACCEPT_PRIVATE_DATA, ConnectParam, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA};
+pub(crate) use step::Step;

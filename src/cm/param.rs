@@ -98,7 +98,9 @@ impl ConnectParam {
     }
 
     /// The RNR NAK timer code, which tells a peer that found no receive how long to wait; see
-    /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). Unless set, the kernel chooses.
+    /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). Unless set, the kernel takes 0, which is
+    /// 655 milliseconds: set it, for example to 12, unless receives are posted before the connection is
+    /// established.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.min_rnr_timer = Some(code);
         self

@@ -18,6 +18,7 @@ use uverbs_uapi::object::UVERBS_OBJECT_CQ;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// An event loop that reports the file as readable when the test says so.
+#[derive(Default)]
 pub(crate) struct Watched(Arc<AtomicBool>);
 
 impl Readiness for Watched {

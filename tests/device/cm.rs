@@ -1,6 +1,8 @@
 //! Connections by address: the kernel's connection manager, with both sides in this process. The passive
 //! side is on the second device if there is one.
 
+#[cfg(feature = "tokio")]
+mod futures;
 mod ipv6;
 mod killed;
 mod peers;
@@ -25,7 +27,15 @@ use uverbs::{
 
 /// The tests of connections by address.
 pub(crate) fn all() -> Vec<Trial> {
-    [trials(), ipv6::trials(), killed::trials(), peers::trials()].into_iter().flatten().collect()
+    let parts = [
+        trials(),
+        #[cfg(feature = "tokio")]
+        futures::trials(),
+        ipv6::trials(),
+        killed::trials(),
+        peers::trials(),
+    ];
+    parts.into_iter().flatten().collect()
 }
 
 trials![

@@ -10,10 +10,7 @@ use nix::unistd::{Uid, setuid};
 use uverbs::Errno;
 use uverbs::cm::EventChannel;
 
-trials![
-    interface_without_rdma_device_is_named,
-    other_credentials_are_refused_on_an_open_channel,
-];
+trials![interface_without_rdma_device_is_named, other_credentials_are_refused_on_an_open_channel,];
 
 fn interface_without_rdma_device_is_named() -> Verdict {
     env::lab()?;

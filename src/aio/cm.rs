@@ -1,0 +1,395 @@
+//! Connections by address as futures, in any event loop.
+//!
+//! An [`EventChannel`] comes with a [`Driver`], a future that is spawned on an event loop which implements
+//! [`Readiness`](super::Readiness); with tokio, `EventChannel::spawn` does both. [`crate::cm`] has the steps
+//! and the parameters.
+//!
+//! ```no_run
+//! # #[cfg(feature = "tokio")]
+//! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+//! use uverbs::QpType;
+//! use uverbs::aio::{CompletionQueue, cm::EventChannel};
+//! use uverbs::cm::{ConnectParam, Connector};
+//!
+//! let (channel, _driver) = EventChannel::spawn()?;
+//! channel.use_context(context)?;
+//! let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
+//! let pd = context.alloc_pd()?;
+//!
+//! // A server:
+//! let mut listener = channel.listen("0.0.0.0:7471", 128)?;
+//! let request = listener.next_request().await?;
+//! let (qp, connection) = channel
+//!     .accept(request, &ConnectParam::new(), |_| {
+//!         cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))
+//!     })
+//!     .await?;
+//! connection.disconnected().await?;
+//!
+//! // A client:
+//! let connector = Connector::new("10.0.0.2:7471")?;
+//! let (qp, connection) = channel
+//!     .connect(&connector, |_route| {
+//!         cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))
+//!     })
+//!     .await?;
+//! # drop((qp, connection)); Ok(()) }
+//! ```
+//!
+//! - **Dropped futures** destroy their id in the kernel: a connect request is cancelled, an accepted one
+//!   rejected. No event of a listener or of a connection is lost.
+//! - **Deadlines**: put the future into the event loop's timeout.
+//! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds.
+//! - **Receives** are posted after the connection is established, so set
+//!   [`min_rnr_timer`](crate::cm::ConnectParam::min_rnr_timer) on both sides, or a message that finds none is
+//!   sent again only after 655 milliseconds.
+//! - **Workers**: a worker with a channel, a context and a thread domain of its own
+//!   [accepts](EventChannel::accept) requests that a listener of another channel received.
+
+use super::driver::Readiness;
+use crate::cm::{
+    self, ConnectError, ConnectParam, ConnectRequest, ConnectionEvent, Connector, Event,
+    ListeningId, RouteResolved, Step, listen_on, no_address,
+};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::memory::lock::Lock;
+use crate::qp::QpControl;
+use rustix::io::Errno;
+use std::fmt;
+use std::future::{Future, poll_fn};
+use std::net::{SocketAddr, ToSocketAddrs};
+use std::ops::Deref;
+use std::os::fd::{AsFd, BorrowedFd};
+use std::pin::Pin;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Weak};
+use std::task::{self, Poll, Waker, ready};
+
+/// How often in a row the file may be reported as readable without an event.
+const MAX_FALSE_ALARMS: u32 = 1000;
+
+/// What the handles of a channel and its driver share.
+struct Shared {
+    channel: cm::EventChannel,
+    /// Whether the driver has ended.
+    is_over: AtomicBool,
+    /// The driver's task, to be woken when the last handle is dropped.
+    driver: Lock<Option<Waker>>,
+}
+
+impl Shared {
+    /// The event that a step waits for.
+    fn poll_event<S: Step>(&self, step: &S, cx: &mut task::Context<'_>) -> Poll<Result<Event>> {
+        let event = step.id().poll_event(S::VERB, cx);
+        // The driver sets the flag before it wakes the tasks, and this task looks after it is listed.
+        if event.is_pending() && self.is_over.load(Ordering::SeqCst) {
+            let detail = "the driver of the event channel has ended";
+            return Poll::Ready(Err(Error::new(S::VERB, Errno::CANCELED).detail(detail)));
+        }
+        event
+    }
+
+    /// Waits for the event of a step, and takes the step.
+    async fn step<S: Step>(&self, step: S) -> std::result::Result<S::Next, S::Error> {
+        let event = poll_fn(|cx| self.poll_event(&step, cx)).await?;
+        step.advance(event)
+    }
+}
+
+/// Ends the driver when the last handle is dropped.
+struct Handle {
+    shared: Arc<Shared>,
+}
+
+impl Drop for Handle {
+    fn drop(&mut self) {
+        let driver = self.shared.driver.lock().and_then(|mut driver| driver.take());
+        driver.into_iter().for_each(Waker::wake);
+    }
+}
+
+/// An event channel whose ids are futures. Clones, listeners and connections are handles of the same channel.
+#[derive(Clone)]
+pub struct EventChannel {
+    handle: Arc<Handle>,
+}
+
+impl EventChannel {
+    /// Opens the connection manager. `readiness` gets the file of the channel, and registers it with the
+    /// event loop.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`cm::EventChannel::open`], and what `readiness` returns.
+    pub fn new<W: Readiness>(
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(EventChannel, Driver<W>)> {
+        EventChannel::on(cm::EventChannel::open()?, readiness)
+    }
+
+    fn on<W: Readiness>(
+        channel: cm::EventChannel,
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(EventChannel, Driver<W>)> {
+        let readiness = readiness(channel.as_fd())?;
+        let is_over = AtomicBool::new(false);
+        let shared = Arc::new(Shared { channel, is_over, driver: Lock::default() });
+        let handle = Arc::new(Handle { shared: shared.clone() });
+        let driver = Driver { shared, handle: Arc::downgrade(&handle), readiness, false_alarms: 0 };
+        Ok((EventChannel { handle }, driver))
+    }
+
+    fn shared(&self) -> &Shared {
+        &self.handle.shared
+    }
+
+    /// The channel itself, to [migrate](ConnectRequest::migrate) a request to. A thread that blocks on one of
+    /// its ids keeps no task waiting.
+    pub fn channel(&self) -> &cm::EventChannel {
+        &self.shared().channel
+    }
+
+    /// Makes this the context of ids on its device; see [`cm::EventChannel::use_context`].
+    ///
+    /// # Errors
+    ///
+    /// In a forked child.
+    pub fn use_context(&self, context: &Context) -> Result<()> {
+        self.shared().channel.use_context(context)
+    }
+
+    /// Listens on an address of this host, or on the first usable address of a host name. At most `backlog`
+    /// requests wait to be read; see [`BoundId::listen`](cm::BoundId::listen).
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::bind`](cm::Id::bind).
+    pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<Listener> {
+        let id = listen_on(&self.shared().channel, address, backlog)?;
+        Ok(Listener {
+            id,
+            channel: self.clone(),
+            #[cfg(feature = "stream")]
+            is_over: false,
+        })
+    }
+
+    /// Connects to the address of `connector`, or to its addresses in turn until one accepts. `create` makes
+    /// the queue pair as for [`Connector::connect`]. The connector's timeout limits how long the kernel
+    /// resolves the address and the route, and its channel is not used.
+    ///
+    /// # Errors
+    ///
+    /// As [`Connector::connect`]; `ECANCELED` if the driver has ended.
+    pub async fn connect<Q: Deref<Target = QpControl>>(
+        &self,
+        connector: &Connector,
+        mut create: impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
+        let mut last = None;
+        for address in connector.addresses() {
+            match self.connect_to(connector, *address, &mut create).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| no_address("connect").into()))
+    }
+
+    async fn connect_to<Q: Deref<Target = QpControl>>(
+        &self,
+        connector: &Connector,
+        address: SocketAddr,
+        create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
+        let (shared, timeout) = (self.shared(), connector.time_limit());
+        let resolving = connector.begin(&shared.channel, address, timeout)?;
+        let resolved = shared.step(resolving).await?;
+        let route = shared.step(resolved.resolve_route(timeout)?).await?;
+        let qp = create(&route)?;
+        let connecting = route.connect(&qp, connector.parameters())?;
+        let connection = shared.step(connecting).await?;
+        Ok((qp, Connection { connection, channel: self.clone() }))
+    }
+
+    /// Accepts a request and waits for the peer's confirmation. `create` makes the queue pair as for
+    /// [`ConnectRequest::connect`]. A request of another channel is first
+    /// [moved](ConnectRequest::migrate) to this one, and its queue pair is created on this channel's context.
+    ///
+    /// # Errors
+    ///
+    /// As [`ConnectRequest::connect`]; `ECANCELED` if the driver has ended.
+    pub async fn accept<Q: Deref<Target = QpControl>>(
+        &self,
+        request: ConnectRequest,
+        param: &ConnectParam,
+        create: impl FnOnce(&ConnectRequest) -> Result<Q>,
+    ) -> std::result::Result<(Q, Connection), ConnectError> {
+        let request = request.migrate(self.channel())?;
+        let qp = create(&request)?;
+        let accepting = request.accept(&qp, param)?;
+        let connection = self.shared().step(accepting).await?;
+        Ok((qp, Connection { connection, channel: self.clone() }))
+    }
+}
+
+impl fmt::Debug for EventChannel {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("EventChannel").field("channel", self.channel()).finish_non_exhaustive()
+    }
+}
+
+/// Reads the events of a channel, and wakes the futures that wait for them. It is a future itself, which ends
+/// when the last handle of the channel is dropped, or with an error.
+///
+/// When it ends or is dropped, all futures of the channel fail with `ECANCELED`.
+#[must_use = "nothing happens unless it is polled"]
+pub struct Driver<W> {
+    shared: Arc<Shared>,
+    handle: Weak<Handle>,
+    readiness: W,
+    /// How often in a row the file was reported as readable without an event.
+    false_alarms: u32,
+}
+
+impl<W: Readiness + Unpin> Future for Driver<W> {
+    type Output = Result<()>;
+
+    fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
+        let Driver { shared, handle, readiness, false_alarms } = &mut *self;
+        // The last handle that is dropped takes the waker, so handles are counted after it is stored.
+        let waker = cx.waker().clone();
+        drop(shared.driver.lock().and_then(|mut driver| driver.replace(waker)));
+        loop {
+            if handle.strong_count() == 0 {
+                return Poll::Ready(Ok(()));
+            }
+            // Whether or not the file was reported as readable: a thread that blocked on an id of this channel
+            // may have left events behind.
+            if shared.channel.dispatch_or_wake(cx)? > 0 {
+                *false_alarms = 0;
+            }
+            // Reading comes after the readiness is cleared, so that no event is missed.
+            ready!(readiness.poll_read(cx, &mut || Ok(())))?;
+            *false_alarms += 1;
+            if *false_alarms > MAX_FALSE_ALARMS {
+                let detail = "the event channel is reported as readable without an event";
+                return Poll::Ready(Err(Error::new("get_cm_event", Errno::IO).detail(detail)));
+            }
+        }
+    }
+}
+
+impl<W> Drop for Driver<W> {
+    fn drop(&mut self) {
+        self.shared.is_over.store(true, Ordering::SeqCst);
+        self.shared.channel.wake_all();
+    }
+}
+
+impl<W> fmt::Debug for Driver<W> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Driver").field("channel", &self.shared.channel).finish_non_exhaustive()
+    }
+}
+
+/// A listener, whose connect requests are a stream. Dropping it rejects the requests that nobody took.
+#[derive(Debug)]
+pub struct Listener {
+    id: ListeningId,
+    channel: EventChannel,
+    /// The last result was an error.
+    #[cfg(feature = "stream")]
+    is_over: bool,
+}
+
+impl Listener {
+    /// The address that the listener listens on.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn local_addr(&self) -> Result<SocketAddr> {
+        self.id.local_addr()
+    }
+
+    /// Waits for a connect request, and returns it for [`EventChannel::accept`]. No request is lost if the
+    /// future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`ListeningId::next_request`]; `ECANCELED` if the driver has ended.
+    pub async fn next_request(&mut self) -> Result<ConnectRequest> {
+        poll_fn(|cx| self.poll_next(cx)).await
+    }
+
+    /// Polls for the next connect request.
+    pub fn poll_next(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
+        let event = ready!(self.channel.shared().poll_event(&&self.id, cx));
+        let request = event.and_then(|event| (&self.id).advance(event));
+        #[cfg(feature = "stream")]
+        {
+            self.is_over = request.is_err();
+        }
+        Poll::Ready(request)
+    }
+
+    #[cfg(feature = "stream")]
+    pub(super) fn is_over(&self) -> bool {
+        self.is_over
+    }
+}
+
+/// An established connection; everything that does not wait is behind [`Deref`], as a
+/// [`cm::Connection`]. Dropping it closes the connection.
+#[derive(Debug)]
+pub struct Connection {
+    connection: cm::Connection,
+    channel: EventChannel,
+}
+
+impl Connection {
+    /// Waits for the next event. If several tasks wait, each event goes to one of them. No event is lost if the
+    /// future is dropped.
+    ///
+    /// # Errors
+    ///
+    /// As [`cm::Connection::next_event`]; `ECANCELED` if the driver has ended.
+    pub async fn next_event(&self) -> Result<ConnectionEvent> {
+        self.channel.shared().step(&self.connection).await
+    }
+
+    /// Waits until either side has closed the connection, or the device is being removed. Any number of tasks
+    /// may wait for that. Other events are discarded.
+    ///
+    /// # Errors
+    ///
+    /// As [`next_event`](Self::next_event).
+    pub async fn disconnected(&self) -> Result<()> {
+        while !self.is_closed() {
+            let event = poll_fn(|cx| {
+                match self.channel.shared().poll_event(&&self.connection, cx) {
+                    // Another task took the event.
+                    Poll::Pending if self.is_closed() => Poll::Ready(None),
+                    event => event.map(Some),
+                }
+            });
+            if let Some(event) = event.await {
+                (&self.connection).advance(event?)?;
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Deref for Connection {
+    type Target = cm::Connection;
+
+    fn deref(&self) -> &cm::Connection {
+        &self.connection
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests;

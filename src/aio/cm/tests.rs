@@ -1,0 +1,271 @@
+//! Connections as futures, on the scripted connection manager, in an event loop that the test drives.
+
+use super::*;
+use crate::cm::scripted::{CmScript, LOCAL, PEER};
+use crate::memory::fork::in_child;
+use crate::tests::Bench;
+use crate::tests::futures::{Watched, cx};
+use crate::{QpState, QpType, QueuePair};
+use std::pin::pin;
+use std::sync::atomic::AtomicUsize;
+use std::task::Wake;
+use std::time::Duration;
+use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
+use uverbs_uapi::rdma_user_cm::*;
+
+/// A channel whose driver the test polls, and a device.
+struct Stage {
+    script: CmScript,
+    bench: Bench,
+    channel: EventChannel,
+    driver: Driver<Watched>,
+}
+
+impl Stage {
+    fn new() -> Stage {
+        let (script, bench) = (CmScript::new(), Bench::new());
+        let (channel, driver) =
+            EventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
+        channel.use_context(&bench.context).unwrap();
+        Stage { script, bench, channel, driver }
+    }
+
+    fn qp(&self) -> Result<QueuePair> {
+        self.bench.pd.qp_builder(&self.bench.cq, &self.bench.cq, QpType::RC).build()
+    }
+
+    /// Reports the event that each command since the last call leads to for an id, and drives the channel.
+    fn play(script: &CmScript, driver: &mut Driver<Watched>, id: u32) {
+        for command in script.log() {
+            let event = match command {
+                RDMA_USER_CM_CMD_RESOLVE_ADDR => Type::RDMA_CM_EVENT_ADDR_RESOLVED,
+                RDMA_USER_CM_CMD_RESOLVE_ROUTE => Type::RDMA_CM_EVENT_ROUTE_RESOLVED,
+                RDMA_USER_CM_CMD_CONNECT => Type::RDMA_CM_EVENT_CONNECT_RESPONSE,
+                RDMA_USER_CM_CMD_ACCEPT => Type::RDMA_CM_EVENT_ESTABLISHED,
+                _ => continue,
+            };
+            script.tell(id, event, 0);
+        }
+        assert!(Pin::new(driver).poll(&mut cx()).is_pending());
+    }
+
+    /// Polls a connect to its end, at most `polls` times.
+    fn connect(&mut self, id: u32, polls: usize) -> Option<(QueuePair, Connection)> {
+        let (script, channel) = (self.script.clone(), self.channel.clone());
+        let connector = Connector::new(PEER).unwrap();
+        let qp = self.qp().unwrap();
+        let mut qp = Some(qp);
+        let mut future = pin!(channel.connect(&connector, |_| Ok(qp.take().unwrap())));
+        for _ in 0..polls {
+            if let Poll::Ready(connected) = future.as_mut().poll(&mut cx()) {
+                return Some(connected.unwrap());
+            }
+            Stage::play(&script, &mut self.driver, id);
+        }
+        None
+    }
+}
+
+/// Counts how often it is woken.
+#[derive(Debug, Default)]
+struct Count(AtomicUsize);
+
+impl Wake for Count {
+    fn wake(self: Arc<Self>) {
+        self.0.fetch_add(1, Ordering::Relaxed);
+    }
+}
+
+impl Count {
+    fn new() -> (Arc<Count>, Waker) {
+        let count = Arc::<Count>::default();
+        (count.clone(), Waker::from(count))
+    }
+
+    fn get(&self) -> usize {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+#[test]
+fn connects_accepts_and_sees_the_end() {
+    let mut stage = Stage::new();
+    let (qp, connection) = stage.connect(1, 10).unwrap();
+    assert_eq!(qp.state(), QpState::RTS);
+    let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+    assert!(pin!(listener.next_request()).poll(&mut cx()).is_pending());
+    let id = stage.script.request(2, rdma_ucm_conn_param::default());
+    stage.script.log();
+    Stage::play(&stage.script, &mut stage.driver, id);
+    let Poll::Ready(Ok(request)) = pin!(listener.next_request()).poll(&mut cx()) else {
+        panic!("the request is read");
+    };
+    let param = ConnectParam::new();
+    let accepted = {
+        let qp = stage.qp();
+        let mut future = pin!(stage.channel.accept(request, &param, |_| qp));
+        assert!(future.as_mut().poll(&mut cx()).is_pending());
+        Stage::play(&stage.script, &mut stage.driver, id);
+        match future.poll(&mut cx()) {
+            Poll::Ready(Ok((qp, connection))) => (qp, connection),
+            other => panic!("{other:?}"),
+        }
+    };
+    assert_eq!(accepted.0.state(), QpState::RTS);
+    // Both tasks learn of the end, though there is one event.
+    let (count, waker) = Count::new();
+    let (mut one, mut other) = (pin!(connection.disconnected()), pin!(connection.disconnected()));
+    assert!(one.as_mut().poll(&mut task::Context::from_waker(&waker)).is_pending());
+    assert!(other.as_mut().poll(&mut cx()).is_pending());
+    stage.script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
+    Stage::play(&stage.script, &mut stage.driver, 1);
+    assert_eq!(count.get(), 1);
+    assert!(matches!(other.poll(&mut cx()), Poll::Ready(Ok(()))));
+    assert!(matches!(one.poll(&mut cx()), Poll::Ready(Ok(()))));
+    assert!(connection.is_closed());
+}
+
+#[test]
+fn future_dropped_after_any_poll_leaves_no_id() {
+    for polls in 0.. {
+        let mut stage = Stage::new();
+        let connected = stage.connect(1, polls);
+        let is_over = connected.is_some();
+        assert_eq!(stage.script.live().len(), usize::from(is_over), "{polls} polls");
+        drop(connected);
+        assert!(stage.script.live().is_empty(), "{polls} polls");
+        if is_over {
+            assert!(polls > 3, "{polls} polls");
+            return;
+        }
+    }
+}
+
+#[test]
+fn dropped_accept_leaves_no_id() {
+    let mut stage = Stage::new();
+    let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+    let id = stage.script.request(1, rdma_ucm_conn_param::default());
+    Stage::play(&stage.script, &mut stage.driver, id);
+    let Poll::Ready(Ok(request)) = pin!(listener.next_request()).poll(&mut cx()) else {
+        panic!("the request is read");
+    };
+    let param = ConnectParam::new();
+    {
+        let mut future = pin!(stage.channel.accept(request, &param, |_| stage.qp()));
+        assert!(future.as_mut().poll(&mut cx()).is_pending());
+        assert_eq!(stage.script.live(), [1, id]);
+    }
+    assert_eq!(stage.script.live(), [1]);
+}
+
+#[test]
+fn futures_fail_when_the_driver_ends() {
+    let stage = Stage::new();
+    let Stage { channel, driver, bench, .. } = stage;
+    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let (count, waker) = Count::new();
+    let mut cx = task::Context::from_waker(&waker);
+    {
+        let mut request = pin!(listener.next_request());
+        assert!(request.as_mut().poll(&mut cx).is_pending());
+        drop(driver);
+        assert_eq!(count.get(), 1);
+        let Poll::Ready(Err(error)) = request.poll(&mut cx) else { panic!("it waits for ever") };
+        assert_eq!(error.errno(), Errno::CANCELED, "{error}");
+    }
+    let connector = Connector::new(PEER).unwrap();
+    let connected = pin!(channel.connect(&connector, |_| {
+        bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()
+    }))
+    .poll(&mut cx);
+    let Poll::Ready(Err(error)) = connected else { panic!("it waits for ever") };
+    assert_eq!(error.errno(), Errno::CANCELED, "{error}");
+}
+
+#[test]
+fn driver_ends_when_the_last_handle_is_dropped() {
+    let Stage { channel, mut driver, .. } = Stage::new();
+    let (count, waker) = Count::new();
+    let mut cx = task::Context::from_waker(&waker);
+    let listener = channel.listen(LOCAL, 4).unwrap();
+    drop(channel);
+    assert!(Pin::new(&mut driver).poll(&mut cx).is_pending());
+    drop(listener);
+    assert_eq!(count.get(), 1);
+    assert!(matches!(Pin::new(&mut driver).poll(&mut cx), Poll::Ready(Ok(()))));
+}
+
+/// A file that is readable without an event, as no kernel reports it.
+#[test]
+fn driver_ends_after_too_many_false_alarms() {
+    struct Always;
+    impl Readiness for Always {
+        fn poll_read(
+            &mut self,
+            _: &mut task::Context<'_>,
+            read: &mut dyn FnMut() -> Result<()>,
+        ) -> Poll<Result<()>> {
+            Poll::Ready(read())
+        }
+    }
+    let (_channel, mut driver) = EventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
+    let Poll::Ready(Err(error)) = Pin::new(&mut driver).poll(&mut cx()) else {
+        panic!("it goes on for ever");
+    };
+    assert_eq!(error.errno(), Errno::IO);
+}
+
+/// The thread reads the channel, so the driver cannot: the thread delivers the task's event, and wakes the
+/// driver when it stops.
+#[test]
+#[cfg_attr(miri, ignore = "it waits")]
+fn blocked_thread_and_tasks_share_a_channel() {
+    let Stage { script, channel, mut driver, .. } = Stage::new();
+    let blocking = channel.channel().create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+    let blocking = blocking.listen(4).unwrap();
+    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let ((task_count, task_waker), (driver_count, driver_waker)) = (Count::new(), Count::new());
+    let mut task_cx = task::Context::from_waker(&task_waker);
+    let wait_until = |holds: &dyn Fn() -> bool| {
+        let start = std::time::Instant::now();
+        while !holds() {
+            assert!(start.elapsed() < Duration::from_secs(10), "it never happens");
+            std::thread::yield_now();
+        }
+    };
+    assert!(pin!(listener.next_request()).poll(&mut task_cx).is_pending());
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| blocking.next_request(Some(Duration::from_secs(10))));
+        wait_until(&|| channel.channel().is_being_read());
+        let mut driver_cx = task::Context::from_waker(&driver_waker);
+        assert!(Pin::new(&mut driver).poll(&mut driver_cx).is_pending());
+        script.request(2, rdma_ucm_conn_param::default());
+        wait_until(&|| task_count.get() > 0);
+        assert!(pin!(listener.next_request()).poll(&mut task_cx).is_ready());
+        script.request(1, rdma_ucm_conn_param::default());
+        assert!(thread.join().unwrap().unwrap().is_some());
+        wait_until(&|| driver_count.get() > 0);
+    });
+    // Nobody else reads now.
+    script.request(2, rdma_ucm_conn_param::default());
+    assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+    assert!(pin!(listener.next_request()).poll(&mut task_cx).is_ready());
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it forks")]
+fn futures_of_a_child_are_refused() {
+    let Stage { channel, mut driver, .. } = Stage::new();
+    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    in_child(|| {
+        let Poll::Ready(Err(error)) = pin!(listener.next_request()).poll(&mut cx()) else {
+            panic!("it waits for ever");
+        };
+        assert!(error.is_forked(), "{error}");
+        let Poll::Ready(Err(error)) = Pin::new(&mut driver).poll(&mut cx()) else {
+            panic!("it goes on");
+        };
+        assert!(error.is_forked(), "{error}");
+    });
+}

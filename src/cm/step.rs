@@ -1,0 +1,31 @@
+//! Steps of the handshake that wait for an event, whether a thread blocks or a future is polled.
+
+use super::event::Event;
+use super::id::{IdInner, Progress};
+use crate::error::Error;
+use std::time::Duration;
+
+/// An id that waits for an event, which brings it to its next state.
+pub(crate) trait Step: Sized {
+    /// What the event brings: the id in its next state, or what it is about.
+    type Next;
+    type Error: From<Error>;
+    /// The call that errors name.
+    const VERB: &'static str;
+
+    fn id(&self) -> &IdInner;
+
+    /// Takes the event. An error destroys the id, if the step owns it.
+    fn advance(self, event: Event) -> std::result::Result<Self::Next, Self::Error>;
+}
+
+/// The result of a wait for a step.
+pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, <S as Step>::Error>;
+
+/// Waits for the event of a step, at most for `timeout`, without one for ever.
+pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
+    match step.id().wait(S::VERB, timeout)? {
+        None => Ok(Progress::Pending(step)),
+        Some(event) => step.advance(event).map(Progress::Done),
+    }
+}
