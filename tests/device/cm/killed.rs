@@ -7,7 +7,8 @@ use crate::verdict::{Stop, Verdict, trials};
 use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
-use std::io::{PipeReader, PipeWriter, Read, Write, pipe};
+use std::fs::File;
+use std::io::{Read, Write};
 use std::net::SocketAddr;
 use std::time::Duration;
 use uverbs::QpState;
@@ -25,7 +26,7 @@ trials![
 /// A process that goes through some steps, reports each by two bytes, and then waits to be killed.
 struct Doomed {
     pid: Pid,
-    reports: PipeReader,
+    reports: File,
 }
 
 /// Keeps the objects of a process until it is killed.
@@ -35,13 +36,14 @@ fn wait_to_be_killed<T>(_objects: &T) -> ! {
     }
 }
 
-fn report(to: &mut PipeWriter, number: u16) -> Verdict {
+fn report(to: &mut File, number: u16) -> Verdict {
     Ok(to.write_all(&number.to_le_bytes())?)
 }
 
 impl Doomed {
-    fn start(steps: impl FnOnce(&mut PipeWriter) -> Verdict) -> Verdict<Doomed> {
-        let (reports, mut to) = pipe()?;
+    fn start(steps: impl FnOnce(&mut File) -> Verdict) -> Verdict<Doomed> {
+        let (reports, to) = rustix::pipe::pipe()?;
+        let (reports, mut to) = (File::from(reports), File::from(to));
         let pid = spawn(move || steps(&mut to))?;
         Ok(Doomed { pid, reports })
     }
