@@ -1,7 +1,7 @@
 //! Connections by address as futures, in any event loop.
 //!
 //! An [`EventChannel`] comes with a [`Driver`], a future that is spawned on an event loop which implements
-//! [`Readiness`](super::Readiness); with tokio, `EventChannel::spawn` does both. [`crate::cm`] has the steps
+//! [`Readiness`]; with tokio, `EventChannel::spawn` does both. [`crate::cm`] has the steps
 //! and the parameters.
 //!
 //! ```no_run
