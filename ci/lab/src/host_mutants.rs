@@ -12,7 +12,9 @@ mod accepted;
 mod sample;
 
 use crate::cache::Cache;
+use crate::outcome::{Outcome, Report};
 use crate::progress;
+use crate::summary::Section;
 use crate::watch;
 use crate::workspace::{self, Workspace};
 use accepted::{Accepted, MARK};
@@ -37,6 +39,8 @@ const JUDGES: [&str; 5] = ["test", "--package", "uverbs", "--all-features", "--l
 
 /// How long any other command than the tests of a mutant may take.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
+/// How many mutants are made unless the command line says otherwise.
+const SAMPLE: usize = 200;
 /// The run fails if one of so many testable mutants lives.
 const ONE_IN: usize = 20;
 /// A mutant may allocate without end; in KiB of address space, of which rustc needs the most.
@@ -46,7 +50,7 @@ const MEMORY: u64 = 12 << 20;
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MutantsArguments {
     /// How many mutants to make
-    #[arg(long, value_name = "N", default_value_t = 200)]
+    #[arg(long, value_name = "N", default_value_t = SAMPLE)]
     sample: usize,
     /// The seed that chooses them, in hexadecimal digits [default: the hash of the commit]
     #[arg(long, value_name = "HEX")]
@@ -121,6 +125,22 @@ impl fmt::Display for Fate {
 /// Tests the mutants and prints those that lived. It returns success if fewer than one in twenty
 /// did.
 pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
+    let (_, success) = judge_sample(arguments)?;
+    Ok(if success { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Tests as many mutants as `cargo ci mutants` does without arguments, for the soak.
+pub(crate) fn section() -> Result<Section> {
+    let (note, success) =
+        judge_sample(&MutantsArguments { sample: SAMPLE, seed: None, paths: Vec::new() })?;
+    let outcome = if success { Outcome::Passed } else { Outcome::Failed(note.clone()) };
+    let report = Report { name: "host_mutants::few_live".into(), outcome };
+    Ok(Section { name: "host-mutants".into(), reports: vec![report], note })
+}
+
+/// Tests mutants and prints their fates. Returns a line that counts them, and whether few enough
+/// lived.
+fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     let workspace = Workspace::find()?;
     let scope = scope(workspace.root(), &arguments.paths)?;
     let seed = match &arguments.seed {
@@ -152,8 +172,8 @@ pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
     for entry in &stale {
         println!("STALE: nothing is changed like this any more: {entry}");
     }
-    let failed = verdict.failed() || !stale.is_empty();
-    Ok(if failed { ExitCode::FAILURE } else { ExitCode::SUCCESS })
+    let success = !verdict.failed() && stale.is_empty();
+    Ok((verdict.to_string(), success))
 }
 
 /// The fates of all mutants.

@@ -16,7 +16,7 @@ use crate::suite::Scope;
 use crate::summary::{Section, Summary};
 use crate::test::{self, LazySetup, SetupRequest};
 use crate::workspace::Workspace;
-use crate::{host, outcome};
+use crate::{host, host_mutants, outcome};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs;
@@ -61,6 +61,11 @@ const PARTS: &[Part] = &[
         name: "mutants",
         shows: "the emulated device sees each of the mistakes planted in the library (`mutants::`)",
         run: |_, logs| group("mutants", &[KernelName::Newest], logs),
+    },
+    Part {
+        name: "host-mutants",
+        shows: "of 200 lines of the data path that a machine changes, the host tests notice 19 in 20",
+        run: |_, _| Ok(vec![host_mutants::section()?]),
     },
     Part {
         name: "pyverbs",
