@@ -1,8 +1,8 @@
 //! The device suite: what the library promises, checked on whatever RDMA device is there.
 //!
-//! One binary. `UVERBS_TEST_DEVICE` names the device, otherwise it is the first that the library
-//! can open. Tests whose names begin with `root::` change links and namespaces; they run as root
-//! in the lab only. Without a device nothing runs, and one line says so.
+//! One binary. `UVERBS_TEST_DEVICE` names the device; it has no default, so that the suite never runs by
+//! accident on a machine that works with its devices. Tests whose names begin with `root::` change links
+//! and namespaces; they run as root in the lab only. Without a device nothing runs, and one line says so.
 
 #![deny(unsafe_code)]
 

@@ -191,7 +191,8 @@ impl Copy {
 
     fn quick(&self, changed: &str) -> Result<(bool, Duration, String)> {
         let start = Instant::now();
-        let output = Command::new(std::env::current_exe()?)
+        // Not by its path, where cargo may have built another lab meanwhile.
+        let output = Command::new("/proc/self/exe")
             .args(["quick", "--changed", changed])
             .current_dir(&self.root)
             .env_remove("CARGO_TARGET_DIR")
