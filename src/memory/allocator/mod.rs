@@ -26,7 +26,7 @@ use uverbs_uapi::device::rdma_driver_id;
 
 /// What a buffer is for: the kernel's driver id in the upper 32 bits, the driver's own code in the
 /// lower, as `ibv_alloc_parent_domain` passes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceType(pub u64);
 
 impl ResourceType {
@@ -60,6 +60,20 @@ impl ResourceType {
     /// The driver's code for the kind of buffer.
     pub fn code(self) -> u32 {
         self.0 as u32
+    }
+}
+
+/// The name of the constant, `MLX5_QP`, or the number.
+impl fmt::Debug for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            ResourceType::MLX5_QP => "MLX5_QP",
+            ResourceType::MLX5_RWQ => "MLX5_RWQ",
+            ResourceType::MLX5_DBR => "MLX5_DBR",
+            ResourceType::MLX5_SRQ => "MLX5_SRQ",
+            ResourceType::MLX5_CQ => "MLX5_CQ",
+            ResourceType(other) => return write!(f, "ResourceType({other:#x})"),
+        })
     }
 }
 
