@@ -5,6 +5,7 @@ use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
+use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
@@ -102,9 +103,10 @@ impl Space {
 // SAFETY: the ranges that are lent do not overlap, have the size and alignment asked for, and stay
 // until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
 unsafe impl QueueAllocator for Arena {
-    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
         let base = self.mapping.as_ptr();
         let space = self.space.lock();
+        let (size, align) = (layout.size(), layout.align());
         let Some(offset) = space.and_then(|mut space| space.take(base.addr(), size, align)) else {
             return Allocation::Failed;
         };
@@ -116,7 +118,7 @@ unsafe impl QueueAllocator for Arena {
         }
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: Layout, _: ResourceType) {
         let offset = memory.as_ptr().addr().wrapping_sub(self.mapping.as_ptr().addr());
         if let Some(mut space) = self.space.lock() {
             space.give_back(offset);
