@@ -29,6 +29,7 @@ trials![
     memory_of_a_node_carries_traffic,
     huge_pages_carry_traffic,
     an_arena_carries_traffic,
+    an_arena_of_huge_pages_carries_traffic,
     shared_memory_carries_traffic,
     dma_bufs_carry_traffic,
 ];
@@ -324,7 +325,7 @@ fn deep_queue_pair_asks_for_more_than_a_page() -> Verdict {
         let (_, size, align) = asked[0];
         assert_eq!(asked[0].0, ResourceType::MLX5_QP);
         assert_eq!(align, (size.next_power_of_two().max(PAGE) / 64).max(64), "{depth}: {size}");
-        assert_eq!(align > PAGE, depth == 8192, "{size} at {align}");
+        assert_eq!(align > PAGE, depth > 64, "{size} at {align}");
         drop(qp);
         watched.settle();
     }
@@ -486,6 +487,24 @@ fn an_arena_carries_traffic() -> Verdict {
     assert_eq!((error.errno(), arena.used()), (Errno::NOMEM, used));
     drop(pair);
     assert_eq!(arena.used(), 0);
+    Ok(())
+}
+
+fn an_arena_of_huge_pages_carries_traffic() -> Verdict {
+    let before = env::free_huge_pages()?;
+    require(before >= 1, Capability::HugePages, "none is set aside")?;
+    // All queues and doorbell records of both sides are in one page.
+    let arena = Arc::new(Arena::huge_pages(1)?);
+    assert_eq!(arena.len(), 2 << 20);
+    let pair = carries(&arena)?;
+    assert_eq!((arena.buffers(), env::free_huge_pages()?), (2 * 6, before - 1));
+    drop(pair);
+    assert_eq!(arena.used(), 0);
+    drop(arena);
+    assert_eq!(env::free_huge_pages()?, before);
+    let error = Arena::huge_pages(1 << 40).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert!(error.message().contains("nr_hugepages"), "{error}");
     Ok(())
 }
 
