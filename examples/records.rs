@@ -36,7 +36,7 @@ fn run() -> Outcome<()> {
     let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
-    let mut sensor = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+    let mut sensor = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(2).build()?;
     let collector = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let gid = context.default_gid(1)?.index;
     let (here, there) = (sensor.endpoint(1, gid)?, collector.endpoint(1, gid)?);
