@@ -16,7 +16,8 @@ use std::sync::Arc;
 /// the latter was made of, and inherits neither thread domain nor allocator. Objects made from it, shared
 /// receive queues included, keep it alive.
 ///
-/// On rxe the kernel allocates queue memory: an allocator is accepted there and never called.
+/// On rxe the kernel allocates queue memory: an allocator is accepted there and never called
+/// ([`asks_allocator`](Self::asks_allocator)).
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -40,12 +41,20 @@ impl<P: Sharing> ProtectionDomain<P> {
             pd: self.inner.clone(),
             td: None,
             allocator: None,
+            pd_context: 0,
             sharing: PhantomData,
         }
     }
 }
 
 impl<S: Sharing> ParentDomain<S> {
+    /// Whether queues that are created in the domain take their memory from an allocator: `false`
+    /// without one, and on rxe, where queue memory is the kernel's and no allocator is ever asked.
+    pub fn asks_allocator(&self) -> bool {
+        let inner = &self.0.inner;
+        inner.allocator.is_some() && inner.file().provider.asks_allocators()
+    }
+
     /// Deallocates the parent domain; its protection domain stays.
     ///
     /// # Errors
@@ -74,6 +83,7 @@ pub struct ParentDomainBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,
     td: Option<Arc<TdInner>>,
     allocator: Option<Arc<dyn QueueAllocator>>,
+    pd_context: u64,
     sharing: PhantomData<fn() -> S>,
 }
 
@@ -85,14 +95,28 @@ impl<S: Sharing> ParentDomainBuilder<S> {
             pd: self.pd,
             td: Some(td.inner.clone()),
             allocator: self.allocator,
+            pd_context: self.pd_context,
             sharing: PhantomData,
         }
     }
 
-    /// Lets `allocator` provide the memory of queues that are created in the domain.
+    /// Lets `allocator` provide the memory of queues that are created in the domain, and of their
+    /// doorbell records. Several domains share one allocator by giving each a clone of its `Arc`.
+    ///
+    /// On rxe it is accepted and never asked: [`ParentDomain::asks_allocator`] tells.
     #[must_use]
     pub fn allocator(mut self, allocator: impl QueueAllocator) -> Self {
         self.allocator = Some(Arc::new(allocator));
+        self
+    }
+
+    /// What the allocator is told with each buffer of this domain, to tell domains apart that share it:
+    /// an index into a table of the program's, for one. 0 by default.
+    ///
+    /// In C it is a pointer that belongs to the allocator; here the allocator is a value of its own.
+    #[must_use]
+    pub fn pd_context(mut self, pd_context: u64) -> Self {
+        self.pd_context = pd_context;
         self
     }
 
@@ -111,7 +135,8 @@ impl<S: Sharing> ParentDomainBuilder<S> {
         let kernel = self.pd.kernel.clone();
         let allocator = self
             .allocator
-            .map(|allocator| Arc::new(DomainAllocator::new(kernel.clone(), allocator)));
+            .map(|allocator| DomainAllocator::new(kernel.clone(), allocator, self.pd_context));
+        let allocator = allocator.map(Arc::new);
         let inner = PdInner { kernel, td: self.td, allocator };
         Ok(ParentDomain(ProtectionDomain::of(Arc::new(inner))))
     }

@@ -31,6 +31,8 @@ pub(crate) struct TdInner {
 /// }
 /// ```
 ///
+/// `examples/per_thread.rs` is a whole program of several such workers.
+///
 /// On mlx5 the register is a BlueFlame register, into which small WQEs are copied whole. The context gives
 /// it to the next domain when this one is gone. Where the machine cannot combine writes there are no
 /// BlueFlame registers, and all domains of a context ring a UAR page that needs no lock.

@@ -415,6 +415,7 @@ mod tests {
     use super::*;
     use crate::uverbs::scripted::Script;
     use rustix::pipe::{PipeFlags, pipe_with};
+    use tokio::time::sleep;
 
     fn block_on<F: Future>(future: F) -> F::Output {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -440,6 +441,32 @@ mod tests {
             let end = within(Duration::from_secs(10), &mut reported).await;
             let Ok(Err(error)) = end else { panic!("the error was not reported") };
             assert_eq!(error.errno(), Errno::IO);
+        });
+    }
+
+    /// A stream may bring what the peer says in pieces.
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn all_bytes_of_a_message_are_received() {
+        block_on(async {
+            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+            let address = listener.local_addr().unwrap();
+            let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
+            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
+            let timeout = Duration::from_secs(10);
+            let deadline = Instant::now() + timeout;
+            let mut one = Peer { stream: &ours, timeout, deadline };
+            let mut other = Peer { stream: &theirs, timeout, deadline };
+            let mut room = [0; 6];
+            let say = async {
+                one.send("half", b"abc").await?;
+                sleep(Duration::from_millis(10)).await;
+                one.send("the rest", b"def").await
+            };
+            let (said, heard) = tokio::join!(say, other.receive("all", &mut room));
+            said.unwrap();
+            heard.unwrap();
+            assert_eq!(&room, b"abcdef");
         });
     }
 

@@ -106,6 +106,9 @@ impl<M> fmt::Debug for MrInner<M> {
 /// [unowned](crate::ProtectionDomain::register_unowned): its region has keys, address and SGEs, and no
 /// access. [`erase`](Self::erase) gives regions of different memory one type.
 ///
+/// `T` may be a type of the program's own that zerocopy can make of any bytes; `examples/records.rs`
+/// lets a peer write an element of such a region.
+///
 /// Dropping the region deregisters it and then frees the memory; while a
 /// [memory window](crate::MemoryWindow#what-a-window-holds) holds the region, both happen after the window
 /// is gone. If the kernel refuses to deregister it, the memory is never freed (see [`Context::leaked`]). All methods may be called from any thread.

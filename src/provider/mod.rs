@@ -138,6 +138,14 @@ impl Provider {
         }
     }
 
+    /// Whether queue memory is the program's, and an allocator is asked for it. rxe's is the kernel's.
+    pub(crate) fn asks_allocators(&self) -> bool {
+        match self {
+            Provider::Rxe(_) => false,
+            Provider::Mlx5(_) => true,
+        }
+    }
+
     /// The most bytes of inline data that a queue pair can be asked for, on a device whose requests have at
     /// most `max_sge` SGEs; `None` if this library checks them before it asks.
     pub(crate) fn max_inline_data(&self, max_sge: u32) -> Option<u32> {

@@ -6,6 +6,7 @@ use crate::{
     ParentDomain, ProtectionDomain, QpType, QueueAllocator, QueuePair, ResourceType, Result,
     SharedReceiveQueue,
 };
+use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -67,7 +68,7 @@ fn opening_fails_at_every_step_without_a_trace() {
 struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
-    boxes: Mutex<Vec<(usize, std::alloc::Layout)>>,
+    boxes: Mutex<Vec<(usize, Layout)>>,
     /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
 }
@@ -82,24 +83,30 @@ impl Counted {
 // freed; no device uses it.
 #[allow(unsafe_code)]
 unsafe impl QueueAllocator for Counted {
-    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
-        let layout = std::alloc::Layout::from_size_align(size, align).unwrap();
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
         // SAFETY: no buffer has 0 bytes.
         let Some(memory) = NonNull::new(unsafe { std::alloc::alloc(layout) }) else {
             return Allocation::Failed;
         };
         // SAFETY: just allocated.
-        unsafe { memory.as_ptr().write_bytes(0xa5, size) };
+        unsafe { memory.as_ptr().write_bytes(0xa5, layout.size()) };
         self.boxes.lock().unwrap().push((memory.as_ptr() as usize, layout));
         self.lent.fetch_add(1, Ordering::Relaxed);
         Allocation::Memory(memory)
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
+    unsafe fn free(
+        &self,
+        _: &DomainView<'_>,
+        memory: NonNull<u8>,
+        layout: Layout,
+        resource: ResourceType,
+    ) {
         self.back.lock().unwrap().push(resource);
         let mut boxes = self.boxes.lock().unwrap();
         let at = boxes.iter().position(|(address, _)| *address == memory.as_ptr() as usize);
-        let (_, layout) = boxes.remove(at.expect("memory that was lent"));
+        let lent = boxes.remove(at.expect("memory that was lent"));
+        assert_eq!(lent.1, layout, "memory comes back with its layout");
         // SAFETY: allocated above with this layout.
         unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
         self.freed.fetch_add(1, Ordering::Relaxed);
@@ -286,11 +293,12 @@ fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
 fn a_child_gets_nothing_from_its_parents_allocators() {
     use crate::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
     let bench = Bench::new();
-    let view = DomainView { domain: &*bench.pd.inner.kernel };
+    let view = DomainView { domain: &*bench.pd.inner.kernel, pd_context: 0 };
     let (arena, pages, shared) = (Arena::new(1 << 20).unwrap(), Pages::new(), SharedMemory::new());
     let (huge, numa) = (HugePages::new(), NumaNode::new(0));
     let allocators: [&dyn QueueAllocator; 3] = [&arena, &pages, &shared];
-    let ask = |of: &dyn QueueAllocator| of.alloc(&view, 64, 64, ResourceType::MLX5_CQ);
+    let layout = Layout::from_size_align(64, 64).unwrap();
+    let ask = |of: &dyn QueueAllocator| of.alloc(&view, layout, ResourceType::MLX5_CQ);
     let lent = allocators.map(ask);
     assert!(lent.iter().all(|answer| matches!(answer, Allocation::Memory(_))), "{lent:?}");
     let counts =
@@ -305,7 +313,7 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
     for (of, answer) in allocators.iter().zip(lent) {
         let Allocation::Memory(memory) = answer else { continue };
         // SAFETY: the allocator just returned it.
-        unsafe { of.free(&view, memory, ResourceType::MLX5_CQ) };
+        unsafe { of.free(&view, memory, layout, ResourceType::MLX5_CQ) };
     }
     assert_eq!(counts(), [0; 5]);
 }
@@ -513,12 +521,12 @@ fn a_panic_in_an_allocator_leaves_nothing() {
     // SAFETY: it never returns memory.
     #[allow(unsafe_code)]
     unsafe impl QueueAllocator for Panics {
-        fn alloc(&self, _: &DomainView<'_>, _: usize, _: usize, kind: ResourceType) -> Allocation {
+        fn alloc(&self, _: &DomainView<'_>, _: Layout, kind: ResourceType) -> Allocation {
             assert_eq!(kind, ResourceType::MLX5_CQ, "as the test wants it");
             Allocation::UseDefault
         }
 
-        unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: ResourceType) {}
+        unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: Layout, _: ResourceType) {}
     }
     let bench = Bench::new();
     let domain = bench.pd.parent_domain_builder().allocator(Panics).build().unwrap();
@@ -538,19 +546,19 @@ struct Parts {
 // SAFETY: as for the memory itself.
 #[allow(unsafe_code)]
 unsafe impl QueueAllocator for Parts {
-    fn alloc(
-        &self,
-        view: &DomainView<'_>,
-        size: usize,
-        align: usize,
-        kind: ResourceType,
-    ) -> Allocation {
-        self.memory.alloc(view, size, align, kind)
+    fn alloc(&self, view: &DomainView<'_>, layout: Layout, kind: ResourceType) -> Allocation {
+        self.memory.alloc(view, layout, kind)
     }
 
-    unsafe fn free(&self, view: &DomainView<'_>, memory: NonNull<u8>, kind: ResourceType) {
+    unsafe fn free(
+        &self,
+        view: &DomainView<'_>,
+        memory: NonNull<u8>,
+        layout: Layout,
+        kind: ResourceType,
+    ) {
         // SAFETY: it came from there.
-        unsafe { self.memory.free(view, memory, kind) }
+        unsafe { self.memory.free(view, memory, layout, kind) }
     }
 
     unsafe fn dmabuf(&self, _: NonNull<u8>) -> Option<DmaBufPart> {

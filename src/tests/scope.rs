@@ -75,6 +75,23 @@ fn waiting_for_a_request_gives_its_memory_back() {
 }
 
 #[test]
+fn waiting_for_a_while_sees_a_request_that_ends_meanwhile() {
+    let mut owned = Owned::new();
+    let text = owned.pool.copy(b"to send").unwrap();
+    let device = device(&owned, false);
+    let mut result = None;
+    owned
+        .qp
+        .scope(&mut owned.cq, |scope| {
+            let sent = scope.post(SendWr::send(&[]), &text).unwrap();
+            result = Some(scope.wait_for(sent, Duration::from_secs(60)).unwrap().is_ok());
+        })
+        .unwrap();
+    device.join().unwrap();
+    assert_eq!(result, Some(true), "the request ended long before");
+}
+
+#[test]
 fn a_scope_returns_when_its_requests_are_over() {
     let mut owned = Owned::new();
     let mut inbox = owned.pool.take().unwrap();

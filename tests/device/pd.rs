@@ -2,6 +2,7 @@
 
 use crate::env;
 use crate::verdict::{Verdict, trials};
+use std::alloc::Layout;
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -95,12 +96,12 @@ struct Counting(Arc<AtomicUsize>);
 #[allow(unsafe_code, reason = "it never answers memory, so there is nothing to keep valid")]
 // SAFETY: `alloc` never answers memory.
 unsafe impl QueueAllocator for Counting {
-    fn alloc(&self, _: &DomainView<'_>, _: usize, _: usize, _: ResourceType) -> Allocation {
+    fn alloc(&self, _: &DomainView<'_>, _: Layout, _: ResourceType) -> Allocation {
         self.0.fetch_add(1, Ordering::Relaxed);
         Allocation::UseDefault
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: Layout, _: ResourceType) {
         unreachable!("no memory was ever answered");
     }
 }
@@ -115,6 +116,8 @@ fn allocator_is_not_asked_on_rxe() -> Verdict {
     let srq = domain.srq_builder(8).build()?;
     let rxe = context.device().driver() == Some(uverbs::device::DriverId::RXE);
     assert_eq!(asked.load(Ordering::Relaxed) == 0, rxe, "asked {asked:?} times");
+    assert_eq!(domain.asks_allocator(), !rxe);
+    assert!(!pd.parent_domain_builder().build()?.asks_allocator(), "it has none");
     drop((qp, srq));
     Ok(())
 }

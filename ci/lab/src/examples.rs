@@ -20,7 +20,9 @@ const EXAMPLES: &[&str] = &[
     "fan_in",
     "file_transfer",
     "key_value",
+    "per_thread",
     "pingpong",
+    "records",
     "remote_memory",
     "requests",
 ];
@@ -52,6 +54,11 @@ fn cases(device: DeviceName) -> Vec<Case> {
         DeviceName::Rxe => ["rxe0", "rxe1"],
         DeviceName::Mlx5 => ["mlx5_0", "mlx5_1"],
     };
+    let arena = match device {
+        DeviceName::Rxe => "the arena was not asked",
+        // Two queue pairs, a completion queue and their doorbell records for each thread.
+        DeviceName::Mlx5 => "^18 buffers take",
+    };
     // Not a whole number of pieces.
     let size = "3000001";
     let original = format!("(head -c {size} /dev/urandom >/tmp/original)");
@@ -64,6 +71,10 @@ fn cases(device: DeviceName) -> Vec<Case> {
             .then("grep -q \"no unsafe, no copies\" printed"),
         alone("key_value", "key_value 800", DONE, "^800 values read"),
         alone("remote_memory", "remote_memory", DONE, r"^afterwards there is \[111, 101,"),
+        alone("records", "records", DONE, "^sensor 3: mean 21.5 of 128 values"),
+        alone("per_thread", "per_thread 3 2000", DONE, "^3 threads wrote 2000 times each")
+            .then(&format!("grep -q \"{arena}\" printed")),
+        alone("per_thread::many", "per_thread 16 100", DONE, "^16 threads wrote 100 times each"),
         alone("fan_in", "fan_in", DONE, "^1280 messages of 64 clients"),
         alone("fan_in::few", "fan_in 3 5", DONE, "^15 messages of 3 clients"),
         Case::new("file_transfer::original", original),

@@ -1,19 +1,24 @@
 //! Queue memory out of one mapping that is made at the beginning.
 
-use super::lent::anonymous;
+use super::lent::{anonymous, huge};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
+use rustix::io::Errno;
+use rustix::param::page_size;
+use std::alloc::Layout;
 use std::collections::BTreeMap;
 use std::ptr::NonNull;
 
 /// Cuts buffers out of one mapping, and fails with `ENOMEM` when that is used up: for programs that must not
 /// ask the system for memory once they run, or that limit the memory of queues.
 ///
-/// In a forked child the mapping is zero (`MADV_WIPEONFORK`) and the arena has no free memory: the child makes
-/// an arena of its own. A buffer that is freed joins with free neighbours; a new one takes the first free
-/// range that is large enough.
+/// In a forked child the mapping is zero (`MADV_WIPEONFORK`), or, of huge pages, not there (`MADV_DONTFORK`),
+/// and the arena has no free memory: the child makes an arena of its own. A buffer that is freed joins with
+/// free neighbours; a new one takes the first free range that is large enough.
+///
+/// `examples/per_thread.rs` gives the queues of several threads memory of one arena of huge pages.
 #[derive(Debug)]
 pub struct Arena {
     mapping: Mapping,
@@ -34,12 +39,38 @@ impl Arena {
     ///
     /// `EINVAL` for 0 bytes, `ENOMEM`.
     pub fn new(bytes: usize) -> Result<Self> {
+        Arena::of_pages(bytes, page_size(), anonymous)
+    }
+
+    /// An arena of at least `bytes`, in huge pages of 2 MiB: all doorbell records and most queues of a
+    /// program fit into one, so that the device and the processor translate one address in place of many.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for 0 bytes; `ENOMEM` if too few huge pages are free, which `/proc/sys/vm/nr_hugepages`
+    /// sets aside.
+    pub fn huge_pages(bytes: usize) -> Result<Self> {
+        const PAGE_BITS: u8 = 21;
+        let map = |length| huge(length, PAGE_BITS);
+        Arena::of_pages(bytes, 1 << PAGE_BITS, map).map_err(|error| match error.errno() {
+            Errno::NOMEM => error.detail(format!(
+                "{bytes} bytes in huge pages of 2 MiB; /proc/sys/vm/nr_hugepages sets them aside"
+            )),
+            _ => error,
+        })
+    }
+
+    fn of_pages(
+        bytes: usize,
+        page: usize,
+        map: impl FnOnce(usize) -> std::result::Result<Mapping, Errno>,
+    ) -> Result<Self> {
         const VERB: &str = "make_arena";
         if bytes == 0 {
             return Err(Error::invalid(VERB, "an arena of 0 bytes"));
         }
-        let length = bytes.checked_next_multiple_of(rustix::param::page_size());
-        let mapping = length.ok_or(rustix::io::Errno::NOMEM).and_then(anonymous);
+        let length = bytes.checked_next_multiple_of(page);
+        let mapping = length.ok_or(Errno::NOMEM).and_then(map);
         let mapping = mapping.map_err(|errno| Error::new(VERB, errno))?;
         let free = BTreeMap::from([(0, mapping.len())]);
         let space = Space { free, lent: BTreeMap::new() };
@@ -102,9 +133,10 @@ impl Space {
 // SAFETY: the ranges that are lent do not overlap, have the size and alignment asked for, and stay
 // until they are given back; the arena stays as long as the allocator, and is not copied by a fork.
 unsafe impl QueueAllocator for Arena {
-    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
         let base = self.mapping.as_ptr();
         let space = self.space.lock();
+        let (size, align) = (layout.size(), layout.align());
         let Some(offset) = space.and_then(|mut space| space.take(base.addr(), size, align)) else {
             return Allocation::Failed;
         };
@@ -116,7 +148,7 @@ unsafe impl QueueAllocator for Arena {
         }
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: Layout, _: ResourceType) {
         let offset = memory.as_ptr().addr().wrapping_sub(self.mapping.as_ptr().addr());
         if let Some(mut space) = self.space.lock() {
             space.give_back(offset);

@@ -4,6 +4,7 @@ use super::lent::{LentMappings, huge, room};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use rustix::io::Errno;
+use std::alloc::Layout;
 use std::ptr::NonNull;
 
 /// Gives each buffer huge pages, of which the device has to know few where it has to know many
@@ -69,26 +70,20 @@ impl Default for HugePages {
 // SAFETY: each mapping is lent once, has the size and alignment asked for, stays until it is given
 // back, and is not copied by a fork.
 unsafe impl QueueAllocator for HugePages {
-    fn alloc(
-        &self,
-        _: &DomainView<'_>,
-        size: usize,
-        align: usize,
-        resource: ResourceType,
-    ) -> Allocation {
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
         if resource == ResourceType::MLX5_DBR {
             return Allocation::UseDefault;
         }
         let page = 1usize.checked_shl(self.page_bits.into());
-        let length = page.and_then(|page| room(size, align, page));
+        let length = page.and_then(|page| room(layout.size(), layout.align(), page));
         let mapping = length.ok_or(Errno::NOMEM).and_then(|length| huge(length, self.page_bits));
-        match self.lent.lend(mapping, align) {
+        match self.lent.lend(mapping, layout.align()) {
             Allocation::Failed if self.or_default => Allocation::UseDefault,
             allocation => allocation,
         }
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: Layout, _: ResourceType) {
         self.lent.take_back(memory);
     }
 }

@@ -17,6 +17,7 @@ use super::queue_memory::QueueMemory;
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use rustix::param::page_size;
+use std::alloc::Layout;
 use std::fmt;
 use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
@@ -26,7 +27,7 @@ use uverbs_uapi::device::rdma_driver_id;
 
 /// What a buffer is for: the kernel's driver id in the upper 32 bits, the driver's own code in the
 /// lower, as `ibv_alloc_parent_domain` passes it.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceType(pub u64);
 
 impl ResourceType {
@@ -63,6 +64,20 @@ impl ResourceType {
     }
 }
 
+/// The name of the constant, `MLX5_QP`, or the number.
+impl fmt::Debug for ResourceType {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match *self {
+            ResourceType::MLX5_QP => "MLX5_QP",
+            ResourceType::MLX5_RWQ => "MLX5_RWQ",
+            ResourceType::MLX5_DBR => "MLX5_DBR",
+            ResourceType::MLX5_SRQ => "MLX5_SRQ",
+            ResourceType::MLX5_CQ => "MLX5_CQ",
+            ResourceType(other) => return write!(f, "ResourceType({other:#x})"),
+        })
+    }
+}
+
 impl fmt::Display for ResourceType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match *self {
@@ -79,12 +94,20 @@ impl fmt::Display for ResourceType {
 /// The parent domain on whose behalf an allocator is asked: a view that cannot be kept.
 pub struct DomainView<'a> {
     pub(crate) domain: &'a dyn AllocatorDomain,
+    pub(crate) pd_context: u64,
 }
 
 impl DomainView<'_> {
-    /// The kernel's number of the protection domain underneath.
+    /// The kernel's number of the protection domain underneath, which parent domains may have in common.
     pub fn handle(&self) -> u32 {
         self.domain.handle()
+    }
+
+    /// What the program gave the parent domain by
+    /// [`pd_context`](crate::ParentDomainBuilder::pd_context): which of the domains that share this
+    /// allocator asks. 0 unless it was given.
+    pub fn pd_context(&self) -> u64 {
+        self.pd_context
     }
 
     /// Name of the device, `mlx5_0` for one.
@@ -95,7 +118,10 @@ impl DomainView<'_> {
 
 impl fmt::Debug for DomainView<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("DomainView").field("handle", &self.handle()).finish()
+        f.debug_struct("DomainView")
+            .field("handle", &self.handle())
+            .field("pd_context", &self.pd_context)
+            .finish()
     }
 }
 
@@ -127,6 +153,22 @@ pub struct DmaBufPart {
 /// Any thread that creates or destroys an object calls it, and holds no lock of this library
 /// meanwhile. A panic in `alloc` unwinds the creation; one in `free` is caught and counted.
 ///
+/// # Sizes and alignments
+///
+/// On mlx5 these are asked for; the size is in each case what the device's queue needs:
+///
+/// | buffer | alignment |
+/// |---|---|
+/// | [`MLX5_CQ`](ResourceType::MLX5_CQ), [`MLX5_SRQ`](ResourceType::MLX5_SRQ) | a page |
+/// | [`MLX5_QP`](ResourceType::MLX5_QP) | the size as a power of two, divided by 64, but at least 64 bytes and a receive WQE: 64 bytes for a queue pair of a page, 32 KiB for one of 2 MiB (32,768 WQEBBs), 64 KiB for one of 4 MiB |
+/// | [`MLX5_QP`](ResourceType::MLX5_QP) of a raw packet queue pair, whose queues are apart | a page |
+/// | [`MLX5_DBR`](ResourceType::MLX5_DBR), 8 bytes | 8 bytes |
+///
+/// An address at a smaller multiple is refused with `EINVAL`, and the memory comes back at once.
+/// Alignments above a page need memory that was mapped with that in mind: an [`Arena`](crate::allocator::Arena),
+/// huge pages, or a mapping that is larger by the alignment. rxe asks for nothing
+/// ([`ParentDomain::asks_allocator`](crate::ParentDomain::asks_allocator)).
+///
 /// # Safety
 ///
 /// Memory returned by [`alloc`](Self::alloc) must be readable and writable, of at least the size
@@ -138,22 +180,23 @@ pub struct DmaBufPart {
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {
-    /// Memory of `size` bytes at a multiple of `align`, zeroed.
-    fn alloc(
-        &self,
-        domain: &DomainView<'_>,
-        size: usize,
-        align: usize,
-        resource: ResourceType,
-    ) -> Allocation;
+    /// Memory of the layout's size and alignment; the library zeroes it.
+    fn alloc(&self, domain: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation;
 
-    /// Takes back what `alloc` returned as [`Allocation::Memory`]: once for each, after the kernel
-    /// confirmed that the object is gone, and never for a default buffer.
+    /// Takes back what `alloc` returned as [`Allocation::Memory`], with the layout and the resource
+    /// that were asked for: once for each, after the kernel confirmed that the object is gone, and
+    /// never for a default buffer.
     ///
     /// # Safety
     ///
-    /// `memory` was returned by `alloc` of this allocator and has not been freed.
-    unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType);
+    /// `memory` was returned by `alloc` of this allocator for this layout, and has not been freed.
+    unsafe fn free(
+        &self,
+        domain: &DomainView<'_>,
+        memory: NonNull<u8>,
+        layout: Layout,
+        resource: ResourceType,
+    );
 
     /// The dma-buf that backs `memory`, which `alloc` just returned; `None` unless this is implemented. The
     /// library passes the dma-buf to the kernel in place of the address. The kernel then need not pin the
@@ -180,19 +223,19 @@ pub unsafe trait QueueAllocator:
 
 // SAFETY: every call goes to the inner allocator, whose promises are the same.
 unsafe impl<A: QueueAllocator> QueueAllocator for Arc<A> {
-    fn alloc(
-        &self,
-        domain: &DomainView<'_>,
-        size: usize,
-        align: usize,
-        resource: ResourceType,
-    ) -> Allocation {
-        A::alloc(self, domain, size, align, resource)
+    fn alloc(&self, domain: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
+        A::alloc(self, domain, layout, resource)
     }
 
-    unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
-        // SAFETY: the memory comes from the inner allocator, and has not been freed.
-        unsafe { A::free(self, domain, memory, resource) }
+    unsafe fn free(
+        &self,
+        domain: &DomainView<'_>,
+        memory: NonNull<u8>,
+        layout: Layout,
+        resource: ResourceType,
+    ) {
+        // SAFETY: the memory comes from the inner allocator for this layout, and has not been freed.
+        unsafe { A::free(self, domain, memory, layout, resource) }
     }
 
     unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
@@ -219,26 +262,28 @@ pub(crate) trait AllocatorDomain:
 pub(crate) struct DomainAllocator {
     domain: Arc<dyn AllocatorDomain>,
     allocator: Arc<dyn QueueAllocator>,
+    pd_context: u64,
 }
 
 impl DomainAllocator {
     pub(crate) fn new(
         domain: Arc<dyn AllocatorDomain>,
         allocator: Arc<dyn QueueAllocator>,
+        pd_context: u64,
     ) -> Self {
-        DomainAllocator { domain, allocator }
+        DomainAllocator { domain, allocator, pd_context }
     }
 
     fn view(&self) -> DomainView<'_> {
-        DomainView { domain: &*self.domain }
+        DomainView { domain: &*self.domain, pd_context: self.pd_context }
     }
 
     /// Gives memory back to the allocator. A panic there must not leave a drop: it is counted with
     /// what could not be freed.
-    fn give_back(&self, memory: NonNull<u8>, resource: ResourceType) {
+    fn give_back(&self, memory: NonNull<u8>, layout: Layout, resource: ResourceType) {
         let freed = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: this allocator returned the memory, and this is called once for it.
-            unsafe { self.allocator.free(&self.view(), memory, resource) }
+            // SAFETY: this allocator returned the memory for the layout, and this is called once for it.
+            unsafe { self.allocator.free(&self.view(), memory, layout, resource) }
         }));
         if let Err(payload) = freed {
             // What was thrown may itself panic when it is dropped.
@@ -291,7 +336,9 @@ impl Source<'_> {
     ) -> Result<Option<QueueMemory>> {
         let Some(domain) = self.allocator else { return Ok(None) };
         let allocator = &domain.allocator;
-        let memory = match allocator.alloc(&domain.view(), size, align, resource) {
+        let layout = Layout::from_size_align(size, align)
+            .map_err(|_| Error::new(self.verb, Errno::NOMEM).detail(format!("{size} bytes")))?;
+        let memory = match allocator.alloc(&domain.view(), layout, resource) {
             Allocation::Memory(memory) => memory,
             Allocation::UseDefault => return Ok(None),
             Allocation::Failed => {
@@ -301,7 +348,7 @@ impl Source<'_> {
             }
         };
         let held = domain.clone();
-        let release = Box::new(move |memory| held.give_back(memory, resource));
+        let release = Box::new(move |memory| held.give_back(memory, layout, resource));
         // SAFETY: `alloc` just returned the memory, and `QueueMemory` keeps the dma-buf to itself.
         let asked = catch_unwind(AssertUnwindSafe(|| unsafe { allocator.dmabuf(memory) }));
         let dmabuf = match asked {

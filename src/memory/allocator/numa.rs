@@ -5,6 +5,7 @@ use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::memory::mapping::Mapping;
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
+use std::alloc::Layout;
 use std::ptr::NonNull;
 
 /// Nodes that a mask of [`bind`] has room for: more than Linux can have.
@@ -39,16 +40,16 @@ impl NumaNode {
 // SAFETY: each mapping is lent once, has the size and alignment asked for, stays until it is given
 // back, and is not copied by a fork.
 unsafe impl QueueAllocator for NumaNode {
-    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
-        let mapping = pages(size, align).and_then(|mapping| {
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
+        let mapping = pages(layout.size(), layout.align()).and_then(|mapping| {
             bind(&mapping, self.node)?;
             populate(&mapping)?;
             Ok(mapping)
         });
-        self.lent.lend(mapping, align)
+        self.lent.lend(mapping, layout.align())
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: Layout, _: ResourceType) {
         self.lent.take_back(memory);
     }
 }

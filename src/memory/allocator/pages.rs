@@ -2,6 +2,7 @@
 
 use super::lent::{LentMappings, pages};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
+use std::alloc::Layout;
 use std::ptr::NonNull;
 
 /// Gives each buffer anonymous pages of its own, in whose place forked children have zeros
@@ -29,11 +30,11 @@ impl Pages {
 // SAFETY: each mapping is lent once, has the size and alignment asked for, stays until it is given
 // back, and is not copied by a fork.
 unsafe impl QueueAllocator for Pages {
-    fn alloc(&self, _: &DomainView<'_>, size: usize, align: usize, _: ResourceType) -> Allocation {
-        self.lent.lend(pages(size, align), align)
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
+        self.lent.lend(pages(layout.size(), layout.align()), layout.align())
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: Layout, _: ResourceType) {
         self.lent.take_back(memory);
     }
 }

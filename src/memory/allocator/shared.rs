@@ -10,6 +10,7 @@ use crate::memory::udmabuf;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::param::page_size;
+use std::alloc::Layout;
 use std::fs::File;
 use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
@@ -118,19 +119,13 @@ struct SealedFile {
 // SAFETY: each mapping is lent once, has the size and alignment asked for, and stays until it is
 // given back; it is shared with children, so that a fork copies nothing.
 unsafe impl QueueAllocator for SharedMemory {
-    fn alloc(
-        &self,
-        _: &DomainView<'_>,
-        size: usize,
-        align: usize,
-        resource: ResourceType,
-    ) -> Allocation {
+    fn alloc(&self, _: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
         // A dma-buf is used from its beginning, whatever its memory's address is a multiple of.
         let align = match &self.maker {
-            Some(_) => align.min(page_size()),
-            None => align,
+            Some(_) => layout.align().min(page_size()),
+            None => layout.align(),
         };
-        let made = self.make(size, align);
+        let made = self.make(layout.size(), align);
         let Ok(SealedFile { mapping, fd, dmabuf }) = made else { return Allocation::Failed };
         let length = mapping.len();
         let allocation = self.lent.lend(Ok(mapping), align);
@@ -143,7 +138,7 @@ unsafe impl QueueAllocator for SharedMemory {
         allocation
     }
 
-    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: ResourceType) {
+    unsafe fn free(&self, _: &DomainView<'_>, memory: NonNull<u8>, _: Layout, _: ResourceType) {
         let address = memory.as_ptr().addr();
         if let Some(mut files) = self.files.lock() {
             files.retain(|file| file.address != address);

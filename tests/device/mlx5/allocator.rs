@@ -4,6 +4,7 @@ use crate::capability::Capability;
 use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Stop, Verdict, require, supported, trials};
+use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -19,6 +20,8 @@ trials![
     each_buffer_can_be_left_to_the_library,
     failed_allocation_frees_the_earlier_ones,
     misaligned_memory_is_refused,
+    domains_that_share_an_allocator_are_told_apart,
+    deep_queue_pair_asks_for_more_than_a_page,
     panicking_allocator_leaves_nothing,
     resize_asks_the_allocator_again,
     memory_is_freed_after_its_object,
@@ -26,6 +29,7 @@ trials![
     memory_of_a_node_carries_traffic,
     huge_pages_carry_traffic,
     an_arena_carries_traffic,
+    an_arena_of_huge_pages_carries_traffic,
     shared_memory_carries_traffic,
     dma_bufs_carry_traffic,
 ];
@@ -55,7 +59,8 @@ enum Mood {
 struct Log {
     mood: Mood,
     asked: Vec<(ResourceType, usize, usize)>,
-    lent: Vec<(usize, ResourceType)>,
+    /// Address, layout, kind, and which domain asked.
+    lent: Vec<(usize, Layout, ResourceType, u64)>,
     freed: usize,
     complaints: Vec<String>,
     /// Looked at when memory comes back.
@@ -96,13 +101,8 @@ impl Watched {
 #[allow(unsafe_code, reason = "an allocator promises that its memory is there")]
 // SAFETY: the memory is that of `Pages`, at most moved by 4 bytes, and kept until it comes back.
 unsafe impl QueueAllocator for Watched {
-    fn alloc(
-        &self,
-        domain: &DomainView<'_>,
-        size: usize,
-        align: usize,
-        resource: ResourceType,
-    ) -> Allocation {
+    fn alloc(&self, domain: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
+        let (size, align) = (layout.size(), layout.align());
         let (mood, nth) = self.log(|log| {
             log.asked.push((resource, size, align));
             (log.mood, log.asked.len())
@@ -114,23 +114,33 @@ unsafe impl QueueAllocator for Watched {
             Mood::Shift(kind) if kind == resource => 4,
             _ => 0,
         };
-        let Allocation::Memory(memory) = self.pages.alloc(domain, size + shift, align, resource)
-        else {
+        let Ok(larger) = Layout::from_size_align(size + shift, align) else {
+            return Allocation::Failed;
+        };
+        let Allocation::Memory(memory) = self.pages.alloc(domain, larger, resource) else {
             return Allocation::Failed;
         };
         // SAFETY: the pages have room for this.
         unsafe { memory.as_ptr().write_bytes(0xa5, size + shift) };
         // SAFETY: `shift` is within the memory.
         let memory = unsafe { memory.add(shift) };
-        self.log(|log| log.lent.push((memory.as_ptr() as usize, resource)));
+        let lent = (memory.as_ptr() as usize, layout, resource, domain.pd_context());
+        self.log(|log| log.lent.push(lent));
         Allocation::Memory(memory)
     }
 
-    unsafe fn free(&self, domain: &DomainView<'_>, memory: NonNull<u8>, resource: ResourceType) {
+    unsafe fn free(
+        &self,
+        domain: &DomainView<'_>,
+        memory: NonNull<u8>,
+        layout: Layout,
+        resource: ResourceType,
+    ) {
         let address = memory.as_ptr() as usize;
         let (mood, context) = self.log(|log| {
             log.freed += 1;
-            match log.lent.iter().position(|lent| *lent == (address, resource)) {
+            let back = (address, layout, resource, domain.pd_context());
+            match log.lent.iter().position(|lent| *lent == back) {
                 Some(at) => drop(log.lent.remove(at)),
                 None => log.complaints.push(format!("{resource} at {address:#x} was not lent")),
             }
@@ -154,7 +164,7 @@ unsafe impl QueueAllocator for Watched {
         let base = address / PAGE * PAGE;
         let base = NonNull::new(memory.as_ptr().with_addr(base)).expect("pages are not at 0");
         // SAFETY: the pages answered this address, or one 4 bytes behind it in the same page.
-        unsafe { self.pages.free(domain, base, resource) };
+        unsafe { self.pages.free(domain, base, layout, resource) };
     }
 }
 
@@ -275,6 +285,48 @@ fn misaligned_memory_is_refused() -> Verdict {
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
         assert!(error.message().contains(&kind.to_string()), "{error}");
         assert!(error.message().contains("multiple of"), "{error}");
+        watched.settle();
+    }
+    Ok(())
+}
+
+/// What was lent comes back under the number of the domain that asked for it; [`Watched`] compares.
+fn domains_that_share_an_allocator_are_told_apart() -> Verdict {
+    let context = super::open()?;
+    let watched = Arc::new(Watched::default());
+    let pd = context.alloc_pd()?;
+    let domain =
+        |number| pd.parent_domain_builder().pd_context(number).allocator(watched.clone()).build();
+    let (one, other, unnumbered) = (domain(7)?, domain(8)?, self::domain(&pd, &watched)?);
+    let asking = |domain: &ParentDomain| -> Verdict<u64> {
+        let cq = context.cq_builder(10).parent_domain(domain).build()?;
+        let numbers: Vec<u64> = watched.log(|log| log.lent.iter().map(|lent| lent.3).collect());
+        drop(cq);
+        assert_eq!(numbers.len(), 2, "a queue and its doorbell record");
+        assert_eq!(numbers[0], numbers[1]);
+        Ok(numbers[0])
+    };
+    assert_eq!((asking(&one)?, asking(&other)?, asking(&unnumbered)?), (7, 8, 0));
+    watched.settle();
+    Ok(())
+}
+
+/// The alignment that the documentation of [`QueueAllocator`] states.
+fn deep_queue_pair_asks_for_more_than_a_page() -> Verdict {
+    let context = super::open()?;
+    let watched = Arc::new(Watched::default());
+    let pd = context.alloc_pd()?;
+    let domain = domain(&pd, &watched)?;
+    let cq = context.cq_builder(1).build()?;
+    for depth in [64, 1024, 8192] {
+        watched.set(Mood::Give);
+        let qp = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(depth).build()?;
+        let asked = watched.log(|log| log.asked.clone());
+        let (_, size, align) = asked[0];
+        assert_eq!(asked[0].0, ResourceType::MLX5_QP);
+        assert_eq!(align, (size.next_power_of_two().max(PAGE) / 64).max(64), "{depth}: {size}");
+        assert_eq!(align > PAGE, depth > 64, "{size} at {align}");
+        drop(qp);
         watched.settle();
     }
     Ok(())
@@ -435,6 +487,24 @@ fn an_arena_carries_traffic() -> Verdict {
     assert_eq!((error.errno(), arena.used()), (Errno::NOMEM, used));
     drop(pair);
     assert_eq!(arena.used(), 0);
+    Ok(())
+}
+
+fn an_arena_of_huge_pages_carries_traffic() -> Verdict {
+    let before = env::free_huge_pages()?;
+    require(before >= 1, Capability::HugePages, "none is set aside")?;
+    // All queues and doorbell records of both sides are in one page.
+    let arena = Arc::new(Arena::huge_pages(1)?);
+    assert_eq!(arena.len(), 2 << 20);
+    let pair = carries(&arena)?;
+    assert_eq!((arena.buffers(), env::free_huge_pages()?), (2 * 6, before - 1));
+    drop(pair);
+    assert_eq!(arena.used(), 0);
+    drop(arena);
+    assert_eq!(env::free_huge_pages()?, before);
+    let error = Arena::huge_pages(1 << 40).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert!(error.message().contains("nr_hugepages"), "{error}");
     Ok(())
 }
 
