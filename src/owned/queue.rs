@@ -330,10 +330,18 @@ fn commit_if_posted<T>(
     lender: BatchLender<'_, T>,
     rung: Result<(), RingError>,
 ) -> Result<(), RingError> {
-    if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
-        lender.loans.commit();
+    match rung {
+        Ok(()) => {
+            lender.loans.commit();
+            Ok(())
+        }
+        Err(error) => {
+            if error.stays_queued() {
+                lender.loans.commit();
+            }
+            Err(error)
+        }
     }
-    rung
 }
 
 #[inline(always)]
@@ -420,6 +428,8 @@ pub(super) fn append<S: Sharing>(
     match wr.payload {
         Payload::Inline(_) => batch.push_lent_checked(wr),
         Payload::Sges([]) => {
+            // A copy, as what is passed out of line has to be in memory.
+            let sge = { sge };
             batch.push_lent_checked(SendWr { payload: Payload::Sges(sge.as_slice()), ..wr })
         }
         Payload::Sges(_) => Err(PostError::NamesMemory),
