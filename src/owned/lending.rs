@@ -408,10 +408,17 @@ impl HasSge for Buffer {
         Some(Buffer::region_sge(self))
     }
 
-    #[inline]
+    #[inline(always)]
     fn clear_grh(&mut self) {
-        self.iter_mut().take(GRH_BYTES).for_each(|byte| *byte = 0);
+        clear_first(self, GRH_BYTES);
     }
+}
+
+/// Clears the first `most` bytes. Out of line: most receives are of queues without datagrams.
+#[cold]
+#[inline(never)]
+fn clear_first(bytes: &mut [u8], most: usize) {
+    bytes.iter_mut().take(most).for_each(|byte| *byte = 0);
 }
 
 impl HasSge for SharedBuffer {

@@ -504,6 +504,6 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
         if lender.loans.count() > 0 {
             batch.ring_lent();
         }
-        lender.loans.commit();
+        lender.loans.commit_recvs();
     }
 }
