@@ -224,9 +224,10 @@ pub(super) struct QueueLender<T> {
     lender: Lender<Lent<T>>,
     /// The protection domain whose memory the queue's requests may name.
     domain: Identity,
+    /// The domain whose memory a receive takes as it is: `domain`, or none where datagrams may arrive, each
+    /// behind a global route header.
+    unprepared: Identity,
     _domain: Arc<KernelPd>,
-    /// Whether datagrams may arrive here, each behind a global route header.
-    takes_datagrams: bool,
 }
 
 impl<T> QueueLender<T> {
@@ -234,7 +235,7 @@ impl<T> QueueLender<T> {
     pub(super) fn new(depth: u32, flag: u64, domain: &Arc<KernelPd>) -> Self {
         let lender = Lender::new(depth, flag);
         let (domain, _domain) = (Identity::of(domain), domain.clone());
-        QueueLender { lender, domain, _domain, takes_datagrams: false }
+        QueueLender { lender, domain, unprepared: domain, _domain }
     }
 
     /// The same for a shared receive queue: it completes in any order, and datagrams may arrive.
@@ -245,7 +246,8 @@ impl<T> QueueLender<T> {
 
     /// Says whether datagrams may arrive here.
     pub(super) fn with_datagrams(self, takes_datagrams: bool) -> Self {
-        QueueLender { takes_datagrams, ..self }
+        let unprepared = if takes_datagrams { Identity::default() } else { self.domain };
+        QueueLender { unprepared, ..self }
     }
 
     pub(super) fn loans(&self) -> &Loans<T> {
@@ -265,8 +267,8 @@ impl<T> QueueLender<T> {
     /// Starts to lend to a batch.
     #[inline(always)]
     pub(super) fn begin(&mut self) -> BatchLender<'_, T> {
-        let (domain, takes_datagrams) = (&self.domain, self.takes_datagrams);
-        BatchLender { loans: self.lender.begin(), domain, takes_datagrams }
+        let (domain, unprepared) = (&self.domain, &self.unprepared);
+        BatchLender { loans: self.lender.begin(), domain, unprepared }
     }
 }
 
@@ -275,7 +277,8 @@ impl<T> QueueLender<T> {
 pub(super) struct BatchLender<'q, T> {
     pub(super) loans: LoanBatch<'q, Lent<T>>,
     domain: &'q Identity,
-    takes_datagrams: bool,
+    /// [`QueueLender::unprepared`].
+    unprepared: &'q Identity,
 }
 
 impl<T> BatchLender<'_, T> {
@@ -285,12 +288,18 @@ impl<T> BatchLender<'_, T> {
         memory.region_sge().is_none_or(|known| known.domain == *self.domain)
     }
 
-    /// Prepares memory for a receive.
+    /// Prepares memory for a receive. `false` if its key belongs to another protection domain.
     #[inline(always)]
-    pub(super) fn prepare_recv(&self, memory: &mut impl HasSge) {
-        if self.takes_datagrams {
+    pub(super) fn prepare_recv(&self, memory: &mut impl HasSge) -> bool {
+        // One comparison says both that the memory is known and that it needs no preparation.
+        if memory.region_sge().is_none_or(|known| known.domain == *self.unprepared) {
+            return true;
+        }
+        let knows = self.knows(memory);
+        if knows {
             memory.clear_grh();
         }
+        knows
     }
 
     /// A slot for the next request.
