@@ -60,7 +60,6 @@ impl SendRing {
 
     /// The producer index where a batch begins, and how many WQEs fit. What an earlier batch wrote and did
     /// not ring is forgotten.
-    #[inline(always)]
     pub(crate) fn begin(&self) -> (u32, u32) {
         if let Some(named) = &self.named {
             named.begin(self.producer);
