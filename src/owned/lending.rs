@@ -226,7 +226,7 @@ pub(super) struct QueueLender<T> {
     domain: Identity,
     /// The domain whose memory a receive takes as it is: `domain`, or none where datagrams may arrive, each
     /// behind a global route header.
-    unprepared: Identity,
+    as_is: Identity,
     _domain: Arc<KernelPd>,
 }
 
@@ -235,7 +235,7 @@ impl<T> QueueLender<T> {
     pub(super) fn new(depth: u32, flag: u64, domain: &Arc<KernelPd>) -> Self {
         let lender = Lender::new(depth, flag);
         let (domain, _domain) = (Identity::of(domain), domain.clone());
-        QueueLender { lender, domain, unprepared: domain, _domain }
+        QueueLender { lender, domain, as_is: domain, _domain }
     }
 
     /// The same for a shared receive queue: it completes in any order, and datagrams may arrive.
@@ -246,8 +246,8 @@ impl<T> QueueLender<T> {
 
     /// Says whether datagrams may arrive here.
     pub(super) fn with_datagrams(self, takes_datagrams: bool) -> Self {
-        let unprepared = if takes_datagrams { Identity::default() } else { self.domain };
-        QueueLender { unprepared, ..self }
+        let as_is = if takes_datagrams { Identity::default() } else { self.domain };
+        QueueLender { as_is, ..self }
     }
 
     pub(super) fn loans(&self) -> &Loans<T> {
@@ -267,8 +267,8 @@ impl<T> QueueLender<T> {
     /// Starts to lend to a batch.
     #[inline(always)]
     pub(super) fn begin(&mut self) -> BatchLender<'_, T> {
-        let (domain, unprepared) = (&self.domain, &self.unprepared);
-        BatchLender { loans: self.lender.begin(), domain, unprepared }
+        let (domain, as_is) = (&self.domain, &self.as_is);
+        BatchLender { loans: self.lender.begin(), domain, as_is }
     }
 }
 
@@ -277,8 +277,8 @@ impl<T> QueueLender<T> {
 pub(super) struct BatchLender<'q, T> {
     pub(super) loans: LoanBatch<'q, Lent<T>>,
     domain: &'q Identity,
-    /// [`QueueLender::unprepared`].
-    unprepared: &'q Identity,
+    /// [`QueueLender::as_is`].
+    as_is: &'q Identity,
 }
 
 impl<T> BatchLender<'_, T> {
@@ -292,7 +292,7 @@ impl<T> BatchLender<'_, T> {
     #[inline(always)]
     pub(super) fn prepare_recv(&self, memory: &mut impl HasSge) -> bool {
         // One comparison says both that the memory is known and that it needs no preparation.
-        if memory.region_sge().is_none_or(|known| known.domain == *self.unprepared) {
+        if memory.region_sge().is_none_or(|known| known.domain == *self.as_is) {
             return true;
         }
         let knows = self.knows(memory);

@@ -1,4 +1,5 @@
-//! The queues of all providers: an enum for each kind of queue, matched once per verb.
+//! The queues of all providers: an enum for each kind of queue, matched once for each request or completion,
+//! and where a batch begins and is rung.
 
 use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
