@@ -191,8 +191,7 @@ impl<T> OwnedCompletionQueue<T> {
         let caps = qp.caps();
         let sends = QueueLender::new(caps.max_send_wr, 0, &domain);
         let own = if srq.is_some() { 0 } else { caps.max_recv_wr };
-        let recvs = QueueLender::new(own, RECV, &domain)
-            .with_datagrams(qp.qp_type() == QpType::UD);
+        let recvs = QueueLender::new(own, RECV, &domain).with_datagrams(qp.qp_type() == QpType::UD);
         let recv = srq.map_or(recvs.loans(), OwnedSharedReceiveQueue::loans).clone();
         let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();
