@@ -34,6 +34,12 @@ const FLAG_BITS: u32 = 6;
 /// The difference between a `wr_id` and the next one.
 const STEP: u64 = 1 << FLAG_BITS;
 
+/// Whether any flag is set in `wr_id`.
+#[inline(always)]
+pub(crate) fn has_flags(wr_id: u64) -> bool {
+    wr_id & (STEP - 1) != 0
+}
+
 /// The state of a slot that can be lent.
 const FREE: u64 = NOT_LENT;
 /// The state of a slot whose payload is being taken out, and of slots that are never lent.

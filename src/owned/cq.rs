@@ -190,15 +190,9 @@ impl<T> OwnedCompletionQueue<T> {
         };
         let caps = qp.caps();
         let sends = QueueLender::new(caps.max_send_wr, 0, &domain);
-        let recvs = srq.is_none().then(|| {
-            let datagrams = qp.qp_type() == QpType::UD;
-            QueueLender::new(caps.max_recv_wr, RECV, &domain).with_datagrams(datagrams)
-        });
-        let recv = match (&recvs, srq) {
-            (Some(recvs), _) => recvs.loans().clone(),
-            (None, Some(srq)) => srq.loans().clone(),
-            (None, None) => sends.loans().clone(),
-        };
+        let own = if srq.is_some() { 0 } else { caps.max_recv_wr };
+        let recvs = QueueLender::new(own, RECV, &domain).with_datagrams(qp.qp_type() == QpType::UD);
+        let recv = srq.map_or(recvs.loans(), OwnedSharedReceiveQueue::loans).clone();
         let (send, depth) = (sends.loans().clone(), caps.max_send_wr);
         let member = qp.qp.member.clone();
         let lease = member.is_numbered_by_the_kernel().then(|| self.cq.inner.numbers.lease(number));

@@ -224,9 +224,10 @@ pub(super) struct QueueLender<T> {
     lender: Lender<Lent<T>>,
     /// The protection domain whose memory the queue's requests may name.
     domain: Identity,
+    /// The domain whose memory a receive takes as it is: `domain`, or none where datagrams may arrive, each
+    /// behind a global route header.
+    as_is: Identity,
     _domain: Arc<KernelPd>,
-    /// Whether datagrams may arrive here, each behind a global route header.
-    takes_datagrams: bool,
 }
 
 impl<T> QueueLender<T> {
@@ -234,7 +235,7 @@ impl<T> QueueLender<T> {
     pub(super) fn new(depth: u32, flag: u64, domain: &Arc<KernelPd>) -> Self {
         let lender = Lender::new(depth, flag);
         let (domain, _domain) = (Identity::of(domain), domain.clone());
-        QueueLender { lender, domain, _domain, takes_datagrams: false }
+        QueueLender { lender, domain, as_is: domain, _domain }
     }
 
     /// The same for a shared receive queue: it completes in any order, and datagrams may arrive.
@@ -245,7 +246,8 @@ impl<T> QueueLender<T> {
 
     /// Says whether datagrams may arrive here.
     pub(super) fn with_datagrams(self, takes_datagrams: bool) -> Self {
-        QueueLender { takes_datagrams, ..self }
+        let as_is = if takes_datagrams { Identity::default() } else { self.domain };
+        QueueLender { as_is, ..self }
     }
 
     pub(super) fn loans(&self) -> &Loans<T> {
@@ -265,8 +267,8 @@ impl<T> QueueLender<T> {
     /// Starts to lend to a batch.
     #[inline(always)]
     pub(super) fn begin(&mut self) -> BatchLender<'_, T> {
-        let (domain, takes_datagrams) = (&self.domain, self.takes_datagrams);
-        BatchLender { loans: self.lender.begin(), domain, takes_datagrams }
+        let (domain, as_is) = (&self.domain, &self.as_is);
+        BatchLender { loans: self.lender.begin(), domain, as_is }
     }
 }
 
@@ -275,7 +277,8 @@ impl<T> QueueLender<T> {
 pub(super) struct BatchLender<'q, T> {
     pub(super) loans: LoanBatch<'q, Lent<T>>,
     domain: &'q Identity,
-    takes_datagrams: bool,
+    /// [`QueueLender::as_is`].
+    as_is: &'q Identity,
 }
 
 impl<T> BatchLender<'_, T> {
@@ -285,12 +288,18 @@ impl<T> BatchLender<'_, T> {
         memory.region_sge().is_none_or(|known| known.domain == *self.domain)
     }
 
-    /// Prepares memory for a receive.
+    /// Prepares memory for a receive. `false` if its key belongs to another protection domain.
     #[inline(always)]
-    pub(super) fn prepare_recv(&self, memory: &mut impl HasSge) {
-        if self.takes_datagrams {
+    pub(super) fn prepare_recv(&self, memory: &mut impl HasSge) -> bool {
+        // One comparison says both that the memory is known and that it needs no preparation.
+        if memory.region_sge().is_none_or(|known| known.domain == *self.as_is) {
+            return true;
+        }
+        let knows = self.knows(memory);
+        if knows {
             memory.clear_grh();
         }
+        knows
     }
 
     /// A slot for the next request.
@@ -408,10 +417,17 @@ impl HasSge for Buffer {
         Some(Buffer::region_sge(self))
     }
 
-    #[inline]
+    #[inline(always)]
     fn clear_grh(&mut self) {
-        self.iter_mut().take(GRH_BYTES).for_each(|byte| *byte = 0);
+        clear_first(self, GRH_BYTES);
     }
+}
+
+/// Clears the first `most` bytes. Out of line: most receives are of queues without datagrams.
+#[cold]
+#[inline(never)]
+fn clear_first(bytes: &mut [u8], most: usize) {
+    bytes.iter_mut().take(most).for_each(|byte| *byte = 0);
 }
 
 impl HasSge for SharedBuffer {

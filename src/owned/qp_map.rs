@@ -3,7 +3,7 @@
 use super::lending::{Lent, Loans};
 use crate::cq::NumberLease;
 use crate::memory::loan_table::lender::Lender;
-use crate::memory::loan_table::{RECV, ReturnedLoan};
+use crate::memory::loan_table::{RECV, ReturnedLoan, has_flags};
 use crate::memory::lock::Lock;
 use crate::memory::ring_array::RingArray;
 use crate::provider::Member;
@@ -80,7 +80,8 @@ impl<T> QpEntry<T> {
     #[inline(always)]
     pub(super) fn take_back_common(&self, wr_id: u64) -> Option<ReturnedLoan<'_, Lent<T>>> {
         let [send, recv] = &self.loans;
-        if wr_id & RECV == 0 { send.take_back_common(wr_id) } else { recv.take_back_common(wr_id) }
+        // A common send has no flags: one test finds it.
+        if has_flags(wr_id) { recv.take_back_common(wr_id) } else { send.take_back(wr_id) }
     }
 }
 

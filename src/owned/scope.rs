@@ -342,10 +342,9 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
             return Err(PostError::ReadOnly);
         }
         let mut batch = self.qp.recv_batch()?;
-        if !batch.lender.knows(&memory) {
+        if !batch.lender.prepare_recv(&mut memory) {
             return Err(PostError::ForeignMemory);
         }
-        batch.lender.prepare_recv(&mut memory);
         let slot = batch.lender.free_slot()?.scoped();
         let wr_id = slot.wr_id();
         batch.batch.push_lent(wr_id, sge_of(&memory))?;

@@ -1,9 +1,10 @@
 //! The drivers whose queues this library drives: what they add to commands, and their rings.
 //!
 //! Each provider is a folder whose files are its queues: creation, WQEs and doorbells of one queue are
-//! in one file. [`rings`] has an enum for each kind of queue, which is matched once per verb, in place of
-//! generics that would leak into every public type. Providers open no files, hold no context and know no
-//! objects; [`create`] says how a creation passes between the two.
+//! in one file. [`rings`] has an enum for each kind of queue, in place of generics that would leak into
+//! every public type. It is matched once for each request or completion, and where a batch begins and is
+//! rung. Providers open no files, hold no context and know no objects; [`create`] says how a creation passes
+//! between the two.
 
 mod create;
 pub(crate) mod driver_response;

@@ -1,11 +1,11 @@
-//! The queues of all providers: an enum for each kind of queue, matched once per verb.
+//! The queues of all providers: an enum for each kind of queue, matched once for each request or completion,
+//! and where a batch begins and is rung.
 
 use super::rxe::retired::Retirements;
 use super::{mlx5, rxe};
 use crate::memory::gate::Gate;
 use crate::memory::rxe_queue::ProducerWatch;
 use crate::memory::wqebb::WqebbOffset;
-use crate::wr::PostError;
 use std::sync::Arc;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
@@ -183,22 +183,6 @@ pub(crate) struct RecvCursor {
     pub(crate) room: u32,
     /// In a shared receive queue of mlx5, the slot of the WQE after it in the list of free WQEs.
     pub(crate) free: u32,
-}
-
-impl RecvCursor {
-    /// Calls `out_of_line` with a copy of the cursor, and keeps the copy if that succeeds: the cursor itself
-    /// can then stay in registers.
-    #[inline(always)]
-    pub(crate) fn with_copy(
-        &mut self,
-        out_of_line: impl FnOnce(&mut RecvCursor) -> Result<(), PostError>,
-    ) -> Result<(), PostError> {
-        // Field by field: otherwise the compiler packs two fields into one register.
-        let mut copy = RecvCursor { at: self.at, room: self.room, free: self.free };
-        out_of_line(&mut copy)?;
-        (self.at, self.room, self.free) = (copy.at, copy.room, copy.free);
-        Ok(())
-    }
 }
 
 /// A send queue, as its poster uses it.

@@ -89,9 +89,9 @@ impl<'q> RecvBatch<'q> {
     pub fn push(&mut self, recv: RecvWr<'_>) -> Result<(), PostError> {
         match &self.ring {
             RecvRingMut::Rxe(rq) => {
-                // Copies, as what is passed out of line has to be in memory.
+                // A copy, as what is passed out of line has to be in memory.
                 let recv = { recv };
-                self.cursor.with_copy(|cursor| rq.push(cursor, &recv))?;
+                rq.push(&mut self.cursor, &recv)?;
             }
             RecvRingMut::Mlx5(rq) => rq.push(&mut self.cursor, &recv)?,
             RecvRingMut::Mlx5Srq(srq) => srq.push(&mut self.cursor, &recv)?,
@@ -110,14 +110,14 @@ impl<'q> RecvBatch<'q> {
             RecvRingMut::Mlx5Srq(srq) => srq.try_push(&mut self.cursor, &recv),
         };
         if !pushed {
-            // Copies, as in `push`.
+            // A copy, as in `push`.
             let sge = { sge };
             let recv = RecvWr { wr_id, sges: sge.as_slice() };
-            self.cursor.with_copy(|cursor| match &self.ring {
-                RecvRingMut::Rxe(rq) => rq.push(cursor, &recv),
-                RecvRingMut::Mlx5(rq) => rq.push_checked(cursor, &recv),
-                RecvRingMut::Mlx5Srq(srq) => srq.push_checked(cursor, &recv),
-            })?;
+            match &self.ring {
+                RecvRingMut::Rxe(rq) => rq.push(&mut self.cursor, &recv)?,
+                RecvRingMut::Mlx5(rq) => rq.push_checked(&mut self.cursor, &recv)?,
+                RecvRingMut::Mlx5Srq(srq) => srq.push_checked(&mut self.cursor, &recv)?,
+            }
         }
         self.count += 1;
         Ok(())

@@ -282,6 +282,35 @@ fn memory_that_a_request_must_not_have_is_refused() {
     assert_eq!((owned.pool.idle(), foreign.idle()), (8, 64));
 }
 
+/// Seen in a buffer that comes back because the queue is full.
+#[test]
+fn only_a_receive_of_datagrams_clears_the_room_of_the_header() {
+    for (qp_type, cleared) in [(QpType::UD, 40), (QpType::RC, 0)] {
+        let Owned { bench, pool, mut cq, .. } = Owned::new();
+        let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), qp_type);
+        let qp = builder.max_send_wr(1).max_recv_wr(1).build().unwrap();
+        let mut qp: OwnedQueuePair<&'static str> = cq.adopt(qp).unwrap();
+        bring_up_owned(&bench, &qp);
+        let foreign = bench.context.alloc_pd().unwrap().buffer_pool_builder(64).build().unwrap();
+        let mut batch = qp.recv_batch().unwrap();
+        for memory in [foreign.copy(&[7; 64]).unwrap(), foreign.copy(&[7; 8]).unwrap()] {
+            let refused = batch.push(memory, "foreign").unwrap_err();
+            assert_eq!(refused.error, PostError::ForeignMemory);
+            assert!(refused.memory.iter().all(|byte| *byte == 7));
+        }
+        batch.push((), "no memory").unwrap();
+        let refused = loop {
+            if let Err(refused) = batch.push(pool.copy(&[7; 64]).unwrap(), "x") {
+                break refused;
+            }
+        };
+        assert_eq!(refused.error, PostError::Full);
+        let kept = refused.memory.iter().position(|byte| *byte == 7);
+        assert_eq!(kept, Some(cleared), "{qp_type}");
+        assert!(refused.memory.iter().skip(cleared).all(|byte| *byte == 7));
+    }
+}
+
 #[test]
 fn a_request_names_the_memory_that_it_was_lent() {
     let mut owned = Owned::new();

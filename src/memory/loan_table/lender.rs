@@ -185,12 +185,24 @@ impl<P> LoanBatch<'_, P> {
     /// The requests of the batch were posted: keeps its loans.
     #[inline(always)]
     pub(crate) fn commit(mut self) {
+        self.keep();
         let Lender { table, next } = &mut *self.lender;
-        next.wr_id = next.wr_id.wrapping_add(self.ahead);
-        self.ahead = 0;
         if next.wr_id & COVERS != 0 {
             next.uncover(table);
         }
+    }
+
+    /// As [`commit`](Self::commit), for receives, none of which is unsignaled.
+    #[inline(always)]
+    pub(crate) fn commit_recvs(mut self) {
+        self.keep();
+    }
+
+    #[inline(always)]
+    fn keep(&mut self) {
+        let next = &mut self.lender.next;
+        next.wr_id = next.wr_id.wrapping_add(self.ahead);
+        self.ahead = 0;
     }
 }
 

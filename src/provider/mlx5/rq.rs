@@ -138,9 +138,9 @@ impl RecvRing {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // Copies, as what is passed out of line has to be in memory.
+        // A copy, as what is passed out of line has to be in memory.
         let recv = *recv;
-        cursor.with_copy(|cursor| self.push_checked(cursor, &recv))
+        self.push_checked(cursor, &recv)
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
@@ -160,14 +160,22 @@ impl RecvRing {
         true
     }
 
-    /// Checks everything about a request, and writes it.
-    #[cold]
-    #[inline(never)]
+    /// As [`push`](Self::push), with all checks.
+    #[inline(always)]
     pub(crate) fn push_checked(
         &self,
         cursor: &mut RecvCursor,
         recv: &RecvWr<'_>,
     ) -> Result<(), PostError> {
+        self.write_checked(*cursor, recv)?;
+        advance(cursor);
+        Ok(())
+    }
+
+    /// Checks everything about a request, and writes it.
+    #[cold]
+    #[inline(never)]
+    fn write_checked(&self, cursor: RecvCursor, recv: &RecvWr<'_>) -> Result<(), PostError> {
         if self.gate.is_shut() {
             return Err(PostError::Forked);
         }
@@ -177,7 +185,6 @@ impl RecvRing {
         let (first, room) = (self.buffer.first(cursor.at), self.buffer.each());
         scatter(self.buffer.segments(), first, room, self.max_sge, recv.sges)?;
         self.buffer.entry(cursor.at).store(recv.wr_id, Ordering::Relaxed);
-        advance(cursor);
         Ok(())
     }
 

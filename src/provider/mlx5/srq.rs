@@ -341,9 +341,9 @@ impl SrqRing {
         if self.try_push(cursor, recv) {
             return Ok(());
         }
-        // Copies, as what is passed out of line has to be in memory.
+        // A copy, as what is passed out of line has to be in memory.
         let recv = *recv;
-        cursor.with_copy(|cursor| self.push_checked(cursor, &recv))
+        self.push_checked(cursor, &recv)
     }
 
     /// Writes a WQE of one SGE if nothing is wrong with it; `false`, and the cursor has not moved, for
@@ -364,12 +364,24 @@ impl SrqRing {
         true
     }
 
-    /// Checks everything about a request, and writes it.
-    #[cold]
-    #[inline(never)]
+    /// As [`push`](Self::push), with all checks.
+    #[inline(always)]
     pub(crate) fn push_checked(
         &self,
         cursor: &mut RecvCursor,
+        recv: &RecvWr<'_>,
+    ) -> std::result::Result<(), PostError> {
+        self.write_checked(*cursor, recv)?;
+        self.advance(cursor);
+        Ok(())
+    }
+
+    /// Checks everything about a request, and writes it.
+    #[cold]
+    #[inline(never)]
+    fn write_checked(
+        &self,
+        cursor: RecvCursor,
         recv: &RecvWr<'_>,
     ) -> std::result::Result<(), PostError> {
         if self.gate.is_shut() {
@@ -383,7 +395,6 @@ impl SrqRing {
         let (wqe, entry) = self.buffer.at(cursor.at);
         wqe.write_half::<0>(link(cursor.free));
         entry.wr_id.store(recv.wr_id, Ordering::Relaxed);
-        self.advance(cursor);
         Ok(())
     }
 

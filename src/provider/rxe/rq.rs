@@ -96,6 +96,7 @@ impl RecvRing {
     }
 
     /// The producer index where a batch begins, and how many WQEs fit.
+    #[inline(always)]
     pub(crate) fn begin(&self) -> (u32, u32) {
         let used = self.queue.distance(self.queue.consumer(), self.producer);
         let room = if self.closed { 0 } else { self.queue.capacity() - used };
@@ -139,11 +140,20 @@ impl RecvRing {
 
     /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error
     /// it has not moved.
+    #[inline(always)]
     pub(crate) fn push(
         &self,
         cursor: &mut RecvCursor,
         recv: &RecvWr<'_>,
     ) -> std::result::Result<(), PostError> {
+        self.write(*cursor, recv)?;
+        cursor.at = self.queue.next(cursor.at);
+        cursor.room -= 1;
+        Ok(())
+    }
+
+    /// Checks a request, and writes its WQE where the cursor stands.
+    fn write(&self, cursor: RecvCursor, recv: &RecvWr<'_>) -> std::result::Result<(), PostError> {
         // A batch may be older than a fork.
         if self.gate.is_shut() {
             return Err(PostError::Forked);
@@ -169,8 +179,6 @@ impl RecvRing {
         {
             return Err(PostError::TooManySge { max: self.max_sge });
         }
-        cursor.at = self.queue.next(cursor.at);
-        cursor.room -= 1;
         Ok(())
     }
 }
