@@ -12,13 +12,16 @@
 //! |---|---|
 //! | [`Id`] → [`ResolvingAddr`] → [`AddrResolved`] → [`ResolvingRoute`] → [`RouteResolved`] | [`Id`] → [`BoundId`] → [`ListeningId`] |
 //! | → [`Connecting`] → [`Connection`] | [`ConnectRequest`] → [`Accepting`] → [`Connection`] |
+//! | or → [`ConnectingDatagrams`] → [`DatagramPeer`] | or [`ConnectRequest::accept_datagrams`] |
 //!
 //! A step that the network takes part in has `wait(timeout)`. A timeout of zero looks once and returns,
 //! for programs with an event loop of their own. Any error destroys the id. [`aio::cm`](crate::aio::cm) has
 //! futures.
 //!
-//! Connections are reliable ones (port space `RDMA_PS_TCP`) by IPv4 and IPv6 addresses. There is nothing yet
-//! for datagrams, XRC, multicast groups, `AF_IB` addresses, IB services and ECE.
+//! Addresses are IPv4 and IPv6 ones. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
+//! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
+//! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
+//! without a connection. There is nothing yet for XRC, multicast groups, `AF_IB` addresses, IB services and ECE.
 //!
 //! # When to use it
 //!
@@ -45,6 +48,7 @@
 //! | `resolve_addr`, `resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
 //! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
 //! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
+//! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
 //! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
@@ -53,6 +57,7 @@ mod address;
 mod channel;
 mod connect;
 mod connector;
+mod datagram;
 mod event;
 mod fd;
 mod id;
@@ -70,9 +75,15 @@ pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
 pub use connector::{Connector, Listener};
 pub(crate) use connector::{listen_on, no_address};
+pub use datagram::{ConnectingDatagrams, DatagramPeer};
 pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};
-pub use id::{AddrResolved, BoundId, Id, Progress, ResolvingAddr, ResolvingRoute, RouteResolved};
+pub use id::{
+    AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
+};
 pub use listen::{ConnectRequest, ListeningId};
-pub use param::{ACCEPT_PRIVATE_DATA, ConnectParam, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA};
+pub use param::{
+    ACCEPT_PRIVATE_DATA, ConnectParam, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
+    DATAGRAM_REQUEST_PRIVATE_DATA, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
+};
 pub(crate) use step::Step;

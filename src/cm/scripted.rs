@@ -84,6 +84,25 @@ impl CmScript {
         id
     }
 
+    /// Queues an event of an id of the port space UDP.
+    pub(crate) fn tell_datagram(
+        &self,
+        id: u32,
+        kind: rdma_cm_event_type,
+        status: i32,
+        ud: rdma_ucm_ud_param,
+    ) {
+        let uid = self.key(id);
+        self.tell_param(uid, id, kind, status, ud.as_bytes());
+    }
+
+    /// Queues a request for a listener of the port space UDP.
+    pub(crate) fn request_datagrams(&self, listener: u32, ud: rdma_ucm_ud_param) {
+        let (uid, id) = (self.key(listener), self.make());
+        let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        self.tell_param(uid, id, kind, 0, ud.as_bytes());
+    }
+
     pub(crate) fn tell_raw(
         &self,
         uid: u64,
@@ -92,6 +111,10 @@ impl CmScript {
         status: i32,
         conn: rdma_ucm_conn_param,
     ) {
+        self.tell_param(uid, id, kind, status, conn.as_bytes());
+    }
+
+    fn tell_param(&self, uid: u64, id: u32, kind: rdma_cm_event_type, status: i32, bytes: &[u8]) {
         let mut event = rdma_ucm_event_resp {
             uid,
             id,
@@ -99,7 +122,6 @@ impl CmScript {
             status: status as u32,
             ..Default::default()
         };
-        let bytes = conn.as_bytes();
         event.param[..bytes.len()].copy_from_slice(bytes);
         self.state().events.push_back(event);
         rustix::io::write(&self.0.writable, &[1]).expect("a byte for the pipe");
