@@ -86,10 +86,9 @@ impl CmCommand {
 }
 
 #[derive(Clone, Debug, Group)]
-#[group(id = "role", args = ["server", "client"], required = true, multiple = false)]
 pub(crate) struct RpingArgs {
     /// Be the server
-    #[arg(short, long)]
+    #[arg(short, long, required_unless_present = "client", conflicts_with = "client")]
     server: bool,
     /// Be the client
     #[arg(short, long)]
