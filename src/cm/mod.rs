@@ -25,10 +25,20 @@
 //!
 //! # When to use it
 //!
-//! [`endpoint`](crate::QpControl::endpoint) and [`handshake`](crate::QpControl::handshake) connect queue
-//! pairs of programs that have another way to exchange bytes, and that know their devices. Use the
-//! connection manager to talk to programs that use it, such as NVMe over Fabrics targets and everything
-//! written to librdmacm, to find devices by IP address, and to learn when a peer closes.
+//! [`endpoint`](crate::QpControl::endpoint) and [`handshake`](crate::QpControl::handshake) connect queue pairs, too.
+//!
+//! | | `endpoint` and `handshake` | connection manager |
+//! |---|---|---|
+//! | what a program has to know | its device, port and GID index; how to exchange some bytes with the peer | the peer's IP address and port |
+//! | what it talks to | itself | all that uses a connection manager: NVMe over Fabrics, NFS/RDMA, programs written to librdmacm |
+//! | what it needs | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface |
+//! | when the peer closes, or is killed | the exchange of bytes has to tell, or a request fails after its retries | [`Disconnected`](ConnectionEvent::Disconnected) |
+//! | path MTU, timeouts, retries | the program's, in the [`Handshake`](crate::Handshake) | the kernel's, and those of [`ConnectParam`] |
+//! | types of queue pairs | RC, UC, UD, XRC | RC, UD |
+//! | bytes for the program's own use | as many as the exchange carries | [private data](ConnectParam::private_data), 56 to 196 bytes |
+//!
+//! A service that listens on an address takes the connection manager. Programs that have a control connection anyway,
+//! such as the ranks of a job, need no second one: they exchange endpoints there.
 //!
 //! # What keeps what alive
 //!
