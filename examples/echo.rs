@@ -1,49 +1,45 @@
 //! An echo server and its client. Both run in this process; the second half of each could be on
 //! another machine, with the server's address in place of the local one.
 
-use std::time::Duration;
-use tokio::net::{TcpListener, TcpStream};
-use tokio::time::sleep;
-use uverbs::aio::tokio::{connect, handshake};
+use uverbs::aio::cm::{EventChannel, Listener};
 use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, Handshake, QpType, devices};
+use uverbs::{Context, QpType, devices};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-fn open() -> Outcome<(QueuePair, BufferPool, u32)> {
-    let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
-    let context = Context::open(&device)?;
+fn create(context: &Context) -> uverbs::Result<(QueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
     let pool = pd.buffer_pool_builder(4096).build()?;
-    let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
+    let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
     let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(8).max_recv_wr(8))?;
-    Ok((qp, pool, context.default_gid(1)?.index))
+    Ok((qp, pool))
 }
 
-async fn serve(listener: TcpListener) {
+/// A message that comes before its receive is posted is sent again after 0.64 milliseconds.
+fn param() -> ConnectParam {
+    ConnectParam::new().min_rnr_timer(12)
+}
+
+async fn serve(channel: EventChannel, mut listener: Listener) -> Outcome<()> {
     loop {
-        // Too many clients at once end nothing: some of them will leave.
-        let Ok((stream, _)) = listener.accept().await else {
-            sleep(Duration::from_millis(100)).await;
-            continue;
-        };
-        // A silent client, or one that talks nonsense, keeps no other waiting.
+        let (request, channel) = (listener.next_request().await?, channel.clone());
+        // A silent client, or one that leaves, keeps no other waiting.
         tokio::spawn(async move {
-            if let Err(error) = echo(stream).await {
+            if let Err(error) = echo(channel, request).await {
                 eprintln!("a client: {error}");
             }
         });
     }
 }
 
-async fn echo(stream: TcpStream) -> Outcome<()> {
-    let (qp, pool, gid) = open()?;
-    handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
-    let connection = qp.clone();
-    // The client keeps the stream for as long as it asks.
-    tokio::spawn(async move { (stream.peek(&mut [0]).await, connection.abort()) });
+async fn echo(channel: EventChannel, request: ConnectRequest) -> Outcome<()> {
+    let (qp, pool) = create(&request.context()?)?;
+    let (qp, connection) = channel.accept(request, &param(), |_| Ok(qp)).await?;
     let mut inbox = qp.inbox(&pool, 8);
+    // The connection is dropped when the client closes it, which ends the inbox.
+    tokio::spawn(async move { connection.disconnected().await });
     while let Ok(message) = inbox.next().await {
         qp.send(message.buffer).await?;
     }
@@ -51,12 +47,16 @@ async fn echo(stream: TcpStream) -> Outcome<()> {
 }
 
 async fn talk() -> Outcome<()> {
-    let listener = TcpListener::bind("127.0.0.1:0").await?;
-    let address = listener.local_addr()?;
-    tokio::spawn(serve(listener));
+    let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
+    let context = Context::open(&device)?;
+    let (channel, _driver) = EventChannel::spawn()?;
+    channel.use_context(&context)?;
+    let listener = channel.listen((context.default_gid(1)?.gid.ip(), 0), 128)?;
+    let connector = Connector::new(listener.local_addr()?)?.param(param());
+    tokio::spawn(serve(channel.clone(), listener));
 
-    let (qp, pool, gid) = open()?;
-    let _peer = connect(&qp, address, 1, gid).await?;
+    let (qp, pool) = create(&context)?;
+    let (qp, _connection) = channel.connect(&connector, |_| Ok(qp.clone())).await?;
     let mut inbox = qp.inbox(&pool, 8);
     for text in ["hello, peer", "no unsafe, no copies"] {
         let buffer = pool.copy(text.as_bytes()).ok_or("no buffer is left")?;

@@ -50,9 +50,81 @@ pub(crate) enum Command {
     /// Exchange messages with another host, or with another process of this one
     #[command(subcommand)]
     Pingpong(PingpongCommand),
+    /// Connect by address, through the kernel's connection manager
+    #[command(subcommand)]
+    Cm(CmCommand),
     /// Share a context and registered memory between two processes of this machine
     #[command(subcommand)]
     Share(ShareArgs),
+}
+
+/// What clap shows below the options of the programs that connect by address.
+const CM: &str = concat!(
+    "\
+Start the server first. Either side may be rdma-core's program of the same name. Addresses are
+those of network interfaces that have an RDMA device: `rdma link` lists them. The kernel needs the
+module rdma_ucm.
+
+",
+    exit_statuses!()
+);
+
+#[derive(Debug, Subcommand)]
+#[command(after_help = CM)]
+pub(crate) enum CmCommand {
+    /// The server reads the client's texts and writes them back, by RDMA; the client compares them
+    #[command(after_help = CM)]
+    Rping(RpingArgs),
+}
+
+impl CmCommand {
+    pub(crate) fn is_json(&self) -> bool {
+        match self {
+            CmCommand::Rping(args) => args.json,
+        }
+    }
+}
+
+#[derive(Clone, Debug, Group)]
+pub(crate) struct RpingArgs {
+    /// Be the server
+    #[arg(short, long, required_unless_present = "client", conflicts_with = "client")]
+    server: bool,
+    /// Be the client
+    #[arg(short, long)]
+    pub(crate) client: bool,
+    /// The server's address or host name; a server without it listens on all addresses
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(crate) address: Option<String>,
+    /// The server's port, in the port space TCP of the connection manager
+    #[arg(short, long, value_name = "PORT", default_value_t = 7174,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// The client's address [default: as the routing table says]
+    #[arg(short = 'I', long, value_name = "ADDRESS")]
+    pub(crate) source: Option<String>,
+    /// Texts that a client sends; a server serves one client to its end
+    #[arg(short = 'C', long, value_name = "COUNT", default_value_t = 1000,
+        value_parser = clap::value_parser!(u64).range(1..))]
+    pub(crate) count: u64,
+    /// Bytes of a text, with its final zero
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 64,
+        value_parser = clap::value_parser!(u32).range(16..=i64::from(crate::cm::LONGEST)))]
+    pub(crate) size: u32,
+    /// Show the texts
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Give up after so many seconds without progress
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+    /// How long a server waits for its client
+    #[arg(long, value_name = "SECONDS", default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub(crate) wait: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
 }
 
 /// The importer gets the exporter's context by its file, and reaches the exporter's memory by RDMA.
@@ -365,6 +437,26 @@ mod tests {
         assert_eq!(options.host.as_deref(), Some("10.0.0.2"));
         assert_eq!(args.mtu(), Some(PathMtu::B4096));
         assert_eq!(options.wait(), Duration::ZERO);
+    }
+
+    #[test]
+    fn options_of_rping_are_those_of_the_peer() {
+        let parse = |line: &str| {
+            let words = ["uverbs", "cm", "rping"].into_iter().chain(line.split_whitespace());
+            Args::try_parse_from(words).map(|args| args.command)
+        };
+        let Ok(Command::Cm(CmCommand::Rping(args))) =
+            parse("-c -a 10.0.0.2 -p 7 -C 5 -S 65535 -v -I 10.0.0.1")
+        else {
+            panic!("the line is one of rping");
+        };
+        assert!(args.client && args.verbose && !args.json);
+        assert_eq!((args.port, args.count, args.size), (7, 5, 65_535));
+        assert_eq!(args.address.as_deref(), Some("10.0.0.2"));
+        assert!(matches!(parse("-s"), Ok(Command::Cm(_))));
+        for line in ["", "-s -c -a 10.0.0.2", "-s -S 15", "-s -S 65536", "-c -C 0"] {
+            assert!(parse(line).is_err(), "{line}");
+        }
     }
 
     #[test]

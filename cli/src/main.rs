@@ -1,8 +1,9 @@
 //! The command line: shows the RDMA devices of a machine, exchanges messages over them with itself or
-//! with rdma-core's ping-pong programs, and shares a context between processes.
+//! with rdma-core's programs, and shares a context between processes.
 #![deny(unsafe_code)]
 
 mod args;
+mod cm;
 mod devinfo;
 mod failure;
 mod pingpong;
@@ -17,6 +18,7 @@ fn main() -> ExitCode {
     let (json, outcome) = match &args.command {
         Command::Devinfo(args) => (args.json, devinfo::run(args)),
         Command::Pingpong(args) => (args.options().json, pingpong::run(args)),
+        Command::Cm(command) => (command.is_json(), cm::run(command)),
         Command::Share(args) => (false, share::run(args)),
     };
     match outcome {

@@ -226,6 +226,9 @@ impl<S: RingToken> QueuePair<S> {
 
     /// Receives a message. A [`Buffer`] comes back as long as the message; of other memory,
     /// [`Outcome::filled`](crate::owned::Outcome::filled) tells how many bytes were written.
+    ///
+    /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) may stay pending until the queue
+    /// pair is reset or dropped.
     #[doc(alias = "ibv_post_recv")]
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
         Op::new(self.inner.clone(), OpRequest::Recv, memory)

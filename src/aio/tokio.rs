@@ -329,7 +329,7 @@ pub async fn connect(
 ///
 /// This suits a program that expects one peer. A server accepts streams itself, and runs the [`handshake`] of
 /// each client in a task of its own, so that a client that fails or is slow does not keep others waiting:
-/// see the example `echo`.
+/// see the example `requests`.
 ///
 /// # Errors
 ///

@@ -6,7 +6,7 @@
 
 use super::event::Event;
 use super::fd::RdmaCmFd;
-use super::id::{Id, IdInner};
+use super::id::{Id, IdInner, PortSpace};
 use super::kernel::{Command, Kernel};
 use super::param::Depths;
 use crate::context::Context;
@@ -27,7 +27,6 @@ use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::{
     RDMA_USER_CM_CMD_CREATE_ID, rdma_cm_event_type, rdma_ucm_event_resp, rdma_ucm_get_event,
-    rdma_ucm_port_space,
 };
 
 /// How long a thread sleeps at most before it checks whether another thread still reads the file. The
@@ -131,15 +130,23 @@ impl EventChannel {
         Ok(EventChannel { inner: Arc::new(inner) })
     }
 
-    /// Creates an id for reliable connections, in the port space `RDMA_PS_TCP`.
+    /// Creates an id for reliable connections, in the port space [`TCP`](PortSpace::TCP).
     ///
     /// # Errors
     ///
     /// `ENOMEM`; `EACCES` after a change of credentials.
     #[doc(alias = "rdma_create_id")]
     pub fn create_id(&self) -> Result<Id> {
-        let ps = rdma_ucm_port_space::RDMA_PS_TCP;
-        Ok(Id::new(IdInner::create(&self.inner, ps, 0)?))
+        self.create_id_in(PortSpace::TCP)
+    }
+
+    /// Creates an id in a port space.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_id`](Self::create_id).
+    pub fn create_id_in(&self, space: PortSpace) -> Result<Id> {
+        Ok(Id::new(IdInner::create(&self.inner, space)?))
     }
 
     /// Reads all pending events, moves each to its id, and returns their number. An event loop calls
@@ -295,13 +302,14 @@ impl Channel {
             Err(errno) => return Err(explain(verb, u32::MAX, errno)),
         }
         let mut event = Event::new(&raw);
-        if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
-            // If the listener is gone, dropping the event destroys the new id.
-            event.request = Some(IdInner::adopt(self, raw.id));
-        }
         let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
         let id = ids.get(&raw.uid).and_then(Weak::upgrade);
         drop(ids);
+        if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
+            // If the listener is gone, dropping the event destroys the new id.
+            let space = id.as_ref().map_or(PortSpace::TCP, |listener| listener.space);
+            event.request = Some(IdInner::adopt(self, raw.id, space));
+        }
         if let Some(id) = id {
             id.receive(event);
             self.wake();

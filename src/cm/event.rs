@@ -8,6 +8,7 @@ use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::rdma_user_cm::{
     ib_cm_rej_reason as rej, rdma_cm_event_type as Type, rdma_ucm_conn_param, rdma_ucm_event_resp,
+    rdma_ucm_ud_param,
 };
 use zerocopy::FromBytes;
 
@@ -17,19 +18,24 @@ pub(crate) struct Event {
     pub(super) kind: Type,
     /// 0, a negative error number, or the reason of a rejection.
     pub(super) status: i32,
+    /// What an event of a connection brings.
     pub(super) conn: rdma_ucm_conn_param,
+    /// What an event of the port space UDP brings instead.
+    pub(super) ud: rdma_ucm_ud_param,
     /// The new id of a connect request. Dropping the event destroys it, which rejects the request.
     pub(super) request: Option<Arc<IdInner>>,
 }
 
 impl Event {
     pub(super) fn new(raw: &rdma_ucm_event_resp) -> Event {
-        // `param` is longer than the struct, so this never fails.
+        // `param` is as long as the longer struct, so these never fail.
         let conn = rdma_ucm_conn_param::read_from_prefix(&raw.param);
+        let ud = rdma_ucm_ud_param::read_from_prefix(&raw.param);
         Event {
             kind: Type(raw.event),
             status: raw.status as i32,
             conn: conn.map(|(conn, _)| conn).unwrap_or_default(),
+            ud: ud.map(|(ud, _)| ud).unwrap_or_default(),
             request: None,
         }
     }

@@ -5,16 +5,18 @@
 use super::address::{decode, encode};
 use super::channel::{Channel, DeviceName, EventChannel};
 use super::connect::Connecting;
+use super::datagram::ConnectingDatagrams;
 use super::event::Event;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::param::{ConnectParam, Message};
-use super::qp::{ConnectedQp, has_srq};
+use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
 use crate::device::Guid;
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
+use crate::number::open_enum;
 use crate::qp::{QpControl, QpState};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -34,11 +36,25 @@ use zerocopy::IntoBytes;
 pub(crate) struct IdInner {
     pub(super) channel: Arc<Channel>,
     number: u32,
+    pub(super) space: PortSpace,
     /// The number by which events name the id.
     pub(super) key: u64,
     inbox: Lock<Inbox>,
     /// Whether another handle destroys the kernel's id.
     moved: AtomicBool,
+}
+
+open_enum! {
+    /// What the ports of an id are counted in, and with it the type of queue pair that the id connects.
+    #[doc(alias = "rdma_port_space")]
+    pub struct PortSpace(u16) {
+        /// Reliable connections.
+        #[doc(alias = "RDMA_PS_TCP")]
+        TCP = rdma_ucm_port_space::RDMA_PS_TCP.0, "TCP";
+        /// Datagrams.
+        #[doc(alias = "RDMA_PS_UDP")]
+        UDP = rdma_ucm_port_space::RDMA_PS_UDP.0, "UDP";
+    }
 }
 
 /// The events of an id that nobody took yet.
@@ -50,38 +66,48 @@ struct Inbox {
 }
 
 impl IdInner {
-    pub(super) fn create(
-        channel: &Arc<Channel>,
-        ps: rdma_ucm_port_space,
-        qp_type: u8,
-    ) -> Result<Arc<IdInner>> {
+    pub(super) fn create(channel: &Arc<Channel>, space: PortSpace) -> Result<Arc<IdInner>> {
         const VERB: &str = "create_id";
         let key = channel.key();
-        let request =
-            uapi::rdma_ucm_create_id { uid: key, ps: ps.0, qp_type, ..Default::default() };
+        // The kernel looks at the type in the port space IB alone; in others it follows from the space.
+        let request = uapi::rdma_ucm_create_id { uid: key, ps: space.0, ..Default::default() };
         let mut answer = uapi::rdma_ucm_create_id_resp::default();
         channel.execute(VERB, Command::create_id(&request, &mut answer))?;
-        let id = IdInner::with_key(channel, answer.id, key);
+        let id = IdInner::with_key(channel, answer.id, key, space);
         channel.register(VERB, &id)?;
         Ok(id)
     }
 
     /// The id that the kernel made for a connect request. The kernel reports no events of it before the
     /// request is accepted.
-    pub(super) fn adopt(channel: &Arc<Channel>, number: u32) -> Arc<IdInner> {
-        IdInner::with_key(channel, number, channel.key())
+    pub(super) fn adopt(channel: &Arc<Channel>, number: u32, space: PortSpace) -> Arc<IdInner> {
+        IdInner::with_key(channel, number, channel.key(), space)
     }
 
-    fn with_key(channel: &Arc<Channel>, number: u32, key: u64) -> Arc<IdInner> {
-        let moved = AtomicBool::new(false);
-        Arc::new(IdInner { channel: channel.clone(), number, key, inbox: Lock::default(), moved })
+    fn with_key(channel: &Arc<Channel>, number: u32, key: u64, space: PortSpace) -> Arc<IdInner> {
+        let (channel, inbox) = (channel.clone(), Lock::default());
+        Arc::new(IdInner { channel, number, space, key, inbox, moved: AtomicBool::new(false) })
+    }
+
+    /// Refuses an id of another port space.
+    pub(super) fn check_space(&self, verb: &'static str, space: PortSpace) -> Result<()> {
+        if self.space == space {
+            return Ok(());
+        }
+        let detail = match space {
+            PortSpace::UDP => {
+                "datagrams need an id of the port space UDP (`EventChannel::create_id_in`)"
+            }
+            _ => "an id of the port space UDP exchanges datagrams: see `connect_datagrams`",
+        };
+        Err(Error::invalid(verb, detail))
     }
 
     /// Has the kernel move the id to another file. Events in the inbox would be lost, so this is for ids
     /// in states without events.
     pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
         const VERB: &str = "migrate_id";
-        let id = IdInner::with_key(to, self.number, self.key);
+        let id = IdInner::with_key(to, self.number, self.key, self.space);
         // An error leaves the kernel's id where it is.
         id.moved.store(true, Ordering::Relaxed);
         let request = migration(self.number, self.channel.fd());
@@ -678,6 +704,8 @@ impl RouteResolved {
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, qp: &QpControl, param: &ConnectParam) -> Result<Connecting> {
         const VERB: &str = "connect";
+        self.id.check_space(VERB, PortSpace::TCP)?;
+        check_type(VERB, qp, false)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
         param.check(VERB, Message::Request, limits)?;
@@ -691,6 +719,35 @@ impl RouteResolved {
         };
         self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
         Ok(Connecting::new(self.id, connected, param.min_rnr_timer))
+    }
+
+    /// Asks the listener for the number and the Q_Key of its queue pair, in the port space
+    /// [`UDP`](PortSpace::UDP). When it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
+    /// `RESET` to `RTS` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). In another state it stays as it is, so that
+    /// one queue pair may have many peers.
+    ///
+    /// # Errors
+    ///
+    /// Any error destroys the id. `EINVAL` for a queue pair of another type than UD or on another device, too much
+    /// private data, or an id of another port space.
+    #[doc(alias = "rdma_connect")]
+    pub fn connect_datagrams(
+        self,
+        qp: &QpControl,
+        param: &ConnectParam,
+    ) -> Result<ConnectingDatagrams> {
+        const VERB: &str = ConnectingDatagrams::VERB;
+        self.id.check_space(VERB, PortSpace::UDP)?;
+        check_type(VERB, qp, true)?;
+        self.path.device(VERB)?.check(VERB, qp.context().device())?;
+        param.check_datagram(VERB, Message::DatagramRequest)?;
+        let request = uapi::rdma_ucm_connect {
+            conn_param: param.to_raw_datagram(qp.qpn()),
+            id: self.id.number(),
+            ..Default::default()
+        };
+        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
+        Ok(ConnectingDatagrams::new(self.id, ConnectedQp::of(qp)))
     }
 }
 

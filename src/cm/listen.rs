@@ -4,10 +4,10 @@
 use super::channel::EventChannel;
 use super::connect::{Accepting, Link};
 use super::event::Event;
-use super::id::{IdInner, Path, Progress, local_addr};
+use super::id::{IdInner, Path, PortSpace, Progress, local_addr};
 use super::kernel::Command;
 use super::param::{ConnectParam, Depths, Message, check_private_data, to_field};
-use super::qp::{ConnectedQp, has_srq};
+use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -69,8 +69,12 @@ impl Step for &ListeningId {
     fn advance(self, event: Event) -> Result<ConnectRequest> {
         match event {
             Event {
-                kind: Type::RDMA_CM_EVENT_CONNECT_REQUEST, request: Some(id), conn, ..
-            } => Ok(ConnectRequest::new(id, conn)),
+                kind: Type::RDMA_CM_EVENT_CONNECT_REQUEST,
+                request: Some(id),
+                conn,
+                ud,
+                ..
+            } => Ok(ConnectRequest::new(id, conn, &ud)),
             event => Err(event.failure(Self::VERB).into()),
         }
     }
@@ -84,8 +88,26 @@ pub struct ConnectRequest {
 }
 
 impl ConnectRequest {
-    fn new(id: Arc<IdInner>, conn: uapi::rdma_ucm_conn_param) -> Self {
+    fn new(
+        id: Arc<IdInner>,
+        conn: uapi::rdma_ucm_conn_param,
+        ud: &uapi::rdma_ucm_ud_param,
+    ) -> Self {
+        let conn = match id.space {
+            PortSpace::UDP => uapi::rdma_ucm_conn_param {
+                private_data: ud.private_data,
+                private_data_len: ud.private_data_len,
+                ..Default::default()
+            },
+            _ => conn,
+        };
         ConnectRequest { id, conn }
+    }
+
+    /// The port space of the listener: a request in [`TCP`](PortSpace::TCP) is for [`accept`](Self::accept), one in
+    /// [`UDP`](PortSpace::UDP) for [`accept_datagrams`](Self::accept_datagrams).
+    pub fn port_space(&self) -> PortSpace {
+        self.id.space
     }
 
     /// The private data of the request: the whole field of the message, with zeros behind what the peer
@@ -95,7 +117,8 @@ impl ConnectRequest {
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
     }
 
-    /// The number of the peer's queue pair.
+    /// The number of the peer's queue pair; 0 in the port space [`UDP`](PortSpace::UDP), where the completion of
+    /// its first datagram tells it.
     pub fn peer_qpn(&self) -> Qpn {
         Qpn(self.conn.qp_num)
     }
@@ -185,6 +208,8 @@ impl ConnectRequest {
     pub fn accept(self, qp: &QpControl, param: &ConnectParam) -> Result<Accepting> {
         const VERB: &str = "accept";
         let context = qp.context();
+        self.id.check_space(VERB, PortSpace::TCP)?;
+        check_type(VERB, qp, false)?;
         self.path(VERB)?.device(VERB)?.check(VERB, context.device())?;
         let limits = self.id.channel.limits(VERB, &context)?;
         param.check(VERB, Message::Accept, limits)?;
@@ -214,8 +239,34 @@ impl ConnectRequest {
         Ok(Accepting::new(link))
     }
 
+    /// Tells the peer the number of a queue pair, in the port space [`UDP`](PortSpace::UDP), and brings the queue
+    /// pair from `RESET` to `RTS` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). In another state it stays as it is,
+    /// so that one queue pair may have many peers. Nothing is left to wait for or to close.
+    ///
+    /// # Errors
+    ///
+    /// Any error rejects the request. `EINVAL` for a queue pair of another type than UD or on another device, too
+    /// much private data, or an id of another port space.
+    #[doc(alias = "rdma_accept")]
+    pub fn accept_datagrams(self, qp: &QpControl, param: &ConnectParam) -> Result<()> {
+        const VERB: &str = "accept_datagrams";
+        self.id.check_space(VERB, PortSpace::UDP)?;
+        check_type(VERB, qp, true)?;
+        self.path(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
+        param.check_datagram(VERB, Message::DatagramReply)?;
+        ConnectedQp::of(qp).ready_datagrams(VERB, &self.id)?;
+        let request = uapi::rdma_ucm_accept {
+            uid: self.id.key,
+            conn_param: param.to_raw_datagram(qp.qpn()),
+            id: self.id.number(),
+            ..Default::default()
+        };
+        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))
+    }
+
     /// Rejects the request, with at most [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes for the
-    /// peer's program.
+    /// peer's program, or [`DATAGRAM_REPLY_PRIVATE_DATA`](super::DATAGRAM_REPLY_PRIVATE_DATA) in the port space
+    /// [`UDP`](PortSpace::UDP).
     ///
     /// # Errors
     ///
@@ -223,7 +274,11 @@ impl ConnectRequest {
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         const VERB: &str = "reject";
-        check_private_data(VERB, Message::Reject, private_data)?;
+        let message = match self.id.space {
+            PortSpace::UDP => Message::DatagramReply,
+            _ => Message::Reject,
+        };
+        check_private_data(VERB, message, private_data)?;
         let (field, private_data_len) = to_field(private_data);
         let request = uapi::rdma_ucm_reject {
             id: self.id.number(),

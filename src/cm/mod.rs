@@ -12,20 +12,33 @@
 //! |---|---|
 //! | [`Id`] → [`ResolvingAddr`] → [`AddrResolved`] → [`ResolvingRoute`] → [`RouteResolved`] | [`Id`] → [`BoundId`] → [`ListeningId`] |
 //! | → [`Connecting`] → [`Connection`] | [`ConnectRequest`] → [`Accepting`] → [`Connection`] |
+//! | or → [`ConnectingDatagrams`] → [`DatagramPeer`] | or [`ConnectRequest::accept_datagrams`] |
 //!
 //! A step that the network takes part in has `wait(timeout)`. A timeout of zero looks once and returns,
 //! for programs with an event loop of their own. Any error destroys the id. [`aio::cm`](crate::aio::cm) has
 //! futures.
 //!
-//! Connections are reliable ones (port space `RDMA_PS_TCP`) by IPv4 and IPv6 addresses. There is nothing yet
-//! for datagrams, XRC, multicast groups, `AF_IB` addresses, IB services and ECE.
+//! Addresses are IPv4 and IPv6 ones. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
+//! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
+//! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
+//! without a connection. There is nothing yet for XRC, multicast groups, `AF_IB` addresses, IB services and ECE.
 //!
 //! # When to use it
 //!
-//! [`endpoint`](crate::QpControl::endpoint) and [`handshake`](crate::QpControl::handshake) connect queue
-//! pairs of programs that have another way to exchange bytes, and that know their devices. Use the
-//! connection manager to talk to programs that use it, such as NVMe over Fabrics targets and everything
-//! written to librdmacm, to find devices by IP address, and to learn when a peer closes.
+//! [`endpoint`](crate::QpControl::endpoint) and [`handshake`](crate::QpControl::handshake) connect queue pairs, too.
+//!
+//! | | `endpoint` and `handshake` | connection manager |
+//! |---|---|---|
+//! | what a program has to know | its device, port and GID index; how to exchange some bytes with the peer | the peer's IP address and port |
+//! | what it talks to | itself | all that uses a connection manager: NVMe over Fabrics, NFS/RDMA, programs written to librdmacm |
+//! | what it needs | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface |
+//! | when the peer closes, or is killed | the exchange of bytes has to tell, or a request fails after its retries | [`Disconnected`](ConnectionEvent::Disconnected) |
+//! | path MTU, timeouts, retries | the program's, in the [`Handshake`](crate::Handshake) | the kernel's, and those of [`ConnectParam`] |
+//! | types of queue pairs | RC, UC, UD, XRC | RC, UD |
+//! | bytes for the program's own use | as many as the exchange carries | [private data](ConnectParam::private_data), 56 to 196 bytes |
+//!
+//! A service that listens on an address takes the connection manager. Programs that have a control connection anyway,
+//! such as the ranks of a job, need no second one: they exchange endpoints there.
 //!
 //! # What keeps what alive
 //!
@@ -45,6 +58,7 @@
 //! | `resolve_addr`, `resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
 //! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
 //! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
+//! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
 //! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
@@ -53,6 +67,7 @@ mod address;
 mod channel;
 mod connect;
 mod connector;
+mod datagram;
 mod event;
 mod fd;
 mod id;
@@ -70,9 +85,15 @@ pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
 pub use connector::{Connector, Listener};
 pub(crate) use connector::{listen_on, no_address};
+pub use datagram::{ConnectingDatagrams, DatagramPeer};
 pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};
-pub use id::{AddrResolved, BoundId, Id, Progress, ResolvingAddr, ResolvingRoute, RouteResolved};
+pub use id::{
+    AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
+};
 pub use listen::{ConnectRequest, ListeningId};
-pub use param::{ACCEPT_PRIVATE_DATA, ConnectParam, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA};
+pub use param::{
+    ACCEPT_PRIVATE_DATA, ConnectParam, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
+    DATAGRAM_REQUEST_PRIVATE_DATA, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
+};
 pub(crate) use step::Step;

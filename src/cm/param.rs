@@ -2,7 +2,7 @@
 
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
-use crate::number::Qpn;
+use crate::number::{Qkey, Qpn};
 use uverbs_uapi::rdma_user_cm::rdma_ucm_conn_param;
 
 /// Bytes of private data that a connect request carries on InfiniBand and RoCE.
@@ -15,6 +15,20 @@ pub const ACCEPT_PRIVATE_DATA: usize = 196;
 
 /// Bytes of private data that a rejection carries on InfiniBand and RoCE.
 pub const REJECT_PRIVATE_DATA: usize = 148;
+
+/// Bytes of private data that a connect request of the port space [`UDP`](super::PortSpace::UDP) carries.
+///
+/// The message has 216, of which the addresses of both sides take 36.
+pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
+
+/// Bytes of private data that an answer in the port space [`UDP`](super::PortSpace::UDP) carries, be it an accept
+/// or a rejection.
+pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
+
+/// The Q_Key of queue pairs in the port space [`UDP`](super::PortSpace::UDP), which the kernel tells the peer
+/// whatever Q_Key the queue pair has.
+#[doc(alias = "RDMA_UDP_QKEY")]
+pub const DATAGRAM_QKEY: Qkey = Qkey(0x0123_4567);
 
 /// Parameters of a connect request or an accept, with defaults that fit most programs.
 ///
@@ -133,6 +147,16 @@ impl ConnectParam {
         }
     }
 
+    /// Refuses more private data than a message of the port space UDP carries.
+    pub(super) fn check_datagram(&self, verb: &'static str, message: Message) -> Result<()> {
+        check_private_data(verb, message, &self.private_data)
+    }
+
+    /// The kernel's struct for a queue pair of datagrams, which has no depths.
+    pub(super) fn to_raw_datagram(&self, qpn: Qpn) -> rdma_ucm_conn_param {
+        self.to_raw(qpn, false, Depths { responder_resources: 0, initiator_depth: 0 })
+    }
+
     /// The kernel's struct for a queue pair; `srq` says whether that has a shared receive queue.
     pub(super) fn to_raw(&self, qpn: Qpn, srq: bool, depths: Depths) -> rdma_ucm_conn_param {
         let (private_data, private_data_len) = to_field(&self.private_data);
@@ -184,6 +208,8 @@ pub(super) enum Message {
     Request,
     Accept,
     Reject,
+    DatagramRequest,
+    DatagramReply,
 }
 
 /// Refuses more private data than a message carries.
@@ -192,6 +218,10 @@ pub(super) fn check_private_data(verb: &'static str, message: Message, data: &[u
         Message::Request => ("a connect request", REQUEST_PRIVATE_DATA),
         Message::Accept => ("an accept", ACCEPT_PRIVATE_DATA),
         Message::Reject => ("a rejection", REJECT_PRIVATE_DATA),
+        Message::DatagramRequest => {
+            ("a connect request for datagrams", DATAGRAM_REQUEST_PRIVATE_DATA)
+        }
+        Message::DatagramReply => ("an answer for datagrams", DATAGRAM_REPLY_PRIVATE_DATA),
     };
     if data.len() > limit {
         let detail =
@@ -222,6 +252,8 @@ mod tests {
             (Message::Request, REQUEST_PRIVATE_DATA),
             (Message::Accept, ACCEPT_PRIVATE_DATA),
             (Message::Reject, REJECT_PRIVATE_DATA),
+            (Message::DatagramRequest, DATAGRAM_REQUEST_PRIVATE_DATA),
+            (Message::DatagramReply, DATAGRAM_REPLY_PRIVATE_DATA),
         ] {
             for length in [0, limit] {
                 check_private_data("connect", message, &vec![1; length]).unwrap();

@@ -8,7 +8,7 @@ use crate::address_vector::{AddressVector, GlobalRoute};
 use crate::error::{Error, Result};
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::Mtu;
-use crate::qp::{PathMigState, QpAttr, QpControl, QpState, WeakQpHandle};
+use crate::qp::{PathMigState, QpAttr, QpControl, QpState, QpType, WeakQpHandle};
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
 
@@ -66,6 +66,21 @@ impl ConnectedQp {
         qp.modify(&rts).map_err(|error| error.in_verb(verb))
     }
 
+    /// Brings a queue pair of datagrams from `RESET` to `RTS`, with the connection manager's Q_Key. One in
+    /// another state is the program's to bring there.
+    pub(super) fn ready_datagrams(&self, verb: &'static str, id: &IdInner) -> Result<()> {
+        if self.control(verb)?.state() != QpState::RESET {
+            return Ok(());
+        }
+        self.init(verb, id)?;
+        let qp = self.control(verb)?;
+        let rts = QpAttr::new().state(QpState::RTS).sq_psn(Psn(0));
+        for attr in [QpAttr::new().state(QpState::RTR), rts] {
+            qp.modify(&attr).map_err(|error| error.in_verb(verb))?;
+        }
+        Ok(())
+    }
+
     /// Brings the queue pair to `ERR`, where what is posted completes with an error. A queue pair in
     /// `RESET`, or one that the program dropped, needs nothing.
     pub(super) fn stop(&self) -> Result<()> {
@@ -75,6 +90,19 @@ impl ConnectedQp {
             _ => qp.modify(&QpAttr::new().state(QpState::ERR)),
         }
     }
+}
+
+/// Refuses a queue pair whose type the port space does not connect.
+pub(super) fn check_type(verb: &'static str, qp: &QpControl, datagrams: bool) -> Result<()> {
+    let qp_type = qp.qp_type();
+    if (qp_type == QpType::UD) == datagrams {
+        return Ok(());
+    }
+    let detail = match datagrams {
+        true => format!("a queue pair of type {qp_type}; datagrams need one of type UD"),
+        false => "a queue pair of type UD; datagrams need an id of the port space UDP".to_owned(),
+    };
+    Err(Error::invalid(verb, detail))
 }
 
 /// Whether the queue pair receives from a shared receive queue, which the peer is told.
@@ -116,7 +144,7 @@ fn translate(raw: &ib_uverbs_qp_attr) -> QpAttr {
     attr
 }
 
-fn path(raw: &ib_uverbs_ah_attr) -> AddressVector {
+pub(super) fn path(raw: &ib_uverbs_ah_attr) -> AddressVector {
     AddressVector {
         port: raw.port_num.into(),
         dlid: raw.dlid,

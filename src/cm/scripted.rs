@@ -21,6 +21,8 @@ pub(crate) const PEER: &str = "10.0.0.2:7471";
 struct State {
     next: u32,
     live: BTreeSet<u32>,
+    /// The ids of the port space UDP.
+    datagrams: BTreeSet<u32>,
     /// The key by which events of an id name it.
     keys: Vec<(u32, u64)>,
     events: VecDeque<rdma_ucm_event_resp>,
@@ -84,6 +86,26 @@ impl CmScript {
         id
     }
 
+    /// Queues an event of an id of the port space UDP.
+    pub(crate) fn tell_datagram(
+        &self,
+        id: u32,
+        kind: rdma_cm_event_type,
+        status: i32,
+        ud: rdma_ucm_ud_param,
+    ) {
+        let uid = self.key(id);
+        self.tell_param(uid, id, kind, status, ud.as_bytes());
+    }
+
+    /// Queues a request for a listener of the port space UDP.
+    pub(crate) fn request_datagrams(&self, listener: u32, ud: rdma_ucm_ud_param) {
+        let (uid, id) = (self.key(listener), self.make());
+        self.state().datagrams.insert(id);
+        let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
+        self.tell_param(uid, id, kind, 0, ud.as_bytes());
+    }
+
     pub(crate) fn tell_raw(
         &self,
         uid: u64,
@@ -92,6 +114,10 @@ impl CmScript {
         status: i32,
         conn: rdma_ucm_conn_param,
     ) {
+        self.tell_param(uid, id, kind, status, conn.as_bytes());
+    }
+
+    fn tell_param(&self, uid: u64, id: u32, kind: rdma_cm_event_type, status: i32, bytes: &[u8]) {
         let mut event = rdma_ucm_event_resp {
             uid,
             id,
@@ -99,7 +125,6 @@ impl CmScript {
             status: status as u32,
             ..Default::default()
         };
-        let bytes = conn.as_bytes();
         event.param[..bytes.len()].copy_from_slice(bytes);
         self.state().events.push_back(event);
         rustix::io::write(&self.0.writable, &[1]).expect("a byte for the pipe");
@@ -194,7 +219,11 @@ impl Kernel for CmScript {
             RDMA_USER_CM_CMD_CREATE_ID => {
                 let request: rdma_ucm_create_id = read(command.request);
                 let id = self.make();
-                self.state().keys.push((id, request.uid));
+                let mut state = self.state();
+                state.keys.push((id, request.uid));
+                if request.ps == rdma_ucm_port_space::RDMA_PS_UDP.0 {
+                    state.datagrams.insert(id);
+                }
                 answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
             }
             RDMA_USER_CM_CMD_DESTROY_ID => {
@@ -229,7 +258,8 @@ impl Kernel for CmScript {
             RDMA_USER_CM_CMD_INIT_QP_ATTR => {
                 let request: rdma_ucm_init_qp_attr = read(command.request);
                 alive(request.id)?;
-                answer(command.buffer, qp_attr(request.qp_state).as_bytes());
+                let datagrams = self.state().datagrams.contains(&request.id);
+                answer(command.buffer, qp_attr(request.qp_state, datagrams).as_bytes());
             }
             RDMA_USER_CM_CMD_SET_OPTION => {
                 let request: rdma_ucm_set_option = read(command.request);
@@ -261,8 +291,8 @@ impl Kernel for CmScript {
     }
 }
 
-/// The attributes that the kernel returns for a reliable connection on RoCE.
-fn qp_attr(state: u32) -> ib_uverbs_qp_attr {
+/// The attributes that the kernel returns on RoCE for a reliable connection, or for datagrams.
+fn qp_attr(state: u32, datagrams: bool) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;
     attr.port_num = 1;
@@ -275,7 +305,9 @@ fn qp_attr(state: u32) -> ib_uverbs_qp_attr {
     attr.rnr_retry = 7;
     attr.max_rd_atomic = 1;
     attr.max_dest_rd_atomic = 1;
+    attr.qkey = 0x0123_4567;
     let mask = match state {
+        1 if datagrams => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         1 => Mask::IB_QP_ACCESS_FLAGS | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         2 => {
             Mask::IB_QP_AV

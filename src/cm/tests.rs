@@ -358,3 +358,62 @@ fn child_destroys_nothing_and_its_calls_are_refused() {
     });
     assert!(listener.is_some());
 }
+
+#[test]
+fn datagrams_go_to_the_listener_that_answered() {
+    let stage = Stage::new();
+    let make = || stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let (qp, answering) = (make().unwrap(), make().unwrap());
+    let route = || {
+        let id = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+        let resolving = id.resolve_addr(None, PEER.parse().unwrap(), LONG).unwrap();
+        let number = *stage.script.live().last().unwrap();
+        stage.script.tell(number, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        let resolving = resolving.wait(NOW).unwrap().done().unwrap().resolve_route(LONG).unwrap();
+        stage.script.tell(number, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        (number, resolving.wait(NOW).unwrap().done().unwrap())
+    };
+    let (id, resolved) = route();
+    let param = ConnectParam::new().private_data(&[7; DATAGRAM_REQUEST_PRIVATE_DATA]);
+    let connecting = resolved.connect_datagrams(&qp, &param).unwrap();
+    let asked = stage.script.connects()[0].conn_param;
+    assert_eq!((asked.private_data_len, asked.qp_num), (180, qp.qpn().0));
+    let mut answer = rdma_ucm_ud_param { qp_num: 0x99, qkey: 0x0123_4567, ..Default::default() };
+    answer.ah_attr.grh.sgid_index = 3;
+    answer.ah_attr.is_global = 1;
+    answer.private_data[..2].copy_from_slice(b"ok");
+    answer.private_data_len = 136;
+    stage.script.tell_datagram(id, Type::RDMA_CM_EVENT_ESTABLISHED, 0, answer);
+    let peer = connecting.wait(NOW).unwrap().done().unwrap();
+    assert_eq!((peer.qpn().0, peer.qkey(), qp.state()), (0x99, DATAGRAM_QKEY, QpState::RTS));
+    assert_eq!(peer.address().global.map(|global| global.sgid_index), Some(3));
+    assert_eq!((peer.private_data().len(), &peer.private_data()[..2]), (136, &b"ok"[..]));
+    // The answer was all: no id is left.
+    assert!(stage.script.live().is_empty());
+    for (kind, status, errno, told) in [
+        (Type::RDMA_CM_EVENT_UNREACHABLE, 1, Errno::CONNREFUSED, "nobody listens"),
+        (Type::RDMA_CM_EVENT_UNREACHABLE, 2, Errno::CONNREFUSED, "program refused"),
+        (Type::RDMA_CM_EVENT_UNREACHABLE, 9, Errno::CONNREFUSED, "status 9"),
+        (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT, "4791"),
+        (Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::NODEV, "removed"),
+    ] {
+        let (id, resolved) = route();
+        let connecting = resolved.connect_datagrams(&qp, &ConnectParam::new()).unwrap();
+        stage.script.tell(id, kind, status);
+        let error = connecting.wait(NOW).unwrap_err();
+        assert_eq!(error.errno(), errno, "{error}");
+        assert!(error.to_string().contains(told), "{error}");
+        assert!(stage.script.live().is_empty());
+    }
+    let listener = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let listener = listener.bind(LOCAL.parse().unwrap()).unwrap().listen(4).unwrap();
+    let at = stage.script.live()[0];
+    let asked = rdma_ucm_ud_param { private_data_len: 180, ..Default::default() };
+    stage.script.request_datagrams(at, asked);
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    assert_eq!((request.port_space(), request.private_data().len()), (PortSpace::UDP, 180));
+    request.accept_datagrams(&answering, &ConnectParam::new()).unwrap();
+    assert_eq!(answering.state(), QpState::RTS);
+    assert_eq!(stage.script.accepts()[0].conn_param.qp_num, answering.qpn().0);
+    assert_eq!(stage.script.live(), [at]);
+}

@@ -1,6 +1,7 @@
 //! Connections by address: the kernel's connection manager, with both sides in this process. The passive
 //! side is on the second device if there is one.
 
+mod datagrams;
 #[cfg(feature = "tokio")]
 mod futures;
 mod ipv6;
@@ -29,6 +30,7 @@ use uverbs::{
 pub(crate) fn all() -> Vec<Trial> {
     let parts = [
         trials(),
+        datagrams::trials(),
         #[cfg(feature = "tokio")]
         futures::trials(),
         ipv6::trials(),
@@ -130,16 +132,20 @@ struct Side {
     qp: QueuePair,
     cq: CompletionQueue,
     memory: MemoryRegion<u64>,
-    _pd: ProtectionDomain,
+    pd: ProtectionDomain,
 }
 
 impl Side {
     fn of(context: &Context) -> uverbs::Result<Side> {
+        Side::with(context, QpType::RC)
+    }
+
+    fn with(context: &Context, qp_type: QpType) -> uverbs::Result<Side> {
         let pd = context.alloc_pd()?;
         let cq = context.cq_builder(16).build()?;
         let memory = pd.allocate::<u64>(64)?;
-        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_recv_wr(8).build()?;
-        Ok(Side { qp, cq, memory, _pd: pd })
+        let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(8).max_recv_wr(8).build()?;
+        Ok(Side { qp, cq, memory, pd })
     }
 
     fn receive(&mut self) -> Verdict {

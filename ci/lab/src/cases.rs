@@ -114,6 +114,7 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(verbs::pingpongs(Addressing::Gid));
     cases.extend(verbs::forms(Addressing::Gid));
     cases.extend(rdmacm::programs());
+    cases.extend(ours::by_address());
     cases.extend(perftest::programs());
     cases.extend(ethernet::cases());
     context.group("programs", Emulation::default(), cases)

@@ -20,6 +20,41 @@ pub(crate) fn pingpongs() -> Vec<Case> {
     cases
 }
 
+/// Connections by address, between `uverbs cm` and rdma-core's programs.
+pub(crate) fn by_address() -> Vec<Case> {
+    let pair = |name: &str, server: &str, client: &str| {
+        Case::pair(format!("ours::rping::{name}"), "cm", server, client)
+    };
+    vec![
+        pair(
+            "serves_the_peer",
+            "uverbs cm rping -s -a 10.0.0.2 -S 100 -v",
+            "rping -c -a 10.0.0.2 -C 20 -S 100 -V",
+        )
+        .then("grep -q \"server ping data: rdma-ping-19: \" server")
+        .then("grep -q \"20 pings in\" server"),
+        pair(
+            "uses_the_peer",
+            "rping -s -a 10.0.0.2 -S 100",
+            "uverbs cm rping -c -a 10.0.0.2 -C 20 -S 100 --json",
+        )
+        .then("grep -q \"pings.:20,\" client"),
+        pair(
+            "large",
+            "uverbs cm rping -s -S 65535",
+            "uverbs cm rping -c -a 10.0.0.2 -I 10.0.0.1 -C 20 -S 65535 -v",
+        )
+        .then("grep -q \"ping data: rdma-ping-19: \" client"),
+        Case::new(
+            "ours::rping::says_what_is_wrong",
+            "cd /tmp; says() { \"$@\" >said; cat said; grep -q \"$needle\" said; }\n\
+             needle='nobody listens' says uverbs cm rping -c -a 10.0.0.2 -p 9 --json || fail 'not heard'\n\
+             needle='exit_status.:4' says uverbs cm rping -c -a 10.0.0.2 -p 9 --json || fail 'status'\n\
+             needle='ip address' says uverbs cm rping -s -a 192.0.2.1 --json || fail 'foreign'",
+        ),
+    ]
+}
+
 /// A part of the device suite. Skips are checked where the whole suite runs.
 fn part(filter: &str) -> Case {
     part_without(filter, "")

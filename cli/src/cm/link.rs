@@ -1,0 +1,156 @@
+//! A queue pair with buffers for one message in each direction, and the connection that it is in.
+
+use crate::failure::{Failure, Result};
+use std::collections::VecDeque;
+use std::ops::Deref;
+use std::time::{Duration, Instant};
+use uverbs::cm::{Connection, ConnectionEvent};
+use uverbs::owned::{Buffer, BufferPool, Lend, OwnedCompletionQueue, OwnedQueuePair};
+use uverbs::{Context, ProtectionDomain, QpControl, QpType, SendWr, WcStatus};
+
+/// How many turns without a completion lead to a look at the connection.
+const TURNS: u32 = 64;
+
+/// Receives that are posted at once.
+const RECEIVES: u32 = 2;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Request {
+    Send,
+    Receive,
+}
+
+/// The queues of one side.
+#[derive(Debug)]
+pub(super) struct Link {
+    qp: OwnedQueuePair<Request>,
+    cq: OwnedCompletionQueue<Request>,
+    pool: BufferPool,
+    pub(super) pd: ProtectionDomain,
+    received: VecDeque<Buffer>,
+    /// The memory of the request that is over.
+    sent: Option<Option<Buffer>>,
+    timeout: Duration,
+}
+
+/// What a wait for a message ended with.
+#[derive(Debug)]
+pub(super) enum Heard {
+    Message(Buffer),
+    /// The peer closed the connection.
+    End,
+}
+
+impl Link {
+    /// Makes the queues, with buffers of `size` bytes that peers may read.
+    pub(super) fn new(context: &Context, size: usize, timeout: Duration) -> uverbs::Result<Link> {
+        let pd = context.alloc_pd()?;
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(16).build()?);
+        let pool = pd.buffer_pool_builder(size).count(8).remote_read().build()?;
+        let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
+        let qp = qp.max_send_wr(4).max_recv_wr(RECEIVES).max_inline_data(16).build()?;
+        let qp = cq.adopt(qp).map_err(|failed| failed.error)?;
+        let (received, sent) = (VecDeque::new(), None);
+        Ok(Link { qp, cq, pool, pd, received, sent, timeout })
+    }
+
+    pub(super) fn buffer(&self) -> Result<Buffer> {
+        self.pool.take().ok_or_else(|| Failure::run("no buffer is left"))
+    }
+
+    /// Posts the receive of a message.
+    pub(super) fn receive(&mut self) -> Result<()> {
+        let buffer = self.buffer()?;
+        let mut batch = self.qp.recv_batch().map_err(cannot_post)?;
+        batch.push(buffer, Request::Receive).map_err(|failed| cannot_post(failed.error))?;
+        batch.ring();
+        Ok(())
+    }
+
+    /// Carries out one request of the send queue, and returns its buffer.
+    pub(super) fn request<L: Lend>(
+        &mut self,
+        wr: SendWr<'_>,
+        memory: L,
+        connection: &Connection,
+    ) -> Result<Option<Buffer>> {
+        let mut batch = self.qp.send_batch().map_err(cannot_post)?;
+        batch.push(wr, memory, Request::Send).map_err(|failed| cannot_post(failed.error))?;
+        batch.ring().map_err(|error| Failure::run(error.to_string()))?;
+        let done = self.wait(connection, |link| link.sent.take())?;
+        done.ok_or_else(|| Failure::run("the peer closed the connection during a request"))
+    }
+
+    /// Waits for a message, or until the peer closes the connection.
+    pub(super) fn hear(&mut self, connection: &Connection) -> Result<Heard> {
+        let message = self.wait(connection, |link| link.received.pop_front())?;
+        Ok(message.map_or(Heard::End, Heard::Message))
+    }
+
+    /// Polls until `take` finds something; `None` if the peer closed the connection before.
+    fn wait<R>(
+        &mut self,
+        connection: &Connection,
+        take: impl Fn(&mut Link) -> Option<R>,
+    ) -> Result<Option<R>> {
+        let deadline = Instant::now() + self.timeout;
+        loop {
+            for _ in 0..TURNS {
+                self.poll()?;
+                if let Some(taken) = take(self) {
+                    return Ok(Some(taken));
+                }
+                std::thread::yield_now();
+            }
+            match connection.next_event(Some(Duration::ZERO))? {
+                None => {}
+                Some(ConnectionEvent::Disconnected | ConnectionEvent::TimewaitExit) => {
+                    // Its last message may have completed meanwhile.
+                    self.poll()?;
+                    return Ok(take(self));
+                }
+                Some(ConnectionEvent::DeviceRemoval) => {
+                    return Err(Failure::device("the kernel is removing the device"));
+                }
+                Some(_) => {}
+            }
+            if Instant::now() > deadline {
+                return Err(Failure::run(format!("the peer was silent for {:?}", self.timeout))
+                    .advice("look at the peer's output, or allow more time with --timeout"));
+            }
+        }
+    }
+
+    fn poll(&mut self) -> Result<()> {
+        let completions = self.cq.poll().map_err(|error| Failure::run(error.to_string()))?;
+        for done in completions {
+            let status = done.outcome.status;
+            if status != WcStatus::SUCCESS {
+                let what = match done.tag {
+                    Request::Send => "a request",
+                    Request::Receive => "a receive",
+                };
+                return Err(Failure::run(format!("{what} failed: {status}")));
+            }
+            match (done.tag, done.memory.into_buffer()) {
+                (Request::Receive, Some(buffer)) => self.received.push_back(buffer),
+                (Request::Receive, None) => {}
+                (Request::Send, buffer) => self.sent = Some(buffer),
+            }
+        }
+        Ok(())
+    }
+}
+
+/// The queue pair, but for posting.
+impl Deref for Link {
+    type Target = QpControl;
+
+    fn deref(&self) -> &QpControl {
+        &self.qp
+    }
+}
+
+fn cannot_post(error: uverbs::PostError) -> Failure {
+    Failure::run(format!("a request could not be posted: {error}"))
+}
