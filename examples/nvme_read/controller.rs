@@ -266,7 +266,11 @@ impl Controller {
     }
 
     fn ask<T: FromBytes + IntoBytes>(&mut self, what: Identify) -> Outcome<T> {
-        let (slot, _) = self.execute("Identify", |queue, slot| {
+        let name = match what {
+            Identify::Controller => "Identify controller".to_owned(),
+            Identify::Namespace(number) => format!("Identify namespace {number}"),
+        };
+        let (slot, _) = self.execute(&name, |queue, slot| {
             Ok(Command::identify(what, queue.sgl(slot, IDENTIFY)?))
         })?;
         let mut data = T::new_zeroed();
