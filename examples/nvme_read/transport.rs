@@ -88,7 +88,8 @@ impl Resources {
         let pd = context.alloc_pd()?;
         let (depth, entries) = (u32::from(attr.depth), u32::from(attr.entries));
         let completions = context.create_comp_channel()?;
-        let cq = context.cq_builder(2 * entries + 2 * depth).channel(&completions).build()?;
+        // Devices round the sizes of both queues up to a power of two, and small ones further.
+        let cq = context.cq_builder(2 * (entries + depth) + 16).channel(&completions).build()?;
         let mut cq = OwnedCompletionQueue::new(cq);
         let qp = pd
             .qp_builder(cq.queue(), cq.queue(), QpType::RC)
