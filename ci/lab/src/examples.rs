@@ -1,5 +1,7 @@
 //! Runs the workspace's examples in a guest, and checks their output.
 
+mod nvme;
+
 use crate::cases::case::{self, Case};
 use crate::device::DeviceName;
 use crate::kernel::KernelName;
@@ -20,6 +22,7 @@ const EXAMPLES: &[&str] = &[
     "fan_in",
     "file_transfer",
     "key_value",
+    "nvme_read",
     "per_thread",
     "pingpong",
     "records",
@@ -64,7 +67,7 @@ fn cases(device: DeviceName) -> Vec<Case> {
     let original = format!("(head -c {size} /dev/urandom >/tmp/original)");
     let copied = "cmp /tmp/original copy";
     let bar = r#"grep -q "\[#\{40\}\] 100 % of 3000001 bytes" server"#;
-    vec![
+    let mut cases = vec![
         alone("devices", "devices", DONE, one),
         // Not the shell's own.
         alone("echo", "/usr/local/bin/echo", DONE, "^hello, peer$")
@@ -122,7 +125,9 @@ fn cases(device: DeviceName) -> Vec<Case> {
             &format!("pingpong -n 200 -d {one} 127.0.0.1"),
         )
         .then("grep -q \"µs per iteration\" client"),
-    ]
+    ];
+    cases.extend(nvme::cases());
+    cases
 }
 
 /// All of them, built, with their names.

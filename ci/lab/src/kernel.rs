@@ -57,6 +57,9 @@ const MODULES: &[&str] = &[
     "nft_limit",
     // memory to share
     "udmabuf",
+    // storage over RDMA
+    "nvmet_rdma",
+    "brd",
 ];
 
 /// A kernel by the name that the command line gives it.
@@ -153,7 +156,8 @@ impl Kernel {
         if let Some(own) = Self::from_environment(name, cache)? {
             return Ok(Some(own));
         }
-        cache.unit(&name.unit()).map(|directory| Self::read(&directory)).transpose()
+        let unit = cache.unit(&name.unit()).filter(|directory| is_complete(directory));
+        unit.map(|directory| Self::read(&directory)).transpose()
     }
 
     fn read(directory: &Path) -> Result<Self> {
@@ -193,6 +197,15 @@ impl Kernel {
     }
 }
 
+/// The file of a unit that lists the modules that were looked for when it was filled.
+const WANTED: &str = "wanted.json";
+
+/// Whether all of [`MODULES`] were looked for when a unit was filled. One of an older lab is fetched again.
+fn is_complete(unit: &Path) -> bool {
+    let read = || serde_json::from_slice::<Vec<String>>(&fs::read(unit.join(WANTED)).ok()?).ok();
+    read().is_some_and(|wanted| MODULES.iter().all(|name| wanted.iter().any(|known| known == name)))
+}
+
 /// Fills a unit's modules from a directory like `/lib/modules/6.1.0-x`.
 fn fill(unit: &Path, tree: &Path) -> Result<()> {
     let release = tree.file_name().context("a modules directory without name")?;
@@ -202,6 +215,7 @@ fn fill(unit: &Path, tree: &Path) -> Result<()> {
     let all = module::find(tree)?;
     let list = module::collect(&all, MODULES, &unit.join("modules"))?;
     fs::write(unit.join("modules.json"), serde_json::to_vec(&list)?)?;
+    fs::write(unit.join(WANTED), serde_json::to_vec(MODULES)?)?;
     Ok(())
 }
 
@@ -455,6 +469,21 @@ mod tests {
             let error = parse(bad).unwrap_err().to_string();
             assert!(error.contains("6.1, 6.12, newest"), "{bad}: {error}");
         }
+    }
+
+    #[test]
+    fn a_kernel_without_a_module_that_is_wanted_now_is_fetched_again() {
+        let unit = std::env::temp_dir().join(format!("lab-wanted-{}", std::process::id()));
+        fs::create_dir_all(&unit).unwrap();
+        let filled_for = |wanted: &[&str]| {
+            fs::write(unit.join(WANTED), serde_json::to_vec(wanted).unwrap()).unwrap();
+            is_complete(&unit)
+        };
+        assert!(!is_complete(&unit), "one of a lab that kept no list");
+        assert!(filled_for(MODULES));
+        assert!(filled_for(&[MODULES, &["another"]].concat()));
+        assert!(!filled_for(&MODULES[1..]));
+        fs::remove_dir_all(&unit).unwrap();
     }
 
     #[test]
