@@ -132,8 +132,12 @@ impl Link {
                 };
                 return Err(Failure::run(format!("{what} failed: {status}")));
             }
+            let filled = done.outcome.filled();
             match (done.tag, done.memory.into_buffer()) {
-                (Request::Receive, Some(buffer)) => self.received.push_back(buffer),
+                (Request::Receive, Some(mut buffer)) => {
+                    buffer.set_len(filled);
+                    self.received.push_back(buffer);
+                }
                 (Request::Receive, None) => {}
                 (Request::Send, buffer) => self.sent = Some(buffer),
             }
