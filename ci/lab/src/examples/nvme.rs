@@ -99,7 +99,7 @@ pub(super) fn cases() -> Vec<Case> {
             "block (1[0-9]{3}) has 0x[0-9a-f]+ at byte [0-9]+, where the pattern of seed 7 has",
         ),
         host("nvme_read::no_namespace", "--namespace 9", REFUSED, "namespace 9"),
-        host("nvme_read::too_deep", "--depth 5000", REFUSED, "--depth 5000: .* at most [0-9]+"),
+        host("nvme_read::too_deep", "--depth 5000", REFUSED, "depth 5000: .* at most [0-9]+"),
         alone(
             "nvme_read::no_subsystem",
             &format!("nvme_read {ADDRESS} {SUBSYSTEM}x"),
