@@ -32,7 +32,7 @@ ln -s ../../subsystems/$SUBSYSTEM subsystems/ || fail 'the target does not liste
 const TARGET_LEAVES: &str = r#"
 cd $(mktemp -d) || exit 1
 timeout 100 nvme_read --depth 1 --size 512 $ADDRESS $SUBSYSTEM >printed 2>&1 & host=$!
-until_true 'grep -q ^namespace printed' || { cat printed; exit 1; }
+until_true 'grep -q ^I/O printed' || { cat printed; exit 1; }
 rm /sys/kernel/config/nvmet/ports/1/subsystems/$SUBSYSTEM || exit 1
 wait $host; status=$?; cat printed
 [ $status = 1 ] || fail "the host ended with $status"
