@@ -52,6 +52,7 @@ fn run(options: &Options) -> Outcome<()> {
     );
     let plan = options.plan(namespace, identity.max_transfer)?;
     let mut queue = controller.io_queue(options.depth, options.size)?;
+    println!("I/O queue for {} requests of {} bytes", options.depth, options.size);
     let done = transfer(options, &plan, &mut queue);
     // In any case, so that the target need not wait for this host.
     let ended = queue.disconnect().and_then(|()| controller.shut_down());

@@ -32,7 +32,7 @@ ln -s ../../subsystems/$SUBSYSTEM subsystems/ || fail 'the target does not liste
 const TARGET_LEAVES: &str = r#"
 cd $(mktemp -d) || exit 1
 timeout 100 nvme_read --depth 1 --size 512 $ADDRESS $SUBSYSTEM >printed 2>&1 & host=$!
-until_true 'grep -q ^namespace printed' || { cat printed; exit 1; }
+until_true 'grep -q ^I/O printed' || { cat printed; exit 1; }
 rm /sys/kernel/config/nvmet/ports/1/subsystems/$SUBSYSTEM || exit 1
 wait $host; status=$?; cat printed
 [ $status = 1 ] || fail "the host ended with $status"
@@ -99,7 +99,7 @@ pub(super) fn cases() -> Vec<Case> {
             "block (1[0-9]{3}) has 0x[0-9a-f]+ at byte [0-9]+, where the pattern of seed 7 has",
         ),
         host("nvme_read::no_namespace", "--namespace 9", REFUSED, "namespace 9"),
-        host("nvme_read::too_deep", "--depth 5000", REFUSED, "--depth 5000: .* at most [0-9]+"),
+        host("nvme_read::too_deep", "--depth 5000", REFUSED, "depth 5000: .* at most [0-9]+"),
         alone(
             "nvme_read::no_subsystem",
             &format!("nvme_read {ADDRESS} {SUBSYSTEM}x"),
