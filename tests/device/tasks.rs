@@ -8,6 +8,7 @@ use crate::verdict::{Stop, Verdict, supported};
 use std::future::Future;
 use std::pin::pin;
 use std::task::Poll;
+use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::BufferPool;
@@ -23,8 +24,17 @@ pub(crate) fn runtime(threads: usize) -> Verdict<Runtime> {
 
 /// Runs a test, which must be over in time.
 pub(crate) fn run(threads: usize, test: impl Future<Output = Verdict>) -> Verdict {
+    run_for(2 * PATIENCE, threads, test)
+}
+
+/// As [`run`], for a test that may wait for the kernel for longer.
+pub(crate) fn run_for(
+    most: Duration,
+    threads: usize,
+    test: impl Future<Output = Verdict>,
+) -> Verdict {
     runtime(threads)?.block_on(async {
-        match tokio::time::timeout(2 * PATIENCE, test).await {
+        match tokio::time::timeout(most, test).await {
             Ok(verdict) => verdict,
             Err(_) => Err(Stop::fail("the test takes too long")),
         }
