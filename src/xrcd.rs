@@ -39,7 +39,7 @@ impl XrcdInner {
 ///
 /// A message to an XRC target names a shared receive queue of the target's domain. Processes share a
 /// domain, with its targets and queues, by opening it with the same file; the content of the file does not
-/// matter.
+/// matter. `examples/xrc_service.rs` is a service of three processes.
 ///
 /// Objects made in it keep it alive. It is destroyed when the last process that has it open closes it. All
 /// methods may be called from any thread.

@@ -59,7 +59,7 @@ impl VarLocation {
     }
 }
 
-/// A VAR: a doorbell page of an emulated device.
+/// A VAR: a doorbell page of an emulated device. `examples/shared_var.rs` shares one with a second process.
 ///
 /// Dropping it destroys it, for all processes that have [imported](Var::import) it. A page that is
 /// [mapped](Self::map) stays mapped, and the kernel gives it to no other object before the last mapping is

@@ -5,7 +5,7 @@ use crate::uverbs::scripted::{Op, Script};
 use crate::{Context, Errno, XrcDomain};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use std::os::fd::OwnedFd;
-use uverbs_uapi::object::UVERBS_OBJECT_XRCD;
+use uverbs_uapi::object::{UVERBS_OBJECT_QP, UVERBS_OBJECT_XRCD};
 
 fn device() -> (Script, Context) {
     let script = Script::new();
@@ -110,6 +110,21 @@ fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
     assert!(error.message().contains("a shared receive queue of an XRC domain"), "{error}");
     drop(srq);
     cq.destroy().unwrap();
+}
+
+/// mlx5's driver refuses a queue pair without one, and completions tell queue pairs apart by it.
+#[test]
+fn each_target_has_a_user_index_of_its_own() {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    script.allow_xrc();
+    let domain = context.xrcd_builder().build().unwrap();
+    let targets = [domain.create_target().unwrap(), domain.create_target().unwrap()];
+    let [one, other] = targets.each_ref().map(|target| script.object(target.handle()).uidx);
+    assert_ne!(one, other);
+    assert_ne!(targets[0].qpn(), targets[1].qpn());
+    drop(targets);
+    assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
 }
 
 #[test]

@@ -28,6 +28,8 @@ const EXAMPLES: &[&str] = &[
     "records",
     "remote_memory",
     "requests",
+    "shared_var",
+    "xrc_service",
 ];
 
 /// Whether a filter names examples only, so that no suite need be built.
@@ -62,6 +64,14 @@ fn cases(device: DeviceName) -> Vec<Case> {
         // Two queue pairs, a completion queue and their doorbell records for each thread.
         DeviceName::Mlx5 => "^18 buffers take",
     };
+    // What a device lacks is said, and is no success.
+    let (var, xrc) = match device {
+        DeviceName::Rxe => ((REFUSED, "driven by"), (REFUSED, "rxe0 has no XRC domains")),
+        DeviceName::Mlx5 => (
+            (DONE, "^page [0-9]+ was rung with 3$"),
+            (DONE, "^the second worker received .to the second.$"),
+        ),
+    };
     // Not a whole number of pieces.
     let size = "3000001";
     let original = format!("(head -c {size} /dev/urandom >/tmp/original)");
@@ -77,6 +87,8 @@ fn cases(device: DeviceName) -> Vec<Case> {
         alone("records", "records", DONE, "^sensor 3: mean 21.5 of 128 values"),
         alone("per_thread", "per_thread 3 2000", DONE, "^3 threads wrote 2000 times each")
             .then(&format!("grep -q \"{arena}\" printed")),
+        alone("shared_var", "shared_var", var.0, var.1),
+        alone("xrc_service", "xrc_service", xrc.0, xrc.1),
         alone("per_thread::many", "per_thread 16 100", DONE, "^16 threads wrote 100 times each"),
         alone("fan_in", "fan_in", DONE, "^1280 messages of 64 clients"),
         alone("fan_in::few", "fan_in 3 5", DONE, "^15 messages of 3 clients"),

@@ -212,8 +212,33 @@ impl State {
         Ok(())
     }
 
+    /// A target has no queues, but a user index as every queue pair.
+    fn create_xrc_target(
+        &mut self,
+        domain: u32,
+        uidx: u32,
+        mut to: Responses<'_, '_>,
+    ) -> Result<()> {
+        let domain = self.expect("create_qp", domain, UVERBS_OBJECT_XRCD)?;
+        if uidx == 0 {
+            return Err(Errno::INVAL);
+        }
+        let number = self.next_qpn;
+        self.next_qpn += 1;
+        let object = UVERBS_OBJECT_QP;
+        let stands_on = vec![domain];
+        let handle = self.add(Object { object, stands_on, number, uidx, ..Default::default() });
+        to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;
+        to.put(qp::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &number);
+        to.put(UVERBS_ATTR_UHW_OUT, &abi::mlx5_ib_create_qp_resp::default());
+        Ok(())
+    }
+
     fn create_qp_mlx5(&mut self, mut to: Responses<'_, '_>) -> Result<()> {
         let driver: abi::mlx5_ib_create_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        if let Some(domain) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE) {
+            return self.create_xrc_target(domain, driver.uidx, to);
+        }
         let id = qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
         let start = self.buffer(&to, id, driver.buf_addr, 64)?;
         self.buffer(&to, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, driver.db_addr, 8)?;
