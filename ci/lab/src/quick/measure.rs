@@ -115,8 +115,8 @@ const DEFECTS: &[Defect] = &[
         name: "loans_of_sends_and_receives_are_taken_back_from_the_wrong_table",
         edit: Edit {
             file: "src/owned/qp_map.rs",
-            from: "if wr_id & RECV == 0 { send.take_back_common(wr_id) } else { recv.take_back_common(wr_id) }",
-            to: "if wr_id & RECV != 0 { send.take_back_common(wr_id) } else { recv.take_back_common(wr_id) }",
+            from: "if wr_id & RECV == 0 { send } else { recv }",
+            to: "if wr_id & RECV != 0 { send } else { recv }",
         },
     },
     Defect {
