@@ -1,5 +1,6 @@
 //! A stream of received messages.
 
+use super::inflight::Inflight;
 use super::op::{Finished, Op, OpError, OpErrorKind};
 use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
@@ -141,15 +142,13 @@ impl<S: RingToken> Inbox<S> {
                 None => Poll::Pending,
             },
             // Receives of a shared receive queue complete in any order.
-            InboxQueue::Srq(_) => {
-                let completed = self.posted.iter_mut().enumerate().find_map(|(at, op)| {
-                    match Pin::new(op).poll(cx) {
-                        Poll::Ready(end) => Some((at, end)),
-                        Poll::Pending => None,
-                    }
-                });
-                completed.map_or(Poll::Pending, Poll::Ready)
-            }
+            InboxQueue::Srq(srq) => match first_over(srq.inflight(), &self.posted, cx) {
+                Some(at) => match self.posted.get_mut(at) {
+                    Some(op) => Pin::new(op).poll(cx).map(|end| (at, end)),
+                    None => Poll::Pending,
+                },
+                None => Poll::Pending,
+            },
         };
         let Poll::Ready((at, end)) = completed else { return Poll::Pending };
         match at {
@@ -189,6 +188,29 @@ impl<S: RingToken> Inbox<S> {
     /// receive that fails does not end the stream.
     pub async fn next(&mut self) -> Result<Message, OpError<Buffer>> {
         poll_fn(|cx| self.poll_next(cx)).await
+    }
+}
+
+/// The place of the receive that was over before the others, or of one that could not be posted. Otherwise
+/// this task is woken when one is over.
+///
+/// They are compared under one lock: receives that are looked at one after the other may end meanwhile, and a
+/// later message would overtake an earlier one of the same peer.
+fn first_over(
+    inflight: &Inflight,
+    posted: &VecDeque<Op<'static, Buffer>>,
+    cx: &Context<'_>,
+) -> Option<usize> {
+    // Those that wait for room are the last.
+    let slots = || posted.iter().map_while(Op::slot);
+    loop {
+        if let Some(at) = inflight.first_over(slots()) {
+            return Some(at);
+        }
+        let pending = slots().all(|index| inflight.watch(index, cx.waker()));
+        if pending {
+            return posted.iter().position(|op| op.slot().is_none() && !op.is_new());
+        }
     }
 }
 

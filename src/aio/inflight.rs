@@ -35,8 +35,8 @@ enum OpSlot {
     Pending(Waker),
     /// In flight, and its future was dropped.
     Abandoned,
-    /// Over; its future was not polled since.
-    Over(Memory, Outcome),
+    /// Over; its future was not polled since. The number says how many were over before it.
+    Over(Memory, Outcome, u64),
 }
 
 /// Why requests are not posted any more.
@@ -57,6 +57,8 @@ struct State {
     sends: Waiters,
     recvs: Waiters,
     broken: Option<Broken>,
+    /// How many requests were over so far.
+    over: u64,
 }
 
 impl State {
@@ -255,40 +257,67 @@ impl Inflight {
         drop(left);
     }
 
-    /// What became of the request in a slot. Unless it is pending, its slot is freed.
-    pub(super) fn progress(&self, index: u32, waker: &Waker) -> Progress {
+    /// Which of these requests was over before the others: its place among `indices`. `None` while all of
+    /// them are pending.
+    pub(super) fn first_over(&self, mut indices: impl Iterator<Item = u32>) -> Option<usize> {
+        // In a forked child any of them says so.
+        let Some(state) = self.state() else { return indices.next().map(|_| 0) };
+        let order = |index: u32| match state.slots.get(index as usize) {
+            Some(OpSlot::Over(_, _, order)) => Some(*order),
+            Some(OpSlot::Pending(_)) if state.broken != Some(Broken::DriverGone) => None,
+            _ => Some(u64::MAX),
+        };
+        let over = indices.enumerate().filter_map(|(at, index)| Some((order(index)?, at)));
+        over.min().map(|(_, at)| at)
+    }
+
+    /// Lets the end of a request wake this task. Returns whether the request is pending; if it is not, nobody
+    /// is woken.
+    pub(super) fn watch(&self, index: u32, waker: &Waker) -> bool {
         // A clone of the waker, made without the lock held, and only if the slot has another waker.
         let mut fresh = None;
         loop {
-            let Some(mut state) = self.state() else { return Progress::Lost(Broken::Forked) };
-            let broken = state.broken;
-            let (progress, left) = match state.slots.get_mut(index as usize) {
-                Some(slot @ OpSlot::Pending(_)) if broken == Some(Broken::DriverGone) => {
-                    let left = std::mem::replace(slot, OpSlot::Abandoned);
-                    (Progress::Lost(Broken::DriverGone), left)
-                }
-                Some(OpSlot::Pending(old)) if old.will_wake(waker) => {
-                    (Progress::Pending, OpSlot::Free)
-                }
+            let Some(mut state) = self.state() else { return false };
+            let gone = state.broken == Some(Broken::DriverGone);
+            let left = match state.slots.get_mut(index as usize) {
+                Some(OpSlot::Pending(_)) if gone => return false,
+                Some(OpSlot::Pending(old)) if old.will_wake(waker) => return true,
                 Some(OpSlot::Pending(old)) => match fresh.take() {
-                    Some(new) => (Progress::Pending, OpSlot::Pending(std::mem::replace(old, new))),
+                    Some(new) => std::mem::replace(old, new),
                     None => {
                         drop(state);
                         fresh = Some(waker.clone());
                         continue;
                     }
                 },
-                _ => match state.free_slot(index) {
-                    OpSlot::Over(memory, outcome) => {
-                        (Progress::Over(memory, outcome), OpSlot::Free)
-                    }
-                    left => (Progress::Lost(Broken::DriverGone), left),
-                },
+                _ => return false,
             };
             drop(state);
             drop(left);
-            return progress;
+            return true;
         }
+    }
+
+    /// What became of the request in a slot. Unless it is pending, its slot is freed.
+    pub(super) fn progress(&self, index: u32, waker: &Waker) -> Progress {
+        if self.watch(index, waker) {
+            return Progress::Pending;
+        }
+        let Some(mut state) = self.state() else { return Progress::Lost(Broken::Forked) };
+        let (progress, left) = match state.slots.get_mut(index as usize) {
+            // The driver is gone, and its completion will not be seen.
+            Some(slot @ OpSlot::Pending(_)) => {
+                let left = std::mem::replace(slot, OpSlot::Abandoned);
+                (Progress::Lost(Broken::DriverGone), left)
+            }
+            _ => match state.free_slot(index) {
+                OpSlot::Over(memory, outcome, _) => (Progress::Over(memory, outcome), OpSlot::Free),
+                left => (Progress::Lost(Broken::DriverGone), left),
+            },
+        };
+        drop(state);
+        drop(left);
+        progress
     }
 
     /// The future of a request was dropped. The memory stays lent until the request is over.
@@ -318,10 +347,12 @@ impl Inflight {
             state.break_with(Broken::Failed(outcome.status), deferred);
         }
         state.waiters(side).take_first_waker().into_iter().for_each(|waker| deferred.wake(waker));
+        let order = state.over;
+        state.over += 1;
         match state.slots.get_mut(index as usize) {
             Some(slot @ OpSlot::Pending(_)) => {
                 if let OpSlot::Pending(waker) =
-                    std::mem::replace(slot, OpSlot::Over(memory, outcome))
+                    std::mem::replace(slot, OpSlot::Over(memory, outcome, order))
                 {
                     deferred.wake(waker);
                 }

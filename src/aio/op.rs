@@ -182,6 +182,14 @@ impl<'a, L: Lend> Op<'a, L> {
         if self.is_posted() { Poll::Ready(()) } else { Poll::Pending }
     }
 
+    /// The slot of a request that was posted.
+    pub(super) fn slot(&self) -> Option<u32> {
+        match self.stage {
+            Stage::Posted(index) => Some(index),
+            _ => None,
+        }
+    }
+
     fn fail(memory: Option<Memory>, kind: OpErrorKind) -> Poll<OpResult<L>> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
     }

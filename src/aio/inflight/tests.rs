@@ -57,6 +57,35 @@ fn waiters_are_admitted_in_the_order_in_which_they_came() {
     assert!(matches!(inflight.progress(index, &one), Progress::Over(..)));
 }
 
+/// A task that looks at several requests one after the other would miss the first if it ends in between.
+#[test]
+fn the_request_that_was_over_first_is_found() {
+    let inflight = Inflight::new(None);
+    let (count, waker) = waker();
+    let slots = [(); 3].map(|()| match inflight.admit(Side::Recv, &mut None, &waker) {
+        Admission::Granted(index) => index,
+        admission => panic!("{admission:?}"),
+    });
+    assert_eq!(inflight.first_over(slots.into_iter()), None);
+    assert!(slots.iter().all(|index| inflight.watch(*index, &waker)));
+    finish(&inflight, slots[2]);
+    finish(&inflight, slots[0]);
+    assert_eq!(count.0.load(Ordering::Relaxed), 2);
+    assert!(!inflight.watch(slots[0], &waker) && inflight.watch(slots[1], &waker));
+    assert_eq!(inflight.first_over(slots.into_iter()), Some(2));
+    assert!(matches!(inflight.progress(slots[2], &waker), Progress::Over(..)));
+    let left = [slots[0], slots[1]];
+    assert_eq!(inflight.first_over(left.into_iter()), Some(0));
+    let mut deferred = Deferred::default();
+    inflight.driver_gone(&mut deferred);
+    deferred.run();
+    assert_eq!(
+        inflight.first_over([slots[1]].into_iter()),
+        Some(0),
+        "nobody completes it any more"
+    );
+}
+
 /// A task that only its waker holds, and that has a request of the same queue pair.
 struct Holder(Arc<Inflight>, u32);
 
