@@ -38,7 +38,7 @@ fn allocate() -> Outcome<()> {
     let page = var.map()?;
     let envelope: String =
         var.export()?.to_bytes().iter().map(|byte| format!("{byte:02x}")).collect();
-    // The file is the right to all objects of the context: whoever gets it is trusted with them.
+    // The file is the right to all objects of the context: the process that gets it is trusted with them.
     let status = Command::new(env::current_exe()?)
         .args(["import", &envelope])
         .stdin(Stdio::from(context.share()?))

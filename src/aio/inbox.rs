@@ -142,13 +142,13 @@ impl<S: RingToken> Inbox<S> {
                 None => Poll::Pending,
             },
             // Receives of a shared receive queue complete in any order.
-            InboxQueue::Srq(srq) => match first_over(srq.inflight(), &self.posted, cx) {
-                Some(at) => match self.posted.get_mut(at) {
-                    Some(op) => Pin::new(op).poll(cx).map(|end| (at, end)),
+            InboxQueue::Srq(srq) => {
+                let at = first_over(srq.inflight(), &self.posted, cx);
+                match at.and_then(|at| Some((at, self.posted.get_mut(at)?))) {
+                    Some((at, op)) => Pin::new(op).poll(cx).map(|end| (at, end)),
                     None => Poll::Pending,
-                },
-                None => Poll::Pending,
-            },
+                }
+            }
         };
         let Poll::Ready((at, end)) = completed else { return Poll::Pending };
         match at {

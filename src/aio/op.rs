@@ -161,7 +161,7 @@ impl<'a, L: Lend> Op<'a, L> {
 
     /// Whether the request was posted. From then on the device works on it, even if the future is dropped.
     pub fn is_posted(&self) -> bool {
-        matches!(self.stage, Stage::Posted(_))
+        self.slot().is_some()
     }
 
     /// Whether the request is still to be posted.

@@ -180,10 +180,7 @@ impl EventChannel {
         // A thread that stops reading looks at this after it has stopped, and this task looks once more
         // whether a thread reads after it has set this.
         self.inner.refused.store(true, Ordering::SeqCst);
-        match Reading::begin(&self.inner) {
-            Some(reading) => reading.dispatch(VERB, &self.inner),
-            None => Ok(0),
-        }
+        self.dispatch()
     }
 
     /// Whether a thread is reading the channel.
