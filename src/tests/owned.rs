@@ -192,6 +192,25 @@ fn a_full_queue_gives_the_buffer_back() {
     assert_eq!(owned.qp.send_room(), 0);
 }
 
+/// So rxe flushes a queue: first the completion, then the place.
+#[test]
+fn a_completed_request_makes_room_before_the_kernel_frees_its_place() {
+    for role in [Role::Send, Role::Recv] {
+        let mut owned = Owned::new();
+        let caps = owned.qp.caps();
+        let (depth, post): (_, fn(&mut Owned, _)) = match role {
+            Role::Send => (caps.max_send_wr, Owned::send),
+            _ => (caps.max_recv_wr, Owned::recv),
+        };
+        (0..depth).for_each(|_| post(&mut owned, "x"));
+        let oldest = owned.bench.script.peek(owned.qp.handle(), role).expect("a request");
+        owned.complete(u64::from_ne_bytes(oldest[..8].try_into().unwrap()));
+        assert_eq!(owned.tags(), ["x"]);
+        post(&mut owned, "y");
+        assert_eq!(owned.bench.script.pending(owned.qp.handle(), role), depth + 1);
+    }
+}
+
 #[test]
 fn a_dropped_or_forgotten_batch_gives_its_memory_back() {
     for forget in [false, true] {

@@ -21,7 +21,7 @@ fn a_ring_wraps_and_keeps_order() {
     let bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
-    assert_eq!(qp.caps().max_send_wr, 7);
+    assert_eq!(qp.caps().max_send_wr, 6, "one place stays spare");
     let (mut posted, mut taken) = (0u64, 0u64);
     for size in [1, 7, 3, 5, 2, 6, 4, 7, 7] {
         let mut batch = qp.send_batch().unwrap();

@@ -256,7 +256,7 @@ fn a_scope_resets_the_queue_pair_if_the_flush_does_not_come() {
         "{scoped:?}"
     );
     assert_eq!(owned.qp.state(), QpState::RESET);
-    assert_eq!((owned.qp.send_room(), owned.qp.recv_room()), (7, 7));
+    assert_eq!((owned.qp.send_room(), owned.qp.recv_room()), (6, 6));
     let others = owned.cq.poll().unwrap().next().unwrap();
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }

@@ -334,6 +334,11 @@ impl Script {
         self.ring(handle, role).pending()
     }
 
+    /// The oldest request of a queue; it stays there.
+    pub(crate) fn peek(&self, handle: u32, role: Role) -> Option<Vec<u8>> {
+        self.ring(handle, role).peek()
+    }
+
     /// Consumes the oldest request of a queue.
     pub(crate) fn take(&self, handle: u32, role: Role) -> Option<Vec<u8>> {
         self.ring(handle, role).take()

@@ -15,6 +15,23 @@ use uverbs_uapi::qp as uapi;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
 use uverbs_uapi::rxe::rxe_create_qp_resp;
 
+/// The smallest limit of requests in a queue that a kernel has had, `RXE_MAX_QP_WR`.
+const SMALLEST_LIMIT: u32 = 0x4000;
+
+/// Requests to ask the kernel for, so that `wanted` still fit while one is [held back](spared).
+fn with_spare(wanted: u32) -> u32 {
+    // The kernel refuses more than its limit, and rounds what is below up to a power of two minus one.
+    if wanted == 0 || wanted >= SMALLEST_LIMIT { wanted } else { wanted + 1 }
+}
+
+/// Requests to tell the program of. When the kernel flushes a queue, a completion is visible before the
+/// place of its request is free, so the queue has one place more than the program knows.
+fn spared(wanted: u32, granted: u32) -> u32 {
+    // If that place doubled the queue, the rest of the half stays untold too: programs size completion
+    // queues by these numbers.
+    if granted / 2 >= wanted { wanted } else { granted.max(wanted + 1) - 1 }
+}
+
 /// Creates a queue pair. The kernel sizes its queues.
 pub(crate) fn create<K>(
     rxe: &Rxe,
@@ -32,13 +49,20 @@ pub(crate) fn create<K>(
     let mut response = rxe_create_qp_resp::default();
     let mut cap = ib_uverbs_qp_cap::default();
     let mut qpn = 0u32;
+    let wanted = ib_uverbs_qp_cap {
+        max_send_wr: with_spare(attr.cap.max_send_wr),
+        max_recv_wr: with_spare(attr.cap.max_recv_wr),
+        ..attr.cap
+    };
     let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
-        .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &attr.cap)
+        .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &wanted)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
+    cap.max_send_wr = spared(attr.cap.max_send_wr, cap.max_send_wr);
+    cap.max_recv_wr = spared(attr.cap.max_recv_wr, cap.max_recv_wr);
 
     let unmapped = |errno| unmapped(verb, errno);
     let limits = SendLimits { max_sge: cap.max_send_sge, max_inline: cap.max_inline_data };
