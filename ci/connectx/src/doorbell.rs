@@ -150,6 +150,17 @@ impl Doorbells {
         complete
     }
 
+    /// Treats the gathered writes that may be whole doorbells as complete.
+    pub(crate) fn flush_single_writes(&mut self) -> Vec<Doorbell> {
+        let single: Vec<_> = self
+            .gathered
+            .iter()
+            .filter(|(_, writes)| writes.bytes.len() == 8)
+            .map(|(register, _)| *register)
+            .collect();
+        single.into_iter().filter_map(|register| self.finish(register)).collect()
+    }
+
     fn finish(&mut self, register: RegisterId) -> Option<Doorbell> {
         let writes = self.gathered.remove(&register)?;
         let first = writes.bytes.first_chunk::<8>().map(words);

@@ -110,11 +110,48 @@ impl log::Log for Log {
     fn flush(&self) {}
 }
 
-/// How many times the loop looks for the rest of a BlueFlame copy before it treats the first write
-/// as a doorbell, and how long it sleeps before each look. Together this must exceed the time for
-/// which the writer may wait for a processor; otherwise the driver's write-combining test fails.
-const GATHER_RETRIES: u32 = 5;
-const GATHER_SLEEP: Duration = Duration::from_micros(20);
+/// How long the loop waits for the rest of a BlueFlame copy before it treats the first write as a
+/// doorbell.
+///
+/// The wait must exceed the time for which the writer waits for a processor; otherwise no copy of the
+/// driver's write-combining test is whole, and the driver does without copies from then on. On a busy
+/// host that is much longer than on an idle one, and on an idle host a long wait would delay each
+/// doorbell. So each write that comes too late doubles the wait, and each doorbell halves it.
+struct GatherWait {
+    /// Looks at the sockets before the loop gives up.
+    looks: u32,
+    /// The writes that had come too late when it last gave up.
+    late: u64,
+}
+
+impl GatherWait {
+    const LOOKS: std::ops::RangeInclusive<u32> = 5..=640;
+    /// Sleep before each look. Sleep instead of spinning: the processor that writes the rest may need
+    /// this very core.
+    const SLEEP: Duration = Duration::from_micros(20);
+
+    fn new() -> Self {
+        Self { looks: *Self::LOOKS.start(), late: 0 }
+    }
+
+    /// Whether anything arrives in time.
+    fn arrives(&mut self, fabric: &mut Fabric, sockets: &mut [FunctionSocket]) -> bool {
+        let late: u64 = (0..sockets.len())
+            .map(|number| fabric.function(number).device().doorbell_errors().late)
+            .sum();
+        let doubled = late.saturating_sub(self.late).min(8) as u32;
+        self.late = late;
+        self.looks = (self.looks << doubled).min(*Self::LOOKS.end());
+        let arrived = (0..self.looks).any(|_| {
+            thread::sleep(Self::SLEEP);
+            serve_functions(fabric, sockets).0
+        });
+        if !arrived {
+            self.looks = (self.looks / 2).max(*Self::LOOKS.start());
+        }
+        arrived
+    }
+}
 
 /// Busy time after which the loop serves new guests and tests.
 const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
@@ -218,16 +255,11 @@ fn serve(
     let start = Instant::now();
     let now = || start.elapsed().as_nanos() as u64;
     let mut accepted = Instant::now();
+    let mut gather_wait = GatherWait::new();
     loop {
         let (mut busy, gathering) = serve_functions(fabric, sockets);
         if gathering && !busy {
-            // Sleep instead of spinning: the processor that writes the rest may need this very
-            // core.
-            let arrived = (0..GATHER_RETRIES).any(|_| {
-                thread::sleep(GATHER_SLEEP);
-                serve_functions(fabric, sockets).0
-            });
-            if !arrived {
+            if !gather_wait.arrives(fabric, sockets) {
                 for number in 0..sockets.len() {
                     fabric.function(number).device_mut().flush_gathered_writes();
                 }

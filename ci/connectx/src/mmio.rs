@@ -45,7 +45,10 @@ pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
             InitSegmentAction::Commands(_) if !device.bus_master => {
                 log::warn!("a command is ignored without bus mastering");
             }
-            InitSegmentAction::Commands(slots) => queue::run(device, slots),
+            InitSegmentAction::Commands(slots) => {
+                device.flush_single_writes();
+                queue::run(device, slots);
+            }
             InitSegmentAction::Reset => device.reset(),
         }
     }

@@ -5,6 +5,7 @@ mod driver;
 use connectx::doorbell::DoorbellErrors;
 use connectx::function::Region;
 use driver::{Driver, Queue};
+use uverbs_uapi::mlx5::prm::opcode;
 
 const SEND: u64 = 0x800;
 const BUFFER: u64 = 0x100;
@@ -103,6 +104,20 @@ fn a_correct_driver_causes_no_doorbell_errors() {
     fixture.post(2, &[Request, Record, BlueFlame]);
     fixture.driver.run();
     fixture.arm(0x1000_0001, 0x1000_0001);
+    assert_eq!(fixture.errors(), DoorbellErrors::default());
+}
+
+/// The driver resets the queue while the device still waits for the rest of a BlueFlame copy, and then
+/// clears the doorbell record.
+#[test]
+fn a_doorbell_before_a_command_is_rung_before_it() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    let request = fixture.request(0);
+    fixture.write(SEND, &request[..8]);
+    fixture.driver.modify(opcode::TO_RST_QP, &fixture.queue, 0, &[]).unwrap();
+    fixture.driver.memory().write(fixture.queue.record + 4, &[0; 4]).unwrap();
+    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
     assert_eq!(fixture.errors(), DoorbellErrors::default());
 }
 

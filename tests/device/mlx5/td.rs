@@ -49,6 +49,8 @@ fn exhaustion_names_the_number_of_domains() -> Verdict {
     /// More than any device of the lab has, and few enough to try.
     const MANY: usize = 1 << 14;
     let context = super::open()?;
+    // Where the driver found that writes do not combine, all domains share one register.
+    let combines = query_device(&context)?.blueflame_bytes() > 0;
     let mut domains = Vec::new();
     let error = loop {
         match context.alloc_td() {
@@ -59,6 +61,10 @@ fn exhaustion_names_the_number_of_domains() -> Verdict {
             break None;
         }
     };
+    if !combines {
+        assert_eq!(error.map(|error| error.to_string()), None);
+        return Ok(());
+    }
     let Some(error) = error else {
         // A machine's own device may have more.
         let lab = std::env::var("UVERBS_LAB").is_ok();

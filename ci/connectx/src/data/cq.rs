@@ -173,7 +173,10 @@ impl Device {
                 seen & INDEX_MASK,
             );
             self.recorder.doorbell_record(self.now, DoorbellCounter::CqArm, number, armed);
-            self.doorbells.errors.record_behind += u64::from(arm_word_lags(armed, command));
+            if arm_word_lags(armed, command) {
+                log::warn!("arm word of CQ {number:#x} is {armed:#x}, its doorbell {command:#x}");
+                self.doorbells.errors.record_behind += 1;
+            }
         }
         let consumer = command & INDEX_MASK;
         let solicited_only = command >> 24 & 1 != 0;

@@ -51,6 +51,13 @@ impl Device {
             .for_each(|doorbell| self.ring_send_queue(doorbell));
     }
 
+    /// Treats the gathered writes that may be whole doorbells as complete: a command that comes later
+    /// on the bus must find them rung.
+    pub(crate) fn flush_single_writes(&mut self) {
+        let complete = self.doorbells.flush_single_writes();
+        complete.into_iter().for_each(|doorbell| self.ring_send_queue(doorbell));
+    }
+
     /// Rings a send queue, up to and including the WQE of the doorbell.
     fn ring_send_queue(&mut self, doorbell: Doorbell) {
         let Doorbell { uar, words: [first, second], copy: data } = doorbell;
@@ -80,6 +87,10 @@ impl Device {
             queue.producer_index().into(),
         );
         if refreshed.is_ok() && queue.record_lags(end) {
+            log::warn!(
+                "doorbell record of send queue {number:#x} holds {:#x}, its doorbell {end:#x}",
+                queue.producer_index()
+            );
             self.doorbells.errors.record_behind += 1;
         }
         // If the device has already executed the WQE, because it saw the doorbell record first, the
