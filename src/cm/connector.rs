@@ -100,7 +100,27 @@ impl Connector {
     /// Connects. Once the device is known, `create` makes the queue pair on
     /// [`RouteResolved::context`]; it is called again for each further address. After
     /// [`RouteResolved::init_qp`] it may post receives, so that the peer finds some when it begins to
-    /// send.
+    /// send:
+    ///
+    /// ```no_run
+    /// # use uverbs::{Context, QpType, Result, cm::Connector, owned::*};
+    /// # fn f(connector: &Connector, context: &Context) -> Result<()> {
+    /// let pd = context.alloc_pd()?;
+    /// let pool = pd.buffer_pool_builder(4096).count(8).build()?;
+    /// let mut cq = OwnedCompletionQueue::new(context.cq_builder(16).build()?);
+    /// let (qp, connection) = connector.connect(|route| {
+    ///     let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_recv_wr(8).build()?;
+    ///     let mut qp: OwnedQueuePair<u32> = cq.adopt(qp)?;
+    ///     route.init_qp(&qp)?;
+    ///     let mut receives = qp.recv_batch()?;
+    ///     while let Some(buffer) = pool.take() {
+    ///         receives.push(buffer, 0)?;
+    ///     }
+    ///     receives.ring();
+    ///     Ok(qp)
+    /// })?;
+    /// # drop((qp, connection)); Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

@@ -3,7 +3,7 @@
 use super::buffer::{Buffer, BufferRange, PoolBuffer, SharedBuffer};
 use super::program_buffer::ProgramBuffer;
 use super::region_slice::RegionSlice;
-use crate::error::MemoryError;
+use crate::error::{Error, MemoryError};
 use crate::identity::Identity;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::loan_table::LoanTable;
@@ -169,6 +169,12 @@ impl<L, T> fmt::Display for PushError<L, T> {
 }
 
 impl<L, T> std::error::Error for PushError<L, T> {}
+
+impl<L, T> From<PushError<L, T>> for Error {
+    fn from(refused: PushError<L, T>) -> Error {
+        refused.error.into()
+    }
+}
 
 impl<L, T> From<PushError<L, T>> for PostError {
     fn from(refused: PushError<L, T>) -> PostError {

@@ -1,6 +1,7 @@
 //! Why a request is refused when it is posted, and why a batch is not sent when it is rung; how a request
 //! fails later is a [`WcStatus`](crate::WcStatus).
 
+use crate::error::Error;
 use crate::qp::state::QpState;
 use rustix::io::Errno;
 use std::fmt;
@@ -104,6 +105,22 @@ impl RingError {
     }
 }
 
+/// For functions that return [`Error`], such as the closures of [`cm`](crate::cm). `Full` is `ENOMEM`, as
+/// libibverbs has it.
+impl From<PostError> for Error {
+    fn from(error: PostError) -> Error {
+        const VERB: &str = "post";
+        let errno = match error {
+            PostError::Forked => return Error::forked(VERB),
+            PostError::Full => Errno::NOMEM,
+            PostError::Unsupported | PostError::NoChecksums => Errno::OPNOTSUPP,
+            PostError::Ring(RingError::StillQueued(errno)) => errno,
+            _ => Errno::INVAL,
+        };
+        Error::new(VERB, errno).detail(error.to_string())
+    }
+}
+
 impl From<RingError> for PostError {
     fn from(error: RingError) -> PostError {
         match error {
@@ -199,3 +216,18 @@ impl fmt::Display for PostError {
 }
 
 impl std::error::Error for PostError {}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_error_of_a_post_keeps_its_cause() {
+        let full = Error::from(PostError::Full);
+        assert_eq!((full.errno(), full.message()), (Errno::NOMEM, "the queue is full"));
+        assert_eq!(Error::from(PostError::Forked).errno(), Errno::OWNERDEAD);
+        let queued = PostError::from(RingError::StillQueued(Errno::IO));
+        assert_eq!(Error::from(queued).errno(), Errno::IO);
+        assert!(Error::from(queued).message().contains("the requests stay in it"));
+    }
+}
