@@ -39,8 +39,9 @@
 //! - **Dropped futures** destroy their id in the kernel: a connect request is cancelled, an accepted one
 //!   rejected. No event of a listener or of a connection is lost.
 //! - **Deadlines**: put the future into the event loop's timeout.
-//! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds.
-//! - **Receives** are posted after the connection is established, so set
+//! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
+//!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
+//! - **Receives** that are posted after the connection is established may come too late: set
 //!   [`min_rnr_timer`](crate::cm::ConnectParam::min_rnr_timer) on both sides, or a message that finds none is
 //!   sent again only after 655 milliseconds.
 //! - **Workers**: a worker with a channel, a context and a thread domain of its own
@@ -48,7 +49,7 @@
 
 use super::driver::Readiness;
 use crate::cm::{
-    self, ConnectError, ConnectParam, ConnectRequest, ConnectionEvent, Connector, Event,
+    self, ConnectError, ConnectParam, ConnectRequest, ConnectionEvent, Connector, Event, EventWait,
     ListeningId, RouteResolved, Step, listen_on, no_address,
 };
 use crate::context::Context;
@@ -80,8 +81,18 @@ struct Shared {
 
 impl Shared {
     /// The event that a step waits for.
-    fn poll_event<S: Step>(&self, step: &S, cx: &mut task::Context<'_>) -> Poll<Result<Event>> {
-        let event = step.id().poll_event(S::VERB, cx);
+    fn poll_event<S: Step>(
+        &self,
+        step: &S,
+        wait: &mut Option<u64>,
+        cx: &mut task::Context<'_>,
+    ) -> Poll<Result<Event>> {
+        let event = loop {
+            match step.id().poll_event(S::VERB, wait, cx) {
+                Poll::Ready(Ok(event)) if step.ignores(&event) => {}
+                event => break event,
+            }
+        };
         // The driver sets the flag before it wakes the tasks, and this task looks after it is listed.
         if event.is_pending() && self.is_over.load(Ordering::SeqCst) {
             let detail = "the driver of the event channel has ended";
@@ -92,8 +103,17 @@ impl Shared {
 
     /// Waits for the event of a step, and takes the step.
     async fn step<S: Step>(&self, step: S) -> std::result::Result<S::Next, S::Error> {
-        let event = poll_fn(|cx| self.poll_event(&step, cx)).await?;
+        let event = {
+            let mut wait = EventWait::new(step.id());
+            poll_fn(|cx| self.poll_event(&step, &mut wait.number, cx)).await?
+        };
         step.advance(event)
+    }
+
+    /// Fails the futures of the channel, now and later.
+    fn end(&self) {
+        self.is_over.store(true, Ordering::SeqCst);
+        self.channel.wake_all();
     }
 }
 
@@ -159,8 +179,9 @@ impl EventChannel {
         self.shared().channel.use_context(context)
     }
 
-    /// Listens on an address of this host, or on the first usable address of a host name. At most `backlog`
-    /// requests wait to be read; see [`BoundId::listen`](cm::BoundId::listen).
+    /// Listens on an address of this host, or on the first usable address of a host name; see
+    /// [`BoundId::listen`](cm::BoundId::listen) for `backlog`. The driver reads requests as they come, and the
+    /// listener keeps them.
     ///
     /// # Errors
     ///
@@ -170,6 +191,7 @@ impl EventChannel {
         Ok(Listener {
             id,
             channel: self.clone(),
+            wait: None,
             #[cfg(feature = "stream")]
             is_over: false,
         })
@@ -257,7 +279,18 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
-        let Driver { shared, handle, readiness, false_alarms } = &mut *self;
+        let end = self.drive(cx);
+        if end.is_ready() {
+            self.shared.end();
+        }
+        end
+    }
+}
+
+impl<W: Readiness> Driver<W> {
+    /// Reads events until none is left.
+    fn drive(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
+        let Driver { shared, handle, readiness, false_alarms } = self;
         // The last handle that is dropped takes the waker, so handles are counted after it is stored.
         let waker = cx.waker().clone();
         drop(shared.driver.lock().and_then(|mut driver| driver.replace(waker)));
@@ -267,7 +300,8 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
             }
             // Whether or not the file was reported as readable: a thread that blocked on an id of this channel
             // may have left events behind.
-            if shared.channel.dispatch_or_wake(cx)? > 0 {
+            // It is no false alarm if another thread reads what the file was reported for.
+            if shared.channel.dispatch_or_wake(cx)? != Some(0) {
                 *false_alarms = 0;
             }
             // Reading comes after the readiness is cleared, so that no event is missed.
@@ -283,8 +317,7 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
 
 impl<W> Drop for Driver<W> {
     fn drop(&mut self) {
-        self.shared.is_over.store(true, Ordering::SeqCst);
-        self.shared.channel.wake_all();
+        self.shared.end();
     }
 }
 
@@ -299,6 +332,8 @@ impl<W> fmt::Debug for Driver<W> {
 pub struct Listener {
     id: ListeningId,
     channel: EventChannel,
+    /// The number of the task's wait for events.
+    wait: Option<u64>,
     /// The last result was an error.
     #[cfg(feature = "stream")]
     is_over: bool,
@@ -326,7 +361,8 @@ impl Listener {
 
     /// Polls for the next connect request.
     pub fn poll_next(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
-        let event = ready!(self.channel.shared().poll_event(&&self.id, cx));
+        let Listener { id, channel, wait, .. } = self;
+        let event = ready!(channel.shared().poll_event(&&*id, wait, cx));
         let request = event.and_then(|event| (&self.id).advance(event));
         #[cfg(feature = "stream")]
         {
@@ -367,16 +403,18 @@ impl Connection {
     ///
     /// As [`next_event`](Self::next_event).
     pub async fn disconnected(&self) -> Result<()> {
+        let step = &self.connection;
+        let mut wait = EventWait::new(step.id());
         while !self.is_closed() {
             let event = poll_fn(|cx| {
-                match self.channel.shared().poll_event(&&self.connection, cx) {
+                match self.channel.shared().poll_event(&step, &mut wait.number, cx) {
                     // Another task took the event.
                     Poll::Pending if self.is_closed() => Poll::Ready(None),
                     event => event.map(Some),
                 }
             });
             if let Some(event) = event.await {
-                (&self.connection).advance(event?)?;
+                step.advance(event?)?;
             }
         }
         Ok(())

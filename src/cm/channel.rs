@@ -31,7 +31,7 @@ use uverbs_uapi::rdma_user_cm::{
 
 /// How long a thread sleeps at most before it checks whether another thread still reads the file. The
 /// reading thread wakes it when it stops; the limit only bounds the harm of a lost wake-up.
-const LONGEST_SLEEP: Duration = Duration::from_secs(1);
+pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 
 /// An open file of the connection manager, through which the kernel reports events of ids.
 ///
@@ -62,7 +62,7 @@ pub(super) struct Channel {
     /// The threads that the reading thread is to wake.
     waiting: Lock<Vec<Thread>>,
     /// Whether [`dispatch_or_wake`](EventChannel::dispatch_or_wake) found another thread reading.
-    refused: AtomicBool,
+    dispatcher_waits: AtomicBool,
     /// The task that dispatches, to be woken when that thread stops.
     dispatcher: Lock<Option<Waker>>,
     leaked: AtomicU64,
@@ -123,7 +123,7 @@ impl EventChannel {
             known: Lock::default(),
             reading: AtomicBool::new(false),
             waiting: Lock::default(),
-            refused: AtomicBool::new(false),
+            dispatcher_waits: AtomicBool::new(false),
             dispatcher: Lock::default(),
             leaked: AtomicU64::new(0),
         };
@@ -144,7 +144,8 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// As [`create_id`](Self::create_id).
+    /// As [`create_id`](Self::create_id), and `EINVAL` for a space that the kernel does not know.
+    #[doc(alias = "rdma_create_id")]
     pub fn create_id_in(&self, space: PortSpace) -> Result<Id> {
         Ok(Id::new(IdInner::create(&self.inner, space)?))
     }
@@ -166,12 +167,16 @@ impl EventChannel {
         }
     }
 
-    /// As [`dispatch`](Self::dispatch), for a task, which is woken when another thread stops reading.
-    pub(crate) fn dispatch_or_wake(&self, cx: &mut std::task::Context<'_>) -> Result<usize> {
+    /// As [`dispatch`](Self::dispatch), for a task. While another thread reads the answer is `None`, and the task is
+    /// woken when that thread stops.
+    pub(crate) fn dispatch_or_wake(
+        &self,
+        cx: &mut std::task::Context<'_>,
+    ) -> Result<Option<usize>> {
         const VERB: &str = "get_cm_event";
         self.inner.check_fork(VERB)?;
         if let Some(reading) = Reading::begin(&self.inner) {
-            return reading.dispatch(VERB, &self.inner);
+            return reading.dispatch(VERB, &self.inner).map(Some);
         }
         // Cloned, and an older one dropped, without the lock.
         let waker = cx.waker().clone();
@@ -179,8 +184,8 @@ impl EventChannel {
         drop(old);
         // A thread that stops reading looks at this after it has stopped, and this task looks once more
         // whether a thread reads after it has set this.
-        self.inner.refused.store(true, Ordering::SeqCst);
-        self.dispatch()
+        self.inner.dispatcher_waits.store(true, Ordering::SeqCst);
+        Reading::begin(&self.inner).map(|reading| reading.dispatch(VERB, &self.inner)).transpose()
     }
 
     /// Whether a thread is reading the channel.
@@ -452,7 +457,7 @@ impl<'c> Reading<'c> {
     fn begin(channel: &'c Channel) -> Option<Reading<'c>> {
         let free =
             channel.reading.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst);
-        // Dropping a guard that was made in vain would end the other thread's turn.
+        // `then`, not `then_some`: a guard that is made and dropped would clear the other thread's flag.
         free.is_ok().then(|| Reading(channel))
     }
 }
@@ -473,7 +478,7 @@ impl Drop for Reading<'_> {
         let channel = self.0;
         channel.reading.store(false, Ordering::SeqCst);
         channel.wake();
-        if channel.refused.swap(false, Ordering::SeqCst) {
+        if channel.dispatcher_waits.swap(false, Ordering::SeqCst) {
             let dispatcher = channel.dispatcher.lock().and_then(|mut it| it.take());
             dispatcher.into_iter().for_each(Waker::wake);
         }

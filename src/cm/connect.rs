@@ -1,6 +1,7 @@
 //! Connections from the connect request to the disconnect. Pairs with `ucma_connect`, `ucma_accept` and
 //! `ucma_disconnect` in `core/ucma.c`.
 
+use super::channel::LONGEST_SLEEP;
 use super::event::{ConnectError, Event};
 use super::id::{IdInner, Progress, local_addr, peer_addr};
 use super::kernel::Command;
@@ -171,6 +172,7 @@ impl Step for Accepting {
 }
 
 /// An event of a [`Connection`].
+#[doc(alias = "rdma_cm_event_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum ConnectionEvent {
@@ -248,11 +250,12 @@ impl Connection {
     }
 
     /// Waits for the next event, at most for `timeout`, without one for ever; a timeout of zero looks
-    /// once and returns. `None` after the timeout.
+    /// once and returns. `None` after the timeout. Several threads may wait; each event goes to one of them.
     ///
     /// # Errors
     ///
     /// `EACCES` after a change of credentials.
+    #[doc(alias = "rdma_get_cm_event")]
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<ConnectionEvent>> {
         wait(self, timeout).map(Progress::into_option)
     }
@@ -263,7 +266,7 @@ impl Connection {
     }
 
     /// Waits until either side has closed the connection, or the device is being removed, at most for
-    /// `timeout`, without one for ever. Other events are discarded.
+    /// `timeout`, without one for ever. Other events are discarded. Several threads may wait.
     ///
     /// # Errors
     ///
@@ -272,7 +275,9 @@ impl Connection {
         let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         while !self.is_closed() {
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if self.next_event(left)?.is_none() {
+            // Another thread may take the event, which wakes none that waits here.
+            let slice = left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP));
+            if self.next_event(Some(slice))?.is_none() && left == Some(Duration::ZERO) {
                 return Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
                     .detail("neither side closed the connection in time"));
             }
@@ -288,6 +293,10 @@ impl Step for &Connection {
 
     fn id(&self) -> &IdInner {
         &self.link.id
+    }
+
+    fn ignores(&self, _event: &Event) -> bool {
+        false
     }
 
     fn advance(self, event: Event) -> Result<ConnectionEvent> {

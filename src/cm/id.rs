@@ -39,13 +39,14 @@ pub(crate) struct IdInner {
     pub(super) space: PortSpace,
     /// The number by which events name the id.
     pub(super) key: u64,
-    inbox: Lock<Inbox>,
+    queue: Lock<EventQueue>,
     /// Whether another handle destroys the kernel's id.
     moved: AtomicBool,
 }
 
 open_enum! {
-    /// What the ports of an id are counted in, and with it the type of queue pair that the id connects.
+    /// The port space of an id. The same port may be in use in each space. The space decides the type of the queue
+    /// pair: RC in `TCP`, UD in `UDP`.
     #[doc(alias = "rdma_port_space")]
     pub struct PortSpace(u16) {
         /// Reliable connections.
@@ -59,10 +60,33 @@ open_enum! {
 
 /// The events of an id that nobody took yet.
 #[derive(Debug, Default)]
-struct Inbox {
+struct EventQueue {
     events: VecDeque<Event>,
-    /// The tasks that wait for one.
-    wakers: Vec<Waker>,
+    /// The tasks that wait for one, by the numbers of their waits.
+    wakers: Vec<(u64, Waker)>,
+    /// The number of the last wait.
+    last_wait: u64,
+}
+
+/// A task's wait for events of an id, which ends when this is dropped.
+pub(crate) struct EventWait<'a> {
+    id: &'a IdInner,
+    /// See [`IdInner::poll_event`].
+    pub(crate) number: Option<u64>,
+}
+
+impl<'a> EventWait<'a> {
+    pub(crate) fn new(id: &'a IdInner) -> EventWait<'a> {
+        EventWait { id, number: None }
+    }
+}
+
+impl Drop for EventWait<'_> {
+    fn drop(&mut self) {
+        if let Some(number) = self.number {
+            self.id.end_wait(number);
+        }
+    }
 }
 
 impl IdInner {
@@ -85,8 +109,8 @@ impl IdInner {
     }
 
     fn with_key(channel: &Arc<Channel>, number: u32, key: u64, space: PortSpace) -> Arc<IdInner> {
-        let (channel, inbox) = (channel.clone(), Lock::default());
-        Arc::new(IdInner { channel, number, space, key, inbox, moved: AtomicBool::new(false) })
+        let (channel, queue) = (channel.clone(), Lock::default());
+        Arc::new(IdInner { channel, number, space, key, queue, moved: AtomicBool::new(false) })
     }
 
     /// Refuses an id of another port space.
@@ -103,7 +127,7 @@ impl IdInner {
         Err(Error::invalid(verb, detail))
     }
 
-    /// Has the kernel move the id to another file. Events in the inbox would be lost, so this is for ids
+    /// Has the kernel move the id to another file. Events in the queue would be lost, so this is for ids
     /// in states without events.
     pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
         const VERB: &str = "migrate_id";
@@ -124,8 +148,8 @@ impl IdInner {
     }
 
     pub(super) fn receive(&self, event: Event) {
-        if let Some(mut inbox) = self.inbox.lock() {
-            inbox.events.push_back(event);
+        if let Some(mut queue) = self.queue.lock() {
+            queue.events.push_back(event);
         }
         self.wake();
     }
@@ -133,46 +157,67 @@ impl IdInner {
     /// Wakes the tasks that wait for an event of this id. A waker is code of the program, so that none
     /// runs under the lock.
     pub(crate) fn wake(&self) {
-        let wakers = self.inbox.lock().map(|mut inbox| std::mem::take(&mut inbox.wakers));
-        wakers.into_iter().flatten().for_each(Waker::wake);
+        let wakers = self.queue.lock().map(|mut queue| std::mem::take(&mut queue.wakers));
+        wakers.into_iter().flatten().for_each(|(_, waker)| waker.wake());
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {
-        self.inbox.lock()?.events.pop_front()
+        self.queue.lock()?.events.pop_front()
     }
 
-    /// The next event; if there is none, the task is woken when one arrives.
+    /// The next event; if there is none, the task is woken when one arrives. `wait` is the number of the task's
+    /// wait, which the first poll chooses.
     pub(crate) fn poll_event(
         &self,
         verb: &'static str,
+        wait: &mut Option<u64>,
         cx: &mut std::task::Context<'_>,
     ) -> Poll<Result<Event>> {
-        // Cloned and dropped without the lock.
+        // Wakers are cloned and dropped without the lock.
         let waker = cx.waker().clone();
-        let Some(mut inbox) = self.inbox.lock() else {
+        let _old;
+        let Some(mut queue) = self.queue.lock() else {
             return Poll::Ready(Err(self.channel.forked(verb)));
         };
-        if let Some(event) = inbox.events.pop_front() {
+        if let Some(event) = queue.events.pop_front() {
             return Poll::Ready(Ok(event));
         }
-        if !inbox.wakers.iter().any(|known| known.will_wake(&waker)) {
-            inbox.wakers.push(waker);
+        let number = *wait.get_or_insert_with(|| {
+            queue.last_wait += 1;
+            queue.last_wait
+        });
+        match queue.wakers.iter_mut().find(|(known, _)| *known == number) {
+            Some((_, known)) => _old = std::mem::replace(known, waker),
+            None => queue.wakers.push((number, waker)),
         }
         Poll::Pending
     }
 
-    pub(super) fn has_event(&self) -> bool {
-        self.inbox.lock().is_some_and(|inbox| !inbox.events.is_empty())
+    /// Forgets the waker of a wait.
+    fn end_wait(&self, number: u64) {
+        let forgotten = self.queue.lock().and_then(|mut queue| {
+            let at = queue.wakers.iter().position(|(known, _)| *known == number)?;
+            Some(queue.wakers.swap_remove(at))
+        });
+        drop(forgotten);
     }
 
-    /// Waits for an event of this id, at most for `timeout`, without one for ever.
+    /// How many tasks wait for an event.
+    #[cfg(all(test, not(loom)))]
+    pub(crate) fn tasks(&self) -> usize {
+        self.queue.lock().map_or(0, |queue| queue.wakers.len())
+    }
+
+    pub(super) fn has_event(&self) -> bool {
+        self.queue.lock().is_some_and(|queue| !queue.events.is_empty())
+    }
+
+    /// Waits for an event of this id until the deadline, without one for ever.
     pub(super) fn wait(
         &self,
         verb: &'static str,
-        timeout: Option<Duration>,
+        deadline: Option<Instant>,
     ) -> Result<Option<Event>> {
-        // A deadline that the clock cannot represent is never reached.
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
         self.channel.wait(verb, self, deadline)
     }
 
@@ -477,13 +522,17 @@ impl Id {
         Ok(ResolvingAddr { id: self.id })
     }
 
-    /// Moves the id to another channel, as for a thread with a channel of its own.
+    /// Moves the id to another channel, as for a thread with a channel of its own. Moving it to the channel that
+    /// it is on does nothing.
     ///
     /// # Errors
     ///
     /// Any error destroys the id. `EACCES` after a change of credentials.
     #[doc(alias = "rdma_migrate_id")]
     pub fn migrate(self, to: &EventChannel) -> Result<Id> {
+        if Arc::ptr_eq(&self.id.channel, &to.inner) {
+            return Ok(self);
+        }
         let id = self.id.migrate(&to.inner)?;
         to.inner.register("migrate_id", &id)?;
         Ok(Id { id })
@@ -509,7 +558,8 @@ impl BoundId {
 
     /// Starts to listen. At most `backlog` connect requests wait to be read from the channel; the kernel
     /// drops others, and the peer's kernel sends them again for a while. 0, and numbers above the sysctl
-    /// `net.rdma_ucm.max_backlog`, mean that maximum.
+    /// `net.rdma_ucm.max_backlog`, mean that maximum. Whoever reads the channel moves the requests to the listener,
+    /// which keeps any number of them: take them as they come.
     ///
     /// # Errors
     ///
@@ -699,8 +749,8 @@ impl RouteResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EINVAL` for a queue pair on another device, too much private data, or
-    /// a parameter above the device's limit.
+    /// Any error destroys the id. `EINVAL` for a queue pair on another device or past `INIT`, too much private
+    /// data, or a parameter above the device's limit.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, qp: &QpControl, param: &ConnectParam) -> Result<Connecting> {
         const VERB: &str = "connect";
@@ -723,13 +773,13 @@ impl RouteResolved {
 
     /// Asks the listener for the number and the Q_Key of its queue pair, in the port space
     /// [`UDP`](PortSpace::UDP). When it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
-    /// `RESET` to `RTS` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). In another state it stays as it is, so that
-    /// one queue pair may have many peers.
+    /// `RESET` or `INIT` to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). Past `INIT` it stays as
+    /// it is, so that one queue pair may have many peers.
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EINVAL` for a queue pair of another type than UD or on another device, too much
-    /// private data, or an id of another port space.
+    /// Any error destroys the id. `EINVAL` for a queue pair of another type than UD, on another device or in `ERR`,
+    /// too much private data, or an id of another port space.
     #[doc(alias = "rdma_connect")]
     pub fn connect_datagrams(
         self,

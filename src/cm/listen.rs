@@ -240,13 +240,13 @@ impl ConnectRequest {
     }
 
     /// Tells the peer the number of a queue pair, in the port space [`UDP`](PortSpace::UDP), and brings the queue
-    /// pair from `RESET` to `RTS` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). In another state it stays as it is,
-    /// so that one queue pair may have many peers. Nothing is left to wait for or to close.
+    /// pair from `RESET` or `INIT` to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). Past `INIT` it
+    /// stays as it is, so that one queue pair may have many peers. Nothing is left to wait for or to close.
     ///
     /// # Errors
     ///
-    /// Any error rejects the request. `EINVAL` for a queue pair of another type than UD or on another device, too
-    /// much private data, or an id of another port space.
+    /// Any error rejects the request. `EINVAL` for a queue pair of another type than UD, on another device or in
+    /// `ERR`, too much private data, or an id of another port space.
     #[doc(alias = "rdma_accept")]
     pub fn accept_datagrams(self, qp: &QpControl, param: &ConnectParam) -> Result<()> {
         const VERB: &str = "accept_datagrams";

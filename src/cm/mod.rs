@@ -15,8 +15,8 @@
 //! | or → [`ConnectingDatagrams`] → [`DatagramPeer`] | or [`ConnectRequest::accept_datagrams`] |
 //!
 //! A step that the network takes part in has `wait(timeout)`. A timeout of zero looks once and returns,
-//! for programs with an event loop of their own. Any error destroys the id. [`aio::cm`](crate::aio::cm) has
-//! futures.
+//! for programs with an event loop of their own. An error of a step that takes the id by value destroys the
+//! id. [`aio::cm`](crate::aio::cm) has futures.
 //!
 //! Addresses are IPv4 and IPv6 ones. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
@@ -88,6 +88,7 @@ pub(crate) use connector::{listen_on, no_address};
 pub use datagram::{ConnectingDatagrams, DatagramPeer};
 pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};
+pub(crate) use id::EventWait;
 pub use id::{
     AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
 };

@@ -25,8 +25,8 @@ pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
 /// or a rejection.
 pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
 
-/// The Q_Key of queue pairs in the port space [`UDP`](super::PortSpace::UDP), which the kernel tells the peer
-/// whatever Q_Key the queue pair has.
+/// The Q_Key of queue pairs in the port space [`UDP`](super::PortSpace::UDP). The kernel tells the peer this one,
+/// even if the queue pair has another.
 #[doc(alias = "RDMA_UDP_QKEY")]
 pub const DATAGRAM_QKEY: Qkey = Qkey(0x0123_4567);
 

@@ -12,17 +12,21 @@ use crate::qp::{PathMigState, QpAttr, QpControl, QpState, QpType, WeakQpHandle};
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
 
-/// The queue pair of a connection, which the program may drop at any time.
+/// The queue pair of a connection, which the program may drop or reset at any time.
 #[derive(Debug)]
-pub(super) struct ConnectedQp(WeakQpHandle);
+pub(super) struct ConnectedQp {
+    qp: WeakQpHandle,
+    /// The queue pair's count of resets. After a further one it is of another connection, or of none.
+    resets: u32,
+}
 
 impl ConnectedQp {
     pub(super) fn of(qp: &QpControl) -> ConnectedQp {
-        ConnectedQp(qp.qp.downgrade())
+        ConnectedQp { qp: qp.qp.downgrade(), resets: qp.qp.resets() }
     }
 
     fn control(&self, verb: &'static str) -> Result<QpControl> {
-        let qp = self.0.upgrade().ok_or_else(|| {
+        let qp = self.qp.upgrade().ok_or_else(|| {
             Error::invalid(verb, "the queue pair was dropped; keep it until the handshake is over")
         })?;
         Ok(QpControl { qp })
@@ -34,10 +38,18 @@ impl ConnectedQp {
         self.control(verb)?.modify(&attr).map_err(|error| error.in_verb(verb))
     }
 
+    /// Brings a queue pair in `RESET` to `INIT`. Refuses one past `INIT`: it may be of another connection.
     pub(super) fn init_if_reset(&self, verb: &'static str, id: &IdInner) -> Result<()> {
         match self.control(verb)?.state() {
             QpState::RESET => self.init(verb, id),
-            _ => Ok(()),
+            QpState::INIT => Ok(()),
+            state => {
+                let detail = format!(
+                    "the queue pair is in state {state}, and can be connected from RESET or INIT: reset it \
+                     first"
+                );
+                Err(Error::invalid(verb, detail))
+            }
         }
     }
 
@@ -66,14 +78,19 @@ impl ConnectedQp {
         qp.modify(&rts).map_err(|error| error.in_verb(verb))
     }
 
-    /// Brings a queue pair of datagrams from `RESET` to `RTS`, with the connection manager's Q_Key. One in
-    /// another state is the program's to bring there.
+    /// Brings a queue pair of datagrams from `RESET` or `INIT` to `RTS`, from `RESET` with the connection manager's
+    /// Q_Key. One past `INIT` may have other peers, and stays as it is.
     pub(super) fn ready_datagrams(&self, verb: &'static str, id: &IdInner) -> Result<()> {
-        if self.control(verb)?.state() != QpState::RESET {
-            return Ok(());
-        }
-        self.init(verb, id)?;
         let qp = self.control(verb)?;
+        match qp.state() {
+            QpState::RESET => self.init(verb, id)?,
+            QpState::INIT => {}
+            QpState::ERR => {
+                let detail = "the queue pair is in state ERR, and receives nothing: reset it first";
+                return Err(Error::invalid(verb, detail));
+            }
+            _ => return Ok(()),
+        }
         let rts = QpAttr::new().state(QpState::RTS).sq_psn(Psn(0));
         for attr in [QpAttr::new().state(QpState::RTR), rts] {
             qp.modify(&attr).map_err(|error| error.in_verb(verb))?;
@@ -81,10 +98,13 @@ impl ConnectedQp {
         Ok(())
     }
 
-    /// Brings the queue pair to `ERR`, where what is posted completes with an error. A queue pair in
-    /// `RESET`, or one that the program dropped, needs nothing.
+    /// Brings the queue pair to `ERR`, where what is posted completes with an error. A queue pair that the
+    /// program dropped or reset since needs nothing: it may be in another connection.
     pub(super) fn stop(&self) -> Result<()> {
-        let Some(qp) = self.0.upgrade().map(|qp| QpControl { qp }) else { return Ok(()) };
+        let Some(qp) = self.qp.upgrade().map(|qp| QpControl { qp }) else { return Ok(()) };
+        if qp.qp.resets() != self.resets {
+            return Ok(());
+        }
         match qp.state() {
             QpState::RESET | QpState::ERR => Ok(()),
             _ => qp.modify(&QpAttr::new().state(QpState::ERR)),

@@ -3,7 +3,8 @@
 use super::event::Event;
 use super::id::{IdInner, Progress};
 use crate::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
+use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
 /// An id that waits for an event, which brings it to its next state.
 pub(crate) trait Step: Sized {
@@ -15,6 +16,12 @@ pub(crate) trait Step: Sized {
 
     fn id(&self) -> &IdInner;
 
+    /// Whether the event is no step of this handshake, and the wait goes on. That the address moved to another
+    /// interface is a hint, and changes nothing for a handshake or a listener.
+    fn ignores(&self, event: &Event) -> bool {
+        event.kind == rdma_cm_event_type::RDMA_CM_EVENT_ADDR_CHANGE
+    }
+
     /// Takes the event. An error destroys the id, if the step owns it.
     fn advance(self, event: Event) -> std::result::Result<Self::Next, Self::Error>;
 }
@@ -24,8 +31,13 @@ pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, 
 
 /// Waits for the event of a step, at most for `timeout`, without one for ever.
 pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
-    match step.id().wait(S::VERB, timeout)? {
-        None => Ok(Progress::Pending(step)),
-        Some(event) => step.advance(event).map(Progress::Done),
+    // A deadline that the clock cannot represent is never reached.
+    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    loop {
+        match step.id().wait(S::VERB, deadline)? {
+            None => return Ok(Progress::Pending(step)),
+            Some(event) if step.ignores(&event) => {}
+            Some(event) => return step.advance(event).map(Progress::Done),
+        }
     }
 }

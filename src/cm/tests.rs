@@ -292,10 +292,71 @@ fn queue_pair_past_init_is_refused() {
     let route = stage.route(1).unwrap();
     let init: Error = route.init_qp(&past).unwrap_err();
     assert!(init.message().contains("RTS"), "{init}");
-    stage.script.log();
-    let connecting = route.connect(&past, &ConnectParam::new()).unwrap();
-    stage.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
-    assert_eq!(connecting.wait(NOW).unwrap_err().errno(), Errno::INVAL);
+    let connect = route.connect(&past, &ConnectParam::new()).unwrap_err();
+    assert!(connect.message().contains("in state RTS"), "{connect}");
+    assert!(stage.script.connects().is_empty(), "the peer was asked in vain");
+    let listener = stage.listen();
+    stage.script.request(2, rdma_ucm_conn_param::default());
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    let accept = request.accept(&past, &ConnectParam::new()).unwrap_err();
+    assert!(accept.message().contains("in state RTS"), "{accept}");
+    assert_eq!(past.state(), QpState::RTS, "it may be of another connection");
+}
+
+/// The old connection of a variable is dropped when the new one is there.
+#[test]
+fn connection_that_is_dropped_late_leaves_the_next_one_alone() {
+    let mut stage = Stage::new();
+    let old = stage.connect().unwrap();
+    old.disconnect().unwrap();
+    stage.qp.reset(&mut [&mut stage.bench.cq]).unwrap();
+    let connecting = stage.route(2).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    stage.script.tell(2, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    let new = connecting.wait(NOW).unwrap().done().unwrap();
+    old.disconnect().unwrap();
+    drop(old);
+    assert_eq!(stage.qp.state(), QpState::RTS);
+    drop(new);
+    assert_eq!(stage.qp.state(), QpState::ERR);
+}
+
+#[test]
+fn id_that_is_moved_to_its_own_channel_keeps_its_events() {
+    let stage = Stage::new();
+    let id = stage.channel.create_id().unwrap().migrate(&stage.channel).unwrap();
+    let resolving = id.resolve_addr(None, PEER.parse().unwrap(), LONG).unwrap();
+    stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+    resolving.wait(NOW).unwrap().done().unwrap();
+}
+
+/// As bonding reports it to all ids of an interface.
+#[test]
+fn change_of_an_address_ends_no_step() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+    assert!(listener.next_request(NOW).unwrap().is_none());
+    stage.script.request(1, rdma_ucm_conn_param::default());
+    drop(listener.next_request(NOW).unwrap().unwrap());
+    let connecting = stage.route(3).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    stage.script.tell(3, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+    stage.script.tell(3, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    let connection = connecting.wait(NOW).unwrap().done().unwrap();
+    stage.script.tell(3, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+    assert_eq!(connection.next_event(NOW).unwrap(), Some(ConnectionEvent::AddressChange));
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "it waits")]
+fn threads_that_wait_for_the_end_all_learn_of_it() {
+    let stage = Stage::new();
+    let connection = stage.connect().unwrap();
+    std::thread::scope(|scope| {
+        let waiting: Vec<_> =
+            (0..3).map(|_| scope.spawn(|| connection.wait_disconnected(Some(LONG)))).collect();
+        stage.script.tell(1, Type::RDMA_CM_EVENT_DISCONNECTED, 0);
+        waiting.into_iter().for_each(|thread| thread.join().unwrap().unwrap());
+    });
 }
 
 /// One thread reads the file, and wakes the others.
@@ -416,4 +477,25 @@ fn datagrams_go_to_the_listener_that_answered() {
     assert_eq!(answering.state(), QpState::RTS);
     assert_eq!(stage.script.accepts()[0].conn_param.qp_num, answering.qpn().0);
     assert_eq!(stage.script.live(), [at]);
+}
+
+/// A program brings its queue pair to `INIT` itself to post receives there.
+#[test]
+fn queue_pair_of_datagrams_goes_on_from_init() {
+    let stage = Stage::new();
+    let listener = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let listener = listener.bind(LOCAL.parse().unwrap()).unwrap().listen(4).unwrap();
+    let ud = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let ud = ud.unwrap();
+    stage.script.request_datagrams(1, rdma_ucm_ud_param::default());
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    request.init_qp(&ud).unwrap();
+    assert_eq!(ud.state(), QpState::INIT);
+    request.accept_datagrams(&ud, &ConnectParam::new()).unwrap();
+    assert_eq!(ud.state(), QpState::RTS);
+    ud.modify(&crate::QpAttr::new().state(QpState::ERR)).unwrap();
+    stage.script.request_datagrams(1, rdma_ucm_ud_param::default());
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    let error = request.accept_datagrams(&ud, &ConnectParam::new()).unwrap_err();
+    assert!(error.message().contains("in state ERR"), "{error}");
 }

@@ -135,6 +135,11 @@ impl QpInner {
         self.moving.lock().ok_or_else(|| Error::forked(verb))
     }
 
+    /// How often the queue pair came to `RESET`, by whatever way this process learned of.
+    pub(crate) fn resets(&self) -> u32 {
+        self.state.resets()
+    }
+
     /// Stores the state that a change led to, unless the rings became stale meanwhile.
     pub(crate) fn advance(&self, state: QpState) {
         self.state.advance(state);

@@ -3,7 +3,7 @@
 use crate::memory::gate::Gate;
 use crate::number::open_enum;
 use std::num::NonZeroU8;
-use std::sync::atomic::{AtomicU8, Ordering};
+use std::sync::atomic::{AtomicU8, AtomicU32, Ordering};
 use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 
 open_enum! {
@@ -61,12 +61,14 @@ open_enum! {
 pub(super) struct Tracked {
     gate: Option<Gate>,
     own: AtomicU8,
+    /// How often the queue pair came to `RESET`.
+    resets: AtomicU32,
 }
 
 impl Tracked {
     /// `RESET`.
     pub(super) fn new(gate: Option<Gate>) -> Tracked {
-        let tracked = Tracked { gate, own: AtomicU8::new(0) };
+        let tracked = Tracked { gate, own: AtomicU8::new(0), resets: AtomicU32::new(0) };
         tracked.word().store(QpState::RESET.opening().get(), Ordering::Release);
         tracked
     }
@@ -80,19 +82,35 @@ impl Tracked {
         QpState(self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.opening().get()))
     }
 
+    /// How often the queue pair came to `RESET`: what one connection knew of it does not hold after that.
+    pub(super) fn resets(&self) -> u32 {
+        self.resets.load(Ordering::Acquire)
+    }
+
+    fn count_reset(&self) {
+        self.resets.fetch_add(1, Ordering::AcqRel);
+    }
+
     /// What a fork has shut stays shut.
     pub(super) fn set(&self, state: QpState) {
+        if state == QpState::RESET {
+            self.count_reset();
+        }
         self.open(state.opening().get());
     }
 
     /// `RESET`, while the rings are as they were before: the device begins anew, and would come upon
     /// requests of the past.
     pub(super) fn set_stale(&self) {
+        self.count_reset();
         self.open(STALE);
     }
 
     /// As [`set`](Self::set), but stale rings stay that.
     pub(super) fn advance(&self, state: QpState) {
+        if state == QpState::RESET {
+            self.count_reset();
+        }
         let open = |now| (now > STALE).then(|| state.opening().get());
         let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);
     }
@@ -109,7 +127,11 @@ impl Tracked {
     /// Stores the state that the kernel reported, unless this process changed the state since it was `before`.
     /// If another process reset the queue pair, its rings, if it `has_rings`, are stale in every later state.
     pub(super) fn observe(&self, before: QpState, reported: QpState, has_rings: bool) {
-        let stale = has_rings && reported.is_past_reset_of(before);
+        let was_reset = reported.is_past_reset_of(before);
+        if was_reset {
+            self.count_reset();
+        }
+        let stale = has_rings && was_reset;
         let after = if stale { STALE } else { reported.opening().get() };
         let before = before.opening().get();
         let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);

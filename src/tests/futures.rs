@@ -21,6 +21,13 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 #[derive(Default)]
 pub(crate) struct Watched(Arc<AtomicBool>);
 
+impl Watched {
+    /// Reports the file as readable once.
+    pub(crate) fn report(&self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
 impl Readiness for Watched {
     fn poll_read(
         &mut self,

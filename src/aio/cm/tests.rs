@@ -197,23 +197,79 @@ fn driver_ends_when_the_last_handle_is_dropped() {
 }
 
 /// A file that is readable without an event, as no kernel reports it.
+struct Always;
+
+impl Readiness for Always {
+    fn poll_read(
+        &mut self,
+        _: &mut task::Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        Poll::Ready(read())
+    }
+}
+
 #[test]
 fn driver_ends_after_too_many_false_alarms() {
-    struct Always;
-    impl Readiness for Always {
-        fn poll_read(
-            &mut self,
-            _: &mut task::Context<'_>,
-            read: &mut dyn FnMut() -> Result<()>,
-        ) -> Poll<Result<()>> {
-            Poll::Ready(read())
-        }
-    }
     let (_channel, mut driver) = EventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
     let Poll::Ready(Err(error)) = Pin::new(&mut driver).poll(&mut cx()) else {
         panic!("it goes on for ever");
     };
     assert_eq!(error.errno(), Errno::IO);
+}
+
+/// The driver ended by itself, and is still there.
+#[test]
+fn futures_fail_when_the_driver_has_ended() {
+    let (channel, mut driver) = EventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
+    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let (count, waker) = Count::new();
+    let mut request = pin!(listener.next_request());
+    assert!(request.as_mut().poll(&mut task::Context::from_waker(&waker)).is_pending());
+    assert!(Pin::new(&mut driver).poll(&mut cx()).is_ready());
+    assert_eq!(count.get(), 1);
+    let Poll::Ready(Err(error)) = request.poll(&mut cx()) else { panic!("it waits for ever") };
+    assert_eq!(error.errno(), Errno::CANCELED, "{error}");
+}
+
+#[test]
+fn dropped_futures_leave_no_waker() {
+    let mut stage = Stage::new();
+    let (_qp, connection) = stage.connect(1, 10).unwrap();
+    for _ in 0..3 {
+        let (_, waker) = Count::new();
+        let mut cx = task::Context::from_waker(&waker);
+        let (mut end, mut event) = (pin!(connection.disconnected()), pin!(connection.next_event()));
+        for _ in 0..2 {
+            assert!(end.as_mut().poll(&mut cx).is_pending());
+            assert!(event.as_mut().poll(&mut cx).is_pending());
+        }
+        assert_eq!((&connection.connection).id().tasks(), 2);
+    }
+    assert_eq!((&connection.connection).id().tasks(), 0);
+}
+
+/// Each time, the file is readable to the driver, and a thread reads what it was readable for.
+#[test]
+#[cfg_attr(miri, ignore = "it waits")]
+fn driver_survives_a_thread_that_reads_its_channel() {
+    let script = CmScript::new();
+    let (channel, mut driver) =
+        EventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
+    let blocking = channel.channel().create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+    let blocking = blocking.listen(4).unwrap();
+    std::thread::scope(|scope| {
+        let thread = scope.spawn(|| blocking.next_request(Some(Duration::from_secs(10))));
+        while !channel.channel().is_being_read() {
+            std::thread::yield_now();
+        }
+        for _ in 0..=MAX_FALSE_ALARMS {
+            driver.readiness.report();
+            assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+        }
+        script.request(1, rdma_ucm_conn_param::default());
+        assert!(thread.join().unwrap().unwrap().is_some());
+    });
 }
 
 /// The thread reads the channel, so the driver cannot: the thread delivers the task's event, and wakes the
