@@ -58,7 +58,7 @@ async fn talk() -> Outcome<()> {
     let (qp, pool) = create(&context)?;
     let (qp, _connection) = channel.connect(&connector, |_| Ok(qp.clone())).await?;
     let mut inbox = qp.inbox(&pool, 8);
-    for text in ["hello, peer", "no unsafe, no copies"] {
+    for text in ["hello, peer", "and no unsafe"] {
         let buffer = pool.copy(text.as_bytes()).ok_or("no buffer is left")?;
         qp.send(buffer).await?;
         let answer = inbox.next().await?;

@@ -280,11 +280,12 @@ impl Controller {
 
     /// Connects an I/O queue for `depth` commands at once, of at most `bytes` bytes each.
     pub(crate) fn io_queue(&self, depth: u16, bytes: usize) -> Outcome<Queue> {
-        let most = self.capabilities.max_entries().saturating_sub(1);
+        // One entry stays free, and a queue has 65535 at most.
+        let most = self.capabilities.max_entries().min(u16::MAX.into()).saturating_sub(1);
         if u32::from(depth) > most {
             return Err(format!("--depth {depth}: the controller takes at most {most}").into());
         }
-        let entries = depth.saturating_add(1);
+        let entries = depth + 1;
         let bytes = bytes.max(size_of::<ConnectData>());
         let attr = QueueAttr { qid: 1, controller: self.id, depth, entries, bytes };
         let mut queue = Queue::connect(&self.events, &self.target.address, attr)?;
@@ -384,7 +385,14 @@ fn geometry(number: u32, data: &IdentifyNamespace) -> Outcome<Namespace> {
     if !(9..=16).contains(&format.shift) {
         return Err(format!("namespace {number} has blocks of 2^{} bytes", format.shift).into());
     }
-    Ok(Namespace { number, blocks, block_size: 1 << format.shift })
+    let block_size = 1 << format.shift;
+    if blocks.checked_mul(block_size as u64).is_none() {
+        let text = format!(
+            "namespace {number} has {blocks} blocks of {block_size} bytes: more than 2^64 bytes"
+        );
+        return Err(text.into());
+    }
+    Ok(Namespace { number, blocks, block_size })
 }
 
 #[cfg(test)]

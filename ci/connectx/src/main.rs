@@ -120,7 +120,7 @@ impl log::Log for Log {
 struct GatherWait {
     /// Looks at the sockets before the loop gives up.
     looks: u32,
-    /// The writes that had come too late when it last gave up.
+    /// The writes that had come too late when it last waited.
     late: u64,
 }
 

@@ -81,7 +81,7 @@ fn cases(device: DeviceName) -> Vec<Case> {
         alone("devices", "devices", DONE, one),
         // Not the shell's own.
         alone("echo", "/usr/local/bin/echo", DONE, "^hello, peer$")
-            .then("grep -q \"no unsafe, no copies\" printed"),
+            .then("grep -q \"and no unsafe\" printed"),
         alone("key_value", "key_value 800", DONE, "^800 values read"),
         alone("remote_memory", "remote_memory", DONE, r"^afterwards there is \[111, 101,"),
         alone("records", "records", DONE, "^sensor 3: mean 21.5 of 128 values"),

@@ -18,17 +18,18 @@ use uverbs_uapi::rxe::rxe_create_qp_resp;
 /// The smallest limit of requests in a queue that a kernel has had, `RXE_MAX_QP_WR`.
 const SMALLEST_LIMIT: u32 = 0x4000;
 
-/// Requests to ask the kernel for, so that `wanted` still fit while one is [held back](spared).
-fn with_spare(wanted: u32) -> u32 {
-    // The kernel refuses more than its limit, and rounds what is below up to a power of two minus one.
+/// The depth to ask the kernel for: one place more than the program wants; see [`reported_depth`].
+fn requested_depth(wanted: u32) -> u32 {
+    // The kernel rounds a depth up to a power of two minus one, and refuses one above its limit. So only a
+    // queue of exactly 2^n - 1 requests, from 0x7fff on, is left without the further place.
     if wanted == 0 || wanted >= SMALLEST_LIMIT { wanted } else { wanted + 1 }
 }
 
-/// Requests to tell the program of. When the kernel flushes a queue, a completion is visible before the
-/// place of its request is free, so the queue has one place more than the program knows.
-fn spared(wanted: u32, granted: u32) -> u32 {
-    // If that place doubled the queue, the rest of the half stays untold too: programs size completion
-    // queues by these numbers.
+/// The depth that the program is told: one less than the ring has, because when the kernel flushes a queue it
+/// shows a completion before it frees the place of the request.
+fn reported_depth(wanted: u32, granted: u32) -> u32 {
+    // If the further place doubled the ring, report what was asked for: programs size completion queues by
+    // this.
     if granted / 2 >= wanted { wanted } else { granted.max(wanted + 1) - 1 }
 }
 
@@ -50,8 +51,8 @@ pub(crate) fn create<K>(
     let mut cap = ib_uverbs_qp_cap::default();
     let mut qpn = 0u32;
     let wanted = ib_uverbs_qp_cap {
-        max_send_wr: with_spare(attr.cap.max_send_wr),
-        max_recv_wr: with_spare(attr.cap.max_recv_wr),
+        max_send_wr: requested_depth(attr.cap.max_send_wr),
+        max_recv_wr: requested_depth(attr.cap.max_recv_wr),
         ..attr.cap
     };
     let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
@@ -61,8 +62,8 @@ pub(crate) fn create<K>(
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    cap.max_send_wr = spared(attr.cap.max_send_wr, cap.max_send_wr);
-    cap.max_recv_wr = spared(attr.cap.max_recv_wr, cap.max_recv_wr);
+    cap.max_send_wr = reported_depth(attr.cap.max_send_wr, cap.max_send_wr);
+    cap.max_recv_wr = reported_depth(attr.cap.max_recv_wr, cap.max_recv_wr);
 
     let unmapped = |errno| unmapped(verb, errno);
     let limits = SendLimits { max_sge: cap.max_send_sge, max_inline: cap.max_inline_data };
