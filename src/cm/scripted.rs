@@ -30,6 +30,7 @@ struct State {
     refused: Vec<(u32, Errno)>,
     accepts: Vec<rdma_ucm_accept>,
     connects: Vec<rdma_ucm_connect>,
+    joins: Vec<rdma_ucm_join_mcast>,
     options: Vec<(u32, Vec<u8>)>,
     countdown: Option<(u32, Errno)>,
 }
@@ -177,6 +178,10 @@ impl CmScript {
         self.state().connects.clone()
     }
 
+    pub(crate) fn joins(&self) -> Vec<rdma_ucm_join_mcast> {
+        self.state().joins.clone()
+    }
+
     pub(crate) fn accepts(&self) -> Vec<rdma_ucm_accept> {
         self.state().accepts.clone()
     }
@@ -196,8 +201,12 @@ impl Kernel for CmScript {
         {
             let mut state = self.state();
             state.log.push(command.number);
-            let counted = ![RDMA_USER_CM_CMD_GET_EVENT, RDMA_USER_CM_CMD_DESTROY_ID]
-                .contains(&command.number);
+            let uncounted = [
+                RDMA_USER_CM_CMD_GET_EVENT,
+                RDMA_USER_CM_CMD_DESTROY_ID,
+                RDMA_USER_CM_CMD_LEAVE_MCAST,
+            ];
+            let counted = !uncounted.contains(&command.number);
             if let Some((left, errno)) = state.countdown.filter(|_| counted) {
                 state.countdown = (left > 1).then_some((left - 1, errno));
                 if left == 1 {
@@ -226,7 +235,16 @@ impl Kernel for CmScript {
                 }
                 answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
             }
-            RDMA_USER_CM_CMD_DESTROY_ID => {
+            RDMA_USER_CM_CMD_JOIN_MCAST => {
+                let request: rdma_ucm_join_mcast = read(command.request);
+                alive(request.id)?;
+                let id = self.make();
+                let mut state = self.state();
+                state.keys.push((id, request.uid));
+                state.joins.push(request);
+                answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
+            }
+            RDMA_USER_CM_CMD_DESTROY_ID | RDMA_USER_CM_CMD_LEAVE_MCAST => {
                 let request: rdma_ucm_destroy_id = read(command.request);
                 alive(request.id)?;
                 let mut state = self.state();

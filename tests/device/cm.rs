@@ -6,6 +6,7 @@ mod datagrams;
 mod futures;
 mod ipv6;
 mod killed;
+mod multicast;
 mod peers;
 
 use crate::capability::Capability;
@@ -35,6 +36,7 @@ pub(crate) fn all() -> Vec<Trial> {
         futures::trials(),
         ipv6::trials(),
         killed::trials(),
+        multicast::trials(),
         peers::trials(),
     ];
     parts.into_iter().flatten().collect()
