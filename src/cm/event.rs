@@ -1,6 +1,7 @@
 //! Events of an id, and the errors of connections that failed.
 
 use super::id::IdInner;
+use super::param::Ece;
 use crate::error::Error;
 use crate::number::open_enum;
 use rustix::io::Errno;
@@ -22,6 +23,10 @@ pub(crate) struct Event {
     pub(super) conn: rdma_ucm_conn_param,
     /// What an event of the port space UDP brings instead.
     pub(super) ud: rdma_ucm_ud_param,
+    /// The options of the peer's vendor.
+    pub(super) ece: Option<Ece>,
+    /// The value of an event that a program wrote.
+    pub(super) value: u64,
     /// The new id of a connect request. Dropping the event destroys it, which rejects the request.
     pub(super) request: Option<Arc<IdInner>>,
 }
@@ -36,6 +41,8 @@ impl Event {
             status: raw.status as i32,
             conn: conn.map(|(conn, _)| conn).unwrap_or_default(),
             ud: ud.map(|(ud, _)| ud).unwrap_or_default(),
+            ece: Ece::of(raw.ece),
+            value: u64::from_ne_bytes(raw.param.first_chunk().copied().unwrap_or_default()),
             request: None,
         }
     }

@@ -814,6 +814,7 @@ impl RouteResolved {
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
             id: self.id.number(),
+            ece: param.to_raw_ece(),
             ..Default::default()
         };
         self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;

@@ -22,7 +22,8 @@
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
 //! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
 //! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
-//! ([`join_multicast`](BoundId::join_multicast)). There is nothing yet for XRC, `AF_IB` addresses, IB services and ECE.
+//! ([`join_multicast`](BoundId::join_multicast)). Messages carry the vendor's options
+//! ([`Ece`]). There is nothing yet for XRC, `AF_IB` addresses and IB services.
 //!
 //! # When to use it
 //!
@@ -61,6 +62,8 @@
 //! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
 //! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`] |
 //! | `join_multicast`, `join_multicast_ex`, `leave_multicast` | [`BoundId::join_multicast`], [`AddrResolved::join_multicast`], drop |
+//! | `set_local_ece`, `get_remote_ece`, `reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
+//! | `write_cm_event` | [`Connection::write_event`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
 //! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
@@ -98,6 +101,6 @@ pub use listen::{ConnectRequest, ListeningId};
 pub use multicast::{JoiningMulticast, MulticastMember, MulticastRole};
 pub use param::{
     ACCEPT_PRIVATE_DATA, ConnectParam, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
-    DATAGRAM_REQUEST_PRIVATE_DATA, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
+    DATAGRAM_REQUEST_PRIVATE_DATA, Ece, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
 };
 pub(crate) use step::Step;

@@ -512,3 +512,51 @@ fn group_that_cannot_be_joined_says_why() {
     drop(id);
     assert!(stage.script.live().is_empty());
 }
+
+#[test]
+fn options_of_the_vendor_travel_with_request_accept_and_rejection() {
+    let stage = Stage::new();
+    let (offered, chosen) =
+        (Ece { vendor_id: 0x15b3, options: 7 }, Ece { vendor_id: 0x15b3, options: 3 });
+    let param = ConnectParam::new().ece(offered);
+    let connecting = stage.route(1).unwrap().connect(&stage.qp, &param).unwrap();
+    let raw = |ece: Ece| rdma_ucm_ece { vendor_id: ece.vendor_id, attr_mod: ece.options };
+    assert_eq!(Ece::of(stage.script.connects()[0].ece), Some(offered));
+    stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, raw(chosen));
+    let connection = connecting.wait(NOW).unwrap().done().unwrap();
+    assert_eq!(connection.ece(), Some(chosen));
+
+    let stage = Stage::new();
+    let listener = stage.listen();
+    stage.script.request(1, rdma_ucm_conn_param::default());
+    assert_eq!(listener.next_request(NOW).unwrap().unwrap().ece(), None);
+    let request = stage.script.request_ece(1, raw(offered));
+    let asked = listener.next_request(NOW).unwrap().unwrap();
+    assert_eq!(asked.ece(), Some(offered));
+    let accepting = asked.accept(&stage.qp, &ConnectParam::new().ece(chosen)).unwrap();
+    assert_eq!(Ece::of(stage.script.accepts()[0].ece), Some(chosen));
+    stage.script.tell(request, Type::RDMA_CM_EVENT_ESTABLISHED, 0);
+    assert_eq!(accepting.wait(NOW).unwrap().done().unwrap().ece(), Some(offered));
+    stage.script.request_ece(1, raw(offered));
+    listener.next_request(NOW).unwrap().unwrap().reject_ece(b"no").unwrap();
+    let reason = ib_cm_rej_reason::IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED.0;
+    assert_eq!(u32::from(stage.script.rejects()[0].reason), reason);
+}
+
+#[test]
+fn written_event_arrives_and_older_kernels_are_told_apart() {
+    let stage = Stage::new();
+    let connection = stage.connect().unwrap();
+    connection.write_event(0x0123_4567_89ab_cdef).unwrap();
+    let written = Some(ConnectionEvent::Written(0x0123_4567_89ab_cdef));
+    assert_eq!(connection.next_event(NOW).unwrap(), written);
+    // A kernel without the command refuses the probe, too.
+    stage.script.refuse(RDMA_USER_CM_CMD_WRITE_CM_EVENT, Errno::INVAL);
+    let error = connection.write_event(1).unwrap_err();
+    assert_eq!(error.errno(), Errno::OPNOTSUPP);
+    assert!(error.message().contains("6.18 and later"), "{error}");
+    stage.script.allow(RDMA_USER_CM_CMD_WRITE_CM_EVENT);
+    // A kernel with it does not find the id of the probe.
+    stage.script.fail_step(1, Errno::INVAL);
+    assert_eq!(connection.write_event(1).unwrap_err().errno(), Errno::INVAL);
+}
