@@ -67,7 +67,9 @@ impl Burst {
         let header = if qp_type == QpType::UD { GRH } else { 0 };
         let count = shape.count.max(1);
         let pd = context.alloc_pd()?;
-        let mut cq = OwnedCompletionQueue::new(context.cq_builder(2 * count).build()?);
+        // Devices round the queues of a queue pair up, at most to the next power of two but one.
+        let room = 4 * count.next_power_of_two();
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(room).build()?);
         let pool = pd.buffer_pool_builder(shape.size.max(1) as usize + header);
         let pool = pool.count(2 * count as usize).build()?;
         let qp = pd.qp_builder(cq.queue(), cq.queue(), qp_type);
