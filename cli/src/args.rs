@@ -75,13 +75,180 @@ pub(crate) enum CmCommand {
     /// The server reads the client's texts and writes them back, by RDMA; the client compares them
     #[command(after_help = CM)]
     Rping(RpingArgs),
+    /// The server sends messages over connections, the client answers with as many
+    #[command(after_help = CM)]
+    Ucmatose(UcmatoseArgs),
+    /// The client sends datagrams to a server that it finds by address, which answers with as many
+    #[command(after_help = CM)]
+    Udaddy(UdaddyArgs),
+    /// One side sends datagrams to a multicast group, the other receives them
+    #[command(after_help = CM)]
+    Mckey(MckeyArgs),
+    /// How long each step of many connections takes; the peer may be cmtime of rdma-core 52 to 58
+    #[command(after_help = CM)]
+    Cmtime(CmtimeArgs),
 }
 
 impl CmCommand {
     pub(crate) fn is_json(&self) -> bool {
         match self {
             CmCommand::Rping(args) => args.json,
+            CmCommand::Ucmatose(args) => args.options.json,
+            CmCommand::Udaddy(args) => args.options.json,
+            CmCommand::Mckey(args) => args.json,
+            CmCommand::Cmtime(args) => args.json,
         }
+    }
+}
+
+/// What the programs have in common that exchange a number of messages with a server.
+#[derive(Clone, Debug, Group)]
+pub(crate) struct BurstOptions {
+    /// The server's address or host name; without it this is the server
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(crate) server: Option<String>,
+    /// The address of this side [default: a server listens on all, a client takes what the routing table says]
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(crate) bind: Option<String>,
+    /// How many connections; the same on both sides
+    #[arg(short, long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) connections: u32,
+    /// Messages in each direction of a connection; the same on both sides
+    #[arg(short = 'C', long, value_name = "COUNT", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) count: u32,
+    /// Bytes of a message; the same on both sides
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=1 << 20))]
+    pub(crate) size: u32,
+    /// A client's type of service
+    #[arg(short, long, value_name = "TOS")]
+    pub(crate) tos: Option<u8>,
+    /// Give up after so many seconds without progress
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+    /// How long a server waits for its client
+    #[arg(long, value_name = "SECONDS", default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub(crate) wait: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl BurstOptions {
+    pub(crate) fn timeout(&self) -> Duration {
+        Duration::from_secs(self.timeout)
+    }
+}
+
+#[derive(Clone, Debug, Group)]
+pub(crate) struct UcmatoseArgs {
+    #[command(flatten)]
+    pub(crate) options: BurstOptions,
+    /// The server's port, in the port space TCP of the connection manager
+    #[arg(short, long, value_name = "PORT", default_value_t = 7471,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// How long a client's queue pair waits for an acknowledgement: 4.096 µs · 2ⁿ
+    #[arg(short, long, value_name = "N", value_parser = clap::value_parser!(u8).range(..=31))]
+    pub(crate) ack_timeout: Option<u8>,
+    /// Move each connection to an event channel of its own
+    #[arg(short, long)]
+    pub(crate) migrate: bool,
+}
+
+#[derive(Clone, Debug, Group)]
+pub(crate) struct UdaddyArgs {
+    #[command(flatten)]
+    pub(crate) options: BurstOptions,
+    /// The server's port, in the port space UDP of the connection manager
+    #[arg(long, value_name = "PORT", default_value_t = 7174,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+}
+
+#[derive(Clone, Debug, Group)]
+pub(crate) struct MckeyArgs {
+    /// The group's address
+    #[arg(short = 'm', long, value_name = "GROUP")]
+    pub(crate) group: String,
+    /// Be the sender; without it, this is a receiver
+    #[arg(short, long)]
+    pub(crate) sender: bool,
+    /// The address of this side, whose interface joins the group [default: as the routing table says]
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(crate) bind: Option<String>,
+    /// How many queue pairs join
+    #[arg(short, long, value_name = "COUNT", default_value_t = 1,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    pub(crate) connections: u32,
+    /// Datagrams of each sending queue pair; the same on both sides
+    #[arg(short = 'C', long, value_name = "COUNT", default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(0..=1000))]
+    pub(crate) count: u32,
+    /// Bytes of a datagram; the same on both sides
+    #[arg(short = 'S', long, value_name = "BYTES", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=4096))]
+    pub(crate) size: u32,
+    /// Join as a member that only sends
+    #[arg(short = 'o', long)]
+    pub(crate) send_only: bool,
+    /// How long a sender waits after it joined, for switches that have to learn of it
+    #[arg(long, value_name = "SECONDS", default_value_t = 3,
+        value_parser = clap::value_parser!(u64).range(..=3600))]
+    pub(crate) pause: u64,
+    /// Give up after so many seconds without progress
+    #[arg(long, value_name = "SECONDS", default_value_t = 10,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+    /// How long a receiver waits for the first datagram
+    #[arg(long, value_name = "SECONDS", default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub(crate) wait: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+#[derive(Clone, Debug, Group)]
+pub(crate) struct CmtimeArgs {
+    /// The server's address or host name; without it this is the server
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(crate) server: Option<String>,
+    /// The address of this side [default: a server listens on all, a client takes what the routing table says]
+    #[arg(short, long, value_name = "ADDRESS")]
+    pub(crate) bind: Option<String>,
+    /// How many connections; the same on both sides
+    #[arg(short, long, value_name = "COUNT", default_value_t = 100,
+        value_parser = clap::value_parser!(u32).range(1..=10_000))]
+    pub(crate) connections: u32,
+    /// The server's port, of TCP and in the port space TCP of the connection manager
+    #[arg(short, long, value_name = "PORT", default_value_t = 7471,
+        value_parser = clap::value_parser!(u16).range(1..))]
+    pub(crate) port: u16,
+    /// How long the kernel tries to resolve an address or a route
+    #[arg(short = 't', long, value_name = "MILLISECONDS", default_value_t = 2000,
+        value_parser = clap::value_parser!(u64).range(1..=86_400_000))]
+    pub(crate) resolve_timeout: u64,
+    /// Give up when the peer is silent for so many seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=86_400))]
+    pub(crate) timeout: u64,
+    /// How long a server waits for its client
+    #[arg(long, value_name = "SECONDS", default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(..=86_400))]
+    pub(crate) wait: u64,
+    /// Print one JSON object
+    #[arg(long)]
+    pub(crate) json: bool,
+}
+
+impl CmtimeArgs {
+    pub(crate) fn patience(&self) -> Duration {
+        Duration::from_secs(self.timeout)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Event channels: open files of the connection manager, and the ids that their events are for.
 //!
-//! Pairs with `ucma_get_event` in `core/ucma.c`. Any thread may read events, and moves each to the inbox
+//! Pairs with `ucma_get_event` in `core/ucma.c`. Any thread may read events, and moves each to the queue
 //! of its id. Of several threads that wait, one waits for the file, and wakes the others when it has
 //! read an event.
 
@@ -28,6 +28,7 @@ use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::{
     RDMA_USER_CM_CMD_CREATE_ID, rdma_cm_event_type, rdma_ucm_event_resp, rdma_ucm_get_event,
 };
+use zerocopy::{Immutable, IntoBytes};
 
 /// How long a thread sleeps at most before it checks whether another thread still reads the file. The
 /// reading thread wakes it when it stops; the limit only bounds the harm of a lost wake-up.
@@ -268,6 +269,30 @@ impl Channel {
         self.check_fork(verb)?;
         let number = command.number;
         self.run(command).map_err(|errno| explain(verb, number, errno))
+    }
+
+    /// A number that the kernel gives no id.
+    pub(super) const NO_ID: u32 = u32::MAX;
+
+    /// Runs a command that older kernels lack. Those answer `EINVAL`, as newer ones do to a request that does not suit
+    /// the id. A kernel that has the command looks for the id first, so that `probe`, the same request for
+    /// [`NO_ID`](Self::NO_ID), tells them apart.
+    pub(super) fn execute_new<T: IntoBytes + Immutable>(
+        &self,
+        verb: &'static str,
+        number: u32,
+        request: &T,
+        probe: &T,
+        since: &'static str,
+    ) -> Result<()> {
+        self.execute(verb, Command::new(number, request)).map_err(|error| match error.errno() {
+            Errno::INVAL if self.run(Command::new(number, probe)) != Err(Errno::NOENT) => {
+                Error::new(verb, Errno::OPNOTSUPP).detail(format!(
+                    "this kernel's connection manager does not have the command; Linux {since} and later do"
+                ))
+            }
+            _ => error,
+        })
     }
 
     /// A number by which events name an id, unique within this channel.

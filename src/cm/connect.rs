@@ -1,10 +1,11 @@
 //! Connections from the connect request to the disconnect. Pairs with `ucma_connect`, `ucma_accept` and
 //! `ucma_disconnect` in `core/ucma.c`.
 
-use super::channel::LONGEST_SLEEP;
+use super::channel::{Channel, LONGEST_SLEEP};
 use super::event::{ConnectError, Event};
 use super::id::{IdInner, Progress, local_addr, peer_addr};
 use super::kernel::Command;
+use super::param::Ece;
 use super::qp::ConnectedQp;
 use super::step::{Step, wait};
 use crate::error::{Error, Result};
@@ -28,6 +29,7 @@ pub(super) struct Link {
     pub(super) qp: ConnectedQp,
     peer_qpn: Qpn,
     private_data: Vec<u8>,
+    ece: Option<Ece>,
     /// Whether an event said that the connection is over.
     closed: AtomicBool,
 }
@@ -38,8 +40,9 @@ impl Link {
         qp: ConnectedQp,
         peer_qpn: Qpn,
         private_data: Vec<u8>,
+        ece: Option<Ece>,
     ) -> Link {
-        Link { id, qp, peer_qpn, private_data, closed: AtomicBool::new(false) }
+        Link { id, qp, peer_qpn, private_data, ece, closed: AtomicBool::new(false) }
     }
 }
 
@@ -100,7 +103,7 @@ impl Step for Connecting {
         }
         let Connecting { id, qp, min_rnr_timer } = self;
         let peer_qpn = Qpn(event.conn.qp_num);
-        let link = Link::new(id, qp, peer_qpn, event.private_data().into());
+        let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
         // The access rights depend on the peer's answer.
         link.qp.init(VERB, &link.id)?;
         link.qp.ready(VERB, &link.id, None, min_rnr_timer)?;
@@ -187,6 +190,8 @@ pub enum ConnectionEvent {
     /// The address of the id moved to another network interface, as with bonding. The connection stays
     /// on the old one.
     AddressChange,
+    /// An event that [`Connection::write_event`] wrote, with its value.
+    Written(u64),
     /// Another event, by its number in `enum rdma_cm_event_type`.
     Other(u32),
 }
@@ -212,6 +217,35 @@ impl Connection {
     /// The number of the peer's queue pair.
     pub fn peer_qpn(&self) -> Qpn {
         self.link.peer_qpn
+    }
+
+    /// The options of the peer's vendor, as its last message carries them: for the active side those that the peer
+    /// chose.
+    #[doc(alias = "rdma_get_remote_ece")]
+    pub fn ece(&self) -> Option<Ece> {
+        self.link.ece
+    }
+
+    /// Writes an event into the channel, which [`next_event`](Self::next_event) returns as
+    /// [`Written`](ConnectionEvent::Written) behind those that came before: it wakes a thread, or a task, that waits
+    /// there.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` before Linux 6.18.
+    #[doc(alias = "rdma_write_cm_event")]
+    pub fn write_event(&self, value: u64) -> Result<()> {
+        const WRITE: u32 = uapi::RDMA_USER_CM_CMD_WRITE_CM_EVENT;
+        let mut request = uapi::rdma_ucm_write_cm_event {
+            id: self.link.id.number(),
+            event: Type::RDMA_CM_EVENT_USER.0,
+            ..Default::default()
+        };
+        if let Some(field) = request.param.first_chunk_mut() {
+            *field = value.to_ne_bytes();
+        }
+        let probe = uapi::rdma_ucm_write_cm_event { id: Channel::NO_ID, ..request };
+        self.link.id.channel.execute_new("write_event", WRITE, &request, &probe, "6.18")
     }
 
     /// The address of this end.
@@ -304,6 +338,7 @@ impl Step for &Connection {
             Type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
             Type::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
             Type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoval,
+            Type::RDMA_CM_EVENT_USER => ConnectionEvent::Written(event.value),
             Type::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChange,
             Type(other) => ConnectionEvent::Other(other),
         };

@@ -1,6 +1,7 @@
 //! Events of an id, and the errors of connections that failed.
 
 use super::id::IdInner;
+use super::param::Ece;
 use crate::error::Error;
 use crate::number::open_enum;
 use rustix::io::Errno;
@@ -22,6 +23,10 @@ pub(crate) struct Event {
     pub(super) conn: rdma_ucm_conn_param,
     /// What an event of the port space UDP brings instead.
     pub(super) ud: rdma_ucm_ud_param,
+    /// The options of the peer's vendor.
+    pub(super) ece: Option<Ece>,
+    /// The value of an event that a program wrote.
+    pub(super) value: u64,
     /// The new id of a connect request. Dropping the event destroys it, which rejects the request.
     pub(super) request: Option<Arc<IdInner>>,
 }
@@ -36,6 +41,8 @@ impl Event {
             status: raw.status as i32,
             conn: conn.map(|(conn, _)| conn).unwrap_or_default(),
             ud: ud.map(|(ud, _)| ud).unwrap_or_default(),
+            ece: Ece::of(raw.ece),
+            value: u64::from_ne_bytes(raw.param.first_chunk().copied().unwrap_or_default()),
             request: None,
         }
     }
@@ -67,6 +74,7 @@ impl Event {
             Type::RDMA_CM_EVENT_ADDR_ERROR => "the address could not be resolved",
             Type::RDMA_CM_EVENT_ROUTE_ERROR => "there is no route to the address",
             Type::RDMA_CM_EVENT_UNREACHABLE => "the peer did not answer",
+            Type::RDMA_CM_EVENT_MULTICAST_ERROR => "the multicast group could not be joined",
             Type::RDMA_CM_EVENT_CONNECT_ERROR => "the connection could not be set up",
             kind => {
                 return Error::new(verb, Errno::PROTO)
@@ -92,6 +100,9 @@ fn advice(kind: Type, errno: i32) -> &'static str {
     match Errno::from_raw_os_error(errno.max(1)) {
         Errno::TIMEDOUT if resolving => {
             ": no neighbour answered; check that the address is up, and on this network"
+        }
+        Errno::TIMEDOUT if kind == Type::RDMA_CM_EVENT_MULTICAST_ERROR => {
+            ": the subnet manager did not answer"
         }
         Errno::TIMEDOUT => {
             ": the host is reachable by IP, so check that it runs RDMA and that no firewall drops UDP \
@@ -291,6 +302,7 @@ mod tests {
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -19, Errno::NODEV, "rdma link"),
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -113, Errno::HOSTUNREACH, "routing table"),
             (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT, "4791"),
+            (Type::RDMA_CM_EVENT_MULTICAST_ERROR, -110, Errno::TIMEDOUT, "subnet manager"),
             (Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::NODEV, "being removed"),
             (Type::RDMA_CM_EVENT_DISCONNECTED, 0, Errno::CONNRESET, "before it was established"),
             (Type(77), 0, Errno::PROTO, "rdma_cm_event_type(77)"),

@@ -9,6 +9,7 @@ use super::datagram::ConnectingDatagrams;
 use super::event::Event;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
+use super::multicast::{JoiningMulticast, MulticastRole};
 use super::param::{ConnectParam, Message};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
@@ -20,9 +21,9 @@ use crate::number::open_enum;
 use crate::qp::{QpControl, QpState};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
 use uverbs_uapi::qp::ib_uverbs_qp_attr;
@@ -35,7 +36,9 @@ use zerocopy::IntoBytes;
 #[derive(Debug)]
 pub(crate) struct IdInner {
     pub(super) channel: Arc<Channel>,
-    number: u32,
+    number: AtomicU32,
+    /// The id whose membership in a multicast group this is.
+    parent: Option<Arc<IdInner>>,
     pub(super) space: PortSpace,
     /// The number by which events name the id.
     pub(super) key: u64,
@@ -109,8 +112,37 @@ impl IdInner {
     }
 
     fn with_key(channel: &Arc<Channel>, number: u32, key: u64, space: PortSpace) -> Arc<IdInner> {
-        let (channel, queue) = (channel.clone(), Lock::default());
-        Arc::new(IdInner { channel, number, space, key, queue, moved: AtomicBool::new(false) })
+        Arc::new(IdInner {
+            channel: channel.clone(),
+            number: AtomicU32::new(number),
+            parent: None,
+            space,
+            key,
+            queue: Lock::default(),
+            moved: AtomicBool::new(false),
+        })
+    }
+
+    /// A membership in a multicast group, which has events and a number of its own. Its events may be read before
+    /// the command returns, so that it is registered before it has [`joined`](Self::joined).
+    pub(super) fn member(self: &Arc<Self>, verb: &'static str) -> Result<Arc<IdInner>> {
+        let member = Arc::new(IdInner {
+            channel: self.channel.clone(),
+            number: AtomicU32::new(0),
+            parent: Some(self.clone()),
+            space: self.space,
+            key: self.channel.key(),
+            queue: Lock::default(),
+            moved: AtomicBool::new(true),
+        });
+        self.channel.register(verb, &member)?;
+        Ok(member)
+    }
+
+    /// Makes the membership the one with this number of the kernel, which dropping it ends.
+    pub(super) fn joined(&self, number: u32) {
+        self.number.store(number, Ordering::Relaxed);
+        self.moved.store(false, Ordering::Relaxed);
     }
 
     /// Refuses an id of another port space.
@@ -131,10 +163,10 @@ impl IdInner {
     /// in states without events.
     pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
         const VERB: &str = "migrate_id";
-        let id = IdInner::with_key(to, self.number, self.key, self.space);
+        let id = IdInner::with_key(to, self.number(), self.key, self.space);
         // An error leaves the kernel's id where it is.
         id.moved.store(true, Ordering::Relaxed);
-        let request = migration(self.number, self.channel.fd());
+        let request = migration(self.number(), self.channel.fd());
         let mut answer = uapi::rdma_ucm_migrate_resp::default();
         to.execute(VERB, Command::migrate_id(&request, &mut answer))?;
         self.moved.store(true, Ordering::Relaxed);
@@ -144,7 +176,7 @@ impl IdInner {
 
     /// The kernel's number of the id.
     pub(super) fn number(&self) -> u32 {
-        self.number
+        self.number.load(Ordering::Relaxed)
     }
 
     pub(super) fn receive(&self, event: Event) {
@@ -230,7 +262,7 @@ impl IdInner {
         /// A kernel that does not know the field leaves this in it.
         const NO_INDEX: u32 = u32::MAX;
         let option = uapi::RDMA_USER_CM_QUERY_ADDR;
-        let request = uapi::rdma_ucm_query { id: self.number, option, ..Default::default() };
+        let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
         let mut answer =
             uapi::rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
         self.execute(verb, Command::query(&request, &mut answer))?;
@@ -249,7 +281,7 @@ impl IdInner {
     /// The attributes that bring a queue pair to a state.
     pub(super) fn qp_attr(&self, verb: &'static str, state: QpState) -> Result<ib_uverbs_qp_attr> {
         let request = uapi::rdma_ucm_init_qp_attr {
-            id: self.number,
+            id: self.number(),
             qp_state: state.0.into(),
             ..Default::default()
         };
@@ -260,7 +292,7 @@ impl IdInner {
 
     fn set_option(&self, verb: &'static str, level: u32, name: u32, value: &[u8]) -> Result<()> {
         let request = uapi::rdma_ucm_set_option {
-            id: self.number,
+            id: self.number(),
             level,
             optname: name,
             optlen: value.len() as u32,
@@ -273,7 +305,7 @@ impl IdInner {
         const VERB: &str = "bind_addr";
         let (addr, addr_size) = encode(address);
         let request =
-            uapi::rdma_ucm_bind { id: self.number, addr_size, addr, ..Default::default() };
+            uapi::rdma_ucm_bind { id: self.number(), addr_size, addr, ..Default::default() };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request);
         self.execute(VERB, command).map_err(|error| explain_bind(error, address))
     }
@@ -292,7 +324,7 @@ impl IdInner {
         let (dst_addr, dst_size) = encode(to);
         let (src_addr, src_size) = from.map(encode).unwrap_or(([0; super::address::STORAGE], 0));
         let request = uapi::rdma_ucm_resolve_addr {
-            id: self.number,
+            id: self.number(),
             timeout_ms: milliseconds(timeout),
             src_size,
             dst_size,
@@ -321,14 +353,14 @@ impl IdInner {
 
     fn resolve_route(&self, timeout: Duration) -> Result<()> {
         let request =
-            uapi::rdma_ucm_resolve_route { id: self.number, timeout_ms: milliseconds(timeout) };
+            uapi::rdma_ucm_resolve_route { id: self.number(), timeout_ms: milliseconds(timeout) };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
         self.execute("resolve_route", command)
     }
 
     fn listen(&self, backlog: u32) -> Result<()> {
         const VERB: &str = "listen";
-        let request = uapi::rdma_ucm_listen { id: self.number, backlog };
+        let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
         self.execute(VERB, command).map_err(|error| match error.errno() {
             Errno::ADDRINUSE => error.detail("another listener has the port"),
@@ -351,9 +383,13 @@ impl Drop for IdInner {
         if *self.moved.get_mut() {
             return;
         }
-        let request = uapi::rdma_ucm_destroy_id { id: self.number, ..Default::default() };
+        let request = uapi::rdma_ucm_destroy_id { id: self.number(), ..Default::default() };
         let mut answer = uapi::rdma_ucm_destroy_id_resp::default();
-        match self.channel.run(Command::destroy_id(&request, &mut answer)) {
+        let command = match self.parent {
+            Some(_) => Command::leave_mcast(&request, &mut answer),
+            None => Command::destroy_id(&request, &mut answer),
+        };
+        match self.channel.run(command) {
             Ok(()) | Err(Errno::NOENT) => {}
             Err(_) => self.channel.count_leak(),
         }
@@ -571,6 +607,40 @@ impl BoundId {
         Ok(ListeningId::new(self.id))
     }
 
+    /// The context of the device that has the address; see
+    /// [`EventChannel::use_context`](super::EventChannel::use_context).
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` for an unspecified address, which belongs to no device; as [`Context::open`](crate::Context::open).
+    pub fn context(&self) -> Result<Context> {
+        const VERB: &str = "bind_addr";
+        self.id.channel.context(VERB, self.id.query(VERB)?.device(VERB)?)
+    }
+
+    /// Starts to join a multicast group by the device that has the id's address, for a queue pair of type UD. A queue
+    /// pair in `RESET` is brought to `RTS` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY); in another state it stays
+    /// as it is. The id may join any number of groups.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for an address that is no multicast address, an id of another port space than
+    /// [`UDP`](PortSpace::UDP), or a queue pair of another type than UD or on another device; `ENODEV` if the
+    /// id is bound to an unspecified address; error number 524 for an IPv6 group on RoCE v2, which the kernel does
+    /// not join.
+    #[doc(alias("rdma_join_multicast", "rdma_join_multicast_ex"))]
+    pub fn join_multicast(
+        &self,
+        qp: &QpControl,
+        group: IpAddr,
+        role: MulticastRole,
+    ) -> Result<JoiningMulticast> {
+        const VERB: &str = JoiningMulticast::VERB;
+        self.id.check_space(VERB, PortSpace::UDP)?;
+        self.id.query(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
+        JoiningMulticast::begin(&self.id, qp, group, role)
+    }
+
     /// As [`Id::resolve_addr`], from the address that the id is bound to.
     ///
     /// # Errors
@@ -649,6 +719,35 @@ impl AddrResolved {
     /// As [`Context::open`](crate::Context::open).
     pub fn context(&self) -> Result<Context> {
         self.id.channel.context("resolve_addr", self.path.device("resolve_addr")?)
+    }
+
+    /// The port of the device, counted from 1.
+    pub fn port(&self) -> u32 {
+        self.path.port
+    }
+
+    /// The address of this end.
+    pub fn local_addr(&self) -> Option<SocketAddr> {
+        self.path.local
+    }
+
+    /// Starts to join a multicast group, as [`BoundId::join_multicast`]. Resolving the group's own address chooses the
+    /// device by the IP route to the group.
+    ///
+    /// # Errors
+    ///
+    /// As [`BoundId::join_multicast`].
+    #[doc(alias("rdma_join_multicast", "rdma_join_multicast_ex"))]
+    pub fn join_multicast(
+        &self,
+        qp: &QpControl,
+        group: IpAddr,
+        role: MulticastRole,
+    ) -> Result<JoiningMulticast> {
+        const VERB: &str = JoiningMulticast::VERB;
+        self.id.check_space(VERB, PortSpace::UDP)?;
+        self.path.device(VERB)?.check(VERB, qp.context().device())?;
+        JoiningMulticast::begin(&self.id, qp, group, role)
     }
 
     /// Starts to resolve the route, for which the kernel asks the subnet administrator on InfiniBand.
@@ -765,6 +864,7 @@ impl RouteResolved {
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
             id: self.id.number(),
+            ece: param.to_raw_ece(),
             ..Default::default()
         };
         self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;

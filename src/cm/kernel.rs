@@ -61,6 +61,22 @@ impl<'a> Command<'a> {
             .answered(offset_of!(rdma_ucm_destroy_id, response), answer)
     }
 
+    pub(crate) fn join_mcast(
+        request: &'a rdma_ucm_join_mcast,
+        answer: &'a mut rdma_ucm_create_id_resp,
+    ) -> Self {
+        Command::new(RDMA_USER_CM_CMD_JOIN_MCAST, request)
+            .answered(offset_of!(rdma_ucm_join_mcast, response), answer)
+    }
+
+    pub(crate) fn leave_mcast(
+        request: &'a rdma_ucm_destroy_id,
+        answer: &'a mut rdma_ucm_destroy_id_resp,
+    ) -> Self {
+        Command::new(RDMA_USER_CM_CMD_LEAVE_MCAST, request)
+            .answered(offset_of!(rdma_ucm_destroy_id, response), answer)
+    }
+
     pub(crate) fn get_event(
         request: &'a rdma_ucm_get_event,
         answer: &'a mut rdma_ucm_event_resp,

@@ -6,7 +6,7 @@ use super::connect::{Accepting, Link};
 use super::event::Event;
 use super::id::{IdInner, Path, PortSpace, Progress, local_addr};
 use super::kernel::Command;
-use super::param::{ConnectParam, Depths, Message, check_private_data, to_field};
+use super::param::{ConnectParam, Depths, Ece, Message, check_private_data, to_field};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
@@ -73,8 +73,9 @@ impl Step for &ListeningId {
                 request: Some(id),
                 conn,
                 ud,
+                ece,
                 ..
-            } => Ok(ConnectRequest::new(id, conn, &ud)),
+            } => Ok(ConnectRequest::new(id, conn, &ud, ece)),
             event => Err(event.failure(Self::VERB).into()),
         }
     }
@@ -85,6 +86,7 @@ impl Step for &ListeningId {
 pub struct ConnectRequest {
     id: Arc<IdInner>,
     conn: uapi::rdma_ucm_conn_param,
+    ece: Option<Ece>,
 }
 
 impl ConnectRequest {
@@ -92,6 +94,7 @@ impl ConnectRequest {
         id: Arc<IdInner>,
         conn: uapi::rdma_ucm_conn_param,
         ud: &uapi::rdma_ucm_ud_param,
+        ece: Option<Ece>,
     ) -> Self {
         let conn = match id.space {
             PortSpace::UDP => uapi::rdma_ucm_conn_param {
@@ -101,7 +104,7 @@ impl ConnectRequest {
             },
             _ => conn,
         };
-        ConnectRequest { id, conn }
+        ConnectRequest { id, conn, ece }
     }
 
     /// The port space of the listener: a request in [`TCP`](PortSpace::TCP) is for [`accept`](Self::accept), one in
@@ -121,6 +124,12 @@ impl ConnectRequest {
     /// its first datagram tells it.
     pub fn peer_qpn(&self) -> Qpn {
         Qpn(self.conn.qp_num)
+    }
+
+    /// The options of the peer's vendor, if the request carries any.
+    #[doc(alias = "rdma_get_remote_ece")]
+    pub fn ece(&self) -> Option<Ece> {
+        self.ece
     }
 
     /// How many reads and atomics the peer wants outstanding: more is of no use as
@@ -182,7 +191,7 @@ impl ConnectRequest {
             return Ok(self);
         }
         let id = self.id.migrate(&to.inner)?;
-        Ok(ConnectRequest { id, conn: self.conn })
+        Ok(ConnectRequest { id, conn: self.conn, ece: self.ece })
     }
 
     /// Brings a queue pair to `INIT`, where receives can be posted. Otherwise [`accept`](Self::accept)
@@ -221,7 +230,7 @@ impl ConnectRequest {
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
-        let link = Link::new(self.id, connected, peer_qpn, private_data);
+        let link = Link::new(self.id, connected, peer_qpn, private_data, self.ece);
         link.qp.ready(VERB, &link.id, Some(depths), param.min_rnr_timer)?;
         // The kernel begins to report events of the id.
         link.id.channel.register(VERB, &link.id)?;
@@ -229,6 +238,7 @@ impl ConnectRequest {
             uid: link.id.key,
             conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
             id: link.id.number(),
+            ece: param.to_raw_ece(),
             ..Default::default()
         };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
@@ -273,6 +283,24 @@ impl ConnectRequest {
     /// `EINVAL` for more bytes; the request is then rejected without any.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
+        self.reject_for(0, private_data)
+    }
+
+    /// As [`reject`](Self::reject), because of the options of the peer's vendor: the peer reads
+    /// [`RejectReason::VENDOR_OPTION_NOT_SUPPORTED`](super::RejectReason::VENDOR_OPTION_NOT_SUPPORTED), and may ask
+    /// again without.
+    ///
+    /// # Errors
+    ///
+    /// As [`reject`](Self::reject).
+    #[doc(alias = "rdma_reject_ece")]
+    pub fn reject_ece(self, private_data: &[u8]) -> Result<()> {
+        let reason = uapi::ib_cm_rej_reason::IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED;
+        self.reject_for(reason.0 as u8, private_data)
+    }
+
+    /// The kernel takes reason 0 as that the program refuses.
+    fn reject_for(self, reason: u8, private_data: &[u8]) -> Result<()> {
         const VERB: &str = "reject";
         let message = match self.id.space {
             PortSpace::UDP => Message::DatagramReply,
@@ -283,6 +311,7 @@ impl ConnectRequest {
         let request = uapi::rdma_ucm_reject {
             id: self.id.number(),
             private_data_len,
+            reason,
             private_data: field,
             ..Default::default()
         };

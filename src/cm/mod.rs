@@ -21,7 +21,9 @@
 //! Addresses are IPv4 and IPv6 ones. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
 //! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
-//! without a connection. There is nothing yet for XRC, multicast groups, `AF_IB` addresses, IB services and ECE.
+//! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
+//! ([`join_multicast`](BoundId::join_multicast)). Messages carry the vendor's options
+//! ([`Ece`]). There is nothing yet for XRC, `AF_IB` addresses and IB services.
 //!
 //! # When to use it
 //!
@@ -59,6 +61,9 @@
 //! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
 //! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
 //! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`] |
+//! | `join_multicast`, `join_multicast_ex`, `leave_multicast` | [`BoundId::join_multicast`], [`AddrResolved::join_multicast`], drop |
+//! | `set_local_ece`, `get_remote_ece`, `reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
+//! | `write_cm_event` | [`Connection::write_event`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
 //! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
@@ -73,6 +78,7 @@ mod fd;
 mod id;
 mod kernel;
 mod listen;
+mod multicast;
 mod param;
 mod qp;
 #[cfg(all(test, not(loom)))]
@@ -93,8 +99,9 @@ pub use id::{
     AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
 };
 pub use listen::{ConnectRequest, ListeningId};
+pub use multicast::{JoiningMulticast, MulticastMember, MulticastRole};
 pub use param::{
     ACCEPT_PRIVATE_DATA, ConnectParam, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
-    DATAGRAM_REQUEST_PRIVATE_DATA, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
+    DATAGRAM_REQUEST_PRIVATE_DATA, Ece, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
 };
 pub(crate) use step::Step;

@@ -3,7 +3,7 @@
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::number::{Qkey, Qpn};
-use uverbs_uapi::rdma_user_cm::rdma_ucm_conn_param;
+use uverbs_uapi::rdma_user_cm::{rdma_ucm_conn_param, rdma_ucm_ece};
 
 /// Bytes of private data that a connect request carries on InfiniBand and RoCE.
 ///
@@ -30,6 +30,26 @@ pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
 #[doc(alias = "RDMA_UDP_QKEY")]
 pub const DATAGRAM_QKEY: Qkey = Qkey(0x0123_4567);
 
+/// What both vendors' devices can do beyond the specification: enhanced connection establishment. The passive side
+/// answers a request's options with those of them that it has, too.
+///
+/// The messages carry it. No provider of this library tells its device.
+#[doc(alias("ibv_ece", "rdma_ucm_ece"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ece {
+    /// The vendor, as an IEEE identifier of 24 bits: `0x15b3` is that of mlx5. 0 stands for none.
+    pub vendor_id: u32,
+    /// The options, whose meaning is the vendor's.
+    pub options: u32,
+}
+
+impl Ece {
+    pub(super) fn of(raw: rdma_ucm_ece) -> Option<Ece> {
+        let rdma_ucm_ece { vendor_id, attr_mod } = raw;
+        (vendor_id != 0).then_some(Ece { vendor_id, options: attr_mod })
+    }
+}
+
 /// Parameters of a connect request or an accept, with defaults that fit most programs.
 ///
 /// ```
@@ -46,6 +66,7 @@ pub struct ConnectParam {
     retry_count: u8,
     rnr_retry: u8,
     flow_control: bool,
+    ece: Option<Ece>,
     pub(super) min_rnr_timer: Option<u8>,
 }
 
@@ -58,6 +79,7 @@ impl Default for ConnectParam {
             retry_count: 6,
             rnr_retry: 7,
             flow_control: false,
+            ece: None,
             min_rnr_timer: None,
         }
     }
@@ -111,6 +133,14 @@ impl ConnectParam {
         self
     }
 
+    /// The vendor's options, for the peer to choose from with a connect request, or chosen with an accept; none
+    /// unless set.
+    #[doc(alias("rdma_set_local_ece", "rdma_connect_ece"))]
+    pub fn ece(mut self, ece: Ece) -> Self {
+        self.ece = Some(ece);
+        self
+    }
+
     /// The RNR NAK timer code, which tells a peer that found no receive how long to wait; see
     /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). Unless set, the kernel takes 0, which is
     /// 655 milliseconds: set it, for example to 12, unless receives are posted before the connection is
@@ -123,6 +153,10 @@ impl ConnectParam {
     /// Refuses values that the message cannot carry or that are above the device's limits.
     pub(super) fn check(&self, verb: &'static str, message: Message, limits: Depths) -> Result<()> {
         check_private_data(verb, message, &self.private_data)?;
+        if let Some(Ece { vendor_id, .. }) = self.ece.filter(|ece| ece.vendor_id >> 24 != 0) {
+            let detail = format!("vendor id {vendor_id:#x} of ECE has more than 24 bits");
+            return Err(Error::invalid(verb, detail));
+        }
         let ranges = [
             ("retry_count", Some(self.retry_count), 7),
             ("rnr_retry", Some(self.rnr_retry), 7),
@@ -150,6 +184,14 @@ impl ConnectParam {
     /// Refuses more private data than a message of the port space UDP carries.
     pub(super) fn check_datagram(&self, verb: &'static str, message: Message) -> Result<()> {
         check_private_data(verb, message, &self.private_data)
+    }
+
+    /// The kernel's struct of the vendor's options.
+    pub(super) fn to_raw_ece(&self) -> rdma_ucm_ece {
+        let ece = self
+            .ece
+            .map(|Ece { vendor_id, options: attr_mod }| rdma_ucm_ece { vendor_id, attr_mod });
+        ece.unwrap_or_default()
     }
 
     /// The kernel's struct for a queue pair of datagrams, which has no depths.
@@ -275,6 +317,7 @@ mod tests {
             (ConnectParam::new().responder_resources(17), "responder_resources 17 is above"),
             (ConnectParam::new().initiator_depth(9), "initiator_depth 9 is above the maximum of 8"),
             (ConnectParam::new().retry_count(8), "retry_count 8"),
+            (ConnectParam::new().ece(Ece { vendor_id: 1 << 24, options: 0 }), "more than 24 bits"),
             (ConnectParam::new().rnr_retry(8), "rnr_retry 8"),
             (ConnectParam::new().min_rnr_timer(32), "min_rnr_timer 32"),
         ] {

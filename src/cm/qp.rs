@@ -6,6 +6,7 @@ use super::param::Depths;
 use crate::access::Access;
 use crate::address_vector::{AddressVector, GlobalRoute};
 use crate::error::{Error, Result};
+use crate::mcast::McastMembership;
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::Mtu;
 use crate::qp::{PathMigState, QpAttr, QpControl, QpState, QpType, WeakQpHandle};
@@ -96,6 +97,11 @@ impl ConnectedQp {
             qp.modify(&attr).map_err(|error| error.in_verb(verb))?;
         }
         Ok(())
+    }
+
+    /// Has the queue pair receive what is sent to a multicast group.
+    pub(super) fn attach(&self, verb: &'static str, gid: Gid, lid: u16) -> Result<McastMembership> {
+        self.control(verb)?.attach_mcast(gid, lid).map_err(|error| error.in_verb(verb))
     }
 
     /// Brings the queue pair to `ERR`, where what is posted completes with an error. A queue pair that the

@@ -30,6 +30,8 @@ struct State {
     refused: Vec<(u32, Errno)>,
     accepts: Vec<rdma_ucm_accept>,
     connects: Vec<rdma_ucm_connect>,
+    joins: Vec<rdma_ucm_join_mcast>,
+    rejects: Vec<rdma_ucm_reject>,
     options: Vec<(u32, Vec<u8>)>,
     countdown: Option<(u32, Errno)>,
 }
@@ -83,6 +85,23 @@ impl CmScript {
         let id = self.make();
         let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.tell_raw(uid, id, kind, 0, conn);
+        id
+    }
+
+    /// Queues an event of the id with the options of the peer's vendor.
+    pub(crate) fn tell_ece(&self, id: u32, kind: rdma_cm_event_type, ece: rdma_ucm_ece) {
+        self.tell(id, kind, 0);
+        if let Some(event) = self.state().events.back_mut() {
+            event.ece = ece;
+        }
+    }
+
+    /// As [`request`](Self::request), with the options of the peer's vendor.
+    pub(crate) fn request_ece(&self, listener: u32, ece: rdma_ucm_ece) -> u32 {
+        let id = self.request(listener, rdma_ucm_conn_param::default());
+        if let Some(event) = self.state().events.back_mut() {
+            event.ece = ece;
+        }
         id
     }
 
@@ -177,6 +196,14 @@ impl CmScript {
         self.state().connects.clone()
     }
 
+    pub(crate) fn rejects(&self) -> Vec<rdma_ucm_reject> {
+        self.state().rejects.clone()
+    }
+
+    pub(crate) fn joins(&self) -> Vec<rdma_ucm_join_mcast> {
+        self.state().joins.clone()
+    }
+
     pub(crate) fn accepts(&self) -> Vec<rdma_ucm_accept> {
         self.state().accepts.clone()
     }
@@ -196,8 +223,12 @@ impl Kernel for CmScript {
         {
             let mut state = self.state();
             state.log.push(command.number);
-            let counted = ![RDMA_USER_CM_CMD_GET_EVENT, RDMA_USER_CM_CMD_DESTROY_ID]
-                .contains(&command.number);
+            let uncounted = [
+                RDMA_USER_CM_CMD_GET_EVENT,
+                RDMA_USER_CM_CMD_DESTROY_ID,
+                RDMA_USER_CM_CMD_LEAVE_MCAST,
+            ];
+            let counted = !uncounted.contains(&command.number);
             if let Some((left, errno)) = state.countdown.filter(|_| counted) {
                 state.countdown = (left > 1).then_some((left - 1, errno));
                 if left == 1 {
@@ -226,7 +257,16 @@ impl Kernel for CmScript {
                 }
                 answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
             }
-            RDMA_USER_CM_CMD_DESTROY_ID => {
+            RDMA_USER_CM_CMD_JOIN_MCAST => {
+                let request: rdma_ucm_join_mcast = read(command.request);
+                alive(request.id)?;
+                let id = self.make();
+                let mut state = self.state();
+                state.keys.push((id, request.uid));
+                state.joins.push(request);
+                answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
+            }
+            RDMA_USER_CM_CMD_DESTROY_ID | RDMA_USER_CM_CMD_LEAVE_MCAST => {
                 let request: rdma_ucm_destroy_id = read(command.request);
                 alive(request.id)?;
                 let mut state = self.state();
@@ -271,6 +311,17 @@ impl Kernel for CmScript {
                 let request: rdma_ucm_connect = read(command.request);
                 alive(request.id)?;
                 self.state().connects.push(request);
+            }
+            RDMA_USER_CM_CMD_REJECT => {
+                let request: rdma_ucm_reject = read(command.request);
+                alive(request.id)?;
+                self.state().rejects.push(request);
+            }
+            RDMA_USER_CM_CMD_WRITE_CM_EVENT => {
+                let request: rdma_ucm_write_cm_event = read(command.request);
+                alive(request.id)?;
+                let (uid, kind) = (self.key(request.id), rdma_cm_event_type(request.event));
+                self.tell_param(uid, request.id, kind, 0, &request.param);
             }
             RDMA_USER_CM_CMD_ACCEPT => {
                 let request: rdma_ucm_accept = read(command.request);

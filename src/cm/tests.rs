@@ -499,3 +499,146 @@ fn queue_pair_of_datagrams_goes_on_from_init() {
     let error = request.accept_datagrams(&ud, &ConnectParam::new()).unwrap_err();
     assert!(error.message().contains("in state ERR"), "{error}");
 }
+
+/// What the kernel reports when a host joined 239.1.2.3.
+fn joined() -> rdma_ucm_ud_param {
+    let mut group =
+        rdma_ucm_ud_param { qp_num: 0xff_ffff, qkey: 0x0123_4567, ..Default::default() };
+    group.ah_attr.is_global = 1;
+    group.ah_attr.grh.dgid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
+    group.ah_attr.grh.sgid_index = 2;
+    group
+}
+
+#[test]
+fn dropped_member_leaves_its_group_before_its_id_ends() {
+    let stage = Stage::new();
+    let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let qp = qp.unwrap();
+    let group = "239.1.2.3".parse().unwrap();
+    let bound = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    let bound = bound.bind(LOCAL.parse().unwrap()).unwrap();
+    let join = |role| bound.join_multicast(&qp, group, role).unwrap();
+    for (role, flags) in [(MulticastRole::Full, 0), (MulticastRole::SendOnly, 1)] {
+        let joining = join(role);
+        assert_eq!(qp.state(), QpState::RTS);
+        let asked = *stage.script.joins().last().unwrap();
+        assert_eq!((asked.id, asked.join_flags, asked.addr_size), (1, flags, 16));
+        assert_eq!(asked.addr[4..8], [239, 1, 2, 3]);
+        let number = *stage.script.live().last().unwrap();
+        stage.script.tell_datagram(number, Type::RDMA_CM_EVENT_MULTICAST_JOIN, 0, joined());
+        let member = joining.wait(NOW).unwrap().done().unwrap();
+        assert_eq!((member.qpn().0, member.qkey()), (0xff_ffff, DATAGRAM_QKEY));
+        assert_eq!(member.gid().ip(), group);
+        assert_eq!(member.address().global.map(|global| global.sgid_index), Some(2));
+        assert_eq!(member.receives(), role == MulticastRole::Full);
+        assert_eq!(member.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
+        stage.script.tell(number, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -101);
+        member.wait_lost(NOW).unwrap();
+        stage.script.log();
+        drop(member);
+        assert_eq!(stage.script.log(), [RDMA_USER_CM_CMD_LEAVE_MCAST]);
+    }
+    // Before the kernel answered, and beyond its id.
+    let joining = join(MulticastRole::Full);
+    drop(bound);
+    stage.script.log();
+    assert_eq!(stage.script.live().len(), 2);
+    drop(joining);
+    let ended = [RDMA_USER_CM_CMD_LEAVE_MCAST, RDMA_USER_CM_CMD_DESTROY_ID];
+    assert_eq!((stage.script.log(), stage.script.live()), (ended.into(), vec![]));
+}
+
+#[test]
+fn group_that_cannot_be_joined_says_why() {
+    let stage = Stage::new();
+    let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let qp = qp.unwrap();
+    let bound = |space| {
+        let id = stage.channel.create_id_in(space).unwrap();
+        id.bind(LOCAL.parse().unwrap()).unwrap()
+    };
+    let (group, role) = ("239.1.2.3".parse().unwrap(), MulticastRole::Full);
+    let refused = |error: Error, told: &str| assert!(error.message().contains(told), "{error}");
+    let id = bound(PortSpace::UDP);
+    refused(
+        id.join_multicast(&qp, "10.0.0.2".parse().unwrap(), role).unwrap_err(),
+        "224.0.0.0 to 239.255.255.255",
+    );
+    refused(id.join_multicast(&stage.qp, group, role).unwrap_err(), "one of type UD");
+    let tcp = bound(PortSpace::TCP).join_multicast(&qp, group, role);
+    refused(tcp.unwrap_err(), "port space UDP");
+    for (errno, told) in [
+        (Errno::from_raw_os_error(524), "IPv4 groups only"),
+        (Errno::OPNOTSUPP, "MulticastRole::Full"),
+    ] {
+        stage.script.refuse(RDMA_USER_CM_CMD_JOIN_MCAST, errno);
+        let error = id.join_multicast(&qp, group, role).unwrap_err();
+        stage.script.allow(RDMA_USER_CM_CMD_JOIN_MCAST);
+        assert_eq!(error.errno(), errno);
+        refused(error, told);
+    }
+    let joining = id.join_multicast(&qp, group, role).unwrap();
+    let number = *stage.script.live().last().unwrap();
+    stage.script.tell(number, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -110);
+    let error = joining.wait(NOW).unwrap_err();
+    assert_eq!(error.errno(), Errno::TIMEDOUT);
+    refused(error, "subnet manager did not answer");
+    assert!(!stage.script.live().contains(&number));
+    // The queue pair was dropped meanwhile.
+    let joining = id.join_multicast(&qp, group, role).unwrap();
+    let number = *stage.script.live().last().unwrap();
+    drop(qp);
+    stage.script.tell_datagram(number, Type::RDMA_CM_EVENT_MULTICAST_JOIN, 0, joined());
+    refused(joining.wait(NOW).unwrap_err(), "the queue pair was dropped");
+    drop(id);
+    assert!(stage.script.live().is_empty());
+}
+
+#[test]
+fn options_of_the_vendor_travel_with_request_accept_and_rejection() {
+    let stage = Stage::new();
+    let (offered, chosen) =
+        (Ece { vendor_id: 0x15b3, options: 7 }, Ece { vendor_id: 0x15b3, options: 3 });
+    let param = ConnectParam::new().ece(offered);
+    let connecting = stage.route(1).unwrap().connect(&stage.qp, &param).unwrap();
+    let raw = |ece: Ece| rdma_ucm_ece { vendor_id: ece.vendor_id, attr_mod: ece.options };
+    assert_eq!(Ece::of(stage.script.connects()[0].ece), Some(offered));
+    stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, raw(chosen));
+    let connection = connecting.wait(NOW).unwrap().done().unwrap();
+    assert_eq!(connection.ece(), Some(chosen));
+
+    let stage = Stage::new();
+    let listener = stage.listen();
+    stage.script.request(1, rdma_ucm_conn_param::default());
+    assert_eq!(listener.next_request(NOW).unwrap().unwrap().ece(), None);
+    let request = stage.script.request_ece(1, raw(offered));
+    let asked = listener.next_request(NOW).unwrap().unwrap();
+    assert_eq!(asked.ece(), Some(offered));
+    let accepting = asked.accept(&stage.qp, &ConnectParam::new().ece(chosen)).unwrap();
+    assert_eq!(Ece::of(stage.script.accepts()[0].ece), Some(chosen));
+    stage.script.tell(request, Type::RDMA_CM_EVENT_ESTABLISHED, 0);
+    assert_eq!(accepting.wait(NOW).unwrap().done().unwrap().ece(), Some(offered));
+    stage.script.request_ece(1, raw(offered));
+    listener.next_request(NOW).unwrap().unwrap().reject_ece(b"no").unwrap();
+    let reason = ib_cm_rej_reason::IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED.0;
+    assert_eq!(u32::from(stage.script.rejects()[0].reason), reason);
+}
+
+#[test]
+fn written_event_arrives_and_older_kernels_are_told_apart() {
+    let stage = Stage::new();
+    let connection = stage.connect().unwrap();
+    connection.write_event(0x0123_4567_89ab_cdef).unwrap();
+    let written = Some(ConnectionEvent::Written(0x0123_4567_89ab_cdef));
+    assert_eq!(connection.next_event(NOW).unwrap(), written);
+    // A kernel without the command refuses the probe, too.
+    stage.script.refuse(RDMA_USER_CM_CMD_WRITE_CM_EVENT, Errno::INVAL);
+    let error = connection.write_event(1).unwrap_err();
+    assert_eq!(error.errno(), Errno::OPNOTSUPP);
+    assert!(error.message().contains("6.18 and later"), "{error}");
+    stage.script.allow(RDMA_USER_CM_CMD_WRITE_CM_EVENT);
+    // A kernel with it does not find the id of the probe.
+    stage.script.fail_step(1, Errno::INVAL);
+    assert_eq!(connection.write_event(1).unwrap_err().errno(), Errno::INVAL);
+}

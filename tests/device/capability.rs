@@ -29,6 +29,8 @@ capabilities! {
     AtomicWrite = "atomic_write";
     /// The kernel's connection manager.
     Cm = "cm";
+    /// Events that a program writes into a channel of the connection manager.
+    CmEvents = "cm_events";
     /// Announcing completions several at a time.
     CqModeration = "cq_moderation";
     /// Making a completion queue larger or smaller.

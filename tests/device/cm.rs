@@ -6,19 +6,20 @@ mod datagrams;
 mod futures;
 mod ipv6;
 mod killed;
+mod multicast;
 mod peers;
 
 use crate::capability::Capability;
 use crate::env;
 use crate::fork::in_child;
 use crate::pair::{PATIENCE, PORT, SILENCE};
-use crate::verdict::{Stop, Verdict, require, trials};
+use crate::verdict::{Stop, Verdict, require, supported, trials};
 use libtest_mimic::Trial;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uverbs::cm::{
     ACCEPT_PRIVATE_DATA, Accepting, ConnectError, ConnectParam, ConnectRequest, Connecting,
-    Connection, ConnectionEvent, Connector, EventChannel, Listener, ListeningId, Progress,
+    Connection, ConnectionEvent, Connector, Ece, EventChannel, Listener, ListeningId, Progress,
     REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA, RejectReason, RouteResolved,
 };
 use uverbs::{
@@ -35,6 +36,7 @@ pub(crate) fn all() -> Vec<Trial> {
         futures::trials(),
         ipv6::trials(),
         killed::trials(),
+        multicast::trials(),
         peers::trials(),
     ];
     parts.into_iter().flatten().collect()
@@ -57,6 +59,8 @@ trials![
     queue_pair_of_another_device_is_refused,
     parameters_beyond_the_device_are_refused,
     depths_are_agreed_on,
+    options_of_the_vendor_travel_both_ways,
+    written_events_wake_who_waits,
     hundred_connections_and_nothing_is_left,
     events_of_dropped_ids_are_discarded,
     threads_share_a_channel,
@@ -505,6 +509,42 @@ fn depths_are_agreed_on() -> Verdict {
     assert_eq!((a.max_dest_rd_atomic, b.max_rd_atomic), (2, 2));
     assert_eq!(b.min_rnr_timer, 9);
     Ok(())
+}
+
+fn options_of_the_vendor_travel_both_ways() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let (offered, chosen) = (
+        Ece { vendor_id: 0x15b3, options: 0x1234_5678 },
+        Ece { vendor_id: 0x15b3, options: 0x5678 },
+    );
+    let param = ConnectParam::new();
+    let (_side, connecting) = ask(&channel, service.at, &param.clone().ece(offered))?;
+    let request = service.request()?;
+    assert_eq!(request.ece(), Some(offered));
+    let passive = Side::of(&request.context()?)?;
+    let accepting = request.accept(&passive.qp, &param.clone().ece(chosen))?;
+    let (active, passive) = established(connecting, accepting)?;
+    assert_eq!((active.ece(), passive.ece()), (Some(chosen), Some(offered)));
+    let (_side, connecting) = ask(&channel, service.at, &param.ece(offered))?;
+    service.request()?.reject_ece(b"none")?;
+    let error = refused(connecting)?;
+    let reason = error.rejection().and_then(|rejection| rejection.reason());
+    assert_eq!(reason, Some(RejectReason::VENDOR_OPTION_NOT_SUPPORTED));
+    Ok(())
+}
+
+fn written_events_wake_who_waits() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let Pair { active: (_a, at_a), passive: (_b, at_b) } = connect(&channel, &service)?;
+    supported(at_a.write_event(7), Capability::CmEvents)?;
+    assert_eq!(at_a.next_event(Some(PATIENCE))?, Some(ConnectionEvent::Written(7)));
+    std::thread::scope(|scope| {
+        let waiting = scope.spawn(|| at_b.next_event(Some(PATIENCE)));
+        at_b.write_event(u64::MAX)?;
+        let event = waiting.join().expect("the thread does not panic")?;
+        assert_eq!(event, Some(ConnectionEvent::Written(u64::MAX)));
+        Ok(())
+    })
 }
 
 fn hundred_connections_and_nothing_is_left() -> Verdict {

@@ -86,6 +86,12 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("atomic", DecidedBy::Device, Has::Always, Has::Always),
     // The module rdma_ucm.
     ("cm", DecidedBy::Guest, Has::Always, Has::Always),
+    (
+        "cm_events",
+        DecidedBy::Driver,
+        Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
+        Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
+    ),
     ("cq_resize", DecidedBy::Driver, Has::Always, Has::Always),
     ("events", DecidedBy::Driver, Has::Always, Has::Always),
     ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),

@@ -1,22 +1,34 @@
 //! `uverbs cm`: programs that connect by address, through the kernel's connection manager. Each speaks the messages
 //! of rdma-core's program of the same name, so that either side can be theirs.
 //!
-//! [`link`] is a queue pair with its buffers and its connection, [`rping`] the program.
+//! [`rping`] has its queue pair in [`link`]; those that exchange a number of messages ([`ucmatose`], [`udaddy`],
+//! [`mckey`]) have theirs in [`burst`]. [`cmtime`] sends none.
 
+mod burst;
+mod cmtime;
 mod link;
+mod mckey;
+mod report;
 mod rping;
+mod ucmatose;
+mod udaddy;
 
 pub(crate) use rping::LONGEST;
 
 use crate::args::CmCommand;
 use crate::failure::{Failure, Result};
-use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 use uverbs::Errno;
-use uverbs::cm::{ConnectError, RejectReason};
+use uverbs::cm::{ConnectError, Connection, ConnectionEvent, RejectReason};
 
 pub(crate) fn run(command: &CmCommand) -> Result<()> {
     match command {
         CmCommand::Rping(args) => rping::run(args),
+        CmCommand::Ucmatose(args) => ucmatose::run(args),
+        CmCommand::Udaddy(args) => udaddy::run(args),
+        CmCommand::Mckey(args) => mckey::run(args),
+        CmCommand::Cmtime(args) => cmtime::run(args),
     }
 }
 
@@ -26,6 +38,34 @@ fn resolve(host: &str, port: u16) -> Result<SocketAddr> {
     found.ok().flatten().ok_or_else(|| {
         Failure::peer(format!("`{host}` is no address, and no host name that is known here"))
     })
+}
+
+/// Where a server listens: at an address of this host, or at all of them.
+fn listening_address(host: Option<&str>, port: u16) -> Result<SocketAddr> {
+    match host {
+        Some(host) => resolve(host, port),
+        None => Ok(SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), port)),
+    }
+}
+
+/// Fails if the connection ended.
+fn check_alive(connection: &Connection) -> Result<()> {
+    match connection.next_event(Some(Duration::ZERO))? {
+        Some(ConnectionEvent::DeviceRemoval) => {
+            Err(Failure::device("the kernel is removing the device"))
+        }
+        _ if connection.is_closed() => {
+            Err(Failure::peer("the peer closed the connection before all messages came")
+                .advice("give both sides the same -C and -S"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Why a handshake that began did not end.
+fn unfinished(error: uverbs::Error, peer: SocketAddr) -> Failure {
+    Failure::peer(format!("{peer} did not complete the handshake in time: {error}"))
+        .advice("allow more time with --timeout")
 }
 
 /// Why nothing could be bound to a local address.

@@ -22,25 +22,34 @@ pub(crate) fn pingpongs() -> Vec<Case> {
 
 /// Connections by address, between `uverbs cm` and rdma-core's programs.
 pub(crate) fn by_address() -> Vec<Case> {
-    let pair = |name: &str, server: &str, client: &str| {
-        Case::pair(format!("ours::rping::{name}"), "cm", server, client)
-    };
+    let mut cases = rping();
+    cases.extend(ucmatose());
+    cases.extend(cmtime());
+    cases
+}
+
+/// A server and a client, of which the server is ready when an id listens.
+fn pair(name: &str, server: &str, client: &str) -> Case {
+    Case::pair(format!("ours::{name}"), "cm", server, client)
+}
+
+fn rping() -> Vec<Case> {
     vec![
         pair(
-            "serves_the_peer",
+            "rping::serves_the_peer",
             "uverbs cm rping -s -a 10.0.0.2 -S 100 -v",
-            "rping -c -a 10.0.0.2 -C 20 -S 100 -V",
+            "rping -c -a 10.0.0.2 -I 10.0.0.1 -C 20 -S 100 -V",
         )
         .then("grep -q \"server ping data: rdma-ping-19: \" server")
         .then("grep -q \"20 pings in\" server"),
         pair(
-            "uses_the_peer",
+            "rping::uses_the_peer",
             "rping -s -a 10.0.0.2 -S 100",
-            "uverbs cm rping -c -a 10.0.0.2 -C 20 -S 100 --json",
+            "uverbs cm rping -c -a 10.0.0.2 -I 10.0.0.1 -C 20 -S 100 --json",
         )
         .then("grep -q \"pings.:20,\" client"),
         pair(
-            "large",
+            "rping::large",
             "uverbs cm rping -s -S 65535",
             "uverbs cm rping -c -a 10.0.0.2 -I 10.0.0.1 -C 20 -S 65535 -v",
         )
@@ -48,10 +57,54 @@ pub(crate) fn by_address() -> Vec<Case> {
         Case::new(
             "ours::rping::says_what_is_wrong",
             "cd /tmp; says() { \"$@\" >said; cat said; grep -q \"$needle\" said; }\n\
-             needle='nobody listens' says uverbs cm rping -c -a 10.0.0.2 -p 9 --json || fail 'not heard'\n\
-             needle='exit_status.:4' says uverbs cm rping -c -a 10.0.0.2 -p 9 --json || fail 'status'\n\
+             needle='nobody listens' says uverbs cm rping -c -a 10.0.0.2 -I 10.0.0.1 -p 9 --json || fail 'not heard'\n\
+             needle='exit_status.:4' says uverbs cm rping -c -a 10.0.0.2 -I 10.0.0.1 -p 9 --json || fail 'status'\n\
              needle='ip address' says uverbs cm rping -s -a 192.0.2.1 --json || fail 'foreign'",
         ),
+    ]
+}
+
+fn ucmatose() -> Vec<Case> {
+    vec![
+        pair(
+            "ucmatose::serves_the_peer",
+            "uverbs cm ucmatose -b 10.0.0.2 -c 3 --json",
+            "ucmatose -s 10.0.0.2 -b 10.0.0.1 -c 3",
+        )
+        .then("grep -q \"return status 0\" client")
+        .then("grep -q \"connections.:3,.messages.:10,.size.:100,\" server"),
+        pair(
+            "ucmatose::uses_the_peer",
+            "ucmatose -b 10.0.0.2 -c 2 -C 5 -S 3000",
+            "uverbs cm ucmatose -s 10.0.0.2 -b 10.0.0.1 -c 2 -C 5 -S 3000 -t 8 -a 18 -m",
+        )
+        .then("grep -q \"return status 0\" server")
+        .then("grep -q \"2 of 2 with 5 messages of 3000 bytes\" client"),
+        Case::new(
+            "ours::ucmatose::counts_that_differ_are_named",
+            "(pair cm 'uverbs cm ucmatose -b 10.0.0.2 -C 4' \
+             'uverbs cm ucmatose -s 10.0.0.2 -b 10.0.0.1 -C 5 --timeout 1') >/tmp/said 2>&1 && fail 'it went well'\n\
+             cat /tmp/said; grep -q '4 of 5 messages were received' /tmp/said || fail 'not said'",
+        ),
+    ]
+}
+
+fn cmtime() -> Vec<Case> {
+    vec![
+        // rdma-core's program invents queue pair numbers.
+        pair(
+            "cmtime::serves_the_peer",
+            "uverbs cm cmtime -b 10.0.0.2 -c 10 --json",
+            "cmtime -s 10.0.0.2 -b 10.0.0.1 -c 10 -q 40000",
+        )
+        .then("grep -q \"connections.:10,.steps.:.*connect.*disconnect\" server")
+        .then("grep -q \"full connect\" client"),
+        pair(
+            "cmtime::uses_the_peer",
+            "cmtime -b 10.0.0.2 -c 10 -q 20000",
+            "uverbs cm cmtime -s 10.0.0.2 -b 10.0.0.1 -c 10",
+        )
+        .then("grep -q \"^full connect  *[1-9]\" client"),
     ]
 }
 
