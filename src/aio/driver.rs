@@ -16,6 +16,7 @@ use crate::pd::{Exclusive, ProtectionDomain, Shared};
 use crate::qp::{QpBuilder, QpType};
 use crate::srq::SrqBuilder;
 use crate::td::ThreadDomain;
+use crate::xrcd::XrcDomain;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
@@ -372,6 +373,44 @@ impl<S: Locking> CompletionQueue<S> {
     ) -> Result<SharedReceiveQueue<S>> {
         let srq = describe(pd.srq_builder(max_wr)).build()?;
         let srq = OwnedSharedReceiveQueue::new(srq)?;
+        let inflight = Inflight::new(None);
+        let key = self.driver.register(&inflight)?;
+        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
+    }
+
+    /// As [`create_srq`](Self::create_srq), for a queue of an XRC domain: messages to any
+    /// [target](crate::XrcTarget) there whose sender names the queue's
+    /// [number](SharedReceiveQueue::number) complete its receives, and no queue pair is created on it.
+    ///
+    /// ```no_run
+    /// # use uverbs::aio::CompletionQueue;
+    /// # use uverbs::owned::BufferPool;
+    /// # use uverbs::{ProtectionDomain, XrcDomain};
+    /// # async fn f(cq: &CompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let srq = cq.create_xrc_srq(pd, 64, xrcd, |srq| srq)?;
+    /// let target = xrcd.create_target()?;
+    /// // … `target.endpoint`, `target.handshake`, and the number goes to the senders …
+    /// println!("send to {:?}", srq.number());
+    /// let message = srq.inbox(pool, 16).next().await?;
+    /// # let _ = (target, message); Ok(()) }
+    /// ```
+    ///
+    /// The sending side is a queue pair of type [`XRC_INI`](QpType::XRC_INI), whose requests name the queue by
+    /// [`to_srq`](crate::SendWr::to_srq).
+    ///
+    /// # Errors
+    ///
+    /// As [`create_srq`](Self::create_srq), and those of [`OwnedCompletionQueue::adopt_srq`].
+    pub fn create_xrc_srq(
+        &self,
+        pd: &ProtectionDomain<impl crate::Sharing>,
+        max_wr: u32,
+        domain: &XrcDomain,
+        describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
+    ) -> Result<SharedReceiveQueue<S>> {
+        let srq = describe(pd.srq_builder(max_wr)).xrc(domain, self.control()).build()?;
+        let srq = self.driver.shared.polled(VERB)?.cq.adopt_srq(srq)?;
         let inflight = Inflight::new(None);
         let key = self.driver.register(&inflight)?;
         Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))

@@ -9,6 +9,7 @@ use crate::memory::lock::AnyLock;
 use crate::owned::{
     Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSharedReceiveQueue, PushError,
 };
+use crate::number::SrqNumber;
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::wr::{PostError, Remote, RingError, SendWr};
@@ -273,6 +274,11 @@ impl<S: Locking> SharedReceiveQueue<S> {
     /// Receives a message that arrives at any of its queue pairs.
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
         Op::new(OpQueue::Srq(self.clone()), OpRequest::Recv, memory)
+    }
+
+    /// The number by which senders name the queue, if it is of an XRC domain. `None` in a forked child.
+    pub fn number(&self) -> Option<SrqNumber> {
+        self.inner.srq.lock()?.queue().number()
     }
 
     /// Does something with the queue itself.
