@@ -75,11 +75,7 @@ impl Core {
 }
 
 /// Sends each message back.
-async fn serve(
-    server: aio::QueuePair<Exclusive>,
-    pool: BufferPool,
-    messages: u64,
-) -> Outcome<()> {
+async fn serve(server: aio::QueuePair<Exclusive>, pool: BufferPool, messages: u64) -> Outcome<()> {
     let mut inbox = server.inbox(&pool, DEPTH as usize / 2);
     for _ in 0..messages {
         let message = inbox.next().await?;
@@ -89,11 +85,7 @@ async fn serve(
 }
 
 /// Sends messages, and compares the answers.
-async fn ask(
-    client: &aio::QueuePair<Exclusive>,
-    pool: &BufferPool,
-    messages: u64,
-) -> Outcome<()> {
+async fn ask(client: &aio::QueuePair<Exclusive>, pool: &BufferPool, messages: u64) -> Outcome<()> {
     let mut inbox = client.inbox(pool, DEPTH as usize / 2);
     // Before the first answer may come.
     poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;

@@ -132,8 +132,9 @@ impl<S: Locking> DriverHandle<S> {
     fn register(&self, inflight: &Arc<Inflight<S>>) -> Result<InflightKey> {
         match &mut self.shared.polled(VERB)?.queues {
             Some(queues) => Ok(queues.insert(inflight.clone())),
-            None => Err(Error::new(VERB, Errno::PIPE)
-                .detail("the completion queue's driver is gone")),
+            None => {
+                Err(Error::new(VERB, Errno::PIPE).detail("the completion queue's driver is gone"))
+            }
         }
     }
 

@@ -6,10 +6,10 @@ use super::locking::Locking;
 use super::op::{AtomicOp, Op, OpQueue, OpRequest};
 use crate::error::Error;
 use crate::memory::lock::AnyLock;
+use crate::number::SrqNumber;
 use crate::owned::{
     Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSharedReceiveQueue, PushError,
 };
-use crate::number::SrqNumber;
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::wr::{PostError, Remote, RingError, SendWr};

@@ -13,8 +13,8 @@ use std::sync::Arc;
 use std::task::Poll;
 use tokio::net::TcpListener;
 use tokio::task::LocalSet;
-use uverbs::aio::{CompletionQueue, Worker};
 use uverbs::aio::tokio::{Events, accept, connect, within};
+use uverbs::aio::{CompletionQueue, Worker};
 use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![

@@ -18,8 +18,8 @@ use uverbs::aio::{self, Locking, Worker};
 use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue};
 use uverbs::{
     CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
-    ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr, SharedReceiveQueue,
-    SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
+    ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
+    SharedReceiveQueue, SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
 };
 
 trials![
@@ -703,10 +703,8 @@ async fn exchange<S: Locking>(
     let target = xrcd.create_target()?;
     let initiator = cq.create_qp(pd, QpType::XRC_INI, |qp| qp.max_send_wr(4))?;
     connect_halves(context, &initiator, &target)?;
-    let queues = [
-        cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?,
-        cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?,
-    ];
+    let queues =
+        [cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?, cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?];
     for (seed, srq) in (0..40u64).zip(queues.iter().cycle()) {
         let number = srq.number().expect("it is of an XRC domain");
         let received = srq.recv(pool.take().expect("a buffer"));
