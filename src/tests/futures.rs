@@ -320,8 +320,8 @@ fn a_worker_moves_to_its_thread() {
 fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
-    let on = |srq| futures.cq.create_qp_on(&futures.pd, QpType::RC, srq, |qp| qp).unwrap();
-    futures.qp = on(&srq);
+    let qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp);
+    futures.qp = qp.unwrap();
     futures.bring_up();
     let all = futures.pool.idle();
     let mut received = srq.recv(futures.pool.take().unwrap());
@@ -341,8 +341,8 @@ fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
 }
 
 fn srq_handle(bench: &Bench) -> u32 {
-    let live = bench.script.live().into_iter();
-    live.filter(|(kind, _)| *kind == UVERBS_OBJECT_SRQ).next_back().unwrap().1
+    let mut live = bench.script.live().into_iter();
+    live.rfind(|(kind, _)| *kind == UVERBS_OBJECT_SRQ).unwrap().1
 }
 
 /// Memory that sends a message when it is dropped, by a queue pair that it holds.
