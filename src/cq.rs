@@ -227,6 +227,11 @@ impl CqBuilder {
         self
     }
 
+    /// A context on the builder's file.
+    pub(crate) fn context(&self) -> Context {
+        Context { file: self.file.clone() }
+    }
+
     /// Raises interrupt `vector`, below [`Context::completion_vectors`]; 0 unless set.
     #[must_use]
     pub fn vector(mut self, vector: u32) -> Self {

@@ -381,6 +381,11 @@ impl SharedReceiveQueue {
         &self.inner.pd.kernel
     }
 
+    /// Where its receives complete and what they are known by there, if it is of an XRC domain.
+    pub(crate) fn xrc(&self) -> Option<(&Arc<CqInner>, &Member)> {
+        self.inner.xrc.as_ref().map(|xrc| (&xrc.cq, &xrc.member))
+    }
+
     /// The number by which senders name the queue, if it is of an XRC domain.
     #[doc(alias = "ibv_get_srq_num")]
     pub fn number(&self) -> Option<SrqNumber> {

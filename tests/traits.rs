@@ -89,7 +89,8 @@ const _: () = {
     // Futures and their queues go to whichever thread has time.
     shared::<aio::CompletionQueue>();
     shared::<aio::QueuePair>();
-    shared::<aio::QueuePair<Exclusive>>();
+    // Those of a thread domain do not, but what they start from does.
+    shared::<aio::Worker>();
     shared::<aio::SharedReceiveQueue>();
     shared::<aio::Inbox>();
     shared::<aio::Op<'static, Buffer>>();

@@ -1,19 +1,22 @@
 //! The driver, which polls a completion queue and wakes the futures of its requests.
 
 use super::deferred::Deferred;
-use super::inflight::{Inflight, OpTag};
+use super::inflight::{Inflight, InflightKey, InflightTable, OpTag};
+use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
-use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
+use super::queue::{QueuePair, SharedReceiveQueue};
 use crate::channel::CompletionChannel;
-use crate::cq::Notify;
-use crate::error::{Error, Result};
-use crate::memory::lock::{Guard, Lock};
+use crate::cq::{CqBuilder, CqControl, Notify};
+use crate::error::{Error, ErrorWith, Result};
+use crate::memory::lock::{AnyLock, Lock};
 use crate::owned::{
     OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
 };
-use crate::pd::{ProtectionDomain, Sharing};
+use crate::pd::{Exclusive, ProtectionDomain, Shared};
 use crate::qp::{QpBuilder, QpType};
 use crate::srq::SrqBuilder;
+use crate::td::ThreadDomain;
+use crate::xrcd::XrcDomain;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
@@ -54,29 +57,37 @@ pub trait Readiness {
 }
 
 /// What the driver and the queue pairs share.
-pub(super) struct CqShared {
-    cq: Lock<OwnedCompletionQueue<OpTag>>,
+pub(super) struct CqShared<S: Locking> {
+    polled: S::Lock<Polled<S>>,
+    control: CqControl,
     channel: CompletionChannel,
-    /// The requests in flight of each queue; `None` when the driver has ended.
-    queues: Lock<Option<Vec<Weak<Inflight>>>>,
+    /// What rings the queue pairs.
+    token: S::Token,
 }
 
-impl CqShared {
-    fn cq(&self, verb: &'static str) -> Result<Guard<'_, OwnedCompletionQueue<OpTag>>> {
-        self.cq.lock().ok_or_else(|| Error::forked(verb))
+/// What the driver polls, and where it finds the futures.
+pub(super) struct Polled<S: Locking> {
+    cq: OwnedCompletionQueue<OpTag>,
+    /// `None` when the driver has ended.
+    queues: Option<InflightTable<S>>,
+}
+
+type PolledGuard<'l, S> = <<S as Locking>::Lock<Polled<S>> as AnyLock<Polled<S>>>::Guard<'l>;
+
+impl<S: Locking> CqShared<S> {
+    fn polled(&self, verb: &'static str) -> Result<PolledGuard<'_, S>> {
+        self.polled.lock().ok_or_else(|| Error::forked(verb))
     }
 
     /// Fails all futures: the driver has ended.
     fn driver_gone(&self) {
         // In a forked child no task waits: they are the parent's.
-        let Some(queues) = self.queues.lock().map(|mut queues| queues.take()) else {
+        let Some(queues) = self.polled.lock().map(|mut polled| polled.queues.take()) else {
             return;
         };
         let mut deferred = Deferred::default();
-        for inflight in queues.into_iter().flatten() {
-            if let Some(inflight) = inflight.upgrade() {
-                inflight.driver_gone(&mut deferred);
-            }
+        for inflight in queues.iter().flat_map(InflightTable::iter) {
+            inflight.driver_gone(&mut deferred);
         }
         // This may run in a destructor, which should not panic because a waker does.
         deferred.run_quietly();
@@ -88,12 +99,12 @@ impl CqShared {
 type DriverWaker = Arc<Lock<Option<Arc<Waker>>>>;
 
 /// Keeps the driver running: it ends when the last handle is dropped.
-pub(super) struct DriverHandle {
-    shared: Arc<CqShared>,
+pub(super) struct DriverHandle<S: Locking> {
+    shared: Arc<CqShared<S>>,
     waker: DriverWaker,
 }
 
-impl DriverHandle {
+impl<S: Locking> DriverHandle<S> {
     /// Wakes the driver; in a forked child, where the driver is the parent's, it does nothing.
     fn wake(&self) {
         let waker = self.waker.lock().and_then(|waker| waker.clone());
@@ -102,17 +113,42 @@ impl DriverHandle {
         }
     }
 
+    /// What rings the queue pairs.
+    #[inline(always)]
+    pub(super) fn token(&self) -> &S::Token {
+        &self.shared.token
+    }
+
     /// Resets a queue pair, and lets the driver find what had completed.
-    pub(super) fn close<S: Sharing>(&self, qp: &mut OwnedQueuePair<OpTag, S>) {
+    pub(super) fn close(&self, qp: &mut OwnedQueuePair<OpTag, S>) {
         // If the reset fails, the queue pair's destructor leaks what may be in use.
-        if let Some(mut cq) = self.shared.cq.lock() {
-            let _ = qp.reset(&mut cq);
+        if let Some(mut polled) = self.shared.polled.lock() {
+            let _ = qp.reset(&mut polled.cq);
         }
         self.wake();
     }
+
+    /// Registers a queue, whose futures fail when the driver ends.
+    fn register(&self, inflight: &Arc<Inflight<S>>) -> Result<InflightKey> {
+        match &mut self.shared.polled(VERB)?.queues {
+            Some(queues) => Ok(queues.insert(inflight.clone())),
+            None => {
+                Err(Error::new(VERB, Errno::PIPE).detail("the completion queue's driver is gone"))
+            }
+        }
+    }
+
+    /// No future waits for requests of the queue any more.
+    pub(super) fn unregister(&self, key: InflightKey) {
+        let Some(mut polled) = self.shared.polled.lock() else { return };
+        let removed = polled.queues.as_mut().and_then(|queues| queues.remove(key));
+        drop(polled);
+        // It may be the last reference, and hold memory of the program.
+        drop(removed);
+    }
 }
 
-impl Drop for DriverHandle {
+impl<S: Locking> Drop for DriverHandle<S> {
     fn drop(&mut self) {
         self.wake();
     }
@@ -123,9 +159,17 @@ impl Drop for DriverHandle {
 ///
 /// It comes with a [`Driver`], which is to be spawned on an event loop; with tokio,
 /// `CompletionQueue::spawn` does both. See [`aio`](super#) for an example.
-#[derive(Clone)]
-pub struct CompletionQueue {
-    driver: Arc<DriverHandle>,
+///
+/// The queue of a [`Worker`] is a `CompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
+/// queue pairs and futures, none of which takes a mutex.
+pub struct CompletionQueue<S: Locking = Shared> {
+    driver: Arc<DriverHandle<S>>,
+}
+
+impl<S: Locking> Clone for CompletionQueue<S> {
+    fn clone(&self) -> Self {
+        CompletionQueue { driver: self.driver.clone() }
+    }
 }
 
 /// Polls a completion queue, and wakes the futures of the requests that are over. It is a future itself,
@@ -137,9 +181,9 @@ pub struct CompletionQueue {
 /// and calls each one even if another one panics. When it ends or is dropped, all futures of the queue fail
 /// with [`OpErrorKind::DriverGone`](super::OpErrorKind::DriverGone).
 #[must_use = "nothing happens unless it is polled"]
-pub struct Driver<W> {
-    shared: Arc<CqShared>,
-    driver: Weak<DriverHandle>,
+pub struct Driver<W, S: Locking = Shared> {
+    shared: Arc<CqShared<S>>,
+    driver: Weak<DriverHandle<S>>,
     waker: DriverWaker,
     /// The same waker as in `waker`, to compare with without the lock.
     known_waker: Option<Arc<Waker>>,
@@ -161,12 +205,49 @@ impl CompletionQueue {
         cqe: u32,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
     ) -> Result<(CompletionQueue, Driver<W>)> {
-        let channel = context.create_comp_channel()?;
-        let cq = context.cq_builder(cqe).channel(&channel).build()?;
+        CompletionQueue::build(context.cq_builder(cqe), readiness)
+    }
+
+    /// As [`new`](Self::new), for a queue that `builder` describes: its vector, the size of its entries, its
+    /// parent domain. The queue gets a completion channel of its own.
+    ///
+    /// ```no_run
+    /// # fn f(context: &uverbs::Context, domain: &uverbs::ParentDomain) -> uverbs::Result<()> {
+    /// # #[cfg(feature = "tokio")] {
+    /// use uverbs::aio::{CompletionQueue, tokio::Registered};
+    /// let builder = context.cq_builder(1024).vector(3).cqe_size(128).parent_domain(domain);
+    /// let (cq, driver) = CompletionQueue::build(builder, Registered::new)?;
+    /// // An event for 16 completions, or 20 microseconds after the first.
+    /// cq.control().moderate(16, 20)?;
+    /// # drop(driver); }
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`new`](Self::new).
+    pub fn build<W: Readiness>(
+        builder: CqBuilder,
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(CompletionQueue, Driver<W>)> {
+        let channel = builder.context().create_comp_channel()?;
+        let cq = builder.channel(&channel).build()?;
+        CompletionQueue::start(cq, channel, (), readiness)
+    }
+}
+
+impl<S: Locking> CompletionQueue<S> {
+    fn start<W: Readiness>(
+        cq: crate::CompletionQueue,
+        channel: CompletionChannel,
+        token: S::Token,
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(CompletionQueue<S>, Driver<W, S>)> {
         let readiness = readiness(channel.as_fd())?;
-        let cq = Lock::new(OwnedCompletionQueue::new(cq));
-        let queues = Lock::new(Some(Vec::new()));
-        let shared = Arc::new(CqShared { cq, channel, queues });
+        let control = cq.control();
+        let (cq, queues) = (OwnedCompletionQueue::new(cq), Some(InflightTable::default()));
+        let polled = S::Lock::new(Polled { cq, queues });
+        let shared = Arc::new(CqShared { polled, control, channel, token });
         let waker = DriverWaker::default();
         let handle = Arc::new(DriverHandle { shared: shared.clone(), waker: waker.clone() });
         let (poll_loop, deferred) = (PollLoop::default(), Deferred::with_capacity(POLL_BATCH));
@@ -174,6 +255,11 @@ impl CompletionQueue {
         let driver =
             Driver { shared, driver: weak, waker, known_waker, readiness, poll_loop, deferred };
         Ok((CompletionQueue { driver: handle }, driver))
+    }
+
+    /// The completion queue's handle in the kernel, to [moderate](CqControl::moderate) its events with.
+    pub fn control(&self) -> &CqControl {
+        &self.driver.shared.control
     }
 
     /// Creates a queue pair that completes here. `describe` sets what the builder should build.
@@ -191,11 +277,11 @@ impl CompletionQueue {
     /// Those of [`QpBuilder::build`] and [`OwnedCompletionQueue::adopt`].
     pub fn create_qp(
         &self,
-        pd: &ProtectionDomain,
+        pd: &ProtectionDomain<S>,
         qp_type: QpType,
-        describe: impl FnOnce(QpBuilder) -> QpBuilder,
-    ) -> Result<QueuePair> {
-        self.create(pd, qp_type, (), None, describe)
+        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
+    ) -> Result<QueuePair<S>> {
+        self.create(pd, qp_type, None, describe)
     }
 
     /// As [`create_qp`](Self::create_qp), for a queue pair that takes its receives from `srq`.
@@ -205,66 +291,74 @@ impl CompletionQueue {
     /// As [`create_qp`](Self::create_qp).
     pub fn create_qp_on(
         &self,
-        pd: &ProtectionDomain,
+        pd: &ProtectionDomain<S>,
         qp_type: QpType,
-        srq: &SharedReceiveQueue,
-        describe: impl FnOnce(QpBuilder) -> QpBuilder,
-    ) -> Result<QueuePair> {
-        self.create(pd, qp_type, (), Some(srq), describe)
+        srq: &SharedReceiveQueue<S>,
+        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
+    ) -> Result<QueuePair<S>> {
+        self.create(pd, qp_type, Some(srq), describe)
     }
 
-    /// As [`create_qp`](Self::create_qp), for a queue pair under a thread domain. With one domain for each
-    /// worker, no worker waits for the doorbell of another.
-    ///
-    /// # Errors
-    ///
-    /// As [`create_qp`](Self::create_qp), and `EINVAL` if `td` is not the thread domain of `pd`.
-    pub fn create_exclusive_qp(
-        &self,
-        pd: &ProtectionDomain<crate::Exclusive>,
-        td: &Arc<std::sync::Mutex<crate::ThreadDomain>>,
-        qp_type: QpType,
-        describe: impl FnOnce(QpBuilder<crate::Exclusive>) -> QpBuilder<crate::Exclusive>,
-    ) -> Result<QueuePair<crate::Exclusive>> {
-        self.create(pd, qp_type, td.clone(), None, describe)
-    }
-
-    fn create<S: RingToken>(
+    fn create(
         &self,
         pd: &ProtectionDomain<S>,
         qp_type: QpType,
-        mut token: S::Token,
-        srq: Option<&SharedReceiveQueue>,
+        srq: Option<&SharedReceiveQueue<S>>,
         describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
     ) -> Result<QueuePair<S>> {
-        // First: in a forked child, a thread of the parent may have held the token's lock.
-        pd.inner.kernel.object.file().check_fork(VERB)?;
-        if !S::rings(&S::hold(&mut token), pd) {
-            let detail = format!("the token is not that of the thread domain of {pd:?}");
-            return Err(Error::invalid(VERB, detail));
-        }
         let shared = &self.driver.shared;
-        let cq = shared.cq(VERB)?;
-        let builder = pd.qp_builder(cq.queue(), cq.queue(), qp_type);
-        drop(cq);
+        let polled = shared.polled(VERB)?;
+        let builder = pd.qp_builder(polled.cq.queue(), polled.cq.queue(), qp_type);
+        drop(polled);
         // `describe` is code of the program, which may use this queue: the lock is released.
         let mut builder = describe(builder);
         if let Some(srq) = srq {
-            builder = builder.srq(srq.lock(VERB)?.queue());
+            builder = srq.with(VERB, |srq| builder.srq(srq.queue()))?;
         }
-        let qp = builder.build()?;
-        let qp = match srq {
-            Some(srq) => {
-                let srq = srq.lock(VERB)?;
-                shared.cq(VERB)?.adopt_on(qp, &srq)
-            }
-            None => shared.cq(VERB)?.adopt(qp),
+        self.take_over(builder.build()?, srq).map_err(|failed| failed.error.in_verb(VERB))
+    }
+
+    /// Takes over a queue pair that was created with this completion queue, for example with that of a
+    /// [`Worker`] before the worker moved to its thread.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`OwnedCompletionQueue::adopt`]; `EINVAL` for a queue pair under another thread domain; `EPIPE`
+    /// if the driver has ended. The queue pair comes back with the error if it was not taken over.
+    pub fn adopt(
+        &self,
+        qp: crate::QueuePair<S>,
+    ) -> std::result::Result<QueuePair<S>, ErrorWith<Option<crate::QueuePair<S>>>> {
+        self.take_over(qp, None)
+    }
+
+    fn take_over(
+        &self,
+        qp: crate::QueuePair<S>,
+        srq: Option<&SharedReceiveQueue<S>>,
+    ) -> std::result::Result<QueuePair<S>, ErrorWith<Option<crate::QueuePair<S>>>> {
+        let shared = &self.driver.shared;
+        let pd = qp.qp.pd().cloned().map(ProtectionDomain::of);
+        if !pd.is_some_and(|pd| S::rings(&shared.token, &pd)) {
+            let detail = format!("{qp:?} is not under the thread domain of this completion queue");
+            return Err(Error::invalid(VERB, detail).with(Some(qp)));
+        }
+        let mut polled = match shared.polled(VERB) {
+            Ok(polled) => polled,
+            Err(error) => return Err(error.with(Some(qp))),
         };
-        let qp = qp.map_err(|failed| failed.error.in_verb(VERB))?;
+        let adopted = match srq {
+            None => polled.cq.adopt(qp),
+            Some(srq) => match srq.with(VERB, |srq| polled.cq.adopt_on(qp, srq)) {
+                Ok(adopted) => adopted,
+                Err(error) => return Err(error.with(None)),
+            },
+        };
+        drop(polled);
+        let qp = adopted.map_err(|failed| failed.map(Some))?;
         let inflight = Inflight::new(Some(&qp));
-        self.register(&inflight)?;
-        let pd = ProtectionDomain::of(pd.inner.clone());
-        Ok(QueuePair::new(qp, token, pd, inflight, self.driver.clone()))
+        let key = self.driver.register(&inflight).map_err(|error| error.with(None))?;
+        Ok(QueuePair::new(qp, inflight, key, self.driver.clone()))
     }
 
     /// Creates a shared receive queue of at least `max_wr` receives, whose queue pairs complete here.
@@ -272,53 +366,156 @@ impl CompletionQueue {
     /// # Errors
     ///
     /// Those of [`SrqBuilder::build`](crate::SrqBuilder::build), and `EPIPE` if the driver has ended.
-    pub fn create_srq<S: Sharing>(
+    pub fn create_srq(
         &self,
-        pd: &ProtectionDomain<S>,
+        pd: &ProtectionDomain<impl crate::Sharing>,
         max_wr: u32,
         describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
-    ) -> Result<SharedReceiveQueue> {
+    ) -> Result<SharedReceiveQueue<S>> {
         let srq = describe(pd.srq_builder(max_wr)).build()?;
-        let srq = SharedReceiveQueue::new(OwnedSharedReceiveQueue::new(srq)?, self.driver.clone());
-        self.register(srq.inflight())?;
-        Ok(srq)
+        let srq = OwnedSharedReceiveQueue::new(srq)?;
+        let inflight = Inflight::new(None);
+        let key = self.driver.register(&inflight)?;
+        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
-    /// Registers a queue, whose futures fail when the driver ends.
-    fn register(&self, inflight: &Arc<Inflight>) -> Result<()> {
-        let mut queues = self.driver.shared.queues.lock().ok_or_else(|| Error::forked(VERB))?;
-        let queues = queues.as_mut().ok_or_else(|| {
-            Error::new(VERB, Errno::PIPE).detail("the completion queue's driver is gone")
-        })?;
-        queues.retain(|inflight| inflight.strong_count() > 0);
-        queues.push(Arc::downgrade(inflight));
-        Ok(())
+    /// As [`create_srq`](Self::create_srq), for a queue of an XRC domain: messages to any
+    /// [target](crate::XrcTarget) there whose sender names the queue's
+    /// [number](SharedReceiveQueue::number) complete its receives, and no queue pair is created on it.
+    ///
+    /// ```no_run
+    /// # use uverbs::aio::CompletionQueue;
+    /// # use uverbs::owned::BufferPool;
+    /// # use uverbs::{ProtectionDomain, XrcDomain};
+    /// # async fn f(cq: &CompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let srq = cq.create_xrc_srq(pd, 64, xrcd, |srq| srq)?;
+    /// let target = xrcd.create_target()?;
+    /// // … `target.endpoint`, `target.handshake`, and the number goes to the senders …
+    /// println!("send to {:?}", srq.number());
+    /// let message = srq.inbox(pool, 16).next().await?;
+    /// # let _ = (target, message); Ok(()) }
+    /// ```
+    ///
+    /// The sending side is a queue pair of type [`XRC_INI`](QpType::XRC_INI), whose requests name the queue by
+    /// [`to_srq`](crate::SendWr::to_srq).
+    ///
+    /// # Errors
+    ///
+    /// As [`create_srq`](Self::create_srq), and those of [`OwnedCompletionQueue::adopt_srq`].
+    pub fn create_xrc_srq(
+        &self,
+        pd: &ProtectionDomain<impl crate::Sharing>,
+        max_wr: u32,
+        domain: &XrcDomain,
+        describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
+    ) -> Result<SharedReceiveQueue<S>> {
+        let srq = describe(pd.srq_builder(max_wr)).xrc(domain, self.control()).build()?;
+        let srq = self.driver.shared.polled(VERB)?.cq.adopt_srq(srq)?;
+        let inflight = Inflight::new(None);
+        let key = self.driver.register(&inflight)?;
+        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
     /// How many completions belonged to no request; see [`OwnedCompletionQueue::unmatched`]. 0 in a forked
     /// child.
     pub fn unmatched(&self) -> u64 {
-        self.driver.shared.cq.lock().map_or(0, |cq| cq.unmatched())
+        self.driver.shared.polled.lock().map_or(0, |polled| polled.cq.unmatched())
     }
 }
 
-impl AsFd for CompletionQueue {
+impl<S: Locking> AsFd for CompletionQueue<S> {
     /// The completion channel's file, which is readable when the driver has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.shared.channel.as_fd()
     }
 }
 
-impl fmt::Debug for CompletionQueue {
+impl<S: Locking> fmt::Debug for CompletionQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.driver.shared.cq.lock() {
-            Some(cq) => cq.fmt(f),
+        match self.driver.shared.polled.lock() {
+            Some(polled) => polled.cq.fmt(f),
             None => f.write_str("CompletionQueue(forked)"),
         }
     }
 }
 
-impl<W> Driver<W> {
+/// A completion queue with the token of a thread domain, on its way to the thread that owns both: the seat of
+/// futures that take no mutex.
+///
+/// A worker moves to its thread together with the queue pairs that were made for it, as one value. There
+/// [`start`](Self::start) makes a `CompletionQueue<Exclusive>` and a driver of it. From then on they, their queue
+/// pairs and all futures are tied to the thread, as the compiler checks: they are neither `Send` nor `Sync`.
+///
+/// ```no_run
+/// # #[cfg(feature = "tokio")]
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::QpType;
+/// use uverbs::aio::Worker;
+///
+/// let td = context.alloc_td()?;
+/// let pd = context.alloc_pd()?;
+/// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+/// let worker = Worker::new(td, context.cq_builder(64))?;
+/// let qp = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC).max_send_wr(16).build()?;
+/// let mine = (worker, domain, qp);
+/// std::thread::spawn(move || {
+///     let (worker, domain, qp) = mine;
+///     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+///     tokio::task::LocalSet::new().block_on(&runtime, async {
+///         let (cq, _driver) = worker.spawn_local()?;
+///         let qp = cq.adopt(qp)?;
+///         let another = cq.create_qp(&domain, QpType::RC, |qp| qp.max_send_wr(16))?;
+/// #       drop((qp, another));
+///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
+///     })
+/// });
+/// # Ok(()) }
+/// ```
+///
+/// `examples/per_core.rs` is a whole program.
+#[derive(Debug)]
+pub struct Worker {
+    cq: crate::CompletionQueue,
+    channel: CompletionChannel,
+    td: ThreadDomain,
+}
+
+impl Worker {
+    /// Creates the completion queue, with a completion channel of its own, and takes the token.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
+    /// [`create_comp_channel`](crate::Context::create_comp_channel).
+    pub fn new(td: ThreadDomain, cq: CqBuilder) -> Result<Worker> {
+        let channel = cq.context().create_comp_channel()?;
+        let cq = cq.channel(&channel).build()?;
+        Ok(Worker { cq, channel, td })
+    }
+
+    /// The completion queue, to create queue pairs with that the worker will
+    /// [adopt](CompletionQueue::adopt).
+    pub fn queue(&self) -> &crate::CompletionQueue {
+        &self.cq
+    }
+
+    /// Starts on this thread: makes the queue whose requests are futures, and its driver. `readiness` gets the
+    /// channel's file, and registers it with the event loop of this thread.
+    ///
+    /// # Errors
+    ///
+    /// What `readiness` returns.
+    pub fn start<W: Readiness>(
+        self,
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(CompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
+        let Worker { cq, channel, td } = self;
+        CompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
+    }
+}
+
+impl<W, S: Locking> Driver<W, S> {
     /// The event loop's side, as [`CompletionQueue::new`] got it.
     pub fn readiness_mut(&mut self) -> &mut W {
         &mut self.readiness
@@ -326,25 +523,29 @@ impl<W> Driver<W> {
 }
 
 /// The queue and the channel that a [`PollLoop`] works with outside of tests.
-struct RealIo<'d, W> {
-    shared: &'d CqShared,
-    driver: &'d Weak<DriverHandle>,
+struct RealIo<'d, W, S: Locking> {
+    shared: &'d CqShared<S>,
+    driver: &'d Weak<DriverHandle<S>>,
     readiness: &'d mut W,
     deferred: &'d mut Deferred,
 }
 
-impl<W: Readiness> DriverIo for RealIo<'_, W> {
+impl<W: Readiness, S: Locking> DriverIo for RealIo<'_, W, S> {
     fn poll_cq(&mut self) -> Result<usize> {
-        let (mut cq, deferred) = (self.shared.cq("poll_cq")?, &mut *self.deferred);
-        let polled = cq.poll_each(POLL_BATCH, |done| {
+        let (mut polled, deferred) = (self.shared.polled("poll_cq")?, &mut *self.deferred);
+        let Polled { cq, queues } = &mut *polled;
+        let found = cq.poll_each(POLL_BATCH, |done| {
             if let Some(OwnedCompletion { memory, tag, outcome }) = done.into_owned() {
-                let OpTag { inflight, index, side } = tag;
-                inflight.complete(index, side, memory, outcome, deferred);
+                let OpTag { queue, index, side } = tag;
+                match queues.as_ref().and_then(|queues| queues.find(queue)) {
+                    Some(inflight) => inflight.complete(index, side, memory, outcome, deferred),
+                    None => deferred.drop(memory),
+                }
             }
         });
-        let found = polled
+        let found = found
             .map_err(|error| Error::new("poll_cq", Errno::OWNERDEAD).detail(error.to_string()))?;
-        drop(cq);
+        drop(polled);
         self.deferred.run();
         Ok(found)
     }
@@ -354,7 +555,7 @@ impl<W: Readiness> DriverIo for RealIo<'_, W> {
     }
 
     fn arm(&mut self) -> Result<()> {
-        self.shared.cq("req_notify_cq")?.req_notify(Notify::Next)
+        self.shared.polled("req_notify_cq")?.cq.req_notify(Notify::Next)
     }
 
     fn poll_event(&mut self, cx: &mut Context<'_>, all: bool) -> Poll<Result<bool>> {
@@ -387,7 +588,7 @@ fn check(channel: &impl AsFd) -> Result<()> {
     }
 }
 
-impl<W: Readiness + Unpin> Future for Driver<W> {
+impl<W: Readiness + Unpin, S: Locking> Future for Driver<W, S> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Result<()>> {
@@ -410,13 +611,13 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
     }
 }
 
-impl<W> Drop for Driver<W> {
+impl<W, S: Locking> Drop for Driver<W, S> {
     fn drop(&mut self) {
         self.shared.driver_gone();
     }
 }
 
-impl<W> fmt::Debug for Driver<W> {
+impl<W, S: Locking> fmt::Debug for Driver<W, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Driver").field("poll_loop", &self.poll_loop).finish_non_exhaustive()
     }
@@ -442,7 +643,7 @@ mod tests {
 
     /// Runs `child` in forked children, while another thread of the parent holds one of the locks.
     fn forked(child: impl Fn(Futures)) {
-        for which in 0..3 {
+        for which in 0..2 {
             let mut futures = Some(Futures::new());
             let (shared, waker) = {
                 let driver = &futures.as_ref().unwrap().cq.driver;
@@ -450,8 +651,7 @@ mod tests {
             };
             let act = || child(futures.take().unwrap());
             match which {
-                0 => in_child_while_held(|| shared.cq.lock(), act),
-                1 => in_child_while_held(|| shared.queues.lock(), act),
+                0 => in_child_while_held(|| shared.polled.lock(), act),
                 _ => in_child_while_held(|| waker.lock(), act),
             }
         }

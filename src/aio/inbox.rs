@@ -1,8 +1,9 @@
 //! A stream of received messages.
 
 use super::inflight::Inflight;
-use super::op::{Finished, Op, OpError, OpErrorKind};
-use super::queue::{QueuePair, RingToken, SharedReceiveQueue};
+use super::locking::Locking;
+use super::op::{Finished, Op, OpError, OpErrorKind, OpQueue};
+use super::queue::{QueuePair, SharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
 use crate::wr::PostError;
@@ -40,40 +41,35 @@ pub struct Message {
 /// }
 /// # }
 /// ```
-pub struct Inbox<S: RingToken = Shared> {
-    queue: InboxQueue<S>,
+pub struct Inbox<S: Locking = Shared> {
+    /// The queue that the receives are posted to.
+    queue: OpQueue<S>,
     pool: BufferPool,
     depth: usize,
-    posted: VecDeque<Op<'static, Buffer>>,
+    posted: VecDeque<Op<'static, Buffer, S>>,
     /// Why no more messages come; `None` while they may.
     ended: Option<OpErrorKind>,
 }
 
-/// The queue that the receives are posted to.
-enum InboxQueue<S: RingToken> {
-    Qp(QueuePair<S>),
-    Srq(SharedReceiveQueue),
-}
-
-impl<S: RingToken> QueuePair<S> {
+impl<S: Locking> QueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
-        let (queue, pool) = (InboxQueue::Qp(self.clone()), pool.clone());
+        let (queue, pool) = (OpQueue::Qp(self.clone()), pool.clone());
         Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
-impl SharedReceiveQueue {
+impl<S: Locking> SharedReceiveQueue<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
-    pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox {
-        let (queue, pool) = (InboxQueue::Srq(self.clone()), pool.clone());
+    pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
+        let (queue, pool) = (OpQueue::Srq(self.clone()), pool.clone());
         Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
     }
 }
 
-impl<S: RingToken> Inbox<S> {
+impl<S: Locking> Inbox<S> {
     /// Posts as many receives as there are buffers for, and returns how many are posted.
     ///
     /// [`poll_next`](Self::poll_next) does this, too. Call it before the peer may send, so that its first
@@ -93,8 +89,8 @@ impl<S: RingToken> Inbox<S> {
         while self.posted.len() < self.depth && !self.has_waiting() {
             let Some(buffer) = self.pool.take() else { break };
             self.posted.push_back(match &self.queue {
-                InboxQueue::Qp(qp) => qp.recv(buffer),
-                InboxQueue::Srq(srq) => srq.recv(buffer),
+                OpQueue::Qp(qp) => qp.recv(buffer),
+                OpQueue::Srq(srq) => srq.recv(buffer),
             });
             // If the receive could not be posted, `poll_next` returns its error.
             let posted = self.posted.back_mut().is_some_and(|op| {
@@ -137,12 +133,12 @@ impl<S: RingToken> Inbox<S> {
         self.post(cx);
         let completed = match &self.queue {
             // Receives of a queue pair complete in the order in which they were posted.
-            InboxQueue::Qp(_) => match self.posted.front_mut() {
+            OpQueue::Qp(_) => match self.posted.front_mut() {
                 Some(op) => Pin::new(op).poll(cx).map(|end| (0, end)),
                 None => Poll::Pending,
             },
             // Receives of a shared receive queue complete in any order.
-            InboxQueue::Srq(srq) => {
+            OpQueue::Srq(srq) => {
                 let at = first_over(srq.inflight(), &self.posted, cx);
                 match at.and_then(|at| Some((at, self.posted.get_mut(at)?))) {
                     Some((at, op)) => Pin::new(op).poll(cx).map(|end| (at, end)),
@@ -167,7 +163,7 @@ impl<S: RingToken> Inbox<S> {
         self.ended = match (kind, &self.queue) {
             // A driver that ended cannot be started again, and a forked child has none.
             (OpErrorKind::DriverGone | OpErrorKind::Post(PostError::Forked), _) => Some(kind),
-            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), InboxQueue::Qp(_)) => {
+            (OpErrorKind::Status(status) | OpErrorKind::Earlier(status), OpQueue::Qp(_)) => {
                 Some(OpErrorKind::Earlier(status))
             }
             _ => return,
@@ -196,9 +192,9 @@ impl<S: RingToken> Inbox<S> {
 ///
 /// They are compared under one lock: receives that are looked at one after the other may end meanwhile, and a
 /// later message would overtake an earlier one of the same peer.
-fn first_over(
-    inflight: &Inflight,
-    posted: &VecDeque<Op<'static, Buffer>>,
+fn first_over<S: Locking>(
+    inflight: &Inflight<S>,
+    posted: &VecDeque<Op<'static, Buffer, S>>,
     cx: &Context<'_>,
 ) -> Option<usize> {
     // Those that wait for room are the last.
@@ -214,7 +210,7 @@ fn first_over(
     }
 }
 
-impl<S: RingToken> fmt::Debug for Inbox<S> {
+impl<S: Locking> fmt::Debug for Inbox<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inbox")
             .field("pool", &self.pool)

@@ -2,9 +2,11 @@
 //! with the waker of its future, and the futures that wait for room in the queue. Model-checked with loom.
 
 use super::deferred::Deferred;
+use super::locking::Locking;
 use crate::error::Error;
-use crate::memory::lock::{Guard, Lock};
+use crate::memory::lock::AnyLock;
 use crate::owned::{Memory, Outcome};
+use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState, WeakQpHandle};
 use crate::wc::WcStatus;
 use std::collections::VecDeque;
@@ -20,11 +22,76 @@ pub(super) enum Side {
 }
 
 /// The tag of a request, by which the driver finds its future.
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 pub(super) struct OpTag {
-    pub(super) inflight: Arc<Inflight>,
+    /// The queue that the request was posted to.
+    pub(super) queue: InflightKey,
     pub(super) index: u32,
     pub(super) side: Side,
+}
+
+/// Names the requests in flight of a queue in an [`InflightTable`]; nothing that was removed from the table has
+/// it, nor anything that takes its place.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct InflightKey {
+    place: u32,
+    generation: u32,
+}
+
+/// The requests in flight of the queues that complete to one completion queue.
+#[derive(Debug)]
+pub(super) struct InflightTable<S: Locking> {
+    places: Vec<(u32, Option<Arc<Inflight<S>>>)>,
+    free: Vec<u32>,
+}
+
+impl<S: Locking> Default for InflightTable<S> {
+    fn default() -> Self {
+        InflightTable { places: Vec::new(), free: Vec::new() }
+    }
+}
+
+impl<S: Locking> InflightTable<S> {
+    pub(super) fn insert(&mut self, inflight: Arc<Inflight<S>>) -> InflightKey {
+        let place = self.free.pop().unwrap_or_else(|| {
+            self.places.push((0, None));
+            (self.places.len() - 1) as u32
+        });
+        let mut key = InflightKey { place, generation: 0 };
+        if let Some((generation, entry)) = self.places.get_mut(place as usize) {
+            *entry = Some(inflight);
+            key.generation = *generation;
+        }
+        key
+    }
+
+    /// `None` if the queue was removed.
+    #[inline(always)]
+    pub(super) fn find(&self, key: InflightKey) -> Option<&Inflight<S>> {
+        match self.places.get(key.place as usize) {
+            Some((generation, Some(inflight))) if *generation == key.generation => Some(inflight),
+            _ => None,
+        }
+    }
+
+    /// Removes a queue; what is in flight has no future.
+    pub(super) fn remove(&mut self, key: InflightKey) -> Option<Arc<Inflight<S>>> {
+        let (generation, entry) = self.places.get_mut(key.place as usize)?;
+        if *generation != key.generation {
+            return None;
+        }
+        let inflight = entry.take()?;
+        // A place whose generations are used up stays empty.
+        if let Some(next) = generation.checked_add(1) {
+            *generation = next;
+            self.free.push(key.place);
+        }
+        Some(inflight)
+    }
+
+    pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Inflight<S>>> {
+        self.places.iter().filter_map(|(_, inflight)| inflight.as_ref())
+    }
 }
 
 /// A slot of the table of requests in flight.
@@ -190,21 +257,21 @@ pub(super) fn flush(qp: Option<&WeakQpHandle>) -> crate::Result<()> {
 /// The requests in flight of one queue pair, or of one shared receive queue.
 ///
 /// No code of the program runs under the lock: wakers are cloned before, and called and dropped after.
-pub(super) struct Inflight {
-    state: Lock<State>,
+pub(super) struct Inflight<S: Locking = Shared> {
+    state: S::Lock<State>,
     /// The queue pair that is flushed when a request fails; `None` for a shared receive queue. Weak, because
-    /// the tags of requests in flight keep this value alive, and must not keep the queue pair alive.
+    /// the completion queue's table keeps this value alive, and must not keep the queue pair alive.
     qp: Option<WeakQpHandle>,
 }
 
-impl Inflight {
-    pub(super) fn new(qp: Option<&QpControl>) -> Arc<Inflight> {
+impl<S: Locking> Inflight<S> {
+    pub(super) fn new(qp: Option<&QpControl>) -> Arc<Inflight<S>> {
         let qp = qp.map(|control| control.qp.downgrade());
-        Arc::new(Inflight { state: Lock::default(), qp })
+        Arc::new(Inflight { state: S::Lock::new(State::default()), qp })
     }
 
     /// `None` in a forked child, which has no request in flight.
-    fn state(&self) -> Option<Guard<'_, State>> {
+    fn state(&self) -> Option<<S::Lock<State> as AnyLock<State>>::Guard<'_>> {
         self.state.lock()
     }
 
@@ -425,7 +492,7 @@ impl Inflight {
     }
 }
 
-impl fmt::Debug for Inflight {
+impl<S: Locking> fmt::Debug for Inflight<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Inflight").field("in_flight", &self.in_flight()).finish_non_exhaustive()
     }

@@ -28,6 +28,8 @@
 //!   on, and its memory is dropped when it is over.
 //! - **Deadlines**: put the future into the event loop's timeout. The connection and the request stay as
 //!   they are; [`QueuePair::abort`] ends both.
+//! - **Cores**: a [`Worker`] has a thread domain, a completion queue and queue pairs for one thread, and its
+//!   futures take no mutex.
 //! - **Connections by address**: [`cm`].
 //! - **Streams**: an [`Inbox`] of messages, and with tokio one of asynchronous events. With the feature
 //!   `stream` they implement the traits of the `futures` crates.
@@ -40,6 +42,7 @@ mod deferred;
 mod driver;
 mod inbox;
 mod inflight;
+mod locking;
 mod op;
 mod poll_loop;
 mod queue;
@@ -48,7 +51,8 @@ mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
-pub use driver::{CompletionQueue, Driver, Readiness};
+pub use driver::{CompletionQueue, Driver, Readiness, Worker};
 pub use inbox::{Inbox, Message};
+pub use locking::Locking;
 pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind};
-pub use queue::{QueuePair, RingToken, SharedReceiveQueue};
+pub use queue::{QueuePair, SharedReceiveQueue};

@@ -1,14 +1,16 @@
 //! Requests as futures.
 
-use super::inflight::{Admission, Broken, Inflight, OpTag, Progress, Side};
+use super::inflight::{Admission, Broken, Inflight, InflightKey, OpTag, Progress, Side};
+use super::locking::Locking;
+use super::queue::{QueuePair, SharedReceiveQueue};
 use crate::owned::{Buffer, Lend, Memory, Outcome};
+use crate::pd::Shared;
 use crate::wc::WcStatus;
 use crate::wr::{PostError, SendWr};
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
 use std::pin::Pin;
-use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 
 /// What an [`Op`] posts.
@@ -28,9 +30,28 @@ impl OpRequest<'_> {
 }
 
 /// A queue pair or shared receive queue, to which an [`Op`] is posted.
-pub(super) trait PostQueue: Send + Sync {
+pub(super) enum OpQueue<S: Locking> {
+    Qp(QueuePair<S>),
+    Srq(SharedReceiveQueue<S>),
+}
+
+impl<S: Locking> OpQueue<S> {
     /// Its requests in flight.
-    fn inflight(&self) -> &Arc<Inflight>;
+    #[inline(always)]
+    pub(super) fn inflight(&self) -> &Inflight<S> {
+        match self {
+            OpQueue::Qp(qp) => qp.inflight(),
+            OpQueue::Srq(srq) => srq.inflight(),
+        }
+    }
+
+    #[inline(always)]
+    fn key(&self) -> InflightKey {
+        match self {
+            OpQueue::Qp(qp) => qp.key(),
+            OpQueue::Srq(srq) => srq.key(),
+        }
+    }
 
     /// Posts one request. The memory comes back with the error, unless a batch dropped it.
     fn post(
@@ -38,7 +59,12 @@ pub(super) trait PostQueue: Send + Sync {
         request: &OpRequest<'_>,
         memory: Memory,
         tag: OpTag,
-    ) -> Result<(), (Option<Memory>, PostError)>;
+    ) -> Result<(), (Option<Memory>, PostError)> {
+        match self {
+            OpQueue::Qp(qp) => qp.post_one(request, memory, tag),
+            OpQueue::Srq(srq) => srq.post_one(memory, tag),
+        }
+    }
 }
 
 /// A request: a future that returns how the request ended, and the memory that it worked on.
@@ -62,8 +88,8 @@ pub(super) trait PostQueue: Send + Sync {
 /// # Ok(()) }
 /// ```
 #[must_use = "a request is posted when its future is polled"]
-pub struct Op<'a, L> {
-    queue: Arc<dyn PostQueue>,
+pub struct Op<'a, L, S: Locking = Shared> {
+    queue: OpQueue<S>,
     request: OpRequest<'a>,
     stage: Stage,
     memory: PhantomData<fn() -> L>,
@@ -153,8 +179,8 @@ impl From<Broken> for OpErrorKind {
 /// The output of a request's future.
 type OpResult<L> = Result<Finished<L>, OpError<L>>;
 
-impl<'a, L: Lend> Op<'a, L> {
-    pub(super) fn new(queue: Arc<dyn PostQueue>, request: OpRequest<'a>, memory: L) -> Self {
+impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
+    pub(super) fn new(queue: OpQueue<S>, request: OpRequest<'a>, memory: L) -> Self {
         let stage = Stage::New(memory.into_memory(), None);
         Op { queue, request, stage, memory: PhantomData }
     }
@@ -211,13 +237,13 @@ impl<'a, L: Lend> Op<'a, L> {
             }
             Admission::Broken(broken) => return Self::fail(Some(memory), broken.into()),
         };
-        let tag = || OpTag { inflight: inflight.clone(), index, side };
-        let mut posted = self.queue.post(&self.request, memory, tag());
+        let tag = OpTag { queue: self.queue.key(), index, side };
+        let mut posted = self.queue.post(&self.request, memory, tag);
         if let Err((memory, PostError::Full)) = &mut posted {
             inflight.wait(side, &mut ticket, waker);
             // Once more: a completion that came before `wait` made room and woke nobody.
             if let Some(memory) = memory.take() {
-                posted = self.queue.post(&self.request, memory, tag());
+                posted = self.queue.post(&self.request, memory, tag);
             }
         }
         match posted {
@@ -243,7 +269,7 @@ impl<'a, L: Lend> Op<'a, L> {
     }
 }
 
-impl<L: Lend> Future for Op<'_, L> {
+impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
     type Output = OpResult<L>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
@@ -276,7 +302,7 @@ impl<L: Lend> Future for Op<'_, L> {
     }
 }
 
-impl<L> Drop for Op<'_, L> {
+impl<L, S: Locking> Drop for Op<'_, L, S> {
     fn drop(&mut self) {
         match &mut self.stage {
             Stage::New(_, ticket) => self.queue.inflight().leave(self.request.side(), ticket),
@@ -286,7 +312,7 @@ impl<L> Drop for Op<'_, L> {
     }
 }
 
-impl<L> fmt::Debug for Op<'_, L> {
+impl<L, S: Locking> fmt::Debug for Op<'_, L, S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("Op").field("request", &self.request).field("stage", &self.stage).finish()
     }
@@ -295,9 +321,9 @@ impl<L> fmt::Debug for Op<'_, L> {
 /// An atomic request: a future that returns the peer's eight bytes as they were before, and the buffer.
 #[derive(Debug)]
 #[must_use = "a request is posted when its future is polled"]
-pub struct AtomicOp<'a>(pub(super) Op<'a, Buffer>);
+pub struct AtomicOp<'a, S: Locking = Shared>(pub(super) Op<'a, Buffer, S>);
 
-impl Future for AtomicOp<'_> {
+impl<S: Locking> Future for AtomicOp<'_, S> {
     type Output = Result<(u64, Buffer), OpError<Buffer>>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Self::Output> {

@@ -1,156 +1,68 @@
 //! Queue pairs and shared receive queues whose requests are futures.
 
 use super::driver::DriverHandle;
-use super::inflight::{Inflight, OpTag};
-use super::op::{AtomicOp, Op, OpRequest, PostQueue};
+use super::inflight::{Inflight, InflightKey, OpTag};
+use super::locking::Locking;
+use super::op::{AtomicOp, Op, OpQueue, OpRequest};
 use crate::error::Error;
-use crate::memory::lock::{Guard, Lock};
+use crate::memory::lock::AnyLock;
+use crate::number::SrqNumber;
 use crate::owned::{
-    Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSendBatch, OwnedSharedReceiveQueue,
-    PushError,
+    Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSharedReceiveQueue, PushError,
 };
-use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
-use crate::td::ThreadDomain;
 use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
-use std::sync::{Arc, PoisonError};
+use std::sync::Arc;
 
-/// What ringing a queue pair's batches takes: nothing for a [`Shared`] one, its thread domain for an
-/// [`Exclusive`] one. Implemented by these two.
-pub trait RingToken: Sharing + Sized {
-    /// `()`, or the thread domain that the queue pair was created under. The queue pairs of one worker share
-    /// one.
-    type Token: Send;
-
-    #[doc(hidden)]
-    type Held<'t>;
-
-    /// The token, locked while a request is posted.
-    #[doc(hidden)]
-    fn hold(token: &mut Self::Token) -> Self::Held<'_>;
-
-    /// Whether it is the token of queue pairs of `pd`.
-    #[doc(hidden)]
-    fn rings(held: &Self::Held<'_>, pd: &ProtectionDomain<Self>) -> bool;
-
-    #[doc(hidden)]
-    fn ring<T>(
-        batch: OwnedSendBatch<'_, T, Self>,
-        held: &mut Self::Held<'_>,
-    ) -> Result<(), RingError>;
-}
-
-impl RingToken for Shared {
-    type Token = ();
-
-    #[doc(hidden)]
-    type Held<'t> = ();
-
-    #[doc(hidden)]
-    fn hold((): &mut ()) {}
-
-    #[doc(hidden)]
-    fn rings((): &(), _: &ProtectionDomain) -> bool {
-        true
-    }
-
-    #[doc(hidden)]
-    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &mut ()) -> Result<(), RingError> {
-        batch.ring()
-    }
-}
-
-impl RingToken for Exclusive {
-    type Token = Arc<std::sync::Mutex<ThreadDomain>>;
-
-    #[doc(hidden)]
-    type Held<'t> = std::sync::MutexGuard<'t, ThreadDomain>;
-
-    #[doc(hidden)]
-    fn hold(token: &mut Self::Token) -> Self::Held<'_> {
-        token.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    #[doc(hidden)]
-    fn rings(td: &Self::Held<'_>, pd: &ProtectionDomain<Exclusive>) -> bool {
-        pd.inner.td.as_ref().is_some_and(|own| Arc::ptr_eq(own, &td.inner))
-    }
-
-    #[doc(hidden)]
-    fn ring<T>(
-        batch: OwnedSendBatch<'_, T, Self>,
-        td: &mut Self::Held<'_>,
-    ) -> Result<(), RingError> {
-        batch.ring(td)
-    }
-}
-
-/// What posting needs, one request at a time.
-struct Posting<S: RingToken> {
-    qp: OwnedQueuePair<OpTag, S>,
-    token: S::Token,
-    /// The queue pair's protection domain.
-    pd: ProtectionDomain<S>,
-}
-
-struct Inner<S: RingToken> {
+struct Inner<S: Locking> {
     /// Dropped first: `posting` then holds the last reference to the queue pair.
     control: QpControl,
-    posting: Lock<Posting<S>>,
-    inflight: Arc<Inflight>,
+    posting: S::Lock<OwnedQueuePair<OpTag, S>>,
+    inflight: Arc<Inflight<S>>,
+    key: InflightKey,
     /// Keeps the driver running.
-    driver: Arc<DriverHandle>,
+    driver: Arc<DriverHandle<S>>,
 }
 
-impl<S: RingToken> Drop for Inner<S> {
+impl<S: Locking> Drop for Inner<S> {
     fn drop(&mut self) {
-        let Some(posting) = self.posting.get_mut() else { return };
-        if posting.qp.shares_receives() {
-            // Without a reset, the completions of its receives would be lost, and their places in the shared
-            // queue with them.
-            self.driver.close(&mut posting.qp);
+        if let Some(qp) = self.posting.get_mut() {
+            if qp.shares_receives() {
+                // Without a reset, the completions of its receives would be lost, and their places in the
+                // shared queue with them.
+                self.driver.close(qp);
+            }
         }
+        self.driver.unregister(self.key);
     }
 }
 
-impl<S: RingToken> PostQueue for Inner<S> {
-    fn inflight(&self) -> &Arc<Inflight> {
-        &self.inflight
-    }
-
+impl<S: Locking> Inner<S> {
     fn post(
         &self,
         request: &OpRequest<'_>,
         memory: Memory,
         tag: OpTag,
     ) -> Result<(), (Option<Memory>, PostError)> {
-        let Some(mut posting) = self.posting.lock() else {
+        let Some(mut qp) = self.posting.lock() else {
             return Err((Some(memory), PostError::Forked));
         };
-        let Posting { qp, token, pd } = &mut *posting;
         match request {
             OpRequest::Send(wr) => {
-                let mut held = S::hold(token);
-                if !S::rings(&held, pd) {
-                    // The program replaced the thread domain behind the mutex. This is checked before anything
-                    // is lent: a batch that fails drops memory, and so runs code of the program under the lock.
-                    return Err((Some(memory), RingError::ForeignThreadDomain.into()));
-                }
                 let mut batch = match qp.send_batch() {
                     Ok(batch) => batch,
                     Err(error) => return Err((Some(memory), error)),
                 };
                 batch.push(*wr, memory, tag).map_err(refused)?;
-                let rung = S::ring(batch, &mut held);
-                drop(held);
-                match rung {
+                match S::ring(batch, self.driver.token()) {
                     Ok(()) => Ok(()),
                     Err(RingError::StillQueued(_)) => {
                         // The request stays in the queue, where the device does not look: flush it.
                         let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
-                        drop(posting);
+                        drop(qp);
                         if flush.is_err() {
                             // The device is gone, and completes nothing.
                             self.inflight.fail_all();
@@ -183,44 +95,64 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 /// queue pair, for any number of tasks and threads. The queue pair lives as long as its last handle or
 /// future. Requests are posted in the order in which their futures are first polled. Everything that is not
 /// posting is behind [`Deref`], as a [`QpControl`].
-pub struct QueuePair<S: RingToken = Shared> {
+///
+/// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is made by a
+/// [`CompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
+pub struct QueuePair<S: Locking = Shared> {
     inner: Arc<Inner<S>>,
 }
 
-impl<S: RingToken> Clone for QueuePair<S> {
+impl<S: Locking> Clone for QueuePair<S> {
     fn clone(&self) -> Self {
         QueuePair { inner: self.inner.clone() }
     }
 }
 
-impl<S: RingToken> QueuePair<S> {
+impl<S: Locking> QueuePair<S> {
     pub(super) fn new(
         qp: OwnedQueuePair<OpTag, S>,
-        token: S::Token,
-        pd: ProtectionDomain<S>,
-        inflight: Arc<Inflight>,
-        driver: Arc<DriverHandle>,
+        inflight: Arc<Inflight<S>>,
+        key: InflightKey,
+        driver: Arc<DriverHandle<S>>,
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
-        let posting = Lock::new(Posting { qp, token, pd });
-        QueuePair { inner: Arc::new(Inner { posting, inflight, control, driver }) }
+        let posting = S::Lock::new(qp);
+        QueuePair { inner: Arc::new(Inner { posting, inflight, key, control, driver }) }
+    }
+
+    pub(super) fn inflight(&self) -> &Inflight<S> {
+        &self.inner.inflight
+    }
+
+    #[inline(always)]
+    pub(super) fn key(&self) -> InflightKey {
+        self.inner.key
+    }
+
+    pub(super) fn post_one(
+        &self,
+        request: &OpRequest<'_>,
+        memory: Memory,
+        tag: OpTag,
+    ) -> Result<(), (Option<Memory>, PostError)> {
+        self.inner.post(request, memory, tag)
     }
 
     /// Posts any request on `memory`. `wr` itself names no memory, and its `wr_id` is not used.
-    pub fn post<'a, L: Lend>(&self, wr: SendWr<'a>, memory: L) -> Op<'a, L> {
-        Op::new(self.inner.clone(), OpRequest::Send(wr), memory)
+    pub fn post<'a, L: Lend>(&self, wr: SendWr<'a>, memory: L) -> Op<'a, L, S> {
+        Op::new(OpQueue::Qp(self.clone()), OpRequest::Send(wr), memory)
     }
 
     /// Sends a message, which the peer's next receive takes.
     #[doc(alias = "IBV_WR_SEND")]
-    pub fn send<L: Lend>(&self, memory: L) -> Op<'static, L> {
+    pub fn send<L: Lend>(&self, memory: L) -> Op<'static, L, S> {
         self.post(SendWr::send(&[]), memory)
     }
 
     /// Sends a short message, which is copied when it is posted; at most
     /// [`max_inline_data`](crate::QpCaps::max_inline_data) bytes.
     #[doc(alias = "IBV_SEND_INLINE")]
-    pub fn send_inline<'a>(&self, bytes: &'a [u8]) -> Op<'a, ()> {
+    pub fn send_inline<'a>(&self, bytes: &'a [u8]) -> Op<'a, (), S> {
         self.post(SendWr::send(&[]).inline(bytes), ())
     }
 
@@ -230,26 +162,26 @@ impl<S: RingToken> QueuePair<S> {
     /// On rxe a receive that is posted in state [`ERR`](crate::QpState::ERR) may stay pending until the queue
     /// pair is reset or dropped.
     #[doc(alias = "ibv_post_recv")]
-    pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
-        Op::new(self.inner.clone(), OpRequest::Recv, memory)
+    pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
+        Op::new(OpQueue::Qp(self.clone()), OpRequest::Recv, memory)
     }
 
     /// Reads from the peer as many bytes as `memory` has.
     #[doc(alias = "IBV_WR_RDMA_READ")]
-    pub fn read<L: LendMut>(&self, remote: Remote, memory: L) -> Op<'static, L> {
+    pub fn read<L: LendMut>(&self, remote: Remote, memory: L) -> Op<'static, L, S> {
         self.post(SendWr::read(remote, &[]), memory)
     }
 
     /// Writes `memory` to the peer.
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
-    pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L> {
+    pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L, S> {
         self.post(SendWr::write(remote, &[]), memory)
     }
 
     /// Adds `add` to eight bytes of the peer, whose address is a multiple of eight. `buffer` gets the old
     /// value; it has at least eight bytes.
     #[doc(alias = "IBV_WR_ATOMIC_FETCH_AND_ADD")]
-    pub fn fetch_add(&self, remote: Remote, add: u64, mut buffer: Buffer) -> AtomicOp<'static> {
+    pub fn fetch_add(&self, remote: Remote, add: u64, mut buffer: Buffer) -> AtomicOp<'static, S> {
         buffer.set_len(8);
         AtomicOp(self.post(SendWr::fetch_add(remote, add, &[]), buffer))
     }
@@ -263,7 +195,7 @@ impl<S: RingToken> QueuePair<S> {
         compare: u64,
         swap: u64,
         mut buffer: Buffer,
-    ) -> AtomicOp<'static> {
+    ) -> AtomicOp<'static, S> {
         buffer.set_len(8);
         AtomicOp(self.post(SendWr::compare_swap(remote, compare, swap, &[]), buffer))
     }
@@ -286,7 +218,7 @@ impl<S: RingToken> QueuePair<S> {
 }
 
 /// Everything that is not posting.
-impl<S: RingToken> Deref for QueuePair<S> {
+impl<S: Locking> Deref for QueuePair<S> {
     type Target = QpControl;
 
     fn deref(&self) -> &QpControl {
@@ -294,30 +226,86 @@ impl<S: RingToken> Deref for QueuePair<S> {
     }
 }
 
-impl<S: RingToken> fmt::Debug for QueuePair<S> {
+impl<S: Locking> fmt::Debug for QueuePair<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.control.fmt(f)
     }
 }
 
-struct SharedInner {
-    srq: Lock<OwnedSharedReceiveQueue<OpTag>>,
-    inflight: Arc<Inflight>,
-    _hub: Arc<DriverHandle>,
+struct SharedInner<S: Locking> {
+    srq: S::Lock<OwnedSharedReceiveQueue<OpTag>>,
+    inflight: Arc<Inflight<S>>,
+    key: InflightKey,
+    driver: Arc<DriverHandle<S>>,
 }
 
-impl PostQueue for SharedInner {
-    fn inflight(&self) -> &Arc<Inflight> {
-        &self.inflight
+impl<S: Locking> Drop for SharedInner<S> {
+    fn drop(&mut self) {
+        self.driver.unregister(self.key);
+    }
+}
+
+/// A shared receive queue whose receives are futures.
+///
+/// Made by [`CompletionQueue::create_srq`](super::CompletionQueue::create_srq). Clones are handles of the same
+/// queue, for any number of tasks, and for any number of threads unless it is [`Exclusive`](crate::Exclusive).
+/// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
+pub struct SharedReceiveQueue<S: Locking = Shared> {
+    inner: Arc<SharedInner<S>>,
+}
+
+impl<S: Locking> Clone for SharedReceiveQueue<S> {
+    fn clone(&self) -> Self {
+        SharedReceiveQueue { inner: self.inner.clone() }
+    }
+}
+
+impl<S: Locking> SharedReceiveQueue<S> {
+    pub(super) fn new(
+        srq: OwnedSharedReceiveQueue<OpTag>,
+        inflight: Arc<Inflight<S>>,
+        key: InflightKey,
+        driver: Arc<DriverHandle<S>>,
+    ) -> Self {
+        let srq = S::Lock::new(srq);
+        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, key, driver }) }
     }
 
-    fn post(
+    /// Receives a message that arrives at any of its queue pairs.
+    pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
+        Op::new(OpQueue::Srq(self.clone()), OpRequest::Recv, memory)
+    }
+
+    /// The number by which senders name the queue, if it is of an XRC domain. `None` in a forked child.
+    pub fn number(&self) -> Option<SrqNumber> {
+        self.inner.srq.lock()?.queue().number()
+    }
+
+    /// Does something with the queue itself.
+    pub(super) fn with<R>(
         &self,
-        _: &OpRequest<'_>,
+        verb: &'static str,
+        work: impl FnOnce(&mut OwnedSharedReceiveQueue<OpTag>) -> R,
+    ) -> crate::Result<R> {
+        let mut srq = self.inner.srq.lock().ok_or_else(|| Error::forked(verb))?;
+        Ok(work(&mut srq))
+    }
+
+    pub(super) fn inflight(&self) -> &Inflight<S> {
+        &self.inner.inflight
+    }
+
+    #[inline(always)]
+    pub(super) fn key(&self) -> InflightKey {
+        self.inner.key
+    }
+
+    pub(super) fn post_one(
+        &self,
         memory: Memory,
         tag: OpTag,
     ) -> Result<(), (Option<Memory>, PostError)> {
-        let Some(mut srq) = self.srq.lock() else {
+        let Some(mut srq) = self.inner.srq.lock() else {
             return Err((Some(memory), PostError::Forked));
         };
         let mut batch = match srq.batch() {
@@ -330,40 +318,7 @@ impl PostQueue for SharedInner {
     }
 }
 
-/// A shared receive queue whose receives are futures.
-///
-/// Made by [`CompletionQueue::create_srq`](super::CompletionQueue::create_srq). Clones are handles of the same
-/// queue, for any number of tasks and threads. [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which
-/// queue pair took a receive.
-#[derive(Clone)]
-pub struct SharedReceiveQueue {
-    inner: Arc<SharedInner>,
-}
-
-impl SharedReceiveQueue {
-    pub(super) fn new(srq: OwnedSharedReceiveQueue<OpTag>, driver: Arc<DriverHandle>) -> Self {
-        let (srq, inflight) = (Lock::new(srq), Inflight::new(None));
-        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, _hub: driver }) }
-    }
-
-    /// Receives a message that arrives at any of its queue pairs.
-    pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L> {
-        Op::new(self.inner.clone(), OpRequest::Recv, memory)
-    }
-
-    pub(super) fn lock(
-        &self,
-        verb: &'static str,
-    ) -> crate::Result<Guard<'_, OwnedSharedReceiveQueue<OpTag>>> {
-        self.inner.srq.lock().ok_or_else(|| Error::forked(verb))
-    }
-
-    pub(super) fn inflight(&self) -> &Arc<Inflight> {
-        &self.inner.inflight
-    }
-}
-
-impl fmt::Debug for SharedReceiveQueue {
+impl<S: Locking> fmt::Debug for SharedReceiveQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.inner.srq.lock() {
             Some(srq) => srq.fmt(f),

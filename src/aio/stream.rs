@@ -2,8 +2,8 @@
 
 use super::cm::Listener;
 use super::inbox::{Inbox, Message};
+use super::locking::Locking;
 use super::op::OpError;
-use super::queue::RingToken;
 use crate::cm::ConnectRequest;
 use crate::owned::Buffer;
 use futures_core::{FusedStream, Stream};
@@ -11,7 +11,7 @@ use std::pin::Pin;
 use std::task::{Context, Poll};
 
 /// Ends after the error that says why no more messages come.
-impl<S: RingToken> Stream for Inbox<S> {
+impl<S: Locking> Stream for Inbox<S> {
     type Item = Result<Message, OpError<Buffer>>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
@@ -22,7 +22,7 @@ impl<S: RingToken> Stream for Inbox<S> {
     }
 }
 
-impl<S: RingToken> FusedStream for Inbox<S> {
+impl<S: Locking> FusedStream for Inbox<S> {
     fn is_terminated(&self) -> bool {
         self.is_over()
     }

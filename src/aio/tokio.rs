@@ -5,11 +5,13 @@
 //! round of the event loop, waking a task of the same thread does not.
 
 use super::cm::EventChannel;
-use super::driver::{CompletionQueue, Driver, Readiness};
+use super::driver::{CompletionQueue, Driver, Readiness, Worker};
 use crate::context::Context;
+use crate::cq::CqBuilder;
 use crate::error::{Error, Result};
 use crate::events::async_event::AsyncEvent;
 use crate::memory::fork::OwnedHere;
+use crate::pd::Exclusive;
 use crate::qp::{Endpoint, Handshake, QpControl};
 use rustix::io::Errno;
 use std::future::{Future, poll_fn};
@@ -101,9 +103,40 @@ impl CompletionQueue {
     ///
     /// Outside of a runtime, or in one without `enable_io`.
     pub fn spawn(context: &Context, cqe: u32) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
+        CompletionQueue::spawn_built(context.cq_builder(cqe))
+    }
+
+    /// As [`spawn`](Self::spawn), for a queue that `builder` describes; see [`build`](Self::build).
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build).
+    ///
+    /// # Panics
+    ///
+    /// As [`spawn`](Self::spawn).
+    pub fn spawn_built(builder: CqBuilder) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
         let (cq, driver): (_, Driver<Registered>) =
-            CompletionQueue::new(context, cqe, Registered::new)?;
+            CompletionQueue::build(builder, Registered::new)?;
         Ok((cq, tokio::spawn(driver)))
+    }
+}
+
+impl Worker {
+    /// Starts on this thread, and spawns the driver on the current
+    /// [`LocalSet`](tokio::task::LocalSet). The join handle returns why the driver ended.
+    ///
+    /// # Errors
+    ///
+    /// Those of [`start`](Self::start).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a `LocalSet`, or in a runtime without `enable_io`.
+    #[allow(clippy::type_complexity, reason = "a queue, and a task that ends with a result")]
+    pub fn spawn_local(self) -> Result<(CompletionQueue<Exclusive>, JoinHandle<Result<()>>)> {
+        let (cq, driver) = self.start(Registered::new)?;
+        Ok((cq, tokio::task::spawn_local(driver)))
     }
 }
 

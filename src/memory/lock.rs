@@ -2,24 +2,41 @@
 //!
 //! Only the thread that forked goes on in a child: what another thread had locked at that moment
 //! stays locked there for ever, and may be changed by half. Everything that the library locks is in
-//! one of the two types below; `tests/locks.rs` finds whatever else is used.
+//! one of the types below; `tests/locks.rs` finds whatever else is used.
 
 use super::fork::Epoch;
 use super::sync::{Mutex, MutexGuard};
+use std::cell::{RefCell, RefMut};
 use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ops::{Deref, DerefMut};
 use std::sync::{PoisonError, TryLockError};
 
+/// A value of this process that one caller at a time gets at: behind a [`Lock`], or in a [`LocalLock`].
+pub trait AnyLock<T> {
+    /// Gives access to the value.
+    type Guard<'l>: DerefMut<Target = T>
+    where
+        Self: 'l;
+
+    fn new(value: T) -> Self;
+
+    /// The value; `None` in a child of the process that made this.
+    fn lock(&self) -> Option<Self::Guard<'_>>;
+
+    /// As [`lock`](Self::lock), without locking: the borrow is exclusive.
+    fn get_mut(&mut self) -> Option<&mut T>;
+}
+
 /// A value of this process, one thread at a time. Children of a fork do not get at it.
-pub(crate) struct Lock<T> {
+pub struct Lock<T> {
     value: Mutex<ManuallyDrop<T>>,
     /// `None` where the kernel could not say which process this is: then nobody gets at it.
     epoch: Option<Epoch>,
 }
 
 /// The value behind a [`Lock`], for as long as this is held.
-pub(crate) struct Guard<'l, T>(MutexGuard<'l, ManuallyDrop<T>>);
+pub struct Guard<'l, T>(MutexGuard<'l, ManuallyDrop<T>>);
 
 impl<T> Lock<T> {
     pub(crate) fn new(value: T) -> Self {
@@ -38,6 +55,58 @@ impl<T> Lock<T> {
     /// As [`lock`](Self::lock), without locking: the borrow is exclusive.
     pub(crate) fn get_mut(&mut self) -> Option<&mut T> {
         self.is_here().then(|| &mut **self.value.get_mut().unwrap_or_else(PoisonError::into_inner))
+    }
+}
+
+impl<T> AnyLock<T> for Lock<T> {
+    type Guard<'l>
+        = Guard<'l, T>
+    where
+        T: 'l;
+
+    fn new(value: T) -> Self {
+        Lock::new(value)
+    }
+
+    fn lock(&self) -> Option<Guard<'_, T>> {
+        self.lock()
+    }
+
+    fn get_mut(&mut self) -> Option<&mut T> {
+        self.get_mut()
+    }
+}
+
+/// A value of one thread, which borrows it for a moment at a time: no other thread can name it, because the
+/// cell is not `Sync`. Children of a fork do not get at it.
+#[derive(Debug)]
+pub struct LocalLock<T> {
+    value: RefCell<T>,
+    /// `None` where the kernel could not say which process this is: then nobody gets at it.
+    epoch: Option<Epoch>,
+}
+
+impl<T> AnyLock<T> for LocalLock<T> {
+    type Guard<'l>
+        = RefMut<'l, T>
+    where
+        T: 'l;
+
+    fn new(value: T) -> Self {
+        LocalLock { value: RefCell::new(value), epoch: Epoch::current().ok() }
+    }
+
+    /// The value; `None` in a child of the process that made this. The library runs no code of the program
+    /// while it has the value, so that nobody finds it borrowed: a [`Lock`] would wait for itself.
+    #[inline]
+    fn lock(&self) -> Option<RefMut<'_, T>> {
+        let is_here = self.epoch.is_some_and(|epoch| !epoch.is_over());
+        if is_here { self.value.try_borrow_mut().ok() } else { None }
+    }
+
+    fn get_mut(&mut self) -> Option<&mut T> {
+        let is_here = self.epoch.is_some_and(|epoch| !epoch.is_over());
+        is_here.then(|| self.value.get_mut())
     }
 }
 
@@ -136,6 +205,15 @@ mod tests {
         let tried = TryLock::new(7);
         in_child_while_held(|| tried.try_lock(), || assert!(tried.try_lock().is_none()));
         in_child(|| assert_eq!(tried.try_lock().as_deref(), Some(&7)));
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_child_does_not_get_at_what_its_parents_thread_alone_used() {
+        let mut local = <LocalLock<u32> as AnyLock<u32>>::new(7);
+        in_child(|| assert!(local.lock().is_none() && local.get_mut().is_none()));
+        assert_eq!(local.lock().as_deref(), Some(&7));
+        assert!(local.lock().is_some_and(|_held| local.lock().is_none()), "one borrow at a time");
     }
 
     /// The child says what it dropped by the way it ends: a panic.

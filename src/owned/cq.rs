@@ -169,6 +169,86 @@ impl<T> OwnedCompletionQueue<T> {
         self.take_over(qp, Some(srq))
     }
 
+    /// Takes over a shared receive queue of an [XRC domain](crate::XrcDomain), which was created with this queue.
+    /// The completions of its receives give the memory back here, whichever [target](crate::XrcTarget) a message
+    /// came to; [`Outcome::qpn`] tells which. A target has nothing that could be taken over, and an
+    /// initiator is [adopted](Self::adopt) as any queue pair.
+    ///
+    /// Dropping the shared receive queue discards the completions that were not polled, and frees what it was
+    /// lent.
+    ///
+    /// ```no_run
+    /// # use uverbs::{Context, ProtectionDomain, XrcDomain, owned::*};
+    /// # fn f(context: &Context, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let mut cq = OwnedCompletionQueue::new(context.cq_builder(256).build()?);
+    /// let mut srq = cq.adopt_srq(pd.srq_builder(64).xrc(xrcd, cq.queue()).build()?)?;
+    /// let target = xrcd.create_target()?;
+    /// let mut batch = srq.batch()?;
+    /// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
+    /// batch.ring();
+    /// # let _ = target; Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the queue is of no XRC domain, completes elsewhere, was posted to, or holds more receives than
+    /// this queue has room for besides the completions of others. The shared receive queue is destroyed then.
+    pub fn adopt_srq(
+        &mut self,
+        srq: crate::SharedReceiveQueue,
+    ) -> Result<OwnedSharedReceiveQueue<T>>
+    where
+        T: Send + 'static,
+    {
+        const VERB: &str = "adopt_srq";
+        srq.inner.file().check_fork(VERB)?;
+        self.forget_closed();
+        let Some((cq, member)) = srq.xrc() else {
+            let detail = format!("{srq:?} is of no XRC domain, and has no completions of its own");
+            return Err(Error::invalid(VERB, detail));
+        };
+        let number = member.number().filter(|_| Arc::ptr_eq(cq, &self.cq.inner));
+        let (Some(number), member) = (number, member.clone()) else {
+            let detail = format!("the receives of {srq:?} complete to another queue");
+            return Err(Error::invalid(VERB, detail));
+        };
+        OwnedSharedReceiveQueue::of_xrc(srq, |loans| {
+            let spare = self.spare_with(VERB, loans.len() as u64)?;
+            let sends = self.qps.no_loans();
+            let adopted = self.qps.new_qp((number, member, None), sends, loans.clone(), 0);
+            self.qps.add(adopted.clone());
+            (self.spare, self.spare_left) = (spare, spare);
+            Ok(adopted)
+        })
+    }
+
+    /// Takes closed queue pairs out of the map.
+    fn forget_closed(&mut self) {
+        self.give_back_forgotten();
+        // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
+        // after this line counts once more.
+        let closed = self.qps.take_closed();
+        if !closed.is_empty() && self.poll_into_backlog().is_ok() {
+            self.qps.remove_closed(closed);
+        }
+    }
+
+    /// How many entries are spare with `more` completions that may be there at once.
+    fn spare_with(&self, verb: &'static str, more: u64) -> Result<u32> {
+        let (needed, capacity) = (self.qps.needed() + more, self.cq.capacity());
+        match u64::from(capacity).checked_sub(needed) {
+            Some(spare) => Ok(spare as u32),
+            None => Err(Error::invalid(
+                verb,
+                format!(
+                    "the completion queue has room for {capacity} completions, and its queue pairs \
+                     may have {needed}: create it larger"
+                ),
+            )),
+        }
+    }
+
     fn take_over<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,
@@ -177,13 +257,7 @@ impl<T> OwnedCompletionQueue<T> {
         if let Err(error) = qp.qp.file().check_fork(VERB) {
             return Err(error.with(qp));
         }
-        self.give_back_forgotten();
-        // Completions of closed queue pairs are in the queue until it is polled. A queue pair that is closed
-        // after this line counts once more.
-        let closed = self.qps.take_closed();
-        if !closed.is_empty() && self.poll_into_backlog().is_ok() {
-            self.qps.remove_closed(closed);
-        }
+        self.forget_closed();
         let (number, domain, spare) = match self.check(&qp, srq) {
             Ok(fits) => fits,
             Err(error) => return Err(error.with(qp)),
@@ -243,16 +317,9 @@ impl<T> OwnedCompletionQueue<T> {
         qp.check_fresh(VERB)?;
         let caps = qp.caps();
         let own = u64::from(caps.max_send_wr) + u64::from(caps.max_recv_wr);
-        let needed =
-            self.qps.needed() + own + srq.map_or(0, |srq| self.qps.needed_for(srq.loans()));
-        let capacity = self.cq.capacity();
-        match u64::from(capacity).checked_sub(needed) {
-            Some(spare) => Ok((number, pd.kernel.clone(), spare as u32)),
-            None => invalid(format!(
-                "the completion queue has room for {capacity} completions, and its queue pairs \
-                 may have {needed}: create it larger"
-            )),
-        }
+        let shared = srq.map_or(0, |srq| self.qps.needed_for(srq.loans()));
+        let spare = self.spare_with(VERB, own + shared)?;
+        Ok((number, pd.kernel.clone(), spare))
     }
 
     /// Polls: returns an iterator over the requests that are over.

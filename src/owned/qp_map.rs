@@ -11,7 +11,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-/// A queue pair that a completion queue adopted.
+/// A queue pair that a completion queue adopted, or a shared receive queue of an XRC domain.
 #[derive(Debug)]
 pub(super) struct AdoptedQp<T> {
     /// The number by which completions name the queue pair: its user index on mlx5, its QPN on rxe.
@@ -124,6 +124,11 @@ impl<T> QpMap<T> {
     /// An entry that takes nothing back.
     pub(super) fn missing(&self) -> &QpEntry<T> {
         &self.missing
+    }
+
+    /// A table for what sends nothing.
+    pub(super) fn no_loans(&self) -> Loans<T> {
+        self.no_loans.clone()
     }
 
     #[inline(always)]

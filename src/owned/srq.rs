@@ -1,6 +1,7 @@
 //! Shared receive queues whose receives take their memory.
 
 use super::lending::{Loans, QueueLender};
+use super::qp_map::AdoptedQp;
 use super::queue::OwnedRecvBatch;
 use crate::error::{Error, Result};
 use crate::memory::loan_table::RECV;
@@ -28,10 +29,26 @@ use std::sync::Arc;
 /// batch.ring();
 /// # let _ = qp; Ok(()) }
 /// ```
+///
+/// A queue of an [XRC domain](crate::XrcDomain) completes by itself, and is taken over by its
+/// [completion queue](super::OwnedCompletionQueue::adopt_srq).
 pub struct OwnedSharedReceiveQueue<T> {
     srq: SharedReceiveQueue,
     lender: QueueLender<T>,
+    /// Of a queue of an XRC domain; dropped after the kernel's queue was destroyed.
+    _adopted: Option<Adopted<T>>,
 }
+
+/// The entry of a queue of an XRC domain in the map of its completion queue.
+struct Adopted<T>(Arc<AdoptedQp<T>>);
+
+impl<T> Drop for Adopted<T> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+const VERB: &str = "adopt_srq";
 
 impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
     /// Takes over `srq`. Memory that is lent to its receives is freed when the queue and all its queue
@@ -39,14 +56,30 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a queue of an XRC domain, whose receives complete on XRC targets, and for a queue that
-    /// was posted to: the `wr_id` of such a receive may equal that of a later one which lends memory. And
+    /// `EINVAL` for a queue of an XRC domain, which its completion queue
+    /// [adopts](super::OwnedCompletionQueue::adopt_srq), and for a queue that was posted to: the `wr_id` of such a receive may equal that of a later one which lends memory. And
     /// the errors of [`query`](SharedReceiveQueue::query).
     pub fn new(srq: SharedReceiveQueue) -> Result<Self> {
-        const VERB: &str = "adopt_srq";
         if srq.number().is_some() {
-            return Err(Error::invalid(VERB, format!("{srq:?} is of an XRC domain")));
+            let detail = format!("{srq:?} is of an XRC domain: its completion queue adopts it");
+            return Err(Error::invalid(VERB, detail));
         }
+        let lender = OwnedSharedReceiveQueue::lender(&srq)?;
+        Ok(OwnedSharedReceiveQueue { srq, lender, _adopted: None })
+    }
+
+    /// A queue of an XRC domain, whose completion queue knows it as what `adopt` makes of its loan table.
+    pub(super) fn of_xrc(
+        srq: SharedReceiveQueue,
+        adopt: impl FnOnce(&Loans<T>) -> Result<Arc<AdoptedQp<T>>>,
+    ) -> Result<Self> {
+        // Messages to XRC targets have no global route header.
+        let lender = OwnedSharedReceiveQueue::lender(&srq)?.with_datagrams(false);
+        let adopted = Some(Adopted(adopt(lender.loans())?));
+        Ok(OwnedSharedReceiveQueue { srq, lender, _adopted: adopted })
+    }
+
+    fn lender(srq: &SharedReceiveQueue) -> Result<QueueLender<T>> {
         if !srq.is_fresh() {
             let detail = format!("{srq:?} was posted to before it was taken over: make another");
             return Err(Error::invalid(VERB, detail));
@@ -55,7 +88,7 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
         let lender = QueueLender::shared(depth, RECV, srq.domain());
         // It was never set: a queue is taken over once.
         let _ = srq.inner.lent.set(Arc::new(lender.loans().clone()));
-        Ok(OwnedSharedReceiveQueue { srq, lender })
+        Ok(lender)
     }
 }
 

@@ -1,6 +1,6 @@
 //! The memory of requests is freed, whatever is dropped first, and in whichever thread.
 
-use super::futures::{Futures, cx};
+use super::futures::{Futures, Kind, cx, for_each_kind};
 use super::owned::Owned;
 use crate::aio::{OpError, OpErrorKind};
 use crate::owned::SharedBuffer;
@@ -12,11 +12,15 @@ use std::sync::mpsc::channel;
 use std::task::Poll;
 use std::thread;
 
+for_each_kind! {
+    a_future_dropped_at_any_step_frees_its_memory
+    queue_driver_and_futures_can_be_dropped_in_any_order
+}
+
 /// Before it is polled, while it waits for room, when it is posted, and when it is over: each time the buffer
 /// goes back to the pool when the device is done with it.
-#[test]
-fn a_future_dropped_at_any_step_frees_its_memory() {
-    let mut futures = Futures::new();
+fn a_future_dropped_at_any_step_frees_its_memory<S: Kind>() {
+    let mut futures = Futures::<S>::of();
     let room = futures.qp.caps().max_send_wr as usize;
     let all = futures.pool.idle();
 
@@ -61,10 +65,9 @@ fn a_future_dropped_at_any_step_frees_its_memory() {
     assert!(last.is_posted());
 }
 
-#[test]
-fn queue_driver_and_futures_can_be_dropped_in_any_order() {
+fn queue_driver_and_futures_can_be_dropped_in_any_order<S: Kind>() {
     for driver_first in [false, true] {
-        let futures = Futures::new();
+        let futures = Futures::<S>::of();
         let Futures { bench, pool, driver, cq, qp, .. } = futures;
         let mut posted = [qp.send(pool.take().unwrap()), qp.recv(pool.take().unwrap())];
         for op in &mut posted {

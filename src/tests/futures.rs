@@ -1,11 +1,16 @@
 //! Requests as futures, on the scripted kernel, in an event loop that the test drives.
 
 use super::{Bench, wc};
-use crate::aio::{CompletionQueue, Driver, Message, OpError, OpErrorKind, QueuePair, Readiness};
+use crate::aio::{
+    CompletionQueue, Driver, Locking, Message, OpError, OpErrorKind, QueuePair, Readiness, Worker,
+};
 use crate::memory::region::StableBytes;
 use crate::owned::{BufferPool, RegionSlice};
 use crate::uverbs::scripted::{Op, Role};
-use crate::{Access, Errno, Exclusive, QpState, QpType, Result, RingError, WcOpcode, WcStatus};
+use crate::{
+    Access, Errno, Exclusive, PostError, ProtectionDomain, QpState, QpType, Result, Shared,
+    WcOpcode, WcStatus,
+};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -14,7 +19,7 @@ use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
 use std::task::{Context, Poll, Waker};
 use std::time::Duration;
-use uverbs_uapi::object::UVERBS_OBJECT_CQ;
+use uverbs_uapi::object::{UVERBS_OBJECT_CQ, UVERBS_OBJECT_SRQ};
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 /// An event loop that reports the file as readable when the test says so.
@@ -38,12 +43,13 @@ impl Readiness for Watched {
     }
 }
 
-pub(crate) struct Futures {
+pub(crate) struct Futures<S: Kind = Shared> {
     pub(crate) bench: Bench,
+    pub(crate) pd: ProtectionDomain<S>,
     pub(crate) pool: BufferPool,
-    pub(crate) driver: Driver<Watched>,
-    pub(crate) cq: CompletionQueue,
-    pub(crate) qp: QueuePair,
+    pub(crate) driver: Driver<Watched, S>,
+    pub(crate) cq: CompletionQueue<S>,
+    pub(crate) qp: QueuePair<S>,
     /// The kernel's completion queue.
     handle: u32,
 }
@@ -52,19 +58,80 @@ pub(crate) fn cx() -> Context<'static> {
     Context::from_waker(Waker::noop())
 }
 
+/// The kinds of futures: those of any thread, and those of one.
+pub(crate) trait Kind: Locking {
+    /// A protection domain, a completion queue and its driver.
+    fn make(bench: &Bench) -> Made<Self>;
+}
+
+type Made<S> = (ProtectionDomain<S>, CompletionQueue<S>, Driver<Watched, S>);
+
+impl Kind for Shared {
+    fn make(bench: &Bench) -> Made<Shared> {
+        let made = CompletionQueue::new(&bench.context, 64, |_| Ok(Watched::default()));
+        let (cq, driver) = made.unwrap();
+        (ProtectionDomain::of(bench.pd.inner.clone()), cq, driver)
+    }
+}
+
+impl Kind for Exclusive {
+    fn make(bench: &Bench) -> Made<Exclusive> {
+        let td = bench.context.alloc_td().unwrap();
+        let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+        let worker = Worker::new(td, bench.context.cq_builder(64)).unwrap();
+        let (cq, driver) = worker.start(|_| Ok(Watched::default())).unwrap();
+        (ProtectionDomain::of(domain.inner.clone()), cq, driver)
+    }
+}
+
+/// Each test once for futures of any thread, and once for those of one.
+macro_rules! for_each_kind {
+    ($($test:ident)*) => {
+        mod shared {
+            $(#[test] fn $test() { super::$test::<crate::Shared>(); })*
+        }
+
+        mod exclusive {
+            $(#[test] fn $test() { super::$test::<crate::Exclusive>(); })*
+        }
+    };
+}
+pub(crate) use for_each_kind;
+
+for_each_kind! {
+    futures_fail_when_the_device_is_gone
+    a_request_that_the_kernel_refuses_to_send_is_flushed
+    an_inbox_deeper_than_the_queue_keeps_it_full
+    a_message_shows_no_byte_that_did_not_arrive
+    a_datagram_without_a_header_lies_behind_zeros
+    an_inbox_of_a_broken_connection_repeats_its_error
+    a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody
+}
+
 impl Futures {
     pub(crate) fn new() -> Futures {
+        Futures::of()
+    }
+}
+
+impl<S: Kind> Futures<S> {
+    pub(crate) fn of() -> Futures<S> {
         let bench = Bench::new();
         let pool = bench.pd.buffer_pool_builder(64).count(64).build().unwrap();
-        let (cq, driver) =
-            CompletionQueue::new(&bench.context, 64, |_| Ok(Watched(Arc::default()))).unwrap();
+        let (pd, cq, driver) = S::make(&bench);
         let mut cqs = bench.script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_CQ);
         let (_, handle) = cqs.next_back().unwrap();
-        let qp =
-            cq.create_qp(&bench.pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4)).unwrap();
-        qp.qp.set_state(QpState::RTS);
-        bench.script.set_qp_state(qp.handle(), QpState::RTS.0);
-        Futures { bench, pool, driver, cq, qp, handle }
+        let qp = cq
+            .create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4).max_inline_data(8))
+            .unwrap();
+        let mut futures = Futures { bench, pd, pool, driver, cq, qp, handle };
+        futures.bring_up();
+        futures
+    }
+
+    fn bring_up(&mut self) {
+        self.qp.qp.set_state(QpState::RTS);
+        self.bench.script.set_qp_state(self.qp.handle(), QpState::RTS.0);
     }
 
     /// Completes the oldest request of a queue, and polls the driver.
@@ -83,9 +150,8 @@ impl Futures {
 }
 
 /// The kernel neither sends the requests nor flushes them.
-#[test]
-fn futures_fail_when_the_device_is_gone() {
-    let futures = Futures::new();
+fn futures_fail_when_the_device_is_gone<S: Kind>() {
+    let futures = Futures::<S>::of();
     let (mut sent, mut received) = (
         futures.qp.send(futures.pool.take().unwrap()),
         futures.qp.recv(futures.pool.take().unwrap()),
@@ -106,9 +172,8 @@ fn futures_fail_when_the_device_is_gone() {
 }
 
 /// The device is still there, and flushes what is posted.
-#[test]
-fn a_request_that_the_kernel_refuses_to_send_is_flushed() {
-    let mut futures = Futures::new();
+fn a_request_that_the_kernel_refuses_to_send_is_flushed<S: Kind>() {
+    let mut futures = Futures::<S>::of();
     futures.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
     let mut sent = futures.qp.send(futures.pool.take().unwrap());
     assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
@@ -120,9 +185,8 @@ fn a_request_that_the_kernel_refuses_to_send_is_flushed() {
     assert!(error.memory.is_some());
 }
 
-#[test]
-fn an_inbox_deeper_than_the_queue_keeps_it_full() {
-    let mut futures = Futures::new();
+fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {
+    let mut futures = Futures::<S>::of();
     let room = futures.qp.caps().max_recv_wr as usize;
     let mut inbox = futures.qp.inbox(&futures.pool, 2 * room);
     assert_eq!(inbox.refill(&mut cx()), room);
@@ -139,9 +203,8 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full() {
 }
 
 /// Whatever an earlier holder left in the buffer, and whatever length the completion reports.
-#[test]
-fn a_message_shows_no_byte_that_did_not_arrive() {
-    let mut futures = Futures::new();
+fn a_message_shows_no_byte_that_did_not_arrive<S: Kind>() {
+    let mut futures = Futures::<S>::of();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
     let mut inbox = futures.qp.inbox(&pool, 1);
@@ -161,15 +224,12 @@ fn a_message_shows_no_byte_that_did_not_arrive() {
 }
 
 /// Where the device writes no header.
-#[test]
-fn a_datagram_without_a_header_lies_behind_zeros() {
-    let mut futures = Futures::new();
+fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
+    let mut futures = Futures::<S>::of();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
-    let pd = &futures.bench.pd;
-    futures.qp = futures.cq.create_qp(pd, QpType::UD, |qp| qp.max_recv_wr(4)).unwrap();
-    futures.qp.qp.set_state(QpState::RTS);
-    futures.bench.script.set_qp_state(futures.qp.handle(), QpState::RTS.0);
+    futures.qp = futures.cq.create_qp(&futures.pd, QpType::UD, |qp| qp.max_recv_wr(4)).unwrap();
+    futures.bring_up();
     let mut inbox = futures.qp.inbox(&pool, 1);
     assert_eq!(inbox.refill(&mut cx()), 1);
     let opcode = WcOpcode::RECV.0;
@@ -179,9 +239,8 @@ fn a_datagram_without_a_header_lies_behind_zeros() {
 }
 
 /// However often it is polled.
-#[test]
-fn an_inbox_of_a_broken_connection_repeats_its_error() {
-    let mut futures = Futures::new();
+fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
+    let mut futures = Futures::<S>::of();
     let mut inbox = futures.qp.inbox(&futures.pool, 3);
     assert_eq!(inbox.refill(&mut cx()), 3);
     #[cfg(feature = "stream")]
@@ -221,18 +280,80 @@ fn an_inbox_of_a_broken_connection_repeats_its_error() {
 
 #[test]
 fn a_queue_pair_of_another_thread_domain_is_refused() {
-    let futures = Futures::new();
-    let Futures { bench, cq, .. } = &futures;
-    let (td, other) = (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
-    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
-    let make = |td| cq.create_exclusive_qp(&domain, &Arc::new(Mutex::new(td)), QpType::RC, |qp| qp);
-    let error = make(other).unwrap_err();
+    let futures = Futures::<Exclusive>::of();
+    let Futures { bench, cq, pd, .. } = &futures;
+    let other = bench.context.alloc_td().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&other).build().unwrap();
+    let error = cq.create_qp(&domain, QpType::RC, |qp| qp).unwrap_err();
     assert!(error.errno() == Errno::INVAL && error.message().contains("thread domain"), "{error}");
-    make(td).unwrap();
+    cq.create_qp(pd, QpType::RC, |qp| qp).unwrap();
+}
+
+/// With its queue pairs, as one value.
+#[test]
+fn a_worker_moves_to_its_thread() {
+    let bench = Bench::new();
+    let td = bench.context.alloc_td().unwrap();
+    let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let worker = Worker::new(td, bench.context.cq_builder(64)).unwrap();
+    let make = |cq| domain.qp_builder(cq, cq, QpType::RC).max_send_wr(4).build().unwrap();
+    let (qp, elsewhere) = (make(worker.queue()), make(&bench.cq));
+    let pool = domain.buffer_pool_builder(64).build().unwrap();
+    let (script, before) = (bench.script.clone(), pool.idle());
+    let mine = (worker, qp, elsewhere, pool.clone());
+    std::thread::spawn(move || {
+        let (worker, qp, elsewhere, pool) = mine;
+        let cq_handle = worker.queue().handle();
+        let (cq, mut driver) = worker.start(|_| Ok(Watched::default())).unwrap();
+        let failed = cq.adopt(elsewhere).unwrap_err();
+        assert_eq!((failed.error.errno(), failed.object.is_some()), (Errno::INVAL, true));
+        let qp = cq.adopt(qp).unwrap();
+        qp.qp.set_state(QpState::RTS);
+        script.set_qp_state(qp.handle(), QpState::RTS.0);
+        let mut sent = qp.send(pool.take().unwrap());
+        assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+        let request = script.take(qp.handle(), Role::Send).expect("a request");
+        let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        assert!(script.complete(cq_handle, wc(qp.qpn().0, wr_id)));
+        assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+        assert!(matches!(Pin::new(&mut sent).poll(&mut cx()), Poll::Ready(Ok(_))));
+    })
+    .join()
+    .unwrap();
+    assert_eq!(pool.idle(), before);
+}
+
+/// The completion comes after the place of the queue pair in the table was given to another.
+fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    let qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp);
+    futures.qp = qp.unwrap();
+    futures.bring_up();
+    let all = futures.pool.idle();
+    let mut received = srq.recv(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+    let request = futures.bench.script.take(srq_handle(&futures.bench), Role::Recv).unwrap();
+    let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+    // The future goes, the queue with its last handle, and its place to the next.
+    drop((received, srq));
+    let next = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    let mut waits = next.recv(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut waits).poll(&mut cx()).is_pending());
+    assert_eq!(futures.pool.idle(), all - 2);
+    assert!(futures.bench.script.complete(futures.handle, wc(futures.qp.qpn().0, wr_id)));
+    assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+    assert!(Pin::new(&mut waits).poll(&mut cx()).is_pending(), "it is another's");
+    assert_eq!(futures.pool.idle(), all - 1);
+}
+
+fn srq_handle(bench: &Bench) -> u32 {
+    let mut live = bench.script.live().into_iter();
+    live.rfind(|(kind, _)| *kind == UVERBS_OBJECT_SRQ).unwrap().1
 }
 
 /// Memory that sends a message when it is dropped, by a queue pair that it holds.
-struct Farewell(Box<[u8]>, Arc<Mutex<Option<QueuePair<Exclusive>>>>);
+struct Farewell(Box<[u8]>, Arc<Mutex<Option<QueuePair>>>);
 
 // SAFETY: the box owns its bytes alone, and they stay as long as it does.
 #[allow(unsafe_code)]
@@ -257,27 +378,16 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
     let (told, heard) = channel();
     std::thread::spawn(move || {
         let futures = Futures::new();
-        let Futures { bench, cq, .. } = &futures;
-        let (td, mut other) =
-            (bench.context.alloc_td().unwrap(), bench.context.alloc_td().unwrap());
-        let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
-        let token = Arc::new(Mutex::new(td));
-        let qp = cq
-            .create_exclusive_qp(&domain, &token, QpType::RC, |qp| {
-                qp.max_send_wr(4).max_recv_wr(4).max_inline_data(8)
-            })
-            .unwrap();
-        qp.qp.set_state(QpState::RTS);
-        bench.script.set_qp_state(qp.handle(), QpState::RTS.0);
+        let Futures { bench, qp, .. } = &futures;
         let memory = Farewell(Box::new([0; 64]), Arc::new(Mutex::new(Some(qp.clone()))));
-        let region = Arc::new(bench.pd.register(memory, Access::LOCAL_WRITE).unwrap());
+        // Of another protection domain.
+        let foreign = bench.context.alloc_pd().unwrap();
+        let region = Arc::new(foreign.register(memory, Access::LOCAL_WRITE).unwrap());
         let mut sent = qp.send(RegionSlice::new(&region, ..).unwrap());
         drop(region);
-        // The program replaces the thread domain behind the mutex.
-        std::mem::swap(&mut *token.lock().unwrap(), &mut other);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         let OpError { memory, kind } = end.unwrap_err();
-        assert_eq!(kind, OpErrorKind::Post(RingError::ForeignThreadDomain.into()));
+        assert_eq!(kind, OpErrorKind::Post(PostError::ForeignMemory));
         assert!(memory.is_some());
         drop(memory);
         told.send(()).unwrap();

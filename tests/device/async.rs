@@ -9,11 +9,12 @@ use crate::tasks::{BUFFERS, DEPTH, Half, ask, both, echo_back, pair, run};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::future::Future;
 use std::pin::{Pin, pin};
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 use std::task::Poll;
 use tokio::net::TcpListener;
-use uverbs::aio::CompletionQueue;
+use tokio::task::LocalSet;
 use uverbs::aio::tokio::{Events, accept, connect, within};
+use uverbs::aio::{CompletionQueue, Worker};
 use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![
@@ -31,6 +32,7 @@ trials![
     handshake_over_tcp_connects,
     many_senders_reach_one_srq,
     each_worker_rings_its_own_thread_domain,
+    a_workers_requests_wait_for_room_in_order,
 ];
 
 fn echo_comes_back() -> Verdict {
@@ -383,23 +385,30 @@ fn many_senders_reach_one_srq() -> Verdict {
     })
 }
 
+/// Runs what is tied to its thread.
+fn on_one_thread(test: impl Future<Output = Verdict>) -> Verdict {
+    run(0, async { LocalSet::new().run_until(test).await })
+}
+
+/// Domain, token, completion queue and a queue pair of each worker move to its thread as one value.
 fn each_worker_rings_its_own_thread_domain() -> Verdict {
-    run(2, async {
-        let context = env::open()?;
-        let index = gid(&context)?.index;
-        let mut workers = Vec::new();
-        for _ in 0..2 {
-            let context = context.clone();
-            workers.push(tokio::spawn(async move {
-                let td = context.alloc_td()?;
-                let pd = context.alloc_pd()?;
-                let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-                let td = Arc::new(Mutex::new(td));
-                let (cq, _) = CompletionQueue::spawn(&context, 128)?;
-                let pool = pd.buffer_pool_builder(64).build()?;
-                let make =
-                    || cq.create_exclusive_qp(&domain, &td, QpType::RC, |qp| qp.max_recv_wr(4));
-                let (one, other) = (make()?, make()?);
+    let context = env::open()?;
+    let index = gid(&context)?.index;
+    let mut workers = Vec::new();
+    for _ in 0..2 {
+        let td = context.alloc_td()?;
+        let pd = context.alloc_pd()?;
+        let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+        let worker = Worker::new(td, context.cq_builder(128))?;
+        let qp = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC).build()?;
+        let mine = (domain, worker, qp);
+        workers.push(std::thread::spawn(move || {
+            let (domain, worker, qp) = mine;
+            on_one_thread(async {
+                let pool = domain.buffer_pool_builder(64).build()?;
+                let (cq, _driver) = worker.spawn_local()?;
+                let one = cq.adopt(qp).map_err(|failed| failed.error)?;
+                let other = cq.create_qp(&domain, QpType::RC, |qp| qp.max_recv_wr(4))?;
                 let (here, there) = (one.endpoint(PORT, index)?, other.endpoint(PORT, index)?);
                 one.handshake(&there)?;
                 other.handshake(&here)?;
@@ -413,12 +422,49 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
                     };
                     both(send, recv).await?;
                 }
-                Ok::<_, Stop>(())
-            }));
+                assert_eq!(cq.unmatched(), 0);
+                Ok(())
+            })
+        }));
+    }
+    for worker in workers {
+        worker.join().expect("a worker panicked")?;
+    }
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+/// More requests than the queue holds, posted by tasks of one thread.
+fn a_workers_requests_wait_for_room_in_order() -> Verdict {
+    const MESSAGES: u64 = 200;
+    let context = env::open()?;
+    let index = gid(&context)?.index;
+    on_one_thread(async {
+        let td = context.alloc_td()?;
+        let pd = context.alloc_pd()?;
+        let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+        let (cq, _driver) = Worker::new(td, context.cq_builder(128))?.spawn_local()?;
+        let srq = supported(cq.create_srq(&domain, 16, |srq| srq), Capability::Srq)?;
+        let pool = domain.buffer_pool_builder(64).count(MESSAGES as usize + 16).build()?;
+        let one = cq.create_qp(&domain, QpType::RC, |qp| qp.max_send_wr(4))?;
+        let other = cq.create_qp_on(&domain, QpType::RC, &srq, |qp| qp)?;
+        let (here, there) = (one.endpoint(PORT, index)?, other.endpoint(PORT, index)?);
+        one.handshake(&there)?;
+        other.handshake(&here)?;
+        let mut inbox = srq.inbox(&pool, 16);
+        let mut tasks = Vec::new();
+        for n in 0..MESSAGES {
+            let sent = one.send(pool.copy(&n.to_ne_bytes()).expect("a buffer"));
+            tasks.push(tokio::task::spawn_local(async move { sent.await.map(drop) }));
         }
-        for worker in workers {
-            worker.await??;
+        for n in 0..MESSAGES {
+            assert_eq!(inbox.next().await?.buffer[..], n.to_ne_bytes());
         }
+        for task in tasks {
+            task.await??;
+        }
+        drop((inbox, srq, one, other));
+        assert_eq!((pool.idle(), context.leaked()), (MESSAGES as usize + 16, 0));
         Ok(())
     })
 }

@@ -31,7 +31,7 @@ trials![
 const SECRET: &[u8] = b"the password is 12345";
 
 /// `first` says something, and then `second` writes as many bytes elsewhere and a word with them.
-async fn tell_and_write<S: uverbs::aio::RingToken>(
+async fn tell_and_write<S: uverbs::aio::Locking>(
     inbox: &mut Inbox<S>,
     (first, second): (&Half, &Half),
     target: &Half,

@@ -5,16 +5,21 @@ use crate::capability::Capability;
 use crate::env;
 use crate::events::GRACE;
 use crate::heir;
-use crate::pair::{PORT, gid, wait};
+use crate::pair::{PATIENCE, PORT, gid, wait};
 use crate::pattern;
+use crate::tasks::{both, run};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::path::PathBuf;
+use std::time::Instant;
+use tokio::task::LocalSet;
+use uverbs::aio::{self, Locking, Worker};
+use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue};
 use uverbs::{
     CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
-    ProtectionDomain, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr, SharedReceiveQueue,
-    SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
+    ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
+    SharedReceiveQueue, SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
 };
 
 trials![
@@ -35,6 +40,9 @@ trials![
     busy_domains_are_not_closed,
     destroyed_queues_complete_nothing,
     rounds_leave_nothing,
+    owned_receives_give_their_memory_back,
+    futures_receive_by_the_queues_number,
+    futures_of_one_thread_receive_by_the_queues_number,
 ];
 
 const BYTES: usize = 1 << 16;
@@ -596,4 +604,141 @@ fn rounds_leave_nothing() -> Verdict {
     assert_eq!(device.resources()?, idle);
     assert_eq!(context.leaked(), 0);
     Ok(())
+}
+
+/// Connects an initiator to a target.
+fn connect_halves(context: &Context, initiator: &QpControl, target: &XrcTarget) -> Verdict {
+    let index = gid(context)?.index;
+    let (from, to) = (initiator.endpoint(PORT, index)?, target.endpoint(PORT, index)?);
+    initiator.handshake(&to)?;
+    target.handshake(&from)?;
+    Ok(())
+}
+
+/// Waits for the next request that is over.
+fn next_of(cq: &mut OwnedCompletionQueue<u32>) -> Verdict<OwnedCompletion<u32>> {
+    let start = Instant::now();
+    loop {
+        if let Some(done) = cq.poll()?.next() {
+            return Ok(done);
+        }
+        if start.elapsed() > PATIENCE {
+            return Err(Stop::fail(format!("no completion after {PATIENCE:?}")));
+        }
+    }
+}
+
+/// Two queues of one completion queue take what each was sent, one after the other.
+fn owned_receives_give_their_memory_back() -> Verdict {
+    let context = context()?;
+    let pd = context.alloc_pd()?;
+    let xrcd = context.xrcd_builder().build()?;
+    let pool = pd.buffer_pool_builder(64).count(16).build()?;
+    let mut cq = OwnedCompletionQueue::new(context.cq_builder(64).build()?);
+    let other = context.cq_builder(64).build()?;
+    let plain = pd.srq_builder(4).build()?;
+    assert_eq!(cq.adopt_srq(plain).unwrap_err().errno(), Errno::INVAL);
+    let elsewhere = pd.srq_builder(4).xrc(&xrcd, &other).build()?;
+    assert_eq!(cq.adopt_srq(elsewhere).unwrap_err().errno(), Errno::INVAL);
+    let deep = pd.srq_builder(500).xrc(&xrcd, cq.queue()).build()?;
+    let error = cq.adopt_srq(deep).unwrap_err();
+    assert!(error.message().contains("larger"), "{error}");
+    let target = xrcd.create_target()?;
+    let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::XRC_INI).max_send_wr(8);
+    let mut initiator = cq.adopt(builder.build()?)?;
+    connect_halves(&context, &initiator, &target)?;
+    let mut queues = Vec::new();
+    for _ in 0..2 {
+        let srq = pd.srq_builder(4).xrc(&xrcd, cq.queue()).build()?;
+        queues.push(cq.adopt_srq(srq)?);
+    }
+    for (srq, tag) in queues.iter_mut().zip([10, 20]) {
+        let mut batch = srq.batch()?;
+        for more in 0..2 {
+            batch.push(pool.take().expect("a buffer"), tag + more)?;
+        }
+        batch.ring();
+    }
+    for (tag, queue, text) in [(20, 1, "to the second"), (10, 0, "to the first")] {
+        let number = queues[queue].queue().number().expect("it is of an XRC domain");
+        let mut batch = initiator.send_batch()?;
+        let buffer = pool.copy(text.as_bytes()).expect("a buffer");
+        batch.push(SendWr::send(&[]).to_srq(number), buffer, 1)?;
+        batch.ring()?;
+        let mut done = [next_of(&mut cq)?, next_of(&mut cq)?];
+        done.sort_by_key(|done| done.tag);
+        let [sent, received] = done;
+        assert_eq!((sent.tag, sent.outcome.status), (1, WcStatus::SUCCESS));
+        assert_eq!((received.tag, received.outcome.status), (tag, WcStatus::SUCCESS));
+        assert_eq!(received.outcome.qpn, target.qpn());
+        let filled = received.outcome.filled();
+        let buffer = received.memory.into_buffer().expect("a buffer");
+        assert_eq!(&buffer[..filled], text.as_bytes());
+    }
+    assert_eq!((pool.idle(), cq.unmatched()), (14, 0));
+    // Destroying a queue frees what it was lent, and makes room in the completion queue.
+    for _ in 0..40 {
+        queues.clear();
+        assert_eq!((pool.idle(), context.leaked()), (16, 0));
+        let srq = pd.srq_builder(4).xrc(&xrcd, cq.queue()).build()?;
+        queues.push(cq.adopt_srq(srq)?);
+        let mut batch = queues[0].batch()?;
+        batch.push(pool.take().expect("a buffer"), 7)?;
+        batch.ring();
+        assert_eq!(pool.idle(), 15);
+    }
+    drop((queues, initiator));
+    assert_eq!((pool.idle(), context.leaked()), (16, 0));
+    Ok(())
+}
+
+/// An initiator, a target and two queues, all futures of one completion queue.
+async fn exchange<S: Locking>(
+    context: &Context,
+    cq: &aio::CompletionQueue<S>,
+    pd: &ProtectionDomain<S>,
+) -> Verdict {
+    let xrcd = context.xrcd_builder().build()?;
+    let pool: BufferPool = pd.buffer_pool_builder(64).count(32).build()?;
+    let target = xrcd.create_target()?;
+    let initiator = cq.create_qp(pd, QpType::XRC_INI, |qp| qp.max_send_wr(4))?;
+    connect_halves(context, &initiator, &target)?;
+    let queues =
+        [cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?, cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?];
+    for (seed, srq) in (0..40u64).zip(queues.iter().cycle()) {
+        let number = srq.number().expect("it is of an XRC domain");
+        let received = srq.recv(pool.take().expect("a buffer"));
+        let text = pool.copy(&seed.to_ne_bytes()).expect("a buffer");
+        let sent = initiator.post(SendWr::send(&[]).to_srq(number), text);
+        let receive = async {
+            let received = received.await?;
+            assert_eq!(received.memory[..], seed.to_ne_bytes());
+            assert_eq!(received.outcome.qpn, target.qpn());
+            Ok(())
+        };
+        both(receive, async { Ok(sent.await.map(drop)?) }).await?;
+    }
+    assert_eq!(cq.unmatched(), 0);
+    drop((queues, initiator));
+    assert_eq!((pool.idle(), context.leaked()), (32, 0));
+    Ok(())
+}
+
+fn futures_receive_by_the_queues_number() -> Verdict {
+    run(2, async {
+        let context = context()?;
+        let (cq, _) = aio::CompletionQueue::spawn(&context, 128)?;
+        exchange(&context, &cq, &context.alloc_pd()?).await
+    })
+}
+
+fn futures_of_one_thread_receive_by_the_queues_number() -> Verdict {
+    let on_one_thread = async {
+        let context = context()?;
+        let (pd, td) = (context.alloc_pd()?, context.alloc_td()?);
+        let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
+        let (cq, _) = Worker::new(td, context.cq_builder(128))?.spawn_local()?;
+        exchange(&context, &cq, &domain).await
+    };
+    run(0, async { LocalSet::new().run_until(on_one_thread).await })
 }

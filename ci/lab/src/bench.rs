@@ -44,6 +44,8 @@ enum Suite {
     Mlx5Path,
     /// instructions that owned buffers add to requests of mlx5
     Mlx5Owned,
+    /// instructions that futures add to owned requests of mlx5, with a thread domain and without
+    Mlx5Futures,
     /// the control path: time and system calls
     Control,
     /// many objects: time and memory of each
@@ -136,6 +138,7 @@ impl BenchArguments {
             Suite::RxeFutures => return partial(futures::run(self)?),
             Suite::Mlx5Path => self.text(suite, &path::run(self)?),
             Suite::Mlx5Owned => self.text(suite, &owned::run(self)?),
+            Suite::Mlx5Futures => self.text(suite, &owned::run_futures(self)?),
             Suite::Control if self.calls => self.text(suite, &calls::run(self)?),
             Suite::Control => self.text(suite, &control::run(self)?),
             Suite::Scale => self.text(suite, &scale::run(self)?),
@@ -217,6 +220,7 @@ mod tests {
             Suite::RxeFutures,
             Suite::Mlx5Path,
             Suite::Mlx5Owned,
+            Suite::Mlx5Futures,
             Suite::Control,
             Suite::Scale,
             Suite::Size,

@@ -23,6 +23,7 @@ const EXAMPLES: &[&str] = &[
     "file_transfer",
     "key_value",
     "nvme_read",
+    "per_core",
     "per_thread",
     "pingpong",
     "records",
@@ -87,6 +88,7 @@ fn cases(device: DeviceName) -> Vec<Case> {
         alone("records", "records", DONE, "^sensor 3: mean 21.5 of 128 values"),
         alone("per_thread", "per_thread 3 2000", DONE, "^3 threads wrote 2000 times each")
             .then(&format!("grep -q \"{arena}\" printed")),
+        alone("per_core", "per_core 3 300", DONE, "^3 workers had 300 messages answered each"),
         alone("shared_var", "shared_var", var.0, var.1),
         alone("xrc_service", "xrc_service", xrc.0, xrc.1),
         alone("per_thread::many", "per_thread 16 100", DONE, "^16 threads wrote 100 times each"),

@@ -41,7 +41,7 @@ fn admit(inflight: &Inflight, waker: &Waker) -> u32 {
 #[test]
 fn a_future_polled_while_its_request_completes_is_woken() {
     loom::model(|| {
-        let inflight = Inflight::new(None);
+        let inflight = Inflight::<Shared>::new(None);
         let (task, waker) = task();
         let index = admit(&inflight, &waker);
         let theirs = inflight.clone();
@@ -62,7 +62,7 @@ fn a_future_polled_while_its_request_completes_is_woken() {
 #[test]
 fn a_future_dropped_while_its_request_completes_leaves_its_slot_free() {
     loom::model(|| {
-        let inflight = Inflight::new(None);
+        let inflight = Inflight::<Shared>::new(None);
         let (_, waker) = task();
         let index = admit(&inflight, &waker);
         let theirs = inflight.clone();
@@ -81,7 +81,7 @@ fn a_future_dropped_while_its_request_completes_leaves_its_slot_free() {
 #[test]
 fn a_future_that_finds_the_queue_full_is_woken() {
     loom::model(|| {
-        let inflight = Inflight::new(None);
+        let inflight = Inflight::<Shared>::new(None);
         let mut queue = Lender::new(1, 0);
         let (_, other) = task();
         let index = admit(&inflight, &other);

@@ -34,7 +34,7 @@ pub(super) fn outcome() -> Outcome {
 
 #[test]
 fn waiters_are_admitted_in_the_order_in_which_they_came() {
-    let inflight = Inflight::new(None);
+    let inflight = Inflight::<Shared>::new(None);
     let (first, one) = waker();
     let (second, two) = waker();
     let (mut a, mut b) = (None, None);
@@ -60,7 +60,7 @@ fn waiters_are_admitted_in_the_order_in_which_they_came() {
 /// A task that looks at several requests one after the other would miss the first if it ends in between.
 #[test]
 fn the_request_that_was_over_first_is_found() {
-    let inflight = Inflight::new(None);
+    let inflight = Inflight::<Shared>::new(None);
     let (count, waker) = waker();
     let slots = [(); 3].map(|()| match inflight.admit(Side::Recv, &mut None, &waker) {
         Admission::Granted(index) => index,
@@ -117,7 +117,7 @@ fn wakers_are_dropped_after_the_lock_is_released() {
         |inflight, index, _| assert_eq!(finish(inflight, index), 1),
     ];
     for end in end {
-        let inflight = Inflight::new(None);
+        let inflight = Inflight::<Shared>::new(None);
         let held = admit(&inflight, &other);
         let holder = Waker::from(Arc::new(Holder(inflight.clone(), held)));
         let index = admit(&inflight, &holder);
@@ -131,7 +131,7 @@ fn wakers_are_dropped_after_the_lock_is_released() {
         |inflight, number, _| inflight.leave(Side::Send, number),
     ];
     for end in end {
-        let inflight = Inflight::new(None);
+        let inflight = Inflight::<Shared>::new(None);
         let held = admit(&inflight, &other);
         let holder = Waker::from(Arc::new(Holder(inflight.clone(), held)));
         let mut number = None;
@@ -146,7 +146,7 @@ fn wakers_are_dropped_after_the_lock_is_released() {
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
 fn a_child_does_not_wait_for_a_lock_of_its_parent() {
-    let inflight = Inflight::new(None);
+    let inflight = Inflight::<Shared>::new(None);
     let (count, waker) = waker();
     let Admission::Granted(index) = inflight.admit(Side::Send, &mut None, &waker) else { panic!() };
     let mut number = None;
@@ -176,7 +176,7 @@ fn a_child_does_not_wait_for_a_lock_of_its_parent() {
 /// A task that waits for many requests then finds all of them over.
 #[test]
 fn wakers_are_called_after_all_completions_are_stored() {
-    let inflight = Inflight::new(None);
+    let inflight = Inflight::<Shared>::new(None);
     let (count, waker) = waker();
     let mut deferred = Deferred::default();
     let slots = [(); 3].map(|()| match inflight.admit(Side::Send, &mut None, &waker) {
@@ -196,7 +196,7 @@ fn wakers_are_called_after_all_completions_are_stored() {
 
 #[test]
 fn an_abandoned_request_wakes_no_task() {
-    let inflight = Inflight::new(None);
+    let inflight = Inflight::<Shared>::new(None);
     let (count, waker) = waker();
     for late in [false, true] {
         let Admission::Granted(index) = inflight.admit(Side::Send, &mut None, &waker) else {

@@ -12,24 +12,33 @@ use crate::workspace::Profile;
 use anyhow::{Result, anyhow};
 use lab_bench::sample::{Sample, samples};
 
-/// Measures everything.
+/// Measures requests that take their memory.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
-    const PROGRAM: &str = "bench-owned";
+    let title = "Requests that take their memory, beside requests that name it";
+    measure(arguments, "bench-owned", title)
+}
+
+/// Suite `mlx5-futures`: what a request costs as a future, beside the same request of an owned queue.
+pub(super) fn run_futures(arguments: &BenchArguments) -> Result<Table> {
+    measure(arguments, "bench-futures", "Requests as futures, beside those of an owned queue")
+}
+
+fn measure(arguments: &BenchArguments, program_name: &'static str, title: &str) -> Result<Table> {
     let mut session = Session::open(&arguments.needs(), arguments.console)?;
     session.count_instructions();
-    let program = session.workspace.static_program("lab-bench", PROGRAM, Profile::Release)?;
+    let program = session.workspace.static_program("lab-bench", program_name, Profile::Release)?;
     let mut vm = session.boot(&Machine {
-        programs: &[(PROGRAM.to_owned(), program)],
+        programs: &[(program_name.to_owned(), program)],
         ..Machine::new(arguments.kernel, DeviceName::Mlx5)
     })?;
     let device = vm.greeting.devices.first().cloned().unwrap_or_default();
-    let spinner = progress::spinner("owned buffers");
+    let spinner = progress::spinner(program_name);
     let runs = arguments.runs_to_the_lowest();
-    let output = rounds::output(&mut vm, &[PROGRAM, &device, &runs.to_string()])?;
+    let output = rounds::output(&mut vm, &[program_name, &device, &runs.to_string()])?;
     spinner.finish_and_clear();
-    let found = samples(&output).map_err(|failure| anyhow!("{PROGRAM}: {failure}"))?;
+    let found = samples(&output).map_err(|failure| anyhow!("{program_name}: {failure}"))?;
     let table = Table {
-        title: "Requests that take their memory, beside requests that name it".into(),
+        title: title.into(),
         unit: "instructions per request or completion".into(),
         kernel: vm.greeting.release.clone(),
         accelerator: session.accelerator().label().to_owned(),
@@ -46,7 +55,7 @@ fn rows(found: &[Sample]) -> Vec<Row> {
     found.chunk_by(|one, other| one.operation == other.operation).filter_map(row).collect()
 }
 
-/// One operation, by number and owned, or only that.
+/// One operation in both ways, the second of which is measured against the first; or only in that.
 fn row(samples: &[Sample]) -> Option<Row> {
     let (by_number, owned) = match samples {
         [by_number, owned] => (Some(by_number), owned),

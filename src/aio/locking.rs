@@ -1,0 +1,69 @@
+//! Which threads use the futures of a completion queue, and what that takes.
+
+use crate::memory::lock::{AnyLock, LocalLock, Lock};
+use crate::owned::OwnedSendBatch;
+use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+use crate::td::ThreadDomain;
+use crate::wr::RingError;
+use std::sync::Arc;
+
+/// Which threads use the futures of a completion queue: any, if it is [`Shared`], and each step of a request
+/// takes a mutex; the one of its thread domain, if it is [`Exclusive`], and no step takes any. Implemented by
+/// these two.
+pub trait Locking: Sharing + Sized {
+    #[doc(hidden)]
+    type Lock<T>: AnyLock<T>;
+
+    /// What rings the queue pairs of a completion queue.
+    #[doc(hidden)]
+    type Token;
+
+    /// Whether the token is that of queue pairs of `pd`.
+    #[doc(hidden)]
+    fn rings(token: &Self::Token, pd: &ProtectionDomain<Self>) -> bool;
+
+    #[doc(hidden)]
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError>;
+}
+
+impl Locking for Shared {
+    #[doc(hidden)]
+    type Lock<T> = Lock<T>;
+
+    #[doc(hidden)]
+    type Token = ();
+
+    #[doc(hidden)]
+    fn rings((): &(), _: &ProtectionDomain) -> bool {
+        true
+    }
+
+    #[doc(hidden)]
+    #[inline(always)]
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
+        batch.ring()
+    }
+}
+
+impl Locking for Exclusive {
+    #[doc(hidden)]
+    type Lock<T> = LocalLock<T>;
+
+    #[doc(hidden)]
+    type Token = LocalLock<ThreadDomain>;
+
+    #[doc(hidden)]
+    fn rings(token: &Self::Token, pd: &ProtectionDomain<Exclusive>) -> bool {
+        let (Some(td), Some(own)) = (token.lock(), &pd.inner.td) else { return false };
+        Arc::ptr_eq(own, &td.inner)
+    }
+
+    #[doc(hidden)]
+    #[inline(always)]
+    fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError> {
+        match token.lock() {
+            Some(mut td) => batch.ring(&mut td),
+            None => Err(RingError::Forked),
+        }
+    }
+}
