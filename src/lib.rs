@@ -6,11 +6,10 @@
 //! with the feature `serde` it travels in any format.
 //!
 //! ```rust,no_run
-//! use uverbs::{Context, RecvWr, QpType, SendWr, devices};
+//! use uverbs::{Context, RecvWr, QpType, SendWr};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
-//!     let context = Context::open(&device)?;
+//!     let context = Context::open_first()?;
 //!     let pd = context.alloc_pd()?;
 //!     let mut cq = context.cq_builder(16).build()?;
 //!

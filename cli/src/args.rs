@@ -137,7 +137,7 @@ pub(crate) enum ShareArgs {
         /// Where to listen
         #[arg(value_name = "SOCKET")]
         socket: PathBuf,
-        /// RDMA device [default: the first with a provider]
+        /// RDMA device, or the path of its node [default: the first that opens and has an active port]
         #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
         device: Option<String>,
         /// Leave after so many clients [default: never]
@@ -176,7 +176,7 @@ pub(crate) struct DevinfoArgs {
     /// Print one JSON object: everything, with or without -v
     #[arg(long)]
     pub(crate) json: bool,
-    /// Names of devices; all devices unless given
+    /// Names of devices, or paths of their nodes; all devices unless given
     #[arg(value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,
 }
@@ -266,7 +266,7 @@ pub(crate) struct Options {
     /// Host name or address of the server; without it, be the server
     #[arg(value_name = "HOST")]
     pub(crate) host: Option<String>,
-    /// RDMA device [default: the first with a provider]
+    /// RDMA device, or the path of its node [default: the first that opens and has an active port]
     #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Port of the device

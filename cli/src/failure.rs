@@ -6,6 +6,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 use uverbs::Errno;
+use uverbs::device::absence;
 
 /// The exit status, by who has to look into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +65,7 @@ impl Failure {
 
     /// There is nothing to work with.
     pub(crate) fn no_device() -> Self {
-        Failure::device("this machine has no RDMA device").advice(
-            "make a software one on a network interface, as root: `modprobe rdma_rxe && rdma \
-             link add rxe0 type rxe netdev INTERFACE`",
-        )
+        Failure::device("this machine has no RDMA device").advice(absence().to_string())
     }
 
     /// Keeps it from being printed to standard output as JSON, where something else tells it.

@@ -6,6 +6,7 @@ mod args;
 mod cm;
 mod devinfo;
 mod failure;
+mod open;
 mod pingpong;
 mod share;
 

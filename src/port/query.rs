@@ -136,6 +136,7 @@ impl Context {
     pub fn query_pkey(&self, port: u32, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         self.file.check_fork(VERB)?;
+        self.file.device.check_described(VERB, "partition keys")?;
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
         if index >= attr.pkey_table_len {
             return Err(Error::invalid(
