@@ -71,7 +71,7 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `ENODEV` if there is no device; the message is that of [`absence`](crate::device::absence). If
+    /// `ENODEV` if there is no device; the message is that of [`absence`](crate::device::absence()). If
     /// there are some, the errno of the first, and a message with each device's reason; `ENETDOWN` is that
     /// of a device without an active port.
     pub fn open_first() -> Result<Context> {
@@ -101,7 +101,7 @@ impl Context {
         let mut states = Vec::new();
         for port in 1..=ports {
             match self.query_port(port)?.state {
-                PortState::ACTIVE => return Ok(self),
+                PortState::ACTIVE | PortState::ACTIVE_DEFER => return Ok(self),
                 state => states.push(format!("port {port} is {state}")),
             }
         }

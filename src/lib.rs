@@ -133,6 +133,7 @@ pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use parent_domain::{ParentDomain, ParentDomainBuilder};
 pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+pub use port::choose::{ChosenGid, GidFilter};
 pub use port::{
     GidEntry, GidType, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysState, PortAttr, PortCaps,
     PortState,

@@ -40,7 +40,7 @@ pub struct IdleFunction {
     pub module: &'static str,
 }
 
-/// Why no RDMA device is listed, returned by [`absence`]. Displays as sentences, each with what to do.
+/// Why no RDMA device is listed, returned by [`absence()`]. Displays as sentences, each with what to do.
 #[derive(Clone, Debug, Default)]
 #[non_exhaustive]
 pub struct Absence {

@@ -4,7 +4,7 @@
 //! RDMA netlink is asked first; where there is none (a sandbox, an old kernel), sysfs is read
 //! instead, and a node in `/dev/infiniband` that neither shows is opened and asked for its driver.
 //! Devices that this library has no provider for are listed all the same. Where none is listed,
-//! [`absence`] says why.
+//! [`absence()`] says why.
 //!
 //! ```no_run
 //! for device in uverbs::device::devices()? {
@@ -14,6 +14,7 @@
 //! ```
 
 mod absence;
+pub(crate) mod addresses;
 mod by_node;
 mod cdev;
 mod driver;
@@ -79,7 +80,7 @@ pub struct Device {
 }
 
 /// Lists the RDMA devices that this process's network namespace may see, in the order in which the
-/// kernel made them. A system without RDMA has none; that is no error, and [`absence`] says why.
+/// kernel made them. A system without RDMA has none; that is no error, and [`absence()`] says why.
 ///
 /// Where there is no netlink, devices that sysfs does not show are found by opening their nodes in
 /// `/dev/infiniband`; they are [not described](Device::is_described).

@@ -9,13 +9,14 @@ use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
 use std::process::{Command, ExitCode};
 use uverbs::device::{DriverId, absence};
-use uverbs::{Context, Device, Errno};
+use uverbs::{Context, Device, Errno, LinkLayer};
 
 trials![
     node_alone_is_enough,
     first_device_that_opens_is_found,
     empty_list_names_the_permission,
     node_elsewhere_is_opened_by_its_path,
+    gid_of_another_network_namespace_is_not_chosen,
 ];
 
 /// The first argument of a program that is to run in a sandbox; the second one names the task.
@@ -83,6 +84,7 @@ fn task(arguments: &[String]) -> Verdict {
         "first" => first(&subject),
         "refused" => refused(&subject),
         "path" => path(&subject),
+        "elsewhere" => elsewhere(&subject),
         _ => Err(Stop::fail(format!("no task {task}"))),
     }
 }
@@ -253,6 +255,35 @@ fn path(subject: &Subject<'_>) -> Verdict {
     let device = Device::by_path("/dev/infiniband/mine")?;
     assert_eq!((device.name(), device.driver()), ("mine", Some(subject.driver)));
     Context::open(&device)?;
-    assert_eq!(ip("link").is_ok(), false, "netlink works");
+    assert!(ip("link").is_err(), "netlink works");
+    Ok(())
+}
+
+fn gid_of_another_network_namespace_is_not_chosen() -> Verdict {
+    env::lab()?;
+    start("elsewhere", &env::device(), &[])
+}
+
+/// As in a container with a network of its own, on a machine whose namespaces share the devices.
+fn elsewhere(subject: &Subject<'_>) -> Verdict {
+    let context = Context::open(&Device::by_name(subject.name)?)?;
+    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+        return Ok(());
+    }
+    let there = context.default_gid(PORT)?;
+    assert!(context.gid_table()?.contains(&there));
+    unshare(CloneFlags::CLONE_NEWNET)?;
+    // The kernel goes on showing the GID.
+    assert!(context.gid_table()?.contains(&there));
+    for netlink in [true, false] {
+        if !netlink {
+            forbid_netlink()?;
+        }
+        let error = context.default_gid(PORT).unwrap_err();
+        assert_eq!(error.errno(), Errno::NODATA, "{error}");
+        let address = there.gid.ip().to_string();
+        assert!(error.message().contains(&address), "{error}");
+        assert!(error.message().contains("interfaces elsewhere"), "{error}");
+    }
     Ok(())
 }
