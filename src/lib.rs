@@ -104,6 +104,12 @@ pub mod allocator {
     };
 }
 
+/// Passing files between processes: [`send_files`](passing::send_files) and
+/// [`receive_files`](passing::receive_files).
+pub mod passing {
+    pub use crate::sharing::passing::{MAX_FILES, ReceivedFiles, receive_files, send_files};
+}
+
 pub use access::Access;
 pub use address_vector::{AddressVector, GlobalRoute};
 pub use ah::AddressHandle;

@@ -32,14 +32,12 @@ const VERB: &str = "import_device";
 ///
 /// ```no_run
 /// use std::os::unix::net::UnixStream;
-/// use uverbs::{Context, Envelope, Imported, ProtectionDomain};
-/// # fn send_fd(_: &UnixStream, _: std::os::fd::OwnedFd) {}
-/// # fn send(_: &UnixStream, _: &[u8]) {}
+/// use std::os::fd::AsFd;
+/// use uverbs::{Context, Envelope, Imported, ProtectionDomain, passing};
 ///
 /// fn exporter(context: &Context, pd: &ProtectionDomain, peer: &UnixStream) -> uverbs::Result<()> {
-///     send_fd(peer, context.share()?);
-///     send(peer, &context.export().to_bytes());
-///     send(peer, &pd.export()?.to_bytes());
+///     let envelopes = [context.export().to_bytes(), pd.export()?.to_bytes()].concat();
+///     passing::send_files(peer, &envelopes, &[context.share()?.as_fd()])?;
 ///     Ok(())
 /// }
 ///
