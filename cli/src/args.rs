@@ -47,6 +47,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Show the RDMA devices of this machine, their ports and limits
     Devinfo(DevinfoArgs),
+    /// Find what would keep programs from working on this machine, and say what to do
+    Doctor(DoctorArgs),
     /// Exchange messages with another host, or with another process of this one
     #[command(subcommand)]
     Pingpong(PingpongCommand),
@@ -173,6 +175,27 @@ pub(crate) struct DevinfoArgs {
     /// Show all limits and capabilities, and the GID tables
     #[arg(short, long)]
     pub(crate) verbose: bool,
+    /// Print one JSON object: everything, with or without -v
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Names of devices, or paths of their nodes; all devices unless given
+    #[arg(value_name = "DEVICE")]
+    pub(crate) devices: Vec<String>,
+}
+
+/// Exit status 3 tells of a problem, 0 of none. Each device is opened, and a small region registered on it.
+#[derive(Debug, Group)]
+#[command(after_help = EXIT_STATUSES)]
+pub(crate) struct DoctorArgs {
+    /// Show notes, too: what is neither good nor bad
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Let warnings count as problems
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Choose the GID by the route to this address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) peer: Option<std::net::IpAddr>,
     /// Print one JSON object: everything, with or without -v
     #[arg(long)]
     pub(crate) json: bool,

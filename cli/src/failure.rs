@@ -95,6 +95,15 @@ impl Failure {
         self
     }
 
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.advice.as_deref()
+    }
+
     pub(crate) fn status(&self) -> u8 {
         self.status as u8
     }
@@ -152,6 +161,10 @@ fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
         }
         (_, Errno::NOMEM | Errno::AGAIN) if message.contains("MEMLOCK") => {
             "raise that limit, or ask for less (--size, and with srq --rx-depth)"
+        }
+        (_, Errno::AGAIN) if message.contains("rdma.max") => {
+            "raise rdma.max of the cgroup, or end what uses the objects: `uverbs doctor -v` shows the \
+             limits, `rdma resource` the objects"
         }
         (_, Errno::NOMEM | Errno::AGAIN) => return Some(memory_advice()),
         ("create_cq" | "create_srq" | "create_qp", Errno::INVAL) => {
