@@ -5,7 +5,7 @@ use uverbs::aio::cm::{EventChannel, Listener};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, QpType, devices};
+use uverbs::{Context, QpType};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -47,8 +47,7 @@ async fn echo(channel: EventChannel, request: ConnectRequest) -> Outcome<()> {
 }
 
 async fn talk() -> Outcome<()> {
-    let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
-    let context = Context::open(&device)?;
+    let context = Context::open_first()?;
     let (channel, _driver) = EventChannel::spawn()?;
     channel.use_context(&context)?;
     let listener = channel.listen((context.default_gid(1)?.gid.ip(), 0), 128)?;

@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Instant;
 use uverbs::aio::{CompletionQueue, QueuePair};
-use uverbs::{Context, QpType, devices};
+use uverbs::{Context, QpType};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -13,8 +13,7 @@ type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 const RECEIVES: u32 = 64;
 
 fn open() -> Outcome<Context> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    Ok(Context::open(&device.ok_or("there is no RDMA device with a provider")?)?)
+    Ok(Context::open_first()?)
 }
 
 async fn client(qp: QueuePair, id: u32, messages: u32) -> Outcome<()> {

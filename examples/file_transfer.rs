@@ -16,7 +16,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::tokio::{accept, connect};
 use uverbs::aio::{CompletionQueue, QueuePair};
-use uverbs::{Context, ProtectionDomain, QpType, SendWr, devices};
+use uverbs::{Context, ProtectionDomain, QpType, SendWr};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -26,8 +26,7 @@ const PIECE: usize = 64 * 1024;
 const AHEAD: usize = 16;
 
 fn open() -> Outcome<(ProtectionDomain, QueuePair, u32)> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 256)?;
     let depth = AHEAD as u32;

@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::tokio::{accept, connect};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::Buffer;
-use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey, devices};
+use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -21,8 +21,7 @@ const WORDS: usize = 14;
 const ENTRY: usize = WORDS + 2;
 
 fn open() -> Outcome<(Context, ProtectionDomain, QueuePair, u32)> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
     let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16))?;

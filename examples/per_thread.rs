@@ -11,7 +11,7 @@ use std::{env, thread};
 use uverbs::allocator::Arena;
 use uverbs::{
     CompletionQueue, Context, Exclusive, MemoryRegion, ParentDomain, QpType, QueuePair, SendWr,
-    ThreadDomain, devices,
+    ThreadDomain,
 };
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -95,8 +95,7 @@ fn run() -> Outcome<()> {
     let mut arguments = env::args().skip(1);
     let mut number = |otherwise: u64| arguments.next().map_or(Ok(otherwise), |text| text.parse());
     let (threads, writes) = (number(4)?, number(10_000)?);
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let bytes = usize::try_from(threads)? << 16;
     let arena = Arena::huge_pages(bytes).or_else(|error| {
         println!("{error}; ordinary pages are used");

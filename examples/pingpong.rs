@@ -11,7 +11,7 @@ use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::tokio::{Registered, handshake};
 use uverbs::aio::{CompletionQueue, QueuePair};
-use uverbs::{Context, Device, Handshake, QpType, devices};
+use uverbs::{Context, Device, Handshake, QpType};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -81,11 +81,10 @@ async fn hear(mut stream: OwnedReadHalf, qp: QueuePair) -> Outcome<()> {
 
 async fn run(arguments: Arguments) -> Outcome<()> {
     let Arguments { device, host, port, gid, size, iterations } = arguments;
-    let device = match device {
-        Some(name) => Some(Device::by_name(&name)?),
-        None => devices()?.into_iter().find(|device| device.is_supported()),
+    let context = match device {
+        Some(name) => Context::open(&Device::by_name(&name)?)?,
+        None => Context::open_first()?,
     };
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
     let pd = context.alloc_pd()?;
     let pool = pd.buffer_pool_builder(size.max(1)).count(8).build()?;
     // Polled by the task that waits for it, and not spawned: one task to be scheduled in place of two.

@@ -4,7 +4,7 @@
 use std::mem::offset_of;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use uverbs::{Context, QpType, SendWr, devices};
+use uverbs::{Context, QpType, SendWr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
@@ -32,8 +32,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Outcome<()> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
     let mut sensor = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(2).build()?;

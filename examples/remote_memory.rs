@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use uverbs::{CompletionQueue, Context, QpType, QueuePair, SendWr, devices};
+use uverbs::{CompletionQueue, Context, QpType, QueuePair, SendWr};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -19,8 +19,7 @@ fn main() -> ExitCode {
 }
 
 fn run() -> Outcome<()> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
     let mut requester = pd.qp_builder(&cq, &cq, QpType::RC).build()?;

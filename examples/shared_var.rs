@@ -8,7 +8,7 @@ use std::io::stdin;
 use std::os::fd::AsFd;
 use std::process::{Command, ExitCode, Stdio};
 use uverbs::mlx5::{Var, VarKind};
-use uverbs::{Context, Envelope, devices};
+use uverbs::{Context, Envelope};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -32,8 +32,7 @@ fn main() -> ExitCode {
 }
 
 fn allocate() -> Outcome<()> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let var = Var::alloc(&context, VarKind::Virtio)?;
     let page = var.map()?;
     let envelope: String =

@@ -11,7 +11,7 @@ use std::path::Path;
 use std::process::{Child, ChildStdin, ChildStdout, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use std::{env, fs, process};
-use uverbs::{CompletionQueue, Context, Endpoint, QpType, RecvWr, SendWr, SrqNumber, devices};
+use uverbs::{CompletionQueue, Context, Endpoint, QpType, RecvWr, SendWr, SrqNumber};
 
 type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
 
@@ -38,8 +38,7 @@ fn main() -> ExitCode {
 }
 
 fn open() -> Outcome<Context> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    Ok(Context::open(&device.ok_or("there is no RDMA device with a provider")?)?)
+    Ok(Context::open_first()?)
 }
 
 /// A worker, which talks to this process in lines.

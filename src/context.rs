@@ -1,6 +1,6 @@
 //! An open device. Pairs with the DEVICE object of `core/uverbs_std_types_device.c`.
 
-use crate::device::Device;
+use crate::device::{Device, absence, devices};
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::events::file::EventFile;
@@ -8,12 +8,14 @@ use crate::events::keys::Keys;
 use crate::file::{File, FileFacts, random};
 use crate::memory::fork::Epoch;
 use crate::pd::ProtectionDomain;
+use crate::port::PortState;
 use crate::provider::Opening;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;
-use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd};
+use rustix::fs::OFlags;
+use rustix::io::{Errno, FdFlags};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use uverbs_uapi::async_event::{
@@ -25,6 +27,8 @@ use uverbs_uapi::context::{
 use uverbs_uapi::device::UVERBS_METHOD_GET_CONTEXT;
 use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
 
+const OPEN_FIRST: &str = "open_first";
+
 /// An open device: what everything else is made from.
 ///
 /// A cheap handle to shared state; clones name the same kernel file. Everything made from a
@@ -33,8 +37,7 @@ use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
 ///
 /// ```no_run
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
-/// let device = uverbs::devices()?.into_iter().find(|device| device.is_supported()).ok_or("none")?;
-/// let context = uverbs::Context::open(&device)?;
+/// let context = uverbs::Context::open_first()?;
 /// let pd = context.alloc_pd()?;
 /// # drop(pd); Ok(()) }
 /// ```
@@ -45,7 +48,8 @@ pub struct Context {
 }
 
 impl Context {
-    /// Opens a device.
+    /// Opens a device: one of the [list](crate::devices), or by its [name](Device::by_name) or
+    /// [path](Device::by_path).
     ///
     /// # Errors
     ///
@@ -61,6 +65,80 @@ impl Context {
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
         let kernel = UverbsFd::new(fd, opening.driver(), epoch);
         Context::on(Box::new(kernel), device.clone(), opening, epoch)
+    }
+
+    /// Opens the first device that opens and has an active port.
+    ///
+    /// # Errors
+    ///
+    /// `ENODEV` if there is no device; the message is that of [`absence`](crate::device::absence()). If
+    /// there are some, the errno of the first, and a message with each device's reason; `ENETDOWN` is that
+    /// of a device without an active port.
+    pub fn open_first() -> Result<Context> {
+        let devices = devices().map_err(|error| error.in_verb(OPEN_FIRST))?;
+        if devices.is_empty() {
+            return Err(Error::new(OPEN_FIRST, Errno::NODEV)
+                .detail(format!("there is no RDMA device: {}", absence())));
+        }
+        Context::open_first_of(devices, |_, _| {})
+    }
+
+    /// Opens the first of these devices that opens and has an active port; `skipped` is told about each
+    /// device before it that does not, and why.
+    ///
+    /// # Errors
+    ///
+    /// As [`open_first`](Self::open_first); `ENODEV` for no devices.
+    pub fn open_first_of(
+        devices: impl IntoIterator<Item = Device>,
+        skipped: impl FnMut(&Device, &Error),
+    ) -> Result<Context> {
+        first_of(devices, |device| Context::open(device)?.with_active_port(), skipped)
+    }
+
+    fn with_active_port(self) -> Result<Context> {
+        let ports = self.device().port_count();
+        let mut states = Vec::new();
+        for port in 1..=ports {
+            match self.query_port(port)?.state {
+                PortState::ACTIVE | PortState::ACTIVE_DEFER => return Ok(self),
+                state => states.push(format!("port {port} is {state}")),
+            }
+        }
+        Err(Error::new(OPEN_FIRST, Errno::NETDOWN).detail(format!(
+            "{}; set the network interface up, or see the cable and the subnet manager",
+            states.join(", ")
+        )))
+    }
+
+    /// Makes a context on an open file of a device's node on which none has been established, as a
+    /// supervisor passes it that opened the node for a process that cannot: over a Unix socket, or by
+    /// inheritance. [`import`](Self::import) takes a file that has a context.
+    ///
+    /// The context owns the file, closes it, and marks it to be closed on exec. Neither netlink nor sysfs
+    /// is needed; without both the device is not [described](Device::is_described).
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` if the file is no character device, is not open for reading and writing, or has a context;
+    /// `ENODEV` if it is of another kind of device; `EOPNOTSUPP` if no provider of this library drives it;
+    /// `EIO` if the device is gone. The file is closed after each of these, too.
+    pub fn from_fd(fd: OwnedFd) -> Result<Context> {
+        const VERB: &str = "open_device";
+        let device = Device::of_file(VERB, fd.as_fd())?;
+        let opening = Opening::new(&device)?;
+        let kernel_error = |errno| Error::from_kernel(VERB, errno);
+        let mode = rustix::fs::fcntl_getfl(&fd).map_err(kernel_error)?;
+        if !mode.contains(OFlags::RDWR) {
+            return Err(Error::invalid(
+                VERB,
+                format!("the file of {device} is not open for reading and writing (O_RDWR)"),
+            ));
+        }
+        rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(kernel_error)?;
+        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
+        let kernel = UverbsFd::new(fd, opening.driver(), epoch);
+        Context::on(Box::new(kernel), device, opening, epoch)
     }
 
     /// Establishes a context on an open file.
@@ -81,6 +159,13 @@ impl Context {
             match established {
                 Ok(()) => break,
                 Err(_) if opening.retreat() => {}
+                // A file that was just opened has no context, so that an event file can be had of one
+                // that was passed only.
+                Err(Errno::INVAL) if alloc_async_fd(&*kernel, VERB).is_ok() => {
+                    return Err(Error::from_kernel(VERB, Errno::INVAL).detail(format!(
+                        "the file of {device} has a context already; `Context::import` takes it"
+                    )));
+                }
                 Err(errno) => return Err(Error::from_kernel(VERB, errno)),
             }
         }
@@ -91,7 +176,8 @@ impl Context {
         let [origin, secret] = random();
         let facts = FileFacts::new(origin.max(1), completion_vectors, support);
         let keys = Keys::new(secret);
-        let file = File::new(kernel, device, provider, epoch, keys, events, facts);
+        let mut file = File::new(kernel, device, provider, epoch, keys, events, facts);
+        file.describe_device(VERB)?;
         Ok(Context { file: Arc::new(file) })
     }
 
@@ -147,6 +233,32 @@ impl AsFd for Context {
     }
 }
 
+/// The first device that `open` opens. Without any the error has each one's reason.
+fn first_of<T>(
+    devices: impl IntoIterator<Item = Device>,
+    mut open: impl FnMut(&Device) -> Result<T>,
+    mut skipped: impl FnMut(&Device, &Error),
+) -> Result<T> {
+    let (mut first, mut reasons) = (None, Vec::new());
+    for device in devices {
+        let error = match open(&device) {
+            Ok(opened) => return Ok(opened),
+            Err(error) => error,
+        };
+        skipped(&device, &error);
+        reasons.push(match error.message() {
+            "" => format!("{device}: {}", error.errno()),
+            message => format!("{device}: {message}"),
+        });
+        first.get_or_insert(error.errno());
+    }
+    let detail = match reasons.is_empty() {
+        true => "no device was given".into(),
+        false => format!("no device opens and has an active port: {}", reasons.join("; ")),
+    };
+    Err(Error::new(OPEN_FIRST, first.unwrap_or(Errno::NODEV)).detail(detail))
+}
+
 pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<EventFile> {
     let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
         .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
@@ -159,4 +271,48 @@ pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<
 
 pub(crate) fn no_epoch(verb: &'static str, errno: Errno) -> Error {
     Error::new(verb, errno).detail("the kernel cannot mark a page MADV_WIPEONFORK (Linux 4.14)")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::device::DriverId;
+
+    fn planted() -> Vec<Device> {
+        ["rxe0", "rxe1", "rxe2"].map(|name| Device::planted(name, DriverId::RXE)).into()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it reads directories")]
+    fn devices_that_do_not_open_are_skipped_with_their_reasons() {
+        let mut skipped = Vec::new();
+        let open = |device: &Device| match device.name() {
+            "rxe1" => Ok(device.name().to_owned()),
+            _ => Err(Error::new("open_device", Errno::ACCESS).detail("mode 0600")),
+        };
+        let opened = first_of(planted(), open, |device, error| {
+            skipped.push((device.name().to_owned(), error.errno()));
+        });
+        assert_eq!(opened.unwrap(), "rxe1");
+        assert_eq!(skipped, [("rxe0".to_owned(), Errno::ACCESS)]);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it reads directories")]
+    fn without_any_the_error_has_all_reasons() {
+        let open = |device: &Device| -> Result<()> {
+            Err(match device.name() {
+                "rxe0" => Error::new("open_device", Errno::ACCESS).detail("mode 0600"),
+                "rxe1" => Error::new(OPEN_FIRST, Errno::NETDOWN).detail("port 1 is down"),
+                _ => Error::new("open_device", Errno::PERM),
+            })
+        };
+        let error = first_of(planted(), open, |_, _| {}).unwrap_err();
+        assert_eq!(error.errno(), Errno::ACCESS);
+        for reason in ["rxe0 (rxe): mode 0600", "rxe1 (rxe): port 1 is down", "rxe2 (rxe): "] {
+            assert!(error.message().contains(reason), "{error}");
+        }
+        let none = first_of([], open, |_, _| {}).unwrap_err();
+        assert_eq!(none.errno(), Errno::NODEV);
+    }
 }

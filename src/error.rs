@@ -39,8 +39,15 @@ impl Error {
             other => other,
         };
         // Every command fails so once the device is gone, and a command that the device itself failed.
-        let detail =
-            if errno == Errno::IO { "the device is gone, or failed the command" } else { "" };
+        let detail = match errno {
+            Errno::IO => "the device is gone, or failed the command",
+            // `rdmacg_try_charge`, when an object is made; mlx5's device says so, too.
+            Errno::AGAIN => {
+                "a cgroup's limit of RDMA objects is reached (rdma.max, rdma.current), or the device \
+                 has no more"
+            }
+            _ => "",
+        };
         Error(Box::new(Inner {
             verb,
             errno: normalised,
@@ -325,6 +332,12 @@ mod tests {
             assert_eq!(error.kernel_errno(), Some(errno));
         }
         assert!(!Error::from_kernel("open_xrcd", Errno::INVAL).is_unsupported());
+    }
+
+    #[test]
+    fn eagain_names_the_cgroup_limit() {
+        let error = Error::from_kernel("create_cq", Errno::AGAIN);
+        assert!(error.message().contains("rdma.max"), "{error}");
     }
 
     #[test]

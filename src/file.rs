@@ -195,6 +195,15 @@ impl File {
         Ok((DeviceAttr::new(&resp), driver_response))
     }
 
+    /// Asks a device that neither netlink nor sysfs describes for its ports and GUIDs.
+    pub(crate) fn describe_device(&mut self, verb: &'static str) -> Result<()> {
+        if !self.device.is_described() {
+            let (attr, _) = self.query_device(verb)?;
+            self.device.describe_opened(&attr);
+        }
+        Ok(())
+    }
+
     /// The device's limits, for the detail of an error; `None` if the query fails.
     pub(crate) fn limits(&self) -> Option<DeviceAttr> {
         self.query_device("query_device").ok().map(|(attr, _)| attr)

@@ -6,11 +6,10 @@
 //! with the feature `serde` it travels in any format.
 //!
 //! ```rust,no_run
-//! use uverbs::{Context, RecvWr, QpType, SendWr, devices};
+//! use uverbs::{Context, RecvWr, QpType, SendWr};
 //!
 //! fn main() -> Result<(), Box<dyn std::error::Error>> {
-//!     let device = devices()?.into_iter().find(|d| d.is_supported()).ok_or("no RDMA device")?;
-//!     let context = Context::open(&device)?;
+//!     let context = Context::open_first()?;
 //!     let pd = context.alloc_pd()?;
 //!     let mut cq = context.cq_builder(16).build()?;
 //!
@@ -105,6 +104,12 @@ pub mod allocator {
     };
 }
 
+/// Passing files between processes: [`send_files`](passing::send_files) and
+/// [`receive_files`](passing::receive_files).
+pub mod passing {
+    pub use crate::sharing::passing::{MAX_FILES, ReceivedFiles, receive_files, send_files};
+}
+
 pub use access::Access;
 pub use address_vector::{AddressVector, GlobalRoute};
 pub use ah::AddressHandle;
@@ -134,6 +139,7 @@ pub use mw::{MemoryWindow, WindowType};
 pub use number::{Gid, Lkey, Psn, Qkey, Qpn, Rkey, SrqNumber};
 pub use parent_domain::{ParentDomain, ParentDomainBuilder};
 pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+pub use port::choose::{ChosenGid, GidFilter};
 pub use port::{
     GidEntry, GidType, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysState, PortAttr, PortCaps,
     PortState,

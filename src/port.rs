@@ -1,5 +1,6 @@
 //! Ports: their state, limits and tables. [`query`] asks the kernel for them.
 
+pub(crate) mod choose;
 mod links;
 mod query;
 

@@ -47,6 +47,8 @@ pub(crate) struct Args {
 pub(crate) enum Command {
     /// Show the RDMA devices of this machine, their ports and limits
     Devinfo(DevinfoArgs),
+    /// Find what would keep programs from working on this machine, and say what to do
+    Doctor(DoctorArgs),
     /// Exchange messages with another host, or with another process of this one
     #[command(subcommand)]
     Pingpong(PingpongCommand),
@@ -304,7 +306,7 @@ pub(crate) enum ShareArgs {
         /// Where to listen
         #[arg(value_name = "SOCKET")]
         socket: PathBuf,
-        /// RDMA device [default: the first with a provider]
+        /// RDMA device, or the path of its node [default: the first that opens and has an active port]
         #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
         device: Option<String>,
         /// Leave after so many clients [default: never]
@@ -343,7 +345,28 @@ pub(crate) struct DevinfoArgs {
     /// Print one JSON object: everything, with or without -v
     #[arg(long)]
     pub(crate) json: bool,
-    /// Names of devices; all devices unless given
+    /// Names of devices, or paths of their nodes; all devices unless given
+    #[arg(value_name = "DEVICE")]
+    pub(crate) devices: Vec<String>,
+}
+
+/// Exit status 3 tells of a problem, 0 of none. Each device is opened, and a small region registered on it.
+#[derive(Debug, Group)]
+#[command(after_help = EXIT_STATUSES)]
+pub(crate) struct DoctorArgs {
+    /// Show notes, too: what is neither good nor bad
+    #[arg(short, long)]
+    pub(crate) verbose: bool,
+    /// Let warnings count as problems
+    #[arg(long)]
+    pub(crate) strict: bool,
+    /// Choose the GID by the route to this address
+    #[arg(long, value_name = "ADDRESS")]
+    pub(crate) peer: Option<std::net::IpAddr>,
+    /// Print one JSON object: everything, with or without -v
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Names of devices, or paths of their nodes; all devices unless given
     #[arg(value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,
 }
@@ -433,7 +456,7 @@ pub(crate) struct Options {
     /// Host name or address of the server; without it, be the server
     #[arg(value_name = "HOST")]
     pub(crate) host: Option<String>,
-    /// RDMA device [default: the first with a provider]
+    /// RDMA device, or the path of its node [default: the first that opens and has an active port]
     #[arg(short, long, alias = "ib-dev", value_name = "NAME")]
     pub(crate) device: Option<String>,
     /// Port of the device

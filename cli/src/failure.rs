@@ -6,6 +6,7 @@ use serde::Serialize;
 use std::fmt;
 use std::io::{self, Write};
 use uverbs::Errno;
+use uverbs::device::absence;
 
 /// The exit status, by who has to look into it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -64,10 +65,7 @@ impl Failure {
 
     /// There is nothing to work with.
     pub(crate) fn no_device() -> Self {
-        Failure::device("this machine has no RDMA device").advice(
-            "make a software one on a network interface, as root: `modprobe rdma_rxe && rdma \
-             link add rxe0 type rxe netdev INTERFACE`",
-        )
+        Failure::device("this machine has no RDMA device").advice(absence().to_string())
     }
 
     /// Keeps it from being printed to standard output as JSON, where something else tells it.
@@ -95,6 +93,15 @@ impl Failure {
     pub(crate) fn advice(mut self, advice: impl Into<String>) -> Self {
         self.advice.get_or_insert(advice.into());
         self
+    }
+
+    pub(crate) fn message(&self) -> &str {
+        &self.message
+    }
+
+    /// What to do about it.
+    pub(crate) fn remedy(&self) -> Option<&str> {
+        self.advice.as_deref()
     }
 
     pub(crate) fn status(&self) -> u8 {
@@ -154,6 +161,10 @@ fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
         }
         (_, Errno::NOMEM | Errno::AGAIN) if message.contains("MEMLOCK") => {
             "raise that limit, or ask for less (--size, and with srq --rx-depth)"
+        }
+        (_, Errno::AGAIN) if message.contains("rdma.max") => {
+            "raise rdma.max of the cgroup, or end what uses the objects: `uverbs doctor -v` shows the \
+             limits, `rdma resource` the objects"
         }
         (_, Errno::NOMEM | Errno::AGAIN) => return Some(memory_advice()),
         ("create_cq" | "create_srq" | "create_qp", Errno::INVAL) => {

@@ -5,7 +5,9 @@
 mod args;
 mod cm;
 mod devinfo;
+mod doctor;
 mod failure;
+mod open;
 mod pingpong;
 mod share;
 
@@ -17,6 +19,7 @@ fn main() -> ExitCode {
     let args = Args::parse();
     let (json, outcome) = match &args.command {
         Command::Devinfo(args) => (args.json, devinfo::run(args)),
+        Command::Doctor(args) => (args.json, doctor::run(args)),
         Command::Pingpong(args) => (args.options().json, pingpong::run(args)),
         Command::Cm(command) => (command.is_json(), cm::run(command)),
         Command::Share(args) => (false, share::run(args)),

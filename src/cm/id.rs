@@ -244,8 +244,17 @@ impl IdInner {
         self.queue.lock().is_some_and(|queue| !queue.events.is_empty())
     }
 
-    /// Waits for an event of this id until the deadline, without one for ever.
+    /// Waits for an event of this id, at most for `timeout`, without one for ever.
     pub(super) fn wait(
+        &self,
+        verb: &'static str,
+        timeout: Option<Duration>,
+    ) -> Result<Option<Event>> {
+        self.wait_until(verb, deadline(timeout))
+    }
+
+    /// Waits for an event of this id until a deadline, without one for ever.
+    pub(super) fn wait_until(
         &self,
         verb: &'static str,
         deadline: Option<Instant>,
@@ -394,6 +403,11 @@ impl Drop for IdInner {
             Err(_) => self.channel.count_leak(),
         }
     }
+}
+
+/// When a wait that begins now is over. A deadline that the clock cannot represent is never reached.
+pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
+    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
 }
 
 /// A timeout as the kernel takes it: milliseconds, of which 0 would mean no wait at all.

@@ -1,9 +1,9 @@
 //! Steps of the handshake that wait for an event, whether a thread blocks or a future is polled.
 
 use super::event::Event;
-use super::id::{IdInner, Progress};
+use super::id::{IdInner, Progress, deadline};
 use crate::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
 /// An id that waits for an event, which brings it to its next state.
@@ -31,10 +31,9 @@ pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, 
 
 /// Waits for the event of a step, at most for `timeout`, without one for ever.
 pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
-    // A deadline that the clock cannot represent is never reached.
-    let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
+    let deadline = deadline(timeout);
     loop {
-        match step.id().wait(S::VERB, deadline)? {
+        match step.id().wait_until(S::VERB, deadline)? {
             None => return Ok(Progress::Pending(step)),
             Some(event) if step.ignores(&event) => {}
             Some(event) => return step.advance(event).map(Progress::Done),

@@ -3,7 +3,7 @@
 //! or planted node is not mistaken for the device.
 
 use crate::error::{Error, Result};
-use rustix::fd::OwnedFd;
+use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::fs::{FileType, Mode, OFlags, fstat, major, makedev, minor, open, stat};
 use rustix::io::{Errno, retry_on_intr};
 use std::fmt;
@@ -56,9 +56,9 @@ pub(super) struct Node {
 
 /// Where nodes are looked for and for how long.
 pub(super) struct Nodes<'a> {
-    dev: &'a Path,
+    pub(super) dev: &'a Path,
     /// `None` for the default of a system with or without udev, decided when a node is not there.
-    patience: Option<Duration>,
+    pub(super) patience: Option<Duration>,
 }
 
 impl Nodes<'static> {
@@ -112,6 +112,67 @@ impl Nodes<'_> {
         };
         Err(missing(verb, device, node, &named, miss))
     }
+}
+
+/// Opens the node of `device` at a path that the caller chose.
+pub(super) fn open_at(
+    verb: &'static str,
+    device: &str,
+    node: &Node,
+    path: &PathBuf,
+) -> Result<OwnedFd> {
+    attempt(path, node.number).map_err(|miss| match miss {
+        Miss::Refused(errno) => refused(verb, errno, device, path, node),
+        Miss::Other(what) => missing(verb, device, node, path, Some((path, what))),
+        Miss::Absent => absent(verb, path),
+    })
+}
+
+/// The number of the character device at a path.
+pub(super) fn number_at(verb: &'static str, path: &Path) -> Result<DeviceNumber> {
+    let stat = stat(path).map_err(|errno| match errno {
+        Errno::NOENT | Errno::NOTDIR => absent(verb, path),
+        errno => {
+            Error::from_kernel(verb, errno).detail(format!("cannot look at {}", path.display()))
+        }
+    })?;
+    number_of(verb, &stat, &path.display())
+}
+
+/// The number of an open character device.
+pub(super) fn number_of_file(verb: &'static str, fd: BorrowedFd<'_>) -> Result<DeviceNumber> {
+    let stat = fstat(fd).map_err(|errno| Error::from_kernel(verb, errno))?;
+    number_of(verb, &stat, &"the file")
+}
+
+fn number_of(
+    verb: &'static str,
+    stat: &rustix::fs::Stat,
+    what: &dyn fmt::Display,
+) -> Result<DeviceNumber> {
+    let kind = FileType::from_raw_mode(stat.st_mode);
+    if kind != FileType::CharacterDevice {
+        return Err(Error::invalid(verb, format!("{what} is {}", describe(kind))));
+    }
+    Ok(DeviceNumber { major: major(stat.st_rdev), minor: minor(stat.st_rdev) })
+}
+
+/// A kind of file that no device is behind, in words.
+fn describe(kind: FileType) -> &'static str {
+    match kind {
+        FileType::RegularFile => "a regular file, not a device",
+        FileType::Directory => "a directory, not a device",
+        FileType::Symlink => "a symbolic link, not a device",
+        FileType::Fifo => "a pipe, not a device",
+        FileType::Socket => "a socket, not a device",
+        FileType::BlockDevice => "a block device, not a character device",
+        _ => "no character device",
+    }
+}
+
+fn absent(verb: &'static str, path: &Path) -> Error {
+    Error::new(verb, Errno::NOENT)
+        .detail(format!("there is no {}; in a container pass the device through", path.display()))
 }
 
 /// Without udev no nodes appear after those that the kernel made, so there is nothing to wait for.

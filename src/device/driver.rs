@@ -15,6 +15,9 @@ macro_rules! drivers {
         impl DriverId {
             $($(#[$doc])* pub const $name: DriverId = DriverId(rdma_driver_id::$kernel.0);)*
 
+            /// Those that have a name here.
+            const NAMED: &[DriverId] = &[$(DriverId::$name),*];
+
             /// The driver's name, if this library knows the number.
             pub const fn name(self) -> Option<&'static str> {
                 match self {
@@ -72,6 +75,13 @@ drivers! {
 }
 
 impl DriverId {
+    /// The ids to ask a device for: those of this library's providers, then the others that it can name.
+    pub(super) fn to_ask_for() -> impl Iterator<Item = DriverId> {
+        let provided = PROVIDERS.iter().map(|provider| provider.driver);
+        let is_provided = |id: &DriverId| PROVIDERS.iter().any(|known| known.driver == *id);
+        provided.chain(DriverId::NAMED.iter().copied().filter(move |id| !is_provided(id)))
+    }
+
     /// From the kernel's number.
     pub const fn new(raw: u32) -> Self {
         DriverId(raw)
@@ -203,6 +213,11 @@ pub(super) fn provider_of(driver: DriverId, abi: u32) -> Result<ProviderKind, Mi
         Some(provider) if provider.abi.contains(&abi) => Ok(provider.kind),
         Some(provider) => Err(Mismatch::Abi(provider.abi.clone())),
     }
+}
+
+/// The provider for a driver of whatever version of its ABI.
+pub(super) fn any_provider_of(driver: DriverId) -> Option<ProviderKind> {
+    PROVIDERS.iter().find(|provider| provider.driver == driver).map(|provider| provider.kind)
 }
 
 #[cfg(test)]

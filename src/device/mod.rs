@@ -2,7 +2,9 @@
 //! uverbs ABI lives.
 //!
 //! RDMA netlink is asked first; where there is none (a sandbox, an old kernel), sysfs is read
-//! instead. Devices that this library has no provider for are listed all the same.
+//! instead, and a node in `/dev/infiniband` that neither shows is opened and asked for its driver.
+//! Devices that this library has no provider for are listed all the same. Where none is listed,
+//! [`absence()`] says why.
 //!
 //! ```no_run
 //! for device in uverbs::device::devices()? {
@@ -11,6 +13,9 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 
+mod absence;
+pub(crate) mod addresses;
+mod by_node;
 mod cdev;
 mod driver;
 pub(crate) mod guid;
@@ -24,6 +29,7 @@ mod resources;
 mod sysfs;
 mod system;
 
+pub use absence::{Absence, IdleFunction, absence};
 pub use cdev::DeviceNumber;
 pub(crate) use driver::ProviderKind;
 pub use driver::{DriverId, PciId};
@@ -35,6 +41,7 @@ pub use resources::ResourceCounts;
 pub use system::{System, system};
 
 use crate::error::{Error, Result};
+use by_node::DevTree;
 use cdev::{Node, Nodes};
 use driver::Mismatch;
 use netlink::{Client, NetlinkTransport};
@@ -42,6 +49,7 @@ use nldev::{Listed, NodeAnswer};
 use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
+use std::path::PathBuf;
 use sysfs::{LazyBus, Sysfs, SysfsDevice};
 
 /// The verb on whose behalf a device is matched and its node opened.
@@ -65,10 +73,17 @@ pub struct Device {
     protocol: Option<Protocol>,
     driver: Option<DriverId>,
     bus: LazyBus,
+    /// Where to open it; otherwise where its node is by custom.
+    path: Option<PathBuf>,
+    /// Netlink or sysfs described it; otherwise its node alone is known.
+    described: bool,
 }
 
 /// Lists the RDMA devices that this process's network namespace may see, in the order in which the
-/// kernel made them. A system without RDMA has none; that is no error.
+/// kernel made them. A system without RDMA has none; that is no error, and [`absence()`] says why.
+///
+/// Where there is no netlink, devices that sysfs does not show are found by opening their nodes in
+/// `/dev/infiniband`; they are [not described](Device::is_described).
 ///
 /// Safe to call from any thread, at any time; needs no privilege.
 ///
@@ -80,21 +95,29 @@ pub struct Device {
 #[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     const VERB: &str = "list_devices";
-    list(Client::open(VERB), &Sysfs::system(), VERB)
+    list(Client::open(VERB), &Sysfs::system(), &DevTree::system(), VERB)
 }
 
 fn list<W: NetlinkTransport>(
     client: Result<Client<W>>,
     sysfs: &Sysfs,
+    dev: &DevTree<'_>,
     verb: &'static str,
 ) -> Result<Vec<Device>> {
     let error = match client.and_then(|mut client| by_netlink(&mut client, sysfs)) {
         Ok(devices) => return Ok(devices),
         Err(error) => error,
     };
-    match sysfs.list() {
-        Ok(found) if found.is_empty() && !nldev::is_absent(&error) => Err(error),
-        Ok(found) => Ok(found.into_iter().map(Device::from).collect()),
+    let listed = sysfs.list();
+    let described = listed.as_ref().map(Vec::as_slice).unwrap_or_default();
+    let bare = dev.list(described.iter().map(|device| device.node.number).collect());
+    match listed {
+        Ok(found) if found.is_empty() && bare.is_empty() && !nldev::is_absent(&error) => Err(error),
+        Ok(found) => {
+            let described = found.into_iter().map(|found| dev.complete(Device::from(found)));
+            Ok(described.chain(bare).collect())
+        }
+        Err(_) if !bare.is_empty() => Ok(bare),
         Err(unreadable) => {
             let errno = Errno::from_io_error(&unreadable).unwrap_or(Errno::IO);
             Err(Error::from_kernel(verb, errno)
@@ -134,6 +157,8 @@ impl From<SysfsDevice> for Device {
             protocol: found.protocol,
             driver: found.driver,
             bus: found.bus.into(),
+            path: None,
+            described: true,
         }
     }
 }
@@ -153,6 +178,8 @@ impl Device {
             // A driver that keeps its id to itself is known by its PCI function.
             driver: driver.or_else(|| bus.get().pci.and_then(driver::driver_of_pci)),
             bus,
+            path: None,
+            described: true,
         }
     }
 
@@ -168,23 +195,33 @@ impl Device {
         }
     }
 
-    /// The device with this name ("mlx5_0", "rxe0").
+    /// The device with this name ("mlx5_0", "rxe0"), or else with a node of this name ("uverbs0").
     ///
     /// # Errors
     ///
     /// `ENODEV` if there is none, with the names of the devices that exist; otherwise as [`devices`].
     pub fn by_name(name: &str) -> Result<Device> {
         let mut devices = devices()?;
-        match devices.iter().position(|device| device.name == name) {
+        let named = devices.iter().position(|device| device.name == name);
+        let by_node = || devices.iter().position(|device| device.uverbs_name() == Some(name));
+        match named.or_else(by_node) {
             Some(place) => Ok(devices.swap_remove(place)),
             None => Err(absent(name, &devices)),
         }
     }
 
-    /// The name, for example "mlx5_0".
+    /// The name, for example "mlx5_0"; the node's name for a device that is not
+    /// [described](Self::is_described).
     #[doc(alias = "ibv_get_device_name")]
     pub fn name(&self) -> &str {
         &self.name
+    }
+
+    /// Whether netlink or sysfs described the device. Otherwise its node alone is known, and the driver,
+    /// which the device itself told; ports, GUIDs and firmware are known once it is open
+    /// ([`Context::device`](crate::Context::device)). Calls that need more say so.
+    pub fn is_described(&self) -> bool {
+        self.described
     }
 
     /// The device's folder in sysfs, whether or not sysfs is mounted; `device` in it leads to the PCI
@@ -243,7 +280,8 @@ impl Device {
         self.firmware.as_deref()
     }
 
-    /// The number of ports; ports count from 1.
+    /// The number of ports; ports count from 1. 0 for a device that is not
+    /// [described](Self::is_described) and not open.
     pub fn port_count(&self) -> u32 {
         self.ports
     }
@@ -253,9 +291,10 @@ impl Device {
         self.driver
     }
 
-    /// The version of the driver's own part of the uverbs ABI; `None` without a uverbs node.
+    /// The version of the driver's own part of the uverbs ABI; `None` without a uverbs node, and for a
+    /// device that is not [described](Self::is_described).
     pub fn driver_abi(&self) -> Option<u32> {
-        Some(self.node.as_ref()?.abi)
+        Some(self.node.as_ref().filter(|_| self.described)?.abi)
     }
 
     /// The PCI function, looked up when it is asked for the first time; `None` for software devices
@@ -280,9 +319,11 @@ impl Device {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is no such port; `ENODEV` if the device is gone.
+    /// `EINVAL` if there is no such port; `ENODEV` if the device is gone; `EOPNOTSUPP` if it is not
+    /// [described](Self::is_described).
     pub fn netdev(&self, port: u32) -> Result<Option<String>> {
         const VERB: &str = "query_netdev";
+        self.check_described(VERB, "the network interface; `GidEntry::ifindex` has its number")?;
         self.check_port(VERB, port)?;
         match self.index {
             Some(index) => {
@@ -290,6 +331,17 @@ impl Device {
             }
             None => Ok(Sysfs::system().port_netdev(&self.name, port)),
         }
+    }
+
+    /// Refuses, on behalf of `verb`, what cannot be known of a device by its node alone.
+    pub(crate) fn check_described(&self, verb: &'static str, what: &str) -> Result<()> {
+        if self.described {
+            return Ok(());
+        }
+        Err(Error::new(verb, Errno::OPNOTSUPP).detail(format!(
+            "this process has neither RDMA netlink nor sysfs of {}, which alone know {what}",
+            self.name
+        )))
     }
 
     /// Refuses a port that the device does not have, on behalf of `verb`.
@@ -337,27 +389,38 @@ impl Device {
     pub(crate) fn provider(&self) -> Result<ProviderKind> {
         let node = self.node()?;
         let driver = self.driver.unwrap_or(DriverId::new(0));
+        if !self.described {
+            // No version of a driver's ABI that a kernel with ioctls has is unknown here.
+            return driver::any_provider_of(driver).ok_or_else(|| self.no_provider());
+        }
         driver::provider_of(driver, node.abi).map_err(|mismatch| {
             let (name, driver) = (&self.name, self.driver_name());
-            Error::new(OPEN, Errno::OPNOTSUPP).detail(match mismatch {
-                Mismatch::Driver => {
-                    format!("no provider for driver {driver} of {name}; there are rxe and mlx5")
-                }
-                Mismatch::Abi(known) => format!(
+            match mismatch {
+                Mismatch::Driver => self.no_provider(),
+                Mismatch::Abi(known) => Error::new(OPEN, Errno::OPNOTSUPP).detail(format!(
                     "driver {driver} of {name} has ABI version {}, the provider knows {} to {}",
                     node.abi,
                     known.start(),
                     known.end()
-                ),
-            })
+                )),
+            }
         })
+    }
+
+    fn no_provider(&self) -> Error {
+        let (name, driver) = (&self.name, self.driver_name());
+        Error::new(OPEN, Errno::OPNOTSUPP)
+            .detail(format!("no provider for driver {driver} of {name}; there are rxe and mlx5"))
     }
 
     /// Opens the uverbs node for reading and writing, closed on exec. The file is checked to be the
     /// very device that was listed.
     pub(crate) fn open_node(&self) -> Result<OwnedFd> {
         let node = self.node()?;
-        let fd = Nodes::system().open(OPEN, &self.name, node)?;
+        let fd = match &self.path {
+            Some(path) => cdev::open_at(OPEN, &self.name, node, path)?,
+            None => Nodes::system().open(OPEN, &self.name, node)?,
+        };
         // A new device may have got the node's name and number of one that is gone. Its index is
         // another, and while the file is open the number stays with the device that it leads to.
         if let (Some(index), Ok(mut client)) = (self.index, Client::open(OPEN)) {

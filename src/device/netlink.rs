@@ -14,7 +14,8 @@ use rustix::fd::OwnedFd;
 use rustix::io::{Errno, retry_on_intr};
 use rustix::net::netlink::{self, SocketAddrNetlink};
 use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto, socket_with,
+    AddressFamily, Protocol, RecvFlags, SendFlags, SocketFlags, SocketType, recvfrom, sendto,
+    socket_with,
 };
 use uverbs_uapi::nldev::{RDMA_NL_GET_CLIENT, RDMA_NL_GET_TYPE, RDMA_NL_NLDEV};
 
@@ -42,12 +43,18 @@ pub(super) struct NetlinkSocket(OwnedFd);
 impl NetlinkSocket {
     /// Opens a socket. `EPROTONOSUPPORT` where the kernel has no RDMA.
     pub(super) fn open() -> rustix::io::Result<Self> {
-        let fd = socket_with(
-            AddressFamily::NETLINK,
-            SocketType::RAW,
-            SocketFlags::CLOEXEC,
-            Some(netlink::RDMA),
-        )?;
+        NetlinkSocket::of(Some(netlink::RDMA))
+    }
+
+    /// Opens a socket for addresses and network interfaces.
+    pub(super) fn open_route() -> rustix::io::Result<Self> {
+        NetlinkSocket::of(None)
+    }
+
+    /// `None` is the protocol 0, `NETLINK_ROUTE`.
+    fn of(protocol: Option<Protocol>) -> rustix::io::Result<Self> {
+        let flags = SocketFlags::CLOEXEC;
+        let fd = socket_with(AddressFamily::NETLINK, SocketType::RAW, flags, protocol)?;
         Ok(NetlinkSocket(fd))
     }
 }
@@ -95,6 +102,11 @@ impl Request {
         Request { kind: RDMA_NL_GET_TYPE(RDMA_NL_NLDEV, op), attributes: Vec::new() }
     }
 
+    /// A request of another protocol, with its header.
+    pub(super) fn with_header(kind: u16, header: Vec<u8>) -> Self {
+        Request { kind, attributes: header }
+    }
+
     /// Adds a number.
     pub(super) fn number(self, kind: u16, value: u32) -> Self {
         self.attribute(kind, value.to_ne_bytes().to_vec())
@@ -115,7 +127,7 @@ impl Request {
         self
     }
 
-    fn datagram(&self, flags: u16, sequence: u32) -> Vec<u8> {
+    pub(super) fn datagram(&self, flags: u16, sequence: u32) -> Vec<u8> {
         let mut header = NetlinkHeader::default();
         let length = header.buffer_len() + self.attributes.len();
         header.length = length as u32;
@@ -320,11 +332,11 @@ fn silent(verb: &'static str) -> Error {
 pub(super) struct Malformed(pub(super) &'static str);
 
 /// One message of a datagram.
-struct NetlinkMessage<'a> {
-    kind: u16,
+pub(super) struct NetlinkMessage<'a> {
+    pub(super) kind: u16,
     flags: u16,
     sequence: u32,
-    payload: &'a [u8],
+    pub(super) payload: &'a [u8],
 }
 
 enum MessageBody<'a> {
@@ -378,7 +390,7 @@ fn errno(status: i32) -> std::result::Result<Errno, Malformed> {
 }
 
 /// The messages of a datagram, up to the first that does not fit.
-struct Messages<'a>(&'a [u8]);
+pub(super) struct Messages<'a>(pub(super) &'a [u8]);
 
 impl<'a> Iterator for Messages<'a> {
     type Item = std::result::Result<NetlinkMessage<'a>, Malformed>;
@@ -446,6 +458,11 @@ impl<'a> NetlinkValue<'a> {
     pub(super) fn string(self) -> String {
         let text = self.0.split(|&byte| byte == 0).next().unwrap_or(&[]);
         String::from_utf8_lossy(text).into_owned()
+    }
+
+    /// The bytes themselves.
+    pub(super) fn bytes(self) -> &'a [u8] {
+        self.0
     }
 
     /// A nest.

@@ -45,8 +45,13 @@ fn failure(sequence: u32, status: i32) -> Vec<u8> {
     message(2, 0, sequence, &status.to_ne_bytes())
 }
 
+/// A system without nodes.
+fn no_nodes() -> DevTree<'static> {
+    DevTree::at(std::path::Path::new("/nonexistent"))
+}
+
 fn list_scripted(script: &mut Script, sysfs: &Sysfs) -> Result<Vec<Device>> {
-    list(Ok(Client::new(script, "list_devices")), sysfs, "list_devices")
+    list(Ok(Client::new(script, "list_devices")), sysfs, &no_nodes(), "list_devices")
 }
 
 fn only(attributes: &[u8]) -> Device {
@@ -153,7 +158,7 @@ fn without_netlink_sysfs_is_read() {
     plant(&tree);
     for errno in [Errno::PROTONOSUPPORT, Errno::AFNOSUPPORT, Errno::PERM, Errno::TIMEDOUT] {
         let client: Result<Client<&mut Script>> = Err(Error::from_kernel("list_devices", errno));
-        let devices = list(client, &Sysfs::at(tree.path()), "list_devices").unwrap();
+        let devices = list(client, &Sysfs::at(tree.path()), &no_nodes(), "list_devices").unwrap();
         assert_eq!(devices.len(), 1);
         assert_eq!(devices[0].provider().unwrap(), ProviderKind::Rxe);
         assert_eq!(devices[0].index(), None);
@@ -167,7 +172,7 @@ fn a_system_without_rdma_has_no_devices_and_no_error() {
     let tree = Scratch::new("device-none");
     let none = |errno| {
         let client: Result<Client<&mut Script>> = Err(Error::from_kernel("list_devices", errno));
-        list(client, &Sysfs::at(tree.path()), "list_devices")
+        list(client, &Sysfs::at(tree.path()), &no_nodes(), "list_devices")
     };
     assert_eq!(none(Errno::PROTONOSUPPORT).unwrap(), []);
     // A failure that says nothing about RDMA is not taken for its absence.

@@ -1,13 +1,12 @@
 //! Queries of ports, GIDs and partition keys. Pairs with the QUERY_PORT and QUERY_GID methods of
 //! `core/uverbs_std_types_device.c`.
 
-use super::{GidEntry, GidType, LinkLayer, PortAttr};
+use super::{GidEntry, GidType, PortAttr};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Gid;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
-use std::net::IpAddr;
 use uverbs_uapi::device::{
     UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_GID_TABLE, UVERBS_METHOD_QUERY_PORT,
 };
@@ -105,27 +104,6 @@ impl Context {
         Ok(entries[..count].iter().map(GidEntry::new).collect())
     }
 
-    /// Chooses an entry of a port's GID table: on Ethernet RoCE v2 before v1, and among those an IPv4 address
-    /// before a global IPv6 one before a link-local one; on InfiniBand the first.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for a port that the device does not have, `ENODATA` if its table is empty: the
-    /// network interface is down or has no address.
-    pub fn default_gid(&self, port: u32) -> Result<GidEntry> {
-        const VERB: &str = "default_gid";
-        let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
-        let table = self.gid_table().map_err(|error| error.in_verb(VERB))?;
-        choose_gid(attr.link_layer, table.into_iter().filter(|entry| entry.port == port))
-            .ok_or_else(|| {
-                let detail = format!(
-                    "port {port} of {} has no GID: its network interface is down or has no address",
-                    self.file.device.name()
-                );
-                Error::new(VERB, Errno::NODATA).detail(detail)
-            })
-    }
-
     /// Reads a partition key of a port, in host order, from sysfs: the kernel has no verb for it.
     ///
     /// # Errors
@@ -136,6 +114,7 @@ impl Context {
     pub fn query_pkey(&self, port: u32, index: u16) -> Result<u16> {
         const VERB: &str = "query_pkey";
         self.file.check_fork(VERB)?;
+        self.file.device.check_described(VERB, "partition keys")?;
         let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
         if index >= attr.pkey_table_len {
             return Err(Error::invalid(
@@ -166,25 +145,6 @@ impl Context {
             _ => error,
         }
     }
-}
-
-pub(super) fn choose_gid(
-    link_layer: LinkLayer,
-    entries: impl Iterator<Item = GidEntry>,
-) -> Option<GidEntry> {
-    let rank = |entry: &GidEntry| match link_layer {
-        LinkLayer::ETHERNET => {
-            let version = u8::from(entry.gid_type != GidType::ROCE_V2);
-            let reach = match entry.gid.ip() {
-                IpAddr::V4(_) => 0,
-                IpAddr::V6(_) if !entry.gid.is_link_local() => 1,
-                IpAddr::V6(_) => 2,
-            };
-            (version, reach, entry.index)
-        }
-        _ => (0, 0, entry.index),
-    };
-    entries.filter(|entry| !entry.gid.is_zero()).min_by_key(rank)
 }
 
 pub(super) fn parse_pkey(text: &str) -> Option<u16> {

@@ -1,7 +1,9 @@
-use super::query::{choose_gid, parse_pkey};
+use super::choose::{GidFilter, choose_gid};
+use super::query::parse_pkey;
 use super::*;
+use crate::device::addresses::Addresses;
 use crate::number::Gid;
-use std::net::{Ipv4Addr, Ipv6Addr};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::FromBytes;
 
 fn entry(index: u32, gid_type: GidType, gid: impl Into<Gid>) -> GidEntry {
@@ -9,7 +11,48 @@ fn entry(index: u32, gid_type: GidType, gid: impl Into<Gid>) -> GidEntry {
 }
 
 fn chosen(link_layer: LinkLayer, entries: &[GidEntry]) -> Option<u32> {
-    choose_gid(link_layer, entries.iter().copied()).map(|entry| entry.index)
+    let here: Vec<_> = entries.iter().map(|entry| (2, "eth0", entry.gid.ip())).collect();
+    let here = Addresses::planted(&here);
+    let chosen = choose_gid(link_layer, entries, &GidFilter::new(), None, &here);
+    chosen.ok().map(|chosen| chosen.entry.index)
+}
+
+#[test]
+fn a_gid_whose_interface_is_elsewhere_is_not_chosen() {
+    let (near, far) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+    let v2 = GidType::ROCE_V2;
+    // Interface 2 of another namespace has the first address; 2 here has the second.
+    let table = [entry(0, v2, far), entry(1, GidType::ROCE_V1, near), entry(2, v2, near)];
+    let here = Addresses::planted(&[(2, "eth0", near.into()), (3, "eth1", far.into())]);
+    let choose = |filter, source| choose_gid(LinkLayer::ETHERNET, &table, &filter, source, &here);
+    let chosen = choose(GidFilter::new(), None).unwrap();
+    assert_eq!(chosen.entry.index, 2);
+    assert!(chosen.reason.contains("RoCE v2, an IPv4 address of eth0"), "{}", chosen.reason);
+    assert!(chosen.reason.contains("index 0 (10.0.0.2, RoCE v2)"), "{}", chosen.reason);
+    let v1 = choose(GidFilter::new().gid_type(GidType::ROCE_V1), None).unwrap();
+    assert_eq!(v1.entry.index, 1);
+    let error = choose(GidFilter::new().interface(3), None).unwrap_err();
+    assert!(error.contains("has no GID of interface 3; there are index 1"), "{error}");
+    let empty = Addresses::planted(&[]);
+    let error = choose_gid(LinkLayer::ETHERNET, &table, &GidFilter::new(), None, &empty);
+    assert!(error.unwrap_err().contains("no GID of this network namespace"));
+}
+
+#[test]
+fn a_gid_is_chosen_by_the_way_to_the_peer() {
+    let (one, other) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 1, 1));
+    let table = [entry(0, GidType::ROCE_V2, one), entry(1, GidType::ROCE_V2, other)];
+    let here = Addresses::planted(&[(2, "eth0", one.into()), (2, "eth0", other.into())]);
+    let peer: IpAddr = Ipv4Addr::new(10, 0, 1, 9).into();
+    let filter = GidFilter::new().peer(peer);
+    let choose = |source: Ipv4Addr| {
+        choose_gid(LinkLayer::ETHERNET, &table, &filter, Some(source.into()), &here)
+    };
+    let chosen = choose(other).unwrap();
+    assert_eq!(chosen.entry.index, 1);
+    assert!(chosen.reason.contains("10.0.1.9 is reached from 10.0.1.1"), "{}", chosen.reason);
+    let error = choose(Ipv4Addr::new(192, 0, 2, 1)).unwrap_err();
+    assert!(error.contains("of address 192.0.2.1, from which 10.0.1.9 is reached"), "{error}");
 }
 
 #[test]

@@ -5,7 +5,7 @@
 //! implement, and with `ibv_import_device` of rdma-core.
 
 use crate::context::{Context, alloc_async_fd, no_epoch};
-use crate::device::{Device, devices};
+use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
 use crate::file::{File, FileFacts, random};
@@ -16,7 +16,6 @@ use crate::sharing::envelope::Envelope;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;
-use rustix::fs::{FileType, fstat, major, minor};
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -33,14 +32,12 @@ const VERB: &str = "import_device";
 ///
 /// ```no_run
 /// use std::os::unix::net::UnixStream;
-/// use uverbs::{Context, Envelope, Imported, ProtectionDomain};
-/// # fn send_fd(_: &UnixStream, _: std::os::fd::OwnedFd) {}
-/// # fn send(_: &UnixStream, _: &[u8]) {}
+/// use std::os::fd::AsFd;
+/// use uverbs::{Context, Envelope, Imported, ProtectionDomain, passing};
 ///
 /// fn exporter(context: &Context, pd: &ProtectionDomain, peer: &UnixStream) -> uverbs::Result<()> {
-///     send_fd(peer, context.share()?);
-///     send(peer, &context.export().to_bytes());
-///     send(peer, &pd.export()?.to_bytes());
+///     let envelopes = [context.export().to_bytes(), pd.export()?.to_bytes()].concat();
+///     passing::send_files(peer, &envelopes, &[context.share()?.as_fd()])?;
 ///     Ok(())
 /// }
 ///
@@ -102,13 +99,13 @@ impl Context {
     /// # Errors
     ///
     /// `EINVAL` if the file is no device, or if no context has been established on it; `ENODEV` if
-    /// it is no uverbs device that this process may see; `EOPNOTSUPP` if no provider of this
+    /// it is no uverbs device; `EOPNOTSUPP` if no provider of this
     /// library drives the device, and on mlx5 if the exporter opened its context without dynamic UARs,
     /// as an old rdma-core does; `EMFILE` when the process may open no more files (the context needs one
     /// for its events); `EIO` if the device is gone. The file is closed after each of these, too.
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Context> {
-        let device = locate(&fd)?;
+        let device = Device::of_file(VERB, fd.as_fd())?;
         Context::import_on(|driver, epoch| Box::new(UverbsFd::new(fd, driver, epoch)), device, None)
     }
 
@@ -123,7 +120,7 @@ impl Context {
     /// Those of [`import`](Self::import); `EINVAL` for an envelope of something else, `EXDEV` for
     /// one of another device. Both are found without asking the kernel.
     pub fn import_exported(fd: OwnedFd, envelope: &Envelope) -> Result<Context> {
-        let device = locate(&fd)?;
+        let device = Device::of_file(VERB, fd.as_fd())?;
         let make =
             |driver, epoch| -> Box<dyn Kernel> { Box::new(UverbsFd::new(fd, driver, epoch)) };
         Context::import_on(make, device, Some(envelope))
@@ -197,6 +194,7 @@ impl Context {
         let keys = Keys::new(secret);
         let mut file = File::new(kernel, device, provider, epoch, keys, events, facts);
         *file.shared.get_mut() = true;
+        file.describe_device(verb)?;
         Ok(Context { file: Arc::new(file) })
     }
 }
@@ -230,35 +228,4 @@ fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<File
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
     drop(command);
     Ok(Some(FileFacts::new(0, vectors, support)))
-}
-
-/// The device whose node a file is.
-fn locate(fd: &OwnedFd) -> Result<Device> {
-    let stat = fstat(fd).map_err(|errno| Error::from_kernel(VERB, errno))?;
-    let kind = FileType::from_raw_mode(stat.st_mode);
-    if kind != FileType::CharacterDevice {
-        return Err(Error::invalid(VERB, format!("the file is {}", describe(kind))));
-    }
-    let (major, minor) = (major(stat.st_rdev), minor(stat.st_rdev));
-    let devices = devices().map_err(|error| error.in_verb(VERB))?;
-    let is_it = |device: &Device| {
-        device.device_number().is_some_and(|own| (own.major, own.minor) == (major, minor))
-    };
-    devices.into_iter().find(is_it).ok_or_else(|| {
-        Error::new(VERB, Errno::NODEV)
-            .detail(format!("device {major}:{minor} is no RDMA device that this process may see"))
-    })
-}
-
-/// A kind of file that cannot be imported, in words.
-fn describe(kind: FileType) -> &'static str {
-    match kind {
-        FileType::RegularFile => "a regular file, not a device",
-        FileType::Directory => "a directory, not a device",
-        FileType::Symlink => "a symbolic link, not a device",
-        FileType::Fifo => "a pipe, not a device",
-        FileType::Socket => "a socket, not a device",
-        FileType::BlockDevice => "a block device, not a character device",
-        _ => "no character device",
-    }
 }

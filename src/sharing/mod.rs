@@ -11,5 +11,6 @@ pub(crate) mod envelope;
 pub(crate) mod foreign;
 pub(crate) mod imported;
 pub(crate) mod mr;
+pub(crate) mod passing;
 mod pd;
 pub(crate) mod var;

@@ -20,6 +20,7 @@ use uverbs_uapi::comp_channel::{
 use uverbs_uapi::ioctl::{
     RDMA_VERBS_IOCTL, UVERBS_ATTR_F_MANDATORY, ib_uverbs_attr, ib_uverbs_ioctl_hdr,
 };
+use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 use zerocopy::{FromZeros, IntoBytes};
 
@@ -127,6 +128,37 @@ impl Kernel for UverbsFd {
         let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)?;
         Ok(Box::new(UverbsFd::new(fd, self.driver, Epoch::current()?)))
     }
+}
+
+/// A method that no kernel has: the kernel compares the driver's id before it looks the method up.
+const NO_SUCH_METHOD: u16 = 0xfff;
+
+/// The first of `drivers` that is the driver of an open uverbs file, which may have no context yet. It
+/// changes nothing: the kernel answers `EINVAL` to a command for another driver, and `EPROTONOSUPPORT` to
+/// one for its own without such a method.
+///
+/// # Errors
+///
+/// `ENOTTY` for a file of something else.
+pub(crate) fn driver_among(
+    fd: BorrowedFd<'_>,
+    drivers: impl Iterator<Item = u32>,
+) -> Result<Option<u32>, Errno> {
+    for driver in drivers {
+        let mut message =
+            IoctlMessage { header: FromZeros::new_zeroed(), attrs: FromZeros::new_zeroed() };
+        message.header.length = size_of::<ib_uverbs_ioctl_hdr>() as u16;
+        message.header.object_id = UVERBS_OBJECT_DEVICE;
+        message.header.method_id = NO_SUCH_METHOD;
+        message.header.driver_id = driver;
+        // SAFETY: the message has no attributes, so that the kernel reads its header alone.
+        match unsafe { rustix::ioctl::ioctl(fd, Invoke(&mut message)) } {
+            Err(Errno::PROTONOSUPPORT) => return Ok(Some(driver)),
+            Ok(()) | Err(Errno::INVAL) => {}
+            Err(errno) => return Err(errno),
+        }
+    }
+    Ok(None)
 }
 
 /// Makes a completion event file. It is in this file because this older command returns a bare descriptor,
@@ -246,6 +278,12 @@ mod tests {
         };
         assert_eq!(run(MAX_ATTRS), Err(Errno::NOTTY));
         assert_eq!(run(MAX_ATTRS + 1), Err(Errno::TOOBIG));
+    }
+
+    #[test]
+    fn a_file_of_something_else_has_no_driver() {
+        let (file, _) = rustix::pipe::pipe().unwrap();
+        assert_eq!(driver_among(file.as_fd(), 1..4), Err(Errno::NOTTY));
     }
 
     #[test]

@@ -3,14 +3,17 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::verdict::{Verdict, supported, trials};
+use std::fs::OpenOptions;
 use std::os::fd::AsFd;
-use uverbs::ObjectKind;
+use uverbs::{Context, Device, Errno, ObjectKind};
 
 trials![
     an_open_context_describes_its_device,
     clones_share_one_file,
     each_context_has_its_own_file,
     objects_keep_the_context_open,
+    passed_file_becomes_a_context,
+    unfit_files_are_refused_with_the_reason,
 ];
 
 fn an_open_context_describes_its_device() -> Verdict {
@@ -51,5 +54,38 @@ fn objects_keep_the_context_open() -> Verdict {
     assert_eq!(env::device().resources()?.pd(), before.pd().map(|count| count + 1));
     drop(pd);
     assert_eq!(env::device().resources()?, before, "something outlived its last handle");
+    Ok(())
+}
+
+fn node() -> String {
+    format!("/dev/infiniband/{}", env::device().uverbs_name().expect("it has a node"))
+}
+
+fn passed_file_becomes_a_context() -> Verdict {
+    // As a supervisor passes it: open on exec, too.
+    let file = OpenOptions::new().read(true).write(true).open(node())?;
+    rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
+    let context = Context::from_fd(file.into())?;
+    assert_eq!(context.device(), &env::device());
+    let flags = rustix::io::fcntl_getfd(context.as_fd())?;
+    assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
+    let pd = context.alloc_pd()?;
+    pd.allocate::<u8>(100)?;
+    assert_eq!(Device::by_path(node())?.device_number(), env::device().device_number());
+    assert_eq!(Context::open(&Device::by_path(node())?)?.device().name(), env::device().name());
+    Ok(())
+}
+
+fn unfit_files_are_refused_with_the_reason() -> Verdict {
+    let read_only = OpenOptions::new().read(true).open(node())?;
+    let error = Context::from_fd(read_only.into()).unwrap_err();
+    assert!(error.errno() == Errno::INVAL && error.message().contains("O_RDWR"), "{error}");
+    let null = OpenOptions::new().read(true).write(true).open("/dev/null")?;
+    let error = Context::from_fd(null.into()).unwrap_err();
+    assert!(error.errno() == Errno::NODEV && error.message().contains("1:3"), "{error}");
+    let taken = env::open()?.share()?;
+    let error = Context::from_fd(taken).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    assert!(error.message().contains("Context::import"), "{error}");
     Ok(())
 }

@@ -80,7 +80,9 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) = helper::run().or_else(partner::run).or_else(unplug::run) {
+    if let Some(code) =
+        helper::run().or_else(partner::run).or_else(unplug::run).or_else(root::sandbox::run)
+    {
         return code;
     }
     let mut arguments = Arguments::from_args();
@@ -142,6 +144,7 @@ fn main() -> ExitCode {
         root::cm::trials(),
         root::flow::trials(),
         root::raw_packet::trials(),
+        root::sandbox::trials(),
         scope::trials(),
         share::trials(),
         sharing::trials(),

@@ -9,27 +9,19 @@ use crate::pattern;
 use crate::sharing::raise_limit;
 use crate::verdict::{Stop, Verdict};
 use rustix::fd::{AsFd, OwnedFd};
-use rustix::io::IoSlice;
-use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
-    SendAncillaryMessage, SendFlags, SocketFlags, SocketType, recvmsg, sendmsg, socketpair,
-    sockopt,
-};
-use std::io::IoSliceMut;
-use std::mem::MaybeUninit;
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
     CompletionQueue, Context, Device, Envelope, ErrorWith, Foreign, Imported, MemoryRegion, Notify,
     ObjectKind, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, SendWr, Sge, WcStatus,
+    passing,
 };
 
 /// The first argument of a program that is to be a partner.
 const PARTNER: &str = "--partner";
 const MESSAGE: usize = 4096;
-/// Room for one file.
-const ROOM: usize = rustix::cmsg_space!(ScmRights(1));
 
 /// One end of the socket.
 #[derive(Debug)]
@@ -37,32 +29,18 @@ pub(crate) struct Wire(OwnedFd);
 
 impl Wire {
     pub(crate) fn send(&self, line: &str, file: Option<&OwnedFd>) -> Verdict {
-        let mut room = [MaybeUninit::uninit(); ROOM];
-        let mut ancillary = SendAncillaryBuffer::new(&mut room);
         let files: Vec<_> = file.iter().map(|file| file.as_fd()).collect();
-        if !files.is_empty() {
-            assert!(ancillary.push(SendAncillaryMessage::ScmRights(&files)), "there is room");
-        }
-        let slices = [IoSlice::new(line.as_bytes())];
-        sendmsg(&self.0, &slices, &mut ancillary, SendFlags::NOSIGNAL)?;
+        passing::send_files(&self.0, line.as_bytes(), &files)?;
         Ok(())
     }
 
     /// The next message; `None` when the other end is closed.
     pub(crate) fn receive(&self) -> Verdict<Option<(String, Option<OwnedFd>)>> {
         let mut bytes = [0; MESSAGE];
-        let mut room = [MaybeUninit::uninit(); ROOM];
-        let mut ancillary = RecvAncillaryBuffer::new(&mut room);
-        let mut slices = [IoSliceMut::new(&mut bytes)];
-        let got = recvmsg(&self.0, &mut slices, &mut ancillary, RecvFlags::CMSG_CLOEXEC)?.bytes;
+        let received = passing::receive_files(&self.0, &mut bytes)?;
+        let (got, file) = (received.length, received.files.into_iter().last());
         if got == 0 {
             return Ok(None);
-        }
-        let mut file = None;
-        for message in ancillary.drain() {
-            if let RecvAncillaryMessage::ScmRights(files) = message {
-                file = files.last();
-            }
         }
         Ok(Some((String::from_utf8(bytes[..got].to_vec())?, file)))
     }

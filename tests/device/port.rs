@@ -3,13 +3,16 @@
 use crate::env;
 use crate::pair::PORT;
 use crate::verdict::{Verdict, trials};
-use uverbs::{AtomicCap, DeviceCaps, Errno, GidType, LinkLayer, Mtu, OdpOps, PortState, QpType};
+use uverbs::{
+    AtomicCap, DeviceCaps, Errno, GidFilter, GidType, LinkLayer, Mtu, OdpOps, PortState, QpType,
+};
 
 trials![
     port_is_active_and_plausible,
     ports_that_do_not_exist_are_refused,
     gid_table_and_single_gids_agree,
     default_gid_is_routable_where_one_is,
+    gid_is_chosen_by_interface_and_by_peer,
     default_partition_key_has_full_membership,
     advertised_limits_hold,
     device_and_discovery_agree,
@@ -80,6 +83,30 @@ fn default_gid_is_routable_where_one_is() -> Verdict {
     }
     if v2().next().is_some() {
         assert_eq!(chosen.gid_type, GidType::ROCE_V2, "{chosen:?} of {table:?}");
+    }
+    Ok(())
+}
+
+fn gid_is_chosen_by_interface_and_by_peer() -> Verdict {
+    let context = env::open()?;
+    let default = context.default_gid(PORT)?;
+    let chosen = context.choose_gid(PORT, &GidFilter::new())?;
+    assert_eq!(chosen.entry, default);
+    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+        return Ok(());
+    }
+    assert!(chosen.reason.contains("RoCE"), "{chosen:?}");
+    let by_interface = GidFilter::new().interface(default.ifindex);
+    assert_eq!(context.choose_gid(PORT, &by_interface)?.entry, default);
+    let none = GidFilter::new().interface(u32::MAX);
+    let error = context.choose_gid(PORT, &none).unwrap_err();
+    assert_eq!(error.errno(), Errno::NODATA, "{error}");
+    if default.gid.ip().is_ipv4() {
+        // This machine reaches its own address from that address.
+        let by_peer = GidFilter::new().peer(default.gid.ip());
+        let chosen = context.choose_gid(PORT, &by_peer)?;
+        assert_eq!(chosen.entry, default);
+        assert!(chosen.reason.contains("is reached from"), "{chosen:?}");
     }
     Ok(())
 }

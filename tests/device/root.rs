@@ -4,6 +4,7 @@
 pub(crate) mod cm;
 pub(crate) mod flow;
 pub(crate) mod raw_packet;
+pub(crate) mod sandbox;
 
 use crate::capability::Capability;
 use crate::env;

@@ -139,6 +139,9 @@ impl Description {
     /// Adds what only an open device tells.
     fn open(&mut self, device: &Device) -> Result<()> {
         let context = Context::open(device)?;
+        // An open device knows more of itself than the list does where there is no netlink and no sysfs.
+        let device = context.device();
+        *self = Description::unopened(device);
         let limits = Limits::of(&context.query_device()?);
         let table = context.gid_table()?;
         let mut ports = Vec::new();

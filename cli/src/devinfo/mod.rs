@@ -10,6 +10,7 @@ mod text;
 
 use crate::args::DevinfoArgs;
 use crate::failure::{self, Failure, Result};
+use crate::open;
 use description::{Description, Listing};
 use uverbs::{Device, devices};
 
@@ -43,5 +44,5 @@ fn choose(names: &[String]) -> Result<Vec<Device>> {
     if names.is_empty() {
         return Ok(devices()?);
     }
-    names.iter().map(|name| Ok(Device::by_name(name)?)).collect()
+    names.iter().map(|name| open::find(name)).collect()
 }

@@ -3,9 +3,9 @@
 use super::kind::Kind;
 use crate::args::{Options, PathMtu};
 use crate::failure::{Failure, Result};
+use crate::open;
 use uverbs::{
     AddressVector, Context, Device, Gid, GidEntry, GlobalRoute, LinkLayer, PortAttr, PortState,
-    devices,
 };
 
 /// A port that messages can be sent from.
@@ -27,11 +27,8 @@ pub(crate) struct Source {
 
 impl Port {
     pub(crate) fn open(options: &Options) -> Result<Port> {
-        let device = match &options.device {
-            Some(name) => Device::by_name(name)?,
-            None => first()?,
-        };
-        let context = Context::open(&device)?;
+        let context = open::open(options.device.as_deref())?;
+        let device = context.device().clone();
         let number = options.ib_port;
         let attr = context.query_port(number)?;
         if attr.state != PortState::ACTIVE {
@@ -171,18 +168,4 @@ impl Port {
         }
         Ok(())
     }
-}
-
-/// The first device that this program can open.
-fn first() -> Result<Device> {
-    let devices = devices()?;
-    if let Some(device) = devices.iter().find(|device| device.is_supported()) {
-        return Ok(device.clone());
-    }
-    if devices.is_empty() {
-        return Err(Failure::no_device());
-    }
-    let names: Vec<String> = devices.iter().map(ToString::to_string).collect();
-    Err(Failure::device(format!("no provider for any RDMA device here: {}", names.join(", ")))
-        .advice("there are providers for rxe and mlx5; `uverbs devinfo` shows the devices"))
 }

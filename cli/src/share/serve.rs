@@ -5,25 +5,20 @@ use super::parcel::{PATIENCE, Parcel, limit};
 use super::slots::{GREETING, MESSAGE, SIZE, read, write};
 use crate::args::ShareArgs;
 use crate::failure::{Failure, Result};
+use crate::open;
 use std::fs;
 use std::io::{self, Read};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::Path;
 use std::thread;
-use uverbs::{Context, Device, ProtectionDomain, devices};
+use uverbs::{Context, ProtectionDomain};
 
 pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     let ShareArgs::Serve { socket, device, clients, text } = args else {
         return Err(Failure::usage("not a server's arguments"));
     };
-    let device = match device {
-        Some(name) => Device::by_name(name)?,
-        None => {
-            let known = devices()?.into_iter().find(Device::is_supported);
-            known.ok_or_else(Failure::no_device)?
-        }
-    };
-    let context = Context::open(&device)?;
+    let context = open::open(device.as_deref())?;
+    let device = context.device();
     let pd = context.alloc_pd()?;
     let greeting = write(text)?;
     let listener = listen(socket)?;

@@ -57,6 +57,7 @@ const UVERBS: &[Layer] = &[
             "object.rs",
             "parent_domain.rs",
             "pd.rs",
+            "port/choose.rs",
             "port/query.rs",
             "qp",
             "sharing",

@@ -1,0 +1,127 @@
+//! One device: its node, whether it opens and registers memory, and its ports.
+
+use super::Findings;
+use std::fs;
+use std::net::IpAddr;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use uverbs::{Context, Device, Errno, GidFilter, LinkLayer, PortState};
+
+/// Bytes of the region that is registered for a test: within the least limit that a program can live with.
+const REGION: usize = 64 << 10;
+/// The mode that lets everybody work with a device. The kernel checks each command.
+const USUAL_MODE: u32 = 0o666;
+
+pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Findings) {
+    findings.about(device.to_string());
+    if !device.is_supported() {
+        let message = match Context::open(device) {
+            Err(error) => error.to_string(),
+            Ok(_) => "it opens".into(),
+        };
+        findings.note("driver", message);
+        return;
+    }
+    let firmware = device.firmware().map(|version| format!(", firmware {version}"));
+    let driver = device.driver().map(|driver| driver.to_string()).unwrap_or_default();
+    findings.ok("driver", format!("{driver}{}", firmware.unwrap_or_default()));
+    node(device, findings);
+    let context = match Context::open(device) {
+        Ok(context) => context,
+        Err(error) => return findings.failed("open", error),
+    };
+    findings.ok("open", "it opens");
+    register(&context, findings);
+    for number in 1..=context.device().port_count() {
+        findings.about(format!("{device} port {number}"));
+        port(&context, number, peer, findings);
+    }
+}
+
+fn node(device: &Device, findings: &mut Findings) {
+    let Some(name) = device.uverbs_name() else { return };
+    let path = format!("/dev/infiniband/{name}");
+    let Ok(node) = fs::metadata(&path) else { return };
+    let mode = node.permissions().mode() & 0o777;
+    if mode & USUAL_MODE == USUAL_MODE {
+        findings.ok("node", format!("{path} has mode {mode:04o}"));
+    } else {
+        findings.warning(
+            "node",
+            format!("{path} has mode {mode:04o}, user {} and group {}", node.uid(), node.gid()),
+            format!("other users cannot open it: `chmod 666 {path}`, and a udev rule to keep it"),
+        );
+    }
+}
+
+fn register(context: &Context, findings: &mut Findings) {
+    let made = context.alloc_pd().and_then(|pd| pd.allocate::<u8>(REGION).map(drop));
+    match made {
+        Ok(()) => findings.ok("memory", format!("{} KiB can be registered", REGION >> 10)),
+        Err(error) => findings.failed("memory", error),
+    }
+}
+
+fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Findings) {
+    let attr = match context.query_port(number) {
+        Ok(attr) => attr,
+        Err(error) => return findings.failed("link", error),
+    };
+    let netdev = context.device().netdev(number).ok().flatten();
+    let rate = attr.link_rate_mbps().map(|mbps| format!(", {} Gbit/s", f64::from(mbps) / 1000.0));
+    if attr.state == PortState::ACTIVE {
+        let rate = rate.unwrap_or_default();
+        findings.ok("link", format!("{}, {}{rate}", attr.state, attr.link_layer));
+    } else {
+        let advice = match &netdev {
+            Some(netdev) => format!("`ip link set {netdev} up`, and see that it has a carrier"),
+            None => "see the cable and, on InfiniBand, that a subnet manager runs".into(),
+        };
+        findings.problem("link", format!("{}, {}", attr.state, attr.phys_state), advice);
+    }
+
+    let filter = peer.map_or(GidFilter::new(), |peer| GidFilter::new().peer(peer));
+    match context.choose_gid(number, &filter) {
+        Ok(chosen) => {
+            findings.ok("gid", format!("index {}: {}", chosen.entry.index, chosen.reason))
+        }
+        Err(error) if error.errno() == Errno::NODATA => {
+            let netdev = netdev.as_deref().unwrap_or("INTERFACE");
+            findings.problem(
+                "gid",
+                error.message(),
+                format!("`ip link set {netdev} up`, and give it an address of the peers' network"),
+            );
+        }
+        Err(error) => findings.failed("gid", error),
+    }
+
+    if attr.link_layer == LinkLayer::ETHERNET {
+        ethernet(netdev.as_deref(), &attr, findings);
+    }
+}
+
+fn ethernet(netdev: Option<&str>, attr: &uverbs::PortAttr, findings: &mut Findings) {
+    let netdev = netdev.unwrap_or("INTERFACE");
+    let path = attr.active_mtu.bytes().unwrap_or(0);
+    let interface = fs::read_to_string(format!("/sys/class/net/{netdev}/mtu"));
+    let interface = interface.ok().map_or("unknown".into(), |mtu| mtu.trim().to_owned());
+    let message = format!("{path} bytes on the path, {interface} on {netdev}");
+    if attr.active_mtu < attr.max_mtu {
+        findings.note(
+            "mtu",
+            format!(
+                "{message}; `ip link set {netdev} mtu 9000` gives {}, if switch and peers have it",
+                attr.max_mtu.bytes().unwrap_or(0)
+            ),
+        );
+    } else {
+        findings.ok("mtu", message);
+    }
+    findings.note(
+        "congestion",
+        format!(
+            "the kernel shows neither PFC nor ECN to every process: `dcb pfc show dev {netdev}`, and on \
+             mlx5 the files of cc_params in debugfs"
+        ),
+    );
+}

@@ -1,0 +1,268 @@
+//! What all devices share: the kernel and its modules, limits of this process, memory, the IOMMU, cgroups.
+
+use super::Findings;
+use rustix::process::{Resource, getrlimit};
+use std::fs;
+use std::path::Path;
+use uverbs::Device;
+use uverbs::device::{absence, system};
+
+/// Below this much memory that may be locked hardly any program works, and below the second many do not.
+const LITTLE_MEMLOCK: u64 = 1 << 20;
+const SOME_MEMLOCK: u64 = 64 << 20;
+/// The bit of `CAP_IPC_LOCK`, which lifts the limit.
+const CAP_IPC_LOCK: u32 = 14;
+
+pub(super) fn look(findings: &mut Findings) {
+    versions(findings);
+    modules(findings);
+    namespaces(findings);
+    memlock(findings);
+    let status = read("/proc/self/cgroup");
+    cgroup(status.as_deref().unwrap_or(""), Path::new("/sys/fs/cgroup"), findings);
+    huge_pages(&read("/proc/meminfo").unwrap_or_default(), findings);
+    iommu(findings);
+}
+
+/// The devices, or a problem that says why there is none.
+pub(super) fn devices(findings: &mut Findings) -> Vec<Device> {
+    let listed = match uverbs::devices() {
+        Ok(listed) => listed,
+        Err(error) => {
+            findings.failed("devices", error);
+            return Vec::new();
+        }
+    };
+    if listed.is_empty() {
+        for reason in absence().reasons() {
+            findings.problem("devices", "no RDMA device is listed", reason);
+        }
+    } else {
+        let names: Vec<_> = listed.iter().map(ToString::to_string).collect();
+        findings.ok("devices", names.join(", "));
+    }
+    listed
+}
+
+fn read(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok()
+}
+
+fn versions(findings: &mut Findings) {
+    let kernel = rustix::system::uname();
+    findings.ok(
+        "versions",
+        format!(
+            "uverbs {}, Linux {}",
+            env!("CARGO_PKG_VERSION"),
+            kernel.release().to_string_lossy()
+        ),
+    );
+}
+
+fn modules(findings: &mut Findings) {
+    let absence = absence();
+    let Some(modules) = &absence.modules else {
+        findings.warning(
+            "modules",
+            "sysfs is not mounted, so that modules and PCI functions cannot be told",
+            "mount it: `mount -t sysfs none /sys`",
+        );
+        return;
+    };
+    let has = |name: &str| modules.iter().any(|module| module == name);
+    if has("ib_core") && !has("ib_uverbs") {
+        findings.problem("modules", "ib_uverbs is not loaded", "`modprobe ib_uverbs`");
+    } else {
+        findings.ok("modules", modules.join(", "));
+    }
+    if has("ib_core") && !has("rdma_ucm") {
+        findings.warning(
+            "modules",
+            "rdma_ucm is not loaded: programs that connect by IP address do not work",
+            "`modprobe rdma_ucm`",
+        );
+    }
+    for idle in &absence.idle {
+        let driver = idle.driver.as_deref().unwrap_or("no driver");
+        findings.warning(
+            "functions",
+            format!(
+                "PCI function {} ({}) has {driver} and is no RDMA device",
+                idle.address, idle.pci
+            ),
+            format!("`modprobe {}`", idle.module),
+        );
+    }
+}
+
+fn namespaces(findings: &mut Findings) {
+    match system() {
+        Ok(system) => {
+            let mode = match system.netns_shared {
+                Some(true) => "network namespaces share all devices",
+                Some(false) => "each device belongs to one network namespace",
+                None => "the kernel does not say whether network namespaces share devices",
+            };
+            findings.note("namespaces", mode);
+            if !system.copy_on_fork {
+                findings.warning(
+                    "fork",
+                    "the kernel does not copy pinned pages for a forked child (Linux 5.12 does)",
+                    "do not fork while memory is registered",
+                );
+            }
+        }
+        Err(error) => findings.warning(
+            "netlink",
+            format!("RDMA netlink does not answer: {error}"),
+            "permit AF_NETLINK sockets (systemd: RestrictAddressFamilies=, containers: seccomp); \
+             devices are found by sysfs or by their nodes until then",
+        ),
+    }
+}
+
+fn memlock(findings: &mut Findings) {
+    let limit = getrlimit(Resource::Memlock).current;
+    let status = read("/proc/self/status").unwrap_or_default();
+    memlock_of(limit, has_capability(&status, CAP_IPC_LOCK), findings);
+}
+
+fn memlock_of(limit: Option<u64>, exempt: bool, findings: &mut Findings) {
+    let advice = "raise it: `ulimit -l unlimited`, limits.conf, LimitMEMLOCK=infinity, or \
+                  `--ulimit memlock=-1` of a container";
+    match limit {
+        None => findings.ok("memlock", "unlimited"),
+        Some(_) if exempt => findings.ok("memlock", "limited, which CAP_IPC_LOCK lifts"),
+        Some(bytes) => {
+            let message = format!("this process may lock {} KiB of memory", bytes >> 10);
+            match bytes {
+                0..LITTLE_MEMLOCK => findings.problem("memlock", message, advice),
+                LITTLE_MEMLOCK..SOME_MEMLOCK => findings.warning("memlock", message, advice),
+                _ => findings.ok("memlock", message),
+            }
+        }
+    }
+}
+
+/// Whether `/proc/self/status` has a bit among the effective capabilities.
+fn has_capability(status: &str, bit: u32) -> bool {
+    let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
+    let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
+    bits.is_some_and(|bits| bits >> bit & 1 == 1)
+}
+
+/// The limits of this process's cgroup (version 2) and of those above it.
+fn cgroup(membership: &str, root: &Path, findings: &mut Findings) {
+    let own = membership.lines().find_map(|line| line.strip_prefix("0::/"));
+    let Some(own) = own else { return };
+    let mut folder = root.join(own);
+    let mut limited = false;
+    while folder.starts_with(root) {
+        let limits = fs::read_to_string(folder.join("rdma.max")).unwrap_or_default();
+        let current = fs::read_to_string(folder.join("rdma.current")).unwrap_or_default();
+        for (device, kind, limit) in limits.lines().flat_map(limits_of) {
+            limited = true;
+            let mut used = current.lines().flat_map(limits_of);
+            let used = used.find(|(of, other, _)| (*of, *other) == (device, kind));
+            let used = used.map_or(0, |(_, _, count)| count);
+            let message = format!(
+                "{device}: {used} of {limit} {kind} in use, by rdma.max of {}",
+                folder.display()
+            );
+            if used >= limit {
+                let advice = format!("raise it: `echo \"{device} {kind}=N\" > rdma.max` there");
+                findings.problem("cgroup", message, advice);
+            } else {
+                findings.note("cgroup", message);
+            }
+        }
+        if !folder.pop() {
+            break;
+        }
+    }
+    if !limited {
+        findings.ok("cgroup", "rdma.max limits nothing");
+    }
+}
+
+/// The numbers of a line `rxe0 hca_handle=2 hca_object=max`.
+fn limits_of(line: &str) -> Vec<(&str, &str, u64)> {
+    let mut words = line.split_whitespace();
+    let device = words.next().unwrap_or("");
+    let limit = |word| {
+        let (kind, limit) = str::split_once(word, '=')?;
+        Some((device, kind, limit.parse().ok()?))
+    };
+    words.filter_map(limit).collect()
+}
+
+fn huge_pages(meminfo: &str, findings: &mut Findings) {
+    let value = |name| {
+        let line = meminfo.lines().find_map(|line| line.strip_prefix(name))?;
+        line.split_whitespace().next()?.parse::<u64>().ok()
+    };
+    match (value("HugePages_Total:"), value("HugePages_Free:"), value("Hugepagesize:")) {
+        (Some(0), ..) => findings.note("huge pages", "none are reserved (vm.nr_hugepages)"),
+        (Some(total), Some(free), Some(size)) => {
+            findings.note("huge pages", format!("{free} of {total} are free, {size} KiB each"));
+        }
+        _ => findings.note("huge pages", "the kernel does not say"),
+    }
+}
+
+fn iommu(findings: &mut Findings) {
+    let groups = fs::read_dir("/sys/kernel/iommu_groups").map(Iterator::count).unwrap_or(0);
+    let passthrough = fs::read_to_string("/sys/kernel/iommu_groups/0/type")
+        .is_ok_and(|kind| kind.trim() == "identity");
+    findings.note(
+        "iommu",
+        match (groups, passthrough) {
+            (0, _) => "none is in use",
+            (_, true) => "in use, passing addresses through",
+            (_, false) => {
+                "in use, translating: each registration maps its pages there; `iommu=pt` on the \
+                 kernel's command line avoids that cost"
+            }
+        },
+    );
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::Level;
+    use super::*;
+
+    fn levels(look: impl FnOnce(&mut Findings)) -> Vec<(&'static str, Level)> {
+        let mut findings = Findings::default();
+        look(&mut findings);
+        findings.found.iter().map(|finding| (finding.check, finding.level)).collect()
+    }
+
+    #[test]
+    fn little_memlock_is_a_problem_unless_a_capability_lifts_it() {
+        let of = |limit, exempt| levels(|findings| memlock_of(limit, exempt, findings))[0].1;
+        assert_eq!(of(Some(64 << 10), false), Level::Problem);
+        assert_eq!(of(Some(8 << 20), false), Level::Warning);
+        assert_eq!(of(Some(1 << 30), false), Level::Ok);
+        assert_eq!(of(Some(64 << 10), true), Level::Ok);
+        assert_eq!(of(None, false), Level::Ok);
+        assert!(has_capability("Name:\tx\nCapEff:\t0000000000004000\n", CAP_IPC_LOCK));
+        assert!(!has_capability("CapEff:\t0000000000003fff\n", CAP_IPC_LOCK));
+    }
+
+    #[test]
+    fn a_cgroup_limit_that_is_reached_is_a_problem() {
+        let root = std::env::temp_dir().join(format!("uverbs-doctor-{}", std::process::id()));
+        let own = root.join("outer/inner");
+        fs::create_dir_all(&own).unwrap();
+        fs::write(root.join("outer/rdma.max"), "rxe0 hca_handle=2 hca_object=max\n").unwrap();
+        fs::write(root.join("outer/rdma.current"), "rxe0 hca_handle=2 hca_object=9\n").unwrap();
+        let found = levels(|findings| cgroup("0::/outer/inner\n", &root, findings));
+        assert_eq!(found, [("cgroup", Level::Problem)]);
+        fs::write(root.join("outer/rdma.current"), "rxe0 hca_handle=1 hca_object=9\n").unwrap();
+        let found = levels(|findings| cgroup("0::/outer/inner\n", &root, findings));
+        assert_eq!(found, [("cgroup", Level::Note)]);
+        fs::remove_dir_all(&root).unwrap();
+    }
+}

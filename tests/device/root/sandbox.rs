@@ -1,0 +1,289 @@
+//! What a container or a hardened host lets a program see: this program once more, in a mount namespace
+//! of its own, without sysfs, without netlink, with few nodes, or without privileges.
+
+use super::ip;
+use crate::env;
+use crate::pair::{Config, PORT, Pair};
+use crate::verdict::{Stop, Verdict, trials};
+use nix::sched::{CloneFlags, unshare};
+use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use std::process::{Command, ExitCode};
+use uverbs::device::{DriverId, absence};
+use uverbs::{Context, Device, Errno, LinkLayer};
+
+trials![
+    node_alone_is_enough,
+    first_device_that_opens_is_found,
+    empty_list_names_the_permission,
+    node_elsewhere_is_opened_by_its_path,
+    gid_of_another_network_namespace_is_not_chosen,
+];
+
+/// The first argument of a program that is to run in a sandbox; the second one names the task.
+const SANDBOX: &str = "--sandbox";
+/// A user without privileges.
+const NOBODY: u32 = 65534;
+
+/// Runs as that program, if it was started for it.
+pub(crate) fn run() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(SANDBOX) {
+        return None;
+    }
+    let arguments: Vec<String> = arguments.collect();
+    Some(match task(&arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(stop) => {
+            eprintln!("in the sandbox: {stop:?}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// Starts this program for a task on a device, and waits for it.
+fn start(task: &str, device: &Device, more: &[&str]) -> Verdict {
+    let number = device.device_number().expect("it has a node");
+    let driver = device.driver().expect("it has a driver").get();
+    let status = Command::new(std::env::current_exe()?)
+        .args([SANDBOX, task, device.name(), device.uverbs_name().expect("it has a node")])
+        .args([number.major, number.minor, driver].map(|number| number.to_string()))
+        .args([device.port_count().to_string(), device.node_guid().to_string()])
+        .args(more)
+        .status()?;
+    if status.success() { Ok(()) } else { Err(Stop::fail(format!("{task}: {status}"))) }
+}
+
+/// The device that a task is about, as the test outside sees it.
+struct Subject<'a> {
+    name: &'a str,
+    node: &'a str,
+    number: (u32, u32),
+    driver: DriverId,
+    ports: u32,
+    guid: &'a str,
+    more: &'a [String],
+}
+
+fn task(arguments: &[String]) -> Verdict {
+    let [task, name, node, major, minor, driver, ports, guid, more @ ..] = arguments else {
+        return Err(Stop::fail(format!("not the arguments of a task: {arguments:?}")));
+    };
+    let subject = Subject {
+        name,
+        node,
+        number: (major.parse()?, minor.parse()?),
+        driver: DriverId::new(driver.parse()?),
+        ports: ports.parse()?,
+        guid,
+        more,
+    };
+    unshare(CloneFlags::CLONE_NEWNS)?;
+    mount("--make-rprivate", "/")?;
+    match task.as_str() {
+        "bare" => bare(&subject),
+        "first" => first(&subject),
+        "refused" => refused(&subject),
+        "path" => path(&subject),
+        "elsewhere" => elsewhere(&subject),
+        _ => Err(Stop::fail(format!("no task {task}"))),
+    }
+}
+
+fn mount(option: &str, at: &str) -> Verdict {
+    let status = Command::new("mount").args(option.split(' ')).arg(at).status()?;
+    if status.success() { Ok(()) } else { Err(Stop::fail(format!("mount {option} {at}"))) }
+}
+
+/// Leaves /sys empty.
+fn hide_sysfs() -> Verdict {
+    mount("-t tmpfs none", "/sys")
+}
+
+/// Leaves /dev/infiniband and /dev/char empty.
+fn hide_nodes() -> Verdict {
+    mount("-t tmpfs -o mode=755 none", "/dev/infiniband")?;
+    if std::path::Path::new("/dev/char").exists() {
+        mount("-t tmpfs -o mode=755 none", "/dev/char")?;
+    }
+    Ok(())
+}
+
+/// Makes a node with these permissions, whatever the umask.
+fn make_node(path: &str, (major, minor): (u32, u32), mode: u32) -> Verdict {
+    let mode = Mode::from_raw_mode(mode);
+    mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor))?;
+    Ok(rustix::fs::chmod(path, mode)?)
+}
+
+/// From now on this process has no netlink: `socket` answers `EAFNOSUPPORT`, as under systemd's
+/// `RestrictAddressFamilies=`.
+#[allow(unsafe_code, reason = "there is no other way to install a filter")]
+fn forbid_netlink() -> Verdict {
+    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+    // The offsets of a call's number and first argument in `seccomp_data`.
+    const NUMBER: u32 = 0;
+    const FIRST: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
+    let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
+    let mut filter = [
+        op(LOAD, 0, 0, NUMBER),
+        op(EQUAL, 0, 3, libc::SYS_socket as u32),
+        op(LOAD, 0, 0, FIRST),
+        op(EQUAL, 0, 1, libc::AF_NETLINK as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ];
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    rustix::thread::set_no_new_privs(true)?;
+    // SAFETY: the kernel copies the program, and the filter that it points to, within the call.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, std::ptr::from_ref(&program))
+    };
+    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+}
+
+fn node_alone_is_enough() -> Verdict {
+    env::lab()?;
+    start("bare", &env::device(), &[])
+}
+
+fn bare(subject: &Subject<'_>) -> Verdict {
+    hide_sysfs()?;
+    forbid_netlink()?;
+    let all = uverbs::devices()?;
+    let device = all.iter().find(|device| device.name() == subject.node);
+    let device = device.ok_or_else(|| Stop::fail(format!("not among {all:?}")))?;
+    assert!(!device.is_described() && device.is_supported(), "{device:?}");
+    assert_eq!(device.driver(), Some(subject.driver));
+    let number = device.device_number().map(|number| (number.major, number.minor));
+    assert_eq!(number, Some(subject.number));
+    assert_eq!(Device::by_name(subject.node)?, *device);
+    assert_eq!(Device::by_path(format!("/dev/infiniband/{}", subject.node))?, *device);
+
+    let context = Context::open(device)?;
+    // What an open device says of itself.
+    assert_eq!(context.device().port_count(), subject.ports);
+    assert_eq!(context.device().node_guid().to_string(), subject.guid);
+    for error in [
+        context.device().netdev(PORT).map(drop).unwrap_err(),
+        context.device().resources().map(drop).unwrap_err(),
+        context.query_pkey(PORT, 0).map(drop).unwrap_err(),
+    ] {
+        assert!(error.is_unsupported() && error.message().contains("netlink"), "{error}");
+    }
+    assert!(!context.gid_table()?.is_empty());
+    let mut pair = Pair::on(context.clone(), context, Config::rc())?;
+    pair.connect()?;
+    pair.message(1, 5000)?;
+    drop(Context::open_first()?);
+    Ok(())
+}
+
+fn first_device_that_opens_is_found() -> Verdict {
+    env::lab()?;
+    let (device, second) = (env::device(), env::second()?);
+    let number = second.device_number().expect("it has a node");
+    let more = [second.uverbs_name().expect("it has a node"), second.name()].map(str::to_owned);
+    let numbers = [number.major, number.minor].map(|number| number.to_string());
+    start("first", &device, &[&more[0], &numbers[0], &numbers[1], &more[1]])
+}
+
+/// The program of the README on a machine whose first device is somebody else's.
+fn first(subject: &Subject<'_>) -> Verdict {
+    let [node, major, minor, name] = subject.more else {
+        return Err(Stop::fail("no second device was named"));
+    };
+    hide_nodes()?;
+    make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o600)?;
+    make_node(&format!("/dev/infiniband/{node}"), (major.parse()?, minor.parse()?), 0o666)?;
+    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY))?;
+    let both = [Device::by_name(subject.name)?, Device::by_name(name)?];
+    let mut skipped = Vec::new();
+    let context = Context::open_first_of(both.clone(), |device, error| {
+        skipped.push((device.name().to_owned(), error.errno()));
+    })?;
+    assert_eq!(context.device(), &both[1]);
+    assert_eq!(skipped, [(subject.name.to_owned(), Errno::ACCESS)]);
+    assert_ne!(Context::open_first()?.device().name(), subject.name);
+    let error = Context::open_first_of([both[0].clone()], |_, _| {}).unwrap_err();
+    assert_eq!(error.errno(), Errno::ACCESS);
+    assert!(error.message().contains("udev"), "{error}");
+    Ok(())
+}
+
+fn empty_list_names_the_permission() -> Verdict {
+    env::lab()?;
+    start("refused", &env::device(), &[])
+}
+
+fn refused(subject: &Subject<'_>) -> Verdict {
+    hide_nodes()?;
+    make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o600)?;
+    hide_sysfs()?;
+    forbid_netlink()?;
+    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY))?;
+    assert_eq!(uverbs::devices()?, []);
+    let why = absence();
+    assert_eq!(why.refused.len(), 1, "{why:?}");
+    let error = Context::open_first().unwrap_err();
+    assert_eq!(error.errno(), Errno::NODEV);
+    for part in ["no permission", subject.node, "sysfs is not mounted"] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+    Ok(())
+}
+
+fn node_elsewhere_is_opened_by_its_path() -> Verdict {
+    env::lab()?;
+    start("path", &env::device(), &[])
+}
+
+/// As in a container that got one node, under a name of its own.
+fn path(subject: &Subject<'_>) -> Verdict {
+    hide_nodes()?;
+    let error = Context::open(&Device::by_name(subject.name)?).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOENT, "{error}");
+    assert!(absence().to_string().contains(subject.node), "{}", absence());
+    make_node("/dev/infiniband/mine", subject.number, 0o666)?;
+    let device = Device::by_path("/dev/infiniband/mine")?;
+    assert_eq!(device.name(), subject.name);
+    assert_eq!(Context::open(&device)?.device(), &device);
+    // The same without anything that describes it.
+    hide_sysfs()?;
+    forbid_netlink()?;
+    let device = Device::by_path("/dev/infiniband/mine")?;
+    assert_eq!((device.name(), device.driver()), ("mine", Some(subject.driver)));
+    Context::open(&device)?;
+    assert!(ip("link").is_err(), "netlink works");
+    Ok(())
+}
+
+fn gid_of_another_network_namespace_is_not_chosen() -> Verdict {
+    env::lab()?;
+    start("elsewhere", &env::device(), &[])
+}
+
+/// As in a container with a network of its own, on a machine whose namespaces share the devices.
+fn elsewhere(subject: &Subject<'_>) -> Verdict {
+    let context = Context::open(&Device::by_name(subject.name)?)?;
+    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+        return Ok(());
+    }
+    let there = context.default_gid(PORT)?;
+    assert!(context.gid_table()?.contains(&there));
+    unshare(CloneFlags::CLONE_NEWNET)?;
+    // The kernel goes on showing the GID.
+    assert!(context.gid_table()?.contains(&there));
+    for netlink in [true, false] {
+        if !netlink {
+            forbid_netlink()?;
+        }
+        let error = context.default_gid(PORT).unwrap_err();
+        assert_eq!(error.errno(), Errno::NODATA, "{error}");
+        let address = there.gid.ip().to_string();
+        assert!(error.message().contains(&address), "{error}");
+        assert!(error.message().contains("interfaces elsewhere"), "{error}");
+    }
+    Ok(())
+}
