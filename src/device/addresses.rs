@@ -35,8 +35,11 @@ struct Interface {
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Addresses {
     /// `None` without netlink. Sockets are asked then, which know addresses and no interfaces.
-    known: Option<(Vec<Interface>, Vec<(u32, IpAddr)>)>,
+    known: Option<Known>,
 }
+
+/// Interfaces, and their addresses by interface index.
+type Known = (Vec<Interface>, Vec<(u32, IpAddr)>);
 
 impl Addresses {
     /// The calling thread's.

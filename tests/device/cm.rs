@@ -56,6 +56,7 @@ trials![
     port_in_use_and_ports_of_the_kernels_choice,
     addresses_of_no_rdma_device,
     privileged_port_needs_a_capability,
+    both_sides_connect_at_once,
     queue_pair_of_another_device_is_refused,
     parameters_beyond_the_device_are_refused,
     depths_are_agreed_on,
@@ -71,7 +72,7 @@ trials![
 ];
 
 /// The channel of a test, or a skip where the kernel has no connection manager.
-fn channel() -> Verdict<EventChannel> {
+pub(crate) fn channel() -> Verdict<EventChannel> {
     match EventChannel::open() {
         Ok(channel) => Ok(channel),
         Err(error) if error.errno() == Errno::NODEV => {
@@ -89,7 +90,7 @@ fn address(device: &Device) -> Verdict<IpAddr> {
 }
 
 /// The device that listens.
-fn passive() -> Verdict<Device> {
+pub(crate) fn passive() -> Verdict<Device> {
     match env::second() {
         Ok(device) => Ok(device),
         Err(Stop::Skip(..)) => Ok(env::device()),
@@ -98,21 +99,21 @@ fn passive() -> Verdict<Device> {
 }
 
 /// A listener on a channel with a context of its own.
-struct Service {
-    id: ListeningId,
+pub(crate) struct Service {
+    pub(crate) id: ListeningId,
     channel: EventChannel,
-    at: SocketAddr,
+    pub(crate) at: SocketAddr,
     context: Context,
 }
 
 impl Service {
     /// Listens on the IP address of the passive device, with a port that the kernel chooses.
-    fn start(backlog: u32) -> Verdict<Service> {
+    pub(crate) fn start(backlog: u32) -> Verdict<Service> {
         let device = passive()?;
         Service::with_backlog(&device, (address(&device)?, 0).into(), backlog)
     }
 
-    fn at(device: &Device, address: SocketAddr) -> Verdict<Service> {
+    pub(crate) fn at(device: &Device, address: SocketAddr) -> Verdict<Service> {
         Service::with_backlog(device, address, 4)
     }
 
@@ -125,22 +126,22 @@ impl Service {
         Ok(Service { id, channel, at, context })
     }
 
-    fn request(&self) -> Verdict<ConnectRequest> {
+    pub(crate) fn request(&self) -> Verdict<ConnectRequest> {
         let request = self.id.next_request(Some(PATIENCE))?;
         request.ok_or_else(|| Stop::fail("no request came"))
     }
 }
 
 /// The resources of one side.
-struct Side {
-    qp: QueuePair,
+pub(crate) struct Side {
+    pub(crate) qp: QueuePair,
     cq: CompletionQueue,
     memory: MemoryRegion<u64>,
     pd: ProtectionDomain,
 }
 
 impl Side {
-    fn of(context: &Context) -> uverbs::Result<Side> {
+    pub(crate) fn of(context: &Context) -> uverbs::Result<Side> {
         Side::with(context, QpType::RC)
     }
 
@@ -188,7 +189,7 @@ impl Side {
 }
 
 /// Sends one message.
-fn send(from: &mut Side, to: &mut Side) -> Verdict {
+pub(crate) fn send(from: &mut Side, to: &mut Side) -> Verdict {
     from.memory.write_at(3, 0x0123_4567_89ab_cdef)?;
     to.memory.write_at(3, 0)?;
     to.receive()?;
@@ -199,7 +200,7 @@ fn send(from: &mut Side, to: &mut Side) -> Verdict {
     Ok(())
 }
 
-fn done<P, D>(progress: Progress<P, D>) -> Verdict<D> {
+pub(crate) fn done<P, D>(progress: Progress<P, D>) -> Verdict<D> {
     match progress {
         Progress::Done(done) => Ok(done),
         Progress::Pending(_) => Err(Stop::fail("nothing happened in time")),
@@ -211,19 +212,27 @@ fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
     route_from(channel, SocketAddr::new(address(&env::device())?, 0), to)
 }
 
-fn route_from(channel: &EventChannel, from: SocketAddr, to: SocketAddr) -> Verdict<RouteResolved> {
+pub(crate) fn route_from(
+    channel: &EventChannel,
+    from: SocketAddr,
+    to: SocketAddr,
+) -> Verdict<RouteResolved> {
     let resolving = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE)?;
     let resolved = done(resolving.wait(Some(PATIENCE))?)?;
     done(resolved.resolve_route(PATIENCE)?.wait(Some(PATIENCE))?)
 }
 
 /// Sends a connect request.
-fn ask(
+pub(crate) fn ask(
     channel: &EventChannel,
     to: SocketAddr,
     param: &ConnectParam,
 ) -> Verdict<(Side, Connecting)> {
-    let route = route(channel, to)?;
+    ask_by(route(channel, to)?, param)
+}
+
+/// Sends a connect request by a route.
+pub(crate) fn ask_by(route: RouteResolved, param: &ConnectParam) -> Verdict<(Side, Connecting)> {
     let side = Side::of(&route.context()?)?;
     route.init_qp(&side.qp)?;
     let connecting = route.connect(&side.qp, param)?;
@@ -231,12 +240,12 @@ fn ask(
 }
 
 /// Both sides of a connection.
-struct Pair {
-    active: (Side, Connection),
-    passive: (Side, Connection),
+pub(crate) struct Pair {
+    pub(crate) active: (Side, Connection),
+    pub(crate) passive: (Side, Connection),
 }
 
-fn connect(channel: &EventChannel, service: &Service) -> Verdict<Pair> {
+pub(crate) fn connect(channel: &EventChannel, service: &Service) -> Verdict<Pair> {
     connect_with(channel, service, &ConnectParam::new(), &ConnectParam::new())
 }
 
@@ -246,21 +255,31 @@ fn connect_with(
     asked: &ConnectParam,
     answered: &ConnectParam,
 ) -> Verdict<Pair> {
-    let (active, connecting) = ask(channel, service.at, asked)?;
-    let request = service.request()?;
+    accepted(ask(channel, service.at, asked)?, service.request()?, answered)
+}
+
+/// Accepts a request, and waits until both sides are connected.
+pub(crate) fn accepted(
+    (active, connecting): (Side, Connecting),
+    request: ConnectRequest,
+    param: &ConnectParam,
+) -> Verdict<Pair> {
     let passive = Side::of(&request.context()?)?;
-    let accepting = request.accept(&passive.qp, answered)?;
+    let accepting = request.accept(&passive.qp, param)?;
     let (connecting, accepting) = established(connecting, accepting)?;
     Ok(Pair { active: (active, connecting), passive: (passive, accepting) })
 }
 
-fn established(connecting: Connecting, accepting: Accepting) -> Verdict<(Connection, Connection)> {
+pub(crate) fn established(
+    connecting: Connecting,
+    accepting: Accepting,
+) -> Verdict<(Connection, Connection)> {
     let active = done(connecting.wait(Some(PATIENCE))?)?;
     Ok((active, done(accepting.wait(Some(PATIENCE))?)?))
 }
 
 /// The error of a connection that failed.
-fn refused(connecting: Connecting) -> Verdict<ConnectError> {
+pub(crate) fn refused(connecting: Connecting) -> Verdict<ConnectError> {
     match connecting.wait(Some(PATIENCE)) {
         Err(error) => Ok(error),
         Ok(progress) => Err(Stop::fail(format!("not refused: {progress:?}"))),
@@ -473,6 +492,29 @@ fn privileged_port_needs_a_capability() -> Verdict {
     Ok(())
 }
 
+/// Two requests that cross are two connections.
+fn both_sides_connect_at_once() -> Verdict {
+    let param = ConnectParam::new();
+    let there = Service::start(4)?;
+    let device = env::device();
+    let here = Service::at(&device, (address(&device)?, 0).into())?;
+    // Each side asks and answers on one channel, and nobody answers before both have asked.
+    let towards = ask(&here.channel, there.at, &param)?;
+    let from = SocketAddr::new(there.at.ip(), 0);
+    let back = ask_by(route_from(&there.channel, from, here.at)?, &param)?;
+    let (at_there, at_here) = (there.request()?, here.request()?);
+    let mut pairs = [accepted(towards, at_there, &param)?, accepted(back, at_here, &param)?];
+    for Pair { active, passive } in &mut pairs {
+        send(&mut active.0, &mut passive.0)?;
+        send(&mut passive.0, &mut active.0)?;
+    }
+    // The end of one is not the end of the other.
+    let [first, mut second] = pairs;
+    drop(first.active);
+    first.passive.1.wait_disconnected(Some(PATIENCE))?;
+    send(&mut second.active.0, &mut second.passive.0)
+}
+
 fn queue_pair_of_another_device_is_refused() -> Verdict {
     env::second()?;
     let (channel, service) = (channel()?, Service::start(4)?);
@@ -551,10 +593,15 @@ fn hundred_connections_and_nothing_is_left() -> Verdict {
     let before = env::device().resources()?;
     {
         let (channel, service) = (channel()?, Service::start(0)?);
+        let from = SocketAddr::new(address(&env::device())?, 0);
+        let param = ConnectParam::new();
         let mut open = Vec::new();
-        for _ in 0..env::rounds(10, 100) {
+        // A full run repeats no more than others do: each connection takes an emulated processor 100 ms.
+        let rounds = if env::soak().is_ok() { 100 } else { 10 };
+        for _ in 0..rounds {
             for _ in 0..10 {
-                open.push(connect(&channel, &service)?);
+                let asked = ask_by(route_from(&channel, from, service.at)?, &param)?;
+                open.push(accepted(asked, service.request()?, &param)?);
             }
             for pair in open.drain(..) {
                 drop(pair.active);

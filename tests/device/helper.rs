@@ -1,10 +1,12 @@
 //! A second process: this program once more, which does with one queue pair what it is told over
 //! its standard input, and answers over its standard output.
 //!
-//! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`, `lent`.
+//! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`, `lent`,
+//! `cm`.
 
 use crate::lent::Far;
 use crate::pair::{Address, Config, PATIENCE, Side};
+use crate::root::cm::Answering;
 use crate::verdict::{Stop, Verdict};
 use std::io::{BufRead, BufReader, Write, stdin, stdout};
 use std::process::{Child, ChildStdin, Command, ExitCode, Stdio};
@@ -178,10 +180,15 @@ pub(crate) fn answer(line: &str) {
 fn obey() -> Verdict {
     let mut side: Option<Side> = None;
     let mut far = Far::default();
+    let mut answering = Answering::default();
     for line in stdin().lines() {
         let line = line?;
         if let Some(line) = line.strip_prefix("lent ") {
             far.obey(line)?;
+            continue;
+        }
+        if let Some(line) = line.strip_prefix("cm ") {
+            answering.obey(line)?;
             continue;
         }
         let (word, rest) = line.split_once(' ').unwrap_or((&line, ""));

@@ -245,42 +245,64 @@ fn other_end(interface: &str) -> Verdict<String> {
 /// Sets a helper's network namespace up: `interface` gets an address and a link.
 pub(crate) fn configure(interface: &str) -> Verdict {
     ip("link set lo up")?;
-    ip(&format!("addr add 10.77.3.2/24 dev {interface}"))?;
+    ip(&format!("addr add {}/24 dev {interface}", Namespaces::FAR))?;
     ip(&format!("link set {interface} up"))?;
     Ok(link::add_link("uvt_far", "rxe", interface)?)
 }
 
-fn devices_in_two_network_namespaces_connect() -> Verdict {
-    links()?;
-    ip("link add uvt3 type veth")?;
-    let _interface = Interface("uvt3");
-    let far = other_end("uvt3")?;
-    // Before the helper, so that it goes when the helper and its file are gone.
-    let _far = Link("uvt_far");
-    let mut helper = Helper::start()?;
-    helper.tell("namespace")?;
-    helper.hear("unshared")?;
-    ip(&format!("link set {far} netns {}", helper.id()))?;
-    ip("addr add 10.77.3.1/24 dev uvt3")?;
-    ip("link set uvt3 up")?;
-    helper.tell(&format!("link {far}"))?;
-    helper.hear("linked")?;
-    let _near = Link::add("uvt_near", "uvt3")?;
-    let context = Context::open(&Device::by_name("uvt_near")?)?;
-    let mut side = Side::new(context, &config(), Psn::new(1))?;
-    helper.connect("uvt_far", &mut side)?;
-    helper.tell("recv 0 0")?;
-    helper.hear("posted")?;
-    side.send(SendWr::send(&[]).id(0).signaled())?;
-    // Before Linux 7.1 rxe listens in the first namespace only.
-    let arrives = side.wait()?.status == WcStatus::SUCCESS;
-    require(arrives, Capability::Netns, "nothing arrives in another network namespace")?;
-    helper.hear("received")?;
-    for seed in 1..5 {
-        send_to(&mut side, &mut helper, seed, 3000)?;
-        receive_from(&mut side, &mut helper, 100 + seed, 3000)?;
+/// A link of this process, and one of a helper in a network namespace of its own, at the two ends of a
+/// cable.
+struct Namespaces {
+    helper: Helper,
+    /// Connected to the helper's.
+    side: Side,
+    _near: Link,
+    // After the helper, so that it goes when the helper and its file are gone.
+    _far: Link,
+    _interface: Interface,
+}
+
+impl Namespaces {
+    const NEAR: &str = "10.77.3.1";
+    const FAR: &str = "10.77.3.2";
+
+    /// Skips where nothing arrives in another namespace.
+    fn connected() -> Verdict<Namespaces> {
+        links()?;
+        ip("link add uvt3 type veth")?;
+        let _interface = Interface("uvt3");
+        let far = other_end("uvt3")?;
+        let _far = Link("uvt_far");
+        let mut helper = Helper::start()?;
+        helper.tell("namespace")?;
+        helper.hear("unshared")?;
+        ip(&format!("link set {far} netns {}", helper.id()))?;
+        ip(&format!("addr add {}/24 dev uvt3", Self::NEAR))?;
+        ip("link set uvt3 up")?;
+        helper.tell(&format!("link {far}"))?;
+        helper.hear("linked")?;
+        let _near = Link::add("uvt_near", "uvt3")?;
+        let context = Context::open(&Device::by_name("uvt_near")?)?;
+        let mut side = Side::new(context, &config(), Psn::new(1))?;
+        helper.connect("uvt_far", &mut side)?;
+        helper.tell("recv 0 0")?;
+        helper.hear("posted")?;
+        side.send(SendWr::send(&[]).id(0).signaled())?;
+        // Before Linux 7.1 rxe listens in the first namespace only.
+        let arrives = side.wait()?.status == WcStatus::SUCCESS;
+        require(arrives, Capability::Netns, "nothing arrives in another network namespace")?;
+        helper.hear("received")?;
+        Ok(Namespaces { helper, side, _near, _far, _interface })
     }
-    helper.tell("close")?;
-    helper.hear("closed")?;
+}
+
+fn devices_in_two_network_namespaces_connect() -> Verdict {
+    let mut two = Namespaces::connected()?;
+    for seed in 1..5 {
+        send_to(&mut two.side, &mut two.helper, seed, 3000)?;
+        receive_from(&mut two.side, &mut two.helper, 100 + seed, 3000)?;
+    }
+    two.helper.tell("close")?;
+    two.helper.hear("closed")?;
     Ok(())
 }

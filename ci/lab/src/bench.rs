@@ -24,6 +24,7 @@ use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use anyhow::{Context, Result};
 use clap::{Args, ValueEnum};
+use lab_bench::control::Thing;
 use serde::Serialize;
 use std::fmt::Display;
 use std::fs;
@@ -48,6 +49,8 @@ enum Suite {
     Mlx5Futures,
     /// the control path: time and system calls
     Control,
+    /// connections by address beside librdmacm: time, system calls, instructions, files opened
+    Cm,
     /// many objects: time and memory of each
     Scale,
     /// bytes of programs, and files that they open
@@ -63,7 +66,7 @@ pub(crate) struct BenchArguments {
     /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
     #[arg(long, default_value = "newest")]
     kernel: KernelName,
-    /// The device of control, scale and size
+    /// The device of control, cm, scale and size
     #[arg(long, value_enum, default_value = "mlx5")]
     device: DeviceName,
     /// Runs of each side for each operation; where the lowest counts, no fewer than 7
@@ -77,7 +80,7 @@ pub(crate) struct BenchArguments {
     /// rxe tells nothing and is left out
     #[arg(long)]
     count_instructions: bool,
-    /// With control: print the system calls of both sides, one by one, and measure nothing
+    /// With control and cm: print the system calls of both sides, one by one, and measure nothing
     #[arg(long, requires = "suite")]
     calls: bool,
     /// Print one JSON object in place of each table
@@ -139,8 +142,10 @@ impl BenchArguments {
             Suite::Mlx5Path => self.text(suite, &path::run(self)?),
             Suite::Mlx5Owned => self.text(suite, &owned::run(self)?),
             Suite::Mlx5Futures => self.text(suite, &owned::run_futures(self)?),
-            Suite::Control if self.calls => self.text(suite, &calls::run(self)?),
+            Suite::Control if self.calls => self.text(suite, &calls::run(self, Thing::ALL)?),
+            Suite::Cm if self.calls => self.text(suite, &calls::run(self, Thing::MANAGED)?),
             Suite::Control => self.text(suite, &control::run(self)?),
+            Suite::Cm => self.text(suite, &control::by_address(self)?),
             Suite::Scale => self.text(suite, &scale::run(self)?),
             Suite::Size => self.text(suite, &size::run(self)?),
         };
@@ -222,6 +227,7 @@ mod tests {
             Suite::Mlx5Owned,
             Suite::Mlx5Futures,
             Suite::Control,
+            Suite::Cm,
             Suite::Scale,
             Suite::Size,
         ];

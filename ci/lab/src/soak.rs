@@ -58,6 +58,12 @@ const PARTS: &[Part] = &[
         run: |_, logs| group("soak", &[KernelName::Newest], logs),
     },
     Part {
+        name: "connections",
+        shows: "1,000 connections by address leave nothing in place of 100, on both devices and every \
+                kernel",
+        run: |_, logs| connections(logs),
+    },
+    Part {
         name: "mutants",
         shows: "the emulated device sees each of the mistakes planted in the library (`mutants::`)",
         run: |_, logs| group("mutants", &[KernelName::Newest], logs),
@@ -189,6 +195,18 @@ fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<LazySetup> {
 fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Section>> {
     let setup = ready(&[KernelName::Newest], vec![device])?;
     Ok(vec![test::suites_on(&setup, KernelName::Newest, device, &scope(), logs)?])
+}
+
+fn connections(logs: &Path) -> Result<Vec<Section>> {
+    let setup = ready(&KernelName::ALL, DeviceName::ALL.to_vec())?;
+    let scope = Scope { filter: Some("cm::hundred_connections"), ..scope() };
+    let mut sections = Vec::new();
+    for kernel in KernelName::ALL {
+        for device in DeviceName::ALL {
+            sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
+        }
+    }
+    Ok(sections)
 }
 
 /// A group of cases on these kernels, in parallel.

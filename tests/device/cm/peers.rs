@@ -1,4 +1,5 @@
-//! rdma-core's `rping` and `ucmatose` as the other side, in both roles.
+//! rdma-core's programs as the other side, in both roles: `rping`, `ucmatose`, and librdmacm's examples
+//! `rdma_client` and `rdma_server`, `rdma_xclient` and `rdma_xserver`.
 
 use super::{PATIENCE, Service, Side, address, channel, done, passive, route};
 use crate::capability::Capability;
@@ -15,6 +16,10 @@ trials![
     our_client_uses_rping,
     our_server_serves_ucmatose,
     our_client_uses_ucmatose,
+    our_server_serves_rdma_client,
+    our_client_uses_rdma_server,
+    our_server_serves_rdma_xclient,
+    our_client_uses_rdma_xserver,
 ];
 
 /// A program of rdma-core, which is killed when this is dropped.
@@ -249,4 +254,62 @@ fn our_client_uses_ucmatose() -> Verdict {
     connection.disconnect()?;
     drop(connection);
     ucmatose.succeeds()
+}
+
+/// The length of the messages of librdmacm's examples.
+const EXAMPLE: usize = 16;
+
+fn receive_example(side: &mut Side) -> Verdict {
+    side.receive_at(0, EXAMPLE)
+}
+
+fn send_example(side: &mut Side) -> Verdict {
+    let sges = [side.memory.sge(128..128 + EXAMPLE)?];
+    side.post(SendWr::send(&sges))?;
+    completed(side)
+}
+
+/// The client sends a message, to which the server replies.
+fn our_server_serves_rdma_client() -> Verdict {
+    let service = Service::start(4)?;
+    let (ip, port) = (service.at.ip(), service.at.port());
+    let client = Program::start("rdma_client", &format!("-s {ip} -p {port}"))?;
+    let (mut side, connection) = accept(&service, receive_example)?;
+    completed(&mut side)?;
+    send_example(&mut side)?;
+    connection.wait_disconnected(Some(PATIENCE))?;
+    connection.disconnect()?;
+    client.succeeds()
+}
+
+fn our_client_uses_rdma_server() -> Verdict {
+    let at = free_address()?;
+    let arguments = format!("-s {} -p {}", at.ip(), at.port());
+    let server = Program::start("rdma_server", &arguments)?;
+    let (mut side, connection) = connect(at, receive_example)?;
+    send_example(&mut side)?;
+    completed(&mut side)?;
+    connection.disconnect()?;
+    server.succeeds()
+}
+
+/// The client sends a message and leaves.
+fn our_server_serves_rdma_xclient() -> Verdict {
+    let service = Service::start(4)?;
+    let (ip, port) = (service.at.ip(), service.at.port());
+    let client = Program::start("rdma_xclient", &format!("-s {ip} -p {port} -c r"))?;
+    let (mut side, connection) = accept(&service, receive_example)?;
+    completed(&mut side)?;
+    connection.wait_disconnected(Some(PATIENCE))?;
+    connection.disconnect()?;
+    client.succeeds()
+}
+
+fn our_client_uses_rdma_xserver() -> Verdict {
+    let at = free_address()?;
+    let server = Program::start("rdma_xserver", &format!("-p {} -c r", at.port()))?;
+    let (mut side, connection) = connect(at, |_| Ok(()))?;
+    send_example(&mut side)?;
+    connection.disconnect()?;
+    server.succeeds()
 }

@@ -1,7 +1,7 @@
 //! The command line of both programs.
 
 use crate::Failure;
-use crate::control::{self, Control, LIST};
+use crate::control::{self, Control, FIRST_BY_ADDRESS, LIST, Thing};
 use crate::scale::{self, Scale};
 use std::path::Path;
 use std::process::ExitCode;
@@ -55,7 +55,11 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
         }
         ["control", device, runs, ref only @ ..] => {
             let only = only.first().copied().unwrap_or_default();
-            control::measure::<S::Control>(device, runs.parse()?, only)
+            control::measure::<S::Control>(Thing::ALL, device, runs.parse()?, only)
+        }
+        ["cm", device, runs, ref only @ ..] => {
+            let only = only.first().copied().unwrap_or_default();
+            control::measure::<S::Control>(Thing::MANAGED, device, runs.parse()?, only)
         }
         ["perform", device, thing, count] => {
             control::perform::<S::Control>(device, thing, count.parse()?)
@@ -65,12 +69,13 @@ fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
             Ok(())
         }
         ["first", device] => S::Control::first(device),
+        [FIRST_BY_ADDRESS] => S::Control::first_by_address(),
         ["mapped", device] => mapped::<S::Control>(device),
         ["scale", device, part, clock] => {
             scale::measure::<S::Scale>(device, part, clock == "counting")
         }
-        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control DEVICE RUNS [THING], \
-             perform DEVICE THING COUNT, list, first DEVICE, mapped DEVICE, or scale DEVICE PART counting|running".into()),
+        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control|cm DEVICE RUNS [THING], \
+             perform DEVICE THING COUNT, list, first DEVICE, first-by-address, mapped DEVICE, or scale DEVICE PART counting|running".into()),
     }
 }
 

@@ -13,6 +13,8 @@ use std::time::Instant;
 
 /// What a program does when it is started for a moment.
 pub const LIST: &str = "list";
+/// The command that connects by address once.
+pub const FIRST_BY_ADDRESS: &str = "first-by-address";
 
 /// What is done and undone again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -35,7 +37,15 @@ pub enum Thing {
     Var,
     /// An address handle.
     AddressHandle,
+    /// A queue pair of the first device is connected by address to one of the second, and both are
+    /// disconnected and destroyed.
+    ByAddress,
 }
+
+/// The address that connections by address come from, which the first device has.
+pub const FROM: &str = "10.0.0.1:0";
+/// The address that they lead to, which the second device has.
+pub const TO: &str = "10.0.0.2:7471";
 
 impl Thing {
     /// All of them with their names, and how often each is done in a run.
@@ -52,6 +62,10 @@ impl Thing {
         ("VAR and back", Thing::Var, 50),
         ("address handle and back", Thing::AddressHandle, 50),
     ];
+
+    /// Those of the connection manager, likewise.
+    pub const MANAGED: &[(&str, Thing, u32)] =
+        &[("connect by address and back", Thing::ByAddress, 20)];
 }
 
 /// One side, with a device open.
@@ -64,6 +78,10 @@ pub trait Control: Sized {
 
     /// Opens a device and allocates a protection domain: the first verb.
     fn first(device: &str) -> Result<(), Failure>;
+
+    /// Connects two queue pairs by address and leaves them connected: what a program does until its first
+    /// connection. Both sides are in this process.
+    fn first_by_address() -> Result<(), Failure>;
 
     /// Lists the devices, opens one, asks for its port and identifier, and brings a queue pair of
     /// it, with a completion queue, to the state in which it sends.
@@ -160,10 +178,15 @@ pub const PASSED: &str = "µs";
 /// The way of a sample that is nanoseconds of work.
 pub const WORKED: &str = "instructions";
 
-/// Measures everything, and prints both costs.
-pub fn measure<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Failure> {
+/// Measures these things, and prints both costs.
+pub fn measure<C: Control>(
+    things: &[(&str, Thing, u32)],
+    device: &str,
+    runs: u32,
+    only: &str,
+) -> Result<(), Failure> {
     let mut side = C::open(device)?;
-    for &(name, thing, count) in Thing::ALL.iter().filter(|(name, ..)| name.contains(only)) {
+    for &(name, thing, count) in things.iter().filter(|(name, ..)| name.contains(only)) {
         let memory = memory(thing);
         let (mut passed, mut worked) = (Vec::new(), Vec::new());
         // The first run is not timed.
@@ -194,6 +217,7 @@ pub fn measure<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Fa
 pub fn perform<C: Control>(device: &str, name: &str, count: u32) -> Result<(), Failure> {
     let (_, thing, _) = Thing::ALL
         .iter()
+        .chain(Thing::MANAGED)
         .find(|(known, ..)| *known == name)
         .ok_or_else(|| format!("nothing is called {name:?}"))?;
     let (mut side, memory) = (C::open(device)?, memory(*thing));

@@ -32,14 +32,14 @@ struct OfThing {
     notes: Vec<String>,
 }
 
-/// Traces all things that are wanted.
-pub(super) fn run(arguments: &BenchArguments) -> Result<Calls> {
+/// Traces those of these things that are wanted.
+pub(super) fn run(arguments: &BenchArguments, things: &'static [control::Known]) -> Result<Calls> {
     let session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
     let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let spinner = progress::spinner("system calls");
-    let mut things = Vec::new();
-    for (name, thing) in control::wanted(arguments)? {
+    let mut traced = Vec::new();
+    for (name, thing) in control::wanted(arguments, things)? {
         let mut notes = Vec::new();
         let [ours, theirs] = Side::BOTH.map(|side| {
             let mut each =
@@ -58,10 +58,10 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Calls> {
                 Vec::new()
             })
         });
-        things.push(OfThing { thing: name.to_owned(), ours, theirs, notes });
+        traced.push(OfThing { thing: name.to_owned(), ours, theirs, notes });
     }
     spinner.finish_and_clear();
-    let calls = Calls { kernel: vm.greeting.release.clone(), things };
+    let calls = Calls { kernel: vm.greeting.release.clone(), things: traced };
     vm.power_off()?;
     Ok(calls)
 }

@@ -11,26 +11,33 @@ use crate::progress;
 use crate::session::Session;
 use crate::vm::Vm;
 use anyhow::{Result, bail};
-use lab_bench::control::{LIST, PASSED, Thing, WORKED};
+use lab_bench::control::{FIRST_BY_ADDRESS, LIST, PASSED, Thing, WORKED};
 
 /// Runs of each thing within one round.
 const IN_A_ROW: u32 = 3;
 /// How often a thing is done while system calls are counted.
 const COUNTED: [u32; 2] = [2, 6];
 
-/// What the project means to reach: the ratio of times, and that of system calls.
-fn target(thing: Thing) -> [Option<f64>; 2] {
+/// What the project means to reach: the ratio of times, that of system calls, and that of instructions.
+fn target(thing: Thing) -> [Option<f64>; 3] {
     match thing {
-        Thing::Start => [Some(0.5), Some(0.5)],
-        Thing::Connect => [Some(1.0), Some(0.7)],
-        Thing::Region(_) => [Some(1.05), None],
-        _ => [None, None],
+        Thing::Start => [Some(0.5), Some(0.5), None],
+        Thing::Connect => [Some(1.0), Some(0.7), None],
+        Thing::Region(_) => [Some(1.05), None, None],
+        Thing::ByAddress => [None, Some(1.0), Some(1.0)],
+        _ => [None; 3],
     }
 }
 
+/// A thing with its name, and how often it is done in a run.
+pub(super) type Known = (&'static str, Thing, u32);
+
 /// The things whose names the arguments pick.
-pub(super) fn wanted(arguments: &BenchArguments) -> Result<Vec<(&'static str, Thing)>> {
-    let things = Thing::ALL.iter().filter(|(name, ..)| arguments.wants(name));
+pub(super) fn wanted(
+    arguments: &BenchArguments,
+    things: &[Known],
+) -> Result<Vec<(&'static str, Thing)>> {
+    let things = things.iter().filter(|(name, ..)| arguments.wants(name));
     let things: Vec<_> = things.map(|(name, thing, _)| (*name, *thing)).collect();
     if things.is_empty() {
         let text = arguments.only.as_deref().unwrap_or_default();
@@ -39,16 +46,33 @@ pub(super) fn wanted(arguments: &BenchArguments) -> Result<Vec<(&'static str, Th
     Ok(things)
 }
 
-/// Measures everything.
+/// Measures the control path.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
-    let things = wanted(arguments)?;
+    let title = format!("The control path on {}", arguments.device.label());
+    measure(arguments, "control", Thing::ALL, title)
+}
+
+/// Measures connections by address: what a program does until the first one, and each further one.
+pub(super) fn by_address(arguments: &BenchArguments) -> Result<Table> {
+    let title = format!("Connections by address on {}", arguments.device.label());
+    measure(arguments, "cm", Thing::MANAGED, title)
+}
+
+/// Measures these things, which are a command of both programs.
+fn measure(
+    arguments: &BenchArguments,
+    command: &str,
+    things: &[Known],
+    title: String,
+) -> Result<Table> {
+    let things = wanted(arguments, things)?;
     let mut session = Session::open(&arguments.needs(), arguments.console)?;
     let programs = rounds::programs(&session.workspace)?;
     let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let rounds = arguments.runs.div_ceil(IN_A_ROW);
-    let spinner = progress::spinner("control path");
+    let spinner = progress::spinner(&title);
     let runs = IN_A_ROW.to_string();
-    let mut words = ["control", &device, &runs].map(str::to_owned).to_vec();
+    let mut words = [command, &device, &runs].map(str::to_owned).to_vec();
     words.extend(arguments.only.clone());
     let found = rounds::play(&mut vm, &words, rounds)?;
     let mut rows = Vec::new();
@@ -57,7 +81,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let accelerator = session.accelerator().label().to_owned();
     for &(name, thing) in &things {
         let [ours, theirs] = values(&found, name, PASSED, Value::median);
-        let [time, calls] = target(thing);
+        let [time, calls, _] = target(thing);
         let row = |unit, ours, theirs, ratio| named(name, unit, ours, theirs, ratio);
         rows.push(row("µs", ours, theirs, time));
         if ours.is_none() && theirs.is_none() {
@@ -75,21 +99,27 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         }
         rows.push(row("system calls", counts[0], counts[1], calls));
     }
+    let mut first = Vec::new();
+    if things.iter().any(|(_, thing)| *thing == Thing::ByAddress) {
+        first = first_connection(&mut vm)?;
+    }
     vm.power_off()?;
     session.count_instructions();
     let (mut vm, _) = rounds::boot(&session, arguments, &programs)?;
     let found = rounds::play(&mut vm, &words, rounds)?;
     vm.power_off()?;
-    for &(name, _) in &things {
+    for &(name, thing) in &things {
         let [ours, theirs] = values(&found, name, WORKED, Value::lowest);
         if ours.or(theirs).is_some() {
-            rows.push(named(name, WORKED, ours, theirs, None));
+            let [.., instructions] = target(thing);
+            rows.push(named(name, WORKED, ours, theirs, instructions));
         }
     }
     rows.sort_by_key(|row| things.iter().position(|(name, ..)| *name == row.operation));
+    rows.splice(0..0, first);
     spinner.finish_and_clear();
     Ok(Table {
-        title: format!("The control path on {}", arguments.device.label()),
+        title,
         unit: "the unit that each row names".into(),
         kernel,
         accelerator,
@@ -97,6 +127,20 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         rows,
         notes,
     })
+}
+
+/// System calls and opened files from the start of a program to its first connection by address.
+fn first_connection(vm: &mut Vm) -> Result<Vec<Row>> {
+    let mut counts = [[None; 2]; 2];
+    for (side, counts) in Side::BOTH.into_iter().zip(&mut counts) {
+        let [calls, opened, _] = rounds::counts(vm, &[side.program(), FIRST_BY_ADDRESS])?;
+        *counts = [calls, opened].map(|count| Value::median(&[count]));
+    }
+    let [ours, theirs] = counts;
+    let row = |unit, place: usize, target| {
+        named("start to the first connection by address", unit, ours[place], theirs[place], target)
+    };
+    Ok(vec![row("system calls", 0, Some(0.7)), row("files opened", 1, None)])
 }
 
 /// What both sides found for a thing.

@@ -1,5 +1,6 @@
 //! The control path of this workspace's library.
 
+use crate::cm::ByAddress;
 use lab_bench::Failure;
 use lab_bench::control::{Control, Thing};
 use std::sync::atomic::AtomicU64;
@@ -16,6 +17,7 @@ pub(crate) struct Ours {
     td: Option<ThreadDomain>,
     path: AddressVector,
     gid_index: u32,
+    by_address: Option<ByAddress>,
 }
 
 fn open(device: &str) -> Result<Context, Failure> {
@@ -34,6 +36,10 @@ impl Control for Ours {
     fn first(device: &str) -> Result<(), Failure> {
         open(device)?.alloc_pd()?;
         Ok(())
+    }
+
+    fn first_by_address() -> Result<(), Failure> {
+        ByAddress::first()
     }
 
     fn connect(&self, device: &str) -> Result<Self::Connected, Failure> {
@@ -59,7 +65,7 @@ impl Control for Ours {
         // Not every device has any.
         let td = context.alloc_td().ok();
         let path = AddressVector::global(1, gid.index, gid.gid);
-        Ok(Ours { context, pd, td, path, gid_index: gid.index })
+        Ok(Ours { context, pd, td, path, gid_index: gid.index, by_address: None })
     }
 
     fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure> {
@@ -72,7 +78,7 @@ impl Control for Ours {
     }
 
     fn thing(&mut self, thing: Thing) -> Result<(), Failure> {
-        let Ours { context, pd, td, path, .. } = self;
+        let Ours { context, pd, td, path, by_address, .. } = self;
         match thing {
             Thing::Domain => context.alloc_pd()?.destroy()?,
             Thing::ThreadDomain => context.alloc_td()?.destroy()?,
@@ -83,6 +89,13 @@ impl Control for Ours {
             }
             Thing::Var => drop(Var::alloc(context, VarKind::Virtio)?),
             Thing::AddressHandle => pd.create_ah(path)?.destroy()?,
+            Thing::ByAddress => {
+                let ends = match by_address {
+                    Some(ends) => ends,
+                    none => none.insert(ByAddress::open()?),
+                };
+                ends.connect()?.close()?;
+            }
             Thing::XrcDomain => context.xrcd_builder().build()?.destroy()?,
             Thing::Start | Thing::Connect | Thing::Region(_) => {
                 return Err(format!("{thing:?} is no thing to allocate").into());

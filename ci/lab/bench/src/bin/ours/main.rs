@@ -1,6 +1,7 @@
 //! What this workspace's library needs for the operations that `cargo ci bench` compares. Pairs
 //! with `bench-theirs`.
 
+mod cm;
 mod control;
 mod path;
 mod scale;

@@ -1,6 +1,7 @@
 //! The control path of rdma-core.
 
 use crate::abi::{Context, Cq, Opaque, Pd, Qp, QpCap, number};
+use crate::cm::ByAddress;
 use crate::endpoint::{self, Shape};
 use crate::verbs::{Made, Mlx5, Verbs};
 use lab_bench::Failure;
@@ -17,6 +18,7 @@ pub(crate) struct Theirs {
     pd: Made<Pd>,
     td: Option<Made<Opaque>>,
     gid: (u8, [u8; 16]),
+    by_address: Option<ByAddress>,
 }
 
 /// What a connection consists of, in the order in which it is taken down.
@@ -55,6 +57,10 @@ impl Control for Theirs {
         verbs.close(context)
     }
 
+    fn first_by_address() -> Result<(), Failure> {
+        ByAddress::first()
+    }
+
     fn connect(&self, device: &str) -> Result<Connected, Failure> {
         let verbs = self.verbs.clone();
         let context = verbs.open(device)?;
@@ -85,7 +91,7 @@ impl Control for Theirs {
         // Not every device has any.
         let td = verbs.alloc_td(&context).ok();
         let mlx5 = device.starts_with("mlx5").then(Mlx5::load).transpose()?;
-        Ok(Theirs { verbs, mlx5, context, pd, td, gid })
+        Ok(Theirs { verbs, mlx5, context, pd, td, gid, by_address: None })
     }
 
     fn region(&mut self, memory: &[AtomicU64]) -> Result<(), Failure> {
@@ -94,13 +100,21 @@ impl Control for Theirs {
     }
 
     fn thing(&mut self, thing: Thing) -> Result<(), Failure> {
-        let Theirs { verbs, mlx5, context, pd, td, gid } = self;
+        let Theirs { verbs, mlx5, context, pd, td, gid, by_address } = self;
         match thing {
             Thing::Domain => verbs.dealloc_pd(verbs.alloc_pd(context)?),
             Thing::ThreadDomain => verbs.dealloc_td(context, verbs.alloc_td(context)?),
             Thing::ParentDomain => {
                 let td = td.as_ref().ok_or("no thread domains")?;
                 verbs.dealloc_pd(verbs.alloc_parent_domain(context, pd, Some(td))?)
+            }
+            Thing::ByAddress => {
+                let ends = match by_address {
+                    Some(ends) => ends,
+                    none => none.insert(ByAddress::open(verbs.clone())?),
+                };
+                let connected = ends.connect()?;
+                ends.close(connected)
             }
             Thing::XrcDomain => verbs.close_xrcd(context, verbs.open_xrcd(context)?),
             Thing::Var => {

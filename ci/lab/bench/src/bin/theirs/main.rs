@@ -4,6 +4,7 @@
 //! it. Nothing of rdma-core is compiled or linked.
 
 mod abi;
+mod cm;
 mod control;
 mod endpoint;
 mod lane;

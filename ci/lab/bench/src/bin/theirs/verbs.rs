@@ -30,7 +30,7 @@ unsafe impl<T> Sync for Made<T> {}
 
 impl<T> Made<T> {
     /// From what a verb answered, null for a failure that `errno` names.
-    fn check(verb: &str, answer: *mut T) -> Result<Made<T>, Failure> {
+    pub(crate) fn check(verb: &str, answer: *mut T) -> Result<Made<T>, Failure> {
         match NonNull::new(answer) {
             Some(object) => Ok(Made(object)),
             None => Err(format!("{verb}: {}", io::Error::last_os_error()).into()),
@@ -55,7 +55,7 @@ pub(crate) fn done(verb: &str, answer: c_int) -> Result<(), Failure> {
 /// # Safety
 ///
 /// `F` must be a function pointer of the type that the library's header declares.
-unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, Failure> {
+pub(crate) unsafe fn symbol<F: Copy>(library: &Library, name: &str) -> Result<F, Failure> {
     // SAFETY: the caller vouches for the type.
     let symbol = unsafe { library.get::<F>(name.as_bytes()) };
     symbol.map(|symbol| *symbol).map_err(|error| format!("{name}: {error}").into())
