@@ -137,11 +137,9 @@ fn client(args: &CmtimeArgs, server: &str) -> Result<Report> {
     let mut round =
         |count: u32| client_round(args, &channel, &mut shared, &mut pace, at, from, count);
     round(1)?;
-    let mut clock = round(args.connections)?;
+    let clock = round(args.connections)?;
     round(args.connections)?;
-    drop(round);
-    let steps = std::mem::take(&mut clock.steps);
-    Ok(Report::new("client", at, shared.as_ref(), args, steps))
+    Ok(Report::new("client", at, shared.as_ref(), args, clock.steps))
 }
 
 fn client_round(

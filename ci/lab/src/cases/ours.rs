@@ -24,6 +24,8 @@ pub(crate) fn pingpongs() -> Vec<Case> {
 pub(crate) fn by_address() -> Vec<Case> {
     let mut cases = rping();
     cases.extend(ucmatose());
+    cases.extend(udaddy());
+    cases.extend(mckey());
     cases.extend(cmtime());
     cases
 }
@@ -86,6 +88,55 @@ fn ucmatose() -> Vec<Case> {
              'uverbs cm ucmatose -s 10.0.0.2 -b 10.0.0.1 -C 5 --timeout 1') >/tmp/said 2>&1 && fail 'it went well'\n\
              cat /tmp/said; grep -q '4 of 5 messages were received' /tmp/said || fail 'not said'",
         ),
+    ]
+}
+
+fn udaddy() -> Vec<Case> {
+    vec![
+        pair(
+            "udaddy::serves_the_peer",
+            "uverbs cm udaddy -b 10.0.0.2 -c 2 --json",
+            "udaddy -s 10.0.0.2 -b 10.0.0.1 -c 2",
+        )
+        .then("grep -q \"return status 0\" client")
+        .then("grep -q \"connections.:2,.messages.:10,.size.:100,\" server"),
+        pair(
+            "udaddy::uses_the_peer",
+            "udaddy -b 10.0.0.2 -C 5 -S 900",
+            "uverbs cm udaddy -s 10.0.0.2 -b 10.0.0.1 -C 5 -S 900",
+        )
+        .then("grep -q \"return status 0\" server")
+        .then("grep -q \"1 of 1 with 5 messages of 900 bytes\" client"),
+    ]
+}
+
+/// A receiver is ready when its host is in the group; a sender of rdma-core's waits three seconds then.
+fn mckey() -> Vec<Case> {
+    let joined = "grep -qi 0407ffef /proc/net/igmp || grep -q joined server";
+    let pair = |name: &str, server: &str, client: &str| {
+        Case::pair(format!("ours::mckey::{name}"), joined, server, client)
+    };
+    vec![
+        pair(
+            "receives_from_the_peer",
+            "uverbs cm mckey -m 239.255.7.4 -b 10.0.0.2 --json",
+            "mckey -m 239.255.7.4 -s -b 10.0.0.1",
+        )
+        .then("grep -q \"return status 0\" client")
+        .then("grep -q \"role.:.receiver.*messages.:10,.size.:100,\" server"),
+        pair(
+            "sends_to_the_peer",
+            "mckey -m 239.255.7.4 -b 10.0.0.2",
+            "uverbs cm mckey -m 239.255.7.4 -s -b 10.0.0.1",
+        )
+        .then("grep -q \"return status 0\" server"),
+        Case::pair(
+            "ours::mckey::send_only",
+            "grep -q joined server",
+            "uverbs cm mckey -m 239.255.7.4 -b 10.0.0.2 -c 2",
+            "uverbs cm mckey -m 239.255.7.4 -s -b 10.0.0.1 -o --pause 0",
+        )
+        .then("grep -q \"2 of 2 with 10 messages of 100 bytes\" server"),
     ]
 }
 
