@@ -102,17 +102,16 @@ impl Link {
                 }
                 std::thread::yield_now();
             }
-            match connection.next_event(Some(Duration::ZERO))? {
-                None => {}
-                Some(ConnectionEvent::Disconnected | ConnectionEvent::TimewaitExit) => {
-                    // Its last message may have completed meanwhile.
-                    self.poll()?;
-                    return Ok(take(self));
-                }
-                Some(ConnectionEvent::DeviceRemoval) => {
+            while let Some(event) = connection.next_event(Some(Duration::ZERO))? {
+                if event == ConnectionEvent::DeviceRemoval {
                     return Err(Failure::device("the kernel is removing the device"));
                 }
-                Some(_) => {}
+            }
+            // An earlier wait may have read the event.
+            if connection.is_closed() {
+                // Its last message may have completed meanwhile.
+                self.poll()?;
+                return Ok(take(self));
             }
             if Instant::now() > deadline {
                 return Err(Failure::run(format!("the peer was silent for {:?}", self.timeout))
