@@ -5,6 +5,7 @@
 //! its remaining cases fail.
 
 pub(crate) mod case;
+mod doctor;
 mod emulator_check;
 mod ethernet;
 mod faults;
@@ -116,6 +117,7 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(verbs::forms(Addressing::Gid));
     cases.extend(rdmacm::programs());
     cases.extend(ours::by_address());
+    cases.extend(doctor::cases());
     cases.extend(perftest::programs());
     cases.extend(ethernet::cases());
     context.group("programs", Emulation::default(), cases)

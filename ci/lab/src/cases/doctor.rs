@@ -1,0 +1,64 @@
+//! `uverbs doctor` on a healthy guest and with planted faults: each must be found, with what to do.
+
+use super::case::Case;
+
+/// Runs the doctor as JSON: `told STATUS WORD...` succeeds if it ends so and its report has every word.
+const TOLD: &str = r#"
+told() {
+    expected=$1; shift
+    uverbs doctor --json $device >report; status=$?
+    cat report
+    [ $status = $expected ] || fail "it ended with $status"
+    for word; do grep -q "$word" report || fail "not found: $word"; done
+}
+directory=$(mktemp -d) && cd $directory || exit 1
+"#;
+
+pub(crate) fn cases() -> Vec<Case> {
+    let case = |name: &str, script: &str| {
+        Case::as_root(format!("doctor::{name}"), format!("{TOLD}\n{script}"))
+    };
+    vec![
+        case(
+            "finds_nothing_wrong",
+            "device=mlx5_0 told 0 '.check.:.gid.,.subject.:.mlx5_0 (mlx5) port 1.,.level.:.ok.' \
+             '.problems.:0' 'RoCE v2, an IPv4 address'",
+        ),
+        case(
+            "link_down",
+            "/usr/bin/ip link set eth0 down || fail 'eth0 stays up'\n\
+             until_true \"uverbs devinfo mlx5_0 --json | grep -q '.state.:.down'\" || status=1\n\
+             (device=mlx5_0 told 3 '.check.:.link.' '.level.:.problem.' 'ip link set eth0 up')\n\
+             found=$?\n\
+             /usr/bin/ip link set eth0 up\n\
+             until_true \"uverbs devinfo mlx5_0 --json | grep -q '.state.:.active'\"\n\
+             [ $found = 0 ] || exit 1",
+        ),
+        case(
+            "node_is_roots",
+            "node=$(ls /dev/infiniband/uverbs* | head -1)\n\
+             chmod 600 $node\n\
+             (device=$node told 0 '.check.:.node.' 'mode 0600' \"chmod 666 $node\")\n\
+             found=$?\n\
+             chmod 666 $node; [ $found = 0 ] || exit 1",
+        ),
+        // Not root: a capability would lift the limit.
+        Case::new(
+            "doctor::little_memlock",
+            format!(
+                "{TOLD}\nulimit -l 64 || fail 'the limit stays'\n\
+                 device=mlx5_0 told 3 '.check.:.memlock.' '64 KiB' 'ulimit -l'"
+            ),
+        ),
+        case(
+            "cgroup_limit",
+            "mkdir -p group && mount -t cgroup2 none group || fail 'no cgroups'\n\
+             echo +rdma >group/cgroup.subtree_control && mkdir group/few || fail 'no rdma controller'\n\
+             echo 'mlx5_0 hca_handle=0' >group/few/rdma.max || fail 'no limit'\n\
+             sh -c 'echo $$ >group/few/cgroup.procs; exec uverbs pingpong rc -d mlx5_0 -g 3' >said 2>&1\n\
+             status=$?; cat said\n\
+             rmdir group/few; umount group\n\
+             [ $status = 3 ] && grep -q 'rdma.max' said || fail 'the limit is not named'",
+        ),
+    ]
+}
