@@ -93,8 +93,14 @@ fn socket_address(interface: u32, address: IpAddr, port: u16) -> SocketAddr {
     }
 }
 
+/// Whether a socket takes the address for its own.
 fn binds(interface: u32, address: IpAddr) -> bool {
-    UdpSocket::bind(socket_address(interface, address, 0)).is_ok()
+    /// The discard service's; no packet is sent.
+    const PORT: u16 = 9;
+    // In a network namespace without any address the kernel binds every one of IPv4, but has no route to it.
+    UdpSocket::bind(socket_address(interface, address, 0))
+        .and_then(|socket| socket.connect(socket_address(interface, address, PORT)))
+        .is_ok()
 }
 
 /// The link-local address of an Ethernet address, `addrconf_ifid_eui48`.
