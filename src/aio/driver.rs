@@ -284,11 +284,12 @@ impl<S: Locking> CompletionQueue<S> {
         self.create(pd, qp_type, None, describe)
     }
 
-    /// As [`create_qp`](Self::create_qp), for a queue pair that takes its receives from `srq`.
+    /// As [`create_qp`](Self::create_qp), for a queue pair that takes its receives from `srq`, which is of the same
+    /// completion queue.
     ///
     /// # Errors
     ///
-    /// As [`create_qp`](Self::create_qp).
+    /// As [`create_qp`](Self::create_qp), and `EINVAL` for a shared receive queue of another completion queue.
     pub fn create_qp_on(
         &self,
         pd: &ProtectionDomain<S>,
@@ -296,6 +297,11 @@ impl<S: Locking> CompletionQueue<S> {
         srq: &SharedReceiveQueue<S>,
         describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
     ) -> Result<QueuePair<S>> {
+        // The tag of a receive names its future among those of one completion queue.
+        if !srq.is_of(&self.driver) {
+            let detail = "the shared receive queue is of another completion queue";
+            return Err(Error::invalid(VERB, detail));
+        }
         self.create(pd, qp_type, Some(srq), describe)
     }
 

@@ -424,10 +424,12 @@ impl<S: Locking> Inflight<S> {
                     deferred.wake(waker);
                 }
             }
-            _ => {
+            Some(OpSlot::Abandoned) => {
                 state.free_slot(index);
                 deferred.drop(memory);
             }
+            // Nobody waits for it, and the slot is not the request's.
+            _ => deferred.drop(memory),
         }
         drop(state);
         if first {

@@ -271,6 +271,11 @@ impl<S: Locking> SharedReceiveQueue<S> {
         SharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, key, driver }) }
     }
 
+    /// Whether this driver completes the receives.
+    pub(super) fn is_of(&self, driver: &Arc<DriverHandle<S>>) -> bool {
+        Arc::ptr_eq(&self.inner.driver, driver)
+    }
+
     /// Receives a message that arrives at any of its queue pairs.
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
         Op::new(OpQueue::Srq(self.clone()), OpRequest::Recv, memory)

@@ -103,9 +103,10 @@ impl Step for Connecting {
         }
         let Connecting { id, qp, min_rnr_timer } = self;
         let peer_qpn = Qpn(event.conn.qp_num);
+        // The access rights depend on the peer's answer. A queue pair that another handshake brought further is
+        // refused here, and not this id's to stop.
+        qp.init(VERB, &id)?;
         let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
-        // The access rights depend on the peer's answer.
-        link.qp.init(VERB, &link.id)?;
         link.qp.ready(VERB, &link.id, None, min_rnr_timer)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };

@@ -82,7 +82,7 @@ impl Event {
                     .into();
             }
         };
-        fail(format!("{kind}{}", advice(self.kind, -self.status)))
+        fail(format!("{kind}{}", advice(self.kind, self.status.saturating_neg())))
     }
 
     fn rejected(&self, verb: &'static str) -> ConnectError {

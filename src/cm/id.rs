@@ -633,13 +633,13 @@ impl BoundId {
     }
 
     /// Starts to join a multicast group by the device that has the id's address, for a queue pair of type UD. A queue
-    /// pair in `RESET` is brought to `RTS` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY); in another state it stays
-    /// as it is. The id may join any number of groups.
+    /// pair in `RESET` or `INIT` is brought to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY); past
+    /// `INIT` it stays as it is. The id may join any number of groups.
     ///
     /// # Errors
     ///
     /// `EINVAL` for an address that is no multicast address, an id of another port space than
-    /// [`UDP`](PortSpace::UDP), or a queue pair of another type than UD or on another device; `ENODEV` if the
+    /// [`UDP`](PortSpace::UDP), or a queue pair of another type than UD, on another device or in `ERR`; `ENODEV` if the
     /// id is bound to an unspecified address; error number 524 for an IPv6 group on RoCE v2, which the kernel does
     /// not join.
     #[doc(alias("rdma_join_multicast", "rdma_join_multicast_ex"))]

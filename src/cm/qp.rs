@@ -30,6 +30,10 @@ impl ConnectedQp {
         let qp = self.qp.upgrade().ok_or_else(|| {
             Error::invalid(verb, "the queue pair was dropped; keep it until the handshake is over")
         })?;
+        if qp.resets() != self.resets {
+            let detail = "the queue pair was reset during the handshake: connect it again";
+            return Err(Error::invalid(verb, detail));
+        }
         Ok(QpControl { qp })
     }
 

@@ -321,6 +321,28 @@ fn connection_that_is_dropped_late_leaves_the_next_one_alone() {
 }
 
 #[test]
+fn handshake_that_lost_its_queue_pair_leaves_it_to_the_other() {
+    let mut stage = Stage::new();
+    let begin = |id| stage.route(id).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    let (won, lost) = (begin(1), begin(2));
+    for id in [1, 2] {
+        stage.script.tell(id, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    }
+    let won = won.wait(NOW).unwrap().done().unwrap();
+    assert_eq!(lost.wait(NOW).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!((stage.qp.state(), stage.script.live()), (QpState::RTS, vec![1]));
+    drop(won);
+    // A handshake from before a reset.
+    stage.qp.reset(&mut [&mut stage.bench.cq]).unwrap();
+    let late = stage.route(3).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    stage.qp.reset(&mut [&mut stage.bench.cq]).unwrap();
+    stage.script.tell(3, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    let error = late.wait(NOW).unwrap_err();
+    assert!(error.error().message().contains("was reset during the handshake"), "{error}");
+    assert_eq!(stage.qp.state(), QpState::RESET);
+}
+
+#[test]
 fn id_that_is_moved_to_its_own_channel_keeps_its_events() {
     let stage = Stage::new();
     let id = stage.channel.create_id().unwrap().migrate(&stage.channel).unwrap();

@@ -13,9 +13,11 @@ use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
 use std::path::{Path, PathBuf};
 
-/// The directory of nodes, and how to ask an open node for its driver.
+/// The directory of nodes, which numbers may be those of uverbs devices, and how to ask an open node for its
+/// driver.
 pub(super) struct DevTree<'a> {
     dev: &'a Path,
+    may_be_uverbs: fn(DeviceNumber) -> bool,
     ask: fn(BorrowedFd<'_>) -> std::result::Result<Option<DriverId>, Errno>,
 }
 
@@ -26,7 +28,7 @@ fn ask_kernel(fd: BorrowedFd<'_>) -> std::result::Result<Option<DriverId>, Errno
 impl DevTree<'static> {
     /// The running system's.
     pub(super) fn system() -> Self {
-        DevTree { dev: Path::new("/dev"), ask: ask_kernel }
+        DevTree { dev: Path::new("/dev"), may_be_uverbs: cdev::may_be_uverbs, ask: ask_kernel }
     }
 }
 
@@ -34,7 +36,7 @@ impl<'a> DevTree<'a> {
     /// Another directory, whose nodes the kernel is asked about.
     #[cfg(test)]
     pub(super) fn at(dev: &'a Path) -> Self {
-        DevTree { dev, ask: ask_kernel }
+        DevTree { dev, may_be_uverbs: |_| true, ask: ask_kernel }
     }
 
     /// The paths of uverbs nodes, in the order of their numbers.
@@ -63,8 +65,13 @@ impl<'a> DevTree<'a> {
         found
     }
 
-    /// Opens the node at a path and asks it for its driver.
+    /// Opens the node at a path and asks it for its driver. A device of another kind is not opened, since that
+    /// can have effects: a tape rewinds, a watchdog starts.
     fn open(&self, verb: &'static str, path: &Path, number: DeviceNumber) -> Result<Device> {
+        if !(self.may_be_uverbs)(number) {
+            return Err(Error::new(verb, Errno::NODEV)
+                .detail(format!("character device {number} is no uverbs device")));
+        }
         let device = Device::undescribed(path, number, None);
         let node = Node { name: device.name.clone(), number, abi: 0 };
         let fd = cdev::open_at(verb, &device.name, &node, &path.to_owned())?;
@@ -130,7 +137,7 @@ impl Device {
 
     /// The device of the node at `path`, `/dev/infiniband/uverbs3` for example, which
     /// [`Context::open`](crate::Context::open) then opens at that path. Neither netlink nor sysfs is
-    /// needed; without both, the node is opened to ask the device for its driver, and the device is not
+    /// needed; if neither shows the device, its node is opened to ask for its driver, and the device is not
     /// [described](Self::is_described).
     ///
     /// # Errors
@@ -203,7 +210,7 @@ mod tests {
         dev.link("infiniband/uverbs11", "/dev/null");
         dev.link("infiniband/rdma_cm", "/dev/null");
         dev.file("infiniband/uverbs3", "");
-        let tree = DevTree { dev: dev.path(), ask };
+        let tree = DevTree { dev: dev.path(), may_be_uverbs: |_| true, ask };
         let found = tree.list(Vec::new());
         // One number is one device, and the lower node names it.
         assert_eq!(found.len(), 1, "{found:?}");
@@ -251,7 +258,7 @@ mod tests {
         let dev = Scratch::new("by-node-driver");
         dev.link("infiniband/uverbs1", "/dev/null");
         dev.link("infiniband/uverbs2", "/dev/zero");
-        let tree = DevTree { dev: dev.path(), ask };
+        let tree = DevTree { dev: dev.path(), may_be_uverbs: |_| true, ask };
         let listed = |name, number| {
             let device = Device::undescribed(Path::new(name), number, None);
             Device { described: true, ..device }

@@ -128,6 +128,20 @@ pub(super) fn open_at(
     })
 }
 
+/// Whether the number may be a uverbs device's: `/proc/devices` says which are, if it can be read.
+pub(super) fn may_be_uverbs(number: DeviceNumber) -> bool {
+    std::fs::read_to_string("/proc/devices").map_or(true, |text| has_major(&text, number.major))
+}
+
+/// Whether `/proc/devices` lists the major number among those of uverbs.
+fn has_major(text: &str, major: u32) -> bool {
+    let of_uverbs = |line: &str| {
+        let mut words = line.split_whitespace();
+        words.next() == Some(major.to_string().as_str()) && words.next() == Some("infiniband_verbs")
+    };
+    text.lines().any(of_uverbs)
+}
+
 /// The number of the character device at a path.
 pub(super) fn number_at(verb: &'static str, path: &Path) -> Result<DeviceNumber> {
     let stat = stat(path).map_err(|errno| match errno {
@@ -260,6 +274,14 @@ mod tests {
     use super::*;
     use crate::device::sysfs::scratch::Scratch;
     use rustix::io::{FdFlags, fcntl_getfd};
+
+    #[test]
+    fn major_numbers_of_uverbs_are_told_from_others() {
+        let text = "Character devices:\n  1 mem\n231 infiniband_verbs\n235 infiniband_verbs\n";
+        for (major, expected) in [(231, true), (235, true), (1, false), (23, false)] {
+            assert_eq!(has_major(text, major), expected, "{major}");
+        }
+    }
 
     const NULL: DeviceNumber = DeviceNumber { major: 1, minor: 3 };
     const ZERO: DeviceNumber = DeviceNumber { major: 1, minor: 5 };

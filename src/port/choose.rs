@@ -30,7 +30,7 @@ impl GidFilter {
     /// A GID of the address from which this machine reaches `peer`, by its routes. A link-local peer needs
     /// [`interface`](Self::interface), too.
     pub fn peer(self, peer: IpAddr) -> Self {
-        GidFilter { peer: Some(peer), ..self }
+        GidFilter { peer: Some(peer.to_canonical()), ..self }
     }
 
     /// A GID of this protocol.

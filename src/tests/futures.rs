@@ -105,6 +105,7 @@ for_each_kind! {
     a_message_shows_no_byte_that_did_not_arrive
     a_datagram_without_a_header_lies_behind_zeros
     an_inbox_of_a_broken_connection_repeats_its_error
+    a_shared_receive_queue_of_another_completion_queue_is_refused
     a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody
 }
 
@@ -321,6 +322,13 @@ fn a_worker_moves_to_its_thread() {
     .join()
     .unwrap();
     assert_eq!(pool.idle(), before);
+}
+
+fn a_shared_receive_queue_of_another_completion_queue_is_refused<S: Kind>() {
+    let (futures, other) = (Futures::<S>::of(), Futures::<S>::of());
+    let srq = other.cq.create_srq(&other.bench.pd, 4, |srq| srq).unwrap();
+    let refused = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp).unwrap_err();
+    assert!(refused.message().contains("of another completion queue"), "{refused}");
 }
 
 /// The completion comes after the place of the queue pair in the table was given to another.
