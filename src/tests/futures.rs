@@ -26,6 +26,7 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 #[derive(Default)]
 pub(crate) struct Watched(Arc<AtomicBool>);
 
+#[cfg(not(loom))]
 impl Watched {
     /// Reports the file as readable once.
     pub(crate) fn report(&self) {
