@@ -117,26 +117,26 @@ fn mckey() -> Vec<Case> {
         Case::pair(format!("ours::mckey::{name}"), joined, server, client)
     };
     vec![
-        // Datagrams may be lost, so the peer sends more than are wanted: soft-RoCE on a busy host delivered one of
-        // ten once.
+        // rdma-core's sender destroys its queue pair without waiting for its sends, and soft-RoCE then drops those
+        // that the kernel has not looked at: only the first is sure to arrive.
         pair(
             "receives_from_the_peer",
-            "uverbs cm mckey -m 239.255.7.4 -b 10.0.0.2 --json",
-            "mckey -m 239.255.7.4 -s -b 10.0.0.1 -C 100",
+            "uverbs cm mckey -m 239.255.7.4 -b 10.0.0.2 -C 1 --json",
+            "mckey -m 239.255.7.4 -s -b 10.0.0.1",
         )
         .then("grep -q \"return status 0\" client")
-        .then("grep -q \"role.:.receiver.*messages.:10,.size.:100,\" server"),
+        .then("grep -q \"role.:.receiver.*messages.:1,.size.:100,\" server"),
         pair(
             "sends_to_the_peer",
             "mckey -m 239.255.7.4 -b 10.0.0.2",
-            "uverbs cm mckey -m 239.255.7.4 -s -b 10.0.0.1 -C 100",
+            "uverbs cm mckey -m 239.255.7.4 -s -b 10.0.0.1",
         )
         .then("grep -q \"return status 0\" server"),
         Case::pair(
             "ours::mckey::send_only",
             "grep -q joined server",
             "uverbs cm mckey -m 239.255.7.4 -b 10.0.0.2 -c 2",
-            "uverbs cm mckey -m 239.255.7.4 -s -b 10.0.0.1 -o --pause 0 -C 100",
+            "uverbs cm mckey -m 239.255.7.4 -s -b 10.0.0.1 -o --pause 0",
         )
         .then("grep -q \"2 of 2 with 10 messages of 100 bytes\" server"),
     ]
