@@ -153,6 +153,8 @@ fn main() -> ExitCode {
         ud::trials(),
         unsignaled::trials(),
         xrc::trials(),
+        #[cfg(feature = "tokio")]
+        xrc::futures::trials(),
         xrc_processes::trials(),
     ];
     let mut trials: Vec<_> = modules.into_iter().flatten().collect();

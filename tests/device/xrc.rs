@@ -1,21 +1,21 @@
 //! XRC: domains by file and without, initiators, targets, and shared receive queues that senders
 //! name.
 
+#[cfg(feature = "tokio")]
+pub(crate) mod futures;
+
 use crate::capability::Capability;
 use crate::env;
 use crate::events::GRACE;
 use crate::heir;
 use crate::pair::{PATIENCE, PORT, gid, wait};
 use crate::pattern;
-use crate::tasks::{both, run};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use rustix::fs::{Mode, OFlags};
 use std::fs::File;
 use std::path::PathBuf;
 use std::time::Instant;
-use tokio::task::LocalSet;
-use uverbs::aio::{self, Locking, Worker};
-use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue};
+use uverbs::owned::{OwnedCompletion, OwnedCompletionQueue};
 use uverbs::{
     CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
     ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
@@ -41,8 +41,6 @@ trials![
     destroyed_queues_complete_nothing,
     rounds_leave_nothing,
     owned_receives_give_their_memory_back,
-    futures_receive_by_the_queues_number,
-    futures_of_one_thread_receive_by_the_queues_number,
 ];
 
 const BYTES: usize = 1 << 16;
@@ -690,55 +688,4 @@ fn owned_receives_give_their_memory_back() -> Verdict {
     drop((queues, initiator));
     assert_eq!((pool.idle(), context.leaked()), (16, 0));
     Ok(())
-}
-
-/// An initiator, a target and two queues, all futures of one completion queue.
-async fn exchange<S: Locking>(
-    context: &Context,
-    cq: &aio::CompletionQueue<S>,
-    pd: &ProtectionDomain<S>,
-) -> Verdict {
-    let xrcd = context.xrcd_builder().build()?;
-    let pool: BufferPool = pd.buffer_pool_builder(64).count(32).build()?;
-    let target = xrcd.create_target()?;
-    let initiator = cq.create_qp(pd, QpType::XRC_INI, |qp| qp.max_send_wr(4))?;
-    connect_halves(context, &initiator, &target)?;
-    let queues =
-        [cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?, cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?];
-    for (seed, srq) in (0..40u64).zip(queues.iter().cycle()) {
-        let number = srq.number().expect("it is of an XRC domain");
-        let received = srq.recv(pool.take().expect("a buffer"));
-        let text = pool.copy(&seed.to_ne_bytes()).expect("a buffer");
-        let sent = initiator.post(SendWr::send(&[]).to_srq(number), text);
-        let receive = async {
-            let received = received.await?;
-            assert_eq!(received.memory[..], seed.to_ne_bytes());
-            assert_eq!(received.outcome.qpn, target.qpn());
-            Ok(())
-        };
-        both(receive, async { Ok(sent.await.map(drop)?) }).await?;
-    }
-    assert_eq!(cq.unmatched(), 0);
-    drop((queues, initiator));
-    assert_eq!((pool.idle(), context.leaked()), (32, 0));
-    Ok(())
-}
-
-fn futures_receive_by_the_queues_number() -> Verdict {
-    run(2, async {
-        let context = context()?;
-        let (cq, _) = aio::CompletionQueue::spawn(&context, 128)?;
-        exchange(&context, &cq, &context.alloc_pd()?).await
-    })
-}
-
-fn futures_of_one_thread_receive_by_the_queues_number() -> Verdict {
-    let on_one_thread = async {
-        let context = context()?;
-        let (pd, td) = (context.alloc_pd()?, context.alloc_td()?);
-        let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-        let (cq, _) = Worker::new(td, context.cq_builder(128))?.spawn_local()?;
-        exchange(&context, &cq, &domain).await
-    };
-    run(0, async { LocalSet::new().run_until(on_one_thread).await })
 }

@@ -1,16 +1,16 @@
 //! Queue memory from the program's own allocator.
 
+#[cfg(feature = "tokio")]
+pub(super) mod futures;
+
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, PORT, Pair, gid};
-use crate::tasks::{both, run};
+use crate::pair::{Config, Pair};
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
 use std::sync::{Arc, Mutex, PoisonError};
-use tokio::task::LocalSet;
-use uverbs::aio::{self, Worker};
 use uverbs::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
 use uverbs::{
     Allocation, Context, DomainView, Errno, ObjectKind, ParentDomain, ProtectionDomain, QpType,
@@ -35,7 +35,6 @@ trials![
     an_arena_of_huge_pages_carries_traffic,
     shared_memory_carries_traffic,
     dma_bufs_carry_traffic,
-    queues_of_futures_come_from_the_allocator,
 ];
 
 const PAGE: usize = 4096;
@@ -564,78 +563,5 @@ fn dma_bufs_carry_traffic() -> Verdict {
     pair.message(99, 1000)?;
     drop((pair, cq));
     assert_eq!((made.buffers()?.len(), context.leaked()), (0, 0));
-    Ok(())
-}
-
-/// A completion queue by builder, queue pairs and a shared receive queue of futures, of any thread and of one.
-fn queues_of_futures_come_from_the_allocator() -> Verdict {
-    let context = super::open()?;
-    let allocator = Arc::new(Watched::default());
-    let pd = context.alloc_pd()?;
-    let domain = pd.parent_domain_builder().allocator(allocator.clone()).build()?;
-    let td = context.alloc_td()?;
-    let builder = pd.parent_domain_builder().allocator(allocator.clone());
-    let exclusive = builder.thread_domain(&td).build()?;
-    let asked = |kinds: &[ResourceType]| {
-        let kinds_asked = allocator.log(|log| {
-            let mut kinds: Vec<_> = log.asked.drain(..).map(|(kind, ..)| kind).collect();
-            kinds.dedup();
-            kinds
-        });
-        assert_eq!(kinds_asked, kinds);
-    };
-    let (cq, qp, srq) = (
-        [ResourceType::MLX5_CQ, ResourceType::MLX5_DBR],
-        [ResourceType::MLX5_QP, ResourceType::MLX5_DBR],
-        [ResourceType::MLX5_SRQ, ResourceType::MLX5_DBR],
-    );
-    run(0, async {
-        // An entry of 128 bytes, and the last interrupt.
-        let described = |domain| {
-            let vector = context.completion_vectors() - 1;
-            context.cq_builder(64).vector(vector).cqe_size(128).parent_domain(domain)
-        };
-        let (shared, _) = aio::CompletionQueue::spawn_built(described(&domain))?;
-        asked(&cq);
-        shared.control().moderate(4, 10)?;
-        let of_any = shared.create_qp(&domain, QpType::RC, |qp| qp.max_recv_wr(8))?;
-        asked(&qp);
-        let shared_srq = shared.create_srq(&domain, 8, |srq| srq)?;
-        asked(&srq);
-        let worker = context.cq_builder(64).cqe_size(128).parent_domain(&exclusive);
-        let worker = Worker::new(td, worker)?;
-        asked(&cq);
-        LocalSet::new()
-            .run_until(async {
-                let (local, _) = worker.spawn_local()?;
-                let of_one = local.create_qp(&exclusive, QpType::RC, |qp| qp.max_send_wr(8))?;
-                asked(&qp);
-                let local_srq = local.create_srq(&exclusive, 8, |srq| srq)?;
-                asked(&srq);
-                let index = gid(&context)?.index;
-                let (here, there) = (of_any.endpoint(PORT, index)?, of_one.endpoint(PORT, index)?);
-                of_any.handshake(&there)?;
-                of_one.handshake(&here)?;
-                let pool = domain.buffer_pool_builder(64).build()?;
-                let texts = exclusive.buffer_pool_builder(64).build()?;
-                let mut inbox = of_any.inbox(&pool, 4);
-                for number in 0..50u64 {
-                    let text = texts.copy(&number.to_ne_bytes()).expect("a buffer");
-                    let receive = async {
-                        assert_eq!(inbox.next().await?.buffer[..], number.to_ne_bytes());
-                        Ok(())
-                    };
-                    both(receive, async { Ok(of_one.send(text).await.map(drop)?) }).await?;
-                }
-                drop((of_one, local_srq));
-                Ok::<_, Stop>(())
-            })
-            .await?;
-        drop((of_any, shared_srq, shared));
-        Ok(())
-    })?;
-    drop((domain, exclusive));
-    assert_eq!(context.leaked(), 0);
-    allocator.settle();
     Ok(())
 }

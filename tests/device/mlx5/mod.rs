@@ -23,6 +23,8 @@ use uverbs::device::DriverId;
 pub(crate) fn trials() -> Vec<Trial> {
     let modules = [
         allocator::trials(),
+        #[cfg(feature = "tokio")]
+        allocator::futures::trials(),
         clock::trials(),
         context::trials(),
         cq::trials(),
