@@ -8,7 +8,7 @@ use crate::number::{Qkey, Qpn};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::port::{GidType, LinkLayer};
-use crate::provider::Link;
+use crate::provider::LinkProtocol;
 use crate::uverbs::invoke_write::write;
 use crate::wr::{Address, Destination};
 pub(crate) use retired::NamedHandles;
@@ -88,9 +88,9 @@ impl<S: Sharing> ProtectionDomain<S> {
 
 impl<S: Sharing> ProtectionDomain<S> {
     /// What packets on the way look like, where the driver leaves that to this library.
-    fn link(&self, vector: &AddressVector) -> Result<Link> {
+    fn link(&self, vector: &AddressVector) -> Result<LinkProtocol> {
         if !self.inner.file().provider.addresses_by_link() {
-            return Ok(Link::InfiniBand);
+            return Ok(LinkProtocol::InfiniBand);
         }
         let context = self.context();
         let links = &context.file.links;
@@ -103,13 +103,13 @@ impl<S: Sharing> ProtectionDomain<S> {
             }
         };
         if link_layer != LinkLayer::ETHERNET {
-            return Ok(Link::InfiniBand);
+            return Ok(LinkProtocol::InfiniBand);
         }
-        let Some(global) = vector.global else { return Ok(Link::RoceV1) };
+        let Some(global) = vector.global else { return Ok(LinkProtocol::RoceV1) };
         let entry = context.query_gid(vector.port, global.sgid_index)?;
         Ok(match entry.gid_type {
-            GidType::ROCE_V2 => Link::RoceV2,
-            _ => Link::RoceV1,
+            GidType::ROCE_V2 => LinkProtocol::RoceV2,
+            _ => LinkProtocol::RoceV1,
         })
     }
 }

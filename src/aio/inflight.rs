@@ -239,7 +239,7 @@ pub(super) enum Admission {
 
 /// What a posted request's future finds when it is polled.
 #[derive(Debug)]
-pub(super) enum Progress {
+pub(super) enum OpProgress {
     Pending,
     Over(Memory, Outcome),
     /// Nobody will see its completion.
@@ -366,20 +366,20 @@ impl<S: Locking> Inflight<S> {
     }
 
     /// What became of the request in a slot. Unless it is pending, its slot is freed.
-    pub(super) fn progress(&self, index: u32, waker: &Waker) -> Progress {
+    pub(super) fn progress(&self, index: u32, waker: &Waker) -> OpProgress {
         if self.watch(index, waker) {
-            return Progress::Pending;
+            return OpProgress::Pending;
         }
-        let Some(mut state) = self.state() else { return Progress::Lost(Broken::Forked) };
+        let Some(mut state) = self.state() else { return OpProgress::Lost(Broken::Forked) };
         let (progress, left) = match state.slots.get_mut(index as usize) {
             // The driver is gone, and its completion will not be seen.
             Some(slot @ OpSlot::Pending(_)) => {
                 let left = std::mem::replace(slot, OpSlot::Abandoned);
-                (Progress::Lost(Broken::DriverGone), left)
+                (OpProgress::Lost(Broken::DriverGone), left)
             }
             _ => match state.free_slot(index) {
-                OpSlot::Over(memory, outcome, _) => (Progress::Over(memory, outcome), OpSlot::Free),
-                left => (Progress::Lost(Broken::DriverGone), left),
+                OpSlot::Over(memory, outcome, _) => (OpProgress::Over(memory, outcome), OpSlot::Free),
+                left => (OpProgress::Lost(Broken::DriverGone), left),
             },
         };
         drop(state);

@@ -1,6 +1,6 @@
 //! Requests as futures.
 
-use super::inflight::{Admission, Broken, Inflight, InflightKey, OpTag, Progress, Side};
+use super::inflight::{Admission, Broken, Inflight, InflightKey, OpTag, OpProgress, Side};
 use super::locking::Locking;
 use super::queue::{QueuePair, SharedReceiveQueue};
 use crate::owned::{Buffer, Lend, Memory, Outcome};
@@ -277,11 +277,11 @@ impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
         match std::mem::replace(&mut this.stage, Stage::Over) {
             Stage::New(memory, ticket) => this.start(memory, ticket, cx.waker()),
             Stage::Posted(index) => match this.queue.inflight().progress(index, cx.waker()) {
-                Progress::Pending => {
+                OpProgress::Pending => {
                     this.stage = Stage::Posted(index);
                     Poll::Pending
                 }
-                Progress::Over(mut memory, outcome) => {
+                OpProgress::Over(mut memory, outcome) => {
                     if let OpRequest::Recv = this.request {
                         // The bytes behind the message were left by an earlier use of the buffer.
                         memory.truncate(outcome.filled());
@@ -294,7 +294,7 @@ impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
                         None => Self::fail(None, OpErrorKind::DriverGone),
                     }
                 }
-                Progress::Lost(broken) => Self::fail(None, broken.into()),
+                OpProgress::Lost(broken) => Self::fail(None, broken.into()),
             },
             Stage::Failed(memory, kind) => Self::fail(memory, kind),
             Stage::Over => Self::fail(None, OpErrorKind::AlreadyFinished),

@@ -261,7 +261,7 @@ impl Provider {
     pub(crate) fn address(
         &self,
         attr: &ib_uverbs_ah_attr,
-        link: Link,
+        link: LinkProtocol,
         response: &DriverResponse,
     ) -> Address {
         match self {
@@ -378,7 +378,7 @@ pub(crate) enum ThreadRegister {
 
 /// What packets of a port look like.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Link {
+pub(crate) enum LinkProtocol {
     InfiniBand,
     /// Ethernet, with the headers of RoCE v1.
     RoceV1,

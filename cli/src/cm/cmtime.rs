@@ -126,7 +126,7 @@ impl Clock {
     }
 }
 
-fn client(args: &CmtimeArgs, server: &str) -> Result<Report> {
+fn client(args: &CmtimeArgs, server: &str) -> Result<CmtimeReport> {
     let at = resolve(server, args.port)?;
     let from = args.bind.as_ref().map(|host| resolve(host, 0)).transpose()?;
     let stream = TcpStream::connect_timeout(&at, args.patience())
@@ -139,7 +139,7 @@ fn client(args: &CmtimeArgs, server: &str) -> Result<Report> {
     round(1)?;
     let clock = round(args.connections)?;
     round(args.connections)?;
-    Ok(Report::new("client", at, shared.as_ref(), args, clock.steps))
+    Ok(CmtimeReport::new("client", at, shared.as_ref(), args, clock.steps))
 }
 
 fn client_round(
@@ -210,7 +210,7 @@ fn client_round(
     Ok(clock)
 }
 
-fn server(args: &CmtimeArgs) -> Result<Report> {
+fn server(args: &CmtimeArgs) -> Result<CmtimeReport> {
     let at = listening_address(args.bind.as_deref(), args.port)?;
     let channel = EventChannel::open()?;
     // Before the TCP connection, which tells the client that the server listens.
@@ -223,7 +223,7 @@ fn server(args: &CmtimeArgs) -> Result<Report> {
     round(1)?;
     let clock = round(args.connections)?;
     round(args.connections)?;
-    Ok(Report::new("server", peer, shared.as_ref(), args, clock.steps))
+    Ok(CmtimeReport::new("server", peer, shared.as_ref(), args, clock.steps))
 }
 
 /// Waits for the client's TCP connection.
@@ -310,7 +310,7 @@ struct Step {
 
 /// A run that went well. The fields keep their names, types and units; new ones may be added.
 #[derive(Clone, Debug, Serialize)]
-struct Report {
+struct CmtimeReport {
     program: &'static str,
     role: &'static str,
     peer: String,
@@ -319,16 +319,16 @@ struct Report {
     steps: Vec<Step>,
 }
 
-impl Report {
+impl CmtimeReport {
     fn new(
         role: &'static str,
         peer: SocketAddr,
         verbs: Option<&Verbs>,
         args: &CmtimeArgs,
         steps: Vec<Step>,
-    ) -> Report {
+    ) -> CmtimeReport {
         let device = verbs.map(|verbs| verbs.context.device().name().to_owned());
-        Report {
+        CmtimeReport {
             program: "cmtime",
             role,
             peer: peer.to_string(),
@@ -339,9 +339,9 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for CmtimeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { role, peer, device, connections, steps, .. } = self;
+        let CmtimeReport { role, peer, device, connections, steps, .. } = self;
         writeln!(f, "{connections} connections of {device} with {peer}, the {role}'s side")?;
         write!(f, "{:<14} {:>12} {:>12}", "step", "total µs", "µs each")?;
         for Step { step, usec, usec_per_connection } in steps {

@@ -2,7 +2,7 @@
 //! the same name.
 
 use super::burst::{Burst, check_datagram};
-use super::report::Report;
+use super::report::ExchangeReport;
 use super::{cannot_listen, resolve};
 use crate::args::MckeyArgs;
 use crate::failure::{Failure, Result};
@@ -43,7 +43,7 @@ pub(super) fn run(args: &MckeyArgs) -> Result<()> {
         }
         members.push((burst, member, id.local_addr()));
     }
-    let joined = members.first().map(|(burst, member, local)| Report {
+    let joined = members.first().map(|(burst, member, local)| ExchangeReport {
         program: "mckey",
         role: if args.sender { "sender" } else { "receiver" },
         local: local.map(|local| local.ip().to_string()).unwrap_or_default(),

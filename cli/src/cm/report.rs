@@ -7,7 +7,7 @@ use std::time::Duration;
 
 /// A run that went well. The fields keep their names, types and units; new ones may be added.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Report {
+pub(super) struct ExchangeReport {
     pub(super) program: &'static str,
     pub(super) role: &'static str,
     pub(super) local: String,
@@ -19,7 +19,7 @@ pub(super) struct Report {
     pub(super) seconds: f64,
 }
 
-impl Report {
+impl ExchangeReport {
     pub(super) fn print(mut self, took: Duration, json: bool) {
         self.seconds = took.as_secs_f64();
         if json {
@@ -30,9 +30,9 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for ExchangeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { program, local, peer, device, connections, messages, size, seconds, .. } =
+        let ExchangeReport { program, local, peer, device, connections, messages, size, seconds, .. } =
             self;
         writeln!(f, "{program}: {local} on {device}, with {peer}")?;
         write!(

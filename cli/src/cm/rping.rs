@@ -87,7 +87,7 @@ fn param() -> ConnectParam {
     ConnectParam::new().min_rnr_timer(RNR_TIMER)
 }
 
-fn client(args: &RpingArgs) -> Result<Report> {
+fn client(args: &RpingArgs) -> Result<RpingReport> {
     let Some(host) = &args.address else {
         return Err(Failure::usage("a client needs the server's address: --address ADDRESS"));
     };
@@ -131,13 +131,13 @@ fn client(args: &RpingArgs) -> Result<Report> {
         args.say("ping data", &found);
     }
     let took = start.elapsed();
-    let report = Report::new("client", &connection, &link, args.count, args.size, took)?;
+    let report = RpingReport::new("client", &connection, &link, args.count, args.size, took)?;
     connection.disconnect()?;
     connection.wait_disconnected(Some(timeout))?;
     Ok(report)
 }
 
-fn server(args: &RpingArgs) -> Result<Report> {
+fn server(args: &RpingArgs) -> Result<RpingReport> {
     let at = match &args.address {
         Some(host) => resolve(host, args.port)?,
         None => SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), args.port),
@@ -186,7 +186,7 @@ fn server(args: &RpingArgs) -> Result<Report> {
         answer(&mut link, &connection)?;
         pings += 1;
     }
-    let report = Report::new("server", &connection, &link, pings, args.size, start.elapsed())?;
+    let report = RpingReport::new("server", &connection, &link, pings, args.size, start.elapsed())?;
     connection.disconnect()?;
     Ok(report)
 }
@@ -221,7 +221,7 @@ impl RpingArgs {
 
 /// A run that went well. The fields keep their names, types and units; new ones may be added.
 #[derive(Clone, Debug, Serialize)]
-struct Report {
+struct RpingReport {
     program: &'static str,
     role: &'static str,
     local: String,
@@ -235,7 +235,7 @@ struct Report {
     usec_per_ping: f64,
 }
 
-impl Report {
+impl RpingReport {
     fn new(
         role: &'static str,
         connection: &Connection,
@@ -243,9 +243,9 @@ impl Report {
         pings: u64,
         size: u32,
         took: Duration,
-    ) -> Result<Report> {
+    ) -> Result<RpingReport> {
         let seconds = took.as_secs_f64();
-        Ok(Report {
+        Ok(RpingReport {
             program: "rping",
             role,
             local: connection.local_addr()?.to_string(),
@@ -261,9 +261,9 @@ impl Report {
     }
 }
 
-impl fmt::Display for Report {
+impl fmt::Display for RpingReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { local, peer, device, pings, seconds, usec_per_ping, .. } = self;
+        let RpingReport { local, peer, device, pings, seconds, usec_per_ping, .. } = self;
         writeln!(f, "{local} on {device}, connected with {peer}")?;
         write!(f, "{pings} pings in {seconds:.3} s: {usec_per_ping:.2} µs per ping")
     }

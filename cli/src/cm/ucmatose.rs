@@ -2,7 +2,7 @@
 //! server disconnects. rdma-core's program is `ucmatose`, from `cmatose.c`.
 
 use super::burst::{Burst, Shape};
-use super::report::Report;
+use super::report::ExchangeReport;
 use super::{cannot_connect, cannot_listen, check_alive, listening_address, resolve, unfinished};
 use crate::args::UcmatoseArgs;
 use crate::failure::{Failure, Result};
@@ -29,7 +29,7 @@ fn own_channel(args: &UcmatoseArgs) -> Result<Option<EventChannel>> {
     Ok(if args.migrate { Some(EventChannel::open()?) } else { None })
 }
 
-fn client(args: &UcmatoseArgs, server: &str) -> Result<Report> {
+fn client(args: &UcmatoseArgs, server: &str) -> Result<ExchangeReport> {
     let options = &args.options;
     let at = resolve(server, args.port)?;
     let from = options.bind.as_ref().map(|host| resolve(host, 0)).transpose()?;
@@ -84,7 +84,7 @@ fn client(args: &UcmatoseArgs, server: &str) -> Result<Report> {
     Ok(report)
 }
 
-fn server(args: &UcmatoseArgs) -> Result<Report> {
+fn server(args: &UcmatoseArgs) -> Result<ExchangeReport> {
     let options = &args.options;
     let at = listening_address(options.bind.as_deref(), args.port)?;
     let timeout = options.timeout();
@@ -133,11 +133,11 @@ fn server(args: &UcmatoseArgs) -> Result<Report> {
     Ok(report)
 }
 
-fn report(role: &'static str, shape: Shape, connected: &[(Burst, Connection)]) -> Result<Report> {
+fn report(role: &'static str, shape: Shape, connected: &[(Burst, Connection)]) -> Result<ExchangeReport> {
     let Some((burst, connection)) = connected.first() else {
         return Err(Failure::usage("-c 0 connects nothing"));
     };
-    Ok(Report {
+    Ok(ExchangeReport {
         program: "ucmatose",
         role,
         local: connection.local_addr()?.to_string(),

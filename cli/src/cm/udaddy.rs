@@ -2,7 +2,7 @@
 //! many. rdma-core's program has the same name.
 
 use super::burst::{Burst, check_datagram};
-use super::report::Report;
+use super::report::ExchangeReport;
 use super::{cannot_connect, cannot_listen, listening_address, resolve, unfinished};
 use crate::args::UdaddyArgs;
 use crate::failure::{Failure, Result};
@@ -28,7 +28,7 @@ fn always() -> Result<()> {
     Ok(())
 }
 
-fn client(args: &UdaddyArgs, server: &str) -> Result<Report> {
+fn client(args: &UdaddyArgs, server: &str) -> Result<ExchangeReport> {
     let options = &args.options;
     let at = resolve(server, args.port)?;
     let from = options.bind.as_ref().map(|host| resolve(host, 0)).transpose()?;
@@ -72,7 +72,7 @@ fn client(args: &UdaddyArgs, server: &str) -> Result<Report> {
     Ok(report("client", args, local, at, &burst.pd.context()))
 }
 
-fn server(args: &UdaddyArgs) -> Result<Report> {
+fn server(args: &UdaddyArgs) -> Result<ExchangeReport> {
     let options = &args.options;
     let at = listening_address(options.bind.as_deref(), args.port)?;
     let timeout = options.timeout();
@@ -148,8 +148,8 @@ fn report(
     local: Option<SocketAddr>,
     peer: SocketAddr,
     context: &Context,
-) -> Report {
-    Report {
+) -> ExchangeReport {
+    ExchangeReport {
         program: "udaddy",
         role,
         local: local.map(|local| local.to_string()).unwrap_or_default(),

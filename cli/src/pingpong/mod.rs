@@ -29,7 +29,7 @@ use kind::Kind;
 use layout::Layout;
 use port::Port;
 use queues::{Queues, Shape};
-use report::Report;
+use report::PingpongReport;
 use uverbs::Gid;
 use volley::Volley;
 
@@ -151,7 +151,7 @@ impl<'a> Side<'a> {
         let peer = exchange.peer();
         exchange.finish();
         let addresses = (self.local.as_slice(), remote.as_slice());
-        let report = Report::new(self.args, &self.port, peer, addresses, took, checker.as_ref());
+        let report = PingpongReport::new(self.args, &self.port, peer, addresses, took, checker.as_ref());
         if options.json {
             failure::print(&report);
         } else {

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 /// A run that went well.
 #[derive(Clone, Debug, Serialize)]
-pub(crate) struct Report {
+pub(crate) struct PingpongReport {
     kind: &'static str,
     role: &'static str,
     peer: String,
@@ -49,7 +49,7 @@ struct Validated {
     content: &'static str,
 }
 
-impl Report {
+impl PingpongReport {
     pub(crate) fn new(
         args: &PingpongArgs,
         port: &Port,
@@ -61,7 +61,7 @@ impl Report {
         let options = args.options();
         let seconds = took.as_secs_f64();
         let bytes = u64::from(args.size()).saturating_mul(options.iters).saturating_mul(2);
-        Report {
+        PingpongReport {
             kind: super::Kind::of(args).name(),
             role: if options.host.is_some() { "client" } else { "server" },
             peer: peer.to_string(),
@@ -107,9 +107,9 @@ impl From<&Checker> for Validated {
 }
 
 /// The lines after a run.
-impl fmt::Display for Report {
+impl fmt::Display for PingpongReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Report { bytes, seconds, iterations, .. } = self;
+        let PingpongReport { bytes, seconds, iterations, .. } = self;
         writeln!(f, "{bytes} bytes in {seconds:.3} s: {:.2} Mbit/s", self.mbit_per_second)?;
         write!(
             f,
@@ -130,8 +130,8 @@ impl fmt::Display for Report {
 mod tests {
     use super::*;
 
-    fn report(validated: Option<Validated>) -> Report {
-        Report {
+    fn report(validated: Option<Validated>) -> PingpongReport {
+        PingpongReport {
             kind: "rc",
             role: "client",
             peer: "10.0.0.1:18515".into(),

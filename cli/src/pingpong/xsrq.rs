@@ -31,7 +31,7 @@ const END: &[u8; 4] = b"END\0";
 
 /// A run that went well.
 #[derive(Debug, Serialize)]
-struct Report {
+struct XsrqReport {
     kind: &'static str,
     role: &'static str,
     device: String,
@@ -83,7 +83,7 @@ pub(crate) fn run(args: &XsrqArgs) -> Result<()> {
     let seconds = start.elapsed().as_secs_f64();
     side.part(&mut exchanges)?;
     let messages = options.iters.saturating_mul(side.connections.len() as u64);
-    let report = Report {
+    let report = XsrqReport {
         kind: "xsrq",
         role: if options.host.is_some() { "client" } else { "server" },
         device: side.port.device().name().to_owned(),

@@ -48,7 +48,7 @@ fn a_future_polled_while_its_request_completes_is_woken() {
         let driver = thread::spawn(move || complete(&theirs, index));
         let theirs = inflight.clone();
         let future = thread::spawn(move || {
-            while let Progress::Pending = theirs.progress(index, &waker) {
+            while let OpProgress::Pending = theirs.progress(index, &waker) {
                 task.0.wait();
             }
         });

@@ -54,7 +54,7 @@ fn waiters_are_admitted_in_the_order_in_which_they_came() {
     assert_eq!(third.0.load(Ordering::Relaxed), 1);
     assert_eq!(finish(&inflight, index), 2, "the request's future, and a waiter for room");
     assert_eq!(first.0.load(Ordering::Relaxed), 1);
-    assert!(matches!(inflight.progress(index, &one), Progress::Over(..)));
+    assert!(matches!(inflight.progress(index, &one), OpProgress::Over(..)));
 }
 
 /// A task that looks at several requests one after the other would miss the first if it ends in between.
@@ -73,7 +73,7 @@ fn the_request_that_was_over_first_is_found() {
     assert_eq!(count.0.load(Ordering::Relaxed), 2);
     assert!(!inflight.watch(slots[0], &waker) && inflight.watch(slots[1], &waker));
     assert_eq!(inflight.first_over(slots.into_iter()), Some(2));
-    assert!(matches!(inflight.progress(slots[2], &waker), Progress::Over(..)));
+    assert!(matches!(inflight.progress(slots[2], &waker), OpProgress::Over(..)));
     let left = [slots[0], slots[1]];
     assert_eq!(inflight.first_over(left.into_iter()), Some(0));
     let mut deferred = Deferred::default();
@@ -110,7 +110,7 @@ fn wakers_are_dropped_after_the_lock_is_released() {
         };
     let end: [fn(&Inflight, u32, &Waker); 4] = [
         |inflight, index, other| {
-            assert!(matches!(inflight.progress(index, other), Progress::Pending))
+            assert!(matches!(inflight.progress(index, other), OpProgress::Pending))
         },
         |inflight, index, _| inflight.abandon(index),
         |inflight, index, _| inflight.release(index),
@@ -158,7 +158,7 @@ fn a_child_does_not_wait_for_a_lock_of_its_parent() {
             let admission = inflight.admit(Side::Send, &mut number, &waker);
             assert_eq!(admission, Admission::Broken(Broken::Forked));
             let progress = inflight.progress(index, &waker);
-            assert!(matches!(progress, Progress::Lost(Broken::Forked)));
+            assert!(matches!(progress, OpProgress::Lost(Broken::Forked)));
             inflight.wait(Side::Recv, &mut None, &waker);
             inflight.leave(Side::Send, &mut number);
             inflight.abandon(index);
@@ -190,7 +190,7 @@ fn wakers_are_called_after_all_completions_are_stored() {
     deferred.run();
     assert_eq!(count.0.load(Ordering::Relaxed), 3);
     assert!(
-        slots.iter().all(|&index| matches!(inflight.progress(index, &waker), Progress::Over(..)))
+        slots.iter().all(|&index| matches!(inflight.progress(index, &waker), OpProgress::Over(..)))
     );
 }
 

@@ -1,6 +1,6 @@
 //! Address vectors: the destination in a datagram's WQE. Pairs with `mlx5_ib_create_ah`.
 
-use crate::provider::Link;
+use crate::provider::LinkProtocol;
 use crate::provider::driver_response::DriverResponse;
 use std::hash::{BuildHasher, Hasher, RandomState};
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
@@ -13,21 +13,21 @@ const GRH: u32 = 1 << 30;
 const FLOW_LABEL: u32 = (1 << 20) - 1;
 /// UDP source ports of RoCE begin here.
 const FIRST_PORT: u16 = 0xc000;
-pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: Link, response: &DriverResponse) -> mlx5_av {
+pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: LinkProtocol, response: &DriverResponse) -> mlx5_av {
     let mut av = mlx5_av::default();
     let rate = rate(attr.static_rate) << 4;
     let grh = match link {
-        Link::InfiniBand => {
+        LinkProtocol::InfiniBand => {
             av.stat_rate_sl = rate | attr.sl & 0xf;
             av.fl_mlid = attr.src_path_bits & 0x7f;
             av.rlid = Be16::new(attr.dlid);
             GRH
         }
-        Link::RoceV1 | Link::RoceV2 => {
+        LinkProtocol::RoceV1 | LinkProtocol::RoceV2 => {
             // Ethernet has eight priorities, and a global route in every packet.
             av.stat_rate_sl = rate | (attr.sl & 0x7) << 1;
             av.rmac = response.read::<mlx5_ib_create_ah_resp>().dmac;
-            if link == Link::RoceV2 {
+            if link == LinkProtocol::RoceV2 {
                 av.rlid = Be16::new(udp_source_port(attr.grh.flow_label));
             }
             0
@@ -107,7 +107,7 @@ mod tests {
 
     #[test]
     fn ethernet_goes_by_hardware_address_and_source_port() {
-        let av = vector(&path(), Link::RoceV2, &resolved());
+        let av = vector(&path(), LinkProtocol::RoceV2, &resolved());
         #[rustfmt::skip]
         assert_eq!(av.as_bytes(), [
             0, 0, 0, 0, 0, 0, 0, 0,  0, 0, 0, 0,
@@ -120,16 +120,16 @@ mod tests {
             0x00, 0x3f, 0x43, 0x21,
             7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7, 7,
         ]);
-        assert_eq!(vector(&path(), Link::RoceV1, &resolved()).rlid.get(), 0);
+        assert_eq!(vector(&path(), LinkProtocol::RoceV1, &resolved()).rlid.get(), 0);
     }
 
     #[test]
     fn infiniband_goes_by_local_identifier() {
-        let av = vector(&path(), Link::InfiniBand, &DriverResponse::none());
+        let av = vector(&path(), LinkProtocol::InfiniBand, &DriverResponse::none());
         assert_eq!((av.stat_rate_sl, av.fl_mlid, av.rlid.get()), (0x8b, 1, 0x1234));
         assert_eq!((av.rmac, av.grh_gid_fl.get()), ([0; 6], 0x403f_4321));
         let local = ib_uverbs_ah_attr { is_global: 0, ..path() };
-        let av = vector(&local, Link::InfiniBand, &DriverResponse::none());
+        let av = vector(&local, LinkProtocol::InfiniBand, &DriverResponse::none());
         assert_eq!((av.grh_gid_fl.get(), av.rgid), (0, [0; 16]));
     }
 
