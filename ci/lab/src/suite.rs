@@ -101,7 +101,7 @@ pub(crate) struct Scope<'a> {
     /// Of the tests that pass the filter, only those that this accepts.
     pub(crate) choice: Option<&'a NamePrefixes>,
     pub(crate) options: RunOptions,
-    /// Factor for the rounds of tests that repeat their work.
+    /// Factor for the rounds of tests that repeat their work, on the newest kernel.
     pub(crate) rounds: u32,
     /// The limit for one run of one suite.
     pub(crate) patience: Duration,
@@ -253,7 +253,7 @@ fn order(
     let mut command = vec![suite.program()];
     command.extend(arguments.iter().map(|argument| (*argument).to_owned()));
     let mut environment = environment(scope.options);
-    if scope.rounds > 1 {
+    if scope.rounds > 1 && guest.kernel == KernelName::Newest {
         environment.push(("UVERBS_ROUNDS".into(), scope.rounds.to_string()));
     }
     let (device, second) = match guest.device {
