@@ -1,10 +1,58 @@
 //! What must not compile, and why it is for that reason that it does not: each program has a twin
 //! that differs from it by one token and compiles.
 //!
+//! The twins are modules of this test, so that one run of the compiler judges them all.
+//!
 //! `TRYBUILD=overwrite cargo test --test compile` writes the expected messages anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
+
+macro_rules! twins {
+    ($($path:literal $name:ident),+ $(,)?) => {
+        $(#[path = $path] mod $name;)+
+
+        /// The files of the twins, beside this one.
+        const TWINS: &[&str] = &[$($path),+];
+    };
+}
+
+twins! {
+    "compile/batch_keeps_its_queue_pair.pass.rs" batch_keeps_its_queue_pair,
+    "compile/completion_is_lent_until_the_next.pass.rs" completion_is_lent_until_the_next,
+    "compile/destination_keeps_its_address.pass.rs" destination_keeps_its_address,
+    "compile/destroying_a_strangers_is_a_promise.pass.rs" destroying_a_strangers_is_a_promise,
+    "compile/dma_buf_of_a_queue_stays_in.pass.rs" dma_buf_of_a_queue_stays_in,
+    "compile/domain_view_is_not_kept.pass.rs" domain_view_is_not_kept,
+    "compile/exclusive_ring_takes_the_token.pass.rs" exclusive_ring_takes_the_token,
+    "compile/future_borrows_its_inline_bytes.pass.rs" future_borrows_its_inline_bytes,
+    "compile/keys_are_not_exchanged.pass.rs" keys_are_not_exchanged,
+    "compile/lent_buffer_is_gone.pass.rs" lent_buffer_is_gone,
+    "compile/one_batch_at_a_time.pass.rs" one_batch_at_a_time,
+    "compile/polling_is_exclusive.pass.rs" polling_is_exclusive,
+    "compile/posting_is_exclusive.pass.rs" posting_is_exclusive,
+    "compile/programs_buffer_does_not_borrow.pass.rs" programs_buffer_does_not_borrow,
+    "compile/programs_buffer_is_a_promise.pass.rs" programs_buffer_is_a_promise,
+    "compile/programs_buffer_is_gone_while_lent.pass.rs" programs_buffer_is_gone_while_lent,
+    "compile/programs_buffer_is_not_scoped.pass.rs" programs_buffer_is_not_scoped,
+    "compile/regions_hold_plain_bytes.pass.rs" regions_hold_plain_bytes,
+    "compile/registered_memory_is_owned.pass.rs" registered_memory_is_owned,
+    "compile/ringing_is_a_promise.pass.rs" ringing_is_a_promise,
+    "compile/scope_outlived_by_what_it_borrows.pass.rs" scope_outlived_by_what_it_borrows,
+    "compile/scoped_receive_is_not_read_before.pass.rs" scoped_receive_is_not_read_before,
+    "compile/scoped_registration_is_of_its_scope.pass.rs" scoped_registration_is_of_its_scope,
+    "compile/scoped_registration_stays_in.pass.rs" scoped_registration_stays_in,
+    "compile/shared_buffer_is_only_read.pass.rs" shared_buffer_is_only_read,
+    "compile/shared_buffer_receives_nothing.pass.rs" shared_buffer_receives_nothing,
+    "compile/taking_over_is_a_promise.pass.rs" taking_over_is_a_promise,
+    "compile/thread_domain_is_one.pass.rs" thread_domain_is_one,
+    "compile/unowned_memory_is_not_accessed.pass.rs" unowned_memory_is_not_accessed,
+    "compile/visited_request_is_lent.pass.rs" visited_request_is_lent,
+    "compile/visited_tag_is_not_shared.pass.rs" visited_tag_is_not_shared,
+    "compile/worker_has_the_only_token.pass.rs" worker_has_the_only_token,
+    "compile/workers_futures_stay_on_their_thread.pass.rs" workers_futures_stay_on_their_thread,
+    "compile/workers_handles_are_not_shared.pass.rs" workers_handles_are_not_shared,
+}
 
 fn programs(ending: &str) -> Vec<PathBuf> {
     let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/compile");
@@ -51,8 +99,13 @@ fn twins_differ_by_one_token() {
 }
 
 #[test]
+fn all_twins_are_compiled() {
+    let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests");
+    let compiled: Vec<PathBuf> = TWINS.iter().map(|path| directory.join(path)).collect();
+    assert_eq!(compiled, programs(".pass.rs"));
+}
+
+#[test]
 fn what_must_not_compile_does_not() {
-    let cases = trybuild::TestCases::new();
-    cases.compile_fail("tests/compile/*.fail.rs");
-    cases.pass("tests/compile/*.pass.rs");
+    trybuild::TestCases::new().compile_fail("tests/compile/*.fail.rs");
 }
