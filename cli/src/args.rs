@@ -366,6 +366,12 @@ pub(crate) struct DoctorArgs {
     /// Print one JSON object: everything, with or without -v
     #[arg(long)]
     pub(crate) json: bool,
+    /// Print Markdown to report a run on hardware with: versions, firmware, capabilities; no addresses
+    #[arg(long, conflicts_with = "json")]
+    pub(crate) report: bool,
+    /// What the device suite printed, for the report
+    #[arg(long, value_name = "FILE", requires = "report")]
+    pub(crate) results: Option<PathBuf>,
     /// Names of devices, or paths of their nodes; all devices unless given
     #[arg(value_name = "DEVICE")]
     pub(crate) devices: Vec<String>,

@@ -3,7 +3,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::events::GRACE;
-use crate::pair::{Config, PATIENCE, PORT, Pair, SILENCE, gid};
+use crate::pair::{Config, PATIENCE, Pair, SILENCE, gid};
 use crate::pattern;
 use crate::tasks::{BUFFERS, DEPTH, Half, ask, both, echo_back, pair, run};
 use crate::verdict::{Stop, Verdict, supported, trials};
@@ -239,9 +239,10 @@ fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
         let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
         let client = Half::new()?;
         let index = gid(&context)?.index;
-        let (here, there) = (client.qp.endpoint(PORT, index)?, server.endpoint(PORT, index)?);
-        server.handshake(&here)?;
-        client.qp.handshake(&there)?;
+        let (here, there) =
+            (client.qp.endpoint(env::port(), index)?, server.endpoint(env::port(), index)?);
+        env::handshake(&server, &here)?;
+        env::handshake(&client.qp, &there)?;
         let mut recvs: Vec<_> = (0..8).map(|_| srq.recv(pool.take().expect("a buffer"))).collect();
         std::future::poll_fn(|cx| {
             recvs.iter_mut().for_each(|recv| assert!(Pin::new(recv).poll(cx).is_pending()));
@@ -304,7 +305,10 @@ fn last_wqe_reached_is_in_the_stream() -> Verdict {
         let srq = supported(pd.srq_builder(4).build(), Capability::Srq)?;
         for _ in 0..3 {
             let qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
-            let attr = uverbs::QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
+            let attr = uverbs::QpAttr::new()
+                .state(QpState::INIT)
+                .port(env::port())
+                .pkey_index(env::pkey_index());
             qp.modify(&attr.access(Default::default()))?;
             qp.modify(&uverbs::QpAttr::new().state(QpState::ERR))?;
             match tokio::time::timeout(GRACE, events.next()).await {
@@ -324,17 +328,18 @@ fn last_wqe_reached_is_in_the_stream() -> Verdict {
 }
 
 fn handshake_over_tcp_connects() -> Verdict {
+    env::first_pkey()?;
     run(0, async {
         let listener = TcpListener::bind("127.0.0.1:0").await?;
         let address = listener.local_addr()?;
         let server = tokio::spawn(async move {
             let b = Half::new()?;
             let index = gid(&b.context)?.index;
-            let _stream = accept(&b.qp, &listener, PORT, index).await?;
+            let _stream = accept(&b.qp, &listener, env::port(), index).await?;
             echo_back(&b, 10).await.map(|()| b)
         });
         let a = Half::new()?;
-        let _stream = connect(&a.qp, address, PORT, gid(&a.context)?.index).await?;
+        let _stream = connect(&a.qp, address, env::port(), gid(&a.context)?.index).await?;
         ask(&a, 10).await?;
         server.await??;
         Ok(())
@@ -355,10 +360,10 @@ fn many_senders_reach_one_srq() -> Verdict {
         for id in 0..CLIENTS {
             let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
             let client = Half::new()?;
-            let here = client.qp.endpoint(PORT, index)?;
-            let there = server.endpoint(PORT, index)?;
-            server.handshake(&here)?;
-            client.qp.handshake(&there)?;
+            let here = client.qp.endpoint(env::port(), index)?;
+            let there = server.endpoint(env::port(), index)?;
+            env::handshake(&server, &here)?;
+            env::handshake(&client.qp, &there)?;
             servers.push(server);
             tasks.push(tokio::spawn(async move {
                 for n in 0..MESSAGES {
@@ -409,9 +414,10 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
                 let (cq, _driver) = worker.spawn_local()?;
                 let one = cq.adopt(qp).map_err(|failed| failed.error)?;
                 let other = cq.create_qp(&domain, QpType::RC, |qp| qp.max_recv_wr(4))?;
-                let (here, there) = (one.endpoint(PORT, index)?, other.endpoint(PORT, index)?);
-                one.handshake(&there)?;
-                other.handshake(&here)?;
+                let (here, there) =
+                    (one.endpoint(env::port(), index)?, other.endpoint(env::port(), index)?);
+                env::handshake(&one, &there)?;
+                env::handshake(&other, &here)?;
                 let mut inbox = other.inbox(&pool, 4);
                 for n in 0..50u64 {
                     let text = pool.copy(&n.to_ne_bytes()).expect("a buffer");
@@ -448,9 +454,10 @@ fn a_workers_requests_wait_for_room_in_order() -> Verdict {
         let pool = domain.buffer_pool_builder(64).count(MESSAGES as usize + 16).build()?;
         let one = cq.create_qp(&domain, QpType::RC, |qp| qp.max_send_wr(4))?;
         let other = cq.create_qp_on(&domain, QpType::RC, &srq, |qp| qp)?;
-        let (here, there) = (one.endpoint(PORT, index)?, other.endpoint(PORT, index)?);
-        one.handshake(&there)?;
-        other.handshake(&here)?;
+        let (here, there) =
+            (one.endpoint(env::port(), index)?, other.endpoint(env::port(), index)?);
+        env::handshake(&one, &there)?;
+        env::handshake(&other, &here)?;
         let mut inbox = srq.inbox(&pool, 16);
         let mut tasks = Vec::new();
         for n in 0..MESSAGES {

@@ -23,6 +23,8 @@ capabilities! {
     AdviseMr = "advise_mr";
     /// Address handles.
     Ah = "ah";
+    /// Nobody else uses the device, so that a test may take all of a resource.
+    Alone = "alone";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
@@ -41,6 +43,8 @@ capabilities! {
     Disassociate = "disassociate";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
+    /// Full membership in the partition of the port's first key.
+    FirstPkey = "first_pkey";
     /// Rules for packets that no other rule takes.
     FlowDefault = "flow_default";
     /// Making writes visible or persistent.
@@ -91,6 +95,8 @@ capabilities! {
     ReregTranslation = "rereg_translation";
     /// Time: long runs are wanted.
     Soak = "soak";
+    /// Doorbell pages that show what was stored in them.
+    ShownStores = "shown_stores";
     /// Draining a send queue without ending it.
     Sqd = "sqd";
     /// Shared receive queues.

@@ -12,7 +12,8 @@ mod peers;
 use crate::capability::Capability;
 use crate::env;
 use crate::fork::in_child;
-use crate::pair::{PATIENCE, PORT, SILENCE};
+use crate::pair::{PATIENCE, SILENCE};
+use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use libtest_mimic::Trial;
 use std::net::{IpAddr, SocketAddr};
@@ -84,7 +85,8 @@ pub(crate) fn channel() -> Verdict<EventChannel> {
 
 /// The IP address of a device's port.
 fn address(device: &Device) -> Verdict<IpAddr> {
-    let gid = Context::open(device)?.default_gid(PORT)?.gid;
+    let context = Context::open(device)?;
+    let gid = context.default_gid(link_of(&context)?.port)?.gid;
     require(!gid.is_link_local(), Capability::Cm, "the port has no IP address")?;
     Ok(gid.ip())
 }
@@ -590,7 +592,7 @@ fn written_events_wake_who_waits() -> Verdict {
 }
 
 fn hundred_connections_and_nothing_is_left() -> Verdict {
-    let before = env::device().resources()?;
+    let before = env::resources()?;
     {
         let (channel, service) = (channel()?, Service::start(0)?);
         let from = SocketAddr::new(address(&env::device())?, 0);

@@ -2,7 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, PATIENCE, PORT, Pair, SILENCE, gid};
+use crate::pair::{Config, PATIENCE, Pair, SILENCE, gid};
 use crate::verdict::{Verdict, supported, trials};
 use std::os::fd::AsFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -133,9 +133,10 @@ fn queue_pairs_come_while_another_thread_polls() -> Verdict {
             let qp = || pd.qp_builder(&handle, &handle, QpType::RC).max_inline_data(8).build();
             let (mut one, other) = (qp()?, qp()?);
             let gid = gid(&context)?.index;
-            let (here, there) = (one.endpoint(PORT, gid)?, other.endpoint(PORT, gid)?);
-            one.handshake(&there)?;
-            other.handshake(&here)?;
+            let (here, there) =
+                (one.endpoint(env::port(), gid)?, other.endpoint(env::port(), gid)?);
+            env::handshake(&one, &there)?;
+            env::handshake(&other, &here)?;
             let memory = pd.allocate::<u64>(1)?;
             let write = SendWr::write(memory.remote(0)?, &[]).inline(&[7; 8]);
             let mut batch = one.send_batch()?;

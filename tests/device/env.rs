@@ -1,18 +1,24 @@
 //! The device under test and what the run offers beside it.
 
 use crate::capability::Capability;
+use crate::owners::Resources;
 use crate::pair::PATIENCE;
+use crate::testbed;
 use crate::verdict::{Stop, Verdict, require};
 use std::env::var;
-use std::time::Instant;
-use uverbs::device::{DriverId, ResourceCounts};
-use uverbs::{Context, Device};
+use std::time::{Duration, Instant};
+use uverbs::device::DriverId;
+use uverbs::{Context, Device, Endpoint, Handshake, Mtu, QpControl};
 
-/// The device under test. It must be named, so that the suite never runs by accident on a machine
+/// The name of the device under test. It must be given, so that the suite never runs by accident on a machine
 /// that works with its devices.
+pub(crate) fn name() -> Result<String, String> {
+    var("UVERBS_TEST_DEVICE").map_err(|_| "UVERBS_TEST_DEVICE names no device".into())
+}
+
+/// The device under test.
 pub(crate) fn find() -> Result<Device, String> {
-    let name = var("UVERBS_TEST_DEVICE").map_err(|_| "UVERBS_TEST_DEVICE names no device")?;
-    Device::by_name(&name).map_err(|error| error.to_string())
+    Device::by_name(&name()?).map_err(|error| error.to_string())
 }
 
 /// The device under test, which was there when the run began.
@@ -25,20 +31,84 @@ pub(crate) fn open() -> Verdict<Context> {
     Ok(Context::open(&device())?)
 }
 
-/// Waits until the device has these objects: the kernel cleans up after a process on its own time.
+/// The port of the device under test.
+pub(crate) fn port() -> u32 {
+    testbed::link().port
+}
+
+/// The MTU of connections.
+pub(crate) fn mtu() -> Mtu {
+    testbed::link().mtu
+}
+
+/// The partition key of connections, by its index.
+pub(crate) fn pkey_index() -> u16 {
+    testbed::link().pkey_index
+}
+
+/// Connects a queue pair to an endpoint, in the partition that this port is a full member of.
+pub(crate) fn handshake(qp: &QpControl, remote: &Endpoint) -> uverbs::Result<()> {
+    match pkey_index() {
+        0 => qp.handshake(remote),
+        _ => qp.handshake_with(remote, &handshake_options()),
+    }
+}
+
+/// The defaults, in that partition.
+pub(crate) fn handshake_options() -> Handshake {
+    Handshake::new().pkey_index(pkey_index())
+}
+
+/// Skips tests of functions that connect with the first partition key and take no other.
+pub(crate) fn first_pkey() -> Verdict {
+    let why = "the port is no full member of its first partition";
+    require(pkey_index() == 0, Capability::FirstPkey, why)
+}
+
+/// The objects that this process and those that it started have on the device under test.
+pub(crate) fn resources() -> Verdict<Resources> {
+    Resources::look()
+}
+
+/// Fails unless the objects of this process are those of `before`, and waits for the kernel to clean up after
+/// threads and processes that ended.
 #[track_caller]
-pub(crate) fn settles(expected: &ResourceCounts) -> Verdict {
+pub(crate) fn unchanged(before: &Resources) -> Verdict {
+    let found = resources()?;
+    if !found.has_the_own_of(before) {
+        return Err(Stop::fail(format!("{found}; before: {before}")));
+    }
+    settles(before)
+}
+
+/// Waits until nothing is left of what was not there before: the kernel cleans up after a process on its own
+/// time.
+#[track_caller]
+pub(crate) fn settles(before: &Resources) -> Verdict {
     let deadline = Instant::now() + PATIENCE;
     loop {
-        let found = device().resources()?;
-        if found == *expected {
+        let found = resources()?;
+        if found.adds_nothing_to(before) {
             return Ok(());
         }
         if Instant::now() > deadline {
-            return Err(Stop::fail(format!("{found} remain, {expected} were before")));
+            return Err(Stop::fail(format!("{found}; before: {before}")));
         }
-        std::thread::yield_now();
+        std::thread::sleep(Duration::from_millis(5));
     }
+}
+
+/// Skips tests that take all of a resource, or count what belongs to the whole machine, unless nobody else
+/// uses it.
+pub(crate) fn alone() -> Verdict {
+    let alone = var("UVERBS_LAB").is_ok() || var("UVERBS_TEST_ALONE").is_ok();
+    require(alone, Capability::Alone, "others may use the device: UVERBS_TEST_ALONE is not set")
+}
+
+/// Skips tests that look whether a doorbell page holds what was stored: only the emulated device shows it.
+pub(crate) fn shows_stores() -> Verdict {
+    let why = "a device keeps what is stored in its doorbell pages to itself";
+    require(var("UVERBS_LAB").is_ok(), Capability::ShownStores, why)
 }
 
 /// Skips tests that change the machine unless this is the lab's, and root.
@@ -49,12 +119,9 @@ pub(crate) fn lab() -> Verdict {
 
 /// The device at the other end of the cable.
 pub(crate) fn second() -> Verdict<Device> {
-    match var("UVERBS_TEST_SECOND_DEVICE") {
-        Ok(name) => Ok(Device::by_name(&name)?),
-        Err(_) => {
-            let why = "UVERBS_TEST_SECOND_DEVICE names none".into();
-            Err(Stop::Skip(Capability::TwoDevices, why))
-        }
+    match testbed::second() {
+        Ok(device) => Ok(device.clone()),
+        Err(why) => Err(Stop::Skip(Capability::TwoDevices, why.clone())),
     }
 }
 
@@ -83,8 +150,9 @@ pub(crate) fn soak() -> Verdict {
     require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")
 }
 
-/// Free huge pages of the default size.
+/// Free huge pages of the default size, which are the whole machine's.
 pub(crate) fn free_huge_pages() -> Verdict<usize> {
+    alone()?;
     let text = std::fs::read_to_string("/proc/meminfo")?;
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
     Ok(line.ok_or_else(|| Stop::fail("/proc/meminfo has no HugePages_Free"))?.trim().parse()?)

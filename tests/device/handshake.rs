@@ -1,12 +1,12 @@
 //! Connecting the common way: endpoints are exchanged, and both sides shake hands.
 
 use crate::env;
-use crate::pair::{PATIENCE, PORT};
+use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
-    CompletionQueue, Endpoint, Errno, Handshake, MemoryRegion, Mtu, QpState, QpType, QueuePair,
-    RecvWr, SendWr, WcStatus,
+    CompletionQueue, Endpoint, Errno, MemoryRegion, Mtu, QpState, QpType, QueuePair, RecvWr,
+    SendWr, WcStatus,
 };
 
 trials![
@@ -31,7 +31,7 @@ fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
     let memory = pd.allocate::<u64>(512)?;
     let cq = context.cq_builder(8).build()?;
     let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
-    let endpoint = qp.endpoint(PORT, context.default_gid(PORT)?.index)?;
+    let endpoint = qp.endpoint(env::port(), context.default_gid(env::port())?.index)?;
     Ok((Side { qp, cq, memory }, endpoint))
 }
 
@@ -71,8 +71,8 @@ fn rc_pairs_connect() -> Verdict {
     let ((mut a, at_a), (mut b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     assert_eq!((at_a.qpn, at_b.qpn), (a.qp.qpn(), b.qp.qpn()));
     assert_ne!(at_a.psn, at_b.psn, "two sequence numbers that are random");
-    a.qp.handshake(&at_b)?;
-    b.qp.handshake(&at_a)?;
+    env::handshake(&a.qp, &at_b)?;
+    env::handshake(&b.qp, &at_a)?;
     assert_eq!((a.qp.state(), a.qp.query()?.state), (QpState::RTS, QpState::RTS));
     exchange(&mut a, &mut b)?;
     exchange(&mut b, &mut a)
@@ -80,17 +80,17 @@ fn rc_pairs_connect() -> Verdict {
 
 fn uc_pairs_connect() -> Verdict {
     let ((mut a, at_a), (mut b, at_b)) = (side(QpType::UC)?, side(QpType::UC)?);
-    a.qp.handshake(&at_b)?;
-    b.qp.handshake(&at_a)?;
+    env::handshake(&a.qp, &at_b)?;
+    env::handshake(&b.qp, &at_a)?;
     exchange(&mut a, &mut b)
 }
 
 fn smaller_mtu_is_agreed_on() -> Verdict {
     let ((mut a, mut at_a), (mut b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
     at_a.mtu = Mtu::MTU_256;
-    b.qp.handshake(&at_a)?;
+    env::handshake(&b.qp, &at_a)?;
     assert_eq!(b.qp.query()?.path_mtu, Mtu::MTU_256);
-    a.qp.handshake(&Endpoint { mtu: Mtu::MTU_256, ..at_b })?;
+    env::handshake(&a.qp, &Endpoint { mtu: Mtu::MTU_256, ..at_b })?;
     exchange(&mut a, &mut b)
 }
 
@@ -106,7 +106,7 @@ fn handshake_before_endpoint_is_refused() -> Verdict {
 
 fn second_handshake_is_refused() -> Verdict {
     let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
-    a.qp.handshake(&at_b)?;
+    env::handshake(&a.qp, &at_b)?;
     assert_eq!(a.qp.handshake(&at_b).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(a.qp.query()?.state, QpState::RTS);
     Ok(())
@@ -114,15 +114,15 @@ fn second_handshake_is_refused() -> Verdict {
 
 fn endpoint_beyond_the_gid_table_is_refused() -> Verdict {
     let (a, _) = side(QpType::RC)?;
-    let length = a.qp.context().query_port(PORT)?.gid_table_len;
-    assert_eq!(a.qp.endpoint(PORT, length).unwrap_err().errno(), Errno::INVAL);
+    let length = a.qp.context().query_port(env::port())?.gid_table_len;
+    assert_eq!(a.qp.endpoint(env::port(), length).unwrap_err().errno(), Errno::INVAL);
     assert_eq!(a.qp.endpoint(99, 0).unwrap_err().errno(), Errno::INVAL);
     Ok(())
 }
 
 fn handshake_options_are_applied() -> Verdict {
     let ((a, _), (_b, at_b)) = (side(QpType::RC)?, side(QpType::RC)?);
-    let options = Handshake::new().timeout(17).retry_count(3).rnr_retry(2).min_rnr_timer(9);
+    let options = env::handshake_options().timeout(17).retry_count(3).rnr_retry(2).min_rnr_timer(9);
     a.qp.handshake_with(&at_b, &options)?;
     let info = a.qp.query()?;
     assert_eq!((info.timeout, info.retry_count, info.rnr_retry, info.min_rnr_timer), (17, 3, 2, 9));

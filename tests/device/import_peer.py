@@ -8,7 +8,7 @@ from pyverbs.addr import AHAttr, GlobalRoute
 from pyverbs.cq import CQ
 from pyverbs.device import Context
 from pyverbs.enums import (
-    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE, IBV_MTU_1024,
+    IBV_ACCESS_LOCAL_WRITE, IBV_ACCESS_REMOTE_READ, IBV_ACCESS_REMOTE_WRITE,
     IBV_QPT_RC, IBV_SEND_SIGNALED, IBV_WR_RDMA_WRITE)
 from pyverbs.mr import MR
 from pyverbs.pd import PD
@@ -40,7 +40,7 @@ def export(device, length):
     wire.send(b'left')
 
 
-def copy(context, pd, region, addr, half, gid_index):
+def copy(context, pd, region, addr, half, port, gid_index, mtu):
     """Writes the first half of an imported region to its second."""
     cq = CQ(context, 4)
 
@@ -49,18 +49,18 @@ def copy(context, pd, region, addr, half, gid_index):
         return QP(pd, init)
 
     def connect(queue, other):
-        route = GlobalRoute(dgid=context.query_gid(1, gid_index), sgid_index=gid_index)
-        attr = QPAttr(port_num=1)
+        route = GlobalRoute(dgid=context.query_gid(port, gid_index), sgid_index=gid_index)
+        attr = QPAttr(port_num=port)
         attr.qp_access_flags = ACCESS
         attr.dest_qp_num = other.qp_num
-        attr.path_mtu = IBV_MTU_1024
+        attr.path_mtu = mtu
         attr.max_rd_atomic = 1
         attr.max_dest_rd_atomic = 1
         attr.min_rnr_timer = 12
         attr.timeout = 14
         attr.retry_cnt = 7
         attr.rnr_retry = 7
-        attr.ah_attr = AHAttr(port_num=1, is_global=1, gr=route)
+        attr.ah_attr = AHAttr(port_num=port, is_global=1, gr=route)
         queue.to_rts(attr)
 
     left, right = make(), make()
@@ -79,7 +79,7 @@ def copy(context, pd, region, addr, half, gid_index):
     return found[0].status
 
 
-def take(gid_index):
+def take(port, gid_index, mtu):
     """Imports what it is sent, works with it and forgets it."""
     text, files, _, _ = socket.recv_fds(wire, 4096, 1)
     pd_handle, region_handle, addr, half = (int(word) for word in text.decode().split())
@@ -87,7 +87,7 @@ def take(gid_index):
     pd = PD(context, handle=pd_handle)
     region = MR(pd, handle=region_handle)
     keys = f'{region.lkey} {region.rkey}'
-    status = copy(context, pd, region, addr, half, int(gid_index))
+    status = copy(context, pd, region, addr, half, int(port), int(gid_index), int(mtu))
     region.unimport()
     pd.unimport()
     context.close()

@@ -27,6 +27,16 @@ const BYTES: usize = 8192;
 /// An interpreter takes its time to load, on an emulated processor above all.
 const PATIENCE: Duration = Duration::from_secs(60);
 
+/// A program that did not start: the test skips if it is not on the path.
+pub(crate) fn absent(program: &str, error: &std::io::Error) -> Stop {
+    match error.kind() {
+        std::io::ErrorKind::NotFound => {
+            Stop::Skip(Capability::Peers, format!("no program {program} is on the path"))
+        }
+        _ => Stop::fail(format!("{program}: {error}")),
+    }
+}
+
 /// A running program, killed when this is dropped.
 struct Peer {
     process: Child,
@@ -43,13 +53,16 @@ impl Peer {
         require(native, Capability::Import, "rdma-core imports on mlx5 only")?;
         let wanted = std::env::var("UVERBS_PEERS").is_ok();
         require(wanted, Capability::Peers, "UVERBS_PEERS is not set")?;
+        let bindings = Command::new("python3").args(["-c", "import pyverbs"]).output();
+        let bindings = bindings.map_err(|error| absent("python3", &error))?;
+        require(bindings.status.success(), Capability::Peers, "python3 has no pyverbs")?;
         let (wire, theirs) = pair(PATIENCE)?;
         let process = Command::new("python3")
             .args(["-c", program])
             .args(arguments)
             .stdin(Stdio::from(theirs))
             .spawn()
-            .map_err(|error| Stop::fail(format!("python3: {error}")))?;
+            .map_err(|error| absent("python3", &error))?;
         Ok(Peer { process, wire })
     }
 
@@ -112,7 +125,8 @@ fn objects_of_rdma_core_are_imported() -> Verdict {
 
 fn rdma_core_imports_our_objects() -> Verdict {
     let context = env::open()?;
-    let peer = Peer::start(&["import", &gid(&context)?.index.to_string()])?;
+    let (port, mtu) = (env::port().to_string(), env::mtu().0.to_string());
+    let peer = Peer::start(&["import", &port, &gid(&context)?.index.to_string(), &mtu])?;
     let pd = context.alloc_pd()?;
     let mut region = pd.allocate::<u8>(BYTES)?;
     region.copy_from(0, &pattern::bytes(4, BYTES / 2))?;
@@ -143,6 +157,7 @@ fn unhex(digits: &str) -> Verdict<Vec<u8>> {
 /// libmlx5 allocates and exports. It forgets a VAR that is owned here, and frees the others.
 #[allow(unsafe_code, reason = "such bytes are taken on trust")]
 fn vars_of_libmlx5_are_imported() -> Verdict {
+    env::shows_stores()?;
     for word in ["free", "unimport"] {
         let peer = Peer::run(VAR_PROGRAM, &["give", env::device().name()])?;
         let (text, file) = peer.hear()?;
@@ -173,6 +188,7 @@ fn vars_of_libmlx5_are_imported() -> Verdict {
 
 /// libmlx5 imports a VAR of this process, and forgets it or frees it for all.
 fn libmlx5_imports_our_vars() -> Verdict {
+    env::shows_stores()?;
     let context = env::open()?;
     for word in ["unimport", "free"] {
         let peer = Peer::run(VAR_PROGRAM, &["take"])?;

@@ -1,9 +1,9 @@
 //! Objects that are made and destroyed again and again leave nothing behind. Open contexts are
-//! counted by kind of object in the file, closed ones on the device.
+//! counted by kind of object in the file, closed ones among the objects of this process.
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{PORT, gid};
+use crate::pair::gid;
 use crate::verdict::{Verdict, supported, trials};
 use crate::watchdog;
 use uverbs::device::DriverId;
@@ -44,15 +44,14 @@ pub(crate) fn rounds_of(
     kinds: &[ObjectKind],
     mut prepare: impl FnMut(&Context) -> Verdict<Box<dyn FnMut() -> Verdict>>,
 ) -> Verdict {
-    let device = env::device();
-    let idle = device.resources()?;
+    let idle = env::resources()?;
     {
         let context = env::open()?;
         let mut round = prepare(&context)?;
         round()?;
         let count = |kind| supported(context.handles(kind), Capability::InfoHandles);
         let before = kinds.iter().map(|kind| count(*kind)).collect::<Verdict<Vec<_>>>()?;
-        let busy = device.resources()?;
+        let busy = env::resources()?;
         for _ in 0..many {
             round()?;
             watchdog::progress();
@@ -61,11 +60,10 @@ pub(crate) fn rounds_of(
         for ((kind, before), after) in kinds.iter().zip(&before).zip(&after) {
             assert_eq!(before.len(), after.len(), "{kind} objects of the file, before and after");
         }
-        assert_eq!(device.resources()?, busy, "objects of the device, before and after");
+        env::unchanged(&busy)?;
         assert_eq!(context.leaked(), 0);
     }
-    assert_eq!(device.resources()?, idle, "objects of the device after the context is closed");
-    Ok(())
+    env::unchanged(&idle)
 }
 
 fn every_live_handle_is_listed() -> Verdict {
@@ -97,13 +95,11 @@ fn listing_an_unknown_kind_is_refused() -> Verdict {
 }
 
 fn contexts_leave_nothing() -> Verdict {
-    let device = env::device();
-    let idle = device.resources()?;
+    let idle = env::resources()?;
     for _ in 0..env::rounds(100, 1000) {
         env::open()?;
     }
-    assert_eq!(device.resources()?, idle);
-    Ok(())
+    env::unchanged(&idle)
 }
 
 fn protection_domains_leave_nothing() -> Verdict {
@@ -134,7 +130,7 @@ fn address_handles_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let own = gid(context)?;
-        let vector = AddressVector::global(PORT, own.index, own.gid);
+        let vector = AddressVector::global(env::port(), own.index, own.gid);
         Ok(Box::new(move || {
             pd.create_ah(&vector)?.destroy()?;
             drop(pd.create_ah(&vector)?);

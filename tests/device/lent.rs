@@ -4,7 +4,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::helper::{Helper, answer};
-use crate::pair::{PATIENCE, PORT, gid};
+use crate::pair::{PATIENCE, gid};
 use crate::verdict::{Stop, Verdict, supported};
 use std::time::Instant;
 use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
@@ -26,7 +26,7 @@ pub(crate) const DEPTH: u32 = 16;
 
 /// A peer that is gone is noticed soon.
 pub(crate) fn hasty() -> Handshake {
-    Handshake::new().timeout(12).retry_count(3)
+    env::handshake_options().timeout(12).retry_count(3)
 }
 
 impl Half {
@@ -73,7 +73,8 @@ pub(crate) fn pair() -> Verdict<(Half, Half)> {
 
 /// Connects two halves that exist.
 pub(crate) fn pair_of(one: Half, other: Half) -> Verdict<(Half, Half)> {
-    let ends = [&one, &other].map(|half| Ok(half.qp.endpoint(PORT, gid(&half.context)?.index)?));
+    let ends =
+        [&one, &other].map(|half| Ok(half.qp.endpoint(env::port(), gid(&half.context)?.index)?));
     let [here, there]: [Verdict<_>; 2] = ends;
     one.qp.handshake_with(&there?, &hasty())?;
     other.qp.handshake_with(&here?, &hasty())?;
@@ -95,7 +96,7 @@ impl Far {
                 let half = Half::new()?;
                 let mut memory = half.pd.allocate::<u8>(FAR_BYTES)?;
                 memory.copy_from(0, &vec![7; FAR_BYTES])?;
-                let endpoint = half.qp.endpoint(PORT, gid(&half.context)?.index)?;
+                let endpoint = half.qp.endpoint(env::port(), gid(&half.context)?.index)?;
                 let remote = memory.remote(0)?;
                 answer(&format!("{} {} {}", print(&endpoint), remote.addr, remote.rkey.0));
                 self.0 = Some((half, memory));
@@ -118,7 +119,7 @@ pub(crate) fn far(helper: &mut Helper, context: &Context, qp: &QpControl) -> Ver
     let [endpoint, addr, rkey] = fields[..] else {
         return Err(Stop::fail(format!("{line:?} is no half")));
     };
-    let here = qp.endpoint(PORT, gid(context)?.index)?;
+    let here = qp.endpoint(env::port(), gid(context)?.index)?;
     helper.tell(&format!("lent connect {}", print(&here)))?;
     helper.hear("connected")?;
     qp.handshake_with(&parse(endpoint)?, &hasty())?;

@@ -1,8 +1,12 @@
 //! The device suite: what the library promises, checked on whatever RDMA device is there.
 //!
 //! One binary. `UVERBS_TEST_DEVICE` names the device; it has no default, so that the suite never runs by
-//! accident on a machine that works with its devices. Tests whose names begin with `root::` change links
-//! and namespaces; they run as root in the lab only. Without a device nothing runs, and one line says so.
+//! accident on a machine that works with its devices. `UVERBS_TEST_PORT` chooses a port, else the first active
+//! one is tested, and `UVERBS_TEST_SECOND_DEVICE` names a device at the other end of the cable. The first lines
+//! of a run say what was chosen; a fault that would make every test fail ends it there.
+//!
+//! Tests whose names begin with `root::` change links and namespaces; they run as root in the lab only. With
+//! `UVERBS_TEST_ALONE` tests take all of what others would share. `UVERBS_TEST_JUNIT` names a file for the results.
 
 #![deny(unsafe_code)]
 
@@ -33,6 +37,7 @@ mod handshake;
 mod heir;
 mod helper;
 mod interop;
+mod junit;
 mod leaks;
 mod lent;
 mod limits;
@@ -46,6 +51,7 @@ mod mr_peer;
 mod mw;
 mod mw_holds;
 mod owned;
+mod owners;
 mod pair;
 mod partner;
 mod pattern;
@@ -57,6 +63,7 @@ mod program_buffers;
 mod qp;
 mod rc;
 mod reset;
+mod results;
 mod root;
 mod scope;
 mod share;
@@ -67,6 +74,7 @@ mod station;
 mod stream;
 #[cfg(feature = "tokio")]
 mod tasks;
+mod testbed;
 mod uc;
 mod ud;
 mod unplug;
@@ -86,14 +94,22 @@ fn main() -> ExitCode {
         return code;
     }
     let mut arguments = Arguments::from_args();
-    // Objects are counted per device, so tests take turns.
+    // Objects of this process are counted, so tests take turns.
     arguments.test_threads.get_or_insert(1);
     if !arguments.list {
-        if let Err(why) = env::find() {
+        if let Err(why) = env::name() {
             println!(
                 "device tests not run: {why}; `cargo ci test` runs them in a VM, with --native here"
             );
             return ExitCode::SUCCESS;
+        }
+        match testbed::look() {
+            Ok(lines) => println!("{lines}"),
+            Err(why) => {
+                println!("device tests not run: {why}");
+                written(results::write("device", Some(&why)));
+                return ExitCode::FAILURE;
+            }
         }
     }
     let modules = [
@@ -161,5 +177,17 @@ fn main() -> ExitCode {
     if let Some(names) = env::chosen() {
         trials.retain(|trial| names.iter().any(|name| name == trial.name()));
     }
-    libtest_mimic::run(&arguments, trials).exit_code()
+    let conclusion = libtest_mimic::run(&arguments, trials);
+    if !arguments.list && !written(results::write("device", None)) {
+        return ExitCode::FAILURE;
+    }
+    conclusion.exit_code()
+}
+
+/// Says if the results could not be written.
+fn written(outcome: std::io::Result<()>) -> bool {
+    if let Err(error) = &outcome {
+        eprintln!("UVERBS_TEST_JUNIT: {error}");
+    }
+    outcome.is_ok()
 }

@@ -2,7 +2,8 @@
 //! another, and none keeps the others waiting.
 
 use crate::capability::Capability;
-use crate::pair::{PATIENCE, PORT, gid};
+use crate::env;
+use crate::pair::{PATIENCE, gid};
 use crate::tasks::{Half, ask, echo_back, pair, run};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::future::{Future, poll_fn};
@@ -14,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::Inbox;
 use uverbs::aio::tokio::{connect, handshake, handshake_within};
 use uverbs::owned::BufferPool;
-use uverbs::{Destination, Endpoint, Errno, Handshake, QpType, SendWr, WcOpcode};
+use uverbs::{Destination, Endpoint, Errno, QpType, SendWr, WcOpcode};
 
 trials![
     a_write_with_immediate_shows_nothing_of_an_earlier_message,
@@ -80,9 +81,10 @@ fn a_shared_queue_shows_a_client_nothing_of_another() -> Verdict {
         let clients = [Half::new()?, Half::new()?];
         for client in &clients {
             let server = b.cq.create_qp_on(&b.pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
-            let (here, there) = (client.qp.endpoint(PORT, index)?, server.endpoint(PORT, index)?);
-            server.handshake(&here)?;
-            client.qp.handshake(&there)?;
+            let (here, there) =
+                (client.qp.endpoint(env::port(), index)?, server.endpoint(env::port(), index)?);
+            env::handshake(&server, &here)?;
+            env::handshake(&client.qp, &there)?;
             servers.push(server);
         }
         let mut inbox = srq.inbox(&narrow(&b)?, 1);
@@ -130,8 +132,8 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
         for (half, context) in ends {
             let qp = half.cq.create_qp(&half.pd, QpType::UD, |qp| qp.max_send_wr(4).max_recv_wr(4));
             let qp = supported(qp, Capability::Ud)?;
-            let own = qp.endpoint(PORT, gid(&context)?.index)?;
-            qp.handshake(&own)?;
+            let own = qp.endpoint(env::port(), gid(&context)?.index)?;
+            env::handshake(&qp, &own)?;
             qps.push((qp, own));
         }
         let [(sender, _), (receiver, there)] = &qps[..] else { panic!("two queue pairs") };
@@ -162,8 +164,8 @@ async fn judged<F: Future<Output = std::io::Result<TcpStream>>>(
     let client = TcpStream::connect(listener.local_addr()?).await?;
     let (stream, _) = listener.accept().await?;
     let client = act(client).await?;
-    let (timeout, options) = (Duration::from_millis(300), Handshake::new());
-    let shaken = handshake_within(timeout, &half.qp, &stream, PORT, index, &options).await;
+    let (timeout, options) = (Duration::from_millis(300), env::handshake_options());
+    let shaken = handshake_within(timeout, &half.qp, &stream, env::port(), index, &options).await;
     drop(client);
     shaken.err().ok_or_else(|| Stop::fail("a handshake with nobody"))
 }
@@ -179,7 +181,7 @@ fn a_silent_client_fails_the_step_it_reached() -> Verdict {
         );
         // An endpoint, and then nothing.
         let peer = Half::new()?;
-        let endpoint = peer.qp.endpoint(PORT, gid(&peer.context)?.index)?;
+        let endpoint = peer.qp.endpoint(env::port(), gid(&peer.context)?.index)?;
         let error = judged(|mut client| async move {
             client.write_all(&endpoint.to_bytes()).await?;
             Ok(client)
@@ -201,7 +203,7 @@ fn a_garbage_client_fails_the_step_it_reached() -> Verdict {
         assert_eq!(error.errno(), Errno::PROTO);
         assert!(error.to_string().contains("\"GET \""), "{error}");
         let peer = Half::new()?;
-        let endpoint = peer.qp.endpoint(PORT, gid(&peer.context)?.index)?;
+        let endpoint = peer.qp.endpoint(env::port(), gid(&peer.context)?.index)?;
         let error = judged(|mut client| async move {
             client.write_all(&endpoint.to_bytes()).await?;
             client.write_all(b"?").await?;
@@ -241,7 +243,8 @@ fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
                 tasks.push(tokio::spawn(async move {
                     let half = Half::new()?;
                     let index = gid(&half.context)?.index;
-                    handshake(&half.qp, &stream, PORT, index, &Handshake::new()).await?;
+                    handshake(&half.qp, &stream, env::port(), index, &env::handshake_options())
+                        .await?;
                     echo_back(&half, 3).await.map(|()| half)
                 }));
             }
@@ -255,7 +258,7 @@ fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
         midway.write_all(b"uvb1").await?;
         drop(midway);
         let half = Half::new()?;
-        let _stream = connect(&half.qp, address, PORT, gid(&half.context)?.index).await?;
+        let _stream = connect(&half.qp, address, env::port(), gid(&half.context)?.index).await?;
         ask(&half, 3).await?;
         let mut tasks = server.await??;
         tasks.pop().expect("the last client's").await??;

@@ -3,7 +3,7 @@
 
 use crate::capability::Capability;
 use crate::env::{self, drainable};
-use crate::pair::{Config, PORT, Pair, Side};
+use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Stop, Verdict, require, trials};
 use std::time::Instant;
 use uverbs::{
@@ -29,7 +29,7 @@ trials![
 ];
 
 fn endpoint(side: &Side) -> Verdict<Endpoint> {
-    Ok(side.qp.endpoint(PORT, side.gid.index)?)
+    Ok(side.qp.endpoint(env::port(), side.gid.index)?)
 }
 
 /// Connects with endpoints.
@@ -64,12 +64,15 @@ fn exchange(pair: &mut Pair, seed: u64) -> Verdict {
 fn handshake_connects_every_type() -> Verdict {
     for qp_type in [QpType::RC, QpType::UC, QpType::UD] {
         let mut pair = Pair::unconnected(Config::of(qp_type))?;
-        handshake(&pair, Handshake::new())?;
+        handshake(&pair, env::handshake_options())?;
         exchange(&mut pair, 1)?;
         // A second time, with new sequence numbers.
         pair.a.reset()?;
         pair.b.reset()?;
-        handshake(&pair, Handshake::new().timeout(16).traffic_class(8).flow_label(0xabcde))?;
+        handshake(
+            &pair,
+            env::handshake_options().timeout(16).traffic_class(8).flow_label(0xabcde),
+        )?;
         exchange(&mut pair, 2)?;
         let info = pair.a.qp.query()?;
         assert_eq!(info.state, QpState::RTS);
@@ -92,7 +95,7 @@ fn handshake_from_init_keeps_receives() -> Verdict {
     let config = pair.config;
     pair.b.init(&config)?;
     pair.b.recv(3, 0..64)?;
-    handshake(&pair, Handshake::new())?;
+    handshake(&pair, env::handshake_options())?;
     pair.a.fill(0..64, 5);
     let sges = [pair.a.sge(0..64)];
     pair.a.send(SendWr::send(&sges).id(4).signaled())?;
@@ -105,8 +108,8 @@ fn handshake_uses_the_smaller_mtu() -> Verdict {
     let mut pair = Pair::unconnected(Config::rc())?;
     let (a, mut b) = (endpoint(&pair.a)?, endpoint(&pair.b)?);
     b.mtu = Mtu::MTU_256;
-    pair.a.qp.handshake(&b)?;
-    pair.b.qp.handshake(&Endpoint { mtu: Mtu::MTU_256, ..a })?;
+    env::handshake(&pair.a.qp, &b)?;
+    env::handshake(&pair.b.qp, &Endpoint { mtu: Mtu::MTU_256, ..a })?;
     assert_eq!(pair.a.qp.query()?.path_mtu, Mtu::MTU_256);
     assert_eq!(pair.b.qp.query()?.path_mtu, Mtu::MTU_256);
     pair.message(1, 5000)
@@ -117,7 +120,7 @@ fn handshake_uses_the_peers_rd_atomic() -> Verdict {
     let b = endpoint(&pair.b)?;
     assert!(b.rd_atomic > 0, "{b:?}");
     endpoint(&pair.a)?;
-    pair.a.qp.handshake(&Endpoint { rd_atomic: 2, ..b })?;
+    env::handshake(&pair.a.qp, &Endpoint { rd_atomic: 2, ..b })?;
     assert_eq!(pair.a.qp.query()?.max_rd_atomic, 2);
     Ok(())
 }
@@ -128,7 +131,7 @@ fn handshake_steps_in_the_wrong_order_are_refused() -> Verdict {
     let error = pair.a.qp.handshake(&b).unwrap_err();
     assert!(error.message().contains("call QpControl::endpoint before"), "{error}");
     endpoint(&pair.a)?;
-    pair.a.qp.handshake(&b)?;
+    env::handshake(&pair.a.qp, &b)?;
     let error = pair.a.qp.handshake(&b).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("handshake", Errno::INVAL));
     assert_eq!(error.message(), "a queue pair of type RC cannot go from RTS to INIT");
@@ -137,10 +140,10 @@ fn handshake_steps_in_the_wrong_order_are_refused() -> Verdict {
 
 fn endpoint_of_an_empty_gid_index_is_refused() -> Verdict {
     let pair = Pair::unconnected(Config::rc())?;
-    let last = pair.a.context.query_port(PORT)?.gid_table_len - 1;
-    let error = pair.a.qp.endpoint(PORT, last).unwrap_err();
+    let last = pair.a.context.query_port(env::port())?.gid_table_len - 1;
+    let error = pair.a.qp.endpoint(env::port(), last).unwrap_err();
     assert_eq!((error.verb(), error.errno()), ("endpoint", Errno::INVAL));
-    let error = pair.a.qp.endpoint(PORT, last + 1).unwrap_err();
+    let error = pair.a.qp.endpoint(env::port(), last + 1).unwrap_err();
     assert!(error.message().contains(&format!("{} entries", last + 1)), "{error}");
     let error = pair.a.qp.endpoint(99, 0).unwrap_err();
     assert!(error.message().contains("port 99"), "{error}");
@@ -215,7 +218,7 @@ fn wrong_current_state_is_refused() -> Verdict {
 
 fn privileged_qkey_needs_cap_net_raw() -> Verdict {
     let pair = Pair::unconnected(Config::ud())?;
-    let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
+    let attr = QpAttr::new().state(QpState::INIT).port(env::port()).pkey_index(env::pkey_index());
     let answer = pair.a.qp.modify(&attr.qkey(Qkey(0x8001_0000)));
     if rustix::process::geteuid().is_root() {
         return Ok(answer?);
@@ -229,7 +232,7 @@ fn privileged_qkey_needs_cap_net_raw() -> Verdict {
 
 fn mtu_beyond_the_port_is_refused() -> Verdict {
     let context = env::open()?;
-    let port = context.query_port(PORT)?;
+    let port = context.query_port(env::port())?;
     assert!(port.active_mtu <= port.max_mtu, "{port:?}");
     let mtu = Mtu(port.max_mtu.0 + 1);
     let mut pair = Pair::unconnected(Config { mtu, ..Config::uc() })?;

@@ -5,7 +5,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::lent::{DEPTH, Half, hasty, pair, wait};
-use crate::pair::{PATIENCE, PORT, gid};
+use crate::pair::{PATIENCE, gid};
 use crate::pattern;
 use crate::verdict::{Verdict, require, supported, trials};
 use std::sync::Arc;
@@ -208,7 +208,8 @@ fn completion_queue_filled_to_capacity_does_not_overflow() -> Verdict {
             pd.qp_builder(cq, cq, QpType::RC).max_send_wr(depth).max_recv_wr(0).build()
         };
         while let Ok(qp) = cq.adopt(supported(make(cq.queue()), Capability::Rc)?) {
-            let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
+            let attr =
+                QpAttr::new().state(QpState::INIT).port(env::port()).pkey_index(env::pkey_index());
             qp.modify(&attr.access(Default::default()))?;
             // In state ERR the device flushes each request at once.
             qp.modify(&QpAttr::new().state(QpState::ERR))?;
@@ -264,7 +265,11 @@ fn flushed_requests_give_their_memory_back() -> Verdict {
     // A reset returns the requests that were not even flushed.
     a.qp.reset(&mut a.cq)?;
     a.qp.modify(
-        &QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0).access(Default::default()),
+        &QpAttr::new()
+            .state(QpState::INIT)
+            .port(env::port())
+            .pkey_index(env::pkey_index())
+            .access(Default::default()),
     )?;
     let mut batch = a.qp.recv_batch()?;
     batch.push(a.pool.take().expect("a buffer"), 9)?;
@@ -328,8 +333,8 @@ fn receives_of_an_srq_come_back() -> Verdict {
         let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let client = Half::new()?;
-        let there = server.endpoint(PORT, gid(&context)?.index)?;
-        let here = client.qp.endpoint(PORT, gid(&client.context)?.index)?;
+        let there = server.endpoint(env::port(), gid(&context)?.index)?;
+        let here = client.qp.endpoint(env::port(), gid(&client.context)?.index)?;
         server.handshake_with(&here, &hasty())?;
         client.qp.handshake_with(&there, &hasty())?;
         servers.push(server);
@@ -378,8 +383,8 @@ fn receives_of_a_closed_pair_come_back() -> Verdict {
         let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
         let server = cq.adopt_on(builder.max_send_wr(1).build()?, &srq)?;
         let mut client = Half::new()?;
-        let there = server.endpoint(PORT, gid(&context)?.index)?;
-        let here = client.qp.endpoint(PORT, gid(&client.context)?.index)?;
+        let there = server.endpoint(env::port(), gid(&context)?.index)?;
+        let here = client.qp.endpoint(env::port(), gid(&client.context)?.index)?;
         server.handshake_with(&here, &hasty())?;
         client.qp.handshake_with(&there, &hasty())?;
         let mut batch = srq.batch()?;
@@ -418,9 +423,9 @@ fn messages_under_a_thread_domain_arrive() -> Verdict {
     };
     let (mut a, mut b) = (make()?, make()?);
     let index = gid(&context)?.index;
-    let (here, there) = (a.endpoint(PORT, index)?, b.endpoint(PORT, index)?);
-    a.handshake(&there)?;
-    b.handshake(&here)?;
+    let (here, there) = (a.endpoint(env::port(), index)?, b.endpoint(env::port(), index)?);
+    env::handshake(&a, &there)?;
+    env::handshake(&b, &here)?;
     let mut batch = b.recv_batch()?;
     batch.push(pool.take().expect("a buffer"), 1)?;
     batch.ring();
@@ -500,7 +505,7 @@ fn until_some<T>(mut look: impl FnMut() -> Option<T>) -> T {
 }
 
 fn rounds_leave_nothing() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     for round in 0..50 {
         let (mut a, mut b) = pair()?;
         let mut batch = b.qp.recv_batch()?;
@@ -520,8 +525,7 @@ fn rounds_leave_nothing() -> Verdict {
         }
         assert_eq!((a.context.leaked(), b.context.leaked()), (0, 0));
     }
-    assert_eq!(env::device().resources()?, idle);
-    Ok(())
+    env::unchanged(&idle)
 }
 
 fn huge_pages_carry_messages() -> Verdict {

@@ -7,6 +7,7 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::pattern;
+use crate::testbed::{Link, link_of};
 use crate::verdict::{Stop, Verdict, supported};
 use std::ops::Range;
 use std::time::{Duration, Instant};
@@ -21,8 +22,6 @@ use uverbs::{
 pub(crate) const PATIENCE: Duration = Duration::from_secs(20);
 /// How long nothing must happen to be believed that nothing happens.
 pub(crate) const SILENCE: Duration = Duration::from_millis(60);
-/// Port of the device under test.
-pub(crate) const PORT: u32 = 1;
 /// The key of all datagram queue pairs here.
 pub(crate) const QKEY: Qkey = Qkey(0x1234_5678);
 
@@ -68,7 +67,7 @@ impl Config {
             scatter: false,
             srq: false,
             access: Access::ALL_REMOTE,
-            mtu: Mtu::MTU_1024,
+            mtu: env::mtu(),
             // Two seconds with all retries: a machine that emulates others may stand still for half a second.
             timeout: 16,
             retry_count: 7,
@@ -155,7 +154,7 @@ pub(crate) struct Side {
     pub(crate) context: Context,
     pub(crate) gid: GidEntry,
     pub(crate) lid: u16,
-    ethernet: bool,
+    pub(crate) link: Link,
     psn: Psn,
 }
 
@@ -263,10 +262,10 @@ pub(crate) struct Address {
 impl Address {
     /// The path from `side` to this address.
     pub(crate) fn vector(&self, side: &Side) -> AddressVector {
-        if side.ethernet {
-            AddressVector::global(PORT, side.gid.index, self.gid)
+        if side.link.layer == LinkLayer::ETHERNET {
+            AddressVector::global(side.link.port, side.gid.index, self.gid)
         } else {
-            AddressVector::local(PORT, self.lid)
+            AddressVector::local(side.link.port, self.lid)
         }
     }
 }
@@ -276,8 +275,8 @@ pub(crate) fn gid(context: &Context) -> Verdict<GidEntry> {
     let rank = |entry: &GidEntry| {
         (entry.gid_type == GidType::ROCE_V2, !entry.gid.is_link_local(), entry.gid.ip().is_ipv4())
     };
-    let table = context.gid_table()?;
-    let own = table.into_iter().filter(|entry| entry.port == PORT && !entry.gid.is_zero());
+    let (table, port) = (context.gid_table()?, link_of(context)?.port);
+    let own = table.into_iter().filter(|entry| entry.port == port && !entry.gid.is_zero());
     own.max_by_key(rank).ok_or_else(|| Stop::fail("the port has no global identifier"))
 }
 
@@ -292,7 +291,8 @@ impl Side {
         psn: Psn,
         extend: Option<&Extend<'_>>,
     ) -> Verdict<Side> {
-        let port = context.query_port(PORT)?;
+        let link = link_of(&context)?;
+        let port = context.query_port(link.port)?;
         let gid = gid(&context)?;
         let pd = context.alloc_pd()?;
         let memory = pd.allocate::<u8>(config.memory)?;
@@ -329,8 +329,7 @@ impl Side {
             builder = builder.srq(srq);
         }
         let qp = supported(builder.build(), Capability::of(config.qp_type))?;
-        let ethernet = port.link_layer == LinkLayer::ETHERNET;
-        Ok(Side { qp, srq, cq, channel, memory, pd, context, gid, lid: port.lid, ethernet, psn })
+        Ok(Side { qp, srq, cq, channel, memory, pd, context, gid, lid: port.lid, link, psn })
     }
 
     pub(crate) fn address(&self) -> Address {
@@ -345,7 +344,10 @@ impl Side {
     }
 
     pub(crate) fn init(&mut self, config: &Config) -> Verdict {
-        let attr = QpAttr::new().state(QpState::INIT).port(PORT).pkey_index(0);
+        let attr = QpAttr::new()
+            .state(QpState::INIT)
+            .port(self.link.port)
+            .pkey_index(self.link.pkey_index);
         let attr = match config.qp_type {
             QpType::UD => attr.qkey(QKEY),
             _ => attr.access(config.access),

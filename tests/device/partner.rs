@@ -3,6 +3,7 @@
 //!
 //! It is started, not forked: what it knows of the other's memory it was told.
 
+use crate::env;
 use crate::heir::{self, take_over};
 use crate::pair::PATIENCE;
 use crate::pattern;
@@ -188,10 +189,9 @@ impl Loop {
         let make = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
         let (left, right) = (make()?, make()?);
         let gid = crate::pair::gid(context)?.index;
-        let (here, there) =
-            (left.endpoint(crate::pair::PORT, gid)?, right.endpoint(crate::pair::PORT, gid)?);
-        left.handshake(&there)?;
-        right.handshake(&here)?;
+        let (here, there) = (left.endpoint(env::port(), gid)?, right.endpoint(env::port(), gid)?);
+        env::handshake(&left, &there)?;
+        env::handshake(&right, &here)?;
         Ok(Loop { left, right, cq })
     }
 
@@ -552,8 +552,8 @@ impl PartnerObjects {
         qp.modify(
             &uverbs::QpAttr::new()
                 .state(uverbs::QpState::INIT)
-                .port(1)
-                .pkey_index(0)
+                .port(env::port())
+                .pkey_index(env::pkey_index())
                 .qkey(crate::pair::QKEY),
         )?;
         #[allow(unsafe_code, reason = "ringing is")]

@@ -2,6 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
+use crate::interop::absent;
 use crate::pair::gid;
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::fs;
@@ -94,7 +95,7 @@ impl Player {
         } else {
             Command::new(format!("ibv_{kind}_pingpong"))
         };
-        command.args(["-d", env::device().name()]);
+        command.args(["-d", env::device().name(), "-i", &env::port().to_string()]);
         command.args(["-g", &index.to_string(), "-p", &port.to_string()]);
         command.args(["-s", &game.size.to_string(), "-n", &game.rounds.to_string()]);
         if game.events {
@@ -114,7 +115,7 @@ impl Player {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| Stop::fail(format!("{name}: {error}")))?;
+            .map_err(|error| absent(&name, &error))?;
         Ok(Player { name, process })
     }
 

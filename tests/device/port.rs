@@ -1,7 +1,6 @@
 //! Ports, their tables, and the device's limits.
 
 use crate::env;
-use crate::pair::PORT;
 use crate::verdict::{Verdict, trials};
 use uverbs::{
     AtomicCap, DeviceCaps, Errno, GidFilter, GidType, LinkLayer, Mtu, OdpOps, PortState, QpType,
@@ -13,13 +12,13 @@ trials![
     gid_table_and_single_gids_agree,
     default_gid_is_routable_where_one_is,
     gid_is_chosen_by_interface_and_by_peer,
-    default_partition_key_has_full_membership,
+    port_is_in_a_partition,
     advertised_limits_hold,
     device_and_discovery_agree,
 ];
 
 fn port_is_active_and_plausible() -> Verdict {
-    let attr = env::open()?.query_port(PORT)?;
+    let attr = env::open()?.query_port(env::port())?;
     assert!(attr.state == PortState::ACTIVE, "{attr:?}");
     assert!(attr.active_mtu >= Mtu::MTU_256 && attr.active_mtu <= attr.max_mtu, "{attr:?}");
     assert!(attr.gid_table_len > 0 && attr.pkey_table_len > 0 && attr.max_msg_size > 0, "{attr:?}");
@@ -58,12 +57,12 @@ fn gid_table_and_single_gids_agree() -> Verdict {
         assert!(!entry.gid.is_zero() && entry.gid_type.name().is_some(), "{entry:?}");
     }
     // Every slot of the port that the table leaves out is empty.
-    let length = context.query_port(PORT)?.gid_table_len;
+    let length = context.query_port(env::port())?.gid_table_len;
     for index in 0..length.min(64) {
-        let listed = table.iter().any(|entry| entry.port == 1 && entry.index == index);
-        assert_eq!(context.query_gid(PORT, index)?.gid.is_zero(), !listed, "index {index}");
+        let listed = table.iter().any(|entry| entry.port == env::port() && entry.index == index);
+        assert_eq!(context.query_gid(env::port(), index)?.gid.is_zero(), !listed, "index {index}");
     }
-    let error = context.query_gid(PORT, length).unwrap_err();
+    let error = context.query_gid(env::port(), length).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains(&format!("{length} entries")), "{error}");
     Ok(())
@@ -71,8 +70,8 @@ fn gid_table_and_single_gids_agree() -> Verdict {
 
 fn default_gid_is_routable_where_one_is() -> Verdict {
     let context = env::open()?;
-    let chosen = context.default_gid(PORT)?;
-    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+    let chosen = context.default_gid(env::port())?;
+    if context.query_port(env::port())?.link_layer != LinkLayer::ETHERNET {
         assert_eq!(chosen.index, 0);
         return Ok(());
     }
@@ -89,34 +88,38 @@ fn default_gid_is_routable_where_one_is() -> Verdict {
 
 fn gid_is_chosen_by_interface_and_by_peer() -> Verdict {
     let context = env::open()?;
-    let default = context.default_gid(PORT)?;
-    let chosen = context.choose_gid(PORT, &GidFilter::new())?;
+    let default = context.default_gid(env::port())?;
+    let chosen = context.choose_gid(env::port(), &GidFilter::new())?;
     assert_eq!(chosen.entry, default);
-    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+    if context.query_port(env::port())?.link_layer != LinkLayer::ETHERNET {
         return Ok(());
     }
     assert!(chosen.reason.contains("RoCE"), "{chosen:?}");
     let by_interface = GidFilter::new().interface(default.ifindex);
-    assert_eq!(context.choose_gid(PORT, &by_interface)?.entry, default);
+    assert_eq!(context.choose_gid(env::port(), &by_interface)?.entry, default);
     let none = GidFilter::new().interface(u32::MAX);
-    let error = context.choose_gid(PORT, &none).unwrap_err();
+    let error = context.choose_gid(env::port(), &none).unwrap_err();
     assert_eq!(error.errno(), Errno::NODATA, "{error}");
     if default.gid.ip().is_ipv4() {
         // This machine reaches its own address from that address.
         let by_peer = GidFilter::new().peer(default.gid.ip());
-        let chosen = context.choose_gid(PORT, &by_peer)?;
+        let chosen = context.choose_gid(env::port(), &by_peer)?;
         assert_eq!(chosen.entry, default);
         assert!(chosen.reason.contains("is reached from"), "{chosen:?}");
     }
     Ok(())
 }
 
-fn default_partition_key_has_full_membership() -> Verdict {
+fn port_is_in_a_partition() -> Verdict {
     let context = env::open()?;
-    let length = context.query_port(PORT)?.pkey_table_len;
-    // The default partition, with full membership.
-    assert_eq!(context.query_pkey(PORT, 0)?, 0xffff);
-    let error = context.query_pkey(PORT, length).unwrap_err();
+    let attr = context.query_port(env::port())?;
+    let key = context.query_pkey(env::port(), env::pkey_index())?;
+    if attr.link_layer == LinkLayer::ETHERNET {
+        // The default partition, with full membership.
+        assert_eq!((env::pkey_index(), key), (0, 0xffff));
+    }
+    assert_ne!(key & 0x7fff, 0, "{key:#x}");
+    let error = context.query_pkey(env::port(), attr.pkey_table_len).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     Ok(())
 }

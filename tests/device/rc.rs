@@ -2,6 +2,7 @@
 #![allow(clippy::drop_non_drop, clippy::forget_non_drop, reason = "callers may do either")]
 
 use crate::capability::Capability;
+use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, require, trials};
 use std::time::{Duration, Instant};
@@ -437,9 +438,9 @@ fn dropped_pair_leaves_no_completions() -> Verdict {
 }
 
 fn messages_between_two_devices_arrive() -> Verdict {
-    let second = crate::env::second()?;
+    let second = env::second()?;
     let other = uverbs::Context::open(&second)?;
-    let mut pair = Pair::on(crate::env::open()?, other, Config::rc())?;
+    let mut pair = Pair::on(env::open()?, other, Config::rc())?;
     pair.connect()?;
     for seed in 0..5 {
         pair.message(seed, 3000)?;
@@ -518,11 +519,11 @@ fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
     let mut qp = domain.qp_builder(&pair.a.cq, &pair.a.cq, QpType::RC).build()?;
     // Connected in place of the pair's own queue pair.
     let (at_a, at_b) = (
-        qp.endpoint(crate::pair::PORT, pair.a.gid.index)?,
-        pair.b.qp.endpoint(crate::pair::PORT, pair.b.gid.index)?,
+        qp.endpoint(env::port(), pair.a.gid.index)?,
+        pair.b.qp.endpoint(env::port(), pair.b.gid.index)?,
     );
-    qp.handshake(&at_b)?;
-    pair.b.qp.handshake(&at_a)?;
+    env::handshake(&qp, &at_b)?;
+    env::handshake(&pair.b.qp, &at_a)?;
     pair.b.poison(0..100);
     pair.b.recv(1, 0..100)?;
     pair.a.fill(0..100, 12);
@@ -545,7 +546,7 @@ fn only_its_own_thread_domain_rings_a_batch() -> Verdict {
 
 /// Messages of all sizes for a minute.
 fn messages_of_every_size_for_a_minute() -> Verdict {
-    crate::env::soak()?;
+    env::soak()?;
     let mut pair = Pair::new(Config { depth: 5, ..Config::rc() })?;
     let end = Instant::now() + Duration::from_secs(60);
     let mut seed = 0;

@@ -1,6 +1,7 @@
 //! Resetting queue pairs: posted requests are forgotten, completions are discarded, and the ring
 //! indices continue.
 
+use crate::env;
 use crate::env::drainable;
 use crate::pair::{Config, Pair, Side};
 use crate::verdict::{Verdict, trials};
@@ -112,7 +113,11 @@ fn completions_of_others_stay() -> Verdict {
     let Side { pd, cq, .. } = &pair.b;
     let mut other = pd.qp_builder(cq, cq, QpType::RC).build()?;
     // A queue pair in state ERR completes what is posted to it, in the same queue.
-    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
+    let init = QpAttr::new()
+        .state(QpState::INIT)
+        .port(env::port())
+        .pkey_index(env::pkey_index())
+        .access(Access::empty());
     other.modify(&init)?;
     pair.b.recv(1, 0..64)?;
     pair.a.send(SendWr::send(&[]).id(1).signaled())?;

@@ -9,7 +9,7 @@ pub(crate) mod sandbox;
 use crate::capability::Capability;
 use crate::env;
 use crate::helper::{Helper, config, receive_from, send_to};
-use crate::pair::{Config, PATIENCE, PORT, Pair, Side};
+use crate::pair::{Config, PATIENCE, Pair, Side};
 use crate::unplug;
 use crate::verdict::{Stop, Verdict, require, trials};
 use std::fs;
@@ -28,6 +28,9 @@ trials![
     port_events_follow_the_link,
     devices_in_two_network_namespaces_connect,
 ];
+
+/// The one port of a software device.
+const PORT: u32 = 1;
 
 /// Skips unless links can be made and removed here.
 fn links() -> Verdict {

@@ -5,7 +5,7 @@ use crate::env;
 use crate::helper::Helper;
 use crate::leaks;
 use crate::lent::{DEPTH, FAR_BYTES, Half, far, hasty, pair, pair_of};
-use crate::pair::{PORT, SILENCE, gid};
+use crate::pair::{SILENCE, gid};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -196,8 +196,8 @@ fn after_a_reset_the_pair_works_again() -> Verdict {
     a.qp.reset(&mut a.cq)?;
     b.qp.reset(&mut b.cq)?;
     assert_eq!(a.qp.state(), QpState::RESET);
-    let here = a.qp.endpoint(PORT, gid(&a.context)?.index)?;
-    let there = b.qp.endpoint(PORT, gid(&b.context)?.index)?;
+    let here = a.qp.endpoint(env::port(), gid(&a.context)?.index)?;
+    let there = b.qp.endpoint(env::port(), gid(&b.context)?.index)?;
     a.qp.handshake_with(&there, &hasty())?;
     b.qp.handshake_with(&here, &hasty())?;
     let text = b.pool.copy(b"again").expect("a buffer");
@@ -225,7 +225,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     };
     let ((mut a, mut a_cq), (mut b, mut b_cq)) = (make()?, make()?);
     let index = gid(&context)?.index;
-    let (here, there) = (a.endpoint(PORT, index)?, b.endpoint(PORT, index)?);
+    let (here, there) = (a.endpoint(env::port(), index)?, b.endpoint(env::port(), index)?);
     a.handshake_with(&there, &hasty())?;
     b.handshake_with(&here, &hasty())?;
     let mut theirs = pd.allocate::<u8>(4096)?;

@@ -104,7 +104,7 @@ fn socket(name: &str) -> PathBuf {
 }
 
 fn two_importers_use_one_context() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     let socket = socket("two");
     let server = Program::serve(&socket, 2)?;
     let users = [Program::import(&socket, "first")?, Program::import(&socket, "second")?];
@@ -122,7 +122,7 @@ fn two_importers_use_one_context() -> Verdict {
 
 /// One client connects and does nothing; the others are served meanwhile.
 fn silent_importer_delays_nobody_else() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     let socket = socket("silent");
     let mut server = Program::serve(&socket, 2)?;
     let silent = UnixStream::connect(&socket)?;
@@ -135,7 +135,7 @@ fn silent_importer_delays_nobody_else() -> Verdict {
 }
 
 fn importers_and_exporter_killed_in_any_order_leave_nothing() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     for exporter_first in [true, false] {
         let socket = socket("killed");
         let mut server = Program::serve(&socket, 3)?;
@@ -143,7 +143,7 @@ fn importers_and_exporter_killed_in_any_order_leave_nothing() -> Verdict {
         for user in &mut users {
             user.hear("imported")?;
         }
-        assert_ne!(env::device().resources()?, idle);
+        assert_ne!(env::resources()?, idle);
         if exporter_first {
             server.kill()?;
         }

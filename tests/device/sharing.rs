@@ -5,7 +5,7 @@ use crate::capability::Capability;
 use crate::census::{census, registers};
 use crate::env;
 use crate::heir::{self, take_over};
-use crate::pair::{PATIENCE, PORT, SILENCE, gid};
+use crate::pair::{PATIENCE, SILENCE, gid};
 use crate::partner::{Loop, Partner, parse, print};
 use crate::verdict::{Stop, Verdict, trials};
 use rustix::process::{Pid, PidfdFlags, PidfdGetfdFlags, pidfd_getfd, pidfd_open};
@@ -334,7 +334,10 @@ fn foreign_queues_are_destroyed() -> Verdict {
     let state = |state: uverbs::QpState| state.0.to_string();
     let ask = format!("foreign-state {}", print(&qp.export()?));
     assert_eq!(partner.ask(&ask, "state")?, state(uverbs::QpState::RESET));
-    let init = uverbs::QpAttr::new().state(uverbs::QpState::INIT).port(1).pkey_index(0);
+    let init = uverbs::QpAttr::new()
+        .state(uverbs::QpState::INIT)
+        .port(env::port())
+        .pkey_index(env::pkey_index());
     qp.modify(&init.access(Access::empty()))?;
     assert_eq!(partner.ask(&ask, "state")?, state(uverbs::QpState::INIT));
     let ask = format!("foreign-limits {sent_srq}");
@@ -366,7 +369,7 @@ fn foreign_queues_are_destroyed() -> Verdict {
 
 #[allow(unsafe_code, reason = "naming objects by their handles is")]
 fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     let mut exporter = Exporter::new()?;
     exporter.fill(0, BYTES, 1)?;
     let before = census(&exporter.context)?;
@@ -422,7 +425,7 @@ fn imported(partner: &mut Partner) -> Verdict<Import> {
 }
 
 fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     {
         let mut partner = Partner::start()?;
         let (context, pd, region) = imported(&mut partner)?;
@@ -446,7 +449,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
 }
 
 fn exporter_killed_while_an_importer_writes() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     for _ in 0..3 {
         let mut exporter = Partner::start()?;
         let (context, pd, region) = imported(&mut exporter)?;
@@ -468,7 +471,7 @@ fn exporter_killed_while_an_importer_writes() -> Verdict {
 }
 
 fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     for first_to_go in 0..3 {
         let exporter = Exporter::new()?;
         let mut partners = [exporter.partner()?, exporter.partner()?];
@@ -483,7 +486,7 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
                 _ => exporter = None,
             }
             if step < 2 {
-                assert_ne!(env::device().resources()?, idle, "the file is open");
+                assert_ne!(env::resources()?, idle, "the file is open");
             }
         }
         assert!(exporter.is_none());
@@ -508,9 +511,9 @@ pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<S
     let make = || pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build();
     let (mut left, right) = (make()?, make()?);
     let gid = gid(context)?.index;
-    let (here, there) = (left.endpoint(PORT, gid)?, right.endpoint(PORT, gid)?);
-    left.handshake(&there)?;
-    right.handshake(&here)?;
+    let (here, there) = (left.endpoint(env::port(), gid)?, right.endpoint(env::port(), gid)?);
+    env::handshake(&left, &there)?;
+    env::handshake(&right, &here)?;
     let mut batch = left.send_batch()?;
     batch.push(SendWr::send(&[]).signaled())?;
     #[allow(unsafe_code, reason = "ringing is")]

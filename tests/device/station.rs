@@ -4,8 +4,9 @@
 use crate::capability::Capability;
 use crate::env;
 use crate::frame::Mac;
-use crate::pair::{PATIENCE, PORT, SILENCE};
+use crate::pair::{PATIENCE, SILENCE};
 use crate::pattern;
+use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict, supported};
 use rustix::thread::{CapabilitySet, capabilities, set_capabilities};
 use std::fs;
@@ -41,6 +42,7 @@ pub(crate) struct Station {
     pub(crate) pd: ProtectionDomain,
     pub(crate) context: Context,
     pub(crate) mac: Mac,
+    port: u32,
     /// Where the next receive goes.
     next: usize,
 }
@@ -83,12 +85,13 @@ impl Station {
             .max_send_sge(3)
             .max_inline_data(128);
         let qp = supported(refine(builder).build(), Capability::RawPacket)?;
-        let mac = mac(device)?;
-        Ok(Station { qp, cq, memory, pd, context, mac, next: 1 })
+        let port = link_of(&context)?.port;
+        let mac = mac(device, port)?;
+        Ok(Station { qp, cq, memory, pd, context, mac, port, next: 1 })
     }
 
     pub(crate) fn start(&self) -> Verdict {
-        self.qp.modify(&QpAttr::new().state(QpState::INIT).port(PORT))?;
+        self.qp.modify(&QpAttr::new().state(QpState::INIT).port(self.port))?;
         self.qp.modify(&QpAttr::new().state(QpState::RTR))?;
         self.qp.modify(&QpAttr::new().state(QpState::RTS))?;
         Ok(())
@@ -211,7 +214,7 @@ impl Station {
 
     /// A rule of this station's port.
     pub(crate) fn rule(&self) -> FlowAttr {
-        FlowAttr::new(PORT)
+        FlowAttr::new(self.port)
     }
 }
 
@@ -220,8 +223,8 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 }
 
 /// The hardware address of a device's port.
-fn mac(device: &Device) -> Verdict<Mac> {
-    let netdev = device.netdev(PORT)?;
+fn mac(device: &Device, port: u32) -> Verdict<Mac> {
+    let netdev = device.netdev(port)?;
     let netdev = netdev.ok_or_else(|| Stop::fail("the port has no network interface"))?;
     let text = fs::read_to_string(format!("/sys/class/net/{netdev}/address"))?;
     let mut mac = [0; 6];

@@ -2,7 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{PATIENCE, PORT, gid};
+use crate::pair::{PATIENCE, gid};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, supported};
 use std::future::Future;
@@ -12,7 +12,7 @@ use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, Handshake, ProtectionDomain, QpType};
+use uverbs::{Context, ProtectionDomain, QpType};
 
 pub(crate) fn runtime(threads: usize) -> Verdict<Runtime> {
     let mut builder = match threads {
@@ -72,10 +72,10 @@ impl Half {
 }
 
 pub(crate) fn connected(one: &Half, other: &Half) -> Verdict {
-    let here = one.qp.endpoint(PORT, gid(&one.context)?.index)?;
-    let there = other.qp.endpoint(PORT, gid(&other.context)?.index)?;
+    let here = one.qp.endpoint(env::port(), gid(&one.context)?.index)?;
+    let there = other.qp.endpoint(env::port(), gid(&other.context)?.index)?;
     // Machines that emulate others let an acknowledgement wait: half a second in all is too little.
-    let options = Handshake::new().timeout(16);
+    let options = env::handshake_options().timeout(16);
     one.qp.handshake_with(&there, &options)?;
     Ok(other.qp.handshake_with(&here, &options)?)
 }

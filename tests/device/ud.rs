@@ -2,7 +2,7 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, PORT, Pair, QKEY, Side, gid};
+use crate::pair::{Config, Pair, QKEY, Side, gid};
 use crate::verdict::{Verdict, supported, trials};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use uverbs::{
@@ -37,7 +37,8 @@ const GRH: usize = 40;
 
 fn datagrams_of_every_size() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
-    let mtu = pair.a.context.query_port(PORT)?.active_mtu.bytes().expect("a known MTU") as usize;
+    let mtu =
+        pair.a.context.query_port(env::port())?.active_mtu.bytes().expect("a known MTU") as usize;
     for (seed, length) in [0, 1, 3, 4, 5, 100, 1000, mtu - 1, mtu].into_iter().enumerate() {
         pair.message(seed as u64, length)?;
     }
@@ -173,15 +174,15 @@ fn bad_address_vectors_are_refused() -> Verdict {
     let pd = context.alloc_pd()?;
     let own = gid(&context)?;
     let index = own.index;
-    let table = context.query_port(PORT)?.gid_table_len;
-    let good = AddressVector::global(PORT, index, own.gid);
+    let table = context.query_port(env::port())?.gid_table_len;
+    let good = AddressVector::global(env::port(), index, own.gid);
     supported(pd.create_ah(&good), Capability::Ah)?;
     for bad in [
         AddressVector { port: 77, ..good },
         AddressVector { port: 0, ..good },
-        AddressVector::global(PORT, table.min(255), own.gid),
+        AddressVector::global(env::port(), table.min(255), own.gid),
         // On Ethernet there are no local identifiers.
-        AddressVector::local(PORT, 1),
+        AddressVector::local(env::port(), 1),
     ] {
         let error = pd.create_ah(&bad).unwrap_err();
         assert!(matches!(error.errno(), Errno::INVAL | Errno::NODATA), "{error:?} for {bad:?}");
@@ -189,7 +190,7 @@ fn bad_address_vectors_are_refused() -> Verdict {
     }
     // No host has this address (a documentation prefix), and no route leads there.
     let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
-    assert!(pd.create_ah(&AddressVector::global(PORT, index, nobody)).is_err());
+    assert!(pd.create_ah(&AddressVector::global(env::port(), index, nobody)).is_err());
     Ok(())
 }
 
@@ -197,7 +198,7 @@ fn address_handles_come_and_go() -> Verdict {
     crate::leaks::rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let own = gid(context)?;
-        let vector = AddressVector::global(PORT, own.index, own.gid);
+        let vector = AddressVector::global(env::port(), own.index, own.gid);
         Ok(Box::new(move || {
             supported(pd.create_ah(&vector), Capability::Ah)?.destroy()?;
             drop(pd.create_ah(&vector)?);
@@ -215,7 +216,7 @@ fn elsewhere(side: &Side) -> Verdict<AddressVector> {
         Ok(device) => gid(&Context::open(&device)?)?.gid,
         Err(_) => side.gid.gid,
     };
-    Ok(AddressVector::global(PORT, side.gid.index, other))
+    Ok(AddressVector::global(env::port(), side.gid.index, other))
 }
 
 /// While the queue is drained, the datagram waits in it, and the kernel must not destroy its handle. The
@@ -297,7 +298,7 @@ fn group(side: &Side) -> Verdict<(Gid, Option<UdpSocket>)> {
 fn send_to_group(side: &mut Side, gid: Gid, seed: u64) -> Verdict {
     side.fill(0..100, seed);
     let sges = [side.sge(0..100)];
-    let vector = AddressVector::global(PORT, side.gid.index, gid);
+    let vector = AddressVector::global(env::port(), side.gid.index, gid);
     let ah = side.pd.create_ah(&vector)?;
     let to = Destination::new(&ah, Qpn(0xff_ffff), QKEY);
     side.send(SendWr::send(&sges).to(to).id(seed).signaled())?;

@@ -10,7 +10,8 @@ mod lending;
 mod waiting;
 
 use crate::mlx5::stress::{Owner, Worker};
-use crate::pair::{PORT, gid};
+use crate::pair::gid;
+use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict};
 use std::io::stdin;
 use std::process::ExitCode;
@@ -192,6 +193,7 @@ fn traffic(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
 /// Makes and destroys objects until that fails.
 fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     let context = Context::open(device)?;
+    let link = link_of(&context)?;
     let round = || -> uverbs::Result<()> {
         let pd = context.alloc_pd()?;
         let _memory = pd.allocate::<u8>(5000)?;
@@ -199,7 +201,11 @@ fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
         let srq = pd.srq_builder(8).build()?;
         let qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
         qp.modify(
-            &QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty()),
+            &QpAttr::new()
+                .state(QpState::INIT)
+                .port(link.port)
+                .pkey_index(link.pkey_index)
+                .access(Access::empty()),
         )?;
         drop(Uar::alloc(&context, UarKind::NonCached)?);
         context.alloc_td()?;
@@ -277,8 +283,8 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let pd = context.alloc_pd()?;
     let mut memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let window = pd.alloc_mw(WindowType::Two)?;
-    let own = gid(&context)?;
-    let vector = AddressVector::global(PORT, own.index, own.gid);
+    let (own, port) = (gid(&context)?, link_of(&context)?.port);
+    let vector = AddressVector::global(port, own.index, own.gid);
     let handle = pd.create_ah(&vector)?;
     let mut cq = context.cq_builder(8).build()?;
     let mut srq = pd.srq_builder(8).build()?;
@@ -297,7 +303,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         owner.post()?;
         assert!(cq.poll()?.next().is_none());
         gone("query_device", context.query_device())?;
-        gone("query_port", context.query_port(PORT))?;
+        gone("query_port", context.query_port(port))?;
         // The kernel goes on listing, and nothing is there.
         assert!(context.handles(ObjectKind::PD)?.is_empty());
         gone("modify", qp.modify(&QpAttr::new().state(QpState::ERR)))?;

@@ -1,5 +1,6 @@
 //! The memory of unsignaled requests comes back with the completion of a later one, whatever becomes of it.
 
+use crate::env;
 use crate::lent::{DEPTH, Half, pair};
 use crate::pattern;
 use crate::verdict::{Verdict, trials};
@@ -135,7 +136,7 @@ fn flushed_requests_come_back_once() -> Verdict {
     let other = Half::new()?;
     let ends = [&half, &other].map(|half| {
         Ok::<_, crate::verdict::Stop>(
-            half.qp.endpoint(crate::pair::PORT, crate::pair::gid(&half.context)?.index)?,
+            half.qp.endpoint(env::port(), crate::pair::gid(&half.context)?.index)?,
         )
     });
     let [here, there] = ends;

@@ -1,6 +1,8 @@
 //! How a test ends, and how a function becomes a test.
 
 use crate::capability::Capability;
+use crate::junit::Ending;
+use crate::results::Running;
 use crate::watchdog;
 use libtest_mimic::{Completion, Failed, Trial};
 use std::fmt::Display;
@@ -57,12 +59,19 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
     let name = format!("{module}::{name}");
     Trial::ignorable_test(name.clone(), move || {
         let _guard = watchdog::watch(&name);
+        let running = Running::new(&name);
         match test() {
-            Ok(()) => Ok(Completion::Completed),
+            Ok(()) => {
+                running.ended(Ending::Passed);
+                Ok(Completion::Completed)
+            }
             Err(Stop::Skip(capability, why)) => {
-                Ok(Completion::ignored_with(format!("[{capability}] {why}")))
+                let why = format!("[{capability}] {why}");
+                running.ended(Ending::Skipped(why.clone()));
+                Ok(Completion::ignored_with(why))
             }
             Err(Stop::Fail(why)) => {
+                running.ended(Ending::Failed(why.clone()));
                 // libtest-mimic prints this at the end, which a run that breaks off never reaches.
                 eprintln!("{name}: {why}");
                 Err(Failed::from(why))

@@ -8,7 +8,7 @@ use crate::capability::Capability;
 use crate::env;
 use crate::events::GRACE;
 use crate::heir;
-use crate::pair::{PATIENCE, PORT, gid, wait};
+use crate::pair::{PATIENCE, gid, wait};
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, supported, trials};
 use rustix::fs::{Mode, OFlags};
@@ -167,10 +167,10 @@ impl Sender {
 /// Connects the two halves.
 fn connect(context: &Context, sender: &Sender, receiver: &Receiver) -> Verdict {
     let index = gid(context)?.index;
-    let from = sender.qp.endpoint(PORT, index)?;
-    let to = receiver.target.endpoint(PORT, index)?;
-    sender.qp.handshake(&to)?;
-    receiver.target.handshake(&from)?;
+    let from = sender.qp.endpoint(env::port(), index)?;
+    let to = receiver.target.endpoint(env::port(), index)?;
+    env::handshake(&sender.qp, &to)?;
+    env::handshake(&receiver.target, &from)?;
     assert_eq!((sender.qp.state(), receiver.target.state()), (QpState::RTS, QpState::RTS));
     Ok(())
 }
@@ -337,8 +337,8 @@ fn contradictory_requests_are_refused() -> Verdict {
         pd.qp_builder(&cq, &cq, QpType::RC).build()?,
     );
     let index = gid(&context)?.index;
-    rc.endpoint(PORT, index)?;
-    rc.handshake(&other.endpoint(PORT, index)?)?;
+    rc.endpoint(env::port(), index)?;
+    env::handshake(&rc, &other.endpoint(env::port(), index)?)?;
     #[allow(unsafe_code, reason = "ringing is")]
     let posted = {
         let mut batch = rc.send_batch()?;
@@ -581,8 +581,7 @@ fn destroyed_queues_complete_nothing() -> Verdict {
 
 fn rounds_leave_nothing() -> Verdict {
     let context = context()?;
-    let device = env::device();
-    let idle = device.resources()?;
+    let idle = env::resources()?;
     for round in 0..50 {
         let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
         let mut sender = Sender::new(&context)?;
@@ -599,7 +598,7 @@ fn rounds_leave_nothing() -> Verdict {
             _ => drop((srq, target, xrcd, memory, pd, cq)),
         }
     }
-    assert_eq!(device.resources()?, idle);
+    env::unchanged(&idle)?;
     assert_eq!(context.leaked(), 0);
     Ok(())
 }
@@ -607,9 +606,10 @@ fn rounds_leave_nothing() -> Verdict {
 /// Connects an initiator to a target.
 fn connect_halves(context: &Context, initiator: &QpControl, target: &XrcTarget) -> Verdict {
     let index = gid(context)?.index;
-    let (from, to) = (initiator.endpoint(PORT, index)?, target.endpoint(PORT, index)?);
-    initiator.handshake(&to)?;
-    target.handshake(&from)?;
+    let (from, to) =
+        (initiator.endpoint(env::port(), index)?, target.endpoint(env::port(), index)?);
+    env::handshake(&initiator, &to)?;
+    env::handshake(&target, &from)?;
     Ok(())
 }
 

@@ -1,13 +1,12 @@
 //! XRC among processes that share nothing but a file.
 
 use crate::env;
-use crate::pair::{PATIENCE, PORT, gid, wait};
+use crate::pair::{gid, wait};
 use crate::partner::Partner;
 use crate::pattern;
 use crate::verdict::{Stop, Verdict, trials};
 use crate::xrc::{Name, Receiver, Sender, context};
 use std::fs::File;
-use std::time::Instant;
 use uverbs::{
     Context, Endpoint, Errno, Qpn, Remote, Rkey, SendWr, SrqNumber, WcStatus, XrcDomain, XrcTarget,
 };
@@ -33,10 +32,10 @@ fn target_outlives_the_process_that_made_it() -> Verdict {
     let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
     let number = SrqNumber(number.parse()?);
     let mut sender = Sender::new(&context)?;
-    let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
+    let from = sender.qp.endpoint(env::port(), gid(&context)?.index)?;
     let to = maker.ask(&format!("xrc-target {device} {path} {}", print(&from)), "target")?;
     let to = parse(&to, &from)?;
-    sender.qp.handshake(&to)?;
+    env::handshake(&sender.qp, &to)?;
     receiver.ask(&format!("xrc-open {}", to.qpn.0), "opened")?;
     for seed in 0..5 {
         sender.message(number, seed, 3000)?;
@@ -78,7 +77,7 @@ fn parse(line: &str, like: &Endpoint) -> Verdict<Endpoint> {
 /// goes with the last context that has it open.
 fn sender_notices_a_killed_receiver() -> Verdict {
     let context = context()?;
-    let idle = env::device().resources()?;
+    let idle = env::resources()?;
     {
         let name = Name::new("killed");
         let path = name.0.display().to_string();
@@ -88,11 +87,11 @@ fn sender_notices_a_killed_receiver() -> Verdict {
         let number = receiver.ask(&format!("xrc-receive {device} {path}"), "number")?;
         let number = SrqNumber(number.parse()?);
         let mut sender = Sender::new(&context)?;
-        let from = sender.qp.endpoint(PORT, gid(&context)?.index)?;
+        let from = sender.qp.endpoint(env::port(), gid(&context)?.index)?;
         // Target and memory are on one file, of which the kernel destroys what is newest first: the
         // target is silent before anything else goes.
         let to = receiver.ask(&format!("xrc-connect {}", print(&from)), "target")?;
-        sender.qp.handshake(&parse(&to, &from)?)?;
+        env::handshake(&sender.qp, &parse(&to, &from)?)?;
         sender.message(number, 1, 3000)?;
         receiver.ask("xrc-check 1 3000", "checked")?;
         let told = receiver.ask("xrc-memory", "memory")?;
@@ -117,14 +116,7 @@ fn sender_notices_a_killed_receiver() -> Verdict {
         };
         assert_eq!(ended, WcStatus::RETRY_EXC_ERR);
     }
-    let deadline = Instant::now() + PATIENCE;
-    while env::device().resources()? != idle {
-        if Instant::now() > deadline {
-            return Err(Stop::fail("objects of the killed receiver remain"));
-        }
-        std::thread::yield_now();
-    }
-    Ok(())
+    env::settles(&idle)
 }
 
 /// A partner's XRC objects. Fields are dropped in this order.
@@ -158,16 +150,16 @@ impl Half {
                 let file = File::open(path)?;
                 let xrcd = context.xrcd_builder().file(&file).build()?;
                 let target = xrcd.create_target()?;
-                let own = target.endpoint(PORT, gid(&context)?.index)?;
-                target.handshake(&parse(&peer.join(" "), &own)?)?;
+                let own = target.endpoint(env::port(), gid(&context)?.index)?;
+                env::handshake(&target, &parse(&peer.join(" "), &own)?)?;
                 self.made = Some((target, xrcd));
                 format!("target {}", print(&own))
             }
             ("xrc-connect", peer) => {
                 let receiver = self.receiver.as_ref().ok_or_else(missing)?;
                 let gid = gid(&receiver.xrcd.context())?.index;
-                let own = receiver.target.endpoint(PORT, gid)?;
-                receiver.target.handshake(&parse(&peer.join(" "), &own)?)?;
+                let own = receiver.target.endpoint(env::port(), gid)?;
+                env::handshake(&receiver.target, &parse(&peer.join(" "), &own)?)?;
                 format!("target {}", print(&own))
             }
             ("xrc-memory", _) => {

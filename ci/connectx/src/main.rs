@@ -44,6 +44,9 @@ struct Arguments {
     /// doorbell waits for a reply.
     #[arg(long)]
     map: bool,
+    /// Partition keys of the ports, in hexadecimal and from index 0 on, with commas between them.
+    #[arg(long, value_name = "KEYS", value_delimiter = ',', value_parser = pkey, default_value = "ffff")]
+    pkey: Vec<u16>,
     /// Control socket, where tests inspect functions and inject faults: JSON lines, see
     /// `control.rs`.
     #[arg(long)]
@@ -54,6 +57,10 @@ struct Arguments {
     /// Least severe level that is logged to standard error.
     #[arg(long, default_value = "warn")]
     log: log::LevelFilter,
+}
+
+fn pkey(text: &str) -> Result<u16, std::num::ParseIntError> {
+    u16::from_str_radix(text.trim_start_matches("0x"), 16)
 }
 
 /// What to do with recordings.
@@ -190,6 +197,7 @@ fn main() -> io::Result<()> {
             write_combining: !arguments.no_wc,
             minimal: arguments.minimal,
             mapped: arguments.map,
+            pkeys: arguments.pkey.clone(),
             number: 0,
         });
         if let Some(directory) = &arguments.record {

@@ -1,5 +1,8 @@
 //! Options of a function, from the command line.
 
+/// The key of a full member of the default partition.
+const DEFAULT_PKEY: u16 = 0xffff;
+
 /// Type of a port.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub enum PortType {
@@ -23,6 +26,8 @@ pub struct Options {
     /// Whether the guest may map VAR pages and device memory. Other writes to BAR0 then wait for a
     /// reply.
     pub mapped: bool,
+    /// Partition keys of the port, from index 0. An Ethernet port has the default one alone.
+    pub pkeys: Vec<u16>,
     /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
 }
@@ -34,6 +39,7 @@ impl Default for Options {
             write_combining: true,
             minimal: false,
             mapped: false,
+            pkeys: vec![DEFAULT_PKEY],
             number: 0,
         }
     }

@@ -7,8 +7,16 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
 /// Entries of the RoCE address table, and of the GID table of an InfiniBand port.
 pub const GIDS: usize = 16;
-/// The default partition.
-pub(crate) const DEFAULT_PKEY: u16 = 0xffff;
+
+/// The bit of a partition key that a full member has.
+const FULL_MEMBER: u16 = 0x8000;
+
+/// Whether two ports with these keys may exchange packets: both are of one partition, and not both are limited
+/// members.
+pub(crate) fn share_partition(one: u16, other: u16) -> bool {
+    let (partition, members) = (one & !FULL_MEMBER, (one | other) & FULL_MEMBER);
+    partition != 0 && partition == other & !FULL_MEMBER && members != 0
+}
 
 /// Largest MTU, which is also the default.
 pub const MAX_MTU: u16 = 9978;
@@ -147,5 +155,18 @@ impl Port {
             || self.address_lists[ADDRESS_LIST_UC as usize]
                 .chunks_exact(8)
                 .any(|entry| entry[2..] == mac[..])
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::share_partition;
+
+    #[test]
+    fn limited_members_of_a_partition_do_not_reach_each_other() {
+        assert!(share_partition(0xffff, 0xffff) && share_partition(0x8123, 0x0123));
+        assert!(!share_partition(0x0123, 0x0123), "both limited");
+        assert!(!share_partition(0x8123, 0x8124), "two partitions");
+        assert!(!share_partition(0x8000, 0x8000), "no partition");
     }
 }

@@ -96,6 +96,12 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("events", DecidedBy::Driver, Has::Always, Has::Always),
     ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),
     ("inline", DecidedBy::Driver, Has::Always, Has::Always),
+    // Nobody else uses the guest's devices.
+    ("alone", DecidedBy::Guest, Has::Always, Has::Always),
+    // Its ports are full members of their first partition.
+    ("first_pkey", DecidedBy::Guest, Has::Always, Has::Always),
+    // Pages that show what was stored in them, which real ones do not.
+    ("shown_stores", DecidedBy::Guest, Has::Never, Has::Always),
     // Root may change links, namespaces and modules, as in the guest.
     ("lab", DecidedBy::Guest, Has::Always, Has::Always),
     // Software devices, made and removed on network interfaces.
@@ -333,7 +339,7 @@ pub(crate) fn objection(
         return Some("its reason names no capability in brackets".into());
     };
     match name {
-        "peers" => return options.peers.then(|| "the peers are there".into()),
+        "peers" => return (options.peers && running.lab).then(|| "the peers are there".into()),
         "soak" => return options.soak.then(|| "long runs were asked for".into()),
         _ => {}
     }

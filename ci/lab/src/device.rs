@@ -38,6 +38,10 @@ pub(crate) struct Emulation {
     /// InfiniBand ports in place of Ethernet ones (with --device mlx5)
     #[arg(long)]
     pub(crate) infiniband: bool,
+    /// Limited membership in the default partition, and full membership in another, 0x8123 at index 1 (with
+    /// --device mlx5 --infiniband)
+    #[arg(long, requires = "infiniband")]
+    pub(crate) partition: bool,
     /// Refuse data in BlueFlame registers (with --device mlx5)
     #[arg(long)]
     pub(crate) no_wc: bool,
@@ -52,6 +56,9 @@ impl Emulation {
         let mut arguments = Vec::new();
         if self.infiniband {
             arguments.extend(["--port-type".into(), "ib".into()]);
+        }
+        if self.partition {
+            arguments.extend(["--pkey".into(), "7fff,8123".into()]);
         }
         if self.no_wc {
             arguments.push("--no-wc".into());

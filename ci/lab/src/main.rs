@@ -21,6 +21,7 @@ mod fetch;
 mod host;
 mod host_mutants;
 mod initramfs;
+mod junit;
 mod kernel;
 mod lanes;
 mod miri;

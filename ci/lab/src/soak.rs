@@ -64,6 +64,12 @@ const PARTS: &[Part] = &[
         run: |_, logs| connections(logs),
     },
     Part {
+        name: "foreign",
+        shows: "the whole device suite as an ordinary user with nothing but its binary, beside a busy neighbour, \
+                on soft-RoCE, Ethernet and InfiniBand with other defaults, in place of 16 tests",
+        run: |_, logs| group("foreign", &[KernelName::V6_1, KernelName::Newest], logs),
+    },
+    Part {
         name: "mutants",
         shows: "the emulated device sees each of the mistakes planted in the library (`mutants::`)",
         run: |_, logs| group("mutants", &[KernelName::Newest], logs),

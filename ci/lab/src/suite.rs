@@ -9,7 +9,7 @@ use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
 use crate::vm::{Event, Vm};
 use crate::watch;
-use crate::workspace::{Profile, Workspace};
+use crate::workspace::{Profile, Workspace, has_static_libc};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::{Ending, Order};
 use std::collections::BTreeSet;
@@ -82,6 +82,19 @@ pub(crate) fn build(workspace: &Workspace, devices: &[DeviceName]) -> Result<Vec
         }
     }
     Ok(suites)
+}
+
+/// Builds the device suite for this machine.
+pub(crate) fn build_native(workspace: &Workspace) -> Result<Suite> {
+    let target = TARGETS.iter().find(|target| target.test == CHOSEN);
+    let Some(target) = target.filter(|target| workspace.has(target.package, "test", target.test))
+    else {
+        bail!("{} has no device suite", workspace.root().display());
+    };
+    let profile = if has_static_libc() { Profile::Checked } else { Profile::Here };
+    let binary = workspace.static_test(target.package, target.test, profile)?;
+    let (name, modules, devices) = (target.test, target.modules, target.devices);
+    Ok(Suite { name, binary, modules, devices })
 }
 
 /// The suites of a change that is being edited; with `abi` also those that compare the ABI.
@@ -438,18 +451,29 @@ pub(crate) fn follow(
     (ending, text(stdout), text(stderr))
 }
 
-/// Runs a suite on a device of this machine, and changes nothing of the machine: tests that do run
-/// as root, in the lab only. The table decides on skips for features of the driver; a skip for a
-/// feature of a real device is always legitimate.
+/// What the device suite prints if it runs no test, with the fault.
+const NOT_RUN: &str = "device tests not run: ";
+
+/// Runs a suite on a device of this machine, and changes nothing of the machine: tests that do skip outside
+/// of the lab. The first lines, which describe the device, and the result of each test are printed as they
+/// come. The table decides on skips for features of the driver; a skip for a feature of a real device is
+/// always legitimate.
 pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Result<Vec<Report>> {
     let mut command = std::process::Command::new(&suite.binary);
     command
-        .args(["--skip", ROOT, "--test-threads", "1", "--color", "never"])
+        .args(["--test-threads", "1", "--color", "never"])
         .args(scope.filter)
         .envs(environment(scope.options))
         .env("UVERBS_TEST_DEVICE", device)
         .env_remove("UVERBS_LAB");
-    let run = watch::run(command, scope.patience)?;
+    let run = watch::run_showing(command, scope.patience, |line| {
+        if !line.is_empty() {
+            say!("{line}");
+        }
+    })?;
+    if let Some(fault) = run.stdout.lines().find_map(|line| line.strip_prefix(NOT_RUN)) {
+        bail!("{fault}");
+    }
     let how = match run.status {
         Some(status) => Ok(match (status.code(), status.signal()) {
             (Some(status), _) => Ending::Exited(status),

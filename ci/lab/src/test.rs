@@ -10,13 +10,14 @@ use crate::device::DeviceName;
 use crate::examples;
 use crate::fetch::Needs;
 use crate::host;
+use crate::junit;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::outcome::{Outcome, Report};
 use crate::session::{self, Machine, Session};
 use crate::suite::{self, Guest, Scope, Suite};
 use crate::summary::{Section, Summary};
-use crate::workspace::{Profile, Workspace};
+use crate::workspace::{Profile, Workspace, has_static_libc};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use std::fs;
@@ -68,6 +69,9 @@ pub(crate) struct TestArguments {
     /// Leave out the host's tests, and with --full also `cargo ci check`
     #[arg(long)]
     no_host: bool,
+    /// Write the results into this file as JUnit XML
+    #[arg(long, value_name = "FILE")]
+    junit: Option<PathBuf>,
     /// Show the kernels' consoles
     #[arg(long)]
     console: bool,
@@ -164,6 +168,10 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
         bail!("no test's name contains {:?}", scope.filter.unwrap_or_default());
     }
     println!("\n{summary}");
+    if let Some(path) = &arguments.junit {
+        fs::write(path, junit::document(&summary))
+            .with_context(|| format!("write {}", path.display()))?;
+    }
     let command = if arguments.full { "full" } else { "test" };
     let whole =
         arguments.filter.is_none() && arguments.kernel.is_none() && arguments.device.is_none();
@@ -220,12 +228,8 @@ fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Sect
         bail!("--native {device}: this machine has no such RDMA device");
     }
     let start = Instant::now();
-    let mut reports = Vec::new();
-    for suite in
-        suite::build(workspace, &DeviceName::ALL)?.iter().filter(|suite| suite.name == "device")
-    {
-        reports.extend(reports_of(suite.name, suite::run_native(suite, device, scope)));
-    }
+    let suite = suite::build_native(workspace)?;
+    let reports = reports_of(suite.name, suite::run_native(&suite, device, scope));
     let note = format!("{} s", start.elapsed().as_secs());
     Ok(Section { name: format!("native {device}"), reports, note })
 }
@@ -519,10 +523,10 @@ pub(crate) struct BundleArguments {
 pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     crate::vm::check_host()?;
     let workspace = Workspace::find()?;
-    let suites = suite::build(&workspace, &DeviceName::ALL)?;
-    let Some(suite) = suites.iter().find(|suite| suite.name == "device") else {
-        bail!("{} has no device suite to bundle", workspace.root().display());
-    };
+    if !has_static_libc() {
+        bail!("a bundle is static, and there is no libc.a: install glibc-static or libc6-dev");
+    }
+    let suite = suite::build_native(&workspace)?;
     let path = match &arguments.path {
         Some(path) => path.clone(),
         None => workspace.lab_directory()?.join(suite.program()),
@@ -530,7 +534,7 @@ pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     fs::copy(&suite.binary, &path).with_context(|| format!("write {}", path.display()))?;
     println!(
         "{}: static, for any x86_64 Linux. UVERBS_TEST_DEVICE names the device to test; nothing of \
-         the machine is changed.",
+         the machine is changed. docs/HARDWARE.md says more.",
         path.display()
     );
     Ok(ExitCode::SUCCESS)

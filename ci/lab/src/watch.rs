@@ -29,7 +29,16 @@ pub(crate) struct CommandOutput {
 }
 
 /// Runs a command without input and waits for it to end, but no longer than `patience`.
-pub(crate) fn run(mut command: Command, patience: Duration) -> Result<CommandOutput> {
+pub(crate) fn run(command: Command, patience: Duration) -> Result<CommandOutput> {
+    run_showing(command, patience, |_| {})
+}
+
+/// The same, and shows each line of standard output as it comes.
+pub(crate) fn run_showing(
+    mut command: Command,
+    patience: Duration,
+    show: impl FnMut(&str) + Send + 'static,
+) -> Result<CommandOutput> {
     let start = Instant::now();
     let mut child = command
         .stdin(Stdio::null())
@@ -44,8 +53,9 @@ pub(crate) fn run(mut command: Command, patience: Duration) -> Result<CommandOut
         let _as_before =
             Pid::from_raw(child.id() as i32).map(|child| setpriority_process(Some(child), NICE));
     }
-    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream, start)));
-    let stderr = child.stderr.take().map(|stream| thread::spawn(move || read(stream, start)));
+    let stdout = child.stdout.take().map(|stream| thread::spawn(move || read(stream, start, show)));
+    let stderr =
+        child.stderr.take().map(|stream| thread::spawn(move || read(stream, start, |_| {})));
     let deadline = Instant::now() + patience;
     let status = loop {
         if clock::has_ended(child.id()) {
@@ -81,7 +91,12 @@ struct Printed {
     arrivals: Vec<Duration>,
 }
 
-fn read(mut stream: impl Read, start: Instant) -> std::io::Result<Printed> {
+fn read(
+    mut stream: impl Read,
+    start: Instant,
+    mut show: impl FnMut(&str),
+) -> std::io::Result<Printed> {
+    let mut shown = 0;
     let mut printed = Printed::default();
     let mut buffer = [0; 8192];
     loop {
@@ -94,6 +109,10 @@ fn read(mut stream: impl Read, start: Instant) -> std::io::Result<Printed> {
         let lines = buffer[..length].iter().filter(|byte| **byte == b'\n').count();
         printed.arrivals.extend(std::iter::repeat_n(start.elapsed(), lines));
         printed.bytes.extend_from_slice(&buffer[..length]);
+        while let Some(length) = printed.bytes[shown..].iter().position(|byte| *byte == b'\n') {
+            show(&String::from_utf8_lossy(&printed.bytes[shown..shown + length]));
+            shown += length + 1;
+        }
     }
 }
 
@@ -171,6 +190,18 @@ mod tests {
         let watched = shell("echo a; sleep 0.3; echo b; printf c", Duration::from_secs(20));
         let [a, b] = watched.arrivals[..] else { panic!("{:?}", watched.arrivals) };
         assert!(b >= a + Duration::from_millis(250), "{a:?} {b:?}");
+    }
+
+    #[test]
+    fn whole_lines_are_shown_as_they_come() {
+        let (sender, lines) = std::sync::mpsc::channel();
+        let mut command = Command::new("sh");
+        command.args(["-c", "printf 'a\\nb'; echo c; printf d"]);
+        run_showing(command, Duration::from_secs(20), move |line| {
+            let _gone = sender.send(line.to_owned());
+        })
+        .unwrap();
+        assert_eq!(lines.iter().collect::<Vec<_>>(), ["a", "bc"]);
     }
 
     #[test]

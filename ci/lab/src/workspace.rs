@@ -79,6 +79,8 @@ pub(crate) struct Workspace {
 pub(crate) enum Profile {
     /// Optimised, with debug assertions: for tests.
     Checked,
+    /// The same, but not static: for tests on this machine, where it has no static libc.
+    Here,
     /// Optimised: for measurements.
     Release,
     /// Optimised across crates (LTO), as a shipped program would be.
@@ -100,6 +102,13 @@ struct Message {
     executable: Option<PathBuf>,
     #[serde(default)]
     target: Option<Target>,
+}
+
+/// Whether this machine can link static programs: some distributions leave `libc.a` out, or package it apart.
+pub(crate) fn has_static_libc() -> bool {
+    // The linker's driver prints the bare name of a file that it does not find.
+    let found = Command::new("cc").arg("-print-file-name=libc.a").output();
+    found.is_ok_and(|found| found.stdout.contains(&b'/'))
 }
 
 /// Features of the programs under test: the same for every program, so that the library is built
@@ -368,6 +377,12 @@ impl Workspace {
                 command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
                 command.env("CARGO_PROFILE_RELEASE_INCREMENTAL", "true");
                 "lab/checked"
+            }
+            Profile::Here => {
+                command.env_remove("CARGO_ENCODED_RUSTFLAGS");
+                command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
+                command.env("CARGO_PROFILE_RELEASE_OVERFLOW_CHECKS", "true");
+                "lab/here"
             }
             Profile::Release => "lab/release",
             Profile::Whole => {

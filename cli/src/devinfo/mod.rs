@@ -4,7 +4,7 @@
 //! for people. [`sysfs`] stands in for a context where a device cannot be opened.
 
 mod description;
-mod limits;
+pub(crate) mod limits;
 mod sysfs;
 mod text;
 

@@ -5,6 +5,7 @@
 
 mod device;
 mod machine;
+mod report;
 
 use crate::args::DoctorArgs;
 use crate::failure::{self, Failure, Result};
@@ -118,7 +119,9 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
         device::look(device, args.peer, &mut findings);
     }
     let (problems, warnings) = (findings.count(Level::Problem), findings.count(Level::Warning));
-    if args.json {
+    if args.report {
+        report::print(&devices, &findings.found, args.results.as_deref());
+    } else if args.json {
         failure::print(&Report { schema: 1, problems, warnings, findings: &findings.found });
     } else {
         print(&findings.found, args.verbose);

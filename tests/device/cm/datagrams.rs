@@ -99,7 +99,11 @@ fn client_learns_where_to_send() -> Verdict {
 /// A queue pair that the program brought to `RTS` itself.
 fn own(context: &uverbs::Context) -> Verdict<Side> {
     let side = side(context)?;
-    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).qkey(DATAGRAM_QKEY);
+    let init = QpAttr::new()
+        .state(QpState::INIT)
+        .port(env::port())
+        .pkey_index(env::pkey_index())
+        .qkey(DATAGRAM_QKEY);
     let rts = QpAttr::new().state(QpState::RTS).sq_psn(uverbs::Psn(7));
     for attr in [init, QpAttr::new().state(QpState::RTR), rts] {
         side.qp.modify(&attr)?;

@@ -135,7 +135,7 @@ fn workers_accept_on_channels_of_their_own() -> Verdict {
 }
 
 fn dropped_futures_leave_nothing() -> Verdict {
-    let before = env::device().resources()?;
+    let before = env::resources()?;
     run_for(6 * PATIENCE, 0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
         let (mut listener, at) = server.listen()?;

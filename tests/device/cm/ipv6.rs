@@ -6,7 +6,6 @@ use super::{
 };
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::PORT;
 use crate::verdict::{Stop, Verdict, trials};
 use std::net::{Ipv6Addr, SocketAddr, SocketAddrV6};
 use std::time::Duration;
@@ -23,7 +22,7 @@ trials![
 fn link_local() -> Verdict<SocketAddrV6> {
     let table = Context::open(&env::device())?.gid_table()?;
     let entry = table.into_iter().find(|entry| {
-        entry.port == PORT && entry.gid_type == GidType::ROCE_V2 && entry.gid.is_link_local()
+        entry.port == env::port() && entry.gid_type == GidType::ROCE_V2 && entry.gid.is_link_local()
     });
     match entry {
         Some(entry) => Ok(SocketAddrV6::new(Ipv6Addr::from(entry.gid.0), 0, 0, entry.ifindex)),

@@ -82,7 +82,7 @@ fn client(at: SocketAddr, confirms: bool) -> Verdict<Doomed> {
 }
 
 fn client_is_killed_before_the_answer() -> Verdict {
-    let before = env::device().resources()?;
+    let before = env::resources()?;
     let service = Service::start(4)?;
     let client = client(service.at, false)?;
     let request = service.request()?;

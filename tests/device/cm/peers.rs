@@ -3,6 +3,7 @@
 
 use super::{PATIENCE, Service, Side, address, channel, done, passive, route};
 use crate::capability::Capability;
+use crate::interop::absent;
 use crate::verdict::{Stop, Verdict, require, trials};
 use std::io::Read;
 use std::net::SocketAddr;
@@ -39,7 +40,7 @@ impl Program {
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
-            .map_err(|error| Stop::fail(format!("{name}: {error}")))?;
+            .map_err(|error| absent(&name, &error))?;
         Ok(Program { name, process })
     }
 

@@ -17,6 +17,7 @@ use crate::capability::Capability;
 use crate::env;
 use crate::verdict::{Verdict, require};
 use libtest_mimic::Trial;
+use std::ops::RangeInclusive;
 use uverbs::Context;
 use uverbs::device::DriverId;
 
@@ -38,6 +39,14 @@ pub(crate) fn trials() -> Vec<Trial> {
         var_sharing::trials(),
     ];
     modules.into_iter().flatten().collect()
+}
+
+/// How many pages a context allocates for so many registers. A UAR of 4 KiB has two; where the kernel's pages
+/// are larger, one that was there before may have registers left.
+fn pages_for(registers: usize) -> RangeInclusive<usize> {
+    let each = 2 * rustix::param::page_size() / 4096;
+    let most = registers.div_ceil(each);
+    if each == 2 { most..=most } else { 0..=most }
 }
 
 /// A context on the device under test; skips if the driver is not mlx5.

@@ -1,6 +1,7 @@
 //! VARs that separately started processes share.
 
 use crate::capability::Capability;
+use crate::env;
 use crate::partner::{Partner, parse, print};
 use crate::verdict::{Verdict, supported, trials};
 use uverbs::mlx5::{ImportedVar, Var, VarKind, export_sizes};
@@ -48,12 +49,17 @@ fn doorbells_of_both_processes_reach_one_page() -> Verdict {
     assert_eq!(told, format!("{} {}", var.page_id(), var.len()));
     partner.ask("var-map", "mapped")?;
     let (page, stranger) = (var.map()?, other.map()?);
+    let shown = env::shows_stores();
     stranger.ring_u32(0, 7)?;
     for value in [1, 0x8000_0001] {
         partner.ask(&format!("var-ring {value}"), "rung")?;
-        assert_eq!(page.peek_u32(0)?, value);
+        if shown.is_ok() {
+            assert_eq!(page.peek_u32(0)?, value);
+        }
         page.ring_u32(0, value + 1)?;
-        assert_eq!((page.peek_u32(0)?, stranger.peek_u32(0)?), (value + 1, 7));
+        if shown.is_ok() {
+            assert_eq!((page.peek_u32(0)?, stranger.peek_u32(0)?), (value + 1, 7));
+        }
     }
     // The other way round: the partner's VAR, imported here.
     let envelope = parse(&partner.ask("var-alloc", "allocated")?)?;
@@ -63,7 +69,7 @@ fn doorbells_of_both_processes_reach_one_page() -> Verdict {
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 3);
     partner.dismiss()?;
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?.len(), 2, "owners destroy, importers do not");
-    Ok(())
+    shown
 }
 
 fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
@@ -84,6 +90,7 @@ fn importer_keeps_its_mapping_after_the_owner_destroys() -> Verdict {
     assert_eq!(partner.ask("var-own", "refused")?, refused("into_owner", Errno::NOENT));
     partner.dismiss()?;
     let again = alloc(&context)?;
+    env::alone()?;
     assert_eq!(again.page_id(), id, "the last mapping is gone");
     Ok(())
 }
@@ -115,6 +122,7 @@ fn stale_envelopes_are_refused_until_the_handle_is_used_again() -> Verdict {
     let error = import(&context, &envelope).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
     // The next one has the same offset and handle, so the import cannot tell them apart.
+    env::alone()?;
     let next = alloc(&context)?;
     assert_eq!((next.handle(), next.page_id()), (handle, id));
     let taken = import(&context, &envelope)?;
@@ -137,6 +145,7 @@ fn an_import_maps_nothing_that_took_the_place_of_its_var() -> Verdict {
     let next = alloc(&context)?;
     assert_ne!(next.page_id(), id, "the import still maps the page");
     drop((domains, next, taken));
+    env::alone()?;
     assert_eq!(alloc(&context)?.page_id(), id);
     Ok(())
 }
@@ -185,7 +194,6 @@ fn var_export_has_the_layout_of_rdma_core() -> Verdict {
     // SAFETY: exported above.
     let imported = unsafe { Var::import_rdma_core(&context, &bytes) }?;
     imported.map()?.ring_u32(0, 11)?;
-    assert_eq!(var.map()?.peek_u32(0)?, 11);
     // SAFETY: refused before anything is done with them.
     let short = unsafe { Var::import_rdma_core(&context, &bytes[..23]) }.unwrap_err();
     assert_eq!(short.errno(), Errno::INVAL);
@@ -194,6 +202,8 @@ fn var_export_has_the_layout_of_rdma_core() -> Verdict {
     // SAFETY: nothing is mapped there.
     let stale = unsafe { Var::import_rdma_core(&context, &elsewhere) }.unwrap_err();
     assert_eq!(stale.errno(), Errno::STALE, "{stale}");
+    env::shows_stores()?;
+    assert_eq!(var.map()?.peek_u32(0)?, 11);
     Ok(())
 }
 
@@ -221,8 +231,10 @@ fn a_killed_importer_leaves_the_page_to_its_owner() -> Verdict {
     partner.ask("var-ring 1", "rung")?;
     partner.kill()?;
     let page = var.map()?;
-    assert_eq!(page.peek_u32(0)?, 1);
+    let kept = page.peek_u32(0)?;
     page.ring_u32(0, 2)?;
     assert_eq!(context.handles(ObjectKind::MLX5_VAR)?, [var.handle()]);
+    env::shows_stores()?;
+    assert_eq!(kept, 1);
     Ok(())
 }

@@ -7,7 +7,8 @@ use crate::cm::{Service, Side, accepted, ask, ask_by, channel, done, refused, ro
 use crate::env;
 use crate::fork::in_child;
 use crate::helper::answer;
-use crate::pair::{PATIENCE, PORT, SILENCE};
+use crate::pair::{PATIENCE, SILENCE};
+use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict, require, trials};
 use nix::unistd::{Uid, setuid};
 use std::fs;
@@ -15,7 +16,7 @@ use std::net::SocketAddr;
 use std::time::Instant;
 use uverbs::cm::{ConnectParam, Connection, ConnectionEvent, EventChannel};
 use uverbs::device::link;
-use uverbs::{Device, Errno};
+use uverbs::{Context, Device, Errno};
 
 trials![
     interface_without_rdma_device_is_named,
@@ -80,8 +81,9 @@ impl Drop for MaxBacklog {
 
 /// Connect requests that came to a device, without those that the kernel knew already.
 fn requests_heard(device: &Device) -> Verdict<u64> {
+    let port = link_of(&Context::open(device)?)?.port;
     let count = |kind: &str| -> Verdict<u64> {
-        let path = format!("/sys/class/infiniband/{}/ports/{PORT}/{kind}/req", device.name());
+        let path = format!("/sys/class/infiniband/{}/ports/{port}/{kind}/req", device.name());
         let text = fs::read_to_string(&path);
         Ok(text.map_err(|error| Stop::fail(format!("{path}: {error}")))?.trim().parse()?)
     };

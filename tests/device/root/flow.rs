@@ -5,7 +5,6 @@ use crate::capability::Capability;
 use crate::env;
 use crate::frame::{EXPERIMENT, Frame, TCP, UDP};
 use crate::leaks::rounds;
-use crate::pair::PORT;
 use crate::station::{Station, unprivileged};
 use crate::verdict::{Stop, Verdict, supported, trials};
 use std::net::{Ipv4Addr, Ipv6Addr, SocketAddr};
@@ -305,25 +304,25 @@ fn two_equal_rules_deliver_two_copies() -> Verdict {
 fn rules_keep_their_queue_pair() -> Verdict {
     env::lab()?;
     let device = env::device();
-    let idle = device.resources()?;
+    let idle = env::resources()?;
     let Station { qp, cq, memory, pd, context, mac, .. } = Station::on(&device)?;
-    let rule = |port| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(port));
+    let rule = |port| FlowAttr::new(env::port()).spec(FlowEth::new().dst_mac(mac).vlan(port));
     let flows = [qp.create_flow(&rule(1))?, qp.create_flow(&rule(2))?];
     assert_ne!(flows[0].handle(), flows[1].handle());
     let (qp, error) = qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     assert!(error.message().contains("flow rule"), "{error}");
-    let qps = device.resources()?;
+    let qps = env::resources()?;
     drop(qp);
-    assert_eq!(device.resources()?, qps, "the queue pair is there as long as its rules");
+    // The queue pair is there as long as its rules.
+    env::unchanged(&qps)?;
     let [first, second] = flows;
     first.destroy()?;
     drop((cq, memory, pd));
     drop(second);
     assert_eq!(context.leaked(), 0);
     drop(context);
-    assert_eq!(device.resources()?, idle);
-    Ok(())
+    env::unchanged(&idle)
 }
 
 fn rules_come_and_go() -> Verdict {
@@ -450,7 +449,7 @@ fn sniffer_rule_copies_every_packet() -> Verdict {
 fn rules_leave_nothing() -> Verdict {
     env::lab()?;
     let mac = Station::on(&env::device())?.mac;
-    let rule = move |vlan| FlowAttr::new(PORT).spec(FlowEth::new().dst_mac(mac).vlan(vlan));
+    let rule = move |vlan| FlowAttr::new(env::port()).spec(FlowEth::new().dst_mac(mac).vlan(vlan));
     rounds(&[ObjectKind::FLOW, ObjectKind::QP, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         let cq = context.cq_builder(4).build()?;

@@ -2,7 +2,6 @@
 
 use crate::env;
 use crate::frame::{ETHERNET, Frame, TCP, UDP};
-use crate::pair::PORT;
 use crate::pattern;
 use crate::station::{DEPTH, Station, unprivileged};
 use crate::verdict::{Verdict, trials};
@@ -150,7 +149,7 @@ fn requests_follow_the_state() -> Verdict {
     env::lab()?;
     let mut it = Station::raw(&env::device(), |builder| builder)?;
     assert_eq!(it.listen(), Err(PostError::State(QpState::RESET)));
-    let init = QpAttr::new().state(QpState::INIT).port(PORT);
+    let init = QpAttr::new().state(QpState::INIT).port(env::port());
     let error = it.qp.modify(&init.pkey_index(0)).unwrap_err();
     assert!(error.message().contains("superfluous pkey_index"), "{error}");
     it.qp.modify(&init)?;
@@ -162,7 +161,7 @@ fn requests_follow_the_state() -> Verdict {
     assert_eq!(it.post(send), Err(PostError::State(QpState::RTR)));
     it.qp.modify(&QpAttr::new().state(QpState::RTS))?;
     assert_eq!(it.qp.query()?.state, QpState::RTS);
-    let error = it.qp.handshake(&it.qp.endpoint(PORT, 0)?).unwrap_err();
+    let error = it.qp.handshake(&it.qp.endpoint(env::port(), 0)?).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     it.send_wr(send)
 }

@@ -3,7 +3,7 @@
 
 use super::ip;
 use crate::env;
-use crate::pair::{Config, PORT, Pair};
+use crate::pair::{Config, Pair};
 use crate::verdict::{Stop, Verdict, trials};
 use nix::sched::{CloneFlags, unshare};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
@@ -77,6 +77,8 @@ fn task(arguments: &[String]) -> Verdict {
         guid,
         more,
     };
+    // Looked at while all of the machine is shown.
+    env::port();
     unshare(CloneFlags::CLONE_NEWNS)?;
     mount("--make-rprivate", "/")?;
     match task.as_str() {
@@ -166,9 +168,9 @@ fn bare(subject: &Subject<'_>) -> Verdict {
     assert_eq!(context.device().port_count(), subject.ports);
     assert_eq!(context.device().node_guid().to_string(), subject.guid);
     for error in [
-        context.device().netdev(PORT).map(drop).unwrap_err(),
+        context.device().netdev(env::port()).map(drop).unwrap_err(),
         context.device().resources().map(drop).unwrap_err(),
-        context.query_pkey(PORT, 0).map(drop).unwrap_err(),
+        context.query_pkey(env::port(), 0).map(drop).unwrap_err(),
     ] {
         assert!(error.is_unsupported() && error.message().contains("netlink"), "{error}");
     }
@@ -267,10 +269,10 @@ fn gid_of_another_network_namespace_is_not_chosen() -> Verdict {
 /// As in a container with a network of its own, on a machine whose namespaces share the devices.
 fn elsewhere(subject: &Subject<'_>) -> Verdict {
     let context = Context::open(&Device::by_name(subject.name)?)?;
-    if context.query_port(PORT)?.link_layer != LinkLayer::ETHERNET {
+    if context.query_port(env::port())?.link_layer != LinkLayer::ETHERNET {
         return Ok(());
     }
-    let there = context.default_gid(PORT)?;
+    let there = context.default_gid(env::port())?;
     assert!(context.gid_table()?.contains(&there));
     unshare(CloneFlags::CLONE_NEWNET)?;
     // The kernel goes on showing the GID.
@@ -279,7 +281,7 @@ fn elsewhere(subject: &Subject<'_>) -> Verdict {
         if !netlink {
             forbid_netlink()?;
         }
-        let error = context.default_gid(PORT).unwrap_err();
+        let error = context.default_gid(env::port()).unwrap_err();
         assert_eq!(error.errno(), Errno::NODATA, "{error}");
         let address = there.gid.ip().to_string();
         assert!(error.message().contains(&address), "{error}");

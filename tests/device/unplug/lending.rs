@@ -2,8 +2,9 @@
 //! device reached it through, and not when it first says that the device is gone.
 
 use super::Awaited;
+use crate::env;
 use crate::lent::{Half, pair_of};
-use crate::pair::{PATIENCE, PORT};
+use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict};
 use std::time::{Duration, Instant};
 use uverbs::owned::{BufferPool, Ending, ScopeError};
@@ -16,7 +17,7 @@ fn is_taken(context: &Context, deadline: Instant) -> Verdict<bool> {
     if Instant::now() > deadline {
         return Err(Stop::fail("nobody took the device away"));
     }
-    Ok(context.query_gid(PORT, 0).is_err_and(|error| error.errno() == Errno::IO))
+    Ok(context.query_gid(env::port(), 0).is_err_and(|error| error.errno() == Errno::IO))
 }
 
 /// When a worker gives up waiting for the device to be taken away.

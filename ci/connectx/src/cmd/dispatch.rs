@@ -182,7 +182,7 @@ fn run(
         QUERY_VPORT_COUNTER => vport::query_vport_counter(device, input),
         QUERY_HCA_VPORT_CONTEXT => vport::query_hca_vport_context(device),
         QUERY_HCA_VPORT_GID => vport::query_hca_vport_gid(device, input),
-        QUERY_HCA_VPORT_PKEY => vport::query_hca_vport_pkey(input),
+        QUERY_HCA_VPORT_PKEY => vport::query_hca_vport_pkey(device, input),
         SET_ROCE_ADDRESS => vport::set_roce_address(device, input),
         QUERY_ROCE_ADDRESS => vport::query_roce_address(device, input),
 

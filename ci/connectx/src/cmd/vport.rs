@@ -13,7 +13,7 @@ use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::options::PortType;
-use crate::port::{DEFAULT_PKEY, GIDS, Traffic};
+use crate::port::{GIDS, Traffic};
 
 /// Entries of the partition key table.
 const PKEYS: u64 = 128;
@@ -205,7 +205,10 @@ pub(crate) fn query_hca_vport_gid(
     Ok(out)
 }
 
-pub(crate) fn query_hca_vport_pkey(input: &[u8]) -> Result<Vec<u8>, CommandError> {
+pub(crate) fn query_hca_vport_pkey(
+    device: &mut Device,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<query_hca_vport_pkey_in, _>::new(input);
     let index = input.get(query_hca_vport_pkey_in::pkey_index);
     let range = match index {
@@ -216,7 +219,8 @@ pub(crate) fn query_hca_vport_pkey(input: &[u8]) -> Result<Vec<u8>, CommandError
     let mut out = vec![0; 16];
     for index in range {
         out.extend([0; 2]);
-        out.extend(if index == 0 { DEFAULT_PKEY } else { 0 }.to_be_bytes());
+        let key = device.options.pkeys.get(index as usize).copied().unwrap_or(0);
+        out.extend(key.to_be_bytes());
     }
     Ok(out)
 }

@@ -14,7 +14,6 @@ use crate::format::event::{self, QueueType};
 use crate::format::syndrome::{CqeError, Syndrome};
 use crate::object::qp::{QpState, Service};
 use crate::object::srq::SrqType;
-use crate::port::DEFAULT_PKEY;
 
 /// `user_index` of an object that has none of its own.
 const NO_INDEX: u32 = 0xff_ffff;
@@ -111,7 +110,7 @@ impl Device {
             Action::Send { invalidate: Some(key) } => key,
             // A datagram without immediate data has its P_Key here.
             _ => message.immediate.unwrap_or(match message.datagram {
-                Some(_) => DEFAULT_PKEY.into(),
+                Some(_) => message.pkey.into(),
                 None => 0,
             }),
         };

@@ -18,6 +18,8 @@ pub(crate) struct Message {
     pub(crate) source_lid: u16,
     /// Service level.
     pub(crate) sl: u8,
+    /// Partition key.
+    pub(crate) pkey: u16,
     /// PSN of the first packet.
     pub(crate) psn: u32,
     /// How many PSNs the message takes.

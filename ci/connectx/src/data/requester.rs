@@ -318,6 +318,7 @@ impl Device {
             qpn: vector.map_or(qp.context.get32(qpc::remote_qpn), |vector| vector.qpn),
             source_lid: if infiniband { self.port.lid() } else { 0 },
             sl: vector.map_or(path.get(ads::sl) as u8, |vector| vector.sl),
+            pkey: self.pkey(qpn),
             psn: qp.context.get32(qpc::next_send_psn),
             packets,
             action,
@@ -328,6 +329,13 @@ impl Device {
             datagram,
         };
         Ok(Some(Box::new((InflightWqe { control, segments: data, len }, message, destination))))
+    }
+
+    /// The partition key of a queue pair; 0, which is of no partition, where the table has none.
+    pub(crate) fn pkey(&self, qpn: u32) -> u16 {
+        let path = self.objects.qps.get(qpn).map(|qp| qp.context.sub(qpc::primary_address_path));
+        let index = path.map_or(0, |path| path.get(ads::pkey_index));
+        self.options.pkeys.get(index as usize).copied().unwrap_or(0)
     }
 
     /// Bytes of payload of a packet.

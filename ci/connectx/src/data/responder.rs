@@ -15,6 +15,7 @@ use crate::object::qp::{QpState, Service};
 use crate::object::receive_queue::ReceiveWqe;
 use crate::object::table::KERNEL;
 use crate::options::PortType;
+use crate::port::share_partition;
 use crate::recording::RqType;
 
 /// Bytes in front of the data of a datagram.
@@ -49,6 +50,10 @@ impl Device {
         let receiving =
             matches!(qp.state, QpState::ReadyToReceive | QpState::ReadyToSend | QpState::SendError);
         if !receiving || qp.service.datagram() != message.datagram.is_some() {
+            return Response::Lost;
+        }
+        // General services are there for all partitions of the port.
+        if qp.service != Service::Gsi && !share_partition(self.pkey(qpn), message.pkey) {
             return Response::Lost;
         }
         if let Some(datagram) = &message.datagram {

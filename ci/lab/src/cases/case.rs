@@ -11,7 +11,7 @@ use anyhow::Result;
 use lab_guest::order::Order;
 use std::time::{Duration, Instant};
 
-/// How long a case may take before the guest is given up: more than its programs may.
+/// How long a case may take, unless it says otherwise: more than its programs may.
 const PATIENCE: Duration = Duration::from_secs(600);
 
 /// The beginning of each script.
@@ -47,12 +47,14 @@ pub(crate) struct Case {
     pub(crate) name: String,
     pub(crate) script: String,
     pub(crate) root: bool,
+    /// How long it may take before the guest is given up.
+    pub(crate) patience: Duration,
 }
 
 impl Case {
     /// Run by the user.
     pub(crate) fn new(name: impl Into<String>, script: impl Into<String>) -> Self {
-        Self { name: name.into(), script: script.into(), root: false }
+        Self { name: name.into(), script: script.into(), root: false, patience: PATIENCE }
     }
 
     /// Run by root.
@@ -80,11 +82,21 @@ fn quoted(text: &str) -> String {
 /// Runs a script. The inner result is its output, as an error if it failed; the outer error means
 /// that the guest is lost.
 pub(crate) fn run_script(vm: &mut Vm, script: &str, root: bool) -> Result<Result<String, String>> {
+    run_script_within(vm, script, root, PATIENCE)
+}
+
+/// The same with another limit of time.
+fn run_script_within(
+    vm: &mut Vm,
+    script: &str,
+    root: bool,
+    patience: Duration,
+) -> Result<Result<String, String>> {
     let command = ["sh", "-c"].map(str::to_owned).into_iter();
     let command = command.chain([format!("{PRELUDE}\n{script}")]).collect();
     let order = Order { command, root, ..Order::default() };
     let mut printed = Vec::new();
-    let ending = vm.run(&order, PATIENCE, |event| match event {
+    let ending = vm.run(&order, patience, |event| match event {
         Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => printed.extend_from_slice(bytes),
         Event::Exit(..) => {}
     })?;
@@ -98,7 +110,7 @@ pub(crate) fn run_script(vm: &mut Vm, script: &str, root: bool) -> Result<Result
 /// Runs a case, prints its line, and adds its output to the log.
 pub(crate) fn run(vm: &mut Vm, case: &Case, log: &mut String) -> Result<Report> {
     let start = Instant::now();
-    let result = run_script(vm, &case.script, case.root);
+    let result = run_script_within(vm, &case.script, case.root, case.patience);
     clock::case(&case.name, start.elapsed());
     let seconds = start.elapsed().as_secs_f64();
     let outcome = match &result {

@@ -1,7 +1,8 @@
 //! Queues of futures in memory from the program's own allocator.
 
 use super::Watched;
-use crate::pair::{PORT, gid};
+use crate::env;
+use crate::pair::gid;
 use crate::tasks::{both, run};
 use crate::verdict::{Stop, Verdict, trials};
 use std::sync::Arc;
@@ -57,9 +58,10 @@ fn queues_come_from_the_allocator() -> Verdict {
                 let local_srq = local.create_srq(&exclusive, 8, |srq| srq)?;
                 asked(&srq);
                 let index = gid(&context)?.index;
-                let (here, there) = (of_any.endpoint(PORT, index)?, of_one.endpoint(PORT, index)?);
-                of_any.handshake(&there)?;
-                of_one.handshake(&here)?;
+                let (here, there) =
+                    (of_any.endpoint(env::port(), index)?, of_one.endpoint(env::port(), index)?);
+                env::handshake(&of_any, &there)?;
+                env::handshake(&of_one, &here)?;
                 let pool = domain.buffer_pool_builder(64).build()?;
                 let texts = exclusive.buffer_pool_builder(64).build()?;
                 let mut inbox = of_any.inbox(&pool, 4);

@@ -1,0 +1,66 @@
+//! `cargo ci test --junit FILE`: the results of a run for the web pages of GitHub, GitLab and Jenkins.
+
+use crate::outcome::Outcome;
+use crate::summary::{Section, Summary};
+use xml::{Case, Ending};
+
+/// The device suite writes the same where there is no `cargo ci`.
+#[path = "../../../tests/device/junit.rs"]
+mod xml;
+
+/// A test suite for each section, a test case for each report.
+pub(crate) fn document(summary: &Summary) -> String {
+    let suites: Vec<_> =
+        summary.sections.iter().map(|section| (section.name.as_str(), cases(section))).collect();
+    xml::document(suites.iter().map(|(name, cases)| (*name, cases.as_slice())))
+}
+
+fn cases(section: &Section) -> Vec<Case> {
+    let ending = |outcome: &Outcome| match outcome {
+        Outcome::Passed => Ending::Passed,
+        Outcome::Skipped(why) => Ending::Skipped(why.clone()),
+        Outcome::Failed(why) => Ending::Failed(why.clone()),
+    };
+    let case = |name: &String, outcome| Case {
+        name: name.clone(),
+        seconds: None,
+        ending: ending(outcome),
+    };
+    section.reports.iter().map(|report| case(&report.name, &report.outcome)).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::outcome::Report;
+
+    #[test]
+    fn each_outcome_has_its_element() {
+        let report = |name: &str, outcome| Report { name: name.into(), outcome };
+        let reports = vec![
+            report("device::rc::a", Outcome::Passed),
+            report("device::b", Outcome::Skipped("[odp] \"no\"".into())),
+            report("c", Outcome::Failed("1 < 2\n\u{1b}[0mno".into())),
+        ];
+        let sections = vec![Section { name: "native a&b".into(), reports, ..Section::default() }];
+        assert_eq!(
+            document(&Summary { sections }).lines().collect::<Vec<_>>(),
+            [
+                r#"<?xml version="1.0" encoding="UTF-8"?>"#,
+                "<testsuites>",
+                r#"  <testsuite name="native a&amp;b" tests="3" failures="1" skipped="1">"#,
+                r#"    <testcase classname="device::rc" name="a"/>"#,
+                concat!(
+                    r#"    <testcase classname="device" name="b">"#,
+                    r#"<skipped message="[odp] &quot;no&quot;"/></testcase>"#
+                ),
+                concat!(
+                    r#"    <testcase classname="" name="c"><failure message="1 &lt; 2">"#,
+                    "1 &lt; 2&#10;\u{fffd}[0mno</failure></testcase>"
+                ),
+                "  </testsuite>",
+                "</testsuites>",
+            ]
+        );
+    }
+}

@@ -1,0 +1,151 @@
+//! `uverbs doctor --report`: what a run on hardware is reported with, as Markdown for an issue. It names no
+//! address, GUID or host.
+
+use super::{Finding, Level};
+use crate::devinfo::limits::Limits;
+use std::fs;
+use std::path::Path;
+use uverbs::{Context, Device};
+
+pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&Path>) {
+    println!("## uverbs on hardware\n");
+    for finding in findings.iter().filter(|finding| finding.check == "versions") {
+        println!("- {}, {}", finding.message, std::env::consts::ARCH);
+    }
+    for device in devices {
+        println!("- {}", description(device));
+    }
+    println!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
+    // The GIDs of a port are addresses.
+    let shown = |finding: &&Finding| !matches!(finding.check, "versions" | "gid");
+    for finding in findings.iter().filter(shown) {
+        let level = match finding.level {
+            Level::Ok => "ok",
+            Level::Note => "note",
+            Level::Warning => "**warning**",
+            Level::Problem => "**problem**",
+        };
+        println!(
+            "| {level} | {} | {} | {} |",
+            finding.check,
+            cell(finding.subject.as_deref().unwrap_or("the machine")),
+            cell(&finding.message)
+        );
+    }
+    for device in devices {
+        capabilities(device);
+    }
+    println!("\n### The device suite\n");
+    match results {
+        None => println!("Not run, or not told with `--results FILE`."),
+        Some(path) => match fs::read_to_string(path) {
+            Ok(text) => print!("{}", Results::of(&text)),
+            Err(error) => println!("{}: {error}", path.display()),
+        },
+    }
+}
+
+/// Text in a cell of a table.
+fn cell(text: &str) -> String {
+    text.replace('|', "\\|").replace('\n', " ")
+}
+
+fn description(device: &Device) -> String {
+    let firmware = device.firmware().unwrap_or("unknown");
+    format!("{device}, firmware {firmware}, {} port(s)", device.port_count())
+}
+
+fn capabilities(device: &Device) {
+    let attr = Context::open(device).and_then(|context| context.query_device());
+    // A device that does not open is among the findings.
+    let Ok(attr) = attr else { return };
+    println!("\n<details><summary>Capabilities of {device}</summary>\n\n| | |\n|---|---|");
+    if let Ok(serde_json::Value::Object(limits)) = serde_json::to_value(Limits::of(&attr)) {
+        for (name, value) in limits.iter().filter(|(_, value)| !value.is_null()) {
+            println!("| {name} | {} |", cell(&value.to_string()));
+        }
+    }
+    println!("\n</details>");
+}
+
+/// What the device suite printed.
+#[derive(Debug, Default, PartialEq, Eq)]
+struct Results {
+    /// The lines before the first test: the device, and what is particular about it.
+    first: Vec<String>,
+    passed: usize,
+    failed: Vec<String>,
+    /// Names with their reasons.
+    skipped: Vec<(String, String)>,
+}
+
+impl Results {
+    fn of(text: &str) -> Results {
+        let mut results = Results::default();
+        let is_test = |line: &str| line.starts_with("running ") || line.starts_with("test ");
+        let first = text.lines().take_while(|line| !is_test(line));
+        results.first = first.filter(|line| !line.is_empty()).map(str::to_owned).collect();
+        for line in text.lines() {
+            let Some((name, ending)) =
+                line.strip_prefix("test ").and_then(|rest| rest.split_once(" ... "))
+            else {
+                continue;
+            };
+            let name = name.trim_end().to_owned();
+            match ending {
+                "ok" => results.passed += 1,
+                "FAILED" => results.failed.push(name),
+                _ => {
+                    let why = ending.strip_prefix("ignored").unwrap_or(ending).trim();
+                    let why = why.trim_start_matches('(').trim_end_matches(')');
+                    results.skipped.push((name, why.to_owned()));
+                }
+            }
+        }
+        results
+    }
+}
+
+impl std::fmt::Display for Results {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        for line in &self.first {
+            writeln!(f, "> {line}")?;
+        }
+        let (failed, skipped) = (self.failed.len(), self.skipped.len());
+        writeln!(f, "\n{} passed, {failed} failed, {skipped} skipped", self.passed)?;
+        for name in &self.failed {
+            writeln!(f, "- **failed**: {name}")?;
+        }
+        for (name, why) in &self.skipped {
+            writeln!(f, "- skipped: {name}: {why}")?;
+        }
+        Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn results_of_the_suite_are_counted_and_named() {
+        let text = "note: tests between two devices skip\ndevice under test: mlx5_1\n\nrunning 3 tests\n\
+                    test rc::a   ... ok\ntest mr::odp ... ignored ([odp] not advertised)\n\
+                    test cq::c ... FAILED\n\ntest result: FAILED. 1 passed\n";
+        let results = Results::of(text);
+        assert_eq!(
+            results.first,
+            ["note: tests between two devices skip", "device under test: mlx5_1"]
+        );
+        assert_eq!((results.passed, &results.failed[..]), (1, &["cq::c".to_owned()][..]));
+        assert_eq!(results.skipped, [("mr::odp".to_owned(), "[odp] not advertised".to_owned())]);
+        assert!(
+            results.to_string().contains("\n1 passed, 1 failed, 1 skipped\n- **failed**: cq::c\n")
+        );
+    }
+
+    #[test]
+    fn a_cell_ends_where_its_text_does() {
+        assert_eq!(cell("a|b\nc"), "a\\|b c");
+    }
+}

@@ -1,0 +1,85 @@
+//! Results as JUnit XML, which the web pages of GitHub, GitLab and Jenkins show. `cargo ci test` takes this
+//! file, too.
+
+use std::fmt::Write;
+
+/// How a test ended.
+#[derive(Clone, Debug)]
+pub(crate) enum Ending {
+    Passed,
+    Skipped(String),
+    Failed(String),
+}
+
+/// A test by its name, its module included.
+#[derive(Clone, Debug)]
+pub(crate) struct Case {
+    pub(crate) name: String,
+    pub(crate) seconds: Option<f64>,
+    pub(crate) ending: Ending,
+}
+
+/// A document with these suites, each with its name.
+pub(crate) fn document<'a>(suites: impl IntoIterator<Item = (&'a str, &'a [Case])>) -> String {
+    let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n");
+    for (name, cases) in suites {
+        let count =
+            |wanted: fn(&Ending) -> bool| cases.iter().filter(|case| wanted(&case.ending)).count();
+        let failed = count(|ending| matches!(ending, Ending::Failed(_)));
+        let skipped = count(|ending| matches!(ending, Ending::Skipped(_)));
+        // Writing to a string cannot fail.
+        let _ = writeln!(
+            text,
+            "  <testsuite name=\"{}\" tests=\"{}\" failures=\"{failed}\" skipped=\"{skipped}\">",
+            escaped(name),
+            cases.len()
+        );
+        cases.iter().for_each(|case| write(&mut text, case));
+        text.push_str("  </testsuite>\n");
+    }
+    text.push_str("</testsuites>\n");
+    text
+}
+
+/// The module is the class, by which these pages group.
+fn write(text: &mut String, case: &Case) {
+    let (class, name) = case.name.rsplit_once("::").unwrap_or(("", &case.name));
+    let time = case.seconds.map_or(String::new(), |seconds| format!(" time=\"{seconds:.3}\""));
+    let _ = write!(
+        text,
+        "    <testcase classname=\"{}\" name=\"{}\"{time}",
+        escaped(class),
+        escaped(name)
+    );
+    let _ = match &case.ending {
+        Ending::Passed => writeln!(text, "/>"),
+        Ending::Skipped(why) => {
+            writeln!(text, "><skipped message=\"{}\"/></testcase>", escaped(why))
+        }
+        Ending::Failed(why) => writeln!(
+            text,
+            "><failure message=\"{}\">{}</failure></testcase>",
+            escaped(why.lines().next().unwrap_or_default()),
+            escaped(why)
+        ),
+    };
+}
+
+/// Text as content of an element or an attribute. XML 1.0 has no way to write most control characters.
+fn escaped(text: &str) -> String {
+    let mut escaped = String::with_capacity(text.len());
+    for character in text.chars() {
+        match character {
+            '&' => escaped.push_str("&amp;"),
+            '<' => escaped.push_str("&lt;"),
+            '>' => escaped.push_str("&gt;"),
+            '"' => escaped.push_str("&quot;"),
+            '\n' => escaped.push_str("&#10;"),
+            '\t' => escaped.push('\t'),
+            '\u{fffe}' | '\u{ffff}' => escaped.push('\u{fffd}'),
+            control if control.is_control() => escaped.push('\u{fffd}'),
+            other => escaped.push(other),
+        }
+    }
+    escaped
+}
