@@ -39,7 +39,7 @@ state() {
         /sys/class/infiniband/*/ports/*/gids/? /proc/sys/vm/* /proc/sys/kernel/* \
         /proc/sys/net/ipv4/conf/*/* /proc/sys/net/rdma_ucm/*; do
         case $file in
-        */random|*/ns_last_pid|*/stat_refresh|*/drop_caches|*/compact_memory|*/pty) continue ;;
+        */random|*/ns_last_pid|*/perf_event_max_sample_rate|*/hung_task_detect_count|*/stat_refresh|*/drop_caches|*/compact_memory|*/pty) continue ;;
         esac
         echo $file $(cat $file 2>/dev/null)
     done
