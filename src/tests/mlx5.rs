@@ -6,6 +6,7 @@ use crate::{
     ParentDomain, ProtectionDomain, QpType, QueueAllocator, QueuePair, ResourceType, Result,
     SharedReceiveQueue,
 };
+use rustix::param::page_size;
 use std::alloc::Layout;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::ptr::NonNull;
@@ -371,9 +372,11 @@ fn doorbells_outside_the_page_or_unaligned_are_refused() {
     let error = page.ring_u32(6, 0).unwrap_err();
     assert_eq!(error, MemoryError::Unaligned { offset: 6, length: 4, word: 4 });
     assert!(error.to_string().contains("4 bytes at 6"), "{error}");
-    for error in [page.ring_u64(4096, 0).unwrap_err(), page.ring_be64(4096, 0).unwrap_err()] {
-        assert_eq!(error, MemoryError::OutOfRange { offset: 4096, length: 8, size: 4096 });
-        assert!(error.to_string().contains("8 bytes at 4096 exceed the 4096 bytes"), "{error}");
+    let end = page_size();
+    for error in [page.ring_u64(end, 0).unwrap_err(), page.ring_be64(end, 0).unwrap_err()] {
+        assert_eq!(error, MemoryError::OutOfRange { offset: end, length: 8, size: end });
+        let text = format!("8 bytes at {end} exceed the {end} bytes");
+        assert!(error.to_string().contains(&text), "{error}");
     }
     assert_eq!(page.peek_u32(9), Err(MemoryError::Unaligned { offset: 9, length: 4, word: 4 }));
 }
@@ -392,7 +395,7 @@ fn padding_needs_cqes_of_128_bytes() {
 #[test]
 fn memory_that_cannot_be_pinned_is_told_in_bytes() {
     let bench = Bench::new();
-    for (step, bytes) in [(1, 4096), (2, 512)] {
+    for (step, bytes) in [(1, page_size()), (2, 512)] {
         bench.script.fail_step(step, Errno::NOMEM);
         let error = bench.make().unwrap_err();
         let text = format!("cannot pin {bytes} bytes");

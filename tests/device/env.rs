@@ -150,6 +150,19 @@ pub(crate) fn soak() -> Verdict {
     require(var("UVERBS_SOAK").is_ok(), Capability::Soak, "UVERBS_SOAK is not set")
 }
 
+/// Bytes of a page of the running kernel.
+pub(crate) fn page_size() -> usize {
+    rustix::param::page_size()
+}
+
+/// Free huge pages of 2 MiB, which the default size is where ordinary pages have 4 KiB.
+pub(crate) fn free_pages_of_2_mib() -> usize {
+    let path = "/sys/kernel/mm/hugepages/hugepages-2048kB/free_hugepages";
+    // A kernel without such pages has no such file.
+    let text = std::fs::read_to_string(path).unwrap_or_default();
+    text.trim().parse().unwrap_or(0)
+}
+
 /// Free huge pages of the default size, which are the whole machine's.
 pub(crate) fn free_huge_pages() -> Verdict<usize> {
     alone()?;

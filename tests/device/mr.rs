@@ -68,7 +68,7 @@ fn allocation_is_zeroed_aligned_and_grants_all_access() -> Verdict {
     let pd = context.alloc_pd()?;
     let region = pd.allocate::<u64>(1000)?;
     assert_eq!((region.len(), region.byte_len()), (1000, 8000));
-    assert_eq!(region.addr() % 4096, 0);
+    assert_eq!(region.addr() % env::page_size() as u64, 0);
     assert_eq!(region.addr(), region.as_ptr() as u64);
     assert!((0..1000).all(|index| region.read_at(index) == Some(0)));
     assert_eq!(region.read_at(1000), None);
@@ -379,13 +379,14 @@ fn unmapped_memory_is_refused() -> Verdict {
 
 fn read_only_mapping_can_be_registered_for_reading_only() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let map = MmapOptions::new().len(4096).map_anon()?.make_read_only()?;
+    let page = env::page_size();
+    let map = MmapOptions::new().len(page).map_anon()?.make_read_only()?;
     let start = map.as_ptr().cast_mut();
     // SAFETY: the device may only read, and the mapping outlives the region.
-    let region = unsafe { pd.register_raw(start, 4096, Access::REMOTE_READ) }?;
+    let region = unsafe { pd.register_raw(start, page, Access::REMOTE_READ) }?;
     region.destroy()?;
     // SAFETY: the registration is refused, and no request names it otherwise.
-    let error = unsafe { pd.register_raw(start, 4096, Access::LOCAL_WRITE) }.unwrap_err();
+    let error = unsafe { pd.register_raw(start, page, Access::LOCAL_WRITE) }.unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     Ok(())
 }

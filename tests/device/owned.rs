@@ -578,10 +578,10 @@ fn huge_pages_carry_messages() -> Verdict {
 
 /// The bytes of the same page before the region are no part of it.
 fn pages_on_demand_leave_what_is_not_registered_alone() -> Verdict {
-    const PAGE: usize = 4096;
+    let page = env::page_size();
     let (mut a, b) = pair()?;
-    let memory: &'static mut [u8] = Box::leak(vec![1; 3 * PAGE].into_boxed_slice());
-    let start = memory.as_ptr().align_offset(PAGE);
+    let memory: &'static mut [u8] = Box::leak(vec![1; 3 * page].into_boxed_slice());
+    let start = memory.as_ptr().align_offset(page);
     let (front, own) = memory.split_at_mut(start + 512);
     let access = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
     let region = b.pd.mr_builder().access(access).on_demand().register(own);

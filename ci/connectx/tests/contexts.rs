@@ -3,10 +3,12 @@
 mod driver;
 
 use driver::{CommandError, Driver};
+use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out};
 use uverbs_uapi::mlx5::prm::flow::{
     create_flow_table_in, create_flow_table_out, destroy_flow_table_in, flow_table_context,
 };
+use uverbs_uapi::mlx5::prm::hca_cap::cmd_hca_cap;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
 use uverbs_uapi::mlx5::prm::object::{
     alloc_pd_out, alloc_uar_out, create_umem_in, create_umem_out, umem,
@@ -33,6 +35,44 @@ fn umem_of(driver: &mut Driver, uid: u32, pages: &[u64], offset: u64) -> u32 {
     input.extend(pages.iter().flat_map(|page| page.to_be_bytes()));
     let out = driver.run_command_as(uid, opcode::CREATE_UMEM, &input).unwrap();
     Bits::<create_umem_out, _>::new(out).get32(create_umem_out::umem_id)
+}
+
+/// Sets log2 of the UARs in a page of the driver, as a driver with larger pages does.
+fn set_uars_per_page(driver: &mut Driver, log: u64) {
+    const CURRENT: u8 = 1;
+    let mut input = vec![0; 16];
+    input[7] = CURRENT;
+    let out = driver.run_command(opcode::QUERY_HCA_CAP, &input).unwrap();
+    let mut input = vec![0; 16];
+    input.extend(&out[16..]);
+    let mut input = Bits::<set_hca_cap_in, _>::new(input);
+    let mut capability = input.span(set_hca_cap_in::capability).to_vec();
+    Bits::<cmd_hca_cap, _>::new(&mut capability[..]).set(cmd_hca_cap::log_uar_page_sz, log);
+    input.set_span(set_hca_cap_in::capability, &capability);
+    driver.run_command(opcode::SET_HCA_CAP, &input.into_inner()).unwrap();
+}
+
+#[test]
+fn a_driver_with_larger_pages_gets_all_uars_of_a_page() {
+    let mut driver = Driver::new();
+    set_uars_per_page(&mut driver, 2);
+    let mut alloc = || {
+        let out = driver.run_command(opcode::ALLOC_UAR, &[0; 16]).unwrap();
+        Bits::<alloc_uar_out, _>::new(out).get32(alloc_uar_out::uar)
+    };
+    let (one, other) = (alloc(), alloc());
+    assert_eq!((one % 4, other), (0, one + 4));
+    // A queue may ring any of them.
+    let first = driver.uar;
+    driver.uar = other + 3;
+    let eqn = driver.eq();
+    let refused = driver.run_command(opcode::DEALLOC_UAR, &number(other));
+    assert_eq!(refused.unwrap_err().0, RESOURCE_BUSY);
+    let inside = driver.run_command(opcode::DEALLOC_UAR, &number(other + 3));
+    assert_eq!(inside.unwrap_err().0, BAD_RESOURCE);
+    driver.run_command(opcode::DESTROY_EQ, &number(eqn)).unwrap();
+    driver.run_command(opcode::DEALLOC_UAR, &number(other)).unwrap();
+    driver.uar = first;
 }
 
 #[test]

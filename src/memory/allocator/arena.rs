@@ -47,14 +47,15 @@ impl Arena {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for 0 bytes; `ENOMEM` if too few huge pages are free, which `/proc/sys/vm/nr_hugepages`
-    /// sets aside.
+    /// `EINVAL` for 0 bytes; `ENOMEM` if too few huge pages are free, which
+    /// `/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages` sets aside.
     pub fn huge_pages(bytes: usize) -> Result<Self> {
         const PAGE_BITS: u8 = 21;
         let map = |length| huge(length, PAGE_BITS);
         Arena::of_pages(bytes, 1 << PAGE_BITS, map).map_err(|error| match error.errno() {
             Errno::NOMEM => error.detail(format!(
-                "{bytes} bytes in huge pages of 2 MiB; /proc/sys/vm/nr_hugepages sets them aside"
+                "{bytes} bytes in huge pages of 2 MiB, which \
+                 /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages sets aside"
             )),
             _ => error,
         })

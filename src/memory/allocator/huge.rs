@@ -10,9 +10,11 @@ use std::ptr::NonNull;
 /// Gives each buffer huge pages, of which the device has to know few where it has to know many
 /// small ones.
 ///
-/// Huge pages are set aside by the administrator (`/proc/sys/vm/nr_hugepages`). Where none is left
-/// a creation fails with `ENOMEM`, unless the allocator [falls back](Self::or_default). Doorbell
-/// records, of eight bytes, are left to the library.
+/// Huge pages are set aside by the administrator: those of 2 MiB by
+/// `/sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages`, which `/proc/sys/vm/nr_hugepages` also sets
+/// where 2 MiB is the default size, as with ordinary pages of 4 KiB. Where none is left a creation fails
+/// with `ENOMEM`, unless the allocator [falls back](Self::or_default). Doorbell records, of eight bytes,
+/// are left to the library.
 ///
 /// Forked children do not get the memory (`MADV_DONTFORK`): what a child does in the middle of a poll
 /// that its parent began ends in `SIGSEGV`. All other ready-made allocators are kinder.

@@ -7,6 +7,7 @@ use crate::{
     Access, Context, DeviceMemory, Envelope, Errno, MemoryRegion, ObjectKind, OnDevice,
     ProtectionDomain, QpType, Rereg,
 };
+use rustix::param::page_size;
 use std::os::fd::AsFd;
 use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
 use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
@@ -190,8 +191,8 @@ fn forged_places_of_vars_are_refused() {
     let var = Var::alloc(&exporter, VarKind::Virtio).unwrap();
     let sent = var.export().unwrap();
     let imported = import_var(&importer, &sent).unwrap();
-    assert_eq!((imported.handle(), imported.len()), (var.handle(), 4096));
-    let (page, length, at) = (u64::from(var.page_id()), 4096, var.mmap_offset());
+    assert_eq!((imported.handle(), imported.len()), (var.handle(), page_size()));
+    let (page, length, at) = (u64::from(var.page_id()), page_size() as u64, var.mmap_offset());
     let before = script.live();
     let forge = |handle, proof| {
         let forged = Envelope::seal(&exporter.file, ObjectKind::MLX5_VAR, handle, proof);

@@ -109,7 +109,10 @@ impl State {
                 let offset = self.add_page(handle, "uar");
                 to.made(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, handle)?;
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
-                to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
+                to.put(
+                    uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_LENGTH,
+                    &(rustix::param::page_size() as u32),
+                );
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &page);
                 Ok(())
             }
@@ -118,7 +121,10 @@ impl State {
                 let offset = self.add_page(handle, "var");
                 to.made(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE, handle)?;
                 to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
-                to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &4096u32);
+                to.put(
+                    var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH,
+                    &(rustix::param::page_size() as u32),
+                );
                 to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_PAGE_ID, &(handle + 0x40));
                 Ok(())
             }

@@ -6,6 +6,7 @@ use super::socket::{self, Socket};
 use super::{Deviations, Op};
 use crate::uverbs::command::{AttrValue, Command};
 use rustix::io::Errno;
+use rustix::param::page_size;
 use std::collections::{BTreeMap, BTreeSet};
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -25,7 +26,6 @@ pub(super) type Result<T> = std::result::Result<T, Errno>;
 pub(super) const MAX_CQE: u32 = 32767;
 pub(super) const MAX_WR: u32 = 1 << 14;
 pub(super) const MAX_SGE: u32 = 32;
-const PAGE: u64 = 4096;
 
 /// Which queue of an object.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -166,7 +166,7 @@ impl State {
         }
         if let Some(page) = self.pages.get(&offset) {
             let ring = self.rings.get(&(*page, Role::Cq)).ok_or(Errno::INVAL)?;
-            return if length == PAGE as usize { Ok(ring.clone()) } else { Err(Errno::INVAL) };
+            return if length == page_size() { Ok(ring.clone()) } else { Err(Errno::INVAL) };
         }
         match self.unclaimed.get(&offset) {
             Some(ring) if length <= ring.size() as usize => {}
@@ -469,7 +469,7 @@ impl State {
         let name = format!("{}{name}", self.tag);
         let ring = Arc::new(KernelRing::new(&name, entries, element));
         let offset = self.next_offset;
-        self.next_offset += u64::from(ring.size()).next_multiple_of(PAGE);
+        self.next_offset += u64::from(ring.size()).next_multiple_of(page_size() as u64);
         self.rings.insert((handle, role), ring.clone());
         self.unclaimed.insert(offset, ring.clone());
         (ring.clone(), mminfo { offset, size: ring.size(), pad: 0 })

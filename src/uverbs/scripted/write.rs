@@ -12,8 +12,6 @@ use uverbs_uapi::rxe::{rxe_create_ah_resp, rxe_modify_srq_cmd, rxe_resize_cq_res
 use uverbs_uapi::write::*;
 use uverbs_uapi::{ah, comp_channel, cq, mcast, mr, mw, pd, qp, srq, wr};
 
-const PAGE: u64 = 4096;
-
 impl State {
     pub(super) fn run_write(&mut self, number: u32, mut to: Responses<'_, '_>) -> Result<()> {
         use device_ids::{UVERBS_ATTR_CORE_IN as IN, UVERBS_ATTR_CORE_OUT as OUT};
@@ -56,7 +54,8 @@ impl State {
             }
             IB_USER_VERBS_CMD_REG_MR => {
                 let request: mr::ib_uverbs_reg_mr = attrs::input(to.command, IN)?;
-                if request.start % PAGE != request.hca_va % PAGE {
+                let page = rustix::param::page_size() as u64;
+                if request.start % page != request.hca_va % page {
                     return Err(Errno::INVAL);
                 }
                 let pd = self.expect("reg_mr", request.pd_handle, UVERBS_OBJECT_PD)?;

@@ -4,7 +4,7 @@
 pub(super) mod futures;
 
 use crate::capability::Capability;
-use crate::env;
+use crate::env::{self, page_size};
 use crate::pair::{Config, Pair};
 use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::alloc::Layout;
@@ -37,7 +37,6 @@ trials![
     dma_bufs_carry_traffic,
 ];
 
-const PAGE: usize = 4096;
 const KINDS: [ResourceType; 4] =
     [ResourceType::MLX5_QP, ResourceType::MLX5_DBR, ResourceType::MLX5_SRQ, ResourceType::MLX5_CQ];
 
@@ -164,7 +163,7 @@ unsafe impl QueueAllocator for Watched {
                 self.log(|log| log.complaints.push(format!("{resource} freed before its object")));
             }
         }
-        let base = address / PAGE * PAGE;
+        let base = address / page_size() * page_size();
         let base = NonNull::new(memory.as_ptr().with_addr(base)).expect("pages are not at 0");
         // SAFETY: the pages answered this address, or one 4 bytes behind it in the same page.
         unsafe { self.pages.free(domain, base, layout, resource) };
@@ -199,8 +198,11 @@ fn allocator_is_asked_for_every_buffer() -> Verdict {
         assert!(align.is_power_of_two(), "{kind}: {size} at {align}");
         match kind {
             ResourceType::MLX5_DBR => assert_eq!((size, align), (8, 8)),
-            ResourceType::MLX5_CQ => assert_eq!((size, align), (128 * 64, PAGE)),
-            ResourceType::MLX5_SRQ => assert_eq!((size, align), (64 * 64, PAGE)),
+            ResourceType::MLX5_CQ => assert_eq!(
+                (size, align),
+                ((128 * 64usize).next_multiple_of(page_size()), page_size())
+            ),
+            ResourceType::MLX5_SRQ => assert_eq!((size, align), (64 * 64, page_size())),
             // Receives of 16 bytes, sends in blocks of 64; rounded to the alignment.
             _ => assert!(size % align == 0 && align >= 64 && size >= 4096 / 64, "{size} {align}"),
         }
@@ -327,8 +329,10 @@ fn deep_queue_pair_asks_for_more_than_a_page() -> Verdict {
         let asked = watched.log(|log| log.asked.clone());
         let (_, size, align) = asked[0];
         assert_eq!(asked[0].0, ResourceType::MLX5_QP);
-        assert_eq!(align, (size.next_power_of_two().max(PAGE) / 64).max(64), "{depth}: {size}");
-        assert_eq!(align > PAGE, depth > 64, "{size} at {align}");
+        let pages = size.next_power_of_two().max(page_size());
+        assert_eq!(align, (pages / 64).max(64), "{depth}: {size}");
+        // Of a page of 4 KiB.
+        assert_eq!(align > 4096, depth > 64, "{size} at {align}");
         drop(qp);
         watched.settle();
     }
@@ -377,8 +381,8 @@ fn resize_asks_the_allocator_again() -> Verdict {
         });
         pair.b.cq.resize(cqe)?;
         watched.log(|log| {
-            let size = (cqe as usize + 1).next_power_of_two() * 64;
-            let expected = (ResourceType::MLX5_CQ, size.next_multiple_of(PAGE), PAGE);
+            let (size, page) = ((cqe as usize + 1).next_power_of_two() * 64, page_size());
+            let expected = (ResourceType::MLX5_CQ, size.next_multiple_of(page), page);
             assert_eq!(log.asked, [expected]);
             assert_eq!(log.freed, before + 1, "the old memory is given back, and no other");
         });
@@ -458,15 +462,15 @@ fn memory_of_a_node_carries_traffic() -> Verdict {
 
 fn huge_pages_carry_traffic() -> Verdict {
     let context = super::open()?;
-    let before = env::free_huge_pages()?;
+    let before = env::free_pages_of_2_mib();
     // Three buffers of each side; doorbell records are left to the library.
     require(before >= 2 * 3, Capability::HugePages, "none, or few, are set aside")?;
     let huge = Arc::new(HugePages::new());
     let pair = carries(&huge)?;
     assert_eq!(huge.buffers(), 2 * 3);
-    assert_eq!(env::free_huge_pages()?, before - 2 * 3);
+    assert_eq!(env::free_pages_of_2_mib(), before - 2 * 3);
     drop(pair);
-    assert_eq!((huge.buffers(), env::free_huge_pages()?), (0, before));
+    assert_eq!((huge.buffers(), env::free_pages_of_2_mib()), (0, before));
     // Where none is left there is an error, or other memory if that is as well.
     let pd = context.alloc_pd()?;
     let greedy = pd.parent_domain_builder().allocator(HugePages::of(34)?).build()?;
@@ -494,17 +498,17 @@ fn an_arena_carries_traffic() -> Verdict {
 }
 
 fn an_arena_of_huge_pages_carries_traffic() -> Verdict {
-    let before = env::free_huge_pages()?;
+    let before = env::free_pages_of_2_mib();
     require(before >= 1, Capability::HugePages, "none is set aside")?;
     // All queues and doorbell records of both sides are in one page.
     let arena = Arc::new(Arena::huge_pages(1)?);
     assert_eq!(arena.len(), 2 << 20);
     let pair = carries(&arena)?;
-    assert_eq!((arena.buffers(), env::free_huge_pages()?), (2 * 6, before - 1));
+    assert_eq!((arena.buffers(), env::free_pages_of_2_mib()), (2 * 6, before - 1));
     drop(pair);
     assert_eq!(arena.used(), 0);
     drop(arena);
-    assert_eq!(env::free_huge_pages()?, before);
+    assert_eq!(env::free_pages_of_2_mib(), before);
     let error = Arena::huge_pages(1 << 40).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(error.message().contains("nr_hugepages"), "{error}");

@@ -72,6 +72,35 @@ impl<T> ObjectTable<T> {
         Ok(number)
     }
 
+    /// Adds `count` objects of a user context under consecutive free numbers, of which the first is a
+    /// multiple of `count`; returns the first.
+    ///
+    /// # Errors
+    /// If there are not as many such numbers.
+    pub fn insert_run(
+        &mut self,
+        owner: u32,
+        count: u32,
+        value: impl Fn() -> T,
+    ) -> Result<u32, CommandError> {
+        let (start, end) = (*self.numbers.start(), *self.numbers.end());
+        let fits = |first: &u32| {
+            first.checked_add(count - 1).is_some_and(|last| last <= end)
+                && self.rows.range(*first..=first + (count - 1)).next().is_none()
+        };
+        let aligned = |range: RangeInclusive<u32>| range.filter(|number| number % count == 0);
+        let mut candidates = aligned(self.next..=end).chain(aligned(start..=self.next));
+        let Some(first) = candidates.find(fits) else {
+            return refuse!(NoResources, "{} {}s are in use", self.rows.len(), self.kind);
+        };
+        for number in first..first + count {
+            self.rows.insert(number, Row { value: value(), users: 0, owner });
+        }
+        let next = first + count;
+        self.next = if next <= end { next } else { start };
+        Ok(first)
+    }
+
     /// The object with this number, for a user context that may change it: its owner or the kernel.
     ///
     /// # Errors
@@ -189,6 +218,27 @@ impl<T> ObjectTable<T> {
         }
     }
 
+    /// Removes objects with consecutive numbers, if none of them has users.
+    ///
+    /// # Errors
+    /// If one does not exist, or has users.
+    pub fn remove_run(&mut self, first: u32, count: u32) -> Result<(), CommandError> {
+        for number in first..first + count {
+            match self.rows.get(&number) {
+                None => return refuse!(BadResource, "{} {number:#x} does not exist", self.kind),
+                Some(row) if row.users > 0 => {
+                    let users = row.users;
+                    return refuse!(ResourceBusy, "{} {number:#x} has {users} users", self.kind);
+                }
+                Some(_) => {}
+            }
+        }
+        for number in first..first + count {
+            self.rows.remove(&number);
+        }
+        Ok(())
+    }
+
     /// The name of this kind of object.
     pub fn kind(&self) -> &'static str {
         self.kind
@@ -229,6 +279,23 @@ mod tests {
         assert_eq!(table.insert(()).unwrap(), 3);
         assert_eq!(table.insert(()).unwrap(), 1);
         assert_eq!(table.insert(()).unwrap_err().status, CommandStatus::NoResources);
+    }
+
+    #[test]
+    fn a_run_begins_at_a_multiple_of_its_length_and_goes_as_a_whole() {
+        let mut table = ObjectTable::new("uar", 2..=15);
+        assert_eq!(table.insert_run(KERNEL, 1, || ()).unwrap(), 2);
+        assert_eq!(table.insert_run(7, 4, || ()).unwrap(), 4);
+        assert_eq!(table.insert_run(7, 4, || ()).unwrap(), 8);
+        assert_eq!(table.insert_run(7, 4, || ()).unwrap(), 12);
+        assert_eq!(table.insert_run(7, 4, || ()).unwrap_err().status, CommandStatus::NoResources);
+        table.hold(10).unwrap();
+        assert_eq!(table.remove_run(8, 4).unwrap_err().status, CommandStatus::ResourceBusy);
+        assert_eq!(table.len(), 13, "none of them is gone");
+        table.release(10);
+        table.remove_run(8, 4).unwrap();
+        assert_eq!(table.remove_run(8, 4).unwrap_err().status, CommandStatus::BadResource);
+        assert_eq!(table.insert_run(7, 4, || ()).unwrap(), 8);
     }
 
     #[test]

@@ -93,6 +93,7 @@ super::layouts! {
         log_max_umem: 0x46b, 0x5;
         max_num_eqs: 0x470, 0x10;
         log_max_l2_table: 0x483, 0x5;
+        log_uar_page_sz: 0x490, 0x10;
         device_frequency_mhz: 0x4c0, 0x20;
         device_frequency_khz: 0x4e0, 0x20;
         num_of_uars_per_page: 0x520, 0x20;
