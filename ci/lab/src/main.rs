@@ -23,6 +23,7 @@ mod host_mutants;
 mod initramfs;
 mod kernel;
 mod lanes;
+mod litmus;
 mod miri;
 mod module;
 mod monitor;
