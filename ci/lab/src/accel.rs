@@ -39,22 +39,12 @@ impl Accelerator {
     /// QEMU's arguments for it.
     pub(crate) fn arguments(self) -> &'static [&'static str] {
         match self {
-            Accelerator::Kvm => &["-accel", "kvm", "-cpu", "host", "-smp", "2"],
-            // Five-level page tables cost a translator time and give the guest nothing.
-            Accelerator::Tcg => {
-                &["-accel", "tcg,thread=multi", "-cpu", "max,la57=off", "-smp", "2"]
-            }
+            Accelerator::Kvm => &["-accel", "kvm", "-smp", "2"],
+            Accelerator::Tcg => &["-accel", "tcg,thread=multi", "-smp", "2"],
             // An instruction takes one nanosecond; idle time is skipped.
-            Accelerator::Counting => &[
-                "-accel",
-                "tcg,thread=single",
-                "-cpu",
-                "max,la57=off",
-                "-smp",
-                "1",
-                "-icount",
-                "shift=0,sleep=off",
-            ],
+            Accelerator::Counting => {
+                &["-accel", "tcg,thread=single", "-smp", "1", "-icount", "shift=0,sleep=off"]
+            }
         }
     }
 }

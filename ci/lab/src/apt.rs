@@ -4,6 +4,7 @@
 //! status makes apt resolve the whole closure of dependencies. Mirror, proxies and keyrings are the
 //! host's. `deb.rs` unpacks the downloads.
 
+use crate::arch::Arch;
 use crate::{progress, tie, watch};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -90,9 +91,10 @@ impl std::fmt::Display for Package {
     }
 }
 
-/// apt with the lists of one suite.
+/// apt with the lists of one suite for one architecture.
 pub(crate) struct Apt {
     suite: Suite,
+    arch: Arch,
     mirror: String,
     directory: PathBuf,
     configuration: PathBuf,
@@ -100,7 +102,7 @@ pub(crate) struct Apt {
 
 impl Apt {
     /// Fetches the suite's lists into `directory`.
-    pub(crate) fn update(suite: Suite, directory: &Path) -> Result<Self> {
+    pub(crate) fn update(suite: Suite, arch: Arch, directory: &Path) -> Result<Self> {
         if !on_path("apt-get") || !on_path("dpkg-deb") {
             bail!(
                 "this machine has no apt-get and dpkg-deb to fetch Debian packages with.\n\
@@ -114,12 +116,14 @@ impl Apt {
             fs::create_dir_all(directory.join(sub))?;
         }
         fs::write(directory.join("status"), "")?;
-        fs::write(directory.join("sources.list"), sources(suite, &mirror, keyring().as_deref()))?;
+        let sources = sources(suite, arch, &mirror, keyring().as_deref());
+        fs::write(directory.join("sources.list"), sources)?;
         let configuration = directory.join("apt.conf");
-        fs::write(&configuration, settings(directory))?;
-        let apt =
-            Self { suite, mirror: mirror.clone(), directory: directory.to_owned(), configuration };
-        let spinner = progress::spinner(format!("package lists of {} ({mirror})", suite.name()));
+        fs::write(&configuration, settings(arch, directory))?;
+        let directory = directory.to_owned();
+        let apt = Self { suite, arch, mirror: mirror.clone(), directory, configuration };
+        let lists = format!("package lists of {} for {}", suite.name(), arch.debian());
+        let spinner = progress::spinner(format!("{lists} ({mirror})"));
         let mut command = apt.get();
         command.args(["update", "-q", "--error-on=any"]);
         let updated = answer("apt-get update", command);
@@ -182,7 +186,7 @@ impl Apt {
     /// Downloads a package that the archive keeps in its pool and that no list names any more.
     /// There is no signed checksum, so the caller must verify it by other means.
     pub(crate) fn download_unlisted(&self, source: &str, package: &Package) -> Result<PathBuf> {
-        let file = format!("{}_{}_amd64.deb", package.name, package.version);
+        let file = format!("{}_{}_{}.deb", package.name, package.version, self.arch.debian());
         let initial = &source[..1];
         let mirror = self.mirror.trim_end_matches('/');
         let uri = format!("{mirror}/pool/main/{initial}/{source}/{file}");
@@ -250,18 +254,20 @@ pub(crate) fn on_path(program: &str) -> bool {
         .is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-fn sources(suite: Suite, mirror: &str, keyring: Option<&Path>) -> String {
+fn sources(suite: Suite, arch: Arch, mirror: &str, keyring: Option<&Path>) -> String {
+    let arch = arch.debian();
     let signed = keyring.map(|path| format!(" signed-by={}", path.display())).unwrap_or_default();
     suite
         .lists()
         .iter()
-        .map(|list| format!("deb [arch=amd64 target=Packages{signed}] {mirror} {list} main\n"))
+        .map(|list| format!("deb [arch={arch} target=Packages{signed}] {mirror} {list} main\n"))
         .collect()
 }
 
 /// Settings on top of the host's: the lab's directories, and none of the host's hooks, which would
 /// change the host.
-fn settings(directory: &Path) -> String {
+fn settings(arch: Arch, directory: &Path) -> String {
+    let arch = arch.debian();
     let directory = directory.display();
     format!(
         "#clear APT::Update::Pre-Invoke;\n\
@@ -269,9 +275,9 @@ fn settings(directory: &Path) -> String {
          #clear APT::Update::Post-Invoke-Success;\n\
          #clear APT::Default-Release;\n\
          APT::Sandbox::User \"root\";\n\
-         APT::Architecture \"amd64\";\n\
+         APT::Architecture \"{arch}\";\n\
          #clear APT::Architectures;\n\
-         APT::Architectures {{ \"amd64\"; }};\n\
+         APT::Architectures {{ \"{arch}\"; }};\n\
          Dir::State \"{directory}\";\n\
          Dir::State::lists \"{directory}/lists\";\n\
          Dir::State::status \"{directory}/status\";\n\
@@ -433,11 +439,14 @@ mod tests {
 
     #[test]
     fn sources_name_each_list_with_its_keyring() {
-        let text = sources(Suite::TrixieBackports, "http://m/debian", Some(Path::new("/k.gpg")));
+        let keyring = Some(Path::new("/k.gpg"));
+        let text = sources(Suite::TrixieBackports, Arch::X86_64, "http://m/debian", keyring);
         assert_eq!(
             text,
             "deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie main\n\
              deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie-backports main\n"
         );
+        let text = sources(Suite::Trixie, Arch::Aarch64, "http://m/debian", None);
+        assert_eq!(text, "deb [arch=arm64 target=Packages] http://m/debian trixie main\n");
     }
 }

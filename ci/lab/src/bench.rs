@@ -19,6 +19,7 @@ mod score;
 mod size;
 mod table;
 
+use crate::arch::Arch;
 use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
@@ -96,7 +97,7 @@ pub(crate) struct BenchArguments {
 
 impl BenchArguments {
     fn needs(&self) -> Needs {
-        Needs { kernels: vec![self.kernel], peers: true, python: false }
+        Needs { peers: true, ..Needs::kernels(Arch::X86_64, &[self.kernel]) }
     }
 
     /// Runs of which the lowest counts.

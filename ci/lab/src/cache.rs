@@ -123,6 +123,11 @@ pub(crate) struct Filling<'a> {
 }
 
 impl Filling<'_> {
+    /// The cache that is filled.
+    pub(crate) fn cache(&self) -> &Cache {
+        self.cache
+    }
+
     /// A directory for what is needed only while filling.
     pub(crate) fn scratch(&self, name: &str) -> Result<PathBuf> {
         let path = self.staging.join(name);

@@ -3,6 +3,7 @@
 //!
 //! Success means that both sides checked every byte that arrived.
 
+use crate::arch::Arch;
 use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
@@ -26,6 +27,9 @@ pub(crate) struct DemoArguments {
     /// Use an RDMA device of this machine instead of a VM; the first usable one unless named
     #[arg(long, value_name = "DEV", num_args = 0..=1)]
     native: Option<Option<String>>,
+    /// The processors of the VM
+    #[arg(long, value_enum, default_value = "x86_64", conflicts_with = "native")]
+    arch: Arch,
     /// Messages in each direction
     #[arg(long, default_value_t = 1000)]
     iters: u64,
@@ -70,10 +74,8 @@ fn ping_pong(program: &str, iters: u64, devices: [&str; 2], host: &str) -> [Vec<
 
 fn lab(arguments: &DemoArguments) -> Result<()> {
     let kernel = KernelName::Newest;
-    let session = Session::open(
-        &Needs { kernels: vec![kernel], peers: false, python: false },
-        arguments.console,
-    )?;
+    let needs = Needs::kernels(arguments.arch, &[kernel]);
+    let session = Session::open(&needs, arguments.console)?;
     let programs = [("uverbs".to_owned(), program(&session.workspace)?)];
     let mut vm =
         session.boot(&Machine { programs: &programs, ..Machine::new(kernel, DeviceName::Rxe) })?;

@@ -2,6 +2,7 @@
 //!
 //! The exit status is passed through, too.
 
+use crate::arch::Arch;
 use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
@@ -24,6 +25,9 @@ pub(crate) struct MachineArguments {
     /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
     #[arg(long, default_value = "newest")]
     kernel: KernelName,
+    /// The processors of the machine
+    #[arg(long, value_enum, default_value = "x86_64")]
+    arch: Arch,
     /// The RDMA device that it has
     #[arg(long, value_enum, default_value = "rxe")]
     device: DeviceName,
@@ -96,7 +100,12 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
         }
     }
     let peers = arguments.peers || arguments.python;
-    let needs = Needs { kernels: vec![arguments.kernel], peers, python: arguments.python };
+    let needs = Needs {
+        arch: arguments.arch,
+        kernels: vec![arguments.kernel],
+        peers,
+        python: arguments.python,
+    };
     let session = Session::open(&needs, arguments.console)?;
     let mut programs = if arguments.no_build {
         Vec::new()

@@ -3,7 +3,9 @@
 //! Every command that boots a guest calls this first, for its own needs only.
 
 use crate::apt::{Apt, Suite};
+use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
+use crate::cross;
 use crate::kernel::{self, Kernel, KernelName};
 use crate::peers;
 use crate::python;
@@ -13,6 +15,8 @@ use anyhow::{Context, Result};
 /// The downloads that a command needs.
 #[derive(Clone, Debug)]
 pub(crate) struct Needs {
+    /// The guests' processors.
+    pub(crate) arch: Arch,
     /// Kernels to boot.
     pub(crate) kernels: Vec<KernelName>,
     /// rdma-core's tools as well.
@@ -23,73 +27,127 @@ pub(crate) struct Needs {
 }
 
 impl Needs {
-    /// Everything there is.
-    pub(crate) fn all() -> Self {
-        Self { kernels: KernelName::ALL.to_vec(), peers: true, python: true }
+    /// Everything there is for an architecture.
+    pub(crate) fn all(arch: Arch) -> Self {
+        Self { arch, kernels: KernelName::ALL.to_vec(), peers: true, python: true }
     }
 
     /// Kernels, with what boots them.
-    pub(crate) fn kernels(kernels: &[KernelName]) -> Self {
-        Self { kernels: kernels.to_vec(), peers: false, python: false }
+    pub(crate) fn kernels(arch: Arch, kernels: &[KernelName]) -> Self {
+        Self { arch, kernels: kernels.to_vec(), peers: false, python: false }
+    }
+
+    /// The parts, each before those that need it.
+    fn items(&self) -> Vec<Item> {
+        let arch = self.arch;
+        let kernels = self.kernels.iter().map(|name| Item::Kernel(*name, arch));
+        let mut items: Vec<Item> = kernels.collect();
+        items.push(Item::Qemu(arch));
+        if !arch.is_host() {
+            // Its programs tell their names only on this machine.
+            items.push(Item::Shell(Arch::default()));
+            items.extend([Item::Linker(arch), Item::Compiler(arch)]);
+        }
+        items.push(Item::Shell(arch));
+        if self.peers {
+            items.push(Item::Peers(arch));
+        }
+        if self.python {
+            items.extend([Item::Python(arch), Item::Newer(arch)]);
+        }
+        items
     }
 }
 
 /// One thing to fetch.
 #[derive(Clone, Copy, Debug)]
 enum Item {
-    Kernel(KernelName),
-    Qemu,
-    Shell,
-    Peers,
-    Python,
-    Newer,
+    Kernel(KernelName, Arch),
+    Qemu(Arch),
+    Shell(Arch),
+    Peers(Arch),
+    Python(Arch),
+    Newer(Arch),
+    Linker(Arch),
+    Compiler(Arch),
 }
 
 impl Item {
     /// The suite that it comes from, unless that is searched for.
     fn suite(self) -> Option<Suite> {
         match self {
-            Item::Kernel(name) => name.suite(),
-            Item::Qemu => Some(Suite::TrixieBackports),
-            Item::Shell | Item::Peers | Item::Python => Some(Suite::Trixie),
-            Item::Newer => Some(Suite::Forky),
+            Item::Kernel(name, _) => name.suite(),
+            Item::Qemu(_) => Some(Suite::TrixieBackports),
+            Item::Shell(_) | Item::Peers(_) | Item::Python(_) => Some(Suite::Trixie),
+            Item::Newer(_) => Some(Suite::Forky),
+            Item::Linker(_) => Some(cross::LINKER_SUITE),
+            Item::Compiler(_) => Some(cross::COMPILER_SUITE),
+        }
+    }
+
+    /// The architecture by whose lists it comes: that of the guest, or of this machine for programs that
+    /// run here.
+    fn lists(self) -> Arch {
+        match self {
+            Item::Kernel(_, arch)
+            | Item::Shell(arch)
+            | Item::Peers(arch)
+            | Item::Python(arch)
+            | Item::Newer(arch) => arch,
+            Item::Qemu(_) | Item::Linker(_) | Item::Compiler(_) => Arch::default(),
         }
     }
 
     fn present(self, cache: &Cache) -> Result<bool> {
         Ok(match self {
-            Item::Kernel(name) => Kernel::find(name, cache)?.is_some(),
-            Item::Qemu => Qemu::find(cache)?.is_some(),
-            Item::Shell => peers::shell(cache)?.is_some(),
-            Item::Peers => peers::peers(cache).is_some(),
-            Item::Python => python::python(cache).is_some(),
-            Item::Newer => peers::newer(cache).is_some(),
+            Item::Kernel(name, arch) => Kernel::find(name, arch, cache)?.is_some(),
+            Item::Qemu(arch) => Qemu::find(arch, cache)?.is_some(),
+            Item::Shell(arch) => peers::shell(arch, cache)?.is_some(),
+            Item::Peers(arch) => peers::peers(arch, cache).is_some(),
+            Item::Python(arch) => python::python(arch, cache).is_some(),
+            Item::Newer(arch) => peers::newer(arch, cache).is_some(),
+            Item::Linker(arch) => cross::linker(arch, cache).is_some(),
+            Item::Compiler(arch) => cross::has_compiler(arch, cache),
         })
     }
 
     fn fetch(self, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
         match self {
-            Item::Kernel(name) => kernel::fetch(name, filling, apt)
+            Item::Kernel(name, arch) => kernel::fetch(name, arch, filling, apt)
                 .with_context(|| format!("kernel {}", name.label())),
-            Item::Qemu => qemu::fetch(filling, apt).context("QEMU"),
-            Item::Shell => peers::fetch_shell(filling, apt).context("the guest's shell"),
-            Item::Peers => peers::fetch_peers(filling, apt).context("rdma-core's tools"),
-            Item::Python => python::fetch(filling, apt).context("Python"),
-            Item::Newer => peers::fetch_newer(filling, apt).context("newer libraries"),
+            Item::Qemu(arch) => qemu::fetch(arch, filling, apt).context("QEMU"),
+            Item::Shell(arch) => {
+                peers::fetch_shell(arch, filling, apt).context("the guest's shell")
+            }
+            Item::Peers(arch) => {
+                peers::fetch_peers(arch, filling, apt).context("rdma-core's tools")
+            }
+            Item::Python(arch) => python::fetch(arch, filling, apt).context("Python"),
+            Item::Newer(arch) => peers::fetch_newer(arch, filling, apt).context("newer libraries"),
+            Item::Linker(arch) => cross::fetch_linker(arch, filling, apt).context("the linker"),
+            Item::Compiler(arch) => {
+                cross::fetch_compiler(arch, filling, apt).context("Rust for another processor")
+            }
         }
     }
 }
 
+/// The scratch directory of a suite's lists.
+pub(crate) fn lists_directory(suite: Suite, arch: Arch) -> String {
+    format!("apt-{suite:?}-{}", arch.label())
+}
+
 /// Fetches missing units, or everything anew with `refresh`.
 pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
-    let mut items: Vec<Item> = needs.kernels.iter().copied().map(Item::Kernel).collect();
-    items.extend([Item::Qemu, Item::Shell]);
-    if needs.peers {
-        items.push(Item::Peers);
-    }
-    if needs.python {
-        items.extend([Item::Python, Item::Newer]);
-    }
+    fetch_items(cache, &needs.items(), refresh)
+}
+
+/// Fetches what builds for another architecture.
+pub(crate) fn compilers(cache: &Cache, arch: Arch) -> Result<()> {
+    fetch_items(cache, &[Item::Linker(arch), Item::Compiler(arch)], false)
+}
+
+fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
     let missing = |items: &[Item]| -> Result<Vec<Item>> {
         let mut missing = Vec::new();
         for item in items {
@@ -99,26 +157,28 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
         }
         Ok(missing)
     };
-    if missing(&items)?.is_empty() {
+    if missing(items)?.is_empty() {
         return Ok(());
     }
     let filling = cache.filling()?;
     // Another run may have fetched some of it while this one waited for the lock.
-    let missing = missing(&items)?;
+    let missing = missing(items)?;
     for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports, Suite::Forky] {
-        let of_suite: Vec<Item> =
-            missing.iter().copied().filter(|item| item.suite() == Some(suite)).collect();
-        if of_suite.is_empty() {
-            continue;
-        }
-        let apt = Apt::update(suite, &filling.scratch(&format!("apt-{suite:?}"))?)?;
-        for item in of_suite {
-            item.fetch(&filling, &apt)?;
+        for arch in [Arch::X86_64, Arch::Aarch64] {
+            let by_lists = |item: &&Item| item.suite() == Some(suite) && item.lists() == arch;
+            let of_lists: Vec<Item> = missing.iter().filter(by_lists).copied().collect();
+            if of_lists.is_empty() {
+                continue;
+            }
+            let apt = Apt::update(suite, arch, &filling.scratch(&lists_directory(suite, arch))?)?;
+            for item in of_lists {
+                item.fetch(&filling, &apt)?;
+            }
         }
     }
     for item in missing {
-        if let (Item::Kernel(name), None) = (item, item.suite()) {
-            kernel::search(name, &filling).with_context(|| format!("kernel {name}"))?;
+        if let (Item::Kernel(name, arch), None) = (item, item.suite()) {
+            kernel::search(name, arch, &filling).with_context(|| format!("kernel {name}"))?;
         }
     }
     Ok(())

@@ -3,7 +3,9 @@
 //! The packages were split differently in 6.19, so files are recognised by their paths.
 
 use crate::apt::{Apt, Package, Suite};
+use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
+use crate::fetch::lists_directory;
 use crate::release::{self, Series};
 use crate::{deb, module};
 use anyhow::{Context, Error, Result, bail};
@@ -100,12 +102,19 @@ impl KernelName {
         }
     }
 
-    fn unit(self) -> String {
-        format!("kernel-{}", self.label())
+    fn unit(self, arch: Arch) -> String {
+        arch.unit(&format!("kernel-{}", self.label()))
     }
 
-    fn variable(self, what: &str) -> String {
-        let name = self.label().replace(|c: char| !c.is_ascii_alphanumeric(), "_");
+    /// The package that depends on the suite's default kernel. Of the newest for aarch64 it is the one with
+    /// pages of 16 KiB, so that the suites run with both sizes.
+    fn package(self, arch: Arch) -> String {
+        let larger = arch == Arch::Aarch64 && self == KernelName::Newest;
+        format!("linux-image-{}{}", arch.debian(), if larger { "-16k" } else { "" })
+    }
+
+    fn variable(self, arch: Arch, what: &str) -> String {
+        let name = arch.unit(self.label()).replace(|c: char| !c.is_ascii_alphanumeric(), "_");
         format!("UVERBS_LAB_{what}_{}", name.to_uppercase())
     }
 }
@@ -117,7 +126,8 @@ impl FromStr for KernelName {
         if let Some(name) = Self::ALL.into_iter().find(|name| name.label() == text) {
             return Ok(name);
         }
-        let release = text.strip_suffix("-amd64").unwrap_or(text);
+        let release = ["-amd64", "-arm64"].iter().find_map(|suffix| text.strip_suffix(suffix));
+        let release = release.unwrap_or(text);
         let spelt = |c: char| c.is_ascii_alphanumeric() || ".-+~".contains(c);
         if Series::of(release).is_err() || !release.chars().all(spelt) {
             bail!("a kernel is 6.1, 6.12, newest, or a version such as 6.18, 6.18.15 or 6.1.0-50");
@@ -152,11 +162,11 @@ const ONLY_SIGNED: &str = "only-signed";
 
 impl Kernel {
     /// The kernel if it is there: named by the environment or complete in the cache.
-    pub(crate) fn find(name: KernelName, cache: &Cache) -> Result<Option<Self>> {
-        if let Some(own) = Self::from_environment(name, cache)? {
+    pub(crate) fn find(name: KernelName, arch: Arch, cache: &Cache) -> Result<Option<Self>> {
+        if let Some(own) = Self::from_environment(name, arch, cache)? {
             return Ok(Some(own));
         }
-        let unit = cache.unit(&name.unit()).filter(|directory| is_complete(directory));
+        let unit = cache.unit(&name.unit(arch)).filter(|directory| is_complete(directory));
         unit.map(|directory| Self::read(&directory)).transpose()
     }
 
@@ -173,9 +183,9 @@ impl Kernel {
     }
 
     /// A kernel that the user names instead of Debian's.
-    fn from_environment(name: KernelName, cache: &Cache) -> Result<Option<Self>> {
+    fn from_environment(name: KernelName, arch: Arch, cache: &Cache) -> Result<Option<Self>> {
         let (image_variable, modules_variable) =
-            (name.variable("KERNEL"), name.variable("MODULES"));
+            (name.variable(arch, "KERNEL"), name.variable(arch, "MODULES"));
         let Some(image) = std::env::var_os(&image_variable) else { return Ok(None) };
         let modules = std::env::var_os(&modules_variable).with_context(|| {
             format!("{image_variable} is set, {modules_variable} is not: both are needed")
@@ -183,7 +193,7 @@ impl Kernel {
         let image = PathBuf::from(image);
         let tree = PathBuf::from(modules).canonicalize().context(modules_variable)?;
         let directory = cache
-            .unit_of_file(&format!("own-{}", name.label()), &image, |unit| {
+            .unit_of_file(&arch.unit(&format!("own-{}", name.label())), &image, |unit| {
                 fs::copy(&image, unit.join("vmlinuz"))?;
                 fill(unit, &tree)
             })
@@ -220,22 +230,22 @@ fn fill(unit: &Path, tree: &Path) -> Result<()> {
 }
 
 /// Downloads a suite's default kernel into the cache.
-pub(crate) fn fetch(name: KernelName, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+pub(crate) fn fetch(name: KernelName, arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let packages: Vec<Package> =
-        apt.closure(&["linux-image-amd64"])?.into_iter().filter(is_part).collect();
-    let files = apt.download(&format!("kernel {name}"), &packages)?;
+        apt.closure(&[&name.package(arch)])?.into_iter().filter(is_part).collect();
+    let files = apt.download(&format!("kernel {name} for {}", arch.debian()), &packages)?;
     let sources = packages.iter().map(Package::to_string).collect();
-    unpack(name, filling, &files, &[], sources)
+    unpack(&name.unit(arch), filling, &files, &[], sources)
 }
 
 /// Downloads the newest kernel that `name` covers from the first suite that carries one.
-pub(crate) fn search(name: KernelName, filling: &Filling<'_>) -> Result<()> {
+pub(crate) fn search(name: KernelName, arch: Arch, filling: &Filling<'_>) -> Result<()> {
     let mut known = Vec::new();
     for suite in Suite::WITH_KERNELS {
-        let apt = Apt::update(suite, &filling.scratch(&format!("apt-{suite:?}"))?)?;
-        let carried = carried(&apt.listed("linux-")?);
+        let apt = Apt::update(suite, arch, &filling.scratch(&lists_directory(suite, arch))?)?;
+        let carried = carried(&apt.listed("linux-")?, arch);
         if let Some(kernel) = newest(&carried, name.label()) {
-            return fetch_carried(name, kernel, filling, &apt);
+            return fetch_carried(&name.unit(arch), kernel, filling, &apt);
         }
         known.extend(carried.into_iter().map(|kernel| kernel.release));
     }
@@ -245,8 +255,8 @@ pub(crate) fn search(name: KernelName, filling: &Filling<'_>) -> Result<()> {
         "no suite carries a kernel {name}. There are: {}.\n{} (image) and {} (its directory under \
          lib/modules) name one of your own.",
         known.join(", "),
-        name.variable("KERNEL"),
-        name.variable("MODULES")
+        name.variable(arch, "KERNEL"),
+        name.variable(arch, "MODULES")
     )
 }
 
@@ -262,13 +272,14 @@ struct Carried {
 }
 
 /// The kernels among packages.
-fn carried(packages: &[Package]) -> Vec<Carried> {
+fn carried(packages: &[Package], arch: Arch) -> Vec<Carried> {
+    let flavour = format!("-{}", arch.debian());
     let mut releases: BTreeMap<&str, BTreeMap<&str, &Package>> = BTreeMap::new();
     for package in packages {
         let Some(rest) = package.name.strip_prefix("linux-") else { continue };
         let Some((kind, release)) = rest.split_once('-') else { continue };
-        let Some(release) = release.strip_suffix("-amd64") else { continue };
-        // `amd64` alone, and builds for clouds and real time, are others.
+        let Some(release) = release.strip_suffix(flavour.as_str()) else { continue };
+        // The architecture alone, and builds for clouds and real time, are others.
         let plain = Series::of(release).is_ok() && !release.ends_with(|c: char| c.is_alphabetic());
         if ["image", "binary", "modules", "base"].contains(&kind) && plain {
             releases.entry(release).or_default().insert(kind, package);
@@ -285,7 +296,7 @@ fn carried(packages: &[Package]) -> Vec<Carried> {
                     .iter()
                     .filter(|kind| dropped(kind))
                     .map(|kind| Package {
-                        name: format!("linux-{kind}-{release}-amd64"),
+                        name: format!("linux-{kind}-{release}{flavour}"),
                         version: binary.version.clone(),
                     })
                     .collect()
@@ -304,12 +315,7 @@ fn newest<'a>(carried: &'a [Carried], wanted: &str) -> Option<&'a Carried> {
         .max_by(|one, other| release::compare(&one.release, &other.release))
 }
 
-fn fetch_carried(
-    name: KernelName,
-    kernel: &Carried,
-    filling: &Filling<'_>,
-    apt: &Apt,
-) -> Result<()> {
+fn fetch_carried(name: &str, kernel: &Carried, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let files = apt.download(&format!("kernel {}", kernel.release), &kernel.packages)?;
     let mut sources: Vec<String> = kernel.packages.iter().map(Package::to_string).collect();
     let mut unchecked = Vec::new();
@@ -326,7 +332,7 @@ fn fetch_carried(
 /// Makes a kernel's unit of packages that were checked against a signed list and others that were not.
 /// The image is one of the former, and refuses modules that were not built with it.
 fn unpack(
-    name: KernelName,
+    name: &str,
     filling: &Filling<'_>,
     checked: &[PathBuf],
     unchecked: &[PathBuf],
@@ -344,7 +350,7 @@ fn unpack(
         fs::remove_file(file)?;
     }
     let image = image(&scratch).with_context(|| format!("no kernel image in {sources:?}"))?;
-    filling.add(&name.unit(), |unit| {
+    filling.add(name, |unit| {
         fs::copy(image, unit.join("vmlinuz"))?;
         // Apart from what was checked, so that nothing of it can be replaced.
         let mut tree = scratch.clone();
@@ -428,7 +434,7 @@ mod tests {
             ("linux-headers-6.18.16+deb13-amd64", "6.18.16-1"),
             ("linux-image-6.1.0-50-amd64", "6.1.176-1"),
         ]);
-        let carried = carried(&list);
+        let carried = carried(&list, Arch::X86_64);
         let release = |wanted: &str| newest(&carried, wanted).map(|kernel| kernel.release.as_str());
         assert_eq!(carried.len(), 3, "{carried:?}");
         assert_eq!(release("6.18"), Some("6.18.12+deb13"));
@@ -448,7 +454,7 @@ mod tests {
             ("linux-modules-7.2.12+deb13-amd64", "7.2.12-1"),
             ("linux-base-7.2.12+deb13-amd64", "7.2.12-1"),
         ]);
-        let carried = carried(&list);
+        let carried = carried(&list, Arch::X86_64);
         let [old, new] = carried.as_slice() else { panic!("{carried:?}") };
         let unlisted: Vec<String> = old.unlisted.iter().map(Package::to_string).collect();
         assert_eq!(
@@ -472,6 +478,20 @@ mod tests {
     }
 
     #[test]
+    fn aarch64_has_kernels_with_both_sizes_of_pages() {
+        assert_eq!(KernelName::V6_12.package(Arch::Aarch64), "linux-image-arm64");
+        assert_eq!(KernelName::Newest.package(Arch::Aarch64), "linux-image-arm64-16k");
+        assert_eq!(KernelName::Newest.package(Arch::X86_64), "linux-image-amd64");
+        let list = packages(&[
+            ("linux-image-6.18.15+deb13-arm64", "6.18.15-1"),
+            ("linux-image-6.18.15+deb13-arm64-16k", "6.18.15-1"),
+        ]);
+        let carried = carried(&list, Arch::Aarch64);
+        assert_eq!(carried.len(), 1, "{carried:?}");
+        assert_eq!(carried[0].release, "6.18.15+deb13");
+    }
+
+    #[test]
     fn a_kernel_without_a_module_that_is_wanted_now_is_fetched_again() {
         let unit = std::env::temp_dir().join(format!("lab-wanted-{}", std::process::id()));
         fs::create_dir_all(&unit).unwrap();
@@ -489,8 +509,11 @@ mod tests {
     #[test]
     fn variables_are_named_after_the_kernel() {
         let release = KernelName::Release("6.1.0-50+x");
-        assert_eq!(release.variable("KERNEL"), "UVERBS_LAB_KERNEL_6_1_0_50_X");
-        assert_eq!(KernelName::V6_12.variable("KERNEL"), "UVERBS_LAB_KERNEL_6_12");
-        assert_eq!(KernelName::Newest.variable("MODULES"), "UVERBS_LAB_MODULES_NEWEST");
+        let [x86, arm] = [Arch::X86_64, Arch::Aarch64];
+        assert_eq!(release.variable(x86, "KERNEL"), "UVERBS_LAB_KERNEL_6_1_0_50_X");
+        assert_eq!(KernelName::V6_12.variable(x86, "KERNEL"), "UVERBS_LAB_KERNEL_6_12");
+        assert_eq!(KernelName::Newest.variable(x86, "MODULES"), "UVERBS_LAB_MODULES_NEWEST");
+        let own = KernelName::Newest.variable(arm, "MODULES");
+        assert_eq!(own, "UVERBS_LAB_MODULES_NEWEST_AARCH64");
     }
 }

@@ -4,6 +4,7 @@
 
 mod accel;
 mod apt;
+mod arch;
 mod bench;
 mod cache;
 mod capability;
@@ -11,6 +12,7 @@ mod cases;
 mod check;
 mod clock;
 mod cpio;
+mod cross;
 mod cutoff;
 mod deb;
 mod demo;
@@ -69,6 +71,9 @@ enum Verb {
         /// Fetch this kernel, and of the rest only what boots it; may be given several times
         #[arg(long)]
         kernel: Vec<kernel::KernelName>,
+        /// Fetch what machines with these processors need
+        #[arg(long, value_enum, default_value = "x86_64")]
+        arch: arch::Arch,
     },
     /// Boot a machine and run a command in it
     Exec(exec::ExecArguments),
@@ -117,11 +122,11 @@ fn main() -> ExitCode {
 
 fn run(cli: Cli) -> Result<ExitCode> {
     match cli.command {
-        Verb::Fetch { refresh, kernel } => {
+        Verb::Fetch { refresh, kernel, arch } => {
             let cache = Cache::open()?;
             let needs = match kernel.as_slice() {
-                [] => fetch::Needs::all(),
-                kernels => fetch::Needs::kernels(kernels),
+                [] => fetch::Needs::all(arch),
+                kernels => fetch::Needs::kernels(arch, kernels),
             };
             fetch::fetch(&cache, &needs, refresh)?;
             if kernel.is_empty() {

@@ -4,6 +4,7 @@
 //! them.
 
 use crate::apt::{Apt, Package};
+use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
 use anyhow::{Context, Result, bail};
@@ -32,45 +33,45 @@ const NEWER: &[&str] = &["libibverbs1", "ibverbs-providers"];
 const NEWER_ROOT: &str = "opt/rdma-core";
 
 /// The directory with the shell, laid over the guest's root, if it is there.
-pub(crate) fn shell(cache: &Cache) -> Result<Option<PathBuf>> {
-    let Some(own) = std::env::var_os(OWN_SHELL).filter(|value| !value.is_empty()) else {
-        return Ok(cache.unit(SHELL_UNIT));
-    };
+pub(crate) fn shell(arch: Arch, cache: &Cache) -> Result<Option<PathBuf>> {
+    let own = std::env::var_os(OWN_SHELL).filter(|value| !value.is_empty() && arch.is_host());
+    let Some(own) = own else { return Ok(cache.unit(&arch.unit(SHELL_UNIT))) };
     let own = PathBuf::from(own);
     let unit = cache.unit_of_file("own-shell", &own, |unit| {
         fs::create_dir_all(unit.join("usr/bin"))?;
-        fs::copy(&own, unit.join("usr/bin/busybox"))?;
-        name_programs(unit)
+        let program = unit.join("usr/bin/busybox");
+        fs::copy(&own, &program)?;
+        name_programs(unit, &program)
     });
     unit.map(Some).context(OWN_SHELL)
 }
 
 /// The directory with rdma-core's tools, laid over the guest's root.
-pub(crate) fn peers(cache: &Cache) -> Option<PathBuf> {
-    cache.unit(PEERS_UNIT)
+pub(crate) fn peers(arch: Arch, cache: &Cache) -> Option<PathBuf> {
+    cache.unit(&arch.unit(PEERS_UNIT))
 }
 
 /// The directory with rdma-core's libraries of the next Debian, laid over the guest's root.
-pub(crate) fn newer(cache: &Cache) -> Option<PathBuf> {
-    cache.unit(NEWER_UNIT)
+pub(crate) fn newer(arch: Arch, cache: &Cache) -> Option<PathBuf> {
+    cache.unit(&arch.unit(NEWER_UNIT))
 }
 
 /// Downloads rdma-core's libraries of the next Debian.
-pub(crate) fn fetch_newer(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+pub(crate) fn fetch_newer(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let packages: Vec<Package> = apt
         .closure(NEWER)?
         .into_iter()
         .filter(|package| NEWER.contains(&package.name.as_str()))
         .collect();
     let files = apt.download("rdma-core's newer libraries", &packages)?;
-    filling.add(NEWER_UNIT, |unit| {
+    filling.add(&arch.unit(NEWER_UNIT), |unit| {
         let root = unit.join(NEWER_ROOT);
         for file in &files {
             deb::unpack(file, &root, |path| path.to_string_lossy().contains(".so"))?;
             fs::remove_file(file)?;
         }
         for library in ["libibverbs.so.1", "libmlx5.so.1"] {
-            if !root.join("usr/lib/x86_64-linux-gnu").join(library).exists() {
+            if !root.join(arch.libraries()).join(library).exists() {
                 bail!("{library} is not in the packages");
             }
         }
@@ -80,31 +81,36 @@ pub(crate) fn fetch_newer(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
 }
 
 /// Downloads the shell.
-pub(crate) fn fetch_shell(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+pub(crate) fn fetch_shell(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+    // Static, so one for this machine runs here and can list its programs itself. That of another
+    // processor is the same release, and has the same.
+    let lister = match arch.is_host() {
+        true => None,
+        false => {
+            Some(filling.cache().unit(SHELL_UNIT).context("this machine's shell is not there")?)
+        }
+    };
+
     let packages: Vec<Package> = apt
         .closure(&["busybox-static"])?
         .into_iter()
         .filter(|package| package.name == "busybox-static")
         .collect();
     let files = apt.download("shell", &packages)?;
-    filling.add(SHELL_UNIT, |unit| {
+    filling.add(&arch.unit(SHELL_UNIT), |unit| {
         for file in &files {
             deb::unpack(file, unit, |path| path == Path::new("usr/bin/busybox"))?;
             fs::remove_file(file)?;
         }
-        name_programs(unit)?;
+        name_programs(unit, &lister.as_deref().unwrap_or(unit).join("usr/bin/busybox"))?;
         Ok(packages.iter().map(Package::to_string).collect())
     })?;
     Ok(())
 }
 
-/// Gives a unit's busybox the names under which it works.
-fn name_programs(unit: &Path) -> Result<()> {
-    // Static, so it runs here and can list them itself.
-    let list = Command::new(unit.join("usr/bin/busybox"))
-        .arg("--list")
-        .output()
-        .context("run the guest's busybox")?;
+/// Gives a unit's busybox the names that `lister` tells.
+fn name_programs(unit: &Path, lister: &Path) -> Result<()> {
+    let list = Command::new(lister).arg("--list").output().context("run the guest's busybox")?;
     let names = String::from_utf8_lossy(&list.stdout).into_owned();
     if !list.status.success() || !names.lines().any(|name| name == "sh") {
         bail!("the guest's busybox lists no shell ({})", list.status);
@@ -117,7 +123,7 @@ fn name_programs(unit: &Path) -> Result<()> {
 }
 
 /// Downloads rdma-core's tools with their libraries.
-pub(crate) fn fetch_peers(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+pub(crate) fn fetch_peers(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     // Needed to install, not to run.
     const NEEDLESS: &[&str] = &[
         "adduser",
@@ -137,13 +143,14 @@ pub(crate) fn fetch_peers(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
         .filter(|package| !NEEDLESS.contains(&package.name.as_str()))
         .collect();
     let files = apt.download("rdma-core's tools", &packages)?;
-    filling.add(PEERS_UNIT, |unit| {
+    filling.add(&arch.unit(PEERS_UNIT), |unit| {
         for file in &files {
             let package = deb::package_name(file);
             let chosen = PEERS.iter().any(|name| package == *name);
             deb::unpack(file, unit, |path| {
                 let library = (path.starts_with("usr/lib64")
-                    || path.starts_with("usr/lib/x86_64-linux-gnu"))
+                    || path.starts_with("usr/lib/ld-linux-aarch64.so.1")
+                    || path.starts_with(arch.libraries()))
                     && path.to_string_lossy().contains(".so")
                     && !path.to_string_lossy().contains("/gconv/")
                     && !path.to_string_lossy().contains("/ossl-modules/");

@@ -4,6 +4,7 @@
 //! root beside the peers, whose libraries they use; `pyverbs.rs` runs them.
 
 use crate::apt::{Apt, Package};
+use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
 use anyhow::{Result, bail};
@@ -26,12 +27,12 @@ const UNUSED: &[&str] =
     &["ensurepip", "idlelib", "lib2to3", "pydoc_data", "sqlite3", "tkinter", "turtledemo"];
 
 /// The directory with Python, laid over the guest's root.
-pub(crate) fn python(cache: &Cache) -> Option<PathBuf> {
-    cache.unit(UNIT)
+pub(crate) fn python(arch: Arch, cache: &Cache) -> Option<PathBuf> {
+    cache.unit(&arch.unit(UNIT))
 }
 
 /// Downloads Python, the bindings and their tests.
-pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+pub(crate) fn fetch(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let packages: Vec<Package> = apt
         .closure(PACKAGES)?
         .into_iter()
@@ -43,9 +44,9 @@ pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
         })
         .collect();
     let files = apt.download("Python", &packages)?;
-    filling.add(UNIT, |unit| {
+    filling.add(&arch.unit(UNIT), |unit| {
         for file in &files {
-            deb::unpack(file, unit, wanted)?;
+            deb::unpack(file, unit, |path| wanted(arch, path))?;
             fs::remove_file(file)?;
         }
         for path in ["usr/bin/python3", &TESTS[1..]] {
@@ -59,14 +60,14 @@ pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
 }
 
 /// Interpreter, modules and tests, without the modules that come for people.
-fn wanted(path: &Path) -> bool {
+fn wanted(arch: Arch, path: &Path) -> bool {
     let text = path.to_string_lossy();
     // Under `usr/lib/python3.13` for one; its version is the suite's.
     let module = text.strip_prefix("usr/lib/python3").is_some_and(|below| {
         let part = below.split('/').nth(1).unwrap_or_default();
         !UNUSED.contains(&part)
     });
-    let library = path.starts_with("usr/lib/x86_64-linux-gnu") && text.contains(".so");
+    let library = path.starts_with(arch.libraries()) && text.contains(".so");
     let program = path.starts_with("usr/bin") && text.contains("python3");
     library || module || program || path.starts_with(&TESTS[1..])
 }
@@ -77,6 +78,7 @@ mod tests {
 
     #[test]
     fn files_that_the_tests_need_are_kept() {
+        let wanted = |path: &Path| wanted(Arch::X86_64, path);
         assert!(wanted(Path::new("usr/bin/python3.13")));
         assert!(wanted(Path::new("usr/lib/python3.13/unittest/case.py")));
         assert!(wanted(Path::new("usr/lib/python3/dist-packages/pyverbs/__init__.py")));

@@ -4,6 +4,7 @@
 //! has installed. `vm.rs` builds the rest of the command line.
 
 use crate::apt::{Apt, Package};
+use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
 use anyhow::{Context, Result, bail};
@@ -13,8 +14,26 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// Names a QEMU to use instead of what is on `PATH` or fetched.
-const OWN: &str = "UVERBS_LAB_QEMU";
-const PROGRAM: &str = "qemu-system-x86_64";
+fn own(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "UVERBS_LAB_QEMU",
+        Arch::Aarch64 => "UVERBS_LAB_QEMU_AARCH64",
+    }
+}
+
+/// The program that emulates an architecture.
+fn program(arch: Arch) -> String {
+    format!("qemu-system-{}", arch.label())
+}
+
+/// Debian's package of it.
+fn package(arch: Arch) -> &'static str {
+    match arch {
+        Arch::X86_64 => "qemu-system-x86",
+        Arch::Aarch64 => "qemu-system-arm",
+    }
+}
+
 const UNIT: &str = "qemu";
 /// The first release with `vfio-user-pci`.
 const OLDEST: (u32, u32) = (10, 1);
@@ -30,14 +49,15 @@ pub(crate) struct Qemu {
 
 impl Qemu {
     /// The QEMU to use, if one is there.
-    pub(crate) fn find(cache: &Cache) -> Result<Option<Self>> {
-        if let Some(own) = env::var_os(OWN).filter(|value| !value.is_empty()) {
+    pub(crate) fn find(arch: Arch, cache: &Cache) -> Result<Option<Self>> {
+        let variable = own(arch);
+        if let Some(own) = env::var_os(variable).filter(|value| !value.is_empty()) {
             let mut qemu = Self::at(Path::new(&own));
             let (version, numbers) =
-                qemu.ask_version().with_context(|| format!("{OWN}={own:?}"))?;
+                qemu.ask_version().with_context(|| format!("{variable}={own:?}"))?;
             if numbers < OLDEST {
                 bail!(
-                    "{OWN} names QEMU {version}; the lab needs {}.{} or newer",
+                    "{variable} names QEMU {version}; the lab needs {}.{} or newer",
                     OLDEST.0,
                     OLDEST.1
                 );
@@ -46,7 +66,7 @@ impl Qemu {
             return Ok(Some(qemu));
         }
         let on_path = env::var_os("PATH").and_then(|path| {
-            env::split_paths(&path).map(|dir| dir.join(PROGRAM)).find(|path| path.is_file())
+            env::split_paths(&path).map(|dir| dir.join(program(arch))).find(|path| path.is_file())
         });
         if let Some(path) = on_path {
             let mut qemu = Self::at(&path);
@@ -58,12 +78,14 @@ impl Qemu {
                 return Ok(Some(qemu));
             }
         }
-        let Some(directory) = cache.unit(UNIT) else { return Ok(None) };
-        let mut qemu = Self::fetched(&directory);
+        let unit = arch.unit(UNIT);
+        let Some(directory) = cache.unit(&unit) else { return Ok(None) };
+        let mut qemu = Self::fetched(arch, &directory);
+        let prefix = format!("{}=", package(arch));
         qemu.version = cache
-            .sources(UNIT)
+            .sources(&unit)
             .iter()
-            .find_map(|source| source.strip_prefix("qemu-system-x86=").map(str::to_owned))
+            .find_map(|source| source.strip_prefix(prefix.as_str()).map(str::to_owned))
             .unwrap_or_default();
         Ok(Some(qemu))
     }
@@ -72,7 +94,7 @@ impl Qemu {
         Self { version: String::new(), command: vec![path.display().to_string()], modules: None }
     }
 
-    fn fetched(directory: &Path) -> Self {
+    fn fetched(arch: Arch, directory: &Path) -> Self {
         let path = |relative: &str| directory.join(relative).display().to_string();
         Self {
             version: String::new(),
@@ -80,7 +102,7 @@ impl Qemu {
                 path("usr/lib64/ld-linux-x86-64.so.2"),
                 "--library-path".into(),
                 format!("{}:{}", path("usr/lib/x86_64-linux-gnu"), path("usr/lib")),
-                path(&format!("usr/bin/{PROGRAM}")),
+                path(&format!("usr/bin/{}", program(arch))),
                 "-L".into(),
                 path("usr/share/qemu"),
                 "-L".into(),
@@ -120,7 +142,7 @@ fn version(text: &str) -> Option<(String, (u32, u32))> {
 }
 
 /// Downloads QEMU into the cache.
-pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
+pub(crate) fn fetch(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     // Packages that configure an installed system, and have no files that QEMU opens.
     const NEEDLESS: &[&str] = &[
         "adduser",
@@ -145,17 +167,17 @@ pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
         "linux-base",
     ];
     let packages: Vec<Package> = apt
-        .closure(&["qemu-system-x86", "libc6"])?
+        .closure(&[package(arch), "libc6"])?
         .into_iter()
         .filter(|package| !NEEDLESS.contains(&package.name.as_str()))
         .collect();
-    let files = apt.download("QEMU", &packages)?;
-    let directory = filling.add(UNIT, |unit| {
+    let files = apt.download(&program(arch), &packages)?;
+    let directory = filling.add(&arch.unit(UNIT), |unit| {
         for file in &files {
-            deb::unpack(file, unit, wanted)?;
+            deb::unpack(file, unit, |path| wanted(arch, path))?;
             fs::remove_file(file)?;
         }
-        let (_, numbers) = Qemu::fetched(unit).ask_version().context("the fetched QEMU")?;
+        let (_, numbers) = Qemu::fetched(arch, unit).ask_version().context("the fetched QEMU")?;
         if numbers < OLDEST {
             bail!("the suite's QEMU is {numbers:?}, needed is {OLDEST:?}");
         }
@@ -165,8 +187,8 @@ pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     Ok(())
 }
 
-/// The files that QEMU opens when it runs a PC without display.
-fn wanted(path: &Path) -> bool {
+/// The files that QEMU opens when it runs a machine without display.
+fn wanted(arch: Arch, path: &Path) -> bool {
     let file = path.file_name().unwrap_or_default().to_string_lossy();
     if path.starts_with("usr/lib64") || path.starts_with("usr/lib/x86_64-linux-gnu") {
         let directory = path.parent().unwrap_or(Path::new(""));
@@ -193,7 +215,7 @@ fn wanted(path: &Path) -> bool {
         ];
         return FIRMWARE.contains(&&*file);
     }
-    path == Path::new("usr/bin").join(PROGRAM)
+    path == Path::new("usr/bin").join(program(arch))
 }
 
 #[cfg(test)]
@@ -209,7 +231,8 @@ mod tests {
     }
 
     #[test]
-    fn only_files_of_a_headless_pc_are_kept() {
+    fn only_files_of_a_headless_machine_are_kept() {
+        let wanted = |path: &Path| wanted(Arch::X86_64, path);
         assert!(wanted(Path::new("usr/bin/qemu-system-x86_64")));
         assert!(wanted(Path::new("usr/lib64/ld-linux-x86-64.so.2")));
         assert!(wanted(Path::new("usr/lib/x86_64-linux-gnu/libglib-2.0.so.0")));

@@ -9,6 +9,7 @@
 
 pub(crate) mod measure;
 
+use crate::arch::Arch;
 use crate::capability::RunOptions;
 use crate::clock;
 use crate::cutoff;
@@ -247,7 +248,7 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
 }
 
 fn needs() -> Needs {
-    Needs { kernels: vec![KernelName::Newest], peers: false, python: false }
+    Needs::kernels(Arch::X86_64, &[KernelName::Newest])
 }
 
 /// The unit tests of the library, and of the packages that changed.

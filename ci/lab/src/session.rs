@@ -3,8 +3,10 @@
 //! Callers choose the programs that the guest gets and what it runs.
 
 use crate::accel::{self, Accelerator};
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::clock;
+use crate::cross::Cross;
 use crate::device::{self, Device, DeviceName, Emulation};
 use crate::fetch::{self, Needs};
 use crate::initramfs::Initramfs;
@@ -41,6 +43,7 @@ pub(crate) struct Session {
     cache: Cache,
     qemu: Qemu,
     accelerator: Accelerator,
+    arch: Arch,
     init: PathBuf,
     directory: PathBuf,
     show_console: bool,
@@ -94,22 +97,31 @@ impl Session {
         let stage = clock::stage("fetch");
         fetch::fetch(&cache, needs, false)?;
         drop(stage);
-        let workspace = Workspace::find()?;
+        let arch = needs.arch;
+        let cross = match arch.is_host() {
+            true => None,
+            false => Some(Cross::find(arch, &cache)?),
+        };
+        let workspace = Workspace::find()?.built_by(cross.clone());
         let stage = clock::stage("build: guest and emulator");
-        let init = init()?;
+        let init = init(cross)?;
         drop(stage);
-        let qemu = Qemu::find(&cache)?.context("QEMU has gone from the cache")?;
+        let qemu = Qemu::find(arch, &cache)?.context("QEMU has gone from the cache")?;
         let directory = workspace.run_directory()?;
         let mut session = Self {
             workspace,
             cache,
             qemu,
             accelerator: Accelerator::Tcg,
+            arch,
             init,
             directory,
             show_console,
             machines: AtomicU32::new(0),
         };
+        if !arch.is_host() {
+            return Ok(session);
+        }
         let kernel = needs.kernels.last().copied().unwrap_or(KernelName::Newest);
         session.accelerator = accel::choose(&session.cache, &session.qemu, |accelerator| {
             let kernel = session.kernel(kernel)?;
@@ -132,7 +144,7 @@ impl Session {
 
     /// A kernel that `open` has fetched.
     pub(crate) fn kernel(&self, name: KernelName) -> Result<Kernel> {
-        Kernel::find(name, &self.cache)?
+        Kernel::find(name, self.arch, &self.cache)?
             .with_context(|| format!("kernel {} has gone from the cache", name.label()))
     }
 
@@ -156,15 +168,20 @@ impl Session {
             device.record(directory)?;
         }
         let mut root = self.skeleton();
-        root.overlay(&peers::shell(&self.cache)?.context("the shell has gone from the cache")?)?;
+        root.overlay(
+            &peers::shell(self.arch, &self.cache)?.context("the shell has gone from the cache")?,
+        )?;
         if machine.peers {
-            let peers = peers::peers(&self.cache).context("the peers have gone from the cache")?;
+            let peers = peers::peers(self.arch, &self.cache)
+                .context("the peers have gone from the cache")?;
             root.overlay(&peers)?;
         }
         if machine.python {
-            let python = python::python(&self.cache).context("Python has gone from the cache")?;
+            let python =
+                python::python(self.arch, &self.cache).context("Python has gone from the cache")?;
             root.overlay(&python)?;
-            let newer = peers::newer(&self.cache).context("newer libraries have gone")?;
+            let newer =
+                peers::newer(self.arch, &self.cache).context("newer libraries have gone")?;
             root.overlay(&newer)?;
         }
         for (name, path) in machine.programs {
@@ -219,6 +236,7 @@ impl Session {
     ) -> Result<Vm> {
         Vm::boot(Plan {
             qemu: &self.qemu,
+            arch: self.arch,
             accelerator,
             kernel,
             device,
@@ -232,16 +250,16 @@ impl Session {
     }
 }
 
-/// Builds the programs that every guest needs.
+/// Builds the program that serves the emulated devices.
 pub(crate) fn programs() -> Result<()> {
-    init()?;
     emulator()?;
     Ok(())
 }
 
 /// PID 1 of the guest.
-fn init() -> Result<PathBuf> {
-    Workspace::of_lab()?.static_program("lab-guest", "lab-init", Profile::Release)
+fn init(cross: Option<Cross>) -> Result<PathBuf> {
+    let lab = Workspace::of_lab()?.built_by(cross);
+    lab.static_program("lab-guest", "lab-init", Profile::Release)
 }
 
 /// The emulated ConnectX: named by the environment, or built from the lab's workspace.

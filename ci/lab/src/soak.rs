@@ -1,6 +1,7 @@
 //! `cargo ci soak`: the tests that take hours. Each part records in `ci/lab/SOAK.md` when it last
 //! ran, on which commit, and with which result.
 
+use crate::arch::Arch;
 use crate::capability::RunOptions;
 use crate::cases;
 use crate::clock;
@@ -94,6 +95,12 @@ const PARTS: &[Part] = &[
         shows: "the litmus tests of every hand-off between threads, kernel and device by herd, and their \
                 sequences in the library as compiled",
         run: |workspace, _| litmus::sections(workspace),
+    },
+    Part {
+        name: "aarch64",
+        shows: "the ABI's comparison and the device suites on emulated aarch64, with pages of 4 KiB (6.12) \
+                and of 16 KiB (newest)",
+        run: |_, logs| on_aarch64(logs),
     },
     Part {
         name: "quick",
@@ -192,7 +199,7 @@ fn scope() -> Scope<'static> {
 }
 
 fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<LazySetup> {
-    let needs = Needs { kernels: kernels.to_vec(), peers: true, python: true };
+    let needs = Needs { peers: true, python: true, ..Needs::kernels(Arch::X86_64, kernels) };
     let setup = LazySetup::default();
     setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
     setup.ready()?;
@@ -209,6 +216,23 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
     let scope = Scope { filter: Some("cm::hundred_connections"), ..scope() };
     let mut sections = Vec::new();
     for kernel in KernelName::ALL {
+        for device in DeviceName::ALL {
+            sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
+        }
+    }
+    Ok(sections)
+}
+
+fn on_aarch64(logs: &Path) -> Result<Vec<Section>> {
+    let kernels = [KernelName::V6_12, KernelName::Newest];
+    let suites = DeviceName::ALL.to_vec();
+    let needs = Needs::kernels(Arch::Aarch64, &kernels);
+    let setup = LazySetup::default();
+    setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
+    setup.ready()?;
+    let scope = Scope { options: RunOptions { peers: false, soak: false }, ..scope() };
+    let mut sections = Vec::new();
+    for kernel in kernels {
         for device in DeviceName::ALL {
             sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
         }

@@ -1,14 +1,17 @@
 //! `cargo ci test`: the host's tests, and the device suites on each requested kernel and device, in
 //! parallel.
 
+use crate::arch::Arch;
+use crate::cache::Cache;
 use crate::capability::RunOptions;
 use crate::cases::{self, CaseContext, EmulatorCheck};
 use crate::check;
 use crate::clock;
+use crate::cross::Cross;
 use crate::cutoff;
 use crate::device::DeviceName;
 use crate::examples;
-use crate::fetch::Needs;
+use crate::fetch::{self, Needs};
 use crate::host;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
@@ -59,11 +62,14 @@ pub(crate) struct TestArguments {
     /// Devices to run on [default: all]
     #[arg(long, value_enum)]
     device: Option<Devices>,
+    /// The processors of the machines; the host's tests run on this machine's only
+    #[arg(long, value_enum, default_value = "x86_64")]
+    arch: Arch,
     /// Run on this RDMA device of this machine instead of in a VM, changing nothing of the machine
-    #[arg(long, value_name = "DEV", conflicts_with_all = ["kernel", "device"])]
+    #[arg(long, value_name = "DEV", conflicts_with_all = ["kernel", "device", "arch"])]
     native: Option<String>,
     /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
-    #[arg(long)]
+    #[arg(long, conflicts_with = "arch")]
     full: bool,
     /// Leave out the host's tests, and with --full also `cargo ci check`
     #[arg(long)]
@@ -101,6 +107,7 @@ impl TestArguments {
         let proven = self.devices().contains(&DeviceName::Mlx5);
         let more = self.full || self.filter.is_some();
         Needs {
+            arch: self.arch,
             kernels: self.kernels(),
             peers: more && (self.full || proven),
             python: more && proven,
@@ -165,8 +172,10 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     }
     println!("\n{summary}");
     let command = if arguments.full { "full" } else { "test" };
-    let whole =
-        arguments.filter.is_none() && arguments.kernel.is_none() && arguments.device.is_none();
+    let whole = arguments.filter.is_none()
+        && arguments.kernel.is_none()
+        && arguments.device.is_none()
+        && arguments.arch.is_host();
     let class = clock::machine_class(accelerator);
     let table = clock::finish(
         workspace.root(),
@@ -321,7 +330,7 @@ fn jobs<'a>(
         examples: all_examples,
     };
     let mut jobs = vec![Job::new(SETUP, move || setup.prepare(&request))];
-    if !arguments.no_host {
+    if !arguments.no_host && arguments.arch.is_host() {
         if arguments.full && filter.is_none() {
             jobs.push(Job::new(CHECK, || section_of(CHECK, check::run(workspace))));
             jobs.push(
@@ -513,25 +522,38 @@ fn run_suites(
 pub(crate) struct BundleArguments {
     /// Where to put the binary [default: uverbs-device-tests in the target directory's `lab`]
     path: Option<PathBuf>,
+    /// The processors of the machines on which it will run
+    #[arg(long, value_enum, default_value = "x86_64")]
+    arch: Arch,
 }
 
 /// Copies the static device suite to a path.
 pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     crate::vm::check_host()?;
-    let workspace = Workspace::find()?;
+    let arch = arguments.arch;
+    let cross = match arch.is_host() {
+        true => None,
+        false => {
+            let cache = Cache::open()?;
+            fetch::compilers(&cache, arch)?;
+            Some(Cross::find(arch, &cache)?)
+        }
+    };
+    let workspace = Workspace::find()?.built_by(cross);
     let suites = suite::build(&workspace, &DeviceName::ALL)?;
     let Some(suite) = suites.iter().find(|suite| suite.name == "device") else {
         bail!("{} has no device suite to bundle", workspace.root().display());
     };
     let path = match &arguments.path {
         Some(path) => path.clone(),
-        None => workspace.lab_directory()?.join(suite.program()),
+        None => workspace.lab_directory()?.join(arch.unit(&suite.program())),
     };
     fs::copy(&suite.binary, &path).with_context(|| format!("write {}", path.display()))?;
     println!(
-        "{}: static, for any x86_64 Linux. UVERBS_TEST_DEVICE names the device to test; nothing of \
+        "{}: static, for any {} Linux. UVERBS_TEST_DEVICE names the device to test; nothing of \
          the machine is changed.",
-        path.display()
+        path.display(),
+        arch.label()
     );
     Ok(ExitCode::SUCCESS)
 }

@@ -3,16 +3,15 @@
 //! Static builds have a target directory of their own, so that they never invalidate what a plain
 //! `cargo build` made.
 
+use crate::arch::Arch;
 use crate::clock;
+use crate::cross::Cross;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
-
-/// The only target that the lab boots.
-const TARGET: &str = "x86_64-unknown-linux-gnu";
 
 #[derive(Debug, Deserialize)]
 struct Metadata {
@@ -72,6 +71,8 @@ impl Target {
 #[derive(Debug)]
 pub(crate) struct Workspace {
     metadata: Metadata,
+    /// What builds static programs, if they are for another processor than this machine's.
+    cross: Option<Cross>,
 }
 
 /// Optimisation of a build, and whether it is static.
@@ -168,7 +169,17 @@ impl Workspace {
         if !output.status.success() {
             bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
         }
-        Ok(Self { metadata: serde_json::from_slice(&output.stdout)? })
+        Ok(Self { metadata: serde_json::from_slice(&output.stdout)?, cross: None })
+    }
+
+    /// The same with static programs for another processor.
+    pub(crate) fn built_by(self, cross: Option<Cross>) -> Self {
+        Self { cross, ..self }
+    }
+
+    /// The processor of static programs.
+    pub(crate) fn arch(&self) -> Arch {
+        self.cross.as_ref().map_or(Arch::default(), Cross::arch)
     }
 
     /// Its top directory.
@@ -353,7 +364,7 @@ impl Workspace {
         let mut command = Command::new(cargo());
         command
             .args(arguments)
-            .args(["--package", package, "--target", TARGET, "--profile", "release"])
+            .args(["--package", package, "--target", self.arch().target(), "--profile", "release"])
             .args(["--message-format", "json-render-diagnostics"])
             .current_dir(self.root())
             .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
@@ -400,7 +411,14 @@ impl Workspace {
                 "lab/dynamic"
             }
         };
-        command.arg("--target-dir").arg(self.metadata.target_directory.join(directory));
+        let mut directory = self.metadata.target_directory.join(directory);
+        if let Some(cross) = &self.cross {
+            // Another compiler builds what runs on this machine, too.
+            let of_arch = self.lab_directory()?.join(cross.arch().label());
+            directory = of_arch.join(directory.file_name().unwrap_or_default());
+            cross.configure(&mut command, &directory)?;
+        }
+        command.arg("--target-dir").arg(directory);
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
             command.arg("--quiet");
         }

@@ -12,7 +12,7 @@ mod dependencies;
 mod licence;
 mod lints;
 mod row;
-mod toolchain;
+pub(crate) mod toolchain;
 
 use crate::cache::Cache;
 use crate::outcome::{Outcome, Report};

@@ -5,6 +5,7 @@
 //! one too, so a machine on which this lab was built has it.
 
 use crate::apt::{Apt, Package, Suite};
+use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
 use crate::workspace::Workspace;
@@ -147,7 +148,7 @@ impl Toolchain {
 }
 
 /// A word as a shell reads it.
-fn quoted(word: &str) -> String {
+pub(crate) fn quoted(word: &str) -> String {
     format!("'{}'", word.replace('\'', r"'\''"))
 }
 
@@ -184,7 +185,7 @@ pub(super) fn fetch(cache: &Cache, release: &str, refresh: bool) -> Result<PathB
     if let (false, Some(directory)) = (refresh, cache.unit(&unit(release))) {
         return Ok(directory);
     }
-    let apt = Apt::update(*suite, &filling.scratch("apt-rust")?)?;
+    let apt = Apt::update(*suite, Arch::X86_64, &filling.scratch("apt-rust")?)?;
     unpack(&filling, &apt, release).with_context(|| format!("Rust {release}"))
 }
 
@@ -207,7 +208,7 @@ fn unpack(filling: &Filling<'_>, apt: &Apt, release: &str) -> Result<PathBuf> {
 }
 
 /// Whether cargo or the compiler loads something of a package. The linker is the machine's.
-fn needed(package: &str) -> bool {
+pub(crate) fn needed(package: &str) -> bool {
     const NEEDLESS: &[&str] = &[
         "binutils",
         "cpp",
@@ -241,7 +242,8 @@ fn needed(package: &str) -> bool {
     !NEEDLESS.iter().any(|needless| package.starts_with(needless))
 }
 
-fn wanted(path: &Path) -> bool {
+/// The compiler's programs and the libraries that they load, and standard libraries.
+pub(crate) fn wanted(path: &Path) -> bool {
     const PROGRAMS: [&str; 3] = ["usr/bin/cargo", "usr/bin/rustc", "usr/bin/rustdoc"];
     if PROGRAMS.iter().any(|program| path == Path::new(program)) {
         return true;

@@ -1,6 +1,7 @@
 //! herd, from Debian's package `herdtools7`, unpacked into the cache and run from there by its own loader.
 
 use crate::apt::{Apt, Package, Suite};
+use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::deb;
 use crate::progress;
@@ -115,7 +116,7 @@ fn fetch(cache: &Cache) -> Result<PathBuf> {
     if let Some(unit) = cache.unit(UNIT) {
         return Ok(unit);
     }
-    let apt = Apt::update(SUITE, &filling.scratch("apt-herd")?)?;
+    let apt = Apt::update(SUITE, Arch::X86_64, &filling.scratch("apt-herd")?)?;
     let packages = apt.closure(&[PACKAGE])?;
     let files = apt.download("herd", &packages)?;
     filling.add(UNIT, |unit| {
