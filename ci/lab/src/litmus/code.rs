@@ -45,8 +45,8 @@ impl Step {
     /// Whether a step of compiled code is this one of a test. A test moves eight bytes where the code may move the
     /// sixteen that they are part of.
     fn is(&self, compiled: &Step) -> bool {
-        let wide = Step::plain(Kind::Store, 16);
-        self == compiled || *self == Step::plain(Kind::Store, 8) && *compiled == wide
+        let wide = |kind| *self == Step::plain(kind, 8) && *compiled == Step::plain(kind, 16);
+        self == compiled || wide(Kind::Load) || wide(Kind::Store)
     }
 }
 

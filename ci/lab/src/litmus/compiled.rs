@@ -3,6 +3,10 @@
 use super::TESTS;
 use super::code::{Function, Step, list, step};
 use super::notation::{Code, Notation, Test};
+use crate::arch::Arch;
+use crate::cache::Cache;
+use crate::cross::Cross;
+use crate::fetch;
 use crate::outcome::{Outcome, Report};
 use crate::progress;
 use crate::summary::Section;
@@ -11,7 +15,7 @@ use crate::workspace::{self, Workspace};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
@@ -27,14 +31,7 @@ pub(super) fn section(
 ) -> Result<Section> {
     let start = Instant::now();
     let name = format!("compiled {}", notation.folder());
-    let assembly = match assembly(workspace, notation)? {
-        Ok(assembly) => assembly,
-        Err(missing) => {
-            let outcome = Outcome::Skipped(missing);
-            let reports = vec![Report { name: format!("{name}: all"), outcome }];
-            return Ok(Section { name, reports, note: String::new() });
-        }
-    };
+    let assembly = assembly(workspace, notation.arch())?;
     let mut reports = Vec::new();
     for test in tests {
         for code in &test.codes {
@@ -51,43 +48,31 @@ pub(super) fn section(
     Ok(Section { name, reports, note })
 }
 
-/// The library's assembly, or why it cannot be had.
-fn assembly(workspace: &Workspace, notation: Notation) -> Result<Result<String, String>> {
+/// The library's assembly.
+fn assembly(workspace: &Workspace, arch: Arch) -> Result<String> {
     let directory = workspace.lab_directory()?.join("litmus");
     fs::create_dir_all(&directory)?;
-    let path = directory.join(format!("{}.s", notation.folder()));
+    let path = directory.join(format!("{}.s", arch.label()));
     let mut command = Command::new(workspace::cargo());
     command.current_dir(workspace.root());
     command.args(["rustc", "--quiet", "--package", "uverbs", "--lib", "--release"]);
     // Other flags rebuild everything, so these builds have a target directory of their own.
-    command.arg("--target-dir").arg(directory.join("target"));
-    if let Err(missing) = choose(&mut command, notation)? {
-        return Ok(Err(missing));
-    }
+    command.arg("--target-dir").arg(directory.join("target").join(arch.label()));
+    command.args(["--target", arch.target()]);
     command.args(["--", "--cfg", "litmus", "-Cdebuginfo=0", "-Ccodegen-units=1"]);
     command.arg(format!("--emit=asm={}", path.display()));
-    let spinner = progress::spinner("assembly");
+    if !arch.is_host() {
+        let cache = Cache::open()?;
+        fetch::compilers(&cache, arch)?;
+        Cross::find(arch, &cache)?.configure(&mut command, &directory.join("cross"))?;
+    }
+    let spinner = progress::spinner(format!("assembly for {}", arch.label()));
     let run = watch::run(command, PATIENCE)?;
     spinner.finish_and_clear();
     if !run.status.is_some_and(|status| status.success()) {
-        bail!("the library was not compiled for {}:\n{}", notation.folder(), run.stderr);
+        bail!("the library was not compiled for {}:\n{}", arch.label(), run.stderr);
     }
-    let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
-    Ok(Ok(text))
-}
-
-/// Makes cargo compile for an architecture; or says what is missing.
-fn choose(command: &mut Command, notation: Notation) -> Result<Result<(), String>> {
-    let target = format!("{}-unknown-linux-gnu", notation.folder());
-    command.args(["--target", &target]);
-    let sysroot = crate::soak::output(Path::new("/"), "rustc", &["--print", "sysroot"]);
-    let libraries = sysroot.map(|root| PathBuf::from(root).join("lib/rustlib").join(&target));
-    let found = libraries.is_some_and(|path| path.join("lib").is_dir());
-    Ok(if found {
-        Ok(())
-    } else {
-        Err(format!("[{target}] rustc has no standard library for it: rustup target add {target}"))
-    })
+    fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
 }
 
 /// Fails unless the functions make the steps of a column.

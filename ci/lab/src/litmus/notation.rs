@@ -1,5 +1,6 @@
 //! A litmus test in herd's notation, and what it becomes without a barrier.
 
+use crate::arch::Arch;
 use anyhow::{Context, Result, bail};
 
 /// What a test is written in: an architecture, as herd spells it.
@@ -20,12 +21,17 @@ impl Notation {
         }
     }
 
-    /// As Rust and the folders spell it.
-    pub(super) fn folder(self) -> &'static str {
+    /// The architecture.
+    pub(super) fn arch(self) -> Arch {
         match self {
-            Notation::Aarch64 => "aarch64",
-            Notation::X86_64 => "x86_64",
+            Notation::Aarch64 => Arch::Aarch64,
+            Notation::X86_64 => Arch::X86_64,
         }
+    }
+
+    /// As the folders spell it.
+    pub(super) fn folder(self) -> &'static str {
+        self.arch().label()
     }
 }
 
