@@ -70,6 +70,9 @@ mod file;
 mod flow;
 mod handles;
 mod identity;
+#[cfg(litmus)]
+#[doc(hidden)]
+pub mod litmus;
 mod mcast;
 mod memory;
 pub mod mlx5;

@@ -6,6 +6,8 @@
 
 use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
+#[cfg(test)]
+use super::recorded_order::{RecordedStep, record_step};
 use std::sync::atomic::{Ordering, fence};
 
 /// A mapped page, or several.
@@ -58,6 +60,8 @@ impl MmioPage {
     pub(crate) fn store<T: Word>(&self, offset: usize, value: T) -> Option<()> {
         let place = self.place::<T>(offset)?;
         mmio_wc_start();
+        #[cfg(test)]
+        record_step(RecordedStep::Doorbell);
         // SAFETY: inside and aligned; a device's page has no other meaning than what is stored.
         unsafe { place.write_volatile(value) };
         mmio_flush();
@@ -96,5 +100,15 @@ mod tests {
         assert_eq!(page.load::<u16>(4094), Some(0x0708_u16.to_be()));
         assert_eq!(page.load::<u16>(4095), None);
         assert_eq!(page.len(), 4096);
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn a_store_is_behind_memory_and_in_front_of_the_next() {
+        let epoch = Epoch::current().unwrap();
+        let page = MmioPage::new(FakeMapping::new("page", 4096).map(4096, epoch).unwrap());
+        let store = || assert_eq!(page.store(0, 1u64), Some(()));
+        let steps = crate::memory::recorded_order::steps_of(store);
+        assert_eq!(steps, [RecordedStep::WcStart, RecordedStep::Doorbell, RecordedStep::Flush]);
     }
 }

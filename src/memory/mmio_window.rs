@@ -5,6 +5,8 @@
 
 use super::barrier::{mmio_flush, mmio_wc_start, udma_from_device};
 use super::mapping::Mapping;
+#[cfg(test)]
+use super::recorded_order::{RecordedStep, record_step};
 use zerocopy::FromBytes;
 
 /// The width of every access, in bytes. Devices promise nothing about narrower ones.
@@ -58,6 +60,8 @@ impl MmioWindow {
         let words = <[[u8; WORD]]>::ref_from_bytes(bytes).ok()?;
         mmio_wc_start();
         for (at, word) in words.iter().enumerate() {
+            #[cfg(test)]
+            record_step(RecordedStep::DeviceMemory);
             // SAFETY: `words` checked that all of them are inside, and they are aligned since the
             // base is; the memory has no other meaning than what is stored.
             unsafe { to.wrapping_add(at).write_volatile(u32::from_ne_bytes(*word)) };
@@ -75,6 +79,8 @@ impl MmioWindow {
         // Pairs with the device writing the memory before the completion that the caller saw.
         udma_from_device();
         for (at, word) in words.iter_mut().enumerate() {
+            #[cfg(test)]
+            record_step(RecordedStep::DeviceMemory);
             // SAFETY: as in `store`; any bytes are a word.
             *word = unsafe { from.wrapping_add(at).read_volatile() }.to_ne_bytes();
         }
@@ -127,5 +133,18 @@ mod tests {
         for (start, length) in [(4092, 8), (2, 8), (usize::MAX, 8), (5000, 0)] {
             assert!(window(start, length).1.is_none(), "{start} {length}");
         }
+    }
+
+    #[cfg(not(loom))]
+    #[test]
+    fn copies_are_ordered_with_requests_and_completions() {
+        use crate::memory::recorded_order::steps_of;
+        let (_, window) = window(0, 64);
+        let window = window.unwrap();
+        let steps = steps_of(|| assert_eq!(window.store(0, &[1; 16]), Some(())));
+        let expected = [RecordedStep::WcStart, RecordedStep::DeviceMemory, RecordedStep::Flush];
+        assert_eq!(steps, expected);
+        let steps = steps_of(|| assert_eq!(window.load(0, &mut [0; 16]), Some(())));
+        assert_eq!(steps, [RecordedStep::FromDevice, RecordedStep::DeviceMemory]);
     }
 }

@@ -27,6 +27,8 @@ pub(crate) enum RecordedStep {
     Doorbell,
     /// A register was given a whole request.
     BlueFlame,
+    /// A word of the device's own memory was read or written.
+    DeviceMemory,
     /// The lock of a register was given back.
     Unlock,
 }

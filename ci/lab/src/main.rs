@@ -26,6 +26,7 @@ mod initramfs;
 mod junit;
 mod kernel;
 mod lanes;
+mod litmus;
 mod miri;
 mod module;
 mod monitor;

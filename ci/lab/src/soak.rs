@@ -10,6 +10,7 @@ use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::lanes;
+use crate::litmus;
 use crate::miri;
 use crate::outcome::Outcome;
 use crate::quick::measure;
@@ -94,6 +95,12 @@ const PARTS: &[Part] = &[
         name: "miri",
         shows: "the tests that need no kernel under Miri, by stacked and by tree borrows",
         run: |workspace, _| miri::sections(workspace),
+    },
+    Part {
+        name: "litmus",
+        shows: "the litmus tests of every hand-off between threads, kernel and device by herd, and their \
+                sequences in the library as compiled",
+        run: |workspace, _| litmus::sections(workspace),
     },
     Part {
         name: "aarch64",

@@ -66,7 +66,7 @@ const UVERBS: &[Layer] = &[
             "xrcd.rs",
         ],
     ),
-    ("mlx5, cm and owned", &["bench", "cm", "mlx5", "owned", "sharing/var.rs"]),
+    ("mlx5, cm and owned", &["bench", "cm", "litmus.rs", "mlx5", "owned", "sharing/var.rs"]),
     ("aio", &["aio"]),
     ("the crate", &["lib.rs", "porting.rs"]),
 ];

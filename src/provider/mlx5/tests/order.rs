@@ -2,8 +2,11 @@
 //! barriers, or the lock, a test here fails.
 
 use super::{Completed, Receiver, SGE, Sender, Shape, SharedReceiver, cqe};
+use crate::memory::queue_memory::QueueMemory;
 use crate::memory::recorded_order::{RecordedStep, steps_of};
+use crate::provider::mlx5::cq;
 use crate::wr::{RecvWr, SendWr};
+use std::sync::Arc;
 
 #[test]
 fn a_request_then_its_record_then_the_register() {
@@ -71,6 +74,71 @@ fn the_owner_then_the_rest_then_the_record() {
         RecordedStep::Owner,
         RecordedStep::FromDevice,
         RecordedStep::Completion,
+        RecordedStep::DoneReading,
+        RecordedStep::Record(0),
+    ];
+    assert_eq!(steps, expected);
+}
+
+/// A CQE that names no queue pair is given back, and the one behind it has a barrier of its own.
+#[test]
+fn each_cqe_is_behind_a_barrier() {
+    let sends = Sender::new(Shape::default());
+    let mut completed = Completed::new(4, 64);
+    completed.ring.members().attach(&sends.qp);
+    completed.write(cqe(0, 1, 0, 0));
+    assert!(completed.next().is_some());
+    completed.write(cqe(0, 99, 0, 0));
+    completed.write(cqe(0, 1, 0, 0));
+    let steps = steps_of(|| assert!(completed.ring.next().is_some()));
+    let expected = [
+        RecordedStep::DoneReading,
+        RecordedStep::Record(0),
+        RecordedStep::Owner,
+        RecordedStep::FromDevice,
+        RecordedStep::Completion,
+    ];
+    assert!(steps.ends_with(&expected), "{steps:?}");
+}
+
+#[test]
+fn cqes_that_a_reset_makes_nobodys_are_read_behind_a_barrier() {
+    let sends = Sender::new(Shape::default());
+    let mut completed = Completed::new(4, 64);
+    completed.write(cqe(0, 1, 0, 0));
+    let steps = steps_of(|| completed.ring.purge(&sends.qp));
+    let expected = [
+        RecordedStep::Owner,
+        RecordedStep::FromDevice,
+        RecordedStep::Completion,
+        RecordedStep::Owner,
+    ];
+    assert_eq!(steps, expected);
+}
+
+#[test]
+fn cqes_that_nobody_polled_are_read_behind_a_barrier() {
+    let mut completed = Completed::new(4, 64);
+    completed.write(cqe(0, 1, 0, 0));
+    let Completed { ring, .. } = completed;
+    let members = ring.members().clone();
+    drop(ring);
+    let steps = steps_of(|| drop(members));
+    assert_eq!(steps, [RecordedStep::Owner, RecordedStep::FromDevice, RecordedStep::Owner]);
+}
+
+#[test]
+fn cqes_are_copied_before_the_record_of_a_resized_queue() {
+    let mut completed = Completed::new(4, 64);
+    completed.write(cqe(0, 1, 0, 0));
+    let memory = Arc::new(QueueMemory::pages(8 * 64).unwrap());
+    let cqes = cq::prepare(&memory, 8, 64).unwrap();
+    let steps = steps_of(|| completed.ring.exchange(cqes));
+    let expected = [
+        RecordedStep::Owner,
+        RecordedStep::FromDevice,
+        RecordedStep::Owner,
+        RecordedStep::ToDevice,
         RecordedStep::DoneReading,
         RecordedStep::Record(0),
     ];
