@@ -378,7 +378,9 @@ impl<S: Locking> Inflight<S> {
                 (OpProgress::Lost(Broken::DriverGone), left)
             }
             _ => match state.free_slot(index) {
-                OpSlot::Over(memory, outcome, _) => (OpProgress::Over(memory, outcome), OpSlot::Free),
+                OpSlot::Over(memory, outcome, _) => {
+                    (OpProgress::Over(memory, outcome), OpSlot::Free)
+                }
                 left => (OpProgress::Lost(Broken::DriverGone), left),
             },
         };

@@ -1,6 +1,6 @@
 //! Requests as futures.
 
-use super::inflight::{Admission, Broken, Inflight, InflightKey, OpTag, OpProgress, Side};
+use super::inflight::{Admission, Broken, Inflight, InflightKey, OpProgress, OpTag, Side};
 use super::locking::Locking;
 use super::queue::{QueuePair, SharedReceiveQueue};
 use crate::owned::{Buffer, Lend, Memory, Outcome};

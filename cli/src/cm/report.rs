@@ -32,8 +32,17 @@ impl ExchangeReport {
 
 impl fmt::Display for ExchangeReport {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let ExchangeReport { program, local, peer, device, connections, messages, size, seconds, .. } =
-            self;
+        let ExchangeReport {
+            program,
+            local,
+            peer,
+            device,
+            connections,
+            messages,
+            size,
+            seconds,
+            ..
+        } = self;
         writeln!(f, "{program}: {local} on {device}, with {peer}")?;
         write!(
             f,

@@ -133,7 +133,11 @@ fn server(args: &UcmatoseArgs) -> Result<ExchangeReport> {
     Ok(report)
 }
 
-fn report(role: &'static str, shape: Shape, connected: &[(Burst, Connection)]) -> Result<ExchangeReport> {
+fn report(
+    role: &'static str,
+    shape: Shape,
+    connected: &[(Burst, Connection)],
+) -> Result<ExchangeReport> {
     let Some((burst, connection)) = connected.first() else {
         return Err(Failure::usage("-c 0 connects nothing"));
     };

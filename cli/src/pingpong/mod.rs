@@ -151,7 +151,8 @@ impl<'a> Side<'a> {
         let peer = exchange.peer();
         exchange.finish();
         let addresses = (self.local.as_slice(), remote.as_slice());
-        let report = PingpongReport::new(self.args, &self.port, peer, addresses, took, checker.as_ref());
+        let report =
+            PingpongReport::new(self.args, &self.port, peer, addresses, took, checker.as_ref());
         if options.json {
             failure::print(&report);
         } else {

@@ -13,7 +13,11 @@ const GRH: u32 = 1 << 30;
 const FLOW_LABEL: u32 = (1 << 20) - 1;
 /// UDP source ports of RoCE begin here.
 const FIRST_PORT: u16 = 0xc000;
-pub(crate) fn vector(attr: &ib_uverbs_ah_attr, link: LinkProtocol, response: &DriverResponse) -> mlx5_av {
+pub(crate) fn vector(
+    attr: &ib_uverbs_ah_attr,
+    link: LinkProtocol,
+    response: &DriverResponse,
+) -> mlx5_av {
     let mut av = mlx5_av::default();
     let rate = rate(attr.static_rate) << 4;
     let grh = match link {
