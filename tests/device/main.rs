@@ -15,6 +15,7 @@ mod cancel;
 mod capability;
 mod census;
 mod cm;
+mod confine;
 mod context;
 mod cq;
 mod device;
@@ -80,8 +81,11 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) =
-        helper::run().or_else(partner::run).or_else(unplug::run).or_else(root::sandbox::run)
+    if let Some(code) = helper::run()
+        .or_else(partner::run)
+        .or_else(unplug::run)
+        .or_else(confine::run)
+        .or_else(root::sandbox::run)
     {
         return code;
     }

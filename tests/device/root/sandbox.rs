@@ -2,6 +2,7 @@
 //! of its own, without sysfs, without netlink, with few nodes, or without privileges.
 
 use super::ip;
+use crate::confine::forbid_netlink;
 use crate::env;
 use crate::pair::{Config, PORT, Pair};
 use crate::verdict::{Stop, Verdict, trials};
@@ -113,34 +114,6 @@ fn make_node(path: &str, (major, minor): (u32, u32), mode: u32) -> Verdict {
     let mode = Mode::from_raw_mode(mode);
     mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor))?;
     Ok(rustix::fs::chmod(path, mode)?)
-}
-
-/// From now on this process has no netlink: `socket` answers `EAFNOSUPPORT`, as under systemd's
-/// `RestrictAddressFamilies=`.
-#[allow(unsafe_code, reason = "there is no other way to install a filter")]
-fn forbid_netlink() -> Verdict {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    // The offsets of a call's number and first argument in `seccomp_data`.
-    const NUMBER: u32 = 0;
-    const FIRST: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
-    let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut filter = [
-        op(LOAD, 0, 0, NUMBER),
-        op(EQUAL, 0, 3, libc::SYS_socket as u32),
-        op(LOAD, 0, 0, FIRST),
-        op(EQUAL, 0, 1, libc::AF_NETLINK as u32),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    rustix::thread::set_no_new_privs(true)?;
-    // SAFETY: the kernel copies the program, and the filter that it points to, within the call.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, std::ptr::from_ref(&program))
-    };
-    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 fn node_alone_is_enough() -> Verdict {
