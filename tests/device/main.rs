@@ -33,6 +33,7 @@ mod frame;
 mod handshake;
 mod heir;
 mod helper;
+mod hotplug;
 mod interop;
 mod leaks;
 mod lent;
@@ -84,6 +85,7 @@ fn main() -> ExitCode {
     if let Some(code) = helper::run()
         .or_else(partner::run)
         .or_else(unplug::run)
+        .or_else(hotplug::run)
         .or_else(confine::run)
         .or_else(root::sandbox::run)
     {
