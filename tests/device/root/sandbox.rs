@@ -7,10 +7,12 @@ use crate::env;
 use crate::pair::{Config, PORT, Pair};
 use crate::verdict::{Stop, Verdict, trials};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{Resource, setrlimit};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use std::process::{Command, ExitCode};
-use uverbs::device::{DriverId, absence};
-use uverbs::{Context, Device, Errno, LinkLayer};
+use uverbs::device::{DriverId, absence, link};
+use uverbs::{Context, Device, Errno, LinkLayer, QpType};
 
 trials![
     node_alone_is_enough,
@@ -18,6 +20,7 @@ trials![
     empty_list_names_the_permission,
     node_elsewhere_is_opened_by_its_path,
     gid_of_another_network_namespace_is_not_chosen,
+    root_of_a_user_namespace_works_within_the_limits_of_its_user,
 ];
 
 /// The first argument of a program that is to run in a sandbox; the second one names the task.
@@ -86,6 +89,7 @@ fn task(arguments: &[String]) -> Verdict {
         "refused" => refused(&subject),
         "path" => path(&subject),
         "elsewhere" => elsewhere(&subject),
+        "unprivileged" => unprivileged(&subject),
         _ => Err(Stop::fail(format!("no task {task}"))),
     }
 }
@@ -170,7 +174,7 @@ fn first(subject: &Subject<'_>) -> Verdict {
     hide_nodes()?;
     make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o600)?;
     make_node(&format!("/dev/infiniband/{node}"), (major.parse()?, minor.parse()?), 0o666)?;
-    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
     let both = [Device::by_name(subject.name)?, Device::by_name(name)?];
     let mut skipped = Vec::new();
     let context = Context::open_first_of(both.clone(), |device, error| {
@@ -195,7 +199,7 @@ fn refused(subject: &Subject<'_>) -> Verdict {
     make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o600)?;
     hide_sysfs()?;
     forbid_netlink()?;
-    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
     assert_eq!(uverbs::devices()?, []);
     let why = absence();
     assert_eq!(why.refused.len(), 1, "{why:?}");
@@ -258,5 +262,45 @@ fn elsewhere(subject: &Subject<'_>) -> Verdict {
         assert!(error.message().contains(&address), "{error}");
         assert!(error.message().contains("interfaces elsewhere"), "{error}");
     }
+    Ok(())
+}
+
+fn root_of_a_user_namespace_works_within_the_limits_of_its_user() -> Verdict {
+    env::lab()?;
+    start("unprivileged", &env::device(), &[])
+}
+
+/// As in a container that a user started: root of a user namespace, and nobody outside of it.
+fn unprivileged(subject: &Subject<'_>) -> Verdict {
+    const MEMLOCK: u64 = 4 << 20;
+    setrlimit(Resource::RLIMIT_MEMLOCK, MEMLOCK, MEMLOCK)?;
+    rustix::thread::set_thread_gid(Gid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
+    // A process that changed its user does not own its files in /proc otherwise.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    unshare(CloneFlags::CLONE_NEWUSER)?;
+    let map = format!("0 {NOBODY} 1");
+    for (file, text) in [("uid_map", map.as_str()), ("setgroups", "deny"), ("gid_map", &map)] {
+        std::fs::write(format!("/proc/self/{file}"), text)?;
+    }
+    assert!(rustix::process::geteuid().is_root());
+
+    let context = Context::open(&Device::by_name(subject.name)?)?;
+    let mut pair = Pair::on(context.clone(), context.clone(), Config::rc())?;
+    pair.connect()?;
+    pair.message(1, 5000)?;
+    // Capabilities of the namespace are none for the device, which belongs to the machine.
+    let pd = context.alloc_pd()?;
+    let error = pd.allocate::<u8>(2 * MEMLOCK as usize).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM, "{error}");
+    for part in [MEMLOCK.to_string().as_str(), "CAP_IPC_LOCK", "user namespace"] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+    let cq = context.cq_builder(4).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM, "{error}");
+    assert!(error.message().contains("CAP_NET_RAW"), "{error}");
+    let error = link::add_link("uvt_rxe", "rxe", "lo").unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM, "{error}");
     Ok(())
 }
