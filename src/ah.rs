@@ -47,7 +47,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// # Errors
     ///
     /// `EINVAL` for a port or index that does not exist, an index above 255, or on Ethernet without a global part;
-    /// `ENODATA` for an index whose entry is empty;
+    /// `ENODATA` for an index whose entry is empty; `EOPNOTSUPP` on soft-RoCE before Linux 5.16;
     /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, vector: &AddressVector) -> Result<AddressHandle> {
@@ -78,11 +78,10 @@ impl<S: Sharing> ProtectionDomain<S> {
             )),
             _ => error,
         })?;
-        Ok(AddressHandle {
-            object: Some(Object::new(file.clone(), Class::AH, resp.ah_handle, ())),
-            address: file.provider.address(&attr, link, &driver_response),
-            pd: self.inner.clone(),
-        })
+        // Destroyed if its address cannot be had.
+        let object = Object::new(file.clone(), Class::AH, resp.ah_handle, ());
+        let address = file.provider.address(VERB, &attr, link, &driver_response)?;
+        Ok(AddressHandle { object: Some(object), address, pd: self.inner.clone() })
     }
 }
 

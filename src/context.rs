@@ -54,8 +54,8 @@ impl Context {
     /// # Errors
     ///
     /// `EOPNOTSUPP` if no provider of this library drives the device (the message names its
-    /// driver), `EACCES` without permission for the device node, `ENODEV` or `EIO` if it vanished,
-    /// `EPERM` if it belongs to another network namespace.
+    /// driver) or the kernel is older than Linux 5.10, `EACCES` without permission for the device node,
+    /// `ENODEV` or `EIO` if it vanished, `EPERM` if it belongs to another network namespace.
     #[doc(alias = "ibv_open_device")]
     #[doc(alias = "ibv_close_device")]
     pub fn open(device: &Device) -> Result<Context> {
@@ -166,7 +166,7 @@ impl Context {
                         "the file of {device} has a context already; `Context::import` takes it"
                     )));
                 }
-                Err(errno) => return Err(Error::from_kernel(VERB, errno)),
+                Err(errno) => return Err(without_method(Error::from_kernel(VERB, errno))),
             }
         }
 
@@ -259,10 +259,23 @@ fn first_of<T>(
     Err(Error::new(OPEN_FIRST, first.unwrap_or(Errno::NODEV)).detail(detail))
 }
 
+/// Explains that the kernel has no method for contexts or their events: it came with Linux 5.6. Queue pairs
+/// came to ioctls with 5.8, tables of GIDs with 5.10.
+fn without_method(error: Error) -> Error {
+    match error.kernel_errno() {
+        Some(Errno::PROTONOSUPPORT | Errno::NOTTY) => error.detail(
+            "this kernel makes no contexts by ioctl: Linux 5.10 or later is needed (`uname -r` tells)",
+        ),
+        _ => error,
+    }
+}
+
 pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<EventFile> {
     let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
         .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
-    kernel.execute(&mut command).map_err(|errno| Error::from_kernel(verb, errno))?;
+    kernel
+        .execute(&mut command)
+        .map_err(|errno| without_method(Error::from_kernel(verb, errno)))?;
     command
         .take_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)
         .map(EventFile::new)

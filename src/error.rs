@@ -153,7 +153,7 @@ fn out_of_memory(bytes: usize, memlock: Option<u64>) -> String {
         Some(limit) => format!(
             "cannot pin {bytes} bytes: this process may lock {limit} bytes (RLIMIT_MEMLOCK), all of \
              its regions and queues together; raise it with `ulimit -l` or LimitMEMLOCK=, or grant \
-             CAP_IPC_LOCK"
+             CAP_IPC_LOCK (one of a user namespace does not count)"
         ),
         None => format!("cannot pin {bytes} bytes: system or device is out of memory"),
     }

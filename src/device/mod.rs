@@ -38,6 +38,7 @@ pub use node_type::{NodeType, Transport};
 pub use protocol::Protocol;
 pub(crate) use rdma_cm::open_rdma_cm;
 pub use resources::ResourceCounts;
+pub(crate) use system::copies_on_fork;
 pub use system::{System, system};
 
 use crate::error::{Error, Result};

@@ -2,6 +2,10 @@
 
 use super::netlink::Client;
 use crate::error::Result;
+use std::sync::OnceLock;
+
+/// The kernel that copies pinned huge pages on fork, and says so by netlink.
+const COPY_ON_FORK: (u32, u32) = (5, 12);
 
 /// Settings of the running kernel's RDMA subsystem.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -29,4 +33,44 @@ pub struct System {
 /// `EOPNOTSUPP` if the kernel has no RDMA subsystem or does not have it loaded.
 pub fn system() -> Result<System> {
     Client::open("query_system")?.system()
+}
+
+/// Whether `fork` leaves the parent all pages that a device reaches, huge ones among them.
+pub(crate) fn copies_on_fork() -> bool {
+    static ANSWER: OnceLock<bool> = OnceLock::new();
+    // Older kernels to which the change was carried back say so by netlink.
+    let ask = || {
+        let kernel = rustix::system::uname();
+        is_at_least(&kernel.release().to_string_lossy(), COPY_ON_FORK)
+            || system().is_ok_and(|system| system.copy_on_fork)
+    };
+    // Miri forks nothing.
+    *ANSWER.get_or_init(|| cfg!(miri) || ask())
+}
+
+/// Whether a release such as `5.10.0-32-amd64` is of this series or a later one.
+fn is_at_least(release: &str, series: (u32, u32)) -> bool {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) => (major, minor) >= series,
+        _ => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn releases_compare_as_numbers() {
+        for (release, copies) in [
+            ("5.10.0-32-amd64\n", false),
+            ("5.9", false),
+            ("5.12", true),
+            ("6.1.0-50", true),
+            ("x", false),
+        ] {
+            assert_eq!(is_at_least(release, COPY_ON_FORK), copies, "{release}");
+        }
+    }
 }

@@ -16,6 +16,7 @@ pub(crate) mod doorbell_register;
 pub(crate) mod fake_mapping;
 pub(crate) mod fork;
 pub(crate) mod gate;
+pub(crate) mod huge_pages;
 pub(crate) mod inline_any;
 pub(crate) mod loan_table;
 pub(crate) mod lock;

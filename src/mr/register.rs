@@ -7,9 +7,12 @@
 use super::{MemoryRegion, MrInner};
 use crate::access::Access;
 use crate::context::Context;
+use crate::device::copies_on_fork;
 use crate::error::{Error, ErrorWith, Result};
+use crate::memory::huge_pages;
 use crate::memory::region::{
-    AddressSpace, Backing, Borrowed, DmaBuf, Pledged, Pledges, RawRange, StableBytes, Unowned,
+    AddressSpace, Backing, Borrowed, DmaBuf, Location, Pledged, Pledges, RawRange, StableBytes,
+    Unowned,
 };
 use crate::number::{Lkey, Rkey};
 use crate::object::{Class, Object};
@@ -289,6 +292,9 @@ impl MrBuilder {
 
     /// Registers memory that the region takes ownership of.
     ///
+    /// Before Linux 5.12 huge pages of registered memory are not inherited by children that this process forks
+    /// from then on (`MADV_DONTFORK`): the kernel would leave the device the child's.
+    ///
     /// # Errors
     ///
     /// `EINVAL` for zero bytes, rights that contradict each other, or an
@@ -492,6 +498,9 @@ impl MrBuilder {
                 return Err(error.with(backing));
             }
         }
+        if let Err(error) = keep_from_children(VERB, &backing, self.access) {
+            return Err(error.with(backing));
+        }
         let request = ib_uverbs_reg_mr {
             start,
             length,
@@ -520,6 +529,26 @@ impl MrBuilder {
             imported: None,
         })))
     }
+}
+
+/// Keeps memory in huge pages from children of this process, where the kernel would give one of the two new pages
+/// and leave the device the old ones.
+pub(super) fn keep_from_children<M>(
+    verb: &'static str,
+    backing: &Backing<M>,
+    access: Access,
+) -> Result<()> {
+    // On demand the device follows the process to its new pages.
+    let pinned = backing.location() == Location::Mapped && !access.contains(Access::ON_DEMAND);
+    if !pinned || copies_on_fork() {
+        return Ok(());
+    }
+    huge_pages::keep_from_children(backing.address(), backing.reach()).map_err(|errno| {
+        Error::new(verb, errno).detail(
+            "this kernel does not copy huge pages for forked children (Linux 5.12 does), and refuses to keep \
+             these from them (MADV_DONTFORK)",
+        )
+    })
 }
 
 /// The size of `n` values, if there can be such an allocation.

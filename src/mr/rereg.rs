@@ -236,7 +236,8 @@ impl<T, M> MemoryRegion<T, M> {
         } else {
             check_location(&inner).and_then(|()| {
                 let checked = register::check(inner.access, start, start, length);
-                checked.map_err(|error| error.in_verb(VERB))
+                checked.map_err(|error| error.in_verb(VERB))?;
+                register::keep_from_children(VERB, &backing, inner.access)
             })
         };
         let file = inner.object.file().clone();

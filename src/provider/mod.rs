@@ -258,18 +258,21 @@ impl Provider {
     }
 
     /// What work requests need to know of an address handle.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` where the kernel does not tell.
     pub(crate) fn address(
         &self,
+        verb: &'static str,
         attr: &ib_uverbs_ah_attr,
         link: LinkProtocol,
         response: &DriverResponse,
-    ) -> Address {
-        match self {
-            Provider::Rxe(_) => {
-                Address::Rxe { ah_num: response.read::<rxe_create_ah_resp>().ah_num }
-            }
+    ) -> Result<Address> {
+        Ok(match self {
+            Provider::Rxe(_) => rxe::ah::address(verb, response)?,
             Provider::Mlx5(_) => Address::Mlx5(mlx5::ah::vector(attr, link, response)),
-        }
+        })
     }
 
     /// Creates a completion queue, which `execute` has the kernel do.

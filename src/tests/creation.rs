@@ -126,7 +126,8 @@ fn a_kernel_without_a_method_is_unsupported_and_keeps_its_own_word() {
     }
     let script = Script::new();
     script.refuse(Op::GET_CONTEXT, Errno::PROTONOSUPPORT);
-    assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
+    let error = script.try_open("rxe0").unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 5.10"), "{error}");
     let script = Script::new();
     script.refuse(Op::ALLOC_EVENTS, Errno::PROTONOSUPPORT);
     assert!(script.try_open("rxe0").unwrap_err().is_unsupported());
@@ -153,6 +154,19 @@ fn short_responses_fail_cleanly() {
         assert_eq!(script.live(), live);
         assert_eq!(script.mappings(), mappings);
     }
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+/// Soft-RoCE before Linux 5.16: a request could not name the handle.
+#[test]
+fn an_address_handle_without_a_number_is_refused_and_destroyed() {
+    let bench = Bench::new();
+    let Bench { script, pd, .. } = &bench;
+    let live = script.live();
+    script.withhold_ah_numbers();
+    let error = pd.create_ah(&AddressVector::global(1, 0, Gid([1; 16]))).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 5.16"), "{error}");
+    assert_eq!(script.live(), live);
     assert_eq!(script.complaints(), [""; 0]);
 }
 

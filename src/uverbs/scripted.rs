@@ -121,6 +121,8 @@ struct Deviations {
     translates: bool,
     /// XRC domains can be opened, which rxe does not have.
     has_xrc: bool,
+    /// The driver does not tell the number of an address handle, as rxe before Linux 5.16.
+    withholds_ah_numbers: bool,
 }
 
 /// A scripted kernel file as the test sees it. Clones see the same one.
@@ -244,6 +246,11 @@ impl Script {
     /// Lets XRC domains be opened, which rxe does not have.
     pub(crate) fn allow_xrc(&self) {
         self.state().deviations.has_xrc = true;
+    }
+
+    /// The driver does not tell the numbers of address handles, as rxe before Linux 5.16.
+    pub(crate) fn withhold_ah_numbers(&self) {
+        self.state().deviations.withholds_ah_numbers = true;
     }
 
     /// The device is unplugged: its objects are gone, every command but DESTROY fails with `EIO`.

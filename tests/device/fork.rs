@@ -1,12 +1,15 @@
 //! Forked children: nothing that they do or drop touches the parent's objects, and they can start
 //! afresh on the file that they inherited.
 
+use crate::capability::Capability;
 use crate::census::{census, registers};
 use crate::env;
 use crate::pair::{Config, PATIENCE, Pair};
 use crate::partner::Loop;
 use crate::pattern;
-use crate::verdict::{Stop, Verdict, trials};
+use crate::verdict::{Stop, Verdict, require, trials};
+use memmap2::{MmapMut, MmapOptions};
+use nix::sys::signal::{Signal, kill};
 use nix::sys::wait::{WaitPidFlag, WaitStatus, waitpid};
 use nix::unistd::{ForkResult, Pid, fork};
 use std::time::Instant;
@@ -21,6 +24,8 @@ trials![
     file_stays_open_for_the_child,
     grandchild_is_refused_like_a_child,
     child_imports_what_the_parent_exported,
+    registered_pages_stay_the_parents,
+    registered_huge_pages_stay_the_parents,
 ];
 
 /// Runs `child` in a forked child with its copy of `value`, and fails if that fails.
@@ -226,5 +231,46 @@ fn child_imports_what_the_parent_exported() -> Verdict {
     region.copy_to(0, &mut bytes)?;
     assert_eq!(bytes, pattern::bytes(pattern::POISON, 2 * BYTES)[..BYTES]);
     assert_eq!(counted(&context)?, before);
+    Ok(())
+}
+
+/// While a child has the parent's memory, too, the parent writes, and gets what the device writes.
+fn registered_pages_stay_the_parents() -> Verdict {
+    stay_the_parents(MmapMut::map_anon(1 << 16)?)
+}
+
+/// Kernels before Linux 5.12 would give the parent new ones.
+fn registered_huge_pages_stay_the_parents() -> Verdict {
+    const HUGE: usize = 2 << 20;
+    require(env::free_huge_pages()? > 0, Capability::HugePages, "none is free")?;
+    stay_the_parents(MmapOptions::new().len(HUGE).huge(Some(21)).map_anon()?)
+}
+
+fn stay_the_parents(memory: MmapMut) -> Verdict {
+    const BYTES: usize = 4096;
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut region = pd.register(memory, Access::ALL_REMOTE)?;
+    region.copy_from(0, &pattern::bytes(pattern::POISON, BYTES))?;
+    let child = spawn(|| {
+        loop {
+            std::thread::park();
+        }
+    })?;
+    let written = (|| -> Verdict<Vec<u8>> {
+        // Of a page that two processes share, the first that writes gets a copy.
+        region.copy_from(0, &pattern::bytes(pattern::POISON, BYTES))?;
+        let mut source = pd.allocate::<u8>(BYTES)?;
+        source.copy_from(0, &pattern::bytes(5, BYTES))?;
+        let mut path = Loop::new(&context, &pd)?;
+        let status = path.write(source.sge(..)?, region.remote(0)?)?;
+        assert_eq!(status, WcStatus::SUCCESS);
+        let mut bytes = vec![0; BYTES];
+        region.copy_to(0, &mut bytes)?;
+        Ok(bytes)
+    })();
+    kill(child, Signal::SIGKILL)?;
+    waitpid(child, None)?;
+    pattern::check(&written?, 5);
     Ok(())
 }

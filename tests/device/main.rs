@@ -19,6 +19,7 @@ mod cancel;
 mod capability;
 mod census;
 mod cm;
+mod confine;
 mod context;
 mod cq;
 mod device;
@@ -36,6 +37,7 @@ mod frame;
 mod handshake;
 mod heir;
 mod helper;
+mod hotplug;
 mod interop;
 mod junit;
 mod leaks;
@@ -88,8 +90,12 @@ use libtest_mimic::Arguments;
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    if let Some(code) =
-        helper::run().or_else(partner::run).or_else(unplug::run).or_else(root::sandbox::run)
+    if let Some(code) = helper::run()
+        .or_else(partner::run)
+        .or_else(unplug::run)
+        .or_else(hotplug::run)
+        .or_else(confine::run)
+        .or_else(root::sandbox::run)
     {
         return code;
     }

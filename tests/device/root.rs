@@ -9,6 +9,7 @@ pub(crate) mod sandbox;
 use crate::capability::Capability;
 use crate::env;
 use crate::helper::{Helper, config, receive_from, send_to};
+use crate::hotplug::{self, Step};
 use crate::pair::{Config, PATIENCE, Pair, Side};
 use crate::unplug;
 use crate::verdict::{Stop, Verdict, require, trials};
@@ -25,6 +26,7 @@ trials![
     removed_device_does_not_open_its_successor,
     removal_waits_for_the_last_file_or_takes_the_device_away,
     what_is_lent_comes_back_when_the_link_goes,
+    program_works_again_when_its_link_comes_back,
     port_events_follow_the_link,
     devices_in_two_network_namespaces_connect,
 ];
@@ -204,6 +206,31 @@ fn what_is_lent_comes_back_when_the_link_goes() -> Verdict {
         unplug::lent_meanwhile(&device, || Ok(link::remove_link("uvt_rxe")?))?;
     }
     Ok(())
+}
+
+/// A program that waits for events learns that its device is gone, and finds the next of that name.
+fn program_works_again_when_its_link_comes_back() -> Verdict {
+    links()?;
+    let _interface = Interface::dummy("uvt6", "10.77.6.1/24")?;
+    let why = "the removal waits for the last file";
+    require(links_go_at_once("uvt6")?, Capability::Disassociate, why)?;
+    let _link = Link::add("uvt_rxe", "uvt6")?;
+    let (sender, steps) = channel();
+    let program = std::thread::spawn(move || {
+        hotplug::work("uvt_rxe", |step| {
+            let _ = sender.send(step);
+        })
+    });
+    // A program that failed says no further step; its reason follows.
+    let reached = |step| steps.recv_timeout(PATIENCE) == Ok(step);
+    if reached(Step::AtWork) {
+        link::remove_link("uvt_rxe")?;
+        if reached(Step::Gone) {
+            link::add_link("uvt_rxe", "rxe", "uvt6")?;
+            reached(Step::Again);
+        }
+    }
+    program.join().expect("it does not panic")
 }
 
 fn port_events_follow_the_link() -> Verdict {

@@ -32,6 +32,8 @@ const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 /// A suite: what Debian calls a line of releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Suite {
+    /// Debian 11.
+    Bullseye,
     /// Debian 12.
     Bookworm,
     /// Newer packages for Debian 12.
@@ -48,12 +50,18 @@ pub(crate) enum Suite {
 
 impl Suite {
     /// Where to look for a kernel, in this order; the lists of backports include those of their release.
-    pub(crate) const WITH_KERNELS: [Suite; 4] =
-        [Suite::TrixieBackports, Suite::BookwormBackports, Suite::Forky, Suite::Sid];
+    pub(crate) const WITH_KERNELS: [Suite; 5] = [
+        Suite::TrixieBackports,
+        Suite::BookwormBackports,
+        Suite::Forky,
+        Suite::Sid,
+        Suite::Bullseye,
+    ];
 
     /// As an archive spells it.
     pub(crate) fn name(self) -> &'static str {
         match self {
+            Suite::Bullseye => "bullseye",
             Suite::Bookworm => "bookworm",
             Suite::BookwormBackports => "bookworm-backports",
             Suite::Trixie => "trixie",
@@ -66,6 +74,7 @@ impl Suite {
     /// The suites whose lists apt needs to resolve packages of this one.
     fn lists(self) -> &'static [&'static str] {
         match self {
+            Suite::Bullseye => &["bullseye"],
             Suite::Bookworm => &["bookworm"],
             Suite::BookwormBackports => &["bookworm", "bookworm-backports"],
             Suite::Trixie => &["trixie"],

@@ -14,8 +14,17 @@ use crate::release::{self, Series};
 use anyhow::Result;
 use std::collections::BTreeMap;
 
-/// The oldest kernel that the table was made for.
-const OLDEST: Series = Series(6, 1);
+/// The oldest kernel that the tables were made for.
+const OLDEST: Series = Series(5, 10);
+
+/// Capabilities that kernels since 6.1 have as [`TABLE`] says and older ones have not: the first that has it.
+const LATER: &[(&str, DeviceName, Series)] = &[
+    ("ah", DeviceName::Rxe, Series(5, 16)),
+    ("mw1", DeviceName::Rxe, Series(5, 14)),
+    ("mw2", DeviceName::Rxe, Series(5, 14)),
+    ("btf", DeviceName::Rxe, Series(5, 11)),
+    ("dmabuf", DeviceName::Mlx5, Series(5, 12)),
+];
 
 /// The kernels on which a device has a capability.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -84,6 +93,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // Verbs that both have and every test may count on.
     ("ah", DecidedBy::Driver, Has::Always, Has::Always),
     ("atomic", DecidedBy::Device, Has::Always, Has::Always),
+    // Types of modules, to compare the ABI with.
+    ("btf", DecidedBy::Guest, Has::Always, Has::Always),
     // The module rdma_ucm.
     ("cm", DecidedBy::Guest, Has::Always, Has::Always),
     (
@@ -347,7 +358,11 @@ pub(crate) fn objection(
         return Some(format!("the capability table knows no [{name}]"));
     };
     let has = of(running.device, *rxe, *mlx5);
-    let expected = running.is_judged(*decided_by) && running.has(has);
+    let is_later = |(later, device, first): &(&str, DeviceName, Series)| {
+        (*later, *device) == (name, running.device) && running.series < *first
+    };
+    let expected =
+        running.is_judged(*decided_by) && running.has(has) && !LATER.iter().any(is_later);
     expected.then(|| {
         let shown = match has {
             Has::Probed(probe, _) if running.probes.contains_key(&probe) => ", as the kernel shows",
@@ -417,6 +432,15 @@ mod tests {
     }
 
     #[test]
+    fn what_came_before_the_three_is_judged_by_version() {
+        assert_eq!(rxe("[ah] no number", "5.10.0-32-amd64"), None);
+        assert_eq!(rxe("[mw1] no", "5.10.0-32-amd64"), None);
+        assert!(rxe("[ah] no", "5.16.1").is_some() && rxe("[mw1] no", "5.14").is_some());
+        assert!(mlx5("[ah] no", "5.10.0-32-amd64").is_some());
+        assert!(rxe("[rc] no", "5.10.0-32-amd64").is_some());
+    }
+
+    #[test]
     fn a_probe_outweighs_the_version() {
         let carried_back = showing("6.12.1", "void rxe_ns_init rxe_reg");
         let judged = |reason: &str| objection(reason, &carried_back, RunOptions::default());
@@ -453,7 +477,7 @@ mod tests {
         assert!(judged(DeviceName::Rxe, "6.18.3", "[advise_mr] no").is_some());
         assert_eq!(judged(DeviceName::Rxe, "6.8.0-45-generic", "[advise_mr] no"), None);
         // Nothing is known of kernels before the oldest of the table.
-        assert_eq!(judged(DeviceName::Mlx5, "5.14.0-503.el9", "[srq] no"), None);
+        assert_eq!(judged(DeviceName::Mlx5, "5.4.0-216-generic", "[srq] no"), None);
     }
 
     #[test]

@@ -5,6 +5,7 @@
 //! its remaining cases fail.
 
 pub(crate) mod case;
+mod confined;
 mod doctor;
 mod emulator_check;
 mod ethernet;
@@ -120,15 +121,18 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(rdmacm::programs());
     cases.extend(ours::by_address());
     cases.extend(doctor::cases());
+    cases.extend(confined::cases("mlx5_0", "mlx5_1"));
     cases.extend(perftest::programs());
     cases.extend(ethernet::cases());
     cases.extend(native::on_ethernet());
     context.group("programs", Emulation::default(), cases)
 }
 
-/// Connections by address on soft-RoCE.
+/// Connections by address on soft-RoCE, and programs under a filter.
 fn rxe_programs(context: &CaseContext<'_>) -> Vec<Report> {
-    context.group_on(DeviceName::Rxe, "rxe_programs", Emulation::default(), ours::by_address())
+    let mut cases = ours::by_address();
+    cases.extend(confined::cases("rxe0", "rxe1"));
+    context.group_on(DeviceName::Rxe, "rxe_programs", Emulation::default(), cases)
 }
 
 fn infiniband(context: &CaseContext<'_>) -> Vec<Report> {
@@ -209,7 +213,12 @@ impl CaseContext<'_> {
         say!("\n{group} on {} {}", self.kernel.label(), device.label());
         let mut log = String::new();
         let outcome = (|| {
-            let ours = match cases.iter().any(|case| case.name.contains("::ours::")) {
+            let of_ours = |case: &Case| {
+                ["::ours::", "::doctor::", "::confined::"]
+                    .iter()
+                    .any(|part| case.name.contains(part))
+            };
+            let ours = match cases.iter().any(of_ours) {
                 true => self.ours()?,
                 false => Vec::new(),
             };

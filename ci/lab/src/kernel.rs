@@ -130,7 +130,9 @@ impl FromStr for KernelName {
         let release = release.unwrap_or(text);
         let spelt = |c: char| c.is_ascii_alphanumeric() || ".-+~".contains(c);
         if Series::of(release).is_err() || !release.chars().all(spelt) {
-            bail!("a kernel is 6.1, 6.12, newest, or a version such as 6.18, 6.18.15 or 6.1.0-50");
+            bail!(
+                "a kernel is 6.1, 6.12, newest, or a version such as 5.10, 6.18, 6.18.15 or 6.1.0-50"
+            );
         }
         // There is one for each `--kernel` of a run.
         Ok(Self::Release(Box::leak(release.to_owned().into_boxed_str())))

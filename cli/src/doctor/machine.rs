@@ -12,6 +12,8 @@ const LITTLE_MEMLOCK: u64 = 1 << 20;
 const SOME_MEMLOCK: u64 = 64 << 20;
 /// The bit of `CAP_IPC_LOCK`, which lifts the limit.
 const CAP_IPC_LOCK: u32 = 14;
+/// The oldest kernel that has what the library needs.
+const OLDEST: (u32, u32) = (5, 10);
 
 pub(super) fn look(findings: &mut Findings) {
     versions(findings);
@@ -50,14 +52,20 @@ fn read(path: &str) -> Option<String> {
 
 fn versions(findings: &mut Findings) {
     let kernel = rustix::system::uname();
-    findings.ok(
-        "versions",
-        format!(
-            "uverbs {}, Linux {}",
-            env!("CARGO_PKG_VERSION"),
-            kernel.release().to_string_lossy()
-        ),
-    );
+    version_of(&kernel.release().to_string_lossy(), findings);
+}
+
+fn version_of(release: &str, findings: &mut Findings) {
+    let message = format!("uverbs {}, Linux {release}", env!("CARGO_PKG_VERSION"));
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    match (numbers.next(), numbers.next()) {
+        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST => {
+            let (major, minor) = OLDEST;
+            let advice = format!("boot Linux {major}.{minor} or later: devices do not open before");
+            findings.problem("versions", message, advice);
+        }
+        _ => findings.ok("versions", message),
+    }
 }
 
 fn modules(findings: &mut Findings) {
@@ -108,8 +116,8 @@ fn namespaces(findings: &mut Findings) {
             if !system.copy_on_fork {
                 findings.warning(
                     "fork",
-                    "the kernel does not copy pinned pages for a forked child (Linux 5.12 does)",
-                    "do not fork while memory is registered",
+                    "the kernel does not say that it copies pinned pages for a forked child (Linux 5.12 does)",
+                    "do not fork while memory in huge pages is registered",
                 );
             }
         }
@@ -125,7 +133,9 @@ fn namespaces(findings: &mut Findings) {
 fn memlock(findings: &mut Findings) {
     let limit = getrlimit(Resource::Memlock).current;
     let status = read("/proc/self/status").unwrap_or_default();
-    memlock_of(limit, has_capability(&status, CAP_IPC_LOCK), findings);
+    let users = read("/proc/self/uid_map").unwrap_or_default();
+    let exempt = has_capability(&status, CAP_IPC_LOCK) && maps_all_users(&users);
+    memlock_of(limit, exempt, findings);
 }
 
 fn memlock_of(limit: Option<u64>, exempt: bool, findings: &mut Findings) {
@@ -150,6 +160,12 @@ fn has_capability(status: &str, bit: u32) -> bool {
     let line = status.lines().find_map(|line| line.strip_prefix("CapEff:"));
     let bits = line.and_then(|bits| u64::from_str_radix(bits.trim(), 16).ok());
     bits.is_some_and(|bits| bits >> bit & 1 == 1)
+}
+
+/// Whether `/proc/self/uid_map` is that of the first user namespace. The kernel asks for a capability there:
+/// one that a container without privileges has in a namespace of its own lifts no limit.
+fn maps_all_users(map: &str) -> bool {
+    map.split_whitespace().eq(["0", "0", "4294967295"])
 }
 
 /// The limits of this process's cgroup (version 2) and of those above it.
@@ -249,6 +265,17 @@ mod tests {
         assert_eq!(of(None, false), Level::Ok);
         assert!(has_capability("Name:\tx\nCapEff:\t0000000000004000\n", CAP_IPC_LOCK));
         assert!(!has_capability("CapEff:\t0000000000003fff\n", CAP_IPC_LOCK));
+        assert!(maps_all_users("         0          0 4294967295\n"));
+        assert!(!maps_all_users("         0       1000          1\n") && !maps_all_users(""));
+    }
+
+    #[test]
+    fn a_kernel_that_is_too_old_is_a_problem() {
+        let of = |release| levels(|findings| version_of(release, findings))[0].1;
+        assert_eq!(of("5.4.0-216-generic"), Level::Problem);
+        assert_eq!(of("5.10.0-32-amd64"), Level::Ok);
+        assert_eq!(of("6.1"), Level::Ok);
+        assert_eq!(of("unknown"), Level::Ok);
     }
 
     #[test]

@@ -5,8 +5,30 @@
 //! for the whole device. So an address handle is destroyed only when no WQE names it any more, or a datagram
 //! could go to the destination of another handle.
 
+use crate::error::{Error, Result};
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
+use crate::provider::driver_response::DriverResponse;
+use crate::wr::Address;
+use rustix::io::Errno;
 use std::sync::atomic::{AtomicU32, Ordering};
+use uverbs_uapi::rxe::rxe_create_ah_resp;
+
+/// The number by which WQEs name an address handle, of the driver's response to its creation.
+///
+/// # Errors
+///
+/// `EOPNOTSUPP` for no number, as before Linux 5.16: there a WQE has the whole address, with the peer's
+/// hardware address, which the driver resolves and does not tell.
+pub(crate) fn address(verb: &'static str, response: &DriverResponse) -> Result<Address> {
+    // The driver deals numbers from 1 on.
+    match response.read::<rxe_create_ah_resp>().ah_num {
+        0 => Err(Error::new(verb, Errno::OPNOTSUPP).detail(
+            "this kernel's soft-RoCE does not number address handles: datagrams need Linux 5.16 or later; \
+             connected queue pairs need no address handle",
+        )),
+        ah_num => Ok(Address::Rxe { ah_num }),
+    }
+}
 
 /// What a send queue's poster keeps for the control path. The poster alone writes it.
 #[derive(Debug)]

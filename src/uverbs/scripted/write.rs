@@ -50,7 +50,9 @@ impl State {
                 let ah_num = ah_handle + 1;
                 self.object(ah_handle).number = ah_num;
                 to.put(OUT, &ah::ib_uverbs_create_ah_resp { ah_handle });
-                to.put(UVERBS_ATTR_UHW_OUT, &rxe_create_ah_resp { ah_num, reserved: 0 });
+                if !self.deviations.withholds_ah_numbers {
+                    to.put(UVERBS_ATTR_UHW_OUT, &rxe_create_ah_resp { ah_num, reserved: 0 });
+                }
             }
             IB_USER_VERBS_CMD_REG_MR => {
                 let request: mr::ib_uverbs_reg_mr = attrs::input(to.command, IN)?;

@@ -2,14 +2,17 @@
 //! of its own, without sysfs, without netlink, with few nodes, or without privileges.
 
 use super::ip;
+use crate::confine::forbid_netlink;
 use crate::env;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Stop, Verdict, trials};
 use nix::sched::{CloneFlags, unshare};
+use nix::sys::resource::{Resource, setrlimit};
 use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use std::process::{Command, ExitCode};
-use uverbs::device::{DriverId, absence};
-use uverbs::{Context, Device, Errno, LinkLayer};
+use uverbs::device::{DriverId, absence, link};
+use uverbs::{Context, Device, Errno, LinkLayer, QpType};
 
 trials![
     node_alone_is_enough,
@@ -17,6 +20,7 @@ trials![
     empty_list_names_the_permission,
     node_elsewhere_is_opened_by_its_path,
     gid_of_another_network_namespace_is_not_chosen,
+    root_of_a_user_namespace_works_within_the_limits_of_its_user,
 ];
 
 /// The first argument of a program that is to run in a sandbox; the second one names the task.
@@ -87,6 +91,7 @@ fn task(arguments: &[String]) -> Verdict {
         "refused" => refused(&subject),
         "path" => path(&subject),
         "elsewhere" => elsewhere(&subject),
+        "unprivileged" => unprivileged(&subject),
         _ => Err(Stop::fail(format!("no task {task}"))),
     }
 }
@@ -115,34 +120,6 @@ fn make_node(path: &str, (major, minor): (u32, u32), mode: u32) -> Verdict {
     let mode = Mode::from_raw_mode(mode);
     mknodat(CWD, path, FileType::CharacterDevice, mode, makedev(major, minor))?;
     Ok(rustix::fs::chmod(path, mode)?)
-}
-
-/// From now on this process has no netlink: `socket` answers `EAFNOSUPPORT`, as under systemd's
-/// `RestrictAddressFamilies=`.
-#[allow(unsafe_code, reason = "there is no other way to install a filter")]
-fn forbid_netlink() -> Verdict {
-    const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
-    const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
-    const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
-    // The offsets of a call's number and first argument in `seccomp_data`.
-    const NUMBER: u32 = 0;
-    const FIRST: u32 = if cfg!(target_endian = "little") { 16 } else { 20 };
-    let op = |code, jt, jf, k| libc::sock_filter { code, jt, jf, k };
-    let mut filter = [
-        op(LOAD, 0, 0, NUMBER),
-        op(EQUAL, 0, 3, libc::SYS_socket as u32),
-        op(LOAD, 0, 0, FIRST),
-        op(EQUAL, 0, 1, libc::AF_NETLINK as u32),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
-    ];
-    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
-    rustix::thread::set_no_new_privs(true)?;
-    // SAFETY: the kernel copies the program, and the filter that it points to, within the call.
-    let set = unsafe {
-        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, std::ptr::from_ref(&program))
-    };
-    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
 }
 
 fn node_alone_is_enough() -> Verdict {
@@ -199,7 +176,7 @@ fn first(subject: &Subject<'_>) -> Verdict {
     hide_nodes()?;
     make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o600)?;
     make_node(&format!("/dev/infiniband/{node}"), (major.parse()?, minor.parse()?), 0o666)?;
-    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
     let both = [Device::by_name(subject.name)?, Device::by_name(name)?];
     let mut skipped = Vec::new();
     let context = Context::open_first_of(both.clone(), |device, error| {
@@ -224,7 +201,7 @@ fn refused(subject: &Subject<'_>) -> Verdict {
     make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o600)?;
     hide_sysfs()?;
     forbid_netlink()?;
-    rustix::thread::set_thread_uid(rustix::process::Uid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
     assert_eq!(uverbs::devices()?, []);
     let why = absence();
     assert_eq!(why.refused.len(), 1, "{why:?}");
@@ -287,5 +264,45 @@ fn elsewhere(subject: &Subject<'_>) -> Verdict {
         assert!(error.message().contains(&address), "{error}");
         assert!(error.message().contains("interfaces elsewhere"), "{error}");
     }
+    Ok(())
+}
+
+fn root_of_a_user_namespace_works_within_the_limits_of_its_user() -> Verdict {
+    env::lab()?;
+    start("unprivileged", &env::device(), &[])
+}
+
+/// As in a container that a user started: root of a user namespace, and nobody outside of it.
+fn unprivileged(subject: &Subject<'_>) -> Verdict {
+    const MEMLOCK: u64 = 4 << 20;
+    setrlimit(Resource::RLIMIT_MEMLOCK, MEMLOCK, MEMLOCK)?;
+    rustix::thread::set_thread_gid(Gid::from_raw(NOBODY))?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
+    // A process that changed its user does not own its files in /proc otherwise.
+    set_dumpable_behavior(DumpableBehavior::Dumpable)?;
+    unshare(CloneFlags::CLONE_NEWUSER)?;
+    let map = format!("0 {NOBODY} 1");
+    for (file, text) in [("uid_map", map.as_str()), ("setgroups", "deny"), ("gid_map", &map)] {
+        std::fs::write(format!("/proc/self/{file}"), text)?;
+    }
+    assert!(rustix::process::geteuid().is_root());
+
+    let context = Context::open(&Device::by_name(subject.name)?)?;
+    let mut pair = Pair::on(context.clone(), context.clone(), Config::rc())?;
+    pair.connect()?;
+    pair.message(1, 5000)?;
+    // Capabilities of the namespace are none for the device, which belongs to the machine.
+    let pd = context.alloc_pd()?;
+    let error = pd.allocate::<u8>(2 * MEMLOCK as usize).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM, "{error}");
+    for part in [MEMLOCK.to_string().as_str(), "CAP_IPC_LOCK", "user namespace"] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+    let cq = context.cq_builder(4).build()?;
+    let error = pd.qp_builder(&cq, &cq, QpType::RAW_PACKET).build().unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM, "{error}");
+    assert!(error.message().contains("CAP_NET_RAW"), "{error}");
+    let error = link::add_link("uvt_rxe", "rxe", "lo").unwrap_err();
+    assert_eq!(error.errno(), Errno::PERM, "{error}");
     Ok(())
 }

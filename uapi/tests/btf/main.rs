@@ -33,10 +33,14 @@ fn run(arguments: &Arguments) -> Conclusion {
     let mut trials = proof::trials();
     match kernels() {
         Err(e) => trials.push(Trial::test("type information", move || Err(Failed::from(e)))),
-        Ok(kernels) if kernels.is_empty() => trials
-            .push(Trial::ignorable_test("structs and numbers of the running kernel", || {
-                Ok(Completion::ignored_with("no RDMA module is loaded here"))
-            })),
+        Ok(kernels) if kernels.is_empty() => {
+            trials.push(Trial::ignorable_test("structs and numbers of the running kernel", || {
+                Ok(Completion::ignored_with(
+                    "[btf] no RDMA module is loaded here, or this kernel's modules have no type \
+                     information, as before Linux 5.11",
+                ))
+            }))
+        }
         Ok(kernels) => {
             for (release, dir) in kernels {
                 match Kernel::load(&release, &dir) {

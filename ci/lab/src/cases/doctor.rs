@@ -50,6 +50,15 @@ pub(crate) fn cases() -> Vec<Case> {
                  device=mlx5_0 told 3 '.check.:.memlock.' '64 KiB' 'ulimit -l'"
             ),
         ),
+        // Root of a user namespace has the capability, and it lifts nothing.
+        Case::new(
+            "doctor::user_namespace",
+            format!(
+                "{TOLD}\nulimit -l 64 || fail 'the limit stays'\n\
+                 uverbs() {{ unshare -r /usr/local/bin/uverbs \"$@\"; }}\n\
+                 device=mlx5_0 told 3 '.check.:.memlock.' '64 KiB' 'ulimit -l'"
+            ),
+        ),
         case(
             "cgroup_limit",
             "mkdir -p group && mount -t cgroup2 none group || fail 'no cgroups'\n\

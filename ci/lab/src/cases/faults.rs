@@ -52,6 +52,7 @@ const TESTS: &[(&str, Test)] = &[
     ("surprise_removal", surprise_removal),
     ("our_program_and_surprise_removal", our_program_and_surprise_removal),
     ("our_program_and_removal", our_program_and_removal),
+    ("our_program_works_again", our_program_works_again),
 ];
 
 /// The tests that wait for the driver's command timeout, which is a minute.
@@ -412,6 +413,22 @@ fn our_program_and_surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
 
 fn our_program_and_removal(bench: &mut Bench<'_>) -> Result<()> {
     our_program(bench, false)
+}
+
+/// A program of this project that waits for events learns that its device is gone, and works again when a
+/// device of that name is back.
+fn our_program_works_again(bench: &mut Bench<'_>) -> Result<()> {
+    let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
+    let ours = bench.guest.start("exec timeout 150 uverbs-device-tests --hotplug mlx5_0")?;
+    bench.guest.until(ours, "AtWork", PATIENCE)?;
+    bench.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
+    bench.guest.until(ours, "Gone", PATIENCE)?;
+    bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
+    bench.restore()?;
+    let status = bench.guest.end(ours, PATIENCE)?;
+    let text = bench.guest.text(ours)?;
+    ensure!(status == 0 && text.contains("Again"), "ended with {status}\n{text}");
+    Ok(())
 }
 
 /// The driver gives up on a command after a minute, and its caller gets an error.

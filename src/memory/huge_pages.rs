@@ -1,0 +1,94 @@
+//! Huge pages that a device reaches, on kernels that give them away.
+//!
+//! Before Linux 5.12 a fork lets parent and child share pinned huge pages. The first write of the parent then
+//! gets a new page (`hugetlb_cow`), and the device goes on with the old one. Pages that the child does not
+//! get (`MADV_DONTFORK`) stay the parent's.
+
+use rustix::io::Errno;
+use rustix::mm::{Advice, madvise};
+use rustix::param::page_size;
+use std::ops::Range;
+use std::ptr::with_exposed_provenance_mut;
+
+/// Keeps the huge pages that a range touches from forked children, from now on. What is in other pages
+/// stays as it is.
+///
+/// # Errors
+///
+/// That of the kernel; none where this process cannot read its own mappings.
+pub(crate) fn keep_from_children(start: u64, length: u64) -> Result<(), Errno> {
+    let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
+    for range in huge_parts(&mappings, start, length, page_size() as u64) {
+        let first = with_exposed_provenance_mut(range.start as usize);
+        let length = (range.end - range.start) as usize;
+        // SAFETY: the advice changes nothing in this process; it decides what a child gets.
+        unsafe { madvise(first, length, Advice::LinuxDontFork) }?;
+    }
+    Ok(())
+}
+
+/// The parts of a range that lie in pages larger than `usual`, in whole pages, out of `/proc/self/smaps`.
+fn huge_parts(smaps: &str, start: u64, length: u64, usual: u64) -> Vec<Range<u64>> {
+    let mut parts = Vec::new();
+    let mut mapping = 0..0;
+    for line in smaps.lines() {
+        if let Some(size) = line.strip_prefix("KernelPageSize:") {
+            let kilobytes =
+                size.split_whitespace().next().and_then(|word| word.parse::<u64>().ok());
+            let page = kilobytes.unwrap_or(0) << 10;
+            let first = mapping.start.max(start);
+            let end = mapping.end.min(start.saturating_add(length));
+            if page > usual && first < end {
+                parts.push(first - first % page..end.next_multiple_of(page));
+            }
+        } else if let Some(range) = range_of(line) {
+            mapping = range;
+        }
+    }
+    parts
+}
+
+/// The addresses of a mapping, from a line `7f0000000000-7f0000200000 rw-p …`.
+fn range_of(line: &str) -> Option<Range<u64>> {
+    let (first, end) = line.split(' ').next()?.split_once('-')?;
+    let number = |text| u64::from_str_radix(text, 16).ok();
+    Some(number(first)?..number(end)?)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SMAPS: &str = "\
+7f0000000000-7f0000400000 rw-p 00000000 00:0f 1 /anon_hugepage (deleted)
+Size:               4096 kB
+KernelPageSize:     2048 kB
+MMUPageSize:        2048 kB
+VmFlags: rd wr mr mw me de ht
+7f0000400000-7f0000500000 rw-p 00000000 00:00 0
+Size:               1024 kB
+KernelPageSize:        4 kB
+MMUPageSize:           4 kB
+VmFlags: rd wr mr mw me
+";
+
+    #[test]
+    fn huge_pages_are_kept_whole_and_others_left_alone() {
+        let parts = |start, length| huge_parts(SMAPS, start, length, 4096);
+        let all = 0x7f00_0000_0000..0x7f00_0040_0000;
+        assert_eq!(parts(0x7f00_0000_1000, 10), [0x7f00_0000_0000..0x7f00_0020_0000]);
+        assert_eq!(parts(0x7f00_001f_ffff, 2), [all.clone()]);
+        assert_eq!(parts(0x7f00_0000_0000, 0x50_0000), [all.clone()]);
+        assert_eq!(parts(0x7f00_0040_0000, 4096), []);
+        assert_eq!(parts(0x7f00_0000_0000, 0), []);
+        assert_eq!(parts(0, u64::MAX), [all]);
+        assert_eq!(huge_parts("", 0, 100, 4096), []);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it reads a file of the kernel's")]
+    fn ordinary_memory_is_left_alone() {
+        let memory = vec![0u8; 10_000];
+        keep_from_children(memory.as_ptr().expose_provenance() as u64, 10_000).unwrap();
+    }
+}

@@ -1,0 +1,213 @@
+//! Filters of system calls, as containers and services have them.
+//!
+//! With `--confined COMMAND…` this program installs the profile that `docs/DEPLOYMENT.md` offers and becomes
+//! the command. A call that the profile lacks kills the command, where a container's runtime lets the call
+//! fail: a program that gets by without it would hide the gap.
+
+use crate::verdict::{Stop, Verdict};
+use libc::sock_filter;
+use std::os::unix::process::CommandExt;
+use std::process::{Command, ExitCode};
+
+/// The profile, in the format of container runtimes.
+const PROFILE: &str = include_str!("../../docs/seccomp.json");
+
+/// The first argument of a program that is to become another one under the profile.
+const CONFINED: &str = "--confined";
+
+const LOAD: u16 = (libc::BPF_LD | libc::BPF_W | libc::BPF_ABS) as u16;
+const EQUAL: u16 = (libc::BPF_JMP | libc::BPF_JEQ | libc::BPF_K) as u16;
+const RETURN: u16 = (libc::BPF_RET | libc::BPF_K) as u16;
+
+/// Where `seccomp_data` has the call's number.
+const NUMBER: u32 = 0;
+
+/// Where `seccomp_data` has the low half of an argument.
+const fn argument(index: u32) -> u32 {
+    let low = if cfg!(target_endian = "little") { 0 } else { 4 };
+    16 + 8 * index + low
+}
+
+fn op(code: u16, jt: u8, jf: u8, k: u32) -> sock_filter {
+    sock_filter { code, jt, jf, k }
+}
+
+/// Runs as that program, if it was started for it.
+pub(crate) fn run() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(CONFINED) {
+        return None;
+    }
+    let program = arguments.next().unwrap_or_default();
+    let stop = match profile(PROFILE).and_then(|mut filter| install(&mut filter)) {
+        Ok(()) => Stop::fail(Command::new(&program).args(arguments).exec()),
+        Err(stop) => stop,
+    };
+    eprintln!("{program} under the profile: {stop:?}");
+    Some(ExitCode::FAILURE)
+}
+
+/// From now on this process has no netlink: `socket` answers `EAFNOSUPPORT`, as under systemd's
+/// `RestrictAddressFamilies=`.
+pub(crate) fn forbid_netlink() -> Verdict {
+    install(&mut [
+        op(LOAD, 0, 0, NUMBER),
+        op(EQUAL, 0, 3, libc::SYS_socket as u32),
+        op(LOAD, 0, 0, argument(0)),
+        op(EQUAL, 0, 1, libc::AF_NETLINK as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
+    ])
+}
+
+/// Installs a filter for this process and what it becomes.
+#[allow(unsafe_code, reason = "there is no other way to install a filter")]
+fn install(filter: &mut [sock_filter]) -> Verdict {
+    let program = libc::sock_fprog { len: filter.len() as u16, filter: filter.as_mut_ptr() };
+    rustix::thread::set_no_new_privs(true)?;
+    // SAFETY: the kernel copies the program, and the filter that it points to, within the call.
+    let set = unsafe {
+        libc::prctl(libc::PR_SET_SECCOMP, libc::SECCOMP_MODE_FILTER, std::ptr::from_ref(&program))
+    };
+    if set == 0 { Ok(()) } else { Err(std::io::Error::last_os_error().into()) }
+}
+
+macro_rules! numbers {
+    ($function:ident: $($name:literal = $constant:ident,)*) => {
+        fn $function(name: &str) -> Option<u32> {
+            match name {
+                $($name => Some(libc::$constant as u32),)*
+                _ => None,
+            }
+        }
+    };
+}
+
+numbers! {
+    number_everywhere:
+    "accept4" = SYS_accept4,
+    "bind" = SYS_bind,
+    "brk" = SYS_brk,
+    "clock_gettime" = SYS_clock_gettime,
+    "clock_nanosleep" = SYS_clock_nanosleep,
+    "clone" = SYS_clone,
+    "clone3" = SYS_clone3,
+    "close" = SYS_close,
+    "connect" = SYS_connect,
+    "epoll_create1" = SYS_epoll_create1,
+    "epoll_ctl" = SYS_epoll_ctl,
+    "epoll_pwait" = SYS_epoll_pwait,
+    "eventfd2" = SYS_eventfd2,
+    "execve" = SYS_execve,
+    "exit" = SYS_exit,
+    "exit_group" = SYS_exit_group,
+    "fcntl" = SYS_fcntl,
+    "fstat" = SYS_fstat,
+    "futex" = SYS_futex,
+    "getdents64" = SYS_getdents64,
+    "getegid" = SYS_getegid,
+    "geteuid" = SYS_geteuid,
+    "getgid" = SYS_getgid,
+    "getpeername" = SYS_getpeername,
+    "getpid" = SYS_getpid,
+    "getrandom" = SYS_getrandom,
+    "getsockname" = SYS_getsockname,
+    "getsockopt" = SYS_getsockopt,
+    "gettid" = SYS_gettid,
+    "getuid" = SYS_getuid,
+    "ioctl" = SYS_ioctl,
+    "listen" = SYS_listen,
+    "lseek" = SYS_lseek,
+    "madvise" = SYS_madvise,
+    "mbind" = SYS_mbind,
+    "mmap" = SYS_mmap,
+    "mprotect" = SYS_mprotect,
+    "mremap" = SYS_mremap,
+    "munmap" = SYS_munmap,
+    "nanosleep" = SYS_nanosleep,
+    "newfstatat" = SYS_newfstatat,
+    "openat" = SYS_openat,
+    "ppoll" = SYS_ppoll,
+    "prlimit64" = SYS_prlimit64,
+    "prctl" = SYS_prctl,
+    "read" = SYS_read,
+    "readlinkat" = SYS_readlinkat,
+    "readv" = SYS_readv,
+    "recvfrom" = SYS_recvfrom,
+    "recvmsg" = SYS_recvmsg,
+    "restart_syscall" = SYS_restart_syscall,
+    "rseq" = SYS_rseq,
+    "rt_sigaction" = SYS_rt_sigaction,
+    "rt_sigprocmask" = SYS_rt_sigprocmask,
+    "rt_sigreturn" = SYS_rt_sigreturn,
+    "sched_getaffinity" = SYS_sched_getaffinity,
+    "sched_setaffinity" = SYS_sched_setaffinity,
+    "sched_yield" = SYS_sched_yield,
+    "sendmsg" = SYS_sendmsg,
+    "sendto" = SYS_sendto,
+    "set_robust_list" = SYS_set_robust_list,
+    "set_tid_address" = SYS_set_tid_address,
+    "setsockopt" = SYS_setsockopt,
+    "shutdown" = SYS_shutdown,
+    "sigaltstack" = SYS_sigaltstack,
+    "socket" = SYS_socket,
+    "socketpair" = SYS_socketpair,
+    "statx" = SYS_statx,
+    "tgkill" = SYS_tgkill,
+    "uname" = SYS_uname,
+    "write" = SYS_write,
+    "writev" = SYS_writev,
+}
+
+// Calls that later architectures have in newer forms only.
+#[cfg(target_arch = "x86_64")]
+numbers! {
+    older_number:
+    "access" = SYS_access,
+    "arch_prctl" = SYS_arch_prctl,
+    "epoll_wait" = SYS_epoll_wait,
+    "lstat" = SYS_lstat,
+    "open" = SYS_open,
+    "poll" = SYS_poll,
+    "readlink" = SYS_readlink,
+    "stat" = SYS_stat,
+}
+
+#[cfg(not(target_arch = "x86_64"))]
+fn older_number(_: &str) -> Option<u32> {
+    None
+}
+
+fn number(name: &str) -> Option<u32> {
+    number_everywhere(name).or_else(|| older_number(name))
+}
+
+/// The filter of a profile: calls that it names, with the value of an argument where it names one.
+fn profile(text: &str) -> Verdict<Vec<sock_filter>> {
+    let mut filter = vec![op(LOAD, 0, 0, NUMBER)];
+    let allow = op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW);
+    for rule in text.split("\"names\"").skip(1) {
+        let names = rule.split(['[', ']']).nth(1).unwrap_or_default();
+        let value = |key: &str| -> Option<u32> {
+            let rest = rule.split_once(key)?.1;
+            rest.split(|c: char| !c.is_ascii_digit()).find(|word| !word.is_empty())?.parse().ok()
+        };
+        let condition = value("\"index\"").zip(value("\"value\""));
+        for name in names.split('"').skip(1).step_by(2) {
+            let number = number(name).ok_or_else(|| Stop::fail(format!("no number of {name}")))?;
+            match condition {
+                None => filter.extend([op(EQUAL, 0, 1, number), allow]),
+                Some((index, value)) => filter.extend([
+                    op(EQUAL, 0, 4, number),
+                    op(LOAD, 0, 0, argument(index)),
+                    op(EQUAL, 0, 1, value),
+                    allow,
+                    // Another rule may be for the same call.
+                    op(LOAD, 0, 0, NUMBER),
+                ]),
+            }
+        }
+    }
+    filter.push(op(RETURN, 0, 0, libc::SECCOMP_RET_KILL_PROCESS));
+    Ok(filter)
+}

@@ -1,0 +1,98 @@
+//! A program that outlives its device: it works, waits, is told that the device is gone, gives everything
+//! back, and works again when a device of that name is there.
+//!
+//! The lab takes a function of mlx5 away and puts it back (`--hotplug`); a test does so with a link of
+//! software (`root.rs`).
+
+use crate::pair::{Config, PORT, Pair, gid};
+use crate::verdict::{Stop, Verdict};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+use uverbs::{Context, Device, Errno, PortState};
+
+/// The first argument of a program whose device goes and comes back; the second one names the device.
+const HOTPLUG: &str = "--hotplug";
+
+/// How long the device may take to go, and to come back with its port active.
+const ABSENCE: Duration = Duration::from_secs(120);
+
+/// The steps of such a program, in their order.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Step {
+    AtWork,
+    Gone,
+    Again,
+}
+
+/// Runs as that program, if it was started for it.
+pub(crate) fn run() -> Option<ExitCode> {
+    let mut arguments = std::env::args().skip(1);
+    if arguments.next().as_deref() != Some(HOTPLUG) {
+        return None;
+    }
+    let name = arguments.next().unwrap_or_default();
+    Some(match work(&name, |step| println!("{step:?}")) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(stop) => {
+            println!("{stop:?}");
+            ExitCode::FAILURE
+        }
+    })
+}
+
+/// Works on the device of this name before and after it was away, and says each step.
+pub(crate) fn work(name: &str, mut say: impl FnMut(Step)) -> Verdict {
+    let device = Device::by_name(name)?;
+    let context = Context::open(&device)?;
+    let mut pair = Pair::on(context.clone(), context.clone(), Config::rc())?;
+    pair.connect()?;
+    pair.message(1, 3000)?;
+    say(Step::AtWork);
+
+    until_gone(&context)?;
+    drop(pair);
+    assert_eq!(context.leaked(), 0);
+    drop(context);
+    say(Step::Gone);
+
+    let context = returned(name, &device)?;
+    let mut pair = Pair::on(context.clone(), context, Config::rc())?;
+    pair.connect()?;
+    pair.message(2, 3000)?;
+    say(Step::Again);
+    Ok(())
+}
+
+/// Waits for events until there is no device to raise them.
+fn until_gone(context: &Context) -> Verdict {
+    loop {
+        match context.next_event(Some(ABSENCE)) {
+            Ok(Some(_)) => {}
+            Ok(None) => return Err(Stop::fail("nobody said that the device is gone")),
+            Err(error) if error.errno() == Errno::IO => return Ok(()),
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// Waits until another device has the name of the one that is gone, opens, and has an active port.
+fn returned(name: &str, gone: &Device) -> Verdict<Context> {
+    let deadline = Instant::now() + ABSENCE;
+    loop {
+        // The list is made anew each time: a description that was kept is of the device that is gone.
+        let found = Device::by_name(name).and_then(|device| Context::open(&device));
+        let why = match found {
+            Ok(context) if context.device().index() == gone.index() => "the old one".to_owned(),
+            Ok(context) if context.query_port(PORT)?.state != PortState::ACTIVE => {
+                "its port is not active".to_owned()
+            }
+            Ok(context) if gid(&context).is_err() => "its port has no GID".to_owned(),
+            Ok(context) => return Ok(context),
+            Err(error) => error.to_string(),
+        };
+        if Instant::now() > deadline {
+            return Err(Stop::fail(format!("{name} did not come back: {why}")));
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
