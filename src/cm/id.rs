@@ -18,7 +18,7 @@ use crate::device::Guid;
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
 use crate::number::open_enum;
-use crate::qp::{QpControl, QpState};
+use crate::qp::{QpControl, QpState, QpType};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -40,6 +40,8 @@ pub(crate) struct IdInner {
     /// The id whose membership in a multicast group this is.
     parent: Option<Arc<IdInner>>,
     pub(super) space: PortSpace,
+    /// The type of the queue pairs that the id connects.
+    pub(super) qp_type: QpType,
     /// The number by which events name the id.
     pub(super) key: u64,
     queue: Lock<EventQueue>,
@@ -48,8 +50,9 @@ pub(crate) struct IdInner {
 }
 
 open_enum! {
-    /// The port space of an id. The same port may be in use in each space. The space decides the type of the queue
-    /// pair: RC in `TCP`, UD in `UDP`.
+    /// The port space of an id. The same port may be in use in each space, and both sides are in the same one. The
+    /// space decides the type of the queue pair: RC in `TCP`, UD in `UDP` and `IPOIB`; in `IB` the id has a type of
+    /// its own.
     #[doc(alias = "rdma_port_space")]
     pub struct PortSpace(u16) {
         /// Reliable connections.
@@ -58,6 +61,38 @@ open_enum! {
         /// Datagrams.
         #[doc(alias = "RDMA_PS_UDP")]
         UDP = rdma_ucm_port_space::RDMA_PS_UDP.0, "UDP";
+        /// Queue pairs of any type, UC and XRC among them:
+        /// [`create_id_for`](super::EventChannel::create_id_for).
+        #[doc(alias = "RDMA_PS_IB")]
+        IB = rdma_ucm_port_space::RDMA_PS_IB.0, "IB";
+        /// Datagrams to the multicast groups of IPoIB, with its Q_Key; on InfiniBand only.
+        #[doc(alias = "RDMA_PS_IPOIB")]
+        IPOIB = rdma_ucm_port_space::RDMA_PS_IPOIB.0, "IPOIB";
+    }
+}
+
+impl PortSpace {
+    /// The space where both sides of a queue pair of this type usually are.
+    pub(crate) fn of(qp_type: QpType) -> PortSpace {
+        match qp_type {
+            QpType::RC => PortSpace::TCP,
+            QpType::UD => PortSpace::UDP,
+            _ => PortSpace::IB,
+        }
+    }
+
+    /// The type of queue pair in the space, if it has only one.
+    fn qp_type(self) -> Option<QpType> {
+        match self {
+            PortSpace::TCP => Some(QpType::RC),
+            PortSpace::UDP | PortSpace::IPOIB => Some(QpType::UD),
+            _ => None,
+        }
+    }
+
+    /// The type of queue pair of an id for which the program names none.
+    pub(super) fn default_qp_type(self) -> QpType {
+        self.qp_type().unwrap_or(QpType::RC)
     }
 }
 
@@ -93,30 +128,65 @@ impl Drop for EventWait<'_> {
 }
 
 impl IdInner {
-    pub(super) fn create(channel: &Arc<Channel>, space: PortSpace) -> Result<Arc<IdInner>> {
+    pub(super) fn create(
+        channel: &Arc<Channel>,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Result<Arc<IdInner>> {
         const VERB: &str = "create_id";
+        let known = [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::XRC_TGT];
+        if !known.contains(&qp_type) {
+            let detail =
+                format!("the connection manager connects no queue pairs of type {qp_type}");
+            return Err(Error::invalid(VERB, detail));
+        }
+        if let Some(only) = space.qp_type().filter(|only| *only != qp_type) {
+            let detail = format!(
+                "ids in the port space {space} are for queue pairs of type {only}; those of type {qp_type} are \
+                 connected in the port space {}",
+                PortSpace::of(qp_type)
+            );
+            return Err(Error::invalid(VERB, detail));
+        }
         let key = channel.key();
         // The kernel looks at the type in the port space IB alone; in others it follows from the space.
-        let request = uapi::rdma_ucm_create_id { uid: key, ps: space.0, ..Default::default() };
+        let request = uapi::rdma_ucm_create_id {
+            uid: key,
+            ps: space.0,
+            qp_type: qp_type.0 as u8,
+            ..Default::default()
+        };
         let mut answer = uapi::rdma_ucm_create_id_resp::default();
         channel.execute(VERB, Command::create_id(&request, &mut answer))?;
-        let id = IdInner::with_key(channel, answer.id, key, space);
+        let id = IdInner::with_key(channel, answer.id, key, space, qp_type);
         channel.register(VERB, &id)?;
         Ok(id)
     }
 
     /// The id that the kernel made for a connect request. The kernel reports no events of it before the
     /// request is accepted.
-    pub(super) fn adopt(channel: &Arc<Channel>, number: u32, space: PortSpace) -> Arc<IdInner> {
-        IdInner::with_key(channel, number, channel.key(), space)
+    pub(super) fn adopt(
+        channel: &Arc<Channel>,
+        number: u32,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Arc<IdInner> {
+        IdInner::with_key(channel, number, channel.key(), space, qp_type)
     }
 
-    fn with_key(channel: &Arc<Channel>, number: u32, key: u64, space: PortSpace) -> Arc<IdInner> {
+    fn with_key(
+        channel: &Arc<Channel>,
+        number: u32,
+        key: u64,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Arc<IdInner> {
         Arc::new(IdInner {
             channel: channel.clone(),
             number: AtomicU32::new(number),
             parent: None,
             space,
+            qp_type,
             key,
             queue: Lock::default(),
             moved: AtomicBool::new(false),
@@ -131,6 +201,7 @@ impl IdInner {
             number: AtomicU32::new(0),
             parent: Some(self.clone()),
             space: self.space,
+            qp_type: self.qp_type,
             key: self.channel.key(),
             queue: Lock::default(),
             moved: AtomicBool::new(true),
@@ -145,16 +216,19 @@ impl IdInner {
         self.moved.store(false, Ordering::Relaxed);
     }
 
-    /// Refuses an id of another port space.
-    pub(super) fn check_space(&self, verb: &'static str, space: PortSpace) -> Result<()> {
-        if self.space == space {
+    /// Whether the id exchanges datagrams, and connects nothing.
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp_type == QpType::UD
+    }
+
+    /// Refuses an id for connections where one for datagrams is needed, and the other way round.
+    pub(super) fn check_datagram(&self, verb: &'static str, datagrams: bool) -> Result<()> {
+        if self.is_datagram() == datagrams {
             return Ok(());
         }
-        let detail = match space {
-            PortSpace::UDP => {
-                "datagrams need an id of the port space UDP (`EventChannel::create_id_in`)"
-            }
-            _ => "an id of the port space UDP exchanges datagrams: see `connect_datagrams`",
+        let detail = match datagrams {
+            true => "datagrams need an id of the port space UDP (`EventChannel::create_id_in`)",
+            false => "an id of the port space UDP exchanges datagrams: see `connect_datagrams`",
         };
         Err(Error::invalid(verb, detail))
     }
@@ -163,7 +237,7 @@ impl IdInner {
     /// in states without events.
     pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
         const VERB: &str = "migrate_id";
-        let id = IdInner::with_key(to, self.number(), self.key, self.space);
+        let id = IdInner::with_key(to, self.number(), self.key, self.space, self.qp_type);
         // An error leaves the kernel's id where it is.
         id.moved.store(true, Ordering::Relaxed);
         let request = migration(self.number(), self.channel.fd());
@@ -244,15 +318,6 @@ impl IdInner {
         self.queue.lock().is_some_and(|queue| !queue.events.is_empty())
     }
 
-    /// Waits for an event of this id, at most for `timeout`, without one for ever.
-    pub(super) fn wait(
-        &self,
-        verb: &'static str,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Event>> {
-        self.wait_until(verb, deadline(timeout))
-    }
-
     /// Waits for an event of this id until a deadline, without one for ever.
     pub(super) fn wait_until(
         &self,
@@ -316,7 +381,12 @@ impl IdInner {
         let request =
             uapi::rdma_ucm_bind { id: self.number(), addr_size, addr, ..Default::default() };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request);
-        self.execute(VERB, command).map_err(|error| explain_bind(error, address))
+        self.execute(VERB, command).map_err(|error| match error.errno() {
+            Errno::INVAL if self.space == PortSpace::IPOIB => error.detail(format!(
+                "the port space IPOIB is on InfiniBand only, and {address} is not"
+            )),
+            _ => explain_bind(error, address),
+        })
     }
 
     fn resolve_addr(
@@ -369,6 +439,10 @@ impl IdInner {
 
     fn listen(&self, backlog: u32) -> Result<()> {
         const VERB: &str = "listen";
+        if self.qp_type == QpType::XRC_INI {
+            let detail = "an id for XRC initiators connects; one for XRC targets listens";
+            return Err(Error::invalid(VERB, detail));
+        }
         let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
         self.execute(VERB, command).map_err(|error| match error.errno() {
@@ -650,7 +724,7 @@ impl BoundId {
         role: MulticastRole,
     ) -> Result<JoiningMulticast> {
         const VERB: &str = JoiningMulticast::VERB;
-        self.id.check_space(VERB, PortSpace::UDP)?;
+        self.id.check_datagram(VERB, true)?;
         self.id.query(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
         JoiningMulticast::begin(&self.id, qp, group, role)
     }
@@ -759,7 +833,7 @@ impl AddrResolved {
         role: MulticastRole,
     ) -> Result<JoiningMulticast> {
         const VERB: &str = JoiningMulticast::VERB;
-        self.id.check_space(VERB, PortSpace::UDP)?;
+        self.id.check_datagram(VERB, true)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         JoiningMulticast::begin(&self.id, qp, group, role)
     }
@@ -862,13 +936,17 @@ impl RouteResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EINVAL` for a queue pair on another device or past `INIT`, too much private
-    /// data, or a parameter above the device's limit.
+    /// Any error destroys the id. `EINVAL` for a queue pair of another type than the id's, on another device or past
+    /// `INIT`, too much private data, or a parameter above the device's limit.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, qp: &QpControl, param: &ConnectParam) -> Result<Connecting> {
         const VERB: &str = "connect";
-        self.id.check_space(VERB, PortSpace::TCP)?;
-        check_type(VERB, qp, false)?;
+        self.id.check_datagram(VERB, false)?;
+        check_type(VERB, &self.id, qp)?;
+        if self.id.qp_type == QpType::XRC_TGT {
+            let detail = "an XRC target is connected by its initiator, whose request it accepts";
+            return Err(Error::invalid(VERB, detail));
+        }
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
         param.check(VERB, Message::Request, limits)?;
@@ -901,8 +979,8 @@ impl RouteResolved {
         param: &ConnectParam,
     ) -> Result<ConnectingDatagrams> {
         const VERB: &str = ConnectingDatagrams::VERB;
-        self.id.check_space(VERB, PortSpace::UDP)?;
-        check_type(VERB, qp, true)?;
+        self.id.check_datagram(VERB, true)?;
+        check_type(VERB, &self.id, qp)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         param.check_datagram(VERB, Message::DatagramRequest)?;
         let request = uapi::rdma_ucm_connect {

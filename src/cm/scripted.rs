@@ -4,8 +4,9 @@
 use super::address::encode;
 use super::channel::EventChannel;
 use super::kernel::{Buffer, Command, Kernel};
+use crate::qp::QpType;
 use rustix::io::Errno;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
@@ -21,13 +22,14 @@ pub(crate) const PEER: &str = "10.0.0.2:7471";
 struct State {
     next: u32,
     live: BTreeSet<u32>,
-    /// The ids of the port space UDP.
-    datagrams: BTreeSet<u32>,
+    /// The type of the queue pairs of each id, unless that is RC.
+    types: BTreeMap<u32, QpType>,
     /// The key by which events of an id name it.
     keys: Vec<(u32, u64)>,
     events: VecDeque<rdma_ucm_event_resp>,
     log: Vec<u32>,
     refused: Vec<(u32, Errno)>,
+    creates: Vec<rdma_ucm_create_id>,
     accepts: Vec<rdma_ucm_accept>,
     connects: Vec<rdma_ucm_connect>,
     joins: Vec<rdma_ucm_join_mcast>,
@@ -83,6 +85,7 @@ impl CmScript {
     pub(crate) fn request(&self, listener: u32, conn: rdma_ucm_conn_param) -> u32 {
         let uid = self.key(listener);
         let id = self.make();
+        self.set_type(id, self.qp_type(listener));
         let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.tell_raw(uid, id, kind, 0, conn);
         id
@@ -120,7 +123,7 @@ impl CmScript {
     /// Queues a request for a listener of the port space UDP.
     pub(crate) fn request_datagrams(&self, listener: u32, ud: rdma_ucm_ud_param) {
         let (uid, id) = (self.key(listener), self.make());
-        self.state().datagrams.insert(id);
+        self.set_type(id, QpType::UD);
         let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.tell_param(uid, id, kind, 0, ud.as_bytes());
     }
@@ -152,6 +155,14 @@ impl CmScript {
     pub(crate) fn key(&self, id: u32) -> u64 {
         let state = self.state();
         state.keys.iter().rev().find(|(other, _)| *other == id).map_or(0, |(_, key)| *key)
+    }
+
+    fn qp_type(&self, id: u32) -> QpType {
+        self.state().types.get(&id).copied().unwrap_or(QpType::RC)
+    }
+
+    fn set_type(&self, id: u32, qp_type: QpType) {
+        self.state().types.insert(id, qp_type);
     }
 
     fn make(&self) -> u32 {
@@ -204,6 +215,10 @@ impl CmScript {
         self.state().joins.clone()
     }
 
+    pub(crate) fn creates(&self) -> Vec<rdma_ucm_create_id> {
+        self.state().creates.clone()
+    }
+
     pub(crate) fn accepts(&self) -> Vec<rdma_ucm_accept> {
         self.state().accepts.clone()
     }
@@ -250,11 +265,15 @@ impl Kernel for CmScript {
             RDMA_USER_CM_CMD_CREATE_ID => {
                 let request: rdma_ucm_create_id = read(command.request);
                 let id = self.make();
+                let qp_type = match rdma_ucm_port_space(request.ps) {
+                    rdma_ucm_port_space::RDMA_PS_TCP => QpType::RC,
+                    rdma_ucm_port_space::RDMA_PS_IB => QpType(request.qp_type.into()),
+                    _ => QpType::UD,
+                };
+                self.set_type(id, qp_type);
                 let mut state = self.state();
                 state.keys.push((id, request.uid));
-                if request.ps == rdma_ucm_port_space::RDMA_PS_UDP.0 {
-                    state.datagrams.insert(id);
-                }
+                state.creates.push(request);
                 answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
             }
             RDMA_USER_CM_CMD_JOIN_MCAST => {
@@ -298,8 +317,8 @@ impl Kernel for CmScript {
             RDMA_USER_CM_CMD_INIT_QP_ATTR => {
                 let request: rdma_ucm_init_qp_attr = read(command.request);
                 alive(request.id)?;
-                let datagrams = self.state().datagrams.contains(&request.id);
-                answer(command.buffer, qp_attr(request.qp_state, datagrams).as_bytes());
+                let qp_type = self.qp_type(request.id);
+                answer(command.buffer, qp_attr(request.qp_state, qp_type).as_bytes());
             }
             RDMA_USER_CM_CMD_SET_OPTION => {
                 let request: rdma_ucm_set_option = read(command.request);
@@ -342,8 +361,8 @@ impl Kernel for CmScript {
     }
 }
 
-/// The attributes that the kernel returns on RoCE for a reliable connection, or for datagrams.
-fn qp_attr(state: u32, datagrams: bool) -> ib_uverbs_qp_attr {
+/// The attributes that the kernel returns on RoCE for a type of queue pair.
+fn qp_attr(state: u32, qp_type: QpType) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;
     attr.port_num = 1;
@@ -358,23 +377,29 @@ fn qp_attr(state: u32, datagrams: bool) -> ib_uverbs_qp_attr {
     attr.max_dest_rd_atomic = 1;
     attr.qkey = 0x0123_4567;
     let mask = match state {
-        1 if datagrams => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
+        1 if qp_type == QpType::UD => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         1 => Mask::IB_QP_ACCESS_FLAGS | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         2 => {
-            Mask::IB_QP_AV
-                | Mask::IB_QP_PATH_MTU
-                | Mask::IB_QP_DEST_QPN
-                | Mask::IB_QP_RQ_PSN
-                | Mask::IB_QP_MAX_DEST_RD_ATOMIC
-                | Mask::IB_QP_MIN_RNR_TIMER
+            let all =
+                Mask::IB_QP_AV | Mask::IB_QP_PATH_MTU | Mask::IB_QP_DEST_QPN | Mask::IB_QP_RQ_PSN;
+            match qp_type {
+                QpType::RC | QpType::XRC_TGT => {
+                    all | Mask::IB_QP_MAX_DEST_RD_ATOMIC | Mask::IB_QP_MIN_RNR_TIMER
+                }
+                _ => all,
+            }
         }
-        _ => {
-            Mask::IB_QP_SQ_PSN
-                | Mask::IB_QP_TIMEOUT
-                | Mask::IB_QP_RETRY_CNT
-                | Mask::IB_QP_RNR_RETRY
-                | Mask::IB_QP_MAX_QP_RD_ATOMIC
-        }
+        _ => match qp_type {
+            QpType::RC | QpType::XRC_INI => {
+                Mask::IB_QP_SQ_PSN
+                    | Mask::IB_QP_TIMEOUT
+                    | Mask::IB_QP_RETRY_CNT
+                    | Mask::IB_QP_RNR_RETRY
+                    | Mask::IB_QP_MAX_QP_RD_ATOMIC
+            }
+            QpType::XRC_TGT => Mask::IB_QP_SQ_PSN | Mask::IB_QP_TIMEOUT,
+            _ => Mask::IB_QP_SQ_PSN,
+        },
     };
     attr.qp_attr_mask = (mask | Mask::IB_QP_STATE).bits();
     attr

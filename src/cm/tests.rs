@@ -664,3 +664,50 @@ fn written_event_arrives_and_older_kernels_are_told_apart() {
     stage.script.fail_step(1, Errno::INVAL);
     assert_eq!(connection.write_event(1).unwrap_err().errno(), Errno::INVAL);
 }
+
+#[test]
+fn types_of_queue_pairs_have_their_port_space() {
+    let stage = Stage::new();
+    let uc = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UC).build();
+    let (uc, param) = (uc.unwrap(), ConnectParam::new().min_rnr_timer(9));
+    let create = |space, qp_type| stage.channel.create_id_for(space, qp_type);
+    let refused = |made: crate::Result<Id>, told: &str| {
+        let error = made.unwrap_err();
+        assert!(error.message().contains(told), "{error}");
+    };
+    refused(create(PortSpace::TCP, QpType::UC), "are connected in the port space IB");
+    refused(create(PortSpace::IPOIB, QpType::RC), "are connected in the port space TCP");
+    refused(create(PortSpace::IB, QpType::RAW_PACKET), "no queue pairs of type raw packet");
+    for (space, qp_type) in [
+        (PortSpace::TCP, QpType::RC),
+        (PortSpace::UDP, QpType::UD),
+        (PortSpace::IPOIB, QpType::UD),
+        (PortSpace::IB, QpType::RC),
+    ] {
+        stage.channel.create_id_in(space).unwrap();
+        let asked = stage.script.creates().last().map(|it| (it.ps, QpType(it.qp_type.into())));
+        assert_eq!(asked, Some((space.0, qp_type)));
+    }
+    let listen = |qp_type| {
+        let id = create(PortSpace::IB, qp_type).unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        (*stage.script.live().last().unwrap(), id.listen(4))
+    };
+    let error = listen(QpType::XRC_INI).1.unwrap_err();
+    assert!(error.message().contains("XRC targets"), "{error}");
+    let (number, listener) = listen(QpType::UC);
+    let listener = listener.unwrap();
+    for reliable in [true, false] {
+        stage.script.request(number, rdma_ucm_conn_param::default());
+        let request = listener.next_request(NOW).unwrap().unwrap();
+        assert_eq!((request.qp_type(), request.port_space()), (QpType::UC, PortSpace::IB));
+        match reliable {
+            true => {
+                let error = request.accept(&stage.qp, &param).unwrap_err();
+                assert!(error.message().contains("an id for type UC"), "{error}");
+            }
+            // The attributes that unreliable connections do not have are left out.
+            false => drop(request.accept(&uc, &param).unwrap()),
+        }
+    }
+    assert_eq!(uc.state(), QpState::ERR);
+}
