@@ -2,11 +2,12 @@
 //! may follow. Pairs with `ucma_create_id`, `ucma_bind`, `ucma_resolve_addr` and
 //! `ucma_resolve_route` in `core/ucma.c`.
 
-use super::address::{decode, encode};
+use super::address::{Encoded, STORAGE, decode, encode};
 use super::channel::{Channel, DeviceName, EventChannel};
 use super::connect::Connecting;
 use super::datagram::ConnectingDatagrams;
 use super::event::Event;
+use super::infiniband::NO_MANAGER;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::multicast::{JoiningMulticast, MulticastRole};
@@ -364,7 +365,13 @@ impl IdInner {
         Ok(answer)
     }
 
-    fn set_option(&self, verb: &'static str, level: u32, name: u32, value: &[u8]) -> Result<()> {
+    pub(super) fn set_option(
+        &self,
+        verb: &'static str,
+        level: u32,
+        name: u32,
+        value: &[u8],
+    ) -> Result<()> {
         let request = uapi::rdma_ucm_set_option {
             id: self.number(),
             level,
@@ -377,16 +384,38 @@ impl IdInner {
 
     fn bind(&self, address: &SocketAddr) -> Result<()> {
         const VERB: &str = "bind_addr";
-        let (addr, addr_size) = encode(address);
-        let request =
-            uapi::rdma_ucm_bind { id: self.number(), addr_size, addr, ..Default::default() };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request);
-        self.execute(VERB, command).map_err(|error| match error.errno() {
+        self.bind_raw(VERB, encode(address)).map_err(|error| match error.errno() {
             Errno::INVAL if self.space == PortSpace::IPOIB => error.detail(format!(
                 "the port space IPOIB is on InfiniBand only, and {address} is not"
             )),
             _ => explain_bind(error, address),
         })
+    }
+
+    pub(super) fn bind_raw(&self, verb: &'static str, address: Encoded) -> Result<()> {
+        let (addr, addr_size) = address;
+        let request =
+            uapi::rdma_ucm_bind { id: self.number(), addr_size, addr, ..Default::default() };
+        self.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request))
+    }
+
+    pub(super) fn resolve_raw(
+        &self,
+        verb: &'static str,
+        (src_addr, src_size): Encoded,
+        (dst_addr, dst_size): Encoded,
+        timeout: Duration,
+    ) -> Result<()> {
+        let request = uapi::rdma_ucm_resolve_addr {
+            id: self.number(),
+            timeout_ms: milliseconds(timeout),
+            src_size,
+            dst_size,
+            reserved: 0,
+            src_addr,
+            dst_addr,
+        };
+        self.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request))
     }
 
     fn resolve_addr(
@@ -400,19 +429,9 @@ impl IdInner {
             let detail = format!("{from} and {to} are addresses of different families");
             return Err(Error::invalid(VERB, detail));
         }
-        let (dst_addr, dst_size) = encode(to);
-        let (src_addr, src_size) = from.map(encode).unwrap_or(([0; super::address::STORAGE], 0));
-        let request = uapi::rdma_ucm_resolve_addr {
-            id: self.number(),
-            timeout_ms: milliseconds(timeout),
-            src_size,
-            dst_size,
-            reserved: 0,
-            src_addr,
-            dst_addr,
-        };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request);
-        self.execute(VERB, command).map_err(|error| match (error.errno(), from) {
+        let source = from.map_or(([0; STORAGE], 0), encode);
+        self.resolve_raw(VERB, source, encode(to), timeout).map_err(|error| match (error.errno(), from)
+        {
             (Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV, Some(from)) => {
                 explain_bind(error, from)
             }
@@ -430,11 +449,14 @@ impl IdInner {
         })
     }
 
-    fn resolve_route(&self, timeout: Duration) -> Result<()> {
+    pub(super) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         let request =
             uapi::rdma_ucm_resolve_route { id: self.number(), timeout_ms: milliseconds(timeout) };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
-        self.execute("resolve_route", command)
+        self.execute("resolve_route", command).map_err(|error| match error.errno() {
+            Errno::AGAIN => error.detail(NO_MANAGER),
+            _ => error,
+        })
     }
 
     fn listen(&self, backlog: u32) -> Result<()> {
@@ -555,7 +577,7 @@ impl<P, D> Progress<P, D> {
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Id {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl Id {
@@ -666,7 +688,7 @@ impl Id {
 /// An id that has an address of this host.
 #[derive(Debug)]
 pub struct BoundId {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl BoundId {
@@ -757,7 +779,7 @@ fn no_address(verb: &'static str) -> Error {
 /// An id whose address is being resolved.
 #[derive(Debug)]
 pub struct ResolvingAddr {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl ResolvingAddr {
@@ -794,8 +816,8 @@ impl Step for ResolvingAddr {
 /// An id whose address is resolved: its device is known.
 #[derive(Debug)]
 pub struct AddrResolved {
-    id: Arc<IdInner>,
-    path: Path,
+    pub(super) id: Arc<IdInner>,
+    pub(super) path: Path,
 }
 
 impl AddrResolved {
@@ -842,7 +864,7 @@ impl AddrResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ENXIO` if the device is gone.
+    /// Any error destroys the id. `ENXIO` if the device is gone; `EAGAIN` on InfiniBand without a subnet manager.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
         self.id.resolve_route(timeout)?;
@@ -853,8 +875,8 @@ impl AddrResolved {
 /// An id whose route is being resolved.
 #[derive(Debug)]
 pub struct ResolvingRoute {
-    id: Arc<IdInner>,
-    path: Path,
+    pub(super) id: Arc<IdInner>,
+    pub(super) path: Path,
 }
 
 impl ResolvingRoute {
@@ -889,7 +911,7 @@ impl Step for ResolvingRoute {
 /// An id whose route is resolved: it can connect.
 #[derive(Debug)]
 pub struct RouteResolved {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
     path: Path,
 }
 

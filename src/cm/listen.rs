@@ -84,7 +84,7 @@ impl Step for &ListeningId {
 /// A peer's connect request. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct ConnectRequest {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
     conn: uapi::rdma_ucm_conn_param,
     ece: Option<Ece>,
 }

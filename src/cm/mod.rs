@@ -25,7 +25,12 @@
 //! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
 //! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
 //! ([`join_multicast`](BoundId::join_multicast)). Messages carry the vendor's options
-//! ([`Ece`]). There is nothing yet for `AF_IB` addresses and IB services.
+//! ([`Ece`]).
+//!
+//! On InfiniBand an id may have GIDs and service ids in place of IP addresses ([`Id::bind_ib`],
+//! [`Id::resolve_ib_addr`]), take a path from the program ([`AddrResolved::set_ib_path`]), and ask the subnet
+//! administrator for a service ([`BoundId::resolve_ib_service`]). What an administrator answers has been seen from a
+//! scripted kernel only.
 //!
 //! # When to use it
 //!
@@ -66,6 +71,9 @@
 //! | `join_multicast`, `join_multicast_ex`, `leave_multicast` | [`BoundId::join_multicast`], [`AddrResolved::join_multicast`], drop |
 //! | `set_local_ece`, `get_remote_ece`, `reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
 //! | `write_cm_event` | [`Connection::write_event`] |
+//! | `resolve_addrinfo`, `query_addrinfo` with `RAI_SA` | [`BoundId::resolve_ib_service`], [`IbServiceResolved::records`] |
+//! | `bind_addr`, `resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`] |
+//! | `set_option` with `RDMA_OPTION_IB_PATH` | [`AddrResolved::set_ib_path`], [`RouteResolved::ib_paths`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
 //! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
@@ -78,6 +86,7 @@ mod datagram;
 mod event;
 mod fd;
 mod id;
+mod infiniband;
 mod kernel;
 mod listen;
 mod multicast;
@@ -99,6 +108,9 @@ pub use event::{ConnectError, RejectReason, Rejection};
 pub(crate) use id::EventWait;
 pub use id::{
     AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
+};
+pub use infiniband::{
+    IbAddress, IbPath, IbService, IbServiceRecord, IbServiceResolved, ResolvingIbService,
 };
 pub use listen::{ConnectRequest, ListeningId};
 pub use multicast::{JoiningMulticast, MulticastMember, MulticastRole};

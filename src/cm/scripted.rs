@@ -3,7 +3,10 @@
 
 use super::address::encode;
 use super::channel::EventChannel;
+use super::id::PortSpace;
+use super::infiniband::IbAddress;
 use super::kernel::{Buffer, Command, Kernel};
+use crate::number::Gid;
 use crate::qp::QpType;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -35,6 +38,12 @@ struct State {
     joins: Vec<rdma_ucm_join_mcast>,
     rejects: Vec<rdma_ucm_reject>,
     options: Vec<(u32, Vec<u8>)>,
+    binds: Vec<rdma_ucm_bind>,
+    resolves: Vec<rdma_ucm_resolve_addr>,
+    /// The path that the program set for each id.
+    paths: BTreeMap<u32, Vec<u8>>,
+    services: Vec<ib_user_service_rec>,
+    wanted: Vec<rdma_ucm_resolve_ib_service>,
     countdown: Option<(u32, Errno)>,
 }
 
@@ -223,8 +232,67 @@ impl CmScript {
         self.state().accepts.clone()
     }
 
+    pub(crate) fn binds(&self) -> Vec<rdma_ucm_bind> {
+        self.state().binds.clone()
+    }
+
+    pub(crate) fn resolves(&self) -> Vec<rdma_ucm_resolve_addr> {
+        self.state().resolves.clone()
+    }
+
+    /// What the subnet administrator knows of every service.
+    pub(crate) fn set_services(&self, services: Vec<ib_user_service_rec>) {
+        self.state().services = services;
+    }
+
+    /// The services that were asked for.
+    pub(crate) fn wanted(&self) -> Vec<rdma_ucm_resolve_ib_service> {
+        self.state().wanted.clone()
+    }
+
     pub(crate) fn options(&self) -> Vec<(u32, Vec<u8>)> {
         self.state().options.clone()
+    }
+}
+
+impl State {
+    /// The answer to a query, of at most `room` bytes.
+    fn told(&self, request: &rdma_ucm_query, room: usize) -> Vec<u8> {
+        let list = |count: usize, item: usize, bytes: Vec<u8>| {
+            let told = count.min((room - 8) / item) * item;
+            [&(count as u32).to_ne_bytes()[..], &[0; 4], &bytes[..told]].concat()
+        };
+        // The GIDs of two ports, and a service.
+        let ib = |last: u8| {
+            let gid = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+            IbAddress::new(gid, PortSpace::IB, 7).encode()
+        };
+        let ip = |text: &str| encode(&text.parse().expect("an address"));
+        let ((src_addr, src_size), (dst_addr, dst_size)) = match request.option {
+            RDMA_USER_CM_QUERY_PATH => {
+                let path = self.paths.get(&request.id).cloned().unwrap_or_default();
+                // The kernel wants more room than the last path needs.
+                let fits = path.len() < room - 8;
+                return list(path.len() / 72, 72, if fits { path } else { Vec::new() });
+            }
+            RDMA_USER_CM_QUERY_IB_SERVICE => {
+                let size = size_of::<ib_user_service_rec>();
+                return list(self.services.len(), size, self.services.as_bytes().to_vec());
+            }
+            RDMA_USER_CM_QUERY_GID => (ib(1), ib(2)),
+            _ => (ip(LOCAL), ip(PEER)),
+        };
+        let told = rdma_ucm_query_addr_resp {
+            port_num: 1,
+            src_size,
+            dst_size,
+            src_addr,
+            dst_addr,
+            // As a kernel that does not know the field.
+            ibdev_index: u32::MAX,
+            ..Default::default()
+        };
+        told.as_bytes().to_vec()
     }
 }
 
@@ -297,22 +365,19 @@ impl Kernel for CmScript {
                 let _ = rustix::io::read(&self.0.readable, &mut [0]);
                 answer(command.buffer, event.as_bytes());
             }
+            RDMA_USER_CM_CMD_BIND => self.state().binds.push(read(command.request)),
+            RDMA_USER_CM_CMD_RESOLVE_ADDR => self.state().resolves.push(read(command.request)),
+            RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE => {
+                let request: rdma_ucm_resolve_ib_service = read(command.request);
+                alive(request.id)?;
+                self.state().wanted.push(request);
+            }
             RDMA_USER_CM_CMD_QUERY => {
                 let request: rdma_ucm_query = read(command.request);
                 alive(request.id)?;
-                let (src_addr, src_size) = encode(&LOCAL.parse().expect("an address"));
-                let (dst_addr, dst_size) = encode(&PEER.parse().expect("an address"));
-                let mut told = rdma_ucm_query_addr_resp {
-                    port_num: 1,
-                    src_size,
-                    dst_size,
-                    src_addr,
-                    dst_addr,
-                    ..Default::default()
-                };
-                // As a kernel that does not know the field.
-                told.ibdev_index = u32::MAX;
-                answer(command.buffer, told.as_bytes());
+                let Buffer::Out(out) = command.buffer else { panic!("no room for an answer") };
+                let bytes = self.state().told(&request, out.len());
+                out.get_mut(..bytes.len()).expect("room").copy_from_slice(&bytes);
             }
             RDMA_USER_CM_CMD_INIT_QP_ATTR => {
                 let request: rdma_ucm_init_qp_attr = read(command.request);
@@ -325,6 +390,10 @@ impl Kernel for CmScript {
                 let Buffer::In(value) = command.buffer else { panic!("an option without value") };
                 assert_eq!(value.len(), request.optlen as usize);
                 self.state().options.push((request.optname, value.to_vec()));
+                if (request.level, request.optname) == (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) {
+                    self.state().paths.insert(request.id, value.to_vec());
+                    self.tell(request.id, rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+                }
             }
             RDMA_USER_CM_CMD_CONNECT => {
                 let request: rdma_ucm_connect = read(command.request);
