@@ -37,7 +37,11 @@
 //! ```
 //!
 //! - **Dropped futures** destroy their id in the kernel: a connect request is cancelled, an accepted one
-//!   rejected. No event of a listener or of a connection is lost.
+//!   rejected, a multicast group left. No event of a listener or of a connection is lost.
+//! - **Datagrams**: [`connect_datagrams`](EventChannel::connect_datagrams) asks a listener where to send them, and
+//!   [`join_multicast`](EventChannel::join_multicast) joins a group. What needs no answer of the network is no future:
+//!   [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
+//!   [`MulticastMember`].
 //! - **Deadlines**: put the future into the event loop's timeout.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
 //!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
@@ -49,17 +53,18 @@
 
 use super::driver::Readiness;
 use crate::cm::{
-    self, ConnectError, ConnectParam, ConnectRequest, ConnectionEvent, Connector, Event, EventWait,
-    ListeningId, RouteResolved, Step, listen_on, no_address,
+    self, BoundId, ConnectError, ConnectParam, ConnectRequest, ConnectionEvent, Connector,
+    DatagramPeer, Event, EventWait, ListeningId, MulticastRole, PortSpace, RouteResolved, Step,
+    listen_on, no_address,
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
-use crate::qp::QpControl;
+use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::{Future, poll_fn};
-use std::net::{SocketAddr, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
@@ -187,7 +192,23 @@ impl EventChannel {
     ///
     /// As [`Id::bind`](cm::Id::bind).
     pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<Listener> {
-        let id = listen_on(&self.shared().channel, address, backlog)?;
+        self.listen_for(QpType::RC, address, backlog)
+    }
+
+    /// As [`listen`](Self::listen), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests
+    /// are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port space
+    /// [`IB`](PortSpace::IB).
+    ///
+    /// # Errors
+    ///
+    /// As [`listen`](Self::listen); `EINVAL` for another type.
+    pub fn listen_for(
+        &self,
+        qp_type: QpType,
+        address: impl ToSocketAddrs,
+        backlog: u32,
+    ) -> Result<Listener> {
+        let id = listen_on(&self.shared().channel, qp_type, address, backlog)?;
         Ok(Listener {
             id,
             channel: self.clone(),
@@ -225,14 +246,96 @@ impl EventChannel {
         address: SocketAddr,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, Connection), ConnectError> {
-        let (shared, timeout) = (self.shared(), connector.time_limit());
-        let resolving = connector.begin(&shared.channel, address, timeout)?;
-        let resolved = shared.step(resolving).await?;
-        let route = shared.step(resolved.resolve_route(timeout)?).await?;
+        let route = self.route(connector, address, connector.type_of_qp()).await?;
         let qp = create(&route)?;
         let connecting = route.connect(&qp, connector.parameters())?;
-        let connection = shared.step(connecting).await?;
+        let connection = self.shared().step(connecting).await?;
         Ok((qp, Connection { connection, channel: self.clone() }))
+    }
+
+    async fn route(
+        &self,
+        connector: &Connector,
+        address: SocketAddr,
+        qp_type: QpType,
+    ) -> Result<RouteResolved> {
+        let (shared, timeout) = (self.shared(), connector.time_limit());
+        let resolving = connector.begin(&shared.channel, address, qp_type, timeout)?;
+        let resolved = shared.step(resolving).await?;
+        shared.step(resolved.resolve_route(timeout)?).await
+    }
+
+    /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of `connector`,
+    /// or at its addresses in turn until one answers, and brings the queue pair that `create` makes to `RTS`; see
+    /// [`RouteResolved::connect_datagrams`].
+    ///
+    /// ```no_run
+    /// # use uverbs::aio::{QueuePair, cm::EventChannel};
+    /// # use uverbs::owned::Buffer;
+    /// # async fn f(channel: EventChannel, qp: QueuePair, pd: uverbs::ProtectionDomain, buffer: Buffer)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::{Destination, SendWr, cm::Connector};
+    /// let connector = Connector::new("10.0.0.2:7471")?;
+    /// let (qp, peer) = channel.connect_datagrams(&connector, |_route| Ok(qp.clone())).await?;
+    /// let ah = pd.create_ah(peer.address())?;
+    /// let to = Destination::new(&ah, peer.qpn(), peer.qkey());
+    /// qp.post(SendWr::send(&[]).to(to), buffer).await?;
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub async fn connect_datagrams<Q: Deref<Target = QpControl>>(
+        &self,
+        connector: &Connector,
+        mut create: impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
+        let mut last = None;
+        for address in connector.addresses() {
+            match self.connect_datagrams_to(connector, *address, &mut create).await {
+                Ok(connected) => return Ok(connected),
+                Err(error) => last = Some(error),
+            }
+        }
+        Err(last.unwrap_or_else(|| no_address("connect_datagrams").into()))
+    }
+
+    async fn connect_datagrams_to<Q: Deref<Target = QpControl>>(
+        &self,
+        connector: &Connector,
+        address: SocketAddr,
+        create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
+        let route = self.route(connector, address, QpType::UD).await?;
+        let qp = create(&route)?;
+        let connecting = route.connect_datagrams(&qp, connector.parameters())?;
+        let peer = self.shared().step(connecting).await?;
+        Ok((qp, peer))
+    }
+
+    /// Joins a multicast group by the device that has the address `local`, with the queue pair of type UD that `create`
+    /// makes; see [`BoundId::join_multicast`]. A queue pair that is in other groups already stays in them. Dropping the
+    /// member leaves the group, as does dropping the future.
+    ///
+    /// # Errors
+    ///
+    /// As [`BoundId::join_multicast`] and [`JoiningMulticast::wait`](cm::JoiningMulticast::wait), and those of
+    /// [`Id::bind`](cm::Id::bind) and `create`; `ECANCELED` if the driver has ended.
+    pub async fn join_multicast<Q: Deref<Target = QpControl>>(
+        &self,
+        local: IpAddr,
+        group: IpAddr,
+        role: MulticastRole,
+        create: impl FnOnce(&BoundId) -> Result<Q>,
+    ) -> Result<(Q, MulticastMember)> {
+        let shared = self.shared();
+        let id = shared.channel.create_id_in(PortSpace::UDP)?;
+        let bound = id.bind(SocketAddr::new(local, 0))?;
+        let qp = create(&bound)?;
+        let joining = bound.join_multicast(&qp, group, role)?;
+        let member = shared.step(joining).await?;
+        Ok((qp, MulticastMember { member, channel: self.clone() }))
     }
 
     /// Accepts a request and waits for the peer's confirmation. `create` makes the queue pair as for
@@ -426,6 +529,35 @@ impl Deref for Connection {
 
     fn deref(&self) -> &cm::Connection {
         &self.connection
+    }
+}
+
+/// A membership in a multicast group; everything that does not wait is behind [`Deref`], as a
+/// [`cm::MulticastMember`]. Dropping it leaves the group.
+#[derive(Debug)]
+#[must_use = "dropping the membership leaves the group"]
+pub struct MulticastMember {
+    member: cm::MulticastMember,
+    channel: EventChannel,
+}
+
+impl MulticastMember {
+    /// Waits until the membership is lost: on InfiniBand a subnet manager that restarts forgets its groups, and the
+    /// host has to join again. One task waits; if several do, one of them is told.
+    ///
+    /// # Errors
+    ///
+    /// `EACCES` after a change of credentials; `ECANCELED` if the driver has ended.
+    pub async fn lost(&self) -> Result<()> {
+        self.channel.shared().step(&self.member).await
+    }
+}
+
+impl Deref for MulticastMember {
+    type Target = cm::MulticastMember;
+
+    fn deref(&self) -> &cm::MulticastMember {
+        &self.member
     }
 }
 

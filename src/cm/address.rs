@@ -12,7 +12,9 @@ const AF_INET6: u16 = rustix::net::AddressFamily::INET6.as_raw();
 pub(super) const STORAGE: usize = 128;
 
 /// An address in the kernel's form, and its length.
-pub(super) fn encode(address: &SocketAddr) -> ([u8; STORAGE], u16) {
+pub(super) type Encoded = ([u8; STORAGE], u16);
+
+pub(super) fn encode(address: &SocketAddr) -> Encoded {
     let mut storage = [0; STORAGE];
     let mut write = |bytes: &[u8]| {
         for (place, byte) in storage.iter_mut().zip(bytes) {

@@ -16,6 +16,7 @@ use crate::events::file::set_nonblocking;
 use crate::file::random;
 use crate::memory::fork::Epoch;
 use crate::memory::lock::Lock;
+use crate::qp::QpType;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -141,14 +142,26 @@ impl EventChannel {
         self.create_id_in(PortSpace::TCP)
     }
 
-    /// Creates an id in a port space.
+    /// Creates an id in a port space: for datagrams in [`UDP`](PortSpace::UDP) and [`IPOIB`](PortSpace::IPOIB), for
+    /// reliable connections in others.
     ///
     /// # Errors
     ///
     /// As [`create_id`](Self::create_id), and `EINVAL` for a space that the kernel does not know.
     #[doc(alias = "rdma_create_id")]
     pub fn create_id_in(&self, space: PortSpace) -> Result<Id> {
-        Ok(Id::new(IdInner::create(&self.inner, space)?))
+        self.create_id_for(space, space.default_qp_type())
+    }
+
+    /// Creates an id for queue pairs of a type. In the port space [`IB`](PortSpace::IB) that is any of `RC`, `UC`, `UD`,
+    /// `XRC_INI` to connect, and `XRC_TGT` to listen. Both sides are in the same port space.
+    ///
+    /// # Errors
+    ///
+    /// As [`create_id_in`](Self::create_id_in), and `EINVAL` for a type that the space does not have.
+    #[doc(alias = "rdma_create_id")]
+    pub fn create_id_for(&self, space: PortSpace, qp_type: QpType) -> Result<Id> {
+        Ok(Id::new(IdInner::create(&self.inner, space, qp_type)?))
     }
 
     /// Reads all pending events, moves each to its id, and returns their number. An event loop calls
@@ -334,8 +347,10 @@ impl Channel {
         drop(ids);
         if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
             // If the listener is gone, dropping the event destroys the new id.
-            let space = id.as_ref().map_or(PortSpace::TCP, |listener| listener.space);
-            event.request = Some(IdInner::adopt(self, raw.id, space));
+            let (space, qp_type) = id.as_ref().map_or((PortSpace::TCP, QpType::RC), |listener| {
+                (listener.space, listener.qp_type)
+            });
+            event.request = Some(IdInner::adopt(self, raw.id, space, qp_type));
         }
         if let Some(id) = id {
             id.receive(event);

@@ -2,13 +2,14 @@
 
 use super::channel::EventChannel;
 use super::connect::{Connecting, Connection};
+use super::datagram::{ConnectingDatagrams, DatagramPeer};
 use super::event::ConnectError;
-use super::id::{Progress, ResolvingAddr, RouteResolved};
+use super::id::{PortSpace, Progress, ResolvingAddr, RouteResolved};
 use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
 use super::step::Step;
 use crate::error::{Error, Result};
-use crate::qp::QpControl;
+use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs};
 use std::ops::Deref;
@@ -48,6 +49,7 @@ pub struct Connector {
     param: ConnectParam,
     timeout: Duration,
     tos: Option<u8>,
+    qp_type: QpType,
 }
 
 impl Connector {
@@ -64,6 +66,7 @@ impl Connector {
             param: ConnectParam::new(),
             timeout: CONNECT,
             tos: None,
+            qp_type: QpType::RC,
         })
     }
 
@@ -94,6 +97,13 @@ impl Connector {
     /// The type of service; 0 unless set.
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.tos = Some(tos);
+        self
+    }
+
+    /// The type of the queue pairs; `RC` unless set. `UC` and `XRC_INI` are connected in the port space
+    /// [`IB`](super::PortSpace::IB), where the peer [listens](Listener::bind_for) for `UC` or `XRC_TGT`.
+    pub fn qp_type(mut self, qp_type: QpType) -> Self {
+        self.qp_type = qp_type;
         self
     }
 
@@ -130,45 +140,85 @@ impl Connector {
         &self,
         mut create: impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, Connection), ConnectError> {
+        self.each_address(Connecting::VERB, |channel, address| {
+            let deadline = Instant::now().checked_add(self.timeout);
+            let route = self.route(Connecting::VERB, channel, address, self.qp_type, deadline)?;
+            let qp = create(&route)?;
+            let connecting = route.connect(&qp, &self.param)?;
+            let connection = connecting.wait(Some(left(deadline)))?.connected(Connecting::VERB)?;
+            Ok((qp, connection))
+        })
+    }
+
+    /// Asks a listener of the port space [`UDP`](super::PortSpace::UDP) where to send datagrams, and brings the queue
+    /// pair that `create` makes to `RTS`; see [`RouteResolved::connect_datagrams`].
+    ///
+    /// # Errors
+    ///
+    /// As [`connect`](Self::connect).
+    pub fn connect_datagrams<Q: Deref<Target = QpControl>>(
+        &self,
+        mut create: impl FnMut(&RouteResolved) -> Result<Q>,
+    ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
+        const VERB: &str = ConnectingDatagrams::VERB;
+        self.each_address(VERB, |channel, address| {
+            let deadline = Instant::now().checked_add(self.timeout);
+            let route = self.route(VERB, channel, address, QpType::UD, deadline)?;
+            let qp = create(&route)?;
+            let connecting = route.connect_datagrams(&qp, &self.param)?;
+            match connecting.wait(Some(left(deadline)))? {
+                Progress::Done(peer) => Ok((qp, peer)),
+                Progress::Pending(_) => {
+                    Err(timed_out(VERB, "the listener did not answer in time").into())
+                }
+            }
+        })
+    }
+
+    /// Tries the addresses in turn until one succeeds.
+    fn each_address<T>(
+        &self,
+        verb: &'static str,
+        mut connect: impl FnMut(&EventChannel, SocketAddr) -> std::result::Result<T, ConnectError>,
+    ) -> std::result::Result<T, ConnectError> {
         let channel = match &self.channel {
             Some(channel) => channel.clone(),
             None => EventChannel::open()?,
         };
         let mut last = None;
         for address in &self.addresses {
-            match self.connect_to(&channel, *address, &mut create) {
+            match connect(&channel, *address) {
                 Ok(connected) => return Ok(connected),
                 Err(error) => last = Some(error),
             }
         }
-        Err(last.unwrap_or_else(|| no_address("connect").into()))
+        Err(last.unwrap_or_else(|| no_address(verb).into()))
     }
 
-    fn connect_to<Q: Deref<Target = QpControl>>(
+    fn route(
         &self,
+        verb: &'static str,
         channel: &EventChannel,
         address: SocketAddr,
-        create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
-    ) -> std::result::Result<(Q, Connection), ConnectError> {
-        const VERB: &str = Connecting::VERB;
-        let deadline = Instant::now().checked_add(self.timeout);
-        let left = || {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            left.unwrap_or(Duration::MAX)
+        qp_type: QpType,
+        deadline: Option<Instant>,
+    ) -> Result<RouteResolved> {
+        let resolving = self.begin(channel, address, qp_type, left(deadline))?;
+        let Progress::Done(resolved) = resolving.wait(Some(left(deadline)))? else {
+            return Err(timed_out(verb, "the address was not resolved in time"));
         };
-        let late = |what| ConnectError::from(timed_out(VERB, what));
-        let resolving = self.begin(channel, address, left())?;
-        let Progress::Done(resolved) = resolving.wait(Some(left()))? else {
-            return Err(late("the address was not resolved in time"));
-        };
-        let Progress::Done(route) = resolved.resolve_route(left())?.wait(Some(left()))? else {
-            return Err(late("the route was not resolved in time"));
-        };
-        let qp = create(&route)?;
-        let connecting = route.connect(&qp, &self.param)?;
-        let connection = connecting.wait(Some(left()))?.connected(VERB)?;
-        Ok((qp, connection))
+        let resolving = resolved.resolve_route(left(deadline))?;
+        match resolving.wait(Some(left(deadline)))? {
+            Progress::Done(route) => Ok(route),
+            Progress::Pending(_) => Err(timed_out(verb, "the route was not resolved in time")),
+        }
     }
+}
+
+/// How long it is until a deadline that the clock can represent.
+fn left(deadline: Option<Instant>) -> Duration {
+    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+    left.unwrap_or(Duration::MAX)
 }
 
 impl Connector {
@@ -184,14 +234,19 @@ impl Connector {
         self.timeout
     }
 
-    /// Starts to resolve an address.
+    pub(crate) fn type_of_qp(&self) -> QpType {
+        self.qp_type
+    }
+
+    /// Starts to resolve an address, for a queue pair of a type.
     pub(crate) fn begin(
         &self,
         channel: &EventChannel,
         address: SocketAddr,
+        qp_type: QpType,
         timeout: Duration,
     ) -> Result<ResolvingAddr> {
-        let id = channel.create_id()?;
+        let id = channel.create_id_for(PortSpace::of(qp_type), qp_type)?;
         if let Some(tos) = self.tos {
             id.set_type_of_service(tos)?;
         }
@@ -242,7 +297,24 @@ impl Listener {
         address: impl ToSocketAddrs,
         backlog: u32,
     ) -> Result<Listener> {
-        Ok(Listener { channel: channel.clone(), id: listen_on(channel, address, backlog)? })
+        Listener::bind_for(channel, QpType::RC, address, backlog)
+    }
+
+    /// As [`bind_on`](Self::bind_on), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests
+    /// are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port space
+    /// [`IB`](super::PortSpace::IB).
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::bind`](super::Id::bind); `EINVAL` for another type.
+    pub fn bind_for(
+        channel: &EventChannel,
+        qp_type: QpType,
+        address: impl ToSocketAddrs,
+        backlog: u32,
+    ) -> Result<Listener> {
+        let id = listen_on(channel, qp_type, address, backlog)?;
+        Ok(Listener { channel: channel.clone(), id })
     }
 
     /// The channel of the listener and of its connections.
@@ -310,13 +382,15 @@ impl ConnectRequest {
 /// Listens on the first usable address of a host name.
 pub(crate) fn listen_on(
     channel: &EventChannel,
+    qp_type: QpType,
     address: impl ToSocketAddrs,
     backlog: u32,
 ) -> Result<ListeningId> {
     const VERB: &str = "bind_addr";
     let mut last = None;
     for address in resolve(VERB, address)? {
-        match channel.create_id()?.bind(address).and_then(|id| id.listen(backlog)) {
+        let id = channel.create_id_for(PortSpace::of(qp_type), qp_type)?;
+        match id.bind(address).and_then(|id| id.listen(backlog)) {
             Ok(id) => return Ok(id),
             Err(error) => last = Some(error),
         }

@@ -75,6 +75,7 @@ impl Event {
             Type::RDMA_CM_EVENT_ROUTE_ERROR => "there is no route to the address",
             Type::RDMA_CM_EVENT_UNREACHABLE => "the peer did not answer",
             Type::RDMA_CM_EVENT_MULTICAST_ERROR => "the multicast group could not be joined",
+            Type::RDMA_CM_EVENT_ADDRINFO_ERROR => "the service was not found",
             Type::RDMA_CM_EVENT_CONNECT_ERROR => "the connection could not be set up",
             kind => {
                 return Error::new(verb, Errno::PROTO)
@@ -101,8 +102,16 @@ fn advice(kind: Type, errno: i32) -> &'static str {
         Errno::TIMEDOUT if resolving => {
             ": no neighbour answered; check that the address is up, and on this network"
         }
-        Errno::TIMEDOUT if kind == Type::RDMA_CM_EVENT_MULTICAST_ERROR => {
+        Errno::TIMEDOUT
+            if matches!(
+                kind,
+                Type::RDMA_CM_EVENT_MULTICAST_ERROR | Type::RDMA_CM_EVENT_ADDRINFO_ERROR
+            ) =>
+        {
             ": the subnet manager did not answer"
+        }
+        Errno::NOENT if kind == Type::RDMA_CM_EVENT_ADDRINFO_ERROR => {
+            ": the subnet administrator knows no service of this id or name"
         }
         Errno::TIMEDOUT => {
             ": the host is reachable by IP, so check that it runs RDMA and that no firewall drops UDP \
@@ -303,6 +312,8 @@ mod tests {
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -113, Errno::HOSTUNREACH, "routing table"),
             (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT, "4791"),
             (Type::RDMA_CM_EVENT_MULTICAST_ERROR, -110, Errno::TIMEDOUT, "subnet manager"),
+            (Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -110, Errno::TIMEDOUT, "subnet manager"),
+            (Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -2, Errno::NOENT, "knows no service"),
             (Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::NODEV, "being removed"),
             (Type::RDMA_CM_EVENT_DISCONNECTED, 0, Errno::CONNRESET, "before it was established"),
             (Type(77), 0, Errno::PROTO, "rdma_cm_event_type(77)"),

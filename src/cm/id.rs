@@ -2,11 +2,12 @@
 //! may follow. Pairs with `ucma_create_id`, `ucma_bind`, `ucma_resolve_addr` and
 //! `ucma_resolve_route` in `core/ucma.c`.
 
-use super::address::{decode, encode};
+use super::address::{Encoded, STORAGE, decode, encode};
 use super::channel::{Channel, DeviceName, EventChannel};
 use super::connect::Connecting;
 use super::datagram::ConnectingDatagrams;
 use super::event::Event;
+use super::infiniband::NO_MANAGER;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::multicast::{JoiningMulticast, MulticastRole};
@@ -18,7 +19,7 @@ use crate::device::Guid;
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
 use crate::number::open_enum;
-use crate::qp::{QpControl, QpState};
+use crate::qp::{QpControl, QpState, QpType};
 use rustix::io::Errno;
 use std::collections::VecDeque;
 use std::net::{IpAddr, SocketAddr};
@@ -40,6 +41,8 @@ pub(crate) struct IdInner {
     /// The id whose membership in a multicast group this is.
     parent: Option<Arc<IdInner>>,
     pub(super) space: PortSpace,
+    /// The type of the queue pairs that the id connects.
+    pub(super) qp_type: QpType,
     /// The number by which events name the id.
     pub(super) key: u64,
     queue: Lock<EventQueue>,
@@ -48,8 +51,9 @@ pub(crate) struct IdInner {
 }
 
 open_enum! {
-    /// The port space of an id. The same port may be in use in each space. The space decides the type of the queue
-    /// pair: RC in `TCP`, UD in `UDP`.
+    /// The port space of an id. The same port may be in use in each space, and both sides are in the same one. The
+    /// space decides the type of the queue pair: RC in `TCP`, UD in `UDP` and `IPOIB`; in `IB` the id has a type of
+    /// its own.
     #[doc(alias = "rdma_port_space")]
     pub struct PortSpace(u16) {
         /// Reliable connections.
@@ -58,6 +62,38 @@ open_enum! {
         /// Datagrams.
         #[doc(alias = "RDMA_PS_UDP")]
         UDP = rdma_ucm_port_space::RDMA_PS_UDP.0, "UDP";
+        /// Queue pairs of any type, UC and XRC among them:
+        /// [`create_id_for`](super::EventChannel::create_id_for).
+        #[doc(alias = "RDMA_PS_IB")]
+        IB = rdma_ucm_port_space::RDMA_PS_IB.0, "IB";
+        /// Datagrams to the multicast groups of IPoIB, with its Q_Key; on InfiniBand only.
+        #[doc(alias = "RDMA_PS_IPOIB")]
+        IPOIB = rdma_ucm_port_space::RDMA_PS_IPOIB.0, "IPOIB";
+    }
+}
+
+impl PortSpace {
+    /// The space where both sides of a queue pair of this type usually are.
+    pub(crate) fn of(qp_type: QpType) -> PortSpace {
+        match qp_type {
+            QpType::RC => PortSpace::TCP,
+            QpType::UD => PortSpace::UDP,
+            _ => PortSpace::IB,
+        }
+    }
+
+    /// The type of queue pair in the space, if it has only one.
+    fn qp_type(self) -> Option<QpType> {
+        match self {
+            PortSpace::TCP => Some(QpType::RC),
+            PortSpace::UDP | PortSpace::IPOIB => Some(QpType::UD),
+            _ => None,
+        }
+    }
+
+    /// The type of queue pair of an id for which the program names none.
+    pub(super) fn default_qp_type(self) -> QpType {
+        self.qp_type().unwrap_or(QpType::RC)
     }
 }
 
@@ -93,30 +129,65 @@ impl Drop for EventWait<'_> {
 }
 
 impl IdInner {
-    pub(super) fn create(channel: &Arc<Channel>, space: PortSpace) -> Result<Arc<IdInner>> {
+    pub(super) fn create(
+        channel: &Arc<Channel>,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Result<Arc<IdInner>> {
         const VERB: &str = "create_id";
+        let known = [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::XRC_TGT];
+        if !known.contains(&qp_type) {
+            let detail =
+                format!("the connection manager connects no queue pairs of type {qp_type}");
+            return Err(Error::invalid(VERB, detail));
+        }
+        if let Some(only) = space.qp_type().filter(|only| *only != qp_type) {
+            let detail = format!(
+                "ids in the port space {space} are for queue pairs of type {only}; those of type {qp_type} are \
+                 connected in the port space {}",
+                PortSpace::of(qp_type)
+            );
+            return Err(Error::invalid(VERB, detail));
+        }
         let key = channel.key();
         // The kernel looks at the type in the port space IB alone; in others it follows from the space.
-        let request = uapi::rdma_ucm_create_id { uid: key, ps: space.0, ..Default::default() };
+        let request = uapi::rdma_ucm_create_id {
+            uid: key,
+            ps: space.0,
+            qp_type: qp_type.0 as u8,
+            ..Default::default()
+        };
         let mut answer = uapi::rdma_ucm_create_id_resp::default();
         channel.execute(VERB, Command::create_id(&request, &mut answer))?;
-        let id = IdInner::with_key(channel, answer.id, key, space);
+        let id = IdInner::with_key(channel, answer.id, key, space, qp_type);
         channel.register(VERB, &id)?;
         Ok(id)
     }
 
     /// The id that the kernel made for a connect request. The kernel reports no events of it before the
     /// request is accepted.
-    pub(super) fn adopt(channel: &Arc<Channel>, number: u32, space: PortSpace) -> Arc<IdInner> {
-        IdInner::with_key(channel, number, channel.key(), space)
+    pub(super) fn adopt(
+        channel: &Arc<Channel>,
+        number: u32,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Arc<IdInner> {
+        IdInner::with_key(channel, number, channel.key(), space, qp_type)
     }
 
-    fn with_key(channel: &Arc<Channel>, number: u32, key: u64, space: PortSpace) -> Arc<IdInner> {
+    fn with_key(
+        channel: &Arc<Channel>,
+        number: u32,
+        key: u64,
+        space: PortSpace,
+        qp_type: QpType,
+    ) -> Arc<IdInner> {
         Arc::new(IdInner {
             channel: channel.clone(),
             number: AtomicU32::new(number),
             parent: None,
             space,
+            qp_type,
             key,
             queue: Lock::default(),
             moved: AtomicBool::new(false),
@@ -131,6 +202,7 @@ impl IdInner {
             number: AtomicU32::new(0),
             parent: Some(self.clone()),
             space: self.space,
+            qp_type: self.qp_type,
             key: self.channel.key(),
             queue: Lock::default(),
             moved: AtomicBool::new(true),
@@ -145,16 +217,19 @@ impl IdInner {
         self.moved.store(false, Ordering::Relaxed);
     }
 
-    /// Refuses an id of another port space.
-    pub(super) fn check_space(&self, verb: &'static str, space: PortSpace) -> Result<()> {
-        if self.space == space {
+    /// Whether the id exchanges datagrams, and connects nothing.
+    pub(super) fn is_datagram(&self) -> bool {
+        self.qp_type == QpType::UD
+    }
+
+    /// Refuses an id for connections where one for datagrams is needed, and the other way round.
+    pub(super) fn check_datagram(&self, verb: &'static str, datagrams: bool) -> Result<()> {
+        if self.is_datagram() == datagrams {
             return Ok(());
         }
-        let detail = match space {
-            PortSpace::UDP => {
-                "datagrams need an id of the port space UDP (`EventChannel::create_id_in`)"
-            }
-            _ => "an id of the port space UDP exchanges datagrams: see `connect_datagrams`",
+        let detail = match datagrams {
+            true => "datagrams need an id of the port space UDP (`EventChannel::create_id_in`)",
+            false => "an id of the port space UDP exchanges datagrams: see `connect_datagrams`",
         };
         Err(Error::invalid(verb, detail))
     }
@@ -163,7 +238,7 @@ impl IdInner {
     /// in states without events.
     pub(super) fn migrate(&self, to: &Arc<Channel>) -> Result<Arc<IdInner>> {
         const VERB: &str = "migrate_id";
-        let id = IdInner::with_key(to, self.number(), self.key, self.space);
+        let id = IdInner::with_key(to, self.number(), self.key, self.space, self.qp_type);
         // An error leaves the kernel's id where it is.
         id.moved.store(true, Ordering::Relaxed);
         let request = migration(self.number(), self.channel.fd());
@@ -244,15 +319,6 @@ impl IdInner {
         self.queue.lock().is_some_and(|queue| !queue.events.is_empty())
     }
 
-    /// Waits for an event of this id, at most for `timeout`, without one for ever.
-    pub(super) fn wait(
-        &self,
-        verb: &'static str,
-        timeout: Option<Duration>,
-    ) -> Result<Option<Event>> {
-        self.wait_until(verb, deadline(timeout))
-    }
-
     /// Waits for an event of this id until a deadline, without one for ever.
     pub(super) fn wait_until(
         &self,
@@ -299,7 +365,13 @@ impl IdInner {
         Ok(answer)
     }
 
-    fn set_option(&self, verb: &'static str, level: u32, name: u32, value: &[u8]) -> Result<()> {
+    pub(super) fn set_option(
+        &self,
+        verb: &'static str,
+        level: u32,
+        name: u32,
+        value: &[u8],
+    ) -> Result<()> {
         let request = uapi::rdma_ucm_set_option {
             id: self.number(),
             level,
@@ -312,11 +384,38 @@ impl IdInner {
 
     fn bind(&self, address: &SocketAddr) -> Result<()> {
         const VERB: &str = "bind_addr";
-        let (addr, addr_size) = encode(address);
+        self.bind_raw(VERB, encode(address)).map_err(|error| match error.errno() {
+            Errno::INVAL if self.space == PortSpace::IPOIB => error.detail(format!(
+                "the port space IPOIB is on InfiniBand only, and {address} is not"
+            )),
+            _ => explain_bind(error, address),
+        })
+    }
+
+    pub(super) fn bind_raw(&self, verb: &'static str, address: Encoded) -> Result<()> {
+        let (addr, addr_size) = address;
         let request =
             uapi::rdma_ucm_bind { id: self.number(), addr_size, addr, ..Default::default() };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request);
-        self.execute(VERB, command).map_err(|error| explain_bind(error, address))
+        self.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request))
+    }
+
+    pub(super) fn resolve_raw(
+        &self,
+        verb: &'static str,
+        (src_addr, src_size): Encoded,
+        (dst_addr, dst_size): Encoded,
+        timeout: Duration,
+    ) -> Result<()> {
+        let request = uapi::rdma_ucm_resolve_addr {
+            id: self.number(),
+            timeout_ms: milliseconds(timeout),
+            src_size,
+            dst_size,
+            reserved: 0,
+            src_addr,
+            dst_addr,
+        };
+        self.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request))
     }
 
     fn resolve_addr(
@@ -330,19 +429,9 @@ impl IdInner {
             let detail = format!("{from} and {to} are addresses of different families");
             return Err(Error::invalid(VERB, detail));
         }
-        let (dst_addr, dst_size) = encode(to);
-        let (src_addr, src_size) = from.map(encode).unwrap_or(([0; super::address::STORAGE], 0));
-        let request = uapi::rdma_ucm_resolve_addr {
-            id: self.number(),
-            timeout_ms: milliseconds(timeout),
-            src_size,
-            dst_size,
-            reserved: 0,
-            src_addr,
-            dst_addr,
-        };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request);
-        self.execute(VERB, command).map_err(|error| match (error.errno(), from) {
+        let source = from.map_or(([0; STORAGE], 0), encode);
+        self.resolve_raw(VERB, source, encode(to), timeout).map_err(|error| match (error.errno(), from)
+        {
             (Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV, Some(from)) => {
                 explain_bind(error, from)
             }
@@ -360,15 +449,22 @@ impl IdInner {
         })
     }
 
-    fn resolve_route(&self, timeout: Duration) -> Result<()> {
+    pub(super) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         let request =
             uapi::rdma_ucm_resolve_route { id: self.number(), timeout_ms: milliseconds(timeout) };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
-        self.execute("resolve_route", command)
+        self.execute("resolve_route", command).map_err(|error| match error.errno() {
+            Errno::AGAIN => error.detail(NO_MANAGER),
+            _ => error,
+        })
     }
 
     fn listen(&self, backlog: u32) -> Result<()> {
         const VERB: &str = "listen";
+        if self.qp_type == QpType::XRC_INI {
+            let detail = "an id for XRC initiators connects; one for XRC targets listens";
+            return Err(Error::invalid(VERB, detail));
+        }
         let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
         self.execute(VERB, command).map_err(|error| match error.errno() {
@@ -481,7 +577,7 @@ impl<P, D> Progress<P, D> {
 #[doc(alias = "rdma_cm_id")]
 #[derive(Debug)]
 pub struct Id {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl Id {
@@ -592,7 +688,7 @@ impl Id {
 /// An id that has an address of this host.
 #[derive(Debug)]
 pub struct BoundId {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl BoundId {
@@ -650,7 +746,7 @@ impl BoundId {
         role: MulticastRole,
     ) -> Result<JoiningMulticast> {
         const VERB: &str = JoiningMulticast::VERB;
-        self.id.check_space(VERB, PortSpace::UDP)?;
+        self.id.check_datagram(VERB, true)?;
         self.id.query(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
         JoiningMulticast::begin(&self.id, qp, group, role)
     }
@@ -683,7 +779,7 @@ fn no_address(verb: &'static str) -> Error {
 /// An id whose address is being resolved.
 #[derive(Debug)]
 pub struct ResolvingAddr {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl ResolvingAddr {
@@ -720,8 +816,8 @@ impl Step for ResolvingAddr {
 /// An id whose address is resolved: its device is known.
 #[derive(Debug)]
 pub struct AddrResolved {
-    id: Arc<IdInner>,
-    path: Path,
+    pub(super) id: Arc<IdInner>,
+    pub(super) path: Path,
 }
 
 impl AddrResolved {
@@ -759,7 +855,7 @@ impl AddrResolved {
         role: MulticastRole,
     ) -> Result<JoiningMulticast> {
         const VERB: &str = JoiningMulticast::VERB;
-        self.id.check_space(VERB, PortSpace::UDP)?;
+        self.id.check_datagram(VERB, true)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         JoiningMulticast::begin(&self.id, qp, group, role)
     }
@@ -768,7 +864,7 @@ impl AddrResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ENXIO` if the device is gone.
+    /// Any error destroys the id. `ENXIO` if the device is gone; `EAGAIN` on InfiniBand without a subnet manager.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
         self.id.resolve_route(timeout)?;
@@ -779,8 +875,8 @@ impl AddrResolved {
 /// An id whose route is being resolved.
 #[derive(Debug)]
 pub struct ResolvingRoute {
-    id: Arc<IdInner>,
-    path: Path,
+    pub(super) id: Arc<IdInner>,
+    pub(super) path: Path,
 }
 
 impl ResolvingRoute {
@@ -815,7 +911,7 @@ impl Step for ResolvingRoute {
 /// An id whose route is resolved: it can connect.
 #[derive(Debug)]
 pub struct RouteResolved {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
     path: Path,
 }
 
@@ -862,13 +958,17 @@ impl RouteResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EINVAL` for a queue pair on another device or past `INIT`, too much private
-    /// data, or a parameter above the device's limit.
+    /// Any error destroys the id. `EINVAL` for a queue pair of another type than the id's, on another device or past
+    /// `INIT`, too much private data, or a parameter above the device's limit.
     #[doc(alias = "rdma_connect")]
     pub fn connect(self, qp: &QpControl, param: &ConnectParam) -> Result<Connecting> {
         const VERB: &str = "connect";
-        self.id.check_space(VERB, PortSpace::TCP)?;
-        check_type(VERB, qp, false)?;
+        self.id.check_datagram(VERB, false)?;
+        check_type(VERB, &self.id, qp)?;
+        if self.id.qp_type == QpType::XRC_TGT {
+            let detail = "an XRC target is connected by its initiator, whose request it accepts";
+            return Err(Error::invalid(VERB, detail));
+        }
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
         param.check(VERB, Message::Request, limits)?;
@@ -901,8 +1001,8 @@ impl RouteResolved {
         param: &ConnectParam,
     ) -> Result<ConnectingDatagrams> {
         const VERB: &str = ConnectingDatagrams::VERB;
-        self.id.check_space(VERB, PortSpace::UDP)?;
-        check_type(VERB, qp, true)?;
+        self.id.check_datagram(VERB, true)?;
+        check_type(VERB, &self.id, qp)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         param.check_datagram(VERB, Message::DatagramRequest)?;
         let request = uapi::rdma_ucm_connect {

@@ -85,6 +85,15 @@ impl<'a> Command<'a> {
             .answered(offset_of!(rdma_ucm_get_event, response), answer)
     }
 
+    /// Asks for `RDMA_USER_CM_QUERY_PATH` or `RDMA_USER_CM_QUERY_IB_SERVICE`.
+    pub(crate) fn query_list(request: &'a rdma_ucm_query, answer: &'a mut [u8]) -> Self {
+        Command {
+            buffer: Buffer::Out(answer),
+            address_at: offset_of!(rdma_ucm_query, response),
+            ..Command::new(RDMA_USER_CM_CMD_QUERY, request)
+        }
+    }
+
     /// Asks for `RDMA_USER_CM_QUERY_ADDR` or `RDMA_USER_CM_QUERY_GID`.
     pub(crate) fn query(
         request: &'a rdma_ucm_query,

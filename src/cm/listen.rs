@@ -12,7 +12,7 @@ use super::step::{Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
-use crate::qp::QpControl;
+use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -84,7 +84,7 @@ impl Step for &ListeningId {
 /// A peer's connect request. Dropping it rejects the request.
 #[derive(Debug)]
 pub struct ConnectRequest {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
     conn: uapi::rdma_ucm_conn_param,
     ece: Option<Ece>,
 }
@@ -96,21 +96,26 @@ impl ConnectRequest {
         ud: &uapi::rdma_ucm_ud_param,
         ece: Option<Ece>,
     ) -> Self {
-        let conn = match id.space {
-            PortSpace::UDP => uapi::rdma_ucm_conn_param {
+        let conn = match id.is_datagram() {
+            true => uapi::rdma_ucm_conn_param {
                 private_data: ud.private_data,
                 private_data_len: ud.private_data_len,
                 ..Default::default()
             },
-            _ => conn,
+            false => conn,
         };
         ConnectRequest { id, conn, ece }
     }
 
-    /// The port space of the listener: a request in [`TCP`](PortSpace::TCP) is for [`accept`](Self::accept), one in
-    /// [`UDP`](PortSpace::UDP) for [`accept_datagrams`](Self::accept_datagrams).
+    /// The port space of the listener: a request in [`UDP`](PortSpace::UDP) is for
+    /// [`accept_datagrams`](Self::accept_datagrams), one in [`TCP`](PortSpace::TCP) for [`accept`](Self::accept).
     pub fn port_space(&self) -> PortSpace {
         self.id.space
+    }
+
+    /// The type of queue pair that the request is for.
+    pub fn qp_type(&self) -> QpType {
+        self.id.qp_type
     }
 
     /// The private data of the request: the whole field of the message, with zeros behind what the peer
@@ -211,14 +216,14 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Any error rejects the request. `EINVAL` for a queue pair on another device or past `INIT`, too
-    /// much private data, a parameter above the device's limit, or a peer that gave up.
+    /// Any error rejects the request. `EINVAL` for a queue pair of another type than the request's, on another device or
+    /// past `INIT`, too much private data, a parameter above the device's limit, or a peer that gave up.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QpControl, param: &ConnectParam) -> Result<Accepting> {
         const VERB: &str = "accept";
         let context = qp.context();
-        self.id.check_space(VERB, PortSpace::TCP)?;
-        check_type(VERB, qp, false)?;
+        self.id.check_datagram(VERB, false)?;
+        check_type(VERB, &self.id, qp)?;
         self.path(VERB)?.device(VERB)?.check(VERB, context.device())?;
         let limits = self.id.channel.limits(VERB, &context)?;
         param.check(VERB, Message::Accept, limits)?;
@@ -260,8 +265,8 @@ impl ConnectRequest {
     #[doc(alias = "rdma_accept")]
     pub fn accept_datagrams(self, qp: &QpControl, param: &ConnectParam) -> Result<()> {
         const VERB: &str = "accept_datagrams";
-        self.id.check_space(VERB, PortSpace::UDP)?;
-        check_type(VERB, qp, true)?;
+        self.id.check_datagram(VERB, true)?;
+        check_type(VERB, &self.id, qp)?;
         self.path(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
         param.check_datagram(VERB, Message::DatagramReply)?;
         ConnectedQp::of(qp).ready_datagrams(VERB, &self.id)?;
@@ -302,9 +307,9 @@ impl ConnectRequest {
     /// The kernel takes reason 0 as that the program refuses.
     fn reject_for(self, reason: u8, private_data: &[u8]) -> Result<()> {
         const VERB: &str = "reject";
-        let message = match self.id.space {
-            PortSpace::UDP => Message::DatagramReply,
-            _ => Message::Reject,
+        let message = match self.id.is_datagram() {
+            true => Message::DatagramReply,
+            false => Message::Reject,
         };
         check_private_data(VERB, message, private_data)?;
         let (field, private_data_len) = to_field(private_data);

@@ -19,11 +19,18 @@
 //! id. [`aio::cm`](crate::aio::cm) has futures.
 //!
 //! Addresses are IPv4 and IPv6 ones. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
+//! port space [`IB`](PortSpace::IB) they are of any type ([`EventChannel::create_id_for`]): reliable, unreliable, or XRC,
+//! where an initiator connects to a listener for targets. In the
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
 //! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
 //! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
 //! ([`join_multicast`](BoundId::join_multicast)). Messages carry the vendor's options
-//! ([`Ece`]). There is nothing yet for XRC, `AF_IB` addresses and IB services.
+//! ([`Ece`]).
+//!
+//! On InfiniBand an id may have GIDs and service ids in place of IP addresses ([`Id::bind_ib`],
+//! [`Id::resolve_ib_addr`]), take a path from the program ([`AddrResolved::set_ib_path`]), and ask the subnet
+//! administrator for a service ([`BoundId::resolve_ib_service`]). What an administrator answers has been seen from a
+//! scripted kernel only.
 //!
 //! # When to use it
 //!
@@ -36,7 +43,7 @@
 //! | what it needs | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface |
 //! | when the peer closes, or is killed | the exchange of bytes has to tell, or a request fails after its retries | [`Disconnected`](ConnectionEvent::Disconnected) |
 //! | path MTU, timeouts, retries | the program's, in the [`Handshake`](crate::Handshake) | the kernel's, and those of [`ConnectParam`] |
-//! | types of queue pairs | RC, UC, UD, XRC | RC, UD |
+//! | types of queue pairs | RC, UC, UD, XRC | RC, UD; UC and XRC, if the peer is in the port space `IB`, too |
 //! | bytes for the program's own use | as many as the exchange carries | [private data](ConnectParam::private_data), 56 to 196 bytes |
 //!
 //! A service that listens on an address takes the connection manager. Programs that have a control connection anyway,
@@ -55,15 +62,18 @@
 //! |---|---|
 //! | `create_event_channel`, `destroy_event_channel` | [`EventChannel::open`], drop |
 //! | `get_cm_event`, `ack_cm_event` | `wait` of the id, or [`EventChannel::dispatch`]; nothing is acknowledged |
-//! | `create_id`, `destroy_id`, `migrate_id` | [`EventChannel::create_id`], drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
+//! | `create_id`, `destroy_id`, `migrate_id` | [`EventChannel::create_id`], [`create_id_for`](EventChannel::create_id_for), drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
 //! | `bind_addr`, `listen`, `get_request` | [`Id::bind`], [`BoundId::listen`], [`ListeningId::next_request`] |
 //! | `resolve_addr`, `resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
 //! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
 //! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
-//! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`] |
+//! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`], [`Connector::connect_datagrams`] |
 //! | `join_multicast`, `join_multicast_ex`, `leave_multicast` | [`BoundId::join_multicast`], [`AddrResolved::join_multicast`], drop |
 //! | `set_local_ece`, `get_remote_ece`, `reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
 //! | `write_cm_event` | [`Connection::write_event`] |
+//! | `resolve_addrinfo`, `query_addrinfo` with `RAI_SA` | [`BoundId::resolve_ib_service`], [`IbServiceResolved::records`] |
+//! | `bind_addr`, `resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`] |
+//! | `set_option` with `RDMA_OPTION_IB_PATH` | [`AddrResolved::set_ib_path`], [`RouteResolved::ib_paths`] |
 //! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
 //! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
@@ -76,6 +86,7 @@ mod datagram;
 mod event;
 mod fd;
 mod id;
+mod infiniband;
 mod kernel;
 mod listen;
 mod multicast;
@@ -97,6 +108,9 @@ pub use event::{ConnectError, RejectReason, Rejection};
 pub(crate) use id::EventWait;
 pub use id::{
     AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
+};
+pub use infiniband::{
+    IbAddress, IbPath, IbService, IbServiceRecord, IbServiceResolved, ResolvingIbService,
 };
 pub use listen::{ConnectRequest, ListeningId};
 pub use multicast::{JoiningMulticast, MulticastMember, MulticastRole};

@@ -58,7 +58,7 @@ impl JoiningMulticast {
             );
             return Err(Error::invalid(VERB, detail));
         }
-        check_type(VERB, qp, true)?;
+        check_type(VERB, id, qp)?;
         let connected = ConnectedQp::of(qp);
         connected.ready_datagrams(VERB, id)?;
         let (addr, addr_size) = encode(&SocketAddr::new(group, 0));
@@ -176,11 +176,27 @@ impl MulticastMember {
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     #[doc(alias = "RDMA_CM_EVENT_MULTICAST_ERROR")]
     pub fn wait_lost(&self, timeout: Option<Duration>) -> Result<()> {
-        const VERB: &str = "wait_lost";
-        match self.member.wait(VERB, timeout)? {
-            Some(_) => Ok(()),
-            None => Err(Error::new(VERB, Errno::TIMEDOUT).detail("the host is still a member")),
+        match wait(self, timeout)? {
+            Progress::Done(()) => Ok(()),
+            Progress::Pending(_) => {
+                let verb = <&MulticastMember as Step>::VERB;
+                Err(Error::new(verb, Errno::TIMEDOUT).detail("the host is still a member"))
+            }
         }
+    }
+}
+
+impl Step for &MulticastMember {
+    type Next = ();
+    type Error = Error;
+    const VERB: &'static str = "wait_lost";
+
+    fn id(&self) -> &IdInner {
+        &self.member
+    }
+
+    fn advance(self, _event: Event) -> Result<()> {
+        Ok(())
     }
 }
 

@@ -59,7 +59,8 @@ impl ConnectedQp {
     }
 
     /// Brings the queue pair from `INIT` to `RTS`. With `depths` these are its numbers of reads and
-    /// atomics; without, the kernel takes them from the peer's answer.
+    /// atomics; without, the kernel takes them from the peer's answer. A type of queue pair has only those of these
+    /// attributes that the kernel returns for it.
     pub(super) fn ready(
         &self,
         verb: &'static str,
@@ -67,17 +68,19 @@ impl ConnectedQp {
         depths: Option<Depths>,
         min_rnr_timer: Option<u8>,
     ) -> Result<()> {
-        let mut rtr = translate(&id.qp_attr(verb, QpState::RTR)?);
-        if let Some(depths) = depths {
+        let raw = id.qp_attr(verb, QpState::RTR)?;
+        let mut rtr = translate(&raw);
+        if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_DEST_RD_ATOMIC)) {
             rtr = rtr.max_dest_rd_atomic(depths.responder_resources);
         }
-        if let Some(code) = min_rnr_timer {
+        if let Some(code) = min_rnr_timer.filter(|_| has(&raw, Mask::IB_QP_MIN_RNR_TIMER)) {
             rtr = rtr.min_rnr_timer(code);
         }
         let qp = self.control(verb)?;
         qp.modify(&rtr).map_err(|error| error.in_verb(verb))?;
-        let mut rts = translate(&id.qp_attr(verb, QpState::RTS)?);
-        if let Some(depths) = depths {
+        let raw = id.qp_attr(verb, QpState::RTS)?;
+        let mut rts = translate(&raw);
+        if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_QP_RD_ATOMIC)) {
             rts = rts.max_rd_atomic(depths.initiator_depth);
         }
         qp.modify(&rts).map_err(|error| error.in_verb(verb))
@@ -122,17 +125,25 @@ impl ConnectedQp {
     }
 }
 
-/// Refuses a queue pair whose type the port space does not connect.
-pub(super) fn check_type(verb: &'static str, qp: &QpControl, datagrams: bool) -> Result<()> {
-    let qp_type = qp.qp_type();
-    if (qp_type == QpType::UD) == datagrams {
-        return Ok(());
-    }
-    let detail = match datagrams {
-        true => format!("a queue pair of type {qp_type}; datagrams need one of type UD"),
-        false => "a queue pair of type UD; datagrams need an id of the port space UDP".to_owned(),
+/// Refuses a queue pair of another type than the id's.
+pub(super) fn check_type(verb: &'static str, id: &IdInner, qp: &QpControl) -> Result<()> {
+    let detail = match (qp.qp_type(), id.qp_type) {
+        (has, wanted) if has == wanted => return Ok(()),
+        (has, QpType::UD) => format!("a queue pair of type {has}; datagrams need one of type UD"),
+        (QpType::UD, _) => {
+            "a queue pair of type UD; datagrams need an id of the port space UDP".to_owned()
+        }
+        (has, wanted) => format!(
+            "a queue pair of type {has}, and an id for type {wanted}: create the id with \
+             `EventChannel::create_id_for`"
+        ),
     };
     Err(Error::invalid(verb, detail))
+}
+
+/// Whether the kernel returned an attribute.
+fn has(raw: &ib_uverbs_qp_attr, bit: Mask) -> bool {
+    raw.qp_attr_mask & bit.bits() != 0
 }
 
 /// Whether the queue pair receives from a shared receive queue, which the peer is told.

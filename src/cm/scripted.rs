@@ -3,9 +3,13 @@
 
 use super::address::encode;
 use super::channel::EventChannel;
+use super::id::PortSpace;
+use super::infiniband::IbAddress;
 use super::kernel::{Buffer, Command, Kernel};
+use crate::number::Gid;
+use crate::qp::QpType;
 use rustix::io::Errno;
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
@@ -21,18 +25,25 @@ pub(crate) const PEER: &str = "10.0.0.2:7471";
 struct State {
     next: u32,
     live: BTreeSet<u32>,
-    /// The ids of the port space UDP.
-    datagrams: BTreeSet<u32>,
+    /// The type of the queue pairs of each id, unless that is RC.
+    types: BTreeMap<u32, QpType>,
     /// The key by which events of an id name it.
     keys: Vec<(u32, u64)>,
     events: VecDeque<rdma_ucm_event_resp>,
     log: Vec<u32>,
     refused: Vec<(u32, Errno)>,
+    creates: Vec<rdma_ucm_create_id>,
     accepts: Vec<rdma_ucm_accept>,
     connects: Vec<rdma_ucm_connect>,
     joins: Vec<rdma_ucm_join_mcast>,
     rejects: Vec<rdma_ucm_reject>,
     options: Vec<(u32, Vec<u8>)>,
+    binds: Vec<rdma_ucm_bind>,
+    resolves: Vec<rdma_ucm_resolve_addr>,
+    /// The path that the program set for each id.
+    paths: BTreeMap<u32, Vec<u8>>,
+    services: Vec<ib_user_service_rec>,
+    wanted: Vec<rdma_ucm_resolve_ib_service>,
     countdown: Option<(u32, Errno)>,
 }
 
@@ -83,6 +94,7 @@ impl CmScript {
     pub(crate) fn request(&self, listener: u32, conn: rdma_ucm_conn_param) -> u32 {
         let uid = self.key(listener);
         let id = self.make();
+        self.set_type(id, self.qp_type(listener));
         let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.tell_raw(uid, id, kind, 0, conn);
         id
@@ -120,7 +132,7 @@ impl CmScript {
     /// Queues a request for a listener of the port space UDP.
     pub(crate) fn request_datagrams(&self, listener: u32, ud: rdma_ucm_ud_param) {
         let (uid, id) = (self.key(listener), self.make());
-        self.state().datagrams.insert(id);
+        self.set_type(id, QpType::UD);
         let kind = rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST;
         self.tell_param(uid, id, kind, 0, ud.as_bytes());
     }
@@ -152,6 +164,14 @@ impl CmScript {
     pub(crate) fn key(&self, id: u32) -> u64 {
         let state = self.state();
         state.keys.iter().rev().find(|(other, _)| *other == id).map_or(0, |(_, key)| *key)
+    }
+
+    fn qp_type(&self, id: u32) -> QpType {
+        self.state().types.get(&id).copied().unwrap_or(QpType::RC)
+    }
+
+    fn set_type(&self, id: u32, qp_type: QpType) {
+        self.state().types.insert(id, qp_type);
     }
 
     fn make(&self) -> u32 {
@@ -204,12 +224,75 @@ impl CmScript {
         self.state().joins.clone()
     }
 
+    pub(crate) fn creates(&self) -> Vec<rdma_ucm_create_id> {
+        self.state().creates.clone()
+    }
+
     pub(crate) fn accepts(&self) -> Vec<rdma_ucm_accept> {
         self.state().accepts.clone()
     }
 
+    pub(crate) fn binds(&self) -> Vec<rdma_ucm_bind> {
+        self.state().binds.clone()
+    }
+
+    pub(crate) fn resolves(&self) -> Vec<rdma_ucm_resolve_addr> {
+        self.state().resolves.clone()
+    }
+
+    /// What the subnet administrator knows of every service.
+    pub(crate) fn set_services(&self, services: Vec<ib_user_service_rec>) {
+        self.state().services = services;
+    }
+
+    /// The services that were asked for.
+    pub(crate) fn wanted(&self) -> Vec<rdma_ucm_resolve_ib_service> {
+        self.state().wanted.clone()
+    }
+
     pub(crate) fn options(&self) -> Vec<(u32, Vec<u8>)> {
         self.state().options.clone()
+    }
+}
+
+impl State {
+    /// The answer to a query, of at most `room` bytes.
+    fn told(&self, request: &rdma_ucm_query, room: usize) -> Vec<u8> {
+        let list = |count: usize, item: usize, bytes: Vec<u8>| {
+            let told = count.min((room - 8) / item) * item;
+            [&(count as u32).to_ne_bytes()[..], &[0; 4], &bytes[..told]].concat()
+        };
+        // The GIDs of two ports, and a service.
+        let ib = |last: u8| {
+            let gid = Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+            IbAddress::new(gid, PortSpace::IB, 7).encode()
+        };
+        let ip = |text: &str| encode(&text.parse().expect("an address"));
+        let ((src_addr, src_size), (dst_addr, dst_size)) = match request.option {
+            RDMA_USER_CM_QUERY_PATH => {
+                let path = self.paths.get(&request.id).cloned().unwrap_or_default();
+                // The kernel wants more room than the last path needs.
+                let fits = path.len() < room - 8;
+                return list(path.len() / 72, 72, if fits { path } else { Vec::new() });
+            }
+            RDMA_USER_CM_QUERY_IB_SERVICE => {
+                let size = size_of::<ib_user_service_rec>();
+                return list(self.services.len(), size, self.services.as_bytes().to_vec());
+            }
+            RDMA_USER_CM_QUERY_GID => (ib(1), ib(2)),
+            _ => (ip(LOCAL), ip(PEER)),
+        };
+        let told = rdma_ucm_query_addr_resp {
+            port_num: 1,
+            src_size,
+            dst_size,
+            src_addr,
+            dst_addr,
+            // As a kernel that does not know the field.
+            ibdev_index: u32::MAX,
+            ..Default::default()
+        };
+        told.as_bytes().to_vec()
     }
 }
 
@@ -250,11 +333,15 @@ impl Kernel for CmScript {
             RDMA_USER_CM_CMD_CREATE_ID => {
                 let request: rdma_ucm_create_id = read(command.request);
                 let id = self.make();
+                let qp_type = match rdma_ucm_port_space(request.ps) {
+                    rdma_ucm_port_space::RDMA_PS_TCP => QpType::RC,
+                    rdma_ucm_port_space::RDMA_PS_IB => QpType(request.qp_type.into()),
+                    _ => QpType::UD,
+                };
+                self.set_type(id, qp_type);
                 let mut state = self.state();
                 state.keys.push((id, request.uid));
-                if request.ps == rdma_ucm_port_space::RDMA_PS_UDP.0 {
-                    state.datagrams.insert(id);
-                }
+                state.creates.push(request);
                 answer(command.buffer, rdma_ucm_create_id_resp { id }.as_bytes());
             }
             RDMA_USER_CM_CMD_JOIN_MCAST => {
@@ -278,34 +365,35 @@ impl Kernel for CmScript {
                 let _ = rustix::io::read(&self.0.readable, &mut [0]);
                 answer(command.buffer, event.as_bytes());
             }
+            RDMA_USER_CM_CMD_BIND => self.state().binds.push(read(command.request)),
+            RDMA_USER_CM_CMD_RESOLVE_ADDR => self.state().resolves.push(read(command.request)),
+            RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE => {
+                let request: rdma_ucm_resolve_ib_service = read(command.request);
+                alive(request.id)?;
+                self.state().wanted.push(request);
+            }
             RDMA_USER_CM_CMD_QUERY => {
                 let request: rdma_ucm_query = read(command.request);
                 alive(request.id)?;
-                let (src_addr, src_size) = encode(&LOCAL.parse().expect("an address"));
-                let (dst_addr, dst_size) = encode(&PEER.parse().expect("an address"));
-                let mut told = rdma_ucm_query_addr_resp {
-                    port_num: 1,
-                    src_size,
-                    dst_size,
-                    src_addr,
-                    dst_addr,
-                    ..Default::default()
-                };
-                // As a kernel that does not know the field.
-                told.ibdev_index = u32::MAX;
-                answer(command.buffer, told.as_bytes());
+                let Buffer::Out(out) = command.buffer else { panic!("no room for an answer") };
+                let bytes = self.state().told(&request, out.len());
+                out.get_mut(..bytes.len()).expect("room").copy_from_slice(&bytes);
             }
             RDMA_USER_CM_CMD_INIT_QP_ATTR => {
                 let request: rdma_ucm_init_qp_attr = read(command.request);
                 alive(request.id)?;
-                let datagrams = self.state().datagrams.contains(&request.id);
-                answer(command.buffer, qp_attr(request.qp_state, datagrams).as_bytes());
+                let qp_type = self.qp_type(request.id);
+                answer(command.buffer, qp_attr(request.qp_state, qp_type).as_bytes());
             }
             RDMA_USER_CM_CMD_SET_OPTION => {
                 let request: rdma_ucm_set_option = read(command.request);
                 let Buffer::In(value) = command.buffer else { panic!("an option without value") };
                 assert_eq!(value.len(), request.optlen as usize);
                 self.state().options.push((request.optname, value.to_vec()));
+                if (request.level, request.optname) == (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) {
+                    self.state().paths.insert(request.id, value.to_vec());
+                    self.tell(request.id, rdma_cm_event_type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+                }
             }
             RDMA_USER_CM_CMD_CONNECT => {
                 let request: rdma_ucm_connect = read(command.request);
@@ -342,8 +430,8 @@ impl Kernel for CmScript {
     }
 }
 
-/// The attributes that the kernel returns on RoCE for a reliable connection, or for datagrams.
-fn qp_attr(state: u32, datagrams: bool) -> ib_uverbs_qp_attr {
+/// The attributes that the kernel returns on RoCE for a type of queue pair.
+fn qp_attr(state: u32, qp_type: QpType) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;
     attr.port_num = 1;
@@ -358,23 +446,29 @@ fn qp_attr(state: u32, datagrams: bool) -> ib_uverbs_qp_attr {
     attr.max_dest_rd_atomic = 1;
     attr.qkey = 0x0123_4567;
     let mask = match state {
-        1 if datagrams => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
+        1 if qp_type == QpType::UD => Mask::IB_QP_QKEY | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         1 => Mask::IB_QP_ACCESS_FLAGS | Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT,
         2 => {
-            Mask::IB_QP_AV
-                | Mask::IB_QP_PATH_MTU
-                | Mask::IB_QP_DEST_QPN
-                | Mask::IB_QP_RQ_PSN
-                | Mask::IB_QP_MAX_DEST_RD_ATOMIC
-                | Mask::IB_QP_MIN_RNR_TIMER
+            let all =
+                Mask::IB_QP_AV | Mask::IB_QP_PATH_MTU | Mask::IB_QP_DEST_QPN | Mask::IB_QP_RQ_PSN;
+            match qp_type {
+                QpType::RC | QpType::XRC_TGT => {
+                    all | Mask::IB_QP_MAX_DEST_RD_ATOMIC | Mask::IB_QP_MIN_RNR_TIMER
+                }
+                _ => all,
+            }
         }
-        _ => {
-            Mask::IB_QP_SQ_PSN
-                | Mask::IB_QP_TIMEOUT
-                | Mask::IB_QP_RETRY_CNT
-                | Mask::IB_QP_RNR_RETRY
-                | Mask::IB_QP_MAX_QP_RD_ATOMIC
-        }
+        _ => match qp_type {
+            QpType::RC | QpType::XRC_INI => {
+                Mask::IB_QP_SQ_PSN
+                    | Mask::IB_QP_TIMEOUT
+                    | Mask::IB_QP_RETRY_CNT
+                    | Mask::IB_QP_RNR_RETRY
+                    | Mask::IB_QP_MAX_QP_RD_ATOMIC
+            }
+            QpType::XRC_TGT => Mask::IB_QP_SQ_PSN | Mask::IB_QP_TIMEOUT,
+            _ => Mask::IB_QP_SQ_PSN,
+        },
     };
     attr.qp_attr_mask = (mask | Mask::IB_QP_STATE).bits();
     attr

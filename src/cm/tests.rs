@@ -664,3 +664,182 @@ fn written_event_arrives_and_older_kernels_are_told_apart() {
     stage.script.fail_step(1, Errno::INVAL);
     assert_eq!(connection.write_event(1).unwrap_err().errno(), Errno::INVAL);
 }
+
+#[test]
+fn types_of_queue_pairs_have_their_port_space() {
+    let stage = Stage::new();
+    let uc = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UC).build();
+    let (uc, param) = (uc.unwrap(), ConnectParam::new().min_rnr_timer(9));
+    let create = |space, qp_type| stage.channel.create_id_for(space, qp_type);
+    let refused = |made: crate::Result<Id>, told: &str| {
+        let error = made.unwrap_err();
+        assert!(error.message().contains(told), "{error}");
+    };
+    refused(create(PortSpace::TCP, QpType::UC), "are connected in the port space IB");
+    refused(create(PortSpace::IPOIB, QpType::RC), "are connected in the port space TCP");
+    refused(create(PortSpace::IB, QpType::RAW_PACKET), "no queue pairs of type raw packet");
+    for (space, qp_type) in [
+        (PortSpace::TCP, QpType::RC),
+        (PortSpace::UDP, QpType::UD),
+        (PortSpace::IPOIB, QpType::UD),
+        (PortSpace::IB, QpType::RC),
+    ] {
+        stage.channel.create_id_in(space).unwrap();
+        let asked = stage.script.creates().last().map(|it| (it.ps, QpType(it.qp_type.into())));
+        assert_eq!(asked, Some((space.0, qp_type)));
+    }
+    let listen = |qp_type| {
+        let id = create(PortSpace::IB, qp_type).unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        (*stage.script.live().last().unwrap(), id.listen(4))
+    };
+    let error = listen(QpType::XRC_INI).1.unwrap_err();
+    assert!(error.message().contains("XRC targets"), "{error}");
+    let (number, listener) = listen(QpType::UC);
+    let listener = listener.unwrap();
+    for reliable in [true, false] {
+        stage.script.request(number, rdma_ucm_conn_param::default());
+        let request = listener.next_request(NOW).unwrap().unwrap();
+        assert_eq!((request.qp_type(), request.port_space()), (QpType::UC, PortSpace::IB));
+        match reliable {
+            true => {
+                let error = request.accept(&stage.qp, &param).unwrap_err();
+                assert!(error.message().contains("an id for type UC"), "{error}");
+            }
+            // The attributes that unreliable connections do not have are left out.
+            false => drop(request.accept(&uc, &param).unwrap()),
+        }
+    }
+    assert_eq!(uc.state(), QpState::ERR);
+}
+
+/// Addresses of two ports of one subnet.
+fn ports() -> (IbAddress, IbAddress) {
+    let port = |last| {
+        let gid = crate::Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+        IbAddress::new(gid, PortSpace::IB, 7)
+    };
+    (port(1), port(2))
+}
+
+#[test]
+fn ports_of_infiniband_are_addressed_by_gid() {
+    let stage = Stage::new();
+    let (here, there) = ports();
+    let create = || stage.channel.create_id_in(PortSpace::IB).unwrap();
+    let bound = create().bind_ib(here).unwrap();
+    assert_eq!(bound.local_ib_addr().unwrap(), here);
+    let (asked, raw) = (stage.script.binds()[0], here.encode());
+    assert_eq!((asked.addr, asked.addr_size), (raw.0, 48));
+    let resolving = create().resolve_ib_addr(Some(here), there, LONG).unwrap();
+    stage.script.tell(2, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+    let route = resolving.wait(NOW).unwrap().done().unwrap().resolve_route(LONG).unwrap();
+    stage.script.tell(2, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+    let route = route.wait(NOW).unwrap().done().unwrap();
+    assert_eq!(route.ib_addrs().unwrap(), (here, there));
+    drop(bound.resolve_ib_addr(there, LONG).unwrap());
+    let asked = stage.script.resolves();
+    assert_eq!((asked[0].src_addr, asked[0].src_size), (here.encode().0, 48));
+    assert_eq!((asked[1].src_size, asked[1].dst_addr), (0, there.encode().0));
+    for (command, errno, told) in [
+        (RDMA_USER_CM_CMD_BIND, Errno::NODEV, "no InfiniBand port has the GID fe80::1"),
+        (RDMA_USER_CM_CMD_BIND, Errno::ADDRINUSE, "port 7 is in use"),
+        (RDMA_USER_CM_CMD_RESOLVE_ADDR, Errno::NODEV, "the P_Key 0xffff"),
+    ] {
+        stage.script.refuse(command, errno);
+        let error = match command {
+            RDMA_USER_CM_CMD_BIND => create().bind_ib(here).unwrap_err(),
+            _ => create().resolve_ib_addr(None, there, LONG).unwrap_err(),
+        };
+        stage.script.allow(command);
+        assert!(error.message().contains(told), "{error}");
+    }
+}
+
+#[test]
+fn path_that_the_program_sets_resolves_the_route() {
+    let stage = Stage::new();
+    let (here, there) = ports();
+    let resolve = || {
+        let resolving = stage.channel.create_id_in(PortSpace::IB).unwrap();
+        let resolving = resolving.resolve_ib_addr(Some(here), there, LONG).unwrap();
+        let number = *stage.script.live().last().unwrap();
+        stage.script.tell(number, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        resolving.wait(NOW).unwrap().done().unwrap()
+    };
+    let path =
+        IbPath { sgid: here.gid, dgid: there.gid, dlid: 9, reversible: true, ..IbPath::default() };
+    let route = resolve().set_ib_path(&path).unwrap().wait(NOW).unwrap().done().unwrap();
+    let options = stage.script.options();
+    // Flags that the kernel asks for, and the record.
+    assert_eq!((options[0].0, options[0].1.len()), (RDMA_OPTION_IB_PATH, 72));
+    assert_eq!(options[0].1[..4], 0x2bu32.to_ne_bytes());
+    assert_eq!(route.ib_paths().unwrap(), [path]);
+    stage.script.refuse(RDMA_USER_CM_CMD_RESOLVE_ROUTE, Errno::AGAIN);
+    let error = resolve().resolve_route(LONG).unwrap_err();
+    assert!(error.message().contains("no subnet manager"), "{error}");
+}
+
+#[test]
+fn services_are_found_by_id_and_by_name() {
+    let stage = Stage::new();
+    let ((_, there), long) = (ports(), "n".repeat(64));
+    let record = |number: u64| {
+        let mut raw = ib_user_service_rec {
+            id: uverbs_uapi::endian::Be64::new(number),
+            gid: there.gid.0,
+            pkey: uverbs_uapi::endian::Be16::new(0x8001),
+            lease: uverbs_uapi::endian::Be32::new(60),
+            ..Default::default()
+        };
+        raw.name[..4].copy_from_slice(b"disk");
+        raw.data_16[1] = uverbs_uapi::endian::Be16::new(0x0102);
+        raw
+    };
+    let ask = |service| {
+        let bound = stage.channel.create_id_in(PortSpace::IB).unwrap();
+        bound.bind_ib(there).unwrap().resolve_ib_service(service)
+    };
+    // More than the first query has room for.
+    for count in [1, 6, 7, 20] {
+        stage.script.set_services((0..count).map(record).collect());
+        let resolving = ask(IbService::Name("disk")).unwrap();
+        let number = *stage.script.live().last().unwrap();
+        stage.script.tell(number, Type::RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0);
+        let resolved = resolving.wait(NOW).unwrap().done().unwrap();
+        let last = resolved.records().last().unwrap();
+        assert_eq!(resolved.records().len() as u64, count);
+        assert_eq!((last.address.service_id, last.address.pkey), (count - 1, 0x8001));
+        assert_eq!((&*last.name, last.lease, last.data_16[1]), ("disk", 60, 0x0102));
+        match count % 2 {
+            0 => drop(resolved.resolve_addr(there, LONG).unwrap()),
+            _ => drop(resolved.resolve_route(LONG).unwrap()),
+        }
+    }
+    drop(ask(IbService::Id(0x0123_4567_89ab_cdef)).unwrap());
+    let wanted = stage.script.wanted();
+    let (named, numbered) = (wanted.first().unwrap().ibs, wanted.last().unwrap().ibs);
+    assert_eq!((named.flags, &named.service_name[..5]), (2, &b"disk\0"[..]));
+    assert_eq!((numbered.flags, numbered.service_id), (1, 0x0123_4567_89ab_cdef));
+    for name in ["", &long, "a\0b"] {
+        let error = ask(IbService::Name(name)).unwrap_err();
+        assert!(error.message().contains("1 to 63"), "{error}");
+    }
+    ask(IbService::Name(&long[1..])).unwrap();
+    let resolving = ask(IbService::Id(1)).unwrap();
+    let number = *stage.script.live().last().unwrap();
+    stage.script.tell(number, Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -110);
+    let error = resolving.wait(NOW).unwrap_err();
+    assert!(error.message().contains("subnet manager did not answer"), "{error}");
+    for (errno, told) in [
+        (Errno::OPNOTSUPP, "only an InfiniBand port"),
+        (Errno::AGAIN, "no subnet manager"),
+        // The probe is refused, too.
+        (Errno::INVAL, "6.18 and later"),
+    ] {
+        stage.script.refuse(RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE, errno);
+        let error = ask(IbService::Id(1)).unwrap_err();
+        stage.script.allow(RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE);
+        assert!(error.message().contains(told), "{error}");
+    }
+    assert!(stage.script.live().is_empty());
+}

@@ -8,6 +8,7 @@ mod ipv6;
 mod killed;
 mod multicast;
 mod peers;
+mod types;
 
 use crate::capability::Capability;
 use crate::env;
@@ -20,7 +21,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uverbs::cm::{
     ACCEPT_PRIVATE_DATA, Accepting, ConnectError, ConnectParam, ConnectRequest, Connecting,
-    Connection, ConnectionEvent, Connector, Ece, EventChannel, Listener, ListeningId, Progress,
+    Connection, ConnectionEvent, Connector, Ece, EventChannel, Id, Listener, ListeningId, Progress,
     REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA, RejectReason, RouteResolved,
 };
 use uverbs::{
@@ -39,6 +40,7 @@ pub(crate) fn all() -> Vec<Trial> {
         killed::trials(),
         multicast::trials(),
         peers::trials(),
+        types::trials(),
     ];
     parts.into_iter().flatten().collect()
 }
@@ -121,9 +123,19 @@ impl Service {
 
     fn with_backlog(device: &Device, address: SocketAddr, backlog: u32) -> Verdict<Service> {
         let channel = channel()?;
+        Service::by(channel.create_id()?, channel, device, address, backlog)
+    }
+
+    fn by(
+        id: Id,
+        channel: EventChannel,
+        device: &Device,
+        address: SocketAddr,
+        backlog: u32,
+    ) -> Verdict<Service> {
         let context = Context::open(device)?;
         channel.use_context(&context)?;
-        let id = channel.create_id()?.bind(address)?.listen(backlog)?;
+        let id = id.bind(address)?.listen(backlog)?;
         let at = id.local_addr()?;
         Ok(Service { id, channel, at, context })
     }
@@ -219,8 +231,12 @@ pub(crate) fn route_from(
     from: SocketAddr,
     to: SocketAddr,
 ) -> Verdict<RouteResolved> {
-    let resolving = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE)?;
-    let resolved = done(resolving.wait(Some(PATIENCE))?)?;
+    route_of(channel.create_id()?, from, to)
+}
+
+/// Resolves an address with an id.
+fn route_of(id: Id, from: SocketAddr, to: SocketAddr) -> Verdict<RouteResolved> {
+    let resolved = done(id.resolve_addr(Some(from), to, PATIENCE)?.wait(Some(PATIENCE))?)?;
     done(resolved.resolve_route(PATIENCE)?.wait(Some(PATIENCE))?)
 }
 

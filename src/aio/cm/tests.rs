@@ -64,6 +64,42 @@ impl Stage {
         }
         None
     }
+
+    fn ud_qp(bench: &Bench) -> Result<QueuePair> {
+        bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::UD).build()
+    }
+
+    /// Polls a future of datagrams to its end, at most `polls` times. Each command leads to its event, of the id that was
+    /// made last.
+    fn drive<T>(
+        script: &CmScript,
+        driver: &mut Driver<Watched>,
+        polls: usize,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
+        let mut future = pin!(future);
+        for _ in 0..polls {
+            if let Poll::Ready(end) = future.as_mut().poll(&mut cx()) {
+                return Some(end);
+            }
+            let id = script.live().last().copied().unwrap();
+            for command in script.log() {
+                let event = match command {
+                    RDMA_USER_CM_CMD_RESOLVE_ADDR => Type::RDMA_CM_EVENT_ADDR_RESOLVED,
+                    RDMA_USER_CM_CMD_RESOLVE_ROUTE => Type::RDMA_CM_EVENT_ROUTE_RESOLVED,
+                    RDMA_USER_CM_CMD_CONNECT => Type::RDMA_CM_EVENT_ESTABLISHED,
+                    RDMA_USER_CM_CMD_JOIN_MCAST => Type::RDMA_CM_EVENT_MULTICAST_JOIN,
+                    _ => continue,
+                };
+                let mut ud = rdma_ucm_ud_param { qp_num: 0x99, ..Default::default() };
+                ud.ah_attr.is_global = 1;
+                ud.ah_attr.grh.dgid = [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 239, 1, 2, 3];
+                script.tell_datagram(id, event, 0, ud);
+            }
+            assert!(Pin::new(&mut *driver).poll(&mut cx()).is_pending());
+        }
+        None
+    }
 }
 
 /// Counts how often it is woken.
@@ -138,6 +174,53 @@ fn future_dropped_after_any_poll_leaves_no_id() {
             assert!(polls > 3, "{polls} polls");
             return;
         }
+    }
+}
+
+#[test]
+fn request_for_datagrams_dropped_after_any_poll_leaves_no_id() {
+    for polls in 0.. {
+        let Stage { script, bench, channel, mut driver } = Stage::new();
+        let connector = Connector::new(PEER).unwrap();
+        let asking = channel.connect_datagrams(&connector, |_| Stage::ud_qp(&bench));
+        let answered = Stage::drive(&script, &mut driver, polls, asking);
+        // The answer is all: it leaves no id either.
+        assert!(script.live().is_empty(), "{polls} polls");
+        if let Some(answered) = answered {
+            let (qp, peer) = answered.unwrap();
+            assert_eq!((qp.state(), peer.qpn().0), (QpState::RTS, 0x99));
+            assert!(polls > 3, "{polls} polls");
+            return;
+        }
+    }
+}
+
+#[test]
+fn join_dropped_after_any_poll_leaves_the_group() {
+    let (local, group) = (LOCAL.parse::<SocketAddr>().unwrap(), "239.1.2.3".parse().unwrap());
+    for polls in 0.. {
+        let Stage { script, bench, channel, mut driver } = Stage::new();
+        let joining = channel.join_multicast(local.ip(), group, MulticastRole::Full, |bound| {
+            assert_eq!(bound.local_addr()?, local);
+            Stage::ud_qp(&bench)
+        });
+        let Some(joined) = Stage::drive(&script, &mut driver, polls, joining) else {
+            assert!(script.live().is_empty(), "{polls} polls");
+            continue;
+        };
+        let (_qp, member) = joined.unwrap();
+        assert!(polls > 1 && member.receives() && member.gid().ip() == group);
+        assert_eq!(script.live(), [1, 2]);
+        {
+            let mut lost = pin!(member.lost());
+            assert!(lost.as_mut().poll(&mut cx()).is_pending());
+            script.tell(2, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -101);
+            assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+            assert!(matches!(lost.poll(&mut cx()), Poll::Ready(Ok(()))));
+        }
+        drop(member);
+        assert!(script.live().is_empty());
+        return;
     }
 }
 

@@ -1,26 +1,30 @@
 //! Connections by address as futures.
 
 use super::{PATIENCE, address, passive};
+use crate::capability::Capability;
 use crate::env;
 use crate::tasks::{both, run, run_for};
-use crate::verdict::{Stop, Verdict, trials};
+use crate::verdict::{Stop, Verdict, supported, trials};
 use std::future::poll_fn;
-use std::net::SocketAddr;
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
-use uverbs::aio::cm::{Connection, EventChannel, Listener};
+use uverbs::aio::cm::{Connection, EventChannel, Listener, MulticastMember};
 use uverbs::aio::tokio::within;
 use uverbs::aio::{CompletionQueue, QueuePair};
-use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
-use uverbs::owned::BufferPool;
-use uverbs::{Context, Device, ProtectionDomain, QpType};
+use uverbs::cm::{ConnectParam, ConnectRequest, Connector, DatagramPeer, MulticastRole, PortSpace};
+use uverbs::owned::{Buffer, BufferPool};
+use uverbs::{Context, Destination, Device, ProtectionDomain, QpType, SendWr};
 
 trials![
     clients_and_server_exchange_messages,
     workers_accept_on_channels_of_their_own,
     dropped_futures_leave_nothing,
     end_of_a_connection_wakes_its_tasks,
+    datagrams_go_where_the_listener_says,
+    members_of_a_group_receive_what_one_sends,
+    dropped_futures_of_datagrams_leave_nothing,
 ];
 
 /// A message that comes before its receive is sent again soon.
@@ -191,4 +195,137 @@ fn end_of_a_connection_wakes_its_tasks() -> Verdict {
         };
         both(wait, close).await
     })
+}
+
+/// Bytes before the payload of a datagram.
+const GRH: usize = 40;
+
+impl Worker {
+    fn ud_qp(&self) -> uverbs::Result<QueuePair> {
+        self.cq.create_qp(&self.pd, QpType::UD, |qp| qp.max_send_wr(4).max_recv_wr(4))
+    }
+
+    fn buffer(&self, text: &[u8]) -> Verdict<Buffer> {
+        self.pool.copy(text).ok_or_else(|| Stop::fail("no buffer"))
+    }
+
+    /// A buffer to receive into.
+    fn room(&self) -> Verdict<Buffer> {
+        self.pool.take().ok_or_else(|| Stop::fail("no buffer"))
+    }
+
+    fn listen_for_datagrams(&self) -> Verdict<(Listener, SocketAddr)> {
+        let listener = self.channel.listen_for(QpType::UD, (address(&passive()?)?, 0), 64)?;
+        let at = listener.local_addr()?;
+        Ok((listener, at))
+    }
+
+    /// Asks the listener where to send.
+    async fn ask_datagrams(&self, at: SocketAddr) -> Verdict<(QueuePair, DatagramPeer)> {
+        let connector = Connector::new(at)?.from(SocketAddr::new(address(&env::device())?, 0));
+        Ok(self.channel.connect_datagrams(&connector, |_| self.ud_qp()).await?)
+    }
+
+    async fn join(
+        &self,
+        local: IpAddr,
+        role: MulticastRole,
+    ) -> Verdict<(QueuePair, MulticastMember)> {
+        let joined = self.channel.join_multicast(local, group(), role, |_| self.ud_qp()).await;
+        supported(joined, Capability::Multicast)
+    }
+}
+
+/// A group of this process.
+fn group() -> IpAddr {
+    let [.., high, low] = std::process::id().to_be_bytes();
+    Ipv4Addr::new(239, 9, high, low).into()
+}
+
+fn datagrams_go_where_the_listener_says() -> Verdict {
+    run(0, async {
+        let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
+        let (mut listener, at) = server.listen_for_datagrams()?;
+        let qp = server.ud_qp()?;
+        let serve = async {
+            let request = listener.next_request().await?;
+            assert_eq!(request.port_space(), PortSpace::UDP);
+            // The queue pair takes receives from `INIT` on, and the client sends as soon as it is told where.
+            request.init_qp(&qp)?;
+            let mut received = pin!(qp.recv(server.room()?));
+            let posted = poll_fn(|cx| Poll::Ready(received.as_mut().poll(cx).is_pending())).await;
+            assert!(posted);
+            request.accept_datagrams(&qp, &ConnectParam::new())?;
+            assert_eq!(received.await?.memory[GRH..], *b"by await");
+            Ok(())
+        };
+        let ask = async {
+            let (qp, peer) = client.ask_datagrams(at).await?;
+            let ah = client.pd.create_ah(peer.address())?;
+            let to = Destination::new(&ah, peer.qpn(), peer.qkey());
+            qp.post(SendWr::send(&[]).to(to), client.buffer(b"by await")?).await?;
+            Ok(())
+        };
+        both(serve, ask).await
+    })
+}
+
+fn members_of_a_group_receive_what_one_sends() -> Verdict {
+    run(0, async {
+        let (here, there) = (Worker::on(&env::device())?, Worker::on(&passive()?)?);
+        let (sending, to) = here.join(address(&env::device())?, MulticastRole::SendOnly).await?;
+        let (receiving, member) = there.join(address(&passive()?)?, MulticastRole::Full).await?;
+        assert!(member.receives() && !to.receives());
+        let ah = here.pd.create_ah(to.address())?;
+        let to = Destination::new(&ah, to.qpn(), to.qkey());
+        let receive = async {
+            let received = receiving.recv(there.room()?).await?;
+            assert_eq!(received.memory[GRH..], *b"to the group");
+            Ok(())
+        };
+        let send = async {
+            sending.post(SendWr::send(&[]).to(to), here.buffer(b"to the group")?).await?;
+            Ok(())
+        };
+        both(receive, send).await
+    })
+}
+
+fn dropped_futures_of_datagrams_leave_nothing() -> Verdict {
+    let before = env::device().resources()?;
+    run(0, async {
+        let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
+        let (mut listener, at) = server.listen_for_datagrams()?;
+        let local = address(&env::device())?;
+        // Each is dropped after another number of polls; nobody answers the requests.
+        for polls in 1..6 {
+            let mut ask = pin!(client.ask_datagrams(at));
+            let mut join = pin!(client.join(local, MulticastRole::Full));
+            let mut left = polls;
+            poll_fn(|cx| {
+                assert!(ask.as_mut().poll(cx).is_pending(), "nobody answered");
+                let joined = join.as_mut().poll(cx);
+                left -= 1;
+                // A join may end before its last poll.
+                if left == 0 || joined.is_ready() { Poll::Ready(()) } else { Poll::Pending }
+            })
+            .await;
+        }
+        // Requests of clients that gave up may come before the last one.
+        let mut ask = pin!(client.ask_datagrams(at));
+        loop {
+            let next = poll_fn(|cx| match ask.as_mut().poll(cx) {
+                Poll::Ready(answered) => Poll::Ready(Err(answered)),
+                Poll::Pending => listener.poll_next(cx).map(Ok),
+            });
+            match next.await {
+                Ok(request) => {
+                    let qp = server.ud_qp()?;
+                    request?.accept_datagrams(&qp, &ConnectParam::new())?;
+                }
+                Err(answered) => return answered.map(drop),
+            }
+        }
+    })?;
+    env::settles(&before)
 }

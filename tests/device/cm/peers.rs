@@ -1,16 +1,18 @@
 //! rdma-core's programs as the other side, in both roles: `rping`, `ucmatose`, and librdmacm's examples
-//! `rdma_client` and `rdma_server`, `rdma_xclient` and `rdma_xserver`.
+//! `rdma_client` and `rdma_server`, `rdma_xclient` and `rdma_xserver`, these by XRC, too.
 
+use super::types::{listen, route_for};
 use super::{PATIENCE, Service, Side, address, channel, done, passive, route};
 use crate::capability::Capability;
 use crate::interop::absent;
 use crate::verdict::{Stop, Verdict, require, trials};
+use crate::xrc::{self, Receiver, Sender};
 use std::io::Read;
 use std::net::SocketAddr;
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
-use uverbs::cm::{ConnectParam, Connection, RejectReason};
-use uverbs::{Remote, Rkey, SendWr, WcStatus};
+use uverbs::cm::{ConnectParam, Connecting, Connection, RejectReason};
+use uverbs::{QpType, Remote, Rkey, SendWr, SrqNumber, WcStatus};
 
 trials![
     our_server_serves_rping,
@@ -21,6 +23,8 @@ trials![
     our_client_uses_rdma_server,
     our_server_serves_rdma_xclient,
     our_client_uses_rdma_xserver,
+    our_target_serves_rdma_xclient,
+    our_initiator_uses_rdma_xserver,
 ];
 
 /// A program of rdma-core, which is killed when this is dropped.
@@ -89,13 +93,24 @@ fn accept(
 /// Connects as soon as somebody listens at the address.
 fn connect(at: SocketAddr, prepare: impl Fn(&mut Side) -> Verdict) -> Verdict<(Side, Connection)> {
     let channel = channel()?;
-    let deadline = Instant::now() + PATIENCE;
-    loop {
+    once_somebody_listens(|| {
         let route = route(&channel, at)?;
         let mut side = Side::of(&route.context()?)?;
         route.init_qp(&side.qp)?;
         prepare(&mut side)?;
-        match route.connect(&side.qp, &ConnectParam::new())?.wait(Some(PATIENCE)) {
+        let connecting = route.connect(&side.qp, &ConnectParam::new())?;
+        Ok((side, connecting))
+    })
+}
+
+/// Asks until somebody listens, and returns what asked with the connection.
+fn once_somebody_listens<T>(
+    mut ask: impl FnMut() -> Verdict<(T, Connecting)>,
+) -> Verdict<(T, Connection)> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        let (side, connecting) = ask()?;
+        match connecting.wait(Some(PATIENCE)) {
             Ok(progress) => return Ok((side, done(progress)?)),
             Err(error) => {
                 let reason = error.rejection().and_then(|rejection| rejection.reason());
@@ -311,6 +326,46 @@ fn our_client_uses_rdma_xserver() -> Verdict {
     let server = Program::start("rdma_xserver", &format!("-p {} -c r", at.port()))?;
     let (mut side, connection) = connect(at, |_| Ok(()))?;
     send_example(&mut side)?;
+    connection.disconnect()?;
+    server.succeeds()
+}
+
+/// The client sends a message to the queue that our private data names.
+fn our_target_serves_rdma_xclient() -> Verdict {
+    xrc::context()?;
+    let service = listen(QpType::XRC_TGT)?;
+    let (ip, port) = (service.at.ip(), service.at.port());
+    let client = Program::start("rdma_xclient", &format!("-s {ip} -p {port} -c x"))?;
+    let request = service.request()?;
+    let context = request.context()?;
+    let mut receiver = Receiver::new(&context, context.xrcd_builder().build()?)?;
+    receiver.recv(1, 0, EXAMPLE)?;
+    let number = receiver.number().0.to_be_bytes();
+    let param = ConnectParam::new().private_data(&number);
+    let accepting = request.accept(&receiver.target, &param)?;
+    let connection = done(accepting.wait(Some(PATIENCE))?)?;
+    let completion = crate::pair::wait(&mut receiver.cq)?;
+    assert_eq!((completion.status, completion.wr_id), (WcStatus::SUCCESS, 1), "{completion:?}");
+    assert_eq!(completion.byte_len, EXAMPLE as u32);
+    connection.wait_disconnected(Some(PATIENCE))?;
+    connection.disconnect()?;
+    client.succeeds()
+}
+
+fn our_initiator_uses_rdma_xserver() -> Verdict {
+    xrc::context()?;
+    let at = free_address()?;
+    let server = Program::start("rdma_xserver", &format!("-p {} -c x", at.port()))?;
+    let channel = channel()?;
+    let (mut sender, connection) = once_somebody_listens(|| {
+        let route = route_for(&channel, QpType::XRC_INI, at)?;
+        let sender = Sender::new(&route.context()?)?;
+        let connecting = route.connect(&sender.qp, &ConnectParam::new())?;
+        Ok((sender, connecting))
+    })?;
+    let told = connection.private_data().first_chunk().copied();
+    let number = SrqNumber(u32::from_be_bytes(told.ok_or_else(|| Stop::fail("no number"))?));
+    sender.message(number, 3, EXAMPLE)?;
     connection.disconnect()?;
     server.succeeds()
 }

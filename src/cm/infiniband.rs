@@ -1,0 +1,634 @@
+//! What ids have on InfiniBand beside IP addresses: addresses of ports and services, paths, and the services that a
+//! subnet administrator knows. Pairs with `ucma_query_gid`, `ucma_query_path`, `ucma_set_ib_path` and
+//! `ucma_resolve_ib_service` in `core/ucma.c`, and with `path_rec_table` in `core/sa_query.c`.
+
+use super::address::STORAGE;
+use super::channel::Channel;
+use super::event::Event;
+use super::id::{
+    AddrResolved, BoundId, Id, IdInner, Path, PortSpace, Progress, ResolvingAddr, ResolvingRoute,
+    RouteResolved,
+};
+use super::kernel::Command;
+use super::listen::ConnectRequest;
+use super::step::{Step, wait};
+use crate::context::Context;
+use crate::error::{Error, Result};
+use crate::number::Gid;
+use crate::port::Mtu;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+use uverbs_uapi::endian::{Be16, Be32, Be64};
+use uverbs_uapi::rdma_user_cm as uapi;
+use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// The address family of InfiniBand, which rustix does not name.
+pub(super) const AF_IB: u16 = 27;
+
+/// Why a port asks no subnet administrator.
+pub(super) const NO_MANAGER: &str = "the port knows no subnet manager, and so no administrator to ask; without one, `set_ib_path` takes a path that \
+     the program knows";
+
+/// The P_Key of the default partition, for full members.
+const DEFAULT_PKEY: u16 = 0xffff;
+
+/// An address on InfiniBand: the GID of a port, and a service there.
+#[doc(alias("sockaddr_ib", "AF_IB"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct IbAddress {
+    /// The port's GID; [`Gid::default`] stands for any.
+    pub gid: Gid,
+    /// The partition.
+    pub pkey: u16,
+    /// The service, in which the port space is the upper part and the port number the last 16 bits.
+    pub service_id: u64,
+    /// The bits of the service id that count.
+    pub service_mask: u64,
+    /// The flow label of the global route.
+    pub flow_info: u32,
+    /// The scope of the GID.
+    pub scope_id: u64,
+}
+
+impl IbAddress {
+    /// The address of a port number in a port space, in the default partition. With port number 0 the kernel chooses one
+    /// for an id that is bound.
+    pub fn new(gid: Gid, space: PortSpace, port: u16) -> IbAddress {
+        IbAddress::of_service(gid, u64::from(space.0) << 16 | u64::from(port))
+    }
+
+    /// The address of a service, in the default partition.
+    pub fn of_service(gid: Gid, service_id: u64) -> IbAddress {
+        IbAddress {
+            gid,
+            pkey: DEFAULT_PKEY,
+            service_id,
+            service_mask: u64::MAX,
+            flow_info: 0,
+            scope_id: 0,
+        }
+    }
+
+    /// The port number: the last 16 bits of the service id.
+    pub fn port(&self) -> u16 {
+        self.service_id as u16
+    }
+
+    /// The address in the kernel's form, and its length.
+    pub(super) fn encode(&self) -> ([u8; STORAGE], u16) {
+        let raw = uapi::sockaddr_ib {
+            sib_family: AF_IB,
+            sib_pkey: Be16::new(self.pkey),
+            sib_flowinfo: Be32::new(self.flow_info),
+            sib_addr: self.gid.0,
+            sib_sid: Be64::new(self.service_id),
+            sib_sid_mask: Be64::new(self.service_mask),
+            sib_scope_id: self.scope_id,
+        };
+        let mut storage = [0; STORAGE];
+        for (place, byte) in storage.iter_mut().zip(raw.as_bytes()) {
+            *place = *byte;
+        }
+        (storage, size_of::<uapi::sockaddr_ib>() as u16)
+    }
+
+    /// An address from the kernel's form; `None` if it is of another family, or not set.
+    pub(super) fn decode(storage: &[u8]) -> Option<IbAddress> {
+        let (raw, _) = uapi::sockaddr_ib::read_from_prefix(storage).ok()?;
+        (raw.sib_family == AF_IB).then(|| IbAddress {
+            gid: Gid(raw.sib_addr),
+            pkey: raw.sib_pkey.get(),
+            service_id: raw.sib_sid.get(),
+            service_mask: raw.sib_sid_mask.get(),
+            flow_info: raw.sib_flowinfo.get(),
+            scope_id: raw.sib_scope_id,
+        })
+    }
+}
+
+impl ConnectRequest {
+    /// The GIDs and the service of both ends, this one first. A request with IP addresses has them, too.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn ib_addrs(&self) -> Result<(IbAddress, IbAddress)> {
+        self.id.ib_addrs("get_peer_addr")
+    }
+}
+
+/// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one of the IP addresses.
+#[doc(alias = "ib_path_record")]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IbPath {
+    /// The service that the path is for; 0 stands for any.
+    pub service_id: u64,
+    /// The GID of the other end.
+    pub dgid: Gid,
+    /// The GID of this end.
+    pub sgid: Gid,
+    /// The local identifier of the other end.
+    pub dlid: u16,
+    /// The local identifier of this end.
+    pub slid: u16,
+    /// 20 bits.
+    pub flow_label: u32,
+    /// How many routers a packet passes at most.
+    pub hop_limit: u8,
+    /// The traffic class of the global route.
+    pub traffic_class: u8,
+    /// Whether the way back is the same path, which connections need.
+    pub reversible: bool,
+    /// The partition.
+    pub pkey: u16,
+    /// 4 bits.
+    pub service_level: u8,
+    /// The path's MTU.
+    pub mtu: Mtu,
+    /// The static rate, 6 bits, coded as in [`AddressVector::static_rate`](crate::AddressVector::static_rate).
+    pub rate: u8,
+    /// How long a packet is under way at most, 6 bits: 4.096 µs · 2ⁿ.
+    pub packet_life_time: u8,
+    /// 0 is the path that the administrator prefers.
+    pub preference: u8,
+}
+
+/// The length of a path record.
+const RECORD: usize = 64;
+
+impl IbPath {
+    /// What a value is, rather than at least or at most.
+    const EXACTLY: u8 = 2 << 6;
+
+    /// The record as it travels.
+    fn to_record(self) -> [u8; RECORD] {
+        let flow = (self.flow_label & 0xf_ffff) << 8 | u32::from(self.hop_limit);
+        let mut record = [0; RECORD];
+        let mut at = 0;
+        let mut put = |bytes: &[u8]| {
+            for byte in bytes {
+                if let Some(place) = record.get_mut(at) {
+                    *place = *byte;
+                }
+                at += 1;
+            }
+        };
+        put(&self.service_id.to_be_bytes());
+        put(&self.dgid.0);
+        put(&self.sgid.0);
+        put(&self.dlid.to_be_bytes());
+        put(&self.slid.to_be_bytes());
+        put(&flow.to_be_bytes());
+        // One path.
+        put(&[self.traffic_class, u8::from(self.reversible) << 7 | 1]);
+        put(&self.pkey.to_be_bytes());
+        put(&[0, self.service_level & 0xf]);
+        put(&[Self::EXACTLY | self.mtu.0 & 0x3f, Self::EXACTLY | self.rate & 0x3f]);
+        put(&[Self::EXACTLY | self.packet_life_time & 0x3f, self.preference]);
+        record
+    }
+
+    fn from_record(record: &[u8; RECORD]) -> IbPath {
+        fn bytes<const N: usize>(record: &[u8; RECORD], at: usize) -> [u8; N] {
+            record.get(at..).and_then(|rest| rest.first_chunk()).copied().unwrap_or([0; N])
+        }
+        let half = |at| u16::from_be_bytes(bytes(record, at));
+        let byte = |at| u8::from_be_bytes(bytes(record, at));
+        let flow = u32::from_be_bytes(bytes(record, 44));
+        IbPath {
+            service_id: u64::from_be_bytes(bytes(record, 0)),
+            dgid: Gid(bytes(record, 8)),
+            sgid: Gid(bytes(record, 24)),
+            dlid: half(40),
+            slid: half(42),
+            flow_label: flow >> 8 & 0xf_ffff,
+            hop_limit: flow as u8,
+            traffic_class: byte(48),
+            reversible: byte(49) >> 7 != 0,
+            pkey: half(50),
+            service_level: byte(53) & 0xf,
+            mtu: Mtu(byte(54) & 0x3f),
+            rate: byte(55) & 0x3f,
+            packet_life_time: byte(56) & 0x3f,
+            preference: byte(57),
+        }
+    }
+}
+
+/// A service to look for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum IbService<'a> {
+    /// By its id.
+    Id(u64),
+    /// By its name, of at most 63 bytes.
+    Name(&'a str),
+}
+
+/// What a subnet administrator knows of a service.
+#[doc(alias = "ib_user_service_rec")]
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct IbServiceRecord {
+    /// Where the service is.
+    pub address: IbAddress,
+    /// For how many seconds the record holds; `u32::MAX` for ever.
+    pub lease: u32,
+    /// The key by which the record can be changed, or zeros.
+    pub key: [u8; 16],
+    /// The name.
+    pub name: String,
+    /// Data of the service, in bytes, and in numbers of 16, 32 and 64 bits.
+    pub data_8: [u8; 16],
+    /// See [`data_8`](Self::data_8).
+    pub data_16: [u16; 8],
+    /// See [`data_8`](Self::data_8).
+    pub data_32: [u32; 4],
+    /// See [`data_8`](Self::data_8).
+    pub data_64: [u64; 2],
+}
+
+impl IbServiceRecord {
+    fn new(raw: &uapi::ib_user_service_rec) -> IbServiceRecord {
+        let name = raw.name.split(|byte| *byte == 0).next().unwrap_or_default();
+        let address = IbAddress::of_service(Gid(raw.gid), raw.id.get());
+        IbServiceRecord {
+            address: IbAddress { pkey: raw.pkey.get(), ..address },
+            lease: raw.lease.get(),
+            key: raw.key,
+            name: String::from_utf8_lossy(name).into_owned(),
+            data_8: raw.data_8,
+            data_16: raw.data_16.map(|value| value.get()),
+            data_32: raw.data_32.map(|value| value.get()),
+            data_64: raw.data_64.map(|value| value.get()),
+        }
+    }
+}
+
+impl IdInner {
+    /// Both ends by GID and service, which an id with IP addresses has, too.
+    pub(super) fn ib_addrs(&self, verb: &'static str) -> Result<(IbAddress, IbAddress)> {
+        let option = uapi::RDMA_USER_CM_QUERY_GID;
+        let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
+        let mut answer = uapi::rdma_ucm_query_addr_resp::default();
+        self.execute(verb, Command::query(&request, &mut answer))?;
+        match (IbAddress::decode(&answer.src_addr), IbAddress::decode(&answer.dst_addr)) {
+            (Some(local), Some(peer)) => Ok((local, peer)),
+            _ => Err(Error::new(verb, Errno::AFNOSUPPORT).detail("the id has no GID")),
+        }
+    }
+
+    /// Asks for a list, of which the kernel answers the count and as many items as there is room for.
+    fn query_list<T: FromBytes>(&self, verb: &'static str, option: u32) -> Result<Vec<T>> {
+        const HEADER: usize = size_of::<uapi::rdma_ucm_query_path_resp>();
+        let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
+        let mut room = 6;
+        loop {
+            // The kernel leaves the last place of a list of paths empty.
+            let mut answer = vec![0; HEADER + (room + 1) * size_of::<T>()];
+            self.execute(verb, Command::query_list(&request, &mut answer))?;
+            let count = answer.first_chunk().copied().map_or(0, u32::from_ne_bytes) as usize;
+            if count > room {
+                room = count;
+                continue;
+            }
+            let items = answer.get(HEADER..).unwrap_or_default().chunks_exact(size_of::<T>());
+            return Ok(items
+                .take(count)
+                .filter_map(|item| T::read_from_bytes(item).ok())
+                .collect());
+        }
+    }
+
+    fn set_ib_path(&self, path: &IbPath) -> Result<()> {
+        const VERB: &str = "set_ib_path";
+        // The only flags that the kernel takes.
+        let flags = uapi::IB_PATH_GMP | uapi::IB_PATH_PRIMARY | uapi::IB_PATH_BIDIRECTIONAL;
+        let mut value = [0; size_of::<uapi::ib_path_rec_data>()];
+        let fields = flags.to_ne_bytes().into_iter().chain([0; 4]).chain(path.to_record());
+        for (place, byte) in value.iter_mut().zip(fields) {
+            *place = byte;
+        }
+        self.set_option(VERB, uapi::RDMA_OPTION_IB, uapi::RDMA_OPTION_IB_PATH, &value)
+    }
+
+    fn resolve_ib_service(&self, service: IbService<'_>) -> Result<()> {
+        const VERB: &str = ResolvingIbService::VERB;
+        const RESOLVE: u32 = uapi::RDMA_USER_CM_CMD_RESOLVE_IB_SERVICE;
+        let mut ibs = uapi::rdma_ucm_ib_service::default();
+        match service {
+            IbService::Id(id) => {
+                ibs.service_id = id;
+                ibs.flags = uapi::RDMA_USER_CM_IB_SERVICE_FLAG_ID;
+            }
+            IbService::Name(name) => {
+                let most = ibs.service_name.len() - 1;
+                if name.len() > most || name.is_empty() || name.contains('\0') {
+                    let detail = format!(
+                        "a service name of {} bytes: it has 1 to {most}, none of them 0",
+                        name.len()
+                    );
+                    return Err(Error::invalid(VERB, detail));
+                }
+                for (place, byte) in ibs.service_name.iter_mut().zip(name.bytes()) {
+                    *place = byte;
+                }
+                ibs.flags = uapi::RDMA_USER_CM_IB_SERVICE_FLAG_NAME;
+            }
+        }
+        let request =
+            uapi::rdma_ucm_resolve_ib_service { id: self.number(), ibs, ..Default::default() };
+        let probe = uapi::rdma_ucm_resolve_ib_service { id: Channel::NO_ID, ..request };
+        self.channel.execute_new(VERB, RESOLVE, &request, &probe, "6.18").map_err(|error| {
+            match (error.errno(), error.kernel_errno()) {
+                (Errno::INVAL, _) => {
+                    error.detail("the id is on no device: bind it to an address of a port first")
+                }
+                (Errno::AGAIN, _) => error.detail(NO_MANAGER),
+                (Errno::OPNOTSUPP, Some(Errno::OPNOTSUPP)) => {
+                    error.detail("only an InfiniBand port has a subnet administrator to ask")
+                }
+                _ => error,
+            }
+        })
+    }
+}
+
+impl Id {
+    /// Binds the id to the GID of a port and to a service, on InfiniBand; with port number 0 the kernel chooses one. The
+    /// upper part of the service id is that of the id's port space.
+    ///
+    /// # Errors
+    ///
+    /// Any error destroys the id. `EADDRNOTAVAIL` or `ENODEV` if no InfiniBand port has the GID, `EADDRINUSE` if another
+    /// id has the port number.
+    #[doc(alias = "rdma_bind_addr")]
+    pub fn bind_ib(self, address: IbAddress) -> Result<BoundId> {
+        const VERB: &str = "bind_addr";
+        self.id.bind_raw(VERB, address.encode()).map_err(|error| match error.errno() {
+            Errno::ADDRNOTAVAIL | Errno::NODEV => {
+                error.detail(format!("no InfiniBand port has the GID {}", address.gid))
+            }
+            Errno::ADDRINUSE => error.detail(format!("port {} is in use", address.port())),
+            _ => error,
+        })?;
+        Ok(BoundId { id: self.id })
+    }
+
+    /// As [`resolve_addr`](Self::resolve_addr), to the GID of a port and a service, on InfiniBand. The kernel chooses a
+    /// port in the same subnet and partition, and asks nobody.
+    ///
+    /// # Errors
+    ///
+    /// Any error destroys the id. `ENODEV` if no active port is in the subnet and partition.
+    #[doc(alias = "rdma_resolve_addr")]
+    pub fn resolve_ib_addr(
+        self,
+        from: Option<IbAddress>,
+        to: IbAddress,
+        timeout: Duration,
+    ) -> Result<ResolvingAddr> {
+        resolve_ib(self.id, from, to, timeout)
+    }
+}
+
+fn resolve_ib(
+    id: Arc<IdInner>,
+    from: Option<IbAddress>,
+    to: IbAddress,
+    timeout: Duration,
+) -> Result<ResolvingAddr> {
+    const VERB: &str = ResolvingAddr::VERB;
+    let from = from.map_or(([0; STORAGE], 0), |from| from.encode());
+    id.resolve_raw(VERB, from, to.encode(), timeout).map_err(|error| match error.errno() {
+        Errno::NODEV | Errno::ADDRNOTAVAIL => error.detail(format!(
+            "no active InfiniBand port is in the subnet of the GID {} and has the P_Key {:#06x}",
+            to.gid, to.pkey
+        )),
+        _ => error,
+    })?;
+    Ok(ResolvingAddr { id })
+}
+
+impl BoundId {
+    /// As [`Id::resolve_ib_addr`], from the address that the id is bound to.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::resolve_ib_addr`].
+    pub fn resolve_ib_addr(self, to: IbAddress, timeout: Duration) -> Result<ResolvingAddr> {
+        resolve_ib(self.id, None, to, timeout)
+    }
+
+    /// The GID and the service that the id is bound to. An id with an IP address has them, too.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn local_ib_addr(&self) -> Result<IbAddress> {
+        self.id.ib_addrs("get_local_addr").map(|(local, _)| local)
+    }
+
+    /// Asks the subnet administrator where a service is, by the InfiniBand port that has the id's address. An id asks
+    /// once.
+    ///
+    /// # Errors
+    ///
+    /// Any error destroys the id. `EOPNOTSUPP` if the port is no InfiniBand port, and before Linux 6.18; `EINVAL` for
+    /// an id that is bound to no device, and for a name that is too long.
+    #[doc(alias = "rdma_resolve_addrinfo")]
+    pub fn resolve_ib_service(self, service: IbService<'_>) -> Result<ResolvingIbService> {
+        self.id.resolve_ib_service(service)?;
+        Ok(ResolvingIbService { id: self.id })
+    }
+}
+
+impl AddrResolved {
+    /// Takes this path in place of the one that the kernel would resolve: a path that the program knows, where no subnet
+    /// administrator answers. The route is then resolved at once.
+    ///
+    /// # Errors
+    ///
+    /// Any error destroys the id. `ENXIO` if the device is gone.
+    #[doc(alias = "RDMA_OPTION_IB_PATH")]
+    pub fn set_ib_path(self, path: &IbPath) -> Result<ResolvingRoute> {
+        self.id.set_ib_path(path)?;
+        Ok(ResolvingRoute { id: self.id, path: self.path })
+    }
+}
+
+impl RouteResolved {
+    /// The GIDs and the service of both ends, this one first. An id with IP addresses has them, too.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn ib_addrs(&self) -> Result<(IbAddress, IbAddress)> {
+        self.id.ib_addrs("get_peer_addr")
+    }
+
+    /// The path to the other end, and on InfiniBand the alternate one if there is any.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    #[doc(alias = "RDMA_USER_CM_QUERY_PATH")]
+    pub fn ib_paths(&self) -> Result<Vec<IbPath>> {
+        const SKIP: usize = size_of::<uapi::ib_path_rec_data>() - RECORD;
+        type Record = [u8; SKIP + RECORD];
+        let records: Vec<Record> =
+            self.id.query_list("query_path", uapi::RDMA_USER_CM_QUERY_PATH)?;
+        let records = records.iter().filter_map(|record| record.last_chunk::<RECORD>());
+        Ok(records.map(IbPath::from_record).collect())
+    }
+}
+
+/// An id that asks the subnet administrator where a service is.
+#[derive(Debug)]
+pub struct ResolvingIbService {
+    id: Arc<IdInner>,
+}
+
+impl ResolvingIbService {
+    /// Waits for the administrator's answer, at most for `timeout`, without one for ever; a timeout of zero looks once and
+    /// returns.
+    ///
+    /// # Errors
+    ///
+    /// Any error destroys the id. `ETIMEDOUT` if no administrator answered, which the kernel reports after two
+    /// seconds; `ENOENT` if it knows no such service.
+    pub fn wait(self, timeout: Option<Duration>) -> Result<Progress<Self, IbServiceResolved>> {
+        wait(self, timeout)
+    }
+}
+
+impl Step for ResolvingIbService {
+    type Next = IbServiceResolved;
+    type Error = Error;
+    const VERB: &'static str = "resolve_ib_service";
+
+    fn id(&self) -> &IdInner {
+        &self.id
+    }
+
+    fn advance(self, event: Event) -> Result<IbServiceResolved> {
+        const VERB: &str = ResolvingIbService::VERB;
+        if event.kind != Type::RDMA_CM_EVENT_ADDRINFO_RESOLVED {
+            return Err(event.failure(VERB).into());
+        }
+        let raw: Vec<uapi::ib_user_service_rec> =
+            self.id.query_list(VERB, uapi::RDMA_USER_CM_QUERY_IB_SERVICE)?;
+        let path = self.id.query(VERB)?;
+        let records = raw.iter().map(IbServiceRecord::new).collect();
+        Ok(IbServiceResolved { id: self.id, path, records })
+    }
+}
+
+/// An id that knows where a service is.
+#[derive(Debug)]
+pub struct IbServiceResolved {
+    id: Arc<IdInner>,
+    path: Path,
+    records: Vec<IbServiceRecord>,
+}
+
+impl IbServiceResolved {
+    /// What the administrator knows, at least one record. The first is the one that
+    /// [`resolve_route`](Self::resolve_route) goes to.
+    #[doc(alias = "rdma_query_addrinfo")]
+    pub fn records(&self) -> &[IbServiceRecord] {
+        &self.records
+    }
+
+    /// The context of the id's device; see [`EventChannel::use_context`](super::EventChannel::use_context).
+    ///
+    /// # Errors
+    ///
+    /// As [`Context::open`](crate::Context::open).
+    pub fn context(&self) -> Result<Context> {
+        const VERB: &str = ResolvingIbService::VERB;
+        self.id.channel.context(VERB, self.path.device(VERB)?)
+    }
+
+    /// Starts to resolve the route to the first record's address; see
+    /// [`AddrResolved::resolve_route`].
+    ///
+    /// # Errors
+    ///
+    /// As [`AddrResolved::resolve_route`].
+    pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
+        self.id.resolve_route(timeout)?;
+        Ok(ResolvingRoute { id: self.id, path: self.path })
+    }
+
+    /// Starts to resolve the address of another record.
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::resolve_ib_addr`].
+    pub fn resolve_addr(self, to: IbAddress, timeout: Duration) -> Result<ResolvingAddr> {
+        resolve_ib(self.id, None, to, timeout)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn gid(last: u8) -> Gid {
+        let mut gid = [0; 16];
+        (gid[0], gid[1], gid[15]) = (0xfe, 0x80, last);
+        Gid(gid)
+    }
+
+    #[test]
+    fn decoding_reverses_encoding() {
+        let address = IbAddress {
+            flow_info: 5,
+            scope_id: 6,
+            pkey: 0x8001,
+            ..IbAddress::new(gid(7), PortSpace::IB, 0x1234)
+        };
+        let (storage, length) = address.encode();
+        assert_eq!((length, IbAddress::decode(&storage)), (48, Some(address)));
+        // The port space and the port number are in the service id, in network order.
+        assert_eq!(storage[24..32], [0, 0, 0, 0, 0x01, 0x3f, 0x12, 0x34]);
+        assert_eq!((address.port(), storage[2..4].to_vec()), (0x1234, vec![0x80, 0x01]));
+        assert_eq!(IbAddress::decode(&[0; STORAGE]), None);
+        assert_eq!(IbAddress::decode(&[]), None);
+    }
+
+    /// The places of the fields are those of the InfiniBand specification, 15.2.5.16.
+    #[test]
+    fn fields_of_a_path_are_in_their_places() {
+        let path = IbPath {
+            service_id: 1,
+            dgid: gid(2),
+            sgid: gid(3),
+            dlid: 0x0405,
+            slid: 0x0607,
+            flow_label: 0x8_090a,
+            hop_limit: 11,
+            traffic_class: 12,
+            reversible: true,
+            pkey: 0x8d0e,
+            service_level: 15,
+            mtu: Mtu(4),
+            rate: 17,
+            packet_life_time: 18,
+            preference: 19,
+        };
+        let record = path.to_record();
+        assert_eq!((record[7], record[23], record[39]), (1, 2, 3));
+        assert_eq!(record[40..48], [4, 5, 6, 7, 0x08, 0x09, 0x0a, 11]);
+        assert_eq!(record[48..54], [12, 0x81, 0x8d, 0x0e, 0, 15]);
+        assert_eq!(record[54..58], [0x80 | 4, 0x80 | 17, 0x80 | 18, 19]);
+        assert_eq!(record[58..], [0; 6]);
+        assert_eq!(IbPath::from_record(&record), path);
+        // The selectors and the count of paths are no part of the values.
+        assert_eq!(IbPath::from_record(&[0xff; RECORD]).mtu, Mtu(0x3f));
+        assert_eq!(IbPath::from_record(&[0xff; RECORD]).flow_label, 0xf_ffff);
+    }
+}
