@@ -10,7 +10,16 @@ use std::path::{Path, PathBuf};
 
 macro_rules! twins {
     ($($path:literal $name:ident),+ $(,)?) => {
-        $(#[path = $path] mod $name;)+
+        $(
+            #[allow(
+                clippy::undocumented_unsafe_blocks,
+                clippy::let_underscore_future,
+                clippy::unit_arg,
+                reason = "these are calls that are only compiled"
+            )]
+            #[path = $path]
+            mod $name;
+        )+
 
         /// The files of the twins, beside this one.
         const TWINS: &[&str] = &[$($path),+];

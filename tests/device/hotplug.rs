@@ -4,7 +4,7 @@
 //! The lab takes a function of mlx5 away and puts it back (`--hotplug`); a test does so with a link of
 //! software (`root.rs`).
 
-use crate::pair::{Config, PORT, Pair, gid};
+use crate::pair::{Config, Pair, gid};
 use crate::verdict::{Stop, Verdict};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
@@ -12,6 +12,9 @@ use uverbs::{Context, Device, Errno, PortState};
 
 /// The first argument of a program whose device goes and comes back; the second one names the device.
 const HOTPLUG: &str = "--hotplug";
+
+/// The port that has to come back.
+const PORT: u32 = 1;
 
 /// How long the device may take to go, and to come back with its port active.
 const ABSENCE: Duration = Duration::from_secs(120);

@@ -608,8 +608,8 @@ fn connect_halves(context: &Context, initiator: &QpControl, target: &XrcTarget) 
     let index = gid(context)?.index;
     let (from, to) =
         (initiator.endpoint(env::port(), index)?, target.endpoint(env::port(), index)?);
-    env::handshake(&initiator, &to)?;
-    env::handshake(&target, &from)?;
+    env::handshake(initiator, &to)?;
+    env::handshake(target, &from)?;
     Ok(())
 }
 

@@ -292,7 +292,7 @@ fn members_of_a_group_receive_what_one_sends() -> Verdict {
 }
 
 fn dropped_futures_of_datagrams_leave_nothing() -> Verdict {
-    let before = env::device().resources()?;
+    let before = env::resources()?;
     run(0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
         let (mut listener, at) = server.listen_for_datagrams()?;

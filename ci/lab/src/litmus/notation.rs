@@ -247,11 +247,11 @@ fn weaker(instruction: &str, name: &str) -> Result<String> {
         }
     }
     for kind in ["SWP", "CAS"] {
-        if let Some(rest) = mnemonic.strip_prefix(kind) {
-            if let Some(at) = rest.find(letter) {
-                let rest = format!("{}{}", &rest[..at], &rest[at + 1..]);
-                return Ok(format!("{kind}{rest} {operands}"));
-            }
+        if let Some(rest) = mnemonic.strip_prefix(kind)
+            && let Some(at) = rest.find(letter)
+        {
+            let rest = format!("{}{}", &rest[..at], &rest[at + 1..]);
+            return Ok(format!("{kind}{rest} {operands}"));
         }
     }
     bail!("{instruction} has no {name}")
