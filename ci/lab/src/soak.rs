@@ -66,7 +66,7 @@ const PARTS: &[Part] = &[
     Part {
         name: "foreign",
         shows: "the whole device suite as an ordinary user with nothing but its binary, beside a busy neighbour, \
-                on soft-RoCE, Ethernet and InfiniBand with other defaults, in place of 16 tests",
+                on soft-RoCE, Ethernet and InfiniBand with other defaults, in place of 15 tests",
         run: |_, logs| group("foreign", &[KernelName::V6_1, KernelName::Newest], logs),
     },
     Part {

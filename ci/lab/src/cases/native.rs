@@ -14,7 +14,7 @@ const FEW: &str = "port::port_is_active_and_plausible,port::port_is_in_a_partiti
                    handshake::smaller_mtu_is_agreed_on,qp::query_returns_what_was_set,\
                    qp::last_part_destroys_the_queue_pair,rc::messages_of_every_size,\
                    ud::datagrams_of_every_size,context::objects_keep_the_context_open,\
-                   processes::killed_peer_leaves_nothing,leaks::queue_pairs_leave_nothing,\
+                   processes::killed_peer_leaves_nothing,\
                    rc::messages_between_two_devices_arrive,mlx5::var::doorbells_are_stores,\
                    mlx5::td::exhaustion_names_the_number_of_domains,root::link_is_added_and_removed";
 
@@ -33,16 +33,11 @@ netdev() { ls /sys/class/infiniband/$1/device/net 2>/dev/null | head -n 1; }
 node() { grep -lx $1 /sys/class/infiniband_verbs/uverbs*/ibdev | cut -d / -f 5; }
 is_active() { grep -q ACTIVE /sys/class/infiniband/$1/ports/1/state; }
 state() {
-    for file in /sys/class/net/*/flags /sys/class/net/*/mtu /sys/class/net/*/operstate \
+    grep -s '' /sys/class/net/*/flags /sys/class/net/*/mtu /sys/class/net/*/operstate \
         /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/rate \
-        /sys/class/infiniband/*/ports/*/pkeys/0 /sys/class/infiniband/*/ports/*/pkeys/1 \
-        /sys/class/infiniband/*/ports/*/gids/? /proc/sys/vm/* /proc/sys/kernel/* \
-        /proc/sys/net/ipv4/conf/*/* /proc/sys/net/rdma_ucm/*; do
-        case $file in
-        */random|*/ns_last_pid|*/stat_refresh|*/drop_caches|*/compact_memory|*/pty) continue ;;
-        esac
-        echo $file $(cat $file 2>/dev/null)
-    done
+        /sys/class/infiniband/*/ports/*/pkeys/[01] /sys/class/infiniband/*/ports/*/gids/? \
+        /proc/sys/vm/* /proc/sys/kernel/* /proc/sys/net/ipv4/conf/*/* /proc/sys/net/rdma_ucm/* |
+        grep -v ns_last_pid
     cut -d ' ' -f 1 /proc/modules | sort
     grep HugePages /proc/meminfo
     ls -ln /dev/infiniband /dev/shm | awk '{ print $1, $3, $4, $NF }'
@@ -60,7 +55,7 @@ unchanged() {
 const NEIGHBOUR: &str = r#"
 (
     while [ ! -e enough ]; do
-        suite UVERBS_TEST_NAMES=leaks::queue_pairs_leave_nothing,leaks::contexts_leave_nothing \
+        suite UVERBS_TEST_NAMES=handshake::rc_pairs_connect,processes::killed_peer_leaves_nothing \
             >neighbour 2>&1 || { mv neighbour neighbour-failed; break; }
         echo round >>rounds
     done
