@@ -87,6 +87,8 @@ impl Player {
         server: bool,
         more: &[&str],
     ) -> Verdict<Player> {
+        // The programs know no other.
+        env::first_pkey()?;
         let index = gid(&env::open()?)?.index;
         let mut command = if ours {
             let mut command = Command::new("uverbs");

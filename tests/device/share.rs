@@ -44,6 +44,8 @@ impl Program {
 
     /// An exporter for so many, once it listens.
     fn serve(socket: &Path, clients: u32) -> Verdict<Program> {
+        // The command line knows no other.
+        env::first_pkey()?;
         let device = env::device();
         let clients = clients.to_string();
         let arguments = ["serve", "-d", device.name(), "-n", &clients, "--text", "good morning"];
