@@ -7,6 +7,7 @@ mod futures;
 mod ipv6;
 mod killed;
 mod multicast;
+mod paths;
 mod peers;
 mod types;
 
@@ -39,6 +40,7 @@ pub(crate) fn all() -> Vec<Trial> {
         ipv6::trials(),
         killed::trials(),
         multicast::trials(),
+        paths::trials(),
         peers::trials(),
         types::trials(),
     ];
