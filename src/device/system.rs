@@ -2,7 +2,7 @@
 
 use super::netlink::Client;
 use crate::error::Result;
-use std::sync::OnceLock;
+use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The kernel that copies pinned huge pages on fork, and says so by netlink.
 const COPY_ON_FORK: (u32, u32) = (5, 12);
@@ -37,15 +37,27 @@ pub fn system() -> Result<System> {
 
 /// Whether `fork` leaves the parent all pages that a device reaches, huge ones among them.
 pub(crate) fn copies_on_fork() -> bool {
-    static ANSWER: OnceLock<bool> = OnceLock::new();
+    const UNKNOWN: u8 = 0;
+    const NO: u8 = 1;
+    const YES: u8 = 2;
+    // No `OnceLock`: a child that is forked while another thread asks would wait for it for ever. Two threads
+    // may ask; the kernel tells both the same.
+    static ANSWER: AtomicU8 = AtomicU8::new(UNKNOWN);
     // Older kernels to which the change was carried back say so by netlink.
     let ask = || {
         let kernel = rustix::system::uname();
         is_at_least(&kernel.release().to_string_lossy(), COPY_ON_FORK)
             || system().is_ok_and(|system| system.copy_on_fork)
     };
-    // Miri forks nothing.
-    *ANSWER.get_or_init(|| cfg!(miri) || ask())
+    match ANSWER.load(Ordering::Relaxed) {
+        UNKNOWN => {
+            // Miri forks nothing.
+            let copies = cfg!(miri) || ask();
+            ANSWER.store(if copies { YES } else { NO }, Ordering::Relaxed);
+            copies
+        }
+        answer => answer == YES,
+    }
 }
 
 /// Whether a release such as `5.10.0-32-amd64` is of this series or a later one.
