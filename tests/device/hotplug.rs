@@ -4,13 +4,14 @@
 //! The lab takes a function of mlx5 away and puts it back (`--hotplug`); a test does so with a link of
 //! software (`root.rs`).
 
+use crate::env;
 use crate::pair::{Config, Pair, gid};
 use crate::verdict::{Stop, Verdict};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use uverbs::{Context, Device, Errno, PortState};
 
-/// The first argument of a program whose device goes and comes back; the second one names the device.
+/// The argument of a program whose device under test goes and comes back.
 const HOTPLUG: &str = "--hotplug";
 
 /// The port that has to come back.
@@ -29,12 +30,11 @@ pub(crate) enum Step {
 
 /// Runs as that program, if it was started for it.
 pub(crate) fn run() -> Option<ExitCode> {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() != Some(HOTPLUG) {
+    if std::env::args().nth(1).as_deref() != Some(HOTPLUG) {
         return None;
     }
-    let name = arguments.next().unwrap_or_default();
-    Some(match work(&name, |step| println!("{step:?}")) {
+    let work = || work(&env::name().map_err(Stop::fail)?, |step| println!("{step:?}"));
+    Some(match work() {
         Ok(()) => ExitCode::SUCCESS,
         Err(stop) => {
             println!("{stop:?}");

@@ -9,6 +9,7 @@ mod lending;
 #[cfg(feature = "tokio")]
 mod waiting;
 
+use crate::env;
 use crate::mlx5::stress::{Owner, Worker};
 use crate::pair::gid;
 use crate::testbed::link_of;
@@ -25,7 +26,7 @@ use uverbs::{
     QpAttr, QpState, QpType, WcStatus, WindowType,
 };
 
-/// The first argument of a program whose device is taken away; the second one names the device.
+/// The argument of a program whose device under test is taken away.
 const UNPLUG: &str = "--unplug";
 
 /// How long the workers have to begin. One that has not begun by then fails by itself.
@@ -33,12 +34,10 @@ const START: Duration = Duration::from_secs(30);
 
 /// Runs as that program, if it was started for it.
 pub(crate) fn run() -> Option<ExitCode> {
-    let mut arguments = std::env::args().skip(1);
-    if arguments.next().as_deref() != Some(UNPLUG) {
+    if std::env::args().nth(1).as_deref() != Some(UNPLUG) {
         return None;
     }
-    let device = arguments.next().unwrap_or_default();
-    Some(match work(&device) {
+    Some(match work() {
         Ok(()) => {
             println!("clean");
             ExitCode::SUCCESS
@@ -76,8 +75,8 @@ fn gone<T>(what: &str, answer: uverbs::Result<T>) -> Verdict {
     }
 }
 
-fn work(name: &str) -> Verdict {
-    let device = Device::by_name(name)?;
+fn work() -> Verdict {
+    let device = env::find().map_err(Stop::fail)?;
     let over = AtomicBool::new(false);
     let look = holding(&device)?;
     let awaited = Arc::new(AtomicUsize::new(0));

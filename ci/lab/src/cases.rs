@@ -123,8 +123,9 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(doctor::cases());
     cases.extend(confined::cases("mlx5_0", "mlx5_1"));
     cases.extend(perftest::programs());
-    cases.extend(ethernet::cases());
     cases.extend(native::on_ethernet());
+    // These last: they move an interface into another namespace.
+    cases.extend(ethernet::cases());
     context.group("programs", Emulation::default(), cases)
 }
 

@@ -3,14 +3,15 @@
 
 use super::case::Case;
 
-/// Puts the second function's interface into a namespace of its own, with its address.
+/// Puts the second function's interface into a namespace of its own, with its address. The other one forgets
+/// the neighbour that the guest gave it, if a link that was down has not yet.
 const PART: &str = r#"
 /usr/bin/ip netns add far &&
 /usr/bin/ip link set eth1 netns far &&
 /usr/bin/ip -n far link set lo up &&
 /usr/bin/ip -n far link set eth1 up &&
 /usr/bin/ip -n far address add 10.0.0.2/24 dev eth1 &&
-/usr/bin/ip neighbour del 10.0.0.2 dev eth0 || fail "cannot part the interfaces"
+/usr/bin/ip neighbour flush to 10.0.0.2 dev eth0 nud permanent || fail "cannot part the interfaces"
 "#;
 
 /// Fetches a file over TCP in both directions and compares it.

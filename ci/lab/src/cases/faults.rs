@@ -388,7 +388,7 @@ fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
     let ours = bench.guest.start(
         "rm -f /tmp/gone\n\
          (until [ -e /tmp/gone ]; do usleep 20000; done; echo) |\n\
-         timeout 120 uverbs-device-tests --unplug mlx5_0",
+         UVERBS_TEST_DEVICE=mlx5_0 timeout 120 uverbs-device-tests --unplug",
     )?;
     bench.guest.until(ours, "at work", PATIENCE)?;
     if surprise {
@@ -419,7 +419,9 @@ fn our_program_and_removal(bench: &mut Bench<'_>) -> Result<()> {
 /// device of that name is back.
 fn our_program_works_again(bench: &mut Bench<'_>) -> Result<()> {
     let place = bench.guest.run("readlink -f /sys/class/infiniband/mlx5_0/device", PATIENCE)?;
-    let ours = bench.guest.start("exec timeout 150 uverbs-device-tests --hotplug mlx5_0")?;
+    let ours = bench
+        .guest
+        .start("exec env UVERBS_TEST_DEVICE=mlx5_0 timeout 150 uverbs-device-tests --hotplug")?;
     bench.guest.until(ours, "AtWork", PATIENCE)?;
     bench.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
     bench.guest.until(ours, "Gone", PATIENCE)?;
