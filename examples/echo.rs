@@ -7,7 +7,7 @@ use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, QpType};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn create(context: &Context) -> uverbs::Result<(QueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
@@ -22,7 +22,7 @@ fn param() -> ConnectParam {
     ConnectParam::new().min_rnr_timer(12)
 }
 
-async fn serve(channel: EventChannel, mut listener: Listener) -> Outcome<()> {
+async fn serve(channel: EventChannel, mut listener: Listener) -> Result<()> {
     loop {
         let (request, channel) = (listener.next_request().await?, channel.clone());
         // A silent client, or one that leaves, keeps no other waiting.
@@ -34,7 +34,7 @@ async fn serve(channel: EventChannel, mut listener: Listener) -> Outcome<()> {
     }
 }
 
-async fn echo(channel: EventChannel, request: ConnectRequest) -> Outcome<()> {
+async fn echo(channel: EventChannel, request: ConnectRequest) -> Result<()> {
     let (qp, pool) = create(&request.context()?)?;
     let (qp, connection) = channel.accept(request, &param(), |_| Ok(qp)).await?;
     let mut inbox = qp.inbox(&pool, 8);
@@ -46,7 +46,7 @@ async fn echo(channel: EventChannel, request: ConnectRequest) -> Outcome<()> {
     Ok(())
 }
 
-async fn talk() -> Outcome<()> {
+async fn talk() -> Result<()> {
     let context = Context::open_first()?;
     let (channel, _driver) = EventChannel::spawn()?;
     channel.use_context(&context)?;
@@ -66,6 +66,6 @@ async fn talk() -> Outcome<()> {
     Ok(())
 }
 
-fn main() -> Outcome<()> {
+fn main() -> Result<()> {
     tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(talk())
 }

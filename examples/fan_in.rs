@@ -7,16 +7,16 @@ use std::time::Instant;
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, QpType};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Receives that are posted ahead, for all clients together.
 const RECEIVES: u32 = 64;
 
-fn open() -> Outcome<Context> {
+fn open() -> Result<Context> {
     Ok(Context::open_first()?)
 }
 
-async fn client(qp: QueuePair, id: u32, messages: u32) -> Outcome<()> {
+async fn client(qp: QueuePair, id: u32, messages: u32) -> Result<()> {
     for n in 0..messages {
         let text = [id.to_be_bytes(), n.to_be_bytes()].concat();
         qp.send_inline(&text).await?;
@@ -24,7 +24,7 @@ async fn client(qp: QueuePair, id: u32, messages: u32) -> Outcome<()> {
     Ok(())
 }
 
-async fn run(clients: u32, messages: u32) -> Outcome<()> {
+async fn run(clients: u32, messages: u32) -> Result<()> {
     let (here, there) = (open()?, open()?);
     let (pd, their_pd) = (here.alloc_pd()?, there.alloc_pd()?);
     // Both sides: a completion for each send that may be under way, and for each receive.

@@ -18,14 +18,14 @@ use uverbs::aio::tokio::{accept, connect};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, ProtectionDomain, QpType, SendWr};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Bytes of a piece.
 const PIECE: usize = 64 * 1024;
 /// Pieces under way.
 const AHEAD: usize = 16;
 
-fn open() -> Outcome<(ProtectionDomain, QueuePair, u32)> {
+fn open() -> Result<(ProtectionDomain, QueuePair, u32)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 256)?;
@@ -69,7 +69,7 @@ impl Progress {
 
 /// Ends when the other side is gone, or a while after it said that it is through. What it says is left
 /// to be read.
-async fn gone(stream: &TcpStream) -> Outcome<()> {
+async fn gone(stream: &TcpStream) -> Result<()> {
     match stream.peek(&mut [0]).await {
         Ok(1) => {
             tokio::time::sleep(Duration::from_secs(10)).await;
@@ -80,7 +80,7 @@ async fn gone(stream: &TcpStream) -> Outcome<()> {
 }
 
 /// Sends each piece as a message; the receiver's posted buffers are the room it may fill.
-async fn send(path: &str, address: &str) -> Outcome<()> {
+async fn send(path: &str, address: &str) -> Result<()> {
     let (pd, qp, gid) = open()?;
     let file = File::open(path).map_err(|error| format!("{path}: {error}"))?;
     let total = file.metadata()?.len();
@@ -116,7 +116,7 @@ async fn send(path: &str, address: &str) -> Outcome<()> {
     Ok(())
 }
 
-async fn receive(path: &str, listener: TcpListener) -> Outcome<()> {
+async fn receive(path: &str, listener: TcpListener) -> Result<()> {
     let (pd, qp, gid) = open()?;
     let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
     let mut stream = accept(&qp, &listener, 1, gid).await?;
@@ -143,7 +143,7 @@ async fn receive(path: &str, listener: TcpListener) -> Outcome<()> {
     Ok(())
 }
 
-async fn run(arguments: &[&str]) -> Outcome<()> {
+async fn run(arguments: &[&str]) -> Result<()> {
     match arguments {
         ["send", path, address] => send(path, address).await,
         ["receive", path, address] => {

@@ -12,7 +12,7 @@ use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::Buffer;
 use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Entries of the table. Each is a version, a value of so many words that repeats its key and
 /// version, and the version again.
@@ -20,7 +20,7 @@ const ENTRIES: usize = 256;
 const WORDS: usize = 14;
 const ENTRY: usize = WORDS + 2;
 
-fn open() -> Outcome<(Context, ProtectionDomain, QueuePair, u32)> {
+fn open() -> Result<(Context, ProtectionDomain, QueuePair, u32)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
@@ -31,7 +31,7 @@ fn open() -> Outcome<(Context, ProtectionDomain, QueuePair, u32)> {
 
 /// Writes an entry so that who reads it meanwhile sees two versions: last word first, and the
 /// first word last.
-fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Outcome<()> {
+fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Result<()> {
     let start = key * ENTRY;
     table.write_at(start + ENTRY - 1, version)?;
     for word in 1..=WORDS {
@@ -40,7 +40,7 @@ fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Outcome<()> {
     Ok(table.write_at(start, version)?)
 }
 
-async fn serve(listener: TcpListener) -> Outcome<()> {
+async fn serve(listener: TcpListener) -> Result<()> {
     let (_context, pd, qp, gid) = open()?;
     let mut table = pd.allocate::<u64>(ENTRIES * ENTRY)?;
     for key in 0..ENTRIES {
@@ -62,7 +62,7 @@ async fn serve(listener: TcpListener) -> Outcome<()> {
     Ok(())
 }
 
-async fn learn(stream: &mut TcpStream) -> Outcome<Remote> {
+async fn learn(stream: &mut TcpStream) -> Result<Remote> {
     Ok(Remote { addr: stream.read_u64().await?, rkey: Rkey(stream.read_u32().await?) })
 }
 
@@ -72,7 +72,7 @@ async fn get(
     table: Remote,
     key: usize,
     mut buffer: Buffer,
-) -> Outcome<(u64, u32, Buffer)> {
+) -> Result<(u64, u32, Buffer)> {
     let entry = Remote { addr: table.addr + (key * ENTRY * 8) as u64, ..table };
     for tries in 1.. {
         buffer.set_len(ENTRY * 8);
@@ -92,7 +92,7 @@ async fn get(
     Err("it changes all the time".into())
 }
 
-async fn run(reads: usize) -> Outcome<()> {
+async fn run(reads: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let server = tokio::spawn(serve(listener));

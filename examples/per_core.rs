@@ -15,7 +15,7 @@ use uverbs::aio::{self, Worker};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, Exclusive, ParentDomain, QpType, QueuePair, devices};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Receives posted ahead, and sends under way, of each queue pair.
 const DEPTH: u32 = 16;
@@ -41,7 +41,7 @@ struct Core {
 }
 
 impl Core {
-    fn new(context: &Context, number: u32) -> Outcome<Core> {
+    fn new(context: &Context, number: u32) -> Result<Core> {
         let (pd, td) = (context.alloc_pd()?, context.alloc_td()?);
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
         // Interrupts of different cores go to different vectors, as far as there are some.
@@ -56,7 +56,7 @@ impl Core {
     }
 
     /// Runs on the core's own thread until all messages are answered.
-    fn run(self, messages: u64) -> Outcome<()> {
+    fn run(self, messages: u64) -> Result<()> {
         let runtime = Builder::new_current_thread().enable_io().build()?;
         LocalSet::new().block_on(&runtime, async {
             let Core { worker, domain, client, server } = self;
@@ -75,7 +75,7 @@ impl Core {
 }
 
 /// Sends each message back.
-async fn serve(server: aio::QueuePair<Exclusive>, pool: BufferPool, messages: u64) -> Outcome<()> {
+async fn serve(server: aio::QueuePair<Exclusive>, pool: BufferPool, messages: u64) -> Result<()> {
     let mut inbox = server.inbox(&pool, DEPTH as usize / 2);
     for _ in 0..messages {
         let message = inbox.next().await?;
@@ -85,7 +85,7 @@ async fn serve(server: aio::QueuePair<Exclusive>, pool: BufferPool, messages: u6
 }
 
 /// Sends messages, and compares the answers.
-async fn ask(client: &aio::QueuePair<Exclusive>, pool: &BufferPool, messages: u64) -> Outcome<()> {
+async fn ask(client: &aio::QueuePair<Exclusive>, pool: &BufferPool, messages: u64) -> Result<()> {
     let mut inbox = client.inbox(pool, DEPTH as usize / 2);
     // Before the first answer may come.
     poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
@@ -99,7 +99,7 @@ async fn ask(client: &aio::QueuePair<Exclusive>, pool: &BufferPool, messages: u6
     Ok(())
 }
 
-fn run() -> Outcome<()> {
+fn run() -> Result<()> {
     let mut arguments = env::args().skip(1);
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let mut number = |otherwise: u64| arguments.next().map_or(Ok(otherwise), |text| text.parse());
@@ -107,7 +107,7 @@ fn run() -> Outcome<()> {
     let device = devices()?.into_iter().find(|device| device.is_supported());
     let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
     let cores = (0..u32::try_from(workers)?).map(|number| Core::new(&context, number));
-    let cores = cores.collect::<Outcome<Vec<Core>>>()?;
+    let cores = cores.collect::<Result<Vec<Core>>>()?;
     let start = Instant::now();
     let running: Vec<_> =
         cores.into_iter().map(|core| thread::spawn(move || core.run(messages))).collect();

@@ -14,7 +14,7 @@ use uverbs::{
     ThreadDomain,
 };
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Requests under way at once.
 const DEPTH: u32 = 64;
@@ -44,7 +44,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn new(context: &Context, arena: &Arc<Arena>, number: u64) -> Outcome<Worker> {
+    fn new(context: &Context, arena: &Arc<Arena>, number: u64) -> Result<Worker> {
         let pd = context.alloc_pd()?;
         let td = context.alloc_td()?;
         let domain: ParentDomain<Exclusive> = pd
@@ -65,7 +65,7 @@ impl Worker {
     }
 
     /// Writes so often, and waits until all is done.
-    fn run(mut self, writes: u64) -> Outcome<()> {
+    fn run(mut self, writes: u64) -> Result<()> {
         let sges = [self.source.sge(..)?];
         let remote = self.target.remote(0)?;
         let (mut posted, mut done) = (0, 0);
@@ -91,7 +91,7 @@ impl Worker {
     }
 }
 
-fn run() -> Outcome<()> {
+fn run() -> Result<()> {
     let mut arguments = env::args().skip(1);
     let mut number = |otherwise: u64| arguments.next().map_or(Ok(otherwise), |text| text.parse());
     let (threads, writes) = (number(4)?, number(10_000)?);
@@ -103,7 +103,7 @@ fn run() -> Outcome<()> {
     })?;
     let arena = Arc::new(arena);
     let workers = (0..threads).map(|number| Worker::new(&context, &arena, number));
-    let workers = workers.collect::<Outcome<Vec<Worker>>>()?;
+    let workers = workers.collect::<Result<Vec<Worker>>>()?;
     match arena.buffers() {
         0 => println!("this device's queue memory is the kernel's; the arena was not asked"),
         buffers => println!("{buffers} buffers take {} of {} bytes", arena.used(), arena.len()),

@@ -13,7 +13,7 @@ use uverbs::aio::tokio::{Registered, handshake};
 use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, Device, Handshake, QpType};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 struct Arguments {
     device: Option<String>,
@@ -24,7 +24,7 @@ struct Arguments {
     iterations: u64,
 }
 
-fn arguments() -> Outcome<Arguments> {
+fn arguments() -> Result<Arguments> {
     let mut all = Arguments {
         device: None,
         host: None,
@@ -60,7 +60,7 @@ fn arguments() -> Outcome<Arguments> {
 /// long before this side, nothing that was posted need wait for it.
 ///
 /// A task of its own, which costs a message nothing.
-async fn hear(mut stream: OwnedReadHalf, qp: QueuePair) -> Outcome<()> {
+async fn hear(mut stream: OwnedReadHalf, qp: QueuePair) -> Result<()> {
     match stream.read_u8().await {
         Ok(b'E') => {
             // It waits for this side now; who is not through within a while never will be. No timer of
@@ -79,7 +79,7 @@ async fn hear(mut stream: OwnedReadHalf, qp: QueuePair) -> Outcome<()> {
     }
 }
 
-async fn run(arguments: Arguments) -> Outcome<()> {
+async fn run(arguments: Arguments) -> Result<()> {
     let Arguments { device, host, port, gid, size, iterations } = arguments;
     let context = match device {
         Some(name) => Context::open(&Device::by_name(&name)?)?,
@@ -132,7 +132,7 @@ async fn run(arguments: Arguments) -> Outcome<()> {
                 }
             };
         }
-        Outcome::Ok(())
+        Result::Ok(())
     };
     let played = tokio::select! {
         biased;

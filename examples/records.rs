@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use uverbs::{Context, QpType, SendWr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// A measurement. `repr(C)` fixes the places of its fields, which both ends have to agree on; zerocopy
 /// checks that any bytes are a valid value and that there is no padding.
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Outcome<()> {
+fn run() -> Result<()> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use uverbs::{CompletionQueue, Context, QpType, QueuePair, SendWr};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 fn main() -> ExitCode {
     match run() {
@@ -18,7 +18,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run() -> Outcome<()> {
+fn run() -> Result<()> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
@@ -49,12 +49,7 @@ fn run() -> Outcome<()> {
 }
 
 /// Posts a request and waits until it is done.
-fn perform(
-    qp: &mut QueuePair,
-    cq: &mut CompletionQueue,
-    what: &str,
-    wr: SendWr<'_>,
-) -> Outcome<()> {
+fn perform(qp: &mut QueuePair, cq: &mut CompletionQueue, what: &str, wr: SendWr<'_>) -> Result<()> {
     let mut batch = qp.send_batch()?;
     batch.push(wr.signaled())?;
     // SAFETY: the caller's regions outlive this call, which ends when the request is done, and

@@ -10,7 +10,7 @@ use std::process::{Command, ExitCode, Stdio};
 use uverbs::mlx5::{Var, VarKind};
 use uverbs::{Context, Envelope};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 /// What is rung. A device would take it for the number of the virtqueue.
 const QUEUE: u32 = 3;
@@ -31,7 +31,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn allocate() -> Outcome<()> {
+fn allocate() -> Result<()> {
     let context = Context::open_first()?;
     let var = Var::alloc(&context, VarKind::Virtio)?;
     let page = var.map()?;
@@ -51,13 +51,13 @@ fn allocate() -> Outcome<()> {
     Ok(())
 }
 
-fn import(envelope: &str) -> Outcome<()> {
+fn import(envelope: &str) -> Result<()> {
     let context = Context::import(stdin().as_fd().try_clone_to_owned()?)?;
     let digits = envelope.as_bytes().chunks(2).map(|two| {
         let two = std::str::from_utf8(two)?;
         Ok(u8::from_str_radix(two, 16)?)
     });
-    let bytes = digits.collect::<Outcome<Vec<u8>>>()?;
+    let bytes = digits.collect::<Result<Vec<u8>>>()?;
     let envelope = Envelope::from_bytes(&bytes)?;
     // SAFETY: the process that started this one exported it a moment ago, and waits before it destroys
     // the VAR.

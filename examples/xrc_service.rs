@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use std::{env, fs, process};
 use uverbs::{CompletionQueue, Context, Endpoint, QpType, RecvWr, SendWr, SrqNumber};
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
 const PATIENCE: Duration = Duration::from_secs(20);
 /// The longest message.
@@ -37,7 +37,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn open() -> Outcome<Context> {
+fn open() -> Result<Context> {
     Ok(Context::open_first()?)
 }
 
@@ -49,7 +49,7 @@ struct Worker {
 }
 
 impl Worker {
-    fn start(path: &Path, role: Option<&str>) -> Outcome<Worker> {
+    fn start(path: &Path, role: Option<&str>) -> Result<Worker> {
         let mut child = Command::new(env::current_exe()?)
             .arg("worker")
             .arg(path)
@@ -63,7 +63,7 @@ impl Worker {
     }
 
     /// The next line, which has to begin with `word`; what follows it.
-    fn expect(&mut self, word: &str) -> Outcome<String> {
+    fn expect(&mut self, word: &str) -> Result<String> {
         let mut line = String::new();
         self.from.read_line(&mut line)?;
         let rest = line.trim_end().strip_prefix(word).and_then(|rest| rest.strip_prefix(' '));
@@ -71,7 +71,7 @@ impl Worker {
     }
 
     /// Lets the worker end, and waits for it.
-    fn dismiss(mut self) -> Outcome<()> {
+    fn dismiss(mut self) -> Result<()> {
         drop(self.to);
         match self.child.wait()?.success() {
             true => Ok(()),
@@ -80,7 +80,7 @@ impl Worker {
     }
 }
 
-fn client() -> Outcome<()> {
+fn client() -> Result<()> {
     let context = open()?;
     // Before workers are started, so that a device without XRC is reported once.
     drop(context.xrcd_builder().build()?);
@@ -92,7 +92,7 @@ fn client() -> Outcome<()> {
     served
 }
 
-fn serve(context: &Context, path: &Path) -> Outcome<()> {
+fn serve(context: &Context, path: &Path) -> Result<()> {
     let mut first = Worker::start(path, Some("target"))?;
     let queue: SrqNumber = SrqNumber(first.expect("queue")?.parse()?);
     let mut second = Worker::start(path, None)?;
@@ -122,7 +122,7 @@ fn serve(context: &Context, path: &Path) -> Outcome<()> {
 }
 
 /// Has a queue in the file's domain, and with `has_target` the end of the connection, too.
-fn worker(path: &Path, has_target: bool) -> Outcome<()> {
+fn worker(path: &Path, has_target: bool) -> Result<()> {
     let context = open()?;
     let domain = context.xrcd_builder().file(&File::open(path)?).create().build()?;
     let pd = context.alloc_pd()?;
@@ -156,7 +156,7 @@ fn worker(path: &Path, has_target: bool) -> Outcome<()> {
 }
 
 /// Waits for a completion, and returns its bytes.
-fn wait(cq: &mut CompletionQueue) -> Outcome<usize> {
+fn wait(cq: &mut CompletionQueue) -> Result<usize> {
     let deadline = Instant::now() + PATIENCE;
     while Instant::now() < deadline {
         if let Some(completion) = cq.poll()?.next() {
@@ -172,7 +172,7 @@ fn hex(bytes: &[u8]) -> String {
     bytes.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
-fn endpoint_of(text: &str) -> Outcome<Endpoint> {
+fn endpoint_of(text: &str) -> Result<Endpoint> {
     let mut bytes = [0; Endpoint::BYTES];
     if text.len() != 2 * bytes.len() {
         return Err(format!("an endpoint of {} characters", text.len()).into());

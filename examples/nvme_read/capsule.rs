@@ -3,7 +3,7 @@
 //! From NVM Express Base 2.0, "Fabrics Message Capsules" and "Submission Queue Entry". Commands of every kind
 //! have the same layout; what dwords 10 to 15 mean depends on the opcode.
 
-use crate::Outcome;
+use crate::Result;
 use uverbs::Remote;
 use zerocopy::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -196,7 +196,7 @@ const _: () = assert!(size_of::<Response>() == 16);
 
 impl Response {
     /// The response in a received message.
-    pub(crate) fn parse(message: &[u8]) -> Outcome<Response> {
+    pub(crate) fn parse(message: &[u8]) -> Result<Response> {
         let parsed = Response::read_from_bytes(message);
         parsed.map_err(|_| {
             format!("the target sent {} bytes; a response has 16", message.len()).into()

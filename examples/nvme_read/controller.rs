@@ -1,6 +1,6 @@
 //! A controller: its admin queue, what it says of itself and its namespaces, and its I/O queue.
 
-use crate::Outcome;
+use crate::Result;
 use crate::capsule::{Command, Identify, Property, Response};
 use crate::transport::{Queue, QueueAttr, Slot};
 use std::thread::sleep;
@@ -87,7 +87,7 @@ const _: () = assert!(size_of::<IdentifyController>() == IDENTIFY);
 const _: () = assert!(size_of::<IdentifyNamespace>() == IDENTIFY);
 
 impl ConnectData {
-    fn new(target: &Target, controller: u16) -> Outcome<ConnectData> {
+    fn new(target: &Target, controller: u16) -> Result<ConnectData> {
         let mut data = ConnectData::new_zeroed();
         data.host_id = target.host_id;
         data.controller = controller.into();
@@ -98,7 +98,7 @@ impl ConnectData {
 }
 
 /// An NQN has up to 223 bytes, with zeros behind.
-fn put_name(field: &mut [u8; 256], name: &str) -> Outcome<()> {
+fn put_name(field: &mut [u8; 256], name: &str) -> Result<()> {
     const MAX: usize = 223;
     let length = name.len();
     let place = field.get_mut(..length).filter(|_| (1..=MAX).contains(&length));
@@ -173,7 +173,7 @@ pub(crate) struct Namespace {
 
 impl Controller {
     /// Connects the admin queue and enables the controller.
-    pub(crate) fn connect(target: &Target) -> Outcome<Controller> {
+    pub(crate) fn connect(target: &Target) -> Result<Controller> {
         let events = EventChannel::open()?;
         let attr = QueueAttr {
             qid: 0,
@@ -200,7 +200,7 @@ impl Controller {
         Ok(controller)
     }
 
-    fn enable(&mut self) -> Outcome<()> {
+    fn enable(&mut self) -> Result<()> {
         let page = self.capabilities.min_page() << bits::CC_PAGE_SHIFT;
         self.configuration = bits::CC_ENTRY_SIZES | page | bits::CC_ENABLE;
         self.set(Property::CC, self.configuration)?;
@@ -208,7 +208,7 @@ impl Controller {
     }
 
     /// Lets the controller end in an orderly way, and closes the connection.
-    pub(crate) fn shut_down(mut self) -> Outcome<()> {
+    pub(crate) fn shut_down(mut self) -> Result<()> {
         self.set(Property::CC, self.configuration | bits::CC_SHUTDOWN)?;
         self.until("shut down", |status| {
             status & bits::CSTS_SHUTDOWN == bits::CSTS_SHUTDOWN_COMPLETE
@@ -217,7 +217,7 @@ impl Controller {
     }
 
     /// Reads the status until it is as `reached` says.
-    fn until(&mut self, what: &str, reached: impl Fn(u32) -> bool) -> Outcome<()> {
+    fn until(&mut self, what: &str, reached: impl Fn(u32) -> bool) -> Result<()> {
         let patience = self.capabilities.timeout();
         let deadline = Instant::now() + patience;
         loop {
@@ -243,11 +243,11 @@ impl Controller {
     }
 
     /// Where the controller is.
-    pub(crate) fn describe(&self) -> Outcome<String> {
+    pub(crate) fn describe(&self) -> Result<String> {
         self.admin.describe()
     }
 
-    pub(crate) fn identify(&mut self) -> Outcome<Identity> {
+    pub(crate) fn identify(&mut self) -> Result<Identity> {
         let data: IdentifyController = self.ask(Identify::Controller)?;
         if data.sgl_support.get() & bits::SGL_KEYED == 0 {
             return Err("the controller takes no keyed SGLs, which RDMA needs".into());
@@ -260,12 +260,12 @@ impl Controller {
         })
     }
 
-    pub(crate) fn namespace(&mut self, number: u32) -> Outcome<Namespace> {
+    pub(crate) fn namespace(&mut self, number: u32) -> Result<Namespace> {
         let data: IdentifyNamespace = self.ask(Identify::Namespace(number))?;
         geometry(number, &data)
     }
 
-    fn ask<T: FromBytes + IntoBytes>(&mut self, what: Identify) -> Outcome<T> {
+    fn ask<T: FromBytes + IntoBytes>(&mut self, what: Identify) -> Result<T> {
         let name = match what {
             Identify::Controller => "Identify controller".to_owned(),
             Identify::Namespace(number) => format!("Identify namespace {number}"),
@@ -279,7 +279,7 @@ impl Controller {
     }
 
     /// Connects an I/O queue for `depth` commands at once, of at most `bytes` bytes each.
-    pub(crate) fn io_queue(&self, depth: u16, bytes: usize) -> Outcome<Queue> {
+    pub(crate) fn io_queue(&self, depth: u16, bytes: usize) -> Result<Queue> {
         // One entry stays free, and a queue has 65535 at most.
         let most = self.capabilities.max_entries().min(u16::MAX.into()).saturating_sub(1);
         if u32::from(depth) > most {
@@ -293,13 +293,13 @@ impl Controller {
         Ok(queue)
     }
 
-    fn get(&mut self, property: Property) -> Outcome<u64> {
+    fn get(&mut self, property: Property) -> Result<u64> {
         let what = format!("Property Get {}", property.name);
         let (_, response) = self.execute(&what, |_, _| Ok(Command::property_get(property)))?;
         Ok(response.result.get())
     }
 
-    fn set(&mut self, property: Property, value: u32) -> Outcome<()> {
+    fn set(&mut self, property: Property, value: u32) -> Result<()> {
         let what = format!("Property Set {}", property.name);
         self.execute(&what, |_, _| Ok(Command::property_set(property, value))).map(drop)
     }
@@ -308,8 +308,8 @@ impl Controller {
     fn execute(
         &mut self,
         what: &str,
-        command: impl FnOnce(&mut Queue, Slot) -> Outcome<Command>,
-    ) -> Outcome<(Slot, Response)> {
+        command: impl FnOnce(&mut Queue, Slot) -> Result<Command>,
+    ) -> Result<(Slot, Response)> {
         let (slot, response) = self.admin.execute(what, command)?;
         match response.status() {
             status if status.is_success() => Ok((slot, response)),
@@ -319,7 +319,7 @@ impl Controller {
 }
 
 /// Makes a connection a queue of a controller, and returns the controller's number.
-fn join(queue: &mut Queue, target: &Target, attr: QueueAttr) -> Outcome<u16> {
+fn join(queue: &mut Queue, target: &Target, attr: QueueAttr) -> Result<u16> {
     let data = ConnectData::new(target, attr.controller)?;
     let (_, response) = queue.execute("Connect", |queue, slot| {
         let bytes = data.as_bytes();
@@ -366,7 +366,7 @@ fn max_transfer(mdts: u8, min_page: u32) -> Option<usize> {
     if mdts == 0 { None } else { 1_usize.checked_shl(shift) }
 }
 
-fn geometry(number: u32, data: &IdentifyNamespace) -> Outcome<Namespace> {
+fn geometry(number: u32, data: &IdentifyNamespace) -> Result<Namespace> {
     let blocks = data.size.get();
     if blocks == 0 {
         return Err(format!("the controller has no namespace {number}").into());

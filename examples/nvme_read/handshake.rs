@@ -2,7 +2,7 @@
 //!
 //! From NVM Express RDMA Transport 1.0, "Connection Establishment".
 
-use crate::Outcome;
+use crate::Result;
 use uverbs::cm::{ConnectError, RejectReason, Rejection};
 use zerocopy::little_endian::U16;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -60,7 +60,7 @@ impl Request {
 }
 
 /// Checks that the target posted a receive for each of `commands`.
-pub(crate) fn check_accept(private_data: &[u8], commands: usize) -> Outcome<()> {
+pub(crate) fn check_accept(private_data: &[u8], commands: usize) -> Result<()> {
     let Ok((accept, _)) = Accept::read_from_prefix(private_data) else {
         return Err(format!("the target's accept has {} bytes", private_data.len()).into());
     };

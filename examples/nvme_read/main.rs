@@ -28,7 +28,7 @@ use std::time::Duration;
 use transfer::{Plan, Read, Write};
 use transport::Queue;
 
-type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 fn main() -> ExitCode {
     match Options::parse(std::env::args().skip(1)).and_then(|options| run(&options)) {
@@ -40,7 +40,7 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(options: &Options) -> Outcome<()> {
+fn run(options: &Options) -> Result<()> {
     let mut controller = Controller::connect(&target(options)?)?;
     println!("controller {} at {}", controller.id(), controller.describe()?);
     let identity = controller.identify()?;
@@ -59,7 +59,7 @@ fn run(options: &Options) -> Outcome<()> {
     done.and(ended)
 }
 
-fn transfer(options: &Options, plan: &Plan, queue: &mut Queue) -> Outcome<()> {
+fn transfer(options: &Options, plan: &Plan, queue: &mut Queue) -> Result<()> {
     let buffer = || vec![0; options.size];
     if options.write {
         let mut write = Write { seed: options.seed, scratch: buffer() };
@@ -94,7 +94,7 @@ fn report(options: &Options, plan: &Plan, verb: &str, elapsed: Duration) {
 }
 
 /// The names of both sides. Without a name of its own the host has a random one.
-fn target(options: &Options) -> Outcome<Target> {
+fn target(options: &Options) -> Result<Target> {
     let mut host_id = [0; 16];
     rustix::rand::getrandom(&mut host_id, rustix::rand::GetRandomFlags::empty())?;
     // A random UUID: version 4 and the usual variant.

@@ -1,6 +1,6 @@
 //! What the command line says.
 
-use crate::Outcome;
+use crate::Result;
 use crate::controller::Namespace;
 use crate::transfer::Plan;
 
@@ -39,7 +39,7 @@ pub(crate) struct Options {
 
 impl Options {
     /// Reads the arguments behind the program's name.
-    pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Outcome<Options> {
+    pub(crate) fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Options> {
         let mut options = Options {
             address: String::new(),
             subsystem: String::new(),
@@ -86,7 +86,7 @@ impl Options {
     }
 
     /// The blocks to transfer, with requests of at most `max_transfer` bytes.
-    pub(crate) fn plan(&self, namespace: Namespace, max_transfer: Option<usize>) -> Outcome<Plan> {
+    pub(crate) fn plan(&self, namespace: Namespace, max_transfer: Option<usize>) -> Result<Plan> {
         let Namespace { number, blocks: all, block_size } = namespace;
         let behind = all.checked_sub(self.first).filter(|left| *left > 0);
         let behind = behind.ok_or_else(|| {
@@ -114,7 +114,7 @@ impl Options {
     }
 }
 
-fn number<N: TryFrom<u64>>(name: &str, text: &str, least: u64) -> Outcome<N> {
+fn number<N: TryFrom<u64>>(name: &str, text: &str, least: u64) -> Result<N> {
     let value = text.parse::<u64>().ok().filter(|value| *value >= least);
     let fits = value.and_then(|value| N::try_from(value).ok());
     let bits = 8 * size_of::<N>();
@@ -136,11 +136,11 @@ fn with_port(address: &str) -> String {
 mod tests {
     use super::*;
 
-    fn parse(line: &str) -> Outcome<Options> {
+    fn parse(line: &str) -> Result<Options> {
         Options::parse(line.split_whitespace().map(str::to_owned))
     }
 
-    fn plan(line: &str, max_transfer: Option<usize>) -> Result<Plan, String> {
+    fn plan(line: &str, max_transfer: Option<usize>) -> std::result::Result<Plan, String> {
         let namespace = Namespace { number: 1, blocks: 1000, block_size: 4096 };
         let options = parse(&format!("{line} host nqn")).unwrap();
         options.plan(namespace, max_transfer).map_err(|error| error.to_string())

@@ -1,6 +1,6 @@
 //! Many blocks in requests of a size, several of them under way.
 
-use crate::Outcome;
+use crate::Result;
 use crate::capsule::Command;
 use crate::controller::Namespace;
 use crate::pattern;
@@ -48,7 +48,7 @@ impl Plan {
     }
 
     /// The bytes of a piece in a buffer for the largest one.
-    fn part<'b>(&self, piece: Piece, buffer: &'b mut [u8]) -> Outcome<&'b mut [u8]> {
+    fn part<'b>(&self, piece: Piece, buffer: &'b mut [u8]) -> Result<&'b mut [u8]> {
         let length = self.length(piece);
         Ok(buffer.get_mut(..length).ok_or("a piece is longer than a request")?)
     }
@@ -66,14 +66,14 @@ pub(crate) trait Work {
         slot: Slot,
         plan: &Plan,
         piece: Piece,
-    ) -> Outcome<Command>;
+    ) -> Result<Command>;
 
     /// Looks at what the command brought.
-    fn end(&mut self, queue: &Queue, slot: Slot, plan: &Plan, piece: Piece) -> Outcome<()>;
+    fn end(&mut self, queue: &Queue, slot: Slot, plan: &Plan, piece: Piece) -> Result<()>;
 }
 
 /// Transfers all blocks, and returns how long it took.
-pub(crate) fn run<W: Work>(queue: &mut Queue, plan: &Plan, work: &mut W) -> Outcome<Duration> {
+pub(crate) fn run<W: Work>(queue: &mut Queue, plan: &Plan, work: &mut W) -> Result<Duration> {
     let started = Instant::now();
     let bar = bar(W::NAME, plan.bytes());
     let mut under_way: Vec<Option<Piece>> = Vec::new();
@@ -133,7 +133,7 @@ impl Work for Write {
         slot: Slot,
         plan: &Plan,
         piece: Piece,
-    ) -> Outcome<Command> {
+    ) -> Result<Command> {
         let bytes = plan.part(piece, &mut self.scratch)?;
         pattern::fill(self.seed, plan.offset(piece), bytes);
         queue.write_data(slot, bytes)?;
@@ -141,7 +141,7 @@ impl Work for Write {
         Ok(Command::write(plan.namespace.number, piece.first, piece.blocks, sgl))
     }
 
-    fn end(&mut self, _: &Queue, _: Slot, _: &Plan, _: Piece) -> Outcome<()> {
+    fn end(&mut self, _: &Queue, _: Slot, _: &Plan, _: Piece) -> Result<()> {
         Ok(())
     }
 }
@@ -163,12 +163,12 @@ impl Work for Read {
         slot: Slot,
         plan: &Plan,
         piece: Piece,
-    ) -> Outcome<Command> {
+    ) -> Result<Command> {
         let sgl = queue.sgl(slot, plan.length(piece))?;
         Ok(Command::read(plan.namespace.number, piece.first, piece.blocks, sgl))
     }
 
-    fn end(&mut self, queue: &Queue, slot: Slot, plan: &Plan, piece: Piece) -> Outcome<()> {
+    fn end(&mut self, queue: &Queue, slot: Slot, plan: &Plan, piece: Piece) -> Result<()> {
         if self.seed.is_none() && self.output.is_none() {
             return Ok(());
         }

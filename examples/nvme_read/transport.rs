@@ -7,7 +7,7 @@
 //! region only lets bytes be copied in and out, and takes the right back from the target before it frees the
 //! memory. No `unsafe` is needed, however the target behaves.
 
-use crate::Outcome;
+use crate::Result;
 use crate::capsule::{Command, KeyedSgl, Response};
 use crate::handshake::{self, Request};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -107,7 +107,7 @@ impl Resources {
         Ok((Resources { qp, cq, completions, data }, responses))
     }
 
-    fn post_receives(&mut self, responses: &BufferPool) -> Result<(), PostError> {
+    fn post_receives(&mut self, responses: &BufferPool) -> std::result::Result<(), PostError> {
         let mut batch = self.qp.recv_batch()?;
         while let Some(buffer) = responses.take() {
             batch.push(buffer, Tag::Response)?;
@@ -131,7 +131,7 @@ pub(crate) struct Queue {
 impl Queue {
     /// Connects to a target's port. The queue is not one of a controller before
     /// [`Command::connect`].
-    pub(crate) fn connect(events: &EventChannel, to: &str, attr: QueueAttr) -> Outcome<Queue> {
+    pub(crate) fn connect(events: &EventChannel, to: &str, attr: QueueAttr) -> Result<Queue> {
         let request = Request::new(attr.qid, attr.entries, attr.controller);
         // The host sends no reads. The target sends some: as many at once as the device can answer.
         let param = ConnectParam::new().private_data(request.as_bytes()).initiator_depth(0);
@@ -157,7 +157,7 @@ impl Queue {
     }
 
     /// The device that the queue pair is on, and the address of the target.
-    pub(crate) fn describe(&self) -> Outcome<String> {
+    pub(crate) fn describe(&self) -> Result<String> {
         let context = self.resources.qp.context();
         Ok(format!("{} by {}", self.connection.peer_addr()?, context.device().name()))
     }
@@ -177,18 +177,18 @@ impl Queue {
     }
 
     /// Copies into the memory of a slot, for the target to read.
-    pub(crate) fn write_data(&mut self, slot: Slot, bytes: &[u8]) -> Outcome<()> {
+    pub(crate) fn write_data(&mut self, slot: Slot, bytes: &[u8]) -> Result<()> {
         let offset = self.offset(slot);
         Ok(self.resources.data.copy_from(offset, bytes)?)
     }
 
     /// Copies what the target wrote out of the memory of a slot.
-    pub(crate) fn read_data(&self, slot: Slot, bytes: &mut [u8]) -> Outcome<()> {
+    pub(crate) fn read_data(&self, slot: Slot, bytes: &mut [u8]) -> Result<()> {
         Ok(self.resources.data.copy_to(self.offset(slot), bytes)?)
     }
 
     /// Describes the first `length` bytes of a slot's memory to the target.
-    pub(crate) fn sgl(&self, slot: Slot, length: usize) -> Outcome<KeyedSgl> {
+    pub(crate) fn sgl(&self, slot: Slot, length: usize) -> Result<KeyedSgl> {
         if length > self.attr.bytes.min(KeyedSgl::MAX_LENGTH) {
             let most = self.attr.bytes;
             return Err(format!("{length} bytes of data: the queue has {most} a command").into());
@@ -197,7 +197,7 @@ impl Queue {
     }
 
     /// Sends a command.
-    pub(crate) fn submit(&mut self, slot: Slot, mut command: Command) -> Outcome<()> {
+    pub(crate) fn submit(&mut self, slot: Slot, mut command: Command) -> Result<()> {
         command.id = slot.0.into();
         let mut batch = self.resources.qp.send_batch()?;
         // Inline: the command is copied into the request, and needs no registered memory.
@@ -211,7 +211,7 @@ impl Queue {
     }
 
     /// Waits for a response. Its slot stays taken.
-    pub(crate) fn wait(&mut self) -> Outcome<(Slot, Response)> {
+    pub(crate) fn wait(&mut self) -> Result<(Slot, Response)> {
         let deadline = Instant::now() + PATIENCE;
         let mut armed = false;
         loop {
@@ -233,8 +233,8 @@ impl Queue {
     pub(crate) fn execute(
         &mut self,
         what: &str,
-        command: impl FnOnce(&mut Queue, Slot) -> Outcome<Command>,
-    ) -> Outcome<(Slot, Response)> {
+        command: impl FnOnce(&mut Queue, Slot) -> Result<Command>,
+    ) -> Result<(Slot, Response)> {
         let slot =
             self.take_slot().ok_or_else(|| format!("{what}: another command is under way"))?;
         let command = command(self, slot)?;
@@ -245,7 +245,7 @@ impl Queue {
     }
 
     /// Looks for completions, and posts a receive for each response that came.
-    fn poll(&mut self) -> Outcome<()> {
+    fn poll(&mut self) -> Result<()> {
         let Queue { resources: Resources { qp, cq, .. }, slots, done, .. } = self;
         let mut failure = None;
         for completion in cq.poll()? {
@@ -301,7 +301,7 @@ impl Queue {
     }
 
     /// Sleeps until there is a completion or an event of the connection.
-    fn sleep(&mut self, deadline: Instant) -> Outcome<()> {
+    fn sleep(&mut self, deadline: Instant) -> Result<()> {
         let left = deadline.saturating_duration_since(Instant::now());
         if left.is_zero() {
             let seconds = PATIENCE.as_secs();
@@ -319,7 +319,7 @@ impl Queue {
     }
 
     /// Fails if the target has closed the connection.
-    fn check_connection(&self) -> Outcome<()> {
+    fn check_connection(&self) -> Result<()> {
         while self.connection.next_event(Some(Duration::ZERO))?.is_some() {}
         match self.connection.is_closed() {
             true => Err("the target closed the connection".into()),
@@ -328,7 +328,7 @@ impl Queue {
     }
 
     /// Closes the connection.
-    pub(crate) fn disconnect(self) -> Outcome<()> {
+    pub(crate) fn disconnect(self) -> Result<()> {
         Ok(self.connection.disconnect()?)
     }
 }

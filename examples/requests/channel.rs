@@ -21,7 +21,7 @@ use uverbs::aio::{Inbox, Message, QueuePair};
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::{ProtectionDomain, Remote, Rkey};
 
-pub(crate) type Outcome<T> = Result<T, Box<dyn std::error::Error + Send + Sync>>;
+pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Receives that each side posts.
 pub(crate) const DEPTH: usize = 32;
@@ -87,7 +87,7 @@ struct Inner {
 impl Channel {
     /// On a queue pair that holds as many requests as there may be frames and reads, before it is
     /// connected.
-    pub(crate) fn new(pd: &ProtectionDomain, qp: QueuePair) -> Outcome<Channel> {
+    pub(crate) fn new(pd: &ProtectionDomain, qp: QueuePair) -> Result<Channel> {
         let inner = Inner {
             qp,
             received: pd.buffer_pool_builder(FRAME).count(3 * DEPTH).build()?,
@@ -115,12 +115,12 @@ impl Channel {
 
     /// Asks the other side, and waits for its reply. A call that is dropped goes on by itself: given up
     /// halfway it would take its credit along, and a body that nobody was told of.
-    pub(crate) async fn call(&self, body: Buffer) -> Outcome<Buffer> {
+    pub(crate) async fn call(&self, body: Buffer) -> Result<Buffer> {
         let channel = self.clone();
         tokio::spawn(async move { channel.ask(body).await }).await?
     }
 
-    async fn ask(&self, body: Buffer) -> Outcome<Buffer> {
+    async fn ask(&self, body: Buffer) -> Result<Buffer> {
         let _permit = self.0.asking.acquire().await?;
         let id = self.0.next.fetch_add(1, Ordering::Relaxed);
         let (sender, reply) = oneshot::channel();
@@ -132,7 +132,7 @@ impl Channel {
         Ok(reply.await.map_err(|_| "the connection broke before the reply")?)
     }
 
-    async fn send(&self, kind: Kind, id: u32, body: Buffer) -> Outcome<()> {
+    async fn send(&self, kind: Kind, id: u32, body: Buffer) -> Result<()> {
         if HEADER + body.len() <= FRAME {
             return self.frame(kind as u8, id, &body).await;
         }
@@ -150,12 +150,12 @@ impl Channel {
     }
 
     /// Sends a frame once the other side has a receive for it.
-    async fn frame(&self, kind: u8, id: u32, body: &[u8]) -> Outcome<()> {
+    async fn frame(&self, kind: u8, id: u32, body: &[u8]) -> Result<()> {
         self.0.credits.acquire().await?.forget();
         self.frame_now(kind, id, body).await
     }
 
-    async fn frame_now(&self, kind: u8, id: u32, body: &[u8]) -> Outcome<()> {
+    async fn frame_now(&self, kind: u8, id: u32, body: &[u8]) -> Result<()> {
         let owed = self.0.owed.swap(0, Ordering::Relaxed);
         let mut header = [0; HEADER];
         header[0] = kind;
@@ -175,7 +175,7 @@ impl Channel {
     }
 
     /// Posts the receives that the other side counts on; to be done before it may send.
-    pub(crate) async fn receive(&self) -> Outcome<Inbox> {
+    pub(crate) async fn receive(&self) -> Result<Inbox> {
         let mut inbox = self.0.qp.inbox(&self.0.received, DEPTH);
         match poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await {
             DEPTH => Ok(inbox),
@@ -185,20 +185,20 @@ impl Channel {
 
     /// Handles what the other side sends, until the connection breaks or the future is dropped.
     /// `answer` makes replies.
-    pub(crate) async fn run<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
+    pub(crate) async fn run<F: Future<Output = Result<Buffer>> + Send + 'static>(
         self,
         inbox: Inbox,
         answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         let _end = End(&self.0);
         self.serve(inbox, answer).await
     }
 
-    async fn serve<F: Future<Output = Outcome<Buffer>> + Send + 'static>(
+    async fn serve<F: Future<Output = Result<Buffer>> + Send + 'static>(
         &self,
         mut inbox: Inbox,
         answer: impl Fn(Channel, Buffer) -> F + Clone + Send + Sync + 'static,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         // Receives that the other side knows of, or will by what is owed.
         let mut told = DEPTH;
         loop {
@@ -227,7 +227,7 @@ impl Channel {
     }
 
     /// Takes a frame apart.
-    fn parse(&self, Message { mut buffer, .. }: Message) -> Outcome<(u8, u32, Buffer)> {
+    fn parse(&self, Message { mut buffer, .. }: Message) -> Result<(u8, u32, Buffer)> {
         let word = |at: usize| {
             let bytes = buffer.get(at..at + 4).and_then(|bytes| bytes.first_chunk().copied());
             bytes.map(u32::from_be_bytes).ok_or("a frame without a header")
@@ -246,7 +246,7 @@ impl Channel {
     }
 
     /// Tells the other side of receives before it runs out of them.
-    async fn repay(&self) -> Outcome<()> {
+    async fn repay(&self) -> Result<()> {
         let much = self.0.owed.load(Ordering::Relaxed) as usize >= DEPTH / 2;
         if much && (self.0.reserved.load(Ordering::Relaxed) as usize) < RESERVE {
             self.0.reserved.fetch_add(1, Ordering::Relaxed);
@@ -255,13 +255,13 @@ impl Channel {
         Ok(())
     }
 
-    async fn handle<F: Future<Output = Outcome<Buffer>>>(
+    async fn handle<F: Future<Output = Result<Buffer>>>(
         &self,
         kind: u8,
         id: u32,
         mut body: Buffer,
         answer: impl Fn(Channel, Buffer) -> F,
-    ) -> Outcome<()> {
+    ) -> Result<()> {
         let reply = kind & !ELSEWHERE == Kind::Reply as u8;
         if kind & ELSEWHERE != 0 {
             body = self.fetch(&body, if reply { &self.0.answered } else { &self.0.asked }).await?;
@@ -279,7 +279,7 @@ impl Channel {
     }
 
     /// Reads a body from where it lies.
-    async fn fetch(&self, place: &[u8], pool: &BufferPool) -> Outcome<Buffer> {
+    async fn fetch(&self, place: &[u8], pool: &BufferPool) -> Result<Buffer> {
         let (Some((addr, rest)), REFERENCE) = (place.split_first_chunk(), place.len()) else {
             return Err("a body that lies nowhere".into());
         };

@@ -14,7 +14,7 @@
 
 mod channel;
 
-use channel::{BULK, Channel, DEPTH, Outcome};
+use channel::{BULK, Channel, DEPTH, Result};
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -27,13 +27,13 @@ use uverbs::{Context, Device, Handshake, QpType, devices};
 /// How often requests are left early, each time a little later.
 const ROUNDS: usize = 40;
 
-fn device() -> Outcome<Device> {
+fn device() -> Result<Device> {
     let device = devices()?.into_iter().find(|device| device.is_supported());
     Ok(device.ok_or("there is no RDMA device with a provider")?)
 }
 
 /// Makes one side, and connects it.
-async fn open(stream: &mut TcpStream) -> Outcome<(Channel, Inbox)> {
+async fn open(stream: &mut TcpStream) -> Result<(Channel, Inbox)> {
     let context = Context::open(&device()?)?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = CompletionQueue::spawn(&context, 16 * DEPTH as u32)?;
@@ -53,7 +53,7 @@ async fn open(stream: &mut TcpStream) -> Outcome<(Channel, Inbox)> {
 }
 
 /// Works until the other side leaves, by whichever way that is noticed first.
-async fn attend(channel: Channel, inbox: Inbox, mut stream: TcpStream) -> Outcome<()> {
+async fn attend(channel: Channel, inbox: Inbox, mut stream: TcpStream) -> Result<()> {
     tokio::select! {
         ended = channel.run(inbox, increment) => ended,
         _ = stream.read_u8() => Ok(()),
@@ -61,12 +61,12 @@ async fn attend(channel: Channel, inbox: Inbox, mut stream: TcpStream) -> Outcom
 }
 
 /// The service: the bytes, each one more.
-async fn increment(_: Channel, mut body: Buffer) -> Outcome<Buffer> {
+async fn increment(_: Channel, mut body: Buffer) -> Result<Buffer> {
     body.iter_mut().for_each(|byte| *byte = byte.wrapping_add(1));
     Ok(body)
 }
 
-async fn ask(channel: &Channel, length: usize, seed: u8) -> Outcome<()> {
+async fn ask(channel: &Channel, length: usize, seed: u8) -> Result<()> {
     let mut body = channel.buffer(length).await;
     body.fill(seed);
     let reply = channel.call(body).await?;
@@ -78,7 +78,7 @@ async fn ask(channel: &Channel, length: usize, seed: u8) -> Outcome<()> {
 
 /// Asks again and again, and drops the futures before the replies are there. What a request took, its
 /// place, its credit and its buffer, must not be lost with the future.
-async fn leave_early(channel: &Channel) -> Outcome<()> {
+async fn leave_early(channel: &Channel) -> Result<()> {
     for round in 0..ROUNDS {
         let asking: Vec<_> = (0..2 * DEPTH)
             .map(|task| {
@@ -124,7 +124,7 @@ fn unready(device: &Device) -> Option<u64> {
 }
 
 /// Asks for a while, in so many tasks, and says how fast that was.
-async fn measure(channel: &Channel, count: usize, tasks: usize) -> Outcome<()> {
+async fn measure(channel: &Channel, count: usize, tasks: usize) -> Result<()> {
     let device = device()?;
     let before = unready(&device);
     for length in [0, 100, 1000, 1 << 12, 1 << 16, BULK] {
@@ -137,7 +137,7 @@ async fn measure(channel: &Channel, count: usize, tasks: usize) -> Outcome<()> {
                     for n in 0..count / tasks {
                         ask(&channel, length, (task * 31 + n) as u8).await?;
                     }
-                    Outcome::Ok(())
+                    Result::Ok(())
                 })
             })
             .collect();
@@ -159,7 +159,7 @@ async fn measure(channel: &Channel, count: usize, tasks: usize) -> Outcome<()> {
     Ok(())
 }
 
-async fn serve(listener: TcpListener) -> Outcome<()> {
+async fn serve(listener: TcpListener) -> Result<()> {
     loop {
         let (mut stream, peer) = listener.accept().await?;
         tokio::spawn(async move {
@@ -175,7 +175,7 @@ async fn serve(listener: TcpListener) -> Outcome<()> {
     }
 }
 
-async fn ask_at(mut stream: TcpStream, count: usize, tasks: usize) -> Outcome<()> {
+async fn ask_at(mut stream: TcpStream, count: usize, tasks: usize) -> Result<()> {
     let (channel, inbox) = open(&mut stream).await?;
     tokio::select! {
         measured = measure(&channel, count, tasks) => measured,
@@ -187,7 +187,7 @@ async fn ask_at(mut stream: TcpStream, count: usize, tasks: usize) -> Outcome<()
 }
 
 /// Both sides, of which one leaves in the end.
-async fn both(count: usize, tasks: usize) -> Outcome<()> {
+async fn both(count: usize, tasks: usize) -> Result<()> {
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let address = listener.local_addr()?;
     let (stay, leave) = tokio::sync::oneshot::channel::<()>();
@@ -217,7 +217,7 @@ async fn both(count: usize, tasks: usize) -> Outcome<()> {
     Ok(())
 }
 
-async fn run(arguments: &[&str]) -> Outcome<()> {
+async fn run(arguments: &[&str]) -> Result<()> {
     const USAGE: &str =
         "usage: requests [COUNT [TASKS]] | serve ADDRESS:PORT | ask HOST:PORT [COUNT [TASKS]]";
     let number = |at: usize, default: usize| match arguments.get(at).map(|text| text.parse()) {
