@@ -49,6 +49,7 @@ pub struct Connector {
     param: ConnectParam,
     timeout: Duration,
     tos: Option<u8>,
+    ack_timeout: Option<u8>,
     qp_type: QpType,
 }
 
@@ -66,6 +67,7 @@ impl Connector {
             param: ConnectParam::new(),
             timeout: CONNECT,
             tos: None,
+            ack_timeout: None,
             qp_type: QpType::RC,
         })
     }
@@ -97,6 +99,13 @@ impl Connector {
     /// The type of service; 0 unless set.
     pub fn type_of_service(mut self, tos: u8) -> Self {
         self.tos = Some(tos);
+        self
+    }
+
+    /// How long a reliable queue pair waits for an acknowledgement before it sends again: 4.096 µs · 2ⁿ. Unless set,
+    /// the kernel derives it from the path; see [`Id::set_ack_timeout`](super::Id::set_ack_timeout).
+    pub fn ack_timeout(mut self, n: u8) -> Self {
+        self.ack_timeout = Some(n);
         self
     }
 
@@ -151,7 +160,8 @@ impl Connector {
     }
 
     /// Asks a listener of the port space [`UDP`](super::PortSpace::UDP) where to send datagrams, and brings the queue
-    /// pair that `create` makes to `RTS`; see [`RouteResolved::connect_datagrams`].
+    /// pair that `create` makes to `RTS`; see [`RouteResolved::connect_datagrams`]. The type is always UD, whatever
+    /// [`qp_type`](Self::qp_type) says.
     ///
     /// # Errors
     ///
@@ -249,6 +259,9 @@ impl Connector {
         let id = channel.create_id_for(PortSpace::of(qp_type), qp_type)?;
         if let Some(tos) = self.tos {
             id.set_type_of_service(tos)?;
+        }
+        if let Some(n) = self.ack_timeout {
+            id.set_ack_timeout(n)?;
         }
         id.resolve_addr(self.from, address, timeout)
     }
