@@ -17,8 +17,10 @@ use std::ptr::with_exposed_provenance_mut;
 ///
 /// That of the kernel; none where this process cannot read its own mappings.
 pub(crate) fn keep_from_children(start: u64, length: u64) -> Result<(), Errno> {
-    let mappings = std::fs::read_to_string("/proc/self/smaps").unwrap_or_default();
-    for range in huge_parts(&mappings, start, length, page_size() as u64) {
+    // Names of mapped files are any bytes.
+    let mappings = std::fs::read("/proc/self/smaps").unwrap_or_default();
+    for range in huge_parts(&String::from_utf8_lossy(&mappings), start, length, page_size() as u64)
+    {
         let first = with_exposed_provenance_mut(range.start as usize);
         let length = (range.end - range.start) as usize;
         // SAFETY: the advice changes nothing in this process; it decides what a child gets.

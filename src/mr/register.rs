@@ -293,7 +293,8 @@ impl MrBuilder {
     /// Registers memory that the region takes ownership of.
     ///
     /// Before Linux 5.12 huge pages of registered memory are not inherited by children that this process forks
-    /// from then on (`MADV_DONTFORK`): the kernel would leave the device the child's.
+    /// from then on (`MADV_DONTFORK`): the kernel would leave the device the child's. Which pages are huge ones is
+    /// read from `/proc/self/smaps`; a process that cannot read it is not protected.
     ///
     /// # Errors
     ///
