@@ -35,13 +35,13 @@ impl Drop for Running {
     }
 }
 
-/// Writes the results so far, or the fault that kept the run from beginning.
+/// Writes the results so far, and the fault that ended the run or kept it from beginning.
 pub(crate) fn write(suite: &str, fault: Option<&str>) -> std::io::Result<()> {
     let Some(path) = std::env::var_os("UVERBS_TEST_JUNIT") else { return Ok(()) };
     let mut cases = RESULTS.lock().unwrap_or_else(PoisonError::into_inner);
     if let Some(fault) = fault {
         let ending = Ending::Failed(fault.to_owned());
-        cases.push(Case { name: "testbed::look".into(), seconds: None, ending });
+        cases.push(Case { name: "the run".into(), seconds: None, ending });
     }
     std::fs::write(path, document([(suite, cases.as_slice())]))
 }

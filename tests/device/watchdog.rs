@@ -1,5 +1,6 @@
 //! Ends the whole run when one test hangs in a system call, where no deadline of its own reaches.
 
+use crate::results;
 use std::process;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -39,15 +40,22 @@ pub(crate) fn watch(name: &str) -> Guard {
             }
             let (done, seconds) = (parts.load(Ordering::Relaxed), start.elapsed().as_secs());
             if done == before {
-                eprintln!("test {name} hangs: no progress for {} s", PATIENCE.as_secs());
-                process::exit(101);
+                end(&format!("test {name} hangs: no progress for {} s", PATIENCE.as_secs()));
             }
             if start.elapsed() > MOST {
-                eprintln!("test {name} goes on and on: no end after {seconds} s");
-                process::exit(101);
+                end(&format!("test {name} goes on and on: no end after {seconds} s"));
             }
             eprintln!("test {name} takes more than {seconds} s");
         }
     });
     Guard(sender)
+}
+
+/// Ends the run, with its results so far.
+fn end(why: &str) -> ! {
+    eprintln!("{why}");
+    if let Err(error) = results::write("device", Some(why)) {
+        eprintln!("the results cannot be written: {error}");
+    }
+    process::exit(101)
 }
