@@ -61,7 +61,7 @@ fn version_of(release: &str, findings: &mut Findings) {
     match (numbers.next(), numbers.next()) {
         (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST => {
             let (major, minor) = OLDEST;
-            let advice = format!("boot Linux {major}.{minor} or later: devices do not open before");
+            let advice = format!("boot Linux {major}.{minor} or later, which this library needs");
             findings.problem("versions", message, advice);
         }
         _ => findings.ok("versions", message),

@@ -1,5 +1,5 @@
 //! `uverbs doctor --report`: what a run on hardware is reported with, as Markdown for an issue. It names no
-//! address, GUID or host.
+//! address, GUID, host or user; lines that the device suite printed are shown as they are.
 
 use super::{Finding, Level};
 use crate::devinfo::limits::Limits;
@@ -16,8 +16,9 @@ pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&P
         println!("- {}", description(device));
     }
     println!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
-    // The GIDs of a port are addresses.
-    let shown = |finding: &&Finding| !matches!(finding.check, "versions" | "gid");
+    // GIDs are addresses; functions have those of PCI, and control groups names of users and containers.
+    let shown =
+        |finding: &&Finding| !matches!(finding.check, "versions" | "gid" | "functions" | "cgroup");
     for finding in findings.iter().filter(shown) {
         let level = match finding.level {
             Level::Ok => "ok",
