@@ -448,6 +448,6 @@ fn a_command_without_answer(bench: &mut Bench<'_>) -> Result<()> {
 fn a_lost_interrupt(bench: &mut Bench<'_>) -> Result<()> {
     bench.ask(Request::LoseInterrupts { function: 0, count: 1 })?;
     bench.guest.run("timeout 100 ibv_devinfo -d mlx5_0", PATIENCE)?;
-    bench.guest.run("dmesg | grep 'Recovered 1 EQEs on cmd_eq'", PATIENCE)?;
+    bench.guest.run("dmesg | grep 'Recovered [1-9].* EQEs on cmd_eq'", PATIENCE)?;
     Ok(())
 }
