@@ -76,7 +76,7 @@ use std::task::{self, Poll, Waker, ready};
 const MAX_FALSE_ALARMS: u32 = 1000;
 
 /// What the handles of a channel and its driver share.
-struct Shared {
+struct ChannelState {
     channel: cm::EventChannel,
     /// Whether the driver has ended.
     is_over: AtomicBool,
@@ -84,7 +84,7 @@ struct Shared {
     driver: Lock<Option<Waker>>,
 }
 
-impl Shared {
+impl ChannelState {
     /// The event that a step waits for.
     fn poll_event<S: Step>(
         &self,
@@ -115,6 +115,27 @@ impl Shared {
         step.advance(event)
     }
 
+    /// Waits for the end that an event brings. Other events are discarded. Any number of tasks may wait: the one that
+    /// takes the event makes `ended` true, and wakes the others.
+    async fn end_of<S: Step<Error = Error> + Copy>(
+        &self,
+        step: S,
+        ended: impl Fn() -> bool,
+    ) -> Result<()> {
+        let mut wait = EventWait::new(step.id());
+        while !ended() {
+            let event = poll_fn(|cx| match self.poll_event(&step, &mut wait.number, cx) {
+                // Another task took the event.
+                Poll::Pending if ended() => Poll::Ready(None),
+                event => event.map(Some),
+            });
+            if let Some(event) = event.await {
+                step.advance(event?)?;
+            }
+        }
+        Ok(())
+    }
+
     /// Fails the futures of the channel, now and later.
     fn end(&self) {
         self.is_over.store(true, Ordering::SeqCst);
@@ -124,7 +145,7 @@ impl Shared {
 
 /// Ends the driver when the last handle is dropped.
 struct Handle {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
 }
 
 impl Drop for Handle {
@@ -159,13 +180,13 @@ impl EventChannel {
     ) -> Result<(EventChannel, Driver<W>)> {
         let readiness = readiness(channel.as_fd())?;
         let is_over = AtomicBool::new(false);
-        let shared = Arc::new(Shared { channel, is_over, driver: Lock::default() });
+        let shared = Arc::new(ChannelState { channel, is_over, driver: Lock::default() });
         let handle = Arc::new(Handle { shared: shared.clone() });
         let driver = Driver { shared, handle: Arc::downgrade(&handle), readiness, false_alarms: 0 };
         Ok((EventChannel { handle }, driver))
     }
 
-    fn shared(&self) -> &Shared {
+    fn shared(&self) -> &ChannelState {
         &self.handle.shared
     }
 
@@ -371,7 +392,7 @@ impl fmt::Debug for EventChannel {
 /// When it ends or is dropped, all futures of the channel fail with `ECANCELED`.
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
-    shared: Arc<Shared>,
+    shared: Arc<ChannelState>,
     handle: Weak<Handle>,
     readiness: W,
     /// How often in a row the file was reported as readable without an event.
@@ -506,21 +527,7 @@ impl Connection {
     ///
     /// As [`next_event`](Self::next_event).
     pub async fn disconnected(&self) -> Result<()> {
-        let step = &self.connection;
-        let mut wait = EventWait::new(step.id());
-        while !self.is_closed() {
-            let event = poll_fn(|cx| {
-                match self.channel.shared().poll_event(&step, &mut wait.number, cx) {
-                    // Another task took the event.
-                    Poll::Pending if self.is_closed() => Poll::Ready(None),
-                    event => event.map(Some),
-                }
-            });
-            if let Some(event) = event.await {
-                step.advance(event?)?;
-            }
-        }
-        Ok(())
+        self.channel.shared().end_of(&self.connection, || self.is_closed()).await
     }
 }
 
@@ -542,14 +549,14 @@ pub struct MulticastMember {
 }
 
 impl MulticastMember {
-    /// Waits until the membership is lost: on InfiniBand a subnet manager that restarts forgets its groups, and the
-    /// host has to join again. One task waits; if several do, one of them is told.
+    /// Waits until the membership is lost, as [`wait_lost`](cm::MulticastMember::wait_lost) does by blocking its
+    /// thread. Any number of tasks may wait for that.
     ///
     /// # Errors
     ///
     /// `EACCES` after a change of credentials; `ECANCELED` if the driver has ended.
     pub async fn lost(&self) -> Result<()> {
-        self.channel.shared().step(&self.member).await
+        self.channel.shared().end_of(&self.member, || self.is_lost()).await
     }
 }
 

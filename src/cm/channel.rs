@@ -344,7 +344,16 @@ impl Channel {
         let mut event = Event::new(&raw);
         let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
         let id = ids.get(&raw.uid).and_then(Weak::upgrade);
+        // The kernel tells an id that its device goes, and not the memberships that the id keeps.
+        let members: Vec<_> = match event.kind {
+            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => {
+                let is_member = |member: &Arc<IdInner>| member.is_member_of(raw.uid);
+                ids.values().filter_map(Weak::upgrade).filter(is_member).collect()
+            }
+            _ => Vec::new(),
+        };
         drop(ids);
+        members.iter().for_each(|member| member.receive(Event::new(&raw)));
         if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
             // If the listener is gone, dropping the event destroys the new id.
             let (space, qp_type) = id.as_ref().map_or((PortSpace::TCP, QpType::RC), |listener| {
@@ -410,18 +419,19 @@ impl Channel {
             if let Some(event) = id.next_event() {
                 return Ok(Some(event));
             }
-            if self.read(verb)? {
-                continue;
-            }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            if left == Some(Duration::ZERO) {
-                return Ok(None);
+            let is_over = left == Some(Duration::ZERO);
+            // The kernel needs a while for most events: to ask for one first would be a call for nothing.
+            if !is_over {
+                let left = left.and_then(|left| Timespec::try_from(left).ok());
+                let mut fds = [PollFd::from_borrowed_fd(self.kernel.fd(), PollFlags::IN)];
+                match rustix::event::poll(&mut fds, left.as_ref()) {
+                    Ok(_) | Err(Errno::INTR) => {}
+                    Err(errno) => return Err(Error::new(verb, errno)),
+                }
             }
-            let left = left.and_then(|left| Timespec::try_from(left).ok());
-            let mut fds = [PollFd::from_borrowed_fd(self.kernel.fd(), PollFlags::IN)];
-            match rustix::event::poll(&mut fds, left.as_ref()) {
-                Ok(_) | Err(Errno::INTR) => {}
-                Err(errno) => return Err(Error::new(verb, errno)),
+            if !self.read(verb)? && is_over {
+                return Ok(None);
             }
         }
     }

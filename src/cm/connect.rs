@@ -1,20 +1,20 @@
 //! Connections from the connect request to the disconnect. Pairs with `ucma_connect`, `ucma_accept` and
 //! `ucma_disconnect` in `core/ucma.c`.
 
-use super::channel::{Channel, LONGEST_SLEEP};
+use super::channel::Channel;
 use super::event::{ConnectError, Event};
 use super::id::{IdInner, Progress, local_addr, peer_addr};
 use super::kernel::Command;
 use super::param::Ece;
 use super::qp::ConnectedQp;
-use super::step::{Step, wait};
+use super::step::{Step, wait, wait_for_end};
 use crate::error::{Error, Result};
 use crate::number::Qpn;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uverbs_uapi::async_event::ib_event_type;
 use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
@@ -209,6 +209,10 @@ pub struct Connection {
 }
 
 impl Connection {
+    pub(super) fn id(&self) -> &IdInner {
+        &self.link.id
+    }
+
     /// The private data of the peer's last message, which is an accept or a connect request. This is the
     /// whole field of that message, with zeros behind what the peer filled.
     pub fn private_data(&self) -> &[u8] {
@@ -307,17 +311,11 @@ impl Connection {
     ///
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
-        let deadline = timeout.and_then(|timeout| Instant::now().checked_add(timeout));
-        while !self.is_closed() {
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
-            // Another thread may take the event, which wakes none that waits here.
-            let slice = left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP));
-            if self.next_event(Some(slice))?.is_none() && left == Some(Duration::ZERO) {
-                return Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
-                    .detail("neither side closed the connection in time"));
-            }
+        match wait_for_end(self, || self.is_closed(), timeout)? {
+            true => Ok(()),
+            false => Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
+                .detail("neither side closed the connection in time")),
         }
-        Ok(())
     }
 }
 

@@ -21,7 +21,7 @@ pub(crate) struct Event {
     pub(super) status: i32,
     /// What an event of a connection brings.
     pub(super) conn: rdma_ucm_conn_param,
-    /// What an event of the port space UDP brings instead.
+    /// What an event of an id for datagrams brings instead.
     pub(super) ud: rdma_ucm_ud_param,
     /// The options of the peer's vendor.
     pub(super) ece: Option<Ece>,
@@ -108,14 +108,13 @@ fn advice(kind: Type, errno: i32) -> &'static str {
                 Type::RDMA_CM_EVENT_MULTICAST_ERROR | Type::RDMA_CM_EVENT_ADDRINFO_ERROR
             ) =>
         {
-            ": the subnet manager did not answer"
+            ": the subnet administrator did not answer"
         }
         Errno::NOENT if kind == Type::RDMA_CM_EVENT_ADDRINFO_ERROR => {
             ": the subnet administrator knows no service of this id or name"
         }
         Errno::TIMEDOUT => {
-            ": the host is reachable by IP, so check that it runs RDMA and that no firewall drops UDP \
-             port 4791"
+            ": check that the host runs RDMA and, on RoCE, that no firewall drops UDP port 4791"
         }
         Errno::NODEV => {
             ": the network interface that leads to it belongs to no RDMA device (`rdma link` lists \
@@ -311,8 +310,8 @@ mod tests {
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -19, Errno::NODEV, "rdma link"),
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -113, Errno::HOSTUNREACH, "routing table"),
             (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT, "4791"),
-            (Type::RDMA_CM_EVENT_MULTICAST_ERROR, -110, Errno::TIMEDOUT, "subnet manager"),
-            (Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -110, Errno::TIMEDOUT, "subnet manager"),
+            (Type::RDMA_CM_EVENT_MULTICAST_ERROR, -110, Errno::TIMEDOUT, "subnet administrator"),
+            (Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -110, Errno::TIMEDOUT, "subnet administrator"),
             (Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -2, Errno::NOENT, "knows no service"),
             (Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0, Errno::NODEV, "being removed"),
             (Type::RDMA_CM_EVENT_DISCONNECTED, 0, Errno::CONNRESET, "before it was established"),

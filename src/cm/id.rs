@@ -7,11 +7,11 @@ use super::channel::{Channel, DeviceName, EventChannel};
 use super::connect::Connecting;
 use super::datagram::ConnectingDatagrams;
 use super::event::Event;
-use super::infiniband::NO_MANAGER;
+use super::infiniband::NO_ADMINISTRATOR;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::multicast::{JoiningMulticast, MulticastRole};
-use super::param::{ConnectParam, Message};
+use super::param::{CmMessage, ConnectParam};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
@@ -211,6 +211,11 @@ impl IdInner {
         Ok(member)
     }
 
+    /// Whether this is a membership of the id with this key.
+    pub(super) fn is_member_of(&self, key: u64) -> bool {
+        self.parent.as_ref().is_some_and(|parent| parent.key == key)
+    }
+
     /// Makes the membership the one with this number of the kernel, which dropping it ends.
     pub(super) fn joined(&self, number: u32) {
         self.number.store(number, Ordering::Relaxed);
@@ -227,9 +232,16 @@ impl IdInner {
         if self.is_datagram() == datagrams {
             return Ok(());
         }
+        let (space, qp_type) = (self.space, self.qp_type);
         let detail = match datagrams {
-            true => "datagrams need an id of the port space UDP (`EventChannel::create_id_in`)",
-            false => "an id of the port space UDP exchanges datagrams: see `connect_datagrams`",
+            true => format!(
+                "datagrams need an id for queue pairs of type UD, as those of the port space UDP are; this one, in the \
+                 port space {space}, is for type {qp_type}"
+            ),
+            false => format!(
+                "this id, in the port space {space}, is for queue pairs of type UD, which exchange datagrams: see \
+                 `connect_datagrams`"
+            ),
         };
         Err(Error::invalid(verb, detail))
     }
@@ -432,7 +444,7 @@ impl IdInner {
         let source = from.map_or(([0; STORAGE], 0), encode);
         self.resolve_raw(VERB, source, encode(to), timeout).map_err(|error| match (error.errno(), from)
         {
-            (Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV, Some(from)) => {
+            (Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV | Errno::ACCESS, Some(from)) => {
                 explain_bind(error, from)
             }
             (Errno::NODEV, None) => {
@@ -454,7 +466,7 @@ impl IdInner {
             uapi::rdma_ucm_resolve_route { id: self.number(), timeout_ms: milliseconds(timeout) };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
         self.execute("resolve_route", command).map_err(|error| match error.errno() {
-            Errno::AGAIN => error.detail(NO_MANAGER),
+            Errno::AGAIN => error.detail(NO_ADMINISTRATOR),
             _ => error,
         })
     }
@@ -516,17 +528,26 @@ fn milliseconds(timeout: Duration) -> u32 {
 fn explain_bind(error: Error, address: &SocketAddr) -> Error {
     let (ip, port) = (address.ip(), address.port());
     match error.errno() {
-        Errno::ADDRINUSE => error.detail(format!(
+        // The kernel says so, too, if one of two ids on a port is bound to any address.
+        Errno::ADDRNOTAVAIL if !ip.is_unspecified() => error.detail(format!(
+            "this host does not have the address {ip}, or an id that is bound to all addresses has port {port}"
+        )),
+        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.detail(format!(
             "port {port} is in use on {ip}; choose another one, or 0 to have the kernel choose"
         )),
-        Errno::ADDRNOTAVAIL => error.detail(format!("this host does not have the address {ip}")),
         Errno::NODEV => error.detail(format!(
             "the network interface with {ip} belongs to no RDMA device (`rdma link` lists those that \
              do)"
         )),
-        Errno::ACCESS if (1..1024).contains(&port) => {
-            error.detail(format!("port {port} is below 1024, which needs CAP_NET_BIND_SERVICE"))
-        }
+        _ => explain_privileged(error, port),
+    }
+}
+
+/// Why the kernel refuses a port number: the same error means other credentials for other commands.
+pub(super) fn explain_privileged(error: Error, port: u16) -> Error {
+    match error.errno() {
+        Errno::ACCESS if (1..1024).contains(&port) => error
+            .detail(format!("port number {port} is below 1024, which needs CAP_NET_BIND_SERVICE")),
         _ => error,
     }
 }
@@ -621,12 +642,18 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if n is above 31.
+    /// `EINVAL` if n is above 31, or the id is for queue pairs that wait for none: UC and UD.
     #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
     pub fn set_ack_timeout(&self, n: u8) -> Result<()> {
         const VERB: &str = "set_ack_timeout";
         if n > 31 {
             let detail = format!("an ack timeout of {n}; it has 5 bits, so that 31 is the maximum");
+            return Err(Error::invalid(VERB, detail));
+        }
+        let waits = [QpType::RC, QpType::XRC_INI];
+        if !waits.contains(&self.id.qp_type) {
+            let detail =
+                format!("queue pairs of type {} wait for no acknowledgement", self.id.qp_type);
             return Err(Error::invalid(VERB, detail));
         }
         self.set(VERB, uapi::RDMA_OPTION_ID_ACK_TIMEOUT, &[n])
@@ -642,8 +669,8 @@ impl Id {
     /// # Errors
     ///
     /// Any error destroys the id. `EADDRINUSE` if another id has the port, `EADDRNOTAVAIL` if this host
-    /// does not have the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below
-    /// 1024 without `CAP_NET_BIND_SERVICE`.
+    /// does not have the address, and for a port in use if this id or the other one is bound to all addresses, `ENODEV` if
+    /// no RDMA device has it, `EACCES` for a port below 1024 without `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(self, address: SocketAddr) -> Result<BoundId> {
         self.id.bind(&address)?;
@@ -734,8 +761,8 @@ impl BoundId {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for an address that is no multicast address, an id of another port space than
-    /// [`UDP`](PortSpace::UDP), or a queue pair of another type than UD, on another device or in `ERR`; `ENODEV` if the
+    /// `EINVAL` for an address that is no multicast address, an id for queue pairs of another type than UD, or a queue
+    /// pair of another type than UD, on another device or in `ERR`; `ENODEV` if the
     /// id is bound to an unspecified address; error number 524 for an IPv6 group on RoCE v2, which the kernel does
     /// not join.
     #[doc(alias("rdma_join_multicast", "rdma_join_multicast_ex"))]
@@ -755,9 +782,14 @@ impl BoundId {
     ///
     /// # Errors
     ///
-    /// As [`Id::resolve_addr`].
+    /// As [`Id::resolve_addr`]; `EINVAL` for an id that is bound to an address of another family.
     pub fn resolve_addr(self, to: SocketAddr, timeout: Duration) -> Result<ResolvingAddr> {
-        self.id.resolve_addr(None, &to, timeout)?;
+        self.id.resolve_addr(None, &to, timeout).map_err(|error| match error.errno() {
+            Errno::INVAL => error.detail(format!(
+                "the id is bound to an address of another family than that of {to}"
+            )),
+            _ => error,
+        })?;
         Ok(ResolvingAddr { id: self.id })
     }
 }
@@ -773,7 +805,8 @@ pub(super) fn peer_addr(id: &IdInner) -> Result<SocketAddr> {
 }
 
 fn no_address(verb: &'static str) -> Error {
-    Error::new(verb, Errno::AFNOSUPPORT).detail("the id has no IP address")
+    Error::new(verb, Errno::AFNOSUPPORT)
+        .detail("the id has no IP address; `ib_addrs` or `local_ib_addr` tells its GIDs")
 }
 
 /// An id whose address is being resolved.
@@ -971,7 +1004,7 @@ impl RouteResolved {
         }
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
-        param.check(VERB, Message::Request, limits)?;
+        param.check(VERB, CmMessage::Request, limits)?;
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let depths = param.depths(limits);
@@ -985,15 +1018,14 @@ impl RouteResolved {
         Ok(Connecting::new(self.id, connected, param.min_rnr_timer))
     }
 
-    /// Asks the listener for the number and the Q_Key of its queue pair, in the port space
-    /// [`UDP`](PortSpace::UDP). When it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
+    /// Asks the listener for the number and the Q_Key of its queue pair, with an id for queue pairs of type UD. When it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
     /// `RESET` or `INIT` to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). Past `INIT` it stays as
     /// it is, so that one queue pair may have many peers.
     ///
     /// # Errors
     ///
     /// Any error destroys the id. `EINVAL` for a queue pair of another type than UD, on another device or in `ERR`,
-    /// too much private data, or an id of another port space.
+    /// too much private data, or an id for queue pairs of another type.
     #[doc(alias = "rdma_connect")]
     pub fn connect_datagrams(
         self,
@@ -1004,7 +1036,7 @@ impl RouteResolved {
         self.id.check_datagram(VERB, true)?;
         check_type(VERB, &self.id, qp)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
-        param.check_datagram(VERB, Message::DatagramRequest)?;
+        param.check_datagram(VERB, CmMessage::DatagramRequest)?;
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw_datagram(qp.qpn()),
             id: self.id.number(),
@@ -1031,7 +1063,7 @@ mod tests {
         let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
         for (errno, advice) in [
             (Errno::ADDRINUSE, "port 80 is in use"),
-            (Errno::ADDRNOTAVAIL, "does not have the address 10.0.0.1"),
+            (Errno::ADDRNOTAVAIL, "does not have the address 10.0.0.1, or an id"),
             (Errno::NODEV, "rdma link"),
             (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
         ] {
@@ -1039,5 +1071,8 @@ mod tests {
             assert!(error.message().contains(advice), "{error}");
             assert_eq!(error.errno(), errno);
         }
+        let any: SocketAddr = "[::]:80".parse().unwrap();
+        let error = explain_bind(Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL), &any);
+        assert!(error.message().contains("port 80 is in use on ::"), "{error}");
     }
 }

@@ -4,10 +4,11 @@
 
 use super::address::STORAGE;
 use super::channel::Channel;
+use super::connect::Connection;
 use super::event::Event;
 use super::id::{
     AddrResolved, BoundId, Id, IdInner, Path, PortSpace, Progress, ResolvingAddr, ResolvingRoute,
-    RouteResolved,
+    RouteResolved, explain_privileged,
 };
 use super::kernel::Command;
 use super::listen::ConnectRequest;
@@ -28,8 +29,8 @@ use zerocopy::{FromBytes, IntoBytes};
 pub(super) const AF_IB: u16 = 27;
 
 /// Why a port asks no subnet administrator.
-pub(super) const NO_MANAGER: &str = "the port knows no subnet manager, and so no administrator to ask; without one, `set_ib_path` takes a path that \
-     the program knows";
+pub(super) const NO_ADMINISTRATOR: &str = "the port knows no subnet administrator to ask; without one, \
+     `set_ib_path` takes a path that the program knows";
 
 /// The P_Key of the default partition, for full members.
 const DEFAULT_PKEY: u16 = 0xffff;
@@ -119,9 +120,22 @@ impl ConnectRequest {
     }
 }
 
+impl Connection {
+    /// The GIDs and the service of both ends, this one first. A connection with IP addresses has them, too.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn ib_addrs(&self) -> Result<(IbAddress, IbAddress)> {
+        self.id().ib_addrs("get_peer_addr")
+    }
+}
+
 /// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one of the IP addresses.
 #[doc(alias = "ib_path_record")]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+///
+/// [`IbPath::default`] is a reversible path in the default partition with an MTU of 2048 bytes, between no ports yet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IbPath {
     /// The service that the path is for; 0 stands for any.
     pub service_id: u64,
@@ -143,6 +157,8 @@ pub struct IbPath {
     pub reversible: bool,
     /// The partition.
     pub pkey: u16,
+    /// The class of service that the administrator was asked for, 12 bits.
+    pub qos_class: u16,
     /// 4 bits.
     pub service_level: u8,
     /// The path's MTU.
@@ -155,6 +171,29 @@ pub struct IbPath {
     pub preference: u8,
 }
 
+impl Default for IbPath {
+    fn default() -> IbPath {
+        IbPath {
+            service_id: 0,
+            dgid: Gid::default(),
+            sgid: Gid::default(),
+            dlid: 0,
+            slid: 0,
+            flow_label: 0,
+            hop_limit: 0,
+            traffic_class: 0,
+            reversible: true,
+            pkey: DEFAULT_PKEY,
+            qos_class: 0,
+            service_level: 0,
+            mtu: Mtu::MTU_2048,
+            rate: 0,
+            packet_life_time: 0,
+            preference: 0,
+        }
+    }
+}
+
 /// The length of a path record.
 const RECORD: usize = 64;
 
@@ -162,9 +201,31 @@ impl IbPath {
     /// What a value is, rather than at least or at most.
     const EXACTLY: u8 = 2 << 6;
 
-    /// The record as it travels.
+    /// Refuses values that their fields cannot hold.
+    fn check(&self, verb: &'static str) -> Result<()> {
+        let fields = [
+            ("flow label", self.flow_label, 20),
+            ("QoS class", self.qos_class.into(), 12),
+            ("service level", self.service_level.into(), 4),
+            ("MTU code", self.mtu.0.into(), 6),
+            ("static rate", self.rate.into(), 6),
+            ("packet life time", self.packet_life_time.into(), 6),
+        ];
+        match fields.into_iter().find(|(_, value, bits)| value >> bits != 0) {
+            Some((name, value, bits)) => {
+                let most = (1 << bits) - 1;
+                let detail = format!(
+                    "a {name} of {value}; it has {bits} bits, so that {most} is the maximum"
+                );
+                Err(Error::invalid(verb, detail))
+            }
+            None => Ok(()),
+        }
+    }
+
+    /// The record as it travels. Each value [fits](Self::check).
     fn to_record(self) -> [u8; RECORD] {
-        let flow = (self.flow_label & 0xf_ffff) << 8 | u32::from(self.hop_limit);
+        let flow = self.flow_label << 8 | u32::from(self.hop_limit);
         let mut record = [0; RECORD];
         let mut at = 0;
         let mut put = |bytes: &[u8]| {
@@ -184,9 +245,9 @@ impl IbPath {
         // One path.
         put(&[self.traffic_class, u8::from(self.reversible) << 7 | 1]);
         put(&self.pkey.to_be_bytes());
-        put(&[0, self.service_level & 0xf]);
-        put(&[Self::EXACTLY | self.mtu.0 & 0x3f, Self::EXACTLY | self.rate & 0x3f]);
-        put(&[Self::EXACTLY | self.packet_life_time & 0x3f, self.preference]);
+        put(&(self.qos_class << 4 | u16::from(self.service_level)).to_be_bytes());
+        put(&[Self::EXACTLY | self.mtu.0, Self::EXACTLY | self.rate]);
+        put(&[Self::EXACTLY | self.packet_life_time, self.preference]);
         record
     }
 
@@ -208,6 +269,7 @@ impl IbPath {
             traffic_class: byte(48),
             reversible: byte(49) >> 7 != 0,
             pkey: half(50),
+            qos_class: half(52) >> 4,
             service_level: byte(53) & 0xf,
             mtu: Mtu(byte(54) & 0x3f),
             rate: byte(55) & 0x3f,
@@ -284,19 +346,20 @@ impl IdInner {
     fn query_list<T: FromBytes>(&self, verb: &'static str, option: u32) -> Result<Vec<T>> {
         const HEADER: usize = size_of::<uapi::rdma_ucm_query_path_resp>();
         let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
+        // The length of an answer is a field of 16 bits. The kernel leaves the last place of a list of paths empty.
+        let most = (usize::from(u16::MAX) - HEADER) / size_of::<T>() - 1;
         let mut room = 6;
         loop {
-            // The kernel leaves the last place of a list of paths empty.
             let mut answer = vec![0; HEADER + (room + 1) * size_of::<T>()];
             self.execute(verb, Command::query_list(&request, &mut answer))?;
             let count = answer.first_chunk().copied().map_or(0, u32::from_ne_bytes) as usize;
-            if count > room {
-                room = count;
+            if count > room && room < most {
+                room = count.min(most);
                 continue;
             }
             let items = answer.get(HEADER..).unwrap_or_default().chunks_exact(size_of::<T>());
             return Ok(items
-                .take(count)
+                .take(count.min(room))
                 .filter_map(|item| T::read_from_bytes(item).ok())
                 .collect());
         }
@@ -304,6 +367,7 @@ impl IdInner {
 
     fn set_ib_path(&self, path: &IbPath) -> Result<()> {
         const VERB: &str = "set_ib_path";
+        path.check(VERB)?;
         // The only flags that the kernel takes.
         let flags = uapi::IB_PATH_GMP | uapi::IB_PATH_PRIMARY | uapi::IB_PATH_BIDIRECTIONAL;
         let mut value = [0; size_of::<uapi::ib_path_rec_data>()];
@@ -346,7 +410,10 @@ impl IdInner {
                 (Errno::INVAL, _) => {
                     error.detail("the id is on no device: bind it to an address of a port first")
                 }
-                (Errno::AGAIN, _) => error.detail(NO_MANAGER),
+                (Errno::AGAIN, _) => error.detail(
+                    "the port knows no subnet administrator to ask; a program that knows the GID and the service id \
+                     of the service takes `resolve_ib_addr` and `set_ib_path`",
+                ),
                 (Errno::OPNOTSUPP, Some(Errno::OPNOTSUPP)) => {
                     error.detail("only an InfiniBand port has a subnet administrator to ask")
                 }
@@ -356,24 +423,61 @@ impl IdInner {
     }
 }
 
+/// Refuses a service id that the kernel takes as none of the port space: `cma_select_ib_ps`.
+fn check_service(verb: &'static str, space: PortSpace, address: &IbAddress) -> Result<()> {
+    /// The port number, which is no part of the port space.
+    const NUMBER: u64 = 0xffff;
+    let spaces: &[PortSpace] = match space {
+        PortSpace::IB => &[PortSpace::IB, PortSpace::TCP, PortSpace::UDP],
+        PortSpace::TCP => &[PortSpace::TCP],
+        PortSpace::UDP => &[PortSpace::UDP],
+        _ => &[],
+    };
+    let mask = address.service_mask & !NUMBER;
+    let is_in = |space: &PortSpace| (address.service_id ^ u64::from(space.0) << 16) & mask == 0;
+    if spaces.iter().any(is_in) {
+        return Ok(());
+    }
+    let detail = match spaces {
+        [] => format!("the port space {space} has no service ids; `bind` takes an IP address"),
+        _ => format!(
+            "the service id {:#x} is none of the port space {space}; `IbAddress::new` makes one that is",
+            address.service_id
+        ),
+    };
+    Err(Error::invalid(verb, detail))
+}
+
+/// Why the kernel binds no id to an address.
+fn explain_bind(error: Error, space: PortSpace, address: &IbAddress) -> Error {
+    let port = address.port();
+    match error.errno() {
+        Errno::NODEV => error.detail(format!("no InfiniBand port has the GID {}", address.gid)),
+        // `EADDRNOTAVAIL` if one of the two ids is bound to any GID.
+        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.detail(format!(
+            "port number {port} of the port space {space} is in use; choose another one, or 0 to have the kernel \
+             choose"
+        )),
+        _ => explain_privileged(error, port),
+    }
+}
+
 impl Id {
     /// Binds the id to the GID of a port and to a service, on InfiniBand; with port number 0 the kernel chooses one. The
     /// upper part of the service id is that of the id's port space.
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EADDRNOTAVAIL` or `ENODEV` if no InfiniBand port has the GID, `EADDRINUSE` if another
-    /// id has the port number.
+    /// Any error destroys the id. `EINVAL` for a service id of another port space, `ENODEV` if no InfiniBand port has
+    /// the GID, `EADDRINUSE` or `EADDRNOTAVAIL` if another id has the port number, `EACCES` for a port number below 1024
+    /// without `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_ib(self, address: IbAddress) -> Result<BoundId> {
         const VERB: &str = "bind_addr";
-        self.id.bind_raw(VERB, address.encode()).map_err(|error| match error.errno() {
-            Errno::ADDRNOTAVAIL | Errno::NODEV => {
-                error.detail(format!("no InfiniBand port has the GID {}", address.gid))
-            }
-            Errno::ADDRINUSE => error.detail(format!("port {} is in use", address.port())),
-            _ => error,
-        })?;
+        check_service(VERB, self.id.space, &address)?;
+        self.id
+            .bind_raw(VERB, address.encode())
+            .map_err(|error| explain_bind(error, self.id.space, &address))?;
         Ok(BoundId { id: self.id })
     }
 
@@ -382,7 +486,8 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ENODEV` if no active port is in the subnet and partition.
+    /// Any error destroys the id. `ENODEV` if no active port is in the subnet and partition, or none has the GID of
+    /// `from`; for `from` also the errors of [`bind_ib`](Self::bind_ib).
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_ib_addr(
         self,
@@ -401,12 +506,20 @@ fn resolve_ib(
     timeout: Duration,
 ) -> Result<ResolvingAddr> {
     const VERB: &str = ResolvingAddr::VERB;
-    let from = from.map_or(([0; STORAGE], 0), |from| from.encode());
-    id.resolve_raw(VERB, from, to.encode(), timeout).map_err(|error| match error.errno() {
-        Errno::NODEV | Errno::ADDRNOTAVAIL => error.detail(format!(
+    if let Some(from) = &from {
+        check_service(VERB, id.space, from)?;
+    }
+    let source = from.map_or(([0; STORAGE], 0), |from| from.encode());
+    id.resolve_raw(VERB, source, to.encode(), timeout).map_err(|error| match (error.errno(), from) {
+        (Errno::NODEV, None) => error.detail(format!(
             "no active InfiniBand port is in the subnet of the GID {} and has the P_Key {:#06x}",
             to.gid, to.pkey
         )),
+        (Errno::NODEV, Some(from)) => error.detail(format!(
+            "no active InfiniBand port has the GID {} and is in the subnet of {} with the P_Key {:#06x}",
+            from.gid, to.gid, to.pkey
+        )),
+        (_, Some(from)) => explain_bind(error, id.space, &from),
         _ => error,
     })?;
     Ok(ResolvingAddr { id })
@@ -417,9 +530,14 @@ impl BoundId {
     ///
     /// # Errors
     ///
-    /// As [`Id::resolve_ib_addr`].
+    /// As [`Id::resolve_ib_addr`]; `EINVAL` for an id that is bound to an IP address.
     pub fn resolve_ib_addr(self, to: IbAddress, timeout: Duration) -> Result<ResolvingAddr> {
-        resolve_ib(self.id, None, to, timeout)
+        resolve_ib(self.id, None, to, timeout).map_err(|error| match error.errno() {
+            Errno::INVAL => {
+                error.detail(format!("the id is bound to an IP address, and {} is a GID", to.gid))
+            }
+            _ => error,
+        })
     }
 
     /// The GID and the service that the id is bound to. An id with an IP address has them, too.
@@ -436,8 +554,9 @@ impl BoundId {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EOPNOTSUPP` if the port is no InfiniBand port, and before Linux 6.18; `EINVAL` for
-    /// an id that is bound to no device, and for a name that is too long.
+    /// Any error destroys the id. `EOPNOTSUPP` if the port is no InfiniBand port, and before Linux 6.18; `EAGAIN` if
+    /// the port knows no subnet administrator; `EINVAL` for an id that is bound to no device, and for a name that is
+    /// empty, longer than 63 bytes or has a byte of 0.
     #[doc(alias = "rdma_resolve_addrinfo")]
     pub fn resolve_ib_service(self, service: IbService<'_>) -> Result<ResolvingIbService> {
         self.id.resolve_ib_service(service)?;
@@ -451,7 +570,7 @@ impl AddrResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ENXIO` if the device is gone.
+    /// Any error destroys the id. `EINVAL` for a value that its field cannot hold; `ENXIO` if the device is gone.
     #[doc(alias = "RDMA_OPTION_IB_PATH")]
     pub fn set_ib_path(self, path: &IbPath) -> Result<ResolvingRoute> {
         self.id.set_ib_path(path)?;
@@ -535,8 +654,12 @@ pub struct IbServiceResolved {
 }
 
 impl IbServiceResolved {
-    /// What the administrator knows, at least one record. The first is the one that
+    /// What the administrator knows: at least one record, and at most as many as one answer of the kernel has room for,
+    /// which are 371. The first is the one that
     /// [`resolve_route`](Self::resolve_route) goes to.
+    ///
+    /// For another one take a new id: [`Id::bind_ib`], [`BoundId::resolve_ib_addr`]. The kernel takes no other address
+    /// for this id.
     #[doc(alias = "rdma_query_addrinfo")]
     pub fn records(&self) -> &[IbServiceRecord] {
         &self.records
@@ -561,15 +684,6 @@ impl IbServiceResolved {
     pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
         self.id.resolve_route(timeout)?;
         Ok(ResolvingRoute { id: self.id, path: self.path })
-    }
-
-    /// Starts to resolve the address of another record.
-    ///
-    /// # Errors
-    ///
-    /// As [`Id::resolve_ib_addr`].
-    pub fn resolve_addr(self, to: IbAddress, timeout: Duration) -> Result<ResolvingAddr> {
-        resolve_ib(self.id, None, to, timeout)
     }
 }
 
@@ -614,6 +728,7 @@ mod tests {
             traffic_class: 12,
             reversible: true,
             pkey: 0x8d0e,
+            qos_class: 0xabc,
             service_level: 15,
             mtu: Mtu(4),
             rate: 17,
@@ -623,7 +738,7 @@ mod tests {
         let record = path.to_record();
         assert_eq!((record[7], record[23], record[39]), (1, 2, 3));
         assert_eq!(record[40..48], [4, 5, 6, 7, 0x08, 0x09, 0x0a, 11]);
-        assert_eq!(record[48..54], [12, 0x81, 0x8d, 0x0e, 0, 15]);
+        assert_eq!(record[48..54], [12, 0x81, 0x8d, 0x0e, 0xab, 0xcf]);
         assert_eq!(record[54..58], [0x80 | 4, 0x80 | 17, 0x80 | 18, 19]);
         assert_eq!(record[58..], [0; 6]);
         assert_eq!(IbPath::from_record(&record), path);

@@ -6,7 +6,7 @@ use super::connect::{Accepting, Link};
 use super::event::Event;
 use super::id::{IdInner, Path, PortSpace, Progress, local_addr};
 use super::kernel::Command;
-use super::param::{ConnectParam, Depths, Ece, Message, check_private_data, to_field};
+use super::param::{CmMessage, ConnectParam, Depths, Ece, check_private_data, to_field};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
@@ -226,7 +226,7 @@ impl ConnectRequest {
         check_type(VERB, &self.id, qp)?;
         self.path(VERB)?.device(VERB)?.check(VERB, context.device())?;
         let limits = self.id.channel.limits(VERB, &context)?;
-        param.check(VERB, Message::Accept, limits)?;
+        param.check(VERB, CmMessage::Accept, limits)?;
         let asked = Depths {
             responder_resources: self.conn.responder_resources,
             initiator_depth: self.conn.initiator_depth,
@@ -268,7 +268,7 @@ impl ConnectRequest {
         self.id.check_datagram(VERB, true)?;
         check_type(VERB, &self.id, qp)?;
         self.path(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
-        param.check_datagram(VERB, Message::DatagramReply)?;
+        param.check_datagram(VERB, CmMessage::DatagramReply)?;
         ConnectedQp::of(qp).ready_datagrams(VERB, &self.id)?;
         let request = uapi::rdma_ucm_accept {
             uid: self.id.key,
@@ -308,8 +308,8 @@ impl ConnectRequest {
     fn reject_for(self, reason: u8, private_data: &[u8]) -> Result<()> {
         const VERB: &str = "reject";
         let message = match self.id.is_datagram() {
-            true => Message::DatagramReply,
-            false => Message::Reject,
+            true => CmMessage::DatagramReply,
+            false => CmMessage::Reject,
         };
         check_private_data(VERB, message, private_data)?;
         let (field, private_data_len) = to_field(private_data);

@@ -18,17 +18,18 @@
 //! for programs with an event loop of their own. An error of a step that takes the id by value destroys the
 //! id. [`aio::cm`](crate::aio::cm) has futures.
 //!
-//! Addresses are IPv4 and IPv6 ones. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
+//! Addresses are IPv4 and IPv6 ones, on InfiniBand also GIDs with service ids. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
 //! port space [`IB`](PortSpace::IB) they are of any type ([`EventChannel::create_id_for`]): reliable, unreliable, or XRC,
-//! where an initiator connects to a listener for targets. In the
+//! where an initiator connects to a listener for targets; the number of the target's shared receive queue is for the
+//! programs to exchange, for example as private data. In the
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
 //! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
 //! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
 //! ([`join_multicast`](BoundId::join_multicast)). Messages carry the vendor's options
 //! ([`Ece`]).
 //!
-//! On InfiniBand an id may have GIDs and service ids in place of IP addresses ([`Id::bind_ib`],
-//! [`Id::resolve_ib_addr`]), take a path from the program ([`AddrResolved::set_ib_path`]), and ask the subnet
+//! With GIDs ([`Id::bind_ib`],
+//! [`Id::resolve_ib_addr`]) an id may take a path from the program ([`AddrResolved::set_ib_path`]), and ask the subnet
 //! administrator for a service ([`BoundId::resolve_ib_service`]). What an administrator answers has been seen from a
 //! scripted kernel only.
 //!
@@ -40,7 +41,7 @@
 //! |---|---|---|
 //! | what a program has to know | its device, port and GID index; how to exchange some bytes with the peer | the peer's IP address and port |
 //! | what it talks to | itself | all that uses a connection manager: NVMe over Fabrics, NFS/RDMA, programs written to librdmacm |
-//! | what it needs | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface |
+//! | what it needs | the device's node in `/dev` | `/dev/infiniband/rdma_cm` (module `rdma_ucm`), too, and an IP address on the device's interface, or a GID on InfiniBand |
 //! | when the peer closes, or is killed | the exchange of bytes has to tell, or a request fails after its retries | [`Disconnected`](ConnectionEvent::Disconnected) |
 //! | path MTU, timeouts, retries | the program's, in the [`Handshake`](crate::Handshake) | the kernel's, and those of [`ConnectParam`] |
 //! | types of queue pairs | RC, UC, UD, XRC | RC, UD; UC and XRC, if the peer is in the port space `IB`, too |

@@ -6,7 +6,7 @@ use super::event::Event;
 use super::id::{IdInner, Progress};
 use super::kernel::Command;
 use super::qp::{ConnectedQp, check_type, path};
-use super::step::{Step, wait};
+use super::step::{Step, wait, wait_for_end};
 use crate::address_vector::AddressVector;
 use crate::error::{Error, Result};
 use crate::mcast::McastMembership;
@@ -15,6 +15,7 @@ use crate::qp::QpControl;
 use rustix::io::Errno;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
@@ -115,6 +116,7 @@ impl Step for JoiningMulticast {
         Ok(MulticastMember {
             attachment,
             member: self.member,
+            lost: AtomicBool::new(false),
             address: path(&event.ud.ah_attr),
             gid,
             qpn: Qpn(event.ud.qp_num),
@@ -136,6 +138,8 @@ pub struct MulticastMember {
     /// The queue pair leaves before the host does.
     attachment: Option<McastMembership>,
     member: Arc<IdInner>,
+    /// Whether an event said that the membership is lost.
+    lost: AtomicBool,
     address: AddressVector,
     gid: Gid,
     qpn: Qpn,
@@ -168,17 +172,23 @@ impl MulticastMember {
         self.attachment.is_some()
     }
 
+    /// Whether an event said that the membership is lost, or that the device is being removed.
+    pub fn is_lost(&self) -> bool {
+        self.lost.load(Ordering::Relaxed)
+    }
+
     /// Waits until the membership is lost, at most for `timeout`, without one for ever; a timeout of zero looks once
-    /// and returns. On InfiniBand a subnet manager that restarts forgets its groups, and the host has to join again.
+    /// and returns. It is when the device is removed, and on InfiniBand when the subnet manager restarts, which forgets
+    /// its groups: the host has to join again. Several threads may wait.
     ///
     /// # Errors
     ///
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     #[doc(alias = "RDMA_CM_EVENT_MULTICAST_ERROR")]
     pub fn wait_lost(&self, timeout: Option<Duration>) -> Result<()> {
-        match wait(self, timeout)? {
-            Progress::Done(()) => Ok(()),
-            Progress::Pending(_) => {
+        match wait_for_end(self, || self.is_lost(), timeout)? {
+            true => Ok(()),
+            false => {
                 let verb = <&MulticastMember as Step>::VERB;
                 Err(Error::new(verb, Errno::TIMEDOUT).detail("the host is still a member"))
             }
@@ -196,6 +206,9 @@ impl Step for &MulticastMember {
     }
 
     fn advance(self, _event: Event) -> Result<()> {
+        self.lost.store(true, Ordering::Relaxed);
+        // Other tasks may wait for it, too.
+        self.member.wake();
         Ok(())
     }
 }

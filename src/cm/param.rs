@@ -7,7 +7,8 @@ use uverbs_uapi::rdma_user_cm::{rdma_ucm_conn_param, rdma_ucm_ece};
 
 /// Bytes of private data that a connect request carries on InfiniBand and RoCE.
 ///
-/// The message has 92, of which the addresses of both sides take 36.
+/// The message has 92, of which the addresses of both sides take 36. This library keeps to it for ids with GIDs in
+/// place of IP addresses, too, whose messages have room for 92.
 pub const REQUEST_PRIVATE_DATA: usize = 56;
 
 /// Bytes of private data that an accept carries on InfiniBand and RoCE.
@@ -151,7 +152,12 @@ impl ConnectParam {
     }
 
     /// Refuses values that the message cannot carry or that are above the device's limits.
-    pub(super) fn check(&self, verb: &'static str, message: Message, limits: Depths) -> Result<()> {
+    pub(super) fn check(
+        &self,
+        verb: &'static str,
+        message: CmMessage,
+        limits: Depths,
+    ) -> Result<()> {
         check_private_data(verb, message, &self.private_data)?;
         if let Some(Ece { vendor_id, .. }) = self.ece.filter(|ece| ece.vendor_id >> 24 != 0) {
             let detail = format!("vendor id {vendor_id:#x} of ECE has more than 24 bits");
@@ -182,7 +188,7 @@ impl ConnectParam {
     }
 
     /// Refuses more private data than a message of the port space UDP carries.
-    pub(super) fn check_datagram(&self, verb: &'static str, message: Message) -> Result<()> {
+    pub(super) fn check_datagram(&self, verb: &'static str, message: CmMessage) -> Result<()> {
         check_private_data(verb, message, &self.private_data)
     }
 
@@ -246,7 +252,7 @@ impl Depths {
 
 /// The messages that carry private data.
 #[derive(Clone, Copy, Debug)]
-pub(super) enum Message {
+pub(super) enum CmMessage {
     Request,
     Accept,
     Reject,
@@ -255,15 +261,19 @@ pub(super) enum Message {
 }
 
 /// Refuses more private data than a message carries.
-pub(super) fn check_private_data(verb: &'static str, message: Message, data: &[u8]) -> Result<()> {
+pub(super) fn check_private_data(
+    verb: &'static str,
+    message: CmMessage,
+    data: &[u8],
+) -> Result<()> {
     let (name, limit) = match message {
-        Message::Request => ("a connect request", REQUEST_PRIVATE_DATA),
-        Message::Accept => ("an accept", ACCEPT_PRIVATE_DATA),
-        Message::Reject => ("a rejection", REJECT_PRIVATE_DATA),
-        Message::DatagramRequest => {
+        CmMessage::Request => ("a connect request", REQUEST_PRIVATE_DATA),
+        CmMessage::Accept => ("an accept", ACCEPT_PRIVATE_DATA),
+        CmMessage::Reject => ("a rejection", REJECT_PRIVATE_DATA),
+        CmMessage::DatagramRequest => {
             ("a connect request for datagrams", DATAGRAM_REQUEST_PRIVATE_DATA)
         }
-        Message::DatagramReply => ("an answer for datagrams", DATAGRAM_REPLY_PRIVATE_DATA),
+        CmMessage::DatagramReply => ("an answer for datagrams", DATAGRAM_REPLY_PRIVATE_DATA),
     };
     if data.len() > limit {
         let detail =
@@ -291,11 +301,11 @@ mod tests {
     #[test]
     fn private_data_is_limited_by_its_message() {
         for (message, limit) in [
-            (Message::Request, REQUEST_PRIVATE_DATA),
-            (Message::Accept, ACCEPT_PRIVATE_DATA),
-            (Message::Reject, REJECT_PRIVATE_DATA),
-            (Message::DatagramRequest, DATAGRAM_REQUEST_PRIVATE_DATA),
-            (Message::DatagramReply, DATAGRAM_REPLY_PRIVATE_DATA),
+            (CmMessage::Request, REQUEST_PRIVATE_DATA),
+            (CmMessage::Accept, ACCEPT_PRIVATE_DATA),
+            (CmMessage::Reject, REJECT_PRIVATE_DATA),
+            (CmMessage::DatagramRequest, DATAGRAM_REQUEST_PRIVATE_DATA),
+            (CmMessage::DatagramReply, DATAGRAM_REPLY_PRIVATE_DATA),
         ] {
             for length in [0, limit] {
                 check_private_data("connect", message, &vec![1; length]).unwrap();
@@ -310,7 +320,7 @@ mod tests {
     #[test]
     fn a_value_beyond_its_limit_is_named_with_it() {
         let check = |param: ConnectParam| {
-            param.check("connect", Message::Request, LIMITS).map_err(|error| error.to_string())
+            param.check("connect", CmMessage::Request, LIMITS).map_err(|error| error.to_string())
         };
         check(ConnectParam::new().responder_resources(16).initiator_depth(8)).unwrap();
         for (param, told) in [

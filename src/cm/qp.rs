@@ -131,11 +131,11 @@ pub(super) fn check_type(verb: &'static str, id: &IdInner, qp: &QpControl) -> Re
         (has, wanted) if has == wanted => return Ok(()),
         (has, QpType::UD) => format!("a queue pair of type {has}; datagrams need one of type UD"),
         (QpType::UD, _) => {
-            "a queue pair of type UD; datagrams need an id of the port space UDP".to_owned()
+            "a queue pair of type UD; datagrams need an id for that type, as those of the port space UDP are".to_owned()
         }
         (has, wanted) => format!(
-            "a queue pair of type {has}, and an id for type {wanted}: create the id with \
-             `EventChannel::create_id_for`"
+            "a queue pair of type {has}, and an id for type {wanted}: name the type \
+             where the id is made (`EventChannel::create_id_for`, or `qp_type` of a connector or listener)"
         ),
     };
     Err(Error::invalid(verb, detail))

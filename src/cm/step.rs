@@ -1,9 +1,10 @@
 //! Steps of the handshake that wait for an event, whether a thread blocks or a future is polled.
 
+use super::channel::LONGEST_SLEEP;
 use super::event::Event;
 use super::id::{IdInner, Progress, deadline};
 use crate::error::Error;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
 /// An id that waits for an event, which brings it to its next state.
@@ -39,4 +40,24 @@ pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
             Some(event) => return step.advance(event).map(Progress::Done),
         }
     }
+}
+
+/// Waits for the end that an event brings, at most for `timeout`, without one for ever; `false` after the timeout.
+/// Other events are discarded. Several threads may wait: the one that takes the event makes `ended` true.
+pub(super) fn wait_for_end<S: Step + Copy>(
+    step: S,
+    ended: impl Fn() -> bool,
+    timeout: Option<Duration>,
+) -> std::result::Result<bool, S::Error> {
+    let deadline = deadline(timeout);
+    while !ended() {
+        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        // Another thread may take the event, which wakes none that waits here.
+        let slice = left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP));
+        let waited = wait(step, Some(slice))?;
+        if matches!(waited, Progress::Pending(_)) && left == Some(Duration::ZERO) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }

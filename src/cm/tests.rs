@@ -222,6 +222,8 @@ fn options_have_the_width_that_the_kernel_expects() {
     id.set_af_only(false).unwrap();
     id.set_ack_timeout(18).unwrap();
     assert!(id.set_ack_timeout(32).unwrap_err().message().contains("31 is the maximum"));
+    let datagrams = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+    assert!(datagrams.set_ack_timeout(18).unwrap_err().message().contains("type UD"));
     let one = 1i32.to_ne_bytes().to_vec();
     let told = [(0, vec![8]), (1, one), (2, vec![0; 4]), (3, vec![18])];
     assert_eq!(stage.script.options(), told);
@@ -556,7 +558,11 @@ fn dropped_member_leaves_its_group_before_its_id_ends() {
         assert_eq!(member.receives(), role == MulticastRole::Full);
         assert_eq!(member.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
         stage.script.tell(number, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -101);
+        assert!(!member.is_lost());
+        // The second wait is told, too.
         member.wait_lost(NOW).unwrap();
+        member.wait_lost(NOW).unwrap();
+        assert!(member.is_lost());
         stage.script.log();
         drop(member);
         assert_eq!(stage.script.log(), [RDMA_USER_CM_CMD_LEAVE_MCAST]);
@@ -569,6 +575,34 @@ fn dropped_member_leaves_its_group_before_its_id_ends() {
     drop(joining);
     let ended = [RDMA_USER_CM_CMD_LEAVE_MCAST, RDMA_USER_CM_CMD_DESTROY_ID];
     assert_eq!((stage.script.log(), stage.script.live()), (ended.into(), vec![]));
+}
+
+#[test]
+fn memberships_are_lost_when_the_device_of_their_id_goes() {
+    let stage = Stage::new();
+    let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let qp = qp.unwrap();
+    let bound = || {
+        let id = stage.channel.create_id_in(PortSpace::UDP).unwrap();
+        id.bind(LOCAL.parse().unwrap()).unwrap()
+    };
+    let (one, other) = (bound(), bound());
+    let (group, role) = ("239.1.2.3".parse().unwrap(), MulticastRole::SendOnly);
+    let join = |id: &BoundId| {
+        let joining = id.join_multicast(&qp, group, role).unwrap();
+        (joining, *stage.script.live().last().unwrap())
+    };
+    let member = |id| {
+        let (joining, number) = join(id);
+        stage.script.tell_datagram(number, Type::RDMA_CM_EVENT_MULTICAST_JOIN, 0, joined());
+        joining.wait(NOW).unwrap().done().unwrap()
+    };
+    let (lost, kept, (joining, _)) = (member(&one), member(&other), join(&one));
+    // The kernel names the id alone.
+    stage.script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+    lost.wait_lost(NOW).unwrap();
+    assert_eq!(joining.wait(NOW).unwrap_err().errno(), Errno::NODEV);
+    assert_eq!(kept.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
 }
 
 #[test]
@@ -605,7 +639,7 @@ fn group_that_cannot_be_joined_says_why() {
     stage.script.tell(number, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -110);
     let error = joining.wait(NOW).unwrap_err();
     assert_eq!(error.errno(), Errno::TIMEDOUT);
-    refused(error, "subnet manager did not answer");
+    refused(error, "subnet administrator did not answer");
     assert!(!stage.script.live().contains(&number));
     // The queue pair was dropped meanwhile.
     let joining = id.join_multicast(&qp, group, role).unwrap();
@@ -742,7 +776,13 @@ fn ports_of_infiniband_are_addressed_by_gid() {
     assert_eq!((asked[1].src_size, asked[1].dst_addr), (0, there.encode().0));
     for (command, errno, told) in [
         (RDMA_USER_CM_CMD_BIND, Errno::NODEV, "no InfiniBand port has the GID fe80::1"),
-        (RDMA_USER_CM_CMD_BIND, Errno::ADDRINUSE, "port 7 is in use"),
+        (RDMA_USER_CM_CMD_BIND, Errno::ADDRINUSE, "port number 7 of the port space IB is in use"),
+        (
+            RDMA_USER_CM_CMD_BIND,
+            Errno::ADDRNOTAVAIL,
+            "port number 7 of the port space IB is in use",
+        ),
+        (RDMA_USER_CM_CMD_BIND, Errno::ACCESS, "port number 7 is below 1024"),
         (RDMA_USER_CM_CMD_RESOLVE_ADDR, Errno::NODEV, "the P_Key 0xffff"),
     ] {
         stage.script.refuse(command, errno);
@@ -753,6 +793,46 @@ fn ports_of_infiniband_are_addressed_by_gid() {
         stage.script.allow(command);
         assert!(error.message().contains(told), "{error}");
     }
+    for (errno, told) in [
+        (Errno::NODEV, "has the GID fe80::1 and is in the subnet of fe80::2"),
+        (Errno::ADDRINUSE, "port number 7 of"),
+        (Errno::ACCESS, "port number 7 is below 1024"),
+    ] {
+        stage.script.refuse(RDMA_USER_CM_CMD_RESOLVE_ADDR, errno);
+        let error = create().resolve_ib_addr(Some(here), there, LONG).unwrap_err();
+        stage.script.allow(RDMA_USER_CM_CMD_RESOLVE_ADDR);
+        assert!(error.message().contains(told), "{error}");
+    }
+    stage.script.refuse(RDMA_USER_CM_CMD_RESOLVE_ADDR, Errno::INVAL);
+    let bound = create().bind(LOCAL.parse().unwrap()).unwrap();
+    let error = bound.resolve_ib_addr(there, LONG).unwrap_err();
+    assert!(error.message().contains("bound to an IP address"), "{error}");
+    let error = create().bind_ib(here).unwrap().resolve_addr(PEER.parse().unwrap(), LONG);
+    assert!(error.unwrap_err().message().contains("another family"));
+}
+
+#[test]
+fn service_ids_are_those_of_the_port_space() {
+    let stage = Stage::new();
+    let gid = ports().0.gid;
+    let bind = |space, address| {
+        let result = stage.channel.create_id_in(space).unwrap().bind_ib(address);
+        result.map(drop).map_err(|error| error.message().to_owned())
+    };
+    let of = |space| IbAddress::new(gid, space, 0x1cff);
+    // In the port space IB those of TCP and UDP stand, too.
+    for space in [PortSpace::IB, PortSpace::TCP, PortSpace::UDP] {
+        bind(PortSpace::IB, of(space)).unwrap();
+        bind(space, of(space)).unwrap();
+    }
+    let error = bind(PortSpace::TCP, of(PortSpace::UDP)).unwrap_err();
+    assert!(error.contains("0x1111cff is none of the port space TCP"), "{error}");
+    assert!(bind(PortSpace::IB, IbAddress::of_service(gid, 0x1234)).is_err());
+    let error = bind(PortSpace::IPOIB, of(PortSpace::IPOIB)).unwrap_err();
+    assert!(error.contains("no service ids"), "{error}");
+    // Bits that the mask leaves out are not compared.
+    let any = IbAddress { service_mask: 0xffff, ..of(PortSpace::UDP) };
+    bind(PortSpace::TCP, any).unwrap();
 }
 
 #[test]
@@ -774,9 +854,18 @@ fn path_that_the_program_sets_resolves_the_route() {
     assert_eq!((options[0].0, options[0].1.len()), (RDMA_OPTION_IB_PATH, 72));
     assert_eq!(options[0].1[..4], 0x2bu32.to_ne_bytes());
     assert_eq!(route.ib_paths().unwrap(), [path]);
+    for (path, told) in [
+        (IbPath { flow_label: 1 << 20, ..path }, "1048576; it has 20 bits, so that 1048575"),
+        (IbPath { qos_class: 1 << 12, ..path }, "QoS class of 4096"),
+        (IbPath { service_level: 16, ..path }, "service level of 16"),
+        (IbPath { rate: 0x82, ..path }, "static rate of 130"),
+    ] {
+        let error = resolve().set_ib_path(&path).unwrap_err();
+        assert!(error.message().contains(told), "{error}");
+    }
     stage.script.refuse(RDMA_USER_CM_CMD_RESOLVE_ROUTE, Errno::AGAIN);
     let error = resolve().resolve_route(LONG).unwrap_err();
-    assert!(error.message().contains("no subnet manager"), "{error}");
+    assert!(error.message().contains("no subnet administrator"), "{error}");
 }
 
 #[test]
@@ -800,20 +889,19 @@ fn services_are_found_by_id_and_by_name() {
         bound.bind_ib(there).unwrap().resolve_ib_service(service)
     };
     // More than the first query has room for.
-    for count in [1, 6, 7, 20] {
+    for count in [1, 6, 7, 20, 371, 400] {
         stage.script.set_services((0..count).map(record).collect());
         let resolving = ask(IbService::Name("disk")).unwrap();
         let number = *stage.script.live().last().unwrap();
         stage.script.tell(number, Type::RDMA_CM_EVENT_ADDRINFO_RESOLVED, 0);
         let resolved = resolving.wait(NOW).unwrap().done().unwrap();
         let last = resolved.records().last().unwrap();
+        // An answer has room for 371.
+        let count = count.min(371);
         assert_eq!(resolved.records().len() as u64, count);
         assert_eq!((last.address.service_id, last.address.pkey), (count - 1, 0x8001));
         assert_eq!((&*last.name, last.lease, last.data_16[1]), ("disk", 60, 0x0102));
-        match count % 2 {
-            0 => drop(resolved.resolve_addr(there, LONG).unwrap()),
-            _ => drop(resolved.resolve_route(LONG).unwrap()),
-        }
+        drop(resolved.resolve_route(LONG).unwrap());
     }
     drop(ask(IbService::Id(0x0123_4567_89ab_cdef)).unwrap());
     let wanted = stage.script.wanted();
@@ -829,10 +917,10 @@ fn services_are_found_by_id_and_by_name() {
     let number = *stage.script.live().last().unwrap();
     stage.script.tell(number, Type::RDMA_CM_EVENT_ADDRINFO_ERROR, -110);
     let error = resolving.wait(NOW).unwrap_err();
-    assert!(error.message().contains("subnet manager did not answer"), "{error}");
+    assert!(error.message().contains("subnet administrator did not answer"), "{error}");
     for (errno, told) in [
         (Errno::OPNOTSUPP, "only an InfiniBand port"),
-        (Errno::AGAIN, "no subnet manager"),
+        (Errno::AGAIN, "no subnet administrator"),
         // The probe is refused, too.
         (Errno::INVAL, "6.18 and later"),
     ] {

@@ -74,6 +74,9 @@ fn cannot_listen(error: uverbs::Error, address: IpAddr) -> Failure {
     let failure = Failure::device(error.to_string());
     match errno {
         Errno::ADDRINUSE => failure.advice("choose another --port on both sides"),
+        Errno::ADDRNOTAVAIL if address.is_unspecified() => {
+            failure.advice("choose another --port on both sides")
+        }
         Errno::ADDRNOTAVAIL => failure.advice(format!(
             "`ip address` lists the addresses of this host; {address} is none of them"
         )),

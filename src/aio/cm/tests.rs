@@ -212,11 +212,14 @@ fn join_dropped_after_any_poll_leaves_the_group() {
         assert!(polls > 1 && member.receives() && member.gid().ip() == group);
         assert_eq!(script.live(), [1, 2]);
         {
-            let mut lost = pin!(member.lost());
+            let (mut lost, mut other) = (pin!(member.lost()), pin!(member.lost()));
             assert!(lost.as_mut().poll(&mut cx()).is_pending());
+            assert!(other.as_mut().poll(&mut cx()).is_pending());
             script.tell(2, Type::RDMA_CM_EVENT_MULTICAST_ERROR, -101);
             assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
             assert!(matches!(lost.poll(&mut cx()), Poll::Ready(Ok(()))));
+            assert!(matches!(other.poll(&mut cx()), Poll::Ready(Ok(()))));
+            assert!(matches!(pin!(member.lost()).poll(&mut cx()), Poll::Ready(Ok(()))));
         }
         drop(member);
         assert!(script.live().is_empty());
