@@ -161,7 +161,7 @@ impl Side {
         Side::with(context, QpType::RC)
     }
 
-    fn with(context: &Context, qp_type: QpType) -> uverbs::Result<Side> {
+    pub(crate) fn with(context: &Context, qp_type: QpType) -> uverbs::Result<Side> {
         let pd = context.alloc_pd()?;
         let cq = context.cq_builder(16).build()?;
         let memory = pd.allocate::<u64>(64)?;
@@ -475,6 +475,11 @@ fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
     let error = service.channel.create_id()?.bind(service.at).unwrap_err();
     assert_eq!(error.errno(), Errno::ADDRINUSE);
     let told = format!("port {} is in use", service.at.port());
+    assert!(error.message().contains(&told), "{error}");
+    // The kernel has another error number where one of the two is bound to all addresses.
+    let any = SocketAddr::new("0.0.0.0".parse()?, service.at.port());
+    let error = service.channel.create_id()?.bind(any).unwrap_err();
+    assert_eq!(error.errno(), Errno::ADDRNOTAVAIL);
     assert!(error.message().contains(&told), "{error}");
     // The kernel chooses the port for the unspecified address, too.
     let everywhere = service.channel.create_id()?.bind("0.0.0.0:0".parse()?)?;

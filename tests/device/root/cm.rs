@@ -14,9 +14,11 @@ use nix::unistd::{Uid, setuid};
 use std::fs;
 use std::net::SocketAddr;
 use std::time::Instant;
-use uverbs::cm::{ConnectParam, Connection, ConnectionEvent, EventChannel};
+use uverbs::cm::{
+    ConnectParam, Connection, ConnectionEvent, EventChannel, MulticastRole, PortSpace,
+};
 use uverbs::device::link;
-use uverbs::{Context, Device, Errno};
+use uverbs::{Context, Device, Errno, QpType};
 
 trials![
     interface_without_rdma_device_is_named,
@@ -184,8 +186,8 @@ fn addresses_in_two_network_namespaces_connect() -> Verdict {
     Ok(())
 }
 
-/// One id waits for the answer to its request, a request waits for its answer, two ids are connected, and
-/// one listens.
+/// One id waits for the answer to its request, a request waits for its answer, two ids are connected,
+/// one listens, and one is in a multicast group.
 fn removed_device_ends_every_step_of_a_handshake() -> Verdict {
     links()?;
     let _interface = Interface::dummy("uvt6", "10.77.6.1/24")?;
@@ -201,7 +203,15 @@ fn removed_device_ends_every_step_of_a_handshake() -> Verdict {
     let (side, connecting) = ask()?;
     let request = service.request()?;
     let resolved = route_from(&channel, from, service.at)?;
+    let bound = channel.create_id_in(PortSpace::UDP)?.bind(from)?;
+    let datagrams = Side::with(&bound.context()?, QpType::UD)?;
+    let joining =
+        bound.join_multicast(&datagrams.qp, "239.7.6.1".parse()?, MulticastRole::SendOnly)?;
+    let member = done(joining.wait(Some(PATIENCE))?)?;
+    assert!(!member.is_lost());
     link::remove_link("uvt_rxe")?;
+    member.wait_lost(Some(PATIENCE))?;
+    drop((member, bound, datagrams));
     let error = refused(connecting)?;
     assert_eq!(error.errno(), Errno::NODEV, "{error}");
     assert!(error.to_string().contains("is being removed"), "{error}");
