@@ -507,7 +507,8 @@ impl Drop for IdInner {
             None => Command::destroy_id(&request, &mut answer),
         };
         match self.channel.run(command) {
-            Ok(()) | Err(Errno::NOENT) => {}
+            // `ENXIO`: the device of the membership's id is gone, and the membership ends with the id.
+            Ok(()) | Err(Errno::NOENT | Errno::NXIO) => {}
             Err(_) => self.channel.count_leak(),
         }
     }

@@ -601,6 +601,10 @@ fn memberships_are_lost_when_the_device_of_their_id_goes() {
     // The kernel names the id alone.
     stage.script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
     lost.wait_lost(NOW).unwrap();
+    stage.script.refuse(RDMA_USER_CM_CMD_LEAVE_MCAST, Errno::NXIO);
+    drop(lost);
+    assert_eq!(stage.channel.leaked(), 0);
+    stage.script.allow(RDMA_USER_CM_CMD_LEAVE_MCAST);
     assert_eq!(joining.wait(NOW).unwrap_err().errno(), Errno::NODEV);
     assert_eq!(kept.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
 }
