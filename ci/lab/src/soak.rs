@@ -104,8 +104,8 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "aarch64",
-        shows: "the ABI's comparison and the device suites on emulated aarch64, with pages of 4 KiB (6.12) \
-                and of 16 KiB (newest)",
+        shows: "the ABI's comparison, unit tests, device suites and rdma-core's programs on emulated aarch64, \
+                with pages of 4 KiB (6.12) and of 16 KiB (newest)",
         run: |_, logs| on_aarch64(logs),
     },
     Part {
@@ -232,15 +232,19 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
 fn on_aarch64(logs: &Path) -> Result<Vec<Section>> {
     let kernels = [KernelName::V6_12, KernelName::Newest];
     let suites = DeviceName::ALL.to_vec();
-    let needs = Needs::kernels(Arch::Aarch64, &kernels);
+    let needs = Needs { peers: true, python: true, ..Needs::kernels(Arch::Aarch64, &kernels) };
     let setup = LazySetup::default();
     setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
     setup.ready()?;
-    let scope = Scope { options: RunOptions { peers: false, soak: false }, ..scope() };
+    let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
+    let programs = ["programs", "rxe_programs"].map(cases::group);
     let mut sections = Vec::new();
     for kernel in kernels {
         for device in DeviceName::ALL {
             sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
+        }
+        for group in programs.into_iter().flatten() {
+            sections.push(test::group_on(group, &setup, kernel, &scope, logs)?);
         }
     }
     Ok(sections)

@@ -15,10 +15,13 @@ pub(crate) struct Opaque {
 /// A function that the measured operations do not call.
 type Unused = *const c_void;
 
+/// A lock as glibc keeps it: on 64-bit Arm it has a word more than on x86.
+type Mutex = [u64; if cfg!(target_arch = "aarch64") { 6 } else { 5 }];
+
 /// A lock and a condition variable as glibc keeps them.
 #[repr(C)]
 struct Waiting {
-    mutex: [u64; 5],
+    mutex: Mutex,
     condition: [u64; 6],
 }
 
@@ -45,7 +48,7 @@ pub(crate) struct Context {
     pub(crate) cmd_fd: c_int,
     pub(crate) async_fd: c_int,
     pub(crate) num_comp_vectors: c_int,
-    mutex: [u64; 5],
+    mutex: Mutex,
     /// All bits set where an [`ExtendedContext`] lies around this one.
     pub(crate) abi_compat: usize,
 }
