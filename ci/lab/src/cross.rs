@@ -162,7 +162,9 @@ impl Cross {
             let library = shared.join(format!("lib{name}.so.{version}"));
             let mut files = format!("\"{}\"", library.display());
             if name == "c" {
-                files += &format!(" \"{}\"", rest.display());
+                // The loader has a part of the C library.
+                let loader = shared.join("ld-linux-aarch64.so.1");
+                files += &format!(" \"{}\" AS_NEEDED ( \"{}\" )", rest.display(), loader.display());
             }
             fs::write(directory.join(format!("lib{name}.so")), format!("GROUP ( {files} )\n"))?;
         }

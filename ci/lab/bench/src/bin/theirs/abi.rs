@@ -452,19 +452,21 @@ pub(crate) mod number {
 /// Where the C compiler puts what the operations touch.
 const _: () = {
     use std::mem::offset_of;
+    // How much longer a lock is than on x86.
+    const LOCK: usize = size_of::<Mutex>() - 40;
     assert!(offset_of!(ContextOps, poll_cq) == 11 * 8);
     assert!(offset_of!(ContextOps, post_srq_recv) == 20 * 8);
     assert!(offset_of!(ContextOps, post_send) == 25 * 8);
     assert!(size_of::<ContextOps>() == 32 * 8);
-    assert!(offset_of!(Context, abi_compat) == 320);
+    assert!(offset_of!(Context, abi_compat) == 320 + LOCK);
     assert!(offset_of!(ExtendedContext, context) == 26 * 8);
     assert!(offset_of!(ExtendedContext, create_cq_ex) == 11 * 8);
     assert!(offset_of!(ExtendedContext, create_qp_ex) == 19 * 8);
     assert!(offset_of!(ExtendedContext, open_xrcd) == 22 * 8);
-    assert!(size_of::<Cq>() == 128);
-    assert!(offset_of!(CqEx, wr_id) == 136);
-    assert!(offset_of!(QpEx, wr_id) == 168);
-    assert!(offset_of!(QpEx, wr_start) == 320);
+    assert!(size_of::<Cq>() == 128 + LOCK);
+    assert!(offset_of!(CqEx, wr_id) == 136 + LOCK);
+    assert!(offset_of!(QpEx, wr_id) == 168 + LOCK);
+    assert!(offset_of!(QpEx, wr_start) == 320 + LOCK);
     assert!(size_of::<SendWr>() == 128);
     assert!(offset_of!(QpInitAttrEx, send_ops_flags) == 128);
     assert!(size_of::<AhAttr>() == 32);
