@@ -232,6 +232,9 @@ fn this_systems_devices_are_the_same_by_netlink_and_sysfs() {
     alike.sort_by_key(|device| with_node.iter().position(|listed| listed.name == device.name));
     for (listed, found) in with_node.iter().zip(&mut alike) {
         found.index = listed.index;
+        // One of them looks the bus up when it is asked.
+        assert_eq!(listed.bus.get(), found.bus.get());
+        found.bus = listed.bus.clone();
         // What sysfs cannot know.
         if !listed.is_supported() {
             found.driver = listed.driver;

@@ -7,7 +7,7 @@ import os
 import socket
 import sys
 
-LIBRARIES = '/opt/rdma-core/usr/lib/x86_64-linux-gnu/'
+LIBRARIES = f'/opt/rdma-core/usr/lib/{os.uname().machine}-linux-gnu/'
 
 
 class Var(ctypes.Structure):

@@ -23,7 +23,7 @@ use crate::arch::Arch;
 use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use lab_bench::control::Thing;
 use serde::Serialize;
@@ -67,6 +67,9 @@ pub(crate) struct BenchArguments {
     /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
     #[arg(long, default_value = "newest")]
     kernel: KernelName,
+    /// The machine's processor; another than this machine's for the suites that count the data path of mlx5
+    #[arg(long, value_enum, default_value = "x86_64", requires = "suite")]
+    arch: Arch,
     /// The device of control, cm, scale and size
     #[arg(long, value_enum, default_value = "mlx5")]
     device: DeviceName,
@@ -97,7 +100,7 @@ pub(crate) struct BenchArguments {
 
 impl BenchArguments {
     fn needs(&self) -> Needs {
-        Needs { peers: true, ..Needs::kernels(Arch::X86_64, &[self.kernel]) }
+        Needs { peers: true, ..Needs::kernels(self.arch, &[self.kernel]) }
     }
 
     /// Runs of which the lowest counts.
@@ -115,6 +118,12 @@ impl BenchArguments {
             Some(suite) => std::slice::from_ref(suite),
             None => Suite::value_variants(),
         }
+    }
+
+    /// The first suite that does not run on these processors.
+    fn refused(&self) -> Option<Suite> {
+        let runs = |suite: &Suite| self.arch.is_host() || Suite::FOREIGN.contains(suite);
+        self.suites().iter().copied().find(|suite| !runs(suite))
     }
 
     /// What a suite found, for programs or for people.
@@ -155,6 +164,10 @@ impl BenchArguments {
 }
 
 impl Suite {
+    /// The suites that run on another processor: those that need neither its system calls in words nor its
+    /// times.
+    const FOREIGN: [Suite; 3] = [Suite::Mlx5Path, Suite::Mlx5Owned, Suite::Mlx5Futures];
+
     /// As the command line spells it.
     fn name(self) -> String {
         self.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()
@@ -171,6 +184,10 @@ struct Document<'a, T> {
 
 /// Measures, and prints what came out. A suite that fails keeps none from running after it.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
+    if let Some(suite) = arguments.refused() {
+        let names = Suite::FOREIGN.map(Suite::name).join(", ");
+        bail!("{} runs on {} only: {names} run on others", suite.name(), Arch::default().label());
+    }
     let mut status = ExitCode::SUCCESS;
     for (place, &suite) in arguments.suites().iter().enumerate() {
         match arguments.measure(suite).with_context(|| suite.name()) {
@@ -237,6 +254,16 @@ mod tests {
         let refused = |words| parse(words).unwrap_err().kind();
         assert_eq!(refused(&["mlx5"]), ErrorKind::InvalidValue);
         assert_eq!(refused(&["size", "scale"]), ErrorKind::UnknownArgument);
+    }
+
+    #[test]
+    fn suites_that_need_this_machine_are_refused_on_another_processor() {
+        let refused = |suite, arch| parse(&[suite, "--arch", arch]).unwrap().refused();
+        assert_eq!(refused("mlx5-path", "aarch64"), None);
+        assert_eq!(refused("control", "aarch64"), Some(Suite::Control));
+        assert_eq!(refused("control", "x86_64"), None);
+        let kind = parse(&["--arch", "aarch64"]).unwrap_err().kind();
+        assert_eq!(kind, ErrorKind::MissingRequiredArgument, "not all suites can run");
     }
 
     #[test]

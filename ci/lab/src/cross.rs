@@ -4,13 +4,15 @@
 //! The machine's own compiler is used if it has the target (`rustup target add`), else Debian's with
 //! the standard library of the same version, from the cache. The linker is Debian's in both cases.
 //! rustc starts it without a C compiler between them, so the script of the linker names what that
-//! would add: the start files, libgcc and the C library, for a static program at a fixed address.
+//! would add: the start files, libgcc and the C library, for a program at a fixed address. Programs
+//! are static, but for one that opens rdma-core's libraries: it is linked with the guest's own.
 
 use crate::apt::{Apt, Package, Suite};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::check::toolchain;
 use crate::deb;
+use crate::peers;
 use anyhow::{Context, Result, bail};
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -36,6 +38,17 @@ pub(crate) struct Cross {
     linker: PathBuf,
     /// The unit of the compiler; `None` if it is the machine's own.
     compiler: Option<PathBuf>,
+    /// The shared libraries of the guest, if rdma-core's tools are there.
+    shared: Option<PathBuf>,
+}
+
+/// Where a program has its libraries.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Linking {
+    /// In itself.
+    Static,
+    /// In the guest, which gets them with rdma-core's tools.
+    Dynamic,
 }
 
 /// The unit of the linker, if it is there.
@@ -70,7 +83,8 @@ impl Cross {
             true => None,
             false => Some(cache.unit(&arch.unit("rust")).context("Rust has gone from the cache")?),
         };
-        Ok(Self { arch, linker, compiler })
+        let shared = peers::peers(arch, cache).map(|unit| unit.join(arch.libraries()));
+        Ok(Self { arch, linker, compiler, shared })
     }
 
     /// The architecture of what it builds.
@@ -79,16 +93,28 @@ impl Cross {
     }
 
     /// Makes cargo build with it; `directory` gets the scripts that cargo and rustc start.
-    pub(crate) fn configure(&self, command: &mut Command, directory: &Path) -> Result<()> {
+    pub(crate) fn configure(
+        &self,
+        command: &mut Command,
+        directory: &Path,
+        linking: Linking,
+    ) -> Result<()> {
         fs::create_dir_all(directory)?;
-        let (before, after) = self.linker_words()?;
+        let (before, after) = match linking {
+            Linking::Static => self.linker_words(&[], &STATIC)?,
+            Linking::Dynamic => self.dynamic_words(&directory.join("shared"))?,
+        };
         let linker = script(directory, "ld", &before, &after)?;
         let target = self.arch.target().to_uppercase().replace('-', "_");
-        command.env(format!("CARGO_TARGET_{target}_LINKER"), linker).env(
-            "CARGO_ENCODED_RUSTFLAGS",
-            ["-Ctarget-feature=+crt-static", "-Crelocation-model=static", "-Clinker-flavor=ld"]
-                .join("\x1f"),
-        );
+        let libraries = if linking == Linking::Static { "+" } else { "-" };
+        let flags = [
+            &format!("-Ctarget-feature={libraries}crt-static"),
+            "-Crelocation-model=static",
+            "-Clinker-flavor=ld",
+        ];
+        command
+            .env(format!("CARGO_TARGET_{target}_LINKER"), linker)
+            .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
         if let Some(unit) = &self.compiler {
             let mut words = from_unit(unit, "rustc");
             // The compiler would look for its libraries beside the loader.
@@ -102,8 +128,13 @@ impl Cross {
         Ok(())
     }
 
-    /// The words before and after the linker's arguments.
-    fn linker_words(&self) -> Result<(Vec<String>, Vec<String>)> {
+    /// The words before and after the linker's arguments, with these libraries, which it looks for in
+    /// `directories` first.
+    fn linker_words(
+        &self,
+        directories: &[&Path],
+        libraries: &[&str],
+    ) -> Result<(Vec<String>, Vec<String>)> {
         let library = self.linker.join(C_LIBRARY);
         let compiler = compiler_files(&self.linker)?;
         let path = |directory: &Path, file: &str| directory.join(file).display().to_string();
@@ -112,17 +143,42 @@ impl Cross {
         before.push(format!("--sysroot={}", self.linker.display()));
         before.extend([path(&library, "crt1.o"), path(&library, "crti.o")]);
         before.push(path(&compiler, "crtbeginT.o"));
-        for directory in [&library, &compiler] {
+        for directory in directories.iter().chain(&[&*library, &*compiler]) {
             before.push(format!("-L{}", directory.display()));
         }
-        let mut after: Vec<String> =
-            ["-Bstatic", "--start-group", "-lgcc", "-lgcc_eh", "-lc", "--end-group"]
-                .map(str::to_owned)
-                .into();
+        let mut after: Vec<String> = libraries.iter().map(|word| (*word).to_owned()).collect();
         after.extend([path(&compiler, "crtend.o"), path(&library, "crtn.o")]);
         Ok((before, after))
     }
+
+    /// The same for a program that loads the guest's libraries. `directory` gets files by which the linker
+    /// finds these under the names that it looks for.
+    fn dynamic_words(&self, directory: &Path) -> Result<(Vec<String>, Vec<String>)> {
+        let shared =
+            self.shared.as_deref().context("no shared libraries of the guest are there")?;
+        fs::create_dir_all(directory)?;
+        let rest = self.linker.join(C_LIBRARY).join("libc_nonshared.a");
+        for (name, version) in [("c", "6"), ("m", "6"), ("gcc_s", "1")] {
+            let library = shared.join(format!("lib{name}.so.{version}"));
+            let mut files = format!("\"{}\"", library.display());
+            if name == "c" {
+                // The loader has a part of the C library.
+                let loader = shared.join("ld-linux-aarch64.so.1");
+                files += &format!(" \"{}\" AS_NEEDED ( \"{}\" )", rest.display(), loader.display());
+            }
+            fs::write(directory.join(format!("lib{name}.so")), format!("GROUP ( {files} )\n"))?;
+        }
+        let (mut before, after) = self.linker_words(&[directory], &DYNAMIC)?;
+        let shared = shared.display().to_string();
+        before.extend(["-dynamic-linker", LOADER, "-rpath-link", &shared].map(str::to_owned));
+        Ok((before, after))
+    }
 }
+
+const STATIC: [&str; 6] = ["-Bstatic", "--start-group", "-lgcc", "-lgcc_eh", "-lc", "--end-group"];
+const DYNAMIC: [&str; 6] = ["-Bdynamic", "--start-group", "-lgcc", "-lgcc_s", "-lc", "--end-group"];
+/// What starts dynamic programs, in the guest.
+const LOADER: &str = "/lib/ld-linux-aarch64.so.1";
 
 const LD: &str = "aarch64-linux-gnu-ld.bfd";
 /// Where the linker's unit has the C library.

@@ -104,9 +104,14 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "aarch64",
-        shows: "the ABI's comparison and the device suites on emulated aarch64, with pages of 4 KiB (6.12) \
-                and of 16 KiB (newest)",
-        run: |_, logs| on_aarch64(logs),
+        shows: "the ABI's comparison, unit tests, device suites and rdma-core's programs on emulated aarch64 with \
+                pages of 4 KiB (6.12)",
+        run: |_, logs| on_aarch64(KernelName::V6_12, logs),
+    },
+    Part {
+        name: "aarch64-16k",
+        shows: "the same with pages of 16 KiB (newest)",
+        run: |_, logs| on_aarch64(KernelName::Newest, logs),
     },
     Part {
         name: "quick",
@@ -229,19 +234,19 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-fn on_aarch64(logs: &Path) -> Result<Vec<Section>> {
-    let kernels = [KernelName::V6_12, KernelName::Newest];
+fn on_aarch64(kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
     let suites = DeviceName::ALL.to_vec();
-    let needs = Needs::kernels(Arch::Aarch64, &kernels);
+    let needs = Needs { peers: true, python: true, ..Needs::kernels(Arch::Aarch64, &[kernel]) };
     let setup = LazySetup::default();
     setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
     setup.ready()?;
-    let scope = Scope { options: RunOptions { peers: false, soak: false }, ..scope() };
+    let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
     let mut sections = Vec::new();
-    for kernel in kernels {
-        for device in DeviceName::ALL {
-            sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
-        }
+    for device in DeviceName::ALL {
+        sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
+    }
+    for group in ["programs", "rxe_programs"].into_iter().filter_map(cases::group) {
+        sections.push(test::group_on(group, &setup, kernel, &scope, logs)?);
     }
     Ok(sections)
 }

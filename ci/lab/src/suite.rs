@@ -1,5 +1,6 @@
 //! The device suites: static test binaries. The guest runs them as an ordinary user, and tests
-//! whose names begin with `root::` as root.
+//! whose names begin with `root::` as root. Where the guest has another processor than this machine, the
+//! library's unit tests are a suite as well.
 
 use crate::capability::{self, RunOptions, RunningKernel};
 use crate::clock;
@@ -20,6 +21,9 @@ use std::time::{Duration, Instant};
 
 /// The suite whose tests can be chosen one by one.
 const CHOSEN: &str = "device";
+
+/// The suite of the library's unit tests, whose harness is the standard library's.
+const UNIT: &str = "unit";
 
 /// Tests of this module run as root, all others as the user.
 const ROOT: &str = "root::";
@@ -82,6 +86,12 @@ pub(crate) fn build(workspace: &Workspace, devices: &[DeviceName]) -> Result<Vec
         }
     }
     Ok(suites)
+}
+
+/// The library's unit tests as a suite. They need no device, so that soft-RoCE's guest has them.
+pub(crate) fn build_unit(workspace: &Workspace) -> Result<Suite> {
+    let binary = workspace.static_unit_tests("uverbs", Profile::Checked)?;
+    Ok(Suite { name: UNIT, binary, modules: &[], devices: &[DeviceName::Rxe] })
 }
 
 /// Builds the device suite for this machine.
@@ -306,8 +316,12 @@ fn pass(
     if scope.choice.is_some() && suite.name == CHOSEN {
         order.environment.push(("UVERBS_TEST_NAMES".into(), names.join(",")));
     }
-    // Results go to the former standard output; output of the tests joins standard error.
-    let redirect = r#"exec "$@" --logfile /dev/fd/3 3>&1 1>&2"#;
+    // Results go to the former standard output; output of the tests joins standard error. The standard
+    // library's harness keeps that output itself.
+    let redirect = match suite.name {
+        UNIT => r#"exec "$@""#,
+        _ => r#"exec "$@" --logfile /dev/fd/3 3>&1 1>&2"#,
+    };
     let mut command: Vec<String> =
         ["sh", "-c", redirect, "lab"].iter().map(|word| (*word).to_owned()).collect();
     command.append(&mut order.command);

@@ -72,6 +72,9 @@ pub(crate) struct TestArguments {
     /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
     #[arg(long, conflicts_with = "arch")]
     full: bool,
+    /// The suites against rdma-core's tools, too, as with --full
+    #[arg(long, conflicts_with = "native")]
+    peers: bool,
     /// Leave out the host's tests, and with --full also `cargo ci check`
     #[arg(long)]
     no_host: bool,
@@ -109,11 +112,12 @@ impl TestArguments {
     /// The downloads that the run needs.
     fn needs(&self) -> Needs {
         let proven = self.devices().contains(&DeviceName::Mlx5);
-        let more = self.full || self.filter.is_some();
+        let against = self.full || self.peers;
+        let more = against || self.filter.is_some();
         Needs {
             arch: self.arch,
             kernels: self.kernels(),
-            peers: more && (self.full || proven),
+            peers: more && (against || proven),
             python: more && proven,
         }
     }
@@ -123,7 +127,7 @@ impl TestArguments {
         Scope {
             filter: self.filter.as_deref(),
             choice: None,
-            options: RunOptions { peers: self.full, soak: false },
+            options: RunOptions { peers: self.full || self.peers, soak: false },
             rounds: if self.full { FULL_ROUNDS } else { 1 },
             patience: if self.full { minutes(30) } else { minutes(12) },
             silence: if self.full { minutes(10) } else { minutes(3) },
@@ -300,6 +304,9 @@ impl SetupRequest {
         if !self.suites.is_empty() {
             let _stage = clock::stage("build: device suites");
             suites = suite::build(workspace, &self.suites)?;
+            if !workspace.arch().is_host() && self.suites.contains(&DeviceName::Rxe) {
+                suites.push(suite::build_unit(workspace)?);
+            }
             programs.extend(suites.iter().map(|suite| (suite.program(), suite.binary.clone())));
             if workspace.has("uverbs-cli", "bin", "uverbs") {
                 let uverbs = workspace.static_program("uverbs-cli", "uverbs", Profile::Checked)?;

@@ -5,7 +5,7 @@
 
 use crate::arch::Arch;
 use crate::clock;
-use crate::cross::Cross;
+use crate::cross::{Cross, Linking};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -310,6 +310,13 @@ impl Workspace {
         self.build(package, &arguments, test, profile)
     }
 
+    /// Builds the static binary of a package's unit tests.
+    pub(crate) fn static_unit_tests(&self, package: &str, profile: Profile) -> Result<PathBuf> {
+        let mut arguments = ["test", "--no-run", "--lib"].map(str::to_owned).to_vec();
+        arguments.extend(self.known_features(package, CHECKED));
+        self.build(package, &arguments, &package.replace('-', "_"), profile)
+    }
+
     /// Options for those of these features that a package has.
     fn known_features(&self, package: &str, features: &[&str]) -> Vec<String> {
         let known = |name: &&&str| self.features(package).any(|known| known == **name);
@@ -431,7 +438,11 @@ impl Workspace {
             // Another compiler builds what runs on this machine, too.
             let of_arch = self.lab_directory()?.join(cross.arch().label());
             directory = of_arch.join(directory.file_name().unwrap_or_default());
-            cross.configure(&mut command, &directory)?;
+            let linking = match profile {
+                Profile::Dynamic => Linking::Dynamic,
+                _ => Linking::Static,
+            };
+            cross.configure(&mut command, &directory, linking)?;
         }
         command.arg("--target-dir").arg(directory);
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {

@@ -14,11 +14,23 @@ const LENGTH: u32 = 400_000;
 pub fn nanoseconds_per_instruction() -> f64 {
     let start = Instant::now();
     // SAFETY: it counts a register down to zero and touches nothing else.
+    #[cfg(target_arch = "x86_64")]
     unsafe {
         asm!(
             "2:",
             "dec {left:e}",
             "jnz 2b",
+            left = inout(reg) LENGTH / 2 => _,
+            options(nomem, nostack)
+        );
+    }
+    // SAFETY: as above.
+    #[cfg(target_arch = "aarch64")]
+    unsafe {
+        asm!(
+            "2:",
+            "subs {left:w}, {left:w}, #1",
+            "b.ne 2b",
             left = inout(reg) LENGTH / 2 => _,
             options(nomem, nostack)
         );

@@ -36,7 +36,10 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let programs = rounds::programs(&session.workspace)?;
     let rounds = arguments.runs_to_the_lowest().div_ceil(IN_A_ROW);
     let mut table = Table {
-        title: "The data path of mlx5".into(),
+        title: match arguments.arch.is_host() {
+            true => "The data path of mlx5".into(),
+            false => format!("The data path of mlx5 on {}", arguments.arch.label()),
+        },
         unit: "instructions per request or completion".into(),
         kernel: String::new(),
         accelerator: session.accelerator().label().to_owned(),

@@ -5,7 +5,7 @@ use super::code::{Function, Step, list, step};
 use super::notation::{Code, Notation, Test};
 use crate::arch::Arch;
 use crate::cache::Cache;
-use crate::cross::Cross;
+use crate::cross::{Cross, Linking};
 use crate::fetch;
 use crate::outcome::{Outcome, Report};
 use crate::progress;
@@ -64,7 +64,8 @@ fn assembly(workspace: &Workspace, arch: Arch) -> Result<String> {
     if !arch.is_host() {
         let cache = Cache::open()?;
         fetch::compilers(&cache, arch)?;
-        Cross::find(arch, &cache)?.configure(&mut command, &directory.join("cross"))?;
+        let cross = Cross::find(arch, &cache)?;
+        cross.configure(&mut command, &directory.join("cross"), Linking::Static)?;
     }
     let spinner = progress::spinner(format!("assembly for {}", arch.label()));
     let run = watch::run(command, PATIENCE)?;

@@ -15,10 +15,13 @@ pub(crate) struct Opaque {
 /// A function that the measured operations do not call.
 type Unused = *const c_void;
 
+/// A lock as glibc keeps it: on 64-bit Arm it has a word more than on x86.
+type Mutex = [u64; if cfg!(target_arch = "aarch64") { 6 } else { 5 }];
+
 /// A lock and a condition variable as glibc keeps them.
 #[repr(C)]
 struct Waiting {
-    mutex: [u64; 5],
+    mutex: Mutex,
     condition: [u64; 6],
 }
 
@@ -45,7 +48,7 @@ pub(crate) struct Context {
     pub(crate) cmd_fd: c_int,
     pub(crate) async_fd: c_int,
     pub(crate) num_comp_vectors: c_int,
-    mutex: [u64; 5],
+    mutex: Mutex,
     /// All bits set where an [`ExtendedContext`] lies around this one.
     pub(crate) abi_compat: usize,
 }
@@ -449,19 +452,21 @@ pub(crate) mod number {
 /// Where the C compiler puts what the operations touch.
 const _: () = {
     use std::mem::offset_of;
+    // How much longer a lock is than on x86.
+    const LOCK: usize = size_of::<Mutex>() - 40;
     assert!(offset_of!(ContextOps, poll_cq) == 11 * 8);
     assert!(offset_of!(ContextOps, post_srq_recv) == 20 * 8);
     assert!(offset_of!(ContextOps, post_send) == 25 * 8);
     assert!(size_of::<ContextOps>() == 32 * 8);
-    assert!(offset_of!(Context, abi_compat) == 320);
+    assert!(offset_of!(Context, abi_compat) == 320 + LOCK);
     assert!(offset_of!(ExtendedContext, context) == 26 * 8);
     assert!(offset_of!(ExtendedContext, create_cq_ex) == 11 * 8);
     assert!(offset_of!(ExtendedContext, create_qp_ex) == 19 * 8);
     assert!(offset_of!(ExtendedContext, open_xrcd) == 22 * 8);
-    assert!(size_of::<Cq>() == 128);
-    assert!(offset_of!(CqEx, wr_id) == 136);
-    assert!(offset_of!(QpEx, wr_id) == 168);
-    assert!(offset_of!(QpEx, wr_start) == 320);
+    assert!(size_of::<Cq>() == 128 + LOCK);
+    assert!(offset_of!(CqEx, wr_id) == 136 + LOCK);
+    assert!(offset_of!(QpEx, wr_id) == 168 + LOCK);
+    assert!(offset_of!(QpEx, wr_start) == 320 + LOCK);
     assert!(size_of::<SendWr>() == 128);
     assert!(offset_of!(QpInitAttrEx, send_ops_flags) == 128);
     assert!(size_of::<AhAttr>() == 32);
