@@ -16,8 +16,8 @@ pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&P
         println!("- {}", description(device));
     }
     println!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
-    // The GIDs of a port are addresses.
-    let shown = |finding: &&Finding| !matches!(finding.check, "versions" | "gid");
+    // The GIDs of a port are addresses, as is the peer's.
+    let shown = |finding: &&Finding| !matches!(finding.check, "versions" | "gid" | "peer");
     for finding in findings.iter().filter(shown) {
         let level = match finding.level {
             Level::Ok => "ok",
