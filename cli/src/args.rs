@@ -360,7 +360,7 @@ pub(crate) struct DoctorArgs {
     /// Let warnings count as problems
     #[arg(long)]
     pub(crate) strict: bool,
-    /// Choose the GID by the route to this address
+    /// Choose the GID by the route to this address, and see whether it answers packets of the port's MTU
     #[arg(long, value_name = "ADDRESS")]
     pub(crate) peer: Option<std::net::IpAddr>,
     /// Print one JSON object: everything, with or without -v

@@ -226,7 +226,7 @@ fn refused(verb: &'static str, errno: Errno, device: &str, path: &Path, node: &N
     let detail = match errno {
         Errno::ACCESS => format!(
             "no permission to read and write {path}; udev normally gives it mode 0666, so see \
-             its rules, or the permissions of its directory"
+             its rules, the permissions of its directory, and with SELinux `ausearch -m avc`"
         ),
         Errno::PERM => format!(
             "{device} belongs to another network namespace (`rdma system show`, \

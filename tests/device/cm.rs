@@ -1,7 +1,7 @@
 //! Connections by address: the kernel's connection manager, with both sides in this process. The passive
 //! side is on the second device if there is one.
 
-mod datagrams;
+pub(crate) mod datagrams;
 #[cfg(feature = "tokio")]
 mod futures;
 mod ipv6;

@@ -163,6 +163,7 @@ fn main() -> ExitCode {
         rc::trials(),
         reset::trials(),
         root::trials(),
+        root::cable::trials(),
         root::cm::trials(),
         root::flow::trials(),
         root::raw_packet::trials(),

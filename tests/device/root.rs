@@ -1,6 +1,7 @@
 //! Tests that change the machine: links that come and go, network namespaces. They run as root, in
 //! the lab only, as do tests of raw packets and flow rules, which need capabilities.
 
+pub(crate) mod cable;
 pub(crate) mod cm;
 pub(crate) mod flow;
 pub(crate) mod raw_packet;

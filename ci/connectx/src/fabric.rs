@@ -12,7 +12,6 @@ use crate::device::Device;
 use crate::fault::MessageFate;
 use crate::function::Function;
 use crate::options::{Options, PortType};
-use crate::port::GIDS;
 
 /// WQEs that one queue may execute before the next queue has its turn.
 const WQES_PER_TURN: usize = 32;
@@ -203,9 +202,7 @@ impl Fabric {
             self.can_reach(from, *number)
                 && match destination {
                     Destination::Lid(lid) => port.lid() == lid,
-                    Destination::Gid(gid) => {
-                        (0..GIDS).any(|index| port.roce_gid(index) == Some(gid))
-                    }
+                    Destination::Gid(gid) => port.has_roce_address(gid, message.vlan()),
                     Destination::Group(_) => false,
                 }
         };

@@ -133,6 +133,18 @@ impl Port {
         (gid != [0; 16]).then_some(gid)
     }
 
+    /// The VLAN of the RoCE address at `index`; none if its packets have no tag.
+    pub(crate) fn roce_vlan(&self, index: usize) -> Option<u16> {
+        let entry = self.gids.get(index)?;
+        let tagged = entry.is_set(roce_addr_layout::vlan_valid);
+        tagged.then(|| entry.get(roce_addr_layout::vlan_id) as u16)
+    }
+
+    /// Whether a RoCE address of the port is this one, in this VLAN.
+    pub(crate) fn has_roce_address(&self, gid: [u8; 16], vlan: Option<u16>) -> bool {
+        (0..GIDS).any(|index| self.roce_gid(index) == Some(gid) && self.roce_vlan(index) == vlan)
+    }
+
     /// Clears the RoCE addresses.
     pub(crate) fn clear_gids(&mut self) {
         self.gids = (0..GIDS).map(|_| Bits::new(vec![0; roce_addr_layout::SIZE])).collect();

@@ -129,10 +129,11 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     context.group("programs", Emulation::default(), cases)
 }
 
-/// Connections by address on soft-RoCE, and programs under a filter.
+/// Connections by address on soft-RoCE, programs under a filter, and the doctor asked about a peer.
 fn rxe_programs(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = ours::by_address();
     cases.extend(confined::cases("rxe0", "rxe1"));
+    cases.extend(doctor::peers());
     context.group_on(DeviceName::Rxe, "rxe_programs", Emulation::default(), cases)
 }
 

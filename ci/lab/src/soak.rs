@@ -103,6 +103,11 @@ const PARTS: &[Part] = &[
         run: |workspace, _| litmus::sections(workspace),
     },
     Part {
+        name: "oldest",
+        shows: "the device suites on Linux 5.10, the oldest kernel that the library works with",
+        run: |_, logs| on_the_oldest(logs),
+    },
+    Part {
         name: "aarch64",
         shows: "the ABI's comparison, unit tests, device suites and rdma-core's programs on emulated aarch64 with \
                 pages of 4 KiB (6.12)",
@@ -232,6 +237,14 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
         }
     }
     Ok(sections)
+}
+
+fn on_the_oldest(logs: &Path) -> Result<Vec<Section>> {
+    const OLDEST: KernelName = KernelName::Release("5.10");
+    let setup = ready(&[OLDEST], DeviceName::ALL.to_vec())?;
+    let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
+    let suites = |device| test::suites_on(&setup, OLDEST, device, &scope, logs);
+    DeviceName::ALL.map(suites).into_iter().collect()
 }
 
 fn on_aarch64(kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {

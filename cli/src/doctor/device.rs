@@ -1,6 +1,6 @@
 //! One device: its node, whether it opens and registers memory, and its ports.
 
-use super::Findings;
+use super::{Findings, flow_control, peer};
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
@@ -80,7 +80,8 @@ fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Fin
     }
 
     let filter = peer.map_or(GidFilter::new(), |peer| GidFilter::new().peer(peer));
-    match context.choose_gid(number, &filter) {
+    let chosen = context.choose_gid(number, &filter);
+    match &chosen {
         Ok(chosen) => {
             findings.ok("gid", format!("index {}: {}", chosen.entry.index, chosen.reason))
         }
@@ -92,11 +93,17 @@ fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Fin
                 format!("`ip link set {netdev} up`, and give it an address of the peers' network"),
             );
         }
-        Err(error) => findings.failed("gid", error),
+        Err(error) => findings.failed("gid", error.clone()),
     }
 
     if attr.link_layer == LinkLayer::ETHERNET {
         ethernet(netdev.as_deref(), &attr, findings);
+        if let (Some(peer), Ok(chosen), Some(mtu)) = (peer, &chosen, attr.active_mtu.bytes()) {
+            peer::look(chosen.entry.gid.ip(), peer, mtu, findings);
+        }
+        if let Some(netdev) = &netdev {
+            flow_control::look(context.device().name(), number, netdev, findings);
+        }
     }
 }
 
@@ -117,11 +124,4 @@ fn ethernet(netdev: Option<&str>, attr: &uverbs::PortAttr, findings: &mut Findin
     } else {
         findings.ok("mtu", message);
     }
-    findings.note(
-        "congestion",
-        format!(
-            "the kernel shows neither PFC nor ECN to every process: `dcb pfc show dev {netdev}`, and on \
-             mlx5 the files of cc_params in debugfs"
-        ),
-    );
 }

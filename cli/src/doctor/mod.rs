@@ -1,10 +1,13 @@
 //! `uverbs doctor`: what would keep a program from working on this machine, and what to do about it.
 //!
 //! [`machine`] looks at what all devices share, [`device`] opens each device and looks at its ports. Both
-//! read only, but for a protection domain and a small region that are made and dropped.
+//! read only, but for a protection domain and a small region that are made and dropped, and datagrams to the
+//! [`peer`] that was named.
 
 mod device;
+mod flow_control;
 mod machine;
+mod peer;
 mod report;
 
 use crate::args::DoctorArgs;

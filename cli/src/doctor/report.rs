@@ -16,9 +16,11 @@ pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&P
         println!("- {}", description(device));
     }
     println!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
-    // GIDs are addresses; functions have those of PCI, and control groups names of users and containers.
+    // GIDs are addresses, the peer's too; functions have those of PCI, and control groups names of users and
+    // containers.
+    const ADDRESSES: [&str; 4] = ["gid", "peer", "functions", "cgroup"];
     let shown =
-        |finding: &&Finding| !matches!(finding.check, "versions" | "gid" | "functions" | "cgroup");
+        |finding: &&Finding| finding.check != "versions" && !ADDRESSES.contains(&finding.check);
     for finding in findings.iter().filter(shown) {
         let level = match finding.level {
             Level::Ok => "ok",

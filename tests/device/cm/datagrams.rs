@@ -1,6 +1,6 @@
 //! Datagrams by address: the port space UDP.
 
-use super::{PATIENCE, Service, Side, address, channel, done, passive};
+use super::{PATIENCE, Service, Side, address, channel, done, passive, route_of};
 use crate::env;
 use crate::verdict::{Stop, Verdict, trials};
 use std::net::SocketAddr;
@@ -8,7 +8,7 @@ use uverbs::cm::{
     ConnectParam, ConnectRequest, ConnectingDatagrams, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
     DATAGRAM_REQUEST_PRIVATE_DATA, DatagramPeer, EventChannel, PortSpace, RouteResolved,
 };
-use uverbs::{Destination, Errno, QpAttr, QpState, QpType, SendWr, WcStatus};
+use uverbs::{Destination, Device, Errno, QpAttr, QpState, QpType, SendWr, WcStatus};
 
 trials![
     client_learns_where_to_send,
@@ -25,20 +25,18 @@ const LENGTH: usize = 64;
 
 /// A listener of the port space UDP on the passive device.
 fn listen() -> Verdict<Service> {
-    let (channel, device) = (channel()?, passive()?);
-    let context = uverbs::Context::open(&device)?;
-    channel.use_context(&context)?;
-    let id = channel.create_id_in(PortSpace::UDP)?;
-    let id = id.bind(SocketAddr::new(address(&device)?, 0))?.listen(4)?;
-    let at = id.local_addr()?;
-    Ok(Service { id, channel, at, context })
+    let device = passive()?;
+    listen_at(&device, SocketAddr::new(address(&device)?, 0))
+}
+
+fn listen_at(device: &Device, address: SocketAddr) -> Verdict<Service> {
+    let channel = channel()?;
+    Service::by(channel.create_id_in(PortSpace::UDP)?, channel, device, address, 4)
 }
 
 fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
     let from = SocketAddr::new(address(&env::device())?, 0);
-    let id = channel.create_id_in(PortSpace::UDP)?;
-    let resolved = done(id.resolve_addr(Some(from), to, PATIENCE)?.wait(Some(PATIENCE))?)?;
-    done(resolved.resolve_route(PATIENCE)?.wait(Some(PATIENCE))?)
+    route_of(channel.create_id_in(PortSpace::UDP)?, from, to)
 }
 
 fn side(context: &uverbs::Context) -> Verdict<Side> {
@@ -84,10 +82,19 @@ fn send(from: &mut Side, to: &mut Side, peer: &DatagramPeer) -> Verdict {
 }
 
 fn client_learns_where_to_send() -> Verdict {
-    let (channel, service) = (channel()?, listen()?);
-    let (mut a, connecting) = ask(&channel, service.at, &ConnectParam::new())?;
+    let (device, from) = (passive()?, SocketAddr::new(address(&env::device())?, 0));
+    let at = SocketAddr::new(address(&device)?, 0);
+    datagram_arrives(from, &device, at)
+}
+
+/// Sends one datagram to an address of a device.
+pub(crate) fn datagram_arrives(from: SocketAddr, device: &Device, at: SocketAddr) -> Verdict {
+    let (channel, service) = (channel()?, listen_at(device, at)?);
+    let route = route_of(channel.create_id_in(PortSpace::UDP)?, from, service.at)?;
+    let mut a = side(&route.context()?)?;
+    let connecting = route.connect_datagrams(&a.qp, &ConnectParam::new())?;
     let request = request(&service)?;
-    assert_eq!(request.peer_addr()?.ip(), address(&env::device())?);
+    assert_eq!(request.peer_addr()?.ip(), from.ip());
     let mut b = side(&request.context()?)?;
     request.accept_datagrams(&b.qp, &ConnectParam::new())?;
     let peer = answered(connecting)?;

@@ -2,15 +2,20 @@
 //! of its own, without sysfs, without netlink, with few nodes, or without privileges.
 
 use super::ip;
+use crate::cm::{Service, accepted, ask_by, channel, route_from, send};
 use crate::confine::forbid_netlink;
 use crate::env;
 use crate::pair::{Config, Pair};
+use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict, trials};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, setrlimit};
-use rustix::fs::{CWD, FileType, Mode, makedev, mknodat};
+use rustix::fs::{CWD, FileType, Mode, major, makedev, minor, mknodat};
 use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
+use std::net::SocketAddr;
+use std::os::unix::fs::MetadataExt;
 use std::process::{Command, ExitCode};
+use uverbs::cm::ConnectParam;
 use uverbs::device::{DriverId, absence, link};
 use uverbs::{Context, Device, Errno, LinkLayer, QpType};
 
@@ -19,6 +24,7 @@ trials![
     first_device_that_opens_is_found,
     empty_list_names_the_permission,
     node_elsewhere_is_opened_by_its_path,
+    device_plugin_gives_one_node_of_all_that_are_shown,
     gid_of_another_network_namespace_is_not_chosen,
     root_of_a_user_namespace_works_within_the_limits_of_its_user,
 ];
@@ -90,6 +96,7 @@ fn task(arguments: &[String]) -> Verdict {
         "first" => first(&subject),
         "refused" => refused(&subject),
         "path" => path(&subject),
+        "plugin" => plugin(&subject),
         "elsewhere" => elsewhere(&subject),
         "unprivileged" => unprivileged(&subject),
         _ => Err(Stop::fail(format!("no task {task}"))),
@@ -236,6 +243,39 @@ fn path(subject: &Subject<'_>) -> Verdict {
     Context::open(&device)?;
     assert!(ip("link").is_err(), "netlink works");
     Ok(())
+}
+
+fn device_plugin_gives_one_node_of_all_that_are_shown() -> Verdict {
+    env::lab()?;
+    start("plugin", &env::second()?, &[env::device().name()])
+}
+
+/// As in a pod of Kubernetes, to which a device plugin gave the second device and the connection manager: sysfs
+/// and netlink go on showing the first one.
+fn plugin(subject: &Subject<'_>) -> Verdict {
+    const RDMA_CM: &str = "/dev/infiniband/rdma_cm";
+    let [first] = subject.more else { return Err(Stop::fail("no other device was named")) };
+    let manager = std::fs::metadata(RDMA_CM)?.rdev();
+    hide_nodes()?;
+    make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o666)?;
+    make_node(RDMA_CM, (major(manager), minor(manager)), 0o666)?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
+    let both = [Device::by_name(first)?, Device::by_name(subject.name)?];
+    let mut skipped = Vec::new();
+    let context = Context::open_first_of(both.clone(), |device, error| {
+        skipped.push((device.name().to_owned(), error.errno(), error.message().to_owned()));
+    })?;
+    assert_eq!((context.device(), skipped.len()), (&both[1], 1));
+    let (name, errno, message) = &skipped[0];
+    assert_eq!((name, *errno), (first, Errno::NOENT), "{message}");
+    assert!(message.contains("pass"), "{message}");
+    assert_eq!(Context::open_first()?.device(), &both[1]);
+    // The kernel's routes lead to a device that is here.
+    let own = SocketAddr::new(context.default_gid(link_of(&context)?.port)?.gid.ip(), 0);
+    let (channel, service, param) = (channel()?, Service::at(&both[1], own)?, ConnectParam::new());
+    let asked = ask_by(route_from(&channel, own, service.at)?, &param)?;
+    let mut pair = accepted(asked, service.request()?, &param)?;
+    send(&mut pair.active.0, &mut pair.passive.0)
 }
 
 fn gid_of_another_network_namespace_is_not_chosen() -> Verdict {

@@ -8,7 +8,7 @@ use super::message::{Action, Message};
 use crate::device::Device;
 use crate::format::cqe::{
     Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND, RESPONSE_SEND_IMM,
-    RESPONSE_SEND_INV, RESPONSE_WRITE_IMM, SOLICITED,
+    RESPONSE_SEND_INV, RESPONSE_WRITE_IMM, SOLICITED, VLAN_PRESENT,
 };
 use crate::format::event::{self, QueueType};
 use crate::format::syndrome::{CqeError, Syndrome};
@@ -102,6 +102,10 @@ impl Device {
             if message.source_lid == 0 {
                 flags = flags & !(0xf << 24) | u32::from(datagram.l3) << 24;
             }
+        }
+        // The kernel finds the interface that a datagram is for by its VLAN.
+        if let (Some(_), Some(tag)) = (&message.datagram, message.vlan_tag) {
+            cqe.put8(29, VLAN_PRESENT).put16(30, tag);
         }
         cqe.put16(22, message.source_lid);
         cqe.put(24, flags);

@@ -8,8 +8,10 @@ use crate::format::wqe::Atomic;
 /// A message, as the responder sees it.
 #[derive(Debug, Clone)]
 pub(crate) struct Message {
-    /// Source GID on Ethernet, except for datagrams.
+    /// Source GID on Ethernet.
     pub(crate) source_gid: [u8; 16],
+    /// VLAN tag of the packets on Ethernet: priority in bits 13 to 15, VLAN in bits 0 to 11.
+    pub(crate) vlan_tag: Option<u16>,
     /// Source QPN.
     pub(crate) source_qpn: u32,
     /// Destination QPN.
@@ -39,6 +41,11 @@ pub(crate) struct Message {
 }
 
 impl Message {
+    /// The VLAN on Ethernet; none if the packets have no tag.
+    pub(crate) fn vlan(&self) -> Option<u16> {
+        self.vlan_tag.map(|tag| tag & 0xfff)
+    }
+
     /// Whether the message goes to a multicast group.
     pub(crate) fn is_multicast(&self) -> bool {
         self.datagram.as_ref().is_some_and(|datagram| datagram.group.is_some())

@@ -5,7 +5,9 @@
 use uverbs_uapi::mlx5::prm::rqc::{rqc, rx_hash_field_select, sqc, tirc};
 
 use crate::device::Device;
-use crate::format::cqe::{Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND};
+use crate::format::cqe::{
+    Cqe, REQUEST, REQUEST_ERROR, RESPONSE_ERROR, RESPONSE_SEND, VLAN_PRESENT,
+};
 use crate::format::event::{self, QueueType};
 use crate::format::frame::{self, FrameHeaders};
 use crate::format::syndrome::{CqeError, Syndrome};
@@ -388,7 +390,7 @@ impl Device {
         let ok = L2_OK | if network_ok { L3_OK } else { 0 } | if transport_ok { L4_OK } else { 0 };
         cqe.put16(20, headers.sum(frame));
         cqe.put8(28, ok);
-        cqe.put8(29, headers.header_types() | u8::from(tag.is_some()));
+        cqe.put8(29, headers.header_types() | if tag.is_some() { VLAN_PRESENT } else { 0 });
         cqe.put16(30, tag.unwrap_or(0));
         cqe.put(32, user_index);
         cqe.put(44, data.len() as u32);

@@ -307,13 +307,19 @@ impl Device {
             _ if qp.context.get(qpc::deth_sqpn) == 1 => 1,
             _ => qpn,
         };
-        let source_gid = match infiniband {
-            true => [0; 16],
-            false => self.port.roce_gid(path.get(ads::src_addr_index) as usize).unwrap_or_default(),
+        // In an address vector the priority is in the upper bits of the service level.
+        let (source, priority) = match &vector {
+            Some(vector) => (usize::from(vector.source), u16::from(vector.sl >> 1)),
+            None => (path.get(ads::src_addr_index) as usize, path.get(ads::eth_prio) as u16),
+        };
+        let (source_gid, vlan) = match infiniband {
+            true => ([0; 16], None),
+            false => (self.port.roce_gid(source).unwrap_or_default(), self.port.roce_vlan(source)),
         };
         let packets = (len.div_ceil(mtu.into()) as u32).max(1);
         let message = Message {
             source_gid,
+            vlan_tag: vlan.map(|vlan| priority << 13 | vlan),
             source_qpn,
             qpn: vector.map_or(qp.context.get32(qpc::remote_qpn), |vector| vector.qpn),
             source_lid: if infiniband { self.port.lid() } else { 0 },

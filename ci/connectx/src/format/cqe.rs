@@ -17,6 +17,9 @@ pub(crate) const SOLICITED: u8 = 2;
 pub(crate) const INLINE_32: u8 = 4;
 pub(crate) const INLINE_64: u8 = 8;
 
+/// Among the types of headers: a VLAN tag, which is in the CQE.
+pub(crate) const VLAN_PRESENT: u8 = 1;
+
 /// A CQE under construction.
 pub(crate) struct Cqe([u8; 64]);
 

@@ -61,6 +61,8 @@ pub(crate) struct Driver {
     pub(crate) ack_timeout: u64,
     /// Remote GID of queue pairs.
     pub(crate) peer_gid: [u8; 16],
+    /// Index of the RoCE address that queue pairs send from.
+    pub(crate) source: u64,
     next: u64,
     now: u64,
 }
@@ -78,8 +80,16 @@ impl Driver {
         function.write(Region::Config, 4, &[6, 0]);
         function.write(Region::Bar0, 0x10, &0u32.to_be_bytes());
         function.write(Region::Bar0, 0x14, &(QUEUE as u32).to_be_bytes());
-        let mut driver =
-            Self { fabric, uar: 0, pd: 0, ack_timeout: 1, peer_gid: GID, next: FIRST_FREE, now: 0 };
+        let mut driver = Self {
+            fabric,
+            uar: 0,
+            pd: 0,
+            ack_timeout: 1,
+            peer_gid: GID,
+            source: 0,
+            next: FIRST_FREE,
+            now: 0,
+        };
         for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
             driver.run_command(op, &[0; 16]).unwrap();
         }
@@ -367,6 +377,7 @@ impl Driver {
         let mut path = context.sub_mut(qpc::primary_address_path);
         path.set_span(ads::rgid_rip, &self.peer_gid);
         path.set(ads::ack_timeout, self.ack_timeout);
+        path.set(ads::src_addr_index, self.source);
         self.run_command(op, &input.into_inner())
     }
 
@@ -397,10 +408,18 @@ impl Driver {
 
     /// Sets the GID of the port.
     pub(crate) fn set_gid(&mut self) {
+        self.set_roce_address(0, GID, None);
+    }
+
+    /// Sets an entry of the table of RoCE addresses.
+    pub(crate) fn set_roce_address(&mut self, index: u64, gid: [u8; 16], vlan: Option<u64>) {
         let mut input = Bits::<set_roce_address_in, _>::new(vec![0; set_roce_address_in::SIZE]);
+        input.set(set_roce_address_in::roce_address_index, index);
         let mut entry = input.sub_mut(set_roce_address_in::roce_address);
-        entry.set_span(roce_addr_layout::source_l3_address, &GID);
+        entry.set_span(roce_addr_layout::source_l3_address, &gid);
         entry.set(roce_addr_layout::roce_version, 2);
+        entry.set(roce_addr_layout::vlan_valid, vlan.is_some().into());
+        entry.set(roce_addr_layout::vlan_id, vlan.unwrap_or(0));
         self.run_command(opcode::SET_ROCE_ADDRESS, &input.into_inner()).unwrap();
     }
 

@@ -22,7 +22,7 @@ pub(crate) fn cases() -> Vec<Case> {
         case(
             "finds_nothing_wrong",
             "device=mlx5_0 told 0 '.check.:.gid.,.subject.:.mlx5_0 (mlx5) port 1.,.level.:.ok.' \
-             '.problems.:0' 'RoCE v2, an IPv4 address'",
+             '.problems.:0' 'RoCE v2, an IPv4 address' '.check.:.pfc.' '.check.:.ecn.'",
         ),
         case(
             "link_down",
@@ -70,4 +70,26 @@ pub(crate) fn cases() -> Vec<Case> {
              [ $status = 3 ] && grep -q 'rdma.max' said || fail 'the limit is not named'",
         ),
     ]
+}
+
+/// A peer in a network namespace, which takes shorter packets than the device sends, and then as long ones.
+pub(crate) fn peers() -> Vec<Case> {
+    let script = r#"
+ip=/usr/bin/ip
+$ip netns add far && $ip link add uvt1 mtu 9000 type veth peer name uvt2 netns far || fail 'no cable'
+$ip addr add 10.77.1.1/24 dev uvt1 && $ip link set uvt1 up || fail 'no address'
+$ip -n far addr add 10.77.1.2/24 dev uvt2 && $ip -n far link set uvt2 up || fail 'no peer'
+/usr/bin/rdma link add uvt_rxe type rxe netdev uvt1 || fail 'no device'
+until_true "grep -q 0a4d:0101 /sys/class/infiniband/uvt_rxe/ports/1/gids/*" || exit 1
+(
+    device='--peer 10.77.1.2 uvt_rxe'
+    (told 3 '.check.:.peer.,.*.level.:.problem.' 'packets of 1088 bytes, and none of 4160') || exit 1
+    $ip -n far link set uvt2 mtu 9000 || fail 'the MTU stays'
+    (told 0 '.check.:.peer.,.*.level.:.ok.' 'answers packets of 4160 bytes') || exit 1
+)
+found=$?
+/usr/bin/rdma link delete uvt_rxe; $ip link del uvt1; $ip netns del far
+[ $found = 0 ] || exit 1
+"#;
+    vec![Case::as_root("doctor::mtu_of_the_peer", format!("{TOLD}\n{script}"))]
 }

@@ -55,6 +55,7 @@ super::layouts! {
         ack_timeout: 0x40, 0x5;
         src_addr_index: 0x48, 0x8;
         rgid_rip: 0x80, 0x80 bytes;
+        eth_prio: 0x121, 0x3;
         sl: 0x124, 0x4;
         vhca_port_num: 0x128, 0x8;
     }

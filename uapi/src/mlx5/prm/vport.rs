@@ -134,6 +134,8 @@ super::layouts! {
     }
     roce_addr_layout[0x100] {
         source_l3_address: 0x0, 0x80 bytes;
+        vlan_valid: 0x83, 0x1;
+        vlan_id: 0x84, 0xc;
         roce_l3_type: 0xd4, 0x4;
         roce_version: 0xd8, 0x8;
     }

@@ -1,0 +1,247 @@
+//! Connections by address between two interfaces of this test's own: VLANs over the cable of the devices under
+//! test, and a cable whose link goes down in the middle of a handshake.
+
+use super::{Interface, Link, PORT, ip, links, other_end};
+use crate::cm::datagrams::datagram_arrives;
+use crate::cm::{Pair, Service, Side, accepted, ask_by, channel, route_from, send};
+use crate::env;
+use crate::pair::{PATIENCE, SILENCE};
+use crate::testbed::link_of;
+use crate::verdict::{Stop, Verdict, trials};
+use std::fs;
+use std::net::{IpAddr, SocketAddr};
+use std::time::{Duration, Instant};
+use uverbs::cm::{ConnectParam, EventChannel, Progress, RouteResolved};
+use uverbs::{Context, Device, GidEntry, GidFilter, GidType, PortState};
+
+trials![
+    addresses_in_a_vlan_connect,
+    datagrams_arrive_in_a_vlan,
+    handshake_on_a_dead_link_is_given_up_and_made_anew,
+    handshake_goes_on_when_its_link_comes_back,
+];
+
+const NEAR: &str = "10.77.7.1";
+const FAR: &str = "10.77.7.2";
+
+fn at(address: &str) -> Verdict<SocketAddr> {
+    Ok(SocketAddr::new(address.parse()?, 0))
+}
+
+/// An interface that sends to the other end of a cable, although the other address is this machine's, too.
+struct End {
+    interface: String,
+    address: &'static str,
+    /// Routing table of packets from the address.
+    table: u32,
+}
+
+impl End {
+    /// Two interfaces, with their addresses and routes.
+    fn both(near: &str, far: &str) -> Verdict<[End; 2]> {
+        let end = |interface: &str, address, table| -> Verdict<End> {
+            ip(&format!("addr add {address}/24 dev {interface}"))?;
+            // Arriving packets must not match: those are for this machine.
+            ip(&format!("rule add from {address} iif lo priority 20 table {table}"))?;
+            Ok(End { interface: interface.to_owned(), address, table })
+        };
+        let ends = [end(near, NEAR, 201)?, end(far, FAR, 202)?];
+        let [near, far] = &ends;
+        near.up(far)?;
+        far.up(near)?;
+        Ok(ends)
+    }
+
+    /// Sets the interface up, which has no routes before.
+    fn up(&self, other: &End) -> Verdict {
+        let End { interface, address, table } = self;
+        ip(&format!("link set {interface} up"))?;
+        ip(&format!("route add {} dev {interface} src {address} table {table}", other.address))
+    }
+
+    fn down(&self) -> Verdict {
+        ip(&format!("link set {} down", self.interface))
+    }
+}
+
+impl Drop for End {
+    fn drop(&mut self) {
+        let _ = ip(&format!("rule del from {} table {}", self.address, self.table));
+    }
+}
+
+/// Waits until something is so.
+fn until<T>(what: &str, mut look: impl FnMut() -> Verdict<Option<T>>) -> Verdict<T> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look()? {
+            return Ok(found);
+        }
+        if Instant::now() > deadline {
+            return Err(Stop::fail(format!("not in time: {what}")));
+        }
+        std::thread::sleep(Duration::from_millis(10));
+    }
+}
+
+/// A VLAN over the cable of the devices under test.
+struct Vlan {
+    /// The addresses in the tables of both devices.
+    gids: [GidEntry; 2],
+    devices: [Device; 2],
+    _ends: [End; 2],
+    _interfaces: [Interface; 2],
+}
+
+impl Vlan {
+    fn new() -> Verdict<Vlan> {
+        const NAMES: [&str; 2] = ["uvt7", "uvt8"];
+        env::lab()?;
+        let devices = [env::device(), env::second()?];
+        let over = |device: &Device, name: &'static str| -> Verdict<Interface> {
+            let port = link_of(&Context::open(device)?)?.port;
+            let under = device.netdev(port)?;
+            let under = under.ok_or_else(|| Stop::fail(format!("{device} has no interface")))?;
+            ip(&format!("link add link {under} name {name} type vlan id 77"))?;
+            Ok(Interface(name))
+        };
+        let interfaces = [over(&devices[0], NAMES[0])?, over(&devices[1], NAMES[1])?];
+        let ends = End::both(NAMES[0], NAMES[1])?;
+        let gid = |at: usize| -> Verdict<GidEntry> {
+            let context = Context::open(&devices[at])?;
+            let index = fs::read_to_string(format!("/sys/class/net/{}/ifindex", NAMES[at]))?;
+            let (index, address) =
+                (index.trim().parse::<u32>()?, ends[at].address.parse::<IpAddr>()?);
+            let is_it = |entry: &GidEntry| {
+                let of_interface = (entry.ifindex, entry.gid.ip()) == (index, address);
+                of_interface && entry.gid_type == GidType::ROCE_V2
+            };
+            let entry = until("the address is in the table of GIDs", || {
+                Ok(context.gid_table()?.into_iter().find(is_it))
+            })?;
+            let chosen = context.choose_gid(entry.port, &GidFilter::new().interface(index))?;
+            assert_eq!(chosen.entry, entry, "{}", chosen.reason);
+            Ok(entry)
+        };
+        let gids = [gid(0)?, gid(1)?];
+        Ok(Vlan { gids, devices, _ends: ends, _interfaces: interfaces })
+    }
+}
+
+/// The kernel resolves the address in the VLAN, and its attributes bring the queue pairs there.
+fn addresses_in_a_vlan_connect() -> Verdict {
+    let vlan = Vlan::new()?;
+    let (channel, service) = (channel()?, Service::at(&vlan.devices[1], at(FAR)?)?);
+    let (param, route) = (ConnectParam::new(), route_from(&channel, at(NEAR)?, service.at)?);
+    let pair = accepted(ask_by(route, &param)?, service.request()?, &param)?;
+    let Pair { active: (mut a, at_a), passive: (mut b, at_b) } = pair;
+    assert_eq!((at_a.peer_addr()?, at_b.peer_addr()?.ip()), (service.at, at(NEAR)?.ip()));
+    for (side, entry) in [(&a, &vlan.gids[0]), (&b, &vlan.gids[1])] {
+        let route = side.qp.query()?.path.global;
+        assert_eq!(route.map(|route| route.sgid_index), Some(entry.index));
+    }
+    send(&mut a, &mut b)?;
+    send(&mut b, &mut a)
+}
+
+fn datagrams_arrive_in_a_vlan() -> Verdict {
+    let vlan = Vlan::new()?;
+    datagram_arrives(at(NEAR)?, &vlan.devices[1], at(FAR)?)
+}
+
+/// Two software devices at the ends of a cable.
+struct Cable {
+    ends: [End; 2],
+    _links: [Link; 2],
+    _interface: Interface,
+}
+
+impl Cable {
+    const DEVICES: [&str; 2] = ["uvt_near", "uvt_far"];
+
+    fn new() -> Verdict<Cable> {
+        links()?;
+        ip("link add uvt7 type veth")?;
+        let interface = Interface("uvt7");
+        let far = other_end("uvt7")?;
+        let ends = End::both("uvt7", &far)?;
+        let links = [Link::add(Self::DEVICES[0], "uvt7")?, Link::add(Self::DEVICES[1], &far)?];
+        let cable = Cable { ends, _links: links, _interface: interface };
+        cable.reaches(PortState::ACTIVE)?;
+        Ok(cable)
+    }
+
+    fn reaches(&self, state: PortState) -> Verdict {
+        for name in Self::DEVICES {
+            let context = Context::open(&Device::by_name(name)?)?;
+            until("the ports' states", || {
+                Ok((context.query_port(PORT)?.state == state).then_some(()))
+            })?;
+        }
+        Ok(())
+    }
+
+    /// Takes the link from both ends.
+    fn cut(&self) -> Verdict {
+        self.ends[1].down()?;
+        self.reaches(PortState::DOWN)
+    }
+
+    fn mend(&self) -> Verdict {
+        self.ends[1].up(&self.ends[0])?;
+        self.reaches(PortState::ACTIVE)
+    }
+
+    fn service(&self) -> Verdict<Service> {
+        Service::at(&Device::by_name(Self::DEVICES[1])?, at(FAR)?)
+    }
+
+    fn route(&self, channel: &EventChannel, service: &Service) -> Verdict<RouteResolved> {
+        route_from(channel, at(NEAR)?, service.at)
+    }
+}
+
+/// What was under way, which must not have ended.
+fn pending<P, D>(progress: Progress<P, D>) -> Verdict<P> {
+    match progress {
+        Progress::Pending(pending) => Ok(pending),
+        Progress::Done(_) => Err(Stop::fail("it ended without a link")),
+    }
+}
+
+/// One request waits for its answer when the link goes, which answers in vain, and another one is sent afterwards.
+fn handshake_on_a_dead_link_is_given_up_and_made_anew() -> Verdict {
+    let cable = Cable::new()?;
+    let (channel, service) = (channel()?, cable.service()?);
+    let param = ConnectParam::new();
+    let (heard, request) = (ask_by(cable.route(&channel, &service)?, &param)?, service.request()?);
+    let unheard = cable.route(&channel, &service)?;
+    cable.cut()?;
+    let passive = Side::of(&request.context()?)?;
+    let accepting = request.accept(&passive.qp, &param)?;
+    let unheard = ask_by(unheard, &param)?;
+    let accepting = pending(accepting.wait(Some(SILENCE))?)?;
+    let heard = (heard.0, pending(heard.1.wait(Some(SILENCE))?)?);
+    let unheard = (unheard.0, pending(unheard.1.wait(Some(SILENCE))?)?);
+    drop((accepting, passive));
+    drop((heard, unheard));
+    assert_eq!(channel.leaked(), 0);
+    cable.mend()?;
+    let asked = ask_by(cable.route(&channel, &service)?, &param)?;
+    let mut pair = accepted(asked, service.request()?, &param)?;
+    send(&mut pair.active.0, &mut pair.passive.0)
+}
+
+/// The kernel repeats a request after some seconds.
+fn handshake_goes_on_when_its_link_comes_back() -> Verdict {
+    env::soak()?;
+    let cable = Cable::new()?;
+    let (channel, service) = (channel()?, cable.service()?);
+    let (param, route) = (ConnectParam::new(), cable.route(&channel, &service)?);
+    cable.cut()?;
+    let (side, connecting) = ask_by(route, &param)?;
+    let connecting = pending(connecting.wait(Some(SILENCE))?)?;
+    cable.mend()?;
+    let mut pair = accepted((side, connecting), service.request()?, &param)?;
+    send(&mut pair.active.0, &mut pair.passive.0)
+}
