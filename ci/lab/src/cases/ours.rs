@@ -184,7 +184,17 @@ fn part_without(filter: &str, skips: &str) -> Case {
 /// Tests that an InfiniBand port affects: addressing of peers, and attributes of the states. They
 /// include rdma-core's ping-pongs as the other side.
 pub(crate) fn over_infiniband() -> Vec<Case> {
-    let parts = ["port::", "modify::", "rc::", "uc::", "ud::", "srq::", "handshake::", "peers::"];
+    let parts = [
+        "port::",
+        "modify::",
+        "rc::",
+        "uc::",
+        "ud::",
+        "srq::",
+        "handshake::",
+        "peers::",
+        "cm::infiniband",
+    ];
     let mut cases = pingpongs();
     cases.extend(parts.map(part));
     cases
