@@ -46,7 +46,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for a port or index that does not exist, an index above 255, or on Ethernet without a global part;
+    /// `EINVAL` for a port or index that does not exist, an index above 255, on Ethernet without a global part, or
+    /// on InfiniBand without a `dlid`;
     /// `ENODATA` for an index whose entry is empty; `EOPNOTSUPP` on soft-RoCE before Linux 5.16;
     /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved.
     #[doc(alias = "ibv_create_ah")]
@@ -102,6 +103,15 @@ impl<S: Sharing> ProtectionDomain<S> {
             }
         };
         if link_layer != LinkLayer::ETHERNET {
+            // The kernel takes a reserved identifier, and the device sends to nobody.
+            if vector.dlid == 0 {
+                let detail = format!(
+                    "port {} is {link_layer}, where `dlid` is the peer's local identifier or that of a \
+                     router, with a global route or without; 0 is nobody's",
+                    vector.port
+                );
+                return Err(Error::invalid("create_ah", detail));
+            }
             return Ok(LinkProtocol::InfiniBand);
         }
         let Some(global) = vector.global else { return Ok(LinkProtocol::RoceV1) };

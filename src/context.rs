@@ -292,7 +292,23 @@ mod tests {
     use crate::device::DriverId;
 
     fn planted() -> Vec<Device> {
-        ["rxe0", "rxe1", "rxe2"].map(|name| Device::planted(name, DriverId::RXE)).into()
+        ["rxe0", "rxe1", "rxe2"].map(|name| Device::planted(name, DriverId::RXE, 1)).into()
+    }
+
+    #[test]
+    #[cfg(not(loom))]
+    fn any_active_port_is_enough_and_without_one_each_says_its_state() {
+        use crate::uverbs::scripted::{Script, ScriptedPort};
+        let open = |states: [PortState; 2]| {
+            let script = Script::mlx5();
+            script
+                .set_ports(&states.map(|state| ScriptedPort { state, ..ScriptedPort::INFINIBAND }));
+            script.open("mlx5_0").with_active_port()
+        };
+        open([PortState::DOWN, PortState::ACTIVE]).unwrap();
+        let error = open([PortState::DOWN, PortState::INIT]).unwrap_err();
+        assert_eq!(error.errno(), Errno::NETDOWN);
+        assert!(error.message().starts_with("port 1 is down, port 2 is init; "), "{error}");
     }
 
     #[test]

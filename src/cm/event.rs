@@ -96,10 +96,12 @@ impl Event {
 
 /// What to do about an event with this error number.
 fn advice(kind: Type, errno: i32) -> &'static str {
-    let resolving =
-        matches!(kind, Type::RDMA_CM_EVENT_ADDR_ERROR | Type::RDMA_CM_EVENT_ROUTE_ERROR);
     match Errno::from_raw_os_error(errno.max(1)) {
-        Errno::TIMEDOUT if resolving => {
+        Errno::TIMEDOUT if kind == Type::RDMA_CM_EVENT_ROUTE_ERROR => {
+            ": the subnet manager did not answer; without one, `set_ib_path` takes a path that the program \
+             knows"
+        }
+        Errno::TIMEDOUT if kind == Type::RDMA_CM_EVENT_ADDR_ERROR => {
             ": no neighbour answered; check that the address is up, and on this network"
         }
         Errno::TIMEDOUT
@@ -307,6 +309,7 @@ mod tests {
     fn failures_say_what_to_do() {
         for (kind, status, errno, advice) in [
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -110, Errno::TIMEDOUT, "no neighbour answered"),
+            (Type::RDMA_CM_EVENT_ROUTE_ERROR, -110, Errno::TIMEDOUT, "`set_ib_path`"),
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -19, Errno::NODEV, "rdma link"),
             (Type::RDMA_CM_EVENT_ADDR_ERROR, -113, Errno::HOSTUNREACH, "routing table"),
             (Type::RDMA_CM_EVENT_UNREACHABLE, -110, Errno::TIMEDOUT, "4791"),

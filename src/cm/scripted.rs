@@ -45,6 +45,8 @@ struct State {
     services: Vec<ib_user_service_rec>,
     wanted: Vec<rdma_ucm_resolve_ib_service>,
     countdown: Option<(u32, Errno)>,
+    /// The port that all ids are on.
+    port: u8,
 }
 
 /// The scripted file as the test sees it.
@@ -62,7 +64,7 @@ struct Inner {
 impl CmScript {
     pub(crate) fn new() -> CmScript {
         let (readable, writable) = rustix::pipe::pipe().expect("a pipe");
-        let state = Mutex::new(State { next: 1, ..State::default() });
+        let state = Mutex::new(State { next: 1, port: 1, ..State::default() });
         CmScript(Arc::new(Inner { state, readable, writable }))
     }
 
@@ -240,6 +242,11 @@ impl CmScript {
         self.state().resolves.clone()
     }
 
+    /// Lets ids be on another port than the first.
+    pub(crate) fn set_port(&self, port: u8) {
+        self.state().port = port;
+    }
+
     /// What the subnet administrator knows of every service.
     pub(crate) fn set_services(&self, services: Vec<ib_user_service_rec>) {
         self.state().services = services;
@@ -283,7 +290,7 @@ impl State {
             _ => (ip(LOCAL), ip(PEER)),
         };
         let told = rdma_ucm_query_addr_resp {
-            port_num: 1,
+            port_num: self.port,
             src_size,
             dst_size,
             src_addr,
@@ -383,7 +390,10 @@ impl Kernel for CmScript {
                 let request: rdma_ucm_init_qp_attr = read(command.request);
                 alive(request.id)?;
                 let qp_type = self.qp_type(request.id);
-                answer(command.buffer, qp_attr(request.qp_state, qp_type).as_bytes());
+                let mut attr = qp_attr(request.qp_state, qp_type);
+                let port = self.state().port;
+                (attr.port_num, attr.ah_attr.port_num) = (port, port);
+                answer(command.buffer, attr.as_bytes());
             }
             RDMA_USER_CM_CMD_SET_OPTION => {
                 let request: rdma_ucm_set_option = read(command.request);
@@ -434,10 +444,8 @@ impl Kernel for CmScript {
 fn qp_attr(state: u32, qp_type: QpType) -> ib_uverbs_qp_attr {
     let mut attr = ib_uverbs_qp_attr::new_zeroed();
     attr.qp_state = state;
-    attr.port_num = 1;
     attr.path_mtu = 3;
     attr.dest_qp_num = 0x77;
-    attr.ah_attr.port_num = 1;
     attr.ah_attr.is_global = 1;
     attr.timeout = 14;
     attr.retry_cnt = 6;

@@ -4,6 +4,7 @@ use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
 use crate::memory::fork::in_child;
 use crate::tests::Bench;
+use crate::uverbs::scripted::{Script, ScriptedPort};
 use crate::{Error, QpState, QpType, QueuePair};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -24,7 +25,11 @@ struct Stage {
 
 impl Stage {
     fn new() -> Stage {
-        let (script, bench) = (CmScript::new(), Bench::new());
+        Stage::on(Bench::new())
+    }
+
+    fn on(bench: Bench) -> Stage {
+        let script = CmScript::new();
         let channel = script.open();
         channel.use_context(&bench.context).unwrap();
         let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
@@ -90,6 +95,20 @@ fn active_side_brings_the_queue_pair_to_rts_step_by_step() {
     assert_eq!(connection.next_event(NOW).unwrap(), None);
     drop(connection);
     assert_eq!(stage.script.live(), [0; 0]);
+}
+
+#[test]
+fn queue_pair_goes_to_the_port_of_the_id() {
+    let kernel = Script::new();
+    kernel.set_ports(&[ScriptedPort::ETHERNET; 2]);
+    let stage = Stage::on(Bench::on(kernel));
+    stage.script.set_port(2);
+    assert_eq!(stage.route(1).unwrap().port(), 2);
+    let connecting = stage.route(2).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    stage.script.tell(2, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+    let _connection = connecting.wait(NOW).unwrap().done().unwrap();
+    let port = stage.bench.script.object(stage.qp.handle()).port;
+    assert_eq!((port, stage.qp.query().unwrap().port), (2, 2));
 }
 
 #[test]

@@ -186,10 +186,10 @@ impl Device {
 
     /// A device that does not exist, for tests with a scripted kernel.
     #[cfg(test)]
-    pub(crate) fn planted(name: &str, driver: DriverId) -> Device {
+    pub(crate) fn planted(name: &str, driver: DriverId, ports: u32) -> Device {
         let number = DeviceNumber { major: 231, minor: 192 };
         let node = Node { name: "uverbs0".into(), number, abi: 1 };
-        let listed = Listed { name: name.into(), ports: 1, ..Listed::default() };
+        let listed = Listed { name: name.into(), ports, ..Listed::default() };
         Device {
             index: None,
             ..Device::new(listed, Some(node), Some(driver), sysfs::Bus::default().into())

@@ -192,7 +192,7 @@ fn a_device_that_is_not_there_names_those_that_are() {
 #[test]
 #[cfg_attr(miri, ignore = "it reads directories")]
 fn ports_out_of_range_name_the_range() {
-    let device = Device::planted("rxe0", DriverId::RXE);
+    let device = Device::planted("rxe0", DriverId::RXE, 1);
     for port in [0, 2] {
         let error = device.netdev(port).unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);

@@ -15,6 +15,7 @@ mod mixing;
 mod mlx5;
 mod owned;
 mod plain_wc;
+mod ports;
 mod posting;
 mod program_buffers;
 mod retire;
@@ -45,7 +46,11 @@ pub(crate) struct Bench {
 
 impl Bench {
     pub(crate) fn new() -> Bench {
-        let script = Script::new();
+        Bench::on(Script::new())
+    }
+
+    /// On a scripted rxe device.
+    pub(crate) fn on(script: Script) -> Bench {
         let context = script.open("rxe0");
         let pd = context.alloc_pd().unwrap();
         let cq = context.cq_builder(16).build().unwrap();

@@ -16,6 +16,7 @@
 mod attrs;
 mod dm;
 mod mlx5;
+mod port;
 mod ring;
 mod socket;
 mod state;
@@ -32,6 +33,7 @@ use crate::memory::mapping::{Mapper, Mapping};
 use crate::provider::Opening;
 use crate::sharing::envelope::Envelope;
 pub(crate) use mlx5::ScriptedMlx5;
+pub(crate) use port::ScriptedPort;
 use ring::KernelRing;
 use rustix::io::Errno;
 use state::State;
@@ -158,7 +160,7 @@ impl Script {
     pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
         let epoch = Epoch::current().expect("an epoch");
         let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
-        let device = Device::planted(device, self.driver());
+        let device = self.plant(device);
         let opening = Opening::new(&device)?;
         Context::on(kernel, device, opening, epoch)
     }
@@ -179,11 +181,18 @@ impl Script {
     pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
         let make =
             |_, epoch| -> Box<dyn Kernel> { Box::new(ScriptedKernel::new(self.clone(), epoch)) };
-        Context::import_on(make, Device::planted(device, self.driver()), envelope)
+        Context::import_on(make, self.plant(device), envelope)
     }
 
-    fn driver(&self) -> DriverId {
-        if self.state().mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE }
+    /// Gives the device these ports in place of one Ethernet port; contexts opened before know the former.
+    pub(crate) fn set_ports(&self, ports: &[ScriptedPort]) {
+        self.state().ports = ports.into();
+    }
+
+    fn plant(&self, name: &str) -> Device {
+        let state = self.state();
+        let driver = if state.mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE };
+        Device::planted(name, driver, state.ports.len() as u32)
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

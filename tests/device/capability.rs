@@ -53,6 +53,8 @@ capabilities! {
     HugePages = "huge_pages";
     /// Imports that rdma-core knows, too.
     Import = "import";
+    /// A port whose link is InfiniBand.
+    InfiniBand = "infiniband";
     /// Listing the objects of a file.
     InfoHandles = "info_handles";
     /// An event when a queue pair in an error state is through with its shared receive queue.

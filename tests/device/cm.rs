@@ -4,6 +4,7 @@
 pub(crate) mod datagrams;
 #[cfg(feature = "tokio")]
 mod futures;
+mod infiniband;
 mod ipv6;
 mod killed;
 mod multicast;
@@ -37,6 +38,7 @@ pub(crate) fn all() -> Vec<Trial> {
         datagrams::trials(),
         #[cfg(feature = "tokio")]
         futures::trials(),
+        infiniband::trials(),
         ipv6::trials(),
         killed::trials(),
         multicast::trials(),

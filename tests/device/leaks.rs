@@ -3,11 +3,11 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::gid;
+use crate::pair::loopback;
 use crate::verdict::{Verdict, supported, trials};
 use crate::watchdog;
 use uverbs::device::DriverId;
-use uverbs::{AddressVector, Context, Errno, ObjectKind, QpType};
+use uverbs::{Context, Errno, ObjectKind, QpType};
 
 trials![
     every_live_handle_is_listed,
@@ -129,8 +129,7 @@ fn parent_domains_leave_nothing() -> Verdict {
 fn address_handles_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let own = gid(context)?;
-        let vector = AddressVector::global(env::port(), own.index, own.gid);
+        let vector = loopback(context)?;
         Ok(Box::new(move || {
             pd.create_ah(&vector)?.destroy()?;
             drop(pd.create_ah(&vector)?);

@@ -263,11 +263,25 @@ impl Address {
     /// The path from `side` to this address.
     pub(crate) fn vector(&self, side: &Side) -> AddressVector {
         if side.link.layer == LinkLayer::ETHERNET {
-            AddressVector::global(side.link.port, side.gid.index, self.gid)
+            self.routed(side)
         } else {
             AddressVector::local(side.link.port, self.lid)
         }
     }
+
+    /// The path with a global route, which InfiniBand needs between subnets only.
+    pub(crate) fn routed(&self, side: &Side) -> AddressVector {
+        let dlid = if side.link.layer == LinkLayer::ETHERNET { 0 } else { self.lid };
+        AddressVector { dlid, ..AddressVector::global(side.link.port, side.gid.index, self.gid) }
+    }
+}
+
+/// The path with a global route from a device's port to itself.
+pub(crate) fn loopback(context: &Context) -> Verdict<AddressVector> {
+    let (own, link) = (gid(context)?, link_of(context)?);
+    let lid = context.query_port(link.port)?.lid;
+    let dlid = if link.layer == LinkLayer::ETHERNET { 0 } else { lid };
+    Ok(AddressVector { dlid, ..AddressVector::global(link.port, own.index, own.gid) })
 }
 
 /// The identifier to send from: routable if there is one, and of the newest version of RoCE.

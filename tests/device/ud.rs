@@ -2,12 +2,13 @@
 
 use crate::capability::Capability;
 use crate::env;
-use crate::pair::{Config, Pair, QKEY, Side, gid};
-use crate::verdict::{Verdict, supported, trials};
+use crate::pair::{Config, Done, Pair, QKEY, Side, loopback};
+use crate::testbed::link;
+use crate::verdict::{Verdict, require, supported, trials};
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, UdpSocket};
 use uverbs::{
-    AddressVector, Context, Destination, Errno, Gid, McastMembership, ObjectKind, PostError, Qkey,
-    QpAttr, QpState, Qpn, SendWr, WcOpcode,
+    AddressVector, Context, Destination, Errno, Gid, GlobalRoute, LinkLayer, McastMembership,
+    ObjectKind, PostError, Qkey, QpAttr, QpState, Qpn, SendWr, WcOpcode,
 };
 
 trials![
@@ -35,6 +36,10 @@ trials![
 /// Bytes before the payload.
 const GRH: usize = 40;
 
+fn is_ethernet() -> bool {
+    link().layer == LinkLayer::ETHERNET
+}
+
 fn datagrams_of_every_size() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     let mtu =
@@ -54,14 +59,32 @@ fn datagrams_in_both_directions() -> Verdict {
     Ok(())
 }
 
-fn header_names_both_gids() -> Verdict {
-    let mut pair = Pair::new(Config::ud())?;
+/// Sends 64 bytes along a path.
+fn send_along(pair: &mut Pair, vector: &AddressVector) -> Verdict<Done> {
     pair.b.poison(0..GRH + 64);
     pair.b.recv(1, 0..GRH + 64)?;
+    pair.a.fill(0..64, 3);
     let sges = [pair.a.sge(0..64)];
-    let path = pair.path()?;
-    pair.a.send(path.to(SendWr::send(&sges).signaled()))?;
+    let ah = supported(pair.a.pd.create_ah(vector), Capability::Ah)?;
+    let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
+    pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::SEND)?;
     let received = pair.b.expect(1, WcOpcode::RECV)?;
+    assert_eq!(received.byte_len as usize, GRH + 64);
+    pair.b.check(GRH..GRH + 64, 3);
+    Ok(received)
+}
+
+fn header_names_both_gids() -> Verdict {
+    let mut pair = Pair::new(Config::ud())?;
+    if !is_ethernet() {
+        // Within a subnet a datagram may do without the header, whose place stays free.
+        let near = pair.b.address().vector(&pair.a);
+        let received = send_along(&mut pair, &near)?;
+        assert!(!received.grh, "{received:?}");
+    }
+    let routed = pair.b.address().routed(&pair.a);
+    let received = send_along(&mut pair, &routed)?;
     assert!(received.grh, "{received:?}");
     let header = pair.b.read(0..GRH);
     let (a, b) = (pair.a.gid.gid, pair.b.gid.gid);
@@ -172,33 +195,42 @@ fn one_sided_operations_are_refused() -> Verdict {
 fn bad_address_vectors_are_refused() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let own = gid(&context)?;
-    let index = own.index;
     let table = context.query_port(env::port())?.gid_table_len;
-    let good = AddressVector::global(env::port(), index, own.gid);
+    let good = loopback(&context)?;
     supported(pd.create_ah(&good), Capability::Ah)?;
-    for bad in [
+    let by_index = |sgid_index| good.global.map(|global| GlobalRoute { sgid_index, ..global });
+    let mut bad = vec![
         AddressVector { port: 77, ..good },
         AddressVector { port: 0, ..good },
-        AddressVector::global(env::port(), table.min(255), own.gid),
-        // On Ethernet there are no local identifiers.
-        AddressVector::local(env::port(), 1),
-    ] {
+        AddressVector { global: by_index(table.min(255)), ..good },
+    ];
+    if is_ethernet() {
+        // There are no local identifiers.
+        bad.push(AddressVector::local(env::port(), 1));
+    } else {
+        pd.create_ah(&AddressVector::local(env::port(), good.dlid))?;
+        bad.push(AddressVector { dlid: 0, ..good });
+        bad.push(AddressVector::local(env::port(), 0));
+    }
+    for bad in bad {
         let error = pd.create_ah(&bad).unwrap_err();
         assert!(matches!(error.errno(), Errno::INVAL | Errno::NODATA), "{error:?} for {bad:?}");
         assert!(error.message().contains("port"), "{error}");
     }
-    // No host has this address (a documentation prefix), and no route leads there.
-    let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
-    assert!(pd.create_ah(&AddressVector::global(env::port(), index, nobody)).is_err());
+    if is_ethernet() {
+        // No host has this address (a documentation prefix), and no route leads there. On InfiniBand nobody is
+        // asked.
+        let nobody = Gid::from("2001:db8::1".parse::<Ipv6Addr>().expect("an address"));
+        let global = good.global.map(|global| GlobalRoute { dgid: nobody, ..global });
+        assert!(pd.create_ah(&AddressVector { global, ..good }).is_err());
+    }
     Ok(())
 }
 
 fn address_handles_come_and_go() -> Verdict {
     crate::leaks::rounds(&[ObjectKind::AH, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
-        let own = gid(context)?;
-        let vector = AddressVector::global(env::port(), own.index, own.gid);
+        let vector = loopback(context)?;
         Ok(Box::new(move || {
             supported(pd.create_ah(&vector), Capability::Ah)?.destroy()?;
             drop(pd.create_ah(&vector)?);
@@ -210,13 +242,14 @@ fn address_handles_come_and_go() -> Verdict {
 /// How many numbers of address handles rxe deals before it begins anew.
 const RXE_HANDLES: u64 = 32767;
 
-/// A handle that leads elsewhere than to `side`, if there is another device.
+/// A path that leads elsewhere than to `side`, if there is another device.
 fn elsewhere(side: &Side) -> Verdict<AddressVector> {
-    let other = match env::second() {
-        Ok(device) => gid(&Context::open(&device)?)?.gid,
-        Err(_) => side.gid.gid,
-    };
-    Ok(AddressVector::global(env::port(), side.gid.index, other))
+    let own = loopback(&side.context)?;
+    let Ok(device) = env::second() else { return Ok(own) };
+    let other = loopback(&Context::open(&device)?)?;
+    let dgid = other.global.map(|global| global.dgid).unwrap_or_default();
+    let global = own.global.map(|global| GlobalRoute { dgid, ..global });
+    Ok(AddressVector { dlid: other.dlid, global, ..own })
 }
 
 /// While the queue is drained, the datagram waits in it, and the kernel must not destroy its handle. The
@@ -275,58 +308,83 @@ fn address_handles_are_dropped_while_datagrams_are_sent() -> Verdict {
     Ok(())
 }
 
-/// A group of this test run's own, and the IP membership that lets the network stack pass its
-/// packets: verbs only tell the device.
-fn group(side: &Side) -> Verdict<(Gid, Option<UdpSocket>)> {
-    match side.gid.gid.ip() {
-        IpAddr::V4(own) => {
-            let group = Ipv4Addr::new(239, 1, (std::process::id() >> 8) as u8, 7);
-            let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
-            socket.join_multicast_v4(&group, &own)?;
-            Ok((Gid::from(group), Some(socket)))
+/// A group of this test run's own.
+struct Group {
+    gid: Gid,
+    /// On Ethernet 0.
+    lid: u16,
+    /// The IP membership that lets the network stack pass the group's packets: verbs only tell the device.
+    _socket: Option<UdpSocket>,
+}
+
+impl Group {
+    fn of(side: &Side) -> Verdict<Group> {
+        let [.., high, low] = std::process::id().to_be_bytes();
+        if !is_ethernet() {
+            let gid = Ipv6Addr::new(0xff12, 0, 0, 0, 0, 0, u16::from_be_bytes([high, low]), 7);
+            let lid = 0xc000 | u16::from_be_bytes([high & 0xf, low]);
+            return Ok(Group { gid: gid.into(), lid, _socket: None });
         }
-        IpAddr::V6(_) => {
-            let group = "ff1e::7".parse::<Ipv6Addr>()?;
-            let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
-            socket.join_multicast_v6(&group, side.gid.ifindex)?;
-            Ok((Gid::from(group), Some(socket)))
-        }
+        let (gid, socket) = match side.gid.gid.ip() {
+            IpAddr::V4(own) => {
+                let group = Ipv4Addr::new(239, 1, high, 7);
+                let socket = UdpSocket::bind((Ipv4Addr::UNSPECIFIED, 0))?;
+                socket.join_multicast_v4(&group, &own)?;
+                (Gid::from(group), socket)
+            }
+            IpAddr::V6(_) => {
+                let group = "ff1e::7".parse::<Ipv6Addr>()?;
+                let socket = UdpSocket::bind((Ipv6Addr::UNSPECIFIED, 0))?;
+                socket.join_multicast_v6(&group, side.gid.ifindex)?;
+                (Gid::from(group), socket)
+            }
+        };
+        Ok(Group { gid, lid: 0, _socket: Some(socket) })
+    }
+
+    fn attach(&self, side: &Side) -> Verdict<McastMembership> {
+        supported(side.qp.attach_mcast(self.gid, self.lid), Capability::Multicast)
+    }
+
+    /// Sends one datagram of 100 bytes to the group.
+    fn send_from(&self, side: &mut Side, seed: u64) -> Verdict {
+        side.fill(0..100, seed);
+        let sges = [side.sge(0..100)];
+        let global = AddressVector::global(env::port(), side.gid.index, self.gid);
+        let ah = side.pd.create_ah(&AddressVector { dlid: self.lid, ..global })?;
+        let to = Destination::new(&ah, Qpn(0xff_ffff), QKEY);
+        side.send(SendWr::send(&sges).to(to).id(seed).signaled())?;
+        side.expect(seed, WcOpcode::SEND)?;
+        Ok(())
     }
 }
 
-/// Sends one datagram of 100 bytes to a group.
-fn send_to_group(side: &mut Side, gid: Gid, seed: u64) -> Verdict {
-    side.fill(0..100, seed);
-    let sges = [side.sge(0..100)];
-    let vector = AddressVector::global(env::port(), side.gid.index, gid);
-    let ah = side.pd.create_ah(&vector)?;
-    let to = Destination::new(&ah, Qpn(0xff_ffff), QKEY);
-    side.send(SendWr::send(&sges).to(to).id(seed).signaled())?;
-    side.expect(seed, WcOpcode::SEND)?;
-    Ok(())
-}
-
-fn attach(side: &Side, gid: Gid) -> Verdict<McastMembership> {
-    supported(side.qp.attach_mcast(gid, 0), Capability::Multicast)
+/// Skips tests whose datagrams would be dropped: on InfiniBand a subnet manager makes groups, and only the lab's
+/// switch delivers to others.
+fn delivers_to_groups() -> Verdict {
+    let delivers = is_ethernet() || std::env::var("UVERBS_LAB").is_ok();
+    require(delivers, Capability::Multicast, "the subnet manager did not make the group")
 }
 
 fn multicast_reaches_every_member() -> Verdict {
+    delivers_to_groups()?;
     let Pair { mut a, b, .. } = Pair::new(Config::ud())?;
     let Pair { a: c, b: d, .. } = Pair::new(Config::ud())?;
-    let (gid, _socket) = group(&b)?;
+    let group = Group::of(&b)?;
     let mut members = [b, c];
-    let memberships = members.iter().map(|side| attach(side, gid)).collect::<Verdict<Vec<_>>>()?;
-    assert_eq!((memberships[0].gid(), memberships[0].lid()), (gid, 0));
+    let memberships = members.iter().map(|side| group.attach(side)).collect::<Verdict<Vec<_>>>()?;
+    assert_eq!((memberships[0].gid(), memberships[0].lid()), (group.gid, group.lid));
     let mut stranger = d;
     for seed in 0..5 {
         for side in members.iter_mut().chain([&mut stranger]) {
             side.poison(0..GRH + 100);
             side.recv(seed, 0..GRH + 100)?;
         }
-        send_to_group(&mut a, gid, seed)?;
+        group.send_from(&mut a, seed)?;
         for side in &mut members {
             let received = side.expect(seed, WcOpcode::RECV)?;
             assert_eq!((received.src_qpn, received.byte_len), (a.qp.qpn(), GRH as u32 + 100));
+            assert!(received.grh, "{received:?}");
             side.check(GRH..GRH + 100, seed);
         }
     }
@@ -334,17 +392,18 @@ fn multicast_reaches_every_member() -> Verdict {
 }
 
 fn multicast_ends_with_the_membership() -> Verdict {
+    delivers_to_groups()?;
     let Pair { mut a, mut b, .. } = Pair::new(Config::ud())?;
-    let (gid, _socket) = group(&b)?;
+    let group = Group::of(&b)?;
     for round in 0..3 {
-        let membership = attach(&b, gid)?;
-        let twice = b.qp.attach_mcast(gid, 0).unwrap_err();
+        let membership = group.attach(&b)?;
+        let twice = b.qp.attach_mcast(group.gid, group.lid).unwrap_err();
         assert_eq!(twice.errno(), Errno::EXIST);
         b.recv(round, 0..GRH + 100)?;
-        send_to_group(&mut a, gid, round)?;
+        group.send_from(&mut a, round)?;
         b.expect(round, WcOpcode::RECV)?;
         membership.detach()?;
-        send_to_group(&mut a, gid, 77)?;
+        group.send_from(&mut a, 77)?;
         b.recv(round, 0..GRH + 100)?;
         b.expect_silence()?;
         b.reset()?;
@@ -355,8 +414,7 @@ fn multicast_ends_with_the_membership() -> Verdict {
 
 fn multicast_membership_holds_the_queue_pair() -> Verdict {
     let Pair { b, .. } = Pair::new(Config::ud())?;
-    let (gid, _socket) = group(&b)?;
-    let membership = attach(&b, gid)?;
+    let membership = Group::of(&b)?.attach(&b)?;
     let context = b.context.clone();
     let (qp, error) = b.qp.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
@@ -371,10 +429,18 @@ fn multicast_membership_holds_the_queue_pair() -> Verdict {
 
 fn multicast_needs_a_multicast_gid() -> Verdict {
     let pair = Pair::new(Config::ud())?;
-    let error = pair.b.qp.attach_mcast(pair.b.gid.gid, 0).unwrap_err();
+    let group = Group::of(&pair.b)?;
+    let error = pair.b.qp.attach_mcast(pair.b.gid.gid, group.lid).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
+    if !is_ethernet() {
+        for lid in [0, 0xbfff, 0xffff] {
+            let error = pair.b.qp.attach_mcast(group.gid, lid).unwrap_err();
+            assert_eq!(error.errno(), Errno::INVAL);
+            assert!(error.message().contains("0xc000 to 0xfffe"), "{error}");
+        }
+    }
     let pair = Pair::new(Config::rc())?;
-    let error = pair.b.qp.attach_mcast(group(&pair.b)?.0, 0).unwrap_err();
+    let error = pair.b.qp.attach_mcast(group.gid, group.lid).unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL);
     assert!(error.message().contains("RC"), "{error}");
     Ok(())

@@ -11,7 +11,7 @@ mod waiting;
 
 use crate::env;
 use crate::mlx5::stress::{Owner, Worker};
-use crate::pair::gid;
+use crate::pair::loopback;
 use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict};
 use std::io::stdin;
@@ -22,8 +22,8 @@ use std::thread::{self, ScopedJoinHandle};
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{Uar, UarKind, Var, VarKind};
 use uverbs::{
-    Access, AddressVector, Context, Device, Errno, EventType, Notify, ObjectKind, PostError,
-    QpAttr, QpState, QpType, WcStatus, WindowType,
+    Access, Context, Device, Errno, EventType, Notify, ObjectKind, PostError, QpAttr, QpState,
+    QpType, WcStatus, WindowType,
 };
 
 /// The argument of a program whose device under test is taken away.
@@ -282,9 +282,8 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
     let pd = context.alloc_pd()?;
     let mut memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let window = pd.alloc_mw(WindowType::Two)?;
-    let (own, port) = (gid(&context)?, link_of(&context)?.port);
-    let vector = AddressVector::global(port, own.index, own.gid);
-    let handle = pd.create_ah(&vector)?;
+    let vector = loopback(&context)?;
+    let (port, handle) = (vector.port, pd.create_ah(&vector)?);
     let mut cq = context.cq_builder(8).build()?;
     let mut srq = pd.srq_builder(8).build()?;
     let mut owner = Owner::new(&context, &pd)?;

@@ -83,6 +83,8 @@ pub struct Port {
     pub(crate) link_up: bool,
     pub(crate) admin_up: bool,
     pub(crate) mtu: u16,
+    /// Capabilities of an InfiniBand port that software announces: connection management and the like.
+    pub(crate) managed: u32,
     pub(crate) sent: TrafficByCast,
     pub(crate) received: TrafficByCast,
 }
@@ -105,6 +107,7 @@ impl Port {
             link_up: true,
             admin_up: true,
             mtu: MAX_MTU,
+            managed: 0,
             sent: TrafficByCast::default(),
             received: TrafficByCast::default(),
         }

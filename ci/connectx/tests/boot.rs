@@ -6,7 +6,12 @@ use connectx::function::Region;
 use driver::Driver;
 use driver::pair::{Pair, code};
 use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::vport::{
+    hca_vport_context as hca, modify_hca_vport_context_in, query_hca_vport_context_out,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+const BAD_PARAM: u8 = 0x3;
 const BAD_SYSTEM_STATE: u8 = 0x4;
 /// The command register, with memory space enabled, and with bus mastering too.
 const COMMAND: u64 = 4;
@@ -76,4 +81,36 @@ fn without_bus_mastering_the_device_writes_no_memory() {
     p.driver.run();
     assert_eq!(p.driver.cqe(p.sent, 0).0, code::REQUEST);
     assert_eq!(p.driver.fabric.function(0).interrupts_mut().raised(0), 1);
+}
+
+/// The driver's connection manager serves no port where it cannot say that it is there.
+#[test]
+fn software_announces_what_it_manages_on_a_port() {
+    const CONNECTIONS: u64 = 1 << 16;
+    const SUBNET: u64 = 1 << 1;
+    let mut driver = Driver::new();
+    let context = |driver: &mut Driver| {
+        let input = [0; 16];
+        let out = driver.run_command(opcode::QUERY_HCA_VPORT_CONTEXT, &input).unwrap();
+        let out = Bits::<query_hca_vport_context_out, _>::new(out);
+        let context = out.sub(query_hca_vport_context_out::hca_vport_context);
+        let field = |field| context.get(field);
+        (field(hca::cap_mask1), field(hca::cap_mask1_field_select))
+    };
+    let change = |driver: &mut Driver, chosen: u64, value: u64| {
+        let mut input =
+            Bits::<modify_hca_vport_context_in, _>::new(vec![0; modify_hca_vport_context_in::SIZE]);
+        let mut new = input.sub_mut(modify_hca_vport_context_in::hca_vport_context);
+        new.set(hca::cap_mask1_field_select, chosen);
+        new.set(hca::cap_mask1, value);
+        driver.run_command(opcode::MODIFY_HCA_VPORT_CONTEXT, &input.into_inner()).map(|_| ())
+    };
+    let (before, changeable) = context(&mut driver);
+    assert_eq!((before, changeable & CONNECTIONS, changeable & SUBNET), (0, CONNECTIONS, 0));
+    change(&mut driver, CONNECTIONS, u64::from(u32::MAX)).unwrap();
+    assert_eq!(context(&mut driver).0, CONNECTIONS, "what is not chosen stays");
+    let refused = change(&mut driver, CONNECTIONS | SUBNET, 0).unwrap_err();
+    assert_eq!((refused.0, context(&mut driver).0), (BAD_PARAM, CONNECTIONS));
+    change(&mut driver, CONNECTIONS, 0).unwrap();
+    assert_eq!(context(&mut driver).0, 0);
 }

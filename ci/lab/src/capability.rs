@@ -109,6 +109,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("inline", DecidedBy::Driver, Has::Always, Has::Always),
     // Nobody else uses the guest's devices.
     ("alone", DecidedBy::Guest, Has::Always, Has::Always),
+    // The suites run on Ethernet links; a group of cases on InfiniBand ones.
+    ("infiniband", DecidedBy::Guest, Has::Never, Has::Never),
     // Its ports are full members of their first partition.
     ("first_pkey", DecidedBy::Guest, Has::Always, Has::Always),
     // Pages that show what was stored in them, which real ones do not.

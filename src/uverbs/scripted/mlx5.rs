@@ -16,7 +16,7 @@ use uverbs_uapi::mlx5::object::{
 };
 use uverbs_uapi::mlx5::{uar, var};
 use uverbs_uapi::object::*;
-use uverbs_uapi::{context, cq, device, gid, port, qp, srq};
+use uverbs_uapi::{context, cq, device, qp, srq};
 
 /// The scripted device.
 #[derive(Clone, Debug)]
@@ -133,21 +133,6 @@ impl State {
                 to.put(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mlx5.context);
                 to.put(context::UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &2u32);
                 to.put(context::UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &1u64);
-                Ok(())
-            }
-            (UVERBS_OBJECT_DEVICE, device::UVERBS_METHOD_QUERY_PORT) => {
-                if attrs::int(to.command, port::UVERBS_ATTR_QUERY_PORT_PORT_NUM) != Some(1) {
-                    return Err(Errno::INVAL);
-                }
-                let mut response = port::ib_uverbs_query_port_resp_ex::default();
-                response.legacy_resp.link_layer = port::rdma_link_layer::IB_LINK_LAYER_ETHERNET.0;
-                to.put(port::UVERBS_ATTR_QUERY_PORT_RESP, &response);
-                Ok(())
-            }
-            (UVERBS_OBJECT_DEVICE, device::UVERBS_METHOD_QUERY_GID_ENTRY) => {
-                let gid_type = gid::ib_uverbs_gid_type::IB_UVERBS_GID_TYPE_ROCE_V2.0;
-                let entry = gid::ib_uverbs_gid_entry { gid_type, ..Default::default() };
-                to.put(gid::UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &entry);
                 Ok(())
             }
             (UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY) => {

@@ -47,6 +47,8 @@ pub(crate) struct Object {
     /// Of a region: its key.
     pub(crate) number: u32,
     pub(crate) state: u8,
+    /// Of a queue pair: its port, from INIT on.
+    pub(crate) port: u8,
     /// Entries, of a shared receive queue, and its limit.
     pub(crate) max_wr: u32,
     pub(crate) max_sge: u32,
@@ -73,6 +75,7 @@ pub(super) struct State {
     pub(super) deviations: Deviations,
     /// Set if the scripted driver is mlx5's and not rxe's.
     pub(super) mlx5: Option<super::ScriptedMlx5>,
+    pub(super) ports: Vec<super::ScriptedPort>,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, Object>,
@@ -102,6 +105,7 @@ impl State {
             tag,
             deviations: Deviations::default(),
             mlx5: None,
+            ports: vec![super::ScriptedPort::ETHERNET],
             log: Vec::new(),
             complaints: Vec::new(),
             objects: BTreeMap::new(),
@@ -251,6 +255,15 @@ impl State {
                 to.put(device_ids::UVERBS_ATTR_INFO_TOTAL_HANDLES, &(listed.len() as u32));
                 to.put_bytes(device_ids::UVERBS_ATTR_INFO_HANDLES_LIST, &bytes);
                 Ok(())
+            }
+            (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_QUERY_PORT) => {
+                self.query_port(&mut to)
+            }
+            (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_QUERY_GID_ENTRY) => {
+                self.query_gid_entry(&mut to)
+            }
+            (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_QUERY_GID_TABLE) => {
+                self.query_gid_table(&mut to)
             }
             (UVERBS_OBJECT_ASYNC_EVENT, 0) if self.events_closed => {
                 // A read of `/proc/self/mem` at address 0 answers EIO.

@@ -4,6 +4,7 @@ use super::attrs::{self, Responses};
 use super::state::{
     MAX_CQE, MAX_SGE, MAX_WR, Object, Result, Role, State, cq_element, recv_element,
 };
+use crate::port::LinkLayer;
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd, OwnedFd};
 use uverbs_uapi::device as device_ids;
@@ -26,7 +27,7 @@ impl State {
                 resp.base.max_cqe = MAX_CQE;
                 resp.base.max_srq_wr = MAX_WR;
                 resp.base.max_srq_sge = MAX_SGE;
-                resp.base.phys_port_cnt = 1;
+                resp.base.phys_port_cnt = self.ports.len() as u8;
                 resp.max_dm_size = if self.mlx5.is_some() { 1 << 17 } else { 0 };
                 if self.mlx5.as_ref().is_some_and(|mlx5| mlx5.on_demand) {
                     resp.odp_caps.general_caps =
@@ -42,7 +43,9 @@ impl State {
             }
             IB_USER_VERBS_CMD_CREATE_AH => {
                 let request: ah::ib_uverbs_create_ah = attrs::input(to.command, IN)?;
-                if request.attr.port_num != 1 || request.attr.is_global == 0 {
+                let port = self.port(request.attr.port_num.into())?;
+                let ethernet = port.link_layer == LinkLayer::ETHERNET;
+                if ethernet && request.attr.is_global == 0 {
                     return Err(Errno::INVAL);
                 }
                 let pd = self.expect("create_ah", request.pd_handle, UVERBS_OBJECT_PD)?;
@@ -146,13 +149,13 @@ impl State {
             IB_USER_VERBS_CMD_QUERY_QP => {
                 let request: qp::ib_uverbs_query_qp = attrs::input(to.command, IN)?;
                 self.expect("query_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
-                let qp_state = self.object(request.qp_handle).state;
+                let Object { state: qp_state, port, .. } = *self.object(request.qp_handle);
                 to.put(
                     OUT,
                     &qp::ib_uverbs_query_qp_resp {
                         qp_state,
                         cur_qp_state: qp_state,
-                        port_num: 1,
+                        port_num: port.max(1),
                         ..Default::default()
                     },
                 );
@@ -196,6 +199,16 @@ impl State {
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_CUR_STATE) {
             // A driver might believe it.
             return Err(Errno::PROTO);
+        }
+        if mask.contains(qp::ib_qp_attr_mask::IB_QP_PORT) {
+            self.port(request.port_num.into())?;
+            self.object(request.qp_handle).port = request.port_num;
+        }
+        let own = self.object(request.qp_handle).port;
+        // A path of the way to RTR is one of the queue pair's own port.
+        if mask.contains(qp::ib_qp_attr_mask::IB_QP_AV) && own != 0 && request.dest.port_num != own
+        {
+            return Err(Errno::INVAL);
         }
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_STATE) {
             if request.qp_state > 6 {

@@ -181,6 +181,7 @@ fn run(
         QUERY_VPORT_STATE => vport::query_vport_state(device, input),
         QUERY_VPORT_COUNTER => vport::query_vport_counter(device, input),
         QUERY_HCA_VPORT_CONTEXT => vport::query_hca_vport_context(device),
+        MODIFY_HCA_VPORT_CONTEXT => vport::modify_hca_vport_context(device, input),
         QUERY_HCA_VPORT_GID => vport::query_hca_vport_gid(device, input),
         QUERY_HCA_VPORT_PKEY => vport::query_hca_vport_pkey(device, input),
         SET_ROCE_ADDRESS => vport::set_roce_address(device, input),

@@ -1,12 +1,12 @@
 //! Commands of the virtual port: NIC and HCA vport context, RoCE addresses, counters.
 
 use uverbs_uapi::mlx5::prm::vport::{
-    hca_vport_context, modify_nic_vport_context_in, modify_nic_vport_field_select as select,
-    nic_vport_context, query_hca_vport_context_out, query_hca_vport_gid_in,
-    query_hca_vport_gid_out, query_hca_vport_pkey_in, query_nic_vport_context_in,
-    query_nic_vport_context_out, query_roce_address_in, query_roce_address_out,
-    query_vport_counter_in, query_vport_counter_out, query_vport_state_in, query_vport_state_out,
-    roce_addr_layout, set_roce_address_in, traffic_counter,
+    hca_vport_context, modify_hca_vport_context_in, modify_nic_vport_context_in,
+    modify_nic_vport_field_select as select, nic_vport_context, query_hca_vport_context_out,
+    query_hca_vport_gid_in, query_hca_vport_gid_out, query_hca_vport_pkey_in,
+    query_nic_vport_context_in, query_nic_vport_context_out, query_roce_address_in,
+    query_roce_address_out, query_vport_counter_in, query_vport_counter_out, query_vport_state_in,
+    query_vport_state_out, roce_addr_layout, set_roce_address_in, traffic_counter,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout, Sub};
 
@@ -20,6 +20,10 @@ const PKEYS: u64 = 128;
 
 const ADDRESS_LIST_MC: u64 = 1;
 const ADDRESS_LIST_VLAN: u64 = 2;
+
+/// What software on an InfiniBand port may announce in `cap_mask1`: connection management, SNMP tunnelling, device
+/// management and a vendor's class.
+const MANAGEMENT: u32 = 1 << 16 | 1 << 17 | 1 << 19 | 1 << 20;
 
 fn own_vport(number: u64, what: &str) -> Result<(), CommandError> {
     if number != 0 {
@@ -172,6 +176,8 @@ pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, Co
         (hca::system_image_guid, guid),
         (hca::port_guid, guid),
         (hca::node_guid, guid),
+        (hca::cap_mask1, device.port.managed.into()),
+        (hca::cap_mask1_field_select, MANAGEMENT.into()),
         (hca::lid, device.port.lid().into()),
         // The switch is the subnet manager.
         (hca::sm_lid, 0xbfff),
@@ -181,6 +187,23 @@ pub(crate) fn query_hca_vport_context(device: &mut Device) -> Result<Vec<u8>, Co
         context.set(field, value);
     }
     Ok(out.into_inner())
+}
+
+/// Changes what software on the port says that it manages; the driver's connection manager begins with it.
+pub(crate) fn modify_hca_vport_context(
+    device: &mut Device,
+    input: &[u8],
+) -> Result<Vec<u8>, CommandError> {
+    use hca_vport_context as hca;
+    let input = Bits::<modify_hca_vport_context_in, _>::new(input);
+    let new = input.sub(modify_hca_vport_context_in::hca_vport_context);
+    let chosen = new.get(hca::cap_mask1_field_select) as u32;
+    if chosen & !MANAGEMENT != 0 {
+        return refuse!(BadParam, "cap_mask1 bits {chosen:#x}, {MANAGEMENT:#x} can be changed");
+    }
+    let managed = &mut device.port.managed;
+    *managed = *managed & !chosen | new.get(hca::cap_mask1) as u32 & chosen;
+    Ok(vec![])
 }
 
 pub(crate) fn query_hca_vport_gid(

@@ -184,12 +184,19 @@ fn part_without(filter: &str, skips: &str) -> Case {
 /// Tests that an InfiniBand port affects: addressing of peers, and attributes of the states. They
 /// include rdma-core's ping-pongs as the other side.
 pub(crate) fn over_infiniband() -> Vec<Case> {
-    let parts = ["port::", "modify::", "rc::", "uc::", "srq::", "handshake::", "peers::"];
+    let parts = [
+        "port::",
+        "modify::",
+        "rc::",
+        "uc::",
+        "ud::",
+        "srq::",
+        "handshake::",
+        "peers::",
+        "cm::infiniband",
+    ];
     let mut cases = pingpongs();
     cases.extend(parts.map(part));
-    // These tests need global routes and IP addresses, or groups that a subnet manager would make.
-    let routed = "--skip header_names --skip bad_address_vectors --skip multicast";
-    cases.push(part_without("ud::", routed));
     cases
 }
 

@@ -59,12 +59,17 @@ super::layouts! {
         system_image_guid: 0x140, 0x40;
         port_guid: 0x180, 0x40;
         node_guid: 0x1c0, 0x40;
+        cap_mask1: 0x200, 0x20;
+        cap_mask1_field_select: 0x220, 0x20;
         lid: 0x300, 0x10;
         subnet_timeout: 0x31b, 0x5;
         sm_lid: 0x320, 0x10;
         qkey_violation_counter: 0x340, 0x10;
     }
     query_hca_vport_context_out[0x1080] {
+        hca_vport_context: 0x80, 0x1000 of hca_vport_context;
+    }
+    modify_hca_vport_context_in[0x1080] {
         hca_vport_context: 0x80, 0x1000 of hca_vport_context;
     }
     query_hca_vport_gid_in[0x80] {

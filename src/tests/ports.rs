@@ -1,0 +1,122 @@
+//! Devices with more ports than one: the first on Ethernet, the second on InfiniBand.
+
+use crate::uverbs::scripted::{Op, Script, ScriptedPort};
+use crate::wr::Address;
+use crate::{
+    AddressHandle, AddressVector, Context, Errno, GidType, LinkLayer, PortState, QpAttr, QpState,
+    QpType,
+};
+
+const BOTH: [ScriptedPort; 2] = [ScriptedPort::ETHERNET, ScriptedPort::INFINIBAND];
+
+fn open() -> (Script, Context) {
+    let script = Script::mlx5();
+    script.set_ports(&BOTH);
+    let context = script.open("mlx5_0");
+    (script, context)
+}
+
+#[test]
+fn each_port_has_its_own_link_and_identifiers() {
+    let (_script, context) = open();
+    assert_eq!(context.device().port_count(), 2);
+    let [one, two] = [1, 2].map(|port| context.query_port(port).unwrap());
+    assert_eq!((one.link_layer, one.lid), (LinkLayer::ETHERNET, 0));
+    assert_eq!((two.link_layer, two.lid), (LinkLayer::INFINIBAND, 0x12));
+    let table = context.gid_table().unwrap();
+    let places: Vec<_> = table.iter().map(|entry| (entry.port, entry.index)).collect();
+    assert_eq!(places, [(1, 0), (1, 1), (1, 2), (1, 3), (2, 0), (2, 1), (2, 2), (2, 3)]);
+    assert_eq!(context.query_gid(2, 3).unwrap(), table[7]);
+    let chosen = context.default_gid(2).unwrap();
+    assert_eq!((chosen.port, chosen.index, chosen.gid_type), (2, 0, GidType::IB));
+    for port in [0, 3, 300] {
+        for error in [
+            context.query_port(port).unwrap_err(),
+            context.query_gid(port, 0).unwrap_err(),
+            context.default_gid(port).unwrap_err(),
+        ] {
+            assert_eq!(error.errno(), Errno::INVAL);
+            assert!(error.message().contains("mlx5_0 has ports 1 to 2"), "{error}");
+        }
+    }
+    let error = context.query_gid(2, 4).unwrap_err();
+    assert!(error.message().contains("index 4 of port 2, whose table has 4 entries"), "{error}");
+}
+
+#[test]
+fn addresses_are_those_of_their_port() {
+    let (script, context) = open();
+    let pd = context.alloc_pd().unwrap();
+    let lid = |ah: &AddressHandle| match ah.address() {
+        Address::Mlx5(av) => (av.rlid.get(), av.grh_gid_fl.get() >> 30),
+        other => panic!("{other:?}"),
+    };
+    let gid = context.query_gid(2, 1).unwrap().gid;
+    let near = pd.create_ah(&AddressVector::local(2, 0x77)).unwrap();
+    assert_eq!(lid(&near), (0x77, 0));
+    let routed = AddressVector { dlid: 0x77, ..AddressVector::global(2, 1, gid) };
+    assert_eq!(lid(&pd.create_ah(&routed).unwrap()), (0x77, 1));
+    // On Ethernet the field holds a UDP port, and the bit is clear.
+    let over_udp = pd.create_ah(&AddressVector::global(1, 0, gid)).unwrap();
+    assert!(lid(&over_udp).0 >= 0xc000 && lid(&over_udp).1 == 0);
+    let asked = script.log().len();
+    for lost in [AddressVector::global(2, 1, gid), AddressVector::local(2, 0)] {
+        let error = pd.create_ah(&lost).unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
+        assert!(error.message().contains("port 2 is InfiniBand, where `dlid`"), "{error}");
+    }
+    assert_eq!(script.log().len(), asked, "the kernel was asked");
+    let error = pd.create_ah(&AddressVector::local(1, 0x77)).unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::INVAL));
+    let error = pd.create_ah(&AddressVector::local(3, 0x77)).unwrap_err();
+    assert_eq!(error.message(), "port 3 of mlx5_0, which has ports 1 to 2");
+}
+
+#[test]
+fn queue_pairs_connect_over_the_port_of_their_endpoint() {
+    let (script, context) = open();
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.cq_builder(16).build().unwrap();
+    let qp = || pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    for (port, lid) in [(1, 0), (2, 0x12)] {
+        let qp = qp();
+        let own = qp.endpoint(port, 1).unwrap();
+        assert_eq!((own.lid, own.gid), (lid, context.query_gid(port, 1).unwrap().gid));
+        assert_eq!(qp.path_to(&own).unwrap().port, port);
+        // Within an InfiniBand subnet the local identifier is enough.
+        assert_eq!(qp.path_to(&own).unwrap().global.is_some(), port == 1);
+        qp.handshake(&own).unwrap();
+        assert_eq!(u32::from(script.object(qp.handle()).port), port);
+        let info = qp.query().unwrap();
+        assert_eq!((info.state, info.port), (QpState::RTS, port));
+    }
+    let refused = [0, 3].map(|port| qp().endpoint(port, 0).unwrap_err());
+    assert!(refused.iter().all(|error| error.message().contains("has ports 1 to 2")));
+    // A path of another port is for the kernel to refuse, which knows of migration.
+    let qp = qp();
+    let init = QpAttr::new().state(QpState::INIT).port(2).pkey_index(0);
+    qp.modify(&init.access(crate::Access::empty())).unwrap();
+    let own = qp.endpoint(1, 0).unwrap();
+    let rtr = QpAttr::new().state(QpState::RTR).path(qp.path_to(&own).unwrap());
+    let rtr = rtr.path_mtu(own.mtu).dest_qpn(own.qpn).rq_psn(own.psn);
+    let error = qp.modify(&rtr.max_dest_rd_atomic(1).min_rnr_timer(1)).unwrap_err();
+    assert_eq!((error.kernel_errno(), qp.state()), (Some(Errno::INVAL), QpState::INIT));
+}
+
+#[test]
+fn a_port_that_is_down_says_so_beside_one_that_is_active() {
+    let script = Script::new();
+    let down = ScriptedPort { state: PortState::DOWN, ..ScriptedPort::ETHERNET };
+    script.set_ports(&[down, ScriptedPort::ETHERNET]);
+    let context = script.open("rxe0");
+    let states = [1, 2].map(|port| context.query_port(port).unwrap().state);
+    assert_eq!(states, [PortState::DOWN, PortState::ACTIVE]);
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.cq_builder(16).build().unwrap();
+    let qp = pd.qp_builder(&cq, &cq, QpType::UD).build().unwrap();
+    let own = qp.endpoint(2, 0).unwrap();
+    qp.handshake(&own).unwrap();
+    assert_eq!(script.object(qp.handle()).port, 2);
+    pd.create_ah(&qp.path_to(&own).unwrap()).unwrap();
+    assert!(script.log().contains(&Op::CREATE_AH));
+}
