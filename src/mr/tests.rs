@@ -417,7 +417,7 @@ fn unowned_memory_is_checked_before_the_kernel_is_asked() {
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     }
     assert_eq!(script.log().len(), before);
-    let iova = 0x7000_0000 + memory.as_ptr().addr() as u64 % 4096;
+    let iova = 0x7000_0000 + (memory.as_ptr().addr() % rustix::param::page_size()) as u64;
     let builder = pd.mr_builder().iova(iova);
     // SAFETY: `memory` outlives the region.
     let region = unsafe { builder.register_unowned(memory.as_mut_ptr(), 64) }.unwrap();

@@ -580,11 +580,11 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
         let parts = Arc::new(Parts { memory: Counted::default(), offset });
         (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
-    let (parts, at_page) = domain(0x7000);
+    let (parts, at_page) = domain(0x7_0000);
     let cq = context.cq_builder(10).parent_domain(&at_page).build().unwrap();
     let qp = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    assert_eq!(script.object(cq.handle()).start, 0x7000);
-    assert_eq!(script.object(qp.handle()).start, 0x7000);
+    assert_eq!(script.object(cq.handle()).start, 0x7_0000);
+    assert_eq!(script.object(qp.handle()).start, 0x7_0000);
     // For shared receive queues the kernel takes an address.
     drop(at_page.srq_builder(10).build().unwrap());
     drop((qp, cq));
