@@ -104,7 +104,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "oldest",
-        shows: "the device suites on Linux 5.10, the oldest kernel that the library works with",
+        shows: "the device suite on mlx5 and Linux 5.10, the oldest kernel that the library opens devices on",
         run: |_, logs| on_the_oldest(logs),
     },
     Part {
@@ -239,12 +239,12 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
+/// Soft-RoCE of that kernel loses a processor to a test of futures (docs/KERNEL-NOTES.md).
 fn on_the_oldest(logs: &Path) -> Result<Vec<Section>> {
     const OLDEST: KernelName = KernelName::Release("5.10");
-    let setup = ready(&[OLDEST], DeviceName::ALL.to_vec())?;
+    let setup = ready(&[OLDEST], vec![DeviceName::Mlx5])?;
     let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
-    let suites = |device| test::suites_on(&setup, OLDEST, device, &scope, logs);
-    DeviceName::ALL.map(suites).into_iter().collect()
+    Ok(vec![test::suites_on(&setup, OLDEST, DeviceName::Mlx5, &scope, logs)?])
 }
 
 fn on_aarch64(kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
