@@ -972,6 +972,7 @@ impl RouteResolved {
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
         param.check(VERB, Message::Request, limits)?;
+        self.check_header(VERB, param)?;
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let depths = param.depths(limits);
@@ -983,6 +984,14 @@ impl RouteResolved {
         };
         self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
         Ok(Connecting::new(self.id, connected, param.min_rnr_timer))
+    }
+
+    /// Refuses private data that the peer's kernel would take for IP addresses, if the id has none.
+    fn check_header(&self, verb: &'static str, param: &ConnectParam) -> Result<()> {
+        match self.path.peer {
+            Some(_) => Ok(()),
+            None => param.check_is_no_header(verb),
+        }
     }
 
     /// Asks the listener for the number and the Q_Key of its queue pair, in the port space
@@ -1005,6 +1014,7 @@ impl RouteResolved {
         check_type(VERB, &self.id, qp)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         param.check_datagram(VERB, Message::DatagramRequest)?;
+        self.check_header(VERB, param)?;
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw_datagram(qp.qpn()),
             id: self.id.number(),
