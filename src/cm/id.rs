@@ -1006,6 +1006,7 @@ impl RouteResolved {
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
         param.check(VERB, CmMessage::Request, limits)?;
+        self.check_header(VERB, param)?;
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let depths = param.depths(limits);
@@ -1019,7 +1020,16 @@ impl RouteResolved {
         Ok(Connecting::new(self.id, connected, param.min_rnr_timer))
     }
 
-    /// Asks the listener for the number and the Q_Key of its queue pair, with an id for queue pairs of type UD. When it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
+    /// Refuses private data that the peer's kernel would take for IP addresses, if the id has none.
+    fn check_header(&self, verb: &'static str, param: &ConnectParam) -> Result<()> {
+        match self.path.peer {
+            Some(_) => Ok(()),
+            None => param.check_is_no_header(verb),
+        }
+    }
+
+    /// Asks the listener for the number and the Q_Key of its queue pair, with an id for queue pairs of type UD. When
+    /// it answers, [`ConnectingDatagrams::wait`] brings the queue pair from
     /// `RESET` or `INIT` to `RTS`, from `RESET` with [`DATAGRAM_QKEY`](super::DATAGRAM_QKEY). Past `INIT` it stays as
     /// it is, so that one queue pair may have many peers.
     ///
@@ -1038,6 +1048,7 @@ impl RouteResolved {
         check_type(VERB, &self.id, qp)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         param.check_datagram(VERB, CmMessage::DatagramRequest)?;
+        self.check_header(VERB, param)?;
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw_datagram(qp.qpn()),
             id: self.id.number(),

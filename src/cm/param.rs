@@ -94,7 +94,8 @@ impl ConnectParam {
 
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
     /// [`ACCEPT_PRIVATE_DATA`] with an accept. The message is padded with zeros, and the peer does not
-    /// learn the length.
+    /// learn the length. With a request of an id that has GIDs in place of IP addresses the upper half of the second
+    /// byte is neither 4 nor 6: the peer's kernel would look for IP addresses.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
@@ -185,6 +186,11 @@ impl ConnectParam {
             responder_resources: self.responder_resources.unwrap_or(limits.responder_resources),
             initiator_depth: self.initiator_depth.unwrap_or(limits.initiator_depth),
         }
+    }
+
+    /// Refuses what a request of an id without IP addresses cannot begin with.
+    pub(super) fn check_is_no_header(&self, verb: &'static str) -> Result<()> {
+        check_is_no_header(verb, &self.private_data)
     }
 
     /// Refuses more private data than a message of the port space UDP carries.
@@ -283,6 +289,17 @@ pub(super) fn check_private_data(
     Ok(())
 }
 
+/// Refuses private data that the peer's kernel takes for the header of a request with IP addresses: it looks for their
+/// version in the second byte, whether the request has such a header or not.
+fn check_is_no_header(verb: &'static str, data: &[u8]) -> Result<()> {
+    let [first, second @ (0x40..=0x4f | 0x60..=0x6f), ..] = *data else { return Ok(()) };
+    let detail = format!(
+        "private data that begins with {first:02x} {second:02x}: without IP addresses the peer's kernel takes the \
+         beginning for its own header and refuses the request; let two zero bytes precede the data"
+    );
+    Err(Error::invalid(verb, detail))
+}
+
 /// Private data in the field of a command, and its length. [Checked](check_private_data) data fits.
 pub(super) fn to_field(data: &[u8]) -> ([u8; 256], u8) {
     let mut field = [0; 256];
@@ -314,6 +331,17 @@ mod tests {
             let told = format!("{} bytes of private data", limit + 1);
             assert!(error.message().contains(&told), "{error}");
             assert!(error.message().contains(&format!("at most {limit}")), "{error}");
+        }
+    }
+
+    #[test]
+    fn private_data_that_looks_like_a_header_is_refused() {
+        for data in [&[][..], &[1], &[9, 0, 0x45], &[0, 0x3f], &[0, 0x50], &[0, 0x74]] {
+            check_is_no_header("connect", data).unwrap();
+        }
+        for data in [&[1, 0x45][..], &[0, 0x40], &[0, 0x4f], &[0, 0x60], &[0, 0x6f]] {
+            let error = check_is_no_header("connect", data).unwrap_err();
+            assert!(error.message().contains("two zero bytes"), "{error}");
         }
     }
 

@@ -4,7 +4,7 @@
 use super::address::encode;
 use super::channel::EventChannel;
 use super::id::PortSpace;
-use super::infiniband::IbAddress;
+use super::infiniband::{AF_IB, IbAddress};
 use super::kernel::{Buffer, Command, Kernel};
 use crate::number::Gid;
 use crate::qp::QpType;
@@ -287,7 +287,14 @@ impl State {
                 return list(self.services.len(), size, self.services.as_bytes().to_vec());
             }
             RDMA_USER_CM_QUERY_GID => (ib(1), ib(2)),
-            _ => (ip(LOCAL), ip(PEER)),
+            _ => {
+                let mut asked = self.resolves.iter().rev();
+                let asked = asked.find(|asked| asked.id == request.id);
+                match asked.is_some_and(|asked| asked.dst_addr[..2] == AF_IB.to_ne_bytes()) {
+                    true => (ib(1), ib(2)),
+                    false => (ip(LOCAL), ip(PEER)),
+                }
+            }
         };
         let told = rdma_ucm_query_addr_resp {
             port_num: self.port,

@@ -793,6 +793,9 @@ fn ports_of_infiniband_are_addressed_by_gid() {
     stage.script.tell(2, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
     let route = route.wait(NOW).unwrap().done().unwrap();
     assert_eq!(route.ib_addrs().unwrap(), (here, there));
+    let param = ConnectParam::new().private_data(b"hello");
+    let error = route.connect(&stage.qp, &param).unwrap_err();
+    assert!(error.message().contains("begins with 68 65"), "{error}");
     drop(bound.resolve_ib_addr(there, LONG).unwrap());
     let asked = stage.script.resolves();
     assert_eq!((asked[0].src_addr, asked[0].src_size), (here.encode().0, 48));
