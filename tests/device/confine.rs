@@ -103,6 +103,7 @@ numbers! {
     "exit_group" = SYS_exit_group,
     "fcntl" = SYS_fcntl,
     "fstat" = SYS_fstat,
+    "ftruncate" = SYS_ftruncate,
     "futex" = SYS_futex,
     "getdents64" = SYS_getdents64,
     "getegid" = SYS_getegid,
@@ -120,6 +121,7 @@ numbers! {
     "lseek" = SYS_lseek,
     "madvise" = SYS_madvise,
     "mbind" = SYS_mbind,
+    "memfd_create" = SYS_memfd_create,
     "mmap" = SYS_mmap,
     "mprotect" = SYS_mprotect,
     "mremap" = SYS_mremap,
@@ -143,6 +145,7 @@ numbers! {
     "sched_getaffinity" = SYS_sched_getaffinity,
     "sched_setaffinity" = SYS_sched_setaffinity,
     "sched_yield" = SYS_sched_yield,
+    "sendmmsg" = SYS_sendmmsg,
     "sendmsg" = SYS_sendmsg,
     "sendto" = SYS_sendto,
     "set_robust_list" = SYS_set_robust_list,
@@ -159,7 +162,10 @@ numbers! {
     "writev" = SYS_writev,
 }
 
-// Calls that later architectures have in newer forms only.
+/// Calls that later architectures have in newer forms only, or not at all.
+const OLDER: [&str; 8] =
+    ["access", "arch_prctl", "epoll_wait", "lstat", "open", "poll", "readlink", "stat"];
+
 #[cfg(target_arch = "x86_64")]
 numbers! {
     older_number:
@@ -193,7 +199,8 @@ fn profile(text: &str) -> Verdict<Vec<sock_filter>> {
             rest.split(|c: char| !c.is_ascii_digit()).find(|word| !word.is_empty())?.parse().ok()
         };
         let condition = value("\"index\"").zip(value("\"value\""));
-        for name in names.split('"').skip(1).step_by(2) {
+        let names = names.split('"').skip(1).step_by(2);
+        for name in names.filter(|name| cfg!(target_arch = "x86_64") || !OLDER.contains(name)) {
             let number = number(name).ok_or_else(|| Stop::fail(format!("no number of {name}")))?;
             match condition {
                 None => filter.extend([op(EQUAL, 0, 1, number), allow]),
