@@ -17,7 +17,6 @@ use crate::capability::Capability;
 use crate::env;
 use crate::verdict::{Verdict, require};
 use libtest_mimic::Trial;
-use std::ops::RangeInclusive;
 use uverbs::Context;
 use uverbs::device::DriverId;
 
@@ -41,12 +40,10 @@ pub(crate) fn trials() -> Vec<Trial> {
     modules.into_iter().flatten().collect()
 }
 
-/// How many pages a context allocates for so many registers. A UAR of 4 KiB has two; where the kernel's pages
-/// are larger, one that was there before may have registers left.
-fn pages_for(registers: usize) -> RangeInclusive<usize> {
-    let each = 2 * rustix::param::page_size() / 4096;
-    let most = registers.div_ceil(each);
-    if each == 2 { most..=most } else { 0..=most }
+/// How many pages a context allocates for so many registers. A UAR of 4 KiB has two, and the driver tells a context
+/// that allocates its UARs itself of one UAR in a page, however large the kernel's pages are.
+fn pages_for(registers: usize) -> usize {
+    registers.div_ceil(2)
 }
 
 /// A context on the device under test; skips if the driver is not mlx5.

@@ -6,7 +6,7 @@
 //! counts before and after the suite. The lab's `mutants::` remove locks and doorbell records from
 //! a copy of the library, and these tests have to make the counts rise.
 
-use crate::env::{self, page_size};
+use crate::env;
 use crate::pair::{PATIENCE, gid};
 use crate::verdict::{Stop, Verdict, trials};
 use std::thread;
@@ -33,8 +33,6 @@ const WORDS: usize = 5;
 /// Registers of a context that belong to one queue pair each, and registers to be shared, at least: as
 /// many more as the last page has.
 const REGISTERS: [usize; 2] = [4, 12];
-/// Registers of a UAR of 4 KiB; a page of the system has one UAR or several.
-const PER_UAR: usize = 2;
 
 /// Rounds; in each, every queue pair sends.
 fn rounds() -> u64 {
@@ -222,8 +220,7 @@ fn threads_ring_shared_registers() -> Verdict {
     for _ in 0..THREADS {
         workers.push(Worker::new(&context, &pd, QUEUES)?);
     }
-    let per_page = PER_UAR * page_size() / 4096;
-    let most = REGISTERS.iter().map(|registers| registers.div_ceil(per_page)).sum::<usize>();
+    let most = REGISTERS.into_iter().map(super::pages_for).sum();
     // As many as there may be, and fewer than queue pairs: so most are shared.
     assert_eq!(pages()? - before, if combines { most } else { 0 });
     together(&mut workers, &mut [])
