@@ -48,7 +48,6 @@ const TESTS: &[(&str, Test)] = &[
     ("lost_messages", lost_messages),
     ("delayed_messages", delayed_messages),
     ("a_link_that_flaps", a_link_that_flaps),
-    ("our_handshake_goes_on_when_its_link_comes_back", our_handshake_and_the_link),
     ("sickness", sickness),
     ("surprise_removal", surprise_removal),
     ("our_program_and_surprise_removal", our_program_and_surprise_removal),
@@ -339,30 +338,6 @@ fn a_link_that_flaps(bench: &mut Bench<'_>) -> Result<()> {
         bench.guest.pause(Duration::from_millis(200))?;
     }
     bench.no_more_events(events)
-}
-
-/// A connect request that is sent while the link is down arrives when the kernel repeats it.
-fn our_handshake_and_the_link(bench: &mut Bench<'_>) -> Result<()> {
-    let port = "/sys/class/infiniband/mlx5_0/ports/1";
-    let server = bench
-        .guest
-        .start("exec timeout 100 uverbs cm rping -s -a 10.0.0.2 -S 100 --timeout 60 -v")?;
-    bench.guest.run("until_true cm", PATIENCE)?;
-    let sent = bench.guest.run(&format!("cat {port}/cm_tx_msgs/req"), PATIENCE)?;
-    bench.ask(Request::Link { function: 0, up: false })?;
-    bench.guest.run(&format!("until_true 'grep -q DOWN {port}/state'"), PATIENCE)?;
-    let client = bench.guest.start(
-        "exec timeout 100 uverbs cm rping -c -a 10.0.0.2 -I 10.0.0.1 -C 5 -S 100 --timeout 60 --json",
-    )?;
-    let more = format!("until_true '[ $(cat {port}/cm_tx_msgs/req) -gt {} ]'", sent.trim());
-    bench.guest.run(&more, PATIENCE)?;
-    bench.ask(Request::Link { function: 0, up: true })?;
-    for (who, words) in [(client, "pings\":5"), (server, "rdma-ping-4: ")] {
-        let status = bench.guest.end(who, PATIENCE)?;
-        let text = bench.guest.text(who)?;
-        ensure!(status == 0 && text.contains(words), "ended with {status}\n{text}");
-    }
-    Ok(())
 }
 
 /// The driver sees that firmware asks for a reset, raises an event in each process that has the
