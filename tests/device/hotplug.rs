@@ -58,12 +58,23 @@ pub(crate) fn work(name: &str, mut say: impl FnMut(Step)) -> Verdict {
     drop(context);
     say(Step::Gone);
 
-    let context = returned(name, &device)?;
-    let mut pair = Pair::on(context.clone(), context, Config::rc())?;
-    pair.connect()?;
-    pair.message(2, 3000)?;
+    // While the machine gives the new interface its addresses, entries of the GID table come and go.
+    let deadline = Instant::now() + ABSENCE;
+    loop {
+        match exchange(returned(name, &device)?) {
+            Err(_) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(20)),
+            result => break result?,
+        }
+    }
     say(Step::Again);
     Ok(())
+}
+
+/// Connects a pair of queue pairs, and sends a message.
+fn exchange(context: Context) -> Verdict {
+    let mut pair = Pair::on(context.clone(), context, Config::rc())?;
+    pair.connect()?;
+    pair.message(2, 3000)
 }
 
 /// Waits for events until there is no device to raise them.
@@ -86,7 +97,9 @@ fn returned(name: &str, gone: &Device) -> Verdict<Context> {
         let found = Device::by_name(name).and_then(|device| Context::open(&device));
         let why = match found {
             Ok(context) if context.device().index() == gone.index() => "the old one".to_owned(),
-            Ok(context) if context.query_port(PORT)?.state != PortState::ACTIVE => {
+            Ok(context)
+                if !context.query_port(PORT).is_ok_and(|port| port.state == PortState::ACTIVE) =>
+            {
                 "its port is not active".to_owned()
             }
             Ok(context) if gid(&context).is_err() => "its port has no GID".to_owned(),
