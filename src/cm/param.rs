@@ -94,8 +94,8 @@ impl ConnectParam {
 
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
     /// [`ACCEPT_PRIVATE_DATA`] with an accept. The message is padded with zeros, and the peer does not
-    /// learn the length. With a request of an id that has GIDs in place of IP addresses the upper half of the second
-    /// byte is neither 4 nor 6: the peer's kernel would look for IP addresses.
+    /// learn the length. With a request of an id that has GIDs in place of IP addresses the first byte is 0, and
+    /// the upper half of the second one neither 4 nor 6: they would not arrive.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
@@ -289,13 +289,18 @@ pub(super) fn check_private_data(
     Ok(())
 }
 
-/// Refuses private data that the peer's kernel takes for the header of a request with IP addresses: it looks for their
-/// version in the second byte, whether the request has such a header or not.
+/// Refuses private data that does not arrive as it is. Whether a request has a header of IP addresses or not, the
+/// kernel writes 0, the version of that header, over the first byte, and the peer's kernel looks for the version of IP
+/// in the second one.
 fn check_is_no_header(verb: &'static str, data: &[u8]) -> Result<()> {
-    let [first, second @ (0x40..=0x4f | 0x60..=0x6f), ..] = *data else { return Ok(()) };
+    let (first, second) = match *data {
+        [] | [0] | [0, 0x00..=0x3f | 0x50..=0x5f | 0x70..=0xff, ..] => return Ok(()),
+        [first] => (first, 0),
+        [first, second, ..] => (first, second),
+    };
     let detail = format!(
-        "private data that begins with {first:02x} {second:02x}: without IP addresses the peer's kernel takes the \
-         beginning for its own header and refuses the request; let two zero bytes precede the data"
+        "private data that begins with {first:02x} {second:02x}: without IP addresses the kernel overwrites the \
+         first byte, and the peer's kernel may take the second one for its own; let two zero bytes precede the data"
     );
     Err(Error::invalid(verb, detail))
 }
@@ -336,10 +341,10 @@ mod tests {
 
     #[test]
     fn private_data_that_looks_like_a_header_is_refused() {
-        for data in [&[][..], &[1], &[9, 0, 0x45], &[0, 0x3f], &[0, 0x50], &[0, 0x74]] {
+        for data in [&[][..], &[0], &[0, 0, 0x45], &[0, 0x3f], &[0, 0x50], &[0, 0x74]] {
             check_is_no_header("connect", data).unwrap();
         }
-        for data in [&[1, 0x45][..], &[0, 0x40], &[0, 0x4f], &[0, 0x60], &[0, 0x6f]] {
+        for data in [&[1][..], &[9, 0, 0x45], &[0, 0x40], &[0, 0x4f], &[0, 0x60], &[0, 0x6f]] {
             let error = check_is_no_header("connect", data).unwrap_err();
             assert!(error.message().contains("two zero bytes"), "{error}");
         }
