@@ -185,9 +185,6 @@ fn gids_of_ethernet_are_no_infiniband_ports() -> Verdict {
     let create = || channel.create_id_in(PortSpace::IB);
     let error = create()?.bind_ib(end.any()).unwrap_err();
     assert!(error.message().contains("no InfiniBand port has the GID"), "{error}");
-    // The unspecified GID would stand for this host.
-    let error = create()?.resolve_ib_addr(None, address, PATIENCE).unwrap_err();
-    assert!(error.message().contains("no active InfiniBand port"), "{error}");
     Ok(())
 }
 
