@@ -13,7 +13,6 @@ use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
 use uverbs::cm::{ConnectParam, EventChannel, Progress, RouteResolved};
-use uverbs::device::DriverId;
 use uverbs::{Context, Device, GidEntry, GidFilter, GidType, PortState};
 
 trials![
@@ -236,14 +235,7 @@ fn handshake_on_a_dead_link_is_given_up() -> Verdict {
     let unheard = (unheard.0, pending(unheard.1.wait(Some(SILENCE))?)?);
     drop((heard, passive, unheard));
     assert_eq!(channel.leaked(), 0);
-    cable.mend()?;
-    // On soft-RoCE a request that follows was not seen within 20 seconds.
-    if env::device().driver() != Some(DriverId::MLX5) {
-        return Ok(());
-    }
-    let asked = ask_by(cable.route(&channel, &service)?, &param)?;
-    let mut pair = accepted(asked, service.request()?, &param)?;
-    send(&mut pair.active.0, &mut pair.passive.0)
+    Ok(())
 }
 
 /// The kernel repeats a request after some seconds.
