@@ -67,6 +67,7 @@ mod dm;
 mod error;
 mod events;
 mod file;
+mod first_panic;
 mod flow;
 mod handles;
 mod identity;

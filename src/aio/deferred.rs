@@ -2,9 +2,9 @@
 //! All of it may run code of the program, which may use the same queues.
 
 use super::inflight::flush;
+use crate::first_panic::FirstPanic;
 use crate::owned::Memory;
 use crate::qp::WeakQpHandle;
-use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::task::Waker;
 
 /// Queue pairs to be flushed, wakers to be called, and memory to be dropped.
@@ -43,9 +43,7 @@ impl Deferred {
         if self.is_empty() {
             return;
         }
-        if let Some(panic) = self.run_all() {
-            resume_unwind(panic);
-        }
+        self.run_all().resume();
     }
 
     fn is_empty(&self) -> bool {
@@ -54,38 +52,25 @@ impl Deferred {
 
     /// Does all the work, and ignores panics.
     pub(super) fn run_quietly(&mut self) {
-        // What a panic carries may panic in turn when it is dropped.
-        if let Some(panic) = self.run_all() {
-            std::mem::forget(panic);
-        }
+        self.run_all().ignore();
     }
 
-    fn run_all(&mut self) -> Option<Box<dyn std::any::Any + Send>> {
-        let mut first = None;
-        let mut attempt = |work: &mut dyn FnMut()| {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(work)) {
-                match &first {
-                    None => first = Some(panic),
-                    Some(_) => std::mem::forget(panic),
-                }
-            }
-        };
+    fn run_all(&mut self) -> FirstPanic {
+        let mut calls = FirstPanic::default();
         if !self.failed.is_empty() {
             for qp in self.failed.drain(..) {
-                attempt(&mut || drop(flush(Some(&qp))));
+                calls.catch(|| drop(flush(Some(&qp))));
             }
         }
         for waker in self.wakers.drain(..) {
-            let mut waker = Some(waker);
-            attempt(&mut || waker.take().into_iter().for_each(Waker::wake));
+            calls.catch(|| waker.wake());
         }
         if !self.memory.is_empty() {
             for memory in self.memory.drain(..) {
-                let mut memory = Some(memory);
-                attempt(&mut || drop(memory.take()));
+                calls.catch(|| drop(memory));
             }
         }
-        first
+        calls
     }
 }
 
@@ -100,6 +85,7 @@ impl Deferred {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::panic::{AssertUnwindSafe, catch_unwind};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicUsize, Ordering};
     use std::task::Wake;

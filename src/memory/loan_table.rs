@@ -10,10 +10,11 @@ pub(crate) mod lender;
 
 use super::compact_enum::CompactEnum;
 use super::sync::{AtomicU64, LoomCell, Ordering};
+use crate::first_panic::FirstPanic;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;
-use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
+use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
 use std::sync::Arc;
 
@@ -362,27 +363,15 @@ impl<P> LoanTable<P> {
     ) where
         P: 't,
     {
-        let mut first = None;
+        let mut visits = FirstPanic::default();
         for payload in tables
             .into_iter()
             .flat_map(LoanTable::lendable_slots)
             .filter_map(LoanSlot::take_back_any)
         {
-            if let Err(panic) = catch_unwind(AssertUnwindSafe(|| visit(payload))) {
-                match &first {
-                    None => first = Some(panic),
-                    // Dropping the payload of a panic may panic again.
-                    Some(_) => std::mem::forget(panic),
-                }
-            }
+            visits.catch(|| visit(payload));
         }
-        if let Some(panic) = first {
-            match std::thread::panicking() {
-                // A second panic would abort the process.
-                true => std::mem::forget(panic),
-                false => resume_unwind(panic),
-            }
-        }
+        visits.resume();
     }
 }
 

@@ -2,6 +2,7 @@
 
 use super::lender::Lender;
 use super::*;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 #[test]

@@ -1,0 +1,73 @@
+//! Calls into the program's code that must all be made, although some of them panic.
+
+use std::any::Any;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+/// The first panic of several calls.
+#[derive(Debug, Default)]
+pub(crate) struct FirstPanic(Option<Box<dyn Any + Send>>);
+
+impl FirstPanic {
+    /// Makes a call, and keeps its panic.
+    pub(crate) fn catch(&mut self, call: impl FnOnce()) {
+        if let Err(panic) = catch_unwind(AssertUnwindSafe(call)) {
+            match &self.0 {
+                None => self.0 = Some(panic),
+                // Dropping the payload of a panic may panic again.
+                Some(_) => std::mem::forget(panic),
+            }
+        }
+    }
+
+    /// Lets the first panic go on, unless this thread panics already: a second panic would abort the process.
+    pub(crate) fn resume(mut self) {
+        if std::thread::panicking() {
+            return;
+        }
+        if let Some(panic) = self.0.take() {
+            resume_unwind(panic);
+        }
+    }
+
+    /// Ignores the panics.
+    pub(crate) fn ignore(self) {}
+}
+
+impl Drop for FirstPanic {
+    fn drop(&mut self) {
+        std::mem::forget(self.0.take());
+    }
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_is_made_and_the_first_panic_goes_on() {
+        let mut made = Vec::new();
+        let mut calls = FirstPanic::default();
+        for number in 0..4 {
+            calls.catch(|| {
+                made.push(number);
+                assert!(number % 2 == 0, "call {number}");
+            });
+        }
+        assert_eq!(made, [0, 1, 2, 3]);
+        let panic = catch_unwind(AssertUnwindSafe(|| calls.resume())).unwrap_err();
+        assert_eq!(panic.downcast_ref::<String>().map(String::as_str), Some("call 1"));
+    }
+
+    #[test]
+    fn a_panic_that_panics_when_it_is_dropped_is_ignored() {
+        struct Bomb;
+        impl Drop for Bomb {
+            fn drop(&mut self) {
+                panic!("dropped");
+            }
+        }
+        let mut calls = FirstPanic::default();
+        (0..2).for_each(|_| calls.catch(|| std::panic::panic_any(Bomb)));
+        calls.ignore();
+    }
+}
