@@ -11,7 +11,7 @@ use super::id::{
     RouteResolved, explain_privileged,
 };
 use super::kernel::Command;
-use super::listen::ConnectRequest;
+use super::listen::{ConnectRequest, ListeningId};
 use super::step::{Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -109,6 +109,17 @@ impl IbAddress {
     }
 }
 
+impl ListeningId {
+    /// The GID and the service that the id listens on. An id with an IP address has them, too.
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn local_ib_addr(&self) -> Result<IbAddress> {
+        self.id.ib_addrs("get_local_addr").map(|(local, _)| local)
+    }
+}
+
 impl ConnectRequest {
     /// The GIDs and the service of both ends, this one first. A request with IP addresses has them, too.
     ///
@@ -132,9 +143,9 @@ impl Connection {
 }
 
 /// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one of the IP addresses.
-#[doc(alias = "ib_path_record")]
 ///
 /// [`IbPath::default`] is a reversible path in the default partition with an MTU of 2048 bytes, between no ports yet.
+#[doc(alias = "ib_path_record")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IbPath {
     /// The service that the path is for; 0 stands for any.

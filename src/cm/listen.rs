@@ -26,7 +26,7 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 /// stay.
 #[derive(Debug)]
 pub struct ListeningId {
-    id: Arc<IdInner>,
+    pub(super) id: Arc<IdInner>,
 }
 
 impl ListeningId {

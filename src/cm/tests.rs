@@ -796,6 +796,8 @@ fn ports_of_infiniband_are_addressed_by_gid() {
     let param = ConnectParam::new().private_data(b"hello");
     let error = route.connect(&stage.qp, &param).unwrap_err();
     assert!(error.message().contains("begins with 68 65"), "{error}");
+    let listening = create().bind_ib(here).unwrap().listen(4).unwrap();
+    assert_eq!(listening.local_ib_addr().unwrap(), here);
     drop(bound.resolve_ib_addr(there, LONG).unwrap());
     let asked = stage.script.resolves();
     assert_eq!((asked[0].src_addr, asked[0].src_size), (here.encode().0, 48));
