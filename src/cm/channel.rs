@@ -6,7 +6,7 @@
 
 use super::event::Event;
 use super::fd::RdmaCmFd;
-use super::id::{Id, IdInner, PortSpace};
+use super::id::{Id, IdInner, PortSpace, Waiting};
 use super::kernel::{Command, Kernel};
 use super::param::Depths;
 use crate::context::Context;
@@ -14,6 +14,7 @@ use crate::device::{Device, Guid, devices, open_rdma_cm};
 use crate::error::{Error, Result};
 use crate::events::file::set_nonblocking;
 use crate::file::random;
+use crate::first_panic::FirstPanic;
 use crate::memory::fork::Epoch;
 use crate::memory::lock::Lock;
 use crate::qp::QpType;
@@ -211,9 +212,11 @@ impl EventChannel {
     /// Wakes the tasks of all ids.
     pub(crate) fn wake_all(&self) {
         let ids = self.inner.ids.lock().map(|ids| ids.values().cloned().collect::<Vec<_>>());
+        let mut waiting = Waiting::default();
         for id in ids.into_iter().flatten().filter_map(|id| id.upgrade()) {
-            id.wake();
+            id.add_waiting(&mut waiting);
         }
+        waiting.wake();
     }
 
     /// Makes this the context of ids on its device: [`context`](super::RouteResolved::context) of an
@@ -342,18 +345,22 @@ impl Channel {
             Err(errno) => return Err(explain(verb, u32::MAX, errno)),
         }
         let mut event = Event::new(&raw);
-        let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
-        let id = ids.get(&raw.uid).and_then(Weak::upgrade);
-        // The kernel tells an id that its device goes, and not the memberships that the id keeps.
-        let members: Vec<_> = match event.kind {
-            rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL => {
-                let is_member = |member: &Arc<IdInner>| member.is_member_of(raw.uid);
-                ids.values().filter_map(Weak::upgrade).filter(is_member).collect()
-            }
-            _ => Vec::new(),
+        let removal = event.kind == rdma_cm_event_type::RDMA_CM_EVENT_DEVICE_REMOVAL;
+        // No id is upgraded under the lock: if its last other reference went meanwhile, it would be dropped here,
+        // and for that it takes the lock.
+        let (id, others): (_, Vec<Weak<IdInner>>) = {
+            let ids = self.ids.lock().ok_or_else(|| Error::forked(verb))?;
+            let others = if removal { ids.values().cloned().collect() } else { Vec::new() };
+            (ids.get(&raw.uid).cloned(), others)
         };
-        drop(ids);
-        members.iter().for_each(|member| member.receive(Event::new(&raw)));
+        let id = id.and_then(|id| id.upgrade());
+        let mut waiting = Waiting::default();
+        // The kernel tells an id that its device goes, and not the memberships that the id keeps.
+        for other in others.iter().filter_map(Weak::upgrade) {
+            if other.is_member_of(raw.uid) {
+                other.receive(Event::new(&raw), &mut waiting);
+            }
+        }
         if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
             // If the listener is gone, dropping the event destroys the new id.
             let (space, qp_type) = id.as_ref().map_or((PortSpace::TCP, QpType::RC), |listener| {
@@ -362,9 +369,10 @@ impl Channel {
             event.request = Some(IdInner::adopt(self, raw.id, space, qp_type));
         }
         if let Some(id) = id {
-            id.receive(event);
+            id.receive(event, &mut waiting);
             self.wake();
         }
+        waiting.wake();
         Ok(true)
     }
 
@@ -530,7 +538,10 @@ impl Drop for Reading<'_> {
         channel.wake();
         if channel.dispatcher_waits.swap(false, Ordering::SeqCst) {
             let dispatcher = channel.dispatcher.lock().and_then(|mut it| it.take());
-            dispatcher.into_iter().for_each(Waker::wake);
+            // This may be dropped by another waker's panic.
+            let mut call = FirstPanic::default();
+            dispatcher.into_iter().for_each(|waker| call.catch(|| waker.wake()));
+            call.resume();
         }
     }
 }

@@ -17,6 +17,7 @@ use super::step::{Step, wait};
 use crate::context::Context;
 use crate::device::Guid;
 use crate::error::{Error, Result};
+use crate::first_panic::FirstPanic;
 use crate::memory::lock::Lock;
 use crate::number::open_enum;
 use crate::qp::{QpControl, QpState, QpType};
@@ -105,6 +106,22 @@ struct EventQueue {
     wakers: Vec<(u64, Waker)>,
     /// The number of the last wait.
     last_wait: u64,
+}
+
+/// Tasks to be woken, with the numbers of their waits. A waker is code of the program, so that none is called under
+/// a lock.
+#[derive(Debug, Default)]
+pub(super) struct Waiting(Vec<(u64, Waker)>);
+
+impl Waiting {
+    /// Wakes all of them, also those that come after a waker that panics.
+    pub(super) fn wake(self) {
+        let mut calls = FirstPanic::default();
+        for (_, waker) in self.0 {
+            calls.catch(|| waker.wake());
+        }
+        calls.resume();
+    }
 }
 
 /// A task's wait for events of an id, which ends when this is dropped.
@@ -266,18 +283,26 @@ impl IdInner {
         self.number.load(Ordering::Relaxed)
     }
 
-    pub(super) fn receive(&self, event: Event) {
+    /// Queues an event. The tasks that wait for one are added to `waiting`, for the caller to wake.
+    pub(super) fn receive(&self, event: Event, waiting: &mut Waiting) {
         if let Some(mut queue) = self.queue.lock() {
             queue.events.push_back(event);
+            waiting.0.append(&mut queue.wakers);
         }
-        self.wake();
     }
 
-    /// Wakes the tasks that wait for an event of this id. A waker is code of the program, so that none
-    /// runs under the lock.
+    /// Adds the tasks that wait for an event of this id to `waiting`.
+    pub(super) fn add_waiting(&self, waiting: &mut Waiting) {
+        if let Some(mut queue) = self.queue.lock() {
+            waiting.0.append(&mut queue.wakers);
+        }
+    }
+
+    /// Wakes the tasks that wait for an event of this id.
     pub(crate) fn wake(&self) {
-        let wakers = self.queue.lock().map(|mut queue| std::mem::take(&mut queue.wakers));
-        wakers.into_iter().flatten().for_each(|(_, waker)| waker.wake());
+        let mut waiting = Waiting::default();
+        self.add_waiting(&mut waiting);
+        waiting.wake();
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {

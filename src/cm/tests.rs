@@ -628,6 +628,34 @@ fn memberships_are_lost_when_the_device_of_their_id_goes() {
     assert_eq!(kept.wait_lost(NOW).unwrap_err().errno(), Errno::TIMEDOUT);
 }
 
+/// The removal is told to the memberships of the id, among which those that go are looked for, too.
+#[test]
+#[cfg_attr(miri, ignore = "it takes long")]
+fn ids_go_while_their_channel_reads_a_removal() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let Stage { script, channel, .. } = stage;
+    let (done, ended) = std::sync::mpsc::channel();
+    // No thread of a scope: one that waits for ever must not keep the test from failing.
+    std::thread::spawn(move || {
+        let (last, is_over) = std::sync::mpsc::channel::<()>();
+        let coming = std::thread::spawn(move || {
+            while let Err(std::sync::mpsc::TryRecvError::Empty) = is_over.try_recv() {
+                let ids: Vec<_> = (0..20).map(|_| channel.create_id().unwrap()).collect();
+                drop(ids);
+            }
+        });
+        for _ in 0..5_000 {
+            script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+            listener.next_request(NOW).unwrap_err();
+        }
+        drop(last);
+        coming.join().unwrap();
+        done.send(()).unwrap();
+    });
+    ended.recv_timeout(Duration::from_secs(60)).expect("the threads wait for each other");
+}
+
 #[test]
 fn group_that_cannot_be_joined_says_why() {
     let stage = Stage::new();

@@ -6,6 +6,7 @@ use crate::memory::fork::in_child;
 use crate::tests::Bench;
 use crate::tests::futures::{Watched, cx};
 use crate::{QpState, QpType, QueuePair};
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
 use std::sync::atomic::AtomicUsize;
 use std::task::Wake;
@@ -333,6 +334,43 @@ fn dropped_futures_leave_no_waker() {
         assert_eq!((&connection.connection).id().tasks(), 2);
     }
     assert_eq!((&connection.connection).id().tasks(), 0);
+}
+
+/// Panics when it is woken.
+struct Panics;
+
+impl Wake for Panics {
+    fn wake(self: Arc<Self>) {
+        panic!("as planned");
+    }
+}
+
+#[test]
+fn a_waker_that_panics_keeps_no_other_task_waiting() {
+    let mut stage = Stage::new();
+    let (_qp, connection) = stage.connect(1, 10).unwrap();
+    let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+    let (count, waker) = Count::new();
+    let panicking = Waker::from(Arc::new(Panics));
+    let (mut one, mut other) = (pin!(connection.disconnected()), pin!(connection.disconnected()));
+    let poll_both = |one: Pin<&mut _>, other: Pin<&mut _>| {
+        fn poll<F: Future>(future: Pin<&mut F>, waker: &Waker) {
+            assert!(future.poll(&mut task::Context::from_waker(waker)).is_pending());
+        }
+        poll(one, &panicking);
+        poll(other, &waker);
+    };
+    poll_both(one.as_mut(), other.as_mut());
+    stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+    let read = AssertUnwindSafe(|| Pin::new(&mut stage.driver).poll(&mut cx()));
+    assert!(catch_unwind(read).is_err());
+    assert_eq!(count.get(), 1, "by an event");
+    poll_both(one.as_mut(), other.as_mut());
+    let mut request = pin!(listener.next_request());
+    assert!(request.as_mut().poll(&mut task::Context::from_waker(&waker)).is_pending());
+    let driver = stage.driver;
+    assert!(catch_unwind(AssertUnwindSafe(|| drop(driver))).is_err());
+    assert_eq!(count.get(), 3, "by the end of the driver");
 }
 
 /// Each time, the file is readable to the driver, and a thread reads what it was readable for.
