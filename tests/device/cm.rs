@@ -718,13 +718,14 @@ fn connector_and_listener_do_it_in_one_call() -> Verdict {
     let from = SocketAddr::new(address(&env::device())?, 0);
     std::thread::scope(|scope| {
         let client = scope.spawn(|| -> Verdict {
-            let connector = Connector::new(at)?.from(from).type_of_service(8);
+            let connector = Connector::new(at)?.from(from).type_of_service(8).ack_timeout(21);
             let (qp, connection) = connector.connect(|route| {
                 let context = route.context()?;
                 let cq = context.cq_builder(4).build()?;
                 context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
             })?;
-            assert_eq!(qp.query()?.state, QpState::RTS);
+            let info = qp.query()?;
+            assert_eq!((info.state, info.timeout), (QpState::RTS, 21));
             connection.wait_disconnected(Some(PATIENCE))?;
             Ok(())
         });
