@@ -1,12 +1,12 @@
-//! A value of any type in four words, without an allocation.
+//! A value of any type in 32 bytes, without an allocation.
 
 use std::any::Any;
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
-/// Room for a value.
-type Words = [usize; 4];
+/// Room for a value: as much on processors of 32 bits, so that the same programs compile.
+type Words = [u64; 4];
 
 /// As `Box<dyn Any + Send + Sync>`, with the value in place.
 pub(crate) struct InlineAny {
@@ -28,7 +28,7 @@ impl InlineAny {
         const {
             assert!(
                 size_of::<T>() <= size_of::<Words>() && align_of::<T>() <= align_of::<Words>(),
-                "the type is larger than four words: put it into a Box"
+                "the type is larger than 32 bytes: put it into a Box"
             );
         }
         let mut words = MaybeUninit::<Words>::uninit();
@@ -88,9 +88,9 @@ mod tests {
     }
 
     #[test]
-    fn a_value_of_four_words_moves_between_threads() {
-        let value = InlineAny::new([usize::MAX; 4]);
-        let there = std::thread::spawn(move || value.get().is::<[usize; 4]>());
+    fn a_value_of_32_bytes_moves_between_threads() {
+        let value = InlineAny::new([u64::MAX; 4]);
+        let there = std::thread::spawn(move || value.get().is::<[u64; 4]>());
         assert!(there.join().unwrap());
     }
 }
