@@ -431,7 +431,7 @@ impl MrBuilder {
         const VERB: &str = "reg_dmabuf_mr";
         let file = self.pd.file();
         let iova = self.iova.unwrap_or(offset);
-        check(self.access, offset, iova, length).map_err(|error| error.in_verb(VERB))?;
+        check(self.access, offset, u64::MAX, iova, length).map_err(|error| error.in_verb(VERB))?;
         let (mut lkey, mut rkey) = (0u32, 0u32);
         let fd = dmabuf.as_fd().as_raw_fd();
         let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR)
@@ -491,7 +491,7 @@ impl MrBuilder {
         let file = self.pd.file();
         let (start, length) = (backing.address(), backing.reach());
         let hca_va = self.iova.unwrap_or(start);
-        if let Err(error) = check(self.access, start, hca_va, length) {
+        if let Err(error) = check(self.access, start, LAST_ADDRESS, hca_va, length) {
             return Err(error.with(backing));
         }
         if self.access.contains(Access::ON_DEMAND) && file.provider.pages_in_place_only() {
@@ -572,17 +572,20 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
     })
 }
 
+/// The highest address of this process.
+pub(super) const LAST_ADDRESS: u64 = usize::MAX as u64;
+
 /// Refuses values that the kernel would refuse by an errno alone, and names them. `start` is an address of
-/// this process or an offset in a dma-buf.
-pub(super) fn check(access: Access, start: u64, iova: u64, length: u64) -> Result<()> {
+/// this process, up to [`LAST_ADDRESS`], or an offset in a dma-buf, up to `last`.
+pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u64) -> Result<()> {
     access.check(VERB)?;
     if length == 0 {
         return Err(Error::invalid(VERB, "a region of 0 bytes"));
     }
     // The length of the whole address space does not fit; `u64::MAX` stands for it.
     let whole = start == 0 && length == u64::MAX;
-    for first in [start, iova] {
-        if !whole && first.checked_add(length).is_none() {
+    for (first, last) in [(start, last), (iova, u64::MAX)] {
+        if !whole && first.checked_add(length).is_none_or(|end| end > last) {
             return Err(Error::invalid(
                 VERB,
                 format!("{length} bytes at {first:#x} reach beyond the end of the address space"),
@@ -663,9 +666,9 @@ mod tests {
     fn low_bits_of_both_addresses_must_agree() {
         let page = page_size() as u64;
         let access = Access::LOCAL_WRITE;
-        assert!(check(access, 5 * page + 8, 8, 64).is_ok());
-        assert!(check(access, 5 * page + 8, 9 * page + 8, 64).is_ok());
-        let error = check(access, 5 * page + 8, 16, 64).unwrap_err();
+        assert!(check(access, 5 * page + 8, LAST_ADDRESS, 8, 64).is_ok());
+        assert!(check(access, 5 * page + 8, LAST_ADDRESS, 9 * page + 8, 64).is_ok());
+        let error = check(access, 5 * page + 8, LAST_ADDRESS, 16, 64).unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL);
         let start = format!("{:#x}", 5 * page + 8);
         assert!(error.message().contains(&start) && error.message().contains("0x10"), "{error}");
@@ -675,15 +678,19 @@ mod tests {
     fn ranges_must_end_within_the_address_space() {
         let page = page_size() as u64;
         let last = u64::MAX - page + 1;
-        assert!(check(Access::empty(), last, last, page).is_err());
-        assert!(check(Access::empty(), page, last, page).is_err());
-        assert!(check(Access::empty(), page, page, 0).is_err());
-        assert!(check(Access::ON_DEMAND, 0, 0, u64::MAX).is_ok());
+        let none = Access::empty();
+        assert!(check(none, last, u64::MAX, last, page).is_err());
+        assert!(check(none, page, LAST_ADDRESS, last, page).is_err());
+        assert!(check(none, page, LAST_ADDRESS, page, 0).is_err());
+        assert!(check(Access::ON_DEMAND, 0, LAST_ADDRESS, 0, u64::MAX).is_ok());
+        let last_of_32_bits = u64::from(u32::MAX);
+        assert!(check(none, last_of_32_bits + 1 - 2 * page, last_of_32_bits, 0, page).is_ok());
+        assert!(check(none, last_of_32_bits + 1 - 2 * page, last_of_32_bits, 0, 2 * page).is_err());
     }
 
     #[test]
     fn rights_that_contradict_each_other_are_refused() {
-        let error = check(Access::REMOTE_WRITE, 0x1000, 0x1000, 64).unwrap_err();
+        let error = check(Access::REMOTE_WRITE, 0x1000, LAST_ADDRESS, 0x1000, 64).unwrap_err();
         assert!(error.message().contains("LOCAL_WRITE"), "{error}");
     }
 }

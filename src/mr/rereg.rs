@@ -235,7 +235,8 @@ impl<T, M> MemoryRegion<T, M> {
             Err(dead())
         } else {
             check_location(&inner).and_then(|()| {
-                let checked = register::check(inner.access, start, start, length);
+                let last = register::LAST_ADDRESS;
+                let checked = register::check(inner.access, start, last, start, length);
                 checked.map_err(|error| error.in_verb(VERB))?;
                 register::keep_from_children(VERB, &backing, inner.access)
             })
