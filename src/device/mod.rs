@@ -188,7 +188,8 @@ impl Device {
     #[cfg(test)]
     pub(crate) fn planted(name: &str, driver: DriverId, ports: u32) -> Device {
         let number = DeviceNumber { major: 231, minor: 192 };
-        let node = Node { name: "uverbs0".into(), number, abi: 1 };
+        let abi = if driver == DriverId::RXE { 2 } else { 1 };
+        let node = Node { name: "uverbs0".into(), number, abi };
         let listed = Listed { name: name.into(), ports, ..Listed::default() };
         Device {
             index: None,

@@ -121,7 +121,8 @@ fn an_abi_out_of_range_names_the_range() {
     let error = only(&node("uverbs0", 192, 3, Some(14))).provider().unwrap_err();
     assert!(error.is_unsupported());
     assert!(error.message().contains("ABI version 3"), "{error}");
-    assert!(error.message().contains("1 to 2"), "{error}");
+    let known = if cfg!(target_pointer_width = "64") { "1 to 2" } else { "2 to 2" };
+    assert!(error.message().contains(known), "{error}");
 }
 
 #[test]

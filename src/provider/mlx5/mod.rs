@@ -55,7 +55,8 @@ impl Mlx5 {
     pub(crate) fn new(limits: Limits, kernel: &dyn Kernel) -> Result<Mlx5> {
         if !barrier::KNOWN {
             return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(format!(
-                "how memory is ordered towards devices is not known for {}",
+                "mlx5 is driven on x86_64 and aarch64: how other processors, as this {}, order memory towards \
+                 devices is not known here",
                 std::env::consts::ARCH
             )));
         }
