@@ -60,7 +60,13 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
                 Err(error) => return Err(error.into()),
             }
         }
-        batch.ring()?;
+        if let Err(error) = batch.ring() {
+            // The device may have been taken away since the loop looked.
+            if is_taken(&a.context, deadline)? {
+                break;
+            }
+            return Err(error.into());
+        }
         completed += a.cq.poll()?.filter(|done| done.outcome.status == WcStatus::SUCCESS).count();
         if completed > 0 {
             drop(awaited.take());
