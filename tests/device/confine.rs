@@ -127,7 +127,6 @@ numbers! {
     "mremap" = SYS_mremap,
     "munmap" = SYS_munmap,
     "nanosleep" = SYS_nanosleep,
-    "newfstatat" = SYS_newfstatat,
     "openat" = SYS_openat,
     "ppoll" = SYS_ppoll,
     "prlimit64" = SYS_prlimit64,
@@ -138,7 +137,6 @@ numbers! {
     "recvfrom" = SYS_recvfrom,
     "recvmsg" = SYS_recvmsg,
     "restart_syscall" = SYS_restart_syscall,
-    "rseq" = SYS_rseq,
     "rt_sigaction" = SYS_rt_sigaction,
     "rt_sigprocmask" = SYS_rt_sigprocmask,
     "rt_sigreturn" = SYS_rt_sigreturn,
@@ -184,8 +182,21 @@ fn older_number(_: &str) -> Option<u32> {
     None
 }
 
+// Architectures of 32 bits have another call than the first, and `libc` does not know their second.
+#[cfg(target_pointer_width = "64")]
+numbers! {
+    wide_number:
+    "newfstatat" = SYS_newfstatat,
+    "rseq" = SYS_rseq,
+}
+
+#[cfg(not(target_pointer_width = "64"))]
+fn wide_number(_: &str) -> Option<u32> {
+    None
+}
+
 fn number(name: &str) -> Option<u32> {
-    number_everywhere(name).or_else(|| older_number(name))
+    number_everywhere(name).or_else(|| wide_number(name)).or_else(|| older_number(name))
 }
 
 /// The filter of a profile: calls that it names, with the value of an argument where it names one.

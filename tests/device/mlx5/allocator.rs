@@ -509,7 +509,7 @@ fn an_arena_of_huge_pages_carries_traffic() -> Verdict {
     assert_eq!(arena.used(), 0);
     drop(arena);
     assert_eq!(env::free_pages_of_2_mib(), before);
-    let error = Arena::huge_pages(1 << 40).unwrap_err();
+    let error = Arena::huge_pages(usize::try_from(1u64 << 40).unwrap_or(1 << 31)).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
     assert!(error.message().contains("nr_hugepages"), "{error}");
     Ok(())
