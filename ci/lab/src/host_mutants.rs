@@ -24,8 +24,11 @@ use sample::Seed;
 use serde::Deserialize;
 use std::fmt::{self, Write as _};
 use std::fs;
+use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
+use std::sync::Mutex;
+use std::thread;
 use std::time::{Duration, Instant};
 
 /// The version whose list of changes the entries of `accepted.txt` are written for. None of the crates in
@@ -55,6 +58,9 @@ pub(crate) struct MutantsArguments {
     /// The seed that chooses them, in hexadecimal digits [default: the hash of the commit]
     #[arg(long, value_name = "HEX")]
     seed: Option<Seed>,
+    /// How many are judged at a time, each in a copy of the workspace [default: one for each processor]
+    #[arg(long, value_name = "N")]
+    jobs: Option<NonZeroUsize>,
     /// Files and directories to change, from the top of the workspace [default: the data path]
     paths: Vec<PathBuf>,
 }
@@ -131,8 +137,12 @@ pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
 
 /// Tests as many mutants as `cargo ci mutants` does without arguments, for the soak.
 pub(crate) fn section() -> Result<Section> {
-    let (note, success) =
-        judge_sample(&MutantsArguments { sample: SAMPLE, seed: None, paths: Vec::new() })?;
+    let (note, success) = judge_sample(&MutantsArguments {
+        sample: SAMPLE,
+        seed: None,
+        jobs: None,
+        paths: Vec::new(),
+    })?;
     let outcome = if success { Outcome::Passed } else { Outcome::Failed(note.clone()) };
     let report = Report { name: "host_mutants::few_live".into(), outcome };
     Ok(Section { name: "host-mutants".into(), reports: vec![report], note })
@@ -149,24 +159,28 @@ fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     };
     let accepted = Accepted::of_tree()?;
     let tool = tool(&Cache::open()?, &workspace)?;
-    let place = Place::prepare(&workspace, tool, scope)?;
+    let jobs = arguments.jobs.map_or_else(thread::available_parallelism, Ok)?;
+    let places = (0..jobs.get())
+        .map(|job| Place::prepare(&workspace, job, &tool, &scope))
+        .collect::<Result<Vec<_>>>()?;
+    let place = &places[0];
     let all = place.list()?;
     let stale = accepted.stale(&all, |mutant| place.line(mutant))?;
     let chosen = sample::choose(&seed, place.compiled(all.clone())?, arguments.sample);
     ensure!(!chosen.is_empty(), "cargo-mutants finds nothing to change there");
     println!("{} mutants with seed {seed}", chosen.len());
-    let limit = place.baseline()?;
-    let mut fates = Vec::new();
-    for mutant in &chosen {
-        let start = Instant::now();
-        let may_live = accepted.covers(mutant, &place.line(mutant)?);
-        let fate = if may_live { Fate::Accepted } else { place.judge(mutant, all.len(), limit)? };
-        println!("{fate}: {} ({} s)", mutant.name, start.elapsed().as_secs());
-        fates.push(fate);
-    }
-    let verdict = Verdict { fates };
+    let rest = Mutex::new(chosen.iter());
+    let judged = thread::scope(|scope| {
+        let (rest, accepted, count) = (&rest, &accepted, all.len());
+        let judge = |place| scope.spawn(move || judge_all(place, rest, accepted, count));
+        let threads: Vec<_> = places.iter().map(judge).collect();
+        let results = threads.into_iter().map(|thread| thread.join().expect("no panic to judge"));
+        results.collect::<Result<Vec<_>>>()
+    })?;
+    let judged: Vec<(&Mutant, Fate)> = judged.into_iter().flatten().collect();
+    let verdict = Verdict { fates: judged.iter().map(|(_, fate)| *fate).collect() };
     println!("\nseed {seed}: {verdict}");
-    for (mutant, _) in chosen.iter().zip(&verdict.fates).filter(|(_, fate)| **fate == Fate::Lived) {
+    for (mutant, _) in judged.iter().filter(|(_, fate)| *fate == Fate::Lived) {
         println!("LIVED: {}\n    {}", mutant.name, place.line(mutant)?);
     }
     for entry in &stale {
@@ -174,6 +188,26 @@ fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     }
     let success = !verdict.failed() && stale.is_empty();
     Ok((verdict.to_string(), success))
+}
+
+/// Judges mutants in one copy of the workspace until none is left. Other threads take of the same ones.
+fn judge_all<'m>(
+    place: &Place,
+    rest: &Mutex<impl Iterator<Item = &'m Mutant>>,
+    accepted: &Accepted,
+    count: usize,
+) -> Result<Vec<(&'m Mutant, Fate)>> {
+    let limit = place.baseline()?;
+    let mut fates = Vec::new();
+    loop {
+        let next = rest.lock().expect("no thread panics with the lock").next();
+        let Some(mutant) = next else { return Ok(fates) };
+        let start = Instant::now();
+        let may_live = accepted.covers(mutant, &place.line(mutant)?);
+        let fate = if may_live { Fate::Accepted } else { place.judge(mutant, count, limit)? };
+        println!("{fate}: {} ({} s)", mutant.name, start.elapsed().as_secs());
+        fates.push((mutant, fate));
+    }
 }
 
 /// The fates of all mutants.
@@ -275,15 +309,15 @@ struct Place {
 }
 
 impl Place {
-    fn prepare(workspace: &Workspace, tool: PathBuf, scope: Vec<String>) -> Result<Place> {
-        let directory = workspace.lab_directory()?.join("host-mutants");
+    fn prepare(workspace: &Workspace, job: usize, tool: &Path, scope: &[String]) -> Result<Place> {
+        let directory = workspace.lab_directory()?.join("host-mutants").join(job.to_string());
         let tree = directory.join("tree");
         if tree.exists() {
             fs::remove_dir_all(&tree)?;
         }
         workspace::copy_tree(workspace.root(), &tree)?;
         let (target, answers) = (directory.join("target"), directory.join("answers"));
-        Ok(Place { tool, scope, tree, target, answers })
+        Ok(Place { tool: tool.into(), scope: scope.into(), tree, target, answers })
     }
 
     /// A command in the copy that leaves the processor to others, with an end to its memory.
@@ -292,6 +326,8 @@ impl Place {
         let limited = format!("ulimit -v {MEMORY} && exec nice -n 15 \"$0\" \"$@\"");
         command.args(["-c", &limited]).arg(program).current_dir(&self.tree);
         command.env("CARGO_TARGET_DIR", &self.target).env("CARGO_BUILD_JOBS", "1");
+        // A panic names its line without it, and each mutant is linked anew.
+        command.env("CARGO_PROFILE_DEV_DEBUG", "false");
         command
     }
 
@@ -372,9 +408,7 @@ impl Place {
         command.args(["--timeout", &limit.as_secs().to_string()]);
         command.args(["--build-timeout", &PATIENCE.as_secs().to_string(), "--annotations", "none"]);
         command.arg("--output").arg(&self.answers);
-        let spinner = progress::spinner(&mutant.name);
         let run = watch::run(command, 2 * PATIENCE)?;
-        spinner.finish_and_clear();
         let answer = self.answers.join("mutants.out/outcomes.json");
         let fate = fs::read_to_string(&answer)
             .map_err(anyhow::Error::from)
