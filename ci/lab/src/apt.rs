@@ -147,6 +147,11 @@ impl Apt {
         Ok(apt)
     }
 
+    /// The architecture of the lists.
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
+    }
+
     fn get(&self) -> Command {
         self.tool("apt-get")
     }
@@ -192,10 +197,16 @@ impl Apt {
         Ok(versions(&answer("apt-cache madison", command)?))
     }
 
-    /// Downloads a package that the archive keeps in its pool and that no list names any more.
-    /// There is no signed checksum, so the caller must verify it by other means.
-    pub(crate) fn download_unlisted(&self, source: &str, package: &Package) -> Result<PathBuf> {
-        let file = format!("{}_{}_{}.deb", package.name, package.version, self.arch.debian());
+    /// Downloads a package that the archive keeps in its pool and that these lists do not name, for an
+    /// architecture as Debian spells it. There is no signed checksum, so the caller must verify it by other
+    /// means.
+    pub(crate) fn download_unlisted(
+        &self,
+        source: &str,
+        package: &Package,
+        arch: &str,
+    ) -> Result<PathBuf> {
+        let file = format!("{}_{}_{arch}.deb", package.name, package.version);
         let initial = &source[..1];
         let mirror = self.mirror.trim_end_matches('/');
         let uri = format!("{mirror}/pool/main/{initial}/{source}/{file}");

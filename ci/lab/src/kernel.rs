@@ -322,9 +322,13 @@ fn fetch_carried(name: &str, kernel: &Carried, filling: &Filling<'_>, apt: &Apt)
     let mut sources: Vec<String> = kernel.packages.iter().map(Package::to_string).collect();
     let mut unchecked = Vec::new();
     for package in &kernel.unlisted {
-        let file = apt.download_unlisted("linux", package).with_context(|| {
-            format!("Debian neither lists all parts of {} any more, nor keeps them", kernel.release)
-        })?;
+        let file =
+            apt.download_unlisted("linux", package, apt.arch().debian()).with_context(|| {
+                format!(
+                    "Debian neither lists all parts of {} any more, nor keeps them",
+                    kernel.release
+                )
+            })?;
         unchecked.push(file);
         sources.push(format!("{package} (unlisted)"));
     }

@@ -4,6 +4,7 @@
 use crate::arch::Arch;
 use crate::capability::RunOptions;
 use crate::cases;
+use crate::check;
 use crate::clock;
 use crate::cutoff;
 use crate::device::DeviceName;
@@ -117,6 +118,11 @@ const PARTS: &[Part] = &[
         name: "aarch64-16k",
         shows: "the same with pages of 16 KiB (newest)",
         run: |_, logs| on_aarch64(KernelName::Newest, logs),
+    },
+    Part {
+        name: "narrow",
+        shows: "the libraries compile for processors of 32 bits, i686 and armv7",
+        run: |workspace, _| Ok(vec![check::narrow(workspace)?]),
     },
     Part {
         name: "quick",

@@ -6,6 +6,7 @@
 //! require the feature, and the targets whose source asks for it: clippy sees these.
 
 use super::row::{self, Row};
+use crate::outcome::Outcome;
 use crate::workspace::{self, Target, Workspace};
 use anyhow::Result;
 use std::fs;
@@ -139,6 +140,23 @@ pub(super) fn oldest(
     row::timed(&format!("{package} with {toolchain}"), || -> Result<_> {
         let mut command = toolchain.cargo(workspace)?;
         command.args(["check", "--quiet", "--locked", "--all-features", "--package", package]);
+        row::succeeds(command)
+    })
+}
+
+/// Compiles a published library for a processor of 32 bits, without linking.
+pub(super) fn narrow(
+    workspace: &Workspace,
+    toolchain: &super::toolchain::Toolchain,
+    package: &str,
+    target: &str,
+) -> Row {
+    row::timed(&format!("{package} for {target}"), || -> Result<_> {
+        let mut command = toolchain.cargo(workspace)?;
+        command.args(["check", "--quiet", "--locked", "--lib", "--package", package]);
+        if let Err(error) = toolchain.aim(&mut command, target) {
+            return Ok(Outcome::Skipped(format!("[{target}] {error:#}")));
+        }
         row::succeeds(command)
     })
 }

@@ -56,6 +56,8 @@ enum Group {
     Msrv,
     /// The public API of the published packages, beside `ci/api`
     Api,
+    /// The published libraries for processors of 32 bits; only if it is named, and in the soak
+    Narrow,
 }
 
 /// `cargo ci check`: runs the checks, prints the summary, and returns success only if none failed.
@@ -81,6 +83,11 @@ pub(crate) fn run(workspace: &Workspace) -> Result<Section> {
     section(workspace, None, false)
 }
 
+/// Compiles the libraries for processors of 32 bits.
+pub(crate) fn narrow(workspace: &Workspace) -> Result<Section> {
+    section(workspace, Some(Group::Narrow), false)
+}
+
 /// Fetches what the checks need beside the machine's own Rust.
 pub(crate) fn fetch(cache: &Cache, refresh: bool) -> Result<()> {
     let workspace = Workspace::find()?;
@@ -101,7 +108,7 @@ fn releases(workspace: &Workspace) -> BTreeSet<String> {
 
 fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<Section> {
     let start = Instant::now();
-    let wanted = |one: Group| group.is_none_or(|group| group == one);
+    let wanted = |one: Group| group.map_or(one != Group::Narrow, |group| group == one);
     // The oldest compiler has a target directory of its own, so it works beside the others.
     let rows: Vec<Row> = thread::scope(|scope| {
         let second = scope.spawn(|| {
@@ -136,7 +143,7 @@ fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<S
 /// The checks that the oldest supported compiler makes.
 fn by_oldest(workspace: &Workspace, wanted: &dyn Fn(Group) -> bool, bless: bool) -> Vec<Row> {
     let mut rows = Vec::new();
-    if !wanted(Group::Msrv) && !wanted(Group::Api) {
+    if ![Group::Msrv, Group::Api, Group::Narrow].into_iter().any(wanted) {
         return rows;
     }
     // One that cannot be fetched is not tried again for the next package.
@@ -161,9 +168,17 @@ fn by_oldest(workspace: &Workspace, wanted: &dyn Fn(Group) -> bool, bless: bool)
                 if wanted(Group::Msrv) {
                     rows.push(lints::oldest(workspace, toolchain, &package.name));
                 }
-                // A program has no API.
                 let library = package.name.replace('-', "_");
-                if wanted(Group::Api) && workspace.has(&package.name, "lib", &library) {
+                // A program has no API, and nobody links it into one for another processor.
+                if !workspace.has(&package.name, "lib", &library) {
+                    continue;
+                }
+                if wanted(Group::Narrow) {
+                    rows.extend(toolchain::NARROW.iter().map(|(target, _)| {
+                        lints::narrow(workspace, toolchain, &package.name, target)
+                    }));
+                }
+                if wanted(Group::Api) {
                     rows.push(api::check(workspace, toolchain, &package.name, bless));
                 }
             }

@@ -19,6 +19,14 @@ use std::process::{Command, Stdio};
 /// The releases of Rust that a suite of Debian carries.
 const RELEASES: [(&str, Suite); 1] = [("1.85", Suite::Trixie)];
 
+/// Processors of 32 bits, for which the libraries are checked and nothing is run: Rust's name of the target,
+/// and Debian's of the architecture.
+pub(super) const NARROW: [(&str, &str); 2] =
+    [("i686-unknown-linux-gnu", "i386"), ("armv7-unknown-linux-gnueabihf", "armhf")];
+
+/// The package of the standard library.
+const STANDARD: &str = "libstd-rust-dev";
+
 /// Rust of one release.
 #[derive(Clone, Debug)]
 pub(super) struct Toolchain {
@@ -126,6 +134,27 @@ impl Toolchain {
         Ok(command)
     }
 
+    /// Makes cargo build for a target of [`NARROW`], whose standard library is fetched if it must be.
+    pub(super) fn aim(&self, command: &mut Command, target: &str) -> Result<()> {
+        command.args(["--target", target]);
+        let Source::Debian(_) = self.source else {
+            // rustup's compiler names the target that it lacks.
+            return Ok(());
+        };
+        let cache = Cache::open()?;
+        let unit = match cache.unit(&standard_unit(&self.release, target)) {
+            Some(unit) => unit,
+            None => fetch_standard(&cache, &self.release, target)?,
+        };
+        let variable = target.to_uppercase().replace('-', "_");
+        let libraries = unit.join(format!("usr/lib/rustlib/{target}/lib"));
+        command.env(
+            format!("CARGO_TARGET_{variable}_RUSTFLAGS"),
+            format!("-L{}", libraries.display()),
+        );
+        Ok(())
+    }
+
     /// Where its cargo builds.
     pub(super) fn target_directory(&self, workspace: &Workspace) -> Result<PathBuf> {
         let directory = workspace.lab_directory()?.join(unit(&self.release));
@@ -204,6 +233,31 @@ fn unpack(filling: &Filling<'_>, apt: &Apt, release: &str) -> Result<PathBuf> {
         Toolchain::new(release, Source::Debian(unit.to_owned()))
             .context("the fetched toolchain")?;
         Ok(packages.iter().map(Package::to_string).collect())
+    })
+}
+
+fn standard_unit(release: &str, target: &str) -> String {
+    format!("{}-{target}", unit(release))
+}
+
+/// Downloads the standard library for a target of [`NARROW`], in the version of the toolchain in the cache.
+fn fetch_standard(cache: &Cache, release: &str, target: &str) -> Result<PathBuf> {
+    let unknown = || format!("the lab knows no package for {target} with Rust {release}");
+    let (_, suite) = RELEASES.iter().find(|(known, _)| *known == release).with_context(unknown)?;
+    let (_, arch) = NARROW.iter().find(|(known, _)| *known == target).with_context(unknown)?;
+    let sources = cache.sources(&unit(release));
+    let versions = sources.iter().filter_map(|package| package.strip_prefix(STANDARD));
+    let version = versions.filter_map(|rest| rest.strip_prefix('=')).next();
+    let version = version.with_context(|| format!("Rust {release} came without {STANDARD}"))?;
+    let package = Package { name: STANDARD.into(), version: version.into() };
+    let filling = cache.filling()?;
+    let apt = Apt::update(*suite, Arch::X86_64, &filling.scratch("apt-rust")?)?;
+    // Its checksum is not verified: the compiler reads it, compares it with itself, and runs nothing of it.
+    let file = apt.download_unlisted("rustc", &package, arch)?;
+    filling.add(&standard_unit(release, target), |unit| {
+        deb::unpack(&file, unit, wanted)?;
+        fs::remove_file(&file)?;
+        Ok(vec![format!("{package} ({arch})")])
     })
 }
 
