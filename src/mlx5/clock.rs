@@ -6,6 +6,7 @@
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::memory::mmio_page::MmioPage;
+use crate::provider::mlx5::mmap_offset::mmap_offset;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::mem::offset_of;
@@ -15,8 +16,6 @@ use uverbs_uapi::mlx5::context::{
 };
 
 const VERB: &str = "open_clock";
-/// Bits of an mmap offset's page number below the command.
-const INDEX_BITS: u32 = 8;
 /// How often to read a page again that is being written. The kernel writes it a few times a second, for
 /// less than a microsecond.
 const TRIES: u32 = 1 << 20;
@@ -55,7 +54,7 @@ impl Clock {
         let limits = file.provider.mlx5(VERB)?.limits();
         file.check_fork(VERB)?;
         let map = |command: u32| {
-            let offset = u64::from(command << INDEX_BITS) * page_size() as u64;
+            let offset = mmap_offset(command, 0, page_size());
             match file.kernel.mapper().map_read_only(offset, page_size()) {
                 Ok(mapping) => Ok(Some(MmioPage::new(mapping))),
                 // The kernel knows the page and does not map it, as where pages are larger than 4 KiB.

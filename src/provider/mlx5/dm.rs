@@ -2,6 +2,7 @@
 //!
 //! Pairs with `hw/mlx5/dm.c`.
 
+use super::mmap_offset::mmap_offset;
 use crate::memory::mapping::Mapper;
 use crate::memory::mmio_window::MmioWindow;
 use crate::uverbs::command::Command;
@@ -11,10 +12,6 @@ use rustix::param::page_size;
 use uverbs_uapi::mlx5::context::MLX5_IB_MMAP_DEVICE_MEM;
 use uverbs_uapi::mlx5::dm as uapi;
 use uverbs_uapi::object::UVERBS_OBJECT_DM;
-
-/// Bits of an offset's page number that hold the low part of an index, and those for the command.
-const INDEX_BITS: u32 = 8;
-const COMMAND_BITS: u32 = 8;
 
 /// Where device memory is, as the driver tells.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -52,19 +49,12 @@ impl DmPlace {
         [self.start, self.index.into()]
     }
 
-    /// The offset for `mmap`.
-    fn offset(self) -> u64 {
-        let index = u64::from(self.index);
-        let (high, low) = (index >> INDEX_BITS, index & ((1 << INDEX_BITS) - 1));
-        let command = u64::from(MLX5_IB_MMAP_DEVICE_MEM) << INDEX_BITS;
-        (high << (INDEX_BITS + COMMAND_BITS) | command | low) * page_size() as u64
-    }
-
     /// Maps `length` bytes of memory.
     pub(crate) fn map(self, length: usize, mapper: &dyn Mapper) -> Result<MmioWindow, Errno> {
         let mapped = length.checked_next_multiple_of(page_size()).ok_or(Errno::NOMEM)?;
         let within = (self.start % page_size() as u64) as usize;
-        let mapping = mapper.map(self.offset(), mapped)?;
+        let offset = mmap_offset(MLX5_IB_MMAP_DEVICE_MEM, self.index.into(), page_size());
+        let mapping = mapper.map(offset, mapped)?;
         MmioWindow::new(mapping, within, length).ok_or(Errno::BADMSG)
     }
 }
@@ -80,14 +70,5 @@ mod tests {
             starts.iter().flat_map(|&start| [0, 1, 0xabcd].map(|index| DmPlace { start, index }));
         let numbers: std::collections::HashSet<_> = all.map(DmPlace::numbers).collect();
         assert_eq!(numbers.len(), 12);
-    }
-
-    #[test]
-    fn an_index_is_on_both_sides_of_the_command() {
-        let page = page_size() as u64;
-        let offset = |index| DmPlace { start: 0, index }.offset();
-        assert_eq!(offset(0), 0x0800 * page);
-        assert_eq!(offset(0x12), 0x0812 * page);
-        assert_eq!(offset(0xabcd), 0xab_08cd * page);
     }
 }

@@ -13,6 +13,7 @@ pub(crate) mod cqe;
 pub(crate) mod dm;
 #[cfg(test)]
 pub(crate) mod fake_device;
+pub(crate) mod mmap_offset;
 pub(crate) mod pd;
 pub(crate) mod qp;
 pub(crate) mod qp_table;

@@ -192,9 +192,14 @@ fn alloc_queues(
         return Ok((alloc(rq_size.bytes(), page_size())?, alloc(sq_size.bytes(), page_size())?));
     }
     let bytes = rq_size.bytes() + sq_size.bytes();
-    let page = bytes.next_multiple_of(page_size()).next_power_of_two();
-    let stride = (1usize << rq_size.stride_log).max(64);
-    Ok((alloc(bytes, stride.max(page / PAGE_STEPS))?, None))
+    Ok((alloc(bytes, alignment(bytes, 1 << rq_size.stride_log, page_size()))?, None))
+}
+
+/// How memory of `bytes` for both queues is aligned, with receives of `stride` bytes and system pages of `page`
+/// bytes.
+fn alignment(bytes: usize, stride: usize, page: usize) -> usize {
+    let page = bytes.next_multiple_of(page).next_power_of_two();
+    stride.max(64).max(page / PAGE_STEPS)
 }
 
 /// Creates an XRC target: a queue pair without queues.
@@ -220,4 +225,23 @@ pub(crate) fn create_target<K>(
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let member = Member::Mlx5(SharedQp::new(qpn, uidx, None, Receives::None));
     Ok((object, CreatedTarget { qpn, member }))
+}
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn memory_begins_at_a_step_of_a_page_that_holds_it_all() {
+        const KIB: usize = 1024;
+        // By sizes of system pages: the bytes of both queues, and how they are aligned.
+        let few = [(4 * KIB, 64), (16 * KIB, 256), (64 * KIB, KIB)];
+        for (page, expected) in few {
+            assert_eq!(alignment(192, 16, page), expected, "a page of {page}");
+            assert_eq!(alignment(page, 16, page), expected, "a page of {page}");
+            assert_eq!(alignment(page + 64, 16, page), 2 * expected, "a page of {page}");
+            assert_eq!(alignment(2 * KIB * KIB, 16, page), 32 * KIB, "a page of {page}");
+        }
+        assert_eq!(alignment(192, 512, 4 * KIB), 512, "a receive does not straddle");
+    }
 }

@@ -295,16 +295,24 @@ mod tests {
     use crate::memory::fake_mapping::FakeMapping;
     use crate::memory::fork::Epoch;
 
+    /// Pages of 4, 8, 16 and 64 KiB.
     #[test]
     fn a_page_is_cut_into_the_registers_of_each_of_its_uars() {
-        let file = FakeMapping::new("uars", 2 * UAR);
+        for uars in [1, 2, 4, 16] {
+            check_registers_of(uars);
+        }
+    }
+
+    fn check_registers_of(uars: usize) {
+        let length = uars * UAR;
+        let file = FakeMapping::new("uars", length);
         let epoch = Epoch::current().unwrap();
-        let mapping = || file.map(2 * UAR, epoch).unwrap();
-        let page = UarPage { handle: 1, offset: 0, length: 2 * UAR as u32, id: 5 };
+        let mapping = || file.map(length, epoch).unwrap();
+        let page = UarPage { handle: 1, offset: 0, length: length as u32, id: 5 };
         let register = Arc::new(DoorbellRegister::new(Arc::new(mapping()), REGISTERS, 0).unwrap());
         let registers = Registers {
             bf_reg_size: 512,
-            uars_per_page: 2,
+            uars_per_page: uars,
             non_cached: Bfreg { register: register.clone(), page_id: 5 },
             arming: register,
             page,
@@ -312,8 +320,10 @@ mod tests {
         };
         let bfregs = registers.cut(&page, mapping()).unwrap();
         // Two registers of 512 bytes from 0x800 on, of each UAR of 4096 bytes.
-        let places = [(0x800, 5), (0xa00, 5), (0x1800, 6), (0x1a00, 6)];
-        assert_eq!(bfregs.len(), places.len());
+        let places = (0..uars).flat_map(|uar| {
+            [0x800, 0xa00].map(|within| (uar as u64 * 0x1000 + within, 5 + uar as u32))
+        });
+        assert_eq!(bfregs.len(), 2 * uars);
         for (bfreg, (offset, id)) in bfregs.iter().rev().zip(places) {
             let [first, second] = [offset, offset | 0x0101_0101_0000_0000];
             bfreg.register.doorbell(first);
