@@ -237,6 +237,13 @@ impl CompletionQueue {
 }
 
 impl<S: Locking> CompletionQueue<S> {
+    /// How many queues have futures that this queue's driver completes.
+    #[cfg(test)]
+    pub(crate) fn registered(&self) -> usize {
+        let polled = self.driver.shared.polled.lock().expect("no fork");
+        polled.queues.iter().flat_map(InflightTable::iter).count()
+    }
+
     fn start<W: Readiness>(
         cq: crate::CompletionQueue,
         channel: CompletionChannel,

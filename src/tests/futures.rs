@@ -108,6 +108,7 @@ for_each_kind! {
     an_inbox_of_a_broken_connection_repeats_its_error
     a_shared_receive_queue_of_another_completion_queue_is_refused
     a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody
+    a_queue_pair_that_is_dropped_ends_the_receives_that_it_took
 }
 
 impl Futures {
@@ -354,6 +355,24 @@ fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
     assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
     assert!(Pin::new(&mut waits).poll(&mut cx()).is_pending(), "it is another's");
     assert_eq!(futures.pool.idle(), all - 1);
+}
+
+/// The device wrote the completion, and the driver did not poll it yet.
+fn a_queue_pair_that_is_dropped_ends_the_receives_that_it_took<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    let before = futures.cq.registered();
+    let qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp).unwrap();
+    assert_eq!(futures.cq.registered(), before + 1);
+    let mut received = srq.recv(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+    let request = futures.bench.script.take(srq_handle(&futures.bench), Role::Recv).unwrap();
+    let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+    assert!(futures.bench.script.complete(futures.handle, wc(qp.qpn().0, wr_id)));
+    drop(qp);
+    assert_eq!(futures.cq.registered(), before);
+    assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+    assert!(matches!(Pin::new(&mut received).poll(&mut cx()), Poll::Ready(Ok(_))));
 }
 
 fn srq_handle(bench: &Bench) -> u32 {

@@ -92,10 +92,16 @@ fn parts_of_two_queue_pairs_do_not_join() {
 
 #[test]
 fn a_datagram_goes_by_an_address_of_its_own_protection_domain() {
-    let bench = Bench::new();
+    for device in [Script::new, Script::mlx5] {
+        check_addresses_of(device);
+    }
+}
+
+fn check_addresses_of(device: fn() -> Script) {
+    let bench = Bench::on(device());
     let vector = AddressVector::global(1, 0, Gid([1; 16]));
     let other_pd = bench.context.alloc_pd().unwrap();
-    let other = Bench::new();
+    let other = Bench::on(device());
     let parent = bench.pd.parent_domain_builder().build().unwrap();
     let foreign = [other_pd.create_ah(&vector).unwrap(), other.pd.create_ah(&vector).unwrap()];
     let own = [bench.pd.create_ah(&vector).unwrap(), parent.create_ah(&vector).unwrap()];

@@ -112,6 +112,20 @@ fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
     cq.destroy().unwrap();
 }
 
+/// mlx5's driver refuses such a queue without one; other queues have none.
+#[test]
+fn a_shared_receive_queue_of_an_xrc_domain_has_a_user_index() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let make = || bench.pd.srq_builder(4).xrc(&domain, &bench.cq).build().unwrap();
+    let (one, other, ordinary) = (make(), make(), bench.pd.srq_builder(4).build().unwrap());
+    let [first, second, none] =
+        [&one, &other, &ordinary].map(|srq| bench.script.object(srq.handle()).uidx);
+    assert!(first != 0 && second != 0 && first != second, "{first} and {second}");
+    assert_eq!(none, 0);
+}
+
 /// mlx5's driver refuses a queue pair without one, and completions tell queue pairs apart by it.
 #[test]
 fn each_target_has_a_user_index_of_its_own() {

@@ -172,9 +172,18 @@ impl State {
                 let pd = attrs::handle(to.command, srq::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE)
                     .ok_or(Errno::NOENT)?;
                 let pd = self.expect("create_srq", pd, UVERBS_OBJECT_PD)?;
+                let domain = attrs::handle(to.command, srq::UVERBS_ATTR_CREATE_SRQ_XRCD_HANDLE);
+                // The driver asks a queue of an XRC domain for a user index.
+                if domain.is_some() && driver.uidx == 0 {
+                    return Err(Errno::INVAL);
+                }
                 let handle = self.add_on(pd, UVERBS_OBJECT_SRQ);
+                self.object(handle).uidx = driver.uidx;
                 to.made(srq::UVERBS_ATTR_CREATE_SRQ_HANDLE, handle)?;
                 let resp = abi::mlx5_ib_create_srq_resp { srqn: handle + 0x100, reserved: 0 };
+                if domain.is_some() {
+                    to.put(srq::UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &resp.srqn);
+                }
                 to.put(UVERBS_ATTR_UHW_OUT, &resp);
                 Ok(())
             }
