@@ -10,7 +10,7 @@
 use crate::apt::{Apt, Package, Suite};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
-use crate::check::toolchain;
+use crate::check::toolchain::{self, STANDARD};
 use crate::deb;
 use crate::peers;
 use anyhow::{Context, Result, bail};
@@ -27,8 +27,6 @@ pub(crate) const COMPILER_SUITE: Suite = Suite::TrixieBackports;
 /// and of libgcc that are linked.
 const LINKER: [&str; 3] =
     ["binutils-aarch64-linux-gnu", "libc6-dev-arm64-cross", "libgcc-14-dev-arm64-cross"];
-/// The package of the standard library, for each architecture.
-const STANDARD: &str = "libstd-rust-dev";
 
 /// What builds static programs for another architecture.
 #[derive(Clone, Debug)]
@@ -105,7 +103,6 @@ impl Cross {
             Linking::Dynamic => self.dynamic_words(&directory.join("shared"))?,
         };
         let linker = script(directory, "ld", &before, &after)?;
-        let target = self.arch.target().to_uppercase().replace('-', "_");
         let libraries = if linking == Linking::Static { "+" } else { "-" };
         let flags = [
             &format!("-Ctarget-feature={libraries}crt-static"),
@@ -113,7 +110,7 @@ impl Cross {
             "-Clinker-flavor=ld",
         ];
         command
-            .env(format!("CARGO_TARGET_{target}_LINKER"), linker)
+            .env(toolchain::target_variable(self.arch.target(), "LINKER"), linker)
             .env("CARGO_ENCODED_RUSTFLAGS", flags.join("\x1f"));
         if let Some(unit) = &self.compiler {
             let mut words = from_unit(unit, "rustc");

@@ -24,8 +24,8 @@ const RELEASES: [(&str, Suite); 1] = [("1.85", Suite::Trixie)];
 pub(super) const NARROW: [(&str, &str); 2] =
     [("i686-unknown-linux-gnu", "i386"), ("armv7-unknown-linux-gnueabihf", "armhf")];
 
-/// The package of the standard library.
-const STANDARD: &str = "libstd-rust-dev";
+/// The package of the standard library, for each architecture.
+pub(crate) const STANDARD: &str = "libstd-rust-dev";
 
 /// Rust of one release.
 #[derive(Clone, Debug)]
@@ -146,12 +146,9 @@ impl Toolchain {
             Some(unit) => unit,
             None => fetch_standard(&cache, &self.release, target)?,
         };
-        let variable = target.to_uppercase().replace('-', "_");
         let libraries = unit.join(format!("usr/lib/rustlib/{target}/lib"));
-        command.env(
-            format!("CARGO_TARGET_{variable}_RUSTFLAGS"),
-            format!("-L{}", libraries.display()),
-        );
+        let flags = format!("-L{}", libraries.display());
+        command.env(target_variable(target, "RUSTFLAGS"), flags);
         Ok(())
     }
 
@@ -174,6 +171,11 @@ impl Toolchain {
         }
         Ok(path)
     }
+}
+
+/// The variable by which cargo takes a setting of one target.
+pub(crate) fn target_variable(target: &str, setting: &str) -> String {
+    format!("CARGO_TARGET_{}_{setting}", target.to_uppercase().replace('-', "_"))
 }
 
 /// A word as a shell reads it.
