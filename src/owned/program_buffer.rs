@@ -47,8 +47,8 @@ use std::fmt;
 ///
 /// ```compile_fail,E0080
 /// # use uverbs::owned::{OwnedQueuePair, RegionSge, RegisteredBuffer};
-/// struct Large([u64; 5]);
-/// # unsafe impl RegisteredBuffer for Large { fn sge(&self) -> RegionSge { unimplemented!() } }
+/// struct Large(RegionSge, [u64; 4]);
+/// # unsafe impl RegisteredBuffer for Large { fn sge(&self) -> RegionSge { self.0 } }
 /// # fn f(qp: &mut OwnedQueuePair<u64>, large: Large) {
 /// # let mut batch = qp.send_batch().unwrap();
 /// let _ = batch.push(uverbs::SendWr::send(&[]), large, 1);
