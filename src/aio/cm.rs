@@ -49,8 +49,8 @@
 //!   [`min_rnr_timer`](crate::cm::ConnectParam::min_rnr_timer) on both sides, or a message that finds none is
 //!   sent again only after 655 milliseconds.
 //! - **The last message**: a peer disconnects as soon as it has what it waits for, and its device may then leave the
-//!   last message without an acknowledgement; the send fails after all its repetitions. Who sends it waits for
-//!   [`disconnected`](Connection::disconnected) at the same time.
+//!   last message without an acknowledgement; the send fails after all its repetitions. The sender
+//!   awaits [`disconnected`](Connection::disconnected) at the same time.
 //! - **Workers**: a worker with a channel, a context and a thread domain of its own
 //!   [accepts](EventChannel::accept) requests that a listener of another channel received.
 

@@ -576,7 +576,7 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
 pub(super) const LAST_ADDRESS: u64 = usize::MAX as u64;
 
 /// Refuses values that the kernel would refuse by an errno alone, and names them. `start` is an address of
-/// this process, up to [`LAST_ADDRESS`], or an offset in a dma-buf, up to `last`.
+/// this process or an offset in a dma-buf, and the memory ends at `last` at most.
 pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u64) -> Result<()> {
     access.check(VERB)?;
     if length == 0 {
