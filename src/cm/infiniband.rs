@@ -582,7 +582,7 @@ impl AddrResolved {
     /// # Errors
     ///
     /// Any error destroys the id. `EINVAL` for a value that its field cannot hold; `ENXIO` if the device is gone.
-    #[doc(alias = "RDMA_OPTION_IB_PATH")]
+    #[doc(alias("rdma_set_option", "RDMA_OPTION_IB_PATH"))]
     pub fn set_ib_path(self, path: &IbPath) -> Result<ResolvingRoute> {
         self.id.set_ib_path(path)?;
         Ok(ResolvingRoute { id: self.id, path: self.path })

@@ -132,6 +132,7 @@ impl Step for JoiningMulticast {
 ///
 /// The membership keeps its id. With [`MulticastRole::Full`] it also keeps the queue pair, as a
 /// [`McastMembership`] does.
+#[doc(alias = "rdma_leave_multicast")]
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
 pub struct MulticastMember {
