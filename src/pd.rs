@@ -30,6 +30,8 @@ pub trait Sharing: sealed::Sealed + Send + Sync + 'static {}
 
 /// Queues of a plain protection domain: they may share a doorbell register with other queues, and the library
 /// locks it.
+///
+/// Example: [`QueuePair`](crate::QueuePair).
 #[derive(Clone, Copy, Debug)]
 pub enum Shared {}
 
@@ -105,7 +107,7 @@ impl ProtectionDomain {
     pub(crate) fn alloc(context: &Context) -> Result<ProtectionDomain> {
         let mut resp = ib_uverbs_alloc_pd_resp::new_zeroed();
         let request = ib_uverbs_alloc_pd::default();
-        let mut uhw = context.file.provider.pd_response();
+        let mut uhw = context.file.provider.traits().pd_response.clone();
         let mut command = write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
             .response(&mut resp)
             .driver(&[], uhw.as_mut());

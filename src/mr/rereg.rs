@@ -165,6 +165,8 @@ fn check_location<M>(inner: &MrInner<M>) -> Result<()> {
 pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 
 /// A failed exchange of a region's memory.
+///
+/// Example: [`ErrorWith`](crate::ErrorWith).
 pub struct ExchangeError<T, M, N> {
     /// The unchanged region, if the kernel refused the exchange. Otherwise the region is gone.
     pub region: Option<MemoryRegion<T, M>>,

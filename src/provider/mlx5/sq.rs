@@ -581,7 +581,7 @@ struct PendingFence {
     last: u32,
     /// Where the queue stood when the fence was set.
     since: u32,
-    /// Whether a key change of an earlier batch, which may be posted, is waited for as well.
+    /// Whether the WQEs also wait for a key change of an earlier batch, which may be posted.
     older: bool,
 }
 
@@ -591,7 +591,7 @@ impl PendingFence {
     }
 }
 
-/// What is left to check when a WQE is written.
+/// The checks that a WQE still needs when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Validation {
     /// The SGE count and the inline length. A single SGE is right, and no fence is pending.
@@ -602,7 +602,7 @@ enum Validation {
     AllAndFence,
 }
 
-/// The flags that say how the WQE completes.
+/// The control segment's flags that say which completion and event the WQE raises.
 #[inline(always)]
 fn announced(asked: SendFlags) -> u8 {
     let mut bits = 0;

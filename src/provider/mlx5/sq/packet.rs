@@ -13,12 +13,12 @@ use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcod
 /// Bytes of a header that a segment of one segment holds.
 const SHORT: usize = 2;
 
-/// What a device wants and can do of raw packets.
+/// What a device demands of raw packets, and does for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frames {
     /// The first bytes of a packet that have to be in the request.
     pub(crate) min_header: u8,
-    /// Whether it fills in checksums.
+    /// Whether the device fills in checksums.
     pub(crate) checksums: bool,
 }
 

@@ -307,7 +307,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     sends.post(&[wr]).unwrap();
     assert_eq!(fences(&sends, 2), 0x20);
     sends.qp.sends.complete(2);
-    // As many requests as the dropped batch had wait in vain, and no more.
+    // As many requests as the dropped batch had bear an unneeded fence, and no more.
     sends.post(&[wr, wr]).unwrap();
     sends.post(&[wr]).unwrap();
     assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);
