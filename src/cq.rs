@@ -691,10 +691,10 @@ impl fmt::Debug for CompletionQueue {
 
 /// The completions of one poll; see [`CompletionQueue::poll`].
 ///
-/// Not to be used in a child that was forked while it was held: looking whether it is one would
-/// cost as much as half of what a completion costs. Nothing of the parent's is disturbed: in the
-/// child it finds no completion; in memory of a [`QueueAllocator`](crate::QueueAllocator) it finds the
-/// parent's if children share that, and ends the child by a signal if they do not get it. Dropping it is
+/// Do not use it in a child that was forked while it was held: [`next`](Self::next) does not check for that,
+/// because the check would cost half as much as a completion. The parent is not disturbed. The child finds no
+/// completion; if the queue is in memory of a [`QueueAllocator`](crate::QueueAllocator), the child finds the
+/// parent's completions if it shares that memory, and dies of a signal if it does not have it. Dropping is
 /// harmless.
 #[derive(Debug)]
 pub struct Completions<'q> {
@@ -773,6 +773,8 @@ impl Drop for Direct<'_> {
 }
 
 /// Why a completion queue could not be polled.
+///
+/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollError {

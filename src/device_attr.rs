@@ -118,6 +118,8 @@ bitflags::bitflags! {
 }
 
 /// On-demand paging: registration without pinning.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_odp_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -136,6 +138,8 @@ pub struct OdpCaps {
 }
 
 /// Receive-side scaling: spreading packets over queues.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_rss_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -150,6 +154,8 @@ pub struct RssCaps {
 }
 
 /// Tag matching in shared receive queues.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_tm_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -168,6 +174,8 @@ pub struct TagMatchingCaps {
 }
 
 /// Moderation of completion events.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_cq_moderation_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

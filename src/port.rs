@@ -271,6 +271,8 @@ open_enum! {
 }
 
 /// An entry of a port's GID table.
+///
+/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[doc(alias = "ibv_gid_entry")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -39,7 +39,7 @@ pub(crate) struct SrqInner {
     pd: Arc<PdInner>,
     /// Set for a queue in an XRC domain.
     xrc: Option<Xrc>,
-    /// What is lent to its receives; see [`owned`](crate::owned).
+    /// The loans of its receives; see [`owned`](crate::owned).
     pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
 }
 

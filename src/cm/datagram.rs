@@ -14,6 +14,8 @@ use std::time::Duration;
 use uverbs_uapi::rdma_user_cm::{ib_cm_sidr_status as Sidr, rdma_cm_event_type as Type};
 
 /// An id that asked a listener for its queue pair and waits for the answer. Dropping it cancels the request.
+///
+/// Example: [`Connector::connect_datagrams`](crate::cm::Connector::connect_datagrams).
 #[derive(Debug)]
 pub struct ConnectingDatagrams {
     id: Arc<IdInner>,

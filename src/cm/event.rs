@@ -47,7 +47,7 @@ impl Event {
         }
     }
 
-    /// The private data of the message: the whole field, with zeros behind what the peer filled.
+    /// The private data of the message: the whole field, with zeros behind the peer's bytes.
     pub(super) fn private_data(&self) -> &[u8] {
         let length = usize::from(self.conn.private_data_len);
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
@@ -182,6 +182,8 @@ open_enum! {
 }
 
 /// A peer's rejection of a connect request.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     status: i32,
@@ -220,6 +222,8 @@ impl fmt::Display for Rejection {
 }
 
 /// Why a connection failed.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Clone, Debug)]
 pub struct ConnectError {
     error: Error,

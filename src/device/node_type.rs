@@ -5,6 +5,8 @@ use std::fmt;
 use uverbs_uapi::nldev;
 
 /// The node type of a device. A value unknown to this library stays a value.
+///
+/// Example: [`Device`](crate::Device).
 #[doc(alias = "ibv_node_type")]
 #[doc(alias = "ibv_node_type_str")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

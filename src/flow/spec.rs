@@ -10,6 +10,8 @@ use uverbs_uapi::flow::ib_flow_spec_type as kind;
 use zerocopy::IntoBytes;
 
 /// A match of one header, or an action.
+///
+/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -48,6 +48,8 @@ pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
 }
 
 /// How a scope made sure that its requests were over.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All completed.
@@ -60,6 +62,8 @@ pub enum Ending {
 }
 
 /// Why a scope failed.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ScopeError<R> {
@@ -171,6 +175,8 @@ impl LendScoped<'_, '_> for () {
 
 /// A borrowed part of a region. Registered memory is not a slice, so the part can be copied, lent to several
 /// requests at once, and read by the region's methods meanwhile.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Clone, Copy, Debug)]
 pub struct RegionRef<'env> {
     sge: RegionSge,

@@ -327,7 +327,7 @@ impl<S: Sharing> QueuePair<S> {
                             through it, or a flow rule still holds the queue pair: destroy that, or \
                             reallocate the window";
         let QueuePair { send, recv, control } = self;
-        // What is left is the rings, and the one handle that the parts had in common.
+        // The parts dropped their handles: `control` has the last one.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
         control.qp.destroy(HELD).map_err(|failed| {
             failed.map(|qp| {

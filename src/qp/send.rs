@@ -13,6 +13,8 @@ use std::marker::PhantomData;
 /// The send queue of a queue pair.
 ///
 /// Moves between threads, and takes `&mut self` for posting.
+///
+/// Example: [`SendWr`](crate::SendWr).
 #[derive(Debug)]
 pub struct SendQueue<S: Sharing = Shared> {
     pub(super) context: SendContext,
