@@ -47,7 +47,7 @@ impl SendRing {
         }
         wqe.payload(&mut size, &payload)?;
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
-        let tail = pair(announced(wr.flags).into(), 0) | self.always;
+        let tail = pair(completion_flags(wr.flags).into(), 0) | self.always;
         self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
         Ok(())
     }

@@ -193,7 +193,7 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
             signal_all: false,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
-            alone: true,
+            owns_register: true,
             shared: qp.clone(),
             frames: Frames { min_header: 0, checksums: false },
             gate: super::open(&dbrec),
