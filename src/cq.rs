@@ -126,6 +126,8 @@ mod sealed {
 }
 
 /// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
+///
+/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
 pub trait CqRef: sealed::Sealed {}
 
 impl CqRef for CompletionQueue {}
@@ -170,6 +172,8 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
 }
 
 /// Which completions an armed queue announces; see [`CompletionQueue::req_notify`].
+///
+/// Example: [`CompletionChannel`](crate::CompletionChannel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The next one.
@@ -180,6 +184,8 @@ pub enum Notify {
 }
 
 /// Builds a [`CompletionQueue`]; started by [`Context::cq_builder`].
+///
+/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
 #[derive(Debug)]
 pub struct CqBuilder {
     file: Arc<File>,
@@ -696,6 +702,8 @@ impl fmt::Debug for CompletionQueue {
 /// completion; if the queue is in memory of a [`QueueAllocator`](crate::QueueAllocator), the child finds the
 /// parent's completions if it shares that memory, and dies of a signal if it does not have it. Dropping is
 /// harmless.
+///
+/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Debug)]
 pub struct Completions<'q> {
     gate: &'q Gate,

@@ -12,6 +12,8 @@ use uverbs_uapi::device::ib_uverbs_raw_packet_caps as raw_packet;
 
 open_enum! {
     /// Against whom a device's atomics are atomic.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_atomic_cap")]
     pub struct AtomicCap(u32) {
         /// There are none.
@@ -25,6 +27,8 @@ open_enum! {
 
 bitflags::bitflags! {
     /// What a device can do. Bits without a name here are kept.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -93,6 +97,8 @@ bitflags::bitflags! {
 
 bitflags::bitflags! {
     /// Operations that may touch memory whose pages are not there yet.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_odp_transport_cap_bits")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -189,6 +195,8 @@ pub struct ModerationCaps {
 
 bitflags::bitflags! {
     /// What a device does with raw packets.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_raw_packet_caps")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -209,6 +217,8 @@ bitflags::bitflags! {
 ///
 /// A limit is what the device could do alone: what is left when others use it may be less. A test of a
 /// program begins with `DeviceAttr::default()`, which can do nothing, and sets the fields that it needs.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_device_attr")]
 #[doc(alias = "ibv_device_attr_ex")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -265,6 +265,8 @@ impl<T> std::error::Error for ErrorWith<T> {}
 
 /// Why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
 /// [doorbell page](crate::mlx5::DoorbellPage) were not named, copied or written. Nothing was done.
+///
+/// Example: [`MemoryRegion`](crate::MemoryRegion).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryError {

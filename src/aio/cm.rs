@@ -512,6 +512,8 @@ impl Listener {
 
 /// An established connection; everything that does not wait is behind [`Deref`], as a
 /// [`cm::Connection`]. Dropping it closes the connection.
+///
+/// Example: the first program of the [crate](crate)'s documentation.
 #[derive(Debug)]
 pub struct Connection {
     connection: cm::Connection,
@@ -550,6 +552,8 @@ impl Deref for Connection {
 
 /// A membership in a multicast group; everything that does not wait is behind [`Deref`], as a
 /// [`cm::MulticastMember`]. Dropping it leaves the group.
+///
+/// Example: [`cm::JoiningMulticast`](crate::cm::JoiningMulticast).
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
 pub struct MulticastMember {

@@ -28,6 +28,8 @@ use tokio::time::{Instant, timeout_at};
 /// A file that is registered with the event loop of the current runtime.
 ///
 /// A forked child that drops it leaves the registration to the parent's event loop.
+///
+/// Example: [`Events`].
 #[derive(Debug)]
 pub struct Registered(OwnedHere<AsyncFd<OwnedFd>>);
 
@@ -190,6 +192,15 @@ pub async fn within<F: Future + Unpin>(
 }
 
 /// A stream of asynchronous events.
+///
+/// ```no_run
+/// # async fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// let mut events = uverbs::aio::tokio::Events::new(context)?;
+/// loop {
+///     println!("{:?}", events.next().await?);
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Events {
     context: Context,

@@ -180,6 +180,8 @@ impl Step for Accepting {
 }
 
 /// An event of a [`Connection`].
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[doc(alias = "rdma_cm_event_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

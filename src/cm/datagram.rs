@@ -91,6 +91,8 @@ fn failure(event: &Event) -> ConnectError {
 ///
 /// An [`AddressHandle`](crate::AddressHandle) of [`address`](Self::address), the number and the Q_Key make a
 /// [`Destination`](crate::Destination). Nobody learns when the peer is gone.
+///
+/// Example: [`Connector::connect_datagrams`](crate::cm::Connector::connect_datagrams).
 #[derive(Clone, Debug)]
 pub struct DatagramPeer {
     address: AddressVector,

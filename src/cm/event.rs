@@ -129,6 +129,8 @@ fn advice(kind: Type, errno: i32) -> &'static str {
 
 open_enum! {
     /// Why a connection was rejected, by the peer's program or by a connection manager on the way.
+    ///
+    /// Example: [`Connector`](crate::cm::Connector).
     #[doc(alias = "ib_cm_rej_reason")]
     pub struct RejectReason(u32) {
         NO_QP = rej::IB_CM_REJ_NO_QP.0, "no queue pair is left";

@@ -20,6 +20,8 @@ pub(crate) enum EventSourceKind {
 /// Identifies a completion queue, queue pair or shared receive queue in events.
 ///
 /// Never reused while the context lives.
+///
+/// Example: [`CompletionChannel`](crate::CompletionChannel).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey(pub(crate) u64);
 

@@ -26,6 +26,8 @@ use zerocopy::{FromBytes, IntoBytes};
 /// it returns must be one range of initialised memory, readable and writable, that nobody else
 /// accesses and that keeps its pages: a device and peers across the network write it whenever they
 /// like.
+///
+/// Example: [`MemoryRegion`](crate::MemoryRegion).
 pub unsafe trait StableBytes: Send + 'static {
     /// What the memory consists of. Peers write it, so any bytes must be a valid value.
     type Item: FromBytes + IntoBytes;
@@ -106,6 +108,8 @@ pub struct DmaBuf(());
 pub struct AddressSpace(());
 
 /// Memory of another process: this one can name it in requests and cannot touch it.
+///
+/// Example: [`Context::share`](crate::Context::share).
 #[derive(Debug)]
 pub struct Foreign(());
 

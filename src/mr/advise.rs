@@ -26,6 +26,8 @@ const MAX_RANGES: usize = u16::MAX as usize / size_of::<ib_uverbs_sge>();
 
 open_enum! {
     /// How pages are prefetched.
+    ///
+    /// Example: [`MrBuilder`](crate::MrBuilder).
     #[doc(alias = "ib_uverbs_advise_mr_advice")]
     pub struct Advice(u32) {
         /// Faults the pages in for reading.

@@ -51,6 +51,8 @@ impl Memory {
 /// An [`Sge`] together with the protection domain that its key belongs to.
 ///
 /// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) returns it.
+///
+/// Example: [`RegionSlice`](crate::owned::RegionSlice).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSge {
     pub(super) sge: Sge,
@@ -130,6 +132,8 @@ pub(super) use sealed::{Append, HasSge, LendInSlot};
 /// without data.
 ///
 /// The trait is sealed: a program that has its own memory implements `RegisteredBuffer`.
+///
+/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub trait Lend: LendInSlot + Send + 'static {
     /// The memory as a completion gives it back.
     fn into_memory(self) -> Memory;

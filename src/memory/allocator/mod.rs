@@ -185,6 +185,8 @@ pub struct DmaBufPart {
 /// writes it. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion,
 /// it finds the parent's completions in shared memory, and dies of a signal with `MADV_DONTFORK`. Every other call
 /// fails because the process is a fork.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {

@@ -43,6 +43,8 @@ struct Lending {
 }
 
 /// The file that a buffer of a [`SharedMemory`] is in.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct QueueFile {
     /// What it is for.
