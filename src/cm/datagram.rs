@@ -15,7 +15,7 @@ use uverbs_uapi::rdma_user_cm::{ib_cm_sidr_status as Sidr, rdma_cm_event_type as
 
 /// An id that asked a listener for its queue pair and waits for the answer. Dropping it cancels the request.
 ///
-/// Example: [`Connector::connect_datagrams`](crate::cm::Connector::connect_datagrams).
+/// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
 #[derive(Debug)]
 pub struct ConnectingDatagrams {
     id: Arc<IdInner>,
@@ -92,7 +92,7 @@ fn failure(event: &Event) -> ConnectError {
 /// An [`AddressHandle`](crate::AddressHandle) of [`address`](Self::address), the number and the Q_Key make a
 /// [`Destination`](crate::Destination). Nobody learns when the peer is gone.
 ///
-/// Example: [`Connector::connect_datagrams`](crate::cm::Connector::connect_datagrams).
+/// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
 #[derive(Clone, Debug)]
 pub struct DatagramPeer {
     address: AddressVector,
