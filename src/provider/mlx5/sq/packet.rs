@@ -4,7 +4,7 @@
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
 //! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
 
-use super::{SendRing, Wqe, announced};
+use super::{SendRing, Wqe, completion_flags};
 use crate::provider::SendCursor;
 use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
