@@ -102,7 +102,7 @@ impl Opening {
     }
 }
 
-/// What is particular about a driver, where one value says it.
+/// The particulars of a driver that are plain values; each provider has one, `TRAITS`.
 #[derive(Debug)]
 pub(crate) struct DriverTraits {
     /// Whether the driver is only right about on-demand memory that begins at a page and has its own address as
