@@ -94,8 +94,8 @@ fn text<'v>(row: &'v Value, key: &str) -> &'v str {
 
 /// An operation and its ratio.
 fn ratio(row: &Value) -> Option<(String, f64)> {
-    // A row at a number of objects is a point of a series.
-    if count(row).is_some() {
+    // A row at a number of objects is a point of a series, and a growth is seen there.
+    if count(row).is_some() || text(row, "operation").ends_with(", ratio") {
         return None;
     }
     let label = format!("{} {}", text(row, "operation"), text(row, "setting"));
@@ -327,7 +327,8 @@ mod tests {
         let at =
             |number: u32, value| row("queue pair: µs each", &format!("at {number}"), [value, 9.0]);
         let other = row("region: µs each", "at 1", [1.0, 1.0]);
-        let rows = json!({ "rows": [at(100, 2.0), at(1, 1.0), at(10000, 4.0), other] });
+        let growth = row("queue pair: µs each, ratio", "10000 to 100", [2.0, 1.0]);
+        let rows = json!({ "rows": [at(100, 2.0), at(1, 1.0), at(10000, 4.0), other, growth] });
         let found = series(rows["rows"].as_array().unwrap(), count);
         let points = vec![[1.0, 1.0, 9.0], [100.0, 2.0, 9.0], [10000.0, 4.0, 9.0]];
         assert_eq!(found, [Series { title: "queue pair: µs each".into(), points }]);
