@@ -25,7 +25,7 @@ fn param() -> ConnectParam {
 async fn serve(channel: EventChannel, mut listener: Listener) -> Result<()> {
     loop {
         let (request, channel) = (listener.next_request().await?, channel.clone());
-        // A silent client, or one that leaves, keeps no other waiting.
+        // A task for each client, so that a silent one keeps no other waiting.
         tokio::spawn(async move {
             if let Err(error) = echo(channel, request).await {
                 eprintln!("a client: {error}");

@@ -29,7 +29,7 @@ fn open() -> Result<(Context, ProtectionDomain, QueuePair, u32)> {
     Ok((context, pd, qp, gid))
 }
 
-/// Writes an entry so that who reads it meanwhile sees two versions: last word first, and the
+/// Writes an entry so that a peer that reads it meanwhile sees two versions: the last word first, and the
 /// first word last.
 fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Result<()> {
     let start = key * ENTRY;

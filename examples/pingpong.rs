@@ -140,7 +140,7 @@ async fn run(arguments: Arguments) -> Result<()> {
         played = play => played,
     };
     if let Err(error) = played {
-        // Who hears nothing more may be the reason.
+        // The other task may have seen why: the peer ended.
         return if heard.is_finished() { heard.await?.and(Err(error)) } else { Err(error) };
     }
     let elapsed = started.elapsed();

@@ -12,7 +12,7 @@ use uverbs::{Context, Envelope};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// What is rung. A device would take it for the number of the virtqueue.
+/// The value that is stored. A device would take it for the number of the virtqueue.
 const QUEUE: u32 = 3;
 
 fn main() -> ExitCode {

@@ -84,7 +84,7 @@ fn client() -> Result<()> {
     let context = open()?;
     // Before workers are started, so that a device without XRC is reported once.
     drop(context.xrcd_builder().build()?);
-    // Who may open the file may use the domain. Its contents do not matter.
+    // Every process that may open the file may use the domain. The contents of the file do not matter.
     let path = env::temp_dir().join(format!("uverbs-xrc-{}", process::id()));
     File::create_new(&path)?;
     let served = serve(&context, &path);

@@ -61,7 +61,7 @@ impl<S: Sharing> ProtectionDomain<S> {
         let request =
             ib_uverbs_create_ah { pd_handle: self.inner.handle(), attr, ..Default::default() };
         let mut resp = ib_uverbs_create_ah_resp::new_zeroed();
-        let mut driver_response = file.provider.ah_response();
+        let mut driver_response = file.provider.traits().ah_response.clone();
         let mut command = write(IB_USER_VERBS_CMD_CREATE_AH, &request)
             .response(&mut resp)
             .driver(&[], driver_response.as_mut());
@@ -89,7 +89,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 impl<S: Sharing> ProtectionDomain<S> {
     /// What packets on the way look like, where the driver leaves that to this library.
     fn link(&self, vector: &AddressVector) -> Result<LinkProtocol> {
-        if !self.inner.file().provider.addresses_by_link() {
+        if !self.inner.file().provider.traits().addresses_by_link {
             return Ok(LinkProtocol::InfiniBand);
         }
         let context = self.context();

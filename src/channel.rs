@@ -45,6 +45,23 @@ pub(crate) struct ChannelInner {
 /// edge-triggered loop will not be woken again. An event of a queue that was destroyed meanwhile
 /// is dropped. Events need no acknowledgement. May be used from several threads; each event
 /// reaches one of them.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::Notify;
+///
+/// let channel = context.create_comp_channel()?;
+/// let mut cq = context.cq_builder(16).channel(&channel).build()?;
+/// loop {
+///     cq.req_notify(Notify::Next)?;
+///     // Completions that came before the queue was armed raise no event.
+///     while let Some(completion) = cq.poll()?.next() {
+///         println!("{}", completion.wr_id());
+///     }
+///     channel.wait(None)?;
+/// }
+/// # }
+/// ```
 #[doc(alias = "ibv_comp_channel")]
 #[derive(Debug)]
 pub struct CompletionChannel {

@@ -13,6 +13,8 @@ const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 
 /// A completion, lent until the next one is asked for; [`Wc`] is a copy to keep. See
 /// [`CompletionQueue::poll`](crate::CompletionQueue::poll) for an example.
+///
+/// Example: [`Completion::ok`](crate::Completion::ok).
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {

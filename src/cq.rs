@@ -126,6 +126,8 @@ mod sealed {
 }
 
 /// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
+///
+/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
 pub trait CqRef: sealed::Sealed {}
 
 impl CqRef for CompletionQueue {}
@@ -170,6 +172,8 @@ impl<T: CqRef + ?Sized> sealed::Sealed for &mut T {
 }
 
 /// Which completions an armed queue announces; see [`CompletionQueue::req_notify`].
+///
+/// Example: [`CompletionChannel`](crate::CompletionChannel).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Notify {
     /// The next one.
@@ -180,6 +184,8 @@ pub enum Notify {
 }
 
 /// Builds a [`CompletionQueue`]; started by [`Context::cq_builder`].
+///
+/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
 #[derive(Debug)]
 pub struct CqBuilder {
     file: Arc<File>,
@@ -691,11 +697,13 @@ impl fmt::Debug for CompletionQueue {
 
 /// The completions of one poll; see [`CompletionQueue::poll`].
 ///
-/// Not to be used in a child that was forked while it was held: looking whether it is one would
-/// cost as much as half of what a completion costs. Nothing of the parent's is disturbed: in the
-/// child it finds no completion; in memory of a [`QueueAllocator`](crate::QueueAllocator) it finds the
-/// parent's if children share that, and ends the child by a signal if they do not get it. Dropping it is
+/// Do not use it in a child that was forked while it was held: [`next`](Self::next) does not check for that,
+/// because the check would cost half as much as a completion. The parent is not disturbed. The child finds no
+/// completion; if the queue is in memory of a [`QueueAllocator`](crate::QueueAllocator), the child finds the
+/// parent's completions if it shares that memory, and dies of a signal if it does not have it. Dropping is
 /// harmless.
+///
+/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Debug)]
 pub struct Completions<'q> {
     gate: &'q Gate,
@@ -773,6 +781,8 @@ impl Drop for Direct<'_> {
 }
 
 /// Why a completion queue could not be polled.
+///
+/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollError {

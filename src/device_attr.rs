@@ -12,6 +12,8 @@ use uverbs_uapi::device::ib_uverbs_raw_packet_caps as raw_packet;
 
 open_enum! {
     /// Against whom a device's atomics are atomic.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_atomic_cap")]
     pub struct AtomicCap(u32) {
         /// There are none.
@@ -25,6 +27,8 @@ open_enum! {
 
 bitflags::bitflags! {
     /// What a device can do. Bits without a name here are kept.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -93,6 +97,8 @@ bitflags::bitflags! {
 
 bitflags::bitflags! {
     /// Operations that may touch memory whose pages are not there yet.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_odp_transport_cap_bits")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -118,6 +124,8 @@ bitflags::bitflags! {
 }
 
 /// On-demand paging: registration without pinning.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_odp_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -136,6 +144,8 @@ pub struct OdpCaps {
 }
 
 /// Receive-side scaling: spreading packets over queues.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_rss_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -150,6 +160,8 @@ pub struct RssCaps {
 }
 
 /// Tag matching in shared receive queues.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_tm_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -168,6 +180,8 @@ pub struct TagMatchingCaps {
 }
 
 /// Moderation of completion events.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_cq_moderation_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -181,6 +195,8 @@ pub struct ModerationCaps {
 
 bitflags::bitflags! {
     /// What a device does with raw packets.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_raw_packet_caps")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -201,6 +217,8 @@ bitflags::bitflags! {
 ///
 /// A limit is what the device could do alone: what is left when others use it may be less. A test of a
 /// program begins with `DeviceAttr::default()`, which can do nothing, and sets the fields that it needs.
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_device_attr")]
 #[doc(alias = "ibv_device_attr_ex")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

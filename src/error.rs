@@ -14,6 +14,8 @@ pub type Result<T> = std::result::Result<T, Error>;
 /// A verb that failed.
 ///
 /// Displays as `create_cq: a queue of 0 entries; the minimum is 1 (Invalid argument …)`.
+///
+/// Example: [`ErrorWith`](crate::ErrorWith).
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -90,8 +92,8 @@ impl Error {
         }
     }
 
-    /// Whether a change was refused before anybody began to carry it out. After another error it may
-    /// have been made in part, or be made yet: the device may know both what was and what was to be.
+    /// Whether the kernel refused a change before it began to carry it out. After another error the change may be
+    /// made in part, or still be under way: the device may know the old memory as well as the new.
     pub(crate) fn is_refusal(&self) -> bool {
         self.0.kernel.is_none_or(|errno| {
             matches!(
@@ -263,6 +265,8 @@ impl<T> std::error::Error for ErrorWith<T> {}
 
 /// Why bytes of a memory region, of [device memory](crate::DeviceMemory) or of a
 /// [doorbell page](crate::mlx5::DoorbellPage) were not named, copied or written. Nothing was done.
+///
+/// Example: [`MemoryRegion`](crate::MemoryRegion).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryError {

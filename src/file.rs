@@ -185,7 +185,7 @@ impl File {
     /// Limits and capabilities of the device, and the driver's part of the response.
     pub(crate) fn query_device(&self, verb: &'static str) -> Result<(DeviceAttr, DriverResponse)> {
         let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
-        let mut driver_response = self.provider.device_response();
+        let mut driver_response = self.provider.traits().device_response.clone();
         let request = ib_uverbs_ex_query_device::default();
         let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
             .response(&mut resp)

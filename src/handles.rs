@@ -17,6 +17,8 @@ use uverbs_uapi::object as uapi;
 
 open_enum! {
     /// A kind of kernel object.
+    ///
+    /// Example: [`Context::share`](crate::Context::share).
     pub struct ObjectKind(u16) {
         /// The context: the file that has all other objects. Only envelopes name it.
         CONTEXT = uapi::UVERBS_OBJECT_DEVICE, "context";

@@ -22,6 +22,14 @@ pub(crate) struct Groups(Lock<Vec<(Gid, u16)>>);
 /// The kernel does not destroy a queue pair that is in a group. When the program drops all parts of the queue
 /// pair before the membership, the queue pair is [reset](crate::QueuePair::destroy) and receives nothing; it is
 /// destroyed with the membership. Use it from any thread.
+///
+/// ```no_run
+/// # fn f(qp: &uverbs::QpControl, group: uverbs::Gid) -> Result<(), Box<dyn std::error::Error>> {
+/// let membership = qp.attach_mcast(group, 0)?;
+/// // Receives on `qp` now take the group's datagrams, too.
+/// membership.detach()?;
+/// # Ok(()) }
+/// ```
 #[must_use = "the membership ends when this is dropped"]
 pub struct McastMembership {
     qp: Arc<QpInner>,

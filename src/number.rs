@@ -63,6 +63,8 @@ impl Psn {
 ///
 /// On RoCE v2 it *is* the address that packets carry; an IPv4 address appears mapped
 /// (`::ffff:10.0.0.1`).
+///
+/// Example: [`AddressHandle`](crate::AddressHandle).
 #[doc(alias = "ibv_gid")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

@@ -110,9 +110,9 @@ pub(crate) struct Object<M = ()> {
     file: Arc<File>,
     class: Class,
     handle: u32,
-    /// Whether the kernel has not confirmed that it is gone.
+    /// `false` once the kernel confirmed that the object is gone.
     alive: AtomicBool,
-    /// Whether it is for this process to destroy.
+    /// Whether this process has to destroy it.
     owned: AtomicBool,
     /// `Some` until dropped.
     memory: Option<M>,
@@ -168,7 +168,7 @@ impl<M> Object<M> {
     /// The same object with other memory, for when the kernel exchanged what stands behind it.
     pub(crate) fn exchange<N>(mut self, memory: N) -> (Object<N>, Option<M>) {
         let object = Object::new(self.file.clone(), self.class, self.handle, memory);
-        // What is dropped here stands for nothing any more.
+        // The kernel's object belongs to `object` now; dropping `self` must not destroy it.
         *self.alive.get_mut() = false;
         (object, self.memory.take())
     }

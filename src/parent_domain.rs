@@ -52,7 +52,7 @@ impl<S: Sharing> ParentDomain<S> {
     /// without one, and on rxe, where queue memory is the kernel's and no allocator is ever asked.
     pub fn asks_allocator(&self) -> bool {
         let inner = &self.0.inner;
-        inner.allocator.is_some() && inner.file().provider.asks_allocators()
+        inner.allocator.is_some() && inner.file().provider.traits().asks_allocators
     }
 
     /// Deallocates the parent domain; its protection domain stays.
@@ -78,6 +78,8 @@ impl<S: Sharing> Deref for ParentDomain<S> {
 }
 
 /// Builds a [`ParentDomain`].
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct ParentDomainBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,

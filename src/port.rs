@@ -13,6 +13,8 @@ use zerocopy::IntoBytes;
 
 open_enum! {
     /// The largest payload of a packet, as a code.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_mtu")]
     pub struct Mtu(u8) {
         MTU_256 = uapi::ib_mtu::IB_MTU_256.0, "256";
@@ -32,6 +34,8 @@ impl Mtu {
 
 open_enum! {
     /// Logical state of a port.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[doc(alias = "ibv_port_state")]
     #[doc(alias = "ibv_port_state_str")]
     pub struct PortState(u8) {
@@ -52,6 +56,8 @@ open_enum! {
 
 open_enum! {
     /// Physical state of a port.
+    ///
+    /// Example: [`Context`](crate::Context).
     pub struct PhysState(u8) {
         SLEEP = uapi::ib_port_phys_state::IB_PORT_PHYS_STATE_SLEEP.0, "sleep";
         POLLING = uapi::ib_port_phys_state::IB_PORT_PHYS_STATE_POLLING.0, "polling";
@@ -68,6 +74,8 @@ open_enum! {
 
 open_enum! {
     /// The link layer of a port.
+    ///
+    /// Example: [`Context`](crate::Context).
     pub struct LinkLayer(u8) {
         UNSPECIFIED = uapi::rdma_link_layer::IB_LINK_LAYER_UNSPECIFIED.0, "unspecified";
         INFINIBAND = uapi::rdma_link_layer::IB_LINK_LAYER_INFINIBAND.0, "InfiniBand";
@@ -77,6 +85,8 @@ open_enum! {
 
 open_enum! {
     /// Lanes of a link, as a code.
+    ///
+    /// Example: [`Context`](crate::Context).
     pub struct LinkWidth(u8) {
         X1 = uapi::ib_port_width::IB_WIDTH_1X.0, "1x";
         X2 = uapi::ib_port_width::IB_WIDTH_2X.0, "2x";
@@ -102,6 +112,8 @@ impl LinkWidth {
 
 open_enum! {
     /// Signalling rate of a lane, as a code.
+    ///
+    /// Example: [`Context`](crate::Context).
     pub struct LinkSpeed(u32) {
         SDR = uapi::ib_port_speed::IB_SPEED_SDR.0, "SDR";
         DDR = uapi::ib_port_speed::IB_SPEED_DDR.0, "DDR";
@@ -135,6 +147,8 @@ impl LinkSpeed {
 
 bitflags::bitflags! {
     /// The capabilities of a port.
+    ///
+    /// Example: [`Context`](crate::Context).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct PortCaps: u32 {
@@ -161,6 +175,8 @@ bitflags::bitflags! {
 }
 
 /// State and limits of a port, returned by [`query_port`](crate::Context::query_port).
+///
+/// Example: [`Context`](crate::Context).
 #[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -259,6 +275,8 @@ impl PortAttr {
 
 open_enum! {
     /// The protocol on the wire of a GID.
+    ///
+    /// Example: [`Context::choose_gid`](crate::Context::choose_gid).
     #[doc(alias = "ibv_gid_type")]
     pub struct GidType(u32) {
         /// InfiniBand.
@@ -271,6 +289,8 @@ open_enum! {
 }
 
 /// An entry of a port's GID table.
+///
+/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[doc(alias = "ibv_gid_entry")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

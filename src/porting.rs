@@ -1,7 +1,7 @@
 //! For programs that were written to libibverbs: what each verb is called here, and what differs beside the
 //! names.
 //!
-//! All functions of C are aliases in the documentation's search: `ibv_post_send` finds
+//! The documentation's search knows each function of C in these tables: `ibv_post_send` finds
 //! [`send_batch`](crate::QueuePair::send_batch).
 //!
 //! # From the C verb to ours
@@ -15,12 +15,12 @@
 //! | C | here |
 //! |---|---|
 //! | `ibv_get_device_list`, `ibv_free_device_list` | [`devices`](crate::devices), a `Vec`; [`Device::by_name`](crate::Device::by_name) |
-//! | `ibv_get_device_name`, `_guid`, `_index` | [`Device::name`](crate::Device::name), [`node_guid`](crate::Device::node_guid), [`index`](crate::Device::index) |
+//! | `ibv_get_device_name`, `ibv_get_device_guid`, `ibv_get_device_index` | [`Device::name`](crate::Device::name), [`node_guid`](crate::Device::node_guid), [`index`](crate::Device::index) |
 //! | `ibv_open_device`, `ibv_close_device` | [`Context::open`](crate::Context::open); the last clone that is dropped closes |
 //! | `ibv_import_device` | [`Context::import`](crate::Context::import) |
 //! | `ibv_query_device`, `ibv_query_device_ex` | [`Context::query_device`](crate::Context::query_device) |
 //! | `ibv_query_port`, `ibv_query_port_speed` | [`Context::query_port`](crate::Context::query_port), [`PortAttr::link_rate_mbps`](crate::PortAttr::link_rate_mbps) |
-//! | `ibv_query_gid`, `_ex`, `_type` | [`Context::query_gid`](crate::Context::query_gid) |
+//! | `ibv_query_gid`, `ibv_query_gid_ex`, `ibv_query_gid_type` | [`Context::query_gid`](crate::Context::query_gid) |
 //! | `ibv_query_gid_table` | [`Context::gid_table`](crate::Context::gid_table); [`default_gid`](crate::Context::default_gid) chooses |
 //! | `ibv_query_pkey` | [`Context::query_pkey`](crate::Context::query_pkey) |
 //! | `ibv_fork_init`, `ibv_is_fork_initialized` | not needed; [`System::copy_on_fork`](crate::device::System::copy_on_fork) tells |
@@ -34,8 +34,9 @@
 //! | `ibv_alloc_pd`, `ibv_dealloc_pd` | [`Context::alloc_pd`](crate::Context::alloc_pd), [`destroy`](crate::ProtectionDomain::destroy) |
 //! | `ibv_alloc_td`, `ibv_dealloc_td` | [`Context::alloc_td`](crate::Context::alloc_td), [`destroy`](crate::ThreadDomain::destroy) |
 //! | `ibv_alloc_parent_domain` | [`ProtectionDomain::parent_domain_builder`](crate::ProtectionDomain::parent_domain_builder) |
+//! | `ibv_reg_mr` of memory that the program goes on using by itself | [`register_unowned`](crate::ProtectionDomain::register_unowned), a region with keys alone |
 //! | `ibv_reg_mr` of memory to be allocated | [`ProtectionDomain::allocate`](crate::ProtectionDomain::allocate) |
-//! | `ibv_reg_mr` of memory that is there | [`register`](crate::ProtectionDomain::register) takes a vector, box or mapping; [`register_raw`](crate::ProtectionDomain::register_raw) takes a pointer |
+//! | `ibv_reg_mr` of memory that the region may take over | [`register`](crate::ProtectionDomain::register) takes a vector, box or mapping; [`register_raw`](crate::ProtectionDomain::register_raw) takes a pointer |
 //! | `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `IBV_ACCESS_*` | [`ProtectionDomain::mr_builder`](crate::ProtectionDomain::mr_builder) |
 //! | `ibv_reg_mr` of all memory (implicit ODP) | [`MrBuilder::register_address_space`](crate::MrBuilder::register_address_space) |
 //! | `ibv_reg_dmabuf_mr` | [`register_dmabuf`](crate::ProtectionDomain::register_dmabuf) |
@@ -47,7 +48,8 @@
 //! | `ibv_bind_mw`, `ibv_inc_rkey` | [`MemoryWindow::bind`](crate::MemoryWindow::bind) makes a binding, with the new key, for [`SendWr::bind_mw`](crate::SendWr::bind_mw) |
 //! | `ibv_alloc_dm`, `ibv_free_dm` | [`Context::alloc_dm`](crate::Context::alloc_dm), [`destroy`](crate::DeviceMemory::destroy) |
 //! | `ibv_memcpy_to_dm`, `ibv_memcpy_from_dm` | [`DeviceMemory::copy_from`](crate::DeviceMemory::copy_from), [`copy_to`](crate::DeviceMemory::copy_to) |
-//! | `ibv_import_pd`, `_mr`, `_dm`, `ibv_unimport_*` | [`import_pd`](crate::Context::import_pd), [`import_mr`](crate::ProtectionDomain::import_mr), [`import_dm`](crate::Context::import_dm) check an [`Envelope`](crate::Envelope); [`import_pd_raw`](crate::Context::import_pd_raw) and the like take a bare handle; [`Imported::unimport`](crate::Imported::unimport) |
+//! | `ibv_import_pd`, `ibv_import_mr`, `ibv_import_dm` | [`import_pd`](crate::Context::import_pd), [`import_mr`](crate::ProtectionDomain::import_mr), [`import_dm`](crate::Context::import_dm) check an [`Envelope`](crate::Envelope); [`import_pd_raw`](crate::Context::import_pd_raw) and the like take a bare handle |
+//! | `ibv_unimport_pd`, `ibv_unimport_mr`, `ibv_unimport_dm` | [`Imported::unimport`](crate::Imported::unimport) |
 //!
 //! ## Completions and events
 //!
@@ -56,8 +58,12 @@
 //! | `ibv_create_cq`, `ibv_create_cq_ex`, `mlx5dv_create_cq` | [`Context::cq_builder`](crate::Context::cq_builder) |
 //! | `ibv_poll_cq` | [`CompletionQueue::poll`](crate::CompletionQueue::poll) lends completions, [`poll_into`](crate::CompletionQueue::poll_into) fills an array of [`Wc`](crate::Wc) |
 //! | `ibv_start_poll`, `ibv_next_poll`, `ibv_end_poll` | [`poll`](crate::CompletionQueue::poll), [`Completions::next`](crate::Completions::next), dropping [`Completions`](crate::Completions) |
-//! | `ibv_wc_read_byte_len`, `_opcode`, `_imm_data` … | methods of [`Completion`](crate::Completion) |
-//! | `wc.status != IBV_WC_SUCCESS` | [`Completion::ok`](crate::Completion::ok), [`Wc::ok`](crate::Wc::ok) |
+//! | `ibv_wc_read_opcode`, `ibv_wc_read_byte_len`, `ibv_wc_read_vendor_err` | [`Completion::opcode`](crate::Completion::opcode), [`byte_len`](crate::Completion::byte_len), [`vendor_err`](crate::Completion::vendor_err) |
+//! | `ibv_wc_read_imm_data`, `ibv_wc_read_invalidated_rkey` | [`Completion::imm`](crate::Completion::imm), [`invalidated_rkey`](crate::Completion::invalidated_rkey) |
+//! | `ibv_wc_read_qp_num`, `ibv_wc_read_src_qp`, `ibv_wc_read_slid`, `ibv_wc_read_sl`, `ibv_wc_read_dlid_path_bits` | [`Completion::qpn`](crate::Completion::qpn), [`src_qpn`](crate::Completion::src_qpn), [`src_lid`](crate::Completion::src_lid), [`service_level`](crate::Completion::service_level), [`path_bits`](crate::Completion::path_bits) |
+//! | `ibv_wc_read_wc_flags` | [`Completion::has_grh`](crate::Completion::has_grh); `Some` of [`imm`](crate::Completion::imm) and the like |
+//! | `ibv_wc_read_completion_ts`, `ibv_wc_read_cvlan`, `ibv_wc_read_flow_tag` | [`Completion::timestamp`](crate::Completion::timestamp), [`vlan`](crate::Completion::vlan), [`flow_tag`](crate::Completion::flow_tag) |
+//! | `struct ibv_wc`, `wc.status != IBV_WC_SUCCESS` | [`Wc`](crate::Wc), [`Completion::ok`](crate::Completion::ok), [`Wc::ok`](crate::Wc::ok) |
 //! | `ibv_resize_cq` | [`CompletionQueue::resize`](crate::CompletionQueue::resize) |
 //! | `ibv_modify_cq` | [`CqControl::moderate`](crate::CqControl::moderate) |
 //! | `ibv_destroy_cq` | [`CompletionQueue::destroy`](crate::CompletionQueue::destroy) |
@@ -71,7 +77,7 @@
 //! | C | here |
 //! |---|---|
 //! | `ibv_create_qp`, `ibv_create_qp_ex`, `mlx5dv_create_qp` | [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder) |
-//! | `ibv_modify_qp`, `ibv_modify_qp_rate_limit` | [`QpControl::modify`](crate::QpControl::modify) with a [`QpAttr`](crate::QpAttr), whose setters are the mask |
+//! | `ibv_modify_qp`, `ibv_modify_qp_rate_limit`, `enum ibv_qp_attr_mask` | [`QpControl::modify`](crate::QpControl::modify) with a [`QpAttr`](crate::QpAttr), whose setters are the mask |
 //! | `ibv_modify_qp` three times, and addresses over TCP | [`endpoint`](crate::QpControl::endpoint), [`handshake`](crate::QpControl::handshake) |
 //! | `ibv_modify_qp` to `RESET` | [`QueuePair::reset`](crate::QueuePair::reset), which also empties the queues |
 //! | `ibv_query_qp` | [`QpControl::query`](crate::QpControl::query) |
@@ -79,6 +85,7 @@
 //! | `ibv_create_srq`, `ibv_create_srq_ex` | [`ProtectionDomain::srq_builder`](crate::ProtectionDomain::srq_builder) |
 //! | `ibv_modify_srq`, `ibv_query_srq` | [`set_limit`](crate::SharedReceiveQueue::set_limit), [`resize`](crate::SharedReceiveQueue::resize), [`query`](crate::SharedReceiveQueue::query) |
 //! | `ibv_get_srq_num` | [`SharedReceiveQueue::number`](crate::SharedReceiveQueue::number) |
+//! | `ibv_destroy_srq` | [`SharedReceiveQueue::destroy`](crate::SharedReceiveQueue::destroy) |
 //! | `ibv_open_xrcd`, `ibv_close_xrcd` | [`Context::xrcd_builder`](crate::Context::xrcd_builder), [`destroy`](crate::XrcDomain::destroy) |
 //! | `IBV_QPT_XRC_RECV`, `ibv_open_qp` | [`XrcDomain::create_target`](crate::XrcDomain::create_target), [`open_target`](crate::XrcDomain::open_target) |
 //! | `ibv_create_ah`, `ibv_destroy_ah` | [`ProtectionDomain::create_ah`](crate::ProtectionDomain::create_ah), [`destroy`](crate::AddressHandle::destroy) |
@@ -98,7 +105,12 @@
 //! | `wr.rdma.remote_addr`, `rkey` | [`Remote`](crate::Remote), made by [`MemoryRegion::remote`](crate::MemoryRegion::remote) |
 //! | `wr.ud`, `ibv_wr_set_ud_addr` | [`SendWr::to`](crate::SendWr::to) a [`Destination`](crate::Destination) |
 //! | `ibv_wr_set_xrc_srqn` | [`SendWr::to_srq`](crate::SendWr::to_srq) |
-//! | `ibv_wr_start`, `ibv_wr_send` …, `ibv_wr_complete` | a batch, `push`, `ring` |
+//! | `ibv_wr_set_inline_data` | [`SendWr::inline`](crate::SendWr::inline) |
+//! | `ibv_wr_start`, `ibv_wr_complete` | [`SendQueue::batch`](crate::SendQueue::batch), [`ring`](crate::SendBatch#what-the-caller-of-ring-promises) |
+//! | `ibv_wr_send`, `ibv_wr_send_imm`, `ibv_wr_send_inv` | [`SendWr::send`](crate::SendWr::send), [`send_imm`](crate::SendWr::send_imm), [`send_inv`](crate::SendWr::send_inv) |
+//! | `ibv_wr_rdma_write`, `ibv_wr_rdma_write_imm`, `ibv_wr_rdma_read` | [`SendWr::write`](crate::SendWr::write), [`write_imm`](crate::SendWr::write_imm), [`read`](crate::SendWr::read) |
+//! | `ibv_wr_atomic_cmp_swp`, `ibv_wr_atomic_fetch_add`, `ibv_wr_atomic_write` | [`SendWr::compare_swap`](crate::SendWr::compare_swap), [`fetch_add`](crate::SendWr::fetch_add), [`atomic_write`](crate::SendWr::atomic_write) |
+//! | `ibv_wr_flush`, `ibv_wr_local_inv`, `ibv_wr_bind_mw` | [`SendWr::flush`](crate::SendWr::flush), [`local_inv`](crate::SendWr::local_inv), [`bind_mw`](crate::SendWr::bind_mw) |
 //! | `ibv_wr_abort` | dropping the batch |
 //!
 //! ## Connection management
@@ -106,26 +118,33 @@
 //! | C | here |
 //! |---|---|
 //! | `rdma_create_ep`, `rdma_connect`, `rdma_get_request`, `rdma_accept` | [`cm::Connector`](crate::cm::Connector), [`cm::Listener`](crate::cm::Listener) |
-//! | `rdma_create_id`, `rdma_resolve_addr` … one by one | ids with a type for each state: [`cm`](crate::cm#calls-of-librdmacm) has the table |
+//! | the other functions of librdmacm, one by one | ids with a type for each state: [`cm`](crate::cm#calls-of-librdmacm) has the table |
 //! | the same in an event loop | [`aio::cm`](crate::aio::cm) |
 //!
 //! ## mlx5dv
 //!
 //! | C | here |
 //! |---|---|
-//! | `mlx5dv_query_device` | [`mlx5::query_device`](crate::mlx5::query_device) |
+//! | `mlx5dv_query_device`, `struct mlx5dv_cqe_comp_caps` | [`mlx5::query_device`](crate::mlx5::query_device), a [`ContextAttr`](crate::mlx5::ContextAttr) |
 //! | `mlx5dv_devx_alloc_uar`, `mlx5dv_devx_free_uar` | [`mlx5::Uar`](crate::mlx5::Uar) |
 //! | `mlx5dv_alloc_var`, `mlx5dv_free_var` | [`mlx5::Var`](crate::mlx5::Var) |
 //! | `mlx5dv_var_export`, `mlx5dv_var_import`, `mlx5dv_get_export_sizes` | [`Var::export_rdma_core`](crate::mlx5::Var::export_rdma_core), [`Var::import_rdma_core`](crate::mlx5::Var::import_rdma_core), [`mlx5::export_sizes`](crate::mlx5::export_sizes) |
+//! | `mlx5dv_var_unimport` | [`Imported::unimport`](crate::Imported::unimport) of an [`ImportedVar`](crate::mlx5::ImportedVar) |
 //! | `MLX5DV_QP_CREATE_ALLOW_SCATTER_TO_CQE` | [`QpBuilder::scatter_to_cqe`](crate::QpBuilder::scatter_to_cqe) |
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!
 //! There is nothing yet for work queues and indirection tables (`ibv_create_wq`), counters, flow actions,
-//! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), ECE, null regions, DMA
+//! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), a queue pair's ECE options (`ibv_set_ece`), null regions, DMA
 //! handles, completion counters, and of mlx5dv for DEVX objects, DC, mkeys with layouts or signatures and
 //! software steering.
 //!
 //! # What differs beside the names
+//!
+//! **A program's own memory is registered for keys alone.** Code from libibverbs goes on reading and writing
+//! what it registered, registers it on several devices, or has memory that no processor can reach (a GPU's).
+//! [`register_unowned`](crate::ProtectionDomain::register_unowned) is for that: its caller promises that the
+//! range stays mapped until the region is gone, and the region has keys and no access. All other registrations
+//! take the memory over, and give it back when the region is destroyed.
 //!
 //! **A full queue is no `ENOMEM`.** `push` returns [`PostError::Full`](crate::PostError::Full), and
 //! [`room`](crate::SendBatch::room) tells how many requests still fit. All else that is wrong with a request
@@ -191,7 +210,7 @@
 //! [counted](crate::Context::leaked).
 //!
 //! **A child of `fork` owns nothing.** Calls on inherited objects fail with an error for which
-//! [`Error::is_forked`](crate::Error::is_forked) holds, and is not destroyed when it is dropped;
+//! [`Error::is_forked`](crate::Error::is_forked) holds, and dropping them destroys nothing;
 //! [`Context::reimport`](crate::Context::reimport) makes a context of its own on the same kernel file.
 //!
 //! **One errno for "not supported".** [`Error::is_unsupported`](crate::Error::is_unsupported) holds for

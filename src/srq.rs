@@ -39,7 +39,7 @@ pub(crate) struct SrqInner {
     pd: Arc<PdInner>,
     /// Set for a queue in an XRC domain.
     xrc: Option<Xrc>,
-    /// What is lent to its receives; see [`owned`](crate::owned).
+    /// The loans of its receives; see [`owned`](crate::owned).
     pub(crate) lent: OnceLock<Arc<dyn Reclaim>>,
 }
 
@@ -126,6 +126,8 @@ pub struct SharedReceiveQueue {
 }
 
 /// The attributes of a shared receive queue; see [`SharedReceiveQueue::query`].
+///
+/// Example: [`SharedReceiveQueue`](crate::SharedReceiveQueue).
 #[doc(alias = "ibv_srq_attr")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -151,6 +153,8 @@ impl SrqAttr {
 }
 
 /// Builds a [`SharedReceiveQueue`]; started by [`srq_builder`](ProtectionDomain::srq_builder).
+///
+/// Example: [`SharedReceiveQueue`](crate::SharedReceiveQueue).
 #[derive(Debug)]
 pub struct SrqBuilder {
     pd: Arc<PdInner>,

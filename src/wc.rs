@@ -8,6 +8,8 @@ open_enum! {
     /// How a request ended. After any error the queue pair is in state
     /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
     /// what else was posted to it completes as `WR_FLUSH_ERR`.
+    ///
+    /// Example: [`Wc`](crate::Wc).
     #[doc(alias = "ibv_wc_status")]
     #[doc(alias = "ibv_wc_status_str")]
     pub struct WcStatus(u32) {
@@ -40,6 +42,8 @@ open_enum! {
 
 open_enum! {
     /// What a completion belongs to. Valid only with [`WcStatus::SUCCESS`].
+    ///
+    /// Example: [`Wc`](crate::Wc).
     #[doc(alias = "ibv_wc_opcode")]
     pub struct WcOpcode(u32) {
         SEND = 0, "send";
@@ -148,6 +152,8 @@ impl Wc {
 /// A request that failed after it was posted: all that its completion says.
 ///
 /// The queue pair is in an error state; see [`WcStatus`].
+///
+/// Example: [`Completion::ok`](crate::Completion::ok).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WcError {
@@ -187,6 +193,8 @@ impl fmt::Display for WcError {
 impl std::error::Error for WcError {}
 
 /// Bytes that came with a [completion](crate::Completion::scattered); a slice.
+///
+/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Clone, Copy)]
 pub struct Scattered {
     bytes: [u8; Scattered::MAX],

@@ -49,6 +49,8 @@ pub struct XrcDomain {
 }
 
 /// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
+///
+/// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct XrcdBuilder<'a> {

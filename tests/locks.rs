@@ -10,9 +10,9 @@ const ALLOWED: &[(&str, &[&str])] = &[
     ("Condvar", &[]),
     ("Barrier", &[]),
     ("LazyLock", &[]),
-    // Filled by whoever makes the queue, before anybody else knows of it.
+    // Filled by the thread that makes the queue, before another thread can know of it.
     ("OnceLock", &["srq.rs"]),
-    // A register is held for a few stores, by who posts: a child is told before that it may not.
+    // The poster holds a register for a few stores. In a forked child posting is refused before.
     ("swap(true, Ordering::Acquire)", &["memory/doorbell_register.rs"]),
 ];
 

@@ -73,7 +73,7 @@ const _: () = {
     shared::<SendBatch<'static, Exclusive>>();
     shared::<RecvBatch<'static>>();
     shared::<Completions<'static>>();
-    // What is lent moves between the threads that post and poll.
+    // Loans move between the threads that post and poll.
     shared::<Buffer>();
     shared::<BufferPool>();
     shared::<SharedBuffer>();

@@ -8,7 +8,7 @@ use std::io::{self, Write};
 use uverbs::Errno;
 use uverbs::device::absence;
 
-/// The exit status, by who has to look into it.
+/// The exit status: its number tells whether the command line, the machine or the peer is at fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Status {
     /// The run failed: wrong data, a request that failed, a peer that went silent.

@@ -153,7 +153,7 @@ pub(crate) struct Controller {
     configuration: u32,
 }
 
-/// Who a controller is.
+/// The identity of a controller.
 #[derive(Clone, Debug)]
 pub(crate) struct Identity {
     pub(crate) model: String,

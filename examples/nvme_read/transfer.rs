@@ -54,7 +54,7 @@ impl Plan {
     }
 }
 
-/// What is done with each piece.
+/// A job that goes over the disk piece by piece.
 pub(crate) trait Work {
     /// What it is called.
     const NAME: &'static str;

@@ -57,8 +57,8 @@ impl Slot {
     }
 }
 
-/// What is known of a slot's command. The slot is free again when both are there: a response may overtake
-/// the completion of its command.
+/// A slot's command under way. The slot is free again when the send has completed and the response is there: the
+/// response may overtake the completion of the send.
 #[derive(Clone, Copy, Debug)]
 struct UnderWay {
     sent: bool,

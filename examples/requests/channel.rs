@@ -6,8 +6,8 @@
 //! longer ones from a buffer, and bodies that fit into no frame stay where they are: the frame says
 //! where, the receiver reads them, and says when the buffer is free again.
 //!
-//! What is needed to go on is never in the hands of somebody who waits for the other side: frames,
-//! requests and replies have pools of their own.
+//! Frames, requests and replies have pools of their own, so that no task that waits for the other side holds a
+//! buffer that another task needs to go on.
 
 use std::collections::HashMap;
 use std::future::{Future, poll_fn};

@@ -159,6 +159,8 @@ impl Drop for Handle {
 }
 
 /// An event channel whose ids are futures. Clones, listeners and connections are handles of the same channel.
+///
+/// Example: the first program of the [crate](crate)'s documentation.
 #[derive(Clone)]
 pub struct EventChannel {
     handle: Arc<Handle>,
@@ -393,6 +395,8 @@ impl fmt::Debug for EventChannel {
 /// when the last handle of the channel is dropped, or with an error.
 ///
 /// When it ends or is dropped, all futures of the channel fail with `ECANCELED`.
+///
+/// Example: the first program of the [crate](crate)'s documentation.
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
     shared: Arc<ChannelState>,
@@ -455,6 +459,8 @@ impl<W> fmt::Debug for Driver<W> {
 }
 
 /// A listener, whose connect requests are a stream. Dropping it rejects the requests that nobody took.
+///
+/// Example: the first program of the [crate](crate)'s documentation.
 #[derive(Debug)]
 pub struct Listener {
     id: ListeningId,
@@ -506,6 +512,8 @@ impl Listener {
 
 /// An established connection; everything that does not wait is behind [`Deref`], as a
 /// [`cm::Connection`]. Dropping it closes the connection.
+///
+/// Example: the first program of the [crate](crate)'s documentation.
 #[derive(Debug)]
 pub struct Connection {
     connection: cm::Connection,
@@ -544,6 +552,8 @@ impl Deref for Connection {
 
 /// A membership in a multicast group; everything that does not wait is behind [`Deref`], as a
 /// [`cm::MulticastMember`]. Dropping it leaves the group.
+///
+/// Example: [`cm::JoiningMulticast`](crate::cm::JoiningMulticast).
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
 pub struct MulticastMember {

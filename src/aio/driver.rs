@@ -37,6 +37,8 @@ const POLL_BATCH: usize = 256;
 /// [`CompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
 /// is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the futures
 /// wait for ever.
+///
+/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
 pub trait Readiness {
     /// If the file may be readable or in error, calls `read`, which reads an event. Afterwards it clears the
     /// readiness that it knew of *before* the call, and keeps what it learned during the call. Otherwise it
@@ -162,6 +164,8 @@ impl<S: Locking> Drop for DriverHandle<S> {
 ///
 /// The queue of a [`Worker`] is a `CompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
 /// queue pairs and futures, none of which takes a mutex.
+///
+/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
 pub struct CompletionQueue<S: Locking = Shared> {
     driver: Arc<DriverHandle<S>>,
 }
@@ -180,6 +184,8 @@ impl<S: Locking> Clone for CompletionQueue<S> {
 /// sleeps until the event loop finds the channel readable. It calls wakers after all locks are released,
 /// and calls each one even if another one panics. When it ends or is dropped, all futures of the queue fail
 /// with [`OpErrorKind::DriverGone`](super::OpErrorKind::DriverGone).
+///
+/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W, S: Locking = Shared> {
     shared: Arc<CqShared<S>>,

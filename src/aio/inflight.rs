@@ -190,7 +190,7 @@ impl Waiters {
         }
     }
 
-    /// Appends a waiter, or replaces the waker of one who has a ticket; returns the old waker.
+    /// Appends a waiter, or replaces the waker of the one with this ticket; returns the old waker.
     fn enter(&mut self, ticket: &mut Option<u64>, waker: Waker) -> Option<Waker> {
         if let Some(ticket) = *ticket {
             if let Ok(at) = self.queue.binary_search_by_key(&ticket, |(other, _)| *other) {
@@ -227,10 +227,10 @@ fn take_waker(waker: &mut Waker) -> Waker {
     std::mem::replace(waker, Waker::noop().clone())
 }
 
-/// Whether a request may be posted now.
+/// The answer to a request that wants to be posted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Admission {
-    /// It may, and has this slot.
+    /// It may be posted, and has this slot.
     Granted(u32),
     /// It has to wait: others came first.
     Wait,

@@ -53,7 +53,7 @@ impl<S: Locking> OpQueue<S> {
         }
     }
 
-    /// Posts one request. The memory comes back with the error, unless a batch dropped it.
+    /// Posts one request. An error brings the memory back, unless the device may still use it.
     fn post(
         &self,
         request: &OpRequest<'_>,
@@ -97,16 +97,19 @@ pub struct Op<'a, L, S: Locking = Shared> {
 
 #[derive(Debug)]
 enum Stage {
-    /// Not posted; with its ticket, if it waits for room.
+    /// Not posted, with its ticket if it waits for room.
     New(Memory, Option<u64>),
-    /// Posted; with its slot in [`Inflight`].
+    /// Posted, with its slot in [`Inflight`].
     Posted(u32),
     /// Not posted because of an error, which the next poll returns.
     Failed(Option<Memory>, OpErrorKind),
+    /// The future has returned how the request ended.
     Over,
 }
 
 /// A request that succeeded.
+///
+/// Example: [`Op`](crate::aio::Op).
 #[derive(Debug)]
 pub struct Finished<L> {
     /// What the request worked on. After a receive, a [`Buffer`] is as long as its message.
@@ -116,6 +119,8 @@ pub struct Finished<L> {
 }
 
 /// A request that failed.
+///
+/// Example: [`Op`](crate::aio::Op).
 #[derive(Debug)]
 pub struct OpError<L> {
     /// The memory of the request; `None` if the device may still work on it. The [`Buffer`] of a receive that
@@ -126,6 +131,8 @@ pub struct OpError<L> {
 }
 
 /// Why a request failed.
+///
+/// Example: [`Op`](crate::aio::Op).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpErrorKind {
@@ -220,7 +227,8 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
     }
 
-    /// Tries to post the request. Sets the stage unless it returns the end.
+    /// Tries to post the request, and sets the stage. With `Ready` the future is over, and the stage stays
+    /// [`Stage::Over`].
     fn start(
         &mut self,
         memory: Memory,
@@ -283,7 +291,7 @@ impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
                 }
                 OpProgress::Over(mut memory, outcome) => {
                     if let OpRequest::Recv = this.request {
-                        // The bytes behind the message were left by an earlier use of the buffer.
+                        // Bytes behind the message are of an earlier use of the buffer.
                         memory.truncate(outcome.filled());
                     }
                     if !outcome.is_success() {
@@ -319,6 +327,8 @@ impl<L, S: Locking> fmt::Debug for Op<'_, L, S> {
 }
 
 /// An atomic request: a future that returns the peer's eight bytes as they were before, and the buffer.
+///
+/// Example: [`Op`](crate::aio::Op).
 #[derive(Debug)]
 #[must_use = "a request is posted when its future is polled"]
 pub struct AtomicOp<'a, S: Locking = Shared>(pub(super) Op<'a, Buffer, S>);

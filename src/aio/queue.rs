@@ -98,6 +98,8 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 ///
 /// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is made by a
 /// [`CompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
+///
+/// Example: [`CompletionQueue::create_qp`](crate::aio::CompletionQueue::create_qp).
 pub struct QueuePair<S: Locking = Shared> {
     inner: Arc<Inner<S>>,
 }
@@ -250,6 +252,8 @@ impl<S: Locking> Drop for SharedInner<S> {
 /// Made by [`CompletionQueue::create_srq`](super::CompletionQueue::create_srq). Clones are handles of the same
 /// queue, for any number of tasks, and for any number of threads unless it is [`Exclusive`](crate::Exclusive).
 /// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
+///
+/// Example: [`CompletionQueue::create_xrc_srq`](crate::aio::CompletionQueue::create_xrc_srq).
 pub struct SharedReceiveQueue<S: Locking = Shared> {
     inner: Arc<SharedInner<S>>,
 }

@@ -28,6 +28,8 @@ use tokio::time::{Instant, timeout_at};
 /// A file that is registered with the event loop of the current runtime.
 ///
 /// A forked child that drops it leaves the registration to the parent's event loop.
+///
+/// Example: [`Events`].
 #[derive(Debug)]
 pub struct Registered(OwnedHere<AsyncFd<OwnedFd>>);
 
@@ -190,6 +192,15 @@ pub async fn within<F: Future + Unpin>(
 }
 
 /// A stream of asynchronous events.
+///
+/// ```no_run
+/// # async fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// let mut events = uverbs::aio::tokio::Events::new(context)?;
+/// loop {
+///     println!("{:?}", events.next().await?);
+/// }
+/// # }
+/// ```
 #[derive(Debug)]
 pub struct Events {
     context: Context,
@@ -300,7 +311,7 @@ pub async fn handshake_within(
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
-    // A time that the clock cannot say is as good as thirty years.
+    // A timeout beyond what the clock can represent becomes thirty years.
     let deadline = Instant::now().checked_add(timeout);
     let deadline =
         deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(30 * 365 * 86_400));
@@ -315,7 +326,7 @@ pub async fn handshake_within(
         Error::new(VERB, Errno::PROTO)
             .detail(format!("the peer sent no endpoint, but bytes that begin with \"{start}\""))
     })?;
-    // It may take long, because the kernel asks the network for the peer's hardware address.
+    // In a thread of its own: the kernel may wait for the network to tell the peer's hardware address.
     let (control, options) = (QpControl { qp: qp.qp.clone() }, *options);
     let moved = tokio::task::spawn_blocking(move || control.handshake_with(&remote, &options));
     moved.await.map_err(|error| Error::new(VERB, Errno::CANCELED).detail(error.to_string()))??;
@@ -390,7 +401,7 @@ struct Peer<'s> {
 }
 
 impl Peer<'_> {
-    /// Sends all of `bytes`. tokio's `write_all` would need another of its features.
+    /// Sends all of `bytes`. tokio's `write_all` would need its feature `io-util`.
     async fn send(&mut self, what: &str, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
             let Ok(writable) = timeout_at(self.deadline, self.stream.writable()).await else {
@@ -407,7 +418,7 @@ impl Peer<'_> {
         Ok(())
     }
 
-    /// Receives as many bytes as `room` takes.
+    /// Fills `room`.
     async fn receive(&mut self, what: &str, room: &mut [u8]) -> Result<()> {
         let (mut received, all) = (0, room.len());
         let stopped = |received: usize, errno, how: String| {
@@ -477,7 +488,7 @@ mod tests {
         });
     }
 
-    /// A stream may bring what the peer says in pieces.
+    /// A stream may deliver one message in several reads.
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn all_bytes_of_a_message_are_received() {

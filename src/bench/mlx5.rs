@@ -85,7 +85,7 @@ impl Sends {
             gate: open(&dbrec)?,
             dbrec,
             register: register(if blueflame { BUFFER } else { 0 })?,
-            alone: true,
+            owns_register: true,
             shared: record.clone(),
             frames: sq::Frames { min_header: 0, checksums: false },
         };

@@ -46,7 +46,9 @@ pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(1);
 /// A channel belongs to the process that opened it, and to the credentials of that moment: the kernel
 /// takes no commands after a change of user, group or capabilities (`EACCES`), nor does this library
 /// in a forked child, where the ids stay the parent's.
-#[doc(alias = "rdma_event_channel")]
+///
+/// Example: [`Connector`](crate::cm::Connector).
+#[doc(alias("rdma_event_channel", "rdma_destroy_event_channel"))]
 #[derive(Clone, Debug)]
 pub struct EventChannel {
     pub(super) inner: Arc<Channel>,
@@ -172,7 +174,7 @@ impl EventChannel {
     /// # Errors
     ///
     /// `EACCES` after a change of credentials.
-    #[doc(alias = "rdma_get_cm_event")]
+    #[doc(alias("rdma_get_cm_event", "rdma_ack_cm_event"))]
     pub fn dispatch(&self) -> Result<usize> {
         const VERB: &str = "get_cm_event";
         self.inner.check_fork(VERB)?;

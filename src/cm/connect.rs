@@ -57,6 +57,8 @@ impl Drop for Link {
 /// An id that sent a connect request and waits for the peer's answer.
 ///
 /// Dropping it cancels the request; the queue pair stays in `INIT`.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct Connecting {
     id: Arc<IdInner>,
@@ -118,6 +120,8 @@ impl Step for Connecting {
 /// An id that accepted a connect request and waits for the peer's confirmation.
 ///
 /// Dropping it brings the queue pair to `ERR` and ends the handshake.
+///
+/// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct Accepting {
     link: Link,
@@ -176,6 +180,8 @@ impl Step for Accepting {
 }
 
 /// An event of a [`Connection`].
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[doc(alias = "rdma_cm_event_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -203,6 +209,8 @@ pub enum ConnectionEvent {
 ///
 /// The connection keeps its event channel open, but not its queue pair: a queue pair that the program
 /// drops first is destroyed, and its peer gets no answer until the connection is dropped, too.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct Connection {
     link: Link,

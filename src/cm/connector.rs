@@ -40,6 +40,7 @@ const BACKLOG: u32 = 128;
 /// println!("{} to {}", qp.qpn(), connection.peer_addr()?);
 /// # Ok(()) }
 /// ```
+#[doc(alias("rdma_create_ep", "rdma_getaddrinfo"))]
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Connector {
@@ -283,6 +284,7 @@ impl Connector {
 /// println!("{} to {}", qp.qpn(), connection.peer_addr()?);
 /// # Ok(()) }
 /// ```
+#[doc(alias("rdma_create_ep", "rdma_getaddrinfo"))]
 #[derive(Debug)]
 pub struct Listener {
     channel: EventChannel,

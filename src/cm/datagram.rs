@@ -14,6 +14,8 @@ use std::time::Duration;
 use uverbs_uapi::rdma_user_cm::{ib_cm_sidr_status as Sidr, rdma_cm_event_type as Type};
 
 /// An id that asked a listener for its queue pair and waits for the answer. Dropping it cancels the request.
+///
+/// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
 #[derive(Debug)]
 pub struct ConnectingDatagrams {
     id: Arc<IdInner>,
@@ -89,6 +91,8 @@ fn failure(event: &Event) -> ConnectError {
 ///
 /// An [`AddressHandle`](crate::AddressHandle) of [`address`](Self::address), the number and the Q_Key make a
 /// [`Destination`](crate::Destination). Nobody learns when the peer is gone.
+///
+/// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
 #[derive(Clone, Debug)]
 pub struct DatagramPeer {
     address: AddressVector,

@@ -47,7 +47,7 @@ impl Event {
         }
     }
 
-    /// The private data of the message: the whole field, with zeros behind what the peer filled.
+    /// The private data of the message: the whole field, with zeros behind the peer's bytes.
     pub(super) fn private_data(&self) -> &[u8] {
         let length = usize::from(self.conn.private_data_len);
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
@@ -129,6 +129,8 @@ fn advice(kind: Type, errno: i32) -> &'static str {
 
 open_enum! {
     /// Why a connection was rejected, by the peer's program or by a connection manager on the way.
+    ///
+    /// Example: [`Connector`](crate::cm::Connector).
     #[doc(alias = "ib_cm_rej_reason")]
     pub struct RejectReason(u32) {
         NO_QP = rej::IB_CM_REJ_NO_QP.0, "no queue pair is left";
@@ -182,6 +184,8 @@ open_enum! {
 }
 
 /// A peer's rejection of a connect request.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rejection {
     status: i32,
@@ -220,6 +224,8 @@ impl fmt::Display for Rejection {
 }
 
 /// Why a connection failed.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Clone, Debug)]
 pub struct ConnectError {
     error: Error,

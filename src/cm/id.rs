@@ -55,6 +55,8 @@ open_enum! {
     /// The port space of an id. The same port may be in use in each space, and both sides are in the same one. The
     /// space decides the type of the queue pair: RC in `TCP`, UD in `UDP` and `IPOIB`; in `IB` the id has a type of
     /// its own.
+    ///
+    /// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
     #[doc(alias = "rdma_port_space")]
     pub struct PortSpace(u16) {
         /// Reliable connections.
@@ -595,6 +597,8 @@ impl Path {
 }
 
 /// The result of a wait: the id as it was, or in its next state.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 #[must_use]
 pub enum Progress<P, D> {
@@ -621,7 +625,9 @@ impl<P, D> Progress<P, D> {
 }
 
 /// An id that is not bound to any address.
-#[doc(alias = "rdma_cm_id")]
+///
+/// Example: [`Connector`](crate::cm::Connector).
+#[doc(alias("rdma_cm_id", "rdma_destroy_id"))]
 #[derive(Debug)]
 pub struct Id {
     pub(super) id: Arc<IdInner>,
@@ -637,7 +643,7 @@ impl Id {
     /// # Errors
     ///
     /// None is known.
-    #[doc(alias = "RDMA_OPTION_ID_TOS")]
+    #[doc(alias("rdma_set_option", "RDMA_OPTION_ID_TOS"))]
     pub fn set_type_of_service(&self, tos: u8) -> Result<()> {
         self.set("set_type_of_service", uapi::RDMA_OPTION_ID_TOS, &[tos])
     }
@@ -647,7 +653,7 @@ impl Id {
     /// # Errors
     ///
     /// None is known.
-    #[doc(alias = "RDMA_OPTION_ID_REUSEADDR")]
+    #[doc(alias("rdma_set_option", "RDMA_OPTION_ID_REUSEADDR"))]
     pub fn set_reuse_address(&self, reuse: bool) -> Result<()> {
         let value = i32::from(reuse);
         self.set("set_reuse_address", uapi::RDMA_OPTION_ID_REUSEADDR, value.as_bytes())
@@ -658,7 +664,7 @@ impl Id {
     /// # Errors
     ///
     /// None is known.
-    #[doc(alias = "RDMA_OPTION_ID_AFONLY")]
+    #[doc(alias("rdma_set_option", "RDMA_OPTION_ID_AFONLY"))]
     pub fn set_af_only(&self, only: bool) -> Result<()> {
         self.set("set_af_only", uapi::RDMA_OPTION_ID_AFONLY, i32::from(only).as_bytes())
     }
@@ -669,7 +675,7 @@ impl Id {
     /// # Errors
     ///
     /// `EINVAL` if n is above 31, or the id is for queue pairs that wait for none: UC and UD.
-    #[doc(alias = "RDMA_OPTION_ID_ACK_TIMEOUT")]
+    #[doc(alias("rdma_set_option", "RDMA_OPTION_ID_ACK_TIMEOUT"))]
     pub fn set_ack_timeout(&self, n: u8) -> Result<()> {
         const VERB: &str = "set_ack_timeout";
         if n > 31 {
@@ -739,6 +745,8 @@ impl Id {
 }
 
 /// An id that has an address of this host.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct BoundId {
     pub(super) id: Arc<IdInner>,
@@ -757,7 +765,7 @@ impl BoundId {
 
     /// Starts to listen. At most `backlog` connect requests wait to be read from the channel; the kernel
     /// drops others, and the peer's kernel sends them again for a while. 0, and numbers above the sysctl
-    /// `net.rdma_ucm.max_backlog`, mean that maximum. Whoever reads the channel moves the requests to the listener,
+    /// `net.rdma_ucm.max_backlog`, mean that maximum. A thread that reads the channel moves the requests to the listener,
     /// which keeps any number of them: take them as they come.
     ///
     /// # Errors
@@ -836,6 +844,8 @@ fn no_address(verb: &'static str) -> Error {
 }
 
 /// An id whose address is being resolved.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct ResolvingAddr {
     pub(super) id: Arc<IdInner>,
@@ -873,6 +883,8 @@ impl Step for ResolvingAddr {
 }
 
 /// An id whose address is resolved: its device is known.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct AddrResolved {
     pub(super) id: Arc<IdInner>,
@@ -932,6 +944,8 @@ impl AddrResolved {
 }
 
 /// An id whose route is being resolved.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct ResolvingRoute {
     pub(super) id: Arc<IdInner>,
@@ -968,6 +982,8 @@ impl Step for ResolvingRoute {
 }
 
 /// An id whose route is resolved: it can connect.
+///
+/// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]
 pub struct RouteResolved {
     pub(super) id: Arc<IdInner>,
@@ -981,6 +997,7 @@ impl RouteResolved {
     /// # Errors
     ///
     /// As [`Context::open`](crate::Context::open).
+    #[doc(alias = "rdma_create_qp")]
     pub fn context(&self) -> Result<Context> {
         self.id.channel.context("connect", self.path.device("connect")?)
     }
@@ -1006,6 +1023,7 @@ impl RouteResolved {
     /// # Errors
     ///
     /// `EINVAL` if the queue pair is on another device, or past `INIT`.
+    #[doc(alias = "rdma_init_qp_attr")]
     pub fn init_qp(&self, qp: &QpControl) -> Result<()> {
         const VERB: &str = "init_qp";
         self.path.device(VERB)?.check(VERB, qp.context().device())?;

@@ -36,6 +36,16 @@ pub(super) const NO_ADMINISTRATOR: &str = "the port knows no subnet administrato
 const DEFAULT_PKEY: u16 = 0xffff;
 
 /// An address on InfiniBand: the GID of a port, and a service there.
+///
+/// ```no_run
+/// # fn f(id: uverbs::cm::Id, gid: uverbs::Gid) -> uverbs::Result<()> {
+/// use std::time::Duration;
+/// use uverbs::cm::{IbAddress, PortSpace};
+///
+/// let peer = IbAddress::new(gid, PortSpace::TCP, 7471);
+/// let resolving = id.resolve_ib_addr(None, peer, Duration::from_secs(2))?;
+/// # drop(resolving); Ok(()) }
+/// ```
 #[doc(alias("sockaddr_ib", "AF_IB"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IbAddress {
@@ -145,6 +155,8 @@ impl Connection {
 /// A path through the subnet, as a subnet administrator describes it. On RoCE the kernel makes one of the IP addresses.
 ///
 /// [`IbPath::default`] is a reversible path in the default partition with an MTU of 2048 bytes, between no ports yet.
+///
+/// Example: [`IbAddress`].
 #[doc(alias = "ib_path_record")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct IbPath {
@@ -291,6 +303,17 @@ impl IbPath {
 }
 
 /// A service to look for.
+///
+/// ```no_run
+/// # fn f(id: uverbs::cm::BoundId) -> uverbs::Result<()> {
+/// use uverbs::cm::IbService;
+///
+/// let found = id.resolve_ib_service(IbService::Name("storage"))?.wait(None)?.done()?;
+/// for record in found.records() {
+///     println!("{} at {}", record.name, record.address.gid);
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum IbService<'a> {
@@ -301,6 +324,8 @@ pub enum IbService<'a> {
 }
 
 /// What a subnet administrator knows of a service.
+///
+/// Example: [`IbService`].
 #[doc(alias = "ib_user_service_rec")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -582,7 +607,7 @@ impl AddrResolved {
     /// # Errors
     ///
     /// Any error destroys the id. `EINVAL` for a value that its field cannot hold; `ENXIO` if the device is gone.
-    #[doc(alias = "RDMA_OPTION_IB_PATH")]
+    #[doc(alias("rdma_set_option", "RDMA_OPTION_IB_PATH"))]
     pub fn set_ib_path(self, path: &IbPath) -> Result<ResolvingRoute> {
         self.id.set_ib_path(path)?;
         Ok(ResolvingRoute { id: self.id, path: self.path })
@@ -616,6 +641,8 @@ impl RouteResolved {
 }
 
 /// An id that asks the subnet administrator where a service is.
+///
+/// Example: [`IbService`].
 #[derive(Debug)]
 pub struct ResolvingIbService {
     id: Arc<IdInner>,
@@ -657,6 +684,8 @@ impl Step for ResolvingIbService {
 }
 
 /// An id that knows where a service is.
+///
+/// Example: [`IbService`].
 #[derive(Debug)]
 pub struct IbServiceResolved {
     id: Arc<IdInner>,

@@ -24,6 +24,8 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 ///
 /// Dropping it ends the listener. The kernel rejects the requests that nobody took; accepted connections
 /// stay.
+///
+/// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct ListeningId {
     pub(super) id: Arc<IdInner>,
@@ -82,6 +84,8 @@ impl Step for &ListeningId {
 }
 
 /// A peer's connect request. Dropping it rejects the request.
+///
+/// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct ConnectRequest {
     pub(super) id: Arc<IdInner>,
@@ -175,6 +179,7 @@ impl ConnectRequest {
     /// # Errors
     ///
     /// As [`Context::open`](crate::Context::open).
+    #[doc(alias = "rdma_create_qp")]
     pub fn context(&self) -> Result<Context> {
         const VERB: &str = "accept";
         self.id.channel.context(VERB, self.path(VERB)?.device(VERB)?)

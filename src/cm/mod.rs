@@ -59,25 +59,25 @@
 //!
 //! # Calls of librdmacm
 //!
-//! | `rdma_…` | here |
+//! | C | here |
 //! |---|---|
-//! | `create_event_channel`, `destroy_event_channel` | [`EventChannel::open`], drop |
-//! | `get_cm_event`, `ack_cm_event` | `wait` of the id, or [`EventChannel::dispatch`]; nothing is acknowledged |
-//! | `create_id`, `destroy_id`, `migrate_id` | [`EventChannel::create_id`], [`create_id_for`](EventChannel::create_id_for), drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
-//! | `bind_addr`, `listen`, `get_request` | [`Id::bind`], [`BoundId::listen`], [`ListeningId::next_request`] |
-//! | `resolve_addr`, `resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
-//! | `create_qp`, `init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
-//! | `connect`, `accept`, `reject`, `disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
-//! | `connect`, `accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`], [`Connector::connect_datagrams`] |
-//! | `join_multicast`, `join_multicast_ex`, `leave_multicast` | [`BoundId::join_multicast`], [`AddrResolved::join_multicast`], drop |
-//! | `set_local_ece`, `get_remote_ece`, `reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
-//! | `write_cm_event` | [`Connection::write_event`] |
-//! | `resolve_addrinfo`, `query_addrinfo` with `RAI_SA` | [`BoundId::resolve_ib_service`], [`IbServiceResolved::records`] |
-//! | `bind_addr`, `resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`] |
-//! | `set_option` with `RDMA_OPTION_IB_PATH` | [`AddrResolved::set_ib_path`], [`RouteResolved::ib_paths`] |
-//! | `set_option`, `notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
-//! | `get_local_addr`, `get_peer_addr` | `local_addr`, `peer_addr` |
-//! | `create_ep`, `getaddrinfo` | [`Connector`], [`Listener`] |
+//! | `rdma_create_event_channel`, `rdma_destroy_event_channel` | [`EventChannel::open`], drop |
+//! | `rdma_get_cm_event`, `rdma_ack_cm_event` | `wait` of the id, or [`EventChannel::dispatch`]; nothing is acknowledged |
+//! | `rdma_create_id`, `rdma_destroy_id`, `rdma_migrate_id` | [`EventChannel::create_id`], [`create_id_for`](EventChannel::create_id_for), drop, [`Id::migrate`] and [`ConnectRequest::migrate`] |
+//! | `rdma_bind_addr`, `rdma_listen`, `rdma_get_request` | [`Id::bind`], [`BoundId::listen`], [`ListeningId::next_request`] |
+//! | `rdma_resolve_addr`, `rdma_resolve_route` | [`Id::resolve_addr`], [`AddrResolved::resolve_route`] |
+//! | `rdma_create_qp`, `rdma_init_qp_attr` | [`RouteResolved::context`] and [`qp_builder`](crate::ProtectionDomain::qp_builder), [`RouteResolved::init_qp`] |
+//! | `rdma_connect`, `rdma_accept`, `rdma_reject`, `rdma_disconnect` | [`RouteResolved::connect`], [`ConnectRequest::accept`], [`ConnectRequest::reject`], [`Connection::disconnect`] |
+//! | `rdma_connect`, `rdma_accept` in `RDMA_PS_UDP` | [`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`], [`Connector::connect_datagrams`] |
+//! | `rdma_join_multicast`, `rdma_join_multicast_ex`, `rdma_leave_multicast` | [`BoundId::join_multicast`], [`AddrResolved::join_multicast`], drop |
+//! | `rdma_set_local_ece`, `rdma_get_remote_ece`, `rdma_reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
+//! | `rdma_write_cm_event` | [`Connection::write_event`] |
+//! | `rdma_resolve_addrinfo`, `rdma_query_addrinfo` with `RAI_SA` | [`BoundId::resolve_ib_service`], [`IbServiceResolved::records`] |
+//! | `rdma_bind_addr`, `rdma_resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`] |
+//! | `rdma_set_option` with `RDMA_OPTION_IB_PATH` | [`AddrResolved::set_ib_path`], [`RouteResolved::ib_paths`] |
+//! | `rdma_set_option`, `rdma_notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
+//! | `rdma_get_local_addr`, `rdma_get_peer_addr` | `local_addr`, `peer_addr` |
+//! | `rdma_create_ep`, `rdma_getaddrinfo` | [`Connector`], [`Listener`] |
 
 mod address;
 mod channel;

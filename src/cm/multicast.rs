@@ -24,6 +24,8 @@ use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 const ENOTSUPP: i32 = 524;
 
 /// What a member of a multicast group takes part in.
+///
+/// Example: [`JoiningMulticast`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MulticastRole {
@@ -37,6 +39,16 @@ pub enum MulticastRole {
 }
 
 /// An id that asked to join a multicast group. Dropping it leaves the group.
+///
+/// ```no_run
+/// # fn f(id: uverbs::cm::BoundId, qp: &uverbs::QpControl) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::cm::MulticastRole;
+///
+/// let group = "239.1.2.3".parse()?;
+/// let member = id.join_multicast(qp, group, MulticastRole::Full)?.wait(None)?.done()?;
+/// println!("datagrams go to {} with {:?}", member.gid(), member.qkey());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct JoiningMulticast {
     member: Arc<IdInner>,
@@ -132,6 +144,9 @@ impl Step for JoiningMulticast {
 ///
 /// The membership keeps its id. With [`MulticastRole::Full`] it also keeps the queue pair, as a
 /// [`McastMembership`] does.
+///
+/// Example: [`JoiningMulticast`].
+#[doc(alias = "rdma_leave_multicast")]
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
 pub struct MulticastMember {

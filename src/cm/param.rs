@@ -31,10 +31,12 @@ pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
 #[doc(alias = "RDMA_UDP_QKEY")]
 pub const DATAGRAM_QKEY: Qkey = Qkey(0x0123_4567);
 
-/// What both vendors' devices can do beyond the specification: enhanced connection establishment. The passive side
-/// answers a request's options with those of them that it has, too.
+/// Enhanced connection establishment: options beyond the specification that devices of one vendor have in common.
+/// The active side offers options in its request, and the passive side accepts with those that its device has, too.
 ///
-/// The messages carry it. No provider of this library tells its device.
+/// This library carries the options in messages only; it does not turn them on in a device.
+///
+/// Example: [`ConnectParam`](crate::cm::ConnectParam).
 #[doc(alias("ibv_ece", "rdma_ucm_ece"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ece {
@@ -137,7 +139,7 @@ impl ConnectParam {
 
     /// The vendor's options, for the peer to choose from with a connect request, or chosen with an accept; none
     /// unless set.
-    #[doc(alias("rdma_set_local_ece", "rdma_connect_ece"))]
+    #[doc(alias = "rdma_set_local_ece")]
     pub fn ece(mut self, ece: Ece) -> Self {
         self.ece = Some(ece);
         self
@@ -188,7 +190,7 @@ impl ConnectParam {
         }
     }
 
-    /// Refuses what a request of an id without IP addresses cannot begin with.
+    /// Refuses private data that a request of an id without IP addresses would not deliver unchanged.
     pub(super) fn check_is_no_header(&self, verb: &'static str) -> Result<()> {
         check_is_no_header(verb, &self.private_data)
     }
@@ -289,9 +291,9 @@ pub(super) fn check_private_data(
     Ok(())
 }
 
-/// Refuses private data that does not arrive as it is. Whether a request has a header of IP addresses or not, the
-/// kernel writes 0, the version of that header, over the first byte, and the peer's kernel looks for the version of IP
-/// in the second one.
+/// Refuses private data that would be taken for a header of IP addresses. Whether a request has that header or not,
+/// the kernel overwrites the first byte with 0, the header's version, and the peer's kernel takes the upper half of
+/// the second byte for the version of IP.
 fn check_is_no_header(verb: &'static str, data: &[u8]) -> Result<()> {
     let (first, second) = match *data {
         [] | [0] | [0, 0x00..=0x3f | 0x50..=0x5f | 0x70..=0xff, ..] => return Ok(()),

@@ -315,7 +315,7 @@ fn queue_pair_past_init_is_refused() {
     assert!(init.message().contains("RTS"), "{init}");
     let connect = route.connect(&past, &ConnectParam::new()).unwrap_err();
     assert!(connect.message().contains("in state RTS"), "{connect}");
-    assert!(stage.script.connects().is_empty(), "the peer was asked in vain");
+    assert!(stage.script.connects().is_empty(), "the peer got a request");
     let listener = stage.listen();
     stage.script.request(2, rdma_ucm_conn_param::default());
     let request = listener.next_request(NOW).unwrap().unwrap();

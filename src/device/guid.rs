@@ -6,6 +6,8 @@ use std::fmt;
 /// A 64-bit global unique identifier.
 ///
 /// Displays as sysfs writes it, `0002:c903:0000:1234`. Zero stands for a device that has none.
+///
+/// Example: [`Device`](crate::Device).
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Guid(u64);

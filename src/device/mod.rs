@@ -60,6 +60,13 @@ const OPEN: &str = "open_device";
 ///
 /// This is a description, not a handle: it keeps nothing open, may be sent anywhere, and outlives
 /// the device. Names are reused when a device is replaced, [indices](Device::index) are not.
+///
+/// ```no_run
+/// for device in uverbs::devices()? {
+///     println!("{}: GUID {}", device.name(), device.node_guid());
+/// }
+/// # Ok::<(), uverbs::Error>(())
+/// ```
 #[doc(alias = "ibv_device")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {

@@ -5,6 +5,8 @@ use std::fmt;
 use uverbs_uapi::nldev;
 
 /// The node type of a device. A value unknown to this library stays a value.
+///
+/// Example: [`Device`](crate::Device).
 #[doc(alias = "ibv_node_type")]
 #[doc(alias = "ibv_node_type_str")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -72,6 +74,8 @@ impl fmt::Debug for NodeType {
 
 /// The transport that a device speaks, as `struct ibv_device` has it. RoCE counts as InfiniBand;
 /// [`Protocol`](super::Protocol) tells them apart.
+///
+/// Example: [`Device`](crate::Device).
 #[doc(alias = "ibv_transport_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

@@ -7,6 +7,8 @@ use std::fmt;
 ///
 /// Two counts compare equal when every kind has the same number, so that "nothing was leaked" is
 /// one comparison of before and after.
+///
+/// Example: [`Device`](crate::Device).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceCounts(BTreeMap<String, u64>);
 

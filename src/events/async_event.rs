@@ -16,6 +16,8 @@ use zerocopy::FromZeros;
 
 open_enum! {
     /// The kind of an asynchronous event.
+    ///
+    /// Example: [`AsyncEvent`](crate::AsyncEvent).
     #[doc(alias = "ibv_event_type")]
     #[doc(alias = "ibv_event_type_str")]
     pub struct EventType(u32) {
@@ -86,6 +88,8 @@ open_enum! {
 }
 
 /// The device, port or object that an event is about.
+///
+/// Example: [`AsyncEvent`](crate::AsyncEvent).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum EventSource {
@@ -104,6 +108,14 @@ pub enum EventSource {
 }
 
 /// An asynchronous event.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// while let Some(event) = context.next_event(None)? {
+///     println!("{} of {:?}", event.kind, event.source);
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_async_event")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]

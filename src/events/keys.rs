@@ -20,6 +20,8 @@ pub(crate) enum EventSourceKind {
 /// Identifies a completion queue, queue pair or shared receive queue in events.
 ///
 /// Never reused while the context lives.
+///
+/// Example: [`CompletionChannel`](crate::CompletionChannel).
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey(pub(crate) u64);
 
@@ -254,7 +256,7 @@ mod tests {
         assert_eq!(second.key().0 & ((1 << SLOT_BITS) - 1), 1);
     }
 
-    /// Not even if another thread of the parent held it during the fork.
+    /// Another thread of the parent holds the lock during the fork.
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_forked_child_does_not_wait_for_a_lock() {

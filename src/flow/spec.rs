@@ -10,6 +10,8 @@ use uverbs_uapi::flow::ib_flow_spec_type as kind;
 use zerocopy::IntoBytes;
 
 /// A match of one header, or an action.
+///
+/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -87,6 +89,8 @@ macro_rules! exactly {
 }
 
 /// An Ethernet header; see [`FlowSpec::Eth`].
+///
+/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_eth")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
@@ -154,6 +158,8 @@ impl FlowEth {
 }
 
 /// An IPv4 header; see [`FlowSpec::Ipv4`].
+///
+/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_ipv4")]
 #[doc(alias = "ibv_flow_spec_ipv4_ext")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -225,6 +231,8 @@ impl FlowIpv4 {
 }
 
 /// An IPv6 header; see [`FlowSpec::Ipv6`].
+///
+/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_ipv6")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]
@@ -303,6 +311,8 @@ impl FlowIpv6 {
 }
 
 /// Ports of TCP or UDP; see [`FlowSpec::Tcp`] and [`FlowSpec::Udp`].
+///
+/// Example: [`FlowAttr`](crate::FlowAttr).
 #[doc(alias = "ibv_flow_spec_tcp_udp")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[must_use]

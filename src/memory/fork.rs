@@ -48,7 +48,7 @@ impl Epoch {
     }
 }
 
-/// What is dropped by the process that made it, and by no child: there it is forgotten.
+/// A value that only the process that made it drops; a forked child forgets it.
 #[cfg(feature = "tokio")]
 #[derive(Debug)]
 pub(crate) struct OwnedHere<T> {

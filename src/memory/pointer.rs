@@ -24,7 +24,7 @@ impl<'a, T: FromBytes + IntoBytes> OutPointer<'a, T> {
         self.target.expose_provenance() as u64
     }
 
-    /// What is there now, after the call.
+    /// The value, after the call has written it.
     pub(crate) fn read(self) -> T {
         // SAFETY: borrowed exclusively since `new`, and whatever bytes the kernel wrote are a `T`.
         unsafe { self.target.read_volatile() }

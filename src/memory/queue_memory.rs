@@ -16,9 +16,10 @@ use std::fmt;
 use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 
-/// What is called with custom memory when nothing uses it any more.
+/// Gives custom memory back when nothing uses it any more.
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
 
+/// Whose the memory is, and how it is released.
 enum Keeper {
     PageRange(ManuallyDrop<PageRange>),
     Pages(ManuallyDrop<MmapRaw>),
@@ -61,7 +62,7 @@ impl QueueMemory {
             }
         };
         let base = NonNull::new(base).ok_or(Errno::NOMEM)?;
-        // What a device only reads the kernel pins without making it writable, so that the first
+        // The kernel pins memory that a device only reads without making it writable, so that the first
         // request in each page would fault.
         for offset in (0..length).step_by(page) {
             // SAFETY: inside the memory.
@@ -114,7 +115,7 @@ impl QueueMemory {
         self.dmabuf.as_ref()
     }
 
-    /// Bytes.
+    /// The length in bytes.
     pub(crate) fn len(&self) -> usize {
         self.length
     }

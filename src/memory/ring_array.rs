@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 /// `2^n` values; an index is taken modulo their number, so that no index is out of bounds. Clones share the
-/// array, and each has its address, so that an access is one load.
+/// array. Each clone keeps the address of the first value, so that an access is one load.
 #[derive(Debug)]
 pub(crate) struct RingArray<T> {
     base: *const T,
@@ -40,7 +40,7 @@ impl<T> RingArray<T> {
     /// The value at `index`, modulo their number.
     #[inline(always)]
     pub(crate) fn at(&self, index: u32) -> &T {
-        // SAFETY: `new` made one value more than the mask.
+        // SAFETY: the array has `mask + 1` values.
         unsafe { self.get(index & self.mask) }
     }
 
@@ -48,7 +48,7 @@ impl<T> RingArray<T> {
     ///
     /// # Safety
     ///
-    /// There are more than `index`.
+    /// The array has more than `index` values.
     #[inline(always)]
     pub(super) unsafe fn get(&self, index: u32) -> &T {
         // SAFETY: the caller's promise.
@@ -79,12 +79,12 @@ impl<T> RingArray<T> {
             Some(place) => std::mem::replace(place, value),
             None => return Err(value),
         };
-        // What was known of the array was known before it was borrowed exclusively.
+        // The exclusive borrow above invalidates pointers that were derived before it.
         self.base = self.values.as_ptr();
         Ok(old)
     }
 
-    /// How many there are.
+    /// The number of values.
     pub(crate) fn len(&self) -> u32 {
         self.values.len() as u32
     }
@@ -105,7 +105,7 @@ mod tests {
     }
 
     #[test]
-    fn who_has_the_array_alone_puts_others_there() {
+    fn a_value_is_replaced_only_while_the_array_has_one_clone() {
         let mut values = RingArray::<u32>::new(4);
         assert_eq!((values.put(6, 7), *values.at(2)), (Ok(0), 7));
         let other = values.clone();

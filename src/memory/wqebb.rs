@@ -201,8 +201,8 @@ impl<'r> WqebbRun<'r> {
 /// Segments of inline data, with the word that says how long it is.
 #[inline(always)]
 fn inline_segments(bytes: &[u8]) -> u32 {
-    // By a shift: inline data is shorter than a queue, so that `div_ceil` would check in vain, for three
-    // instructions.
+    // A shift: `div_ceil` costs three instructions for an overflow that cannot happen, as inline data is shorter
+    // than a queue.
     let last = SEGMENT - 1;
     (bytes.len() + size_of::<Be32>() + last) as u32 >> SEGMENT.ilog2()
 }

@@ -7,6 +7,8 @@ use crate::provider::mlx5::context::Limits;
 use uverbs_uapi::mlx5::context::{mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp};
 
 /// Attributes of a device that only mlx5 has.
+///
+/// Example: [`Var`](crate::mlx5::Var).
 #[doc(alias = "mlx5dv_context")]
 #[derive(Clone, Copy)]
 pub struct ContextAttr {

@@ -23,6 +23,15 @@ const TRIES: u32 = 1 << 20;
 /// The clock of a device, which the timestamps of completions are of.
 ///
 /// Reading it takes no system call. It may be used from any thread.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, completion: &uverbs::Completion<'_>) -> uverbs::Result<()> {
+/// let clock = uverbs::mlx5::Clock::open(context)?;
+/// if let Some(count) = completion.timestamp() {
+///     println!("completed at {} ns", clock.nanoseconds(count)?);
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "mlx5dv_clock_info")]
 #[doc(alias = "mlx5dv_get_clock_info")]
 #[derive(Debug)]

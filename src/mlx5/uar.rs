@@ -23,6 +23,8 @@ impl Class {
 }
 
 /// How a UAR is mapped.
+///
+/// Example: [`Var`](crate::mlx5::Var).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum UarKind {
     /// Stores are combined, so that whole WQEs can be copied into its BlueFlame registers.
@@ -38,6 +40,8 @@ pub enum UarKind {
 /// The library allocates registers for its queues by itself, see [`ThreadDomain`](crate::ThreadDomain).
 /// This UAR is for queues that the program makes by other means, and that name the page by its
 /// [number](Self::page_id).
+///
+/// Example: [`Var`](crate::mlx5::Var).
 #[doc(alias = "mlx5dv_devx_uar")]
 #[derive(Debug)]
 pub struct Uar {

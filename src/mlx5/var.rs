@@ -27,6 +27,8 @@ impl Class {
 }
 
 /// The kind of device that a VAR's doorbells ring.
+///
+/// Example: [`Var`](crate::mlx5::Var).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum VarKind {
     /// A virtio device that hardware emulates.
@@ -64,6 +66,15 @@ impl VarLocation {
 /// Dropping it destroys it, for all processes that have [imported](Var::import) it. A page that is
 /// [mapped](Self::map) stays mapped, and the kernel gives it to no other object before the last mapping is
 /// gone.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::mlx5::{Var, VarKind};
+///
+/// let page = Var::alloc(context, VarKind::Virtio)?.map()?;
+/// page.ring_u16(0, 1)?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "mlx5dv_var")]
 #[derive(Debug)]
 pub struct Var {

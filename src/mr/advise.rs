@@ -26,6 +26,8 @@ const MAX_RANGES: usize = u16::MAX as usize / size_of::<ib_uverbs_sge>();
 
 open_enum! {
     /// How pages are prefetched.
+    ///
+    /// Example: [`MrBuilder`](crate::MrBuilder).
     #[doc(alias = "ib_uverbs_advise_mr_advice")]
     pub struct Advice(u32) {
         /// Faults the pages in for reading.
@@ -42,6 +44,8 @@ open_enum! {
 ///
 /// It borrows the region: rxe of Linux 7 looks up any key that it is given here, and takes a pinned
 /// region for a paged one.
+///
+/// Example: [`MrBuilder`](crate::MrBuilder).
 #[derive(Clone, Copy, Debug)]
 pub struct OnDemandRange<'r> {
     sge: ib_uverbs_sge,
@@ -83,7 +87,7 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// # Errors
     ///
     /// `EINVAL` without ranges, with more than 4095, or with a region of another domain;
-    /// `EOPNOTSUPP` where driver or kernel take no such advice; with `wait`, `EPERM` for advice to
+    /// `EOPNOTSUPP` if the driver or the kernel takes no such advice; with `wait`, `EPERM` for advice to
     /// write to memory registered without local write access, and `EFAULT` for pages that are not
     /// there.
     #[doc(alias = "ibv_advise_mr")]

@@ -494,7 +494,8 @@ impl MrBuilder {
         if let Err(error) = check(self.access, start, LAST_ADDRESS, hca_va, length) {
             return Err(error.with(backing));
         }
-        if self.access.contains(Access::ON_DEMAND) && file.provider.pages_in_place_only() {
+        if self.access.contains(Access::ON_DEMAND) && file.provider.traits().on_demand_in_place_only
+        {
             if let Err(error) = check_in_place(start, hca_va, file.device.name()) {
                 return Err(error.with(backing));
             }
@@ -607,7 +608,7 @@ pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u6
 }
 
 /// Refuses memory that a driver would address wrongly; see
-/// [`pages_in_place_only`](crate::provider::Provider::pages_in_place_only).
+/// [`on_demand_in_place_only`](crate::provider::DriverTraits::on_demand_in_place_only).
 fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
     let inside = start % page_size() as u64;
     let refused = |detail: String| {

@@ -17,6 +17,8 @@ use zerocopy::FromZeros;
 const VERB: &str = "rereg_mr";
 
 /// A change of a region; see [`MemoryRegion::rereg`].
+///
+/// Example: [`MemoryRegion`](crate::MemoryRegion).
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Rereg {
@@ -165,6 +167,8 @@ fn check_location<M>(inner: &MrInner<M>) -> Result<()> {
 pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 
 /// A failed exchange of a region's memory.
+///
+/// Example: [`ErrorWith`](crate::ErrorWith).
 pub struct ExchangeError<T, M, N> {
     /// The unchanged region, if the kernel refused the exchange. Otherwise the region is gone.
     pub region: Option<MemoryRegion<T, M>>,

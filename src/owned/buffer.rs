@@ -73,6 +73,8 @@ pub struct BufferPool {
 }
 
 /// Builds a [`BufferPool`].
+///
+/// Example: [`BufferPool`](crate::owned::BufferPool).
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BufferPoolBuilder {
@@ -209,6 +211,8 @@ impl fmt::Debug for BufferPool {
 ///
 /// It goes back to the pool when it is dropped. While a request works on it, the queue has it. A buffer can
 /// also be used with raw batches ([`SendBatch`](crate::SendBatch)): see [`sge`](Self::sge).
+///
+/// Example: [`BufferPool`](crate::owned::BufferPool).
 #[repr(C)]
 pub struct Buffer {
     whole: PoolBuffer,
@@ -323,6 +327,8 @@ impl fmt::Debug for Buffer {
 ///
 /// Made by [`Buffer::share`]. Cloning and slicing copy no bytes. The buffer goes back to the pool when its
 /// last holder is dropped.
+///
+/// Example: [`BufferPool`](crate::owned::BufferPool).
 pub struct SharedBuffer {
     whole: SharedSlabBuffer<PoolRegion, PoolKey>,
     offset: u32,

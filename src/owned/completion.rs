@@ -12,6 +12,8 @@ use std::fmt;
 /// A request that is over, with the memory that it worked on.
 ///
 /// From [`OwnedCompletionQueue::poll`](super::OwnedCompletionQueue::poll).
+///
+/// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 #[derive(Debug)]
 #[must_use = "it holds the memory of the request"]
 pub struct OwnedCompletion<T> {
@@ -26,6 +28,8 @@ pub struct OwnedCompletion<T> {
 /// A request that is over, as [`poll_each`](super::OwnedCompletionQueue::poll_each) shows it: its memory is
 /// still in the loan table, and its completion still in the completion queue, and both are read only when
 /// the visitor asks. Memory that the visitor does not take is dropped.
+///
+/// Example: [`OwnedCompletionQueue::poll_each`](crate::owned::OwnedCompletionQueue::poll_each).
 #[must_use = "it holds the memory of the request"]
 pub struct VisitedCompletion<'c, T> {
     loan: ReturnedLoan<'c, Lent<T>>,
@@ -164,6 +168,8 @@ impl<T: fmt::Debug> fmt::Debug for VisitedCompletion<'_, T> {
 }
 
 /// How a request ended: a [`Completion`], copied.
+///
+/// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct Outcome {

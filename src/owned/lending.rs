@@ -17,6 +17,8 @@ use std::ops::RangeBounds;
 use std::sync::Arc;
 
 /// What a request worked on, as its completion gives it back.
+///
+/// Example: [`RegisteredBuffer`](crate::owned::RegisteredBuffer).
 #[derive(Debug)]
 pub enum Memory {
     /// Nothing: the request had no data, or had it inline.
@@ -49,6 +51,8 @@ impl Memory {
 /// An [`Sge`] together with the protection domain that its key belongs to.
 ///
 /// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) returns it.
+///
+/// Example: [`RegionSlice`](crate::owned::RegionSlice).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSge {
     pub(super) sge: Sge,
@@ -128,6 +132,8 @@ pub(super) use sealed::{Append, HasSge, LendInSlot};
 /// without data.
 ///
 /// The trait is sealed: a program that has its own memory implements `RegisteredBuffer`.
+///
+/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub trait Lend: LendInSlot + Send + 'static {
     /// The memory as a completion gives it back.
     fn into_memory(self) -> Memory;
@@ -144,9 +150,13 @@ pub trait Lend: LendInSlot + Send + 'static {
 }
 
 /// Memory that a device may write: everything that can be lent and has no other readers.
+///
+/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub trait LendMut: Lend {}
 
 /// A request that was not posted, with the memory that was to be lent to it.
+///
+/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub struct PushError<L, T> {
     /// The memory.
     pub memory: L,
@@ -182,15 +192,15 @@ impl<L, T> From<PushError<L, T>> for PostError {
     }
 }
 
-/// What is lent to one request: in most cases a buffer and the request's tag.
+/// The loan of one request: in most cases a buffer and the request's tag.
 pub(super) type Lent<T> = CompactEnum<PoolBuffer, (BufferRange, T), OtherLoan<T>>;
 
-/// What is lent to a request if it is not only a buffer.
+/// A loan that is not only a buffer.
 #[derive(Debug)]
 pub(super) enum OtherLoan<T> {
     /// Memory, and the request's tag.
     Owned(Memory, T),
-    /// The same of an unsignaled request, with what its completion would have said.
+    /// Memory and tag of an unsignaled request, with what its completion would have said.
     Unsignaled { memory: Memory, tag: T, opcode: WcOpcode, byte_len: u32 },
     /// Memory that a scope borrows.
     Scoped,
@@ -316,6 +326,8 @@ impl<T> BatchLender<'_, T> {
 }
 
 /// A free slot of the loan table, for a request; named by the sealed trait, and so by no program.
+///
+/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub struct RequestSlot<'d, T>(pub(super) FreeSlot<'d, Lent<T>>);
 
 /// The [`Sge`] of the memory.

@@ -27,6 +27,8 @@ use std::sync::Arc;
 /// shared receive queue should be [closed](Self::close) instead.
 ///
 /// See [`owned`](super#) for an example.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     pub(super) qp: QueuePair<S>,
     pub(super) adopted: Arc<AdoptedQp<T>>,
@@ -168,6 +170,8 @@ impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
 /// Sends that the device was not told of yet, with the memory that they work on.
 ///
 /// From [`OwnedQueuePair::send_batch`].
+///
+/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub struct OwnedSendBatch<'q, T, S: Sharing = Shared> {
     /// Dropped first: it takes everything back.
     pub(super) lender: BatchLender<'q, T>,
@@ -438,6 +442,8 @@ pub(super) fn append<S: Sharing>(
 ///
 /// From [`OwnedQueuePair::recv_batch`] and
 /// [`OwnedSharedReceiveQueue::batch`](super::OwnedSharedReceiveQueue::batch).
+///
+/// Example: [`OwnedSharedReceiveQueue`](crate::owned::OwnedSharedReceiveQueue).
 pub struct OwnedRecvBatch<'q, T> {
     /// Dropped first: it takes everything back.
     pub(super) lender: BatchLender<'q, T>,

@@ -33,6 +33,8 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 200 } else
 ///
 /// `'s` is the time of the scope. The caller cannot name it, so nothing with this lifetime leaves the body.
 /// What requests borrow lives for `'env`, which is longer.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     qp: &'s mut OwnedQueuePair<T, S>,
     cq: &'s mut OwnedCompletionQueue<T>,
@@ -48,6 +50,8 @@ pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
 }
 
 /// How a scope made sure that its requests were over.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All completed.
@@ -60,6 +64,8 @@ pub enum Ending {
 }
 
 /// Why a scope failed.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ScopeError<R> {
@@ -91,6 +97,8 @@ impl<R> fmt::Display for ScopeError<R> {
 impl<R: fmt::Debug> std::error::Error for ScopeError<R> {}
 
 /// A request of a scope, with the memory that it works on; see [`Scope::wait`].
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Debug)]
 #[must_use = "the memory is lent until the request is waited for, or the scope ends"]
 pub struct Pending<M> {
@@ -105,6 +113,8 @@ pub struct Pending<M> {
 ///
 /// `&mut Buffer`; `&Buffer` and `&SharedBuffer`, which the device only reads; a [`RegionRef`]; a
 /// [`ScopedRegion`] of any other memory; and `()` for a request without data or with inline data.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub trait LendScoped<'s, 'env>: HasSge + sealed::Sealed {
     /// Whether the device may write the memory.
     fn is_writable(&self) -> bool;
@@ -171,6 +181,8 @@ impl LendScoped<'_, '_> for () {
 
 /// A borrowed part of a region. Registered memory is not a slice, so the part can be copied, lent to several
 /// requests at once, and read by the region's methods meanwhile.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Clone, Copy, Debug)]
 pub struct RegionRef<'env> {
     sge: RegionSge,
@@ -206,6 +218,8 @@ impl<'env> LendScoped<'_, 'env> for RegionRef<'env> {
 
 /// Borrowed memory that a scope registered; see [`Scope::register`]. It cannot leave the scope, which
 /// deregisters the memory when it ends: the key may be another region's afterwards.
+///
+/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Debug)]
 pub struct ScopedRegion<'s> {
     /// The scope holds the region, and this cannot leave the scope.

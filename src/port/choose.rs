@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use std::net::IpAddr;
 
 /// What a GID has to satisfy to be chosen by [`Context::choose_gid`].
+///
+/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GidFilter {
     interface: Option<u32>,
@@ -40,6 +42,8 @@ impl GidFilter {
 }
 
 /// The GID that [`Context::choose_gid`] chose, and why.
+///
+/// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct ChosenGid {

@@ -45,8 +45,7 @@ impl Context {
     /// # Errors
     ///
     /// `EINVAL` for a port that the device does not have, or an index beyond the table.
-    #[doc(alias = "ibv_query_gid")]
-    #[doc(alias = "ibv_query_gid_ex")]
+    #[doc(alias("ibv_query_gid", "ibv_query_gid_ex", "ibv_query_gid_type"))]
     pub fn query_gid(&self, port: u32, index: u32) -> Result<GidEntry> {
         const VERB: &str = "query_gid";
         let mut entry = ib_uverbs_gid_entry::default();

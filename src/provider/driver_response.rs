@@ -13,12 +13,12 @@ pub(crate) struct DriverResponse {
 
 impl DriverResponse {
     /// No room: the driver has no part in the response.
-    pub(crate) fn none() -> Self {
+    pub(crate) const fn none() -> Self {
         DriverResponse { bytes: [0; ROOM], length: 0 }
     }
 
     /// Room for a `T`.
-    pub(crate) fn room_for<T>() -> Self {
+    pub(crate) const fn room_for<T>() -> Self {
         const { assert!(size_of::<T>() <= ROOM) };
         DriverResponse { bytes: [0; ROOM], length: size_of::<T>() }
     }

@@ -36,9 +36,7 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::device::rdma_driver_id;
-use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
-use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
-use uverbs_uapi::rxe::{rxe_create_ah_resp, rxe_sge};
+use uverbs_uapi::rxe::rxe_sge;
 
 /// The provider of an open device.
 #[derive(Clone, Debug)]
@@ -104,8 +102,35 @@ impl Opening {
     }
 }
 
+/// The particulars of a driver that are plain values; each provider has one, `TRAITS`.
+#[derive(Debug)]
+pub(crate) struct DriverTraits {
+    /// Whether the driver is only right about on-demand memory that begins at a page and has its own address as
+    /// iova; otherwise it writes elsewhere.
+    pub(crate) on_demand_in_place_only: bool,
+    /// Whether queue memory is the program's, so that allocators are asked for it.
+    pub(crate) asks_allocators: bool,
+    /// How often a queue pair has to be brought to RESET until it is reset.
+    pub(crate) resets_needed: u32,
+    /// Whether [`Provider::address`] has to know what the packets look like.
+    pub(crate) addresses_by_link: bool,
+    /// Room for the driver's part of the response to QUERY_DEVICE.
+    pub(crate) device_response: DriverResponse,
+    /// Room for the driver's part of the response to ALLOC_PD.
+    pub(crate) pd_response: DriverResponse,
+    /// Room for the driver's part of the response to CREATE_AH.
+    pub(crate) ah_response: DriverResponse,
+}
+
 impl Provider {
-    /// The same in a forked child, with nothing that the parent goes on using.
+    pub(crate) fn traits(&self) -> &'static DriverTraits {
+        match self {
+            Provider::Rxe(_) => &rxe::TRAITS,
+            Provider::Mlx5(_) => &mlx5::TRAITS,
+        }
+    }
+
+    /// The provider for the same context in a forked child, without anything that the parent goes on using.
     pub(crate) fn reimport(&self, kernel: &dyn Kernel, verb: &'static str) -> Result<Provider> {
         Ok(match self {
             Provider::Rxe(_) => {
@@ -119,31 +144,11 @@ impl Provider {
         })
     }
 
-    /// Gives back what the context has of the kernel beside its objects, which are gone.
+    /// Gives back what the context has from the kernel beside its objects, which are gone by now.
     pub(crate) fn close(&self, kernel: &dyn Kernel) {
         match self {
             Provider::Rxe(_) => {}
             Provider::Mlx5(context) => context.registers().close(kernel),
-        }
-    }
-
-    /// Whether memory that is paged on demand has to begin at a page, and to be addressed by its own
-    /// address, or the driver writes elsewhere.
-    pub(crate) fn pages_in_place_only(&self) -> bool {
-        match self {
-            // `rxe_odp.c`, up to Linux 7.2 at least, and no kernel tells: it copies to and from the
-            // beginning of a page, and takes addresses of requests for addresses of the process when
-            // it looks a page up, in a table without end.
-            Provider::Rxe(_) => true,
-            Provider::Mlx5(_) => false,
-        }
-    }
-
-    /// Whether queue memory is the program's, and an allocator is asked for it. rxe's is the kernel's.
-    pub(crate) fn asks_allocators(&self) -> bool {
-        match self {
-            Provider::Rxe(_) => false,
-            Provider::Mlx5(_) => true,
         }
     }
 
@@ -170,37 +175,11 @@ impl Provider {
         }
     }
 
-    /// How often a queue pair has to be brought to RESET until it is reset. rxe's rings keep their
-    /// indices: the kernel drains its queues up to our producer index.
-    pub(crate) fn resets(&self) -> u32 {
-        match self {
-            // The driver first stores where the next send will stand, and then skips the sends that were
-            // never carried out: what it stored is behind, and it would send wiped WQEs. The second
-            // time there is nothing left to skip.
-            Provider::Rxe(_) => 2,
-            Provider::Mlx5(_) => 1,
-        }
-    }
-
     /// How many reads and atomics a queue pair may have under way, if the provider knows.
     pub(crate) fn rd_atomic(&self) -> Option<RdAtomic> {
         match self {
             Provider::Rxe(_) => None,
             Provider::Mlx5(context) => Some(context.limits().rd_atomic),
-        }
-    }
-
-    pub(crate) fn device_response(&self) -> DriverResponse {
-        match self {
-            Provider::Rxe(_) => DriverResponse::none(),
-            Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_query_device_resp>(),
-        }
-    }
-
-    pub(crate) fn pd_response(&self) -> DriverResponse {
-        match self {
-            Provider::Rxe(_) => DriverResponse::none(),
-            Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_alloc_pd_resp>(),
         }
     }
 
@@ -243,18 +222,6 @@ impl Provider {
     ) -> Result<(DmPlace, u64)> {
         self.device_memory(verb)?;
         DmPlace::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
-    }
-
-    pub(crate) fn ah_response(&self) -> DriverResponse {
-        match self {
-            Provider::Rxe(_) => DriverResponse::room_for::<rxe_create_ah_resp>(),
-            Provider::Mlx5(_) => DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
-        }
-    }
-
-    /// Whether [`address`](Self::address) has to know what the packets look like.
-    pub(crate) fn addresses_by_link(&self) -> bool {
-        matches!(self, Provider::Mlx5(_))
     }
 
     /// What work requests need to know of an address handle.

@@ -27,6 +27,8 @@ use uverbs_uapi::qp as uapi;
 ///
 /// The setters of capacities ask for at least their value; [`caps`](super::QpControl::caps) returns what was
 /// granted, and [`DeviceAttr`](crate::DeviceAttr) has the device's limits.
+///
+/// Example: [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder).
 #[derive(Debug)]
 pub struct QpBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,

@@ -9,6 +9,8 @@ use rustix::io::Errno;
 use std::fmt;
 
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
+///
+/// Example: [`Handshake`](crate::Handshake).
 pub struct QpControl {
     pub(crate) qp: QpHandle,
 }

@@ -48,6 +48,8 @@ use uverbs_uapi::qp::ib_uverbs_qp_cap;
 
 /// What a queue pair was granted at creation, which is at least what was asked for; see
 /// [`QpControl::caps`].
+///
+/// Example: [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder).
 #[doc(alias = "ibv_qp_cap")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -247,6 +249,8 @@ pub struct QueuePair<S: Sharing = Shared> {
 }
 
 /// The parts of a queue pair; see [`QueuePair::split`].
+///
+/// Example: [`QueuePair`](crate::QueuePair).
 #[derive(Debug)]
 pub struct QpParts<S: Sharing = Shared> {
     /// The send queue.
@@ -327,7 +331,7 @@ impl<S: Sharing> QueuePair<S> {
                             through it, or a flow rule still holds the queue pair: destroy that, or \
                             reallocate the window";
         let QueuePair { send, recv, control } = self;
-        // What is left is the rings, and the one handle that the parts had in common.
+        // The parts dropped their handles: `control` has the last one.
         let (send_ring, recv_ring) = (send.into_ring(), recv.map(RecvQueue::into_ring));
         control.qp.destroy(HELD).map_err(|failed| {
             failed.map(|qp| {

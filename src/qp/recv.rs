@@ -9,6 +9,8 @@ use std::num::NonZeroU8;
 /// The receive queue of a queue pair.
 ///
 /// Moves between threads, and takes `&mut self` for posting.
+///
+/// Example: [`RecvWr`](crate::RecvWr).
 #[derive(Debug)]
 pub struct RecvQueue {
     pub(super) qp: QpHandle,
@@ -67,6 +69,8 @@ fn first_state(qp_type: QpType) -> QpState {
 }
 
 /// Receives that the device does not know of yet, for a queue pair or a shared receive queue.
+///
+/// Example: [`RecvWr`](crate::RecvWr).
 #[derive(Debug)]
 pub struct RecvBatch<'q> {
     ring: RecvRingMut<'q>,

@@ -28,7 +28,7 @@ impl<S: Sharing> QueuePair<S> {
         self.check_cqs(VERB, cqs)?;
         let qp = self.qp.clone();
         let _moving = qp.moving(VERB)?;
-        for _ in 0..self.qp.file().provider.resets() {
+        for _ in 0..self.qp.file().provider.traits().resets_needed {
             self.qp.apply_reset(VERB)?;
             // Until the rings are reset, too: another handle could change the state meanwhile.
             self.qp.set_stale();

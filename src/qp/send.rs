@@ -13,6 +13,8 @@ use std::marker::PhantomData;
 /// The send queue of a queue pair.
 ///
 /// Moves between threads, and takes `&mut self` for posting.
+///
+/// Example: [`SendWr`](crate::SendWr).
 #[derive(Debug)]
 pub struct SendQueue<S: Sharing = Shared> {
     pub(super) context: SendContext,
@@ -102,6 +104,8 @@ impl SendContext {
 ///   checks nothing: if two requests have the same number, the first completion only says that one of
 ///   them is over. A successful completion also completes the unsignaled requests that were posted to the
 ///   same queue before its own, and no later ones.
+///
+/// Example: [`CompletionQueue`](crate::CompletionQueue).
 #[doc(alias = "ibv_wr_abort")]
 #[derive(Debug)]
 pub struct SendBatch<'q, S: Sharing = Shared> {

@@ -27,6 +27,8 @@ use std::sync::Arc;
 /// owner that is still there does not learn of it. rdma-core has no such function.
 ///
 /// Dropping it does nothing.
+///
+/// Example: [`Context::share`](crate::Context::share).
 pub struct ForeignObject {
     file: Arc<File>,
     class: Class,

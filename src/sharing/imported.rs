@@ -30,6 +30,8 @@ pub(crate) mod sealed {
 
 /// Implemented by the types that can be imported: protection domains, memory regions, device memory, and
 /// VARs of mlx5.
+///
+/// Example: [`Context::share`](crate::Context::share).
 pub trait Importable: sealed::Sealed {}
 
 impl<T: sealed::Sealed> Importable for T {}
@@ -49,6 +51,8 @@ impl<T: sealed::Sealed> Importable for T {}
 ///
 /// [`ProtectionDomain::release`]: crate::ProtectionDomain::release
 /// [`MemoryRegion::release`]: crate::MemoryRegion::release
+///
+/// Example: [`Context::share`](crate::Context::share).
 #[derive(Debug)]
 pub struct Imported<T: Importable> {
     object: T,

@@ -6,7 +6,7 @@ use crate::{Errno, Lkey, Notify, PostError, QpType, QueuePair, Remote, Rkey, Sen
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
-/// Whether a queue takes SGEs at all is decided when it is created.
+/// The queue's creation decides whether it takes SGEs at all.
 #[test]
 fn a_queue_without_sges_refuses_one() {
     let script = Script::mlx5();

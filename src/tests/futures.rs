@@ -200,19 +200,19 @@ fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {
         assert_eq!(pending as usize, room, "after {round}");
     }
     assert!(inbox.poll_next(&mut cx()).is_pending());
-    // No queue is that deep.
+    // More than any queue holds.
     drop(inbox);
     drop(futures.qp.inbox(&futures.pool, usize::MAX));
 }
 
-/// Whatever an earlier holder left in the buffer, and whatever length the completion reports.
+/// An earlier holder left bytes in the buffer, and completions report any length.
 fn a_message_shows_no_byte_that_did_not_arrive<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
     let mut inbox = futures.qp.inbox(&pool, 1);
     let (recv, imm) = (WcOpcode::RECV.0, WcOpcode::RECV_WRITE_IMM.0);
-    // Nor does a length beyond the buffer.
+    // The last length is beyond the buffer.
     for (opcode, byte_len, shown) in [(recv, 5, 5), (imm, 21, 0), (recv, 0, 0), (recv, 999, 64)] {
         assert_eq!(inbox.refill(&mut cx()), 1);
         futures.complete_as(Role::Recv, ib_uverbs_wc { opcode, byte_len, ..wc(0, 0) });

@@ -430,7 +430,7 @@ fn imported_region_is_not_bound() {
         assert_eq!((error.kernel_errno(), commands(&bench)), (None, before));
         assert!(error.message().contains("the process that registered"), "{error}");
     }
-    // Nor by its new owner, to whom the rights are as little known.
+    // A new owner does not know the rights either.
     let imported = bench.pd.import_mr(&honest.release().unwrap()).unwrap();
     let owned = super::sharing::own(imported).unwrap();
     let error = window.bind(&qp, &owned, .., Access::REMOTE_WRITE).unwrap_err();

@@ -100,7 +100,7 @@ fn closing_destroys_or_gives_the_domain_back() {
 }
 
 #[test]
-fn a_queue_that_a_shared_receive_queue_completes_to_says_who_holds_it() {
+fn a_queue_that_a_shared_receive_queue_completes_to_names_its_holder() {
     let bench = Bench::new();
     bench.script.allow_xrc();
     let domain = bench.context.xrcd_builder().build().unwrap();

@@ -8,6 +8,8 @@ use std::fmt;
 
 /// Why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's, except
 /// with [`Ring`](Self::Ring).
+///
+/// Example: [`SendWr`](crate::SendWr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PostError {

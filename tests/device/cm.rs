@@ -68,7 +68,7 @@ trials![
     parameters_beyond_the_device_are_refused,
     depths_are_agreed_on,
     options_of_the_vendor_travel_both_ways,
-    written_events_wake_who_waits,
+    written_events_wake_the_waiting_thread,
     hundred_connections_and_nothing_is_left,
     events_of_dropped_ids_are_discarded,
     threads_share_a_channel,
@@ -602,7 +602,7 @@ fn options_of_the_vendor_travel_both_ways() -> Verdict {
     Ok(())
 }
 
-fn written_events_wake_who_waits() -> Verdict {
+fn written_events_wake_the_waiting_thread() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let Pair { active: (_a, at_a), passive: (_b, at_b) } = connect(&channel, &service)?;
     supported(at_a.write_event(7), Capability::CmEvents)?;

@@ -27,7 +27,7 @@ fn again(pair: &mut Pair) -> Verdict {
 }
 
 /// Sends requests that are never answered, because the peer is reset.
-fn send_in_vain(side: &mut Side, count: u64) -> Verdict {
+fn send_without_answer(side: &mut Side, count: u64) -> Verdict {
     side.fill(0..8, 1);
     for wr_id in 0..count {
         let sges = [side.sge(0..8)];
@@ -56,7 +56,7 @@ fn unfinished_sends_are_forgotten() -> Verdict {
         let mut pair = Pair::new(config)?;
         pair.b.reset()?;
         for round in 0..4 {
-            send_in_vain(&mut pair.a, unfinished)?;
+            send_without_answer(&mut pair.a, unfinished)?;
             again(&mut pair)?;
             for n in 0..7 {
                 pair.message(10 * round + n, 500)?;
@@ -152,7 +152,7 @@ fn drained_pair_works_after_reset() -> Verdict {
         pair.message(round, 100)?;
         if round % 2 == 1 {
             pair.b.reset()?;
-            send_in_vain(&mut pair.a, 2)?;
+            send_without_answer(&mut pair.a, 2)?;
         }
         pair.a.qp.modify(&QpAttr::new().state(QpState::SQD))?;
         assert_eq!(pair.a.qp.query()?.state, QpState::SQD);

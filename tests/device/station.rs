@@ -234,7 +234,7 @@ fn mac(device: &Device, port: u32) -> Verdict<Mac> {
     Ok(mac)
 }
 
-/// Runs `act` in a thread without `CAP_NET_RAW`, whoever the user is.
+/// Runs `act` in a thread without `CAP_NET_RAW`, even if the user is root.
 pub(crate) fn unprivileged<T: Send>(act: impl FnOnce() -> T + Send) -> Verdict<T> {
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| -> rustix::io::Result<T> {

@@ -36,7 +36,7 @@ trials![
     reads_writes_and_atomics_complete,
     queues_of_another_domain_are_not_reached,
     targets_are_opened_by_their_number,
-    events_go_to_who_created_a_target,
+    events_go_to_the_creator_of_a_target,
     busy_domains_are_not_closed,
     destroyed_queues_complete_nothing,
     rounds_leave_nothing,
@@ -486,7 +486,7 @@ fn targets_are_opened_by_their_number() -> Verdict {
     Ok(())
 }
 
-fn events_go_to_who_created_a_target() -> Verdict {
+fn events_go_to_the_creator_of_a_target() -> Verdict {
     let context = context()?;
     let name = Name::new("openers");
     let file = name.create()?;

@@ -35,7 +35,7 @@ use std::process::ExitCode;
 /// Runs of which the lowest tells the instructions: interrupts add to some.
 const FEWEST: u32 = 7;
 
-/// What is compared.
+/// A comparison: operations, and how they are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 enum Suite {
     /// ping-pong, latency and message rate over soft-RoCE: time and system calls per message
@@ -174,7 +174,7 @@ impl Suite {
     }
 }
 
-/// What is printed for programs: whose result it is, and the result.
+/// A result as programs read it, with the suite's name.
 #[derive(Serialize)]
 struct Document<'a, T> {
     suite: String,

@@ -77,7 +77,7 @@ impl Probe {
     }
 }
 
-/// Who decides whether the capability is there.
+/// The part of a machine that decides whether the capability is there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum DecidedBy {
     /// The driver, and so the kernel.

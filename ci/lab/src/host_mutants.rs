@@ -89,7 +89,7 @@ struct Position {
 }
 
 impl Mutant {
-    /// What is changed, without where.
+    /// The change, without its place.
     fn change(&self) -> &str {
         let place = |rest: &str| rest.chars().all(|digit| digit.is_ascii_digit() || digit == ':');
         let rest = self.name.strip_prefix(&self.file).unwrap_or(&self.name);

@@ -98,6 +98,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
 /// Packages of the workspace beside the library, whose own tests run if something in them changed.
 const PACKAGES: &[(&str, &str)] = &[
     ("uapi/", "uverbs-uapi"),
+    ("ci/compile/", "compile-tests"),
     ("ci/connectx/", "connectx"),
     ("ci/lab/guest/", "lab-guest"),
     ("ci/lab/src/", "lab"),

@@ -81,7 +81,7 @@ fn is_stale(path: &Path, text: &str) -> bool {
     is_path && !workspace().join(text).exists() && !path.parent().unwrap().join(text).exists()
 }
 
-/// What is wrong in a document, a line each.
+/// The faults of a document, a line each.
 fn faults(path: &Path, text: &str) -> Vec<String> {
     let mut found = Vec::new();
     for (at, line) in prose(text) {

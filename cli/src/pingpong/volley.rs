@@ -13,7 +13,7 @@ use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};
 use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
 
-/// After how many polls in vain to look at the clock.
+/// Polls that found nothing after which to look at the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
 
 /// Completions to look at before the queue gets their places back. It needs so much room beyond

@@ -1,10 +1,10 @@
 //! `uverbs share`: one process registers memory and serves its context over a Unix socket; others
 //! import both and work on the memory by RDMA, which is the only way they have to it.
 //!
-//! [`serve`] has the memory, [`user`] imports it, [`parcel`] is what goes over the socket, [`slots`]
+//! [`serve`] has the memory, [`user`] imports it, [`handover`] is what goes over the socket, [`slots`]
 //! says where in the memory what lies, [`path`] is how the importer gets there.
 
-mod parcel;
+mod handover;
 mod path;
 mod serve;
 mod slots;

@@ -1,7 +1,7 @@
 //! The exporter: registers memory for each who connects, and gives it all that is needed to reach
 //! that.
 
-use super::parcel::{PATIENCE, Parcel, limit};
+use super::handover::{Handover, PATIENCE, limit};
 use super::slots::{GREETING, MESSAGE, SIZE, read, write};
 use crate::args::ShareArgs;
 use crate::failure::{Failure, Result};
@@ -51,13 +51,13 @@ fn serve(
     let mut region = pd.allocate::<u8>(SIZE)?;
     let out_of_range = |error: uverbs::MemoryError| Failure::run(error.to_string());
     region.copy_from(GREETING.start, greeting).map_err(out_of_range)?;
-    let parcel = Parcel {
+    let handover = Handover {
         file: context.share()?,
         context: context.export(),
         pd: pd.export()?,
         region: region.export()?,
     };
-    parcel.send(client)?;
+    handover.send(client)?;
     let mut done = [0];
     client.read_exact(&mut done).map_err(|error| match error.kind() {
         io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut => {

@@ -1,6 +1,6 @@
 //! The importer: reads a greeting from memory of another process and leaves a message there.
 
-use super::parcel::{Parcel, limit};
+use super::handover::{Handover, limit};
 use super::path::Path;
 use super::slots::{GREETING, MESSAGE, read, write};
 use crate::args::ShareArgs;
@@ -19,10 +19,10 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
             .advice("start `uverbs share serve` with that path first")
     })?;
     limit(&server)?;
-    let parcel = Parcel::receive(&server)?;
-    let context = Context::import_exported(parcel.file, &parcel.context)?;
-    let pd = context.import_pd(&parcel.pd)?;
-    let region = pd.import_mr(&parcel.region)?;
+    let handover = Handover::receive(&server)?;
+    let context = Context::import_exported(handover.file, &handover.context)?;
+    let pd = context.import_pd(&handover.pd)?;
+    let region = pd.import_mr(&handover.region)?;
     println!(
         "imported {} bytes of {} with rkey {}",
         region.byte_len(),

@@ -18,6 +18,8 @@ use std::ptr::NonNull;
 ///
 /// Forked children do not get the memory (`MADV_DONTFORK`): what a child does in the middle of a poll
 /// that its parent began ends in `SIGSEGV`. All other ready-made allocators are kinder.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct HugePages {
     lent: LentMappings,

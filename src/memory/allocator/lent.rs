@@ -34,7 +34,7 @@ impl LentMappings {
     /// Unmaps what was lent at this address.
     pub(super) fn take_back(&self, memory: NonNull<u8>) {
         let mapping = self.0.lock().and_then(|mut lent| lent.remove(&memory.as_ptr().addr()));
-        // Outside the lock.
+        // Unmapped after the lock is released.
         drop(mapping);
     }
 
@@ -63,10 +63,11 @@ pub(super) fn huge(length: usize, page_bits: u8) -> Result<Mapping, Errno> {
     unshared(raw, Advice::LinuxDontFork)
 }
 
+/// The mapping, which a forked child does not share because of `advice`.
 fn unshared(raw: std::io::Result<MmapRaw>, advice: Advice) -> Result<Mapping, Errno> {
     let mapping = Mapping::of_raw(raw, Epoch::current()?)?;
     if cfg!(miri) {
-        // It knows no such advice, and forks nothing.
+        // Miri has no such advice, and no fork.
         return Ok(mapping);
     }
     // SAFETY: the range is the mapping made above, which nobody else uses yet.
@@ -88,13 +89,13 @@ mod tests {
         const PAGE: usize = 4096;
         for size in [0, 1, PAGE - 1, PAGE, PAGE + 1, 5 * PAGE] {
             let pages = size.max(1).next_multiple_of(PAGE);
-            // What pages are aligned to needs nothing more.
+            // Every page begins at such a multiple.
             for align in [1, 64, PAGE] {
                 assert_eq!(room(size, align, PAGE), Some(pages), "{size} at {align}");
             }
             for align in [2 * PAGE, 64 * PAGE] {
                 let room = room(size, align, PAGE).unwrap();
-                // The farthest that a page is from the next multiple.
+                // A mapping may begin one page behind a multiple.
                 assert!(room >= size.max(1) + align - PAGE && room % PAGE == 0);
                 assert!(room <= pages + align, "{size} at {align}");
             }

@@ -27,6 +27,8 @@ use uverbs_uapi::device::rdma_driver_id;
 
 /// What a buffer is for: the kernel's driver id in the upper 32 bits, the driver's own code in the
 /// lower, as `ibv_alloc_parent_domain` passes it.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct ResourceType(pub u64);
 
@@ -92,6 +94,8 @@ impl fmt::Display for ResourceType {
 }
 
 /// The parent domain on whose behalf an allocator is asked: a view that cannot be kept.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 pub struct DomainView<'a> {
     pub(crate) domain: &'a dyn AllocatorDomain,
     pub(crate) pd_context: u64,
@@ -126,6 +130,8 @@ impl fmt::Debug for DomainView<'_> {
 }
 
 /// What an allocator returns.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Allocation {
     /// Memory of the size and alignment that was asked for.
@@ -137,6 +143,8 @@ pub enum Allocation {
 }
 
 /// A dma-buf that queue memory is a part of.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct DmaBufPart {
     /// The dma-buf; a duplicate will do.
@@ -177,6 +185,8 @@ pub struct DmaBufPart {
 /// writes it. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion,
 /// it finds the parent's completions in shared memory, and dies of a signal with `MADV_DONTFORK`. Every other call
 /// fails because the process is a fork.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 pub unsafe trait QueueAllocator:
     fmt::Debug + Send + Sync + UnwindSafe + RefUnwindSafe + 'static
 {
@@ -304,10 +314,10 @@ pub(crate) struct Source<'a> {
 impl Source<'_> {
     /// Zeroed memory of at least `size` bytes at a multiple of `align`, a power of two.
     ///
-    /// An allocator is asked for exactly that, and may leave it to the library, whose memory begins
-    /// at a page and at no greater multiple: what asks for one wants the device to work with larger
-    /// pages, which small ones never are. What it returns is
-    /// given back to it once, when nobody uses the memory any more.
+    /// An allocator is asked for exactly that, and gets its memory back once, when nothing uses it any more.
+    /// It may leave the buffer to the library, whose memory begins at a page, even if `align` is greater: a
+    /// queue asks for more than a page so that the device can address the buffer in larger pages, and
+    /// works without them.
     ///
     /// # Errors
     ///
@@ -358,7 +368,7 @@ impl Source<'_> {
                 resume_unwind(payload)
             }
         };
-        // The device knows memory of a dma-buf by its place there.
+        // The device addresses memory of a dma-buf by its offset there, so the offset must be aligned.
         let page = page_size();
         let (place, own) = match &dmabuf {
             Some(part) => (part.offset, align.min(page)),

@@ -23,6 +23,8 @@ use std::ptr::NonNull;
 /// write nor shorten it (`F_SEAL_FUTURE_WRITE`, Linux 5.1). Kernels before 6.13, unless they have its fix,
 /// make a writable dma-buf of such a file for a process that may open `/dev/udmabuf`: do not give the file to
 /// such a process there.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug, Default)]
 pub struct SharedMemory {
     lent: LentMappings,
@@ -41,6 +43,8 @@ struct Lending {
 }
 
 /// The file that a buffer of a [`SharedMemory`] is in.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
 #[derive(Debug)]
 pub struct QueueFile {
     /// What it is for.
@@ -163,9 +167,9 @@ mod tests {
 
     #[test]
     #[cfg_attr(miri, ignore = "it maps a file")]
-    fn who_gets_the_file_can_look_and_no_more() {
+    fn another_holder_of_the_file_can_read_and_not_write() {
         let SealedFile { mapping, fd, .. } = SharedMemory::new().make(5000, 8).unwrap();
-        // What is mapped here goes on being written here.
+        // The mapping stays writable here.
         // SAFETY: the mapping is this test's alone.
         unsafe { mapping.as_ptr().write(7) };
         let mut seen = [0; 1];

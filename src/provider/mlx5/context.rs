@@ -39,7 +39,7 @@ const LOW_LATENCY_REGISTERS: u32 = 4;
 pub(crate) struct Opening {
     request: mlx5_ib_alloc_ucontext_req_v2,
     response: mlx5_ib_alloc_ucontext_resp,
-    /// Whether somebody else established it.
+    /// Whether the context was imported: another process established it.
     inquired: bool,
 }
 
@@ -126,7 +126,7 @@ pub(crate) struct Limits {
     pub(crate) uars_per_page: u32,
     /// What WQEs of raw packets must carry, and which offloads the device has.
     pub(crate) frames: Frames,
-    /// Whether queue pairs can tell which options of connections they take.
+    /// Whether queue pairs tell their enhanced connection establishment (ECE) options.
     pub(crate) ece: bool,
     /// Where in its page the core clock stands; `None` if there is no such page.
     pub(crate) clock_offset: Option<u64>,
@@ -134,7 +134,7 @@ pub(crate) struct Limits {
     pub(crate) clock_info_versions: u8,
     /// Whether timestamps can be taken of a clock that counts nanoseconds.
     pub(crate) real_time: bool,
-    /// Whether commands to the firmware may be made up here.
+    /// Whether the context may send commands to the firmware (DEVX); `None` for an imported context.
     pub(crate) devx: Option<bool>,
 }
 

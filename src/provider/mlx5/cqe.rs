@@ -144,7 +144,7 @@ impl<'r> Mlx5Wc<'r> {
         if self.brings_data() { 0 } else { self.cqe().be32::<FLAGS>() & 0xff_ffff }
     }
 
-    /// Whether a peer's bytes stand where a datagram's completion says where it came from.
+    /// Whether received data is in the CQE, in place of a datagram's source.
     #[inline]
     fn brings_data(&self) -> bool {
         self.cqe().owner() & IN_CORE != 0 && !self.is_error()

@@ -29,6 +29,8 @@ pub(crate) mod umr;
 pub(crate) mod wqe;
 pub(crate) mod wr_ids;
 
+use super::DriverTraits;
+use super::driver_response::DriverResponse;
 use crate::error::{Error, Result};
 use crate::memory::allocator::{ResourceType, Source};
 use crate::memory::barrier;
@@ -40,8 +42,20 @@ use rustix::io::Errno;
 use std::sync::Arc;
 use uar::Registers;
 use uidx::{Uidx, UidxAllocator};
+use uverbs_uapi::mlx5::abi::{mlx5_ib_alloc_pd_resp, mlx5_ib_create_ah_resp};
+use uverbs_uapi::mlx5::context::mlx5_ib_query_device_resp;
 
 const VERB: &str = "open_device";
+
+pub(super) const TRAITS: DriverTraits = DriverTraits {
+    on_demand_in_place_only: false,
+    asks_allocators: true,
+    resets_needed: 1,
+    addresses_by_link: true,
+    device_response: DriverResponse::room_for::<mlx5_ib_query_device_resp>(),
+    pd_response: DriverResponse::room_for::<mlx5_ib_alloc_pd_resp>(),
+    ah_response: DriverResponse::room_for::<mlx5_ib_create_ah_resp>(),
+};
 
 /// What all objects of one context have in common.
 #[derive(Debug)]

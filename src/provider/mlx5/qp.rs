@@ -57,7 +57,7 @@ pub(crate) fn create<K>(
     let dbrec = mlx5.doorbell_record(&source)?;
     let gate = mlx5.gate(&dbrec, source.verb)?;
     let uidx = mlx5.user_index(source.verb)?;
-    let (register, uar_page, alone, lease) = match attr.register {
+    let (register, uar_page, owns_register, lease) = match attr.register {
         Some(ThreadRegister::Mlx5(lease)) => {
             (lease.register().clone(), lease.page_id(), true, None)
         }
@@ -154,7 +154,7 @@ pub(crate) fn create<K>(
         signal_all: attr.signal_all,
         dbrec,
         register,
-        alone,
+        owns_register,
         shared: shared.clone(),
         frames: limits.frames,
         gate: gate.clone(),

@@ -176,8 +176,8 @@ pub(crate) struct Setup {
     pub(crate) signal_all: bool,
     pub(crate) dbrec: Arc<DoorbellRecord>,
     pub(crate) register: Arc<DoorbellRegister>,
-    /// Whether nobody else rings the register while a batch of this queue is rung.
-    pub(crate) alone: bool,
+    /// Whether no other queue rings the register while a batch of this queue is rung.
+    pub(crate) owns_register: bool,
     pub(crate) shared: Arc<SharedQp>,
     pub(crate) frames: Frames,
     pub(crate) gate: Gate,
@@ -206,7 +206,7 @@ pub(crate) struct SendRing {
     max_sge: u32,
     max_inline: usize,
     register: Arc<DoorbellRegister>,
-    alone: bool,
+    owns_register: bool,
     /// Segments of the longest WQE.
     max_segments: u32,
     shared: Arc<SharedQp>,
@@ -242,7 +242,7 @@ impl SendRing {
             max_inline: setup.limits.max_inline as usize,
             dbrec: setup.dbrec.word(),
             register: setup.register,
-            alone: setup.alone,
+            owns_register: setup.owns_register,
             max_segments: longest
                 .min(MLX5_SEND_WQE_MAX_WQEBBS as u32)
                 .saturating_mul(SEGMENTS_PER_WQEBB)
@@ -335,7 +335,7 @@ impl SendRing {
             return self.push_packet(cursor, wr);
         }
         let validation =
-            if self.fences(cursor) { Validation::AllAndFence } else { Validation::All };
+            if self.needs_fence(cursor) { Validation::AllAndFence } else { Validation::All };
         match &wr.destination {
             None => self.write(cursor, wr, validation)?,
             Some(to) => self.datagram(cursor, to, wr, validation)?,
@@ -343,7 +343,7 @@ impl SendRing {
         if wr.op.changes_keys() {
             self.fence_up_to(cursor.head);
         } else {
-            self.fenced_up_to(cursor.head);
+            self.end_own_fence(cursor.head);
         }
         Ok(())
     }
@@ -363,7 +363,7 @@ impl SendRing {
 
     /// Whether the WQE where the cursor stands needs a fence. The fence is over when all WQEs that need
     /// it are posted.
-    fn fences(&mut self, cursor: &SendCursor) -> bool {
+    fn needs_fence(&mut self, cursor: &SendCursor) -> bool {
         let Some(fence) = self.fence else { return false };
         if !fence.reaches(self.head) {
             self.set_fence(None);
@@ -371,9 +371,9 @@ impl SendRing {
         fence.reaches(cursor.head)
     }
 
-    /// Ends the fence of the same batch when all WQEs before the number `next` are written: if the
-    /// batch is dropped, neither they nor the key change are posted.
-    fn fenced_up_to(&mut self, next: u32) {
+    /// Ends a fence that this batch set, when all WQEs before the number `next` are written: if the batch is
+    /// dropped, neither they nor the key change are posted.
+    fn end_own_fence(&mut self, next: u32) {
         let same = |fence: &PendingFence| !fence.older && fence.since == self.head;
         self.set_fence(self.fence.filter(|fence| !same(fence) || fence.reaches(next)));
     }
@@ -418,7 +418,7 @@ impl SendRing {
             (false, Validation::AllAndFence) => SMALL_FENCE,
             (false, _) => 0,
         };
-        pair((announced(asked) | fence).into(), immediate) | self.always
+        pair((completion_flags(asked) | fence).into(), immediate) | self.always
     }
 
     /// Writes the WQE of any request but a datagram.
@@ -546,7 +546,7 @@ impl SendRing {
         // Pairs with the device reading WQEs after the doorbell record that counts their WQEBBs.
         udma_to_device();
         self.dbrec.set(cursor.at & 0xffff);
-        if self.alone {
+        if self.owns_register {
             self.ring_register(single, cursor);
         } else {
             let held = self.register.hold();
@@ -581,7 +581,7 @@ struct PendingFence {
     last: u32,
     /// Where the queue stood when the fence was set.
     since: u32,
-    /// Whether a key change of an earlier batch, which may be posted, is waited for as well.
+    /// Whether the WQEs also wait for a key change of an earlier batch, which may be posted.
     older: bool,
 }
 
@@ -591,7 +591,7 @@ impl PendingFence {
     }
 }
 
-/// What is left to check when a WQE is written.
+/// The checks that a WQE still needs when it is written.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Validation {
     /// The SGE count and the inline length. A single SGE is right, and no fence is pending.
@@ -602,9 +602,9 @@ enum Validation {
     AllAndFence,
 }
 
-/// The flags that say how the WQE completes.
+/// The control segment's flags that say which completion and event the WQE raises.
 #[inline(always)]
-fn announced(asked: SendFlags) -> u8 {
+fn completion_flags(asked: SendFlags) -> u8 {
     let mut bits = 0;
     for (flag, bit) in [
         (SendFlags::SIGNALED, flags::MLX5_WQE_CTRL_CQ_UPDATE.bits()),

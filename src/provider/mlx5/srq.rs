@@ -147,7 +147,7 @@ pub(crate) fn create<K>(
     ))
 }
 
-/// What is kept of a WQE, for the poster and the pollers.
+/// The entry of a WQE, which the poster and the pollers share.
 #[derive(Debug, Default)]
 struct SrqWrId {
     /// The work request id.

@@ -100,8 +100,8 @@ pub(crate) struct Registers {
     /// Bytes of a BlueFlame register, both halves.
     bf_reg_size: usize,
     uars_per_page: usize,
-    /// Not cached and not combined: completion queues are armed here, and it stands in for BlueFlame
-    /// registers where there are none. Its doorbells are single stores, which need no lock.
+    /// A register without caching or write combining, at which completion queues are armed. Queue pairs ring it
+    /// if there are no BlueFlame registers. Its doorbells are single stores, which need no lock.
     non_cached: Bfreg,
     arming: Arc<DoorbellRegister>,
     /// The page of these two.
@@ -271,8 +271,8 @@ impl RegisterLease {
         &self.bfreg.register
     }
 
-    /// Whether others may ring it at the same time, whose requests must not be mixed with one's own.
-    /// Doorbells of the page that is not cached are single stores, and cannot be.
+    /// Whether other queue pairs may ring it at the same time, so that a BlueFlame copy needs the register's lock.
+    /// Doorbells of the page that is not cached are single stores, which cannot mix.
     pub(crate) fn is_shared(&self) -> bool {
         matches!(self.origin, Origin::Shared)
     }

@@ -29,7 +29,7 @@ pub(crate) const fn target(srqn: u32) -> Segment {
 /// The first word of a request at the WQEBB `at`, but for the number of its queue pair.
 #[inline(always)]
 pub(crate) const fn control(at: u32, opcode: u8, segments: u32) -> u64 {
-    // Swapped apart: the last two are mostly known when this is compiled, and a byte alone is moved.
+    // The halves are swapped apart: opcode and count are mostly constants, which the compiler then swaps.
     pair((at & 0xffff) << 8, 0) | (pair(opcode as u32, 0) | pair(0, segments as u8 as u32))
 }
 

@@ -82,7 +82,7 @@ impl SharedQp {
     }
 }
 
-/// What is kept of a send, at the index of its first WQEBB.
+/// The entry of a send, at the index of its first WQEBB.
 #[derive(Debug, Default)]
 pub(crate) struct SqWrId {
     wr_id: AtomicU64,

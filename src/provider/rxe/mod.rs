@@ -11,6 +11,8 @@ pub(crate) mod retired;
 pub(crate) mod rq;
 pub(crate) mod sq;
 
+use super::DriverTraits;
+use super::driver_response::DriverResponse;
 use crate::error::{Error, Result};
 use crate::memory::doorbell_record::DoorbellPages;
 use crate::memory::gate::Gate;
@@ -18,7 +20,22 @@ use crate::memory::mapping::Mapper;
 use crate::memory::rxe_queue::RxeQueue;
 use rustix::io::Errno;
 use std::sync::Arc;
-use uverbs_uapi::rxe::mminfo;
+use uverbs_uapi::rxe::{mminfo, rxe_create_ah_resp};
+
+pub(super) const TRAITS: DriverTraits = DriverTraits {
+    // `rxe_odp.c`, up to Linux 7.3 at least, and no kernel tells: it copies to and from the beginning of a page. It
+    // takes addresses of requests for addresses of the process when it looks a page up, in a table without bounds.
+    on_demand_in_place_only: true,
+    asks_allocators: false,
+    // The driver first stores where the next send will stand, and then skips the sends that were never carried
+    // out: the stored index is behind, and WQEs that were wiped would be sent. The second time there is nothing
+    // left to skip.
+    resets_needed: 2,
+    addresses_by_link: false,
+    device_response: DriverResponse::none(),
+    pd_response: DriverResponse::none(),
+    ah_response: DriverResponse::room_for::<rxe_create_ah_resp>(),
+};
 
 /// What all queues of one context have in common.
 #[derive(Debug)]

@@ -468,7 +468,7 @@ impl State {
     }
 
     pub(super) fn object(&mut self, handle: u32) -> &mut Object {
-        self.objects.get_mut(&handle).expect("checked by whoever asks")
+        self.objects.get_mut(&handle).expect("the caller checked the handle")
     }
 
     pub(super) fn add_ring(

@@ -221,7 +221,7 @@ fn removed_device_ends_every_step_of_a_handshake() -> Verdict {
     }
     let error = service.id.next_request(Some(PATIENCE)).unwrap_err();
     assert_eq!(error.errno(), Errno::NODEV, "{error}");
-    // What is left answers errors, and can be dropped in any order.
+    // The remaining objects answer errors, and can be dropped in any order.
     request.accept(&side.qp, &param).unwrap_err();
     resolved.connect(&side.qp, &param).unwrap_err();
     drop((service, side));

@@ -16,7 +16,7 @@ pub const LIST: &str = "list";
 /// The command that connects by address once.
 pub const FIRST_BY_ADDRESS: &str = "first-by-address";
 
-/// What is done and undone again.
+/// Something to do and undo, again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Thing {
     /// A program starts, lists the devices and ends.
@@ -153,7 +153,7 @@ fn repeat<C: Control>(
     thing: Thing,
     count: u32,
 ) -> Result<Cost, Failure> {
-    // What is started works in a process of its own.
+    // A program that is started is a process of its own.
     let worked = if thing == Thing::Start { others_worked } else { worked };
     let mut cost = Cost::default();
     for _ in 0..count {

@@ -26,7 +26,7 @@ pub const INLINE: u32 = 200;
 pub const WORDS: usize = 1024;
 /// Where in the memory things lie, in words.
 pub mod place {
-    /// What is sent, written or gathered.
+    /// The memory that is sent, written or gathered.
     pub const SOURCE: usize = 0;
     /// What a fetch-and-add returns.
     pub const FETCHED: usize = 400;
@@ -36,7 +36,7 @@ pub mod place {
     pub const TARGET: usize = 512;
     /// Where receives go.
     pub const INBOX: usize = 640;
-    /// What is added to.
+    /// The number that atomics add to.
     pub const COUNTER: usize = 900;
     /// Where the last write of a filling goes.
     pub const MARKED: usize = 1023;
@@ -80,7 +80,7 @@ pub enum Lane {
     Datagrams,
 }
 
-/// What is measured.
+/// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Operation {
     /// Post requests, so many to a doorbell.

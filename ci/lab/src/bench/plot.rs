@@ -17,9 +17,9 @@ const COLUMNS: usize = 3;
 /// Width and height of a panel with its axes.
 const PANEL: [f64; 2] = [WIDTH / COLUMNS as f64, 190.0];
 
-const OURS: &str = "#2563a8";
+// Colours that are readable on white and on black.
+const OURS: &str = "#3b82d6";
 const THEIRS: &str = "#b0641f";
-/// Readable on white and on black.
 const TEXT: &str = "#7a7a7a";
 
 /// A file to be written.
@@ -28,6 +28,37 @@ pub(super) struct Plot {
     pub(super) name: String,
     pub(super) svg: String,
 }
+
+/// A kind of plot with a line for each side: what is across, and what is up.
+#[derive(Debug)]
+struct Lines {
+    /// The last part of the file's name.
+    name: &'static str,
+    title: &'static str,
+    /// Below each panel; that axis is logarithmic.
+    across: &'static str,
+    /// Whether the upright axis is logarithmic, too, in place of one that begins at 0.
+    logarithmic: bool,
+    /// The line that a row is of, and the row's place across.
+    place: fn(&Value) -> Option<(String, f64)>,
+}
+
+const LINES: [Lines; 2] = [
+    Lines {
+        name: "scaling",
+        title: "the cost of one more object when there are as many",
+        across: "objects",
+        logarithmic: false,
+        place: count,
+    },
+    Lines {
+        name: "size",
+        title: "microseconds, by the size of a message",
+        across: "bytes",
+        logarithmic: true,
+        place: size,
+    },
+];
 
 /// One operation at several sizes, or with several numbers of objects.
 #[derive(Debug, PartialEq)]
@@ -46,12 +77,12 @@ pub(super) fn plots(suite: &str, result: &Value) -> Vec<Plot> {
         let title = format!("{suite}: ours to theirs, less is better");
         plots.push(Plot { name: format!("{suite}-ratio.svg"), svg: bars(&title, &ratios) });
     }
-    for (what, place) in [("scaling", count as fn(&Value) -> _), ("size", size)] {
-        let series = series(rows, place);
+    for lines in &LINES {
+        let series = series(rows, lines.place);
         if !series.is_empty() {
-            let title = format!("{suite}: {what}");
-            let name = format!("{suite}-{what}.svg");
-            plots.push(Plot { name, svg: panels(&title, &series) });
+            let title = format!("{suite}: {}", lines.title);
+            let name = format!("{suite}-{}.svg", lines.name);
+            plots.push(Plot { name, svg: panels(&title, lines, &series) });
         }
     }
     plots
@@ -63,8 +94,8 @@ fn text<'v>(row: &'v Value, key: &str) -> &'v str {
 
 /// An operation and its ratio.
 fn ratio(row: &Value) -> Option<(String, f64)> {
-    // A row at a number of objects is a point of a series.
-    if count(row).is_some() {
+    // A row at a number of objects is a point of a series, and a growth is seen there.
+    if count(row).is_some() || text(row, "operation").ends_with(", ratio") {
         return None;
     }
     let label = format!("{} {}", text(row, "operation"), text(row, "setting"));
@@ -182,8 +213,19 @@ fn decades(values: impl Iterator<Item = f64>) -> [f64; 2] {
     if least.is_finite() { [least, most.max(least + 1.0)] } else { [0.0, 1.0] }
 }
 
-/// A panel for each operation, with logarithmic axes.
-fn panels(title: &str, series: &[Series]) -> String {
+/// From 0 to the next of 1, 2 or 5 times a power of ten that is above all values.
+fn from_zero(values: impl Iterator<Item = f64>) -> [f64; 2] {
+    let most = values.fold(0.0, f64::max);
+    if most <= 0.0 {
+        return [0.0, 1.0];
+    }
+    let power = 10_f64.powf(most.log10().floor());
+    let round = [1.0, 2.0, 5.0].into_iter().map(|factor| factor * power);
+    [0.0, round.into_iter().find(|round| *round >= most).unwrap_or(10.0 * power)]
+}
+
+/// A panel for each operation.
+fn panels(title: &str, lines: &Lines, series: &[Series]) -> String {
     let top = 40.0;
     let mut svg = String::new();
     label(&mut svg, [WIDTH - 120.0, 18.0], "end", OURS, "ours");
@@ -193,47 +235,56 @@ fn panels(title: &str, series: &[Series]) -> String {
         let head = top + PANEL[1] * (place / COLUMNS) as f64;
         let (right, foot) = (left + PANEL[0] - 70.0, head + PANEL[1] - 55.0);
         let across = decades(series.points.iter().map(|point| point[0]));
-        let up = decades(series.points.iter().flat_map(|point| [point[1], point[2]]));
-        let share = |value: f64, [least, most]: [f64; 2]| (value.log10() - least) / (most - least);
+        let values = series.points.iter().flat_map(|point| [point[1], point[2]]);
+        let up = match lines.logarithmic {
+            true => decades(values).map(|power| 10_f64.powf(power)),
+            false => from_zero(values),
+        };
+        let share = |value: f64, [least, most]: [f64; 2]| (value - least) / (most - least);
         let position = |at: f64, value: f64| {
-            let value = value.max(10_f64.powf(up[0]));
+            let height = match lines.logarithmic {
+                true => share(value.max(up[0]).log10(), up.map(f64::log10)),
+                false => share(value, up),
+            };
             [
-                left + share(at, across) * (right - left),
-                foot - share(value, up) * (foot - head - 15.0),
+                left + share(at.log10(), across) * (right - left),
+                foot - height * (foot - head - 15.0),
             ]
         };
         label(&mut svg, [left, head + 8.0], "start", TEXT, &series.title);
         line(&mut svg, [left, head + 15.0], [left, foot], TEXT);
         line(&mut svg, [left, foot], [right, foot], TEXT);
-        for power in [up[0], up[1]] {
-            let value = 10_f64.powf(power);
+        for value in up {
             let [_, y] = position(10_f64.powf(across[0]), value);
             label(&mut svg, [left - 5.0, y + 4.0], "end", TEXT, &tick(value));
         }
         for power in [across[0], across[1]] {
             let value = 10_f64.powf(power);
-            let [x, _] = position(value, 1.0);
+            let [x, _] = position(value, up[1]);
             label(&mut svg, [x, foot + 16.0], "middle", TEXT, &tick(value));
         }
+        label(&mut svg, [(left + right) / 2.0, foot + 16.0], "middle", TEXT, lines.across);
         for (side, color) in [(1, OURS), (2, THEIRS)] {
-            let points: Vec<String> = series
-                .points
-                .iter()
-                .map(|point| position(point[0], point[side]))
-                .map(|[x, y]| format!("{x:.1},{y:.1}"))
-                .collect();
-            let points = points.join(" ");
+            let points: Vec<[f64; 2]> =
+                series.points.iter().map(|point| position(point[0], point[side])).collect();
+            let corners: Vec<String> =
+                points.iter().map(|[x, y]| format!("{x:.1},{y:.1}")).collect();
+            let corners = corners.join(" ");
             let _ = writeln!(
                 svg,
-                "<polyline points=\"{points}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>"
+                "<polyline points=\"{corners}\" fill=\"none\" stroke=\"{color}\" stroke-width=\"2\"/>"
             );
+            for [x, y] in points {
+                let _ =
+                    writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{color}\"/>");
+            }
         }
     }
     let height = top + PANEL[1] * series.len().div_ceil(COLUMNS) as f64;
     figure(height, title, &svg)
 }
 
-/// A power of ten, short.
+/// A round number, short.
 fn tick(value: f64) -> String {
     match value {
         value if value >= 1e6 => format!("{}M", value / 1e6),
@@ -276,13 +327,43 @@ mod tests {
         let at =
             |number: u32, value| row("queue pair: µs each", &format!("at {number}"), [value, 9.0]);
         let other = row("region: µs each", "at 1", [1.0, 1.0]);
-        let rows = json!({ "rows": [at(100, 2.0), at(1, 1.0), at(10000, 4.0), other] });
+        let growth = row("queue pair: µs each, ratio", "10000 to 100", [2.0, 1.0]);
+        let rows = json!({ "rows": [at(100, 2.0), at(1, 1.0), at(10000, 4.0), other, growth] });
         let found = series(rows["rows"].as_array().unwrap(), count);
         let points = vec![[1.0, 1.0, 9.0], [100.0, 2.0, 9.0], [10000.0, 4.0, 9.0]];
         assert_eq!(found, [Series { title: "queue pair: µs each".into(), points }]);
         let plots = plots("scale", &rows);
         assert_eq!(plots.len(), 1);
-        assert_eq!(plots[0].svg.matches("<polyline").count(), 2);
+        let svg = &plots[0].svg;
+        assert_eq!((svg.matches("<polyline").count(), svg.matches("<circle").count()), (2, 6));
+        assert!(svg.contains(">objects<") && svg.contains(">0<") && svg.contains(">10<"), "{svg}");
+    }
+
+    #[test]
+    fn an_upright_axis_from_zero_ends_at_a_round_number_above_all_values() {
+        for (most, end) in [(9.0, 10.0), (10.0, 10.0), (11.0, 20.0), (0.3, 0.5), (67e3, 100e3)] {
+            let [start, found] = from_zero([1e-9, most].into_iter());
+            assert!(start == 0.0 && (found / end - 1.0).abs() < 1e-9, "{most}: {found}");
+        }
+        assert_eq!(from_zero(std::iter::empty()), [0.0, 1.0]);
+    }
+
+    /// Ours is twice as fast at each size, so that the lines are equally far apart everywhere.
+    #[test]
+    fn ratios_are_distances_where_both_axes_are_logarithmic() {
+        let at = |size: f64| [size, size, 2.0 * size];
+        let series = Series { title: "read".into(), points: [1.0, 10.0, 100.0].map(at).into() };
+        let svg = panels("title", &LINES[1], &[series]);
+        let heights: Vec<f64> = svg
+            .lines()
+            .filter_map(|line| line.split_once(" cy=\"")?.1.split('"').next()?.parse().ok())
+            .collect();
+        let apart: Vec<f64> = (0..3).map(|at| heights[at] - heights[at + 3]).collect();
+        assert!(
+            apart[0] > 1.0 && apart.iter().all(|one| (one - apart[0]).abs() < 0.2),
+            "{apart:?}"
+        );
+        assert!(svg.contains(">bytes<"), "{svg}");
     }
 
     #[test]

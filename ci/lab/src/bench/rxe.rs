@@ -29,7 +29,7 @@ const COUNTED: [u64; 2] = [LISTS, 3 * LISTS];
 /// What all lists of requests are a part of.
 const LISTS: u64 = 128;
 
-/// What is done by ours and by theirs.
+/// An operation that our program and theirs both run.
 #[derive(Clone, Debug)]
 pub(super) enum Contest {
     /// Messages there and back.

@@ -1,7 +1,7 @@
 //! Suite `scale`: what one more object costs when there are many.
 //!
-//! Each side has a machine of its own for each part: the kernel keeps what was destroyed, memory keys
-//! for one, and gives it to who comes next.
+//! Each side has a machine of its own for each part: the kernel keeps what was destroyed, such as memory keys,
+//! and gives it to the next program.
 
 use super::BenchArguments;
 use super::rounds::{self, Found, Side};

@@ -78,7 +78,7 @@ impl Row {
         let [ours_syscalls_per_message, theirs_syscalls_per_message] = calls;
         let rate = |microseconds: f64| 1e6 * f64::from(together) / microseconds;
         let ratio = median(ratios());
-        // What is called once in a while is not called at each message.
+        // Rare calls, less than one in 200 messages, do not count.
         let few = ours_syscalls_per_message <= theirs_syscalls_per_message + 0.005;
         let ratio_between = interval(ratios());
         let least = ratio_between.map_or(f64::NEG_INFINITY, |[least, _]| least);

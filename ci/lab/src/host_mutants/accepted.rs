@@ -17,7 +17,7 @@ pub(super) const MARK: char = '»';
 pub(super) struct Entry {
     /// The file.
     pub(super) file: String,
-    /// What is changed, in the words of cargo-mutants.
+    /// The change, in the words of cargo-mutants.
     change: String,
     /// The line that is changed, if not any; with the mark if only one place in it is meant.
     pub(super) line: Option<String>,

@@ -1,4 +1,4 @@
-//! One thread's view of the lender.
+//! The lender in one thread; `model` has its threads.
 
 use super::*;
 use crate::memory::compact_enum::Content;
@@ -17,7 +17,7 @@ fn wr_ids_wrap() {
     assert_eq!(lender.next.wr_id, RECV | STEP);
 }
 
-/// Also of a table whose size is no power of two.
+/// The table's size need not be a power of two.
 #[test]
 fn all_slots_are_lent_whatever_the_order_in_which_they_come_back() {
     let mut lender = Lender::new(5, 0).in_any_order();
@@ -190,7 +190,7 @@ fn slots_skipped_before_the_first_loan_are_not_counted() {
     assert_eq!(lender.room(), 1);
 }
 
-/// Whatever was lent before it and skipped in between.
+/// That holds for the first slot, for the last, and for one behind slots that were skipped.
 #[test]
 fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
     let mut lender = Lender::<Small>::new(4, 0).in_any_order();
@@ -200,17 +200,17 @@ fn the_slot_of_a_request_that_could_not_be_posted_is_the_next_again() {
     assert_eq!(table.take(early[0]).map(CompactEnum::open), Some(small(0)));
     assert_eq!(table.take(early[2]).map(CompactEnum::open), Some(small(2)));
     let mut lending = lender.begin();
-    let mut lend = |n: u8, in_vain: bool| {
+    let mut lend = |n: u8, undone: bool| {
         let free_slot = lending.free_slot().expect("a slot");
         let wr_id = free_slot.wr_id();
         let filled = free_slot.fill(Box::new(n), n.into());
-        match in_vain {
+        match undone {
             true => assert_eq!(filled.undo(), (Box::new(n), n.into())),
             false => filled.keep(),
         }
         (wr_id, lending.count())
     };
-    // The last slot, the first, and that behind the one which is lent.
+    // The last slot, then the first, then the slot behind the one that is still lent.
     assert_eq!(lend(3, true).1, 0);
     let (first, one) = lend(4, false);
     assert_eq!((first, one), (early[2] + STEP, 1));
@@ -238,7 +238,7 @@ fn covered(table: &LoanTable<u32>, wr_id: u64) -> Option<Vec<u32>> {
     Some(back)
 }
 
-/// Also where the table wraps, where slots are never lent, and where the payload of one is being taken out.
+/// The table wraps, some slots are never lent, and the payload of one is being taken out.
 #[test]
 fn a_signaled_loan_covers_the_unsignaled_ones_before_it() {
     for count in [8, 11, 16] {

@@ -4,7 +4,7 @@
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
 //! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
 
-use super::{SendRing, Wqe, announced};
+use super::{SendRing, Wqe, completion_flags};
 use crate::provider::SendCursor;
 use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
@@ -13,12 +13,12 @@ use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcod
 /// Bytes of a header that a segment of one segment holds.
 const SHORT: usize = 2;
 
-/// What a device wants and can do of raw packets.
+/// What a device demands of raw packets, and does for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Frames {
     /// The first bytes of a packet that have to be in the request.
     pub(crate) min_header: u8,
-    /// Whether it fills in checksums.
+    /// Whether the device fills in checksums.
     pub(crate) checksums: bool,
 }
 
@@ -47,7 +47,7 @@ impl SendRing {
         }
         wqe.payload(&mut size, &payload)?;
         let head = control(cursor.at, opcode::MLX5_OPCODE_SEND.0, size) | self.qpn;
-        let tail = pair(announced(wr.flags).into(), 0) | self.always;
+        let tail = pair(completion_flags(wr.flags).into(), 0) | self.always;
         self.finish(cursor, &wqe, [head, tail], size, wr.wr_id, crate::WcOpcode::SEND);
         Ok(())
     }

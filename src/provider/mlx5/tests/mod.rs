@@ -84,7 +84,7 @@ struct Shape {
     wqebbs: u32,
     max_post: u32,
     buffer: usize,
-    alone: bool,
+    owns_register: bool,
     signal_all: bool,
     frames: Frames,
 }
@@ -96,7 +96,7 @@ impl Default for Shape {
             wqebbs: 64,
             max_post: 4,
             buffer: BUFFER,
-            alone: false,
+            owns_register: false,
             signal_all: false,
             frames: Frames { min_header: 0, checksums: true },
         }
@@ -130,7 +130,7 @@ impl Sender {
             signal_all: shape.signal_all,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
-            alone: shape.alone,
+            owns_register: shape.owns_register,
             shared: qp.clone(),
             frames: shape.frames,
             gate: open(&dbrec),

@@ -30,8 +30,8 @@ fn a_request_then_its_record_then_the_register() {
 }
 
 #[test]
-fn who_is_alone_takes_no_lock() {
-    let mut sends = Sender::new(Shape { alone: true, ..Shape::default() });
+fn a_queue_with_its_own_register_takes_no_lock() {
+    let mut sends = Sender::new(Shape { owns_register: true, ..Shape::default() });
     let steps = steps_of(|| assert!(sends.post(&[SendWr::send(&[])]).is_ok()));
     assert_eq!(
         steps,

@@ -1,4 +1,5 @@
-//! Completions: whose they are, what they say, and what a queue does with those of nobody.
+//! Completions: which queue pair each belongs to, what it says, and how a queue discards those of queue pairs that
+//! are gone.
 
 use super::PollGate;
 use super::{CQN, Completed, FakeRegister, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
@@ -537,9 +538,9 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     assert_eq!(indices.take().unwrap().number(), 1);
 }
 
-/// What is posted in one place and polled in another, with the real rings on both sides.
+/// Poster and poller are apart, with the real rings on both sides.
 #[test]
-fn a_completion_makes_room_for_who_posts() {
+fn a_completion_makes_room_for_the_poster() {
     let mut sends = Sender::new(Shape::default());
     let mut completed = Completed::new(8, 64);
     completed.ring.members().attach(&sends.qp);
@@ -581,7 +582,7 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
                 if draw() % 4 > 0 {
                     core[32..36].copy_from_slice(&(draw() as u32 % 5).to_be_bytes());
                 }
-                // Not what says that nothing was written, or all polls would end there.
+                // Not the opcode of an entry that was never written, or all polls would end there.
                 core[63] &= 0xef;
                 completed.write(core);
             }

@@ -193,7 +193,7 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
             signal_all: false,
             dbrec: dbrec.clone(),
             register: page.register.clone(),
-            alone: true,
+            owns_register: true,
             shared: qp.clone(),
             frames: Frames { min_header: 0, checksums: false },
             gate: super::open(&dbrec),
@@ -307,7 +307,7 @@ fn a_change_of_keys_is_seen_for_as_long_as_it_matters() {
     sends.post(&[wr]).unwrap();
     assert_eq!(fences(&sends, 2), 0x20);
     sends.qp.sends.complete(2);
-    // As many requests as the dropped batch had wait in vain, and no more.
+    // As many requests as the dropped batch had bear an unneeded fence, and no more.
     sends.post(&[wr, wr]).unwrap();
     sends.post(&[wr]).unwrap();
     assert_eq!([3, 4, 5].map(|at| fences(&sends, at)), [0x20, 0x20, 0]);

@@ -288,7 +288,7 @@ impl Owned {
     }
 }
 
-/// What is measured.
+/// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Operation {
     Write,
@@ -418,7 +418,7 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
             let time = owned(&mut owned_side, &target, operation)?;
             taken.runs.extend(counts_instructions().then_some(time));
         }
-        // Who does nothing has no row.
+        // A side without an operation has no row.
         let [by_number, taken] = &samples;
         if operation != Operation::Pool {
             println!("{by_number}");

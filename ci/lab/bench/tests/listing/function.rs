@@ -100,7 +100,7 @@ impl Function {
     /// The fewest instructions once around the loop, or from the beginning to the end if there is no loop,
     /// by a way that calls nothing and on which bytes change their order, as they do in what mlx5's devices
     /// read and write, and not in rxe's queues. What is rare calls something, or is longer. A way to the end
-    /// passes a fence if there is any, since who posts and does not ring has failed.
+    /// passes a fence if there is any, since a path that posts and does not ring has failed.
     fn usual(&self) -> Option<u32> {
         let swaps: Vec<usize> = self.places(&Kind::Swap).collect();
         let around = swaps.iter().filter_map(|&swap| self.reach(self.behind(swap))[swap]);

@@ -78,7 +78,7 @@ impl Lengths {
         table
     }
 
-    /// What is not as `known`, function by function.
+    /// The differences from `known`, function by function.
     fn moved(&self, known: &Lengths) -> Vec<String> {
         let slack = SLACK[usize::from(self.compiler != known.compiler)];
         let mut moved = Vec::new();

@@ -177,7 +177,7 @@ impl Receiver for SharedReceiveQueue {
     }
 }
 
-/// What is looked at of each completion.
+/// The fields that are read of each completion.
 #[inline]
 fn look(completion: Completion<'_>) -> Result<u64, Failure> {
     if !completion.is_success() {

@@ -5,7 +5,7 @@ use lab_bench::Failure;
 /// Requests that are under way at most.
 const DEPTH: u32 = 128;
 
-/// What is measured.
+/// An operation to measure.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum What {
     SendLatency,

@@ -17,7 +17,7 @@ pub(crate) struct Side {
     qp: QueuePair,
     sends: CompletionQueue,
     receives: CompletionQueue,
-    /// What is sent, and behind it what is received.
+    /// The bytes to send, and behind them those that were received.
     memory: MemoryRegion<u8>,
     size: usize,
     source: [Sge; 1],

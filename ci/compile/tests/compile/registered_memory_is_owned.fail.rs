@@ -1,4 +1,4 @@
-//! What is registered without further promises is owned: a borrow ends, the device goes on.
+//! A safe registration owns its memory: a borrow ends, and the device goes on.
 #![allow(unused)]
 
 use uverbs::{Access, ProtectionDomain};

@@ -1,5 +1,5 @@
-//! What is handed over: the context's file, and the envelopes of the context, of a protection domain
-//! and of the memory.
+//! The message that goes over the socket: the context's file, and the envelopes of the context, of a protection
+//! domain and of the memory.
 
 use crate::failure::{Failure, Result};
 use std::io::Read;
@@ -12,7 +12,7 @@ use uverbs::{Envelope, Errno, passing};
 pub(crate) const PATIENCE: Duration = Duration::from_secs(30);
 
 #[derive(Debug)]
-pub(crate) struct Parcel {
+pub(crate) struct Handover {
     pub(crate) file: OwnedFd,
     pub(crate) context: Envelope,
     pub(crate) pd: Envelope,
@@ -37,7 +37,7 @@ pub(crate) fn limit(socket: &UnixStream) -> Result<()> {
         .map_err(|error| Failure::peer(format!("the socket failed: {error}")))
 }
 
-impl Parcel {
+impl Handover {
     pub(crate) fn send(&self, to: &UnixStream) -> Result<()> {
         let bytes =
             [self.context, self.pd, self.region].map(|envelope| envelope.to_bytes()).concat();
@@ -48,7 +48,7 @@ impl Parcel {
         }
     }
 
-    pub(crate) fn receive(mut from: &UnixStream) -> Result<Parcel> {
+    pub(crate) fn receive(mut from: &UnixStream) -> Result<Handover> {
         let mut bytes = [0; 3 * Envelope::SIZE];
         let received = passing::receive_files(from, &mut bytes).map_err(|error| broken(&error))?;
         let (got, files) = (received.length, received.files.into_iter().next());
@@ -58,6 +58,6 @@ impl Parcel {
         let (pd, region) = rest.split_at(Envelope::SIZE);
         let open =
             |bytes| Envelope::from_bytes(bytes).map_err(|error| Failure::peer(error.to_string()));
-        Ok(Parcel { file, context: open(context)?, pd: open(pd)?, region: open(region)? })
+        Ok(Handover { file, context: open(context)?, pd: open(pd)?, region: open(region)? })
     }
 }

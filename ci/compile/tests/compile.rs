@@ -3,7 +3,7 @@
 //!
 //! The twins are modules of this test, so that one run of the compiler judges them all.
 //!
-//! `TRYBUILD=overwrite cargo test --test compile` writes the expected messages anew.
+//! `TRYBUILD=overwrite cargo test -p compile-tests` writes the expected messages anew.
 
 use std::fs;
 use std::path::{Path, PathBuf};
