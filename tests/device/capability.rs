@@ -29,6 +29,8 @@ capabilities! {
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
     AtomicWrite = "atomic_write";
+    /// The device's counter, mapped for programs.
+    Clock = "clock";
     /// The kernel's connection manager.
     Cm = "cm";
     /// Events that a program writes into a channel of the connection manager.
@@ -119,6 +121,8 @@ capabilities! {
     Udmabuf = "udmabuf";
     /// Doorbell pages of emulated virtio devices.
     Var = "var";
+    /// Doorbells in a page of the system that has none of another VAR.
+    VarPage = "var_page";
     /// Doorbell pages of other emulated devices.
     VarTlp = "var_tlp";
 }

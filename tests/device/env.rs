@@ -170,3 +170,19 @@ pub(crate) fn free_huge_pages() -> Verdict<usize> {
     let line = text.lines().find_map(|line| line.strip_prefix("HugePages_Free:"));
     Ok(line.ok_or_else(|| Stop::fail("/proc/meminfo has no HugePages_Free"))?.trim().parse()?)
 }
+
+/// Whether the running kernel is this release of Linux or a later one.
+pub(crate) fn kernel_is_since(major: u32, minor: u32) -> bool {
+    let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
+    let mut numbers =
+        release.split(|c: char| !c.is_ascii_digit()).map(|text| text.parse().unwrap_or(0));
+    (numbers.next().unwrap_or(0), numbers.next().unwrap_or(0)) >= (major, minor)
+}
+
+/// Bytes of this process that the kernel keeps in place for devices.
+pub(crate) fn pinned_bytes() -> Verdict<usize> {
+    let text = std::fs::read_to_string("/proc/self/status")?;
+    let line = text.lines().find_map(|line| line.strip_prefix("VmPin:"));
+    let line = line.ok_or_else(|| Stop::fail("/proc/self/status has no VmPin"))?;
+    Ok(line.trim().trim_end_matches(" kB").parse::<usize>()? * 1024)
+}

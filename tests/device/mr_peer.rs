@@ -1,6 +1,7 @@
 //! Memory regions as a peer sees them: addresses, rights, pages that are not there yet.
 
 use crate::capability::Capability;
+use crate::env;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
@@ -74,19 +75,20 @@ fn pages_are_faulted_in() -> Verdict {
     // rxe of Linux 7.2 copies each packet to and from the beginning of its page, so what is told
     // apart here is pages, by messages of one packet.
     const LENGTH: usize = 1000;
+    let size = env::page_size();
     let mut pair = Pair::new(Config::rc())?;
     let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
-    let region = supported(builder.allocate::<u8>(16 * 4096), Capability::Odp)?;
+    let region = supported(builder.allocate::<u8>(16 * size), Capability::Odp)?;
     // None of the pages was ever touched.
     for page in 0..16 {
-        let remote = region.remote(page * 4096)?;
+        let remote = region.remote(page * size)?;
         assert_eq!(write(&mut pair, remote, page as u64, LENGTH)?, WcStatus::SUCCESS);
     }
     for page in 0..16 {
-        check(&region, page * 4096, page as u64, LENGTH);
+        check(&region, page * size, page as u64, LENGTH);
         pair.a.poison(0..LENGTH);
         let sges = [pair.a.sge(0..LENGTH)];
-        pair.a.send(SendWr::read(region.remote(page * 4096)?, &sges).id(8).signaled())?;
+        pair.a.send(SendWr::read(region.remote(page * size)?, &sges).id(8).signaled())?;
         pair.a.expect(8, WcOpcode::READ)?;
         pair.a.check(0..LENGTH, page as u64);
     }

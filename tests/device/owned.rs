@@ -538,8 +538,11 @@ fn huge_pages_carry_messages() -> Verdict {
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
     assert_eq!(env::free_huge_pages()?, before);
     require(before > 0, Capability::HugePages, "none are set aside")?;
+    let pinned = env::pinned_bytes()?;
     let pool = a.pd.buffer_pool_builder(4096).count(16).huge_pages().build()?;
     assert_eq!(env::free_huge_pages()?, before - 1);
+    // A huge page may be larger than the limit of locked memory.
+    assert_eq!(env::pinned_bytes()? - pinned, 16 * 4096);
     // The last is not in the page that the first is in, were pages small.
     let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
     assert_eq!(buffers.len(), 16);

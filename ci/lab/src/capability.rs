@@ -40,6 +40,8 @@ enum Has {
     UntilOrFrom(Series, Series, &'static str),
     /// Where the probe finds it; upstream has it from this kernel on.
     Probed(Probe, Series),
+    /// On kernels whose pages have 4 KiB.
+    WithSmallPages,
     /// On no kernel.
     Never,
 }
@@ -103,6 +105,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
         Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
     ),
+    // The driver maps the counter into larger pages for nobody: these would show more than the counter.
+    ("clock", DecidedBy::Driver, Has::Never, Has::WithSmallPages),
     ("cq_resize", DecidedBy::Driver, Has::Always, Has::Always),
     ("events", DecidedBy::Driver, Has::Always, Has::Always),
     ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),
@@ -201,6 +205,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("mlx5", DecidedBy::Driver, Has::Never, Has::Always),
     ("rereg_translation", DecidedBy::Driver, Has::Never, Has::Always),
     ("var", DecidedBy::Device, Has::Never, Has::Always),
+    // The device's VARs have 4 KiB, and the driver maps whole pages of the system.
+    ("var_page", DecidedBy::Device, Has::Never, Has::WithSmallPages),
     (
         "var_tlp",
         DecidedBy::Device,
@@ -256,6 +262,8 @@ pub(crate) struct RunningKernel {
     release: String,
     /// The results of the probes that could be made.
     probes: BTreeMap<Probe, bool>,
+    /// Whether its pages have 4 KiB, as they do unless the kernel shows another size.
+    has_small_pages: bool,
     /// Whether machine and device are the lab's.
     lab: bool,
 }
@@ -282,7 +290,10 @@ impl RunningKernel {
             }
         }
         let (series, release) = (Series::of(release)?, release.trim().to_owned());
-        Ok(Self { device, series, release, probes, lab })
+        let mappings = read("/proc/self/smaps")?;
+        let page = mappings.as_deref().and_then(page_of);
+        let has_small_pages = page.is_none_or(|kilobytes| kilobytes == 4);
+        Ok(Self { device, series, release, probes, has_small_pages, lab })
     }
 
     /// Whether the device has something on this kernel.
@@ -299,6 +310,7 @@ impl RunningKernel {
             Has::Probed(probe, first) => {
                 self.probes.get(&probe).copied().unwrap_or(self.series >= first)
             }
+            Has::WithSmallPages => self.has_small_pages,
             Has::Never => false,
         }
     }
@@ -332,6 +344,13 @@ impl RunningKernel {
         }
         found
     }
+}
+
+/// KiB of a page, by what a process that has no huge pages reads of its mappings.
+fn page_of(smaps: &str) -> Option<u32> {
+    let mut lines = smaps.lines();
+    let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:"))?;
+    size.trim().strip_suffix(" kB")?.parse().ok()
 }
 
 /// The entry of a device.
@@ -451,6 +470,21 @@ mod tests {
         let other = showing("7.3.4", "rxe_ns_init_early my_rxe_ns_init");
         assert_eq!(objection("[netns] no", &other, RunOptions::default()), None);
         assert!(rxe("[netns] no", "7.3.4").is_some());
+    }
+
+    #[test]
+    fn the_size_of_pages_decides_where_the_driver_looks_at_it() {
+        let judged = |smaps: &str| {
+            let read = |file: &str| {
+                Ok((file == "/proc/self/smaps").then(|| format!("00-10 r-xp\n{smaps}")))
+            };
+            let running =
+                RunningKernel::probe(DeviceName::Mlx5, "7.3.4+deb13-arm64", LAB, read).unwrap();
+            objection("[clock] not mapped", &running, RunOptions::default())
+        };
+        assert_eq!(judged("KernelPageSize:       16 kB\nMMUPageSize:       16 kB\n"), None);
+        assert!(judged("KernelPageSize:        4 kB\nMMUPageSize:        4 kB\n").is_some());
+        assert!(mlx5("[clock] not mapped", "7.3.4").is_some());
     }
 
     #[test]

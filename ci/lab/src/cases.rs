@@ -60,7 +60,8 @@ impl Group {
     /// Runs its cases, as one stage. A filter that names no group may leave it without any.
     pub(crate) fn run(&self, context: &CaseContext<'_>) -> Vec<Report> {
         let whole = context.scope.filter.is_none_or(suffices);
-        let stage = || clock::stage(format!("{} mlx5 {}", context.kernel.label(), self.name));
+        let names = || format!("{} mlx5 {}", context.kernel.label(), self.name);
+        let stage = || clock::stage(context.session.arch().stage(names()));
         let _stage = whole.then(stage);
         (self.run)(context)
     }

@@ -39,6 +39,7 @@ mod qemu;
 mod quick;
 mod release;
 mod session;
+mod smoke;
 mod soak;
 mod suite;
 mod summary;

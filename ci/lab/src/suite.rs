@@ -96,12 +96,16 @@ pub(crate) fn build_unit(workspace: &Workspace) -> Result<Suite> {
 
 /// Builds the device suite for this machine.
 pub(crate) fn build_native(workspace: &Workspace) -> Result<Suite> {
+    device(workspace, if has_static_libc() { Profile::Checked } else { Profile::Here })
+}
+
+/// Builds the device suite alone.
+pub(crate) fn device(workspace: &Workspace, profile: Profile) -> Result<Suite> {
     let target = TARGETS.iter().find(|target| target.test == CHOSEN);
     let Some(target) = target.filter(|target| workspace.has(target.package, "test", target.test))
     else {
         bail!("{} has no device suite", workspace.root().display());
     };
-    let profile = if has_static_libc() { Profile::Checked } else { Profile::Here };
     let binary = workspace.static_test(target.package, target.test, profile)?;
     let (name, modules, devices) = (target.test, target.modules, target.devices);
     Ok(Suite { name, binary, modules, devices })

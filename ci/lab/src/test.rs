@@ -18,6 +18,7 @@ use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::outcome::{Outcome, Report};
 use crate::session::{self, Machine, Session};
+use crate::smoke;
 use crate::suite::{self, Guest, Scope, Suite};
 use crate::summary::{Section, Summary};
 use crate::workspace::{Profile, Workspace, has_static_libc};
@@ -331,8 +332,9 @@ fn jobs<'a>(
     logs: &'a Path,
 ) -> Vec<Work<'a>> {
     let filter = scope.filter;
-    let suites =
-        !filter.is_some_and(|filter| cases::suffices(filter) || examples::suffices(filter));
+    let suites = !filter.is_some_and(|filter| {
+        cases::suffices(filter) || examples::suffices(filter) || smoke::suffices(filter)
+    });
     let all_examples = arguments.full && filter.is_none();
     let request = SetupRequest {
         needs: arguments.needs(),
@@ -386,12 +388,21 @@ fn jobs<'a>(
             }
         }
     }
+    let of_smoke = match filter {
+        None => arguments.full && arguments.kernel.is_none() && arguments.device.is_none(),
+        Some(filter) => smoke::suffices(filter),
+    };
+    if of_smoke && arguments.arch.is_host() {
+        let run = || section_of(smoke::GROUP, smoke::section(scope, arguments.console, logs));
+        machines.push(Job::new(smoke::GROUP, run));
+    }
     jobs.extend(machines.into_iter().map(|job| job.after(SETUP)));
     jobs
 }
 
-fn label(kernel: KernelName, device: DeviceName) -> String {
-    format!("{} {}", kernel.label(), device.label())
+/// The name of the section and the stages of a guest.
+fn label(session: &Session, kernel: KernelName, device: DeviceName) -> String {
+    session.arch().stage(format!("{} {}", kernel.label(), device.label()))
 }
 
 /// Runs the suites of a device in one guest.
@@ -437,7 +448,7 @@ fn suites_with(
         python: scope.options.peers && device == DeviceName::Mlx5,
         ..Machine::new(kernel, device)
     };
-    let mut section = Section { name: label(kernel, device), ..Section::default() };
+    let mut section = Section { name: label(session, kernel, device), ..Section::default() };
     run_suites(session, &machine, suites, scope, logs, &mut section);
     section.note.push_str(&format!("{} s", start.elapsed().as_secs()));
     section
@@ -453,7 +464,7 @@ pub(crate) fn group_on(
 ) -> Result<Section> {
     let session = &setup.ready()?.session;
     let reports = group.run(&CaseContext { session, kernel, scope, logs });
-    Ok(Section { name: label(kernel, DeviceName::Mlx5), reports, ..Section::default() })
+    Ok(Section { name: label(session, kernel, DeviceName::Mlx5), reports, ..Section::default() })
 }
 
 fn examples_on(
@@ -463,9 +474,11 @@ fn examples_on(
     filter: Option<&str>,
     logs: &Path,
 ) -> Result<Section> {
-    let _stage = clock::stage(format!("{} examples", label(kernel, device)));
-    let reports = examples::run(&setup.ready()?.session, kernel, device, filter, logs);
-    Ok(Section { name: label(kernel, device), reports, ..Section::default() })
+    let session = &setup.ready()?.session;
+    let name = label(session, kernel, device);
+    let _stage = clock::stage(format!("{name} examples"));
+    let reports = examples::run(session, kernel, device, filter, logs);
+    Ok(Section { name, reports, ..Section::default() })
 }
 
 /// Runs each suite. After a suite that breaks its guest, the next one gets a new guest.
@@ -494,8 +507,8 @@ fn run_suites(
             }
         }
         let Some(running) = vm.as_mut() else { return };
-        let _stage =
-            clock::stage(format!("{} {}", label(machine.kernel, machine.device), suite.name));
+        let names = label(session, machine.kernel, machine.device);
+        let _stage = clock::stage(format!("{names} {}", suite.name));
         let outcome = (|| {
             // The check needs the command line in the guest, which `cargo ci quick` leaves out.
             let uses = machine.programs.iter().any(|(name, _)| name == "uverbs");

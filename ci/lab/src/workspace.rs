@@ -414,6 +414,7 @@ impl Workspace {
             }
             Profile::Quick => {
                 command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0");
+                command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
                 command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
                 "lab/quick"
             }
