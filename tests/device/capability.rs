@@ -19,6 +19,8 @@ macro_rules! capabilities {
 }
 
 capabilities! {
+    /// Errors of all requests that have not the right to memory.
+    AccessErrors = "access_errors";
     /// Advice on pages that will be needed.
     AdviseMr = "advise_mr";
     /// Address handles.
@@ -45,6 +47,8 @@ capabilities! {
     Disassociate = "disassociate";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
+    /// An end of sends that are posted in an error state.
+    ErrorFlush = "error_flush";
     /// Full membership in the partition of the port's first key.
     FirstPkey = "first_pkey";
     /// Rules for packets that no other rule takes.
@@ -97,6 +101,8 @@ capabilities! {
     Rereg = "rereg";
     /// Memory regions whose memory changes in place.
     ReregTranslation = "rereg_translation";
+    /// Waiting for a while before a message is sent again that found no receive.
+    RnrWait = "rnr_wait";
     /// Time: long runs are wanted.
     Soak = "soak";
     /// Doorbell pages that show what was stored in them.
@@ -109,6 +115,8 @@ capabilities! {
     SrqLimit = "srq_limit";
     /// Making a shared receive queue larger or smaller.
     SrqResize = "srq_resize";
+    /// A machine that sleeps, and a clock that wakes it.
+    Suspend = "suspend";
     /// A second device, joined to the first by a cable.
     TwoDevices = "two_devices";
     /// Extended reliable connections: initiators, targets and their domains.

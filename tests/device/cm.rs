@@ -90,7 +90,7 @@ pub(crate) fn channel() -> Verdict<EventChannel> {
 }
 
 /// The IP address of a device's port.
-fn address(device: &Device) -> Verdict<IpAddr> {
+pub(crate) fn address(device: &Device) -> Verdict<IpAddr> {
     let context = Context::open(device)?;
     let gid = context.default_gid(link_of(&context)?.port)?.gid;
     require(!gid.is_link_local(), Capability::Cm, "the port has no IP address")?;

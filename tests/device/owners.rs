@@ -60,7 +60,12 @@ impl Resources {
         let mut found = Resources::default();
         let mut known = BTreeMap::new();
         for (kind, command, list, entry) in KINDS {
-            for message in dump(command, Some(index))? {
+            let messages = match dump(command, Some(index)) {
+                // Before Linux 5.14 there is no list of these.
+                Err(Errno::INVAL) if ["ctx", "srq"].contains(&kind) => continue,
+                messages => messages?,
+            };
+            for message in messages {
                 for (_, objects) in attributes(&message).filter(|(name, _)| *name == list) {
                     for (_, object) in attributes(objects).filter(|(name, _)| *name == entry) {
                         let counts = match owner(object, &mut known) {
@@ -194,7 +199,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// The attributes of each message that answers a request for a list.
-fn dump(command: u16, index: Option<u32>) -> Verdict<Vec<Vec<u8>>> {
+fn dump(command: u16, index: Option<u32>) -> Result<Vec<Vec<u8>>, Errno> {
     const HEADER: usize = 16;
     /// `NLM_F_REQUEST`, `NLM_F_DUMP`.
     const FLAGS: u16 = 0x1 | 0x300;
@@ -225,13 +230,12 @@ fn dump(command: u16, index: Option<u32>) -> Verdict<Vec<Vec<u8>>> {
         let mut rest = &buffer[..received.min(buffer.len())];
         while let Some(header) = rest.first_chunk::<HEADER>() {
             let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
-            let body =
-                rest.get(HEADER..length).ok_or_else(|| Stop::fail("a message is cut off"))?;
+            let body = rest.get(HEADER..length).ok_or(Errno::BADMSG)?;
             match u16::from_ne_bytes([header[4], header[5]]) {
                 NLMSG_DONE => return Ok(answers),
                 NLMSG_ERROR => {
                     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                    return Err(Stop::fail(Errno::from_raw_os_error(-code)));
+                    return Err(Errno::from_raw_os_error(-code));
                 }
                 _ => answers.push(body.to_vec()),
             }

@@ -24,6 +24,10 @@ const LATER: &[(&str, DeviceName, Series)] = &[
     ("mw2", DeviceName::Rxe, Series(5, 14)),
     ("btf", DeviceName::Rxe, Series(5, 11)),
     ("dmabuf", DeviceName::Mlx5, Series(5, 12)),
+    ("rnr_wait", DeviceName::Rxe, Series(6, 0)),
+    // Read in 5.10, and seen from 6.1 on.
+    ("access_errors", DeviceName::Rxe, Series(6, 1)),
+    ("error_flush", DeviceName::Rxe, Series(6, 1)),
 ];
 
 /// The kernels on which a device has a capability.
@@ -126,11 +130,16 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // The driver of the other device does not offer these.
     ("sqd", DecidedBy::Driver, Has::Always, Has::Never),
     ("srq_resize", DecidedBy::Driver, Has::Always, Has::Never),
+    // Suspend to idle, and a clock that ends it.
+    ("suspend", DecidedBy::Guest, Has::Always, Has::Always),
     ("loopback", DecidedBy::Device, Has::Always, Has::Always),
     ("mw1", DecidedBy::Device, Has::Always, Has::Always),
     ("mw2", DecidedBy::Device, Has::Always, Has::Always),
     ("multicast", DecidedBy::Device, Has::Always, Has::Always),
     ("rc", DecidedBy::Driver, Has::Always, Has::Always),
+    ("access_errors", DecidedBy::Driver, Has::Always, Has::Always),
+    ("error_flush", DecidedBy::Driver, Has::Always, Has::Always),
+    ("rnr_wait", DecidedBy::Driver, Has::Always, Has::Always),
     ("send_inv", DecidedBy::Device, Has::Always, Has::Always),
     ("srq", DecidedBy::Driver, Has::Always, Has::Always),
     ("srq_limit", DecidedBy::Driver, Has::Always, Has::Always),

@@ -30,6 +30,7 @@ mod litmus;
 mod miri;
 mod module;
 mod monitor;
+mod musl;
 mod outcome;
 mod peers;
 mod processor;

@@ -16,6 +16,7 @@ use crate::host;
 use crate::junit;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
+use crate::musl::Musl;
 use crate::outcome::{Outcome, Report};
 use crate::session::{self, Machine, Session};
 use crate::smoke;
@@ -291,6 +292,8 @@ pub(crate) struct SetupRequest {
     pub(crate) console: bool,
     /// The devices that suites are for; none if no suite runs.
     pub(crate) suites: Vec<DeviceName>,
+    /// Whether suites and programs have musl in place of glibc.
+    pub(crate) musl: bool,
     pub(crate) examples: bool,
 }
 
@@ -300,7 +303,8 @@ impl SetupRequest {
         let stage = clock::stage("build: guest and emulator");
         session::programs()?;
         drop(stage);
-        let workspace = &session.workspace;
+        let with_musl = self.musl.then(with_musl).transpose()?;
+        let workspace = with_musl.as_ref().unwrap_or(&session.workspace);
         let (mut suites, mut programs) = (Vec::new(), Vec::new());
         if !self.suites.is_empty() {
             let _stage = clock::stage("build: device suites");
@@ -322,6 +326,13 @@ impl SetupRequest {
     }
 }
 
+/// The workspace, whose static programs have musl.
+fn with_musl() -> Result<Workspace> {
+    let cache = Cache::open()?;
+    fetch::musl(&cache)?;
+    Ok(Workspace::find()?.with_musl(Some(Musl::find(&cache)?)))
+}
+
 /// The jobs of a run. One chain of host checks runs beside one lane of guests until the checks are
 /// over; the longest guests come first.
 fn jobs<'a>(
@@ -340,6 +351,7 @@ fn jobs<'a>(
         needs: arguments.needs(),
         console: arguments.console,
         suites: if suites { arguments.devices() } else { Vec::new() },
+        musl: false,
         examples: all_examples,
     };
     let mut jobs = vec![Job::new(SETUP, move || setup.prepare(&request))];

@@ -6,6 +6,7 @@
 use crate::arch::Arch;
 use crate::clock;
 use crate::cross::{Cross, Linking};
+use crate::musl::{self, Musl};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -73,6 +74,8 @@ pub(crate) struct Workspace {
     metadata: Metadata,
     /// What builds static programs, if they are for another processor than this machine's.
     cross: Option<Cross>,
+    /// What builds static programs, if they have musl in place of glibc.
+    musl: Option<Musl>,
 }
 
 /// Optimisation of a build, and whether it is static.
@@ -178,12 +181,17 @@ impl Workspace {
         if !output.status.success() {
             bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
         }
-        Ok(Self { metadata: serde_json::from_slice(&output.stdout)?, cross: None })
+        Ok(Self { metadata: serde_json::from_slice(&output.stdout)?, cross: None, musl: None })
     }
 
     /// The same with static programs for another processor.
     pub(crate) fn built_by(self, cross: Option<Cross>) -> Self {
         Self { cross, ..self }
+    }
+
+    /// The same with musl in static programs.
+    pub(crate) fn with_musl(self, musl: Option<Musl>) -> Self {
+        Self { musl, ..self }
     }
 
     /// The processor of static programs.
@@ -377,10 +385,11 @@ impl Workspace {
         arguments: &[String],
         profile: Profile,
     ) -> Result<Vec<(String, PathBuf)>> {
+        let target = if self.musl.is_some() { musl::TARGET } else { self.arch().target() };
         let mut command = Command::new(cargo());
         command
             .args(arguments)
-            .args(["--package", package, "--target", self.arch().target(), "--profile", "release"])
+            .args(["--package", package, "--target", target, "--profile", "release"])
             .args(["--message-format", "json-render-diagnostics"])
             .current_dir(self.root())
             .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
@@ -444,6 +453,11 @@ impl Workspace {
                 _ => Linking::Static,
             };
             cross.configure(&mut command, &directory, linking)?;
+        }
+        if let Some(musl) = &self.musl {
+            directory =
+                self.lab_directory()?.join("musl").join(directory.file_name().unwrap_or_default());
+            musl.configure(&mut command, &directory)?;
         }
         command.arg("--target-dir").arg(directory);
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
