@@ -233,6 +233,16 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("timestamp", DecidedBy::Device, Has::Never, Has::Never),
 ];
 
+/// What differs where the ports of the lab's emulated ConnectX are InfiniBand ones.
+const ON_INFINIBAND: &[(&str, Has)] = &[
+    // No interface has an IP address there, and connections are made by GID.
+    ("cm", Has::Never),
+    ("infiniband", Has::Always),
+    // There is no subnet manager to make a group.
+    ("multicast", Has::Never),
+    ("raw_packet", Has::Never),
+];
+
 /// Options of a run that decide about skips.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunOptions {
@@ -258,6 +268,8 @@ pub(crate) struct RunningKernel {
     probes: BTreeMap<Probe, bool>,
     /// Whether machine and device are the lab's.
     lab: bool,
+    /// Whether the ports are the lab's InfiniBand ports.
+    infiniband: bool,
 }
 
 impl RunningKernel {
@@ -282,7 +294,12 @@ impl RunningKernel {
             }
         }
         let (series, release) = (Series::of(release)?, release.trim().to_owned());
-        Ok(Self { device, series, release, probes, lab })
+        Ok(Self { device, series, release, probes, lab, infiniband: false })
+    }
+
+    /// The same kernel with ports of this link layer.
+    pub(crate) fn on_infiniband(self, infiniband: bool) -> Self {
+        Self { infiniband, ..self }
     }
 
     /// Whether the device has something on this kernel.
@@ -359,7 +376,8 @@ pub(crate) fn objection(
     let Some((_, decided_by, rxe, mlx5)) = TABLE.iter().find(|(known, ..)| *known == name) else {
         return Some(format!("the capability table knows no [{name}]"));
     };
-    let has = of(running.device, *rxe, *mlx5);
+    let differs = ON_INFINIBAND.iter().find(|(known, _)| running.infiniband && *known == name);
+    let has = differs.map_or(of(running.device, *rxe, *mlx5), |(_, has)| *has);
     let is_later = |(later, device, first): &(&str, DeviceName, Series)| {
         (*later, *device) == (name, running.device) && running.series < *first
     };
@@ -483,6 +501,20 @@ mod tests {
     }
 
     #[test]
+    fn infiniband_ports_lack_other_things() {
+        let running = blind(DeviceName::Mlx5, "7.3.4", LAB);
+        let judged = |infiniband, reason| {
+            let running = running.clone().on_infiniband(infiniband);
+            objection(reason, &running, RunOptions::default())
+        };
+        assert_eq!(judged(true, "[multicast] no group"), None);
+        assert!(judged(false, "[multicast] no group").is_some());
+        assert_eq!(judged(false, "[infiniband] Ethernet"), None);
+        assert!(judged(true, "[infiniband] Ethernet").is_some());
+        assert!(judged(true, "[xrc] no").is_some());
+    }
+
+    #[test]
     fn unnamed_and_unknown_capabilities_are_no_excuse() {
         assert!(rxe("not today", "6.1").is_some());
         assert!(rxe("[] empty", "6.1").is_some());
@@ -505,6 +537,9 @@ mod tests {
     fn names_are_unique() {
         for (index, (name, ..)) in TABLE.iter().enumerate() {
             assert!(!TABLE[..index].iter().any(|(earlier, ..)| earlier == name), "{name} twice");
+        }
+        for (name, _) in ON_INFINIBAND {
+            assert!(TABLE.iter().any(|(known, ..)| known == name), "{name} is in no table");
         }
     }
 }
