@@ -170,7 +170,7 @@ fn an_initiator_shares_no_receive_queue() {
 /// Their receives would complete elsewhere, or nowhere.
 #[test]
 fn a_queue_of_another_completion_queue_is_not_taken_over() {
-    let bench = Bench::new();
+    let bench = Bench::on(Script::mlx5());
     bench.script.allow_xrc();
     let domain = bench.context.xrcd_builder().build().unwrap();
     let make = |cq| bench.pd.srq_builder(4).xrc(&domain, cq).build().unwrap();
@@ -183,5 +183,5 @@ fn a_queue_of_another_completion_queue_is_not_taken_over() {
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
         assert!(error.message().contains(why), "{error}");
     }
-    assert_eq!(cq.adopt_srq(here).unwrap().depth(), 4);
+    cq.adopt_srq(here).unwrap();
 }
