@@ -173,7 +173,7 @@ pub(crate) fn on_ethernet() -> Vec<Case> {
     vec![
         Case::as_root(
             "ours::native::changes_of_the_machine_are_noticed",
-            script("mlx5_1", CHANGES),
+            script("mlx5_1", &format!("{WARM}\n{CHANGES}")),
         ),
         // This one before the next: a link that was down has lost the guest's routes from one port to the other.
         Case::as_root("ours::native::faults_are_the_first_line", script("mlx5_1", FAULTS)),
