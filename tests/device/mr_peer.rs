@@ -5,9 +5,11 @@ use crate::env;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
+use std::mem::offset_of;
 use uverbs::{
     Access, Errno, MemoryRegion, ProtectionDomain, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
+use zerocopy::{FromBytes, IntoBytes};
 
 trials![
     addresses_count_from_the_given_iova,
@@ -19,6 +21,7 @@ trials![
     unowned_memory_can_be_reached_through_every_registration,
     borrowed_memory_can_be_reached,
     written_bytes_read_as_values,
+    fields_of_a_type_of_the_programs_own_can_be_written,
     region_works_in_its_new_protection_domain,
     exchanged_memory_can_be_reached,
     whole_address_space_can_be_reached,
@@ -199,6 +202,40 @@ fn written_bytes_read_as_values() -> Verdict {
     for index in 0..100 {
         assert_eq!(to.read_at(index), Some((index as u64) << 40 | 0xff));
     }
+    Ok(())
+}
+
+/// 24 bytes, so that a value's place is no power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes)]
+#[repr(C)]
+struct Record {
+    key: u32,
+    count: u32,
+    mean: f64,
+    name: [u8; 8],
+}
+
+fn fields_of_a_type_of_the_programs_own_can_be_written() -> Verdict {
+    const SIZE: usize = size_of::<Record>();
+    let mut pair = Pair::new(Config::rc())?;
+    let mut from = pair.a.pd.allocate::<Record>(2)?;
+    let table = pair.b.pd.register(vec![Record::default(); 5], Access::ALL_REMOTE)?;
+    assert_eq!((table.len(), table.byte_len()), (5, 5 * SIZE));
+    let record = Record { key: 7, count: 128, mean: 21.5, name: *b"a sensor" };
+    from.write_at(1, record)?;
+    assert_eq!((from.read_at(0), from.read_at(1)), (Some(Record::default()), Some(record)));
+    // A whole value, and one field of another.
+    let mean = offset_of!(Record, mean);
+    let (whole, field) = ([from.sge(SIZE..)?], [from.sge(SIZE + mean..SIZE + mean + 8)?]);
+    pair.a.send(SendWr::write(table.remote(3 * SIZE)?, &whole).id(1))?;
+    pair.a.send(SendWr::write(table.remote(SIZE + mean)?, &field).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::WRITE)?;
+    let only_mean = Record { mean: record.mean, ..Record::default() };
+    let expected = [Record::default(), only_mean, Record::default(), record, Record::default()];
+    assert_eq!(std::array::from_fn(|index| table.read_at(index)), expected.map(Some));
+    assert_eq!(table.read_at(5), None);
+    // The program gets its own type back.
+    assert_eq!(table.destroy()?, expected);
     Ok(())
 }
 

@@ -248,6 +248,16 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("timestamp", DecidedBy::Device, Has::Never, Has::Never),
 ];
 
+/// What differs where the ports of the lab's emulated ConnectX are InfiniBand ones.
+const ON_INFINIBAND: &[(&str, Has)] = &[
+    // No interface has an IP address there, and connections are made by GID.
+    ("cm", Has::Never),
+    ("infiniband", Has::Always),
+    // There is no subnet manager to make a group.
+    ("multicast", Has::Never),
+    ("raw_packet", Has::Never),
+];
+
 /// Options of a run that decide about skips.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct RunOptions {
@@ -275,6 +285,8 @@ pub(crate) struct RunningKernel {
     has_small_pages: bool,
     /// Whether machine and device are the lab's.
     lab: bool,
+    /// Whether the ports are the lab's InfiniBand ports.
+    infiniband: bool,
 }
 
 impl RunningKernel {
@@ -302,7 +314,12 @@ impl RunningKernel {
         let mappings = read("/proc/self/smaps")?;
         let page = mappings.as_deref().and_then(page_of);
         let has_small_pages = page.is_none_or(|kilobytes| kilobytes == 4);
-        Ok(Self { device, series, release, probes, has_small_pages, lab })
+        Ok(Self { device, series, release, probes, has_small_pages, lab, infiniband: false })
+    }
+
+    /// The same kernel with ports of this link layer.
+    pub(crate) fn on_infiniband(self, infiniband: bool) -> Self {
+        Self { infiniband, ..self }
     }
 
     /// Whether the device has something on this kernel.
@@ -387,7 +404,8 @@ pub(crate) fn objection(
     let Some((_, decided_by, rxe, mlx5)) = TABLE.iter().find(|(known, ..)| *known == name) else {
         return Some(format!("the capability table knows no [{name}]"));
     };
-    let has = of(running.device, *rxe, *mlx5);
+    let differs = ON_INFINIBAND.iter().find(|(known, _)| running.infiniband && *known == name);
+    let has = differs.map_or(of(running.device, *rxe, *mlx5), |(_, has)| *has);
     let is_later = |(later, device, first): &(&str, DeviceName, Series)| {
         (*later, *device) == (name, running.device) && running.series < *first
     };
@@ -526,6 +544,20 @@ mod tests {
     }
 
     #[test]
+    fn infiniband_ports_lack_other_things() {
+        let running = blind(DeviceName::Mlx5, "7.3.4", LAB);
+        let judged = |infiniband, reason| {
+            let running = running.clone().on_infiniband(infiniband);
+            objection(reason, &running, RunOptions::default())
+        };
+        assert_eq!(judged(true, "[multicast] no group"), None);
+        assert!(judged(false, "[multicast] no group").is_some());
+        assert_eq!(judged(false, "[infiniband] Ethernet"), None);
+        assert!(judged(true, "[infiniband] Ethernet").is_some());
+        assert!(judged(true, "[xrc] no").is_some());
+    }
+
+    #[test]
     fn unnamed_and_unknown_capabilities_are_no_excuse() {
         assert!(rxe("not today", "6.1").is_some());
         assert!(rxe("[] empty", "6.1").is_some());
@@ -548,6 +580,9 @@ mod tests {
     fn names_are_unique() {
         for (index, (name, ..)) in TABLE.iter().enumerate() {
             assert!(!TABLE[..index].iter().any(|(earlier, ..)| earlier == name), "{name} twice");
+        }
+        for (name, _) in ON_INFINIBAND {
+            assert!(TABLE.iter().any(|(known, ..)| known == name), "{name} is in no table");
         }
     }
 }

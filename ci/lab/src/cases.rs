@@ -20,6 +20,7 @@ mod ours;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
+mod runner;
 mod soak;
 mod verbs;
 
@@ -79,6 +80,7 @@ const GROUPS: &[Group] = &[
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
+    Group::new("runner", runner::run),
     Group { lanes: 2, ..Group::new("machines", machines::run) },
     Group { full: false, ..Group::new("mutants", mutants::run) },
     Group { full: false, ..Group::new("foreign", foreign) },

@@ -48,6 +48,7 @@ mod test;
 mod tie;
 mod vm;
 mod watch;
+mod workflow;
 mod workspace;
 
 use anyhow::Result;

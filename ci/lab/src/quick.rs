@@ -13,7 +13,7 @@ use crate::arch::Arch;
 use crate::capability::RunOptions;
 use crate::clock;
 use crate::cutoff;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::host;
 use crate::kernel::KernelName;
@@ -289,6 +289,7 @@ fn in_machines(
         filter: None,
         choice: Some(&selection.tests),
         options: RunOptions { peers: false, soak: false },
+        emulation: Emulation::default(),
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,

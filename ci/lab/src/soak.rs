@@ -7,7 +7,7 @@ use crate::cases;
 use crate::check;
 use crate::clock;
 use crate::cutoff;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::lanes;
@@ -71,6 +71,12 @@ const PARTS: &[Part] = &[
         shows: "the whole device suite as an ordinary user with nothing but its binary, beside a busy neighbour, \
                 on soft-RoCE, Ethernet and InfiniBand with other defaults, in place of 15 tests",
         run: |_, logs| group("foreign", &[KernelName::V6_1, KernelName::Newest], logs),
+    },
+    Part {
+        name: "infiniband",
+        shows: "the device suite and the examples on InfiniBand links and every kernel, in place of parts of the \
+                suite on the newest",
+        run: |_, logs| over_infiniband(logs),
     },
     Part {
         name: "mutants",
@@ -219,6 +225,7 @@ fn scope() -> Scope<'static> {
         filter: None,
         choice: None,
         options: RunOptions { peers: true, soak: true },
+        emulation: Emulation::default(),
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,
@@ -246,6 +253,21 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
         for device in DeviceName::ALL {
             sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
         }
+    }
+    Ok(sections)
+}
+
+fn over_infiniband(logs: &Path) -> Result<Vec<Section>> {
+    let setup = ready(&KernelName::ALL, vec![DeviceName::Mlx5])?;
+    let scope = Scope {
+        options: RunOptions { peers: true, soak: false },
+        emulation: Emulation { infiniband: true, ..Emulation::default() },
+        ..scope()
+    };
+    let mut sections = Vec::new();
+    for kernel in KernelName::ALL {
+        sections.push(test::suites_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
+        sections.push(test::examples_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
     }
     Ok(sections)
 }

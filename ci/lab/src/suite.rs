@@ -4,7 +4,7 @@
 
 use crate::capability::{self, RunOptions, RunningKernel};
 use crate::clock;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
@@ -128,6 +128,8 @@ pub(crate) struct Scope<'a> {
     /// Of the tests that pass the filter, only those that this accepts.
     pub(crate) choice: Option<&'a NamePrefixes>,
     pub(crate) options: RunOptions,
+    /// What the emulated ConnectX of the suites is like.
+    pub(crate) emulation: Emulation,
     /// Factor for the rounds of tests that repeat their work, on the newest kernel.
     pub(crate) rounds: u32,
     /// The limit for one run of one suite.
@@ -156,14 +158,19 @@ pub(crate) struct Guest<'a> {
 }
 
 /// Probes the kernel of a guest.
-pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<RunningKernel> {
+pub(crate) fn running(
+    vm: &mut Vm,
+    device: DeviceName,
+    emulation: Emulation,
+) -> Result<RunningKernel> {
     let release = vm.greeting.release.clone();
-    RunningKernel::probe(device, &release, true, |file| {
+    let running = RunningKernel::probe(device, &release, true, |file| {
         let command = ["cat", file].map(str::to_owned).to_vec();
         let order = Order { command, root: true, ..Order::default() };
         let (ending, contents, _) = collect(vm, &order, Duration::from_secs(60));
         Ok((ending?.status() == 0).then_some(contents))
-    })
+    })?;
+    Ok(running.on_infiniband(emulation.infiniband))
 }
 
 /// Compares the capability probes with the table's versions. On the three kernels of a whole run a
@@ -335,7 +342,7 @@ fn pass(
     let log = logs.join(format!(
         "{}-{}-{}-{who}.log",
         guest.kernel.label(),
-        guest.device.label(),
+        guest.device.with(scope.emulation).replace(' ', "-"),
         suite.name
     ));
     fs::write(&log, format!("{results}\n--- printed by tests ---\n{noise}"))

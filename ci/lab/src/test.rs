@@ -9,7 +9,7 @@ use crate::check;
 use crate::clock;
 use crate::cross::Cross;
 use crate::cutoff;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::examples;
 use crate::fetch::{self, Needs};
 use crate::host;
@@ -71,6 +71,9 @@ pub(crate) struct TestArguments {
     /// Run on this RDMA device of this machine instead of in a VM, changing nothing of the machine
     #[arg(long, value_name = "DEV", conflicts_with_all = ["kernel", "device", "arch"])]
     native: Option<String>,
+    /// InfiniBand ports in place of Ethernet ones, and so mlx5 alone
+    #[arg(long, conflicts_with_all = ["native", "full", "arch"])]
+    infiniband: bool,
     /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
     #[arg(long, conflicts_with = "arch")]
     full: bool,
@@ -105,10 +108,15 @@ impl TestArguments {
 
     fn devices(&self) -> Vec<DeviceName> {
         match self.device {
+            None | Some(Devices::All) if self.infiniband => vec![DeviceName::Mlx5],
             None | Some(Devices::All) => DeviceName::ALL.to_vec(),
             Some(Devices::Rxe) => vec![DeviceName::Rxe],
             Some(Devices::Mlx5) => vec![DeviceName::Mlx5],
         }
+    }
+
+    fn emulation(&self) -> Emulation {
+        Emulation { infiniband: self.infiniband, ..Emulation::default() }
     }
 
     /// The downloads that the run needs.
@@ -130,6 +138,7 @@ impl TestArguments {
             filter: self.filter.as_deref(),
             choice: None,
             options: RunOptions { peers: self.full || self.peers, soak: false },
+            emulation: self.emulation(),
             rounds: if self.full { FULL_ROUNDS } else { 1 },
             patience: if self.full { minutes(30) } else { minutes(12) },
             silence: if self.full { minutes(10) } else { minutes(3) },
@@ -151,6 +160,9 @@ type Work<'a> = Job<'a, Section>;
 
 /// Runs the tests and prints the summary. It returns success only if nothing failed.
 pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
+    if arguments.infiniband && matches!(arguments.device, Some(Devices::Rxe)) {
+        bail!("soft-RoCE has no InfiniBand ports: leave out --infiniband, or take --device mlx5");
+    }
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
     clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
@@ -375,7 +387,7 @@ fn jobs<'a>(
     let mut machines = Vec::new();
     for &kernel in &kernels {
         for &device in &devices {
-            let name = format!("{} {}", kernel.label(), device.label());
+            let name = label(kernel, device, scope.emulation);
             if suites {
                 let section = name.clone();
                 machines.push(Job::new(name.clone(), move || {
@@ -387,10 +399,12 @@ fn jobs<'a>(
             if named || (all_examples && kernel == KernelName::Newest) {
                 let section = name.clone();
                 machines.push(Job::new(format!("{name} examples"), move || {
-                    section_of(&section, examples_on(setup, kernel, device, filter, logs))
+                    section_of(&section, examples_on(setup, kernel, device, scope, logs))
                 }));
             }
-            if device == DeviceName::Mlx5 && (arguments.full || filter.is_some()) {
+            // Groups have devices of their own.
+            let grouped = device == DeviceName::Mlx5 && !arguments.infiniband;
+            if grouped && (arguments.full || filter.is_some()) {
                 for group in cases::groups(kernel, filter) {
                     let section = name.clone();
                     let run =
@@ -413,8 +427,13 @@ fn jobs<'a>(
 }
 
 /// The name of the section and the stages of a guest.
-fn label(session: &Session, kernel: KernelName, device: DeviceName) -> String {
-    session.arch().stage(format!("{} {}", kernel.label(), device.label()))
+fn label(
+    session: &Session,
+    kernel: KernelName,
+    device: DeviceName,
+    emulation: Emulation,
+) -> String {
+    session.arch().stage(format!("{} {}", kernel.label(), device.with(emulation)))
 }
 
 /// Runs the suites of a device in one guest.
@@ -458,9 +477,11 @@ fn suites_with(
         peers: scope.options.peers,
         // The tests of imports run a program of rdma-core's bindings.
         python: scope.options.peers && device == DeviceName::Mlx5,
+        emulation: scope.emulation,
         ..Machine::new(kernel, device)
     };
-    let mut section = Section { name: label(session, kernel, device), ..Section::default() };
+    let name = label(session, kernel, device, scope.emulation);
+    let mut section = Section { name, ..Section::default() };
     run_suites(session, &machine, suites, scope, logs, &mut section);
     section.note.push_str(&format!("{} s", start.elapsed().as_secs()));
     section
@@ -476,20 +497,22 @@ pub(crate) fn group_on(
 ) -> Result<Section> {
     let session = &setup.ready()?.session;
     let reports = group.run(&CaseContext { session, kernel, scope, logs });
-    Ok(Section { name: label(session, kernel, DeviceName::Mlx5), reports, ..Section::default() })
+    let name = label(session, kernel, DeviceName::Mlx5, Emulation::default());
+    Ok(Section { name, reports, ..Section::default() })
 }
 
-fn examples_on(
+/// Runs the examples.
+pub(crate) fn examples_on(
     setup: &LazySetup,
     kernel: KernelName,
     device: DeviceName,
-    filter: Option<&str>,
+    scope: &Scope<'_>,
     logs: &Path,
 ) -> Result<Section> {
-    let session = &setup.ready()?.session;
-    let name = label(session, kernel, device);
+    let (emulation, session) = (scope.emulation, &setup.ready()?.session);
+    let name = label(session, kernel, device, emulation);
     let _stage = clock::stage(format!("{name} examples"));
-    let reports = examples::run(session, kernel, device, filter, logs);
+    let reports = examples::run(session, kernel, device, emulation, scope.filter, logs);
     Ok(Section { name, reports, ..Section::default() })
 }
 
@@ -519,7 +542,7 @@ fn run_suites(
             }
         }
         let Some(running) = vm.as_mut() else { return };
-        let names = label(session, machine.kernel, machine.device);
+        let names = label(session, machine.kernel, machine.device, machine.emulation);
         let _stage = clock::stage(format!("{names} {}", suite.name));
         let outcome = (|| {
             // The check needs the command line in the guest, which `cargo ci quick` leaves out.
@@ -529,7 +552,7 @@ fn run_suites(
                 _ => None,
             };
             if looked.is_none() {
-                let found = suite::running(running, device)?;
+                let found = suite::running(running, device, machine.emulation)?;
                 section.reports.extend(suite::check_probes(&found, kernel, scope.filter));
                 looked = Some(found);
             }
