@@ -110,7 +110,9 @@ impl IbAddress {
 }
 
 impl ListeningId {
-    /// The GID and the service that the id listens on. An id with an IP address has them, too.
+    /// The GID and the service that the id listens on. An id with an IP address has them, too. The GID is `::`, all
+    /// zeros, for an id that listens on an unspecified address, which is that of no device;
+    /// [`ConnectRequest::ib_addrs`] tells the GID that a request came to.
     ///
     /// # Errors
     ///
@@ -551,7 +553,8 @@ impl BoundId {
         })
     }
 
-    /// The GID and the service that the id is bound to. An id with an IP address has them, too.
+    /// The GID and the service that the id is bound to. An id with an IP address has them, too. The GID is `::`, all
+    /// zeros, for an id that is bound to an unspecified address, which is that of no device.
     ///
     /// # Errors
     ///
