@@ -53,6 +53,8 @@ capabilities! {
     FirstPkey = "first_pkey";
     /// Rules for packets that no other rule takes.
     FlowDefault = "flow_default";
+    /// Options of connections that the device tells.
+    Ece = "ece";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.

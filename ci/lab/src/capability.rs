@@ -227,6 +227,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("cq_moderation", DecidedBy::Device, Has::Never, Has::Always),
     ("masked_atomic", DecidedBy::Device, Has::Never, Has::Always),
     ("device_memory", DecidedBy::Device, Has::Never, Has::Always),
+    // Options of connections (ECE).
+    ("ece", DecidedBy::Device, Has::Never, Has::Always),
     // Later drivers register them only where the device pages on demand, which this one does not.
     // Debian's 6.12.107 still takes one, and its 6.12.117 does not.
     (

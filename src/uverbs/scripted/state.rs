@@ -65,8 +65,10 @@ pub(crate) struct Object {
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// Of a queue pair of mlx5: the user index that its completions name it by.
+    /// Of a queue pair of mlx5: the user index that its completions name it by, and the options of its connection
+    /// (ECE) that the device was told last.
     pub(crate) uidx: u32,
+    pub(crate) ece: u32,
 }
 
 #[derive(Debug)]
