@@ -53,6 +53,20 @@ impl<T> LoomCell<T> {
     }
 }
 
+/// Explores a model in which no more than `usual` preemptions of threads are worth the time, and in
+/// `cargo ci soak loom` no more than `soak`; without a number all of them.
+#[cfg(all(test, loom))]
+pub(crate) fn bounded_model(
+    usual: usize,
+    soak: Option<usize>,
+    model: impl Fn() + Sync + Send + 'static,
+) {
+    let mut builder = loom::model::Builder::new();
+    let in_soak = std::env::var_os("UVERBS_LOOM_SOAK").is_some();
+    builder.preemption_bound = if in_soak { soak } else { Some(usual) };
+    builder.check(model);
+}
+
 /// A cell without content, for models: loom fails a model in which two threads access it at once.
 #[cfg(all(test, loom))]
 #[derive(Debug)]

@@ -45,6 +45,8 @@ pub(crate) enum Suite {
     Forky,
     /// Unstable.
     Sid,
+    /// Whichever is stable: today another name of Debian 13's.
+    Stable,
 }
 
 impl Suite {
@@ -67,6 +69,7 @@ impl Suite {
             Suite::TrixieBackports => "trixie-backports",
             Suite::Forky => "forky",
             Suite::Sid => "sid",
+            Suite::Stable => "stable",
         }
     }
 
@@ -80,6 +83,7 @@ impl Suite {
             Suite::TrixieBackports => &["trixie", "trixie-backports"],
             Suite::Forky => &["forky"],
             Suite::Sid => &["sid"],
+            Suite::Stable => &["stable"],
         }
     }
 }

@@ -258,14 +258,22 @@ fn standard(cache: &Cache, release: &str, target: &str) -> Result<PathBuf> {
     if let Some(unit) = present() {
         return Ok(unit);
     }
-    let apt = Apt::update(*suite, arch, &filling.scratch(&format!("apt-rust-{arch}"))?)?;
-    let what = format!("Rust's library for {target}");
-    let files = apt.download(&what, std::slice::from_ref(&package)).with_context(|| {
-        format!(
-            "{source} cannot be had from {}; if that has another version now, \
-             `cargo ci fetch --refresh` fetches the compiler of the same version",
-            suite.name()
-        )
+    let by_lists = |suite: Suite| -> Result<Vec<PathBuf>> {
+        let lists = filling.scratch(&format!("apt-rust-{}-{arch}", suite.name()))?;
+        let what = format!("Rust's library for {target}");
+        Apt::update(suite, arch, &lists)?.download(&what, std::slice::from_ref(&package))
+    };
+    // A mirror may have lists of rare processors that are older than the signature under one of the names.
+    let files = by_lists(*suite).or_else(|error| {
+        by_lists(Suite::Stable).map_err(|other| {
+            error.context(format!(
+                "{source} cannot be had by signed lists; if {} has another version now, \
+                 `cargo ci fetch --refresh` fetches the compiler of the same version. By the lists of {}: \
+                 {other:#}. By the first",
+                suite.name(),
+                Suite::Stable.name()
+            ))
+        })
     })?;
     filling.add(&name, |unit| {
         for file in &files {
