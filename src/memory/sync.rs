@@ -53,17 +53,13 @@ impl<T> LoomCell<T> {
     }
 }
 
-/// Explores a model in which no more than `usual` preemptions of threads are worth the time, and in
-/// `cargo ci soak loom` no more than `soak`; without a number all of them.
+/// Explores a model that has too many interleavings for all of them: those with up to `usual` preemptions
+/// of threads, in `cargo ci soak loom` up to `soak`.
 #[cfg(all(test, loom))]
-pub(crate) fn bounded_model(
-    usual: usize,
-    soak: Option<usize>,
-    model: impl Fn() + Sync + Send + 'static,
-) {
+pub(crate) fn bounded_model(usual: usize, soak: usize, model: impl Fn() + Sync + Send + 'static) {
     let mut builder = loom::model::Builder::new();
     let in_soak = std::env::var_os("UVERBS_LOOM_SOAK").is_some();
-    builder.preemption_bound = if in_soak { soak } else { Some(usual) };
+    builder.preemption_bound = Some(if in_soak { soak } else { usual });
     builder.check(model);
 }
 
