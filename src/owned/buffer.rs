@@ -399,3 +399,20 @@ impl fmt::Debug for SharedBuffer {
         f.debug_struct("SharedBuffer").field("sge", &self.sge()).finish()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A mapping of another length cannot be unmapped.
+    #[test]
+    fn a_huge_page_has_a_size_that_the_system_has() {
+        let (size, sizes) = (huge_page_size(), PathBuf::from("/sys/kernel/mm/hugepages"));
+        assert!(size.is_power_of_two() && size >= 64 << 10, "{size}");
+        if sizes.exists() {
+            let known = sizes.join(format!("hugepages-{}kB", size >> 10));
+            assert!(known.exists(), "{}", known.display());
+        }
+    }
+}

@@ -263,7 +263,7 @@ pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Re
     let standard = same.with_context(|| format!("rustc comes without {STANDARD}"))?.clone();
     let files = apt.download("Rust", &packages)?;
     let scratch = filling.scratch(&format!("apt-rust-{}", arch.label()))?;
-    let other = Apt::update(COMPILER_SUITE, arch, &scratch)?;
+    let other = Apt::update(COMPILER_SUITE, arch.debian(), &scratch)?;
     let library = other
         .download(&format!("Rust's library for {}", arch.label()), std::slice::from_ref(&standard))
         .with_context(|| {

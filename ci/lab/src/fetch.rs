@@ -180,7 +180,8 @@ fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
             if of_lists.is_empty() {
                 continue;
             }
-            let apt = Apt::update(suite, arch, &filling.scratch(&lists_directory(suite, arch))?)?;
+            let lists = filling.scratch(&lists_directory(suite, arch))?;
+            let apt = Apt::update(suite, arch.debian(), &lists)?;
             for item in of_lists {
                 item.fetch(&filling, &apt)?;
             }

@@ -371,7 +371,7 @@ fn jobs<'a>(
         if arguments.full && filter.is_none() {
             jobs.push(Job::new(CHECK, || section_of(CHECK, check::run(workspace))));
             jobs.push(
-                Job::new("loom", || section_of("host", host::loom(workspace, host::Bounds::Own)))
+                Job::new("loom", || section_of("host", host::loom(workspace, host::Bounds::Usual)))
                     .after(HOST),
             );
         }

@@ -99,13 +99,36 @@ pub(crate) enum Profile {
     Edited,
 }
 
+/// A line of cargo's messages in JSON.
 #[derive(Deserialize)]
-struct Message {
+pub(crate) struct Message {
     reason: String,
     #[serde(default)]
     executable: Option<PathBuf>,
     #[serde(default)]
     target: Option<Target>,
+    #[serde(default)]
+    fresh: bool,
+}
+
+/// A program that cargo built, or would have built.
+pub(crate) struct Built {
+    /// The name of its target.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// Whether it was there before.
+    pub(crate) is_fresh: bool,
+}
+
+impl Message {
+    /// The program that the message is about, if it is about one.
+    pub(crate) fn program(self) -> Option<Built> {
+        let kinds = ["bin", "test", "example", "lib"];
+        let target = self.target.filter(|_| self.reason == "compiler-artifact")?;
+        let is_program = target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
+        let path = self.executable.filter(|_| is_program)?;
+        Some(Built { name: target.name, path, is_fresh: self.fresh })
+    }
 }
 
 /// Whether this machine can link static programs: some distributions leave `libc.a` out, or package it apart.
@@ -475,14 +498,8 @@ impl Workspace {
         }
         Ok(String::from_utf8_lossy(&output)
             .lines()
-            .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-            .filter(|message| message.reason == "compiler-artifact")
-            .filter_map(|message| {
-                let kinds = ["bin", "test", "example", "lib"];
-                let target = message.target?;
-                let program = target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
-                program.then_some((target.name, message.executable?))
-            })
+            .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.program())
+            .map(|built| (built.name, built.path))
             .collect())
     }
 }
