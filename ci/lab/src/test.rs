@@ -387,7 +387,7 @@ fn jobs<'a>(
     let mut machines = Vec::new();
     for &kernel in &kernels {
         for &device in &devices {
-            let name = label(kernel, device, scope.emulation);
+            let name = guest(kernel, device, scope.emulation);
             if suites {
                 let section = name.clone();
                 machines.push(Job::new(name.clone(), move || {
@@ -426,6 +426,11 @@ fn jobs<'a>(
     jobs
 }
 
+/// The name of a guest.
+fn guest(kernel: KernelName, device: DeviceName, emulation: Emulation) -> String {
+    format!("{} {}", kernel.label(), device.with(emulation))
+}
+
 /// The name of the section and the stages of a guest.
 fn label(
     session: &Session,
@@ -433,7 +438,7 @@ fn label(
     device: DeviceName,
     emulation: Emulation,
 ) -> String {
-    session.arch().stage(format!("{} {}", kernel.label(), device.with(emulation)))
+    session.arch().stage(guest(kernel, device, emulation))
 }
 
 /// Runs the suites of a device in one guest.
