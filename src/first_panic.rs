@@ -29,6 +29,13 @@ impl FirstPanic {
         }
     }
 
+    /// Makes a single call, whose panic goes on unless this thread panics already: a destructor may wake a task so.
+    pub(crate) fn of_one(call: impl FnOnce()) {
+        let mut calls = FirstPanic::default();
+        calls.catch(call);
+        calls.resume();
+    }
+
     /// Ignores the panics.
     pub(crate) fn ignore(self) {}
 }
@@ -42,6 +49,7 @@ impl Drop for FirstPanic {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use std::sync::atomic::{AtomicBool, Ordering};
 
     #[test]
     fn every_call_is_made_and_the_first_panic_goes_on() {
@@ -56,6 +64,29 @@ mod tests {
         assert_eq!(made, [0, 1, 2, 3]);
         let panic = catch_unwind(AssertUnwindSafe(|| calls.resume())).unwrap_err();
         assert_eq!(panic.downcast_ref::<String>().map(String::as_str), Some("call 1"));
+    }
+
+    /// Were it not, the process would abort.
+    #[test]
+    fn a_panic_in_a_destructor_is_dropped_if_the_thread_panics_already() {
+        struct Wakes<'a>(&'a AtomicBool);
+        impl Drop for Wakes<'_> {
+            fn drop(&mut self) {
+                FirstPanic::of_one(|| panic!("in the destructor"));
+                self.0.store(true, Ordering::Relaxed);
+            }
+        }
+        let text =
+            |end: Result<(), Box<dyn Any + Send>>| *end.unwrap_err().downcast::<&str>().unwrap();
+        let went_on = AtomicBool::new(false);
+        let end = catch_unwind(|| {
+            let _wakes = Wakes(&went_on);
+            panic!("the first one");
+        });
+        assert_eq!((text(end), went_on.load(Ordering::Relaxed)), ("the first one", true));
+        let went_on = AtomicBool::new(false);
+        let end = catch_unwind(|| drop(Wakes(&went_on)));
+        assert_eq!((text(end), went_on.load(Ordering::Relaxed)), ("in the destructor", false));
     }
 
     #[test]

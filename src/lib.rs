@@ -149,7 +149,7 @@ pub use port::{
     PortState,
 };
 pub use qp::{
-    Endpoint, Handshake, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl, QpInfo, QpParts,
+    Ece, Endpoint, Handshake, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl, QpInfo, QpParts,
     QpState, QpType, QueuePair, RecvBatch, RecvQueue, SendBatch, SendQueue, XrcTarget,
 };
 pub use rustix::io::Errno;

@@ -81,6 +81,7 @@
 //! | `ibv_modify_qp` three times, and addresses over TCP | [`endpoint`](crate::QpControl::endpoint), [`handshake`](crate::QpControl::handshake) |
 //! | `ibv_modify_qp` to `RESET` | [`QueuePair::reset`](crate::QueuePair::reset), which also empties the queues |
 //! | `ibv_query_qp` | [`QpControl::query`](crate::QpControl::query) |
+//! | `ibv_query_ece`, `ibv_set_ece` | [`QpControl::query_ece`](crate::QpControl::query_ece), [`set_ece`](crate::QpControl::set_ece) |
 //! | `ibv_destroy_qp` | [`QueuePair::destroy`](crate::QueuePair::destroy) |
 //! | `ibv_create_srq`, `ibv_create_srq_ex` | [`ProtectionDomain::srq_builder`](crate::ProtectionDomain::srq_builder) |
 //! | `ibv_modify_srq`, `ibv_query_srq` | [`set_limit`](crate::SharedReceiveQueue::set_limit), [`resize`](crate::SharedReceiveQueue::resize), [`query`](crate::SharedReceiveQueue::query) |
@@ -134,7 +135,7 @@
 //! | `MLX5DV_CQ_INIT_ATTR_*` | [`CqBuilder::cqe_size`](crate::CqBuilder::cqe_size), [`pad`](crate::CqBuilder::pad) |
 //!
 //! There is nothing yet for work queues and indirection tables (`ibv_create_wq`), counters, flow actions,
-//! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), a queue pair's ECE options (`ibv_set_ece`), null regions, DMA
+//! tag matching, TSO, address handles from a completion (`ibv_init_ah_from_wc`), null regions, DMA
 //! handles, completion counters, and of mlx5dv for DEVX objects, DC, mkeys with layouts or signatures and
 //! software steering.
 //!

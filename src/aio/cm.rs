@@ -62,6 +62,7 @@ use crate::cm::{
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::first_panic::FirstPanic;
 use crate::memory::lock::Lock;
 use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
@@ -154,7 +155,7 @@ struct Handle {
 impl Drop for Handle {
     fn drop(&mut self) {
         let driver = self.shared.driver.lock().and_then(|mut driver| driver.take());
-        driver.into_iter().for_each(Waker::wake);
+        FirstPanic::of_one(|| driver.into_iter().for_each(Waker::wake));
     }
 }
 

@@ -8,6 +8,7 @@ use super::queue::{QueuePair, SharedReceiveQueue};
 use crate::channel::CompletionChannel;
 use crate::cq::{CqBuilder, CqControl, Notify};
 use crate::error::{Error, ErrorWith, Result};
+use crate::first_panic::FirstPanic;
 use crate::memory::lock::{AnyLock, Lock};
 use crate::owned::{
     OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
@@ -110,9 +111,8 @@ impl<S: Locking> DriverHandle<S> {
     /// Wakes the driver; in a forked child, where the driver is the parent's, it does nothing.
     fn wake(&self) {
         let waker = self.waker.lock().and_then(|waker| waker.clone());
-        if let Some(waker) = waker {
-            waker.wake_by_ref();
-        }
+        // A destructor does this, too.
+        FirstPanic::of_one(|| waker.into_iter().for_each(|waker| waker.wake_by_ref()));
     }
 
     /// What rings the queue pairs.

@@ -4,6 +4,7 @@
 use super::deferred::Deferred;
 use super::locking::Locking;
 use crate::error::Error;
+use crate::first_panic::FirstPanic;
 use crate::memory::lock::AnyLock;
 use crate::owned::{Memory, Outcome};
 use crate::pd::Shared;
@@ -318,9 +319,8 @@ impl<S: Locking> Inflight<S> {
         let Some(mut state) = self.state() else { return };
         let [left, next] = state.waiters(side).leave(ticket);
         drop(state);
-        if let Some(next) = next {
-            next.wake();
-        }
+        // The future's destructor does this.
+        FirstPanic::of_one(|| next.into_iter().for_each(Waker::wake));
         drop(left);
     }
 

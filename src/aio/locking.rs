@@ -69,3 +69,23 @@ impl Locking for Exclusive {
         }
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use std::any::TypeId;
+
+    /// What it takes for each step and for its token says at once that it is taken: nothing waits.
+    #[test]
+    fn a_worker_takes_no_mutex() {
+        type Taken = <Exclusive as Locking>::Lock<u8>;
+        assert_eq!(TypeId::of::<Taken>(), TypeId::of::<LocalLock<u8>>());
+        let token = TypeId::of::<<Exclusive as Locking>::Token>();
+        assert_eq!(token, TypeId::of::<LocalLock<ThreadDomain>>());
+        let taken: Taken = AnyLock::new(1);
+        let held = taken.lock();
+        assert!(held.is_some() && taken.lock().is_none());
+        drop(held);
+        assert!(taken.lock().is_some());
+    }
+}

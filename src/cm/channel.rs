@@ -64,6 +64,8 @@ pub(super) struct Channel {
     known: Lock<Vec<Known>>,
     /// Whether a thread reads the file or waits for it.
     reading: AtomicBool,
+    /// Whether the file answers at once where there is no event. The thread that reads changes it.
+    nonblocking: AtomicBool,
     /// The threads that the reading thread is to wake.
     waiting: Lock<Vec<Thread>>,
     /// Whether [`dispatch_or_wake`](EventChannel::dispatch_or_wake) found another thread reading.
@@ -110,11 +112,10 @@ impl EventChannel {
     pub fn open() -> Result<EventChannel> {
         const VERB: &str = "create_event_channel";
         let fd = open_rdma_cm(VERB)?;
-        set_nonblocking(fd.as_fd(), true).map_err(|errno| Error::new(VERB, errno))?;
         EventChannel::on(Box::new(RdmaCmFd::new(fd)))
     }
 
-    /// A channel on an open file, whose commands do not block.
+    /// A channel on an open file, of which the command that gets an event waits for one.
     pub(super) fn on(kernel: Box<dyn Kernel>) -> Result<EventChannel> {
         let epoch = Epoch::current()
             .map_err(|errno| crate::context::no_epoch("create_event_channel", errno))?;
@@ -127,6 +128,7 @@ impl EventChannel {
             next_key: AtomicU64::new(first),
             known: Lock::default(),
             reading: AtomicBool::new(false),
+            nonblocking: AtomicBool::new(false),
             waiting: Lock::default(),
             dispatcher_waits: AtomicBool::new(false),
             dispatcher: Lock::default(),
@@ -337,7 +339,8 @@ impl Channel {
         }
     }
 
-    /// Reads one event and moves it to its id; `false` if there was none.
+    /// Reads one event and moves it to its id; `false` if there was none. Unless the file answers at once, this waits
+    /// for one.
     fn read(self: &Arc<Self>, verb: &'static str) -> Result<bool> {
         let mut raw = rdma_ucm_event_resp::default();
         let request = rdma_ucm_get_event::default();
@@ -418,6 +421,16 @@ impl Channel {
         }
     }
 
+    /// Has the file answer at once where there is no event. Called by the reading thread before it looks without
+    /// waiting, or waits for a while: an event that is there may be gone with its id when it is asked for.
+    fn return_at_once(&self, verb: &'static str) -> Result<()> {
+        if !self.nonblocking.load(Ordering::Acquire) {
+            set_nonblocking(self.kernel.fd(), true).map_err(|errno| Error::new(verb, errno))?;
+            self.nonblocking.store(true, Ordering::Release);
+        }
+        Ok(())
+    }
+
     /// As [`wait`](Self::wait), for the reading thread.
     fn wait_reading(
         self: &Arc<Self>,
@@ -431,11 +444,15 @@ impl Channel {
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let is_over = left == Some(Duration::ZERO);
-            // The kernel needs a while for most events: to ask for one first would be a call for nothing.
-            if !is_over {
+            // The kernel's own wait for an event has no deadline, and is one call in place of two.
+            if deadline.is_some() || self.nonblocking.load(Ordering::Acquire) {
+                self.return_at_once(verb)?;
                 let left = left.and_then(|left| Timespec::try_from(left).ok());
                 let mut fds = [PollFd::from_borrowed_fd(self.kernel.fd(), PollFlags::IN)];
-                match rustix::event::poll(&mut fds, left.as_ref()) {
+                // The kernel needs a while for most events: to ask for one first would be a call for nothing.
+                let polled =
+                    if is_over { Ok(0) } else { rustix::event::poll(&mut fds, left.as_ref()) };
+                match polled {
                     Ok(_) | Err(Errno::INTR) => {}
                     Err(errno) => return Err(Error::new(verb, errno)),
                 }
@@ -525,6 +542,7 @@ impl<'c> Reading<'c> {
 impl Reading<'_> {
     /// Reads all pending events, moves each to its id, and returns their number.
     fn dispatch(self, verb: &'static str, channel: &Arc<Channel>) -> Result<usize> {
+        channel.return_at_once(verb)?;
         let mut count = 0;
         while channel.read(verb)? {
             count += 1;
@@ -541,9 +559,7 @@ impl Drop for Reading<'_> {
         if channel.dispatcher_waits.swap(false, Ordering::SeqCst) {
             let dispatcher = channel.dispatcher.lock().and_then(|mut it| it.take());
             // This may be dropped by another waker's panic.
-            let mut call = FirstPanic::default();
-            dispatcher.into_iter().for_each(|waker| call.catch(|| waker.wake()));
-            call.resume();
+            FirstPanic::of_one(|| dispatcher.into_iter().for_each(Waker::wake));
         }
     }
 }
@@ -568,7 +584,61 @@ fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::cm::scripted::CmScript;
+    use crate::cm::scripted::{CmScript, LOCAL};
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+    use std::sync::atomic::AtomicUsize;
+    use std::task::{Context as TaskContext, Wake};
+
+    /// Counts that it is woken, and panics.
+    #[derive(Debug, Default)]
+    struct Panics(AtomicUsize);
+
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            self.0.fetch_add(1, Ordering::Relaxed);
+            panic!("the dispatcher's waker");
+        }
+    }
+
+    #[test]
+    fn file_answers_at_once_when_somebody_looks_without_waiting() {
+        let script = CmScript::new();
+        let answers_at_once = |channel: &EventChannel| {
+            let flags = rustix::fs::fcntl_getfl(channel.as_fd()).unwrap();
+            flags.contains(rustix::fs::OFlags::NONBLOCK)
+        };
+        let channel = script.open();
+        let bound = channel.create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
+        let listener = bound.listen(4).unwrap();
+        script.request(1, Default::default());
+        assert!(listener.next_request(None).unwrap().is_some());
+        assert!(!answers_at_once(&channel), "the kernel waits");
+        assert!(listener.next_request(Some(Duration::ZERO)).unwrap().is_none());
+        assert!(answers_at_once(&channel));
+        script.request(1, Default::default());
+        assert!(listener.next_request(None).unwrap().is_some());
+        let other = CmScript::new().open();
+        assert_eq!((other.dispatch().unwrap(), answers_at_once(&other)), (0, true));
+    }
+
+    #[test]
+    fn dispatcher_is_woken_when_a_thread_stops_reading_even_by_a_panic() {
+        let channel = CmScript::new().open();
+        let dispatcher = Arc::<Panics>::default();
+        let waker = Waker::from(dispatcher.clone());
+        let stops = |stop: &dyn Fn(Reading<'_>)| {
+            let reading = Reading::begin(&channel.inner).unwrap();
+            let mut cx = TaskContext::from_waker(&waker);
+            assert_eq!(channel.dispatch_or_wake(&mut cx).unwrap(), None);
+            let panic = catch_unwind(AssertUnwindSafe(|| stop(reading))).unwrap_err();
+            assert!(!channel.is_being_read());
+            *panic.downcast::<&str>().unwrap()
+        };
+        assert_eq!(stops(&|reading| drop(reading)), "the dispatcher's waker");
+        let unwinds = |_reading: Reading<'_>| panic!("the thread");
+        assert_eq!(stops(&unwinds), "the thread");
+        assert_eq!(dispatcher.0.load(Ordering::Relaxed), 2);
+    }
 
     #[test]
     fn one_thread_at_a_time_reads_the_channel() {

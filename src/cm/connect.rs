@@ -5,11 +5,11 @@ use super::channel::Channel;
 use super::event::{ConnectError, Event};
 use super::id::{IdInner, Progress, local_addr, peer_addr};
 use super::kernel::Command;
-use super::param::Ece;
 use super::qp::ConnectedQp;
 use super::step::{Step, wait, wait_for_end};
 use crate::error::{Error, Result};
 use crate::number::Qpn;
+use crate::qp::Ece;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -63,12 +63,19 @@ impl Drop for Link {
 pub struct Connecting {
     id: Arc<IdInner>,
     qp: ConnectedQp,
+    /// The options that the request offered.
+    offered: Option<Ece>,
     min_rnr_timer: Option<u8>,
 }
 
 impl Connecting {
-    pub(super) fn new(id: Arc<IdInner>, qp: ConnectedQp, min_rnr_timer: Option<u8>) -> Self {
-        Connecting { id, qp, min_rnr_timer }
+    pub(super) fn new(
+        id: Arc<IdInner>,
+        qp: ConnectedQp,
+        offered: Option<Ece>,
+        min_rnr_timer: Option<u8>,
+    ) -> Self {
+        Connecting { id, qp, offered, min_rnr_timer }
     }
 
     /// Waits for the peer's answer, at most for `timeout`, without one for ever; a timeout of zero
@@ -80,7 +87,8 @@ impl Connecting {
     /// Any error destroys the id. `ECONNREFUSED` with the peer's
     /// [`rejection`](ConnectError::rejection); `ETIMEDOUT` if the peer's host did not answer, which the
     /// kernel reports after 16 requests and about a minute; `EINVAL` if the program dropped the queue
-    /// pair meanwhile; the errors of [`modify`](crate::QpControl::modify).
+    /// pair meanwhile; `EPROTO` for an answer with another vendor's [options](crate::cm::ConnectParam::ece); the errors of
+    /// [`modify`](crate::QpControl::modify).
     pub fn wait(
         self,
         timeout: Option<Duration>,
@@ -103,17 +111,31 @@ impl Step for Connecting {
         if event.kind != Type::RDMA_CM_EVENT_CONNECT_RESPONSE {
             return Err(event.failure(VERB));
         }
-        let Connecting { id, qp, min_rnr_timer } = self;
+        let Connecting { id, qp, offered, min_rnr_timer } = self;
+        check_answer(VERB, offered, event.ece)?;
         let peer_qpn = Qpn(event.conn.qp_num);
-        // The access rights depend on the peer's answer. A queue pair that another handshake brought further is
-        // refused here, and not this id's to stop.
-        qp.init(VERB, &id)?;
+        // A queue pair that is refused here is not this id's to stop.
+        let rights = qp.rights_of_peer(VERB, &id)?;
+        qp.take_ece(VERB, event.ece)?;
         let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
-        link.qp.ready(VERB, &link.id, None, min_rnr_timer)?;
+        link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
         link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))?;
         Ok(Connection { link })
+    }
+}
+
+/// Refuses an answer with the options of another vendor than the request's: those were not for this side.
+fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -> Result<()> {
+    match (offered, answer) {
+        (Some(offered), Some(answer)) if offered.vendor_id != answer.vendor_id => {
+            Err(Error::new(verb, Errno::PROTO).detail(format!(
+                "the peer answered with options of vendor {:#x} (ECE) to a request with those of vendor {:#x}",
+                answer.vendor_id, offered.vendor_id
+            )))
+        }
+        _ => Ok(()),
     }
 }
 

@@ -1,9 +1,10 @@
 //! Events of an id, and the errors of connections that failed.
 
 use super::id::IdInner;
-use super::param::Ece;
+use super::param::from_raw_ece;
 use crate::error::Error;
 use crate::number::open_enum;
+use crate::qp::Ece;
 use rustix::io::Errno;
 use std::fmt;
 use std::sync::Arc;
@@ -41,7 +42,7 @@ impl Event {
             status: raw.status as i32,
             conn: conn.map(|(conn, _)| conn).unwrap_or_default(),
             ud: ud.map(|(ud, _)| ud).unwrap_or_default(),
-            ece: Ece::of(raw.ece),
+            ece: from_raw_ece(raw.ece),
             value: u64::from_ne_bytes(raw.param.first_chunk().copied().unwrap_or_default()),
             request: None,
         }

@@ -11,7 +11,7 @@ use super::infiniband::NO_ADMINISTRATOR;
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::multicast::{JoiningMulticast, MulticastRole};
-use super::param::{CmMessage, ConnectParam};
+use super::param::{CmMessage, ConnectParam, to_raw_ece};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
@@ -110,16 +110,21 @@ struct EventQueue {
     last_wait: u64,
 }
 
-/// Tasks to be woken, with the numbers of their waits. A waker is code of the program, so that none is called under
-/// a lock.
+impl EventQueue {
+    fn move_wakers(&mut self, to: &mut Waiting) {
+        to.0.extend(self.wakers.drain(..).map(|(_, waker)| waker));
+    }
+}
+
+/// Tasks to be woken. A waker is code of the program, so that none is called under a lock.
 #[derive(Debug, Default)]
-pub(super) struct Waiting(Vec<(u64, Waker)>);
+pub(super) struct Waiting(Vec<Waker>);
 
 impl Waiting {
     /// Wakes all of them, also those that come after a waker that panics.
     pub(super) fn wake(self) {
         let mut calls = FirstPanic::default();
-        for (_, waker) in self.0 {
+        for waker in self.0 {
             calls.catch(|| waker.wake());
         }
         calls.resume();
@@ -289,14 +294,14 @@ impl IdInner {
     pub(super) fn receive(&self, event: Event, waiting: &mut Waiting) {
         if let Some(mut queue) = self.queue.lock() {
             queue.events.push_back(event);
-            waiting.0.append(&mut queue.wakers);
+            queue.move_wakers(waiting);
         }
     }
 
     /// Adds the tasks that wait for an event of this id to `waiting`.
     pub(super) fn add_waiting(&self, waiting: &mut Waiting) {
         if let Some(mut queue) = self.queue.lock() {
-            waiting.0.append(&mut queue.wakers);
+            queue.move_wakers(waiting);
         }
     }
 
@@ -838,7 +843,7 @@ pub(super) fn peer_addr(id: &IdInner) -> Result<SocketAddr> {
     id.query(VERB)?.peer.ok_or_else(|| no_address(VERB))
 }
 
-fn no_address(verb: &'static str) -> Error {
+pub(super) fn no_address(verb: &'static str) -> Error {
     Error::new(verb, Errno::AFNOSUPPORT)
         .detail("the id has no IP address; `ib_addrs` or `local_ib_addr` tells its GIDs")
 }
@@ -1048,19 +1053,21 @@ impl RouteResolved {
         }
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
         let limits = self.id.channel.limits(VERB, &qp.context())?;
-        param.check(VERB, CmMessage::Request, limits)?;
+        let message = CmMessage::request(false, self.path.peer.is_some());
+        param.check(VERB, message, limits)?;
         self.check_header(VERB, param)?;
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
+        let offered = param.ece.or(connected.ece(VERB)?);
         let depths = param.depths(limits);
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
             id: self.id.number(),
-            ece: param.to_raw_ece(),
+            ece: to_raw_ece(offered),
             ..Default::default()
         };
         self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
-        Ok(Connecting::new(self.id, connected, param.min_rnr_timer))
+        Ok(Connecting::new(self.id, connected, offered, param.min_rnr_timer))
     }
 
     /// Refuses private data that the peer's kernel would take for IP addresses, if the id has none.
@@ -1090,7 +1097,8 @@ impl RouteResolved {
         self.id.check_datagram(VERB, true)?;
         check_type(VERB, &self.id, qp)?;
         self.path.device(VERB)?.check(VERB, qp.context().device())?;
-        param.check_datagram(VERB, CmMessage::DatagramRequest)?;
+        let message = CmMessage::request(true, self.path.peer.is_some());
+        param.check_datagram(VERB, message)?;
         self.check_header(VERB, param)?;
         let request = uapi::rdma_ucm_connect {
             conn_param: param.to_raw_datagram(qp.qpn()),

@@ -120,7 +120,9 @@ impl IbAddress {
 }
 
 impl ListeningId {
-    /// The GID and the service that the id listens on. An id with an IP address has them, too.
+    /// The GID and the service that the id listens on. An id with an IP address has them, too. The GID is `::`, all
+    /// zeros, for an id that listens on an unspecified address, which is that of no device;
+    /// [`ConnectRequest::ib_addrs`] tells the GID that a request came to.
     ///
     /// # Errors
     ///
@@ -576,7 +578,8 @@ impl BoundId {
         })
     }
 
-    /// The GID and the service that the id is bound to. An id with an IP address has them, too.
+    /// The GID and the service that the id is bound to. An id with an IP address has them, too. The GID is `::`, all
+    /// zeros, for an id that is bound to an unspecified address, which is that of no device.
     ///
     /// # Errors
     ///

@@ -4,18 +4,18 @@
 use super::channel::EventChannel;
 use super::connect::{Accepting, Link};
 use super::event::Event;
-use super::id::{IdInner, Path, PortSpace, Progress, local_addr};
+use super::id::{IdInner, Path, PortSpace, Progress, local_addr, no_address};
 use super::kernel::Command;
-use super::param::{CmMessage, ConnectParam, Depths, Ece, check_private_data, to_field};
+use super::param::{CmMessage, ConnectParam, Depths, check_private_data, to_field, to_raw_ece};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
-use crate::qp::{QpControl, QpType};
+use crate::qp::{Ece, QpControl, QpType};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
@@ -91,6 +91,8 @@ pub struct ConnectRequest {
     pub(super) id: Arc<IdInner>,
     conn: uapi::rdma_ucm_conn_param,
     ece: Option<Ece>,
+    /// The device that the request came to, and the addresses, once somebody asked.
+    path: OnceLock<Path>,
 }
 
 impl ConnectRequest {
@@ -108,7 +110,7 @@ impl ConnectRequest {
             },
             false => conn,
         };
-        ConnectRequest { id, conn, ece }
+        ConnectRequest { id, conn, ece, path: OnceLock::new() }
     }
 
     /// The port space of the listener: a request in [`UDP`](PortSpace::UDP) is for
@@ -160,7 +162,8 @@ impl ConnectRequest {
     /// `ENXIO` if the device is gone.
     #[doc(alias = "rdma_get_peer_addr")]
     pub fn peer_addr(&self) -> Result<SocketAddr> {
-        super::id::peer_addr(&self.id)
+        const VERB: &str = "get_peer_addr";
+        self.path(VERB)?.peer.ok_or_else(|| no_address(VERB))
     }
 
     /// The address that the request came to.
@@ -170,7 +173,8 @@ impl ConnectRequest {
     /// `ENXIO` if the device is gone.
     #[doc(alias = "rdma_get_local_addr")]
     pub fn local_addr(&self) -> Result<SocketAddr> {
-        local_addr(&self.id)
+        const VERB: &str = "get_local_addr";
+        self.path(VERB)?.local.ok_or_else(|| no_address(VERB))
     }
 
     /// The context of the device that the request came to, which the queue pair is to be created on. See
@@ -185,8 +189,13 @@ impl ConnectRequest {
         self.id.channel.context(VERB, self.path(VERB)?.device(VERB)?)
     }
 
+    /// Both are those of the request for good, so that the kernel is asked once.
     fn path(&self, verb: &'static str) -> Result<Path> {
-        self.id.query(verb)
+        if let Some(path) = self.path.get() {
+            return Ok(*path);
+        }
+        let path = self.id.query(verb)?;
+        Ok(*self.path.get_or_init(|| path))
     }
 
     /// Moves the request, and the connection that follows, to another channel, as for a thread with a
@@ -201,7 +210,7 @@ impl ConnectRequest {
             return Ok(self);
         }
         let id = self.id.migrate(&to.inner)?;
-        Ok(ConnectRequest { id, conn: self.conn, ece: self.ece })
+        Ok(ConnectRequest { id, ..self })
     }
 
     /// Brings a queue pair to `INIT`, where receives can be posted. Otherwise [`accept`](Self::accept)
@@ -240,15 +249,21 @@ impl ConnectRequest {
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
+        if param.ece.is_none() {
+            connected.take_ece(VERB, self.ece)?;
+        }
         let link = Link::new(self.id, connected, peer_qpn, private_data, self.ece);
-        link.qp.ready(VERB, &link.id, Some(depths), param.min_rnr_timer)?;
+        link.qp.ready(VERB, &link.id, None, Some(depths), param.min_rnr_timer)?;
+        // The answer bears the vendor of the request, whether this device has its options or not.
+        let taken = link.qp.ece(VERB)?.map_or(0, |ece| ece.options);
+        let chosen = param.ece.or(self.ece.map(|asked| Ece { options: taken, ..asked }));
         // The kernel begins to report events of the id.
         link.id.channel.register(VERB, &link.id)?;
         let request = uapi::rdma_ucm_accept {
             uid: link.id.key,
             conn_param: param.to_raw(qp.qpn(), has_srq(qp), depths),
             id: link.id.number(),
-            ece: param.to_raw_ece(),
+            ece: to_raw_ece(chosen),
             ..Default::default()
         };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);

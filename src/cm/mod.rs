@@ -45,7 +45,7 @@
 //! | when the peer closes, or is killed | the exchange of bytes has to tell, or a request fails after its retries | [`Disconnected`](ConnectionEvent::Disconnected) |
 //! | path MTU, timeouts, retries | the program's, in the [`Handshake`](crate::Handshake) | the kernel's, and those of [`ConnectParam`] |
 //! | types of queue pairs | RC, UC, UD, XRC | RC, UD; UC and XRC, if the peer is in the port space `IB`, too |
-//! | bytes for the program's own use | as many as the exchange carries | [private data](ConnectParam::private_data), 56 to 196 bytes |
+//! | bytes for the program's own use | as many as the exchange carries | [private data](ConnectParam::private_data), 56 to 216 bytes |
 //!
 //! A service that listens on an address takes the connection manager. Programs that have a control connection anyway,
 //! such as the ranks of a job, need no second one: they exchange endpoints there.
@@ -99,6 +99,7 @@ mod step;
 #[cfg(all(test, not(loom)))]
 mod tests;
 
+pub use crate::qp::Ece;
 pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
 pub use connector::{Connector, Listener};
@@ -117,6 +118,7 @@ pub use listen::{ConnectRequest, ListeningId};
 pub use multicast::{JoiningMulticast, MulticastMember, MulticastRole};
 pub use param::{
     ACCEPT_PRIVATE_DATA, ConnectParam, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
-    DATAGRAM_REQUEST_PRIVATE_DATA, Ece, REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
+    DATAGRAM_REQUEST_PRIVATE_DATA, IB_DATAGRAM_REQUEST_PRIVATE_DATA, IB_REQUEST_PRIVATE_DATA,
+    REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
 };
 pub(crate) use step::Step;

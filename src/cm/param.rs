@@ -3,13 +3,17 @@
 use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::number::{Qkey, Qpn};
+use crate::qp::Ece;
 use uverbs_uapi::rdma_user_cm::{rdma_ucm_conn_param, rdma_ucm_ece};
 
 /// Bytes of private data that a connect request carries on InfiniBand and RoCE.
 ///
-/// The message has 92, of which the addresses of both sides take 36. This library keeps to it for ids with GIDs in
-/// place of IP addresses, too, whose messages have room for 92.
+/// The message has 92, of which the IP addresses of both sides take 36. An id with GIDs in their place has
+/// [`IB_REQUEST_PRIVATE_DATA`].
 pub const REQUEST_PRIVATE_DATA: usize = 56;
+
+/// Bytes of private data that a connect request of an id with GIDs in place of IP addresses carries.
+pub const IB_REQUEST_PRIVATE_DATA: usize = 92;
 
 /// Bytes of private data that an accept carries on InfiniBand and RoCE.
 pub const ACCEPT_PRIVATE_DATA: usize = 196;
@@ -19,8 +23,12 @@ pub const REJECT_PRIVATE_DATA: usize = 148;
 
 /// Bytes of private data that a connect request of the port space [`UDP`](super::PortSpace::UDP) carries.
 ///
-/// The message has 216, of which the addresses of both sides take 36.
+/// The message has 216, of which the IP addresses of both sides take 36. An id with GIDs in their place has
+/// [`IB_DATAGRAM_REQUEST_PRIVATE_DATA`].
 pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
+
+/// Bytes of private data that a connect request for datagrams carries of an id with GIDs in place of IP addresses.
+pub const IB_DATAGRAM_REQUEST_PRIVATE_DATA: usize = 216;
 
 /// Bytes of private data that an answer in the port space [`UDP`](super::PortSpace::UDP) carries, be it an accept
 /// or a rejection.
@@ -31,26 +39,16 @@ pub const DATAGRAM_REPLY_PRIVATE_DATA: usize = 136;
 #[doc(alias = "RDMA_UDP_QKEY")]
 pub const DATAGRAM_QKEY: Qkey = Qkey(0x0123_4567);
 
-/// Enhanced connection establishment: options beyond the specification that devices of one vendor have in common.
-/// The active side offers options in its request, and the passive side accepts with those that its device has, too.
-///
-/// This library carries the options in messages only; it does not turn them on in a device.
-///
-/// Example: [`ConnectParam`](crate::cm::ConnectParam).
-#[doc(alias("ibv_ece", "rdma_ucm_ece"))]
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Ece {
-    /// The vendor, as an IEEE identifier of 24 bits: `0x15b3` is that of mlx5. 0 stands for none.
-    pub vendor_id: u32,
-    /// The options, whose meaning is the vendor's.
-    pub options: u32,
+/// The options of a message, if it carries any.
+pub(super) fn from_raw_ece(raw: rdma_ucm_ece) -> Option<Ece> {
+    let rdma_ucm_ece { vendor_id, attr_mod } = raw;
+    (vendor_id != 0).then_some(Ece { vendor_id, options: attr_mod })
 }
 
-impl Ece {
-    pub(super) fn of(raw: rdma_ucm_ece) -> Option<Ece> {
-        let rdma_ucm_ece { vendor_id, attr_mod } = raw;
-        (vendor_id != 0).then_some(Ece { vendor_id, options: attr_mod })
-    }
+/// The kernel's struct of the options that a message is to carry.
+pub(super) fn to_raw_ece(ece: Option<Ece>) -> rdma_ucm_ece {
+    let raw = |Ece { vendor_id, options: attr_mod }| rdma_ucm_ece { vendor_id, attr_mod };
+    ece.map_or_else(Default::default, raw)
 }
 
 /// Parameters of a connect request or an accept, with defaults that fit most programs.
@@ -69,7 +67,7 @@ pub struct ConnectParam {
     retry_count: u8,
     rnr_retry: u8,
     flow_control: bool,
-    ece: Option<Ece>,
+    pub(super) ece: Option<Ece>,
     pub(super) min_rnr_timer: Option<u8>,
 }
 
@@ -96,8 +94,9 @@ impl ConnectParam {
 
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
     /// [`ACCEPT_PRIVATE_DATA`] with an accept. The message is padded with zeros, and the peer does not
-    /// learn the length. With a request of an id that has GIDs in place of IP addresses the first byte is 0, and
-    /// the upper half of the second one neither 4 nor 6: they would not arrive.
+    /// learn the length. With a request of an id that has GIDs in place of IP addresses there are at most
+    /// [`IB_REQUEST_PRIVATE_DATA`], of which the first byte is 0, and the upper half of the second one neither 4 nor 6:
+    /// they would not arrive.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self
@@ -137,9 +136,15 @@ impl ConnectParam {
         self
     }
 
-    /// The vendor's options, for the peer to choose from with a connect request, or chosen with an accept; none
-    /// unless set.
-    #[doc(alias = "rdma_set_local_ece")]
+    /// The vendor's options: with a connect request those for the peer to choose from, with an accept those that were
+    /// chosen. Unless set, these are the queue pair's: a request offers what its device has
+    /// ([`query_ece`](crate::QpControl::query_ece)), an accept has the device take what it has of the request's
+    /// options, and answers with that.
+    ///
+    /// Options that are set with an accept are for a program that gives them to the device itself
+    /// ([`set_ece`](crate::QpControl::set_ece)). Those of the peer's answer to a request go to the device in either
+    /// case.
+    #[doc(alias("rdma_set_local_ece", "rdma_connect_ece"))]
     pub fn ece(mut self, ece: Ece) -> Self {
         self.ece = Some(ece);
         self
@@ -200,14 +205,6 @@ impl ConnectParam {
         check_private_data(verb, message, &self.private_data)
     }
 
-    /// The kernel's struct of the vendor's options.
-    pub(super) fn to_raw_ece(&self) -> rdma_ucm_ece {
-        let ece = self
-            .ece
-            .map(|Ece { vendor_id, options: attr_mod }| rdma_ucm_ece { vendor_id, attr_mod });
-        ece.unwrap_or_default()
-    }
-
     /// The kernel's struct for a queue pair of datagrams, which has no depths.
     pub(super) fn to_raw_datagram(&self, qpn: Qpn) -> rdma_ucm_conn_param {
         self.to_raw(qpn, false, Depths { responder_resources: 0, initiator_depth: 0 })
@@ -262,10 +259,26 @@ impl Depths {
 #[derive(Clone, Copy, Debug)]
 pub(super) enum CmMessage {
     Request,
+    /// Of an id with GIDs.
+    IbRequest,
     Accept,
     Reject,
     DatagramRequest,
+    /// Of an id with GIDs.
+    IbDatagramRequest,
     DatagramReply,
+}
+
+impl CmMessage {
+    /// The request of an id that has IP addresses, or GIDs in their place.
+    pub(super) fn request(datagrams: bool, has_ip: bool) -> CmMessage {
+        match (datagrams, has_ip) {
+            (false, true) => CmMessage::Request,
+            (false, false) => CmMessage::IbRequest,
+            (true, true) => CmMessage::DatagramRequest,
+            (true, false) => CmMessage::IbDatagramRequest,
+        }
+    }
 }
 
 /// Refuses more private data than a message carries.
@@ -276,10 +289,14 @@ pub(super) fn check_private_data(
 ) -> Result<()> {
     let (name, limit) = match message {
         CmMessage::Request => ("a connect request", REQUEST_PRIVATE_DATA),
+        CmMessage::IbRequest => ("a connect request by GID", IB_REQUEST_PRIVATE_DATA),
         CmMessage::Accept => ("an accept", ACCEPT_PRIVATE_DATA),
         CmMessage::Reject => ("a rejection", REJECT_PRIVATE_DATA),
         CmMessage::DatagramRequest => {
             ("a connect request for datagrams", DATAGRAM_REQUEST_PRIVATE_DATA)
+        }
+        CmMessage::IbDatagramRequest => {
+            ("a connect request for datagrams by GID", IB_DATAGRAM_REQUEST_PRIVATE_DATA)
         }
         CmMessage::DatagramReply => ("an answer for datagrams", DATAGRAM_REPLY_PRIVATE_DATA),
     };
@@ -326,6 +343,8 @@ mod tests {
     fn private_data_is_limited_by_its_message() {
         for (message, limit) in [
             (CmMessage::Request, REQUEST_PRIVATE_DATA),
+            (CmMessage::IbRequest, IB_REQUEST_PRIVATE_DATA),
+            (CmMessage::IbDatagramRequest, IB_DATAGRAM_REQUEST_PRIVATE_DATA),
             (CmMessage::Accept, ACCEPT_PRIVATE_DATA),
             (CmMessage::Reject, REJECT_PRIVATE_DATA),
             (CmMessage::DatagramRequest, DATAGRAM_REQUEST_PRIVATE_DATA),

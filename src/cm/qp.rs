@@ -9,7 +9,8 @@ use crate::error::{Error, Result};
 use crate::mcast::McastMembership;
 use crate::number::{Gid, Psn, Qkey, Qpn};
 use crate::port::Mtu;
-use crate::qp::{PathMigState, QpAttr, QpControl, QpState, QpType, WeakQpHandle};
+use crate::qp::ece::EceState;
+use crate::qp::{Ece, PathMigState, QpAttr, QpControl, QpState, QpType, WeakQpHandle};
 use uverbs_uapi::ah::ib_uverbs_ah_attr;
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
 
@@ -37,7 +38,7 @@ impl ConnectedQp {
         Ok(QpControl { qp })
     }
 
-    /// Brings the queue pair to `INIT`, or in `INIT` updates the access rights.
+    /// Brings the queue pair to `INIT`, or in `INIT` updates its attributes.
     pub(super) fn init(&self, verb: &'static str, id: &IdInner) -> Result<()> {
         let attr = translate(&id.qp_attr(verb, QpState::INIT)?);
         self.control(verb)?.modify(&attr).map_err(|error| error.in_verb(verb))
@@ -58,18 +59,40 @@ impl ConnectedQp {
         }
     }
 
-    /// Brings the queue pair from `INIT` to `RTS`. With `depths` these are its numbers of reads and
+    /// The access rights of the peer, which depend on its answer. Refuses a queue pair that is not in `INIT` any more:
+    /// another handshake brought it further.
+    pub(super) fn rights_of_peer(
+        &self,
+        verb: &'static str,
+        id: &IdInner,
+    ) -> Result<Option<Access>> {
+        let state = self.control(verb)?.state();
+        if state != QpState::INIT {
+            let detail = format!("the queue pair is in state {state}: another handshake took it");
+            return Err(Error::invalid(verb, detail));
+        }
+        let raw = id.qp_attr(verb, QpState::INIT)?;
+        let rights = Access::from_bits_retain(raw.qp_access_flags);
+        Ok(has(&raw, Mask::IB_QP_ACCESS_FLAGS).then_some(rights))
+    }
+
+    /// Brings the queue pair from `INIT` to `RTS`, with these rights of the peer if the queue pair does not have them
+    /// already. With `depths` these are its numbers of reads and
     /// atomics; without, the kernel takes them from the peer's answer. A type of queue pair has only those of these
     /// attributes that the kernel returns for it.
     pub(super) fn ready(
         &self,
         verb: &'static str,
         id: &IdInner,
+        rights: Option<Access>,
         depths: Option<Depths>,
         min_rnr_timer: Option<u8>,
     ) -> Result<()> {
         let raw = id.qp_attr(verb, QpState::RTR)?;
         let mut rtr = translate(&raw);
+        if let Some(rights) = rights {
+            rtr = rtr.access(rights);
+        }
         if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_DEST_RD_ATOMIC)) {
             rtr = rtr.max_dest_rd_atomic(depths.responder_resources);
         }
@@ -104,6 +127,20 @@ impl ConnectedQp {
             qp.modify(&attr).map_err(|error| error.in_verb(verb))?;
         }
         Ok(())
+    }
+
+    /// The options that the queue pair's device has or took; `None` if it has none.
+    pub(super) fn ece(&self, verb: &'static str) -> Result<Option<Ece>> {
+        Ok(self.control(verb)?.qp.ece().map(EceState::get))
+    }
+
+    /// Has the device take what it has of the peer's options when the queue pair goes to `RTR`. Those of another vendor
+    /// are none for it.
+    pub(super) fn take_ece(&self, verb: &'static str, peers: Option<Ece>) -> Result<()> {
+        let Some(own) = self.ece(verb)? else { return Ok(()) };
+        let of_vendor = peers.filter(|peers| peers.vendor_id == own.vendor_id);
+        let options = of_vendor.map_or(0, |peers| peers.options);
+        self.control(verb)?.set_ece(Ece { options, ..own }).map_err(|error| error.in_verb(verb))
     }
 
     /// Has the queue pair receive what is sent to a multicast group.

@@ -375,8 +375,9 @@ impl Kernel for CmScript {
                 answer(command.buffer, rdma_ucm_destroy_id_resp::default().as_bytes());
             }
             RDMA_USER_CM_CMD_GET_EVENT => {
+                // Unless the file answers at once, this waits.
+                rustix::io::read(&self.0.readable, &mut [0])?;
                 let event = self.state().events.pop_front().ok_or(Errno::AGAIN)?;
-                let _ = rustix::io::read(&self.0.readable, &mut [0]);
                 answer(command.buffer, event.as_bytes());
             }
             RDMA_USER_CM_CMD_BIND => self.state().binds.push(read(command.request)),

@@ -1,5 +1,6 @@
 //! What the connection manager's ids promise, on the scripted connection manager.
 
+use super::param::from_raw_ece;
 use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
 use crate::memory::fork::in_child;
@@ -8,6 +9,7 @@ use crate::uverbs::scripted::{Script, ScriptedPort};
 use crate::{Error, QpState, QpType, QueuePair};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
+use std::sync::mpsc::RecvTimeoutError;
 use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 use uverbs_uapi::rdma_user_cm::*;
@@ -654,7 +656,11 @@ fn ids_go_while_their_channel_reads_a_removal() {
         coming.join().unwrap();
         done.send(()).unwrap();
     });
-    ended.recv_timeout(Duration::from_secs(60)).expect("the threads wait for each other");
+    match ended.recv_timeout(Duration::from_secs(60)) {
+        Ok(()) => {}
+        Err(RecvTimeoutError::Timeout) => panic!("the threads wait for each other"),
+        Err(RecvTimeoutError::Disconnected) => panic!("one of the threads panicked"),
+    }
 }
 
 #[test]
@@ -711,7 +717,7 @@ fn options_of_the_vendor_travel_with_request_accept_and_rejection() {
     let param = ConnectParam::new().ece(offered);
     let connecting = stage.route(1).unwrap().connect(&stage.qp, &param).unwrap();
     let raw = |ece: Ece| rdma_ucm_ece { vendor_id: ece.vendor_id, attr_mod: ece.options };
-    assert_eq!(Ece::of(stage.script.connects()[0].ece), Some(offered));
+    assert_eq!(from_raw_ece(stage.script.connects()[0].ece), Some(offered));
     stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, raw(chosen));
     let connection = connecting.wait(NOW).unwrap().done().unwrap();
     assert_eq!(connection.ece(), Some(chosen));
@@ -724,13 +730,106 @@ fn options_of_the_vendor_travel_with_request_accept_and_rejection() {
     let asked = listener.next_request(NOW).unwrap().unwrap();
     assert_eq!(asked.ece(), Some(offered));
     let accepting = asked.accept(&stage.qp, &ConnectParam::new().ece(chosen)).unwrap();
-    assert_eq!(Ece::of(stage.script.accepts()[0].ece), Some(chosen));
+    assert_eq!(from_raw_ece(stage.script.accepts()[0].ece), Some(chosen));
     stage.script.tell(request, Type::RDMA_CM_EVENT_ESTABLISHED, 0);
     assert_eq!(accepting.wait(NOW).unwrap().done().unwrap().ece(), Some(offered));
     stage.script.request_ece(1, raw(offered));
     listener.next_request(NOW).unwrap().unwrap().reject_ece(b"no").unwrap();
     let reason = ib_cm_rej_reason::IB_CM_REJ_VENDOR_OPTION_NOT_SUPPORTED.0;
     assert_eq!(u32::from(stage.script.rejects()[0].reason), reason);
+}
+
+/// The options that the device of [`mlx5_stage`] has.
+const OFFERED: Ece = Ece { vendor_id: 0x15b3, options: 0x1000_0007 };
+
+/// As [`Stage::new`], on a device of mlx5 that has options.
+fn mlx5_stage() -> Stage {
+    let kernel = Script::mlx5();
+    kernel.change_mlx5(|device| device.offer_ece(OFFERED.options));
+    Stage::on(Bench::on(kernel))
+}
+
+fn raw_ece(vendor_id: u32, options: u32) -> rdma_ucm_ece {
+    rdma_ucm_ece { vendor_id, attr_mod: options }
+}
+
+/// The options that the accept carried.
+fn answer(stage: &Stage) -> Option<Ece> {
+    from_raw_ece(stage.script.accepts()[0].ece)
+}
+
+#[test]
+fn request_offers_the_options_of_the_device_and_the_answer_goes_to_it() {
+    // What the peer answers, what the device is told with the change to RTR, and what it took.
+    let answers = [
+        (raw_ece(0x15b3, 0x1000_0003), 0x1000_0003, 0x1000_0003),
+        (raw_ece(0x15b3, 0x1000_000a), 0x1000_000a, 0x1000_0002),
+        (raw_ece(0, 0), 0, 0),
+    ];
+    for (answer, told, taken) in answers {
+        let stage = mlx5_stage();
+        let connecting = stage.route(1).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+        assert_eq!(from_raw_ece(stage.script.connects()[0].ece), Some(OFFERED));
+        stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, answer);
+        let connection = connecting.wait(NOW).unwrap().done().unwrap();
+        assert_eq!(connection.ece(), from_raw_ece(answer));
+        assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, told);
+        assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: taken, ..OFFERED });
+    }
+    let stage = mlx5_stage();
+    let connecting = stage.route(1).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, raw_ece(0xbad, 1));
+    let error = connecting.wait(NOW).unwrap_err();
+    assert_eq!((error.errno(), stage.qp.state()), (Errno::PROTO, QpState::INIT));
+    assert!(
+        error.to_string().contains("vendor 0xbad (ECE) to a request with those of vendor 0x15b3"),
+        "{error}"
+    );
+}
+
+#[test]
+fn accept_has_the_device_take_what_it_has_of_the_options_asked_for() {
+    // What the peer asks for, what the device is told, and what the peer is answered.
+    let requests = [
+        (raw_ece(0x15b3, 0x1000_000a), 0x1000_000a, raw_ece(0x15b3, 0x1000_0002)),
+        (raw_ece(0xbad, 0x1000_0003), 0, raw_ece(0xbad, 0)),
+        (raw_ece(0, 0), 0, raw_ece(0, 0)),
+    ];
+    for (asked, told, answered) in requests {
+        let stage = mlx5_stage();
+        let listener = stage.listen();
+        stage.script.request_ece(1, asked);
+        let request = listener.next_request(NOW).unwrap().unwrap();
+        let _accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
+        assert_eq!(answer(&stage), from_raw_ece(answered));
+        assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, told);
+        let taken = if told == 0 { 0 } else { answered.attr_mod };
+        assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: taken, ..OFFERED });
+    }
+    // A program that names its answer has told the device by itself.
+    let stage = mlx5_stage();
+    let listener = stage.listen();
+    stage.script.request_ece(1, raw_ece(0x15b3, 0x1000_0003));
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    stage.qp.set_ece(Ece { options: 0x1000_0001, ..OFFERED }).unwrap();
+    let param = ConnectParam::new().ece(Ece { options: 0x1000_0001, ..OFFERED });
+    let _accepting = request.accept(&stage.qp, &param).unwrap();
+    assert_eq!(answer(&stage), from_raw_ece(raw_ece(0x15b3, 0x1000_0001)));
+    assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, 0x1000_0001);
+}
+
+#[test]
+fn a_device_without_options_answers_none_of_the_vendor_that_asked() {
+    let stage = Stage::new();
+    let connecting = stage.route(1).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    assert_eq!(from_raw_ece(stage.script.connects()[0].ece), None);
+    drop(connecting);
+    let stage = Stage::new();
+    let listener = stage.listen();
+    stage.script.request_ece(1, raw_ece(0x15b3, 0x1000_0003));
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    let _accepting = request.accept(&stage.qp, &ConnectParam::new()).unwrap();
+    assert_eq!(answer(&stage), from_raw_ece(raw_ece(0x15b3, 0)));
 }
 
 #[test]
@@ -866,6 +965,33 @@ fn ports_of_infiniband_are_addressed_by_gid() {
     assert!(error.message().contains("bound to an IP address"), "{error}");
     let error = create().bind_ib(here).unwrap().resolve_addr(PEER.parse().unwrap(), LONG);
     assert!(error.unwrap_err().message().contains("another family"));
+}
+
+#[test]
+fn requests_by_gid_carry_what_the_whole_field_holds() {
+    let stage = Stage::new();
+    let (here, there) = ports();
+    let route = |id, qp_type| {
+        let asked = stage.channel.create_id_for(PortSpace::IB, qp_type).unwrap();
+        let resolving = asked.resolve_ib_addr(Some(here), there, LONG).unwrap();
+        stage.script.tell(id, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        let route = resolving.wait(NOW).unwrap().done().unwrap().resolve_route(LONG).unwrap();
+        stage.script.tell(id, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        route.wait(NOW).unwrap().done().unwrap()
+    };
+    let bytes = |length| ConnectParam::new().private_data(&vec![0; length]);
+    let whole = route(1, QpType::RC).connect(&stage.qp, &bytes(IB_REQUEST_PRIVATE_DATA)).unwrap();
+    assert_eq!(stage.script.connects()[0].conn_param.private_data_len, 92);
+    drop(whole);
+    let error = route(2, QpType::RC).connect(&stage.qp, &bytes(93)).unwrap_err();
+    assert!(error.message().contains("93 bytes of private data"), "{error}");
+    let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::UD).build();
+    let qp = qp.unwrap();
+    let whole = bytes(IB_DATAGRAM_REQUEST_PRIVATE_DATA);
+    drop(route(3, QpType::UD).connect_datagrams(&qp, &whole).unwrap());
+    assert_eq!(stage.script.connects()[1].conn_param.private_data_len, 216);
+    let error = route(4, QpType::UD).connect_datagrams(&qp, &bytes(217)).unwrap_err();
+    assert!(error.message().contains("217 bytes of private data"), "{error}");
 }
 
 #[test]

@@ -12,21 +12,25 @@ use std::mem::ManuallyDrop;
 use std::ptr::NonNull;
 use std::sync::Arc;
 
-/// The pages of a slab, shared with the region that registers them. Nobody reaches the bytes through the
+/// The bytes of a slab, shared with the region that registers them. Nobody reaches the bytes through the
 /// region.
 #[derive(Clone)]
-pub(crate) struct SlabPages(Arc<MmapRaw>);
+pub(crate) struct SlabPages {
+    mapping: Arc<MmapRaw>,
+    /// A huge page may have more bytes than this, and the kernel would count all that are registered against the
+    /// limit of locked memory.
+    length: usize,
+}
 
 impl SlabPages {
-    /// `length` zeroed bytes; with `huge` in pages of the system's default huge size, of which
-    /// `length` must be a multiple.
-    pub(crate) fn new(length: usize, huge: bool) -> std::io::Result<SlabPages> {
+    /// `length` zeroed bytes; if `huge` has the system's default size of huge pages, in these.
+    pub(crate) fn new(length: usize, huge: Option<usize>) -> std::io::Result<SlabPages> {
         let mut options = MmapOptions::new();
         options.len(length);
-        if huge {
-            options.huge(None);
+        if let Some(page) = huge {
+            options.len(length.checked_next_multiple_of(page).unwrap_or(usize::MAX)).huge(None);
         }
-        Ok(SlabPages(Arc::new(MmapRaw::from(options.map_anon()?))))
+        Ok(SlabPages { mapping: Arc::new(MmapRaw::from(options.map_anon()?)), length })
     }
 }
 
@@ -37,8 +41,8 @@ unsafe impl StableBytes for SlabPages {
     type Item = u8;
 
     fn items(&mut self) -> NonNull<[u8]> {
-        let start = NonNull::new(self.0.as_mut_ptr()).unwrap_or(NonNull::dangling());
-        NonNull::slice_from_raw_parts(start, self.0.len())
+        let start = NonNull::new(self.mapping.as_mut_ptr()).unwrap_or(NonNull::dangling());
+        NonNull::slice_from_raw_parts(start, self.length)
     }
 }
 
@@ -84,12 +88,12 @@ impl<K, N: Copy> BufferSlab<K, N> {
         common: N,
     ) -> Option<Arc<BufferSlab<K, N>>> {
         let total = (size as usize).checked_mul(count as usize)?;
-        if total > pages.0.len() || count == u32::MAX {
+        if total > pages.length || count == u32::MAX {
             return None;
         }
         Some(Arc::new_cyclic(|slab| {
             let head = |index: u32| BufferHead {
-                start: pages.0.as_mut_ptr().wrapping_add(index as usize * size as usize),
+                start: pages.mapping.as_mut_ptr().wrapping_add(index as usize * size as usize),
                 common,
                 slab: slab.as_ptr(),
                 index,
@@ -98,7 +102,7 @@ impl<K, N: Copy> BufferSlab<K, N> {
             };
             BufferSlab {
                 owner,
-                _pages: pages.0.clone(),
+                _pages: pages.mapping.clone(),
                 size,
                 free: AtomicU64::new(u64::from(count.min(1))),
                 heads: (0..count).map(head).collect(),
@@ -321,7 +325,7 @@ mod tests {
     use super::*;
 
     fn slab(size: u32, count: u32) -> Arc<BufferSlab<(), ()>> {
-        let pages = SlabPages::new(4096, false).unwrap();
+        let pages = SlabPages::new(4096, None).unwrap();
         BufferSlab::new(&pages, size, count, (), ()).unwrap()
     }
 
@@ -362,7 +366,7 @@ mod tests {
 
     #[test]
     fn a_slab_that_does_not_fit_into_its_pages_is_refused() {
-        let pages = SlabPages::new(4096, false).unwrap();
+        let pages = SlabPages::new(4096, None).unwrap();
         assert!(BufferSlab::new(&pages, 64, 65, (), ()).is_none());
         assert!(BufferSlab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
         assert!(BufferSlab::new(&pages, 64, 0, (), ()).unwrap().take().is_none());
@@ -400,7 +404,7 @@ mod model {
     #[test]
     fn no_buffer_has_two_owners() {
         loom::model(|| {
-            let pages = SlabPages::new(4096, false).unwrap();
+            let pages = SlabPages::new(4096, None).unwrap();
             let slab = BufferSlab::new(&pages, 8, 2, (), ()).unwrap();
             let other = slab.clone();
             let thread = thread::spawn(move || {

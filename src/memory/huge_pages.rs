@@ -6,21 +6,19 @@
 
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};
-use rustix::param::page_size;
 use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
-/// Keeps the huge pages that a range touches from forked children, from now on. What is in other pages
-/// stays as it is.
+/// Keeps the pages of more than `usual` bytes that a range touches from forked children, from now on. What is
+/// in other pages stays as it is.
 ///
 /// # Errors
 ///
 /// That of the kernel; none where this process cannot read its own mappings.
-pub(crate) fn keep_from_children(start: u64, length: u64) -> Result<(), Errno> {
+pub(crate) fn keep_from_children(start: u64, length: u64, usual: usize) -> Result<(), Errno> {
     // Names of mapped files are any bytes.
     let mappings = std::fs::read("/proc/self/smaps").unwrap_or_default();
-    for range in huge_parts(&String::from_utf8_lossy(&mappings), start, length, page_size() as u64)
-    {
+    for range in huge_parts(&String::from_utf8_lossy(&mappings), start, length, usual as u64) {
         let first = with_exposed_provenance_mut(range.start as usize);
         let length = (range.end - range.start) as usize;
         // SAFETY: the advice changes nothing in this process; it decides what a child gets.
@@ -60,6 +58,7 @@ fn range_of(line: &str) -> Option<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use rustix::param::page_size;
 
     const SMAPS: &str = "\
 7f0000000000-7f0000400000 rw-p 00000000 00:0f 1 /anon_hugepage (deleted)
@@ -89,8 +88,21 @@ VmFlags: rd wr mr mw me
 
     #[test]
     #[cfg_attr(miri, ignore = "it reads a file of the kernel's")]
-    fn ordinary_memory_is_left_alone() {
-        let memory = vec![0u8; 10_000];
-        keep_from_children(memory.as_ptr().expose_provenance() as u64, 10_000).unwrap();
+    fn only_pages_that_are_larger_than_usual_are_kept() {
+        // In a mapping of its own, which no child of another test needs.
+        let memory = memmap2::MmapMut::map_anon(10_000).unwrap();
+        let start = memory.as_ptr().expose_provenance() as u64;
+        let is_kept = || {
+            let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+            let of = |line: &str| range_of(line).is_some_and(|range| range.contains(&start));
+            let flags = smaps.lines().skip_while(|line| !of(line));
+            let flags = flags.filter_map(|line| line.strip_prefix("VmFlags:")).next();
+            // "Do not copy on fork", in the kernel's letters.
+            flags.unwrap().split_whitespace().any(|flag| flag == "dc")
+        };
+        keep_from_children(start, 10_000, page_size()).unwrap();
+        assert!(!is_kept());
+        keep_from_children(start, 10_000, 0).unwrap();
+        assert!(is_kept());
     }
 }

@@ -5,8 +5,9 @@ use std::fmt;
 use std::marker::PhantomData;
 use std::mem::{ManuallyDrop, MaybeUninit};
 
-/// Room for a value: as much on processors of 32 bits, so that the same programs compile.
-type Words = [u64; 4];
+/// Room for a value: as much, and aligned as well, on processors of 32 bits, so that the same programs compile.
+#[repr(C, align(8))]
+struct Words([u64; 4]);
 
 /// As `Box<dyn Any + Send + Sync>`, with the value in place.
 pub(crate) struct InlineAny {
@@ -27,8 +28,12 @@ impl InlineAny {
     pub(crate) fn new<T: Any + Send + Sync>(value: T) -> InlineAny {
         const {
             assert!(
-                size_of::<T>() <= size_of::<Words>() && align_of::<T>() <= align_of::<Words>(),
+                size_of::<T>() <= size_of::<Words>(),
                 "the type is larger than 32 bytes: put it into a Box"
+            );
+            assert!(
+                align_of::<T>() <= align_of::<Words>(),
+                "the type is aligned to more than 8 bytes: put it into a Box"
             );
         }
         let mut words = MaybeUninit::<Words>::uninit();
@@ -85,6 +90,14 @@ mod tests {
         drop(InlineAny::new(back));
         assert_eq!(Arc::strong_count(&counted), 1);
         assert!(InlineAny::new(()).downcast::<()>().is_ok());
+    }
+
+    #[test]
+    fn a_value_that_is_aligned_to_8_bytes_is_taken_on_every_processor() {
+        #[repr(align(8))]
+        struct Aligned(u8);
+        let taken = InlineAny::new(Aligned(7)).downcast::<Aligned>().ok();
+        assert_eq!((align_of::<Words>(), taken.map(|it| it.0)), (8, Some(7)));
     }
 
     #[test]

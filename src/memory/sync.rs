@@ -53,6 +53,16 @@ impl<T> LoomCell<T> {
     }
 }
 
+/// Explores a model that has too many interleavings for all of them: those with up to `usual` preemptions
+/// of threads, in `cargo ci soak loom` up to `soak`.
+#[cfg(all(test, loom))]
+pub(crate) fn bounded_model(usual: usize, soak: usize, model: impl Fn() + Sync + Send + 'static) {
+    let mut builder = loom::model::Builder::new();
+    let in_soak = std::env::var_os("UVERBS_LOOM_SOAK").is_some();
+    builder.preemption_bound = Some(if in_soak { soak } else { usual });
+    builder.check(model);
+}
+
 /// A cell without content, for models: loom fails a model in which two threads access it at once.
 #[cfg(all(test, loom))]
 #[derive(Debug)]

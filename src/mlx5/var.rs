@@ -155,6 +155,9 @@ impl Var {
 
     /// Maps the page. Each call makes another mapping.
     ///
+    /// The kernel maps whole pages of the system. If these are larger than the device's VARs (4 KiB on the emulated
+    /// device), several VARs share a page, and the kernel does not say where in it a VAR begins.
+    ///
     /// # Errors
     ///
     /// `EINVAL` if another process destroyed the VAR; `ENOMEM` without address space left;

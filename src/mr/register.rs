@@ -545,7 +545,8 @@ pub(super) fn keep_from_children<M>(
     if !pinned || copies_on_fork() {
         return Ok(());
     }
-    huge_pages::keep_from_children(backing.address(), backing.reach()).map_err(|errno| {
+    let (start, length) = (backing.address(), backing.reach());
+    huge_pages::keep_from_children(start, length, page_size()).map_err(|errno| {
         Error::new(verb, errno).detail(
             "this kernel does not copy huge pages for forked children (Linux 5.12 does), and refuses to keep \
              these from them (MADV_DONTFORK)",

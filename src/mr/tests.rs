@@ -564,3 +564,30 @@ fn a_refused_dmabuf_names_the_one_cause() {
         "the driver of mlx5_0 registers no dma-buf with access Access(LOCAL_WRITE)"
     );
 }
+
+/// 24 bytes, so that a value's place is no power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, zerocopy::FromBytes, zerocopy::IntoBytes)]
+#[repr(C)]
+struct Record {
+    key: u64,
+    mean: f64,
+    name: [u8; 8],
+}
+
+#[test]
+fn values_of_a_type_of_the_programs_own_are_read_and_written_by_number() {
+    let bench = Bench::new();
+    let mut region = bench.pd.register(vec![Record::default(); 4], Access::ALL_REMOTE).unwrap();
+    assert_eq!((region.len(), region.byte_len()), (4, 96));
+    let record = Record { key: 7, mean: 21.5, name: *b"a sensor" };
+    region.write_at(2, record).unwrap();
+    let values = [0, 1, 2, 3, 4].map(|number| region.read_at(number));
+    let none = Some(Record::default());
+    assert_eq!(values, [none, none, Some(record), none, None]);
+    let mut name = [0; 8];
+    region.copy_to(2 * 24 + 16, &mut name).unwrap();
+    assert_eq!(name, record.name, "bytes are counted from the region's start");
+    let beyond = MemoryError::OutOfRange { offset: 96, length: 24, size: 96 };
+    assert_eq!(region.write_at(4, record), Err(beyond));
+    assert_eq!(region.destroy().unwrap()[2], record);
+}

@@ -107,7 +107,8 @@ impl BufferPoolBuilder {
     }
 
     /// Puts the pool into huge pages of the system's default size, so that the device needs fewer
-    /// translations. The system must have reserved them (`/proc/sys/vm/nr_hugepages`).
+    /// translations. The system must have reserved them (`/proc/sys/vm/nr_hugepages`). Of the limit of locked
+    /// memory the buffers take what they have, and not whole huge pages.
     pub fn huge_pages(mut self) -> Self {
         self.huge = true;
         self
@@ -136,11 +137,8 @@ impl BufferPoolBuilder {
         // Each buffer has cache lines of its own: a device that writes one does not slow down a thread
         // that works in its neighbour.
         let stride = size.next_multiple_of(64);
-        let mut length = (stride as usize).saturating_mul(count as usize);
-        if huge {
-            length = length.checked_next_multiple_of(huge_page_size()).unwrap_or(usize::MAX);
-        }
-        let pages = SlabPages::new(length, huge).map_err(|error| {
+        let length = (stride as usize).saturating_mul(count as usize);
+        let pages = SlabPages::new(length, huge.then(huge_page_size)).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
             let of = if huge { " in huge pages; see /proc/sys/vm/nr_hugepages" } else { "" };
             Error::new(VERB, errno).detail(format!("no {length} bytes of memory{of}"))
@@ -399,5 +397,22 @@ impl AsRef<[u8]> for SharedBuffer {
 impl fmt::Debug for SharedBuffer {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.debug_struct("SharedBuffer").field("sge", &self.sge()).finish()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::path::PathBuf;
+
+    /// A mapping of another length cannot be unmapped.
+    #[test]
+    fn a_huge_page_has_a_size_that_the_system_has() {
+        let (size, sizes) = (huge_page_size(), PathBuf::from("/sys/kernel/mm/hugepages"));
+        assert!(size.is_power_of_two() && size >= 64 << 10, "{size}");
+        if sizes.exists() {
+            let known = sizes.join(format!("hugepages-{}kB", size >> 10));
+            assert!(known.exists(), "{}", known.display());
+        }
     }
 }

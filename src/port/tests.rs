@@ -36,6 +36,8 @@ fn a_gid_whose_interface_is_elsewhere_is_not_chosen() {
     let empty = Addresses::planted(&[]);
     let error = choose_gid(LinkLayer::ETHERNET, &table, &GidFilter::new(), None, &empty);
     assert!(error.unwrap_err().contains("no GID of this network namespace"));
+    let error = choose_gid(LinkLayer::ETHERNET, &[], &GidFilter::new(), None, &here).unwrap_err();
+    assert!(error.contains("has no GID: its network interface is down"), "{error}");
 }
 
 #[test]

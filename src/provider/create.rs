@@ -11,6 +11,7 @@ use super::{
 use crate::identity::Identity;
 use crate::memory::gate::Gate;
 use crate::number::Qpn;
+use crate::qp::ece::Ece;
 use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
 use crate::wr::QpTransport;
@@ -88,6 +89,8 @@ pub(crate) struct CreatedQp {
     pub(crate) gate: Gate,
     /// The address handles that its WQEs name, where WQEs do.
     pub(crate) named: Option<Arc<NamedAddresses>>,
+    /// The options of connections that the device has, where it has any.
+    pub(crate) ece: Option<Ece>,
 }
 
 /// An XRC target that was created: a queue pair without queues.
@@ -96,6 +99,8 @@ pub(crate) struct CreatedTarget {
     pub(crate) qpn: u32,
     /// What keeps its user index from being dealt again.
     pub(crate) member: Member,
+    /// The options of connections that the device has, where it has any.
+    pub(crate) ece: Option<Ece>,
 }
 
 /// What a shared receive queue is asked to be.

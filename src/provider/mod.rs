@@ -288,6 +288,18 @@ impl Provider {
         }
     }
 
+    /// Has `execute` change a queue pair together with the options of its connection, of which the driver gets the
+    /// input and fills the output, and returns those that the device took.
+    pub(crate) fn modify_qp_with_ece(
+        &self,
+        verb: &'static str,
+        options: u32,
+        execute: impl FnOnce(&[u8], &mut [u8]) -> Result<()>,
+    ) -> Result<u32> {
+        self.mlx5(verb)?;
+        mlx5::qp::modify_with_ece(options, execute)
+    }
+
     /// Creates a shared receive queue, which `execute` has the kernel do.
     pub(crate) fn create_srq<K>(
         &self,

@@ -226,6 +226,11 @@ impl QpAttr {
         self.bits().contains(Mask::IB_QP_STATE).then_some(QpState(self.raw.qp_state))
     }
 
+    /// Whether the change may tell the device the options of the connection: one that ends the connection does not.
+    pub(super) fn may_carry_options(&self) -> bool {
+        !matches!(self.next_state(), Some(QpState::RESET | QpState::ERR | QpState::SQD))
+    }
+
     /// The state that the caller claims.
     pub(super) fn claimed_state(&self) -> Option<QpState> {
         self.bits().contains(Mask::IB_QP_CUR_STATE).then_some(QpState(self.raw.cur_qp_state))

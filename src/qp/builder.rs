@@ -1,5 +1,6 @@
 //! Creation of queue pairs.
 
+use super::ece::EceState;
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpType, QueuePair, RecvQueue, SendQueue};
 use crate::cq::{CqInner, CqRef};
@@ -237,7 +238,7 @@ impl<S: Sharing> QpBuilder<S> {
             Ok(Object::new(file.clone(), Class::QP, handle, resources))
         };
         let (object, created) = file.provider.create_qp(attr, source, &*file.kernel, execute)?;
-        let CreatedQp { send, recv, qpn, cap, member, gate, named } = created;
+        let CreatedQp { send, recv, qpn, cap, member, gate, named, ece } = created;
         let qp = Arc::new(QpInner {
             object,
             qpn: Qpn(qpn),
@@ -256,6 +257,7 @@ impl<S: Sharing> QpBuilder<S> {
                 pd: self.pd.clone(),
             },
             member,
+            ece: ece.map(EceState::new),
             named,
             retired: false,
         });

@@ -1,5 +1,6 @@
 //! Control over a queue pair: everything that is not posting.
 
+use super::ece::{Ece, EceState};
 use super::transition;
 use super::{QpAttr, QpCaps, QpHandle, QpInfo, QpState, QpType};
 use crate::error::{Error, Result};
@@ -157,6 +158,56 @@ impl QpControl {
         let info = QpInfo::query(self.qp.file(), "query_qp", self.handle(), caps)?;
         self.qp.observe_state(before, info.state);
         Ok(info)
+    }
+
+    /// The options that connections of the device may have beyond the specification (enhanced connection
+    /// establishment). After creation, and after a reset, these are all that the device has, for the peer to choose from.
+    /// After [`set_ece`](Self::set_ece) they are 0 until the next change of state, and then those that the device took.
+    ///
+    /// # Errors
+    ///
+    /// `EOPNOTSUPP` on rxe, on a device of mlx5 without such options, and for an XRC target that was
+    /// [opened](crate::XrcDomain::open_target).
+    #[doc(alias = "ibv_query_ece")]
+    pub fn query_ece(&self) -> Result<Ece> {
+        self.ece_state("query_ece").map(EceState::get)
+    }
+
+    /// Has the device use these options, which both sides have agreed on, for the connection to be. The device gets them
+    /// with the next [`modify`](Self::modify) to `INIT`, `RTR` or `RTS`, and [`query_ece`](Self::query_ece) then tells
+    /// those that it took. Options of 0 are those of a peer that has none: the device is told nothing.
+    ///
+    /// The [connection manager](crate::cm) does it by itself.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for the options of another vendor than the device's; `EOPNOTSUPP` as
+    /// [`query_ece`](Self::query_ece).
+    #[doc(alias = "ibv_set_ece")]
+    pub fn set_ece(&self, ece: Ece) -> Result<()> {
+        const VERB: &str = "set_ece";
+        let state = self.ece_state(VERB)?;
+        let own = state.get().vendor_id;
+        if ece.vendor_id != own {
+            let detail = format!(
+                "options of vendor {:#x}: those of {} are of vendor {own:#x}",
+                ece.vendor_id,
+                self.qp.file().device.name()
+            );
+            return Err(Error::invalid(VERB, detail));
+        }
+        let _moving = self.qp.moving(VERB)?;
+        state.ask(ece.options);
+        Ok(())
+    }
+
+    fn ece_state(&self, verb: &'static str) -> Result<&EceState> {
+        self.qp.ece().ok_or_else(|| {
+            let device = self.qp.file().device.name();
+            Error::new(verb, Errno::OPNOTSUPP).detail(format!(
+                "{device} did not tell any options of connections (ECE) for the queue pair"
+            ))
+        })
     }
 
     /// What names this queue pair in events.

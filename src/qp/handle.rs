@@ -1,6 +1,7 @@
 //! The program's handles of a queue pair, which are fewer than what keeps the kernel's queue pair alive.
 
 use super::attr::QpAttr;
+use super::ece::EceState;
 use super::{Base, QpInner, QpState};
 use crate::error::{ErrorWith, Result};
 use crate::object::destroy_sole;
@@ -129,19 +130,35 @@ impl QpInner {
             applied => applied,
         }
     }
-    /// Hands a change to the kernel as it is.
+
+    /// Hands a change to the kernel, together with the options of the connection that are to be told.
     pub(super) fn apply(&self, verb: &'static str, attr: &QpAttr) -> Result<()> {
         let file = self.file();
         let base = attr.to_raw(verb, self.object.handle())?;
-        match attr.limit() {
-            None => file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base)),
-            Some(rate_limit) => {
-                let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
-                let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
-                let mut command =
-                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request).response(&mut resp);
+        let ece = self.ece();
+        let asked = ece.filter(|_| attr.may_carry_options()).map_or(0, EceState::asked);
+        if asked == 0 && attr.limit().is_none() {
+            file.execute(verb, &mut write(IB_USER_VERBS_CMD_MODIFY_QP, &base))?;
+        } else {
+            let rate_limit = attr.limit().unwrap_or_default();
+            let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
+            let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
+            let mut modify = |input: &[u8], output: &mut [u8]| {
+                let mut command = write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request)
+                    .response(&mut resp)
+                    .driver(input, output);
                 file.execute(verb, &mut command)
+            };
+            if asked == 0 {
+                modify(&[], &mut [])?;
+            } else {
+                let granted = file.provider.modify_qp_with_ece(verb, asked, modify)?;
+                ece.into_iter().for_each(|ece| ece.grant(granted));
             }
         }
+        if attr.next_state() == Some(QpState::RESET) {
+            ece.into_iter().for_each(EceState::reset);
+        }
+        Ok(())
     }
 }

@@ -6,6 +6,7 @@
 mod attr;
 mod builder;
 mod control;
+pub(crate) mod ece;
 mod endpoint;
 mod handle;
 mod info;
@@ -19,6 +20,7 @@ mod xrc;
 pub use attr::{PathMigState, QpAttr};
 pub use builder::QpBuilder;
 pub use control::QpControl;
+pub use ece::Ece;
 pub use endpoint::{Endpoint, Handshake};
 pub(crate) use handle::{QpHandle, WeakQpHandle};
 pub use info::QpInfo;
@@ -41,6 +43,7 @@ use crate::provider::{Member, NamedAddresses, QueueResources};
 use crate::srq::SrqInner;
 use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
+use ece::EceState;
 use state::Tracked;
 use std::fmt;
 use std::sync::Arc;
@@ -99,6 +102,8 @@ pub(crate) struct QpInner {
     pub(crate) base: Base,
     /// How its completion queues identify it.
     pub(crate) member: Member,
+    /// The options of its connection; `None` if the device has none.
+    ece: Option<EceState>,
     /// Which address handles its requests name; `None` unless it sends datagrams on rxe.
     named: Option<Arc<NamedAddresses>>,
     /// Whether it was retired from its completion queues.
@@ -190,6 +195,11 @@ impl QpInner {
     /// Whether its sends complete to this queue.
     pub(crate) fn sends_to(&self, cq: &Arc<CqInner>) -> bool {
         matches!(&self.base, Base::Domain { send_cq, .. } if Arc::ptr_eq(send_cq, cq))
+    }
+
+    /// The options of its connection, if its device has any.
+    pub(crate) fn ece(&self) -> Option<&EceState> {
+        self.ece.as_ref()
     }
 
     /// The protection domain; an XRC target has none.

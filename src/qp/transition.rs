@@ -63,7 +63,6 @@ impl Transition {
     pub(super) fn find(qp_type: QpType, from: QpState, to: QpState) -> Option<Self> {
         use QpState as S;
         match (from, to) {
-            (S::RESET, S::RESET) => return Self::new(NONE, NONE),
             (S::RESET, S::ERR) => return None,
             (_, S::RESET | S::ERR) => return Self::new(NONE, NONE),
             (S::RTS, S::SQD) if qp_type != QpType::RAW_PACKET => return Self::new(NONE, NOTIFY),

@@ -1,6 +1,7 @@
 //! XRC targets: receiving halves of connections, which have no queues of their own. Pairs with
 //! `create_xrc_qp_user` in `core/verbs.c`, and with `ib_uverbs_open_qp` in `core/uverbs_cmd.c`.
 
+use super::ece::{Ece, EceState};
 use super::state::Tracked;
 use super::{Base, QpCaps, QpControl, QpHandle, QpInner, QpState, QpType};
 use crate::error::{Error, ErrorWith, Result};
@@ -72,8 +73,8 @@ impl XrcDomain {
             handle.map_err(|errno| Error::new(VERB, errno))
         };
         let (handle, created) = file.provider.create_target(VERB, execute)?;
-        let CreatedTarget { qpn, member } = created;
-        Ok(self.target(handle, Qpn(qpn), event_key, member))
+        let CreatedTarget { qpn, member, ece } = created;
+        Ok(self.target(handle, Qpn(qpn), event_key, member, ece))
     }
 
     /// Opens a target of this domain that this process or another one created. Both handles are of the same
@@ -107,12 +108,19 @@ impl XrcDomain {
             }
             _ => error,
         })?;
-        let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::None);
+        let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::None, None);
         target.query().map_err(|error| error.in_verb(VERB))?;
         Ok(target)
     }
 
-    fn target(&self, handle: u32, qpn: Qpn, event_key: EventKey, member: Member) -> XrcTarget {
+    fn target(
+        &self,
+        handle: u32,
+        qpn: Qpn,
+        event_key: EventKey,
+        member: Member,
+        ece: Option<Ece>,
+    ) -> XrcTarget {
         let object =
             Object::new(self.inner.file().clone(), Class::QP, handle, QueueResources::None);
         let qp = Arc::new(QpInner {
@@ -128,6 +136,7 @@ impl XrcDomain {
             event_key,
             base: Base::Xrc { _xrcd: self.inner.clone() },
             member,
+            ece: ece.map(EceState::new),
             named: None,
             retired: false,
         });

@@ -106,6 +106,7 @@ for_each_kind! {
     a_message_shows_no_byte_that_did_not_arrive
     a_datagram_without_a_header_lies_behind_zeros
     an_inbox_of_a_broken_connection_repeats_its_error
+    an_inbox_whose_driver_has_ended_repeats_its_error
     a_shared_receive_queue_of_another_completion_queue_is_refused
     a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody
     a_queue_pair_that_is_dropped_ends_the_receives_that_it_took
@@ -279,6 +280,21 @@ fn an_inbox_of_a_broken_connection_repeats_its_error<S: Kind>() {
         let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
         assert_eq!(error.kind, kind);
     }
+}
+
+/// And gives its buffers back: a driver that has ended is not started again.
+fn an_inbox_whose_driver_has_ended_repeats_its_error<S: Kind>() {
+    let futures = Futures::<S>::of();
+    let mut inbox = futures.qp.inbox(&futures.pool, 3);
+    assert_eq!(inbox.refill(&mut cx()), 3);
+    drop(futures.driver);
+    for _ in 0..5 {
+        let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("it waits") };
+        assert_eq!(error.kind, OpErrorKind::DriverGone);
+        assert_eq!(inbox.refill(&mut cx()), 0, "no receive is kept for the next call");
+    }
+    #[cfg(feature = "stream")]
+    assert!(futures_core::FusedStream::is_terminated(&inbox));
 }
 
 #[test]

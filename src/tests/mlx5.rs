@@ -69,7 +69,8 @@ fn opening_fails_at_every_step_without_a_trace() {
 struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
-    boxes: Mutex<Vec<(usize, Layout)>>,
+    /// Address and layout, for what, and of which domain.
+    boxes: Mutex<Vec<(usize, Layout, ResourceType, u64)>>,
     /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
 }
@@ -84,30 +85,32 @@ impl Counted {
 // freed; no device uses it.
 #[allow(unsafe_code)]
 unsafe impl QueueAllocator for Counted {
-    fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
+    fn alloc(&self, view: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
         // SAFETY: no buffer has 0 bytes.
         let Some(memory) = NonNull::new(unsafe { std::alloc::alloc(layout) }) else {
             return Allocation::Failed;
         };
         // SAFETY: just allocated.
         unsafe { memory.as_ptr().write_bytes(0xa5, layout.size()) };
-        self.boxes.lock().unwrap().push((memory.as_ptr() as usize, layout));
+        let lent = (memory.as_ptr() as usize, layout, resource, view.pd_context());
+        self.boxes.lock().unwrap().push(lent);
         self.lent.fetch_add(1, Ordering::Relaxed);
         Allocation::Memory(memory)
     }
 
     unsafe fn free(
         &self,
-        _: &DomainView<'_>,
+        view: &DomainView<'_>,
         memory: NonNull<u8>,
         layout: Layout,
         resource: ResourceType,
     ) {
         self.back.lock().unwrap().push(resource);
         let mut boxes = self.boxes.lock().unwrap();
-        let at = boxes.iter().position(|(address, _)| *address == memory.as_ptr() as usize);
-        let lent = boxes.remove(at.expect("memory that was lent"));
-        assert_eq!(lent.1, layout, "memory comes back with its layout");
+        let at = boxes.iter().position(|(address, ..)| *address == memory.as_ptr() as usize);
+        let (_, lent, kind, of) = boxes.remove(at.expect("memory that was lent"));
+        let back = (layout, resource, view.pd_context());
+        assert_eq!((lent, kind, of), back, "memory comes back as it was asked for");
         // SAFETY: allocated above with this layout.
         unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
         self.freed.fetch_add(1, Ordering::Relaxed);
@@ -176,7 +179,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
     // The device writes to memory that the allocator did not get back.
     let kept = |cq: &CompletionQueue| {
         let start = bench.script.object(cq.handle()).start as usize;
-        bench.memory.boxes.lock().unwrap().iter().any(|(address, _)| *address == start)
+        bench.memory.boxes.lock().unwrap().iter().any(|(address, ..)| *address == start)
     };
     let before = lent();
     for cqe in [10, 15, 8, 10] {
@@ -537,6 +540,86 @@ fn a_panic_in_an_allocator_leaves_nothing() {
     let create = || bench.context.cq_builder(10).parent_domain(&domain).build().map(drop);
     assert!(catch_unwind(AssertUnwindSafe(create)).is_err());
     assert_eq!(bench.script.live(), live);
+}
+
+/// A panic in `free` is counted as a leak, so that what [`Counted`] compares when memory comes back is seen.
+#[test]
+fn domains_that_share_an_allocator_are_told_apart() {
+    let bench = Bench::new();
+    let domain = |number| {
+        let builder = bench.pd.parent_domain_builder().pd_context(number);
+        builder.allocator(bench.memory.clone()).build().unwrap()
+    };
+    let asked =
+        || -> Vec<u64> { bench.memory.boxes.lock().unwrap().iter().map(|lent| lent.3).collect() };
+    let (one, other) = (domain(7), domain(8));
+    let cq = bench.context.cq_builder(10).parent_domain(&one).build().unwrap();
+    let qp = other.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    let srq = bench.domain.srq_builder(10).build().unwrap();
+    assert_eq!(asked(), [7, 7, 8, 8, 0, 0], "a queue and its doorbell record each");
+    drop((qp, srq, cq));
+    assert_eq!((asked(), bench.memory.outstanding(), bench.context.leaked()), (vec![], 0, 0));
+}
+
+#[test]
+fn an_allocator_that_is_never_asked_can_be_told() {
+    let asking = Bench::new();
+    assert!(asking.domain.asks_allocator());
+    assert!(!asking.pd.parent_domain_builder().build().unwrap().asks_allocator(), "it has none");
+    // rxe's queues are the kernel's.
+    let rxe = crate::tests::Bench::new();
+    let memory = Arc::new(Counted::default());
+    let domain = rxe.pd.parent_domain_builder().allocator(memory.clone()).build().unwrap();
+    let cq = rxe.context.cq_builder(10).parent_domain(&domain).build().unwrap();
+    drop((domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap(), cq));
+    assert_eq!((domain.asks_allocator(), memory.lent.load(Ordering::Relaxed)), (false, 0));
+}
+
+/// The builder's parent domain and number of entries; a queue and its doorbell record are two buffers.
+#[test]
+fn completion_queues_of_futures_are_as_their_builder_says() {
+    use crate::aio::{self, Worker};
+    use crate::tests::futures::Watched;
+    let bench = Bench::new();
+    let td = bench.context.alloc_td().unwrap();
+    let builder = || bench.context.cq_builder(1000).parent_domain(&bench.domain);
+    let ready = |_: std::os::fd::BorrowedFd<'_>| Ok(Watched::default());
+    let (shared, driver) = aio::CompletionQueue::build(builder(), ready).unwrap();
+    assert_eq!(bench.memory.outstanding(), 2);
+    let worker = Worker::new(td, builder()).unwrap();
+    assert_eq!(bench.memory.outstanding(), 4);
+    let (local, local_driver) = worker.start(ready).unwrap();
+    for control in [shared.control(), local.control()] {
+        assert!(bench.script.object(control.handle()).max_wr >= 1000);
+    }
+    drop((shared, driver, local, local_driver));
+    assert_eq!((bench.memory.outstanding(), bench.context.leaked()), (0, 0));
+}
+
+#[test]
+fn an_initiator_takes_no_memory_for_receives() {
+    let bench = Bench::new();
+    bench.script.allow_xrc();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let size = |receives| {
+        let builder = bench.domain.qp_builder(&cq, &cq, QpType::XRC_INI).max_recv_wr(receives);
+        let qp = builder.build().unwrap();
+        assert_eq!(qp.caps().max_recv_wr, 0);
+        bench.memory.boxes.lock().unwrap()[0].1.size()
+    };
+    assert_eq!(size(1), size(1000));
+}
+
+#[test]
+fn an_arena_gets_its_memory_back() {
+    let bench = Bench::new();
+    let arena = Arc::new(crate::allocator::Arena::new(1 << 20).unwrap());
+    let domain = bench.pd.parent_domain_builder().allocator(arena.clone()).build().unwrap();
+    let cq = bench.context.cq_builder(10).parent_domain(&domain).build().unwrap();
+    let qp = domain.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    assert!(arena.buffers() == 4 && arena.used() > 4096, "{} of {arena:?}", arena.used());
+    drop((qp, cq));
+    assert_eq!((arena.buffers(), arena.used(), bench.context.leaked()), (0, 0, 0));
 }
 
 /// [`Counted`] memory that is said to be of a dma-buf.

@@ -6,6 +6,7 @@ mod control;
 mod cq_handle;
 mod creation;
 mod destroy;
+mod ece;
 mod events;
 mod fast_path;
 mod fork;

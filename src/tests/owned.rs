@@ -360,6 +360,15 @@ fn a_request_names_the_memory_that_it_was_lent() {
 }
 
 #[test]
+fn a_part_of_a_region_is_as_long_as_its_range() {
+    let bench = Bench::new();
+    let region = Arc::new(bench.pd.register(vec![0u8; 128], Access::LOCAL_WRITE).unwrap());
+    for range in [8..24, 0..128, 127..128] {
+        assert_eq!(RegionSlice::new(&region, range.clone()).unwrap().len(), range.len());
+    }
+}
+
+#[test]
 fn requests_that_the_kernel_refuses_to_send_keep_their_memory() {
     let mut owned = Owned::new();
     owned.bench.script.refuse(Op::POST_SEND, Errno::NOMEM);

@@ -126,6 +126,31 @@ fn an_erased_page_is_lent_again() {
     assert!(matches!(memory, Some(Memory::Program(ProgramBuffer { .. }))));
 }
 
+/// Its type is forgotten, and not its key.
+#[test]
+fn an_erased_page_names_its_bytes_and_its_domain() {
+    let (mut owned, mut other) = (Owned::new(), Owned::new());
+    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let sge = RegionSge::new(&region, ..).unwrap();
+    let mut batch = owned.qp.send_batch().unwrap();
+    let page = Page { sge, _alive: Arc::new(()) };
+    batch.push(SendWr::write(REMOTE, &[]), page, "page").unwrap();
+    batch.ring().unwrap();
+    complete_next(&owned, Role::Send);
+    let erased = owned.cq.poll().unwrap().next().unwrap().memory;
+    let mut batch = other.qp.send_batch().unwrap();
+    let refused = batch.push(SendWr::write(REMOTE, &[]), erased, "other").unwrap_err();
+    assert_eq!(refused.error, PostError::ForeignMemory);
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::write(REMOTE, &[]), refused.memory, "again").unwrap();
+    batch.ring().unwrap();
+    let request = complete_next(&owned, Role::Send);
+    let header = size_of::<uverbs_uapi::rxe::rxe_send_wqe>();
+    let address = u64::from_ne_bytes(request[header..header + 8].try_into().unwrap());
+    assert_eq!(address, region.addr());
+    assert_eq!(owned.cq.poll().unwrap().count(), 1);
+}
+
 #[test]
 fn a_page_that_a_request_may_not_have_is_refused() {
     let mut owned = Owned::new();

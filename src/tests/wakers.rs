@@ -8,11 +8,12 @@ use crate::uverbs::scripted::Role;
 use crate::{QpType, WcStatus};
 use std::cell::Cell;
 use std::future::Future;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::Pin;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::channel;
 use std::sync::{Arc, Mutex};
-use std::task::{Context, Poll, RawWaker, RawWakerVTable, Waker};
+use std::task::{Context, Poll, RawWaker, RawWakerVTable, Wake, Waker};
 use std::time::Duration;
 
 /// What a waker calls, and how often.
@@ -131,6 +132,25 @@ impl Callback {
         self.calls.fetch_add(1, Ordering::Relaxed);
         (self.act)();
     }
+}
+
+/// The task drops the last handle of the queue, which wakes the driver: a second panic would abort the process.
+#[test]
+fn a_driver_whose_waker_panics_does_not_abort_a_task_that_panics() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("the waker");
+        }
+    }
+    let Futures { cq, qp, mut driver, .. } = Futures::new();
+    assert!(poll(&mut driver, &Waker::from(Arc::new(Panics))).is_pending());
+    drop(qp);
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        let _cq = cq;
+        panic!("the task");
+    }));
+    assert_eq!(end.unwrap_err().downcast_ref::<&str>(), Some(&"the task"));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! XRC domains, on a scripted kernel that has them.
 
 use super::Bench;
+use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Context, Errno, XrcDomain};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
@@ -75,6 +76,9 @@ fn a_refused_open_names_the_reason() {
     script.refuse(Op::OPEN_XRCD, Errno::AGAIN);
     let error = context.xrcd_builder().build().unwrap_err();
     assert!(error.message().contains("cgroup"), "{error}");
+    // A file that has no domain is no cause where one may be created.
+    let error = context.xrcd_builder().file(&file()).create().build().unwrap_err();
+    assert!(error.message().contains("cgroup") && !error.message().contains("asked"), "{error}");
     script.allow(Op::OPEN_XRCD);
     let plain = Bench::new();
     let error = plain.context.xrcd_builder().build().unwrap_err();
@@ -161,4 +165,23 @@ fn an_initiator_shares_no_receive_queue() {
     let error = builder.build().unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     assert!(error.message().contains("an XRC initiator receives nothing"), "{error}");
+}
+
+/// Their receives would complete elsewhere, or nowhere.
+#[test]
+fn a_queue_of_another_completion_queue_is_not_taken_over() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let make = |cq| bench.pd.srq_builder(4).xrc(&domain, cq).build().unwrap();
+    let own = bench.context.cq_builder(16).build().unwrap();
+    let (elsewhere, here, plain) =
+        (make(&bench.cq), make(&own), bench.pd.srq_builder(4).build().unwrap());
+    let mut cq: OwnedCompletionQueue<u64> = OwnedCompletionQueue::new(own);
+    for (srq, why) in [(elsewhere, "complete to another queue"), (plain, "no XRC domain")] {
+        let error = cq.adopt_srq(srq).unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
+        assert!(error.message().contains(why), "{error}");
+    }
+    cq.adopt_srq(here).unwrap();
 }

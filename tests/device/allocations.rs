@@ -114,6 +114,7 @@ fn a_message_in_a_lent_buffer_allocates_nothing() -> Verdict {
 
 #[cfg(feature = "tokio")]
 fn a_message_as_a_future_allocates_nothing() -> Verdict {
+    crate::env::rnr_wait()?;
     use crate::tasks::{both, pair, run};
     run(0, async {
         let (a, b) = pair()?;

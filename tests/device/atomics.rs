@@ -200,6 +200,7 @@ fn a_buffer_too_short_for_the_old_value_is_refused() -> Verdict {
 }
 
 fn an_atomic_without_the_right_fails() -> Verdict {
+    crate::env::access_errors()?;
     let access = uverbs::Access::ALL_REMOTE - uverbs::Access::REMOTE_ATOMIC;
     let Pair { mut a, mut b, .. } = Pair::new(Config { access, ..Config::rc() })?;
     put(&mut b, 0, 3);

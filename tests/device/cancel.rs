@@ -44,10 +44,12 @@ impl<F: Future + Unpin> Future for AtMost<F> {
 
 /// Whenever a future is dropped, its memory is back when its requests are, and the rest works on.
 fn requests_dropped_at_any_poll_give_their_memory_back() -> Verdict {
+    env::rnr_wait()?;
     dropped_on(0)
 }
 
 fn requests_dropped_at_any_poll_give_their_memory_back_on_many_threads() -> Verdict {
+    env::rnr_wait()?;
     dropped_on(4)
 }
 

@@ -19,6 +19,8 @@ macro_rules! capabilities {
 }
 
 capabilities! {
+    /// Errors of all requests that have not the right to memory.
+    AccessErrors = "access_errors";
     /// Advice on pages that will be needed.
     AdviseMr = "advise_mr";
     /// Address handles.
@@ -29,6 +31,8 @@ capabilities! {
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
     AtomicWrite = "atomic_write";
+    /// The device's counter, mapped for programs.
+    Clock = "clock";
     /// The kernel's connection manager.
     Cm = "cm";
     /// Events that a program writes into a channel of the connection manager.
@@ -43,10 +47,14 @@ capabilities! {
     Disassociate = "disassociate";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
+    /// An end of sends that are posted in an error state.
+    ErrorFlush = "error_flush";
     /// Full membership in the partition of the port's first key.
     FirstPkey = "first_pkey";
     /// Rules for packets that no other rule takes.
     FlowDefault = "flow_default";
+    /// Options of connections that the device tells.
+    Ece = "ece";
     /// Making writes visible or persistent.
     Flush = "flush";
     /// Huge pages that the administrator set aside.
@@ -95,6 +103,8 @@ capabilities! {
     Rereg = "rereg";
     /// Memory regions whose memory changes in place.
     ReregTranslation = "rereg_translation";
+    /// Waiting for a while before a message is sent again that found no receive.
+    RnrWait = "rnr_wait";
     /// Time: long runs are wanted.
     Soak = "soak";
     /// Doorbell pages that show what was stored in them.
@@ -107,6 +117,8 @@ capabilities! {
     SrqLimit = "srq_limit";
     /// Making a shared receive queue larger or smaller.
     SrqResize = "srq_resize";
+    /// A machine that sleeps, and a clock that wakes it.
+    Suspend = "suspend";
     /// A second device, joined to the first by a cable.
     TwoDevices = "two_devices";
     /// Extended reliable connections: initiators, targets and their domains.
@@ -119,6 +131,8 @@ capabilities! {
     Udmabuf = "udmabuf";
     /// Doorbell pages of emulated virtio devices.
     Var = "var";
+    /// Doorbells in a page of the system that has none of another VAR.
+    VarPage = "var_page";
     /// Doorbell pages of other emulated devices.
     VarTlp = "var_tlp";
 }

@@ -68,10 +68,12 @@ trials![
     parameters_beyond_the_device_are_refused,
     depths_are_agreed_on,
     options_of_the_vendor_travel_both_ways,
+    devices_agree_on_their_options,
     written_events_wake_the_waiting_thread,
     hundred_connections_and_nothing_is_left,
     events_of_dropped_ids_are_discarded,
     threads_share_a_channel,
+    thread_without_a_deadline_reads_for_others,
     request_moves_to_another_channel,
     connector_and_listener_do_it_in_one_call,
     connector_gives_up_in_time,
@@ -90,7 +92,7 @@ pub(crate) fn channel() -> Verdict<EventChannel> {
 }
 
 /// The IP address of a device's port.
-fn address(device: &Device) -> Verdict<IpAddr> {
+pub(crate) fn address(device: &Device) -> Verdict<IpAddr> {
     let context = Context::open(device)?;
     let gid = context.default_gid(link_of(&context)?.port)?.gid;
     require(!gid.is_link_local(), Capability::Cm, "the port has no IP address")?;
@@ -218,6 +220,18 @@ pub(crate) fn send(from: &mut Side, to: &mut Side) -> Verdict {
     Ok(())
 }
 
+/// Reads memory of the other side.
+fn read(reader: &mut Side, other: &mut Side) -> Verdict {
+    other.memory.write_at(5, 77)?;
+    reader.memory.write_at(5, 0)?;
+    let remote = other.memory.remote(0)?;
+    let sges = [reader.memory.sge(..)?];
+    reader.post(SendWr::read(remote, &sges))?;
+    assert_eq!(reader.complete()?, WcStatus::SUCCESS);
+    assert_eq!(reader.memory.read_at(5), Some(77));
+    Ok(())
+}
+
 pub(crate) fn done<P, D>(progress: Progress<P, D>) -> Verdict<D> {
     match progress {
         Progress::Done(done) => Ok(done),
@@ -322,14 +336,9 @@ fn connected_queue_pairs_exchange_messages_and_read() -> Verdict {
     assert_eq!(at_a.local_addr()?.ip(), at_b.peer_addr()?.ip());
     send(&mut a, &mut b)?;
     send(&mut b, &mut a)?;
-    // The kernel's attributes grant the peer's reads.
-    b.memory.write_at(5, 77)?;
-    let remote = b.memory.remote(0)?;
-    let sges = [a.memory.sge(..)?];
-    a.post(SendWr::read(remote, &sges))?;
-    assert_eq!(a.complete()?, WcStatus::SUCCESS);
-    assert_eq!(a.memory.read_at(5), Some(77));
-    Ok(())
+    // The kernel's attributes grant each side's reads to the other.
+    read(&mut a, &mut b)?;
+    read(&mut b, &mut a)
 }
 
 fn private_data_arrives_up_to_its_limit() -> Verdict {
@@ -602,6 +611,32 @@ fn options_of_the_vendor_travel_both_ways() -> Verdict {
     Ok(())
 }
 
+/// The options are the queue pairs' own: the program names none.
+fn devices_agree_on_their_options() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let Pair { active: (mut a, at_a), passive: (mut b, at_b) } = connect(&channel, &service)?;
+    let Ok(taken) = a.qp.query_ece() else {
+        assert_eq!((at_a.ece(), at_b.ece()), (None, None), "the device has none");
+        return Ok(());
+    };
+    let all = Side::of(&service.context)?.qp.query_ece()?;
+    assert_ne!(all.options, 0);
+    assert_eq!((at_a.ece(), at_b.ece()), (Some(taken), Some(all)));
+    assert_eq!((taken, b.qp.query_ece()?), (all, all));
+    send(&mut a, &mut b)?;
+    // A peer that knows fewer, and one that answers none.
+    for answered in [all.options & !1, 0] {
+        let answered = Ece { options: answered, ..all };
+        let answer = ConnectParam::new().ece(answered);
+        let pair = connect_with(&channel, &service, &ConnectParam::new(), &answer)?;
+        assert_eq!(
+            (pair.active.1.ece(), pair.active.0.qp.query_ece()?),
+            (Some(answered), answered)
+        );
+    }
+    Ok(())
+}
+
 fn written_events_wake_the_waiting_thread() -> Verdict {
     let (channel, service) = (channel()?, Service::start(4)?);
     let Pair { active: (_a, at_a), passive: (_b, at_b) } = connect(&channel, &service)?;
@@ -688,6 +723,29 @@ fn threads_share_a_channel() -> Verdict {
             })?;
         }
         served
+    })
+}
+
+/// It waits in the kernel, where it keeps no command of the channel waiting.
+fn thread_without_a_deadline_reads_for_others() -> Verdict {
+    let (service, param) = (Service::start(4)?, ConnectParam::new());
+    let mut pair = std::thread::scope(|scope| {
+        let serving = scope.spawn(|| service.id.next_request(None));
+        std::thread::sleep(SILENCE);
+        assert_eq!(service.channel.dispatch()?, 0, "the thread reads");
+        let asked = ask(&service.channel, service.at, &param)?;
+        let request = serving.join().map_err(|_| Stop::fail("the thread panicked"))??;
+        let request = request.ok_or_else(|| Stop::fail("no request came"))?;
+        accepted(asked, request, &param)
+    })?;
+    send(&mut pair.active.0, &mut pair.passive.0)?;
+    std::thread::scope(|scope| {
+        let ending = scope.spawn(|| pair.passive.1.next_event(None));
+        std::thread::sleep(SILENCE);
+        pair.active.1.disconnect()?;
+        let event = ending.join().map_err(|_| Stop::fail("the thread panicked"))??;
+        assert_eq!(event, Some(ConnectionEvent::Disconnected));
+        Ok(())
     })
 }
 

@@ -49,13 +49,39 @@ pub(crate) fn run() -> Option<ExitCode> {
 
 /// From now on this process has no netlink: `socket` answers `EAFNOSUPPORT`, as under systemd's
 /// `RestrictAddressFamilies=`.
+#[cfg(not(target_arch = "x86"))]
 pub(crate) fn forbid_netlink() -> Verdict {
+    forbid(libc::SYS_socket, 0, libc::AF_NETLINK, libc::EAFNOSUPPORT)
+}
+
+/// From now on this process makes no sockets: on this architecture the family is in memory, where a filter does
+/// not see it.
+#[cfg(target_arch = "x86")]
+pub(crate) fn forbid_netlink() -> Verdict {
+    /// What `linux/net.h` calls `SYS_SOCKET`.
+    const SOCKET: i32 = 1;
+    forbid(libc::SYS_socketcall, 0, SOCKET, libc::EAFNOSUPPORT)?;
+    forbid(libc::SYS_socket, 0, libc::AF_NETLINK, libc::EAFNOSUPPORT)
+}
+
+/// From now on `madvise(MADV_WIPEONFORK)` answers `EINVAL`, as before Linux 4.14.
+pub(crate) fn forbid_wiping_in_children() -> Verdict {
+    forbid(libc::SYS_madvise, 2, libc::MADV_WIPEONFORK, libc::EINVAL)
+}
+
+/// From now on `madvise(MADV_DONTFORK)` answers `EINVAL`.
+pub(crate) fn forbid_keeping_from_children() -> Verdict {
+    forbid(libc::SYS_madvise, 2, libc::MADV_DONTFORK, libc::EINVAL)
+}
+
+/// Lets a call fail if one of its arguments has this value.
+fn forbid(call: libc::c_long, index: u32, value: i32, errno: i32) -> Verdict {
     install(&mut [
         op(LOAD, 0, 0, NUMBER),
-        op(EQUAL, 0, 3, libc::SYS_socket as u32),
-        op(LOAD, 0, 0, argument(0)),
-        op(EQUAL, 0, 1, libc::AF_NETLINK as u32),
-        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | libc::EAFNOSUPPORT as u32),
+        op(EQUAL, 0, 3, call as u32),
+        op(LOAD, 0, 0, argument(index)),
+        op(EQUAL, 0, 1, value as u32),
+        op(RETURN, 0, 0, libc::SECCOMP_RET_ERRNO | errno as u32),
         op(RETURN, 0, 0, libc::SECCOMP_RET_ALLOW),
     ])
 }

@@ -93,6 +93,7 @@ fn poll_into_copies_completions_out() -> Verdict {
 }
 
 fn a_failed_request_is_an_error() -> Verdict {
+    env::access_errors()?;
     let mut pair = Pair::new(Config::rc())?;
     let remote = pair.b.remote(0);
     let wrong = Remote { rkey: Rkey(remote.rkey.0 ^ 0x55), ..remote };

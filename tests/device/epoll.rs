@@ -114,6 +114,7 @@ impl Wake for Unpark {
 /// A driver that lost an edge would sleep for ever.
 fn no_edge_is_missed() -> Verdict {
     const MESSAGES: usize = 300;
+    env::rnr_wait()?;
     let mut drivers = Vec::new();
     let mut half = || {
         let context = env::open()?;

@@ -71,6 +71,7 @@ fn fails_remotely(mut pair: Pair, wr: SendWr<'_>, status: WcStatus) -> Verdict {
 }
 
 fn write_with_a_wrong_rkey_fails() -> Verdict {
+    crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
     let remote = pair.b.remote(0);
     let sges = [pair.a.sge(0..100)];
@@ -79,6 +80,7 @@ fn write_with_a_wrong_rkey_fails() -> Verdict {
 }
 
 fn read_with_a_wrong_rkey_fails() -> Verdict {
+    crate::env::access_errors()?;
     let mut pair = Pair::new(Config::rc())?;
     pair.a.poison(0..100);
     let remote = pair.b.remote(0);
@@ -91,6 +93,7 @@ fn read_with_a_wrong_rkey_fails() -> Verdict {
 }
 
 fn write_beyond_the_region_fails() -> Verdict {
+    crate::env::access_errors()?;
     for (offset, length) in [(-50, 100usize), (-1, 2), (0, 1), (4096, 8)] {
         let pair = Pair::new(Config::rc())?;
         let end = pair.b.remote(0).addr as i64 + pair.b.memory.byte_len() as i64;
@@ -102,6 +105,7 @@ fn write_beyond_the_region_fails() -> Verdict {
 }
 
 fn write_before_the_region_fails() -> Verdict {
+    crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
     let remote = pair.b.remote(0);
     let sges = [pair.a.sge(0..8)];
@@ -110,6 +114,7 @@ fn write_before_the_region_fails() -> Verdict {
 }
 
 fn write_to_a_region_without_the_right_fails() -> Verdict {
+    crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
@@ -120,6 +125,7 @@ fn write_to_a_region_without_the_right_fails() -> Verdict {
 }
 
 fn write_to_a_queue_pair_without_the_right_fails() -> Verdict {
+    crate::env::access_errors()?;
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     let mut pair = Pair::new(Config { access, ..Config::rc() })?;
     pair.b.poison(0..100);
@@ -132,6 +138,7 @@ fn write_to_a_queue_pair_without_the_right_fails() -> Verdict {
 }
 
 fn rkey_of_another_protection_domain_fails() -> Verdict {
+    crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
     let region = other.allocate::<u8>(4096)?;
@@ -174,6 +181,7 @@ fn send_from_beyond_the_region_fails() -> Verdict {
 }
 
 fn read_into_memory_without_local_write_fails() -> Verdict {
+    crate::env::access_errors()?;
     let mut pair = Pair::new(Config::rc())?;
     let region = pair.a.pd.mr_builder().access(Access::REMOTE_READ).allocate::<u8>(4096)?;
     let sges = [region.sge(0..100)?];
@@ -184,6 +192,7 @@ fn read_into_memory_without_local_write_fails() -> Verdict {
 }
 
 fn rkey_of_a_destroyed_region_fails() -> Verdict {
+    crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
     let region = pair.b.pd.allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
@@ -219,6 +228,7 @@ fn send_without_a_receive_fails_after_its_rnr_retries() -> Verdict {
 }
 
 fn send_without_a_receive_waits_for_one() -> Verdict {
+    crate::env::rnr_wait()?;
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     b.poison(0..100);
     a.fill(0..100, 4);
@@ -276,6 +286,7 @@ fn error_flushes_every_request() -> Verdict {
 }
 
 fn requests_in_error_state_are_flushed() -> Verdict {
+    crate::env::error_flush()?;
     let mut pair = Pair::new(Config::rc())?;
     pair.a.qp.modify(&QpAttr::new().state(QpState::ERR))?;
     let sges = [pair.a.sge(0..100)];
@@ -289,6 +300,7 @@ fn requests_in_error_state_are_flushed() -> Verdict {
 }
 
 fn error_of_one_pair_leaves_the_next_working() -> Verdict {
+    crate::env::access_errors()?;
     let mut broken = Pair::new(Config::rc())?;
     let mut whole = Pair::new(Config::rc())?;
     let remote = Remote { rkey: Rkey(1), ..broken.b.remote(0) };

@@ -237,6 +237,7 @@ fn drained_send_queue_is_reported() -> Verdict {
 }
 
 fn access_error_is_reported_to_the_responder() -> Verdict {
+    crate::env::access_errors()?;
     let Pair { mut a, b, .. } = Pair::new(Config::rc())?;
     let remote = uverbs::Remote { rkey: uverbs::Rkey(b.memory.rkey().0 ^ 0xff), ..b.remote(0) };
     let sges = [a.sge(0..8)];

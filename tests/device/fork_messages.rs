@@ -19,6 +19,7 @@ trials![child_forked_from_busy_threads_ends, child_leaves_the_parents_event_loop
 /// that it has not.
 fn child_forked_from_busy_threads_ends() -> Verdict {
     const CHILDREN: usize = 40;
+    crate::env::rnr_wait()?;
     let runtime = runtime(1)?;
     let (a, b) = runtime.block_on(async { pair() })?;
     let done = AtomicBool::new(false);
@@ -70,6 +71,7 @@ fn child_forked_from_busy_threads_ends() -> Verdict {
 
 /// A file that is taken out of an epoll by the child is out of it in the parent, too.
 fn child_leaves_the_parents_event_loop_alone() -> Verdict {
+    crate::env::rnr_wait()?;
     let runtime = runtime(0)?;
     runtime.block_on(async {
         let (a, b) = pair()?;

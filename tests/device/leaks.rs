@@ -131,8 +131,8 @@ fn address_handles_leave_nothing() -> Verdict {
         let pd = context.alloc_pd()?;
         let vector = loopback(context)?;
         Ok(Box::new(move || {
-            pd.create_ah(&vector)?.destroy()?;
-            drop(pd.create_ah(&vector)?);
+            supported(pd.create_ah(&vector), Capability::Ah)?.destroy()?;
+            drop(supported(pd.create_ah(&vector), Capability::Ah)?);
             Ok(())
         }))
     })

@@ -23,6 +23,7 @@ mod confine;
 mod context;
 mod cq;
 mod device;
+mod ece;
 #[cfg(feature = "tokio")]
 mod endings;
 mod env;
@@ -131,6 +132,7 @@ fn main() -> ExitCode {
         context::trials(),
         cq::trials(),
         device::trials(),
+        ece::trials(),
         #[cfg(feature = "tokio")]
         epoll::trials(),
         #[cfg(all(feature = "tokio", feature = "stream"))]
@@ -167,7 +169,9 @@ fn main() -> ExitCode {
         root::cm::trials(),
         root::flow::trials(),
         root::raw_packet::trials(),
+        root::refusals::trials(),
         root::sandbox::trials(),
+        root::suspend::trials(),
         scope::trials(),
         share::trials(),
         sharing::trials(),

@@ -232,6 +232,7 @@ fn a_client_that_leaves_midway_fails_the_step_it_reached() -> Verdict {
 
 /// The server of the example `echo`.
 fn a_server_goes_on_after_silence_and_garbage() -> Verdict {
+    env::rnr_wait()?;
     env::first_pkey()?;
     const CLIENTS: usize = 4;
     run(0, async {

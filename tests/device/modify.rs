@@ -4,7 +4,7 @@
 use crate::capability::Capability;
 use crate::env::{self, drainable};
 use crate::pair::{Config, Pair, Side};
-use crate::verdict::{Stop, Verdict, require, trials};
+use crate::verdict::{Stop, Verdict, require, supported, trials};
 use std::time::Instant;
 use uverbs::{
     Access, Endpoint, Errno, Handshake, Mtu, Qkey, QpAttr, QpState, QpType, SendWr, WcOpcode,
@@ -46,7 +46,7 @@ fn exchange(pair: &mut Pair, seed: u64) -> Verdict {
         QpType::UD => {
             let remote = endpoint(&pair.b)?;
             let path = pair.a.qp.path_to(&remote)?;
-            let ah = pair.a.pd.create_ah(&path)?;
+            let ah = supported(pair.a.pd.create_ah(&path), Capability::Ah)?;
             pair.b.recv(seed, 0..340)?;
             pair.a.fill(0..300, seed);
             let sges = [pair.a.sge(0..300)];
@@ -77,7 +77,7 @@ fn handshake_connects_every_type() -> Verdict {
         let info = pair.a.qp.query()?;
         assert_eq!(info.state, QpState::RTS);
         if qp_type == QpType::RC {
-            assert_eq!((info.timeout, info.retry_count, info.rnr_retry), (16, 6, 7));
+            assert_eq!((info.timeout, info.retry_count, info.rnr_retry), (16, 6, env::rnr_retry()));
             match info.path.global {
                 Some(global) => {
                     assert_eq!((global.traffic_class, global.flow_label), (8, 0xabcde));
@@ -186,6 +186,7 @@ fn access_flags_change_in_rts() -> Verdict {
 }
 
 fn failed_state_is_learned_by_query() -> Verdict {
+    crate::env::access_errors()?;
     let mut pair = Pair::new(Config::rc())?;
     let mut nowhere = pair.b.remote(0);
     nowhere.rkey.0 ^= 0xff;

@@ -1,12 +1,15 @@
 //! Memory regions as a peer sees them: addresses, rights, pages that are not there yet.
 
 use crate::capability::Capability;
+use crate::env;
 use crate::pair::{Config, Pair};
 use crate::pattern;
 use crate::verdict::{Verdict, supported, trials};
+use std::mem::offset_of;
 use uverbs::{
     Access, Errno, MemoryRegion, ProtectionDomain, Remote, Rereg, SendWr, WcOpcode, WcStatus,
 };
+use zerocopy::{FromBytes, IntoBytes};
 
 trials![
     addresses_count_from_the_given_iova,
@@ -18,6 +21,7 @@ trials![
     unowned_memory_can_be_reached_through_every_registration,
     borrowed_memory_can_be_reached,
     written_bytes_read_as_values,
+    fields_of_a_type_of_the_programs_own_can_be_written,
     region_works_in_its_new_protection_domain,
     exchanged_memory_can_be_reached,
     whole_address_space_can_be_reached,
@@ -74,19 +78,20 @@ fn pages_are_faulted_in() -> Verdict {
     // rxe of Linux 7.2 copies each packet to and from the beginning of its page, so what is told
     // apart here is pages, by messages of one packet.
     const LENGTH: usize = 1000;
+    let size = env::page_size();
     let mut pair = Pair::new(Config::rc())?;
     let builder = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).on_demand();
-    let region = supported(builder.allocate::<u8>(16 * 4096), Capability::Odp)?;
+    let region = supported(builder.allocate::<u8>(16 * size), Capability::Odp)?;
     // None of the pages was ever touched.
     for page in 0..16 {
-        let remote = region.remote(page * 4096)?;
+        let remote = region.remote(page * size)?;
         assert_eq!(write(&mut pair, remote, page as u64, LENGTH)?, WcStatus::SUCCESS);
     }
     for page in 0..16 {
-        check(&region, page * 4096, page as u64, LENGTH);
+        check(&region, page * size, page as u64, LENGTH);
         pair.a.poison(0..LENGTH);
         let sges = [pair.a.sge(0..LENGTH)];
-        pair.a.send(SendWr::read(region.remote(page * 4096)?, &sges).id(8).signaled())?;
+        pair.a.send(SendWr::read(region.remote(page * size)?, &sges).id(8).signaled())?;
         pair.a.expect(8, WcOpcode::READ)?;
         pair.a.check(0..LENGTH, page as u64);
     }
@@ -200,6 +205,40 @@ fn written_bytes_read_as_values() -> Verdict {
     Ok(())
 }
 
+/// 24 bytes, so that a value's place is no power of two.
+#[derive(Clone, Copy, Debug, Default, PartialEq, FromBytes, IntoBytes)]
+#[repr(C)]
+struct Record {
+    key: u32,
+    count: u32,
+    mean: f64,
+    name: [u8; 8],
+}
+
+fn fields_of_a_type_of_the_programs_own_can_be_written() -> Verdict {
+    const SIZE: usize = size_of::<Record>();
+    let mut pair = Pair::new(Config::rc())?;
+    let mut from = pair.a.pd.allocate::<Record>(2)?;
+    let table = pair.b.pd.register(vec![Record::default(); 5], Access::ALL_REMOTE)?;
+    assert_eq!((table.len(), table.byte_len()), (5, 5 * SIZE));
+    let record = Record { key: 7, count: 128, mean: 21.5, name: *b"a sensor" };
+    from.write_at(1, record)?;
+    assert_eq!((from.read_at(0), from.read_at(1)), (Some(Record::default()), Some(record)));
+    // A whole value, and one field of another.
+    let mean = offset_of!(Record, mean);
+    let (whole, field) = ([from.sge(SIZE..)?], [from.sge(SIZE + mean..SIZE + mean + 8)?]);
+    pair.a.send(SendWr::write(table.remote(3 * SIZE)?, &whole).id(1))?;
+    pair.a.send(SendWr::write(table.remote(SIZE + mean)?, &field).id(2).signaled())?;
+    pair.a.expect(2, WcOpcode::WRITE)?;
+    let only_mean = Record { mean: record.mean, ..Record::default() };
+    let expected = [Record::default(), only_mean, Record::default(), record, Record::default()];
+    assert_eq!(std::array::from_fn(|index| table.read_at(index)), expected.map(Some));
+    assert_eq!(table.read_at(5), None);
+    // The program gets its own type back.
+    assert_eq!(table.destroy()?, expected);
+    Ok(())
+}
+
 fn region_works_in_its_new_protection_domain() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
@@ -240,6 +279,7 @@ fn whole_address_space_can_be_reached() -> Verdict {
 }
 
 fn invalidating_the_rkey_of_a_region_fails() -> Verdict {
+    crate::env::access_errors()?;
     let mut pair = Pair::new(Config::rc())?;
     pair.b.recv(1, 0..50)?;
     let sges = [pair.a.sge(0..50)];

@@ -61,6 +61,7 @@ fn buffers_carry_messages() -> Verdict {
 }
 
 fn one_sided_requests_and_atomics_complete() -> Verdict {
+    env::access_errors()?;
     let (mut a, b) = pair()?;
     let mut theirs = b.pd.allocate::<u64>(64)?;
     theirs.write_at(0, 40)?;
@@ -162,6 +163,7 @@ fn regions_are_lent_in_parts() -> Verdict {
 }
 
 fn full_queue_gives_the_buffer_back() -> Verdict {
+    env::rnr_wait()?;
     let (mut a, mut b) = pair()?;
     let depth = a.qp.send_room();
     assert!(depth >= DEPTH as usize);
@@ -199,6 +201,7 @@ fn full_queue_gives_the_buffer_back() -> Verdict {
 /// spare.
 fn completion_queue_filled_to_capacity_does_not_overflow() -> Verdict {
     const REQUESTS: usize = 5000;
+    env::error_flush()?;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let mut cq = OwnedCompletionQueue::new(context.cq_builder(60).build()?);
@@ -445,6 +448,7 @@ fn messages_under_a_thread_domain_arrive() -> Verdict {
 
 fn one_thread_posts_while_another_polls() -> Verdict {
     const MESSAGES: u64 = 2000;
+    env::rnr_wait()?;
     let (a, b) = pair()?;
     let Half { qp: mut sender, cq: mut sent, pool: texts, .. } = a;
     let Half { qp: mut receiver, cq: mut received, pool: boxes, .. } = b;
@@ -538,8 +542,11 @@ fn huge_pages_carry_messages() -> Verdict {
     assert!(error.to_string().contains("nr_hugepages"), "{error}");
     assert_eq!(env::free_huge_pages()?, before);
     require(before > 0, Capability::HugePages, "none are set aside")?;
+    let pinned = env::pinned_bytes()?;
     let pool = a.pd.buffer_pool_builder(4096).count(16).huge_pages().build()?;
     assert_eq!(env::free_huge_pages()?, before - 1);
+    // A huge page may be larger than the limit of locked memory.
+    assert_eq!(env::pinned_bytes()? - pinned, 16 * 4096);
     // The last is not in the page that the first is in, were pages small.
     let mut buffers: Vec<_> = std::iter::from_fn(|| pool.take()).collect();
     assert_eq!(buffers.len(), 16);

@@ -2,6 +2,7 @@
 //! objects with the thread that made each; those of other processes come and go on a machine that others use.
 
 use crate::env;
+use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict};
 use rustix::io::Errno;
 use rustix::net::netlink::{self, SocketAddrNetlink};
@@ -12,6 +13,7 @@ use rustix::process::{Pid, test_kill_process};
 use std::collections::BTreeMap;
 use std::fmt;
 use std::fs;
+use std::time::Instant;
 use uverbs_uapi::nldev::*;
 
 /// Each kind of object with the command that lists it, the nest of the list and that of an object.
@@ -46,13 +48,20 @@ impl Resources {
     pub(crate) fn look() -> Verdict<Resources> {
         let index = index(env::device().name())?;
         // A list to which others add while it is read may miss an object.
-        let mut last = Resources::once(index)?;
+        let deadline = Instant::now() + PATIENCE;
+        let mut last = None;
         loop {
-            let next = Resources::once(index)?;
-            if next == last {
+            let next = match Resources::once(index) {
+                Ok(next) => next,
+                // The kernel asks the device for each queue pair, and one that another process is destroying has no
+                // answer: the list ends there.
+                Err(Stop::Fail(_)) if Instant::now() < deadline => continue,
+                Err(stop) => return Err(stop),
+            };
+            if last.as_ref() == Some(&next) {
                 return Ok(next);
             }
-            last = next;
+            last = Some(next);
         }
     }
 
@@ -60,7 +69,14 @@ impl Resources {
         let mut found = Resources::default();
         let mut known = BTreeMap::new();
         for (kind, command, list, entry) in KINDS {
-            for message in dump(command, Some(index))? {
+            let messages = match dump(command, Some(index)) {
+                // Before Linux 5.14 there is no list of these.
+                Err(Errno::INVAL) if ["ctx", "srq"].contains(&kind) => continue,
+                messages => {
+                    messages.map_err(|errno| Stop::fail(format!("the list of {kind}: {errno}")))?
+                }
+            };
+            for message in messages {
                 for (_, objects) in attributes(&message).filter(|(name, _)| *name == list) {
                     for (_, object) in attributes(objects).filter(|(name, _)| *name == entry) {
                         let counts = match owner(object, &mut known) {
@@ -194,7 +210,7 @@ fn attributes(mut bytes: &[u8]) -> impl Iterator<Item = (u16, &[u8])> {
 }
 
 /// The attributes of each message that answers a request for a list.
-fn dump(command: u16, index: Option<u32>) -> Verdict<Vec<Vec<u8>>> {
+fn dump(command: u16, index: Option<u32>) -> Result<Vec<Vec<u8>>, Errno> {
     const HEADER: usize = 16;
     /// `NLM_F_REQUEST`, `NLM_F_DUMP`.
     const FLAGS: u16 = 0x1 | 0x300;
@@ -225,13 +241,15 @@ fn dump(command: u16, index: Option<u32>) -> Verdict<Vec<Vec<u8>>> {
         let mut rest = &buffer[..received.min(buffer.len())];
         while let Some(header) = rest.first_chunk::<HEADER>() {
             let length = u32::from_ne_bytes([header[0], header[1], header[2], header[3]]) as usize;
-            let body =
-                rest.get(HEADER..length).ok_or_else(|| Stop::fail("a message is cut off"))?;
+            let body = rest.get(HEADER..length).ok_or(Errno::BADMSG)?;
             match u16::from_ne_bytes([header[4], header[5]]) {
-                NLMSG_DONE => return Ok(answers),
-                NLMSG_ERROR => {
+                // Both have a status, which for a list that is cut short is a negative errno.
+                last @ (NLMSG_DONE | NLMSG_ERROR) => {
                     let code = body.first_chunk().map_or(0, |code| i32::from_ne_bytes(*code));
-                    return Err(Stop::fail(Errno::from_raw_os_error(-code)));
+                    if last == NLMSG_DONE && code >= 0 {
+                        return Ok(answers);
+                    }
+                    return Err(Errno::from_raw_os_error(-code));
                 }
                 _ => answers.push(body.to_vec()),
             }

@@ -71,7 +71,7 @@ impl Config {
             // Two seconds with all retries: a machine that emulates others may stand still for half a second.
             timeout: 16,
             retry_count: 7,
-            rnr_retry: 7,
+            rnr_retry: env::rnr_retry(),
         }
     }
 

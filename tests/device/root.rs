@@ -5,7 +5,9 @@ pub(crate) mod cable;
 pub(crate) mod cm;
 pub(crate) mod flow;
 pub(crate) mod raw_packet;
+pub(crate) mod refusals;
 pub(crate) mod sandbox;
+pub(crate) mod suspend;
 
 use crate::capability::Capability;
 use crate::env;

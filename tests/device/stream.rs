@@ -16,6 +16,7 @@ async fn next<S: Stream + Unpin>(stream: &mut S) -> Option<S::Item> {
 }
 
 fn messages_come_in_order_and_end() -> Verdict {
+    crate::env::rnr_wait()?;
     run(0, async {
         const MESSAGES: u32 = 40;
         let (a, b) = pair()?;

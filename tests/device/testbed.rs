@@ -81,6 +81,8 @@ fn partition(context: &Context, port: u32, attr: &PortAttr, peer: Option<u16>) -
 pub(crate) fn link() -> &'static Link {
     static LINK: OnceLock<Link> = OnceLock::new();
     LINK.get_or_init(|| {
+        // Both are known from now on, also where the device is not shown any more.
+        env::waits_for_receives();
         let context = Context::open(&env::device()).expect("the device under test opens");
         own_link(&context).expect("a port of the device under test is active")
     })

@@ -139,7 +139,7 @@ fn completion_names_the_sender() -> Verdict {
 fn wrong_qkey_is_dropped() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     pair.b.recv(1, 0..GRH + 8)?;
-    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let ah = supported(pair.a.pd.create_ah(&pair.b.address().vector(&pair.a)), Capability::Ah)?;
     let sges = [pair.a.sge(0..8)];
     let to = Destination::new(&ah, pair.b.qp.qpn(), Qkey(QKEY.0 + 1));
     pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
@@ -150,7 +150,7 @@ fn wrong_qkey_is_dropped() -> Verdict {
 fn unknown_queue_pair_is_dropped() -> Verdict {
     let mut pair = Pair::new(Config::ud())?;
     pair.b.recv(1, 0..GRH + 8)?;
-    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let ah = supported(pair.a.pd.create_ah(&pair.b.address().vector(&pair.a)), Capability::Ah)?;
     let sges = [pair.a.sge(0..8)];
     let to = Destination::new(&ah, Qpn(0x00fe_dcba), QKEY);
     pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
@@ -167,7 +167,7 @@ fn datagram_needs_a_destination() -> Verdict {
 
 fn connection_takes_no_destination() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let ah = supported(pair.a.pd.create_ah(&pair.b.address().vector(&pair.a)), Capability::Ah)?;
     let sges = [pair.a.sge(0..8)];
     let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
     assert_eq!(pair.a.send(SendWr::send(&sges).to(to)), Err(PostError::Destination));
@@ -233,7 +233,7 @@ fn address_handles_come_and_go() -> Verdict {
         let vector = loopback(context)?;
         Ok(Box::new(move || {
             supported(pd.create_ah(&vector), Capability::Ah)?.destroy()?;
-            drop(pd.create_ah(&vector)?);
+            drop(supported(pd.create_ah(&vector), Capability::Ah)?);
             Ok(())
         }))
     })
@@ -264,14 +264,14 @@ fn dropped_address_handle_stays_while_its_datagram_waits() -> Verdict {
         pair.a.qp.modify(&QpAttr::new().state(QpState::SQD))?;
         while pair.a.qp.query()?.sq_draining {}
     }
-    let ah = pair.a.pd.create_ah(&pair.b.address().vector(&pair.a))?;
+    let ah = supported(pair.a.pd.create_ah(&pair.b.address().vector(&pair.a)), Capability::Ah)?;
     let sges = [pair.a.sge(0..100)];
     let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
     pair.a.send(SendWr::send(&sges).to(to).id(2).signaled())?;
     drop(ah);
     let vector = elsewhere(&pair.a)?;
     for _ in 1..env::rounds(10, RXE_HANDLES) {
-        drop(pair.a.pd.create_ah(&vector)?);
+        drop(supported(pair.a.pd.create_ah(&vector), Capability::Ah)?);
     }
     let others = (0..2).map(|_| pair.a.pd.create_ah(&vector)).collect::<Result<Vec<_>, _>>()?;
     if drains {
@@ -294,7 +294,7 @@ fn address_handles_are_dropped_while_datagrams_are_sent() -> Verdict {
         pair.b.poison(0..GRH + 100);
         pair.b.recv(seed, 0..GRH + 100)?;
         pair.a.fill(0..100, seed);
-        let ah = pair.a.pd.create_ah(&vector)?;
+        let ah = supported(pair.a.pd.create_ah(&vector), Capability::Ah)?;
         let sges = [pair.a.sge(0..100)];
         let to = Destination::new(&ah, pair.b.qp.qpn(), QKEY);
         pair.a.send(SendWr::send(&sges).to(to).id(seed).signaled())?;
@@ -303,7 +303,7 @@ fn address_handles_are_dropped_while_datagrams_are_sent() -> Verdict {
         pair.b.expect(seed, WcOpcode::RECV)?;
         pair.b.check(GRH..GRH + 100, seed);
     }
-    drop(pair.a.pd.create_ah(&vector)?);
+    drop(supported(pair.a.pd.create_ah(&vector), Capability::Ah)?);
     assert_eq!(pair.a.context.handles(ObjectKind::AH)?.len(), 0);
     Ok(())
 }

@@ -108,6 +108,7 @@ fn general(options: &Options) -> Vec<u8> {
         (general::log_max_ra_res_qp, 4),
         (general::local_ca_ack_delay, 16),
         (general::atomic, 1),
+        (general::ece_support, (!options.minimal).into()),
         (general::set_deth_sqpn, 1),
         (general::block_lb_mc, 1),
         (general::qkv, 1),

@@ -20,8 +20,8 @@ pub struct Options {
     pub port_type: PortType,
     /// Whether BlueFlame registers take data.
     pub write_combining: bool,
-    /// Whether the driver registers memory only with commands, as on a device with the smallest set
-    /// of capabilities.
+    /// Whether the driver registers memory only with commands, and connections have no options (ECE), as on a device
+    /// with the smallest set of capabilities.
     pub minimal: bool,
     /// Whether the guest may map VAR pages and device memory. Other writes to BAR0 then wait for a
     /// reply.

@@ -4,7 +4,6 @@
 //! status makes apt resolve the whole closure of dependencies. Mirror, proxies and keyrings are the
 //! host's. `deb.rs` unpacks the downloads.
 
-use crate::arch::Arch;
 use crate::{progress, tie, watch};
 use anyhow::{Context, Result, bail};
 use std::collections::BTreeSet;
@@ -46,6 +45,8 @@ pub(crate) enum Suite {
     Forky,
     /// Unstable.
     Sid,
+    /// Whichever is stable: today another name of Debian 13's.
+    Stable,
 }
 
 impl Suite {
@@ -68,6 +69,7 @@ impl Suite {
             Suite::TrixieBackports => "trixie-backports",
             Suite::Forky => "forky",
             Suite::Sid => "sid",
+            Suite::Stable => "stable",
         }
     }
 
@@ -81,6 +83,7 @@ impl Suite {
             Suite::TrixieBackports => &["trixie", "trixie-backports"],
             Suite::Forky => &["forky"],
             Suite::Sid => &["sid"],
+            Suite::Stable => &["stable"],
         }
     }
 }
@@ -100,10 +103,10 @@ impl std::fmt::Display for Package {
     }
 }
 
-/// apt with the lists of one suite for one architecture.
+/// apt with the lists of one suite for one architecture, as Debian spells it.
 pub(crate) struct Apt {
     suite: Suite,
-    arch: Arch,
+    arch: &'static str,
     mirror: String,
     directory: PathBuf,
     configuration: PathBuf,
@@ -111,7 +114,7 @@ pub(crate) struct Apt {
 
 impl Apt {
     /// Fetches the suite's lists into `directory`.
-    pub(crate) fn update(suite: Suite, arch: Arch, directory: &Path) -> Result<Self> {
+    pub(crate) fn update(suite: Suite, arch: &'static str, directory: &Path) -> Result<Self> {
         if !on_path("apt-get") || !on_path("dpkg-deb") {
             bail!(
                 "this machine has no apt-get and dpkg-deb to fetch Debian packages with.\n\
@@ -131,7 +134,7 @@ impl Apt {
         fs::write(&configuration, settings(arch, directory))?;
         let directory = directory.to_owned();
         let apt = Self { suite, arch, mirror: mirror.clone(), directory, configuration };
-        let lists = format!("package lists of {} for {}", suite.name(), arch.debian());
+        let lists = format!("package lists of {} for {arch}", suite.name());
         let spinner = progress::spinner(format!("{lists} ({mirror})"));
         let mut command = apt.get();
         command.args(["update", "-q", "--error-on=any"]);
@@ -145,11 +148,6 @@ impl Apt {
             )
         })?;
         Ok(apt)
-    }
-
-    /// The architecture of the lists.
-    pub(crate) fn arch(&self) -> Arch {
-        self.arch
     }
 
     fn get(&self) -> Command {
@@ -197,16 +195,10 @@ impl Apt {
         Ok(versions(&answer("apt-cache madison", command)?))
     }
 
-    /// Downloads a package that the archive keeps in its pool and that these lists do not name, for an
-    /// architecture as Debian spells it. There is no signed checksum, so the caller must verify it by other
-    /// means.
-    pub(crate) fn download_unlisted(
-        &self,
-        source: &str,
-        package: &Package,
-        arch: &str,
-    ) -> Result<PathBuf> {
-        let file = format!("{}_{}_{arch}.deb", package.name, package.version);
+    /// Downloads a package that the archive keeps in its pool and that these lists do not name. There is no
+    /// signed checksum, so the caller must verify it by other means.
+    pub(crate) fn download_unlisted(&self, source: &str, package: &Package) -> Result<PathBuf> {
+        let file = format!("{}_{}_{}.deb", package.name, package.version, self.arch);
         let initial = &source[..1];
         let mirror = self.mirror.trim_end_matches('/');
         let uri = format!("{mirror}/pool/main/{initial}/{source}/{file}");
@@ -274,8 +266,7 @@ pub(crate) fn on_path(program: &str) -> bool {
         .is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-fn sources(suite: Suite, arch: Arch, mirror: &str, keyring: Option<&Path>) -> String {
-    let arch = arch.debian();
+fn sources(suite: Suite, arch: &str, mirror: &str, keyring: Option<&Path>) -> String {
     let signed = keyring.map(|path| format!(" signed-by={}", path.display())).unwrap_or_default();
     suite
         .lists()
@@ -286,8 +277,7 @@ fn sources(suite: Suite, arch: Arch, mirror: &str, keyring: Option<&Path>) -> St
 
 /// Settings on top of the host's: the lab's directories, and none of the host's hooks, which would
 /// change the host.
-fn settings(arch: Arch, directory: &Path) -> String {
-    let arch = arch.debian();
+fn settings(arch: &str, directory: &Path) -> String {
     let directory = directory.display();
     format!(
         "#clear APT::Update::Pre-Invoke;\n\
@@ -460,13 +450,13 @@ mod tests {
     #[test]
     fn sources_name_each_list_with_its_keyring() {
         let keyring = Some(Path::new("/k.gpg"));
-        let text = sources(Suite::TrixieBackports, Arch::X86_64, "http://m/debian", keyring);
+        let text = sources(Suite::TrixieBackports, "amd64", "http://m/debian", keyring);
         assert_eq!(
             text,
             "deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie main\n\
              deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie-backports main\n"
         );
-        let text = sources(Suite::Trixie, Arch::Aarch64, "http://m/debian", None);
+        let text = sources(Suite::Trixie, "arm64", "http://m/debian", None);
         assert_eq!(text, "deb [arch=arm64 target=Packages] http://m/debian trixie main\n");
     }
 }

@@ -1,6 +1,7 @@
 //! The processors that guests can have: this machine's, or another one that QEMU emulates.
 
 use clap::ValueEnum;
+use std::fmt::Display;
 
 /// A processor architecture by the name that the command line gives it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, ValueEnum)]
@@ -51,6 +52,14 @@ impl Arch {
         match self {
             Arch::X86_64 => name.to_owned(),
             Arch::Aarch64 => format!("{name}-aarch64"),
+        }
+    }
+
+    /// The name of a stage, or of the tests of a kernel and a device, that differs between architectures.
+    pub(crate) fn stage(self, name: impl Display) -> String {
+        match self {
+            Arch::X86_64 => name.to_string(),
+            Arch::Aarch64 => format!("aarch64 {name}"),
         }
     }
 

@@ -5,6 +5,7 @@
 
 mod again;
 mod calls;
+mod cmtime;
 mod control;
 mod futures;
 mod owned;

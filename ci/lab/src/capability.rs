@@ -24,6 +24,10 @@ const LATER: &[(&str, DeviceName, Series)] = &[
     ("mw2", DeviceName::Rxe, Series(5, 14)),
     ("btf", DeviceName::Rxe, Series(5, 11)),
     ("dmabuf", DeviceName::Mlx5, Series(5, 12)),
+    ("rnr_wait", DeviceName::Rxe, Series(6, 0)),
+    // Read in 5.10, and seen from 6.1 on.
+    ("access_errors", DeviceName::Rxe, Series(6, 1)),
+    ("error_flush", DeviceName::Rxe, Series(6, 1)),
 ];
 
 /// The kernels on which a device has a capability.
@@ -40,6 +44,8 @@ enum Has {
     UntilOrFrom(Series, Series, &'static str),
     /// Where the probe finds it; upstream has it from this kernel on.
     Probed(Probe, Series),
+    /// On kernels whose pages have 4 KiB.
+    WithSmallPages,
     /// On no kernel.
     Never,
 }
@@ -103,6 +109,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
         Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
     ),
+    // The driver maps the counter into larger pages for nobody: these would show more than the counter.
+    ("clock", DecidedBy::Driver, Has::Never, Has::WithSmallPages),
     ("cq_resize", DecidedBy::Driver, Has::Always, Has::Always),
     ("events", DecidedBy::Driver, Has::Always, Has::Always),
     ("info_handles", DecidedBy::Driver, Has::Always, Has::Always),
@@ -122,11 +130,16 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // The driver of the other device does not offer these.
     ("sqd", DecidedBy::Driver, Has::Always, Has::Never),
     ("srq_resize", DecidedBy::Driver, Has::Always, Has::Never),
+    // Suspend to idle, and a clock that ends it.
+    ("suspend", DecidedBy::Guest, Has::Always, Has::Always),
     ("loopback", DecidedBy::Device, Has::Always, Has::Always),
     ("mw1", DecidedBy::Device, Has::Always, Has::Always),
     ("mw2", DecidedBy::Device, Has::Always, Has::Always),
     ("multicast", DecidedBy::Device, Has::Always, Has::Always),
     ("rc", DecidedBy::Driver, Has::Always, Has::Always),
+    ("access_errors", DecidedBy::Driver, Has::Always, Has::Always),
+    ("error_flush", DecidedBy::Driver, Has::Always, Has::Always),
+    ("rnr_wait", DecidedBy::Driver, Has::Always, Has::Always),
     ("send_inv", DecidedBy::Device, Has::Always, Has::Always),
     ("srq", DecidedBy::Driver, Has::Always, Has::Always),
     ("srq_limit", DecidedBy::Driver, Has::Always, Has::Always),
@@ -201,6 +214,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("mlx5", DecidedBy::Driver, Has::Never, Has::Always),
     ("rereg_translation", DecidedBy::Driver, Has::Never, Has::Always),
     ("var", DecidedBy::Device, Has::Never, Has::Always),
+    // The device's VARs have 4 KiB, and the driver maps whole pages of the system.
+    ("var_page", DecidedBy::Device, Has::Never, Has::WithSmallPages),
     (
         "var_tlp",
         DecidedBy::Device,
@@ -212,6 +227,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("cq_moderation", DecidedBy::Device, Has::Never, Has::Always),
     ("masked_atomic", DecidedBy::Device, Has::Never, Has::Always),
     ("device_memory", DecidedBy::Device, Has::Never, Has::Always),
+    // Options of connections (ECE).
+    ("ece", DecidedBy::Device, Has::Never, Has::Always),
     // Later drivers register them only where the device pages on demand, which this one does not.
     // Debian's 6.12.107 still takes one, and its 6.12.117 does not.
     (
@@ -231,6 +248,16 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     // The driver of later kernels looks for such a rule beyond the end of its table.
     ("flow_default", DecidedBy::Device, Has::Never, Has::Until(Series(6, 12))),
     ("timestamp", DecidedBy::Device, Has::Never, Has::Never),
+];
+
+/// What differs where the ports of the lab's emulated ConnectX are InfiniBand ones.
+const ON_INFINIBAND: &[(&str, Has)] = &[
+    // No interface has an IP address there, and connections are made by GID.
+    ("cm", Has::Never),
+    ("infiniband", Has::Always),
+    // There is no subnet manager to make a group.
+    ("multicast", Has::Never),
+    ("raw_packet", Has::Never),
 ];
 
 /// Options of a run that decide about skips.
@@ -256,8 +283,12 @@ pub(crate) struct RunningKernel {
     release: String,
     /// The results of the probes that could be made.
     probes: BTreeMap<Probe, bool>,
+    /// Whether its pages have 4 KiB, as they do unless the kernel shows another size.
+    has_small_pages: bool,
     /// Whether machine and device are the lab's.
     lab: bool,
+    /// Whether the ports are the lab's InfiniBand ports.
+    infiniband: bool,
 }
 
 impl RunningKernel {
@@ -282,7 +313,15 @@ impl RunningKernel {
             }
         }
         let (series, release) = (Series::of(release)?, release.trim().to_owned());
-        Ok(Self { device, series, release, probes, lab })
+        let mappings = read("/proc/self/smaps")?;
+        let page = mappings.as_deref().and_then(page_of);
+        let has_small_pages = page.is_none_or(|kilobytes| kilobytes == 4);
+        Ok(Self { device, series, release, probes, has_small_pages, lab, infiniband: false })
+    }
+
+    /// The same kernel with ports of this link layer.
+    pub(crate) fn on_infiniband(self, infiniband: bool) -> Self {
+        Self { infiniband, ..self }
     }
 
     /// Whether the device has something on this kernel.
@@ -299,6 +338,7 @@ impl RunningKernel {
             Has::Probed(probe, first) => {
                 self.probes.get(&probe).copied().unwrap_or(self.series >= first)
             }
+            Has::WithSmallPages => self.has_small_pages,
             Has::Never => false,
         }
     }
@@ -334,6 +374,13 @@ impl RunningKernel {
     }
 }
 
+/// KiB of a page, by what a process that has no huge pages reads of its mappings.
+fn page_of(smaps: &str) -> Option<u32> {
+    let mut lines = smaps.lines();
+    let size = lines.find_map(|line| line.strip_prefix("KernelPageSize:"))?;
+    size.trim().strip_suffix(" kB")?.parse().ok()
+}
+
 /// The entry of a device.
 fn of(device: DeviceName, rxe: Has, mlx5: Has) -> Has {
     match device {
@@ -359,7 +406,8 @@ pub(crate) fn objection(
     let Some((_, decided_by, rxe, mlx5)) = TABLE.iter().find(|(known, ..)| *known == name) else {
         return Some(format!("the capability table knows no [{name}]"));
     };
-    let has = of(running.device, *rxe, *mlx5);
+    let differs = ON_INFINIBAND.iter().find(|(known, _)| running.infiniband && *known == name);
+    let has = differs.map_or(of(running.device, *rxe, *mlx5), |(_, has)| *has);
     let is_later = |(later, device, first): &(&str, DeviceName, Series)| {
         (*later, *device) == (name, running.device) && running.series < *first
     };
@@ -454,6 +502,21 @@ mod tests {
     }
 
     #[test]
+    fn the_size_of_pages_decides_where_the_driver_looks_at_it() {
+        let judged = |smaps: &str| {
+            let read = |file: &str| {
+                Ok((file == "/proc/self/smaps").then(|| format!("00-10 r-xp\n{smaps}")))
+            };
+            let running =
+                RunningKernel::probe(DeviceName::Mlx5, "7.3.4+deb13-arm64", LAB, read).unwrap();
+            objection("[clock] not mapped", &running, RunOptions::default())
+        };
+        assert_eq!(judged("KernelPageSize:       16 kB\nMMUPageSize:       16 kB\n"), None);
+        assert!(judged("KernelPageSize:        4 kB\nMMUPageSize:        4 kB\n").is_some());
+        assert!(mlx5("[clock] not mapped", "7.3.4").is_some());
+    }
+
+    #[test]
     fn contradictions_of_probe_and_version_are_reported() {
         let all = "RESPST_ATOMIC_WRITE_REPLY RESPST_PROCESS_FLUSH rxe_rereg_user_mr";
         assert_eq!(showing("6.12.1", all).contradictions(), [""; 0]);
@@ -483,6 +546,20 @@ mod tests {
     }
 
     #[test]
+    fn infiniband_ports_lack_other_things() {
+        let running = blind(DeviceName::Mlx5, "7.3.4", LAB);
+        let judged = |infiniband, reason| {
+            let running = running.clone().on_infiniband(infiniband);
+            objection(reason, &running, RunOptions::default())
+        };
+        assert_eq!(judged(true, "[multicast] no group"), None);
+        assert!(judged(false, "[multicast] no group").is_some());
+        assert_eq!(judged(false, "[infiniband] Ethernet"), None);
+        assert!(judged(true, "[infiniband] Ethernet").is_some());
+        assert!(judged(true, "[xrc] no").is_some());
+    }
+
+    #[test]
     fn unnamed_and_unknown_capabilities_are_no_excuse() {
         assert!(rxe("not today", "6.1").is_some());
         assert!(rxe("[] empty", "6.1").is_some());
@@ -505,6 +582,9 @@ mod tests {
     fn names_are_unique() {
         for (index, (name, ..)) in TABLE.iter().enumerate() {
             assert!(!TABLE[..index].iter().any(|(earlier, ..)| earlier == name), "{name} twice");
+        }
+        for (name, _) in ON_INFINIBAND {
+            assert!(TABLE.iter().any(|(known, ..)| known == name), "{name} is in no table");
         }
     }
 }

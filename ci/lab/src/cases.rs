@@ -4,6 +4,7 @@
 //! `test.rs` runs them after the suites. Cases that suit one guest share it. When a guest is lost,
 //! its remaining cases fail.
 
+mod absence;
 pub(crate) mod case;
 mod confined;
 mod doctor;
@@ -19,6 +20,7 @@ mod ours;
 mod perftest;
 mod pyverbs;
 mod rdmacm;
+mod runner;
 mod soak;
 mod verbs;
 
@@ -60,7 +62,8 @@ impl Group {
     /// Runs its cases, as one stage. A filter that names no group may leave it without any.
     pub(crate) fn run(&self, context: &CaseContext<'_>) -> Vec<Report> {
         let whole = context.scope.filter.is_none_or(suffices);
-        let stage = || clock::stage(format!("{} mlx5 {}", context.kernel.label(), self.name));
+        let names = || format!("{} mlx5 {}", context.kernel.label(), self.name);
+        let stage = || clock::stage(context.session.arch().stage(names()));
         let _stage = whole.then(stage);
         (self.run)(context)
     }
@@ -77,6 +80,7 @@ const GROUPS: &[Group] = &[
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
+    Group::new("runner", runner::run),
     Group { lanes: 2, ..Group::new("machines", machines::run) },
     Group { full: false, ..Group::new("mutants", mutants::run) },
     Group { full: false, ..Group::new("foreign", foreign) },
@@ -122,6 +126,7 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(ours::by_address());
     cases.extend(doctor::cases());
     cases.extend(confined::cases("mlx5_0", "mlx5_1"));
+    cases.extend(absence::on_mlx5());
     cases.extend(perftest::programs());
     cases.extend(native::on_ethernet());
     // These last: they move an interface into another namespace.
@@ -134,6 +139,7 @@ fn rxe_programs(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = ours::by_address();
     cases.extend(confined::cases("rxe0", "rxe1"));
     cases.extend(doctor::peers());
+    cases.extend(absence::on_rxe());
     context.group_on(DeviceName::Rxe, "rxe_programs", Emulation::default(), cases)
 }
 
@@ -216,7 +222,7 @@ impl CaseContext<'_> {
         let mut log = String::new();
         let outcome = (|| {
             let of_ours = |case: &Case| {
-                ["::ours::", "::doctor::", "::confined::"]
+                ["::ours::", "::doctor::", "::confined::", "::absence::"]
                     .iter()
                     .any(|part| case.name.contains(part))
             };

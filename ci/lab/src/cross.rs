@@ -56,17 +56,16 @@ pub(crate) fn linker(arch: Arch, cache: &Cache) -> Option<PathBuf> {
 
 /// Whether a compiler is there: the machine's own, or Debian's.
 pub(crate) fn has_compiler(arch: Arch, cache: &Cache) -> bool {
-    machine_has(arch) || cache.unit(&arch.unit("rust")).is_some()
+    machine_has(arch.target()) || cache.unit(&arch.unit("rust")).is_some()
 }
 
 /// Whether the machine's own compiler has the target's standard library.
-fn machine_has(arch: Arch) -> bool {
+pub(crate) fn machine_has(target: &str) -> bool {
     let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
     let output = Command::new(compiler).args(["--print", "sysroot"]).stdin(Stdio::null()).output();
     let Some(output) = output.ok().filter(|output| output.status.success()) else { return false };
     let sysroot = String::from_utf8_lossy(&output.stdout).into_owned();
-    let libraries =
-        Path::new(sysroot.trim_end()).join("lib/rustlib").join(arch.target()).join("lib");
+    let libraries = Path::new(sysroot.trim_end()).join("lib/rustlib").join(target).join("lib");
     let is_standard = |name: &str| name.starts_with("libstd-") && name.ends_with(".rlib");
     fs::read_dir(libraries).is_ok_and(|files| {
         files.flatten().any(|file| is_standard(&file.file_name().to_string_lossy()))
@@ -77,7 +76,7 @@ impl Cross {
     /// What builds for an architecture, from the machine and the cache.
     pub(crate) fn find(arch: Arch, cache: &Cache) -> Result<Self> {
         let linker = linker(arch, cache).context("the linker has gone from the cache")?;
-        let compiler = match machine_has(arch) {
+        let compiler = match machine_has(arch.target()) {
             true => None,
             false => Some(cache.unit(&arch.unit("rust")).context("Rust has gone from the cache")?),
         };
@@ -192,7 +191,7 @@ fn compiler_files(unit: &Path) -> Result<PathBuf> {
 }
 
 /// The words that start a program of a unit for this machine, by the unit's own loader.
-fn from_unit(unit: &Path, program: &str) -> Vec<String> {
+pub(crate) fn from_unit(unit: &Path, program: &str) -> Vec<String> {
     let path = |relative: &str| unit.join(relative).display().to_string();
     vec![
         path("usr/lib64/ld-linux-x86-64.so.2"),
@@ -204,7 +203,12 @@ fn from_unit(unit: &Path, program: &str) -> Vec<String> {
 
 /// A script that starts a program with words around its arguments: cargo and rustc start files, not
 /// command lines.
-fn script(directory: &Path, name: &str, before: &[String], after: &[String]) -> Result<PathBuf> {
+pub(crate) fn script(
+    directory: &Path,
+    name: &str,
+    before: &[String],
+    after: &[String],
+) -> Result<PathBuf> {
     let quoted = |words: &[String]| {
         words.iter().map(|word| toolchain::quoted(word)).collect::<Vec<_>>().join(" ")
     };
@@ -259,7 +263,7 @@ pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Re
     let standard = same.with_context(|| format!("rustc comes without {STANDARD}"))?.clone();
     let files = apt.download("Rust", &packages)?;
     let scratch = filling.scratch(&format!("apt-rust-{}", arch.label()))?;
-    let other = Apt::update(COMPILER_SUITE, arch, &scratch)?;
+    let other = Apt::update(COMPILER_SUITE, arch.debian(), &scratch)?;
     let library = other
         .download(&format!("Rust's library for {}", arch.label()), std::slice::from_ref(&standard))
         .with_context(|| {

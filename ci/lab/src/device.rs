@@ -30,6 +30,12 @@ impl DeviceName {
             DeviceName::Mlx5 => "mlx5",
         }
     }
+
+    /// The same, with the link layer if that is not Ethernet.
+    pub(crate) fn with(self, emulation: Emulation) -> String {
+        let link = if emulation.infiniband { " infiniband" } else { "" };
+        format!("{}{link}", self.label())
+    }
 }
 
 /// Options of the emulated ConnectX functions.

@@ -3,7 +3,7 @@
 mod nvme;
 
 use crate::cases::case::{self, Case};
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{Outcome, Report};
@@ -158,6 +158,7 @@ pub(crate) fn run(
     session: &Session,
     kernel: KernelName,
     device: DeviceName,
+    emulation: Emulation,
     filter: Option<&str>,
     logs: &Path,
 ) -> Vec<Report> {
@@ -166,11 +167,12 @@ pub(crate) fn run(
         .map(|case| Case { name: format!("{GROUP}::{}", case.name), ..case })
         .filter(|case| filter.is_none_or(|filter| case.name.contains(filter)))
         .collect();
-    say!("\n{GROUP} on {} {}", kernel.label(), device.label());
+    let label = device.with(emulation);
+    say!("\n{GROUP} on {} {label}", kernel.label());
     let (mut reports, mut log) = (Vec::new(), String::new());
     let outcome = (|| {
         let programs = programs(&session.workspace)?;
-        let machine = Machine { programs: &programs, ..Machine::new(kernel, device) };
+        let machine = Machine { programs: &programs, emulation, ..Machine::new(kernel, device) };
         let mut vm = session.boot(&machine)?;
         for case in &cases {
             reports.push(case::run(&mut vm, case, &mut log)?);
@@ -178,7 +180,7 @@ pub(crate) fn run(
         }
         vm.power_off()
     })();
-    let path = logs.join(format!("{}-{}-{GROUP}.log", kernel.label(), device.label()));
+    let path = logs.join(format!("{}-{}-{GROUP}.log", kernel.label(), label.replace(' ', "-")));
     let kept = fs::write(&path, log).with_context(|| format!("write {}", path.display()));
     if let Err(error) = outcome.and(kept) {
         let outcome = Outcome::Failed(format!("{error:#}"));

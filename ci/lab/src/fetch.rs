@@ -7,6 +7,7 @@ use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::cross;
 use crate::kernel::{self, Kernel, KernelName};
+use crate::musl;
 use crate::peers;
 use crate::python;
 use crate::qemu::{self, Qemu};
@@ -70,6 +71,7 @@ enum Item {
     Newer(Arch),
     Linker(Arch),
     Compiler(Arch),
+    Musl,
 }
 
 impl Item {
@@ -82,6 +84,7 @@ impl Item {
             Item::Newer(_) => Some(Suite::Forky),
             Item::Linker(_) => Some(cross::LINKER_SUITE),
             Item::Compiler(_) => Some(cross::COMPILER_SUITE),
+            Item::Musl => Some(musl::SUITE),
         }
     }
 
@@ -94,7 +97,7 @@ impl Item {
             | Item::Peers(arch)
             | Item::Python(arch)
             | Item::Newer(arch) => arch,
-            Item::Qemu(_) | Item::Linker(_) | Item::Compiler(_) => Arch::default(),
+            Item::Qemu(_) | Item::Linker(_) | Item::Compiler(_) | Item::Musl => Arch::default(),
         }
     }
 
@@ -108,6 +111,7 @@ impl Item {
             Item::Newer(arch) => peers::newer(arch, cache).is_some(),
             Item::Linker(arch) => cross::linker(arch, cache).is_some(),
             Item::Compiler(arch) => cross::has_compiler(arch, cache),
+            Item::Musl => musl::is_here(cache),
         })
     }
 
@@ -128,6 +132,7 @@ impl Item {
             Item::Compiler(arch) => {
                 cross::fetch_compiler(arch, filling, apt).context("Rust for another processor")
             }
+            Item::Musl => musl::fetch(filling, apt).context("Rust for musl"),
         }
     }
 }
@@ -145,6 +150,11 @@ pub(crate) fn fetch(cache: &Cache, needs: &Needs, refresh: bool) -> Result<()> {
 /// Fetches what builds for another architecture.
 pub(crate) fn compilers(cache: &Cache, arch: Arch) -> Result<()> {
     fetch_items(cache, &[Item::Linker(arch), Item::Compiler(arch)], false)
+}
+
+/// Fetches what builds programs with musl.
+pub(crate) fn musl(cache: &Cache) -> Result<()> {
+    fetch_items(cache, &[Item::Musl], false)
 }
 
 fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
@@ -170,7 +180,8 @@ fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
             if of_lists.is_empty() {
                 continue;
             }
-            let apt = Apt::update(suite, arch, &filling.scratch(&lists_directory(suite, arch))?)?;
+            let lists = filling.scratch(&lists_directory(suite, arch))?;
+            let apt = Apt::update(suite, arch.debian(), &lists)?;
             for item in of_lists {
                 item.fetch(&filling, &apt)?;
             }

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 
 /// How long one run may take.
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
-/// The same for unbounded models.
+/// The same for models with the bounds of the soak.
 const SOAK: Duration = Duration::from_secs(2 * 60 * 60);
 /// Lines of output that a failed run shows.
 const TAIL: usize = 60;
@@ -27,13 +27,14 @@ pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Secti
     Ok(section(reports, start))
 }
 
-/// The bounds of loom's models. Most need none.
+/// How far the models go that have more interleavings than can be explored (`bounded_model`). All others are
+/// explored whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Bounds {
-    /// The bounds that two models have of their own.
-    Own,
-    /// No bound at all.
-    None,
+    /// As far as is worth it in every full run.
+    Usual,
+    /// As far as they end.
+    Soak,
 }
 
 /// Runs loom's models.
@@ -44,11 +45,11 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
     // Other flags rebuild everything, so these builds have a target directory of their own.
     command.arg("--target-dir").arg(workspace.lab_directory()?.join("loom"));
     command.env("RUSTFLAGS", "--cfg loom -D warnings").env("CARGO_PROFILE_DEV_OPT_LEVEL", "2");
-    command.env_remove("LOOM_MAX_PREEMPTIONS");
+    command.env_remove("LOOM_MAX_PREEMPTIONS").env_remove("UVERBS_LOOM_SOAK");
     let patience = match bounds {
-        Bounds::Own => PATIENCE,
-        Bounds::None => {
-            command.env("UVERBS_LOOM_UNBOUNDED", "1");
+        Bounds::Usual => PATIENCE,
+        Bounds::Soak => {
+            command.env("UVERBS_LOOM_SOAK", "1");
             SOAK
         }
     };

@@ -1,7 +1,7 @@
 //! `cargo ci mutants`: whether the library's host tests notice when one line of it is changed.
 //!
-//! cargo-mutants lists the changes that it can make, and makes them one at a time in a copy of the
-//! workspace. A seeded sample of them is judged by the unit tests of the library alone: no machine, no
+//! cargo-mutants lists the changes that can be made. A seeded sample of them is made in copies of the
+//! workspace, one at a time in each, and judged by the unit tests of the library alone: no machine, no
 //! device. A mutant that the tests let live needs a test, or an entry in `host_mutants/accepted.txt`
 //! with the reason why it may live.
 //!
@@ -9,6 +9,8 @@
 //! them.
 
 mod accepted;
+mod edit;
+mod place;
 mod sample;
 
 use crate::cache::Cache;
@@ -17,19 +19,20 @@ use crate::progress;
 use crate::summary::Section;
 use crate::watch;
 use crate::workspace::{self, Workspace};
-use accepted::{Accepted, MARK};
+use accepted::Accepted;
 use anyhow::{Context, Result, bail, ensure};
 use clap::Args;
+use place::Place;
 use sample::Seed;
 use serde::Deserialize;
-use std::fmt::{self, Write as _};
+use std::fmt;
 use std::fs;
 use std::num::NonZeroUsize;
 use std::path::{Path, PathBuf};
 use std::process::{Command, ExitCode};
-use std::sync::Mutex;
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::thread;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 /// The version whose list of changes the entries of `accepted.txt` are written for. None of the crates in
 /// its lock file compiles C.
@@ -37,24 +40,22 @@ const VERSION: &str = "27.1.0";
 const TOOL: &str = "cargo-mutants";
 /// The data path, which is sampled unless paths are given.
 const DATA_PATH: [&str; 5] = ["src/provider", "src/memory", "src/owned", "src/aio", "src/qp"];
-/// How the unit tests are built and run.
-const JUDGES: [&str; 5] = ["test", "--package", "uverbs", "--all-features", "--lib"];
-
 /// How long any other command than the tests of a mutant may take.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// How many mutants are made unless the command line says otherwise.
 const SAMPLE: usize = 200;
 /// The run fails if one of so many testable mutants lives.
 const ONE_IN: usize = 20;
-/// A mutant may allocate without end; in KiB of address space, of which rustc needs the most.
-const MEMORY: u64 = 12 << 20;
 
 /// `cargo ci mutants`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct MutantsArguments {
-    /// How many mutants to make
+    /// How many mutants are in the sample
     #[arg(long, value_name = "N", default_value_t = SAMPLE)]
     sample: usize,
+    /// The number of the first that is made, to go on with a sample
+    #[arg(long, value_name = "K", default_value = "1")]
+    from: NonZeroUsize,
     /// The seed that chooses them, in hexadecimal digits [default: the hash of the commit]
     #[arg(long, value_name = "HEX")]
     seed: Option<Seed>,
@@ -72,14 +73,15 @@ struct Mutant {
     name: String,
     file: String,
     span: Span,
-    /// Where it stands among all that are listed.
-    #[serde(skip)]
-    index: usize,
+    /// What stands there instead.
+    replacement: String,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
 struct Span {
     start: Position,
+    /// Behind the last character.
+    end: Position,
 }
 
 #[derive(Clone, Copy, Debug, Deserialize)]
@@ -101,18 +103,15 @@ impl Mutant {
 }
 
 /// The fate of a mutant.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
-    #[serde(rename = "CaughtMutant")]
     Caught,
     /// The tests did not end in time, as those of a loop without end.
     Timeout,
     /// It does not compile, and no test is needed.
     Unviable,
-    #[serde(rename = "MissedMutant")]
     Lived,
     /// It may live, and was not tested.
-    #[serde(skip)]
     Accepted,
 }
 
@@ -128,6 +127,23 @@ impl fmt::Display for Fate {
     }
 }
 
+/// How a mutant was judged.
+#[derive(Clone, Debug)]
+struct Judged {
+    fate: Fate,
+    /// The test that failed, or what else there is to say.
+    by: String,
+    building: Duration,
+    testing: Duration,
+}
+
+impl Judged {
+    fn untested(fate: Fate) -> Judged {
+        let (building, testing) = (Duration::ZERO, Duration::ZERO);
+        Judged { fate, by: String::new(), building, testing }
+    }
+}
+
 /// Tests the mutants and prints those that lived. It returns success if fewer than one in twenty
 /// did.
 pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
@@ -139,6 +155,7 @@ pub(crate) fn mutants(arguments: &MutantsArguments) -> Result<ExitCode> {
 pub(crate) fn section() -> Result<Section> {
     let (note, success) = judge_sample(&MutantsArguments {
         sample: SAMPLE,
+        from: NonZeroUsize::MIN,
         seed: None,
         jobs: None,
         paths: Vec::new(),
@@ -159,29 +176,35 @@ fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     };
     let accepted = Accepted::of_tree()?;
     let tool = tool(&Cache::open()?, &workspace)?;
-    let jobs = arguments.jobs.map_or_else(thread::available_parallelism, Ok)?;
-    let places = (0..jobs.get())
-        .map(|job| Place::prepare(&workspace, job, &tool, &scope))
-        .collect::<Result<Vec<_>>>()?;
-    let place = &places[0];
-    let all = place.list()?;
-    let stale = accepted.stale(&all, |mutant| place.line(mutant))?;
-    let chosen = sample::choose(&seed, place.compiled(all.clone())?, arguments.sample);
+    let first = Place::prepare(&workspace, 0, workspace.root())?;
+    let all = first.list(&tool, &scope)?;
+    let stale = accepted.stale(&all, |mutant| first.line(mutant))?;
+    let chosen = sample::choose(&seed, first.compiled(all.clone())?, arguments.sample);
     ensure!(!chosen.is_empty(), "cargo-mutants finds nothing to change there");
-    println!("{} mutants with seed {seed}", chosen.len());
-    let rest = Mutex::new(chosen.iter());
-    let judged = thread::scope(|scope| {
-        let (rest, accepted, count) = (&rest, &accepted, all.len());
-        let judge = |place| scope.spawn(move || judge_all(place, rest, accepted, count));
+    let rest: Vec<(usize, &Mutant)> = (1..).zip(&chosen).skip(arguments.from.get() - 1).collect();
+    ensure!(!rest.is_empty(), "the sample has only {} mutants", chosen.len());
+    println!("{} mutants with seed {seed}, of {}", rest.len(), all.len());
+    let jobs = arguments.jobs.map_or_else(thread::available_parallelism, Ok)?.get();
+    let mut places = vec![first];
+    for job in 1..jobs.min(rest.len()) {
+        // Of the first copy, because somebody may edit the workspace meanwhile.
+        places.push(Place::prepare(&workspace, job, places[0].tree())?);
+    }
+    let queue =
+        Queue { rest: Mutex::new(rest.into_iter()), count: chosen.len(), accepted: &accepted };
+    let mut judged = thread::scope(|scope| {
+        let queue = &queue;
+        let judge = |place| scope.spawn(move || queue.judge(place));
         let threads: Vec<_> = places.iter().map(judge).collect();
         let results = threads.into_iter().map(|thread| thread.join().expect("no panic to judge"));
         results.collect::<Result<Vec<_>>>()
-    })?;
-    let judged: Vec<(&Mutant, Fate)> = judged.into_iter().flatten().collect();
-    let verdict = Verdict { fates: judged.iter().map(|(_, fate)| *fate).collect() };
+    })?
+    .concat();
+    judged.sort_unstable_by_key(|(number, ..)| *number);
+    let verdict = Verdict { fates: judged.iter().map(|(.., fate)| *fate).collect() };
     println!("\nseed {seed}: {verdict}");
-    for (mutant, _) in judged.iter().filter(|(_, fate)| *fate == Fate::Lived) {
-        println!("LIVED: {}\n    {}", mutant.name, place.line(mutant)?);
+    for (number, mutant, _) in judged.iter().filter(|(.., fate)| *fate == Fate::Lived) {
+        println!("LIVED {number}: {}\n    {}", mutant.name, places[0].line(mutant)?);
     }
     for entry in &stale {
         println!("STALE: nothing is changed like this any more: {entry}");
@@ -190,23 +213,47 @@ fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     Ok((verdict.to_string(), success))
 }
 
-/// Judges mutants in one copy of the workspace until none is left. Other threads take of the same ones.
-fn judge_all<'m>(
-    place: &Place,
-    rest: &Mutex<impl Iterator<Item = &'m Mutant>>,
-    accepted: &Accepted,
+/// The mutants that are still to be judged, with their numbers in the sample.
+struct Queue<'m> {
+    rest: Mutex<std::vec::IntoIter<(usize, &'m Mutant)>>,
+    /// How many there are in the sample.
     count: usize,
-) -> Result<Vec<(&'m Mutant, Fate)>> {
-    let limit = place.baseline()?;
-    let mut fates = Vec::new();
-    loop {
-        let next = rest.lock().expect("no thread panics with the lock").next();
-        let Some(mutant) = next else { return Ok(fates) };
-        let start = Instant::now();
-        let may_live = accepted.covers(mutant, &place.line(mutant)?);
-        let fate = if may_live { Fate::Accepted } else { place.judge(mutant, count, limit)? };
-        println!("{fate}: {} ({} s)", mutant.name, start.elapsed().as_secs());
-        fates.push((mutant, fate));
+    accepted: &'m Accepted,
+}
+
+impl<'m> Queue<'m> {
+    /// Judges mutants in one copy of the workspace until none is left. Other threads take of the same ones,
+    /// and none of them begins with another after an error.
+    fn judge(&self, place: &Place) -> Result<Vec<(usize, &'m Mutant, Fate)>> {
+        let judged = self.judge_rest(place);
+        if judged.is_err() {
+            *self.rest() = Vec::new().into_iter();
+        }
+        judged
+    }
+
+    fn judge_rest(&self, place: &Place) -> Result<Vec<(usize, &'m Mutant, Fate)>> {
+        let limit = place.baseline()?;
+        let mut fates = Vec::new();
+        loop {
+            let Some((number, mutant)) = self.rest().next() else { return Ok(fates) };
+            let judged = match self.accepted.covers(mutant, &place.line(mutant)?) {
+                true => Judged::untested(Fate::Accepted),
+                false => place.judge(mutant, limit)?,
+            };
+            let Judged { fate, by, building, testing } = judged;
+            let (building, testing) = (building.as_secs(), testing.as_secs());
+            println!(
+                "{number}/{} {fate}: {} ({building} + {testing} s) {by}",
+                self.count, mutant.name
+            );
+            fates.push((number, mutant, fate));
+        }
+    }
+
+    fn rest(&self) -> MutexGuard<'_, std::vec::IntoIter<(usize, &'m Mutant)>> {
+        // An iterator is whole even after a panic.
+        self.rest.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -296,159 +343,6 @@ fn run(command: Command, what: &str) -> Result<String> {
         Some(status) if status.success() => Ok(run.stdout),
         Some(status) => bail!("{what}: {status}\n{}{}", run.stdout, run.stderr),
         None => bail!("{what}: given up after {} s\n{}", PATIENCE.as_secs(), run.stderr),
-    }
-}
-
-/// The copy of the workspace in which mutants are made, with a target directory of its own.
-struct Place {
-    tool: PathBuf,
-    scope: Vec<String>,
-    tree: PathBuf,
-    target: PathBuf,
-    answers: PathBuf,
-}
-
-impl Place {
-    fn prepare(workspace: &Workspace, job: usize, tool: &Path, scope: &[String]) -> Result<Place> {
-        let directory = workspace.lab_directory()?.join("host-mutants").join(job.to_string());
-        let tree = directory.join("tree");
-        if tree.exists() {
-            fs::remove_dir_all(&tree)?;
-        }
-        workspace::copy_tree(workspace.root(), &tree)?;
-        let (target, answers) = (directory.join("target"), directory.join("answers"));
-        Ok(Place { tool: tool.into(), scope: scope.into(), tree, target, answers })
-    }
-
-    /// A command in the copy that leaves the processor to others, with an end to its memory.
-    fn command(&self, program: impl AsRef<std::ffi::OsStr>) -> Command {
-        let mut command = Command::new("sh");
-        let limited = format!("ulimit -v {MEMORY} && exec nice -n 15 \"$0\" \"$@\"");
-        command.args(["-c", &limited]).arg(program).current_dir(&self.tree);
-        command.env("CARGO_TARGET_DIR", &self.target).env("CARGO_BUILD_JOBS", "1");
-        // A panic names its line without it, and each mutant is linked anew.
-        command.env("CARGO_PROFILE_DEV_DEBUG", "false");
-        command
-    }
-
-    fn cargo_mutants(&self) -> Command {
-        let mut command = self.command(&self.tool);
-        command.args(["mutants", "--no-config", "--package", "uverbs"]);
-        command.args(self.scope.iter().flat_map(|glob| ["--file", glob]));
-        command
-    }
-
-    /// Everything that can be changed, in the order that `--shard` counts in.
-    fn list(&self) -> Result<Vec<Mutant>> {
-        let mut command = self.cargo_mutants();
-        command.args(["--list", "--json"]);
-        let mut all: Vec<Mutant> = serde_json::from_str(&run(command, "listing mutants")?)?;
-        all.iter_mut().enumerate().for_each(|(index, mutant)| mutant.index = index);
-        Ok(all)
-    }
-
-    /// The mutants in code that the unit tests compile and users run: no tests, and no models for
-    /// loom.
-    fn compiled(&self, all: Vec<Mutant>) -> Result<Vec<Mutant>> {
-        let mut compiled = Vec::new();
-        let mut seen: Option<(String, Vec<bool>)> = None;
-        for mutant in all {
-            if sample::is_test_file(&mutant.file) {
-                continue;
-            }
-            let lines = match &seen {
-                Some((file, lines)) if *file == mutant.file => lines,
-                _ => {
-                    let lines = sample::test_lines(&self.text(&mutant.file)?);
-                    &seen.insert((mutant.file.clone(), lines)).1
-                }
-            };
-            if lines.get(mutant.span.start.line - 1) != Some(&true) {
-                compiled.push(mutant);
-            }
-        }
-        Ok(compiled)
-    }
-
-    fn text(&self, file: &str) -> Result<String> {
-        let path = self.tree.join(file);
-        fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))
-    }
-
-    /// The line that is changed, or the first of them, with a mark where the change begins.
-    fn line(&self, mutant: &Mutant) -> Result<String> {
-        let Position { line, column } = mutant.span.start;
-        let text = self.text(&mutant.file)?;
-        Ok(marked(text.lines().nth(line - 1).unwrap_or_default(), column))
-    }
-
-    /// Runs the unit tests on the unchanged copy, and returns the time limit for mutants.
-    fn baseline(&self) -> Result<Duration> {
-        let mut build = self.command(workspace::cargo());
-        build.args(JUDGES).arg("--no-run");
-        run(build, "building the host tests")?;
-        let start = Instant::now();
-        let mut judges = self.command(workspace::cargo());
-        judges.args(JUDGES);
-        run(judges, "host tests without a mutant")?;
-        // Much longer than they take, because a busy machine must not be taken for an endless loop.
-        Ok(Duration::from_secs(30) + start.elapsed() * 5)
-    }
-
-    /// Makes one mutant of `count`, and lets the tests judge it.
-    fn judge(&self, mutant: &Mutant, count: usize, limit: Duration) -> Result<Fate> {
-        if self.answers.exists() {
-            fs::remove_dir_all(&self.answers)?;
-        }
-        fs::create_dir_all(&self.answers)?;
-        let mut command = self.cargo_mutants();
-        // Its filters by name let some kinds of mutants pass; a slice of one has no other.
-        command.arg("--shard").arg(format!("{}/{count}", mutant.index));
-        command.args(["--in-place", "--all-features", "--cargo-arg=--lib", "--baseline", "skip"]);
-        command.args(["--timeout", &limit.as_secs().to_string()]);
-        command.args(["--build-timeout", &PATIENCE.as_secs().to_string(), "--annotations", "none"]);
-        command.arg("--output").arg(&self.answers);
-        let run = watch::run(command, 2 * PATIENCE)?;
-        let answer = self.answers.join("mutants.out/outcomes.json");
-        let fate = fs::read_to_string(&answer)
-            .map_err(anyhow::Error::from)
-            .and_then(|text| fate(&text, &mutant.name));
-        fate.with_context(|| {
-            let mut said = format!("cargo-mutants did not judge {}\n", mutant.name);
-            let _always = write!(said, "{}{}", run.stdout, run.stderr);
-            said
-        })
-    }
-}
-
-/// A line without its indentation, and with the mark before a column, from 1.
-fn marked(line: &str, column: usize) -> String {
-    let at = line.char_indices().nth(column - 1).map_or(line.len(), |(at, _)| at);
-    let (before, behind) = line.split_at(at);
-    format!("{}{MARK}{}", before.trim_start(), behind.trim_end())
-}
-
-/// The result that cargo-mutants wrote for the mutant of this name.
-fn fate(outcomes: &str, name: &str) -> Result<Fate> {
-    #[derive(Deserialize)]
-    struct Outcomes {
-        outcomes: Vec<Outcome>,
-    }
-    #[derive(Deserialize)]
-    struct Outcome {
-        scenario: Scenario,
-        summary: Fate,
-    }
-    #[derive(Deserialize)]
-    enum Scenario {
-        Mutant { name: String },
-    }
-    let outcomes: Outcomes = serde_json::from_str(outcomes)?;
-    match &outcomes.outcomes[..] {
-        [Outcome { scenario: Scenario::Mutant { name: made }, summary }] if made == name => {
-            Ok(*summary)
-        }
-        _ => bail!("it made another mutant, or several"),
     }
 }
 

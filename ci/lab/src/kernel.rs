@@ -244,7 +244,8 @@ pub(crate) fn fetch(name: KernelName, arch: Arch, filling: &Filling<'_>, apt: &A
 pub(crate) fn search(name: KernelName, arch: Arch, filling: &Filling<'_>) -> Result<()> {
     let mut known = Vec::new();
     for suite in Suite::WITH_KERNELS {
-        let apt = Apt::update(suite, arch, &filling.scratch(&lists_directory(suite, arch))?)?;
+        let lists = filling.scratch(&lists_directory(suite, arch))?;
+        let apt = Apt::update(suite, arch.debian(), &lists)?;
         let carried = carried(&apt.listed("linux-")?, arch);
         if let Some(kernel) = newest(&carried, name.label()) {
             return fetch_carried(&name.unit(arch), kernel, filling, &apt);
@@ -322,13 +323,9 @@ fn fetch_carried(name: &str, kernel: &Carried, filling: &Filling<'_>, apt: &Apt)
     let mut sources: Vec<String> = kernel.packages.iter().map(Package::to_string).collect();
     let mut unchecked = Vec::new();
     for package in &kernel.unlisted {
-        let file =
-            apt.download_unlisted("linux", package, apt.arch().debian()).with_context(|| {
-                format!(
-                    "Debian neither lists all parts of {} any more, nor keeps them",
-                    kernel.release
-                )
-            })?;
+        let file = apt.download_unlisted("linux", package).with_context(|| {
+            format!("Debian neither lists all parts of {} any more, nor keeps them", kernel.release)
+        })?;
         unchecked.push(file);
         sources.push(format!("{package} (unlisted)"));
     }

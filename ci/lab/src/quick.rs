@@ -13,7 +13,7 @@ use crate::arch::Arch;
 use crate::capability::RunOptions;
 use crate::clock;
 use crate::cutoff;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::host;
 use crate::kernel::KernelName;
@@ -57,7 +57,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/", &["cq::", "srq::", "ud::"]),
     ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
     ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
-    ("src/qp/", &["qp::", "modify::", "handshake::", "reset::", "rc::batches", "xrc::"]),
+    ("src/qp/", &["qp::", "modify::", "ece::", "handshake::", "reset::", "rc::batches", "xrc::"]),
     ("src/owned/", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
     (
         "src/aio/",
@@ -151,12 +151,14 @@ struct Selection {
     others: Vec<String>,
 }
 
+/// The tests that run whatever changed.
+pub(crate) fn smoke() -> NamePrefixes {
+    NamePrefixes(SMOKE.iter().map(|name| (*name).into()).collect())
+}
+
 impl Selection {
     fn by(changed: &[String]) -> Self {
-        let mut selection = Selection {
-            tests: NamePrefixes(SMOKE.iter().map(|name| (*name).into()).collect()),
-            ..Self::default()
-        };
+        let mut selection = Selection { tests: smoke(), ..Self::default() };
         for path in changed {
             let mut known = false;
             for (_, tests) in
@@ -287,6 +289,7 @@ fn in_machines(
         filter: None,
         choice: Some(&selection.tests),
         options: RunOptions { peers: false, soak: false },
+        emulation: Emulation::default(),
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,

@@ -94,20 +94,22 @@ impl Session {
     pub(crate) fn open(needs: &Needs, show_console: bool) -> Result<Self> {
         vm::check_host()?;
         let cache = Cache::open()?;
-        let stage = clock::stage("fetch");
+        let arch = needs.arch;
+        let stage = clock::stage(arch.stage("fetch"));
         fetch::fetch(&cache, needs, false)?;
         drop(stage);
-        let arch = needs.arch;
         let cross = match arch.is_host() {
             true => None,
             false => Some(Cross::find(arch, &cache)?),
         };
         let workspace = Workspace::find()?.built_by(cross.clone());
-        let stage = clock::stage("build: guest and emulator");
+        let stage = clock::stage(arch.stage("build: guest and emulator"));
         let init = init(cross)?;
         drop(stage);
         let qemu = Qemu::find(arch, &cache)?.context("QEMU has gone from the cache")?;
-        let directory = workspace.run_directory()?;
+        // A run may have a session for each architecture.
+        let directory = workspace.run_directory()?.join(arch.label());
+        std::fs::create_dir_all(&directory)?;
         let mut session = Self {
             workspace,
             cache,
@@ -142,6 +144,11 @@ impl Session {
         self.accelerator
     }
 
+    /// The processor of the guests.
+    pub(crate) fn arch(&self) -> Arch {
+        self.arch
+    }
+
     /// A kernel that `open` has fetched.
     pub(crate) fn kernel(&self, name: KernelName) -> Result<Kernel> {
         Kernel::find(name, self.arch, &self.cache)?
@@ -154,8 +161,8 @@ impl Session {
 
     /// Boots a guest.
     pub(crate) fn boot(&self, machine: &Machine<'_>) -> Result<Vm> {
-        let _stage =
-            clock::stage(format!("boot {} {}", machine.kernel.label(), machine.device.label()));
+        let names = format!("boot {} {}", machine.kernel.label(), machine.device.label());
+        let _stage = clock::stage(self.arch.stage(names));
         let kernel = self.kernel(machine.kernel)?;
         let mut device = device::prepare(
             machine.device,
@@ -277,5 +284,7 @@ impl Drop for Session {
     fn drop(&mut self) {
         // What cannot be removed, the next run removes.
         let _left = std::fs::remove_dir_all(&self.directory);
+        // The run's directory stays while it has another session's.
+        let _used = self.directory.parent().map(std::fs::remove_dir);
     }
 }

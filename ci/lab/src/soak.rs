@@ -7,7 +7,7 @@ use crate::cases;
 use crate::check;
 use crate::clock;
 use crate::cutoff;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::lanes;
@@ -73,6 +73,12 @@ const PARTS: &[Part] = &[
         run: |_, logs| group("foreign", &[KernelName::V6_1, KernelName::Newest], logs),
     },
     Part {
+        name: "infiniband",
+        shows: "the device suite and the examples on InfiniBand links and every kernel, in place of parts of the \
+                suite on the newest",
+        run: |_, logs| over_infiniband(logs),
+    },
+    Part {
         name: "mutants",
         shows: "the emulated device sees each of the mistakes planted in the library (`mutants::`)",
         run: |_, logs| group("mutants", &[KernelName::Newest], logs),
@@ -89,8 +95,9 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "loom",
-        shows: "loom's models without any bound, those two included that bound themselves",
-        run: |workspace, _| Ok(vec![host::loom(workspace, host::Bounds::None)?]),
+        shows: "loom's models, of which three have a bound: six preemptions in place of three (shared receive \
+                queue) and three in place of two (poll loop); the others are whole here as in a full run",
+        run: |workspace, _| Ok(vec![host::loom(workspace, host::Bounds::Soak)?]),
     },
     Part {
         name: "miri",
@@ -105,7 +112,7 @@ const PARTS: &[Part] = &[
     },
     Part {
         name: "oldest",
-        shows: "the device suite on mlx5 and Linux 5.10, the oldest kernel that the library opens devices on",
+        shows: "the device suite on both devices and Linux 5.10, the oldest kernel that the library opens devices on",
         run: |_, logs| on_the_oldest(logs),
     },
     Part {
@@ -123,6 +130,11 @@ const PARTS: &[Part] = &[
         name: "narrow",
         shows: "the libraries compile for processors of 32 bits, i686 and armv7",
         run: |workspace, _| Ok(vec![check::narrow(workspace)?]),
+    },
+    Part {
+        name: "musl",
+        shows: "the device suite, linked with musl, on both devices and the newest kernel",
+        run: |_, logs| with_musl(logs),
     },
     Part {
         name: "quick",
@@ -214,6 +226,7 @@ fn scope() -> Scope<'static> {
         filter: None,
         choice: None,
         options: RunOptions { peers: true, soak: true },
+        emulation: Emulation::default(),
         rounds: 1,
         patience: PATIENCE,
         silence: SILENCE,
@@ -223,7 +236,7 @@ fn scope() -> Scope<'static> {
 fn ready(kernels: &[KernelName], suites: Vec<DeviceName>) -> Result<LazySetup> {
     let needs = Needs { peers: true, python: true, ..Needs::kernels(Arch::X86_64, kernels) };
     let setup = LazySetup::default();
-    setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
+    setup.prepare(&SetupRequest { needs, console: false, suites, musl: false, examples: false });
     setup.ready()?;
     Ok(setup)
 }
@@ -245,25 +258,57 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
     Ok(sections)
 }
 
-/// Soft-RoCE of that kernel loses a processor to a test of futures (docs/KERNEL-NOTES.md).
+fn over_infiniband(logs: &Path) -> Result<Vec<Section>> {
+    let setup = ready(&KernelName::ALL, vec![DeviceName::Mlx5])?;
+    let scope = Scope {
+        options: RunOptions { peers: true, soak: false },
+        emulation: Emulation { infiniband: true, ..Emulation::default() },
+        ..scope()
+    };
+    let mut sections = Vec::new();
+    for kernel in KernelName::ALL {
+        sections.push(test::suites_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
+        sections.push(test::examples_on(&setup, kernel, DeviceName::Mlx5, &scope, logs)?);
+    }
+    Ok(sections)
+}
+
 fn on_the_oldest(logs: &Path) -> Result<Vec<Section>> {
     const OLDEST: KernelName = KernelName::Release("5.10");
-    let setup = ready(&[OLDEST], vec![DeviceName::Mlx5])?;
+    let setup = ready(&[OLDEST], DeviceName::ALL.to_vec())?;
+    on_both_devices(&setup, OLDEST, logs)
+}
+
+fn with_musl(logs: &Path) -> Result<Vec<Section>> {
+    let setup = LazySetup::default();
+    setup.prepare(&SetupRequest {
+        needs: Needs { peers: true, ..Needs::kernels(Arch::X86_64, &[KernelName::Newest]) },
+        console: false,
+        suites: DeviceName::ALL.to_vec(),
+        musl: true,
+        examples: false,
+    });
+    setup.ready()?;
+    on_both_devices(&setup, KernelName::Newest, logs)
+}
+
+/// The suites as in an ordinary run, beside rdma-core's programs.
+fn on_both_devices(setup: &LazySetup, kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
     let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
-    Ok(vec![test::suites_on(&setup, OLDEST, DeviceName::Mlx5, &scope, logs)?])
+    DeviceName::ALL
+        .into_iter()
+        .map(|device| test::suites_on(setup, kernel, device, &scope, logs))
+        .collect()
 }
 
 fn on_aarch64(kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
     let suites = DeviceName::ALL.to_vec();
     let needs = Needs { peers: true, python: true, ..Needs::kernels(Arch::Aarch64, &[kernel]) };
     let setup = LazySetup::default();
-    setup.prepare(&SetupRequest { needs, console: false, suites, examples: false });
+    setup.prepare(&SetupRequest { needs, console: false, suites, musl: false, examples: false });
     setup.ready()?;
     let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
-    let mut sections = Vec::new();
-    for device in DeviceName::ALL {
-        sections.push(test::suites_on(&setup, kernel, device, &scope, logs)?);
-    }
+    let mut sections = on_both_devices(&setup, kernel, logs)?;
     for group in ["programs", "rxe_programs"].into_iter().filter_map(cases::group) {
         sections.push(test::group_on(group, &setup, kernel, &scope, logs)?);
     }

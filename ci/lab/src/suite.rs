@@ -4,7 +4,7 @@
 
 use crate::capability::{self, RunOptions, RunningKernel};
 use crate::clock;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{self, Outcome, Report};
@@ -96,12 +96,16 @@ pub(crate) fn build_unit(workspace: &Workspace) -> Result<Suite> {
 
 /// Builds the device suite for this machine.
 pub(crate) fn build_native(workspace: &Workspace) -> Result<Suite> {
+    device(workspace, if has_static_libc() { Profile::Checked } else { Profile::Here })
+}
+
+/// Builds the device suite alone.
+pub(crate) fn device(workspace: &Workspace, profile: Profile) -> Result<Suite> {
     let target = TARGETS.iter().find(|target| target.test == CHOSEN);
     let Some(target) = target.filter(|target| workspace.has(target.package, "test", target.test))
     else {
         bail!("{} has no device suite", workspace.root().display());
     };
-    let profile = if has_static_libc() { Profile::Checked } else { Profile::Here };
     let binary = workspace.static_test(target.package, target.test, profile)?;
     let (name, modules, devices) = (target.test, target.modules, target.devices);
     Ok(Suite { name, binary, modules, devices })
@@ -124,6 +128,8 @@ pub(crate) struct Scope<'a> {
     /// Of the tests that pass the filter, only those that this accepts.
     pub(crate) choice: Option<&'a NamePrefixes>,
     pub(crate) options: RunOptions,
+    /// What the emulated ConnectX of the suites is like.
+    pub(crate) emulation: Emulation,
     /// Factor for the rounds of tests that repeat their work, on the newest kernel.
     pub(crate) rounds: u32,
     /// The limit for one run of one suite.
@@ -152,14 +158,19 @@ pub(crate) struct Guest<'a> {
 }
 
 /// Probes the kernel of a guest.
-pub(crate) fn running(vm: &mut Vm, device: DeviceName) -> Result<RunningKernel> {
+pub(crate) fn running(
+    vm: &mut Vm,
+    device: DeviceName,
+    emulation: Emulation,
+) -> Result<RunningKernel> {
     let release = vm.greeting.release.clone();
-    RunningKernel::probe(device, &release, true, |file| {
+    let running = RunningKernel::probe(device, &release, true, |file| {
         let command = ["cat", file].map(str::to_owned).to_vec();
         let order = Order { command, root: true, ..Order::default() };
         let (ending, contents, _) = collect(vm, &order, Duration::from_secs(60));
         Ok((ending?.status() == 0).then_some(contents))
-    })
+    })?;
+    Ok(running.on_infiniband(emulation.infiniband))
 }
 
 /// Compares the capability probes with the table's versions. On the three kernels of a whole run a
@@ -331,7 +342,7 @@ fn pass(
     let log = logs.join(format!(
         "{}-{}-{}-{who}.log",
         guest.kernel.label(),
-        guest.device.label(),
+        guest.device.with(scope.emulation).replace(' ', "-"),
         suite.name
     ));
     fs::write(&log, format!("{results}\n--- printed by tests ---\n{noise}"))

@@ -9,15 +9,17 @@ use crate::check;
 use crate::clock;
 use crate::cross::Cross;
 use crate::cutoff;
-use crate::device::DeviceName;
+use crate::device::{DeviceName, Emulation};
 use crate::examples;
 use crate::fetch::{self, Needs};
 use crate::host;
 use crate::junit;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
+use crate::musl::Musl;
 use crate::outcome::{Outcome, Report};
 use crate::session::{self, Machine, Session};
+use crate::smoke;
 use crate::suite::{self, Guest, Scope, Suite};
 use crate::summary::{Section, Summary};
 use crate::workspace::{Profile, Workspace, has_static_libc};
@@ -69,6 +71,9 @@ pub(crate) struct TestArguments {
     /// Run on this RDMA device of this machine instead of in a VM, changing nothing of the machine
     #[arg(long, value_name = "DEV", conflicts_with_all = ["kernel", "device", "arch"])]
     native: Option<String>,
+    /// InfiniBand ports in place of Ethernet ones, and so mlx5 alone
+    #[arg(long, conflicts_with_all = ["native", "full", "arch"])]
+    infiniband: bool,
     /// All kernels, the suites against rdma-core's tools, and formatting, lints and documentation
     #[arg(long, conflicts_with = "arch")]
     full: bool,
@@ -103,10 +108,15 @@ impl TestArguments {
 
     fn devices(&self) -> Vec<DeviceName> {
         match self.device {
+            None | Some(Devices::All) if self.infiniband => vec![DeviceName::Mlx5],
             None | Some(Devices::All) => DeviceName::ALL.to_vec(),
             Some(Devices::Rxe) => vec![DeviceName::Rxe],
             Some(Devices::Mlx5) => vec![DeviceName::Mlx5],
         }
+    }
+
+    fn emulation(&self) -> Emulation {
+        Emulation { infiniband: self.infiniband, ..Emulation::default() }
     }
 
     /// The downloads that the run needs.
@@ -128,6 +138,7 @@ impl TestArguments {
             filter: self.filter.as_deref(),
             choice: None,
             options: RunOptions { peers: self.full || self.peers, soak: false },
+            emulation: self.emulation(),
             rounds: if self.full { FULL_ROUNDS } else { 1 },
             patience: if self.full { minutes(30) } else { minutes(12) },
             silence: if self.full { minutes(10) } else { minutes(3) },
@@ -149,6 +160,9 @@ type Work<'a> = Job<'a, Section>;
 
 /// Runs the tests and prints the summary. It returns success only if nothing failed.
 pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
+    if arguments.infiniband && matches!(arguments.device, Some(Devices::Rxe)) {
+        bail!("soft-RoCE has no InfiniBand ports: leave out --infiniband, or take --device mlx5");
+    }
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
     clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
@@ -290,6 +304,8 @@ pub(crate) struct SetupRequest {
     pub(crate) console: bool,
     /// The devices that suites are for; none if no suite runs.
     pub(crate) suites: Vec<DeviceName>,
+    /// Whether suites and programs have musl in place of glibc.
+    pub(crate) musl: bool,
     pub(crate) examples: bool,
 }
 
@@ -299,7 +315,8 @@ impl SetupRequest {
         let stage = clock::stage("build: guest and emulator");
         session::programs()?;
         drop(stage);
-        let workspace = &session.workspace;
+        let with_musl = self.musl.then(with_musl).transpose()?;
+        let workspace = with_musl.as_ref().unwrap_or(&session.workspace);
         let (mut suites, mut programs) = (Vec::new(), Vec::new());
         if !self.suites.is_empty() {
             let _stage = clock::stage("build: device suites");
@@ -321,6 +338,13 @@ impl SetupRequest {
     }
 }
 
+/// The workspace, whose static programs have musl.
+fn with_musl() -> Result<Workspace> {
+    let cache = Cache::open()?;
+    fetch::musl(&cache)?;
+    Ok(Workspace::find()?.with_musl(Some(Musl::find(&cache)?)))
+}
+
 /// The jobs of a run. One chain of host checks runs beside one lane of guests until the checks are
 /// over; the longest guests come first.
 fn jobs<'a>(
@@ -331,13 +355,15 @@ fn jobs<'a>(
     logs: &'a Path,
 ) -> Vec<Work<'a>> {
     let filter = scope.filter;
-    let suites =
-        !filter.is_some_and(|filter| cases::suffices(filter) || examples::suffices(filter));
+    let suites = !filter.is_some_and(|filter| {
+        cases::suffices(filter) || examples::suffices(filter) || smoke::suffices(filter)
+    });
     let all_examples = arguments.full && filter.is_none();
     let request = SetupRequest {
         needs: arguments.needs(),
         console: arguments.console,
         suites: if suites { arguments.devices() } else { Vec::new() },
+        musl: false,
         examples: all_examples,
     };
     let mut jobs = vec![Job::new(SETUP, move || setup.prepare(&request))];
@@ -345,7 +371,7 @@ fn jobs<'a>(
         if arguments.full && filter.is_none() {
             jobs.push(Job::new(CHECK, || section_of(CHECK, check::run(workspace))));
             jobs.push(
-                Job::new("loom", || section_of("host", host::loom(workspace, host::Bounds::Own)))
+                Job::new("loom", || section_of("host", host::loom(workspace, host::Bounds::Usual)))
                     .after(HOST),
             );
         }
@@ -361,7 +387,7 @@ fn jobs<'a>(
     let mut machines = Vec::new();
     for &kernel in &kernels {
         for &device in &devices {
-            let name = format!("{} {}", kernel.label(), device.label());
+            let name = label(kernel, device, scope.emulation);
             if suites {
                 let section = name.clone();
                 machines.push(Job::new(name.clone(), move || {
@@ -373,10 +399,12 @@ fn jobs<'a>(
             if named || (all_examples && kernel == KernelName::Newest) {
                 let section = name.clone();
                 machines.push(Job::new(format!("{name} examples"), move || {
-                    section_of(&section, examples_on(setup, kernel, device, filter, logs))
+                    section_of(&section, examples_on(setup, kernel, device, scope, logs))
                 }));
             }
-            if device == DeviceName::Mlx5 && (arguments.full || filter.is_some()) {
+            // Groups have devices of their own.
+            let grouped = device == DeviceName::Mlx5 && !arguments.infiniband;
+            if grouped && (arguments.full || filter.is_some()) {
                 for group in cases::groups(kernel, filter) {
                     let section = name.clone();
                     let run =
@@ -386,12 +414,26 @@ fn jobs<'a>(
             }
         }
     }
+    let of_smoke = match filter {
+        None => arguments.full && arguments.kernel.is_none() && arguments.device.is_none(),
+        Some(filter) => smoke::suffices(filter),
+    };
+    if of_smoke && arguments.arch.is_host() {
+        let run = || section_of(smoke::GROUP, smoke::section(scope, arguments.console, logs));
+        machines.push(Job::new(smoke::GROUP, run));
+    }
     jobs.extend(machines.into_iter().map(|job| job.after(SETUP)));
     jobs
 }
 
-fn label(kernel: KernelName, device: DeviceName) -> String {
-    format!("{} {}", kernel.label(), device.label())
+/// The name of the section and the stages of a guest.
+fn label(
+    session: &Session,
+    kernel: KernelName,
+    device: DeviceName,
+    emulation: Emulation,
+) -> String {
+    session.arch().stage(format!("{} {}", kernel.label(), device.with(emulation)))
 }
 
 /// Runs the suites of a device in one guest.
@@ -435,9 +477,11 @@ fn suites_with(
         peers: scope.options.peers,
         // The tests of imports run a program of rdma-core's bindings.
         python: scope.options.peers && device == DeviceName::Mlx5,
+        emulation: scope.emulation,
         ..Machine::new(kernel, device)
     };
-    let mut section = Section { name: label(kernel, device), ..Section::default() };
+    let name = label(session, kernel, device, scope.emulation);
+    let mut section = Section { name, ..Section::default() };
     run_suites(session, &machine, suites, scope, logs, &mut section);
     section.note.push_str(&format!("{} s", start.elapsed().as_secs()));
     section
@@ -453,19 +497,23 @@ pub(crate) fn group_on(
 ) -> Result<Section> {
     let session = &setup.ready()?.session;
     let reports = group.run(&CaseContext { session, kernel, scope, logs });
-    Ok(Section { name: label(kernel, DeviceName::Mlx5), reports, ..Section::default() })
+    let name = label(session, kernel, DeviceName::Mlx5, Emulation::default());
+    Ok(Section { name, reports, ..Section::default() })
 }
 
-fn examples_on(
+/// Runs the examples.
+pub(crate) fn examples_on(
     setup: &LazySetup,
     kernel: KernelName,
     device: DeviceName,
-    filter: Option<&str>,
+    scope: &Scope<'_>,
     logs: &Path,
 ) -> Result<Section> {
-    let _stage = clock::stage(format!("{} examples", label(kernel, device)));
-    let reports = examples::run(&setup.ready()?.session, kernel, device, filter, logs);
-    Ok(Section { name: label(kernel, device), reports, ..Section::default() })
+    let (emulation, session) = (scope.emulation, &setup.ready()?.session);
+    let name = label(session, kernel, device, emulation);
+    let _stage = clock::stage(format!("{name} examples"));
+    let reports = examples::run(session, kernel, device, emulation, scope.filter, logs);
+    Ok(Section { name, reports, ..Section::default() })
 }
 
 /// Runs each suite. After a suite that breaks its guest, the next one gets a new guest.
@@ -494,8 +542,8 @@ fn run_suites(
             }
         }
         let Some(running) = vm.as_mut() else { return };
-        let _stage =
-            clock::stage(format!("{} {}", label(machine.kernel, machine.device), suite.name));
+        let names = label(session, machine.kernel, machine.device, machine.emulation);
+        let _stage = clock::stage(format!("{names} {}", suite.name));
         let outcome = (|| {
             // The check needs the command line in the guest, which `cargo ci quick` leaves out.
             let uses = machine.programs.iter().any(|(name, _)| name == "uverbs");
@@ -504,7 +552,7 @@ fn run_suites(
                 _ => None,
             };
             if looked.is_none() {
-                let found = suite::running(running, device)?;
+                let found = suite::running(running, device, machine.emulation)?;
                 section.reports.extend(suite::check_probes(&found, kernel, scope.filter));
                 looked = Some(found);
             }

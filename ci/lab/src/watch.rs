@@ -11,6 +11,8 @@ use std::collections::BTreeMap;
 use std::fs;
 use std::io::Read;
 use std::process::{Command, ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -35,11 +37,30 @@ pub(crate) fn run(command: Command, patience: Duration) -> Result<CommandOutput>
 
 /// The same, and shows each line of standard output as it comes.
 pub(crate) fn run_showing(
+    command: Command,
+    patience: Duration,
+    mut show: impl FnMut(&str) + Send + 'static,
+) -> Result<CommandOutput> {
+    run_until(command, patience, move |line| {
+        show(line);
+        false
+    })
+}
+
+/// The same, but gives it up as soon as a line of standard output is enough.
+pub(crate) fn run_until(
     mut command: Command,
     patience: Duration,
-    show: impl FnMut(&str) + Send + 'static,
+    mut is_enough: impl FnMut(&str) -> bool + Send + 'static,
 ) -> Result<CommandOutput> {
     let start = Instant::now();
+    let enough = Arc::new(AtomicBool::new(false));
+    let theirs = enough.clone();
+    let show = move |line: &str| {
+        if is_enough(line) {
+            theirs.store(true, Ordering::Relaxed);
+        }
+    };
     let mut child = command
         .stdin(Stdio::null())
         .stdout(Stdio::piped())
@@ -62,7 +83,7 @@ pub(crate) fn run_showing(
             clock::ended(child.id());
             break Some(child.wait()?);
         }
-        if Instant::now() >= deadline {
+        if Instant::now() >= deadline || enough.load(Ordering::Relaxed) {
             end_family(child.id() as i32);
             clock::wait_and_count(child.id());
             child.wait()?;
@@ -202,6 +223,16 @@ mod tests {
         })
         .unwrap();
         assert_eq!(lines.iter().collect::<Vec<_>>(), ["a", "bc"]);
+    }
+
+    #[test]
+    fn a_command_that_has_said_enough_ends() {
+        let start = Instant::now();
+        let mut command = Command::new("sh");
+        command.args(["-c", "echo a; echo b; sleep 60 & sleep 60"]);
+        let run = run_until(command, Duration::from_secs(50), |line| line == "b").unwrap();
+        assert_eq!((run.status, run.stdout.as_str()), (None, "a\nb\n"));
+        assert!(start.elapsed() < Duration::from_secs(30));
     }
 
     #[test]

@@ -6,6 +6,7 @@
 use crate::arch::Arch;
 use crate::clock;
 use crate::cross::{Cross, Linking};
+use crate::musl::{self, Musl};
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
@@ -73,6 +74,8 @@ pub(crate) struct Workspace {
     metadata: Metadata,
     /// What builds static programs, if they are for another processor than this machine's.
     cross: Option<Cross>,
+    /// What builds static programs, if they have musl in place of glibc.
+    musl: Option<Musl>,
 }
 
 /// Optimisation of a build, and whether it is static.
@@ -96,13 +99,36 @@ pub(crate) enum Profile {
     Edited,
 }
 
+/// A line of cargo's messages in JSON.
 #[derive(Deserialize)]
-struct Message {
+pub(crate) struct Message {
     reason: String,
     #[serde(default)]
     executable: Option<PathBuf>,
     #[serde(default)]
     target: Option<Target>,
+    #[serde(default)]
+    fresh: bool,
+}
+
+/// A program that cargo built, or would have built.
+pub(crate) struct Built {
+    /// The name of its target.
+    pub(crate) name: String,
+    pub(crate) path: PathBuf,
+    /// Whether it was there before.
+    pub(crate) is_fresh: bool,
+}
+
+impl Message {
+    /// The program that the message is about, if it is about one.
+    pub(crate) fn program(self) -> Option<Built> {
+        let kinds = ["bin", "test", "example", "lib"];
+        let target = self.target.filter(|_| self.reason == "compiler-artifact")?;
+        let is_program = target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
+        let path = self.executable.filter(|_| is_program)?;
+        Some(Built { name: target.name, path, is_fresh: self.fresh })
+    }
 }
 
 /// Whether this machine can link static programs: some distributions leave `libc.a` out, or package it apart.
@@ -178,12 +204,17 @@ impl Workspace {
         if !output.status.success() {
             bail!("cargo metadata failed:\n{}", String::from_utf8_lossy(&output.stderr));
         }
-        Ok(Self { metadata: serde_json::from_slice(&output.stdout)?, cross: None })
+        Ok(Self { metadata: serde_json::from_slice(&output.stdout)?, cross: None, musl: None })
     }
 
     /// The same with static programs for another processor.
     pub(crate) fn built_by(self, cross: Option<Cross>) -> Self {
         Self { cross, ..self }
+    }
+
+    /// The same with musl in static programs.
+    pub(crate) fn with_musl(self, musl: Option<Musl>) -> Self {
+        Self { musl, ..self }
     }
 
     /// The processor of static programs.
@@ -377,10 +408,11 @@ impl Workspace {
         arguments: &[String],
         profile: Profile,
     ) -> Result<Vec<(String, PathBuf)>> {
+        let target = if self.musl.is_some() { musl::TARGET } else { self.arch().target() };
         let mut command = Command::new(cargo());
         command
             .args(arguments)
-            .args(["--package", package, "--target", self.arch().target(), "--profile", "release"])
+            .args(["--package", package, "--target", target, "--profile", "release"])
             .args(["--message-format", "json-render-diagnostics"])
             .current_dir(self.root())
             .env("CARGO_ENCODED_RUSTFLAGS", "-Ctarget-feature=+crt-static")
@@ -414,6 +446,7 @@ impl Workspace {
             }
             Profile::Quick => {
                 command.env("CARGO_PROFILE_RELEASE_OPT_LEVEL", "0");
+                command.env("CARGO_PROFILE_RELEASE_DEBUG", "0");
                 command.env("CARGO_PROFILE_RELEASE_DEBUG_ASSERTIONS", "true");
                 "lab/quick"
             }
@@ -444,6 +477,11 @@ impl Workspace {
             };
             cross.configure(&mut command, &directory, linking)?;
         }
+        if let Some(musl) = &self.musl {
+            directory =
+                self.lab_directory()?.join("musl").join(directory.file_name().unwrap_or_default());
+            musl.configure(&mut command, &directory)?;
+        }
         command.arg("--target-dir").arg(directory);
         if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
             command.arg("--quiet");
@@ -460,14 +498,8 @@ impl Workspace {
         }
         Ok(String::from_utf8_lossy(&output)
             .lines()
-            .filter_map(|line| serde_json::from_str::<Message>(line).ok())
-            .filter(|message| message.reason == "compiler-artifact")
-            .filter_map(|message| {
-                let kinds = ["bin", "test", "example", "lib"];
-                let target = message.target?;
-                let program = target.kind.iter().any(|kind| kinds.contains(&kind.as_str()));
-                program.then_some((target.name, message.executable?))
-            })
+            .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.program())
+            .map(|built| (built.name, built.path))
             .collect())
     }
 }

@@ -1,15 +1,19 @@
 //! One device: its node, whether it opens and registers memory, and its ports.
 
+use super::machine::series;
 use super::{Findings, flow_control, peer};
 use std::fs;
 use std::net::IpAddr;
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use uverbs::device::DriverId;
 use uverbs::{Context, Device, Errno, GidFilter, LinkLayer, PortState};
 
 /// Bytes of the region that is registered for a test: within the least limit that a program can live with.
 const REGION: usize = 64 << 10;
 /// The mode that lets everybody work with a device. The kernel checks each command.
 const USUAL_MODE: u32 = 0o666;
+/// The first kernel whose soft-RoCE waits for a timer after an RNR NAK.
+const RNR_TIMER: (u32, u32) = (6, 0);
 
 pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Findings) {
     findings.about(device.to_string());
@@ -24,6 +28,9 @@ pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Finding
     let firmware = device.firmware().map(|version| format!(", firmware {version}"));
     let driver = device.driver().map(|driver| driver.to_string()).unwrap_or_default();
     findings.ok("driver", format!("{driver}{}", firmware.unwrap_or_default()));
+    if device.driver() == Some(DriverId::RXE) {
+        soft_roce(&rustix::system::uname().release().to_string_lossy(), findings);
+    }
     node(device, findings);
     let context = match Context::open(device) {
         Ok(context) => context,
@@ -34,6 +41,18 @@ pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Finding
     for number in 1..=context.device().port_count() {
         findings.about(format!("{device} port {number}"));
         port(&context, number, peer, findings);
+    }
+}
+
+/// Warns of what soft-RoCE of older kernels does in a loop in the kernel.
+fn soft_roce(release: &str, findings: &mut Findings) {
+    if series(release).is_some_and(|series| series < RNR_TIMER) {
+        findings.warning(
+            "soft-roce",
+            "before Linux 6.0 soft-RoCE sends a message that finds no receive again at once: between two \
+             queue pairs of this device that can take a processor until the next boot",
+            "boot Linux 6.1 or later; else post receives before the peer sends, or set rnr_retry below 7",
+        );
     }
 }
 
@@ -123,5 +142,21 @@ fn ethernet(netdev: Option<&str>, attr: &uverbs::PortAttr, findings: &mut Findin
         );
     } else {
         findings.ok("mtu", message);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn soft_roce_that_sends_again_at_once_is_warned_of() {
+        let warns = |release| {
+            let mut findings = Findings::default();
+            soft_roce(release, &mut findings);
+            !findings.found.is_empty()
+        };
+        assert!(warns("5.10.0-32-amd64") && warns("5.19.17"));
+        assert!(!warns("6.1.0-50-amd64") && !warns("7.3.4") && !warns("unknown"));
     }
 }

@@ -55,11 +55,16 @@ fn versions(findings: &mut Findings) {
     version_of(&kernel.release().to_string_lossy(), findings);
 }
 
+/// The first two numbers of a kernel's release.
+pub(super) fn series(release: &str) -> Option<(u32, u32)> {
+    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
+    Some((numbers.next()?.ok()?, numbers.next()?.ok()?))
+}
+
 fn version_of(release: &str, findings: &mut Findings) {
     let message = format!("uverbs {}, Linux {release}", env!("CARGO_PKG_VERSION"));
-    let mut numbers = release.split(|c: char| !c.is_ascii_digit()).map(str::parse);
-    match (numbers.next(), numbers.next()) {
-        (Some(Ok(major)), Some(Ok(minor))) if (major, minor) < OLDEST => {
+    match series(release) {
+        Some(series) if series < OLDEST => {
             let (major, minor) = OLDEST;
             let advice = format!("boot Linux {major}.{minor} or later, which this library needs");
             findings.problem("versions", message, advice);
@@ -114,10 +119,10 @@ fn namespaces(findings: &mut Findings) {
             };
             findings.note("namespaces", mode);
             if !system.copy_on_fork {
-                findings.warning(
+                findings.note(
                     "fork",
-                    "the kernel does not say that it copies pinned pages for a forked child (Linux 5.12 does)",
-                    "do not fork while memory in huge pages is registered",
+                    "the kernel does not say that it copies pinned huge pages for a forked child (Linux 5.12 \
+                     does): children do not get those that are registered",
                 );
             }
         }
@@ -219,7 +224,10 @@ fn huge_pages(meminfo: &str, findings: &mut Findings) {
         line.split_whitespace().next()?.parse::<u64>().ok()
     };
     match (value("HugePages_Total:"), value("HugePages_Free:"), value("Hugepagesize:")) {
-        (Some(0), ..) => findings.note("huge pages", "none are reserved (vm.nr_hugepages)"),
+        (Some(0), ..) => findings.note(
+            "huge pages",
+            "none are reserved; `sysctl vm.nr_hugepages=N` reserves some for programs that ask for them",
+        ),
         (Some(total), Some(free), Some(size)) => {
             findings.note("huge pages", format!("{free} of {total} are free, {size} KiB each"));
         }

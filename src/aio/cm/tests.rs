@@ -349,7 +349,8 @@ impl Wake for Panics {
 fn a_waker_that_panics_keeps_no_other_task_waiting() {
     let mut stage = Stage::new();
     let (_qp, connection) = stage.connect(1, 10).unwrap();
-    let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+    stage.script.log();
+    let (_qp, second) = stage.connect(2, 10).unwrap();
     let (count, waker) = Count::new();
     let panicking = Waker::from(Arc::new(Panics));
     let (mut one, mut other) = (pin!(connection.disconnected()), pin!(connection.disconnected()));
@@ -366,11 +367,25 @@ fn a_waker_that_panics_keeps_no_other_task_waiting() {
     assert!(catch_unwind(read).is_err());
     assert_eq!(count.get(), 1, "by an event");
     poll_both(one.as_mut(), other.as_mut());
-    let mut request = pin!(listener.next_request());
-    assert!(request.as_mut().poll(&mut task::Context::from_waker(&waker)).is_pending());
+    // Whichever connection is first, one of its wakers panics before that of the other connection is called.
+    let (mut third, mut fourth) = (pin!(second.disconnected()), pin!(second.disconnected()));
+    poll_both(third.as_mut(), fourth.as_mut());
     let driver = stage.driver;
     assert!(catch_unwind(AssertUnwindSafe(|| drop(driver))).is_err());
     assert_eq!(count.get(), 3, "by the end of the driver");
+}
+
+/// The task drops the last handle of the channel while it panics: a second panic would abort the process.
+#[test]
+fn a_driver_whose_waker_panics_does_not_abort_a_task_that_panics() {
+    let Stage { channel, mut driver, .. } = Stage::new();
+    let panicking = Waker::from(Arc::new(Panics));
+    assert!(Pin::new(&mut driver).poll(&mut task::Context::from_waker(&panicking)).is_pending());
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        let _channel = channel;
+        panic!("the task");
+    }));
+    assert_eq!(end.unwrap_err().downcast_ref::<&str>(), Some(&"the task"));
 }
 
 /// Each time, the file is readable to the driver, and a thread reads what it was readable for.

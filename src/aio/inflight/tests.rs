@@ -3,6 +3,7 @@
 use super::*;
 use crate::number::Qpn;
 use crate::wc::WcOpcode;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::task::Wake;
 
@@ -55,6 +56,33 @@ fn waiters_are_admitted_in_the_order_in_which_they_came() {
     assert_eq!(finish(&inflight, index), 2, "the request's future, and a waiter for room");
     assert_eq!(first.0.load(Ordering::Relaxed), 1);
     assert!(matches!(inflight.progress(index, &one), OpProgress::Over(..)));
+}
+
+/// A future's destructor lets the next waiter try: a second panic would abort the process.
+#[test]
+fn a_waiter_whose_waker_panics_does_not_abort_a_task_that_panics() {
+    struct Panics;
+    impl Wake for Panics {
+        fn wake(self: Arc<Self>) {
+            panic!("the waker");
+        }
+    }
+    struct Leaves<'a>(&'a Inflight, Option<u64>);
+    impl Drop for Leaves<'_> {
+        fn drop(&mut self) {
+            self.0.leave(Side::Send, &mut self.1);
+        }
+    }
+    let inflight = Inflight::<Shared>::new(None);
+    let (_, first) = waker();
+    let mut leaves = Leaves(&inflight, None);
+    inflight.wait(Side::Send, &mut leaves.1, &first);
+    inflight.wait(Side::Send, &mut None, &Waker::from(Arc::new(Panics)));
+    let end = catch_unwind(AssertUnwindSafe(|| {
+        let _leaves = leaves;
+        panic!("the task");
+    }));
+    assert_eq!(end.unwrap_err().downcast_ref::<&str>(), Some(&"the task"));
 }
 
 /// A task that looks at several requests one after the other would miss the first if it ends in between.

@@ -94,7 +94,22 @@ unsafe impl QueueAllocator for HugePages {
 
 #[cfg(test)]
 mod tests {
+    use super::super::lent::anonymous;
     use super::*;
+
+    /// With ordinary pages, because a machine need not have huge ones.
+    #[test]
+    fn buffers_are_counted_while_they_are_lent() {
+        let allocator = HugePages::new();
+        let lent: Vec<Allocation> =
+            (0..2).map(|_| allocator.lent.lend(anonymous(4096), 64)).collect();
+        assert_eq!(allocator.buffers(), 2);
+        for (left, allocation) in [1, 0].into_iter().zip(lent) {
+            let Allocation::Memory(memory) = allocation else { panic!("{allocation:?}") };
+            allocator.lent.take_back(memory);
+            assert_eq!(allocator.buffers(), left);
+        }
+    }
 
     #[test]
     fn sizes_that_no_machine_has_are_refused() {

@@ -15,22 +15,47 @@ use crate::provider::{
     self, CreateRequest, CreatedQp, CreatedTarget, Member, QpInitAttr, RecvRing, SendLimits,
     SendRing, SharedReceives, ThreadRegister,
 };
+use crate::qp::ece::Ece;
 use crate::qp::state::QpType;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use crate::wr::SendOps;
 use rustix::param::page_size;
 use std::sync::Arc;
-use uverbs_uapi::mlx5::abi::{mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_qp_flags};
+use uverbs_uapi::mlx5::abi::{
+    mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_resp,
+    mlx5_qp_flags,
+};
 use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
 use uverbs_uapi::qp as uapi;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
+use zerocopy::IntoBytes;
 
 /// The device finds the beginning of a queue pair's memory in this many steps of a page.
 const PAGE_STEPS: usize = 64;
-/// Asks which connection options (ECE) the queue pair takes.
+/// Version 1 of the options of a connection: a queue pair that is created with it tells which options the device has.
 const ECE_QUERY: u32 = 0x1000_0000;
+/// The vendor whose options these are.
+const ECE_VENDOR: u32 = 0x15b3;
+
+/// The options that the device told, if it has any.
+fn ece(mlx5: &Mlx5, response: &mlx5_ib_create_qp_resp) -> Option<Ece> {
+    let options = response.ece_options;
+    mlx5.limits.ece.then_some(Ece { vendor_id: ECE_VENDOR, options })
+}
+
+/// Has `execute` change a queue pair together with the options of its connection, and returns those that the device
+/// took.
+pub(crate) fn modify_with_ece(
+    options: u32,
+    execute: impl FnOnce(&[u8], &mut [u8]) -> Result<()>,
+) -> Result<u32> {
+    let request = mlx5_ib_modify_qp { ece_options: options, ..Default::default() };
+    let mut response = mlx5_ib_modify_qp_resp::default();
+    execute(request.as_bytes(), response.as_mut_bytes())?;
+    Ok(response.ece_options)
+}
 
 /// Creates a queue pair.
 pub(crate) fn create<K>(
@@ -168,7 +193,8 @@ pub(crate) fn create<K>(
     };
     let send = SendRing::Mlx5(send.ok_or_else(misfit)?);
     let member = Member::Mlx5(shared);
-    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named: None }))
+    let ece = ece(mlx5, &response);
+    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named: None, ece }))
 }
 
 /// The memory of both queues, or of the receive queue; and of a send queue that is apart.
@@ -224,7 +250,8 @@ pub(crate) fn create_target<K>(
     let resources = provider::QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let member = Member::Mlx5(SharedQp::new(qpn, uidx, None, Receives::None));
-    Ok((object, CreatedTarget { qpn, member }))
+    let ece = ece(mlx5, &response);
+    Ok((object, CreatedTarget { qpn, member, ece }))
 }
 
 #[cfg(all(test, not(loom)))]

@@ -79,7 +79,7 @@ pub(crate) fn create<K>(
     };
     let named = send.named().cloned();
     let (send, member) = (provider::SendRing::Rxe(send), Member::Rxe { qpn });
-    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named }))
+    Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named, ece: None }))
 }
 
 /// Creates an XRC target, if a driver that works as rxe does ever has them.
@@ -91,5 +91,5 @@ pub(crate) fn create_target<K>(
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    Ok((object, CreatedTarget { qpn, member: Member::None }))
+    Ok((object, CreatedTarget { qpn, member: Member::None, ece: None }))
 }

@@ -91,10 +91,88 @@ fn every_step_is_a_transition() {
 }
 
 #[test]
+fn each_option_of_a_handshake_reaches_the_queue_pair() {
+    let (local, remote) = (side(1, 1), side(2, 1).endpoint);
+    let options = Handshake::new()
+        .access(Access::REMOTE_READ)
+        .pkey_index(1)
+        .timeout(2)
+        .retry_count(3)
+        .rnr_retry(4)
+        .min_rnr_timer(5)
+        .max_rd_atomic(6)
+        .service_level(7)
+        .traffic_class(8)
+        .flow_label(9)
+        .hop_limit(10);
+    let mut path = AddressVector::global(1, 3, remote.gid);
+    path.service_level = 7;
+    let global = path.global.as_mut().unwrap();
+    (global.traffic_class, global.flow_label, global.hop_limit) = (8, 9, 10);
+    let expected = [
+        QpAttr::new().state(QpState::INIT).port(1).pkey_index(1).access(Access::REMOTE_READ),
+        QpAttr::new()
+            .state(QpState::RTR)
+            .path(path)
+            .path_mtu(Mtu::MTU_1024)
+            .dest_qpn(Qpn(2))
+            .rq_psn(Psn(0x200))
+            .max_dest_rd_atomic(16)
+            .min_rnr_timer(5),
+        QpAttr::new()
+            .state(QpState::RTS)
+            .sq_psn(Psn(0x100))
+            .timeout(2)
+            .retry_count(3)
+            .rnr_retry(4)
+            .max_rd_atomic(6),
+    ];
+    let steps = [
+        options.to_init(QpType::RC, &local),
+        options.to_rtr(QpType::RC, &local, &remote),
+        options.to_rts(QpType::RC, &local, &remote),
+    ];
+    for (step, expected) in steps.iter().zip(&expected) {
+        assert_eq!(format!("{step:?}"), format!("{expected:?}"));
+    }
+}
+
+#[test]
 fn sequence_numbers_are_random_and_fit() {
     let numbers: Vec<Psn> = (0..8).map(|_| random_psn()).collect();
     assert!(numbers.iter().all(|psn| psn.0 <= 0xff_ffff));
     assert!(numbers.iter().any(|psn| *psn != numbers[0]));
+}
+
+#[test]
+fn the_bytes_of_an_endpoint_are_the_same_on_every_machine() {
+    let endpoint = Endpoint {
+        psn: Psn(0x0a_0b0c),
+        lid: 0x0d0e,
+        qkey: Qkey(0x0102_0304),
+        ..side(0x1234, 0xfe).endpoint
+    };
+    let mut bytes = [0; Endpoint::BYTES];
+    bytes[..4].copy_from_slice(b"uvb1");
+    bytes[6..8].copy_from_slice(&[0x12, 0x34]);
+    bytes[9..12].copy_from_slice(&[0x0a, 0x0b, 0x0c]);
+    (bytes[12], bytes[27]) = (0xfe, 0x34);
+    bytes[28..30].copy_from_slice(&[0x0d, 0x0e]);
+    (bytes[30], bytes[31]) = (3, 16);
+    bytes[32..36].copy_from_slice(&[1, 2, 3, 4]);
+    assert_eq!(endpoint.to_bytes(), bytes);
+    assert_eq!(Endpoint::from_bytes(&bytes), Some(endpoint));
+}
+
+#[test]
+fn bytes_that_are_no_endpoint_are_refused() {
+    let bytes = side(0x1234, 0xfe).endpoint.to_bytes();
+    // Another format, and numbers of more than 24 bits.
+    for at in [0, 4, 8] {
+        let mut other = bytes;
+        other[at] ^= 1;
+        assert_eq!(Endpoint::from_bytes(&other), None, "byte {at}");
+    }
 }
 
 #[cfg(feature = "serde")]

@@ -242,6 +242,20 @@ fn on_device(context: &Context) -> (ProtectionDomain, DeviceMemory, MemoryRegion
 }
 
 #[test]
+fn device_memory_is_imported_while_it_is_there() {
+    let (script, exporter, importer) = shared();
+    let memory = exporter.alloc_dm(64, 8).unwrap();
+    let envelope = memory.export().unwrap();
+    let imported = importer.import_dm(&envelope).unwrap();
+    assert_eq!((imported.len(), imported.handle()), (64, memory.handle()));
+    drop(imported);
+    assert_eq!(script.count(UVERBS_OBJECT_DM), 1, "its owner's");
+    memory.destroy().unwrap();
+    let error = importer.import_dm(&envelope).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOENT, "{error}");
+}
+
+#[test]
 fn a_region_of_device_memory_changes_hands() {
     let (script, exporter, importer) = shared();
     let (pd, memory, region) = on_device(&exporter);

@@ -7,7 +7,9 @@ use rustix::io::Errno;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
 use uverbs_uapi::device::UVERBS_ATTR_CORE_OUT;
 use uverbs_uapi::mlx5::abi;
-use uverbs_uapi::mlx5::context::{mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp};
+use uverbs_uapi::mlx5::context::{
+    mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
+};
 use uverbs_uapi::mlx5::object::{
     MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX,
     MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX,
@@ -32,6 +34,8 @@ pub(crate) struct ScriptedMlx5 {
     pub(crate) uars: u32,
     /// The device's number of the next UAR.
     pub(crate) next_page: u32,
+    /// The options of connections (ECE) that the device has, if the context says that it tells them.
+    pub(crate) ece: u32,
 }
 
 impl Default for ScriptedMlx5 {
@@ -56,11 +60,24 @@ impl Default for ScriptedMlx5 {
             on_demand: false,
             uars: 64,
             next_page: 5,
+            ece: 0,
         }
     }
 }
 
 impl ScriptedMlx5 {
+    /// Has the device tell options of connections.
+    pub(crate) fn offer_ece(&mut self, options: u32) {
+        let tells = mlx5_ib_alloc_ucontext_resp_mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE;
+        self.context.comp_mask |= tells.bits();
+        self.ece = options;
+    }
+
+    /// What a new queue pair tells of its options: those of version 1, if it was asked for them.
+    fn told_ece(&self, asked: u32) -> u32 {
+        if asked == 1 << 28 { self.ece } else { 0 }
+    }
+
     pub(super) fn alloc_ucontext(&self, to: &mut Responses<'_, '_>) -> Result<()> {
         let request: mlx5_ib_alloc_ucontext_req_v2 = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
         if request.flags != 0 && !self.devx {
@@ -212,11 +229,28 @@ impl State {
         Ok(())
     }
 
+    /// Tells the device the options of a connection: it takes those that it has.
+    pub(super) fn modify_ece(&mut self, handle: u32, to: &mut Responses<'_, '_>) -> Result<()> {
+        let driver: abi::mlx5_ib_modify_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        let mlx5 = self.mlx5.as_ref().ok_or(Errno::PROTONOSUPPORT)?;
+        if driver.comp_mask != 0 || driver.burst_info.reserved != 0 {
+            return Err(Errno::OPNOTSUPP);
+        }
+        let ece_options = driver.ece_options & mlx5.ece;
+        self.object(handle).ece = driver.ece_options;
+        let response_length = size_of::<abi::mlx5_ib_modify_qp_resp>() as u32;
+        let resp =
+            abi::mlx5_ib_modify_qp_resp { response_length, ece_options, ..Default::default() };
+        to.put(UVERBS_ATTR_UHW_OUT, &resp);
+        Ok(())
+    }
+
     /// A target has no queues, but a user index as every queue pair.
     fn create_xrc_target(
         &mut self,
         domain: u32,
         uidx: u32,
+        resp: abi::mlx5_ib_create_qp_resp,
         mut to: Responses<'_, '_>,
     ) -> Result<()> {
         let domain = self.expect("create_qp", domain, UVERBS_OBJECT_XRCD)?;
@@ -230,14 +264,19 @@ impl State {
         let handle = self.add(Object { object, stands_on, number, uidx, ..Default::default() });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;
         to.put(qp::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &number);
-        to.put(UVERBS_ATTR_UHW_OUT, &abi::mlx5_ib_create_qp_resp::default());
+        to.put(UVERBS_ATTR_UHW_OUT, &resp);
         Ok(())
     }
 
     fn create_qp_mlx5(&mut self, mut to: Responses<'_, '_>) -> Result<()> {
         let driver: abi::mlx5_ib_create_qp = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        let told = self.mlx5.as_ref().map(|mlx5| mlx5.told_ece(driver.ece_options));
+        let resp = abi::mlx5_ib_create_qp_resp {
+            ece_options: told.unwrap_or_default(),
+            ..Default::default()
+        };
         if let Some(domain) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE) {
-            return self.create_xrc_target(domain, driver.uidx, to);
+            return self.create_xrc_target(domain, driver.uidx, resp, to);
         }
         let id = qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
         let start = self.buffer(&to, id, driver.buf_addr, 64)?;
@@ -261,7 +300,7 @@ impl State {
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;
         to.put(qp::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &number);
-        to.put(UVERBS_ATTR_UHW_OUT, &abi::mlx5_ib_create_qp_resp::default());
+        to.put(UVERBS_ATTR_UHW_OUT, &resp);
         Ok(())
     }
 }

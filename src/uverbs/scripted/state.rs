@@ -65,8 +65,10 @@ pub(crate) struct Object {
     pub(crate) iova: u64,
     pub(crate) length: u64,
     pub(crate) access: u32,
-    /// Of a queue pair of mlx5: the user index that its completions name it by.
+    /// Of a queue pair of mlx5: the user index that its completions name it by, and the options of its connection
+    /// (ECE) that the device was told last.
     pub(crate) uidx: u32,
+    pub(crate) ece: u32,
 }
 
 #[derive(Debug)]
@@ -376,11 +378,16 @@ impl State {
     /// The objects that a queue pair depends on, all of which must exist.
     pub(super) fn parents_of_qp(&mut self, command: &Command<'_>) -> Result<Vec<u32>> {
         let mut parents = Vec::new();
+        let initiator = qp::ib_uverbs_qp_type::IB_UVERBS_QPT_XRC_INI.0;
+        let receives = attrs::u32(command, qp::UVERBS_ATTR_CREATE_QP_TYPE)? != initiator;
+        let recv_cq = (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ);
         for (id, object) in [
             (qp::UVERBS_ATTR_CREATE_QP_PD_HANDLE, UVERBS_OBJECT_PD),
             (qp::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_OBJECT_CQ),
-            (qp::UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, UVERBS_OBJECT_CQ),
-        ] {
+        ]
+        .into_iter()
+        .chain(receives.then_some(recv_cq))
+        {
             let handle = attrs::handle(command, id).ok_or(Errno::NOENT)?;
             parents.push(self.expect("create_qp", handle, object)?);
         }

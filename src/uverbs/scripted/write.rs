@@ -145,6 +145,9 @@ impl State {
             EX_MODIFY_QP => {
                 let request: qp::ib_uverbs_ex_modify_qp = attrs::input(to.command, IN)?;
                 self.modify_qp(request.base)?;
+                if attrs::has(to.command, UVERBS_ATTR_UHW_IN) {
+                    self.modify_ece(request.base.qp_handle, &mut to)?;
+                }
             }
             IB_USER_VERBS_CMD_QUERY_QP => {
                 let request: qp::ib_uverbs_query_qp = attrs::input(to.command, IN)?;

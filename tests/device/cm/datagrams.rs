@@ -1,8 +1,9 @@
 //! Datagrams by address: the port space UDP.
 
 use super::{PATIENCE, Service, Side, address, channel, done, passive, route_of};
+use crate::capability::Capability;
 use crate::env;
-use crate::verdict::{Stop, Verdict, trials};
+use crate::verdict::{Stop, Verdict, supported, trials};
 use std::net::SocketAddr;
 use uverbs::cm::{
     ConnectParam, ConnectRequest, ConnectingDatagrams, DATAGRAM_QKEY, DATAGRAM_REPLY_PRIVATE_DATA,
@@ -71,7 +72,7 @@ fn send(from: &mut Side, to: &mut Side, peer: &DatagramPeer) -> Verdict {
     from.memory.copy_from(0, &text)?;
     to.memory.copy_from(GRH, &[0; LENGTH])?;
     to.receive_at(0, GRH + LENGTH)?;
-    let ah = from.pd.create_ah(peer.address())?;
+    let ah = supported(from.pd.create_ah(peer.address()), Capability::Ah)?;
     let sges = [from.memory.sge(0..LENGTH)?];
     from.post(SendWr::send(&sges).to(Destination::new(&ah, peer.qpn(), peer.qkey())))?;
     assert_eq!((from.complete()?, to.complete()?), (WcStatus::SUCCESS, WcStatus::SUCCESS));

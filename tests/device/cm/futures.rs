@@ -29,7 +29,7 @@ trials![
 
 /// A message that comes before its receive is sent again soon.
 fn param() -> ConnectParam {
-    ConnectParam::new().min_rnr_timer(12)
+    ConnectParam::new().min_rnr_timer(12).rnr_retry(env::rnr_retry())
 }
 
 /// What a worker makes its queue pairs from.
@@ -103,6 +103,7 @@ impl Worker {
 
 fn clients_and_server_exchange_messages() -> Verdict {
     const CLIENTS: usize = 10;
+    env::rnr_wait()?;
     run(0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
         let (mut listener, at) = server.listen()?;
@@ -124,6 +125,7 @@ fn clients_and_server_exchange_messages() -> Verdict {
 
 fn workers_accept_on_channels_of_their_own() -> Verdict {
     const WORKERS: usize = 3;
+    env::rnr_wait()?;
     run(4, async {
         let front = Worker::on(&passive()?)?;
         let (mut listener, at) = front.listen()?;
@@ -267,7 +269,7 @@ fn datagrams_go_where_the_listener_says() -> Verdict {
         };
         let ask = async {
             let (qp, peer) = client.ask_datagrams(at).await?;
-            let ah = client.pd.create_ah(peer.address())?;
+            let ah = supported(client.pd.create_ah(peer.address()), Capability::Ah)?;
             let to = Destination::new(&ah, peer.qpn(), peer.qkey());
             qp.post(SendWr::send(&[]).to(to), client.buffer(b"by await")?).await?;
             Ok(())
@@ -282,7 +284,7 @@ fn members_of_a_group_receive_what_one_sends() -> Verdict {
         let (sending, to) = here.join(address(&env::device())?, MulticastRole::SendOnly).await?;
         let (receiving, member) = there.join(address(&passive()?)?, MulticastRole::Full).await?;
         assert!(member.receives() && !to.receives());
-        let ah = here.pd.create_ah(to.address())?;
+        let ah = supported(here.pd.create_ah(to.address()), Capability::Ah)?;
         let to = Destination::new(&ah, to.qpn(), to.qkey());
         let receive = async {
             let received = receiving.recv(there.room()?).await?;

@@ -12,8 +12,8 @@ use crate::verdict::{Stop, Verdict, require, trials};
 use std::net::SocketAddr;
 use std::time::Duration;
 use uverbs::cm::{
-    AddrResolved, ConnectParam, ConnectRequest, EventChannel, IbAddress, IbPath, IbService,
-    ListeningId, PortSpace, RejectReason, RouteResolved,
+    AddrResolved, ConnectParam, ConnectRequest, EventChannel, IB_REQUEST_PRIVATE_DATA, IbAddress,
+    IbPath, IbService, ListeningId, PortSpace, RejectReason, RouteResolved,
 };
 use uverbs::{Context, Device, Errno, Gid, LinkLayer};
 
@@ -136,6 +136,19 @@ fn private_data_arrives_by_gid() -> Verdict {
     assert!(request.private_data().starts_with(&hello), "{:?}", request.private_data());
     let pair = accepted(asked, request, &ConnectParam::new().private_data(&welcome))?;
     assert!(pair.active.1.private_data().starts_with(&welcome));
+    // As much as the message has room for, and not one byte more.
+    let mut most = [0xa5; IB_REQUEST_PRIVATE_DATA];
+    most[..2].fill(0);
+    let asked = ask_by(ends.route(at)?, &ConnectParam::new().private_data(&most))?;
+    let heard = self::request(&listener)?;
+    assert_eq!(heard.private_data(), most);
+    drop((asked, heard));
+    let route = ends.route(at)?;
+    let side = Side::of(&route.context()?)?;
+    let much = ConnectParam::new().private_data(&[0; IB_REQUEST_PRIVATE_DATA + 1]);
+    let error = route.connect(&side.qp, &much).unwrap_err();
+    assert!(error.message().contains("93 bytes of private data"), "{error}");
+    assert!(error.message().contains("at most 92"), "{error}");
     // What the peer's kernel would take for its own header is refused before it is sent.
     let route = ends.route(at)?;
     let side = Side::of(&route.context()?)?;

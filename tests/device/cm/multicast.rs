@@ -56,7 +56,7 @@ fn member(
 
 fn send(from: &mut Side, to: &MulticastMember, text: u8) -> Verdict {
     from.memory.copy_from(0, &[text; LENGTH])?;
-    let ah = from.pd.create_ah(to.address())?;
+    let ah = supported(from.pd.create_ah(to.address()), Capability::Ah)?;
     let sges = [from.memory.sge(0..LENGTH)?];
     from.post(SendWr::send(&sges).to(Destination::new(&ah, to.qpn(), to.qkey())))?;
     assert_eq!(from.complete()?, WcStatus::SUCCESS);

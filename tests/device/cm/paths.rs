@@ -1,12 +1,33 @@
 //! Paths of InfiniBand, which the kernel also makes of IP addresses on Ethernet.
 
-use super::{PATIENCE, Service, accepted, address, ask_by, channel, done, route, send};
+use super::{PATIENCE, Service, accepted, address, ask_by, channel, done, passive, route, send};
 use crate::env;
 use crate::verdict::{Stop, Verdict, trials};
 use std::net::SocketAddr;
+use uverbs::Gid;
 use uverbs::cm::{ConnectParam, PortSpace};
 
-trials![path_of_one_id_connects_another];
+trials![path_of_one_id_connects_another, listener_on_an_unspecified_address_has_no_gid];
+
+/// The GID is that of a device, and the address is of none; a request tells which one it came to.
+fn listener_on_an_unspecified_address_has_no_gid() -> Verdict {
+    let (channel, address) = (channel()?, address(&passive()?)?);
+    let unspecified = if address.is_ipv4() { "0.0.0.0:0" } else { "[::]:0" };
+    let bound = channel.create_id()?.bind(unspecified.parse()?)?;
+    let port = bound.local_addr()?.port();
+    let none = Gid::from(std::net::Ipv6Addr::UNSPECIFIED);
+    let told = bound.local_ib_addr()?;
+    assert_eq!((told.gid, told.service_id >> 16), (none, u64::from(PortSpace::TCP.0)));
+    let listener = bound.listen(4)?;
+    let told = listener.local_ib_addr()?;
+    assert_eq!((told.gid, told.port()), (none, port));
+    let at = SocketAddr::new(address, port);
+    let (_side, _connecting) = ask_by(route(&channel, at)?, &ConnectParam::new())?;
+    let request = listener.next_request(Some(PATIENCE))?;
+    let (local, _) = request.ok_or_else(|| Stop::fail("no request came"))?.ib_addrs()?;
+    assert_eq!(local.gid.ip(), address);
+    Ok(())
+}
 
 /// The kernel makes a path of the IP addresses on Ethernet, and takes one that it made.
 fn path_of_one_id_connects_another() -> Verdict {

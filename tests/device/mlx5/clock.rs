@@ -1,6 +1,7 @@
 //! The device's clock.
 
-use crate::verdict::{Stop, Verdict, trials};
+use crate::capability::Capability;
+use crate::verdict::{Stop, Verdict, supported, trials};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 use uverbs::mlx5::Clock;
@@ -9,7 +10,7 @@ trials![clock_advances, counts_convert_to_elapsed_time];
 
 fn clock_advances() -> Verdict {
     let clock = Clock::open(&super::open()?)?;
-    let mut before = clock.now()?;
+    let mut before = supported(clock.now(), Capability::Clock)?;
     for _ in 0..100 {
         let now = clock.now()?;
         assert!(now >= before, "{now} after {before}");
@@ -22,6 +23,7 @@ fn clock_advances() -> Verdict {
 
 fn counts_convert_to_elapsed_time() -> Verdict {
     let clock = Clock::open(&super::open()?)?;
+    supported(clock.now(), Capability::Clock)?;
     let (start, first) = (Instant::now(), clock.now()?);
     sleep(Duration::from_millis(200));
     let (last, passed) = (clock.now()?, start.elapsed());

@@ -22,15 +22,15 @@ trials![
     handshake_goes_on_when_its_link_comes_back,
 ];
 
-const NEAR: &str = "10.77.7.1";
-const FAR: &str = "10.77.7.2";
+pub(super) const NEAR: &str = "10.77.7.1";
+pub(super) const FAR: &str = "10.77.7.2";
 
-fn at(address: &str) -> Verdict<SocketAddr> {
+pub(super) fn at(address: &str) -> Verdict<SocketAddr> {
     Ok(SocketAddr::new(address.parse()?, 0))
 }
 
 /// An interface that sends to the other end of a cable, although the other address is this machine's, too.
-struct End {
+pub(super) struct End {
     interface: String,
     /// Its address on Ethernet.
     hardware: String,
@@ -41,7 +41,7 @@ struct End {
 
 impl End {
     /// Two interfaces, with their addresses and routes.
-    fn both(near: &str, far: &str) -> Verdict<[End; 2]> {
+    pub(super) fn both(near: &str, far: &str) -> Verdict<[End; 2]> {
         let end = |interface: &str, address, table| -> Verdict<End> {
             ip(&format!("addr add {address}/24 dev {interface}"))?;
             // Arriving packets must not match: those are for this machine.
@@ -240,7 +240,6 @@ fn handshake_on_a_dead_link_is_given_up() -> Verdict {
 
 /// The kernel repeats a request after some seconds.
 fn handshake_goes_on_when_its_link_comes_back() -> Verdict {
-    env::soak()?;
     let cable = Cable::new()?;
     let (channel, service) = (channel()?, cable.service()?);
     let (param, route) = (ConnectParam::new(), cable.route(&channel, &service)?);

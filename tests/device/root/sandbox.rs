@@ -2,22 +2,25 @@
 //! of its own, without sysfs, without netlink, with few nodes, or without privileges.
 
 use super::ip;
+use crate::capability::Capability;
 use crate::cm::{Service, accepted, ask_by, channel, route_from, send};
-use crate::confine::forbid_netlink;
+use crate::confine::{forbid_keeping_from_children, forbid_netlink, forbid_wiping_in_children};
 use crate::env;
 use crate::pair::{Config, Pair};
 use crate::testbed::link_of;
-use crate::verdict::{Stop, Verdict, trials};
+use crate::verdict::{Stop, Verdict, require, trials};
 use nix::sched::{CloneFlags, unshare};
 use nix::sys::resource::{Resource, setrlimit};
 use rustix::fs::{CWD, FileType, Mode, major, makedev, minor, mknodat};
 use rustix::process::{DumpableBehavior, Gid, Uid, set_dumpable_behavior};
 use std::net::SocketAddr;
+use std::os::fd::AsFd;
 use std::os::unix::fs::MetadataExt;
+use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode};
 use uverbs::cm::ConnectParam;
 use uverbs::device::{DriverId, absence, link};
-use uverbs::{Context, Device, Errno, LinkLayer, QpType};
+use uverbs::{Context, Device, Errno, LinkLayer, QpType, passing};
 
 trials![
     node_alone_is_enough,
@@ -25,8 +28,15 @@ trials![
     empty_list_names_the_permission,
     node_elsewhere_is_opened_by_its_path,
     device_plugin_gives_one_node_of_all_that_are_shown,
+    container_that_is_shown_one_device_alone_lists_and_opens_it,
+    file_that_a_supervisor_passes_is_enough,
     gid_of_another_network_namespace_is_not_chosen,
     root_of_a_user_namespace_works_within_the_limits_of_its_user,
+    node_of_another_device_under_the_name_is_refused,
+    node_without_a_device_is_refused,
+    open_files_beyond_the_limit_are_refused,
+    kernel_that_wipes_no_page_in_children_is_refused,
+    huge_pages_that_children_would_get_are_refused_where_the_kernel_does_not_copy_them,
 ];
 
 /// The first argument of a program that is to run in a sandbox; the second one names the task.
@@ -87,6 +97,10 @@ fn task(arguments: &[String]) -> Verdict {
         guid,
         more,
     };
+    if task == "ancient" {
+        // The library marks its page when it first opens a device.
+        return ancient(&subject);
+    }
     // Looked at while all of the machine is shown.
     env::port();
     unshare(CloneFlags::CLONE_NEWNS)?;
@@ -97,8 +111,14 @@ fn task(arguments: &[String]) -> Verdict {
         "refused" => refused(&subject),
         "path" => path(&subject),
         "plugin" => plugin(&subject),
+        "alone" => alone(&subject),
+        "supervised" => supervised(&subject),
         "elsewhere" => elsewhere(&subject),
         "unprivileged" => unprivileged(&subject),
+        "stale" => stale(&subject),
+        "ghost" => ghost(&subject),
+        "files" => files(&subject),
+        "huge" => huge(&subject),
         _ => Err(Stop::fail(format!("no task {task}"))),
     }
 }
@@ -278,6 +298,76 @@ fn plugin(subject: &Subject<'_>) -> Verdict {
     send(&mut pair.active.0, &mut pair.passive.0)
 }
 
+fn container_that_is_shown_one_device_alone_lists_and_opens_it() -> Verdict {
+    env::lab()?;
+    start("alone", &env::second()?, &[])
+}
+
+/// As in a container with one node, whose sysfs has nothing of the other devices, without netlink.
+fn alone(subject: &Subject<'_>) -> Verdict {
+    const WHOLE: &str = "/tmp/uvt-sys";
+    let shown = [
+        format!("/sys/class/infiniband/{}", subject.name),
+        format!("/sys/class/infiniband_verbs/{}", subject.node),
+    ];
+    let mut sources = Vec::new();
+    for link in &shown {
+        let inside = std::fs::canonicalize(link)?.strip_prefix("/sys")?.to_owned();
+        sources.push(std::path::Path::new(WHOLE).join(inside));
+    }
+    std::fs::create_dir_all(WHOLE)?;
+    mount("--bind /sys", WHOLE)?;
+    hide_sysfs()?;
+    for (source, link) in sources.iter().zip(&shown) {
+        std::fs::create_dir_all(link)?;
+        mount(&format!("--bind {}", source.display()), link)?;
+    }
+    let status = Command::new("umount").arg(WHOLE).status()?;
+    assert!(status.success() && std::fs::read_dir(WHOLE)?.next().is_none());
+    hide_nodes()?;
+    make_node(&format!("/dev/infiniband/{}", subject.node), subject.number, 0o666)?;
+    forbid_netlink()?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
+
+    let all = uverbs::devices()?;
+    let [device] = &all[..] else { return Err(Stop::fail(format!("not one device: {all:?}"))) };
+    assert_eq!((device.name(), device.driver()), (subject.name, Some(subject.driver)));
+    assert!(device.is_described());
+    let context = Context::open_first()?;
+    assert_eq!(context.device(), device);
+    let mut pair = Pair::on(context.clone(), context, Config::rc())?;
+    pair.connect()?;
+    pair.message(1, 5000)
+}
+
+fn file_that_a_supervisor_passes_is_enough() -> Verdict {
+    env::lab()?;
+    start("supervised", &env::device(), &[])
+}
+
+/// As in a service that may open nothing, and gets the open node over a socket.
+fn supervised(subject: &Subject<'_>) -> Verdict {
+    let (supervisor, service) = UnixStream::pair()?;
+    let path = format!("/dev/infiniband/{}", subject.node);
+    let node = std::fs::File::options().read(true).write(true).open(path)?;
+    passing::send_files(&supervisor, b"device", &[node.as_fd()])?;
+    drop((supervisor, node));
+    hide_nodes()?;
+    hide_sysfs()?;
+    forbid_netlink()?;
+    rustix::thread::set_thread_uid(Uid::from_raw(NOBODY))?;
+    assert_eq!(uverbs::devices()?, []);
+
+    let mut files = passing::receive_files(&service, &mut [0; 6])?.files;
+    let file = files.pop().ok_or_else(|| Stop::fail("no file came"))?;
+    let context = Context::from_fd(file)?;
+    assert_eq!(context.device().driver(), Some(subject.driver));
+    assert_eq!(context.device().port_count(), subject.ports);
+    let mut pair = Pair::on(context.clone(), context, Config::rc())?;
+    pair.connect()?;
+    pair.message(1, 5000)
+}
+
 fn gid_of_another_network_namespace_is_not_chosen() -> Verdict {
     env::lab()?;
     start("elsewhere", &env::device(), &[])
@@ -294,7 +384,9 @@ fn elsewhere(subject: &Subject<'_>) -> Verdict {
     unshare(CloneFlags::CLONE_NEWNET)?;
     // The kernel goes on showing the GID.
     assert!(context.gid_table()?.contains(&there));
-    for netlink in [true, false] {
+    // Without netlink the library binds sockets, which the filter of that architecture forbids, too.
+    let ways = if cfg!(target_arch = "x86") { &[true][..] } else { &[true, false] };
+    for netlink in ways {
         if !netlink {
             forbid_netlink()?;
         }
@@ -344,5 +436,108 @@ fn unprivileged(subject: &Subject<'_>) -> Verdict {
     assert!(error.message().contains("CAP_NET_RAW"), "{error}");
     let error = link::add_link("uvt_rxe", "rxe", "lo").unwrap_err();
     assert_eq!(error.errno(), Errno::PERM, "{error}");
+    Ok(())
+}
+
+fn node_of_another_device_under_the_name_is_refused() -> Verdict {
+    env::lab()?;
+    let number = env::second()?.device_number().expect("it has a node");
+    let number = [number.major, number.minor].map(|number| number.to_string());
+    start("stale", &env::device(), &[&number[0], &number[1]])
+}
+
+/// As after a container was made with the nodes of another day.
+fn stale(subject: &Subject<'_>) -> Verdict {
+    let [major, minor] = subject.more else {
+        return Err(Stop::fail("no second device was named"));
+    };
+    let device = Device::by_name(subject.name)?;
+    hide_nodes()?;
+    let path = format!("/dev/infiniband/{}", subject.node);
+    make_node(&path, (major.parse()?, minor.parse()?), 0o666)?;
+    let error = Context::open(&device).unwrap_err();
+    assert_eq!(error.errno(), Errno::NODEV, "{error}");
+    for part in [path.as_str(), "remove the stale node"] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+    Ok(())
+}
+
+fn node_without_a_device_is_refused() -> Verdict {
+    env::lab()?;
+    start("ghost", &env::device(), &[])
+}
+
+fn ghost(subject: &Subject<'_>) -> Verdict {
+    const PATH: &str = "/dev/infiniband/ghost";
+    let free = (subject.number.1..)
+        .find(|minor| devices_with((subject.number.0, *minor)).is_ok_and(|found| !found))
+        .expect("numbers do not end");
+    hide_nodes()?;
+    make_node(PATH, (subject.number.0, free), 0o666)?;
+    let error = Device::by_path(PATH).unwrap_err();
+    assert_eq!(error.errno(), Errno::NXIO, "{error}");
+    for part in [PATH, "list the devices afresh"] {
+        assert!(error.message().contains(part), "{part}: {error}");
+    }
+    Ok(())
+}
+
+/// Whether a listed device has this number.
+fn devices_with((major, minor): (u32, u32)) -> Verdict<bool> {
+    let numbers = uverbs::devices()?;
+    let mut numbers = numbers.iter().filter_map(Device::device_number);
+    Ok(numbers.any(|number| (number.major, number.minor) == (major, minor)))
+}
+
+fn open_files_beyond_the_limit_are_refused() -> Verdict {
+    env::lab()?;
+    start("files", &env::device(), &[])
+}
+
+fn files(subject: &Subject<'_>) -> Verdict {
+    let device = Device::by_name(subject.name)?;
+    // Standard input, output and error are open.
+    setrlimit(Resource::RLIMIT_NOFILE, 3, 3)?;
+    let error = Context::open(&device).unwrap_err();
+    assert_eq!(error.errno(), Errno::MFILE, "{error}");
+    assert!(error.message().contains("RLIMIT_NOFILE"), "{error}");
+    Ok(())
+}
+
+fn kernel_that_wipes_no_page_in_children_is_refused() -> Verdict {
+    env::lab()?;
+    start("ancient", &env::device(), &[])
+}
+
+/// As on Linux before 4.14.
+fn ancient(subject: &Subject<'_>) -> Verdict {
+    forbid_wiping_in_children()?;
+    let error = Context::open(&Device::by_name(subject.name)?).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    assert!(error.message().contains("4.14"), "{error}");
+    Ok(())
+}
+
+fn huge_pages_that_children_would_get_are_refused_where_the_kernel_does_not_copy_them() -> Verdict {
+    env::lab()?;
+    let reserved = env::free_huge_pages()? > 0;
+    require(reserved, Capability::HugePages, "none are set aside")?;
+    start("huge", &env::device(), &[])
+}
+
+fn huge(subject: &Subject<'_>) -> Verdict {
+    let pd = Context::open(&Device::by_name(subject.name)?)?.alloc_pd()?;
+    let copies = uverbs::device::system()?.copy_on_fork;
+    forbid_keeping_from_children()?;
+    let pool = pd.buffer_pool_builder(4096).count(4).huge_pages().build();
+    if copies {
+        // Linux 5.12 and later: nothing is kept from children.
+        pool?;
+        return Ok(());
+    }
+    let error = pool.unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    assert!(error.to_string().contains("Linux 5.12"), "{error}");
     Ok(())
 }

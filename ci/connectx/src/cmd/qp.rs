@@ -2,13 +2,14 @@
 
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::{
-    ads, create_qp_in, create_qp_out, destroy_qp_in, qpc, query_qp_in, query_qp_out, rst2init_qp_in,
+    ads, create_qp_in, create_qp_out, destroy_qp_in, qpc, query_qp_in, query_qp_out,
+    rst2init_qp_in, rst2init_qp_out,
 };
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout};
 
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
-use crate::object::qp::{Qp, QpState, Service};
+use crate::object::qp::{Qp, QpState, Service, take_ece, tell_ece};
 use crate::object::receive_queue::{ReceiveQueue, WqType};
 use crate::object::send_queue::SendQueue;
 use crate::object::srq::SrqType;
@@ -144,11 +145,13 @@ pub(crate) fn create_qp(
         late_receive_checks: 0,
         last_wqe_reported: false,
         last_atomic: None,
+        ece: 0,
     };
     hold_for_qp(device, &qp, true);
     let number = device.objects.qps.insert_owned(uid, qp)?;
     let mut out = Bits::<create_qp_out, _>::new(vec![0; create_qp_out::SIZE]);
     out.set(create_qp_out::qpn, number.into());
+    out.set(create_qp_out::ece, tell_ece(input.get32(create_qp_in::ece)).into());
     Ok(out.into_inner())
 }
 
@@ -253,6 +256,16 @@ pub(crate) fn modify_qp(
     merge(qp, op, &new, optional);
     qp.context.set(qpc::counter_set_id, counter_set.into());
     qp.set_state(to);
+    match (op, input.get32(rst2init_qp_in::ece)) {
+        (opcode::TO_RST_QP, _) => qp.ece = 0,
+        // The other commands have no such field.
+        (opcode::TO_ERR_QP | opcode::SQERR2RTS_QP, _) | (_, 0) => {}
+        (_, asked) => qp.ece = take_ece(asked),
+    }
+    let mut out = Bits::<rst2init_qp_out, _>::new(vec![0; rst2init_qp_out::SIZE]);
+    if !matches!(op, opcode::TO_RST_QP | opcode::TO_ERR_QP | opcode::SQERR2RTS_QP) {
+        out.set(rst2init_qp_out::ece, qp.ece.into());
+    }
     if to == Reset {
         device.cancel_retry_timer(number);
     }
@@ -261,7 +274,7 @@ pub(crate) fn modify_qp(
         ReadyToSend | Error => device.schedule(number),
         _ => {}
     }
-    Ok(vec![])
+    Ok(out.into_inner())
 }
 
 pub(crate) fn query_qp(
@@ -272,6 +285,7 @@ pub(crate) fn query_qp(
     let number = Bits::<query_qp_in, _>::new(input).get32(query_qp_in::qpn);
     let qp = device.objects.qps.owned_mut(uid, number)?;
     let mut out = Bits::<query_qp_out, _>::new(vec![0; query_qp_out::SIZE]);
+    out.set(query_qp_out::ece, qp.ece.into());
     out.set_sub(query_qp_out::qpc, qp.context.bytes());
     let mut context = out.sub_mut(query_qp_out::qpc);
     context.set(qpc::state, qp.state as u64);

@@ -79,6 +79,23 @@ pub(crate) enum RetryTimer {
     Never,
 }
 
+/// Version 1 of the options of connections, in the upper four bits.
+const ECE_VERSION: u32 = 0x1000_0000;
+
+/// The options that the device has. They change nothing that a message could tell.
+const ECE_OPTIONS: u32 = ECE_VERSION | 7;
+
+/// What the device has of these options, if they are of its version.
+pub(crate) fn take_ece(asked: u32) -> u32 {
+    if asked >> 28 == ECE_VERSION >> 28 { asked & ECE_OPTIONS } else { 0 }
+}
+
+/// What the device tells a driver that creates a queue pair with these options: to name the version and nothing else
+/// asks for all.
+pub(crate) fn tell_ece(asked: u32) -> u32 {
+    if asked == ECE_VERSION { ECE_OPTIONS } else { take_ece(asked) }
+}
+
 /// A queue pair.
 pub struct Qp {
     pub(crate) service: Service,
@@ -103,6 +120,8 @@ pub struct Qp {
     pub(crate) last_wqe_reported: bool,
     /// PSN and result of the last atomic, for a duplicate of the request.
     pub(crate) last_atomic: Option<(u32, u64)>,
+    /// The options of the connection (ECE) that the device took; 0 for none.
+    pub(crate) ece: u32,
 }
 
 impl Qp {

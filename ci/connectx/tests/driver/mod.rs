@@ -14,7 +14,9 @@ use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};
 use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, create_uctx_out};
-use uverbs_uapi::mlx5::prm::qpc::{ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in};
+use uverbs_uapi::mlx5::prm::qpc::{
+    ads, create_qp_in, create_qp_out, qpc, rst2init_qp_in, rst2init_qp_out,
+};
 use uverbs_uapi::mlx5::prm::vport::{roce_addr_layout, set_roce_address_in};
 use uverbs_uapi::mlx5::prm::{Bits, Field, Layout, opcode};
 
@@ -59,6 +61,9 @@ pub(crate) struct Driver {
     pub(crate) pd: u32,
     /// `ack_timeout` of queue pairs; 0 is never.
     pub(crate) ack_timeout: u64,
+    /// Options of connections (ECE) that commands name, and what the device answered last.
+    pub(crate) ece: u32,
+    pub(crate) told_ece: u32,
     /// Remote GID of queue pairs.
     pub(crate) peer_gid: [u8; 16],
     /// Index of the RoCE address that queue pairs send from.
@@ -85,6 +90,8 @@ impl Driver {
             uar: 0,
             pd: 0,
             ack_timeout: 1,
+            ece: 0,
+            told_ece: 0,
             peer_gid: GID,
             source: 0,
             next: FIRST_FREE,
@@ -336,6 +343,7 @@ impl Driver {
     ) -> Result<Queue, CommandError> {
         let record = self.alloc_page();
         let mut input = Bits::<create_qp_in, _>::new(vec![0; create_qp_in::SIZE]);
+        input.set(create_qp_in::ece, self.ece.into());
         let mut context = input.sub_mut(create_qp_in::qpc);
         for (field, value) in [
             (qpc::st, service),
@@ -355,8 +363,10 @@ impl Driver {
         }
         let mut input = input.into_inner();
         input.extend(page.to_be_bytes());
-        let out = self.run_command_as(uid, opcode::CREATE_QP, &input)?;
-        let number = Bits::<create_qp_out, _>::new(out).get32(create_qp_out::qpn);
+        let out =
+            Bits::<create_qp_out, _>::new(self.run_command_as(uid, opcode::CREATE_QP, &input)?);
+        let number = out.get32(create_qp_out::qpn);
+        self.told_ece = out.get32(create_qp_out::ece);
         Ok(Queue::new(number, page, page + 256, record))
     }
 
@@ -369,6 +379,7 @@ impl Driver {
     ) -> Result<Vec<u8>, CommandError> {
         let mut input = Bits::<rst2init_qp_in, _>::new(vec![0; rst2init_qp_in::SIZE]);
         input.set(rst2init_qp_in::qpn, qp.number.into());
+        input.set(rst2init_qp_in::ece, self.ece.into());
         let mut context = input.sub_mut(rst2init_qp_in::qpc);
         context.set(qpc::remote_qpn, peer.into());
         for (field, value) in fields {
@@ -378,7 +389,9 @@ impl Driver {
         path.set_span(ads::rgid_rip, &self.peer_gid);
         path.set(ads::ack_timeout, self.ack_timeout);
         path.set(ads::src_addr_index, self.source);
-        self.run_command(op, &input.into_inner())
+        let out = self.run_command(op, &input.into_inner())?;
+        self.told_ece = Bits::<rst2init_qp_out, _>::new(&*out).get32(rst2init_qp_out::ece);
+        Ok(out)
     }
 
     /// Connects two reliable queue pairs of this function.

@@ -5,11 +5,13 @@
 //! as well, in a second machine whose clock counts them; the lowest of the runs counts.
 
 use super::BenchArguments;
+use super::cmtime;
 use super::rounds::{self, Found, Side};
 use super::table::{Row, Table, Target, Value};
 use crate::progress;
 use crate::session::Session;
 use crate::vm::Vm;
+use crate::workspace::Profile;
 use anyhow::{Result, bail};
 use lab_bench::control::{FIRST_BY_ADDRESS, LIST, PASSED, Thing, WORKED};
 
@@ -67,7 +69,12 @@ fn measure(
 ) -> Result<Table> {
     let things = wanted(arguments, things)?;
     let mut session = Session::open(&arguments.needs(), arguments.console)?;
-    let programs = rounds::programs(&session.workspace)?;
+    let mut programs = rounds::programs(&session.workspace)?;
+    let by_address = things.iter().any(|(_, thing)| *thing == Thing::ByAddress);
+    if by_address {
+        let program = session.workspace.static_program("uverbs-cli", "uverbs", Profile::Release)?;
+        programs.push(("uverbs".to_owned(), program));
+    }
     let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let rounds = arguments.runs.div_ceil(IN_A_ROW);
     let spinner = progress::spinner(&title);
@@ -99,9 +106,17 @@ fn measure(
         }
         rows.push(row("system calls", counts[0], counts[1], calls));
     }
-    let mut first = Vec::new();
-    if things.iter().any(|(_, thing)| *thing == Thing::ByAddress) {
+    let (mut first, mut together) = (Vec::new(), None);
+    if by_address {
         first = first_connection(&mut vm)?;
+        match cmtime::compare(&mut vm, arguments.runs) {
+            Ok((row, repeated)) => {
+                together = Some(row);
+                let note = |reason| format!("{}: repeated after: {reason}", cmtime::NAME);
+                notes.extend(repeated.into_iter().map(note));
+            }
+            Err(error) => notes.push(format!("{}: {error:#}", cmtime::NAME)),
+        }
     }
     vm.power_off()?;
     session.count_instructions();
@@ -117,6 +132,7 @@ fn measure(
     }
     rows.sort_by_key(|row| things.iter().position(|(name, ..)| *name == row.operation));
     rows.splice(0..0, first);
+    rows.extend(together);
     spinner.finish_and_clear();
     Ok(Table {
         title,

@@ -146,7 +146,7 @@ impl fmt::Display for Row {
 }
 
 /// The middle one; the mean of the middle two of an even number.
-fn median(values: impl Iterator<Item = f64>) -> f64 {
+pub(super) fn median(values: impl Iterator<Item = f64>) -> f64 {
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);
     let half = values.len() / 2;
@@ -160,7 +160,7 @@ fn median(values: impl Iterator<Item = f64>) -> f64 {
 /// Between which of the values, in order, the median of all that could be is in 19 of 20 cases. As many of
 /// `n` are below it as heads fall in `n` throws of a coin: as long as no more than that happens in one case of
 /// 40, values are left out on either side. Of less than six not even all suffice.
-fn interval(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
+pub(super) fn interval(values: impl Iterator<Item = f64>) -> Option<[f64; 2]> {
     const RARE: f64 = 1.0 / 40.0;
     let mut values: Vec<f64> = values.collect();
     values.sort_by(f64::total_cmp);

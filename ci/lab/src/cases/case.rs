@@ -75,7 +75,7 @@ impl Case {
 }
 
 /// Text as one word of the shell.
-fn quoted(text: &str) -> String {
+pub(super) fn quoted(text: &str) -> String {
     format!("'{}'", text.replace('\'', r"'\''"))
 }
 

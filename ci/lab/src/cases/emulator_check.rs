@@ -46,13 +46,13 @@ impl Doorbells {
         Ok(sum)
     }
 
-    /// What was added since.
+    /// What was added since. A device that was reset meanwhile counts anew.
     pub(crate) fn since(self, before: Self) -> Self {
         Self {
-            torn: self.torn - before.torn,
-            record_behind: self.record_behind - before.record_behind,
-            differs: self.differs - before.differs,
-            stray: self.stray - before.stray,
+            torn: self.torn.saturating_sub(before.torn),
+            record_behind: self.record_behind.saturating_sub(before.record_behind),
+            differs: self.differs.saturating_sub(before.differs),
+            stray: self.stray.saturating_sub(before.stray),
         }
     }
 

@@ -9,7 +9,7 @@ use super::case::Case;
 use std::time::Duration;
 
 /// Tests that show in a few seconds that port, MTU, partition and counts of objects are not the lab's.
-const FEW: &str = "port::port_is_active_and_plausible,port::port_is_in_a_partition,\
+pub(super) const FEW: &str = "port::port_is_active_and_plausible,port::port_is_in_a_partition,\
                    port::gid_table_and_single_gids_agree,handshake::rc_pairs_connect,\
                    handshake::smaller_mtu_is_agreed_on,qp::query_returns_what_was_set,\
                    qp::last_part_destroys_the_queue_pair,rc::messages_of_every_size,\
@@ -36,11 +36,16 @@ state() {
     grep -s '' /sys/class/net/*/flags /sys/class/net/*/mtu /sys/class/net/*/operstate \
         /sys/class/infiniband/*/ports/*/state /sys/class/infiniband/*/ports/*/rate \
         /sys/class/infiniband/*/ports/*/pkeys/[01] /sys/class/infiniband/*/ports/*/gids/? \
+        /sys/class/infiniband/*/node_desc /sys/class/infiniband/*/node_guid \
+        /sys/module/ib_*/parameters/* /sys/module/rdma_*/parameters/* /sys/module/mlx5_*/parameters/* \
+        /sys/kernel/mm/hugepages/*/nr_hugepages \
         /proc/sys/vm/* /proc/sys/kernel/* /proc/sys/net/ipv4/conf/*/* /proc/sys/net/rdma_ucm/* |
         grep -v -e ns_last_pid -e perf_event_max_sample_rate -e hung_task_detect_count
     cut -d ' ' -f 1 /proc/modules | sort
     grep HugePages /proc/meminfo
     ls -ln /dev/infiniband /dev/shm | awk '{ print $1, $3, $4, $NF }'
+    /usr/bin/rdma resource show
+    /lab/lab-launch user plain -- sh -c 'ulimit -a'
 }
 settled() { until_true 'state >before; sleep 1; state >after; cmp -s before after'; }
 directory=$(mktemp -d) && chmod 777 $directory && cd $directory || exit 1
@@ -49,6 +54,10 @@ unchanged() {
     until_true 'state >after; cmp -s before after' || { diff before after; fail 'the machine is different'; }
 }
 "#;
+
+/// The first registration on an mlx5 device makes the driver's own queues for registrations, which stay.
+const WARM: &str =
+    "suite UVERBS_TEST_NAMES=handshake::rc_pairs_connect >warm 2>&1 || { cat warm; exit 1; }";
 
 /// A neighbour that makes and destroys objects on the same device, until `end_neighbour`. Its suite may not
 /// fail either, and has run at least twice.
@@ -81,9 +90,9 @@ fn run(names: Option<&str>, expected: &[&str]) -> String {
         .map(|word| format!("grep -qF '{word}' said || fail 'not said: {word}'\n"))
         .collect();
     format!(
-        "settled || exit 1\n{NEIGHBOUR}\nsuite {names} >said 2>&1; status=$?\n\
-         end_neighbour\n\
-         cat said\n[ $status = 0 ] || fail \"the suite ended with $status\"\n{words}unchanged\n"
+        "{WARM}\nsettled || exit 1\n{NEIGHBOUR}\nsuite {names} >said 2>&1; status=$?\n\
+         cat said\n\
+         end_neighbour\n[ $status = 0 ] || fail \"the suite ended with $status\"\n{words}unchanged\n"
     )
 }
 
@@ -133,13 +142,40 @@ until_true '! is_active mlx5_1'
 planted 1 '^device tests not run: port 1 of mlx5_1 is down'
 "#;
 
+/// What [`NATIVE`] compares notices each of these changes: of a link, a node, huge pages, a sysctl, shared
+/// memory, and of objects on the device.
+const CHANGES: &str = r#"
+second=$(netdev mlx5_1) node=/dev/infiniband/$(node mlx5_1)
+# noticed CHANGE UNDO
+noticed() {
+    settled || exit 1
+    eval "$1" || fail "it cannot be changed: $1"
+    state >after
+    cmp -s before after && fail "not noticed: $1"
+    eval "$2"
+    until_true 'state >after; cmp -s before after' || { diff before after; fail "not undone: $2"; }
+}
+noticed 'ip link set $second mtu 4000' 'ip link set $second mtu 1500'
+noticed 'chmod 600 $node' 'chmod 666 $node'
+pages=$(cat /proc/sys/vm/nr_hugepages)
+noticed 'echo $((pages + 1)) >/proc/sys/vm/nr_hugepages' 'echo $pages >/proc/sys/vm/nr_hugepages'
+backlog=$(cat /proc/sys/net/rdma_ucm/max_backlog)
+noticed 'echo 77 >/proc/sys/net/rdma_ucm/max_backlog' 'echo $backlog >/proc/sys/net/rdma_ucm/max_backlog'
+noticed 'ibv_rc_pingpong -d mlx5_1 -g 0 >/dev/null 2>&1 & pid=$!; until_true "tcp 18515"' 'kill $pid'
+noticed 'touch /dev/shm/left' 'rm /dev/shm/left'
+"#;
+
 /// The faults, and a few tests on Ethernet.
 pub(crate) fn on_ethernet() -> Vec<Case> {
     let mut expected = vec!["MTU 4096 of 4096", "device under test: mlx5_1 (mlx5)"];
     expected.extend(SKIPPED);
     let few = format!("{OTHER_DEFAULTS}{}", run(Some(FEW), &expected));
     vec![
-        // This one first: a link that was down has lost the guest's routes from one port to the other.
+        Case::as_root(
+            "ours::native::changes_of_the_machine_are_noticed",
+            script("mlx5_1", &format!("{WARM}\n{CHANGES}")),
+        ),
+        // This one before the next: a link that was down has lost the guest's routes from one port to the other.
         Case::as_root("ours::native::faults_are_the_first_line", script("mlx5_1", FAULTS)),
         Case::as_root("ours::native::second_function_with_a_neighbour", script("mlx5_1", &few)),
     ]

@@ -26,6 +26,7 @@ const LICENCES: &[(&str, &str)] = &[
 const TOOLS: &[(&str, &str, &str)] = &[
     ("btf-rs", "LGPL-2.1-or-later", "reads type information of kernels in a test of uverbs-uapi"),
     ("btf-rs-derive", "LGPL-2.1-or-later", "part of btf-rs"),
+    ("foldhash", "Zlib", "part of yaml-rust2, which reads the workflow files in the lab"),
 ];
 
 /// Packages that are there in more than one version, with the beginnings of those versions and the

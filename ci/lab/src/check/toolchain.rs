@@ -141,14 +141,8 @@ impl Toolchain {
             // rustup's compiler names the target that it lacks.
             return Ok(());
         };
-        let cache = Cache::open()?;
-        let unit = match cache.unit(&standard_unit(&self.release, target)) {
-            Some(unit) => unit,
-            None => fetch_standard(&cache, &self.release, target)?,
-        };
-        let libraries = unit.join(format!("usr/lib/rustlib/{target}/lib"));
-        let flags = format!("-L{}", libraries.display());
-        command.env(target_variable(target, "RUSTFLAGS"), flags);
+        let unit = standard(&Cache::open()?, &self.release, target)?;
+        add_library(command, &unit, target);
         Ok(())
     }
 
@@ -216,7 +210,7 @@ pub(super) fn fetch(cache: &Cache, release: &str, refresh: bool) -> Result<PathB
     if let (false, Some(directory)) = (refresh, cache.unit(&unit(release))) {
         return Ok(directory);
     }
-    let apt = Apt::update(*suite, Arch::X86_64, &filling.scratch("apt-rust")?)?;
+    let apt = Apt::update(*suite, Arch::X86_64.debian(), &filling.scratch("apt-rust")?)?;
     unpack(&filling, &apt, release).with_context(|| format!("Rust {release}"))
 }
 
@@ -238,29 +232,63 @@ fn unpack(filling: &Filling<'_>, apt: &Apt, release: &str) -> Result<PathBuf> {
     })
 }
 
-fn standard_unit(release: &str, target: &str) -> String {
-    format!("{}-{target}", unit(release))
+/// Lets the compiler find the standard library of a unit. Of cargo's variables with flags only this one does
+/// not part them at a space in the path.
+fn add_library(command: &mut Command, unit: &Path, target: &str) {
+    let libraries = unit.join(format!("usr/lib/rustlib/{target}/lib"));
+    command.env("CARGO_ENCODED_RUSTFLAGS", format!("-L{}", libraries.display()));
 }
 
-/// Downloads the standard library for a target of [`NARROW`], in the version of the toolchain in the cache.
-fn fetch_standard(cache: &Cache, release: &str, target: &str) -> Result<PathBuf> {
+/// The standard library for a target of [`NARROW`], in the version of the toolchain in the cache; fetched if
+/// that version is not there.
+fn standard(cache: &Cache, release: &str, target: &str) -> Result<PathBuf> {
     let unknown = || format!("the lab knows no package for {target} with Rust {release}");
     let (_, suite) = RELEASES.iter().find(|(known, _)| *known == release).with_context(unknown)?;
     let (_, arch) = NARROW.iter().find(|(known, _)| *known == target).with_context(unknown)?;
-    let sources = cache.sources(&unit(release));
-    let versions = sources.iter().filter_map(|package| package.strip_prefix(STANDARD));
-    let version = versions.filter_map(|rest| rest.strip_prefix('=')).next();
-    let version = version.with_context(|| format!("Rust {release} came without {STANDARD}"))?;
-    let package = Package { name: STANDARD.into(), version: version.into() };
+    let package = same_version(&cache.sources(&unit(release)))
+        .with_context(|| format!("Rust {release} came without {STANDARD}"))?;
+    let source = format!("{}:{arch}={}", package.name, package.version);
+    let name = format!("{}-{target}", unit(release));
+    let present = || cache.unit(&name).filter(|_| cache.sources(&name) == [source.as_str()]);
+    if let Some(unit) = present() {
+        return Ok(unit);
+    }
     let filling = cache.filling()?;
-    let apt = Apt::update(*suite, Arch::X86_64, &filling.scratch("apt-rust")?)?;
-    // Its checksum is not verified: the compiler reads it, compares it with itself, and runs nothing of it.
-    let file = apt.download_unlisted("rustc", &package, arch)?;
-    filling.add(&standard_unit(release, target), |unit| {
-        deb::unpack(&file, unit, wanted)?;
-        fs::remove_file(&file)?;
-        Ok(vec![format!("{package} ({arch})")])
+    // Another run may have brought it while this one waited.
+    if let Some(unit) = present() {
+        return Ok(unit);
+    }
+    let by_lists = |suite: Suite| -> Result<Vec<PathBuf>> {
+        let lists = filling.scratch(&format!("apt-rust-{}-{arch}", suite.name()))?;
+        let what = format!("Rust's library for {target}");
+        Apt::update(suite, arch, &lists)?.download(&what, std::slice::from_ref(&package))
+    };
+    // A mirror may have lists of rare processors that are older than the signature under one of the names.
+    let files = by_lists(*suite).or_else(|error| {
+        by_lists(Suite::Stable).map_err(|other| {
+            error.context(format!(
+                "{source} cannot be had by signed lists; if {} has another version now, \
+                 `cargo ci fetch --refresh` fetches the compiler of the same version. By the lists of {}: \
+                 {other:#}. By the first",
+                suite.name(),
+                Suite::Stable.name()
+            ))
+        })
+    })?;
+    filling.add(&name, |unit| {
+        for file in &files {
+            deb::unpack(file, unit, wanted)?;
+            fs::remove_file(file)?;
+        }
+        Ok(vec![source.clone()])
     })
+}
+
+/// The package of the standard library in the version that a toolchain's packages have.
+fn same_version(sources: &[String]) -> Option<Package> {
+    let versions = sources.iter().filter_map(|package| package.strip_prefix(STANDARD));
+    let version = versions.filter_map(|rest| rest.strip_prefix('=')).next()?;
+    Some(Package { name: STANDARD.into(), version: version.into() })
 }
 
 /// Whether cargo or the compiler loads something of a package. The linker is the machine's.
@@ -336,6 +364,23 @@ mod tests {
         assert!(wanted(Path::new("usr/lib/rustlib/x86_64-unknown-linux-gnu/lib/libstd.rlib")));
         assert!(!wanted(Path::new("usr/lib/x86_64-linux-gnu/gconv/BIG5.so")));
         assert!(!wanted(Path::new("usr/share/doc/rustc/copyright")));
+    }
+
+    #[test]
+    fn the_library_of_a_target_has_the_version_of_the_compiler() {
+        let sources = ["rustc=1.85.0+dfsg3-1", "libstd-rust-dev=1.85.0+dfsg3-1", "x=2"];
+        let package = same_version(&sources.map(str::to_owned)).unwrap();
+        assert_eq!(package.to_string(), "libstd-rust-dev=1.85.0+dfsg3-1");
+        assert_eq!(same_version(&["libstd-rust-dev-wasm32=1".to_owned()]), None);
+    }
+
+    #[test]
+    fn a_space_in_the_path_of_the_cache_parts_no_flag() {
+        let mut command = Command::new("cargo");
+        add_library(&mut command, Path::new("/a b/unit"), "i686-unknown-linux-gnu");
+        let set: Vec<_> = command.get_envs().map(|(name, value)| (name, value.unwrap())).collect();
+        let flags = "-L/a b/unit/usr/lib/rustlib/i686-unknown-linux-gnu/lib";
+        assert_eq!(set, [("CARGO_ENCODED_RUSTFLAGS".as_ref(), flags.as_ref())]);
     }
 
     #[test]

@@ -4,8 +4,8 @@ use super::*;
 fn mutant(name: &str) -> Mutant {
     let (file, rest) = name.split_once(':').unwrap();
     let line = rest.split(':').next().unwrap().parse().unwrap();
-    let span = Span { start: Position { line, column: 1 } };
-    Mutant { name: name.into(), file: file.into(), span, index: 0 }
+    let span = Span { start: Position { line, column: 1 }, end: Position { line, column: 2 } };
+    Mutant { name: name.into(), file: file.into(), span, replacement: String::new() }
 }
 
 fn hundred() -> Vec<Mutant> {
@@ -155,27 +155,6 @@ fn one_in_twenty_alive_fails_the_run() {
 }
 
 #[test]
-fn an_outcome_of_another_mutant_is_refused() {
-    let answer = |name: &str, summary: &str| {
-        format!(
-            r#"{{"outcomes":[{{"scenario":{{"Mutant":{{"name":"{name}","file":"src/a.rs"}}}},
-            "summary":"{summary}","log_path":"x"}}],"total_mutants":1}}"#
-        )
-    };
-    for (summary, expected) in [
-        ("CaughtMutant", Fate::Caught),
-        ("MissedMutant", Fate::Lived),
-        ("Timeout", Fate::Timeout),
-        ("Unviable", Fate::Unviable),
-    ] {
-        assert_eq!(fate(&answer("a", summary), "a").unwrap(), expected);
-    }
-    assert!(fate(&answer("b", "CaughtMutant"), "a").is_err());
-    assert!(fate(&answer("a", "Accepted"), "a").is_err());
-    assert!(fate(r#"{"outcomes":[]}"#, "a").is_err());
-}
-
-#[test]
 fn a_path_is_one_of_the_library_s() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
     let globs = |path: &str| scope(&root, &[path.into()]);
@@ -198,8 +177,7 @@ fn a_mark_tells_two_places_of_a_line_apart() {
     let table = "src/a.rs: replace | with ^ in f\n  at x »| y | z\n  No bit is in both.\n";
     let table = Accepted::parse(table).unwrap();
     let name = "src/a.rs:7:3: replace | with ^ in f";
-    let covered = |column| table.covers(&mutant(name), &marked("    x | y | z", column));
+    let covered = |column| table.covers(&mutant(name), &place::marked("    x | y | z", column));
     assert!(covered(7));
     assert!(!covered(11));
-    assert_eq!(marked("  é | y", 5), "é »| y", "columns count characters");
 }

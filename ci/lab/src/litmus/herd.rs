@@ -116,7 +116,7 @@ fn fetch(cache: &Cache) -> Result<PathBuf> {
     if let Some(unit) = cache.unit(UNIT) {
         return Ok(unit);
     }
-    let apt = Apt::update(SUITE, Arch::X86_64, &filling.scratch("apt-herd")?)?;
+    let apt = Apt::update(SUITE, Arch::X86_64.debian(), &filling.scratch("apt-herd")?)?;
     let packages = apt.closure(&[PACKAGE])?;
     let files = apt.download("herd", &packages)?;
     filling.add(UNIT, |unit| {

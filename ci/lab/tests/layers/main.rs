@@ -28,6 +28,7 @@ const UVERBS: &[Layer] = &[
             "port.rs",
             "port/links.rs",
             "qp/attr.rs",
+            "qp/ece.rs",
             "qp/state.rs",
             "wc.rs",
             "wr.rs",

@@ -60,6 +60,7 @@ super::layouts! {
         vhca_port_num: 0x128, 0x8;
     }
     create_qp_in[0x880] {
+        ece: 0xa0, 0x20;
         qpc: 0xc0, 0x740 of qpc;
         wq_umem_offset: 0x800, 0x40;
         wq_umem_id: 0x840, 0x20;
@@ -68,6 +69,7 @@ super::layouts! {
     }
     create_qp_out[0x80] {
         qpn: 0x48, 0x18;
+        ece: 0x60, 0x20;
     }
     destroy_qp_in[0x80] {
         qpn: 0x48, 0x18;
@@ -75,12 +77,17 @@ super::layouts! {
     rst2init_qp_in[0x880] {
         qpn: 0x48, 0x18;
         opt_param_mask: 0x80, 0x20;
+        ece: 0xa0, 0x20;
         qpc: 0xc0, 0x740 of qpc;
+    }
+    rst2init_qp_out[0x80] {
+        ece: 0x60, 0x20;
     }
     query_qp_in[0x80] {
         qpn: 0x48, 0x18;
     }
     query_qp_out[0xe80] {
+        ece: 0xa0, 0x20;
         qpc: 0xc0, 0x740 of qpc;
     }
     attach_to_mcg_in[0x100] {

@@ -1,0 +1,62 @@
+//! Enhanced connection establishment (ECE): options of a connection that vendors add to the specification.
+//!
+//! Pairs with `ibv_set_ece` of rdma-core, and with `ece_options` of the mlx5 driver.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+
+/// What both vendors' devices can do beyond the specification: enhanced connection establishment.
+///
+/// A queue pair of mlx5 tells the options of its device ([`query_ece`](crate::QpControl::query_ece)), and takes those
+/// that both devices have ([`set_ece`](crate::QpControl::set_ece)). The messages of the
+/// [connection manager](crate::cm) carry them.
+#[doc(alias("ibv_ece", "rdma_ucm_ece"))]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Ece {
+    /// The vendor, as an IEEE identifier of 24 bits: `0x15b3` is that of mlx5. 0 stands for none.
+    pub vendor_id: u32,
+    /// The options, whose meaning is the vendor's.
+    pub options: u32,
+}
+
+/// The options of a queue pair, which its device and the peer's agree on.
+#[derive(Debug)]
+pub(crate) struct EceState {
+    /// What the device has.
+    offered: Ece,
+    /// What the device is to take with the next change of the queue pair; 0 for nothing.
+    asked: AtomicU32,
+    /// What the device took, or offers.
+    options: AtomicU32,
+}
+
+impl EceState {
+    pub(crate) fn new(offered: Ece) -> EceState {
+        EceState { offered, asked: AtomicU32::new(0), options: AtomicU32::new(offered.options) }
+    }
+
+    pub(crate) fn get(&self) -> Ece {
+        Ece { options: self.options.load(Ordering::Relaxed), ..self.offered }
+    }
+
+    /// Has the next change of the queue pair tell the device these options.
+    pub(crate) fn ask(&self, options: u32) {
+        self.asked.store(options, Ordering::Relaxed);
+        self.options.store(0, Ordering::Relaxed);
+    }
+
+    /// What the next change tells the device; 0 for nothing.
+    pub(crate) fn asked(&self) -> u32 {
+        self.asked.load(Ordering::Relaxed)
+    }
+
+    /// Notes what the device took.
+    pub(crate) fn grant(&self, options: u32) {
+        self.asked.store(0, Ordering::Relaxed);
+        self.options.store(options, Ordering::Relaxed);
+    }
+
+    /// The queue pair is in `RESET`, and has agreed on nothing.
+    pub(crate) fn reset(&self) {
+        self.grant(self.offered.options);
+    }
+}
