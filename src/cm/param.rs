@@ -144,7 +144,7 @@ impl ConnectParam {
     /// Options that are set with an accept are for a program that gives them to the device itself
     /// ([`set_ece`](crate::QpControl::set_ece)). Those of the peer's answer to a request go to the device in either
     /// case.
-    #[doc(alias("rdma_set_local_ece", "rdma_connect_ece"))]
+    #[doc(alias = "rdma_set_local_ece")]
     pub fn ece(mut self, ece: Ece) -> Self {
         self.ece = Some(ece);
         self

@@ -4,11 +4,13 @@
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What both vendors' devices can do beyond the specification: enhanced connection establishment.
+/// Enhanced connection establishment: options beyond the specification that devices of one vendor have in common.
 ///
 /// A queue pair of mlx5 tells the options of its device ([`query_ece`](crate::QpControl::query_ece)), and takes those
 /// that both devices have ([`set_ece`](crate::QpControl::set_ece)). The messages of the
 /// [connection manager](crate::cm) carry them.
+///
+/// Example: [`ConnectParam`](crate::cm::ConnectParam).
 #[doc(alias("ibv_ece", "rdma_ucm_ece"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Ece {

@@ -153,7 +153,7 @@ fn a_dropped_waiter_passes_its_room_on() -> Verdict {
         // Those who were first in line go without having been polled again.
         drop(rest);
         drop(waiting);
-        // What is received takes as long as it takes.
+        // A receive may take any time.
         let receive = async {
             loop {
                 if let Err(error) = inbox.next().await {

@@ -30,7 +30,7 @@ struct Function {
     words: BTreeSet<String>,
 }
 
-/// What is around a function.
+/// The surroundings of a function.
 #[derive(Clone, Default)]
 struct Around {
     owner: Option<String>,
@@ -232,7 +232,7 @@ fn rows(text: &str) -> Vec<Row> {
     rows
 }
 
-/// What is wrong in the table, a line each.
+/// The faults of the table, a line each.
 fn faults(text: &str, functions: &[Function], litmus: &BTreeSet<String>) -> Vec<String> {
     let (rows, mut found) = (rows(text), Vec::new());
     let is_barrier = |name: &str| {

@@ -1,4 +1,4 @@
-//! What is refused on a machine that lacks something, or is set up wrong: each error names the cause and what to
+//! Refusals of a machine that lacks something, or is set up wrong: each error names the cause and what to
 //! do, as the table in `docs/DEPLOYMENT.md` says.
 
 use super::cable::{End, FAR, NEAR, at};
