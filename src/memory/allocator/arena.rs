@@ -188,6 +188,15 @@ mod tests {
     }
 
     #[test]
+    fn an_arena_has_whole_pages() {
+        let page = rustix::param::page_size();
+        for (asked, length) in [(1, page), (page, page), (page + 1, 2 * page)] {
+            assert_eq!(Arena::new(asked).unwrap().len(), length);
+        }
+        assert_eq!(Arena::new(0).unwrap_err().errno(), Errno::INVAL);
+    }
+
+    #[test]
     fn what_is_used_up_comes_back() {
         let mut space = space(4096);
         let halves = [space.take(0, 2048, 8).unwrap(), space.take(0, 2048, 8).unwrap()];

@@ -93,3 +93,24 @@ pub(crate) fn create_target<K>(
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     Ok((object, CreatedTarget { qpn, member: Member::None, ece: None }))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn queue_has_a_place_more_than_is_reported() {
+        for (wanted, requested, granted, reported) in [
+            (0, 0, 0, 0),
+            (3, 4, 7, 3),
+            (4, 5, 7, 6),
+            (0x3fff, 0x4000, 0x7fff, 0x3fff),
+            (0x4000, 0x4000, 0x7fff, 0x7ffe),
+            // The only depths without a place more.
+            (0x7fff, 0x7fff, 0x7fff, 0x7fff),
+        ] {
+            assert_eq!(requested_depth(wanted), requested, "{wanted:#x}");
+            assert_eq!(reported_depth(wanted, granted), reported, "{wanted:#x} of {granted:#x}");
+        }
+    }
+}
