@@ -81,6 +81,7 @@ impl Sleep {
 }
 
 fn messages_go_on_after_a_suspend() -> Verdict {
+    env::soak()?;
     links()?;
     let ways = Sleep::ways()?;
     let mut pair = Pair::new(Config::rc())?;
@@ -115,6 +116,7 @@ fn messages_go_on_after_a_suspend() -> Verdict {
 }
 
 fn program_works_again_when_its_device_wakes() -> Verdict {
+    env::soak()?;
     let device = env::device();
     let mlx5 = device.driver() == Some(DriverId::MLX5);
     require(mlx5, Capability::Mlx5, "the driver does nothing when the machine sleeps")?;
