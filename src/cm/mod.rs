@@ -25,8 +25,8 @@
 //! port space [`UDP`](PortSpace::UDP), an id asks a listener for the number and the Q_Key of its queue pair
 //! ([`RouteResolved::connect_datagrams`], [`ConnectRequest::accept_datagrams`]), and then sends datagrams there
 //! without a connection; a [`BoundId`] or an [`AddrResolved`] joins multicast groups
-//! ([`join_multicast`](BoundId::join_multicast)). Messages carry the vendor's options
-//! ([`Ece`]).
+//! ([`join_multicast`](BoundId::join_multicast)). Requests and answers carry the options of both
+//! devices ([`Ece`]), which take those that both have.
 //!
 //! With GIDs ([`Id::bind_ib`],
 //! [`Id::resolve_ib_addr`]) an id may take a path from the program ([`AddrResolved::set_ib_path`]), and ask the subnet
