@@ -11,11 +11,12 @@ use super::qp::{ConnectedQp, check_type, has_srq};
 use super::step::{Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
+use crate::memory::lock::Lock;
 use crate::number::Qpn;
 use crate::qp::{Ece, QpControl, QpType};
 use rustix::io::Errno;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
+use std::sync::Arc;
 use std::time::Duration;
 use uverbs_uapi::rdma_user_cm as uapi;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
@@ -91,8 +92,8 @@ pub struct ConnectRequest {
     pub(super) id: Arc<IdInner>,
     conn: uapi::rdma_ucm_conn_param,
     ece: Option<Ece>,
-    /// The device that the request came to, and the addresses, once somebody asked.
-    path: OnceLock<Path>,
+    /// The device that the request came to, and the addresses, once the program asked for one of them.
+    path: Lock<Option<Path>>,
 }
 
 impl ConnectRequest {
@@ -110,7 +111,7 @@ impl ConnectRequest {
             },
             false => conn,
         };
-        ConnectRequest { id, conn, ece, path: OnceLock::new() }
+        ConnectRequest { id, conn, ece, path: Lock::new(None) }
     }
 
     /// The port space of the listener: a request in [`UDP`](PortSpace::UDP) is for
@@ -189,13 +190,17 @@ impl ConnectRequest {
         self.id.channel.context(VERB, self.path(VERB)?.device(VERB)?)
     }
 
-    /// Both are those of the request for good, so that the kernel is asked once.
+    /// The device and the addresses of a request never change, so that the kernel is asked once.
     fn path(&self, verb: &'static str) -> Result<Path> {
-        if let Some(path) = self.path.get() {
-            return Ok(*path);
+        let known = self.path.lock().and_then(|path| *path);
+        if let Some(path) = known {
+            return Ok(path);
         }
         let path = self.id.query(verb)?;
-        Ok(*self.path.get_or_init(|| path))
+        if let Some(mut known) = self.path.lock() {
+            *known = Some(path);
+        }
+        Ok(path)
     }
 
     /// Moves the request, and the connection that follows, to another channel, as for a thread with a
