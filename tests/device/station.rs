@@ -225,7 +225,10 @@ pub(crate) fn hex(bytes: &[u8]) -> String {
 /// The hardware address of a device's port.
 fn mac(device: &Device, port: u32) -> Verdict<Mac> {
     let netdev = device.netdev(port)?;
-    let netdev = netdev.ok_or_else(|| Stop::fail("the port has no network interface"))?;
+    let Some(netdev) = netdev else {
+        let why = "the port has no network interface, and so no Ethernet packets";
+        return Err(Stop::Skip(Capability::RawPacket, why.into()));
+    };
     let text = fs::read_to_string(format!("/sys/class/net/{netdev}/address"))?;
     let mut mac = [0; 6];
     for (place, digits) in mac.iter_mut().zip(text.trim().split(':')) {

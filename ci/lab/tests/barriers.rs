@@ -22,7 +22,6 @@ struct Function {
     name: String,
     /// The type of the `impl` around it.
     owner: Option<String>,
-    is_drop: bool,
     is_test: bool,
     /// Whether only tests, loom's among them, compile it.
     for_tests: bool,
@@ -34,7 +33,6 @@ struct Function {
 #[derive(Clone, Default)]
 struct Around {
     owner: Option<String>,
-    is_drop: bool,
     for_tests: bool,
 }
 
@@ -115,15 +113,13 @@ fn functions(file: &str, stream: TokenStream, around: &Around, found: &mut Vec<F
                     file: file.to_owned(),
                     name: head[0].to_string(),
                     owner: around.owner.clone(),
-                    is_drop: around.is_drop,
                     is_test,
                     for_tests,
                     words: inside,
                 });
             }
             "impl" => {
-                let is_drop = head.iter().any(|token| token.to_string() == "Drop");
-                let around = Around { owner: owner(head), is_drop, ..inner };
+                let around = Around { owner: owner(head), ..inner };
                 functions(file, body.stream(), &around, found);
             }
             _ => functions(file, body.stream(), &inner, found),

@@ -2,6 +2,7 @@
 //! test, and a cable whose link goes down in the middle of a handshake.
 
 use super::{Interface, Link, PORT, ip, links, other_end};
+use crate::capability::Capability;
 use crate::cm::datagrams::datagram_arrives;
 use crate::cm::{Pair, Service, Side, accepted, ask_by, channel, route_from, send};
 use crate::env;
@@ -110,7 +111,9 @@ impl Vlan {
         let over = |device: &Device, name: &'static str| -> Verdict<Interface> {
             let port = link_of(&Context::open(device)?)?.port;
             let under = device.netdev(port)?;
-            let under = under.ok_or_else(|| Stop::fail(format!("{device} has no interface")))?;
+            let Some(under) = under else {
+                return Err(Stop::Skip(Capability::Cm, format!("{device} has no interface")));
+            };
             ip(&format!("link add link {under} name {name} type vlan id 77"))?;
             Ok(Interface(name))
         };
