@@ -145,7 +145,7 @@ fn a_dropped_waiter_passes_its_room_on() -> Verdict {
         .await;
         let stuck = waiting.iter().position(|send| !send.is_posted()).expect("a full queue");
         let mut rest = waiting.split_off(stuck);
-        let mut last = rest.pop().expect("more than one");
+        let last = rest.pop().expect("more than one");
         let mut inbox = b.qp.inbox(&b.pool, 8);
         for _ in 0..4 {
             inbox.next().await?;

@@ -71,7 +71,7 @@ fn addresses_without_a_neighbour_or_a_route_are_told_apart() -> Verdict {
             Err(error) => return Ok(error),
         };
         match resolving {
-            Err(error) => Ok(error.into()),
+            Err(error) => Ok(error),
             Ok(Progress::Done(_)) => Err(Stop::fail(format!("{to} was resolved"))),
             Ok(Progress::Pending(_)) => Err(Stop::fail(format!("{to} is still being resolved"))),
         }
