@@ -115,6 +115,9 @@ pub(crate) struct QuickArguments {
     /// Take these files as the changed ones, and do not ask git
     #[arg(long, value_name = "PATH", conflicts_with = "base")]
     changed: Vec<String>,
+    /// The processors of the machines; the unit tests run on this machine's only
+    #[arg(long, value_enum, default_value = "x86_64", conflicts_with_all = ["edits", "defects"])]
+    arch: Arch,
     /// Measure: five harmless edits, one after the other, and the median of what each takes
     #[arg(long)]
     edits: bool,
@@ -227,17 +230,19 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
             sections.push(on_host(&workspace, &built.host, &selection)?);
             // A failed unit test saves the time of booting.
             if !(Summary { sections: sections.clone() }).failed() {
-                let session = Session::open(&needs(), false)?;
+                let session = Session::open(&needs(arguments.arch), false)?;
                 accelerator = session.accelerator().label();
                 let stage = clock::stage("build: guest and emulator");
                 session::programs()?;
                 drop(stage);
-                sections.extend(in_machines(
-                    &session,
-                    suite::edited(&built.suites, selection.abi()),
-                    &selection,
-                    &logs,
-                ));
+                let suites = match arguments.arch.is_host() {
+                    true => suite::edited(&built.suites, selection.abi()),
+                    false => {
+                        let _stage = clock::stage(arguments.arch.stage("build: device suite"));
+                        suite::build_edited(&session.workspace, selection.abi())?
+                    }
+                };
+                sections.extend(in_machines(&session, suites, &selection, &logs));
             }
         }
     }
@@ -250,8 +255,8 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
-fn needs() -> Needs {
-    Needs::kernels(Arch::X86_64, &[KernelName::Newest])
+fn needs(arch: Arch) -> Needs {
+    Needs::kernels(arch, &[KernelName::Newest])
 }
 
 /// The unit tests of the library, and of the packages that changed.

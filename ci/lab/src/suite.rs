@@ -48,6 +48,16 @@ const TARGETS: &[Target] = &[
     },
 ];
 
+impl Target {
+    fn build(&self, workspace: &Workspace, profile: Profile) -> Result<Suite> {
+        Ok(self.suite(workspace.static_test(self.package, self.test, profile)?))
+    }
+
+    fn suite(&self, binary: PathBuf) -> Suite {
+        Suite { name: self.test, binary, modules: self.modules, devices: self.devices }
+    }
+}
+
 /// A built suite.
 #[derive(Clone, Debug)]
 pub(crate) struct Suite {
@@ -76,13 +86,7 @@ pub(crate) fn build(workspace: &Workspace, devices: &[DeviceName]) -> Result<Vec
     let wanted = |target: &&Target| devices.iter().any(|device| target.devices.contains(device));
     for target in TARGETS.iter().filter(wanted) {
         if workspace.has(target.package, "test", target.test) {
-            let binary = workspace.static_test(target.package, target.test, Profile::Checked)?;
-            suites.push(Suite {
-                name: target.test,
-                binary,
-                modules: target.modules,
-                devices: target.devices,
-            });
+            suites.push(target.build(workspace, Profile::Checked)?);
         }
     }
     Ok(suites)
@@ -106,19 +110,25 @@ pub(crate) fn device(workspace: &Workspace, profile: Profile) -> Result<Suite> {
     else {
         bail!("{} has no device suite", workspace.root().display());
     };
-    let binary = workspace.static_test(target.package, target.test, profile)?;
-    let (name, modules, devices) = (target.test, target.modules, target.devices);
-    Ok(Suite { name, binary, modules, devices })
+    target.build(workspace, profile)
 }
 
 /// The suites of a change that is being edited; with `abi` also those that compare the ABI.
 pub(crate) fn edited(built: &[(String, PathBuf)], abi: bool) -> Vec<Suite> {
-    let of = |target: &Target| {
+    let of = |target: &'static Target| {
         let (_, binary) = built.iter().find(|(name, _)| name == target.test)?;
-        let (name, modules, devices) = (target.test, target.modules, target.devices);
-        Some(Suite { name, binary: binary.clone(), modules, devices })
+        Some(target.suite(binary.clone()))
     };
-    TARGETS.iter().filter(|target| abi || target.test == "device").filter_map(of).collect()
+    of_an_edit(abi).filter_map(of).collect()
+}
+
+/// Builds the same suites for the processors of the workspace's machines.
+pub(crate) fn build_edited(workspace: &Workspace, abi: bool) -> Result<Vec<Suite>> {
+    of_an_edit(abi).map(|target| target.build(workspace, Profile::Quick)).collect()
+}
+
+fn of_an_edit(abi: bool) -> impl Iterator<Item = &'static Target> {
+    TARGETS.iter().filter(move |target| abi || target.test == CHOSEN)
 }
 
 /// Which tests to run and how long to wait.
