@@ -66,7 +66,7 @@ mod tests {
         assert_eq!(panic.downcast_ref::<String>().map(String::as_str), Some("call 1"));
     }
 
-    /// Were it not, the process would abort.
+    /// Otherwise the second panic aborts the process.
     #[test]
     fn a_panic_in_a_destructor_is_dropped_if_the_thread_panics_already() {
         struct Wakes<'a>(&'a AtomicBool);

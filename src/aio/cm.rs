@@ -161,7 +161,7 @@ impl Drop for Handle {
 
 /// An event channel whose ids are futures. Clones, listeners and connections are handles of the same channel.
 ///
-/// Example: the first program of the [crate](crate)'s documentation.
+/// Example: the first program of the [documentation](crate).
 #[derive(Clone)]
 pub struct EventChannel {
     handle: Arc<Handle>,
@@ -397,7 +397,7 @@ impl fmt::Debug for EventChannel {
 ///
 /// When it ends or is dropped, all futures of the channel fail with `ECANCELED`.
 ///
-/// Example: the first program of the [crate](crate)'s documentation.
+/// Example: the first program of the [documentation](crate).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W> {
     shared: Arc<ChannelState>,
@@ -461,7 +461,7 @@ impl<W> fmt::Debug for Driver<W> {
 
 /// A listener, whose connect requests are a stream. Dropping it rejects the requests that nobody took.
 ///
-/// Example: the first program of the [crate](crate)'s documentation.
+/// Example: the first program of the [documentation](crate).
 #[derive(Debug)]
 pub struct Listener {
     id: ListeningId,
@@ -514,7 +514,7 @@ impl Listener {
 /// An established connection; everything that does not wait is behind [`Deref`], as a
 /// [`cm::Connection`]. Dropping it closes the connection.
 ///
-/// Example: the first program of the [crate](crate)'s documentation.
+/// Example: the first program of the [documentation](crate).
 #[derive(Debug)]
 pub struct Connection {
     connection: cm::Connection,
@@ -554,7 +554,7 @@ impl Deref for Connection {
 /// A membership in a multicast group; everything that does not wait is behind [`Deref`], as a
 /// [`cm::MulticastMember`]. Dropping it leaves the group.
 ///
-/// Example: [`cm::JoiningMulticast`](crate::cm::JoiningMulticast).
+/// Example: [`JoiningMulticast`](crate::cm::JoiningMulticast).
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
 pub struct MulticastMember {

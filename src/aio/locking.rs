@@ -75,7 +75,7 @@ mod tests {
     use super::*;
     use std::any::TypeId;
 
-    /// What it takes for each step and for its token says at once that it is taken: nothing waits.
+    /// Both locks are `LocalLock`s, which refuse a second holder at once.
     #[test]
     fn a_worker_takes_no_mutex() {
         type Taken = <Exclusive as Locking>::Lock<u8>;

@@ -249,6 +249,9 @@ impl EventChannel {
 
 impl AsFd for EventChannel {
     /// The file is readable while an event is pending.
+    ///
+    /// Reading it blocks until the first call that does not wait, or waits with a deadline: that call sets
+    /// `O_NONBLOCK`, which stays. The program may set it, too.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.kernel.fd()
     }
@@ -457,8 +460,12 @@ impl Channel {
                     Err(errno) => return Err(Error::new(verb, errno)),
                 }
             }
-            if !self.read(verb)? && is_over {
-                return Ok(None);
+            if !self.read(verb)? {
+                if is_over {
+                    return Ok(None);
+                }
+                // The file does not block any more, because the program changed it: from now on poll waits.
+                self.nonblocking.store(true, Ordering::Release);
             }
         }
     }

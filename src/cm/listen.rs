@@ -160,7 +160,7 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the device is gone.
+    /// `ENXIO` if the device is gone and no method of the request asked for an address before.
     #[doc(alias = "rdma_get_peer_addr")]
     pub fn peer_addr(&self) -> Result<SocketAddr> {
         const VERB: &str = "get_peer_addr";
@@ -171,7 +171,7 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// `ENXIO` if the device is gone.
+    /// As [`peer_addr`](Self::peer_addr).
     #[doc(alias = "rdma_get_local_addr")]
     pub fn local_addr(&self) -> Result<SocketAddr> {
         const VERB: &str = "get_local_addr";

@@ -44,11 +44,11 @@ impl ConnectedQp {
         self.control(verb)?.modify(&attr).map_err(|error| error.in_verb(verb))
     }
 
-    /// Brings a queue pair in `RESET` to `INIT`. Refuses one past `INIT`: it may be of another connection.
+    /// Brings a queue pair in `RESET` to `INIT`, and gives one in `INIT` the port and the partition key of the id,
+    /// which another route may have had. Refuses one past `INIT`: it may be of another connection.
     pub(super) fn init_if_reset(&self, verb: &'static str, id: &IdInner) -> Result<()> {
         match self.control(verb)?.state() {
-            QpState::RESET => self.init(verb, id),
-            QpState::INIT => Ok(()),
+            QpState::RESET | QpState::INIT => self.init(verb, id),
             state => {
                 let detail = format!(
                     "the queue pair is in state {state}, and can be connected from RESET or INIT: reset it \
@@ -68,7 +68,10 @@ impl ConnectedQp {
     ) -> Result<Option<Access>> {
         let state = self.control(verb)?.state();
         if state != QpState::INIT {
-            let detail = format!("the queue pair is in state {state}: another handshake took it");
+            let detail = format!(
+                "the queue pair is in state {state}, and is connected from INIT: the program or another \
+                 handshake changed it"
+            );
             return Err(Error::invalid(verb, detail));
         }
         let raw = id.qp_attr(verb, QpState::INIT)?;
@@ -77,9 +80,8 @@ impl ConnectedQp {
     }
 
     /// Brings the queue pair from `INIT` to `RTS`, with these rights of the peer if the queue pair does not have them
-    /// already. With `depths` these are its numbers of reads and
-    /// atomics; without, the kernel takes them from the peer's answer. A type of queue pair has only those of these
-    /// attributes that the kernel returns for it.
+    /// already. With `depths` these are its numbers of reads and atomics; without, the kernel takes them from the
+    /// peer's answer. A type of queue pair has only those of these attributes that the kernel returns for it.
     pub(super) fn ready(
         &self,
         verb: &'static str,

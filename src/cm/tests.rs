@@ -5,7 +5,7 @@ use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
 use crate::memory::fork::in_child;
 use crate::tests::Bench;
-use crate::uverbs::scripted::{Script, ScriptedPort};
+use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::{Error, QpState, QpType, QueuePair};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
@@ -324,6 +324,21 @@ fn queue_pair_past_init_is_refused() {
     let accept = request.accept(&past, &ConnectParam::new()).unwrap_err();
     assert!(accept.message().contains("in state RTS"), "{accept}");
     assert_eq!(past.state(), QpState::RTS, "it may be of another connection");
+}
+
+/// Another route may have brought it to `INIT`, with another port or partition key.
+#[test]
+fn queue_pair_in_init_gets_the_attributes_of_its_route() {
+    let stage = Stage::new();
+    let of_another = crate::QpAttr::new().state(QpState::INIT).port(1).pkey_index(0);
+    stage.qp.modify(&of_another.access(crate::Access::empty())).unwrap();
+    let changes = || {
+        let log = stage.bench.script.log();
+        log.into_iter().filter(|op| *op == Op::MODIFY_QP).count()
+    };
+    let before = changes();
+    let _connecting = stage.route(1).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    assert_eq!((changes(), stage.qp.state()), (before + 1, QpState::INIT));
 }
 
 /// The old connection of a variable is dropped when the new one is there.

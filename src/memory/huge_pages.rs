@@ -9,16 +9,16 @@ use rustix::mm::{Advice, madvise};
 use std::ops::Range;
 use std::ptr::with_exposed_provenance_mut;
 
-/// Keeps the pages of more than `usual` bytes that a range touches from forked children, from now on. What is
+/// Keeps the pages of more than `page_size` bytes that a range touches from forked children, from now on. What is
 /// in other pages stays as it is.
 ///
 /// # Errors
 ///
 /// That of the kernel; none where this process cannot read its own mappings.
-pub(crate) fn keep_from_children(start: u64, length: u64, usual: usize) -> Result<(), Errno> {
+pub(crate) fn keep_from_children(start: u64, length: u64, page_size: usize) -> Result<(), Errno> {
     // Names of mapped files are any bytes.
     let mappings = std::fs::read("/proc/self/smaps").unwrap_or_default();
-    for range in huge_parts(&String::from_utf8_lossy(&mappings), start, length, usual as u64) {
+    for range in huge_parts(&String::from_utf8_lossy(&mappings), start, length, page_size as u64) {
         let first = with_exposed_provenance_mut(range.start as usize);
         let length = (range.end - range.start) as usize;
         // SAFETY: the advice changes nothing in this process; it decides what a child gets.
@@ -27,8 +27,8 @@ pub(crate) fn keep_from_children(start: u64, length: u64, usual: usize) -> Resul
     Ok(())
 }
 
-/// The parts of a range that lie in pages larger than `usual`, in whole pages, out of `/proc/self/smaps`.
-fn huge_parts(smaps: &str, start: u64, length: u64, usual: u64) -> Vec<Range<u64>> {
+/// The parts of a range that lie in pages larger than `page_size`, in whole pages, out of `/proc/self/smaps`.
+fn huge_parts(smaps: &str, start: u64, length: u64, page_size: u64) -> Vec<Range<u64>> {
     let mut parts = Vec::new();
     let mut mapping = 0..0;
     for line in smaps.lines() {
@@ -38,7 +38,7 @@ fn huge_parts(smaps: &str, start: u64, length: u64, usual: u64) -> Vec<Range<u64
             let page = kilobytes.unwrap_or(0) << 10;
             let first = mapping.start.max(start);
             let end = mapping.end.min(start.saturating_add(length));
-            if page > usual && first < end {
+            if page > page_size && first < end {
                 parts.push(first - first % page..end.next_multiple_of(page));
             }
         } else if let Some(range) = range_of(line) {

@@ -23,7 +23,7 @@ fn value_at<T: Any + Send + Sync>(words: *mut Words) -> *mut (dyn Any + Send + S
 }
 
 impl InlineAny {
-    /// Takes `value`. A type that is too large for it does not compile.
+    /// Takes `value`. A type that is larger or more aligned than `Words` does not compile.
     #[inline]
     pub(crate) fn new<T: Any + Send + Sync>(value: T) -> InlineAny {
         const {

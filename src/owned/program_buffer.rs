@@ -10,8 +10,8 @@ use std::fmt;
 ///
 /// It is for memory that is not the library's: pages of a cache, an arena, shared memory, memory of a
 /// device. The request takes the value, and its completion gives the same value back
-/// ([`Memory::into_program`], or the type itself from [`aio`](crate::aio)). A value has at most 32 bytes;
-/// a larger one does not compile and is to be put into a `Box`. Nothing is allocated.
+/// ([`Memory::into_program`], or the type itself from [`aio`](crate::aio)). A value has at most 32 bytes
+/// and an alignment of at most 8; another does not compile and is to be put into a `Box`. Nothing is allocated.
 ///
 /// ```no_run
 /// use uverbs::owned::{OwnedQueuePair, RegionSge, RegisteredBuffer};

@@ -23,11 +23,11 @@ pub struct Ece {
 /// The options of a queue pair, which its device and the peer's agree on.
 #[derive(Debug)]
 pub(crate) struct EceState {
-    /// What the device has.
+    /// The options that the device offers.
     offered: Ece,
-    /// What the device is to take with the next change of the queue pair; 0 for nothing.
+    /// The options that the next `MODIFY_QP` carries to the device; 0 for none.
     asked: AtomicU32,
-    /// What the device took, or offers.
+    /// The options that the device took, or those it offers if it was not asked to take any.
     options: AtomicU32,
 }
 
@@ -40,18 +40,18 @@ impl EceState {
         Ece { options: self.options.load(Ordering::Relaxed), ..self.offered }
     }
 
-    /// Has the next change of the queue pair tell the device these options.
+    /// The next `MODIFY_QP` carries these options to the device.
     pub(crate) fn ask(&self, options: u32) {
         self.asked.store(options, Ordering::Relaxed);
         self.options.store(0, Ordering::Relaxed);
     }
 
-    /// What the next change tells the device; 0 for nothing.
+    /// The options that the next `MODIFY_QP` carries; 0 for none.
     pub(crate) fn asked(&self) -> u32 {
         self.asked.load(Ordering::Relaxed)
     }
 
-    /// Notes what the device took.
+    /// Notes the options that the device took.
     pub(crate) fn grant(&self, options: u32) {
         self.asked.store(0, Ordering::Relaxed);
         self.options.store(options, Ordering::Relaxed);

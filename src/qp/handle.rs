@@ -131,7 +131,7 @@ impl QpInner {
         }
     }
 
-    /// Hands a change to the kernel, together with the options of the connection that are to be told.
+    /// Hands a change to the kernel, with the ECE options that the device is to take.
     pub(super) fn apply(&self, verb: &'static str, attr: &QpAttr) -> Result<()> {
         let file = self.file();
         let base = attr.to_raw(verb, self.object.handle())?;

@@ -71,7 +71,11 @@ impl Resources {
         for (kind, command, list, entry) in KINDS {
             let messages = match dump(command, Some(index)) {
                 // Before Linux 5.14 there is no list of these.
-                Err(Errno::INVAL) if ["ctx", "srq"].contains(&kind) => continue,
+                Err(Errno::INVAL)
+                    if ["ctx", "srq"].contains(&kind) && !env::kernel_is_since(5, 14) =>
+                {
+                    continue;
+                }
                 messages => {
                     messages.map_err(|errno| Stop::fail(format!("the list of {kind}: {errno}")))?
                 }

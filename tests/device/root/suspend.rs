@@ -19,7 +19,7 @@ use std::sync::mpsc::channel;
 use std::time::Instant;
 use uverbs::device::DriverId;
 
-/// What sends the machine to sleep and how, up to where, and what wakes it.
+/// The files that send the machine to sleep, that choose how and how far, and that set the alarm.
 const STATE: &str = "/sys/power/state";
 const KIND: &str = "/sys/power/mem_sleep";
 const TEST: &str = "/sys/power/pm_test";
