@@ -250,7 +250,7 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("timestamp", DecidedBy::Device, Has::Never, Has::Never),
 ];
 
-/// What differs where the ports of the lab's emulated ConnectX are InfiniBand ones.
+/// The capabilities that differ where the lab's emulated ConnectX has InfiniBand ports.
 const ON_INFINIBAND: &[(&str, Has)] = &[
     // No interface has an IP address there, and connections are made by GID.
     ("cm", Has::Never),

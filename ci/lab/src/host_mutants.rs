@@ -73,7 +73,7 @@ struct Mutant {
     name: String,
     file: String,
     span: Span,
-    /// What stands there instead.
+    /// The text that replaces the span.
     replacement: String,
 }
 

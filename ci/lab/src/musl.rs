@@ -30,7 +30,7 @@ const UNWIND: &str = "usr/lib/llvm-19/lib";
 const SOURCES: &str = "usr/src";
 const EXPECTED: &str = "usr/lib/rustlib/src/rust";
 
-/// What builds such programs.
+/// The compiler and linker for such programs.
 #[derive(Clone, Debug)]
 pub(crate) struct Musl {
     /// `None` if it is the machine's own compiler.
@@ -43,7 +43,7 @@ pub(crate) fn is_here(cache: &Cache) -> bool {
 }
 
 impl Musl {
-    /// What builds them, from the machine or the cache.
+    /// The compiler and linker, from the machine or the cache.
     pub(crate) fn find(cache: &Cache) -> Result<Self> {
         if cross::machine_has(TARGET) {
             return Ok(Self { unit: None });

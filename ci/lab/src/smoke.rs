@@ -1,7 +1,8 @@
 //! The part of a full run on emulated aarch64: the smoke tests of `cargo ci quick` with pages of 16 KiB, on both
-//! devices. The soak has the whole suite there.
+//! devices. The soak runs the whole suite there.
 
 use crate::arch::Arch;
+use crate::capability::RunOptions;
 use crate::clock;
 use crate::device::DeviceName;
 use crate::fetch::Needs;
@@ -36,7 +37,9 @@ pub(crate) fn section(scope: &Scope<'_>, console: bool, logs: &Path) -> Result<S
     let (own, choice) = (logs.join(GROUP), quick::smoke());
     fs::create_dir_all(&own)?;
     let filter = scope.filter.and_then(|filter| filter.split_once("::")).map(|(_, rest)| rest);
-    let scope = Scope { filter, choice: Some(&choice), rounds: 1, ..scope.clone() };
+    // None of these tests runs rdma-core's programs, which a full run fetches for other processors nowhere else.
+    let options = RunOptions { peers: false, soak: false };
+    let scope = Scope { filter, choice: Some(&choice), options, rounds: 1, ..scope.clone() };
     let mut section = Section { name: GROUP.into(), ..Section::default() };
     for device in DeviceName::ALL {
         let part = test::suites_in(&session, &suites, KernelName::Newest, device, &scope, &own);

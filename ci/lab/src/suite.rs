@@ -138,7 +138,7 @@ pub(crate) struct Scope<'a> {
     /// Of the tests that pass the filter, only those that this accepts.
     pub(crate) choice: Option<&'a NamePrefixes>,
     pub(crate) options: RunOptions,
-    /// What the emulated ConnectX of the suites is like.
+    /// Options of the emulated ConnectX that the suites run on.
     pub(crate) emulation: Emulation,
     /// Factor for the rounds of tests that repeat their work, on the newest kernel.
     pub(crate) rounds: u32,

@@ -74,7 +74,7 @@ pub(crate) struct Workspace {
     metadata: Metadata,
     /// What builds static programs, if they are for another processor than this machine's.
     cross: Option<Cross>,
-    /// What builds static programs, if they have musl in place of glibc.
+    /// The toolchain for static programs with musl in place of glibc.
     musl: Option<Musl>,
 }
 

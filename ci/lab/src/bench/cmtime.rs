@@ -11,7 +11,7 @@ use anyhow::{Context, Result, bail};
 use lab_guest::order::Order;
 use std::time::Duration;
 
-/// What the row is called.
+/// The name of the row.
 pub(super) const NAME: &str = "connections made together, by cmtime";
 
 /// How many are made together.

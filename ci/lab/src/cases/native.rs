@@ -142,7 +142,7 @@ until_true '! is_active mlx5_1'
 planted 1 '^device tests not run: port 1 of mlx5_1 is down'
 "#;
 
-/// What [`NATIVE`] compares notices each of these changes: of a link, a node, huge pages, a sysctl, shared
+/// The comparison of [`NATIVE`] notices each of these changes: of a link, a node, huge pages, a sysctl, shared
 /// memory, and of objects on the device.
 const CHANGES: &str = r#"
 second=$(netdev mlx5_1) node=/dev/infiniband/$(node mlx5_1)

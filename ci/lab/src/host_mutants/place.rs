@@ -173,7 +173,7 @@ impl Place {
         Ok(Judged { fate, by, building, testing: start.elapsed() })
     }
 
-    /// The verdict of the unit tests, and who gave it. A test that fails has to fail alone, too, so that
+    /// The verdict of the unit tests, and the test that gave it. A test that fails has to fail alone, too, so that
     /// one that the machine disturbed catches nothing.
     fn test(&self, program: &Path, limit: Limit) -> Result<(Fate, String)> {
         let mut disturbed = Vec::new();
