@@ -553,7 +553,9 @@ fn run_suites(
             // The check needs the command line in the guest, which `cargo ci quick` leaves out.
             let uses = machine.programs.iter().any(|(name, _)| name == "uverbs");
             let check = match machine.device {
-                DeviceName::Mlx5 if uses => Some(EmulatorCheck::new(running)?),
+                DeviceName::Mlx5 if uses => {
+                    Some(EmulatorCheck::new(running, machine.emulation.infiniband)?)
+                }
                 _ => None,
             };
             if looked.is_none() {
