@@ -243,6 +243,7 @@ fn handshake_on_a_dead_link_is_given_up() -> Verdict {
 
 /// The kernel repeats a request after some seconds.
 fn handshake_goes_on_when_its_link_comes_back() -> Verdict {
+    env::soak()?;
     let cable = Cable::new()?;
     let (channel, service) = (channel()?, cable.service()?);
     let (param, route) = (ConnectParam::new(), cable.route(&channel, &service)?);

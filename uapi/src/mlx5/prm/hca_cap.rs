@@ -7,7 +7,7 @@ super::layouts! {
         log_max_srq_sz: 0x80, 0x8;
         log_max_qp_sz: 0x88, 0x8;
         log_max_qp: 0x9b, 0x5;
-        ece_support: 0xa0, 0x1;
+        ece_support: 0xa3, 0x1;
         log_max_srq: 0xab, 0x5;
         max_sgl_for_optimized_performance: 0xc0, 0x8;
         log_max_cq_sz: 0xc8, 0x8;
