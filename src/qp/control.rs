@@ -175,7 +175,8 @@ impl QpControl {
 
     /// Has the device use these options, which both sides have agreed on, for the connection to be. The device gets them
     /// with the next [`modify`](Self::modify) to `INIT`, `RTR` or `RTS`, and [`query_ece`](Self::query_ece) then tells
-    /// those that it took. Options of 0 are those of a peer that has none: the device is told nothing.
+    /// those that it took. Options of 0 are those of a peer that has none: the device is told nothing,
+    /// and only a reset withdraws options that it took before.
     ///
     /// The [connection manager](crate::cm) does it by itself.
     ///
