@@ -67,6 +67,8 @@ pub enum Request {
     FetchAdd,
     /// A datagram of one segment, to the queue pair itself.
     Datagram,
+    /// An RDMA write of one segment by an XRC initiator.
+    XrcWrite,
 }
 
 /// A way that requests take; each has a send queue of its own.
@@ -78,6 +80,8 @@ pub enum Lane {
     Shared,
     /// From a datagram queue pair to itself. It has no receives, so that all are dropped.
     Datagrams,
+    /// From an XRC initiator to a target. It has no receives: only writes go there.
+    Xrc,
 }
 
 /// An operation to measure.
@@ -110,6 +114,7 @@ impl Operation {
         ("read", Operation::Post(Request::Read, 1)),
         ("fetch and add", Operation::Post(Request::FetchAdd, 1)),
         ("datagram", Operation::Post(Request::Datagram, 1)),
+        ("write by XRC", Operation::Post(Request::XrcWrite, 1)),
         ("receive", Operation::Receive(Lane::Own, 1)),
         ("receive, 32 to a doorbell", Operation::Receive(Lane::Own, BATCH)),
         ("shared receive", Operation::Receive(Lane::Shared, 1)),
@@ -130,6 +135,7 @@ impl Request {
     fn lane(self) -> Lane {
         match self {
             Request::Datagram => Lane::Datagrams,
+            Request::XrcWrite => Lane::Xrc,
             _ => Lane::Own,
         }
     }

@@ -13,7 +13,7 @@ use uverbs::{
     AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
     MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair,
     RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
-    ThreadDomain, WcStatus,
+    ThreadDomain, WcStatus, XrcTarget,
 };
 
 /// How a batch of sends is handed over.
@@ -96,6 +96,10 @@ pub(crate) struct Ours<S: Ringing> {
     own: Ends<S>,
     shared: Ends<S>,
     datagrams: Ends<S>,
+    xrc: Ends<S>,
+    _target: XrcTarget,
+    /// What XRC requests name; their memory is of its domain.
+    xrc_srq: SharedReceiveQueue,
     srq: SharedReceiveQueue,
     ah: AddressHandle,
     qkey: Qkey,
@@ -220,6 +224,7 @@ impl<S: Ringing> Ours<S> {
             Lane::Own => &mut self.own,
             Lane::Shared => &mut self.shared,
             Lane::Datagrams => &mut self.datagrams,
+            Lane::Xrc => &mut self.xrc,
         }
     }
 
@@ -231,10 +236,15 @@ impl<S: Ringing> Ours<S> {
             Lane::Own => &mut self.own,
             Lane::Shared => &mut self.shared,
             Lane::Datagrams => &mut self.datagrams,
+            Lane::Xrc => &mut self.xrc,
         };
         let (qp, token) = (&mut ends.qp, &mut self.token);
         match request {
             Request::Write => post::<S, N>(qp, token, || SendWr::write(remote, &source)),
+            Request::XrcWrite => {
+                let named = self.xrc_srq.number().ok_or("the queue is not of XRC")?;
+                post::<S, N>(qp, token, || SendWr::write(remote, &source).to_srq(named))
+            }
             Request::Read => post::<S, N>(qp, token, || SendWr::read(remote, &source)),
             Request::FetchAdd => {
                 let counter = memory.remote(8 * place::COUNTER)?;
@@ -297,11 +307,31 @@ impl<S: Ringing> Path for Ours<S> {
         let own = pair(&context, &pd, None, gid)?;
         let shared = pair(&context, &pd, Some(&srq), gid)?;
         let datagrams = ends(&context, &pd, QpType::UD)?;
+        let xrc = ends(&context, &pd, QpType::XRC_INI)?;
+        let xrcd = context.xrcd_builder().build()?;
+        let target = xrcd.create_target()?;
+        let xrc_srq = pd.srq_builder(1).xrc(&xrcd, &xrc.recv_cq).build()?;
+        let (here, there) = (xrc.qp.endpoint(1, gid)?, target.endpoint(1, gid)?);
+        xrc.qp.handshake(&there)?;
+        target.handshake(&here)?;
         let itself = datagrams.qp.endpoint(1, gid)?;
         datagrams.qp.handshake(&itself)?;
         let ah = pd.create_ah(&datagrams.qp.path_to(&itself)?)?;
         let qkey = itself.qkey;
-        Ok(Ours { own, shared, datagrams, srq, ah, qkey, memory, mark: 0, token })
+        Ok(Ours {
+            own,
+            shared,
+            datagrams,
+            xrc,
+            _target: target,
+            xrc_srq,
+            srq,
+            ah,
+            qkey,
+            memory,
+            mark: 0,
+            token,
+        })
     }
 
     fn offers(_: usize, _: Operation) -> bool {
@@ -373,11 +403,16 @@ impl<S: Ringing> Path for Ours<S> {
             Lane::Own | Lane::Shared => {
                 SendWr::write(self.memory.remote(8 * place::TARGET)?, &source)
             }
+            Lane::Xrc => {
+                let named = self.xrc_srq.number().ok_or("the queue is not of XRC")?;
+                SendWr::write(self.memory.remote(8 * place::TARGET)?, &source).to_srq(named)
+            }
         };
         let ends = match lane {
             Lane::Own => &mut self.own,
             Lane::Shared => &mut self.shared,
             Lane::Datagrams => &mut self.datagrams,
+            Lane::Xrc => &mut self.xrc,
         };
         let mut batch = ends.qp.send_batch()?;
         batch.push(wr.id(LAST).signaled())?;

@@ -65,7 +65,9 @@ pub(crate) struct ExtendedContext {
     unused_before_qp: [Unused; 7],
     pub(crate) create_qp_ex:
         Option<unsafe extern "C" fn(*mut Context, *mut QpInitAttrEx) -> *mut Qp>,
-    unused_before_xrcd: [Unused; 2],
+    pub(crate) get_srq_num: Option<unsafe extern "C" fn(*mut Srq, *mut u32) -> c_int>,
+    pub(crate) create_srq_ex:
+        Option<unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq>,
     pub(crate) open_xrcd: Option<unsafe extern "C" fn(*mut Context, *mut XrcdAttr) -> *mut Opaque>,
     pub(crate) close_xrcd: Option<unsafe extern "C" fn(*mut Opaque) -> c_int>,
     unused: u64,
@@ -159,7 +161,7 @@ pub(crate) struct QpEx {
     pub(crate) wr_send: unsafe extern "C" fn(*mut QpEx),
     unused_sends: [Unused; 3],
     pub(crate) wr_set_ud_addr: unsafe extern "C" fn(*mut QpEx, *mut Opaque, u32, u32),
-    unused_xrc: Unused,
+    pub(crate) wr_set_xrc_srqn: unsafe extern "C" fn(*mut QpEx, u32),
     pub(crate) wr_set_inline_data: unsafe extern "C" fn(*mut QpEx, *mut c_void, usize),
     unused_inline_list: Unused,
     pub(crate) wr_set_sge: unsafe extern "C" fn(*mut QpEx, u32, u64, u32),
@@ -316,6 +318,21 @@ pub(crate) struct SrqInitAttr {
     pub(crate) srq_limit: u32,
 }
 
+/// How a shared receive queue of another type is made.
+#[repr(C)]
+pub(crate) struct SrqInitAttrEx {
+    pub(crate) srq_context: *mut c_void,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    pub(crate) srq_limit: u32,
+    pub(crate) comp_mask: u32,
+    pub(crate) srq_type: c_uint,
+    pub(crate) pd: *mut Pd,
+    pub(crate) xrcd: *mut Opaque,
+    pub(crate) cq: *mut Cq,
+    pub(crate) tag_matching: [u32; 2],
+}
+
 /// A way to a peer.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(8))]
@@ -401,6 +418,8 @@ pub(crate) mod function {
 pub(crate) mod number {
     pub(crate) const QPT_RC: u32 = 2;
     pub(crate) const QPT_UD: u32 = 4;
+    pub(crate) const QPT_XRC_SEND: u32 = 9;
+    pub(crate) const QPT_XRC_RECV: u32 = 10;
 
     pub(crate) const WR_RDMA_WRITE: u32 = 0;
     pub(crate) const WR_SEND: u32 = 2;
@@ -417,6 +436,10 @@ pub(crate) mod number {
     pub(crate) const SEND_OPS_DATAGRAM: u64 = 1 << 2;
 
     pub(crate) const QP_INIT_ATTR_PD: u32 = 1 << 0;
+    /// Of `SrqInitAttrEx`: type, domain, XRC domain and completion queue are given.
+    pub(crate) const SRQ_INIT_ATTR_XRC: u32 = 0xf;
+    pub(crate) const SRQT_XRC: u32 = 1;
+    pub(crate) const QP_INIT_ATTR_XRCD: u32 = 1 << 1;
     pub(crate) const QP_INIT_ATTR_SEND_OPS_FLAGS: u32 = 1 << 6;
 
     pub(crate) const CQ_INIT_ATTR_FLAGS: u32 = 1 << 0;
@@ -469,6 +492,8 @@ const _: () = {
     assert!(offset_of!(QpEx, wr_start) == 320 + LOCK);
     assert!(size_of::<SendWr>() == 128);
     assert!(offset_of!(QpInitAttrEx, send_ops_flags) == 128);
+    assert!(offset_of!(SrqInitAttrEx, comp_mask) == 20);
+    assert!(offset_of!(SrqInitAttrEx, tag_matching) == 56);
     assert!(size_of::<AhAttr>() == 32);
     assert!(size_of::<QpAttr>() == 144);
     assert!(size_of::<Wc>() == 48);

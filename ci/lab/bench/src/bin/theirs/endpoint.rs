@@ -33,6 +33,19 @@ pub(crate) fn create(
     verbs.create_qp_ex(context, &mut attr)
 }
 
+/// Makes the target of an XRC connection, which has no queues.
+pub(crate) fn create_target(
+    verbs: &Verbs,
+    context: &Made<Context>,
+    xrcd: &Made<Opaque>,
+) -> Result<Made<Qp>, Failure> {
+    let shape = Shape { cap: QpCap::default(), srq: null_mut(), qp_type: number::QPT_XRC_RECV };
+    let mut attr = attr([null_mut(); 2], &shape);
+    attr.comp_mask = number::QP_INIT_ATTR_XRCD;
+    attr.xrcd = xrcd.as_ptr();
+    verbs.create_qp_ex(context, &mut attr).map_err(|e| format!("target: {e}").into())
+}
+
 /// What describes a queue pair without extensions.
 pub(crate) fn attr(cqs: [*mut Cq; 2], shape: &Shape) -> QpInitAttrEx {
     QpInitAttrEx {

@@ -1,6 +1,6 @@
 //! The objects of rdma-core at both ends of a lane.
 
-use crate::abi::{Context, CqAttrEx, CqEx, Pd, Qp, QpCap, QpEx, Srq, number};
+use crate::abi::{Context, CqAttrEx, CqEx, Pd, Qp, QpCap, QpEx, Srq, SrqInitAttrEx, number};
 use crate::endpoint::{self, Shape};
 use crate::verbs::{Made, Verbs};
 use lab_bench::Failure;
@@ -47,7 +47,8 @@ impl Maker<'_> {
         let cqs = [send_cq.as_ptr().cast(), recv_cq.as_ptr().cast()];
         let cap = QpCap {
             max_send_wr: SENDS,
-            max_recv_wr: 1,
+            // An XRC initiator has no receive queue.
+            max_recv_wr: u32::from(qp_type != number::QPT_XRC_SEND),
             max_send_sge: SEGMENTS as u32,
             max_recv_sge: 1,
             max_inline_data: INLINE,
@@ -71,6 +72,31 @@ impl Maker<'_> {
             endpoint::connect(self.verbs, peer, endpoint::qpn(&ends.qp), self.gid)?;
         }
         Ok(ends)
+    }
+
+    /// An XRC initiator, whose peer is the target in a domain of its own, and the number of a shared receive
+    /// queue there.
+    pub(crate) fn xrc(&self) -> Result<(Ends, u32), Failure> {
+        let mut ends = self.ends(null_mut(), number::QPT_XRC_SEND)?;
+        let xrcd = self.verbs.open_xrcd(self.context)?;
+        let target = endpoint::create_target(self.verbs, self.context, &xrcd)?;
+        endpoint::connect(self.verbs, &ends.qp, endpoint::qpn(&target), self.gid)?;
+        endpoint::connect(self.verbs, &target, endpoint::qpn(&ends.qp), self.gid)?;
+        ends.peer = Some(target);
+        let mut attr = SrqInitAttrEx {
+            srq_context: null_mut(),
+            max_wr: 1,
+            max_sge: 1,
+            srq_limit: 0,
+            comp_mask: number::SRQ_INIT_ATTR_XRC,
+            srq_type: number::SRQT_XRC,
+            pd: self.pd.as_ptr(),
+            xrcd: xrcd.as_ptr(),
+            cq: ends.recv_cq.as_ptr().cast(),
+            tag_matching: [0; 2],
+        };
+        let srqn = self.verbs.create_xrc_srq(self.context, &mut attr)?;
+        Ok((ends, srqn))
     }
 
     pub(crate) fn datagrams(&self) -> Result<Ends, Failure> {

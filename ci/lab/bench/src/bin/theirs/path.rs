@@ -28,6 +28,9 @@ pub(crate) struct Theirs {
     own: Ends,
     shared: Ends,
     datagrams: Ends,
+    xrc: Ends,
+    /// The number of the shared receive queue that XRC requests name.
+    srqn: u32,
     srq: Made<Srq>,
     mr: Made<Mr>,
     ah: Made<Opaque>,
@@ -43,6 +46,7 @@ impl Theirs {
             Lane::Own => &self.own,
             Lane::Shared => &self.shared,
             Lane::Datagrams => &self.datagrams,
+            Lane::Xrc => &self.xrc,
         }
     }
 
@@ -59,7 +63,9 @@ impl Theirs {
     fn request(&self, request: Request, sges: &mut [Sge; SEGMENTS], data: &[u8]) -> SendWr {
         let rkey = u64::from(key(&self.mr).1);
         let (opcode, flags, count, wr) = match request {
-            Request::Write => (number::WR_RDMA_WRITE, 0, 1, [self.at(place::TARGET), rkey, 0, 0]),
+            Request::Write | Request::XrcWrite => {
+                (number::WR_RDMA_WRITE, 0, 1, [self.at(place::TARGET), rkey, 0, 0])
+            }
             Request::Read => (number::WR_RDMA_READ, 0, 1, [self.at(place::TARGET), rkey, 0, 0]),
             Request::FetchAdd => {
                 (number::WR_ATOMIC_FETCH_AND_ADD, 0, 1, [self.at(place::COUNTER), 1, 0, rkey])
@@ -94,7 +100,7 @@ impl Theirs {
             send_flags: flags,
             imm_data: 0,
             wr,
-            remote_srqn: 0,
+            remote_srqn: self.srqn,
             other: [0; 6],
         }
     }
@@ -120,9 +126,15 @@ impl Theirs {
         let qp = self.ends(lane).extended.as_ptr();
         let (lkey, rkey) = key(&self.mr);
         let (source, target) = (self.at(place::SOURCE), self.at(place::TARGET));
+        let srqn = self.srqn;
         match request {
             Request::Write => build::<N>(qp, complete, |qp| {
                 call!(qp.wr_rdma_write, rkey, target);
+                call!(qp.wr_set_sge, lkey, source, SEGMENT);
+            }),
+            Request::XrcWrite => build::<N>(qp, complete, |qp| {
+                call!(qp.wr_rdma_write, rkey, target);
+                call!(qp.wr_set_xrc_srqn, srqn);
                 call!(qp.wr_set_sge, lkey, source, SEGMENT);
             }),
             Request::Read => build::<N>(qp, complete, |qp| {
@@ -394,11 +406,14 @@ impl Path for Theirs {
         let own = make.pair(null_mut())?;
         let shared = make.pair(srq.as_ptr())?;
         let datagrams = make.datagrams()?;
+        let (xrc, srqn) = make.xrc()?;
         let ah = verbs.create_ah(&pd, endpoint::path(gid))?;
         Ok(Theirs {
             own,
             shared,
             datagrams,
+            xrc,
+            srqn,
             srq,
             mr,
             ah,
@@ -503,6 +518,7 @@ impl Path for Theirs {
         let request = match lane {
             Lane::Datagrams => Request::Datagram,
             Lane::Own | Lane::Shared => Request::Write,
+            Lane::Xrc => Request::XrcWrite,
         };
         let mut wr = self.request(request, &mut sges, &[]);
         wr.wr_id = LAST;

@@ -6,7 +6,8 @@
 use crate::abi::function::*;
 use crate::abi::{
     AhAttr, Context, Cq, CqAttrEx, CqEx, ExtendedContext, Mr, Opaque, ParentDomainAttr, Pd,
-    PortAttr, Qp, QpAttr, QpEx, QpInitAttrEx, Srq, SrqInitAttr, TdAttr, XrcdAttr, number,
+    PortAttr, Qp, QpAttr, QpEx, QpInitAttrEx, Srq, SrqInitAttr, SrqInitAttrEx, TdAttr, XrcdAttr,
+    number,
 };
 use lab_bench::Failure;
 use libloading::Library;
@@ -353,6 +354,20 @@ impl Verbs {
         let mut attr = XrcdAttr { comp_mask: 3, fd: -1, oflags: 0o100 };
         let made = call!(extended!(context, open_xrcd)?, context.as_ptr(), &mut attr);
         Made::check("open_xrcd", made)
+    }
+
+    /// Makes a shared receive queue of an XRC domain, and asks for its number.
+    pub(crate) fn create_xrc_srq(
+        &self,
+        context: &Made<Context>,
+        attr: &mut SrqInitAttrEx,
+    ) -> Result<u32, Failure> {
+        let made = call!(extended!(context, create_srq_ex)?, context.as_ptr(), attr);
+        let srq = Made::check("create_srq_ex", made)?;
+        let mut number = 0;
+        let asked = call!(extended!(context, get_srq_num)?, srq.as_ptr(), &mut number);
+        done("get_srq_num", asked)?;
+        Ok(number)
     }
 
     pub(crate) fn close_xrcd(
