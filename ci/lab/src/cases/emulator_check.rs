@@ -96,15 +96,16 @@ type Objects = [BTreeMap<String, usize>; 2];
 const VECTORS: usize = 2;
 
 /// Whether a suite left nothing. With InfiniBand ports the driver makes the completion EQ of a vector when the vector
-/// is first used, and keeps it; with Ethernet ports the network interface has used all vectors before.
-fn same_objects(before: &Objects, after: &Objects, infiniband: bool) -> bool {
+/// is first used, and keeps it; with Ethernet ports the network interface has used all vectors before. Counts may be
+/// lower: a device that woke from sleep has a new driver, which makes objects of its own at first use.
+fn left_nothing(before: &Objects, after: &Objects, infiniband: bool) -> bool {
     let made_later = if infiniband { VECTORS - 1 } else { 0 };
     before.iter().zip(after).all(|(before, after)| {
         before.keys().eq(after.keys())
             && before.iter().zip(after.values()).all(|((name, before), after)| {
                 match name.as_str() {
-                    "EQ" => (*before..=before + made_later).contains(after),
-                    _ => before == after,
+                    "EQ" => *after <= before + made_later,
+                    _ => after <= before,
                 }
             })
     })
@@ -147,7 +148,7 @@ impl EmulatorCheck {
         let end = Instant::now() + Duration::from_secs(10);
         loop {
             let after = objects(vm)?;
-            if same_objects(&self.objects, &after, self.infiniband) {
+            if left_nothing(&self.objects, &after, self.infiniband) {
                 return Ok(());
             }
             if Instant::now() > end {
@@ -168,15 +169,13 @@ mod tests {
             let function = BTreeMap::from([("CQ".to_owned(), cqs), ("EQ".to_owned(), eqs)]);
             [function.clone(), function]
         };
-        assert!(same_objects(&counts(4, 4), &counts(4, 4), false));
-        assert!(same_objects(&counts(4, 4), &counts(5, 4), true));
-        for (after, infiniband) in [
-            (counts(5, 4), false),
-            (counts(6, 4), true),
-            (counts(3, 4), true),
-            (counts(4, 5), true),
-        ] {
-            assert!(!same_objects(&counts(4, 4), &after, infiniband), "{after:?}");
+        assert!(left_nothing(&counts(4, 4), &counts(4, 4), false));
+        assert!(left_nothing(&counts(4, 4), &counts(5, 4), true));
+        assert!(left_nothing(&counts(4, 4), &counts(3, 3), false));
+        for (after, infiniband) in
+            [(counts(5, 4), false), (counts(6, 4), true), (counts(4, 5), true)]
+        {
+            assert!(!left_nothing(&counts(4, 4), &after, infiniband), "{after:?}");
         }
     }
 }
