@@ -43,6 +43,21 @@ impl XrcdInner {
 ///
 /// Objects made in it keep it alive. It is destroyed when the last process that has it open closes it. All
 /// methods may be called from any thread.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, file: &std::fs::File, peers: uverbs::Qpn) -> uverbs::Result<()> {
+/// use uverbs::{XrcDomain, XrcTarget};
+///
+/// // Fails if the file has a domain already: this process is the first.
+/// let domain: XrcDomain = context.xrcd_builder().file(file).create_new().build()?;
+/// println!("domain {} of {}", domain.handle(), domain.context().device().name());
+/// // A target that another process made in the domain; `reset` ends its connection.
+/// let mut target: XrcTarget = domain.open_target(peers)?;
+/// target.reset()?;
+/// target.destroy()?;
+/// domain.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain {
     pub(crate) inner: Arc<XrcdInner>,

@@ -86,6 +86,30 @@ impl Step for &ListeningId {
 
 /// A peer's connect request. Dropping it rejects the request.
 ///
+/// A request is looked at before it is accepted, or refused:
+///
+/// ```no_run
+/// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, busy: bool,
+/// #     worker: &uverbs::cm::EventChannel) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::cm::ConnectParam;
+///
+/// println!("{} asks for {} of {:?}", request.peer_addr()?, request.qp_type(), request.port_space());
+/// println!("its queue pair is {}, and it says {:?}", request.peer_qpn(), request.private_data());
+/// println!("options of its device: {:?}", request.ece());
+/// if busy {
+///     return Ok(request.reject(b"come again later")?);
+/// }
+/// // Its events go to another channel, whose thread goes on with it.
+/// let request = request.migrate(worker)?;
+/// let param = ConnectParam::new()
+///     .responder_resources(request.responder_resources())
+///     .initiator_depth(request.initiator_depth());
+/// // The queue pair is in state INIT now, and takes receives.
+/// request.init_qp(qp)?;
+/// let connection = request.accept(qp, &param)?.wait(None)?.done()?;
+/// # drop(connection); Ok(()) }
+/// ```
+///
 /// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct ConnectRequest {

@@ -11,6 +11,27 @@ use std::fmt;
 
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
 ///
+/// ```no_run
+/// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint) -> uverbs::Result<()> {
+/// use uverbs::{QpAttr, QpState};
+///
+/// println!("{} is of type {}, with {:?}", qp.qpn(), qp.qp_type(), qp.caps());
+/// let path = qp.path_to(remote)?;
+/// println!("the peer is reached by {path:?}");
+/// qp.handshake(remote)?;
+/// assert_eq!(qp.state(), QpState::RTS);
+/// // The kernel's word, which also tells errors that the device found.
+/// println!("{:?}", qp.query()?);
+/// if let Ok(ece) = qp.query_ece() {
+///     // What both sides have, once the peer has said what it has.
+///     qp.set_ece(ece)?;
+/// }
+/// // Asynchronous events name the queue pair by its key, the kernel's tools by its handle.
+/// println!("{:?}, {}", qp.key(), qp.handle());
+/// qp.modify(&QpAttr::new().state(QpState::ERR))?;
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`Handshake`](crate::Handshake).
 pub struct QpControl {
     pub(crate) qp: QpHandle,

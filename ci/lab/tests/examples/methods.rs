@@ -242,7 +242,7 @@ fn calls(text: &str, owner: &str, name: &str) -> bool {
     let is_module = owner.starts_with(char::is_lowercase);
     uses(text, name).any(|(before, behind)| {
         let called = behind.starts_with(['(', ':']) && !behind.starts_with(": ");
-        let path = without_generics(before);
+        let path = without_generics(before.rsplit('\n').next().unwrap_or(before));
         let of_type = path.trim_end_matches("::").ends_with(owner) && path.ends_with("::");
         of_type
             || called && (before.ends_with('.') || is_module && !before.ends_with("fn "))
