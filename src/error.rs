@@ -226,6 +226,18 @@ impl From<Error> for std::io::Error {
 /// };
 /// # drop(pd); Ok(()) }
 /// ```
+///
+/// Both at once:
+///
+/// ```no_run
+/// # fn f(qp: uverbs::QueuePair) {
+/// if let Err(failed) = qp.destroy() {
+///     let failed: uverbs::ErrorWith<_> = failed;
+///     let (qp, error) = failed.into_parts();
+///     println!("{} is still there: {error}", qp.qpn());
+/// }
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct ErrorWith<T> {
     /// Why the call failed.

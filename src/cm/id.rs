@@ -636,18 +636,24 @@ impl<P, D> Progress<P, D> {
 /// ```no_run
 /// # fn f(qp: &uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
-/// use uverbs::cm::{ConnectParam, EventChannel};
+/// use uverbs::cm::{
+///     AddrResolved, ConnectParam, Connecting, EventChannel, Id, ResolvingAddr, ResolvingRoute,
+///     RouteResolved,
+/// };
 ///
 /// let (channel, limit) = (EventChannel::open()?, Duration::from_secs(2));
-/// let id = channel.create_id()?;
+/// let id: Id = channel.create_id()?;
 /// id.set_type_of_service(106)?;
 /// id.set_ack_timeout(18)?;
-/// let resolved = id.resolve_addr(None, "10.0.0.2:7471".parse()?, limit)?.wait(None)?.done()?;
+/// let resolving: ResolvingAddr = id.resolve_addr(None, "10.0.0.2:7471".parse()?, limit)?;
+/// let resolved: AddrResolved = resolving.wait(None)?.done()?;
 /// println!("from {:?} by port {}", resolved.local_addr(), resolved.port());
-/// let route = resolved.resolve_route(limit)?.wait(None)?.done()?;
+/// let resolving: ResolvingRoute = resolved.resolve_route(limit)?;
+/// let route: RouteResolved = resolving.wait(None)?.done()?;
 /// println!("{:?} to {:?} by port {}", route.local_addr(), route.peer_addr(), route.port());
 /// route.init_qp(qp)?;
-/// let connection = route.connect(qp, &ConnectParam::new())?.wait(None)?.done()?;
+/// let connecting: Connecting = route.connect(qp, &ConnectParam::new())?;
+/// let connection = connecting.wait(None)?.done()?;
 /// # drop(connection); Ok(()) }
 /// ```
 ///
@@ -777,13 +783,15 @@ impl Id {
 /// # fn main() -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use uverbs::QpType;
-/// use uverbs::cm::{BoundId, EventChannel, PortSpace};
+/// use uverbs::cm::{BoundId, EventChannel, Id, PortSpace};
 ///
 /// let channel = EventChannel::open()?;
 /// let id = channel.create_id_for(PortSpace::TCP, QpType::RC)?;
 /// // Before it is bound: an address that was used lately, and no IPv4 by an IPv6 wildcard.
 /// id.set_reuse_address(true)?;
 /// id.set_af_only(true)?;
+/// // Another channel takes its events.
+/// let id: Id = id.migrate(&EventChannel::open()?)?;
 /// let bound: BoundId = id.bind("[::]:7471".parse()?)?;
 /// println!("bound to {}", bound.local_addr()?);
 /// let listening = bound.listen(64)?;

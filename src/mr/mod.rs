@@ -146,8 +146,10 @@ impl<M> fmt::Debug for MrInner<M> {
 /// }
 /// // The region's number in the kernel, for tools that list resources.
 /// println!("mrn handle {}", region.handle());
+/// // Other memory under the same keys: peers go on, and this program gets the old memory back.
+/// let (region, first_numbers) = region.exchange(vec![0u64; 512])?;
 /// let numbers: Vec<u64> = region.destroy()?;
-/// # drop(numbers); Ok(()) }
+/// # drop((first_numbers, numbers)); Ok(()) }
 /// ```
 ///
 /// [`allocate`]: crate::ProtectionDomain::allocate

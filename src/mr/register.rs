@@ -233,6 +233,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// let as_in_c = unsafe { local.clone().register_unowned(memory, 4096)? };
 /// // A peer counts from 0, whatever the address here.
 /// let zeroed = local.clone().iova(0).allocate::<u64>(512)?;
+/// // Pages that the device is about to need: `pd.advise` lets it fault them in ahead.
 /// let paged = local.clone().on_demand().register(vec![0u8; 1 << 30])?;
 /// // SAFETY: the region is dropped, and deregistered, before `slice` is used again.
 /// let borrowed = unsafe { local.clone().register_borrowed(slice)? };
@@ -242,6 +243,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// let on_device = local.clone().zero_based().register_dm(dm, ..64)?;
 /// // SAFETY: requests name only memory that stays mapped, and that this process does not use meanwhile.
 /// let everything = unsafe { local.on_demand().register_address_space()? };
+/// pd.advise(uverbs::Advice::PREFETCH, &[paged.on_demand(..4096)?], true)?;
 /// # drop((as_in_c, zeroed, paged, borrowed, range, of_gpu, on_device, everything)); Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
