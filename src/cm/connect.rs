@@ -116,9 +116,9 @@ impl Step for Connecting {
         let peer_qpn = Qpn(event.conn.qp_num);
         // A queue pair that is refused here is not this id's to stop.
         let rights = qp.rights_of_peer(VERB, &id)?;
-        qp.take_ece(VERB, event.ece)?;
+        let options = qp.ece_in_common(VERB, event.ece)?;
         let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
-        link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer)?;
+        link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer, options)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
         link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))?;

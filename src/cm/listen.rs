@@ -278,11 +278,13 @@ impl ConnectRequest {
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
-        if param.ece.is_none() {
-            connected.take_ece(VERB, self.ece)?;
-        }
+        // A program that names its answer has told the device by itself.
+        let options = match param.ece {
+            Some(_) => None,
+            None => connected.ece_in_common(VERB, self.ece)?,
+        };
         let link = Link::new(self.id, connected, peer_qpn, private_data, self.ece);
-        link.qp.ready(VERB, &link.id, None, Some(depths), param.min_rnr_timer)?;
+        link.qp.ready(VERB, &link.id, None, Some(depths), param.min_rnr_timer, options)?;
         // The answer bears the vendor of the request, whether this device has its options or not.
         let taken = link.qp.ece(VERB)?.map_or(0, |ece| ece.options);
         let chosen = param.ece.or(self.ece.map(|asked| Ece { options: taken, ..asked }));

@@ -88,6 +88,12 @@ impl QpControl {
     #[doc(alias = "ibv_modify_qp")]
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify(&self, attr: &QpAttr) -> Result<()> {
+        self.modify_with_ece(attr, None)
+    }
+
+    /// As [`modify`](Self::modify). With `options` the change carries them to the device, in place of what
+    /// [`set_ece`](Self::set_ece) asked for; a change that fails leaves those as they were.
+    pub(crate) fn modify_with_ece(&self, attr: &QpAttr, options: Option<u32>) -> Result<()> {
         const VERB: &str = "modify_qp";
         if attr.next_state() == Some(QpState::RESET) {
             return Err(Error::invalid(
@@ -116,7 +122,11 @@ impl QpControl {
             self.check_claim(VERB, claimed)?;
         }
         let unclaimed = attr.unclaimed();
-        self.qp.apply(VERB, &unclaimed).map_err(|error| self.explain(error, tracked, attr))?;
+        let ece = self.qp.ece().zip(options).map(|(ece, options)| (ece, ece.ask(options)));
+        self.qp.apply(VERB, &unclaimed).map_err(|error| {
+            ece.into_iter().for_each(|(ece, before)| ece.restore(before));
+            self.explain(error, tracked, attr)
+        })?;
         if let Some(state) = attr.next_state() {
             self.qp.advance(state);
         }
