@@ -28,13 +28,13 @@ use crate::device::{DeviceName, Emulation};
 use crate::exec;
 use crate::kernel::KernelName;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::{Machine, Session};
-use crate::suite::Scope;
+use crate::suite::TestScope;
 use crate::workspace::Profile;
 use anyhow::{Context, Result, ensure};
 use case::Case;
-use emulator_check::Doorbells;
+use emulator_check::DoorbellFaults;
 pub(crate) use emulator_check::EmulatorCheck;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -113,7 +113,7 @@ pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static G
 pub(crate) struct CaseContext<'a> {
     pub(crate) session: &'a Session,
     pub(crate) kernel: KernelName,
-    pub(crate) scope: &'a Scope<'a>,
+    pub(crate) scope: &'a TestScope<'a>,
     pub(crate) logs: &'a Path,
 }
 
@@ -231,7 +231,7 @@ impl CaseContext<'_> {
             let mut vm = self.session.boot(&machine)?;
             // The driver tests write combining when a device is first opened.
             let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
-            let before = if emulated { Some(Doorbells::of(&vm)?) } else { None };
+            let before = if emulated { Some(DoorbellFaults::of(&vm)?) } else { None };
             ensure!(opened.is_ok(), "{opened:?}");
             for case in &cases {
                 reports.push(case::run(&mut vm, case, &mut log)?);
@@ -240,7 +240,7 @@ impl CaseContext<'_> {
                 }
             }
             if let Some(before) = before {
-                let mut seen = Doorbells::of(&vm)?;
+                let mut seen = DoorbellFaults::of(&vm)?;
                 // The device suite rings pages of its own without a queue.
                 if cases.iter().any(|case| case.name.contains("::native::")) {
                     seen.stray = before.stray;
@@ -248,7 +248,7 @@ impl CaseContext<'_> {
                 let seen = seen.none_since(before);
                 let name = format!("{group}::doorbells");
                 reports.push(match seen {
-                    Ok(()) => Report { name, outcome: Outcome::Passed },
+                    Ok(()) => Report { name, outcome: TestOutcome::Passed },
                     Err(error) => failed(&name, &error),
                 });
             }
@@ -265,7 +265,7 @@ impl CaseContext<'_> {
 }
 
 fn failed(name: &str, error: &anyhow::Error) -> Report {
-    Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
+    Report { name: name.to_owned(), outcome: TestOutcome::Failed(format!("{error:#}")) }
 }
 
 #[cfg(test)]

@@ -4,9 +4,9 @@
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours gives a ratio.
 
 use super::again::Repeats;
-use super::rounds::Side;
-use super::table::Row;
-use crate::vm::{Event, Vm};
+use super::rounds::Library;
+use super::table::TableRow;
+use crate::vm::{GuestEvent, Vm};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::Order;
 use std::time::Duration;
@@ -37,10 +37,10 @@ exit $status
 
 /// The command that runs both sides. rdma-core's program invents numbers of queue pairs for a last round, which is not
 /// looked at: each side needs its own.
-fn script(side: Side) -> Vec<String> {
+fn script(side: Library) -> Vec<String> {
     let (program, own, peers) = match side {
-        Side::Ours => ("uverbs cm cmtime", "", ""),
-        Side::Theirs => ("cmtime", " -q 20000", " -q 40000"),
+        Library::Ours => ("uverbs cm cmtime", "", ""),
+        Library::Theirs => ("cmtime", " -q 20000", " -q 40000"),
     };
     let all = format!("{program} -b 10.0.0");
     let script = SCRIPT
@@ -51,22 +51,24 @@ fn script(side: Side) -> Vec<String> {
 
 /// Microseconds of each connection, in the client's first table: of this workspace's program the first number is the
 /// time of all, of rdma-core's the second one.
-fn microseconds(side: Side, output: &str) -> Option<f64> {
+fn microseconds(side: Library, output: &str) -> Option<f64> {
     let row = output.lines().find_map(|line| line.strip_prefix("full connect"))?;
     let at = match side {
-        Side::Ours => 0,
-        Side::Theirs => 1,
+        Library::Ours => 0,
+        Library::Theirs => 1,
     };
     let all: f64 = row.split_whitespace().nth(at)?.parse().ok()?;
     (all > 0.0).then(|| all / f64::from(CONNECTIONS))
 }
 
-fn time(vm: &mut Vm, side: Side) -> Result<f64> {
+fn time(vm: &mut Vm, side: Library) -> Result<f64> {
     let mut output = Vec::new();
     let order = Order { command: script(side), ..Order::default() };
     let ending = vm.run(&order, PATIENCE, |event| match event {
-        Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => output.extend_from_slice(bytes),
-        Event::Exit(..) => {}
+        GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => {
+            output.extend_from_slice(bytes)
+        }
+        GuestEvent::Exit(..) => {}
     })?;
     let output = String::from_utf8_lossy(&output);
     if ending.status() != 0 {
@@ -76,13 +78,13 @@ fn time(vm: &mut Vm, side: Side) -> Result<f64> {
 }
 
 /// The row, and why pairs were run a second time.
-pub(super) fn compare(vm: &mut Vm, runs: u32) -> Result<(Row, Vec<String>)> {
+pub(super) fn compare(vm: &mut Vm, runs: u32) -> Result<(TableRow, Vec<String>)> {
     let mut repeats = Repeats::default();
-    let mut pair = || repeats.again(|| Ok([time(vm, Side::Ours)?, time(vm, Side::Theirs)?]));
+    let mut pair = || repeats.again(|| Ok([time(vm, Library::Ours)?, time(vm, Library::Theirs)?]));
     // The first pair warms up what both use.
     pair()?;
     let pairs = (0..runs).map(|_| pair()).collect::<Result<Vec<_>>>()?;
-    let row = Row::of_pairs(NAME, "µs", &pairs);
+    let row = TableRow::of_pairs(NAME, "µs", &pairs);
     Ok((row, repeats.into_reasons()))
 }
 
@@ -93,7 +95,7 @@ mod tests {
     #[test]
     fn sides_differ_by_address_and_invented_numbers() {
         let script = |side| script(side).pop().unwrap();
-        let (ours, theirs) = (script(Side::Ours), script(Side::Theirs));
+        let (ours, theirs) = (script(Library::Ours), script(Library::Theirs));
         assert!(ours.contains("\nuverbs cm cmtime -b 10.0.0.2 -c 50 >/tmp/server"), "{ours}");
         assert!(ours.contains("\nuverbs cm cmtime -b 10.0.0.1 -s 10.0.0.2 -c 50 >"), "{ours}");
         assert!(theirs.contains("\ncmtime -b 10.0.0.2 -c 50 -q 20000 >"), "{theirs}");
@@ -106,14 +108,14 @@ mod tests {
                     step               total µs      µs each\n\
                     full connect         500000      10000.0\n\
                     create id              1000         20.0";
-        assert_eq!(microseconds(Side::Ours, ours), Some(10_000.0));
+        assert_eq!(microseconds(Library::Ours, ours), Some(10_000.0));
         let theirs = "Connect (50) QPs test\nqp_conn                50\n\
                       step             avg/iter  total(us)    us/conn    sum(us)    max(us)    min(us)\n\
                       full connect        10020     501000          0          0       9999       5555\n\
                       Connect (50) test - no QPs\n\
                       full connect         1002      50100          0          0       9999       5555\n";
-        assert_eq!(microseconds(Side::Theirs, theirs), Some(10_020.0));
-        assert_eq!(microseconds(Side::Ours, "no connection"), None);
-        assert_eq!(microseconds(Side::Ours, "full connect 0 0.0"), None);
+        assert_eq!(microseconds(Library::Theirs, theirs), Some(10_020.0));
+        assert_eq!(microseconds(Library::Ours, "no connection"), None);
+        assert_eq!(microseconds(Library::Ours, "full connect 0 0.0"), None);
     }
 }

@@ -15,7 +15,7 @@ pub(super) enum Program {
 
 /// Something that both can do.
 #[derive(Clone, Debug)]
-pub(super) struct Operation {
+pub(super) struct PingPongOperation {
     /// The transport as both spell it.
     pub(super) kind: &'static str,
     /// Messages under way at once.
@@ -24,17 +24,17 @@ pub(super) struct Operation {
     pub(super) events: bool,
 }
 
-impl Operation {
+impl PingPongOperation {
     /// Latency with one message under way, by size and by how completions are waited for, then
     /// the rate with many under way.
-    pub(super) fn all() -> Vec<Operation> {
+    pub(super) fn all() -> Vec<PingPongOperation> {
         let mut all = Vec::new();
         for (kind, queue_pairs, sizes) in
             [("rc", 1, &[2, 4096, 65536][..]), ("srq", 16, &[2, 4096][..])]
         {
             for events in [false, true] {
                 for &size in sizes {
-                    all.push(Operation { kind, queue_pairs, size, events });
+                    all.push(PingPongOperation { kind, queue_pairs, size, events });
                 }
             }
         }
@@ -78,11 +78,11 @@ impl Program {
     /// The command that runs both sides, under the counter of system calls if so wanted.
     pub(super) fn script(
         self,
-        operation: &Operation,
+        operation: &PingPongOperation,
         iterations: u64,
         counted: bool,
     ) -> Vec<String> {
-        let Operation { kind, queue_pairs, size, .. } = operation;
+        let PingPongOperation { kind, queue_pairs, size, .. } = operation;
         let mut side = match self {
             Program::Ours => format!("uverbs pingpong {kind}"),
             Program::Futures => "futures-pingpong".to_owned(),
@@ -163,7 +163,7 @@ mod tests {
 
     #[test]
     fn sides_differ_by_device_and_host_only() {
-        let operation = Operation { kind: "srq", queue_pairs: 16, size: 2, events: true };
+        let operation = PingPongOperation { kind: "srq", queue_pairs: 16, size: 2, events: true };
         assert_eq!(operation.name(), "srq ×16 events 2 B");
         let script = Program::Ours.script(&operation, 7, true).pop().unwrap();
         let side = "lab-count uverbs pingpong srq -p 18515 -g 1 -m 1024 -s 2 -n 7 -q 16 -e";
