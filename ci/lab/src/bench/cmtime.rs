@@ -4,6 +4,7 @@
 //! The two run in turns, so that whatever slows the machine down slows both; a pair of neighbours gives a ratio.
 
 use super::again::Repeats;
+use super::pingpong::{CLIENT_SAYS, server_and_client};
 use super::rounds::Library;
 use super::table::TableRow;
 use crate::vm::{GuestEvent, Vm};
@@ -19,22 +20,6 @@ const CONNECTIONS: u32 = 50;
 /// How long a run may take.
 const PATIENCE: Duration = Duration::from_secs(120);
 
-/// Starts the server, waits until it listens, runs the client, and shows what the client printed.
-const SCRIPT: &str = r#"
-$SERVER >/tmp/server 2>&1 &
-server=$!
-until rdma resource show cm_id | grep -q LISTEN || ! kill -0 $server
-do sleep 0.02
-done
-$CLIENT >/tmp/client 2>&1
-status=$?
-[ $status = 0 ] || kill $server
-wait $server || status=1
-[ $status = 0 ] || cat /tmp/server
-cat /tmp/client
-exit $status
-"#;
-
 /// The command that runs both sides. rdma-core's program invents numbers of queue pairs for a last round, which is not
 /// looked at: each side needs its own.
 fn script(side: Library) -> Vec<String> {
@@ -43,16 +28,16 @@ fn script(side: Library) -> Vec<String> {
         Library::Theirs => ("cmtime", " -q 20000", " -q 40000"),
     };
     let all = format!("{program} -b 10.0.0");
-    let script = SCRIPT
-        .replace("$SERVER", &format!("{all}.2 -c {CONNECTIONS}{own}"))
-        .replace("$CLIENT", &format!("{all}.1 -s 10.0.0.2 -c {CONNECTIONS}{peers}"));
-    vec!["sh".into(), "-c".into(), script]
+    let server = format!("{all}.2 -c {CONNECTIONS}{own}");
+    let client = format!("{all}.1 -s 10.0.0.2 -c {CONNECTIONS}{peers}");
+    server_and_client("rdma resource show cm_id | grep -q LISTEN", &server, &client)
 }
 
 /// Microseconds of each connection, in the client's first table: of this workspace's program the first number is the
 /// time of all, of rdma-core's the second one.
 fn microseconds(side: Library, output: &str) -> Option<f64> {
-    let row = output.lines().find_map(|line| line.strip_prefix("full connect"))?;
+    let (_, client) = output.split_once(CLIENT_SAYS)?;
+    let row = client.lines().find_map(|line| line.strip_prefix("full connect"))?;
     let at = match side {
         Library::Ours => 0,
         Library::Theirs => 1,
@@ -108,6 +93,9 @@ mod tests {
                     step               total µs      µs each\n\
                     full connect         500000      10000.0\n\
                     create id              1000         20.0";
+        let microseconds = |library, client: &str| {
+            microseconds(library, &format!("full connect 7 7\n{CLIENT_SAYS}\n{client}"))
+        };
         assert_eq!(microseconds(Library::Ours, ours), Some(10_000.0));
         let theirs = "Connect (50) QPs test\nqp_conn                50\n\
                       step             avg/iter  total(us)    us/conn    sum(us)    max(us)    min(us)\n\

@@ -54,25 +54,34 @@ impl PingPongOperation {
     }
 }
 
-/// Starts the server, waits until it listens, runs the client, and shows what both printed. The
-/// port is 18515.
-///
-/// Both yield to everything else: rxe works in kernel threads, and while two processes poll on two
-/// processors those would wait for the scheduler's tick, which is then all that is measured.
-const SCRIPT: &str = r#"
-renice -n 19 -p $$
-$SERVER >/tmp/server 2>&1 &
+/// What lists the port 18515 of TCP if a program listens there.
+const LISTENS: &str = "cat /proc/net/tcp /proc/net/tcp6 | grep -q ':4853 [0-9A-F]*:0000 0A'";
+
+/// What stands between the output of the server and that of the client.
+pub(super) const CLIENT_SAYS: &str = "-- client:";
+
+/// The command that starts the server, waits until the command `listens` succeeds, runs the client, and shows what
+/// both printed.
+pub(super) fn server_and_client(listens: &str, server: &str, client: &str) -> Vec<String> {
+    let script = format!(
+        r#"
+{server} >/tmp/server 2>&1 &
 server=$!
-until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':4853 [0-9A-F]*:0000 0A' || ! kill -0 $server
+until {listens} || ! kill -0 $server
 do sleep 0.02
 done
-$CLIENT >/tmp/client 2>&1
+{client} >/tmp/client 2>&1
 status=$?
 [ $status = 0 ] || kill $server
 wait $server || status=1
-cat /tmp/server /tmp/client
+cat /tmp/server
+echo '{CLIENT_SAYS}'
+cat /tmp/client
 exit $status
-"#;
+"#
+    );
+    vec!["sh".into(), "-c".into(), script]
+}
 
 impl Program {
     /// The command that runs both sides, under the counter of system calls if so wanted.
@@ -115,12 +124,16 @@ impl Program {
 
 /// Runs both sides of a program, which differ by device and host only, under the counter of system
 /// calls if so wanted.
+///
+/// Both yield to everything else: rxe works in kernel threads, and while two processes poll on two
+/// processors those would wait for the scheduler's tick, which is then all that is measured.
 pub(super) fn pair(side: &str, counted: bool) -> Vec<String> {
     let counter = if counted { "lab-count " } else { "" };
-    let script = SCRIPT
-        .replace("$SERVER", &format!("{counter}{side} -d rxe0"))
-        .replace("$CLIENT", &format!("{counter}{side} -d rxe1 10.0.0.1"));
-    vec!["sh".into(), "-c".into(), script]
+    let server = format!("{counter}{side} -d rxe0");
+    let client = format!("{counter}{side} -d rxe1 10.0.0.1");
+    let mut command = server_and_client(LISTENS, &server, &client);
+    command[2].insert_str(0, "renice -n 19 -p $$");
+    command
 }
 
 /// System calls of both sides together.
