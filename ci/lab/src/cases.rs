@@ -58,7 +58,8 @@ impl Group {
         Self { name, lanes: 1, every_kernel: false, full: true, run }
     }
 
-    /// Runs its cases, as one stage. A filter that names no group may leave it without any.
+    /// Runs the group's cases, as one stage of the run's times. With a filter that names no group there may be no
+    /// cases, and so no stage.
     pub(crate) fn run(&self, context: &CaseContext<'_>) -> Vec<Report> {
         let whole = context.scope.filter.is_none_or(suffices);
         let names = || format!("{} mlx5 {}", context.kernel.label(), self.name);
@@ -75,7 +76,7 @@ const GROUPS: &[Group] = &[
     Group::new("soak", soak::run),
     Group { every_kernel: true, ..Group::new("programs", programs) },
     Group::new("rxe_programs", rxe_programs),
-    // These vary the device, and not the driver.
+    // In these the device differs, and not the driver.
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),

@@ -19,7 +19,8 @@ pub(super) struct AcceptedMutant {
     pub(super) file: String,
     /// The change, in the words of cargo-mutants.
     change: String,
-    /// The line that is changed, if not any; with the mark if only one place in it is meant.
+    /// The line that is changed; `None` for any line of the file. It contains the mark if the entry is about one place
+    /// of the line.
     pub(super) line: Option<String>,
     reason: String,
 }
