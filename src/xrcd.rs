@@ -65,6 +65,15 @@ pub struct XrcDomain {
 
 /// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
 ///
+/// The flags of C, for a program that is told them:
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
+/// let builder: uverbs::XrcdBuilder<'_> = context.xrcd_builder().file(file).raw_flags(0o100); // O_CREAT
+/// let domain = builder.build()?;
+/// # drop(domain); Ok(()) }
+/// ```
+///
 /// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).
 #[derive(Clone, Copy, Debug)]
 #[must_use]

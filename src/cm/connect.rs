@@ -232,7 +232,15 @@ pub enum ConnectionEvent {
 /// The connection keeps its event channel open, but not its queue pair: a queue pair that the program
 /// drops first is destroyed, and its peer gets no answer until the connection is dropped, too.
 ///
-/// Example: [`Connector`](crate::cm::Connector).
+/// ```no_run
+/// # fn f(connection: &uverbs::cm::Connection) -> uverbs::Result<()> {
+/// println!("options of the peer's device: {:?}", connection.ece());
+/// // Wakes the thread that waits in `next_event`, with a number of the program's own.
+/// connection.write_event(7)?;
+/// let by_gid = connection.ib_addrs();
+/// println!("{by_gid:?}");
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Connection {
     link: Link,

@@ -52,7 +52,17 @@ impl Memory {
 ///
 /// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) returns it.
 ///
-/// Example: [`RegionSlice`](crate::owned::RegionSlice).
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, region: &uverbs::MemoryRegion<u8>) -> Result<(), uverbs::MemoryError> {
+/// use uverbs::owned::RegionSge;
+///
+/// let whole = RegionSge::new(region, ..)?;
+/// let second_page = whole.slice(4096..8192).expect("the region is longer");
+/// println!("{:?}", second_page.sge());
+/// // Of a region that was registered by other means.
+/// let same = RegionSge::in_domain(pd, second_page.sge());
+/// # let _ = same; Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSge {
     pub(super) sge: Sge,
