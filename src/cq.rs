@@ -80,9 +80,9 @@ impl CqInner {
 ///
 /// ```no_run
 /// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
-/// use uverbs::{CompletionQueue, Wc};
+/// use uverbs::{CompletionChannel, CompletionQueue, Wc};
 ///
-/// let channel = context.create_comp_channel()?;
+/// let channel: CompletionChannel = context.create_comp_channel()?;
 /// let mut cq: CompletionQueue = context.cq_builder(256).channel(&channel).build()?;
 /// cq.resize(1024)?;
 /// let control = cq.control();

@@ -143,6 +143,20 @@ fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -
 ///
 /// Dropping it brings the queue pair to `ERR` and ends the handshake.
 ///
+/// ```no_run
+/// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, cq: &mut uverbs::CompletionQueue)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::cm::{Accepting, ConnectParam};
+///
+/// let accepting: Accepting = request.accept(qp, &ConnectParam::new())?;
+/// if cq.poll()?.next().is_some() {
+///     // The peer's first message is here, so its confirmation need not be waited for.
+///     accepting.notify_communication_established()?;
+/// }
+/// let connection = accepting.wait(None)?.done()?;
+/// # drop(connection); Ok(()) }
+/// ```
+///
 /// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct Accepting {

@@ -74,7 +74,15 @@ pub struct BufferPool {
 
 /// Builds a [`BufferPool`].
 ///
-/// Example: [`BufferPool`](crate::owned::BufferPool).
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+/// use uverbs::owned::BufferPoolBuilder;
+///
+/// let builder: BufferPoolBuilder = pd.buffer_pool_builder(1 << 20).count(64);
+/// // Peers may read the buffers, and the device needs few translations.
+/// let pool = builder.remote_read().huge_pages().build()?;
+/// # drop(pool); Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BufferPoolBuilder {

@@ -18,7 +18,18 @@ use std::sync::Arc;
 
 /// What a request worked on, as its completion gives it back.
 ///
-/// Example: [`RegisteredBuffer`](crate::owned::RegisteredBuffer).
+/// ```no_run
+/// use uverbs::owned::{Memory, RegisteredBuffer};
+///
+/// /// What a program does with memory that is the device's no more.
+/// fn back<B: RegisteredBuffer>(memory: Memory, free: &mut Vec<B>) {
+///     match memory.into_program::<B>() {
+///         Ok(own) => free.push(own),
+///         // A buffer of a pool goes back to the pool when it is dropped.
+///         Err(other) => drop(other.into_buffer()),
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub enum Memory {
     /// Nothing: the request had no data, or had it inline.
