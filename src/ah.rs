@@ -31,6 +31,13 @@ use zerocopy::FromZeros;
 /// let wr = SendWr::send(sges).to(Destination::new(&ah, Qpn(0x11), Qkey(0x1234)));
 /// # let _ = wr; Ok(()) }
 /// ```
+///
+/// ```no_run
+/// # fn f(ah: uverbs::AddressHandle) -> uverbs::Result<()> {
+/// println!("a handle of domain {}", ah.pd_handle());
+/// ah.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_ah")]
 #[derive(Debug)]
 pub struct AddressHandle {

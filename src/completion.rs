@@ -14,7 +14,38 @@ const WC_WITH_INV: u32 = ib_wc_flags::IB_WC_WITH_INVALIDATE.bits();
 /// A completion, lent until the next one is asked for; [`Wc`] is a copy to keep. See
 /// [`CompletionQueue::poll`](crate::CompletionQueue::poll) for an example.
 ///
-/// Example: [`Completion::ok`](crate::Completion::ok).
+/// ```no_run
+/// use uverbs::{Completion, WcOpcode};
+///
+/// fn received(completion: &Completion<'_>) {
+///     let (from, bytes) = (completion.qpn(), completion.byte_len());
+///     match completion.opcode() {
+///         WcOpcode::RECV => println!("{from} got {bytes} bytes"),
+///         // A write with immediate data: the bytes lie where the peer wrote them.
+///         WcOpcode::RECV_WRITE_IMM => println!("{from}: number {:?}", completion.imm()),
+///         other => println!("{other} of request {}", completion.wr_id()),
+///     }
+///     if let Some(key) = completion.invalidated_rkey() {
+///         println!("the peer took the right of {key} back");
+///     }
+/// }
+///
+/// /// Of a datagram the completion says where it came from.
+/// fn datagram(completion: &Completion<'_>) {
+///     let header = if completion.has_grh() { 40 } else { 0 };
+///     println!("{} bytes from {}", completion.byte_len() - header, completion.src_qpn());
+///     let (lid, level) = (completion.src_lid(), completion.service_level());
+///     println!("LID {lid}, service level {level}, path bits {}", completion.path_bits());
+///     println!("partition key number {} of the port", completion.pkey_index());
+/// }
+///
+/// /// mlx5 says more: of raw packets, of short data, and of the time.
+/// fn mlx5(completion: &Completion<'_>) {
+///     println!("rule {}, VLAN {:?}", completion.flow_tag(), completion.vlan());
+///     println!("checksums right: {}", completion.ip_checksum_ok());
+///     println!("{:?} at tick {:?}", completion.scattered(), completion.timestamp());
+/// }
+/// ```
 #[doc(alias = "ibv_wc")]
 #[derive(Clone, Copy, Debug)]
 pub struct Completion<'a> {

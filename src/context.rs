@@ -41,6 +41,25 @@ const OPEN_FIRST: &str = "open_first";
 /// let pd = context.alloc_pd()?;
 /// # drop(pd); Ok(()) }
 /// ```
+///
+/// What a program may ask of it beside making objects:
+///
+/// ```no_run
+/// # fn f(context: uverbs::Context, fd: std::os::fd::OwnedFd) -> uverbs::Result<()> {
+/// use std::os::fd::AsRawFd;
+/// use uverbs::Context;
+///
+/// println!("partition key {:#x}", context.query_pkey(1, 0)?);
+/// // For an event loop; `try_next_event` then reads what came.
+/// println!("events arrive on file {}", context.events_fd().as_raw_fd());
+/// // What could not be freed, and events of objects that were gone.
+/// println!("{} leaked, {} dead events", context.leaked(), context.dead_events());
+///
+/// // A file of `/dev/infiniband` that this process was given, and a second context on the same file.
+/// let given = Context::from_fd(fd)?;
+/// let twin = given.reimport()?;
+/// # drop(twin); Ok(()) }
+/// ```
 #[doc(alias = "ibv_context")]
 #[derive(Clone, Debug)]
 pub struct Context {

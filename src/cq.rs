@@ -77,6 +77,31 @@ impl CqInner {
 /// }
 /// # Ok(()) }
 /// ```
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::{CompletionChannel, CompletionQueue, Wc};
+///
+/// let channel: CompletionChannel = context.create_comp_channel()?;
+/// let mut cq: CompletionQueue = context.cq_builder(256).channel(&channel).build()?;
+/// cq.resize(1024)?;
+/// let control = cq.control();
+/// println!("{} CQEs; events name it {:?}, the kernel {}", cq.capacity(), control.key(), control.handle());
+/// // Copies that can be kept, for a program that handles them later.
+/// let mut wcs = vec![Wc::default(); 16];
+/// let count = cq.poll_into(&mut wcs)?;
+/// for wc in &wcs[..count] {
+///     match wc.ok() {
+///         Ok(_) if wc.opcode.is_recv() => println!("{} bytes came", wc.byte_len),
+///         Ok(_) => println!("sent: {}", wc.is_success()),
+///         Err(error) if error.is_flush() => println!("the queue pair went to ERR before"),
+///         Err(error) => return Err(error.into()),
+///     }
+/// }
+/// cq.destroy()?;
+/// channel.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
     // First: an allocator gets the memory back last, from what the kernel's object holds.
@@ -185,7 +210,7 @@ pub enum Notify {
 
 /// Builds a [`CompletionQueue`]; started by [`Context::cq_builder`].
 ///
-/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
+/// Example: [`CompletionQueue`](crate::CompletionQueue).
 #[derive(Debug)]
 pub struct CqBuilder {
     file: Arc<File>,

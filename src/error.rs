@@ -15,7 +15,21 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// Displays as `create_cq: a queue of 0 entries; the minimum is 1 (Invalid argument …)`.
 ///
-/// Example: [`ErrorWith`](crate::ErrorWith).
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+/// use uverbs::{Errno, Error};
+///
+/// if let Err(error) = pd.alloc_mw(uverbs::WindowType::Two) {
+///     match error.errno() {
+///         _ if Error::is_unsupported(&error) => println!("{} has none", error.verb()),
+///         // What is open in a parent is not for its child.
+///         _ if Error::is_forked(&error) => println!("open the device again in this process"),
+///         Errno::NOMEM => println!("no more of them: {}", error.message()),
+///         _ => println!("{error}, of the kernel's {:?}", error.kernel_errno()),
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone)]
 pub struct Error(Box<Inner>);
 
@@ -211,6 +225,18 @@ impl From<Error> for std::io::Error {
 ///     Err(failed) => failed.into_object(),
 /// };
 /// # drop(pd); Ok(()) }
+/// ```
+///
+/// Both at once:
+///
+/// ```no_run
+/// # fn f(qp: uverbs::QueuePair) {
+/// if let Err(failed) = qp.destroy() {
+///     let failed: uverbs::ErrorWith<_> = failed;
+///     let (qp, error) = failed.into_parts();
+///     println!("{} is still there: {error}", qp.qpn());
+/// }
+/// # }
 /// ```
 #[derive(Clone)]
 pub struct ErrorWith<T> {

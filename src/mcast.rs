@@ -30,6 +30,14 @@ pub(crate) struct Groups(Lock<Vec<(Gid, u16)>>);
 /// membership.detach()?;
 /// # Ok(()) }
 /// ```
+///
+/// ```no_run
+/// # fn f(qp: &uverbs::QueuePair, group: uverbs::Gid) -> uverbs::Result<()> {
+/// let member: uverbs::McastMembership = qp.attach_mcast(group, 0)?;
+/// println!("the queue pair receives datagrams to {}, LID {}", member.gid(), member.lid());
+/// member.detach()?;
+/// # Ok(()) }
+/// ```
 #[must_use = "the membership ends when this is dropped"]
 pub struct McastMembership {
     qp: Arc<QpInner>,

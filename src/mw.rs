@@ -158,6 +158,26 @@ enum Reported {
 ///
 /// rxe grants a window's rights to the whole region (at least up to Linux 7.2): it compares a
 /// peer's addresses with the bounds of the region instead of the window's.
+///
+/// Taking the rights back, and the window's end:
+///
+/// ```no_run
+/// # use uverbs::*;
+/// # fn f(mut window: MemoryWindow, qp: &QueuePair, batch: &mut SendBatch<'_>)
+/// # -> std::result::Result<(), Box<dyn std::error::Error>> {
+/// match window.window_type() {
+///     WindowType::One => batch.push(SendWr::bind_mw(window.unbind(qp)?).signaled())?,
+///     WindowType::Two => batch.push(SendWr::local_inv(window.rkey()).signaled())?,
+/// }
+/// // ... and when the request of type 2 has completed; for type 1 it is `settle`:
+/// window.invalidated();
+/// assert!(!window.is_bound());
+/// println!("window {} of the kernel", window.handle());
+/// // A new key, and the regions that the window held are free.
+/// window.reallocate()?;
+/// window.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_mw")]
 #[derive(Debug)]
 pub struct MemoryWindow {

@@ -64,6 +64,16 @@ impl Psn {
 /// On RoCE v2 it *is* the address that packets carry; an IPv4 address appears mapped
 /// (`::ffff:10.0.0.1`).
 ///
+/// ```
+/// use uverbs::{Gid, Psn};
+///
+/// let gid = Gid::from(std::net::Ipv4Addr::new(10, 0, 0, 1));
+/// assert!(!gid.is_link_local() && !gid.is_zero());
+/// assert_eq!((gid.to_string(), gid.ip().to_string()), ("::ffff:10.0.0.1".into(), "10.0.0.1".into()));
+/// // Numbers of packets have 24 bits.
+/// assert_eq!(Psn::new(0x0100_0003), Psn(3));
+/// ```
+///
 /// Example: [`AddressHandle`](crate::AddressHandle).
 #[doc(alias = "ibv_gid")]
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord, Default)]

@@ -28,6 +28,49 @@ use std::sync::Arc;
 /// let region = domain.allocate::<u64>(512)?;
 /// # drop(region); Ok(()) }
 /// ```
+///
+/// An allocator of the program's own, which tells the domains that share it apart:
+///
+/// ```no_run
+/// use std::alloc::Layout;
+/// use std::ptr::NonNull;
+/// use uverbs::{Allocation, DomainView, QueueAllocator, ResourceType};
+///
+/// /// Huge pages for completion queues, and the library's own memory for the rest.
+/// #[derive(Debug)]
+/// struct Chosen(uverbs::allocator::HugePages);
+///
+/// // SAFETY: all memory is that of `HugePages`, which keeps the contract.
+/// unsafe impl QueueAllocator for Chosen {
+///     fn alloc(&self, domain: &DomainView<'_>, layout: Layout, resource: ResourceType) -> Allocation {
+///         println!("{resource} {:#x} of domain {}", resource.code(), domain.pd_context());
+///         println!("driver {} of {}, domain {}", resource.driver(), domain.device(), domain.handle());
+///         match resource {
+///             ResourceType::MLX5_CQ => self.0.alloc(domain, layout, resource),
+///             _ => Allocation::UseDefault,
+///         }
+///     }
+///
+///     unsafe fn free(
+///         &self,
+///         domain: &DomainView<'_>,
+///         memory: NonNull<u8>,
+///         layout: Layout,
+///         resource: ResourceType,
+///     ) {
+///         // SAFETY: the memory came from there.
+///         unsafe { self.0.free(domain, memory, layout, resource) }
+///     }
+/// }
+///
+/// # fn f(pd: &uverbs::ProtectionDomain, td: uverbs::ThreadDomain) -> uverbs::Result<()> {
+/// let chosen = Chosen(uverbs::allocator::HugePages::new());
+/// let domain = pd.parent_domain_builder().allocator(chosen).pd_context(7).build()?;
+/// println!("the device's queues take memory of it: {}", domain.asks_allocator());
+/// domain.destroy()?;
+/// td.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_parent_domain")]
 #[derive(Debug)]
 pub struct ParentDomain<S: Sharing = Shared>(ProtectionDomain<S>);

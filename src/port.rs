@@ -113,6 +113,12 @@ impl LinkWidth {
 open_enum! {
     /// Signalling rate of a lane, as a code.
     ///
+    /// ```
+    /// # use uverbs::{LinkSpeed, LinkWidth};
+    /// let (width, speed) = (LinkWidth::X4, LinkSpeed::EDR);
+    /// assert_eq!((width.lanes(), speed.lane_mbps()), (Some(4), Some(25_000)));
+    /// ```
+    ///
     /// Example: [`Context`](crate::Context).
     pub struct LinkSpeed(u32) {
         SDR = uapi::ib_port_speed::IB_SPEED_SDR.0, "SDR";

@@ -115,6 +115,27 @@ impl Drop for SrqInner {
 /// unsafe { batch.ring() };
 /// # drop(qp); Ok(()) }
 /// ```
+///
+/// The limit tells when to post again:
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::EventType;
+///
+/// let mut srq = pd.srq_builder(256).max_sge(2).build()?;
+/// // ... and after 256 receives were posted:
+/// srq.set_limit(32)?;
+/// if let Some(event) = context.next_event(Some(Duration::from_secs(1)))? {
+///     if event.kind == EventType::SRQ_LIMIT_REACHED {
+///         println!("fewer than 32 are left of number {}: {:?}", srq.handle(), srq.key());
+///     }
+/// }
+/// srq.resize(512)?;
+/// println!("{:?}", srq.query()?);
+/// srq.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_srq")]
 pub struct SharedReceiveQueue {
     pub(crate) inner: Arc<SrqInner>,

@@ -232,6 +232,18 @@ impl fmt::Debug for Scattered {
 mod tests {
     use super::*;
 
+    /// What `{:?}` prints can be searched for in the documentation, and `{}` prints prose.
+    #[test]
+    fn statuses_and_opcodes_print_the_name_of_their_constant() {
+        assert_eq!(format!("{:?}", WcStatus::WR_FLUSH_ERR), "WR_FLUSH_ERR");
+        assert_eq!(format!("{:?}", WcOpcode::RECV_WRITE_IMM), "RECV_WRITE_IMM");
+        assert_eq!(format!("{:?}", (WcStatus(250), WcOpcode(77))), "(WcStatus(250), WcOpcode(77))");
+        let wc = Wc { status: WcStatus::REM_ACCESS_ERR, opcode: WcOpcode::SEND, ..Wc::default() };
+        let text = format!("{wc:?}");
+        assert!(text.contains("status: REM_ACCESS_ERR, opcode: SEND"), "{text}");
+        assert_eq!(WcStatus::REM_ACCESS_ERR.to_string(), "remote access error");
+    }
+
     #[test]
     fn a_success_is_ok_and_a_failure_names_its_request() {
         let good = Wc { wr_id: 7, byte_len: 64, ..Wc::default() };

@@ -100,6 +100,36 @@ pub(crate) enum Payload<'a> {
 /// let remote = Remote { addr: 0x2000, rkey: Rkey(9) };
 /// let wr = SendWr::write(remote, &sges).id(42).signaled();
 /// ```
+///
+/// Every operation, pushed to a batch:
+///
+/// ```no_run
+/// # use uverbs::*;
+/// # fn f(batch: &mut SendBatch<'_>, sges: &[Sge], remote: Remote, key: Rkey, binding: WindowBinding)
+/// # -> std::result::Result<(), PostError> {
+/// batch.push(SendWr::send(sges).solicited())?;
+/// batch.push(SendWr::send_imm(sges, 7))?;
+/// batch.push(SendWr::write(remote, sges))?;
+/// batch.push(SendWr::write_imm(remote, sges, 7))?;
+/// batch.push(SendWr::read(remote, sges).signaled())?;
+/// // Waits until the reads and atomics before it have completed.
+/// batch.push(SendWr::send(sges).fence())?;
+/// batch.push(SendWr::fetch_add(remote, 1, sges))?;
+/// batch.push(SendWr::compare_swap(remote, 0, 1, sges))?;
+/// // mlx5: two counters of 32 bits in a word, and the low half of a word.
+/// batch.push(SendWr::masked_fetch_add(remote, 1, 1 << 31, sges))?;
+/// let low = u64::from(u32::MAX);
+/// let half = MaskedSwap { compare: 0, compare_mask: low, swap: 1, swap_mask: low };
+/// batch.push(SendWr::masked_compare_swap(remote, &half, sges))?;
+/// // rxe: eight bytes at once, and what makes earlier writes visible.
+/// batch.push(SendWr::atomic_write(remote, 5_u64.to_ne_bytes()))?;
+/// batch.push(SendWr::flush(remote, 64, Placement::GLOBAL, FlushLevel::RANGE))?;
+/// // Keys: given out by a window, taken back at the peer, and here.
+/// batch.push(SendWr::bind_mw(binding))?;
+/// batch.push(SendWr::send_inv(sges, key))?;
+/// batch.push(SendWr::local_inv(key))?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_send_wr")]
 #[derive(Clone, Copy, Debug)]
 pub struct SendWr<'a> {

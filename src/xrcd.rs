@@ -43,12 +43,36 @@ impl XrcdInner {
 ///
 /// Objects made in it keep it alive. It is destroyed when the last process that has it open closes it. All
 /// methods may be called from any thread.
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, file: &std::fs::File, peers: uverbs::Qpn) -> uverbs::Result<()> {
+/// use uverbs::{XrcDomain, XrcTarget};
+///
+/// // Fails if the file has a domain already: this process is the first.
+/// let domain: XrcDomain = context.xrcd_builder().file(file).create_new().build()?;
+/// println!("domain {} of {}", domain.handle(), domain.context().device().name());
+/// // A target that another process made in the domain; `reset` ends its connection.
+/// let mut target: XrcTarget = domain.open_target(peers)?;
+/// target.reset()?;
+/// target.destroy()?;
+/// domain.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_xrcd")]
 pub struct XrcDomain {
     pub(crate) inner: Arc<XrcdInner>,
 }
 
 /// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
+///
+/// The flags of C, for a program that is told them:
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
+/// let builder: uverbs::XrcdBuilder<'_> = context.xrcd_builder().file(file).raw_flags(0o100); // O_CREAT
+/// let domain = builder.build()?;
+/// # drop(domain); Ok(()) }
+/// ```
 ///
 /// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).
 #[derive(Clone, Copy, Debug)]

@@ -18,6 +18,19 @@ use uverbs::{
 const fn shared<T: Send + Sync>() {}
 const fn carefree<T: Send + Sync + Unpin + UnwindSafe + RefUnwindSafe>() {}
 
+/// What a program may build for its tests, and send to another machine.
+#[cfg(feature = "serde")]
+const fn travels<T: Default + serde::Serialize + serde::de::DeserializeOwned>() {}
+
+#[cfg(feature = "serde")]
+const _: () = {
+    travels::<uverbs::PortAttr>();
+    travels::<uverbs::DeviceAttr>();
+    travels::<uverbs::GidEntry>();
+    travels::<uverbs::Gid>();
+    travels::<uverbs::device::Guid>();
+};
+
 const _: () = {
     carefree::<ProtectionDomain>();
     carefree::<ProtectionDomain<Exclusive>>();

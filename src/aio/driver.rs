@@ -39,6 +39,52 @@ const POLL_BATCH: usize = 256;
 /// is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the futures
 /// wait for ever.
 ///
+/// For an event loop of the program's own, which calls `readable` whenever epoll names the file:
+///
+/// ```no_run
+/// use std::sync::{Arc, Mutex};
+/// use std::task::{Context, Poll, Waker};
+/// use uverbs::aio::{CompletionQueue, Driver, Readiness};
+///
+/// #[derive(Default)]
+/// struct State {
+///     ready: bool,
+///     waker: Option<Waker>,
+/// }
+///
+/// struct OwnLoop(Arc<Mutex<State>>);
+///
+/// fn readable(file: &OwnLoop) {
+///     let mut state = file.0.lock().expect("no panic");
+///     state.ready = true;
+///     state.waker.take().into_iter().for_each(Waker::wake);
+/// }
+///
+/// impl Readiness for OwnLoop {
+///     fn poll_read(
+///         &mut self,
+///         cx: &mut Context<'_>,
+///         read: &mut dyn FnMut() -> uverbs::Result<()>,
+///     ) -> Poll<uverbs::Result<()>> {
+///         let mut state = self.0.lock().expect("no panic");
+///         if !std::mem::take(&mut state.ready) {
+///             state.waker = Some(cx.waker().clone());
+///             return Poll::Pending;
+///         }
+///         // Cleared before the call: what the loop learns during it is kept.
+///         drop(state);
+///         Poll::Ready(read())
+///     }
+/// }
+///
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// let (cq, mut driver): (CompletionQueue, Driver<OwnLoop>) =
+///     CompletionQueue::new(context, 64, |_file| Ok(OwnLoop(Arc::default())))?;
+/// readable(driver.readiness_mut());
+/// println!("{} completions were of no request", cq.unmatched());
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
 pub trait Readiness {
     /// If the file may be readable or in error, calls `read`, which reads an event. Afterwards it clears the

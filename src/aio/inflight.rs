@@ -319,7 +319,7 @@ impl<S: Locking> Inflight<S> {
         let Some(mut state) = self.state() else { return };
         let [left, next] = state.waiters(side).leave(ticket);
         drop(state);
-        // The future's destructor does this.
+        // A future's destructor comes here: a waker that panics while the thread unwinds must not abort the process.
         FirstPanic::of_one(|| next.into_iter().for_each(Waker::wake));
         drop(left);
     }
@@ -327,7 +327,7 @@ impl<S: Locking> Inflight<S> {
     /// Which of these requests was over before the others: its place among `indices`. `None` while all of
     /// them are pending.
     pub(super) fn first_over(&self, mut indices: impl Iterator<Item = u32>) -> Option<usize> {
-        // In a forked child any of them says so.
+        // In a forked child nothing is in flight, and the first future that is asked reports it.
         let Some(state) = self.state() else { return indices.next().map(|_| 0) };
         let order = |index: u32| match state.slots.get(index as usize) {
             Some(OpSlot::Over(_, _, order)) => Some(*order),
@@ -365,7 +365,7 @@ impl<S: Locking> Inflight<S> {
         }
     }
 
-    /// What became of the request in a slot. Unless it is pending, its slot is freed.
+    /// Says how far the request in a slot is. Unless the request is pending, its slot is freed.
     pub(super) fn progress(&self, index: u32, waker: &Waker) -> OpProgress {
         if self.watch(index, waker) {
             return OpProgress::Pending;
@@ -430,7 +430,7 @@ impl<S: Locking> Inflight<S> {
                 state.free_slot(index);
                 deferred.drop(memory);
             }
-            // Nobody waits for it, and the slot is not the request's.
+            // The slot is not the request's any more: no future waits for it.
             _ => deferred.drop(memory),
         }
         drop(state);

@@ -87,6 +87,19 @@ impl<S: Locking> OpQueue<S> {
 /// let _again: Buffer = finished.memory;
 /// # Ok(()) }
 /// ```
+///
+/// A request that is given up before it is posted comes back:
+///
+/// ```no_run
+/// # use uverbs::aio::QueuePair;
+/// # use uverbs::owned::Buffer;
+/// # use uverbs::Remote;
+/// # async fn f(qp: &QueuePair, counter: Remote, buffer: Buffer, other: Buffer) -> Result<(), Box<dyn std::error::Error>> {
+/// let op = qp.send(buffer);
+/// println!("posted: {}, {} in flight", op.is_posted(), qp.in_flight());
+/// let before = qp.compare_swap(counter, 0, 1, other).await?;
+/// # drop((op, before)); Ok(()) }
+/// ```
 #[must_use = "a request is posted when its future is polled"]
 pub struct Op<'a, L, S: Locking = Shared> {
     queue: OpQueue<S>,

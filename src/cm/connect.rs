@@ -116,9 +116,9 @@ impl Step for Connecting {
         let peer_qpn = Qpn(event.conn.qp_num);
         // A queue pair that is refused here is not this id's to stop.
         let rights = qp.rights_of_peer(VERB, &id)?;
-        qp.take_ece(VERB, event.ece)?;
+        let options = qp.ece_in_common(VERB, event.ece)?;
         let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
-        link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer)?;
+        link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer, options)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
         link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))?;
@@ -142,6 +142,20 @@ fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -
 /// An id that accepted a connect request and waits for the peer's confirmation.
 ///
 /// Dropping it brings the queue pair to `ERR` and ends the handshake.
+///
+/// ```no_run
+/// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, cq: &mut uverbs::CompletionQueue)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::cm::{Accepting, ConnectParam};
+///
+/// let accepting: Accepting = request.accept(qp, &ConnectParam::new())?;
+/// if cq.poll()?.next().is_some() {
+///     // The peer's first message is here, so its confirmation need not be waited for.
+///     accepting.notify_communication_established()?;
+/// }
+/// let connection = accepting.wait(None)?.done()?;
+/// # drop(connection); Ok(()) }
+/// ```
 ///
 /// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
@@ -232,7 +246,15 @@ pub enum ConnectionEvent {
 /// The connection keeps its event channel open, but not its queue pair: a queue pair that the program
 /// drops first is destroyed, and its peer gets no answer until the connection is dropped, too.
 ///
-/// Example: [`Connector`](crate::cm::Connector).
+/// ```no_run
+/// # fn f(connection: &uverbs::cm::Connection) -> uverbs::Result<()> {
+/// println!("options of the peer's device: {:?}", connection.ece());
+/// // Wakes the thread that waits in `next_event`, with a number of the program's own.
+/// connection.write_event(7)?;
+/// let by_gid = connection.ib_addrs();
+/// println!("{by_gid:?}");
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct Connection {
     link: Link,

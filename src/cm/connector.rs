@@ -40,6 +40,36 @@ const BACKLOG: u32 = 128;
 /// println!("{} to {}", qp.qpn(), connection.peer_addr()?);
 /// # Ok(()) }
 /// ```
+///
+/// Another type of queue pair, and what the network is told:
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::QpType;
+/// use uverbs::cm::{ConnectError, ConnectParam, Connector};
+///
+/// let connector = Connector::new("10.0.0.2:7471")?
+///     .qp_type(QpType::XRC_INI)
+///     .type_of_service(106)
+///     // The timeout of an acknowledgement, 4.096 µs · 2¹⁸.
+///     .ack_timeout(18)
+///     .param(ConnectParam::new().private_data(b"hello").flow_control(true))
+///     .timeout(Duration::from_secs(2));
+/// let connected = connector.connect(|route| {
+///     let context = route.context()?;
+///     let cq = context.cq_builder(16).build()?;
+///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::XRC_INI).build()
+/// });
+/// if let Err(error) = connected {
+///     let error: ConnectError = error;
+///     match error.rejection() {
+///         Some(no) => println!("{:?} or {:?}: {:?}", no.reason(), no.errno(), no.private_data()),
+///         None => println!("{} ({})", error.error(), error.errno()),
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias("rdma_create_ep", "rdma_getaddrinfo"))]
 #[derive(Clone, Debug)]
 #[must_use]
@@ -282,6 +312,22 @@ impl Connector {
 ///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
 /// })?;
 /// println!("{} to {}", qp.qpn(), connection.peer_addr()?);
+/// # Ok(()) }
+/// ```
+///
+/// Several listeners on one channel, of which one is for XRC:
+///
+/// ```no_run
+/// # fn main() -> uverbs::Result<()> {
+/// use uverbs::QpType;
+/// use uverbs::cm::{EventChannel, Listener};
+///
+/// let channel = EventChannel::open()?;
+/// let reliable = Listener::bind_on(&channel, "[::]:7471", 128)?;
+/// let targets = Listener::bind_for(&channel, QpType::XRC_TGT, "[::]:7472", 128)?;
+/// println!("{:?} and {:?}", reliable.local_addr()?, targets.local_addr()?);
+/// // A thread of its own may read the events of all, if nobody waits.
+/// println!("{} events were for ids; {} leaked", channel.dispatch()?, targets.channel().leaked());
 /// # Ok(()) }
 /// ```
 #[doc(alias("rdma_create_ep", "rdma_getaddrinfo"))]

@@ -15,7 +15,15 @@ use uverbs_uapi::rdma_user_cm::{ib_cm_sidr_status as Sidr, rdma_cm_event_type as
 
 /// An id that asked a listener for its queue pair and waits for the answer. Dropping it cancels the request.
 ///
-/// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
+/// ```no_run
+/// # fn f(route: uverbs::cm::RouteResolved, qp: &uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::cm::{ConnectParam, ConnectingDatagrams, DatagramPeer};
+///
+/// let asking: ConnectingDatagrams = route.connect_datagrams(qp, &ConnectParam::new())?;
+/// let peer: DatagramPeer = asking.wait(None)?.done()?;
+/// println!("{} with {:?} says {:?}", peer.qpn(), peer.qkey(), peer.private_data());
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct ConnectingDatagrams {
     id: Arc<IdInner>,

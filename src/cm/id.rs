@@ -640,6 +640,32 @@ impl<P, D> Progress<P, D> {
 
 /// An id that is not bound to any address.
 ///
+/// The steps of a connect, one by one. Each wait returns when its step has ended:
+///
+/// ```no_run
+/// # fn f(qp: &uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::cm::{
+///     AddrResolved, ConnectParam, Connecting, EventChannel, Id, ResolvingAddr, ResolvingRoute,
+///     RouteResolved,
+/// };
+///
+/// let (channel, limit) = (EventChannel::open()?, Duration::from_secs(2));
+/// let id: Id = channel.create_id()?;
+/// id.set_type_of_service(106)?;
+/// id.set_ack_timeout(18)?;
+/// let resolving: ResolvingAddr = id.resolve_addr(None, "10.0.0.2:7471".parse()?, limit)?;
+/// let resolved: AddrResolved = resolving.wait(None)?.done()?;
+/// println!("from {:?} by port {}", resolved.local_addr(), resolved.port());
+/// let resolving: ResolvingRoute = resolved.resolve_route(limit)?;
+/// let route: RouteResolved = resolving.wait(None)?.done()?;
+/// println!("{:?} to {:?} by port {}", route.local_addr(), route.peer_addr(), route.port());
+/// route.init_qp(qp)?;
+/// let connecting: Connecting = route.connect(qp, &ConnectParam::new())?;
+/// let connection = connecting.wait(None)?.done()?;
+/// # drop(connection); Ok(()) }
+/// ```
+///
 /// Example: [`Connector`](crate::cm::Connector).
 #[doc(alias("rdma_cm_id", "rdma_destroy_id"))]
 #[derive(Debug)]
@@ -759,6 +785,33 @@ impl Id {
 }
 
 /// An id that has an address of this host.
+///
+/// An address of this host first, to listen there or to connect from there:
+///
+/// ```no_run
+/// # fn main() -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::QpType;
+/// use uverbs::cm::{BoundId, EventChannel, Id, PortSpace};
+///
+/// let channel = EventChannel::open()?;
+/// let id = channel.create_id_for(PortSpace::TCP, QpType::RC)?;
+/// // Before it is bound: an address that was used lately, and no IPv4 by an IPv6 wildcard.
+/// id.set_reuse_address(true)?;
+/// id.set_af_only(true)?;
+/// // Another channel takes its events.
+/// let id: Id = id.migrate(&EventChannel::open()?)?;
+/// let bound: BoundId = id.bind("[::]:7471".parse()?)?;
+/// println!("bound to {}", bound.local_addr()?);
+/// let listening = bound.listen(64)?;
+/// while let Some(request) = listening.next_request(Some(Duration::from_secs(1)))? {
+///     request.reject(&[])?;
+/// }
+///
+/// let from: BoundId = channel.create_id()?.bind("10.0.0.1:0".parse()?)?;
+/// let resolving = from.resolve_addr("10.0.0.2:7471".parse()?, Duration::from_secs(2))?;
+/// # drop(resolving); Ok(()) }
+/// ```
 ///
 /// Example: [`Connector`](crate::cm::Connector).
 #[derive(Debug)]

@@ -46,6 +46,35 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// let resolving = id.resolve_ib_addr(None, peer, Duration::from_secs(2))?;
 /// # drop(resolving); Ok(()) }
 /// ```
+///
+/// Both ends of a connection by GID, its paths, and a service by its number:
+///
+/// ```no_run
+/// # fn f(channel: &uverbs::cm::EventChannel, own: uverbs::Gid, peer: uverbs::Gid) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::cm::{
+///     AddrResolved, BoundId, ConnectRequest, Id, IbAddress, ListeningId, PortSpace, RouteResolved,
+/// };
+///
+/// let limit = Duration::from_secs(2);
+/// let service = IbAddress::of_service(own, 0x1_0006_1d2f);
+/// let listening: ListeningId = Id::bind_ib(channel.create_id()?, service)?.listen(16)?;
+/// println!("at {:?}, where the port is {}", listening.local_ib_addr()?, service.port());
+/// let request: Option<ConnectRequest> = listening.next_request(None)?;
+/// if let Some(request) = request {
+///     let (here, there) = request.ib_addrs()?;
+///     println!("{there:?} asks {here:?}");
+/// }
+///
+/// let from = IbAddress::new(own, PortSpace::TCP, 0);
+/// let bound: BoundId = channel.create_id()?.bind_ib(from)?;
+/// println!("from {:?}", bound.local_ib_addr()?);
+/// let to = IbAddress::new(peer, PortSpace::TCP, 7471);
+/// let resolved: AddrResolved = bound.resolve_ib_addr(to, limit)?.wait(None)?.done()?;
+/// let route: RouteResolved = resolved.resolve_route(limit)?.wait(None)?.done()?;
+/// println!("{:?} by {:?}", route.ib_addrs()?, route.ib_paths()?);
+/// # Ok(()) }
+/// ```
 #[doc(alias("sockaddr_ib", "AF_IB"))]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct IbAddress {

@@ -86,6 +86,30 @@ impl Step for &ListeningId {
 
 /// A peer's connect request. Dropping it rejects the request.
 ///
+/// A request is looked at before it is accepted, or refused:
+///
+/// ```no_run
+/// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, busy: bool,
+/// #     worker: &uverbs::cm::EventChannel) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::cm::ConnectParam;
+///
+/// println!("{} asks for {} of {:?}", request.peer_addr()?, request.qp_type(), request.port_space());
+/// println!("its queue pair is {}, and it says {:?}", request.peer_qpn(), request.private_data());
+/// println!("options of its device: {:?}", request.ece());
+/// if busy {
+///     return Ok(request.reject(b"come again later")?);
+/// }
+/// // Its events go to another channel, whose thread goes on with it.
+/// let request = request.migrate(worker)?;
+/// let param = ConnectParam::new()
+///     .responder_resources(request.responder_resources())
+///     .initiator_depth(request.initiator_depth());
+/// // The queue pair is in state INIT now, and takes receives.
+/// request.init_qp(qp)?;
+/// let connection = request.accept(qp, &param)?.wait(None)?.done()?;
+/// # drop(connection); Ok(()) }
+/// ```
+///
 /// Example: [`Listener`](crate::cm::Listener).
 #[derive(Debug)]
 pub struct ConnectRequest {
@@ -254,11 +278,13 @@ impl ConnectRequest {
         let connected = ConnectedQp::of(qp);
         connected.init_if_reset(VERB, &self.id)?;
         let (peer_qpn, private_data) = (self.peer_qpn(), self.private_data().into());
-        if param.ece.is_none() {
-            connected.take_ece(VERB, self.ece)?;
-        }
+        // A program that names its answer has told the device by itself.
+        let options = match param.ece {
+            Some(_) => None,
+            None => connected.ece_in_common(VERB, self.ece)?,
+        };
         let link = Link::new(self.id, connected, peer_qpn, private_data, self.ece);
-        link.qp.ready(VERB, &link.id, None, Some(depths), param.min_rnr_timer)?;
+        link.qp.ready(VERB, &link.id, None, Some(depths), param.min_rnr_timer, options)?;
         // The answer bears the vendor of the request, whether this device has its options or not.
         let taken = link.qp.ece(VERB)?.map_or(0, |ece| ece.options);
         let chosen = param.ece.or(self.ece.map(|asked| Ece { options: taken, ..asked }));

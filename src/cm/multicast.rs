@@ -145,7 +145,20 @@ impl Step for JoiningMulticast {
 /// The membership keeps its id. With [`MulticastRole::Full`] it also keeps the queue pair, as a
 /// [`McastMembership`] does.
 ///
-/// Example: [`JoiningMulticast`].
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, member: &uverbs::cm::MulticastMember) -> uverbs::Result<()> {
+/// use uverbs::Destination;
+///
+/// println!("group {}, and it receives: {}", member.gid(), member.receives());
+/// let ah = pd.create_ah(member.address())?;
+/// let all = Destination::new(&ah, member.qpn(), member.qkey());
+/// println!("what is sent to {all:?} reaches every member");
+/// if !member.is_lost() {
+///     // Until an event says that the subnet manager, or the device, ended the membership.
+///     member.wait_lost(None)?;
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "rdma_leave_multicast")]
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]

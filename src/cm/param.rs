@@ -27,7 +27,7 @@ pub const REJECT_PRIVATE_DATA: usize = 148;
 /// [`IB_DATAGRAM_REQUEST_PRIVATE_DATA`].
 pub const DATAGRAM_REQUEST_PRIVATE_DATA: usize = 180;
 
-/// Bytes of private data that a connect request for datagrams carries of an id with GIDs in place of IP addresses.
+/// Bytes of private data that a connect request for datagrams carries, if its id has GIDs in place of IP addresses.
 pub const IB_DATAGRAM_REQUEST_PRIVATE_DATA: usize = 216;
 
 /// Bytes of private data that an answer in the port space [`UDP`](super::PortSpace::UDP) carries, be it an accept
@@ -94,9 +94,11 @@ impl ConnectParam {
 
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
     /// [`ACCEPT_PRIVATE_DATA`] with an accept. The message is padded with zeros, and the peer does not
-    /// learn the length. With a request of an id that has GIDs in place of IP addresses there are at most
-    /// [`IB_REQUEST_PRIVATE_DATA`], of which the first byte is 0, and the upper half of the second one neither 4 nor 6:
-    /// they would not arrive.
+    /// learn the length.
+    ///
+    /// A request of an id with GIDs in place of IP addresses carries up to [`IB_REQUEST_PRIVATE_DATA`]. There the
+    /// kernel overwrites the first byte with 0, and the peer's kernel may take the second one for the version of IP. So
+    /// the first byte has to be 0, and the upper half of the second one neither 4 nor 6.
     pub fn private_data(mut self, bytes: &[u8]) -> Self {
         self.private_data = bytes.to_vec();
         self

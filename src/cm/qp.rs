@@ -82,6 +82,9 @@ impl ConnectedQp {
     /// Brings the queue pair from `INIT` to `RTS`, with these rights of the peer if the queue pair does not have them
     /// already. With `depths` these are its numbers of reads and atomics; without, the kernel takes them from the
     /// peer's answer. A type of queue pair has only those of these attributes that the kernel returns for it.
+    ///
+    /// With `options` ([`ece_in_common`](Self::ece_in_common)) the change to `RTR` carries them to the device. They are
+    /// part of that change, so that a handshake which fails, or another one of the same queue pair, leaves none to it.
     pub(super) fn ready(
         &self,
         verb: &'static str,
@@ -89,6 +92,7 @@ impl ConnectedQp {
         rights: Option<Access>,
         depths: Option<Depths>,
         min_rnr_timer: Option<u8>,
+        options: Option<u32>,
     ) -> Result<()> {
         let raw = id.qp_attr(verb, QpState::RTR)?;
         let mut rtr = translate(&raw);
@@ -102,7 +106,7 @@ impl ConnectedQp {
             rtr = rtr.min_rnr_timer(code);
         }
         let qp = self.control(verb)?;
-        qp.modify(&rtr).map_err(|error| error.in_verb(verb))?;
+        qp.modify_with_ece(&rtr, options).map_err(|error| error.in_verb(verb))?;
         let raw = id.qp_attr(verb, QpState::RTS)?;
         let mut rts = translate(&raw);
         if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_QP_RD_ATOMIC)) {
@@ -136,13 +140,15 @@ impl ConnectedQp {
         Ok(self.control(verb)?.qp.ece().map(EceState::get))
     }
 
-    /// Has the device take what it has of the peer's options when the queue pair goes to `RTR`. Those of another vendor
-    /// are none for it.
-    pub(super) fn take_ece(&self, verb: &'static str, peers: Option<Ece>) -> Result<()> {
-        let Some(own) = self.ece(verb)? else { return Ok(()) };
-        let of_vendor = peers.filter(|peers| peers.vendor_id == own.vendor_id);
-        let options = of_vendor.map_or(0, |peers| peers.options);
-        self.control(verb)?.set_ece(Ece { options, ..own }).map_err(|error| error.in_verb(verb))
+    /// The options to carry to the device, which takes those of them that it has: the peer's, or 0 if the peer's device is
+    /// of another vendor. `None` if this device has no options.
+    pub(super) fn ece_in_common(
+        &self,
+        verb: &'static str,
+        peers: Option<Ece>,
+    ) -> Result<Option<u32>> {
+        let of_vendor = |own: Ece| peers.filter(|peers| peers.vendor_id == own.vendor_id);
+        Ok(self.ece(verb)?.map(|own| of_vendor(own).map_or(0, |peers| peers.options)))
     }
 
     /// Has the queue pair receive what is sent to a multicast group.

@@ -53,8 +53,22 @@ struct State {
 #[derive(Clone, Debug)]
 pub(crate) struct CmScript(Arc<Inner>);
 
+/// What happens once, before the n-th command of a number.
+struct Hook {
+    command: u32,
+    left: u32,
+    act: Box<dyn FnOnce() + Send>,
+}
+
+impl std::fmt::Debug for Hook {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Hook({}, {})", self.command, self.left)
+    }
+}
+
 #[derive(Debug)]
 struct Inner {
+    hook: Mutex<Option<Hook>>,
     state: Mutex<State>,
     /// A pipe that contains one byte for each pending event.
     readable: OwnedFd,
@@ -65,7 +79,7 @@ impl CmScript {
     pub(crate) fn new() -> CmScript {
         let (readable, writable) = rustix::pipe::pipe().expect("a pipe");
         let state = Mutex::new(State { next: 1, port: 1, ..State::default() });
-        CmScript(Arc::new(Inner { state, readable, writable }))
+        CmScript(Arc::new(Inner { hook: Mutex::default(), state, readable, writable }))
     }
 
     pub(crate) fn open(&self) -> EventChannel {
@@ -187,6 +201,20 @@ impl CmScript {
     /// Fails every such command until [`allow`](Self::allow).
     pub(crate) fn refuse(&self, command: u32, errno: Errno) {
         self.state().refused.push((command, errno));
+    }
+
+    /// Does something before the n-th command, counted from 1 and from now, is carried out.
+    pub(crate) fn before(&self, command: u32, n: u32, act: impl FnOnce() + Send + 'static) {
+        let hook = Hook { command, left: n, act: Box::new(act) };
+        *self.0.hook.lock().expect("no panic") = Some(hook);
+    }
+
+    /// What is to be done before the command.
+    fn due(&self, command: u32) -> Option<Hook> {
+        let mut hook = self.0.hook.lock().expect("no panic");
+        let waiting = hook.as_mut().filter(|hook| hook.command == command)?;
+        waiting.left -= 1;
+        if waiting.left == 0 { hook.take() } else { None }
     }
 
     pub(crate) fn allow(&self, command: u32) {
@@ -317,6 +345,9 @@ fn read<T: FromBytes>(bytes: &[u8]) -> T {
 
 impl Kernel for CmScript {
     fn execute(&self, command: Command<'_>) -> Result<(), Errno> {
+        if let Some(hook) = self.due(command.number) {
+            (hook.act)();
+        }
         {
             let mut state = self.state();
             state.log.push(command.number);

@@ -6,7 +6,7 @@ use super::*;
 use crate::memory::fork::in_child;
 use crate::tests::Bench;
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
-use crate::{Error, QpState, QpType, QueuePair};
+use crate::{Error, QpControl, QpState, QpType, QueuePair};
 use rustix::io::Errno;
 use std::os::fd::AsFd;
 use std::sync::mpsc::RecvTimeoutError;
@@ -831,6 +831,38 @@ fn accept_has_the_device_take_what_it_has_of_the_options_asked_for() {
     let _accepting = request.accept(&stage.qp, &param).unwrap();
     assert_eq!(answer(&stage), from_raw_ece(raw_ece(0x15b3, 0x1000_0001)));
     assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, 0x1000_0001);
+}
+
+/// Of two handshakes of one queue pair, or of a handshake and its program, one asks for other options while the other
+/// is under way.
+#[test]
+fn options_of_a_handshake_go_with_its_own_change_to_rtr() {
+    let stage = mlx5_stage();
+    let connecting = stage.route(1).unwrap().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    let answer = raw_ece(0x15b3, 0x1000_0003);
+    stage.script.tell_ece(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, answer);
+    let other = QpControl { qp: stage.qp.qp.downgrade().upgrade().unwrap() };
+    // The first INIT_QP_ATTR is for the peer's rights, the second for RTR.
+    stage.script.before(RDMA_USER_CM_CMD_INIT_QP_ATTR, 2, move || {
+        other.set_ece(Ece { options: 4, ..OFFERED }).unwrap();
+    });
+    let _connection = connecting.wait(NOW).unwrap().done().unwrap();
+    assert_eq!(stage.bench.script.object(stage.qp.handle()).ece, 0x1000_0003);
+    assert_eq!(stage.qp.query_ece().unwrap(), Ece { options: 0x1000_0003, ..OFFERED });
+}
+
+#[test]
+fn failed_handshake_leaves_no_options_to_the_next_one() {
+    use uverbs_uapi::write::{IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_MODIFY_QP};
+    let with_options = Op::Write(IB_USER_VERBS_EX_CMD_MODIFY_QP | IB_USER_VERBS_CMD_FLAG_EXTENDED);
+    let stage = mlx5_stage();
+    let listener = stage.listen();
+    stage.script.request_ece(1, raw_ece(0x15b3, 0x1000_0003));
+    let request = listener.next_request(NOW).unwrap().unwrap();
+    stage.bench.script.refuse(with_options, Errno::NOMEM);
+    assert_eq!(request.accept(&stage.qp, &ConnectParam::new()).unwrap_err().errno(), Errno::NOMEM);
+    stage.bench.script.allow(with_options);
+    assert_eq!(stage.qp.query_ece().unwrap(), OFFERED);
 }
 
 #[test]

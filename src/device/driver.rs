@@ -17,7 +17,7 @@ macro_rules! drivers {
         impl DriverId {
             $($(#[$doc])* pub const $name: DriverId = DriverId(rdma_driver_id::$kernel.0);)*
 
-            /// Those that have a name here.
+            /// The drivers that this library can name.
             const NAMED: &[DriverId] = &[$(DriverId::$name),*];
 
             /// The driver's name, if this library knows the number.
@@ -195,7 +195,7 @@ const MLX5_PCI_DEVICES: [u16; 25] = [
     0xa2df, // BlueField-4
 ];
 
-/// The driver of a PCI function, where only its ids are known.
+/// The driver of a PCI function, for a kernel that tells the function's ids and not its driver.
 pub(super) fn driver_of_pci(pci: PciId) -> Option<DriverId> {
     (pci.vendor == PCI_VENDOR_MELLANOX && MLX5_PCI_DEVICES.contains(&pci.device))
         .then_some(DriverId::MLX5)
@@ -219,7 +219,7 @@ pub(super) fn provider_of(driver: DriverId, abi: u32) -> Result<ProviderKind, Mi
     }
 }
 
-/// The provider for a driver of whatever version of its ABI.
+/// The provider for a driver, whichever version of the ABI the driver has.
 pub(super) fn any_provider_of(driver: DriverId) -> Option<ProviderKind> {
     PROVIDERS.iter().find(|provider| provider.driver == driver).map(|provider| provider.kind)
 }

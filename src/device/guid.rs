@@ -7,7 +7,13 @@ use std::fmt;
 ///
 /// Displays as sysfs writes it, `0002:c903:0000:1234`. Zero stands for a device that has none.
 ///
-/// Example: [`Device`](crate::Device).
+/// ```
+/// use uverbs::device::Guid;
+///
+/// let guid = Guid::new(0x0002_c903_00ab_cdef);
+/// assert_eq!(guid, Guid::from_bytes(guid.to_bytes()));
+/// assert_eq!(guid.get() >> 40, 0x0002_c9, "the vendor");
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Default)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
 pub struct Guid(u64);

@@ -67,6 +67,19 @@ const OPEN: &str = "open_device";
 /// }
 /// # Ok::<(), uverbs::Error>(())
 /// ```
+///
+/// Where tools find it, and the links of soft-RoCE, which root may add:
+///
+/// ```no_run
+/// # fn main() -> uverbs::Result<()> {
+/// use uverbs::device::{Device, link};
+///
+/// link::add_link("rxe0", "rxe", "eth0")?;
+/// let device = Device::by_name("rxe0")?;
+/// println!("{} (described by the kernel: {})", device.sysfs_path().display(), device.is_described());
+/// link::remove_link("rxe0")?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_device")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {

@@ -6,7 +6,14 @@ use uverbs_uapi::nldev;
 
 /// The node type of a device. A value unknown to this library stays a value.
 ///
-/// Example: [`Device`](crate::Device).
+/// ```
+/// use uverbs::device::{DriverId, NodeType, Transport};
+///
+/// // The numbers are the kernel's; one that this library does not know is kept.
+/// let adapter = NodeType::new(1);
+/// assert_eq!((adapter.get(), adapter.transport()), (1, Transport::InfiniBand));
+/// assert_eq!(DriverId::new(17).get(), 17);
+/// ```
 #[doc(alias = "ibv_node_type")]
 #[doc(alias = "ibv_node_type_str")]
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]

@@ -8,7 +8,22 @@ use std::fmt;
 /// Two counts compare equal when every kind has the same number, so that "nothing was leaked" is
 /// one comparison of before and after.
 ///
-/// Example: [`Device`](crate::Device).
+/// ```no_run
+/// # fn main() -> uverbs::Result<()> {
+/// let device = uverbs::device::Device::by_name("rxe0")?;
+/// let before = device.resources()?;
+/// println!("{:?} processes or kernel parts have it open", before.ctx());
+/// println!("{:?} domains, {:?} regions, {:?} connection ids", before.pd(), before.mr(), before.cm_id());
+/// println!("{:?} CQs, {:?} QPs, {:?} SRQs", before.cq(), before.qp(), before.srq());
+/// // By the kernel's own names, some of which are newer than this library.
+/// println!("{:?} counters; in all:", before.get("counter"));
+/// for (kind, count) in before.iter() {
+///     println!("{kind}: {count}");
+/// }
+/// // ... work ...
+/// assert_eq!(device.resources()?, before, "something was left");
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ResourceCounts(BTreeMap<String, u64>);
 

@@ -66,6 +66,56 @@ open_enum! {
 ///     .tag(7)
 ///     .priority(1);
 /// ```
+///
+/// Rules of other kinds, and the matches of each header:
+///
+/// ```
+/// use std::net::{Ipv4Addr, Ipv6Addr};
+/// use uverbs::{FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
+///
+/// // A copy of all packets, for a sniffer, and none of what this machine sends to itself.
+/// let sniffer = FlowAttr::new(1).flow_type(FlowType::SNIFFER).dont_trap();
+/// let of_vlan = FlowEth::new()
+///     .dst_mac_masked([1, 0, 0x5e, 0, 0, 0], [0xff, 0xff, 0xff, 0x80, 0, 0])
+///     .src_mac([2, 0, 0, 0, 0, 2])
+///     .ether_type(0x0800)
+///     .vlan(12)
+///     .vlan_tag_masked(12, 0xfff);
+/// let subnet = Ipv4Addr::new(255, 255, 255, 0);
+/// let from_lan = FlowIpv4::new()
+///     .src_masked(Ipv4Addr::new(192, 0, 2, 0), subnet)
+///     .dst_masked(Ipv4Addr::new(198, 51, 100, 0), subnet)
+///     .src(Ipv4Addr::new(192, 0, 2, 1))
+///     .proto(17)
+///     .tos(0x10)
+///     .ttl(64);
+/// let lan = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0);
+/// let prefix = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
+/// let six = FlowIpv6::new()
+///     .src(lan)
+///     .src_masked(lan, prefix)
+///     .dst_masked(lan, prefix)
+///     .flow_label(5)
+///     .next_hdr(6)
+///     .traffic_class(8)
+///     .hop_limit(64);
+/// let ports = FlowPorts::new().src_port(53).src_port_masked(0x8000, 0x8000).dst_port_masked(0x400, 0xfc00);
+/// let masked_mac = FlowEth::new().src_mac_masked([2, 0, 0, 0, 0, 0], [0xff; 6]);
+/// // Packets that this machine sends, and packets that nobody shall get.
+/// let sent = FlowAttr::new(1).egress().spec(of_vlan).spec(from_lan);
+/// let nothing = FlowAttr::new(1).spec(masked_mac).spec(six).spec(FlowSpec::Tcp(ports)).drop_packets();
+/// # let _ = (sniffer, sent, nothing);
+/// ```
+///
+/// A queue pair has the rule until it is dropped:
+///
+/// ```no_run
+/// # fn f(qp: &uverbs::QueuePair, rule: uverbs::FlowAttr) -> uverbs::Result<()> {
+/// let flow: uverbs::Flow = qp.create_flow(&rule)?;
+/// println!("rule {}", flow.handle());
+/// flow.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_flow_attr")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 #[must_use]

@@ -26,14 +26,16 @@ fn a_request_has_the_count_and_the_length_of_its_specifications() {
     );
     let rule = rule.flow_type(FlowType::SNIFFER).dont_trap().egress();
     let bytes = request(&rule, 1);
-    assert_eq!((bytes[8], bytes[20]), (3, 6));
+    let (flow_type, flags) = (bytes[8], bytes[20]);
+    assert_eq!((flow_type, flags), (3, 6));
     let rule = FlowAttr::new(1)
         .spec(FlowEth::new())
         .spec(FlowIpv4::new())
         .spec(FlowSpec::Tcp(FlowPorts::new()))
         .tag(5);
     let bytes = request(&rule, 1);
-    assert_eq!((bytes[12], bytes[16]), (40 + 32 + 16 + 16, 4));
+    let (length, count) = (bytes[12], bytes[16]);
+    assert_eq!((length, count), (40 + 32 + 16 + 16, 4));
     assert_eq!(bytes.len(), 24 + 104);
 }
 

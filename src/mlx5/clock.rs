@@ -27,6 +27,7 @@ const TRIES: u32 = 1 << 20;
 /// ```no_run
 /// # fn f(context: &uverbs::Context, completion: &uverbs::Completion<'_>) -> uverbs::Result<()> {
 /// let clock = uverbs::mlx5::Clock::open(context)?;
+/// println!("now it is {} ns", clock.nanoseconds(clock.now()?)?);
 /// if let Some(count) = completion.timestamp() {
 ///     println!("completed at {} ns", clock.nanoseconds(count)?);
 /// }

@@ -41,7 +41,21 @@ pub enum UarKind {
 /// This UAR is for queues that the program makes by other means, and that name the page by its
 /// [number](Self::page_id).
 ///
-/// Example: [`Var`](crate::mlx5::Var).
+/// ```no_run
+/// # fn f(context: &uverbs::Context, kind: uverbs::mlx5::UarKind) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::mlx5::{DoorbellPage, Uar};
+///
+/// let uar = Uar::alloc(context, kind)?;
+/// println!("page {}, {} bytes, handle {}", uar.page_id(), uar.len(), uar.handle());
+/// let page: DoorbellPage = uar.map()?;
+/// assert_eq!(page.len(), uar.len());
+/// // The device reads registers in big-endian order, as the kernel's drivers write them.
+/// page.ring_be64(0x20, 7)?;
+/// page.ring_u64(0x800, 7)?;
+/// drop(page);
+/// uar.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "mlx5dv_devx_uar")]
 #[derive(Debug)]
 pub struct Uar {

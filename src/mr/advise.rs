@@ -53,7 +53,7 @@ pub struct OnDemandRange<'r> {
 }
 
 impl<T, M> MemoryRegion<T, M> {
-    /// A range of the region for [`advise`](ProtectionDomain::advise); `range` counts bytes from its beginning.
+    /// A range of the region for [`advise`](ProtectionDomain::advise); `range` counts bytes from the region's beginning.
     ///
     /// # Errors
     ///

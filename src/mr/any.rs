@@ -58,6 +58,19 @@ impl<M: Send> Registration for MrInner<M> {
 /// }
 /// # Ok(()) }
 /// ```
+///
+/// What requests and peers need of it:
+///
+/// ```no_run
+/// # fn f(region: uverbs::AnyMemoryRegion) -> Result<(), Box<dyn std::error::Error>> {
+/// let (sge, remote) = (region.sge(..64)?, region.remote(64)?);
+/// println!("{sge:?} here, {remote:?} for a peer with {:?} and {}", region.access(), region.rkey());
+/// println!("{} bytes from {:#x}", region.byte_len(), region.addr());
+/// let device = region.context();
+/// println!("number {} of {}, dead: {}", region.handle(), device.device().name(), region.is_dead());
+/// region.destroy()?;
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_mr")]
 pub struct AnyMemoryRegion {
     registration: Arc<dyn Registration>,

@@ -123,6 +123,35 @@ impl<M> fmt::Debug for MrInner<M> {
 /// # let _ = sges; Ok(()) }
 /// ```
 ///
+/// What a program may ask of a region, and change:
+///
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::sync::atomic::Ordering;
+/// use uverbs::{Access, Rereg};
+///
+/// let mut region = pd.register(vec![0u64; 512], Access::ALL_REMOTE)?;
+/// println!("{} bytes at {:#x}: {}, {}", region.byte_len(), region.addr(), region.lkey(), region.rkey());
+/// let first = region.as_ptr();
+/// // What a peer's atomics change, this process reads as atomics.
+/// let counters = region.as_atomics().expect("aligned words");
+/// println!("{} at {first:p}", counters[0].load(Ordering::Acquire));
+/// // SAFETY: no request and no peer accesses the region now.
+/// unsafe { region.as_mut_slice() }.fill(7);
+///
+/// // The kernel changes the rights, or the domain, of a region; if that fails, the region may be dead.
+/// let change = Rereg::new().access(Access::LOCAL_WRITE).protection_domain(other);
+/// if region.rereg(change).is_err() && region.is_dead() {
+///     return Err("the device reaches the region no more".into());
+/// }
+/// // The region's number in the kernel, for tools that list resources.
+/// println!("mrn handle {}", region.handle());
+/// // Other memory under the same keys: peers go on, and this program gets the old memory back.
+/// let (region, first_numbers) = region.exchange(vec![0u64; 512])?;
+/// let numbers: Vec<u64> = region.destroy()?;
+/// # drop((first_numbers, numbers)); Ok(()) }
+/// ```
+///
 /// [`allocate`]: crate::ProtectionDomain::allocate
 #[doc(alias = "ibv_mr")]
 pub struct MemoryRegion<T = u8, M = MmapMut> {

@@ -220,6 +220,32 @@ impl<S: Sharing> ProtectionDomain<S> {
 ///     .register(vec![0u64; 4096])?;
 /// # drop(region); Ok(()) }
 /// ```
+///
+/// All kinds of memory, as in the table:
+///
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, dm: &uverbs::DeviceMemory, gpu: std::fs::File,
+/// #     memory: *mut u8, slice: &mut [u32]) -> uverbs::Result<()> {
+/// use uverbs::Access;
+///
+/// let local = pd.mr_builder().access(Access::LOCAL_WRITE);
+/// // SAFETY: `memory` stays mapped until the region is deregistered.
+/// let as_in_c = unsafe { local.clone().register_unowned(memory, 4096)? };
+/// // A peer counts from 0, whatever the address here.
+/// let zeroed = local.clone().iova(0).allocate::<u64>(512)?;
+/// // Pages that the device is about to need: `pd.advise` lets it fault them in ahead.
+/// let paged = local.clone().on_demand().register(vec![0u8; 1 << 30])?;
+/// // SAFETY: the region is dropped, and deregistered, before `slice` is used again.
+/// let borrowed = unsafe { local.clone().register_borrowed(slice)? };
+/// // SAFETY: `memory` is initialised, and only the region accesses it.
+/// let range = unsafe { local.clone().register_raw(memory, 4096)? };
+/// let of_gpu = local.clone().register_dmabuf(&gpu, 0, 1 << 20)?;
+/// let on_device = local.clone().zero_based().register_dm(dm, ..64)?;
+/// // SAFETY: requests name only memory that stays mapped, and that this process does not use meanwhile.
+/// let everything = unsafe { local.on_demand().register_address_space()? };
+/// pd.advise(uverbs::Advice::PREFETCH, &[paged.on_demand(..4096)?], true)?;
+/// # drop((as_in_c, zeroed, paged, borrowed, range, of_gpu, on_device, everything)); Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct MrBuilder {

@@ -74,7 +74,15 @@ pub struct BufferPool {
 
 /// Builds a [`BufferPool`].
 ///
-/// Example: [`BufferPool`](crate::owned::BufferPool).
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+/// use uverbs::owned::BufferPoolBuilder;
+///
+/// let builder: BufferPoolBuilder = pd.buffer_pool_builder(1 << 20).count(64);
+/// // Peers may read the buffers, and the device needs few translations.
+/// let pool = builder.remote_read().huge_pages().build()?;
+/// # drop(pool); Ok(()) }
+/// ```
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct BufferPoolBuilder {
@@ -210,7 +218,21 @@ impl fmt::Debug for BufferPool {
 /// It goes back to the pool when it is dropped. While a request works on it, the queue has it. A buffer can
 /// also be used with raw batches ([`SendBatch`](crate::SendBatch)): see [`sge`](Self::sge).
 ///
-/// Example: [`BufferPool`](crate::owned::BufferPool).
+/// ```no_run
+/// # use uverbs::owned::{Buffer, SharedBuffer};
+/// # fn f(mut buffer: Buffer) {
+/// buffer[..4].copy_from_slice(b"head");
+/// println!("{} bytes at {:?}", buffer.capacity(), buffer.sge());
+/// buffer.advance(4);
+/// buffer.reset();
+/// // Many may read it, each a part; who is the last may write again.
+/// let shared: SharedBuffer = buffer.share();
+/// let body = shared.slice(4..).expect("the buffer is longer");
+/// println!("{:?} within {:?}", body.sge(), shared.sge());
+/// drop(body);
+/// let writable = shared.into_buffer().expect("nobody else has a part");
+/// # drop(writable); }
+/// ```
 #[repr(C)]
 pub struct Buffer {
     whole: PoolBuffer,

@@ -29,7 +29,23 @@ pub struct OwnedCompletion<T> {
 /// still in the loan table, and its completion still in the completion queue, and both are read only when
 /// the visitor asks. Memory that the visitor does not take is dropped.
 ///
-/// Example: [`OwnedCompletionQueue::poll_each`](crate::owned::OwnedCompletionQueue::poll_each).
+/// ```no_run
+/// # use uverbs::{WcOpcode, owned::*};
+/// # fn f(cq: &mut OwnedCompletionQueue<u32>) -> Result<(), uverbs::PollError> {
+/// let (mut kept, mut free) = (Vec::new(), Vec::new());
+/// cq.poll_each(64, |completion: VisitedCompletion<'_, u32>| {
+///     if !completion.is_success() {
+///         println!("{:?}: {} ({:?})", completion.tag(), completion.status(), completion.outcome());
+///     } else if completion.opcode() == WcOpcode::RECV {
+///         println!("{} bytes, {} of them in memory", completion.byte_len(), completion.filled());
+///         // All of it, to be looked at later.
+///         kept.extend(completion.into_owned());
+///     } else if let Ok((buffer, _tag)) = completion.into_buffer() {
+///         free.push(buffer);
+///     }
+/// })?;
+/// # Ok(()) }
+/// ```
 #[must_use = "it holds the memory of the request"]
 pub struct VisitedCompletion<'c, T> {
     loan: ReturnedLoan<'c, Lent<T>>,

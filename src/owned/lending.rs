@@ -18,7 +18,18 @@ use std::sync::Arc;
 
 /// What a request worked on, as its completion gives it back.
 ///
-/// Example: [`RegisteredBuffer`](crate::owned::RegisteredBuffer).
+/// ```no_run
+/// use uverbs::owned::{Memory, RegisteredBuffer};
+///
+/// /// What a program does with memory that is the device's no more.
+/// fn back<B: RegisteredBuffer>(memory: Memory, free: &mut Vec<B>) {
+///     match memory.into_program::<B>() {
+///         Ok(own) => free.push(own),
+///         // A buffer of a pool goes back to the pool when it is dropped.
+///         Err(other) => drop(other.into_buffer()),
+///     }
+/// }
+/// ```
 #[derive(Debug)]
 pub enum Memory {
     /// Nothing: the request had no data, or had it inline.
@@ -52,7 +63,17 @@ impl Memory {
 ///
 /// A plain value, which keeps nothing alive; a [`RegisteredBuffer`](super::RegisteredBuffer) returns it.
 ///
-/// Example: [`RegionSlice`](crate::owned::RegionSlice).
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, region: &uverbs::MemoryRegion<u8>) -> Result<(), uverbs::MemoryError> {
+/// use uverbs::owned::RegionSge;
+///
+/// let whole = RegionSge::new(region, ..)?;
+/// let second_page = whole.slice(4096..8192).expect("the region is longer");
+/// println!("{:?}", second_page.sge());
+/// // Of a region that was registered by other means.
+/// let same = RegionSge::in_domain(pd, second_page.sge());
+/// # let _ = same; Ok(()) }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RegionSge {
     pub(super) sge: Sge,

@@ -28,6 +28,28 @@ use std::sync::Arc;
 ///
 /// See [`owned`](super#) for an example.
 ///
+/// ```no_run
+/// # use uverbs::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair};
+/// # fn f(mut qp: OwnedQueuePair<u32>, cq: &mut OwnedCompletionQueue<u32>, pool: &BufferPool)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// println!("room for {} sends and {} receives", qp.send_room(), qp.recv_room());
+/// println!("{} buffers of {} bytes are idle", pool.idle(), pool.buffer_size());
+/// let mut receives = qp.recv_batch()?;
+/// while let Some(buffer) = pool.take() {
+///     receives.push(buffer, 0)?;
+/// }
+/// println!("{} receives, none: {}", receives.len(), receives.is_empty());
+/// receives.ring();
+/// // Everything that was lent comes back as flushed, and the queue pair can be connected again.
+/// qp.reset(cq)?;
+/// for request in &mut cq.poll()? {
+///     println!("{}: {} bytes", request.outcome.is_success(), request.outcome.filled());
+/// }
+/// println!("{} completions were of no request", cq.unmatched());
+/// qp.close(cq)?;
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct OwnedQueuePair<T, S: Sharing = Shared> {
     pub(super) qp: QueuePair<S>,

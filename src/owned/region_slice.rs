@@ -27,6 +27,14 @@ use std::sync::Arc;
 /// batch.ring()?;
 /// # Ok(()) }
 /// ```
+///
+/// ```no_run
+/// # use std::sync::Arc;
+/// # use uverbs::{MemoryRegion, owned::RegionSlice};
+/// # fn f(slice: &RegionSlice, region: &Arc<MemoryRegion<u8, Vec<u8>>>) {
+/// println!("{} bytes; of this region: {}", slice.len(), slice.is_of(region));
+/// # }
+/// ```
 #[derive(Clone)]
 pub struct RegionSlice {
     region: Arc<dyn Any + Send + Sync>,

@@ -34,6 +34,28 @@ const FLUSH_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 200 } else
 /// `'s` is the time of the scope. The caller cannot name it, so nothing with this lifetime leaves the body.
 /// What requests borrow lives for `'env`, which is longer.
 ///
+/// Memory of the program's own is registered for the time of the scope:
+///
+/// ```no_run
+/// # use uverbs::{ProtectionDomain, SendWr, owned::{Scope, OwnedCompletionQueue, OwnedQueuePair}};
+/// # use std::time::Duration;
+/// # fn f(pd: &ProtectionDomain, qp: &mut OwnedQueuePair<u32>, cq: &mut OwnedCompletionQueue<u32>,
+/// #     table: &mut [u64], inbox: &mut [u8]) -> Result<(), Box<dyn std::error::Error>> {
+/// qp.scope(cq, |scope: &mut Scope<'_, '_, u32, _>| {
+///     scope.drain_timeout(Duration::from_millis(500));
+///     let (table, inbox) = (scope.register(pd, table)?, scope.register(pd, inbox)?);
+///     let received = scope.recv(inbox)?;
+///     let sent = scope.post(SendWr::send(&[]), table)?;
+///     scope.wait(sent)?;
+///     match scope.wait_for(received, Duration::from_secs(1))? {
+///         Ok((_inbox, outcome)) => println!("{} bytes came", outcome.byte_len),
+///         Err(_pending) => println!("no reply yet; the scope cancels the receive"),
+///     }
+///     Ok::<_, Box<dyn std::error::Error>>(())
+/// })??;
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     qp: &'s mut OwnedQueuePair<T, S>,

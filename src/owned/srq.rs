@@ -32,6 +32,15 @@ use std::sync::Arc;
 ///
 /// A queue of an [XRC domain](crate::XrcDomain) completes by itself, and is taken over by its
 /// [completion queue](super::OwnedCompletionQueue::adopt_srq).
+///
+/// ```no_run
+/// # use uverbs::owned::{BufferPool, OwnedSharedReceiveQueue};
+/// # fn f(srq: &mut OwnedSharedReceiveQueue<u32>, pool: &BufferPool) -> uverbs::Result<()> {
+/// println!("room for {} of {}; {} buffers are idle", srq.room(), srq.depth(), pool.idle());
+/// // An event when fewer than 16 receives are left.
+/// srq.set_limit(16)?;
+/// # Ok(()) }
+/// ```
 pub struct OwnedSharedReceiveQueue<T> {
     srq: SharedReceiveQueue,
     lender: QueueLender<T>,

@@ -10,6 +10,16 @@ use std::net::IpAddr;
 
 /// What a GID has to satisfy to be chosen by [`Context::choose_gid`].
 ///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// use uverbs::{GidFilter, GidType};
+///
+/// let filter = GidFilter::new().gid_type(GidType::ROCE_V2).interface(3);
+/// let chosen = context.choose_gid(1, &filter)?;
+/// println!("index {}, since {}", chosen.entry.index, chosen.reason);
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`Context::choose_gid`](crate::Context::choose_gid).
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct GidFilter {

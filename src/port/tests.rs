@@ -148,3 +148,14 @@ fn partition_keys_are_hexadecimal() {
         assert_eq!(parse_pkey(text), None, "{text:?}");
     }
 }
+
+#[test]
+fn link_rate_is_the_lanes_times_the_rate_of_one() {
+    let link =
+        |active_width, active_speed| PortAttr { active_width, active_speed, ..PortAttr::default() };
+    assert_eq!(link(LinkWidth::X4, LinkSpeed::EDR).link_rate_mbps(), Some(100_000));
+    assert_eq!(link(LinkWidth::X2, LinkSpeed::SDR).link_rate_mbps(), Some(5_000));
+    assert_eq!(link(LinkWidth::X12, LinkSpeed::XDR).link_rate_mbps(), Some(2_400_000));
+    assert_eq!(link(LinkWidth(3), LinkSpeed::EDR).link_rate_mbps(), None);
+    assert_eq!(link(LinkWidth::X1, LinkSpeed(3)).link_rate_mbps(), None);
+}

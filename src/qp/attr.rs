@@ -34,6 +34,22 @@ open_enum! {
 /// let init =
 ///     QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::ALL_REMOTE);
 /// ```
+///
+/// What else can be changed, mostly in state RTS:
+///
+/// ```
+/// use uverbs::{AddressVector, QpAttr, PathMigState, QpState};
+///
+/// # let path = AddressVector::local(1, 7);
+/// // A second path, and the order to watch the first one.
+/// let migration = QpAttr::new().alternate_path(path, 0, 14).path_mig_state(PathMigState::REARM);
+/// let slower = QpAttr::new().rate_limit(10_000_000);
+/// // Lets the queue drain, and an event tell when it has.
+/// let drain = QpAttr::new().current_state(QpState::RTS).state(QpState::SQD).sqd_async_notify(true);
+/// // The bits are those of `enum ibv_qp_attr_mask`.
+/// assert_eq!(slower.mask(), 1 << 25);
+/// # let _ = (migration, drain);
+/// ```
 #[doc(alias = "ibv_qp_attr")]
 #[derive(Clone, Copy, Default)]
 #[must_use]

@@ -29,7 +29,29 @@ use uverbs_uapi::qp as uapi;
 /// The setters of capacities ask for at least their value; [`caps`](super::QpControl::caps) returns what was
 /// granted, and [`DeviceAttr`](crate::DeviceAttr) has the device's limits.
 ///
-/// Example: [`ProtectionDomain::qp_builder`](crate::ProtectionDomain::qp_builder).
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain, cq: &uverbs::CompletionQueue, srq: &uverbs::SharedReceiveQueue)
+/// # -> uverbs::Result<()> {
+/// use uverbs::QpType;
+///
+/// let qp = pd
+///     .qp_builder(cq, cq, QpType::RC)
+///     .max_send_wr(128)
+///     .max_send_sge(4)
+///     .max_inline_data(64)
+///     .max_recv_wr(128)
+///     .max_recv_sge(2)
+///     // Every send completes, also those that are not `signaled`.
+///     .signal_all()
+///     .build()?;
+/// println!("granted: {:?}", qp.caps());
+///
+/// let shared = pd.qp_builder(cq, cq, QpType::RC).srq(srq).build()?;
+/// // mlx5: short data comes in completions, and raw packets without their VLAN tag.
+/// let short = pd.qp_builder(cq, cq, QpType::RC).scatter_to_cqe().build()?;
+/// let raw = pd.qp_builder(cq, cq, QpType::RAW_PACKET).cvlan_stripping().build()?;
+/// # drop((shared, short, raw)); Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct QpBuilder<S: Sharing = Shared> {
     pd: Arc<PdInner>,

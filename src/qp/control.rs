@@ -11,6 +11,27 @@ use std::fmt;
 
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
 ///
+/// ```no_run
+/// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint) -> uverbs::Result<()> {
+/// use uverbs::{QpAttr, QpState};
+///
+/// println!("{} is of type {}, with {:?}", qp.qpn(), qp.qp_type(), qp.caps());
+/// let path = qp.path_to(remote)?;
+/// println!("the peer is reached by {path:?}");
+/// qp.handshake(remote)?;
+/// assert_eq!(qp.state(), QpState::RTS);
+/// // The kernel's word, which also tells errors that the device found.
+/// println!("{:?}", qp.query()?);
+/// if let Ok(ece) = qp.query_ece() {
+///     // What both sides have, once the peer has said what it has.
+///     qp.set_ece(ece)?;
+/// }
+/// // Asynchronous events name the queue pair by its key, the kernel's tools by its handle.
+/// println!("{:?}, {}", qp.key(), qp.handle());
+/// qp.modify(&QpAttr::new().state(QpState::ERR))?;
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`Handshake`](crate::Handshake).
 pub struct QpControl {
     pub(crate) qp: QpHandle,
@@ -67,6 +88,12 @@ impl QpControl {
     #[doc(alias = "ibv_modify_qp")]
     #[doc(alias = "ibv_modify_qp_rate_limit")]
     pub fn modify(&self, attr: &QpAttr) -> Result<()> {
+        self.modify_with_ece(attr, None)
+    }
+
+    /// As [`modify`](Self::modify). With `options` the change carries them to the device, in place of what
+    /// [`set_ece`](Self::set_ece) asked for; a change that fails leaves those as they were.
+    pub(crate) fn modify_with_ece(&self, attr: &QpAttr, options: Option<u32>) -> Result<()> {
         const VERB: &str = "modify_qp";
         if attr.next_state() == Some(QpState::RESET) {
             return Err(Error::invalid(
@@ -95,7 +122,11 @@ impl QpControl {
             self.check_claim(VERB, claimed)?;
         }
         let unclaimed = attr.unclaimed();
-        self.qp.apply(VERB, &unclaimed).map_err(|error| self.explain(error, tracked, attr))?;
+        let ece = self.qp.ece().zip(options).map(|(ece, options)| (ece, ece.ask(options)));
+        self.qp.apply(VERB, &unclaimed).map_err(|error| {
+            ece.into_iter().for_each(|(ece, before)| ece.restore(before));
+            self.explain(error, tracked, attr)
+        })?;
         if let Some(state) = attr.next_state() {
             self.qp.advance(state);
         }

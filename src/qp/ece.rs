@@ -40,10 +40,16 @@ impl EceState {
         Ece { options: self.options.load(Ordering::Relaxed), ..self.offered }
     }
 
-    /// The next `MODIFY_QP` carries these options to the device.
-    pub(crate) fn ask(&self, options: u32) {
-        self.asked.store(options, Ordering::Relaxed);
-        self.options.store(0, Ordering::Relaxed);
+    /// The next `MODIFY_QP` carries these options to the device. Returns what [`restore`](Self::restore) takes.
+    pub(crate) fn ask(&self, options: u32) -> [u32; 2] {
+        [(&self.asked, options), (&self.options, 0)]
+            .map(|(at, new)| at.swap(new, Ordering::Relaxed))
+    }
+
+    /// Undoes an [`ask`](Self::ask) whose `MODIFY_QP` failed.
+    pub(crate) fn restore(&self, [asked, options]: [u32; 2]) {
+        self.asked.store(asked, Ordering::Relaxed);
+        self.options.store(options, Ordering::Relaxed);
     }
 
     /// The options that the next `MODIFY_QP` carries; 0 for none.

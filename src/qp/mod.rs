@@ -277,6 +277,20 @@ impl<S: Sharing> QueuePair<S> {
     ///
     /// The queue pair is destroyed when all parts are dropped, as far as
     /// [dropping a queue pair](Self::destroy) does. [`join`](Self::join) puts them together again.
+    ///
+    /// ```no_run
+    /// # fn f(qp: uverbs::QueuePair) -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::{QpParts, QueuePair};
+    ///
+    /// let QpParts { mut send, recv, control } = qp.split();
+    /// std::thread::scope(|scope| {
+    ///     scope.spawn(|| println!("one thread sends: {:?}", send.batch().map(|batch| batch.room())));
+    ///     scope.spawn(|| println!("another watches: {:?}", control.query()));
+    /// });
+    /// let whole = QueuePair::join(QpParts { send, recv, control })?;
+    /// whole.destroy()?;
+    /// # Ok(()) }
+    /// ```
     pub fn split(self) -> QpParts<S> {
         QpParts { send: self.send, recv: self.recv, control: self.control }
     }

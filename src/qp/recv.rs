@@ -70,6 +70,22 @@ fn first_state(qp_type: QpType) -> QpState {
 
 /// Receives that the device does not know of yet, for a queue pair or a shared receive queue.
 ///
+/// ```no_run
+/// # fn f(qp: &mut uverbs::QueuePair, sges: &[uverbs::Sge]) -> Result<(), uverbs::PostError> {
+/// use uverbs::{RecvBatch, RecvWr};
+///
+/// let mut batch: RecvBatch<'_> = qp.recv_batch()?;
+/// for (id, sge) in sges.iter().enumerate().take(batch.room() as usize) {
+///     batch.push(RecvWr::new(&[*sge]).id(id as u64))?;
+/// }
+/// if !batch.is_empty() {
+///     println!("{} receives", batch.len());
+///     // SAFETY: the memory that the receives name is the device's until they are over.
+///     unsafe { batch.ring() };
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`RecvWr`](crate::RecvWr).
 #[derive(Debug)]
 pub struct RecvBatch<'q> {

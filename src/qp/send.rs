@@ -105,6 +105,24 @@ impl SendContext {
 ///   them is over. A successful completion also completes the unsignaled requests that were posted to the
 ///   same queue before its own, and no later ones.
 ///
+/// # Example
+///
+/// ```no_run
+/// # fn f(qp: &mut uverbs::QueuePair, wrs: &[uverbs::SendWr<'_>]) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::SendBatch;
+///
+/// let mut batch: SendBatch<'_> = qp.send_batch()?;
+/// for wr in wrs.iter().take(batch.room() as usize) {
+///     batch.push(*wr)?;
+/// }
+/// if !batch.is_empty() {
+///     println!("{} requests, and room for {} more", batch.len(), batch.room());
+///     // SAFETY: the memory that the requests name is the device's until they are over.
+///     unsafe { batch.ring()? };
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`CompletionQueue`](crate::CompletionQueue).
 #[doc(alias = "ibv_wr_abort")]
 #[derive(Debug)]

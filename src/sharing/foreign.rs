@@ -28,6 +28,20 @@ use std::sync::Arc;
 ///
 /// Dropping it does nothing.
 ///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// use uverbs::{ForeignObject, ObjectKind};
+///
+/// for handle in context.handles(ObjectKind::QP)? {
+///     // SAFETY: the process whose queue pairs these are has ended.
+///     let orphan: ForeignObject = unsafe { context.foreign_raw(ObjectKind::QP, handle)? };
+///     println!("{} {}: {:?}", orphan.kind(), orphan.handle(), orphan.query_qp()?.state);
+///     // SAFETY: nobody uses it any more.
+///     unsafe { orphan.destroy()? };
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`Context::share`](crate::Context::share).
 pub struct ForeignObject {
     file: Arc<File>,

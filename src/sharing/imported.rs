@@ -49,10 +49,32 @@ impl<T: sealed::Sealed> Importable for T {}
 /// [`into_owner`](Self::into_owner). That is `unsafe`: an envelope of `release` looks like one of
 /// `export`, and an object must not have two owners.
 ///
-/// [`ProtectionDomain::release`]: crate::ProtectionDomain::release
-/// [`MemoryRegion::release`]: crate::MemoryRegion::release
+/// A process hands all that it has to another one and forgets it, and the other becomes the owner:
+///
+/// ```no_run
+/// # use uverbs::*;
+/// # fn f(context: Context, pd: ProtectionDomain, region: MemoryRegion, counters: DeviceMemory,
+/// #     qp: &QueuePair, srq: &SharedReceiveQueue, cq: &CompletionQueue, xrcd: &XrcDomain) -> Result<()> {
+/// let envelopes = [counters.release()?, region.release()?, pd.release()?];
+/// // Objects that stay here, and that the other process may look at.
+/// for envelope in [qp.export()?, srq.export()?, cq.export()?, xrcd.export()?] {
+///     println!("{} {}", envelope.kind(), envelope.handle());
+/// }
+///
+/// // ... and in the other process, with a context on the same file:
+/// let [counters, region, pd] = &envelopes;
+/// let pd: Imported<ProtectionDomain> = context.import_pd(pd)?;
+/// let region = pd.import_mr(region)?;
+/// let counters = context.import_dm(counters)?;
+/// // SAFETY: the envelopes are those of `release`: the first process owns these objects no more.
+/// let (region, counters) = unsafe { (region.into_owner()?, counters.into_owner()?) };
+/// # drop((region, counters)); Ok(()) }
+/// ```
 ///
 /// Example: [`Context::share`](crate::Context::share).
+///
+/// [`ProtectionDomain::release`]: crate::ProtectionDomain::release
+/// [`MemoryRegion::release`]: crate::MemoryRegion::release
 #[derive(Debug)]
 pub struct Imported<T: Importable> {
     object: T,

@@ -6,7 +6,7 @@ use crate::uverbs::scripted::{Op, Script};
 use crate::{Ece, Errno, Psn, Qkey, QpAttr, QpState, QpType, QueuePair};
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_MODIFY_QP};
 
-/// What the device has.
+/// The options that the device offers.
 const OFFERED: Ece = Ece { vendor_id: 0x15b3, options: 0x1000_0007 };
 /// The change of a queue pair that carries options.
 const WITH_OPTIONS: Op =

@@ -120,3 +120,9 @@ fn a_port_that_is_down_says_so_beside_one_that_is_active() {
     pd.create_ah(&qp.path_to(&own).unwrap()).unwrap();
     assert!(script.log().contains(&Op::CREATE_AH));
 }
+
+#[test]
+fn a_device_names_its_directory_in_sysfs() {
+    let context = Script::new().open("rxe0");
+    assert_eq!(context.device().sysfs_path().to_str(), Some("/sys/class/infiniband/rxe0"));
+}

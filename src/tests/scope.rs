@@ -155,7 +155,7 @@ fn entry(request: &[u8]) -> (u64, u32) {
     (addr, u32::from_ne_bytes(entries[8..12].try_into().unwrap()))
 }
 
-/// The offset of the payload's description in a send request of rxe.
+/// The offset of `struct rxe_dma_info`, which describes the payload, in a send request of rxe.
 const DMA: usize = 184;
 
 #[test]
@@ -261,7 +261,7 @@ fn a_scope_resets_the_queue_pair_if_the_flush_does_not_come() {
     assert_eq!((others.tag, others.outcome.status), ("of others", WcStatus::WR_FLUSH_ERR));
 }
 
-/// However long the kernel takes to remove it.
+/// However long the kernel takes to remove the device: until then the device may write borrowed memory.
 #[test]
 fn a_scope_waits_while_the_device_is_being_removed() {
     // Longer than dropped objects wait, and longer than a kernel may refuse.
@@ -319,7 +319,7 @@ fn aborts_in_a_child(test: &str, why: &str) -> bool {
     true
 }
 
-/// The device could write memory that is in other use.
+/// If the scope returned, the device could write memory that is in other use.
 #[test]
 #[cfg_attr(miri, ignore = "it starts a process")]
 fn a_kernel_that_refuses_the_reset_aborts_the_process() {

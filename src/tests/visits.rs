@@ -35,7 +35,7 @@ struct Bench {
     device: FakeCq,
     /// How many requests of each are over, of a WQEBB each.
     completed: [u16; 2],
-    /// Spare entries of the completion queue.
+    /// CQEs that the completion queue has beyond those that its queue pairs can need.
     spare: u32,
     _others: Option<OwnedQueuePair<u32>>,
 }
@@ -133,7 +133,7 @@ fn a_stray_completion_does_not_count_towards_the_limit() {
     assert_eq!((bench.found(), bench.free()), ((2, 5), 3));
 }
 
-/// Meanwhile it holds back no more entries than there are spare ones.
+/// While it runs, the poll keeps no more CQEs from the device than the completion queue has to spare.
 #[test]
 fn a_poll_ends_at_its_limit() {
     for (capacity, others, spare) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
@@ -187,7 +187,7 @@ fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
     assert_eq!(bench.free(), 3);
 }
 
-/// The completion of the third request stands for the second, too, whatever lies between.
+/// The third request's completion also completes the second request, whatever CQEs lie between.
 #[test]
 fn a_visitor_is_shown_unsignaled_requests() {
     for most in [1, 2, 3, 9] {

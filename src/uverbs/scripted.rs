@@ -37,7 +37,7 @@ pub(crate) use port::ScriptedPort;
 use ring::KernelRing;
 use rustix::io::Errno;
 use state::State;
-pub(crate) use state::{Object, Role};
+pub(crate) use state::{Role, ScriptedObject};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -322,7 +322,7 @@ impl Script {
     }
 
     /// An object, as it was created.
-    pub(crate) fn object(&self, handle: u32) -> Object {
+    pub(crate) fn object(&self, handle: u32) -> ScriptedObject {
         self.state().objects.get(&handle).cloned().expect("a live object")
     }
 

@@ -1,6 +1,6 @@
 //! The control socket: tests use it to inspect the emulator and to inject faults.
 //!
-//! Pairs with `--control SOCKET`. Each line is a JSON object [`Request`], each reply a line with a
+//! Pairs with `--control SOCKET`. Each line is a JSON object [`ControlRequest`], each reply a line with a
 //! [`Reply`]; [`Client`] is the client for tests. For example:
 //!
 //! ```text
@@ -28,7 +28,7 @@ const MAX_VAR: u32 = 4096;
 /// A request. `function` is the position of the function's `--socket` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case", deny_unknown_fields)]
-pub enum Request {
+pub enum ControlRequest {
     /// Counts the objects by kind.
     Objects {
         /// Number of the function.
@@ -198,36 +198,36 @@ fn error(why: impl Into<String>) -> Reply {
 }
 
 /// Carries out a request.
-pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
+pub fn answer(fabric: &mut Fabric, request: &ControlRequest) -> Reply {
     let number = match *request {
-        Request::Objects { function }
-        | Request::Pages { function }
-        | Request::Doorbells { function }
-        | Request::Var { function, .. }
-        | Request::Link { function, .. }
-        | Request::FailCommand { function, .. }
-        | Request::SilenceCommand { function, .. }
-        | Request::FailRequest { function, .. }
-        | Request::FlapLink { function, .. }
-        | Request::DelayMessages { function, .. }
-        | Request::Remove { function }
-        | Request::Insert { function }
-        | Request::LoseMessages { function, .. }
-        | Request::LoseInterrupts { function, .. }
-        | Request::Health { function, .. } => function,
+        ControlRequest::Objects { function }
+        | ControlRequest::Pages { function }
+        | ControlRequest::Doorbells { function }
+        | ControlRequest::Var { function, .. }
+        | ControlRequest::Link { function, .. }
+        | ControlRequest::FailCommand { function, .. }
+        | ControlRequest::SilenceCommand { function, .. }
+        | ControlRequest::FailRequest { function, .. }
+        | ControlRequest::FlapLink { function, .. }
+        | ControlRequest::DelayMessages { function, .. }
+        | ControlRequest::Remove { function }
+        | ControlRequest::Insert { function }
+        | ControlRequest::LoseMessages { function, .. }
+        | ControlRequest::LoseInterrupts { function, .. }
+        | ControlRequest::Health { function, .. } => function,
     };
     if number >= fabric.len() {
         return error(format!("function {number} does not exist, only {} exist", fabric.len()));
     }
     let device = fabric.function(number).device_mut();
     match *request {
-        Request::Objects { .. } => {
+        ControlRequest::Objects { .. } => {
             let counts = device.objects().counts();
             let counts = counts.into_iter().map(|(kind, count)| (kind.to_owned(), count));
             return Reply::Objects { counts: counts.collect() };
         }
-        Request::Pages { .. } => return Reply::Pages { held: device.pages.held() },
-        Request::Doorbells { .. } => {
+        ControlRequest::Pages { .. } => return Reply::Pages { held: device.pages.held() },
+        ControlRequest::Doorbells { .. } => {
             let errors = device.doorbell_errors();
             return Reply::Doorbells {
                 torn: errors.torn,
@@ -237,7 +237,7 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
                 stray: errors.stray,
             };
         }
-        Request::Var { page, len, .. } => {
+        ControlRequest::Var { page, len, .. } => {
             let stride = 1u64 << LOG_VAR_STRIDE;
             let offset = u64::from(page) * stride;
             let pages = VAR_BYTES + TLP_PAGES * PAGE;
@@ -250,28 +250,30 @@ pub fn answer(fabric: &mut Fabric, request: &Request) -> Reply {
             device.bar.read(VAR_OFFSET + offset, &mut bytes);
             return Reply::Var { bytes };
         }
-        Request::Link { up, .. } => device.set_link(up),
-        Request::FailCommand { opcode, after, status, .. } => {
+        ControlRequest::Link { up, .. } => device.set_link(up),
+        ControlRequest::FailCommand { opcode, after, status, .. } => {
             if status == 0 {
                 return error("status 0 is success, ask for another");
             }
             device.faults.fail_command(opcode, after, CommandFailure::Status(status));
         }
-        Request::SilenceCommand { opcode, after, .. } => {
+        ControlRequest::SilenceCommand { opcode, after, .. } => {
             device.faults.fail_command(opcode, after, CommandFailure::Silence);
         }
-        Request::FailRequest { qpn, side, after, syndrome, vendor, .. } => {
+        ControlRequest::FailRequest { qpn, side, after, syndrome, vendor, .. } => {
             device.faults.fail_wqe(qpn, side, after, CqeError { syndrome, vendor });
         }
-        Request::FlapLink { times, down, up, .. } => {
+        ControlRequest::FlapLink { times, down, up, .. } => {
             device.faults.flap_link(device.now, times, down, up);
         }
-        Request::DelayMessages { count, by, .. } => device.faults.delay_messages(count, by),
-        Request::Remove { function } => fabric.function(function).remove(),
-        Request::Insert { function } => fabric.function(function).insert(),
-        Request::LoseMessages { count, .. } => device.faults.lose_messages(count),
-        Request::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
-        Request::Health { syndrome, fatal, .. } => device.init_segment.set_health(syndrome, fatal),
+        ControlRequest::DelayMessages { count, by, .. } => device.faults.delay_messages(count, by),
+        ControlRequest::Remove { function } => fabric.function(function).remove(),
+        ControlRequest::Insert { function } => fabric.function(function).insert(),
+        ControlRequest::LoseMessages { count, .. } => device.faults.lose_messages(count),
+        ControlRequest::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
+        ControlRequest::Health { syndrome, fatal, .. } => {
+            device.init_segment.set_health(syndrome, fatal)
+        }
     }
     Reply::Done
 }
@@ -340,7 +342,7 @@ impl Client {
     ///
     /// # Errors
     /// An error of the socket, or `InvalidData` for a reply that cannot be parsed.
-    pub fn ask(&mut self, request: &Request) -> io::Result<Reply> {
+    pub fn ask(&mut self, request: &ControlRequest) -> io::Result<Reply> {
         let mut line = serde_json::to_string(request)?;
         line.push('\n');
         self.stream.get_mut().write_all(line.as_bytes())?;

@@ -6,7 +6,7 @@
 const FW_REV: u32 = 35 << 16 | 16;
 /// Command interface revision 5, firmware sub-minor.
 const CMDIF_REV: u32 = 5 << 16 | 4030;
-/// log2 of the number of command slots, and of the size of one.
+/// log2 of the number of command slots in bits 4 to 7, and of the size of a slot in bits 0 to 3.
 const QUEUE_SHAPE: u32 = (LOG_SLOTS << 4) | 6;
 /// log2 of the number of command slots.
 pub const LOG_SLOTS: u32 = 5;
@@ -52,7 +52,7 @@ pub enum InitSegmentAction {
     None,
     /// Execute the commands in these slots.
     Commands(u32),
-    /// Reset: the driver takes firmware for failed.
+    /// Reset the function: the driver believes that the firmware has failed.
     Reset,
 }
 
@@ -62,9 +62,9 @@ impl InitSegment {
         Self { queue: 0, interface: NicInterface::Full, health: 0, severity: 0 }
     }
 
-    /// The state after an FLR or a software reset. The driver is not notified of the first and
-    /// waits for the second. It must find the interface disabled, or its commands would time out;
-    /// writing the address of the command queue enables it.
+    /// The state after an FLR or a software reset. The driver is not told of an FLR, and waits for the
+    /// end of a software reset. In both cases it must find the interface disabled, or its commands would
+    /// time out. When it writes the address of the command queue, it enables the interface.
     pub fn after_reset() -> Self {
         Self { queue: 0, interface: NicInterface::Disabled, health: 0, severity: 0 }
     }

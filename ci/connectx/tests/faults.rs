@@ -2,7 +2,7 @@
 
 mod driver;
 
-use connectx::control::{Reply, Request, answer};
+use connectx::control::{ControlRequest, Reply, answer};
 use connectx::fault::{Delay, Side};
 use connectx::function::Region;
 use driver::pair::Pair;
@@ -17,7 +17,7 @@ impl Fixture {
         Self(Pair::new())
     }
 
-    fn ask(&mut self, request: Request) {
+    fn ask(&mut self, request: ControlRequest) {
         assert_eq!(answer(&mut self.0.driver.fabric, &request), Reply::Done);
     }
 
@@ -32,7 +32,7 @@ impl Fixture {
 fn the_nth_send_fails_with_the_given_syndromes() {
     let mut fixture = Fixture::new();
     let qpn = Some(fixture.0.a.number);
-    fixture.ask(Request::FailRequest {
+    fixture.ask(ControlRequest::FailRequest {
         function: 0,
         qpn,
         side: Side::Send,
@@ -57,7 +57,7 @@ fn the_nth_send_fails_with_the_given_syndromes() {
 fn a_receive_fails_with_the_given_syndromes() {
     let mut fixture = Fixture::new();
     let qpn = Some(fixture.0.b.number);
-    fixture.ask(Request::FailRequest {
+    fixture.ask(ControlRequest::FailRequest {
         function: 0,
         qpn,
         side: Side::Receive,
@@ -75,7 +75,11 @@ fn a_receive_fails_with_the_given_syndromes() {
 #[test]
 fn a_delayed_message_arrives_after_its_delay() {
     let mut fixture = Fixture::new();
-    fixture.ask(Request::DelayMessages { function: 0, count: 1, by: Delay::Time(5_000_000) });
+    fixture.ask(ControlRequest::DelayMessages {
+        function: 0,
+        count: 1,
+        by: Delay::Time(5_000_000),
+    });
     let before = fixture.0.driver.now();
     fixture.send();
     assert_eq!(fixture.0.driver.cqe(fixture.0.received, 0).0, RECEIVED);
@@ -90,7 +94,7 @@ fn a_delayed_message_arrives_after_its_delay() {
 fn flap_link_changes_the_link_each_time() {
     let mut fixture = Fixture::new();
     let start = fixture.0.driver.now();
-    fixture.ask(Request::FlapLink { function: 0, times: 2, down: 1_000, up: 1_000 });
+    fixture.ask(ControlRequest::FlapLink { function: 0, times: 2, down: 1_000, up: 1_000 });
     assert!(fixture.0.driver.fabric.deadline() == Some(start));
     let mut states = Vec::new();
     while let Some(due) = fixture.0.driver.fabric.deadline() {
@@ -105,7 +109,7 @@ fn flap_link_changes_the_link_each_time() {
 fn a_silenced_command_keeps_its_slot_and_the_next_one_completes() {
     let mut fixture = Fixture::new();
     let opcode = opcode::ALLOC_PD;
-    fixture.ask(Request::SilenceCommand { function: 0, opcode, after: 1 });
+    fixture.ask(ControlRequest::SilenceCommand { function: 0, opcode, after: 1 });
     fixture.0.driver.run_command(opcode, &[0; 16]).unwrap();
     let mut slot = [0; 64];
     slot[0] = 7;
@@ -121,7 +125,7 @@ fn a_silenced_command_keeps_its_slot_and_the_next_one_completes() {
 #[test]
 fn a_removed_function_reads_ones_until_it_is_inserted() {
     let mut fixture = Fixture::new();
-    fixture.ask(Request::Remove { function: 0 });
+    fixture.ask(ControlRequest::Remove { function: 0 });
     let read = |fixture: &mut Fixture, region, offset| {
         let mut bytes = [0; 4];
         fixture.0.driver.fabric.function(0).read(region, offset, &mut bytes);
@@ -132,13 +136,13 @@ fn a_removed_function_reads_ones_until_it_is_inserted() {
     fixture.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1000u32.to_be_bytes());
     fixture.0.driver.fabric.function(0).reset();
     assert_eq!(read(&mut fixture, Region::Bar0, 0x14), [0xff; 4]);
-    let objects = answer(&mut fixture.0.driver.fabric, &Request::Objects { function: 0 });
+    let objects = answer(&mut fixture.0.driver.fabric, &ControlRequest::Objects { function: 0 });
     let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
     assert!(counts.values().all(|count| *count == 0), "{counts:?}");
-    fixture.ask(Request::Insert { function: 0 });
+    fixture.ask(ControlRequest::Insert { function: 0 });
     assert_eq!(read(&mut fixture, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
     assert_eq!(read(&mut fixture, Region::Bar0, 0x14)[2] & 7, 0);
-    fixture.ask(Request::Remove { function: 0 });
+    fixture.ask(ControlRequest::Remove { function: 0 });
     assert_eq!(read(&mut fixture, Region::Config, 0), [0xff; 4]);
     fixture.0.driver.fabric.function(0).restart();
     assert_eq!(read(&mut fixture, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
@@ -152,14 +156,14 @@ fn a_fatal_health_syndrome_is_cleared_by_the_reset() {
         fixture.0.driver.fabric.function(0).read(Region::Bar0, offset, &mut bytes);
         u32::from_be_bytes(bytes)
     };
-    fixture.ask(Request::Health { function: 0, syndrome: 0x7, fatal: true });
+    fixture.ask(ControlRequest::Health { function: 0, syndrome: 0x7, fatal: true });
     assert_eq!((word(&mut fixture, 0x238) >> 31, word(&mut fixture, 0x23c)), (1, 0x7_0000));
     assert_eq!(word(&mut fixture, 0x1fc) >> 30, 1);
     // The NIC interface state beside the address of the command queue: software reset.
     fixture.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1700u32.to_be_bytes());
     assert_eq!((word(&mut fixture, 0x238), word(&mut fixture, 0x23c)), (0, 0));
     assert_eq!(word(&mut fixture, 0x14) >> 8 & 7, 1);
-    let objects = answer(&mut fixture.0.driver.fabric, &Request::Objects { function: 0 });
+    let objects = answer(&mut fixture.0.driver.fabric, &ControlRequest::Objects { function: 0 });
     let Reply::Objects { counts } = objects else { panic!("{objects:?}") };
     assert!(counts.values().all(|count| *count == 0), "{counts:?}");
 }

@@ -2,7 +2,7 @@
 
 mod driver;
 
-use connectx::control::{Reply, Request, answer};
+use connectx::control::{ControlRequest, Reply, answer};
 use driver::Driver;
 use driver::pair::Pair;
 use driver::pair::code::*;
@@ -186,7 +186,7 @@ fn rnr_and_timeout_retries_are_counted_apart() {
     let mut p = Pair::new();
     for fate in ["lost", "not ready", "lost", "not ready", "lost"] {
         let count = u32::from(fate == "lost");
-        let request = Request::LoseMessages { function: 0, count };
+        let request = ControlRequest::LoseMessages { function: 0, count };
         assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
         match p.driver.fabric.deadline() {
             None => {
@@ -208,7 +208,7 @@ fn an_ack_timeout_of_zero_never_expires() {
     p.driver.ack_timeout = 0;
     let peer = p.b.number;
     p.driver.reconnect(&mut p.a, peer).unwrap();
-    let request = Request::LoseMessages { function: 0, count: 1 };
+    let request = ControlRequest::LoseMessages { function: 0, count: 1 };
     assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
     p.receive(100);
     p.send(13);
@@ -273,7 +273,7 @@ fn a_lost_message_is_retried_until_retry_count() {
     let mut p = Pair::new();
     for (lost, expected) in [(2, REQUEST), (4, REQUEST_ERROR)] {
         p.receive(100);
-        let request = Request::LoseMessages { function: 0, count: lost };
+        let request = ControlRequest::LoseMessages { function: 0, count: lost };
         assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
         p.send(13);
         let (code, cqe) = p.driver.cqe(p.sent, u64::from(lost) / 4);
@@ -288,7 +288,7 @@ fn a_lost_message_is_retried_until_retry_count() {
 fn fail_command_fails_the_nth_command() {
     let mut driver = Driver::new();
     let opcode = opcode::ALLOC_PD;
-    let request = Request::FailCommand { function: 0, opcode, after: 1, status: 0x08 };
+    let request = ControlRequest::FailCommand { function: 0, opcode, after: 1, status: 0x08 };
     assert_eq!(answer(&mut driver.fabric, &request), Reply::Done);
     assert!(driver.run_command(opcode, &[0; 16]).is_ok());
     assert_eq!(driver.run_command(opcode, &[0; 16]).unwrap_err().0, 0x08);

@@ -3,7 +3,7 @@
 mod driver;
 
 use connectx::bar0::{TLP_PAGES, VAR_BYTES, VAR_OFFSET};
-use connectx::control::{Reply, Request, answer};
+use connectx::control::{ControlRequest, Reply, answer};
 use connectx::function::Region;
 use driver::Driver;
 
@@ -17,11 +17,11 @@ fn the_control_socket_reads_back_var_pages() {
         let value = (page + 7).to_be_bytes();
         let place = VAR_OFFSET + u64::from(page) * 4096;
         driver.fabric.function(0).write(Region::Bar0, place, &value);
-        let asked = Request::Var { function: 0, page, len: 4 };
+        let asked = ControlRequest::Var { function: 0, page, len: 4 };
         assert_eq!(answer(&mut driver.fabric, &asked), Reply::Var { bytes: value.to_vec() });
     }
     for (page, len) in [(last + 1, 1), (last, 4097), (u32::MAX, 4)] {
-        let asked = Request::Var { function: 0, page, len };
+        let asked = ControlRequest::Var { function: 0, page, len };
         let reply = answer(&mut driver.fabric, &asked);
         assert!(matches!(reply, Reply::Error { .. }), "{page} {len}: {reply:?}");
     }

@@ -30,7 +30,7 @@ const USUAL_KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// A suite: what Debian calls a line of releases.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) enum Suite {
+pub(crate) enum DebSuite {
     /// Debian 11.
     Bullseye,
     /// Debian 12.
@@ -49,55 +49,55 @@ pub(crate) enum Suite {
     Stable,
 }
 
-impl Suite {
+impl DebSuite {
     /// Where to look for a kernel, in this order; the lists of backports include those of their release.
-    pub(crate) const WITH_KERNELS: [Suite; 5] = [
-        Suite::TrixieBackports,
-        Suite::BookwormBackports,
-        Suite::Forky,
-        Suite::Sid,
-        Suite::Bullseye,
+    pub(crate) const WITH_KERNELS: [DebSuite; 5] = [
+        DebSuite::TrixieBackports,
+        DebSuite::BookwormBackports,
+        DebSuite::Forky,
+        DebSuite::Sid,
+        DebSuite::Bullseye,
     ];
 
     /// As an archive spells it.
     pub(crate) fn name(self) -> &'static str {
         match self {
-            Suite::Bullseye => "bullseye",
-            Suite::Bookworm => "bookworm",
-            Suite::BookwormBackports => "bookworm-backports",
-            Suite::Trixie => "trixie",
-            Suite::TrixieBackports => "trixie-backports",
-            Suite::Forky => "forky",
-            Suite::Sid => "sid",
-            Suite::Stable => "stable",
+            DebSuite::Bullseye => "bullseye",
+            DebSuite::Bookworm => "bookworm",
+            DebSuite::BookwormBackports => "bookworm-backports",
+            DebSuite::Trixie => "trixie",
+            DebSuite::TrixieBackports => "trixie-backports",
+            DebSuite::Forky => "forky",
+            DebSuite::Sid => "sid",
+            DebSuite::Stable => "stable",
         }
     }
 
     /// The suites whose lists apt needs to resolve packages of this one.
     fn lists(self) -> &'static [&'static str] {
         match self {
-            Suite::Bullseye => &["bullseye"],
-            Suite::Bookworm => &["bookworm"],
-            Suite::BookwormBackports => &["bookworm", "bookworm-backports"],
-            Suite::Trixie => &["trixie"],
-            Suite::TrixieBackports => &["trixie", "trixie-backports"],
-            Suite::Forky => &["forky"],
-            Suite::Sid => &["sid"],
-            Suite::Stable => &["stable"],
+            DebSuite::Bullseye => &["bullseye"],
+            DebSuite::Bookworm => &["bookworm"],
+            DebSuite::BookwormBackports => &["bookworm", "bookworm-backports"],
+            DebSuite::Trixie => &["trixie"],
+            DebSuite::TrixieBackports => &["trixie", "trixie-backports"],
+            DebSuite::Forky => &["forky"],
+            DebSuite::Sid => &["sid"],
+            DebSuite::Stable => &["stable"],
         }
     }
 }
 
 /// A package in one version.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) struct Package {
+pub(crate) struct DebPackage {
     /// Its name.
     pub(crate) name: String,
     /// Its version.
     pub(crate) version: String,
 }
 
-impl std::fmt::Display for Package {
+impl std::fmt::Display for DebPackage {
     fn fmt(&self, to: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         write!(to, "{}={}", self.name, self.version)
     }
@@ -105,7 +105,7 @@ impl std::fmt::Display for Package {
 
 /// apt with the lists of one suite for one architecture, as Debian spells it.
 pub(crate) struct Apt {
-    suite: Suite,
+    suite: DebSuite,
     arch: &'static str,
     mirror: String,
     directory: PathBuf,
@@ -114,7 +114,7 @@ pub(crate) struct Apt {
 
 impl Apt {
     /// Fetches the suite's lists into `directory`.
-    pub(crate) fn update(suite: Suite, arch: &'static str, directory: &Path) -> Result<Self> {
+    pub(crate) fn update(suite: DebSuite, arch: &'static str, directory: &Path) -> Result<Self> {
         if !on_path("apt-get") || !on_path("dpkg-deb") {
             bail!(
                 "this machine has no apt-get and dpkg-deb to fetch Debian packages with.\n\
@@ -167,7 +167,7 @@ impl Apt {
     }
 
     /// The packages with everything they depend on, recommendations left out.
-    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<Package>> {
+    pub(crate) fn closure(&self, names: &[&str]) -> Result<Vec<DebPackage>> {
         let mut command = self.get();
         command
             .args(["install", "--simulate", "--no-install-recommends", "-y", "-qq"])
@@ -186,7 +186,7 @@ impl Apt {
     }
 
     /// All packages of the lists whose names begin with this, each in its newest version.
-    pub(crate) fn listed(&self, prefix: &str) -> Result<Vec<Package>> {
+    pub(crate) fn listed(&self, prefix: &str) -> Result<Vec<DebPackage>> {
         let mut command = self.tool("apt-cache");
         command.args(["pkgnames", prefix]);
         let names = answer("apt-cache pkgnames", command)?;
@@ -197,7 +197,7 @@ impl Apt {
 
     /// Downloads a package that the archive keeps in its pool and that these lists do not name. There is no
     /// signed checksum, so the caller must verify it by other means.
-    pub(crate) fn download_unlisted(&self, source: &str, package: &Package) -> Result<PathBuf> {
+    pub(crate) fn download_unlisted(&self, source: &str, package: &DebPackage) -> Result<PathBuf> {
         let file = format!("{}_{}_{}.deb", package.name, package.version, self.arch);
         let initial = &source[..1];
         let mirror = self.mirror.trim_end_matches('/');
@@ -213,9 +213,9 @@ impl Apt {
     }
 
     /// Downloads packages, checked against the signed lists; returns the files.
-    pub(crate) fn download(&self, what: &str, packages: &[Package]) -> Result<Vec<PathBuf>> {
+    pub(crate) fn download(&self, what: &str, packages: &[DebPackage]) -> Result<Vec<PathBuf>> {
         let archives = self.directory.join("debs");
-        let requests: Vec<String> = packages.iter().map(Package::to_string).collect();
+        let requests: Vec<String> = packages.iter().map(DebPackage::to_string).collect();
         let mut command = self.get();
         command.args(["download", "--print-uris"]).args(&requests);
         let total = download_size(&answer("apt-get download --print-uris", command)?);
@@ -266,7 +266,7 @@ pub(crate) fn on_path(program: &str) -> bool {
         .is_some_and(|path| env::split_paths(&path).any(|dir| dir.join(program).is_file()))
 }
 
-fn sources(suite: Suite, arch: &str, mirror: &str, keyring: Option<&Path>) -> String {
+fn sources(suite: DebSuite, arch: &str, mirror: &str, keyring: Option<&Path>) -> String {
     let signed = keyring.map(|path| format!(" signed-by={}", path.display())).unwrap_or_default();
     suite
         .lists()
@@ -341,25 +341,25 @@ fn archive(targets: &str) -> Option<String> {
 }
 
 /// Packages named by the `Inst` lines of a simulated installation.
-fn installations(text: &str) -> Vec<Package> {
+fn installations(text: &str) -> Vec<DebPackage> {
     text.lines()
         .filter_map(|line| {
             let (name, rest) = line.strip_prefix("Inst ")?.split_once(' ')?;
             let version = rest.split_once('(')?.1.split_whitespace().next()?;
             let name = name.split_once(':').map_or(name, |(name, _)| name);
-            Some(Package { name: name.to_owned(), version: version.to_owned() })
+            Some(DebPackage { name: name.to_owned(), version: version.to_owned() })
         })
         .collect()
 }
 
 /// Packages in lines `name | version | where`; of several versions of one the first, the newest.
-fn versions(text: &str) -> Vec<Package> {
-    let mut found: Vec<Package> = Vec::new();
+fn versions(text: &str) -> Vec<DebPackage> {
+    let mut found: Vec<DebPackage> = Vec::new();
     for line in text.lines() {
         let mut parts = line.split('|').map(str::trim);
         let (Some(name), Some(version)) = (parts.next(), parts.next()) else { continue };
         if !found.iter().any(|package| package.name == name) {
-            found.push(Package { name: name.to_owned(), version: version.to_owned() });
+            found.push(DebPackage { name: name.to_owned(), version: version.to_owned() });
         }
     }
     found
@@ -428,7 +428,7 @@ mod tests {
         let text = "Inst libc6 (2.41-12+deb13u4 Debian:13.7/stable [amd64]) []\n\
                     Inst libpci3 (1:3.13.0-2 Debian:13.7/stable [amd64])\n\
                     Conf libc6 (2.41-12+deb13u4 Debian:13.7/stable [amd64])\n";
-        let found: Vec<String> = installations(text).iter().map(Package::to_string).collect();
+        let found: Vec<String> = installations(text).iter().map(DebPackage::to_string).collect();
         assert_eq!(found, ["libc6=2.41-12+deb13u4", "libpci3=1:3.13.0-2"]);
     }
 
@@ -437,7 +437,7 @@ mod tests {
         let text = "linux-image-6.18.15 | 6.18.15-1 | http://m/debian trixie-backports/main Packages\n\
                     linux-image-6.1 |  6.1.176-1 | http://m/debian bookworm/main amd64 Packages\n\
                     linux-image-6.1 |  6.1.170-1 | http://m/debian bookworm/main amd64 Packages\n";
-        let found: Vec<String> = versions(text).iter().map(Package::to_string).collect();
+        let found: Vec<String> = versions(text).iter().map(DebPackage::to_string).collect();
         assert_eq!(found, ["linux-image-6.18.15=6.18.15-1", "linux-image-6.1=6.1.176-1"]);
     }
 
@@ -450,13 +450,13 @@ mod tests {
     #[test]
     fn sources_name_each_list_with_its_keyring() {
         let keyring = Some(Path::new("/k.gpg"));
-        let text = sources(Suite::TrixieBackports, "amd64", "http://m/debian", keyring);
+        let text = sources(DebSuite::TrixieBackports, "amd64", "http://m/debian", keyring);
         assert_eq!(
             text,
             "deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie main\n\
              deb [arch=amd64 target=Packages signed-by=/k.gpg] http://m/debian trixie-backports main\n"
         );
-        let text = sources(Suite::Trixie, "arm64", "http://m/debian", None);
+        let text = sources(DebSuite::Trixie, "arm64", "http://m/debian", None);
         assert_eq!(text, "deb [arch=arm64 target=Packages] http://m/debian trixie main\n");
     }
 }

@@ -38,7 +38,7 @@ const FEWEST: u32 = 7;
 
 /// A comparison: operations, and how they are measured.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-enum Suite {
+enum BenchSuite {
     /// ping-pong, latency and message rate over soft-RoCE: time and system calls per message
     Rxe,
     /// ping-pong of futures over soft-RoCE, beside a blocking wait for events
@@ -64,7 +64,7 @@ enum Suite {
 pub(crate) struct BenchArguments {
     /// What to measure; all of it, one suite after the other, unless one is named
     #[arg(value_enum)]
-    suite: Option<Suite>,
+    suite: Option<BenchSuite>,
     /// The kernel to boot: 6.1, 6.12, newest, or a version that Debian's suites carry (6.18, 6.18.9)
     #[arg(long, default_value = "newest")]
     kernel: KernelName,
@@ -114,21 +114,21 @@ impl BenchArguments {
     }
 
     /// The suites to run, in this order.
-    fn suites(&self) -> &[Suite] {
+    fn suites(&self) -> &[BenchSuite] {
         match &self.suite {
             Some(suite) => std::slice::from_ref(suite),
-            None => Suite::value_variants(),
+            None => BenchSuite::value_variants(),
         }
     }
 
     /// The first suite that does not run on these processors.
-    fn refused(&self) -> Option<Suite> {
-        let runs = |suite: &Suite| self.arch.is_host() || Suite::FOREIGN.contains(suite);
+    fn refused(&self) -> Option<BenchSuite> {
+        let runs = |suite: &BenchSuite| self.arch.is_host() || BenchSuite::FOREIGN.contains(suite);
         self.suites().iter().copied().find(|suite| !runs(suite))
     }
 
     /// What a suite found, for programs or for people.
-    fn text(&self, suite: Suite, result: &(impl Serialize + Display)) -> Result<String> {
+    fn text(&self, suite: BenchSuite, result: &(impl Serialize + Display)) -> Result<String> {
         if let Some(directory) = &self.plots {
             fs::create_dir_all(directory)?;
             for plot in plot::plots(&suite.name(), &serde_json::to_value(result)?) {
@@ -145,29 +145,30 @@ impl BenchArguments {
     }
 
     /// Runs a suite; of one that ended early with the reason, too.
-    fn measure(&self, suite: Suite) -> Result<(String, Option<String>)> {
+    fn measure(&self, suite: BenchSuite) -> Result<(String, Option<String>)> {
         let partial = |score: score::Score| Ok((self.text(suite, &score)?, score.failure));
         let text = match suite {
-            Suite::Rxe => return partial(rxe::run(self)?),
-            Suite::RxeFutures => return partial(futures::run(self)?),
-            Suite::Mlx5Path => self.text(suite, &path::run(self)?),
-            Suite::Mlx5Owned => self.text(suite, &owned::run(self)?),
-            Suite::Mlx5Futures => self.text(suite, &owned::run_futures(self)?),
-            Suite::Control if self.calls => self.text(suite, &calls::run(self, Thing::ALL)?),
-            Suite::Cm if self.calls => self.text(suite, &calls::run(self, Thing::MANAGED)?),
-            Suite::Control => self.text(suite, &control::run(self)?),
-            Suite::Cm => self.text(suite, &control::by_address(self)?),
-            Suite::Scale => self.text(suite, &scale::run(self)?),
-            Suite::Size => self.text(suite, &size::run(self)?),
+            BenchSuite::Rxe => return partial(rxe::run(self)?),
+            BenchSuite::RxeFutures => return partial(futures::run(self)?),
+            BenchSuite::Mlx5Path => self.text(suite, &path::run(self)?),
+            BenchSuite::Mlx5Owned => self.text(suite, &owned::run(self)?),
+            BenchSuite::Mlx5Futures => self.text(suite, &owned::run_futures(self)?),
+            BenchSuite::Control if self.calls => self.text(suite, &calls::run(self, Thing::ALL)?),
+            BenchSuite::Cm if self.calls => self.text(suite, &calls::run(self, Thing::MANAGED)?),
+            BenchSuite::Control => self.text(suite, &control::run(self)?),
+            BenchSuite::Cm => self.text(suite, &control::by_address(self)?),
+            BenchSuite::Scale => self.text(suite, &scale::run(self)?),
+            BenchSuite::Size => self.text(suite, &size::run(self)?),
         };
         Ok((text?, None))
     }
 }
 
-impl Suite {
+impl BenchSuite {
     /// The suites that run on another processor: those that need neither its system calls in words nor its
     /// times.
-    const FOREIGN: [Suite; 3] = [Suite::Mlx5Path, Suite::Mlx5Owned, Suite::Mlx5Futures];
+    const FOREIGN: [BenchSuite; 3] =
+        [BenchSuite::Mlx5Path, BenchSuite::Mlx5Owned, BenchSuite::Mlx5Futures];
 
     /// As the command line spells it.
     fn name(self) -> String {
@@ -186,7 +187,7 @@ struct Document<'a, T> {
 /// Measures, and prints what came out. A suite that fails keeps none from running after it.
 pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
     if let Some(suite) = arguments.refused() {
-        let names = Suite::FOREIGN.map(Suite::name).join(", ");
+        let names = BenchSuite::FOREIGN.map(BenchSuite::name).join(", ");
         bail!("{} runs on {} only: {names} run on others", suite.name(), Arch::default().label());
     }
     let mut status = ExitCode::SUCCESS;
@@ -228,7 +229,7 @@ mod tests {
     #[test]
     fn json_is_printed_in_place_of_the_table() {
         let found = serde_json::json!({ "kernel": "7.2", "rows": [] });
-        let text = |words| parse(words).unwrap().text(Suite::Size, &found).unwrap();
+        let text = |words| parse(words).unwrap().text(BenchSuite::Size, &found).unwrap();
         assert_eq!(text(&["size"]), found.to_string());
         let document = "{\n  \"suite\": \"size\",\n  \"kernel\": \"7.2\",\n  \"rows\": []\n}\n";
         assert_eq!(text(&["size", "--json"]), document);
@@ -238,20 +239,20 @@ mod tests {
 
     #[test]
     fn all_suites_run_unless_one_is_named() {
-        assert_eq!(parse(&["rxe-futures"]).unwrap().suites(), [Suite::RxeFutures]);
+        assert_eq!(parse(&["rxe-futures"]).unwrap().suites(), [BenchSuite::RxeFutures]);
         let all = [
-            Suite::Rxe,
-            Suite::RxeFutures,
-            Suite::Mlx5Path,
-            Suite::Mlx5Owned,
-            Suite::Mlx5Futures,
-            Suite::Control,
-            Suite::Cm,
-            Suite::Scale,
-            Suite::Size,
+            BenchSuite::Rxe,
+            BenchSuite::RxeFutures,
+            BenchSuite::Mlx5Path,
+            BenchSuite::Mlx5Owned,
+            BenchSuite::Mlx5Futures,
+            BenchSuite::Control,
+            BenchSuite::Cm,
+            BenchSuite::Scale,
+            BenchSuite::Size,
         ];
         assert_eq!(parse(&["--runs", "3"]).unwrap().suites(), all);
-        assert_eq!(all.map(Suite::name)[2..4], ["mlx5-path", "mlx5-owned"]);
+        assert_eq!(all.map(BenchSuite::name)[2..4], ["mlx5-path", "mlx5-owned"]);
         let refused = |words| parse(words).unwrap_err().kind();
         assert_eq!(refused(&["mlx5"]), ErrorKind::InvalidValue);
         assert_eq!(refused(&["size", "scale"]), ErrorKind::UnknownArgument);
@@ -261,7 +262,7 @@ mod tests {
     fn suites_that_need_this_machine_are_refused_on_another_processor() {
         let refused = |suite, arch| parse(&[suite, "--arch", arch]).unwrap().refused();
         assert_eq!(refused("mlx5-path", "aarch64"), None);
-        assert_eq!(refused("control", "aarch64"), Some(Suite::Control));
+        assert_eq!(refused("control", "aarch64"), Some(BenchSuite::Control));
         assert_eq!(refused("control", "x86_64"), None);
         let kind = parse(&["--arch", "aarch64"]).unwrap_err().kind();
         assert_eq!(kind, ErrorKind::MissingRequiredArgument, "not all suites can run");

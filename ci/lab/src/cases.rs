@@ -28,13 +28,13 @@ use crate::device::{DeviceName, Emulation};
 use crate::exec;
 use crate::kernel::KernelName;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::{Machine, Session};
-use crate::suite::Scope;
+use crate::suite::TestScope;
 use crate::workspace::Profile;
 use anyhow::{Context, Result, ensure};
 use case::Case;
-use emulator_check::Doorbells;
+use emulator_check::DoorbellFaults;
 pub(crate) use emulator_check::EmulatorCheck;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -58,7 +58,8 @@ impl Group {
         Self { name, lanes: 1, every_kernel: false, full: true, run }
     }
 
-    /// Runs its cases, as one stage. A filter that names no group may leave it without any.
+    /// Runs the group's cases, as one stage of the run's times. With a filter that names no group there may be no
+    /// cases, and so no stage.
     pub(crate) fn run(&self, context: &CaseContext<'_>) -> Vec<Report> {
         let whole = context.scope.filter.is_none_or(suffices);
         let names = || format!("{} mlx5 {}", context.kernel.label(), self.name);
@@ -75,7 +76,7 @@ const GROUPS: &[Group] = &[
     Group::new("soak", soak::run),
     Group { every_kernel: true, ..Group::new("programs", programs) },
     Group::new("rxe_programs", rxe_programs),
-    // These vary the device, and not the driver.
+    // In these the device differs, and not the driver.
     Group::new("infiniband", infiniband),
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
@@ -113,7 +114,7 @@ pub(crate) fn groups(kernel: KernelName, filter: Option<&str>) -> Vec<&'static G
 pub(crate) struct CaseContext<'a> {
     pub(crate) session: &'a Session,
     pub(crate) kernel: KernelName,
-    pub(crate) scope: &'a Scope<'a>,
+    pub(crate) scope: &'a TestScope<'a>,
     pub(crate) logs: &'a Path,
 }
 
@@ -231,7 +232,7 @@ impl CaseContext<'_> {
             let mut vm = self.session.boot(&machine)?;
             // The driver tests write combining when a device is first opened.
             let opened = case::run_script(&mut vm, "ibv_devinfo -v >/dev/null", false)?;
-            let before = if emulated { Some(Doorbells::of(&vm)?) } else { None };
+            let before = if emulated { Some(DoorbellFaults::of(&vm)?) } else { None };
             ensure!(opened.is_ok(), "{opened:?}");
             for case in &cases {
                 reports.push(case::run(&mut vm, case, &mut log)?);
@@ -240,7 +241,7 @@ impl CaseContext<'_> {
                 }
             }
             if let Some(before) = before {
-                let mut seen = Doorbells::of(&vm)?;
+                let mut seen = DoorbellFaults::of(&vm)?;
                 // The device suite rings pages of its own without a queue.
                 if cases.iter().any(|case| case.name.contains("::native::")) {
                     seen.stray = before.stray;
@@ -248,7 +249,7 @@ impl CaseContext<'_> {
                 let seen = seen.none_since(before);
                 let name = format!("{group}::doorbells");
                 reports.push(match seen {
-                    Ok(()) => Report { name, outcome: Outcome::Passed },
+                    Ok(()) => Report { name, outcome: TestOutcome::Passed },
                     Err(error) => failed(&name, &error),
                 });
             }
@@ -265,7 +266,7 @@ impl CaseContext<'_> {
 }
 
 fn failed(name: &str, error: &anyhow::Error) -> Report {
-    Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
+    Report { name: name.to_owned(), outcome: TestOutcome::Failed(format!("{error:#}")) }
 }
 
 #[cfg(test)]

@@ -7,7 +7,7 @@
 //! would add: the start files, libgcc and the C library, for a program at a fixed address. Programs
 //! are static, but for one that opens rdma-core's libraries: it is linked with the guest's own.
 
-use crate::apt::{Apt, Package, Suite};
+use crate::apt::{Apt, DebPackage, DebSuite};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::check::toolchain::{self, STANDARD};
@@ -20,8 +20,8 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The suites of the parts.
-pub(crate) const LINKER_SUITE: Suite = Suite::Trixie;
-pub(crate) const COMPILER_SUITE: Suite = Suite::TrixieBackports;
+pub(crate) const LINKER_SUITE: DebSuite = DebSuite::Trixie;
+pub(crate) const COMPILER_SUITE: DebSuite = DebSuite::TrixieBackports;
 
 /// Packages for this machine that know the other architecture: the linker, and files of the C library
 /// and of libgcc that are linked.
@@ -226,7 +226,7 @@ pub(crate) fn script(
 pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let mut wanted = LINKER.to_vec();
     wanted.push("libc6");
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(&wanted)?
         .into_iter()
         .filter(|package| {
@@ -246,7 +246,7 @@ pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resu
             }
         }
         compiler_files(unit)?;
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     Ok(())
 }
@@ -254,7 +254,7 @@ pub(crate) fn fetch_linker(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resu
 /// Downloads Debian's compiler by the lists of this machine's architecture, and the standard library of
 /// the same version by those of the other.
 pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(&["rustc", "libc6"])?
         .into_iter()
         .filter(|package| toolchain::needed(&package.name))
@@ -283,7 +283,7 @@ pub(crate) fn fetch_compiler(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Re
         let mut words = from_unit(unit, "rustc");
         words.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
         runs(&words).context("the fetched compiler")?;
-        let mut sources: Vec<String> = packages.iter().map(Package::to_string).collect();
+        let mut sources: Vec<String> = packages.iter().map(DebPackage::to_string).collect();
         sources.push(format!("{standard} ({})", arch.debian()));
         Ok(sources)
     })?;

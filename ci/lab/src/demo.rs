@@ -8,7 +8,7 @@ use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::session::{Machine, Session};
-use crate::vm::{self, Event, Vm};
+use crate::vm::{self, GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
 use clap::Args;
@@ -98,12 +98,12 @@ fn lab(arguments: &DemoArguments) -> Result<()> {
 }
 
 /// Prints the output of a process.
-fn show(event: &Event) {
+fn show(event: &GuestEvent) {
     // A closed output does not change the result of the demonstration.
     let _closed = match event {
-        Event::Stdout(_, bytes) => std::io::stdout().write_all(bytes),
-        Event::Stderr(_, bytes) => std::io::stderr().write_all(bytes),
-        Event::Exit(..) => Ok(()),
+        GuestEvent::Stdout(_, bytes) => std::io::stdout().write_all(bytes),
+        GuestEvent::Stderr(_, bytes) => std::io::stderr().write_all(bytes),
+        GuestEvent::Exit(..) => Ok(()),
     };
 }
 
@@ -140,12 +140,13 @@ fn exchange(vm: &mut Vm, server: Vec<String>, client: Vec<String>) -> Result<()>
         let Some(event) = vm.next_event(deadline)? else {
             return Err(vm.failure(&format!("no end after {} s", PATIENCE.as_secs())));
         };
-        let (Event::Stdout(process, _) | Event::Stderr(process, _) | Event::Exit(process, _)) =
-            event;
+        let (GuestEvent::Stdout(process, _)
+        | GuestEvent::Stderr(process, _)
+        | GuestEvent::Exit(process, _)) = event;
         let Some(side) = sides.iter_mut().find(|side| side.process == process) else { continue };
         match event {
-            Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => side.print(&bytes),
-            Event::Exit(_, ending) => {
+            GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => side.print(&bytes),
+            GuestEvent::Exit(_, ending) => {
                 if !side.pending.is_empty() {
                     side.print(b"\n");
                 }

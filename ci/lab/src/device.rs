@@ -6,7 +6,7 @@
 use crate::kernel::Kernel;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use lab_guest::order::{Network, Setup};
+use lab_guest::order::{GuestSetup, Network};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -95,7 +95,7 @@ pub(crate) struct Device {
     /// The process that serves the device.
     pub(crate) companion: Option<Companion>,
     /// The steps of the guest before it is ready.
-    pub(crate) setup: Setup,
+    pub(crate) setup: GuestSetup,
 }
 
 impl Device {
@@ -146,9 +146,9 @@ fn require(kernel: &Kernel, module: &str) -> Result<()> {
     Ok(())
 }
 
-fn setup(modules: &[&str], network: Network, devices: usize) -> Setup {
+fn setup(modules: &[&str], network: Network, devices: usize) -> GuestSetup {
     let modules = modules.iter().map(|name| (*name).to_owned()).collect();
-    Setup { modules, network, devices: devices as u32, patience: 60 }
+    GuestSetup { modules, network, devices: devices as u32, patience: 60 }
 }
 
 fn soft_roce() -> Device {

@@ -6,7 +6,7 @@ use crate::cases::case::{self, Case};
 use crate::device::{DeviceName, Emulation};
 use crate::kernel::KernelName;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::{Machine, Session};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, ensure};
@@ -195,7 +195,7 @@ pub(crate) fn run(
     let path = logs.join(format!("{}-{}-{GROUP}.log", kernel.label(), label.replace(' ', "-")));
     let kept = fs::write(&path, log).with_context(|| format!("write {}", path.display()));
     if let Err(error) = outcome.and(kept) {
-        let outcome = Outcome::Failed(format!("{error:#}"));
+        let outcome = TestOutcome::Failed(format!("{error:#}"));
         reports.push(Report { name: format!("{GROUP}::machine"), outcome });
     }
     reports

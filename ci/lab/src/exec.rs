@@ -7,7 +7,7 @@ use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
 use crate::session::{Machine, Session};
-use crate::vm::Event;
+use crate::vm::GuestEvent;
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
 use clap::Args;
@@ -149,9 +149,11 @@ fn run(arguments: &MachineArguments, mut command: Vec<String>, terminal: bool) -
     let ending = vm.wait(process, Duration::from_secs(arguments.timeout), &mut |event| {
         // The guest's process does not notice that the reader of its output is gone.
         let _closed = match event {
-            Event::Stdout(_, bytes) => stdout().write_all(bytes).and_then(|()| stdout().flush()),
-            Event::Stderr(_, bytes) => stderr().write_all(bytes),
-            Event::Exit(..) => Ok(()),
+            GuestEvent::Stdout(_, bytes) => {
+                stdout().write_all(bytes).and_then(|()| stdout().flush())
+            }
+            GuestEvent::Stderr(_, bytes) => stderr().write_all(bytes),
+            GuestEvent::Exit(..) => Ok(()),
         };
     })?;
     drop(raw);

@@ -2,7 +2,7 @@
 //!
 //! Every command that boots a guest calls this first, for its own needs only.
 
-use crate::apt::{Apt, Suite};
+use crate::apt::{Apt, DebSuite};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::cross;
@@ -76,12 +76,12 @@ enum Item {
 
 impl Item {
     /// The suite that it comes from, unless that is searched for.
-    fn suite(self) -> Option<Suite> {
+    fn suite(self) -> Option<DebSuite> {
         match self {
             Item::Kernel(name, _) => name.suite(),
-            Item::Qemu(_) => Some(Suite::TrixieBackports),
-            Item::Shell(_) | Item::Peers(_) | Item::Python(_) => Some(Suite::Trixie),
-            Item::Newer(_) => Some(Suite::Forky),
+            Item::Qemu(_) => Some(DebSuite::TrixieBackports),
+            Item::Shell(_) | Item::Peers(_) | Item::Python(_) => Some(DebSuite::Trixie),
+            Item::Newer(_) => Some(DebSuite::Forky),
             Item::Linker(_) => Some(cross::LINKER_SUITE),
             Item::Compiler(_) => Some(cross::COMPILER_SUITE),
             Item::Musl => Some(musl::SUITE),
@@ -138,7 +138,7 @@ impl Item {
 }
 
 /// The scratch directory of a suite's lists.
-pub(crate) fn lists_directory(suite: Suite, arch: Arch) -> String {
+pub(crate) fn lists_directory(suite: DebSuite, arch: Arch) -> String {
     format!("apt-{suite:?}-{}", arch.label())
 }
 
@@ -173,7 +173,8 @@ fn fetch_items(cache: &Cache, items: &[Item], refresh: bool) -> Result<()> {
     let filling = cache.filling()?;
     // Another run may have fetched some of it while this one waited for the lock.
     let missing = missing(items)?;
-    for suite in [Suite::Bookworm, Suite::Trixie, Suite::TrixieBackports, Suite::Forky] {
+    for suite in [DebSuite::Bookworm, DebSuite::Trixie, DebSuite::TrixieBackports, DebSuite::Forky]
+    {
         for arch in [Arch::X86_64, Arch::Aarch64] {
             let by_lists = |item: &&Item| item.suite() == Some(suite) && item.lists() == arch;
             let of_lists: Vec<Item> = missing.iter().filter(by_lists).copied().collect();

@@ -2,7 +2,7 @@
 
 use crate::clock;
 use crate::lanes;
-use crate::outcome::{self, Outcome, Report};
+use crate::outcome::{self, Report, TestOutcome};
 use crate::progress;
 use crate::summary::Section;
 use crate::watch::{self, CommandOutput};
@@ -106,7 +106,7 @@ pub(crate) fn judge(name: &str, run: &CommandOutput, some: bool) -> Vec<Report> 
         clock::case(&test, time);
     }
     let mut reports = outcome::parse(&run.stdout);
-    let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let failed = reports.iter().any(|report| matches!(report.outcome, TestOutcome::Failed(_)));
     let problem = match run.status {
         None => Some(format!("given up, because it took too long\n{}", tail(run))),
         Some(status) if !status.success() && !failed => {
@@ -116,7 +116,7 @@ pub(crate) fn judge(name: &str, run: &CommandOutput, some: bool) -> Vec<Report> 
         Some(_) => None,
     };
     if let Some(problem) = problem {
-        reports.push(Report { name: name.into(), outcome: Outcome::Failed(problem) });
+        reports.push(Report { name: name.into(), outcome: TestOutcome::Failed(problem) });
     }
     reports
 }
@@ -142,13 +142,13 @@ mod tests {
     #[test]
     fn a_run_without_tests_or_with_a_bad_status_fails() {
         assert!(
-            matches!(&judged(Some(0), "")[0].outcome, Outcome::Failed(text) if text == "no test ran")
+            matches!(&judged(Some(0), "")[0].outcome, TestOutcome::Failed(text) if text == "no test ran")
         );
         let built = judged(Some(101), "");
         assert!(
-            matches!(&built[0].outcome, Outcome::Failed(text) if text.contains("a linker said no"))
+            matches!(&built[0].outcome, TestOutcome::Failed(text) if text.contains("a linker said no"))
         );
-        assert!(matches!(judged(None, "test a ... ok\n")[1].outcome, Outcome::Failed(_)));
+        assert!(matches!(judged(None, "test a ... ok\n")[1].outcome, TestOutcome::Failed(_)));
         assert_eq!(judged(Some(0), "test a ... ok\n").len(), 1);
         assert_eq!(judged(Some(101), "test a ... FAILED\n").len(), 1, "the test says it all");
     }

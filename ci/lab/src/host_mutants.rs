@@ -14,7 +14,7 @@ mod place;
 mod sample;
 
 use crate::cache::Cache;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::progress;
 use crate::summary::Section;
 use crate::watch;
@@ -160,7 +160,7 @@ pub(crate) fn section() -> Result<Section> {
         jobs: None,
         paths: Vec::new(),
     })?;
-    let outcome = if success { Outcome::Passed } else { Outcome::Failed(note.clone()) };
+    let outcome = if success { TestOutcome::Passed } else { TestOutcome::Failed(note.clone()) };
     let report = Report { name: "host_mutants::few_live".into(), outcome };
     Ok(Section { name: "host-mutants".into(), reports: vec![report], note })
 }

@@ -5,7 +5,7 @@
 
 use crate::{cpio, module};
 use anyhow::{Context, Result};
-use lab_guest::order::{MODULES_PATH, Module, SETUP_PATH, Setup, USER};
+use lab_guest::order::{GuestSetup, MODULES_PATH, Module, SETUP_PATH, USER};
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{BufWriter, Write};
@@ -93,7 +93,7 @@ impl Initramfs {
     /// Adds the kernel's modules and the guest's orders.
     pub(crate) fn orders(
         &mut self,
-        setup: &Setup,
+        setup: &GuestSetup,
         release: &str,
         modules: &[Module],
     ) -> Result<()> {

@@ -1,6 +1,6 @@
 //! `cargo ci test --junit FILE`: the results of a run for the web pages of GitHub, GitLab and Jenkins.
 
-use crate::outcome::Outcome;
+use crate::outcome::TestOutcome;
 use crate::summary::{Section, Summary};
 use xml::{Case, Ending};
 
@@ -16,10 +16,10 @@ pub(crate) fn document(summary: &Summary) -> String {
 }
 
 fn cases(section: &Section) -> Vec<Case> {
-    let ending = |outcome: &Outcome| match outcome {
-        Outcome::Passed => Ending::Passed,
-        Outcome::Skipped(why) => Ending::Skipped(why.clone()),
-        Outcome::Failed(why) => Ending::Failed(why.clone()),
+    let ending = |outcome: &TestOutcome| match outcome {
+        TestOutcome::Passed => Ending::Passed,
+        TestOutcome::Skipped(why) => Ending::Skipped(why.clone()),
+        TestOutcome::Failed(why) => Ending::Failed(why.clone()),
     };
     let case = |name: &String, outcome| Case {
         name: name.clone(),
@@ -38,9 +38,9 @@ mod tests {
     fn each_outcome_has_its_element() {
         let report = |name: &str, outcome| Report { name: name.into(), outcome };
         let reports = vec![
-            report("device::rc::a", Outcome::Passed),
-            report("device::b", Outcome::Skipped("[odp] \"no\"".into())),
-            report("c", Outcome::Failed("1 < 2\n\u{1b}[0mno".into())),
+            report("device::rc::a", TestOutcome::Passed),
+            report("device::b", TestOutcome::Skipped("[odp] \"no\"".into())),
+            report("c", TestOutcome::Failed("1 < 2\n\u{1b}[0mno".into())),
         ];
         let sections = vec![Section { name: "native a&b".into(), reports, ..Section::default() }];
         assert_eq!(

@@ -2,7 +2,7 @@
 //!
 //! The packages were split differently in 6.19, so files are recognised by their paths.
 
-use crate::apt::{Apt, Package, Suite};
+use crate::apt::{Apt, DebPackage, DebSuite};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::fetch::lists_directory;
@@ -93,11 +93,11 @@ impl KernelName {
     }
 
     /// The suite whose default kernel it is.
-    pub(crate) fn suite(self) -> Option<Suite> {
+    pub(crate) fn suite(self) -> Option<DebSuite> {
         match self {
-            KernelName::V6_1 => Some(Suite::Bookworm),
-            KernelName::V6_12 => Some(Suite::Trixie),
-            KernelName::Newest => Some(Suite::TrixieBackports),
+            KernelName::V6_1 => Some(DebSuite::Bookworm),
+            KernelName::V6_12 => Some(DebSuite::Trixie),
+            KernelName::Newest => Some(DebSuite::TrixieBackports),
             KernelName::Release(_) => None,
         }
     }
@@ -233,17 +233,17 @@ fn fill(unit: &Path, tree: &Path) -> Result<()> {
 
 /// Downloads a suite's default kernel into the cache.
 pub(crate) fn fetch(name: KernelName, arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    let packages: Vec<Package> =
+    let packages: Vec<DebPackage> =
         apt.closure(&[&name.package(arch)])?.into_iter().filter(is_part).collect();
     let files = apt.download(&format!("kernel {name} for {}", arch.debian()), &packages)?;
-    let sources = packages.iter().map(Package::to_string).collect();
+    let sources = packages.iter().map(DebPackage::to_string).collect();
     unpack(&name.unit(arch), filling, &files, &[], sources)
 }
 
 /// Downloads the newest kernel that `name` covers from the first suite that carries one.
 pub(crate) fn search(name: KernelName, arch: Arch, filling: &Filling<'_>) -> Result<()> {
     let mut known = Vec::new();
-    for suite in Suite::WITH_KERNELS {
+    for suite in DebSuite::WITH_KERNELS {
         let lists = filling.scratch(&lists_directory(suite, arch))?;
         let apt = Apt::update(suite, arch.debian(), &lists)?;
         let carried = carried(&apt.listed("linux-")?, arch);
@@ -269,15 +269,15 @@ struct Carried {
     /// Its release without the architecture.
     release: String,
     /// Its parts.
-    packages: Vec<Package>,
+    packages: Vec<DebPackage>,
     /// Parts that the list no longer has; the archive may keep them.
-    unlisted: Vec<Package>,
+    unlisted: Vec<DebPackage>,
 }
 
 /// The kernels among packages.
-fn carried(packages: &[Package], arch: Arch) -> Vec<Carried> {
+fn carried(packages: &[DebPackage], arch: Arch) -> Vec<Carried> {
     let flavour = format!("-{}", arch.debian());
-    let mut releases: BTreeMap<&str, BTreeMap<&str, &Package>> = BTreeMap::new();
+    let mut releases: BTreeMap<&str, BTreeMap<&str, &DebPackage>> = BTreeMap::new();
     for package in packages {
         let Some(rest) = package.name.strip_prefix("linux-") else { continue };
         let Some((kind, release)) = rest.split_once('-') else { continue };
@@ -298,7 +298,7 @@ fn carried(packages: &[Package], arch: Arch) -> Vec<Carried> {
                 ["base", "modules"]
                     .iter()
                     .filter(|kind| dropped(kind))
-                    .map(|kind| Package {
+                    .map(|kind| DebPackage {
                         name: format!("linux-{kind}-{release}{flavour}"),
                         version: binary.version.clone(),
                     })
@@ -320,7 +320,7 @@ fn newest<'a>(carried: &'a [Carried], wanted: &str) -> Option<&'a Carried> {
 
 fn fetch_carried(name: &str, kernel: &Carried, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
     let files = apt.download(&format!("kernel {}", kernel.release), &kernel.packages)?;
-    let mut sources: Vec<String> = kernel.packages.iter().map(Package::to_string).collect();
+    let mut sources: Vec<String> = kernel.packages.iter().map(DebPackage::to_string).collect();
     let mut unchecked = Vec::new();
     for package in &kernel.unlisted {
         let file = apt.download_unlisted("linux", package).with_context(|| {
@@ -392,7 +392,7 @@ fn image(root: &Path) -> Option<PathBuf> {
 }
 
 /// Whether a package of the image's closure is part of the kernel itself.
-fn is_part(package: &Package) -> bool {
+fn is_part(package: &DebPackage) -> bool {
     ["linux-image-", "linux-binary-", "linux-modules-", "linux-base-"].iter().any(|prefix| {
         package
             .name
@@ -407,7 +407,7 @@ mod tests {
 
     #[test]
     fn recommended_packages_are_no_part_of_the_kernel() {
-        let part = |name: &str| is_part(&Package { name: name.into(), version: "1".into() });
+        let part = |name: &str| is_part(&DebPackage { name: name.into(), version: "1".into() });
         assert!(part("linux-image-6.1.0-44-amd64"));
         assert!(part("linux-binary-7.2.12+deb13-amd64"));
         assert!(part("linux-modules-7.2.12+deb13-amd64"));
@@ -417,8 +417,8 @@ mod tests {
         assert!(!part("linux-base-amd64"));
     }
 
-    fn packages(list: &[(&str, &str)]) -> Vec<Package> {
-        let package = |(name, version): &(&str, &str)| Package {
+    fn packages(list: &[(&str, &str)]) -> Vec<DebPackage> {
+        let package = |(name, version): &(&str, &str)| DebPackage {
             name: (*name).into(),
             version: (*version).into(),
         };
@@ -459,7 +459,7 @@ mod tests {
         ]);
         let carried = carried(&list, Arch::X86_64);
         let [old, new] = carried.as_slice() else { panic!("{carried:?}") };
-        let unlisted: Vec<String> = old.unlisted.iter().map(Package::to_string).collect();
+        let unlisted: Vec<String> = old.unlisted.iter().map(DebPackage::to_string).collect();
         assert_eq!(
             unlisted,
             ["linux-base-7.0.13+deb13-amd64=7.0.13-1", "linux-modules-7.0.13+deb13-amd64=7.0.13-1"]

@@ -25,7 +25,7 @@ mod compiled;
 mod herd;
 mod notation;
 
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::summary::Section;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
@@ -109,14 +109,14 @@ fn verdicts(
     let verdicts = herd.judge(&scratch, &texts)?;
     let reports = all.iter().zip(verdicts).map(|(expectation, verdict)| {
         let outcome = match verdict {
-            Ok(is_allowed) if is_allowed == expectation.is_allowed => Outcome::Passed,
-            Ok(is_allowed) => Outcome::Failed(format!(
+            Ok(is_allowed) if is_allowed == expectation.is_allowed => TestOutcome::Passed,
+            Ok(is_allowed) => TestOutcome::Failed(format!(
                 "herd {} the outcome that the file says is {}: {}",
                 if is_allowed { "allows" } else { "forbids" },
                 if expectation.is_allowed { "allowed" } else { "forbidden" },
                 expectation.test.title
             )),
-            Err(problem) => Outcome::Failed(problem),
+            Err(problem) => TestOutcome::Failed(problem),
         };
         Report { name: expectation.name.clone(), outcome }
     });

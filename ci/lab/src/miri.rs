@@ -3,7 +3,7 @@
 //!
 //! Miri is in nightly toolchains only, so nothing else of the lab asks for it.
 
-use crate::outcome::{self, Outcome, Report};
+use crate::outcome::{self, Report, TestOutcome};
 use crate::progress;
 use crate::summary::{Section, Summary};
 use crate::watch::{self, CommandOutput};
@@ -83,7 +83,7 @@ pub(crate) fn sections(workspace: &Workspace) -> Result<Vec<Section>> {
             MiriArguments { rules: None, toolchain: toolchain.into(), filters: Vec::new() };
         return run(workspace, &arguments);
     };
-    let outcome = Outcome::Skipped(format!("[miri] {missing}"));
+    let outcome = TestOutcome::Skipped(format!("[miri] {missing}"));
     let reports = vec![Report { name: "miri".into(), outcome }];
     Ok(vec![Section { name: "miri".into(), reports, ..Section::default() }])
 }
@@ -172,7 +172,7 @@ fn missing_in(toolchain: &str, listed: Option<&str>) -> Option<String> {
 /// The reports of a run. Miri ends at the first error, in the middle of a test.
 fn reports(run: &CommandOutput) -> Vec<Report> {
     let mut reports = outcome::parse(&run.stdout);
-    let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let failed = reports.iter().any(|report| matches!(report.outcome, TestOutcome::Failed(_)));
     let unfinished = outcome::unfinished(&run.stdout);
     let problem = match run.status {
         None => Some(format!("given up after {} s", PATIENCE.as_secs())),
@@ -181,7 +181,7 @@ fn reports(run: &CommandOutput) -> Vec<Report> {
     };
     if let Some(problem) = problem {
         let name = unfinished.unwrap_or_else(|| "miri".into());
-        reports.push(Report { name, outcome: Outcome::Failed(problem) });
+        reports.push(Report { name, outcome: TestOutcome::Failed(problem) });
     }
     reports
 }
@@ -210,9 +210,9 @@ mod tests {
         };
         let reports = reports(&run);
         assert_eq!(reports.len(), 3);
-        assert_eq!(reports[1].outcome, Outcome::Skipped("it forks".into()));
+        assert_eq!(reports[1].outcome, TestOutcome::Skipped("it forks".into()));
         assert_eq!(reports[2].name, "c");
-        let Outcome::Failed(message) = &reports[2].outcome else { panic!("{reports:?}") };
+        let TestOutcome::Failed(message) = &reports[2].outcome else { panic!("{reports:?}") };
         assert!(message.starts_with("error: Undefined Behavior: boom\n"), "{message}");
     }
 
@@ -236,7 +236,7 @@ mod tests {
             stdout,
             ..CommandOutput::default()
         };
-        let passed = Report { name: "a".into(), outcome: Outcome::Passed };
+        let passed = Report { name: "a".into(), outcome: TestOutcome::Passed };
         assert_eq!(reports(&run), [passed]);
     }
 }

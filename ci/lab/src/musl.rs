@@ -5,7 +5,7 @@
 //! the machine's `cc` links with Debian's musl. No C is compiled: what unwinds the stack is LLVM's library as
 //! Debian has it, which was compiled for glibc and needs two functions that musl has not.
 
-use crate::apt::{Apt, Package, Suite};
+use crate::apt::{Apt, DebPackage, DebSuite};
 use crate::cache::{Cache, Filling};
 use crate::check::toolchain;
 use crate::{cross, deb};
@@ -18,7 +18,7 @@ use std::process::Command;
 /// As Rust's compiler spells it.
 pub(crate) const TARGET: &str = "x86_64-unknown-linux-musl";
 /// The suite of the parts, with that of which it is a backport.
-pub(crate) const SUITE: Suite = Suite::TrixieBackports;
+pub(crate) const SUITE: DebSuite = DebSuite::TrixieBackports;
 
 const UNIT: &str = "rust-musl";
 const PACKAGES: [&str; 5] = ["rustc", "rust-src", "musl-dev", "libunwind-19-dev", "libc6"];
@@ -104,7 +104,7 @@ fn after(unit: &Path) -> Vec<String> {
 
 /// Downloads Debian's compiler, the sources of its standard library, and musl.
 pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(&PACKAGES)?
         .into_iter()
         .filter(|package| toolchain::needed(&package.name))
@@ -124,7 +124,7 @@ pub(crate) fn fetch(filling: &Filling<'_>, apt: &Apt) -> Result<()> {
                 bail!("{file} is not in the packages");
             }
         }
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     Ok(())
 }

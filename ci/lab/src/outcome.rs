@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// The outcome of one test.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Outcome {
+pub(crate) enum TestOutcome {
     /// It passed.
     Passed,
     /// It failed, with the message of the binary if there is one.
@@ -19,7 +19,7 @@ pub(crate) enum Outcome {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Report {
     pub(crate) name: String,
-    pub(crate) outcome: Outcome,
+    pub(crate) outcome: TestOutcome,
 }
 
 /// Reads a whole run's output. Messages of failures come after all results and are joined to them.
@@ -40,7 +40,7 @@ pub(crate) fn parse(output: &str) -> Vec<Report> {
     for (name, message) in messages(output) {
         for report in &mut reports {
             if bare(&report.name) == name
-                && let Outcome::Failed(text) = &mut report.outcome
+                && let TestOutcome::Failed(text) = &mut report.outcome
             {
                 text.clone_from(&message);
             }
@@ -76,18 +76,18 @@ fn result_line(line: &str) -> Option<(String, &str)> {
 }
 
 /// `ok`, `FAILED`, `ignored`, `ignored, why` or `ignored (why)`.
-fn outcome(result: &str) -> Option<Outcome> {
+fn outcome(result: &str) -> Option<TestOutcome> {
     let result = result.trim();
     if result == "ok" {
-        return Some(Outcome::Passed);
+        return Some(TestOutcome::Passed);
     }
     if result == "FAILED" {
-        return Some(Outcome::Failed(String::new()));
+        return Some(TestOutcome::Failed(String::new()));
     }
     let why = result.strip_prefix("ignored")?;
     let bracketed = why.strip_prefix(" (").and_then(|why| why.strip_suffix(')'));
     let why = why.strip_prefix(", ").or(bracketed).or(why.is_empty().then_some(""))?;
-    Some(Outcome::Skipped(why.to_owned()))
+    Some(TestOutcome::Skipped(why.to_owned()))
 }
 
 /// The name in a line that began a test and has not ended it, for a run that broke off.
@@ -214,13 +214,13 @@ mod tests {
         let outcome =
             |name: &str| &reports.iter().find(|report| report.name == name).expect(name).outcome;
         assert_eq!(reports.len(), 4);
-        assert_eq!(*outcome("pd::allocates"), Outcome::Passed);
-        assert_eq!(*outcome("mr::odp"), Outcome::Skipped("[odp] not advertised".into()));
+        assert_eq!(*outcome("pd::allocates"), TestOutcome::Passed);
+        assert_eq!(*outcome("mr::odp"), TestOutcome::Skipped("[odp] not advertised".into()));
         assert_eq!(
             *outcome("[btf] 6.1.0 rdma/ib_user_verbs.h"),
-            Outcome::Failed("size 8,\nnot 12".into())
+            TestOutcome::Failed("size 8,\nnot 12".into())
         );
-        assert_eq!(*outcome("bare"), Outcome::Skipped(String::new()));
+        assert_eq!(*outcome("bare"), TestOutcome::Skipped(String::new()));
     }
 
     #[test]
@@ -230,8 +230,8 @@ mod tests {
                     failures:\n\n---- e stdout ----\nthread 'e' panicked\n\nfailures:\n    e\n";
         let reports = parse(text);
         assert_eq!(reports[1].name, "c");
-        assert_eq!(reports[2].outcome, Outcome::Skipped("needs a device".into()));
-        assert_eq!(reports[3].outcome, Outcome::Failed("thread 'e' panicked".into()));
+        assert_eq!(reports[2].outcome, TestOutcome::Skipped("needs a device".into()));
+        assert_eq!(reports[3].outcome, TestOutcome::Failed("thread 'e' panicked".into()));
     }
 
     #[test]
@@ -246,7 +246,7 @@ mod tests {
         let text = "test a ... noise\nmore noise\nok\ntest b ... ok\nok\n";
         let reports = parse(text);
         assert_eq!(reports.len(), 2);
-        assert_eq!(reports[0], Report { name: "a".into(), outcome: Outcome::Passed });
+        assert_eq!(reports[0], Report { name: "a".into(), outcome: TestOutcome::Passed });
     }
 
     #[test]

@@ -3,7 +3,7 @@
 //! The tools are the other side of a connection; this project neither links them nor copies from
 //! them.
 
-use crate::apt::{Apt, Package};
+use crate::apt::{Apt, DebPackage};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
@@ -58,7 +58,7 @@ pub(crate) fn newer(arch: Arch, cache: &Cache) -> Option<PathBuf> {
 
 /// Downloads rdma-core's libraries of the next Debian.
 pub(crate) fn fetch_newer(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(NEWER)?
         .into_iter()
         .filter(|package| NEWER.contains(&package.name.as_str()))
@@ -75,7 +75,7 @@ pub(crate) fn fetch_newer(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resul
                 bail!("{library} is not in the packages");
             }
         }
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     Ok(())
 }
@@ -91,7 +91,7 @@ pub(crate) fn fetch_shell(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resul
         }
     };
 
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(&["busybox-static"])?
         .into_iter()
         .filter(|package| package.name == "busybox-static")
@@ -103,7 +103,7 @@ pub(crate) fn fetch_shell(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resul
             fs::remove_file(file)?;
         }
         name_programs(unit, &lister.as_deref().unwrap_or(unit).join("usr/bin/busybox"))?;
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     Ok(())
 }
@@ -137,7 +137,7 @@ pub(crate) fn fetch_peers(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resul
         "pci.ids",
         "gcc-14-base",
     ];
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(PEERS)?
         .into_iter()
         .filter(|package| !NEEDLESS.contains(&package.name.as_str()))
@@ -167,7 +167,7 @@ pub(crate) fn fetch_peers(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Resul
                 bail!("{program} is not in the packages");
             }
         }
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     Ok(())
 }

@@ -3,7 +3,7 @@
 //! Debian ships the tests as documentation of `python3-pyverbs`. They are laid over the guest's
 //! root beside the peers, whose libraries they use; `pyverbs.rs` runs them.
 
-use crate::apt::{Apt, Package};
+use crate::apt::{Apt, DebPackage};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
@@ -33,7 +33,7 @@ pub(crate) fn python(arch: Arch, cache: &Cache) -> Option<PathBuf> {
 
 /// Downloads Python, the bindings and their tests.
 pub(crate) fn fetch(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> {
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(PACKAGES)?
         .into_iter()
         .filter(|package| {
@@ -54,7 +54,7 @@ pub(crate) fn fetch(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> 
                 bail!("/{path} is not in the packages");
             }
         }
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     Ok(())
 }

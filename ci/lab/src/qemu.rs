@@ -3,7 +3,7 @@
 //! The fetched one runs from the cache by its own loader, so it does not matter what the machine
 //! has installed. `vm.rs` builds the rest of the command line.
 
-use crate::apt::{Apt, Package};
+use crate::apt::{Apt, DebPackage};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
@@ -166,7 +166,7 @@ pub(crate) fn fetch(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> 
         "perl-base",
         "linux-base",
     ];
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(&[package(arch), "libc6"])?
         .into_iter()
         .filter(|package| !NEEDLESS.contains(&package.name.as_str()))
@@ -181,7 +181,7 @@ pub(crate) fn fetch(arch: Arch, filling: &Filling<'_>, apt: &Apt) -> Result<()> 
         if numbers < OLDEST {
             bail!("the suite's QEMU is {numbers:?}, needed is {OLDEST:?}");
         }
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })?;
     debug_assert!(directory.exists());
     Ok(())

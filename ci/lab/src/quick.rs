@@ -18,10 +18,10 @@ use crate::fetch::Needs;
 use crate::host;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::{self, Session};
 use crate::soak;
-use crate::suite::{self, NamePrefixes, Scope};
+use crate::suite::{self, NamePrefixes, TestScope};
 use crate::summary::{Section, Summary};
 use crate::test;
 use crate::watch;
@@ -222,7 +222,7 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
             name: "build".into(),
             reports: vec![Report {
                 name: "build".into(),
-                outcome: Outcome::Failed(format!("{error:#}")),
+                outcome: TestOutcome::Failed(format!("{error:#}")),
             }],
             ..Section::default()
         }),
@@ -290,7 +290,7 @@ fn in_machines(
     selection: &Selection,
     logs: &Path,
 ) -> Vec<Section> {
-    let scope = Scope {
+    let scope = TestScope {
         filter: None,
         choice: Some(&selection.tests),
         options: RunOptions { peers: false, soak: false },

@@ -10,7 +10,7 @@ use crate::kernel::KernelName;
 use crate::outcome::Report;
 use crate::quick;
 use crate::session::Session;
-use crate::suite::{self, Scope};
+use crate::suite::{self, TestScope};
 use crate::summary::Section;
 use crate::test;
 use crate::workspace::Profile;
@@ -27,7 +27,7 @@ pub(crate) fn suffices(filter: &str) -> bool {
 }
 
 /// Fetches, builds and runs them; with a filter, those whose names contain what it has behind the prefix.
-pub(crate) fn section(scope: &Scope<'_>, console: bool, logs: &Path) -> Result<Section> {
+pub(crate) fn section(scope: &TestScope<'_>, console: bool, logs: &Path) -> Result<Section> {
     let needs = Needs::kernels(Arch::Aarch64, &[KernelName::Newest]);
     let session = Session::open(&needs, console)?;
     let stage = clock::stage(needs.arch.stage("build: device suite"));
@@ -39,7 +39,7 @@ pub(crate) fn section(scope: &Scope<'_>, console: bool, logs: &Path) -> Result<S
     let filter = scope.filter.and_then(|filter| filter.split_once("::")).map(|(_, rest)| rest);
     // None of these tests runs rdma-core's programs, which a full run fetches for other processors nowhere else.
     let options = RunOptions { peers: false, soak: false };
-    let scope = Scope { filter, choice: Some(&choice), options, rounds: 1, ..scope.clone() };
+    let scope = TestScope { filter, choice: Some(&choice), options, rounds: 1, ..scope.clone() };
     let mut section = Section { name: GROUP.into(), ..Section::default() };
     for device in DeviceName::ALL {
         let part = test::suites_in(&session, &suites, KernelName::Newest, device, &scope, &own);

@@ -13,9 +13,9 @@ use crate::kernel::KernelName;
 use crate::lanes;
 use crate::litmus;
 use crate::miri;
-use crate::outcome::Outcome;
+use crate::outcome::TestOutcome;
 use crate::quick::measure;
-use crate::suite::Scope;
+use crate::suite::TestScope;
 use crate::summary::{Section, Summary};
 use crate::test::{self, LazySetup, SetupRequest};
 use crate::workspace::Workspace;
@@ -184,7 +184,7 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
         drop(stage);
         let sections =
             sections.unwrap_or_else(|error| vec![test::section_of(part.name, Err(error))]);
-        let row = Row {
+        let row = SoakRow {
             when: today(),
             commit: commit.clone(),
             result: result(&sections),
@@ -215,14 +215,14 @@ fn unmet(requested: &[String], skipped: &[String]) -> Option<String> {
 fn skip_of(sections: &[Section]) -> Option<&str> {
     let reports = sections.iter().flat_map(|section| &section.reports);
     let reasons = reports.map(|report| match &report.outcome {
-        Outcome::Skipped(why) => Some(why.as_str()),
-        Outcome::Passed | Outcome::Failed(_) => None,
+        TestOutcome::Skipped(why) => Some(why.as_str()),
+        TestOutcome::Passed | TestOutcome::Failed(_) => None,
     });
     reasons.collect::<Option<Vec<&str>>>()?.first().copied()
 }
 
-fn scope() -> Scope<'static> {
-    Scope {
+fn scope() -> TestScope<'static> {
+    TestScope {
         filter: None,
         choice: None,
         options: RunOptions { peers: true, soak: true },
@@ -248,7 +248,7 @@ fn rounds(_: &Workspace, logs: &Path, device: DeviceName) -> Result<Vec<Section>
 
 fn connections(logs: &Path) -> Result<Vec<Section>> {
     let setup = ready(&KernelName::ALL, DeviceName::ALL.to_vec())?;
-    let scope = Scope { filter: Some("cm::hundred_connections"), ..scope() };
+    let scope = TestScope { filter: Some("cm::hundred_connections"), ..scope() };
     let mut sections = Vec::new();
     for kernel in KernelName::ALL {
         for device in DeviceName::ALL {
@@ -260,7 +260,7 @@ fn connections(logs: &Path) -> Result<Vec<Section>> {
 
 fn over_infiniband(logs: &Path) -> Result<Vec<Section>> {
     let setup = ready(&KernelName::ALL, vec![DeviceName::Mlx5])?;
-    let scope = Scope {
+    let scope = TestScope {
         options: RunOptions { peers: true, soak: false },
         emulation: Emulation { infiniband: true, ..Emulation::default() },
         ..scope()
@@ -294,7 +294,7 @@ fn with_musl(logs: &Path) -> Result<Vec<Section>> {
 
 /// The suites as in an ordinary run, beside rdma-core's programs.
 fn on_both_devices(setup: &LazySetup, kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
-    let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
+    let scope = TestScope { options: RunOptions { peers: true, soak: false }, ..scope() };
     DeviceName::ALL
         .into_iter()
         .map(|device| test::suites_on(setup, kernel, device, &scope, logs))
@@ -307,7 +307,7 @@ fn on_aarch64(kernel: KernelName, logs: &Path) -> Result<Vec<Section>> {
     let setup = LazySetup::default();
     setup.prepare(&SetupRequest { needs, console: false, suites, musl: false, examples: false });
     setup.ready()?;
-    let scope = Scope { options: RunOptions { peers: true, soak: false }, ..scope() };
+    let scope = TestScope { options: RunOptions { peers: true, soak: false }, ..scope() };
     let mut sections = on_both_devices(&setup, kernel, logs)?;
     for group in ["programs", "rxe_programs"].into_iter().filter_map(cases::group) {
         sections.push(test::group_on(group, &setup, kernel, &scope, logs)?);
@@ -336,7 +336,7 @@ fn group(name: &str, kernels: &[KernelName], logs: &Path) -> Result<Vec<Section>
 
 fn planted() -> Result<Vec<Section>> {
     let (text, enough) = measure::defects("")?;
-    let outcome = if enough { Outcome::Passed } else { Outcome::Failed(text.clone()) };
+    let outcome = if enough { TestOutcome::Passed } else { TestOutcome::Failed(text.clone()) };
     let report = outcome::Report { name: "quick::catches_planted_defects".into(), outcome };
     Ok(vec![Section { name: "quick".into(), reports: vec![report], note: text }])
 }
@@ -345,7 +345,7 @@ fn planted() -> Result<Vec<Section>> {
 fn result(sections: &[Section]) -> String {
     let summary = Summary { sections: sections.to_vec() };
     let mut reports = sections.iter().flat_map(|section| &section.reports);
-    let first = reports.find(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let first = reports.find(|report| matches!(report.outcome, TestOutcome::Failed(_)));
     match (first, skip_of(sections)) {
         (Some(report), _) => format!("**failed**: {summary:#}; first {}", report.name),
         (None, Some(why)) => format!("{DID_NOT_RUN}: {why}"),
@@ -355,7 +355,7 @@ fn result(sections: &[Section]) -> String {
 
 /// When a part ran, and its result.
 #[derive(Clone, Debug, PartialEq, Eq)]
-struct Row {
+struct SoakRow {
     when: String,
     commit: String,
     result: String,
@@ -363,14 +363,14 @@ struct Row {
 }
 
 /// Writes a part's row; those of the others stay.
-fn write_row(path: &Path, part: &str, row: &Row) -> Result<()> {
+fn write_row(path: &Path, part: &str, row: &SoakRow) -> Result<()> {
     let text = fs::read_to_string(path).unwrap_or_default();
     fs::write(path, with_row(&text, part, row)).with_context(|| format!("write {}", path.display()))
 }
 
 /// The file with a part's new row. A part that could not run keeps the result of its last run, and
 /// rows of removed parts are dropped.
-fn with_row(text: &str, part: &str, row: &Row) -> String {
+fn with_row(text: &str, part: &str, row: &SoakRow) -> String {
     let mut lines = vec![
         "# When the soak last ran".to_owned(),
         String::new(),
@@ -435,8 +435,13 @@ mod tests {
     use super::*;
     use crate::outcome::Report;
 
-    fn row(result: &str) -> Row {
-        Row { when: "2026-11-23".into(), commit: "abc".into(), result: result.into(), minutes: 7 }
+    fn row(result: &str) -> SoakRow {
+        SoakRow {
+            when: "2026-11-23".into(),
+            commit: "abc".into(),
+            result: result.into(),
+            minutes: 7,
+        }
     }
 
     #[test]
@@ -474,10 +479,13 @@ mod tests {
             let reports = vec![Report { name: "a".into(), outcome }];
             vec![Section { reports, ..Section::default() }]
         };
-        assert!(result(&section(Outcome::Passed)).starts_with("passed"));
-        assert!(result(&section(Outcome::Failed("x".into()))).contains("failed"));
+        assert!(result(&section(TestOutcome::Passed)).starts_with("passed"));
+        assert!(result(&section(TestOutcome::Failed("x".into()))).contains("failed"));
         let why = "[miri] not installed";
-        assert_eq!(result(&section(Outcome::Skipped(why.into()))), format!("did not run: {why}"));
+        assert_eq!(
+            result(&section(TestOutcome::Skipped(why.into()))),
+            format!("did not run: {why}")
+        );
     }
 
     #[test]

@@ -7,8 +7,8 @@ use crate::clock;
 use crate::device::{DeviceName, Emulation};
 use crate::kernel::KernelName;
 use crate::lanes::say;
-use crate::outcome::{self, Outcome, Report};
-use crate::vm::{Event, Vm};
+use crate::outcome::{self, Report, TestOutcome};
+use crate::vm::{GuestEvent, Vm};
 use crate::watch;
 use crate::workspace::{Profile, Workspace, has_static_libc};
 use anyhow::{Context, Result, bail};
@@ -29,7 +29,7 @@ const UNIT: &str = "unit";
 const ROOT: &str = "root::";
 
 /// An integration test whose binary is run on devices.
-struct Target {
+struct SuiteTarget {
     package: &'static str,
     test: &'static str,
     /// Kernel modules that it inspects and that the device does not need.
@@ -37,10 +37,10 @@ struct Target {
     devices: &'static [DeviceName],
 }
 
-const TARGETS: &[Target] = &[
-    Target { package: "uverbs", test: "device", modules: &[], devices: &DeviceName::ALL },
+const TARGETS: &[SuiteTarget] = &[
+    SuiteTarget { package: "uverbs", test: "device", modules: &[], devices: &DeviceName::ALL },
     // It inspects the kernel only, so one device suffices.
-    Target {
+    SuiteTarget {
         package: "uverbs-uapi",
         test: "btf",
         modules: &["rdma_rxe", "rdma_ucm", "mlx5_core", "mlx5_ib"],
@@ -48,7 +48,7 @@ const TARGETS: &[Target] = &[
     },
 ];
 
-impl Target {
+impl SuiteTarget {
     fn build(&self, workspace: &Workspace, profile: Profile) -> Result<Suite> {
         Ok(self.suite(workspace.static_test(self.package, self.test, profile)?))
     }
@@ -83,7 +83,8 @@ impl Suite {
 /// Builds the suites that the workspace has for any of these devices.
 pub(crate) fn build(workspace: &Workspace, devices: &[DeviceName]) -> Result<Vec<Suite>> {
     let mut suites = Vec::new();
-    let wanted = |target: &&Target| devices.iter().any(|device| target.devices.contains(device));
+    let wanted =
+        |target: &&SuiteTarget| devices.iter().any(|device| target.devices.contains(device));
     for target in TARGETS.iter().filter(wanted) {
         if workspace.has(target.package, "test", target.test) {
             suites.push(target.build(workspace, Profile::Checked)?);
@@ -115,7 +116,7 @@ pub(crate) fn device(workspace: &Workspace, profile: Profile) -> Result<Suite> {
 
 /// The suites of a change that is being edited; with `abi` also those that compare the ABI.
 pub(crate) fn edited(built: &[(String, PathBuf)], abi: bool) -> Vec<Suite> {
-    let of = |target: &'static Target| {
+    let of = |target: &'static SuiteTarget| {
         let (_, binary) = built.iter().find(|(name, _)| name == target.test)?;
         Some(target.suite(binary.clone()))
     };
@@ -127,13 +128,13 @@ pub(crate) fn build_edited(workspace: &Workspace, abi: bool) -> Result<Vec<Suite
     of_an_edit(abi).map(|target| target.build(workspace, Profile::Quick)).collect()
 }
 
-fn of_an_edit(abi: bool) -> impl Iterator<Item = &'static Target> {
+fn of_an_edit(abi: bool) -> impl Iterator<Item = &'static SuiteTarget> {
     TARGETS.iter().filter(move |target| abi || target.test == CHOSEN)
 }
 
 /// Which tests to run and how long to wait.
 #[derive(Clone, Debug)]
-pub(crate) struct Scope<'a> {
+pub(crate) struct TestScope<'a> {
     pub(crate) filter: Option<&'a str>,
     /// Of the tests that pass the filter, only those that this accepts.
     pub(crate) choice: Option<&'a NamePrefixes>,
@@ -202,7 +203,7 @@ pub(crate) fn check_probes(
         return Vec::new();
     }
     let outcome =
-        if found.is_empty() { Outcome::Passed } else { Outcome::Failed(found.join("\n")) };
+        if found.is_empty() { TestOutcome::Passed } else { TestOutcome::Failed(found.join("\n")) };
     vec![Report { name: NAME.into(), outcome }]
 }
 
@@ -210,7 +211,7 @@ pub(crate) fn check_probes(
 pub(crate) fn run(
     vm: &mut Vm,
     suite: &Suite,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     guest: Guest<'_>,
     logs: &Path,
 ) -> Result<Vec<Report>> {
@@ -289,7 +290,7 @@ impl Passes {
 
 fn order(
     suite: &Suite,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     arguments: &[&str],
     root: bool,
     guest: Guest<'_>,
@@ -325,7 +326,7 @@ fn environment(options: RunOptions) -> Vec<(String, String)> {
 fn pass(
     vm: &mut Vm,
     suite: &Suite,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     guest: Guest<'_>,
     arguments: &[&str],
     root: bool,
@@ -374,11 +375,11 @@ fn pass(
 
 /// Turns a skip that is not legitimate into a failure.
 fn object(report: Report, objection: impl Fn(&str) -> Option<String>) -> Report {
-    let Outcome::Skipped(reason) = &report.outcome else { return report };
+    let TestOutcome::Skipped(reason) = &report.outcome else { return report };
     match objection(reason) {
         Some(objection) => {
             let text = format!("skipped for \"{reason}\", but {objection}");
-            Report { outcome: Outcome::Failed(text), ..report }
+            Report { outcome: TestOutcome::Failed(text), ..report }
         }
         None => report,
     }
@@ -397,7 +398,7 @@ fn judge(
         .map(String::as_str)
         .filter(|name| !reports.iter().any(|report| report.name == **name))
         .collect();
-    let failed = reports.iter().any(|report| matches!(report.outcome, Outcome::Failed(_)));
+    let failed = reports.iter().any(|report| matches!(report.outcome, TestOutcome::Failed(_)));
     let end = match how {
         Ok(Ending::Exited(0)) => "it ended with status 0".to_owned(),
         Ok(Ending::Exited(status)) => format!("it ended with status {status}"),
@@ -413,10 +414,11 @@ fn judge(
             missing.len(),
             names.len()
         );
-        reports.push(Report { name: at, outcome: Outcome::Failed(text) });
+        reports.push(Report { name: at, outcome: TestOutcome::Failed(text) });
     } else if *how != Ok(Ending::Exited(0)) && !failed {
         let text = format!("no test failed, but {end}\n{last}");
-        reports.push(Report { name: "the binary itself".into(), outcome: Outcome::Failed(text) });
+        reports
+            .push(Report { name: "the binary itself".into(), outcome: TestOutcome::Failed(text) });
     }
     reports
 }
@@ -429,9 +431,9 @@ pub(crate) fn collect(
 ) -> (Result<Ending>, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let ending = vm.run(order, patience, |event| match event {
-        Event::Stdout(_, bytes) => stdout.extend_from_slice(bytes),
-        Event::Stderr(_, bytes) => stderr.extend_from_slice(bytes),
-        Event::Exit(..) => {}
+        GuestEvent::Stdout(_, bytes) => stdout.extend_from_slice(bytes),
+        GuestEvent::Stderr(_, bytes) => stderr.extend_from_slice(bytes),
+        GuestEvent::Exit(..) => {}
     });
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).into_owned();
     (ending, text(stdout), text(stderr))
@@ -442,7 +444,7 @@ pub(crate) fn collect(
 pub(crate) fn follow(
     vm: &mut Vm,
     order: &Order,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
 ) -> (Result<Ending>, String, String) {
     let (mut stdout, mut stderr) = (Vec::new(), Vec::new());
     let mut shown = 0;
@@ -456,8 +458,8 @@ pub(crate) fn follow(
         loop {
             let deadline = end.min(heard + scope.silence);
             match vm.next_event(deadline)? {
-                Some(Event::Exit(ended, ending)) if ended == process => return Ok(ending),
-                Some(Event::Stdout(_, bytes)) => {
+                Some(GuestEvent::Exit(ended, ending)) if ended == process => return Ok(ending),
+                Some(GuestEvent::Stdout(_, bytes)) => {
                     stdout.extend_from_slice(&bytes);
                     while let Some(length) = stdout[shown..].iter().position(|byte| *byte == b'\n')
                     {
@@ -472,8 +474,8 @@ pub(crate) fn follow(
                         shown += length + 1;
                     }
                 }
-                Some(Event::Stderr(_, bytes)) => stderr.extend_from_slice(&bytes),
-                Some(Event::Exit(..)) => {}
+                Some(GuestEvent::Stderr(_, bytes)) => stderr.extend_from_slice(&bytes),
+                Some(GuestEvent::Exit(..)) => {}
                 None if Instant::now() >= end => {
                     return Err(
                         vm.failure(&format!("given up after {} s", scope.patience.as_secs()))
@@ -497,7 +499,11 @@ const NOT_RUN: &str = "device tests not run: ";
 /// of the lab. The first lines, which describe the device, and the result of each test are printed as they
 /// come. The table decides on skips for features of the driver; a skip for a feature of a real device is
 /// always legitimate.
-pub(crate) fn run_native(suite: &Suite, device: &str, scope: &Scope<'_>) -> Result<Vec<Report>> {
+pub(crate) fn run_native(
+    suite: &Suite,
+    device: &str,
+    scope: &TestScope<'_>,
+) -> Result<Vec<Report>> {
     let mut command = std::process::Command::new(&suite.binary);
     command
         .args(["--test-threads", "1", "--color", "never"])
@@ -620,7 +626,7 @@ mod tests {
         let reports = judge(results, "boom", &names(&["a", "b", "c"]), &Ok(Ending::Killed(11)));
         assert_eq!(reports.len(), 2);
         assert_eq!(reports[1].name, "b");
-        let Outcome::Failed(text) = &reports[1].outcome else { panic!("{reports:?}") };
+        let TestOutcome::Failed(text) = &reports[1].outcome else { panic!("{reports:?}") };
         assert!(text.contains("signal 11") && text.contains("2 of 3") && text.contains("boom"));
     }
 
@@ -630,16 +636,16 @@ mod tests {
         let good = judge(results, "", &names(&["a"]), &Ok(Ending::Exited(0)));
         assert_eq!(good.len(), 1);
         let bad = judge(results, "", &names(&["a"]), &Ok(Ending::Exited(3)));
-        assert!(matches!(bad[1].outcome, Outcome::Failed(_)));
+        assert!(matches!(bad[1].outcome, TestOutcome::Failed(_)));
         let told = judge("test a ... FAILED\n", "", &names(&["a"]), &Ok(Ending::Exited(101)));
         assert_eq!(told.len(), 1, "the failed test says it all");
     }
 
     #[test]
     fn an_unwarranted_skip_becomes_a_failure() {
-        let skip = Report { name: "a".into(), outcome: Outcome::Skipped("[rc] no".into()) };
+        let skip = Report { name: "a".into(), outcome: TestOutcome::Skipped("[rc] no".into()) };
         let judged = object(skip.clone(), |_| Some("rxe has [rc]".into()));
-        assert!(matches!(judged.outcome, Outcome::Failed(_)));
+        assert!(matches!(judged.outcome, TestOutcome::Failed(_)));
         assert_eq!(object(skip.clone(), |_| None), skip);
     }
 }

@@ -2,7 +2,7 @@
 //!
 //! Skips are printed before failures, so that the end of a log shows what failed.
 
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use std::collections::BTreeMap;
 use std::fmt;
 
@@ -34,9 +34,9 @@ impl Counts {
         let mut counts = Self::default();
         for report in reports {
             match report.outcome {
-                Outcome::Passed => counts.passed += 1,
-                Outcome::Failed(_) => counts.failed += 1,
-                Outcome::Skipped(_) => counts.skipped += 1,
+                TestOutcome::Passed => counts.passed += 1,
+                TestOutcome::Failed(_) => counts.failed += 1,
+                TestOutcome::Skipped(_) => counts.skipped += 1,
             }
         }
         counts
@@ -66,7 +66,7 @@ impl Summary {
         for section in &self.sections {
             let mut reasons: BTreeMap<&str, Vec<&str>> = BTreeMap::new();
             for report in &section.reports {
-                if let Outcome::Skipped(reason) = &report.outcome {
+                if let TestOutcome::Skipped(reason) = &report.outcome {
                     reasons.entry(reason).or_default().push(&report.name);
                 }
             }
@@ -95,7 +95,7 @@ impl fmt::Display for Summary {
         }
         for section in &self.sections {
             for report in &section.reports {
-                if let Outcome::Failed(message) = &report.outcome {
+                if let TestOutcome::Failed(message) = &report.outcome {
                     writeln!(to, "FAILED {}: {}", section.name, report.name)?;
                     for line in message.lines() {
                         writeln!(to, "    {line}")?;
@@ -122,7 +122,7 @@ impl fmt::Display for Summary {
 mod tests {
     use super::*;
 
-    fn report(name: &str, outcome: Outcome) -> Report {
+    fn report(name: &str, outcome: TestOutcome) -> Report {
         Report { name: name.into(), outcome }
     }
 
@@ -132,15 +132,15 @@ mod tests {
             sections: vec![
                 Section {
                     name: "host".into(),
-                    reports: vec![report("fmt", Outcome::Passed)],
+                    reports: vec![report("fmt", TestOutcome::Passed)],
                     ..Section::default()
                 },
                 Section {
                     name: "6.1 rxe".into(),
                     reports: vec![
-                        report("a", Outcome::Passed),
-                        report("b", Outcome::Skipped("[odp] none".into())),
-                        report("c", Outcome::Failed("boom".into())),
+                        report("a", TestOutcome::Passed),
+                        report("b", TestOutcome::Skipped("[odp] none".into())),
+                        report("c", TestOutcome::Failed("boom".into())),
                     ],
                     ..Section::default()
                 },
@@ -156,18 +156,18 @@ mod tests {
     /// Skips, failures, counts; sections that skip the same for the same reason are on one line.
     #[test]
     fn failures_follow_skips_joined_by_reason() {
-        let section = |name: &str, reports: &[(&str, Outcome)]| Section {
+        let section = |name: &str, reports: &[(&str, TestOutcome)]| Section {
             name: name.into(),
             reports: reports.iter().map(|(name, outcome)| report(name, outcome.clone())).collect(),
             ..Section::default()
         };
-        let failed = |message: &str| Outcome::Failed(message.into());
-        let odp = || Outcome::Skipped("[odp] none".into());
-        let old = || Outcome::Skipped("[dmabuf] old".into());
+        let failed = |message: &str| TestOutcome::Failed(message.into());
+        let odp = || TestOutcome::Skipped("[odp] none".into());
+        let old = || TestOutcome::Skipped("[dmabuf] old".into());
         let sections = vec![
             section("6.1 mlx5", &[("a", odp()), ("c", failed("boom")), ("b", odp()), ("d", old())]),
             section("6.12 mlx5", &[("b", odp()), ("a", odp()), ("d", failed("one\ntwo"))]),
-            section("7.3 mlx5", &[("a", odp()), ("b", Outcome::Passed), ("d", odp())]),
+            section("7.3 mlx5", &[("a", odp()), ("b", TestOutcome::Passed), ("d", odp())]),
         ];
         let text = Summary { sections }.to_string();
         let lines: Vec<&str> = text.lines().collect();
@@ -194,7 +194,8 @@ mod tests {
     #[test]
     fn a_run_without_tests_fails() {
         assert!(Summary::default().failed());
-        let passed = Section { reports: vec![report("a", Outcome::Passed)], ..Section::default() };
+        let passed =
+            Section { reports: vec![report("a", TestOutcome::Passed)], ..Section::default() };
         assert!(!Summary { sections: vec![passed] }.failed());
     }
 }

@@ -17,10 +17,10 @@ use crate::junit;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::musl::Musl;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::{self, Machine, Session};
 use crate::smoke;
-use crate::suite::{self, Guest, Scope, Suite};
+use crate::suite::{self, Guest, Suite, TestScope};
 use crate::summary::{Section, Summary};
 use crate::workspace::{Profile, Workspace, has_static_libc};
 use anyhow::{Context, Result, bail};
@@ -132,9 +132,9 @@ impl TestArguments {
         }
     }
 
-    fn scope(&self) -> Scope<'_> {
+    fn scope(&self) -> TestScope<'_> {
         let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
-        Scope {
+        TestScope {
             filter: self.filter.as_deref(),
             choice: None,
             options: RunOptions { peers: self.full || self.peers, soak: false },
@@ -221,7 +221,7 @@ fn reports_of(suite: &str, outcome: Result<Vec<Report>>) -> Vec<Report> {
 }
 
 fn failure(name: &str, error: &anyhow::Error) -> Report {
-    Report { name: name.to_owned(), outcome: Outcome::Failed(format!("{error:#}")) }
+    Report { name: name.to_owned(), outcome: TestOutcome::Failed(format!("{error:#}")) }
 }
 
 /// A job's section, or one with the error that kept the job from running.
@@ -250,7 +250,7 @@ fn joined(parts: Vec<Section>) -> Vec<Section> {
     sections
 }
 
-fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Section> {
+fn native(workspace: &Workspace, device: &str, scope: &TestScope<'_>) -> Result<Section> {
     if !Path::new("/sys/class/infiniband").join(device).exists() {
         bail!("--native {device}: this machine has no such RDMA device");
     }
@@ -264,11 +264,11 @@ fn native(workspace: &Workspace, device: &str, scope: &Scope<'_>) -> Result<Sect
 /// The setup that all guests of a run share, made by the first job.
 #[derive(Default)]
 pub(crate) struct LazySetup {
-    ready: OnceLock<Result<Setup, String>>,
+    ready: OnceLock<Result<TestSetup, String>>,
 }
 
 /// The downloads and the built programs.
-pub(crate) struct Setup {
+pub(crate) struct TestSetup {
     pub(crate) session: Session,
     suites: Vec<Suite>,
     programs: Vec<(String, PathBuf)>,
@@ -276,7 +276,7 @@ pub(crate) struct Setup {
 
 impl LazySetup {
     /// The setup, or the reason why it failed.
-    pub(crate) fn ready(&self) -> Result<&Setup> {
+    pub(crate) fn ready(&self) -> Result<&TestSetup> {
         match self.ready.get() {
             Some(Ok(ready)) => Ok(ready),
             Some(Err(why)) => bail!("nothing could boot: {why}"),
@@ -310,7 +310,7 @@ pub(crate) struct SetupRequest {
 }
 
 impl SetupRequest {
-    fn make(&self) -> Result<Setup> {
+    fn make(&self) -> Result<TestSetup> {
         let session = Session::open(&self.needs, self.console)?;
         let stage = clock::stage("build: guest and emulator");
         session::programs()?;
@@ -334,7 +334,7 @@ impl SetupRequest {
             let _stage = clock::stage("build: examples");
             examples::programs(workspace)?;
         }
-        Ok(Setup { session, suites, programs })
+        Ok(TestSetup { session, suites, programs })
     }
 }
 
@@ -351,7 +351,7 @@ fn jobs<'a>(
     arguments: &'a TestArguments,
     workspace: &'a Workspace,
     setup: &'a LazySetup,
-    scope: &'a Scope<'a>,
+    scope: &'a TestScope<'a>,
     logs: &'a Path,
 ) -> Vec<Work<'a>> {
     let filter = scope.filter;
@@ -446,10 +446,10 @@ pub(crate) fn suites_on(
     setup: &LazySetup,
     kernel: KernelName,
     device: DeviceName,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     logs: &Path,
 ) -> Result<Section> {
-    let Setup { session, suites, programs } = setup.ready()?;
+    let TestSetup { session, suites, programs } = setup.ready()?;
     Ok(suites_with(session, suites, programs, kernel, device, scope, logs))
 }
 
@@ -459,7 +459,7 @@ pub(crate) fn suites_in(
     suites: &[Suite],
     kernel: KernelName,
     device: DeviceName,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     logs: &Path,
 ) -> Section {
     let programs: Vec<_> =
@@ -473,7 +473,7 @@ fn suites_with(
     programs: &[(String, PathBuf)],
     kernel: KernelName,
     device: DeviceName,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     logs: &Path,
 ) -> Section {
     let start = Instant::now();
@@ -497,7 +497,7 @@ pub(crate) fn group_on(
     group: &cases::Group,
     setup: &LazySetup,
     kernel: KernelName,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     logs: &Path,
 ) -> Result<Section> {
     let session = &setup.ready()?.session;
@@ -511,7 +511,7 @@ pub(crate) fn examples_on(
     setup: &LazySetup,
     kernel: KernelName,
     device: DeviceName,
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     logs: &Path,
 ) -> Result<Section> {
     let (emulation, session) = (scope.emulation, &setup.ready()?.session);
@@ -526,7 +526,7 @@ fn run_suites(
     session: &Session,
     machine: &Machine<'_>,
     suites: &[Suite],
-    scope: &Scope<'_>,
+    scope: &TestScope<'_>,
     logs: &Path,
     section: &mut Section,
 ) {

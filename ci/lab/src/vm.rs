@@ -61,7 +61,7 @@ pub(crate) struct Plan<'a> {
 
 /// An event of a process in the guest.
 #[derive(Debug)]
-pub(crate) enum Event {
+pub(crate) enum GuestEvent {
     /// Bytes of its standard output.
     Stdout(u32, Vec<u8>),
     /// Bytes of its standard error.
@@ -74,7 +74,7 @@ pub(crate) enum Event {
 enum FromGuest {
     Ready(Greeting),
     Broken(String),
-    Event(Event),
+    Event(GuestEvent),
     Gone(String),
 }
 
@@ -324,7 +324,7 @@ impl Vm {
     }
 
     /// The next event; `None` if there is none until the deadline.
-    pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<Event>> {
+    pub(crate) fn next_event(&mut self, deadline: Instant) -> Result<Option<GuestEvent>> {
         let left = deadline.saturating_duration_since(Instant::now());
         match self.from_guest.recv_timeout(left) {
             Ok(FromGuest::Event(event)) => Ok(Some(event)),
@@ -342,7 +342,7 @@ impl Vm {
         &mut self,
         order: &Order,
         timeout: Duration,
-        mut sink: impl FnMut(&Event),
+        mut sink: impl FnMut(&GuestEvent),
     ) -> Result<Ending> {
         let process = self.start(order)?;
         self.end_input(process)?;
@@ -354,12 +354,12 @@ impl Vm {
         &mut self,
         process: u32,
         timeout: Duration,
-        sink: &mut dyn FnMut(&Event),
+        sink: &mut dyn FnMut(&GuestEvent),
     ) -> Result<Ending> {
         let deadline = Instant::now() + timeout;
         loop {
             match self.next_event(deadline)? {
-                Some(Event::Exit(ended, ending)) if ended == process => return Ok(ending),
+                Some(GuestEvent::Exit(ended, ending)) if ended == process => return Ok(ending),
                 Some(event) => sink(&event),
                 None => {
                     let text = format!("still running after {} s", timeout.as_secs());
@@ -520,10 +520,10 @@ fn receive(from: &mut UnixStream) -> FromGuest {
             Err(error) => FromGuest::Gone(format!("unreadable greeting: {error}")),
         },
         Kind::Broken => FromGuest::Broken(String::from_utf8_lossy(&frame.payload).into_owned()),
-        Kind::Stdout => FromGuest::Event(Event::Stdout(process, frame.payload)),
-        Kind::Stderr => FromGuest::Event(Event::Stderr(process, frame.payload)),
+        Kind::Stdout => FromGuest::Event(GuestEvent::Stdout(process, frame.payload)),
+        Kind::Stderr => FromGuest::Event(GuestEvent::Stderr(process, frame.payload)),
         Kind::Exit => match serde_json::from_slice(&frame.payload) {
-            Ok(ending) => FromGuest::Event(Event::Exit(process, ending)),
+            Ok(ending) => FromGuest::Event(GuestEvent::Exit(process, ending)),
             Err(error) => FromGuest::Gone(format!("unreadable ending: {error}")),
         },
         kind => FromGuest::Gone(format!("the guest sent {kind:?}")),

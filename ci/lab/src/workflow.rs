@@ -10,7 +10,7 @@ pub(crate) const GITLAB: &str = include_str!("../../../docs/runner/gitlab.yml");
 
 /// A job, as far as a runner's shell is concerned.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Job {
+pub(crate) struct WorkflowJob {
     pub(crate) name: String,
     /// Jobs that end before this one begins.
     pub(crate) needs: Vec<String>,
@@ -127,7 +127,7 @@ const GITLAB_ARTIFACTS: &[&str] = &[
 ];
 
 /// The jobs of a workflow of GitHub Actions.
-pub(crate) fn github(text: &str) -> Result<Vec<Job>> {
+pub(crate) fn github(text: &str) -> Result<Vec<WorkflowJob>> {
     let workflow = document(text)?;
     known_keys(&workflow, GITHUB_WORKFLOW)?;
     for event in strings(&workflow["on"]).context("on")? {
@@ -141,17 +141,17 @@ pub(crate) fn github(text: &str) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-fn github_job(name: &str, job: &Yaml) -> Result<Job> {
+fn github_job(name: &str, job: &Yaml) -> Result<WorkflowJob> {
     known_keys(job, GITHUB_JOB)?;
     ensure!(!strings(&job["runs-on"]).context("runs-on")?.is_empty(), "runs-on names no runner");
     let minutes = &job["timeout-minutes"];
     ensure!(minutes.is_badvalue() || minutes.as_i64().is_some(), "timeout-minutes is a number");
-    let mut read = Job {
+    let mut read = WorkflowJob {
         name: name.to_owned(),
         needs: optional_strings(&job["needs"])?,
         environment: variables(&job["env"])?,
         loses_modes: true,
-        ..Job::default()
+        ..WorkflowJob::default()
     };
     let steps = job["steps"].as_vec().context("no steps")?;
     for step in steps {
@@ -181,7 +181,7 @@ fn github_job(name: &str, job: &Yaml) -> Result<Job> {
 }
 
 /// The jobs of a pipeline of GitLab.
-pub(crate) fn gitlab(text: &str) -> Result<Vec<Job>> {
+pub(crate) fn gitlab(text: &str) -> Result<Vec<WorkflowJob>> {
     let pipeline = document(text)?;
     let mut jobs = Vec::new();
     for (name, job) in entries(&pipeline)? {
@@ -193,7 +193,7 @@ pub(crate) fn gitlab(text: &str) -> Result<Vec<Job>> {
     Ok(jobs)
 }
 
-fn gitlab_job(name: &str, job: &Yaml) -> Result<Job> {
+fn gitlab_job(name: &str, job: &Yaml) -> Result<WorkflowJob> {
     known_keys(job, GITLAB_JOB)?;
     let artifacts = &job["artifacts"];
     let mut kept = Vec::new();
@@ -211,7 +211,7 @@ fn gitlab_job(name: &str, job: &Yaml) -> Result<Job> {
     let lines = strings(&job["script"]).context("script")?;
     // As the runner begins the script that it makes of the lines.
     let script = format!("set -eo pipefail\n{}\n", lines.join("\n"));
-    Ok(Job {
+    Ok(WorkflowJob {
         name: name.to_owned(),
         needs: optional_strings(&job["needs"])?,
         environment: variables(&job["variables"])?,
@@ -266,7 +266,7 @@ fn variables(yaml: &Yaml) -> Result<Vec<(String, String)>> {
     entries(yaml)?.into_iter().map(value).collect()
 }
 
-fn needs_exist(jobs: &[Job]) -> Result<()> {
+fn needs_exist(jobs: &[WorkflowJob]) -> Result<()> {
     for job in jobs {
         for need in &job.needs {
             ensure!(jobs.iter().any(|job| job.name == *need), "{} needs {need}", job.name);
@@ -301,7 +301,7 @@ mod tests {
 
     #[test]
     fn what_the_systems_do_not_know_is_refused() {
-        let refused = |jobs: Result<Vec<Job>>| format!("{:#}", jobs.unwrap_err());
+        let refused = |jobs: Result<Vec<WorkflowJob>>| format!("{:#}", jobs.unwrap_err());
         let edited = |from: &str, to: &str| refused(github(&GITHUB.replace(from, to)));
         assert!(edited("timeout-minutes", "timeout").contains("no key timeout"));
         assert!(edited("runs-on: ubuntu-latest", "name: x").contains("runs-on"));

@@ -25,7 +25,7 @@ struct Metadata {
 #[derive(Debug, Deserialize)]
 pub(crate) struct Package {
     pub(crate) name: String,
-    targets: Vec<Target>,
+    targets: Vec<CargoTarget>,
     features: std::collections::BTreeMap<String, Vec<String>>,
     /// The oldest release of Rust that it supports.
     pub(crate) rust_version: Option<String>,
@@ -35,7 +35,7 @@ pub(crate) struct Package {
 
 /// Something that cargo builds of a package.
 #[derive(Debug, Deserialize)]
-pub(crate) struct Target {
+pub(crate) struct CargoTarget {
     pub(crate) name: String,
     kind: Vec<String>,
     /// The file that it begins with.
@@ -45,7 +45,7 @@ pub(crate) struct Target {
     required_features: Vec<String>,
 }
 
-impl Target {
+impl CargoTarget {
     /// Whether it is built only with this feature.
     pub(crate) fn needs(&self, feature: &str) -> bool {
         self.required_features.iter().any(|name| name == feature)
@@ -101,12 +101,12 @@ pub(crate) enum Profile {
 
 /// A line of cargo's messages in JSON.
 #[derive(Deserialize)]
-pub(crate) struct Message {
+pub(crate) struct CargoMessage {
     reason: String,
     #[serde(default)]
     executable: Option<PathBuf>,
     #[serde(default)]
-    target: Option<Target>,
+    target: Option<CargoTarget>,
     #[serde(default)]
     fresh: bool,
 }
@@ -120,7 +120,7 @@ pub(crate) struct Built {
     pub(crate) is_fresh: bool,
 }
 
-impl Message {
+impl CargoMessage {
     /// The program that the message is about, if it is about one.
     pub(crate) fn program(self) -> Option<Built> {
         let kinds = ["bin", "test", "example", "lib"];
@@ -265,7 +265,7 @@ impl Workspace {
     }
 
     /// The targets of a package.
-    pub(crate) fn targets(&self, package: &str) -> impl Iterator<Item = &Target> {
+    pub(crate) fn targets(&self, package: &str) -> impl Iterator<Item = &CargoTarget> {
         self.package(package).into_iter().flat_map(|package| &package.targets)
     }
 
@@ -498,7 +498,7 @@ impl Workspace {
         }
         Ok(String::from_utf8_lossy(&output)
             .lines()
-            .filter_map(|line| serde_json::from_str::<Message>(line).ok()?.program())
+            .filter_map(|line| serde_json::from_str::<CargoMessage>(line).ok()?.program())
             .map(|built| (built.name, built.path))
             .collect())
     }

@@ -19,7 +19,29 @@ use std::ptr::NonNull;
 /// Forked children do not get the memory (`MADV_DONTFORK`): what a child does in the middle of a poll
 /// that its parent began ends in `SIGSEGV`. All other ready-made allocators are kinder.
 ///
-/// Example: [`ParentDomain`](crate::ParentDomain).
+/// The other allocators are used alike:
+///
+/// ```no_run
+/// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+/// use std::sync::Arc;
+/// use uverbs::allocator::{Arena, HugePages, NumaNode, Pages, SharedMemory};
+///
+/// // Huge pages of 1 GiB, and small pages once those are used up.
+/// let huge = Arc::new(HugePages::of(30)?.or_default());
+/// let domain = pd.parent_domain_builder().allocator(huge.clone()).build()?;
+/// // ... queues are made of `domain` ...
+/// println!("{} queues lie in huge pages", huge.buffers());
+///
+/// let default_size = HugePages::new();
+/// let (small, node) = (Pages::new(), NumaNode::new(1));
+/// println!("{} and {} buffers", small.buffers(), node.buffers());
+/// let (arena, large) = (Arena::new(1 << 20)?, Arena::huge_pages(2 << 20)?);
+/// println!("{} of {} bytes; {} buffers", arena.used(), arena.len(), large.buffers());
+/// // Files that another process may map: of any memory, or dma-bufs.
+/// let (files, dmabufs) = (SharedMemory::new(), SharedMemory::dmabufs()?);
+/// println!("{:?} {:?}", files.buffers()?, dmabufs.buffers()?);
+/// # drop((domain, default_size)); Ok(()) }
+/// ```
 #[derive(Debug)]
 pub struct HugePages {
     lent: LentMappings,

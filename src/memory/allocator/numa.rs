@@ -8,8 +8,9 @@ use rustix::mm::{Advice, madvise};
 use std::alloc::Layout;
 use std::ptr::NonNull;
 
-/// Nodes that a mask of [`bind`] has room for: more than Linux can have.
+/// Nodes that a mask of [`bind`] has a bit for: as many as Linux can have.
 const NODES: usize = 1024;
+/// Bits of a word of the mask.
 const WORD: usize = usize::BITS as usize;
 
 /// Gives each buffer pages of one NUMA node: that of the device, so that the device does not have
@@ -56,7 +57,7 @@ unsafe impl QueueAllocator for NumaNode {
     }
 }
 
-/// Takes all pages of a mapping now: later, a page that is missing would be a signal.
+/// Takes all pages of a mapping now: the kernel ends a program that later touches a page which it cannot give.
 fn populate(mapping: &Mapping) -> Result<(), Errno> {
     let advice = Advice::LinuxPopulateWrite;
     // SAFETY: the range is a mapping of ours, of which nothing was used yet.
@@ -78,8 +79,10 @@ fn mask(node: u32) -> Option<[usize; NODES / WORD]> {
 /// Binds the pages of a mapping to one node, before any of them is touched.
 fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
     let nodes = mask(node).ok_or(Errno::INVAL)?;
-    // SAFETY: the range is a mapping of ours. The mask has `NODES` bits, and the kernel reads it only during
-    // the call.
+    // The kernel reads one bit less than it is told.
+    let bits = NODES + 1;
+    // SAFETY: the range is a mapping of ours. The mask has the `NODES` bits that the kernel reads, and the kernel
+    // reads them only during the call.
     let status = unsafe {
         libc::syscall(
             libc::SYS_mbind,
@@ -87,7 +90,7 @@ fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
             mapping.len(),
             libc::MPOL_BIND,
             nodes.as_ptr(),
-            NODES,
+            bits,
             0,
         )
     };

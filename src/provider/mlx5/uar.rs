@@ -35,7 +35,7 @@ pub(crate) struct UarPage {
     pub(crate) handle: u32,
     pub(crate) offset: u64,
     pub(crate) length: u32,
-    /// What the device calls its first UAR.
+    /// The device's number of its first UAR.
     pub(crate) id: u32,
 }
 

@@ -244,7 +244,7 @@ mod model {
         loom::model(|| {
             let sends = Arc::new(SqWrIds::new(1));
             let held = Arc::new(AccessProbe::new());
-            // What the device was told, and what it completed: its doorbells are barriers.
+            // The requests that the device was told of, and those that it completed: its doorbells are barriers.
             let rung = Arc::new(AtomicU32::new(1));
             sends.posted.at(0).set(100, 1, 0);
             let poster = {

@@ -1,7 +1,7 @@
 //! Device memory of a scripted mlx5 device, and its regions.
 
 use super::attrs::{self, Responses};
-use super::state::{Object, Result, State};
+use super::state::{Result, ScriptedObject, State};
 use rustix::io::Errno;
 use rustix::param::page_size;
 use uverbs_uapi::dm as uapi;
@@ -24,8 +24,11 @@ impl State {
             (UVERBS_OBJECT_DM, uapi::UVERBS_METHOD_DM_ALLOC) => {
                 let length = attrs::int(to.command, uapi::UVERBS_ATTR_ALLOC_DM_LENGTH);
                 let length = length.ok_or(Errno::INVAL)?;
-                let handle =
-                    self.add(Object { object: UVERBS_OBJECT_DM, length, ..Default::default() });
+                let handle = self.add(ScriptedObject {
+                    object: UVERBS_OBJECT_DM,
+                    length,
+                    ..Default::default()
+                });
                 let index = handle as u16 & 0xff;
                 let offset = u64::from(MLX5_IB_MMAP_DEVICE_MEM) << 8 | u64::from(index);
                 self.add_page_at(handle, "dm", offset * page_size() as u64);
@@ -55,7 +58,7 @@ impl State {
                 let length = number(mr::UVERBS_ATTR_REG_DM_MR_LENGTH)?;
                 self.expect("reg_dm_mr", pd, UVERBS_OBJECT_PD)?;
                 self.expect("reg_dm_mr", memory, UVERBS_OBJECT_DM)?;
-                let handle = self.add(Object {
+                let handle = self.add(ScriptedObject {
                     object: UVERBS_OBJECT_MR,
                     stands_on: vec![pd, memory],
                     length,

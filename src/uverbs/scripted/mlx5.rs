@@ -2,7 +2,7 @@
 //! their doorbells in UARs.
 
 use super::attrs::{self, Responses};
-use super::state::{Object, Result, State};
+use super::state::{Result, ScriptedObject, State};
 use rustix::io::Errno;
 use uverbs_uapi::buffer::{ib_uverbs_buffer_desc, ib_uverbs_buffer_type};
 use uverbs_uapi::device::UVERBS_ATTR_CORE_OUT;
@@ -122,7 +122,8 @@ impl State {
                 mlx5.uars = mlx5.uars.checked_sub(1).ok_or(Errno::NOSPC)?;
                 let page = mlx5.next_page;
                 mlx5.next_page += 1;
-                let handle = self.add(Object { object: MLX5_IB_OBJECT_UAR, ..Default::default() });
+                let handle =
+                    self.add(ScriptedObject { object: MLX5_IB_OBJECT_UAR, ..Default::default() });
                 let offset = self.add_page(handle, "uar");
                 to.made(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, handle)?;
                 to.put(uar::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
@@ -134,7 +135,8 @@ impl State {
                 Ok(())
             }
             (MLX5_IB_OBJECT_VAR, var::MLX5_IB_METHOD_VAR_OBJ_ALLOC) => {
-                let handle = self.add(Object { object: MLX5_IB_OBJECT_VAR, ..Default::default() });
+                let handle =
+                    self.add(ScriptedObject { object: MLX5_IB_OBJECT_VAR, ..Default::default() });
                 let offset = self.add_page(handle, "var");
                 to.made(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE, handle)?;
                 to.put(var::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &offset);
@@ -170,7 +172,7 @@ impl State {
                 if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
                     return Err(Errno::INVAL);
                 }
-                let handle = self.add(Object {
+                let handle = self.add(ScriptedObject {
                     object: UVERBS_OBJECT_CQ,
                     max_wr: cqe,
                     start,
@@ -261,7 +263,8 @@ impl State {
         self.next_qpn += 1;
         let object = UVERBS_OBJECT_QP;
         let stands_on = vec![domain];
-        let handle = self.add(Object { object, stands_on, number, uidx, ..Default::default() });
+        let handle =
+            self.add(ScriptedObject { object, stands_on, number, uidx, ..Default::default() });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;
         to.put(qp::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &number);
         to.put(UVERBS_ATTR_UHW_OUT, &resp);
@@ -287,7 +290,7 @@ impl State {
         let stands_on = self.parents_of_qp(to.command)?;
         let number = self.next_qpn;
         self.next_qpn += 1;
-        let handle = self.add(Object {
+        let handle = self.add(ScriptedObject {
             object: UVERBS_OBJECT_QP,
             stands_on,
             number,

@@ -38,7 +38,7 @@ pub(crate) enum Role {
 
 /// A kernel object.
 #[derive(Clone, Debug, Default)]
-pub(crate) struct Object {
+pub(crate) struct ScriptedObject {
     pub(crate) object: u16,
     pub(crate) user_handle: u64,
     /// Handles of the objects that it depends on, which must be destroyed after it.
@@ -80,7 +80,7 @@ pub(super) struct State {
     pub(super) ports: Vec<super::ScriptedPort>,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
-    pub(super) objects: BTreeMap<u32, Object>,
+    pub(super) objects: BTreeMap<u32, ScriptedObject>,
     pub(super) next_qpn: u32,
     pub(super) open_files: u32,
     pub(super) left_at_close: Option<Vec<(u16, u32)>>,
@@ -246,7 +246,7 @@ impl State {
             }
             (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_INFO_HANDLES) => {
                 let asked = attrs::u32(to.command, device_ids::UVERBS_ATTR_INFO_OBJECT_ID)?;
-                let of_kind = |(handle, object): (&u32, &Object)| {
+                let of_kind = |(handle, object): (&u32, &ScriptedObject)| {
                     (u32::from(object.object) == asked).then_some(*handle)
                 };
                 let handles: Vec<u32> = self.objects.iter().filter_map(of_kind).collect();
@@ -312,7 +312,7 @@ impl State {
         let user_handle = attrs::int(to.command, cq::UVERBS_ATTR_CREATE_CQ_USER_HANDLE);
         let channel = attrs::fd(to.command, cq::UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL);
         let events = attrs::fd(to.command, cq::UVERBS_ATTR_CREATE_CQ_EVENT_FD);
-        let handle = self.add(Object {
+        let handle = self.add(ScriptedObject {
             object: UVERBS_OBJECT_CQ,
             user_handle: user_handle.unwrap_or(0),
             events,
@@ -346,7 +346,7 @@ impl State {
         let events = attrs::fd(to.command, qp::UVERBS_ATTR_CREATE_QP_EVENT_FD);
         let number = self.next_qpn;
         self.next_qpn += 1;
-        let handle = self.add(Object {
+        let handle = self.add(ScriptedObject {
             object: UVERBS_OBJECT_QP,
             user_handle: user_handle.unwrap_or(0),
             stands_on,
@@ -409,7 +409,7 @@ impl State {
         let pd = self.expect("create_srq", pd, UVERBS_OBJECT_PD)?;
         let user_handle = attrs::int(to.command, srq::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE);
         let events = attrs::fd(to.command, srq::UVERBS_ATTR_CREATE_SRQ_EVENT_FD);
-        let handle = self.add(Object {
+        let handle = self.add(ScriptedObject {
             object: UVERBS_OBJECT_SRQ,
             user_handle: user_handle.unwrap_or(0),
             stands_on: vec![pd],
@@ -463,7 +463,7 @@ impl State {
         Ok(())
     }
 
-    pub(super) fn add(&mut self, object: Object) -> u32 {
+    pub(super) fn add(&mut self, object: ScriptedObject) -> u32 {
         let handle = self.next_handle;
         self.next_handle += 1;
         self.objects.insert(handle, object);
@@ -471,10 +471,10 @@ impl State {
     }
 
     pub(super) fn add_on(&mut self, pd: u32, object: u16) -> u32 {
-        self.add(Object { object, stands_on: vec![pd], ..Default::default() })
+        self.add(ScriptedObject { object, stands_on: vec![pd], ..Default::default() })
     }
 
-    pub(super) fn object(&mut self, handle: u32) -> &mut Object {
+    pub(super) fn object(&mut self, handle: u32) -> &mut ScriptedObject {
         self.objects.get_mut(&handle).expect("the caller checked the handle")
     }
 

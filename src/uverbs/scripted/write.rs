@@ -2,7 +2,7 @@
 
 use super::attrs::{self, Responses};
 use super::state::{
-    MAX_CQE, MAX_SGE, MAX_WR, Object, Result, Role, State, cq_element, recv_element,
+    MAX_CQE, MAX_SGE, MAX_WR, Result, Role, ScriptedObject, State, cq_element, recv_element,
 };
 use crate::port::LinkLayer;
 use rustix::io::Errno;
@@ -37,7 +37,8 @@ impl State {
                 to.put(OUT, &resp);
             }
             IB_USER_VERBS_CMD_ALLOC_PD => {
-                let pd_handle = self.add(Object { object: UVERBS_OBJECT_PD, ..Default::default() });
+                let pd_handle =
+                    self.add(ScriptedObject { object: UVERBS_OBJECT_PD, ..Default::default() });
                 self.object(pd_handle).number = pd_handle + 0x200;
                 to.put(OUT, &pd::ib_uverbs_alloc_pd_resp { pd_handle });
             }
@@ -152,7 +153,7 @@ impl State {
             IB_USER_VERBS_CMD_QUERY_QP => {
                 let request: qp::ib_uverbs_query_qp = attrs::input(to.command, IN)?;
                 self.expect("query_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
-                let Object { state: qp_state, port, .. } = *self.object(request.qp_handle);
+                let ScriptedObject { state: qp_state, port, .. } = *self.object(request.qp_handle);
                 to.put(
                     OUT,
                     &qp::ib_uverbs_query_qp_resp {

@@ -1,7 +1,7 @@
 //! XRC domains of a scripted kernel, by the inode of a file.
 
 use super::attrs::{self, Responses};
-use super::state::{Object, Result, State};
+use super::state::{Result, ScriptedObject, State};
 use rustix::fs::OFlags;
 use rustix::io::Errno;
 use std::os::unix::fs::MetadataExt;
@@ -35,7 +35,7 @@ impl State {
                 return Err(Errno::INVAL);
             }
         }
-        let domain = Object { object: UVERBS_OBJECT_XRCD, inode, ..Default::default() };
+        let domain = ScriptedObject { object: UVERBS_OBJECT_XRCD, inode, ..Default::default() };
         let xrcd_handle = self.add(domain);
         // Domains count as their first opening does.
         self.object(xrcd_handle).number = there.unwrap_or(xrcd_handle);

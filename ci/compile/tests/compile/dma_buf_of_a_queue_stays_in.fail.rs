@@ -1,4 +1,4 @@
-//! The dma-buf of a live queue is for the kernel; with it a peer could be let at the queue.
+//! Only the kernel gets the dma-buf of a live queue: a program that registered it could let a peer write the queue.
 #![allow(unused)]
 
 use std::ptr::NonNull;

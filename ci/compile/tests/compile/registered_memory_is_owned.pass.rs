@@ -1,4 +1,4 @@
-//! A safe registration owns its memory: a borrow ends, and the device goes on.
+//! A safe registration owns its memory: a borrow could end while the device goes on.
 #![allow(unused)]
 
 use uverbs::{Access, ProtectionDomain};

@@ -21,10 +21,10 @@ pub(crate) fn query_hca_cap(caps: &HcaCaps, op_mod: u16) -> Result<Vec<u8>, Comm
     Ok(out.into_inner())
 }
 
-/// SET_HCA_CAP.
+/// SET_HCA_CAP: changes the current values of a group.
 ///
 /// # Errors
-/// If the group cannot be set.
+/// If the function has no such group, or the driver may not set it.
 pub(crate) fn set_hca_cap(
     caps: &mut HcaCaps,
     op_mod: u16,

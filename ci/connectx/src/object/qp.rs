@@ -85,13 +85,13 @@ const ECE_VERSION: u32 = 0x1000_0000;
 /// The options that the device has. They change nothing that a message could tell.
 const ECE_OPTIONS: u32 = ECE_VERSION | 7;
 
-/// What the device has of these options, if they are of its version.
+/// The options among those asked for that the device takes: none unless they are of its version.
 pub(crate) fn take_ece(asked: u32) -> u32 {
     if asked >> 28 == ECE_VERSION >> 28 { asked & ECE_OPTIONS } else { 0 }
 }
 
-/// What the device tells a driver that creates a queue pair with these options: to name the version and nothing else
-/// asks for all.
+/// The options that the device offers a driver which creates a queue pair and asks for `asked`. A driver that asks for
+/// the version alone is offered all of them.
 pub(crate) fn tell_ece(asked: u32) -> u32 {
     if asked == ECE_VERSION { ECE_OPTIONS } else { take_ece(asked) }
 }

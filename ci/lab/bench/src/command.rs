@@ -7,7 +7,7 @@ use std::path::Path;
 use std::process::ExitCode;
 
 /// What a program measures with.
-pub trait Side {
+pub trait Programs {
     /// Its control path.
     type Control: Control;
     /// Its many objects.
@@ -33,7 +33,7 @@ pub struct Rounds<'a> {
 }
 
 /// Does what the arguments say.
-pub fn main<S: Side>() -> ExitCode {
+pub fn main<S: Programs>() -> ExitCode {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let words: Vec<&str> = arguments.iter().map(String::as_str).collect();
     match run::<S>(&words) {
@@ -45,7 +45,7 @@ pub fn main<S: Side>() -> ExitCode {
     }
 }
 
-fn run<S: Side>(words: &[&str]) -> Result<(), Failure> {
+fn run<S: Programs>(words: &[&str]) -> Result<(), Failure> {
     match *words {
         ["path", device, how, runs, clock, ref only @ ..] => {
             let alone = how == "alone";

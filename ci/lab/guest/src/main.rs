@@ -20,7 +20,7 @@ mod netlink;
 mod processes;
 
 use lab_guest::frame::Kind;
-use lab_guest::order::{Greeting, Network, SETUP_PATH, Setup};
+use lab_guest::order::{Greeting, GuestSetup, Network, SETUP_PATH};
 use nix::sys::reboot::{RebootMode, reboot};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
@@ -92,7 +92,7 @@ fn serve() -> Result<(), Failure> {
 }
 
 fn set_up(modules: &mut modules::Modules) -> Result<Greeting, Failure> {
-    let setup: Setup = serde_json::from_slice(
+    let setup: GuestSetup = serde_json::from_slice(
         &fs::read(SETUP_PATH).map_err(|error| format!("read {SETUP_PATH}: {error}"))?,
     )?;
     if setup.network != Network::None {

@@ -1,11 +1,11 @@
 //! The structures inside frames: the host's orders and the guest's answers.
 //!
-//! `Setup` is read from the initramfs when the guest starts; the others travel as JSON in the
+//! `GuestSetup` is read from the initramfs when the guest starts; the others travel as JSON in the
 //! frames that `frame.rs` names.
 
 use serde::{Deserialize, Serialize};
 
-/// Where the initramfs holds the [`Setup`].
+/// Where the initramfs holds the [`GuestSetup`].
 pub const SETUP_PATH: &str = "/lab/setup.json";
 
 /// Where the initramfs holds the list of modules, see [`Module`].
@@ -22,7 +22,7 @@ pub const USER_MEMLOCK: u64 = 8 << 20;
 
 /// The guest's setup before it is ready.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Setup {
+pub struct GuestSetup {
     /// Modules to load, with what they depend on.
     pub modules: Vec<String>,
     /// The network interfaces of the RDMA devices.

@@ -5,7 +5,7 @@
 
 use super::BenchArguments;
 use super::control;
-use super::rounds::{self, Side};
+use super::rounds::{self, Library};
 use crate::progress;
 use crate::session::Session;
 use anyhow::Result;
@@ -41,7 +41,7 @@ pub(super) fn run(arguments: &BenchArguments, things: &'static [control::Known])
     let mut traced = Vec::new();
     for (name, thing) in control::wanted(arguments, things)? {
         let mut notes = Vec::new();
-        let [ours, theirs] = Side::BOTH.map(|side| {
+        let [ours, theirs] = Library::BOTH.map(|side| {
             let mut each =
                 |words: &[&str]| rounds::each(&mut vm, &[&[side.program()], words].concat());
             let mut of_one = || match thing {

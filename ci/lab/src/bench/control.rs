@@ -6,8 +6,8 @@
 
 use super::BenchArguments;
 use super::cmtime;
-use super::rounds::{self, Found, Side};
-use super::table::{Row, Table, Target, Value};
+use super::rounds::{self, Found, Library};
+use super::table::{Table, TableLimit, TableRow, Value};
 use crate::progress;
 use crate::session::Session;
 use crate::vm::Vm;
@@ -95,8 +95,8 @@ fn measure(
             continue;
         }
         let mut counts = [None; 2];
-        for (side, count) in Side::BOTH.into_iter().zip(&mut counts) {
-            let there = if side == Side::Ours { ours } else { theirs };
+        for (side, count) in Library::BOTH.into_iter().zip(&mut counts) {
+            let there = if side == Library::Ours { ours } else { theirs };
             if there.is_some() {
                 match system_calls(&mut vm, side, &device, name, thing) {
                     Ok(calls) => *count = Value::median(&[calls]),
@@ -146,9 +146,9 @@ fn measure(
 }
 
 /// System calls and opened files from the start of a program to its first connection by address.
-fn first_connection(vm: &mut Vm) -> Result<Vec<Row>> {
+fn first_connection(vm: &mut Vm) -> Result<Vec<TableRow>> {
     let mut counts = [[None; 2]; 2];
-    for (side, counts) in Side::BOTH.into_iter().zip(&mut counts) {
+    for (side, counts) in Library::BOTH.into_iter().zip(&mut counts) {
         let [calls, opened, _] = rounds::counts(vm, &[side.program(), FIRST_BY_ADDRESS])?;
         *counts = [calls, opened].map(|count| Value::median(&[count]));
     }
@@ -178,13 +178,13 @@ fn named(
     ours: Option<Value>,
     theirs: Option<Value>,
     ratio: Option<f64>,
-) -> Row {
+) -> TableRow {
     let theirs = theirs.map(|theirs| (theirs, String::new()));
-    Row::new(name, unit, ours, theirs, Target { ours: None, ratio })
+    TableRow::new(name, unit, ours, theirs, TableLimit { ours: None, ratio })
 }
 
 /// System calls that a thing takes.
-fn system_calls(vm: &mut Vm, side: Side, device: &str, name: &str, thing: Thing) -> Result<f64> {
+fn system_calls(vm: &mut Vm, side: Library, device: &str, name: &str, thing: Thing) -> Result<f64> {
     if thing == Thing::Start {
         return Ok(rounds::counts(vm, &[side.program(), LIST])?[0]);
     }

@@ -2,7 +2,7 @@
 //! blocking wait for the same events.
 
 use super::BenchArguments;
-use super::pingpong::{Operation, Program};
+use super::pingpong::{PingPongOperation, Program};
 use super::rxe::{Contest, measure};
 use super::score::Score;
 use crate::workspace::Profile;
@@ -10,8 +10,9 @@ use anyhow::Result;
 
 /// Measures the operations that futures do: reliable connections with events.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
-    let operations =
-        Operation::all().into_iter().filter(|operation| operation.kind == "rc" && operation.events);
+    let operations = PingPongOperation::all()
+        .into_iter()
+        .filter(|operation| operation.kind == "rc" && operation.events);
     measure(arguments, operations.map(Contest::PingPong), Program::Futures, |workspace| {
         let program = workspace.static_example("uverbs", "pingpong", "tokio", Profile::Whole)?;
         Ok(vec![("futures-pingpong".to_owned(), program)])

@@ -4,7 +4,7 @@
 
 use super::BenchArguments;
 use super::rounds;
-use super::table::{Row, Table, Target, Value};
+use super::table::{Table, TableLimit, TableRow, Value};
 use crate::device::DeviceName;
 use crate::progress;
 use crate::session::{Machine, Session};
@@ -51,12 +51,12 @@ fn measure(arguments: &BenchArguments, program_name: &'static str, title: &str) 
 }
 
 /// What was found, an operation to a row.
-fn rows(found: &[Sample]) -> Vec<Row> {
+fn rows(found: &[Sample]) -> Vec<TableRow> {
     found.chunk_by(|one, other| one.operation == other.operation).filter_map(row).collect()
 }
 
 /// One operation in both ways, the second of which is measured against the first; or only in that.
-fn row(samples: &[Sample]) -> Option<Row> {
+fn row(samples: &[Sample]) -> Option<TableRow> {
     let (by_number, owned) = match samples {
         [by_number, owned] => (Some(by_number), owned),
         [owned] => (None, owned),
@@ -65,7 +65,7 @@ fn row(samples: &[Sample]) -> Option<Row> {
     let ours = Value::lowest(&owned.runs)?;
     let theirs =
         by_number.and_then(|sample| Some((Value::lowest(&sample.runs)?, sample.way.clone())));
-    Some(Row::new(&owned.operation, "BlueFlame", Some(ours), theirs, Target::default()))
+    Some(TableRow::new(&owned.operation, "BlueFlame", Some(ours), theirs, TableLimit::default()))
 }
 
 #[cfg(test)]

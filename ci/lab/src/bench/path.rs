@@ -6,7 +6,7 @@
 
 use super::BenchArguments;
 use super::rounds::{self, Found};
-use super::table::{Row, Table, Target, Value};
+use super::table::{Table, TableLimit, TableRow, Value};
 use crate::device::{DeviceName, Emulation};
 use crate::progress;
 use crate::session::{Machine, Session};
@@ -89,7 +89,7 @@ fn row(
     ringing: Ringing,
     setting: &str,
     [ours, theirs]: &[Found; 2],
-) -> Option<Row> {
+) -> Option<TableRow> {
     // Only what writes to the register differs.
     let rings = matches!(operation, Operation::Post(..));
     if !rings && ringing == Ringing::BlueFlame {
@@ -102,5 +102,5 @@ fn row(
             .min_by(|(one, _), (other, _)| one.value.total_cmp(&other.value))
     };
     let ours = best(ours).map(|(value, _)| value);
-    Some(Row::new(name, setting, ours, best(theirs), Target::default()))
+    Some(TableRow::new(name, setting, ours, best(theirs), TableLimit::default()))
 }

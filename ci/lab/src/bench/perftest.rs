@@ -13,7 +13,7 @@ pub(super) const DEPTH: u32 = 128;
 
 /// Something that both can do.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Operation {
+pub(super) struct PerftestOperation {
     /// As perftest's programs spell it.
     verb: &'static str,
     size: u32,
@@ -21,11 +21,11 @@ pub(super) struct Operation {
     pub(super) list: Option<u32>,
 }
 
-impl Operation {
+impl PerftestOperation {
     /// Latencies of three operations, then rates of short messages.
-    pub(super) fn all() -> Vec<Operation> {
-        let latency = |verb| SIZES.map(|size| Operation { verb, size, list: None });
-        let rate = |verb| LISTS.map(|list| Operation { verb, size: 2, list: Some(list) });
+    pub(super) fn all() -> Vec<PerftestOperation> {
+        let latency = |verb| SIZES.map(|size| PerftestOperation { verb, size, list: None });
+        let rate = |verb| LISTS.map(|list| PerftestOperation { verb, size: 2, list: Some(list) });
         let latencies = ["send", "write", "read"].into_iter().flat_map(latency);
         latencies.chain(["send", "write"].into_iter().flat_map(rate)).collect()
     }
@@ -48,7 +48,7 @@ impl Operation {
 
     /// The command that runs both sides.
     pub(super) fn script(&self, program: Program, iterations: u64, counted: bool) -> Vec<String> {
-        let Operation { verb, size, list } = self;
+        let PerftestOperation { verb, size, list } = self;
         let what = if list.is_some() { "bw" } else { "lat" };
         let mut side = match program {
             Program::Theirs => format!("ib_{verb}_{what} -F -m 1024"),
@@ -92,7 +92,7 @@ mod tests {
 
     #[test]
     fn both_have_the_same_options() {
-        let one = Operation { verb: "write", size: 2, list: Some(32) };
+        let one = PerftestOperation { verb: "write", size: 2, list: Some(32) };
         assert_eq!(one.name(), "write rate 2 B, 32 at once");
         let ours = one.script(Program::Ours, 640, true).pop().unwrap();
         let side = "lab-count bench-traffic write_bw -p 18515 -x 1 -s 2 -n 640 -l 32";
@@ -100,20 +100,20 @@ mod tests {
         let theirs = one.script(Program::Theirs, 640, false).pop().unwrap();
         let side = "ib_write_bw -F -m 1024 -p 18515 -x 1 -s 2 -n 640 -l 32";
         assert!(theirs.contains(&format!("\n{side} -d rxe0 >")), "{theirs}");
-        let one = Operation { verb: "send", size: 2, list: None };
+        let one = PerftestOperation { verb: "send", size: 2, list: None };
         let theirs = one.script(Program::Theirs, 640, false).pop().unwrap();
         assert!(theirs.contains("ib_send_lat -F -m 1024 -I 0 -p 18515"), "{theirs}");
     }
 
     #[test]
     fn tables_are_read() {
-        let latency = Operation { verb: "send", size: 1024, list: None };
+        let latency = PerftestOperation { verb: "send", size: 1024, list: None };
         let output = " #bytes #iterations    t_min[usec]    t_max[usec]  t_typical[usec]\n \
                       1024    500          20.11          99.20        21.40  21.75  3.10 30.00 99.20\n\
                       ------\n";
         assert_eq!(latency.microseconds(Program::Theirs, output).unwrap(), 21.75);
         assert_eq!(latency.microseconds(Program::Ours, "7.250 µs per message\n").unwrap(), 7.25);
-        let rate = Operation { verb: "send", size: 2, list: Some(1) };
+        let rate = PerftestOperation { verb: "send", size: 2, list: Some(1) };
         let output =
             " 2          5000             0.25               0.24               0.125000\n";
         assert_eq!(rate.microseconds(Program::Theirs, output).unwrap(), 8.0);

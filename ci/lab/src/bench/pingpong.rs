@@ -15,7 +15,7 @@ pub(super) enum Program {
 
 /// Something that both can do.
 #[derive(Clone, Debug)]
-pub(super) struct Operation {
+pub(super) struct PingPongOperation {
     /// The transport as both spell it.
     pub(super) kind: &'static str,
     /// Messages under way at once.
@@ -24,17 +24,17 @@ pub(super) struct Operation {
     pub(super) events: bool,
 }
 
-impl Operation {
+impl PingPongOperation {
     /// Latency with one message under way, by size and by how completions are waited for, then
     /// the rate with many under way.
-    pub(super) fn all() -> Vec<Operation> {
+    pub(super) fn all() -> Vec<PingPongOperation> {
         let mut all = Vec::new();
         for (kind, queue_pairs, sizes) in
             [("rc", 1, &[2, 4096, 65536][..]), ("srq", 16, &[2, 4096][..])]
         {
             for events in [false, true] {
                 for &size in sizes {
-                    all.push(Operation { kind, queue_pairs, size, events });
+                    all.push(PingPongOperation { kind, queue_pairs, size, events });
                 }
             }
         }
@@ -54,35 +54,44 @@ impl Operation {
     }
 }
 
-/// Starts the server, waits until it listens, runs the client, and shows what both printed. The
-/// port is 18515.
-///
-/// Both yield to everything else: rxe works in kernel threads, and while two processes poll on two
-/// processors those would wait for the scheduler's tick, which is then all that is measured.
-const SCRIPT: &str = r#"
-renice -n 19 -p $$
-$SERVER >/tmp/server 2>&1 &
+/// What lists the port 18515 of TCP if a program listens there.
+const LISTENS: &str = "cat /proc/net/tcp /proc/net/tcp6 | grep -q ':4853 [0-9A-F]*:0000 0A'";
+
+/// What stands between the output of the server and that of the client.
+pub(super) const CLIENT_SAYS: &str = "-- client:";
+
+/// The command that starts the server, waits until the command `listens` succeeds, runs the client, and shows what
+/// both printed.
+pub(super) fn server_and_client(listens: &str, server: &str, client: &str) -> Vec<String> {
+    let script = format!(
+        r#"
+{server} >/tmp/server 2>&1 &
 server=$!
-until cat /proc/net/tcp /proc/net/tcp6 | grep -q ':4853 [0-9A-F]*:0000 0A' || ! kill -0 $server
+until {listens} || ! kill -0 $server
 do sleep 0.02
 done
-$CLIENT >/tmp/client 2>&1
+{client} >/tmp/client 2>&1
 status=$?
 [ $status = 0 ] || kill $server
 wait $server || status=1
-cat /tmp/server /tmp/client
+cat /tmp/server
+echo '{CLIENT_SAYS}'
+cat /tmp/client
 exit $status
-"#;
+"#
+    );
+    vec!["sh".into(), "-c".into(), script]
+}
 
 impl Program {
     /// The command that runs both sides, under the counter of system calls if so wanted.
     pub(super) fn script(
         self,
-        operation: &Operation,
+        operation: &PingPongOperation,
         iterations: u64,
         counted: bool,
     ) -> Vec<String> {
-        let Operation { kind, queue_pairs, size, .. } = operation;
+        let PingPongOperation { kind, queue_pairs, size, .. } = operation;
         let mut side = match self {
             Program::Ours => format!("uverbs pingpong {kind}"),
             Program::Futures => "futures-pingpong".to_owned(),
@@ -115,12 +124,16 @@ impl Program {
 
 /// Runs both sides of a program, which differ by device and host only, under the counter of system
 /// calls if so wanted.
+///
+/// Both yield to everything else: rxe works in kernel threads, and while two processes poll on two
+/// processors those would wait for the scheduler's tick, which is then all that is measured.
 pub(super) fn pair(side: &str, counted: bool) -> Vec<String> {
     let counter = if counted { "lab-count " } else { "" };
-    let script = SCRIPT
-        .replace("$SERVER", &format!("{counter}{side} -d rxe0"))
-        .replace("$CLIENT", &format!("{counter}{side} -d rxe1 10.0.0.1"));
-    vec!["sh".into(), "-c".into(), script]
+    let server = format!("{counter}{side} -d rxe0");
+    let client = format!("{counter}{side} -d rxe1 10.0.0.1");
+    let mut command = server_and_client(LISTENS, &server, &client);
+    command[2].insert_str(0, "renice -n 19 -p $$");
+    command
 }
 
 /// System calls of both sides together.
@@ -163,7 +176,7 @@ mod tests {
 
     #[test]
     fn sides_differ_by_device_and_host_only() {
-        let operation = Operation { kind: "srq", queue_pairs: 16, size: 2, events: true };
+        let operation = PingPongOperation { kind: "srq", queue_pairs: 16, size: 2, events: true };
         assert_eq!(operation.name(), "srq ×16 events 2 B");
         let script = Program::Ours.script(&operation, 7, true).pop().unwrap();
         let side = "lab-count uverbs pingpong srq -p 18515 -g 1 -m 1024 -s 2 -n 7 -q 16 -e";

@@ -2,7 +2,7 @@
 
 use super::BenchArguments;
 use crate::session::{Machine, Session};
-use crate::vm::{Event, Vm};
+use crate::vm::{GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, anyhow, bail};
 use lab_bench::sample::{Sample, samples};
@@ -15,20 +15,20 @@ const PATIENCE: Duration = Duration::from_secs(1200);
 
 /// Whose program.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Side {
+pub(super) enum Library {
     /// The one that uses this workspace's library.
     Ours,
     /// The one that loads rdma-core's.
     Theirs,
 }
 
-impl Side {
-    pub(super) const BOTH: [Side; 2] = [Side::Ours, Side::Theirs];
+impl Library {
+    pub(super) const BOTH: [Library; 2] = [Library::Ours, Library::Theirs];
 
     pub(super) fn program(self) -> &'static str {
         match self {
-            Side::Ours => "bench-ours",
-            Side::Theirs => "bench-theirs",
+            Library::Ours => "bench-ours",
+            Library::Theirs => "bench-theirs",
         }
     }
 }
@@ -36,7 +36,7 @@ impl Side {
 /// Builds both programs, for the guest's `/usr/local/bin`.
 pub(super) fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     const PACKAGE: &str = "lab-bench";
-    let [ours, theirs] = Side::BOTH.map(Side::program);
+    let [ours, theirs] = Library::BOTH.map(Library::program);
     Ok(vec![
         (ours.to_owned(), workspace.static_program(PACKAGE, ours, Profile::Release)?),
         (theirs.to_owned(), workspace.dynamic_program(PACKAGE, theirs)?),
@@ -84,7 +84,7 @@ impl Found {
 
 impl Found {
     /// What a command of `side` printed, and that it failed.
-    fn take(&mut self, side: Side, left: Left) -> Result<()> {
+    fn take(&mut self, side: Library, left: Left) -> Result<()> {
         let samples = samples(&left.output);
         for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
             self.add(sample);
@@ -101,7 +101,7 @@ impl Found {
 
     /// What one round printed; a round that fails is run once more, and what it printed before does not
     /// count.
-    fn round(&mut self, side: Side, mut perform: impl FnMut() -> Result<Left>) -> Result<()> {
+    fn round(&mut self, side: Library, mut perform: impl FnMut() -> Result<Left>) -> Result<()> {
         let mut left = perform()?;
         if left.status != 0 {
             self.repeated.push(left.reason());
@@ -115,7 +115,7 @@ impl Found {
 /// machine that is no more to be used because of that, the result is an error.
 pub(super) fn watch(
     vm: &mut Vm,
-    side: Side,
+    side: Library,
     arguments: &[&str],
     patience: Duration,
     found: &mut Found,
@@ -142,7 +142,7 @@ pub(super) fn watch(
 
 /// What could not be measured, and why.
 pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
-    let failures = Side::BOTH.into_iter().zip(found);
+    let failures = Library::BOTH.into_iter().zip(found);
     failures
         .flat_map(|(side, found)| {
             let repeated = found.repeated.iter().map(|reason| format!("repeated after {reason}"));
@@ -177,12 +177,12 @@ fn perform(
     let (mut output, mut errors) = (Vec::new(), Vec::new());
     let order = Order { command, root: true, ..Order::default() };
     let ending = vm.run(&order, patience, |event| match event {
-        Event::Stdout(_, bytes) => {
+        GuestEvent::Stdout(_, bytes) => {
             watch(bytes);
             output.extend_from_slice(bytes);
         }
-        Event::Stderr(_, bytes) => errors.extend_from_slice(bytes),
-        Event::Exit(..) => {}
+        GuestEvent::Stderr(_, bytes) => errors.extend_from_slice(bytes),
+        GuestEvent::Exit(..) => {}
     })?;
     let text = |bytes: Vec<u8>| String::from_utf8_lossy(&bytes).trim().to_owned();
     Ok(Left { status: ending.status(), output: text(output), errors: text(errors) })
@@ -229,9 +229,9 @@ fn counted(errors: &str) -> Option<[f64; 3]> {
 
 /// Runs both programs with the same arguments, in turns.
 pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Found; 2]> {
-    let mut found = Side::BOTH.map(|_| Found::default());
+    let mut found = Library::BOTH.map(|_| Found::default());
     for _ in 0..rounds {
-        for (side, found) in Side::BOTH.into_iter().zip(&mut found) {
+        for (side, found) in Library::BOTH.into_iter().zip(&mut found) {
             if found.failure.is_some() {
                 continue;
             }
@@ -267,11 +267,11 @@ mod tests {
             |status, errors: &str| Left { status, output: String::new(), errors: errors.into() };
         let mut found = [Found::default(), Found::default()];
         let mut answers = vec![left(0, ""), left(1, "WR_FLUSH_ERR")];
-        found[1].round(Side::Theirs, || Ok(answers.pop().unwrap())).unwrap();
+        found[1].round(Library::Theirs, || Ok(answers.pop().unwrap())).unwrap();
         assert!(answers.is_empty() && found[1].failure.is_none());
         assert_eq!(failures(&found), ["bench-theirs: repeated after status 1: WR_FLUSH_ERR"]);
         let mut answers = vec![left(2, "again"), left(1, "first")];
-        found[0].round(Side::Ours, || Ok(answers.pop().unwrap())).unwrap();
+        found[0].round(Library::Ours, || Ok(answers.pop().unwrap())).unwrap();
         assert_eq!(found[0].failure.as_deref(), Some("status 2: again"));
     }
 

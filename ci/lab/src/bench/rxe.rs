@@ -6,12 +6,12 @@
 
 use super::again::Repeats;
 use super::pingpong::{self, Program};
-use super::score::{Row, Score, Target};
+use super::score::{Score, ScoreRow, Target};
 use super::{BenchArguments, perftest};
 use crate::device::DeviceName;
 use crate::progress;
 use crate::session::{Machine, Session};
-use crate::vm::{Event, Vm};
+use crate::vm::{GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Result, bail};
 use lab_guest::order::Order;
@@ -33,9 +33,9 @@ const LISTS: u64 = 128;
 #[derive(Clone, Debug)]
 pub(super) enum Contest {
     /// Messages there and back.
-    PingPong(pingpong::Operation),
+    PingPong(pingpong::PingPongOperation),
     /// What perftest measures.
-    Perftest(perftest::Operation),
+    Perftest(perftest::PerftestOperation),
 }
 
 impl Contest {
@@ -92,12 +92,13 @@ impl Contest {
 
 /// Measures all operations.
 pub(super) fn run(arguments: &BenchArguments) -> Result<Score> {
-    let pings = pingpong::Operation::all()
+    let pings = pingpong::PingPongOperation::all()
         .into_iter()
         .filter(|operation| operation.events || !arguments.count_instructions)
         .map(Contest::PingPong);
     // These poll.
-    let tests = perftest::Operation::all().into_iter().filter(|_| !arguments.count_instructions);
+    let tests =
+        perftest::PerftestOperation::all().into_iter().filter(|_| !arguments.count_instructions);
     let contests = pings.chain(tests.map(Contest::Perftest));
     measure(arguments, contests, Program::Ours, |workspace| {
         let program = workspace.static_program("uverbs-cli", "uverbs", Profile::Release)?;
@@ -158,7 +159,7 @@ pub(super) fn measure(
 }
 
 /// One operation, of `ours` and of theirs.
-fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<Row> {
+fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<ScoreRow> {
     let spinner = progress::spinner(contest.name());
     let time = |vm: &mut Vm, program: Program, iterations| -> Result<f64> {
         contest.microseconds(program, &exchange(vm, program, contest, iterations, false)?)
@@ -189,7 +190,8 @@ fn compare(vm: &mut Vm, contest: &Contest, ours: Program, runs: u32) -> Result<R
         Contest::Perftest(operation) => operation.list.map_or(1, |_| perftest::DEPTH),
     };
     let target = contest.target(ours);
-    let row = Row::new(&contest.name(), [in_flight, contest.together()], &pairs, calls, target);
+    let row =
+        ScoreRow::new(&contest.name(), [in_flight, contest.together()], &pairs, calls, target);
     Ok(row.repeated(repeats.into_reasons()))
 }
 
@@ -204,8 +206,10 @@ fn exchange(
     let command = contest.script(program, iterations, counted);
     let mut output = Vec::new();
     let ending = vm.run(&Order { command, ..Order::default() }, PATIENCE, |event| match event {
-        Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => output.extend_from_slice(bytes),
-        Event::Exit(..) => {}
+        GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => {
+            output.extend_from_slice(bytes)
+        }
+        GuestEvent::Exit(..) => {}
     })?;
     let output = String::from_utf8_lossy(&output).into_owned();
     if ending.status() != 0 {

@@ -4,8 +4,8 @@
 //! and gives it to the next program.
 
 use super::BenchArguments;
-use super::rounds::{self, Found, Side};
-use super::table::{Row, Table, Target, Value};
+use super::rounds::{self, Found, Library};
+use super::table::{Table, TableLimit, TableRow, Value};
 use crate::session::Session;
 use anyhow::Result;
 use lab_bench::scale::Part;
@@ -28,11 +28,11 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let mut kernel = String::new();
     // One by default: it takes minutes, and its costs are of thousands each.
     let rounds = arguments.runs.div_ceil(9);
-    let mut found = Side::BOTH.map(|_| Found::default());
+    let mut found = Library::BOTH.map(|_| Found::default());
     let mut notes = Vec::new();
     for (name, _) in Part::ALL.into_iter().filter(|(name, _)| arguments.wants(name)) {
         for _ in 0..rounds {
-            for (side, found) in Side::BOTH.into_iter().zip(&mut found) {
+            for (side, found) in Library::BOTH.into_iter().zip(&mut found) {
                 let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
                 kernel = vm.greeting.release.clone();
                 let (clock, patience) = match arguments.count_instructions {
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
             sample.and_then(|sample| Value::median(&sample.runs))
         });
         let theirs = theirs.map(|theirs| (theirs, String::new()));
-        rows.push(Row::new(operation, way, ours, theirs, Target::default()));
+        rows.push(TableRow::new(operation, way, ours, theirs, TableLimit::default()));
     }
     rows.extend(growth(&rows));
     Ok(Table {
@@ -83,10 +83,10 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
 }
 
 /// For what was measured at a hundred: how much more the largest number cost each.
-fn growth(rows: &[Row]) -> Vec<Row> {
+fn growth(rows: &[TableRow]) -> Vec<TableRow> {
     let mut growth = Vec::new();
     for base in rows.iter().filter(|row| row.setting == "at 100") {
-        let of_operation = |row: &&Row| row.operation == base.operation;
+        let of_operation = |row: &&TableRow| row.operation == base.operation;
         let Some(last) = rows.iter().rfind(of_operation) else { continue };
         let ratio = |last: Option<Value>, base: Option<Value>| {
             let (last, base) = last.zip(base)?;
@@ -95,8 +95,8 @@ fn growth(rows: &[Row]) -> Vec<Row> {
         let theirs = ratio(last.theirs, base.theirs).map(|theirs| (theirs, String::new()));
         let name = format!("{}, ratio", base.operation);
         let setting = format!("{} to 100", last.setting.trim_start_matches("at "));
-        let target = Target { ours: Some(FLAT), ratio: None };
-        growth.push(Row::new(&name, &setting, ratio(last.ours, base.ours), theirs, target));
+        let target = TableLimit { ours: Some(FLAT), ratio: None };
+        growth.push(TableRow::new(&name, &setting, ratio(last.ours, base.ours), theirs, target));
     }
     growth
 }
@@ -110,7 +110,7 @@ mod tests {
         let value = |value| Some(Value { value, lowest: value, highest: value });
         let row = |setting: &str, ours, theirs: Option<Value>| {
             let theirs = theirs.map(|theirs| (theirs, String::new()));
-            Row::new("queue pair: µs each", setting, ours, theirs, Target::default())
+            TableRow::new("queue pair: µs each", setting, ours, theirs, TableLimit::default())
         };
         let rows = [
             row("at 1", value(9.0), value(9.0)),

@@ -11,14 +11,14 @@ pub(super) struct Score {
     pub(super) accelerator: String,
     /// Pairs of runs for each operation.
     pub(super) runs: u32,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<ScoreRow>,
     /// Why rows are missing at the end.
     pub(super) failure: Option<String>,
 }
 
 /// One operation. The ratio is ours to theirs: below 1 we are faster.
 #[derive(Clone, Debug, Serialize)]
-pub(super) struct Row {
+pub(super) struct ScoreRow {
     operation: String,
     /// Messages under way at once.
     in_flight: u32,
@@ -62,7 +62,7 @@ pub(super) struct Target {
     pub(super) calls: bool,
 }
 
-impl Row {
+impl ScoreRow {
     /// From neighbouring runs, ours and theirs, in microseconds per iteration, and from system
     /// calls per message; with the messages that are under way, and those of an iteration.
     pub(super) fn new(
@@ -71,7 +71,7 @@ impl Row {
         pairs: &[[f64; 2]],
         calls: [f64; 2],
         target: Target,
-    ) -> Row {
+    ) -> ScoreRow {
         let ours = median(pairs.iter().map(|[ours, _]| *ours));
         let theirs = median(pairs.iter().map(|[_, theirs]| *theirs));
         let ratios = || pairs.iter().map(|[ours, theirs]| ours / theirs);
@@ -87,7 +87,7 @@ impl Row {
             (true, false) if !pairs.is_empty() && least <= target.time => Verdict::Undecided,
             _ => Verdict::Missed,
         };
-        Row {
+        ScoreRow {
             operation: operation.to_owned(),
             in_flight,
             ours_usec_per_iteration: ours,
@@ -107,12 +107,12 @@ impl Row {
     }
 
     /// The row with what was run a second time for it.
-    pub(super) fn repeated(self, repeated: Vec<String>) -> Row {
-        Row { repeated, ..self }
+    pub(super) fn repeated(self, repeated: Vec<String>) -> ScoreRow {
+        ScoreRow { repeated, ..self }
     }
 }
 
-impl fmt::Display for Row {
+impl fmt::Display for ScoreRow {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let verdict = match self.verdict {
             Verdict::Met => "met",
@@ -213,7 +213,8 @@ mod tests {
         // The machine got slower and slower; each pair says 2.
         let pairs = [10.0, 15.0, 20.0, 20.0, 45.0, 50.0].map(|theirs| [2.0 * theirs, theirs]);
         let target = Target { time: 1.05, calls: true };
-        let row = |pairs: &[_], calls| Row::new("rc polled 4 KiB", [1, 2], pairs, calls, target);
+        let row =
+            |pairs: &[_], calls| ScoreRow::new("rc polled 4 KiB", [1, 2], pairs, calls, target);
         assert_eq!(row(&[[10.4, 10.0]], [1.5, 1.5]).verdict, Verdict::Met);
         assert_eq!(row(&[[10.4, 10.0]], [1.6, 1.5]).verdict, Verdict::Missed);
         let few = [[10.0, 10.0], [11.0, 10.0], [12.0, 10.0]];
@@ -248,7 +249,7 @@ mod tests {
     fn a_score_is_an_object_of_all_that_it_says() {
         let target = Target { time: 1.05, calls: true };
         let pairs = [[20.0, 40.0], [30.0, 40.0]];
-        let rows = vec![Row::new("rc polled 4 KiB", [1, 2], &pairs, [1.0, 1.5], target)];
+        let rows = vec![ScoreRow::new("rc polled 4 KiB", [1, 2], &pairs, [1.0, 1.5], target)];
         let score = Score {
             kernel: "7.2".into(),
             device: "rxe".into(),
@@ -287,7 +288,7 @@ mod tests {
     /// JSON has no word for what is no number.
     #[test]
     fn what_was_not_measured_is_null_and_meets_nothing() {
-        let row = Row::new("ud", [1, 1], &[], [0.0; 2], Target { time: 1.0, calls: false });
+        let row = ScoreRow::new("ud", [1, 1], &[], [0.0; 2], Target { time: 1.0, calls: false });
         let printed = printed(&row);
         for missing in [
             "ours_usec_per_iteration",

@@ -1,8 +1,8 @@
 //! Suite `size`: what has to be on a machine, and what a process opens, before the first verb.
 
 use super::BenchArguments;
-use super::rounds::{self, Side};
-use super::table::{Row, Table, Target, Value};
+use super::rounds::{self, Library};
+use super::table::{Table, TableLimit, TableRow, Value};
 use crate::session::Session;
 use crate::workspace::Profile;
 use anyhow::{Context, Result};
@@ -23,11 +23,11 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let minimal = workspace.static_program("lab-bench", "bench-first", Profile::Stripped)?;
     let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let mut counts = Vec::new();
-    for side in Side::BOTH {
+    for side in Library::BOTH {
         counts.push(rounds::counts(&mut vm, &[side.program(), "first", &device])?);
     }
     // What the loader and libibverbs mapped for it, by path.
-    let libraries = rounds::output(&mut vm, &[Side::Theirs.program(), "mapped", &device])?;
+    let libraries = rounds::output(&mut vm, &[Library::Theirs.program(), "mapped", &device])?;
     let mut bytes = 0.0;
     let mut files = 0;
     for line in libraries.lines() {
@@ -36,21 +36,21 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         files += 1;
     }
     let exact = |value| Value::median(&[value]);
-    let none = Target::default();
+    let none = TableLimit::default();
     let size = |path: &Path| -> Result<Option<Value>> {
         Ok(exact(fs::metadata(path).with_context(|| path.display().to_string())?.len() as f64))
     };
-    let whole_target = Target { ours: Some(WHOLE), ratio: None };
+    let whole_target = TableLimit { ours: Some(WHOLE), ratio: None };
     let mut rows = vec![
-        Row::new("the command line, stripped", "bytes", size(&whole)?, None, whole_target),
-        Row::new(
+        TableRow::new("the command line, stripped", "bytes", size(&whole)?, None, whole_target),
+        TableRow::new(
             LOADED,
             "bytes",
             size(&minimal)?,
             exact(bytes).map(|bytes| (bytes, String::new())),
             none,
         ),
-        Row::new(
+        TableRow::new(
             LOADED,
             "files",
             exact(1.0),
@@ -62,7 +62,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     for (place, unit) in names.into_iter().enumerate() {
         let theirs = exact(counts[1][place]).map(|theirs| (theirs, String::new()));
         let ours = exact(counts[0][place]);
-        rows.push(Row::new("from start to the first verb", unit, ours, theirs, none));
+        rows.push(TableRow::new("from start to the first verb", unit, ours, theirs, none));
     }
     let table = Table {
         title: format!("What is needed on {}", arguments.device.label()),

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// What must not be exceeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct Target {
+pub(super) struct TableLimit {
     /// Ours, in the table's unit.
     pub(super) ours: Option<f64>,
     /// The ratio of ours to theirs.
@@ -52,7 +52,7 @@ impl Value {
 
 /// One operation.
 #[derive(Clone, Debug, PartialEq, Serialize)]
-pub(super) struct Row {
+pub(super) struct TableRow {
     pub(super) operation: String,
     /// How the objects were made.
     pub(super) setting: String,
@@ -63,18 +63,18 @@ pub(super) struct Row {
     pub(super) ratio: Option<f64>,
     /// Of pairs of runs, where the median of the ratios would be if there were pairs without end, in 19 of 20 cases.
     pub(super) ratio_between: Option<[f64; 2]>,
-    pub(super) target: Target,
+    pub(super) target: TableLimit,
     pub(super) met: Option<bool>,
 }
 
-impl Row {
+impl TableRow {
     pub(super) fn new(
         operation: &str,
         setting: &str,
         ours: Option<Value>,
         theirs: Option<(Value, String)>,
-        target: Target,
-    ) -> Row {
+        target: TableLimit,
+    ) -> TableRow {
         let their_way = theirs.as_ref().map(|(_, way)| way.clone()).unwrap_or_default();
         let theirs = theirs.map(|(value, _)| value);
         let ratio = ours.zip(theirs).map(|(ours, theirs)| ours.value / theirs.value);
@@ -86,7 +86,7 @@ impl Row {
         ];
         let mut verdicts = verdicts.into_iter().flatten().peekable();
         let met = verdicts.peek().is_some().then(|| verdicts.all(|met| met));
-        Row {
+        TableRow {
             operation: operation.to_owned(),
             setting: setting.to_owned(),
             ours,
@@ -100,14 +100,14 @@ impl Row {
     }
 
     /// From runs of ours and theirs that follow one another: the ratio is the median of each pair's.
-    pub(super) fn of_pairs(operation: &str, setting: &str, pairs: &[[f64; 2]]) -> Row {
+    pub(super) fn of_pairs(operation: &str, setting: &str, pairs: &[[f64; 2]]) -> TableRow {
         let side =
             |at: usize| Value::median(&pairs.iter().map(|pair| pair[at]).collect::<Vec<_>>());
         let ratios = || pairs.iter().map(|[ours, theirs]| ours / theirs);
         let theirs = side(1).map(|theirs| (theirs, String::new()));
-        let row = Row::new(operation, setting, side(0), theirs, Target::default());
+        let row = TableRow::new(operation, setting, side(0), theirs, TableLimit::default());
         let ratio = row.ratio.map(|_| score::median(ratios()));
-        Row { ratio, ratio_between: score::interval(ratios()), ..row }
+        TableRow { ratio, ratio_between: score::interval(ratios()), ..row }
     }
 }
 
@@ -119,7 +119,7 @@ pub(super) struct Table {
     pub(super) kernel: String,
     pub(super) accelerator: String,
     pub(super) runs: u32,
-    pub(super) rows: Vec<Row>,
+    pub(super) rows: Vec<TableRow>,
     /// What could not be measured, and why.
     pub(super) notes: Vec<String>,
 }
@@ -140,7 +140,7 @@ impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Table { title, unit, kernel, accelerator, runs, rows, notes } = self;
         writeln!(f, "{title}, in {unit}\nLinux {kernel} under {accelerator}, {runs} runs\n")?;
-        let width = |text: fn(&Row) -> &str| {
+        let width = |text: fn(&TableRow) -> &str| {
             rows.iter().map(|row| text(row).chars().count()).max().unwrap_or(0).max(9)
         };
         let (first, second) = (width(|row| &row.operation), width(|row| &row.setting));
@@ -153,7 +153,11 @@ impl fmt::Display for Table {
             "theirs",
             "ratio",
             "spread",
-            if rows.iter().any(|row| row.target != Target::default()) { "  target" } else { "" }
+            if rows.iter().any(|row| row.target != TableLimit::default()) {
+                "  target"
+            } else {
+                ""
+            }
         )?;
         let value = |value: &Option<Value>| match value {
             Some(value) => short(value.value),
@@ -218,16 +222,16 @@ mod tests {
         let value = |value| Value { value, lowest: value, highest: value };
         let row = |ours: f64, theirs: f64, target| {
             let theirs = Some((value(theirs), "classic".into()));
-            Row::new("write", "shared", Some(value(ours)), theirs, target)
+            TableRow::new("write", "shared", Some(value(ours)), theirs, target)
         };
-        let both = Target { ours: Some(90.0), ratio: Some(0.5) };
+        let both = TableLimit { ours: Some(90.0), ratio: Some(0.5) };
         assert_eq!(row(90.0, 180.0, both).met, Some(true));
         assert_eq!(row(91.0, 200.0, both).met, Some(false));
         assert_eq!(row(80.0, 100.0, both).met, Some(false));
-        assert_eq!(row(80.0, 100.0, Target::default()).met, None);
-        let alone = Row::new("write", "shared", Some(value(80.0)), None, both);
+        assert_eq!(row(80.0, 100.0, TableLimit::default()).met, None);
+        let alone = TableRow::new("write", "shared", Some(value(80.0)), None, both);
         assert_eq!((alone.ratio, alone.met), (None, Some(true)), "nothing to compare with");
-        let none = Row::new("write", "shared", None, None, both);
+        let none = TableRow::new("write", "shared", None, None, both);
         assert_eq!(none.met, None);
     }
 
@@ -236,19 +240,19 @@ mod tests {
         // The machine got slower and slower; five of six pairs say 2.
         let pairs =
             [[20.0, 10.0], [30.0, 15.0], [80.0, 40.0], [100.0, 50.0], [2.0, 1.0], [9.0, 3.0]];
-        let row = Row::of_pairs("connect", "µs", &pairs);
+        let row = TableRow::of_pairs("connect", "µs", &pairs);
         assert_eq!((row.ratio, row.ratio_between, row.met), (Some(2.0), Some([2.0, 3.0]), None));
         assert_eq!(row.ours.unwrap().value, 25.0);
-        let few = Row::of_pairs("connect", "µs", &pairs[..5]);
+        let few = TableRow::of_pairs("connect", "µs", &pairs[..5]);
         assert_eq!((few.ratio, few.ratio_between), (Some(2.0), None));
-        let none = Row::of_pairs("connect", "µs", &[]);
+        let none = TableRow::of_pairs("connect", "µs", &[]);
         assert_eq!((none.ratio, none.ratio_between), (None, None));
         let text = table(vec![row]).to_string();
         assert!(text.contains("2.00"), "{text}");
         assert!(text.contains("  2.00 – 3.00 in 19 of 20\n"), "{text}");
     }
 
-    fn table(rows: Vec<Row>) -> Table {
+    fn table(rows: Vec<TableRow>) -> Table {
         Table {
             title: "mlx5".into(),
             unit: "instructions".into(),
@@ -263,8 +267,8 @@ mod tests {
     #[test]
     fn a_table_says_what_was_missed() {
         let value = |value| Value { value, lowest: value, highest: 1.1 * value };
-        let target = Target { ours: None, ratio: Some(0.5) };
-        let text = table(vec![Row::new(
+        let target = TableLimit { ours: None, ratio: Some(0.5) };
+        let text = table(vec![TableRow::new(
             "write",
             "doorbell",
             Some(value(200.0)),
@@ -283,21 +287,27 @@ mod tests {
         let value = |value| Value { value, lowest: 0.5 * value, highest: 2.0 * value };
         let theirs = |number| Some((value(number), "extended".to_owned()));
         let rows = vec![
-            Row::new(
+            TableRow::new(
                 "write",
                 "doorbell",
                 Some(value(200.0)),
                 theirs(250.0),
-                Target { ours: Some(201.5), ratio: Some(0.5) },
+                TableLimit { ours: Some(201.5), ratio: Some(0.5) },
             ),
-            Row::new("arm", "", Some(value(8.0)), None, Target { ours: None, ratio: Some(1.0) }),
-            Row::new("poll", "", None, theirs(1.0), Target::default()),
-            Row::new(
+            TableRow::new(
+                "arm",
+                "",
+                Some(value(8.0)),
+                None,
+                TableLimit { ours: None, ratio: Some(1.0) },
+            ),
+            TableRow::new("poll", "", None, theirs(1.0), TableLimit::default()),
+            TableRow::new(
                 "build",
                 "",
                 Some(value(0.0)),
                 theirs(0.0),
-                Target { ours: None, ratio: Some(1.0) },
+                TableLimit { ours: None, ratio: Some(1.0) },
             ),
         ];
         let table = Table {

@@ -5,8 +5,8 @@
 
 use crate::clock;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
-use crate::vm::{Event, Vm};
+use crate::outcome::{Report, TestOutcome};
+use crate::vm::{GuestEvent, Vm};
 use anyhow::Result;
 use lab_guest::order::Order;
 use std::time::{Duration, Instant};
@@ -97,8 +97,10 @@ fn run_script_within(
     let order = Order { command, root, ..Order::default() };
     let mut printed = Vec::new();
     let ending = vm.run(&order, patience, |event| match event {
-        Event::Stdout(_, bytes) | Event::Stderr(_, bytes) => printed.extend_from_slice(bytes),
-        Event::Exit(..) => {}
+        GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => {
+            printed.extend_from_slice(bytes)
+        }
+        GuestEvent::Exit(..) => {}
     })?;
     let printed = String::from_utf8_lossy(&printed).into_owned();
     Ok(match ending.status() {
@@ -114,15 +116,15 @@ pub(crate) fn run(vm: &mut Vm, case: &Case, log: &mut String) -> Result<Report> 
     clock::case(&case.name, start.elapsed());
     let seconds = start.elapsed().as_secs_f64();
     let outcome = match &result {
-        Ok(Ok(_)) => Outcome::Passed,
-        Ok(Err(why)) => Outcome::Failed(why.clone()),
-        Err(error) => Outcome::Failed(format!("{error:#}")),
+        Ok(Ok(_)) => TestOutcome::Passed,
+        Ok(Err(why)) => TestOutcome::Failed(why.clone()),
+        Err(error) => TestOutcome::Failed(format!("{error:#}")),
     };
     let text = match &result {
         Ok(Ok(text) | Err(text)) => text.as_str(),
         Err(_) => "",
     };
-    let word = if outcome == Outcome::Passed { "ok" } else { "FAILED" };
+    let word = if outcome == TestOutcome::Passed { "ok" } else { "FAILED" };
     say!("test {} ... {word} ({seconds:.1} s)", case.name);
     log.push_str(&format!("==== {} ... {word} ({seconds:.1} s)\n{text}\n", case.name));
     Ok(Report { name: case.name.clone(), outcome })

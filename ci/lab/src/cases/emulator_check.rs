@@ -6,16 +6,16 @@
 
 use super::case::run_script;
 use super::failed;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::vm::Vm;
 use anyhow::{Result, bail, ensure};
-use connectx::control::{Reply, Request};
+use connectx::control::{ControlRequest, Reply};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
 /// Counts of faults at doorbells, which a correct driver does not cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Doorbells {
+pub(crate) struct DoorbellFaults {
     /// BlueFlame copies that were cut short.
     pub(crate) torn: u64,
     /// Doorbell records that lag behind their doorbell.
@@ -26,14 +26,14 @@ pub(crate) struct Doorbells {
     pub(crate) stray: u64,
 }
 
-impl Doorbells {
+impl DoorbellFaults {
     /// The counts of both functions. The driver's test of write combining makes differing copies on
     /// purpose, so compare counts with earlier ones.
     pub(crate) fn of(vm: &Vm) -> Result<Self> {
         let mut control = vm.control()?;
         let mut sum = Self::default();
         for function in 0..2 {
-            match control.ask(&Request::Doorbells { function })? {
+            match control.ask(&ControlRequest::Doorbells { function })? {
                 Reply::Doorbells { torn, record_behind, differs, stray, .. } => {
                     sum.torn += torn;
                     sum.record_behind += record_behind;
@@ -67,7 +67,7 @@ impl Doorbells {
 /// Living objects of both functions.
 pub(crate) fn living(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
     let mut control = vm.control()?;
-    let mut of = |function| match control.ask(&Request::Objects { function })? {
+    let mut of = |function| match control.ask(&ControlRequest::Objects { function })? {
         Reply::Objects { counts } => Ok(counts),
         other => bail!("objects of function {function}: {other:?}"),
     };
@@ -84,7 +84,7 @@ pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
 
 /// The counts before a suite ran.
 pub(crate) struct EmulatorCheck {
-    doorbells: Doorbells,
+    doorbells: DoorbellFaults,
     objects: Objects,
     infiniband: bool,
 }
@@ -122,13 +122,13 @@ impl EmulatorCheck {
         if let Err(why) = run_script(vm, FIRST_USE, false)? {
             bail!("the first use of the devices: {why}");
         }
-        Ok(Self { doorbells: Doorbells::of(vm)?, objects: objects(vm)?, infiniband })
+        Ok(Self { doorbells: DoorbellFaults::of(vm)?, objects: objects(vm)?, infiniband })
     }
 
     /// Two reports on the changes since then.
     pub(crate) fn reports(&self, vm: &Vm) -> Vec<Report> {
         let report = |name: &str, outcome: Result<()>| match outcome {
-            Ok(()) => Report { name: name.to_owned(), outcome: Outcome::Passed },
+            Ok(()) => Report { name: name.to_owned(), outcome: TestOutcome::Passed },
             Err(error) => failed(name, &error),
         };
         vec![
@@ -140,7 +140,7 @@ impl EmulatorCheck {
     /// A suite may ring pages of its own without a queue, so strays do not count.
     fn doorbells(&self, vm: &Vm) -> Result<()> {
         let stray = self.doorbells.stray;
-        (Doorbells { stray, ..Doorbells::of(vm)? }).none_since(self.doorbells)
+        (DoorbellFaults { stray, ..DoorbellFaults::of(vm)? }).none_since(self.doorbells)
     }
 
     fn nothing_left(&self, vm: &Vm) -> Result<()> {

@@ -3,8 +3,8 @@
 
 use super::case::Case;
 
-/// Puts the second function's interface into a namespace of its own, with its address. The other one forgets
-/// the neighbour that the guest gave it, if a link that was down has not yet.
+/// Puts the second function's interface into a namespace of its own, with its address. The guest gave the first
+/// interface a permanent entry for the second one's address; this removes it, unless the link went down and so did.
 const PART: &str = r#"
 /usr/bin/ip netns add far &&
 /usr/bin/ip link set eth1 netns far &&
@@ -22,7 +22,7 @@ far="/usr/bin/ip netns exec far"
 $far httpd -f -p 10.0.0.2:8000 -h $directory & there=$!
 httpd -f -p 10.0.0.1:8000 -h $directory & here=$!
 until_true "tcp 8000" || exit 1
-# Over there it listens at 10.0.0.2:8000, which that namespace alone lists.
+# The other server listens at 10.0.0.2:8000, which only its namespace lists.
 until_true "grep -qE '0200000A:1F40 [0-9A-F]+:0000 0A' /proc/$there/net/tcp" || exit 1
 timeout 60 wget -q -O got http://10.0.0.2:8000/sent; cmp sent got || fail "from there"
 timeout 60 $far wget -q -O back http://10.0.0.1:8000/sent; cmp sent back || fail "to there"
@@ -54,7 +54,7 @@ pub(crate) fn cases() -> Vec<Case> {
                  answer\"\n{TRANSFER}"
             ),
         ),
-        // The driver compares checksums with its own when the device's are wrong.
+        // Where the device's checksum is wrong, the kernel computes its own and reports "hw csum failure".
         Case::as_root(
             "ethernet::sums",
             "! dmesg | grep -A3 \"hw csum failure\" || fail \"the device's sums are wrong\"",

@@ -3,17 +3,17 @@
 //!
 //! Pairs with the control socket of the emulated ConnectX.
 
-use super::emulator_check::{Doorbells, objects};
+use super::emulator_check::{DoorbellFaults, objects};
 use super::guest_processes::{GuestProcess, GuestProcesses};
 use super::{CaseContext, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
-use connectx::control::{Client, Reply, Request};
+use connectx::control::{Client, ControlRequest, Reply};
 use connectx::fault::{Delay, Side};
 use std::time::{Duration, Instant};
 
@@ -86,7 +86,7 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
                 reports.push(one(&name(test), *body, &mut vm, device, &mut log));
                 // A fault that is still there would fail the next test, too, so that test gets a
                 // new guest.
-                if reports.last().is_some_and(|report| report.outcome != Outcome::Passed) {
+                if reports.last().is_some_and(|report| report.outcome != TestOutcome::Passed) {
                     break;
                 }
             }
@@ -118,7 +118,7 @@ fn one(name: &str, body: Test, vm: &mut Vm, device: Client, log: &mut String) ->
     say!("test {name} ... {word} ({:.1} s)", start.elapsed().as_secs_f64());
     log.push_str(&format!("==== {name} ... {word}\n{}\n", bench.guest.transcript()));
     match result {
-        Ok(()) => Report { name: name.to_owned(), outcome: Outcome::Passed },
+        Ok(()) => Report { name: name.to_owned(), outcome: TestOutcome::Passed },
         Err(error) => failed(name, &error),
     }
 }
@@ -158,7 +158,7 @@ impl Bench<'_> {
         Ok(())
     }
 
-    fn ask(&mut self, request: Request) -> Result<()> {
+    fn ask(&mut self, request: ControlRequest) -> Result<()> {
         match self.device.ask(&request)? {
             Reply::Done => Ok(()),
             other => bail!("{request:?}: {other:?}"),
@@ -207,19 +207,19 @@ impl Bench<'_> {
 /// The device counts no fault at the doorbells of libmlx5, so counts elsewhere are no false alarms.
 fn doorbells_in_order(bench: &mut Bench<'_>) -> Result<()> {
     // The driver tests write combining with differing copies first.
-    let before = Doorbells::of(bench.guest.vm())?;
+    let before = DoorbellFaults::of(bench.guest.vm())?;
     let programs = ["ib_send_lat -s 32 -n 300", "ib_send_bw -s 64 -n 400 -l 4 -t 16 -q 2"];
     for script in programs.map(perftest).into_iter().chain([ping_pong("-n 300 -e")]) {
         bench.guest.run(&script, PATIENCE)?;
     }
-    Doorbells::of(bench.guest.vm())?.none_since(before)
+    DoorbellFaults::of(bench.guest.vm())?.none_since(before)
 }
 
 /// The nth command of a kind fails; libmlx5 says which object could not be made.
 fn a_command_that_fails(bench: &mut Bench<'_>) -> Result<()> {
     const BAD_RESOURCE: u8 = 0x05;
     for (after, words) in [(0, "Couldn't create QP"), (1, "Couldn't create QP")] {
-        bench.ask(Request::FailCommand {
+        bench.ask(ControlRequest::FailCommand {
             function: 0,
             opcode: CREATE_QP,
             after,
@@ -254,7 +254,7 @@ fn requests_with_every_syndrome(bench: &mut Bench<'_>) -> Result<()> {
         // An unknown syndrome is a general error.
         (0x7b, 21),
     ];
-    let fail = |syndrome, vendor| Request::FailRequest {
+    let fail = |syndrome, vendor| ControlRequest::FailRequest {
         function: 0,
         qpn: None,
         side: Side::Send,
@@ -279,7 +279,7 @@ fn requests_with_every_syndrome(bench: &mut Bench<'_>) -> Result<()> {
 
 /// A receive that fails is the receiver's error, and a remote one for the sender.
 fn a_receive_with_a_syndrome(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(Request::FailRequest {
+    bench.ask(ControlRequest::FailRequest {
         function: 1,
         qpn: None,
         side: Side::Receive,
@@ -295,18 +295,18 @@ fn a_receive_with_a_syndrome(bench: &mut Bench<'_>) -> Result<()> {
 
 /// A few lost messages are sent again; if all are lost, the retries run out.
 fn lost_messages(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(Request::LoseMessages { function: 0, count: 3 })?;
+    bench.ask(ControlRequest::LoseMessages { function: 0, count: 3 })?;
     bench.guest.run(&ping_pong("-n 50"), PATIENCE).context("three lost messages")?;
-    bench.ask(Request::LoseMessages { function: 0, count: 100_000 })?;
+    bench.ask(ControlRequest::LoseMessages { function: 0, count: 100_000 })?;
     let text = bench.fails(&ping_pong("-n 50"))?;
     ensure!(text.contains("(12) for wr_id 2"), "the retries do not run out\n{text}");
-    bench.ask(Request::LoseMessages { function: 0, count: 0 })
+    bench.ask(ControlRequest::LoseMessages { function: 0, count: 0 })
 }
 
 /// A delayed message arrives.
 fn delayed_messages(bench: &mut Bench<'_>) -> Result<()> {
     for (by, least) in [(Delay::Time(700 * MILLISECOND), 0.7), (Delay::Messages(3), 1.0)] {
-        bench.ask(Request::DelayMessages { function: 0, count: 1, by })?;
+        bench.ask(ControlRequest::DelayMessages { function: 0, count: 1, by })?;
         let text = bench.guest.run(&ping_pong("-n 20"), PATIENCE).context("a delayed message")?;
         let seconds = text
             .lines()
@@ -316,17 +316,17 @@ fn delayed_messages(bench: &mut Bench<'_>) -> Result<()> {
         ensure!(seconds >= least, "{by:?}: {seconds} s\n{text}");
     }
     // Four queue pairs, of which some overtake others.
-    bench.ask(Request::DelayMessages { function: 0, count: 40, by: Delay::Messages(3) })?;
+    bench.ask(ControlRequest::DelayMessages { function: 0, count: 40, by: Delay::Messages(3) })?;
     let script = perftest("ib_write_bw -q 4 -n 200 -s 64");
     bench.guest.run(&script, PATIENCE).context("messages that overtake each other")?;
-    bench.ask(Request::DelayMessages { function: 0, count: 0, by: Delay::Time(0) })
+    bench.ask(ControlRequest::DelayMessages { function: 0, count: 0, by: Delay::Time(0) })
 }
 
 /// Each change of the link is an event of the port.
 fn a_link_that_flaps(bench: &mut Bench<'_>) -> Result<()> {
     let events = bench.events()?;
     let time = 2500 * MILLISECOND;
-    bench.ask(Request::FlapLink { function: 0, times: 2, down: time, up: time })?;
+    bench.ask(ControlRequest::FlapLink { function: 0, times: 2, down: time, up: time })?;
     let deadline = Instant::now() + Duration::from_secs(PATIENCE);
     let count = |text: &str, words: &str| text.matches(words).count();
     loop {
@@ -345,7 +345,7 @@ fn a_link_that_flaps(bench: &mut Bench<'_>) -> Result<()> {
 fn sickness(bench: &mut Bench<'_>) -> Result<()> {
     const INTERNAL_ERROR: u8 = 1;
     let events = bench.events()?;
-    bench.ask(Request::Health { function: 0, syndrome: INTERNAL_ERROR, fatal: true })?;
+    bench.ask(ControlRequest::Health { function: 0, syndrome: INTERNAL_ERROR, fatal: true })?;
     bench.guest.until(events, FATAL, PATIENCE)?;
     bench.guest.until(events, FATAL_OF_FILE, PATIENCE)?;
     bench.no_more_events(events)?;
@@ -363,7 +363,7 @@ fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
     bench.guest.until(waiting, "remote address", PATIENCE)?;
     // That is printed before they connect.
     bench.guest.pause(Duration::from_millis(1500))?;
-    bench.ask(Request::Remove { function: 0 })?;
+    bench.ask(ControlRequest::Remove { function: 0 })?;
     bench.guest.until(events, FATAL, PATIENCE)?;
     // The events of a hot-plug slot. QEMU's own way to unplug such a function crashes QEMU.
     bench.guest.run(&format!("echo 1 >{}/remove", place.trim()), PATIENCE)?;
@@ -376,7 +376,7 @@ fn surprise_removal(bench: &mut Bench<'_>) -> Result<()> {
         .guest
         .run("[ ! -e /sys/class/infiniband/mlx5_0 ]", PATIENCE)
         .context("the device is still there")?;
-    bench.ask(Request::Insert { function: 0 })?;
+    bench.ask(ControlRequest::Insert { function: 0 })?;
     bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
     bench.restore()
 }
@@ -392,7 +392,7 @@ fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
     )?;
     bench.guest.until(ours, "at work", PATIENCE)?;
     if surprise {
-        bench.ask(Request::Remove { function: 0 })?;
+        bench.ask(ControlRequest::Remove { function: 0 })?;
         // First no process notices; then the driver does, before the device is removed.
         bench.guest.pause(Duration::from_secs(4))?;
     }
@@ -401,7 +401,7 @@ fn our_program(bench: &mut Bench<'_>, surprise: bool) -> Result<()> {
     let text = bench.guest.text(ours)?;
     ensure!(status == 0 && text.contains("clean"), "ended with {status}\n{text}");
     if surprise {
-        bench.ask(Request::Insert { function: 0 })?;
+        bench.ask(ControlRequest::Insert { function: 0 })?;
     }
     bench.guest.run("echo 1 >/sys/bus/pci/rescan", PATIENCE)?;
     bench.restore()
@@ -435,7 +435,7 @@ fn our_program_works_again(bench: &mut Bench<'_>) -> Result<()> {
 
 /// The driver gives up on a command after a minute, and its caller gets an error.
 fn a_command_without_answer(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(Request::SilenceCommand { function: 0, opcode: CREATE_CQ, after: 0 })?;
+    bench.ask(ControlRequest::SilenceCommand { function: 0, opcode: CREATE_CQ, after: 0 })?;
     let who = bench.guest.start("exec timeout 100 ibv_rc_pingpong -d mlx5_0 -g 3")?;
     let status = bench.guest.end(who, PATIENCE)?;
     let text = bench.guest.text(who)?;
@@ -446,7 +446,7 @@ fn a_command_without_answer(bench: &mut Bench<'_>) -> Result<()> {
 
 /// When the interrupt of a finished command is lost, the driver looks for its event by itself.
 fn a_lost_interrupt(bench: &mut Bench<'_>) -> Result<()> {
-    bench.ask(Request::LoseInterrupts { function: 0, count: 1 })?;
+    bench.ask(ControlRequest::LoseInterrupts { function: 0, count: 1 })?;
     bench.guest.run("timeout 100 ibv_devinfo -d mlx5_0", PATIENCE)?;
     bench.guest.run("dmesg | grep 'Recovered [1-9].* EQEs on cmd_eq'", PATIENCE)?;
     Ok(())

@@ -7,7 +7,7 @@
 use super::{CaseContext, case, failed};
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail};
@@ -70,7 +70,7 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
         let report = match measured {
             Ok(text) => {
                 say!("test {name} ... ok ({text})");
-                Report { name: (*name).to_owned(), outcome: Outcome::Passed }
+                Report { name: (*name).to_owned(), outcome: TestOutcome::Passed }
             }
             Err(error) => {
                 say!("test {name} ... FAILED");

@@ -4,7 +4,7 @@
 //! Pairs with `faults.rs`, whose tests go back and forth between the guest and the device.
 
 use super::case::PRELUDE;
-use crate::vm::{Event, Vm};
+use crate::vm::{GuestEvent, Vm};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::{Ending, Order};
 use std::collections::BTreeMap;
@@ -57,8 +57,10 @@ impl<'a> GuestProcesses<'a> {
     fn listen(&mut self, deadline: Instant) -> Result<bool> {
         let Some(event) = self.vm.next_event(deadline)? else { return Ok(false) };
         let (process, bytes, ending) = match event {
-            Event::Stdout(process, bytes) | Event::Stderr(process, bytes) => (process, bytes, None),
-            Event::Exit(process, ending) => (process, Vec::new(), Some(ending)),
+            GuestEvent::Stdout(process, bytes) | GuestEvent::Stderr(process, bytes) => {
+                (process, bytes, None)
+            }
+            GuestEvent::Exit(process, ending) => (process, Vec::new(), Some(ending)),
         };
         // Events of an earlier test are dropped.
         if let Some(heard) = self.heard.get_mut(&process) {

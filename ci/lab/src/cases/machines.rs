@@ -4,7 +4,7 @@ use super::{CaseContext, case, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Result, bail};
@@ -109,7 +109,7 @@ fn exchanges(
         let word = if outcome.is_ok() { "ok" } else { "FAILED" };
         say!("test {name} ... {word} ({seconds:.1} s)");
         reports.push(match outcome {
-            Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
+            Ok(()) => Report { name: (*name).to_owned(), outcome: TestOutcome::Passed },
             Err(error) => failed(name, &error),
         });
     }

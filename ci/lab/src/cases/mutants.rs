@@ -8,12 +8,12 @@
 //! the device cannot see the difference. The tests of recorded order in `src/provider/mlx5` check
 //! the barriers instead, and the listings of instructions.
 
-use super::emulator_check::Doorbells;
+use super::emulator_check::DoorbellFaults;
 use super::{CaseContext, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::suite;
 use crate::vm::Vm;
@@ -57,12 +57,12 @@ pub(crate) struct Edit {
 struct Mutant {
     name: &'static str,
     edits: &'static [Edit],
-    rises: (&'static str, fn(Doorbells) -> u64),
+    rises: (&'static str, fn(DoorbellFaults) -> u64),
 }
 
-const TORN: (&str, fn(Doorbells) -> u64) = ("torn copies", |seen| seen.torn);
-const BEHIND: (&str, fn(Doorbells) -> u64) = ("records behind", |seen| seen.record_behind);
-const DIFFERS: (&str, fn(Doorbells) -> u64) = ("differing data", |seen| seen.differs);
+const TORN: (&str, fn(DoorbellFaults) -> u64) = ("torn copies", |seen| seen.torn);
+const BEHIND: (&str, fn(DoorbellFaults) -> u64) = ("records behind", |seen| seen.record_behind);
+const DIFFERS: (&str, fn(DoorbellFaults) -> u64) = ("differing data", |seen| seen.differs);
 
 const REGISTER: &str = "src/memory/doorbell_register.rs";
 const UAR: &str = "src/provider/mlx5/uar.rs";
@@ -175,14 +175,14 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
         // The driver tests write combining when a device is first opened, and the library without a
         // mistake causes no fault. Later counts are therefore the mistake's.
         stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;
-        let before = Doorbells::of(&vm)?;
+        let before = DoorbellFaults::of(&vm)?;
         stress(&mut vm, "none", PATIENCE)?.context("without a mistake")?;
-        Doorbells::of(&vm)?.none_since(before).context("without a mistake")?;
+        DoorbellFaults::of(&vm)?.none_since(before).context("without a mistake")?;
         for mutant in wanted {
             let start = Instant::now();
-            let before = Doorbells::of(&vm)?;
+            let before = DoorbellFaults::of(&vm)?;
             let result = stress(&mut vm, mutant.name, SHORT)?;
-            let seen = Doorbells::of(&vm)?.since(before);
+            let seen = DoorbellFaults::of(&vm)?.since(before);
             let (what, count) = mutant.rises;
             let risen = count(seen) > 0;
             let word = if risen { "ok" } else { "FAILED" };
@@ -190,7 +190,7 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
             clock::case(&name(mutant.name), start.elapsed());
             say!("test {} ... {word} ({seconds:.1} s)", name(mutant.name));
             let text = format!("no {what} seen, but {seen:?}; the tests: {result:?}");
-            let outcome = if risen { Outcome::Passed } else { Outcome::Failed(text) };
+            let outcome = if risen { TestOutcome::Passed } else { TestOutcome::Failed(text) };
             reports.push(Report { name: name(mutant.name), outcome });
         }
         vm.power_off()

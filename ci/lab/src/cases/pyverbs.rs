@@ -7,11 +7,11 @@
 use super::{CaseContext, failed};
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{self, Outcome, Report};
+use crate::outcome::{self, Report, TestOutcome};
 use crate::python;
 use crate::release::Series;
 use crate::session::Machine;
-use crate::suite::{self, Scope};
+use crate::suite::{self, TestScope};
 use anyhow::{Context, Result, bail};
 use lab_guest::order::Order;
 use std::time::Duration;
@@ -134,8 +134,8 @@ fn table(text: &str) -> Result<Vec<Line<'_>>> {
 fn judge(report: Report, table: &[Line<'_>], kernel: Series) -> Report {
     let line = table.iter().find(|line| line.covers(&report.name, kernel));
     let outcome = match (report.outcome, line) {
-        (Outcome::Passed, None) => Outcome::Passed,
-        (Outcome::Passed, Some(line)) => Outcome::Failed(format!(
+        (TestOutcome::Passed, None) => TestOutcome::Passed,
+        (TestOutcome::Passed, Some(line)) => TestOutcome::Failed(format!(
             "it passed, but the table says that it {} ({}): take it out",
             match line.verdict {
                 Verdict::Skips => "skips",
@@ -143,19 +143,19 @@ fn judge(report: Report, table: &[Line<'_>], kernel: Series) -> Report {
             },
             line.reason
         )),
-        (Outcome::Skipped(said), Some(line))
+        (TestOutcome::Skipped(said), Some(line))
             if line.verdict == Verdict::Fails && said.strip_prefix(KNOWN) == Some(line.says) =>
         {
-            Outcome::Skipped(format!("fails, as the table says: {}", line.reason))
+            TestOutcome::Skipped(format!("fails, as the table says: {}", line.reason))
         }
-        (Outcome::Skipped(said), Some(line))
+        (TestOutcome::Skipped(said), Some(line))
             if line.verdict == Verdict::Skips && said.contains(line.says) =>
         {
-            Outcome::Skipped(line.reason.to_owned())
+            TestOutcome::Skipped(line.reason.to_owned())
         }
-        (Outcome::Failed(text), _) => Outcome::Failed(text),
-        (Outcome::Skipped(said), _) => {
-            Outcome::Failed(format!("skipped for \"{said}\", which the table does not say"))
+        (TestOutcome::Failed(text), _) => TestOutcome::Failed(text),
+        (TestOutcome::Skipped(said), _) => {
+            TestOutcome::Failed(format!("skipped for \"{said}\", which the table does not say"))
         }
     };
     Report { name: report.name, outcome }
@@ -163,15 +163,15 @@ fn judge(report: Report, table: &[Line<'_>], kernel: Series) -> Report {
 
 /// The number of passed and of failed cases, regardless of the table.
 fn counts(reports: &[Report]) -> (usize, usize) {
-    let count = |wanted: fn(&Outcome) -> bool| {
+    let count = |wanted: fn(&TestOutcome) -> bool| {
         reports.iter().filter(|report| wanted(&report.outcome)).count()
     };
     let failed = count(|outcome| match outcome {
-        Outcome::Failed(_) => true,
-        Outcome::Skipped(said) => said.starts_with(KNOWN),
-        Outcome::Passed => false,
+        TestOutcome::Failed(_) => true,
+        TestOutcome::Skipped(said) => said.starts_with(KNOWN),
+        TestOutcome::Passed => false,
     });
-    (count(|outcome| *outcome == Outcome::Passed), failed)
+    (count(|outcome| *outcome == TestOutcome::Passed), failed)
 }
 
 /// The cases that fail on a kernel with their messages, as JSON for the runner.
@@ -215,7 +215,7 @@ fn run_matching(context: &CaseContext<'_>, pattern: &str) -> Result<Vec<Report>>
     let device = ["--dev", "mlx5_0", "--port", "1", "--gid", "3"];
     let order = order(&[&words[..], &device[..]].concat());
     // Three hundred tests take long on a busy machine; the runner ends one that hangs.
-    let scope = Scope { patience: PATIENCE, silence: SILENCE, ..context.scope.clone() };
+    let scope = TestScope { patience: PATIENCE, silence: SILENCE, ..context.scope.clone() };
     let (ending, results, noise) = suite::follow(&mut vm, &order, &scope);
     context.keep(GROUP, &format!("{results}\n--- printed by tests ---\n{noise}"))?;
     let status = ending?.status();
@@ -234,9 +234,9 @@ fn run_matching(context: &CaseContext<'_>, pattern: &str) -> Result<Vec<Report>>
     say!("{ran} cases: {passed} passed, {failed} failed, {} skipped", ran - passed - failed);
     if pattern.is_empty() {
         let outcome = if passed >= LEAST_PASSED && failed <= MOST_FAILED {
-            Outcome::Passed
+            TestOutcome::Passed
         } else {
-            Outcome::Failed(format!(
+            TestOutcome::Failed(format!(
                 "{passed} passed and {failed} failed; at least {LEAST_PASSED} and at most \
                  {MOST_FAILED} are asked for"
             ))
@@ -277,27 +277,30 @@ mod tests {
         let judged = |name: &str, outcome| {
             judge(Report { name: name.into(), outcome }, &table, Series(6, 1)).outcome
         };
-        let skip = |why: &str| Outcome::Skipped(why.into());
-        let fail = |why: &str| Outcome::Failed(why.into());
-        assert_eq!(judged("c", Outcome::Passed), Outcome::Passed);
+        let skip = |why: &str| TestOutcome::Skipped(why.into());
+        let fail = |why: &str| TestOutcome::Failed(why.into());
+        assert_eq!(judged("c", TestOutcome::Passed), TestOutcome::Passed);
         assert_eq!(judged("a.x", skip("no caps here")), skip("it has none"));
         let known = |says: &str| skip(&format!("{KNOWN}{says}"));
-        assert!(matches!(judged("b", known("Errno: 5")), Outcome::Skipped(_)));
+        assert!(matches!(judged("b", known("Errno: 5")), TestOutcome::Skipped(_)));
         for wrong in [
             judged("c", skip("no caps")),
             judged("c", fail("x")),
-            judged("a.x", Outcome::Passed),
+            judged("a.x", TestOutcome::Passed),
             judged("a.x", skip("something else")),
             judged("a.x", fail("no caps")),
             judged("b", fail("Errno: 5")),
             judged("b", known("Errno: 6")),
             judged("b", skip("Errno: 5")),
-            judged("b", Outcome::Passed),
+            judged("b", TestOutcome::Passed),
         ] {
-            assert!(matches!(wrong, Outcome::Failed(_)), "{wrong:?}");
+            assert!(matches!(wrong, TestOutcome::Failed(_)), "{wrong:?}");
         }
         let report = Report { name: "b".into(), outcome: known("Errno: 5") };
-        assert!(matches!(judge(report.clone(), &table, Series(6, 13)).outcome, Outcome::Failed(_)));
+        assert!(matches!(
+            judge(report.clone(), &table, Series(6, 13)).outcome,
+            TestOutcome::Failed(_)
+        ));
         assert_eq!(counts(&[report]), (0, 1));
         assert_eq!(known_to_fail(&table, Series(6, 12)), r#"{"b":"Errno: 5"}"#);
         assert_eq!(known_to_fail(&table, Series(6, 13)), "{}");

@@ -9,9 +9,9 @@ use super::case::{Case, quoted};
 use super::{CaseContext, failed, native};
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::watch;
-use crate::workflow::{self, Job};
+use crate::workflow::{self, WorkflowJob};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
@@ -47,11 +47,11 @@ pub(super) fn run(context: &CaseContext<'_>) -> Vec<Report> {
         if context.wanted(&here) {
             let outcome = match without_device(context, system, bundle, device) {
                 Ok(outcome) => outcome,
-                Err(error) => Outcome::Failed(format!("{error:#}")),
+                Err(error) => TestOutcome::Failed(format!("{error:#}")),
             };
             say!(
                 "test {here} ... {}",
-                if outcome == Outcome::Passed { "ok" } else { "not passed" }
+                if outcome == TestOutcome::Passed { "ok" } else { "not passed" }
             );
             reports.push(Report { name: here, outcome });
         }
@@ -65,9 +65,9 @@ pub(super) fn run(context: &CaseContext<'_>) -> Vec<Report> {
 fn without_device(
     context: &CaseContext<'_>,
     system: &str,
-    bundle: &Job,
-    device: &Job,
-) -> Result<Outcome> {
+    bundle: &WorkflowJob,
+    device: &WorkflowJob,
+) -> Result<TestOutcome> {
     let directory = context.session.workspace.root().join("target/lab/runner").join(system);
     if directory.exists() {
         fs::remove_dir_all(&directory)?;
@@ -85,7 +85,7 @@ fn without_device(
     }
     // Where there are devices, this would be a run on one of them.
     if fs::read_dir("/sys/class/infiniband").is_ok_and(|devices| devices.count() > 0) {
-        return Ok(Outcome::Skipped("[alone] this machine has RDMA devices".into()));
+        return Ok(TestOutcome::Skipped("[alone] this machine has RDMA devices".into()));
     }
     let [script] = &device.scripts[..] else { bail!("{} scripts", device.scripts.len()) };
     let (status, printed) = in_bash(script, device, &directory)?;
@@ -99,11 +99,11 @@ fn without_device(
     ensure!(said, "the first line is {first:?}");
     let junit = fs::read_to_string(directory.join("results.xml"))?;
     ensure!(junit.contains("failures=\"1\"") && junit.contains("mlx5_0"), "JUnit has {junit}");
-    Ok(Outcome::Passed)
+    Ok(TestOutcome::Passed)
 }
 
 /// Runs a script of a job, and returns its status and what it printed.
-fn in_bash(script: &str, job: &Job, directory: &Path) -> Result<(Option<i32>, String)> {
+fn in_bash(script: &str, job: &WorkflowJob, directory: &Path) -> Result<(Option<i32>, String)> {
     let mut command = Command::new("bash");
     command.args(["--noprofile", "--norc", "-c", script]).current_dir(directory);
     command.envs(job.environment.iter().map(|(name, value)| (name, value)));
@@ -112,7 +112,7 @@ fn in_bash(script: &str, job: &Job, directory: &Path) -> Result<(Option<i32>, St
 }
 
 /// The device's job in a guest: its environment and its script, and of the tests a few.
-fn in_a_guest(system: &str, device: &Job) -> Case {
+fn in_a_guest(system: &str, device: &WorkflowJob) -> Case {
     let variables: Vec<String> = device
         .environment
         .iter()

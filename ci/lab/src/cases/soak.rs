@@ -7,11 +7,11 @@ use super::{CaseContext, case, emulator_check, failed};
 use crate::clock;
 use crate::device::Emulation;
 use crate::lanes::say;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Result, bail, ensure};
-use connectx::control::{Reply, Request};
+use connectx::control::{ControlRequest, Reply};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -85,7 +85,7 @@ pub(crate) fn run(context: &CaseContext<'_>) -> Vec<Report> {
         let word = if result.is_ok() { "ok" } else { "FAILED" };
         say!("test {name} ... {word} ({seconds:.1} s)");
         reports.push(match result {
-            Ok(()) => Report { name: (*name).to_owned(), outcome: Outcome::Passed },
+            Ok(()) => Report { name: (*name).to_owned(), outcome: TestOutcome::Passed },
             Err(error) => {
                 // The next one gets a new guest.
                 vm = None;
@@ -123,7 +123,7 @@ impl DeviceUsage {
         let mut usage = Self { objects: emulator_check::living(vm)?, pages: [0; 2] };
         let mut control = vm.control()?;
         for function in 0..2 {
-            match control.ask(&Request::Pages { function })? {
+            match control.ask(&ControlRequest::Pages { function })? {
                 Reply::Pages { held } => usage.pages[function] = held,
                 other => bail!("pages of function {function}: {other:?}"),
             }

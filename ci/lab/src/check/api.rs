@@ -4,9 +4,9 @@
 //! the lines: all traits of a type share one, and methods of a trait are left out. The compiler is the
 //! oldest one that the packages support, so a newer compiler on the machine changes nothing.
 
-use super::row::{self, Row};
+use super::row::{self, CheckRow};
 use super::toolchain::Toolchain;
-use crate::outcome::Outcome;
+use crate::outcome::TestOutcome;
 use crate::workspace::Workspace;
 use anyhow::{Context, Result, bail};
 use public_api::{Builder, PublicItem};
@@ -30,13 +30,13 @@ pub(super) fn check(
     toolchain: &Toolchain,
     package: &str,
     bless: bool,
-) -> Row {
+) -> CheckRow {
     row::timed(&format!("API of {package}"), || {
         let Some(now) = (match describe(workspace, toolchain, package)? {
             Ok(json) => render(&json)?,
-            Err(message) => return Ok(Outcome::Failed(message)),
+            Err(message) => return Ok(TestOutcome::Failed(message)),
         }) else {
-            return Ok(Outcome::Skipped(format!(
+            return Ok(TestOutcome::Skipped(format!(
                 "[rustdoc] the JSON of {toolchain} has another format than {FORMATS:?}, which the \
                  lab reads"
             )));
@@ -44,16 +44,16 @@ pub(super) fn check(
         let path = recorded(workspace, package);
         if bless {
             fs::write(&path, now).with_context(|| format!("write {}", path.display()))?;
-            return Ok(Outcome::Passed);
+            return Ok(TestOutcome::Passed);
         }
         let Ok(before) = fs::read_to_string(&path) else {
-            return Ok(Outcome::Failed(format!(
+            return Ok(TestOutcome::Failed(format!(
                 "ci/api/{package}.txt cannot be read: `cargo ci check --bless` writes it"
             )));
         };
         Ok(match Difference::between(&before, &now) {
-            Some(difference) => Outcome::Failed(difference.told(package)),
-            None => Outcome::Passed,
+            Some(difference) => TestOutcome::Failed(difference.told(package)),
+            None => TestOutcome::Passed,
         })
     })
 }
@@ -74,7 +74,7 @@ fn describe(
     command.args(["--package", package, "--", "-Z", "unstable-options", "--output-format", "json"]);
     // `docs` judges the text.
     command.args(["--cap-lints", "allow"]);
-    if let Outcome::Failed(message) = row::succeeds(command)? {
+    if let TestOutcome::Failed(message) = row::succeeds(command)? {
         return Ok(Err(message));
     }
     let name = format!("doc/{}.json", package.replace('-', "_"));

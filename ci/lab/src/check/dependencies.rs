@@ -4,8 +4,8 @@
 //! The rules cover all features, all targets and all kinds of dependency that the lock file has.
 
 use super::licence;
-use super::row::{self, Row};
-use crate::outcome::Outcome;
+use super::row::{self, CheckRow};
+use crate::outcome::TestOutcome;
 use crate::workspace::{self, Workspace};
 use anyhow::{Result, bail};
 use serde::Deserialize;
@@ -78,14 +78,14 @@ struct Kind {
 }
 
 /// All checks of dependencies.
-pub(super) fn checks(workspace: &Workspace) -> Vec<Row> {
+pub(super) fn checks(workspace: &Workspace) -> Vec<CheckRow> {
     let metadata = metadata(workspace);
     let judged = |name: &str, judge: &dyn Fn(&Metadata) -> Vec<String>| {
         row::timed(name, || match &metadata {
             Err(error) => bail!("{error:#}"),
             Ok(metadata) => Ok(match judge(metadata) {
-                complaints if complaints.is_empty() => Outcome::Passed,
-                complaints => Outcome::Failed(complaints.join("\n")),
+                complaints if complaints.is_empty() => TestOutcome::Passed,
+                complaints => TestOutcome::Failed(complaints.join("\n")),
             }),
         })
     };

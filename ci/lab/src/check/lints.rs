@@ -5,9 +5,9 @@
 //! `uverbs` alone as well. Features only add, so one feature changes only the library, the targets that
 //! require the feature, and the targets whose source asks for it: clippy sees these.
 
-use super::row::{self, Row};
-use crate::outcome::Outcome;
-use crate::workspace::{self, Target, Workspace};
+use super::row::{self, CheckRow};
+use crate::outcome::TestOutcome;
+use crate::workspace::{self, CargoTarget, Workspace};
 use anyhow::Result;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -23,7 +23,7 @@ fn cargo(workspace: &Workspace, arguments: &[&str]) -> Command {
 }
 
 /// Whether all sources are as rustfmt would write them.
-pub(super) fn formatting(workspace: &Workspace) -> Row {
+pub(super) fn formatting(workspace: &Workspace) -> CheckRow {
     row::timed("formatting", || {
         match row::missing("rustfmt", cargo(workspace, &["fmt", "--version"])) {
             Some(skipped) => Ok(skipped),
@@ -36,7 +36,7 @@ pub(super) fn formatting(workspace: &Workspace) -> Row {
 }
 
 /// All lints: of the whole workspace, of the library without features, and with each alone.
-pub(super) fn lints(workspace: &Workspace) -> Vec<Row> {
+pub(super) fn lints(workspace: &Workspace) -> Vec<CheckRow> {
     let every = ["--all-targets"].map(str::to_owned);
     let mut rows = vec![lint(workspace, "lints", &["--workspace", "--all-features"], &[&every])];
     let alone = ["--package", PACKAGE, "--no-default-features"];
@@ -57,7 +57,7 @@ pub(super) fn lints(workspace: &Workspace) -> Vec<Row> {
 }
 
 /// Clippy on each choice of targets.
-fn lint(workspace: &Workspace, name: &str, arguments: &[&str], choices: &[&[String]]) -> Row {
+fn lint(workspace: &Workspace, name: &str, arguments: &[&str], choices: &[&[String]]) -> CheckRow {
     row::timed(name, || {
         if let Some(skipped) = row::missing("clippy", cargo(workspace, &["clippy", "--version"])) {
             return Ok(skipped);
@@ -71,7 +71,7 @@ fn lint(workspace: &Workspace, name: &str, arguments: &[&str], choices: &[&[Stri
 }
 
 /// The targets that a feature can change: the library, those that require it, those that ask for it.
-fn concerned<'w>(workspace: &'w Workspace, feature: &str) -> Vec<&'w Target> {
+fn concerned<'w>(workspace: &'w Workspace, feature: &str) -> Vec<&'w CargoTarget> {
     workspace
         .targets(PACKAGE)
         .filter(|target| target.is_library() || target.needs(feature) || names(target, feature))
@@ -79,7 +79,7 @@ fn concerned<'w>(workspace: &'w Workspace, feature: &str) -> Vec<&'w Target> {
 }
 
 /// Whether the source of a target asks whether a feature is on.
-fn names(target: &Target, feature: &str) -> bool {
+fn names(target: &CargoTarget, feature: &str) -> bool {
     let asks = format!("feature = \"{feature}\"");
     sources(&target.src_path)
         .iter()
@@ -108,7 +108,7 @@ fn sources(begin: &Path) -> Vec<PathBuf> {
 
 /// Documentation of the workspace, and of each published package without the others: with all features,
 /// and with the default ones, as docs.rs shows it.
-pub(super) fn documentation(workspace: &Workspace) -> Vec<Row> {
+pub(super) fn documentation(workspace: &Workspace) -> Vec<CheckRow> {
     let published: Vec<String> =
         workspace.published().map(|package| package.name.to_owned()).collect();
     let mut rows =
@@ -121,7 +121,7 @@ pub(super) fn documentation(workspace: &Workspace) -> Vec<Row> {
     rows
 }
 
-fn document(workspace: &Workspace, name: &str, sets: &[&[&str]]) -> Row {
+fn document(workspace: &Workspace, name: &str, sets: &[&[&str]]) -> CheckRow {
     row::timed(name, || {
         row::all(sets.iter().map(|arguments| {
             let mut command = cargo(workspace, &["doc", "--quiet", "--no-deps"]);
@@ -136,7 +136,7 @@ pub(super) fn oldest(
     workspace: &Workspace,
     toolchain: &super::toolchain::Toolchain,
     package: &str,
-) -> Row {
+) -> CheckRow {
     row::timed(&format!("{package} with {toolchain}"), || -> Result<_> {
         let mut command = toolchain.cargo(workspace)?;
         command.args(["check", "--quiet", "--locked", "--all-features", "--package", package]);
@@ -150,12 +150,12 @@ pub(super) fn narrow(
     toolchain: &super::toolchain::Toolchain,
     package: &str,
     target: &str,
-) -> Row {
+) -> CheckRow {
     row::timed(&format!("{package} for {target}"), || -> Result<_> {
         let mut command = toolchain.cargo(workspace)?;
         command.args(["check", "--quiet", "--locked", "--lib", "--package", package]);
         if let Err(error) = toolchain.aim(&mut command, target) {
-            return Ok(Outcome::Skipped(format!("[{target}] {error:#}")));
+            return Ok(TestOutcome::Skipped(format!("[{target}] {error:#}")));
         }
         row::succeeds(command)
     })

@@ -15,7 +15,7 @@ mod row;
 pub(crate) mod toolchain;
 
 use crate::cache::Cache;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::progress;
 use crate::summary::{Section, Summary};
 use crate::workspace::Workspace;
@@ -23,7 +23,7 @@ use anyhow::{Result, bail};
 use clap::Args;
 use nix::sys::resource::{UsageWho, getrusage};
 use nix::sys::time::TimeValLike;
-use row::Row;
+use row::CheckRow;
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::ExitCode;
 use std::thread;
@@ -110,7 +110,7 @@ fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<S
     let start = Instant::now();
     let wanted = |one: Group| group.map_or(one != Group::Narrow, |group| group == one);
     // The oldest compiler has a target directory of its own, so it works beside the others.
-    let rows: Vec<Row> = thread::scope(|scope| {
+    let rows: Vec<CheckRow> = thread::scope(|scope| {
         let second = scope.spawn(|| {
             progress::be_quiet();
             by_oldest(workspace, &wanted, bless)
@@ -141,7 +141,7 @@ fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<S
 }
 
 /// The checks that the oldest supported compiler makes.
-fn by_oldest(workspace: &Workspace, wanted: &dyn Fn(Group) -> bool, bless: bool) -> Vec<Row> {
+fn by_oldest(workspace: &Workspace, wanted: &dyn Fn(Group) -> bool, bless: bool) -> Vec<CheckRow> {
     let mut rows = Vec::new();
     if ![Group::Msrv, Group::Api, Group::Narrow].into_iter().any(wanted) {
         return rows;
@@ -152,10 +152,10 @@ fn by_oldest(workspace: &Workspace, wanted: &dyn Fn(Group) -> bool, bless: bool)
         .map(|release| (release.clone(), Toolchain::of(&release)))
         .collect();
     for package in workspace.published() {
-        let skipped = |reason: String| Row {
+        let skipped = |reason: String| CheckRow {
             report: Report {
                 name: format!("{} with its oldest compiler, and its API", package.name),
-                outcome: Outcome::Skipped(reason),
+                outcome: TestOutcome::Skipped(reason),
             },
             time: std::time::Duration::ZERO,
         };
@@ -195,13 +195,13 @@ fn processor_seconds() -> Result<f64> {
 }
 
 /// A line for each check: how it ended, how long it took.
-fn table(rows: &[Row]) -> String {
+fn table(rows: &[CheckRow]) -> String {
     let width = rows.iter().map(|row| row.report.name.chars().count()).max().unwrap_or(0);
     rows.iter().fold(String::new(), |text, row| {
         let outcome = match row.report.outcome {
-            Outcome::Passed => "ok",
-            Outcome::Failed(_) => "FAILED",
-            Outcome::Skipped(_) => "skipped",
+            TestOutcome::Passed => "ok",
+            TestOutcome::Failed(_) => "FAILED",
+            TestOutcome::Skipped(_) => "skipped",
         };
         text + &format!("{:width$}  {:6.1} s  {outcome}\n", row.report.name, row.time.as_secs_f64())
     })

@@ -1,6 +1,6 @@
 //! One check: its commands, its outcome, its time.
 
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::progress;
 use crate::watch::{self, CommandOutput};
 use anyhow::Result;
@@ -14,43 +14,45 @@ const TAIL: usize = 60;
 
 /// A check that is over.
 #[derive(Clone, Debug)]
-pub(super) struct Row {
+pub(super) struct CheckRow {
     pub(super) report: Report,
     pub(super) time: Duration,
 }
 
 /// Runs a check; one that cannot be made has failed.
-pub(super) fn timed(name: &str, check: impl FnOnce() -> Result<Outcome>) -> Row {
+pub(super) fn timed(name: &str, check: impl FnOnce() -> Result<TestOutcome>) -> CheckRow {
     let start = Instant::now();
     let spinner = progress::spinner(name);
-    let outcome = check().unwrap_or_else(|error| Outcome::Failed(format!("{error:#}")));
+    let outcome = check().unwrap_or_else(|error| TestOutcome::Failed(format!("{error:#}")));
     spinner.finish_and_clear();
-    Row { report: Report { name: name.to_owned(), outcome }, time: start.elapsed() }
+    CheckRow { report: Report { name: name.to_owned(), outcome }, time: start.elapsed() }
 }
 
 /// Passed if a command ends with success, else failed with the last lines that it printed.
-pub(super) fn succeeds(command: Command) -> Result<Outcome> {
+pub(super) fn succeeds(command: Command) -> Result<TestOutcome> {
     let run = watch::run(command, PATIENCE)?;
     Ok(match run.status {
-        Some(status) if status.success() => Outcome::Passed,
-        Some(status) => Outcome::Failed(format!("{status}\n{}", tail(&run))),
-        None => Outcome::Failed(format!("given up after {} s\n{}", PATIENCE.as_secs(), tail(&run))),
+        Some(status) if status.success() => TestOutcome::Passed,
+        Some(status) => TestOutcome::Failed(format!("{status}\n{}", tail(&run))),
+        None => {
+            TestOutcome::Failed(format!("given up after {} s\n{}", PATIENCE.as_secs(), tail(&run)))
+        }
     })
 }
 
 /// Passed if all commands end with success. The first that fails is the last that runs.
-pub(super) fn all(commands: impl Iterator<Item = Command>) -> Result<Outcome> {
+pub(super) fn all(commands: impl Iterator<Item = Command>) -> Result<TestOutcome> {
     for command in commands {
         let outcome = succeeds(command)?;
-        if outcome != Outcome::Passed {
+        if outcome != TestOutcome::Passed {
             return Ok(outcome);
         }
     }
-    Ok(Outcome::Passed)
+    Ok(TestOutcome::Passed)
 }
 
 /// `None` if a component of the toolchain answers, else a skip that says how to install it.
-pub(super) fn missing(component: &str, mut version: Command) -> Option<Outcome> {
+pub(super) fn missing(component: &str, mut version: Command) -> Option<TestOutcome> {
     let installed = version
         .stdin(Stdio::null())
         .stdout(Stdio::null())
@@ -58,7 +60,7 @@ pub(super) fn missing(component: &str, mut version: Command) -> Option<Outcome> 
         .status()
         .is_ok_and(|status| status.success());
     let reason = || format!("[{component}] not installed: rustup component add {component}");
-    (!installed).then(|| Outcome::Skipped(reason()))
+    (!installed).then(|| TestOutcome::Skipped(reason()))
 }
 
 fn tail(run: &CommandOutput) -> String {

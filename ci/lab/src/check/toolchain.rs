@@ -4,7 +4,7 @@
 //! Debian's compiler links procedural macros with the machine's `cc`. Rust's own toolchain asks for
 //! one too, so a machine on which this lab was built has it.
 
-use crate::apt::{Apt, Package, Suite};
+use crate::apt::{Apt, DebPackage, DebSuite};
 use crate::arch::Arch;
 use crate::cache::{Cache, Filling};
 use crate::deb;
@@ -17,7 +17,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
 /// The releases of Rust that a suite of Debian carries.
-const RELEASES: [(&str, Suite); 1] = [("1.85", Suite::Trixie)];
+const RELEASES: [(&str, DebSuite); 1] = [("1.85", DebSuite::Trixie)];
 
 /// Processors of 32 bits, for which the libraries are checked and nothing is run: Rust's name of the target,
 /// and Debian's of the architecture.
@@ -215,7 +215,7 @@ pub(super) fn fetch(cache: &Cache, release: &str, refresh: bool) -> Result<PathB
 }
 
 fn unpack(filling: &Filling<'_>, apt: &Apt, release: &str) -> Result<PathBuf> {
-    let packages: Vec<Package> = apt
+    let packages: Vec<DebPackage> = apt
         .closure(&["cargo", "rustc", "libc6"])?
         .into_iter()
         .filter(|package| needed(&package.name))
@@ -228,7 +228,7 @@ fn unpack(filling: &Filling<'_>, apt: &Apt, release: &str) -> Result<PathBuf> {
         }
         Toolchain::new(release, Source::Debian(unit.to_owned()))
             .context("the fetched toolchain")?;
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })
 }
 
@@ -258,20 +258,20 @@ fn standard(cache: &Cache, release: &str, target: &str) -> Result<PathBuf> {
     if let Some(unit) = present() {
         return Ok(unit);
     }
-    let by_lists = |suite: Suite| -> Result<Vec<PathBuf>> {
+    let by_lists = |suite: DebSuite| -> Result<Vec<PathBuf>> {
         let lists = filling.scratch(&format!("apt-rust-{}-{arch}", suite.name()))?;
         let what = format!("Rust's library for {target}");
         Apt::update(suite, arch, &lists)?.download(&what, std::slice::from_ref(&package))
     };
     // A mirror may have lists of rare processors that are older than the signature under one of the names.
     let files = by_lists(*suite).or_else(|error| {
-        by_lists(Suite::Stable).map_err(|other| {
+        by_lists(DebSuite::Stable).map_err(|other| {
             error.context(format!(
                 "{source} cannot be had by signed lists; if {} has another version now, \
                  `cargo ci fetch --refresh` fetches the compiler of the same version. By the lists of {}: \
                  {other:#}. By the first",
                 suite.name(),
-                Suite::Stable.name()
+                DebSuite::Stable.name()
             ))
         })
     })?;
@@ -285,10 +285,10 @@ fn standard(cache: &Cache, release: &str, target: &str) -> Result<PathBuf> {
 }
 
 /// The package of the standard library in the version that a toolchain's packages have.
-fn same_version(sources: &[String]) -> Option<Package> {
+fn same_version(sources: &[String]) -> Option<DebPackage> {
     let versions = sources.iter().filter_map(|package| package.strip_prefix(STANDARD));
     let version = versions.filter_map(|rest| rest.strip_prefix('=')).next()?;
-    Some(Package { name: STANDARD.into(), version: version.into() })
+    Some(DebPackage { name: STANDARD.into(), version: version.into() })
 }
 
 /// Whether cargo or the compiler loads something of a package. The linker is the machine's.

@@ -14,24 +14,25 @@ pub(super) const MARK: char = '»';
 
 /// An entry: a change that the host tests need not notice.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Entry {
+pub(super) struct AcceptedMutant {
     /// The file.
     pub(super) file: String,
     /// The change, in the words of cargo-mutants.
     change: String,
-    /// The line that is changed, if not any; with the mark if only one place in it is meant.
+    /// The line that is changed; `None` for any line of the file. It contains the mark if the entry is about one place
+    /// of the line.
     pub(super) line: Option<String>,
     reason: String,
 }
 
-impl fmt::Display for Entry {
+impl fmt::Display for AcceptedMutant {
     fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(to, "{}: {}", self.file, self.change)?;
         self.line.as_ref().map_or(Ok(()), |line| write!(to, " at `{line}`"))
     }
 }
 
-impl Entry {
+impl AcceptedMutant {
     fn covers(&self, mutant: &Mutant, line: &str) -> bool {
         fits(&self.file, &mutant.file)
             && fits(&self.change, mutant.change())
@@ -45,7 +46,7 @@ impl Entry {
 /// The table.
 #[derive(Debug)]
 pub(super) struct Accepted {
-    pub(super) entries: Vec<Entry>,
+    pub(super) entries: Vec<AcceptedMutant>,
 }
 
 impl Accepted {
@@ -72,7 +73,7 @@ impl Accepted {
         &self,
         all: &[Mutant],
         line: impl Fn(&Mutant) -> Result<String>,
-    ) -> Result<Vec<&Entry>> {
+    ) -> Result<Vec<&AcceptedMutant>> {
         let mut stale = Vec::new();
         for entry in &self.entries {
             // Of an entry for many files only some may be listed.
@@ -92,7 +93,7 @@ impl Accepted {
     }
 }
 
-fn entry(lines: &[&str]) -> Result<Entry> {
+fn entry(lines: &[&str]) -> Result<AcceptedMutant> {
     let [head, rest @ ..] = lines else { bail!("an entry without lines") };
     let (file, change) = head
         .split_once(": ")
@@ -108,7 +109,7 @@ fn entry(lines: &[&str]) -> Result<Entry> {
         rest.iter().all(|line| line.starts_with("  ")) && !reason.is_empty(),
         "`{head}` has no reason: write it below, indented by two spaces"
     );
-    Ok(Entry { file: file.into(), change: change.into(), line, reason: reason.join(" ") })
+    Ok(AcceptedMutant { file: file.into(), change: change.into(), line, reason: reason.join(" ") })
 }
 
 /// A line without the mark.

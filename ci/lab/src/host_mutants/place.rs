@@ -3,9 +3,9 @@
 use super::accepted::MARK;
 use super::edit::mutated;
 use super::{Fate, Judged, Mutant, PATIENCE, Position, run, sample};
-use crate::outcome::{self, Outcome};
+use crate::outcome::{self, TestOutcome};
 use crate::watch::{self, CommandOutput};
-use crate::workspace::{self, Built, Message, Workspace};
+use crate::workspace::{self, Built, CargoMessage, Workspace};
 use anyhow::{Context, Result, bail, ensure};
 use nix::sys::signal::Signal;
 use std::fs;
@@ -131,7 +131,7 @@ impl Place {
             return Ok(None);
         }
         let messages = run.stdout.lines().filter_map(|line| serde_json::from_str(line).ok());
-        let mut programs = messages.filter_map(Message::program);
+        let mut programs = messages.filter_map(CargoMessage::program);
         match (programs.next(), programs.next()) {
             (Some(built), None) => Ok(Some(built)),
             _ => bail!("cargo built no single program of unit tests:\n{}", run.stdout),
@@ -237,7 +237,7 @@ impl RunEnd {
 /// The test in a line that says that it failed.
 fn failed(line: &str) -> Option<String> {
     let [report] = &outcome::parse(line)[..] else { return None };
-    matches!(report.outcome, Outcome::Failed(_)).then(|| report.name.clone())
+    matches!(report.outcome, TestOutcome::Failed(_)).then(|| report.name.clone())
 }
 
 /// A line without its indentation, and with the mark before a column, from 1.

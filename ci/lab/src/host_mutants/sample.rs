@@ -26,7 +26,8 @@ impl fmt::Display for Seed {
 }
 
 impl Seed {
-    /// A number for a name, which depends on every digit and letter: FNV-1a, mixed as in SplitMix64.
+    /// The number by which a mutant's name is ordered. It depends on every digit of the seed and every letter of the
+    /// name: FNV-1a, mixed as in SplitMix64.
     fn rank(&self, name: &str) -> u64 {
         let bytes = self.0.bytes().chain([b'\n']).chain(name.bytes());
         let hash = bytes.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {

@@ -7,7 +7,7 @@ use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::cross::{Cross, Linking};
 use crate::fetch;
-use crate::outcome::{Outcome, Report};
+use crate::outcome::{Report, TestOutcome};
 use crate::progress;
 use crate::summary::Section;
 use crate::watch;
@@ -36,8 +36,8 @@ pub(super) fn section(
     for test in tests {
         for code in &test.codes {
             let outcome = match compare(&assembly, test, code) {
-                Ok(()) => Outcome::Passed,
-                Err(problem) => Outcome::Failed(format!("{problem:#}")),
+                Ok(()) => TestOutcome::Passed,
+                Err(problem) => TestOutcome::Failed(format!("{problem:#}")),
             };
             let name = format!("{} P{} as compiled", test.name, code.thread);
             reports.push(Report { name, outcome });
@@ -120,12 +120,12 @@ fn record(
     let record = Path::new(TESTS).join(notation.folder()).join(RECORD);
     let before = fs::read_to_string(workspace.root().join(&record)).unwrap_or_default();
     let outcome = if before == text {
-        Outcome::Passed
+        TestOutcome::Passed
     } else {
         let found = workspace.lab_directory()?.join("litmus").join(notation.folder()).join(RECORD);
         fs::create_dir_all(found.parent().context("a path without folder")?)?;
         fs::write(&found, text)?;
-        Outcome::Failed(format!(
+        TestOutcome::Failed(format!(
             "what orders on the paths is no longer what {} says: compare it with {}, and copy that if each \
              difference is right",
             record.display(),

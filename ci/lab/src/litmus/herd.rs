@@ -1,6 +1,6 @@
 //! herd, from Debian's package `herdtools7`, unpacked into the cache and run from there by its own loader.
 
-use crate::apt::{Apt, Package, Suite};
+use crate::apt::{Apt, DebPackage, DebSuite};
 use crate::arch::Arch;
 use crate::cache::Cache;
 use crate::deb;
@@ -16,7 +16,7 @@ use std::time::Duration;
 /// The unit of the cache.
 const UNIT: &str = "herd";
 /// The first suite that has the package.
-const SUITE: Suite = Suite::Forky;
+const SUITE: DebSuite = DebSuite::Forky;
 const PACKAGE: &str = "herdtools7";
 const PROGRAM: &str = "usr/bin/herd7";
 /// Where the package has the models.
@@ -129,7 +129,7 @@ fn fetch(cache: &Cache) -> Result<PathBuf> {
                 bail!("{PACKAGE} has no {path}");
             }
         }
-        Ok(packages.iter().map(Package::to_string).collect())
+        Ok(packages.iter().map(DebPackage::to_string).collect())
     })
 }
 

@@ -180,7 +180,7 @@ fn shared_receives_follow_the_list() {
         let qp = SharedQp::new(7, index, Some(1), Receives::Shared(slots));
         let mut completed = Completed::new(64, 64);
         completed.ring.members().attach(&qp);
-        // What the device knows: where the next receive is, and how many it has taken.
+        // The device knows where the next receive is, and how many it has taken.
         let (mut at, mut taken) = (0u32, 0u64);
         let (mut next, mut done) = (0u64, 0u64);
         let mut held: Vec<(u64, u32)> = Vec::new();

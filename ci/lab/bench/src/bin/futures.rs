@@ -46,7 +46,7 @@ fn buffers<S: Sharing>(pd: &ProtectionDomain<S>) -> Result<(BufferPool, Vec<Buff
 }
 
 /// One side: posts all of its buffers, and waits until it has them back.
-trait Side {
+trait Driven {
     fn post(&mut self, to: Remote) -> Result<(), Failure>;
 
     /// Takes what is there, and returns how many requests are over.
@@ -99,7 +99,7 @@ impl<S: Sharing, R: Rings<S>> Owned<S, R> {
     }
 }
 
-impl<S: Sharing, R: Rings<S>> Side for Owned<S, R> {
+impl<S: Sharing, R: Rings<S>> Driven for Owned<S, R> {
     #[inline(never)]
     fn post(&mut self, to: Remote) -> Result<(), Failure> {
         for (buffer, id) in self.buffers.drain(..).zip(0..) {
@@ -165,7 +165,7 @@ impl<S: Locking> Futures<S> {
     }
 }
 
-impl<S: Locking> Side for Futures<S> {
+impl<S: Locking> Driven for Futures<S> {
     #[inline(never)]
     fn post(&mut self, to: Remote) -> Result<(), Failure> {
         let mut cx = std::task::Context::from_waker(Waker::noop());
@@ -205,7 +205,7 @@ impl<S: Locking> Side for Futures<S> {
 }
 
 /// Waits for the completions of a run.
-fn settle(side: &mut dyn Side) -> Result<(), Failure> {
+fn settle(side: &mut dyn Driven) -> Result<(), Failure> {
     let (start, mut found) = (Instant::now(), 0);
     while found < RUN {
         found += side.complete()?;
@@ -224,7 +224,7 @@ fn timed(work: impl FnOnce() -> Result<(), Failure>) -> Result<f64, Failure> {
 }
 
 /// What one run takes for each post and each completion.
-fn measure(side: &mut dyn Side, to: Remote) -> Result<[f64; 2], Failure> {
+fn measure(side: &mut dyn Driven, to: Remote) -> Result<[f64; 2], Failure> {
     let post = timed(|| side.post(to))?;
     linger(4 * AFTERWARDS);
     let complete = timed(|| settle(side))?;
@@ -249,7 +249,7 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
     let mut futures = Futures::new(shared, &pd, gid)?;
     let mut owned_exclusive = Owned::new(&context, &of_owned, td, gid)?;
     let mut futures_exclusive = Futures::new(worker, &of_futures, gid)?;
-    let pairs: [(&str, [&mut dyn Side; 2]); 2] = [
+    let pairs: [(&str, [&mut dyn Driven; 2]); 2] = [
         ("", [&mut owned, &mut futures]),
         (", thread domain", [&mut owned_exclusive, &mut futures_exclusive]),
     ];

@@ -18,7 +18,7 @@ fn main() -> ExitCode {
 /// This workspace.
 struct Ours;
 
-impl command::Side for Ours {
+impl command::Programs for Ours {
     type Control = control::Ours;
     type Scale = scale::Ours;
 

@@ -23,7 +23,7 @@ fn main() -> ExitCode {
 /// rdma-core.
 struct Theirs;
 
-impl command::Side for Theirs {
+impl command::Programs for Theirs {
     type Control = control::Theirs;
     type Scale = scale::Theirs;
 

@@ -6,7 +6,7 @@ mod side;
 
 use lab_bench::Failure;
 use options::{Options, What};
-use side::Side;
+use side::TrafficQueues;
 use std::process::ExitCode;
 use std::time::Instant;
 
@@ -27,7 +27,7 @@ fn main() -> ExitCode {
 }
 
 fn run(options: &Options) -> Result<(), Failure> {
-    let mut side = Side::connect(options)?;
+    let mut side = TrafficQueues::connect(options)?;
     let client = options.host.is_some();
     let start = Instant::now();
     match options.what {
@@ -49,7 +49,11 @@ fn run(options: &Options) -> Result<(), Failure> {
 }
 
 /// One message under way, which the other side answers.
-fn exchange_sends(side: &mut Side, options: &Options, client: bool) -> Result<(), Failure> {
+fn exchange_sends(
+    side: &mut TrafficQueues,
+    options: &Options,
+    client: bool,
+) -> Result<(), Failure> {
     for sent in 0..options.count {
         if sent > 0 || !client {
             side.received(1)?;
@@ -62,7 +66,11 @@ fn exchange_sends(side: &mut Side, options: &Options, client: bool) -> Result<()
 }
 
 /// The same of writes: each side watches its memory.
-fn exchange_writes(side: &mut Side, options: &Options, client: bool) -> Result<(), Failure> {
+fn exchange_writes(
+    side: &mut TrafficQueues,
+    options: &Options,
+    client: bool,
+) -> Result<(), Failure> {
     // Counted from one, and by bytes: the memory is zero at first.
     for turn in 1..=options.count {
         let expected = if client { turn - 1 } else { turn };
@@ -77,7 +85,7 @@ fn exchange_writes(side: &mut Side, options: &Options, client: bool) -> Result<(
 }
 
 /// One read under way.
-fn reads(side: &mut Side, options: &Options) -> Result<(), Failure> {
+fn reads(side: &mut TrafficQueues, options: &Options) -> Result<(), Failure> {
     for _ in 0..options.count {
         side.post(1, 1)?;
         side.sent(1)?;
@@ -86,7 +94,7 @@ fn reads(side: &mut Side, options: &Options) -> Result<(), Failure> {
 }
 
 /// As many under way as the queue holds, in lists.
-fn many(side: &mut Side, options: &Options) -> Result<(), Failure> {
+fn many(side: &mut TrafficQueues, options: &Options) -> Result<(), Failure> {
     let every = if options.list == 1 { SIGNALED } else { options.list };
     let (mut posted, mut completed) = (0, 0);
     while completed < options.count {
@@ -99,7 +107,7 @@ fn many(side: &mut Side, options: &Options) -> Result<(), Failure> {
     Ok(())
 }
 
-fn receive(side: &mut Side, options: &Options) -> Result<(), Failure> {
+fn receive(side: &mut TrafficQueues, options: &Options) -> Result<(), Failure> {
     let mut found = 0;
     while found < options.count {
         found += side.poll_receives(POLLED)?;

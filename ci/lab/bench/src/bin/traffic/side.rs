@@ -13,7 +13,7 @@ use uverbs::{
 const RECEIVES: u32 = 512;
 
 /// A connected queue pair with all that it needs.
-pub(crate) struct Side {
+pub(crate) struct TrafficQueues {
     qp: QueuePair,
     sends: CompletionQueue,
     receives: CompletionQueue,
@@ -31,9 +31,9 @@ pub(crate) struct Side {
     stream: TcpStream,
 }
 
-impl Side {
+impl TrafficQueues {
     /// Meets the other side, and makes everything ready.
-    pub(crate) fn connect(options: &Options) -> Result<Side, Failure> {
+    pub(crate) fn connect(options: &Options) -> Result<TrafficQueues, Failure> {
         let &Options { size, count, what, .. } = options;
         let context = Context::open(&Device::by_name(&options.device)?)?;
         let pd = context.alloc_pd()?;
@@ -66,7 +66,7 @@ impl Side {
             Remote { addr: u64::from_be_bytes(addr), rkey: Rkey(u32::from_be_bytes(rkey)) };
         let source = [memory.sge(..size)?];
         let target = [memory.sge(size..)?];
-        let mut side = Side {
+        let mut side = TrafficQueues {
             qp,
             sends,
             receives,

@@ -1,4 +1,7 @@
 //! Every public type of the library has an example, or a line that begins with `Example:` and links to one.
+//! What examples do not call yet of its methods and functions is a list that only shrinks (`methods.rs`).
+
+mod methods;
 
 use std::fs;
 use std::path::{Path, PathBuf};
