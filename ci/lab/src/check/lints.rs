@@ -175,6 +175,6 @@ mod tests {
         for option in ["--lib", "--test device", "--example echo", "--example pingpong"] {
             assert!(of_tokio.iter().any(|known| known == option), "{option}: {of_tokio:?}");
         }
-        assert_eq!(chosen("serde"), ["--lib"]);
+        assert_eq!(chosen("serde"), ["--lib", "--test traits"]);
     }
 }
