@@ -252,6 +252,23 @@ fn user_contexts_cannot_create_kernel_queue_pairs() {
     driver.run_command_as(uid, opcode::RST2INIT_QP, &input.into_inner()).unwrap();
 }
 
+/// mlx5_ib of Linux 5.10 allocates the UARs of user contexts as the kernel's.
+#[test]
+fn a_context_rings_in_its_own_uars_and_in_the_kernels() {
+    let mut driver = Driver::new();
+    let eqn = driver.eq();
+    let (cqn, _) = driver.cq(eqn);
+    let (one, other) = (driver.create_uctx(), driver.create_uctx());
+    let [pd, own] = pd_and_uar(&mut driver, one);
+    let [_, foreign] = pd_and_uar(&mut driver, other);
+    let kernels = (qpc::uar_page, u64::from(driver.uar));
+    let page = driver.alloc_page();
+    for (uar, expected) in [(own, 0), (kernels, 0), (foreign, BAD_RESOURCE)] {
+        let made = driver.try_qp(one, page, 0, cqn, &[pd, uar]);
+        assert_eq!(status(made), expected, "{}", uar.1);
+    }
+}
+
 #[test]
 fn a_umr_qp_needs_an_existing_pd_and_does_not_leak_it() {
     let mut driver = Driver::new();
