@@ -32,7 +32,7 @@ pub(crate) fn on_mlx5() -> Vec<Case> {
     vec![
         case(
             "rdma_part_of_the_driver",
-            "modprobe -r mlx5_ib || fail 'it stays'\n\
+            "rmmod mlx5_ib || fail 'it stays'\n\
              says 3 'has driver mlx5_core without its RDMA part' '`modprobe mlx5_ib`' -- uverbs devinfo\n\
              says 3 '`modprobe mlx5_ib`' -- uverbs pingpong rc\n\
              says 3 'PROBLEM devices: ' '`modprobe mlx5_ib`' -- uverbs doctor",
@@ -41,7 +41,7 @@ pub(crate) fn on_mlx5() -> Vec<Case> {
         ),
         case(
             "connection_manager",
-            "modprobe -r rdma_ucm || fail 'it stays'\n\
+            "rmmod rdma_ucm || fail 'it stays'\n\
              says 3 'modprobe rdma_ucm' -- uverbs cm rping -s -a 10.0.0.2\n\
              says 0 'rdma_ucm is not loaded' 'what to do: `modprobe rdma_ucm`' -- uverbs doctor mlx5_0",
             "modprobe rdma_ucm\n\
