@@ -476,7 +476,8 @@ impl MrBuilder {
         file.execute(VERB, &mut command).map_err(|error| match error.errno() {
             Errno::OPNOTSUPP => {
                 let name = file.device.name();
-                let cause = file.provider.refuses_dmabufs(self.pages_on_demand());
+                let has_method = error.kernel_errno() == Some(Errno::OPNOTSUPP);
+                let cause = file.provider.refuses_dmabufs(has_method, self.pages_on_demand());
                 error.detail(match cause {
                     Some(cause) => format!("{name} registers no dma-buf: {cause}"),
                     None => format!(

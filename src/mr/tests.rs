@@ -541,13 +541,19 @@ fn a_refused_dmabuf_names_the_one_cause() {
     const REG_DMABUF: Op =
         Op::Method { object: UVERBS_OBJECT_MR, method: UVERBS_METHOD_REG_DMABUF_MR };
     let file = std::fs::File::open("/dev/null").unwrap();
-    let message = |script: Script, device| {
-        script.refuse(REG_DMABUF, Errno::OPNOTSUPP);
+    let answer = |script: Script, device, errno| {
+        script.refuse(REG_DMABUF, errno);
         let pd = script.open(device).alloc_pd().unwrap();
         let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
         assert!(error.is_unsupported(), "{error}");
         error.message().to_owned()
     };
+    let message = |script, device| answer(script, device, Errno::OPNOTSUPP);
+    let old = answer(Script::mlx5(), "mlx5_0", Errno::PROTONOSUPPORT);
+    assert!(old.contains("Linux 5.12"), "{old}");
+    // A kernel answers so for a driver without such regions, too.
+    let old = answer(Script::new(), "rxe0", Errno::PROTONOSUPPORT);
+    assert!(old.contains("its driver has no regions of dma-bufs"), "{old}");
     assert_eq!(
         message(Script::new(), "rxe0"),
         "rxe0 registers no dma-buf: its driver has no regions of dma-bufs"

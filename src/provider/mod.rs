@@ -162,11 +162,27 @@ impl Provider {
         }
     }
 
-    /// Why the driver refuses all dma-bufs of a device that does or does not page on demand; `None` if it
-    /// takes some.
-    pub(crate) fn refuses_dmabufs(&self, on_demand: bool) -> Option<&'static str> {
+    /// Whether the driver ever has queue pairs of raw packets.
+    pub(crate) fn has_raw_packets(&self) -> bool {
+        match self {
+            // rxe of Linux 5.10 creates them, and neither sends nor receives by them.
+            Provider::Rxe(_) => false,
+            Provider::Mlx5(_) => true,
+        }
+    }
+
+    /// Why the driver refuses all dma-bufs, on a kernel that has the method or not, of a device that does or
+    /// does not page on demand; `None` if it takes some.
+    pub(crate) fn refuses_dmabufs(
+        &self,
+        has_method: bool,
+        on_demand: bool,
+    ) -> Option<&'static str> {
         match self {
             Provider::Rxe(_) => Some("its driver has no regions of dma-bufs"),
+            Provider::Mlx5(_) if !has_method => {
+                Some("this kernel does not know them; Linux 5.12 or later does")
+            }
             Provider::Mlx5(_) if !on_demand => Some(
                 "it does not page on demand, and its driver takes dma-bufs only for a device that does, \
                  since Linux 7.2 and in later releases of 6.12",

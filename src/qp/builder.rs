@@ -310,11 +310,14 @@ impl<S: Sharing> QpBuilder<S> {
         Err(Error::invalid(verb, detail))
     }
 
-    /// Refuses options of raw packets that the kernel would ignore.
+    /// Refuses raw packets and options of theirs that a kernel would ignore.
     fn check_packets(&self, verb: &'static str) -> Result<()> {
         match self.qp_type {
             QpType::RAW_PACKET if self.srq.is_some() => {
                 Err(Error::invalid(verb, "raw packets are received by queues of their own only"))
+            }
+            QpType::RAW_PACKET if !self.pd.file().provider.has_raw_packets() => {
+                Err(self.explain(Error::new(verb, Errno::OPNOTSUPP), 0))
             }
             QpType::RAW_PACKET => Ok(()),
             other if self.cvlan_stripping => {

@@ -222,6 +222,17 @@ fn a_request_beyond_a_limit_names_the_limit() {
     assert!(error.is_unsupported() && error.to_string().contains("only mlx5"), "{error}");
 }
 
+/// rxe of Linux 5.10 creates such a queue pair, and neither sends nor receives by it.
+#[test]
+fn raw_packets_are_refused_by_a_driver_that_has_none() {
+    let Bench { script, pd, cq, .. } = &Bench::new();
+    let before = script.live();
+    let error = pd.qp_builder(cq, cq, QpType::RAW_PACKET).build().unwrap_err();
+    assert!(error.is_unsupported());
+    assert!(error.message().contains("rxe0 has no queue pairs of type raw packet"), "{error}");
+    assert_eq!(script.live(), before);
+}
+
 #[test]
 fn device_memory_is_refused_by_a_driver_that_has_none() {
     let bench = Bench::new();

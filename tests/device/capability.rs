@@ -45,6 +45,8 @@ capabilities! {
     DeviceMemory = "device_memory";
     /// A device that goes while files of it are open.
     Disassociate = "disassociate";
+    /// Device memory of another context of the same file.
+    DmImport = "dm_import";
     /// Queues in memory of other devices.
     DmabufQueues = "dmabuf_queues";
     /// An end of sends that are posted in an error state.

@@ -457,6 +457,8 @@ fn what_is_no_dma_buf_is_refused() -> Verdict {
     if is_rxe() {
         assert!(error.is_unsupported(), "{error:?}");
         assert!(error.message().contains("dma-buf"), "{error}");
+    } else if !env::kernel_is_since(5, 12) {
+        assert!(error.is_unsupported() && error.message().contains("Linux 5.12"), "{error:?}");
     } else {
         assert_eq!(error.errno(), Errno::INVAL, "an ordinary file as dma-buf: {error:?}");
     }

@@ -148,6 +148,7 @@ fn a_panic_with_a_silent_peer_cuts_it_off() -> Verdict {
 }
 
 fn requests_to_a_killed_peer_end() -> Verdict {
+    crate::env::error_flush()?;
     let mut a = Half::new()?;
     let mut peer = Helper::start()?;
     let remote = far(&mut peer, &a.context, &a.qp)?;

@@ -351,7 +351,8 @@ impl Group {
         side.fill(0..100, seed);
         let sges = [side.sge(0..100)];
         let global = AddressVector::global(env::port(), side.gid.index, self.gid);
-        let ah = side.pd.create_ah(&AddressVector { dlid: self.lid, ..global })?;
+        let ah = side.pd.create_ah(&AddressVector { dlid: self.lid, ..global });
+        let ah = supported(ah, Capability::Ah)?;
         let to = Destination::new(&ah, Qpn(0xff_ffff), QKEY);
         side.send(SendWr::send(&sges).to(to).id(seed).signaled())?;
         side.expect(seed, WcOpcode::SEND)?;

@@ -110,6 +110,7 @@ fn many_rounds_wrap_the_queue() -> Verdict {
 
 /// The peer refuses the third request of five. It has a completion of its own, although it is unsignaled.
 fn a_failure_gives_back_what_was_before_it() -> Verdict {
+    env::access_errors()?;
     let (mut a, b) = pair()?;
     let theirs = b.pd.allocate::<u8>(4096)?;
     let not_writable = b.pool.take().expect("a buffer");
@@ -132,6 +133,7 @@ fn a_failure_gives_back_what_was_before_it() -> Verdict {
 }
 
 fn flushed_requests_come_back_once() -> Verdict {
+    env::error_flush()?;
     let mut half = Half::new()?;
     let other = Half::new()?;
     let ends = [&half, &other].map(|half| {

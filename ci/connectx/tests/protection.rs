@@ -91,6 +91,37 @@ fn only_kernel_queues_may_change_mkeys_of_pages() {
     assert_eq!((p.bytes(elsewhere), p.bytes(to)), ([7; 8], [0; 8]));
 }
 
+/// mlx5_ib of Linux 5.10 creates its UMR QP in another PD than the mkey that names the lists.
+#[test]
+fn only_the_umr_qp_reads_lists_from_memory_of_another_pd() {
+    for umr_qp in [true, false] {
+        let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
+        let (to, elsewhere) = (p.to, p.driver.alloc_page());
+        let key = p.driver.mkey(to, 4096, &ALL);
+        let own = p.driver.pd;
+        let out = p.driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap();
+        p.driver.pd = Bits::<alloc_pd_out, _>::new(out).get32(alloc_pd_out::pd);
+        assert_ne!(p.driver.pd, own);
+        let lists = p.driver.mkey(p.from, 4096, &[mkc::lr]);
+        p.driver.pd = own;
+        if umr_qp {
+            let queue = p.driver.qp_with(UMR_QP, p.send_cq, &[(qpc::pd, 0)]);
+            let pd = [(qpc::pd, own.into())];
+            p.driver.modify(opcode::RST2INIT_QP, &queue, 0, &pd).unwrap();
+            p.driver.modify(opcode::INIT2RTR_QP, &queue, 0, &[(qpc::mtu, 5)]).unwrap();
+            p.driver.modify(opcode::RTR2RTS_QP, &queue, 0, &[]).unwrap();
+            p.a = queue;
+        }
+        p.driver.memory().write(p.from, &pages(elsewhere)).unwrap();
+        let mut segments = umr(0, &[], &[]);
+        segments[..6].copy_from_slice(&[0, 0, 0, 0, 0, 4]);
+        segments.extend(Driver::segment(64, lists, p.from));
+        let end = outcome(&mut p, 0, UMR, key, &segments);
+        let refused = (code::REQUEST_ERROR, LOCAL_OPERATION);
+        assert_eq!(end, if umr_qp { (code::REQUEST, 0) } else { refused });
+    }
+}
+
 #[test]
 fn umr_of_a_physical_mkey_is_refused() {
     let mut p = Pair::with(&[], &[(qpc::fre, 1)]);
@@ -219,6 +250,23 @@ fn user_contexts_cannot_create_kernel_queue_pairs() {
     let mut input = Bits::<rst2init_qp_in, _>::new(input);
     input.set(rst2init_qp_in::qpn, qp.number.into());
     driver.run_command_as(uid, opcode::RST2INIT_QP, &input.into_inner()).unwrap();
+}
+
+/// mlx5_ib of Linux 5.10 allocates the UARs of user contexts as the kernel's.
+#[test]
+fn a_context_rings_in_its_own_uars_and_in_the_kernels() {
+    let mut driver = Driver::new();
+    let eqn = driver.eq();
+    let (cqn, _) = driver.cq(eqn);
+    let (one, other) = (driver.create_uctx(), driver.create_uctx());
+    let [pd, own] = pd_and_uar(&mut driver, one);
+    let [_, foreign] = pd_and_uar(&mut driver, other);
+    let kernels = (qpc::uar_page, u64::from(driver.uar));
+    let page = driver.alloc_page();
+    for (uar, expected) in [(own, 0), (kernels, 0), (foreign, BAD_RESOURCE)] {
+        let made = driver.try_qp(one, page, 0, cqn, &[pd, uar]);
+        assert_eq!(status(made), expected, "{}", uar.1);
+    }
 }
 
 #[test]

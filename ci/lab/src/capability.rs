@@ -24,6 +24,8 @@ const LATER: &[(&str, DeviceName, Series)] = &[
     ("mw2", DeviceName::Rxe, Series(5, 14)),
     ("btf", DeviceName::Rxe, Series(5, 11)),
     ("dmabuf", DeviceName::Mlx5, Series(5, 12)),
+    // `MLX5_IB_METHOD_DM_QUERY` came to Linux 5.13.
+    ("dm_import", DeviceName::Mlx5, Series(5, 13)),
     ("rnr_wait", DeviceName::Rxe, Series(6, 0)),
     // Read in 5.10, and seen from 6.1 on.
     ("access_errors", DeviceName::Rxe, Series(6, 1)),
@@ -227,6 +229,7 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("cq_moderation", DecidedBy::Device, Has::Never, Has::Always),
     ("masked_atomic", DecidedBy::Device, Has::Never, Has::Always),
     ("device_memory", DecidedBy::Device, Has::Never, Has::Always),
+    ("dm_import", DecidedBy::Driver, Has::Never, Has::Always),
     // Options of connections (ECE).
     ("ece", DecidedBy::Device, Has::Never, Has::Always),
     // Later drivers register them only where the device pages on demand, which this one does not.

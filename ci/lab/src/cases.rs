@@ -4,6 +4,7 @@
 //! `test.rs` runs them after the suites. Cases that suit one guest share it. When a guest is lost,
 //! its remaining cases fail.
 
+mod absence;
 pub(crate) mod case;
 mod confined;
 mod doctor;
@@ -126,6 +127,7 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(ours::by_address());
     cases.extend(doctor::cases());
     cases.extend(confined::cases("mlx5_0", "mlx5_1"));
+    cases.extend(absence::on_mlx5());
     cases.extend(perftest::programs());
     cases.extend(native::on_ethernet());
     // These last: they move an interface into another namespace.
@@ -138,6 +140,7 @@ fn rxe_programs(context: &CaseContext<'_>) -> Vec<Report> {
     let mut cases = ours::by_address();
     cases.extend(confined::cases("rxe0", "rxe1"));
     cases.extend(doctor::peers());
+    cases.extend(absence::on_rxe());
     context.group_on(DeviceName::Rxe, "rxe_programs", Emulation::default(), cases)
 }
 
@@ -220,7 +223,7 @@ impl CaseContext<'_> {
         let mut log = String::new();
         let outcome = (|| {
             let of_ours = |case: &Case| {
-                ["::ours::", "::doctor::", "::confined::"]
+                ["::ours::", "::doctor::", "::confined::", "::absence::"]
                     .iter()
                     .any(|part| case.name.contains(part))
             };

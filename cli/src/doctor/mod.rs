@@ -136,31 +136,68 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 }
 
 fn print(findings: &[Finding], verbose: bool) {
-    let mut subject = &None;
-    for finding in findings {
-        if finding.level < Level::Warning && !verbose && finding.level != Level::Ok {
-            continue;
-        }
-        if finding.subject != *subject {
-            subject = &finding.subject;
-            println!("{}", subject.as_deref().unwrap_or("this machine"));
-        }
-        let mark = match finding.level {
-            Level::Ok => "ok     ",
-            Level::Note => "note   ",
-            Level::Warning => "WARNING",
-            Level::Problem => "PROBLEM",
-        };
-        println!("  {mark} {}: {}", finding.check, finding.message);
-        if let Some(advice) = &finding.advice {
-            println!("          what to do: {advice}");
+    for line in lines(findings, verbose) {
+        println!("{line}");
+    }
+}
+
+/// Problems and then warnings, each with what to do; after them, by subject, what is well.
+fn lines(findings: &[Finding], verbose: bool) -> Vec<String> {
+    let mut lines = Vec::new();
+    for (level, mark) in [(Level::Problem, "PROBLEM"), (Level::Warning, "WARNING")] {
+        for finding in findings.iter().filter(|finding| finding.level == level) {
+            let subject = finding.subject.as_ref().map(|subject| format!("{subject}: "));
+            let subject = subject.unwrap_or_default();
+            lines.push(format!("{mark} {}: {subject}{}", finding.check, finding.message));
+            lines.extend(
+                finding.advice.iter().map(|advice| format!("        what to do: {advice}")),
+            );
         }
     }
+    let shown = |finding: &&Finding| match finding.level {
+        Level::Ok => true,
+        Level::Note => verbose,
+        Level::Warning | Level::Problem => false,
+    };
+    let mut last = None;
+    for finding in findings.iter().filter(shown) {
+        let subject = finding.subject.as_deref().unwrap_or("this machine");
+        if last != Some(subject) {
+            lines.push(subject.to_owned());
+            last = Some(subject);
+        }
+        let mark = if finding.level == Level::Ok { "ok  " } else { "note" };
+        lines.push(format!("  {mark} {}: {}", finding.check, finding.message));
+    }
+    lines
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn problems_are_the_first_lines_each_with_what_to_do() {
+        let mut findings = Findings::default();
+        findings.ok("versions", "6.12");
+        findings.warning("modules", "rdma_ucm is not loaded", "load it");
+        findings.note("iommu", "none");
+        findings.about("rxe0 port 1");
+        findings.ok("gid", "index 1");
+        findings.problem("link", "down", "set it up");
+        let quiet = [
+            "PROBLEM link: rxe0 port 1: down",
+            "        what to do: set it up",
+            "WARNING modules: rdma_ucm is not loaded",
+            "        what to do: load it",
+            "this machine",
+            "  ok   versions: 6.12",
+            "rxe0 port 1",
+            "  ok   gid: index 1",
+        ];
+        assert_eq!(lines(&findings.found, false), quiet);
+        assert_eq!(lines(&findings.found, true)[6], "  note iommu: none");
+    }
 
     #[test]
     fn json_names_check_level_and_advice() {

@@ -2,13 +2,14 @@
 
 use super::destroyed;
 use crate::mlx5::{ImportedVar, Uar, UarKind, Var, VarKind};
-use crate::uverbs::scripted::Script;
+use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, Context, DeviceMemory, Envelope, Errno, MemoryRegion, ObjectKind, OnDevice,
     ProtectionDomain, QpType, Rereg,
 };
 use rustix::param::page_size;
 use std::os::fd::AsFd;
+use uverbs_uapi::mlx5::dm::MLX5_IB_METHOD_DM_QUERY;
 use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
 use uverbs_uapi::object::{UVERBS_OBJECT_DM, UVERBS_OBJECT_MR};
 
@@ -253,6 +254,17 @@ fn device_memory_is_imported_while_it_is_there() {
     memory.destroy().unwrap();
     let error = importer.import_dm(&envelope).unwrap_err();
     assert_eq!(error.errno(), Errno::NOENT, "{error}");
+}
+
+#[test]
+fn a_kernel_that_does_not_tell_of_device_memory_is_named() {
+    let (script, exporter, importer) = shared();
+    let memory = exporter.alloc_dm(64, 8).unwrap();
+    let query = Op::Method { object: UVERBS_OBJECT_DM, method: MLX5_IB_METHOD_DM_QUERY };
+    script.refuse(query, Errno::PROTONOSUPPORT);
+    let error = importer.import_dm(&memory.export().unwrap()).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("Linux 5.13"), "{error}");
+    memory.destroy().unwrap();
 }
 
 #[test]

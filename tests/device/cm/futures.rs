@@ -147,6 +147,7 @@ fn workers_accept_on_channels_of_their_own() -> Verdict {
 }
 
 fn dropped_futures_leave_nothing() -> Verdict {
+    env::rnr_wait()?;
     let before = env::resources()?;
     run_for(6 * PATIENCE, 0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);

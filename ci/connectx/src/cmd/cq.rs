@@ -48,7 +48,8 @@ pub(crate) fn create_cq(
     let uar = context.get32(cqc::uar_page);
     device.objects.cqs.check_room()?;
     device.objects.eqs.get(eqn)?;
-    device.objects.uars.check_use(uid, uar)?;
+    // mlx5_ib of Linux 5.10 allocates all UARs as the kernel's.
+    device.objects.uars.check_use_or_kernels(uid, uar)?;
     let QueueMemory { buffer, doorbell_record, umems } = device.objects.queue_memory(
         uid,
         &QueueLocation {

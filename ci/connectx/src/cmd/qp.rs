@@ -93,7 +93,7 @@ pub(crate) fn create_qp(
         device.objects.cqs.check_use_or_kernels(uid, cqn)?;
     }
     if sq_bytes > 0 {
-        device.objects.uars.check_use(uid, uar)?;
+        device.objects.uars.check_use_or_kernels(uid, uar)?;
     }
     if service == Service::Xrc {
         device.objects.xrcds.check_use_or_kernels(uid, context.get32(qpc::xrcd))?;

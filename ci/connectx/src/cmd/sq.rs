@@ -34,7 +34,7 @@ pub(crate) fn create_sq(
     let pd = wq_context.get32(wq::pd);
     let cqn = context.get32(sqc::cqn);
     let tisn = context.get32(sqc::tis_num_0);
-    device.objects.uars.check_use(uid, uar)?;
+    device.objects.uars.check_use_or_kernels(uid, uar)?;
     // A queue without a PD never accesses memory.
     if pd != 0 {
         device.objects.pds.check_use(uid, pd)?;

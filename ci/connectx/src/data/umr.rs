@@ -164,8 +164,12 @@ impl Device {
             if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
                 return Err(format!("{listed} bytes of list, {len} needed").into());
             }
-            let mut list =
-                self.gather_data(qpn, pd, &data).map_err(|_| "the list cannot be read")?;
+            let mut list = Vec::with_capacity(len);
+            for segment in data {
+                let pd = if kernel { self.pd_of_list(&segment).unwrap_or(pd) } else { pd };
+                let read = self.gather_data(qpn, pd, &[segment]);
+                list.extend(read.map_err(|_| "the list cannot be read")?);
+            }
             list.truncate(len);
             list
         };
@@ -187,6 +191,13 @@ impl Device {
             self.objects.pds.hold(after).map_err(|refused| refused.why)?;
         }
         Ok(())
+    }
+
+    /// The PD of the memory that a list is read from. The kernel's UMR QP reads every PD's memory:
+    /// mlx5_ib of Linux 5.10 creates it in another PD than the mkey that names its lists.
+    fn pd_of_list(&self, segment: &DataSegment) -> Option<u32> {
+        let DataSegment::Memory(sge) = segment else { return None };
+        self.objects.mkeys.get(sge.key >> 8).ok().map(|mkey| mkey.context.get32(mkc::pd))
     }
 
     /// Invalidates an mkey of the queue pair's own PD.
