@@ -184,7 +184,8 @@ pub(crate) fn run(
         for case in &cases {
             if emulation.infiniband && connects_by_address(&case.name) {
                 let why = "[cm] no interface of an InfiniBand port has an IP address".into();
-                reports.push(Report { name: case.name.clone(), outcome: Outcome::Skipped(why) });
+                reports
+                    .push(Report { name: case.name.clone(), outcome: TestOutcome::Skipped(why) });
                 continue;
             }
             reports.push(case::run(&mut vm, case, &mut log)?);
