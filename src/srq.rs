@@ -361,7 +361,7 @@ impl SharedReceiveQueue {
                 _ => error,
             })
         })?;
-        self.max_wr = self.ring.capacity();
+        self.max_wr = ring.capacity();
         Ok(())
     }
 
