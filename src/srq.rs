@@ -382,7 +382,7 @@ impl SharedReceiveQueue {
                 _ => error,
             })
         })?;
-        self.max_wr = self.ring.capacity();
+        self.max_wr = ring.capacity();
         Ok(())
     }
 

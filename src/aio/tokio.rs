@@ -514,6 +514,28 @@ mod tests {
         });
     }
 
+    #[test]
+    #[cfg_attr(miri, ignore = "it polls a file")]
+    fn an_event_is_reported_by_the_call_and_by_the_stream() {
+        use crate::EventType;
+        block_on(async {
+            let script = Script::new();
+            let context = script.open("rxe0");
+            let mut events = Events::new(&context).unwrap();
+            script.raise(1, EventType::PORT_ERR.0);
+            assert_eq!(events.next().await.unwrap().kind, EventType::PORT_ERR);
+            #[cfg(feature = "stream")]
+            {
+                use futures_core::{FusedStream, Stream};
+                script.raise(1, EventType::PORT_ACTIVE.0);
+                let next = poll_fn(|cx| Stream::poll_next(std::pin::Pin::new(&mut events), cx));
+                let event = next.await.expect("an event").unwrap();
+                assert_eq!(event.kind, EventType::PORT_ACTIVE);
+                assert!(!events.is_terminated());
+            }
+        });
+    }
+
     /// When the device goes away its event file may be in error, and never be readable again.
     #[test]
     #[cfg_attr(miri, ignore = "it polls a file")]

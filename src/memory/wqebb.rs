@@ -284,6 +284,20 @@ impl Wqebb<'_> {
 mod tests {
     use super::*;
 
+    /// Where anything stands in the WQEBB before the data, as a control segment always does.
+    #[test]
+    fn inline_data_from_one_segment_to_the_end_of_the_wqebb_goes_in_one_piece() {
+        let bytes = [7; 100];
+        let word = Be32::new(1 << 31);
+        for (segment, most) in [(0, 48), (1, 44), (2, 28), (3, 0), (4, 0)] {
+            for length in 0..=bytes.len() {
+                let ring = Wqebbs::new(QueueMemory::page(), 64, 1).unwrap();
+                let whole = ring.wqebb(ring.offset_of(0)).inline(segment, word, &bytes[..length]);
+                assert_eq!(whole, (16..=most).contains(&length), "{length} at {segment}");
+            }
+        }
+    }
+
     /// Whichever of the three ways is taken.
     #[test]
     fn inline_data_lies_as_byte_by_byte() {

@@ -306,14 +306,6 @@ impl SrqRing {
         }
     }
 
-    /// How many WQEs the queue can hold.
-    pub(crate) fn capacity(&self) -> u32 {
-        match self {
-            SrqRing::Rxe(rq) => rq.capacity(),
-            SrqRing::Mlx5(srq) => srq.capacity(),
-        }
-    }
-
     /// Whether nothing was ever posted.
     pub(crate) fn is_fresh(&self) -> bool {
         match self {

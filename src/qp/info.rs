@@ -75,6 +75,9 @@ pub struct QpInfo {
     pub signal_all: bool,
 }
 
+/// Every attribute that the response has room for: those up to the last that the older commands know.
+const ALL: u32 = 2 * ib_qp_attr_mask::IB_QP_DEST_QPN.bits() - 1;
+
 impl QpInfo {
     /// Asks the kernel. `caps` are the capacities of the creation, if this process created the queue pair:
     /// the kernel reports them in the driver's own units.
@@ -85,11 +88,8 @@ impl QpInfo {
         caps: Option<QpCaps>,
     ) -> Result<QpInfo> {
         let mut resp = ib_uverbs_query_qp_resp::default();
-        let request = ib_uverbs_query_qp {
-            qp_handle: handle,
-            attr_mask: ib_qp_attr_mask::all().bits() & !ib_qp_attr_mask::IB_QP_RATE_LIMIT.bits(),
-            ..Default::default()
-        };
+        let request =
+            ib_uverbs_query_qp { qp_handle: handle, attr_mask: ALL, ..Default::default() };
         let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).response(&mut resp);
         file.execute(verb, &mut command)?;
         drop(command);

@@ -163,3 +163,33 @@ impl QpState {
         }
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::doorbell_record::DoorbellPages;
+
+    /// A fork wipes the byte of the gate.
+    #[test]
+    fn no_change_of_state_opens_a_gate_that_a_fork_has_shut() {
+        let gate = Gate::alone(&DoorbellPages::new().unwrap()).unwrap();
+        let tracked = Tracked::new(Some(gate.clone()));
+        let changes: [fn(&Tracked); 5] = [
+            |tracked| tracked.set(QpState::RTS),
+            |tracked| tracked.set(QpState::RESET),
+            Tracked::set_stale,
+            |tracked| tracked.advance(QpState::INIT),
+            |tracked| tracked.observe(tracked.get(), QpState::RTS, true),
+        ];
+        for (which, change) in changes.into_iter().enumerate() {
+            change(&tracked);
+            assert!(!gate.is_shut(), "change {which} of an open one");
+            tracked.set(QpState::RTS);
+        }
+        gate.level().store(0, Ordering::Relaxed);
+        for (which, change) in changes.into_iter().enumerate() {
+            change(&tracked);
+            assert!(gate.is_shut(), "change {which}");
+        }
+    }
+}

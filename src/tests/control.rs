@@ -6,10 +6,13 @@ use crate::{Errno, Gid, PostError, Qkey, QpAttr, QpState, QpType, RecvWr, SendWr
 use std::net::Ipv4Addr;
 use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::write::{
-    IB_USER_VERBS_CMD_ATTACH_MCAST, IB_USER_VERBS_CMD_DETACH_MCAST, IB_USER_VERBS_CMD_QUERY_QP,
+    IB_USER_VERBS_CMD_ATTACH_MCAST, IB_USER_VERBS_CMD_DETACH_MCAST,
+    IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_CMD_QUERY_QP, IB_USER_VERBS_EX_CMD_MODIFY_QP,
 };
 
 const QUERY: Op = Op::Write(IB_USER_VERBS_CMD_QUERY_QP);
+const EX_MODIFY_QP: Op =
+    Op::Write(IB_USER_VERBS_EX_CMD_MODIFY_QP | IB_USER_VERBS_CMD_FLAG_EXTENDED);
 const ATTACH: Op = Op::Write(IB_USER_VERBS_CMD_ATTACH_MCAST);
 const DETACH: Op = Op::Write(IB_USER_VERBS_CMD_DETACH_MCAST);
 
@@ -66,6 +69,38 @@ fn a_refusal_by_the_kernel_leaves_the_state() {
     assert_eq!(error.kernel_errno(), Some(Errno::PERM));
     assert!(error.message().contains("CAP_NET_RAW"), "{error}");
     assert_eq!(qp.state(), QpState::RESET);
+}
+
+#[test]
+fn a_change_that_the_kernel_refuses_says_what_may_be_wrong() {
+    let bench = Bench::new();
+    let plain = QpAttr::new().qkey(Qkey(1));
+    let limited = QpAttr::new().rate_limit(1000);
+    let refused = [
+        (Errno::INVAL, QpState::RTS, plain, "in state RTS; an index into the port's tables"),
+        (Errno::INVAL, QpState::SQD, plain, "in state SQD; until query says that"),
+        (Errno::PERM, QpState::RTS, plain, "CAP_NET_RAW"),
+        (Errno::HOSTUNREACH, QpState::RTS, plain, "no way to the peer"),
+        (Errno::NETUNREACH, QpState::RTS, plain, "no way to the peer"),
+        (Errno::TIMEDOUT, QpState::RTS, plain, "no way to the peer"),
+        (Errno::OPNOTSUPP, QpState::RTS, limited, "rxe0 limits no rates of type UD"),
+    ];
+    for (errno, state, attr, text) in refused {
+        let qp = bench.qp(QpType::UD);
+        qp.qp.set_state(state);
+        for op in [Op::MODIFY_QP, EX_MODIFY_QP] {
+            bench.script.refuse(op, errno);
+        }
+        let error = qp.modify(&attr).unwrap_err();
+        for op in [Op::MODIFY_QP, EX_MODIFY_QP] {
+            bench.script.allow(op);
+        }
+        assert_eq!(error.kernel_errno(), Some(errno));
+        assert!(error.message().contains(text), "{error}");
+    }
+    bench.script.refuse(Op::MODIFY_QP, Errno::OPNOTSUPP);
+    let error = bench.qp(QpType::UD).modify(&plain).unwrap_err();
+    assert!(error.is_unsupported() && !error.message().contains("rates"), "{error}");
 }
 
 #[test]

@@ -233,6 +233,91 @@ fn raw_packets_are_refused_by_a_driver_that_has_none() {
     assert_eq!(script.live(), before);
 }
 
+/// When the kernel flushes a queue it shows a completion before it frees the place of the request.
+#[test]
+fn a_queue_of_rxe_has_a_place_more_than_is_reported() {
+    let bench = Bench::new();
+    for wanted in 1..=16 {
+        let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC);
+        let mut qp = builder.max_send_wr(wanted).max_recv_wr(wanted).build().unwrap();
+        super::bring_up(&bench.script, &qp);
+        let caps = qp.caps();
+        let rooms = (qp.send_batch().unwrap().room(), qp.recv_batch().unwrap().room());
+        assert!(caps.max_send_wr >= wanted && rooms.0 > caps.max_send_wr, "{wanted} sends");
+        assert!(caps.max_recv_wr >= wanted && rooms.1 > caps.max_recv_wr, "{wanted} receives");
+    }
+}
+
+/// The kernel would ignore the option, or refuse it by an errno alone.
+#[test]
+fn what_does_not_go_together_is_refused_before_the_kernel() {
+    let (bench, other) = (Bench::new(), Bench::new());
+    let Bench { script, context, pd, cq } = &bench;
+    script.allow_xrc();
+    let domain = context.xrcd_builder().build().unwrap();
+    let of_domain = pd.srq_builder(4).xrc(&domain, cq).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
+    let foreign = other.pd.srq_builder(4).build().unwrap();
+    let commands = (script.log().len(), other.script.log().len());
+    let make = |qp_type| pd.qp_builder(cq, cq, qp_type);
+    let refused = [
+        (pd.qp_builder(&other.cq, cq, QpType::RC), "send completion queue"),
+        (pd.qp_builder(cq, &other.cq, QpType::RC), "receive completion queue"),
+        (make(QpType::RC).srq(&foreign), "shared receive queue"),
+        (make(QpType::XRC_TGT), "XrcDomain::create_target"),
+        (make(QpType::XRC_INI).srq(&srq), "an XRC initiator receives nothing"),
+        (make(QpType::RC).srq(&of_domain), "belongs to an XRC domain"),
+        (make(QpType::RAW_PACKET).srq(&srq), "raw packets are received by queues of their own"),
+        (make(QpType::RC).cvlan_stripping(), "type RC has no VLAN tags to strip"),
+        (make(QpType::UD).cvlan_stripping(), "type UD has no VLAN tags to strip"),
+        (make(QpType::UD).scatter_to_cqe(), "completions of type UD bring no data"),
+        (make(QpType::XRC_INI).scatter_to_cqe(), "completions of type XRC initiator bring no data"),
+    ];
+    for (builder, text) in refused {
+        let error = builder.build().unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert!(error.message().contains(text), "{error}");
+    }
+    assert_eq!((script.log().len(), other.script.log().len()), commands, "a kernel was asked");
+}
+
+#[test]
+fn a_queue_pair_that_the_kernel_refuses_says_what_is_missing() {
+    let bench = Bench::new();
+    let Bench { script, context, pd, cq } = &bench;
+    script.allow_xrc();
+    let domain = context.xrcd_builder().build().unwrap();
+    // rxe has no raw packets, and is not asked.
+    let mlx5 = Script::mlx5();
+    let on_mlx5 = mlx5.open("mlx5_0");
+    let (mlx5_pd, mlx5_cq) = (on_mlx5.alloc_pd().unwrap(), on_mlx5.cq_builder(16).build().unwrap());
+    let raw = || mlx5_pd.qp_builder(&mlx5_cq, &mlx5_cq, QpType::RAW_PACKET).max_recv_wr(3);
+    let datagrams = pd.qp_builder(cq, cq, QpType::UD).max_recv_wr(3);
+    let refused = [
+        (script, Errno::INVAL, datagrams, "rxe0 refuses type UD with max_send_wr 1"),
+        (&mlx5, Errno::PERM, raw(), "type raw packet needs CAP_NET_RAW"),
+        (&mlx5, Errno::OPNOTSUPP, raw(), "mlx5_0 has no queue pairs of type raw packet"),
+        (&mlx5, Errno::OPNOTSUPP, raw().cvlan_stripping(), "type raw packet that strip VLAN tags"),
+    ];
+    for (script, errno, builder, text) in refused {
+        script.refuse(Op::CREATE_QP, errno);
+        let error = builder.build().unwrap_err();
+        script.allow(Op::CREATE_QP);
+        assert_eq!(error.kernel_errno(), Some(errno));
+        assert!(error.message().contains(text), "{error}");
+    }
+    script.refuse(Op::CREATE_QP, Errno::OPNOTSUPP);
+    let error = domain.create_target().unwrap_err();
+    assert!(
+        error.is_unsupported() && error.message().contains("rxe0 has no XRC targets"),
+        "{error}"
+    );
+    script.allow(Op::CREATE_QP);
+    script.refuse(Op::CREATE_QP, Errno::IO);
+    let error = domain.create_target().unwrap_err();
+    assert!(error.errno() == Errno::IO && !error.message().contains("XRC targets"), "{error}");
+}
+
 #[test]
 fn device_memory_is_refused_by_a_driver_that_has_none() {
     let bench = Bench::new();

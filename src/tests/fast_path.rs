@@ -1,6 +1,7 @@
 //! What mlx5's fast path does not check, because it was checked when the queue was created; on the
 //! scripted kernel.
 
+use crate::memory::recorded_order::{RecordedStep, steps_of};
 use crate::uverbs::scripted::Script;
 use crate::{Errno, Lkey, Notify, PostError, QpType, QueuePair, Remote, Rkey, SendWr, Sge};
 use std::fs::File;
@@ -44,6 +45,44 @@ fn only_a_queue_with_a_channel_is_armed() {
         assert_eq!(alone.req_notify(Notify::Next).unwrap_err().errno(), Errno::INVAL);
         heard.req_notify(Notify::Next).unwrap();
         assert!(alone.poll().unwrap().next().is_none() && heard.poll().unwrap().next().is_none());
+    }
+}
+
+/// Whether the queue shares its doorbell register, or has it with its thread domain.
+#[test]
+fn one_request_goes_by_blueflame_and_a_batch_by_doorbell_from_either_kind_of_queue() {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let mut td = context.alloc_td().unwrap();
+    let domain = pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    let cq = context.cq_builder(16).build().unwrap();
+    let shared = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(16);
+    let mut shared = shared.build().unwrap();
+    let owning = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_inline_data(16);
+    let mut owning = owning.build().unwrap();
+    super::bring_up(&script, &shared);
+    super::bring_up(&script, &owning);
+    let wr = SendWr::send(&[]).inline(&[1; 16]);
+    for (count, step) in [(1, RecordedStep::BlueFlame), (2, RecordedStep::Doorbell)] {
+        let rings = [
+            steps_of(|| post(&mut shared, &vec![wr; count])),
+            steps_of(|| {
+                let mut batch = owning.send_batch().unwrap();
+                (0..count).for_each(|_| batch.push(wr).unwrap());
+                // SAFETY: the scripted kernel reads no memory of the requests.
+                #[allow(unsafe_code, reason = "the point of the test")]
+                unsafe {
+                    batch.ring(&mut td).unwrap();
+                }
+            }),
+        ];
+        for steps in rings {
+            let rung = |step: &&RecordedStep| {
+                matches!(step, RecordedStep::BlueFlame | RecordedStep::Doorbell)
+            };
+            assert_eq!(steps.iter().filter(rung).collect::<Vec<_>>(), [&step], "{count} requests");
+        }
     }
 }
 

@@ -737,3 +737,22 @@ fn the_kernel_is_told_the_cqes_that_the_buffer_holds() {
         assert!(told >= asked && told == cq.capacity(), "{asked}: {told}, {}", cq.capacity());
     }
 }
+
+#[test]
+fn a_resource_type_is_the_driver_beside_its_code() {
+    let types = [
+        (ResourceType::MLX5_QP, 1, "MLX5_QP", "the queues of a queue pair"),
+        (ResourceType::MLX5_RWQ, 2, "MLX5_RWQ", "a work queue"),
+        (ResourceType::MLX5_DBR, 3, "MLX5_DBR", "a doorbell record"),
+        (ResourceType::MLX5_SRQ, 4, "MLX5_SRQ", "a shared receive queue"),
+        (ResourceType::MLX5_CQ, 5, "MLX5_CQ", "a completion queue"),
+    ];
+    for (resource, code, name, text) in types {
+        assert_eq!((resource.driver(), resource.code()), (1, code));
+        assert_eq!(resource, ResourceType(1 << 32 | u64::from(code)));
+        assert_eq!((format!("{resource:?}"), resource.to_string()), (name.into(), text.into()));
+    }
+    let unknown = ResourceType(0x2a_0000_0063);
+    assert_eq!((unknown.driver(), unknown.code()), (0x2a, 0x63));
+    assert_eq!(unknown.to_string(), "resource 0x2a00000063");
+}

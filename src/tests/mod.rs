@@ -12,6 +12,7 @@ mod fast_path;
 mod fork;
 pub(crate) mod futures;
 mod golden;
+mod messages;
 mod mixing;
 mod mlx5;
 mod owned;

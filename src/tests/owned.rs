@@ -708,3 +708,76 @@ fn a_shared_buffer_and_its_slices_read_the_same_bytes() {
     }
     assert_eq!(part.sge().addr, shared.sge().addr + 3);
 }
+
+/// A buffer begins later after `advance`, and never ends later than it did.
+#[test]
+fn a_buffer_s_capacity_reaches_from_its_first_byte_to_its_end() {
+    let owned = Owned::new();
+    assert_eq!((owned.pool.buffer_size(), owned.pool.count()), (64, 8));
+    let mut buffer = owned.pool.take().unwrap();
+    for (byte, at) in buffer.iter_mut().zip(0..) {
+        *byte = at;
+    }
+    let sizes = |buffer: &crate::owned::Buffer| (buffer.len(), buffer.capacity());
+    assert_eq!(sizes(&buffer), (64, 64));
+    buffer.advance(7);
+    assert_eq!((sizes(&buffer), buffer[0]), ((57, 57), 7));
+    buffer.set_len(5);
+    assert_eq!(sizes(&buffer), (5, 57));
+    buffer.set_len(100);
+    assert_eq!((sizes(&buffer), buffer[56]), ((57, 57), 63));
+    buffer.set_len(5);
+    buffer.advance(9);
+    assert_eq!(sizes(&buffer), (0, 52));
+    buffer.set_len(1);
+    assert_eq!(buffer[..], [12]);
+    buffer.reset();
+    assert_eq!((sizes(&buffer), buffer[0]), ((64, 64), 0));
+}
+
+/// Whatever the depths that were asked for.
+#[test]
+fn a_queue_takes_as_many_requests_as_its_depth_says() {
+    let bench = Bench::new();
+    for wanted in [1, 4, 9] {
+        let pool = bench.pd.buffer_pool_builder(64).count(32).build().unwrap();
+        let srq = bench.pd.srq_builder(wanted).build().unwrap();
+        let granted = srq.query().unwrap().max_wr as usize;
+        let mut srq = OwnedSharedReceiveQueue::new(srq).unwrap();
+        assert_eq!((srq.depth(), srq.room()), (granted, granted), "of {wanted}");
+        let depth = srq.depth();
+        let mut batch = srq.batch().unwrap();
+        for posted in 0..depth {
+            assert_eq!((batch.len() as usize, batch.is_empty()), (posted, posted == 0));
+            batch.push(pool.take().unwrap(), "x").unwrap();
+        }
+        assert_eq!(error(batch.push(pool.take().unwrap(), "x").unwrap_err()), PostError::Full);
+        batch.ring();
+        assert_eq!((srq.depth(), srq.room()), (depth, 0));
+
+        let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
+        let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
+        let builder = builder.max_send_wr(wanted).max_recv_wr(wanted).max_inline_data(4);
+        let mut qp = cq.adopt(builder.build().unwrap()).unwrap();
+        bring_up_owned(&bench, &qp);
+        let (sends, recvs) = (qp.caps().max_send_wr, qp.caps().max_recv_wr);
+        assert!(sends >= wanted && recvs >= wanted, "{:?}", qp.caps());
+        assert_eq!((qp.send_room(), qp.recv_room()), (sends as usize, recvs as usize));
+        let mut batch = qp.send_batch().unwrap();
+        for posted in 0..sends {
+            assert_eq!((batch.len(), batch.is_empty()), (posted, posted == 0));
+            batch.push(SendWr::send(&[]).inline(b"x"), (), "x").unwrap();
+        }
+        let refused = batch.push(SendWr::send(&[]).inline(b"x"), (), "x").unwrap_err();
+        assert_eq!(error(refused), PostError::Full);
+        batch.ring().unwrap();
+        let mut batch = qp.recv_batch().unwrap();
+        for posted in 0..recvs {
+            assert_eq!((batch.len(), batch.is_empty()), (posted, posted == 0));
+            batch.push(pool.take().unwrap(), "x").unwrap();
+        }
+        assert_eq!(error(batch.push(pool.take().unwrap(), "x").unwrap_err()), PostError::Full);
+        batch.ring();
+        assert_eq!((qp.send_room(), qp.recv_room()), (0, 0));
+    }
+}

@@ -126,6 +126,26 @@ fn an_erased_page_is_lent_again() {
     assert!(matches!(memory, Some(Memory::Program(ProgramBuffer { .. }))));
 }
 
+/// Its type is forgotten, and not that a device may write it.
+#[test]
+fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
+    let mut owned = Owned::new();
+    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let sge = RegionSge::new(&region, ..).unwrap();
+    let mut batch = owned.qp.send_batch().unwrap();
+    let page = Page { sge, _alive: Arc::new(()) };
+    batch.push(SendWr::write(REMOTE, &[]), page, "page").unwrap();
+    batch.ring().unwrap();
+    complete_next(&owned, Role::Send);
+    let erased = owned.cq.poll().unwrap().next().unwrap().memory;
+    let mut batch = owned.qp.send_batch().unwrap();
+    batch.push(SendWr::read(REMOTE, &[]), erased, "read").unwrap();
+    batch.ring().unwrap();
+    complete_next(&owned, Role::Send);
+    let erased = owned.cq.poll().unwrap().next().unwrap().memory;
+    assert!(erased.into_program::<Page>().is_ok());
+}
+
 /// Its type is forgotten, and not its key.
 #[test]
 fn an_erased_page_names_its_bytes_and_its_domain() {

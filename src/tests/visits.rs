@@ -220,3 +220,17 @@ fn a_failed_unsignaled_request_is_visited_by_itself() {
     let failed = (2, WcStatus::REM_ACCESS_ERR, VENDOR.into());
     assert_eq!((found, seen), (Ok(2), vec![(1, WcStatus::SUCCESS, 0), failed]));
 }
+
+/// The entry of a completion that is visited in place goes back to the device after the visit.
+#[test]
+fn completions_behind_what_a_poll_left_over_are_visited_in_place() {
+    let mut bench = Bench::posting(63, 0, [false, true, true]);
+    bench.complete([Silent, Done, Done]);
+    assert_eq!((bench.visits(1), bench.found()), ((1, vec![1]), (0, 1)));
+    let mut seen = Vec::new();
+    let found = bench.cq.poll_each(9, |request| {
+        seen.push((*request.tag().unwrap(), bench.device.consumed()));
+    });
+    assert_eq!((found, seen), (Ok(2), vec![(2, 1), (3, 1)]));
+    assert_eq!((bench.found(), bench.free()), ((0, 2), 3));
+}

@@ -118,6 +118,28 @@ unsafe impl QueueAllocator for HugePages {
 mod tests {
     use super::super::lent::anonymous;
     use super::*;
+    use crate::tests::Bench;
+
+    /// A record of 8 bytes would take a huge page alone.
+    #[test]
+    #[cfg_attr(miri, ignore = "it asks for huge pages")]
+    fn doorbell_records_are_left_to_the_library_and_queues_are_not() {
+        let bench = Bench::new();
+        let domain = DomainView { domain: &*bench.pd.inner.kernel, pd_context: 0 };
+        // Hardly a machine has pages of 16 GiB.
+        let allocator = HugePages::of(34).unwrap();
+        let layout = Layout::from_size_align(8, 8).unwrap();
+        let record = allocator.alloc(&domain, layout, ResourceType::MLX5_DBR);
+        assert_eq!(record, Allocation::UseDefault);
+        let queues = [ResourceType::MLX5_QP, ResourceType::MLX5_SRQ, ResourceType::MLX5_CQ];
+        for queue in queues {
+            assert_ne!(allocator.alloc(&domain, layout, queue), Allocation::UseDefault, "{queue}");
+        }
+        let allocator = allocator.or_default();
+        for queue in queues {
+            assert_ne!(allocator.alloc(&domain, layout, queue), Allocation::Failed, "{queue}");
+        }
+    }
 
     /// With ordinary pages, because a machine need not have huge ones.
     #[test]

@@ -310,10 +310,6 @@ impl SrqRing {
         &self.gate
     }
 
-    pub(crate) fn capacity(&self) -> u32 {
-        self.capacity
-    }
-
     /// Whether nothing was ever posted. The count comes round after 2^32 receives, all of which have
     /// completed if there is room for as many as at first.
     pub(crate) fn is_fresh(&self) -> bool {

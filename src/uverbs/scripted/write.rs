@@ -153,6 +153,10 @@ impl State {
             IB_USER_VERBS_CMD_QUERY_QP => {
                 let request: qp::ib_uverbs_query_qp = attrs::input(to.command, IN)?;
                 self.expect("query_qp", request.qp_handle, UVERBS_OBJECT_QP)?;
+                // A driver may leave out what is not asked for, and refuse what the response has no room for.
+                if request.attr_mask != 0x1f_ffff {
+                    return Err(Errno::INVAL);
+                }
                 let ScriptedObject { state: qp_state, port, .. } = *self.object(request.qp_handle);
                 to.put(
                     OUT,

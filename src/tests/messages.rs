@@ -1,0 +1,85 @@
+//! What errors say: each cause has words of its own, and an error number.
+
+use crate::aio::{OpError, OpErrorKind};
+use crate::{Errno, Error, MemoryError, PollError, PostError, QpState, RingError, WcStatus};
+
+#[test]
+fn a_request_that_is_refused_says_why() {
+    use PostError::*;
+    const INVAL: Errno = Errno::INVAL;
+    let refusals = [
+        (Full, Errno::NOMEM, "the queue is full"),
+        (TooManySge { max: 31 }, INVAL, "scatter/gather entries than the queue's maximum of 31"),
+        (InlineTooLong { max: 97 }, INVAL, "inline data than the queue's maximum of 97 bytes"),
+        (TooLong, INVAL, "longer than 2^32 - 1 bytes"),
+        (Unaligned, INVAL, "remote address of an atomic is not a multiple of 8"),
+        (AtomicTooShort, INVAL, "an atomic needs 8 bytes of room"),
+        (Unsupported, Errno::OPNOTSUPP, "does not exist on this type of queue pair"),
+        (ForeignBinding, INVAL, "binding was prepared for another queue pair"),
+        (SharedReceives, INVAL, "receives come from the shared receive queue"),
+        (NoInline, INVAL, "takes no inline data"),
+        (SrqNumber, INVAL, "an XRC initiator needs the number of a shared receive queue"),
+        (Destination, INVAL, "a datagram needs a destination"),
+        (ForeignAddress, INVAL, "address handle belongs to another protection domain"),
+        (State(QpState::SQE), INVAL, "takes no such request in state SQE"),
+        (ForeignMemory, INVAL, "memory belongs to another protection domain"),
+        (NamesMemory, INVAL, "names memory by number"),
+        (ReadOnly, INVAL, "would write memory that others are reading"),
+        (Forked, Errno::OWNERDEAD, "this process is a fork"),
+        (HeaderTooLong { max: 60 }, INVAL, "header is longer than 60 bytes"),
+        (HeaderTooShort { min: 18 }, INVAL, "the device wants 18 bytes of the packet"),
+        (NoChecksums, Errno::OPNOTSUPP, "fills in no checksums"),
+        (Ring(RingError::ForeignThreadDomain), INVAL, "created under another thread domain"),
+        (Ring(RingError::StillQueued(Errno::NOSPC)), Errno::NOSPC, "the requests stay in it"),
+    ];
+    for (refusal, errno, text) in refusals {
+        assert!(refusal.to_string().contains(text), "{refusal:?}: {refusal}");
+        let error = Error::from(refusal);
+        assert_eq!((error.errno(), error.kernel_errno()), (errno, None), "{refusal:?}");
+        assert!(error.message().contains(text), "{error}");
+    }
+    assert!(RingError::Forked.to_string().contains("this process is a fork"));
+    assert_eq!(PostError::from(RingError::Forked), Forked);
+    let foreign = RingError::ForeignThreadDomain;
+    assert_eq!(PostError::from(foreign), Ring(foreign));
+}
+
+#[test]
+fn a_request_that_failed_says_why() {
+    let status = WcStatus::REM_ACCESS_ERR;
+    let kinds = [
+        (OpErrorKind::Post(PostError::Full), "the queue is full".into()),
+        (OpErrorKind::Status(status), format!("the request failed: {status}")),
+        (OpErrorKind::Earlier(status), format!("an earlier request failed: {status}")),
+        (OpErrorKind::DriverGone, "the driver of the completion queue is gone".into()),
+        (OpErrorKind::AlreadyFinished, "the future has ended, and must not be polled again".into()),
+    ];
+    for (kind, text) in kinds {
+        assert_eq!(kind.to_string(), text);
+        assert_eq!(OpError { memory: Some(()), kind }.to_string(), text);
+    }
+}
+
+#[test]
+fn a_poll_and_an_access_to_memory_that_are_refused_say_why() {
+    assert!(PollError::Forked.to_string().contains("this process is a fork"));
+    assert_eq!(PollError::ForeignRequest.to_string(), "the request belongs to another scope");
+    let refusals = [
+        (
+            MemoryError::OutOfRange { offset: 250, length: 10, size: 256 },
+            "10 bytes at 250 exceed the 256 bytes that there are",
+        ),
+        (
+            MemoryError::Unaligned { offset: 3, length: 9, word: 8 },
+            "9 bytes at 3 are not whole words of 8 bytes",
+        ),
+        (MemoryError::Dead, "a failed change left the region without memory"),
+        (MemoryError::Forked, "this process is a fork of the one that has the memory"),
+    ];
+    for (refusal, text) in refusals {
+        assert_eq!(refusal.to_string(), text);
+        let error = Error::from(refusal);
+        assert_eq!(error.is_forked(), refusal == MemoryError::Forked, "{error}");
+        assert_eq!(error.kernel_errno(), None);
+    }
+}
