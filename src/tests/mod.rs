@@ -8,6 +8,7 @@ mod creation;
 mod destroy;
 mod ece;
 mod events;
+#[cfg(not(loom))]
 mod fast_path;
 mod fork;
 pub(crate) mod futures;

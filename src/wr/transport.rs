@@ -122,7 +122,7 @@ impl QpTransport {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
     use crate::number::{Lkey, SrqNumber};
