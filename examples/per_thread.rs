@@ -60,7 +60,9 @@ impl Worker {
         let (here, there) = (qp.endpoint(1, gid)?, peer.endpoint(1, gid)?);
         qp.handshake(&there)?;
         peer.handshake(&here)?;
-        let (source, target) = (domain.allocate(SIZE)?, domain.allocate(SIZE)?);
+        let (mut source, target) = (domain.allocate(SIZE)?, domain.allocate(SIZE)?);
+        // Bytes of this thread's own, so that what arrives shows whose it is.
+        source.copy_from(0, &[(number % 255) as u8 + 1; SIZE])?;
         Ok(Worker { td, qp, peer, cq, source, target })
     }
 
@@ -87,7 +89,10 @@ impl Worker {
             }
         }
         drop(self.peer);
-        Ok(())
+        let (mut sent, mut arrived) = ([0; SIZE], [0; SIZE]);
+        self.source.copy_to(0, &mut sent)?;
+        self.target.copy_to(0, &mut arrived)?;
+        if arrived == sent { Ok(()) } else { Err("other bytes arrived".into()) }
     }
 }
 

@@ -568,12 +568,21 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
         Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.detail(format!(
             "port {port} is in use on {ip}; choose another one, or 0 to have the kernel choose"
         )),
+        Errno::INVAL if is_unscoped(address) => error.detail(format!(
+            "{ip} is of one link only: name its interface, as in SocketAddrV6::set_scope_id. The GID of an \
+             InfiniBand port is no IP address; bind_ib takes it"
+        )),
         Errno::NODEV => error.detail(format!(
             "the network interface with {ip} belongs to no RDMA device (`rdma link` lists those that \
              do)"
         )),
         _ => explain_privileged(error, port),
     }
+}
+
+/// Whether it is an address of one link without the interface that says of which.
+fn is_unscoped(address: &SocketAddr) -> bool {
+    matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0)
 }
 
 /// Why the kernel refuses a port number: the same error means other credentials for other commands.
@@ -1134,6 +1143,14 @@ mod tests {
             assert!(error.message().contains(advice), "{error}");
             assert_eq!(error.errno(), errno);
         }
+        let errors = ["[fe80::1]:80", "[fe80::1%2]:80"].map(|address| {
+            let address = address.parse().unwrap();
+            explain_bind(Error::from_kernel("bind_addr", Errno::INVAL), &address)
+                .message()
+                .to_owned()
+        });
+        assert!(errors[0].contains("fe80::1 is of one link only"), "{errors:?}");
+        assert!(!errors[1].contains("of one link"), "{errors:?}");
         let any: SocketAddr = "[::]:80".parse().unwrap();
         let error = explain_bind(Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL), &any);
         assert!(error.message().contains("port 80 is in use on ::"), "{error}");

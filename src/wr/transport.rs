@@ -23,11 +23,14 @@ pub(crate) struct SendOps {
     pub(crate) inline: u32,
     /// With a destination in the queue pair's domain, whatever the data.
     pub(crate) datagram: u32,
+    /// With the number of a shared receive queue, and the data in memory.
+    pub(crate) srq_gather: u32,
+    /// With the number of a shared receive queue, and inline data.
+    pub(crate) srq_inline: u32,
 }
 
 impl SendOps {
-    /// The operations of a transport that need no [check](QpTransport::check). A shared receive queue's
-    /// number always needs one.
+    /// The operations of a transport that need no [check](QpTransport::check).
     pub(crate) fn unchecked(qp_type: QpType) -> SendOps {
         let remote = Remote { addr: 0, rkey: Rkey(0) };
         let reliable = [
@@ -47,12 +50,18 @@ impl SendOps {
             QpType::RC => SendOps {
                 gather: set(&reliable) | set(&connected),
                 inline: set(&connected),
-                datagram: 0,
+                ..SendOps::default()
             },
-            QpType::UC => SendOps { gather: set(&connected), inline: set(&connected), datagram: 0 },
+            QpType::XRC_INI => SendOps {
+                srq_gather: set(&reliable) | set(&connected),
+                srq_inline: set(&connected),
+                ..SendOps::default()
+            },
+            QpType::UC => {
+                SendOps { gather: set(&connected), inline: set(&connected), ..SendOps::default() }
+            }
             QpType::UD => {
-                let datagram = set(&[SendOp::Send, SendOp::SendImm(0)]);
-                SendOps { gather: 0, inline: 0, datagram }
+                SendOps { datagram: set(&[SendOp::Send, SendOp::SendImm(0)]), ..SendOps::default() }
             }
             _ => SendOps::default(),
         }
@@ -110,5 +119,58 @@ impl QpTransport {
             return Err(PostError::NoInline);
         }
         Ok(())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::number::{Lkey, SrqNumber};
+    use crate::wr::Sge;
+
+    const SGES: [Sge; 1] = [Sge { addr: 0, length: 8, lkey: Lkey(1) }];
+    const REMOTE: Remote = Remote { addr: 0, rkey: Rkey(1) };
+
+    fn requests() -> Vec<SendWr<'static>> {
+        let plain = vec![
+            SendWr::send(&SGES),
+            SendWr::send_imm(&SGES, 1),
+            SendWr::send_inv(&SGES, Rkey(2)),
+            SendWr::write(REMOTE, &SGES),
+            SendWr::write_imm(REMOTE, &SGES, 1),
+            SendWr::read(REMOTE, &SGES),
+            SendWr::compare_swap(REMOTE, 1, 2, &SGES),
+            SendWr::fetch_add(REMOTE, 1, &SGES),
+            SendWr::local_inv(Rkey(2)),
+        ];
+        let inline = plain.iter().map(|wr| wr.inline(&[1]));
+        let plain: Vec<_> = plain.iter().copied().chain(inline).collect();
+        let to_srq = plain.iter().map(|wr| wr.to_srq(SrqNumber(3)));
+        plain.iter().copied().chain(to_srq).collect()
+    }
+
+    #[test]
+    fn every_request_that_needs_no_check_would_pass_it() {
+        let mut counts = Vec::new();
+        for qp_type in [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI, QpType::RAW_PACKET] {
+            let transport = QpTransport { qp_type, qpn: Qpn(7), domain: Identity::NONE };
+            let ops = SendOps::unchecked(qp_type);
+            let unchecked = |wr: &SendWr<'_>| {
+                let set = match (wr.srq, &wr.payload) {
+                    (None, Payload::Sges(_)) => ops.gather,
+                    (None, Payload::Inline(_)) => ops.inline,
+                    (Some(_), Payload::Sges(_)) => ops.srq_gather,
+                    (Some(_), Payload::Inline(_)) => ops.srq_inline,
+                };
+                wr.op.bit() & set != 0
+            };
+            let skipped: Vec<_> = requests().into_iter().filter(unchecked).collect();
+            for wr in &skipped {
+                assert_eq!(transport.check(wr), Ok(()), "{qp_type}: {wr:?}");
+            }
+            counts.push(skipped.len());
+        }
+        // Eight operations from memory and five with inline data; unreliable ones do not read.
+        assert_eq!(counts, [8 + 5, 5 + 5, 0, 8 + 5, 0]);
     }
 }

@@ -60,7 +60,9 @@ def copy(context, pd, region, addr, half, port, gid_index, mtu):
         attr.timeout = 14
         attr.retry_cnt = 7
         attr.rnr_retry = 7
-        attr.ah_attr = AHAttr(port_num=port, is_global=1, gr=route)
+        # InfiniBand routes by LID; on Ethernet the port has none.
+        lid = context.query_port(port).lid
+        attr.ah_attr = AHAttr(port_num=port, dlid=lid, is_global=1, gr=route)
         queue.to_rts(attr)
 
     left, right = make(), make()

@@ -255,8 +255,6 @@ const ON_INFINIBAND: &[(&str, Has)] = &[
     // No interface has an IP address there, and connections are made by GID.
     ("cm", Has::Never),
     ("infiniband", Has::Always),
-    // There is no subnet manager to make a group.
-    ("multicast", Has::Never),
     ("raw_packet", Has::Never),
 ];
 
@@ -552,8 +550,9 @@ mod tests {
             let running = running.clone().on_infiniband(infiniband);
             objection(reason, &running, RunOptions::default())
         };
-        assert_eq!(judged(true, "[multicast] no group"), None);
-        assert!(judged(false, "[multicast] no group").is_some());
+        assert_eq!(judged(true, "[raw_packet] no Ethernet"), None);
+        assert!(judged(false, "[raw_packet] no Ethernet").is_some());
+        assert!(judged(true, "[multicast] no group").is_some());
         assert_eq!(judged(false, "[infiniband] Ethernet"), None);
         assert!(judged(true, "[infiniband] Ethernet").is_some());
         assert!(judged(true, "[xrc] no").is_some());

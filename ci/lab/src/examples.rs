@@ -33,6 +33,9 @@ const EXAMPLES: &[&str] = &[
     "xrc_service",
 ];
 
+/// Those that connect by IP address, which no interface of the lab's InfiniBand ports has.
+const BY_ADDRESS: &[&str] = &["echo", "nvme_read"];
+
 /// Whether a filter names examples only, so that no suite need be built.
 pub(crate) fn suffices(filter: &str) -> bool {
     filter.split("::").next() == Some(GROUP)
@@ -144,6 +147,10 @@ fn cases(device: DeviceName) -> Vec<Case> {
     cases
 }
 
+fn connects_by_address(case: &str) -> bool {
+    case.split("::").nth(1).is_some_and(|example| BY_ADDRESS.contains(&example))
+}
+
 /// All of them, built, with their names.
 pub(crate) fn programs(workspace: &Workspace) -> Result<Vec<(String, PathBuf)>> {
     let program = |name: &&str| {
@@ -175,6 +182,11 @@ pub(crate) fn run(
         let machine = Machine { programs: &programs, emulation, ..Machine::new(kernel, device) };
         let mut vm = session.boot(&machine)?;
         for case in &cases {
+            if emulation.infiniband && connects_by_address(&case.name) {
+                let why = "[cm] no interface of an InfiniBand port has an IP address".into();
+                reports.push(Report { name: case.name.clone(), outcome: Outcome::Skipped(why) });
+                continue;
+            }
             reports.push(case::run(&mut vm, case, &mut log)?);
             ensure!(!vm.ended(), "the machine was lost in {}", case.name);
         }
@@ -203,6 +215,9 @@ mod tests {
             .map(|path| path.file_stem().unwrap().to_str().unwrap().to_owned())
             .collect();
         there.sort();
+        assert!(BY_ADDRESS.iter().all(|example| EXAMPLES.contains(example)));
+        assert!(connects_by_address("examples::nvme_read::deep"));
+        assert!(!connects_by_address("examples::requests::nobody"));
         assert_eq!(there, EXAMPLES);
         for device in DeviceName::ALL {
             let cases = cases(device);

@@ -221,7 +221,7 @@ impl SendRing {
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
         // A single SGE is one too many for a queue that takes none; the inline way does not count it.
         let unchecked = match setup.limits.max_sge {
-            0 => SendOps { gather: 0, datagram: 0, ..setup.unchecked },
+            0 => SendOps { gather: 0, datagram: 0, srq_gather: 0, ..setup.unchecked },
             _ => setup.unchecked,
         };
         Some(SendRing {
@@ -297,13 +297,17 @@ impl SendRing {
             Payload::Sges([sge]) => sge.length as i32 > 0,
             Payload::Sges(_) | Payload::Inline(_) => true,
         };
-        let unchecked = match (&wr.destination, &wr.payload) {
-            (None, Payload::Sges(_)) => self.unchecked_now.gather,
-            (None, Payload::Inline(_)) => self.unchecked_now.inline,
-            (Some(to), _) if to.domain == self.transport.domain => self.unchecked_now.datagram,
-            (Some(_), _) => 0,
+        let unchecked = match (&wr.destination, wr.srq, &wr.payload) {
+            (None, None, Payload::Sges(_)) => self.unchecked_now.gather,
+            (None, None, Payload::Inline(_)) => self.unchecked_now.inline,
+            (None, Some(_), Payload::Sges(_)) => self.unchecked_now.srq_gather,
+            (None, Some(_), Payload::Inline(_)) => self.unchecked_now.srq_inline,
+            (Some(to), None, _) if to.domain == self.transport.domain => {
+                self.unchecked_now.datagram
+            }
+            (Some(_), _, _) => 0,
         };
-        if !fits || wr.srq.is_some() || cursor.room == 0 || wr.op.bit() & unchecked == 0 {
+        if !fits || cursor.room == 0 || wr.op.bit() & unchecked == 0 {
             return false;
         }
         // A batch may be older than a fork.

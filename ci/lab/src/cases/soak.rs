@@ -161,9 +161,10 @@ fn resources(vm: &mut Vm) -> Result<String> {
 }
 
 /// Waits until device and kernel count no more than before: the objects of a process go when the
-/// kernel releases its file, a little later.
+/// kernel releases its file, a little later, and the driver empties its cache of keys half a minute after
+/// the last one came in.
 fn settle(vm: &mut Vm, before: &(DeviceUsage, String)) -> Result<()> {
-    let end = Instant::now() + Duration::from_secs(10);
+    let end = Instant::now() + Duration::from_secs(60);
     loop {
         let after = (DeviceUsage::of(vm)?, resources(vm)?);
         if after.0.is_within(&before.0) && after.1 == before.1 {

@@ -121,7 +121,13 @@ impl Sender {
             max_post: shape.max_post,
             limits: SendLimits { max_sge: 30, max_inline: 980 },
             // Whatever the transport: tests post everything to one queue.
-            unchecked: SendOps { gather: !0, inline: !0, datagram: !0 },
+            unchecked: SendOps {
+                gather: !0,
+                inline: !0,
+                datagram: !0,
+                srq_gather: !0,
+                srq_inline: !0,
+            },
             transport: QpTransport {
                 qp_type: QpType::RC,
                 qpn: Qpn(shape.qpn),
