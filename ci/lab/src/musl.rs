@@ -59,7 +59,8 @@ impl Musl {
         let mut compiler = cross::from_unit(unit, "rustc");
         compiler.extend(["--sysroot".to_owned(), unit.join("usr").display().to_string()]);
         // The name tells rustc how to speak to it.
-        let linker = cross::script(directory, "cc", &before(unit), &after(unit))?;
+        let linker =
+            cross::script(directory, "cc", &before(unit), &after(unit, &end_of_frames()?))?;
         let flags = [
             "-Ctarget-feature=+crt-static",
             "-Crelocation-model=static",
@@ -90,14 +91,28 @@ fn before(unit: &Path) -> Vec<String> {
     words
 }
 
+/// The machine's `crtend.o`, which ends the table of stack frames: what unwinds the stack reads the table up to its
+/// end where a function of musl, compiled without such an entry, is looked for.
+fn end_of_frames() -> Result<String> {
+    let output = Command::new("cc").arg("-print-file-name=crtend.o").output();
+    let output = output.context("ask cc where crtend.o is")?;
+    let path = String::from_utf8(output.stdout).context("cc: the path of crtend.o")?;
+    let path = path.trim();
+    if !Path::new(path).is_file() {
+        bail!("cc has no crtend.o: it answers {path:?}");
+    }
+    Ok(path.to_owned())
+}
+
 /// The linker's words behind its arguments.
-fn after(unit: &Path) -> Vec<String> {
+fn after(unit: &Path, end_of_frames: &str) -> Vec<String> {
     // glibc's checked forms of functions, by which LLVM's library says why it aborts.
     let missing = ["__vfprintf_chk", "__vsnprintf_chk"];
     let mut words: Vec<String> =
         missing.iter().map(|name| format!("-Wl,--defsym={name}=abort")).collect();
     let libraries = ["-Wl,--start-group", "-lunwind", "-lgcc", "-lc", "-Wl,--end-group"];
     words.extend(libraries.map(str::to_owned));
+    words.push(end_of_frames.to_owned());
     words.push(unit.join(C_LIBRARY).join("crtn.o").display().to_string());
     words
 }
