@@ -127,10 +127,10 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(ours::by_address());
     cases.extend(doctor::cases());
     cases.extend(confined::cases("mlx5_0", "mlx5_1"));
-    cases.extend(absence::on_mlx5());
     cases.extend(perftest::programs());
     cases.extend(native::on_ethernet());
-    // These last: they move an interface into another namespace.
+    // These last: they unload modules, and move an interface into another namespace.
+    cases.extend(absence::on_mlx5());
     cases.extend(ethernet::cases());
     context.group("programs", Emulation::default(), cases)
 }

@@ -3,7 +3,8 @@
 //! The machine's own compiler builds them if it has the target (`rustup target add x86_64-unknown-linux-musl`).
 //! Else Debian's does, from the cache: cargo then builds the standard library from Debian's sources of it, and
 //! the machine's `cc` links with Debian's musl. No C is compiled: what unwinds the stack is LLVM's library as
-//! Debian has it, which was compiled for glibc and needs two functions that musl has not.
+//! Debian has it, which was compiled for glibc and needs two functions that musl has not; the machine's `crtend.o`
+//! ends its table of frames.
 
 use crate::apt::{Apt, DebPackage, DebSuite};
 use crate::cache::{Cache, Filling};
@@ -91,14 +92,15 @@ fn before(unit: &Path) -> Vec<String> {
     words
 }
 
-/// The machine's `crtend.o`, which ends the table of stack frames: what unwinds the stack reads the table up to its
-/// end where a function of musl, compiled without such an entry, is looked for.
+/// The machine's `crtend.o`, which holds the zero entry that ends `.eh_frame`. Without it, LLVM's library reads past
+/// the table when it looks up a function of musl that has no entry.
 fn end_of_frames() -> Result<String> {
     let output = Command::new("cc").arg("-print-file-name=crtend.o").output();
     let output = output.context("ask cc where crtend.o is")?;
     let path = String::from_utf8(output.stdout).context("cc: the path of crtend.o")?;
     let path = path.trim();
-    if !Path::new(path).is_file() {
+    // A compiler that has none answers the bare name.
+    if !output.status.success() || !Path::new(path).is_absolute() || !Path::new(path).is_file() {
         bail!("cc has no crtend.o: it answers {path:?}");
     }
     Ok(path.to_owned())
@@ -166,6 +168,15 @@ fn wanted(path: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_table_of_frames_ends_behind_all_libraries() {
+        let words = after(Path::new("/unit"), "/gcc/crtend.o");
+        let last = words.len() - 2;
+        assert_eq!(words[last - 1], "-Wl,--end-group");
+        assert_eq!(words[last], "/gcc/crtend.o");
+        assert!(words[last + 1].ends_with("/crtn.o"));
+    }
 
     #[test]
     fn the_sources_of_the_standard_library_are_unpacked_with_what_is_linked() {

@@ -421,7 +421,7 @@ fn hears(a: &mut Station, b: &mut Station, frame: &[u8]) -> Verdict<bool> {
 ///
 /// Linux since 6.16 looks for the rule beyond the end of its table: the driver of mlx5 refuses the rule, or takes it
 /// and no packet comes. A rule that names the group shows that sender, queue pair and receive are not the cause.
-/// That the library asks for the rule as it should shows on the kernels before, where the frame has to come.
+/// Kernels before 6.16 have to deliver the frame, which shows that the library asks for the rule correctly.
 fn default_rule_takes_unclaimed_packets() -> Verdict {
     let (mut a, mut b) = Station::both()?;
     let group = [0x01, 0x00, 0x5e, 0x7f, 0x33, 0x44];
