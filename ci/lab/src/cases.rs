@@ -129,8 +129,11 @@ fn programs(context: &CaseContext<'_>) -> Vec<Report> {
     cases.extend(confined::cases("mlx5_0", "mlx5_1"));
     cases.extend(perftest::programs());
     cases.extend(native::on_ethernet());
-    // These last: they unload modules, and move an interface into another namespace.
-    cases.extend(absence::on_mlx5());
+    // These last: they unload modules, and move an interface into another namespace. On 6.1 a driver that is loaded
+    // again tests write combining by WQEs that differ from their doorbells, as no other program may.
+    if context.kernel == KernelName::Newest {
+        cases.extend(absence::on_mlx5());
+    }
     cases.extend(ethernet::cases());
     context.group("programs", Emulation::default(), cases)
 }
