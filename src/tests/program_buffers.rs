@@ -126,18 +126,23 @@ fn an_erased_page_is_lent_again() {
     assert!(matches!(memory, Some(Memory::Program(ProgramBuffer { .. }))));
 }
 
+/// A page of these bytes that was written from and came back, which forgot its type.
+fn written(owned: &mut Owned, sge: RegionSge) -> Memory {
+    let mut batch = owned.qp.send_batch().unwrap();
+    let page = Page { sge, _alive: Arc::new(()) };
+    batch.push(SendWr::write(REMOTE, &[]), page, "page").unwrap();
+    batch.ring().unwrap();
+    complete_next(owned, Role::Send);
+    owned.cq.poll().unwrap().next().unwrap().memory
+}
+
 /// Its type is forgotten, and not that a device may write it.
 #[test]
 fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
     let mut owned = Owned::new();
     let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
     let sge = RegionSge::new(&region, ..).unwrap();
-    let mut batch = owned.qp.send_batch().unwrap();
-    let page = Page { sge, _alive: Arc::new(()) };
-    batch.push(SendWr::write(REMOTE, &[]), page, "page").unwrap();
-    batch.ring().unwrap();
-    complete_next(&owned, Role::Send);
-    let erased = owned.cq.poll().unwrap().next().unwrap().memory;
+    let erased = written(&mut owned, sge);
     let mut batch = owned.qp.send_batch().unwrap();
     batch.push(SendWr::read(REMOTE, &[]), erased, "read").unwrap();
     batch.ring().unwrap();
@@ -152,12 +157,7 @@ fn an_erased_page_names_its_bytes_and_its_domain() {
     let (mut owned, mut other) = (Owned::new(), Owned::new());
     let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
     let sge = RegionSge::new(&region, ..).unwrap();
-    let mut batch = owned.qp.send_batch().unwrap();
-    let page = Page { sge, _alive: Arc::new(()) };
-    batch.push(SendWr::write(REMOTE, &[]), page, "page").unwrap();
-    batch.ring().unwrap();
-    complete_next(&owned, Role::Send);
-    let erased = owned.cq.poll().unwrap().next().unwrap().memory;
+    let erased = written(&mut owned, sge);
     let mut batch = other.qp.send_batch().unwrap();
     let refused = batch.push(SendWr::write(REMOTE, &[]), erased, "other").unwrap_err();
     assert_eq!(refused.error, PostError::ForeignMemory);

@@ -214,10 +214,7 @@ fn datagrams() -> Verdict {
     let context = env::open()?;
     let own = gid(&context)?;
     let vector = AddressVector::global(env::port(), own.index, own.gid);
-    match context.alloc_pd()?.create_ah(&vector) {
-        Err(error) if error.is_unsupported() => Err(Stop::Skip(Capability::Ah, error.to_string())),
-        _ => Ok(()),
-    }
+    supported(context.alloc_pd()?.create_ah(&vector), Capability::Ah).map(drop)
 }
 
 fn our_ud_server_serves_rdma_core() -> Verdict {

@@ -43,7 +43,7 @@ pub(crate) fn create_target(
     let mut attr = attr([null_mut(); 2], &shape);
     attr.comp_mask = number::QP_INIT_ATTR_XRCD;
     attr.xrcd = xrcd.as_ptr();
-    verbs.create_qp_ex(context, &mut attr).map_err(|e| format!("target: {e}").into())
+    verbs.create_qp_ex(context, &mut attr)
 }
 
 /// What describes a queue pair without extensions.
