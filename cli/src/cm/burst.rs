@@ -1,5 +1,6 @@
 //! A queue pair that receives a number of messages, and sends as many: what ucmatose, udaddy and mckey do.
 
+use super::link::LAST_ACKNOWLEDGEMENT;
 use crate::args::{BurstOptions, MckeyArgs};
 use crate::failure::{Failure, Result};
 use std::ops::Deref;
@@ -117,28 +118,31 @@ impl Burst {
 
     /// Waits until all messages were sent. `alive` fails if the connection ended.
     pub(super) fn wait_sent(&mut self, alive: impl FnMut() -> Result<()>) -> Result<()> {
-        self.wait("sent", self.timeout, |burst| burst.sent, alive)
+        self.wait("sent", self.timeout, LAST_ACKNOWLEDGEMENT, |burst| burst.sent, alive)
     }
 
     /// Waits until all messages were received. `alive` fails if the connection ended.
     pub(super) fn wait_received(&mut self, alive: impl FnMut() -> Result<()>) -> Result<()> {
-        self.wait("received", self.timeout, |burst| burst.received, alive)
+        self.wait("received", self.timeout, Duration::ZERO, |burst| burst.received, alive)
     }
 
     /// As [`wait_received`](Self::wait_received), if the first message may take as long as `first`.
     pub(super) fn wait_received_from(&mut self, first: Duration) -> Result<()> {
-        self.wait("received", first, |burst| burst.received, || Ok(()))
+        self.wait("received", first, Duration::ZERO, |burst| burst.received, || Ok(()))
     }
 
+    /// Waits until `done` counts all messages. After the end of the connection they may come for `late`.
     fn wait(
         &mut self,
         what: &str,
         first: Duration,
+        late: Duration,
         done: impl Fn(&Burst) -> u32,
         mut alive: impl FnMut() -> Result<()>,
     ) -> Result<()> {
         let mut deadline = Instant::now() + first;
         let mut before = done(self);
+        let mut ended = None;
         while done(self) < self.shape.count {
             for _ in 0..TURNS {
                 self.poll()?;
@@ -147,10 +151,17 @@ impl Burst {
             if done(self) >= self.shape.count {
                 break;
             }
-            if let Err(failure) = alive() {
+            if ended.is_none() {
+                ended = alive().err().map(|failure| (Instant::now() + late, failure));
+            }
+            if let Some((end, failure)) = ended.take() {
                 // The peer may have closed the connection behind its last message.
                 self.poll()?;
-                return if done(self) < self.shape.count { Err(failure) } else { Ok(()) };
+                if done(self) < self.shape.count && Instant::now() >= end {
+                    return Err(failure);
+                }
+                ended = Some((end, failure));
+                continue;
             }
             if done(self) > before {
                 before = done(self);

@@ -11,6 +11,10 @@ use uverbs::{Context, ProtectionDomain, QpControl, QpType, SendWr, WcStatus};
 /// How many turns without a completion lead to a look at the connection.
 const TURNS: u32 = 64;
 
+/// How long the acknowledgement of a message may come after the news that its receiver closed the connection. A
+/// device may show a message to its program before it acknowledges it, and the program may close in between.
+pub(super) const LAST_ACKNOWLEDGEMENT: Duration = Duration::from_secs(1);
+
 /// Receives that are posted at once.
 const RECEIVES: u32 = 2;
 
@@ -77,23 +81,27 @@ impl Link {
         let mut batch = self.qp.send_batch().map_err(cannot_post)?;
         batch.push(wr, memory, Request::Send).map_err(|failed| cannot_post(failed.error))?;
         batch.ring().map_err(|error| Failure::run(error.to_string()))?;
-        let done = self.wait(connection, |link| link.sent.take())?;
+        let done = self.wait(connection, LAST_ACKNOWLEDGEMENT, |link| link.sent.take())?;
         done.ok_or_else(|| Failure::run("the peer closed the connection during a request"))
     }
 
     /// Waits for a message, or until the peer closes the connection.
     pub(super) fn hear(&mut self, connection: &Connection) -> Result<Heard> {
-        let message = self.wait(connection, |link| link.received.pop_front())?;
+        // A message that came before the end has completed.
+        let message = self.wait(connection, Duration::ZERO, |link| link.received.pop_front())?;
         Ok(message.map_or(Heard::End, Heard::Message))
     }
 
-    /// Polls until `take` finds something; `None` if the peer closed the connection before.
+    /// Polls until `take` finds something; `None` if the peer closed the connection, and nothing came for `late`
+    /// after that.
     fn wait<R>(
         &mut self,
         connection: &Connection,
+        late: Duration,
         take: impl Fn(&mut Link) -> Option<R>,
     ) -> Result<Option<R>> {
         let deadline = Instant::now() + self.timeout;
+        let mut end = None;
         loop {
             for _ in 0..TURNS {
                 self.poll()?;
@@ -109,11 +117,14 @@ impl Link {
             }
             // An earlier wait may have read the event.
             if connection.is_closed() {
-                // Its last message may have completed meanwhile.
+                let end = *end.get_or_insert_with(|| Instant::now() + late);
+                // What the wait is for may have completed between the polls and the event.
                 self.poll()?;
-                return Ok(take(self));
-            }
-            if Instant::now() > deadline {
+                let taken = take(self);
+                if taken.is_some() || Instant::now() >= end {
+                    return Ok(taken);
+                }
+            } else if Instant::now() > deadline {
                 return Err(Failure::run(format!("the peer was silent for {:?}", self.timeout))
                     .advice("look at the peer's output, or allow more time with --timeout"));
             }
