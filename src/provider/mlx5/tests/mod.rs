@@ -3,6 +3,7 @@
 mod model;
 mod order;
 mod packets;
+mod placement;
 mod polling;
 mod posting;
 mod size;
