@@ -580,7 +580,7 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
     }
 }
 
-/// Whether it is an address of one link without the interface that says of which.
+/// Whether the address is valid on one link only, and names no interface, which would say which link.
 fn is_unscoped(address: &SocketAddr) -> bool {
     matches!(address, SocketAddr::V6(v6) if v6.ip().is_unicast_link_local() && v6.scope_id() == 0)
 }

@@ -124,7 +124,9 @@ impl QpControl {
         let unclaimed = attr.unclaimed();
         let ece = self.qp.ece().zip(options).map(|(ece, options)| (ece, ece.ask(options)));
         self.qp.apply(VERB, &unclaimed).map_err(|error| {
-            ece.into_iter().for_each(|(ece, before)| ece.restore(before));
+            if let Some((ece, before)) = ece {
+                ece.restore(before);
+            }
             self.explain(error, tracked, attr)
         })?;
         if let Some(state) = attr.next_state() {

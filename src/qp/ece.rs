@@ -41,6 +41,9 @@ impl EceState {
     }
 
     /// The next `MODIFY_QP` carries these options to the device. Returns what [`restore`](Self::restore) takes.
+    ///
+    /// The two values are not swapped as one: the caller holds the queue pair's lock of changes
+    /// (`QpInner::moving`), as everything that changes them does.
     pub(crate) fn ask(&self, options: u32) -> [u32; 2] {
         [(&self.asked, options), (&self.options, 0)]
             .map(|(at, new)| at.swap(new, Ordering::Relaxed))

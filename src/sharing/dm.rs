@@ -92,6 +92,10 @@ fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
                 "{} has no device memory with handle {handle} in this context",
                 file.device.name()
             )),
+            Errno::OPNOTSUPP if error.kernel_errno() == Some(Errno::OPNOTSUPP) => error.detail(format!(
+                "{} has device memory {handle} for flow steering (ICM), which programs do not map",
+                file.device.name()
+            )),
             Errno::OPNOTSUPP if error.kernel_errno().is_some() => error.detail(
                 "this kernel does not tell where device memory lies that another context allocated: imports \
                  need Linux 5.13 or later",

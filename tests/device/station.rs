@@ -180,13 +180,19 @@ impl Station {
     /// Waits for a frame.
     #[track_caller]
     pub(crate) fn hear(&mut self) -> Verdict<Heard> {
+        self.heard()?.ok_or_else(|| Stop::fail(format!("no packet after {PATIENCE:?}")))
+    }
+
+    /// Waits for a frame; `None` if none comes in time.
+    #[track_caller]
+    pub(crate) fn heard(&mut self) -> Verdict<Option<Heard>> {
         let deadline = Instant::now() + PATIENCE;
         loop {
             if let Some(heard) = self.poll()? {
-                return Ok(heard);
+                return Ok(Some(heard));
             }
             if Instant::now() > deadline {
-                return Err(Stop::fail(format!("no packet after {PATIENCE:?}")));
+                return Ok(None);
             }
             std::thread::yield_now();
         }

@@ -281,7 +281,8 @@ impl SendRing {
         if self.try_push(cursor, wr) {
             return Ok(());
         }
-        // Copies: what is passed out of line has to be in memory, and the common way keeps it in registers.
+        // Only copies are passed out of line. A request that needs a check is rare and slow: before its requests took
+        // the way without, an XRC write cost 343 instructions in place of 97.
         let (mut copy, wr) = (*cursor, *wr);
         self.push_checked(&mut copy, &wr)?;
         *cursor = copy;

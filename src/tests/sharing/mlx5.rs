@@ -264,6 +264,11 @@ fn a_kernel_that_does_not_tell_of_device_memory_is_named() {
     script.refuse(query, Errno::PROTONOSUPPORT);
     let error = importer.import_dm(&memory.export().unwrap()).unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 5.13"), "{error}");
+    // The method is there, and the memory is of another type, which mlx5dv allocates.
+    script.allow(query);
+    script.refuse(query, Errno::OPNOTSUPP);
+    let error = importer.import_dm(&memory.export().unwrap()).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("flow steering"), "{error}");
     memory.destroy().unwrap();
 }
 

@@ -24,11 +24,13 @@ trials![
     sizes_that_make_no_sense_are_refused,
     exhausted_memory_is_free_again_after_a_drop,
     memory_with_a_region_is_not_freed,
+    imported_memory_with_a_region_is_not_freed,
     importer_copies_and_writes,
     ownership_moves_to_the_importer,
     ownership_of_a_region_moves_to_the_importer,
     stale_envelopes_are_refused,
     memory_leaves_nothing,
+    imported_memory_leaves_nothing,
 ];
 
 const BYTES: usize = 4096;
@@ -282,19 +284,12 @@ fn exhausted_memory_is_free_again_after_a_drop() -> Verdict {
 }
 
 fn memory_with_a_region_is_not_freed() -> Verdict {
-    importing(&open()?)?;
     let (mut pair, memory) = pair()?;
     let region = register(&pair, &memory)?;
     let (memory, error) = memory.destroy().unwrap_err().into_parts();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::BUSY, None), "{error}");
-    // This process does not know of the region, so the kernel refuses.
-    let envelope = memory.export()?;
-    let context = pair.b.context.clone();
-    let own = take_over(context.import_dm(&envelope)?)?;
-    let (own, error) = own.destroy().unwrap_err().into_parts();
-    assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
-    own.release()?;
     // The region keeps the memory when all other handles are gone.
+    let context = pair.b.context.clone();
     drop(memory);
     assert_eq!(context.handles(ObjectKind::DM)?.len(), 1);
     pair.a.fill(0..64, 1);
@@ -302,6 +297,21 @@ fn memory_with_a_region_is_not_freed() -> Verdict {
     pair.a.send(SendWr::write(region.remote(0)?, &sges).id(1).signaled())?;
     pair.a.expect(1, WcOpcode::WRITE)?;
     drop(region);
+    assert_eq!((context.handles(ObjectKind::DM)?.len(), context.leaked()), (0, 0));
+    Ok(())
+}
+
+/// A new owner does not know of the region, so the kernel refuses.
+fn imported_memory_with_a_region_is_not_freed() -> Verdict {
+    importing(&open()?)?;
+    let (pair, memory) = pair()?;
+    let region = register(&pair, &memory)?;
+    let own = take_over(pair.b.context.import_dm(&memory.export()?)?)?;
+    let (own, error) = own.destroy().unwrap_err().into_parts();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY), "{error}");
+    own.release()?;
+    drop((region, memory));
+    let context = &pair.b.context;
     assert_eq!((context.handles(ObjectKind::DM)?.len(), context.leaked()), (0, 0));
     Ok(())
 }
@@ -438,20 +448,31 @@ impl PartnerMemory {
     }
 }
 
-/// Allocated, mapped, registered, and imported.
-fn memory_leaves_nothing() -> Verdict {
-    importing(&open()?)?;
-    rounds(&[ObjectKind::DM, ObjectKind::MR, ObjectKind::PD], |context| {
+/// Allocated, mapped, registered, and with `imported` imported, in many rounds.
+fn leave_nothing(imported: bool) -> Verdict {
+    rounds(&[ObjectKind::DM, ObjectKind::MR, ObjectKind::PD], move |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
             let memory = alloc(&context, 256)?;
             memory.copy_from(0, &1u64)?;
             let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
-            drop(context.import_dm(&memory.export()?)?);
+            if imported {
+                drop(context.import_dm(&memory.export()?)?);
+            }
             region.destroy()?;
             memory.destroy()?;
             Ok(())
         }))
     })
+}
+
+fn memory_leaves_nothing() -> Verdict {
+    open()?;
+    leave_nothing(false)
+}
+
+fn imported_memory_leaves_nothing() -> Verdict {
+    importing(&open()?)?;
+    leave_nothing(true)
 }

@@ -408,20 +408,20 @@ fn hears(a: &mut Station, b: &mut Station, frame: &[u8]) -> Verdict<bool> {
     b.listen()?;
     a.send(frame)?;
     loop {
-        match b.hear() {
-            Ok(heard) if heard.bytes == frame => return Ok(true),
-            Ok(_) => b.listen()?,
-            Err(Stop::Fail(_)) => return Ok(false),
-            Err(other) => return Err(other),
+        match b.heard()? {
+            Some(heard) if heard.bytes == frame => return Ok(true),
+            Some(_) => b.listen()?,
+            None => return Ok(false),
         }
     }
 }
 
 /// To a group that the network interface is not in.
 ///
-/// Linux since 6.16 looks for the rule beyond the end of its table: the driver of mlx5 refuses the rule, or takes it
-/// and no packet comes. A rule that names the group shows that sender, queue pair and receive are not the cause.
-/// Kernels before 6.16 have to deliver the frame, which shows that the library asks for the rule correctly.
+/// Linux since 6.16 at the latest looks for the rule beyond the end of its table: the driver of mlx5 refuses the rule,
+/// or takes it and no packet comes. A rule that names the group shows that sender, queue pair and receive are not the
+/// cause. Kernels up to 6.12 have to deliver the frame, which shows that the library asks for the rule correctly; the
+/// kernels between these two were not seen, and nothing is asked of them.
 fn default_rule_takes_unclaimed_packets() -> Verdict {
     let (mut a, mut b) = Station::both()?;
     let group = [0x01, 0x00, 0x5e, 0x7f, 0x33, 0x44];
@@ -438,7 +438,7 @@ fn default_rule_takes_unclaimed_packets() -> Verdict {
         if !hears(&mut a, &mut b, &stray)? {
             let control = b.qp.create_flow(&named)?;
             assert!(hears(&mut a, &mut b, &stray)?, "nor does a rule that names the group get it");
-            assert!(env::kernel_is_since(6, 16), "the rule of type {kind} gets no packet");
+            assert!(env::kernel_is_since(6, 13), "the rule of type {kind} gets no packet");
             control.destroy()?;
             return Err(Stop::Skip(Capability::FlowDefault, "taken, and no packet comes".into()));
         }
