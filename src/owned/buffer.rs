@@ -225,7 +225,7 @@ impl fmt::Debug for BufferPool {
 /// println!("{} bytes at {:?}", buffer.capacity(), buffer.sge());
 /// buffer.advance(4);
 /// buffer.reset();
-/// // Many may read it, each a part; who is the last may write again.
+/// // Several owners read it, each a part; the last one may write again.
 /// let shared: SharedBuffer = buffer.share();
 /// let body = shared.slice(4..).expect("the buffer is longer");
 /// println!("{:?} within {:?}", body.sge(), shared.sge());

@@ -74,7 +74,8 @@ impl Context {
     ///
     /// # Errors
     ///
-    /// `ENOENT` if there is no such memory; `ENOMEM` without address space left.
+    /// `ENOENT` if there is no such memory; `ENOMEM` without address space left; `EOPNOTSUPP` before Linux 5.13, and
+    /// for memory for flow steering (ICM), which `mlx5dv_alloc_dm` also allocates.
     #[doc(alias = "ibv_import_dm")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn import_dm_raw(&self, handle: u32) -> Result<Imported<DeviceMemory>> {
