@@ -982,6 +982,32 @@ impl AddrResolved {
     /// Starts to join a multicast group, as [`BoundId::join_multicast`]. Resolving the group's own address chooses the
     /// device by the IP route to the group.
     ///
+    /// ```no_run
+    /// # fn f(channel: &uverbs::cm::EventChannel) -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::net::{IpAddr, SocketAddr};
+    /// use std::time::Duration;
+    /// use uverbs::cm::{AddrResolved, MulticastRole, PortSpace};
+    /// use uverbs::{Destination, QpType, SendWr};
+    ///
+    /// let group: IpAddr = "239.1.2.3".parse()?;
+    /// let id = channel.create_id_in(PortSpace::UDP)?;
+    /// let resolving = id.resolve_addr(None, SocketAddr::new(group, 0), Duration::from_secs(2))?;
+    /// let resolved: AddrResolved = resolving.wait(None)?.done()?;
+    /// let context = resolved.context()?;
+    /// let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+    /// let mut qp = pd.qp_builder(&cq, &cq, QpType::UD).max_inline_data(16).build()?;
+    /// let joining = resolved.join_multicast(&qp, group, MulticastRole::SendOnly)?;
+    /// let member = joining.wait(None)?.done()?;
+    ///
+    /// let ah = pd.create_ah(member.address())?;
+    /// let to = Destination::new(&ah, member.qpn(), member.qkey());
+    /// let mut batch = qp.send_batch()?;
+    /// batch.push(SendWr::send(&[]).inline(b"hello, all").to(to))?;
+    /// // SAFETY: an inline request names no memory.
+    /// unsafe { batch.ring()? };
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`BoundId::join_multicast`].

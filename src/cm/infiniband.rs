@@ -336,14 +336,24 @@ impl IbPath {
 /// A service to look for.
 ///
 /// ```no_run
-/// # fn f(id: uverbs::cm::BoundId) -> uverbs::Result<()> {
-/// use uverbs::cm::IbService;
+/// # fn f(id: uverbs::cm::BoundId) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::QpType;
+/// use uverbs::cm::{ConnectParam, IbService, IbServiceResolved};
 ///
-/// let found = id.resolve_ib_service(IbService::Name("storage"))?.wait(None)?.done()?;
+/// let resolving = id.resolve_ib_service(IbService::Name("storage"))?;
+/// let found: IbServiceResolved = resolving.wait(None)?.done()?;
 /// for record in found.records() {
 ///     println!("{} at {}", record.name, record.address.gid);
 /// }
-/// # Ok(()) }
+///
+/// // Connects to the first of them.
+/// let context = found.context()?;
+/// let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+/// let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+/// let route = found.resolve_route(Duration::from_secs(2))?.wait(None)?.done()?;
+/// let connection = route.connect(&qp, &ConnectParam::new())?.wait(None)?.done()?;
+/// # drop(connection); Ok(()) }
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
@@ -635,6 +645,23 @@ impl BoundId {
 impl AddrResolved {
     /// Takes this path in place of the one that the kernel would resolve: a path that the program knows, where no subnet
     /// administrator answers. The route is then resolved at once.
+    ///
+    /// ```no_run
+    /// # fn f(id: uverbs::cm::Id, here: uverbs::Gid, there: uverbs::Gid, qp: &uverbs::QueuePair)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use uverbs::Mtu;
+    /// use uverbs::cm::{ConnectParam, IbAddress, IbPath, PortSpace};
+    ///
+    /// let to = IbAddress::new(there, PortSpace::TCP, 7471);
+    /// let resolved = id.resolve_ib_addr(None, to, Duration::from_secs(2))?.wait(None)?.done()?;
+    /// // The LIDs of both ports, as the subnet manager assigned them.
+    /// let (slid, dlid) = (4, 7);
+    /// let path = IbPath { sgid: here, slid, dgid: there, dlid, mtu: Mtu::MTU_4096, ..IbPath::default() };
+    /// let route = resolved.set_ib_path(&path)?.wait(None)?.done()?;
+    /// let connection = route.connect(qp, &ConnectParam::new())?.wait(None)?.done()?;
+    /// # drop(connection); Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

@@ -346,6 +346,29 @@ impl ConnectRequest {
     /// [`RejectReason::VENDOR_OPTION_NOT_SUPPORTED`](super::RejectReason::VENDOR_OPTION_NOT_SUPPORTED), and may ask
     /// again without.
     ///
+    /// ```no_run
+    /// # use uverbs::{Ece, QpControl, QueuePair, cm::*};
+    /// # fn f(request: ConnectRequest, connector: Connector, create: impl Fn(&RouteResolved) -> uverbs::Result<QueuePair>)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// // A service that takes no vendor's options:
+    /// if request.ece().is_some() {
+    ///     request.reject_ece(b"without options, please")?;
+    /// }
+    ///
+    /// // Its peer, which asks again:
+    /// let plain = ConnectParam::new().ece(Ece { vendor_id: 0, options: 0 });
+    /// let connected = match connector.connect(&create) {
+    ///     Err(refused)
+    ///         if refused.rejection().and_then(Rejection::reason)
+    ///             == Some(RejectReason::VENDOR_OPTION_NOT_SUPPORTED) =>
+    ///     {
+    ///         connector.param(plain).connect(&create)?
+    ///     }
+    ///     other => other?,
+    /// };
+    /// # drop(connected); Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// As [`reject`](Self::reject).
