@@ -171,6 +171,20 @@ impl EventChannel {
     /// Opens the connection manager. `readiness` gets the file of the channel, and registers it with the
     /// event loop.
     ///
+    /// In an event loop other than tokio's, which watches the file and runs the driver as a task:
+    ///
+    /// ```no_run
+    /// # use std::os::fd::BorrowedFd;
+    /// # use uverbs::aio::{Readiness, cm::{Driver, EventChannel}};
+    /// # async fn f<R: Readiness + Unpin>(watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>, spawn: impl Fn(Driver<R>))
+    /// # -> uverbs::Result<()> {
+    /// let (channel, driver) = EventChannel::new(watch)?;
+    /// spawn(driver);
+    /// let mut listener = channel.listen("0.0.0.0:7471", 128)?;
+    /// let request = listener.next_request().await?;
+    /// # drop(request); Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`cm::EventChannel::open`], and what `readiness` returns.
@@ -225,6 +239,20 @@ impl EventChannel {
     /// As [`listen`](Self::listen), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests
     /// are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port space
     /// [`IB`](PortSpace::IB).
+    ///
+    /// A service that tells all its peers the same queue pair for datagrams:
+    ///
+    /// ```no_run
+    /// # async fn f(channel: uverbs::aio::cm::EventChannel, qp: uverbs::aio::QueuePair) -> uverbs::Result<()> {
+    /// use uverbs::{QpType, cm::ConnectParam};
+    ///
+    /// let mut listener = channel.listen_for(QpType::UD, "0.0.0.0:7471", 128)?;
+    /// loop {
+    ///     let request = listener.next_request().await?;
+    ///     request.accept_datagrams(&qp, &ConnectParam::new())?;
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///
@@ -494,6 +522,21 @@ impl Listener {
     }
 
     /// Polls for the next connect request.
+    ///
+    /// Of two listeners, the one that a request comes to:
+    ///
+    /// ```no_run
+    /// # use uverbs::{Result, aio::cm::Listener, cm::ConnectRequest};
+    /// # async fn f(ipv4: &mut Listener, ipv6: &mut Listener) -> Result<ConnectRequest> {
+    /// use std::future::poll_fn;
+    ///
+    /// let request = poll_fn(|cx| match ipv4.poll_next(cx) {
+    ///     request if request.is_ready() => request,
+    ///     _ => ipv6.poll_next(cx),
+    /// });
+    /// request.await
+    /// # }
+    /// ```
     pub fn poll_next(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
         let Listener { id, channel, wait, .. } = self;
         let event = ready!(channel.shared().poll_event(&&*id, wait, cx));
@@ -565,6 +608,23 @@ pub struct MulticastMember {
 impl MulticastMember {
     /// Waits until the membership is lost, as [`wait_lost`](cm::MulticastMember::wait_lost) does by blocking its
     /// thread. Any number of tasks may wait for that.
+    ///
+    /// A task that keeps a queue pair in a group:
+    ///
+    /// ```no_run
+    /// # async fn f(channel: uverbs::aio::cm::EventChannel, qp: uverbs::aio::QueuePair)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::cm::MulticastRole;
+    ///
+    /// let (local, group) = ("10.0.0.1".parse()?, "239.1.2.3".parse()?);
+    /// loop {
+    ///     let joining = channel.join_multicast(local, group, MulticastRole::Full, |_| Ok(qp.clone()));
+    ///     let (_qp, member) = joining.await?;
+    ///     println!("datagrams to {} arrive", member.gid());
+    ///     member.lost().await?;
+    /// }
+    /// # }
+    /// ```
     ///
     /// # Errors
     ///

@@ -386,6 +386,8 @@ impl<S: Locking> CompletionQueue<S> {
     /// Takes over a queue pair that was created with this completion queue, for example with that of a
     /// [`Worker`] before the worker moved to its thread.
     ///
+    /// Example: [`Worker`].
+    ///
     /// # Errors
     ///
     /// Those of [`OwnedCompletionQueue::adopt`]; `EINVAL` for a queue pair under another thread domain; `EPIPE`

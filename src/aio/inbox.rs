@@ -65,6 +65,29 @@ impl<S: Locking> QueuePair<S> {
 impl<S: Locking> SharedReceiveQueue<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
+    ///
+    /// A server of many clients keeps receives for all of them together, and answers by the queue pair that the
+    /// message came to:
+    ///
+    /// ```no_run
+    /// # use uverbs::{ProtectionDomain, QpType, aio::CompletionQueue, owned::BufferPool};
+    /// # async fn f(cq: &CompletionQueue, pd: &ProtectionDomain, pool: &BufferPool)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// let srq = cq.create_srq(pd, 256, |srq| srq)?;
+    /// let mut clients = Vec::new();
+    /// for _ in 0..16 {
+    ///     clients.push(cq.create_qp_on(pd, QpType::RC, &srq, |qp| qp.max_send_wr(16))?);
+    /// }
+    /// // … `endpoint` and `handshake` of each …
+    /// let mut inbox = srq.inbox(pool, 128);
+    /// loop {
+    ///     let message = inbox.next().await?;
+    ///     if let Some(client) = clients.iter().find(|qp| qp.qpn() == message.outcome.qpn) {
+    ///         client.send(message.buffer).await?;
+    ///     }
+    /// }
+    /// # }
+    /// ```
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let (queue, pool) = (OpQueue::Srq(self.clone()), pool.clone());
         Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
@@ -128,6 +151,26 @@ impl<S: Locking> Inbox<S> {
     }
 
     /// Polls for the next message.
+    ///
+    /// The first message of several inboxes, with the number of its inbox:
+    ///
+    /// ```no_run
+    /// # use uverbs::{aio::{Inbox, Message, OpError}, owned::Buffer};
+    /// # async fn f(mut inboxes: Vec<Inbox>) -> Result<(usize, Message), OpError<Buffer>> {
+    /// use std::future::poll_fn;
+    /// use std::task::Poll;
+    ///
+    /// let first = poll_fn(|cx| {
+    ///     for (number, inbox) in inboxes.iter_mut().enumerate() {
+    ///         if let Poll::Ready(message) = inbox.poll_next(cx) {
+    ///             return Poll::Ready(message.map(|message| (number, message)));
+    ///         }
+    ///     }
+    ///     Poll::Pending
+    /// });
+    /// first.await
+    /// # }
+    /// ```
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
         if let Some(kind) = self.ended {
             return Poll::Ready(Err(OpError { memory: None, kind }));

@@ -110,6 +110,19 @@ impl CompletionQueue {
 
     /// As [`spawn`](Self::spawn), for a queue that `builder` describes; see [`build`](Self::build).
     ///
+    /// ```no_run
+    /// # async fn f(context: &uverbs::Context, node: &uverbs::ParentDomain) -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::aio::CompletionQueue;
+    ///
+    /// // Interrupts of vector 3, and memory of the allocator of a parent domain.
+    /// let builder = context.cq_builder(1024).vector(3).parent_domain(node);
+    /// let (cq, driver) = CompletionQueue::spawn_built(builder)?;
+    /// // … `cq.create_qp` and requests; when the last handle is gone, the driver ends …
+    /// drop(cq);
+    /// driver.await??;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// Those of [`build`](Self::build).
@@ -227,6 +240,25 @@ impl Events {
     }
 
     /// Polls for the next event.
+    ///
+    /// A message, or an event of the device that ends the wait for it:
+    ///
+    /// ```no_run
+    /// # use uverbs::{AsyncEvent, aio::{Inbox, Message, tokio::Events}};
+    /// # async fn f(events: &mut Events, inbox: &mut Inbox) -> Result<Message, Box<dyn std::error::Error>> {
+    /// use std::future::poll_fn;
+    /// use std::task::Poll;
+    ///
+    /// let message = poll_fn(|cx| match events.poll_next(cx) {
+    ///     Poll::Ready(event) => Poll::Ready(Err(event)),
+    ///     Poll::Pending => inbox.poll_next(cx).map(Ok),
+    /// });
+    /// match message.await {
+    ///     Ok(message) => Ok(message?),
+    ///     Err(event) => Err(format!("{} came first", event?.kind).into()),
+    /// }
+    /// # }
+    /// ```
     pub fn poll_next(&mut self, cx: &mut std::task::Context<'_>) -> Poll<Result<AsyncEvent>> {
         let next = self.poll_event(cx);
         #[cfg(feature = "stream")]
@@ -295,6 +327,26 @@ pub async fn handshake(
 }
 
 /// As [`handshake`], with a peer that has `timeout` for its part.
+///
+/// A server whose clients may have to load a lot before their part:
+///
+/// ```no_run
+/// # use uverbs::aio::QueuePair;
+/// # async fn f(qp: QueuePair, listener: tokio::net::TcpListener, gid_index: u32)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use std::time::Duration;
+/// use uverbs::{Errno, Handshake, aio::tokio::handshake_within};
+///
+/// let (stream, address) = listener.accept().await?;
+/// let limit = Duration::from_secs(120);
+/// match handshake_within(limit, &qp, &stream, 1, gid_index, &Handshake::new()).await {
+///     Ok(peer) => println!("{address} is connected: {peer:?}"),
+///     // The queue pair goes with the client; the next client gets another one.
+///     Err(late) if late.errno() == Errno::TIMEDOUT => println!("{address} is too slow: {late}"),
+///     Err(error) => return Err(error.into()),
+/// }
+/// # Ok(()) }
+/// ```
 ///
 /// # Errors
 ///
