@@ -42,6 +42,23 @@ use std::sync::Arc;
 /// # Ok(()) }
 /// ```
 ///
+/// A supervisor looks at the objects whose envelopes a worker sent:
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context, from_worker: &[uverbs::Envelope]) -> uverbs::Result<()> {
+/// use uverbs::{ForeignObject, ObjectKind};
+///
+/// for envelope in from_worker {
+///     let object: ForeignObject = context.foreign(envelope)?;
+///     match object.kind() {
+///         ObjectKind::QP => println!("a queue pair in state {:?}", object.query_qp()?.state),
+///         ObjectKind::SRQ => println!("a queue of {} receives", object.query_srq()?.max_wr),
+///         kind => println!("{kind} {} is still there", object.handle()),
+///     }
+/// }
+/// # Ok(()) }
+/// ```
+///
 /// Example: [`Context::share`](crate::Context::share).
 pub struct ForeignObject {
     file: Arc<File>,

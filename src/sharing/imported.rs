@@ -55,7 +55,7 @@ impl<T: sealed::Sealed> Importable for T {}
 /// # use uverbs::*;
 /// # fn f(context: Context, pd: ProtectionDomain, region: MemoryRegion, counters: DeviceMemory,
 /// #     qp: &QueuePair, srq: &SharedReceiveQueue, cq: &CompletionQueue, xrcd: &XrcDomain) -> Result<()> {
-/// let envelopes = [counters.release()?, region.release()?, pd.release()?];
+/// let envelopes: [Envelope; 3] = [counters.release()?, region.release()?, pd.release()?];
 /// // Objects that stay here, and that the other process may look at.
 /// for envelope in [qp.export()?, srq.export()?, cq.export()?, xrcd.export()?] {
 ///     println!("{} {}", envelope.kind(), envelope.handle());
@@ -69,6 +69,29 @@ impl<T: sealed::Sealed> Importable for T {}
 /// // SAFETY: the envelopes are those of `release`: the first process owns these objects no more.
 /// let (region, counters) = unsafe { (region.into_owner()?, counters.into_owner()?) };
 /// # drop((region, counters)); Ok(()) }
+/// ```
+///
+/// A program of rdma-core sends bare handles, and the file of its context:
+///
+/// ```no_run
+/// # fn f(cmd_fd: std::os::fd::OwnedFd, pd: u32, mr: u32, dm: u32) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::Context;
+///
+/// let context = Context::import(cmd_fd)?;
+/// // SAFETY: the program made the three objects, sent their handles, and keeps them meanwhile.
+/// let pd = unsafe { context.import_pd_raw(pd)? };
+/// // SAFETY: as above, and the region is of this domain.
+/// let region = unsafe { pd.import_mr_raw(mr)? };
+/// // SAFETY: as above.
+/// let counters = unsafe { context.import_dm_raw(dm)? };
+/// let mut first = 0u64;
+/// counters.copy_to(0, &mut first)?;
+/// println!("requests may name {:?}; the first counter is {first}", region.sge(..64)?);
+/// // Forgotten here: the program destroys them.
+/// region.unimport()?;
+/// counters.unimport()?;
+/// pd.unimport()?;
+/// # Ok(()) }
 /// ```
 ///
 /// Example: [`Context::share`](crate::Context::share).
