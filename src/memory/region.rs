@@ -27,6 +27,38 @@ use zerocopy::{FromBytes, IntoBytes};
 /// accesses and that keeps its pages: a device and peers across the network write it whenever they
 /// like.
 ///
+/// # Example
+///
+/// Memory of a program's own type, which begins at a page:
+///
+/// ```no_run
+/// use std::ptr::NonNull;
+/// use uverbs::{Access, MemoryRegion, StableBytes};
+///
+/// #[repr(align(4096))]
+/// struct Page([u8; 4096]);
+///
+/// struct Pages(Box<[Page]>);
+///
+/// // SAFETY: the box owns the pages alone, they stay as long as the box, and they are bytes throughout.
+/// unsafe impl StableBytes for Pages {
+///     type Item = u8;
+///
+///     fn items(&mut self) -> NonNull<[u8]> {
+///         let pages = NonNull::from(&mut *self.0);
+///         NonNull::slice_from_raw_parts(pages.cast(), size_of_val(&*self.0))
+///     }
+/// }
+///
+/// # fn f(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+/// let pages = Pages((0..64).map(|_| Page([0; 4096])).collect());
+/// let region: MemoryRegion<u8, Pages> = pd.register(pages, Access::LOCAL_WRITE)?;
+/// let second_page = region.sge(4096..8192)?;
+/// // … requests that work on it …
+/// let Pages(pages) = region.destroy()?;
+/// # let _ = (second_page, pages); Ok(()) }
+/// ```
+///
 /// Example: [`MemoryRegion`](crate::MemoryRegion).
 pub unsafe trait StableBytes: Send + 'static {
     /// What the memory consists of. Peers write it, so any bytes must be a valid value.

@@ -55,6 +55,19 @@ pub struct OnDemandRange<'r> {
 impl<T, M> MemoryRegion<T, M> {
     /// A range of the region for [`advise`](ProtectionDomain::advise); `range` counts bytes from the region's beginning.
     ///
+    /// ```no_run
+    /// # fn f(pd: &uverbs::ProtectionDomain, table: Vec<u64>) -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::{Access, Advice, MemoryRegion};
+    ///
+    /// // Too large to be pinned.
+    /// let builder = pd.mr_builder().access(Access::LOCAL_WRITE).on_demand();
+    /// let table: MemoryRegion<u64, _> = builder.register(table)?;
+    /// // The next requests read into these two parts.
+    /// let soon = [table.on_demand(..8192)?, table.on_demand(1 << 30..(1 << 30) + 8192)?];
+    /// pd.advise(Advice::PREFETCH_WRITE, &soon, false)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// `EINVAL` if the region is not paged [on demand](crate::MrBuilder::on_demand), for a

@@ -218,6 +218,38 @@ pub unsafe trait QueueAllocator:
     /// dma-bufs for queue pairs, completion queues and their doorbell records. For shared receive queues,
     /// and for the new buffer of a resized completion queue, it takes addresses only.
     ///
+    /// Queue memory out of one dma-buf that the program has mapped, for example memory of a DMA heap that a
+    /// confidential guest shares with its devices:
+    ///
+    /// ```no_run
+    /// # use std::alloc::Layout;
+    /// use std::os::fd::OwnedFd;
+    /// use std::ptr::NonNull;
+    /// use uverbs::{DmaBufPart, QueueAllocator};
+    /// # use uverbs::{Allocation, DomainView, ResourceType};
+    ///
+    /// #[derive(Debug)]
+    /// struct Heap {
+    ///     file: OwnedFd,
+    ///     /// The address of the mapping.
+    ///     start: usize,
+    /// }
+    ///
+    /// # fn cut(heap: &Heap, layout: Layout) -> Option<NonNull<u8>> { unimplemented!("{heap:?} {layout:?}") }
+    /// // SAFETY: `alloc` cuts each buffer out of the mapping once, and the mapping is of shared memory.
+    /// unsafe impl QueueAllocator for Heap {
+    ///     // … `alloc` and `free` …
+    /// #     fn alloc(&self, _: &DomainView<'_>, layout: Layout, _: ResourceType) -> Allocation {
+    /// #         cut(self, layout).map_or(Allocation::Failed, Allocation::Memory)
+    /// #     }
+    /// #     unsafe fn free(&self, _: &DomainView<'_>, _: NonNull<u8>, _: Layout, _: ResourceType) {}
+    ///     unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+    ///         let offset = memory.addr().get() - self.start;
+    ///         Some(DmaBufPart { file: self.file.try_clone().ok()?, offset: offset as u64 })
+    ///     }
+    /// }
+    /// ```
+    ///
     /// # Safety
     ///
     /// `memory` was returned by `alloc` of this allocator and has not been freed. The caller uses the dma-buf
