@@ -10,6 +10,32 @@ use std::num::NonZeroU8;
 ///
 /// Moves between threads, and takes `&mut self` for posting.
 ///
+/// The thread that polls keeps the receive queue full, while another one sends:
+///
+/// ```no_run
+/// use uverbs::{CompletionQueue, MemoryRegion, RecvQueue, RecvWr};
+///
+/// /// Receives of 4096 bytes each; `wr_id` is the number of a slot of `inbox`.
+/// fn serve(
+///     mut queue: RecvQueue,
+///     mut cq: CompletionQueue,
+///     inbox: &MemoryRegion,
+/// ) -> Result<(), Box<dyn std::error::Error>> {
+///     loop {
+///         let mut completions = cq.poll()?;
+///         while let Some(completion) = completions.next() {
+///             let slot = completion.ok()?.wr_id() as usize;
+///             println!("{} bytes in slot {slot}", completion.byte_len());
+///             // The slot takes the next message.
+///             let mut batch = queue.batch()?;
+///             batch.push(RecvWr::new(&[inbox.sge(slot * 4096..(slot + 1) * 4096)?]).id(slot as u64))?;
+///             // SAFETY: `inbox` outlives the queue pair, and a slot is read only when a message came.
+///             unsafe { batch.ring() };
+///         }
+///     }
+/// }
+/// ```
+///
 /// Example: [`RecvWr`](crate::RecvWr).
 #[derive(Debug)]
 pub struct RecvQueue {

@@ -14,6 +14,30 @@ use std::marker::PhantomData;
 ///
 /// Moves between threads, and takes `&mut self` for posting.
 ///
+/// A thread that sends what another one hands to it:
+///
+/// ```no_run
+/// # fn f(qp: uverbs::QueuePair, messages: std::sync::mpsc::Receiver<(u64, uverbs::Sge)>) {
+/// use uverbs::{QpParts, SendQueue, SendWr, Sge};
+///
+/// fn send(queue: &mut SendQueue, id: u64, message: Sge) -> Result<(), Box<dyn std::error::Error>> {
+///     let mut batch = queue.batch()?;
+///     batch.push(SendWr::send(&[message]).id(id).signaled())?;
+///     // SAFETY: the thread that polls gives the message's memory free when `id` has completed.
+///     Ok(unsafe { batch.ring()? })
+/// }
+///
+/// let QpParts { send: mut queue, recv, control } = qp.split();
+/// let sender = std::thread::spawn(move || {
+///     for (id, message) in messages {
+///         if let Err(error) = send(&mut queue, id, message) {
+///             println!("message {id} was not sent: {error}");
+///         }
+///     }
+/// });
+/// # drop((recv, control, sender)); }
+/// ```
+///
 /// Example: [`SendWr`](crate::SendWr).
 #[derive(Debug)]
 pub struct SendQueue<S: Sharing = Shared> {
