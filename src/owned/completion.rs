@@ -185,6 +185,21 @@ impl<T: fmt::Debug> fmt::Debug for VisitedCompletion<'_, T> {
 
 /// How a request ended: a [`Completion`], copied.
 ///
+/// ```no_run
+/// use uverbs::owned::{Outcome, OwnedCompletion};
+///
+/// /// Whatever was received, in a buffer as long as the longest message.
+/// fn received(done: OwnedCompletion<u64>) {
+///     let outcome: Outcome = done.outcome;
+///     if !outcome.is_success() {
+///         return println!("receive {}: {} ({:#x})", done.tag, outcome.status, outcome.vendor_err);
+///     }
+///     if let Some(buffer) = done.memory.into_buffer() {
+///         println!("{} says {:?}", outcome.qpn, &buffer[..outcome.filled()]);
+///     }
+/// }
+/// ```
+///
 /// Example: [`OwnedCompletionQueue::poll`](crate::owned::OwnedCompletionQueue::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -154,6 +154,24 @@ pub(super) use sealed::{Append, HasSge, LendInSlot};
 ///
 /// The trait is sealed: a program that has its own memory implements `RegisteredBuffer`.
 ///
+/// Memory of several kinds in one list, out of which requests take what suits them:
+///
+/// ```no_run
+/// # use uverbs::{PostError, Remote, SendWr};
+/// # fn f(batch: &mut uverbs::owned::OwnedSendBatch<'_, u32>, page: uverbs::owned::SharedBuffer,
+/// #     part: uverbs::owned::RegionSlice, from: Remote) -> Result<(), PostError> {
+/// use uverbs::owned::{Lend, Memory, SharedBuffer};
+///
+/// let mut spare: Vec<Memory> = vec![page.into_memory(), part.into_memory()];
+/// // A read needs memory that nobody else reads.
+/// if let Some(at) = spare.iter().position(Lend::is_writable) {
+///     batch.push(SendWr::read(from, &[]), spare.swap_remove(at), 1)?;
+/// }
+/// // What is left of shared buffers has its type again.
+/// let pages: Vec<SharedBuffer> = spare.into_iter().filter_map(Lend::back).collect();
+/// # drop(pages); Ok(()) }
+/// ```
+///
 /// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub trait Lend: LendInSlot + Send + 'static {
     /// The memory as a completion gives it back.

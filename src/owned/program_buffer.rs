@@ -80,6 +80,33 @@ pub unsafe trait RegisteredBuffer: Any + Send + Sync {
 
     /// Whether a device may write the bytes. If not, receives, reads and atomics fail with
     /// [`PostError::ReadOnly`](crate::PostError::ReadOnly).
+    ///
+    /// A file that is mapped read-only, and registered without [`LOCAL_WRITE`](crate::Access::LOCAL_WRITE):
+    ///
+    /// ```no_run
+    /// use uverbs::PostError;
+    /// use uverbs::owned::{OwnedQueuePair, PushError, RegionSge, RegisteredBuffer};
+    ///
+    /// struct FilePart(RegionSge);
+    ///
+    /// // SAFETY: the mapping and its region stay until the program ends, and nobody writes the file.
+    /// unsafe impl RegisteredBuffer for FilePart {
+    ///     fn sge(&self) -> RegionSge {
+    ///         self.0
+    ///     }
+    ///
+    ///     fn is_writable(&self) -> bool {
+    ///         false
+    ///     }
+    /// }
+    ///
+    /// # fn f(qp: &mut OwnedQueuePair<u32>, part: FilePart) -> Result<(), PostError> {
+    /// let mut batch = qp.recv_batch()?;
+    /// // The device never learns of a receive that it could not execute.
+    /// let Err(PushError { memory: part, error, .. }) = batch.push(part, 1) else { panic!("posted") };
+    /// assert_eq!(error, PostError::ReadOnly);
+    /// # drop(part); Ok(()) }
+    /// ```
     fn is_writable(&self) -> bool {
         true
     }
@@ -108,6 +135,24 @@ impl ProgramBuffer {
     }
 
     /// The buffer, if it is a `B`.
+    ///
+    /// A program with two kinds of buffers finds out which one a request gave back:
+    ///
+    /// ```no_run
+    /// use uverbs::owned::{Memory, RegisteredBuffer};
+    ///
+    /// fn sort<Page: RegisteredBuffer, Row: RegisteredBuffer>(
+    ///     memory: Memory,
+    ///     pages: &mut Vec<Page>,
+    ///     rows: &mut Vec<Row>,
+    /// ) {
+    ///     let Memory::Program(buffer) = memory else { return };
+    ///     match buffer.downcast::<Page>() {
+    ///         Ok(page) => pages.push(page),
+    ///         Err(other) => rows.extend(other.downcast::<Row>().ok()),
+    ///     }
+    /// }
+    /// ```
     ///
     /// # Errors
     ///

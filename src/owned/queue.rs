@@ -193,6 +193,27 @@ impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
 ///
 /// From [`OwnedQueuePair::send_batch`].
 ///
+/// As much of a program's own queue as has room:
+///
+/// ```no_run
+/// # use std::collections::VecDeque;
+/// # use uverbs::{Remote, SendWr, owned::{Buffer, OwnedQueuePair, OwnedSendBatch}};
+/// # fn f(qp: &mut OwnedQueuePair<u32>, waiting: &mut VecDeque<(Remote, Buffer)>)
+/// # -> Result<u32, Box<dyn std::error::Error>> {
+/// let mut batch: OwnedSendBatch<'_, u32> = qp.send_batch()?;
+/// while let Some((to, buffer)) = waiting.pop_front() {
+///     if let Err(refused) = batch.push(SendWr::write(to, &[]), buffer, batch.len()) {
+///         waiting.push_front((to, refused.memory));
+///         break;
+///     }
+/// }
+/// let written = batch.len();
+/// if !batch.is_empty() {
+///     batch.ring()?;
+/// }
+/// # Ok(written) }
+/// ```
+///
 /// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
 pub struct OwnedSendBatch<'q, T, S: Sharing = Shared> {
     /// Dropped first: it takes everything back.
@@ -464,6 +485,24 @@ pub(super) fn append<S: Sharing>(
 ///
 /// From [`OwnedQueuePair::recv_batch`] and
 /// [`OwnedSharedReceiveQueue::batch`](super::OwnedSharedReceiveQueue::batch).
+///
+/// A receive for every buffer of a pool, or for as many as there is room for:
+///
+/// ```no_run
+/// # use uverbs::{PostError, owned::{BufferPool, OwnedQueuePair, OwnedRecvBatch}};
+/// # fn f(qp: &mut OwnedQueuePair<u32>, pool: &BufferPool) -> Result<u32, PostError> {
+/// let mut batch: OwnedRecvBatch<'_, u32> = qp.recv_batch()?;
+/// while let Some(buffer) = pool.take() {
+///     if batch.push(buffer, batch.len()).is_err() {
+///         break;
+///     }
+/// }
+/// let posted = batch.len();
+/// if !batch.is_empty() {
+///     batch.ring();
+/// }
+/// # Ok(posted) }
+/// ```
 ///
 /// Example: [`OwnedSharedReceiveQueue`](crate::owned::OwnedSharedReceiveQueue).
 pub struct OwnedRecvBatch<'q, T> {

@@ -139,6 +139,25 @@ pub struct Pending<M> {
 /// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub trait LendScoped<'s, 'env>: HasSge + sealed::Sealed {
     /// Whether the device may write the memory.
+    ///
+    /// A function that keeps this side's memory and the peer's the same: what this side may change follows the
+    /// peer, and the peer follows the rest.
+    ///
+    /// ```no_run
+    /// # use uverbs::{PostError, Remote, SendWr};
+    /// use uverbs::owned::{LendScoped, Pending, Scope};
+    ///
+    /// fn mirror<'s, 'env, M: LendScoped<'s, 'env>>(
+    ///     scope: &mut Scope<'s, 'env, u32>,
+    ///     memory: M,
+    ///     peer: Remote,
+    /// ) -> Result<Pending<M>, PostError> {
+    ///     match memory.is_writable() {
+    ///         true => scope.post(SendWr::read(peer, &[]), memory),
+    ///         false => scope.post(SendWr::write(peer, &[]), memory),
+    ///     }
+    /// }
+    /// ```
     fn is_writable(&self) -> bool;
 }
 
@@ -203,6 +222,24 @@ impl LendScoped<'_, '_> for () {
 
 /// A borrowed part of a region. Registered memory is not a slice, so the part can be copied, lent to several
 /// requests at once, and read by the region's methods meanwhile.
+///
+/// ```no_run
+/// # use uverbs::{Access, ProtectionDomain, Remote, SendWr, owned::{OwnedCompletionQueue, OwnedQueuePair}};
+/// # fn f(pd: &ProtectionDomain, qp: &mut OwnedQueuePair<u32>, cq: &mut OwnedCompletionQueue<u32>,
+/// #     [header, body]: [Remote; 2]) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::owned::RegionRef;
+///
+/// let table = pd.register(vec![0u64; 8192], Access::LOCAL_WRITE)?;
+/// qp.scope(cq, |scope| {
+///     let first = scope.post(SendWr::read(header, &[]), RegionRef::new(&table, ..64)?)?;
+///     let rest = scope.post(SendWr::read(body, &[]), RegionRef::new(&table, 64..)?)?;
+///     let (_, outcome) = scope.wait(first)?;
+///     println!("{}: {:?} entries are on their way", outcome.status, table.read_at(0));
+///     scope.wait(rest)?;
+///     Ok::<_, Box<dyn std::error::Error>>(())
+/// })??;
+/// # Ok(()) }
+/// ```
 ///
 /// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 #[derive(Clone, Copy, Debug)]
