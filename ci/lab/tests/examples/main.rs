@@ -1,5 +1,5 @@
-//! Every public type of the library has an example, or a line that begins with `Example:` and links to one.
-//! What examples do not call yet of its methods and functions is a list that only shrinks (`methods.rs`).
+//! Every public type of the library has an example, or a line that begins with `Example:` and links to one. So have
+//! its methods and functions (`methods.rs`).
 
 mod methods;
 
