@@ -141,7 +141,8 @@ impl ConnectParam {
     /// The vendor's options: with a connect request those for the peer to choose from, with an accept those that were
     /// chosen. Unless set, these are the queue pair's: a request offers what its device has
     /// ([`query_ece`](crate::QpControl::query_ece)), an accept has the device take what it has of the request's
-    /// options, and answers with that.
+    /// options, and answers with that. The vendor 0 stands for no options: a request then offers none, whatever the
+    /// device has.
     ///
     /// Options that are set with an accept are for a program that gives them to the device itself
     /// ([`set_ece`](crate::QpControl::set_ece)). Those of the peer's answer to a request go to the device in either

@@ -68,6 +68,7 @@ trials![
     parameters_beyond_the_device_are_refused,
     depths_are_agreed_on,
     options_of_the_vendor_travel_both_ways,
+    peer_whose_options_were_refused_connects_without_any,
     devices_agree_on_their_options,
     written_events_wake_the_waiting_thread,
     hundred_connections_and_nothing_is_left,
@@ -609,6 +610,27 @@ fn options_of_the_vendor_travel_both_ways() -> Verdict {
     let reason = error.rejection().and_then(|rejection| rejection.reason());
     assert_eq!(reason, Some(RejectReason::VENDOR_OPTION_NOT_SUPPORTED));
     Ok(())
+}
+
+/// Vendor 0 offers none, not even those of the queue pair's device.
+fn peer_whose_options_were_refused_connects_without_any() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let offered = ConnectParam::new().ece(Ece { vendor_id: 0x15b3, options: 7 });
+    let (_side, connecting) = ask(&channel, service.at, &offered)?;
+    service.request()?.reject_ece(b"none")?;
+    let error = refused(connecting)?;
+    let reason = error.rejection().and_then(|rejection| rejection.reason());
+    assert_eq!(reason, Some(RejectReason::VENDOR_OPTION_NOT_SUPPORTED));
+
+    let none = ConnectParam::new().ece(Ece { vendor_id: 0, options: 0 });
+    let (mut a, connecting) = ask(&channel, service.at, &none)?;
+    let request = service.request()?;
+    assert_eq!(request.ece(), None);
+    let mut b = Side::of(&request.context()?)?;
+    let accepting = request.accept(&b.qp, &ConnectParam::new())?;
+    let (active, passive) = established(connecting, accepting)?;
+    assert_eq!((active.ece(), passive.ece()), (None, None));
+    send(&mut a, &mut b)
 }
 
 /// The options are the queue pairs' own: the program names none.
