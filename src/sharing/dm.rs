@@ -52,7 +52,7 @@ impl Context {
     ///
     /// `EINVAL` for an envelope of something else, `EXDEV` for one of another device or context,
     /// `ENOENT` if there is no such memory, `ESTALE` if it is another one; `ENOMEM` without address
-    /// space left.
+    /// space left; `EOPNOTSUPP` before Linux 5.13, and for memory for flow steering (ICM).
     #[doc(alias = "ibv_import_dm")]
     pub fn import_dm(&self, envelope: &Envelope) -> Result<Imported<DeviceMemory>> {
         const VERB: &str = "import_dm";
