@@ -113,18 +113,22 @@ fn script(vm: &mut Vm, text: &str) -> Result<String> {
     }
 }
 
-/// Live objects of both functions, and pages that the driver gave to the device.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// Objects of both functions, and pages that the driver gave to the device.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct DeviceUsage {
     objects: [BTreeMap<String, usize>; 2],
+    /// What the driver had not destroyed when it last ended.
+    left: [BTreeMap<String, usize>; 2],
     pages: [usize; 2],
 }
 
 impl DeviceUsage {
     fn of(vm: &Vm) -> Result<Self> {
-        let mut usage = Self { objects: emulator_check::living(vm)?, pages: [0; 2] };
+        let mut usage = Self::default();
         let mut control = vm.control()?;
         for function in 0..2 {
+            [usage.objects[function], usage.left[function]] =
+                emulator_check::living_and_left(vm, function)?;
             match control.ask(&ControlRequest::Pages { function })? {
                 Reply::Pages { held } => usage.pages[function] = held,
                 other => bail!("pages of function {function}: {other:?}"),
@@ -152,14 +156,17 @@ impl DeviceUsage {
         kinds
     }
 
-    /// Whether the device has no objects and no pages, as it must be without a driver.
+    /// Whether the device has no objects and no pages, as it must be without a driver, and the driver destroyed all
+    /// objects itself.
     fn is_empty(&self) -> bool {
         (0..2).all(|function| self.is_empty_of(function))
     }
 
     /// The same of one function.
     fn is_empty_of(&self, function: usize) -> bool {
-        self.objects[function].values().all(|count| *count == 0) && self.pages[function] == 0
+        let objects = [&self.objects[function], &self.left[function]];
+        objects.iter().all(|kinds| kinds.values().all(|count| *count == 0))
+            && self.pages[function] == 0
     }
 }
 
@@ -374,7 +381,8 @@ mod tests {
             let kinds = [("QP", qps), ("mkey", mkeys), (CACHED_MKEY, cached)];
             let function = BTreeMap::from(kinds.map(|(kind, count)| (kind.to_owned(), count)));
             let objects = [function.clone(), function];
-            (DeviceUsage { objects, pages: [pages; 2] }, resources.to_owned())
+            let usage = DeviceUsage { objects, pages: [pages; 2], ..DeviceUsage::default() };
+            (usage, resources.to_owned())
         };
         let most = FirmwarePages::most(2 + 5 + 1);
         let before = counts(2, 5, 1, most - 28, "pd 1");
