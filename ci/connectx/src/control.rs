@@ -5,7 +5,7 @@
 //!
 //! ```text
 //! {"do":"objects","function":0}
-//! {"answer":"objects","counts":{"PD":3,"QP":1}}
+//! {"answer":"objects","counts":{"PD":3,"QP":1},"left":{}}
 //! ```
 
 use std::collections::BTreeMap;
@@ -167,6 +167,8 @@ pub enum Reply {
     Objects {
         /// By kind.
         counts: BTreeMap<String, usize>,
+        /// By kind, those that the driver had not destroyed when it last ended. The function destroyed them then.
+        left: BTreeMap<String, usize>,
     },
     /// Host pages.
     Pages {
@@ -222,9 +224,10 @@ pub fn answer(fabric: &mut Fabric, request: &ControlRequest) -> Reply {
     let device = fabric.function(number).device_mut();
     match *request {
         ControlRequest::Objects { .. } => {
-            let counts = device.objects().counts();
-            let counts = counts.into_iter().map(|(kind, count)| (kind.to_owned(), count));
-            return Reply::Objects { counts: counts.collect() };
+            let named = |(kind, count): (&str, usize)| (kind.to_owned(), count);
+            let counts = device.objects().counts().into_iter().map(named).collect();
+            let left = device.left.iter().copied().map(named).collect();
+            return Reply::Objects { counts, left };
         }
         ControlRequest::Pages { .. } => return Reply::Pages { held: device.pages.held() },
         ControlRequest::Doorbells { .. } => {

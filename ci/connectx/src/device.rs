@@ -44,6 +44,8 @@ pub struct Device {
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
     pub(crate) now: u64,
+    /// The objects that the last TEARDOWN_HCA found, by kind: the driver should have destroyed them.
+    pub(crate) left: Vec<(&'static str, usize)>,
     /// Whether the driver has sent INIT_HCA.
     pub(crate) initialized: bool,
     /// Whether the function may access memory and raise interrupts.
@@ -77,6 +79,7 @@ impl Device {
             retry_timers: BTreeMap::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
+            left: vec![],
             initialized: false,
             bus_master: false,
             faults: InjectedFaults::default(),
@@ -87,7 +90,7 @@ impl Device {
     }
 
     /// Resets the function or its firmware. Guest memory, interrupts, the time, the recording and
-    /// injected faults stay. The memory in BAR0 stays mapped and is cleared.
+    /// injected faults stay, and what TEARDOWN_HCA found. The memory in BAR0 stays mapped and is cleared.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
         let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
@@ -97,6 +100,7 @@ impl Device {
         fresh.bar.clear();
         fresh.interrupts = vectors;
         fresh.now = self.now;
+        fresh.left = std::mem::take(&mut self.left);
         fresh.bus_master = self.bus_master;
         fresh.faults = std::mem::take(&mut self.faults);
         fresh.faults.reset();
@@ -113,6 +117,10 @@ impl Device {
             self.objects.counts().into_iter().filter(|(_, count)| *count > 0).collect();
         if !left.is_empty() {
             log::warn!("function {} is torn down with {left:?}", self.options.number);
+        }
+        // DISABLE_HCA follows TEARDOWN_HCA, and finds nothing.
+        if self.initialized {
+            self.left = left;
         }
         self.initialized = false;
         self.pages.set_running(false);

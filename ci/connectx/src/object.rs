@@ -108,6 +108,7 @@ impl Objects {
 
     /// How many objects there are, by kind.
     pub fn counts(&self) -> Vec<(&'static str, usize)> {
+        let cached = self.cached_mkeys();
         vec![
             (self.uars.kind(), self.uars.len()),
             (self.uctxs.kind(), self.uctxs.len()),
@@ -117,7 +118,8 @@ impl Objects {
             (self.transport_domains.kind(), self.transport_domains.len()),
             (self.q_counters.kind(), self.q_counters.len()),
             (self.flow_counters.kind(), self.flow_counters.len()),
-            (self.mkeys.kind(), self.mkeys.len()),
+            (self.mkeys.kind(), self.mkeys.len() - cached),
+            ("cached mkey", cached),
             (self.eqs.kind(), self.eqs.len()),
             (self.cqs.kind(), self.cqs.len()),
             (self.qps.kind(), self.qps.len()),

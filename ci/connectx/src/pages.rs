@@ -38,15 +38,24 @@ impl FirmwarePages {
         self.requested = false;
     }
 
+    /// The most pages that firmware holds with this number of objects. It offers further ones back.
+    pub fn most(objects: usize) -> usize {
+        Self::needed(objects) + SPARE[2]
+    }
+
+    fn needed(objects: usize) -> usize {
+        BOOT_PAGES + INIT_PAGES + objects.div_ceil(OBJECTS)
+    }
+
     /// How many pages to ask for with this number of objects; a negative number offers pages back.
     pub fn wanted(&mut self, objects: usize) -> Option<i32> {
         if !self.running || self.requested {
             return None;
         }
-        let [least, middle, most] = SPARE;
-        let needed = BOOT_PAGES + INIT_PAGES + objects.div_ceil(OBJECTS);
+        let [least, middle, _] = SPARE;
+        let needed = Self::needed(objects);
         let held = self.held.len();
-        if held >= needed + least && held <= needed + most {
+        if held >= needed + least && held <= Self::most(objects) {
             return None;
         }
         self.requested = true;

@@ -2,6 +2,7 @@
 
 mod driver;
 
+use connectx::control::{ControlRequest, Reply, answer};
 use connectx::function::Region;
 use driver::Driver;
 use driver::pair::{Pair, code};
@@ -43,6 +44,23 @@ fn teardown_destroys_all_objects_until_init_hca() {
         p.driver.run_command(opcode::INIT_HCA, &[0; 16]).unwrap();
         p.driver.run_command(opcode::ALLOC_PD, &[0; 16]).unwrap();
     }
+}
+
+#[test]
+fn what_teardown_found_is_told_until_the_next_driver_ends() {
+    let left = |driver: &mut Driver| {
+        let reply = answer(&mut driver.fabric, &ControlRequest::Objects { function: 0 });
+        let Reply::Objects { left, .. } = reply else { panic!("{reply:?}") };
+        left
+    };
+    let mut p = Pair::new();
+    assert!(left(&mut p.driver).is_empty(), "the driver lives");
+    p.driver.run_command(opcode::TEARDOWN_HCA, &[0; 16]).unwrap();
+    let found = left(&mut p.driver);
+    assert_eq!(found.get("QP"), Some(&2), "{found:?}");
+    p.driver.run_command(opcode::DISABLE_HCA, &[0; 16]).unwrap();
+    p.driver.fabric.function(0).device_mut().reset();
+    assert_eq!(left(&mut p.driver), found);
 }
 
 /// The number of a new object would be lost, so nobody could destroy it.

@@ -130,6 +130,8 @@ mod tests {
         assert_eq!(pages.wanted(8 * 14), Some(13));
         let more: Vec<u64> = (200..250).map(|page| page << 12).collect();
         manage_pages(&mut pages, &command(GIVE, &more, 50), 16).unwrap();
+        assert_eq!(pages.held(), FirmwarePages::most(8 * (147 - 80 - 32)));
+        assert_eq!(pages.wanted(8 * (147 - 80 - 32)), None, "as many as firmware keeps");
         assert_eq!(pages.wanted(0), Some(16 - 67));
         manage_pages(&mut pages, &command(TAKE, &[], 51), 16 + 51 * 8).unwrap();
         assert_eq!(pages.wanted(0), None);

@@ -7,6 +7,7 @@ use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 use super::Objects;
+use super::table::KERNEL;
 use crate::cost::Cost;
 
 /// `qpn` of an mkey that is not bound to a queue pair.
@@ -112,6 +113,13 @@ impl Mkey {
 }
 
 impl Objects {
+    /// How many mkeys are in the cache of a driver. mlx5_ib keeps the mkey of a deregistered region for a later one: it
+    /// makes the mkey free, and moves it to a PD of the kernel.
+    pub(crate) fn cached_mkeys(&self) -> usize {
+        let of_kernel = |mkey: &Mkey| self.pds.owner(mkey.context.get32(mkc::pd)) == KERNEL;
+        self.mkeys.iter().filter(|(_, mkey)| mkey.is_free() && of_kernel(mkey)).count()
+    }
+
     /// Finds the address ranges of an access, or the reason why it is not allowed.
     pub(crate) fn resolve(&self, access: Access) -> Result<Vec<DmaRange>, String> {
         let mut walk = Walk { ranges: vec![], cost: &self.cost };
@@ -367,6 +375,7 @@ impl Mkey {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::object::domain::Domain;
 
     fn objects() -> Objects {
         let mut context = Bits::<mkc, _>::new(vec![0; 64]);
@@ -383,6 +392,24 @@ mod tests {
         let mut objects = Objects::new();
         objects.mkeys.insert(Mkey { context, translation }).unwrap();
         objects
+    }
+
+    #[test]
+    fn a_free_mkey_of_a_kernel_pd_counts_as_cached() {
+        let mut objects = Objects::new();
+        let kernels = objects.pds.insert(Domain).unwrap();
+        let users = objects.pds.insert_owned(7, Domain).unwrap();
+        for (pd, free) in [(kernels, 0), (users, 0), (users, 1), (kernels, 1)] {
+            let mut context = Bits::<mkc, _>::new(vec![0; 64]);
+            context.set(mkc::pd, pd.into());
+            context.set(mkc::free, free);
+            objects.mkeys.insert(Mkey { context, translation: vec![] }).unwrap();
+        }
+        let counts = objects.counts();
+        assert!(
+            counts.contains(&("mkey", 3)) && counts.contains(&("cached mkey", 1)),
+            "{counts:?}"
+        );
     }
 
     const GOOD: Access = Access {
