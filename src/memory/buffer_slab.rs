@@ -139,7 +139,7 @@ impl<K, N> BufferSlab<K, N> {
         loop {
             let head = self.heads.get((free as u32).checked_sub(1)? as usize)?;
             let next = head.next.load(Ordering::Relaxed);
-            let changed = ((free >> 32) + 1) << 32 | u64::from(next);
+            let changed = list_after(free, next);
             // Acquire pairs with the Release of `give_back`, which orders what the last owner did.
             match self.free.compare_exchange_weak(
                 free,
@@ -163,7 +163,7 @@ impl<K, N> BufferSlab<K, N> {
         let mut free = self.free.load(Ordering::Relaxed);
         loop {
             head.next.store(free as u32, Ordering::Relaxed);
-            let changed = ((free >> 32) + 1) << 32 | u64::from(head.index + 1);
+            let changed = list_after(free, head.index + 1);
             match self.free.compare_exchange_weak(
                 free,
                 changed,
@@ -175,6 +175,12 @@ impl<K, N> BufferSlab<K, N> {
             }
         }
     }
+}
+
+/// The list of free buffers after a change of `list`: it begins with `first`, an index plus one, or is empty with 0.
+#[inline]
+fn list_after(list: u64, first: u32) -> u64 {
+    ((list >> 32) + 1) << 32 | u64::from(first)
 }
 
 /// The only owner of a buffer.
@@ -323,6 +329,7 @@ impl<K, N> fmt::Debug for BufferSlab<K, N> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::memory::region::Backing;
 
     fn slab(size: u32, count: u32) -> Arc<BufferSlab<(), ()>> {
         let pages = SlabPages::new(4096, None).unwrap();
@@ -339,6 +346,7 @@ mod tests {
         }
         for (n, buffer) in buffers.iter().enumerate() {
             assert!(buffer.bytes().iter().all(|byte| *byte == n as u8 + 1));
+            assert_eq!(buffer.address(), buffer.bytes().as_ptr().addr() as u64);
         }
         let address = buffers[1].address();
         buffers.remove(1);
@@ -356,6 +364,8 @@ mod tests {
         let other = one.clone();
         let one = one.unshare().err().unwrap();
         assert_eq!(other.bytes()[0], 9);
+        let addresses = [one.address(), other.address()];
+        assert_eq!(addresses, [other.bytes().as_ptr().addr() as u64; 2]);
         drop(other);
         let mut buffer = one.unshare().ok().unwrap();
         buffer.bytes_mut()[0] = 8;
@@ -370,6 +380,38 @@ mod tests {
         assert!(BufferSlab::new(&pages, 64, 65, (), ()).is_none());
         assert!(BufferSlab::new(&pages, u32::MAX, u32::MAX - 1, (), ()).is_none());
         assert!(BufferSlab::new(&pages, 64, 0, (), ()).unwrap().take().is_none());
+    }
+
+    #[test]
+    fn the_region_of_the_pages_contains_every_buffer() {
+        let pages = SlabPages::new(10_000, None).unwrap();
+        let slab = BufferSlab::new(&pages, 100, 100, (), ()).unwrap();
+        let region = Backing::own(pages);
+        let buffers: Vec<_> = std::iter::from_fn(|| slab.take()).collect();
+        let first = buffers.iter().map(SlabBuffer::address).min();
+        let last = buffers.iter().map(SlabBuffer::address).max();
+        assert_eq!((first, region.reach()), (Some(region.address()), 10_000));
+        assert_eq!(last, Some(region.address() + 9_900));
+    }
+
+    /// A thread that read the list before must not take its first buffer as if nothing had happened: that buffer's
+    /// successor may be in use.
+    #[test]
+    fn a_list_that_was_changed_and_looks_the_same_compares_unequal() {
+        let slab = slab(64, 2);
+        let mut seen = std::collections::HashSet::new();
+        let mut is_new = || seen.insert(slab.free.load(Ordering::Relaxed));
+        assert!(is_new());
+        for _ in 0..3 {
+            let buffers = [slab.take().unwrap(), slab.take().unwrap()];
+            for buffer in buffers {
+                assert!(is_new());
+                drop(buffer);
+            }
+            assert!(is_new());
+            drop(slab.take());
+            assert!(is_new());
+        }
     }
 
     #[test]

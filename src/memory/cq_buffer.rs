@@ -75,8 +75,8 @@ impl CqBuffer {
         Cqe { core, ring: PhantomData }
     }
 
-    /// Copies the CQE `from` of another ring, of the same size, to `to`, all but the byte that
-    /// says whose it is; that one becomes `owner`.
+    /// Copies the CQE `from` of another ring, of the same size, to `to`. The byte that says whose it is becomes
+    /// `owner`.
     pub(crate) fn take_over(&self, to: u32, other: &CqBuffer, from: u32, owner: u8) {
         if self.shift != other.shift {
             return;
@@ -89,7 +89,7 @@ impl CqBuffer {
         let source = unsafe { from.core.sub(before) };
         // SAFETY: both are whole CQEs, of two memories or of two places in one; the device
         // writes neither: one is ours to consume, the other not yet known to it.
-        unsafe { source.copy_to(target, before + CORE - 1) };
+        unsafe { source.copy_to(target, self.size()) };
         to.set_owner(owner);
     }
 }
@@ -415,5 +415,55 @@ mod tests {
         assert!(short.at(0).front().is_none() && short.at(2).front().is_none());
         assert_eq!(short.at(1).front().unwrap()[7], 0, "a neighbour");
         assert!(memory.range(64, 64, 128).is_none(), "rings begin where the front is inside");
+    }
+
+    #[test]
+    fn a_cqe_that_is_taken_over_is_whole_and_leaves_its_neighbours_alone() {
+        for size in [64, 128] {
+            let rings = [0x10, 0x20].map(|mark: u64| {
+                let memory = QueueMemory::page();
+                let raw = WqeSegments::new(memory.clone(), 0, 64).unwrap();
+                (0..64).for_each(|unit| raw.write(unit, [mark, u64::from(unit)]));
+                (CqBuffer::new(memory, 4, size).unwrap(), raw)
+            });
+            let [(new, raw), (old, other)] = &rings;
+            let units = (size / 16) as u32;
+            // Both are taken modulo the ring.
+            new.take_over(7, old, 6, 0x85);
+            for unit in 0..64 {
+                let mut expected = [0x10, u64::from(unit)];
+                if unit / units == 3 {
+                    expected = [0x20, u64::from(unit - units)];
+                }
+                if unit == 4 * units - 1 {
+                    let mut last = expected[1].to_ne_bytes();
+                    last[7] = 0x85;
+                    expected[1] = u64::from_ne_bytes(last);
+                }
+                assert_eq!(raw.read(unit), expected, "{unit} of {size}");
+                assert_eq!(other.read(unit), [0x20, u64::from(unit)]);
+            }
+        }
+        let [short, long] =
+            [64, 128].map(|size| CqBuffer::new(QueueMemory::page(), 4, size).unwrap());
+        short.at(0).set_be32::<0>(1);
+        long.take_over(0, &short, 0, 9);
+        assert_eq!((long.at(0).be32::<0>(), long.at(0).owner()), (0, 0), "of another size");
+    }
+
+    #[test]
+    fn a_reader_goes_on_only_past_what_its_caller_takes() {
+        let cqes = CqBuffer::new(QueueMemory::page(), 2, 64).unwrap();
+        (0..2).for_each(|at| cqes.at(at).set_be32::<0>(at + 1));
+        let mut reader = CqReader::new(cqes, 0);
+        for (consumed, number) in [1, 2, 1, 2, 1].into_iter().enumerate() {
+            assert_eq!(reader.consume(|_| None::<u32>), None);
+            assert_eq!(reader.consumer(), consumed as u32);
+            assert_eq!(reader.consume(|cqe| Some(cqe.be32::<0>())), Some(number));
+            assert_eq!(
+                (reader.consumer(), reader.last().be32::<0>()),
+                (consumed as u32 + 1, number)
+            );
+        }
     }
 }

@@ -197,6 +197,9 @@ mod tests {
         let record = Arc::new(record);
         record.word::<0>().set(1 << 31);
         assert_eq!(record.get(0), 1 << 31);
+        // By this memory a command names the record's dma-buf.
+        assert_eq!(record.memory().map(QueueMemory::addr), Some(record.addr()));
+        assert!(DoorbellPages::new().unwrap().alloc().unwrap().memory().is_none());
         let mut short = [0u64; 1];
         let base = NonNull::from(&mut short).cast();
         // SAFETY: the array outlives the memory, which is dropped at the end of the statement.

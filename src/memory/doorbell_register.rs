@@ -317,3 +317,36 @@ unsafe fn store_segment(place: *mut [u64; 2], segment: [u64; 2]) {
         unsafe { place.write_volatile(second) };
     }
 }
+
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
+
+    #[test]
+    fn a_thread_that_finds_the_register_locked_waits_and_then_has_it_alone() {
+        let mapping = FakeMapping::new("register", 4096).map(4096, Epoch::current().unwrap());
+        let register = DoorbellRegister::new(Arc::new(mapping.unwrap()), 0, 0).unwrap();
+        let (begun, had) = (AtomicBool::new(false), AtomicBool::new(false));
+        std::thread::scope(|scope| {
+            let held = register.hold();
+            let other = scope.spawn(|| {
+                begun.store(true, Ordering::Relaxed);
+                let held = register.hold();
+                had.store(true, Ordering::Relaxed);
+                assert!(register.held.load(Ordering::Relaxed), "nobody else gets it meanwhile");
+                drop(held);
+            });
+            while !begun.load(Ordering::Relaxed) {
+                std::thread::yield_now();
+            }
+            // Time for a thread that does not wait.
+            std::thread::sleep(std::time::Duration::from_millis(20));
+            assert!(!had.load(Ordering::Relaxed));
+            drop(held);
+            other.join().unwrap();
+        });
+        assert!(had.load(Ordering::Relaxed) && !register.held.load(Ordering::Relaxed));
+    }
+}

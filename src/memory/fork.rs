@@ -182,6 +182,21 @@ mod tests {
         assert!(elsewhere.is_over());
     }
 
+    #[cfg(feature = "tokio")]
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_value_is_dropped_by_the_process_that_made_it_and_no_other() {
+        let value = std::rc::Rc::new(());
+        let mut owned = Some(OwnedHere::new(value.clone()).unwrap());
+        in_child(|| {
+            drop(owned.take());
+            assert_eq!(std::rc::Rc::strong_count(&value), 2);
+        });
+        assert_eq!(std::rc::Rc::strong_count(owned.as_ref().unwrap()), 2);
+        drop(owned);
+        assert_eq!(std::rc::Rc::strong_count(&value), 1);
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn no_epoch_repeats_along_a_line_of_descent() {

@@ -292,10 +292,11 @@ impl<P> LoanTable<P> {
         Some(first)
     }
 
-    /// Takes back the first unsignaled loan from `at` on and before `end`, and advances `at` past it.
+    /// Takes back the first unsignaled loan from `at` on and before `end`, and advances `at` past it. `at` begins
+    /// as what [`first_covered`](Self::first_covered) found for the loan `end`.
     #[cold]
     pub(crate) fn take_back_covered(&self, at: &mut u64, end: u64) -> Option<ReturnedLoan<'_, P>> {
-        while (*at ^ end) >> FLAG_BITS != 0 {
+        while *at != end {
             let slot = self.slot(*at);
             let state = slot.state.load(Ordering::Relaxed);
             let unsignaled =
@@ -334,12 +335,9 @@ impl<P> LoanTable<P> {
     }
 
     /// Whether a slot's state is the `wr_id` of a loan that was not posted; `next` is the first such `wr_id`.
-    /// The counts of two successive loans differ by at most one round of the table, which limits how far ahead
-    /// of `next` such a `wr_id` can be.
-    fn is_unposted(&self, state: u64, next: u64) -> bool {
-        let round = self.slots.len() as u64;
-        let end = round.saturating_mul(round).min(1 << (u64::BITS - 1 - FLAG_BITS)) << FLAG_BITS;
-        state & NOT_LENT == 0 && state.wrapping_sub(next & !COVERS) < end
+    /// Counts wrap: half of them are ahead of `next`, and those of posted loans are behind it.
+    fn is_unposted(state: u64, next: u64) -> bool {
+        state & NOT_LENT == 0 && state.wrapping_sub(next & !COVERS) as i64 >= 0
     }
 
     /// Takes back and drops the loans from `next` on, which were not posted.
@@ -348,7 +346,7 @@ impl<P> LoanTable<P> {
     fn drop_unposted(&self, next: u64) {
         for slot in self.lendable_slots() {
             let state = slot.state.load(Ordering::Relaxed);
-            if self.is_unposted(state, next) {
+            if Self::is_unposted(state, next) {
                 drop(slot.take_back(state));
             }
         }

@@ -102,6 +102,15 @@ mod tests {
         assert_eq!(page.len(), 4096);
     }
 
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn a_page_is_inherited_in_a_child_and_nowhere_else() {
+        let epoch = Epoch::current().unwrap();
+        let page = MmioPage::new(FakeMapping::new("page", 4096).map(4096, epoch).unwrap());
+        crate::memory::fork::in_child(|| assert!(page.is_inherited()));
+        assert!(!page.is_inherited());
+    }
+
     #[cfg(not(loom))]
     #[test]
     fn a_store_is_behind_memory_and_in_front_of_the_next() {

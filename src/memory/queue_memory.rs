@@ -243,6 +243,34 @@ mod tests {
         }
     }
 
+    /// Of a shared chunk, of a mapping of its own, and of an allocator.
+    #[test]
+    #[cfg_attr(miri, ignore = "it forks")]
+    fn memory_that_a_child_drops_stays_mapped_and_is_not_given_back() {
+        static RELEASED: AtomicUsize = AtomicUsize::new(0);
+        for length in [1, 1 << 17] {
+            let mut memory = Some(QueueMemory::pages(length).unwrap());
+            let base = memory.as_ref().unwrap().base;
+            crate::memory::fork::in_child(|| {
+                drop(memory.take());
+                // A guard of the parent's may still read it. The kernel ends the child if it is not mapped.
+                // SAFETY: inside the memory, which the child never unmaps.
+                assert_eq!(unsafe { base.read_volatile() }, 0);
+            });
+        }
+        let mut buffer = [0u64; 8];
+        let base = NonNull::from(&mut buffer).cast();
+        let release = Box::new(|_: NonNull<u8>| _ = RELEASED.fetch_add(1, Ordering::Relaxed));
+        // SAFETY: the array outlives the memory.
+        let mut memory = Some(unsafe { QueueMemory::custom(base, 64, release) }.unwrap());
+        crate::memory::fork::in_child(|| {
+            drop(memory.take());
+            assert_eq!(RELEASED.load(Ordering::Relaxed), 0);
+        });
+        drop(memory);
+        assert_eq!(RELEASED.load(Ordering::Relaxed), 1);
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_finds_zeros_and_releases_nothing() {

@@ -471,9 +471,7 @@ unsafe fn transfer<const TO_SHARED: bool>(shared: *mut u8, own: *mut u8, length:
 /// `left`, which is not 0.
 #[inline]
 fn width(address: usize, left: usize) -> usize {
-    let aligned = address | 8;
-    let lowest = 1 << aligned.trailing_zeros();
-    lowest.min(1 << left.min(8).ilog2())
+    1 << address.trailing_zeros().min(left.min(8).ilog2())
 }
 
 /// # Safety

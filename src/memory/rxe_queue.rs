@@ -204,3 +204,61 @@ impl ProducerWatch {
         self.mask
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
+
+    /// A file whose header describes `mask + 1` elements of `1 << log2` bytes.
+    fn file(log2: u32, mask: u32) -> FakeMapping {
+        let file = FakeMapping::new("ring", HEADER + 1024);
+        file.write(LOG2_ELEM_SIZE as u64, &log2.to_ne_bytes());
+        file.write(INDEX_MASK as u64, &mask.to_ne_bytes());
+        file
+    }
+
+    fn ring(file: &FakeMapping, length: usize, element: usize) -> Option<RxeQueue> {
+        RxeQueue::new(file.map(length, Epoch::current().unwrap()).unwrap(), element)
+    }
+
+    #[test]
+    fn a_ring_that_does_not_fit_into_its_mapping_is_refused() {
+        for (log2, mask) in [(6, 7), (7, 3), (9, 0)] {
+            let (file, all) = (file(log2, mask), HEADER + ((mask as usize + 1) << log2));
+            let queue = ring(&file, all, 1 << log2).expect("it fits");
+            assert_eq!((queue.capacity(), queue.watch().mask()), (mask, mask));
+            assert!(ring(&file, all - 1, 1 << log2).is_none(), "one byte less");
+            assert!(ring(&file, all, (1 << log2) + 1).is_none(), "too short an element");
+        }
+        for (log2, mask) in [(6, 6), (usize::BITS, 0), (63, 1), (u32::MAX, 1), (0, u32::MAX)] {
+            assert!(ring(&file(log2, mask), HEADER + 1024, 0).is_none(), "{log2} {mask}");
+        }
+        let file = file(0, 0);
+        assert!(ring(&file, HEADER - 1, 0).is_none() && ring(&file, HEADER, 0).is_none());
+        assert!(ring(&file, HEADER + 1, 1).is_some());
+    }
+
+    #[test]
+    fn an_element_is_written_and_read_to_its_end_and_no_byte_beyond() {
+        let file = file(4, 3);
+        let queue = ring(&file, HEADER + 64, 16).unwrap();
+        let at = |element: u64| HEADER as u64 + 16 * element;
+        // Indices are taken modulo the ring.
+        assert!(queue.write(5, 0, &[1u8; 16]) && queue.write(6, 12, &[2u8; 4]));
+        assert_eq!(queue.read::<[u8; 16]>(1), Some([1; 16]));
+        let refused = [
+            queue.write(0, 0, &[9u8; 17]),
+            queue.write(0, 13, &[9u8; 4]),
+            queue.write(0, 17, &[9u8; 0]),
+            queue.write(0, usize::MAX, &[9u8; 4]),
+        ];
+        assert_eq!((refused, queue.read::<[u8; 17]>(3)), ([false; 4], None));
+        assert!(queue.write(0, 16, &[9u8; 0]), "nothing fits at the end");
+        let elements = [0, 1, 2, 3].map(|element| file.read(at(element), 16));
+        let mut third = [0; 16];
+        third[12..].fill(2);
+        assert_eq!(elements, [[0; 16], [1; 16], third, [0; 16]]);
+    }
+}

@@ -52,3 +52,24 @@ pub(crate) fn of_memfd(
     // SAFETY: the kernel reads the struct, and changes no memory of this process.
     unsafe { ioctl(maker, UdmabufCreate(create)) }
 }
+
+#[cfg(test)]
+mod tests {
+    /// `linux/udmabuf.h`: `_IOW('u', 0x42, struct udmabuf_create)`, whose fields lie at 0, 4, 8 and 16.
+    #[test]
+    fn the_kernel_gets_the_request_in_its_own_layout() {
+        // The device suite has this file, too, and compiles no unit tests.
+        use super::*;
+        let (memfd, size) = (0x0102_0304, 0x1112_1314_1516_1718);
+        let mut ioctl = UdmabufCreate(udmabuf_create { memfd, flags: CLOEXEC, offset: 4096, size });
+        #[cfg(any(target_arch = "x86_64", target_arch = "aarch64"))]
+        assert_eq!(ioctl.opcode(), 0x4018_7542);
+        let mut expected = Vec::from(memfd.to_ne_bytes());
+        expected.extend(1u32.to_ne_bytes());
+        expected.extend([4096, size].map(u64::to_ne_bytes).as_flattened());
+        assert_eq!(size_of::<udmabuf_create>(), expected.len());
+        let seen = ioctl.as_ptr().cast::<[u8; 24]>();
+        // SAFETY: the ioctl's own struct, which has 24 bytes without padding.
+        assert_eq!(unsafe { seen.read() }.as_slice(), expected);
+    }
+}

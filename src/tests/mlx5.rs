@@ -64,13 +64,20 @@ fn opening_fails_at_every_step_without_a_trace() {
     }
 }
 
+/// The parent domain's number, that of its protection domain, and the device.
+type Asker = (u64, u32, String);
+
+fn asker(view: &DomainView<'_>) -> Asker {
+    (view.pd_context(), view.handle(), view.device().to_string())
+}
+
 /// An allocator that counts what it lent.
 #[derive(Debug, Default)]
 struct Counted {
     lent: AtomicUsize,
     freed: AtomicUsize,
-    /// Address and layout, for what, and of which domain.
-    boxes: Mutex<Vec<(usize, Layout, ResourceType, u64)>>,
+    /// Address and layout, for what, and on whose behalf.
+    boxes: Mutex<Vec<(usize, Layout, ResourceType, Asker)>>,
     /// The freed buffers, oldest first.
     back: Mutex<Vec<ResourceType>>,
 }
@@ -92,7 +99,7 @@ unsafe impl QueueAllocator for Counted {
         };
         // SAFETY: just allocated.
         unsafe { memory.as_ptr().write_bytes(0xa5, layout.size()) };
-        let lent = (memory.as_ptr() as usize, layout, resource, view.pd_context());
+        let lent = (memory.as_ptr() as usize, layout, resource, asker(view));
         self.boxes.lock().unwrap().push(lent);
         self.lent.fetch_add(1, Ordering::Relaxed);
         Allocation::Memory(memory)
@@ -109,7 +116,7 @@ unsafe impl QueueAllocator for Counted {
         let mut boxes = self.boxes.lock().unwrap();
         let at = boxes.iter().position(|(address, ..)| *address == memory.as_ptr() as usize);
         let (_, lent, kind, of) = boxes.remove(at.expect("memory that was lent"));
-        let back = (layout, resource, view.pd_context());
+        let back = (layout, resource, asker(view));
         assert_eq!((lent, kind, of), back, "memory comes back as it was asked for");
         // SAFETY: allocated above with this layout.
         unsafe { std::alloc::dealloc(memory.as_ptr(), layout) };
@@ -546,17 +553,23 @@ fn a_panic_in_an_allocator_leaves_nothing() {
 #[test]
 fn domains_that_share_an_allocator_are_told_apart() {
     let bench = Bench::new();
-    let domain = |number| {
-        let builder = bench.pd.parent_domain_builder().pd_context(number);
+    let second = bench.context.alloc_pd().unwrap();
+    let domain = |pd: &ProtectionDomain, number| {
+        let builder = pd.parent_domain_builder().pd_context(number);
         builder.allocator(bench.memory.clone()).build().unwrap()
     };
-    let asked =
-        || -> Vec<u64> { bench.memory.boxes.lock().unwrap().iter().map(|lent| lent.3).collect() };
-    let (one, other) = (domain(7), domain(8));
+    let asked = || -> Vec<Asker> {
+        bench.memory.boxes.lock().unwrap().iter().map(|lent| lent.3.clone()).collect()
+    };
+    let (one, other) = (domain(&bench.pd, 7), domain(&second, 8));
     let cq = bench.context.cq_builder(10).parent_domain(&one).build().unwrap();
     let qp = other.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
     let srq = bench.domain.srq_builder(10).build().unwrap();
-    assert_eq!(asked(), [7, 7, 8, 8, 0, 0], "a queue and its doorbell record each");
+    // A queue and its doorbell record each.
+    let expected = [(7, &bench.pd), (8, &second), (0, &bench.pd)];
+    let expected = expected.map(|(number, pd)| (number, pd.handle(), "mlx5_0".to_string()));
+    assert_eq!(asked(), expected.each_ref().map(|of| [of.clone(), of.clone()]).as_flattened());
+    assert_ne!(expected[0].1, expected[1].1);
     drop((qp, srq, cq));
     assert_eq!((asked(), bench.memory.outstanding(), bench.context.leaked()), (vec![], 0, 0));
 }

@@ -39,7 +39,7 @@ impl Arena {
     ///
     /// `EINVAL` for 0 bytes, `ENOMEM`.
     pub fn new(bytes: usize) -> Result<Self> {
-        Arena::of_pages(bytes, page_size(), anonymous)
+        Arena::of_pages(bytes, page_size().trailing_zeros(), anonymous)
     }
 
     /// An arena of at least `bytes`, in huge pages of 2 MiB: all doorbell records and most queues of a
@@ -52,7 +52,7 @@ impl Arena {
     pub fn huge_pages(bytes: usize) -> Result<Self> {
         const PAGE_BITS: u8 = 21;
         let map = |length| huge(length, PAGE_BITS);
-        Arena::of_pages(bytes, 1 << PAGE_BITS, map).map_err(|error| match error.errno() {
+        Arena::of_pages(bytes, PAGE_BITS.into(), map).map_err(|error| match error.errno() {
             Errno::NOMEM => error.detail(format!(
                 "{bytes} bytes in huge pages of 2 MiB, which \
                  /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages sets aside"
@@ -63,14 +63,14 @@ impl Arena {
 
     fn of_pages(
         bytes: usize,
-        page: usize,
+        page_bits: u32,
         map: impl FnOnce(usize) -> std::result::Result<Mapping, Errno>,
     ) -> Result<Self> {
         const VERB: &str = "make_arena";
         if bytes == 0 {
             return Err(Error::invalid(VERB, "an arena of 0 bytes"));
         }
-        let length = bytes.checked_next_multiple_of(page);
+        let length = bytes.checked_next_multiple_of(1 << page_bits);
         let mapping = length.ok_or(Errno::NOMEM).and_then(map);
         let mapping = mapping.map_err(|errno| Error::new(VERB, errno))?;
         let free = BTreeMap::from([(0, mapping.len())]);
@@ -194,6 +194,18 @@ mod tests {
             assert_eq!(Arena::new(asked).unwrap().len(), length);
         }
         assert_eq!(Arena::new(0).unwrap_err().errno(), Errno::INVAL);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it asks for huge pages")]
+    fn an_arena_without_huge_pages_names_the_file_that_sets_them_aside() {
+        assert_eq!(Arena::huge_pages(0).unwrap_err().errno(), Errno::INVAL);
+        // More than machines have.
+        for bytes in [1 << 46, usize::MAX] {
+            let error = Arena::huge_pages(bytes).unwrap_err();
+            assert_eq!(error.errno(), Errno::NOMEM);
+            assert!(error.message().contains("hugepages-2048kB/nr_hugepages"), "{error}");
+        }
     }
 
     #[test]

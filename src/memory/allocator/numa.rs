@@ -103,6 +103,56 @@ fn bind(mapping: &Mapping, node: u32) -> Result<(), Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::Bench;
+    use rustix::param::page_size;
+
+    /// What the kernel says of the mapping at `address`: `bind:0 anon=2 …`.
+    fn policy_at(address: usize) -> String {
+        let all = std::fs::read_to_string("/proc/self/numa_maps").unwrap();
+        let found = all.lines().find_map(|line| line.strip_prefix(&format!("{address:x} ")));
+        found.expect("a mapping of its own").to_string()
+    }
+
+    /// A node that this process may use.
+    fn allowed_node() -> u32 {
+        let status = std::fs::read_to_string("/proc/self/status").unwrap();
+        let nodes = status.lines().find_map(|line| line.strip_prefix("Mems_allowed_list:"));
+        let first = nodes.unwrap_or("0").trim().split(['-', ',']).next();
+        first.unwrap().parse().unwrap()
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it asks for a node's memory")]
+    fn all_pages_of_a_buffer_are_taken_at_once_and_of_the_node() {
+        let node = allowed_node();
+        // Some sandboxes forbid to bind memory, and some kernels cannot.
+        let probe = pages(1, 1).unwrap();
+        if let Err(Errno::PERM | Errno::NOSYS) = bind(&probe, node) {
+            return;
+        }
+        // Linux before 5.14 takes the pages when they are written.
+        let advice = Advice::LinuxPopulateWrite;
+        // SAFETY: the range is a mapping of this test's.
+        let populates = unsafe { madvise(probe.as_ptr().cast(), probe.len(), advice) }.is_ok();
+        // A neighbour with the same policy would make one mapping of both.
+        drop(probe);
+        let bench = Bench::new();
+        let domain = DomainView { domain: &*bench.pd.inner.kernel, pd_context: 0 };
+        let allocator = NumaNode::new(node);
+        let layout = Layout::from_size_align(3 * page_size(), 64).unwrap();
+        let resource = ResourceType::MLX5_CQ;
+        let allocation = allocator.alloc(&domain, layout, resource);
+        let Allocation::Memory(memory) = allocation else { panic!("{allocation:?}") };
+        let policy = policy_at(memory.addr().get());
+        assert!(policy.starts_with(&format!("bind:{node} ")), "{policy}");
+        assert!(!populates || policy.contains(&format!(" N{node}=3")), "{policy}");
+        assert_eq!(allocator.buffers(), 1);
+        // SAFETY: the allocator just returned it.
+        unsafe { allocator.free(&domain, memory, layout, resource) };
+        assert_eq!(allocator.buffers(), 0);
+        let nowhere = NumaNode::new(NODES as u32 - 1);
+        assert_eq!(nowhere.alloc(&domain, layout, resource), Allocation::Failed);
+    }
 
     #[test]
     fn a_mask_names_one_node_as_the_kernel_counts_them() {

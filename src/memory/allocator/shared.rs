@@ -69,12 +69,15 @@ impl SharedMemory {
     ///
     /// `ENOENT` where the kernel has no such device, `EACCES` without the right.
     pub fn dmabufs() -> Result<Self> {
-        let maker = File::options().read(true).write(true).open("/dev/udmabuf");
-        let maker = maker.map_err(|error| {
+        SharedMemory::dmabufs_by("/dev/udmabuf")
+    }
+
+    fn dmabufs_by(maker: &str) -> Result<Self> {
+        let file = File::options().read(true).write(true).open(maker).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::IO);
-            Error::new("open_udmabuf", errno).detail("/dev/udmabuf makes dma-bufs of memory")
+            Error::new("open_udmabuf", errno).detail(format!("{maker} makes dma-bufs of memory"))
         })?;
-        Ok(SharedMemory { maker: Some(maker), ..SharedMemory::default() })
+        Ok(SharedMemory { maker: Some(file), ..SharedMemory::default() })
     }
 
     /// The buffers that are in use, oldest first, with a descriptor of each.
@@ -163,7 +166,29 @@ unsafe impl QueueAllocator for SharedMemory {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tests::Bench;
     use rustix::io::pwrite;
+
+    /// A machine with encrypted memory could not use such a buffer.
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens a device")]
+    fn a_buffer_that_cannot_become_a_dma_buf_is_not_lent() {
+        let bench = Bench::new();
+        let domain = DomainView { domain: &*bench.pd.inner.kernel, pd_context: 0 };
+        let layout = Layout::from_size_align(64, 64).unwrap();
+        let ask = |of: &SharedMemory| of.alloc(&domain, layout, ResourceType::MLX5_CQ);
+        // It makes no dma-bufs.
+        let memory = SharedMemory::dmabufs_by("/dev/null").unwrap();
+        assert_eq!(ask(&memory), Allocation::Failed);
+        assert!(memory.buffers().unwrap().is_empty());
+        let error = SharedMemory::dmabufs_by("/dev/none").unwrap_err();
+        assert!(error.errno() == Errno::NOENT && error.message().contains("/dev/none"), "{error}");
+        // Not every machine has the device, and not every user may open it.
+        match SharedMemory::dmabufs() {
+            Ok(memory) => assert!(memory.maker.is_some()),
+            Err(error) => assert!(error.message().contains("/dev/udmabuf"), "{error}"),
+        }
+    }
 
     #[test]
     #[cfg_attr(miri, ignore = "it maps a file")]

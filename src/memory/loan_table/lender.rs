@@ -76,7 +76,7 @@ impl NextLoan {
             let slot = table.slot(wr_id);
             // Acquire as in `free_slot`.
             let mut state = slot.state.load(Ordering::Acquire);
-            if table.is_unposted(state, first) {
+            if LoanTable::<P>::is_unposted(state, first) {
                 table.drop_unposted(first);
                 self.undo();
                 state = slot.state.load(Ordering::Acquire);

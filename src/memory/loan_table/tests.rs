@@ -39,6 +39,32 @@ fn a_forged_wr_id_takes_nothing_back() {
     assert_eq!(lender.table().take(wr_id), Some(1));
 }
 
+/// The poller's short way takes back the loans that most requests are, and no other.
+#[test]
+fn the_short_way_finds_every_loan_without_flags_but_that_of_a_receive() {
+    let mut send = Lender::new(8, 0);
+    let table = send.table().clone();
+    let common = [send.lend(0).unwrap(), send.lend(1).unwrap()];
+    assert!(common.iter().all(|wr_id| !has_flags(*wr_id)));
+    assert_eq!(table.take_back_common(common[1]).map(ReturnedLoan::take), Some(1));
+    assert_eq!(table.take_back_common(common[0]).map(ReturnedLoan::take), Some(0));
+    let mut batch = send.begin();
+    let slot = batch.free_slot().unwrap().scoped();
+    let scoped = slot.wr_id();
+    slot.lend(2);
+    let unsignaled = batch.hold_unsignaled(3).unwrap();
+    let covering = batch.hold(4).unwrap();
+    batch.commit();
+    for (wr_id, n) in [(scoped, 2), (unsignaled, 3), (covering, 4)] {
+        assert!(has_flags(wr_id) && table.take_back_common(wr_id).is_none(), "{n}");
+        assert_eq!(table.take(wr_id), Some(n));
+    }
+    let mut receives = Lender::new(1, RECV);
+    let wr_id = receives.lend(5).unwrap();
+    assert!(has_flags(wr_id) && table.take_back_common(wr_id).is_none());
+    assert_eq!(receives.table().take_back_common(wr_id).map(ReturnedLoan::take), Some(5));
+}
+
 #[test]
 fn a_panic_does_not_keep_other_loans_from_being_reclaimed() {
     let mut lenders = [Lender::new(4, 0), Lender::new(4, 0)];

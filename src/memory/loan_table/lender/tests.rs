@@ -274,6 +274,71 @@ fn a_signaled_loan_covers_the_unsignaled_ones_before_it() {
     }
 }
 
+/// The tests above complete in order, where the loans of an earlier completion are gone already.
+#[test]
+fn a_completion_gives_back_no_loan_that_another_completion_covers() {
+    let mut lender = Lender::new(8, 0);
+    let table = lender.table().clone();
+    // Two signaled loans in a row: the second covers nothing.
+    let mut batch = lender.begin();
+    batch.hold_unsignaled(0).unwrap();
+    let [first, second] = [1, 2].map(|n| batch.hold(n).unwrap());
+    batch.commit();
+    assert_ne!(second & COVERS, 0, "it may cover some, as far as its `wr_id` says");
+    assert_eq!(covered(&table, second), Some(vec![2]));
+    assert_eq!(covered(&table, first), Some(vec![0, 1]));
+    // An unsignaled loan behind a signaled one that came back alone.
+    let mut batch = lender.begin();
+    let early = batch.hold_unsignaled(3).unwrap();
+    let first = batch.hold(4).unwrap();
+    batch.hold_unsignaled(5).unwrap();
+    let second = batch.hold(6).unwrap();
+    batch.commit();
+    assert_eq!(table.take(first), Some(4));
+    assert_eq!(covered(&table, second), Some(vec![5, 6]));
+    assert_eq!((table.take(early), lender.room()), (Some(3), 8));
+}
+
+/// An unsignaled request that fails has a completion of its own, and its slot is lent again while what the next
+/// completion covers is being taken back.
+#[test]
+fn a_completion_gives_back_no_newer_loan_in_a_slot_that_it_covers() {
+    let mut lender = Lender::new(4, 0);
+    let table = lender.table().clone();
+    let mut batch = lender.begin();
+    let failed = batch.hold_unsignaled(0).unwrap();
+    let last = batch.hold(1).unwrap();
+    batch.commit();
+    let mut at = table.first_covered(last).unwrap();
+    assert_eq!((at, table.take(failed)), (failed & !UNSIGNALED | COVERS, Some(0)));
+    (2..4).for_each(|n| _ = lender.lend(n).unwrap());
+    let mut batch = lender.begin();
+    let newer = batch.hold_unsignaled(4).unwrap();
+    batch.commit();
+    assert_eq!(newer - failed, 4 * STEP, "the same slot");
+    assert!(table.take_back_covered(&mut at, last).is_none());
+    assert_eq!((table.take(last), table.take(newer)), (Some(1), Some(4)));
+}
+
+/// Each loan is then almost a whole round ahead of the one before.
+#[test]
+fn a_dropped_batch_takes_its_loans_back_whatever_the_order_in_which_slots_came_back() {
+    for (count, begin) in [1, 2, 4, 7, 8].into_iter().flat_map(|n| [0, 5, !0].map(|b| (n, b))) {
+        let mut lender = Lender::new(count, 0).in_any_order();
+        lender.next.wr_id = begin << FLAG_BITS;
+        let payload = Arc::new(());
+        let early: Vec<u64> = (0..count).map(|_| lender.lend(payload.clone()).unwrap()).collect();
+        let table = lender.table().clone();
+        let mut batch = lender.begin();
+        for wr_id in early.iter().rev() {
+            assert!(table.take(*wr_id).is_some() && batch.hold(payload.clone()).is_ok());
+        }
+        drop(batch);
+        assert_eq!(Arc::strong_count(&payload), 1, "{count} from {begin}");
+        assert_eq!(lender.room(), count as usize, "{count} from {begin}");
+    }
+}
+
 #[test]
 fn an_unsignaled_loan_becomes_a_signaled_one_before_half_the_table_is_unsignaled() {
     for (count, most) in [(1, 0), (2, 0), (3, 1), (4, 1), (8, 3), (9, 4), (64, 31)] {
