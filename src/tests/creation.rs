@@ -229,8 +229,21 @@ fn raw_packets_are_refused_by_a_driver_that_has_none() {
     let before = script.live();
     let error = pd.qp_builder(cq, cq, QpType::RAW_PACKET).build().unwrap_err();
     assert!(error.is_unsupported());
+    assert_eq!(error.kernel_errno(), None, "the kernel was asked");
     assert!(error.message().contains("rxe0 has no queue pairs of type raw packet"), "{error}");
     assert_eq!(script.live(), before);
+}
+
+#[test]
+fn a_queue_pair_on_a_shared_receive_queue_has_no_receives_of_its_own() {
+    for script in [Script::new(), Script::mlx5()] {
+        let bench = Bench::on(script);
+        let srq = bench.pd.srq_builder(4).build().unwrap();
+        let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC);
+        let qp = builder.srq(&srq).max_recv_wr(9).max_recv_sge(2).build().unwrap();
+        let caps = qp.caps();
+        assert_eq!((caps.max_recv_wr, caps.max_recv_sge), (0, 0));
+    }
 }
 
 /// When the kernel flushes a queue it shows a completion before it frees the place of the request.

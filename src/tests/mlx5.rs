@@ -191,6 +191,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
         cq.resize(cqe).unwrap();
         assert!(kept(&cq), "resized to {cqe}");
         assert_eq!((bench.memory.outstanding(), cq.capacity()), (2, capacity));
+        assert_eq!(bench.script.object(cq.handle()).max_wr, capacity, "what the kernel was told");
     }
     assert_eq!(lent(), before + 3, "one for each that moved");
 }
@@ -240,6 +241,39 @@ fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     assert_eq!(bench.context.leaked(), 3);
     assert_eq!(bench.memory.outstanding(), 6);
     assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
+}
+
+/// Their sends and receives are in memory of their own.
+#[test]
+fn memory_of_raw_packets_stays_as_long_as_the_kernel_has_them() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let make =
+        || bench.domain.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_recv_wr(4).build().unwrap();
+    let qp = make();
+    assert_eq!(bench.memory.outstanding(), 3, "two queues and a doorbell record");
+    drop(qp);
+    assert_eq!(bench.memory.outstanding(), 0);
+    let qp = make();
+    bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
+    drop(qp);
+    assert_eq!((bench.memory.outstanding(), bench.context.leaked()), (3, 1));
+}
+
+/// A receive that lies in two pages of the device's would be written in part elsewhere.
+#[test]
+fn queues_begin_at_a_multiple_of_a_receive_s_size() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    for (sges, stride) in [(1, 16), (5, 128), (32, 512)] {
+        let builder = bench.domain.qp_builder(&cq, &cq, QpType::RC).max_recv_sge(sges);
+        let qp = builder.build().unwrap();
+        let layouts = bench.memory.boxes.lock().unwrap();
+        let queues = layouts.iter().find(|(.., kind, _)| *kind == ResourceType::MLX5_QP).unwrap();
+        assert!(queues.1.align() >= stride, "{sges} SGEs: {:?}", queues.1);
+        drop(layouts);
+        drop(qp);
+    }
 }
 
 #[test]
@@ -429,6 +463,11 @@ fn registers_are_dedicated_then_shared_then_recycled() {
         users[page(qp) as usize] += 1;
     }
     assert_eq!(users[8..14], [4; 6], "each register is shared by two");
+    // The next ones share the registers that have become free.
+    let mut shared = shared;
+    shared.retain(|qp| page(qp) != 8);
+    shared.extend((0..4).map(|_| qp()));
+    assert_eq!(shared[20..].iter().map(page).collect::<Vec<_>>(), [8; 4]);
     // A queue pair that goes leaves its register to the next one.
     let first = page(&own[0]);
     drop(own);
@@ -447,6 +486,23 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
     td.destroy().unwrap();
+}
+
+/// Two threads may ring it at once.
+#[test]
+fn a_queue_pair_rings_a_shared_register_under_its_lock() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let parts: Vec<_> = (0..6)
+        .map(|_| bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap().split())
+        .collect();
+    // Four registers are of one queue pair each.
+    let locks = parts.iter().map(|parts| {
+        let queue = format!("{:?}", parts.send);
+        assert!(queue.contains("owns_register: "), "{queue}");
+        queue.contains("owns_register: false")
+    });
+    assert_eq!(locks.collect::<Vec<_>>(), [false, false, false, false, true, true]);
 }
 
 #[test]
@@ -469,6 +525,24 @@ fn the_link_layer_of_a_port_is_queried_once() {
         let error = bench.pd.create_ah(&path).unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
         assert_eq!(counts(), [1, 2]);
+    }
+}
+
+/// The first flag is for receives; the other for reads and atomics, also if not all sends are signaled.
+#[test]
+fn data_in_completions_is_asked_for_in_both_directions() {
+    const UAR: u32 = 1 << 10;
+    const RECEIVED: u32 = 1 << 1;
+    const READ: u32 = 1 << 8;
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.cq_builder(16).build().unwrap();
+    for qp_type in [QpType::RC, QpType::UC] {
+        let make = || pd.qp_builder(&cq, &cq, qp_type);
+        let (plain, short) = (make().build().unwrap(), make().scatter_to_cqe().build().unwrap());
+        assert_eq!(script.object(plain.handle()).flags, UAR);
+        assert_eq!(script.object(short.handle()).flags, UAR | RECEIVED | READ);
     }
 }
 

@@ -211,11 +211,9 @@ impl QpTable {
         if self.qps.is_empty() {
             self.first = number;
         }
-        if number < self.first {
-            let before = (self.first - number) as usize;
-            self.qps.splice(0..0, (0..before).map(|_| None));
-            self.first = number;
-        }
+        let before = self.first.saturating_sub(number);
+        self.qps.splice(0..0, (0..before).map(|_| None));
+        self.first -= before;
         let at = (number - self.first) as usize;
         if self.qps.len() <= at {
             self.qps.resize_with(at + 1, || None);
@@ -338,6 +336,23 @@ mod tests {
         assert!(table.get(8).is_none());
         assert!([0, 201, 0xff_ffff].iter().all(|number| table.get(*number).is_none()));
         assert_eq!(table.get(9).unwrap().qpn(), 109);
+    }
+
+    /// As when earlier queue pairs move to the completion queue, or get an index that was free again.
+    #[test]
+    fn queue_pairs_are_found_whatever_the_order_of_their_indices() {
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let all: Vec<_> = (0..40).map(|_| shared_qp(&indices)).collect();
+        let mut attached = Vec::new();
+        for at in [20, 17, 25, 8, 0, 39, 1] {
+            members.attach(&all[at]);
+            table.apply_updates(&members, 0, 8);
+            attached.push(at);
+            for (at, qp) in all.iter().enumerate() {
+                let found = table.get(qp.index().number()).map(SharedQp::qpn);
+                assert_eq!(found, attached.contains(&at).then_some(qp.qpn()), "{at} {attached:?}");
+            }
+        }
     }
 
     #[test]
