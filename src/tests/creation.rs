@@ -246,6 +246,32 @@ fn a_queue_pair_on_a_shared_receive_queue_has_no_receives_of_its_own() {
     }
 }
 
+/// A driver of another ABI, or one that is wrong: requests would overlap.
+#[test]
+fn rings_whose_elements_are_too_small_for_their_sges_are_refused() {
+    let Bench { script, pd, cq, .. } = &Bench::new();
+    script.omit_sges();
+    let (live, mappings) = (script.live(), script.mappings());
+    let make = || pd.qp_builder(cq, cq, QpType::RC);
+    for builder in [make().max_send_sge(8), make().max_recv_sge(2)] {
+        assert_eq!(builder.build().unwrap_err().errno(), Errno::PROTO);
+        assert_eq!((script.live(), script.mappings()), (live.clone(), mappings));
+    }
+    // Elements have room for one SGE all the same, as they fill whole cache lines.
+    make().build().unwrap();
+}
+
+#[test]
+fn a_shared_receive_queue_that_was_resized_knows_how_many_it_holds() {
+    let bench = Bench::new();
+    let mut srq = bench.pd.srq_builder(4).build().unwrap();
+    srq.resize(20).unwrap();
+    let holds = srq.query().unwrap().max_wr;
+    assert!(holds >= 20);
+    let error = srq.set_limit(1000).unwrap_err();
+    assert!(error.message().contains(&format!("the queue holds {holds}")), "{error}");
+}
+
 /// When the kernel flushes a queue it shows a completion before it frees the place of the request.
 #[test]
 fn a_queue_of_rxe_has_a_place_more_than_is_reported() {
@@ -318,6 +344,8 @@ fn a_queue_pair_that_the_kernel_refuses_says_what_is_missing() {
         script.allow(Op::CREATE_QP);
         assert_eq!(error.kernel_errno(), Some(errno));
         assert!(error.message().contains(text), "{error}");
+        let strips = |text: &str| text.contains("strip VLAN tags");
+        assert_eq!(strips(error.message()), strips(text), "{error}");
     }
     script.refuse(Op::CREATE_QP, Errno::OPNOTSUPP);
     let error = domain.create_target().unwrap_err();

@@ -701,6 +701,8 @@ fn an_arena_gets_its_memory_back() {
 struct Parts {
     memory: Counted,
     offset: u64,
+    /// Memory for anything else is said to be of none.
+    only: Option<ResourceType>,
 }
 
 // SAFETY: as for the memory itself.
@@ -721,7 +723,13 @@ unsafe impl QueueAllocator for Parts {
         unsafe { self.memory.free(view, memory, layout, kind) }
     }
 
-    unsafe fn dmabuf(&self, _: NonNull<u8>) -> Option<DmaBufPart> {
+    unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+        let boxes = self.memory.boxes.lock().unwrap();
+        let (.., kind, _) =
+            boxes.iter().find(|(address, ..)| *address == memory.as_ptr() as usize)?;
+        if self.only.is_some_and(|only| only != *kind) {
+            return None;
+        }
         let file = std::fs::File::open("/dev/null").unwrap().into();
         Some(DmaBufPart { file, offset: self.offset })
     }
@@ -734,7 +742,7 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
     let domain = |offset| {
-        let parts = Arc::new(Parts { memory: Counted::default(), offset });
+        let parts = Arc::new(Parts { memory: Counted::default(), offset, only: None });
         (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
     let (parts, at_page) = domain(0x7_0000);
@@ -759,6 +767,18 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let cq = context.cq_builder(10).build().unwrap();
     let error = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
+    // One dma-buf is enough for that.
+    for only in [ResourceType::MLX5_CQ, ResourceType::MLX5_QP, ResourceType::MLX5_DBR] {
+        let parts = Parts { memory: Counted::default(), offset: 0x7_0000, only: Some(only) };
+        let domain = pd.parent_domain_builder().allocator(Arc::new(parts)).build().unwrap();
+        let explains = |result: Option<crate::Error>| {
+            result.is_some_and(|error| error.message().contains("Linux 7.2"))
+        };
+        let made = context.cq_builder(10).parent_domain(&domain).build();
+        assert_eq!(explains(made.err()), only != ResourceType::MLX5_QP, "{only:?}");
+        let made = domain.qp_builder(&cq, &cq, QpType::RC).build();
+        assert_eq!(explains(made.err()), only != ResourceType::MLX5_CQ, "{only:?}");
+    }
 }
 
 /// The queue is never polled, so updates about earlier queue pairs pile up; creating a queue pair

@@ -124,6 +124,8 @@ struct Deviations {
     translates: bool,
     /// XRC domains can be opened, which rxe does not have.
     has_xrc: bool,
+    /// The elements of queue pairs' rings have no room for SGEs.
+    bare_elements: bool,
     /// The driver does not tell the number of an address handle, as rxe before Linux 5.16.
     withholds_ah_numbers: bool,
 }
@@ -265,6 +267,11 @@ impl Script {
     /// Lets XRC domains be opened, which rxe does not have.
     pub(crate) fn allow_xrc(&self) {
         self.state().deviations.has_xrc = true;
+    }
+
+    /// Gives the rings of rxe's queue pairs elements that are too small for the SGEs that they are to hold.
+    pub(crate) fn omit_sges(&self) {
+        self.state().deviations.bare_elements = true;
     }
 
     /// The driver does not tell the numbers of address handles, as rxe before Linux 5.16.

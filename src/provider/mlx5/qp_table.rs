@@ -436,6 +436,18 @@ mod tests {
         assert!(members.is_empty());
     }
 
+    #[test]
+    fn any_number_of_queue_pairs_may_live_before_the_first_poll() {
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let all: Vec<_> = (0..5 * FEW).map(|_| shared_qp(&indices)).collect();
+        for qp in &all {
+            members.attach(qp);
+            members.compact_updates(|| true);
+        }
+        table.apply_updates(&members, 0, 8);
+        assert!(all.iter().all(|qp| table.get(qp.index().number()).is_some()));
+    }
+
     /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.
     #[test]
     fn updates_stay_while_the_queue_holds_completions() {

@@ -365,12 +365,13 @@ impl State {
         let payload = (cap.max_send_sge * 16).max(cap.max_inline_data);
         cap.max_send_sge = payload / 16;
         cap.max_inline_data = payload;
-        let element = size_of::<rxe_send_wqe>() + payload as usize;
+        let bare = self.deviations.bare_elements;
+        let element = size_of::<rxe_send_wqe>() + if bare { 0 } else { payload as usize };
         let (send, sq_mi) = self.add_ring(handle, Role::Send, "sq", cap.max_send_wr, element);
         cap.max_send_wr = send.capacity();
         let mut rq_mi = mminfo::default();
         if !attrs::has(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
-            let element = recv_element(cap.max_recv_sge);
+            let element = recv_element(if bare { 0 } else { cap.max_recv_sge });
             let (recv, mi) = self.add_ring(handle, Role::Recv, "rq", cap.max_recv_wr, element);
             cap.max_recv_wr = recv.capacity();
             rq_mi = mi;
