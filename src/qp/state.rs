@@ -169,6 +169,21 @@ mod tests {
     use super::*;
     use crate::memory::doorbell_record::DoorbellPages;
 
+    /// What a connection knew of the queue pair holds until the next reset.
+    #[test]
+    fn each_way_to_reset_is_counted_and_no_other_change_is() {
+        let tracked = Tracked::new(None);
+        for state in [QpState::INIT, QpState::RTR, QpState::RTS, QpState::ERR] {
+            tracked.set(state);
+            tracked.advance(state);
+        }
+        assert_eq!(tracked.resets(), 0);
+        tracked.set(QpState::RESET);
+        tracked.advance(QpState::RESET);
+        tracked.set_stale();
+        assert_eq!(tracked.resets(), 3);
+    }
+
     /// A fork wipes the byte of the gate.
     #[test]
     fn no_change_of_state_opens_a_gate_that_a_fork_has_shut() {

@@ -103,6 +103,22 @@ fn a_change_that_the_kernel_refuses_says_what_may_be_wrong() {
     assert!(error.is_unsupported() && !error.message().contains("rates"), "{error}");
 }
 
+/// rxe lets a send queue that is being drained go nowhere but to `ERR`.
+#[test]
+fn a_reset_goes_by_way_of_an_error_only_where_the_kernel_wants_it() {
+    let mut bench = Bench::new();
+    let mut qp = bench.qp(QpType::RC);
+    let before = times(&bench, Op::MODIFY_QP);
+    bench.script.fail_step(1, Errno::NOMEM);
+    let error = qp.reset(&mut [&mut bench.cq]).unwrap_err();
+    assert_eq!(error.kernel_errno(), Some(Errno::NOMEM));
+    assert_eq!(times(&bench, Op::MODIFY_QP) - before, 1);
+    assert_eq!((qp.state(), bench.script.object(qp.handle()).state), (QpState::RTS, 3));
+    bench.script.fail_step(1, Errno::INVAL);
+    qp.reset(&mut [&mut bench.cq]).unwrap();
+    assert_eq!((qp.state(), bench.script.object(qp.handle()).state), (QpState::RESET, 0));
+}
+
 #[test]
 fn a_state_that_the_device_changed_is_learned() {
     let mut bench = Bench::new();

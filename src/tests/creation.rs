@@ -229,8 +229,47 @@ fn raw_packets_are_refused_by_a_driver_that_has_none() {
     let before = script.live();
     let error = pd.qp_builder(cq, cq, QpType::RAW_PACKET).build().unwrap_err();
     assert!(error.is_unsupported());
+    assert_eq!(error.kernel_errno(), None, "the kernel was asked");
     assert!(error.message().contains("rxe0 has no queue pairs of type raw packet"), "{error}");
     assert_eq!(script.live(), before);
+}
+
+#[test]
+fn a_queue_pair_on_a_shared_receive_queue_has_no_receives_of_its_own() {
+    for script in [Script::new(), Script::mlx5()] {
+        let bench = Bench::on(script);
+        let srq = bench.pd.srq_builder(4).build().unwrap();
+        let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC);
+        let qp = builder.srq(&srq).max_recv_wr(9).max_recv_sge(2).build().unwrap();
+        let caps = qp.caps();
+        assert_eq!((caps.max_recv_wr, caps.max_recv_sge), (0, 0));
+    }
+}
+
+/// A driver of another ABI, or one that is wrong: requests would overlap.
+#[test]
+fn rings_whose_elements_are_too_small_for_their_sges_are_refused() {
+    let Bench { script, pd, cq, .. } = &Bench::new();
+    script.omit_sges();
+    let (live, mappings) = (script.live(), script.mappings());
+    let make = || pd.qp_builder(cq, cq, QpType::RC);
+    for builder in [make().max_send_sge(8), make().max_recv_sge(2)] {
+        assert_eq!(builder.build().unwrap_err().errno(), Errno::PROTO);
+        assert_eq!((script.live(), script.mappings()), (live.clone(), mappings));
+    }
+    // Elements have room for one SGE all the same, as they fill whole cache lines.
+    make().build().unwrap();
+}
+
+#[test]
+fn a_shared_receive_queue_that_was_resized_knows_how_many_it_holds() {
+    let bench = Bench::new();
+    let mut srq = bench.pd.srq_builder(4).build().unwrap();
+    srq.resize(20).unwrap();
+    let holds = srq.query().unwrap().max_wr;
+    assert!(holds >= 20);
+    let error = srq.set_limit(1000).unwrap_err();
+    assert!(error.message().contains(&format!("the queue holds {holds}")), "{error}");
 }
 
 /// When the kernel flushes a queue it shows a completion before it frees the place of the request.
@@ -305,6 +344,8 @@ fn a_queue_pair_that_the_kernel_refuses_says_what_is_missing() {
         script.allow(Op::CREATE_QP);
         assert_eq!(error.kernel_errno(), Some(errno));
         assert!(error.message().contains(text), "{error}");
+        let strips = |text: &str| text.contains("strip VLAN tags");
+        assert_eq!(strips(error.message()), strips(text), "{error}");
     }
     script.refuse(Op::CREATE_QP, Errno::OPNOTSUPP);
     let error = domain.create_target().unwrap_err();

@@ -90,6 +90,25 @@ fn parts_of_two_queue_pairs_do_not_join() {
     super::ring(batch).unwrap();
 }
 
+/// Neither has a receive queue that could be missing.
+#[test]
+fn queue_pairs_without_receives_of_their_own_split_and_join() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let srq = bench.pd.srq_builder(4).build().unwrap();
+    let make = |qp_type| bench.pd.qp_builder(&bench.cq, &bench.cq, qp_type);
+    for (builder, refusal) in [
+        (make(QpType::RC).srq(&srq), PostError::SharedReceives),
+        (make(QpType::XRC_INI), PostError::Unsupported),
+    ] {
+        let qp = builder.build().unwrap();
+        bring_up(&bench.script, &qp);
+        let mut joined = QueuePair::join(qp.split()).unwrap();
+        assert_eq!(joined.recv_batch().unwrap_err(), refusal);
+        joined.send_batch().unwrap();
+    }
+}
+
 #[test]
 fn a_datagram_goes_by_an_address_of_its_own_protection_domain() {
     for device in [Script::new, Script::mlx5] {

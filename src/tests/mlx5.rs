@@ -198,6 +198,7 @@ fn a_queue_that_has_the_size_already_stays_where_the_device_writes() {
         cq.resize(cqe).unwrap();
         assert!(kept(&cq), "resized to {cqe}");
         assert_eq!((bench.memory.outstanding(), cq.capacity()), (2, capacity));
+        assert_eq!(bench.script.object(cq.handle()).max_wr, capacity, "what the kernel was told");
     }
     assert_eq!(lent(), before + 3, "one for each that moved");
 }
@@ -247,6 +248,39 @@ fn memory_of_a_queue_that_the_kernel_keeps_is_never_freed() {
     assert_eq!(bench.context.leaked(), 3);
     assert_eq!(bench.memory.outstanding(), 6);
     assert_eq!(bench.script.count(objects::UVERBS_OBJECT_QP), 1);
+}
+
+/// Their sends and receives are in memory of their own.
+#[test]
+fn memory_of_raw_packets_stays_as_long_as_the_kernel_has_them() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let make =
+        || bench.domain.qp_builder(&cq, &cq, QpType::RAW_PACKET).max_recv_wr(4).build().unwrap();
+    let qp = make();
+    assert_eq!(bench.memory.outstanding(), 3, "two queues and a doorbell record");
+    drop(qp);
+    assert_eq!(bench.memory.outstanding(), 0);
+    let qp = make();
+    bench.script.refuse_destroy(qp.handle(), Errno::BUSY);
+    drop(qp);
+    assert_eq!((bench.memory.outstanding(), bench.context.leaked()), (3, 1));
+}
+
+/// A receive that lies in two pages of the device's would be written in part elsewhere.
+#[test]
+fn queues_begin_at_a_multiple_of_a_receive_s_size() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    for (sges, stride) in [(1, 16), (5, 128), (32, 512)] {
+        let builder = bench.domain.qp_builder(&cq, &cq, QpType::RC).max_recv_sge(sges);
+        let qp = builder.build().unwrap();
+        let layouts = bench.memory.boxes.lock().unwrap();
+        let queues = layouts.iter().find(|(.., kind, _)| *kind == ResourceType::MLX5_QP).unwrap();
+        assert!(queues.1.align() >= stride, "{sges} SGEs: {:?}", queues.1);
+        drop(layouts);
+        drop(qp);
+    }
 }
 
 #[test]
@@ -436,6 +470,11 @@ fn registers_are_dedicated_then_shared_then_recycled() {
         users[page(qp) as usize] += 1;
     }
     assert_eq!(users[8..14], [4; 6], "each register is shared by two");
+    // The next ones share the registers that have become free.
+    let mut shared = shared;
+    shared.retain(|qp| page(qp) != 8);
+    shared.extend((0..4).map(|_| qp()));
+    assert_eq!(shared[20..].iter().map(page).collect::<Vec<_>>(), [8; 4]);
     // A queue pair that goes leaves its register to the next one.
     let first = page(&own[0]);
     drop(own);
@@ -454,6 +493,23 @@ fn registers_are_dedicated_then_shared_then_recycled() {
     assert_eq!(error.errno(), Errno::BUSY);
     drop((exclusive, domain));
     td.destroy().unwrap();
+}
+
+/// Two threads may ring it at once.
+#[test]
+fn a_queue_pair_rings_a_shared_register_under_its_lock() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let parts: Vec<_> = (0..6)
+        .map(|_| bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap().split())
+        .collect();
+    // Four registers are of one queue pair each.
+    let locks = parts.iter().map(|parts| {
+        let queue = format!("{:?}", parts.send);
+        assert!(queue.contains("owns_register: "), "{queue}");
+        queue.contains("owns_register: false")
+    });
+    assert_eq!(locks.collect::<Vec<_>>(), [false, false, false, false, true, true]);
 }
 
 #[test]
@@ -476,6 +532,24 @@ fn the_link_layer_of_a_port_is_queried_once() {
         let error = bench.pd.create_ah(&path).unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
         assert_eq!(counts(), [1, 2]);
+    }
+}
+
+/// The first flag is for receives; the other for reads and atomics, also if not all sends are signaled.
+#[test]
+fn data_in_completions_is_asked_for_in_both_directions() {
+    const UAR: u32 = 1 << 10;
+    const RECEIVED: u32 = 1 << 1;
+    const READ: u32 = 1 << 8;
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
+    let pd = context.alloc_pd().unwrap();
+    let cq = context.cq_builder(16).build().unwrap();
+    for qp_type in [QpType::RC, QpType::UC] {
+        let make = || pd.qp_builder(&cq, &cq, qp_type);
+        let (plain, short) = (make().build().unwrap(), make().scatter_to_cqe().build().unwrap());
+        assert_eq!(script.object(plain.handle()).flags, UAR);
+        assert_eq!(script.object(short.handle()).flags, UAR | RECEIVED | READ);
     }
 }
 
@@ -640,6 +714,8 @@ fn an_arena_gets_its_memory_back() {
 struct Parts {
     memory: Counted,
     offset: u64,
+    /// Memory for anything else is said to be of none.
+    only: Option<ResourceType>,
 }
 
 // SAFETY: as for the memory itself.
@@ -660,7 +736,13 @@ unsafe impl QueueAllocator for Parts {
         unsafe { self.memory.free(view, memory, layout, kind) }
     }
 
-    unsafe fn dmabuf(&self, _: NonNull<u8>) -> Option<DmaBufPart> {
+    unsafe fn dmabuf(&self, memory: NonNull<u8>) -> Option<DmaBufPart> {
+        let boxes = self.memory.boxes.lock().unwrap();
+        let (.., kind, _) =
+            boxes.iter().find(|(address, ..)| *address == memory.as_ptr() as usize)?;
+        if self.only.is_some_and(|only| only != *kind) {
+            return None;
+        }
         let file = std::fs::File::open("/dev/null").unwrap().into();
         Some(DmaBufPart { file, offset: self.offset })
     }
@@ -673,7 +755,7 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let context = script.open("mlx5_0");
     let pd = context.alloc_pd().unwrap();
     let domain = |offset| {
-        let parts = Arc::new(Parts { memory: Counted::default(), offset });
+        let parts = Arc::new(Parts { memory: Counted::default(), offset, only: None });
         (parts.clone(), pd.parent_domain_builder().allocator(parts).build().unwrap())
     };
     let (parts, at_page) = domain(0x7_0000);
@@ -698,6 +780,18 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
     let cq = context.cq_builder(10).build().unwrap();
     let error = at_page.qp_builder(&cq, &cq, QpType::RC).build().unwrap_err();
     assert!(error.is_unsupported() && error.message().contains("Linux 7.2"), "{error}");
+    // One dma-buf is enough for that.
+    for only in [ResourceType::MLX5_CQ, ResourceType::MLX5_QP, ResourceType::MLX5_DBR] {
+        let parts = Parts { memory: Counted::default(), offset: 0x7_0000, only: Some(only) };
+        let domain = pd.parent_domain_builder().allocator(Arc::new(parts)).build().unwrap();
+        let explains = |result: Option<crate::Error>| {
+            result.is_some_and(|error| error.message().contains("Linux 7.2"))
+        };
+        let made = context.cq_builder(10).parent_domain(&domain).build();
+        assert_eq!(explains(made.err()), only != ResourceType::MLX5_QP, "{only:?}");
+        let made = domain.qp_builder(&cq, &cq, QpType::RC).build();
+        assert_eq!(explains(made.err()), only != ResourceType::MLX5_CQ, "{only:?}");
+    }
 }
 
 /// The queue is never polled, so updates about earlier queue pairs pile up; creating a queue pair

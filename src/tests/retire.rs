@@ -90,6 +90,24 @@ fn a_number_that_is_used_again_does_not_lose_completions() {
     }
 }
 
+/// Completions of its last owner may be in either queue.
+#[test]
+fn a_number_that_is_leased_in_either_completion_queue_is_not_taken() {
+    let bench = Bench::new();
+    let queue = || bench.context.cq_builder(4).build().unwrap();
+    let (one, other) = (queue(), queue());
+    let make = || {
+        bench.script.set_next_qpn(77);
+        on(&bench, &one, &other).qpn().0
+    };
+    for cq in [&one, &other] {
+        let lease = cq.inner.numbers.lease(77);
+        assert_eq!(make(), 78);
+        drop(lease);
+        assert_eq!(make(), 77);
+    }
+}
+
 #[test]
 fn a_resize_keeps_the_completions_of_living_queue_pairs_only() {
     let mut bench = Bench::new();

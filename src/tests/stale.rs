@@ -3,7 +3,7 @@
 
 use super::bring_up;
 use crate::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue};
-use crate::uverbs::scripted::Script;
+use crate::uverbs::scripted::{Op, Script};
 use crate::{
     Access, Context, Errno, PostError, ProtectionDomain, QpAttr, QpControl, QpState, QpType,
     QueuePair, Remote, Rkey, SendWr,
@@ -104,6 +104,22 @@ fn a_revoked_queue_pair_is_used_only_after_a_reset() {
     qp.qp.set_state(QpState::RTS);
     bench.read(&mut qp).unwrap();
     assert_eq!(bench.posted(&qp), 1);
+}
+
+/// The owner of the requests then takes their memory back.
+#[test]
+fn a_queue_pair_is_revoked_only_when_it_is_reset_or_gone() {
+    let bench = Bench::new();
+    let [refused, stolen] = [bench.make(), bench.make()];
+    for errno in [Errno::NOMEM, Errno::BUSY] {
+        bench.script.refuse(Op::MODIFY_QP, errno);
+        assert!(!revoke(&refused), "{errno}");
+        bench.script.allow(Op::MODIFY_QP);
+    }
+    assert!(revoke(&refused));
+    // Another process that has the file may destroy what is in it.
+    bench.script.steal(stolen.handle());
+    assert!(revoke(&stolen));
 }
 
 #[test]

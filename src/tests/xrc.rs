@@ -3,7 +3,7 @@
 use super::Bench;
 use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{Context, Errno, XrcDomain};
+use crate::{Access, Context, Errno, QpAttr, QpState, Qpn, XrcDomain};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
 use std::os::fd::OwnedFd;
 use uverbs_uapi::object::{UVERBS_OBJECT_QP, UVERBS_OBJECT_XRCD};
@@ -11,6 +11,13 @@ use uverbs_uapi::object::{UVERBS_OBJECT_QP, UVERBS_OBJECT_XRCD};
 fn device() -> (Script, Context) {
     let script = Script::new();
     let context = script.open("rxe0");
+    script.allow_xrc();
+    (script, context)
+}
+
+fn with_targets() -> (Script, Context) {
+    let script = Script::mlx5();
+    let context = script.open("mlx5_0");
     script.allow_xrc();
     (script, context)
 }
@@ -133,15 +140,78 @@ fn a_shared_receive_queue_of_an_xrc_domain_has_a_user_index() {
 /// mlx5's driver refuses a queue pair without one, and completions tell queue pairs apart by it.
 #[test]
 fn each_target_has_a_user_index_of_its_own() {
-    let script = Script::mlx5();
-    let context = script.open("mlx5_0");
-    script.allow_xrc();
+    let (script, context) = with_targets();
     let domain = context.xrcd_builder().build().unwrap();
     let targets = [domain.create_target().unwrap(), domain.create_target().unwrap()];
     let [one, other] = targets.each_ref().map(|target| script.object(target.handle()).uidx);
     assert_ne!(one, other);
     assert_ne!(targets[0].qpn(), targets[1].qpn());
     drop(targets);
+    assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
+}
+
+/// As it is where two processes have a domain open.
+#[test]
+#[cfg_attr(miri, ignore = "it looks into /proc")]
+fn a_target_is_opened_by_its_number_in_its_domain() {
+    let (script, context) = with_targets();
+    let pd = context.alloc_pd().unwrap();
+    let file = file();
+    let open = || context.xrcd_builder().file(&file).create().build().unwrap();
+    let (here, there, elsewhere) = (open(), open(), context.xrcd_builder().build().unwrap());
+    let made = here.create_target().unwrap();
+    for (domain, qpn) in [(&elsewhere, made.qpn()), (&there, Qpn(made.qpn().0 + 1))] {
+        let error = domain.open_target(qpn).unwrap_err();
+        assert_eq!((error.verb(), error.kernel_errno()), ("open_qp", Some(Errno::INVAL)));
+        let text = format!("no target of this XRC domain has the number {qpn}");
+        assert!(error.message().contains(&text), "{error}");
+    }
+    script.refuse(Op::OPEN_QP, Errno::NOMEM);
+    let error = there.open_target(made.qpn()).unwrap_err();
+    assert!(!error.message().contains("no target of this"), "{error}");
+    script.allow(Op::OPEN_QP);
+
+    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
+    made.modify(&init).unwrap();
+    let opened = there.open_target(made.qpn()).unwrap();
+    assert_eq!((opened.qpn(), opened.state()), (made.qpn(), QpState::INIT));
+    assert_ne!(opened.handle(), made.handle());
+    drop(made);
+    assert_eq!(opened.query().unwrap().state, QpState::INIT, "it lives while somebody has it open");
+    drop((opened, pd));
+    assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
+    assert_eq!(script.complaints(), [""; 0]);
+}
+
+#[test]
+fn a_target_that_is_reset_is_so_wherever_it_is_open() {
+    let (script, context) = with_targets();
+    let domain = context.xrcd_builder().build().unwrap();
+    let made = domain.create_target().unwrap();
+    let mut opened = domain.open_target(made.qpn()).unwrap();
+    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
+    opened.modify(&init).unwrap();
+    script.refuse(Op::MODIFY_QP, Errno::NOMEM);
+    assert_eq!(opened.reset().unwrap_err().verb(), "reset_qp");
+    assert_eq!((opened.state(), made.query().unwrap().state), (QpState::INIT, QpState::INIT));
+    script.allow(Op::MODIFY_QP);
+    opened.reset().unwrap();
+    assert_eq!((opened.state(), made.query().unwrap().state), (QpState::RESET, QpState::RESET));
+    opened.modify(&init).unwrap();
+}
+
+#[test]
+fn a_target_is_closed_or_comes_back_with_the_reason() {
+    let (script, context) = with_targets();
+    let domain = context.xrcd_builder().build().unwrap();
+    let target = domain.create_target().unwrap();
+    let handle = target.handle();
+    script.refuse_destroy(handle, Errno::BUSY);
+    let (target, error) = target.destroy().unwrap_err().into_parts();
+    assert_eq!(error.kernel_errno(), Some(Errno::BUSY));
+    assert_eq!((target.handle(), script.count(UVERBS_OBJECT_QP)), (handle, 1));
+    script.permit_destroy(handle);
+    target.destroy().unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
 }
 

@@ -74,6 +74,7 @@ impl Op {
     pub(crate) const CREATE_COMP_CHANNEL: Op =
         Op::Write(commands::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL);
     pub(crate) const OPEN_XRCD: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_XRCD);
+    pub(crate) const OPEN_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_QP);
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
     pub(crate) const RESIZE_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_RESIZE_CQ);
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
@@ -123,6 +124,8 @@ struct Deviations {
     translates: bool,
     /// XRC domains can be opened, which rxe does not have.
     has_xrc: bool,
+    /// The elements of queue pairs' rings have no room for SGEs.
+    bare_elements: bool,
     /// The driver does not tell the number of an address handle, as rxe before Linux 5.16.
     withholds_ah_numbers: bool,
 }
@@ -159,9 +162,9 @@ impl Script {
 
     pub(crate) fn try_open(&self, device: &str) -> Result<Context> {
         let epoch = Epoch::current().expect("an epoch");
-        let kernel = Box::new(ScriptedKernel::new(self.clone(), epoch));
         let device = self.plant(device);
         let opening = Opening::new(&device)?;
+        let kernel = Box::new(ScriptedKernel::new(self.clone(), opening.driver(), epoch));
         Context::on(kernel, device, opening, epoch)
     }
 
@@ -179,8 +182,9 @@ impl Script {
 
     /// Imports a context on the scripted file, as another process would.
     pub(crate) fn import(&self, device: &str, envelope: Option<&Envelope>) -> Result<Context> {
-        let make =
-            |_, epoch| -> Box<dyn Kernel> { Box::new(ScriptedKernel::new(self.clone(), epoch)) };
+        let make = |driver, epoch| -> Box<dyn Kernel> {
+            Box::new(ScriptedKernel::new(self.clone(), driver, epoch))
+        };
         Context::import_on(make, self.plant(device), envelope)
     }
 
@@ -189,10 +193,18 @@ impl Script {
         self.state().ports = ports.into();
     }
 
+    /// How many reads and atomics a queue pair of the device answers, and has under way, at once.
+    pub(crate) fn set_reads(&self, answered: u32, sent: u32) {
+        let mut state = self.state();
+        (state.reads_answered, state.reads_sent) = (answered, sent);
+    }
+
     fn plant(&self, name: &str) -> Device {
-        let state = self.state();
-        let driver = if state.mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE };
-        Device::planted(name, driver, state.ports.len() as u32)
+        Device::planted(name, self.driver(), self.state().ports.len() as u32)
+    }
+
+    fn driver(&self) -> DriverId {
+        if self.state().mlx5.is_some() { DriverId::MLX5 } else { DriverId::RXE }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -255,6 +267,11 @@ impl Script {
     /// Lets XRC domains be opened, which rxe does not have.
     pub(crate) fn allow_xrc(&self) {
         self.state().deviations.has_xrc = true;
+    }
+
+    /// Gives the rings of rxe's queue pairs elements that are too small for the SGEs that they are to hold.
+    pub(crate) fn omit_sges(&self) {
+        self.state().deviations.bare_elements = true;
     }
 
     /// The driver does not tell the numbers of address handles, as rxe before Linux 5.16.
@@ -408,14 +425,16 @@ struct ScriptedKernel {
     script: Script,
     /// Stands for the command file, which nobody reads.
     fd: OwnedFd,
+    /// The driver that commands are for.
+    driver: u32,
     epoch: Epoch,
 }
 
 impl ScriptedKernel {
-    fn new(script: Script, epoch: Epoch) -> ScriptedKernel {
+    fn new(script: Script, driver: u32, epoch: Epoch) -> ScriptedKernel {
         script.state().open_files += 1;
         let (fd, _) = socket::pair().expect("a file");
-        ScriptedKernel { script, fd: fd.into(), epoch }
+        ScriptedKernel { script, fd: fd.into(), driver, epoch }
     }
 }
 
@@ -428,6 +447,10 @@ impl Drop for ScriptedKernel {
 impl Kernel for ScriptedKernel {
     fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
         drop(command.attrs_to_run()?);
+        // The kernel refuses commands for another driver than the device's.
+        if self.driver != self.script.driver().get() {
+            return Err(Errno::INVAL);
+        }
         let op = Op::of(command);
         let hooks = self.script.hooks.lock().unwrap().clone();
         for (_, hook) in hooks.iter().filter(|(hooked, _)| *hooked == op) {
@@ -445,7 +468,7 @@ impl Kernel for ScriptedKernel {
     }
 
     fn reopen(&self) -> std::result::Result<Box<dyn Kernel>, Errno> {
-        Ok(Box::new(ScriptedKernel::new(self.script.clone(), Epoch::current()?)))
+        Ok(Box::new(ScriptedKernel::new(self.script.clone(), self.driver, Epoch::current()?)))
     }
 }
 

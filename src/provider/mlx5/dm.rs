@@ -59,9 +59,22 @@ impl DmPlace {
     }
 }
 
-#[cfg(test)]
+#[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
+    use crate::memory::mapping::Mapping;
+
+    impl Mapper for FakeMapping {
+        fn map(&self, _: u64, length: usize) -> Result<Mapping, Errno> {
+            self.map(length, Epoch::current()?)
+        }
+
+        fn map_read_only(&self, _: u64, length: usize) -> Result<Mapping, Errno> {
+            self.map_read_only(length, Epoch::current()?)
+        }
+    }
 
     #[test]
     fn numbers_tell_places_of_a_file_apart() {
@@ -70,5 +83,18 @@ mod tests {
             starts.iter().flat_map(|&start| [0, 1, 0xabcd].map(|index| DmPlace { start, index }));
         let numbers: std::collections::HashSet<_> = all.map(DmPlace::numbers).collect();
         assert_eq!(numbers.len(), 12);
+    }
+
+    #[test]
+    fn memory_that_begins_within_a_page_is_written_from_there_on() {
+        let file = FakeMapping::new("dm", page_size());
+        for start in [0, 64, page_size() as u64 + 128] {
+            let at = start % page_size() as u64;
+            let place = DmPlace { start, index: 1 };
+            place.map(64, &file).unwrap().store(0, &[at as u8 + 1; 8]).unwrap();
+            assert_eq!(file.read(at, 8), [at as u8 + 1; 8], "{start}");
+            assert!(place.map(page_size(), &file).is_err() || at == 0, "it ends behind the page");
+        }
+        assert_eq!([0, 64, 128].map(|at| file.read(at, 1)[0]), [1, 65, 129]);
     }
 }

@@ -211,11 +211,9 @@ impl QpTable {
         if self.qps.is_empty() {
             self.first = number;
         }
-        if number < self.first {
-            let before = (self.first - number) as usize;
-            self.qps.splice(0..0, (0..before).map(|_| None));
-            self.first = number;
-        }
+        let before = self.first.saturating_sub(number);
+        self.qps.splice(0..0, (0..before).map(|_| None));
+        self.first -= before;
         let at = (number - self.first) as usize;
         if self.qps.len() <= at {
             self.qps.resize_with(at + 1, || None);
@@ -340,6 +338,23 @@ mod tests {
         assert_eq!(table.get(9).unwrap().qpn(), 109);
     }
 
+    /// As when earlier queue pairs move to the completion queue, or get an index that was free again.
+    #[test]
+    fn queue_pairs_are_found_whatever_the_order_of_their_indices() {
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let all: Vec<_> = (0..40).map(|_| shared_qp(&indices)).collect();
+        let mut attached = Vec::new();
+        for at in [20, 17, 25, 8, 0, 39, 1] {
+            members.attach(&all[at]);
+            table.apply_updates(&members, 0, 8);
+            attached.push(at);
+            for (at, qp) in all.iter().enumerate() {
+                let found = table.get(qp.index().number()).map(SharedQp::qpn);
+                assert_eq!(found, attached.contains(&at).then_some(qp.qpn()), "{at} {attached:?}");
+            }
+        }
+    }
+
     #[test]
     fn an_index_comes_back_when_the_queue_went_round_or_was_empty() {
         for empty in [true, false] {
@@ -419,6 +434,18 @@ mod tests {
         assert!(table.get(known.index().number()).is_none());
         assert!(table.get(staying.index().number()).is_some());
         assert!(members.is_empty());
+    }
+
+    #[test]
+    fn any_number_of_queue_pairs_may_live_before_the_first_poll() {
+        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let all: Vec<_> = (0..5 * FEW).map(|_| shared_qp(&indices)).collect();
+        for qp in &all {
+            members.attach(qp);
+            members.compact_updates(|| true);
+        }
+        table.apply_updates(&members, 0, 8);
+        assert!(all.iter().all(|qp| table.get(qp.index().number()).is_some()));
     }
 
     /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.

@@ -49,8 +49,6 @@ const SMALL_FENCE: u8 = flags::MLX5_WQE_CTRL_INITIATOR_SMALL_FENCE.bits();
 // Bytes of the segments that the size of a WQE is made of.
 const CTRL: u64 = size_of::<wqe::mlx5_wqe_ctrl_seg>() as u64;
 const RADDR: u64 = size_of::<wqe::mlx5_wqe_raddr_seg>() as u64;
-const ATOMIC_SEG: u64 = size_of::<wqe::mlx5_wqe_atomic_seg>() as u64;
-const MASKED_ATOMIC_SEG: u64 = size_of::<wqe::mlx5_wqe_masked_atomic_seg>() as u64;
 pub(super) const DATA: u64 = size_of::<wqe::mlx5_wqe_data_seg>() as u64;
 const INLINE: u64 = size_of::<wqe::mlx5_wqe_inline_seg>() as u64;
 const AV: u64 = size_of::<wqe::mlx5_av>() as u64;
@@ -149,13 +147,10 @@ pub(super) fn overhead(qp_type: QpType) -> u64 {
 
 /// Bytes of the longest WQE whose size does not depend on the capacities that were asked for.
 fn fixed(qp_type: QpType) -> u64 {
-    // An atomic has one SGE, of 8 bytes. Binding a window changes a key by a list of four entries.
-    let atomic = RADDR + MASKED_ATOMIC_SEG.max(ATOMIC_SEG) + DATA;
-    let binding = UMR_CTRL + MKEY + KLMS;
     match qp_type {
         QpType::UD | QpType::RAW_PACKET => WQEBB,
-        QpType::XRC_INI | QpType::XRC_TGT => CTRL + (XRC + atomic).max(binding),
-        _ => CTRL + atomic.max(binding),
+        // Binding a window changes a key by a list of four entries, which is longer than any atomic.
+        _ => CTRL + UMR_CTRL + MKEY + KLMS,
     }
 }
 

@@ -134,6 +134,22 @@ mod tests {
         }
     }
 
+    /// `MLX5_PERM_LOCAL_WRITE` and the three after it, in the second byte of a memory key.
+    #[test]
+    fn a_window_grants_each_right_by_itself() {
+        for (access, bits) in [
+            (Access::LOCAL_WRITE, 0x08),
+            (Access::REMOTE_READ, 0x10),
+            (Access::REMOTE_WRITE, 0x20),
+            (Access::REMOTE_ATOMIC, 0x40),
+            (Access::LOCAL_WRITE | Access::REMOTE_ATOMIC, 0x48),
+        ] {
+            let binding = WindowBinding { access, ..binding(4096) };
+            let Ok(Change::Binds(segments)) = bind(&binding, 7) else { panic!("{access:?}") };
+            assert_eq!(segments[3][0].to_ne_bytes()[..4], [0, 0, bits, 0], "{access:?}");
+        }
+    }
+
     #[test]
     fn a_window_of_two_gibibytes_is_bound_and_a_longer_one_refused() {
         for length in [1, 4096, LONGEST - 1, LONGEST] {

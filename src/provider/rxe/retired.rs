@@ -173,6 +173,41 @@ impl RetiredQps {
     }
 }
 
+#[cfg(all(test, not(loom)))]
+mod tests {
+    use super::*;
+    use crate::memory::doorbell_record::DoorbellPages;
+    use crate::memory::gate::Gate;
+
+    /// A ring of eight entries, six of which the device has filled.
+    struct FilledRing;
+
+    impl Watch for FilledRing {
+        fn producer(&self) -> u32 {
+            6
+        }
+
+        fn mask(&self) -> u32 {
+            7
+        }
+    }
+
+    #[test]
+    fn completions_of_a_queue_pair_stay_discarded_when_another_goes() {
+        let gate = Gate::alone(&DoorbellPages::new().unwrap()).unwrap();
+        let retirements = Retirements::new(FilledRing, 0, PollGate::new(gate));
+        let mut retired = RetiredQps::default();
+        for qpn in [7, 8] {
+            retirements.retire(qpn);
+            retired.apply_updates(&retirements, 0);
+        }
+        for position in [0, 5] {
+            assert!([7, 8].iter().all(|qpn| retired.covers(*qpn, position)), "at {position}");
+        }
+        assert!(![7, 8].iter().any(|qpn| retired.covers(*qpn, 6)), "a new one has the number");
+    }
+}
+
 #[cfg(all(test, loom))]
 mod model {
     use super::*;

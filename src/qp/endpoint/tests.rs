@@ -229,6 +229,30 @@ fn a_handshake_brings_a_queue_pair_to_rts() {
 }
 
 #[test]
+fn an_endpoint_promises_what_its_device_answers_and_at_most_16() {
+    use crate::uverbs::scripted::{Op, Script};
+    use uverbs_uapi::write::{IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_QUERY_DEVICE};
+    const QUERY_DEVICE: Op =
+        Op::Write(IB_USER_VERBS_EX_CMD_QUERY_DEVICE | IB_USER_VERBS_CMD_FLAG_EXTENDED);
+    let asked = |script: &Script| script.log().into_iter().filter(|op| *op == QUERY_DEVICE).count();
+    for (device, queries) in [(Script::new as fn() -> Script, 1), (Script::mlx5, 0)] {
+        for (answered, promised, sent, most) in
+            [(4, 4, 2, 2), (16, 16, 16, 16), (17, 16, 255, 255), (300, 16, 256, 255)]
+        {
+            let script = device();
+            script.set_reads(answered, sent);
+            let bench = crate::tests::Bench::on(script);
+            let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();
+            let before = asked(&bench.script);
+            assert_eq!(u32::from(qp.endpoint(1, 0).unwrap().rd_atomic), promised);
+            // mlx5 told it when the device was opened.
+            assert_eq!(asked(&bench.script) - before, queries);
+            assert_eq!(qp.qp.local.lock().unwrap().unwrap().max_rd_atomic, most);
+        }
+    }
+}
+
+#[test]
 fn a_handshake_names_an_mtu_that_it_does_not_know() {
     let bench = crate::tests::Bench::new();
     let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build().unwrap();

@@ -169,7 +169,8 @@ impl State {
                 let start = self.buffer(&to, id, driver.buf_addr, 64)?;
                 self.buffer(&to, MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, driver.db_addr, 8)?;
                 let wide = attrs::u32(to.command, MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX).is_ok();
-                if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide {
+                let sized = [64, 128].contains(&driver.cqe_size);
+                if !(cqe + 1).is_power_of_two() || (driver.flags & 2 != 0) == wide || !sized {
                     return Err(Errno::INVAL);
                 }
                 let handle = self.add(ScriptedObject {
@@ -197,7 +198,11 @@ impl State {
                     return Err(Errno::INVAL);
                 }
                 let handle = self.add_on(pd, UVERBS_OBJECT_SRQ);
-                self.object(handle).uidx = driver.uidx;
+                let max_wr = attrs::u32(to.command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
+                let object = self.object(handle);
+                object.uidx = driver.uidx;
+                // The driver counts one more, which stays free, and rounds up.
+                object.max_wr = (max_wr + 1).next_power_of_two() - 1;
                 to.made(srq::UVERBS_ATTR_CREATE_SRQ_HANDLE, handle)?;
                 let resp = abi::mlx5_ib_create_srq_resp { srqn: handle + 0x100, reserved: 0 };
                 if domain.is_some() {
@@ -222,6 +227,9 @@ impl State {
         let driver: abi::mlx5_ib_resize_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
         let object = self.object(handle);
         if entries != object.max_wr + 1 {
+            if ![64, 128].contains(&driver.cqe_size) {
+                return Err(Errno::INVAL);
+            }
             pins(driver.buf_addr, 64)?;
             object.max_wr = entries - 1;
             object.start = driver.buf_addr;
@@ -281,8 +289,23 @@ impl State {
         if let Some(domain) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE) {
             return self.create_xrc_target(domain, driver.uidx, resp, to);
         }
-        let id = qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM;
+        let raw = qp::ib_uverbs_qp_type::IB_UVERBS_QPT_RAW_PACKET.0;
+        let split = attrs::u32(to.command, qp::UVERBS_ATTR_CREATE_QP_TYPE)? == raw;
+        let id = match split {
+            true => qp::UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
+            false => qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM,
+        };
         let start = self.buffer(&to, id, driver.buf_addr, 64)?;
+        let (receives, sends) =
+            (driver.rq_wqe_count << driver.rq_wqe_shift, driver.sq_wqe_count << 6);
+        let length = match split {
+            true => {
+                let id = qp::UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM;
+                self.buffer(&to, id, driver.sq_buf_addr, 64)?;
+                receives
+            }
+            false => receives + sends,
+        };
         self.buffer(&to, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, driver.db_addr, 8)?;
         if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
             return Err(Errno::INVAL);
@@ -298,7 +321,9 @@ impl State {
             max_wr: driver.bfreg_index,
             start,
             iova: driver.db_addr,
+            length: length.into(),
             uidx: driver.uidx,
+            flags: driver.flags,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;

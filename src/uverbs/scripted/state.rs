@@ -60,7 +60,7 @@ pub(crate) struct ScriptedObject {
     /// Of a completion queue: the descriptor of its channel.
     pub(crate) channel: Option<i32>,
     /// Of a memory region: where it starts, here and for peers, its length and access. Of a queue
-    /// pair of mlx5: where its queues and its doorbell record are.
+    /// pair of mlx5: where its queues and its doorbell record are, and the bytes of the queues.
     pub(crate) start: u64,
     pub(crate) iova: u64,
     pub(crate) length: u64,
@@ -69,6 +69,8 @@ pub(crate) struct ScriptedObject {
     /// (ECE) that the device was told last.
     pub(crate) uidx: u32,
     pub(crate) ece: u32,
+    /// Of a queue pair of mlx5: the flags of the driver's request.
+    pub(crate) flags: u32,
 }
 
 #[derive(Debug)]
@@ -78,6 +80,9 @@ pub(super) struct State {
     /// Set if the scripted driver is mlx5's and not rxe's.
     pub(super) mlx5: Option<super::ScriptedMlx5>,
     pub(super) ports: Vec<super::ScriptedPort>,
+    /// Reads and atomics that a queue pair of the device answers and has under way at once.
+    pub(super) reads_answered: u32,
+    pub(super) reads_sent: u32,
     pub(super) log: Vec<Op>,
     pub(super) complaints: Vec<String>,
     pub(super) objects: BTreeMap<u32, ScriptedObject>,
@@ -108,6 +113,8 @@ impl State {
             deviations: Deviations::default(),
             mlx5: None,
             ports: vec![super::ScriptedPort::ETHERNET],
+            reads_answered: 128,
+            reads_sent: 128,
             log: Vec::new(),
             complaints: Vec::new(),
             objects: BTreeMap::new(),
@@ -358,12 +365,13 @@ impl State {
         let payload = (cap.max_send_sge * 16).max(cap.max_inline_data);
         cap.max_send_sge = payload / 16;
         cap.max_inline_data = payload;
-        let element = size_of::<rxe_send_wqe>() + payload as usize;
+        let bare = self.deviations.bare_elements;
+        let element = size_of::<rxe_send_wqe>() + if bare { 0 } else { payload as usize };
         let (send, sq_mi) = self.add_ring(handle, Role::Send, "sq", cap.max_send_wr, element);
         cap.max_send_wr = send.capacity();
         let mut rq_mi = mminfo::default();
         if !attrs::has(to.command, qp::UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
-            let element = recv_element(cap.max_recv_sge);
+            let element = recv_element(if bare { 0 } else { cap.max_recv_sge });
             let (recv, mi) = self.add_ring(handle, Role::Recv, "rq", cap.max_recv_wr, element);
             cap.max_recv_wr = recv.capacity();
             rq_mi = mi;

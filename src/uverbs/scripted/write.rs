@@ -28,6 +28,8 @@ impl State {
                 resp.base.max_srq_wr = MAX_WR;
                 resp.base.max_srq_sge = MAX_SGE;
                 resp.base.phys_port_cnt = self.ports.len() as u8;
+                resp.base.max_qp_rd_atom = self.reads_answered;
+                resp.base.max_qp_init_rd_atom = self.reads_sent;
                 resp.max_dm_size = if self.mlx5.is_some() { 1 << 17 } else { 0 };
                 if self.mlx5.as_ref().is_some_and(|mlx5| mlx5.on_demand) {
                     resp.odp_caps.general_caps =
@@ -183,6 +185,7 @@ impl State {
                 self.expect("multicast", request.qp_handle, UVERBS_OBJECT_QP)?;
             }
             IB_USER_VERBS_CMD_OPEN_XRCD => self.open_xrcd(&mut to)?,
+            IB_USER_VERBS_CMD_OPEN_QP => self.open_qp(&mut to)?,
             IB_USER_VERBS_CMD_MODIFY_SRQ => self.modify_srq(&to)?,
             IB_USER_VERBS_CMD_QUERY_SRQ => {
                 let request: srq::ib_uverbs_query_srq = attrs::input(to.command, IN)?;
@@ -222,7 +225,7 @@ impl State {
             if request.qp_state > 6 {
                 return Err(Errno::INVAL);
             }
-            self.object(request.qp_handle).state = request.qp_state;
+            self.change_state(request.qp_handle, request.qp_state);
         }
         Ok(())
     }

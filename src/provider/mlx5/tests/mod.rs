@@ -1,5 +1,6 @@
 //! mlx5's queues on plain memory: no kernel, no device, milliseconds.
 
+mod limits;
 mod model;
 mod order;
 mod packets;

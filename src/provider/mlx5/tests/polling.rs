@@ -364,6 +364,24 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     assert_eq!(shared.ring.begin().room, 3, "after the end");
 }
 
+/// Its number says which send completed, and would name a receive that the device has.
+#[test]
+fn a_send_of_a_queue_pair_that_is_gone_gives_no_shared_receive_back() {
+    let mut shared = SharedReceiver::new(4, 32);
+    shared.post(&[RecvWr::new(&[]); 3]).unwrap();
+    let mut completed = Completed::new(4, 64);
+    let index = UidxAllocator::new().take().unwrap();
+    let slots = shared.ring.wr_ids().clone();
+    let dead = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
+    completed.ring.members().attach(&dead);
+    completed.write(cqe(REQ, 1, 7, 0));
+    completed.write(cqe(REQ_ERR, 1, 7, 1));
+    completed.ring.members().retire(&dead);
+    drop(dead);
+    assert_eq!(ids(&mut completed.ring), [0; 0]);
+    assert_eq!((completed.consumed(), shared.ring.begin().room), (2, 0));
+}
+
 #[test]
 fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
     // The poller goes first or last, and the queue pair before or between.
