@@ -124,22 +124,29 @@ unsafe impl QueueAllocator for Counted {
     }
 }
 
-struct Bench {
-    script: Script,
-    context: Context,
-    domain: ParentDomain,
+pub(super) struct Bench {
+    pub(super) script: Script,
+    pub(super) context: Context,
+    pub(super) domain: ParentDomain,
     pd: ProtectionDomain,
     memory: Arc<Counted>,
 }
 
 impl Bench {
-    fn new() -> Bench {
+    pub(super) fn new() -> Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
         let memory = Arc::new(Counted::default());
         let domain = pd.parent_domain_builder().allocator(memory.clone()).build().unwrap();
         Bench { script, context, domain, pd, memory }
+    }
+
+    /// The address and the size of each buffer that the allocator lent for these resources, oldest first.
+    pub(super) fn buffers(&self, of: ResourceType) -> Vec<(u64, usize)> {
+        let boxes = self.memory.boxes.lock().unwrap();
+        let buffers = boxes.iter().filter(|(_, _, kind, _)| *kind == of);
+        buffers.map(|(address, layout, ..)| (*address as u64, layout.size())).collect()
     }
 
     /// Four objects, with two buffers each.

@@ -16,6 +16,7 @@ mod golden;
 mod messages;
 mod mixing;
 mod mlx5;
+mod mlx5_requests;
 mod mlx5_rings;
 mod owned;
 mod plain_wc;

@@ -36,6 +36,10 @@ pub(crate) struct ScriptedMlx5 {
     pub(crate) next_page: u32,
     /// The options of connections (ECE) that the device has, if the context says that it tells them.
     pub(crate) ece: u32,
+    /// What the driver was last asked for: a completion queue, its resize, a queue pair.
+    pub(crate) asked_cq: abi::mlx5_ib_create_cq,
+    pub(crate) asked_resize: abi::mlx5_ib_resize_cq,
+    pub(crate) asked_qp: abi::mlx5_ib_create_qp,
 }
 
 impl Default for ScriptedMlx5 {
@@ -61,6 +65,9 @@ impl Default for ScriptedMlx5 {
             uars: 64,
             next_page: 5,
             ece: 0,
+            asked_cq: Default::default(),
+            asked_resize: Default::default(),
+            asked_qp: Default::default(),
         }
     }
 }
@@ -165,6 +172,7 @@ impl State {
             (UVERBS_OBJECT_CQ, cq::UVERBS_METHOD_CQ_CREATE) => {
                 let cqe = attrs::u32(to.command, cq::UVERBS_ATTR_CREATE_CQ_CQE)?;
                 let driver: abi::mlx5_ib_create_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+                self.mlx5.as_mut().ok_or(Errno::PROTONOSUPPORT)?.asked_cq = driver;
                 let id = cq::UVERBS_ATTR_CREATE_CQ_BUF_UMEM;
                 let start = self.buffer(&to, id, driver.buf_addr, 64)?;
                 self.buffer(&to, MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, driver.db_addr, 8)?;
@@ -197,8 +205,8 @@ impl State {
                 if domain.is_some() && driver.uidx == 0 {
                     return Err(Errno::INVAL);
                 }
-                let handle = self.add_on(pd, UVERBS_OBJECT_SRQ);
                 let max_wr = attrs::u32(to.command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
+                let handle = self.add_on(pd, UVERBS_OBJECT_SRQ);
                 let object = self.object(handle);
                 object.uidx = driver.uidx;
                 // The driver counts one more, which stays free, and rounds up.
@@ -225,6 +233,7 @@ impl State {
         mut to: Responses<'_, '_>,
     ) -> Result<()> {
         let driver: abi::mlx5_ib_resize_cq = attrs::input(to.command, UVERBS_ATTR_UHW_IN)?;
+        self.mlx5.as_mut().ok_or(Errno::PROTONOSUPPORT)?.asked_resize = driver;
         let object = self.object(handle);
         if entries != object.max_wr + 1 {
             if ![64, 128].contains(&driver.cqe_size) {
@@ -289,6 +298,7 @@ impl State {
         if let Some(domain) = attrs::handle(to.command, qp::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE) {
             return self.create_xrc_target(domain, driver.uidx, resp, to);
         }
+        self.mlx5.as_mut().ok_or(Errno::PROTONOSUPPORT)?.asked_qp = driver;
         let raw = qp::ib_uverbs_qp_type::IB_UVERBS_QPT_RAW_PACKET.0;
         let split = attrs::u32(to.command, qp::UVERBS_ATTR_CREATE_QP_TYPE)? == raw;
         let id = match split {

@@ -1,0 +1,119 @@
+//! What the driver of mlx5 is asked for: it reads each queue where the library put it, in the size that it is told.
+
+use super::mlx5::Bench;
+use crate::uverbs::scripted::ScriptedMlx5;
+use crate::{QpType, ResourceType};
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_qp, mlx5_qp_flags};
+
+/// The state of the scripted driver.
+fn driver<T: Copy>(bench: &Bench, get: impl Fn(&ScriptedMlx5) -> T) -> T {
+    let mut got = None;
+    bench.script.change_mlx5(|driver| got = Some(get(driver)));
+    got.unwrap()
+}
+
+/// The bytes of both queues of a queue pair: receives and sends.
+fn bytes(asked: &mlx5_ib_create_qp) -> (usize, usize) {
+    let receive = if asked.rq_wqe_count == 0 { 0 } else { 1 << asked.rq_wqe_shift };
+    (asked.rq_wqe_count as usize * receive, asked.sq_wqe_count as usize * 64)
+}
+
+#[test]
+fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_is_told() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    // Sends, receives, and segments of a receive.
+    for (sends, receives, segments) in [(0, 0, 1), (1, 1, 1), (5, 3, 2), (64, 100, 7), (3, 2, 16)] {
+        let qp = bench.domain.qp_builder(&cq, &cq, QpType::RC);
+        let qp = qp.max_send_wr(sends).max_recv_wr(receives).max_recv_sge(segments);
+        let qp = qp.build().unwrap();
+        let asked = driver(&bench, |driver| driver.asked_qp);
+        let case = format!("{sends}, {receives}, {segments}: {asked:?}");
+
+        assert!(
+            asked.rq_wqe_count >= receives.max(1) && asked.sq_wqe_count >= sends.max(1),
+            "{case}"
+        );
+        assert!(
+            asked.rq_wqe_count.is_power_of_two() && asked.sq_wqe_count.is_power_of_two(),
+            "{case}"
+        );
+        let receive = 1usize << asked.rq_wqe_shift;
+        assert!(receive >= segments as usize * 16, "{case}");
+        assert_eq!(asked.flags, mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX.bits(), "{case}");
+
+        let [(address, size)] = bench.buffers(ResourceType::MLX5_QP)[..] else { panic!("{case}") };
+        let (of_receives, of_sends) = bytes(&asked);
+        assert_eq!((asked.buf_addr, asked.sq_buf_addr), (address, 0), "{case}");
+        assert_eq!(address % receive as u64, 0, "{case}");
+        let used = of_receives + of_sends;
+        assert!(size >= used && size - used < rustix::param::page_size(), "{case}: {size} bytes");
+        drop(qp);
+    }
+}
+
+#[test]
+fn a_queue_pair_without_receives_of_its_own_asks_for_none() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let srq = bench.domain.srq_builder(10).build().unwrap();
+    let shared = bench.domain.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(9).srq(&srq);
+    let shared = shared.build().unwrap();
+    let asked = driver(&bench, |driver| driver.asked_qp);
+    assert_eq!((asked.rq_wqe_count, asked.rq_wqe_shift), (0, 0));
+    drop(shared);
+    let _initiator = bench.domain.qp_builder(&cq, &cq, QpType::XRC_INI).build().unwrap();
+    let asked = driver(&bench, |driver| driver.asked_qp);
+    assert_eq!((asked.rq_wqe_count, asked.rq_wqe_shift), (0, 0));
+}
+
+#[test]
+fn raw_packets_have_a_buffer_for_each_direction() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let qp = bench.domain.qp_builder(&cq, &cq, QpType::RAW_PACKET);
+    let _qp = qp.max_send_wr(300).max_recv_wr(20).build().unwrap();
+    let asked = driver(&bench, |driver| driver.asked_qp);
+    let (of_receives, of_sends) = bytes(&asked);
+    let page = rustix::param::page_size();
+    let expected = [
+        (asked.buf_addr, of_receives.next_multiple_of(page)),
+        (asked.sq_buf_addr, of_sends.next_multiple_of(page)),
+    ];
+    assert_eq!(bench.buffers(ResourceType::MLX5_QP), expected);
+}
+
+#[test]
+fn the_size_of_completions_is_told_at_creation_and_at_a_resize() {
+    for size in [64, 128] {
+        let bench = Bench::new();
+        let cq = bench.context.cq_builder(10).cqe_size(size).parent_domain(&bench.domain);
+        let mut cq = cq.build().unwrap();
+        let asked = driver(&bench, |driver| driver.asked_cq);
+        let buffers = bench.buffers(ResourceType::MLX5_CQ);
+        assert_eq!((asked.cqe_size, buffers[0].0), (size, asked.buf_addr));
+        assert!(buffers[0].1 >= (cq.capacity() + 1) as usize * size as usize);
+
+        cq.resize(1000).unwrap();
+        let asked = driver(&bench, |driver| driver.asked_resize);
+        let [(address, bytes)] = bench.buffers(ResourceType::MLX5_CQ)[..] else { panic!("freed") };
+        assert_eq!((u32::from(asked.cqe_size), asked.buf_addr), (size, address));
+        assert!(bytes >= (cq.capacity() + 1) as usize * size as usize);
+        let told = bench.script.object(cq.handle()).max_wr;
+        assert!((1000..1024).contains(&told) && told == cq.capacity(), "{told}");
+    }
+}
+
+#[test]
+fn a_shared_receive_queue_tells_one_receive_fewer_than_its_memory_holds() {
+    let bench = Bench::new();
+    for asked in [1, 2, 10, 63, 64, 1000] {
+        let srq = bench.domain.srq_builder(asked).build().unwrap();
+        let told = bench.script.object(srq.handle()).max_wr;
+        let [(_, bytes)] = bench.buffers(ResourceType::MLX5_SRQ)[..] else { panic!("one buffer") };
+        // The driver makes a power of two of it, with an entry that the device keeps.
+        let entries = told + 1;
+        assert!(told >= asked && entries.is_power_of_two(), "{asked}: {told}");
+        assert_eq!(bytes, entries as usize * 32, "{asked}: {told}");
+    }
+}
