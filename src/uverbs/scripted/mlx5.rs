@@ -197,7 +197,11 @@ impl State {
                     return Err(Errno::INVAL);
                 }
                 let handle = self.add_on(pd, UVERBS_OBJECT_SRQ);
-                self.object(handle).uidx = driver.uidx;
+                let max_wr = attrs::u32(to.command, srq::UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
+                let queue = self.object(handle);
+                queue.uidx = driver.uidx;
+                // The driver rounds up, and keeps one place for itself.
+                queue.max_wr = (max_wr + 1).next_power_of_two() - 1;
                 to.made(srq::UVERBS_ATTR_CREATE_SRQ_HANDLE, handle)?;
                 let resp = abi::mlx5_ib_create_srq_resp { srqn: handle + 0x100, reserved: 0 };
                 if domain.is_some() {
