@@ -184,9 +184,10 @@ impl<S: Locking> Inbox<S> {
             },
             // Receives of a shared receive queue complete in any order.
             OpQueue::Srq(srq) => {
-                let at = first_over(srq.inflight(), &self.posted, cx);
-                match at.and_then(|at| Some((at, self.posted.get_mut(at)?))) {
-                    Some((at, op)) => Pin::new(op).poll(cx).map(|end| (at, end)),
+                // While none is over, the first one may have failed to be posted.
+                let at = first_over(srq.inflight(), &self.posted, cx).unwrap_or(0);
+                match self.posted.get_mut(at) {
+                    Some(op) => Pin::new(op).poll(cx).map(|end| (at, end)),
                     None => Poll::Pending,
                 }
             }
@@ -232,8 +233,8 @@ impl<S: Locking> Inbox<S> {
     }
 }
 
-/// The place of the receive that was over before the others, or of one that could not be posted. Otherwise
-/// this task is woken when one is over.
+/// The place of the receive that was over before the others. While there is none, this task is woken when one
+/// is over.
 ///
 /// They are compared under one lock: receives that are looked at one after the other may end meanwhile, and a
 /// later message would overtake an earlier one of the same peer.
@@ -250,7 +251,7 @@ fn first_over<S: Locking>(
         }
         let pending = slots().all(|index| inflight.watch(index, cx.waker()));
         if pending {
-            return posted.iter().position(|op| op.slot().is_none() && !op.is_new());
+            return None;
         }
     }
 }

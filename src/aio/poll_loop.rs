@@ -172,6 +172,7 @@ mod tests {
             script.complete(2);
             // Once for what is there, and once to sleep again.
             assert!(poll(&mut poll_loop, &mut script).is_pending());
+            assert_eq!(script.reads, round - 1, "the tasks that were woken run first");
             assert!(poll(&mut poll_loop, &mut script).is_pending());
             assert_eq!((script.polled, script.arms, script.reads), (2 * round, 1 + round, round));
         }

@@ -363,11 +363,7 @@ pub async fn handshake_within(
     gid_index: u32,
     options: &Handshake,
 ) -> Result<Endpoint> {
-    // A timeout beyond what the clock can represent becomes thirty years.
-    let deadline = Instant::now().checked_add(timeout);
-    let deadline =
-        deadline.unwrap_or_else(|| Instant::now() + Duration::from_secs(30 * 365 * 86_400));
-    let mut peer = Peer { stream, timeout, deadline };
+    let mut peer = Peer::new(stream, timeout);
     let local = qp.endpoint(port, gid_index)?;
     peer.send("this side's endpoint", &local.to_bytes()).await?;
     let mut bytes = [0; Endpoint::BYTES];
@@ -452,7 +448,15 @@ struct Peer<'s> {
     deadline: Instant,
 }
 
-impl Peer<'_> {
+impl<'s> Peer<'s> {
+    fn new(stream: &'s TcpStream, timeout: Duration) -> Self {
+        // In place of a timeout beyond what the clock can represent: thirty years.
+        const LONG: Duration = Duration::from_secs(1_000_000_000);
+        let now = Instant::now();
+        let deadline = now.checked_add(timeout).unwrap_or_else(|| now + LONG);
+        Peer { stream, timeout, deadline }
+    }
+
     /// Sends all of `bytes`. tokio's `write_all` would need its feature `io-util`.
     async fn send(&mut self, what: &str, mut bytes: &[u8]) -> Result<()> {
         while !bytes.is_empty() {
@@ -540,19 +544,72 @@ mod tests {
         });
     }
 
+    /// Both ends of a stream.
+    async fn streams() -> (TcpStream, TcpStream) {
+        let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let address = listener.local_addr().unwrap();
+        let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
+        (ours.unwrap(), theirs.unwrap().0)
+    }
+
+    /// The event loop may report a stream as writable that something else has filled meanwhile.
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_full_stream_is_waited_for() {
+        block_on(async {
+            let (ours, theirs) = streams().await;
+            let mut filled = 0;
+            while let Ok(length) = rustix::io::write(&ours, &[0; 1 << 16]) {
+                filled += length;
+            }
+            let late = Peer::new(&ours, Duration::from_millis(20)).send("a word", b"word").await;
+            assert_eq!(late.unwrap_err().errno(), Errno::TIMEDOUT);
+            let mut room = vec![0; filled + 4];
+            let (mut one, mut other) = (
+                Peer::new(&ours, Duration::from_secs(60)),
+                Peer::new(&theirs, Duration::from_secs(60)),
+            );
+            let (sent, received) =
+                tokio::join!(one.send("a word", b"word"), other.receive("all", &mut room));
+            sent.unwrap();
+            received.unwrap();
+            assert_eq!(&room[filled..], b"word");
+        });
+    }
+
+    /// At once, and not after the timeout.
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens sockets")]
+    fn a_stream_that_the_peer_resets_fails_with_its_error() {
+        block_on(async {
+            for receives in [true, false] {
+                let (ours, theirs) = streams().await;
+                let mut peer = Peer::new(&ours, Duration::from_secs(2));
+                peer.send("a word", b"word").await.unwrap();
+                // With the word unread, closing is a reset.
+                theirs.readable().await.unwrap();
+                drop(theirs);
+                ours.readable().await.unwrap();
+                let end = match receives {
+                    true => peer.receive("a word", &mut [0; 4]).await,
+                    false => peer.send("a word", b"word").await,
+                };
+                let error = end.unwrap_err();
+                assert_eq!(error.errno(), Errno::CONNRESET, "{error}");
+                assert!(error.message().contains("the stream failed before the peer"), "{error}");
+            }
+        });
+    }
+
     /// A stream may deliver one message in several reads.
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn all_bytes_of_a_message_are_received() {
         block_on(async {
-            let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-            let address = listener.local_addr().unwrap();
-            let (ours, theirs) = tokio::join!(TcpStream::connect(address), listener.accept());
-            let (ours, (theirs, _)) = (ours.unwrap(), theirs.unwrap());
-            let timeout = Duration::from_secs(10);
-            let deadline = Instant::now() + timeout;
-            let mut one = Peer { stream: &ours, timeout, deadline };
-            let mut other = Peer { stream: &theirs, timeout, deadline };
+            let (ours, theirs) = streams().await;
+            // Nor does the longest timeout end before the rest comes.
+            let mut one = Peer::new(&ours, Duration::from_secs(10));
+            let mut other = Peer::new(&theirs, Duration::MAX);
             let mut room = [0; 6];
             let say = async {
                 one.send("half", b"abc").await?;

@@ -5,12 +5,13 @@ use crate::aio::{
     CompletionQueue, Driver, Locking, Message, OpError, OpErrorKind, QueuePair, Readiness, Worker,
 };
 use crate::memory::region::StableBytes;
-use crate::owned::{BufferPool, RegionSlice};
-use crate::uverbs::scripted::{Op, Role};
+use crate::owned::{BufferPool, Lend, Memory, RegionSge, RegionSlice, RegisteredBuffer};
+use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{
-    Access, Errno, Exclusive, PostError, ProtectionDomain, QpState, QpType, Result, Shared,
-    WcOpcode, WcStatus,
+    Access, Errno, Exclusive, PostError, ProtectionDomain, QpState, QpType, Remote, Result, Rkey,
+    Shared, WcOpcode, WcStatus,
 };
+use rustix::event::{PollFd, PollFlags, Timespec};
 use std::future::Future;
 use std::pin::Pin;
 use std::ptr::NonNull;
@@ -26,7 +27,6 @@ use uverbs_uapi::wc::ib_uverbs_wc;
 #[derive(Default)]
 pub(crate) struct Watched(Arc<AtomicBool>);
 
-#[cfg(not(loom))]
 impl Watched {
     /// Reports the file as readable once.
     pub(crate) fn report(&self) {
@@ -110,6 +110,12 @@ for_each_kind! {
     a_shared_receive_queue_of_another_completion_queue_is_refused
     a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody
     a_queue_pair_that_is_dropped_ends_the_receives_that_it_took
+    a_driver_ends_when_the_last_handle_is_dropped
+    messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came
+    an_inbox_says_why_its_receives_cannot_be_posted
+    aborting_flushes_what_is_posted_and_refuses_the_rest
+    completions_of_no_request_are_counted
+    memory_comes_back_from_a_request_as_what_it_was
 }
 
 impl Futures {
@@ -389,6 +395,207 @@ fn a_queue_pair_that_is_dropped_ends_the_receives_that_it_took<S: Kind>() {
     assert_eq!(futures.cq.registered(), before);
     assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
     assert!(matches!(Pin::new(&mut received).poll(&mut cx()), Poll::Ready(Ok(_))));
+    drop((srq, received));
+    assert_eq!(futures.cq.registered(), before - 1, "the driver keeps no queue alive");
+}
+
+fn a_driver_ends_when_the_last_handle_is_dropped<S: Kind>() {
+    let Futures { bench: _bench, mut driver, cq, qp, .. } = Futures::<S>::of();
+    drop(cq);
+    assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending(), "its queue pair may post");
+    drop(qp);
+    assert!(matches!(Pin::new(&mut driver).poll(&mut cx()), Poll::Ready(Ok(()))));
+}
+
+/// The receives may complete in another order than that in which they were posted.
+fn messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    futures.qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp).unwrap();
+    futures.bring_up();
+    let mut inbox = srq.inbox(&futures.pool, 3);
+    assert!(inbox.poll_next(&mut cx()).is_pending(), "it posts its receives");
+    let handle = srq_handle(&futures.bench);
+    let ids = [(); 3].map(|()| {
+        let request = futures.bench.script.take(handle, Role::Recv).expect("a receive");
+        u64::from_ne_bytes(request[..8].try_into().unwrap())
+    });
+    let complete = |wr_id, byte_len| {
+        let done = wc(futures.qp.qpn().0, wr_id);
+        let done = ib_uverbs_wc { opcode: WcOpcode::RECV.0, byte_len, ..done };
+        assert!(futures.bench.script.complete(futures.handle, done));
+    };
+    for came in [&[(ids[2], 7), (ids[0], 9)][..], &[(ids[1], 5)]] {
+        came.iter().for_each(|(wr_id, byte_len)| complete(*wr_id, *byte_len));
+        assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+        for (_, byte_len) in came {
+            let Poll::Ready(Ok(message)) = inbox.poll_next(&mut cx()) else { panic!("none") };
+            assert_eq!(message.buffer.len(), *byte_len as usize);
+        }
+        assert!(inbox.poll_next(&mut cx()).is_pending());
+    }
+    assert_eq!(futures.bench.script.pending(handle, Role::Recv), 3, "each makes room for another");
+}
+
+/// On a shared receive queue, too, where it looks for the one that was over first.
+fn an_inbox_says_why_its_receives_cannot_be_posted<S: Kind>() {
+    let futures = Futures::<S>::of();
+    let foreign = futures.bench.context.alloc_pd().unwrap();
+    let foreign = foreign.buffer_pool_builder(64).build().unwrap();
+    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    for mut inbox in [futures.qp.inbox(&foreign, 3), srq.inbox(&foreign, 3)] {
+        let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("it waits") };
+        assert_eq!(error.kind, OpErrorKind::Post(PostError::ForeignMemory));
+        assert!(error.memory.is_some());
+    }
+    assert_eq!(foreign.idle(), 64);
+}
+
+fn aborting_flushes_what_is_posted_and_refuses_the_rest<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let mut posted = futures.qp.recv(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut posted).poll(&mut cx()).is_pending());
+    futures.qp.abort().unwrap();
+    assert_eq!(futures.bench.script.object(futures.qp.handle()).state, QpState::ERR.0);
+    let mut late = futures.qp.recv(futures.pool.take().unwrap());
+    let Poll::Ready(Err(error)) = Pin::new(&mut late).poll(&mut cx()) else { panic!("posted") };
+    assert_eq!(error.kind, OpErrorKind::Earlier(WcStatus::WR_FLUSH_ERR));
+    assert!(Pin::new(&mut posted).poll(&mut cx()).is_pending());
+    futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
+    let Poll::Ready(Err(error)) = Pin::new(&mut posted).poll(&mut cx()) else { panic!("it waits") };
+    assert_eq!(error.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
+    assert!(error.memory.is_some());
+}
+
+fn memory_comes_back_from_a_request_as_what_it_was<S: Kind>() {
+    /// After a write of the memory.
+    fn back<S: Kind, L: Lend>(futures: &mut Futures<S>, memory: L) -> L {
+        let remote = Remote { addr: 0x2000, rkey: Rkey(6) };
+        let mut written = futures.qp.write(remote, memory);
+        assert!(Pin::new(&mut written).poll(&mut cx()).is_pending());
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        let Poll::Ready(Ok(finished)) = Pin::new(&mut written).poll(&mut cx()) else {
+            panic!("it fails")
+        };
+        finished.memory
+    }
+    let mut futures = Futures::<S>::of();
+    let region = futures.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region = Arc::new(region);
+    let slice = RegionSlice::new(&region, 8..24).unwrap();
+    let sge = RegionSge::new(&region, 24..).unwrap();
+    let [buffer, shared, erased] =
+        [b"buffer", b"shared", b"erased"].map(|bytes| futures.pool.copy(bytes).unwrap());
+    assert_eq!(&*back(&mut futures, buffer), b"buffer");
+    assert_eq!(&*back(&mut futures, shared.share()), b"shared");
+    assert_eq!(back(&mut futures, slice).len(), 16);
+    assert_eq!(back(&mut futures, Page { sge, breaks: Box::default() }).sge, sge);
+    back(&mut futures, ());
+    let erased = back(&mut futures, erased.into_memory()).into_buffer().expect("a buffer");
+    assert_eq!(&*erased, b"erased");
+    // And not as what it was not.
+    assert!(<()>::back(erased.into_memory()).is_none());
+    assert!(Page::back(Memory::None).is_none() && RegionSlice::back(Memory::None).is_none());
+}
+
+fn completions_of_no_request_are_counted<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    assert_eq!(futures.cq.unmatched(), 0);
+    for _ in 0..2 {
+        let stray = wc(futures.qp.qpn().0 + 1, 0);
+        assert!(futures.bench.script.complete(futures.handle, stray));
+    }
+    assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+    assert_eq!(futures.cq.unmatched(), 2);
+}
+
+/// Until the connection breaks.
+#[cfg(feature = "stream")]
+#[test]
+fn an_inbox_is_a_stream_of_messages() {
+    use futures_core::{FusedStream, Stream};
+    let mut futures = Futures::new();
+    let mut inbox = futures.qp.inbox(&futures.pool, 3);
+    for _ in 0..5 {
+        assert!(Stream::poll_next(Pin::new(&mut inbox), &mut cx()).is_pending());
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+        let next = Stream::poll_next(Pin::new(&mut inbox), &mut cx());
+        assert!(matches!(next, Poll::Ready(Some(Ok(_)))), "{next:?}");
+        assert!(!inbox.is_terminated());
+    }
+}
+
+/// A task that was woken may post a request that completes before the driver sleeps.
+#[test]
+fn a_driver_arms_the_queue_before_it_sleeps_and_after_each_event() {
+    let mut futures = Futures::new();
+    let arms = |futures: &Futures| {
+        let log = futures.bench.script.log();
+        log.into_iter().filter(|op| *op == Op::REQ_NOTIFY_CQ).count()
+    };
+    let drive = |futures: &mut Futures| {
+        assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+        arms(futures)
+    };
+    assert_eq!((arms(&futures), drive(&mut futures)), (0, 1));
+    for round in 1..4 {
+        let mut received = futures.qp.recv(futures.pool.take().unwrap());
+        assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+        futures.complete(Role::Recv, WcStatus::SUCCESS);
+        assert!(Pin::new(&mut received).poll(&mut cx()).is_ready());
+        assert_eq!(arms(&futures), round, "other tasks run first");
+        assert_eq!(drive(&mut futures), round, "its event is still to be read");
+        futures.bench.script.notify(futures.handle);
+        futures.driver.readiness_mut().report();
+        assert_eq!(drive(&mut futures), round + 1, "the event was read");
+    }
+}
+
+/// Then there may be two events in the channel, of which the event loop reports one.
+#[test]
+#[cfg_attr(miri, ignore = "it polls a file")]
+fn a_driver_reads_all_events_after_a_false_alarm_and_one_otherwise() {
+    let mut futures = Futures::new();
+    let readable = |futures: &Futures| {
+        let mut file = [PollFd::new(&futures.cq, PollFlags::IN)];
+        rustix::event::poll(&mut file, Some(&Timespec::default())).unwrap() == 1
+    };
+    for (false_alarm, leaves_one) in [(false, true), (true, false)] {
+        while readable(&futures) {
+            futures.driver.readiness_mut().report();
+            assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+        }
+        // It sleeps, or wakes up for nothing.
+        for report in [false, false_alarm, false] {
+            if report {
+                futures.driver.readiness_mut().report();
+            }
+            assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+        }
+        (0..2).for_each(|_| futures.bench.script.notify(futures.handle));
+        futures.driver.readiness_mut().report();
+        assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+        assert_eq!(readable(&futures), leaves_one, "false alarm: {false_alarm}");
+    }
+}
+
+/// When the device goes away the channel's file is in error, and never readable again.
+#[test]
+#[cfg_attr(miri, ignore = "it polls a file")]
+fn a_driver_whose_channel_is_in_error_ends_and_fails_its_futures() {
+    let mut futures = Futures::new();
+    let mut received = futures.qp.recv(futures.pool.take().unwrap());
+    assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+    assert!(Pin::new(&mut futures.driver).poll(&mut cx()).is_pending());
+    // Nothing more can be read from it, and it is reported as hung up.
+    rustix::net::shutdown(&futures.cq, rustix::net::Shutdown::Both).unwrap();
+    futures.driver.readiness_mut().report();
+    let Poll::Ready(end) = Pin::new(&mut futures.driver).poll(&mut cx()) else {
+        panic!("it waits")
+    };
+    assert_eq!(end.unwrap_err().errno(), Errno::IO);
+    let Poll::Ready(Err(error)) = Pin::new(&mut received).poll(&mut cx()) else { panic!("waits") };
+    assert_eq!(error.kind, OpErrorKind::DriverGone);
 }
 
 fn srq_handle(bench: &Bench) -> u32 {
@@ -434,6 +641,68 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
         assert_eq!(kind, OpErrorKind::Post(PostError::ForeignMemory));
         assert!(memory.is_some());
         drop(memory);
+        told.send(()).unwrap();
+    });
+    assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(()), "somebody waits for himself");
+}
+
+/// It may post another request, which takes the locks.
+#[test]
+fn memory_of_an_abandoned_request_is_dropped_after_the_locks_are_released() {
+    let (told, heard) = channel();
+    std::thread::spawn(move || {
+        let mut futures = Futures::new();
+        let memory = Farewell(Box::new([0; 64]), Arc::new(Mutex::new(Some(futures.qp.clone()))));
+        let region = Arc::new(futures.bench.pd.register(memory, Access::LOCAL_WRITE).unwrap());
+        let mut sent = futures.qp.send(RegionSlice::new(&region, ..).unwrap());
+        assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
+        drop((region, sent));
+        futures.complete(Role::Send, WcStatus::SUCCESS);
+        assert_eq!(futures.qp.in_flight(), 1, "the message that it sent");
+        told.send(()).unwrap();
+    });
+    assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(()), "somebody waits for himself");
+}
+
+/// A page of a region.
+struct Page {
+    sge: RegionSge,
+    /// Breaks the queue pair when the key is asked for: after the request was admitted, and before it is posted.
+    breaks: Box<Mutex<Option<(QueuePair, Script)>>>,
+}
+
+// SAFETY: the test keeps the region, which nobody else reads or writes.
+#[allow(unsafe_code)]
+unsafe impl RegisteredBuffer for Page {
+    fn sge(&self) -> RegionSge {
+        if let Some((qp, script)) = self.breaks.lock().unwrap().take() {
+            qp.abort().unwrap();
+            // As if the kernel had flushed what was posted then, and nothing since.
+            script.set_qp_state(qp.handle(), QpState::RTS.0);
+        }
+        self.sge
+    }
+}
+
+/// rxe flushes a receive only if it is told so after the receive was posted.
+#[test]
+fn a_receive_that_is_posted_while_the_queue_pair_breaks_is_flushed() {
+    let (told, heard) = channel();
+    std::thread::spawn(move || {
+        let mut futures = Futures::new();
+        let region = futures.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+        let both = (futures.qp.clone(), futures.bench.script.clone());
+        let sge = RegionSge::new(&region, ..).unwrap();
+        let page = Page { sge, breaks: Box::new(Mutex::new(Some(both))) };
+        let mut received = futures.qp.recv(page);
+        assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
+        assert!(received.is_posted());
+        assert_eq!(futures.bench.script.object(futures.qp.handle()).state, QpState::ERR.0);
+        futures.complete(Role::Recv, WcStatus::WR_FLUSH_ERR);
+        let Poll::Ready(Err(error)) = Pin::new(&mut received).poll(&mut cx()) else {
+            panic!("it waits")
+        };
+        assert_eq!(error.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
         told.send(()).unwrap();
     });
     assert_eq!(heard.recv_timeout(Duration::from_secs(5)), Ok(()), "somebody waits for himself");

@@ -1,6 +1,7 @@
 //! What errors say: each cause has words of its own, and an error number.
 
 use crate::aio::{OpError, OpErrorKind};
+use crate::owned::{Ending, PushError, ScopeError};
 use crate::{Errno, Error, MemoryError, PollError, PostError, QpState, RingError, WcStatus};
 
 #[test]
@@ -57,6 +58,21 @@ fn a_request_that_failed_says_why() {
     for (kind, text) in kinds {
         assert_eq!(kind.to_string(), text);
         assert_eq!(OpError { memory: Some(()), kind }.to_string(), text);
+    }
+}
+
+#[test]
+fn a_push_and_a_scope_that_fail_say_why() {
+    let refused = PushError { memory: (), tag: 7, error: PostError::Full };
+    assert_eq!(refused.to_string(), "the queue is full");
+    let cancelled = |ending| ScopeError::Cancelled { value: 7, ending };
+    let failures = [
+        (ScopeError::ForeignQueue, "adopted by another completion queue"),
+        (cancelled(Ending::Flushed), "were flushed: they did not complete in time"),
+        (cancelled(Ending::Reset), "was reset: requests of the scope were not flushed in time"),
+    ];
+    for (failure, text) in failures {
+        assert!(failure.to_string().contains(text), "{failure}");
     }
 }
 

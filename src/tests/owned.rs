@@ -8,11 +8,12 @@ use crate::owned::{
 };
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{
-    Access, CompletionQueue, Errno, PostError, QpControl, QpType, Remote, RingError, Rkey, SendWr,
-    WcStatus, WindowType,
+    Access, CompletionQueue, Errno, Lkey, PostError, QpControl, QpType, Remote, RingError, Rkey,
+    SendWr, Sge, WcOpcode, WcStatus, WindowType,
 };
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
+use uverbs_uapi::object::UVERBS_OBJECT_QP;
 use uverbs_uapi::wc::ib_uverbs_wc;
 
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
@@ -168,6 +169,42 @@ fn completions_are_visited_in_place() {
         assert_eq!(request.into_owned().unwrap().tag, "none");
     });
     assert_eq!(visited, Ok(1));
+}
+
+/// Without a copy of the completion.
+#[test]
+fn a_visitor_learns_how_much_arrived() {
+    let mut owned = Owned::new();
+    let (recv, imm) = (WcOpcode::RECV, WcOpcode::RECV_WRITE_IMM);
+    for (opcode, byte_len, filled) in [(recv, 5, 5), (imm, 21, 0), (recv, 0, 0), (recv, 64, 64)] {
+        owned.recv("message");
+        let id = owned.taken(Role::Recv);
+        let done = ib_uverbs_wc { opcode: opcode.0, byte_len, ..wc(owned.qp.qpn().0, id) };
+        owned.complete_as(done);
+        let visited = owned.cq.poll_each(9, |request| {
+            assert_eq!((request.opcode(), request.byte_len()), (opcode, byte_len));
+            assert_eq!(request.filled(), filled, "{opcode:?}");
+        });
+        assert_eq!(visited, Ok(1));
+    }
+}
+
+/// What had completed is found as it was.
+#[test]
+fn closing_a_queue_pair_gives_back_what_did_not_complete() {
+    let mut owned = Owned::new();
+    owned.send("sent");
+    let sent = owned.taken(Role::Send);
+    owned.complete(sent);
+    owned.send("waits");
+    owned.recv("receives");
+    let Owned { bench, pool, mut cq, qp } = owned;
+    qp.close(&mut cq).unwrap();
+    assert_eq!(bench.script.count(UVERBS_OBJECT_QP), 0);
+    let found: Vec<_> = cq.poll().unwrap().map(|done| (done.tag, done.outcome.status)).collect();
+    let (success, flushed) = (WcStatus::SUCCESS, WcStatus::WR_FLUSH_ERR);
+    assert_eq!(found, [("sent", success), ("waits", flushed), ("receives", flushed)]);
+    assert_eq!((pool.idle(), bench.context.leaked()), (8, 0));
 }
 
 #[test]
@@ -336,13 +373,16 @@ fn a_request_names_the_memory_that_it_was_lent() {
     let region = owned.bench.pd.register(vec![0u64; 16], Access::LOCAL_WRITE).unwrap();
     let region = Arc::new(region);
     let slice = RegionSlice::new(&region, 8..24).unwrap();
-    assert!(slice.is_of(&region));
+    let other = Arc::new(owned.bench.pd.register(vec![0u64; 16], Access::LOCAL_WRITE).unwrap());
+    assert!(slice.is_of(&region) && !slice.is_of(&other));
     let mut buffer = owned.pool.copy(b"header and body").unwrap();
     buffer.advance(7);
-    let expected = [buffer.sge(), region.sge(8..24).unwrap()];
+    let shared = owned.pool.copy(b"read by many").unwrap().share().slice(5..7).unwrap();
+    let expected = [buffer.sge(), region.sge(8..24).unwrap(), shared.sge()];
     let mut batch = owned.qp.send_batch().unwrap();
     batch.push(SendWr::send(&[]), buffer, "buffer").unwrap();
     batch.push(SendWr::read(REMOTE, &[]), slice, "slice").unwrap();
+    batch.push(SendWr::send(&[]), shared, "shared").unwrap();
     let mut empty = owned.pool.take().unwrap();
     empty.set_len(0);
     batch.push(SendWr::send(&[]), empty, "empty").unwrap();
@@ -608,6 +648,38 @@ fn a_shared_receive_comes_back_through_any_queue_pair() {
     assert_eq!(bench.script.complaints(), [""; 0]);
 }
 
+/// The oldest receive may wait for a message of a peer that is silent.
+#[test]
+fn a_shared_queue_has_room_as_soon_as_any_of_its_receives_is_over() {
+    let bench = Bench::new();
+    let pool = bench.pd.buffer_pool_builder(64).count(16).build().unwrap();
+    let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
+    let mut srq = OwnedSharedReceiveQueue::new(bench.pd.srq_builder(4).build().unwrap()).unwrap();
+    let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue());
+    let qp = cq.adopt_on(builder.build().unwrap(), &srq).unwrap();
+    let post = |srq: &mut OwnedSharedReceiveQueue<u32>, tag| {
+        let mut batch = srq.batch().unwrap();
+        let posted = batch.push(pool.take().unwrap(), tag).map_err(|refused| refused.error);
+        batch.ring();
+        posted
+    };
+    let depth = srq.depth() as u32;
+    (0..depth).for_each(|tag| post(&mut srq, tag).unwrap());
+    let handle = srq.queue().handle();
+    let take = || {
+        let request = bench.script.take(handle, Role::Recv).unwrap();
+        u64::from_ne_bytes(request[..8].try_into().unwrap())
+    };
+    let mut ids: Vec<_> = (0..depth).map(|_| take()).collect();
+    for (at, next) in [(2, depth), (1, depth + 1), (2, depth + 2)] {
+        assert!(bench.script.complete(cq.queue().handle(), wc(qp.qpn().0, ids[at])));
+        assert_eq!((cq.poll().unwrap().count(), srq.room()), (1, 1));
+        post(&mut srq, next).unwrap();
+        ids[at] = take();
+        assert_eq!(post(&mut srq, 99), Err(PostError::Full));
+    }
+}
+
 /// The `wr_id` of a receive that was posted before may equal that of a receive that lends memory.
 #[test]
 fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
@@ -641,9 +713,8 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
     let mut srq = pd.srq_builder(4).build().unwrap();
     post(&mut srq);
     assert!(OwnedSharedReceiveQueue::<u32>::new(srq).is_err(), "mlx5");
-    // The scripted device does not answer the query that follows in `new`.
-    let fresh = pd.srq_builder(4).build().unwrap();
-    assert!(fresh.is_fresh());
+    let fresh = OwnedSharedReceiveQueue::<u32>::new(pd.srq_builder(4).build().unwrap()).unwrap();
+    assert!(fresh.depth() >= 4);
 }
 
 #[test]
@@ -735,6 +806,45 @@ fn a_buffer_s_capacity_reaches_from_its_first_byte_to_its_end() {
     assert_eq!((sizes(&buffer), buffer[0]), ((64, 64), 0));
 }
 
+#[test]
+fn a_pool_has_1_to_2_to_the_31st_buffers_and_bytes_in_each() {
+    const MOST: usize = 1 << 31;
+    let bench = Bench::new();
+    for (size, count) in [(0, 1), (1, 0), (MOST + 1, 1), (1, MOST + 1), (usize::MAX, 1)] {
+        let error = bench.pd.buffer_pool_builder(size).count(count).build().unwrap_err();
+        assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
+        assert!(error.message().contains("1 to 2147483648 can be had"), "{error}");
+    }
+    let least = bench.pd.buffer_pool_builder(1).count(1).build().unwrap();
+    assert!(least.take().is_some());
+}
+
+/// What a peer is told is where the buffer begins now.
+#[test]
+fn peers_may_read_the_buffers_of_a_pool_that_was_built_so() {
+    let bench = Bench::new();
+    for readable in [false, true] {
+        let builder = bench.pd.buffer_pool_builder(64).count(2);
+        let (builder, access) = match readable {
+            false => (builder, Access::LOCAL_WRITE),
+            true => (builder.remote_read(), Access::LOCAL_WRITE | Access::REMOTE_READ),
+        };
+        let pool = builder.build().unwrap();
+        let (_, region) = bench.script.live().pop().unwrap();
+        let region = bench.script.object(region);
+        assert_eq!(region.access, access.bits());
+        for _ in 0..2 {
+            let mut buffer = pool.take().unwrap();
+            buffer.advance(5);
+            let Remote { addr, rkey } = buffer.remote();
+            assert_eq!((addr, rkey), (buffer.as_ptr().addr() as u64, Rkey(region.number)));
+            let Sge { addr, length, lkey } = buffer.sge();
+            assert_eq!((addr, lkey), (buffer.as_ptr().addr() as u64, Lkey(region.number)));
+            assert_eq!(length, 59);
+        }
+    }
+}
+
 /// Whatever the depths that were asked for.
 #[test]
 fn a_queue_takes_as_many_requests_as_its_depth_says() {
@@ -745,6 +855,8 @@ fn a_queue_takes_as_many_requests_as_its_depth_says() {
         let granted = srq.query().unwrap().max_wr as usize;
         let mut srq = OwnedSharedReceiveQueue::new(srq).unwrap();
         assert_eq!((srq.depth(), srq.room()), (granted, granted), "of {wanted}");
+        srq.set_limit(granted as u32).unwrap();
+        assert_eq!(srq.queue().query().unwrap().limit as usize, granted);
         let depth = srq.depth();
         let mut batch = srq.batch().unwrap();
         for posted in 0..depth {

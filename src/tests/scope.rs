@@ -1,10 +1,10 @@
 //! No scope ends, by return or by panic, before its requests are over.
 
-use super::owned::Owned;
+use super::owned::{Owned, bring_up_owned};
 use super::wc;
 use crate::owned::{Ending, RegionRef, ScopeError};
 use crate::uverbs::scripted::{Op, Role, Script};
-use crate::{Access, Errno, PollError, PostError, QpState, Remote, Rkey, SendWr, WcStatus};
+use crate::{Access, Errno, PollError, PostError, QpState, QpType, Remote, Rkey, SendWr, WcStatus};
 use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::process::Command;
@@ -187,6 +187,69 @@ fn splitting_a_scoped_region_covers_it_once() {
     }
 }
 
+/// Or none, for a request without data.
+#[test]
+fn a_scope_s_request_names_the_memory_that_it_borrows() {
+    let mut owned = Owned::new();
+    let mut buffer = owned.pool.copy(b"header and body").unwrap();
+    let shared = owned.pool.copy(b"read by many").unwrap().share();
+    let part = shared.slice(5..7).unwrap();
+    buffer.advance(7);
+    let mut target = owned.pool.take().unwrap();
+    target.advance(3);
+    let expected = [&buffer.sge(), &part.sge(), &target.sge()].map(|sge| (sge.addr, sge.length));
+    let script = owned.bench.script.clone();
+    let (handle, qpn, cq) = (owned.qp.handle(), owned.qp.qpn().0, owned.cq.queue().handle());
+    let finish = |role| {
+        let request = script.take(handle, role).unwrap();
+        let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+        assert!(script.complete(cq, wc(qpn, id)));
+        request
+    };
+    let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+        let _ = scope.post(SendWr::send(&[]), &buffer).unwrap();
+        let _ = scope.post(SendWr::send(&[]), &part).unwrap();
+        let _ = scope.post(SendWr::read(REMOTE, &[]), &mut target).unwrap();
+        assert_eq!([(); 3].map(|()| entry(&finish(Role::Send))), expected);
+        let empty = [
+            scope.post(SendWr::send(&[]), ()).unwrap(),
+            scope.post(SendWr::read(REMOTE, &[]), ()).unwrap(),
+            scope.recv(()).unwrap(),
+        ];
+        for role in [Role::Send, Role::Send, Role::Recv] {
+            let request = finish(role);
+            assert!(role == Role::Recv || request[DMA..DMA + 8].iter().all(|byte| *byte == 0));
+        }
+        for request in empty {
+            scope.wait(request).unwrap();
+        }
+    });
+    assert!(scoped.is_ok());
+}
+
+/// The device may write no header, and what an earlier holder left is none.
+#[test]
+fn only_a_scope_s_receive_of_datagrams_clears_the_room_of_the_header() {
+    for (qp_type, cleared) in [(QpType::UD, 40), (QpType::RC, 0)] {
+        let Owned { bench, pool, mut cq, .. } = Owned::new();
+        let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), qp_type);
+        let qp = builder.max_send_wr(1).max_recv_wr(1).build().unwrap();
+        let mut qp = cq.adopt(qp).unwrap();
+        bring_up_owned(&bench, &qp);
+        let mut inbox = pool.copy(&[7; 64]).unwrap();
+        let (handle, qpn, queue) = (qp.handle(), qp.qpn().0, cq.queue().handle());
+        let scoped = qp.scope(&mut cq, |scope| {
+            let received = scope.recv(&mut inbox).unwrap();
+            let request = bench.script.take(handle, Role::Recv).unwrap();
+            let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
+            assert!(bench.script.complete(queue, wc(qpn, id)));
+            let (inbox, _) = scope.wait(received).unwrap();
+            assert_eq!(inbox.iter().position(|byte| *byte == 7), Some(cleared), "{qp_type}");
+        });
+        assert!(scoped.is_ok());
+    }
+}
+
 #[test]
 fn a_scope_flushes_its_requests_if_the_peer_is_silent() {
     let mut owned = Owned::new();
@@ -298,6 +361,30 @@ fn a_scope_waits_while_the_device_is_being_removed() {
     kernel.unwrap().join().unwrap();
     drop(owned.qp);
     assert_eq!(owned.bench.context.leaked(), 0);
+}
+
+/// Its own reasons may pass, and the process need not be aborted.
+#[test]
+fn a_scope_asks_again_while_the_kernel_refuses_to_deregister() {
+    let owned = &mut Owned::new();
+    let (script, pd) = (&owned.bench.script, &owned.bench.pd);
+    let mut local = [0u8; 64];
+    let before = script.count(UVERBS_OBJECT_MR);
+    let mut kernel = None;
+    let scoped = owned.qp.scope(&mut owned.cq, |scope| {
+        scope.register(pd, &mut local).unwrap();
+        let mut regions = script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_MR);
+        let region = regions.next_back().unwrap().1;
+        script.refuse_destroy(region, Errno::BUSY);
+        let script = script.clone();
+        kernel = Some(std::thread::spawn(move || {
+            std::thread::sleep(SOON);
+            script.permit_destroy(region);
+        }));
+    });
+    assert!(scoped.is_ok());
+    assert_eq!(script.count(UVERBS_OBJECT_MR), before);
+    kernel.unwrap().join().unwrap();
 }
 
 /// Runs a test of this file in a process of its own, which has to abort and say `why`; `false` in

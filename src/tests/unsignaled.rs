@@ -133,6 +133,16 @@ fn a_poll_that_stops_in_between_loses_nothing() {
     assert_eq!(sender.poll(None), [(4, SUCCESS)]);
 }
 
+#[test]
+fn an_unsignaled_request_has_no_completion_even_if_it_asks_for_one() {
+    let mut sender = Sender::new();
+    let mut batch = sender.qp.send_batch().unwrap();
+    let wr = SendWr::write(REMOTE, &[]).signaled();
+    batch.push_unsignaled(wr, sender.pool.take().unwrap(), 1).unwrap();
+    batch.ring().unwrap();
+    assert!(matches!(sender.take(), Some((_, false))));
+}
+
 /// The outcome is made up of what the request was.
 #[test]
 fn an_unsignaled_read_counts_its_bytes() {
@@ -151,14 +161,17 @@ fn an_unsignaled_read_counts_its_bytes() {
         .cq
         .poll()
         .unwrap()
-        .map(|done| (done.tag, done.outcome.opcode, done.outcome.filled(), done.outcome.qpn))
+        .map(|done| {
+            let outcome = done.outcome;
+            (done.tag, outcome.opcode, outcome.byte_len, outcome.filled(), outcome.qpn)
+        })
         .collect();
     let qpn = sender.qp.qpn();
     let expected = [
-        (1, WcOpcode::READ, 40, qpn),
-        (2, WcOpcode::FETCH_ADD, 8, qpn),
-        (3, WcOpcode::SEND, 0, qpn),
-        (4, WcOpcode::SEND, 0, qpn),
+        (1, WcOpcode::READ, 40, 40, qpn),
+        (2, WcOpcode::FETCH_ADD, 8, 8, qpn),
+        (3, WcOpcode::SEND, 0, 0, qpn),
+        (4, WcOpcode::SEND, 0, 0, qpn),
     ];
     assert_eq!(outcomes, expected);
 }
@@ -301,12 +314,14 @@ fn a_scope_gives_unsignaled_requests_to_the_next_poll() {
 
 #[test]
 fn a_reset_gives_unsignaled_requests_back_as_flushed() {
-    let mut sender = Sender::new();
-    sender.post(&[(1, false), (2, true), (3, false)]);
-    sender.run(&[SUCCESS, SUCCESS]);
-    sender.qp.reset(&mut sender.cq).unwrap();
-    assert_eq!(sender.poll(None), [(1, SUCCESS), (2, SUCCESS), (3, FLUSHED)]);
-    assert_eq!(sender.pool.idle(), 32);
+    for most in POLLS {
+        let mut sender = Sender::new();
+        sender.post(&[(1, false), (2, true), (3, false)]);
+        sender.run(&[SUCCESS, SUCCESS]);
+        sender.qp.reset(&mut sender.cq).unwrap();
+        assert_eq!(sender.poll(most), [(1, SUCCESS), (2, SUCCESS), (3, FLUSHED)], "{most:?}");
+        assert_eq!(sender.pool.idle(), 32);
+    }
 }
 
 #[test]

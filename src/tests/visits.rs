@@ -153,6 +153,25 @@ fn a_poll_ends_at_its_limit() {
     }
 }
 
+/// Or the queue would be short of them while the next poll keeps as many again.
+#[test]
+fn cqes_of_a_forgotten_poll_are_given_back_by_the_next_one() {
+    for (capacity, others, spare) in [(15, 1, 1), (15, 0, 6)] {
+        let mut bench = Bench::new(capacity, others);
+        bench.complete([Done, Done, Done]);
+        let mut completions = bench.cq.poll().unwrap();
+        assert_eq!(completions.next().unwrap().tag, 1);
+        std::mem::forget(completions);
+        assert_eq!(bench.found(), (0, 0), "{spare} to spare");
+        let mut seen = Vec::new();
+        let found = bench.cq.poll_each(1, |request| {
+            seen.push((*request.tag().unwrap(), bench.device.consumed()));
+        });
+        assert_eq!((found, seen), (Ok(1), vec![(2, 1)]), "{spare} to spare");
+        assert_eq!((bench.visits(9), bench.found()), ((1, vec![3]), (0, 3)));
+    }
+}
+
 #[test]
 fn failures_are_shown_with_their_status() {
     let mut bench = Bench::new(63, 0);
@@ -192,19 +211,23 @@ fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
 fn a_visitor_is_shown_unsignaled_requests() {
     for most in [1, 2, 3, 9] {
         for (capacity, others) in [(63, 0), (15, 1), (15, 2)] {
-            let mut bench = Bench::posting(capacity, others, [true, false, true]);
-            bench.complete([Stray, Done, Silent, Stray, Done, Stray]);
-            let mut seen = Vec::new();
-            loop {
-                let (found, tags) = bench.visits(most);
-                assert!(found == tags.len() && found <= most);
-                seen.extend(tags);
-                if found == 0 {
-                    break;
+            // Nothing is known of the second if the third fails.
+            for third in [Done, Failed] {
+                let mut bench = Bench::posting(capacity, others, [true, false, true]);
+                bench.complete([Stray, Done, Silent, Stray, third, Stray]);
+                let mut seen = Vec::new();
+                loop {
+                    let (found, tags) = bench.visits(most);
+                    assert!(found == tags.len() && found <= most);
+                    seen.extend(tags);
+                    if found == 0 {
+                        break;
+                    }
                 }
+                let all = (vec![1, 2, 3], 3);
+                assert_eq!((seen, bench.free()), all, "{most} of {capacity}, {others}");
+                assert_eq!(bench.found(), (3, 5));
             }
-            assert_eq!((seen, bench.free()), (vec![1, 2, 3], 3), "{most} of {capacity}, {others}");
-            assert_eq!(bench.found(), (3, 5));
         }
     }
 }

@@ -169,6 +169,21 @@ fn a_requests_waker_is_cloned_and_dropped_without_a_lock() {
     });
 }
 
+/// A task polls all its requests whenever one of them is over.
+#[test]
+fn polling_a_request_again_neither_clones_nor_drops_its_waker() {
+    in_time(|futures, callback| {
+        let waker = callback.waker();
+        let mut received = futures.qp.recv(futures.pool.take().unwrap());
+        assert!(poll(&mut received, &waker).is_pending());
+        let calls = callback.calls.load(Ordering::Relaxed);
+        for _ in 0..3 {
+            assert!(poll(&mut received, &waker).is_pending());
+        }
+        assert_eq!(callback.calls.load(Ordering::Relaxed), calls);
+    });
+}
+
 #[test]
 fn wakers_that_wait_for_room_are_used_without_a_lock() {
     in_time(|futures, callback| {

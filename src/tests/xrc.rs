@@ -1,6 +1,8 @@
 //! XRC domains, on a scripted kernel that has them.
 
 use super::Bench;
+use super::futures::Watched;
+use crate::aio::CompletionQueue;
 use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Access, Context, Errno, QpAttr, QpState, Qpn, XrcDomain};
@@ -121,6 +123,39 @@ fn a_queue_that_a_shared_receive_queue_completes_to_names_its_holder() {
     assert!(error.message().contains("a shared receive queue of an XRC domain"), "{error}");
     drop(srq);
     cq.destroy().unwrap();
+}
+
+/// Each may have as many completions at once as it holds receives.
+#[test]
+fn a_shared_receive_queue_that_is_dropped_makes_room_for_the_next() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let own = bench.context.cq_builder(16).build().unwrap();
+    let mut cq: OwnedCompletionQueue<u64> = OwnedCompletionQueue::new(own);
+    for _ in 0..3 {
+        let most = cq.queue().capacity() / 2 + 1;
+        let make = |cq| bench.pd.srq_builder(most).xrc(&domain, cq).build().unwrap();
+        let (first, second) = (make(cq.queue()), make(cq.queue()));
+        let first = cq.adopt_srq(first).unwrap();
+        let error = cq.adopt_srq(second).unwrap_err();
+        assert!(error.message().contains("create it larger"), "{error}");
+        drop(first);
+    }
+}
+
+#[test]
+fn a_queue_of_futures_has_the_number_that_the_kernel_gave_it() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let made = CompletionQueue::new(&bench.context, 16, |_| Ok(Watched::default()));
+    let (cq, _driver) = made.unwrap();
+    let plain = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();
+    assert_eq!(plain.number(), None, "no sender names it");
+    let srq = cq.create_xrc_srq(&bench.pd, 4, &domain, |srq| srq).unwrap();
+    let (_, handle) = bench.script.live().pop().unwrap();
+    assert_eq!(srq.number().map(|number| number.0), Some(handle + 0x100));
 }
 
 /// mlx5's driver refuses such a queue without one; other queues have none.

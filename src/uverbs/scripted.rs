@@ -77,6 +77,7 @@ impl Op {
     pub(crate) const OPEN_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_OPEN_QP);
     pub(crate) const POST_SEND: Op = Op::Write(commands::IB_USER_VERBS_CMD_POST_SEND);
     pub(crate) const RESIZE_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_RESIZE_CQ);
+    pub(crate) const REQ_NOTIFY_CQ: Op = Op::Write(commands::IB_USER_VERBS_CMD_REQ_NOTIFY_CQ);
     pub(crate) const MODIFY_QP: Op = Op::Write(commands::IB_USER_VERBS_CMD_MODIFY_QP);
 
     /// The DESTROY method of an object.

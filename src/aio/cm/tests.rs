@@ -162,6 +162,64 @@ fn connects_accepts_and_sees_the_end() {
     assert!(connection.is_closed());
 }
 
+/// That the address moved to another interface is a hint, and no answer.
+#[test]
+fn a_connect_goes_on_when_the_address_changes() {
+    let mut stage = Stage::new();
+    let (script, channel) = (stage.script.clone(), stage.channel.clone());
+    let connector = Connector::new(PEER).unwrap();
+    let mut qp = Some(stage.qp().unwrap());
+    let mut future = pin!(channel.connect(&connector, |_| Ok(qp.take().unwrap())));
+    for _ in 0..10 {
+        if let Poll::Ready(connected) = future.as_mut().poll(&mut cx()) {
+            assert_eq!(connected.unwrap().0.state(), QpState::RTS);
+            return;
+        }
+        script.tell(1, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+        Stage::play(&script, &mut stage.driver, 1);
+    }
+    panic!("it waits for ever");
+}
+
+/// No host of these tests has a device that the channel could open by itself.
+#[test]
+fn a_queue_pair_can_be_made_on_the_context_that_the_channel_was_given() {
+    let Stage { script, bench, channel, mut driver } = Stage::new();
+    let connector = Connector::new(PEER).unwrap();
+    let asking = channel.connect_datagrams(&connector, |route| {
+        let context = route.context()?;
+        let pd = context.alloc_pd()?;
+        let cq = context.cq_builder(4).build()?;
+        assert!(bench.script.live().iter().any(|(_, handle)| *handle == cq.handle()));
+        pd.qp_builder(&cq, &cq, QpType::UD).build()
+    });
+    let (qp, _) = Stage::drive(&script, &mut driver, 10, asking).unwrap().unwrap();
+    assert_eq!(bench.script.object(qp.handle()).state, QpState::RTS.0);
+}
+
+/// An error ends it, as the driver's end.
+#[cfg(feature = "stream")]
+#[test]
+fn a_listener_is_a_stream_of_requests_up_to_its_first_error() {
+    use futures_core::{FusedStream, Stream};
+    let Stage { script, channel, mut driver, .. } = Stage::new();
+    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let next = |listener: &mut Listener| Stream::poll_next(Pin::new(listener), &mut cx());
+    for _ in 0..2 {
+        assert!(next(&mut listener).is_pending());
+        script.request(1, rdma_ucm_conn_param::default());
+        assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+        assert!(matches!(next(&mut listener), Poll::Ready(Some(Ok(_)))));
+        assert!(!listener.is_terminated());
+    }
+    drop(driver);
+    assert!(matches!(next(&mut listener), Poll::Ready(Some(Err(_)))));
+    for _ in 0..2 {
+        assert!(listener.is_terminated());
+        assert!(matches!(next(&mut listener), Poll::Ready(None)));
+    }
+}
+
 #[test]
 fn future_dropped_after_any_poll_leaves_no_id() {
     for polls in 0.. {
@@ -303,6 +361,38 @@ fn driver_ends_after_too_many_false_alarms() {
         panic!("it goes on for ever");
     };
     assert_eq!(error.errno(), Errno::IO);
+}
+
+/// A file that is reported as readable so many times, and holds no event.
+struct Times(u32);
+
+impl Readiness for Times {
+    fn poll_read(
+        &mut self,
+        _: &mut task::Context<'_>,
+        read: &mut dyn FnMut() -> Result<()>,
+    ) -> Poll<Result<()>> {
+        match self.0.checked_sub(1) {
+            Some(left) => {
+                self.0 = left;
+                Poll::Ready(read())
+            }
+            None => Poll::Pending,
+        }
+    }
+}
+
+#[test]
+fn driver_survives_a_thousand_false_alarms_between_two_events() {
+    let script = CmScript::new();
+    let (channel, mut driver) = EventChannel::on(script.open(), |_| Ok(Times(0))).unwrap();
+    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    for _ in 0..3 {
+        driver.readiness.0 = 1000;
+        script.request(1, rdma_ucm_conn_param::default());
+        assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+        assert!(pin!(listener.next_request()).poll(&mut cx()).is_ready());
+    }
 }
 
 /// The driver ended by itself, and is still there.
