@@ -298,6 +298,19 @@ mod tests {
         }
     }
 
+    #[test]
+    fn a_request_is_one_run_unless_it_goes_on_at_the_beginning() {
+        const COUNT: u32 = 4;
+        let ring = Wqebbs::new(QueueMemory::page(), 64, COUNT).unwrap();
+        for index in 0..COUNT {
+            let left = (COUNT - index) * SEGMENTS_PER_WQEBB;
+            for segments in 1..=COUNT * SEGMENTS_PER_WQEBB {
+                let run = ring.run(ring.offset_of(index), segments);
+                assert_eq!(run.is_some(), segments <= left, "{segments} from {index}");
+            }
+        }
+    }
+
     /// Whichever of the three ways is taken.
     #[test]
     fn inline_data_lies_as_byte_by_byte() {

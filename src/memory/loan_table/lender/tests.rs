@@ -320,6 +320,27 @@ fn a_completion_gives_back_no_newer_loan_in_a_slot_that_it_covers() {
     assert_eq!((table.take(last), table.take(newer)), (Some(1), Some(4)));
 }
 
+#[test]
+fn a_dropped_batch_lets_the_next_request_be_unsignaled_only_if_none_waits_for_a_signaled_one() {
+    // Three of eight may be unsignaled, and the signaled one that was to cover them is not posted.
+    let mut lender = Lender::new(8, 0);
+    for n in 0..3 {
+        let mut batch = lender.begin();
+        assert_ne!(batch.hold_unsignaled(n).unwrap() & UNSIGNALED, 0);
+        batch.commit();
+    }
+    let mut batch = lender.begin();
+    batch.hold(3).unwrap();
+    assert_ne!(batch.hold_unsignaled(4).unwrap() & UNSIGNALED, 0);
+    drop(batch);
+    assert_eq!(lender.begin().hold_unsignaled(5).unwrap() & UNSIGNALED, 0);
+    // Nothing waits.
+    let mut lender = Lender::new(8, 0);
+    lender.lend(0).unwrap();
+    lender.begin().hold(1).unwrap();
+    assert_ne!(lender.begin().hold_unsignaled(2).unwrap() & UNSIGNALED, 0);
+}
+
 /// Each loan is then almost a whole round ahead of the one before.
 #[test]
 fn a_dropped_batch_takes_its_loans_back_whatever_the_order_in_which_slots_came_back() {
