@@ -235,6 +235,21 @@ fn a_target_that_is_reset_is_so_wherever_it_is_open() {
     opened.modify(&init).unwrap();
 }
 
+/// Another process may have it open. A queue pair of this process alone is reset then.
+#[test]
+fn a_target_that_something_holds_is_not_reset_when_its_handle_goes() {
+    let (script, context) = with_targets();
+    let domain = context.xrcd_builder().build().unwrap();
+    let target = domain.create_target().unwrap();
+    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
+    target.modify(&init).unwrap();
+    let (handle, held) = (target.handle(), target.qp.inner().clone());
+    drop(target);
+    assert_eq!(script.object(handle).state, QpState::INIT.0);
+    drop(held);
+    assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
+}
+
 #[test]
 fn a_target_is_closed_or_comes_back_with_the_reason() {
     let (script, context) = with_targets();
