@@ -544,23 +544,6 @@ fn the_link_layer_of_a_port_is_queried_once() {
 
 /// The first flag is for receives; the other for reads and atomics, also if not all sends are signaled.
 #[test]
-fn data_in_completions_is_asked_for_in_both_directions() {
-    const UAR: u32 = 1 << 10;
-    const RECEIVED: u32 = 1 << 1;
-    const READ: u32 = 1 << 8;
-    let script = Script::mlx5();
-    let context = script.open("mlx5_0");
-    let pd = context.alloc_pd().unwrap();
-    let cq = context.cq_builder(16).build().unwrap();
-    for qp_type in [QpType::RC, QpType::UC] {
-        let make = || pd.qp_builder(&cq, &cq, qp_type);
-        let (plain, short) = (make().build().unwrap(), make().scatter_to_cqe().build().unwrap());
-        assert_eq!(script.object(plain.handle()).flags, UAR);
-        assert_eq!(script.object(short.handle()).flags, UAR | RECEIVED | READ);
-    }
-}
-
-#[test]
 fn running_out_of_registers_names_their_number() {
     let script = Script::mlx5();
     script.change_mlx5(|device| device.uars = 4);

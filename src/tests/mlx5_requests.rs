@@ -52,6 +52,34 @@ fn the_queues_of_a_queue_pair_fill_the_memory_that_the_driver_is_told() {
     }
 }
 
+/// The kernel pins what the queues of the queue pair are in.
+#[test]
+fn the_kernel_is_told_how_large_both_queues_are() {
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(10).build().unwrap();
+    let qp = bench.domain.qp_builder(&cq, &cq, QpType::RC);
+    let _qp = qp.max_recv_wr(5).max_recv_sge(3).max_send_wr(4).build().unwrap();
+    // 8 receives of 64 bytes, and 16 WQEBBs for 4 requests of at most 192 bytes.
+    assert_eq!(bytes(&driver(&bench, |driver| driver.asked_qp)), (8 * 64, 16 * 64));
+}
+
+#[test]
+fn data_in_completions_is_asked_for_in_both_directions() {
+    const UAR: u32 = 1 << 10;
+    const RECEIVED: u32 = 1 << 1;
+    const READ: u32 = 1 << 8;
+    let bench = Bench::new();
+    let cq = bench.context.cq_builder(16).build().unwrap();
+    for qp_type in [QpType::RC, QpType::UC] {
+        let make = || bench.domain.qp_builder(&cq, &cq, qp_type);
+        let flags = || driver(&bench, |driver| driver.asked_qp.flags);
+        let _plain = make().build().unwrap();
+        assert_eq!(flags(), UAR);
+        let _short = make().scatter_to_cqe().build().unwrap();
+        assert_eq!(flags(), UAR | RECEIVED | READ);
+    }
+}
+
 #[test]
 fn a_queue_pair_without_receives_of_its_own_asks_for_none() {
     let bench = Bench::new();

@@ -1,6 +1,7 @@
 //! The rings of mlx5 behind the public types: what requests name, and what a reset or the end of a queue pair
 //! leaves in them.
 
+use super::owned::bring_up_owned;
 use super::{bring_up, ring, ring_recv};
 use crate::owned::OwnedCompletionQueue;
 use crate::provider::mlx5::fake_device::{FakeCq, cqe};
@@ -87,11 +88,6 @@ fn a_request_names_the_buffer_that_was_lent_for_it() {
     assert_eq!((wqe[7], &length, &wqe[32..]), (3, &4u32.to_be_bytes(), &expected[..]));
 }
 
-fn bring_up_owned<T: Send + 'static>(script: &Script, qp: &crate::owned::OwnedQueuePair<T>) {
-    qp.qp.set_state(crate::QpState::RTS);
-    script.set_qp_state(qp.handle(), crate::QpState::RTS.0);
-}
-
 #[test]
 fn a_reset_empties_both_queues_of_a_queue_pair() {
     let mut bench = Bench::new();
@@ -151,16 +147,6 @@ fn the_user_index_of_a_queue_pair_that_the_kernel_keeps_is_never_dealt_again() {
     assert_eq!([bench.poll(), bench.poll()], [0, 0]);
     let next: Vec<_> = (0..4).map(|_| bench.qp()).collect();
     assert!(next.iter().all(|qp| bench.index(qp) != index));
-}
-
-/// The kernel pins what the queues of the queue pair are in: receives before sends.
-#[test]
-fn the_kernel_is_told_how_large_both_queues_are() {
-    let bench = Bench::new();
-    let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC);
-    let qp = builder.max_recv_wr(5).max_recv_sge(3).max_send_wr(4).build().unwrap();
-    // 8 receives of 64 bytes, and 16 WQEBBs for 4 requests of at most 192 bytes.
-    assert_eq!(bench.script.object(qp.handle()).length, 8 * 64 + 16 * 64);
 }
 
 #[test]

@@ -31,7 +31,7 @@ impl Owned {
         let pool = bench.pd.buffer_pool_builder(64).count(8).build().unwrap();
         let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
         let qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         Owned { bench, pool, cq, qp }
     }
 
@@ -77,9 +77,9 @@ pub(super) fn fresh(bench: &Bench, cq: &CompletionQueue) -> crate::QueuePair {
     builder.max_inline_data(32).build().unwrap()
 }
 
-pub(super) fn bring_up_owned<T>(bench: &Bench, qp: &OwnedQueuePair<T>) {
+pub(super) fn bring_up_owned<T>(script: &Script, qp: &OwnedQueuePair<T>) {
     qp.qp.set_state(crate::QpState::RTS);
-    bench.script.set_qp_state(qp.handle(), crate::QpState::RTS.0);
+    script.set_qp_state(qp.handle(), crate::QpState::RTS.0);
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn only_a_receive_of_datagrams_clears_the_room_of_the_header() {
         let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), qp_type);
         let qp = builder.max_send_wr(1).max_recv_wr(1).build().unwrap();
         let mut qp: OwnedQueuePair<&'static str> = cq.adopt(qp).unwrap();
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         let foreign = bench.context.alloc_pd().unwrap().buffer_pool_builder(64).build().unwrap();
         let mut batch = qp.recv_batch().unwrap();
         for memory in [foreign.copy(&[7; 64]).unwrap(), foreign.copy(&[7; 8]).unwrap()] {
@@ -515,7 +515,7 @@ fn a_completion_of_an_earlier_queue_pair_with_the_number_gives_nothing_back() {
     let _between = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
     owned.bench.script.set_next_qpn(qpn);
     let qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
-    bring_up_owned(&owned.bench, &qp);
+    bring_up_owned(&owned.bench.script, &qp);
     assert_eq!(qp.qpn().0, qpn);
     owned.qp = qp;
     owned.complete(old);
@@ -568,7 +568,7 @@ fn completions_of_dropped_queue_pairs_make_room_for_new_ones() {
     // Each leaves completions in the queue, and nothing polls.
     for _ in 0..=owned.cq.queue().capacity() / depth {
         let mut qp = owned.cq.adopt(fresh(&owned.bench, owned.cq.queue())).unwrap();
-        bring_up_owned(&owned.bench, &qp);
+        bring_up_owned(&owned.bench.script, &qp);
         for _ in 0..depth {
             let mut batch = qp.send_batch().unwrap();
             batch.push(SendWr::send(&[]).inline(b"x"), (), "x").unwrap();
@@ -595,7 +595,7 @@ fn a_panic_while_a_queue_pair_is_dropped_frees_its_room() {
     let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(20).build().unwrap());
     for _ in 0..3 {
         let mut qp = cq.adopt(fresh(&bench, cq.queue())).unwrap();
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[]), pool.take().unwrap(), Some(Panics)).unwrap();
         batch.push(SendWr::send(&[]), pool.take().unwrap(), None).unwrap();
@@ -871,7 +871,7 @@ fn a_queue_takes_as_many_requests_as_its_depth_says() {
         let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         let builder = builder.max_send_wr(wanted).max_recv_wr(wanted).max_inline_data(4);
         let mut qp = cq.adopt(builder.build().unwrap()).unwrap();
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         let (sends, recvs) = (qp.caps().max_send_wr, qp.caps().max_recv_wr);
         assert!(sends >= wanted && recvs >= wanted, "{:?}", qp.caps());
         assert_eq!((qp.send_room(), qp.recv_room()), (sends as usize, recvs as usize));

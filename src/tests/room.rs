@@ -59,7 +59,7 @@ fn posting_during_a_poll_does_not_overflow_the_queue() {
                 let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
                 let builder = builder.max_send_wr(sends).max_recv_wr(recvs).max_inline_data(4);
                 let qp = cq.adopt(builder.build().unwrap()).unwrap();
-                bring_up_owned(&bench, &qp);
+                bring_up_owned(&bench.script, &qp);
                 qp
             };
             let (mut qp, other) = (adopt(7, recvs), (others > 0).then(|| adopt(others, 0)));
@@ -100,7 +100,7 @@ fn completions_that_a_reset_discards_make_room() {
         (0..4).for_each(|id| assert!(theirs.complete(handle, wc(qpn, id))));
     });
     for _ in 0..3 {
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         fill(script, &mut qp, handle);
         qp.reset(&mut cq).unwrap();
         assert_eq!(script.pending(handle, Role::Cq), 0);
@@ -120,7 +120,7 @@ fn a_forgotten_poll_counts_when_a_queue_pair_is_adopted() {
         cq.adopt(builder.build().unwrap()).unwrap()
     };
     let mut qp = adopt(&mut cq, 7);
-    bring_up_owned(&bench, &qp);
+    bring_up_owned(&bench.script, &qp);
     fill(&bench.script, &mut qp, handle);
     let mut completions = cq.poll().unwrap();
     (0..7).for_each(|_| drop(completions.next().unwrap()));

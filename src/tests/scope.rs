@@ -235,7 +235,7 @@ fn only_a_scope_s_receive_of_datagrams_clears_the_room_of_the_header() {
         let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), qp_type);
         let qp = builder.max_send_wr(1).max_recv_wr(1).build().unwrap();
         let mut qp = cq.adopt(qp).unwrap();
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         let mut inbox = pool.copy(&[7; 64]).unwrap();
         let (handle, qpn, queue) = (qp.handle(), qp.qpn().0, cq.queue().handle());
         let scoped = qp.scope(&mut cq, |scope| {

@@ -29,7 +29,7 @@ impl Sender {
         let builder = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC);
         let qp = builder.max_send_wr(16).max_recv_wr(1).max_inline_data(16).build().unwrap();
         let qp = cq.adopt(qp).unwrap();
-        bring_up_owned(&bench, &qp);
+        bring_up_owned(&bench.script, &qp);
         Sender { bench, pool, cq, qp }
     }
 

@@ -17,6 +17,11 @@ fn device() -> (Script, Context) {
     (script, context)
 }
 
+/// What takes a target to INIT.
+fn init() -> QpAttr {
+    QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty())
+}
+
 fn with_targets() -> (Script, Context) {
     let script = Script::mlx5();
     let context = script.open("mlx5_0");
@@ -190,7 +195,6 @@ fn each_target_has_a_user_index_of_its_own() {
 #[cfg_attr(miri, ignore = "it looks into /proc")]
 fn a_target_is_opened_by_its_number_in_its_domain() {
     let (script, context) = with_targets();
-    let pd = context.alloc_pd().unwrap();
     let file = file();
     let open = || context.xrcd_builder().file(&file).create().build().unwrap();
     let (here, there, elsewhere) = (open(), open(), context.xrcd_builder().build().unwrap());
@@ -206,14 +210,13 @@ fn a_target_is_opened_by_its_number_in_its_domain() {
     assert!(!error.message().contains("no target of this"), "{error}");
     script.allow(Op::OPEN_QP);
 
-    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
-    made.modify(&init).unwrap();
+    made.modify(&init()).unwrap();
     let opened = there.open_target(made.qpn()).unwrap();
     assert_eq!((opened.qpn(), opened.state()), (made.qpn(), QpState::INIT));
     assert_ne!(opened.handle(), made.handle());
     drop(made);
     assert_eq!(opened.query().unwrap().state, QpState::INIT, "it lives while somebody has it open");
-    drop((opened, pd));
+    drop(opened);
     assert_eq!(script.count(UVERBS_OBJECT_QP), 0);
     assert_eq!(script.complaints(), [""; 0]);
 }
@@ -224,15 +227,14 @@ fn a_target_that_is_reset_is_so_wherever_it_is_open() {
     let domain = context.xrcd_builder().build().unwrap();
     let made = domain.create_target().unwrap();
     let mut opened = domain.open_target(made.qpn()).unwrap();
-    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
-    opened.modify(&init).unwrap();
+    opened.modify(&init()).unwrap();
     script.refuse(Op::MODIFY_QP, Errno::NOMEM);
     assert_eq!(opened.reset().unwrap_err().verb(), "reset_qp");
     assert_eq!((opened.state(), made.query().unwrap().state), (QpState::INIT, QpState::INIT));
     script.allow(Op::MODIFY_QP);
     opened.reset().unwrap();
     assert_eq!((opened.state(), made.query().unwrap().state), (QpState::RESET, QpState::RESET));
-    opened.modify(&init).unwrap();
+    opened.modify(&init()).unwrap();
 }
 
 /// Another process may have it open. A queue pair of this process alone is reset then.
@@ -241,8 +243,7 @@ fn a_target_that_something_holds_is_not_reset_when_its_handle_goes() {
     let (script, context) = with_targets();
     let domain = context.xrcd_builder().build().unwrap();
     let target = domain.create_target().unwrap();
-    let init = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(Access::empty());
-    target.modify(&init).unwrap();
+    target.modify(&init()).unwrap();
     let (handle, held) = (target.handle(), target.qp.inner().clone());
     drop(target);
     assert_eq!(script.object(handle).state, QpState::INIT.0);

@@ -24,6 +24,7 @@ pub mod uctx;
 pub mod umem;
 
 use self::buffer::ListedPages;
+use self::mkey::CACHED_MKEY;
 use self::table::ObjectTable;
 use crate::bar0;
 use crate::cost::Cost;
@@ -119,7 +120,7 @@ impl Objects {
             (self.q_counters.kind(), self.q_counters.len()),
             (self.flow_counters.kind(), self.flow_counters.len()),
             (self.mkeys.kind(), self.mkeys.len() - cached),
-            ("cached mkey", cached),
+            (CACHED_MKEY, cached),
             (self.eqs.kind(), self.eqs.len()),
             (self.cqs.kind(), self.cqs.len()),
             (self.qps.kind(), self.qps.len()),

@@ -306,16 +306,9 @@ impl State {
             false => qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM,
         };
         let start = self.buffer(&to, id, driver.buf_addr, 64)?;
-        let (receives, sends) =
-            (driver.rq_wqe_count << driver.rq_wqe_shift, driver.sq_wqe_count << 6);
-        let length = match split {
-            true => {
-                let id = qp::UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM;
-                self.buffer(&to, id, driver.sq_buf_addr, 64)?;
-                receives
-            }
-            false => receives + sends,
-        };
+        if split {
+            self.buffer(&to, qp::UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM, driver.sq_buf_addr, 64)?;
+        }
         self.buffer(&to, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, driver.db_addr, 8)?;
         if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
             return Err(Errno::INVAL);
@@ -331,9 +324,7 @@ impl State {
             max_wr: driver.bfreg_index,
             start,
             iova: driver.db_addr,
-            length: length.into(),
             uidx: driver.uidx,
-            flags: driver.flags,
             ..Default::default()
         });
         to.made(qp::UVERBS_ATTR_CREATE_QP_HANDLE, handle)?;

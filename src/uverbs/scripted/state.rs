@@ -69,8 +69,6 @@ pub(crate) struct ScriptedObject {
     /// (ECE) that the device was told last.
     pub(crate) uidx: u32,
     pub(crate) ece: u32,
-    /// Of a queue pair of mlx5: the flags of the driver's request.
-    pub(crate) flags: u32,
 }
 
 #[derive(Debug)]

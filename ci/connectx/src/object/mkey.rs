@@ -10,6 +10,9 @@ use super::Objects;
 use super::table::KERNEL;
 use crate::cost::Cost;
 
+/// The kind of the mkeys that a driver keeps for later memory regions.
+pub const CACHED_MKEY: &str = "cached mkey";
+
 /// `qpn` of an mkey that is not bound to a queue pair.
 const ANY_QP: u64 = 0xff_ffff;
 /// How deep lists of mkeys may nest.
@@ -406,10 +409,7 @@ mod tests {
             objects.mkeys.insert(Mkey { context, translation: vec![] }).unwrap();
         }
         let counts = objects.counts();
-        assert!(
-            counts.contains(&("mkey", 3)) && counts.contains(&("cached mkey", 1)),
-            "{counts:?}"
-        );
+        assert!(counts.contains(&("mkey", 3)) && counts.contains(&(CACHED_MKEY, 1)), "{counts:?}");
     }
 
     const GOOD: Access = Access {

@@ -10,6 +10,7 @@ use crate::outcome::{Report, TestOutcome};
 use crate::vm::Vm;
 use anyhow::{Result, bail, ensure};
 use connectx::control::{ControlRequest, Reply};
+use connectx::object::mkey::CACHED_MKEY;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
@@ -72,11 +73,8 @@ pub(crate) fn living_and_left(vm: &Vm, function: usize) -> Result<[BTreeMap<Stri
     }
 }
 
-/// The kind of the mkeys that the driver keeps for later memory regions. docs/KERNEL-NOTES.md says when it makes and
-/// destroys them, which says nothing about the objects of programs.
-pub(crate) const CACHED_MKEY: &str = "cached mkey";
-
-/// The living objects of both functions, without cached mkeys.
+/// The living objects of both functions, without cached mkeys: docs/KERNEL-NOTES.md says when the driver makes and
+/// destroys those, which says nothing about the objects of programs.
 pub(crate) fn objects(vm: &Vm) -> Result<[BTreeMap<String, usize>; 2]> {
     let of = |function| -> Result<_> {
         let [mut living, _] = living_and_left(vm, function)?;

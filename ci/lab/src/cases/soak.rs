@@ -3,7 +3,6 @@
 //!
 //! The emulator counts live objects and lent pages, and reports them over its control socket.
 
-use super::emulator_check::CACHED_MKEY;
 use super::{CaseContext, case, emulator_check, failed};
 use crate::clock;
 use crate::device::Emulation;
@@ -13,6 +12,7 @@ use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Result, bail, ensure};
 use connectx::control::{ControlRequest, Reply};
+use connectx::object::mkey::CACHED_MKEY;
 use connectx::pages::FirmwarePages;
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
