@@ -25,7 +25,7 @@ impl Member {
     pub(crate) fn number(&self) -> Option<u32> {
         match self {
             Member::Rxe { qpn } => Some(*qpn),
-            Member::Mlx5(qp) => Some(qp.index().number()),
+            Member::Mlx5(qp) => Some(qp.uidx().get()),
             Member::None => None,
         }
     }

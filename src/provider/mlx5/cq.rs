@@ -3,7 +3,7 @@
 //! The device has written a CQE when the owner bit, the last bit of its last byte, equals the parity of
 //! the pass over the ring. Only arming rings a doorbell register.
 
-use super::cqe::{COUNTER, INDEX, Mlx5Wc, behind, is_receive, number_of, opcode_of, received};
+use super::cqe::{COUNTER, UIDX, Mlx5Wc, behind, is_receive, uidx_of, opcode_of, received};
 use super::qp_table::{Leftover, QpRegistry, QpTable};
 use super::resources::{QueueResources, dmabuf, explain_dmabuf};
 use super::wqe::pair;
@@ -176,7 +176,7 @@ pub(crate) struct CqRing {
 #[derive(Clone, Copy, Debug, Default)]
 struct FoundCqe {
     /// The queue pair's user index.
-    number: u32,
+    uidx: u32,
     wr_id: u64,
     /// What it completes.
     kind: WcOpcode,
@@ -300,8 +300,8 @@ impl CqRing {
 
     #[inline(always)]
     fn wc(&self, found: FoundCqe) -> Mlx5Wc<'_> {
-        let FoundCqe { number, wr_id, kind, owner } = found;
-        Mlx5Wc { number, wr_id, kind, owner, reader: &self.reader }
+        let FoundCqe { uidx, wr_id, kind, owner } = found;
+        Mlx5Wc { uidx, wr_id, kind, owner, reader: &self.reader }
     }
 
     /// Consumes the next CQE if it is a success of a queue pair in the table.
@@ -309,8 +309,8 @@ impl CqRing {
     fn take_success(&mut self, owner: u8) -> Option<FoundCqe> {
         let table = &self.table;
         self.reader.consume(|cqe| {
-            let number = number_of(cqe);
-            let qp = table.get(number)?;
+            let uidx = uidx_of(cqe);
+            let qp = table.get(uidx)?;
             // The arrays of work request ids have no more entries than these 16 bits name.
             let at = cqe.low16::<COUNTER>();
             // Opcodes are compared in the upper bits of the owner byte, without a shift.
@@ -319,10 +319,10 @@ impl CqRing {
                 // A constant, so that the compiler drops the caller's comparison for the status.
                 let owner = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(FoundCqe { number, wr_id, kind, owner })
+                Some(FoundCqe { uidx, wr_id, kind, owner })
             } else if owner < behind(opcode::MLX5_CQE_RESP_SEND_INV) {
                 let wr_id = qp.receives.complete(at);
-                Some(FoundCqe { number, wr_id, kind: received(owner), owner })
+                Some(FoundCqe { uidx, wr_id, kind: received(owner), owner })
             } else {
                 None
             }
@@ -359,28 +359,28 @@ impl CqRing {
     fn take_written(&mut self, owner: u8) -> Option<FoundCqe> {
         let code = opcode_of(owner);
         let cqe = self.reader.next();
-        let number = number_of(cqe);
+        let uidx = uidx_of(cqe);
         let at = u32::from(cqe.be16::<COUNTER>());
-        if self.table.get(number).is_none() {
+        if self.table.get(uidx).is_none() {
             // The queue pair may have been created since this poll began.
             self.apply_updates();
             self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
-        match self.table.get(number) {
+        match self.table.get(uidx) {
             Some(qp) if sent => {
                 let sent = qp.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(FoundCqe { number, wr_id, kind, owner })
+                Some(FoundCqe { uidx, wr_id, kind, owner })
             }
             Some(qp) if is_receive(code) => {
                 let wr_id = qp.receives.complete(at);
-                Some(FoundCqe { number, wr_id, kind: received(owner), owner })
+                Some(FoundCqe { uidx, wr_id, kind: received(owner), owner })
             }
             known => {
                 if known.is_none() && is_receive(code) {
-                    self.table.discard(number, at);
+                    self.table.discard(uidx, at);
                 }
                 // If no other completion follows, no poll gives this one back.
                 self.release_here();
@@ -440,17 +440,17 @@ impl CqRing {
     /// shared receive queue go back.
     pub(crate) fn purge(&mut self, qp: &SharedQp) {
         self.apply_updates();
-        let number = qp.index().number();
+        let uidx = qp.uidx().get();
         for (_, cqe) in self.reader.ours() {
             udma_from_device();
-            if number_of(cqe) != number {
+            if uidx_of(cqe) != uidx {
                 continue;
             }
             if let (true, Some(srq_wr_ids)) = (is_receive(opcode_of(cqe.owner())), qp.srq_wr_ids())
             {
                 srq_wr_ids.complete(cqe.be16::<COUNTER>().into());
             }
-            cqe.set_be32::<INDEX>(NOBODY);
+            cqe.set_be32::<UIDX>(NOBODY);
         }
     }
 

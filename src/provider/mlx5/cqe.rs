@@ -9,7 +9,7 @@ use uapi::{
 };
 use uverbs_uapi::mlx5::cqe as uapi;
 
-pub(crate) const INDEX: usize = offset_of!(mlx5_cqe64, srqn);
+pub(crate) const UIDX: usize = offset_of!(mlx5_cqe64, srqn);
 const FLAGS: usize = offset_of!(mlx5_cqe64, flags_rqpn);
 const IMMEDIATE: usize = offset_of!(mlx5_cqe64, immediate);
 const BYTES: usize = offset_of!(mlx5_cqe64, byte_cnt);
@@ -46,11 +46,11 @@ pub(crate) const fn behind(code: opcode) -> u8 {
     (code.0 + 1) << 4
 }
 
-/// The user index that a CQE bears, in as many bits as it has.
+/// The user index that a CQE bears, of 24 bits.
 #[inline(always)]
-pub(crate) fn number_of(cqe: Cqe<'_>) -> u32 {
-    // Its first byte says something else.
-    cqe.be24::<{ INDEX + 1 }>()
+pub(crate) fn uidx_of(cqe: Cqe<'_>) -> u32 {
+    // The upper byte of the field is not part of the index.
+    cqe.be24::<{ UIDX + 1 }>()
 }
 
 /// Whether the completion is of a receive.
@@ -78,7 +78,7 @@ pub(crate) fn received(owner: u8) -> WcOpcode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mlx5Wc<'r> {
     /// The user index of the queue pair.
-    pub(crate) number: u32,
+    pub(crate) uidx: u32,
     pub(crate) wr_id: u64,
     /// What it completes.
     pub(crate) kind: WcOpcode,

@@ -11,7 +11,7 @@
 //! Updates for a completion queue that is never polled pile up, that of the receives of a program that
 //! only sends for one. Creating a queue pair compacts them.
 
-use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
+use super::cqe::{COUNTER, is_receive, uidx_of, opcode_of};
 use super::srq::SrqWrIds;
 use super::uidx::Uidx;
 use super::wr_ids::SharedQp;
@@ -28,11 +28,11 @@ use std::sync::{Arc, Weak};
 enum QpUpdate {
     /// Weak: an update that is never read keeps no queue pair.
     Attached {
-        number: u32,
+        uidx: u32,
         qp: Weak<SharedQp>,
     },
     Gone {
-        index: Arc<Uidx>,
+        uidx: Arc<Uidx>,
         srq_wr_ids: Option<Arc<SrqWrIds>>,
     },
     /// There are older updates, which were compacted.
@@ -78,7 +78,7 @@ impl Drop for QpRegistry {
         for (_, cqe) in reader.ours() {
             udma_from_device();
             if is_receive(opcode_of(cqe.owner())) {
-                table.give_back(number_of(cqe), cqe.be16::<COUNTER>().into());
+                table.give_back(uidx_of(cqe), cqe.be16::<COUNTER>().into());
             }
         }
     }
@@ -130,10 +130,10 @@ impl QpRegistry {
             let mut needless = vec![false; older.len()];
             for (at, update) in older.iter().enumerate() {
                 match update {
-                    QpUpdate::Attached { number, .. } => drop(attached.insert(*number, at)),
+                    QpUpdate::Attached { uidx, .. } => drop(attached.insert(*uidx, at)),
                     // Without `Attached` here, the poller has read that.
-                    QpUpdate::Gone { index, .. } => {
-                        if let Some(first) = attached.remove(&index.number()) {
+                    QpUpdate::Gone { uidx, .. } => {
+                        if let Some(first) = attached.remove(&uidx.get()) {
                             (needless[first], needless[at]) = (true, true);
                         }
                     }
@@ -158,20 +158,20 @@ impl QpRegistry {
 
     /// Tells of a queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, qp: &Arc<SharedQp>) {
-        let number = qp.index().number();
-        self.put(QpUpdate::Attached { number, qp: Arc::downgrade(qp) });
+        let uidx = qp.uidx().get();
+        self.put(QpUpdate::Attached { uidx, qp: Arc::downgrade(qp) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
     pub(crate) fn retire(&self, qp: &SharedQp) {
-        let (index, srq_wr_ids) = (qp.index().clone(), qp.srq_wr_ids().cloned());
-        self.put(QpUpdate::Gone { index, srq_wr_ids });
+        let (uidx, srq_wr_ids) = (qp.uidx().clone(), qp.srq_wr_ids().cloned());
+        self.put(QpUpdate::Gone { uidx, srq_wr_ids });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever: its index is never dealt again.
     pub(crate) fn retire_for_good(&self, qp: &SharedQp) {
-        std::mem::forget(qp.index().clone());
+        std::mem::forget(qp.uidx().clone());
         self.retire(qp);
     }
 
@@ -184,7 +184,7 @@ impl QpRegistry {
 /// A queue pair that is gone.
 #[derive(Debug)]
 struct Dead {
-    index: Arc<Uidx>,
+    uidx: Arc<Uidx>,
     /// Takes back what the completions consumed.
     srq_wr_ids: Option<Arc<SrqWrIds>>,
     /// Where in the queue nothing of it can be any more.
@@ -201,28 +201,28 @@ pub(crate) struct QpTable {
 }
 
 impl QpTable {
-    /// The queue pair with an index.
+    /// The queue pair with a user index.
     #[inline(always)]
-    pub(crate) fn get(&self, number: u32) -> Option<&SharedQp> {
-        self.qps.get(number.wrapping_sub(self.first) as usize)?.as_deref()
+    pub(crate) fn get(&self, uidx: u32) -> Option<&SharedQp> {
+        self.qps.get(uidx.wrapping_sub(self.first) as usize)?.as_deref()
     }
 
-    fn insert(&mut self, number: u32, qp: Arc<SharedQp>) {
+    fn insert(&mut self, uidx: u32, qp: Arc<SharedQp>) {
         if self.qps.is_empty() {
-            self.first = number;
+            self.first = uidx;
         }
-        let before = self.first.saturating_sub(number);
+        let before = self.first.saturating_sub(uidx);
         self.qps.splice(0..0, (0..before).map(|_| None));
         self.first -= before;
-        let at = (number - self.first) as usize;
+        let at = (uidx - self.first) as usize;
         if self.qps.len() <= at {
             self.qps.resize_with(at + 1, || None);
         }
         self.qps[at] = Some(qp);
     }
 
-    fn remove(&mut self, number: u32) {
-        if let Some(qp) = self.qps.get_mut(number.wrapping_sub(self.first) as usize) {
+    fn remove(&mut self, uidx: u32) {
+        if let Some(qp) = self.qps.get_mut(uidx.wrapping_sub(self.first) as usize) {
             *qp = None;
         }
         while let Some(None) = self.qps.last() {
@@ -239,15 +239,15 @@ impl QpTable {
         members.gather(&mut updates);
         for update in updates.drain(..) {
             match update {
-                QpUpdate::Attached { number, qp } => {
+                QpUpdate::Attached { uidx, qp } => {
                     if let Some(qp) = qp.upgrade() {
-                        self.insert(number, qp);
+                        self.insert(uidx, qp);
                     }
                 }
-                QpUpdate::Gone { index, srq_wr_ids } => {
-                    self.remove(index.number());
+                QpUpdate::Gone { uidx, srq_wr_ids } => {
+                    self.remove(uidx.get());
                     let until = consumer.wrapping_add(entries);
-                    self.dead.push(Dead { index, srq_wr_ids, until });
+                    self.dead.push(Dead { uidx, srq_wr_ids, until });
                 }
                 QpUpdate::Older => {}
             }
@@ -277,21 +277,21 @@ impl QpTable {
     }
 
     /// Gives back the WQE `at` of a shared receive queue whose completion nobody will read.
-    fn give_back(&self, number: u32, at: u32) {
-        match self.get(number) {
+    fn give_back(&self, uidx: u32, at: u32) {
+        match self.get(uidx) {
             Some(qp) => {
                 if let Some(srq_wr_ids) = qp.srq_wr_ids() {
                     srq_wr_ids.complete(at);
                 }
             }
-            None => self.discard(number, at),
+            None => self.discard(uidx, at),
         }
     }
 
     /// Gives back the WQE `at` of a shared receive queue that a destroyed queue pair consumed.
     #[cold]
-    pub(crate) fn discard(&self, number: u32, at: u32) {
-        let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);
+    pub(crate) fn discard(&self, uidx: u32, at: u32) {
+        let dead = self.dead.iter().rev().find(|dead| dead.uidx.get() == uidx);
         if let Some(Dead { srq_wr_ids: Some(srq_wr_ids), .. }) = dead {
             srq_wr_ids.complete(at);
         }
@@ -312,8 +312,8 @@ mod tests {
     }
 
     fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
-        let index = indices.take().unwrap();
-        SharedQp::new(index.number() + 100, index, Some(4), Receives::None)
+        let uidx = indices.take().unwrap();
+        SharedQp::new(uidx.get() + 100, uidx, Some(4), Receives::None)
     }
 
     #[test]
@@ -328,13 +328,13 @@ mod tests {
         table.apply_updates(&members, 0, 8);
         assert!(members.is_empty());
         for qp in &all {
-            let found = table.get(qp.index().number()).unwrap();
+            let found = table.get(qp.uidx().get()).unwrap();
             assert_eq!(found.qpn(), qp.qpn());
         }
         members.retire(&all[7]);
         table.apply_updates(&members, 0, 8);
         assert!(table.get(8).is_none());
-        assert!([0, 201, 0xff_ffff].iter().all(|number| table.get(*number).is_none()));
+        assert!([0, 201, 0xff_ffff].iter().all(|uidx| table.get(*uidx).is_none()));
         assert_eq!(table.get(9).unwrap().qpn(), 109);
     }
 
@@ -349,7 +349,7 @@ mod tests {
             table.apply_updates(&members, 0, 8);
             attached.push(at);
             for (at, qp) in all.iter().enumerate() {
-                let found = table.get(qp.index().number()).map(SharedQp::qpn);
+                let found = table.get(qp.uidx().get()).map(SharedQp::qpn);
                 assert_eq!(found, attached.contains(&at).then_some(qp.qpn()), "{at} {attached:?}");
             }
         }
@@ -370,12 +370,12 @@ mod tests {
             table.forget(start, false);
             table.forget(start.wrapping_add(7), false);
             let other = indices.take().unwrap();
-            assert_eq!(other.number(), 2, "in use");
+            assert_eq!(other.get(), 2, "in use");
             match empty {
                 true => table.forget(start, true),
                 false => table.forget(start.wrapping_add(8), false),
             }
-            assert_eq!(indices.take().unwrap().number(), 1, "free");
+            assert_eq!(indices.take().unwrap().get(), 1, "free");
         }
     }
 
@@ -389,12 +389,12 @@ mod tests {
         drop(short);
         assert!(weak.upgrade().is_none(), "the update keeps the qp");
         let next = shared_qp(&indices);
-        assert_eq!(next.index().number(), 2);
+        assert_eq!(next.uidx().get(), 2);
         table.apply_updates(&members, 0, 8);
         table.forget(0, true);
         assert!(table.get(1).is_none());
         let again = shared_qp(&indices);
-        assert_eq!(again.index().number(), 1);
+        assert_eq!(again.uidx().get(), 1);
         members.attach(&again);
         table.apply_updates(&members, 0, 8);
         assert_eq!(table.get(1).unwrap().qpn(), 101);
@@ -415,7 +415,7 @@ mod tests {
             let short = shared_qp(&indices);
             members.attach(&short);
             members.retire(&short);
-            most = most.max(short.index().number() as usize);
+            most = most.max(short.uidx().get() as usize);
             members.compact_updates(|| true);
         }
         assert!(most <= FEW, "indices come back: {most}");
@@ -431,8 +431,8 @@ mod tests {
         // What the poller has to know it still learns.
         assert!(!members.is_empty());
         table.apply_updates(&members, 0, 8);
-        assert!(table.get(known.index().number()).is_none());
-        assert!(table.get(staying.index().number()).is_some());
+        assert!(table.get(known.uidx().get()).is_none());
+        assert!(table.get(staying.uidx().get()).is_some());
         assert!(members.is_empty());
     }
 
@@ -445,7 +445,7 @@ mod tests {
             members.compact_updates(|| true);
         }
         table.apply_updates(&members, 0, 8);
-        assert!(all.iter().all(|qp| table.get(qp.index().number()).is_some()));
+        assert!(all.iter().all(|qp| table.get(qp.uidx().get()).is_some()));
     }
 
     /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.
@@ -460,12 +460,12 @@ mod tests {
         members.compact_updates(|| false);
         assert_eq!(members.older.lock().unwrap().len(), 2 * FEW);
         let next = shared_qp(&indices);
-        assert_eq!(next.index().number() as usize, FEW + 1);
+        assert_eq!(next.uidx().get() as usize, FEW + 1);
         members.attach(&next);
         table.apply_updates(&members, 0, 8);
-        assert!(table.get(next.index().number()).is_some());
+        assert!(table.get(next.uidx().get()).is_some());
         table.forget(0, true);
-        assert!((indices.take().unwrap().number() as usize) <= FEW);
+        assert!((indices.take().unwrap().get() as usize) <= FEW);
     }
 
     #[test]
@@ -478,7 +478,7 @@ mod tests {
         table.apply_updates(&members, 0, 8);
         table.forget(0, true);
         drop((table, members));
-        assert_eq!(indices.take().unwrap().number(), 2);
+        assert_eq!(indices.take().unwrap().get(), 2);
     }
 }
 
@@ -498,8 +498,8 @@ mod model {
     }
 
     fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
-        let index = indices.take().unwrap();
-        SharedQp::new(index.number() + 100, index, Some(1), Receives::None)
+        let uidx = indices.take().unwrap();
+        SharedQp::new(uidx.get() + 100, uidx, Some(1), Receives::None)
     }
 
     /// A queue pair is attached before it completes anything: a poller that finds a completion finds its
@@ -508,22 +508,22 @@ mod model {
     fn a_completion_has_its_queue_pair() {
         loom::model(|| {
             let (indices, members) = (UidxAllocator::new(), members());
-            // The device: the number of the queue pair that it completed a request of.
+            // The device: the user index of the queue pair that it completed a request of.
             let completed = loom::sync::Arc::new(AtomicU32::new(0));
             let poller = {
                 let (members, completed) = (members.clone(), completed.clone());
                 thread::spawn(move || {
                     let mut table = QpTable::default();
-                    let number = completed.load(Ordering::Acquire);
+                    let uidx = completed.load(Ordering::Acquire);
                     if !members.is_empty() {
                         table.apply_updates(&members, 0, 2);
                     }
-                    assert!(number == 0 || table.get(number).is_some());
+                    assert!(uidx == 0 || table.get(uidx).is_some());
                 })
             };
             let qp = shared_qp(&indices);
             members.attach(&qp);
-            completed.store(qp.index().number(), Ordering::Release);
+            completed.store(qp.uidx().get(), Ordering::Release);
             poller.join().unwrap();
         });
     }
@@ -536,7 +536,7 @@ mod model {
             let (indices, members) = (UidxAllocator::new(), members());
             let mut table = QpTable::default();
             let dead = shared_qp(&indices);
-            let number = dead.index().number();
+            let uidx = dead.uidx().get();
             members.attach(&dead);
             table.apply_updates(&members, 0, 2);
             let pending = loom::sync::Arc::new(AtomicU32::new(1));
@@ -556,14 +556,14 @@ mod model {
             members.retire(&dead);
             drop(dead);
             let next = shared_qp(&indices);
-            if next.index().number() == number {
+            if next.uidx().get() == uidx {
                 assert_eq!(pending.load(Ordering::Acquire), 0, "still in the queue");
             }
             members.attach(&next);
             let mut table = poller.join().unwrap();
             table.apply_updates(&members, 1, 2);
             table.forget(1, true);
-            assert_eq!(table.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
+            assert_eq!(table.get(next.uidx().get()).map(SharedQp::qpn), Some(next.qpn()));
         });
     }
 
@@ -582,16 +582,16 @@ mod model {
                 thread::spawn(move || members.compact_updates(|| true))
             };
             members.retire(&short);
-            let gone = short.index().number();
+            let gone = short.uidx().get();
             drop(short);
             tidier.join().unwrap();
             let mut table = QpTable::default();
             assert!(!members.is_empty());
             table.apply_updates(&members, 0, 2);
             table.forget(0, true);
-            assert!(table.get(staying.index().number()).is_some());
+            assert!(table.get(staying.uidx().get()).is_some());
             assert!(table.get(gone).is_none());
-            assert_eq!(indices.take().unwrap().number(), gone);
+            assert_eq!(indices.take().unwrap().get(), gone);
         });
     }
 
@@ -619,7 +619,7 @@ mod model {
             members.attach(&qp);
             let mut table = poller.join().unwrap();
             poll(&mut table, &members);
-            assert!(table.get(qp.index().number()).is_some());
+            assert!(table.get(qp.uidx().get()).is_some());
         });
     }
 }

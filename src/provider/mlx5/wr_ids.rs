@@ -23,7 +23,7 @@ pub(crate) enum Receives {
 #[derive(Debug)]
 pub(crate) struct SharedQp {
     qpn: u32,
-    index: Arc<Uidx>,
+    uidx: Arc<Uidx>,
     pub(crate) sends: SqWrIds,
     pub(crate) receives: RecvWrIds,
 }
@@ -55,7 +55,7 @@ impl SharedQp {
     /// `wqebbs` is the size of the send queue. There are at most [`PLACES`] entries.
     pub(crate) fn new(
         qpn: u32,
-        index: Arc<Uidx>,
+        uidx: Arc<Uidx>,
         wqebbs: Option<u32>,
         receives: Receives,
     ) -> Arc<SharedQp> {
@@ -65,15 +65,15 @@ impl SharedQp {
             Receives::Shared(srq_wr_ids) => (0, Some(srq_wr_ids)),
         };
         let receives = RecvWrIds { own: RqWrIds::new(entries), shared };
-        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
+        Arc::new(SharedQp { qpn, uidx, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
     }
 
     pub(crate) fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    pub(crate) fn index(&self) -> &Arc<Uidx> {
-        &self.index
+    pub(crate) fn uidx(&self) -> &Arc<Uidx> {
+        &self.uidx
     }
 
     /// The shared receive queue, if receives come from one.

@@ -176,8 +176,8 @@ fn shared_receives_follow_the_list() {
         let entries = 2 << random.below(4);
         let mut shared = SharedReceiver::new(entries, 32);
         let slots = shared.ring.wr_ids().clone();
-        let index = UidxAllocator::new().take().unwrap();
-        let qp = SharedQp::new(7, index, Some(1), Receives::Shared(slots));
+        let uidx = UidxAllocator::new().take().unwrap();
+        let qp = SharedQp::new(7, uidx, Some(1), Receives::Shared(slots));
         let mut completed = Completed::new(64, 64);
         completed.ring.members().attach(&qp);
         // The device knows where the next receive is, and how many it has taken.

@@ -22,11 +22,11 @@ const RESIZED: u8 = 5;
 const REQ_ERR: u8 = 13;
 const RESP_ERR: u8 = 14;
 
-/// A queue pair with the index 1 whose sends 0 to 3 and receives 0 to 3 have the numbers 100 to 103
+/// A queue pair with the user index 1 whose sends 0 to 3 and receives 0 to 3 have the numbers 100 to 103
 /// and 200 to 203.
 fn member() -> Arc<SharedQp> {
-    let index = UidxAllocator::new().take().unwrap();
-    let qp = SharedQp::new(0x42, index, Some(4), Receives::Own(4));
+    let uidx = UidxAllocator::new().take().unwrap();
+    let qp = SharedQp::new(0x42, uidx, Some(4), Receives::Own(4));
     for at in 0..4 {
         qp.sends.entries().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
         let entries = qp.receives.own.entries();
@@ -221,8 +221,8 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
 #[test]
 fn atomics_bring_eight_bytes() {
     let mut completed = Completed::new(4, 64);
-    let index = UidxAllocator::new().take().unwrap();
-    let qp = SharedQp::new(0x42, index, Some(4), Receives::None);
+    let uidx = UidxAllocator::new().take().unwrap();
+    let qp = SharedQp::new(0x42, uidx, Some(4), Receives::None);
     for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
         qp.sends.entries().at(at).set(0, at + 1, kind.0);
     }
@@ -243,8 +243,8 @@ fn completions_of_nobody_are_given_back_unseen() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
     completed.ring.members().attach(&qp);
-    for number in [0, 2, 65, 0xff_ffff] {
-        completed.write(cqe(REQ, number, 0x42, 0));
+    for uidx in [0, 2, 65, 0xff_ffff] {
+        completed.write(cqe(REQ, uidx, 0x42, 0));
         assert!(completed.next().is_none());
     }
     assert_eq!(completed.consumed(), 4, "nobody else gives them back");
@@ -267,7 +267,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     drop(dead);
     // The next queue pair has another index, and the same number.
     let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    assert_eq!(live.index().number(), 2);
+    assert_eq!(live.uidx().get(), 2);
     live.sends.entries().at(0).set(600, 1, 0);
     completed.ring.members().attach(&live);
     completed.write(cqe(REQ, 2, 7, 0));
@@ -275,7 +275,7 @@ fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
     // Read and found empty: the index is free when the poller looks at its letters again.
     completed.ring.members().retire(&live);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
-    assert_eq!(indices.take().unwrap().number(), 1);
+    assert_eq!(indices.take().unwrap().get(), 1);
 }
 
 /// A queue pair ends while its last completion waits: nobody tells the poller when that is consumed.
@@ -289,9 +289,9 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
     completed.ring.members().retire(&dead);
     drop(dead);
     assert!(completed.next().is_none());
-    assert_eq!(indices.take().unwrap().number(), 2, "its completion was there when the poll began");
+    assert_eq!(indices.take().unwrap().get(), 2, "its completion was there when the poll began");
     assert!(completed.next().is_none());
-    assert_eq!(indices.take().unwrap().number(), 1);
+    assert_eq!(indices.take().unwrap().get(), 1);
 }
 
 /// A queue that is resized counts what waits in it anew.
@@ -346,8 +346,8 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
     let mut completed = Completed::new(4, 64);
     let slots = shared.ring.wr_ids();
-    let index = UidxAllocator::new().take().unwrap();
-    let qp = SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()));
+    let uidx = UidxAllocator::new().take().unwrap();
+    let qp = SharedQp::new(7, uidx, Some(4), Receives::Shared(slots.clone()));
     completed.ring.members().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 1));
     assert_eq!(ids(&mut completed.ring), [1]);
@@ -370,9 +370,9 @@ fn a_send_of_a_queue_pair_that_is_gone_gives_no_shared_receive_back() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[RecvWr::new(&[]); 3]).unwrap();
     let mut completed = Completed::new(4, 64);
-    let index = UidxAllocator::new().take().unwrap();
+    let uidx = UidxAllocator::new().take().unwrap();
     let slots = shared.ring.wr_ids().clone();
-    let dead = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
+    let dead = SharedQp::new(7, uidx, Some(4), Receives::Shared(slots));
     completed.ring.members().attach(&dead);
     completed.write(cqe(REQ, 1, 7, 0));
     completed.write(cqe(REQ_ERR, 1, 7, 1));
@@ -394,7 +394,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         let indices = UidxAllocator::new();
         let member = || {
             let index = indices.take().unwrap();
-            SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()))
+            SharedQp::new(7, uidx, Some(4), Receives::Shared(slots.clone()))
         };
         let [alive, dead] = [member(), member()];
         let members = completed.ring.members().clone();
@@ -435,9 +435,9 @@ fn a_child_settles_nothing() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let mut completed = Completed::new(4, 64);
-    let index = UidxAllocator::new().take().unwrap();
+    let uidx = UidxAllocator::new().take().unwrap();
     let slots = shared.ring.wr_ids().clone();
-    let qp = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
+    let qp = SharedQp::new(7, uidx, Some(4), Receives::Shared(slots));
     completed.ring.members().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 0));
     let mut completed = Some(completed);
@@ -456,13 +456,13 @@ fn a_child_settles_nothing() {
 /// Numbers of 24 and 16 bits are read with their neighbours.
 #[test]
 fn what_stands_beside_a_number_is_no_part_of_it() {
-    for (number, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
+    for (uidx, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
         let mut completed = Completed::new(4, 64);
         let qp = member();
         completed.ring.members().attach(&qp);
-        completed.write(cqe(REQ, number, qpn, 2));
-        completed.write(cqe(SEND, number, qpn, 3));
-        completed.write(cqe(REQ_ERR, number, qpn, 3));
+        completed.write(cqe(REQ, uidx, qpn, 2));
+        completed.write(cqe(SEND, uidx, qpn, 3));
+        completed.write(cqe(REQ_ERR, uidx, qpn, 3));
         assert_eq!(ids(&mut completed.ring), [102, 203, 103]);
     }
 }
@@ -553,7 +553,7 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     ring.members().attach(&qp);
     ring.members().retire(&qp);
     drop((qp, ring));
-    assert_eq!(indices.take().unwrap().number(), 1);
+    assert_eq!(indices.take().unwrap().get(), 1);
 }
 
 /// Poster and poller are apart, with the real rings on both sides.

@@ -182,8 +182,8 @@ fn no_queue_has_more_places_than_completions_tell_apart() {
         let buffer = if cfg!(miri) { PLACES } else { wqebbs };
         let memory = Arc::new(QueueMemory::pages(wqebbs as usize * 64).unwrap());
         let (dbrec, page) = (super::dbrec(), super::FakeRegister::new(BUFFER));
-        let index = UidxAllocator::new().take().unwrap();
-        let qp = SharedQp::new(super::QPN, index, Some(buffer), Receives::Own(buffer));
+        let uidx = UidxAllocator::new().take().unwrap();
+        let qp = SharedQp::new(super::QPN, uidx, Some(buffer), Receives::Own(buffer));
         let ring = SendRing::new(Setup {
             memory: memory.clone(),
             offset: 0,
