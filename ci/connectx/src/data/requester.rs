@@ -292,7 +292,9 @@ impl Device {
         let path = qp.context.sub(qpc::primary_address_path);
         let (destination, datagram) = match &vector {
             Some(vector) => {
-                let (destination, datagram) = self.datagram(qpn, vector, payload.len())?;
+                // The immediate, and the data with its padding.
+                let body = immediate.map_or(0, |_| 4) + payload.len().next_multiple_of(4);
+                let (destination, datagram) = self.datagram(qpn, vector, body)?;
                 (destination, Some(datagram))
             }
             None if infiniband => (Destination::Lid(path.get(ads::rlid) as u16), None),
@@ -410,7 +412,9 @@ impl Device {
             } else {
                 let first = 6 << 28 | u32::from(vector.tclass) << 20 | vector.flow_label;
                 grh[..4].copy_from_slice(&first.to_be_bytes());
-                grh[4..6].copy_from_slice(&packet.to_be_bytes());
+                // UDP 8.
+                let payload = packet + if l3 == IPV6 { 8 } else { 0 };
+                grh[4..6].copy_from_slice(&payload.to_be_bytes());
                 grh[6] = if l3 == IPV6 { 17 } else { 0x1b };
                 grh[7] = vector.hop_limit;
                 grh[8..24].copy_from_slice(&source);
