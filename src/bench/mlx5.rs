@@ -173,7 +173,7 @@ impl Completed {
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
         let ring = cq::CqRing::new(cqes, dbrec, PollGate::new(gate), &register(0)?, 1);
-        ring.members().attach(&record);
+        ring.registry().attach(&record);
         Ok(Completed { ring, device, record, slots, producer: 0 })
     }
 

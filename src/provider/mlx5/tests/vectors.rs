@@ -400,7 +400,7 @@ fn completions_are_understood() {
         let uidx = cqe.srqn.get() & 0xff_ffff;
         let mut completed = Completed::new(4, bytes.len());
         let qp = member(uidx.max(1), WcOpcode::READ);
-        completed.ring.members().attach(&qp);
+        completed.ring.registry().attach(&qp);
         let mut own = core;
         own[32..36].copy_from_slice(&uidx.max(1).to_be_bytes());
         if long {
