@@ -131,6 +131,10 @@ impl CompletionChannel {
     }
 
     /// Waits for an event, at most for `timeout`, for ever without one. `None` after the timeout.
+    ///
+    /// # Errors
+    ///
+    /// As [`try_next`](Self::try_next).
     #[doc(alias = "ibv_get_cq_event")]
     pub fn wait(&self, timeout: Option<Duration>) -> Result<Option<ObjectKey>> {
         if timeout.is_none() && self.inner.blocking.load(Ordering::Relaxed) {

@@ -83,7 +83,7 @@ impl<'a> Completion<'a> {
     pub(crate) fn number(&self) -> u32 {
         match &self.wc {
             ProviderWc::Rxe(wc) => wc.qp_num,
-            ProviderWc::Mlx5(wc) => wc.number,
+            ProviderWc::Mlx5(wc) => wc.uidx,
         }
     }
 

@@ -104,7 +104,8 @@ impl CqInner {
 /// ```
 #[doc(alias = "ibv_cq")]
 pub struct CompletionQueue {
-    // First: an allocator gets the memory back last, from what the kernel's object holds.
+    // Declared first, so dropped first: the kernel's object then holds the last reference to the memory, and gives
+    // it to the allocator after DESTROY.
     ring: CqRing,
     /// Whether the poller has to catch up with the control path; shut in a forked child.
     gate: Gate,
@@ -152,7 +153,7 @@ mod sealed {
 
 /// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
 ///
-/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
+/// Example: [`CqControl`].
 pub trait CqRef: sealed::Sealed {}
 
 impl CqRef for CompletionQueue {}
@@ -486,7 +487,7 @@ impl CompletionQueue {
         }
         match &mut self.ring {
             CqRing::Mlx5(ring) => {
-                Ok(Some(Direct { gate: &self.gate, from: ring.consumer(), ring }))
+                Ok(Some(Direct { gate: &self.gate, released: ring.consumer(), ring }))
             }
             CqRing::Rxe(_) => Ok(None),
         }
@@ -563,10 +564,10 @@ impl CompletionQueue {
         let allocator = inner.domain.as_ref().and_then(|pd| pd.allocator.as_ref());
         let source = Source { verb: VERB, allocator };
         let execute = |request: ResizeRequest<'_>| {
-            let ResizeRequest { cqe: told, pending, pinned, input, output } = request;
+            let ResizeRequest { cqe: requested, pending, pinned, input, output } = request;
             let core = uapi::ib_uverbs_resize_cq {
                 cq_handle: inner.object.handle(),
-                cqe: told,
+                cqe: requested,
                 ..Default::default()
             };
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
@@ -768,8 +769,8 @@ impl Drop for Completions<'_> {
 pub(crate) struct Direct<'q> {
     gate: &'q Gate,
     ring: &'q mut mlx5::cq::CqRing,
-    /// How far what was consumed was given back.
-    from: u32,
+    /// The consumer index that was last given to the device.
+    released: u32,
 }
 
 impl Direct<'_> {
@@ -789,8 +790,8 @@ impl Direct<'_> {
     #[inline(always)]
     pub(crate) fn give_back(&mut self) {
         let consumer = self.ring.consumer();
-        if self.from != consumer {
-            self.from = consumer;
+        if self.released != consumer {
+            self.released = consumer;
             if !self.gate.is_shut() {
                 self.ring.release();
             }

@@ -8,7 +8,7 @@ use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::memory::mmio_window::{MmioWindow, WORD};
 use crate::object::{Class, Object, destroy_sole};
-use crate::provider::DmPlace as Place;
+use crate::provider::DmLocation;
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -32,7 +32,7 @@ impl Class {
 #[derive(Debug)]
 pub(crate) struct DmInner {
     pub(crate) object: Object<MmioWindow>,
-    pub(crate) place: Place,
+    pub(crate) location: DmLocation,
     pub(crate) length: usize,
 }
 
@@ -87,7 +87,7 @@ impl Context {
     #[doc(alias = "ibv_alloc_dm")]
     pub fn alloc_dm(&self, length: usize, align: usize) -> Result<DeviceMemory> {
         let file = &self.file;
-        let mut place = file.provider.device_memory(VERB)?;
+        let mut location = file.provider.device_memory(VERB)?;
         file.check_fork(VERB)?;
         if !align.is_power_of_two() {
             let detail = format!("an alignment of {align}, which is no power of two");
@@ -106,7 +106,7 @@ impl Context {
             .new_handle(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE)
             .u64(uapi::UVERBS_ATTR_ALLOC_DM_LENGTH, length as u64)
             .u32(uapi::UVERBS_ATTR_ALLOC_DM_ALIGNMENT, align.trailing_zeros());
-        let mut command = place.request(command);
+        let mut command = location.request(command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE);
         drop(command);
@@ -123,19 +123,19 @@ impl Context {
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         // Frees the memory if it cannot be mapped.
         let owner = Object::new(file.clone(), Class::DM, handle, ());
-        let window = map(file, VERB, place, length)?;
+        let window = map(file, VERB, location, length)?;
         let object = owner.exchange(window).0;
-        Ok(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) })
+        Ok(DeviceMemory { inner: Arc::new(DmInner { object, location, length }) })
     }
 }
 
 pub(crate) fn map(
     file: &File,
     verb: &'static str,
-    place: Place,
+    location: DmLocation,
     length: usize,
 ) -> Result<MmioWindow> {
-    let window = place.map(length, file.kernel.mapper());
+    let window = location.map(length, file.kernel.mapper());
     window.map_err(|errno| {
         let detail = format!("{length} bytes of device memory could not be mapped");
         Error::from_kernel(verb, errno).detail(detail)

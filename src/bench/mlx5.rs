@@ -55,8 +55,8 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Result<Gate, Errno> {
 }
 
 fn record(wqebbs: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
-    let index = UidxAllocator::new().take().ok_or(Errno::NOMEM)?;
-    Ok(SharedQp::new(QPN, index, Some(wqebbs), receives))
+    let uidx = UidxAllocator::new().take().ok_or(Errno::NOMEM)?;
+    Ok(SharedQp::new(QPN, uidx, Some(wqebbs), receives))
 }
 
 /// A send queue whose requests are done as soon as they were rung.
@@ -173,7 +173,7 @@ impl Completed {
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
         let ring = cq::CqRing::new(cqes, dbrec, PollGate::new(gate), &register(0)?, 1);
-        ring.members().attach(&record);
+        ring.registry().attach(&record);
         Ok(Completed { ring, device, record, slots, producer: 0 })
     }
 
@@ -181,7 +181,7 @@ impl Completed {
     pub(super) fn fill(&mut self, count: u32) -> Result<(), Errno> {
         for _ in 0..count {
             let mut core = [0; CQE];
-            core[32..36].copy_from_slice(&self.record.index().number().to_be_bytes());
+            core[32..36].copy_from_slice(&self.record.uidx().get().to_be_bytes());
             core[60..62].copy_from_slice(&(self.producer as u16).to_be_bytes());
             core[63] = ((self.producer / self.slots) & 1) as u8;
             self.device.copy(self.producer.wrapping_mul((CQE / SEGMENT) as u32), 0, &core);

@@ -22,7 +22,7 @@ pub(super) struct DevTree<'a> {
 }
 
 fn ask_kernel(fd: BorrowedFd<'_>) -> std::result::Result<Option<DriverId>, Errno> {
-    Ok(driver_among(fd, DriverId::to_ask_for().map(DriverId::get))?.map(DriverId::new))
+    Ok(driver_among(fd, DriverId::probe_order().map(DriverId::get))?.map(DriverId::new))
 }
 
 impl DevTree<'static> {

@@ -77,8 +77,9 @@ drivers! {
 }
 
 impl DriverId {
-    /// The ids to ask a device for: those of this library's providers, then the others that it can name.
-    pub(super) fn to_ask_for() -> impl Iterator<Item = DriverId> {
+    /// The ids to ask a device for, in this order: those of this library's providers, then the others that it can
+    /// name.
+    pub(super) fn probe_order() -> impl Iterator<Item = DriverId> {
         let provided = PROVIDERS.iter().map(|provider| provider.driver);
         let is_provided = |id: &DriverId| PROVIDERS.iter().any(|known| known.driver == *id);
         provided.chain(DriverId::NAMED.iter().copied().filter(move |id| !is_provided(id)))

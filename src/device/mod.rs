@@ -68,6 +68,24 @@ const OPEN: &str = "open_device";
 /// # Ok::<(), uverbs::Error>(())
 /// ```
 ///
+/// What the kernel says of each, and why there may be none:
+///
+/// ```no_run
+/// # fn main() -> uverbs::Result<()> {
+/// use uverbs::device::{absence, devices, system};
+///
+/// for device in devices()? {
+///     println!("{:?} {:?}", device.driver(), device.protocol());
+///     println!("{} {:?} {:?}", device.transport(), device.pci_id(), device.device_number());
+/// }
+/// let absence = absence();
+/// for function in &absence.idle {
+///     println!("{} needs the module {}", function.address, function.module);
+/// }
+/// println!("{absence} {:?}", system()?);
+/// # Ok(()) }
+/// ```
+///
 /// Where tools find it, and the links of soft-RoCE, which root may add:
 ///
 /// ```no_run
@@ -94,7 +112,8 @@ pub struct Device {
     protocol: Option<Protocol>,
     driver: Option<DriverId>,
     bus: LazyBus,
-    /// Where to open it; otherwise where its node is by custom.
+    /// The path that [`by_path`](Self::by_path) was given, or where its node was found; without one the node is
+    /// looked for in `/dev`.
     path: Option<PathBuf>,
     /// Netlink or sysfs described it; otherwise its node alone is known.
     described: bool,
@@ -308,7 +327,7 @@ impl Device {
         self.ports
     }
 
-    /// The kernel driver; `None` if neither netlink nor the PCI function tells.
+    /// The kernel driver; `None` if neither the kernel, the PCI function nor the node tells.
     pub fn driver(&self) -> Option<DriverId> {
         self.driver
     }
@@ -412,7 +431,7 @@ impl Device {
         let node = self.node()?;
         let driver = self.driver.unwrap_or(DriverId::new(0));
         if !self.described {
-            // No version of a driver's ABI that a kernel with ioctls has is unknown here.
+            // The version is unknown. The provider knows every one that its driver had since uverbs has ioctls.
             return driver::any_provider_of(driver).ok_or_else(|| self.no_provider());
         }
         driver::provider_of(driver, node.abi).map_err(|mismatch| {

@@ -1,7 +1,7 @@
 //! Completions in the queue that a device writes them to, and how far they are consumed.
 //!
-//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after its owner
-//! byte; the poller puts a barrier between the two, and uses nothing of a CQE that is marked as unwritten.
+//! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after its
+//! `op_own`; the poller puts a barrier between the two, and uses nothing of a CQE that is marked as unwritten.
 
 use super::fork::Epoch;
 use super::queue_memory::QueueMemory;
@@ -75,9 +75,8 @@ impl CqBuffer {
         Cqe { core, ring: PhantomData }
     }
 
-    /// Copies the CQE `from` of another ring, of the same size, to `to`. The byte that says whose it is becomes
-    /// `owner`.
-    pub(crate) fn take_over(&self, to: u32, other: &CqBuffer, from: u32, owner: u8) {
+    /// Copies the CQE `from` of another ring, of the same size, to `to`. Its last byte becomes `op_own`.
+    pub(crate) fn take_over(&self, to: u32, other: &CqBuffer, from: u32, op_own: u8) {
         if self.shift != other.shift {
             return;
         }
@@ -90,7 +89,7 @@ impl CqBuffer {
         // SAFETY: both are whole CQEs, of two memories or of two places in one; the device
         // writes neither: one is ours to consume, the other not yet known to it.
         unsafe { source.copy_to(target, self.size()) };
-        to.set_owner(owner);
+        to.set_op_own(op_own);
     }
 }
 
@@ -121,8 +120,9 @@ unsafe impl Sync for CqReader {}
 const PARITY: u8 = 1;
 /// CQEs that the device has not written have this in their last byte, or more.
 pub(crate) const UNWRITTEN: u8 = 0xf0;
-/// One of those that is not taken for ours by its parity in the first pass over a ring.
-const NOT_OURS: u8 = UNWRITTEN | PARITY;
+/// The `op_own` of a CQE before the device knows the ring: in the first pass its owner bit, too, says that the
+/// CQE is the device's.
+const INITIAL: u8 = UNWRITTEN | PARITY;
 /// Bits below the count of consumed CQEs.
 const UNUSED: u32 = 8;
 
@@ -145,24 +145,24 @@ impl CqReader {
         &self.cqes
     }
 
-    /// How many CQEs were consumed, as far as 24 bits say.
+    /// The consumer index, of 24 bits.
     #[inline(always)]
     pub(crate) fn consumer(&self) -> u32 {
         self.consumed >> UNUSED
     }
 
-    /// The owner byte of the next CQE without the owner bit, if that bit says that the CQE is software's.
+    /// The `op_own` of the next CQE with the owner bit cleared, if that bit says that the CQE is software's.
     /// After a resize the CQE may still be [unwritten](UNWRITTEN), which is no success: a caller that compares
     /// with a success first need not check for it.
     #[inline(always)]
-    pub(crate) fn look(&self) -> Option<u8> {
-        let owner = self.next().owner() ^ self.parity;
-        (owner & PARITY == 0).then_some(owner)
+    pub(crate) fn next_op_own(&self) -> Option<u8> {
+        let op_own = self.next().op_own() ^ self.parity;
+        (op_own & PARITY == 0).then_some(op_own)
     }
 
     /// Whether there is a next CQE.
     pub(crate) fn is_empty(&self) -> bool {
-        self.look().is_none_or(|owner| owner >= UNWRITTEN)
+        self.next_op_own().is_none_or(|op_own| op_own >= UNWRITTEN)
     }
 
     /// The next CQE.
@@ -190,11 +190,11 @@ impl CqReader {
         }
     }
 
-    /// Shows `look` the next CQE, and goes on to the one after it if `look` returns `Some`.
+    /// Shows `take` the next CQE, and goes on to the one after it if `take` returns `Some`.
     #[inline(always)]
-    pub(crate) fn consume<T>(&mut self, look: impl FnOnce(Cqe<'_>) -> Option<T>) -> Option<T> {
+    pub(crate) fn consume<T>(&mut self, take: impl FnOnce(Cqe<'_>) -> Option<T>) -> Option<T> {
         let next = self.next;
-        let found = look(Cqe { core: next, ring: PhantomData })?;
+        let found = take(Cqe { core: next, ring: PhantomData })?;
         self.advance_past(next);
         Some(found)
     }
@@ -208,15 +208,15 @@ impl CqReader {
     }
 
     /// CQEs from the next on that the device has written, with their indices.
-    pub(crate) fn ours(&self) -> impl Iterator<Item = (u32, Cqe<'_>)> {
+    pub(crate) fn written(&self) -> impl Iterator<Item = (u32, Cqe<'_>)> {
         let log = self.cqes.count().trailing_zeros();
         let first = self.consumer();
         (0..self.cqes.count())
             .map(move |n| first.wrapping_add(n))
             .map(|at| (at, self.cqes.at(at)))
             .take_while(move |(at, cqe)| {
-                let owner = cqe.owner();
-                (owner ^ (at >> log) as u8) & PARITY == 0 && owner < UNWRITTEN
+                let op_own = cqe.op_own();
+                (op_own ^ (at >> log) as u8) & PARITY == 0 && op_own < UNWRITTEN
             })
     }
 }
@@ -241,11 +241,11 @@ impl std::panic::UnwindSafe for Cqe<'_> {}
 impl std::panic::RefUnwindSafe for Cqe<'_> {}
 
 impl Cqe<'_> {
-    /// The byte that says what the CQE is and whose, loaded now.
+    /// The last byte, loaded now: the opcode, the format of inline data, and the owner bit.
     #[inline(always)]
-    pub(crate) fn owner(&self) -> u8 {
+    pub(crate) fn op_own(&self) -> u8 {
         #[cfg(test)]
-        record_step(RecordedStep::Owner);
+        record_step(RecordedStep::OpOwn);
         // SAFETY: the last byte of the core is inside.
         let place = unsafe { self.core.add(CORE - 1) };
         // SAFETY: inside and initialised; volatile because the device writes it at any time.
@@ -254,14 +254,14 @@ impl Cqe<'_> {
 
     /// Marks what the device has not written, and does not know yet.
     pub(crate) fn mark_unwritten(&self) {
-        self.set_owner(NOT_OURS);
+        self.set_op_own(INITIAL);
     }
 
-    fn set_owner(&self, owner: u8) {
+    fn set_op_own(&self, op_own: u8) {
         // SAFETY: the last byte of the core is inside.
         let place = unsafe { self.core.add(CORE - 1) };
         // SAFETY: inside; only called for CQEs that the device does not write.
-        unsafe { place.write_volatile(owner) };
+        unsafe { place.write_volatile(op_own) };
     }
 
     /// The byte at `AT`.
@@ -382,7 +382,7 @@ mod tests {
     }
 
     #[test]
-    fn the_core_of_a_long_element_is_its_end() {
+    fn the_core_of_a_long_cqe_is_its_end() {
         let memory = QueueMemory::page();
         let raw = WqeSegments::new(memory.clone(), 0, 16).unwrap();
         for unit in 0..16 {
@@ -390,15 +390,15 @@ mod tests {
         }
         let short = CqBuffer::new(memory.clone(), 4, 64).unwrap();
         assert_eq!(
-            (short.at(1).be32::<4>(), short.at(1).be16::<30>(), short.at(5).owner()),
+            (short.at(1).be32::<4>(), short.at(1).be16::<30>(), short.at(5).op_own()),
             (4, 5, 7)
         );
         let long = CqBuffer::new(memory, 2, 128).unwrap();
-        assert_eq!((long.at(1).be32::<4>(), long.at(3).owner(), long.size()), (12, 15, 128));
+        assert_eq!((long.at(1).be32::<4>(), long.at(3).op_own(), long.size()), (12, 15, 128));
     }
 
     #[test]
-    fn the_front_of_an_element_is_never_outside() {
+    fn the_front_of_a_cqe_is_never_outside() {
         let memory = QueueMemory::page();
         let raw = WqeSegments::new(memory.clone(), 0, 16).unwrap();
         for unit in 0..16 {
@@ -448,7 +448,7 @@ mod tests {
             [64, 128].map(|size| CqBuffer::new(QueueMemory::page(), 4, size).unwrap());
         short.at(0).set_be32::<0>(1);
         long.take_over(0, &short, 0, 9);
-        assert_eq!((long.at(0).be32::<0>(), long.at(0).owner()), (0, 0), "of another size");
+        assert_eq!((long.at(0).be32::<0>(), long.at(0).op_own()), (0, 0), "of another size");
     }
 
     #[test]

@@ -10,8 +10,8 @@ use std::cell::RefCell;
 pub(crate) enum RecordedStep {
     /// A part of a WQE was written.
     Request,
-    /// The byte that says whose a completion is was read.
-    Owner,
+    /// The `op_own` of a CQE was read.
+    OpOwn,
     /// Another part of a completion was read.
     Completion,
     ToDevice,

@@ -85,7 +85,7 @@ impl<'r, T> WqeSlot<'r, T> {
     /// Writes inline data from the segment `n` on; see [`Wqebbs::inline`].
     #[inline(always)]
     pub(crate) fn inline(self, n: u32, length: Be32, bytes: &[u8]) -> u32 {
-        // SAFETY: the offset is of these WQEBBs, since only `SqBuffer::at` makes places.
+        // SAFETY: the offset is of these WQEBBs, since only `SqBuffer::at` makes slots.
         unsafe { self.wqebbs.inline(self.offset, n, length, bytes) }
     }
 }
@@ -98,37 +98,40 @@ mod tests {
     use std::sync::atomic::{AtomicU32, Ordering};
 
     #[test]
-    fn a_block_has_its_note() {
+    fn a_wqebb_has_its_entry() {
         let memory = QueueMemory::page();
         let segments = WqeSegments::new(memory.clone(), 0, 32).unwrap();
         let wqebbs = || Wqebbs::new(memory.clone(), 0, 8).unwrap();
-        /// As long as an entry is.
+        /// As long as the entries of a send queue.
         #[derive(Debug, Default)]
-        struct Note {
+        struct TestEntry {
             number: AtomicU32,
             _rest: [u32; 3],
         }
-        assert!(SqBuffer::new(wqebbs(), RingArray::<Note>::new(4)).is_none(), "too few");
-        assert!(SqBuffer::new(wqebbs(), RingArray::<Note>::new(16)).is_none(), "of another queue");
-        let entries = RingArray::<Note>::new(8);
+        assert!(SqBuffer::new(wqebbs(), RingArray::<TestEntry>::new(4)).is_none(), "too few");
+        assert!(
+            SqBuffer::new(wqebbs(), RingArray::<TestEntry>::new(16)).is_none(),
+            "of another queue"
+        );
+        let entries = RingArray::<TestEntry>::new(8);
         let buffer = SqBuffer::new(wqebbs(), entries.clone()).unwrap();
         for index in [3, 8 + 3, u32::MAX - 4] {
-            let place = buffer.at(index);
-            place.write(1, [u64::from(index), 0]);
-            place.entry().number.store(index, Ordering::Relaxed);
+            let slot = buffer.at(index);
+            slot.write(1, [u64::from(index), 0]);
+            slot.entry().number.store(index, Ordering::Relaxed);
             assert_eq!(segments.read(4 * 3 + 1), [u64::from(index), 0]);
             assert_eq!(entries.at(3).number.load(Ordering::Relaxed), index);
             // Beyond the WQEBB, and beyond the ring.
-            place.write(5, [u64::from(index), 1]);
-            place.write(4 * 5 + 2, [u64::from(index), 2]);
+            slot.write(5, [u64::from(index), 1]);
+            slot.write(4 * 5 + 2, [u64::from(index), 2]);
             assert_eq!(segments.read(4 * 4 + 1), [u64::from(index), 1]);
             assert_eq!(segments.read(2), [u64::from(index), 2]);
         }
     }
 
-    /// As those of atomics that loom watches.
+    /// Loom's atomics, of which the entries consist in its models, are longer.
     #[test]
-    fn notes_may_be_of_any_length() {
+    fn entries_may_be_of_any_length() {
         let memory = QueueMemory::page();
         let wqebbs = || Wqebbs::new(memory.clone(), 0, 8).unwrap();
         let short = SqBuffer::new(wqebbs(), RingArray::of(8, |index| index as u8)).unwrap();

@@ -120,7 +120,7 @@ mod tests {
     }
 
     #[test]
-    fn units_go_on_at_the_beginning() {
+    fn segments_wrap_around() {
         let segments = WqeSegments::new(QueueMemory::page(), 64, 4).unwrap();
         for segment in 6..10 {
             segments.write(segment, [u64::from(segment), !0]);

@@ -284,7 +284,7 @@ impl Wqebb<'_> {
 mod tests {
     use super::*;
 
-    /// Where anything stands in the WQEBB before the data, as a control segment always does.
+    /// A control segment always stands before the data, so at most 48 bytes fit.
     #[test]
     fn inline_data_from_one_segment_to_the_end_of_the_wqebb_goes_in_one_piece() {
         let bytes = [7; 100];

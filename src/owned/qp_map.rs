@@ -294,17 +294,17 @@ mod tests {
         use crate::provider::mlx5::uidx::UidxAllocator;
         use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
         let (indices, mut map) = (UidxAllocator::new(), QpMap::new());
-        let index = indices.take().unwrap();
-        let number = index.number();
-        let member = Member::Mlx5(SharedQp::new(7, index, Some(4), Receives::None));
+        let uidx = indices.take().unwrap();
+        let number = uidx.get();
+        let member = Member::Mlx5(SharedQp::new(7, uidx, Some(4), Receives::None));
         let qp = map.new_qp((number, member, None), loans(), loans(), 2);
         map.add(qp.clone());
         qp.close();
         drop(qp);
-        assert_ne!(indices.take().unwrap().number(), number);
+        assert_ne!(indices.take().unwrap().get(), number);
         let closed = map.take_closed();
         map.remove_closed(closed);
-        assert_eq!(indices.take().unwrap().number(), number);
+        assert_eq!(indices.take().unwrap().get(), number);
     }
 
     #[test]

@@ -17,7 +17,7 @@ pub(crate) use create::{
     CqInitAttr, CreateRequest, CreatedQp, CreatedSrq, CreatedTarget, QpInitAttr, ResizeRequest,
     SrqInitAttr,
 };
-pub(crate) use mlx5::dm::DmPlace;
+pub(crate) use mlx5::dm::DmLocation;
 pub(crate) use rings::{
     CqMembers, CqRing, Member, ProviderWc, QueueResources, RecvCursor, RecvRing, RecvRingMut,
     SendCursor, SendRing, SendRingMut, SharedReceives, SrqRing,
@@ -216,12 +216,12 @@ impl Provider {
     /// # Errors
     ///
     /// `EOPNOTSUPP` where the driver has none.
-    pub(crate) fn device_memory(&self, verb: &'static str) -> Result<DmPlace> {
+    pub(crate) fn device_memory(&self, verb: &'static str) -> Result<DmLocation> {
         match self {
             Provider::Rxe(_) => {
                 Err(Error::new(verb, Errno::OPNOTSUPP).detail("rxe has no device memory"))
             }
-            Provider::Mlx5(_) => Ok(DmPlace::default()),
+            Provider::Mlx5(_) => Ok(DmLocation::default()),
         }
     }
 
@@ -235,9 +235,9 @@ impl Provider {
         verb: &'static str,
         kernel: &dyn Kernel,
         handle: u32,
-    ) -> Result<(DmPlace, u64)> {
+    ) -> Result<(DmLocation, u64)> {
         self.device_memory(verb)?;
-        DmPlace::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
+        DmLocation::query(kernel, handle).map_err(|errno| Error::from_kernel(verb, errno))
     }
 
     /// What work requests need to know of an address handle.

@@ -25,7 +25,7 @@ impl Member {
     pub(crate) fn number(&self) -> Option<u32> {
         match self {
             Member::Rxe { qpn } => Some(*qpn),
-            Member::Mlx5(qp) => Some(qp.index().number()),
+            Member::Mlx5(qp) => Some(qp.uidx().get()),
             Member::None => None,
         }
     }
@@ -47,8 +47,8 @@ impl CqMembers {
     /// Tells the poller of a new queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, member: &Member) {
         // A completion of rxe carries everything that its poller needs.
-        if let (CqMembers::Mlx5(members), Member::Mlx5(qp)) = (self, member) {
-            members.attach(qp);
+        if let (CqMembers::Mlx5(registry), Member::Mlx5(qp)) = (self, member) {
+            registry.attach(qp);
         }
     }
 
@@ -56,7 +56,7 @@ impl CqMembers {
     pub(crate) fn retire(&self, member: &Member) {
         match (self, member) {
             (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire(*qpn),
-            (CqMembers::Mlx5(members), Member::Mlx5(qp)) => members.retire(qp),
+            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.retire(qp),
             _ => {}
         }
     }
@@ -66,7 +66,7 @@ impl CqMembers {
     pub(crate) fn retire_for_good(&self, member: &Member) {
         match (self, member) {
             (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire_for_good(*qpn),
-            (CqMembers::Mlx5(members), Member::Mlx5(qp)) => members.retire_for_good(qp),
+            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.retire_for_good(qp),
             _ => {}
         }
     }
@@ -130,7 +130,7 @@ impl CqRing {
     pub(crate) fn members(&self) -> CqMembers {
         match self {
             CqRing::Rxe(cq) => CqMembers::Rxe(cq.retirements().clone()),
-            CqRing::Mlx5(cq) => CqMembers::Mlx5(cq.members().clone()),
+            CqRing::Mlx5(cq) => CqMembers::Mlx5(cq.registry().clone()),
         }
     }
 

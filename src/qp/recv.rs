@@ -44,13 +44,13 @@ pub struct RecvQueue {
     /// The queue pair's state; shut in a forked child.
     gate: Gate,
     /// The level of the gate in the first state in which receives may be posted.
-    opening: NonZeroU8,
+    least_level: NonZeroU8,
 }
 
 impl RecvQueue {
     pub(super) fn new(qp: QpHandle, ring: RecvRing) -> Self {
-        let (gate, opening) = (ring.gate().clone(), first_state(qp.qp_type).opening());
-        RecvQueue { qp, ring, gate, opening }
+        let (gate, least_level) = (ring.gate().clone(), first_state(qp.qp_type).gate_level());
+        RecvQueue { qp, ring, gate, least_level }
     }
 
     pub(super) fn into_ring(self) -> RecvRing {
@@ -75,7 +75,7 @@ impl RecvQueue {
     /// [`PostError::Forked`] in a child of the process that created the queue pair.
     #[inline(always)]
     pub fn batch(&mut self) -> Result<RecvBatch<'_>, PostError> {
-        if !self.gate.is_at(self.opening) {
+        if !self.gate.is_at(self.least_level) {
             return Err(self.refusal());
         }
         let (ring, cursor) = self.ring.begin();

@@ -65,6 +65,12 @@ impl<S: Sharing> SendQueue<S> {
         SendQueue { context, ring, sharing: PhantomData }
     }
 
+    /// Whether no other queue pair rings the register of this queue, which is mlx5's.
+    #[cfg(test)]
+    pub(crate) fn owns_register(&self) -> bool {
+        matches!(&self.ring, SendRing::Mlx5(ring) if ring.owns_register())
+    }
+
     pub(super) fn into_ring(self) -> SendRing {
         self.ring
     }
@@ -86,7 +92,7 @@ impl<S: Sharing> SendQueue<S> {
     #[inline(always)]
     pub fn batch(&mut self) -> Result<SendBatch<'_, S>, PostError> {
         let context = &self.context;
-        if !context.gate.is_at(QpState::RTS.opening()) {
+        if !context.gate.is_at(QpState::RTS.gate_level()) {
             return Err(context.refusal());
         }
         let (ring, cursor) = self.ring.begin();
@@ -102,7 +108,7 @@ impl SendContext {
     }
 
     /// Makes the kernel read the queue: on rxe a system call takes the place of a doorbell.
-    fn kick(&self) -> Result<(), RingError> {
+    fn post_send_db(&self) -> Result<(), RingError> {
         let doorbell = Doorbell::Send { qp_handle: self.qp.object.handle() };
         self.qp.file().kernel.ring(doorbell).map_err(RingError::StillQueued)
     }
@@ -233,7 +239,7 @@ impl<S: Sharing> SendBatch<'_, S> {
         match self.ring {
             SendRingMut::Rxe(sq) => {
                 sq.ring(self.cursor.at)?;
-                self.context.kick()
+                self.context.post_send_db()
             }
             SendRingMut::Mlx5(sq) => sq.ring(&self.cursor, single),
         }

@@ -59,8 +59,7 @@ open_enum! {
 
 /// The state that this process last brought a queue pair to.
 ///
-/// Where the rings have a gate it is kept there, as two more than the state, so that a batch begins
-/// with one look. Between nothing and `RESET` is `RESET` with [stale](Self::is_stale) rings.
+/// With a gate, the state is kept in the gate's level, so that a batch begins with one load.
 #[derive(Debug)]
 pub(super) struct Tracked {
     gate: Option<Gate>,
@@ -73,7 +72,7 @@ impl Tracked {
     /// `RESET`.
     pub(super) fn new(gate: Option<Gate>) -> Tracked {
         let tracked = Tracked { gate, own: AtomicU8::new(0), resets: AtomicU32::new(0) };
-        tracked.word().store(QpState::RESET.opening().get(), Ordering::Release);
+        tracked.word().store(QpState::RESET.gate_level().get(), Ordering::Release);
         tracked
     }
 
@@ -81,9 +80,11 @@ impl Tracked {
         self.gate.as_ref().map_or(&self.own, Gate::level)
     }
 
-    /// In a forked child it may be `RESET` whatever it was.
+    /// The state. In a forked child, where the level may be 0, it may be `RESET` whatever it was.
     pub(super) fn get(&self) -> QpState {
-        QpState(self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.opening().get()))
+        QpState(
+            self.word().load(Ordering::Acquire).saturating_sub(QpState::RESET.gate_level().get()),
+        )
     }
 
     /// How often the queue pair came to `RESET`: what one connection knew of it does not hold after that.
@@ -95,16 +96,16 @@ impl Tracked {
         self.resets.fetch_add(1, Ordering::AcqRel);
     }
 
-    /// What a fork has shut stays shut.
+    /// Stores the state. A gate that a fork has shut stays shut.
     pub(super) fn set(&self, state: QpState) {
         if state == QpState::RESET {
             self.count_reset();
         }
-        self.open(state.opening().get());
+        self.open(state.gate_level().get());
     }
 
-    /// `RESET`, while the rings are as they were before: the device begins anew, and would come upon
-    /// requests of the past.
+    /// Stores `RESET`, while the rings are as they were before the reset: the device begins anew, and would
+    /// execute their old WQEs.
     pub(super) fn set_stale(&self) {
         self.count_reset();
         self.open(STALE);
@@ -115,7 +116,7 @@ impl Tracked {
         if state == QpState::RESET {
             self.count_reset();
         }
-        let open = |now| (now > STALE).then(|| state.opening().get());
+        let open = |now| (now > STALE).then(|| state.gate_level().get());
         let _ = self.word().fetch_update(Ordering::AcqRel, Ordering::Relaxed, open);
     }
 
@@ -136,18 +137,18 @@ impl Tracked {
             self.count_reset();
         }
         let stale = has_rings && was_reset;
-        let after = if stale { STALE } else { reported.opening().get() };
-        let before = before.opening().get();
+        let after = if stale { STALE } else { reported.gate_level().get() };
+        let before = before.gate_level().get();
         let _ = self.word().compare_exchange(before, after, Ordering::AcqRel, Ordering::Relaxed);
     }
 }
 
-/// What a gate says of a queue pair that is in `RESET` and whose rings are not.
+/// The gate's level in `RESET` while the rings still hold WQEs from before the reset.
 const STALE: u8 = 1;
 
 impl QpState {
-    /// As a gate says it.
-    pub(super) const fn opening(self) -> NonZeroU8 {
+    /// The gate's level in this state: two more than the state. 0 is shut, 1 is [`STALE`].
+    pub(super) const fn gate_level(self) -> NonZeroU8 {
         NonZeroU8::MIN.saturating_add(1).saturating_add(self.0)
     }
 

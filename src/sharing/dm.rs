@@ -9,7 +9,7 @@ use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
 use crate::object::{Class, Object};
-use crate::provider::DmPlace as Place;
+use crate::provider::DmLocation;
 use rustix::io::Errno;
 use std::sync::Arc;
 
@@ -22,7 +22,7 @@ impl DeviceMemory {
     pub fn export(&self) -> Result<Envelope> {
         let file = self.inner.object.file();
         file.check_fork("export_dm")?;
-        let fingerprint = fingerprint(self.inner.place, self.len() as u64);
+        let fingerprint = fingerprint(self.inner.location, self.len() as u64);
         Ok(Envelope::seal(file, ObjectKind::DM, self.handle(), fingerprint))
     }
 
@@ -46,7 +46,7 @@ impl Context {
     /// Imports device memory of another process that has this context's file.
     ///
     /// The envelope is compared with the kernel's response about the memory. Other memory of the same length
-    /// that got the place and the handle of the exported one is not noticed.
+    /// that got the location and the handle of the exported one is not noticed.
     ///
     /// # Errors
     ///
@@ -57,12 +57,12 @@ impl Context {
     pub fn import_dm(&self, envelope: &Envelope) -> Result<Imported<DeviceMemory>> {
         const VERB: &str = "import_dm";
         let (handle, exported) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
-        let (place, length) = query(&self.file, VERB, handle)?;
-        if fingerprint(place, length) != exported {
-            let detail = format!("device memory {handle} has {length} bytes at {place:x?}");
+        let (location, length) = query(&self.file, VERB, handle)?;
+        if fingerprint(location, length) != exported {
+            let detail = format!("device memory {handle} has {length} bytes at {location:x?}");
             return Err(stale(VERB, detail));
         }
-        imported(&self.file, VERB, handle, place, length)
+        imported(&self.file, VERB, handle, location, length)
     }
 
     /// Imports device memory by its bare handle, as rdma-core's programs exchange them.
@@ -80,12 +80,12 @@ impl Context {
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn import_dm_raw(&self, handle: u32) -> Result<Imported<DeviceMemory>> {
         const VERB: &str = "import_dm";
-        let (place, length) = query(&self.file, VERB, handle)?;
-        imported(&self.file, VERB, handle, place, length)
+        let (location, length) = query(&self.file, VERB, handle)?;
+        imported(&self.file, VERB, handle, location, length)
     }
 }
 
-fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
+fn query(file: &File, verb: &'static str, handle: u32) -> Result<(DmLocation, u64)> {
     file.check_fork(verb)?;
     file.provider.find_device_memory(verb, &*file.kernel, handle).map_err(|error| {
         match error.errno() {
@@ -106,34 +106,34 @@ fn query(file: &File, verb: &'static str, handle: u32) -> Result<(Place, u64)> {
     })
 }
 
-fn fingerprint(place: Place, length: u64) -> Fingerprint {
-    let [start, index] = place.numbers();
-    [start, index, length, 0]
+fn fingerprint(location: DmLocation, length: u64) -> Fingerprint {
+    let [start_offset, page_index] = location.numbers();
+    [start_offset, page_index, length, 0]
 }
 
 fn imported(
     file: &Arc<File>,
     verb: &'static str,
     handle: u32,
-    place: Place,
+    location: DmLocation,
     length: u64,
 ) -> Result<Imported<DeviceMemory>> {
     let length = usize::try_from(length)
         .map_err(|_| Error::invalid(verb, format!("{length} bytes of device memory")))?;
-    let window = map(file, verb, place, length)?;
+    let window = map(file, verb, location, length)?;
     let object = Object::imported(file.clone(), Class::DM, handle, window);
-    Ok(Imported::new(DeviceMemory { inner: Arc::new(DmInner { object, place, length }) }))
+    Ok(Imported::new(DeviceMemory { inner: Arc::new(DmInner { object, location, length }) }))
 }
 
 impl Sealed for DeviceMemory {
     const UNIMPORT: &'static str = "unimport_dm";
 
     fn check(&self, verb: &'static str) -> Result<()> {
-        let (place, length) = query(self.inner.object.file(), verb, self.handle())?;
-        if (place, length) == (self.inner.place, self.len() as u64) {
+        let (location, length) = query(self.inner.object.file(), verb, self.handle())?;
+        if (location, length) == (self.inner.location, self.len() as u64) {
             return Ok(());
         }
-        let detail = format!("device memory {} has {length} bytes at {place:x?}", self.handle());
+        let detail = format!("device memory {} has {length} bytes at {location:x?}", self.handle());
         Err(stale(verb, detail))
     }
 

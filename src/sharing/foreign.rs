@@ -100,8 +100,12 @@ impl Context {
         let (handle, exported) = envelope.open(VERB, &self.file, envelope.kind())?;
         let found = self.find_foreign(VERB, envelope.kind(), handle)?;
         match found.kind {
-            ObjectKind::MR => MemoryRegion::compare(&self.file, VERB, handle, exported)?,
-            ObjectKind::PD => ProtectionDomain::compare(&self.file, VERB, handle, exported)?,
+            ObjectKind::MR => {
+                MemoryRegion::compare_with_kernel(&self.file, VERB, handle, exported)?
+            }
+            ObjectKind::PD => {
+                ProtectionDomain::compare_with_kernel(&self.file, VERB, handle, exported)?
+            }
             _ => {}
         }
         Ok(found)

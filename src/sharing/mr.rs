@@ -44,7 +44,7 @@ fn claimed_access(exported: Fingerprint) -> Access {
 
 impl MemoryRegion<u8, Foreign> {
     /// Refuses a region that is not the exported one.
-    pub(crate) fn compare(
+    pub(crate) fn compare_with_kernel(
         file: &File,
         verb: &'static str,
         handle: u32,

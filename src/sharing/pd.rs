@@ -88,7 +88,7 @@ fn compare(
 
 impl ProtectionDomain {
     /// Refuses a domain that is not the exported one.
-    pub(crate) fn compare(
+    pub(crate) fn compare_with_kernel(
         file: &File,
         verb: &'static str,
         handle: u32,

@@ -63,6 +63,7 @@ fn the_kernel_is_told_how_large_both_queues_are() {
     assert_eq!(bytes(&driver(&bench, |driver| driver.asked_qp)), (8 * 64, 16 * 64));
 }
 
+/// The first flag is for receives; the second for reads and atomics, also if not all sends are signaled.
 #[test]
 fn data_in_completions_is_asked_for_in_both_directions() {
     const UAR: u32 = 1 << 10;

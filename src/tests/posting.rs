@@ -79,7 +79,7 @@ fn a_batch_that_is_dropped_or_forgotten_leaves_no_trace() {
     let bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     let handle = qp.handle();
-    let kicks = || bench.script.log().iter().filter(|op| **op == Op::POST_SEND).count();
+    let doorbells = || bench.script.log().iter().filter(|op| **op == Op::POST_SEND).count();
     for round in 0..20 {
         let mut batch = qp.send_batch().unwrap();
         batch.push(SendWr::send(&[SGE]).id(100)).unwrap();
@@ -99,12 +99,12 @@ fn a_batch_that_is_dropped_or_forgotten_leaves_no_trace() {
         assert_eq!(bench.script.pending(handle, Role::Recv), 0);
     }
     ring(qp.send_batch().unwrap()).unwrap();
-    assert_eq!(kicks(), 0, "there was nothing to look at");
+    assert_eq!(doorbells(), 0, "nothing was posted");
     let mut batch = qp.send_batch().unwrap();
     batch.push(SendWr::send(&[SGE]).id(1)).unwrap();
     batch.push(SendWr::send(&[SGE]).id(2)).unwrap();
     ring(batch).unwrap();
-    assert_eq!(kicks(), 1, "one for the batch");
+    assert_eq!(doorbells(), 1, "one for the batch");
     assert_eq!(wr_id(&bench.script.take(handle, Role::Send).unwrap()), 1);
     assert_eq!(wr_id(&bench.script.take(handle, Role::Send).unwrap()), 2);
 }
@@ -239,7 +239,7 @@ fn the_state_decides_what_may_be_posted() {
 
 /// Requests whose doorbell call the kernel refused stay in the queue, and go with the next batch.
 #[test]
-fn a_refused_kick_loses_nothing() {
+fn a_refused_doorbell_loses_nothing() {
     let bench = Bench::new();
     let mut qp = bench.qp(QpType::RC);
     bench.script.refuse(Op::POST_SEND, Errno::NOMEM);
@@ -364,7 +364,7 @@ fn a_binding_goes_to_the_queue_pair_that_it_was_made_for() {
     window.settle(WcStatus::GENERAL_ERR);
 }
 
-/// UidxAllocator lie in memory that the kernel writes, and that a forked child has, too.
+/// The indices lie in memory that the kernel writes, and that a forked child has, too.
 #[test]
 fn rings_stay_in_bounds_whatever_the_indices_say() {
     let mut bench = Bench::new();

@@ -187,7 +187,7 @@ fn splitting_a_scoped_region_covers_it_once() {
     }
 }
 
-/// Or none, for a request without data.
+/// A request without data names no memory.
 #[test]
 fn a_scope_s_request_names_the_memory_that_it_borrows() {
     let mut owned = Owned::new();

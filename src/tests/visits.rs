@@ -27,27 +27,27 @@ enum Event {
 use Event::*;
 
 /// A completion queue of two queue pairs, one of which is adopted and has posted the requests 1 to 3.
-/// The other has as many.
+/// The other has posted as many.
 struct Bench {
     cq: OwnedCompletionQueue<u32>,
     ours: OwnedQueuePair<u32>,
     theirs: QueuePair,
     device: FakeCq,
-    /// How many requests of each are over, of a WQEBB each.
+    /// Requests of each that have completed; each is one WQEBB.
     completed: [u16; 2],
     /// CQEs that the completion queue has beyond those that its queue pairs can need.
     spare: u32,
-    _others: Option<OwnedQueuePair<u32>>,
+    _third: Option<OwnedQueuePair<u32>>,
 }
 
 impl Bench {
-    /// With room for `capacity` completions, and with a third queue pair if `others` is not 0.
-    fn new(capacity: u32, others: u32) -> Bench {
-        Bench::posting(capacity, others, [true; 3])
+    /// With room for `capacity` completions, and with a third queue pair of `third_sends` sends, if that is not 0.
+    fn new(capacity: u32, third_sends: u32) -> Bench {
+        Bench::posting(capacity, third_sends, [true; 3])
     }
 
     /// As [`new`](Self::new); says which of the three requests are signaled.
-    fn posting(capacity: u32, others: u32, signaled: [bool; 3]) -> Bench {
+    fn posting(capacity: u32, third_sends: u32, signaled: [bool; 3]) -> Bench {
         let script = Script::mlx5();
         let context = script.open("mlx5_0");
         let pd = context.alloc_pd().unwrap();
@@ -66,7 +66,7 @@ impl Bench {
             script.set_qp_state(qp.handle(), QpState::RTS.0);
             qp
         };
-        let (mut ours, others) = (adopt(4), (others > 0).then(|| adopt(others)));
+        let (mut ours, third) = (adopt(4), (third_sends > 0).then(|| adopt(third_sends)));
         let mut theirs = make(&cq, 4);
         bring_up(&script, &theirs);
         for (tag, signaled) in (1..).zip(signaled) {
@@ -81,7 +81,7 @@ impl Bench {
             batch.push(SendWr::send(&[]).inline(b"x")).unwrap();
             ring(batch).unwrap();
         }
-        Bench { cq, ours, theirs, device, completed: [0; 2], spare, _others: others }
+        Bench { cq, ours, theirs, device, completed: [0; 2], spare, _third: third }
     }
 
     fn complete<const N: usize>(&mut self, events: [Event; N]) {
@@ -136,9 +136,9 @@ fn a_stray_completion_does_not_count_towards_the_limit() {
 /// While it runs, the poll keeps no more CQEs from the device than the completion queue has to spare.
 #[test]
 fn a_poll_ends_at_its_limit() {
-    for (capacity, others, spare) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
-        let mut bench = Bench::new(capacity, others);
-        assert_eq!(bench.spare, spare, "entries to spare");
+    for (capacity, third_sends, spare) in [(63, 0, 54), (15, 0, 6), (15, 1, 1), (15, 2, 0)] {
+        let mut bench = Bench::new(capacity, third_sends);
+        assert_eq!(bench.spare, spare, "CQEs to spare");
         bench.complete([Stray, Done, Stray, Done, Stray, Done]);
         assert_eq!((bench.visits(0), bench.found()), ((0, vec![]), (0, 0)));
         let mut seen = Vec::new();
@@ -153,11 +153,11 @@ fn a_poll_ends_at_its_limit() {
     }
 }
 
-/// Or the queue would be short of them while the next poll keeps as many again.
+/// Otherwise a poll could keep `spare` CQEs besides those of the forgotten one, and the queue could overflow.
 #[test]
 fn cqes_of_a_forgotten_poll_are_given_back_by_the_next_one() {
-    for (capacity, others, spare) in [(15, 1, 1), (15, 0, 6)] {
-        let mut bench = Bench::new(capacity, others);
+    for (capacity, third_sends, spare) in [(15, 1, 1), (15, 0, 6)] {
+        let mut bench = Bench::new(capacity, third_sends);
         bench.complete([Done, Done, Done]);
         let mut completions = bench.cq.poll().unwrap();
         assert_eq!(completions.next().unwrap().tag, 1);
@@ -210,10 +210,10 @@ fn a_poll_continues_after_the_completion_whose_visitor_panicked() {
 #[test]
 fn a_visitor_is_shown_unsignaled_requests() {
     for most in [1, 2, 3, 9] {
-        for (capacity, others) in [(63, 0), (15, 1), (15, 2)] {
+        for (capacity, third_sends) in [(63, 0), (15, 1), (15, 2)] {
             // Nothing is known of the second if the third fails.
             for third in [Done, Failed] {
-                let mut bench = Bench::posting(capacity, others, [true, false, true]);
+                let mut bench = Bench::posting(capacity, third_sends, [true, false, true]);
                 bench.complete([Stray, Done, Silent, Stray, third, Stray]);
                 let mut seen = Vec::new();
                 loop {
@@ -225,7 +225,7 @@ fn a_visitor_is_shown_unsignaled_requests() {
                     }
                 }
                 let all = (vec![1, 2, 3], 3);
-                assert_eq!((seen, bench.free()), all, "{most} of {capacity}, {others}");
+                assert_eq!((seen, bench.free()), all, "{most} of {capacity}, {third_sends}");
                 assert_eq!(bench.found(), (3, 5));
             }
         }
@@ -244,7 +244,7 @@ fn a_failed_unsignaled_request_is_visited_by_itself() {
     assert_eq!((found, seen), (Ok(2), vec![(1, WcStatus::SUCCESS, 0), failed]));
 }
 
-/// The entry of a completion that is visited in place goes back to the device after the visit.
+/// The CQE of a completion that is visited in place goes back to the device after the visit.
 #[test]
 fn completions_behind_what_a_poll_left_over_are_visited_in_place() {
     let mut bench = Bench::posting(63, 0, [false, true, true]);

@@ -19,7 +19,7 @@ use zerocopy::{Immutable, IntoBytes};
 /// A doorbell of the kernel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Doorbell {
-    /// Makes the kernel look at the send queue of a queue pair: a POST_SEND command without requests.
+    /// Makes the kernel read the send queue of a queue pair: a POST_SEND command without requests.
     Send { qp_handle: u32 },
     /// Arms a completion queue for the next completion, or the next solicited one.
     Notify { cq_handle: u32, solicited: bool },
@@ -53,12 +53,12 @@ impl Doorbell {
         match self {
             Doorbell::Send { qp_handle } => {
                 let mut resp = Response::default();
-                let request = look(qp_handle);
+                let request = empty_post_send(qp_handle);
                 execute(&mut write(IB_USER_VERBS_CMD_POST_SEND, &request).response(&mut resp))
             }
             Doorbell::Notify { cq_handle, solicited } => execute(&mut write(
                 IB_USER_VERBS_CMD_REQ_NOTIFY_CQ,
-                &announce(cq_handle, solicited),
+                &req_notify(cq_handle, solicited),
             )),
         }
     }
@@ -70,20 +70,20 @@ impl Doorbell {
             Doorbell::Send { qp_handle } => {
                 const ANSWER: usize = size_of::<Response>();
                 let header = header::<WrittenSend>(IB_USER_VERBS_CMD_POST_SEND, ANSWER);
-                let request = ib_uverbs_post_send { response, ..look(qp_handle) };
+                let request = ib_uverbs_post_send { response, ..empty_post_send(qp_handle) };
                 write(WrittenSend { header, request }.as_bytes())
             }
             Doorbell::Notify { cq_handle, solicited } => {
                 let header = header::<WrittenNotify>(IB_USER_VERBS_CMD_REQ_NOTIFY_CQ, 0);
-                let request = announce(cq_handle, solicited);
+                let request = req_notify(cq_handle, solicited);
                 write(WrittenNotify { header, request }.as_bytes())
             }
         }
     }
 }
 
-/// The kernel checks the size of a request although there is none.
-fn look(qp_handle: u32) -> ib_uverbs_post_send {
+/// A POST_SEND without requests; the kernel checks `wqe_size` all the same.
+fn empty_post_send(qp_handle: u32) -> ib_uverbs_post_send {
     ib_uverbs_post_send {
         qp_handle,
         wqe_size: size_of::<ib_uverbs_send_wr>() as u32,
@@ -91,7 +91,7 @@ fn look(qp_handle: u32) -> ib_uverbs_post_send {
     }
 }
 
-fn announce(cq_handle: u32, solicited: bool) -> ib_uverbs_req_notify_cq {
+fn req_notify(cq_handle: u32, solicited: bool) -> ib_uverbs_req_notify_cq {
     ib_uverbs_req_notify_cq { cq_handle, solicited_only: solicited.into() }
 }
 

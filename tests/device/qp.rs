@@ -129,7 +129,7 @@ fn refused_transition_changes_nothing() -> Verdict {
     assert_eq!((qp.state(), qp.query()?.state), (QpState::RESET, QpState::RESET));
     init(&qp)?;
     assert_eq!((qp.state(), qp.query()?.state), (QpState::INIT, QpState::INIT));
-    // The library lets this pass; that the entry of the table is empty, the kernel says.
+    // The library lets this pass: only the kernel knows that GID 255 is empty.
     let attr = QpAttr::new()
         .state(QpState::RTR)
         .path(AddressVector::global(env::port(), 255, Gid([1; 16])))
@@ -155,13 +155,13 @@ fn query_returns_what_was_set() -> Verdict {
         assert_eq!(info.timeout, pair.config.timeout);
         assert_eq!(info.retry_count, pair.config.retry_count);
         assert_eq!(info.rnr_retry, pair.config.rnr_retry);
-        let (told, granted) = (info.caps, side.qp.caps());
-        // rxe of Linux 6.1 grants more than it says at first.
-        assert!(told.max_send_wr >= granted.max_send_wr, "{told:?} {granted:?}");
-        assert!(told.max_recv_wr >= granted.max_recv_wr, "{told:?} {granted:?}");
-        assert_eq!(told.max_send_sge, granted.max_send_sge);
-        assert_eq!(told.max_recv_sge, granted.max_recv_sge);
-        assert_eq!(told.max_inline_data, granted.max_inline_data);
+        let (queried, granted) = (info.caps, side.qp.caps());
+        // rxe of Linux 6.1 reports more in QUERY_QP than in its answer to CREATE_QP.
+        assert!(queried.max_send_wr >= granted.max_send_wr, "{queried:?} {granted:?}");
+        assert!(queried.max_recv_wr >= granted.max_recv_wr, "{queried:?} {granted:?}");
+        assert_eq!(queried.max_send_sge, granted.max_send_sge);
+        assert_eq!(queried.max_recv_sge, granted.max_recv_sge);
+        assert_eq!(queried.max_inline_data, granted.max_inline_data);
         assert!(info.access.contains(Access::REMOTE_WRITE), "{:?}", info.access);
         assert!(!info.signal_all);
     }

@@ -39,7 +39,7 @@ pub struct Device {
     /// Queues with work.
     pub(crate) ready_queues: VecDeque<u32>,
     /// Queue pairs that retry at a time.
-    pub(crate) retry_timers: BTreeMap<(u64, u32), ()>,
+    pub(crate) retry_timers: BTreeSet<(u64, u32)>,
     /// CQs whose event is due at a time.
     pub(crate) cq_timers: BTreeSet<(u64, u32)>,
     /// Nanoseconds since the start.
@@ -76,7 +76,7 @@ impl Device {
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
             ready_queues: VecDeque::new(),
-            retry_timers: BTreeMap::new(),
+            retry_timers: BTreeSet::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
             left: vec![],
@@ -154,7 +154,7 @@ impl Device {
 
     /// Schedules a queue after a while.
     pub(crate) fn schedule_after(&mut self, number: u32, nanoseconds: u64) {
-        self.retry_timers.insert((self.now.saturating_add(nanoseconds), number), ());
+        self.retry_timers.insert((self.now.saturating_add(nanoseconds), number));
     }
 
     /// Stops a queue pair for a while, after which it retries.
@@ -162,7 +162,7 @@ impl Device {
         let due = self.now.saturating_add(nanoseconds);
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         qp.retry_timer = Some(RetryTimer::At(due));
-        self.retry_timers.insert((due, qpn), ());
+        self.retry_timers.insert((due, qpn));
     }
 
     /// Cancels the retry timer of a queue pair.
@@ -178,7 +178,7 @@ impl Device {
         if !self.bus_master {
             return None;
         }
-        let queue = self.retry_timers.first_key_value().map(|((due, _), ())| *due);
+        let queue = self.retry_timers.first().map(|(due, _)| *due);
         let event = self.cq_timers.first().map(|(due, _)| *due);
         queue.into_iter().chain(event).chain(self.faults.next_link_change()).min()
     }

@@ -31,7 +31,8 @@ pub struct DoorbellErrors {
     /// Writes of a BlueFlame copy that came too late, so that the copy counted as a doorbell. The
     /// host causes this, not the driver.
     pub late: u64,
-    /// Doorbells of queues that do not exist, or are on another UAR page.
+    /// Doorbells of queues that do not exist or are on another UAR page, and writes to UAR pages that are no
+    /// doorbell.
     pub stray: u64,
 }
 

@@ -6,6 +6,7 @@ use connectx::control::{ControlRequest, Reply, answer};
 use connectx::function::Region;
 use driver::Driver;
 use driver::pair::{Pair, code};
+use std::collections::BTreeMap;
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::vport::{
     hca_vport_context as hca, modify_hca_vport_context_in, query_hca_vport_context_out,
@@ -46,19 +47,33 @@ fn teardown_destroys_all_objects_until_init_hca() {
     }
 }
 
+/// What the last TEARDOWN_HCA found, by kind.
+fn left(driver: &mut Driver) -> BTreeMap<String, usize> {
+    let reply = answer(&mut driver.fabric, &ControlRequest::Objects { function: 0 });
+    let Reply::Objects { left, .. } = reply else { panic!("{reply:?}") };
+    left
+}
+
 #[test]
 fn what_teardown_found_is_told_until_the_next_driver_ends() {
-    let left = |driver: &mut Driver| {
-        let reply = answer(&mut driver.fabric, &ControlRequest::Objects { function: 0 });
-        let Reply::Objects { left, .. } = reply else { panic!("{reply:?}") };
-        left
-    };
     let mut p = Pair::new();
     assert!(left(&mut p.driver).is_empty(), "the driver lives");
     p.driver.run_command(opcode::TEARDOWN_HCA, &[0; 16]).unwrap();
     let found = left(&mut p.driver);
     assert_eq!(found.get("QP"), Some(&2), "{found:?}");
     p.driver.run_command(opcode::DISABLE_HCA, &[0; 16]).unwrap();
+    p.driver.run_command(opcode::INIT_HCA, &[0; 16]).unwrap();
+    assert_eq!(left(&mut p.driver), found, "the next driver lives");
+    p.driver.run_command(opcode::TEARDOWN_HCA, &[0; 16]).unwrap();
+    assert!(left(&mut p.driver).is_empty());
+}
+
+#[test]
+fn what_teardown_found_is_told_after_a_reset() {
+    let mut p = Pair::new();
+    p.driver.run_command(opcode::TEARDOWN_HCA, &[0; 16]).unwrap();
+    let found = left(&mut p.driver);
+    assert!(!found.is_empty());
     p.driver.fabric.function(0).device_mut().reset();
     assert_eq!(left(&mut p.driver), found);
 }

@@ -106,7 +106,7 @@ enum Verb {
     /// Make one static test binary for machines without Rust
     Bundle(test::BundleArguments),
     /// Run a program that is killed when the lab ends
-    #[command(hide = true, name = tie::VERB)]
+    #[command(hide = true, name = tie::SUBCOMMAND)]
     Tied {
         parent: i32,
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]

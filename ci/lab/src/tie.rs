@@ -11,15 +11,15 @@ use nix::unistd::{Pid, getppid};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 
-/// Name of the hidden verb that `become_tied` serves.
-pub(crate) const VERB: &str = "tied";
+/// Name of the hidden subcommand that `become_tied` serves.
+pub(crate) const SUBCOMMAND: &str = "tied";
 
 /// A command that runs `program` and is killed when the calling *thread* ends. Program, arguments,
 /// environment and directory carry over; the caller sets the streams.
 pub(crate) fn tied(program: &Command) -> Command {
     // Not by its path: the host's tests run cargo, which may replace the file there.
     let mut command = Command::new("/proc/self/exe");
-    command.arg(VERB).arg(std::process::id().to_string()).arg(program.get_program());
+    command.arg(SUBCOMMAND).arg(std::process::id().to_string()).arg(program.get_program());
     command.args(program.get_args());
     for (name, value) in program.get_envs() {
         match value {

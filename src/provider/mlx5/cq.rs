@@ -1,9 +1,9 @@
 //! Completion queues: the device produces CQEs, and a doorbell record tells it how many were consumed.
 //!
-//! The device has written a CQE when the owner bit, the last bit of its last byte, equals the parity of
+//! The device has written a CQE when the owner bit, the last bit of its last byte (`op_own`), equals the parity of
 //! the pass over the ring. Only arming rings a doorbell register.
 
-use super::cqe::{COUNTER, INDEX, Mlx5Wc, behind, is_receive, number_of, opcode_of, received};
+use super::cqe::{COUNTER, Mlx5Wc, UIDX, is_receive, op_own_above, opcode_of, received, uidx_of};
 use super::qp_table::{Leftover, QpRegistry, QpTable};
 use super::resources::{QueueResources, dmabuf, explain_dmabuf};
 use super::wqe::pair;
@@ -164,7 +164,7 @@ pub(crate) struct CqRing {
     /// The queue's number, as it lies in the second half of a word of the register.
     cqn: u64,
     arming: DoorbellRegisterWord,
-    members: Arc<QpRegistry>,
+    registry: Arc<QpRegistry>,
     table: QpTable,
     /// Most completions that the device takes in one queue.
     max_cqe: u32,
@@ -176,11 +176,11 @@ pub(crate) struct CqRing {
 #[derive(Clone, Copy, Debug, Default)]
 struct FoundCqe {
     /// The queue pair's user index.
-    number: u32,
+    uidx: u32,
     wr_id: u64,
     /// What it completes.
     kind: WcOpcode,
-    owner: u8,
+    op_own: u8,
 }
 
 impl CqRing {
@@ -199,7 +199,7 @@ impl CqRing {
             consumed: dbrec.word(),
             armed: dbrec.word(),
             arming: arming.word(),
-            members: QpRegistry::new(poll_gate),
+            registry: QpRegistry::new(poll_gate),
             table: QpTable::default(),
             max_cqe: MAX_CQE,
             odd: FoundCqe::default(),
@@ -207,19 +207,19 @@ impl CqRing {
     }
 
     /// Where the control path tells of queue pairs.
-    pub(crate) fn members(&self) -> &Arc<QpRegistry> {
-        &self.members
+    pub(crate) fn registry(&self) -> &Arc<QpRegistry> {
+        &self.registry
     }
 
     /// Throws away updates of queue pairs that were created and destroyed since the last poll. The borrow
     /// keeps the poller away meanwhile.
     pub(crate) fn compact_updates(&self) {
         if !self.epoch.is_over() {
-            self.members.compact_updates(|| self.reader.is_empty());
+            self.registry.compact_updates(|| self.reader.is_empty());
         }
     }
 
-    /// How many completions were consumed, as far as 24 bits say.
+    /// The consumer index, of 24 bits.
     #[inline(always)]
     pub(crate) fn consumer(&self) -> u32 {
         self.reader.consumer()
@@ -243,28 +243,28 @@ impl CqRing {
 
     /// Tells whether the poller has to [catch up](Self::catch_up).
     pub(crate) fn poll_gate(&self) -> &PollGate {
-        &self.members.poll_gate
+        &self.registry.poll_gate
     }
 
     /// Reads what the control path told of queue pairs. Not to be called in a forked child.
     pub(crate) fn catch_up(&mut self) {
-        if self.members.poll_gate.is_quiet() {
+        if self.registry.poll_gate.is_quiet() {
             return;
         }
-        self.members.poll_gate.clear();
+        self.registry.poll_gate.clear();
         self.apply_updates();
         self.forget();
         if self.table.has_retired() {
             // Their completions may be consumed by the next poll.
-            self.members.poll_gate.mark_dirty();
+            self.registry.poll_gate.mark_dirty();
         }
     }
 
     /// Applies the updates of the control path to the table, if there are any.
     fn apply_updates(&mut self) {
-        if !self.members.is_empty() {
+        if !self.registry.is_empty() {
             let entries = self.reader.cqes().count();
-            self.table.apply_updates(&self.members, self.reader.consumer(), entries);
+            self.table.apply_updates(&self.registry, self.reader.consumer(), entries);
         }
     }
 
@@ -277,12 +277,12 @@ impl CqRing {
     /// The next completion, consumed.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<Mlx5Wc<'_>> {
-        let owner = self.reader.look()?;
+        let op_own = self.reader.next_op_own()?;
         // Pairs with the device writing the last byte of a CQE after all others.
         udma_from_device();
-        let found = match self.take_success(owner) {
+        let found = match self.take_success(op_own) {
             Some(found) => found,
-            None if self.take_other(owner) => self.odd,
+            None if self.take_other(op_own) => self.odd,
             None => return None,
         };
         Some(self.wc(found))
@@ -291,38 +291,38 @@ impl CqRing {
     /// The next completion, consumed, if it is a success of a queue pair in the table.
     #[inline(always)]
     pub(crate) fn next_success(&mut self) -> Option<Mlx5Wc<'_>> {
-        let owner = self.reader.look()?;
+        let op_own = self.reader.next_op_own()?;
         // As in `next`.
         udma_from_device();
-        let found = self.take_success(owner)?;
+        let found = self.take_success(op_own)?;
         Some(self.wc(found))
     }
 
     #[inline(always)]
     fn wc(&self, found: FoundCqe) -> Mlx5Wc<'_> {
-        let FoundCqe { number, wr_id, kind, owner } = found;
-        Mlx5Wc { number, wr_id, kind, owner, reader: &self.reader }
+        let FoundCqe { uidx, wr_id, kind, op_own } = found;
+        Mlx5Wc { uidx, wr_id, kind, op_own, reader: &self.reader }
     }
 
     /// Consumes the next CQE if it is a success of a queue pair in the table.
     #[inline(always)]
-    fn take_success(&mut self, owner: u8) -> Option<FoundCqe> {
+    fn take_success(&mut self, op_own: u8) -> Option<FoundCqe> {
         let table = &self.table;
         self.reader.consume(|cqe| {
-            let number = number_of(cqe);
-            let qp = table.get(number)?;
+            let uidx = uidx_of(cqe);
+            let qp = table.get(uidx)?;
             // The arrays of work request ids have no more entries than these 16 bits name.
             let at = cqe.low16::<COUNTER>();
-            // Opcodes are compared in the upper bits of the owner byte, without a shift.
-            if owner < behind(opcode::MLX5_CQE_REQ) {
+            // Opcodes are compared in the upper bits of `op_own`, without a shift.
+            if op_own < op_own_above(opcode::MLX5_CQE_REQ) {
                 let sent = qp.sends.complete(at);
                 // A constant, so that the compiler drops the caller's comparison for the status.
-                let owner = opcode::MLX5_CQE_REQ.0 << 4;
+                let op_own = opcode::MLX5_CQE_REQ.0 << 4;
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(FoundCqe { number, wr_id, kind, owner })
-            } else if owner < behind(opcode::MLX5_CQE_RESP_SEND_INV) {
+                Some(FoundCqe { uidx, wr_id, kind, op_own })
+            } else if op_own < op_own_above(opcode::MLX5_CQE_RESP_SEND_INV) {
                 let wr_id = qp.receives.complete(at);
-                Some(FoundCqe { number, wr_id, kind: received(owner), owner })
+                Some(FoundCqe { uidx, wr_id, kind: received(op_own), op_own })
             } else {
                 None
             }
@@ -334,18 +334,18 @@ impl CqRing {
     /// `odd`: to return it through memory of the caller would cost the fast path a register.
     #[cold]
     #[inline(never)]
-    fn take_other(&mut self, mut owner: u8) -> bool {
+    fn take_other(&mut self, mut op_own: u8) -> bool {
         loop {
-            if owner >= UNWRITTEN {
+            if op_own >= UNWRITTEN {
                 return false;
             }
-            let mut found = self.take_written(owner);
+            let mut found = self.take_written(op_own);
             if found.is_none() {
-                let Some(next) = self.reader.look() else { return false };
+                let Some(next) = self.reader.next_op_own() else { return false };
                 // As in `next`.
                 udma_from_device();
-                owner = next;
-                found = self.take_success(owner);
+                op_own = next;
+                found = self.take_success(op_own);
             }
             if let Some(found) = found {
                 self.odd = found;
@@ -356,31 +356,31 @@ impl CqRing {
 
     /// Consumes the next CQE, which is as [`take_other`](Self::take_other) says, and was written; `None` if the
     /// program gets no completion of it.
-    fn take_written(&mut self, owner: u8) -> Option<FoundCqe> {
-        let code = opcode_of(owner);
+    fn take_written(&mut self, op_own: u8) -> Option<FoundCqe> {
+        let code = opcode_of(op_own);
         let cqe = self.reader.next();
-        let number = number_of(cqe);
+        let uidx = uidx_of(cqe);
         let at = u32::from(cqe.be16::<COUNTER>());
-        if self.table.get(number).is_none() {
+        if self.table.get(uidx).is_none() {
             // The queue pair may have been created since this poll began.
             self.apply_updates();
             self.forget();
         }
         let sent = matches!(code, opcode::MLX5_CQE_REQ | opcode::MLX5_CQE_REQ_ERR);
         self.reader.advance();
-        match self.table.get(number) {
+        match self.table.get(uidx) {
             Some(qp) if sent => {
                 let sent = qp.sends.complete(at);
                 let (wr_id, kind) = (sent.wr_id, WcOpcode(sent.kind));
-                Some(FoundCqe { number, wr_id, kind, owner })
+                Some(FoundCqe { uidx, wr_id, kind, op_own })
             }
             Some(qp) if is_receive(code) => {
                 let wr_id = qp.receives.complete(at);
-                Some(FoundCqe { number, wr_id, kind: received(owner), owner })
+                Some(FoundCqe { uidx, wr_id, kind: received(op_own), op_own })
             }
             known => {
                 if known.is_none() && is_receive(code) {
-                    self.table.discard(number, at);
+                    self.table.discard(uidx, at);
                 }
                 // If no other completion follows, no poll gives this one back.
                 self.release_here();
@@ -433,24 +433,24 @@ impl CqRing {
 
     /// Completions that are there to be consumed.
     pub(crate) fn pending(&self) -> u32 {
-        self.reader.ours().count() as u32
+        self.reader.written().count() as u32
     }
 
-    /// Makes nobody's what the queue holds of a queue pair that the kernel reset. Entries of a
-    /// shared receive queue go back.
+    /// Takes the user index out of the CQEs of a queue pair that the kernel reset, so that the poller discards
+    /// them. Frees the WQEs of its shared receive queue that these CQEs name.
     pub(crate) fn purge(&mut self, qp: &SharedQp) {
         self.apply_updates();
-        let number = qp.index().number();
-        for (_, cqe) in self.reader.ours() {
+        let uidx = qp.uidx().get();
+        for (_, cqe) in self.reader.written() {
             udma_from_device();
-            if number_of(cqe) != number {
+            if uidx_of(cqe) != uidx {
                 continue;
             }
-            if let (true, Some(srq_wr_ids)) = (is_receive(opcode_of(cqe.owner())), qp.srq_wr_ids())
+            if let (true, Some(srq_wr_ids)) = (is_receive(opcode_of(cqe.op_own())), qp.srq_wr_ids())
             {
                 srq_wr_ids.complete(cqe.be16::<COUNTER>().into());
             }
-            cqe.set_be32::<INDEX>(NOBODY);
+            cqe.set_be32::<UIDX>(NOBODY);
         }
     }
 
@@ -501,18 +501,18 @@ impl CqRing {
     pub(crate) fn exchange(&mut self, cqes: CqBuffer) {
         let log = cqes.count().trailing_zeros();
         let mut next = self.reader.consumer();
-        for (at, cqe) in self.reader.ours() {
+        for (at, cqe) in self.reader.written() {
             udma_from_device();
-            let owner = cqe.owner();
-            if opcode_of(owner) == opcode::MLX5_CQE_RESIZE_CQ {
+            let op_own = cqe.op_own();
+            if opcode_of(op_own) == opcode::MLX5_CQE_RESIZE_CQ {
                 // The mark took a number, so that everything before it moves up by one.
                 next = next.wrapping_add(1);
                 self.table.moved();
                 break;
             }
             let to = at.wrapping_add(1);
-            let owner = owner & !MLX5_CQE_OWNER_MASK | (to >> log) as u8 & MLX5_CQE_OWNER_MASK;
-            cqes.take_over(to, self.reader.cqes(), at, owner);
+            let op_own = op_own & !MLX5_CQE_OWNER_MASK | (to >> log) as u8 & MLX5_CQE_OWNER_MASK;
+            cqes.take_over(to, self.reader.cqes(), at, op_own);
         }
         // What was copied is there before the device hears how far we are.
         udma_to_device();
@@ -524,6 +524,6 @@ impl CqRing {
 impl Drop for CqRing {
     fn drop(&mut self) {
         let (reader, table) = (self.reader.clone(), std::mem::take(&mut self.table));
-        self.members.inherit(Leftover { reader, table });
+        self.registry.inherit(Leftover { reader, table });
     }
 }

@@ -9,7 +9,7 @@ use uapi::{
 };
 use uverbs_uapi::mlx5::cqe as uapi;
 
-pub(crate) const INDEX: usize = offset_of!(mlx5_cqe64, srqn);
+pub(crate) const UIDX: usize = offset_of!(mlx5_cqe64, srqn);
 const FLAGS: usize = offset_of!(mlx5_cqe64, flags_rqpn);
 const IMMEDIATE: usize = offset_of!(mlx5_cqe64, immediate);
 const BYTES: usize = offset_of!(mlx5_cqe64, byte_cnt);
@@ -25,32 +25,32 @@ const VLAN: usize = offset_of!(mlx5_cqe64, vlan_info);
 const SYNDROME: usize = offset_of!(mlx5_err_cqe, syndrome);
 const VENDOR: usize = offset_of!(mlx5_err_cqe, vendor_err_synd);
 
-/// In the last byte: the core of the CQE begins with up to 32 bytes of data.
+/// In `op_own`: the core of the CQE begins with up to 32 bytes of data.
 const IN_CORE: u8 = 1 << 2;
-/// In the last byte: up to 64 bytes of data stand before the core, in the CQE's first half.
+/// In `op_own`: up to 64 bytes of data stand before the core, in the CQE's first half.
 const IN_FRONT: u8 = 1 << 3;
 /// Bytes that an atomic brings back.
 const ATOMIC: u32 = 8;
 
 const _: () = assert!(UNWRITTEN == opcode::MLX5_CQE_INVALID.0 << 4);
 
-/// What a CQE is, from its last byte.
+/// The opcode in `op_own`, the last byte of a CQE.
 #[inline(always)]
-pub(crate) const fn opcode_of(owner: u8) -> opcode {
-    opcode(owner >> 4)
+pub(crate) const fn opcode_of(op_own: u8) -> opcode {
+    opcode(op_own >> 4)
 }
 
-/// The least last byte of CQEs whose opcode is greater.
+/// The smallest `op_own` of a CQE whose opcode is greater than `code`.
 #[inline(always)]
-pub(crate) const fn behind(code: opcode) -> u8 {
+pub(crate) const fn op_own_above(code: opcode) -> u8 {
     (code.0 + 1) << 4
 }
 
-/// The user index that a CQE bears, in as many bits as it has.
+/// The user index that a CQE bears, of 24 bits.
 #[inline(always)]
-pub(crate) fn number_of(cqe: Cqe<'_>) -> u32 {
-    // Its first byte says something else.
-    cqe.be24::<{ INDEX + 1 }>()
+pub(crate) fn uidx_of(cqe: Cqe<'_>) -> u32 {
+    // The upper byte of the field is not part of the index.
+    cqe.be24::<{ UIDX + 1 }>()
 }
 
 /// Whether the completion is of a receive.
@@ -67,8 +67,8 @@ pub(crate) fn is_receive(code: opcode) -> bool {
 
 /// What a receive is reported as.
 #[inline(always)]
-pub(crate) fn received(owner: u8) -> WcOpcode {
-    match opcode_of(owner) {
+pub(crate) fn received(op_own: u8) -> WcOpcode {
+    match opcode_of(op_own) {
         opcode::MLX5_CQE_RESP_WR_IMM => WcOpcode::RECV_WRITE_IMM,
         _ => WcOpcode::RECV,
     }
@@ -78,12 +78,12 @@ pub(crate) fn received(owner: u8) -> WcOpcode {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Mlx5Wc<'r> {
     /// The user index of the queue pair.
-    pub(crate) number: u32,
+    pub(crate) uidx: u32,
     pub(crate) wr_id: u64,
     /// What it completes.
     pub(crate) kind: WcOpcode,
     /// The CQE's last byte. Only its opcode may be used: of a successful send there may be nothing else.
-    pub(crate) owner: u8,
+    pub(crate) op_own: u8,
     /// The CQE is the last that was consumed.
     pub(crate) reader: &'r CqReader,
 }
@@ -98,18 +98,18 @@ impl<'r> Mlx5Wc<'r> {
     /// The same, with what its CQE says looked up again.
     #[inline(always)]
     pub(crate) fn reload(self) -> Self {
-        Mlx5Wc { owner: self.cqe().owner(), ..self }
+        Mlx5Wc { op_own: self.cqe().op_own(), ..self }
     }
 
     #[inline(always)]
     fn opcode_byte(&self) -> opcode {
-        opcode_of(self.owner)
+        opcode_of(self.op_own)
     }
 
     #[inline(always)]
     fn is_error(&self) -> bool {
         // There are two, one for each direction, and what is above them is no completion.
-        self.owner >= opcode::MLX5_CQE_REQ_ERR.0 << 4
+        self.op_own >= opcode::MLX5_CQE_REQ_ERR.0 << 4
     }
 
     #[inline(always)]
@@ -147,7 +147,7 @@ impl<'r> Mlx5Wc<'r> {
     /// Whether received data is in the CQE, in place of a datagram's source.
     #[inline]
     fn brings_data(&self) -> bool {
-        self.cqe().owner() & IN_CORE != 0 && !self.is_error()
+        self.cqe().op_own() & IN_CORE != 0 && !self.is_error()
     }
 
     #[inline]
@@ -221,7 +221,7 @@ impl<'r> Mlx5Wc<'r> {
             return None;
         }
         // Read again from the CQE: for a send the poller does not keep this byte.
-        let format = self.cqe().owner() & (IN_CORE | IN_FRONT);
+        let format = self.cqe().op_own() & (IN_CORE | IN_FRONT);
         match format {
             IN_CORE => Some(Scattered::new(&self.cqe().start(), self.byte_len())),
             IN_FRONT => Some(Scattered::new(&self.cqe().front()?, self.byte_len())),

@@ -52,9 +52,9 @@ impl FakeCq {
 }
 
 /// The 64 bytes of a CQE, with the fields that every CQE has.
-pub(crate) fn cqe(opcode: u8, index: u32, qpn: u32, counter: u16) -> [u8; 64] {
+pub(crate) fn cqe(opcode: u8, uidx: u32, qpn: u32, counter: u16) -> [u8; 64] {
     let mut core = [0; 64];
-    core[32..36].copy_from_slice(&index.to_be_bytes());
+    core[32..36].copy_from_slice(&uidx.to_be_bytes());
     core[56..60].copy_from_slice(&qpn.to_be_bytes());
     core[60..62].copy_from_slice(&counter.to_be_bytes());
     core[63] = opcode << 4;

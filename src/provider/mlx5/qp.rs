@@ -112,7 +112,7 @@ pub(crate) fn create<K>(
         rq_wqe_count: rq_size.entries,
         rq_wqe_shift: rq_size.stride_log,
         flags: flags.bits(),
-        uidx: uidx.number(),
+        uidx: uidx.get(),
         bfreg_index: uar_page,
         sq_buf_addr: addr(&sq_memory),
         ece_options: if limits.ece { ECE_QUERY } else { 0 },
@@ -237,7 +237,7 @@ pub(crate) fn create_target<K>(
     // The driver wants a user index of every queue pair; no completion bears this one.
     let uidx = mlx5.user_index(verb)?;
     let request = mlx5_ib_create_qp {
-        uidx: uidx.number(),
+        uidx: uidx.get(),
         ece_options: if mlx5.limits.ece { ECE_QUERY } else { 0 },
         ..Default::default()
     };

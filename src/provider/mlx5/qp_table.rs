@@ -8,10 +8,10 @@
 //! kernel confirmed the destruction before the update was written, so that all its completions are in the
 //! queue when the update is read. They are consumed when the queue was found empty or went round once.
 //!
-//! Updates for a completion queue that is never polled pile up, that of the receives of a program that
-//! only sends for one. Creating a queue pair compacts them.
+//! Updates pile up for a completion queue that is never polled, such as the receive queue's in a program that
+//! only sends. Creating a queue pair compacts them.
 
-use super::cqe::{COUNTER, is_receive, number_of, opcode_of};
+use super::cqe::{COUNTER, is_receive, opcode_of, uidx_of};
 use super::srq::SrqWrIds;
 use super::uidx::Uidx;
 use super::wr_ids::SharedQp;
@@ -28,11 +28,11 @@ use std::sync::{Arc, Weak};
 enum QpUpdate {
     /// Weak: an update that is never read keeps no queue pair.
     Attached {
-        number: u32,
+        uidx: u32,
         qp: Weak<SharedQp>,
     },
     Gone {
-        index: Arc<Uidx>,
+        uidx: Arc<Uidx>,
         srq_wr_ids: Option<Arc<SrqWrIds>>,
     },
     /// There are older updates, which were compacted.
@@ -75,10 +75,10 @@ impl Drop for QpRegistry {
             return;
         }
         table.apply_updates(self, reader.consumer(), reader.cqes().count());
-        for (_, cqe) in reader.ours() {
+        for (_, cqe) in reader.written() {
             udma_from_device();
-            if is_receive(opcode_of(cqe.owner())) {
-                table.give_back(number_of(cqe), cqe.be16::<COUNTER>().into());
+            if is_receive(opcode_of(cqe.op_own())) {
+                table.give_back(uidx_of(cqe), cqe.be16::<COUNTER>().into());
             }
         }
     }
@@ -130,10 +130,10 @@ impl QpRegistry {
             let mut needless = vec![false; older.len()];
             for (at, update) in older.iter().enumerate() {
                 match update {
-                    QpUpdate::Attached { number, .. } => drop(attached.insert(*number, at)),
+                    QpUpdate::Attached { uidx, .. } => drop(attached.insert(*uidx, at)),
                     // Without `Attached` here, the poller has read that.
-                    QpUpdate::Gone { index, .. } => {
-                        if let Some(first) = attached.remove(&index.number()) {
+                    QpUpdate::Gone { uidx, .. } => {
+                        if let Some(first) = attached.remove(&uidx.get()) {
                             (needless[first], needless[at]) = (true, true);
                         }
                     }
@@ -158,20 +158,20 @@ impl QpRegistry {
 
     /// Tells of a queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, qp: &Arc<SharedQp>) {
-        let number = qp.index().number();
-        self.put(QpUpdate::Attached { number, qp: Arc::downgrade(qp) });
+        let uidx = qp.uidx().get();
+        self.put(QpUpdate::Attached { uidx, qp: Arc::downgrade(qp) });
     }
 
     /// Tells that a queue pair is destroyed, and completes nothing more.
     pub(crate) fn retire(&self, qp: &SharedQp) {
-        let (index, srq_wr_ids) = (qp.index().clone(), qp.srq_wr_ids().cloned());
-        self.put(QpUpdate::Gone { index, srq_wr_ids });
+        let (uidx, srq_wr_ids) = (qp.uidx().clone(), qp.srq_wr_ids().cloned());
+        self.put(QpUpdate::Gone { uidx, srq_wr_ids });
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed, and may complete
     /// something for ever: its index is never dealt again.
     pub(crate) fn retire_for_good(&self, qp: &SharedQp) {
-        std::mem::forget(qp.index().clone());
+        std::mem::forget(qp.uidx().clone());
         self.retire(qp);
     }
 
@@ -184,10 +184,10 @@ impl QpRegistry {
 /// A queue pair that is gone.
 #[derive(Debug)]
 struct Dead {
-    index: Arc<Uidx>,
+    uidx: Arc<Uidx>,
     /// Takes back what the completions consumed.
     srq_wr_ids: Option<Arc<SrqWrIds>>,
-    /// Where in the queue nothing of it can be any more.
+    /// The consumer index from which on no CQE can be one of its.
     until: u32,
 }
 
@@ -201,28 +201,28 @@ pub(crate) struct QpTable {
 }
 
 impl QpTable {
-    /// The queue pair with an index.
+    /// The queue pair with a user index.
     #[inline(always)]
-    pub(crate) fn get(&self, number: u32) -> Option<&SharedQp> {
-        self.qps.get(number.wrapping_sub(self.first) as usize)?.as_deref()
+    pub(crate) fn get(&self, uidx: u32) -> Option<&SharedQp> {
+        self.qps.get(uidx.wrapping_sub(self.first) as usize)?.as_deref()
     }
 
-    fn insert(&mut self, number: u32, qp: Arc<SharedQp>) {
+    fn insert(&mut self, uidx: u32, qp: Arc<SharedQp>) {
         if self.qps.is_empty() {
-            self.first = number;
+            self.first = uidx;
         }
-        let before = self.first.saturating_sub(number);
+        let before = self.first.saturating_sub(uidx);
         self.qps.splice(0..0, (0..before).map(|_| None));
         self.first -= before;
-        let at = (number - self.first) as usize;
+        let at = (uidx - self.first) as usize;
         if self.qps.len() <= at {
             self.qps.resize_with(at + 1, || None);
         }
         self.qps[at] = Some(qp);
     }
 
-    fn remove(&mut self, number: u32) {
-        if let Some(qp) = self.qps.get_mut(number.wrapping_sub(self.first) as usize) {
+    fn remove(&mut self, uidx: u32) {
+        if let Some(qp) = self.qps.get_mut(uidx.wrapping_sub(self.first) as usize) {
             *qp = None;
         }
         while let Some(None) = self.qps.last() {
@@ -233,21 +233,21 @@ impl QpTable {
     /// Applies the updates of the control path. `consumer` is the index of the next CQE, and `entries` the size of
     /// the queue. Call [`forget`](Self::forget) afterwards, which drops what no completion can name any more.
     #[cold]
-    pub(crate) fn apply_updates(&mut self, members: &QpRegistry, consumer: u32, entries: u32) {
+    pub(crate) fn apply_updates(&mut self, registry: &QpRegistry, consumer: u32, entries: u32) {
         // Never contended: compacting borrows the poller's end.
-        let Some(mut updates) = members.older.lock() else { return };
-        members.gather(&mut updates);
+        let Some(mut updates) = registry.older.lock() else { return };
+        registry.gather(&mut updates);
         for update in updates.drain(..) {
             match update {
-                QpUpdate::Attached { number, qp } => {
+                QpUpdate::Attached { uidx, qp } => {
                     if let Some(qp) = qp.upgrade() {
-                        self.insert(number, qp);
+                        self.insert(uidx, qp);
                     }
                 }
-                QpUpdate::Gone { index, srq_wr_ids } => {
-                    self.remove(index.number());
+                QpUpdate::Gone { uidx, srq_wr_ids } => {
+                    self.remove(uidx.get());
                     let until = consumer.wrapping_add(entries);
-                    self.dead.push(Dead { index, srq_wr_ids, until });
+                    self.dead.push(Dead { uidx, srq_wr_ids, until });
                 }
                 QpUpdate::Older => {}
             }
@@ -277,21 +277,21 @@ impl QpTable {
     }
 
     /// Gives back the WQE `at` of a shared receive queue whose completion nobody will read.
-    fn give_back(&self, number: u32, at: u32) {
-        match self.get(number) {
+    fn give_back(&self, uidx: u32, at: u32) {
+        match self.get(uidx) {
             Some(qp) => {
                 if let Some(srq_wr_ids) = qp.srq_wr_ids() {
                     srq_wr_ids.complete(at);
                 }
             }
-            None => self.discard(number, at),
+            None => self.discard(uidx, at),
         }
     }
 
     /// Gives back the WQE `at` of a shared receive queue that a destroyed queue pair consumed.
     #[cold]
-    pub(crate) fn discard(&self, number: u32, at: u32) {
-        let dead = self.dead.iter().rev().find(|dead| dead.index.number() == number);
+    pub(crate) fn discard(&self, uidx: u32, at: u32) {
+        let dead = self.dead.iter().rev().find(|dead| dead.uidx.get() == uidx);
         if let Some(Dead { srq_wr_ids: Some(srq_wr_ids), .. }) = dead {
             srq_wr_ids.complete(at);
         }
@@ -306,50 +306,50 @@ mod tests {
     use crate::memory::doorbell_record::DoorbellPages;
     use crate::memory::gate::Gate;
 
-    fn members() -> Arc<QpRegistry> {
+    fn registry() -> Arc<QpRegistry> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
         QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
     fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
-        let index = indices.take().unwrap();
-        SharedQp::new(index.number() + 100, index, Some(4), Receives::None)
+        let uidx = indices.take().unwrap();
+        SharedQp::new(uidx.get() + 100, uidx, Some(4), Receives::None)
     }
 
     #[test]
-    fn records_are_found_between_their_letters() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+    fn queue_pairs_are_found_from_attach_to_retire() {
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let all: Vec<_> = (0..200).map(|_| shared_qp(&indices)).collect();
         for qp in &all {
-            members.attach(qp);
+            registry.attach(qp);
         }
         assert!(table.get(1).is_none());
-        assert!(!members.is_empty());
-        table.apply_updates(&members, 0, 8);
-        assert!(members.is_empty());
+        assert!(!registry.is_empty());
+        table.apply_updates(&registry, 0, 8);
+        assert!(registry.is_empty());
         for qp in &all {
-            let found = table.get(qp.index().number()).unwrap();
+            let found = table.get(qp.uidx().get()).unwrap();
             assert_eq!(found.qpn(), qp.qpn());
         }
-        members.retire(&all[7]);
-        table.apply_updates(&members, 0, 8);
+        registry.retire(&all[7]);
+        table.apply_updates(&registry, 0, 8);
         assert!(table.get(8).is_none());
-        assert!([0, 201, 0xff_ffff].iter().all(|number| table.get(*number).is_none()));
+        assert!([0, 201, 0xff_ffff].iter().all(|uidx| table.get(*uidx).is_none()));
         assert_eq!(table.get(9).unwrap().qpn(), 109);
     }
 
     /// As when earlier queue pairs move to the completion queue, or get an index that was free again.
     #[test]
     fn queue_pairs_are_found_whatever_the_order_of_their_indices() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let all: Vec<_> = (0..40).map(|_| shared_qp(&indices)).collect();
         let mut attached = Vec::new();
         for at in [20, 17, 25, 8, 0, 39, 1] {
-            members.attach(&all[at]);
-            table.apply_updates(&members, 0, 8);
+            registry.attach(&all[at]);
+            table.apply_updates(&registry, 0, 8);
             attached.push(at);
             for (at, qp) in all.iter().enumerate() {
-                let found = table.get(qp.index().number()).map(SharedQp::qpn);
+                let found = table.get(qp.uidx().get()).map(SharedQp::qpn);
                 assert_eq!(found, attached.contains(&at).then_some(qp.qpn()), "{at} {attached:?}");
             }
         }
@@ -358,127 +358,127 @@ mod tests {
     #[test]
     fn an_index_comes_back_when_the_queue_went_round_or_was_empty() {
         for empty in [true, false] {
-            let (indices, members, mut table) =
-                (UidxAllocator::new(), members(), QpTable::default());
+            let (indices, registry, mut table) =
+                (UidxAllocator::new(), registry(), QpTable::default());
             let dead = shared_qp(&indices);
-            members.attach(&dead);
-            table.apply_updates(&members, 0, 8);
-            members.retire(&dead);
+            registry.attach(&dead);
+            table.apply_updates(&registry, 0, 8);
+            registry.retire(&dead);
             drop(dead);
             let start = u32::MAX - 3;
-            table.apply_updates(&members, start, 8);
+            table.apply_updates(&registry, start, 8);
             table.forget(start, false);
             table.forget(start.wrapping_add(7), false);
             let other = indices.take().unwrap();
-            assert_eq!(other.number(), 2, "in use");
+            assert_eq!(other.get(), 2, "in use");
             match empty {
                 true => table.forget(start, true),
                 false => table.forget(start.wrapping_add(8), false),
             }
-            assert_eq!(indices.take().unwrap().number(), 1, "free");
+            assert_eq!(indices.take().unwrap().get(), 1, "free");
         }
     }
 
     #[test]
-    fn a_life_between_two_looks_leaves_nothing() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+    fn a_queue_pair_attached_and_retired_between_two_polls_leaves_nothing() {
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let short = shared_qp(&indices);
-        members.attach(&short);
-        members.retire(&short);
+        registry.attach(&short);
+        registry.retire(&short);
         let weak = Arc::downgrade(&short);
         drop(short);
         assert!(weak.upgrade().is_none(), "the update keeps the qp");
         let next = shared_qp(&indices);
-        assert_eq!(next.index().number(), 2);
-        table.apply_updates(&members, 0, 8);
+        assert_eq!(next.uidx().get(), 2);
+        table.apply_updates(&registry, 0, 8);
         table.forget(0, true);
         assert!(table.get(1).is_none());
         let again = shared_qp(&indices);
-        assert_eq!(again.index().number(), 1);
-        members.attach(&again);
-        table.apply_updates(&members, 0, 8);
+        assert_eq!(again.uidx().get(), 1);
+        registry.attach(&again);
+        table.apply_updates(&registry, 0, 8);
         assert_eq!(table.get(1).unwrap().qpn(), 101);
     }
 
     /// A queue that nobody polls, or that never completes anything.
     #[test]
-    fn letters_of_many_lives_do_not_pile_up() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+    fn updates_of_short_lived_queue_pairs_do_not_pile_up() {
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let known = shared_qp(&indices);
-        members.attach(&known);
-        table.apply_updates(&members, 0, 8);
+        registry.attach(&known);
+        table.apply_updates(&registry, 0, 8);
         let staying = shared_qp(&indices);
-        members.attach(&staying);
+        registry.attach(&staying);
         let mut most = 0;
         const ROUNDS: u32 = if cfg!(miri) { 50 } else { 1000 };
         for _ in 0..ROUNDS {
             let short = shared_qp(&indices);
-            members.attach(&short);
-            members.retire(&short);
-            most = most.max(short.index().number() as usize);
-            members.compact_updates(|| true);
+            registry.attach(&short);
+            registry.retire(&short);
+            most = most.max(short.uidx().get() as usize);
+            registry.compact_updates(|| true);
         }
         assert!(most <= FEW, "indices come back: {most}");
-        members.retire(&known);
+        registry.retire(&known);
         for _ in 0..FEW {
             let short = shared_qp(&indices);
-            members.attach(&short);
-            members.retire(&short);
+            registry.attach(&short);
+            registry.retire(&short);
         }
-        members.compact_updates(|| true);
-        let older = members.older.lock().unwrap().len();
+        registry.compact_updates(|| true);
+        let older = registry.older.lock().unwrap().len();
         assert!(older <= 2, "{older}");
         // What the poller has to know it still learns.
-        assert!(!members.is_empty());
-        table.apply_updates(&members, 0, 8);
-        assert!(table.get(known.index().number()).is_none());
-        assert!(table.get(staying.index().number()).is_some());
-        assert!(members.is_empty());
+        assert!(!registry.is_empty());
+        table.apply_updates(&registry, 0, 8);
+        assert!(table.get(known.uidx().get()).is_none());
+        assert!(table.get(staying.uidx().get()).is_some());
+        assert!(registry.is_empty());
     }
 
     #[test]
     fn any_number_of_queue_pairs_may_live_before_the_first_poll() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let all: Vec<_> = (0..5 * FEW).map(|_| shared_qp(&indices)).collect();
         for qp in &all {
-            members.attach(qp);
-            members.compact_updates(|| true);
+            registry.attach(qp);
+            registry.compact_updates(|| true);
         }
-        table.apply_updates(&members, 0, 8);
-        assert!(all.iter().all(|qp| table.get(qp.index().number()).is_some()));
+        table.apply_updates(&registry, 0, 8);
+        assert!(all.iter().all(|qp| table.get(qp.uidx().get()).is_some()));
     }
 
     /// A CQE in the queue may name a queue pair that is gone, so its user index stays in use.
     #[test]
     fn updates_stay_while_the_queue_holds_completions() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         for _ in 0..FEW {
             let short = shared_qp(&indices);
-            members.attach(&short);
-            members.retire(&short);
+            registry.attach(&short);
+            registry.retire(&short);
         }
-        members.compact_updates(|| false);
-        assert_eq!(members.older.lock().unwrap().len(), 2 * FEW);
+        registry.compact_updates(|| false);
+        assert_eq!(registry.older.lock().unwrap().len(), 2 * FEW);
         let next = shared_qp(&indices);
-        assert_eq!(next.index().number() as usize, FEW + 1);
-        members.attach(&next);
-        table.apply_updates(&members, 0, 8);
-        assert!(table.get(next.index().number()).is_some());
+        assert_eq!(next.uidx().get() as usize, FEW + 1);
+        registry.attach(&next);
+        table.apply_updates(&registry, 0, 8);
+        assert!(table.get(next.uidx().get()).is_some());
         table.forget(0, true);
-        assert!((indices.take().unwrap().number() as usize) <= FEW);
+        assert!((indices.take().unwrap().get() as usize) <= FEW);
     }
 
     #[test]
     fn an_index_that_may_complete_for_ever_is_never_dealt_again() {
-        let (indices, members, mut table) = (UidxAllocator::new(), members(), QpTable::default());
+        let (indices, registry, mut table) = (UidxAllocator::new(), registry(), QpTable::default());
         let stuck = shared_qp(&indices);
-        members.attach(&stuck);
-        members.retire_for_good(&stuck);
+        registry.attach(&stuck);
+        registry.retire_for_good(&stuck);
         drop(stuck);
-        table.apply_updates(&members, 0, 8);
+        table.apply_updates(&registry, 0, 8);
         table.forget(0, true);
-        drop((table, members));
-        assert_eq!(indices.take().unwrap().number(), 2);
+        drop((table, registry));
+        assert_eq!(indices.take().unwrap().get(), 2);
     }
 }
 
@@ -492,14 +492,14 @@ mod model {
     use crate::memory::gate::Gate;
     use loom::thread;
 
-    fn members() -> Arc<QpRegistry> {
+    fn registry() -> Arc<QpRegistry> {
         let line = Arc::new(DoorbellPages::new().unwrap().alloc().unwrap());
         QpRegistry::new(PollGate::new(Gate::beside(&line).unwrap()))
     }
 
     fn shared_qp(indices: &Arc<UidxAllocator>) -> Arc<SharedQp> {
-        let index = indices.take().unwrap();
-        SharedQp::new(index.number() + 100, index, Some(1), Receives::None)
+        let uidx = indices.take().unwrap();
+        SharedQp::new(uidx.get() + 100, uidx, Some(1), Receives::None)
     }
 
     /// A queue pair is attached before it completes anything: a poller that finds a completion finds its
@@ -507,23 +507,23 @@ mod model {
     #[test]
     fn a_completion_has_its_queue_pair() {
         loom::model(|| {
-            let (indices, members) = (UidxAllocator::new(), members());
-            // The device: the number of the queue pair that it completed a request of.
+            let (indices, registry) = (UidxAllocator::new(), registry());
+            // The device: the user index of the queue pair that it completed a request of.
             let completed = loom::sync::Arc::new(AtomicU32::new(0));
             let poller = {
-                let (members, completed) = (members.clone(), completed.clone());
+                let (registry, completed) = (registry.clone(), completed.clone());
                 thread::spawn(move || {
                     let mut table = QpTable::default();
-                    let number = completed.load(Ordering::Acquire);
-                    if !members.is_empty() {
-                        table.apply_updates(&members, 0, 2);
+                    let uidx = completed.load(Ordering::Acquire);
+                    if !registry.is_empty() {
+                        table.apply_updates(&registry, 0, 2);
                     }
-                    assert!(number == 0 || table.get(number).is_some());
+                    assert!(uidx == 0 || table.get(uidx).is_some());
                 })
             };
             let qp = shared_qp(&indices);
-            members.attach(&qp);
-            completed.store(qp.index().number(), Ordering::Release);
+            registry.attach(&qp);
+            completed.store(qp.uidx().get(), Ordering::Release);
             poller.join().unwrap();
         });
     }
@@ -533,18 +533,18 @@ mod model {
     #[test]
     fn an_index_is_not_dealt_while_a_completion_bears_it() {
         loom::model(|| {
-            let (indices, members) = (UidxAllocator::new(), members());
+            let (indices, registry) = (UidxAllocator::new(), registry());
             let mut table = QpTable::default();
             let dead = shared_qp(&indices);
-            let number = dead.index().number();
-            members.attach(&dead);
-            table.apply_updates(&members, 0, 2);
+            let uidx = dead.uidx().get();
+            registry.attach(&dead);
+            table.apply_updates(&registry, 0, 2);
             let pending = loom::sync::Arc::new(AtomicU32::new(1));
             let poller = {
-                let (members, pending) = (members.clone(), pending.clone());
+                let (registry, pending) = (registry.clone(), pending.clone());
                 thread::spawn(move || {
-                    if !members.is_empty() {
-                        table.apply_updates(&members, 0, 2);
+                    if !registry.is_empty() {
+                        table.apply_updates(&registry, 0, 2);
                         table.forget(0, false);
                     }
                     // Found or discarded, it is consumed.
@@ -553,45 +553,45 @@ mod model {
                     table
                 })
             };
-            members.retire(&dead);
+            registry.retire(&dead);
             drop(dead);
             let next = shared_qp(&indices);
-            if next.index().number() == number {
+            if next.uidx().get() == uidx {
                 assert_eq!(pending.load(Ordering::Acquire), 0, "still in the queue");
             }
-            members.attach(&next);
+            registry.attach(&next);
             let mut table = poller.join().unwrap();
-            table.apply_updates(&members, 1, 2);
+            table.apply_updates(&registry, 1, 2);
             table.forget(1, true);
-            assert_eq!(table.get(next.index().number()).map(SharedQp::qpn), Some(next.qpn()));
+            assert_eq!(table.get(next.uidx().get()).map(SharedQp::qpn), Some(next.qpn()));
         });
     }
 
-    /// Updates are put while somebody looks through them: none is lost, and none out of turn.
+    /// One thread adds an update while another compacts: none is lost, and none comes out of order.
     #[test]
-    fn letters_are_put_while_others_are_looked_through() {
+    fn updates_put_during_compaction_are_kept_in_order() {
         loom::model(|| {
-            let (indices, members) = (UidxAllocator::new(), members());
+            let (indices, registry) = (UidxAllocator::new(), registry());
             let (staying, short) = (shared_qp(&indices), shared_qp(&indices));
-            members.attach(&staying);
-            members.attach(&short);
+            registry.attach(&staying);
+            registry.attach(&short);
             // As many as are worth it.
-            members.fresh.store(FEW as u32, Ordering::Relaxed);
+            registry.fresh.store(FEW as u32, Ordering::Relaxed);
             let tidier = {
-                let members = members.clone();
-                thread::spawn(move || members.compact_updates(|| true))
+                let registry = registry.clone();
+                thread::spawn(move || registry.compact_updates(|| true))
             };
-            members.retire(&short);
-            let gone = short.index().number();
+            registry.retire(&short);
+            let gone = short.uidx().get();
             drop(short);
             tidier.join().unwrap();
             let mut table = QpTable::default();
-            assert!(!members.is_empty());
-            table.apply_updates(&members, 0, 2);
+            assert!(!registry.is_empty());
+            table.apply_updates(&registry, 0, 2);
             table.forget(0, true);
-            assert!(table.get(staying.index().number()).is_some());
+            assert!(table.get(staying.uidx().get()).is_some());
             assert!(table.get(gone).is_none());
-            assert_eq!(indices.take().unwrap().number(), gone);
+            assert_eq!(indices.take().unwrap().get(), gone);
         });
     }
 
@@ -599,27 +599,27 @@ mod model {
     #[test]
     fn no_update_is_missed() {
         loom::model(|| {
-            let (indices, members) = (UidxAllocator::new(), members());
-            let poll = |table: &mut QpTable, members: &QpRegistry| {
-                if !members.poll_gate.is_quiet() {
-                    members.poll_gate.clear();
-                    table.apply_updates(members, 0, 2);
+            let (indices, registry) = (UidxAllocator::new(), registry());
+            let poll = |table: &mut QpTable, registry: &QpRegistry| {
+                if !registry.poll_gate.is_quiet() {
+                    registry.poll_gate.clear();
+                    table.apply_updates(registry, 0, 2);
                 }
             };
             let poller = {
-                let members = members.clone();
+                let registry = registry.clone();
                 thread::spawn(move || {
                     let mut table = QpTable::default();
-                    poll(&mut table, &members);
-                    poll(&mut table, &members);
+                    poll(&mut table, &registry);
+                    poll(&mut table, &registry);
                     table
                 })
             };
             let qp = shared_qp(&indices);
-            members.attach(&qp);
+            registry.attach(&qp);
             let mut table = poller.join().unwrap();
-            poll(&mut table, &members);
-            assert!(table.get(qp.index().number()).is_some());
+            poll(&mut table, &registry);
+            assert!(table.get(qp.uidx().get()).is_some());
         });
     }
 }

@@ -104,7 +104,7 @@ pub(crate) fn create<K>(
     let request = mlx5_ib_create_srq {
         buf_addr: memory.addr(),
         db_addr: dbrec.addr(),
-        uidx: uidx.as_ref().map_or(0, |uidx| uidx.number()),
+        uidx: uidx.as_ref().map_or(0, |uidx| uidx.get()),
         ..Default::default()
     };
     let mut response = mlx5_ib_create_srq_resp::default();

@@ -32,35 +32,35 @@ impl UidxAllocator {
     /// An index that is not in use; `None` when all are.
     pub(crate) fn take(self: &Arc<Self>) -> Option<Arc<Uidx>> {
         let mut free = self.free.lock()?;
-        let number = match free.returned.pop() {
-            Some(number) => number,
+        let uidx = match free.returned.pop() {
+            Some(uidx) => uidx,
             None if free.fresh < NO_INDEX => {
                 free.fresh += 1;
                 free.fresh - 1
             }
             None => return None,
         };
-        Some(Arc::new(Uidx { number, indices: self.clone() }))
+        Some(Arc::new(Uidx { uidx, indices: self.clone() }))
     }
 }
 
 /// An index in use.
 #[derive(Debug)]
 pub(crate) struct Uidx {
-    number: u32,
+    uidx: u32,
     indices: Arc<UidxAllocator>,
 }
 
 impl Uidx {
-    pub(crate) fn number(&self) -> u32 {
-        self.number
+    pub(crate) fn get(&self) -> u32 {
+        self.uidx
     }
 }
 
 impl Drop for Uidx {
     fn drop(&mut self) {
         if let Some(mut free) = self.indices.free.lock() {
-            free.returned.push(self.number);
+            free.returned.push(self.uidx);
         }
     }
 }
@@ -74,12 +74,12 @@ mod tests {
         let indices = UidxAllocator::new();
         let first = indices.take().unwrap();
         let second = indices.take().unwrap();
-        assert_eq!((first.number(), second.number()), (1, 2));
+        assert_eq!((first.get(), second.get()), (1, 2));
         let held = first.clone();
         drop(first);
-        assert_eq!(indices.take().unwrap().number(), 3);
+        assert_eq!(indices.take().unwrap().get(), 3);
         drop(held);
-        assert_eq!(indices.take().unwrap().number(), 1);
+        assert_eq!(indices.take().unwrap().get(), 1);
     }
 
     #[test]
@@ -87,7 +87,7 @@ mod tests {
         let indices = UidxAllocator::new();
         indices.free.lock().unwrap().fresh = NO_INDEX - 1;
         let last = indices.take().unwrap();
-        assert_eq!(last.number(), 0xff_fffe);
+        assert_eq!(last.get(), 0xff_fffe);
         assert!(indices.take().is_none());
         drop(last);
         assert!(indices.take().is_some());

@@ -1,7 +1,7 @@
 //! The words of work queue elements, as they lie in memory.
 //!
-//! A segment is 16 bytes, written as two words. Where its fields are is said by the structs of
-//! `uverbs_uapi::mlx5::wqe`; the tests compare the two.
+//! A segment is 16 bytes, written as two words. The structs of `uverbs_uapi::mlx5::wqe` say where the fields of
+//! a segment are; the tests compare the two.
 
 use crate::wr::Sge;
 use uverbs_uapi::endian::Be32;
@@ -10,8 +10,9 @@ use uverbs_uapi::mlx5::wqe as uapi;
 /// A segment of a request.
 pub(crate) type Segment = [u64; 2];
 
-/// Segments of the longest request: its first word has six bits for them, and none of them means none.
-/// Drivers are told of one more (`mlx5e_get_max_sq_aligned_wqebbs` of the kernel knows better).
+/// Segments of the longest WQE. DS, the count in the control segment, has six bits, and 0 does not stand for 64.
+/// Devices report room for 64 segments (16 WQEBBs); `mlx5e_get_max_sq_aligned_wqebbs` of the kernel avoids that
+/// count, too.
 pub(crate) const LONGEST: u32 = (1 << 6) - 1;
 
 /// Two numbers of 32 bits, the first in front.
@@ -89,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn units_are_the_segments_of_the_headers() {
+    fn segments_match_the_structs_of_uapi() {
         let head = control(0x1_2345, 0x0a, 5) | pair(0, 0x0102_0300);
         assert_eq!((segments(head), segments(control(0xffff, 0xff, 63))), (5, 63));
         assert_same(

@@ -23,7 +23,7 @@ pub(crate) enum Receives {
 #[derive(Debug)]
 pub(crate) struct SharedQp {
     qpn: u32,
-    index: Arc<Uidx>,
+    uidx: Arc<Uidx>,
     pub(crate) sends: SqWrIds,
     pub(crate) receives: RecvWrIds,
 }
@@ -48,14 +48,14 @@ impl RecvWrIds {
     }
 }
 
-/// Indices that completions tell apart: they have 16 bits.
-pub(crate) const PLACES: u32 = 1 << 16;
+/// The values that a CQE's `wqe_counter` of 16 bits can have: no queue has more entries.
+pub(crate) const WQE_INDICES: u32 = 1 << 16;
 
 impl SharedQp {
-    /// `wqebbs` is the size of the send queue. There are at most [`PLACES`] entries.
+    /// `wqebbs` is the size of the send queue. There are at most [`WQE_INDICES`] entries.
     pub(crate) fn new(
         qpn: u32,
-        index: Arc<Uidx>,
+        uidx: Arc<Uidx>,
         wqebbs: Option<u32>,
         receives: Receives,
     ) -> Arc<SharedQp> {
@@ -65,15 +65,15 @@ impl SharedQp {
             Receives::Shared(srq_wr_ids) => (0, Some(srq_wr_ids)),
         };
         let receives = RecvWrIds { own: RqWrIds::new(entries), shared };
-        Arc::new(SharedQp { qpn, index, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
+        Arc::new(SharedQp { qpn, uidx, sends: SqWrIds::new(wqebbs.unwrap_or(0)), receives })
     }
 
     pub(crate) fn qpn(&self) -> u32 {
         self.qpn
     }
 
-    pub(crate) fn index(&self) -> &Arc<Uidx> {
-        &self.index
+    pub(crate) fn uidx(&self) -> &Arc<Uidx> {
+        &self.uidx
     }
 
     /// The shared receive queue, if receives come from one.
@@ -92,7 +92,7 @@ pub(crate) struct SqWrId {
     kind: AtomicU32,
 }
 
-// As long as a `WqebbOffset` wants it, so that one offset finds WQEBB and entry. Loom's atomics are longer.
+// `WqebbOffset` assumes this size: one offset then finds a WQEBB and its entry. Loom's atomics are longer.
 #[cfg(not(loom))]
 const _: () = assert!(size_of::<SqWrId>() == 16);
 
@@ -125,7 +125,7 @@ pub(crate) struct CompletedSend {
 
 impl SqWrIds {
     fn new(wqebbs: u32) -> SqWrIds {
-        SqWrIds { posted: RingArray::new(wqebbs.min(PLACES)), tail: AtomicU32::new(0) }
+        SqWrIds { posted: RingArray::new(wqebbs.min(WQE_INDICES)), tail: AtomicU32::new(0) }
     }
 
     /// Begins anew, as the device does.
@@ -145,8 +145,7 @@ impl SqWrIds {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// The WQE at the WQEBB `at` has completed, and with it all before. Bits of `at` above [`PLACES`] are
-    /// ignored.
+    /// The WQE at the WQEBB `at` has completed, and with it all before. `at` is taken modulo the ring.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> CompletedSend {
         let posted = self.posted.at(at);
@@ -169,7 +168,7 @@ pub(crate) struct RqWrIds {
 
 impl RqWrIds {
     fn new(entries: u32) -> RqWrIds {
-        RqWrIds { wr_ids: RingArray::new(entries.min(PLACES)), tail: AtomicU32::new(0) }
+        RqWrIds { wr_ids: RingArray::new(entries.min(WQE_INDICES)), tail: AtomicU32::new(0) }
     }
 
     /// Begins anew, as the device does.
@@ -189,8 +188,7 @@ impl RqWrIds {
         self.tail.load(Ordering::Acquire)
     }
 
-    /// The work request id of the receive at `at`, which has completed. Bits of `at` above [`PLACES`] are
-    /// ignored.
+    /// The work request id of the receive at `at`, which has completed. `at` is taken modulo the ring.
     #[inline(always)]
     pub(crate) fn complete(&self, at: u32) -> u64 {
         let wr_id = self.wr_ids.at(at).load(Ordering::Relaxed);
@@ -236,11 +234,10 @@ mod model {
     use loom::sync::Arc;
     use loom::thread;
 
-    /// A place is used again only when what it held was read: the device is a pair of counters,
-    /// the poller must find the number of the request that it was told of. That numbers are atomics
-    /// hides from loom when they are read too late; `held` is read and written with them.
+    /// An entry is reused only after it was read. The counter `rung` plays the device. Loom does not report an
+    /// atomic that is read too late, so `held` is accessed along with each.
     #[test]
-    fn a_place_is_free_when_it_was_read() {
+    fn an_entry_is_free_when_it_was_read() {
         loom::model(|| {
             let sends = Arc::new(SqWrIds::new(1));
             let held = Arc::new(AccessProbe::new());

@@ -1,4 +1,4 @@
-//! rxe's send queue: we produce, the kernel consumes when it is kicked.
+//! rxe's send queue: this process produces, and the kernel consumes when the doorbell rings.
 
 use super::ah::NamedAddresses;
 use super::map_ring;
@@ -73,7 +73,7 @@ impl SendRing {
         self.queue.distance(self.producer, cursor.at)
     }
 
-    /// Hands the WQEs up to a producer index to the kernel, which looks at them when it is kicked.
+    /// Publishes the WQEs up to a producer index to the kernel, which reads them when the doorbell rings.
     pub(crate) fn ring(&mut self, producer: u32) -> Result<(), RingError> {
         if self.gate.is_shut() {
             return Err(RingError::Forked);

@@ -57,9 +57,9 @@ impl Message {
 pub(crate) struct Datagram {
     /// Q_Key.
     pub(crate) qkey: u32,
-    /// The 40 bytes in front of the data, if there is a global route.
-    pub(crate) route: Option<[u8; 40]>,
-    /// Type of the header in `route`: 0 GRH, 1 IPv6, 2 IPv4.
+    /// The 40 bytes in front of the data: a GRH, an IPv6 header, or 20 bytes and an IPv4 header.
+    pub(crate) grh: Option<[u8; 40]>,
+    /// Type of the header in `grh`: 0 GRH, 1 IPv6, 2 IPv4.
     pub(crate) l3: u8,
     /// Destination group of a multicast.
     pub(crate) group: Option<[u8; 16]>,

@@ -163,17 +163,17 @@ impl Device {
     /// Reports a WQE as failed and stops the queue pair.
     fn fail_wqe(&mut self, qpn: u32, control: &CtrlSegment, cause: CqeError) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
-        let connected = qp.service.reliable() || qp.service == Service::Umr;
+        let fails_whole_qp = qp.service.reliable() || qp.service == Service::Umr;
         let index = qp.sq.as_mut().map_or(0, |sq| {
             let index = sq.consumer_index();
             sq.advance(control.wqebbs());
             index
         });
         self.fail_send(qpn, control.opcode, index, cause);
-        if connected {
+        if fails_whole_qp {
             return self.move_qp_to_error(qpn, None);
         }
-        // An unreliable service only stops sending.
+        // UC and datagrams only stop sending (state SQE).
         if let Ok(qp) = self.objects.qps.get_mut(qpn) {
             qp.state = QpState::SendError;
         }
@@ -292,7 +292,9 @@ impl Device {
         let path = qp.context.sub(qpc::primary_address_path);
         let (destination, datagram) = match &vector {
             Some(vector) => {
-                let (destination, datagram) = self.datagram(qpn, vector, payload.len())?;
+                // The immediate, and the data with its padding.
+                let body = immediate.map_or(0, |_| 4) + payload.len().next_multiple_of(4);
+                let (destination, datagram) = self.datagram(qpn, vector, body)?;
                 (destination, Some(datagram))
             }
             None if infiniband => (Destination::Lid(path.get(ads::rlid) as u16), None),
@@ -337,36 +339,38 @@ impl Device {
         Ok(Some(Box::new((InflightWqe { control, segments: data, len }, message, destination))))
     }
 
-    /// The partition key of a queue pair; 0, which is of no partition, where the table has none.
+    /// The P_Key of a queue pair; 0, which is invalid, if its index is outside the table.
     pub(crate) fn pkey(&self, qpn: u32) -> u16 {
         let path = self.objects.qps.get(qpn).map(|qp| qp.context.sub(qpc::primary_address_path));
         let index = path.map_or(0, |path| path.get(ads::pkey_index));
         self.options.pkeys.get(index as usize).copied().unwrap_or(0)
     }
 
-    /// Bytes of payload of a packet.
+    /// The path MTU of a queue pair, in bytes.
     fn path_mtu(&self, qpn: u32) -> u32 {
         let code = self.objects.qps.get(qpn).map_or(0, |qp| qp.context.get32(qpc::mtu));
         match code {
             1..=5 => 128 << code,
-            // Datagrams use the MTU of the port.
+            // No valid code: INIT2RTR demands one of connected queue pairs only.
             _ => 4096,
         }
     }
 
+    /// `body` is the bytes of the packet between the DETH and the ICRC.
     fn datagram(
         &self,
         qpn: u32,
         vector: &AddressVector,
-        len: usize,
+        body: usize,
     ) -> Result<(Destination, Datagram), Syndrome> {
-        const OWN_KEY: u32 = 1 << 31;
-        const GROUP_QPN: u32 = 0xff_ffff;
+        /// In the address vector's Q_Key: use that of the queue pair.
+        const USE_QP_QKEY: u32 = 1 << 31;
+        const MULTICAST_QPN: u32 = 0xff_ffff;
         const IPV4: u8 = 2;
         const IPV6: u8 = 1;
         let infiniband = self.options.port_type == PortType::InfiniBand;
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
-        let qkey = match vector.qkey & OWN_KEY {
+        let qkey = match vector.qkey & USE_QP_QKEY {
             0 => vector.qkey,
             _ => qp.context.get32(qpc::q_key),
         };
@@ -392,35 +396,39 @@ impl Device {
                 },
             )
         };
-        let route = global.then(|| {
-            let mut route = [0; 40];
-            let total = (len + 24) as u16;
+        let grh = global.then(|| {
+            let mut grh = [0; 40];
+            // BTH 12, DETH 8, ICRC 4.
+            let packet = (body + 24) as u16;
             if l3 == IPV4 {
-                route[20..24].copy_from_slice(&[0x45, vector.tclass, 0, 0]);
-                route[22..24].copy_from_slice(&(total + 28).to_be_bytes());
-                route[28..30].copy_from_slice(&[vector.hop_limit, 17]);
-                route[32..36].copy_from_slice(&source[12..]);
-                route[36..40].copy_from_slice(&vector.gid[12..]);
-                let sum = frame::checksum(&route[20..40], 0);
-                route[30..32].copy_from_slice(&sum.to_be_bytes());
+                grh[20..24].copy_from_slice(&[0x45, vector.tclass, 0, 0]);
+                // IPv4 20, UDP 8.
+                grh[22..24].copy_from_slice(&(packet + 28).to_be_bytes());
+                grh[28..30].copy_from_slice(&[vector.hop_limit, 17]);
+                grh[32..36].copy_from_slice(&source[12..]);
+                grh[36..40].copy_from_slice(&vector.gid[12..]);
+                let sum = frame::checksum(&grh[20..40], 0);
+                grh[30..32].copy_from_slice(&sum.to_be_bytes());
             } else {
                 let first = 6 << 28 | u32::from(vector.tclass) << 20 | vector.flow_label;
-                route[..4].copy_from_slice(&first.to_be_bytes());
-                route[4..6].copy_from_slice(&total.to_be_bytes());
-                route[6] = if l3 == IPV6 { 17 } else { 0x1b };
-                route[7] = vector.hop_limit;
-                route[8..24].copy_from_slice(&source);
-                route[24..40].copy_from_slice(&vector.gid);
+                grh[..4].copy_from_slice(&first.to_be_bytes());
+                // UDP 8.
+                let payload = packet + if l3 == IPV6 { 8 } else { 0 };
+                grh[4..6].copy_from_slice(&payload.to_be_bytes());
+                grh[6] = if l3 == IPV6 { 17 } else { 0x1b };
+                grh[7] = vector.hop_limit;
+                grh[8..24].copy_from_slice(&source);
+                grh[24..40].copy_from_slice(&vector.gid);
             }
-            route
+            grh
         });
-        let group = (vector.qpn == GROUP_QPN && global).then_some(vector.gid);
+        let group = (vector.qpn == MULTICAST_QPN && global).then_some(vector.gid);
         let destination = match group {
             Some(group) => Destination::Group(group),
             None if infiniband => Destination::Lid(vector.lid),
             None => Destination::Gid(vector.gid),
         };
-        Ok((destination, Datagram { qkey, route, l3, group }))
+        Ok((destination, Datagram { qkey, grh, l3, group }))
     }
 
     /// Reads the data of a WQE.

@@ -19,7 +19,7 @@ use crate::port::share_partition;
 use crate::recording::RqType;
 
 /// Bytes in front of the data of a datagram.
-const ROUTE: usize = 40;
+const GRH: usize = 40;
 const PSN_MASK: u32 = 0xff_ffff;
 
 impl Device {
@@ -264,7 +264,7 @@ impl Device {
         let mut data = Vec::new();
         if matches!(message.action, Action::Send { .. }) {
             if let Some(datagram) = &message.datagram {
-                data.extend(datagram.route.unwrap_or([0; ROUTE]));
+                data.extend(datagram.grh.unwrap_or([0; GRH]));
             }
             data.extend(&message.payload);
         }

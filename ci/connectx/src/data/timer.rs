@@ -8,7 +8,7 @@ impl Device {
         if !self.bus_master {
             return;
         }
-        while let Some((&(due, number), ())) = self.retry_timers.first_key_value()
+        while let Some(&(due, number)) = self.retry_timers.first()
             && due <= self.now
         {
             self.retry_timers.pop_first();

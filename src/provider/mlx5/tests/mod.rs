@@ -114,8 +114,8 @@ impl Sender {
             device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let (dbrec, page) = (dbrec(), FakeRegister::new(shape.buffer));
-        let index = UidxAllocator::new().take().unwrap();
-        let qp = SharedQp::new(shape.qpn, index, Some(shape.wqebbs), Receives::None);
+        let uidx = UidxAllocator::new().take().unwrap();
+        let qp = SharedQp::new(shape.qpn, uidx, Some(shape.wqebbs), Receives::None);
         let ring = SendRing::new(Setup {
             memory,
             offset: 0,
@@ -219,8 +219,8 @@ impl Receiver {
             device.write(segment, [0xa5a5_a5a5_a5a5_a5a5; 2]);
         }
         let dbrec = dbrec();
-        let index = UidxAllocator::new().take().unwrap();
-        let qp = SharedQp::new(QPN, index, None, Receives::Own(entries));
+        let uidx = UidxAllocator::new().take().unwrap();
+        let qp = SharedQp::new(QPN, uidx, None, Receives::Own(entries));
         let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
         let ring = RecvRing::new(memory, place, dbrec.clone(), qp.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, qp }

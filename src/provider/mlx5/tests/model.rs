@@ -59,7 +59,7 @@ fn sends_keep_their_numbers_and_order_and_room_is_exact() {
         let wqebbs = wqebbs * max_post;
         let mut sends = Sender::new(Shape { wqebbs, max_post, ..Shape::default() });
         let mut completed = Completed::new(64, 64);
-        completed.ring.members().attach(&sends.qp);
+        completed.ring.registry().attach(&sends.qp);
         let (mut next, mut device) = (0u64, Executor::default());
         // Numbers of requests that have not completed, and of those that will say so.
         let mut posted = VecDeque::new();
@@ -137,7 +137,7 @@ fn receives_keep_their_numbers_and_room_is_exact() {
         let entries = 1 << random.below(5);
         let mut receiver = Receiver::new(entries, 32);
         let mut completed = Completed::new(32, 64);
-        completed.ring.members().attach(&receiver.qp);
+        completed.ring.registry().attach(&receiver.qp);
         let (mut next, mut done, mut written) = (0u64, 0u64, 0u64);
         for _ in 0..3000 {
             match random.below(3) {
@@ -176,10 +176,10 @@ fn shared_receives_follow_the_list() {
         let entries = 2 << random.below(4);
         let mut shared = SharedReceiver::new(entries, 32);
         let slots = shared.ring.wr_ids().clone();
-        let index = UidxAllocator::new().take().unwrap();
-        let qp = SharedQp::new(7, index, Some(1), Receives::Shared(slots));
+        let uidx = UidxAllocator::new().take().unwrap();
+        let qp = SharedQp::new(7, uidx, Some(1), Receives::Shared(slots));
         let mut completed = Completed::new(64, 64);
-        completed.ring.members().attach(&qp);
+        completed.ring.registry().attach(&qp);
         // The device knows where the next receive is, and how many it has taken.
         let (mut at, mut taken) = (0u32, 0u64);
         let (mut next, mut done) = (0u64, 0u64);

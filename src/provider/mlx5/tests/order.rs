@@ -60,18 +60,18 @@ fn receives_then_their_record() {
 fn the_owner_then_the_rest_then_the_record() {
     let sends = Sender::new(Shape::default());
     let mut completed = Completed::new(4, 64);
-    completed.ring.members().attach(&sends.qp);
+    completed.ring.registry().attach(&sends.qp);
     // Reads the update that attaches the queue pair.
     completed.write(cqe(0, 1, 0, 0));
     assert!(completed.next().is_some());
-    assert_eq!(steps_of(|| assert!(completed.next().is_none())), [RecordedStep::Owner]);
+    assert_eq!(steps_of(|| assert!(completed.next().is_none())), [RecordedStep::OpOwn]);
     completed.write(cqe(0, 1, 0, 0));
     let steps = steps_of(|| {
         assert!(completed.next().unwrap().status().0 == 0);
         completed.ring.release();
     });
     let expected = [
-        RecordedStep::Owner,
+        RecordedStep::OpOwn,
         RecordedStep::FromDevice,
         RecordedStep::Completion,
         RecordedStep::DoneReading,
@@ -85,7 +85,7 @@ fn the_owner_then_the_rest_then_the_record() {
 fn each_cqe_is_behind_a_barrier() {
     let sends = Sender::new(Shape::default());
     let mut completed = Completed::new(4, 64);
-    completed.ring.members().attach(&sends.qp);
+    completed.ring.registry().attach(&sends.qp);
     completed.write(cqe(0, 1, 0, 0));
     assert!(completed.next().is_some());
     completed.write(cqe(0, 99, 0, 0));
@@ -94,7 +94,7 @@ fn each_cqe_is_behind_a_barrier() {
     let expected = [
         RecordedStep::DoneReading,
         RecordedStep::Record(0),
-        RecordedStep::Owner,
+        RecordedStep::OpOwn,
         RecordedStep::FromDevice,
         RecordedStep::Completion,
     ];
@@ -108,10 +108,10 @@ fn cqes_that_a_reset_makes_nobodys_are_read_behind_a_barrier() {
     completed.write(cqe(0, 1, 0, 0));
     let steps = steps_of(|| completed.ring.purge(&sends.qp));
     let expected = [
-        RecordedStep::Owner,
+        RecordedStep::OpOwn,
         RecordedStep::FromDevice,
         RecordedStep::Completion,
-        RecordedStep::Owner,
+        RecordedStep::OpOwn,
     ];
     assert_eq!(steps, expected);
 }
@@ -121,10 +121,10 @@ fn cqes_that_nobody_polled_are_read_behind_a_barrier() {
     let mut completed = Completed::new(4, 64);
     completed.write(cqe(0, 1, 0, 0));
     let Completed { ring, .. } = completed;
-    let members = ring.members().clone();
+    let registry = ring.registry().clone();
     drop(ring);
-    let steps = steps_of(|| drop(members));
-    assert_eq!(steps, [RecordedStep::Owner, RecordedStep::FromDevice, RecordedStep::Owner]);
+    let steps = steps_of(|| drop(registry));
+    assert_eq!(steps, [RecordedStep::OpOwn, RecordedStep::FromDevice, RecordedStep::OpOwn]);
 }
 
 #[test]
@@ -135,9 +135,9 @@ fn cqes_are_copied_before_the_record_of_a_resized_queue() {
     let cqes = cq::prepare(&memory, 8, 64).unwrap();
     let steps = steps_of(|| completed.ring.exchange(cqes));
     let expected = [
-        RecordedStep::Owner,
+        RecordedStep::OpOwn,
         RecordedStep::FromDevice,
-        RecordedStep::Owner,
+        RecordedStep::OpOwn,
         RecordedStep::ToDevice,
         RecordedStep::DoneReading,
         RecordedStep::Record(0),

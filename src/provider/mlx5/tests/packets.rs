@@ -150,9 +150,9 @@ fn completions_tell_tag_checksums_and_vlan() {
     const RECEIVED: u8 = 2;
     let mut completed = Completed::new(16, 64);
     let qp = SharedQp::new(9, UidxAllocator::new().take().unwrap(), None, Receives::Own(4));
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     let mut found = |checked, kinds, vlan: u16| {
-        let mut core = cqe(RECEIVED, qp.index().number(), 0x00ab_cdef, 0);
+        let mut core = cqe(RECEIVED, qp.uidx().get(), 0x00ab_cdef, 0);
         core[28..30].copy_from_slice(&[checked, kinds]);
         core[30..32].copy_from_slice(&vlan.to_be_bytes());
         completed.write(core);

@@ -22,11 +22,11 @@ const RESIZED: u8 = 5;
 const REQ_ERR: u8 = 13;
 const RESP_ERR: u8 = 14;
 
-/// A queue pair with the index 1 whose sends 0 to 3 and receives 0 to 3 have the numbers 100 to 103
+/// A queue pair with the user index 1 whose sends 0 to 3 and receives 0 to 3 have the numbers 100 to 103
 /// and 200 to 203.
 fn member() -> Arc<SharedQp> {
-    let index = UidxAllocator::new().take().unwrap();
-    let qp = SharedQp::new(0x42, index, Some(4), Receives::Own(4));
+    let uidx = UidxAllocator::new().take().unwrap();
+    let qp = SharedQp::new(0x42, uidx, Some(4), Receives::Own(4));
     for at in 0..4 {
         qp.sends.entries().at(at).set(u64::from(at) + 100, at + 1, WcOpcode::READ.0);
         let entries = qp.receives.own.entries();
@@ -49,7 +49,7 @@ fn elements_change_hands_by_their_last_bit() {
     for size in [64, 128] {
         let mut completed = Completed::new(4, size);
         let qp = member();
-        completed.ring.members().attach(&qp);
+        completed.ring.registry().attach(&qp);
         assert_eq!(ids(&mut completed.ring), [0; 0], "of {size} bytes");
         for round in 0..5u32 {
             for count in [1, 4, 3] {
@@ -70,28 +70,28 @@ fn elements_change_hands_by_their_last_bit() {
 fn a_poller_that_learned_everything_need_not_look_again() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
-    let members = completed.ring.members().clone();
+    let registry = completed.ring.registry().clone();
     assert!(completed.next().is_none());
-    assert!(members.poll_gate.is_quiet());
-    members.attach(&qp);
-    assert!(!members.poll_gate.is_quiet(), "it has to look");
+    assert!(registry.poll_gate.is_quiet());
+    registry.attach(&qp);
+    assert!(!registry.poll_gate.is_quiet(), "it has to look");
     assert!(completed.next().is_none());
-    assert!(members.poll_gate.is_quiet());
+    assert!(registry.poll_gate.is_quiet());
     // A completion that is there may be of the queue pair that is gone: the next poll looks again.
     completed.write(cqe(REQ, 1, 0x42, 0));
-    members.retire(&qp);
+    registry.retire(&qp);
     completed.ring.catch_up();
-    assert!(!members.poll_gate.is_quiet());
+    assert!(!registry.poll_gate.is_quiet());
     while completed.next().is_some() {}
     assert!(completed.next().is_none());
-    assert!(members.poll_gate.is_quiet());
+    assert!(registry.poll_gate.is_quiet());
 }
 
 #[test]
 fn completions_say_what_their_fields_say() {
     let mut completed = Completed::new(16, 64);
     let qp = member();
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     completed.write(cqe(REQ, 1, 0x1000_0042, 3));
     let wc = completed.next().unwrap();
     assert_eq!((wc.wr_id, wc.opcode(), wc.status()), (103, WcOpcode::READ, WcStatus::SUCCESS));
@@ -129,7 +129,7 @@ fn completions_say_what_their_fields_say() {
 fn errors_have_names_and_the_device_s_own_code() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     let named = [
         (0x01, WcStatus::LOC_LEN_ERR),
         (0x02, WcStatus::LOC_QP_OP_ERR),
@@ -170,7 +170,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     for size in [64, 128] {
         let mut completed = Completed::new(4, size);
         let qp = member();
-        completed.ring.members().attach(&qp);
+        completed.ring.registry().attach(&qp);
         for (opcode, length, data) in [
             (SEND, 1, 1),
             (SEND_IMM, 31, 31),
@@ -203,7 +203,7 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
     }
     let mut completed = Completed::new(4, 128);
     let qp = member();
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     for length in [1, 63, 64, 40, 7] {
         let at = completed.device.producer % 4 * 8;
         completed.device.segments.copy(at, 0, &pattern);
@@ -221,12 +221,12 @@ fn data_in_completions_is_found_by_what_the_last_byte_says() {
 #[test]
 fn atomics_bring_eight_bytes() {
     let mut completed = Completed::new(4, 64);
-    let index = UidxAllocator::new().take().unwrap();
-    let qp = SharedQp::new(0x42, index, Some(4), Receives::None);
+    let uidx = UidxAllocator::new().take().unwrap();
+    let qp = SharedQp::new(0x42, uidx, Some(4), Receives::None);
     for (at, kind) in [(0, WcOpcode::COMPARE_SWAP), (1, WcOpcode::FETCH_ADD)] {
         qp.sends.entries().at(at).set(0, at + 1, kind.0);
     }
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     for at in 0..2 {
         let mut core = cqe(REQ, 1, 0x42, at);
         core[..8].copy_from_slice(&[1, 2, 3, 4, 5, 6, 7, 8]);
@@ -242,9 +242,9 @@ fn atomics_bring_eight_bytes() {
 fn completions_of_nobody_are_given_back_unseen() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
-    completed.ring.members().attach(&qp);
-    for number in [0, 2, 65, 0xff_ffff] {
-        completed.write(cqe(REQ, number, 0x42, 0));
+    completed.ring.registry().attach(&qp);
+    for uidx in [0, 2, 65, 0xff_ffff] {
+        completed.write(cqe(REQ, uidx, 0x42, 0));
         assert!(completed.next().is_none());
     }
     assert_eq!(completed.consumed(), 4, "nobody else gives them back");
@@ -254,28 +254,28 @@ fn completions_of_nobody_are_given_back_unseen() {
 }
 
 #[test]
-fn the_dead_are_silent_and_their_index_lives_on_until_they_are_consumed() {
+fn completions_of_a_destroyed_qp_are_discarded_and_its_uidx_stays_in_use_until_then() {
     let indices = UidxAllocator::new();
     let mut completed = Completed::new(4, 64);
     let dead = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     dead.sends.entries().at(0).set(500, 1, 0);
-    completed.ring.members().attach(&dead);
+    completed.ring.registry().attach(&dead);
     completed.write(cqe(REQ, 1, 7, 0));
     assert_eq!(ids(&mut completed.ring), [500]);
     completed.write(cqe(REQ, 1, 7, 0));
-    completed.ring.members().retire(&dead);
+    completed.ring.registry().retire(&dead);
     drop(dead);
     // The next queue pair has another index, and the same number.
     let live = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    assert_eq!(live.index().number(), 2);
+    assert_eq!(live.uidx().get(), 2);
     live.sends.entries().at(0).set(600, 1, 0);
-    completed.ring.members().attach(&live);
+    completed.ring.registry().attach(&live);
     completed.write(cqe(REQ, 2, 7, 0));
     assert_eq!(ids(&mut completed.ring), [600]);
-    // Read and found empty: the index is free when the poller looks at its letters again.
-    completed.ring.members().retire(&live);
+    // Read and found empty: the index is free when the poller reads its updates again.
+    completed.ring.registry().retire(&live);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
-    assert_eq!(indices.take().unwrap().number(), 1);
+    assert_eq!(indices.take().unwrap().get(), 1);
 }
 
 /// A queue pair ends while its last completion waits: nobody tells the poller when that is consumed.
@@ -284,14 +284,14 @@ fn an_index_is_free_one_poll_after_its_last_completion() {
     let indices = UidxAllocator::new();
     let mut completed = Completed::new(4, 64);
     let dead = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    completed.ring.members().attach(&dead);
+    completed.ring.registry().attach(&dead);
     completed.write(cqe(REQ, 1, 7, 0));
-    completed.ring.members().retire(&dead);
+    completed.ring.registry().retire(&dead);
     drop(dead);
     assert!(completed.next().is_none());
-    assert_eq!(indices.take().unwrap().number(), 2, "its completion was there when the poll began");
+    assert_eq!(indices.take().unwrap().get(), 2, "its completion was there when the poll began");
     assert!(completed.next().is_none());
-    assert_eq!(indices.take().unwrap().number(), 1);
+    assert_eq!(indices.take().unwrap().get(), 1);
 }
 
 /// A queue that is resized counts what waits in it anew.
@@ -305,14 +305,14 @@ fn the_dead_move_with_their_completions() {
     let dead = SharedQp::new(8, indices.take().unwrap(), Some(4), receives);
     let mut completed = Completed::new(4, 64);
     for qp in [&live, &dead] {
-        completed.ring.members().attach(qp);
+        completed.ring.registry().attach(qp);
     }
     for at in 0..2 {
         live.sends.entries().at(at).set(u64::from(at) + 100, at + 1, 0);
         completed.write(cqe(REQ, 1, 7, at as u16));
     }
     completed.write(cqe(SEND, 2, 8, 0));
-    completed.ring.members().retire(&dead);
+    completed.ring.registry().retire(&dead);
     drop(dead);
     completed.ring.catch_up();
     for entries in [8, 16] {
@@ -334,7 +334,7 @@ fn a_newcomer_is_found_within_a_poll() {
     let mut completed = Completed::new(4, 64);
     assert!(completed.next().is_none());
     let qp = member();
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     completed.write(cqe(REQ, 1, 0x42, 2));
     assert_eq!(completed.ring.next().unwrap().wr_id, 102);
 }
@@ -346,9 +346,9 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     shared.post(&[recv(0), recv(1), recv(2)]).unwrap();
     let mut completed = Completed::new(4, 64);
     let slots = shared.ring.wr_ids();
-    let index = UidxAllocator::new().take().unwrap();
-    let qp = SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()));
-    completed.ring.members().attach(&qp);
+    let uidx = UidxAllocator::new().take().unwrap();
+    let qp = SharedQp::new(7, uidx, Some(4), Receives::Shared(slots.clone()));
+    completed.ring.registry().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 1));
     assert_eq!(ids(&mut completed.ring), [1]);
     assert_eq!(shared.ring.begin().room, 1);
@@ -358,7 +358,7 @@ fn shared_receives_come_back_from_the_living_the_dead_and_the_reset() {
     assert_eq!(ids(&mut completed.ring), [0; 0]);
     assert_eq!(shared.ring.begin().room, 2, "after a reset");
     completed.write(cqe(RESP_ERR, 1, 7, 2));
-    completed.ring.members().retire(&qp);
+    completed.ring.registry().retire(&qp);
     drop(qp);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
     assert_eq!(shared.ring.begin().room, 3, "after the end");
@@ -370,13 +370,13 @@ fn a_send_of_a_queue_pair_that_is_gone_gives_no_shared_receive_back() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[RecvWr::new(&[]); 3]).unwrap();
     let mut completed = Completed::new(4, 64);
-    let index = UidxAllocator::new().take().unwrap();
+    let uidx = UidxAllocator::new().take().unwrap();
     let slots = shared.ring.wr_ids().clone();
-    let dead = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
-    completed.ring.members().attach(&dead);
+    let dead = SharedQp::new(7, uidx, Some(4), Receives::Shared(slots));
+    completed.ring.registry().attach(&dead);
     completed.write(cqe(REQ, 1, 7, 0));
     completed.write(cqe(REQ_ERR, 1, 7, 1));
-    completed.ring.members().retire(&dead);
+    completed.ring.registry().retire(&dead);
     drop(dead);
     assert_eq!(ids(&mut completed.ring), [0; 0]);
     assert_eq!((completed.consumed(), shared.ring.begin().room), (2, 0));
@@ -393,13 +393,13 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         let slots = shared.ring.wr_ids().clone();
         let indices = UidxAllocator::new();
         let member = || {
-            let index = indices.take().unwrap();
-            SharedQp::new(7, index, Some(4), Receives::Shared(slots.clone()))
+            let uidx = indices.take().unwrap();
+            SharedQp::new(7, uidx, Some(4), Receives::Shared(slots.clone()))
         };
         let [alive, dead] = [member(), member()];
-        let members = completed.ring.members().clone();
-        members.attach(&alive);
-        members.attach(&dead);
+        let registry = completed.ring.registry().clone();
+        registry.attach(&alive);
+        registry.attach(&dead);
         completed.write(cqe(SEND, 1, 7, 0));
         completed.write(cqe(SEND, 2, 7, 1));
         completed.write(cqe(SEND, 2, 7, 2));
@@ -407,7 +407,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
         assert_eq!(completed.next().unwrap().wr_id, 0);
         completed.ring.release();
         let gone = |qp: Arc<SharedQp>| {
-            members.retire(&qp);
+            registry.retire(&qp);
             drop(qp);
         };
         if early {
@@ -424,7 +424,7 @@ fn shared_receives_that_nobody_reads_come_back_with_the_queue() {
             gone(alive);
         }
         assert_eq!(shared.ring.begin().room, 3, "somebody may look yet");
-        drop(members);
+        drop(registry);
         assert_eq!(shared.ring.begin().room, 6, "{early}: all but one that was not consumed");
     }
 }
@@ -435,10 +435,10 @@ fn a_child_settles_nothing() {
     let mut shared = SharedReceiver::new(4, 32);
     shared.post(&[RecvWr::new(&[]).id(0)]).unwrap();
     let mut completed = Completed::new(4, 64);
-    let index = UidxAllocator::new().take().unwrap();
+    let uidx = UidxAllocator::new().take().unwrap();
     let slots = shared.ring.wr_ids().clone();
-    let qp = SharedQp::new(7, index, Some(4), Receives::Shared(slots));
-    completed.ring.members().attach(&qp);
+    let qp = SharedQp::new(7, uidx, Some(4), Receives::Shared(slots));
+    completed.ring.registry().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 0));
     let mut completed = Some(completed);
     crate::memory::fork::in_child(|| {
@@ -456,13 +456,13 @@ fn a_child_settles_nothing() {
 /// Numbers of 24 and 16 bits are read with their neighbours.
 #[test]
 fn what_stands_beside_a_number_is_no_part_of_it() {
-    for (number, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
+    for (uidx, qpn) in [(1, u32::MAX), (0xff00_0001, 0), (0xff00_0001, u32::MAX)] {
         let mut completed = Completed::new(4, 64);
         let qp = member();
-        completed.ring.members().attach(&qp);
-        completed.write(cqe(REQ, number, qpn, 2));
-        completed.write(cqe(SEND, number, qpn, 3));
-        completed.write(cqe(REQ_ERR, number, qpn, 3));
+        completed.ring.registry().attach(&qp);
+        completed.write(cqe(REQ, uidx, qpn, 2));
+        completed.write(cqe(SEND, uidx, qpn, 3));
+        completed.write(cqe(REQ_ERR, uidx, qpn, 3));
         assert_eq!(ids(&mut completed.ring), [102, 203, 103]);
     }
 }
@@ -471,7 +471,7 @@ fn what_stands_beside_a_number_is_no_part_of_it() {
 fn completions_are_counted_in_24_bits() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     completed.ring.pretend(CQN, 0xff_fffe);
     completed.device.producer = 0xff_fffe;
     for consumed in [0xff_ffff, 0, 1] {
@@ -486,7 +486,7 @@ fn completions_are_counted_in_24_bits() {
 fn arming_names_the_queue_the_kind_and_how_far_we_are() {
     let mut completed = Completed::new(4, 64);
     let qp = member();
-    completed.ring.members().attach(&qp);
+    completed.ring.registry().attach(&qp);
     completed.ring.arm(false, 0);
     assert_eq!(completed.device.dbrec.get(1), 0);
     assert_eq!(completed.page.bytes(0, 8), [0, 0, 0, 0, 0, 0, 4, 0x0d]);
@@ -503,7 +503,7 @@ fn a_resized_queue_goes_on_with_what_was_there() {
     for (entries, size) in [(2u32, 64usize), (8, 64), (4, 128)] {
         let mut completed = Completed::new(4, size);
         let qp = member();
-        completed.ring.members().attach(&qp);
+        completed.ring.registry().attach(&qp);
         for n in 0..3 {
             completed.write(cqe(REQ, 1, 0x42, n));
         }
@@ -533,7 +533,7 @@ fn a_resized_queue_goes_on_with_what_was_there() {
 #[test]
 fn wiped_memory_holds_no_completion_of_anybody() {
     let mut completed = Completed::new(4, 64);
-    completed.ring.members().attach(&member());
+    completed.ring.registry().attach(&member());
     for segment in 0..16 {
         completed.device.segments.write(segment, [0, 0]);
     }
@@ -550,10 +550,10 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     let gate = Gate::beside(&dbrec).unwrap();
     let ring = CqRing::new(cqes, dbrec, PollGate::new(gate), &page.register, CQN);
     let qp = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
-    ring.members().attach(&qp);
-    ring.members().retire(&qp);
+    ring.registry().attach(&qp);
+    ring.registry().retire(&qp);
     drop((qp, ring));
-    assert_eq!(indices.take().unwrap().number(), 1);
+    assert_eq!(indices.take().unwrap().get(), 1);
 }
 
 /// Poster and poller are apart, with the real rings on both sides.
@@ -561,7 +561,7 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
 fn a_completion_makes_room_for_the_poster() {
     let mut sends = Sender::new(Shape::default());
     let mut completed = Completed::new(8, 64);
-    completed.ring.members().attach(&sends.qp);
+    completed.ring.registry().attach(&sends.qp);
     let wr = |id| SendWr::send(&[]).id(id);
     sends.post(&[wr(1), wr(2), wr(3), wr(4)]).unwrap();
     completed.write(cqe(REQ, 1, 0x42, 2));
@@ -591,7 +591,7 @@ fn garbage_ends_a_poll_and_stays_within_the_queues() {
             .into_iter()
             .map(|from| SharedQp::new(7, indices.take().unwrap(), Some(4), from))
             .collect();
-        qps.iter().for_each(|qp| completed.ring.members().attach(qp));
+        qps.iter().for_each(|qp| completed.ring.registry().attach(qp));
         let mut seen = 0;
         for _ in 0..if cfg!(miri) { 50 } else { 20_000 } {
             for _ in 0..draw() % 8 {

@@ -176,14 +176,14 @@ fn copies_are_what_lies_in_the_queue() {
 /// Completions say where a request was in 16 bits, and there are entries of as many; under Miri of
 /// fewer.
 #[test]
-fn no_queue_has_more_places_than_completions_tell_apart() {
-    const PLACES: u32 = if cfg!(miri) { 1 << 4 } else { 1 << 16 };
-    for (wqebbs, fits) in [(PLACES, true), (2 * PLACES, false)] {
-        let buffer = if cfg!(miri) { PLACES } else { wqebbs };
+fn no_queue_has_more_entries_than_completions_tell_apart() {
+    const WQE_INDICES: u32 = if cfg!(miri) { 1 << 4 } else { 1 << 16 };
+    for (wqebbs, fits) in [(WQE_INDICES, true), (2 * WQE_INDICES, false)] {
+        let buffer = if cfg!(miri) { WQE_INDICES } else { wqebbs };
         let memory = Arc::new(QueueMemory::pages(wqebbs as usize * 64).unwrap());
         let (dbrec, page) = (super::dbrec(), super::FakeRegister::new(BUFFER));
-        let index = UidxAllocator::new().take().unwrap();
-        let qp = SharedQp::new(super::QPN, index, Some(buffer), Receives::Own(buffer));
+        let uidx = UidxAllocator::new().take().unwrap();
+        let qp = SharedQp::new(super::QPN, uidx, Some(buffer), Receives::Own(buffer));
         let ring = SendRing::new(Setup {
             memory: memory.clone(),
             offset: 0,

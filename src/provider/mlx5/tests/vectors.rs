@@ -370,15 +370,15 @@ fn arming_is_that_of_libmlx5() {
 }
 
 /// A queue pair with the user index of a completion.
-fn member(number: u32, kind: WcOpcode) -> Arc<SharedQp> {
+fn member(uidx: u32, kind: WcOpcode) -> Arc<SharedQp> {
     let indices = UidxAllocator::new();
-    let mut index = indices.take().unwrap();
+    let mut taken = indices.take().unwrap();
     let mut held = Vec::new();
-    while index.number() != number {
-        held.push(index);
-        index = indices.take().unwrap();
+    while taken.get() != uidx {
+        held.push(taken);
+        taken = indices.take().unwrap();
     }
-    let qp = SharedQp::new(7, index, Some(0x1_0000), Receives::Own(0x1_0000));
+    let qp = SharedQp::new(7, taken, Some(0x1_0000), Receives::Own(0x1_0000));
     for at in 0..0x1_0000 {
         qp.sends.entries().at(at).set(u64::from(at), at + 1, kind.0);
         let entries = qp.receives.own.entries();
@@ -397,12 +397,12 @@ fn completions_are_understood() {
         let Ok(cqe) = mlx5_cqe64::read_from_bytes(&core) else { unreachable!("64 bytes") };
         let Ok(error) = mlx5_err_cqe::read_from_bytes(&core) else { unreachable!("64 bytes") };
         // libmlx5 gives a queue pair no index of its own until somebody else has zero.
-        let number = cqe.srqn.get() & 0xff_ffff;
+        let uidx = cqe.srqn.get() & 0xff_ffff;
         let mut completed = Completed::new(4, bytes.len());
-        let qp = member(number.max(1), WcOpcode::READ);
-        completed.ring.members().attach(&qp);
+        let qp = member(uidx.max(1), WcOpcode::READ);
+        completed.ring.registry().attach(&qp);
         let mut own = core;
-        own[32..36].copy_from_slice(&number.max(1).to_be_bytes());
+        own[32..36].copy_from_slice(&uidx.max(1).to_be_bytes());
         if long {
             completed.device.segments.copy(0, 0, &bytes[..64]);
         }

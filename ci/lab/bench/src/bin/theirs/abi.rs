@@ -25,7 +25,7 @@ struct Waiting {
     condition: [u64; 6],
 }
 
-/// The functions that a context holds.
+/// The functions that a context holds: `struct ibv_context_ops`.
 #[repr(C)]
 pub(crate) struct ContextOps {
     unused_before_poll: [Unused; 11],
@@ -40,7 +40,7 @@ pub(crate) struct ContextOps {
     unused_after: [Unused; 5],
 }
 
-/// An open device.
+/// An open device: `struct ibv_context`.
 #[repr(C)]
 pub(crate) struct Context {
     pub(crate) device: *mut Opaque,
@@ -49,11 +49,11 @@ pub(crate) struct Context {
     pub(crate) async_fd: c_int,
     pub(crate) num_comp_vectors: c_int,
     mutex: Mutex,
-    /// All bits set where an [`ExtendedContext`] lies around this one.
+    /// `__VERBS_ABI_IS_EXTENDED`, all bits set, if an [`ExtendedContext`] ends with this one.
     pub(crate) abi_compat: usize,
 }
 
-/// The end of what lies around a context: newer functions stand before older ones.
+/// The end of `struct verbs_context`, which grows upwards: newer functions stand before older ones.
 #[repr(C)]
 pub(crate) struct ExtendedContext {
     pub(crate) alloc_parent_domain:
@@ -70,20 +70,20 @@ pub(crate) struct ExtendedContext {
         Option<unsafe extern "C" fn(*mut Context, *mut SrqInitAttrEx) -> *mut Srq>,
     pub(crate) open_xrcd: Option<unsafe extern "C" fn(*mut Context, *mut XrcdAttr) -> *mut Opaque>,
     pub(crate) close_xrcd: Option<unsafe extern "C" fn(*mut Opaque) -> c_int>,
-    unused: u64,
+    _abi_placeholder3: u64,
     /// Bytes of all of it.
     pub(crate) size: usize,
     pub(crate) context: Context,
 }
 
-/// A protection domain.
+/// A protection domain: `struct ibv_pd`.
 #[repr(C)]
 pub(crate) struct Pd {
     pub(crate) context: *mut Context,
     handle: u32,
 }
 
-/// A memory region.
+/// A memory region: `struct ibv_mr`.
 #[repr(C)]
 pub(crate) struct Mr {
     context: *mut Context,
@@ -95,14 +95,14 @@ pub(crate) struct Mr {
     pub(crate) rkey: u32,
 }
 
-/// A shared receive queue.
+/// A shared receive queue: `struct ibv_srq`.
 #[repr(C)]
 pub(crate) struct Srq {
     pub(crate) context: *mut Context,
     // The rest is not touched.
 }
 
-/// A completion queue.
+/// A completion queue: `struct ibv_cq`.
 #[repr(C)]
 pub(crate) struct Cq {
     pub(crate) context: *mut Context,
@@ -115,7 +115,7 @@ pub(crate) struct Cq {
     asynchronous_events: u32,
 }
 
-/// A completion queue with a cursor.
+/// A completion queue with a cursor: `struct ibv_cq_ex`.
 #[repr(C)]
 pub(crate) struct CqEx {
     pub(crate) cq: Cq,
@@ -128,7 +128,7 @@ pub(crate) struct CqEx {
     pub(crate) read_opcode: unsafe extern "C" fn(*mut CqEx) -> c_uint,
 }
 
-/// A queue pair.
+/// A queue pair: `struct ibv_qp`.
 #[repr(C)]
 pub(crate) struct Qp {
     pub(crate) context: *mut Context,
@@ -145,7 +145,7 @@ pub(crate) struct Qp {
     events_completed: u32,
 }
 
-/// A queue pair whose requests are built by calls.
+/// A queue pair whose requests are built by calls: `struct ibv_qp_ex`.
 #[repr(C)]
 pub(crate) struct QpEx {
     pub(crate) qp: Qp,
@@ -171,7 +171,7 @@ pub(crate) struct QpEx {
     pub(crate) wr_abort: unsafe extern "C" fn(*mut QpEx),
 }
 
-/// A piece of registered memory.
+/// A piece of registered memory: `struct ibv_sge`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Sge {
@@ -180,7 +180,7 @@ pub(crate) struct Sge {
     pub(crate) lkey: u32,
 }
 
-/// A request for a send queue. What `wr` means depends on the opcode.
+/// A request for a send queue: `struct ibv_send_wr`. What `wr` means depends on the opcode.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct SendWr {
@@ -195,10 +195,11 @@ pub(crate) struct SendWr {
     /// number and key of the queue pair.
     pub(crate) wr: [u64; 4],
     pub(crate) remote_srqn: u32,
+    /// `bind_mw` or `tso`.
     pub(crate) other: [u64; 6],
 }
 
-/// A request for a receive queue.
+/// A request for a receive queue: `struct ibv_recv_wr`.
 #[derive(Clone, Copy)]
 #[repr(C)]
 pub(crate) struct RecvWr {
@@ -208,7 +209,7 @@ pub(crate) struct RecvWr {
     pub(crate) num_sge: c_int,
 }
 
-/// A completion.
+/// A completion: `struct ibv_wc`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct Wc {
@@ -227,26 +228,26 @@ pub(crate) struct Wc {
     dlid_path_bits: u8,
 }
 
-/// How a poll begins.
+/// How a poll begins: `struct ibv_poll_cq_attr`.
 #[repr(C)]
 pub(crate) struct PollAttr {
     pub(crate) comp_mask: u32,
 }
 
-/// Attributes of a port, which nobody here looks at: as many bytes as the library writes, and some.
+/// `struct ibv_port_attr`, which nobody here reads: as many bytes as the library writes, and some.
 #[derive(Default)]
 #[repr(C)]
 pub(crate) struct PortAttr {
     words: [u64; 16],
 }
 
-/// How a thread domain is made.
+/// How a thread domain is made: `struct ibv_td_init_attr`.
 #[repr(C)]
 pub(crate) struct TdAttr {
     pub(crate) comp_mask: u32,
 }
 
-/// How an XRC domain is opened.
+/// How an XRC domain is opened: `struct ibv_xrcd_init_attr`.
 #[repr(C)]
 pub(crate) struct XrcdAttr {
     pub(crate) comp_mask: u32,
@@ -254,7 +255,7 @@ pub(crate) struct XrcdAttr {
     pub(crate) oflags: c_int,
 }
 
-/// How a parent domain is made.
+/// How a parent domain is made: `struct ibv_parent_domain_init_attr`.
 #[repr(C)]
 pub(crate) struct ParentDomainAttr {
     pub(crate) pd: *mut Pd,
@@ -264,7 +265,7 @@ pub(crate) struct ParentDomainAttr {
     pub(crate) pd_context: *mut c_void,
 }
 
-/// How a completion queue is made.
+/// How a completion queue is made: `struct ibv_cq_init_attr_ex`.
 #[repr(C)]
 pub(crate) struct CqAttrEx {
     pub(crate) cqe: u32,
@@ -277,7 +278,7 @@ pub(crate) struct CqAttrEx {
     pub(crate) parent_domain: *mut Pd,
 }
 
-/// Capacities of a queue pair.
+/// Capacities of a queue pair: `struct ibv_qp_cap`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct QpCap {
@@ -288,7 +289,7 @@ pub(crate) struct QpCap {
     pub(crate) max_inline_data: u32,
 }
 
-/// How a queue pair is made.
+/// How a queue pair is made: `struct ibv_qp_init_attr_ex`.
 #[repr(C)]
 pub(crate) struct QpInitAttrEx {
     pub(crate) qp_context: *mut c_void,
@@ -309,7 +310,7 @@ pub(crate) struct QpInitAttrEx {
     pub(crate) send_ops_flags: u64,
 }
 
-/// How a shared receive queue is made.
+/// How a shared receive queue is made: `struct ibv_srq_init_attr`.
 #[repr(C)]
 pub(crate) struct SrqInitAttr {
     pub(crate) srq_context: *mut c_void,
@@ -318,7 +319,7 @@ pub(crate) struct SrqInitAttr {
     pub(crate) srq_limit: u32,
 }
 
-/// How a shared receive queue of another type is made.
+/// How a shared receive queue of another type is made: `struct ibv_srq_init_attr_ex`.
 #[repr(C)]
 pub(crate) struct SrqInitAttrEx {
     pub(crate) srq_context: *mut c_void,
@@ -333,7 +334,7 @@ pub(crate) struct SrqInitAttrEx {
     pub(crate) tag_matching: [u32; 2],
 }
 
-/// A way to a peer.
+/// A path to a peer: `struct ibv_ah_attr`.
 #[derive(Clone, Copy, Default)]
 #[repr(C, align(8))]
 pub(crate) struct AhAttr {
@@ -351,7 +352,7 @@ pub(crate) struct AhAttr {
     pub(crate) port_num: u8,
 }
 
-/// Attributes of a queue pair.
+/// Attributes of a queue pair: `struct ibv_qp_attr`.
 #[derive(Clone, Copy, Default)]
 #[repr(C)]
 pub(crate) struct QpAttr {
