@@ -77,7 +77,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// Those of [`SendQueue::batch`](crate::SendQueue::batch).
     #[inline(always)]
     pub fn send_batch(&mut self) -> Result<OwnedSendBatch<'_, T, S>, PostError> {
-        Ok(OwnedSendBatch { lender: self.sends.begin(), batch: self.qp.send_batch()? })
+        Ok(OwnedSendBatch { lender: self.sends.begin(), batch: self.qp.send.batch()? })
     }
 
     /// Starts a batch of receives. The device sees them when the batch is rung.
