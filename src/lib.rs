@@ -133,6 +133,8 @@ pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 pub use handles::ObjectKind;
 pub use mcast::McastMembership;
+/// The crate of the memory that a region allocates: [`MmapMut`](memmap2::MmapMut).
+pub use memmap2;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes, Unowned};
 pub use mr::{
