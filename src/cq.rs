@@ -86,7 +86,8 @@ impl CqInner {
 /// let mut cq: CompletionQueue = context.cq_builder(256).channel(&channel).build()?;
 /// cq.resize(1024)?;
 /// let control = cq.control();
-/// println!("{} CQEs; events name it {:?}, the kernel {}", cq.capacity(), control.key(), control.handle());
+/// println!("{} CQEs", cq.capacity());
+/// println!("events name it {:?}, commands on its file {}", control.key(), control.handle());
 /// // Copies that can be kept, for a program that handles them later.
 /// let mut wcs = vec![Wc::default(); 16];
 /// let count = cq.poll_into(&mut wcs)?;
@@ -152,7 +153,7 @@ mod sealed {
 
 /// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
 ///
-/// Example: [`Context::cq_builder`](crate::Context::cq_builder).
+/// Example: [`CqControl`](crate::CqControl).
 pub trait CqRef: sealed::Sealed {}
 
 impl CqRef for CompletionQueue {}

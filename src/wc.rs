@@ -194,7 +194,7 @@ impl std::error::Error for WcError {}
 
 /// Bytes that came with a [completion](crate::Completion::scattered); a slice.
 ///
-/// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
+/// Example: [`Completion`](crate::Completion).
 #[derive(Clone, Copy)]
 pub struct Scattered {
     bytes: [u8; Scattered::MAX],

@@ -48,12 +48,12 @@ impl XrcdInner {
 /// # fn f(context: &uverbs::Context, file: &std::fs::File, peers: uverbs::Qpn) -> uverbs::Result<()> {
 /// use uverbs::{XrcDomain, XrcTarget};
 ///
-/// // Fails if the file has a domain already: this process is the first.
-/// let domain: XrcDomain = context.xrcd_builder().file(file).create_new().build()?;
+/// // Opens the file's domain, or makes it if it has none.
+/// let domain: XrcDomain = context.xrcd_builder().file(file).create().build()?;
 /// println!("domain {} of {}", domain.handle(), domain.context().device().name());
-/// // A target that another process made in the domain; `reset` ends its connection.
-/// let mut target: XrcTarget = domain.open_target(peers)?;
-/// target.reset()?;
+/// // A target that another process made in the domain.
+/// let target: XrcTarget = domain.open_target(peers)?;
+/// println!("target {}", target.qpn());
 /// target.destroy()?;
 /// domain.destroy()?;
 /// # Ok(()) }
