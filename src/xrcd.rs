@@ -55,6 +55,11 @@ impl XrcdInner {
 /// let target: XrcTarget = domain.open_target(peers)?;
 /// println!("target {}", target.qpn());
 /// target.destroy()?;
+/// // One of this process, which is connected to one peer after the other.
+/// let mut own: XrcTarget = domain.create_target()?;
+/// // … `own.handshake`, and when that peer is done:
+/// own.reset()?;
+/// own.destroy()?;
 /// domain.destroy()?;
 /// # Ok(()) }
 /// ```
@@ -65,13 +70,15 @@ pub struct XrcDomain {
 
 /// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
 ///
-/// The flags of C, for a program that is told them:
+/// For the first process, and with the flags of C for a program that is told them:
 ///
 /// ```no_run
-/// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
+/// # fn f(context: &uverbs::Context, file: &std::fs::File, fresh: &std::fs::File) -> uverbs::Result<()> {
 /// let builder: uverbs::XrcdBuilder<'_> = context.xrcd_builder().file(file).raw_flags(0o100); // O_CREAT
 /// let domain = builder.build()?;
-/// # drop(domain); Ok(()) }
+/// // Fails if another process has made the domain of this file.
+/// let first = context.xrcd_builder().file(fresh).create_new().build()?;
+/// # drop((domain, first)); Ok(()) }
 /// ```
 ///
 /// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).

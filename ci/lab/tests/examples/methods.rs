@@ -321,7 +321,7 @@ fn every_public_method_is_called_by_an_example_or_links_to_one() {
     shown.read_derefs(&api);
     let paths = paths(&api);
     let count = functions(&paths).len();
-    assert!(count > 800, "{count} functions are read out of ci/api");
+    assert!(count > 700, "{count} functions are read out of ci/api");
     let missing = not_called(&paths, &shown);
     let missing: Vec<_> = missing.into_iter().collect();
     assert!(
