@@ -86,7 +86,8 @@ impl CqInner {
 /// let mut cq: CompletionQueue = context.cq_builder(256).channel(&channel).build()?;
 /// cq.resize(1024)?;
 /// let control = cq.control();
-/// println!("{} CQEs; events name it {:?}, the kernel {}", cq.capacity(), control.key(), control.handle());
+/// println!("{} CQEs", cq.capacity());
+/// println!("events name it {:?}, commands on its file {}", control.key(), control.handle());
 /// // Copies that can be kept, for a program that handles them later.
 /// let mut wcs = vec![Wc::default(); 16];
 /// let count = cq.poll_into(&mut wcs)?;

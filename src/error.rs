@@ -17,13 +17,13 @@ pub type Result<T> = std::result::Result<T, Error>;
 ///
 /// ```no_run
 /// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
-/// use uverbs::{Errno, Error};
+/// use uverbs::Errno;
 ///
 /// if let Err(error) = pd.alloc_mw(uverbs::WindowType::Two) {
 ///     match error.errno() {
-///         _ if Error::is_unsupported(&error) => println!("{} has none", error.verb()),
+///         _ if error.is_unsupported() => println!("{} has none", error.verb()),
 ///         // What is open in a parent is not for its child.
-///         _ if Error::is_forked(&error) => println!("open the device again in this process"),
+///         _ if error.is_forked() => println!("open the device again in this process"),
 ///         Errno::NOMEM => println!("no more of them: {}", error.message()),
 ///         _ => println!("{error}, of the kernel's {:?}", error.kernel_errno()),
 ///     }

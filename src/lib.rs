@@ -1,4 +1,36 @@
-#![doc = include_str!("../README.md")]
+//! RDMA verbs in pure Rust.
+//!
+//! This crate opens `/dev/infiniband/uverbsN`, speaks the Linux uverbs ABI itself, and drives the queues of
+//! soft-RoCE (rxe) and mlx5 (ConnectX, BlueField) itself, without libibverbs. A program is one static binary.
+//! It needs Linux 5.10 or later. What a device, a driver or a kernel lacks answers `EOPNOTSUPP`, and
+//! [`Error::is_unsupported`] tells that.
+//!
+//! | | what it is | posting |
+//! |---|---|---|
+//! | [`aio`] | requests as futures in any event loop; tokio's with the feature `tokio`, streams with `stream` | safe; the queue keeps the memory of a dropped future until the device is done with it |
+//! | [`owned`] | queues take registered buffers with a request, and give them back with its completion | safe, without another lock, allocation or system call |
+//! | the crate itself | the verbs | `unsafe` when a batch is rung, because a request names memory by number |
+//!
+//! - [`devices`] lists what there is, and [`Context::open_first`] opens the first device that works;
+//!   [`device::absence`] says why there is none.
+//! - [`cm`] connects queue pairs by IP address; [`Endpoint`] and [`QpControl::handshake`] connect them by what the two
+//!   programs tell each other.
+//! - [`porting`] is for programs that were written to libibverbs or librdmacm: a row for each verb, which the
+//!   documentation's search knows, too, and what differs beside the names.
+//! - [`ParentDomain`], [`ThreadDomain`] and [`allocator`] say where queues lie and who rings them; [`mlx5`] has what
+//!   only that driver has.
+//! - [`passing`] and [`Envelope`] share contexts, domains and regions between processes.
+//!
+//! Features: `tokio`, `stream`, and `serde` for addresses, numbers and descriptions that travel to a peer. The
+//! repository has whole programs in `examples/`; `examples/echo.rs` is a server and its client as futures.
+//!
+//! # Safety
+//!
+//! Handles own what they were made from, so that objects may be dropped in any order. Memory that a device may reach
+//! is released only after the kernel confirmed that the object is gone; otherwise it is leaked, and
+//! [counted](Context::leaked). A [`MemoryRegion`] is no slice, because a peer may write it at any time. Safe code
+//! cannot make the device write into memory that is not lent to it. A program that shares a context with another
+//! process trusts that process with all memory registered on it.
 //!
 //! # The verbs themselves
 //!
@@ -133,6 +165,8 @@ pub use events::keys::ObjectKey;
 pub use flow::{Flow, FlowAttr, FlowEth, FlowIpv4, FlowIpv6, FlowPorts, FlowSpec, FlowType};
 pub use handles::ObjectKind;
 pub use mcast::McastMembership;
+/// The crate of the memory that a region allocates: [`MmapMut`](memmap2::MmapMut).
+pub use memmap2;
 pub use memory::allocator::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 pub use memory::region::{AddressSpace, Borrowed, DmaBuf, Foreign, RawRange, StableBytes, Unowned};
 pub use mr::{

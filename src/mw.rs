@@ -169,8 +169,11 @@ enum Reported {
 ///     WindowType::One => batch.push(SendWr::bind_mw(window.unbind(qp)?).signaled())?,
 ///     WindowType::Two => batch.push(SendWr::local_inv(window.rkey()).signaled())?,
 /// }
-/// // ... and when the request of type 2 has completed; for type 1 it is `settle`:
-/// window.invalidated();
+/// // … and when the request has completed with success:
+/// match window.window_type() {
+///     WindowType::One => window.settle(WcStatus::SUCCESS),
+///     WindowType::Two => window.invalidated(),
+/// }
 /// assert!(!window.is_bound());
 /// println!("window {} of the kernel", window.handle());
 /// // A new key, and the regions that the window held are free.
@@ -273,7 +276,7 @@ impl MemoryWindow {
     /// have, and if window, region and queue pair are not of one protection domain. If the window has
     /// to be reallocated, the errors of [`reallocate`](Self::reallocate). The window is unchanged after
     /// each of these.
-    #[doc(alias = "ibv_bind_mw")]
+    #[doc(alias("ibv_bind_mw", "ibv_inc_rkey"))]
     pub fn bind<T, M: Send + 'static>(
         &mut self,
         qp: &QpControl,
@@ -478,7 +481,6 @@ impl WindowBinding {
 
 /// The next key of a window: the device owns the upper 24 bits and the user the lowest 8. A binding must
 /// change those, so that earlier keys become invalid.
-#[doc(alias = "ibv_inc_rkey")]
 fn next_key(rkey: Rkey) -> Rkey {
     Rkey(rkey.0 & !0xff | rkey.0.wrapping_add(1) & 0xff)
 }

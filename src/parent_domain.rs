@@ -63,12 +63,11 @@ use std::sync::Arc;
 ///     }
 /// }
 ///
-/// # fn f(pd: &uverbs::ProtectionDomain, td: uverbs::ThreadDomain) -> uverbs::Result<()> {
+/// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
 /// let chosen = Chosen(uverbs::allocator::HugePages::new());
 /// let domain = pd.parent_domain_builder().allocator(chosen).pd_context(7).build()?;
 /// println!("the device's queues take memory of it: {}", domain.asks_allocator());
 /// domain.destroy()?;
-/// td.destroy()?;
 /// # Ok(()) }
 /// ```
 #[doc(alias = "ibv_parent_domain")]

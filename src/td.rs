@@ -29,6 +29,13 @@ pub(crate) struct TdInner {
 ///     qp: QueuePair<Exclusive>,
 ///     cq: CompletionQueue,
 /// }
+///
+/// /// Ends with the error of the first object that another one still uses.
+/// fn finish(Worker { td, qp, cq }: Worker) -> uverbs::Result<()> {
+///     qp.destroy()?;
+///     cq.destroy()?;
+///     Ok(td.destroy()?)
+/// }
 /// ```
 ///
 /// `examples/per_thread.rs` is a whole program of several such workers, and `docs/FEATURES.md` of the

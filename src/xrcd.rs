@@ -48,13 +48,18 @@ impl XrcdInner {
 /// # fn f(context: &uverbs::Context, file: &std::fs::File, peers: uverbs::Qpn) -> uverbs::Result<()> {
 /// use uverbs::{XrcDomain, XrcTarget};
 ///
-/// // Fails if the file has a domain already: this process is the first.
-/// let domain: XrcDomain = context.xrcd_builder().file(file).create_new().build()?;
+/// // Opens the file's domain, or makes it if it has none.
+/// let domain: XrcDomain = context.xrcd_builder().file(file).create().build()?;
 /// println!("domain {} of {}", domain.handle(), domain.context().device().name());
-/// // A target that another process made in the domain; `reset` ends its connection.
-/// let mut target: XrcTarget = domain.open_target(peers)?;
-/// target.reset()?;
+/// // A target that another process made in the domain.
+/// let target: XrcTarget = domain.open_target(peers)?;
+/// println!("target {}", target.qpn());
 /// target.destroy()?;
+/// // One of this process, which is connected to one peer after the other.
+/// let mut own: XrcTarget = domain.create_target()?;
+/// // … `own.handshake`, and when that peer is done:
+/// own.reset()?;
+/// own.destroy()?;
 /// domain.destroy()?;
 /// # Ok(()) }
 /// ```
@@ -65,13 +70,15 @@ pub struct XrcDomain {
 
 /// Builds an [`XrcDomain`]; started by [`Context::xrcd_builder`].
 ///
-/// The flags of C, for a program that is told them:
+/// For the first process, and with the flags of C for a program that is told them:
 ///
 /// ```no_run
-/// # fn f(context: &uverbs::Context, file: &std::fs::File) -> uverbs::Result<()> {
+/// # fn f(context: &uverbs::Context, file: &std::fs::File, fresh: &std::fs::File) -> uverbs::Result<()> {
 /// let builder: uverbs::XrcdBuilder<'_> = context.xrcd_builder().file(file).raw_flags(0o100); // O_CREAT
 /// let domain = builder.build()?;
-/// # drop(domain); Ok(()) }
+/// // Fails if another process has made the domain of this file.
+/// let first = context.xrcd_builder().file(fresh).create_new().build()?;
+/// # drop((domain, first)); Ok(()) }
 /// ```
 ///
 /// Example: [`Context::xrcd_builder`](crate::Context::xrcd_builder).

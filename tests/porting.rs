@@ -32,6 +32,11 @@ fn aliases(text: &str) -> [BTreeSet<String>; 2] {
             pending.extend(names.map(str::to_owned));
             open = !line.ends_with(']');
         } else if line.starts_with("pub ") || line.contains("fn ") && !line.starts_with('/') {
+            // The documentation's search knows no name of what is private.
+            if !line.starts_with("pub ") {
+                pending.clear();
+                continue;
+            }
             let is_function = line.contains("fn ");
             for name in pending.drain(..) {
                 if is_function {
@@ -56,7 +61,7 @@ fn tables_and_aliases_are_read() {
     let text = "//! | `ibv_one`, `ibv_two` | `ibv_not` |\n//! | `IBV_NO` of `struct ibv_s` | |\nibv_text\n";
     assert_eq!(in_tables(text).into_iter().collect::<Vec<_>>(), ["ibv_one", "ibv_s", "ibv_two"]);
     let text = "#[doc(alias = \"ibv_one\")]\n/// text\npub fn f() {\n#[doc(alias(\n\"rdma_s\",\n\"RDMA_S\"\n))]\n\
-                #[derive(Debug)]\npub struct S {\n";
+                #[derive(Debug)]\npub struct S {\n#[doc(alias = \"ibv_private\")]\nfn g() {\n";
     let [of_functions, all] = aliases(text).map(|names| names.into_iter().collect::<Vec<_>>());
     assert_eq!(
         (of_functions, all),

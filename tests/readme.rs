@@ -1,9 +1,16 @@
-//! The first program of the README is an example, so that it is compiled, and run by the lab.
+//! The README is short, and its first program is an example, so that it is compiled, and run by the lab.
 
 /// The first block of Rust, without the attribute that keeps it from being compiled twice.
 fn first_program(text: &str) -> &str {
     let (_, rest) = text.split_once("```rust,ignore\n").expect("a program");
     rest.split_once("```").expect("its end").0
+}
+
+/// Someone who decides whether to use the library reads it in three minutes.
+#[test]
+fn the_readme_has_at_most_150_lines() {
+    let lines = include_str!("../README.md").lines().count();
+    assert!(lines <= 150, "{lines} lines");
 }
 
 #[test]

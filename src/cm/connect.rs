@@ -144,14 +144,21 @@ fn check_answer(verb: &'static str, offered: Option<Ece>, answer: Option<Ece>) -
 /// Dropping it brings the queue pair to `ERR` and ends the handshake.
 ///
 /// ```no_run
-/// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, cq: &mut uverbs::CompletionQueue)
+/// # fn f(request: uverbs::cm::ConnectRequest, qp: &uverbs::QueuePair, context: &uverbs::Context)
 /// # -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::cm::{Accepting, ConnectParam};
+/// use uverbs::{Errno, EventSource, EventType};
 ///
 /// let accepting: Accepting = request.accept(qp, &ConnectParam::new())?;
-/// if cq.poll()?.next().is_some() {
-///     // The peer's first message is here, so its confirmation need not be waited for.
-///     accepting.notify_communication_established()?;
+/// while let Some(event) = context.try_next_event()? {
+///     // The peer's first message is here, and its confirmation need not be waited for.
+///     if event.kind == EventType::COMM_EST && event.source == EventSource::Qp(qp.key()) {
+///         match accepting.notify_communication_established() {
+///             // The confirmation came, too.
+///             Err(error) if error.errno() == Errno::ISCONN => {}
+///             answer => answer?,
+///         }
+///     }
 /// }
 /// let connection = accepting.wait(None)?.done()?;
 /// # drop(connection); Ok(()) }

@@ -53,12 +53,12 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// # fn f(channel: &uverbs::cm::EventChannel, own: uverbs::Gid, peer: uverbs::Gid) -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use uverbs::cm::{
-///     AddrResolved, BoundId, ConnectRequest, Id, IbAddress, ListeningId, PortSpace, RouteResolved,
+///     AddrResolved, BoundId, ConnectRequest, IbAddress, ListeningId, PortSpace, RouteResolved,
 /// };
 ///
 /// let limit = Duration::from_secs(2);
 /// let service = IbAddress::of_service(own, 0x1_0006_1d2f);
-/// let listening: ListeningId = Id::bind_ib(channel.create_id()?, service)?.listen(16)?;
+/// let listening: ListeningId = channel.create_id()?.bind_ib(service)?.listen(16)?;
 /// println!("at {:?}, where the port is {}", listening.local_ib_addr()?, service.port());
 /// let request: Option<ConnectRequest> = listening.next_request(None)?;
 /// if let Some(request) = request {

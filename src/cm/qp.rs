@@ -83,8 +83,8 @@ impl ConnectedQp {
     /// already. With `depths` these are its numbers of reads and atomics; without, the kernel takes them from the
     /// peer's answer. A type of queue pair has only those of these attributes that the kernel returns for it.
     ///
-    /// With `options` ([`ece_in_common`](Self::ece_in_common)) the change to `RTR` carries them to the device. They are
-    /// part of that change, so that a handshake which fails, or another one of the same queue pair, leaves none to it.
+    /// With `options` ([`ece_in_common`](Self::ece_in_common)), the change to `RTR` carries them to the device. A
+    /// handshake that fails leaves the queue pair none, and two handshakes of one queue pair do not mix theirs.
     pub(super) fn ready(
         &self,
         verb: &'static str,

@@ -79,32 +79,37 @@ open_enum! {
 ///     .dst_mac_masked([1, 0, 0x5e, 0, 0, 0], [0xff, 0xff, 0xff, 0x80, 0, 0])
 ///     .src_mac([2, 0, 0, 0, 0, 2])
 ///     .ether_type(0x0800)
-///     .vlan(12)
-///     .vlan_tag_masked(12, 0xfff);
+///     .vlan(12);
+/// let of_priority = FlowEth::new().vlan_tag_masked(5 << 13, 7 << 13);
 /// let subnet = Ipv4Addr::new(255, 255, 255, 0);
 /// let from_lan = FlowIpv4::new()
 ///     .src_masked(Ipv4Addr::new(192, 0, 2, 0), subnet)
 ///     .dst_masked(Ipv4Addr::new(198, 51, 100, 0), subnet)
-///     .src(Ipv4Addr::new(192, 0, 2, 1))
 ///     .proto(17)
 ///     .tos(0x10)
 ///     .ttl(64);
+/// let from_host = FlowIpv4::new().src(Ipv4Addr::new(192, 0, 2, 1));
 /// let lan = Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 0);
 /// let prefix = Ipv6Addr::new(0xffff, 0xffff, 0xffff, 0xffff, 0, 0, 0, 0);
 /// let six = FlowIpv6::new()
-///     .src(lan)
 ///     .src_masked(lan, prefix)
 ///     .dst_masked(lan, prefix)
 ///     .flow_label(5)
 ///     .next_hdr(6)
 ///     .traffic_class(8)
 ///     .hop_limit(64);
-/// let ports = FlowPorts::new().src_port(53).src_port_masked(0x8000, 0x8000).dst_port_masked(0x400, 0xfc00);
+/// let six_from_host = FlowIpv6::new().src(Ipv6Addr::new(0x2001, 0xdb8, 0, 0, 0, 0, 0, 1));
+/// // From port 53 to ports 1024 to 2047, and from ports 32768 and above to any.
+/// let ports = FlowPorts::new().src_port(53).dst_port_masked(0x400, 0xfc00);
+/// let high_ports = FlowPorts::new().src_port_masked(0x8000, 0x8000);
 /// let masked_mac = FlowEth::new().src_mac_masked([2, 0, 0, 0, 0, 0], [0xff; 6]);
 /// // Packets that this machine sends, and packets that nobody shall get.
 /// let sent = FlowAttr::new(1).egress().spec(of_vlan).spec(from_lan);
 /// let nothing = FlowAttr::new(1).spec(masked_mac).spec(six).spec(FlowSpec::Tcp(ports)).drop_packets();
-/// # let _ = (sniffer, sent, nothing);
+/// // Packets of one host, or of one priority.
+/// let of_host = FlowAttr::new(1).spec(of_priority).spec(from_host).spec(FlowSpec::Udp(high_ports));
+/// let of_six = FlowAttr::new(1).spec(six_from_host);
+/// # let _ = (sniffer, sent, nothing, of_host, of_six);
 /// ```
 ///
 /// A queue pair has the rule until it is dropped:

@@ -50,8 +50,7 @@ pub enum UarKind {
 /// let page: DoorbellPage = uar.map()?;
 /// assert_eq!(page.len(), uar.len());
 /// // The device reads registers in big-endian order, as the kernel's drivers write them.
-/// page.ring_be64(0x20, 7)?;
-/// page.ring_u64(0x800, 7)?;
+/// page.ring_be64(0x800, 7)?;
 /// drop(page);
 /// uar.destroy()?;
 /// # Ok(()) }

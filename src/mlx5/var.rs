@@ -73,6 +73,9 @@ impl VarLocation {
 ///
 /// let page = Var::alloc(context, VarKind::Virtio)?.map()?;
 /// page.ring_u16(0, 1)?;
+/// // The doorbell of another kind of device has the width that this device gives it.
+/// let page = Var::alloc(context, VarKind::Tlp)?.map()?;
+/// page.ring_u64(0x1000, 1)?;
 /// # Ok(()) }
 /// ```
 ///

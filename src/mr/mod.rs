@@ -141,11 +141,12 @@ impl<M> fmt::Debug for MrInner<M> {
 ///
 /// // The kernel changes the rights, or the domain, of a region; if that fails, the region may be dead.
 /// let change = Rereg::new().access(Access::LOCAL_WRITE).protection_domain(other);
-/// if region.rereg(change).is_err() && region.is_dead() {
-///     return Err("the device reaches the region no more".into());
+/// if let Err(error) = region.rereg(change) {
+///     println!("dead: {}", region.is_dead());
+///     return Err(error.into());
 /// }
-/// // The region's number in the kernel, for tools that list resources.
-/// println!("mrn handle {}", region.handle());
+/// // The kernel's handle of the region, a number within its file.
+/// println!("handle {}", region.handle());
 /// // Other memory under the same keys: peers go on, and this program gets the old memory back.
 /// let (region, first_numbers) = region.exchange(vec![0u64; 512])?;
 /// let numbers: Vec<u64> = region.destroy()?;

@@ -77,7 +77,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// Those of [`SendQueue::batch`](crate::SendQueue::batch).
     #[inline(always)]
     pub fn send_batch(&mut self) -> Result<OwnedSendBatch<'_, T, S>, PostError> {
-        Ok(OwnedSendBatch { lender: self.sends.begin(), batch: self.qp.send_batch()? })
+        Ok(OwnedSendBatch { lender: self.sends.begin(), batch: self.qp.send.batch()? })
     }
 
     /// Starts a batch of receives. The device sees them when the batch is rung.
@@ -197,13 +197,16 @@ impl<T, S: Sharing> fmt::Debug for OwnedQueuePair<T, S> {
 ///
 /// ```no_run
 /// # use std::collections::VecDeque;
-/// # use uverbs::{Remote, SendWr, owned::{Buffer, OwnedQueuePair, OwnedSendBatch}};
+/// # use uverbs::{PostError, Remote, SendWr, owned::{Buffer, OwnedQueuePair, OwnedSendBatch}};
 /// # fn f(qp: &mut OwnedQueuePair<u32>, waiting: &mut VecDeque<(Remote, Buffer)>)
 /// # -> Result<u32, Box<dyn std::error::Error>> {
 /// let mut batch: OwnedSendBatch<'_, u32> = qp.send_batch()?;
 /// while let Some((to, buffer)) = waiting.pop_front() {
 ///     if let Err(refused) = batch.push(SendWr::write(to, &[]), buffer, batch.len()) {
 ///         waiting.push_front((to, refused.memory));
+///         if refused.error != PostError::Full {
+///             return Err(refused.error.into());
+///         }
 ///         break;
 ///     }
 /// }
@@ -493,7 +496,10 @@ pub(super) fn append<S: Sharing>(
 /// # fn f(qp: &mut OwnedQueuePair<u32>, pool: &BufferPool) -> Result<u32, PostError> {
 /// let mut batch: OwnedRecvBatch<'_, u32> = qp.recv_batch()?;
 /// while let Some(buffer) = pool.take() {
-///     if batch.push(buffer, batch.len()).is_err() {
+///     if let Err(refused) = batch.push(buffer, batch.len()) {
+///         if refused.error != PostError::Full {
+///             return Err(refused.error);
+///         }
 ///         break;
 ///     }
 /// }

@@ -12,21 +12,24 @@ use std::fmt;
 /// Controls a queue pair; a [`QueuePair`](crate::QueuePair) dereferences to it.
 ///
 /// ```no_run
-/// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint) -> uverbs::Result<()> {
-/// use uverbs::{QpAttr, QpState};
+/// # fn f(qp: &uverbs::QueuePair, remote: &uverbs::Endpoint, peers: uverbs::Ece) -> uverbs::Result<()> {
+/// use uverbs::{Ece, QpAttr, QpState};
 ///
 /// println!("{} is of type {}, with {:?}", qp.qpn(), qp.qp_type(), qp.caps());
 /// let path = qp.path_to(remote)?;
 /// println!("the peer is reached by {path:?}");
+/// // Before the change to RTR: the options that both devices have.
+/// match qp.query_ece() {
+///     Ok(own) if own.vendor_id == peers.vendor_id => {
+///         qp.set_ece(Ece { options: own.options & peers.options, ..own })?;
+///     }
+///     _ => println!("no options"),
+/// }
 /// qp.handshake(remote)?;
 /// assert_eq!(qp.state(), QpState::RTS);
 /// // The kernel's word, which also tells errors that the device found.
 /// println!("{:?}", qp.query()?);
-/// if let Ok(ece) = qp.query_ece() {
-///     // What both sides have, once the peer has said what it has.
-///     qp.set_ece(ece)?;
-/// }
-/// // Asynchronous events name the queue pair by its key, the kernel's tools by its handle.
+/// // Asynchronous events name the queue pair by its key, commands on its file by its handle.
 /// println!("{:?}, {}", qp.key(), qp.handle());
 /// qp.modify(&QpAttr::new().state(QpState::ERR))?;
 /// # Ok(()) }

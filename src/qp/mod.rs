@@ -252,7 +252,7 @@ impl Drop for QpInner {
 /// ```
 #[doc(alias = "ibv_qp")]
 pub struct QueuePair<S: Sharing = Shared> {
-    send: SendQueue<S>,
+    pub(crate) send: SendQueue<S>,
     /// `None` when receives come from a shared receive queue, and on an XRC initiator.
     recv: Option<RecvQueue>,
     control: QpControl,

@@ -31,7 +31,8 @@ use std::marker::PhantomData;
 /// let sender = std::thread::spawn(move || {
 ///     for (id, message) in messages {
 ///         if let Err(error) = send(&mut queue, id, message) {
-///             println!("message {id} was not sent: {error}");
+///             // After `StillQueued` the message is still in the queue: its memory must stay.
+///             println!("message {id}: {error}");
 ///         }
 ///     }
 /// });
@@ -80,9 +81,9 @@ impl<S: Sharing> SendQueue<S> {
         self.ring.reset();
     }
 
-    /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once; a
-    /// batch that is dropped or forgotten leaves no trace, but that requests after it may be fenced in
-    /// vain if it changed keys.
+    /// Starts a batch. What is pushed to it reaches the device when it is rung, all at once. A batch that is
+    /// dropped or forgotten sends nothing. If it contained a bind or an invalidate, later requests may get a
+    /// fence that they do not need.
     ///
     /// # Errors
     ///

@@ -5,8 +5,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// The beginnings by which a path in code style is known as one of this repository.
-const FOLDERS: &[&str] =
-    &["benches/", "ci/", "cli/", "docs/", "examples/", "src/", "tests/", "uapi/"];
+const FOLDERS: &[&str] = &["ci/", "cli/", "docs/", "examples/", "src/", "tests/", "uapi/"];
 
 fn workspace() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../..")

@@ -41,9 +41,9 @@ pub(super) fn run(arguments: &BenchArguments, things: &'static [control::Known])
     let mut traced = Vec::new();
     for (name, thing) in control::wanted(arguments, things)? {
         let mut notes = Vec::new();
-        let [ours, theirs] = Library::BOTH.map(|side| {
+        let [ours, theirs] = Library::BOTH.map(|library| {
             let mut each =
-                |words: &[&str]| rounds::each(&mut vm, &[&[side.program()], words].concat());
+                |words: &[&str]| rounds::each(&mut vm, &[&[library.program()], words].concat());
             let mut of_one = || match thing {
                 Thing::Start => each(&[LIST]),
                 _ => {
@@ -54,7 +54,7 @@ pub(super) fn run(arguments: &BenchArguments, things: &'static [control::Known])
                 }
             };
             of_one().unwrap_or_else(|error| {
-                notes.push(format!("{}: {error}", side.program()));
+                notes.push(format!("{}: {error}", library.program()));
                 Vec::new()
             })
         });

@@ -22,8 +22,8 @@ const PATIENCE: Duration = Duration::from_secs(120);
 
 /// The command that runs both sides. rdma-core's program invents numbers of queue pairs for a last round, which is not
 /// looked at: each side needs its own.
-fn script(side: Library) -> Vec<String> {
-    let (program, own, peers) = match side {
+fn script(library: Library) -> Vec<String> {
+    let (program, own, peers) = match library {
         Library::Ours => ("uverbs cm cmtime", "", ""),
         Library::Theirs => ("cmtime", " -q 20000", " -q 40000"),
     };
@@ -35,10 +35,10 @@ fn script(side: Library) -> Vec<String> {
 
 /// Microseconds of each connection, in the client's first table: of this workspace's program the first number is the
 /// time of all, of rdma-core's the second one.
-fn microseconds(side: Library, output: &str) -> Option<f64> {
+fn microseconds(library: Library, output: &str) -> Option<f64> {
     let (_, client) = output.split_once(CLIENT_SAYS)?;
     let row = client.lines().find_map(|line| line.strip_prefix("full connect"))?;
-    let at = match side {
+    let at = match library {
         Library::Ours => 0,
         Library::Theirs => 1,
     };
@@ -46,9 +46,9 @@ fn microseconds(side: Library, output: &str) -> Option<f64> {
     (all > 0.0).then(|| all / f64::from(CONNECTIONS))
 }
 
-fn time(vm: &mut Vm, side: Library) -> Result<f64> {
+fn time(vm: &mut Vm, library: Library) -> Result<f64> {
     let mut output = Vec::new();
-    let order = Order { command: script(side), ..Order::default() };
+    let order = Order { command: script(library), ..Order::default() };
     let ending = vm.run(&order, PATIENCE, |event| match event {
         GuestEvent::Stdout(_, bytes) | GuestEvent::Stderr(_, bytes) => {
             output.extend_from_slice(bytes)
@@ -57,9 +57,9 @@ fn time(vm: &mut Vm, side: Library) -> Result<f64> {
     })?;
     let output = String::from_utf8_lossy(&output);
     if ending.status() != 0 {
-        bail!("cmtime of {side:?} ended with status {}:\n{output}", ending.status());
+        bail!("cmtime of {library:?} ended with status {}:\n{output}", ending.status());
     }
-    microseconds(side, &output).with_context(|| format!("no time in:\n{output}"))
+    microseconds(library, &output).with_context(|| format!("no time in:\n{output}"))
 }
 
 /// The row, and why pairs were run a second time.
@@ -79,7 +79,7 @@ mod tests {
 
     #[test]
     fn sides_differ_by_address_and_invented_numbers() {
-        let script = |side| script(side).pop().unwrap();
+        let script = |library| script(library).pop().unwrap();
         let (ours, theirs) = (script(Library::Ours), script(Library::Theirs));
         assert!(ours.contains("\nuverbs cm cmtime -b 10.0.0.2 -c 50 >/tmp/server"), "{ours}");
         assert!(ours.contains("\nuverbs cm cmtime -b 10.0.0.1 -s 10.0.0.2 -c 50 >"), "{ours}");

@@ -7,7 +7,7 @@
 use super::BenchArguments;
 use super::cmtime;
 use super::rounds::{self, Found, Library};
-use super::table::{Table, TableLimit, TableRow, Value};
+use super::table::{Table, TableRow, TableTarget, Value};
 use crate::progress;
 use crate::session::Session;
 use crate::vm::Vm;
@@ -95,12 +95,12 @@ fn measure(
             continue;
         }
         let mut counts = [None; 2];
-        for (side, count) in Library::BOTH.into_iter().zip(&mut counts) {
-            let there = if side == Library::Ours { ours } else { theirs };
+        for (library, count) in Library::BOTH.into_iter().zip(&mut counts) {
+            let there = if library == Library::Ours { ours } else { theirs };
             if there.is_some() {
-                match system_calls(&mut vm, side, &device, name, thing) {
+                match system_calls(&mut vm, library, &device, name, thing) {
                     Ok(calls) => *count = Value::median(&[calls]),
-                    Err(error) => notes.push(format!("{name}, {}: {error}", side.program())),
+                    Err(error) => notes.push(format!("{name}, {}: {error}", library.program())),
                 }
             }
         }
@@ -148,8 +148,8 @@ fn measure(
 /// System calls and opened files from the start of a program to its first connection by address.
 fn first_connection(vm: &mut Vm) -> Result<Vec<TableRow>> {
     let mut counts = [[None; 2]; 2];
-    for (side, counts) in Library::BOTH.into_iter().zip(&mut counts) {
-        let [calls, opened, _] = rounds::counts(vm, &[side.program(), FIRST_BY_ADDRESS])?;
+    for (library, counts) in Library::BOTH.into_iter().zip(&mut counts) {
+        let [calls, opened, _] = rounds::counts(vm, &[library.program(), FIRST_BY_ADDRESS])?;
         *counts = [calls, opened].map(|count| Value::median(&[count]));
     }
     let [ours, theirs] = counts;
@@ -180,17 +180,23 @@ fn named(
     ratio: Option<f64>,
 ) -> TableRow {
     let theirs = theirs.map(|theirs| (theirs, String::new()));
-    TableRow::new(name, unit, ours, theirs, TableLimit { ours: None, ratio })
+    TableRow::new(name, unit, ours, theirs, TableTarget { ours: None, ratio })
 }
 
 /// System calls that a thing takes.
-fn system_calls(vm: &mut Vm, side: Library, device: &str, name: &str, thing: Thing) -> Result<f64> {
+fn system_calls(
+    vm: &mut Vm,
+    library: Library,
+    device: &str,
+    name: &str,
+    thing: Thing,
+) -> Result<f64> {
     if thing == Thing::Start {
-        return Ok(rounds::counts(vm, &[side.program(), LIST])?[0]);
+        return Ok(rounds::counts(vm, &[library.program(), LIST])?[0]);
     }
     let mut totals = [0.0; 2];
     for (total, count) in totals.iter_mut().zip(COUNTED) {
-        let command = [side.program(), "perform", device, name, &count.to_string()];
+        let command = [library.program(), "perform", device, name, &count.to_string()];
         *total = rounds::counts(vm, &command)?[0];
     }
     Ok((totals[1] - totals[0]) / f64::from(COUNTED[1] - COUNTED[0]))

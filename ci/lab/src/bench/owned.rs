@@ -4,7 +4,7 @@
 
 use super::BenchArguments;
 use super::rounds;
-use super::table::{Table, TableLimit, TableRow, Value};
+use super::table::{Table, TableRow, TableTarget, Value};
 use crate::device::DeviceName;
 use crate::progress;
 use crate::session::{Machine, Session};
@@ -65,7 +65,7 @@ fn row(samples: &[Sample]) -> Option<TableRow> {
     let ours = Value::lowest(&owned.runs)?;
     let theirs =
         by_number.and_then(|sample| Some((Value::lowest(&sample.runs)?, sample.way.clone())));
-    Some(TableRow::new(&owned.operation, "BlueFlame", Some(ours), theirs, TableLimit::default()))
+    Some(TableRow::new(&owned.operation, "BlueFlame", Some(ours), theirs, TableTarget::default()))
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 
 use super::BenchArguments;
 use super::rounds::{self, Found};
-use super::table::{Table, TableLimit, TableRow, Value};
+use super::table::{Table, TableRow, TableTarget, Value};
 use crate::device::{DeviceName, Emulation};
 use crate::progress;
 use crate::session::{Machine, Session};
@@ -102,5 +102,5 @@ fn row(
             .min_by(|(one, _), (other, _)| one.value.total_cmp(&other.value))
     };
     let ours = best(ours).map(|(value, _)| value);
-    Some(TableRow::new(name, setting, ours, best(theirs), TableLimit::default()))
+    Some(TableRow::new(name, setting, ours, best(theirs), TableTarget::default()))
 }

@@ -83,10 +83,10 @@ impl Found {
 }
 
 impl Found {
-    /// What a command of `side` printed, and that it failed.
-    fn take(&mut self, side: Library, left: Left) -> Result<()> {
+    /// What a command of `library` printed, and that it failed.
+    fn take(&mut self, library: Library, left: Left) -> Result<()> {
         let samples = samples(&left.output);
-        for sample in samples.map_err(|failure| anyhow!("{}: {failure}", side.program()))? {
+        for sample in samples.map_err(|failure| anyhow!("{}: {failure}", library.program()))? {
             self.add(sample);
         }
         self.fail(&left);
@@ -101,13 +101,13 @@ impl Found {
 
     /// What one round printed; a round that fails is run once more, and what it printed before does not
     /// count.
-    fn round(&mut self, side: Library, mut perform: impl FnMut() -> Result<Left>) -> Result<()> {
+    fn round(&mut self, library: Library, mut perform: impl FnMut() -> Result<Left>) -> Result<()> {
         let mut left = perform()?;
         if left.status != 0 {
             self.repeated.push(left.reason());
             left = perform()?;
         }
-        self.take(side, left)
+        self.take(library, left)
     }
 }
 
@@ -115,12 +115,12 @@ impl Found {
 /// machine that is no more to be used because of that, the result is an error.
 pub(super) fn watch(
     vm: &mut Vm,
-    side: Library,
+    library: Library,
     arguments: &[&str],
     patience: Duration,
     found: &mut Found,
 ) -> Result<()> {
-    let command = [&[side.program()], arguments].concat();
+    let command = [&[library.program()], arguments].concat();
     let mut line = Vec::new();
     let left = perform(vm, &command, patience, |bytes| {
         for &byte in bytes {
@@ -130,7 +130,7 @@ pub(super) fn watch(
             }
             if let Ok(sample) = String::from_utf8_lossy(&line).parse::<Sample>() {
                 let Sample { operation, way, runs } = &sample;
-                eprintln!("{}: {operation}, {way}: {runs:.2?}", side.program());
+                eprintln!("{}: {operation}, {way}: {runs:.2?}", library.program());
                 found.add(sample);
             }
             line.clear();
@@ -144,10 +144,10 @@ pub(super) fn watch(
 pub(super) fn failures(found: &[Found; 2]) -> Vec<String> {
     let failures = Library::BOTH.into_iter().zip(found);
     failures
-        .flat_map(|(side, found)| {
+        .flat_map(|(library, found)| {
             let repeated = found.repeated.iter().map(|reason| format!("repeated after {reason}"));
             let all: Vec<String> = repeated.chain(found.failure.clone()).collect();
-            all.into_iter().map(move |failure| format!("{}: {failure}", side.program()))
+            all.into_iter().map(move |failure| format!("{}: {failure}", library.program()))
         })
         .collect()
 }
@@ -231,13 +231,13 @@ fn counted(errors: &str) -> Option<[f64; 3]> {
 pub(super) fn play(vm: &mut Vm, arguments: &[String], rounds: u32) -> Result<[Found; 2]> {
     let mut found = Library::BOTH.map(|_| Found::default());
     for _ in 0..rounds {
-        for (side, found) in Library::BOTH.into_iter().zip(&mut found) {
+        for (library, found) in Library::BOTH.into_iter().zip(&mut found) {
             if found.failure.is_some() {
                 continue;
             }
-            let mut command = vec![side.program()];
+            let mut command = vec![library.program()];
             command.extend(arguments.iter().map(String::as_str));
-            found.round(side, || perform(vm, &command, PATIENCE, |_| {}))?;
+            found.round(library, || perform(vm, &command, PATIENCE, |_| {}))?;
         }
     }
     Ok(found)

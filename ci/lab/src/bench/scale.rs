@@ -5,7 +5,7 @@
 
 use super::BenchArguments;
 use super::rounds::{self, Found, Library};
-use super::table::{Table, TableLimit, TableRow, Value};
+use super::table::{Table, TableRow, TableTarget, Value};
 use crate::session::Session;
 use anyhow::Result;
 use lab_bench::scale::Part;
@@ -32,7 +32,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let mut notes = Vec::new();
     for (name, _) in Part::ALL.into_iter().filter(|(name, _)| arguments.wants(name)) {
         for _ in 0..rounds {
-            for (side, found) in Library::BOTH.into_iter().zip(&mut found) {
+            for (library, found) in Library::BOTH.into_iter().zip(&mut found) {
                 let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
                 kernel = vm.greeting.release.clone();
                 let (clock, patience) = match arguments.count_instructions {
@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
                     false => ("running", PATIENCE),
                 };
                 let words = ["scale", &device, name, clock];
-                match rounds::watch(&mut vm, side, &words, patience, found) {
+                match rounds::watch(&mut vm, library, &words, patience, found) {
                     Ok(()) => vm.power_off()?,
                     // What came before it took too long was found all the same.
                     Err(error) => {
@@ -49,7 +49,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
                     }
                 }
                 if let Some(failure) = found.failure.take() {
-                    notes.push(format!("{name}, {}: {failure}", side.program()));
+                    notes.push(format!("{name}, {}: {failure}", library.program()));
                 }
             }
         }
@@ -68,7 +68,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
             sample.and_then(|sample| Value::median(&sample.runs))
         });
         let theirs = theirs.map(|theirs| (theirs, String::new()));
-        rows.push(TableRow::new(operation, way, ours, theirs, TableLimit::default()));
+        rows.push(TableRow::new(operation, way, ours, theirs, TableTarget::default()));
     }
     rows.extend(growth(&rows));
     Ok(Table {
@@ -95,7 +95,7 @@ fn growth(rows: &[TableRow]) -> Vec<TableRow> {
         let theirs = ratio(last.theirs, base.theirs).map(|theirs| (theirs, String::new()));
         let name = format!("{}, ratio", base.operation);
         let setting = format!("{} to 100", last.setting.trim_start_matches("at "));
-        let target = TableLimit { ours: Some(FLAT), ratio: None };
+        let target = TableTarget { ours: Some(FLAT), ratio: None };
         growth.push(TableRow::new(&name, &setting, ratio(last.ours, base.ours), theirs, target));
     }
     growth
@@ -110,7 +110,7 @@ mod tests {
         let value = |value| Some(Value { value, lowest: value, highest: value });
         let row = |setting: &str, ours, theirs: Option<Value>| {
             let theirs = theirs.map(|theirs| (theirs, String::new()));
-            TableRow::new("queue pair: µs each", setting, ours, theirs, TableLimit::default())
+            TableRow::new("queue pair: µs each", setting, ours, theirs, TableTarget::default())
         };
         let rows = [
             row("at 1", value(9.0), value(9.0)),

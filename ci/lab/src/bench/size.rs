@@ -2,7 +2,7 @@
 
 use super::BenchArguments;
 use super::rounds::{self, Library};
-use super::table::{Table, TableLimit, TableRow, Value};
+use super::table::{Table, TableRow, TableTarget, Value};
 use crate::session::Session;
 use crate::workspace::Profile;
 use anyhow::{Context, Result};
@@ -23,8 +23,8 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let minimal = workspace.static_program("lab-bench", "bench-first", Profile::Stripped)?;
     let (mut vm, device) = rounds::boot(&session, arguments, &programs)?;
     let mut counts = Vec::new();
-    for side in Library::BOTH {
-        counts.push(rounds::counts(&mut vm, &[side.program(), "first", &device])?);
+    for library in Library::BOTH {
+        counts.push(rounds::counts(&mut vm, &[library.program(), "first", &device])?);
     }
     // What the loader and libibverbs mapped for it, by path.
     let libraries = rounds::output(&mut vm, &[Library::Theirs.program(), "mapped", &device])?;
@@ -36,11 +36,11 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
         files += 1;
     }
     let exact = |value| Value::median(&[value]);
-    let none = TableLimit::default();
+    let none = TableTarget::default();
     let size = |path: &Path| -> Result<Option<Value>> {
         Ok(exact(fs::metadata(path).with_context(|| path.display().to_string())?.len() as f64))
     };
-    let whole_target = TableLimit { ours: Some(WHOLE), ratio: None };
+    let whole_target = TableTarget { ours: Some(WHOLE), ratio: None };
     let mut rows = vec![
         TableRow::new("the command line, stripped", "bytes", size(&whole)?, None, whole_target),
         TableRow::new(

@@ -7,7 +7,7 @@ use std::fmt;
 
 /// What must not be exceeded.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
-pub(super) struct TableLimit {
+pub(super) struct TableTarget {
     /// Ours, in the table's unit.
     pub(super) ours: Option<f64>,
     /// The ratio of ours to theirs.
@@ -63,7 +63,7 @@ pub(super) struct TableRow {
     pub(super) ratio: Option<f64>,
     /// Of pairs of runs, where the median of the ratios would be if there were pairs without end, in 19 of 20 cases.
     pub(super) ratio_between: Option<[f64; 2]>,
-    pub(super) target: TableLimit,
+    pub(super) target: TableTarget,
     pub(super) met: Option<bool>,
 }
 
@@ -73,7 +73,7 @@ impl TableRow {
         setting: &str,
         ours: Option<Value>,
         theirs: Option<(Value, String)>,
-        target: TableLimit,
+        target: TableTarget,
     ) -> TableRow {
         let their_way = theirs.as_ref().map(|(_, way)| way.clone()).unwrap_or_default();
         let theirs = theirs.map(|(value, _)| value);
@@ -105,7 +105,7 @@ impl TableRow {
             |at: usize| Value::median(&pairs.iter().map(|pair| pair[at]).collect::<Vec<_>>());
         let ratios = || pairs.iter().map(|[ours, theirs]| ours / theirs);
         let theirs = side(1).map(|theirs| (theirs, String::new()));
-        let row = TableRow::new(operation, setting, side(0), theirs, TableLimit::default());
+        let row = TableRow::new(operation, setting, side(0), theirs, TableTarget::default());
         let ratio = row.ratio.map(|_| score::median(ratios()));
         TableRow { ratio, ratio_between: score::interval(ratios()), ..row }
     }
@@ -153,7 +153,7 @@ impl fmt::Display for Table {
             "theirs",
             "ratio",
             "spread",
-            if rows.iter().any(|row| row.target != TableLimit::default()) {
+            if rows.iter().any(|row| row.target != TableTarget::default()) {
                 "  target"
             } else {
                 ""
@@ -224,11 +224,11 @@ mod tests {
             let theirs = Some((value(theirs), "classic".into()));
             TableRow::new("write", "shared", Some(value(ours)), theirs, target)
         };
-        let both = TableLimit { ours: Some(90.0), ratio: Some(0.5) };
+        let both = TableTarget { ours: Some(90.0), ratio: Some(0.5) };
         assert_eq!(row(90.0, 180.0, both).met, Some(true));
         assert_eq!(row(91.0, 200.0, both).met, Some(false));
         assert_eq!(row(80.0, 100.0, both).met, Some(false));
-        assert_eq!(row(80.0, 100.0, TableLimit::default()).met, None);
+        assert_eq!(row(80.0, 100.0, TableTarget::default()).met, None);
         let alone = TableRow::new("write", "shared", Some(value(80.0)), None, both);
         assert_eq!((alone.ratio, alone.met), (None, Some(true)), "nothing to compare with");
         let none = TableRow::new("write", "shared", None, None, both);
@@ -267,7 +267,7 @@ mod tests {
     #[test]
     fn a_table_says_what_was_missed() {
         let value = |value| Value { value, lowest: value, highest: 1.1 * value };
-        let target = TableLimit { ours: None, ratio: Some(0.5) };
+        let target = TableTarget { ours: None, ratio: Some(0.5) };
         let text = table(vec![TableRow::new(
             "write",
             "doorbell",
@@ -292,22 +292,22 @@ mod tests {
                 "doorbell",
                 Some(value(200.0)),
                 theirs(250.0),
-                TableLimit { ours: Some(201.5), ratio: Some(0.5) },
+                TableTarget { ours: Some(201.5), ratio: Some(0.5) },
             ),
             TableRow::new(
                 "arm",
                 "",
                 Some(value(8.0)),
                 None,
-                TableLimit { ours: None, ratio: Some(1.0) },
+                TableTarget { ours: None, ratio: Some(1.0) },
             ),
-            TableRow::new("poll", "", None, theirs(1.0), TableLimit::default()),
+            TableRow::new("poll", "", None, theirs(1.0), TableTarget::default()),
             TableRow::new(
                 "build",
                 "",
                 Some(value(0.0)),
                 theirs(0.0),
-                TableLimit { ours: None, ratio: Some(1.0) },
+                TableTarget { ours: None, ratio: Some(1.0) },
             ),
         ];
         let table = Table {

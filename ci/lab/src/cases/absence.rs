@@ -74,7 +74,8 @@ pub(crate) fn on_rxe() -> Vec<Case> {
              '`modprobe rdma_rxe && rdma link add rxe0 type rxe netdev INTERFACE`' -- uverbs devinfo",
             RESTORE,
         ),
-        // `modprobe -r` takes the modules in the order of their use; those of one case on mlx5 have no other.
+        // `modprobe -r` unloads a module after those that use it. Each case on mlx5 unloads one module that no other
+        // uses: rmmod does that.
         case(
             "modules",
             PARENTS,

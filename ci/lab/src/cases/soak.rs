@@ -177,15 +177,19 @@ fn resources(vm: &mut Vm) -> Result<String> {
 }
 
 /// The counts of the device, and those of the kernel.
-type Counts = (DeviceUsage, String);
+type UsageAndResources = (DeviceUsage, String);
 
-fn counts(vm: &mut Vm) -> Result<Counts> {
+fn counts(vm: &mut Vm) -> Result<UsageAndResources> {
     Ok((DeviceUsage::of(vm)?, resources(vm)?))
 }
 
 /// Whether device and kernel count no more than before; an error if they had time enough: the objects of a process go
 /// when the kernel releases its file, a little later.
-fn has_settled(before: &Counts, after: &Counts, waited: Duration) -> Result<bool> {
+fn has_settled(
+    before: &UsageAndResources,
+    after: &UsageAndResources,
+    waited: Duration,
+) -> Result<bool> {
     let grown = after.0.grown(&before.0);
     if grown.is_empty() && after.1 == before.1 {
         return Ok(true);
@@ -197,7 +201,7 @@ fn has_settled(before: &Counts, after: &Counts, waited: Duration) -> Result<bool
     Ok(false)
 }
 
-fn settle(vm: &mut Vm, before: &Counts) -> Result<()> {
+fn settle(vm: &mut Vm, before: &UsageAndResources) -> Result<()> {
     let start = Instant::now();
     while !has_settled(before, &counts(vm)?, start.elapsed())? {
         std::thread::sleep(Duration::from_millis(200));
@@ -377,7 +381,7 @@ mod tests {
 
     #[test]
     fn only_cached_mkeys_and_spare_pages_may_grow() {
-        let counts = |qps, mkeys, cached, pages, resources: &str| -> Counts {
+        let counts = |qps, mkeys, cached, pages, resources: &str| -> UsageAndResources {
             let kinds = [("QP", qps), ("mkey", mkeys), (CACHED_MKEY, cached)];
             let function = BTreeMap::from(kinds.map(|(kind, count)| (kind.to_owned(), count)));
             let objects = [function.clone(), function];

@@ -5,12 +5,14 @@
 //! | `lints` | formatting, lints of each set of features, documentation, the oldest supported compiler |
 //! | `dependencies`, `licence` | licences, packages in two versions, packages that compile C |
 //! | `api` | the public API, beside the one that `ci/api` records |
+//! | `package` | the packages as they are published |
 //! | `toolchain` | where the oldest supported compiler comes from |
 
 mod api;
 mod dependencies;
 mod licence;
 mod lints;
+mod package;
 mod row;
 pub(crate) mod toolchain;
 
@@ -52,6 +54,8 @@ enum Group {
     Lints,
     /// rustdoc on everything
     Docs,
+    /// The published packages as `cargo publish` would make them
+    Package,
     /// The published packages by the oldest compiler that they support
     Msrv,
     /// The public API of the published packages, beside `ci/api`
@@ -127,6 +131,9 @@ fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<S
         }
         if wanted(Group::Docs) {
             rows.extend(lints::documentation(workspace));
+        }
+        if wanted(Group::Package) {
+            rows.push(package::packaging(workspace));
         }
         match second.join() {
             Ok(others) => rows.extend(others),
