@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Instant;
-use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair};
 use uverbs::{Context, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -16,7 +16,7 @@ fn open() -> Result<Context> {
     Ok(Context::open_first()?)
 }
 
-async fn client(qp: QueuePair, id: u32, messages: u32) -> Result<()> {
+async fn client(qp: AsyncQueuePair, id: u32, messages: u32) -> Result<()> {
     for n in 0..messages {
         let text = [id.to_be_bytes(), n.to_be_bytes()].concat();
         qp.send_inline(&text).await?;
@@ -28,8 +28,8 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
     let (here, there) = (open()?, open()?);
     let (pd, their_pd) = (here.alloc_pd()?, there.alloc_pd()?);
     // Both sides: a completion for each send that may be under way, and for each receive.
-    let (cq, _driver) = CompletionQueue::spawn(&here, 4 * clients + 2 * RECEIVES)?;
-    let (their_cq, _driver) = CompletionQueue::spawn(&there, 32 * clients)?;
+    let (cq, _driver) = AsyncCompletionQueue::spawn(&here, 4 * clients + 2 * RECEIVES)?;
+    let (their_cq, _driver) = AsyncCompletionQueue::spawn(&there, 32 * clients)?;
     let srq = cq.create_srq(&pd, RECEIVES, |srq| srq)?;
     let pool = pd.buffer_pool_builder(64).count(RECEIVES as usize + 8).build()?;
     let mut inbox = srq.inbox(&pool, RECEIVES as usize);
@@ -48,7 +48,7 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
     }
     let started = Instant::now();
     // The queue pairs stay until all is said and heard: a peer that is gone acknowledges nothing.
-    let kept: Vec<QueuePair> = tasks.iter().map(|(qp, _)| qp.clone()).collect();
+    let kept: Vec<AsyncQueuePair> = tasks.iter().map(|(qp, _)| qp.clone()).collect();
     let tasks: Vec<_> =
         tasks.into_iter().map(|(qp, id)| tokio::spawn(client(qp, id, messages))).collect();
     let mut next = vec![0; clients as usize];

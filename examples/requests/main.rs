@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::tokio::handshake;
-use uverbs::aio::{CompletionQueue, Inbox};
+use uverbs::aio::{AsyncCompletionQueue, Inbox};
 use uverbs::owned::Buffer;
 use uverbs::{Context, Device, Handshake, QpType, devices};
 
@@ -36,7 +36,7 @@ fn device() -> Result<Device> {
 async fn open(stream: &mut TcpStream) -> Result<(Channel, Inbox)> {
     let context = Context::open(&device()?)?;
     let pd = context.alloc_pd()?;
-    let (cq, _driver) = CompletionQueue::spawn(&context, 16 * DEPTH as u32)?;
+    let (cq, _driver) = AsyncCompletionQueue::spawn(&context, 16 * DEPTH as u32)?;
     let qp = cq.create_qp(&pd, QpType::RC, |qp| {
         qp.max_send_wr(2 * DEPTH as u32).max_recv_wr(DEPTH as u32).max_inline_data(128)
     })?;

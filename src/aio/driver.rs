@@ -4,9 +4,9 @@ use super::deferred::Deferred;
 use super::inflight::{Inflight, InflightKey, InflightTable, OpTag};
 use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
-use super::queue::{QueuePair, SharedReceiveQueue};
+use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::channel::CompletionChannel;
-use crate::cq::{CqBuilder, CqControl, Notify};
+use crate::cq::{CompletionQueue, CqBuilder, CqControl, Notify};
 use crate::error::{Error, ErrorWith, Result};
 use crate::first_panic::FirstPanic;
 use crate::memory::lock::{AnyLock, Lock};
@@ -14,7 +14,7 @@ use crate::owned::{
     OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared};
-use crate::qp::{QpBuilder, QpType};
+use crate::qp::{QpBuilder, QpType, QueuePair};
 use crate::srq::SrqBuilder;
 use crate::td::ThreadDomain;
 use crate::xrcd::XrcDomain;
@@ -35,7 +35,7 @@ const POLL_BATCH: usize = 256;
 /// Tells a [`Driver`] when its completion channel is readable or in error.
 ///
 /// Implement it to run a driver in another event loop than tokio's. Register the file that
-/// [`CompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
+/// [`AsyncCompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
 /// is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the futures
 /// wait for ever.
 ///
@@ -44,7 +44,7 @@ const POLL_BATCH: usize = 256;
 /// ```no_run
 /// use std::sync::{Arc, Mutex};
 /// use std::task::{Context, Poll, Waker};
-/// use uverbs::aio::{CompletionQueue, Driver, Readiness};
+/// use uverbs::aio::{AsyncCompletionQueue, Driver, Readiness};
 ///
 /// #[derive(Default)]
 /// struct State {
@@ -78,14 +78,14 @@ const POLL_BATCH: usize = 256;
 /// }
 ///
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
-/// let (cq, mut driver): (CompletionQueue, Driver<OwnLoop>) =
-///     CompletionQueue::new(context, 64, |_file| Ok(OwnLoop(Arc::default())))?;
+/// let (cq, mut driver): (AsyncCompletionQueue, Driver<OwnLoop>) =
+///     AsyncCompletionQueue::new(context, 64, |_file| Ok(OwnLoop(Arc::default())))?;
 /// readable(driver.readiness_mut());
 /// println!("{} completions were of no request", cq.unmatched());
 /// # Ok(()) }
 /// ```
 ///
-/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
+/// Example: [`AsyncCompletionQueue::build`](crate::aio::AsyncCompletionQueue::build).
 pub trait Readiness {
     /// If the file may be readable or in error, calls `read`, which reads an event. Afterwards it clears the
     /// readiness that it knew of *before* the call, and keeps what it learned during the call. Otherwise it
@@ -206,19 +206,19 @@ impl<S: Locking> Drop for DriverHandle<S> {
 /// threads.
 ///
 /// It comes with a [`Driver`], which is to be spawned on an event loop; with tokio,
-/// `CompletionQueue::spawn` does both. See [`aio`](super#) for an example.
+/// `AsyncCompletionQueue::spawn` does both. See [`aio`](super#) for an example.
 ///
-/// The queue of a [`Worker`] is a `CompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
+/// The queue of a [`Worker`] is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
 /// queue pairs and futures, none of which takes a mutex.
 ///
-/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
-pub struct CompletionQueue<S: Locking = Shared> {
+/// Example: [`AsyncCompletionQueue::build`](crate::aio::AsyncCompletionQueue::build).
+pub struct AsyncCompletionQueue<S: Locking = Shared> {
     driver: Arc<DriverHandle<S>>,
 }
 
-impl<S: Locking> Clone for CompletionQueue<S> {
+impl<S: Locking> Clone for AsyncCompletionQueue<S> {
     fn clone(&self) -> Self {
-        CompletionQueue { driver: self.driver.clone() }
+        AsyncCompletionQueue { driver: self.driver.clone() }
     }
 }
 
@@ -231,7 +231,7 @@ impl<S: Locking> Clone for CompletionQueue<S> {
 /// and calls each one even if another one panics. When it ends or is dropped, all futures of the queue fail
 /// with [`OpErrorKind::DriverGone`](super::OpErrorKind::DriverGone).
 ///
-/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
+/// Example: [`AsyncCompletionQueue::build`](crate::aio::AsyncCompletionQueue::build).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W, S: Locking = Shared> {
     shared: Arc<CqShared<S>>,
@@ -244,7 +244,7 @@ pub struct Driver<W, S: Locking = Shared> {
     deferred: Deferred,
 }
 
-impl CompletionQueue {
+impl AsyncCompletionQueue {
     /// Creates a queue with room for at least `cqe` completions, and its driver. `readiness` gets the
     /// channel's file, and registers it with the event loop.
     ///
@@ -256,8 +256,8 @@ impl CompletionQueue {
         context: &crate::Context,
         cqe: u32,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue, Driver<W>)> {
-        CompletionQueue::build(context.cq_builder(cqe), readiness)
+    ) -> Result<(AsyncCompletionQueue, Driver<W>)> {
+        AsyncCompletionQueue::build(context.cq_builder(cqe), readiness)
     }
 
     /// As [`new`](Self::new), for a queue that `builder` describes: its vector, the size of its entries, its
@@ -266,9 +266,9 @@ impl CompletionQueue {
     /// ```no_run
     /// # fn f(context: &uverbs::Context, domain: &uverbs::ParentDomain) -> uverbs::Result<()> {
     /// # #[cfg(feature = "tokio")] {
-    /// use uverbs::aio::{CompletionQueue, tokio::Registered};
+    /// use uverbs::aio::{AsyncCompletionQueue, tokio::Registered};
     /// let builder = context.cq_builder(1024).vector(3).cqe_size(128).parent_domain(domain);
-    /// let (cq, driver) = CompletionQueue::build(builder, Registered::new)?;
+    /// let (cq, driver) = AsyncCompletionQueue::build(builder, Registered::new)?;
     /// // An event for 16 completions, or 20 microseconds after the first.
     /// cq.control().moderate(16, 20)?;
     /// # drop(driver); }
@@ -281,14 +281,14 @@ impl CompletionQueue {
     pub fn build<W: Readiness>(
         builder: CqBuilder,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue, Driver<W>)> {
+    ) -> Result<(AsyncCompletionQueue, Driver<W>)> {
         let channel = builder.context().create_comp_channel()?;
         let cq = builder.channel(&channel).build()?;
-        CompletionQueue::start(cq, channel, (), readiness)
+        AsyncCompletionQueue::start(cq, channel, (), readiness)
     }
 }
 
-impl<S: Locking> CompletionQueue<S> {
+impl<S: Locking> AsyncCompletionQueue<S> {
     /// How many queues have futures that this queue's driver completes.
     #[cfg(test)]
     pub(crate) fn registered(&self) -> usize {
@@ -297,11 +297,11 @@ impl<S: Locking> CompletionQueue<S> {
     }
 
     fn start<W: Readiness>(
-        cq: crate::CompletionQueue,
+        cq: CompletionQueue,
         channel: CompletionChannel,
         token: S::Token,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue<S>, Driver<W, S>)> {
+    ) -> Result<(AsyncCompletionQueue<S>, Driver<W, S>)> {
         let readiness = readiness(channel.as_fd())?;
         let control = cq.control();
         let (cq, queues) = (OwnedCompletionQueue::new(cq), Some(InflightTable::default()));
@@ -313,7 +313,7 @@ impl<S: Locking> CompletionQueue<S> {
         let (weak, known_waker) = (Arc::downgrade(&handle), None);
         let driver =
             Driver { shared, driver: weak, waker, known_waker, readiness, poll_loop, deferred };
-        Ok((CompletionQueue { driver: handle }, driver))
+        Ok((AsyncCompletionQueue { driver: handle }, driver))
     }
 
     /// The completion queue's handle in the kernel, to [moderate](CqControl::moderate) its events with.
@@ -324,7 +324,7 @@ impl<S: Locking> CompletionQueue<S> {
     /// Creates a queue pair that completes here. `describe` sets what the builder should build.
     ///
     /// ```no_run
-    /// # fn f(cq: &uverbs::aio::CompletionQueue, pd: &uverbs::ProtectionDomain)
+    /// # fn f(cq: &uverbs::aio::AsyncCompletionQueue, pd: &uverbs::ProtectionDomain)
     /// # -> uverbs::Result<()> {
     /// use uverbs::QpType;
     /// let qp = cq.create_qp(pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
@@ -339,7 +339,7 @@ impl<S: Locking> CompletionQueue<S> {
         pd: &ProtectionDomain<S>,
         qp_type: QpType,
         describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
-    ) -> Result<QueuePair<S>> {
+    ) -> Result<AsyncQueuePair<S>> {
         self.create(pd, qp_type, None, describe)
     }
 
@@ -353,9 +353,9 @@ impl<S: Locking> CompletionQueue<S> {
         &self,
         pd: &ProtectionDomain<S>,
         qp_type: QpType,
-        srq: &SharedReceiveQueue<S>,
+        srq: &AsyncSharedReceiveQueue<S>,
         describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
-    ) -> Result<QueuePair<S>> {
+    ) -> Result<AsyncQueuePair<S>> {
         // The tag of a receive names its future among those of one completion queue.
         if !srq.is_of(&self.driver) {
             let detail = "the shared receive queue is of another completion queue";
@@ -368,9 +368,9 @@ impl<S: Locking> CompletionQueue<S> {
         &self,
         pd: &ProtectionDomain<S>,
         qp_type: QpType,
-        srq: Option<&SharedReceiveQueue<S>>,
+        srq: Option<&AsyncSharedReceiveQueue<S>>,
         describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
-    ) -> Result<QueuePair<S>> {
+    ) -> Result<AsyncQueuePair<S>> {
         let shared = &self.driver.shared;
         let polled = shared.polled(VERB)?;
         let builder = pd.qp_builder(polled.cq.queue(), polled.cq.queue(), qp_type);
@@ -394,16 +394,16 @@ impl<S: Locking> CompletionQueue<S> {
     /// if the driver has ended. The queue pair comes back with the error if it was not taken over.
     pub fn adopt(
         &self,
-        qp: crate::QueuePair<S>,
-    ) -> std::result::Result<QueuePair<S>, ErrorWith<Option<crate::QueuePair<S>>>> {
+        qp: QueuePair<S>,
+    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<Option<QueuePair<S>>>> {
         self.take_over(qp, None)
     }
 
     fn take_over(
         &self,
-        qp: crate::QueuePair<S>,
-        srq: Option<&SharedReceiveQueue<S>>,
-    ) -> std::result::Result<QueuePair<S>, ErrorWith<Option<crate::QueuePair<S>>>> {
+        qp: QueuePair<S>,
+        srq: Option<&AsyncSharedReceiveQueue<S>>,
+    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<Option<QueuePair<S>>>> {
         let shared = &self.driver.shared;
         let pd = qp.qp.pd().cloned().map(ProtectionDomain::of);
         if !pd.is_some_and(|pd| S::rings(&shared.token, &pd)) {
@@ -425,7 +425,7 @@ impl<S: Locking> CompletionQueue<S> {
         let qp = adopted.map_err(|failed| failed.map(Some))?;
         let inflight = Inflight::new(Some(&qp));
         let key = self.driver.register(&inflight).map_err(|error| error.with(None))?;
-        Ok(QueuePair::new(qp, inflight, key, self.driver.clone()))
+        Ok(AsyncQueuePair::new(qp, inflight, key, self.driver.clone()))
     }
 
     /// Creates a shared receive queue of at least `max_wr` receives, whose queue pairs complete here.
@@ -438,23 +438,23 @@ impl<S: Locking> CompletionQueue<S> {
         pd: &ProtectionDomain<impl crate::Sharing>,
         max_wr: u32,
         describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
-    ) -> Result<SharedReceiveQueue<S>> {
+    ) -> Result<AsyncSharedReceiveQueue<S>> {
         let srq = describe(pd.srq_builder(max_wr)).build()?;
         let srq = OwnedSharedReceiveQueue::new(srq)?;
         let inflight = Inflight::new(None);
         let key = self.driver.register(&inflight)?;
-        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
+        Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
     /// As [`create_srq`](Self::create_srq), for a queue of an XRC domain: messages to any
     /// [target](crate::XrcTarget) there whose sender names the queue's
-    /// [number](SharedReceiveQueue::number) complete its receives, and no queue pair is created on it.
+    /// [number](AsyncSharedReceiveQueue::number) complete its receives, and no queue pair is created on it.
     ///
     /// ```no_run
-    /// # use uverbs::aio::CompletionQueue;
+    /// # use uverbs::aio::AsyncCompletionQueue;
     /// # use uverbs::owned::BufferPool;
     /// # use uverbs::{ProtectionDomain, XrcDomain};
-    /// # async fn f(cq: &CompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
+    /// # async fn f(cq: &AsyncCompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
     /// # -> Result<(), Box<dyn std::error::Error>> {
     /// let srq = cq.create_xrc_srq(pd, 64, xrcd, |srq| srq)?;
     /// let target = xrcd.create_target()?;
@@ -476,12 +476,12 @@ impl<S: Locking> CompletionQueue<S> {
         max_wr: u32,
         domain: &XrcDomain,
         describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
-    ) -> Result<SharedReceiveQueue<S>> {
+    ) -> Result<AsyncSharedReceiveQueue<S>> {
         let srq = describe(pd.srq_builder(max_wr)).xrc(domain, self.control()).build()?;
         let srq = self.driver.shared.polled(VERB)?.cq.adopt_srq(srq)?;
         let inflight = Inflight::new(None);
         let key = self.driver.register(&inflight)?;
-        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
+        Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
     /// How many completions belonged to no request; see [`OwnedCompletionQueue::unmatched`]. 0 in a forked
@@ -491,18 +491,18 @@ impl<S: Locking> CompletionQueue<S> {
     }
 }
 
-impl<S: Locking> AsFd for CompletionQueue<S> {
+impl<S: Locking> AsFd for AsyncCompletionQueue<S> {
     /// The completion channel's file, which is readable when the driver has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.shared.channel.as_fd()
     }
 }
 
-impl<S: Locking> fmt::Debug for CompletionQueue<S> {
+impl<S: Locking> fmt::Debug for AsyncCompletionQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.driver.shared.polled.lock() {
             Some(polled) => polled.cq.fmt(f),
-            None => f.write_str("CompletionQueue(forked)"),
+            None => f.write_str("AsyncCompletionQueue(forked)"),
         }
     }
 }
@@ -511,7 +511,7 @@ impl<S: Locking> fmt::Debug for CompletionQueue<S> {
 /// futures that take no mutex.
 ///
 /// A worker moves to its thread together with the queue pairs that were made for it, as one value. There
-/// [`start`](Self::start) makes a `CompletionQueue<Exclusive>` and a driver of it. From then on they, their queue
+/// [`start`](Self::start) makes an `AsyncCompletionQueue<Exclusive>` and a driver of it. From then on they, their queue
 /// pairs and all futures are tied to the thread, as the compiler checks: they are neither `Send` nor `Sync`.
 ///
 /// ```no_run
@@ -543,7 +543,7 @@ impl<S: Locking> fmt::Debug for CompletionQueue<S> {
 /// `examples/per_core.rs` is a whole program.
 #[derive(Debug)]
 pub struct Worker {
-    cq: crate::CompletionQueue,
+    cq: CompletionQueue,
     channel: CompletionChannel,
     td: ThreadDomain,
 }
@@ -562,8 +562,8 @@ impl Worker {
     }
 
     /// The completion queue, to create queue pairs with that the worker will
-    /// [adopt](CompletionQueue::adopt).
-    pub fn queue(&self) -> &crate::CompletionQueue {
+    /// [adopt](AsyncCompletionQueue::adopt).
+    pub fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
 
@@ -576,14 +576,14 @@ impl Worker {
     pub fn start<W: Readiness>(
         self,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
+    ) -> Result<(AsyncCompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
         let Worker { cq, channel, td } = self;
-        CompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
+        AsyncCompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
     }
 }
 
 impl<W, S: Locking> Driver<W, S> {
-    /// The event loop's side, as [`CompletionQueue::new`] got it.
+    /// The event loop's side, as [`AsyncCompletionQueue::new`] got it.
     pub fn readiness_mut(&mut self) -> &mut W {
         &mut self.readiness
     }

@@ -91,26 +91,26 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 
 /// A queue pair whose requests are futures.
 ///
-/// Made by [`CompletionQueue::create_qp`](super::CompletionQueue::create_qp). Clones are handles of the same
+/// Made by [`AsyncCompletionQueue::create_qp`](super::AsyncCompletionQueue::create_qp). Clones are handles of the same
 /// queue pair, for any number of tasks and threads. The queue pair lives as long as its last handle or
 /// future. Requests are posted in the order in which their futures are first polled. Everything that is not
 /// posting is behind [`Deref`], as a [`QpControl`].
 ///
 /// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is made by a
-/// [`CompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
+/// [`AsyncCompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
 ///
-/// Example: [`CompletionQueue::create_qp`](crate::aio::CompletionQueue::create_qp).
-pub struct QueuePair<S: Locking = Shared> {
+/// Example: [`AsyncCompletionQueue::create_qp`](crate::aio::AsyncCompletionQueue::create_qp).
+pub struct AsyncQueuePair<S: Locking = Shared> {
     inner: Arc<Inner<S>>,
 }
 
-impl<S: Locking> Clone for QueuePair<S> {
+impl<S: Locking> Clone for AsyncQueuePair<S> {
     fn clone(&self) -> Self {
-        QueuePair { inner: self.inner.clone() }
+        AsyncQueuePair { inner: self.inner.clone() }
     }
 }
 
-impl<S: Locking> QueuePair<S> {
+impl<S: Locking> AsyncQueuePair<S> {
     pub(super) fn new(
         qp: OwnedQueuePair<OpTag, S>,
         inflight: Arc<Inflight<S>>,
@@ -119,7 +119,7 @@ impl<S: Locking> QueuePair<S> {
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
         let posting = S::Lock::new(qp);
-        QueuePair { inner: Arc::new(Inner { posting, inflight, key, control, driver }) }
+        AsyncQueuePair { inner: Arc::new(Inner { posting, inflight, key, control, driver }) }
     }
 
     pub(super) fn inflight(&self) -> &Inflight<S> {
@@ -220,7 +220,7 @@ impl<S: Locking> QueuePair<S> {
 }
 
 /// Everything that is not posting.
-impl<S: Locking> Deref for QueuePair<S> {
+impl<S: Locking> Deref for AsyncQueuePair<S> {
     type Target = QpControl;
 
     fn deref(&self) -> &QpControl {
@@ -228,7 +228,7 @@ impl<S: Locking> Deref for QueuePair<S> {
     }
 }
 
-impl<S: Locking> fmt::Debug for QueuePair<S> {
+impl<S: Locking> fmt::Debug for AsyncQueuePair<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.control.fmt(f)
     }
@@ -249,22 +249,22 @@ impl<S: Locking> Drop for SharedInner<S> {
 
 /// A shared receive queue whose receives are futures.
 ///
-/// Made by [`CompletionQueue::create_srq`](super::CompletionQueue::create_srq). Clones are handles of the same
+/// Made by [`AsyncCompletionQueue::create_srq`](super::AsyncCompletionQueue::create_srq). Clones are handles of the same
 /// queue, for any number of tasks, and for any number of threads unless it is [`Exclusive`](crate::Exclusive).
 /// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
 ///
-/// Example: [`CompletionQueue::create_xrc_srq`](crate::aio::CompletionQueue::create_xrc_srq).
-pub struct SharedReceiveQueue<S: Locking = Shared> {
+/// Example: [`AsyncCompletionQueue::create_xrc_srq`](crate::aio::AsyncCompletionQueue::create_xrc_srq).
+pub struct AsyncSharedReceiveQueue<S: Locking = Shared> {
     inner: Arc<SharedInner<S>>,
 }
 
-impl<S: Locking> Clone for SharedReceiveQueue<S> {
+impl<S: Locking> Clone for AsyncSharedReceiveQueue<S> {
     fn clone(&self) -> Self {
-        SharedReceiveQueue { inner: self.inner.clone() }
+        AsyncSharedReceiveQueue { inner: self.inner.clone() }
     }
 }
 
-impl<S: Locking> SharedReceiveQueue<S> {
+impl<S: Locking> AsyncSharedReceiveQueue<S> {
     pub(super) fn new(
         srq: OwnedSharedReceiveQueue<OpTag>,
         inflight: Arc<Inflight<S>>,
@@ -272,7 +272,7 @@ impl<S: Locking> SharedReceiveQueue<S> {
         driver: Arc<DriverHandle<S>>,
     ) -> Self {
         let srq = S::Lock::new(srq);
-        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, key, driver }) }
+        AsyncSharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, key, driver }) }
     }
 
     /// Whether this driver completes the receives.
@@ -327,11 +327,11 @@ impl<S: Locking> SharedReceiveQueue<S> {
     }
 }
 
-impl<S: Locking> fmt::Debug for SharedReceiveQueue<S> {
+impl<S: Locking> fmt::Debug for AsyncSharedReceiveQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.inner.srq.lock() {
             Some(srq) => srq.fmt(f),
-            None => f.write_str("SharedReceiveQueue(forked)"),
+            None => f.write_str("AsyncSharedReceiveQueue(forked)"),
         }
     }
 }

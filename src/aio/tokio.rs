@@ -4,8 +4,8 @@
 //! Do the fast work in spawned tasks: waking the future that `block_on` runs costs a system call and another
 //! round of the event loop, waking a task of the same thread does not.
 
-use super::cm::EventChannel;
-use super::driver::{CompletionQueue, Driver, Readiness, Worker};
+use super::cm::AsyncEventChannel;
+use super::driver::{AsyncCompletionQueue, Driver, Readiness, Worker};
 use crate::context::Context;
 use crate::cq::CqBuilder;
 use crate::error::{Error, Result};
@@ -89,7 +89,7 @@ fn failed(verb: &'static str, error: &io::Error) -> Error {
     }
 }
 
-impl CompletionQueue {
+impl AsyncCompletionQueue {
     /// Creates a queue with room for at least `cqe` completions, and spawns its driver on the current
     /// runtime.
     ///
@@ -104,19 +104,22 @@ impl CompletionQueue {
     /// # Panics
     ///
     /// Outside of a runtime, or in one without `enable_io`.
-    pub fn spawn(context: &Context, cqe: u32) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
-        CompletionQueue::spawn_built(context.cq_builder(cqe))
+    pub fn spawn(
+        context: &Context,
+        cqe: u32,
+    ) -> Result<(AsyncCompletionQueue, JoinHandle<Result<()>>)> {
+        AsyncCompletionQueue::spawn_built(context.cq_builder(cqe))
     }
 
     /// As [`spawn`](Self::spawn), for a queue that `builder` describes; see [`build`](Self::build).
     ///
     /// ```no_run
     /// # async fn f(context: &uverbs::Context, node: &uverbs::ParentDomain) -> Result<(), Box<dyn std::error::Error>> {
-    /// use uverbs::aio::CompletionQueue;
+    /// use uverbs::aio::AsyncCompletionQueue;
     ///
     /// // Interrupts of vector 3, and memory of the allocator of a parent domain.
     /// let builder = context.cq_builder(1024).vector(3).parent_domain(node);
-    /// let (cq, driver) = CompletionQueue::spawn_built(builder)?;
+    /// let (cq, driver) = AsyncCompletionQueue::spawn_built(builder)?;
     /// // … `cq.create_qp` and requests; when the last handle is gone, the driver ends …
     /// drop(cq);
     /// driver.await??;
@@ -130,9 +133,11 @@ impl CompletionQueue {
     /// # Panics
     ///
     /// As [`spawn`](Self::spawn).
-    pub fn spawn_built(builder: CqBuilder) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
+    pub fn spawn_built(
+        builder: CqBuilder,
+    ) -> Result<(AsyncCompletionQueue, JoinHandle<Result<()>>)> {
         let (cq, driver): (_, Driver<Registered>) =
-            CompletionQueue::build(builder, Registered::new)?;
+            AsyncCompletionQueue::build(builder, Registered::new)?;
         Ok((cq, tokio::spawn(driver)))
     }
 }
@@ -149,13 +154,13 @@ impl Worker {
     ///
     /// Outside of a `LocalSet`, or in a runtime without `enable_io`.
     #[allow(clippy::type_complexity, reason = "a queue, and a task that ends with a result")]
-    pub fn spawn_local(self) -> Result<(CompletionQueue<Exclusive>, JoinHandle<Result<()>>)> {
+    pub fn spawn_local(self) -> Result<(AsyncCompletionQueue<Exclusive>, JoinHandle<Result<()>>)> {
         let (cq, driver) = self.start(Registered::new)?;
         Ok((cq, tokio::task::spawn_local(driver)))
     }
 }
 
-impl EventChannel {
+impl AsyncEventChannel {
     /// Opens the connection manager, and spawns the driver of the channel on the current runtime. The join
     /// handle returns why the driver ended.
     ///
@@ -166,8 +171,8 @@ impl EventChannel {
     /// # Panics
     ///
     /// Outside of a runtime, or in one without `enable_io`.
-    pub fn spawn() -> Result<(EventChannel, JoinHandle<Result<()>>)> {
-        let (channel, driver) = EventChannel::new(Registered::new)?;
+    pub fn spawn() -> Result<(AsyncEventChannel, JoinHandle<Result<()>>)> {
+        let (channel, driver) = AsyncEventChannel::new(Registered::new)?;
         Ok((channel, tokio::spawn(driver)))
     }
 }
@@ -176,9 +181,9 @@ impl EventChannel {
 ///
 /// ```no_run
 /// # use std::time::Duration;
-/// # use uverbs::aio::{QueuePair, tokio::within};
+/// # use uverbs::aio::{AsyncQueuePair, tokio::within};
 /// # use uverbs::owned::Buffer;
-/// # async fn f(qp: &QueuePair, buffer: Buffer) {
+/// # async fn f(qp: &AsyncQueuePair, buffer: Buffer) {
 /// match within(Duration::from_secs(1), qp.recv(buffer)).await {
 ///     Ok(received) => println!("{:?}", received.map(|done| done.outcome)),
 ///     Err(_receive) => println!("nothing came; the receive stays posted"),
@@ -331,8 +336,8 @@ pub async fn handshake(
 /// A server whose clients may have to load a lot before their part:
 ///
 /// ```no_run
-/// # use uverbs::aio::QueuePair;
-/// # async fn f(qp: QueuePair, listener: tokio::net::TcpListener, gid_index: u32)
+/// # use uverbs::aio::AsyncQueuePair;
+/// # async fn f(qp: AsyncQueuePair, listener: tokio::net::TcpListener, gid_index: u32)
 /// # -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use uverbs::{Errno, Handshake, aio::tokio::handshake_within};

@@ -2,7 +2,8 @@
 
 use super::{Bench, wc};
 use crate::aio::{
-    CompletionQueue, Driver, Locking, Message, OpError, OpErrorKind, QueuePair, Readiness, Worker,
+    AsyncCompletionQueue, AsyncQueuePair, Driver, Locking, Message, OpError, OpErrorKind,
+    Readiness, Worker,
 };
 use crate::memory::region::StableBytes;
 use crate::owned::{BufferPool, Lend, Memory, RegionSge, RegionSlice, RegisteredBuffer};
@@ -49,8 +50,8 @@ pub(crate) struct Futures<S: Kind = Shared> {
     pub(crate) pd: ProtectionDomain<S>,
     pub(crate) pool: BufferPool,
     pub(crate) driver: Driver<Watched, S>,
-    pub(crate) cq: CompletionQueue<S>,
-    pub(crate) qp: QueuePair<S>,
+    pub(crate) cq: AsyncCompletionQueue<S>,
+    pub(crate) qp: AsyncQueuePair<S>,
     /// The kernel's completion queue.
     handle: u32,
 }
@@ -65,11 +66,11 @@ pub(crate) trait Kind: Locking {
     fn make(bench: &Bench) -> Made<Self>;
 }
 
-type Made<S> = (ProtectionDomain<S>, CompletionQueue<S>, Driver<Watched, S>);
+type Made<S> = (ProtectionDomain<S>, AsyncCompletionQueue<S>, Driver<Watched, S>);
 
 impl Kind for Shared {
     fn make(bench: &Bench) -> Made<Shared> {
-        let made = CompletionQueue::new(&bench.context, 64, |_| Ok(Watched::default()));
+        let made = AsyncCompletionQueue::new(&bench.context, 64, |_| Ok(Watched::default()));
         let (cq, driver) = made.unwrap();
         (ProtectionDomain::of(bench.pd.inner.clone()), cq, driver)
     }
@@ -604,7 +605,7 @@ fn srq_handle(bench: &Bench) -> u32 {
 }
 
 /// Memory that sends a message when it is dropped, by a queue pair that it holds.
-struct Farewell(Box<[u8]>, Arc<Mutex<Option<QueuePair>>>);
+struct Farewell(Box<[u8]>, Arc<Mutex<Option<AsyncQueuePair>>>);
 
 // SAFETY: the box owns its bytes alone, and they stay as long as it does.
 #[allow(unsafe_code)]
@@ -668,7 +669,7 @@ fn memory_of_an_abandoned_request_is_dropped_after_the_locks_are_released() {
 struct Page {
     sge: RegionSge,
     /// Breaks the queue pair when the key is asked for: after the request was admitted, and before it is posted.
-    breaks: Box<Mutex<Option<(QueuePair, Script)>>>,
+    breaks: Box<Mutex<Option<(AsyncQueuePair, Script)>>>,
 }
 
 // SAFETY: the test keeps the region, which nobody else reads or writes.

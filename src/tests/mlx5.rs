@@ -661,7 +661,7 @@ fn completion_queues_of_futures_are_as_their_builder_says() {
     let td = bench.context.alloc_td().unwrap();
     let builder = || bench.context.cq_builder(1000).parent_domain(&bench.domain);
     let ready = |_: std::os::fd::BorrowedFd<'_>| Ok(Watched::default());
-    let (shared, driver) = aio::CompletionQueue::build(builder(), ready).unwrap();
+    let (shared, driver) = aio::AsyncCompletionQueue::build(builder(), ready).unwrap();
     assert_eq!(bench.memory.outstanding(), 2);
     let worker = Worker::new(td, builder()).unwrap();
     assert_eq!(bench.memory.outstanding(), 4);

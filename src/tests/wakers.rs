@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "a waker whose clone is the program's code is made by hand")]
 
 use super::futures::Futures;
-use crate::aio::QueuePair;
+use crate::aio::AsyncQueuePair;
 use crate::uverbs::scripted::Role;
 use crate::{QpType, WcStatus};
 use std::cell::Cell;
@@ -72,7 +72,7 @@ unsafe fn drop_waker(data: *const ()) {
 
 /// A callback that takes every lock: those of the requests in flight of both queue pairs, of posting, of the
 /// completion queue and, by dropping a queue pair on a shared receive queue, of the driver's waker.
-fn callback(futures: &Futures, shared: Vec<QueuePair>) -> Arc<Callback> {
+fn callback(futures: &Futures, shared: Vec<AsyncQueuePair>) -> Arc<Callback> {
     let (qp, cq, shared) = (futures.qp.clone(), futures.cq.clone(), Mutex::new(shared));
     let act = move || {
         assert!(qp.in_flight() <= 8);

@@ -2,7 +2,7 @@
 
 use super::Bench;
 use super::futures::Watched;
-use crate::aio::CompletionQueue;
+use crate::aio::AsyncCompletionQueue;
 use crate::owned::OwnedCompletionQueue;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Access, Context, Errno, QpAttr, QpState, Qpn, XrcDomain};
@@ -154,7 +154,7 @@ fn a_queue_of_futures_has_the_number_that_the_kernel_gave_it() {
     let bench = Bench::on(Script::mlx5());
     bench.script.allow_xrc();
     let domain = bench.context.xrcd_builder().build().unwrap();
-    let made = CompletionQueue::new(&bench.context, 16, |_| Ok(Watched::default()));
+    let made = AsyncCompletionQueue::new(&bench.context, 16, |_| Ok(Watched::default()));
     let (cq, _driver) = made.unwrap();
     let plain = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();
     assert_eq!(plain.number(), None, "no sender names it");

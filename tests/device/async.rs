@@ -14,7 +14,7 @@ use std::task::Poll;
 use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::aio::{CompletionQueue, Worker};
+use uverbs::aio::{AsyncCompletionQueue, Worker};
 use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![
@@ -238,7 +238,7 @@ fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
     const MESSAGES: usize = 5;
     run(0, async {
         let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, _) = AsyncCompletionQueue::spawn(&context, 128)?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(8).build()?;
         let srq = supported(cq.create_srq(&pd, 8, |srq| srq), Capability::Srq)?;
@@ -359,7 +359,7 @@ fn many_senders_reach_one_srq() -> Verdict {
     env::rnr_wait()?;
     run(0, async {
         let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 1024)?;
+        let (cq, _) = AsyncCompletionQueue::spawn(&context, 1024)?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(64).build()?;
         let srq = supported(cq.create_srq(&pd, 32, |srq| srq), Capability::Srq)?;

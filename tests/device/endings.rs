@@ -8,7 +8,7 @@ use crate::pair::{PATIENCE, SILENCE};
 use crate::tasks::{BUFFERS, DEPTH, Half, connected, pair, run};
 use crate::verdict::{Stop, Verdict, trials};
 use uverbs::aio::tokio::within;
-use uverbs::aio::{CompletionQueue, OpErrorKind};
+use uverbs::aio::{AsyncCompletionQueue, OpErrorKind};
 use uverbs::{QpType, WcStatus};
 
 trials![
@@ -109,7 +109,7 @@ fn a_send_to_a_destroyed_peer_fails() -> Verdict {
 fn requests_to_a_killed_peer_fail() -> Verdict {
     run(0, async {
         let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, _) = AsyncCompletionQueue::spawn(&context, 128)?;
         let a = Half::on(context, cq)?;
         let pool = a.pd.buffer_pool_builder(FAR_BYTES / 8).count(8).build()?;
         let mut peer = Helper::start()?;
@@ -150,7 +150,7 @@ fn requests_to_a_killed_peer_fail() -> Verdict {
 fn dropping_the_driver_fails_every_request() -> Verdict {
     run(0, async {
         let context = env::open()?;
-        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, driver) = AsyncCompletionQueue::spawn(&context, 128)?;
         let a = Half::on(context, cq)?;
         let b = Half::new()?;
         connected(&a, &b)?;
@@ -175,7 +175,7 @@ fn dropping_the_driver_fails_every_request() -> Verdict {
 fn an_idle_driver_ends_with_its_users() -> Verdict {
     run(0, async {
         let context = env::open()?;
-        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, driver) = AsyncCompletionQueue::spawn(&context, 128)?;
         let half = Half::on(context, cq)?;
         tokio::time::sleep(SILENCE).await;
         assert!(!driver.is_finished());

@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use uverbs::PostError;
 use uverbs::aio::tokio::{Events, Registered};
-use uverbs::aio::{CompletionQueue, OpErrorKind};
+use uverbs::aio::{AsyncCompletionQueue, OpErrorKind};
 
 trials![child_forked_from_busy_threads_ends, child_leaves_the_parents_event_loop_alone];
 
@@ -75,7 +75,7 @@ fn child_leaves_the_parents_event_loop_alone() -> Verdict {
     let runtime = runtime(0)?;
     runtime.block_on(async {
         let (a, b) = pair()?;
-        let (cq, driver) = CompletionQueue::new(&a.context, 128, Registered::new)?;
+        let (cq, driver) = AsyncCompletionQueue::new(&a.context, 128, Registered::new)?;
         let half = Half::on(a.context.clone(), cq)?;
         let other = Half::new()?;
         connected(&half, &other)?;

@@ -13,7 +13,7 @@ trials![messages_reach_a_queue_by_its_number, messages_reach_a_queue_of_one_thre
 /// An initiator, a target and two queues, all futures of one completion queue.
 async fn exchange<S: Locking>(
     context: &Context,
-    cq: &aio::CompletionQueue<S>,
+    cq: &aio::AsyncCompletionQueue<S>,
     pd: &ProtectionDomain<S>,
 ) -> Verdict {
     let xrcd = context.xrcd_builder().build()?;
@@ -45,7 +45,7 @@ async fn exchange<S: Locking>(
 fn messages_reach_a_queue_by_its_number() -> Verdict {
     run(2, async {
         let context = context()?;
-        let (cq, _) = aio::CompletionQueue::spawn(&context, 128)?;
+        let (cq, _) = aio::AsyncCompletionQueue::spawn(&context, 128)?;
         exchange(&context, &cq, &context.alloc_pd()?).await
     })
 }

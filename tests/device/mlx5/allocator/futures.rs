@@ -40,7 +40,7 @@ fn queues_come_from_the_allocator() -> Verdict {
             let vector = context.completion_vectors() - 1;
             context.cq_builder(64).vector(vector).cqe_size(128).parent_domain(domain)
         };
-        let (shared, _) = aio::CompletionQueue::spawn_built(described(&domain))?;
+        let (shared, _) = aio::AsyncCompletionQueue::spawn_built(described(&domain))?;
         asked(&cq);
         shared.control().moderate(4, 10)?;
         let of_any = shared.create_qp(&domain, QpType::RC, |qp| qp.max_recv_wr(8))?;

@@ -143,9 +143,9 @@ impl Readiness for Silent {
 }
 
 struct Futures<S: Locking> {
-    one: aio::QueuePair<S>,
-    _other: aio::QueuePair<S>,
-    _cq: aio::CompletionQueue<S>,
+    one: aio::AsyncQueuePair<S>,
+    _other: aio::AsyncQueuePair<S>,
+    _cq: aio::AsyncCompletionQueue<S>,
     driver: Driver<Silent, S>,
     buffers: Vec<Buffer>,
     posted: Vec<Op<'static, Buffer, S>>,
@@ -153,7 +153,7 @@ struct Futures<S: Locking> {
 
 impl<S: Locking> Futures<S> {
     fn new(
-        (cq, driver): (aio::CompletionQueue<S>, Driver<Silent, S>),
+        (cq, driver): (aio::AsyncCompletionQueue<S>, Driver<Silent, S>),
         pd: &ProtectionDomain<S>,
         gid: u32,
     ) -> Result<Self, Failure> {
@@ -243,7 +243,7 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
         Ok::<_, Failure>((domain, td))
     };
     let ((of_owned, td), (of_futures, token)) = (domain()?, domain()?);
-    let shared = aio::CompletionQueue::new(&context, CQE, |_| Ok(Silent))?;
+    let shared = aio::AsyncCompletionQueue::new(&context, CQE, |_| Ok(Silent))?;
     let worker = Worker::new(token, context.cq_builder(CQE))?.start(|_| Ok(Silent))?;
     let mut owned = Owned::new(&context, &pd, (), gid)?;
     let mut futures = Futures::new(shared, &pd, gid)?;
