@@ -1,8 +1,8 @@
 //! An echo server and its client. Both run in this process; the second half of each could be on
 //! another machine, with the server's address in place of the local one.
 
+use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::cm::{AsyncEventChannel, AsyncListener};
-use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair};
 use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, QpType};
@@ -12,9 +12,9 @@ type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>
 fn create(context: &Context) -> uverbs::Result<(AsyncQueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
     let pool = pd.buffer_pool_builder(4096).build()?;
-    let (cq, _driver) = AsyncCompletionQueue::spawn(context, 64)?;
-    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(8).max_recv_wr(8))?;
-    Ok((qp, pool))
+    let (cq, _driver) = context.cq_builder(64).spawn()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_recv_wr(8).build()?;
+    Ok((cq.adopt(qp)?, pool))
 }
 
 /// A message that comes before its receive is posted is sent again after 0.64 milliseconds.

@@ -46,7 +46,7 @@ impl Core {
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
         // Interrupts of different cores go to different vectors, as far as there are some.
         let vector = number % context.completion_vectors().max(1);
-        let worker = Worker::new(td, context.cq_builder(4 * DEPTH).vector(vector))?;
+        let worker = context.cq_builder(4 * DEPTH).vector(vector).build_worker(td)?;
         let qp = || {
             let builder = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC);
             builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).build()

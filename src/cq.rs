@@ -141,7 +141,7 @@ pub struct CqControl {
     pub(crate) inner: Arc<CqInner>,
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {
         fn control(&self) -> &super::CqControl;
 
@@ -150,7 +150,8 @@ mod sealed {
     }
 }
 
-/// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
+/// What a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, or an
+/// [`AsyncCompletionQueue`](crate::aio::AsyncCompletionQueue).
 ///
 /// Example: [`Context::cq_builder`](crate::Context::cq_builder).
 pub trait CqRef: sealed::Sealed {}

@@ -8,12 +8,12 @@
 //! # #[cfg(feature = "tokio")]
 //! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use uverbs::QpType;
-//! use uverbs::aio::{AsyncCompletionQueue, cm::AsyncEventChannel};
+//! use uverbs::aio::cm::AsyncEventChannel;
 //! use uverbs::cm::{ConnectParam, Connector};
 //!
 //! let (channel, _driver) = AsyncEventChannel::spawn()?;
 //! channel.use_context(context)?;
-//! let (cq, _driver) = AsyncCompletionQueue::spawn(context, 64)?;
+//! let (cq, _driver) = context.cq_builder(64).spawn()?;
 //! let pd = context.alloc_pd()?;
 //!
 //! // A server:
@@ -21,7 +21,8 @@
 //! let request = listener.next_request().await?;
 //! let (qp, connection) = channel
 //!     .accept(request, &ConnectParam::new(), |_| {
-//!         cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))
+//!         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+//!         Ok(cq.adopt(qp)?)
 //!     })
 //!     .await?;
 //! connection.disconnected().await?;
@@ -30,7 +31,8 @@
 //! let connector = Connector::new("10.0.0.2:7471")?;
 //! let (qp, connection) = channel
 //!     .connect(&connector, |_route| {
-//!         cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))
+//!         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+//!         Ok(cq.adopt(qp)?)
 //!     })
 //!     .await?;
 //! # drop((qp, connection)); Ok(()) }

@@ -73,10 +73,11 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// # use uverbs::{ProtectionDomain, QpType, aio::AsyncCompletionQueue, owned::BufferPool};
     /// # async fn f(cq: &AsyncCompletionQueue, pd: &ProtectionDomain, pool: &BufferPool)
     /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// let srq = cq.create_srq(pd, 256, |srq| srq)?;
+    /// let srq = cq.adopt_srq(pd.srq_builder(256).build()?)?;
     /// let mut clients = Vec::new();
     /// for _ in 0..16 {
-    ///     clients.push(cq.create_qp_on(pd, QpType::RC, &srq, |qp| qp.max_send_wr(16))?);
+    ///     let qp = pd.qp_builder(cq, cq, QpType::RC).max_send_wr(16).srq(&srq).build()?;
+    ///     clients.push(cq.adopt_on(qp, &srq)?);
     /// }
     /// // … `endpoint` and `handshake` of each …
     /// let mut inbox = srq.inbox(pool, 128);

@@ -1,8 +1,9 @@
 //! Requests as futures, in any event loop.
 //!
 //! An [`AsyncCompletionQueue`] comes with a [`Driver`], a future that is spawned on an event loop which implements
-//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. An [`AsyncQueuePair`] that completes to the queue
-//! returns a future for each request. The future takes the memory that the request works on and gives it
+//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. [`build_async`](crate::CqBuilder::build_async) makes
+//! both, and the queue [adopts](AsyncCompletionQueue::adopt) queue pairs that were built with it. An
+//! [`AsyncQueuePair`] returns a future for each request. The future takes the memory that the request works on and gives it
 //! back. [`owned`](crate::owned#why-this-is-sound) says why this is sound even if the future is dropped or
 //! forgotten.
 //!
@@ -10,12 +11,12 @@
 //! # #[cfg(feature = "tokio")]
 //! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use uverbs::QpType;
-//! use uverbs::aio::AsyncCompletionQueue;
 //!
-//! let (cq, _driver) = AsyncCompletionQueue::spawn(context, 64)?;
+//! let (cq, _driver) = context.cq_builder(64).spawn()?;
 //! let pd = context.alloc_pd()?;
 //! let pool = pd.buffer_pool_builder(4096).build()?;
-//! let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
+//! let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+//! let qp = cq.adopt(qp)?;
 //! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, 0).await?;
 //! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;
 //! let received = qp.recv(pool.take().ok_or("no buffer left")?).await?;

@@ -12,6 +12,7 @@ use crate::owned::{
 };
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
+use crate::srq::{self, SrqInner, SrqRef};
 use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
@@ -91,7 +92,7 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 
 /// A queue pair whose requests are futures.
 ///
-/// Made by [`AsyncCompletionQueue::create_qp`](super::AsyncCompletionQueue::create_qp). Clones are handles of the same
+/// Made by [`AsyncCompletionQueue::adopt`](super::AsyncCompletionQueue::adopt). Clones are handles of the same
 /// queue pair, for any number of tasks and threads. The queue pair lives as long as its last handle or
 /// future. Requests are posted in the order in which their futures are first polled. Everything that is not
 /// posting is behind [`Deref`], as a [`QpControl`].
@@ -99,7 +100,7 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 /// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is made by a
 /// [`AsyncCompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
 ///
-/// Example: [`AsyncCompletionQueue::create_qp`](crate::aio::AsyncCompletionQueue::create_qp).
+/// Example: [`AsyncCompletionQueue::adopt`](crate::aio::AsyncCompletionQueue::adopt).
 pub struct AsyncQueuePair<S: Locking = Shared> {
     inner: Arc<Inner<S>>,
 }
@@ -234,8 +235,14 @@ impl<S: Locking> fmt::Debug for AsyncQueuePair<S> {
     }
 }
 
+type Srq = OwnedSharedReceiveQueue<OpTag>;
+
+type SrqGuard<'l, S> = <<S as Locking>::Lock<Srq> as AnyLock<Srq>>::Guard<'l>;
+
 struct SharedInner<S: Locking> {
-    srq: S::Lock<OwnedSharedReceiveQueue<OpTag>>,
+    /// Dropped first: `srq` then holds the last reference to the shared receive queue.
+    kernel: Arc<SrqInner>,
+    srq: S::Lock<Srq>,
     inflight: Arc<Inflight<S>>,
     key: InflightKey,
     driver: Arc<DriverHandle<S>>,
@@ -249,11 +256,11 @@ impl<S: Locking> Drop for SharedInner<S> {
 
 /// A shared receive queue whose receives are futures.
 ///
-/// Made by [`AsyncCompletionQueue::create_srq`](super::AsyncCompletionQueue::create_srq). Clones are handles of the same
+/// Made by [`AsyncCompletionQueue::adopt_srq`](super::AsyncCompletionQueue::adopt_srq). Clones are handles of the same
 /// queue, for any number of tasks, and for any number of threads unless it is [`Exclusive`](crate::Exclusive).
 /// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
 ///
-/// Example: [`AsyncCompletionQueue::create_xrc_srq`](crate::aio::AsyncCompletionQueue::create_xrc_srq).
+/// Example: [`AsyncCompletionQueue::adopt_srq`](crate::aio::AsyncCompletionQueue::adopt_srq).
 pub struct AsyncSharedReceiveQueue<S: Locking = Shared> {
     inner: Arc<SharedInner<S>>,
 }
@@ -266,13 +273,16 @@ impl<S: Locking> Clone for AsyncSharedReceiveQueue<S> {
 
 impl<S: Locking> AsyncSharedReceiveQueue<S> {
     pub(super) fn new(
-        srq: OwnedSharedReceiveQueue<OpTag>,
+        srq: Srq,
         inflight: Arc<Inflight<S>>,
         key: InflightKey,
         driver: Arc<DriverHandle<S>>,
     ) -> Self {
+        let kernel = srq.queue().inner.clone();
         let srq = S::Lock::new(srq);
-        AsyncSharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, key, driver }) }
+        AsyncSharedReceiveQueue {
+            inner: Arc::new(SharedInner { kernel, srq, inflight, key, driver }),
+        }
     }
 
     /// Whether this driver completes the receives.
@@ -290,14 +300,9 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
         self.inner.srq.lock()?.queue().number()
     }
 
-    /// Does something with the queue itself.
-    pub(super) fn with<R>(
-        &self,
-        verb: &'static str,
-        work: impl FnOnce(&mut OwnedSharedReceiveQueue<OpTag>) -> R,
-    ) -> crate::Result<R> {
-        let mut srq = self.inner.srq.lock().ok_or_else(|| Error::forked(verb))?;
-        Ok(work(&mut srq))
+    /// The queue itself.
+    pub(super) fn owned(&self, verb: &'static str) -> crate::Result<SrqGuard<'_, S>> {
+        self.inner.srq.lock().ok_or_else(|| Error::forked(verb))
     }
 
     pub(super) fn inflight(&self) -> &Inflight<S> {
@@ -327,6 +332,14 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     }
 }
 
+impl<S: Locking> SrqRef for AsyncSharedReceiveQueue<S> {}
+
+impl<S: Locking> srq::sealed::Sealed for AsyncSharedReceiveQueue<S> {
+    fn inner(&self) -> &Arc<SrqInner> {
+        &self.inner.kernel
+    }
+}
+
 impl<S: Locking> fmt::Debug for AsyncSharedReceiveQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.inner.srq.lock() {
@@ -341,6 +354,7 @@ mod tests {
     use crate::QpType;
     use crate::memory::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
+    use std::cell::Cell;
     use std::future::Future;
     use std::pin::Pin;
     use std::task::Poll;
@@ -350,14 +364,16 @@ mod tests {
     fn a_child_cannot_post_while_a_thread_of_its_parent_holds_a_lock() {
         let futures = Futures::new();
         let Futures { bench, cq, qp, pool, .. } = &futures;
-        let srq = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();
+        let srq = cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
+        let build = || bench.pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build();
+        let spare = Cell::new(build().ok());
         let child = || {
             let sent = Pin::new(&mut qp.send(pool.take().unwrap())).poll(&mut cx());
             assert!(matches!(sent, Poll::Ready(Err(error)) if error.memory.is_some()));
             let received = Pin::new(&mut srq.recv(pool.take().unwrap())).poll(&mut cx());
             assert!(matches!(received, Poll::Ready(Err(error)) if error.memory.is_some()));
-            let made = cq.create_qp_on(&bench.pd, QpType::RC, &srq, |qp| qp);
-            assert!(made.unwrap_err().is_forked());
+            assert!(build().unwrap_err().is_forked());
+            assert!(cq.adopt_on(spare.take().unwrap(), &srq).unwrap_err().error.is_forked());
             assert!(format!("{srq:?}").contains("forked"));
         };
         in_child_while_held(|| qp.inner.posting.lock(), child);

@@ -5,7 +5,7 @@
 //! round of the event loop, waking a task of the same thread does not.
 
 use super::cm::AsyncEventChannel;
-use super::driver::{AsyncCompletionQueue, Driver, Readiness, Worker};
+use super::driver::{AsyncCompletionQueue, Readiness, Worker};
 use crate::context::Context;
 use crate::cq::CqBuilder;
 use crate::error::{Error, Result};
@@ -89,38 +89,19 @@ fn failed(verb: &'static str, error: &io::Error) -> Error {
     }
 }
 
-impl AsyncCompletionQueue {
-    /// Creates a queue with room for at least `cqe` completions, and spawns its driver on the current
+impl CqBuilder {
+    /// Creates the queue as [`build_async`](Self::build_async) does, and spawns its driver on the current
     /// runtime.
     ///
     /// The join handle returns why the driver ended. With one queue for each worker, workers do not share a
     /// lock. A task that is the only user of its queue is faster if it polls the driver itself, as the example
     /// `pingpong` does with `select!`, because only one task is scheduled.
     ///
-    /// # Errors
-    ///
-    /// Those of [`new`](Self::new).
-    ///
-    /// # Panics
-    ///
-    /// Outside of a runtime, or in one without `enable_io`.
-    pub fn spawn(
-        context: &Context,
-        cqe: u32,
-    ) -> Result<(AsyncCompletionQueue, JoinHandle<Result<()>>)> {
-        AsyncCompletionQueue::spawn_built(context.cq_builder(cqe))
-    }
-
-    /// As [`spawn`](Self::spawn), for a queue that `builder` describes; see [`build`](Self::build).
-    ///
     /// ```no_run
     /// # async fn f(context: &uverbs::Context, node: &uverbs::ParentDomain) -> Result<(), Box<dyn std::error::Error>> {
-    /// use uverbs::aio::AsyncCompletionQueue;
-    ///
     /// // Interrupts of vector 3, and memory of the allocator of a parent domain.
-    /// let builder = context.cq_builder(1024).vector(3).parent_domain(node);
-    /// let (cq, driver) = AsyncCompletionQueue::spawn_built(builder)?;
-    /// // … `cq.create_qp` and requests; when the last handle is gone, the driver ends …
+    /// let (cq, driver) = context.cq_builder(1024).vector(3).parent_domain(node).spawn()?;
+    /// // … queue pairs and requests; when the last handle is gone, the driver ends …
     /// drop(cq);
     /// driver.await??;
     /// # Ok(()) }
@@ -128,16 +109,13 @@ impl AsyncCompletionQueue {
     ///
     /// # Errors
     ///
-    /// Those of [`build`](Self::build).
+    /// Those of [`build_async`](Self::build_async).
     ///
     /// # Panics
     ///
-    /// As [`spawn`](Self::spawn).
-    pub fn spawn_built(
-        builder: CqBuilder,
-    ) -> Result<(AsyncCompletionQueue, JoinHandle<Result<()>>)> {
-        let (cq, driver): (_, Driver<Registered>) =
-            AsyncCompletionQueue::build(builder, Registered::new)?;
+    /// Outside of a runtime, or in one without `enable_io`.
+    pub fn spawn(self) -> Result<(AsyncCompletionQueue, JoinHandle<Result<()>>)> {
+        let (cq, driver) = self.build_async(Registered::new)?;
         Ok((cq, tokio::spawn(driver)))
     }
 }

@@ -91,10 +91,11 @@ fn in_time(test: impl FnOnce(&mut Futures, &Arc<Callback>) + Send + 'static) {
     let (told, heard) = channel();
     std::thread::spawn(move || {
         let mut futures = Futures::new();
-        let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+        let Futures { bench, cq, .. } = &futures;
+        let srq = cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
         let make = |_| {
-            let pd = &futures.bench.pd;
-            futures.cq.create_qp_on(pd, QpType::RC, &srq, |qp| qp.max_send_wr(1)).unwrap()
+            let builder = bench.pd.qp_builder(cq, cq, QpType::RC).max_send_wr(1).srq(&srq);
+            cq.adopt_on(builder.build().unwrap(), &srq).unwrap()
         };
         let shared = (0..8).map(make).collect();
         let callback = callback(&futures, shared);

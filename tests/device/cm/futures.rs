@@ -45,14 +45,19 @@ impl Worker {
         let context = Context::open(device)?;
         let (channel, _driver) = AsyncEventChannel::spawn()?;
         channel.use_context(&context)?;
-        let (cq, _driver) = AsyncCompletionQueue::spawn(&context, 256)?;
+        let (cq, _driver) = context.cq_builder(256).spawn()?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(64).build()?;
         Ok(Worker { channel, cq, pd, pool })
     }
 
     fn qp(&self) -> uverbs::Result<AsyncQueuePair> {
-        self.cq.create_qp(&self.pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4))
+        self.qp_of(QpType::RC)
+    }
+
+    fn qp_of(&self, qp_type: QpType) -> uverbs::Result<AsyncQueuePair> {
+        let builder = self.pd.qp_builder(&self.cq, &self.cq, qp_type);
+        Ok(self.cq.adopt(builder.max_send_wr(4).max_recv_wr(4).build()?)?)
     }
 
     fn listen(&self) -> Verdict<(AsyncListener, SocketAddr)> {
@@ -211,7 +216,7 @@ const GRH: usize = 40;
 
 impl Worker {
     fn ud_qp(&self) -> uverbs::Result<AsyncQueuePair> {
-        self.cq.create_qp(&self.pd, QpType::UD, |qp| qp.max_send_wr(4).max_recv_wr(4))
+        self.qp_of(QpType::UD)
     }
 
     fn buffer(&self, text: &[u8]) -> Verdict<Buffer> {
