@@ -181,7 +181,7 @@ impl<S: Locking> DriverHandle<S> {
     }
 
     /// What rings the queue pairs.
-    #[inline(always)]
+    #[inline]
     pub(super) fn token(&self) -> &S::Token {
         &self.shared.token
     }

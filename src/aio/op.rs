@@ -37,7 +37,7 @@ pub(super) enum OpQueue<S: Locking> {
 
 impl<S: Locking> OpQueue<S> {
     /// Its requests in flight.
-    #[inline(always)]
+    #[inline]
     pub(super) fn inflight(&self) -> &Inflight<S> {
         match self {
             OpQueue::Qp(qp) => qp.inflight(),
@@ -45,7 +45,7 @@ impl<S: Locking> OpQueue<S> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn key(&self) -> InflightKey {
         match self {
             OpQueue::Qp(qp) => qp.key(),
@@ -88,7 +88,7 @@ impl<S: Locking> OpQueue<S> {
 /// # Ok(()) }
 /// ```
 ///
-/// A request that is given up before it is posted comes back:
+/// A request is posted when its future is first polled, and not before:
 ///
 /// ```no_run
 /// # use uverbs::aio::AsyncQueuePair;

@@ -127,7 +127,7 @@ impl<S: Locking> AsyncQueuePair<S> {
         &self.inner.inflight
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn key(&self) -> InflightKey {
         self.inner.key
     }
@@ -309,7 +309,7 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
         &self.inner.inflight
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn key(&self) -> InflightKey {
         self.inner.key
     }

@@ -3,6 +3,8 @@
 //!
 //! Do the fast work in spawned tasks: waking the future that `block_on` runs costs a system call and another
 //! round of the event loop, waking a task of the same thread does not.
+//!
+//! The types of tokio that this module's functions take and return are those of its major version 1.
 
 use super::cm::AsyncEventChannel;
 use super::driver::{AsyncCompletionQueue, Readiness, Worker};
@@ -560,7 +562,7 @@ mod tests {
         });
     }
 
-    /// At once, and not after the timeout.
+    /// The call fails at once, and not after the timeout.
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_stream_that_the_peer_resets_fails_with_its_error() {

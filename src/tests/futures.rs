@@ -579,7 +579,7 @@ fn a_driver_arms_the_queue_before_it_sleeps_and_after_each_event() {
     }
 }
 
-/// Then there may be two events in the channel, of which the event loop reports one.
+/// After a false alarm the channel may hold two events, of which the event loop reports one.
 #[test]
 #[cfg_attr(miri, ignore = "it polls a file")]
 fn a_driver_reads_all_events_after_a_false_alarm_and_one_otherwise() {
