@@ -215,6 +215,13 @@ impl AsyncEventChannel {
 
     /// The channel itself, to [migrate](ConnectRequest::migrate) a request to. A thread that blocks on one of
     /// its ids keeps no task waiting.
+    ///
+    /// ```no_run
+    /// # use uverbs::{Result, aio::cm::AsyncEventChannel, cm::ConnectRequest};
+    /// # fn f(worker: &AsyncEventChannel, request: ConnectRequest) -> Result<()> {
+    /// let request = request.migrate(worker.channel())?;
+    /// # drop(request); Ok(()) }
+    /// ```
     pub fn channel(&self) -> &EventChannel {
         &self.shared().channel
     }
@@ -572,6 +579,12 @@ pub struct AsyncConnection {
 impl AsyncConnection {
     /// Waits for the next event. If several tasks wait, each event goes to one of them. No event is lost if the
     /// future is dropped.
+    ///
+    /// ```no_run
+    /// # async fn f(connection: &uverbs::aio::cm::AsyncConnection) -> uverbs::Result<()> {
+    /// println!("{:?}", connection.next_event().await?);
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///

@@ -331,6 +331,8 @@ impl<S: Locking> AsyncCompletionQueue<S> {
     }
 
     /// The completion queue's handle in the kernel, to [moderate](CqControl::moderate) its events with.
+    ///
+    /// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
     pub fn control(&self) -> &CqControl {
         &self.driver.shared.control
     }

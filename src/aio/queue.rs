@@ -176,6 +176,13 @@ impl<S: Locking> AsyncQueuePair<S> {
     }
 
     /// Writes `memory` to the peer.
+    ///
+    /// ```no_run
+    /// # use uverbs::{Remote, aio::{AsyncQueuePair, OpError}, owned::Buffer};
+    /// # async fn f(qp: &AsyncQueuePair, remote: Remote, page: Buffer) -> Result<(), OpError<Buffer>> {
+    /// let page = qp.write(remote, page).await?.memory;
+    /// # drop(page); Ok(()) }
+    /// ```
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
     pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L, S> {
         self.post(SendWr::write(remote, &[]), memory)
@@ -291,11 +298,21 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     }
 
     /// Receives a message that arrives at any of its queue pairs.
+    ///
+    /// ```no_run
+    /// # use uverbs::{aio::AsyncSharedReceiveQueue, owned::BufferPool};
+    /// # async fn f(srq: &AsyncSharedReceiveQueue, pool: &BufferPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let received = srq.recv(pool.take().ok_or("no buffer left")?).await?;
+    /// println!("{}: {:?}", received.outcome.qpn, &*received.memory);
+    /// # Ok(()) }
+    /// ```
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
         Op::new(OpQueue::Srq(self.clone()), OpRequest::Recv, memory)
     }
 
     /// The number by which senders name the queue, if it is of an XRC domain. `None` in a forked child.
+    ///
+    /// Example: [`AsyncCompletionQueue::adopt_srq`](super::AsyncCompletionQueue::adopt_srq).
     pub fn number(&self) -> Option<SrqNumber> {
         self.inner.srq.lock()?.queue().number()
     }
