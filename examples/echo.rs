@@ -1,20 +1,20 @@
 //! An echo server and its client. Both run in this process; the second half of each could be on
 //! another machine, with the server's address in place of the local one.
 
-use uverbs::aio::cm::{EventChannel, Listener};
-use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::aio::AsyncQueuePair;
+use uverbs::aio::cm::{AsyncEventChannel, AsyncListener};
 use uverbs::cm::{ConnectParam, ConnectRequest, Connector};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
-fn create(context: &Context) -> uverbs::Result<(QueuePair, BufferPool)> {
+fn create(context: &Context) -> uverbs::Result<(AsyncQueuePair, BufferPool)> {
     let pd = context.alloc_pd()?;
     let pool = pd.buffer_pool_builder(4096).build()?;
-    let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
-    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(8).max_recv_wr(8))?;
-    Ok((qp, pool))
+    let (cq, _driver) = context.cq_builder(64).spawn()?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(8).max_recv_wr(8).build()?;
+    Ok((cq.adopt(qp)?, pool))
 }
 
 /// A message that comes before its receive is posted is sent again after 0.64 milliseconds.
@@ -22,7 +22,7 @@ fn param() -> ConnectParam {
     ConnectParam::new().min_rnr_timer(12)
 }
 
-async fn serve(channel: EventChannel, mut listener: Listener) -> Result<()> {
+async fn serve(channel: AsyncEventChannel, mut listener: AsyncListener) -> Result<()> {
     loop {
         let (request, channel) = (listener.next_request().await?, channel.clone());
         // A task for each client, so that a silent one keeps no other waiting.
@@ -34,7 +34,7 @@ async fn serve(channel: EventChannel, mut listener: Listener) -> Result<()> {
     }
 }
 
-async fn echo(channel: EventChannel, request: ConnectRequest) -> Result<()> {
+async fn echo(channel: AsyncEventChannel, request: ConnectRequest) -> Result<()> {
     let (qp, pool) = create(&request.context()?)?;
     let (qp, connection) = channel.accept(request, &param(), |_| Ok(qp)).await?;
     let mut inbox = qp.inbox(&pool, 8);
@@ -48,7 +48,7 @@ async fn echo(channel: EventChannel, request: ConnectRequest) -> Result<()> {
 
 async fn talk() -> Result<()> {
     let context = Context::open_first()?;
-    let (channel, _driver) = EventChannel::spawn()?;
+    let (channel, _driver) = AsyncEventChannel::spawn()?;
     channel.use_context(&context)?;
     let listener = channel.listen((context.default_gid(1)?.gid.ip(), 0), 128)?;
     let connector = Connector::new(listener.local_addr()?)?.param(param());

@@ -4,7 +4,7 @@
 use std::collections::HashMap;
 use std::process::ExitCode;
 use std::time::Instant;
-use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::aio::AsyncQueuePair;
 use uverbs::{Context, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -16,7 +16,7 @@ fn open() -> Result<Context> {
     Ok(Context::open_first()?)
 }
 
-async fn client(qp: QueuePair, id: u32, messages: u32) -> Result<()> {
+async fn client(qp: AsyncQueuePair, id: u32, messages: u32) -> Result<()> {
     for n in 0..messages {
         let text = [id.to_be_bytes(), n.to_be_bytes()].concat();
         qp.send_inline(&text).await?;
@@ -28,18 +28,19 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
     let (here, there) = (open()?, open()?);
     let (pd, their_pd) = (here.alloc_pd()?, there.alloc_pd()?);
     // Both sides: a completion for each send that may be under way, and for each receive.
-    let (cq, _driver) = CompletionQueue::spawn(&here, 4 * clients + 2 * RECEIVES)?;
-    let (their_cq, _driver) = CompletionQueue::spawn(&there, 32 * clients)?;
-    let srq = cq.create_srq(&pd, RECEIVES, |srq| srq)?;
+    let (cq, _driver) = here.cq_builder(4 * clients + 2 * RECEIVES).spawn()?;
+    let (their_cq, _driver) = there.cq_builder(32 * clients).spawn()?;
+    let srq = cq.adopt_srq(pd.srq_builder(RECEIVES).build()?)?;
     let pool = pd.buffer_pool_builder(64).count(RECEIVES as usize + 8).build()?;
     let mut inbox = srq.inbox(&pool, RECEIVES as usize);
 
     let gid = here.default_gid(1)?.index;
     let (mut servers, mut tasks) = (HashMap::new(), Vec::new());
     for id in 0..clients {
-        let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp)?;
-        let qp = their_cq
-            .create_qp(&their_pd, QpType::RC, |qp| qp.max_send_wr(8).max_inline_data(64))?;
+        let server = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
+        let server = cq.adopt_on(server, &srq)?;
+        let builder = their_pd.qp_builder(&their_cq, &their_cq, QpType::RC);
+        let qp = their_cq.adopt(builder.max_send_wr(8).max_inline_data(64).build()?)?;
         let ends = (server.endpoint(1, gid)?, qp.endpoint(1, gid)?);
         server.handshake(&ends.1)?;
         qp.handshake(&ends.0)?;
@@ -48,7 +49,7 @@ async fn run(clients: u32, messages: u32) -> Result<()> {
     }
     let started = Instant::now();
     // The queue pairs stay until all is said and heard: a peer that is gone acknowledges nothing.
-    let kept: Vec<QueuePair> = tasks.iter().map(|(qp, _)| qp.clone()).collect();
+    let kept: Vec<AsyncQueuePair> = tasks.iter().map(|(qp, _)| qp.clone()).collect();
     let tasks: Vec<_> =
         tasks.into_iter().map(|(qp, id)| tokio::spawn(client(qp, id, messages))).collect();
     let mut next = vec![0; clients as usize];

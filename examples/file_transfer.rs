@@ -14,8 +14,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{accept, connect};
-use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, ProtectionDomain, QpType, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -25,13 +25,13 @@ const PIECE: usize = 64 * 1024;
 /// Pieces under way.
 const AHEAD: usize = 16;
 
-fn open() -> Result<(ProtectionDomain, QueuePair, u32)> {
+fn open() -> Result<(ProtectionDomain, AsyncQueuePair, u32)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
-    let (cq, _driver) = CompletionQueue::spawn(&context, 256)?;
+    let (cq, _driver) = context.cq_builder(256).spawn()?;
     let depth = AHEAD as u32;
-    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(depth).max_recv_wr(depth))?;
-    Ok((pd, qp, context.default_gid(1)?.index))
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(depth).max_recv_wr(depth).build()?;
+    Ok((pd, cq.adopt(qp)?, context.default_gid(1)?.index))
 }
 
 /// A line that says how far it is.

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{accept, connect};
-use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::owned::Buffer;
 use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
 
@@ -20,11 +20,11 @@ const ENTRIES: usize = 256;
 const WORDS: usize = 14;
 const ENTRY: usize = WORDS + 2;
 
-fn open() -> Result<(Context, ProtectionDomain, QueuePair, u32)> {
+fn open() -> Result<(Context, ProtectionDomain, AsyncQueuePair, u32)> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
-    let (cq, _driver) = CompletionQueue::spawn(&context, 64)?;
-    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16))?;
+    let (cq, _driver) = context.cq_builder(64).spawn()?;
+    let qp = cq.adopt(pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).build()?)?;
     let gid = context.default_gid(1)?.index;
     Ok((context, pd, qp, gid))
 }
@@ -68,7 +68,7 @@ async fn learn(stream: &mut TcpStream) -> Result<Remote> {
 
 /// Reads an entry until its two versions agree; the version, and how often it took.
 async fn get(
-    qp: &QueuePair,
+    qp: &AsyncQueuePair,
     table: Remote,
     key: usize,
     mut buffer: Buffer,

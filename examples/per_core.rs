@@ -46,7 +46,7 @@ impl Core {
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
         // Interrupts of different cores go to different vectors, as far as there are some.
         let vector = number % context.completion_vectors().max(1);
-        let worker = Worker::new(td, context.cq_builder(4 * DEPTH).vector(vector))?;
+        let worker = context.cq_builder(4 * DEPTH).vector(vector).build_worker(td)?;
         let qp = || {
             let builder = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC);
             builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).build()
@@ -75,7 +75,11 @@ impl Core {
 }
 
 /// Sends each message back.
-async fn serve(server: aio::QueuePair<Exclusive>, pool: BufferPool, messages: u64) -> Result<()> {
+async fn serve(
+    server: aio::AsyncQueuePair<Exclusive>,
+    pool: BufferPool,
+    messages: u64,
+) -> Result<()> {
     let mut inbox = server.inbox(&pool, DEPTH as usize / 2);
     for _ in 0..messages {
         let message = inbox.next().await?;
@@ -85,7 +89,11 @@ async fn serve(server: aio::QueuePair<Exclusive>, pool: BufferPool, messages: u6
 }
 
 /// Sends messages, and compares the answers.
-async fn ask(client: &aio::QueuePair<Exclusive>, pool: &BufferPool, messages: u64) -> Result<()> {
+async fn ask(
+    client: &aio::AsyncQueuePair<Exclusive>,
+    pool: &BufferPool,
+    messages: u64,
+) -> Result<()> {
     let mut inbox = client.inbox(pool, DEPTH as usize / 2);
     // Before the first answer may come.
     poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::tcp::OwnedReadHalf;
 use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{Registered, handshake};
-use uverbs::aio::{CompletionQueue, QueuePair};
 use uverbs::{Context, Device, Handshake, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -60,7 +60,7 @@ fn arguments() -> Result<Arguments> {
 /// long before this side, nothing that was posted need wait for it.
 ///
 /// A task of its own, which costs a message nothing.
-async fn hear(mut stream: OwnedReadHalf, qp: QueuePair) -> Result<()> {
+async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
     match stream.read_u8().await {
         Ok(b'E') => {
             // It waits for this side now; who is not through within a while never will be. No timer of
@@ -88,8 +88,9 @@ async fn run(arguments: Arguments) -> Result<()> {
     let pd = context.alloc_pd()?;
     let pool = pd.buffer_pool_builder(size.max(1)).count(8).build()?;
     // Polled by the task that waits for it, and not spawned: one task to be scheduled in place of two.
-    let (cq, driver) = CompletionQueue::new(&context, 64, Registered::new)?;
-    let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4))?;
+    let (cq, driver) = context.cq_builder(64).build_async(Registered::new)?;
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_recv_wr(4).build()?;
+    let qp = cq.adopt(qp)?;
     let gid = match gid {
         Some(gid) => gid,
         None => context.default_gid(1)?.index,

@@ -143,7 +143,7 @@ pub struct CqControl {
     pub(crate) inner: Arc<CqInner>,
 }
 
-mod sealed {
+pub(crate) mod sealed {
     pub trait Sealed {
         fn control(&self) -> &super::CqControl;
 
@@ -152,7 +152,8 @@ mod sealed {
     }
 }
 
-/// What a queue pair can complete to: a [`CompletionQueue`], or a [`CqControl`] of one.
+/// What a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, or an
+/// [`AsyncCompletionQueue`](crate::aio::AsyncCompletionQueue).
 ///
 /// Example: [`CqControl`].
 pub trait CqRef: sealed::Sealed {}

@@ -190,7 +190,7 @@ pub use rustix::io::Errno;
 pub use sharing::envelope::Envelope;
 pub use sharing::foreign::ForeignObject;
 pub use sharing::imported::{Importable, Imported};
-pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder};
+pub use srq::{SharedReceiveQueue, SrqAttr, SrqBuilder, SrqRef};
 pub use td::ThreadDomain;
 pub use wc::{Scattered, Wc, WcError, WcOpcode, WcStatus};
 pub use wr::{

@@ -6,8 +6,11 @@
 //!
 //! # From the C verb to ours
 //!
-//! A function named `x_builder` returns a builder; its `build` creates the object. A verb without options
-//! creates at once. All objects have `destroy`, which says whether it went well; dropping does the same
+//! A function named `x_builder` returns a builder; its `build` creates the object. For futures, a completion
+//! queue's builder has [`build_async`](crate::CqBuilder::build_async) and
+//! [`build_worker`](crate::CqBuilder::build_worker) besides. The layers [`owned`](crate::owned) and
+//! [`aio`](crate::aio) create no queue pairs or shared receive queues: their completion queues adopt those that
+//! the builders here made. A verb without options creates at once. All objects have `destroy`, which says whether it went well; dropping does the same
 //! silently.
 //!
 //! ## Devices and contexts

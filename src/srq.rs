@@ -29,9 +29,10 @@ use zerocopy::{FromZeros, IntoBytes};
 const MASK_MAX_WR: u32 = 1;
 const MASK_LIMIT: u32 = 1 << 1;
 
-/// The part of a shared receive queue that its queue pairs hold on to.
+/// The part of a shared receive queue that its queue pairs hold on to. The sealed part of [`SrqRef`] names it, so it is
+/// `pub`; nothing exports it.
 #[derive(Debug)]
-pub(crate) struct SrqInner {
+pub struct SrqInner {
     pub(crate) object: Object<QueueResources>,
     /// What queue pairs that take receives from it need of it.
     pub(crate) shared_receives: SharedReceives,
@@ -144,6 +145,43 @@ pub struct SharedReceiveQueue {
     gate: Gate,
     max_wr: u32,
     max_sge: u32,
+}
+
+pub(crate) mod sealed {
+    use super::SrqInner;
+    use std::sync::Arc;
+
+    pub trait Sealed {
+        fn inner(&self) -> &Arc<SrqInner>;
+    }
+}
+
+/// What a queue pair can take its receives from: a [`SharedReceiveQueue`], or one of
+/// [`owned`](crate::owned::OwnedSharedReceiveQueue) or [`aio`](crate::aio::AsyncSharedReceiveQueue).
+///
+/// Example: [`QpBuilder`](crate::QpBuilder).
+pub trait SrqRef: sealed::Sealed {}
+
+impl SrqRef for SharedReceiveQueue {}
+impl<T: SrqRef + ?Sized> SrqRef for &T {}
+impl<T: SrqRef + ?Sized> SrqRef for &mut T {}
+
+impl sealed::Sealed for SharedReceiveQueue {
+    fn inner(&self) -> &Arc<SrqInner> {
+        &self.inner
+    }
+}
+
+impl<T: SrqRef + ?Sized> sealed::Sealed for &T {
+    fn inner(&self) -> &Arc<SrqInner> {
+        (**self).inner()
+    }
+}
+
+impl<T: SrqRef + ?Sized> sealed::Sealed for &mut T {
+    fn inner(&self) -> &Arc<SrqInner> {
+        (**self).inner()
+    }
 }
 
 /// The attributes of a shared receive queue; see [`SharedReceiveQueue::query`].

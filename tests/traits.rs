@@ -100,11 +100,11 @@ const _: () = {
     shared::<OwnedRecvBatch<'static, u64>>();
     shared::<Scope<'static, 'static, u64>>();
     // Futures and their queues go to whichever thread has time.
-    shared::<aio::CompletionQueue>();
-    shared::<aio::QueuePair>();
+    shared::<aio::AsyncCompletionQueue>();
+    shared::<aio::AsyncQueuePair>();
     // Those of a thread domain do not, but what they start from does.
     shared::<aio::Worker>();
-    shared::<aio::SharedReceiveQueue>();
+    shared::<aio::AsyncSharedReceiveQueue>();
     shared::<aio::Inbox>();
     shared::<aio::Op<'static, Buffer>>();
     shared::<aio::AtomicOp<'static>>();

@@ -17,7 +17,7 @@ use std::task::Poll;
 use std::time::Duration;
 use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
-use uverbs::aio::{Inbox, Message, QueuePair};
+use uverbs::aio::{AsyncQueuePair, Inbox, Message};
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::{ProtectionDomain, Remote, Rkey};
 
@@ -58,7 +58,7 @@ const ELSEWHERE: u8 = 0x80;
 pub(crate) struct Channel(Arc<Inner>);
 
 struct Inner {
-    qp: QueuePair,
+    qp: AsyncQueuePair,
     /// What frames are received in: as many as are posted, as many requests as the other side may
     /// ask at once, and as many replies that somebody looks at.
     received: BufferPool,
@@ -87,7 +87,7 @@ struct Inner {
 impl Channel {
     /// On a queue pair that holds as many requests as there may be frames and reads, before it is
     /// connected.
-    pub(crate) fn new(pd: &ProtectionDomain, qp: QueuePair) -> Result<Channel> {
+    pub(crate) fn new(pd: &ProtectionDomain, qp: AsyncQueuePair) -> Result<Channel> {
         let inner = Inner {
             qp,
             received: pd.buffer_pool_builder(FRAME).count(3 * DEPTH).build()?,

@@ -19,8 +19,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
+use uverbs::aio::Inbox;
 use uverbs::aio::tokio::handshake;
-use uverbs::aio::{CompletionQueue, Inbox};
 use uverbs::owned::Buffer;
 use uverbs::{Context, Device, Handshake, QpType, devices};
 
@@ -36,10 +36,9 @@ fn device() -> Result<Device> {
 async fn open(stream: &mut TcpStream) -> Result<(Channel, Inbox)> {
     let context = Context::open(&device()?)?;
     let pd = context.alloc_pd()?;
-    let (cq, _driver) = CompletionQueue::spawn(&context, 16 * DEPTH as u32)?;
-    let qp = cq.create_qp(&pd, QpType::RC, |qp| {
-        qp.max_send_wr(2 * DEPTH as u32).max_recv_wr(DEPTH as u32).max_inline_data(128)
-    })?;
+    let (cq, _driver) = context.cq_builder(16 * DEPTH as u32).spawn()?;
+    let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(2 * DEPTH as u32);
+    let qp = cq.adopt(builder.max_recv_wr(DEPTH as u32).max_inline_data(128).build()?)?;
     let gid = context.default_gid(1)?.index;
     let channel = Channel::new(&pd, qp.clone())?;
     // A frame that finds no receive fails: none does.

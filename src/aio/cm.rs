@@ -1,19 +1,19 @@
 //! Connections by address as futures, in any event loop.
 //!
-//! An [`EventChannel`] comes with a [`Driver`], a future that is spawned on an event loop which implements
-//! [`Readiness`]; with tokio, `EventChannel::spawn` does both. [`crate::cm`] has the steps
+//! An [`AsyncEventChannel`] comes with a [`ChannelDriver`], a future that is spawned on an event loop which implements
+//! [`Readiness`]; with tokio, `AsyncEventChannel::spawn` does both. [`crate::cm`] has the steps
 //! and the parameters.
 //!
 //! ```no_run
 //! # #[cfg(feature = "tokio")]
 //! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use uverbs::QpType;
-//! use uverbs::aio::{CompletionQueue, cm::EventChannel};
+//! use uverbs::aio::cm::AsyncEventChannel;
 //! use uverbs::cm::{ConnectParam, Connector};
 //!
-//! let (channel, _driver) = EventChannel::spawn()?;
+//! let (channel, _driver) = AsyncEventChannel::spawn()?;
 //! channel.use_context(context)?;
-//! let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
+//! let (cq, _driver) = context.cq_builder(64).spawn()?;
 //! let pd = context.alloc_pd()?;
 //!
 //! // A server:
@@ -21,7 +21,8 @@
 //! let request = listener.next_request().await?;
 //! let (qp, connection) = channel
 //!     .accept(request, &ConnectParam::new(), |_| {
-//!         cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))
+//!         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+//!         Ok(cq.adopt(qp)?)
 //!     })
 //!     .await?;
 //! connection.disconnected().await?;
@@ -30,7 +31,8 @@
 //! let connector = Connector::new("10.0.0.2:7471")?;
 //! let (qp, connection) = channel
 //!     .connect(&connector, |_route| {
-//!         cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))
+//!         let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+//!         Ok(cq.adopt(qp)?)
 //!     })
 //!     .await?;
 //! # drop((qp, connection)); Ok(()) }
@@ -38,10 +40,10 @@
 //!
 //! - **Dropped futures** destroy their id in the kernel: a connect request is cancelled, an accepted one
 //!   rejected, a multicast group left. No event of a listener or of a connection is lost.
-//! - **Datagrams**: [`connect_datagrams`](EventChannel::connect_datagrams) asks a listener where to send them, and
-//!   [`join_multicast`](EventChannel::join_multicast) joins a group. What needs no answer of the network is no future:
+//! - **Datagrams**: [`connect_datagrams`](AsyncEventChannel::connect_datagrams) asks a listener where to send them, and
+//!   [`join_multicast`](AsyncEventChannel::join_multicast) joins a group. What needs no answer of the network is no future:
 //!   [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
-//!   [`MulticastMember`].
+//!   [`AsyncMulticastMember`].
 //! - **Deadlines**: put the future into the event loop's timeout.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
 //!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
@@ -50,15 +52,15 @@
 //!   sent again only after 655 milliseconds.
 //! - **The last message**: a peer disconnects as soon as it has what it waits for, and its device may then leave the
 //!   last message without an acknowledgement; the send fails after all its repetitions. The sender
-//!   awaits [`disconnected`](Connection::disconnected) at the same time.
+//!   awaits [`disconnected`](AsyncConnection::disconnected) at the same time.
 //! - **Workers**: a worker with a channel, a context and a thread domain of its own
-//!   [accepts](EventChannel::accept) requests that a listener of another channel received.
+//!   [accepts](AsyncEventChannel::accept) requests that a listener of another channel received.
 
 use super::driver::Readiness;
 use crate::cm::{
-    self, BoundId, ConnectError, ConnectParam, ConnectRequest, ConnectionEvent, Connector,
-    DatagramPeer, Event, EventWait, ListeningId, MulticastRole, PortSpace, RouteResolved, Step,
-    listen_on, no_address,
+    BoundId, ConnectError, ConnectParam, ConnectRequest, Connection, ConnectionEvent, Connector,
+    DatagramPeer, Event, EventChannel, EventWait, ListeningId, MulticastMember, MulticastRole,
+    PortSpace, RouteResolved, Step, listen_on, no_address,
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -81,7 +83,7 @@ const MAX_FALSE_ALARMS: u32 = 1000;
 
 /// What the handles of a channel and its driver share.
 struct ChannelState {
-    channel: cm::EventChannel,
+    channel: EventChannel,
     /// Whether the driver has ended.
     is_over: AtomicBool,
     /// The driver's task, to be woken when the last handle is dropped.
@@ -163,11 +165,11 @@ impl Drop for Handle {
 ///
 /// Example: the first program of the [documentation](crate).
 #[derive(Clone)]
-pub struct EventChannel {
+pub struct AsyncEventChannel {
     handle: Arc<Handle>,
 }
 
-impl EventChannel {
+impl AsyncEventChannel {
     /// Opens the connection manager. `readiness` gets the file of the channel, and registers it with the
     /// event loop.
     ///
@@ -175,10 +177,10 @@ impl EventChannel {
     ///
     /// ```no_run
     /// # use std::os::fd::BorrowedFd;
-    /// # use uverbs::aio::{Readiness, cm::{Driver, EventChannel}};
-    /// # async fn f<R: Readiness + Unpin>(watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>, spawn: impl Fn(Driver<R>))
+    /// # use uverbs::aio::{Readiness, cm::{ChannelDriver, AsyncEventChannel}};
+    /// # async fn f<R: Readiness + Unpin>(watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>, spawn: impl Fn(ChannelDriver<R>))
     /// # -> uverbs::Result<()> {
-    /// let (channel, driver) = EventChannel::new(watch)?;
+    /// let (channel, driver) = AsyncEventChannel::new(watch)?;
     /// spawn(driver);
     /// let mut listener = channel.listen("0.0.0.0:7471", 128)?;
     /// let request = listener.next_request().await?;
@@ -187,23 +189,24 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// Those of [`cm::EventChannel::open`], and what `readiness` returns.
+    /// Those of [`EventChannel::open`], and what `readiness` returns.
     pub fn new<W: Readiness>(
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(EventChannel, Driver<W>)> {
-        EventChannel::on(cm::EventChannel::open()?, readiness)
+    ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
+        AsyncEventChannel::on(EventChannel::open()?, readiness)
     }
 
     fn on<W: Readiness>(
-        channel: cm::EventChannel,
+        channel: EventChannel,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(EventChannel, Driver<W>)> {
+    ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
         let readiness = readiness(channel.as_fd())?;
         let is_over = AtomicBool::new(false);
         let shared = Arc::new(ChannelState { channel, is_over, driver: Lock::default() });
         let handle = Arc::new(Handle { shared: shared.clone() });
-        let driver = Driver { shared, handle: Arc::downgrade(&handle), readiness, false_alarms: 0 };
-        Ok((EventChannel { handle }, driver))
+        let driver =
+            ChannelDriver { shared, handle: Arc::downgrade(&handle), readiness, false_alarms: 0 };
+        Ok((AsyncEventChannel { handle }, driver))
     }
 
     fn shared(&self) -> &ChannelState {
@@ -212,11 +215,18 @@ impl EventChannel {
 
     /// The channel itself, to [migrate](ConnectRequest::migrate) a request to. A thread that blocks on one of
     /// its ids keeps no task waiting.
-    pub fn channel(&self) -> &cm::EventChannel {
+    ///
+    /// ```no_run
+    /// # use uverbs::{Result, aio::cm::AsyncEventChannel, cm::ConnectRequest};
+    /// # fn f(worker: &AsyncEventChannel, request: ConnectRequest) -> Result<()> {
+    /// let request = request.migrate(worker.channel())?;
+    /// # drop(request); Ok(()) }
+    /// ```
+    pub fn channel(&self) -> &EventChannel {
         &self.shared().channel
     }
 
-    /// Makes this the context of ids on its device; see [`cm::EventChannel::use_context`].
+    /// Makes this the context of ids on its device; see [`EventChannel::use_context`].
     ///
     /// # Errors
     ///
@@ -226,13 +236,13 @@ impl EventChannel {
     }
 
     /// Listens on an address of this host, or on the first usable address of a host name; see
-    /// [`BoundId::listen`](cm::BoundId::listen) for `backlog`. The driver reads requests as they come, and the
+    /// [`BoundId::listen`](BoundId::listen) for `backlog`. The driver reads requests as they come, and the
     /// listener keeps them.
     ///
     /// # Errors
     ///
-    /// As [`Id::bind`](cm::Id::bind).
-    pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<Listener> {
+    /// As [`Id::bind`](crate::cm::Id::bind).
+    pub fn listen(&self, address: impl ToSocketAddrs, backlog: u32) -> Result<AsyncListener> {
         self.listen_for(QpType::RC, address, backlog)
     }
 
@@ -243,7 +253,7 @@ impl EventChannel {
     /// A service that tells all its peers the same queue pair for datagrams:
     ///
     /// ```no_run
-    /// # async fn f(channel: uverbs::aio::cm::EventChannel, qp: uverbs::aio::QueuePair) -> uverbs::Result<()> {
+    /// # async fn f(channel: uverbs::aio::cm::AsyncEventChannel, qp: uverbs::aio::AsyncQueuePair) -> uverbs::Result<()> {
     /// use uverbs::{QpType, cm::ConnectParam};
     ///
     /// let mut listener = channel.listen_for(QpType::UD, "0.0.0.0:7471", 128)?;
@@ -262,9 +272,9 @@ impl EventChannel {
         qp_type: QpType,
         address: impl ToSocketAddrs,
         backlog: u32,
-    ) -> Result<Listener> {
+    ) -> Result<AsyncListener> {
         let id = listen_on(&self.shared().channel, qp_type, address, backlog)?;
-        Ok(Listener {
+        Ok(AsyncListener {
             id,
             channel: self.clone(),
             wait: None,
@@ -284,7 +294,7 @@ impl EventChannel {
         &self,
         connector: &Connector,
         mut create: impl FnMut(&RouteResolved) -> Result<Q>,
-    ) -> std::result::Result<(Q, Connection), ConnectError> {
+    ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
         let mut last = None;
         for address in connector.addresses() {
             match self.connect_to(connector, *address, &mut create).await {
@@ -300,12 +310,12 @@ impl EventChannel {
         connector: &Connector,
         address: SocketAddr,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
-    ) -> std::result::Result<(Q, Connection), ConnectError> {
+    ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
         let route = self.route(connector, address, connector.type_of_qp()).await?;
         let qp = create(&route)?;
         let connecting = route.connect(&qp, connector.parameters())?;
         let connection = self.shared().step(connecting).await?;
-        Ok((qp, Connection { connection, channel: self.clone() }))
+        Ok((qp, AsyncConnection { connection, channel: self.clone() }))
     }
 
     async fn route(
@@ -325,9 +335,9 @@ impl EventChannel {
     /// [`RouteResolved::connect_datagrams`].
     ///
     /// ```no_run
-    /// # use uverbs::aio::{QueuePair, cm::EventChannel};
+    /// # use uverbs::aio::{AsyncQueuePair, cm::AsyncEventChannel};
     /// # use uverbs::owned::Buffer;
-    /// # async fn f(channel: EventChannel, qp: QueuePair, pd: uverbs::ProtectionDomain, buffer: Buffer)
+    /// # async fn f(channel: AsyncEventChannel, qp: AsyncQueuePair, pd: uverbs::ProtectionDomain, buffer: Buffer)
     /// # -> Result<(), Box<dyn std::error::Error>> {
     /// use uverbs::{Destination, SendWr, cm::Connector};
     /// let connector = Connector::new("10.0.0.2:7471")?;
@@ -375,22 +385,22 @@ impl EventChannel {
     ///
     /// # Errors
     ///
-    /// As [`BoundId::join_multicast`] and [`JoiningMulticast::wait`](cm::JoiningMulticast::wait), and those of
-    /// [`Id::bind`](cm::Id::bind) and `create`; `ECANCELED` if the driver has ended.
+    /// As [`BoundId::join_multicast`] and [`JoiningMulticast::wait`](crate::cm::JoiningMulticast::wait), and those of
+    /// [`Id::bind`](crate::cm::Id::bind) and `create`; `ECANCELED` if the driver has ended.
     pub async fn join_multicast<Q: Deref<Target = QpControl>>(
         &self,
         local: IpAddr,
         group: IpAddr,
         role: MulticastRole,
         create: impl FnOnce(&BoundId) -> Result<Q>,
-    ) -> Result<(Q, MulticastMember)> {
+    ) -> Result<(Q, AsyncMulticastMember)> {
         let shared = self.shared();
         let id = shared.channel.create_id_in(PortSpace::UDP)?;
         let bound = id.bind(SocketAddr::new(local, 0))?;
         let qp = create(&bound)?;
         let joining = bound.join_multicast(&qp, group, role)?;
         let member = shared.step(joining).await?;
-        Ok((qp, MulticastMember { member, channel: self.clone() }))
+        Ok((qp, AsyncMulticastMember { member, channel: self.clone() }))
     }
 
     /// Accepts a request and waits for the peer's confirmation. `create` makes the queue pair as for
@@ -405,18 +415,18 @@ impl EventChannel {
         request: ConnectRequest,
         param: &ConnectParam,
         create: impl FnOnce(&ConnectRequest) -> Result<Q>,
-    ) -> std::result::Result<(Q, Connection), ConnectError> {
+    ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
         let request = request.migrate(self.channel())?;
         let qp = create(&request)?;
         let accepting = request.accept(&qp, param)?;
         let connection = self.shared().step(accepting).await?;
-        Ok((qp, Connection { connection, channel: self.clone() }))
+        Ok((qp, AsyncConnection { connection, channel: self.clone() }))
     }
 }
 
-impl fmt::Debug for EventChannel {
+impl fmt::Debug for AsyncEventChannel {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("EventChannel").field("channel", self.channel()).finish_non_exhaustive()
+        f.debug_struct("AsyncEventChannel").field("channel", self.channel()).finish_non_exhaustive()
     }
 }
 
@@ -427,7 +437,7 @@ impl fmt::Debug for EventChannel {
 ///
 /// Example: the first program of the [documentation](crate).
 #[must_use = "nothing happens unless it is polled"]
-pub struct Driver<W> {
+pub struct ChannelDriver<W> {
     shared: Arc<ChannelState>,
     handle: Weak<Handle>,
     readiness: W,
@@ -435,7 +445,7 @@ pub struct Driver<W> {
     false_alarms: u32,
 }
 
-impl<W: Readiness + Unpin> Future for Driver<W> {
+impl<W: Readiness + Unpin> Future for ChannelDriver<W> {
     type Output = Result<()>;
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
@@ -447,10 +457,10 @@ impl<W: Readiness + Unpin> Future for Driver<W> {
     }
 }
 
-impl<W: Readiness> Driver<W> {
+impl<W: Readiness> ChannelDriver<W> {
     /// Reads events until none is left.
     fn drive(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
-        let Driver { shared, handle, readiness, false_alarms } = self;
+        let ChannelDriver { shared, handle, readiness, false_alarms } = self;
         // The last handle that is dropped takes the waker, so handles are counted after it is stored.
         let waker = cx.waker().clone();
         drop(shared.driver.lock().and_then(|mut driver| driver.replace(waker)));
@@ -475,15 +485,17 @@ impl<W: Readiness> Driver<W> {
     }
 }
 
-impl<W> Drop for Driver<W> {
+impl<W> Drop for ChannelDriver<W> {
     fn drop(&mut self) {
         self.shared.end();
     }
 }
 
-impl<W> fmt::Debug for Driver<W> {
+impl<W> fmt::Debug for ChannelDriver<W> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Driver").field("channel", &self.shared.channel).finish_non_exhaustive()
+        f.debug_struct("ChannelDriver")
+            .field("channel", &self.shared.channel)
+            .finish_non_exhaustive()
     }
 }
 
@@ -491,9 +503,9 @@ impl<W> fmt::Debug for Driver<W> {
 ///
 /// Example: the first program of the [documentation](crate).
 #[derive(Debug)]
-pub struct Listener {
+pub struct AsyncListener {
     id: ListeningId,
-    channel: EventChannel,
+    channel: AsyncEventChannel,
     /// The number of the task's wait for events.
     wait: Option<u64>,
     /// The last result was an error.
@@ -501,7 +513,7 @@ pub struct Listener {
     is_over: bool,
 }
 
-impl Listener {
+impl AsyncListener {
     /// The address that the listener listens on.
     ///
     /// # Errors
@@ -511,7 +523,7 @@ impl Listener {
         self.id.local_addr()
     }
 
-    /// Waits for a connect request, and returns it for [`EventChannel::accept`]. No request is lost if the
+    /// Waits for a connect request, and returns it for [`AsyncEventChannel::accept`]. No request is lost if the
     /// future is dropped.
     ///
     /// # Errors
@@ -526,8 +538,8 @@ impl Listener {
     /// Of two listeners, the one that a request comes to:
     ///
     /// ```no_run
-    /// # use uverbs::{Result, aio::cm::Listener, cm::ConnectRequest};
-    /// # async fn f(ipv4: &mut Listener, ipv6: &mut Listener) -> Result<ConnectRequest> {
+    /// # use uverbs::{Result, aio::cm::AsyncListener, cm::ConnectRequest};
+    /// # async fn f(ipv4: &mut AsyncListener, ipv6: &mut AsyncListener) -> Result<ConnectRequest> {
     /// use std::future::poll_fn;
     ///
     /// let request = poll_fn(|cx| match ipv4.poll_next(cx) {
@@ -538,7 +550,7 @@ impl Listener {
     /// # }
     /// ```
     pub fn poll_next(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
-        let Listener { id, channel, wait, .. } = self;
+        let AsyncListener { id, channel, wait, .. } = self;
         let event = ready!(channel.shared().poll_event(&&*id, wait, cx));
         let request = event.and_then(|event| (&self.id).advance(event));
         #[cfg(feature = "stream")]
@@ -555,22 +567,28 @@ impl Listener {
 }
 
 /// An established connection; everything that does not wait is behind [`Deref`], as a
-/// [`cm::Connection`]. Dropping it closes the connection.
+/// [`Connection`]. Dropping it closes the connection.
 ///
 /// Example: the first program of the [documentation](crate).
 #[derive(Debug)]
-pub struct Connection {
-    connection: cm::Connection,
-    channel: EventChannel,
+pub struct AsyncConnection {
+    connection: Connection,
+    channel: AsyncEventChannel,
 }
 
-impl Connection {
+impl AsyncConnection {
     /// Waits for the next event. If several tasks wait, each event goes to one of them. No event is lost if the
     /// future is dropped.
     ///
+    /// ```no_run
+    /// # async fn f(connection: &uverbs::aio::cm::AsyncConnection) -> uverbs::Result<()> {
+    /// println!("{:?}", connection.next_event().await?);
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
-    /// As [`cm::Connection::next_event`]; `ECANCELED` if the driver has ended.
+    /// As [`Connection::next_event`]; `ECANCELED` if the driver has ended.
     pub async fn next_event(&self) -> Result<ConnectionEvent> {
         self.channel.shared().step(&self.connection).await
     }
@@ -586,33 +604,33 @@ impl Connection {
     }
 }
 
-impl Deref for Connection {
-    type Target = cm::Connection;
+impl Deref for AsyncConnection {
+    type Target = Connection;
 
-    fn deref(&self) -> &cm::Connection {
+    fn deref(&self) -> &Connection {
         &self.connection
     }
 }
 
 /// A membership in a multicast group; everything that does not wait is behind [`Deref`], as a
-/// [`cm::MulticastMember`]. Dropping it leaves the group.
+/// [`MulticastMember`]. Dropping it leaves the group.
 ///
 /// Example: [`JoiningMulticast`](crate::cm::JoiningMulticast).
 #[derive(Debug)]
 #[must_use = "dropping the membership leaves the group"]
-pub struct MulticastMember {
-    member: cm::MulticastMember,
-    channel: EventChannel,
+pub struct AsyncMulticastMember {
+    member: MulticastMember,
+    channel: AsyncEventChannel,
 }
 
-impl MulticastMember {
-    /// Waits until the membership is lost, as [`wait_lost`](cm::MulticastMember::wait_lost) does by blocking its
+impl AsyncMulticastMember {
+    /// Waits until the membership is lost, as [`wait_lost`](MulticastMember::wait_lost) does by blocking its
     /// thread. Any number of tasks may wait for that.
     ///
     /// A task that keeps a queue pair in a group:
     ///
     /// ```no_run
-    /// # async fn f(channel: uverbs::aio::cm::EventChannel, qp: uverbs::aio::QueuePair)
+    /// # async fn f(channel: uverbs::aio::cm::AsyncEventChannel, qp: uverbs::aio::AsyncQueuePair)
     /// # -> Result<(), Box<dyn std::error::Error>> {
     /// use uverbs::cm::MulticastRole;
     ///
@@ -634,10 +652,10 @@ impl MulticastMember {
     }
 }
 
-impl Deref for MulticastMember {
-    type Target = cm::MulticastMember;
+impl Deref for AsyncMulticastMember {
+    type Target = MulticastMember;
 
-    fn deref(&self) -> &cm::MulticastMember {
+    fn deref(&self) -> &MulticastMember {
         &self.member
     }
 }

@@ -4,9 +4,9 @@ use super::deferred::Deferred;
 use super::inflight::{Inflight, InflightKey, InflightTable, OpTag};
 use super::locking::Locking;
 use super::poll_loop::{DriverIo, PollLoop};
-use super::queue::{QueuePair, SharedReceiveQueue};
+use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::channel::CompletionChannel;
-use crate::cq::{CqBuilder, CqControl, Notify};
+use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify};
 use crate::error::{Error, ErrorWith, Result};
 use crate::first_panic::FirstPanic;
 use crate::memory::lock::{AnyLock, Lock};
@@ -14,10 +14,9 @@ use crate::owned::{
     OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared};
-use crate::qp::{QpBuilder, QpType};
-use crate::srq::SrqBuilder;
+use crate::qp::QueuePair;
+use crate::srq::SharedReceiveQueue;
 use crate::td::ThreadDomain;
-use crate::xrcd::XrcDomain;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::fmt;
@@ -27,7 +26,7 @@ use std::pin::Pin;
 use std::sync::{Arc, Weak};
 use std::task::{Context, Poll, Waker};
 
-const VERB: &str = "create_qp";
+const VERB: &str = "adopt";
 
 /// Completions that are handled before other tasks run.
 const POLL_BATCH: usize = 256;
@@ -35,7 +34,7 @@ const POLL_BATCH: usize = 256;
 /// Tells a [`Driver`] when its completion channel is readable or in error.
 ///
 /// Implement it to run a driver in another event loop than tokio's. Register the file that
-/// [`CompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
+/// [`AsyncCompletionQueue::as_fd`] names for reading, edge-triggered or not. When the device goes away, the file
 /// is in error and not readable: `epoll(7)` reports `EPOLLERR` alone, and this has to count, or the futures
 /// wait for ever.
 ///
@@ -44,7 +43,7 @@ const POLL_BATCH: usize = 256;
 /// ```no_run
 /// use std::sync::{Arc, Mutex};
 /// use std::task::{Context, Poll, Waker};
-/// use uverbs::aio::{CompletionQueue, Driver, Readiness};
+/// use uverbs::aio::{AsyncCompletionQueue, Driver, Readiness};
 ///
 /// #[derive(Default)]
 /// struct State {
@@ -77,15 +76,20 @@ const POLL_BATCH: usize = 256;
 ///     }
 /// }
 ///
+/// # use std::os::fd::BorrowedFd;
+/// # fn add_to_epoll(_: BorrowedFd<'_>) -> uverbs::Result<()> { Ok(()) }
 /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
-/// let (cq, mut driver): (CompletionQueue, Driver<OwnLoop>) =
-///     CompletionQueue::new(context, 64, |_file| Ok(OwnLoop(Arc::default())))?;
+/// let (cq, mut driver): (AsyncCompletionQueue, Driver<OwnLoop>) =
+///     context.cq_builder(64).build_async(|file| {
+///         add_to_epoll(file)?;
+///         Ok(OwnLoop(Arc::default()))
+///     })?;
 /// readable(driver.readiness_mut());
 /// println!("{} completions were of no request", cq.unmatched());
 /// # Ok(()) }
 /// ```
 ///
-/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
+/// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
 pub trait Readiness {
     /// If the file may be readable or in error, calls `read`, which reads an event. Afterwards it clears the
     /// readiness that it knew of *before* the call, and keeps what it learned during the call. Otherwise it
@@ -119,6 +123,21 @@ pub(super) struct Polled<S: Locking> {
     cq: OwnedCompletionQueue<OpTag>,
     /// `None` when the driver has ended.
     queues: Option<InflightTable<S>>,
+}
+
+impl<S: Locking> Polled<S> {
+    /// The completion queue, and the table of queues whose futures fail when the driver ends; an error if it has.
+    fn running(
+        &mut self,
+        verb: &'static str,
+    ) -> Result<(&mut OwnedCompletionQueue<OpTag>, &mut InflightTable<S>)> {
+        match &mut self.queues {
+            Some(queues) => Ok((&mut self.cq, queues)),
+            None => {
+                Err(Error::new(verb, Errno::PIPE).detail("the completion queue's driver is gone"))
+            }
+        }
+    }
 }
 
 type PolledGuard<'l, S> = <<S as Locking>::Lock<Polled<S>> as AnyLock<Polled<S>>>::Guard<'l>;
@@ -162,7 +181,7 @@ impl<S: Locking> DriverHandle<S> {
     }
 
     /// What rings the queue pairs.
-    #[inline(always)]
+    #[inline]
     pub(super) fn token(&self) -> &S::Token {
         &self.shared.token
     }
@@ -174,16 +193,6 @@ impl<S: Locking> DriverHandle<S> {
             let _ = qp.reset(&mut polled.cq);
         }
         self.wake();
-    }
-
-    /// Registers a queue, whose futures fail when the driver ends.
-    fn register(&self, inflight: &Arc<Inflight<S>>) -> Result<InflightKey> {
-        match &mut self.shared.polled(VERB)?.queues {
-            Some(queues) => Ok(queues.insert(inflight.clone())),
-            None => {
-                Err(Error::new(VERB, Errno::PIPE).detail("the completion queue's driver is gone"))
-            }
-        }
     }
 
     /// No future waits for requests of the queue any more.
@@ -205,20 +214,21 @@ impl<S: Locking> Drop for DriverHandle<S> {
 /// A completion queue whose requests are futures. Clones are handles of the same queue, and move between
 /// threads.
 ///
-/// It comes with a [`Driver`], which is to be spawned on an event loop; with tokio,
-/// `CompletionQueue::spawn` does both. See [`aio`](super#) for an example.
+/// [`CqBuilder::build_async`] makes it with a [`Driver`], which is to be spawned on an event loop; with tokio,
+/// `CqBuilder::spawn` does both. See [`aio`](super#) for an example. Queue pairs are built with it, and
+/// [adopted](Self::adopt).
 ///
-/// The queue of a [`Worker`] is a `CompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
+/// The queue of a [`Worker`] is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
 /// queue pairs and futures, none of which takes a mutex.
 ///
-/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
-pub struct CompletionQueue<S: Locking = Shared> {
+/// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
+pub struct AsyncCompletionQueue<S: Locking = Shared> {
     driver: Arc<DriverHandle<S>>,
 }
 
-impl<S: Locking> Clone for CompletionQueue<S> {
+impl<S: Locking> Clone for AsyncCompletionQueue<S> {
     fn clone(&self) -> Self {
-        CompletionQueue { driver: self.driver.clone() }
+        AsyncCompletionQueue { driver: self.driver.clone() }
     }
 }
 
@@ -231,7 +241,7 @@ impl<S: Locking> Clone for CompletionQueue<S> {
 /// and calls each one even if another one panics. When it ends or is dropped, all futures of the queue fail
 /// with [`OpErrorKind::DriverGone`](super::OpErrorKind::DriverGone).
 ///
-/// Example: [`CompletionQueue::build`](crate::aio::CompletionQueue::build).
+/// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
 #[must_use = "nothing happens unless it is polled"]
 pub struct Driver<W, S: Locking = Shared> {
     shared: Arc<CqShared<S>>,
@@ -244,31 +254,17 @@ pub struct Driver<W, S: Locking = Shared> {
     deferred: Deferred,
 }
 
-impl CompletionQueue {
-    /// Creates a queue with room for at least `cqe` completions, and its driver. `readiness` gets the
-    /// channel's file, and registers it with the event loop.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
-    /// [`create_comp_channel`](crate::Context::create_comp_channel), and what `readiness` returns.
-    pub fn new<W: Readiness>(
-        context: &crate::Context,
-        cqe: u32,
-        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue, Driver<W>)> {
-        CompletionQueue::build(context.cq_builder(cqe), readiness)
-    }
-
-    /// As [`new`](Self::new), for a queue that `builder` describes: its vector, the size of its entries, its
-    /// parent domain. The queue gets a completion channel of its own.
+impl CqBuilder {
+    /// Creates the queue as one whose requests are futures, and its driver. The queue gets a completion channel
+    /// of its own, in place of one that the builder was given. `readiness` gets the channel's file, and registers
+    /// it with the event loop.
     ///
     /// ```no_run
     /// # fn f(context: &uverbs::Context, domain: &uverbs::ParentDomain) -> uverbs::Result<()> {
     /// # #[cfg(feature = "tokio")] {
-    /// use uverbs::aio::{CompletionQueue, tokio::Registered};
+    /// use uverbs::aio::tokio::Registered;
     /// let builder = context.cq_builder(1024).vector(3).cqe_size(128).parent_domain(domain);
-    /// let (cq, driver) = CompletionQueue::build(builder, Registered::new)?;
+    /// let (cq, driver) = builder.build_async(Registered::new)?;
     /// // An event for 16 completions, or 20 microseconds after the first.
     /// cq.control().moderate(16, 20)?;
     /// # drop(driver); }
@@ -277,18 +273,36 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// As [`new`](Self::new).
-    pub fn build<W: Readiness>(
-        builder: CqBuilder,
+    /// Those of [`build`](Self::build) and [`create_comp_channel`](crate::Context::create_comp_channel), and
+    /// what `readiness` returns.
+    pub fn build_async<W: Readiness>(
+        self,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue, Driver<W>)> {
-        let channel = builder.context().create_comp_channel()?;
-        let cq = builder.channel(&channel).build()?;
-        CompletionQueue::start(cq, channel, (), readiness)
+    ) -> Result<(AsyncCompletionQueue, Driver<W>)> {
+        let (cq, channel) = self.build_with_channel()?;
+        AsyncCompletionQueue::start(cq, channel, (), readiness)
+    }
+
+    /// Creates the queue for one thread, with a completion channel of its own, and joins it with the token of the
+    /// thread domain `td`.
+    ///
+    /// Example: [`Worker`].
+    ///
+    /// # Errors
+    ///
+    /// Those of [`build`](Self::build) and [`create_comp_channel`](crate::Context::create_comp_channel).
+    pub fn build_worker(self, td: ThreadDomain) -> Result<Worker> {
+        let (cq, channel) = self.build_with_channel()?;
+        Ok(Worker { cq, channel, td })
+    }
+
+    fn build_with_channel(self) -> Result<(CompletionQueue, CompletionChannel)> {
+        let channel = self.context().create_comp_channel()?;
+        Ok((self.channel(&channel).build()?, channel))
     }
 }
 
-impl<S: Locking> CompletionQueue<S> {
+impl<S: Locking> AsyncCompletionQueue<S> {
     /// How many queues have futures that this queue's driver completes.
     #[cfg(test)]
     pub(crate) fn registered(&self) -> usize {
@@ -297,11 +311,11 @@ impl<S: Locking> CompletionQueue<S> {
     }
 
     fn start<W: Readiness>(
-        cq: crate::CompletionQueue,
+        cq: CompletionQueue,
         channel: CompletionChannel,
         token: S::Token,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue<S>, Driver<W, S>)> {
+    ) -> Result<(AsyncCompletionQueue<S>, Driver<W, S>)> {
         let readiness = readiness(channel.as_fd())?;
         let control = cq.control();
         let (cq, queues) = (OwnedCompletionQueue::new(cq), Some(InflightTable::default()));
@@ -313,150 +327,111 @@ impl<S: Locking> CompletionQueue<S> {
         let (weak, known_waker) = (Arc::downgrade(&handle), None);
         let driver =
             Driver { shared, driver: weak, waker, known_waker, readiness, poll_loop, deferred };
-        Ok((CompletionQueue { driver: handle }, driver))
+        Ok((AsyncCompletionQueue { driver: handle }, driver))
     }
 
     /// The completion queue's handle in the kernel, to [moderate](CqControl::moderate) its events with.
+    ///
+    /// Example: [`CqBuilder::build_async`](crate::CqBuilder::build_async).
     pub fn control(&self) -> &CqControl {
         &self.driver.shared.control
     }
 
-    /// Creates a queue pair that completes here. `describe` sets what the builder should build.
+    /// Takes over a queue pair that was created with this completion queue for its sends and its receives, or with
+    /// that of a [`Worker`] before the worker moved to its thread.
     ///
     /// ```no_run
-    /// # fn f(cq: &uverbs::aio::CompletionQueue, pd: &uverbs::ProtectionDomain)
+    /// # fn f(cq: &uverbs::aio::AsyncCompletionQueue, pd: &uverbs::ProtectionDomain)
     /// # -> uverbs::Result<()> {
     /// use uverbs::QpType;
-    /// let qp = cq.create_qp(pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
-    /// # Ok(()) }
+    /// let qp = pd.qp_builder(cq, cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+    /// let qp = cq.adopt(qp)?;
+    /// # drop(qp); Ok(()) }
     /// ```
     ///
     /// # Errors
     ///
-    /// Those of [`QpBuilder::build`] and [`OwnedCompletionQueue::adopt`].
-    pub fn create_qp(
+    /// Those of [`OwnedCompletionQueue::adopt`]; `EINVAL` for a queue pair under another thread domain; `EPIPE`
+    /// if the driver has ended. The queue pair comes back with the error.
+    pub fn adopt(
         &self,
-        pd: &ProtectionDomain<S>,
-        qp_type: QpType,
-        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
-    ) -> Result<QueuePair<S>> {
-        self.create(pd, qp_type, None, describe)
+        qp: QueuePair<S>,
+    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
+        self.take_over(qp, None)
     }
 
-    /// As [`create_qp`](Self::create_qp), for a queue pair that takes its receives from `srq`, which is of the same
+    /// As [`adopt`](Self::adopt), for a queue pair that takes its receives from `srq`, which is of the same
     /// completion queue.
+    ///
+    /// ```no_run
+    /// # fn f(cq: &uverbs::aio::AsyncCompletionQueue, pd: &uverbs::ProtectionDomain)
+    /// # -> uverbs::Result<()> {
+    /// use uverbs::QpType;
+    /// let srq = cq.adopt_srq(pd.srq_builder(64).build()?)?;
+    /// let qp = cq.adopt_on(pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build()?, &srq)?;
+    /// # drop(qp); Ok(()) }
+    /// ```
     ///
     /// # Errors
     ///
-    /// As [`create_qp`](Self::create_qp), and `EINVAL` for a shared receive queue of another completion queue.
-    pub fn create_qp_on(
+    /// As [`adopt`](Self::adopt), and `EINVAL` for a shared receive queue of another completion queue, or if the
+    /// queue pair takes its receives elsewhere.
+    pub fn adopt_on(
         &self,
-        pd: &ProtectionDomain<S>,
-        qp_type: QpType,
-        srq: &SharedReceiveQueue<S>,
-        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
-    ) -> Result<QueuePair<S>> {
+        qp: QueuePair<S>,
+        srq: &AsyncSharedReceiveQueue<S>,
+    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
         // The tag of a receive names its future among those of one completion queue.
         if !srq.is_of(&self.driver) {
             let detail = "the shared receive queue is of another completion queue";
-            return Err(Error::invalid(VERB, detail));
+            return Err(Error::invalid(VERB, detail).with(qp));
         }
-        self.create(pd, qp_type, Some(srq), describe)
-    }
-
-    fn create(
-        &self,
-        pd: &ProtectionDomain<S>,
-        qp_type: QpType,
-        srq: Option<&SharedReceiveQueue<S>>,
-        describe: impl FnOnce(QpBuilder<S>) -> QpBuilder<S>,
-    ) -> Result<QueuePair<S>> {
-        let shared = &self.driver.shared;
-        let polled = shared.polled(VERB)?;
-        let builder = pd.qp_builder(polled.cq.queue(), polled.cq.queue(), qp_type);
-        drop(polled);
-        // `describe` is code of the program, which may use this queue: the lock is released.
-        let mut builder = describe(builder);
-        if let Some(srq) = srq {
-            builder = srq.with(VERB, |srq| builder.srq(srq.queue()))?;
-        }
-        self.take_over(builder.build()?, srq).map_err(|failed| failed.error.in_verb(VERB))
-    }
-
-    /// Takes over a queue pair that was created with this completion queue, for example with that of a
-    /// [`Worker`] before the worker moved to its thread.
-    ///
-    /// Example: [`Worker`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`OwnedCompletionQueue::adopt`]; `EINVAL` for a queue pair under another thread domain; `EPIPE`
-    /// if the driver has ended. The queue pair comes back with the error if it was not taken over.
-    pub fn adopt(
-        &self,
-        qp: crate::QueuePair<S>,
-    ) -> std::result::Result<QueuePair<S>, ErrorWith<Option<crate::QueuePair<S>>>> {
-        self.take_over(qp, None)
+        self.take_over(qp, Some(srq))
     }
 
     fn take_over(
         &self,
-        qp: crate::QueuePair<S>,
-        srq: Option<&SharedReceiveQueue<S>>,
-    ) -> std::result::Result<QueuePair<S>, ErrorWith<Option<crate::QueuePair<S>>>> {
+        qp: QueuePair<S>,
+        srq: Option<&AsyncSharedReceiveQueue<S>>,
+    ) -> std::result::Result<AsyncQueuePair<S>, ErrorWith<QueuePair<S>>> {
         let shared = &self.driver.shared;
         let pd = qp.qp.pd().cloned().map(ProtectionDomain::of);
         if !pd.is_some_and(|pd| S::rings(&shared.token, &pd)) {
             let detail = format!("{qp:?} is not under the thread domain of this completion queue");
-            return Err(Error::invalid(VERB, detail).with(Some(qp)));
+            return Err(Error::invalid(VERB, detail).with(qp));
         }
         let mut polled = match shared.polled(VERB) {
             Ok(polled) => polled,
-            Err(error) => return Err(error.with(Some(qp))),
+            Err(error) => return Err(error.with(qp)),
         };
-        let adopted = match srq {
-            None => polled.cq.adopt(qp),
-            Some(srq) => match srq.with(VERB, |srq| polled.cq.adopt_on(qp, srq)) {
-                Ok(adopted) => adopted,
-                Err(error) => return Err(error.with(None)),
-            },
+        let (cq, queues) = match polled.running(VERB) {
+            Ok(running) => running,
+            Err(error) => return Err(error.with(qp)),
         };
-        drop(polled);
-        let qp = adopted.map_err(|failed| failed.map(Some))?;
+        let qp = match srq.map(|srq| srq.owned(VERB)).transpose() {
+            Ok(None) => cq.adopt(qp)?,
+            Ok(Some(srq)) => cq.adopt_on(qp, &srq)?,
+            Err(error) => return Err(error.with(qp)),
+        };
         let inflight = Inflight::new(Some(&qp));
-        let key = self.driver.register(&inflight).map_err(|error| error.with(None))?;
-        Ok(QueuePair::new(qp, inflight, key, self.driver.clone()))
+        let key = queues.insert(inflight.clone());
+        drop(polled);
+        Ok(AsyncQueuePair::new(qp, inflight, key, self.driver.clone()))
     }
 
-    /// Creates a shared receive queue of at least `max_wr` receives, whose queue pairs complete here.
+    /// Takes over a shared receive queue, whose queue pairs complete here.
     ///
-    /// # Errors
-    ///
-    /// Those of [`SrqBuilder::build`](crate::SrqBuilder::build), and `EPIPE` if the driver has ended.
-    pub fn create_srq(
-        &self,
-        pd: &ProtectionDomain<impl crate::Sharing>,
-        max_wr: u32,
-        describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
-    ) -> Result<SharedReceiveQueue<S>> {
-        let srq = describe(pd.srq_builder(max_wr)).build()?;
-        let srq = OwnedSharedReceiveQueue::new(srq)?;
-        let inflight = Inflight::new(None);
-        let key = self.driver.register(&inflight)?;
-        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
-    }
-
-    /// As [`create_srq`](Self::create_srq), for a queue of an XRC domain: messages to any
-    /// [target](crate::XrcTarget) there whose sender names the queue's
-    /// [number](SharedReceiveQueue::number) complete its receives, and no queue pair is created on it.
+    /// A queue of an XRC domain was created with this completion queue. It has no queue pairs: messages to any
+    /// [target](crate::XrcTarget) of the domain whose sender names the queue's
+    /// [number](AsyncSharedReceiveQueue::number) complete its receives.
     ///
     /// ```no_run
-    /// # use uverbs::aio::CompletionQueue;
+    /// # use uverbs::aio::AsyncCompletionQueue;
     /// # use uverbs::owned::BufferPool;
     /// # use uverbs::{ProtectionDomain, XrcDomain};
-    /// # async fn f(cq: &CompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
+    /// # async fn f(cq: &AsyncCompletionQueue, pd: &ProtectionDomain, xrcd: &XrcDomain, pool: &BufferPool)
     /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// let srq = cq.create_xrc_srq(pd, 64, xrcd, |srq| srq)?;
+    /// let srq = cq.adopt_srq(pd.srq_builder(64).xrc(xrcd, cq).build()?)?;
     /// let target = xrcd.create_target()?;
     /// // … `target.endpoint`, `target.handshake`, and the number goes to the senders …
     /// println!("send to {:?}", srq.number());
@@ -464,24 +439,34 @@ impl<S: Locking> CompletionQueue<S> {
     /// # let _ = (target, message); Ok(()) }
     /// ```
     ///
-    /// The sending side is a queue pair of type [`XRC_INI`](QpType::XRC_INI), whose requests name the queue by
-    /// [`to_srq`](crate::SendWr::to_srq).
+    /// The sending side is a queue pair of type [`XRC_INI`](crate::QpType::XRC_INI), whose requests name the queue
+    /// by [`to_srq`](crate::SendWr::to_srq).
     ///
     /// # Errors
     ///
-    /// As [`create_srq`](Self::create_srq), and those of [`OwnedCompletionQueue::adopt_srq`].
-    pub fn create_xrc_srq(
+    /// Those of [`OwnedSharedReceiveQueue::new`], or of [`OwnedCompletionQueue::adopt_srq`] for a queue of an XRC
+    /// domain; `EPIPE` if the driver has ended. The shared receive queue comes back with the error.
+    pub fn adopt_srq(
         &self,
-        pd: &ProtectionDomain<impl crate::Sharing>,
-        max_wr: u32,
-        domain: &XrcDomain,
-        describe: impl FnOnce(SrqBuilder) -> SrqBuilder,
-    ) -> Result<SharedReceiveQueue<S>> {
-        let srq = describe(pd.srq_builder(max_wr)).xrc(domain, self.control()).build()?;
-        let srq = self.driver.shared.polled(VERB)?.cq.adopt_srq(srq)?;
+        srq: SharedReceiveQueue,
+    ) -> std::result::Result<AsyncSharedReceiveQueue<S>, ErrorWith<SharedReceiveQueue>> {
+        const VERB: &str = "adopt_srq";
+        let mut polled = match self.driver.shared.polled(VERB) {
+            Ok(polled) => polled,
+            Err(error) => return Err(error.with(srq)),
+        };
+        let (cq, queues) = match polled.running(VERB) {
+            Ok(running) => running,
+            Err(error) => return Err(error.with(srq)),
+        };
+        let srq = match srq.inner.is_xrc() {
+            true => cq.adopt_srq(srq)?,
+            false => OwnedSharedReceiveQueue::new(srq)?,
+        };
         let inflight = Inflight::new(None);
-        let key = self.driver.register(&inflight)?;
-        Ok(SharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
+        let key = queues.insert(inflight.clone());
+        drop(polled);
+        Ok(AsyncSharedReceiveQueue::new(srq, inflight, key, self.driver.clone()))
     }
 
     /// How many completions belonged to no request; see [`OwnedCompletionQueue::unmatched`]. 0 in a forked
@@ -491,18 +476,32 @@ impl<S: Locking> CompletionQueue<S> {
     }
 }
 
-impl<S: Locking> AsFd for CompletionQueue<S> {
+impl<S: Locking> CqRef for AsyncCompletionQueue<S> {}
+
+impl<S: Locking> cq::sealed::Sealed for AsyncCompletionQueue<S> {
+    fn control(&self) -> &CqControl {
+        AsyncCompletionQueue::control(self)
+    }
+
+    fn compact_updates(&self) {
+        if let Some(polled) = self.driver.shared.polled.lock() {
+            polled.cq.queue().compact_updates();
+        }
+    }
+}
+
+impl<S: Locking> AsFd for AsyncCompletionQueue<S> {
     /// The completion channel's file, which is readable when the driver has something to do.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.shared.channel.as_fd()
     }
 }
 
-impl<S: Locking> fmt::Debug for CompletionQueue<S> {
+impl<S: Locking> fmt::Debug for AsyncCompletionQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.driver.shared.polled.lock() {
             Some(polled) => polled.cq.fmt(f),
-            None => f.write_str("CompletionQueue(forked)"),
+            None => f.write_str("AsyncCompletionQueue(forked)"),
         }
     }
 }
@@ -511,19 +510,18 @@ impl<S: Locking> fmt::Debug for CompletionQueue<S> {
 /// futures that take no mutex.
 ///
 /// A worker moves to its thread together with the queue pairs that were made for it, as one value. There
-/// [`start`](Self::start) makes a `CompletionQueue<Exclusive>` and a driver of it. From then on they, their queue
+/// [`start`](Self::start) makes an `AsyncCompletionQueue<Exclusive>` and a driver of it. From then on they, their queue
 /// pairs and all futures are tied to the thread, as the compiler checks: they are neither `Send` nor `Sync`.
 ///
 /// ```no_run
 /// # #[cfg(feature = "tokio")]
 /// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::QpType;
-/// use uverbs::aio::Worker;
 ///
 /// let td = context.alloc_td()?;
 /// let pd = context.alloc_pd()?;
 /// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-/// let worker = Worker::new(td, context.cq_builder(64))?;
+/// let worker = context.cq_builder(64).build_worker(td)?;
 /// let qp = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC).max_send_wr(16).build()?;
 /// let mine = (worker, domain, qp);
 /// std::thread::spawn(move || {
@@ -532,7 +530,8 @@ impl<S: Locking> fmt::Debug for CompletionQueue<S> {
 ///     tokio::task::LocalSet::new().block_on(&runtime, async {
 ///         let (cq, _driver) = worker.spawn_local()?;
 ///         let qp = cq.adopt(qp)?;
-///         let another = cq.create_qp(&domain, QpType::RC, |qp| qp.max_send_wr(16))?;
+///         let another = domain.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).build()?;
+///         let another = cq.adopt(another)?;
 /// #       drop((qp, another));
 ///         Ok::<_, Box<dyn std::error::Error + Send + Sync>>(())
 ///     })
@@ -543,27 +542,15 @@ impl<S: Locking> fmt::Debug for CompletionQueue<S> {
 /// `examples/per_core.rs` is a whole program.
 #[derive(Debug)]
 pub struct Worker {
-    cq: crate::CompletionQueue,
+    cq: CompletionQueue,
     channel: CompletionChannel,
     td: ThreadDomain,
 }
 
 impl Worker {
-    /// Creates the completion queue, with a completion channel of its own, and takes the token.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`CqBuilder::build`](crate::CqBuilder::build) and
-    /// [`create_comp_channel`](crate::Context::create_comp_channel).
-    pub fn new(td: ThreadDomain, cq: CqBuilder) -> Result<Worker> {
-        let channel = cq.context().create_comp_channel()?;
-        let cq = cq.channel(&channel).build()?;
-        Ok(Worker { cq, channel, td })
-    }
-
     /// The completion queue, to create queue pairs with that the worker will
-    /// [adopt](CompletionQueue::adopt).
-    pub fn queue(&self) -> &crate::CompletionQueue {
+    /// [adopt](AsyncCompletionQueue::adopt).
+    pub fn queue(&self) -> &CompletionQueue {
         &self.cq
     }
 
@@ -576,14 +563,14 @@ impl Worker {
     pub fn start<W: Readiness>(
         self,
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
-    ) -> Result<(CompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
+    ) -> Result<(AsyncCompletionQueue<Exclusive>, Driver<W, Exclusive>)> {
         let Worker { cq, channel, td } = self;
-        CompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
+        AsyncCompletionQueue::start(cq, channel, AnyLock::new(td), readiness)
     }
 }
 
 impl<W, S: Locking> Driver<W, S> {
-    /// The event loop's side, as [`CompletionQueue::new`] got it.
+    /// The event loop's side, as [`CqBuilder::build_async`] or [`Worker::start`] got it.
     pub fn readiness_mut(&mut self) -> &mut W {
         &mut self.readiness
     }
@@ -693,6 +680,7 @@ impl<W, S: Locking> fmt::Debug for Driver<W, S> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
+    use crate::QpType;
     use crate::memory::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
     use rustix::pipe::{PipeFlags, pipe_with};
@@ -709,14 +697,18 @@ mod tests {
     }
 
     /// Runs `child` in forked children, while another thread of the parent holds one of the locks.
-    fn forked(child: impl Fn(Futures)) {
+    fn forked(child: impl Fn(Futures, QueuePair, SharedReceiveQueue)) {
         for which in 0..2 {
-            let mut futures = Some(Futures::new());
-            let (shared, waker) = {
-                let driver = &futures.as_ref().unwrap().cq.driver;
-                (driver.shared.clone(), driver.waker.clone())
+            let futures = Futures::new();
+            let Futures { pd, cq, .. } = &futures;
+            let qp = pd.qp_builder(cq, cq, QpType::RC).build().unwrap();
+            let srq = pd.srq_builder(4).build().unwrap();
+            let (shared, waker) = (cq.driver.shared.clone(), cq.driver.waker.clone());
+            let mut of_child = Some((futures, qp, srq));
+            let act = || {
+                let (futures, qp, srq) = of_child.take().unwrap();
+                child(futures, qp, srq);
             };
-            let act = || child(futures.take().unwrap());
             match which {
                 0 => in_child_while_held(|| shared.polled.lock(), act),
                 _ => in_child_while_held(|| waker.lock(), act),
@@ -727,16 +719,15 @@ mod tests {
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_can_drop_everything_while_a_thread_of_its_parent_holds_a_lock() {
-        forked(drop);
+        forked(|futures, qp, srq| drop((futures, qp, srq)));
     }
 
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_child_is_refused_while_a_thread_of_its_parent_holds_a_lock() {
-        forked(|mut futures| {
-            let pd = &futures.bench.pd;
-            assert!(futures.cq.create_qp(pd, QpType::RC, |qp| qp).unwrap_err().is_forked());
-            assert!(futures.cq.create_srq(pd, 4, |srq| srq).unwrap_err().is_forked());
+        forked(|mut futures, qp, srq| {
+            assert!(futures.cq.adopt(qp).unwrap_err().error.is_forked());
+            assert!(futures.cq.adopt_srq(srq).unwrap_err().error.is_forked());
             assert_eq!((futures.cq.unmatched(), futures.qp.in_flight()), (0, 0));
             assert!(format!("{:?}", futures.cq).contains("forked"));
             assert!(futures.qp.abort().unwrap_err().is_forked());

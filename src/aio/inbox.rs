@@ -3,7 +3,7 @@
 use super::inflight::Inflight;
 use super::locking::Locking;
 use super::op::{Finished, Op, OpError, OpErrorKind, OpQueue};
-use super::queue::{QueuePair, SharedReceiveQueue};
+use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
 use crate::wr::PostError;
@@ -29,13 +29,13 @@ pub struct Message {
 /// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
 /// buffers of a pool.
 ///
-/// Made by [`QueuePair::inbox`] and [`SharedReceiveQueue::inbox`]. A queue pair has one inbox, and no other
+/// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`]. A queue pair has one inbox, and no other
 /// receives beside it; a shared receive queue may have several.
 ///
 /// ```no_run
-/// # use uverbs::aio::{OpError, QueuePair};
+/// # use uverbs::aio::{OpError, AsyncQueuePair};
 /// # use uverbs::owned::{Buffer, BufferPool};
-/// # async fn f(qp: &QueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
+/// # async fn f(qp: &AsyncQueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
 /// let mut inbox = qp.inbox(pool, 16);
 /// loop {
 ///     let message = inbox.next().await?;
@@ -53,7 +53,7 @@ pub struct Inbox<S: Locking = Shared> {
     ended: Option<OpErrorKind>,
 }
 
-impl<S: Locking> QueuePair<S> {
+impl<S: Locking> AsyncQueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
@@ -62,7 +62,7 @@ impl<S: Locking> QueuePair<S> {
     }
 }
 
-impl<S: Locking> SharedReceiveQueue<S> {
+impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
     ///
@@ -70,13 +70,14 @@ impl<S: Locking> SharedReceiveQueue<S> {
     /// message came to:
     ///
     /// ```no_run
-    /// # use uverbs::{ProtectionDomain, QpType, aio::CompletionQueue, owned::BufferPool};
-    /// # async fn f(cq: &CompletionQueue, pd: &ProtectionDomain, pool: &BufferPool)
+    /// # use uverbs::{ProtectionDomain, QpType, aio::AsyncCompletionQueue, owned::BufferPool};
+    /// # async fn f(cq: &AsyncCompletionQueue, pd: &ProtectionDomain, pool: &BufferPool)
     /// # -> Result<(), Box<dyn std::error::Error>> {
-    /// let srq = cq.create_srq(pd, 256, |srq| srq)?;
+    /// let srq = cq.adopt_srq(pd.srq_builder(256).build()?)?;
     /// let mut clients = Vec::new();
     /// for _ in 0..16 {
-    ///     clients.push(cq.create_qp_on(pd, QpType::RC, &srq, |qp| qp.max_send_wr(16))?);
+    ///     let qp = pd.qp_builder(cq, cq, QpType::RC).max_send_wr(16).srq(&srq).build()?;
+    ///     clients.push(cq.adopt_on(qp, &srq)?);
     /// }
     /// // … `endpoint` and `handshake` of each …
     /// let mut inbox = srq.inbox(pool, 128);

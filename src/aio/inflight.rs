@@ -31,35 +31,35 @@ pub(super) struct OpTag {
     pub(super) side: Side,
 }
 
-/// Names the requests in flight of a queue in an [`InflightTable`]; nothing that was removed from the table has
-/// it, nor anything that takes its place.
+/// The key of a queue in an [`InflightTable`]: an index and a generation. The key of a removed queue finds nothing,
+/// whatever takes its index.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct InflightKey {
-    place: u32,
+    index: u32,
     generation: u32,
 }
 
 /// The requests in flight of the queues that complete to one completion queue.
 #[derive(Debug)]
 pub(super) struct InflightTable<S: Locking> {
-    places: Vec<(u32, Option<Arc<Inflight<S>>>)>,
+    entries: Vec<(u32, Option<Arc<Inflight<S>>>)>,
     free: Vec<u32>,
 }
 
 impl<S: Locking> Default for InflightTable<S> {
     fn default() -> Self {
-        InflightTable { places: Vec::new(), free: Vec::new() }
+        InflightTable { entries: Vec::new(), free: Vec::new() }
     }
 }
 
 impl<S: Locking> InflightTable<S> {
     pub(super) fn insert(&mut self, inflight: Arc<Inflight<S>>) -> InflightKey {
-        let place = self.free.pop().unwrap_or_else(|| {
-            self.places.push((0, None));
-            (self.places.len() - 1) as u32
+        let index = self.free.pop().unwrap_or_else(|| {
+            self.entries.push((0, None));
+            (self.entries.len() - 1) as u32
         });
-        let mut key = InflightKey { place, generation: 0 };
-        if let Some((generation, entry)) = self.places.get_mut(place as usize) {
+        let mut key = InflightKey { index, generation: 0 };
+        if let Some((generation, entry)) = self.entries.get_mut(index as usize) {
             *entry = Some(inflight);
             key.generation = *generation;
         }
@@ -67,9 +67,9 @@ impl<S: Locking> InflightTable<S> {
     }
 
     /// `None` if the queue was removed.
-    #[inline(always)]
+    #[inline]
     pub(super) fn find(&self, key: InflightKey) -> Option<&Inflight<S>> {
-        match self.places.get(key.place as usize) {
+        match self.entries.get(key.index as usize) {
             Some((generation, Some(inflight))) if *generation == key.generation => Some(inflight),
             _ => None,
         }
@@ -77,21 +77,21 @@ impl<S: Locking> InflightTable<S> {
 
     /// Removes a queue; what is in flight has no future.
     pub(super) fn remove(&mut self, key: InflightKey) -> Option<Arc<Inflight<S>>> {
-        let (generation, entry) = self.places.get_mut(key.place as usize)?;
+        let (generation, entry) = self.entries.get_mut(key.index as usize)?;
         if *generation != key.generation {
             return None;
         }
         let inflight = entry.take()?;
-        // A place whose generations are used up stays empty.
+        // An entry whose generations are used up stays empty.
         if let Some(next) = generation.checked_add(1) {
             *generation = next;
-            self.free.push(key.place);
+            self.free.push(key.index);
         }
         Some(inflight)
     }
 
     pub(super) fn iter(&self) -> impl Iterator<Item = &Arc<Inflight<S>>> {
-        self.places.iter().filter_map(|(_, inflight)| inflight.as_ref())
+        self.entries.iter().filter_map(|(_, inflight)| inflight.as_ref())
     }
 }
 

@@ -41,7 +41,7 @@ impl Locking for Shared {
     }
 
     #[doc(hidden)]
-    #[inline(always)]
+    #[inline]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, (): &()) -> Result<(), RingError> {
         batch.ring()
     }
@@ -61,7 +61,7 @@ impl Locking for Exclusive {
     }
 
     #[doc(hidden)]
-    #[inline(always)]
+    #[inline]
     fn ring<T>(batch: OwnedSendBatch<'_, T, Self>, token: &Self::Token) -> Result<(), RingError> {
         match token.lock() {
             Some(mut td) => batch.ring(&mut td),

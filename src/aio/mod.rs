@@ -1,8 +1,9 @@
 //! Requests as futures, in any event loop.
 //!
-//! A [`CompletionQueue`] comes with a [`Driver`], a future that is spawned on an event loop which implements
-//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. A [`QueuePair`] that completes to the queue
-//! returns a future for each request. The future takes the memory that the request works on and gives it
+//! An [`AsyncCompletionQueue`] comes with a [`Driver`], a future that is spawned on an event loop which implements
+//! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. [`build_async`](crate::CqBuilder::build_async) makes
+//! both, and the queue [adopts](AsyncCompletionQueue::adopt) queue pairs that were built with it. An
+//! [`AsyncQueuePair`] returns a future for each request. The future takes the memory that the request works on and gives it
 //! back. [`owned`](crate::owned#why-this-is-sound) says why this is sound even if the future is dropped or
 //! forgotten.
 //!
@@ -10,12 +11,12 @@
 //! # #[cfg(feature = "tokio")]
 //! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use uverbs::QpType;
-//! use uverbs::aio::CompletionQueue;
 //!
-//! let (cq, _driver) = CompletionQueue::spawn(context, 64)?;
+//! let (cq, _driver) = context.cq_builder(64).spawn()?;
 //! let pd = context.alloc_pd()?;
 //! let pool = pd.buffer_pool_builder(4096).build()?;
-//! let qp = cq.create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(16).max_recv_wr(16))?;
+//! let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+//! let qp = cq.adopt(qp)?;
 //! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, 0).await?;
 //! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;
 //! let received = qp.recv(pool.take().ok_or("no buffer left")?).await?;
@@ -27,7 +28,7 @@
 //! - **Dropped futures**: before its request is posted, a future takes it back. Afterwards the request goes
 //!   on, and its memory is dropped when it is over.
 //! - **Deadlines**: put the future into the event loop's timeout. The connection and the request stay as
-//!   they are; [`QueuePair::abort`] ends both.
+//!   they are; [`AsyncQueuePair::abort`] ends both.
 //! - **Cores**: a [`Worker`] has a thread domain, a completion queue and queue pairs for one thread, and its
 //!   futures take no mutex.
 //! - **Connections by address**: [`cm`].
@@ -51,8 +52,8 @@ mod stream;
 #[cfg(feature = "tokio")]
 pub mod tokio;
 
-pub use driver::{CompletionQueue, Driver, Readiness, Worker};
+pub use driver::{AsyncCompletionQueue, Driver, Readiness, Worker};
 pub use inbox::{Inbox, Message};
 pub use locking::Locking;
 pub use op::{AtomicOp, Finished, Op, OpError, OpErrorKind};
-pub use queue::{QueuePair, SharedReceiveQueue};
+pub use queue::{AsyncQueuePair, AsyncSharedReceiveQueue};

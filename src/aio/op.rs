@@ -2,7 +2,7 @@
 
 use super::inflight::{Admission, Broken, Inflight, InflightKey, OpProgress, OpTag, Side};
 use super::locking::Locking;
-use super::queue::{QueuePair, SharedReceiveQueue};
+use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::owned::{Buffer, Lend, Memory, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
@@ -31,13 +31,13 @@ impl OpRequest<'_> {
 
 /// A queue pair or shared receive queue, to which an [`Op`] is posted.
 pub(super) enum OpQueue<S: Locking> {
-    Qp(QueuePair<S>),
-    Srq(SharedReceiveQueue<S>),
+    Qp(AsyncQueuePair<S>),
+    Srq(AsyncSharedReceiveQueue<S>),
 }
 
 impl<S: Locking> OpQueue<S> {
     /// Its requests in flight.
-    #[inline(always)]
+    #[inline]
     pub(super) fn inflight(&self) -> &Inflight<S> {
         match self {
             OpQueue::Qp(qp) => qp.inflight(),
@@ -45,7 +45,7 @@ impl<S: Locking> OpQueue<S> {
         }
     }
 
-    #[inline(always)]
+    #[inline]
     fn key(&self) -> InflightKey {
         match self {
             OpQueue::Qp(qp) => qp.key(),
@@ -73,28 +73,28 @@ impl<S: Locking> OpQueue<S> {
 /// posted in the order in which their futures were first polled. Dropping the future before the request is
 /// posted takes the request back and drops the memory. Dropping it afterwards leaves the request in flight,
 /// and the queue keeps the memory until the request is over; to end it earlier,
-/// [abort](super::QueuePair::abort) the connection.
+/// [abort](super::AsyncQueuePair::abort) the connection.
 ///
 /// A future that waits for room in the queue has to be polled when it is woken, or dropped. If a program does
 /// neither (a `select!` may set it aside), the futures behind it keep waiting, as with tokio's semaphore.
 ///
 /// ```no_run
-/// # use uverbs::aio::{OpError, QueuePair};
+/// # use uverbs::aio::{OpError, AsyncQueuePair};
 /// # use uverbs::owned::{Buffer, BufferPool};
-/// # async fn f(qp: &QueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
+/// # async fn f(qp: &AsyncQueuePair, pool: &BufferPool) -> Result<(), OpError<Buffer>> {
 /// let buffer = pool.copy(b"hello, peer").expect("a buffer");
 /// let finished = qp.send(buffer).await?;
 /// let _again: Buffer = finished.memory;
 /// # Ok(()) }
 /// ```
 ///
-/// A request that is given up before it is posted comes back:
+/// A request is posted when its future is first polled, and not before:
 ///
 /// ```no_run
-/// # use uverbs::aio::QueuePair;
+/// # use uverbs::aio::AsyncQueuePair;
 /// # use uverbs::owned::Buffer;
 /// # use uverbs::Remote;
-/// # async fn f(qp: &QueuePair, counter: Remote, buffer: Buffer, other: Buffer) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn f(qp: &AsyncQueuePair, counter: Remote, buffer: Buffer, other: Buffer) -> Result<(), Box<dyn std::error::Error>> {
 /// let op = qp.send(buffer);
 /// println!("posted: {}, {} in flight", op.is_posted(), qp.in_flight());
 /// let before = qp.compare_swap(counter, 0, 1, other).await?;
@@ -155,7 +155,7 @@ pub enum OpErrorKind {
     /// again, or create another.
     Status(WcStatus),
     /// It was not posted, because an earlier request completed with this status, or the program
-    /// [aborted](super::QueuePair::abort).
+    /// [aborted](super::AsyncQueuePair::abort).
     Earlier(WcStatus),
     /// The driver of the completion queue was dropped, or ended with an error, for example because the
     /// device went away.

@@ -12,6 +12,7 @@ use crate::owned::{
 };
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
+use crate::srq::{self, SrqInner, SrqRef};
 use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
@@ -91,26 +92,26 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 
 /// A queue pair whose requests are futures.
 ///
-/// Made by [`CompletionQueue::create_qp`](super::CompletionQueue::create_qp). Clones are handles of the same
+/// Made by [`AsyncCompletionQueue::adopt`](super::AsyncCompletionQueue::adopt). Clones are handles of the same
 /// queue pair, for any number of tasks and threads. The queue pair lives as long as its last handle or
 /// future. Requests are posted in the order in which their futures are first polled. Everything that is not
 /// posting is behind [`Deref`], as a [`QpControl`].
 ///
 /// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is made by a
-/// [`CompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
+/// [`AsyncCompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
 ///
-/// Example: [`CompletionQueue::create_qp`](crate::aio::CompletionQueue::create_qp).
-pub struct QueuePair<S: Locking = Shared> {
+/// Example: [`AsyncCompletionQueue::adopt`](crate::aio::AsyncCompletionQueue::adopt).
+pub struct AsyncQueuePair<S: Locking = Shared> {
     inner: Arc<Inner<S>>,
 }
 
-impl<S: Locking> Clone for QueuePair<S> {
+impl<S: Locking> Clone for AsyncQueuePair<S> {
     fn clone(&self) -> Self {
-        QueuePair { inner: self.inner.clone() }
+        AsyncQueuePair { inner: self.inner.clone() }
     }
 }
 
-impl<S: Locking> QueuePair<S> {
+impl<S: Locking> AsyncQueuePair<S> {
     pub(super) fn new(
         qp: OwnedQueuePair<OpTag, S>,
         inflight: Arc<Inflight<S>>,
@@ -119,14 +120,14 @@ impl<S: Locking> QueuePair<S> {
     ) -> Self {
         let control = QpControl { qp: (*qp).qp.clone() };
         let posting = S::Lock::new(qp);
-        QueuePair { inner: Arc::new(Inner { posting, inflight, key, control, driver }) }
+        AsyncQueuePair { inner: Arc::new(Inner { posting, inflight, key, control, driver }) }
     }
 
     pub(super) fn inflight(&self) -> &Inflight<S> {
         &self.inner.inflight
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn key(&self) -> InflightKey {
         self.inner.key
     }
@@ -175,6 +176,13 @@ impl<S: Locking> QueuePair<S> {
     }
 
     /// Writes `memory` to the peer.
+    ///
+    /// ```no_run
+    /// # use uverbs::{Remote, aio::{AsyncQueuePair, OpError}, owned::Buffer};
+    /// # async fn f(qp: &AsyncQueuePair, remote: Remote, page: Buffer) -> Result<(), OpError<Buffer>> {
+    /// let page = qp.write(remote, page).await?.memory;
+    /// # drop(page); Ok(()) }
+    /// ```
     #[doc(alias = "IBV_WR_RDMA_WRITE")]
     pub fn write<L: Lend>(&self, remote: Remote, memory: L) -> Op<'static, L, S> {
         self.post(SendWr::write(remote, &[]), memory)
@@ -220,7 +228,7 @@ impl<S: Locking> QueuePair<S> {
 }
 
 /// Everything that is not posting.
-impl<S: Locking> Deref for QueuePair<S> {
+impl<S: Locking> Deref for AsyncQueuePair<S> {
     type Target = QpControl;
 
     fn deref(&self) -> &QpControl {
@@ -228,14 +236,20 @@ impl<S: Locking> Deref for QueuePair<S> {
     }
 }
 
-impl<S: Locking> fmt::Debug for QueuePair<S> {
+impl<S: Locking> fmt::Debug for AsyncQueuePair<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.inner.control.fmt(f)
     }
 }
 
+type Srq = OwnedSharedReceiveQueue<OpTag>;
+
+type SrqGuard<'l, S> = <<S as Locking>::Lock<Srq> as AnyLock<Srq>>::Guard<'l>;
+
 struct SharedInner<S: Locking> {
-    srq: S::Lock<OwnedSharedReceiveQueue<OpTag>>,
+    /// Dropped first: `srq` then holds the last reference to the shared receive queue.
+    kernel: Arc<SrqInner>,
+    srq: S::Lock<Srq>,
     inflight: Arc<Inflight<S>>,
     key: InflightKey,
     driver: Arc<DriverHandle<S>>,
@@ -249,30 +263,33 @@ impl<S: Locking> Drop for SharedInner<S> {
 
 /// A shared receive queue whose receives are futures.
 ///
-/// Made by [`CompletionQueue::create_srq`](super::CompletionQueue::create_srq). Clones are handles of the same
+/// Made by [`AsyncCompletionQueue::adopt_srq`](super::AsyncCompletionQueue::adopt_srq). Clones are handles of the same
 /// queue, for any number of tasks, and for any number of threads unless it is [`Exclusive`](crate::Exclusive).
 /// [`Outcome::qpn`](crate::owned::Outcome::qpn) tells which queue pair took a receive.
 ///
-/// Example: [`CompletionQueue::create_xrc_srq`](crate::aio::CompletionQueue::create_xrc_srq).
-pub struct SharedReceiveQueue<S: Locking = Shared> {
+/// Example: [`AsyncCompletionQueue::adopt_srq`](crate::aio::AsyncCompletionQueue::adopt_srq).
+pub struct AsyncSharedReceiveQueue<S: Locking = Shared> {
     inner: Arc<SharedInner<S>>,
 }
 
-impl<S: Locking> Clone for SharedReceiveQueue<S> {
+impl<S: Locking> Clone for AsyncSharedReceiveQueue<S> {
     fn clone(&self) -> Self {
-        SharedReceiveQueue { inner: self.inner.clone() }
+        AsyncSharedReceiveQueue { inner: self.inner.clone() }
     }
 }
 
-impl<S: Locking> SharedReceiveQueue<S> {
+impl<S: Locking> AsyncSharedReceiveQueue<S> {
     pub(super) fn new(
-        srq: OwnedSharedReceiveQueue<OpTag>,
+        srq: Srq,
         inflight: Arc<Inflight<S>>,
         key: InflightKey,
         driver: Arc<DriverHandle<S>>,
     ) -> Self {
+        let kernel = srq.queue().inner.clone();
         let srq = S::Lock::new(srq);
-        SharedReceiveQueue { inner: Arc::new(SharedInner { srq, inflight, key, driver }) }
+        AsyncSharedReceiveQueue {
+            inner: Arc::new(SharedInner { kernel, srq, inflight, key, driver }),
+        }
     }
 
     /// Whether this driver completes the receives.
@@ -281,30 +298,35 @@ impl<S: Locking> SharedReceiveQueue<S> {
     }
 
     /// Receives a message that arrives at any of its queue pairs.
+    ///
+    /// ```no_run
+    /// # use uverbs::{aio::AsyncSharedReceiveQueue, owned::BufferPool};
+    /// # async fn f(srq: &AsyncSharedReceiveQueue, pool: &BufferPool) -> Result<(), Box<dyn std::error::Error>> {
+    /// let received = srq.recv(pool.take().ok_or("no buffer left")?).await?;
+    /// println!("{}: {:?}", received.outcome.qpn, &*received.memory);
+    /// # Ok(()) }
+    /// ```
     pub fn recv<L: LendMut>(&self, memory: L) -> Op<'static, L, S> {
         Op::new(OpQueue::Srq(self.clone()), OpRequest::Recv, memory)
     }
 
     /// The number by which senders name the queue, if it is of an XRC domain. `None` in a forked child.
+    ///
+    /// Example: [`AsyncCompletionQueue::adopt_srq`](super::AsyncCompletionQueue::adopt_srq).
     pub fn number(&self) -> Option<SrqNumber> {
         self.inner.srq.lock()?.queue().number()
     }
 
-    /// Does something with the queue itself.
-    pub(super) fn with<R>(
-        &self,
-        verb: &'static str,
-        work: impl FnOnce(&mut OwnedSharedReceiveQueue<OpTag>) -> R,
-    ) -> crate::Result<R> {
-        let mut srq = self.inner.srq.lock().ok_or_else(|| Error::forked(verb))?;
-        Ok(work(&mut srq))
+    /// The queue itself.
+    pub(super) fn owned(&self, verb: &'static str) -> crate::Result<SrqGuard<'_, S>> {
+        self.inner.srq.lock().ok_or_else(|| Error::forked(verb))
     }
 
     pub(super) fn inflight(&self) -> &Inflight<S> {
         &self.inner.inflight
     }
 
-    #[inline(always)]
+    #[inline]
     pub(super) fn key(&self) -> InflightKey {
         self.inner.key
     }
@@ -327,11 +349,19 @@ impl<S: Locking> SharedReceiveQueue<S> {
     }
 }
 
-impl<S: Locking> fmt::Debug for SharedReceiveQueue<S> {
+impl<S: Locking> SrqRef for AsyncSharedReceiveQueue<S> {}
+
+impl<S: Locking> srq::sealed::Sealed for AsyncSharedReceiveQueue<S> {
+    fn inner(&self) -> &Arc<SrqInner> {
+        &self.inner.kernel
+    }
+}
+
+impl<S: Locking> fmt::Debug for AsyncSharedReceiveQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.inner.srq.lock() {
             Some(srq) => srq.fmt(f),
-            None => f.write_str("SharedReceiveQueue(forked)"),
+            None => f.write_str("AsyncSharedReceiveQueue(forked)"),
         }
     }
 }
@@ -341,6 +371,7 @@ mod tests {
     use crate::QpType;
     use crate::memory::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
+    use std::cell::Cell;
     use std::future::Future;
     use std::pin::Pin;
     use std::task::Poll;
@@ -350,14 +381,16 @@ mod tests {
     fn a_child_cannot_post_while_a_thread_of_its_parent_holds_a_lock() {
         let futures = Futures::new();
         let Futures { bench, cq, qp, pool, .. } = &futures;
-        let srq = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();
+        let srq = cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
+        let build = || bench.pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build();
+        let spare = Cell::new(build().ok());
         let child = || {
             let sent = Pin::new(&mut qp.send(pool.take().unwrap())).poll(&mut cx());
             assert!(matches!(sent, Poll::Ready(Err(error)) if error.memory.is_some()));
             let received = Pin::new(&mut srq.recv(pool.take().unwrap())).poll(&mut cx());
             assert!(matches!(received, Poll::Ready(Err(error)) if error.memory.is_some()));
-            let made = cq.create_qp_on(&bench.pd, QpType::RC, &srq, |qp| qp);
-            assert!(made.unwrap_err().is_forked());
+            assert!(build().unwrap_err().is_forked());
+            assert!(cq.adopt_on(spare.take().unwrap(), &srq).unwrap_err().error.is_forked());
             assert!(format!("{srq:?}").contains("forked"));
         };
         in_child_while_held(|| qp.inner.posting.lock(), child);

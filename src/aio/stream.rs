@@ -1,6 +1,6 @@
-//! [`Inbox`], [`Listener`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
+//! [`Inbox`], [`AsyncListener`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
 
-use super::cm::Listener;
+use super::cm::AsyncListener;
 use super::inbox::{Inbox, Message};
 use super::locking::Locking;
 use super::op::OpError;
@@ -29,18 +29,18 @@ impl<S: Locking> FusedStream for Inbox<S> {
 }
 
 /// Ends after the first error, for example when the driver has ended.
-impl Stream for Listener {
+impl Stream for AsyncListener {
     type Item = crate::Result<ConnectRequest>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
         if self.is_over() {
             return Poll::Ready(None);
         }
-        Listener::poll_next(&mut self, cx).map(Some)
+        AsyncListener::poll_next(&mut self, cx).map(Some)
     }
 }
 
-impl FusedStream for Listener {
+impl FusedStream for AsyncListener {
     fn is_terminated(&self) -> bool {
         self.is_over()
     }

@@ -3,9 +3,11 @@
 //!
 //! Do the fast work in spawned tasks: waking the future that `block_on` runs costs a system call and another
 //! round of the event loop, waking a task of the same thread does not.
+//!
+//! The types of tokio that this module's functions take and return are those of its major version 1.
 
-use super::cm::EventChannel;
-use super::driver::{CompletionQueue, Driver, Readiness, Worker};
+use super::cm::AsyncEventChannel;
+use super::driver::{AsyncCompletionQueue, Readiness, Worker};
 use crate::context::Context;
 use crate::cq::CqBuilder;
 use crate::error::{Error, Result};
@@ -89,35 +91,19 @@ fn failed(verb: &'static str, error: &io::Error) -> Error {
     }
 }
 
-impl CompletionQueue {
-    /// Creates a queue with room for at least `cqe` completions, and spawns its driver on the current
+impl CqBuilder {
+    /// Creates the queue as [`build_async`](Self::build_async) does, and spawns its driver on the current
     /// runtime.
     ///
     /// The join handle returns why the driver ended. With one queue for each worker, workers do not share a
     /// lock. A task that is the only user of its queue is faster if it polls the driver itself, as the example
     /// `pingpong` does with `select!`, because only one task is scheduled.
     ///
-    /// # Errors
-    ///
-    /// Those of [`new`](Self::new).
-    ///
-    /// # Panics
-    ///
-    /// Outside of a runtime, or in one without `enable_io`.
-    pub fn spawn(context: &Context, cqe: u32) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
-        CompletionQueue::spawn_built(context.cq_builder(cqe))
-    }
-
-    /// As [`spawn`](Self::spawn), for a queue that `builder` describes; see [`build`](Self::build).
-    ///
     /// ```no_run
     /// # async fn f(context: &uverbs::Context, node: &uverbs::ParentDomain) -> Result<(), Box<dyn std::error::Error>> {
-    /// use uverbs::aio::CompletionQueue;
-    ///
     /// // Interrupts of vector 3, and memory of the allocator of a parent domain.
-    /// let builder = context.cq_builder(1024).vector(3).parent_domain(node);
-    /// let (cq, driver) = CompletionQueue::spawn_built(builder)?;
-    /// // … `cq.create_qp` and requests; when the last handle is gone, the driver ends …
+    /// let (cq, driver) = context.cq_builder(1024).vector(3).parent_domain(node).spawn()?;
+    /// // … queue pairs and requests; when the last handle is gone, the driver ends …
     /// drop(cq);
     /// driver.await??;
     /// # Ok(()) }
@@ -125,14 +111,13 @@ impl CompletionQueue {
     ///
     /// # Errors
     ///
-    /// Those of [`build`](Self::build).
+    /// Those of [`build_async`](Self::build_async).
     ///
     /// # Panics
     ///
-    /// As [`spawn`](Self::spawn).
-    pub fn spawn_built(builder: CqBuilder) -> Result<(CompletionQueue, JoinHandle<Result<()>>)> {
-        let (cq, driver): (_, Driver<Registered>) =
-            CompletionQueue::build(builder, Registered::new)?;
+    /// Outside of a runtime, or in one without `enable_io`.
+    pub fn spawn(self) -> Result<(AsyncCompletionQueue, JoinHandle<Result<()>>)> {
+        let (cq, driver) = self.build_async(Registered::new)?;
         Ok((cq, tokio::spawn(driver)))
     }
 }
@@ -149,13 +134,13 @@ impl Worker {
     ///
     /// Outside of a `LocalSet`, or in a runtime without `enable_io`.
     #[allow(clippy::type_complexity, reason = "a queue, and a task that ends with a result")]
-    pub fn spawn_local(self) -> Result<(CompletionQueue<Exclusive>, JoinHandle<Result<()>>)> {
+    pub fn spawn_local(self) -> Result<(AsyncCompletionQueue<Exclusive>, JoinHandle<Result<()>>)> {
         let (cq, driver) = self.start(Registered::new)?;
         Ok((cq, tokio::task::spawn_local(driver)))
     }
 }
 
-impl EventChannel {
+impl AsyncEventChannel {
     /// Opens the connection manager, and spawns the driver of the channel on the current runtime. The join
     /// handle returns why the driver ended.
     ///
@@ -166,8 +151,8 @@ impl EventChannel {
     /// # Panics
     ///
     /// Outside of a runtime, or in one without `enable_io`.
-    pub fn spawn() -> Result<(EventChannel, JoinHandle<Result<()>>)> {
-        let (channel, driver) = EventChannel::new(Registered::new)?;
+    pub fn spawn() -> Result<(AsyncEventChannel, JoinHandle<Result<()>>)> {
+        let (channel, driver) = AsyncEventChannel::new(Registered::new)?;
         Ok((channel, tokio::spawn(driver)))
     }
 }
@@ -176,9 +161,9 @@ impl EventChannel {
 ///
 /// ```no_run
 /// # use std::time::Duration;
-/// # use uverbs::aio::{QueuePair, tokio::within};
+/// # use uverbs::aio::{AsyncQueuePair, tokio::within};
 /// # use uverbs::owned::Buffer;
-/// # async fn f(qp: &QueuePair, buffer: Buffer) {
+/// # async fn f(qp: &AsyncQueuePair, buffer: Buffer) {
 /// match within(Duration::from_secs(1), qp.recv(buffer)).await {
 ///     Ok(received) => println!("{:?}", received.map(|done| done.outcome)),
 ///     Err(_receive) => println!("nothing came; the receive stays posted"),
@@ -331,8 +316,8 @@ pub async fn handshake(
 /// A server whose clients may have to load a lot before their part:
 ///
 /// ```no_run
-/// # use uverbs::aio::QueuePair;
-/// # async fn f(qp: QueuePair, listener: tokio::net::TcpListener, gid_index: u32)
+/// # use uverbs::aio::AsyncQueuePair;
+/// # async fn f(qp: AsyncQueuePair, listener: tokio::net::TcpListener, gid_index: u32)
 /// # -> Result<(), Box<dyn std::error::Error>> {
 /// use std::time::Duration;
 /// use uverbs::{Errno, Handshake, aio::tokio::handshake_within};
@@ -577,7 +562,7 @@ mod tests {
         });
     }
 
-    /// At once, and not after the timeout.
+    /// The call fails at once, and not after the timeout.
     #[test]
     #[cfg_attr(miri, ignore = "it opens sockets")]
     fn a_stream_that_the_peer_resets_fails_with_its_error() {

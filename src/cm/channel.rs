@@ -227,6 +227,13 @@ impl EventChannel {
     /// id returns it from now on. Unless this was called, the first id that asks opens a context of
     /// the device, and the channel keeps it for all others.
     ///
+    /// ```no_run
+    /// # fn f(channel: &uverbs::cm::EventChannel) -> uverbs::Result<()> {
+    /// let context = uverbs::Context::open_first()?;
+    /// channel.use_context(&context)?;
+    /// # Ok(()) }
+    /// ```
+    ///
     /// # Errors
     ///
     /// In a forked child.

@@ -56,7 +56,7 @@ open_enum! {
     /// space decides the type of the queue pair: RC in `TCP`, UD in `UDP` and `IPOIB`; in `IB` the id has a type of
     /// its own.
     ///
-    /// Example: [`aio::cm`](crate::aio::cm::EventChannel::connect_datagrams).
+    /// Example: [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect_datagrams).
     #[doc(alias = "rdma_port_space")]
     pub struct PortSpace(u16) {
         /// Reliable connections.

@@ -63,7 +63,7 @@ impl ArmSn {
     const SHIFT: u32 = 28;
 
     /// The count, in bits 28 and 29.
-    #[inline(always)]
+    #[inline]
     pub(crate) fn shifted(&self) -> u32 {
         self.0.load(Ordering::Relaxed)
     }

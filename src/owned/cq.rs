@@ -12,6 +12,7 @@ use crate::memory::compact_enum::Content;
 use crate::memory::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
 use crate::pd::{KernelPd, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
+use crate::srq::SharedReceiveQueue;
 use std::collections::VecDeque;
 use std::fmt;
 use std::sync::Arc;
@@ -195,25 +196,28 @@ impl<T> OwnedCompletionQueue<T> {
     /// # Errors
     ///
     /// `EINVAL` if the queue is of no XRC domain, completes elsewhere, was posted to, or holds more receives than
-    /// this queue has room for besides the completions of others. The shared receive queue is destroyed then.
+    /// this queue has room for besides the completions of others. The shared receive queue comes back with the
+    /// error.
     pub fn adopt_srq(
         &mut self,
-        srq: crate::SharedReceiveQueue,
-    ) -> Result<OwnedSharedReceiveQueue<T>>
+        srq: SharedReceiveQueue,
+    ) -> std::result::Result<OwnedSharedReceiveQueue<T>, ErrorWith<SharedReceiveQueue>>
     where
         T: Send + 'static,
     {
         const VERB: &str = "adopt_srq";
-        srq.inner.file().check_fork(VERB)?;
+        if let Err(error) = srq.inner.file().check_fork(VERB) {
+            return Err(error.with(srq));
+        }
         self.forget_closed();
         let Some((cq, member)) = srq.xrc() else {
             let detail = format!("{srq:?} is of no XRC domain, and has no completions of its own");
-            return Err(Error::invalid(VERB, detail));
+            return Err(Error::invalid(VERB, detail).with(srq));
         };
         let number = member.number().filter(|_| Arc::ptr_eq(cq, &self.cq.inner));
         let (Some(number), member) = (number, member.clone()) else {
             let detail = format!("the receives of {srq:?} complete to another queue");
-            return Err(Error::invalid(VERB, detail));
+            return Err(Error::invalid(VERB, detail).with(srq));
         };
         OwnedSharedReceiveQueue::of_xrc(srq, |loans| {
             let spare = self.spare_with(VERB, loans.len() as u64)?;

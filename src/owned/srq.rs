@@ -3,9 +3,9 @@
 use super::lending::{Loans, QueueLender};
 use super::qp_map::AdoptedQp;
 use super::queue::OwnedRecvBatch;
-use crate::error::{Error, Result};
+use crate::error::{Error, ErrorWith, Result};
 use crate::memory::loan_table::RECV;
-use crate::srq::SharedReceiveQueue;
+use crate::srq::{self, SharedReceiveQueue, SrqInner, SrqRef};
 use crate::wr::PostError;
 use std::fmt;
 use std::sync::Arc;
@@ -22,7 +22,7 @@ use std::sync::Arc;
 /// # -> Result<(), Box<dyn std::error::Error>> {
 /// let mut cq = OwnedCompletionQueue::new(context.cq_builder(256).build()?);
 /// let mut srq = OwnedSharedReceiveQueue::new(pd.srq_builder(64).build()?)?;
-/// let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(srq.queue()).build()?;
+/// let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).srq(&srq).build()?;
 /// let qp = cq.adopt_on(qp, &srq)?;
 /// let mut batch = srq.batch()?;
 /// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
@@ -66,26 +66,48 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
     /// # Errors
     ///
     /// `EINVAL` for a queue of an XRC domain, which its completion queue
-    /// [adopts](super::OwnedCompletionQueue::adopt_srq), and for a queue that was posted to: the `wr_id` of such a receive may equal that of a later one which lends memory. And
-    /// the errors of [`query`](SharedReceiveQueue::query).
-    pub fn new(srq: SharedReceiveQueue) -> Result<Self> {
+    /// [adopts](super::OwnedCompletionQueue::adopt_srq), and for a queue that was posted to: the `wr_id` of such
+    /// a receive may equal that of a later one which lends memory. And the errors of
+    /// [`query`](SharedReceiveQueue::query). The queue comes back with the error.
+    pub fn new(
+        srq: SharedReceiveQueue,
+    ) -> std::result::Result<Self, ErrorWith<SharedReceiveQueue>> {
         if srq.number().is_some() {
             let detail = format!("{srq:?} is of an XRC domain: its completion queue adopts it");
-            return Err(Error::invalid(VERB, detail));
+            return Err(Error::invalid(VERB, detail).with(srq));
         }
-        let lender = OwnedSharedReceiveQueue::lender(&srq)?;
-        Ok(OwnedSharedReceiveQueue { srq, lender, _adopted: None })
+        match OwnedSharedReceiveQueue::lender(&srq) {
+            Ok(lender) => Ok(OwnedSharedReceiveQueue::lending(srq, lender, None)),
+            Err(error) => Err(error.with(srq)),
+        }
     }
 
     /// A queue of an XRC domain, whose completion queue knows it as what `adopt` makes of its loan table.
     pub(super) fn of_xrc(
         srq: SharedReceiveQueue,
         adopt: impl FnOnce(&Loans<T>) -> Result<Arc<AdoptedQp<T>>>,
-    ) -> Result<Self> {
-        // Messages to XRC targets have no global route header.
-        let lender = OwnedSharedReceiveQueue::lender(&srq)?.with_datagrams(false);
-        let adopted = Some(Adopted(adopt(lender.loans())?));
-        Ok(OwnedSharedReceiveQueue { srq, lender, _adopted: adopted })
+    ) -> std::result::Result<Self, ErrorWith<SharedReceiveQueue>> {
+        let adopted = OwnedSharedReceiveQueue::lender(&srq).and_then(|lender| {
+            // Messages to XRC targets have no global route header.
+            let lender = lender.with_datagrams(false);
+            Ok((Adopted(adopt(lender.loans())?), lender))
+        });
+        match adopted {
+            Ok((adopted, lender)) => {
+                Ok(OwnedSharedReceiveQueue::lending(srq, lender, Some(adopted)))
+            }
+            Err(error) => Err(error.with(srq)),
+        }
+    }
+
+    fn lending(
+        srq: SharedReceiveQueue,
+        lender: QueueLender<T>,
+        adopted: Option<Adopted<T>>,
+    ) -> Self {
+        // It was never set: a queue is taken over once.
+        let _ = srq.inner.lent.set(Arc::new(lender.loans().clone()));
+        OwnedSharedReceiveQueue { srq, lender, _adopted: adopted }
     }
 
     fn lender(srq: &SharedReceiveQueue) -> Result<QueueLender<T>> {
@@ -94,15 +116,12 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
             return Err(Error::invalid(VERB, detail));
         }
         let depth = srq.query()?.max_wr;
-        let lender = QueueLender::shared(depth, RECV, srq.domain());
-        // It was never set: a queue is taken over once.
-        let _ = srq.inner.lent.set(Arc::new(lender.loans().clone()));
-        Ok(lender)
+        Ok(QueueLender::shared(depth, RECV, srq.domain()))
     }
 }
 
 impl<T> OwnedSharedReceiveQueue<T> {
-    /// The queue itself, to make queue pairs with.
+    /// The queue itself. A queue pair's builder also takes `self`; see [`QpBuilder::srq`](crate::QpBuilder::srq).
     pub fn queue(&self) -> &SharedReceiveQueue {
         &self.srq
     }
@@ -139,6 +158,14 @@ impl<T> OwnedSharedReceiveQueue<T> {
     /// Those of [`SharedReceiveQueue::set_limit`].
     pub fn set_limit(&mut self, limit: u32) -> Result<()> {
         self.srq.set_limit(limit)
+    }
+}
+
+impl<T> SrqRef for OwnedSharedReceiveQueue<T> {}
+
+impl<T> srq::sealed::Sealed for OwnedSharedReceiveQueue<T> {
+    fn inner(&self) -> &Arc<SrqInner> {
+        &self.srq.inner
     }
 }
 

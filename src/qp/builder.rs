@@ -15,7 +15,7 @@ use crate::number::Qpn;
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, Shared, Sharing};
 use crate::provider::{CreateRequest, CreatedQp, QpInitAttr};
-use crate::srq::{SharedReceiveQueue, SrqInner};
+use crate::srq::{SrqInner, SrqRef};
 use rustix::io::Errno;
 use std::marker::PhantomData;
 use std::os::fd::AsFd;
@@ -171,8 +171,8 @@ impl<S: Sharing> QpBuilder<S> {
     /// Takes receives from `srq`, which the queue pair keeps alive. It must not be of an XRC domain,
     /// and raw packets have no shared receive queues.
     #[must_use]
-    pub fn srq(mut self, srq: &SharedReceiveQueue) -> Self {
-        self.srq = Some(srq.inner.clone());
+    pub fn srq(mut self, srq: &impl SrqRef) -> Self {
+        self.srq = Some(srq.inner().clone());
         self
     }
 

@@ -2,7 +2,8 @@
 
 use super::{Bench, wc};
 use crate::aio::{
-    CompletionQueue, Driver, Locking, Message, OpError, OpErrorKind, QueuePair, Readiness, Worker,
+    AsyncCompletionQueue, AsyncQueuePair, AsyncSharedReceiveQueue, Driver, Locking, Message,
+    OpError, OpErrorKind, Readiness,
 };
 use crate::memory::region::StableBytes;
 use crate::owned::{BufferPool, Lend, Memory, RegionSge, RegionSlice, RegisteredBuffer};
@@ -49,8 +50,8 @@ pub(crate) struct Futures<S: Kind = Shared> {
     pub(crate) pd: ProtectionDomain<S>,
     pub(crate) pool: BufferPool,
     pub(crate) driver: Driver<Watched, S>,
-    pub(crate) cq: CompletionQueue<S>,
-    pub(crate) qp: QueuePair<S>,
+    pub(crate) cq: AsyncCompletionQueue<S>,
+    pub(crate) qp: AsyncQueuePair<S>,
     /// The kernel's completion queue.
     handle: u32,
 }
@@ -65,11 +66,11 @@ pub(crate) trait Kind: Locking {
     fn make(bench: &Bench) -> Made<Self>;
 }
 
-type Made<S> = (ProtectionDomain<S>, CompletionQueue<S>, Driver<Watched, S>);
+type Made<S> = (ProtectionDomain<S>, AsyncCompletionQueue<S>, Driver<Watched, S>);
 
 impl Kind for Shared {
     fn make(bench: &Bench) -> Made<Shared> {
-        let made = CompletionQueue::new(&bench.context, 64, |_| Ok(Watched::default()));
+        let made = bench.context.cq_builder(64).build_async(|_| Ok(Watched::default()));
         let (cq, driver) = made.unwrap();
         (ProtectionDomain::of(bench.pd.inner.clone()), cq, driver)
     }
@@ -79,7 +80,7 @@ impl Kind for Exclusive {
     fn make(bench: &Bench) -> Made<Exclusive> {
         let td = bench.context.alloc_td().unwrap();
         let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
-        let worker = Worker::new(td, bench.context.cq_builder(64)).unwrap();
+        let worker = bench.context.cq_builder(64).build_worker(td).unwrap();
         let (cq, driver) = worker.start(|_| Ok(Watched::default())).unwrap();
         (ProtectionDomain::of(domain.inner.clone()), cq, driver)
     }
@@ -131,12 +132,20 @@ impl<S: Kind> Futures<S> {
         let (pd, cq, driver) = S::make(&bench);
         let mut cqs = bench.script.live().into_iter().filter(|(kind, _)| *kind == UVERBS_OBJECT_CQ);
         let (_, handle) = cqs.next_back().unwrap();
-        let qp = cq
-            .create_qp(&pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4).max_inline_data(8))
-            .unwrap();
+        let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_recv_wr(4);
+        let qp = cq.adopt(builder.max_inline_data(8).build().unwrap()).unwrap();
         let mut futures = Futures { bench, pd, pool, driver, cq, qp, handle };
         futures.bring_up();
         futures
+    }
+
+    fn srq(&self) -> AsyncSharedReceiveQueue<S> {
+        self.cq.adopt_srq(self.bench.pd.srq_builder(4).build().unwrap()).unwrap()
+    }
+
+    fn qp_on(&self, srq: &AsyncSharedReceiveQueue<S>) -> AsyncQueuePair<S> {
+        let builder = self.pd.qp_builder(&self.cq, &self.cq, QpType::RC).srq(srq);
+        self.cq.adopt_on(builder.build().unwrap(), srq).unwrap()
     }
 
     fn bring_up(&mut self) {
@@ -238,7 +247,8 @@ fn a_datagram_without_a_header_lies_behind_zeros<S: Kind>() {
     let mut futures = Futures::<S>::of();
     let pool = futures.bench.pd.buffer_pool_builder(64).count(1).build().unwrap();
     pool.take().unwrap().fill(0xee);
-    futures.qp = futures.cq.create_qp(&futures.pd, QpType::UD, |qp| qp.max_recv_wr(4)).unwrap();
+    let builder = futures.pd.qp_builder(&futures.cq, &futures.cq, QpType::UD).max_recv_wr(4);
+    futures.qp = futures.cq.adopt(builder.build().unwrap()).unwrap();
     futures.bring_up();
     let mut inbox = futures.qp.inbox(&pool, 1);
     assert_eq!(inbox.refill(&mut cx()), 1);
@@ -309,9 +319,11 @@ fn a_queue_pair_of_another_thread_domain_is_refused() {
     let Futures { bench, cq, pd, .. } = &futures;
     let other = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&other).build().unwrap();
-    let error = cq.create_qp(&domain, QpType::RC, |qp| qp).unwrap_err();
+    let build =
+        |pd: &ProtectionDomain<Exclusive>| pd.qp_builder(cq, cq, QpType::RC).build().unwrap();
+    let error = cq.adopt(build(&domain)).unwrap_err().error;
     assert!(error.errno() == Errno::INVAL && error.message().contains("thread domain"), "{error}");
-    cq.create_qp(pd, QpType::RC, |qp| qp).unwrap();
+    cq.adopt(build(pd)).unwrap();
 }
 
 /// With its queue pairs, as one value.
@@ -320,7 +332,7 @@ fn a_worker_moves_to_its_thread() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
-    let worker = Worker::new(td, bench.context.cq_builder(64)).unwrap();
+    let worker = bench.context.cq_builder(64).build_worker(td).unwrap();
     let make = |cq| domain.qp_builder(cq, cq, QpType::RC).max_send_wr(4).build().unwrap();
     let (qp, elsewhere) = (make(worker.queue()), make(&bench.cq));
     let pool = domain.buffer_pool_builder(64).build().unwrap();
@@ -331,7 +343,7 @@ fn a_worker_moves_to_its_thread() {
         let cq_handle = worker.queue().handle();
         let (cq, mut driver) = worker.start(|_| Ok(Watched::default())).unwrap();
         let failed = cq.adopt(elsewhere).unwrap_err();
-        assert_eq!((failed.error.errno(), failed.object.is_some()), (Errno::INVAL, true));
+        assert_eq!(failed.error.errno(), Errno::INVAL);
         let qp = cq.adopt(qp).unwrap();
         qp.qp.set_state(QpState::RTS);
         script.set_qp_state(qp.handle(), QpState::RTS.0);
@@ -350,17 +362,33 @@ fn a_worker_moves_to_its_thread() {
 
 fn a_shared_receive_queue_of_another_completion_queue_is_refused<S: Kind>() {
     let (futures, other) = (Futures::<S>::of(), Futures::<S>::of());
-    let srq = other.cq.create_srq(&other.bench.pd, 4, |srq| srq).unwrap();
-    let refused = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp).unwrap_err();
-    assert!(refused.message().contains("of another completion queue"), "{refused}");
+    let srq = other.srq();
+    let qp = other.pd.qp_builder(&other.cq, &other.cq, QpType::RC).srq(&srq).build().unwrap();
+    let refused = futures.cq.adopt_on(qp, &srq).unwrap_err();
+    assert!(refused.error.message().contains("of another completion queue"), "{refused}");
+    // The queue pair is still there, and nothing is wrong with it where both are at home.
+    other.cq.adopt_on(refused.into_object(), &srq).unwrap();
+}
+
+#[test]
+fn a_queue_whose_driver_has_ended_gives_back_what_it_is_to_adopt() {
+    let Futures { bench: _bench, pd, driver, cq, qp: _qp, .. } = Futures::new();
+    let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
+    let srq = pd.srq_builder(4).build().unwrap();
+    drop(driver);
+    let (qp, error) = cq.adopt(qp).unwrap_err().into_parts();
+    assert_eq!(error.errno(), Errno::PIPE);
+    qp.destroy().unwrap();
+    let (srq, error) = cq.adopt_srq(srq).unwrap_err().into_parts();
+    assert_eq!(error.errno(), Errno::PIPE);
+    srq.destroy().unwrap();
 }
 
 /// The completion comes after the place of the queue pair in the table was given to another.
 fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
     let mut futures = Futures::<S>::of();
-    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
-    let qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp);
-    futures.qp = qp.unwrap();
+    let srq = futures.srq();
+    futures.qp = futures.qp_on(&srq);
     futures.bring_up();
     let all = futures.pool.idle();
     let mut received = srq.recv(futures.pool.take().unwrap());
@@ -369,7 +397,7 @@ fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
     let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
     // The future goes, the queue with its last handle, and its place to the next.
     drop((received, srq));
-    let next = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    let next = futures.srq();
     let mut waits = next.recv(futures.pool.take().unwrap());
     assert!(Pin::new(&mut waits).poll(&mut cx()).is_pending());
     assert_eq!(futures.pool.idle(), all - 2);
@@ -382,9 +410,9 @@ fn a_queue_pair_that_was_dropped_leaves_its_requests_to_nobody<S: Kind>() {
 /// The device wrote the completion, and the driver did not poll it yet.
 fn a_queue_pair_that_is_dropped_ends_the_receives_that_it_took<S: Kind>() {
     let mut futures = Futures::<S>::of();
-    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    let srq = futures.srq();
     let before = futures.cq.registered();
-    let qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp).unwrap();
+    let qp = futures.qp_on(&srq);
     assert_eq!(futures.cq.registered(), before + 1);
     let mut received = srq.recv(futures.pool.take().unwrap());
     assert!(Pin::new(&mut received).poll(&mut cx()).is_pending());
@@ -410,8 +438,8 @@ fn a_driver_ends_when_the_last_handle_is_dropped<S: Kind>() {
 /// The receives may complete in another order than that in which they were posted.
 fn messages_of_a_shared_queue_are_shown_in_the_order_in_which_they_came<S: Kind>() {
     let mut futures = Futures::<S>::of();
-    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
-    futures.qp = futures.cq.create_qp_on(&futures.pd, QpType::RC, &srq, |qp| qp).unwrap();
+    let srq = futures.srq();
+    futures.qp = futures.qp_on(&srq);
     futures.bring_up();
     let mut inbox = srq.inbox(&futures.pool, 3);
     assert!(inbox.poll_next(&mut cx()).is_pending(), "it posts its receives");
@@ -442,7 +470,7 @@ fn an_inbox_says_why_its_receives_cannot_be_posted<S: Kind>() {
     let futures = Futures::<S>::of();
     let foreign = futures.bench.context.alloc_pd().unwrap();
     let foreign = foreign.buffer_pool_builder(64).build().unwrap();
-    let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+    let srq = futures.srq();
     for mut inbox in [futures.qp.inbox(&foreign, 3), srq.inbox(&foreign, 3)] {
         let Poll::Ready(Err(error)) = inbox.poll_next(&mut cx()) else { panic!("it waits") };
         assert_eq!(error.kind, OpErrorKind::Post(PostError::ForeignMemory));
@@ -604,7 +632,7 @@ fn srq_handle(bench: &Bench) -> u32 {
 }
 
 /// Memory that sends a message when it is dropped, by a queue pair that it holds.
-struct Farewell(Box<[u8]>, Arc<Mutex<Option<QueuePair>>>);
+struct Farewell(Box<[u8]>, Arc<Mutex<Option<AsyncQueuePair>>>);
 
 // SAFETY: the box owns its bytes alone, and they stay as long as it does.
 #[allow(unsafe_code)]
@@ -668,7 +696,7 @@ fn memory_of_an_abandoned_request_is_dropped_after_the_locks_are_released() {
 struct Page {
     sge: RegionSge,
     /// Breaks the queue pair when the key is asked for: after the request was admitted, and before it is posted.
-    breaks: Box<Mutex<Option<(QueuePair, Script)>>>,
+    breaks: Box<Mutex<Option<(AsyncQueuePair, Script)>>>,
 }
 
 // SAFETY: the test keeps the region, which nobody else reads or writes.

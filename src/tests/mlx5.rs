@@ -649,15 +649,14 @@ fn an_allocator_that_is_never_asked_can_be_told() {
 /// The builder's parent domain and number of entries; a queue and its doorbell record are two buffers.
 #[test]
 fn completion_queues_of_futures_are_as_their_builder_says() {
-    use crate::aio::{self, Worker};
     use crate::tests::futures::Watched;
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let builder = || bench.context.cq_builder(1000).parent_domain(&bench.domain);
     let ready = |_: std::os::fd::BorrowedFd<'_>| Ok(Watched::default());
-    let (shared, driver) = aio::CompletionQueue::build(builder(), ready).unwrap();
+    let (shared, driver) = builder().build_async(ready).unwrap();
     assert_eq!(bench.memory.outstanding(), 2);
-    let worker = Worker::new(td, builder()).unwrap();
+    let worker = builder().build_worker(td).unwrap();
     assert_eq!(bench.memory.outstanding(), 4);
     let (local, local_driver) = worker.start(ready).unwrap();
     for control in [shared.control(), local.control()] {

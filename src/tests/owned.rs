@@ -695,9 +695,13 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
     };
     let mut posted = bench.pd.srq_builder(4).build().unwrap();
     post(&mut posted);
-    let error = OwnedSharedReceiveQueue::<u32>::new(posted).unwrap_err();
-    assert_eq!(error.errno(), Errno::INVAL);
-    assert!(error.to_string().contains("posted to before"), "{error}");
+    let refused = OwnedSharedReceiveQueue::<u32>::new(posted).unwrap_err();
+    assert_eq!(refused.error.errno(), Errno::INVAL);
+    assert!(refused.error.message().contains("posted to before"), "{refused}");
+    // It comes back with the error.
+    let mut posted = refused.into_object();
+    post(&mut posted);
+    posted.destroy().unwrap();
 
     let mut resized = bench.pd.srq_builder(4).build().unwrap();
     resized.resize(8).unwrap();

@@ -3,7 +3,7 @@
 #![allow(unsafe_code, reason = "a waker whose clone is the program's code is made by hand")]
 
 use super::futures::Futures;
-use crate::aio::QueuePair;
+use crate::aio::AsyncQueuePair;
 use crate::uverbs::scripted::Role;
 use crate::{QpType, WcStatus};
 use std::cell::Cell;
@@ -72,7 +72,7 @@ unsafe fn drop_waker(data: *const ()) {
 
 /// A callback that takes every lock: those of the requests in flight of both queue pairs, of posting, of the
 /// completion queue and, by dropping a queue pair on a shared receive queue, of the driver's waker.
-fn callback(futures: &Futures, shared: Vec<QueuePair>) -> Arc<Callback> {
+fn callback(futures: &Futures, shared: Vec<AsyncQueuePair>) -> Arc<Callback> {
     let (qp, cq, shared) = (futures.qp.clone(), futures.cq.clone(), Mutex::new(shared));
     let act = move || {
         assert!(qp.in_flight() <= 8);
@@ -91,10 +91,11 @@ fn in_time(test: impl FnOnce(&mut Futures, &Arc<Callback>) + Send + 'static) {
     let (told, heard) = channel();
     std::thread::spawn(move || {
         let mut futures = Futures::new();
-        let srq = futures.cq.create_srq(&futures.bench.pd, 4, |srq| srq).unwrap();
+        let Futures { bench, cq, .. } = &futures;
+        let srq = cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
         let make = |_| {
-            let pd = &futures.bench.pd;
-            futures.cq.create_qp_on(pd, QpType::RC, &srq, |qp| qp.max_send_wr(1)).unwrap()
+            let builder = bench.pd.qp_builder(cq, cq, QpType::RC).max_send_wr(1).srq(&srq);
+            cq.adopt_on(builder.build().unwrap(), &srq).unwrap()
         };
         let shared = (0..8).map(make).collect();
         let callback = callback(&futures, shared);

@@ -2,8 +2,7 @@
 
 use super::Bench;
 use super::futures::Watched;
-use crate::aio::CompletionQueue;
-use crate::owned::OwnedCompletionQueue;
+use crate::owned::{OwnedCompletionQueue, OwnedSharedReceiveQueue};
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Access, Context, Errno, QpAttr, QpState, Qpn, XrcDomain};
 use rustix::fs::{MemfdFlags, OFlags, memfd_create};
@@ -143,10 +142,39 @@ fn a_shared_receive_queue_that_is_dropped_makes_room_for_the_next() {
         let make = |cq| bench.pd.srq_builder(most).xrc(&domain, cq).build().unwrap();
         let (first, second) = (make(cq.queue()), make(cq.queue()));
         let first = cq.adopt_srq(first).unwrap();
-        let error = cq.adopt_srq(second).unwrap_err();
-        assert!(error.message().contains("create it larger"), "{error}");
+        let refused = cq.adopt_srq(second).unwrap_err();
+        assert!(refused.error.message().contains("create it larger"), "{refused}");
         drop(first);
     }
+}
+
+/// A refusal leaves nothing in the queue that stands in the way of the next attempt.
+#[test]
+fn a_shared_receive_queue_that_is_refused_comes_back() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let domain = bench.context.xrcd_builder().build().unwrap();
+    let pool = bench.pd.buffer_pool_builder(64).build().unwrap();
+    let own = bench.context.cq_builder(16).build().unwrap();
+    let mut cq: OwnedCompletionQueue<u64> = OwnedCompletionQueue::new(own);
+    let most = cq.queue().capacity() / 2 + 1;
+    let make = |cq| bench.pd.srq_builder(most).xrc(&domain, cq).build().unwrap();
+    let (first, second) = (make(cq.queue()), make(cq.queue()));
+    let handle = second.handle();
+    let first = cq.adopt_srq(first).unwrap();
+    let refused = cq.adopt_srq(second).unwrap_err();
+    let refused = OwnedSharedReceiveQueue::<u64>::new(refused.into_object()).unwrap_err();
+    assert!(refused.error.message().contains("its completion queue adopts it"), "{refused}");
+    drop(first);
+    let mut srq = cq.adopt_srq(refused.into_object()).unwrap();
+    assert_eq!(srq.queue().handle(), handle);
+    let all = pool.idle();
+    let mut batch = srq.batch().unwrap();
+    batch.push(pool.take().unwrap(), 1).unwrap();
+    batch.ring();
+    assert_eq!(pool.idle(), all - 1);
+    drop(srq);
+    assert_eq!((pool.idle(), bench.context.leaked()), (all, 0));
 }
 
 #[test]
@@ -154,11 +182,12 @@ fn a_queue_of_futures_has_the_number_that_the_kernel_gave_it() {
     let bench = Bench::on(Script::mlx5());
     bench.script.allow_xrc();
     let domain = bench.context.xrcd_builder().build().unwrap();
-    let made = CompletionQueue::new(&bench.context, 16, |_| Ok(Watched::default()));
+    let made = bench.context.cq_builder(16).build_async(|_| Ok(Watched::default()));
     let (cq, _driver) = made.unwrap();
-    let plain = cq.create_srq(&bench.pd, 4, |srq| srq).unwrap();
+    let plain = cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
     assert_eq!(plain.number(), None, "no sender names it");
-    let srq = cq.create_xrc_srq(&bench.pd, 4, &domain, |srq| srq).unwrap();
+    let srq = bench.pd.srq_builder(4).xrc(&domain, &cq).build().unwrap();
+    let srq = cq.adopt_srq(srq).unwrap();
     let (_, handle) = bench.script.live().pop().unwrap();
     assert_eq!(srq.number().map(|number| number.0), Some(handle + 0x100));
 }
@@ -300,7 +329,7 @@ fn a_queue_of_another_completion_queue_is_not_taken_over() {
         (make(&bench.cq), make(&own), bench.pd.srq_builder(4).build().unwrap());
     let mut cq: OwnedCompletionQueue<u64> = OwnedCompletionQueue::new(own);
     for (srq, why) in [(elsewhere, "complete to another queue"), (plain, "no XRC domain")] {
-        let error = cq.adopt_srq(srq).unwrap_err();
+        let error = cq.adopt_srq(srq).unwrap_err().error;
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
         assert!(error.message().contains(why), "{error}");
     }

@@ -14,7 +14,6 @@ use std::task::Poll;
 use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::aio::{CompletionQueue, Worker};
 use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![
@@ -25,7 +24,6 @@ trials![
     a_dropped_waiter_passes_its_room_on,
     ten_thousand_pending_requests_complete,
     ten_thousand_pending_requests_complete_on_many_threads,
-    a_queue_pair_builder_may_create_another_queue_pair,
     messages_on_an_srq_outlive_their_queue_pair,
     events_wake_the_stream,
     last_wqe_reached_is_in_the_stream,
@@ -220,29 +218,17 @@ fn at_once(threads: usize) -> Verdict {
     })
 }
 
-fn a_queue_pair_builder_may_create_another_queue_pair() -> Verdict {
-    run(0, async {
-        let half = Half::new()?;
-        let mut other = None;
-        half.cq.create_qp(&half.pd, QpType::RC, |qp| {
-            other = Some(half.cq.create_qp(&half.pd, QpType::RC, |qp| qp));
-            qp
-        })?;
-        other.expect("it was called").map(drop)?;
-        Ok(())
-    })
-}
-
 /// A message received before its queue pair is dropped is delivered all the same.
 fn messages_on_an_srq_outlive_their_queue_pair() -> Verdict {
     const MESSAGES: usize = 5;
     run(0, async {
         let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, _) = context.cq_builder(128).spawn()?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(8).build()?;
-        let srq = supported(cq.create_srq(&pd, 8, |srq| srq), Capability::Srq)?;
-        let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
+        let srq = cq.adopt_srq(supported(pd.srq_builder(8).build(), Capability::Srq)?)?;
+        let server = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).srq(&srq).build()?;
+        let server = cq.adopt_on(server, &srq)?;
         let client = Half::new()?;
         let index = gid(&context)?.index;
         let (here, there) =
@@ -359,14 +345,15 @@ fn many_senders_reach_one_srq() -> Verdict {
     env::rnr_wait()?;
     run(0, async {
         let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 1024)?;
+        let (cq, _) = context.cq_builder(1024).spawn()?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(64).build()?;
-        let srq = supported(cq.create_srq(&pd, 32, |srq| srq), Capability::Srq)?;
+        let srq = cq.adopt_srq(supported(pd.srq_builder(32).build(), Capability::Srq)?)?;
         let index = gid(&context)?.index;
         let (mut servers, mut tasks) = (Vec::new(), Vec::new());
         for id in 0..CLIENTS {
-            let server = cq.create_qp_on(&pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
+            let server = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).srq(&srq).build()?;
+            let server = cq.adopt_on(server, &srq)?;
             let client = Half::new()?;
             let here = client.qp.endpoint(env::port(), index)?;
             let there = server.endpoint(env::port(), index)?;
@@ -413,7 +400,7 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
         let td = context.alloc_td()?;
         let pd = context.alloc_pd()?;
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-        let worker = Worker::new(td, context.cq_builder(128))?;
+        let worker = context.cq_builder(128).build_worker(td)?;
         let qp = domain.qp_builder(worker.queue(), worker.queue(), QpType::RC).build()?;
         let mine = (domain, worker, qp);
         workers.push(std::thread::spawn(move || {
@@ -421,8 +408,9 @@ fn each_worker_rings_its_own_thread_domain() -> Verdict {
             on_one_thread(async {
                 let pool = domain.buffer_pool_builder(64).build()?;
                 let (cq, _driver) = worker.spawn_local()?;
-                let one = cq.adopt(qp).map_err(|failed| failed.error)?;
-                let other = cq.create_qp(&domain, QpType::RC, |qp| qp.max_recv_wr(4))?;
+                let one = cq.adopt(qp)?;
+                let other = domain.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(4).build()?;
+                let other = cq.adopt(other)?;
                 let (here, there) =
                     (one.endpoint(env::port(), index)?, other.endpoint(env::port(), index)?);
                 env::handshake(&one, &there)?;
@@ -459,11 +447,12 @@ fn a_workers_requests_wait_for_room_in_order() -> Verdict {
         let td = context.alloc_td()?;
         let pd = context.alloc_pd()?;
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-        let (cq, _driver) = Worker::new(td, context.cq_builder(128))?.spawn_local()?;
-        let srq = supported(cq.create_srq(&domain, 16, |srq| srq), Capability::Srq)?;
+        let (cq, _driver) = context.cq_builder(128).build_worker(td)?.spawn_local()?;
+        let srq = cq.adopt_srq(supported(domain.srq_builder(16).build(), Capability::Srq)?)?;
         let pool = domain.buffer_pool_builder(64).count(MESSAGES as usize + 16).build()?;
-        let one = cq.create_qp(&domain, QpType::RC, |qp| qp.max_send_wr(4))?;
-        let other = cq.create_qp_on(&domain, QpType::RC, &srq, |qp| qp)?;
+        let builder = || domain.qp_builder(&cq, &cq, QpType::RC);
+        let one = cq.adopt(builder().max_send_wr(4).build()?)?;
+        let other = cq.adopt_on(builder().srq(&srq).build()?, &srq)?;
         let (here, there) =
             (one.endpoint(env::port(), index)?, other.endpoint(env::port(), index)?);
         env::handshake(&one, &there)?;

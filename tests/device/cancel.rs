@@ -12,7 +12,6 @@ use std::pin::Pin;
 use std::task::{Context as Cx, Poll};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
-use uverbs::aio::CompletionQueue;
 use uverbs::aio::tokio::{Events, accept, connect, within};
 use uverbs::{AsyncEvent, EventSource, EventType, ObjectKind, SendWr, WcOpcode};
 
@@ -262,7 +261,7 @@ fn dropped_futures_leave_nothing_in_their_context() -> Verdict {
         Ok(Box::new(move || {
             run(0, async {
                 let half = || -> Verdict<Half> {
-                    let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+                    let (cq, _) = context.cq_builder(128).spawn()?;
                     Half::on(context.clone(), cq)
                 };
                 let (a, b) = (half()?, half()?);

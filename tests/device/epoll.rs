@@ -13,7 +13,7 @@ use std::sync::Arc;
 use std::task::{Context as Cx, Poll, Wake, Waker};
 use std::time::Instant;
 use uverbs::Result;
-use uverbs::aio::{CompletionQueue, Driver, Readiness};
+use uverbs::aio::{Driver, Readiness};
 
 trials![no_edge_is_missed];
 
@@ -118,7 +118,7 @@ fn no_edge_is_missed() -> Verdict {
     let mut drivers = Vec::new();
     let mut half = || {
         let context = env::open()?;
-        let (cq, driver) = CompletionQueue::new(&context, 128, |fd| Ok(Edges::new(fd)))?;
+        let (cq, driver) = context.cq_builder(128).build_async(|fd| Ok(Edges::new(fd)))?;
         drivers.push(std::thread::spawn(move || drive(driver)));
         Half::on(context, cq)
     };

@@ -10,8 +10,8 @@ use std::pin::Pin;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::task::{Context, Poll, Waker};
 use uverbs::PostError;
+use uverbs::aio::OpErrorKind;
 use uverbs::aio::tokio::{Events, Registered};
-use uverbs::aio::{CompletionQueue, OpErrorKind};
 
 trials![child_forked_from_busy_threads_ends, child_leaves_the_parents_event_loop_alone];
 
@@ -75,7 +75,7 @@ fn child_leaves_the_parents_event_loop_alone() -> Verdict {
     let runtime = runtime(0)?;
     runtime.block_on(async {
         let (a, b) = pair()?;
-        let (cq, driver) = CompletionQueue::new(&a.context, 128, Registered::new)?;
+        let (cq, driver) = a.context.cq_builder(128).build_async(Registered::new)?;
         let half = Half::on(a.context.clone(), cq)?;
         let other = Half::new()?;
         connected(&half, &other)?;

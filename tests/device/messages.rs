@@ -76,11 +76,12 @@ fn a_shared_queue_shows_a_client_nothing_of_another() -> Verdict {
     run(0, async {
         let b = Half::new()?;
         let index = gid(&b.context)?.index;
-        let srq = supported(b.cq.create_srq(&b.pd, 4, |srq| srq), Capability::Srq)?;
+        let srq = b.cq.adopt_srq(supported(b.pd.srq_builder(4).build(), Capability::Srq)?)?;
         let mut servers = Vec::new();
         let clients = [Half::new()?, Half::new()?];
         for client in &clients {
-            let server = b.cq.create_qp_on(&b.pd, QpType::RC, &srq, |qp| qp.max_send_wr(4))?;
+            let builder = b.pd.qp_builder(&b.cq, &b.cq, QpType::RC).max_send_wr(4).srq(&srq);
+            let server = b.cq.adopt_on(builder.build()?, &srq)?;
             let (here, there) =
                 (client.qp.endpoint(env::port(), index)?, server.endpoint(env::port(), index)?);
             env::handshake(&server, &here)?;
@@ -130,8 +131,9 @@ fn a_datagram_shows_no_old_bytes_before_its_payload() -> Verdict {
         let ends = [(&a, a.context.clone()), (&b, b.context.clone())];
         let mut qps = Vec::new();
         for (half, context) in ends {
-            let qp = half.cq.create_qp(&half.pd, QpType::UD, |qp| qp.max_send_wr(4).max_recv_wr(4));
-            let qp = supported(qp, Capability::Ud)?;
+            let builder = half.pd.qp_builder(&half.cq, &half.cq, QpType::UD);
+            let qp = builder.max_send_wr(4).max_recv_wr(4).build();
+            let qp = half.cq.adopt(supported(qp, Capability::Ud)?)?;
             let own = qp.endpoint(env::port(), gid(&context)?.index)?;
             env::handshake(&qp, &own)?;
             qps.push((qp, own));

@@ -10,7 +10,7 @@ use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
 use tokio::runtime::{Builder, Runtime};
-use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, ProtectionDomain, QpType};
 
@@ -43,8 +43,8 @@ pub(crate) fn run_for(
 
 /// One half of a pair.
 pub(crate) struct Half {
-    pub(crate) qp: QueuePair,
-    pub(crate) cq: CompletionQueue,
+    pub(crate) qp: AsyncQueuePair,
+    pub(crate) cq: AsyncCompletionQueue,
     pub(crate) pool: BufferPool,
     pub(crate) pd: ProtectionDomain,
     pub(crate) context: Context,
@@ -56,17 +56,16 @@ pub(crate) const BUFFERS: usize = 64;
 impl Half {
     pub(crate) fn new() -> Verdict<Half> {
         let context = env::open()?;
-        let (cq, _) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, _) = context.cq_builder(128).spawn()?;
         Half::on(context, cq)
     }
 
-    pub(crate) fn on(context: Context, cq: CompletionQueue) -> Verdict<Half> {
+    pub(crate) fn on(context: Context, cq: AsyncCompletionQueue) -> Verdict<Half> {
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(1024).count(BUFFERS).build()?;
-        let qp = cq.create_qp(&pd, QpType::RC, |qp| {
-            qp.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64)
-        });
-        let qp = supported(qp, Capability::Rc)?;
+        let builder = pd.qp_builder(&cq, &cq, QpType::RC);
+        let qp = builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).max_inline_data(64).build();
+        let qp = cq.adopt(supported(qp, Capability::Rc)?)?;
         Ok(Half { qp, cq, pool, pd, context })
     }
 }

@@ -635,11 +635,11 @@ fn owned_receives_give_their_memory_back() -> Verdict {
     let mut cq = OwnedCompletionQueue::new(context.cq_builder(64).build()?);
     let other = context.cq_builder(64).build()?;
     let plain = pd.srq_builder(4).build()?;
-    assert_eq!(cq.adopt_srq(plain).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(cq.adopt_srq(plain).unwrap_err().error.errno(), Errno::INVAL);
     let elsewhere = pd.srq_builder(4).xrc(&xrcd, &other).build()?;
-    assert_eq!(cq.adopt_srq(elsewhere).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(cq.adopt_srq(elsewhere).unwrap_err().error.errno(), Errno::INVAL);
     let deep = pd.srq_builder(500).xrc(&xrcd, cq.queue()).build()?;
-    let error = cq.adopt_srq(deep).unwrap_err();
+    let error = cq.adopt_srq(deep).unwrap_err().error;
     assert!(error.message().contains("larger"), "{error}");
     let target = xrcd.create_target()?;
     let builder = pd.qp_builder(cq.queue(), cq.queue(), QpType::XRC_INI).max_send_wr(8);

@@ -18,15 +18,15 @@ use uverbs_uapi::rdma_user_cm::*;
 struct Stage {
     script: CmScript,
     bench: Bench,
-    channel: EventChannel,
-    driver: Driver<Watched>,
+    channel: AsyncEventChannel,
+    driver: ChannelDriver<Watched>,
 }
 
 impl Stage {
     fn new() -> Stage {
         let (script, bench) = (CmScript::new(), Bench::new());
         let (channel, driver) =
-            EventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
+            AsyncEventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
         channel.use_context(&bench.context).unwrap();
         Stage { script, bench, channel, driver }
     }
@@ -36,7 +36,7 @@ impl Stage {
     }
 
     /// Reports the event that each command since the last call leads to for an id, and drives the channel.
-    fn play(script: &CmScript, driver: &mut Driver<Watched>, id: u32) {
+    fn play(script: &CmScript, driver: &mut ChannelDriver<Watched>, id: u32) {
         for command in script.log() {
             let event = match command {
                 RDMA_USER_CM_CMD_RESOLVE_ADDR => Type::RDMA_CM_EVENT_ADDR_RESOLVED,
@@ -51,7 +51,7 @@ impl Stage {
     }
 
     /// Polls a connect to its end, at most `polls` times.
-    fn connect(&mut self, id: u32, polls: usize) -> Option<(QueuePair, Connection)> {
+    fn connect(&mut self, id: u32, polls: usize) -> Option<(QueuePair, AsyncConnection)> {
         let (script, channel) = (self.script.clone(), self.channel.clone());
         let connector = Connector::new(PEER).unwrap();
         let qp = self.qp().unwrap();
@@ -74,7 +74,7 @@ impl Stage {
     /// made last.
     fn drive<T>(
         script: &CmScript,
-        driver: &mut Driver<Watched>,
+        driver: &mut ChannelDriver<Watched>,
         polls: usize,
         future: impl Future<Output = T>,
     ) -> Option<T> {
@@ -204,7 +204,7 @@ fn a_listener_is_a_stream_of_requests_up_to_its_first_error() {
     use futures_core::{FusedStream, Stream};
     let Stage { script, channel, mut driver, .. } = Stage::new();
     let mut listener = channel.listen(LOCAL, 4).unwrap();
-    let next = |listener: &mut Listener| Stream::poll_next(Pin::new(listener), &mut cx());
+    let next = |listener: &mut AsyncListener| Stream::poll_next(Pin::new(listener), &mut cx());
     for _ in 0..2 {
         assert!(next(&mut listener).is_pending());
         script.request(1, rdma_ucm_conn_param::default());
@@ -356,7 +356,8 @@ impl Readiness for Always {
 
 #[test]
 fn driver_ends_after_too_many_false_alarms() {
-    let (_channel, mut driver) = EventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
+    let (_channel, mut driver) =
+        AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
     let Poll::Ready(Err(error)) = Pin::new(&mut driver).poll(&mut cx()) else {
         panic!("it goes on for ever");
     };
@@ -385,7 +386,7 @@ impl Readiness for Times {
 #[test]
 fn driver_survives_a_thousand_false_alarms_between_two_events() {
     let script = CmScript::new();
-    let (channel, mut driver) = EventChannel::on(script.open(), |_| Ok(Times(0))).unwrap();
+    let (channel, mut driver) = AsyncEventChannel::on(script.open(), |_| Ok(Times(0))).unwrap();
     let mut listener = channel.listen(LOCAL, 4).unwrap();
     for _ in 0..3 {
         driver.readiness.0 = 1000;
@@ -398,7 +399,8 @@ fn driver_survives_a_thousand_false_alarms_between_two_events() {
 /// The driver ended by itself, and is still there.
 #[test]
 fn futures_fail_when_the_driver_has_ended() {
-    let (channel, mut driver) = EventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
+    let (channel, mut driver) =
+        AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
     let mut listener = channel.listen(LOCAL, 4).unwrap();
     let (count, waker) = Count::new();
     let mut request = pin!(listener.next_request());
@@ -484,7 +486,7 @@ fn a_driver_whose_waker_panics_does_not_abort_a_task_that_panics() {
 fn driver_survives_a_thread_that_reads_its_channel() {
     let script = CmScript::new();
     let (channel, mut driver) =
-        EventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
+        AsyncEventChannel::on(script.open(), |_| Ok(Watched::default())).unwrap();
     let blocking = channel.channel().create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
     let blocking = blocking.listen(4).unwrap();
     std::thread::scope(|scope| {

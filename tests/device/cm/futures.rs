@@ -10,9 +10,9 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
 use std::task::Poll;
 use std::time::Duration;
-use uverbs::aio::cm::{Connection, EventChannel, Listener, MulticastMember};
+use uverbs::aio::cm::{AsyncConnection, AsyncEventChannel, AsyncListener, AsyncMulticastMember};
 use uverbs::aio::tokio::within;
-use uverbs::aio::{CompletionQueue, QueuePair};
+use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair};
 use uverbs::cm::{ConnectParam, ConnectRequest, Connector, DatagramPeer, MulticastRole, PortSpace};
 use uverbs::owned::{Buffer, BufferPool};
 use uverbs::{Context, Destination, Device, ProtectionDomain, QpType, SendWr};
@@ -34,8 +34,8 @@ fn param() -> ConnectParam {
 
 /// What a worker makes its queue pairs from.
 struct Worker {
-    channel: EventChannel,
-    cq: CompletionQueue,
+    channel: AsyncEventChannel,
+    cq: AsyncCompletionQueue,
     pd: ProtectionDomain,
     pool: BufferPool,
 }
@@ -43,31 +43,36 @@ struct Worker {
 impl Worker {
     fn on(device: &Device) -> Verdict<Worker> {
         let context = Context::open(device)?;
-        let (channel, _driver) = EventChannel::spawn()?;
+        let (channel, _driver) = AsyncEventChannel::spawn()?;
         channel.use_context(&context)?;
-        let (cq, _driver) = CompletionQueue::spawn(&context, 256)?;
+        let (cq, _driver) = context.cq_builder(256).spawn()?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(64).build()?;
         Ok(Worker { channel, cq, pd, pool })
     }
 
-    fn qp(&self) -> uverbs::Result<QueuePair> {
-        self.cq.create_qp(&self.pd, QpType::RC, |qp| qp.max_send_wr(4).max_recv_wr(4))
+    fn qp(&self) -> uverbs::Result<AsyncQueuePair> {
+        self.qp_of(QpType::RC)
     }
 
-    fn listen(&self) -> Verdict<(Listener, SocketAddr)> {
+    fn qp_of(&self, qp_type: QpType) -> uverbs::Result<AsyncQueuePair> {
+        let builder = self.pd.qp_builder(&self.cq, &self.cq, qp_type);
+        Ok(self.cq.adopt(builder.max_send_wr(4).max_recv_wr(4).build()?)?)
+    }
+
+    fn listen(&self) -> Verdict<(AsyncListener, SocketAddr)> {
         let listener = self.channel.listen((address(&passive()?)?, 0), 64)?;
         let at = listener.local_addr()?;
         Ok((listener, at))
     }
 
-    async fn connect(&self, at: SocketAddr) -> Verdict<(QueuePair, Connection)> {
+    async fn connect(&self, at: SocketAddr) -> Verdict<(AsyncQueuePair, AsyncConnection)> {
         let from = SocketAddr::new(address(&env::device())?, 0);
         let connector = Connector::new(at)?.from(from).param(param());
         Ok(self.channel.connect(&connector, |_| self.qp()).await?)
     }
 
-    async fn accept(&self, request: ConnectRequest) -> Verdict<(QueuePair, Connection)> {
+    async fn accept(&self, request: ConnectRequest) -> Verdict<(AsyncQueuePair, AsyncConnection)> {
         Ok(self.channel.accept(request, &param(), |_| self.qp()).await?)
     }
 
@@ -210,8 +215,8 @@ fn end_of_a_connection_wakes_its_tasks() -> Verdict {
 const GRH: usize = 40;
 
 impl Worker {
-    fn ud_qp(&self) -> uverbs::Result<QueuePair> {
-        self.cq.create_qp(&self.pd, QpType::UD, |qp| qp.max_send_wr(4).max_recv_wr(4))
+    fn ud_qp(&self) -> uverbs::Result<AsyncQueuePair> {
+        self.qp_of(QpType::UD)
     }
 
     fn buffer(&self, text: &[u8]) -> Verdict<Buffer> {
@@ -223,14 +228,14 @@ impl Worker {
         self.pool.take().ok_or_else(|| Stop::fail("no buffer"))
     }
 
-    fn listen_for_datagrams(&self) -> Verdict<(Listener, SocketAddr)> {
+    fn listen_for_datagrams(&self) -> Verdict<(AsyncListener, SocketAddr)> {
         let listener = self.channel.listen_for(QpType::UD, (address(&passive()?)?, 0), 64)?;
         let at = listener.local_addr()?;
         Ok((listener, at))
     }
 
     /// Asks the listener where to send.
-    async fn ask_datagrams(&self, at: SocketAddr) -> Verdict<(QueuePair, DatagramPeer)> {
+    async fn ask_datagrams(&self, at: SocketAddr) -> Verdict<(AsyncQueuePair, DatagramPeer)> {
         let connector = Connector::new(at)?.from(SocketAddr::new(address(&env::device())?, 0));
         Ok(self.channel.connect_datagrams(&connector, |_| self.ud_qp()).await?)
     }
@@ -239,7 +244,7 @@ impl Worker {
         &self,
         local: IpAddr,
         role: MulticastRole,
-    ) -> Verdict<(QueuePair, MulticastMember)> {
+    ) -> Verdict<(AsyncQueuePair, AsyncMulticastMember)> {
         let joined = self.channel.join_multicast(local, group(), role, |_| self.ud_qp()).await;
         supported(joined, Capability::Multicast)
     }

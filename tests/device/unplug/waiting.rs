@@ -5,7 +5,7 @@ use crate::tasks::{Half, connected, runtime};
 use crate::verdict::{Stop, Verdict};
 use std::time::Duration;
 use uverbs::aio::tokio::Events;
-use uverbs::aio::{CompletionQueue, OpError, OpErrorKind};
+use uverbs::aio::{OpError, OpErrorKind};
 use uverbs::{Context, Device, Errno, EventType, WcStatus};
 
 /// Longer than taking the device away may last.
@@ -40,7 +40,7 @@ pub(super) fn futures(device: &Device, awaited: Awaited) -> Verdict {
 async fn all(device: &Device, awaited: Awaited) -> Verdict {
     let make = || -> Verdict<_> {
         let context = Context::open(device)?;
-        let (cq, driver) = CompletionQueue::spawn(&context, 128)?;
+        let (cq, driver) = context.cq_builder(128).spawn()?;
         Ok((Half::on(context, cq)?, driver))
     };
     let ((quiet, first), (busy, second)) = (make()?, make()?);

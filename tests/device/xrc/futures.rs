@@ -4,7 +4,7 @@ use super::{connect_halves, context};
 use crate::tasks::{both, run};
 use crate::verdict::{Verdict, trials};
 use tokio::task::LocalSet;
-use uverbs::aio::{self, Locking, Worker};
+use uverbs::aio::{AsyncCompletionQueue, Locking};
 use uverbs::owned::BufferPool;
 use uverbs::{Context, ProtectionDomain, QpType, SendWr};
 
@@ -13,16 +13,17 @@ trials![messages_reach_a_queue_by_its_number, messages_reach_a_queue_of_one_thre
 /// An initiator, a target and two queues, all futures of one completion queue.
 async fn exchange<S: Locking>(
     context: &Context,
-    cq: &aio::CompletionQueue<S>,
+    cq: &AsyncCompletionQueue<S>,
     pd: &ProtectionDomain<S>,
 ) -> Verdict {
     let xrcd = context.xrcd_builder().build()?;
     let pool: BufferPool = pd.buffer_pool_builder(64).count(32).build()?;
     let target = xrcd.create_target()?;
-    let initiator = cq.create_qp(pd, QpType::XRC_INI, |qp| qp.max_send_wr(4))?;
+    let initiator = pd.qp_builder(cq, cq, QpType::XRC_INI).max_send_wr(4).build()?;
+    let initiator = cq.adopt(initiator)?;
     connect_halves(context, &initiator, &target)?;
-    let queues =
-        [cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?, cq.create_xrc_srq(pd, 8, &xrcd, |srq| srq)?];
+    let builder = || pd.srq_builder(8).xrc(&xrcd, cq);
+    let queues = [cq.adopt_srq(builder().build()?)?, cq.adopt_srq(builder().build()?)?];
     for (seed, srq) in (0..40u64).zip(queues.iter().cycle()) {
         let number = srq.number().expect("it is of an XRC domain");
         let received = srq.recv(pool.take().expect("a buffer"));
@@ -45,7 +46,7 @@ async fn exchange<S: Locking>(
 fn messages_reach_a_queue_by_its_number() -> Verdict {
     run(2, async {
         let context = context()?;
-        let (cq, _) = aio::CompletionQueue::spawn(&context, 128)?;
+        let (cq, _) = context.cq_builder(128).spawn()?;
         exchange(&context, &cq, &context.alloc_pd()?).await
     })
 }
@@ -55,7 +56,7 @@ fn messages_reach_a_queue_of_one_thread() -> Verdict {
         let context = context()?;
         let (pd, td) = (context.alloc_pd()?, context.alloc_td()?);
         let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-        let (cq, _) = Worker::new(td, context.cq_builder(128))?.spawn_local()?;
+        let (cq, _) = context.cq_builder(128).build_worker(td)?.spawn_local()?;
         exchange(&context, &cq, &domain).await
     };
     run(0, async { LocalSet::new().run_until(on_one_thread).await })

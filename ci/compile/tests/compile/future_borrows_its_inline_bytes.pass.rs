@@ -1,9 +1,9 @@
 //! A future that was not polled has not copied its bytes yet.
 #![allow(unused)]
 
-use uverbs::aio::{Op, QueuePair};
+use uverbs::aio::{Op, AsyncQueuePair};
 
-fn send<'a>(qp: &QueuePair, bytes: &'a [u8]) -> Op<'a, ()> {
+fn send<'a>(qp: &AsyncQueuePair, bytes: &'a [u8]) -> Op<'a, ()> {
     qp.send_inline(bytes)
 }
 

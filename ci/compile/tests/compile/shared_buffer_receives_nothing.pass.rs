@@ -1,10 +1,10 @@
 //! No device writes a buffer that others may be reading.
 #![allow(unused)]
 
-use uverbs::aio::QueuePair;
+use uverbs::aio::AsyncQueuePair;
 use uverbs::owned::{Buffer, SharedBuffer};
 
-fn receive(qp: &QueuePair, alone: Buffer, shared: SharedBuffer) {
+fn receive(qp: &AsyncQueuePair, alone: Buffer, shared: SharedBuffer) {
     let _ = qp.recv(alone);
 }
 

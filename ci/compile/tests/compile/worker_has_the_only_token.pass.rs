@@ -1,12 +1,11 @@
 //! A worker takes the token of its thread domain, so that nobody else rings with it.
 #![allow(unused)]
 
-use uverbs::aio::Worker;
 use uverbs::{CqBuilder, Exclusive, RingError, SendBatch, ThreadDomain};
 
 fn f(td: ThreadDomain, mut other: ThreadDomain, cq: CqBuilder, batch: SendBatch<'_, Exclusive>) {
     let mut mine = td;
-    let worker = Worker::new(mine, cq);
+    let worker = cq.build_worker(mine);
     // SAFETY: the batch is empty.
     let _: Result<(), RingError> = unsafe { batch.ring(&mut other) };
 }

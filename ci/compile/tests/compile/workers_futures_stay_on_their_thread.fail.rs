@@ -1,14 +1,14 @@
 //! The queue pairs, futures and driver of a worker stay on its thread; the worker itself moves there.
 #![allow(unused)]
 
-use uverbs::aio::{CompletionQueue, Driver, Op, QueuePair, SharedReceiveQueue};
+use uverbs::aio::{AsyncCompletionQueue, Driver, Op, AsyncQueuePair, AsyncSharedReceiveQueue};
 use uverbs::{Exclusive, Shared};
 
 type All<S> = (
-    QueuePair<S>,
+    AsyncQueuePair<S>,
     Op<'static, (), S>,
-    SharedReceiveQueue<S>,
-    CompletionQueue<S>,
+    AsyncSharedReceiveQueue<S>,
+    AsyncCompletionQueue<S>,
     Driver<(), S>,
 );
 

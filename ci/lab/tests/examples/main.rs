@@ -9,8 +9,8 @@ use std::path::{Path, PathBuf};
 /// Files whose types no program names: their modules are private, or hidden.
 const INTERNAL: [&str; 4] = ["memory/lock.rs", "bench", "litmus.rs", "scripted"];
 
-/// Traits that seal others, and the names of macros' arguments, which are no names.
-const SEALS: [&str; 6] = ["", "Append", "HasSge", "LendInSlot", "Placement", "Sealed"];
+/// Traits that seal others, a type that one of them names, and the names of macros' arguments, which are no names.
+const SEALS: [&str; 7] = ["", "Append", "HasSge", "LendInSlot", "Placement", "Sealed", "SrqInner"];
 
 fn sources(directory: &Path, found: &mut Vec<PathBuf>) {
     for entry in fs::read_dir(directory).expect("the sources") {

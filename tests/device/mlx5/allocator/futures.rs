@@ -7,7 +7,6 @@ use crate::tasks::{both, run};
 use crate::verdict::{Stop, Verdict, trials};
 use std::sync::Arc;
 use tokio::task::LocalSet;
-use uverbs::aio::{self, Worker};
 use uverbs::{QpType, ResourceType};
 
 trials![queues_come_from_the_allocator];
@@ -40,22 +39,24 @@ fn queues_come_from_the_allocator() -> Verdict {
             let vector = context.completion_vectors() - 1;
             context.cq_builder(64).vector(vector).cqe_size(128).parent_domain(domain)
         };
-        let (shared, _) = aio::CompletionQueue::spawn_built(described(&domain))?;
+        let (shared, _) = described(&domain).spawn()?;
         asked(&cq);
         shared.control().moderate(4, 10)?;
-        let of_any = shared.create_qp(&domain, QpType::RC, |qp| qp.max_recv_wr(8))?;
+        let of_any = domain.qp_builder(&shared, &shared, QpType::RC).max_recv_wr(8).build()?;
+        let of_any = shared.adopt(of_any)?;
         asked(&qp);
-        let shared_srq = shared.create_srq(&domain, 8, |srq| srq)?;
+        let shared_srq = shared.adopt_srq(domain.srq_builder(8).build()?)?;
         asked(&srq);
         let worker = context.cq_builder(64).cqe_size(128).parent_domain(&exclusive);
-        let worker = Worker::new(td, worker)?;
+        let worker = worker.build_worker(td)?;
         asked(&cq);
         LocalSet::new()
             .run_until(async {
                 let (local, _) = worker.spawn_local()?;
-                let of_one = local.create_qp(&exclusive, QpType::RC, |qp| qp.max_send_wr(8))?;
+                let of_one = exclusive.qp_builder(&local, &local, QpType::RC).max_send_wr(8);
+                let of_one = local.adopt(of_one.build()?)?;
                 asked(&qp);
-                let local_srq = local.create_srq(&exclusive, 8, |srq| srq)?;
+                let local_srq = local.adopt_srq(exclusive.srq_builder(8).build()?)?;
                 asked(&srq);
                 let index = gid(&context)?.index;
                 let (here, there) =

@@ -15,7 +15,7 @@ use std::pin::Pin;
 use std::process::ExitCode;
 use std::task::{Poll, Waker};
 use std::time::{Duration, Instant};
-use uverbs::aio::{self, Driver, Locking, Op, Readiness, Worker};
+use uverbs::aio::{self, Driver, Locking, Op, Readiness};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSendBatch};
 use uverbs::{
     Context, Device, Exclusive, MemoryRegion, ProtectionDomain, QpControl, QpType, Remote,
@@ -143,9 +143,9 @@ impl Readiness for Silent {
 }
 
 struct Futures<S: Locking> {
-    one: aio::QueuePair<S>,
-    _other: aio::QueuePair<S>,
-    _cq: aio::CompletionQueue<S>,
+    one: aio::AsyncQueuePair<S>,
+    _other: aio::AsyncQueuePair<S>,
+    _cq: aio::AsyncCompletionQueue<S>,
     driver: Driver<Silent, S>,
     buffers: Vec<Buffer>,
     posted: Vec<Op<'static, Buffer, S>>,
@@ -153,11 +153,14 @@ struct Futures<S: Locking> {
 
 impl<S: Locking> Futures<S> {
     fn new(
-        (cq, driver): (aio::CompletionQueue<S>, Driver<Silent, S>),
+        (cq, driver): (aio::AsyncCompletionQueue<S>, Driver<Silent, S>),
         pd: &ProtectionDomain<S>,
         gid: u32,
     ) -> Result<Self, Failure> {
-        let qp = || cq.create_qp(pd, QpType::RC, |qp| qp.max_send_wr(DEPTH).max_recv_wr(DEPTH));
+        let qp = || {
+            let builder = pd.qp_builder(&cq, &cq, QpType::RC);
+            Ok::<_, Failure>(cq.adopt(builder.max_send_wr(DEPTH).max_recv_wr(DEPTH).build()?)?)
+        };
         let (one, other) = (qp()?, qp()?);
         connect(&one, &other, gid)?;
         let (buffers, posted) = (buffers(pd)?.1, Vec::with_capacity(RUN as usize));
@@ -243,8 +246,8 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
         Ok::<_, Failure>((domain, td))
     };
     let ((of_owned, td), (of_futures, token)) = (domain()?, domain()?);
-    let shared = aio::CompletionQueue::new(&context, CQE, |_| Ok(Silent))?;
-    let worker = Worker::new(token, context.cq_builder(CQE))?.start(|_| Ok(Silent))?;
+    let shared = context.cq_builder(CQE).build_async(|_| Ok(Silent))?;
+    let worker = context.cq_builder(CQE).build_worker(token)?.start(|_| Ok(Silent))?;
     let mut owned = Owned::new(&context, &pd, (), gid)?;
     let mut futures = Futures::new(shared, &pd, gid)?;
     let mut owned_exclusive = Owned::new(&context, &of_owned, td, gid)?;
