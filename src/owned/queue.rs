@@ -504,13 +504,13 @@ pub(super) fn append<S: Sharing>(
 /// A receive for every buffer of a pool, or for as many as there is room for:
 ///
 /// ```no_run
-/// # use uverbs::owned::{BufferPool, OwnedQueuePair, OwnedRecvBatch};
+/// # use uverbs::{PostError, owned::{BufferPool, OwnedQueuePair, OwnedRecvBatch}};
 /// # fn f(qp: &mut OwnedQueuePair<u32>, pool: &BufferPool) -> uverbs::Result<u32> {
 /// let mut batch: OwnedRecvBatch<'_, u32> = qp.recv_batch()?;
 /// while let Some(buffer) = pool.take() {
 ///     if let Err(refused) = batch.push(buffer, batch.len()) {
 ///         if refused.error != PostError::Full {
-///             return Err(refused.error);
+///             return Err(refused.into());
 ///         }
 ///         break;
 ///     }
