@@ -133,7 +133,7 @@ fn worker(path: &Path, has_target: bool) -> Result<()> {
     let mut batch = srq.batch()?;
     batch.push(RecvWr::new(&sges))?;
     // SAFETY: the region is dropped after the queue, and nobody borrows its memory.
-    unsafe { batch.ring() };
+    unsafe { batch.ring()? };
     println!("queue {}", srq.number().ok_or("the queue is of an XRC domain")?.0);
 
     let target = if has_target { Some(domain.create_target()?) } else { None };

@@ -5,6 +5,7 @@ mod numbers;
 use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
+use crate::device_attr::above_limits;
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::{ArmSn, EventKey, EventSourceKind, ObjectKey};
 use crate::file::File;
@@ -351,14 +352,10 @@ impl CqBuilder {
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
             drop(command);
             made.map_err(|error| match error.errno() {
-                Errno::INVAL => match file.limits() {
-                    Some(limits) => error.detail(format!(
-                        "{cqe} entries; {} takes at most {}",
-                        file.device.name(),
-                        limits.max_cqe
-                    )),
-                    None => error.detail(format!("{cqe} entries")),
-                },
+                Errno::INVAL => error.detail(above_max_cqe(&file, cqe).unwrap_or_else(|| {
+                    let device = file.device.name();
+                    format!("{device} refuses {cqe} entries of {cqe_size} bytes on vector {vector}")
+                })),
                 Errno::OPNOTSUPP if pad => {
                     error.detail(format!("{} pads no completions", file.device.name()))
                 }
@@ -576,17 +573,12 @@ impl CompletionQueue {
             let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).response(&mut resp);
             let resized = file.execute(VERB, &mut command.driver(input, output));
             resized.map_err(|error| match error.errno() {
-                Errno::INVAL => {
-                    let most = match file.limits() {
-                        Some(limits) => limits.max_cqe.to_string(),
-                        None => "those".into(),
-                    };
-                    error.detail(format!(
-                        "{cqe} entries are fewer than the {pending} in the queue, or more than the \
-                         {most} that {} has",
-                        file.device.name(),
-                    ))
-                }
+                Errno::INVAL if cqe < pending => error
+                    .detail(format!("cqe {cqe} is below the {pending} completions in the queue")),
+                Errno::INVAL => error
+                    .detail(above_max_cqe(&file, cqe).unwrap_or_else(|| {
+                        format!("{} refuses {cqe} entries", file.device.name())
+                    })),
                 Errno::NOMEM => error.pinning(pinned),
                 Errno::OPNOTSUPP => {
                     error.detail(format!("{} resizes no completion queues", file.device.name()))
@@ -808,7 +800,13 @@ impl Drop for Direct<'_> {
     }
 }
 
-/// Why a completion queue could not be polled.
+/// Says that `cqe` is above the device's limit, if it is.
+fn above_max_cqe(file: &File, cqe: u32) -> Option<String> {
+    let limits = file.limits()?;
+    above_limits(file.device.name(), &[("cqe", cqe, limits.max_cqe)])
+}
+
+/// Why a completion queue could not be polled, or a [scope](crate::owned::Scope) not wait for a request.
 ///
 /// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -816,7 +814,7 @@ impl Drop for Direct<'_> {
 pub enum PollError {
     /// This process is a fork of the one that created the queue.
     Forked,
-    /// The request that is waited for is none of this [scope](crate::owned::Scope)'s.
+    /// [`Scope::wait`](crate::owned::Scope::wait) was given a request of another scope; `poll` never returns this.
     ForeignRequest,
 }
 
@@ -832,3 +830,14 @@ impl fmt::Display for PollError {
 }
 
 impl std::error::Error for PollError {}
+
+/// For functions that return [`Error`].
+impl From<PollError> for Error {
+    fn from(error: PollError) -> Error {
+        const VERB: &str = "poll_cq";
+        match error {
+            PollError::Forked => Error::forked(VERB),
+            PollError::ForeignRequest => Error::invalid(VERB, error.to_string()),
+        }
+    }
+}

@@ -1,7 +1,8 @@
 //! Errors of the control path: which verb failed, how, and what to change.
 //!
-//! A call that takes an object by value gives it back with the error: [`ErrorWith`]. Data-path errors are
-//! small `Copy` types and live with the queues that return them ([`PostError`](crate::PostError)).
+//! A call of a verb that takes an object by value gives it back with the error: [`ErrorWith`]. Data-path errors
+//! are small `Copy` types and live with the queues that return them ([`PostError`](crate::PostError)). Each
+//! error type of the library converts into an [`Error`], so that `?` works in a function that returns [`Result`].
 
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};

@@ -59,7 +59,7 @@
 //!     let mut batch = right.recv_batch()?;
 //!     batch.push(RecvWr::new(&[inbox.sge(..)?]).id(1))?;
 //!     // SAFETY: `inbox` outlives the completion, and nobody reads it before.
-//!     unsafe { batch.ring() };
+//!     unsafe { batch.ring()? };
 //!
 //!     let mut batch = left.send_batch()?;
 //!     batch.push(SendWr::send(&[message.sge(..11)?]).id(2).signaled())?;

@@ -147,7 +147,7 @@ macro_rules! open_enum {
             $( $(#[$id_meta])* pub const $id: $name = $name($value as $type); )*
 
             /// What the value means, in words, or `None` if this library does not know it.
-            pub fn name(self) -> Option<&'static str> {
+            pub fn description(self) -> Option<&'static str> {
                 match self {
                     $( Self::$id => Some($text), )*
                     _ => None,
@@ -167,7 +167,7 @@ macro_rules! open_enum {
 
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-                match self.name() {
+                match self.description() {
                     Some(name) => f.pad(name),
                     None => write!(f, "{}", self.0),
                 }

@@ -113,7 +113,7 @@ impl Drop for SrqInner {
 /// let mut batch = srq.batch()?;
 /// batch.push(RecvWr::new(&sges).id(1))?;
 /// // SAFETY: `memory` outlives the completion, and nobody reads it before.
-/// unsafe { batch.ring() };
+/// unsafe { batch.ring()? };
 /// # drop(qp); Ok(()) }
 /// ```
 ///
@@ -413,10 +413,17 @@ impl SharedReceiveQueue {
         ring.resize(VERB, file.kernel.mapper(), |driver| {
             let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
             file.execute(VERB, &mut command).map_err(|error| match error.errno() {
-                Errno::INVAL => error.detail(format!(
-                    "{max_wr} receives are fewer than the queue has or is limited to, or more than \
-                     the device's max_srq_wr"
-                )),
+                Errno::INVAL => {
+                    let above = file.limits().and_then(|limits| {
+                        let values = [("max_wr", max_wr, limits.max_srq_wr)];
+                        above_limits(file.device.name(), &values)
+                    });
+                    error.detail(above.unwrap_or_else(|| {
+                        format!(
+                            "max_wr {max_wr} is below the receives in the queue, or below its limit"
+                        )
+                    }))
+                }
                 _ => error,
             })
         })?;

@@ -1,7 +1,9 @@
 //! Completions as plain data, and what they say: status, opcode, and data that came within them. The
 //! completion that polling lends is in [`completion`](crate::completion).
 
+use crate::error::Error;
 use crate::number::{Qpn, Rkey, open_enum};
+use rustix::io::Errno;
 use std::fmt;
 
 open_enum! {
@@ -192,6 +194,14 @@ impl fmt::Display for WcError {
 
 impl std::error::Error for WcError {}
 
+/// For functions that return [`Error`]: `EIO`, with the request, its queue pair and its status in the
+/// message.
+impl From<WcError> for Error {
+    fn from(error: WcError) -> Error {
+        Error::new("poll_cq", Errno::IO).detail(error.to_string())
+    }
+}
+
 /// Bytes that came with a [completion](crate::Completion::scattered); a slice.
 ///
 /// Example: [`Completion`](crate::Completion).
@@ -260,6 +270,8 @@ mod tests {
         assert!(!error.is_flush());
         let text =
             "request 8 of queue pair 0x000011 failed: remote access error (vendor error 0x88)";
+        let general = Error::from(error);
+        assert_eq!((general.errno(), general.message()), (Errno::IO, text));
         assert_eq!(error.to_string(), text);
     }
 }

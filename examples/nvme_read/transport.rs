@@ -16,9 +16,7 @@ use std::ops::Deref;
 use std::time::{Duration, Instant};
 use uverbs::cm::{ConnectParam, Connection, Connector, EventChannel, RouteResolved};
 use uverbs::owned::{BufferPool, OwnedCompletionQueue, OwnedQueuePair};
-use uverbs::{
-    Access, CompletionChannel, MemoryRegion, Notify, PostError, QpControl, QpType, SendWr,
-};
+use uverbs::{Access, CompletionChannel, MemoryRegion, Notify, QpControl, QpType, SendWr};
 use zerocopy::IntoBytes;
 
 /// How long a command may take.
@@ -107,13 +105,12 @@ impl Resources {
         Ok((Resources { qp, cq, completions, data }, responses))
     }
 
-    fn post_receives(&mut self, responses: &BufferPool) -> std::result::Result<(), PostError> {
+    fn post_receives(&mut self, responses: &BufferPool) -> uverbs::Result<()> {
         let mut batch = self.qp.recv_batch()?;
         while let Some(buffer) = responses.take() {
             batch.push(buffer, Tag::Response)?;
         }
-        batch.ring();
-        Ok(())
+        Ok(batch.ring()?)
     }
 }
 
@@ -280,7 +277,7 @@ impl Queue {
                     }
                     let mut batch = qp.recv_batch()?;
                     batch.push(buffer, Tag::Response).map_err(|failed| failed.error)?;
-                    batch.ring();
+                    batch.ring()?;
                     slot
                 }
             };

@@ -3,10 +3,12 @@
 use super::inflight::{Admission, Broken, Inflight, InflightKey, OpProgress, OpTag, Side};
 use super::locking::Locking;
 use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
+use crate::error::Error;
 use crate::owned::{Buffer, Lend, Memory, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
 use crate::wr::{PostError, SendWr};
+use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
 use std::marker::PhantomData;
@@ -185,6 +187,20 @@ impl<L> fmt::Display for OpError<L> {
 }
 
 impl<L: fmt::Debug> std::error::Error for OpError<L> {}
+
+/// For functions that return [`Error`]: `EIO` for a request that completed with an error or came after one,
+/// `EPIPE` without a driver. The memory is dropped.
+impl<L> From<OpError<L>> for Error {
+    fn from(failed: OpError<L>) -> Error {
+        let errno = match failed.kind {
+            OpErrorKind::Post(error) => return error.into(),
+            OpErrorKind::Status(_) | OpErrorKind::Earlier(_) => Errno::IO,
+            OpErrorKind::DriverGone => Errno::PIPE,
+            OpErrorKind::AlreadyFinished => Errno::INVAL,
+        };
+        Error::new("post", errno).detail(failed.kind.to_string())
+    }
+}
 
 impl From<Broken> for OpErrorKind {
     fn from(broken: Broken) -> OpErrorKind {

@@ -70,7 +70,7 @@ impl<S: Locking> Inner<S> {
                         }
                         Ok(())
                     }
-                    Err(error) => Err((None, error.into())),
+                    Err(error) => Err((None, PostError::of_ring(error))),
                 }
             }
             OpRequest::Recv => {
@@ -79,8 +79,7 @@ impl<S: Locking> Inner<S> {
                     Err(error) => return Err((Some(memory), error)),
                 };
                 batch.push_any(memory, tag).map_err(refused)?;
-                batch.ring();
-                Ok(())
+                batch.ring().map_err(|error| (None, PostError::of_ring(error)))
             }
         }
     }
@@ -344,8 +343,7 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
             Err(error) => return Err((Some(memory), error)),
         };
         batch.push_any(memory, tag).map_err(refused)?;
-        batch.ring();
-        Ok(())
+        batch.ring().map_err(|error| (None, PostError::of_ring(error)))
     }
 }
 

@@ -166,7 +166,7 @@ impl Connector {
     ///     while let Some(buffer) = pool.take() {
     ///         receives.push(buffer, 0)?;
     ///     }
-    ///     receives.ring();
+    ///     receives.ring()?;
     ///     Ok(qp)
     /// })?;
     /// # drop((qp, connection)); Ok(()) }

@@ -214,7 +214,7 @@ impl Rejection {
 impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.reason(), self.errno()) {
-            (Some(reason), _) => match reason.name() {
+            (Some(reason), _) => match reason.description() {
                 Some(name) => write!(f, "{name} (reason {})", reason.0),
                 None => write!(f, "reason {}", reason.0),
             },

@@ -189,7 +189,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// let target = xrcd.create_target()?;
     /// let mut batch = srq.batch()?;
     /// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
-    /// batch.ring();
+    /// batch.ring()?;
     /// # let _ = target; Ok(()) }
     /// ```
     ///

@@ -36,10 +36,11 @@ use std::fmt;
 ///     }
 /// }
 ///
-/// fn write(qp: &mut OwnedQueuePair<u64>, page: Page, to: Remote) -> Result<(), PostError> {
+/// fn write(qp: &mut OwnedQueuePair<u64>, page: Page, to: Remote) -> uverbs::Result<()> {
 ///     let mut batch = qp.send_batch()?;
 ///     batch.push(SendWr::write(to, &[]), page, 1)?;
-///     Ok(batch.ring()?)
+///     batch.ring()?;
+///     Ok(())
 /// }
 /// ```
 ///

@@ -39,7 +39,7 @@ use std::sync::Arc;
 ///     receives.push(buffer, 0)?;
 /// }
 /// println!("{} receives, none: {}", receives.len(), receives.is_empty());
-/// receives.ring();
+/// receives.ring()?;
 /// // Everything that was lent comes back as flushed, and the queue pair can be connected again.
 /// qp.reset(cq)?;
 /// for request in &mut cq.poll()? {
@@ -269,9 +269,9 @@ impl<T, S: Sharing> OwnedSendBatch<'_, T, S> {
     /// Polling gives each request back by itself, in the order of the queue:
     ///
     /// ```no_run
-    /// # use uverbs::{PostError, Remote, SendWr, owned::*};
+    /// # use uverbs::{Remote, SendWr, owned::*};
     /// # fn f(qp: &mut OwnedQueuePair<u32>, buffers: [Buffer; 3], to: Remote)
-    /// # -> Result<(), PostError> {
+    /// # -> uverbs::Result<()> {
     /// let [first, second, last] = buffers;
     /// let mut batch = qp.send_batch()?;
     /// batch.push_unsignaled(SendWr::write(to, &[]), first, 1)?;
@@ -368,6 +368,18 @@ impl<T> OwnedSendBatch<'_, T, Exclusive> {
         let OwnedSendBatch { lender, batch } = self;
         let count = lender.loans.count();
         commit_if_posted(lender, batch.ring_lent(td, count))
+    }
+}
+
+impl<T, S: Sharing> fmt::Debug for OwnedSendBatch<'_, T, S> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedSendBatch").field("len", &self.len()).finish_non_exhaustive()
+    }
+}
+
+impl<T> fmt::Debug for OwnedRecvBatch<'_, T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("OwnedRecvBatch").field("len", &self.len()).finish_non_exhaustive()
     }
 }
 
@@ -493,19 +505,19 @@ pub(super) fn append<S: Sharing>(
 ///
 /// ```no_run
 /// # use uverbs::{PostError, owned::{BufferPool, OwnedQueuePair, OwnedRecvBatch}};
-/// # fn f(qp: &mut OwnedQueuePair<u32>, pool: &BufferPool) -> Result<u32, PostError> {
+/// # fn f(qp: &mut OwnedQueuePair<u32>, pool: &BufferPool) -> uverbs::Result<u32> {
 /// let mut batch: OwnedRecvBatch<'_, u32> = qp.recv_batch()?;
 /// while let Some(buffer) = pool.take() {
 ///     if let Err(refused) = batch.push(buffer, batch.len()) {
 ///         if refused.error != PostError::Full {
-///             return Err(refused.error);
+///             return Err(refused.into());
 ///         }
 ///         break;
 ///     }
 /// }
 /// let posted = batch.len();
 /// if !batch.is_empty() {
-///     batch.ring();
+///     batch.ring()?;
 /// }
 /// # Ok(posted) }
 /// ```
@@ -568,12 +580,17 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     }
 
     /// Hands the batch to the device.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError::Forked`] in a child of the process that created the queue: nothing is received.
     #[inline(always)]
-    pub fn ring(self) {
+    pub fn ring(self) -> Result<(), RingError> {
         let OwnedRecvBatch { lender, batch } = self;
         if lender.loans.count() > 0 {
-            batch.ring_lent();
+            batch.ring_lent()?;
         }
         lender.loans.commit_recvs();
+        Ok(())
     }
 }

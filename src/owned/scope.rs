@@ -7,7 +7,7 @@ use super::lending::{HasSge, OtherLoan, RegionSge, sge_of};
 use super::queue::{OwnedQueuePair, append};
 use crate::access::Access;
 use crate::cq::PollError;
-use crate::error::{ErrorWith, MemoryError, Result};
+use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::region::{Pledged, Pledges};
@@ -16,6 +16,7 @@ use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
 use crate::wr::{PostError, RingError, SendWr, Sge};
+use rustix::io::Errno;
 use std::fmt;
 use std::marker::PhantomData;
 use std::ops::{Deref, RangeBounds};
@@ -117,6 +118,18 @@ impl<R> fmt::Display for ScopeError<R> {
 }
 
 impl<R: fmt::Debug> std::error::Error for ScopeError<R> {}
+
+/// For functions that return [`Error`]: `ETIMEDOUT` for requests that were cancelled, and what the body returned
+/// is dropped.
+impl<R> From<ScopeError<R>> for Error {
+    fn from(error: ScopeError<R>) -> Error {
+        let errno = match error {
+            ScopeError::ForeignQueue => Errno::INVAL,
+            ScopeError::Cancelled { .. } => Errno::TIMEDOUT,
+        };
+        Error::new("scope", errno).detail(error.to_string())
+    }
+}
 
 /// A request of a scope, with the memory that it works on; see [`Scope::wait`].
 ///
@@ -422,8 +435,8 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         let wr_id = slot.wr_id();
         batch.batch.push_lent(wr_id, sge_of(&memory))?;
         slot.lend(CompactEnum::new(Content::Large(OtherLoan::Scoped)));
+        batch.ring().map_err(PostError::of_ring)?;
         self.in_flight.push(wr_id);
-        batch.ring();
         Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 
@@ -539,7 +552,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
             self.in_flight.push(wr_id);
         }
-        rung?;
+        rung.map_err(PostError::of_ring)?;
         Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 }

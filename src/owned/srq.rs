@@ -26,7 +26,7 @@ use std::sync::Arc;
 /// let qp = cq.adopt_on(qp, &srq)?;
 /// let mut batch = srq.batch()?;
 /// batch.push(pool.take().ok_or("no buffer left")?, 1)?;
-/// batch.ring();
+/// batch.ring()?;
 /// # let _ = qp; Ok(()) }
 /// ```
 ///

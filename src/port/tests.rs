@@ -97,7 +97,7 @@ fn mtu_codes_have_sizes_in_bytes() {
     let sizes: Vec<_> = (0..=6).map(|code| Mtu(code).bytes()).collect();
     let expected = [None, Some(256), Some(512), Some(1024), Some(2048), Some(4096), None];
     assert_eq!(sizes, expected);
-    assert_eq!(Mtu::MTU_4096.name(), Some("4096"));
+    assert_eq!(Mtu::MTU_4096.description(), Some("4096"));
 }
 
 /// Each byte of the response is its offset in `ib_uverbs_query_port_resp_ex` plus one.

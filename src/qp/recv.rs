@@ -3,7 +3,7 @@
 use super::{QpHandle, QpState, QpType};
 use crate::memory::gate::Gate;
 use crate::provider::{RecvCursor, RecvRing, RecvRingMut};
-use crate::wr::{PostError, RecvWr, Sge};
+use crate::wr::{PostError, RecvWr, RingError, Sge};
 use std::num::NonZeroU8;
 
 /// The receive queue of a queue pair.
@@ -30,7 +30,7 @@ use std::num::NonZeroU8;
 ///             let mut batch = queue.batch()?;
 ///             batch.push(RecvWr::new(&[inbox.sge(slot * 4096..(slot + 1) * 4096)?]).id(slot as u64))?;
 ///             // SAFETY: `inbox` outlives the queue pair, and a slot is read only when a message came.
-///             unsafe { batch.ring() };
+///             unsafe { batch.ring()? };
 ///         }
 ///     }
 /// }
@@ -97,7 +97,7 @@ fn first_state(qp_type: QpType) -> QpState {
 /// Receives that the device does not know of yet, for a queue pair or a shared receive queue.
 ///
 /// ```no_run
-/// # fn f(qp: &mut uverbs::QueuePair, sges: &[uverbs::Sge]) -> Result<(), uverbs::PostError> {
+/// # fn f(qp: &mut uverbs::QueuePair, sges: &[uverbs::Sge]) -> uverbs::Result<()> {
 /// use uverbs::{RecvBatch, RecvWr};
 ///
 /// let mut batch: RecvBatch<'_> = qp.recv_batch()?;
@@ -107,7 +107,7 @@ fn first_state(qp_type: QpType) -> QpState {
 /// if !batch.is_empty() {
 ///     println!("{} receives", batch.len());
 ///     // SAFETY: the memory that the receives name is the device's until they are over.
-///     unsafe { batch.ring() };
+///     unsafe { batch.ring()? };
 /// }
 /// # Ok(()) }
 /// ```
@@ -196,18 +196,23 @@ impl<'q> RecvBatch<'q> {
     /// are never over. If the memory's region is destroyed before, no other may be registered in the
     /// protection domain meanwhile: a device may give it the same key. The caller knows by `wr_id` which
     /// request a completion is of.
+    ///
+    /// # Errors
+    ///
+    /// [`RingError::Forked`] in a child of the process that created the queue: nothing is received.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     #[inline(always)]
-    pub unsafe fn ring(self) {
-        if self.count > 0 {
-            self.ring_lent();
+    pub unsafe fn ring(self) -> Result<(), RingError> {
+        if self.count == 0 {
+            return Ok(());
         }
+        self.ring_lent()
     }
 
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned). The caller has pushed some.
     #[inline(always)]
-    pub(crate) fn ring_lent(self) {
+    pub(crate) fn ring_lent(self) -> Result<(), RingError> {
         match self.ring {
             RecvRingMut::Rxe(rq) => rq.ring(self.cursor),
             RecvRingMut::Mlx5(rq) => rq.ring(self.cursor),

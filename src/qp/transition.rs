@@ -159,7 +159,7 @@ pub(super) fn check(
     tracked: QpState,
     attr: &QpAttr,
 ) -> Result<()> {
-    if qp_type.name().is_none() {
+    if qp_type.description().is_none() {
         // A driver's own kind has rules of its own.
         return Ok(());
     }

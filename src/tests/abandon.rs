@@ -166,7 +166,7 @@ fn posting_polling_and_filling_on_three_threads_loses_no_buffer() {
         batch.ring().unwrap();
         let mut batch = qp.recv_batch().unwrap();
         batch.push(pool.take().unwrap(), "left").unwrap();
-        batch.ring();
+        batch.ring().unwrap();
         drop(qp);
         pool
     });

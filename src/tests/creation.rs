@@ -2,7 +2,7 @@
 
 use super::Bench;
 use crate::uverbs::scripted::{Op, Script};
-use crate::{AddressVector, Errno, Gid, QpType, Result};
+use crate::{AddressVector, Errno, Gid, QpType, RecvWr, Result};
 
 /// Lets each step of `create` fail in turn until there are no more, and checks that a failure
 /// leaves nothing behind.
@@ -176,7 +176,7 @@ fn a_request_beyond_a_limit_names_the_limit() {
     let Bench { context, pd, cq, .. } = &bench;
     let refused = [
         (context.cq_builder(0).build().map(drop), "0 entries"),
-        (context.cq_builder(40_000).build().map(drop), "40000 entries; rxe0 takes at most 32767"),
+        (context.cq_builder(40_000).build().map(drop), "cqe 40000 is above the 32767 of rxe0 ("),
         (context.cq_builder(8).vector(2).build().map(drop), "vector 2"),
         (pd.srq_builder(0).build().map(drop), "0 receives"),
         (pd.srq_builder(1 << 20).build().map(drop), "max_wr 1048576 is above the 16384 of rxe0 ("),
@@ -270,6 +270,35 @@ fn a_shared_receive_queue_that_was_resized_knows_how_many_it_holds() {
     assert!(holds >= 20);
     let error = srq.set_limit(1000).unwrap_err();
     assert!(error.message().contains(&format!("the queue holds {holds}")), "{error}");
+}
+
+#[test]
+fn a_resize_that_is_refused_names_the_one_cause() {
+    let mut bench = Bench::new();
+    for id in 0..3 {
+        assert!(bench.script.complete(bench.cq.handle(), super::wc(99, id)));
+    }
+    let mut srq = bench.pd.srq_builder(8).build().unwrap();
+    let mut batch = srq.batch().unwrap();
+    for id in 0..3 {
+        batch.push(RecvWr::new(&[]).id(id)).unwrap();
+    }
+    super::ring_recv(batch).unwrap();
+    let refused = [
+        (bench.cq.resize(40_000), "resize_cq: cqe 40000 is above the 32767 of rxe0 ("),
+        (bench.cq.resize(2), "resize_cq: cqe 2 is below the 3 completions in the queue ("),
+        (srq.resize(1 << 20), "modify_srq: max_wr 1048576 is above the 16384 of rxe0 ("),
+        (
+            srq.resize(2),
+            "modify_srq: max_wr 2 is below the receives in the queue, or below its limit (",
+        ),
+    ];
+    for (refused, text) in refused {
+        let error = refused.unwrap_err();
+        assert!(error.to_string().starts_with(text), "{error}");
+    }
+    bench.cq.resize(3).unwrap();
+    srq.resize(3).unwrap();
 }
 
 /// When the kernel flushes a queue it shows a completion before it frees the place of the request.

@@ -126,9 +126,10 @@ fn event_names_are_the_kernels() {
     assert_eq!(EventType::CQ_ERR.0, 0);
     assert_eq!(EventType::DEVICE_SPEED_CHANGE.0, 20);
     assert_eq!(EventType::SRQ_LIMIT_REACHED.to_string(), "shared receive queue limit reached");
-    let names: std::collections::BTreeSet<_> = (0..=20).map(|n| EventType(n).name()).collect();
+    let names: std::collections::BTreeSet<_> =
+        (0..=20).map(|n| EventType(n).description()).collect();
     assert!(names.len() == 21 && !names.contains(&None), "{names:?}");
-    assert_eq!(EventType(21).name(), None);
+    assert_eq!(EventType(21).description(), None);
     assert_eq!(format!("{:?}", EventType(21)), "EventType(21)");
 }
 

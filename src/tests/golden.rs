@@ -240,7 +240,7 @@ fn receives_have_the_golden_bytes() {
     let mut batch = qp.recv_batch().unwrap();
     batch.push(RecvWr::new(&SGES).id(ID)).unwrap();
     batch.push(RecvWr::new(&[]).id(1)).unwrap();
-    ring_recv(batch);
+    ring_recv(batch).unwrap();
     let take = || bench.script.take(qp.handle(), Role::Recv).expect("a request");
     assert_bytes(&take(), Golden(vec![0; 40]).u64(0, ID).sges(16));
     assert_bytes(&take(), Golden(vec![0; 40]).u64(0, 1));

@@ -36,13 +36,14 @@ fn a_request_that_is_refused_says_why() {
     for (refusal, errno, text) in refusals {
         assert!(refusal.to_string().contains(text), "{refusal:?}: {refusal}");
         let error = Error::from(refusal);
-        assert_eq!((error.errno(), error.kernel_errno()), (errno, None), "{refusal:?}");
+        let kernel = matches!(refusal, Ring(RingError::StillQueued(_))).then_some(errno);
+        assert_eq!((error.errno(), error.kernel_errno()), (errno, kernel), "{refusal:?}");
         assert!(error.message().contains(text), "{error}");
     }
     assert!(RingError::Forked.to_string().contains("this process is a fork"));
-    assert_eq!(PostError::from(RingError::Forked), Forked);
+    assert_eq!(PostError::of_ring(RingError::Forked), Forked);
     let foreign = RingError::ForeignThreadDomain;
-    assert_eq!(PostError::from(foreign), Ring(foreign));
+    assert_eq!(PostError::of_ring(foreign), Ring(foreign));
 }
 
 #[test]
@@ -57,7 +58,16 @@ fn a_request_that_failed_says_why() {
     ];
     for (kind, text) in kinds {
         assert_eq!(kind.to_string(), text);
-        assert_eq!(OpError { memory: Some(()), kind }.to_string(), text);
+        let failed = OpError { memory: Some(()), kind };
+        assert_eq!(failed.to_string(), text);
+        let error = Error::from(failed);
+        let errno = match kind {
+            OpErrorKind::Post(_) => Errno::NOMEM,
+            OpErrorKind::DriverGone => Errno::PIPE,
+            OpErrorKind::AlreadyFinished => Errno::INVAL,
+            _ => Errno::IO,
+        };
+        assert_eq!((error.errno(), error.message()), (errno, text.as_str()));
     }
 }
 
@@ -73,6 +83,13 @@ fn a_push_and_a_scope_that_fail_say_why() {
     ];
     for (failure, text) in failures {
         assert!(failure.to_string().contains(text), "{failure}");
+        let errno = match failure {
+            ScopeError::ForeignQueue => Errno::INVAL,
+            ScopeError::Cancelled { .. } => Errno::TIMEDOUT,
+        };
+        let error = Error::from(failure);
+        assert_eq!((error.verb(), error.errno()), ("scope", errno));
+        assert!(error.message().contains(text), "{error}");
     }
 }
 
@@ -80,6 +97,9 @@ fn a_push_and_a_scope_that_fail_say_why() {
 fn a_poll_and_an_access_to_memory_that_are_refused_say_why() {
     assert!(PollError::Forked.to_string().contains("this process is a fork"));
     assert_eq!(PollError::ForeignRequest.to_string(), "the request belongs to another scope");
+    assert!(Error::from(PollError::Forked).is_forked());
+    let foreign = Error::from(PollError::ForeignRequest);
+    assert_eq!((foreign.verb(), foreign.errno()), ("poll_cq", Errno::INVAL));
     let refusals = [
         (
             MemoryError::OutOfRange { offset: 250, length: 10, size: 256 },

@@ -100,7 +100,7 @@ fn a_reset_empties_both_queues_of_a_queue_pair() {
     for _ in 0..batch.room() {
         batch.push(RecvWr::new(&[])).unwrap();
     }
-    ring_recv(batch);
+    ring_recv(batch).unwrap();
     assert_eq!(rooms(&mut qp), (fresh.0 - 1, 0));
     qp.reset(&mut [&mut bench.cq]).unwrap();
     bring_up(&bench.script, &qp);

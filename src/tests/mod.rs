@@ -99,9 +99,9 @@ pub(crate) fn ring(batch: SendBatch<'_>) -> Result<(), RingError> {
 
 /// As [`ring`], for receives.
 #[allow(unsafe_code)]
-pub(crate) fn ring_recv(batch: RecvBatch<'_>) {
+pub(crate) fn ring_recv(batch: RecvBatch<'_>) -> Result<(), RingError> {
     // SAFETY: the scripted kernel reads requests and touches no memory that they name.
-    unsafe { batch.ring() };
+    unsafe { batch.ring() }
 }
 
 /// The numbers of the completions that a poll finds.

@@ -64,7 +64,7 @@ impl Owned {
         let buffer = self.pool.take().expect("a buffer");
         let mut batch = self.qp.recv_batch().unwrap();
         batch.push(buffer, tag).unwrap();
-        batch.ring();
+        batch.ring().unwrap();
     }
 }
 
@@ -604,7 +604,7 @@ fn a_panic_while_a_queue_pair_is_dropped_frees_its_room() {
         batch.push(pool.take().unwrap(), None).unwrap();
         batch.push(pool.take().unwrap(), Some(Panics)).unwrap();
         batch.push(pool.take().unwrap(), None).unwrap();
-        batch.ring();
+        batch.ring().unwrap();
         let dropped = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| drop(qp)));
         assert!(dropped.is_err());
         assert_eq!(pool.idle(), 8, "a panic keeps nothing else lent");
@@ -630,7 +630,7 @@ fn a_shared_receive_comes_back_through_any_queue_pair() {
     for tag in 0..3 {
         batch.push(pool.take().unwrap(), tag).unwrap();
     }
-    batch.ring();
+    batch.ring().unwrap();
     let handle = srq.queue().handle();
     let taken = || bench.script.take(handle, Role::Recv).unwrap();
     for qp in &qps {
@@ -660,7 +660,7 @@ fn a_shared_queue_has_room_as_soon_as_any_of_its_receives_is_over() {
     let post = |srq: &mut OwnedSharedReceiveQueue<u32>, tag| {
         let mut batch = srq.batch().unwrap();
         let posted = batch.push(pool.take().unwrap(), tag).map_err(|refused| refused.error);
-        batch.ring();
+        batch.ring().unwrap();
         posted
     };
     let depth = srq.depth() as u32;
@@ -690,7 +690,7 @@ fn a_shared_queue_that_was_posted_to_is_not_taken_over() {
         // SAFETY: the receive names no memory.
         #[allow(unsafe_code, reason = "the point of the test")]
         unsafe {
-            batch.ring();
+            batch.ring().unwrap();
         }
     };
     let mut posted = bench.pd.srq_builder(4).build().unwrap();
@@ -751,7 +751,7 @@ fn completions_of_a_queue_pair_that_was_not_adopted_give_no_shared_receive_back(
     let first = cq.adopt_on(first, &srq).unwrap();
     let mut batch = srq.batch().unwrap();
     batch.push(pool.take().unwrap(), 1).unwrap();
-    batch.ring();
+    batch.ring().unwrap();
     let request = script.take(srq.queue().handle(), Role::Recv).unwrap();
     let id = u64::from_ne_bytes(request[..8].try_into().unwrap());
     drop(first);
@@ -868,7 +868,7 @@ fn a_queue_takes_as_many_requests_as_its_depth_says() {
             batch.push(pool.take().unwrap(), "x").unwrap();
         }
         assert_eq!(error(batch.push(pool.take().unwrap(), "x").unwrap_err()), PostError::Full);
-        batch.ring();
+        batch.ring().unwrap();
         assert_eq!((srq.depth(), srq.room()), (depth, 0));
 
         let mut cq = OwnedCompletionQueue::new(bench.context.cq_builder(64).build().unwrap());
@@ -893,7 +893,7 @@ fn a_queue_takes_as_many_requests_as_its_depth_says() {
             batch.push(pool.take().unwrap(), "x").unwrap();
         }
         assert_eq!(error(batch.push(pool.take().unwrap(), "x").unwrap_err()), PostError::Full);
-        batch.ring();
+        batch.ring().unwrap();
         assert_eq!((qp.send_room(), qp.recv_room()), (0, 0));
     }
 }

@@ -75,7 +75,7 @@ fn a_page_is_named_and_comes_back_as_it_was() {
     batch.ring().unwrap();
     let mut batch = owned.qp.recv_batch().unwrap();
     batch.push(page(0..8), "receive").unwrap();
-    batch.ring();
+    batch.ring().unwrap();
     let requests = [Role::Send, Role::Send, Role::Recv].map(|role| complete_next(&owned, role));
     let header = size_of::<uverbs_uapi::rxe::rxe_send_wqe>();
     let address = u64::from_ne_bytes(requests[0][header..header + 8].try_into().unwrap());
@@ -205,7 +205,7 @@ fn a_page_that_the_kernel_does_not_take_back_is_leaked() {
         let sge = RegionSge::new(&region, ..).unwrap();
         let mut batch = owned.qp.recv_batch().unwrap();
         batch.push(Page { sge, _alive: alive.clone() }, "x").unwrap();
-        batch.ring();
+        batch.ring().unwrap();
         if !confirms {
             let modify = crate::uverbs::scripted::Op::MODIFY_QP;
             owned.bench.script.refuse(modify, crate::Errno::NOMEM);

@@ -171,7 +171,7 @@ fn a_shared_receive_queue_that_is_refused_comes_back() {
     let all = pool.idle();
     let mut batch = srq.batch().unwrap();
     batch.push(pool.take().unwrap(), 1).unwrap();
-    batch.ring();
+    batch.ring().unwrap();
     assert_eq!(pool.idle(), all - 1);
     drop(srq);
     assert_eq!((pool.idle(), bench.context.leaked()), (all, 0));

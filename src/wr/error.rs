@@ -6,8 +6,11 @@ use crate::qp::state::QpState;
 use rustix::io::Errno;
 use std::fmt;
 
-/// Why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's, except
-/// with [`Ring`](Self::Ring).
+/// Why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's.
+///
+/// [`Ring`](Self::Ring) is the exception. Only the safe calls that push and ring at once return it, and they
+/// keep the request's memory lent for as long as the device may work on it. A batch that the program rings
+/// itself answers a [`RingError`], which converts into an [`Error`] and not into this.
 ///
 /// Example: [`SendWr`](crate::SendWr).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -68,8 +71,8 @@ pub enum PostError {
     },
     /// The device fills in no checksums of raw packets.
     NoChecksums,
-    /// The batch with the request was not rung. Only calls that push and ring at once return it, such as
-    /// [`Scope::post`](crate::owned::Scope::post); `push` itself never does.
+    /// The batch with the request was not rung. [`Scope::post`](crate::owned::Scope::post) and the futures of
+    /// [`aio`](crate::aio) return it; `push` never does.
     Ring(RingError),
 }
 
@@ -114,17 +117,33 @@ impl From<PostError> for Error {
         const VERB: &str = "post";
         let errno = match error {
             PostError::Forked => return Error::forked(VERB),
+            PostError::Ring(error) => return error.into(),
             PostError::Full => Errno::NOMEM,
             PostError::Unsupported | PostError::NoChecksums => Errno::OPNOTSUPP,
-            PostError::Ring(RingError::StillQueued(errno)) => errno,
             _ => Errno::INVAL,
         };
         Error::new(VERB, errno).detail(error.to_string())
     }
 }
 
-impl From<RingError> for PostError {
-    fn from(error: RingError) -> PostError {
+/// For functions that return [`Error`]: the errno is the kernel's, `EINVAL` for another thread domain.
+impl From<RingError> for Error {
+    fn from(error: RingError) -> Error {
+        const VERB: &str = "ring";
+        match error {
+            RingError::StillQueued(errno) => {
+                Error::from_kernel(VERB, errno).detail(error.to_string())
+            }
+            RingError::ForeignThreadDomain => Error::invalid(VERB, error.to_string()),
+            RingError::Forked => Error::forked(VERB),
+        }
+    }
+}
+
+impl PostError {
+    /// For calls that push and ring at once. No public conversion: code that frees a request's memory after a
+    /// `PostError` must not meet [`RingError::StillQueued`] there.
+    pub(crate) fn of_ring(error: RingError) -> PostError {
         match error {
             RingError::Forked => PostError::Forked,
             error => PostError::Ring(error),
@@ -137,7 +156,8 @@ impl fmt::Display for RingError {
         match self {
             RingError::StillQueued(errno) => write!(
                 f,
-                "the kernel refused to look at the queue, and the requests stay in it: {errno}"
+                "the kernel refused to look at the queue ({errno}); the requests stay in it: do not free \
+                 their memory before they complete"
             ),
             RingError::ForeignThreadDomain => {
                 f.write_str("the queue was created under another thread domain")
@@ -228,8 +248,18 @@ mod tests {
         let full = Error::from(PostError::Full);
         assert_eq!((full.errno(), full.message()), (Errno::NOMEM, "the queue is full"));
         assert_eq!(Error::from(PostError::Forked).errno(), Errno::OWNERDEAD);
-        let queued = PostError::from(RingError::StillQueued(Errno::IO));
+        let queued = PostError::of_ring(RingError::StillQueued(Errno::IO));
         assert_eq!(Error::from(queued).errno(), Errno::IO);
         assert!(Error::from(queued).message().contains("the requests stay in it"));
+    }
+
+    #[test]
+    fn an_error_of_a_batch_keeps_its_cause_and_says_what_stays_lent() {
+        let queued = Error::from(RingError::StillQueued(Errno::NOMEM));
+        assert_eq!((queued.verb(), queued.kernel_errno()), ("ring", Some(Errno::NOMEM)));
+        assert!(queued.message().contains("do not free"), "{queued}");
+        let foreign = Error::from(RingError::ForeignThreadDomain);
+        assert_eq!((foreign.errno(), foreign.kernel_errno()), (Errno::INVAL, None));
+        assert!(Error::from(RingError::Forked).is_forked());
     }
 }

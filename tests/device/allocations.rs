@@ -92,7 +92,7 @@ fn a_message_in_a_lent_buffer_allocates_nothing() -> Verdict {
     let asked = asked(|n| {
         let mut batch = b.qp.recv_batch()?;
         batch.push(b.pool.take().expect("a buffer"), n)?;
-        batch.ring();
+        batch.ring()?;
         let mut batch = a.qp.send_batch()?;
         // Alone, and read by several.
         let text = a.pool.copy(&n.to_ne_bytes()).expect("a buffer");

@@ -184,7 +184,7 @@ impl Side {
         let mut batch = self.qp.recv_batch()?;
         batch.push(RecvWr::new(&sges).id(1))?;
         // SAFETY: the region lives as long as the queue pair, and is read only after completion.
-        unsafe { batch.ring() };
+        unsafe { batch.ring()? };
         Ok(())
     }
 

@@ -55,7 +55,7 @@ fn exchange(a: &mut Side, b: &mut Side) -> Verdict {
     let mut batch = b.qp.recv_batch()?;
     batch.push(RecvWr::new(&sges).id(1))?;
     // SAFETY: the region lives as long as the queue pair, and is read only after completion.
-    unsafe { batch.ring() };
+    unsafe { batch.ring()? };
     let sges = [a.memory.sge(..)?];
     let mut batch = a.qp.send_batch()?;
     batch.push(SendWr::send(&sges).signaled())?;

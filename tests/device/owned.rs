@@ -41,7 +41,7 @@ fn buffers_carry_messages() -> Verdict {
     for (seed, length) in [1usize, 64, 1000, 1024, 4096].into_iter().enumerate() {
         let mut batch = b.qp.recv_batch()?;
         batch.push(b.pool.take().expect("a buffer"), 1)?;
-        batch.ring();
+        batch.ring()?;
         let text = pattern::bytes(seed as u64, length);
         let mut batch = a.qp.send_batch()?;
         batch.push(SendWr::send_imm(&[], 7), a.pool.copy(&text).expect("a buffer"), 2)?;
@@ -101,7 +101,7 @@ fn one_shared_buffer_is_sent_to_many() -> Verdict {
     for tag in 0..4 {
         let mut batch = b.qp.recv_batch()?;
         batch.push(b.pool.take().expect("a buffer"), tag)?;
-        batch.ring();
+        batch.ring()?;
     }
     let mut batch = a.qp.send_batch()?;
     for tag in 0..4u64 {
@@ -138,7 +138,7 @@ fn regions_are_lent_in_parts() -> Verdict {
         let range = part * 1024..(part + 1) * 1024;
         batch.push(RegionSlice::new(&target, range)?, part as u64)?;
     }
-    batch.ring();
+    batch.ring()?;
     let mut batch = a.qp.send_batch()?;
     for part in 0..4 {
         let range = part * 1024..(part + 1) * 1024;
@@ -184,7 +184,7 @@ fn full_queue_gives_the_buffer_back() -> Verdict {
                 for _ in 0..depth {
                     let mut batch = b.qp.recv_batch()?;
                     batch.push(b.pool.take().expect("a buffer"), 0)?;
-                    batch.ring();
+                    batch.ring()?;
                     drop(b.wait()?);
                 }
                 for tag in 0..depth as u64 {
@@ -258,7 +258,7 @@ fn flushed_requests_give_their_memory_back() -> Verdict {
     for tag in 0..5 {
         batch.push(a.pool.take().expect("a buffer"), tag)?;
     }
-    batch.ring();
+    batch.ring()?;
     a.qp.modify(&QpAttr::new().state(QpState::ERR))?;
     for tag in 0..5 {
         let done = a.wait()?;
@@ -276,7 +276,7 @@ fn flushed_requests_give_their_memory_back() -> Verdict {
     )?;
     let mut batch = a.qp.recv_batch()?;
     batch.push(a.pool.take().expect("a buffer"), 9)?;
-    batch.ring();
+    batch.ring()?;
     a.qp.reset(&mut a.cq)?;
     let done = a.wait()?;
     assert_eq!((done.tag, done.outcome.status), (9, WcStatus::WR_FLUSH_ERR));
@@ -291,7 +291,7 @@ fn no_memory_is_freed_while_the_peer_writes_it() -> Verdict {
         for _ in 0..DEPTH {
             batch.push(b.pool.take().expect("a buffer"), 0)?;
         }
-        batch.ring();
+        batch.ring()?;
         let mut batch = a.qp.send_batch()?;
         for _ in 0..DEPTH {
             let mut buffer = a.pool.take().expect("a buffer");
@@ -347,7 +347,7 @@ fn receives_of_an_srq_come_back() -> Verdict {
     for tag in 0..2 * CLIENTS as u64 {
         batch.push(pool.take().expect("a buffer"), tag)?;
     }
-    batch.ring();
+    batch.ring()?;
     for (id, client) in clients.iter_mut().enumerate() {
         for _ in 0..2 {
             let mut batch = client.qp.send_batch()?;
@@ -366,7 +366,7 @@ fn receives_of_an_srq_come_back() -> Verdict {
     assert_eq!(seen, [2; CLIENTS]);
     let mut batch = srq.batch()?;
     batch.push(pool.take().expect("a buffer"), 0)?;
-    batch.ring();
+    batch.ring()?;
     drop((srq, servers));
     assert_eq!((pool.idle(), context.leaked()), (64, 0));
     Ok(())
@@ -394,7 +394,7 @@ fn receives_of_a_closed_pair_come_back() -> Verdict {
         for tag in 0..MESSAGES as u64 {
             batch.push(pool.take().expect("a buffer"), tag)?;
         }
-        batch.ring();
+        batch.ring()?;
         for tag in 0..MESSAGES as u64 {
             let mut batch = client.qp.send_batch()?;
             batch.push(SendWr::send(&[]).inline(&[round as u8]), (), tag)?;
@@ -431,7 +431,7 @@ fn messages_under_a_thread_domain_arrive() -> Verdict {
     env::handshake(&b, &here)?;
     let mut batch = b.recv_batch()?;
     batch.push(pool.take().expect("a buffer"), 1)?;
-    batch.ring();
+    batch.ring()?;
     let mut other = context.alloc_td()?;
     let mut batch = a.send_batch()?;
     batch.push(SendWr::send(&[]), pool.copy(b"text").expect("a buffer"), 2)?;
@@ -473,7 +473,7 @@ fn one_thread_posts_while_another_polls() -> Verdict {
                 loop {
                     let mut batch = receiver.recv_batch()?;
                     match batch.push(memory, tag) {
-                        Ok(()) => break batch.ring(),
+                        Ok(()) => break batch.ring().unwrap(),
                         Err(refused) => memory = refused.memory,
                     }
                     drop(batch);
@@ -516,7 +516,7 @@ fn rounds_leave_nothing() -> Verdict {
         for tag in 0..4 {
             batch.push(b.pool.take().expect("a buffer"), tag)?;
         }
-        batch.ring();
+        batch.ring()?;
         let mut batch = a.qp.send_batch()?;
         batch.push(SendWr::send(&[]), a.pool.copy(b"x").expect("a buffer"), 1)?;
         batch.ring()?;
@@ -555,10 +555,10 @@ fn huge_pages_carry_messages() -> Verdict {
     last.fill(0);
     let mut batch = b.qp.recv_batch()?;
     batch.push(b.pool.take().expect("a buffer"), 1)?;
-    batch.ring();
+    batch.ring()?;
     let mut batch = a.qp.recv_batch()?;
     batch.push(last, 2)?;
-    batch.ring();
+    batch.ring()?;
     let mut batch = a.qp.send_batch()?;
     batch.push(SendWr::send(&[]), first, 3)?;
     batch.ring()?;

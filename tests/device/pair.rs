@@ -459,7 +459,7 @@ impl Side {
         }
         // SAFETY: requests of tests name the memory of a side, which is dropped after its queue
         // pair and borrowed nowhere, or nothing that exists.
-        Ok(unsafe { batch.ring() }?)
+        unsafe { batch.ring() }.map_err(PostError::Ring)
     }
 
     /// Posts a receive into a piece of the memory.
@@ -477,8 +477,7 @@ impl Side {
         };
         batch.push(RecvWr::new(sges).id(wr_id))?;
         // SAFETY: as for sends.
-        unsafe { batch.ring() };
-        Ok(())
+        unsafe { batch.ring() }.map_err(PostError::Ring)
     }
 
     /// Waits for a completion.

@@ -217,7 +217,7 @@ impl Loop {
         let mut batch = self.right.recv_batch()?;
         batch.push(RecvWr::new(&[into]).id(0))?;
         // SAFETY: as for sends.
-        unsafe { batch.ring() };
+        unsafe { batch.ring()? };
         Ok(())
     }
 }
@@ -561,7 +561,7 @@ impl PartnerObjects {
             let mut batch = qp.recv_batch()?;
             batch.push(RecvWr::new(&[]).id(1))?;
             // SAFETY: the request names no memory.
-            unsafe { batch.ring() };
+            unsafe { batch.ring()? };
         }
         qp.modify(&uverbs::QpAttr::new().state(uverbs::QpState::ERR))?;
         let key = channel.wait(Some(PATIENCE))?;

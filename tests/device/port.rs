@@ -23,7 +23,10 @@ fn port_is_active_and_plausible() -> Verdict {
     assert!(attr.state == PortState::ACTIVE, "{attr:?}");
     assert!(attr.active_mtu >= Mtu::MTU_256 && attr.active_mtu <= attr.max_mtu, "{attr:?}");
     assert!(attr.gid_table_len > 0 && attr.pkey_table_len > 0 && attr.max_msg_size > 0, "{attr:?}");
-    assert!(attr.active_speed.name().is_some() && attr.active_width.lanes().is_some(), "{attr:?}");
+    assert!(
+        attr.active_speed.description().is_some() && attr.active_width.lanes().is_some(),
+        "{attr:?}"
+    );
     if attr.link_layer == LinkLayer::ETHERNET {
         assert!(attr.grh_required && attr.lid == 0, "{attr:?}");
     }
@@ -55,7 +58,7 @@ fn gid_table_and_single_gids_agree() -> Verdict {
     assert!(!table.is_empty());
     for entry in &table {
         assert_eq!(context.query_gid(entry.port, entry.index)?, *entry);
-        assert!(!entry.gid.is_zero() && entry.gid_type.name().is_some(), "{entry:?}");
+        assert!(!entry.gid.is_zero() && entry.gid_type.description().is_some(), "{entry:?}");
     }
     // Every slot of the port that the table leaves out is empty.
     let length = context.query_port(env::port())?.gid_table_len;

@@ -63,7 +63,7 @@ fn pages_carry_messages() -> Verdict {
         let text = pattern::bytes(round, PAGE);
         let mut batch = b.qp.recv_batch()?;
         batch.push(theirs.page(round as usize % 4), round)?;
-        batch.ring();
+        batch.ring()?;
         // The content comes by way of a buffer and a read, which writes into the page.
         let source = b.pool.copy(&text).expect("a buffer");
         let mut batch = a.qp.send_batch()?;
@@ -143,7 +143,7 @@ fn dropping_the_queue_pair_drops_its_pages() -> Verdict {
     for number in 0..4 {
         batch.push(ours.page(number), number as u64)?;
     }
-    batch.ring();
+    batch.ring()?;
     assert_eq!(Arc::strong_count(&ours.region), 5);
     drop(a.qp);
     assert_eq!(Arc::strong_count(&ours.region), 1);

@@ -11,7 +11,7 @@ use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use uverbs::owned::{Ending, OwnedCompletionQueue, RegionRef, ScopeError};
-use uverbs::{ObjectKind, QpState, QpType, RingError, SendWr, WcStatus};
+use uverbs::{ObjectKind, PostError, QpState, QpType, RingError, SendWr, WcStatus};
 
 trials![
     borrowed_memory_of_every_kind_is_returned,
@@ -240,7 +240,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
         a.scope(&mut a_cq, |sender| {
             // A scope waits for no request that the other token did not ring.
             let refused = sender.post(SendWr::send(&[]), &text, &mut other);
-            assert_eq!(refused.map(drop), Err(RingError::ForeignThreadDomain.into()));
+            assert_eq!(refused.map(drop), Err(PostError::Ring(RingError::ForeignThreadDomain)));
             let sent = sender.post(SendWr::send(&[]), &text, &mut td)?;
             let whole = sender.register(&parent, &mut local)?;
             let _read = sender.post(SendWr::read(remote, &[]), whole, &mut td)?;

@@ -504,7 +504,7 @@ pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<S
         let mut batch = srq.batch()?;
         batch.push(RecvWr::new(&[memory.sge(..)?]).id(1))?;
         // SAFETY: nothing else uses the memory.
-        unsafe { batch.ring() };
+        unsafe { batch.ring()? };
     }
     srq.set_limit(1)?;
     let cq = context.cq_builder(8).build()?;

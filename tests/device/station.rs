@@ -112,7 +112,7 @@ impl Station {
         batch.push(wr)?;
         // SAFETY: requests name the memory of a station, which is dropped after its queue pair and
         // borrowed nowhere.
-        Ok(unsafe { batch.ring() }?)
+        unsafe { batch.ring() }.map_err(PostError::Ring)
     }
 
     /// Sends a request and waits until it is gone.
@@ -152,7 +152,7 @@ impl Station {
         let mut batch = self.qp.recv_batch()?;
         batch.push(RecvWr::new(&sges).id(self.next as u64))?;
         // SAFETY: as for sends.
-        unsafe { batch.ring() };
+        unsafe { batch.ring() }.map_err(PostError::Ring)?;
         self.next = if self.next + 1 == PLACES { 1 } else { self.next + 1 };
         Ok(())
     }

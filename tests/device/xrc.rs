@@ -123,7 +123,7 @@ fn post(srq: &mut SharedReceiveQueue, wr_id: u64, sges: &[uverbs::Sge]) -> Verdi
     let mut batch = srq.batch()?;
     batch.push(RecvWr::new(sges).id(wr_id))?;
     // SAFETY: memory of a receiver is only copied from and to, and goes after its queues.
-    unsafe { batch.ring() };
+    unsafe { batch.ring()? };
     Ok(())
 }
 
@@ -160,7 +160,7 @@ impl Sender {
         let mut batch = self.qp.send_batch()?;
         batch.push(wr)?;
         // SAFETY: as for receives.
-        Ok(unsafe { batch.ring() }?)
+        unsafe { batch.ring() }.map_err(PostError::Ring)
     }
 }
 
@@ -344,7 +344,7 @@ fn contradictory_requests_are_refused() -> Verdict {
         let mut batch = rc.send_batch()?;
         let pushed = batch.push(SendWr::send(&[]).to_srq(receiver.number()));
         // SAFETY: nothing was taken into the batch, and it would name no memory.
-        pushed.and_then(|()| Ok(unsafe { batch.ring() }?))
+        pushed.and_then(|()| unsafe { batch.ring() }.map_err(PostError::Ring))
     };
     assert_eq!(posted, Err(PostError::SrqNumber));
     assert_eq!(pd.srq_builder(4).build()?.number(), None);
@@ -655,7 +655,7 @@ fn owned_receives_give_their_memory_back() -> Verdict {
         for more in 0..2 {
             batch.push(pool.take().expect("a buffer"), tag + more)?;
         }
-        batch.ring();
+        batch.ring()?;
     }
     for (tag, queue, text) in [(20, 1, "to the second"), (10, 0, "to the first")] {
         let number = queues[queue].queue().number().expect("it is of an XRC domain");
@@ -682,7 +682,7 @@ fn owned_receives_give_their_memory_back() -> Verdict {
         queues.push(cq.adopt_srq(srq)?);
         let mut batch = queues[0].batch()?;
         batch.push(pool.take().expect("a buffer"), 7)?;
-        batch.ring();
+        batch.ring()?;
         assert_eq!(pool.idle(), 15);
     }
     drop((queues, initiator));

@@ -88,8 +88,7 @@ impl Burst {
             buffer.set_len(self.shape.size as usize + self.header);
             batch.push(buffer, Request::Receive).map_err(|failed| cannot_post(failed.error))?;
         }
-        batch.ring();
-        Ok(())
+        batch.ring().map_err(|error| Failure::run(error.to_string()))
     }
 
     /// Brings a queue pair of datagrams from `INIT` to `RTS`.

@@ -67,8 +67,7 @@ impl Link {
         let buffer = self.buffer()?;
         let mut batch = self.qp.recv_batch().map_err(cannot_post)?;
         batch.push(buffer, Request::Receive).map_err(|failed| cannot_post(failed.error))?;
-        batch.ring();
-        Ok(())
+        batch.ring().map_err(|error| Failure::run(error.to_string()))
     }
 
     /// Carries out one request of the send queue, and returns its buffer.

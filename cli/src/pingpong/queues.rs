@@ -9,8 +9,8 @@ use crate::args::PathMtu;
 use crate::failure::{Failure, Result};
 use uverbs::{
     Access, AddressHandle, CompletionChannel, CompletionQueue, Destination, MemoryRegion, Mtu,
-    Notify, PostError, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, RecvWr,
-    SendWr, Sge, SharedReceiveQueue,
+    Notify, ProtectionDomain, Psn, Qkey, QpAttr, QpState, Qpn, QueuePair, RecvWr, SendWr, Sge,
+    SharedReceiveQueue,
 };
 
 /// What a completion's number says about it. The rest of the number is the receive's buffer.
@@ -163,10 +163,7 @@ impl Queues {
 impl Posting {
     /// Posts receives into the buffers that `slots` names.
     #[allow(unsafe_code, reason = "ringing a batch names memory by number")]
-    pub(crate) fn post_recvs(
-        &mut self,
-        slots: impl Iterator<Item = usize>,
-    ) -> std::result::Result<(), PostError> {
+    pub(crate) fn post_recvs(&mut self, slots: impl Iterator<Item = usize>) -> uverbs::Result<()> {
         let mut batch = match &mut self.srq {
             Some(srq) => srq.batch()?,
             None => self.qps[0].recv_batch()?,
@@ -177,7 +174,7 @@ impl Posting {
         }
         // SAFETY: the buffers lie in a region that lives as long as the queue pairs, in the same
         // `Queues`, and that nobody borrows: it is only copied from and to.
-        unsafe { batch.ring() };
+        unsafe { batch.ring()? };
         Ok(())
     }
 
@@ -189,7 +186,7 @@ impl Posting {
         qp: usize,
         memory: &MemoryRegion,
         layout: &Layout,
-    ) -> std::result::Result<(), PostError> {
+    ) -> uverbs::Result<()> {
         let mut wr = SendWr::send(&self.send_sges[qp]).id(SEND).signaled();
         if let Some((handle, qpn)) = self.peers.get(qp) {
             wr = wr.to(Destination::new(handle, *qpn, QKEY));
@@ -202,7 +199,8 @@ impl Posting {
         let mut batch = self.qps[qp].send_batch()?;
         batch.push(wr)?;
         // SAFETY: as for receives.
-        Ok(unsafe { batch.ring() }?)
+        unsafe { batch.ring()? };
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use super::queues::{Posting, Queues, RECV, SEND, SLOT_SHIFT, WHAT};
 use super::watchdog::Watchdog;
 use crate::failure::{Failure, Result};
 use std::time::{Duration, Instant};
-use uverbs::{Completion, MemoryRegion, Notify, PostError, WcStatus};
+use uverbs::{Completion, MemoryRegion, Notify, WcStatus};
 
 /// Polls that found nothing after which to look at the clock.
 const POLLS_PER_LOOK: u32 = 1 << 12;
@@ -262,7 +262,7 @@ fn so_far(sent: u64, received: u64, iters: u64) -> String {
     format!("{sent} sent and {received} received of {iters}")
 }
 
-fn cannot_post(what: &str, error: PostError) -> Failure {
+fn cannot_post(what: &str, error: uverbs::Error) -> Failure {
     Failure::run(format!("cannot post {what}: {error}"))
 }
 

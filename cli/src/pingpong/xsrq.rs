@@ -20,9 +20,8 @@ use serde::Serialize;
 use std::fmt::Display;
 use std::time::Instant;
 use uverbs::{
-    Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Mtu, Notify, PostError, Psn,
-    QpAttr, QpState, QpType, QueuePair, RecvWr, SendWr, SharedReceiveQueue, WcStatus, XrcDomain,
-    XrcTarget,
+    Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Mtu, Notify, Psn, QpAttr,
+    QpState, QpType, QueuePair, RecvWr, SendWr, SharedReceiveQueue, WcStatus, XrcDomain, XrcTarget,
 };
 
 /// The file whose inode names the domain, as rdma-core's program has it.
@@ -332,7 +331,7 @@ impl<'a> Side<'a> {
             batch.push(RecvWr::new(&sges).id(0)).map_err(run_failed)?;
         }
         // SAFETY: the memory outlives the queue, in the same `Side`, and nobody looks at it.
-        unsafe { batch.ring() };
+        unsafe { batch.ring() }.map_err(run_failed)?;
         Ok(())
     }
 
@@ -371,9 +370,10 @@ fn check(status: WcStatus, what: &str) -> Result<()> {
 }
 
 #[allow(unsafe_code, reason = "ringing a batch names memory by number")]
-fn post_send(qp: &mut QueuePair, wr: SendWr<'_>) -> std::result::Result<(), PostError> {
+fn post_send(qp: &mut QueuePair, wr: SendWr<'_>) -> uverbs::Result<()> {
     let mut batch = qp.send_batch()?;
     batch.push(wr)?;
     // SAFETY: the memory outlives the queue pairs, in the same `Side`, and nobody writes it.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring()? };
+    Ok(())
 }

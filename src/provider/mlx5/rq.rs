@@ -12,7 +12,7 @@ use crate::memory::rq_buffer::RqBuffer;
 use crate::memory::sync::{AtomicU64, Ordering};
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::provider::RecvCursor;
-use crate::wr::{PostError, RecvWr, Sge};
+use crate::wr::{PostError, RecvWr, RingError, Sge};
 use std::sync::Arc;
 use uverbs_uapi::mlx5::wqe::{MLX5_RCV_DBR, mlx5_wqe_data_seg};
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
@@ -191,14 +191,15 @@ impl RecvRing {
     /// Hands the WQEs up to a cursor to the device;
     /// nothing in a forked child, whose doorbell record may be its parent's.
     #[inline(always)]
-    pub(crate) fn ring(&mut self, cursor: RecvCursor) {
+    pub(crate) fn ring(&mut self, cursor: RecvCursor) -> Result<(), RingError> {
         if self.gate.is_shut() {
-            return;
+            return Err(RingError::Forked);
         }
         self.head = cursor.at;
         // Pairs with the device reading WQEs after the doorbell record that counts them.
         udma_to_device();
         self.dbrec.set(self.head & 0xffff);
+        Ok(())
     }
 
     /// Begins anew, as the device does in state `RESET`.

@@ -24,7 +24,7 @@ use crate::provider::{
     self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedReceives, SrqInitAttr,
 };
 use crate::uverbs::command::Command;
-use crate::wr::{PostError, RecvWr};
+use crate::wr::{PostError, RecvWr, RingError};
 use rustix::param::page_size;
 use std::sync::Arc;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_create_srq, mlx5_ib_create_srq_resp};
@@ -405,15 +405,20 @@ impl SrqRing {
     /// Hands the `count` WQEs up to a cursor to the device. Nothing in a forked child, whose doorbell
     /// record may be its parent's.
     #[inline(always)]
-    pub(crate) fn ring(&mut self, cursor: RecvCursor, count: u32) {
+    pub(crate) fn ring(
+        &mut self,
+        cursor: RecvCursor,
+        count: u32,
+    ) -> std::result::Result<(), RingError> {
         if self.gate.is_shut() {
-            return;
+            return Err(RingError::Forked);
         }
         self.posted = self.posted.wrapping_add(count);
         self.next = cursor;
         // Pairs with the device reading WQEs after the doorbell record that counts them.
         udma_to_device();
         self.dbrec.set(self.posted & 0xffff);
+        Ok(())
     }
 }
 

@@ -11,7 +11,7 @@ use crate::provider::{
     SrqInitAttr,
 };
 use crate::uverbs::command::Command;
-use crate::wr::{PostError, RecvWr};
+use crate::wr::{PostError, RecvWr, RingError};
 use rustix::io::Errno;
 use std::sync::atomic::Ordering;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_SRQ};
@@ -132,10 +132,14 @@ impl RecvRing {
     }
 
     /// Hands the WQEs up to a cursor to the kernel; nothing in a forked child.
-    pub(crate) fn ring(&mut self, cursor: RecvCursor) {
+    pub(crate) fn ring(&mut self, cursor: RecvCursor) -> std::result::Result<(), RingError> {
+        if self.gate.is_shut() {
+            return Err(RingError::Forked);
+        }
         self.fresh = false;
         self.producer = cursor.at;
         self.queue.publish_producer(cursor.at);
+        Ok(())
     }
 
     /// Checks a request, writes its WQE where the cursor stands, and moves the cursor on; after an error

@@ -100,7 +100,7 @@ fn the_table_is_the_kernel_s() {
     for (qp_type, type_name) in TYPES {
         for &from in &states {
             for &to in &states {
-                let names = (from.name().unwrap(), to.name().unwrap());
+                let names = (from.description().unwrap(), to.description().unwrap());
                 let row = KERNEL.lines().find_map(|line| {
                     let columns: Vec<&str> = line.split('|').collect();
                     let [types, states, required, optional] = columns[..] else { return None };

@@ -166,7 +166,7 @@ impl Owner {
         let Owner { worker, td } = self;
         // SAFETY: the requests carry their data, and write to memory that the worker drops after
         // its queue pairs and borrows nowhere.
-        worker.work(|batch| Ok(unsafe { batch.ring(td) }?))
+        worker.work(|batch| unsafe { batch.ring(td) }.map_err(PostError::Ring))
     }
 
     /// Posts one request of the first queue pair.
@@ -174,7 +174,7 @@ impl Owner {
     pub(crate) fn post(&mut self) -> Result<(), PostError> {
         let Owner { worker, td } = self;
         // SAFETY: as above.
-        worker.start(0, |batch| Ok(unsafe { batch.ring(td) }?))
+        worker.start(0, |batch| unsafe { batch.ring(td) }.map_err(PostError::Ring))
     }
 }
 
@@ -183,14 +183,14 @@ impl Worker<Shared> {
     #[allow(unsafe_code, reason = "ringing is")]
     pub(crate) fn post(&mut self, at: usize) -> Result<(), PostError> {
         // SAFETY: as above.
-        self.start(at, |batch| Ok(unsafe { batch.ring() }?))
+        self.start(at, |batch| unsafe { batch.ring() }.map_err(PostError::Ring))
     }
 }
 
 #[allow(unsafe_code, reason = "ringing is")]
 fn work(worker: &mut Worker<Shared>) -> Verdict {
     // SAFETY: as above.
-    worker.work(|batch| Ok(unsafe { batch.ring() }?))
+    worker.work(|batch| unsafe { batch.ring() }.map_err(PostError::Ring))
 }
 
 /// Runs all of them at the same time.

@@ -46,7 +46,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     // A receive that no message ever arrives for.
     let mut batch = b.qp.recv_batch()?;
     batch.push(b.pool.take().expect("a buffer"), 0).map_err(|refused| refused.error)?;
-    batch.ring();
+    batch.ring()?;
     let mut awaited = Some(awaited);
     let mut completed = 0;
     let deadline = deadline();

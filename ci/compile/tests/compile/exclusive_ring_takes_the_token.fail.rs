@@ -5,7 +5,7 @@ use uverbs::{Exclusive, PostError, SendQueue, ThreadDomain};
 
 fn ring(queue: &mut SendQueue<Exclusive>, td: &mut ThreadDomain) -> Result<(), PostError> {
     let batch = queue.batch()?;
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 fn main() {

@@ -25,7 +25,7 @@ fn listing_post_write(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::write(remote, std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// The same under a thread domain.
@@ -40,7 +40,7 @@ fn listing_post_write_alone(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::write(remote, std::slice::from_ref(sge)))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring(td) }?)
+    unsafe { batch.ring(td) }.map_err(PostError::Ring)
 }
 
 /// Posts writes and rings once for all of them.
@@ -52,7 +52,7 @@ fn listing_post_writes(qp: &mut QueuePair, remote: Remote, sge: &Sge) -> Result<
         batch.push(SendWr::write(remote, std::slice::from_ref(sge)).id(id))?;
     }
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Posts one read.
@@ -67,7 +67,7 @@ fn listing_post_read(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::read(remote, std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Adds to one word of a peer.
@@ -82,7 +82,7 @@ fn listing_post_fetch_add(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::fetch_add(remote, 1, std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Sends several pieces of memory as one message.
@@ -92,7 +92,7 @@ fn listing_post_gather(qp: &mut QueuePair, sges: &[Sge; 4], id: u64) -> Result<(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(sges).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Sends one message that lies in the request.
@@ -102,7 +102,7 @@ fn listing_post_inline(qp: &mut QueuePair, data: &[u8], id: u64) -> Result<(), P
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&[]).inline(data).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// The same under a thread domain.
@@ -117,7 +117,7 @@ fn listing_post_inline_alone(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(&[]).inline(data).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring(td) }?)
+    unsafe { batch.ring(td) }.map_err(PostError::Ring)
 }
 
 /// Sends messages that lie in their requests, and rings once for all of them.
@@ -129,7 +129,7 @@ fn listing_post_inlines(qp: &mut QueuePair, data: &[u8]) -> Result<(), PostError
         batch.push(SendWr::send(&[]).inline(data).id(id))?;
     }
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Sends one datagram.
@@ -144,7 +144,7 @@ fn listing_post_datagram(
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::send(std::slice::from_ref(sge)).to(to).id(id))?;
     // SAFETY: it never runs.
-    Ok(unsafe { batch.ring() }?)
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Builds one write and drops it.
@@ -162,8 +162,7 @@ fn listing_post_receive(qp: &mut QueuePair, sge: &Sge, id: u64) -> Result<(), Po
     let mut batch = qp.recv_batch()?;
     batch.push(RecvWr::new(std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() };
-    Ok(())
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Posts receives together, each into memory of its own.
@@ -175,8 +174,7 @@ fn listing_post_receives(qp: &mut QueuePair, sges: &[Sge; BATCH]) -> Result<(), 
         batch.push(RecvWr::new(std::slice::from_ref(sge)).id(wr_id))?;
     }
     // SAFETY: it never runs.
-    unsafe { batch.ring() };
-    Ok(())
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Posts one receive to a shared queue.
@@ -190,8 +188,7 @@ fn listing_post_shared_receive(
     let mut batch = srq.batch()?;
     batch.push(RecvWr::new(std::slice::from_ref(sge)).id(id))?;
     // SAFETY: it never runs.
-    unsafe { batch.ring() };
-    Ok(())
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Posts receives to a shared queue together.
@@ -206,8 +203,7 @@ fn listing_post_shared_receives(
         batch.push(RecvWr::new(std::slice::from_ref(sge)).id(wr_id))?;
     }
     // SAFETY: it never runs.
-    unsafe { batch.ring() };
-    Ok(())
+    unsafe { batch.ring() }.map_err(PostError::Ring)
 }
 
 /// Takes one completion.
@@ -253,7 +249,7 @@ fn listing_post_owned_write(
 ) -> Result<(), PostError> {
     let mut batch = qp.send_batch()?;
     batch.push(SendWr::write(remote, &[]), buffer, tag)?;
-    Ok(batch.ring()?)
+    batch.ring().map_err(PostError::Ring)
 }
 
 /// Posts writes of buffers and rings once for all of them.
@@ -268,7 +264,7 @@ fn listing_post_owned_writes(
     for (buffer, tag) in buffers.drain(..).zip(0..) {
         batch.push(SendWr::write(remote, &[]), buffer, tag)?;
     }
-    Ok(batch.ring()?)
+    batch.ring().map_err(PostError::Ring)
 }
 
 /// Posts one receive into a buffer.
@@ -281,8 +277,7 @@ fn listing_post_owned_receive(
 ) -> Result<(), PostError> {
     let mut batch = qp.recv_batch()?;
     batch.push(buffer, tag)?;
-    batch.ring();
-    Ok(())
+    batch.ring().map_err(PostError::Ring)
 }
 
 /// Posts receives into buffers together.
@@ -296,8 +291,7 @@ fn listing_post_owned_receives(
     for (buffer, tag) in buffers.drain(..).zip(0..) {
         batch.push(buffer, tag)?;
     }
-    batch.ring();
-    Ok(())
+    batch.ring().map_err(PostError::Ring)
 }
 
 /// Takes the buffers of completions.

@@ -46,7 +46,7 @@ const OF_FLAGS: [&str; 22] = [
 ];
 
 /// `open_enum!` writes this one for each enumeration of the kernel; [`WcStatus`] has the example.
-const OF_ENUMS: &str = "name(self) -> Option<&'static str>";
+const OF_ENUMS: &str = "description(self) -> Option<&'static str>";
 
 /// A public method, or a function, whose owner is its module.
 #[derive(Debug)]

@@ -169,7 +169,7 @@ impl Sender {
         for wr in wrs {
             self.push(&mut cursor, wr)?;
         }
-        self.ring.ring(&cursor, wrs.len() == 1)?;
+        self.ring.ring(&cursor, wrs.len() == 1).map_err(PostError::of_ring)?;
         Ok(cursor)
     }
 
@@ -235,7 +235,7 @@ impl Receiver {
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.ring(cursor);
+        self.ring.ring(cursor).unwrap();
         Ok(())
     }
 }
@@ -267,7 +267,7 @@ impl SharedReceiver {
         for recv in recvs {
             self.push(&mut cursor, recv)?;
         }
-        self.ring.ring(cursor, recvs.len() as u32);
+        self.ring.ring(cursor, recvs.len() as u32).unwrap();
         Ok(())
     }
 }

@@ -132,7 +132,7 @@ impl Raw {
             let mut batch = self.other.recv_batch()?;
             batch.push(RecvWr::new(&[sge]).id(id))?;
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
-            unsafe { batch.ring() };
+            unsafe { batch.ring()? };
         }
         Ok(())
     }
@@ -146,7 +146,7 @@ impl Raw {
                 batch.push(RecvWr::new(&[sge]).id(id))?;
             }
             // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
-            unsafe { batch.ring() };
+            unsafe { batch.ring()? };
         }
         Ok(())
     }
@@ -231,7 +231,7 @@ impl Owned {
         for (buffer, id) in self.buffers.drain(RUN as usize..).zip(0..) {
             let mut batch = self.other.recv_batch()?;
             batch.push(buffer, id).map_err(|refused| refused.error)?;
-            batch.ring();
+            batch.ring()?;
         }
         Ok(())
     }
@@ -244,7 +244,7 @@ impl Owned {
             for (buffer, id) in self.buffers.drain(rest..).zip(u64::from(round * BATCH)..) {
                 batch.push(buffer, id).map_err(|refused| refused.error)?;
             }
-            batch.ring();
+            batch.ring()?;
         }
         Ok(())
     }

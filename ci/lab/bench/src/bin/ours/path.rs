@@ -157,7 +157,7 @@ fn receive<Q: Receiver, const N: u32>(queue: &mut Q, sges: &[Sge; 1]) -> Result<
             }
         }
         // SAFETY: the memory lives as long as the queue pairs, and nobody borrows it.
-        unsafe { batch.ring() };
+        unsafe { batch.ring()? };
     }
     Ok(())
 }

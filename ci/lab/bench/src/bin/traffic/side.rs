@@ -108,7 +108,7 @@ impl TrafficQueues {
             let mut batch = self.qp.recv_batch()?;
             batch.push(RecvWr::new(&self.target).id(0))?;
             // SAFETY: the memory lives as long as the queue pair, and nobody borrows it.
-            unsafe { batch.ring() };
+            unsafe { batch.ring()? };
         }
         Ok(())
     }
