@@ -504,6 +504,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
 
 /// Two threads may ring it at once.
 #[test]
+#[cfg_attr(miri, ignore = "it takes long")]
 fn a_queue_pair_rings_a_shared_register_under_its_lock() {
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
