@@ -789,7 +789,7 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
 /// compacts them.
 #[test]
 fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
-    const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };
+    const LIVES: usize = if cfg!(miri) { 110 } else { 1000 };
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
     let staying = bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
