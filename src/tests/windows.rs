@@ -328,10 +328,11 @@ fn window_is_reallocated_only_when_it_would_hold_too_many_regions() {
 
 #[test]
 fn window_of_type_2_holds_a_bounded_number_of_queue_pairs() {
+    const ROUNDS: usize = if cfg!(miri) { 2 } else { 10 } * MOST;
     let bench = Bench::new();
     let (region, _alive) = region(&bench);
     let mut window = window(&bench, WindowType::Two);
-    for round in 0..10 * MOST {
+    for round in 0..ROUNDS {
         let qp = bench.qp(QpType::RC);
         bind(&mut window, &qp, &region, WcStatus::SUCCESS);
         window.invalidated();
