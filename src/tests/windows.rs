@@ -327,12 +327,12 @@ fn window_is_reallocated_only_when_it_would_hold_too_many_regions() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes long")]
 fn window_of_type_2_holds_a_bounded_number_of_queue_pairs() {
-    const ROUNDS: usize = if cfg!(miri) { 2 } else { 10 } * MOST;
     let bench = Bench::new();
     let (region, _alive) = region(&bench);
     let mut window = window(&bench, WindowType::Two);
-    for round in 0..ROUNDS {
+    for round in 0..10 * MOST {
         let qp = bench.qp(QpType::RC);
         bind(&mut window, &qp, &region, WcStatus::SUCCESS);
         window.invalidated();
