@@ -615,6 +615,7 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it polls a file")]
     fn file_answers_at_once_when_somebody_looks_without_waiting() {
         let script = CmScript::new();
         let answers_at_once = |channel: &EventChannel| {

@@ -116,6 +116,7 @@ mod tests {
         let (read_only, _) = rustix::pipe::pipe().unwrap();
         let listen = rdma_ucm_listen::default();
         let errno = RdmaCmFd::new(read_only).execute(Command::new(7, &listen));
-        assert_eq!(errno, Err(Errno::BADF));
+        // Miri does not tell the ends of a pipe apart, and the other end is closed.
+        assert_eq!(errno, Err(if cfg!(miri) { Errno::PIPE } else { Errno::BADF }));
     }
 }

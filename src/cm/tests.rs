@@ -61,6 +61,7 @@ impl Stage {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it polls a file")]
 fn active_side_brings_the_queue_pair_to_rts_step_by_step() {
     let stage = Stage::new();
     let route = stage.route(1).unwrap();

@@ -236,6 +236,7 @@ mod tests {
 
     /// Of a shared chunk, and a mapping of its own.
     #[test]
+    #[cfg_attr(miri, ignore = "Miri seldom gives an address again")]
     fn memory_that_is_dropped_is_lent_again() {
         for length in [1, 1 << 17] {
             let mut seen = std::collections::HashSet::new();

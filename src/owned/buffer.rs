@@ -429,6 +429,7 @@ mod tests {
 
     /// A mapping of another length cannot be unmapped.
     #[test]
+    #[cfg_attr(miri, ignore = "it reads a file of the kernel's")]
     fn a_huge_page_has_a_size_that_the_system_has() {
         let (size, sizes) = (huge_page_size(), PathBuf::from("/sys/kernel/mm/hugepages"));
         assert!(size.is_power_of_two() && size >= 64 << 10, "{size}");

@@ -28,7 +28,8 @@ use zerocopy::{FromBytes, IntoBytes};
 const DRAIN_TIMEOUT: Duration = Duration::from_secs(10);
 /// How long it waits for the flush of a queue pair in an error state, and for a kernel that refuses to
 /// reset the queue pair, or to deregister memory.
-const FLUSH_TIMEOUT: Duration = Duration::from_millis(if cfg!(test) { 200 } else { 2000 });
+const FLUSH_TIMEOUT: Duration =
+    Duration::from_millis(if cfg!(all(test, not(miri))) { 200 } else { 2000 });
 
 /// Posts requests on borrowed memory; see [`OwnedQueuePair::scope`].
 ///

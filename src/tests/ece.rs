@@ -95,6 +95,7 @@ fn xrc_target_has_the_options_of_its_device() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it forks")]
 fn options_of_another_vendor_and_devices_without_any_are_refused() {
     let bench = bench();
     let qp = reset_qp(&bench);

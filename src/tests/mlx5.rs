@@ -504,6 +504,7 @@ fn registers_are_dedicated_then_shared_then_recycled() {
 
 /// Four registers are of one queue pair each. Two threads may ring a shared one at once, so they need its lock.
 #[test]
+#[cfg_attr(miri, ignore = "it takes long")]
 fn the_fifth_queue_pair_shares_its_register() {
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
@@ -781,7 +782,7 @@ fn dma_bufs_are_named_by_attributes_or_not_at_all() {
 /// compacts them.
 #[test]
 fn queue_pairs_that_come_and_go_do_not_use_up_user_indices() {
-    const LIVES: usize = if cfg!(miri) { 150 } else { 1000 };
+    const LIVES: usize = if cfg!(miri) { 110 } else { 1000 };
     let bench = Bench::new();
     let cq = bench.context.cq_builder(10).build().unwrap();
     let staying = bench.pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();

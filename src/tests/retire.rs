@@ -72,7 +72,7 @@ fn dropping_during_a_poll_takes_effect_with_the_next() {
 fn a_number_that_is_used_again_does_not_lose_completions() {
     let mut bench = Bench::new();
     let cq = bench.cq.handle();
-    for round in 0..40 {
+    for round in 0..if cfg!(miri) { 10 } else { 40 } {
         bench.script.set_next_qpn(77);
         let dead = bench.qp(QpType::RC);
         for id in 0..round % 5 {
@@ -190,9 +190,10 @@ fn a_reset_discards_what_was_not_polled() {
 
 #[test]
 fn a_queue_pair_can_be_destroyed_while_another_thread_polls() {
+    const COUNT: u64 = if cfg!(miri) { 12 } else { 50 };
     let mut bench = Bench::new();
     let live = bench.qp(QpType::RC).qpn().0;
-    let dead: Vec<_> = (0..50).map(|_| bench.qp(QpType::RC)).collect();
+    let dead: Vec<_> = (0..COUNT).map(|_| bench.qp(QpType::RC)).collect();
     let (script, cq) = (bench.script.clone(), bench.cq.handle());
     let owner = std::thread::spawn(move || {
         for (id, qp) in dead.into_iter().enumerate() {
@@ -207,7 +208,7 @@ fn a_queue_pair_can_be_destroyed_while_another_thread_polls() {
         }
     });
     let (mut seen, mut last) = (0, None);
-    while seen < 50 {
+    while seen < COUNT {
         let mut completions = bench.cq.poll().unwrap();
         while let Some(completion) = completions.next() {
             if completion.qpn().0 == live {

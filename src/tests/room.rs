@@ -24,7 +24,7 @@ fn fill(script: &Script, qp: &mut OwnedQueuePair<u32>, cq: u32) {
 /// queue, however tightly it is sized.
 #[test]
 fn posting_during_a_poll_does_not_overflow_the_queue() {
-    const POSTS: u32 = if cfg!(miri) { 30 } else { 1000 };
+    const POSTS: u32 = if cfg!(miri) { 12 } else { 1000 };
     /// The ways to visit completions and post in between.
     type Look = fn(&mut OwnedCompletionQueue<u32>, &mut dyn FnMut());
     let looks: [Look; 4] = [

@@ -275,6 +275,7 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
 /// is what they say as far as the kernel tells; and nothing that the kernel has is made or destroyed,
 /// whatever is done with them.
 #[test]
+#[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn forged_envelopes_change_nothing() {
     let (bench, importer) = shared();
     let region = bench.pd.allocate::<u8>(64).unwrap();

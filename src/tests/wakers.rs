@@ -43,7 +43,8 @@ impl Callback {
     }
 }
 
-const TABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_waker);
+// A constant would be at another address wherever it is named, and no waker like its clone.
+static TABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_waker);
 
 unsafe fn clone(data: *const ()) -> RawWaker {
     let data = data.cast::<Callback>();

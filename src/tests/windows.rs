@@ -327,6 +327,7 @@ fn window_is_reallocated_only_when_it_would_hold_too_many_regions() {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it takes long")]
 fn window_of_type_2_holds_a_bounded_number_of_queue_pairs() {
     let bench = Bench::new();
     let (region, _alive) = region(&bench);

@@ -156,7 +156,7 @@ mod tests {
 
     #[test]
     fn a_mask_names_one_node_as_the_kernel_counts_them() {
-        for node in 0..NODES {
+        for node in (0..NODES).step_by(if cfg!(miri) { 93 } else { 1 }) {
             let mask = mask(node as u32).unwrap();
             let named = |n: &usize| mask[n / WORD] >> (n % WORD) & 1 == 1;
             assert!((0..NODES).filter(named).eq([node]), "{node}");
