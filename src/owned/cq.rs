@@ -145,6 +145,9 @@ impl<T> OwnedCompletionQueue<T> {
     /// Takes over a queue pair that was created with this queue for its sends and its receives, and is in
     /// state [`RESET`](QpState::RESET).
     ///
+    /// Where another thread polls the queue, a [`CqControl`](crate::CqControl) creates queue pairs for it, and
+    /// each is sent to that thread to be adopted.
+    ///
     /// # Errors
     ///
     /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
