@@ -834,10 +834,9 @@ impl std::error::Error for PollError {}
 /// For functions that return [`Error`].
 impl From<PollError> for Error {
     fn from(error: PollError) -> Error {
-        const VERB: &str = "poll_cq";
         match error {
-            PollError::Forked => Error::forked(VERB),
-            PollError::ForeignRequest => Error::invalid(VERB, error.to_string()),
+            PollError::Forked => Error::forked("poll_cq"),
+            PollError::ForeignRequest => Error::invalid("scope", error.to_string()),
         }
     }
 }

@@ -168,7 +168,7 @@ macro_rules! open_enum {
         impl std::fmt::Display for $name {
             fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
                 match self.description() {
-                    Some(name) => f.pad(name),
+                    Some(description) => f.pad(description),
                     None => write!(f, "{}", self.0),
                 }
             }

@@ -6,14 +6,15 @@
 //!
 //! # From the C verb to ours
 //!
-//! A function named `x_builder` returns a builder; its `build` creates the object, and that of a region the
-//! verb that names the memory ([`register`](crate::MrBuilder::register), [`allocate`](crate::MrBuilder::allocate)
-//! …). For futures, a completion queue's builder has [`build_async`](crate::CqBuilder::build_async) and
-//! [`build_worker`](crate::CqBuilder::build_worker) besides. The layers [`owned`](crate::owned) and
-//! [`aio`](crate::aio) create no queue pairs or shared receive queues: their completion queues adopt those that
-//! the builders here made. A verb without options creates at once. Objects of the verbs have `destroy`, which
-//! says whether it went well (a multicast membership `detach`, an import `unimport`); dropping does the same
-//! silently.
+//! A function named `x_builder` returns a builder, whose `build` creates the object. A region's builder has, in
+//! place of `build`, the verb that names the memory ([`register`](crate::MrBuilder::register),
+//! [`allocate`](crate::MrBuilder::allocate) …). For futures, a completion queue's builder has
+//! [`build_async`](crate::CqBuilder::build_async) and [`build_worker`](crate::CqBuilder::build_worker) besides.
+//! The layers [`owned`](crate::owned) and [`aio`](crate::aio) create no queue pairs or shared receive queues: they
+//! take over what the builders here made, by `adopt`, `adopt_srq`, or
+//! [`OwnedSharedReceiveQueue::new`](crate::owned::OwnedSharedReceiveQueue::new). A verb without options creates at
+//! once. Objects of the verbs have `destroy`, which says whether it went well (a multicast membership `detach`, an
+//! import `unimport`); dropping does the same silently.
 //!
 //! ## Devices and contexts
 //!
@@ -163,7 +164,7 @@
 //! **An error of `ring` is not one of `push`.** After
 //! [`RingError::StillQueued`](crate::RingError::StillQueued) the requests stay in the queue: do not free the
 //! memory. mlx5 has no such error. A [`RingError`](crate::RingError) does not convert into a
-//! [`PostError`](crate::PostError), after which memory is free.
+//! [`PostError`](crate::PostError), because after that one the memory is the caller's.
 //!
 //! **Nothing locks.** Posting and polling take `&mut self`, where libibverbs takes a lock for each call. A
 //! queue that several threads use goes into a `Mutex`; [`QueuePair::split`](crate::QueuePair::split) gives

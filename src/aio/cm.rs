@@ -40,9 +40,9 @@
 //!
 //! - **Dropped futures** destroy their id in the kernel: a connect request is cancelled, an accepted one
 //!   rejected, a multicast group left. No event of a listener or of a connection is lost.
-//! - **Datagrams**: [`connect_datagrams`](AsyncEventChannel::connect_datagrams) asks a listener where to send them, and
-//!   [`join_multicast`](AsyncEventChannel::join_multicast) joins a group. What needs no answer of the network is no future:
-//!   [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
+//! - **Datagrams**: [`connect_datagrams`](AsyncEventChannel::connect_datagrams) asks a listener where to send them,
+//!   and [`join_multicast`](AsyncEventChannel::join_multicast) joins a group. What needs no answer of the network is
+//!   no future: [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
 //!   [`AsyncMulticastMember`].
 //! - **Deadlines**: put the future into the event loop's timeout.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
@@ -178,8 +178,10 @@ impl AsyncEventChannel {
     /// ```no_run
     /// # use std::os::fd::BorrowedFd;
     /// # use uverbs::aio::{Readiness, cm::{ChannelDriver, AsyncEventChannel}};
-    /// # async fn f<R: Readiness + Unpin>(watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>, spawn: impl Fn(ChannelDriver<R>))
-    /// # -> uverbs::Result<()> {
+    /// # async fn f<R: Readiness + Unpin>(
+    /// #     watch: impl FnOnce(BorrowedFd<'_>) -> uverbs::Result<R>,
+    /// #     spawn: impl Fn(ChannelDriver<R>),
+    /// # ) -> uverbs::Result<()> {
     /// let (channel, driver) = AsyncEventChannel::new(watch)?;
     /// spawn(driver);
     /// let mut listener = channel.listen("0.0.0.0:7471", 128)?;
@@ -236,7 +238,7 @@ impl AsyncEventChannel {
     }
 
     /// Listens on an address of this host, or on the first usable address of a host name; see
-    /// [`BoundId::listen`](BoundId::listen) for `backlog`. The driver reads requests as they come, and the
+    /// [`BoundId::listen`] for `backlog`. The driver reads requests as they come, and the
     /// listener keeps them.
     ///
     /// # Errors
@@ -246,14 +248,15 @@ impl AsyncEventChannel {
         self.listen_for(QpType::RC, address, backlog)
     }
 
-    /// As [`listen`](Self::listen), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests
-    /// are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port space
-    /// [`IB`](PortSpace::IB).
+    /// As [`listen`](Self::listen), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose
+    /// requests are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port
+    /// space [`IB`](PortSpace::IB).
     ///
     /// A service that tells all its peers the same queue pair for datagrams:
     ///
     /// ```no_run
-    /// # async fn f(channel: uverbs::aio::cm::AsyncEventChannel, qp: uverbs::aio::AsyncQueuePair) -> uverbs::Result<()> {
+    /// # use uverbs::aio::{AsyncQueuePair, cm::AsyncEventChannel};
+    /// # async fn f(channel: AsyncEventChannel, qp: AsyncQueuePair) -> uverbs::Result<()> {
     /// use uverbs::{QpType, cm::ConnectParam};
     ///
     /// let mut listener = channel.listen_for(QpType::UD, "0.0.0.0:7471", 128)?;

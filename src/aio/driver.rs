@@ -215,8 +215,9 @@ impl<S: Locking> Drop for DriverHandle<S> {
 /// threads.
 ///
 /// [`CqBuilder::build_async`] makes it with a [`Driver`], which is to be spawned on an event loop; with tokio,
-/// `CqBuilder::spawn` does both. See [`aio`](super#) for an example. Queue pairs are built with it, and
-/// [adopted](Self::adopt).
+/// `CqBuilder::spawn` does both. See [`aio`](super#) for an example. Queue pairs are built with it.
+/// [Adopt](Self::adopt) each of them: the completions of one that is not adopted are not counted on, and the
+/// queue may overflow.
 ///
 /// The queue of a [`Worker`] is an `AsyncCompletionQueue<Exclusive>`: it stays on the worker's thread with its driver,
 /// queue pairs and futures, none of which takes a mutex.
@@ -290,10 +291,16 @@ impl CqBuilder {
     ///
     /// # Errors
     ///
-    /// Those of [`build`](Self::build) and [`create_comp_channel`](crate::Context::create_comp_channel).
-    pub fn build_worker(self, td: ThreadDomain) -> Result<Worker> {
-        let (cq, channel) = self.build_with_channel()?;
-        Ok(Worker { cq, channel, td })
+    /// Those of [`build`](Self::build) and [`create_comp_channel`](crate::Context::create_comp_channel). The token
+    /// comes back with the error.
+    pub fn build_worker(
+        self,
+        td: ThreadDomain,
+    ) -> std::result::Result<Worker, ErrorWith<ThreadDomain>> {
+        match self.build_with_channel() {
+            Ok((cq, channel)) => Ok(Worker { cq, channel, td }),
+            Err(error) => Err(error.with(td)),
+        }
     }
 
     fn build_with_channel(self) -> Result<(CompletionQueue, CompletionChannel)> {
@@ -596,9 +603,7 @@ impl<W: Readiness, S: Locking> DriverIo for RealIo<'_, W, S> {
                     None => deferred.drop(memory),
                 }
             }
-        });
-        let found = found
-            .map_err(|error| Error::new("poll_cq", Errno::OWNERDEAD).detail(error.to_string()))?;
+        })?;
         drop(polled);
         self.deferred.run();
         Ok(found)

@@ -3,8 +3,8 @@
 //! An [`AsyncCompletionQueue`] comes with a [`Driver`], a future that is spawned on an event loop which implements
 //! [`Readiness`]; with the feature `tokio`, `aio::tokio` does. [`build_async`](crate::CqBuilder::build_async) makes
 //! both, and the queue [adopts](AsyncCompletionQueue::adopt) queue pairs that were built with it. An
-//! [`AsyncQueuePair`] returns a future for each request. The future takes the memory that the request works on and gives it
-//! back. [`owned`](crate::owned#why-this-is-sound) says why this is sound even if the future is dropped or
+//! [`AsyncQueuePair`] returns a future for each request. The future takes the memory that the request works on and
+//! gives it back. [`owned`](crate::owned#why-this-is-sound) says why this is sound even if the future is dropped or
 //! forgotten.
 //!
 //! ```no_run

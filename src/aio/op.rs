@@ -96,7 +96,8 @@ impl<S: Locking> OpQueue<S> {
 /// # use uverbs::aio::AsyncQueuePair;
 /// # use uverbs::owned::Buffer;
 /// # use uverbs::Remote;
-/// # async fn f(qp: &AsyncQueuePair, counter: Remote, buffer: Buffer, other: Buffer) -> Result<(), Box<dyn std::error::Error>> {
+/// # async fn f(qp: &AsyncQueuePair, counter: Remote, buffer: Buffer, other: Buffer)
+/// # -> Result<(), Box<dyn std::error::Error>> {
 /// let op = qp.send(buffer);
 /// println!("posted: {}, {} in flight", op.is_posted(), qp.in_flight());
 /// let before = qp.compare_swap(counter, 0, 1, other).await?;
@@ -192,13 +193,14 @@ impl<L: fmt::Debug> std::error::Error for OpError<L> {}
 /// `EPIPE` without a driver. The memory is dropped.
 impl<L> From<OpError<L>> for Error {
     fn from(failed: OpError<L>) -> Error {
-        let errno = match failed.kind {
+        let (verb, errno) = match failed.kind {
             OpErrorKind::Post(error) => return error.into(),
-            OpErrorKind::Status(_) | OpErrorKind::Earlier(_) => Errno::IO,
-            OpErrorKind::DriverGone => Errno::PIPE,
-            OpErrorKind::AlreadyFinished => Errno::INVAL,
+            OpErrorKind::Status(_) => ("poll_cq", Errno::IO),
+            OpErrorKind::Earlier(_) => ("post", Errno::IO),
+            OpErrorKind::DriverGone => ("post", Errno::PIPE),
+            OpErrorKind::AlreadyFinished => ("post", Errno::INVAL),
         };
-        Error::new("post", errno).detail(failed.kind.to_string())
+        Error::new(verb, errno).detail(failed.kind.to_string())
     }
 }
 

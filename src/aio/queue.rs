@@ -96,8 +96,8 @@ fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
 /// future. Requests are posted in the order in which their futures are first polled. Everything that is not
 /// posting is behind [`Deref`], as a [`QpControl`].
 ///
-/// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is made by a
-/// [`AsyncCompletionQueue<Exclusive>`](super::Worker), and stays with its futures on one thread.
+/// A queue pair under a [`ThreadDomain`](crate::ThreadDomain) is adopted by the `AsyncCompletionQueue<Exclusive>` of
+/// a [`Worker`](super::Worker), and stays with its futures on one thread.
 ///
 /// Example: [`AsyncCompletionQueue::adopt`](crate::aio::AsyncCompletionQueue::adopt).
 pub struct AsyncQueuePair<S: Locking = Shared> {

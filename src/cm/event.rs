@@ -215,7 +215,7 @@ impl fmt::Display for Rejection {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match (self.reason(), self.errno()) {
             (Some(reason), _) => match reason.description() {
-                Some(name) => write!(f, "{name} (reason {})", reason.0),
+                Some(description) => write!(f, "{description} (reason {})", reason.0),
                 None => write!(f, "reason {}", reason.0),
             },
             (None, Some(errno)) => write!(f, "{errno}"),

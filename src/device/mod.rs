@@ -98,24 +98,6 @@ const OPEN: &str = "open_device";
 /// link::remove_link("rxe0")?;
 /// # Ok(()) }
 /// ```
-///
-/// What the machine has, and why there is no device if there is none:
-///
-/// ```no_run
-/// # fn main() -> uverbs::Result<()> {
-/// use uverbs::device::{absence, devices, system};
-///
-/// let devices = devices()?;
-/// for device in &devices {
-///     println!("{:?} {:?}", device.pci_id(), device.device_number());
-///     println!("{:?}, {:?}", device.transport(), device.protocol());
-/// }
-/// if devices.is_empty() {
-///     println!("{}", absence());
-/// }
-/// println!("{:?}", system()?);
-/// # Ok(()) }
-/// ```
 #[doc(alias = "ibv_device")]
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Device {

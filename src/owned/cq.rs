@@ -145,6 +145,9 @@ impl<T> OwnedCompletionQueue<T> {
     /// Takes over a queue pair that was created with this queue for its sends and its receives, and is in
     /// state [`RESET`](QpState::RESET).
     ///
+    /// Where another thread polls the queue, a [`CqControl`](crate::CqControl) creates queue pairs for it, and
+    /// each is sent to that thread to be adopted.
+    ///
     /// # Errors
     ///
     /// `EINVAL` if it is not, if its receives come from a shared receive queue, if it
@@ -211,7 +214,10 @@ impl<T> OwnedCompletionQueue<T> {
         }
         self.forget_closed();
         let Some((cq, member)) = srq.xrc() else {
-            let detail = format!("{srq:?} is of no XRC domain, and has no completions of its own");
+            let detail = format!(
+                "{srq:?} is of no XRC domain, and has no completions of its own: \
+                 OwnedSharedReceiveQueue::new takes it over"
+            );
             return Err(Error::invalid(VERB, detail).with(srq));
         };
         let number = member.number().filter(|_| Arc::ptr_eq(cq, &self.cq.inner));
@@ -309,13 +315,15 @@ impl<T> OwnedCompletionQueue<T> {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));
             }
         }
-        let shared = match (own, srq) {
-            (None, None) => true,
-            (Some(its), Some(srq)) => Arc::ptr_eq(its, &srq.queue().inner),
-            _ => false,
+        let other_source = match (own, srq) {
+            (None, None) => None,
+            (Some(its), Some(srq)) if Arc::ptr_eq(its, &srq.queue().inner) => None,
+            (Some(_), None) => Some("a shared receive queue: call adopt_on with it"),
+            (Some(_), Some(_)) => Some("another shared receive queue than the one given"),
+            (None, Some(_)) => Some("its own queue: build it with srq"),
         };
-        if !shared {
-            return invalid(format!("{qp:?} takes its receives elsewhere"));
+        if let Some(source) = other_source {
+            return invalid(format!("{qp:?} takes its receives from {source}"));
         }
         if qp.state() != QpState::RESET {
             return invalid(format!("{qp:?} is not in state RESET, and may have requests"));

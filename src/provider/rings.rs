@@ -32,7 +32,10 @@ impl Member {
 
     /// Whether the kernel may give the number to another queue pair as soon as this one is destroyed.
     pub(crate) fn is_numbered_by_the_kernel(&self) -> bool {
-        matches!(self, Member::Rxe { .. })
+        match self {
+            Member::Rxe { .. } => true,
+            Member::Mlx5(_) | Member::None => false,
+        }
     }
 }
 
@@ -47,27 +50,46 @@ impl CqMembers {
     /// Tells the poller of a new queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, member: &Member) {
         // A completion of rxe carries everything that its poller needs.
-        if let (CqMembers::Mlx5(registry), Member::Mlx5(qp)) = (self, member) {
-            registry.attach(qp);
+        match self {
+            CqMembers::Rxe(_) => {}
+            CqMembers::Mlx5(registry) => {
+                if let Member::Mlx5(qp) = member {
+                    registry.attach(qp);
+                }
+            }
         }
     }
 
     /// Tells the poller that a queue pair is destroyed and completes nothing more.
     pub(crate) fn retire(&self, member: &Member) {
-        match (self, member) {
-            (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire(*qpn),
-            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.retire(qp),
-            _ => {}
+        match self {
+            CqMembers::Rxe(retirements) => {
+                if let Member::Rxe { qpn } = member {
+                    retirements.retire(*qpn);
+                }
+            }
+            CqMembers::Mlx5(registry) => {
+                if let Member::Mlx5(qp) = member {
+                    registry.retire(qp);
+                }
+            }
         }
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed: requests of it may complete at
     /// any time, so its number is never used again.
     pub(crate) fn retire_for_good(&self, member: &Member) {
-        match (self, member) {
-            (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire_for_good(*qpn),
-            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.retire_for_good(qp),
-            _ => {}
+        match self {
+            CqMembers::Rxe(retirements) => {
+                if let Member::Rxe { qpn } = member {
+                    retirements.retire_for_good(*qpn);
+                }
+            }
+            CqMembers::Mlx5(registry) => {
+                if let Member::Mlx5(qp) = member {
+                    registry.retire_for_good(qp);
+                }
+            }
         }
     }
 }
@@ -136,10 +158,17 @@ impl CqRing {
 
     /// Discards the completions in the queue of a queue pair that is reset or destroyed.
     pub(crate) fn purge(&mut self, member: &Member) {
-        match (self, member) {
-            (CqRing::Rxe(cq), Member::Rxe { qpn }) => cq.purge(*qpn),
-            (CqRing::Mlx5(cq), Member::Mlx5(shared)) => cq.purge(shared),
-            _ => {}
+        match self {
+            CqRing::Rxe(cq) => {
+                if let Member::Rxe { qpn } = member {
+                    cq.purge(*qpn);
+                }
+            }
+            CqRing::Mlx5(cq) => {
+                if let Member::Mlx5(shared) = member {
+                    cq.purge(shared);
+                }
+            }
         }
     }
 

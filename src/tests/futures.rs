@@ -332,6 +332,10 @@ fn a_worker_moves_to_its_thread() {
     let bench = Bench::new();
     let td = bench.context.alloc_td().unwrap();
     let domain = bench.pd.parent_domain_builder().thread_domain(&td).build().unwrap();
+    // Without the token nothing could ring the domain's queue pairs again.
+    let refused = bench.context.cq_builder(0).build_worker(td).unwrap_err();
+    assert_eq!(refused.error.errno(), Errno::INVAL);
+    let td = refused.into_object();
     let worker = bench.context.cq_builder(64).build_worker(td).unwrap();
     let make = |cq| domain.qp_builder(cq, cq, QpType::RC).max_send_wr(4).build().unwrap();
     let (qp, elsewhere) = (make(worker.queue()), make(&bench.cq));

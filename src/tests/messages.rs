@@ -99,7 +99,7 @@ fn a_poll_and_an_access_to_memory_that_are_refused_say_why() {
     assert_eq!(PollError::ForeignRequest.to_string(), "the request belongs to another scope");
     assert!(Error::from(PollError::Forked).is_forked());
     let foreign = Error::from(PollError::ForeignRequest);
-    assert_eq!((foreign.verb(), foreign.errno()), ("poll_cq", Errno::INVAL));
+    assert_eq!((foreign.verb(), foreign.errno()), ("scope", Errno::INVAL));
     let refusals = [
         (
             MemoryError::OutOfRange { offset: 250, length: 10, size: 256 },

@@ -624,8 +624,17 @@ fn a_shared_receive_comes_back_through_any_queue_pair() {
     let qps = [make(cq.queue()), make(cq.queue())];
     let qps = qps.map(|qp| cq.adopt_on(qp, &srq).unwrap());
     let failed = cq.adopt(make(cq.queue())).unwrap_err();
-    assert!(failed.to_string().contains("elsewhere"), "{failed}");
+    assert!(failed.to_string().contains("call adopt_on"), "{failed}");
     drop(failed);
+    let other = bench.pd.srq_builder(4).build().unwrap();
+    let other = OwnedSharedReceiveQueue::new(other).unwrap();
+    let plain = bench.pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).build().unwrap();
+    for (qp, srq, source) in
+        [(make(cq.queue()), &other, "another shared receive queue"), (plain, &srq, "its own queue")]
+    {
+        let failed = cq.adopt_on(qp, srq).unwrap_err();
+        assert!(failed.to_string().contains(source), "{failed}");
+    }
     let mut batch = srq.batch().unwrap();
     for tag in 0..3 {
         batch.push(pool.take().unwrap(), tag).unwrap();

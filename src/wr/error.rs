@@ -76,7 +76,7 @@ pub enum PostError {
     Ring(RingError),
 }
 
-/// Why a batch of sends was not rung.
+/// Why a batch of sends or of receives was not rung.
 ///
 /// ```no_run
 /// # use uverbs::{RingError, SendBatch};
@@ -98,7 +98,7 @@ pub enum RingError {
     /// The thread domain is not the one that the queue was created under. The batch was dropped, and
     /// nothing of it is ever sent.
     ForeignThreadDomain,
-    /// This process is a fork of the one that created the queue, and sends nothing.
+    /// This process is a fork of the one that created the queue. Nothing of the batch reaches the device.
     Forked,
 }
 
