@@ -50,46 +50,28 @@ impl CqMembers {
     /// Tells the poller of a new queue pair, before anything is posted to it.
     pub(crate) fn attach(&self, member: &Member) {
         // A completion of rxe carries everything that its poller needs.
-        match self {
-            CqMembers::Rxe(_) => {}
-            CqMembers::Mlx5(registry) => {
-                if let Member::Mlx5(qp) = member {
-                    registry.attach(qp);
-                }
-            }
+        match (self, member) {
+            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.attach(qp),
+            (CqMembers::Rxe(_) | CqMembers::Mlx5(_), _) => {}
         }
     }
 
     /// Tells the poller that a queue pair is destroyed and completes nothing more.
     pub(crate) fn retire(&self, member: &Member) {
-        match self {
-            CqMembers::Rxe(retirements) => {
-                if let Member::Rxe { qpn } = member {
-                    retirements.retire(*qpn);
-                }
-            }
-            CqMembers::Mlx5(registry) => {
-                if let Member::Mlx5(qp) = member {
-                    registry.retire(qp);
-                }
-            }
+        match (self, member) {
+            (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire(*qpn),
+            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.retire(qp),
+            (CqMembers::Rxe(_) | CqMembers::Mlx5(_), _) => {}
         }
     }
 
     /// As [`retire`](Self::retire) for a queue pair that could not be destroyed: requests of it may complete at
     /// any time, so its number is never used again.
     pub(crate) fn retire_for_good(&self, member: &Member) {
-        match self {
-            CqMembers::Rxe(retirements) => {
-                if let Member::Rxe { qpn } = member {
-                    retirements.retire_for_good(*qpn);
-                }
-            }
-            CqMembers::Mlx5(registry) => {
-                if let Member::Mlx5(qp) = member {
-                    registry.retire_for_good(qp);
-                }
-            }
+        match (self, member) {
+            (CqMembers::Rxe(retirements), Member::Rxe { qpn }) => retirements.retire_for_good(*qpn),
+            (CqMembers::Mlx5(registry), Member::Mlx5(qp)) => registry.retire_for_good(qp),
+            (CqMembers::Rxe(_) | CqMembers::Mlx5(_), _) => {}
         }
     }
 }
@@ -158,17 +140,10 @@ impl CqRing {
 
     /// Discards the completions in the queue of a queue pair that is reset or destroyed.
     pub(crate) fn purge(&mut self, member: &Member) {
-        match self {
-            CqRing::Rxe(cq) => {
-                if let Member::Rxe { qpn } = member {
-                    cq.purge(*qpn);
-                }
-            }
-            CqRing::Mlx5(cq) => {
-                if let Member::Mlx5(shared) = member {
-                    cq.purge(shared);
-                }
-            }
+        match (self, member) {
+            (CqRing::Rxe(cq), Member::Rxe { qpn }) => cq.purge(*qpn),
+            (CqRing::Mlx5(cq), Member::Mlx5(shared)) => cq.purge(shared),
+            (CqRing::Rxe(_) | CqRing::Mlx5(_), _) => {}
         }
     }
 
