@@ -14,6 +14,7 @@ struct Fixture {
     driver: Driver,
     queue: Queue,
     cqn: u32,
+    cqes: u64,
     consumer: u64,
 }
 
@@ -32,13 +33,13 @@ impl Fixture {
         let mut driver = Driver::new();
         driver.set_gid();
         let eqn = driver.eq();
-        let (cqn, _) = driver.cq(eqn);
+        let (cqn, cqes) = driver.cq(eqn);
         // `cq` allocates the doorbell record last.
         let consumer = driver.last_page();
         let queue = driver.qp(0, cqn);
         let peer = driver.qp(0, cqn);
         driver.connect(&queue, &peer);
-        Self { driver, queue, cqn, consumer }
+        Self { driver, queue, cqn, cqes, consumer }
     }
 
     /// A NOP at a WQE index.
@@ -83,6 +84,21 @@ impl Fixture {
         }
     }
 
+    /// The NOP of an index with a signaled completion, as a driver's write-combining test copies it: the WQE in
+    /// memory is not signaled, so that a CQE shows that the device has executed the copy.
+    fn signaled(&self, index: u16) -> [u8; 64] {
+        let mut bytes = self.request(index);
+        bytes[11] = 0x08;
+        bytes
+    }
+
+    /// The indexes of the WQEs that have a CQE, in order.
+    fn completed(&mut self) -> Vec<u16> {
+        let cqes: Vec<_> = (0..64).map(|at| self.driver.cqe(self.cqes, at)).collect();
+        let requests = cqes.iter().take_while(|(opcode, _)| *opcode == 0);
+        requests.map(|(_, cqe)| u16::from_be_bytes([cqe[60], cqe[61]])).collect()
+    }
+
     fn errors(&mut self) -> DoorbellErrors {
         self.driver.fabric.function(0).device().doorbell_errors()
     }
@@ -105,6 +121,43 @@ fn a_correct_driver_causes_no_doorbell_errors() {
     fixture.driver.run();
     fixture.arm(0x1000_0001, 0x1000_0001);
     assert_eq!(fixture.errors(), DoorbellErrors::default());
+}
+
+/// A busy host: the device gets no processor while the driver posts.
+#[test]
+fn blueflame_copies_that_arrive_together_are_all_executed() {
+    let mut fixture = Fixture::new();
+    for index in 0..8 {
+        fixture.post(index, &[Request, Record]);
+        let request = fixture.signaled(index);
+        fixture.copy(SEND + BUFFER * u64::from(index % 2), &request);
+    }
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), (0..8).collect::<Vec<_>>());
+}
+
+/// A busy host: the rest of the first copy comes after the device has given it up, and the driver has posted
+/// more WQEs before that, whose copies are still on their way.
+#[test]
+fn a_late_blueflame_copy_leaves_those_after_it_to_be_executed() {
+    let mut fixture = Fixture::new();
+    for index in 0..3 {
+        fixture.post(index, &[Request, Record]);
+    }
+    let first = fixture.signaled(0);
+    fixture.write(SEND, &first[..8]);
+    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    fixture.driver.run();
+    for (at, word) in (SEND + 8..).step_by(8).zip(first[8..].chunks(8)) {
+        fixture.write(at, word);
+    }
+    for index in 1..3 {
+        let request = fixture.signaled(index);
+        fixture.copy(SEND + BUFFER * u64::from(index % 2), &request);
+    }
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [1, 2]);
+    assert_eq!(fixture.errors().late, 7);
 }
 
 /// The driver resets the queue while the device still waits for the rest of a BlueFlame copy, and then

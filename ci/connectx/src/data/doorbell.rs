@@ -93,8 +93,9 @@ impl Device {
             );
             self.doorbells.errors.record_behind += 1;
         }
-        // If the device has already executed the WQE, because it saw the doorbell record first, the
-        // driver may have overwritten the WQE.
+        queue.ring(end);
+        // The WQE need not be there before its doorbell record, which is reported above; and the driver may have
+        // overwritten one that is executed already.
         if queue.is_pending(index) {
             let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
             let copy = data.as_ref().unwrap_or(&words);
@@ -104,7 +105,7 @@ impl Device {
                 self.doorbells.errors.differs += 1;
             }
             if let Some(data) = data {
-                queue.set_blue_flame_wqe(index, data);
+                queue.add_blue_flame_wqe(index, data);
             }
         }
         self.schedule(number);

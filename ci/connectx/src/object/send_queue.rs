@@ -6,6 +6,7 @@
 use super::buffer::Buffer;
 use crate::format::wqe::CtrlSegment;
 use crate::guest::GuestMemory;
+use std::collections::BTreeMap;
 
 /// Bytes of a WQE basic block (WQEBB).
 pub const WQEBB: usize = 64;
@@ -20,8 +21,11 @@ pub struct SendQueue {
     consumer_index: u16,
     /// WQEBB behind the last posted WQE.
     producer_index: u16,
-    /// A WQE from a BlueFlame register, and its index.
-    blue_flame: Option<(u16, Vec<u8>)>,
+    /// WQEBB behind the newest WQE whose doorbell has come. The doorbell record may be ahead of it: then more
+    /// doorbells are on their way, and the WQEs may come by BlueFlame.
+    rung_index: u16,
+    /// The WQEs that came by BlueFlame and are not executed yet, by index.
+    blue_flame: BTreeMap<u16, Vec<u8>>,
 }
 
 impl SendQueue {
@@ -34,7 +38,8 @@ impl SendQueue {
             doorbell_record,
             consumer_index: 0,
             producer_index: 0,
-            blue_flame: None,
+            rung_index: 0,
+            blue_flame: BTreeMap::new(),
         }
     }
 
@@ -42,7 +47,8 @@ impl SendQueue {
     pub fn reset(&mut self) {
         self.consumer_index = 0;
         self.producer_index = 0;
-        self.blue_flame = None;
+        self.rung_index = 0;
+        self.blue_flame.clear();
     }
 
     /// The WQEBB that the device reads next.
@@ -57,7 +63,7 @@ impl SendQueue {
 
     /// Whether the next WQE came by BlueFlame.
     pub fn has_blue_flame_wqe(&self) -> bool {
-        self.blue_flame.as_ref().is_some_and(|(index, _)| *index == self.consumer_index)
+        self.blue_flame.contains_key(&self.consumer_index)
     }
 
     /// Reads the producer index from the doorbell record.
@@ -91,16 +97,25 @@ impl SendQueue {
             < self.producer_index.wrapping_sub(self.consumer_index)
     }
 
-    /// Takes a WQE that came by BlueFlame, in place of the one in memory.
-    pub fn set_blue_flame_wqe(&mut self, index: u16, data: Vec<u8>) {
-        if self.is_pending(index) {
-            self.blue_flame = Some((index, data));
+    /// Takes the doorbell of a WQE that ends at this index: it and all before it may be executed. A doorbell of
+    /// an executed WQE changes nothing.
+    pub fn ring(&mut self, end: u16) {
+        let ahead = |index: u16| u32::from(index.wrapping_sub(self.consumer_index));
+        if ahead(self.rung_index) < ahead(end) && ahead(end) <= 1 << self.log_size {
+            self.rung_index = end;
         }
     }
 
-    /// Whether there are posted WQEs to execute.
+    /// Takes a WQE that came by BlueFlame, in place of the one in memory.
+    pub fn add_blue_flame_wqe(&mut self, index: u16, data: Vec<u8>) {
+        if self.is_pending(index) {
+            self.blue_flame.insert(index, data);
+        }
+    }
+
+    /// Whether there are WQEs to execute: posted ones whose doorbell has come.
     pub fn has_pending(&self) -> bool {
-        self.producer_index != self.consumer_index
+        self.producer_index != self.consumer_index && self.rung_index != self.consumer_index
     }
 
     /// The first `count` WQEBBs of the next WQE.
@@ -108,11 +123,10 @@ impl SendQueue {
     /// # Errors
     /// If the queue is not in guest memory.
     pub fn read_next(&self, memory: &GuestMemory, count: usize) -> Result<Vec<u8>, String> {
-        match &self.blue_flame {
-            Some((index, data)) if *index == self.consumer_index && data.len() >= count * WQEBB => {
-                Ok(data[..count * WQEBB].to_vec())
-            }
-            _ => self.read_wqebbs(memory, self.consumer_index, count),
+        let copy = self.blue_flame.get(&self.consumer_index);
+        match copy.and_then(|data| data.get(..count * WQEBB)) {
+            Some(data) => Ok(data.to_vec()),
+            None => self.read_wqebbs(memory, self.consumer_index, count),
         }
     }
 
@@ -150,19 +164,23 @@ impl SendQueue {
     /// Drops all posted WQEs.
     pub fn discard_pending(&mut self) {
         self.consumer_index = self.producer_index;
-        self.blue_flame = None;
+        self.rung_index = self.producer_index;
+        self.blue_flame.clear();
     }
 
     /// Advances past a WQE of `count` WQEBBs.
     pub fn advance(&mut self, count: u16) {
-        self.consumer_index = self.consumer_index.wrapping_add(count);
-        let passed = |index: u16| index.wrapping_sub(self.consumer_index) >= 0x8000;
-        if self.blue_flame.as_ref().is_some_and(|(index, _)| passed(*index)) {
-            self.blue_flame = None;
+        for _ in 0..count {
+            self.blue_flame.remove(&self.consumer_index);
+            self.consumer_index = self.consumer_index.wrapping_add(1);
         }
+        let passed = |index: u16| index.wrapping_sub(self.consumer_index) >= 0x8000;
         // The device has executed a WQE that is longer than the posted WQEBBs.
-        if self.producer_index.wrapping_sub(self.consumer_index) >= 0x8000 {
+        if passed(self.producer_index) {
             self.producer_index = self.consumer_index;
+        }
+        if passed(self.rung_index) {
+            self.rung_index = self.consumer_index;
         }
     }
 }
