@@ -93,9 +93,10 @@ impl Device {
             );
             self.doorbells.errors.record_behind += 1;
         }
-        queue.ring(end);
-        // The WQE need not be there before its doorbell record, which is reported above; and the driver may have
-        // overwritten one that is executed already.
+        // A WQE of no segments is executed, too: it completes with an error.
+        queue.ring(index.wrapping_add(wqebbs.max(1)));
+        // Compare only a WQE that is posted and not executed: one that the doorbell record does not cover may be
+        // unwritten (counted above), and the driver may have overwritten an executed one.
         if queue.is_pending(index) {
             let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
             let copy = data.as_ref().unwrap_or(&words);

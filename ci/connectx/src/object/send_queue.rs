@@ -1,7 +1,7 @@
 //! Send queues: their buffer, producer index and consumer index.
 //!
-//! Pairs with the send doorbell record, and with the doorbell register that tells the device to
-//! read it.
+//! Pairs with the send doorbell record, and with the doorbell register, which tells the device to read
+//! the record and how far it may execute.
 
 use super::buffer::Buffer;
 use crate::format::wqe::CtrlSegment;
@@ -10,6 +10,9 @@ use std::collections::BTreeMap;
 
 /// Bytes of a WQE basic block (WQEBB).
 pub const WQEBB: usize = 64;
+/// The most BlueFlame copies that a queue keeps: a guest could fill all its queues with them. WQEs whose copies
+/// are not kept are executed from memory.
+const MAX_COPIES: usize = 16;
 
 /// A send queue.
 pub struct SendQueue {
@@ -97,18 +100,22 @@ impl SendQueue {
             < self.producer_index.wrapping_sub(self.consumer_index)
     }
 
-    /// Takes the doorbell of a WQE that ends at this index: it and all before it may be executed. A doorbell of
-    /// an executed WQE changes nothing.
+    /// Takes the doorbell of a WQE that ends at this index: it and all before it may be executed.
+    ///
+    /// The doorbell of a WQE that is not in the queue rings all posted ones. rdma-core and the kernel's driver ring
+    /// so after a list of which they refused one request: with the bytes that its slot held before.
     pub fn ring(&mut self, end: u16) {
         let ahead = |index: u16| u32::from(index.wrapping_sub(self.consumer_index));
-        if ahead(self.rung_index) < ahead(end) && ahead(end) <= 1 << self.log_size {
+        let in_queue = (1..=1 << self.log_size).contains(&ahead(end));
+        let end = if in_queue { end } else { self.producer_index };
+        if ahead(self.rung_index) < ahead(end) {
             self.rung_index = end;
         }
     }
 
     /// Takes a WQE that came by BlueFlame, in place of the one in memory.
     pub fn add_blue_flame_wqe(&mut self, index: u16, data: Vec<u8>) {
-        if self.is_pending(index) {
+        if self.is_pending(index) && self.blue_flame.len() < MAX_COPIES {
             self.blue_flame.insert(index, data);
         }
     }
