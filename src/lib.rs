@@ -21,8 +21,9 @@
 //!   only that driver has.
 //! - [`passing`] and [`Envelope`] share contexts, domains and regions between processes.
 //!
-//! Features: `tokio`, `stream`, and `serde` for addresses, numbers, attributes of devices, ports and GIDs, and descriptions
-//! that travel to a peer. The repository has whole programs in `examples/`; `examples/echo.rs` is a server and its client as futures.
+//! Features: `tokio`, `stream`, and `serde` for addresses, numbers, attributes of devices, ports and GIDs, and
+//! descriptions that travel to a peer. The repository has whole programs in `examples/`; `examples/echo.rs` is a server
+//! and its client as futures.
 //!
 //! # Safety
 //!

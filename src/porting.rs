@@ -164,7 +164,7 @@
 //! **An error of `ring` is not one of `push`.** After
 //! [`RingError::StillQueued`](crate::RingError::StillQueued) the requests stay in the queue: do not free the
 //! memory. mlx5 has no such error. A [`RingError`](crate::RingError) does not convert into a
-//! [`PostError`](crate::PostError), because after that one the memory is the caller's.
+//! [`PostError`](crate::PostError): after `push` returned one, the memory is the caller's.
 //!
 //! **Nothing locks.** Posting and polling take `&mut self`, where libibverbs takes a lock for each call. A
 //! queue that several threads use goes into a `Mutex`; [`QueuePair::split`](crate::QueuePair::split) gives

@@ -190,7 +190,8 @@ impl<L> fmt::Display for OpError<L> {
 impl<L: fmt::Debug> std::error::Error for OpError<L> {}
 
 /// For functions that return [`Error`]: `EIO` for a request that completed with an error or came after one,
-/// `EPIPE` without a driver. The memory is dropped.
+/// `EPIPE` without a driver, `EINVAL` for a future that was polled after its end. The verb is `poll_cq` for a
+/// status, `post` otherwise. The memory is dropped.
 impl<L> From<OpError<L>> for Error {
     fn from(failed: OpError<L>) -> Error {
         let (verb, errno) = match failed.kind {

@@ -315,6 +315,9 @@ impl<T> OwnedCompletionQueue<T> {
                 return invalid(format!("the {which} of {qp:?} complete to another queue"));
             }
         }
+        if qp.qp_type() == QpType::XRC_INI && srq.is_some() {
+            return invalid(format!("{qp:?} is an XRC initiator and receives nothing: call adopt"));
+        }
         let other_source = match (own, srq) {
             (None, None) => None,
             (Some(its), Some(srq)) if Arc::ptr_eq(its, &srq.queue().inner) => None,

@@ -587,10 +587,13 @@ impl<'q, T> OwnedRecvBatch<'q, T> {
     #[inline(always)]
     pub fn ring(self) -> Result<(), RingError> {
         let OwnedRecvBatch { lender, batch } = self;
-        if lender.loans.count() > 0 {
-            batch.ring_lent()?;
+        let rung = if lender.loans.count() > 0 { batch.ring_lent() } else { Ok(()) };
+        match rung {
+            Err(error) if !error.stays_queued() => Err(error),
+            rung => {
+                lender.loans.commit_recvs();
+                rung
+            }
         }
-        lender.loans.commit_recvs();
-        Ok(())
     }
 }

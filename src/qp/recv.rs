@@ -212,8 +212,7 @@ impl<'q> RecvBatch<'q> {
     /// As [`ring`](Self::ring), for requests that name only memory which was lent to them; see
     /// [`owned`](crate::owned). The caller has pushed some.
     ///
-    /// The only error is [`RingError::Forked`]. Callers take the memory back after any error, so a provider must
-    /// not leave receives in the queue that it did not ring.
+    /// The only error of today's drivers is [`RingError::Forked`].
     #[inline(always)]
     pub(crate) fn ring_lent(self) -> Result<(), RingError> {
         match self.ring {

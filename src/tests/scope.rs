@@ -24,7 +24,8 @@ fn device(owned: &Owned, only_in_error: bool) -> std::thread::JoinHandle<()> {
         while only_in_error && !failed(&script) {
             std::thread::yield_now();
         }
-        // Miri's clock goes on by the code that runs: posting takes longer there, and so does the flush.
+        // Miri's clock advances with the code that it executes, so posting takes long there. A flush begins when
+        // the queue pair is in error, which is late enough without a pause.
         match (cfg!(miri), only_in_error) {
             (true, true) => {}
             (true, false) => std::thread::sleep(Duration::from_secs(1)),

@@ -43,7 +43,7 @@ impl Callback {
     }
 }
 
-// A constant would be at another address wherever it is named, and no waker like its clone.
+// `Waker::will_wake` compares addresses of tables; a constant may have several.
 static TABLE: RawWakerVTable = RawWakerVTable::new(clone, wake, wake_by_ref, drop_waker);
 
 unsafe fn clone(data: *const ()) -> RawWaker {

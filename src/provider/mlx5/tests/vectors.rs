@@ -227,7 +227,7 @@ impl Asked {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "what libmlx5 wrote is long to read")]
+#[cfg_attr(miri, ignore = "parsing the recorded vectors takes minutes")]
 fn requests_are_those_of_libmlx5() {
     let mut compared = HashMap::<_, u32>::new();
     for vector in Vector::of("request") {
@@ -309,7 +309,7 @@ fn requests_are_those_of_libmlx5() {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "what libmlx5 wrote is long to read")]
+#[cfg_attr(miri, ignore = "parsing the recorded vectors takes minutes")]
 fn receives_are_those_of_libmlx5() {
     let mut compared = Vec::new();
     for vector in Vector::of("receive") {
@@ -388,7 +388,7 @@ fn member(uidx: u32, kind: WcOpcode) -> Arc<SharedQp> {
 }
 
 #[test]
-#[cfg_attr(miri, ignore = "what libmlx5 wrote is long to read")]
+#[cfg_attr(miri, ignore = "parsing the recorded vectors takes minutes")]
 fn completions_are_understood() {
     let (mut seen, mut brought) = (Vec::new(), Vec::new());
     for vector in Vector::of("completion") {
