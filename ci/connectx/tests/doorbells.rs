@@ -60,15 +60,8 @@ impl Fixture {
         let request = self.request(index);
         for step in steps {
             match step {
-                Request => {
-                    let at = self.queue.sends + u64::from(index) * 64;
-                    self.driver.memory().write(at, &request).unwrap();
-                }
-                Record => {
-                    let at = self.queue.record + 4;
-                    let posted = u32::from(index + 1).to_be_bytes();
-                    self.driver.memory().write(at, &posted).unwrap();
-                }
+                Request => self.store(index, &request),
+                Record => self.record(index.wrapping_add(1)),
                 Doorbell => self.write(SEND, &request[..8]),
                 BlueFlame => self.copy(SEND, &request),
             }
@@ -78,7 +71,26 @@ impl Fixture {
         }
     }
 
-    fn copy(&mut self, offset: u64, request: &[u8; 64]) {
+    /// Writes a WQE to its place in the queue of 16 WQEBBs.
+    fn store(&mut self, index: u16, request: &[u8]) {
+        for (ahead, wqebb) in (0..).zip(request.chunks(64)) {
+            let at = self.queue.sends + (u64::from(index) + ahead) % 16 * 64;
+            self.driver.memory().write(at, wqebb).unwrap();
+        }
+    }
+
+    fn record(&mut self, producer_index: u16) {
+        let at = self.queue.record + 4;
+        let bytes = u32::from(producer_index).to_be_bytes();
+        self.driver.memory().write(at, &bytes).unwrap();
+    }
+
+    fn ring(&mut self, request: &[u8]) {
+        self.write(SEND, &request[..8]);
+        self.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    }
+
+    fn copy(&mut self, offset: u64, request: &[u8]) {
         for (at, word) in (offset..).step_by(8).zip(request.chunks(8)) {
             self.write(at, word);
         }
@@ -158,6 +170,117 @@ fn a_late_blueflame_copy_leaves_those_after_it_to_be_executed() {
     fixture.driver.run();
     assert_eq!(fixture.completed(), [1, 2]);
     assert_eq!(fixture.errors().late, 7);
+}
+
+#[test]
+fn a_wqe_is_executed_when_its_doorbell_has_come() {
+    let mut fixture = Fixture::new();
+    let requests: Vec<_> = (0..4).map(|index| fixture.signaled(index)).collect();
+    for (index, request) in (0..).zip(&requests) {
+        fixture.store(index, request);
+    }
+    fixture.record(4);
+    fixture.ring(&requests[0]);
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [0]);
+    fixture.ring(&requests[3]);
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [0, 1, 2, 3]);
+}
+
+/// rdma-core and the kernel's driver ring so after a list whose last request they refused: the slot of that
+/// request still holds a WQE of the lap before.
+#[test]
+fn a_doorbell_of_an_executed_wqe_rings_all_posted_ones() {
+    let mut fixture = Fixture::new();
+    for index in 0..16 {
+        fixture.post(index, &[Request, Record, Doorbell]);
+        fixture.driver.run();
+    }
+    let (good, refused) = (fixture.signaled(16), fixture.request(1));
+    fixture.store(16, &good);
+    fixture.record(17);
+    fixture.ring(&refused);
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [16]);
+}
+
+#[test]
+fn indexes_of_doorbells_and_copies_wrap() {
+    let mut fixture = Fixture::new();
+    for index in 0..0xfff8 {
+        fixture.post(index, &[Request, Record, Doorbell]);
+        fixture.driver.run_now();
+    }
+    let last: Vec<u16> = (0..16).map(|ahead: u16| 0xfff8_u16.wrapping_add(ahead)).collect();
+    for index in &last {
+        fixture.post(*index, &[Request, Record]);
+        let request = fixture.signaled(*index);
+        fixture.copy(SEND + BUFFER * u64::from(index % 2), &request);
+    }
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), last);
+}
+
+/// A WQE of two WQEBBs, the second of which is the first of the queue.
+#[test]
+fn a_copy_that_wraps_around_the_queue_is_executed() {
+    let mut fixture = Fixture::new();
+    for index in 0..15 {
+        fixture.post(index, &[Request, Record, Doorbell]);
+        fixture.driver.run();
+    }
+    let long = |first: [u8; 64]| {
+        let mut bytes = [first, [0; 64]].concat();
+        bytes[7] = 8;
+        bytes
+    };
+    let (stored, copied) = (long(fixture.request(15)), long(fixture.signaled(15)));
+    fixture.store(15, &stored);
+    fixture.record(17);
+    fixture.copy(SEND, &copied);
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [15]);
+    let after = fixture.signaled(17);
+    fixture.store(17, &after);
+    fixture.record(18);
+    fixture.ring(&after);
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [15, 17]);
+}
+
+#[test]
+fn a_reset_forgets_doorbells_and_copies() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    let request = fixture.signaled(0);
+    fixture.copy(SEND, &request);
+    let peer = fixture.queue.number + 1;
+    fixture.driver.reconnect(&mut fixture.queue, peer).unwrap();
+    fixture.store(0, &request);
+    fixture.record(1);
+    fixture.driver.run();
+    assert!(fixture.completed().is_empty(), "executed before its doorbell");
+    fixture.post(0, &[Request]);
+    let next = fixture.signaled(1);
+    fixture.store(1, &next);
+    fixture.record(2);
+    fixture.ring(&next);
+    fixture.driver.run();
+    assert_eq!(fixture.completed(), [1]);
+}
+
+#[test]
+fn a_wqe_whose_doorbell_comes_in_error_state_is_flushed() {
+    let mut fixture = Fixture::new();
+    fixture.post(0, &[Request, Record]);
+    fixture.driver.modify(opcode::TO_ERR_QP, &fixture.queue, 0, &[]).unwrap();
+    fixture.driver.run();
+    assert_eq!(fixture.driver.cqe(fixture.cqes, 0).0, 0xf, "flushed before its doorbell");
+    let request = fixture.request(0);
+    fixture.ring(&request);
+    fixture.driver.run();
+    assert_eq!(fixture.driver.cqe(fixture.cqes, 0).0, 0xd);
 }
 
 /// The driver resets the queue while the device still waits for the rest of a BlueFlame copy, and then
