@@ -13,7 +13,7 @@ use tokio::runtime::Builder;
 use tokio::task::{LocalSet, spawn_local};
 use uverbs::aio::{self, Worker};
 use uverbs::owned::BufferPool;
-use uverbs::{Context, Exclusive, ParentDomain, QpType, QueuePair, devices};
+use uverbs::{Context, Exclusive, ParentDomain, QpType, QueuePair};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -112,8 +112,7 @@ fn run() -> Result<()> {
     let cores = thread::available_parallelism().map_or(1, |cores| cores.get() as u64);
     let mut number = |otherwise: u64| arguments.next().map_or(Ok(otherwise), |text| text.parse());
     let (workers, messages) = (number(cores)?, number(2_000)?);
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    let context = Context::open(&device.ok_or("there is no RDMA device with a provider")?)?;
+    let context = Context::open_first()?;
     let cores = (0..u32::try_from(workers)?).map(|number| Core::new(&context, number));
     let cores = cores.collect::<Result<Vec<Core>>>()?;
     let start = Instant::now();

@@ -19,7 +19,7 @@ use tokio::sync::{Semaphore, oneshot};
 use tokio::time::timeout;
 use uverbs::aio::{AsyncQueuePair, Inbox, Message};
 use uverbs::owned::{Buffer, BufferPool};
-use uverbs::{ProtectionDomain, Remote, Rkey};
+use uverbs::{Device, ProtectionDomain, Remote, Rkey};
 
 pub(crate) type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -105,6 +105,11 @@ impl Channel {
             offered: Mutex::default(),
         };
         Ok(Channel(Arc::new(inner)))
+    }
+
+    /// The device that the connection is on.
+    pub(crate) fn device(&self) -> Device {
+        self.0.qp.context().device().clone()
     }
 
     /// A buffer for a body of any length up to [`BULK`], when there is one.

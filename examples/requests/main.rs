@@ -22,19 +22,14 @@ use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::Inbox;
 use uverbs::aio::tokio::handshake;
 use uverbs::owned::Buffer;
-use uverbs::{Context, Device, Handshake, QpType, devices};
+use uverbs::{Context, Device, Handshake, QpType};
 
 /// How often requests are left early, each time a little later.
 const ROUNDS: usize = 40;
 
-fn device() -> Result<Device> {
-    let device = devices()?.into_iter().find(|device| device.is_supported());
-    Ok(device.ok_or("there is no RDMA device with a provider")?)
-}
-
 /// Makes one side, and connects it.
 async fn open(stream: &mut TcpStream) -> Result<(Channel, Inbox)> {
-    let context = Context::open(&device()?)?;
+    let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let (cq, _driver) = context.cq_builder(16 * DEPTH as u32).spawn()?;
     let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(2 * DEPTH as u32);
@@ -124,7 +119,7 @@ fn unready(device: &Device) -> Option<u64> {
 
 /// Asks for a while, in so many tasks, and says how fast that was.
 async fn measure(channel: &Channel, count: usize, tasks: usize) -> Result<()> {
-    let device = device()?;
+    let device = channel.device();
     let before = unready(&device);
     for length in [0, 100, 1000, 1 << 12, 1 << 16, BULK] {
         let count = count.min((count << 16) / (length + 1)).max(tasks);

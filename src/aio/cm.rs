@@ -44,7 +44,9 @@
 //!   and [`join_multicast`](AsyncEventChannel::join_multicast) joins a group. What needs no answer of the network is
 //!   no future: [`accept_datagrams`](ConnectRequest::accept_datagrams), and leaving a group, which is dropping the
 //!   [`AsyncMulticastMember`].
-//! - **Deadlines**: put the future into the event loop's timeout.
+//! - **Deadlines**: put the future into the event loop's timeout (`tokio::time::timeout`), which drops it when the
+//!   time is over. Without one, a handshake with a host that does not answer fails with `ETIMEDOUT` when the kernel
+//!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
 //!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
 //! - **Receives** that are posted after the connection is established may come too late: set
@@ -287,12 +289,17 @@ impl AsyncEventChannel {
     }
 
     /// Connects to the address of `connector`, or to its addresses in turn until one accepts. `create` makes
-    /// the queue pair as for [`Connector::connect`]. The connector's timeout limits how long the kernel
-    /// resolves the address and the route, and its channel is not used.
+    /// the queue pair as for [`Connector::connect`]. The connector's channel is not used.
+    ///
+    /// [`Connector::timeout`] limits how long the kernel resolves the address, and then the route. It does not limit
+    /// the handshake, which ends when the peer answers or the kernel gives up, after about a minute for each address.
+    /// A shorter limit is the event loop's timeout around this future, such as `tokio::time::timeout`. Dropping the
+    /// future is safe at any time: the request is cancelled, and a queue pair that the program has another handle of
+    /// stays in `RESET` or `INIT`, from where it can be connected again.
     ///
     /// # Errors
     ///
-    /// As [`Connector::connect`]; `ECANCELED` if the driver has ended.
+    /// As [`Connector::connect`], with `ETIMEDOUT` after the times above; `ECANCELED` if the driver has ended.
     pub async fn connect<Q: Deref<Target = QpControl>>(
         &self,
         connector: &Connector,
@@ -335,7 +342,7 @@ impl AsyncEventChannel {
 
     /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of `connector`,
     /// or at its addresses in turn until one answers, and brings the queue pair that `create` makes to `RTS`; see
-    /// [`RouteResolved::connect_datagrams`].
+    /// [`RouteResolved::connect_datagrams`]. For the time that this may take see [`connect`](Self::connect).
     ///
     /// ```no_run
     /// # use uverbs::aio::{AsyncQueuePair, cm::AsyncEventChannel};

@@ -121,7 +121,12 @@ impl Connector {
         self
     }
 
-    /// The limit for connecting to one address; 10 seconds unless set.
+    /// The limit for connecting to one address; 10 seconds unless set. A connect that takes longer ends with
+    /// `ETIMEDOUT`, whichever step is under way.
+    ///
+    /// A future of [`aio::cm`](crate::aio::cm::AsyncEventChannel::connect) takes it as the limit for resolving the
+    /// address, and again for resolving the route. The handshake that follows ends when the peer answers or the
+    /// kernel gives up, after about a minute: put the future into the event loop's timeout.
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = timeout;
         self

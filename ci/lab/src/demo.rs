@@ -24,7 +24,7 @@ const PATIENCE: Duration = Duration::from_secs(120);
 /// `cargo ci demo`
 #[derive(Args, Clone, Debug)]
 pub(crate) struct DemoArguments {
-    /// Use an RDMA device of this machine instead of a VM; the first usable one unless named
+    /// Use an RDMA device of this machine instead of a VM; the first by name unless one is named
     #[arg(long, value_name = "DEV", num_args = 0..=1)]
     native: Option<Option<String>>,
     /// The processors of the VM
@@ -212,7 +212,7 @@ fn wait_for_all(running: &mut [(&str, Child)]) -> Result<()> {
     }
 }
 
-/// The first RDMA device that this machine has.
+/// The first by name of the RDMA devices that this machine has, usable or not.
 fn first_device() -> Result<String> {
     let mut names: Vec<String> = std::fs::read_dir("/sys/class/infiniband")
         .into_iter()

@@ -14,6 +14,7 @@ use crate::processor;
 use crate::qemu::Qemu;
 use crate::tie;
 use anyhow::{Context, Result, bail};
+use clap::ValueEnum;
 use connectx::control::Client;
 use lab_guest::frame::{CHUNK, Frame, Kind};
 use lab_guest::order::{Ending, Greeting, Order, PORT};
@@ -587,21 +588,50 @@ fn command_line(plan: &Plan<'_>) -> std::process::Command {
 
 /// Fails unless the host can run the packages and binaries that the lab starts on it.
 pub(crate) fn check_host() -> Result<()> {
-    if !cfg!(all(target_arch = "x86_64", target_os = "linux")) {
-        bail!(
-            "the lab runs on x86_64 Linux; on another machine, run the suite of `cargo ci bundle`"
-        );
+    match unfit(std::env::consts::OS, std::env::consts::ARCH) {
+        Some(why) => bail!(why),
+        None => Ok(()),
     }
-    Ok(())
+}
+
+/// Why a machine cannot be the host, and what to do.
+fn unfit(system: &str, processor: &str) -> Option<String> {
+    let bundled = Arch::value_variants().iter().find(|arch| arch.label() == processor);
+    let advice = match (system, bundled) {
+        ("linux", Some(Arch::X86_64)) => return None,
+        ("linux", Some(arch)) => format!(
+            ": to test a device of this machine, run `cargo ci bundle --arch {}` there, and copy the suite \
+             here (docs/HARDWARE.md)",
+            arch.label()
+        ),
+        _ => String::new(),
+    };
+    Some(format!("the lab runs on x86_64 Linux, and this is {processor} {system}{advice}"))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::printable;
+    use super::{printable, unfit};
+    use crate::arch::Arch;
+    use clap::ValueEnum;
 
     #[test]
     fn terminal_sequences_are_taken_out() {
         assert_eq!(printable(b"\x1bc\x1b[?7l\x1b[2J\x1b[0mSeaBIOS (1.17)\r\n"), "SeaBIOS (1.17)");
         assert_eq!(printable(b"a\x1b[31mb\x1b[0m"), "ab");
+    }
+
+    #[test]
+    fn only_x86_64_linux_is_a_host_and_others_learn_what_to_do() {
+        assert_eq!(unfit("linux", "x86_64"), None);
+        let aarch64 = unfit("linux", "aarch64").unwrap();
+        let (_, advised) = aarch64.split_once("`cargo ci bundle --arch ").expect("the command");
+        assert_eq!(Arch::from_str(advised.split('`').next().unwrap(), false), Ok(Arch::Aarch64));
+        for (system, processor) in [("linux", "riscv64"), ("macos", "x86_64"), ("macos", "aarch64")]
+        {
+            let why = unfit(system, processor).unwrap();
+            assert!(why.contains(processor) && why.contains(system), "{why}");
+            assert!(!why.contains("bundle"), "{why}");
+        }
     }
 }

@@ -278,6 +278,8 @@ fn needs_exist(jobs: &[WorkflowJob]) -> Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::fs;
+    use std::process::Command;
 
     #[test]
     fn both_files_bundle_and_then_test() {
@@ -296,6 +298,33 @@ mod tests {
             };
             assert_eq!(value("UVERBS_TEST_JUNIT"), Some("results.xml"));
             assert_eq!(value("UVERBS_TEST_DEVICE"), Some("mlx5_0"));
+        }
+    }
+
+    /// Without `UVERBS_TEST_DEVICE` the suite says that it did not run, with status 0: the job fails all the same.
+    #[test]
+    fn device_job_fails_unless_the_suite_says_ok() {
+        let run = |system: &str, device: &WorkflowJob, printed: &str, status: u8| {
+            let name = format!("uverbs-lab-{system}-job-{}", std::process::id());
+            let directory = std::env::temp_dir().join(name);
+            fs::create_dir_all(&directory).unwrap();
+            // Written by the shell: a fork of another test must not inherit a file that is open for writing.
+            let suite = format!(
+                "printf '%s\\n' '#!/bin/sh' 'echo {printed}' 'exit {status}' >uverbs-device-tests\n\
+                 chmod +x uverbs-device-tests\n"
+            );
+            let mut bash = Command::new("bash");
+            bash.args(["--noprofile", "--norc", "-c", &(suite + &device.scripts.join("\n"))]);
+            let ended = bash.current_dir(&directory).output().unwrap();
+            fs::remove_dir_all(&directory).unwrap();
+            ended.status.success()
+        };
+        for (system, jobs) in [("github", github(GITHUB)), ("gitlab", gitlab(GITLAB))] {
+            let [_, device] = &jobs.unwrap()[..] else { panic!("two jobs") };
+            let run = |printed: &str, status| run(system, device, printed, status);
+            assert!(run("test result: ok. 5 passed", 0), "{system}");
+            assert!(!run("test result: ok. 5 passed", 101), "{system}");
+            assert!(!run("device tests not run: UVERBS_TEST_DEVICE is not set", 0), "{system}");
         }
     }
 
