@@ -22,6 +22,13 @@ fn run() -> Result<()> {
     let context = Context::open_first()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
+    // Declared before the queue pairs, the regions are dropped after them: see `perform`.
+    let theirs = pd.allocate::<u64>(8)?;
+    let mut ours = pd.allocate::<u64>(8)?;
+    for place in 0..8 {
+        ours.write_at(place, 100 + place as u64)?;
+    }
+
     let mut requester = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let responder = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
     let gid = context.default_gid(1)?.index;
@@ -29,14 +36,8 @@ fn run() -> Result<()> {
     requester.handshake(&there)?;
     responder.handshake(&here)?;
 
-    // The peer learns the address and the key of memory that it may reach.
-    let theirs = pd.allocate::<u64>(8)?;
-    let mut ours = pd.allocate::<u64>(8)?;
-    for place in 0..8 {
-        ours.write_at(place, 100 + place as u64)?;
-    }
-
     let (whole, first) = ([ours.sge(..)?], [ours.sge(..8)?]);
+    // The requester learns the address and the key of memory that it may reach.
     let start = theirs.remote(0)?;
     perform(&mut requester, &mut cq, "write", SendWr::write(start, &whole))?;
     perform(&mut requester, &mut cq, "fetch and add", SendWr::fetch_add(start, 11, &first))?;
@@ -52,8 +53,8 @@ fn run() -> Result<()> {
 fn perform(qp: &mut QueuePair, cq: &mut CompletionQueue, what: &str, wr: SendWr<'_>) -> Result<()> {
     let mut batch = qp.send_batch()?;
     batch.push(wr.signaled())?;
-    // SAFETY: the caller's regions outlive this call, which ends when the request is done, and
-    // nobody borrows their memory.
+    // SAFETY: `run` declares the region before the queue pair, so it outlives the queue pair, and with
+    // it the request, also one that takes too long here. Nobody borrows its memory.
     unsafe { batch.ring() }?;
     let deadline = Instant::now() + Duration::from_secs(5);
     loop {

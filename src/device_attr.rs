@@ -13,7 +13,7 @@ use uverbs_uapi::device::ib_uverbs_raw_packet_caps as raw_packet;
 open_enum! {
     /// Against whom a device's atomics are atomic.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_atomic_cap")]
     pub struct AtomicCap(u32) {
         /// There are none.
@@ -28,7 +28,7 @@ open_enum! {
 bitflags::bitflags! {
     /// What a device can do. Bits without a name here are kept.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_device_cap_flags")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -98,7 +98,7 @@ bitflags::bitflags! {
 bitflags::bitflags! {
     /// Operations that may touch memory whose pages are not there yet.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_odp_transport_cap_bits")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -125,7 +125,7 @@ bitflags::bitflags! {
 
 /// On-demand paging: registration without pinning.
 ///
-/// Example: [`Context`](crate::Context).
+/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_odp_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -145,7 +145,7 @@ pub struct OdpCaps {
 
 /// Receive-side scaling: spreading packets over queues.
 ///
-/// Example: [`Context`](crate::Context).
+/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_rss_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -161,7 +161,7 @@ pub struct RssCaps {
 
 /// Tag matching in shared receive queues.
 ///
-/// Example: [`Context`](crate::Context).
+/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_tm_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -181,7 +181,7 @@ pub struct TagMatchingCaps {
 
 /// Moderation of completion events.
 ///
-/// Example: [`Context`](crate::Context).
+/// Example: [`DeviceAttr`](crate::DeviceAttr).
 #[doc(alias = "ibv_cq_moderation_caps")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -196,7 +196,7 @@ pub struct ModerationCaps {
 bitflags::bitflags! {
     /// What a device does with raw packets.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`DeviceAttr`](crate::DeviceAttr).
     #[doc(alias = "ibv_raw_packet_caps")]
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
@@ -218,7 +218,33 @@ bitflags::bitflags! {
 /// A limit is what the device could do alone: what is left when others use it may be less. A test of a
 /// program begins with `DeviceAttr::default()`, which can do nothing, and sets the fields that it needs.
 ///
-/// Example: [`Context`](crate::Context).
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// use uverbs::{AtomicCap, DeviceCaps, OdpOps, RawPacketCaps};
+///
+/// let attr = context.query_device()?;
+/// // Queues as deep as the program wants, or as the device has them.
+/// let (send_wr, cqe) = (attr.max_qp_wr.min(1024), attr.max_cqe.min(4096));
+/// println!("queues of {send_wr}, completion queues of {cqe}");
+/// match attr.atomic_cap {
+///     AtomicCap::NONE => println!("no compare and swap"),
+///     AtomicCap::GLOBAL => println!("atomic against processors, too"),
+///     AtomicCap::DEVICE => println!("atomic only against requests of this device"),
+///     other => println!("unknown: {other:?}"),
+/// }
+/// if attr.caps.contains(DeviceCaps::MEM_WINDOW_TYPE_2B) {
+///     println!("memory windows of type 2");
+/// }
+/// if attr.odp_caps.is_some_and(|odp| odp.rc.contains(OdpOps::WRITE)) {
+///     println!("writes into memory that is not pinned");
+/// }
+/// if attr.raw_packet_caps.contains(RawPacketCaps::IP_CSUM) {
+///     println!("checksums of raw packets");
+/// }
+/// // `None` where the device has nothing of the kind.
+/// println!("{:?}, {:?}, {:?}", attr.rss_caps, attr.tag_matching_caps, attr.moderation_caps);
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_device_attr")]
 #[doc(alias = "ibv_device_attr_ex")]
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -46,6 +46,11 @@
 //!     let pd = context.alloc_pd()?;
 //!     let mut cq = context.cq_builder(16).build()?;
 //!
+//!     // Declared before the queue pairs, the regions are dropped after them.
+//!     let mut message = pd.allocate::<u8>(64)?;
+//!     let inbox = pd.allocate::<u8>(64)?;
+//!     message.copy_from(0, b"hello, peer")?;
+//!
 //!     let mut left = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 //!     let mut right = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
 //!     let gid = context.default_gid(1)?.index;
@@ -53,18 +58,15 @@
 //!     left.handshake(&there)?;
 //!     right.handshake(&here)?;
 //!
-//!     let mut message = pd.allocate::<u8>(64)?;
-//!     let inbox = pd.allocate::<u8>(64)?;
-//!     message.copy_from(0, b"hello, peer")?;
-//!
 //!     let mut batch = right.recv_batch()?;
 //!     batch.push(RecvWr::new(&[inbox.sge(..)?]).id(1))?;
-//!     // SAFETY: `inbox` outlives the completion, and nobody reads it before.
+//!     // SAFETY: `inbox` outlives `right`, also if an error ends this function, and so the request.
+//!     // Nobody reads it before the completion.
 //!     unsafe { batch.ring()? };
 //!
 //!     let mut batch = left.send_batch()?;
 //!     batch.push(SendWr::send(&[message.sge(..11)?]).id(2).signaled())?;
-//!     // SAFETY: `message` outlives the completion, and nobody writes it before.
+//!     // SAFETY: `message` outlives `left`, and nobody writes it any more.
 //!     unsafe { batch.ring() }?;
 //!
 //!     let mut open = 2;

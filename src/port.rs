@@ -14,7 +14,7 @@ use zerocopy::IntoBytes;
 open_enum! {
     /// The largest payload of a packet, as a code.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     #[doc(alias = "ibv_mtu")]
     pub struct Mtu(u8) {
         MTU_256 = uapi::ib_mtu::IB_MTU_256.0, "256";
@@ -35,7 +35,7 @@ impl Mtu {
 open_enum! {
     /// Logical state of a port.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     #[doc(alias = "ibv_port_state")]
     #[doc(alias = "ibv_port_state_str")]
     pub struct PortState(u8) {
@@ -57,7 +57,7 @@ open_enum! {
 open_enum! {
     /// Physical state of a port.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct PhysState(u8) {
         SLEEP = uapi::ib_port_phys_state::IB_PORT_PHYS_STATE_SLEEP.0, "sleep";
         POLLING = uapi::ib_port_phys_state::IB_PORT_PHYS_STATE_POLLING.0, "polling";
@@ -75,7 +75,7 @@ open_enum! {
 open_enum! {
     /// The link layer of a port.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct LinkLayer(u8) {
         UNSPECIFIED = uapi::rdma_link_layer::IB_LINK_LAYER_UNSPECIFIED.0, "unspecified";
         INFINIBAND = uapi::rdma_link_layer::IB_LINK_LAYER_INFINIBAND.0, "InfiniBand";
@@ -86,7 +86,7 @@ open_enum! {
 open_enum! {
     /// Lanes of a link, as a code.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct LinkWidth(u8) {
         X1 = uapi::ib_port_width::IB_WIDTH_1X.0, "1x";
         X2 = uapi::ib_port_width::IB_WIDTH_2X.0, "2x";
@@ -119,7 +119,7 @@ open_enum! {
     /// assert_eq!((width.lanes(), speed.lane_mbps()), (Some(4), Some(25_000)));
     /// ```
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     pub struct LinkSpeed(u32) {
         SDR = uapi::ib_port_speed::IB_SPEED_SDR.0, "SDR";
         DDR = uapi::ib_port_speed::IB_SPEED_DDR.0, "DDR";
@@ -154,7 +154,7 @@ impl LinkSpeed {
 bitflags::bitflags! {
     /// The capabilities of a port.
     ///
-    /// Example: [`Context`](crate::Context).
+    /// Example: [`PortAttr`](crate::PortAttr).
     #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
     #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
     pub struct PortCaps: u32 {
@@ -182,7 +182,27 @@ bitflags::bitflags! {
 
 /// State and limits of a port, returned by [`query_port`](crate::Context::query_port).
 ///
-/// Example: [`Context`](crate::Context).
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// use uverbs::{LinkLayer, PortCaps, PortState};
+///
+/// let attr = context.query_port(1)?;
+/// match attr.state {
+///     PortState::ACTIVE | PortState::ACTIVE_DEFER => println!("up"),
+///     PortState::INIT | PortState::ARMED => println!("waits for the subnet manager"),
+///     other => println!("{other}; the link is in state {}", attr.phys_state),
+/// }
+/// match attr.link_layer {
+///     LinkLayer::ETHERNET => println!("peers are addressed by GID"),
+///     _ => println!("local identifier {}", attr.lid),
+/// }
+/// println!("packets of {:?} bytes, of at most {:?}", attr.active_mtu.bytes(), attr.max_mtu.bytes());
+/// println!("{} of {}: {:?} Mbit/s", attr.active_width, attr.active_speed, attr.link_rate_mbps());
+/// if attr.caps.contains(PortCaps::CM) {
+///     println!("`cm` can connect over this port");
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "ibv_port_attr")]
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 #[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]

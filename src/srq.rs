@@ -112,7 +112,7 @@ impl Drop for SrqInner {
 /// let sges = [memory.sge(..)?];
 /// let mut batch = srq.batch()?;
 /// batch.push(RecvWr::new(&sges).id(1))?;
-/// // SAFETY: `memory` outlives the completion, and nobody reads it before.
+/// // SAFETY: `memory` outlives the queue, and nobody reads it before the completion.
 /// unsafe { batch.ring()? };
 /// # drop(qp); Ok(()) }
 /// ```

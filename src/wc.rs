@@ -11,23 +11,57 @@ open_enum! {
     /// [`ERR`](crate::QpState::ERR), or [`SQE`](crate::QpState::SQE) after a send of UC or UD, and
     /// what else was posted to it completes as `WR_FLUSH_ERR`.
     ///
+    /// The first completion of a queue pair that is neither a success nor `WR_FLUSH_ERR` names the cause:
+    /// `LOC` is a fault of the request or the memory on this side, `REM` one that the peer's device found.
+    /// [`Wc::vendor_err`] may say more.
+    ///
     /// Example: [`Wc`](crate::Wc).
     #[doc(alias = "ibv_wc_status")]
     #[doc(alias = "ibv_wc_status_str")]
     pub struct WcStatus(u32) {
         SUCCESS = 0, "success";
+        /// A message was longer than the receive that it took, or a request longer than its port allows. Post
+        /// receives as long as the longest message, datagrams of at most the MTU, and other requests of at most
+        /// [`max_msg_size`](crate::PortAttr::max_msg_size) bytes.
         LOC_LEN_ERR = 1, "local length error";
+        /// The device found that the request does not fit the queue pair: an operation that its transport lacks, an
+        /// address handle that is gone or of another protection domain, or, on some devices, a read or atomic while
+        /// [`max_rd_atomic`](crate::QpAttr::max_rd_atomic) is 0. Compare the request with the attributes of the queue
+        /// pair. rxe says the same of a packet that its network interface does not take, as when the link is down.
         LOC_QP_OP_ERR = 2, "local QP operation error";
         LOC_EEC_OP_ERR = 3, "local EE context operation error";
+        /// A scatter/gather entry of the request does not lie within a region of the queue pair's protection
+        /// domain, or the region does not permit the access. Keep the region until the request is over, name its
+        /// own `lkey`, and register it with [`LOCAL_WRITE`](crate::Access::LOCAL_WRITE) if the device writes it.
         LOC_PROT_ERR = 4, "local protection error";
+        /// The queue pair was in an error state, or came to it, before the request was done; a send may have reached
+        /// the peer all the same. Look for the first other error of the queue pair, or for what moved it to
+        /// [`ERR`](crate::QpState::ERR), such as a disconnect.
         WR_FLUSH_ERR = 5, "request flushed";
+        /// A memory window could not be bound. Its region needs [`MW_BIND`](crate::Access::MW_BIND), and the
+        /// window may not have more rights than the region, nor lie outside of it.
         MW_BIND_ERR = 6, "memory window bind error";
+        /// The peer answered with a packet that the request does not expect.
         BAD_RESP_ERR = 7, "bad response";
+        /// A peer's write with immediate data met a protection error on this side.
         LOC_ACCESS_ERR = 8, "local access error";
+        /// The peer's device refused the request as invalid. Its queue pair may not permit the operation
+        /// ([`QpAttr::access`](crate::QpAttr::access)), or its receive is shorter than the message.
         REM_INV_REQ_ERR = 9, "remote invalid request";
+        /// A write, read or atomic named memory that the peer does not open to it. Check that the peer's region or
+        /// window is still there, that address and `rkey` are those of [`remote`](crate::MemoryRegion::remote), that
+        /// all bytes lie within it, and that it was registered with the right, such as
+        /// [`REMOTE_WRITE`](crate::Access::REMOTE_WRITE).
         REM_ACCESS_ERR = 10, "remote access error";
+        /// The peer's device could not finish the request, and completed its own receive with an error: look there.
         REM_OP_ERR = 11, "remote operation error";
+        /// The peer's device did not acknowledge, however often the request was repeated. The peer is gone, its queue
+        /// pair is not yet in `RTR` (see [`handshake`](crate::QpControl::handshake)) or is in `ERR`, or packets do not
+        /// arrive: a wrong GID or queue pair number, or a firewall that drops UDP port 4791. In a slow network, raise
+        /// [`timeout`](crate::QpAttr::timeout) and [`retry_count`](crate::QpAttr::retry_count).
         RETRY_EXC_ERR = 12, "transport retries exceeded";
+        /// The peer had no receive posted, however often the request was repeated. Post receives ahead of the messages,
+        /// or set [`rnr_retry`](crate::QpAttr::rnr_retry) to 7, which repeats without end.
         RNR_RETRY_EXC_ERR = 13, "receiver-not-ready retries exceeded";
         LOC_RDD_VIOL_ERR = 14, "local RDD violation";
         REM_INV_RD_REQ_ERR = 15, "remote invalid RD request";

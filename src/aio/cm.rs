@@ -8,7 +8,7 @@
 //! # #[cfg(feature = "tokio")]
 //! # async fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
 //! use uverbs::QpType;
-//! use uverbs::aio::cm::AsyncEventChannel;
+//! use uverbs::aio::cm::{AsyncConnection, AsyncEventChannel, AsyncListener};
 //! use uverbs::cm::{ConnectParam, Connector};
 //!
 //! let (channel, _driver) = AsyncEventChannel::spawn()?;
@@ -17,7 +17,7 @@
 //! let pd = context.alloc_pd()?;
 //!
 //! // A server:
-//! let mut listener = channel.listen("0.0.0.0:7471", 128)?;
+//! let mut listener: AsyncListener = channel.listen("0.0.0.0:7471", 128)?;
 //! let request = listener.next_request().await?;
 //! let (qp, connection) = channel
 //!     .accept(request, &ConnectParam::new(), |_| {
@@ -35,6 +35,8 @@
 //!         Ok(cq.adopt(qp)?)
 //!     })
 //!     .await?;
+//! let connection: AsyncConnection = connection;
+//! println!("connected to {}", connection.peer_addr()?);
 //! # drop((qp, connection)); Ok(()) }
 //! ```
 //!
@@ -49,14 +51,73 @@
 //!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
 //!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
-//! - **Receives** that are posted after the connection is established may come too late: set
-//!   [`min_rnr_timer`](crate::cm::ConnectParam::min_rnr_timer) on both sides, or a message that finds none is
-//!   sent again only after 655 milliseconds.
+//! - **Receives** that are posted after the connection is established may come too late: see
+//!   [below](#receives-for-the-first-message).
 //! - **The last message**: a peer disconnects as soon as it has what it waits for, and its device may then leave the
 //!   last message without an acknowledgement; the send fails after all its repetitions. The sender
 //!   awaits [`disconnected`](AsyncConnection::disconnected) at the same time.
 //! - **Workers**: a worker with a channel, a context and a thread domain of its own
 //!   [accepts](AsyncEventChannel::accept) requests that a listener of another channel received.
+//!
+//! # Receives for the first message
+//!
+//! The peer may send as soon as the connection is established, which may be before the future of `connect` or `accept`
+//! returns the queue pair. A message that finds no receive is sent again after the time that
+//! [`min_rnr_timer`](ConnectParam::min_rnr_timer) asks for, 655 milliseconds unless it is set. A program that posts its
+//! first receives afterwards relies on that, and sets a short time on both sides.
+//!
+//! A program that does not want to wait posts receives in state [`INIT`](crate::QpState::INIT), before the request or
+//! its answer leaves. `init_qp` of the route and of the request brings the queue pair there. The closures of `connect`
+//! and `accept` have no task [`Context`](std::task::Context), and posting needs none that wakes:
+//! [`Inbox::refill`](super::Inbox::refill) takes one of a waker that does nothing, because
+//! [`Inbox::next`](super::Inbox::next) stores the task's waker later.
+//!
+//! ```no_run
+//! # async fn f(
+//! #     channel: uverbs::aio::cm::AsyncEventChannel,
+//! #     mut listener: uverbs::aio::cm::AsyncListener,
+//! #     cq: uverbs::aio::AsyncCompletionQueue,
+//! #     pd: uverbs::ProtectionDomain,
+//! #     pool: uverbs::owned::BufferPool,
+//! # ) -> Result<(), Box<dyn std::error::Error>> {
+//! use std::task::{Context, Waker};
+//! use uverbs::QpType;
+//! use uverbs::cm::{ConnectParam, Connector};
+//!
+//! let build = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
+//!
+//! // A client:
+//! let mut inbox = None;
+//! let connector = Connector::new("10.0.0.2:7471")?;
+//! let connected = channel.connect(&connector, |route| {
+//!     let qp = cq.adopt(build()?)?;
+//!     route.init_qp(&qp)?;
+//!     let posted = inbox.insert(qp.inbox(&pool, 16)).refill(&mut Context::from_waker(Waker::noop()));
+//!     println!("{posted} receives are posted");
+//!     Ok(qp)
+//! });
+//! let (qp, connection) = connected.await?;
+//! let mut inbox = inbox.expect("the closure ran");
+//! let first = inbox.next().await?;
+//! # drop((qp, connection, first));
+//!
+//! // A server:
+//! let mut inbox = None;
+//! let (request, param) = (listener.next_request().await?, ConnectParam::new());
+//! let accepted = channel.accept(request, &param, |request| {
+//!     let qp = cq.adopt(build()?)?;
+//!     request.init_qp(&qp)?;
+//!     inbox.insert(qp.inbox(&pool, 16)).refill(&mut Context::from_waker(Waker::noop()));
+//!     Ok(qp)
+//! });
+//! let (qp, connection) = accepted.await?;
+//! let mut inbox = inbox.expect("the closure ran");
+//! let first = inbox.next().await?;
+//! # drop((qp, connection, first)); Ok(()) }
+//! ```
+//!
+//! The receives of a [shared receive queue](super::AsyncSharedReceiveQueue) can be posted before there is any
+//! connection.
 
 use super::driver::Readiness;
 use crate::cm::{
@@ -165,7 +226,7 @@ impl Drop for Handle {
 
 /// An event channel whose ids are futures. Clones, listeners and connections are handles of the same channel.
 ///
-/// Example: the first program of the [documentation](crate).
+/// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Clone)]
 pub struct AsyncEventChannel {
     handle: Arc<Handle>,
@@ -445,7 +506,7 @@ impl fmt::Debug for AsyncEventChannel {
 ///
 /// When it ends or is dropped, all futures of the channel fail with `ECANCELED`.
 ///
-/// Example: the first program of the [documentation](crate).
+/// Example: [`AsyncEventChannel::new`].
 #[must_use = "nothing happens unless it is polled"]
 pub struct ChannelDriver<W> {
     shared: Arc<ChannelState>,
@@ -511,7 +572,7 @@ impl<W> fmt::Debug for ChannelDriver<W> {
 
 /// A listener, whose connect requests are a stream. Dropping it rejects the requests that nobody took.
 ///
-/// Example: the first program of the [documentation](crate).
+/// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Debug)]
 pub struct AsyncListener {
     id: ListeningId,
@@ -579,7 +640,7 @@ impl AsyncListener {
 /// An established connection; everything that does not wait is behind [`Deref`], as a
 /// [`Connection`]. Dropping it closes the connection.
 ///
-/// Example: the first program of the [documentation](crate).
+/// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Debug)]
 pub struct AsyncConnection {
     connection: Connection,

@@ -99,7 +99,8 @@ impl<S: Locking> Inbox<S> {
     /// Posts as many receives as there are buffers for, and returns how many are posted.
     ///
     /// [`poll_next`](Self::poll_next) does this, too. Call it before the peer may send, so that its first
-    /// message finds a receive. The queue pair must have left state [`RESET`](crate::QpState::RESET).
+    /// message finds a receive; [`aio::cm`](crate::aio::cm#receives-for-the-first-message) shows where. The queue
+    /// pair must have left state [`RESET`](crate::QpState::RESET).
     pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
         self.post(cx);
         self.posted.iter().filter(|op| op.is_posted()).count()

@@ -17,7 +17,8 @@
 //! let pool = pd.buffer_pool_builder(4096).build()?;
 //! let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
 //! let qp = cq.adopt(qp)?;
-//! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, 0).await?;
+//! let gid = context.default_gid(1)?.index;
+//! uverbs::aio::tokio::connect(&qp, "peer:18515", 1, gid).await?;
 //! qp.send(pool.copy(b"hello, peer").ok_or("no buffer left")?).await?;
 //! let received = qp.recv(pool.take().ok_or("no buffer left")?).await?;
 //! println!("{:?}", &*received.memory);
@@ -35,7 +36,8 @@
 //! - **Streams**: an [`Inbox`] of messages, and with tokio one of asynchronous events. With the feature
 //!   `stream` they implement the traits of the `futures` crates.
 //! - **Failures**: a request that fails breaks its connection. Requests in flight are flushed; others fail
-//!   with the status of the first.
+//!   with the status of the first. The queue pair cannot be connected again: the program creates another one, and
+//!   the completion queue [adopts](AsyncCompletionQueue::adopt) it. [`OpErrorKind`] shows what follows from each error.
 #![deny(unsafe_code)]
 
 pub mod cm;

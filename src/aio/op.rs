@@ -148,20 +148,44 @@ pub struct OpError<L> {
 
 /// Why a request failed.
 ///
-/// Example: [`Op`](crate::aio::Op).
+/// What the program does next:
+///
+/// ```no_run
+/// # use uverbs::aio::{AsyncQueuePair, OpErrorKind};
+/// # use uverbs::owned::Buffer;
+/// # async fn f(qp: &AsyncQueuePair, message: Buffer) {
+/// use uverbs::{PostError, WcStatus};
+///
+/// if let Err(failed) = qp.send(message).await {
+///     match failed.kind {
+///         // Nothing was posted, and the queue pair goes on: correct the request.
+///         OpErrorKind::Post(PostError::State(state)) => println!("not connected, but in {state}"),
+///         OpErrorKind::Post(error) => println!("the request itself: {error}"),
+///         // The connection is over: connect another queue pair.
+///         OpErrorKind::Status(WcStatus::WR_FLUSH_ERR) => println!("another request failed first"),
+///         OpErrorKind::Status(status) => println!("{status}: this request ended the connection"),
+///         OpErrorKind::Earlier(status) => println!("the connection ended before: {status}"),
+///         // What the driver's task returned says why: create another completion queue, if the device is there.
+///         OpErrorKind::DriverGone => println!("nobody polls the completion queue any more"),
+///         OpErrorKind::AlreadyFinished => unreachable!("`await` does not poll again"),
+///         other => println!("{other}"),
+///     }
+/// }
+/// # }
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum OpErrorKind {
     /// It could not be posted.
     Post(PostError),
-    /// It was posted, and completed with this status. The queue pair is in an error state now: connect it
-    /// again, or create another.
+    /// It was posted, and completed with this status. The queue pair is in an error state now, and stays in
+    /// it: create and [adopt](super::AsyncCompletionQueue::adopt) another one, and connect that.
     Status(WcStatus),
     /// It was not posted, because an earlier request completed with this status, or the program
-    /// [aborted](super::AsyncQueuePair::abort).
+    /// [aborted](super::AsyncQueuePair::abort). The remedy is that of [`Status`](Self::Status).
     Earlier(WcStatus),
     /// The driver of the completion queue was dropped, or ended with an error, for example because the
-    /// device went away.
+    /// device went away. The completion queue and its queue pairs are of no use any more.
     DriverGone,
     /// The future was polled again after it had ended.
     AlreadyFinished,
@@ -190,8 +214,9 @@ impl<L> fmt::Display for OpError<L> {
 impl<L: fmt::Debug> std::error::Error for OpError<L> {}
 
 /// For functions that return [`Error`]: `EIO` for a request that completed with an error or came after one,
-/// `EPIPE` without a driver, `EINVAL` for a future that was polled after its end. The verb is `poll_cq` for a
-/// status, `post` otherwise. The memory is dropped.
+/// `EPIPE` without a driver, `EINVAL` for a future that was polled after its end, and what a [`PostError`]
+/// converts into. The verb is `poll_cq` for a status, and that of the `PostError`, or `post`, otherwise. The
+/// memory is dropped.
 impl<L> From<OpError<L>> for Error {
     fn from(failed: OpError<L>) -> Error {
         let (verb, errno) = match failed.kind {

@@ -209,9 +209,10 @@ impl<S: Locking> AsyncQueuePair<S> {
         AtomicOp(self.post(SendWr::compare_swap(remote, compare, swap, &[]), buffer))
     }
 
-    /// Moves the queue pair to state [`ERR`](QpState::ERR). Requests in flight end with
+    /// Moves the queue pair to state [`ERR`](QpState::ERR) for good. Requests in flight end with
     /// [`WR_FLUSH_ERR`](crate::WcStatus::WR_FLUSH_ERR) and give their memory back; all others fail with
-    /// [`OpErrorKind::Earlier`](super::OpErrorKind::Earlier).
+    /// [`OpErrorKind::Earlier`](super::OpErrorKind::Earlier). To connect anew, create and
+    /// [adopt](super::AsyncCompletionQueue::adopt) another queue pair.
     ///
     /// # Errors
     ///

@@ -224,7 +224,25 @@ impl Step for Accepting {
 
 /// An event of a [`Connection`].
 ///
-/// Example: [`Connector`](crate::cm::Connector).
+/// ```no_run
+/// # fn f(connection: &uverbs::cm::Connection) -> uverbs::Result<()> {
+/// use uverbs::cm::ConnectionEvent;
+///
+/// while let Some(event) = connection.next_event(None)? {
+///     match event {
+///         // Nothing can be sent any more: drop the connection, and drop or reset the queue pair.
+///         ConnectionEvent::Disconnected | ConnectionEvent::TimewaitExit => break,
+///         // Drop everything that was made on the device: the kernel waits for that.
+///         ConnectionEvent::DeviceRemoval => break,
+///         // Connect again to use the new interface.
+///         ConnectionEvent::AddressChange => println!("the address moved to another interface"),
+///         ConnectionEvent::Written(value) => println!("{value} of another thread of this program"),
+///         ConnectionEvent::Other(number) => println!("event {number}, which asks for nothing"),
+///         _ => {}
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[doc(alias = "rdma_cm_event_type")]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[non_exhaustive]

@@ -21,7 +21,30 @@ pub(crate) enum EventSourceKind {
 ///
 /// Never reused while the context lives.
 ///
-/// Example: [`CompletionChannel`](crate::CompletionChannel).
+/// One channel for several completion queues, which are found by their keys:
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> Result<(), Box<dyn std::error::Error>> {
+/// use std::collections::HashMap;
+/// use uverbs::{CompletionQueue, Notify, ObjectKey};
+///
+/// let channel = context.create_comp_channel()?;
+/// let mut cqs: HashMap<ObjectKey, CompletionQueue> = HashMap::new();
+/// for _ in 0..2 {
+///     let mut cq = context.cq_builder(64).channel(&channel).build()?;
+///     cq.req_notify(Notify::Next)?;
+///     cqs.insert(cq.key(), cq);
+/// }
+/// // … queue pairs of both …
+/// while let Some(key) = channel.wait(None)? {
+///     let Some(cq) = cqs.get_mut(&key) else { continue };
+///     cq.req_notify(Notify::Next)?;
+///     while let Some(completion) = cq.poll()?.next() {
+///         println!("{key:?}: {}", completion.wr_id());
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Clone, Copy, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub struct ObjectKey(pub(crate) u64);
 

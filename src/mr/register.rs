@@ -235,8 +235,13 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// let zeroed = local.clone().iova(0).allocate::<u64>(512)?;
 /// // Pages that the device is about to need: `pd.advise` lets it fault them in ahead.
 /// let paged = local.clone().on_demand().register(vec![0u8; 1 << 30])?;
-/// // SAFETY: the region is dropped, and deregistered, before `slice` is used again.
+/// // SAFETY: the region is destroyed before `slice` is used again, or the process ends.
 /// let borrowed = unsafe { local.clone().register_borrowed(slice)? };
+/// // … requests on it, until they are over …
+/// if let Err(failed) = borrowed.destroy() {
+///     eprintln!("the device may still reach the slice: {failed}");
+///     std::process::abort();
+/// }
 /// // SAFETY: `memory` is initialised, and only the region accesses it.
 /// let range = unsafe { local.clone().register_raw(memory, 4096)? };
 /// let of_gpu = local.clone().register_dmabuf(&gpu, 0, 1 << 20)?;
@@ -244,7 +249,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// // SAFETY: requests name only memory that stays mapped, and that this process does not use meanwhile.
 /// let everything = unsafe { local.on_demand().register_address_space()? };
 /// pd.advise(uverbs::Advice::PREFETCH, &[paged.on_demand(..4096)?], true)?;
-/// # drop((as_in_c, zeroed, paged, borrowed, range, of_gpu, on_device, everything)); Ok(()) }
+/// # drop((as_in_c, zeroed, paged, range, of_gpu, on_device, everything)); Ok(()) }
 /// ```
 #[derive(Clone, Debug)]
 #[must_use]

@@ -168,7 +168,26 @@ pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 
 /// A failed exchange of a region's memory.
 ///
-/// Example: [`ErrorWith`](crate::ErrorWith).
+/// ```no_run
+/// # use uverbs::{Access, MemoryRegion, ProtectionDomain, Result};
+/// # fn f(pd: &ProtectionDomain, region: MemoryRegion<u64, Vec<u64>>)
+/// # -> Result<MemoryRegion<u64, Vec<u64>>> {
+/// use uverbs::ExchangeError;
+///
+/// let region = match region.exchange(vec![0u64; 512]) {
+///     Ok((region, _old)) => region,
+///     // The kernel refused: the region is what it was.
+///     Err(ExchangeError { region: Some(region), error, .. }) => {
+///         println!("the region keeps its memory: {error}");
+///         region
+///     }
+///     // The region and its keys are gone: register the old memory anew, and tell peers the new key.
+///     Err(ExchangeError { old: Some(old), .. }) => pd.register(old, Access::ALL_REMOTE)?,
+///     // The device may still reach both memories: they are leaked.
+///     Err(failed) => return Err(failed.into()),
+/// };
+/// # Ok(region) }
+/// ```
 pub struct ExchangeError<T, M, N> {
     /// The unchanged region, if the kernel refused the exchange. Otherwise the region is gone.
     pub region: Option<MemoryRegion<T, M>>,

@@ -55,7 +55,7 @@ pub(super) struct BufferRange {
 /// The registration gives peers no right to write, so a [`Buffer`] is a slice, while a [`MemoryRegion`] is
 /// not. Clones are handles of the same pool, which lives as long as its last handle or buffer. Any thread
 /// may take buffers, and drop them, without a lock. Made by
-/// [`buffer_pool`](ProtectionDomain::buffer_pool_builder):
+/// [`buffer_pool_builder`](ProtectionDomain::buffer_pool_builder):
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {
@@ -179,7 +179,18 @@ impl BufferPool {
         self.slab.take().map(|whole| Buffer { whole, offset: 0, length })
     }
 
-    /// Takes a buffer and copies `bytes` into it; `None` when all are taken, or are too small.
+    /// Takes a buffer and copies `bytes` into it. `None` when all are taken, and when the bytes are more than
+    /// [`buffer_size`](Self::buffer_size), which no buffer ever takes:
+    ///
+    /// ```no_run
+    /// # use uverbs::owned::{Buffer, BufferPool};
+    /// # fn f(pool: &BufferPool, message: &[u8]) -> Result<Buffer, &'static str> {
+    /// if message.len() > pool.buffer_size() {
+    ///     return Err("split the message");
+    /// }
+    /// pool.copy(message).ok_or("wait until a buffer comes back")
+    /// # }
+    /// ```
     pub fn copy(&self, bytes: &[u8]) -> Option<Buffer> {
         let mut buffer = self.take()?;
         buffer.get_mut(..bytes.len())?.copy_from_slice(bytes);
@@ -286,7 +297,7 @@ impl Buffer {
         Remote { addr, rkey: self.whole.slab().owner().region.rkey() }
     }
 
-    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::RecvWr). The caller
+    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`RecvWr`](crate::RecvWr). The caller
     /// keeps the buffer until the request has completed.
     #[inline]
     pub fn sge(&self) -> Sge {
@@ -379,7 +390,7 @@ impl SharedBuffer {
         }
     }
 
-    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`Recv`](crate::RecvWr). The caller
+    /// Address, length and key, for a raw [`SendWr`](crate::SendWr) or [`RecvWr`](crate::RecvWr). The caller
     /// keeps the buffer until the request has completed.
     #[inline]
     pub fn sge(&self) -> Sge {

@@ -146,7 +146,7 @@ impl<T> OwnedCompletionQueue<T> {
     /// state [`RESET`](QpState::RESET).
     ///
     /// Where another thread polls the queue, a [`CqControl`](crate::CqControl) creates queue pairs for it, and
-    /// each is sent to that thread to be adopted.
+    /// each is sent to that thread to be adopted: see [`owned`](super#one-thread-polls-others-post).
     ///
     /// # Errors
     ///
@@ -166,7 +166,8 @@ impl<T> OwnedCompletionQueue<T> {
     ///
     /// # Errors
     ///
-    /// As [`adopt`](Self::adopt), and `EINVAL` if it takes its receives elsewhere.
+    /// As [`adopt`](Self::adopt), and `EINVAL` if it takes its receives elsewhere, or is an XRC initiator,
+    /// which takes none.
     pub fn adopt_on<S: Sharing>(
         &mut self,
         qp: QueuePair<S>,

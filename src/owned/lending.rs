@@ -195,7 +195,25 @@ pub trait LendMut: Lend {}
 
 /// A request that was not posted, with the memory that was to be lent to it.
 ///
-/// Example: [`OwnedSendBatch::push`](crate::owned::OwnedSendBatch::push).
+/// ```no_run
+/// # use std::collections::VecDeque;
+/// # use uverbs::{PostError, SendWr, owned::{Buffer, OwnedSendBatch}};
+/// # fn f(batch: &mut OwnedSendBatch<'_, u32>, message: Buffer, later: &mut VecDeque<(Buffer, u32)>)
+/// # -> Result<(), PostError> {
+/// use uverbs::owned::PushError;
+///
+/// match batch.push(SendWr::send(&[]), message, 7) {
+///     Ok(()) => {}
+///     // Push it again after a poll has made room.
+///     Err(PushError { memory, tag, error: PostError::Full }) => later.push_back((memory, tag)),
+///     // The device would refuse this request at any time: its memory is free for another.
+///     Err(PushError { memory, tag, error }) => {
+///         println!("request {tag} of {} bytes: {error}", memory.len());
+///         return Err(error);
+///     }
+/// }
+/// # Ok(()) }
+/// ```
 pub struct PushError<L, T> {
     /// The memory.
     pub memory: L,

@@ -29,6 +29,88 @@
 //! memory is lent as a [`RegisteredBuffer`]; requests without a completion of their own are pushed with
 //! [`push_unsignaled`](OwnedSendBatch::push_unsignaled).
 //!
+//! # One thread polls, others post
+//!
+//! Posting takes `&mut` of a queue pair, and any thread may have it. Polling takes `&mut` of the
+//! [`OwnedCompletionQueue`], and so do [`adopt`](OwnedCompletionQueue::adopt),
+//! [`reset`](OwnedQueuePair::reset), [`close`](OwnedQueuePair::close) and [`scope`](OwnedQueuePair::scope). The
+//! thread that polls therefore owns the completion queue, and does these for the others: they send it the queue
+//! pair, and wake it. Two things need no completion queue: a [`CqControl`](crate::CqControl) creates queue pairs
+//! for it, and dropping an [`OwnedQueuePair`] frees what it was lent, but discards what was not polled yet.
+//!
+//! A thread that sleeps in [`CompletionChannel::wait`](crate::CompletionChannel::wait) is woken by completions
+//! alone. Either it waits with a timeout, and looks after each, or it waits for the channel's file and an
+//! `eventfd(2)` at once:
+//!
+//! ```no_run
+//! # fn f(context: &uverbs::Context, pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
+//! use rustix::event::{EventfdFlags, PollFd, PollFlags, eventfd, poll};
+//! use rustix::io::{read, retry_on_intr, write};
+//! use std::sync::{Arc, mpsc};
+//! use std::thread;
+//! use uverbs::owned::{OwnedCompletionQueue, OwnedQueuePair};
+//! use uverbs::{Notify, QpType, QueuePair};
+//!
+//! /// What the thread that polls does for others.
+//! enum Job {
+//!     Adopt(QueuePair, mpsc::Sender<OwnedQueuePair<u64>>),
+//!     Close(OwnedQueuePair<u64>),
+//! }
+//!
+//! let channel = context.create_comp_channel()?;
+//! let cq = context.cq_builder(256).channel(&channel).build()?;
+//! let control = cq.control();
+//! let wake = Arc::new(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?);
+//! let (jobs, new_jobs) = mpsc::channel();
+//!
+//! let woken = wake.clone();
+//! let poller = thread::spawn(move || -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     let mut cq = OwnedCompletionQueue::new(cq);
+//!     loop {
+//!         // Completions that come from here on raise an event.
+//!         cq.req_notify(Notify::Next)?;
+//!         // Before the poll: `close` leaves completions for it.
+//!         loop {
+//!             match new_jobs.try_recv() {
+//!                 Ok(Job::Adopt(qp, to)) => match cq.adopt(qp) {
+//!                     // Dropped again, if nobody waits for it.
+//!                     Ok(qp) => drop(to.send(qp)),
+//!                     // `to` is dropped, and who waits for the queue pair gets an error.
+//!                     Err(refused) => eprintln!("{refused}"),
+//!                 },
+//!                 Ok(Job::Close(qp)) => qp.close(&mut cq)?,
+//!                 Err(mpsc::TryRecvError::Empty) => break,
+//!                 Err(mpsc::TryRecvError::Disconnected) => return Ok(()),
+//!             }
+//!         }
+//!         for done in cq.poll()? {
+//!             println!("{}: {}", done.tag, done.outcome.status);
+//!         }
+//!         let mut files = [PollFd::new(&channel, PollFlags::IN), PollFd::new(&woken, PollFlags::IN)];
+//!         retry_on_intr(|| poll(&mut files, None))?;
+//!         while channel.try_next()?.is_some() {}
+//!         // It fails if only a completion has come.
+//!         let _ = read(&woken, &mut [0; 8]);
+//!     }
+//! });
+//! // The job first, and then what wakes the thread.
+//! let ask = |job| -> Result<(), Box<dyn std::error::Error>> {
+//!     jobs.send(job)?;
+//!     write(&wake, &1u64.to_ne_bytes())?;
+//!     Ok(())
+//! };
+//!
+//! // Any thread:
+//! let qp = pd.qp_builder(&control, &control, QpType::RC).max_send_wr(16).build()?;
+//! let (to, adopted) = mpsc::channel();
+//! ask(Job::Adopt(qp, to))?;
+//! let qp = adopted.recv()?;
+//! // … `qp.endpoint`, `qp.handshake`, `qp.send_batch` …
+//! ask(Job::Close(qp))?;
+//! // When the last sender is dropped, and the thread is woken once more, it ends.
+//! # drop((poller, jobs)); Ok(()) }
+//! ```
+//!
 //! # Why this is sound
 //!
 //! The caller of [`SendBatch::ring`](crate::SendBatch#what-the-caller-of-ring-promises) promises that what a

@@ -19,8 +19,8 @@ use std::sync::Arc;
 /// type `T`.
 ///
 /// Made by [`OwnedCompletionQueue::adopt`](super::OwnedCompletionQueue::adopt). Posting takes `&mut self`;
-/// the completion queue is polled on this thread or another. Everything that is not posting is behind
-/// [`Deref`], as a [`QpControl`].
+/// the completion queue is polled on this thread or [another](super#one-thread-polls-others-post). Everything
+/// that is not posting is behind [`Deref`], as a [`QpControl`].
 ///
 /// Dropping the queue pair resets it, and frees what it was lent as soon as the kernel has confirmed that;
 /// what the kernel does not confirm is leaked and [counted](crate::Context::leaked). A queue pair on a

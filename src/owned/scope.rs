@@ -58,6 +58,14 @@ const FLUSH_TIMEOUT: Duration =
 /// # Ok(()) }
 /// ```
 ///
+/// # Memory of a request that was not posted
+///
+/// [`post`](Self::post) and [`recv`](Self::recv) take the memory by value, and an error does not give it back. A
+/// [`RegionRef`] and a shared reference are `Copy`, and can be lent again. A `&mut Buffer` and a [`ScopedRegion`] cannot
+/// be lent again in this scope; what they borrow is the program's again when the scope ends. So that a full queue does
+/// not cost memory, ask [`send_room`](OwnedQueuePair::send_room) and [`recv_room`](OwnedQueuePair::recv_room) before the
+/// scope, and post no more requests than that: each [`wait`](Self::wait) that returns makes room for one more.
+///
 /// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
 pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     qp: &'s mut OwnedQueuePair<T, S>,
@@ -75,7 +83,7 @@ pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
 
 /// How a scope made sure that its requests were over.
 ///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
+/// Example: [`ScopeError`](crate::owned::ScopeError).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
     /// All completed.
@@ -89,7 +97,31 @@ pub enum Ending {
 
 /// Why a scope failed.
 ///
-/// Example: [`OwnedQueuePair::scope`](crate::owned::OwnedQueuePair::scope).
+/// ```no_run
+/// # use uverbs::{SendWr, owned::{Buffer, OwnedCompletionQueue, OwnedQueuePair}};
+/// # fn f(qp: &mut OwnedQueuePair<u32>, cq: &mut OwnedCompletionQueue<u32>, message: Buffer)
+/// # -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::owned::{Ending, ScopeError};
+///
+/// let scoped = qp.scope(cq, |scope| scope.post(SendWr::send(&[]), &message).map(drop));
+/// match scoped {
+///     // All requests of the scope completed; how, `wait` would have told.
+///     Ok(posted) => posted?,
+///     // The memory is the program's again, and the connection is over: reset the queue pair, and connect it anew.
+///     Err(ScopeError::Cancelled { value, ending }) => {
+///         match ending {
+///             Ending::Flushed => println!("the peer did not answer in time"),
+///             Ending::Reset => println!("the device did not flush the queue pair either"),
+///             Ending::Drained => unreachable!("a scope that is drained does not fail"),
+///         }
+///         qp.reset(cq)?;
+///         value?;
+///     }
+///     Err(ScopeError::ForeignQueue) => panic!("pass the completion queue that adopted `qp`"),
+///     Err(other) => return Err(other.into()),
+/// }
+/// # Ok(()) }
+/// ```
 #[derive(Debug)]
 #[non_exhaustive]
 pub enum ScopeError<R> {
@@ -420,7 +452,8 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
     /// # Errors
     ///
     /// Those of [`OwnedRecvBatch::push`](super::OwnedRecvBatch::push) and of
-    /// [`recv_batch`](OwnedQueuePair::recv_batch).
+    /// [`recv_batch`](OwnedQueuePair::recv_batch). The memory does not come back with the error: see
+    /// [`Scope`](Scope#memory-of-a-request-that-was-not-posted).
     pub fn recv<M: LendScoped<'s, 'env>>(
         &mut self,
         mut memory: M,
@@ -564,7 +597,8 @@ impl<'s, 'env, T> Scope<'s, 'env, T, Shared> {
     /// # Errors
     ///
     /// Those of [`OwnedSendBatch::push`](super::OwnedSendBatch::push) and
-    /// [`ring`](super::OwnedSendBatch::ring).
+    /// [`ring`](super::OwnedSendBatch::ring). The memory does not come back with the error: see
+    /// [`Scope`](Scope#memory-of-a-request-that-was-not-posted).
     pub fn post<M: LendScoped<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,
@@ -580,7 +614,8 @@ impl<'s, 'env, T> Scope<'s, 'env, T, Exclusive> {
     /// # Errors
     ///
     /// Those of [`OwnedSendBatch::push`](super::OwnedSendBatch::push) and
-    /// [`ring`](super::OwnedSendBatch::ring).
+    /// [`ring`](super::OwnedSendBatch::ring). The memory does not come back with the error: see
+    /// [`Scope`](Scope#memory-of-a-request-that-was-not-posted).
     pub fn post<M: LendScoped<'s, 'env>>(
         &mut self,
         wr: SendWr<'_>,

@@ -361,8 +361,34 @@ impl QpControl {
 
     /// Connects to `remote` with the defaults of [`Handshake`]: `INIT`, `RTR`, `RTS`.
     ///
-    /// Both sides do the same, in any order; over XRC one is an initiator and the other a target. A
-    /// datagram queue pair has no peer and is made ready with its own endpoint.
+    /// Both sides do the same; over XRC one is an initiator and the other a target. A datagram queue
+    /// pair has no peer and is made ready with its own endpoint.
+    ///
+    /// The call exchanges nothing with the peer, and returns whether or not the peer is ready. A peer
+    /// whose queue pair is not yet in `RTR` drops what arrives: over UC the message is lost, and over RC
+    /// the sender repeats it [`retry_count`](Handshake::retry_count) times, each time after the
+    /// [`timeout`](Handshake::timeout). With the defaults, a first send may so fail with
+    /// [`RETRY_EXC_ERR`](crate::WcStatus::RETRY_EXC_ERR) if the peer is half a second later. Between two
+    /// programs, each therefore tells the other when its `handshake` has returned, and sends only after
+    /// it was told the same, as `aio::tokio::handshake` does:
+    ///
+    /// ```no_run
+    /// use std::io::{Error, Read, Result, Write};
+    /// use std::net::TcpStream;
+    /// use uverbs::{Endpoint, QpControl};
+    ///
+    /// /// Connects `qp` to the queue pair of the program at the other end, which calls the same.
+    /// fn connect(qp: &QpControl, mut stream: TcpStream, gid_index: u32) -> Result<()> {
+    ///     stream.write_all(&qp.endpoint(1, gid_index)?.to_bytes())?;
+    ///     let mut bytes = [0; Endpoint::BYTES];
+    ///     stream.read_exact(&mut bytes)?;
+    ///     let peer = Endpoint::from_bytes(&bytes).ok_or_else(|| Error::other("no endpoint"))?;
+    ///     qp.handshake(&peer)?;
+    ///     // This side can receive now. The peer's byte says that it can, too.
+    ///     stream.write_all(b"R")?;
+    ///     stream.read_exact(&mut [0; 1])
+    /// }
+    /// ```
     ///
     /// A receive can be posted from `INIT` on. Over RC a message that finds none waits; over UC
     /// and UD it is lost, so bring the queue pair to `INIT` with [`modify`](Self::modify), post,

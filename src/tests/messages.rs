@@ -49,26 +49,47 @@ fn a_request_that_is_refused_says_why() {
 #[test]
 fn a_request_that_failed_says_why() {
     let status = WcStatus::REM_ACCESS_ERR;
+    let refused = RingError::StillQueued(Errno::NOSPC);
     let kinds = [
-        (OpErrorKind::Post(PostError::Full), "the queue is full".into()),
-        (OpErrorKind::Status(status), format!("the request failed: {status}")),
-        (OpErrorKind::Earlier(status), format!("an earlier request failed: {status}")),
-        (OpErrorKind::DriverGone, "the driver of the completion queue is gone".into()),
-        (OpErrorKind::AlreadyFinished, "the future has ended, and must not be polled again".into()),
+        (OpErrorKind::Post(PostError::Full), "post", Errno::NOMEM, "the queue is full".into()),
+        (OpErrorKind::Post(PostError::Ring(refused)), "ring", Errno::NOSPC, refused.to_string()),
+        (
+            OpErrorKind::Status(status),
+            "poll_cq",
+            Errno::IO,
+            format!("the request failed: {status}"),
+        ),
+        (
+            OpErrorKind::Earlier(status),
+            "post",
+            Errno::IO,
+            format!("an earlier request failed: {status}"),
+        ),
+        (
+            OpErrorKind::DriverGone,
+            "post",
+            Errno::PIPE,
+            "the driver of the completion queue is gone".into(),
+        ),
+        (
+            OpErrorKind::AlreadyFinished,
+            "post",
+            Errno::INVAL,
+            "the future has ended, and must not be polled again".into(),
+        ),
     ];
-    for (kind, text) in kinds {
+    for (kind, verb, errno, text) in kinds {
         assert_eq!(kind.to_string(), text);
         let failed = OpError { memory: Some(()), kind };
         assert_eq!(failed.to_string(), text);
         let error = Error::from(failed);
-        let errno = match kind {
-            OpErrorKind::Post(_) => Errno::NOMEM,
-            OpErrorKind::DriverGone => Errno::PIPE,
-            OpErrorKind::AlreadyFinished => Errno::INVAL,
-            _ => Errno::IO,
-        };
-        assert_eq!((error.errno(), error.message()), (errno, text.as_str()));
+        assert_eq!((error.verb(), error.errno()), (verb, errno), "{kind:?}");
+        assert_eq!(error.message(), text);
     }
+    let forked = OpError { memory: Some(()), kind: OpErrorKind::Post(PostError::Forked) };
+    assert_eq!(forked.to_string(), "this process is a fork of the one that created the queue");
+    let forked = Error::from(forked);
+    assert!(forked.is_forked() && forked.verb() == "post", "{forked}");
 }
 
 #[test]

@@ -317,6 +317,23 @@ fn an_initiator_shares_no_receive_queue() {
     assert!(error.message().contains("an XRC initiator receives nothing"), "{error}");
 }
 
+#[test]
+fn an_initiator_is_not_adopted_with_a_shared_receive_queue() {
+    let bench = Bench::on(Script::mlx5());
+    bench.script.allow_xrc();
+    let own = bench.context.cq_builder(64).build().unwrap();
+    let mut cq: OwnedCompletionQueue<u64> = OwnedCompletionQueue::new(own);
+    let srq = bench.pd.srq_builder(4).build().unwrap();
+    let srq = OwnedSharedReceiveQueue::new(srq).unwrap();
+    let qp = bench.pd.qp_builder(cq.queue(), cq.queue(), crate::QpType::XRC_INI).build().unwrap();
+    let (qp, error) = cq.adopt_on(qp, &srq).unwrap_err().into_parts();
+    assert_eq!((error.verb(), error.errno()), ("adopt", Errno::INVAL));
+    assert_eq!(error.kernel_errno(), None);
+    let why = "is an XRC initiator and receives nothing: call adopt";
+    assert!(error.message().contains(why), "{error}");
+    cq.adopt(qp).unwrap();
+}
+
 /// Their receives would complete elsewhere, or nowhere.
 #[test]
 fn a_queue_of_another_completion_queue_is_not_taken_over() {

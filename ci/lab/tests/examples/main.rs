@@ -36,8 +36,7 @@ fn without_example(text: &str) -> Vec<&str> {
             Some(text) => {
                 let text = text.trim_start();
                 shown |= text.starts_with("```") || text.starts_with("Example: [");
-                shown |= text.contains("examples/")
-                    || text.contains("first program of the [documentation]");
+                shown |= text.contains("examples/");
             }
             None => match declared(line) {
                 Some(name) if !shown => found.push(name),
