@@ -211,8 +211,8 @@ fn readable_formats_have_digits_and_compact_ones_bytes() {
     assert_tokens(&envelope.compact(), &[Token::Bytes(bytes)]);
     assert_tokens(&envelope.readable(), &[Token::Str(digits.clone().leak())]);
     let wrong = digits.replacen("75", "76", 1);
-    assert_de_tokens_error::<serde_test::Readable<Envelope>>(
-        &[Token::Str(wrong.leak())],
-        "open_envelope: 88 bytes that do not begin as an envelope does (Invalid argument (os error 22))",
-    );
+    // Miri's text of an errno differs.
+    let error =
+        format!("open_envelope: 88 bytes that do not begin as an envelope does ({})", Errno::INVAL);
+    assert_de_tokens_error::<serde_test::Readable<Envelope>>(&[Token::Str(wrong.leak())], &error);
 }
