@@ -90,6 +90,20 @@ impl Fixture {
         self.driver.fabric.function(0).device_mut().flush_gathered_writes();
     }
 
+    /// Posts a WQE of one WQEBB with a doorbell, and lets the device run.
+    fn execute(&mut self, index: u16, request: &[u8; 64]) {
+        self.store(index, request);
+        self.record(index + 1);
+        self.ring(request);
+        self.driver.run();
+    }
+
+    /// Copies the signaled NOP of an index to the two buffers in turn, as drivers do.
+    fn copy_signaled(&mut self, index: u16) {
+        let request = self.signaled(index);
+        self.copy(SEND + BUFFER * u64::from(index % 2), &request);
+    }
+
     fn copy(&mut self, offset: u64, request: &[u8]) {
         for (at, word) in (offset..).step_by(8).zip(request.chunks(8)) {
             self.write(at, word);
@@ -141,8 +155,7 @@ fn blueflame_copies_that_arrive_together_are_all_executed() {
     let mut fixture = Fixture::new();
     for index in 0..8 {
         fixture.post(index, &[Request, Record]);
-        let request = fixture.signaled(index);
-        fixture.copy(SEND + BUFFER * u64::from(index % 2), &request);
+        fixture.copy_signaled(index);
     }
     fixture.driver.run();
     assert_eq!(fixture.completed(), (0..8).collect::<Vec<_>>());
@@ -157,16 +170,12 @@ fn a_late_blueflame_copy_leaves_those_after_it_to_be_executed() {
         fixture.post(index, &[Request, Record]);
     }
     let first = fixture.signaled(0);
-    fixture.write(SEND, &first[..8]);
-    fixture.driver.fabric.function(0).device_mut().flush_gathered_writes();
+    fixture.ring(&first);
     fixture.driver.run();
     for (at, word) in (SEND + 8..).step_by(8).zip(first[8..].chunks(8)) {
         fixture.write(at, word);
     }
-    for index in 1..3 {
-        let request = fixture.signaled(index);
-        fixture.copy(SEND + BUFFER * u64::from(index % 2), &request);
-    }
+    (1..3).for_each(|index| fixture.copy_signaled(index));
     fixture.driver.run();
     assert_eq!(fixture.completed(), [1, 2]);
     assert_eq!(fixture.errors().late, 7);
@@ -215,8 +224,7 @@ fn indexes_of_doorbells_and_copies_wrap() {
     let last: Vec<u16> = (0..16).map(|ahead: u16| 0xfff8_u16.wrapping_add(ahead)).collect();
     for index in &last {
         fixture.post(*index, &[Request, Record]);
-        let request = fixture.signaled(*index);
-        fixture.copy(SEND + BUFFER * u64::from(index % 2), &request);
+        fixture.copy_signaled(*index);
     }
     fixture.driver.run();
     assert_eq!(fixture.completed(), last);
@@ -242,10 +250,7 @@ fn a_copy_that_wraps_around_the_queue_is_executed() {
     fixture.driver.run();
     assert_eq!(fixture.completed(), [15]);
     let after = fixture.signaled(17);
-    fixture.store(17, &after);
-    fixture.record(18);
-    fixture.ring(&after);
-    fixture.driver.run();
+    fixture.execute(17, &after);
     assert_eq!(fixture.completed(), [15, 17]);
 }
 
@@ -263,10 +268,7 @@ fn a_reset_forgets_doorbells_and_copies() {
     assert!(fixture.completed().is_empty(), "executed before its doorbell");
     fixture.post(0, &[Request]);
     let next = fixture.signaled(1);
-    fixture.store(1, &next);
-    fixture.record(2);
-    fixture.ring(&next);
-    fixture.driver.run();
+    fixture.execute(1, &next);
     assert_eq!(fixture.completed(), [1]);
 }
 
