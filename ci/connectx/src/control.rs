@@ -15,15 +15,31 @@ use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 
-use crate::bar0::{LOG_VAR_STRIDE, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
-use crate::fabric::Fabric;
-use crate::fault::{CommandFailure, Delay, Side};
-use crate::format::syndrome::CqeError;
+use uverbs_connectx::bar0::{LOG_VAR_STRIDE, PAGE, TLP_PAGES, VAR_BYTES, VAR_OFFSET};
+use uverbs_connectx::fabric::Fabric;
+use uverbs_connectx::fault::{CommandFailure, Delay, Side};
+use uverbs_connectx::format::syndrome::CqeError;
 
 /// The longest line that the server accepts.
 const MAX_LINE: usize = 4096;
 /// The most bytes of a VAR page in one reply: the whole page.
 const MAX_VAR: u32 = 4096;
+
+/// [`Side`] in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Side", rename_all = "snake_case")]
+enum SideName {
+    Send,
+    Receive,
+}
+
+/// [`Delay`] in JSON.
+#[derive(Serialize, Deserialize)]
+#[serde(remote = "Delay", rename_all = "snake_case")]
+enum DelayValue {
+    Time(u64),
+    Messages(u32),
+}
 
 /// A request. `function` is the position of the function's `--socket` on the command line.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -87,6 +103,7 @@ pub enum ControlRequest {
         /// Number of the queue pair; if none, every queue pair of a user context.
         qpn: Option<u32>,
         /// The queue of the queue pair.
+        #[serde(with = "SideName")]
         side: Side,
         /// How many WQEs succeed before.
         after: u32,
@@ -113,6 +130,7 @@ pub enum ControlRequest {
         /// How many.
         count: u32,
         /// What ends the delay of each message.
+        #[serde(with = "DelayValue")]
         by: Delay,
     },
     /// Removes the function, as if it were pulled out of its slot: reads return ones, and the
@@ -177,15 +195,15 @@ pub enum Reply {
     },
     /// Doorbells.
     Doorbells {
-        /// See [`crate::doorbell::DoorbellErrors::torn`].
+        /// See [`uverbs_connectx::doorbell::DoorbellErrors::torn`].
         torn: u64,
-        /// See [`crate::doorbell::DoorbellErrors::record_behind`].
+        /// See [`uverbs_connectx::doorbell::DoorbellErrors::record_behind`].
         record_behind: u64,
-        /// See [`crate::doorbell::DoorbellErrors::differs`].
+        /// See [`uverbs_connectx::doorbell::DoorbellErrors::differs`].
         differs: u64,
-        /// See [`crate::doorbell::DoorbellErrors::late`].
+        /// See [`uverbs_connectx::doorbell::DoorbellErrors::late`].
         late: u64,
-        /// See [`crate::doorbell::DoorbellErrors::stray`].
+        /// See [`uverbs_connectx::doorbell::DoorbellErrors::stray`].
         stray: u64,
     },
     /// A VAR page.
@@ -226,10 +244,10 @@ pub fn answer(fabric: &mut Fabric, request: &ControlRequest) -> Reply {
         ControlRequest::Objects { .. } => {
             let named = |(kind, count): (&str, usize)| (kind.to_owned(), count);
             let counts = device.objects().counts().into_iter().map(named).collect();
-            let left = device.left.iter().copied().map(named).collect();
+            let left = device.left().iter().copied().map(named).collect();
             return Reply::Objects { counts, left };
         }
-        ControlRequest::Pages { .. } => return Reply::Pages { held: device.pages.held() },
+        ControlRequest::Pages { .. } => return Reply::Pages { held: device.pages().held() },
         ControlRequest::Doorbells { .. } => {
             let errors = device.doorbell_errors();
             return Reply::Doorbells {
@@ -250,7 +268,7 @@ pub fn answer(fabric: &mut Fabric, request: &ControlRequest) -> Reply {
                 ));
             }
             let mut bytes = vec![0; len as usize];
-            device.bar.read(VAR_OFFSET + offset, &mut bytes);
+            device.bar_memory().read(VAR_OFFSET + offset, &mut bytes);
             return Reply::Var { bytes };
         }
         ControlRequest::Link { up, .. } => device.set_link(up),
@@ -258,24 +276,27 @@ pub fn answer(fabric: &mut Fabric, request: &ControlRequest) -> Reply {
             if status == 0 {
                 return error("status 0 is success, ask for another");
             }
-            device.faults.fail_command(opcode, after, CommandFailure::Status(status));
+            device.faults_mut().fail_command(opcode, after, CommandFailure::Status(status));
         }
         ControlRequest::SilenceCommand { opcode, after, .. } => {
-            device.faults.fail_command(opcode, after, CommandFailure::Silence);
+            device.faults_mut().fail_command(opcode, after, CommandFailure::Silence);
         }
         ControlRequest::FailRequest { qpn, side, after, syndrome, vendor, .. } => {
-            device.faults.fail_wqe(qpn, side, after, CqeError { syndrome, vendor });
+            device.faults_mut().fail_wqe(qpn, side, after, CqeError { syndrome, vendor });
         }
         ControlRequest::FlapLink { times, down, up, .. } => {
-            device.faults.flap_link(device.now, times, down, up);
+            let now = device.now();
+            device.faults_mut().flap_link(now, times, down, up);
         }
-        ControlRequest::DelayMessages { count, by, .. } => device.faults.delay_messages(count, by),
+        ControlRequest::DelayMessages { count, by, .. } => {
+            device.faults_mut().delay_messages(count, by)
+        }
         ControlRequest::Remove { function } => fabric.function(function).remove(),
         ControlRequest::Insert { function } => fabric.function(function).insert(),
-        ControlRequest::LoseMessages { count, .. } => device.faults.lose_messages(count),
+        ControlRequest::LoseMessages { count, .. } => device.faults_mut().lose_messages(count),
         ControlRequest::LoseInterrupts { count, .. } => device.interrupts_mut().lose(count),
         ControlRequest::Health { syndrome, fatal, .. } => {
-            device.init_segment.set_health(syndrome, fatal)
+            device.init_segment_mut().set_health(syndrome, fatal)
         }
     }
     Reply::Done
@@ -358,13 +379,13 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
+    use uverbs_connectx::options::Options;
 
     #[test]
     fn each_request_line_gets_a_reply_line() {
         let mut fabric = Fabric::default();
         fabric.add(Options::default());
-        fabric.function(0).device_mut().bar.write(VAR_OFFSET + 4096, &[7, 8, 9]);
+        fabric.function(0).device().bar_memory().write(VAR_OFFSET + 4096, &[7, 8, 9]);
         let (mut client, server) = UnixStream::pair().unwrap();
         let mut server = Server::new(server).unwrap();
         let asked = [
@@ -388,7 +409,7 @@ mod tests {
         assert!(matches!(&replies[2], Reply::Error { why } if why.contains("1 exist")));
         assert!(matches!(&replies[3], Reply::Error { why } if why.contains("dance")));
         assert_eq!(replies[4], Reply::Done);
-        assert!(!fabric.function(0).device().port.active());
+        assert!(!fabric.function(0).device().link_up());
     }
 
     #[test]

@@ -1,6 +1,6 @@
 //! Prints recordings: `connectx decode FILE`.
 //!
-//! Pairs with [`crate::recording`]. Field names are those of the kernel's headers, from
+//! Pairs with [`uverbs_connectx::recording`]. Field names are those of the kernel's headers, from
 //! `uverbs-uapi`. A field that is zero is not printed.
 
 use std::fmt::Write as _;
@@ -11,10 +11,10 @@ use uverbs_uapi::mlx5::prm::{Info, LAYOUTS, opcode};
 use uverbs_uapi::mlx5::wqe::mlx5_wqe_opcode;
 use uverbs_uapi::reflection;
 
-use crate::bar0;
-use crate::format::event;
-use crate::format::wqe::{CtrlSegment, op};
-use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
+use uverbs_connectx::bar0;
+use uverbs_connectx::format::event;
+use uverbs_connectx::format::wqe::{CtrlSegment, op};
+use uverbs_connectx::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Prints a whole recording.
 ///
@@ -404,8 +404,7 @@ fn segment(text: &mut String, name: &str, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::Recorder;
-    use crate::recording::tests::MemoryFile;
+    use uverbs_connectx::recording::{MemoryFile, Recorder};
 
     fn words(entries: &[Entry<&[u8]>]) -> String {
         let file = MemoryFile::default();

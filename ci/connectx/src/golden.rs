@@ -1,7 +1,7 @@
 //! Makes test vectors from recordings: one of each kind of WQE, CQE and doorbell of user-space
 //! queues.
 //!
-//! Pairs with [`crate::recording`], and with the tests of encoders for the same formats. Only
+//! Pairs with [`uverbs_connectx::recording`], and with the tests of encoders for the same formats. Only
 //! queues of user contexts count. The text has sections of lines `name: value`. Bytes are
 //! hexadecimal digits in the order of memory or of the register. Lines that begin with `#` are
 //! comments.
@@ -26,10 +26,10 @@ use uverbs_uapi::mlx5::prm::qpc::{create_qp_in, create_qp_out, qpc};
 use uverbs_uapi::mlx5::prm::rqc::{create_rq_out, create_sq_out};
 use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
 
-use crate::bar0;
 use crate::decode::{self, hex, service_name};
-use crate::format::wqe::CtrlSegment;
-use crate::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
+use uverbs_connectx::bar0;
+use uverbs_connectx::format::wqe::CtrlSegment;
+use uverbs_connectx::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
 /// Writes to one buffer of a register, from its first byte on.
 struct RegisterWrites {
@@ -432,8 +432,7 @@ fn word(bytes: &[u8], at: usize) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::recording::Recorder;
-    use crate::recording::tests::MemoryFile;
+    use uverbs_connectx::recording::{MemoryFile, Recorder};
 
     const QPN: u32 = 0x42;
     const CQN: u32 = 0x405;

@@ -1,39 +1,11 @@
-//! An emulated ConnectX PCI function for the unmodified mlx5 drivers.
+//! Attaches the emulated ConnectX of [`uverbs_connectx`] to QEMU, for the unmodified mlx5 drivers.
 //!
-//! A [`fabric::Fabric`] connects functions. A [`function::Function`] is what a PCI bus sees, and
-//! its [`device::Device`] is the state behind BAR0. [`vfio`] serves functions to QEMU. Nothing
-//! below [`vfio`] depends on QEMU: tests drive a device in plain memory.
-//!
-//! The caller passes the time in, and nothing runs in the background: the same calls have the same
-//! result.
+//! [`vfio`] serves a function to QEMU, [`control`] answers tests on a socket, [`decode`] and
+//! [`golden`] read recordings. The device itself is in the library: nothing there depends on QEMU.
 #![deny(unsafe_code)]
 
-pub mod bar0;
-pub mod bar_memory;
-pub mod cmd;
-pub mod command_error;
 pub mod control;
-mod cost;
-mod data;
 pub mod decode;
-pub mod device;
-pub mod doorbell;
-pub mod fabric;
-pub mod fault;
-pub mod format;
-pub mod function;
 pub mod golden;
-#[allow(unsafe_code, reason = "the only module that touches shared memory")]
-pub mod guest;
-pub mod hca_caps;
-pub mod init_segment;
-pub mod interrupt;
 pub mod log_limiter;
-mod mmio;
-pub mod object;
-pub mod options;
-pub mod pages;
-pub mod pci;
-pub mod port;
-pub mod recording;
 pub mod vfio;

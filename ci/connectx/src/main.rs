@@ -11,16 +11,16 @@ use std::thread;
 use std::time::{Duration, Instant};
 
 use clap::{Parser, Subcommand, ValueEnum};
-use connectx::fabric::Fabric;
-use connectx::golden::TestVectors;
-use connectx::log_limiter::LogLimiter;
-use connectx::options::{Options, PortType};
-use connectx::recording::Recorder;
-use connectx::vfio::connection::StreamError;
-use connectx::vfio::session::Session;
-use connectx::{control, decode};
+use connectx_vfio::golden::TestVectors;
+use connectx_vfio::log_limiter::LogLimiter;
+use connectx_vfio::vfio::connection::StreamError;
+use connectx_vfio::vfio::session::Session;
+use connectx_vfio::{control, decode};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
+use uverbs_connectx::fabric::Fabric;
+use uverbs_connectx::options::{Options, PortType};
+use uverbs_connectx::recording::Recorder;
 
 /// Emulates a ConnectX-5 PCI function for each socket, all behind one switch.
 #[derive(Parser)]

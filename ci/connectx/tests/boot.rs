@@ -1,12 +1,13 @@
 //! States of the whole function: before INIT_HCA, after TEARDOWN_HCA, and without bus mastering.
 
+#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx::control::{ControlRequest, Reply, answer};
-use connectx::function::Region;
+use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::Driver;
 use driver::pair::{Pair, code};
 use std::collections::BTreeMap;
+use uverbs_connectx::function::Region;
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::vport::{
     hca_vport_context as hca, modify_hca_vport_context_in, query_hca_vport_context_out,

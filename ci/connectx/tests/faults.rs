@@ -1,12 +1,13 @@
 //! Faults injected over the control socket, in plain memory.
 
+#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx::control::{ControlRequest, Reply, answer};
-use connectx::fault::{Delay, Side};
-use connectx::function::Region;
+use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::pair::Pair;
 use driver::pair::code::*;
+use uverbs_connectx::fault::{Delay, Side};
+use uverbs_connectx::function::Region;
 use uverbs_uapi::mlx5::prm::opcode;
 
 /// Two connected queue pairs behind a switch with a control socket.

@@ -1,8 +1,9 @@
 //! Reliable connections in plain memory: messages that succeed, and errors.
 
+#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx::control::{ControlRequest, Reply, answer};
+use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::Driver;
 use driver::pair::Pair;
 use driver::pair::code::*;

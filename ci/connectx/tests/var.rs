@@ -1,11 +1,12 @@
 //! VAR pages in plain memory: the control socket reads what a guest wrote.
 
+#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx::bar0::{TLP_PAGES, VAR_BYTES, VAR_OFFSET};
-use connectx::control::{ControlRequest, Reply, answer};
-use connectx::function::Region;
+use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::Driver;
+use uverbs_connectx::bar0::{TLP_PAGES, VAR_BYTES, VAR_OFFSET};
+use uverbs_connectx::function::Region;
 
 /// VAR pages of virtio emulation, and those of TLP emulation behind them.
 #[test]

@@ -92,6 +92,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/wc.rs", &["rc::", "cq::"]),
     ("uapi/src/mlx5", &["mlx5::"]),
     ("uapi/src/", &["context::", "device::", "qp::", "cq::", "srq::", "mr::", "ud::", "pd::"]),
+    ("connectx/", &["rc::", "cq::", "srq::", "mlx5::"]),
     ("ci/connectx/", &["rc::", "cq::", "srq::", "mlx5::"]),
 ];
 
@@ -99,7 +100,8 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
 const PACKAGES: &[(&str, &str)] = &[
     ("uapi/", "uverbs-uapi"),
     ("ci/compile/", "compile-tests"),
-    ("ci/connectx/", "connectx"),
+    ("connectx/", "uverbs-connectx"),
+    ("ci/connectx/", "connectx-vfio"),
     ("ci/lab/guest/", "lab-guest"),
     ("ci/lab/src/", "lab"),
     ("ci/lab/times.txt", "lab"),

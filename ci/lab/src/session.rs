@@ -276,8 +276,8 @@ fn emulator() -> Result<Option<PathBuf>> {
         return Ok(Some(path.canonicalize().with_context(|| format!("{EMULATOR}={path:?}"))?));
     }
     let lab = Workspace::of_lab()?;
-    let there = lab.has("connectx", "bin", "connectx");
-    there.then(|| lab.static_program("connectx", "connectx", Profile::Release)).transpose()
+    let there = lab.has("connectx-vfio", "bin", "connectx");
+    there.then(|| lab.static_program("connectx-vfio", "connectx", Profile::Release)).transpose()
 }
 
 impl Drop for Session {

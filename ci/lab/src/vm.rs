@@ -15,7 +15,7 @@ use crate::qemu::Qemu;
 use crate::tie;
 use anyhow::{Context, Result, bail};
 use clap::ValueEnum;
-use connectx::control::Client;
+use connectx_vfio::control::Client;
 use lab_guest::frame::{CHUNK, Frame, Kind};
 use lab_guest::order::{Ending, Greeting, Order, PORT};
 use std::collections::VecDeque;

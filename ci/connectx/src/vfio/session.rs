@@ -1,16 +1,16 @@
 //! Serves one client of one PCI function.
 //!
-//! Pairs with [`super::connection`] and [`crate::function::Function`]. A request that is unknown or
+//! Pairs with [`super::connection`] and [`uverbs_connectx::function::Function`]. A request that is unknown or
 //! malformed gets an errno and changes nothing. The stream stays in step, because a message is read
 //! as a whole before it is parsed.
 
 use std::os::unix::net::UnixStream;
 
 use super::connection::{Connection, StreamError, VfioRequest, command};
-use crate::function::{Function, Region};
-use crate::interrupt::VECTORS;
-use crate::pci::CONFIG_SIZE;
-use crate::{bar_memory, bar0};
+use uverbs_connectx::function::{Function, Region};
+use uverbs_connectx::interrupt::VECTORS;
+use uverbs_connectx::pci::CONFIG_SIZE;
+use uverbs_connectx::{bar_memory, bar0};
 
 const EINVAL: u32 = 22;
 const EOPNOTSUPP: u32 = 95;
@@ -302,7 +302,7 @@ fn region_write_multi(request: &VfioRequest, function: &mut Function) -> ReplyBo
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::options::Options;
+    use uverbs_connectx::options::Options;
 
     fn ask(mapped: bool, index: u32, room: u32) -> ReplyBody {
         let request = VfioRequest {

@@ -9,10 +9,10 @@ use super::failed;
 use crate::outcome::{Report, TestOutcome};
 use crate::vm::Vm;
 use anyhow::{Result, bail, ensure};
-use connectx::control::{ControlRequest, Reply};
-use connectx::object::mkey::CACHED_MKEY;
+use connectx_vfio::control::{ControlRequest, Reply};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
+use uverbs_connectx::object::mkey::CACHED_MKEY;
 
 /// Counts of faults at doorbells, which a correct driver does not cause.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

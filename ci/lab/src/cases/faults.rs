@@ -13,9 +13,9 @@ use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Context, Result, bail, ensure};
-use connectx::control::{Client, ControlRequest, Reply};
-use connectx::fault::{Delay, Side};
+use connectx_vfio::control::{Client, ControlRequest, Reply};
 use std::time::{Duration, Instant};
+use uverbs_connectx::fault::{Delay, Side};
 
 const GROUP: &str = "faults";
 

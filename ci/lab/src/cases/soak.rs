@@ -11,11 +11,11 @@ use crate::outcome::{Report, TestOutcome};
 use crate::session::Machine;
 use crate::vm::Vm;
 use anyhow::{Result, bail, ensure};
-use connectx::control::{ControlRequest, Reply};
-use connectx::object::mkey::CACHED_MKEY;
-use connectx::pages::FirmwarePages;
+use connectx_vfio::control::{ControlRequest, Reply};
 use std::collections::{BTreeMap, BTreeSet};
 use std::time::{Duration, Instant};
+use uverbs_connectx::object::mkey::CACHED_MKEY;
+use uverbs_connectx::pages::FirmwarePages;
 
 /// Waits until both devices work, and shows that they do.
 const WORKS: &str = r#"

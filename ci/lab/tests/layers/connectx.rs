@@ -4,7 +4,7 @@ use super::source::Source;
 use super::{Layer, breaches, missing, workspace};
 use std::path::PathBuf;
 
-/// From the bottom to the top; `ci/connectx/README.md` says what each is for.
+/// From the bottom to the top; `connectx/README.md` says what each is for.
 const CONNECTX: &[Layer] = &[
     (
         "base",
@@ -17,7 +17,6 @@ const CONNECTX: &[Layer] = &[
             "format",
             "guest.rs",
             "interrupt.rs",
-            "log_limiter.rs",
             "options.rs",
             "recording.rs",
         ],
@@ -41,12 +40,11 @@ const CONNECTX: &[Layer] = &[
     ("cmd", &["cmd.rs", "cmd"]),
     ("function", &["function.rs", "mmio.rs"]),
     ("fabric", &["fabric.rs"]),
-    ("tools", &["control.rs", "decode.rs", "golden.rs", "vfio.rs", "vfio"]),
-    ("the program", &["lib.rs", "main.rs"]),
+    ("the library", &["lib.rs"]),
 ];
 
 fn root() -> PathBuf {
-    workspace().join("ci/connectx/src")
+    workspace().join("connectx/src")
 }
 
 #[test]

@@ -4,8 +4,8 @@ mod driver;
 
 use std::fs::File;
 
-use connectx::recording::{DoorbellCounter, Entry, Recorder, Recording};
 use driver::Driver;
+use uverbs_connectx::recording::{DoorbellCounter, Entry, Recorder, Recording};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 #[test]

@@ -1,6 +1,6 @@
 //! A PCI function: configuration space and BAR0.
 //!
-//! Pairs with [`crate::vfio::session`], through which QEMU reaches it.
+//! Pairs with the session of `connectx-vfio`, through which QEMU reaches it.
 
 use crate::bar_memory::BarMemory;
 use crate::bar0;

@@ -8,9 +8,9 @@ use std::io;
 use std::rc::Rc;
 
 use arbitrary::{Arbitrary, Result, Unstructured};
-use connectx::function::Region;
-use connectx::recording::{Entry, Recorder, Recording};
 use rustix::time::{ClockId, clock_gettime};
+use uverbs_connectx::function::Region;
+use uverbs_connectx::recording::{Entry, Recorder, Recording};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode::OPCODES;
 

@@ -1,6 +1,6 @@
 //! The part of BAR0 that is memory: VAR pages and device memory.
 //!
-//! Pairs with the region description of [`crate::vfio::session`], which passes the file to QEMU.
+//! Pairs with the region description of `connectx-vfio`, which passes the file to QEMU.
 //! With `--map` QEMU maps it, and the guest's accesses need no message. Without, they arrive as
 //! reads and writes of BAR0.
 

@@ -1,10 +1,8 @@
 //! Decoders alone: inputs reach deeper into them than through a whole guest.
 
-use connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
-use connectx::format::wqe::{CtrlSegment, DataSegment, WqeSegments};
-use connectx::guest::GuestMemory;
-use connectx::recording::{MAGIC, VERSION};
-use connectx::{decode, golden};
+use uverbs_connectx::cmd::mailbox::{self, BLOCK, DATA, xor};
+use uverbs_connectx::format::wqe::{CtrlSegment, DataSegment, WqeSegments};
+use uverbs_connectx::guest::GuestMemory;
 
 use arbitrary::{Result, Unstructured};
 
@@ -107,44 +105,5 @@ pub(crate) fn request(input: &[u8]) -> Traits {
         assert!(inline <= before, "{inline} bytes inline of {before}");
     }
     traits.insert((u32::from(shape % 8), u32::from(head), pieces as u32));
-    // The decoder for recordings parses the same bytes.
-    for service in [0, 2, 3, 0xc, 0xff] {
-        let cut = decode::segments(service, bytes);
-        let len: usize = cut.iter().map(|(_, bytes)| bytes.len()).sum();
-        assert!(len <= bytes.len() && len <= usize::from(control.ds).max(1) * 16);
-    }
-    let cut = decode::receive_segments(shape & 1 != 0, bytes);
-    assert!(cut.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
-    traits
-}
-
-/// A recording with entries of any kind.
-pub(crate) fn recording(input: &[u8]) -> Traits {
-    let mut traits = Traits::new();
-    let mut bytes = [&MAGIC[..], &VERSION.to_le_bytes(), &[0; 4]].concat();
-    let mut rest = input;
-    while let Some(([kind, len], left)) = rest.split_first_chunk::<2>() {
-        let (body, left) = left.split_at(usize::from(*len).min(left.len()));
-        rest = left;
-        bytes.extend((body.len() as u32).to_le_bytes());
-        bytes.extend([kind % 12, 0, 0, 0]);
-        bytes.extend([0; 8]);
-        bytes.extend(body);
-    }
-    let mut text = Vec::new();
-    decode::print(&bytes[..], &mut text).unwrap();
-    golden::TestVectors::default().add(&bytes[..]).unwrap();
-    // A word that was not printed before is a new trait.
-    for word in text.split(|byte| !byte.is_ascii_alphabetic() && *byte != b'_') {
-        if word.iter().any(|byte| !byte.is_ascii_hexdigit()) {
-            let hash = word
-                .iter()
-                .fold(0u32, |hash, byte| hash.wrapping_mul(31).wrapping_add(u32::from(*byte)));
-            traits.insert((0, hash, 0));
-        }
-    }
-    // The input as it is, without entry headers.
-    let raw = [&MAGIC[..], &VERSION.to_le_bytes(), input].concat();
-    let _ = decode::print(&raw[..], &mut Vec::new());
     traits
 }

@@ -198,6 +198,36 @@ impl Device {
         &mut self.recorder
     }
 
+    /// The faults that tests inject.
+    pub fn faults_mut(&mut self) -> &mut InjectedFaults {
+        &mut self.faults
+    }
+
+    /// The registers of the initialization segment.
+    pub fn init_segment_mut(&mut self) -> &mut InitSegment {
+        &mut self.init_segment
+    }
+
+    /// The pages that the host lends to firmware.
+    pub fn pages(&self) -> &FirmwarePages {
+        &self.pages
+    }
+
+    /// VAR pages and device memory.
+    pub fn bar_memory(&self) -> &BarMemory {
+        &self.bar
+    }
+
+    /// The objects that the last TEARDOWN_HCA found, by kind: the driver should have destroyed them.
+    pub fn left(&self) -> &[(&'static str, usize)] {
+        &self.left
+    }
+
+    /// Nanoseconds since the start.
+    pub fn now(&self) -> u64 {
+        self.now
+    }
+
     /// Whether the link is up.
     pub fn link_up(&self) -> bool {
         self.port.link_up

@@ -2,10 +2,10 @@
 
 mod driver;
 
-use connectx::bar0::{MEMIC_BYTES, MEMIC_OFFSET};
-use connectx::function::Region;
-use connectx::object::memic;
 use driver::{CommandError, Driver};
+use uverbs_connectx::bar0::{MEMIC_BYTES, MEMIC_OFFSET};
+use uverbs_connectx::function::Region;
+use uverbs_connectx::object::memic;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, create_mkey_out, destroy_mkey_in, mkc};
 use uverbs_uapi::mlx5::prm::object::{alloc_memic_in, alloc_memic_out, dealloc_memic_in};
 use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};

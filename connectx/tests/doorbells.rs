@@ -2,9 +2,9 @@
 
 mod driver;
 
-use connectx::doorbell::DoorbellErrors;
-use connectx::function::Region;
 use driver::{Driver, Queue};
+use uverbs_connectx::doorbell::DoorbellErrors;
+use uverbs_connectx::function::Region;
 use uverbs_uapi::mlx5::prm::opcode;
 
 const SEND: u64 = 0x800;

@@ -1,7 +1,7 @@
 //! Recordings of what a driver wrote and what the device answered, in order, one file for each
 //! function.
 //!
-//! Pairs with `--record DIR` and with [`crate::decode`], which prints a recording. A file begins
+//! Pairs with `--record DIR` and `decode` of `connectx-vfio`, which prints a recording. A file begins
 //! with the eight bytes of [`MAGIC`], the version (4 bytes) and the number of the function (4
 //! bytes). Entries follow. Each has the length of its body (4 bytes), its kind (1 byte), three
 //! zeros, the time in nanoseconds since the start (8 bytes), and the body. Numbers are
@@ -21,10 +21,12 @@
 //!
 //! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
 
+use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
+use std::rc::Rc;
 
 /// The first bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"connectx";
@@ -407,38 +409,41 @@ impl<R: Read> Recording<R> {
     }
 }
 
+/// A recording in memory, which can be read while it is written.
+#[derive(Clone, Default)]
+pub struct MemoryFile(Rc<RefCell<Vec<u8>>>);
+
+impl Write for MemoryFile {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        self.0.borrow_mut().extend(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl MemoryFile {
+    /// The recording so far.
+    pub fn bytes(&self) -> Vec<u8> {
+        self.0.borrow().clone()
+    }
+
+    /// The entries so far.
+    ///
+    /// # Errors
+    /// `InvalidData` if the file is no recording: nothing records to it yet.
+    pub fn entries(&self) -> io::Result<Vec<TimedEntry>> {
+        let bytes = self.bytes();
+        let mut recording = Recording::new(&bytes[..])?;
+        std::iter::from_fn(|| recording.next_entry().transpose()).collect()
+    }
+}
+
 #[cfg(test)]
-pub(crate) mod tests {
+mod tests {
     use super::*;
-    use std::cell::RefCell;
-    use std::rc::Rc;
-
-    /// A recording in memory that can be read while it is written.
-    #[derive(Clone, Default)]
-    pub(crate) struct MemoryFile(Rc<RefCell<Vec<u8>>>);
-
-    impl Write for MemoryFile {
-        fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-            self.0.borrow_mut().extend(bytes);
-            Ok(bytes.len())
-        }
-
-        fn flush(&mut self) -> io::Result<()> {
-            Ok(())
-        }
-    }
-
-    impl MemoryFile {
-        pub(crate) fn bytes(&self) -> Vec<u8> {
-            self.0.borrow().clone()
-        }
-
-        pub(crate) fn entries(&self) -> Vec<TimedEntry> {
-            let bytes = self.bytes();
-            let mut recording = Recording::new(&bytes[..]).unwrap();
-            std::iter::from_fn(|| recording.next_entry().unwrap()).collect()
-        }
-    }
 
     #[test]
     fn a_recording_reads_back_as_written() {
@@ -465,7 +470,7 @@ pub(crate) mod tests {
         for (time, entry) in entries.iter().enumerate() {
             recorder.add(time as u64 + (1 << 40), entry);
         }
-        let read = file.entries();
+        let read = file.entries().unwrap();
         assert_eq!(read.len(), entries.len());
         for (time, (written, (stamp, read))) in entries.iter().zip(&read).enumerate() {
             assert_eq!(*stamp, time as u64 + (1 << 40));
@@ -484,6 +489,7 @@ pub(crate) mod tests {
         recorder.doorbell_record(0, DoorbellCounter::Sq, 0x40, 1);
         let values: Vec<Option<u32>> = file
             .entries()
+            .unwrap()
             .into_iter()
             .map(|(_, entry)| match entry {
                 Entry::DoorbellRecord { value, .. } => Some(value),

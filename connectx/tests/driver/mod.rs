@@ -4,10 +4,10 @@
 
 pub(crate) mod pair;
 
-use connectx::fabric::Fabric;
-use connectx::function::Region;
-use connectx::guest::GuestMemory;
-use connectx::options::Options;
+use uverbs_connectx::fabric::Fabric;
+use uverbs_connectx::function::Region;
+use uverbs_connectx::guest::GuestMemory;
+use uverbs_connectx::options::Options;
 use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
 use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in, create_cq_out, modify_cq_in};
 use uverbs_uapi::mlx5::prm::eqc::{create_eq_in, create_eq_out, eqc};

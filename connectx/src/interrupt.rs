@@ -1,6 +1,6 @@
 //! MSI-X vectors.
 //!
-//! Pairs with SET_IRQS of [`crate::vfio::session`], which connects eventfds, and with the EQs,
+//! Pairs with SET_IRQS of vfio-user, which connects eventfds, and with the EQs,
 //! which raise vectors. QEMU keeps the MSI-X table and its mask bits.
 
 use std::fs::File;

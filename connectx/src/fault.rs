@@ -1,11 +1,9 @@
 //! Faults that tests inject, and when each is due.
 //!
-//! Pairs with [`crate::control`], which takes the requests. Commands, WQEs and messages ask here
+//! Pairs with the control socket of `connectx-vfio`, which takes requests. Commands, WQEs and messages ask here
 //! before they are carried out. Injected faults survive resets of the function.
 
 use std::collections::{BTreeMap, VecDeque};
-
-use serde::{Deserialize, Serialize};
 
 use crate::format::syndrome::CqeError;
 
@@ -19,8 +17,7 @@ pub enum CommandFailure {
 }
 
 /// A queue of a queue pair.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Side {
     /// The send queue.
     Send,
@@ -37,8 +34,7 @@ struct WqeFault {
 }
 
 /// What ends the delay of a message.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-#[serde(rename_all = "snake_case")]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delay {
     /// This many nanoseconds.
     Time(u64),

@@ -1,6 +1,6 @@
 //! Guest memory, which the device accesses by DMA, and memory that it shares with the guest.
 //!
-//! Pairs with the DMA_MAP messages of [`crate::vfio`]. The guest's processors access this memory at
+//! Pairs with the DMA_MAP messages of vfio-user. The guest's processors access this memory at
 //! the same time. So every access goes through atomics, word by word in ascending order, and every
 //! store is a release: a driver that reads the last word of a CQE sees all of it.
 //!
@@ -31,7 +31,7 @@ pub struct DmaFault {
 ///
 /// ```compile_fail
 /// fn shared_by_threads<T: Sync>() {}
-/// shared_by_threads::<connectx::guest::Shared>();
+/// shared_by_threads::<uverbs_connectx::guest::Shared>();
 /// ```
 pub struct SharedMemory {
     map: MmapRaw,

@@ -1,0 +1,34 @@
+//! An emulated ConnectX PCI function for the unmodified mlx5 drivers.
+//!
+//! A [`fabric::Fabric`] connects functions. A [`function::Function`] is what a PCI bus sees, and
+//! its [`device::Device`] is the state behind BAR0. The package `connectx-vfio` serves functions to
+//! QEMU. Nothing here depends on QEMU: tests drive a device in plain memory.
+//!
+//! The caller passes the time in, and nothing runs in the background: the same calls have the same
+//! result.
+#![deny(unsafe_code)]
+
+pub mod bar0;
+pub mod bar_memory;
+pub mod cmd;
+pub mod command_error;
+mod cost;
+mod data;
+pub mod device;
+pub mod doorbell;
+pub mod fabric;
+pub mod fault;
+pub mod format;
+pub mod function;
+#[allow(unsafe_code, reason = "the only module that touches shared memory")]
+pub mod guest;
+pub mod hca_caps;
+pub mod init_segment;
+pub mod interrupt;
+mod mmio;
+pub mod object;
+pub mod options;
+pub mod pages;
+pub mod pci;
+pub mod port;
+pub mod recording;
