@@ -95,11 +95,12 @@ impl Doorbells {
         let mut complete = Vec::new();
         if !self.write_combining {
             // Later words of a BlueFlame copy are ignored.
-            if offset.is_multiple_of(BUFFER)
-                && let Some(first) = from.first_chunk::<8>().filter(|_| from.len() == 8)
-            {
-                complete.push(Doorbell { uar, words: words(first), copy: None });
-            }
+            let doorbell = from.try_into().ok().filter(|_| offset % BUFFER == 0);
+            complete.extend(doorbell.map(|first| Doorbell {
+                uar,
+                words: words(first),
+                copy: None,
+            }));
             return complete;
         }
         let register = (uar, offset / REGISTER);
@@ -165,7 +166,7 @@ impl Doorbells {
     fn finish(&mut self, register: RegisterId) -> Option<Doorbell> {
         let writes = self.gathered.remove(&register)?;
         let first = writes.bytes.first_chunk::<8>().map(words);
-        let Some(words) = first.filter(|_| writes.start.is_multiple_of(BUFFER)) else {
+        let Some(words) = first.filter(|_| writes.start % BUFFER == 0) else {
             log::debug!(
                 "{} bytes to {:#x} of UAR {}",
                 writes.bytes.len(),
@@ -174,7 +175,7 @@ impl Doorbells {
             );
             // Writes that do not begin at a buffer are the rest of a copy that another one
             // interrupted.
-            match writes.start.is_multiple_of(BUFFER) {
+            match writes.start % BUFFER == 0 {
                 true => self.errors.stray += 1,
                 false => self.errors.torn += 1,
             }

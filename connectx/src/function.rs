@@ -87,9 +87,8 @@ impl Function {
             Region::Config if self.gone => {
                 to.fill(0xff);
                 // QEMU fails when it removes a function with an interrupt pin of 0xff.
-                if let Some(pin) = INTERRUPT_PIN.checked_sub(offset)
-                    && let Some(pin) = to.get_mut(pin as usize)
-                {
+                let pin = INTERRUPT_PIN.checked_sub(offset);
+                if let Some(pin) = pin.and_then(|pin| to.get_mut(pin as usize)) {
                     *pin = 0;
                 }
             }

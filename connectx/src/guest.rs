@@ -155,7 +155,7 @@ impl SharedMemory {
         mut change: impl FnMut(u64) -> u64,
     ) -> Option<u64> {
         let host = self.address(&(offset..offset.checked_add(len)?))?;
-        if !matches!(len, 4 | 8) || !host.addr().is_multiple_of(len) {
+        if !matches!(len, 4 | 8) || host.addr() % len != 0 {
             return None;
         }
         let order = Ordering::AcqRel;

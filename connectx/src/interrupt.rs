@@ -1,10 +1,7 @@
 //! MSI-X vectors.
 //!
-//! Pairs with SET_IRQS of vfio-user, which connects eventfds, and with the EQs,
-//! which raise vectors. QEMU keeps the MSI-X table and its mask bits.
-
-use std::fs::File;
-use std::io::Write;
+//! Pairs with the EQs, which raise vectors, and with whatever the owner of the function connects:
+//! an eventfd of QEMU, a call in this process. QEMU keeps the MSI-X table and its mask bits.
 
 /// MSI-X vectors of a function.
 pub const VECTORS: usize = 32;
@@ -16,9 +13,12 @@ pub struct Interrupts {
     enabled: bool,
 }
 
+/// Called when a vector is raised.
+pub type Notify = Box<dyn FnMut() + Send>;
+
 #[derive(Default)]
 struct Vector {
-    event: Option<File>,
+    notify: Option<Notify>,
     raised: u64,
 }
 
@@ -28,7 +28,7 @@ impl Interrupts {
         Self { vectors: (0..count).map(|_| Vector::default()).collect(), to_lose: 0, enabled: true }
     }
 
-    /// Raises a vector; a vector without an eventfd is only counted.
+    /// Raises a vector; a vector that is not connected is only counted.
     pub fn raise(&mut self, vector: usize) {
         let Some(vector) = self.vectors.get_mut(vector) else { return };
         // MSI-X interrupts are writes to memory, so they need bus mastering.
@@ -40,10 +40,8 @@ impl Interrupts {
             self.to_lose -= 1;
             return;
         }
-        if let Some(event) = &mut vector.event
-            && let Err(error) = event.write_all(&1u64.to_ne_bytes())
-        {
-            log::warn!("eventfd: {error}");
+        if let Some(notify) = &mut vector.notify {
+            notify();
         }
     }
 
@@ -62,15 +60,15 @@ impl Interrupts {
         self.vectors.get(vector).map_or(0, |vector| vector.raised)
     }
 
-    /// Sets or removes the eventfd of a vector.
-    pub fn connect(&mut self, vector: usize, event: Option<File>) {
+    /// Connects or disconnects a vector. `notify` must not call the function: it is being run.
+    pub fn connect(&mut self, vector: usize, notify: Option<Notify>) {
         if let Some(vector) = self.vectors.get_mut(vector) {
-            vector.event = event;
+            vector.notify = notify;
         }
     }
 
-    /// Removes all eventfds.
+    /// Disconnects all vectors.
     pub fn disconnect_all(&mut self) {
-        self.vectors.iter_mut().for_each(|vector| vector.event = None);
+        self.vectors.iter_mut().for_each(|vector| vector.notify = None);
     }
 }

@@ -1,8 +1,11 @@
-//! An emulated ConnectX PCI function for the unmodified mlx5 drivers.
+//! An emulated ConnectX PCI function for the unmodified mlx5 drivers, and for a kernel in the process.
 //!
-//! A [`fabric::Fabric`] connects functions. A [`function::Function`] is what a PCI bus sees, and
-//! its [`device::Device`] is the state behind BAR0. The package `connectx-vfio` serves functions to
-//! QEMU. Nothing here depends on QEMU: tests drive a device in plain memory.
+//! **Unstable**: the interface follows the needs of this repository's packages, and changes without
+//! notice.
+//!
+//! A [`fabric::Fabric`] connects functions. A [`function::Function`] is a function as its bus sees
+//! it, and its [`device::Device`] is the state behind BAR0. The package `connectx-vfio` serves
+//! functions to QEMU. Nothing here depends on QEMU: tests drive a device in plain memory.
 //!
 //! The caller passes the time in, and nothing runs in the background: the same calls have the same
 //! result.
@@ -10,6 +13,7 @@
 
 pub mod bar0;
 pub mod bar_memory;
+mod chunks;
 pub mod cmd;
 pub mod command_error;
 mod cost;

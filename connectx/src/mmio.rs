@@ -1,6 +1,7 @@
 //! Reads from and writes to BAR0.
 
 use crate::bar0;
+use crate::chunks::chunks;
 use crate::cmd::queue;
 use crate::device::Device;
 use crate::init_segment::InitSegmentAction;
@@ -38,8 +39,7 @@ pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
         }
         return device.uar_write((offset / bar0::PAGE) as u32, offset % bar0::PAGE, from);
     }
-    let (words, _) = from.as_chunks::<4>();
-    for (at, word) in (offset..).step_by(4).zip(words) {
+    for (at, word) in (offset..).step_by(4).zip(chunks::<4>(from)) {
         match device.init_segment.write(at, u32::from_be_bytes(*word)) {
             InitSegmentAction::None => {}
             InitSegmentAction::Commands(_) if !device.bus_master => {

@@ -21,12 +21,11 @@
 //!
 //! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
 
-use std::cell::RefCell;
 use std::collections::BTreeMap;
 use std::fs::File;
 use std::io::{self, BufWriter, Read, Write};
 use std::path::Path;
-use std::rc::Rc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 /// The first bytes of a recording.
 pub const MAGIC: &[u8; 8] = b"connectx";
@@ -269,7 +268,7 @@ impl Entry<Vec<u8>> {
 /// The recording of a function, if there is one.
 #[derive(Default)]
 pub struct Recorder {
-    to: Option<Box<dyn Write>>,
+    to: Option<Box<dyn Write + Send>>,
     seen: BTreeMap<(DoorbellCounter, u32), u32>,
 }
 
@@ -286,7 +285,7 @@ impl Recorder {
     ///
     /// # Errors
     /// If it cannot be written.
-    pub fn new(mut to: impl Write + 'static, function: u32) -> io::Result<Self> {
+    pub fn new(mut to: impl Write + Send + 'static, function: u32) -> io::Result<Self> {
         to.write_all(MAGIC)?;
         to.write_all(&VERSION.to_le_bytes())?;
         to.write_all(&function.to_le_bytes())?;
@@ -330,9 +329,8 @@ impl Recorder {
 
     /// Writes buffered entries to the file.
     pub fn flush(&mut self) {
-        if let Some(to) = &mut self.to
-            && let Err(error) = to.flush()
-        {
+        let flushed = self.to.as_mut().map_or(Ok(()), |to| to.flush());
+        if let Err(error) = flushed {
             log::error!("the recording ends, because it cannot be written: {error}");
             self.to = None;
         }
@@ -411,11 +409,11 @@ impl<R: Read> Recording<R> {
 
 /// A recording in memory, which can be read while it is written.
 #[derive(Clone, Default)]
-pub struct MemoryFile(Rc<RefCell<Vec<u8>>>);
+pub struct MemoryFile(Arc<Mutex<Vec<u8>>>);
 
 impl Write for MemoryFile {
     fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.borrow_mut().extend(bytes);
+        self.lock().extend(bytes);
         Ok(bytes.len())
     }
 
@@ -425,9 +423,13 @@ impl Write for MemoryFile {
 }
 
 impl MemoryFile {
+    fn lock(&self) -> MutexGuard<'_, Vec<u8>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// The recording so far.
     pub fn bytes(&self) -> Vec<u8> {
-        self.0.borrow().clone()
+        self.lock().clone()
     }
 
     /// The entries so far.

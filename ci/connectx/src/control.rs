@@ -379,6 +379,7 @@ impl Client {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uverbs_connectx::function::Region;
     use uverbs_connectx::options::Options;
 
     #[test]
@@ -410,6 +411,26 @@ mod tests {
         assert!(matches!(&replies[3], Reply::Error { why } if why.contains("dance")));
         assert_eq!(replies[4], Reply::Done);
         assert!(!fabric.function(0).device().link_up());
+    }
+
+    #[test]
+    fn every_var_page_is_read_and_no_byte_behind_the_last() {
+        let mut fabric = Fabric::default();
+        fabric.add(Options::default());
+        let pages = (VAR_BYTES / PAGE) as u32;
+        let last = pages + TLP_PAGES as u32 - 1;
+        for page in [0, pages - 1, pages, last] {
+            let value = (page + 7).to_be_bytes();
+            let place = VAR_OFFSET + u64::from(page) * PAGE;
+            fabric.function(0).write(Region::Bar0, place, &value);
+            let asked = ControlRequest::Var { function: 0, page, len: 4 };
+            assert_eq!(answer(&mut fabric, &asked), Reply::Var { bytes: value.to_vec() });
+        }
+        for (page, len) in [(last + 1, 1), (last, 4097), (u32::MAX, 4)] {
+            let asked = ControlRequest::Var { function: 0, page, len };
+            let reply = answer(&mut fabric, &asked);
+            assert!(matches!(reply, Reply::Error { .. }), "{page} {len}: {reply:?}");
+        }
     }
 
     #[test]

@@ -5,6 +5,7 @@ use uverbs_uapi::mlx5::prm::eqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::chunks::chunks;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::interrupt::VECTORS;
@@ -31,7 +32,7 @@ pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Co
         input.tail(create_eq_in::pas),
     )?;
     let mut mask = [0; 4];
-    let (words, _) = input.span(create_eq_in::event_bitmask).as_chunks::<8>();
+    let words = chunks::<8>(input.span(create_eq_in::event_bitmask));
     for (to, from) in mask.iter_mut().zip(words) {
         *to = u64::from_be_bytes(*from);
     }

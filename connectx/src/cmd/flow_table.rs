@@ -12,6 +12,7 @@ use uverbs_uapi::mlx5::prm::flow::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::chunks::chunks;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::frame::FrameHeaders;
@@ -219,7 +220,7 @@ pub(crate) fn set_fte(
         return refuse!(BadParam, "flow action {action:#x} is not modelled");
     }
     let list = input.bytes().get(set_fte_in::SIZE..).unwrap_or_default();
-    let (list, _) = list.as_chunks::<8>();
+    let list = chunks::<8>(list);
     let count = context.get(flow_context::destination_list_size) as usize;
     let counters = context.get(flow_context::flow_counter_list_size) as usize;
     if count + counters > MAX_LIST {

@@ -61,7 +61,7 @@ fn block(
     token: u8,
     direction: Direction,
 ) -> Result<[u8; BLOCK], DeliveryStatus> {
-    if address == 0 || !address.is_multiple_of(64) {
+    if address == 0 || address % 64 != 0 {
         return Err(direction.bad_pointer());
     }
     let mut bytes = [0; BLOCK];

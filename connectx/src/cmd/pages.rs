@@ -7,6 +7,7 @@ use uverbs_uapi::mlx5::prm::cmd::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::chunks::chunks;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::event;
@@ -57,7 +58,7 @@ pub(crate) fn manage_pages(
     match input.get(manage_pages_in::op_mod) {
         CANNOT_GIVE => log::warn!("the driver cannot give pages"),
         GIVE => {
-            let (list, _) = input.tail(manage_pages_in::pas).as_chunks::<8>();
+            let list = chunks::<8>(input.tail(manage_pages_in::pas));
             let Some(list) = list.get(..count) else {
                 return refuse!(BadInputLength, "{count} pages given, {} listed", list.len());
             };

@@ -7,6 +7,7 @@ use uverbs_uapi::mlx5::prm::rqc::{
 };
 use uverbs_uapi::mlx5::prm::{Bits, Layout};
 
+use crate::chunks::chunks;
 use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::object::rqt::{LOG_MAX_QUEUES, Rqt};
@@ -18,7 +19,7 @@ fn queues(list: &[u8], count: u64) -> Result<Vec<u32>, CommandError> {
             "{count} queues in an RQ table, the limit is 2^{LOG_MAX_QUEUES}"
         );
     }
-    let (entries, _) = list.as_chunks::<4>();
+    let entries = chunks::<4>(list);
     let Some(entries) = entries.get(..count as usize) else {
         return refuse!(BadInputLength, "{count} queues, {} listed", entries.len());
     };

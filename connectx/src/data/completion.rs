@@ -66,11 +66,11 @@ impl Device {
 
     /// The CQ and the user index of CQEs for receives.
     fn receive_cq_and_index(&self, qpn: u32, srqn: Option<u32>) -> Option<(u32, u32)> {
-        if let Some(srqn) = srqn
-            && let Ok(srq) = self.objects.srqs.get(srqn)
-            && let SrqType::Xrc { cqn, user_index, .. } = srq.srq_type
+        let srq = srqn.and_then(|srqn| Some((srqn, self.objects.srqs.get(srqn).ok()?)));
+        if let Some((srqn, SrqType::Xrc { cqn, user_index, .. })) =
+            srq.map(|(srqn, srq)| (srqn, &srq.srq_type))
         {
-            return Some((cqn, if user_index == NO_INDEX { srqn } else { user_index }));
+            return Some((*cqn, if *user_index == NO_INDEX { srqn } else { *user_index }));
         }
         let qp = self.objects.qps.get(qpn).ok()?;
         Some((qp.receive_cq(), qp.context.get32(qpc::user_index)))

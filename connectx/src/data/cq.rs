@@ -163,9 +163,8 @@ impl Device {
             self.doorbells.errors.stray += 1;
             return;
         }
-        if let Ok(seen) = self.memory.read_be32(cq.doorbell_record)
-            && let Ok(armed) = self.memory.read_be32(cq.doorbell_record.wrapping_add(4))
-        {
+        let words = [0, 4].map(|at| self.memory.read_be32(cq.doorbell_record.wrapping_add(at)));
+        if let [Ok(seen), Ok(armed)] = words {
             self.recorder.doorbell_record(
                 self.now,
                 DoorbellCounter::CqConsumer,

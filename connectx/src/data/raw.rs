@@ -374,9 +374,8 @@ impl Device {
                 address: sge.address,
                 len: part.len() as u64,
             };
-            if !part.is_empty()
-                && let Err(why) = self.dma_write(access, part)
-            {
+            let written = if part.is_empty() { Ok(()) } else { self.dma_write(access, part) };
+            if let Err(why) = written {
                 log::warn!("receive of RQ {rqn:#x}: {why}");
                 if let Ok(rq) = self.objects.rqs.get_mut(rqn) {
                     rq.state = WqState::Error;

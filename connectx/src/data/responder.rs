@@ -94,7 +94,7 @@ impl Device {
         }
         let response = self.execute_message(qpn, message);
         let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
-        if counts && let Ok(qp) = self.objects.qps.get_mut(qpn) {
+        if let Some(qp) = self.objects.qps.get_mut(qpn).ok().filter(|_| counts) {
             let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
             qp.context.set(qpc::next_rcv_psn, next.into());
         }

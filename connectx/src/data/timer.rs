@@ -8,10 +8,8 @@ impl Device {
         if !self.bus_master {
             return;
         }
-        while let Some(&(due, number)) = self.retry_timers.first()
-            && due <= self.now
-        {
-            self.retry_timers.pop_first();
+        while self.retry_timers.first().is_some_and(|(due, _)| *due <= self.now) {
+            let Some((_, number)) = self.retry_timers.pop_first() else { break };
             self.schedule(number);
         }
         self.run_cq_timers();

@@ -8,6 +8,8 @@ use uverbs_uapi::mlx5::prm::flow::{
     fte_match_param, fte_match_set_lyr_2_4 as layer, fte_match_set_misc,
 };
 
+use crate::chunks::chunks;
+
 const VLAN: u16 = 0x8100;
 const SERVICE_VLAN: u16 = 0x88a8;
 const IPV4: u16 = 0x0800;
@@ -37,11 +39,10 @@ fn half(bytes: &[u8], at: usize) -> Option<u16> {
 
 /// The Internet checksum of `bytes`, continued from `sum`.
 pub(crate) fn checksum(bytes: &[u8], sum: u32) -> u16 {
-    let (words, odd) = bytes.as_chunks::<2>();
-    let mut sum =
-        words.iter().fold(u64::from(sum), |sum, word| sum + u64::from(u16::from_be_bytes(*word)));
-    if let [last] = odd {
-        sum += u64::from(*last) << 8;
+    let words = chunks::<2>(bytes).iter().map(|word| u64::from(u16::from_be_bytes(*word)));
+    let mut sum = u64::from(sum) + words.sum::<u64>();
+    if bytes.len() % 2 != 0 {
+        sum += bytes.last().map_or(0, |odd| u64::from(*odd) << 8);
     }
     while sum > 0xffff {
         sum = (sum & 0xffff) + (sum >> 16);

@@ -6,6 +6,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
+use crate::chunks::chunks;
 use crate::command_error::{CommandError, refuse};
 use crate::guest::{DmaFault, GuestMemory};
 
@@ -81,7 +82,7 @@ impl Buffer {
         let Some(needed) = offset.checked_add(len).map(|end| end.div_ceil(1 << shift)) else {
             return refuse!(BadParam, "{len:#x} bytes from {offset:#x}");
         };
-        let (entries, _) = list.as_chunks::<8>();
+        let entries = chunks::<8>(list);
         if (entries.len() as u64) < needed {
             return refuse!(
                 BadParam,
@@ -117,7 +118,7 @@ impl Buffer {
     pub fn address(&self, at: u64, len: u64) -> Result<u64, CommandError> {
         let place = self.part(at, len)?.offset;
         let inside = place & ((1 << self.shift) - 1);
-        if !inside.is_multiple_of(len) {
+        if inside % len != 0 {
             return refuse!(BadParam, "a word of {len} bytes at {at:#x} is not aligned");
         }
         match self.list.pages.get((place >> self.shift) as usize) {

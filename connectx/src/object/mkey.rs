@@ -8,6 +8,7 @@ use uverbs_uapi::mlx5::prm::mkc::mkc;
 
 use super::Objects;
 use super::table::KERNEL;
+use crate::chunks::chunks;
 use crate::cost::Cost;
 
 /// The kind of the mkeys that a driver keeps for later memory regions.
@@ -194,7 +195,7 @@ impl Objects {
         let start = mkey.context.get(mkc::start_addr);
         let mut skip = access.address.wrapping_sub(start);
         let mut left = access.len;
-        let (entries, _) = mkey.translation.as_chunks::<16>();
+        let entries = chunks::<16>(&mkey.translation);
         if let Some(pattern) = RepeatPattern::find(entries) {
             return self.follow_pattern(&pattern, Access { address: skip, ..access }, depth, to);
         }
@@ -348,7 +349,7 @@ impl Mkey {
         }
         let page = 1u64 << shift;
         let base = self.context.get(mkc::start_addr) & !(page - 1);
-        let (entries, _) = self.translation.as_chunks::<8>();
+        let entries = chunks::<8>(&self.translation);
         let mut at = address.wrapping_sub(base);
         let mut left = len;
         while left > 0 {

@@ -4,6 +4,7 @@
 //! the record when a message needs a receive.
 
 use super::buffer::Buffer;
+use crate::chunks::chunks;
 use crate::format::wqe::{INVALID_KEY, Sge};
 use crate::guest::GuestMemory;
 use crate::recording::{DoorbellCounter, Entry, Recorder, RqType};
@@ -119,8 +120,7 @@ impl ReceiveQueue {
                 (position, next, &entry[LINK..])
             }
         };
-        let (segments, _) = list.as_chunks::<16>();
-        let sges = segments
+        let sges = chunks::<16>(list)
             .iter()
             .map(Sge::parse)
             .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))

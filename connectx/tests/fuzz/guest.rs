@@ -3,14 +3,10 @@
 //! The device must not crash, hang or access anything outside of guest memory, which `guest.rs`
 //! reports as an error.
 
-use std::cell::RefCell;
-use std::io;
-use std::rc::Rc;
-
 use arbitrary::{Arbitrary, Result, Unstructured};
 use rustix::time::{ClockId, clock_gettime};
 use uverbs_connectx::function::Region;
-use uverbs_connectx::recording::{Entry, Recorder, Recording};
+use uverbs_connectx::recording::{Entry, MemoryFile, Recorder};
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode::OPCODES;
 
@@ -159,21 +155,6 @@ fn step(u: &mut Unstructured<'_>, guest: &mut Guest) -> Result<()> {
     Ok(())
 }
 
-/// A recording in memory.
-#[derive(Clone, Default)]
-struct MemoryFile(Rc<RefCell<Vec<u8>>>);
-
-impl io::Write for MemoryFile {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        self.0.borrow_mut().extend(bytes);
-        Ok(bytes.len())
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        Ok(())
-    }
-}
-
 /// Runs one input to its end. The traits are what the device answered, according to its recording.
 pub(crate) fn run(input: &[u8]) -> Traits {
     let mut guest = guest();
@@ -185,11 +166,9 @@ pub(crate) fn run(input: &[u8]) -> Traits {
     while !u.is_empty() && step(&mut u, &mut guest).is_ok() {
         assert!(worked() - start <= PATIENCE, "the device hangs");
     }
-    let bytes = file.0.borrow();
-    let mut recording = Recording::new(&bytes[..]).unwrap();
     let mut traits = Traits::new();
     let mut opcode = 0;
-    while let Some((_, entry)) = recording.next_entry().unwrap() {
+    for (_, entry) in file.entries().unwrap() {
         let (kind, first, second) = match &entry {
             Entry::Command { input, .. } => {
                 opcode = u32::from(input[0]) << 8 | u32::from(input[1]);

@@ -4,11 +4,13 @@
 //! malformed gets an errno and changes nothing. The stream stays in step, because a message is read
 //! as a whole before it is parsed.
 
+use std::fs::File;
+use std::io::Write;
 use std::os::unix::net::UnixStream;
 
 use super::connection::{Connection, StreamError, VfioRequest, command};
 use uverbs_connectx::function::{Function, Region};
-use uverbs_connectx::interrupt::VECTORS;
+use uverbs_connectx::interrupt::{Notify, VECTORS};
 use uverbs_connectx::pci::CONFIG_SIZE;
 use uverbs_connectx::{bar_memory, bar0};
 
@@ -207,6 +209,15 @@ fn irq_info(request: &VfioRequest) -> ReplyBody {
     Ok(words(&[16, flags, index, count]))
 }
 
+/// Signals an eventfd for each interrupt.
+fn signal(mut event: File) -> Notify {
+    Box::new(move || {
+        if let Err(error) = event.write_all(&1u64.to_ne_bytes()) {
+            log::warn!("eventfd: {error}");
+        }
+    })
+}
+
 fn set_irqs(request: &mut VfioRequest, function: &mut Function) -> Result<(), u32> {
     let flags = request.u32(4).ok_or(EINVAL)?;
     let index = request.u32(8).ok_or(EINVAL)?;
@@ -232,7 +243,7 @@ fn set_irqs(request: &mut VfioRequest, function: &mut Function) -> Result<(), u3
                 (start..end).for_each(|vector| vectors.connect(vector, None));
             } else if request.files.len() == count {
                 for (vector, file) in (start..end).zip(request.files.drain(..)) {
-                    vectors.connect(vector, Some(file));
+                    vectors.connect(vector, Some(signal(file)));
                 }
             } else {
                 return Err(EINVAL);

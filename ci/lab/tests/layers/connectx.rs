@@ -10,6 +10,7 @@ const CONNECTX: &[Layer] = &[
         "base",
         &[
             "bar0.rs",
+            "chunks.rs",
             "command_error.rs",
             "cost.rs",
             "fault.rs",

@@ -1,12 +1,11 @@
 //! Reliable connections in plain memory: messages that succeed, and errors.
 
-#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::Driver;
 use driver::pair::Pair;
 use driver::pair::code::*;
+use uverbs_connectx::fault::CommandFailure;
 use uverbs_uapi::mlx5::prm::mkc::mkc;
 use uverbs_uapi::mlx5::prm::opcode;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -187,8 +186,7 @@ fn rnr_and_timeout_retries_are_counted_apart() {
     let mut p = Pair::new();
     for fate in ["lost", "not ready", "lost", "not ready", "lost"] {
         let count = u32::from(fate == "lost");
-        let request = ControlRequest::LoseMessages { function: 0, count };
-        assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+        p.driver.fabric.function(0).device_mut().faults_mut().lose_messages(count);
         match p.driver.fabric.deadline() {
             None => {
                 let local = p.local(8);
@@ -209,8 +207,7 @@ fn an_ack_timeout_of_zero_never_expires() {
     p.driver.ack_timeout = 0;
     let peer = p.b.number;
     p.driver.reconnect(&mut p.a, peer).unwrap();
-    let request = ControlRequest::LoseMessages { function: 0, count: 1 };
-    assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+    p.driver.fabric.function(0).device_mut().faults_mut().lose_messages(1);
     p.receive(100);
     p.send(13);
     p.send(13);
@@ -274,8 +271,7 @@ fn a_lost_message_is_retried_until_retry_count() {
     let mut p = Pair::new();
     for (lost, expected) in [(2, REQUEST), (4, REQUEST_ERROR)] {
         p.receive(100);
-        let request = ControlRequest::LoseMessages { function: 0, count: lost };
-        assert_eq!(answer(&mut p.driver.fabric, &request), Reply::Done);
+        p.driver.fabric.function(0).device_mut().faults_mut().lose_messages(lost);
         p.send(13);
         let (code, cqe) = p.driver.cqe(p.sent, u64::from(lost) / 4);
         assert_eq!(code, expected);
@@ -289,8 +285,8 @@ fn a_lost_message_is_retried_until_retry_count() {
 fn fail_command_fails_the_nth_command() {
     let mut driver = Driver::new();
     let opcode = opcode::ALLOC_PD;
-    let request = ControlRequest::FailCommand { function: 0, opcode, after: 1, status: 0x08 };
-    assert_eq!(answer(&mut driver.fabric, &request), Reply::Done);
+    let failure = CommandFailure::Status(0x08);
+    driver.fabric.function(0).device_mut().faults_mut().fail_command(opcode, 1, failure);
     assert!(driver.run_command(opcode, &[0; 16]).is_ok());
     assert_eq!(driver.run_command(opcode, &[0; 16]).unwrap_err().0, 0x08);
     assert!(driver.run_command(opcode, &[0; 16]).is_ok());

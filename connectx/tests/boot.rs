@@ -1,9 +1,7 @@
 //! States of the whole function: before INIT_HCA, after TEARDOWN_HCA, and without bus mastering.
 
-#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::Driver;
 use driver::pair::{Pair, code};
 use std::collections::BTreeMap;
@@ -49,10 +47,8 @@ fn teardown_destroys_all_objects_until_init_hca() {
 }
 
 /// What the last TEARDOWN_HCA found, by kind.
-fn left(driver: &mut Driver) -> BTreeMap<String, usize> {
-    let reply = answer(&mut driver.fabric, &ControlRequest::Objects { function: 0 });
-    let Reply::Objects { left, .. } = reply else { panic!("{reply:?}") };
-    left
+fn left(driver: &mut Driver) -> BTreeMap<&'static str, usize> {
+    driver.fabric.function(0).device().left().iter().copied().collect()
 }
 
 #[test]

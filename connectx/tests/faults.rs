@@ -1,16 +1,15 @@
-//! Faults injected over the control socket, in plain memory.
+//! Injected faults, in plain memory.
 
-#[path = "../../../connectx/tests/driver/mod.rs"]
 mod driver;
 
-use connectx_vfio::control::{ControlRequest, Reply, answer};
 use driver::pair::Pair;
 use driver::pair::code::*;
-use uverbs_connectx::fault::{Delay, Side};
-use uverbs_connectx::function::Region;
+use uverbs_connectx::fault::{CommandFailure, Delay, InjectedFaults, Side};
+use uverbs_connectx::format::syndrome::CqeError;
+use uverbs_connectx::function::{Function, Region};
 use uverbs_uapi::mlx5::prm::opcode;
 
-/// Two connected queue pairs behind a switch with a control socket.
+/// Two connected queue pairs.
 struct Fixture(Pair);
 
 impl Fixture {
@@ -18,8 +17,17 @@ impl Fixture {
         Self(Pair::new())
     }
 
-    fn ask(&mut self, request: ControlRequest) {
-        assert_eq!(answer(&mut self.0.driver.fabric, &request), Reply::Done);
+    fn function(&mut self) -> &mut Function {
+        self.0.driver.fabric.function(0)
+    }
+
+    fn faults(&mut self) -> &mut InjectedFaults {
+        self.function().device_mut().faults_mut()
+    }
+
+    /// The number of objects of all kinds.
+    fn objects(&mut self) -> usize {
+        self.function().device().objects().counts().iter().map(|(_, count)| count).sum()
     }
 
     /// Sends from the first queue pair to the second, and runs the device until it is idle.
@@ -33,14 +41,8 @@ impl Fixture {
 fn the_nth_send_fails_with_the_given_syndromes() {
     let mut fixture = Fixture::new();
     let qpn = Some(fixture.0.a.number);
-    fixture.ask(ControlRequest::FailRequest {
-        function: 0,
-        qpn,
-        side: Side::Send,
-        after: 1,
-        syndrome: 0x22,
-        vendor: 0x99,
-    });
+    let error = CqeError { syndrome: 0x22, vendor: 0x99 };
+    fixture.faults().fail_wqe(qpn, Side::Send, 1, error);
     for _ in 0..3 {
         fixture.send();
     }
@@ -58,14 +60,8 @@ fn the_nth_send_fails_with_the_given_syndromes() {
 fn a_receive_fails_with_the_given_syndromes() {
     let mut fixture = Fixture::new();
     let qpn = Some(fixture.0.b.number);
-    fixture.ask(ControlRequest::FailRequest {
-        function: 0,
-        qpn,
-        side: Side::Receive,
-        after: 0,
-        syndrome: 0x04,
-        vendor: 0x51,
-    });
+    let error = CqeError { syndrome: 0x04, vendor: 0x51 };
+    fixture.faults().fail_wqe(qpn, Side::Receive, 0, error);
     fixture.send();
     let (code, cqe) = fixture.0.driver.cqe(fixture.0.received, 0);
     assert_eq!((code, cqe[54], cqe[55]), (RECEIVE_ERROR, 0x51, 0x04));
@@ -76,11 +72,7 @@ fn a_receive_fails_with_the_given_syndromes() {
 #[test]
 fn a_delayed_message_arrives_after_its_delay() {
     let mut fixture = Fixture::new();
-    fixture.ask(ControlRequest::DelayMessages {
-        function: 0,
-        count: 1,
-        by: Delay::Time(5_000_000),
-    });
+    fixture.faults().delay_messages(1, Delay::Time(5_000_000));
     let before = fixture.0.driver.now();
     fixture.send();
     assert_eq!(fixture.0.driver.cqe(fixture.0.received, 0).0, RECEIVED);
@@ -95,7 +87,7 @@ fn a_delayed_message_arrives_after_its_delay() {
 fn flap_link_changes_the_link_each_time() {
     let mut fixture = Fixture::new();
     let start = fixture.0.driver.now();
-    fixture.ask(ControlRequest::FlapLink { function: 0, times: 2, down: 1_000, up: 1_000 });
+    fixture.faults().flap_link(start, 2, 1_000, 1_000);
     assert!(fixture.0.driver.fabric.deadline() == Some(start));
     let mut states = Vec::new();
     while let Some(due) = fixture.0.driver.fabric.deadline() {
@@ -110,7 +102,7 @@ fn flap_link_changes_the_link_each_time() {
 fn a_silenced_command_keeps_its_slot_and_the_next_one_completes() {
     let mut fixture = Fixture::new();
     let opcode = opcode::ALLOC_PD;
-    fixture.ask(ControlRequest::SilenceCommand { function: 0, opcode, after: 1 });
+    fixture.faults().fail_command(opcode, 1, CommandFailure::Silence);
     fixture.0.driver.run_command(opcode, &[0; 16]).unwrap();
     let mut slot = [0; 64];
     slot[0] = 7;
@@ -126,7 +118,7 @@ fn a_silenced_command_keeps_its_slot_and_the_next_one_completes() {
 #[test]
 fn a_removed_function_reads_ones_until_it_is_inserted() {
     let mut fixture = Fixture::new();
-    fixture.ask(ControlRequest::Remove { function: 0 });
+    fixture.function().remove();
     let read = |fixture: &mut Fixture, region, offset| {
         let mut bytes = [0; 4];
         fixture.0.driver.fabric.function(0).read(region, offset, &mut bytes);
@@ -137,13 +129,11 @@ fn a_removed_function_reads_ones_until_it_is_inserted() {
     fixture.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1000u32.to_be_bytes());
     fixture.0.driver.fabric.function(0).reset();
     assert_eq!(read(&mut fixture, Region::Bar0, 0x14), [0xff; 4]);
-    let objects = answer(&mut fixture.0.driver.fabric, &ControlRequest::Objects { function: 0 });
-    let Reply::Objects { counts, .. } = objects else { panic!("{objects:?}") };
-    assert!(counts.values().all(|count| *count == 0), "{counts:?}");
-    fixture.ask(ControlRequest::Insert { function: 0 });
+    assert_eq!(fixture.objects(), 0);
+    fixture.function().insert();
     assert_eq!(read(&mut fixture, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
     assert_eq!(read(&mut fixture, Region::Bar0, 0x14)[2] & 7, 0);
-    fixture.ask(ControlRequest::Remove { function: 0 });
+    fixture.function().remove();
     assert_eq!(read(&mut fixture, Region::Config, 0), [0xff; 4]);
     fixture.0.driver.fabric.function(0).restart();
     assert_eq!(read(&mut fixture, Region::Config, 0), [0xb3, 0x15, 0x17, 0x10]);
@@ -157,14 +147,12 @@ fn a_fatal_health_syndrome_is_cleared_by_the_reset() {
         fixture.0.driver.fabric.function(0).read(Region::Bar0, offset, &mut bytes);
         u32::from_be_bytes(bytes)
     };
-    fixture.ask(ControlRequest::Health { function: 0, syndrome: 0x7, fatal: true });
+    fixture.function().device_mut().init_segment_mut().set_health(0x7, true);
     assert_eq!((word(&mut fixture, 0x238) >> 31, word(&mut fixture, 0x23c)), (1, 0x7_0000));
     assert_eq!(word(&mut fixture, 0x1fc) >> 30, 1);
     // The NIC interface state beside the address of the command queue: software reset.
     fixture.0.driver.fabric.function(0).write(Region::Bar0, 0x14, &0x1700u32.to_be_bytes());
     assert_eq!((word(&mut fixture, 0x238), word(&mut fixture, 0x23c)), (0, 0));
     assert_eq!(word(&mut fixture, 0x14) >> 8 & 7, 1);
-    let objects = answer(&mut fixture.0.driver.fabric, &ControlRequest::Objects { function: 0 });
-    let Reply::Objects { counts, .. } = objects else { panic!("{objects:?}") };
-    assert!(counts.values().all(|count| *count == 0), "{counts:?}");
+    assert_eq!(fixture.objects(), 0);
 }
