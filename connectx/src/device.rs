@@ -8,6 +8,7 @@ use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use crate::bar_memory::BarMemory;
 use crate::doorbell::Doorbells;
 use crate::fault::InjectedFaults;
+use crate::format::event::Event;
 use crate::guest::GuestMemory;
 use crate::hca_caps::HcaCaps;
 use crate::init_segment::InitSegment;
@@ -24,6 +25,8 @@ pub struct Device {
     pub(crate) options: Options,
     pub(crate) memory: GuestMemory,
     pub(crate) interrupts: Interrupts,
+    /// Events of the EQs that have no memory.
+    pub(crate) events: VecDeque<Event>,
     pub(crate) init_segment: InitSegment,
     pub(crate) caps: HcaCaps,
     /// The interface revision (ISSI) that the driver chose.
@@ -64,6 +67,7 @@ impl Device {
         Self {
             memory: GuestMemory::default(),
             interrupts: Interrupts::new(vectors),
+            events: VecDeque::new(),
             init_segment: InitSegment::new(),
             caps: HcaCaps::new(&options),
             issi: 0,
@@ -72,7 +76,7 @@ impl Device {
             port: Port::new(options.number),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
-            bar: BarMemory::new(),
+            bar: BarMemory::new(options.mapped),
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
             ready_queues: VecDeque::new(),
@@ -126,6 +130,7 @@ impl Device {
         self.pages.set_running(false);
         self.objects = Objects::new();
         self.doorbells.clear();
+        self.events.clear();
         self.ready_queues.clear();
         self.retry_timers.clear();
         self.cq_timers.clear();

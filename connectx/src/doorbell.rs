@@ -142,6 +142,19 @@ impl Doorbells {
         complete
     }
 
+    /// Takes a doorbell or a BlueFlame copy that came whole, `offset` bytes into its UAR page.
+    pub(crate) fn whole(&mut self, uar: u32, offset: u64, from: &[u8]) -> Option<Doorbell> {
+        let Some(first) = from.first_chunk::<8>().filter(|_| offset % BUFFER == 0) else {
+            self.errors.stray += 1;
+            return None;
+        };
+        let writes = GatheredWrites { uar, start: offset, bytes: from.to_vec() };
+        let whole = writes.whole();
+        self.errors.torn += u64::from(self.write_combining && from.len() > 8 && !whole);
+        let copy = (self.write_combining && whole).then_some(writes.bytes);
+        Some(Doorbell { uar, words: words(first), copy })
+    }
+
     /// Treats the gathered writes as complete: no continuation has come.
     pub(crate) fn flush_gathered_writes(&mut self) -> Vec<Doorbell> {
         let mut complete = Vec::new();

@@ -30,6 +30,20 @@ pub struct Fabric {
     first: usize,
     /// What the current poll may still cost.
     budget: u64,
+    /// Whether the current run did anything.
+    worked: bool,
+}
+
+/// The result of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Progress {
+    /// Whether anything was done: a WQE executed, a timer run.
+    pub worked: bool,
+    /// Whether there is more to do now: run again.
+    pub more: bool,
+    /// When the next timer is due, in nanoseconds since the start; none if only doorbells and commands
+    /// bring new work.
+    pub deadline: Option<u64>,
 }
 
 impl Fabric {
@@ -69,10 +83,60 @@ impl Fabric {
     /// Sets the time in nanoseconds since the start, and does the work that is due. Returns whether
     /// there is more work now.
     pub fn poll(&mut self, now: u64) -> bool {
+        self.run(now).more
+    }
+
+    /// Sets the time in nanoseconds since the start, and does work that is due, until it has done all
+    /// or as much as one call may.
+    pub fn run(&mut self, now: u64) -> Progress {
         self.set_time(now);
+        let timers = self.run_timers();
+        self.worked = timers;
+        let more = self.run_queues();
+        Progress { worked: self.worked, more, deadline: self.deadline() }
+    }
+
+    /// Sets the time, and makes the queues whose timers are due ready. Returns whether a timer was due.
+    /// With [`Fabric::ready`] and [`Fabric::run_queue`], a caller decides the order of queues.
+    pub fn start_turn(&mut self, now: u64) -> bool {
+        self.set_time(now);
+        self.run_timers()
+    }
+
+    /// The queues that have work: the number of the function and that of the queue.
+    pub fn ready(&self) -> Vec<(usize, u32)> {
+        let queues = |(number, function): (usize, &Function)| -> Vec<(usize, u32)> {
+            let device = function.device();
+            let ready = device.ready_queues.iter().filter(|_| device.bus_master);
+            ready.map(|queue| (number, *queue)).collect()
+        };
+        self.functions.iter().enumerate().flat_map(queues).collect()
+    }
+
+    /// Runs a ready queue for at most `wqes` WQEs; it stays ready, behind the others, if it has more.
+    /// Returns whether it did anything.
+    pub fn run_queue(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
+        let Some(function) = self.functions.get_mut(number) else { return false };
+        let device = function.device_mut();
+        let place = device.ready_queues.iter().position(|ready| *ready == queue);
+        let Some(place) = place.filter(|_| device.bus_master) else { return false };
+        device.ready_queues.remove(place);
+        (self.budget, self.worked) = (COST_PER_POLL, false);
+        self.serve(number, queue, wqes);
+        self.worked
+    }
+
+    fn run_timers(&mut self) -> bool {
+        let now = self.deadline().zip(self.functions.first().map(|function| function.device().now));
+        let due = now.is_some_and(|(due, now)| due <= now);
         for function in &mut self.functions {
             function.device_mut().run_timers();
         }
+        due
+    }
+
+    /// Serves each queue that is ready once; returns whether there is more work now.
+    fn run_queues(&mut self) -> bool {
         self.budget = COST_PER_POLL;
         let (first, count) = (self.first, self.functions.len());
         for number in (0..count).map(|step| (first + step) % count) {
@@ -84,7 +148,7 @@ impl Fabric {
                 else {
                     break;
                 };
-                self.run_queue(number, queue);
+                self.serve(number, queue, WQES_PER_TURN);
                 if self.budget == 0 {
                     self.first = (number + 1) % count;
                     return true;
@@ -107,18 +171,20 @@ impl Fabric {
         self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
 
-    fn run_queue(&mut self, number: usize, queue: u32) {
+    /// Executes WQEs of a queue, and makes it ready again if it may have more.
+    fn serve(&mut self, number: usize, queue: u32, wqes: usize) {
         if self.functions[number].device().is_raw(queue) {
-            return self.run_raw_sq(number, queue);
+            return self.serve_raw_sq(number, queue, wqes);
         }
-        for _ in 0..WQES_PER_TURN {
+        for _ in 0..wqes {
             if !self.charge() {
                 break;
             }
             match self.functions[number].device_mut().run_next_wqe(queue) {
                 NextWqe::Idle => return,
-                NextWqe::Done => {}
+                NextWqe::Done => self.worked = true,
                 NextWqe::Send(send) => {
+                    self.worked = true;
                     let (wqe, message, destination) = *send;
                     let sender = self.functions[number].device_mut();
                     let (fate, ready) = sender.faults.message_fate(sender.now, queue);
@@ -144,15 +210,16 @@ impl Fabric {
         self.functions[number].device_mut().schedule(queue);
     }
 
-    fn run_raw_sq(&mut self, number: usize, queue: u32) {
-        for _ in 0..WQES_PER_TURN {
+    fn serve_raw_sq(&mut self, number: usize, queue: u32, wqes: usize) {
+        for _ in 0..wqes {
             if !self.charge() {
                 break;
             }
             match self.functions[number].device_mut().run_next_raw_wqe(queue) {
                 NextFrames::Idle => return,
-                NextFrames::Done => {}
+                NextFrames::Done => self.worked = true,
                 NextFrames::Frames(frames, domain) => {
+                    self.worked = true;
                     for frame in frames {
                         self.broadcast(number, &frame, domain);
                     }

@@ -2,9 +2,14 @@
 //!
 //! Pairs with the session of `connectx-vfio`, through which QEMU reaches it.
 
+use std::ptr::NonNull;
+
 use crate::bar_memory::BarMemory;
 use crate::bar0;
+use crate::cmd::{eq, queue};
+use crate::command_error::CommandError;
 use crate::device::Device;
+use crate::format::event::Event;
 use crate::guest::GuestMemory;
 use crate::init_segment::InitSegment;
 use crate::interrupt::{Interrupts, VECTORS};
@@ -14,6 +19,11 @@ use crate::pci::{ConfigAction, ConfigSpace};
 
 /// Offset of the interrupt pin in configuration space; 0 means none.
 const INTERRUPT_PIN: u64 = 0x3d;
+
+/// Offset of the command register in configuration space, and the bits for memory space and bus
+/// mastering.
+const COMMAND_REGISTER: u64 = 4;
+const MEMORY_AND_MASTER: [u8; 2] = [6, 0];
 
 /// The regions of a function that can be read and written.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -50,7 +60,7 @@ impl Function {
         self.device.interrupts_mut().disconnect_all();
         self.device.reset();
         // The old guest may still have the old memory mapped.
-        self.device.bar = BarMemory::new();
+        self.device.bar = BarMemory::new(self.device.options.mapped);
         self.device.init_segment = InitSegment::new();
     }
 
@@ -110,6 +120,74 @@ impl Function {
         }
     }
 
+    /// Enables access to memory and interrupts, as a driver does in the command register: before that
+    /// the function does nothing.
+    pub fn enable_bus_master(&mut self) {
+        self.write(Region::Config, COMMAND_REGISTER, &MEMORY_AND_MASTER);
+    }
+
+    /// Executes a firmware command without a command queue: the input with opcode, user context and
+    /// modifier, as in `uverbs_uapi::mlx5::prm`, to an output of `out_len` bytes. Its first byte is the
+    /// status ([`CommandStatus`], 0 for success), bytes 4 to 7 are the syndrome.
+    ///
+    /// `None` if the command gets no completion: the function is removed, may not access memory, or a
+    /// test silenced the command.
+    ///
+    /// [`CommandStatus`]: crate::command_error::CommandStatus
+    pub fn command(&mut self, input: &[u8], out_len: usize) -> Option<Vec<u8>> {
+        if self.gone || !self.device.bus_master {
+            return None;
+        }
+        queue::run_direct(&mut self.device, input, out_len)
+    }
+
+    /// A write to a UAR page that comes whole: a doorbell of a send queue (8 bytes from 0x800 on), a
+    /// BlueFlame copy of a WQE to the same place, a doorbell of a CQ (8 bytes at 0x20) or of an EQ.
+    /// `offset` is in the page. [`Function::write`] gathers single words instead.
+    pub fn ring(&mut self, uar: u32, offset: u64, bytes: &[u8]) {
+        if !self.gone && bar0::UARS.contains(&uar) && offset < bar0::PAGE {
+            mmio::ring(&mut self.device, uar, offset, bytes);
+        }
+    }
+
+    /// Rings the doorbell of a send queue (of a queue pair or of raw packets) if its doorbell record is
+    /// ahead of the last doorbell; returns whether it was. For programs whose stores to a UAR page
+    /// nobody sees.
+    pub fn ring_to_record(&mut self, number: u32) -> bool {
+        !self.gone && self.device.bus_master && self.device.ring_to_record(number)
+    }
+
+    /// Rings the doorbell of a CQ if the arm word of its doorbell record differs from the last doorbell;
+    /// returns whether it did. The first arm word may be that of a new record, 0: a kernel
+    /// writes [`NO_ARM_WORD`] there before it creates the CQ.
+    ///
+    /// [`NO_ARM_WORD`]: crate::object::cq::NO_ARM_WORD
+    pub fn arm_from_record(&mut self, cqn: u32) -> bool {
+        !self.gone && self.device.bus_master && self.device.arm_from_record(cqn)
+    }
+
+    /// Creates an EQ without memory, which CQs can name and DESTROY_EQ destroys. It gets completion
+    /// events, and the events of the types in `kinds` (`crate::format::event`). [`Function::next_event`]
+    /// takes them; there is nothing to arm.
+    ///
+    /// # Errors
+    /// If there are 63 EQs.
+    pub fn create_event_queue(&mut self, kinds: &[u8]) -> Result<u32, CommandError> {
+        eq::create_value_eq(&mut self.device, kinds)
+    }
+
+    /// The oldest event that was not taken. Take all after each run and before an object is destroyed:
+    /// events of an object stay when it is gone.
+    pub fn next_event(&mut self) -> Option<Event> {
+        self.device.events.pop_front()
+    }
+
+    /// The address in this process of a range of VAR pages or device memory, by its offset in BAR0;
+    /// `None` if the range is neither. It is valid until the function is restarted or dropped.
+    pub fn bar_address(&self, offset: u64, len: usize) -> Option<NonNull<u8>> {
+        self.device.bar.address(offset, len)
+    }
+
     /// The device behind BAR0.
     pub fn device(&self) -> &Device {
         &self.device
@@ -122,7 +200,7 @@ impl Function {
 
     /// The file of the memory in BAR0, if the guest may map it.
     pub fn bar_file(&self) -> Option<&std::fs::File> {
-        self.device.bar.file().filter(|_| self.device.options.mapped)
+        self.device.bar.file()
     }
 
     /// Guest memory, to map.

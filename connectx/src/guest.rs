@@ -1,23 +1,30 @@
-//! Guest memory, which the device accesses by DMA, and memory that it shares with the guest.
+//! Memory that the device accesses by DMA, and memory that it shares with a guest or with the process.
 //!
-//! Pairs with the DMA_MAP messages of vfio-user. The guest's processors access this memory at
-//! the same time. So every access goes through atomics, word by word in ascending order, and every
-//! store is a release: a driver that reads the last word of a CQE sees all of it.
+//! There are two kinds of DMA memory. *Guest memory* is mapped from files: pairs with the DMA_MAP
+//! messages of vfio-user. *Process memory* is ranges of this process's own address space, which a
+//! kernel in the process pins: pairs with the page lists of its commands. The driver chooses the
+//! addresses that the device accesses; an address without memory returns [`DmaFault`].
 //!
-//! This is the only module with `unsafe`. A guest chooses the addresses that the device accesses;
-//! an address without memory returns [`DmaFault`].
+//! The other side accesses the memory at the same time. So an access goes through atomics, word by
+//! word in ascending order, and every store is a release: a driver that reads the last word of a CQE
+//! sees all of it. Long accesses to memory of the process are copied at once but for their last bytes;
+//! queues and doorbell records never are.
+//!
+//! This is the only module with `unsafe`.
 
+use std::alloc::Layout;
 use std::cell::Cell;
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::marker::PhantomData;
-use std::ops::Range;
-use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering};
+use std::ptr::NonNull;
+use std::sync::atomic::{AtomicU8, AtomicU32, AtomicU64, Ordering, fence};
 
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, memfd_create};
 
-/// An address range that guest memory does not cover, or that is not writable.
+/// An address range that the memory does not cover, or that is not writable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct DmaFault {
     /// First byte of the access.
@@ -26,15 +33,179 @@ pub struct DmaFault {
     pub len: usize,
 }
 
+/// Bytes from which on an access to memory of the process is copied at once: more than any WQE, CQE
+/// or EQE has.
+const BULK: usize = 2048;
+/// Bytes at the end of a write that follow word by word: a program that polls the end of its buffer
+/// then finds all before it.
+const BULK_TAIL: usize = 64;
+
+/// A piece of memory. It exists for `'a`, is readable, and writable if its maker says so. All other
+/// accesses to it are of another process, atomic, or ordered before or after those of the device.
+struct Place<'a> {
+    address: *mut u8,
+    len: usize,
+    /// Whether long accesses are copied at once.
+    bulk: bool,
+    memory: PhantomData<&'a Cell<u8>>,
+}
+
+impl Place<'_> {
+    fn byte(&self, at: usize) -> &AtomicU8 {
+        assert!(at < self.len);
+        // SAFETY: the byte is inside; other accesses to it do not race, as `Place` says.
+        unsafe { AtomicU8::from_ptr(self.address.wrapping_add(at)) }
+    }
+
+    fn half(&self, at: usize) -> &AtomicU32 {
+        let address = self.address.wrapping_add(at);
+        assert!(at + 4 <= self.len && address.addr() % 4 == 0);
+        // SAFETY: the word is inside and aligned; other accesses to it do not race, as `Place` says.
+        unsafe { AtomicU32::from_ptr(address.cast()) }
+    }
+
+    fn word(&self, at: usize) -> &AtomicU64 {
+        let address = self.address.wrapping_add(at);
+        assert!(at + 8 <= self.len && address.addr() % 8 == 0);
+        // SAFETY: the word is inside and aligned; other accesses to it do not race, as `Place` says.
+        unsafe { AtomicU64::from_ptr(address.cast()) }
+    }
+
+    /// Bytes from `at` to the next word.
+    fn to_word(&self, at: usize) -> usize {
+        self.address.wrapping_add(at).addr().wrapping_neg() % 8
+    }
+
+    /// Reads the whole piece.
+    fn read(&self, to: &mut [u8]) {
+        assert_eq!(to.len(), self.len);
+        if self.bulk && self.len >= BULK {
+            // SAFETY: the piece is readable, `to` is as long and the device's own; other accesses do
+            // not race, as `Place` says.
+            unsafe { std::ptr::copy_nonoverlapping(self.address, to.as_mut_ptr(), self.len) };
+            return fence(Ordering::Acquire);
+        }
+        let head = self.to_word(0).min(to.len());
+        let (head, rest) = to.split_at_mut(head);
+        let mut at = 0;
+        for byte in head {
+            *byte = self.byte(at).load(Ordering::Acquire);
+            at += 1;
+        }
+        let mut words = rest.chunks_exact_mut(8);
+        for word in &mut words {
+            word.copy_from_slice(&self.word(at).load(Ordering::Acquire).to_ne_bytes());
+            at += 8;
+        }
+        for byte in words.into_remainder() {
+            *byte = self.byte(at).load(Ordering::Acquire);
+            at += 1;
+        }
+    }
+
+    /// Writes the whole piece.
+    fn write(&self, from: &[u8]) {
+        assert_eq!(from.len(), self.len);
+        let mut at = 0;
+        if self.bulk && self.len >= BULK {
+            at = self.len - BULK_TAIL;
+            // SAFETY: the piece is writable and longer than `at`, `from` is the device's own; other
+            // accesses do not race, as `Place` says.
+            unsafe { std::ptr::copy_nonoverlapping(from.as_ptr(), self.address, at) };
+        }
+        let rest = &from[at..];
+        let (head, rest) = rest.split_at(self.to_word(at).min(rest.len()));
+        for byte in head {
+            self.byte(at).store(*byte, Ordering::Release);
+            at += 1;
+        }
+        let mut words = rest.chunks_exact(8);
+        for word in &mut words {
+            let mut bytes = [0; 8];
+            bytes.copy_from_slice(word);
+            self.word(at).store(u64::from_ne_bytes(bytes), Ordering::Release);
+            at += 8;
+        }
+        for byte in words.remainder() {
+            self.byte(at).store(*byte, Ordering::Release);
+            at += 1;
+        }
+    }
+
+    /// Replaces the piece, a word of 4 or 8 bytes, atomically, and returns the old value; `None` if
+    /// it is none, or not aligned to its size.
+    fn update(&self, mut change: impl FnMut(u64) -> u64) -> Option<u64> {
+        if !matches!(self.len, 4 | 8) || self.address.addr() % self.len != 0 {
+            return None;
+        }
+        let order = Ordering::AcqRel;
+        if self.len == 8 {
+            let word = self.word(0);
+            let mut old = word.load(Ordering::Acquire);
+            loop {
+                match word.compare_exchange(old, change(old), order, Ordering::Acquire) {
+                    Ok(old) => return Some(old),
+                    Err(now) => old = now,
+                }
+            }
+        }
+        let word = self.half(0);
+        let mut old = word.load(Ordering::Acquire);
+        loop {
+            let new = change(u64::from(old)) as u32;
+            match word.compare_exchange(old, new, order, Ordering::Acquire) {
+                Ok(old) => return Some(u64::from(old)),
+                Err(now) => old = now,
+            }
+        }
+    }
+}
+
+/// Zeroed pages of this process.
+struct OwnPages {
+    start: NonNull<u8>,
+    layout: Layout,
+}
+
+// SAFETY: it owns its pages alone.
+unsafe impl Send for OwnPages {}
+
+impl OwnPages {
+    fn new(len: usize) -> io::Result<Self> {
+        let layout = Layout::from_size_align(len, 4096)
+            .ok()
+            .filter(|layout| layout.size() > 0)
+            .ok_or(io::ErrorKind::InvalidInput)?;
+        // SAFETY: the layout is not empty.
+        let start = unsafe { std::alloc::alloc_zeroed(layout) };
+        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
+        // A program reaches pages of the device by their address.
+        start.as_ptr().expose_provenance();
+        Ok(Self { start, layout })
+    }
+}
+
+impl Drop for OwnPages {
+    fn drop(&mut self) {
+        // SAFETY: it was allocated with this layout, and nothing refers to it any more.
+        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
+    }
+}
+
+enum Backing {
+    File(MmapRaw),
+    Own(OwnPages),
+}
+
 /// Shared memory. It stays on one thread: concurrent accesses of different sizes to one address are
 /// undefined between threads of a program, but not between the program and the guest.
 ///
 /// ```compile_fail
 /// fn shared_by_threads<T: Sync>() {}
-/// shared_by_threads::<uverbs_connectx::guest::Shared>();
+/// shared_by_threads::<uverbs_connectx::guest::SharedMemory>();
 /// ```
 pub struct SharedMemory {
-    map: MmapRaw,
+    backing: Backing,
     not_sync: PhantomData<Cell<u8>>,
 }
 
@@ -49,7 +220,7 @@ impl SharedMemory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let map = MmapOptions::new().offset(offset).len(len).map_raw(file)?;
-        Ok(Self { map, not_sync: PhantomData })
+        Ok(Self { backing: Backing::File(map), not_sync: PhantomData })
     }
 
     /// Creates `len` zero bytes in a file that another process may map but not resize.
@@ -66,118 +237,62 @@ impl SharedMemory {
         Ok((file, memory))
     }
 
+    /// Allocates `len` zero bytes in this process, from a page on.
+    ///
+    /// # Errors
+    /// If `len` is zero, or there is no memory left.
+    pub fn allocate(len: usize) -> io::Result<Self> {
+        Ok(Self { backing: Backing::Own(OwnPages::new(len)?), not_sync: PhantomData })
+    }
+
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        self.map.len()
+        match &self.backing {
+            Backing::File(map) => map.len(),
+            Backing::Own(pages) => pages.layout.size(),
+        }
     }
 
-    /// Whether the mapping is empty; never true.
+    /// Whether the memory is empty; never true.
     pub fn is_empty(&self) -> bool {
-        self.map.len() == 0
+        self.len() == 0
     }
 
-    /// The host address of `range`, if it is inside.
-    fn address(&self, range: &Range<usize>) -> Option<*mut u8> {
-        (range.start <= range.end && range.end <= self.map.len())
-            .then(|| self.map.as_mut_ptr().wrapping_add(range.start))
+    /// The address in this process of `len` bytes from `offset`; `None` if they are not inside. It is
+    /// valid as long as this memory.
+    pub fn address(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
+        let end = offset.checked_add(len)?;
+        let start = match &self.backing {
+            Backing::File(map) => map.as_mut_ptr(),
+            Backing::Own(pages) => pages.start.as_ptr(),
+        };
+        NonNull::new(start.wrapping_add(offset)).filter(|_| end <= self.len())
     }
 
-    fn byte(&self, address: *mut u8) -> &AtomicU8 {
-        // SAFETY: callers pass addresses inside the mapping, which lives as long as `self`; all
-        // accesses of this process to it are atomic.
-        unsafe { AtomicU8::from_ptr(address) }
-    }
-
-    fn half(&self, address: *mut u8) -> &AtomicU32 {
-        // SAFETY: as for `byte`, and callers pass multiples of 4.
-        unsafe { AtomicU32::from_ptr(address.cast()) }
-    }
-
-    fn word(&self, address: *mut u8) -> &AtomicU64 {
-        // SAFETY: as for `byte`, and callers pass multiples of 8.
-        unsafe { AtomicU64::from_ptr(address.cast()) }
+    fn place(&self, offset: usize, len: usize) -> Option<Place<'_>> {
+        let address = self.address(offset, len)?.as_ptr();
+        let bulk = matches!(self.backing, Backing::Own(_));
+        Some(Place { address, len, bulk, memory: PhantomData })
     }
 
     /// Reads `to.len()` bytes from `offset`; `None` if the range is not inside.
     #[must_use]
     pub fn read(&self, offset: usize, to: &mut [u8]) -> Option<()> {
-        let mut address = self.address(&(offset..offset.checked_add(to.len())?))?;
-        let head = address.addr().wrapping_neg() % 8;
-        let (head, rest) = to.split_at_mut(head.min(to.len()));
-        for byte in head {
-            *byte = self.byte(address).load(Ordering::Acquire);
-            address = address.wrapping_add(1);
-        }
-        let mut words = rest.chunks_exact_mut(8);
-        for word in &mut words {
-            word.copy_from_slice(&self.word(address).load(Ordering::Acquire).to_ne_bytes());
-            address = address.wrapping_add(8);
-        }
-        for byte in words.into_remainder() {
-            *byte = self.byte(address).load(Ordering::Acquire);
-            address = address.wrapping_add(1);
-        }
+        self.place(offset, to.len())?.read(to);
         Some(())
     }
 
     /// Writes `from` to `offset`; `None`, and nothing written, if the range is not inside.
     #[must_use]
     pub fn write(&self, offset: usize, from: &[u8]) -> Option<()> {
-        let mut address = self.address(&(offset..offset.checked_add(from.len())?))?;
-        let head = address.addr().wrapping_neg() % 8;
-        let (head, rest) = from.split_at(head.min(from.len()));
-        for byte in head {
-            self.byte(address).store(*byte, Ordering::Release);
-            address = address.wrapping_add(1);
-        }
-        let mut words = rest.chunks_exact(8);
-        for word in &mut words {
-            let mut bytes = [0; 8];
-            bytes.copy_from_slice(word);
-            self.word(address).store(u64::from_ne_bytes(bytes), Ordering::Release);
-            address = address.wrapping_add(8);
-        }
-        for byte in words.remainder() {
-            self.byte(address).store(*byte, Ordering::Release);
-            address = address.wrapping_add(1);
-        }
+        self.place(offset, from.len())?.write(from);
         Some(())
     }
-}
 
-impl SharedMemory {
     /// Replaces a word of 4 or 8 bytes atomically, and returns the old value; `None` if the word is
     /// not inside or not aligned to its size.
-    pub fn update(
-        &self,
-        offset: usize,
-        len: usize,
-        mut change: impl FnMut(u64) -> u64,
-    ) -> Option<u64> {
-        let host = self.address(&(offset..offset.checked_add(len)?))?;
-        if !matches!(len, 4 | 8) || host.addr() % len != 0 {
-            return None;
-        }
-        let order = Ordering::AcqRel;
-        if len == 8 {
-            let word = self.word(host);
-            let mut old = word.load(Ordering::Acquire);
-            loop {
-                match word.compare_exchange(old, change(old), order, Ordering::Acquire) {
-                    Ok(old) => return Some(old),
-                    Err(now) => old = now,
-                }
-            }
-        }
-        let word = self.half(host);
-        let mut old = word.load(Ordering::Acquire);
-        loop {
-            let new = change(u64::from(old)) as u32;
-            match word.compare_exchange(old, new, order, Ordering::Acquire) {
-                Ok(old) => return Some(u64::from(old)),
-                Err(now) => old = now,
-            }
-        }
+    pub fn update(&self, offset: usize, len: usize, change: impl FnMut(u64) -> u64) -> Option<u64> {
+        self.place(offset, len)?.update(change)
     }
 }
 
@@ -187,14 +302,128 @@ struct DmaMapping {
     len: u64,
     writable: bool,
     /// `None` if the client sent no file: the device cannot access such memory.
-    memory: Option<(SharedMemory, usize)>,
+    memory: Option<SharedMemory>,
 }
 
-/// The guest physical memory that the device may access.
+/// Neighbouring bytes of the process that are pinned equally often.
+#[derive(Clone, Copy)]
+struct Span {
+    end: u64,
+    pins: usize,
+    /// How many of the pins are writable.
+    writable: usize,
+}
+
+/// The ranges of the process's memory that are pinned. They may overlap.
 #[derive(Default)]
-pub struct GuestMemory {
+struct PinnedRanges {
+    /// By first address, not overlapping.
+    spans: BTreeMap<u64, Span>,
+    /// How often each range is pinned: address, length, writable.
+    ranges: BTreeMap<(u64, u64, bool), usize>,
+}
+
+impl PinnedRanges {
+    fn find(&self, address: u64) -> Option<&Span> {
+        self.spans
+            .range(..=address)
+            .next_back()
+            .map(|(_, span)| span)
+            .filter(|span| address < span.end)
+    }
+
+    /// Divides the span that crosses an address.
+    fn split(&mut self, at: u64) {
+        let Some((_, span)) = self.spans.range_mut(..at).next_back() else { return };
+        if at < span.end {
+            let rest = *span;
+            span.end = at;
+            self.spans.insert(at, rest);
+        }
+    }
+
+    /// Joins the spans that meet at an address, if they are pinned equally often.
+    fn join(&mut self, at: u64) {
+        let Some(right) = self.spans.get(&at).copied() else { return };
+        let Some((_, left)) = self.spans.range_mut(..at).next_back() else { return };
+        if left.end == at && (left.pins, left.writable) == (right.pins, right.writable) {
+            left.end = right.end;
+            self.spans.remove(&at);
+        }
+    }
+
+    fn pin(&mut self, address: u64, end: u64, writable: bool) {
+        self.split(address);
+        self.split(end);
+        let mut at = address;
+        while at < end {
+            match self.spans.range_mut(at..end).next() {
+                Some((start, span)) if *start == at => {
+                    span.pins += 1;
+                    span.writable += usize::from(writable);
+                    at = span.end;
+                }
+                next => {
+                    let gap = next.map_or(end, |(start, _)| *start);
+                    self.spans.insert(at, Span { end: gap, pins: 1, writable: writable.into() });
+                    at = gap;
+                }
+            }
+        }
+        self.join(address);
+        self.join(end);
+        *self.ranges.entry((address, end - address, writable)).or_default() += 1;
+    }
+
+    /// Returns false if the range is not pinned.
+    fn unpin(&mut self, address: u64, end: u64, writable: bool) -> bool {
+        let range = (address, end.wrapping_sub(address), writable);
+        let Some(count) = self.ranges.get_mut(&range) else { return false };
+        *count -= 1;
+        if *count == 0 {
+            self.ranges.remove(&range);
+        }
+        self.split(address);
+        self.split(end);
+        for span in self.spans.range_mut(address..end) {
+            span.1.pins -= 1;
+            span.1.writable -= usize::from(writable);
+        }
+        let gone: Vec<u64> = self
+            .spans
+            .range(address..end)
+            .filter(|(_, span)| span.pins == 0)
+            .map(|(start, _)| *start)
+            .collect();
+        for start in gone {
+            self.spans.remove(&start);
+        }
+        self.join(address);
+        self.join(end);
+        true
+    }
+}
+
+enum AddressSpace {
     /// Sorted by base, not overlapping.
-    mappings: Vec<DmaMapping>,
+    Guest(Vec<DmaMapping>),
+    Process(PinnedRanges),
+}
+
+/// The memory that the device may access: of a guest, or of this process.
+pub struct GuestMemory {
+    space: AddressSpace,
+}
+
+impl Default for GuestMemory {
+    /// Guest memory without mappings.
+    fn default() -> Self {
+        Self { space: AddressSpace::Guest(vec![]) }
+    }
+}
+
+fn invalid(why: &str) -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidInput, why)
 }
 
 impl GuestMemory {
@@ -203,16 +432,74 @@ impl GuestMemory {
     /// # Errors
     /// If there is no memory left.
     pub fn plain(base: u64, len: usize) -> io::Result<Self> {
-        let map = MmapRaw::from(memmap2::MmapMut::map_anon(len)?);
-        let memory = Some((SharedMemory { map, not_sync: PhantomData }, 0));
-        Ok(Self { mappings: vec![DmaMapping { base, len: len as u64, writable: true, memory }] })
+        let memory = Some(SharedMemory::allocate(len)?);
+        let mapping = DmaMapping { base, len: len as u64, writable: true, memory };
+        Ok(Self { space: AddressSpace::Guest(vec![mapping]) })
     }
 
-    /// Adds a mapping.
+    /// Memory of this process, at its own addresses. The device may access nothing before
+    /// [`GuestMemory::pin`].
+    pub fn process() -> Self {
+        Self { space: AddressSpace::Process(PinnedRanges::default()) }
+    }
+
+    /// Lets the device access `len` bytes of the process from `address`, which it may write only if
+    /// they are `writable`. Ranges may overlap, and may be pinned more than once.
     ///
     /// # Errors
-    /// `InvalidInput` for a range that is empty, wraps or overlaps another mapping, or an error of
-    /// mapping the file.
+    /// `InvalidInput` for a range that is empty or wraps, and for guest memory.
+    ///
+    /// # Safety
+    /// Until the range is unpinned as often as it was pinned, or this memory is cleared or dropped:
+    ///
+    /// - The bytes are allocated and readable, and writable if they are pinned so. The provenance of a
+    ///   pointer to them is exposed.
+    /// - No reference to them says otherwise: no `&mut` is used between two accesses of the device, and no
+    ///   `&` to bytes that the device may write, unless they are atomics or in an `UnsafeCell`.
+    /// - While one thread runs the device, others access the bytes of queues and doorbell records only
+    ///   with atomics, and other bytes only when the device does not: before the doorbell of a request
+    ///   that names them, or after its completion.
+    pub unsafe fn pin(&mut self, address: u64, len: u64, writable: bool) -> io::Result<()> {
+        let AddressSpace::Process(pinned) = &mut self.space else {
+            return Err(invalid("guest memory is mapped, only memory of the process is pinned"));
+        };
+        let end = address.checked_add(len).filter(|end| usize::try_from(*end).is_ok());
+        match end {
+            Some(end) if len > 0 && address > 0 => {
+                pinned.pin(address, end, writable);
+                Ok(())
+            }
+            _ => Err(invalid("the range is empty or wraps")),
+        }
+    }
+
+    /// Takes back what one [`GuestMemory::pin`] with the same arguments gave.
+    ///
+    /// # Errors
+    /// `InvalidInput` if no such range is pinned.
+    pub fn unpin(&mut self, address: u64, len: u64, writable: bool) -> io::Result<()> {
+        let unpinned = match &mut self.space {
+            AddressSpace::Process(pinned) => {
+                pinned.unpin(address, address.saturating_add(len), writable)
+            }
+            AddressSpace::Guest(_) => false,
+        };
+        unpinned.then_some(()).ok_or_else(|| invalid("the range is not pinned"))
+    }
+
+    /// How many ranges are pinned; one that is pinned twice counts twice.
+    pub fn pins(&self) -> usize {
+        match &self.space {
+            AddressSpace::Process(pinned) => pinned.ranges.values().sum(),
+            AddressSpace::Guest(_) => 0,
+        }
+    }
+
+    /// Adds a mapping of guest memory.
+    ///
+    /// # Errors
+    /// `InvalidInput` for a range that is empty, wraps or overlaps another mapping, for memory of the
+    /// process, or an error of mapping the file.
     pub fn map(
         &mut self,
         base: u64,
@@ -220,71 +507,116 @@ impl GuestMemory {
         file: Option<(&File, u64)>,
         writable: bool,
     ) -> io::Result<()> {
+        let AddressSpace::Guest(mappings) = &mut self.space else {
+            return Err(invalid("memory of the process is pinned, only guest memory is mapped"));
+        };
         let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
-        let at = self.mappings.partition_point(|mapping| mapping.base < base);
+        let at = mappings.partition_point(|mapping| mapping.base < base);
         let after_previous = at == 0 || {
-            let previous = &self.mappings[at - 1];
+            let previous = &mappings[at - 1];
             previous.base + previous.len <= base
         };
-        let before_next = self.mappings.get(at).is_none_or(|next| end <= next.base);
+        let before_next = mappings.get(at).is_none_or(|next| end <= next.base);
         if len == 0 || !after_previous || !before_next {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let memory = match file {
             Some((file, offset)) => {
                 let len = usize::try_from(len).map_err(|_| io::ErrorKind::InvalidInput)?;
-                Some((SharedMemory::map(file, offset, len)?, 0))
+                Some(SharedMemory::map(file, offset, len)?)
             }
             None => None,
         };
-        self.mappings.insert(at, DmaMapping { base, len, writable, memory });
+        mappings.insert(at, DmaMapping { base, len, writable, memory });
         Ok(())
     }
 
-    /// Removes every mapping inside the range.
+    /// Removes every mapping of guest memory inside the range.
     ///
     /// # Errors
     /// `InvalidInput` if there is none, or a mapping extends outside.
     pub fn unmap(&mut self, base: u64, len: u64) -> io::Result<()> {
+        let AddressSpace::Guest(mappings) = &mut self.space else {
+            return Err(invalid("memory of the process is pinned, only guest memory is mapped"));
+        };
         let end = base.checked_add(len).ok_or(io::ErrorKind::InvalidInput)?;
         let inside =
             |mapping: &DmaMapping| mapping.base >= base && mapping.base + mapping.len <= end;
         let touches =
             |mapping: &DmaMapping| mapping.base < end && mapping.base + mapping.len > base;
-        let mut hit = self.mappings.iter().filter(|mapping| touches(mapping)).peekable();
+        let mut hit = mappings.iter().filter(|mapping| touches(mapping)).peekable();
         if hit.peek().is_none() || !hit.all(inside) {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        self.mappings.retain(|mapping| !inside(mapping));
+        mappings.retain(|mapping| !inside(mapping));
         Ok(())
     }
 
-    /// Removes every mapping.
+    /// Removes every mapping, and unpins every range.
     pub fn clear(&mut self) {
-        self.mappings.clear();
+        match &mut self.space {
+            AddressSpace::Guest(mappings) => mappings.clear(),
+            AddressSpace::Process(pinned) => *pinned = PinnedRanges::default(),
+        }
     }
 
-    fn find(&self, address: u64) -> Option<(&DmaMapping, &SharedMemory, usize)> {
-        let at = self.mappings.partition_point(|mapping| mapping.base <= address).checked_sub(1)?;
-        let mapping = &self.mappings[at];
-        let offset = address - mapping.base;
-        let (memory, start) = mapping.memory.as_ref()?;
-        (offset < mapping.len).then_some((mapping, memory, start + offset as usize))
+    /// The piece of memory at an address, of at least one byte and at most `most`.
+    fn place(&self, address: u64, most: usize, write: bool) -> Option<Place<'_>> {
+        match &self.space {
+            AddressSpace::Guest(mappings) => {
+                let at = mappings.partition_point(|mapping| mapping.base <= address);
+                let mapping = &mappings[at.checked_sub(1)?];
+                let offset = usize::try_from(address - mapping.base).ok()?;
+                let memory = mapping.memory.as_ref().filter(|_| mapping.writable || !write)?;
+                let len = memory.len().checked_sub(offset).filter(|len| *len > 0)?;
+                memory.place(offset, len.min(most))
+            }
+            AddressSpace::Process(pinned) => {
+                let span = pinned.find(address).filter(|span| span.writable > 0 || !write)?;
+                let len = usize::try_from(span.end - address).map_or(most, |len| len.min(most));
+                // `pin` has the promise of its caller that this memory is as `Place` says.
+                let address = std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
+                Some(Place { address, len, bulk: true, memory: PhantomData })
+            }
+        }
     }
 
-    /// Reads guest memory; after an error the content of `to` is unspecified.
+    /// The pieces of memory of an access, each with its position in the access.
+    fn places(
+        &self,
+        address: u64,
+        len: usize,
+        write: bool,
+    ) -> impl Iterator<Item = Result<(usize, Place<'_>), DmaFault>> {
+        let mut done = 0;
+        std::iter::from_fn(move || {
+            let at = done;
+            let place = address
+                .checked_add(at as u64)
+                .filter(|_| at < len)
+                .and_then(|address| self.place(address, len - at, write));
+            match place {
+                _ if at >= len => None,
+                Some(place) => {
+                    done += place.len;
+                    Some(Ok((at, place)))
+                }
+                None => {
+                    done = len;
+                    Some(Err(DmaFault { address, len }))
+                }
+            }
+        })
+    }
+
+    /// Reads memory; after an error the content of `to` is unspecified.
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory.
     pub fn read(&self, address: u64, to: &mut [u8]) -> Result<(), DmaFault> {
-        let fault = DmaFault { address, len: to.len() };
-        let mut done = 0;
-        while done < to.len() {
-            let at = address.checked_add(done as u64).ok_or(fault)?;
-            let (_, memory, offset) = self.find(at).ok_or(fault)?;
-            let len = (to.len() - done).min(memory.len() - offset);
-            memory.read(offset, &mut to[done..done + len]).ok_or(fault)?;
-            done += len;
+        for piece in self.places(address, to.len(), false) {
+            let (at, place) = piece?;
+            place.read(&mut to[at..at + place.len]);
         }
         Ok(())
     }
@@ -294,33 +626,18 @@ impl GuestMemory {
     /// # Errors
     /// [`DmaFault`] if any byte has no memory or is not writable.
     pub fn writable(&self, address: u64, len: usize) -> Result<(), DmaFault> {
-        let fault = DmaFault { address, len };
-        let mut done = 0;
-        while done < len {
-            let at = address.checked_add(done as u64).ok_or(fault)?;
-            let (mapping, memory, offset) = self.find(at).ok_or(fault)?;
-            if !mapping.writable {
-                return Err(fault);
-            }
-            done += (len - done).min(memory.len() - offset);
-        }
-        Ok(())
+        self.places(address, len, true).try_for_each(|piece| piece.map(|_| ()))
     }
 
-    /// Writes guest memory, or nothing if the range is not writable as a whole.
+    /// Writes memory, or nothing if the range is not writable as a whole.
     ///
     /// # Errors
     /// [`DmaFault`] if any byte has no memory or is not writable.
     pub fn write(&self, address: u64, from: &[u8]) -> Result<(), DmaFault> {
-        let fault = DmaFault { address, len: from.len() };
         self.writable(address, from.len())?;
-        let mut done = 0;
-        while done < from.len() {
-            let at = address.checked_add(done as u64).ok_or(fault)?;
-            let (_, memory, offset) = self.find(at).ok_or(fault)?;
-            let len = (from.len() - done).min(memory.len() - offset);
-            memory.write(offset, &from[done..done + len]).ok_or(fault)?;
-            done += len;
+        for piece in self.places(address, from.len(), true) {
+            let (at, place) = piece?;
+            place.write(&from[at..at + place.len]);
         }
         Ok(())
     }
@@ -346,11 +663,8 @@ impl GuestMemory {
         change: impl FnMut(u64) -> u64,
     ) -> Result<u64, DmaFault> {
         let fault = DmaFault { address, len };
-        let (mapping, memory, offset) = self.find(address).ok_or(fault)?;
-        if !mapping.writable {
-            return Err(fault);
-        }
-        memory.update(offset, len, change).ok_or(fault)
+        let place = self.place(address, len, true).filter(|place| place.len == len).ok_or(fault)?;
+        place.update(change).ok_or(fault)
     }
 }
 
@@ -405,5 +719,115 @@ mod tests {
         assert!(memory.unmap(0x2000, 0x800).is_err());
         assert!(memory.unmap(0x2000, 0x2000).is_ok());
         assert!(memory.unmap(0x2000, 0x2000).is_err());
+    }
+
+    /// Bytes of the process, each with its place as its value, and their address.
+    fn bytes(len: usize) -> (Vec<u8>, u64) {
+        let mut bytes: Vec<u8> = (0..len).map(|at| at as u8).collect();
+        let address = bytes.as_mut_ptr().expose_provenance() as u64;
+        (bytes, address)
+    }
+
+    #[test]
+    fn the_device_accesses_pinned_ranges_only() {
+        let (_bytes, at) = bytes(4096);
+        let mut memory = GuestMemory::process();
+        let mut four = [0; 4];
+        assert_eq!(memory.read(at, &mut four), Err(DmaFault { address: at, len: 4 }));
+        // SAFETY: the bytes outlive `memory`, and nothing else uses them until then.
+        unsafe { memory.pin(at + 100, 50, true) }.unwrap();
+        // SAFETY: as above.
+        unsafe { memory.pin(at + 140, 60, false) }.unwrap();
+        assert!(
+            memory.read(at + 98, &mut four).is_err() && memory.read(at + 197, &mut four).is_err()
+        );
+        memory.read(at + 100, &mut four).unwrap();
+        assert_eq!(four, [100, 101, 102, 103]);
+        // Across the ranges, which overlap: readable in both, writable in the first.
+        let mut all = [0; 100];
+        memory.read(at + 100, &mut all).unwrap();
+        assert!(all.iter().zip(100..).all(|(byte, at)| *byte == at as u8), "{all:?}");
+        memory.write(at + 146, &[1; 4]).unwrap();
+        assert!(memory.write(at + 147, &[2; 4]).is_err());
+        memory.read(at + 146, &mut four).unwrap();
+        assert_eq!(four, [1; 4], "a refused write changes nothing");
+        let word = (at + 100).next_multiple_of(8);
+        let expected = memory.update(word, 8, |old| old.wrapping_add(1)).unwrap();
+        assert_eq!(memory.update(word, 8, |old| old), Ok(expected.wrapping_add(1)));
+        assert!(memory.update(word + 4, 8, |old| old).is_err(), "not aligned");
+        assert!(memory.update(at.next_multiple_of(8), 8, |old| old).is_err(), "not pinned");
+        assert!(memory.update((at + 160).next_multiple_of(8), 8, |old| old).is_err(), "read only");
+    }
+
+    #[test]
+    fn a_range_is_unpinned_as_often_as_it_was_pinned() {
+        let (_bytes, at) = bytes(4096);
+        let mut memory = GuestMemory::process();
+        let ranges = [(0, 4096, false), (64, 64, true), (64, 64, true), (100, 1000, true)];
+        for (offset, len, writable) in ranges {
+            // SAFETY: the bytes outlive `memory`, and nothing else uses them until then.
+            unsafe { memory.pin(at + offset, len, writable) }.unwrap();
+        }
+        assert_eq!(memory.pins(), 4);
+        assert!(
+            memory.unpin(at + 64, 64, false).is_err() && memory.unpin(at + 65, 63, true).is_err()
+        );
+        let writable = |memory: &GuestMemory, offset| memory.writable(at + offset, 8).is_ok();
+        memory.unpin(at + 64, 64, true).unwrap();
+        assert!(writable(&memory, 64) && writable(&memory, 120) && !writable(&memory, 1096));
+        memory.unpin(at + 64, 64, true).unwrap();
+        assert!(!writable(&memory, 64) && writable(&memory, 100) && !writable(&memory, 98));
+        assert!(memory.unpin(at + 64, 64, true).is_err());
+        memory.unpin(at + 100, 1000, true).unwrap();
+        assert!(!writable(&memory, 100) && memory.read(at, &mut [0; 4096]).is_ok());
+        let AddressSpace::Process(pinned) = &memory.space else { panic!("memory of the process") };
+        assert_eq!(pinned.spans.len(), 1, "equal neighbours are joined");
+        memory.unpin(at, 4096, false).unwrap();
+        assert!(memory.read(at, &mut [0]).is_err() && memory.pins() == 0);
+        // SAFETY: nothing is pinned by what is refused.
+        let refused =
+            [(0, 8), (at, 0), (u64::MAX, 2)].map(|(at, len)| unsafe { memory.pin(at, len, true) });
+        assert!(refused.iter().all(Result::is_err));
+    }
+
+    #[test]
+    fn long_copies_keep_every_byte_whatever_their_alignment() {
+        let (_bytes, at) = bytes(3 * BULK);
+        let mut memory = GuestMemory::process();
+        // SAFETY: the bytes outlive `memory`, and nothing else uses them until then.
+        unsafe { memory.pin(at, 3 * BULK as u64, true) }.unwrap();
+        for (offset, len) in [(0, BULK), (1, BULK + 1), (7, BULK - 1), (3, 2 * BULK + 5)] {
+            let data: Vec<u8> = (0..len).map(|at| (at * 7 + offset) as u8).collect();
+            memory.write(at, &vec![0; 3 * BULK]).unwrap();
+            memory.write(at + offset as u64, &data).unwrap();
+            let mut back = vec![0xff; 3 * BULK];
+            memory.read(at, &mut back).unwrap();
+            assert_eq!(back[offset..offset + len], data);
+            assert!(back[..offset].iter().chain(&back[offset + len..]).all(|byte| *byte == 0));
+        }
+    }
+
+    #[test]
+    fn guest_memory_is_not_pinned_and_process_memory_not_mapped() {
+        let mut guest = GuestMemory::plain(0, 4096).unwrap();
+        // SAFETY: nothing is pinned by what is refused.
+        assert!(unsafe { guest.pin(0x1000, 8, true) }.is_err());
+        assert!(guest.unpin(0x1000, 8, true).is_err());
+        let mut process = GuestMemory::process();
+        assert!(process.map(0, 4096, None, true).is_err() && process.unmap(0, 4096).is_err());
+    }
+
+    #[test]
+    fn own_pages_are_reached_by_their_address() {
+        let pages = SharedMemory::allocate(8192).unwrap();
+        assert!(pages.address(8190, 4).is_none() && SharedMemory::allocate(0).is_err());
+        let at = pages.address(64, 8).unwrap().addr().get() as u64;
+        let mut memory = GuestMemory::process();
+        // SAFETY: `pages` outlives `memory`, and nothing else uses the bytes meanwhile.
+        unsafe { memory.pin(at, 8, true) }.unwrap();
+        pages.write(64, &[1, 2, 3]).unwrap();
+        let mut bytes = [0; 8];
+        memory.read(at, &mut bytes).unwrap();
+        assert_eq!((bytes, at % 4096), ([1, 2, 3, 0, 0, 0, 0, 0], 64));
     }
 }

@@ -23,6 +23,15 @@ pub(crate) fn read(device: &mut Device, offset: u64, to: &mut [u8]) {
     }
 }
 
+/// Writes to a UAR page, as a whole.
+pub(crate) fn ring(device: &mut Device, uar: u32, offset: u64, from: &[u8]) {
+    let place = u64::from(uar) * bar0::PAGE + offset;
+    device.recorder.add(device.now, &Entry::Write { offset: place, bytes: from });
+    if device.bus_master {
+        device.ring_register(uar, offset, from);
+    }
+}
+
 /// Writes to BAR0.
 pub(crate) fn write(device: &mut Device, offset: u64, from: &[u8]) {
     device.recorder.add(device.now, &Entry::Write { offset, bytes: from });

@@ -9,7 +9,7 @@ use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::format::cqe::RESIZED;
 use crate::object::buffer::Buffer;
-use crate::object::cq::{ArmState, Cq, INDEX_MASK, PADDED};
+use crate::object::cq::{ArmState, Cq, INDEX_MASK, NO_ARM_WORD, PADDED};
 use crate::object::umem::{QueueLocation, QueueMemory};
 
 /// Fields of CREATE_CQ that name the umems of the queue and of its doorbell record. The kernel's
@@ -81,6 +81,7 @@ pub(crate) fn create_cq(
             solicited: 0,
             notified: 0,
             armed: ArmState::Disarmed,
+            arm_word: NO_ARM_WORD,
             unreported: 0,
             last_event: 0,
             due: None,

@@ -10,7 +10,7 @@ use crate::command_error::{CommandError, refuse};
 use crate::device::Device;
 use crate::interrupt::VECTORS;
 use crate::object::buffer::Buffer;
-use crate::object::eq::{EQE, Eq};
+use crate::object::eq::{EQE, Eq, EqRing};
 
 pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let input = Bits::<create_eq_in, _>::new(input);
@@ -38,18 +38,30 @@ pub(crate) fn create_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Co
     }
     device.objects.eqs.check_room()?;
     device.objects.uars.hold(uar)?;
-    let eq =
-        Eq { buffer, log_size, producer: 0, consumer: 0, armed: false, vector, uar, mask, lost: 0 };
+    let ring =
+        EqRing { buffer, log_size, producer: 0, consumer: 0, armed: false, vector, uar, lost: 0 };
+    let eq = Eq { ring: Some(ring), mask };
     let number = device.objects.eqs.insert(eq)?;
     let mut out = Bits::<create_eq_out, _>::new(vec![0; create_eq_out::SIZE]);
     out.set(create_eq_out::eq_number, number.into());
     Ok(out.into_inner())
 }
 
+/// Creates an EQ without memory, whose owner takes its events as values.
+pub(crate) fn create_value_eq(device: &mut Device, kinds: &[u8]) -> Result<u32, CommandError> {
+    let mut mask = [0; 4];
+    for kind in kinds {
+        mask[usize::from(kind / 64)] |= 1 << (kind % 64);
+    }
+    device.objects.eqs.insert(Eq { ring: None, mask })
+}
+
 pub(crate) fn destroy_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_eq_in, _>::new(input).get32(destroy_eq_in::eq_number);
     let eq = device.objects.eqs.remove(number)?;
-    device.objects.uars.release(eq.uar);
+    if let Some(ring) = eq.ring {
+        device.objects.uars.release(ring.uar);
+    }
     Ok(vec![])
 }
 
@@ -58,10 +70,12 @@ pub(crate) fn query_eq(device: &mut Device, input: &[u8]) -> Result<Vec<u8>, Com
     let eq = device.objects.eqs.get(number)?;
     let mut out = Bits::<query_eq_out, _>::new(vec![0; query_eq_out::SIZE]);
     let mut context = out.sub_mut(query_eq_out::eq_context_entry);
-    context.set(eqc::log_eq_size, eq.log_size.into());
-    context.set(eqc::uar_page, eq.uar.into());
-    context.set(eqc::intr, eq.vector as u64);
-    context.set(eqc::consumer_counter, eq.consumer.into());
-    context.set(eqc::producer_counter, eq.producer.into());
+    if let Some(ring) = &eq.ring {
+        context.set(eqc::log_eq_size, ring.log_size.into());
+        context.set(eqc::uar_page, ring.uar.into());
+        context.set(eqc::intr, ring.vector as u64);
+        context.set(eqc::consumer_counter, ring.consumer.into());
+        context.set(eqc::producer_counter, ring.producer.into());
+    }
     Ok(out.into_inner())
 }

@@ -53,6 +53,21 @@ pub(crate) fn run(device: &mut Device, mut slots: u32) {
     }
 }
 
+/// The slot of commands without one in a recording.
+const NO_SLOT: u8 = u8::MAX;
+
+/// Executes a command that came without a slot. Returns its output, or nothing if it is to get no
+/// completion.
+pub(crate) fn run_direct(device: &mut Device, input: &[u8], out_len: usize) -> Option<Vec<u8>> {
+    device.flush_single_writes();
+    device.recorder.add(device.now, &Entry::Command { slot: NO_SLOT, input });
+    let mut output = super::dispatch::execute(device, input, out_len)?;
+    output.resize(out_len, 0);
+    let answer = Entry::CommandOutput { slot: NO_SLOT, delivery: 0, output: &output[..] };
+    device.recorder.add(device.now, &answer);
+    Some(output)
+}
+
 fn run_slot(device: &mut Device, index: u32) {
     let Some(queue) = device.init_segment.queue() else {
         log::warn!("doorbell of command slot {index} without a command queue");
@@ -91,9 +106,7 @@ fn run_slot(device: &mut Device, index: u32) {
     if device.memory.write(address, &slot.bytes).is_err() {
         return;
     }
-    if let Some(eqn) = events
-        && command_eq(device) == Some(eqn)
-    {
+    if let Some(eqn) = events.filter(|eqn| command_eq(device) == Some(*eqn)) {
         command_done(device, eqn, index);
         // The driver handles page requests as soon as it handles command events.
         pages::balance_pages(device);

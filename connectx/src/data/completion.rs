@@ -94,8 +94,7 @@ impl Device {
         };
         let mut cqe = Cqe::new(opcode);
         let mut flags = u32::from(message.sl & 0xf) << 24 | message.source_qpn;
-        if let Some(datagram) = &message.datagram
-            && datagram.grh.is_some()
+        if let Some(datagram) = message.datagram.as_ref().filter(|datagram| datagram.grh.is_some())
         {
             flags |= 1 << 28;
             // On Ethernet these bits hold the type of the L3 header instead of the service level.

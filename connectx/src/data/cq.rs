@@ -112,10 +112,8 @@ impl Device {
 
     /// Raises the events that are due.
     pub(crate) fn run_cq_timers(&mut self) {
-        while let Some(&(due, number)) = self.cq_timers.first()
-            && due <= self.now
-        {
-            self.cq_timers.pop_first();
+        while self.cq_timers.first().is_some_and(|(due, _)| *due <= self.now) {
+            let Some((due, number)) = self.cq_timers.pop_first() else { break };
             if self.objects.cqs.get(number).is_ok_and(|cq| cq.due == Some(due)) {
                 self.raise_completion_event(number);
             }
@@ -177,6 +175,7 @@ impl Device {
                 self.doorbells.errors.record_behind += 1;
             }
         }
+        cq.arm_word = command;
         let consumer = command & INDEX_MASK;
         let solicited_only = command >> 24 & 1 != 0;
         cq.armed = if solicited_only { ArmState::Solicited } else { ArmState::Any };

@@ -72,8 +72,7 @@ impl Device {
             }
             DmaAddress::Bar(offset) => self
                 .bar
-                .shared(offset, len)
-                .and_then(|memory| memory.update(offset as usize, len, swapped))
+                .update(offset, len, swapped)
                 .ok_or_else(|| format!("no word of device memory at {offset:#x}")),
         };
         old.map(native)

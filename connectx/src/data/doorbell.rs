@@ -5,6 +5,8 @@
 
 use crate::device::Device;
 use crate::doorbell::{Doorbell, DoorbellErrors};
+use crate::object::qp::QpState;
+use crate::object::rq::WqState;
 use crate::recording::DoorbellCounter;
 
 const CQ: u64 = 0x20;
@@ -56,6 +58,56 @@ impl Device {
     pub(crate) fn flush_single_writes(&mut self) {
         let complete = self.doorbells.flush_single_writes();
         complete.into_iter().for_each(|doorbell| self.ring_send_queue(doorbell));
+    }
+
+    /// A doorbell or a BlueFlame copy that came whole.
+    pub(crate) fn ring_register(&mut self, uar: u32, offset: u64, from: &[u8]) {
+        match offset {
+            SEND.. => {
+                let doorbell = self.doorbells.whole(uar, offset, from);
+                doorbell.into_iter().for_each(|doorbell| self.ring_send_queue(doorbell));
+            }
+            _ => self.uar_write(uar, offset, from),
+        }
+    }
+
+    /// Rings a send queue up to its doorbell record; returns whether that says more than the last
+    /// doorbell did.
+    pub(crate) fn ring_to_record(&mut self, number: u32) -> bool {
+        let (queue, works) = if let Ok(qp) = self.objects.qps.get_mut(number) {
+            (qp.sq.as_mut(), qp.state == QpState::ReadyToSend)
+        } else if let Ok(sq) = self.objects.sqs.get_mut(number) {
+            (Some(&mut sq.queue), sq.state == WqState::Ready)
+        } else {
+            return false;
+        };
+        let Some(queue) = queue else { return false };
+        let before = (queue.producer_index(), queue.rung_index());
+        let record = queue.read_doorbell_record(&self.memory);
+        if record.is_err() && works {
+            // The device reports a record that it cannot read, or that is out of range, when it runs
+            // the queue.
+            self.schedule(number);
+            return true;
+        }
+        queue.ring(queue.producer_index());
+        let producer = queue.producer_index();
+        if before == (producer, queue.rung_index()) {
+            return false;
+        }
+        self.recorder.doorbell_record(self.now, DoorbellCounter::Sq, number, producer.into());
+        self.schedule(number);
+        true
+    }
+
+    /// Rings the doorbell of a CQ if the arm word of its doorbell record has changed.
+    pub(crate) fn arm_from_record(&mut self, number: u32) -> bool {
+        let Ok(cq) = self.objects.cqs.get_mut(number) else { return false };
+        let word = self.memory.read_be32(cq.doorbell_record.wrapping_add(4));
+        let Some(word) = word.ok().filter(|word| *word != cq.arm_word) else { return false };
+        let uar = cq.uar;
+        self.cq_doorbell(uar, word, number);
+        true
     }
 
     /// Rings a send queue, up to and including the WQE of the doorbell.

@@ -4,7 +4,7 @@
 //! UAR page that the driver does not share.
 
 use crate::device::Device;
-use crate::format::event::QueueType;
+use crate::format::event::{Event, QueueType};
 use crate::object::eq::EQE;
 use crate::recording::Entry;
 
@@ -30,6 +30,9 @@ impl Device {
             return;
         }
         let Ok(eq) = self.objects.eqs.get_mut(number) else { return };
+        let Some(eq) = &mut eq.ring else {
+            return self.events.push_back(Event { eqn: number, kind, sub_type, data: *data });
+        };
         let waiting = eq.producer.wrapping_sub(eq.consumer) & 0xff_ffff;
         if waiting >= 1 << eq.log_size {
             eq.lost += 1;
@@ -57,7 +60,8 @@ impl Device {
 
     /// The EQ doorbell: the number of the EQ in the upper byte, the consumer index below.
     pub(crate) fn eq_doorbell(&mut self, uar: u32, value: u32, arm: bool) {
-        let Ok(eq) = self.objects.eqs.get_mut(value >> 24) else {
+        let eq = self.objects.eqs.get_mut(value >> 24).ok().and_then(|eq| eq.ring.as_mut());
+        let Some(eq) = eq else {
             log::debug!("doorbell of EQ {} which does not exist", value >> 24);
             return;
         };

@@ -75,9 +75,8 @@ impl Device {
         {
             return Response::Lost;
         }
-        if let Some(srqn) = message.srqn
-            && !self.objects.xrc_srq_matches(srqn, qp.context.get32(qpc::xrcd))
-        {
+        let xrcd = qp.context.get32(qpc::xrcd);
+        if message.srqn.is_some_and(|srqn| !self.objects.xrc_srq_matches(srqn, xrcd)) {
             return self.invalid_request(qpn);
         }
         let expected = qp.context.get32(qpc::next_rcv_psn);
@@ -312,9 +311,11 @@ impl Device {
             }
             return Some(response);
         }
-        if let Action::Send { invalidate: Some(key) } = message.action
-            && !self.invalidate(qpn, key, pd)
-        {
+        let invalidate = match message.action {
+            Action::Send { invalidate } => invalidate,
+            _ => None,
+        };
+        if invalidate.is_some_and(|key| !self.invalidate(qpn, key, pd)) {
             self.fail_receive(qpn, message.srqn, receive.index, Syndrome::LocalAccess.into());
             return Some(self.access_error(qpn));
         }

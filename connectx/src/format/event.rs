@@ -20,3 +20,57 @@ pub(crate) enum QueueType {
     Receive = 1,
     Send = 2,
 }
+
+/// An event of an EQ that has no memory, as [`create_event_queue`] makes it.
+///
+/// [`create_event_queue`]: crate::function::Function::create_event_queue
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Event {
+    /// Number of the EQ.
+    pub eqn: u32,
+    /// Type of the event, [`COMPLETION`] for one.
+    pub kind: u8,
+    /// Subtype; a change of the port has one.
+    pub sub_type: u8,
+    /// `event_data` of the EQE.
+    pub data: [u8; 28],
+}
+
+/// The object that an event is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Subject {
+    /// A CQ.
+    Cq(u32),
+    /// An SRQ.
+    Srq(u32),
+    /// A queue pair.
+    Qp(u32),
+    /// A raw send queue.
+    Sq(u32),
+    /// A raw receive queue.
+    Rq(u32),
+    /// A port.
+    Port(u8),
+    /// The function.
+    Function,
+}
+
+impl Event {
+    /// The object that the event is about.
+    pub fn subject(&self) -> Subject {
+        let word = |at: usize| {
+            let data = &self.data;
+            u32::from_be_bytes([data[at], data[at + 1], data[at + 2], data[at + 3]]) & 0xff_ffff
+        };
+        match (self.kind, self.data[20]) {
+            (COMPLETION, _) => Subject::Cq(word(24)),
+            (CQ_ERROR, _) => Subject::Cq(word(0)),
+            (SRQ_LIMIT, _) => Subject::Srq(word(24)),
+            (PORT_CHANGE, _) => Subject::Port(self.data[8] >> 4),
+            (COMMAND | PAGE_REQUEST, _) => Subject::Function,
+            (_, queue) if queue == QueueType::Receive as u8 => Subject::Rq(word(24)),
+            (_, queue) if queue == QueueType::Send as u8 => Subject::Sq(word(24)),
+            _ => Subject::Qp(word(24)),
+        }
+    }
+}

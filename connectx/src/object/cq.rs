@@ -27,6 +27,8 @@ pub struct Cq {
     /// Value of `written` at the last event.
     pub(crate) notified: u64,
     pub(crate) armed: ArmState,
+    /// The last doorbell, which is the arm word that the doorbell record held then.
+    pub(crate) arm_word: u32,
     /// CQEs that the next event will report.
     pub(crate) unreported: u32,
     /// Time of the last event.
@@ -37,6 +39,9 @@ pub struct Cq {
     pub(crate) eqn: u32,
     pub(crate) failed: bool,
 }
+
+/// An arm word that no driver writes: it stands in the doorbell record before the first one.
+pub const NO_ARM_WORD: u32 = u32::MAX;
 
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum ArmState {

@@ -7,6 +7,13 @@ pub(crate) const EQE: u64 = 64;
 
 /// An event queue.
 pub struct Eq {
+    /// `None`: the owner of the function takes the events as values.
+    pub(crate) ring: Option<EqRing>,
+    pub(crate) mask: [u64; 4],
+}
+
+/// The EQEs of an event queue in memory.
+pub struct EqRing {
     pub(crate) buffer: Buffer,
     pub(crate) log_size: u32,
     pub(crate) producer: u32,
@@ -14,7 +21,6 @@ pub struct Eq {
     pub(crate) armed: bool,
     pub(crate) vector: usize,
     pub(crate) uar: u32,
-    pub(crate) mask: [u64; 4],
     pub(crate) lost: u64,
 }
 

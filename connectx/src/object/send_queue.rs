@@ -64,6 +64,11 @@ impl SendQueue {
         self.producer_index
     }
 
+    /// The WQEBB behind the last WQE whose doorbell has come.
+    pub(crate) fn rung_index(&self) -> u16 {
+        self.rung_index
+    }
+
     /// Whether the next WQE came by BlueFlame.
     pub fn has_blue_flame_wqe(&self) -> bool {
         self.blue_flame.contains_key(&self.consumer_index)
