@@ -547,7 +547,7 @@ impl<W: Readiness> ChannelDriver<W> {
             }
             // Reading comes after the readiness is cleared, so that no event is missed.
             ready!(readiness.poll_read(cx, &mut || Ok(())))?;
-            *false_alarms += 1;
+            *false_alarms = false_alarms.saturating_add(1);
             if *false_alarms > MAX_FALSE_ALARMS {
                 let detail = "the event channel is reported as readable without an event";
                 return Poll::Ready(Err(Error::new("get_cm_event", Errno::IO).detail(detail)));

@@ -61,7 +61,8 @@ impl PollLoop {
                         // event loop was wrong before, or something else reads the file.
                         self.maybe_two_events = !heard;
                         self.armed = false;
-                        self.false_alarms = if heard { 0 } else { self.false_alarms + 1 };
+                        self.false_alarms =
+                            if heard { 0 } else { self.false_alarms.saturating_add(1) };
                         if self.false_alarms > MAX_FALSE_ALARMS {
                             return Poll::Ready(Err(Error::new("poll", Errno::IO).detail(
                                 format!(
@@ -118,6 +119,15 @@ mod tests {
                 self.readable = true;
             }
         }
+    }
+
+    /// The last number stays: the sum does not overflow.
+    #[test]
+    fn false_alarms_without_end_stay_an_error() {
+        let mut poll_loop = PollLoop { armed: true, false_alarms: u32::MAX, ..Default::default() };
+        let mut io = Script { readable: true, ..Default::default() };
+        let answer = poll_loop.poll(&mut io, &mut Context::from_waker(Waker::noop()));
+        assert!(matches!(answer, Poll::Ready(Err(_))), "{answer:?}");
     }
 
     impl DriverIo for Script {

@@ -57,8 +57,7 @@ impl Event {
     /// The error of a call that waited for another event than this.
     pub(super) fn failure(&self, verb: &'static str) -> ConnectError {
         let fail = |detail: String| {
-            let errno = Errno::from_raw_os_error(self.status.saturating_neg().max(1));
-            ConnectError::from(Error::from_kernel(verb, errno).detail(detail))
+            ConnectError::from(Error::from_kernel(verb, error_number(self.status)).detail(detail))
         };
         let kind = match self.kind {
             Type::RDMA_CM_EVENT_REJECTED => return self.rejected(verb),
@@ -84,7 +83,7 @@ impl Event {
                     .into();
             }
         };
-        fail(format!("{kind}{}", advice(self.kind, self.status.saturating_neg())))
+        fail(format!("{kind}{}", advice(self.kind, error_number(self.status))))
     }
 
     fn rejected(&self, verb: &'static str) -> ConnectError {
@@ -95,9 +94,18 @@ impl Event {
     }
 }
 
+/// The error that a status stands for; `EPROTO` for a number below those of errors.
+fn error_number(status: i32) -> Errno {
+    match status {
+        0.. => Errno::PERM,
+        -4095..=-1 => Errno::from_raw_os_error(-status),
+        _ => Errno::PROTO,
+    }
+}
+
 /// What to do about an event with this error number.
-fn advice(kind: Type, errno: i32) -> &'static str {
-    match Errno::from_raw_os_error(errno.max(1)) {
+fn advice(kind: Type, errno: Errno) -> &'static str {
+    match errno {
         Errno::TIMEDOUT if kind == Type::RDMA_CM_EVENT_ROUTE_ERROR => {
             ": the subnet manager did not answer; without one, `set_ib_path` takes a path that the program \
              knows"
@@ -201,7 +209,7 @@ impl Rejection {
 
     /// The error number on iWARP, in place of a reason.
     pub fn errno(&self) -> Option<Errno> {
-        (self.status < 0).then(|| Errno::from_raw_os_error(self.status.saturating_neg()))
+        (self.status < 0).then(|| error_number(self.status))
     }
 
     /// The private data of the rejection. On InfiniBand and RoCE this is the whole field of
@@ -304,6 +312,21 @@ mod tests {
         let error = event(Type::RDMA_CM_EVENT_REJECTED, -111).failure("connect");
         let rejection = error.rejection().unwrap();
         assert_eq!((rejection.reason(), rejection.errno()), (None, Some(Errno::CONNREFUSED)));
+    }
+
+    /// The kernel passes on whatever status a driver reports.
+    #[test]
+    fn a_status_below_all_error_numbers_is_a_protocol_error() {
+        for status in [-4096, -65_536, -65_537, i32::MIN] {
+            let error = event(Type::RDMA_CM_EVENT_UNREACHABLE, status).failure("connect");
+            assert_eq!(error.errno(), Errno::PROTO, "{status}");
+            let error = event(Type::RDMA_CM_EVENT_REJECTED, status).failure("connect");
+            let rejection = error.rejection().unwrap();
+            assert_eq!((rejection.reason(), rejection.errno()), (None, Some(Errno::PROTO)));
+        }
+        let last = event(Type::RDMA_CM_EVENT_REJECTED, -4095).failure("connect");
+        let errno = last.rejection().unwrap().errno();
+        assert_eq!(errno.map(Errno::raw_os_error), Some(4095));
     }
 
     #[test]

@@ -39,7 +39,8 @@ fn huge_parts(smaps: &str, start: u64, length: u64, page_size: u64) -> Vec<Range
             let first = mapping.start.max(start);
             let end = mapping.end.min(start.saturating_add(length));
             if page > page_size && first < end {
-                parts.push(first - first % page..end.next_multiple_of(page));
+                let end = end.checked_next_multiple_of(page).unwrap_or(end);
+                parts.push(first - first % page..end);
             }
         } else if let Some(range) = range_of(line) {
             mapping = range;
@@ -58,6 +59,15 @@ fn range_of(line: &str) -> Option<Range<u64>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn pages_at_the_end_of_the_address_space_end_with_it() {
+        let smaps = "fffffffffffff000-fffffffffffffff0 rw-p\nKernelPageSize: 2048 kB\n";
+        let parts = huge_parts(smaps, u64::MAX - 64, 32, 4096);
+        assert_eq!(parts, [u64::MAX - (2 << 20) + 1..u64::MAX - 32]);
+        let absurd = "0-ffffffffffffffff rw-p\nKernelPageSize: 18446744073709551615 kB\n";
+        assert_eq!(huge_parts(absurd, 5, u64::MAX, 4096).len(), 1);
+    }
     use rustix::param::page_size;
 
     const SMAPS: &str = "\

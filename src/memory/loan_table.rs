@@ -9,6 +9,7 @@
 pub(crate) mod lender;
 
 use super::compact_enum::CompactEnum;
+use super::ring_array::ring_size;
 use super::sync::{AtomicU64, LoomCell, Ordering};
 use crate::first_panic::FirstPanic;
 use std::fmt;
@@ -225,9 +226,10 @@ impl<P> UnwindSafe for LoanSlot<P> {}
 impl<P> RefUnwindSafe for LoanSlot<P> {}
 
 impl<P> LoanTable<P> {
-    /// A table that lends `count` slots. Slots beyond `count`, up to a power of two, are never lent.
+    /// A table that lends `count` slots, at most 2^31. Slots beyond `count`, up to a power of two, are never lent.
     fn new(count: u32) -> LoanTable<P> {
-        let all = count.max(1).next_power_of_two();
+        let all = ring_size(count);
+        let count = count.min(all);
         let slots: Arc<[LoanSlot<P>]> = (0..all).map(|_| LoanSlot::default()).collect();
         for beyond in slots.iter().skip(count as usize) {
             beyond.state.store(TAKEN, Ordering::Relaxed);

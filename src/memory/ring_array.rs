@@ -22,17 +22,22 @@ impl<T> Clone for RingArray<T> {
     }
 }
 
+/// `count` rounded up to a power of two, but at most 2^31.
+pub(super) fn ring_size(count: u32) -> u32 {
+    count.clamp(1, 1 << 31).next_power_of_two()
+}
+
 impl<T: Default> RingArray<T> {
-    /// At least `count` values, rounded up to a power of two.
+    /// As [`of`](Self::of).
     pub(crate) fn new(count: u32) -> RingArray<T> {
         RingArray::of(count, |_| T::default())
     }
 }
 
 impl<T> RingArray<T> {
-    /// At least `count` values, rounded up to a power of two.
+    /// At least `count` values, rounded up to a power of two, but at most 2^31.
     pub(crate) fn of(count: u32, value: impl FnMut(u32) -> T) -> RingArray<T> {
-        let count = count.max(1).next_power_of_two();
+        let count = ring_size(count);
         let values: Arc<[T]> = (0..count).map(value).collect();
         RingArray { base: values.as_ptr(), mask: count - 1, values }
     }
@@ -93,6 +98,12 @@ impl<T> RingArray<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn no_size_overflows() {
+        let sizes = [0, 1, 5, 1 << 31, (1 << 31) + 1, u32::MAX].map(ring_size);
+        assert_eq!(sizes, [1, 1, 8, 1 << 31, 1 << 31, 1 << 31]);
+    }
 
     #[test]
     fn any_index_has_a_place() {

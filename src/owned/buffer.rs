@@ -165,10 +165,14 @@ impl BufferPoolBuilder {
 
 /// Bytes of the system's default huge page.
 fn huge_page_size() -> usize {
-    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    huge_page_size_in(&std::fs::read_to_string("/proc/meminfo").unwrap_or_default())
+}
+
+/// The same, of the text of `/proc/meminfo`.
+fn huge_page_size_in(text: &str) -> usize {
     let line = text.lines().find_map(|line| line.strip_prefix("Hugepagesize:"));
     let kilobytes = line.and_then(|rest| rest.split_whitespace().next()?.parse::<usize>().ok());
-    kilobytes.unwrap_or(2048) * 1024
+    kilobytes.and_then(|kilobytes| kilobytes.checked_mul(1024)).unwrap_or(2 << 20)
 }
 
 impl BufferPool {
@@ -437,6 +441,16 @@ impl fmt::Debug for SharedBuffer {
 mod tests {
     use super::*;
     use std::path::PathBuf;
+
+    #[test]
+    fn a_size_of_no_system_is_two_mebibytes() {
+        let of =
+            |size: &str| huge_page_size_in(&format!("MemTotal: 7 kB\nHugepagesize: {size} kB\n"));
+        assert_eq!(of("524288"), 512 << 20);
+        for absurd in ["18446744073709551615", "18014398509481984", "-1", ""] {
+            assert_eq!(of(absurd), 2 << 20, "{absurd}");
+        }
+    }
 
     /// A mapping of another length cannot be unmapped.
     #[test]

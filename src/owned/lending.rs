@@ -104,10 +104,12 @@ impl RegionSge {
         self.sge
     }
 
-    /// A part of the same memory; `None` if the range does not lie in it.
+    /// A part of the same memory; `None` if the range does not lie in it, or begins beyond the last address.
     pub fn slice(&self, range: impl RangeBounds<usize>) -> Option<RegionSge> {
         let (offset, length) = crate::mr::resolve(range, self.sge.length as usize).ok()?;
-        let sge = Sge { addr: self.sge.addr + offset as u64, length: length as u32, ..self.sge };
+        // The program may have named any address in `in_domain`.
+        let addr = self.sge.addr.checked_add(offset as u64)?;
+        let sge = Sge { addr, length: length as u32, ..self.sge };
         Some(RegionSge { sge, ..*self })
     }
 }

@@ -339,7 +339,8 @@ impl<'s> ScopedRegion<'s> {
         let RegionSge { sge, domain } = self.sge;
         let at = u32::try_from(at).unwrap_or(u32::MAX).min(sge.length);
         let front = Sge { length: at, ..sge };
-        let back = Sge { addr: sge.addr + u64::from(at), length: sge.length - at, ..sge };
+        let addr = sge.addr.wrapping_add(at.into());
+        let back = Sge { addr, length: sge.length.saturating_sub(at), ..sge };
         let part = |sge| ScopedRegion { sge: RegionSge { sge, domain }, memory: PhantomData };
         (part(front), part(back))
     }
@@ -715,11 +716,24 @@ impl Backoff {
     }
 
     fn pause(&mut self) {
-        self.0 += 1;
+        self.0 = self.0.saturating_add(1);
         match self.0 {
             0..=64 => std::hint::spin_loop(),
             65..=256 => std::thread::yield_now(),
             _ => std::thread::sleep(Duration::from_micros(50)),
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wait_of_more_than_2_32_pauses_goes_on() {
+        let mut backoff = Backoff(u32::MAX - 1);
+        backoff.pause();
+        backoff.pause();
+        assert_eq!(backoff.0, u32::MAX);
     }
 }

@@ -84,7 +84,7 @@ impl Context {
         let mut total = 0usize;
         for port in 1..=self.file.device.port_count() {
             let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
-            total += attr.gid_table_len as usize;
+            total = total.saturating_add(attr.gid_table_len as usize);
         }
         // The kernel answers only the entries in use, so this limit is not reached in practice.
         let total = total.min(MAX_GID_ENTRIES);

@@ -2,10 +2,10 @@
 #![allow(unsafe_code, reason = "the point of the tests")]
 
 use super::owned::Owned;
-use super::wc;
+use super::{Bench, wc};
 use crate::owned::{Memory, ProgramBuffer, RegionSge, RegisteredBuffer};
 use crate::uverbs::scripted::Role;
-use crate::{Access, PostError, Remote, Rkey, SendWr};
+use crate::{Access, PostError, Remote, Rkey, SendWr, Sge};
 use std::sync::Arc;
 
 const REMOTE: Remote = Remote { addr: 0x2000, rkey: Rkey(6) };
@@ -213,4 +213,14 @@ fn a_page_that_the_kernel_does_not_take_back_is_leaked() {
         drop(owned.qp);
         assert_eq!(Arc::strong_count(&alive), if confirms { 1 } else { 2 });
     }
+}
+
+#[test]
+fn no_part_of_memory_begins_beyond_the_last_address() {
+    let bench = Bench::new();
+    let sge = Sge { addr: u64::MAX - 9, length: u32::MAX, lkey: crate::Lkey(5) };
+    let memory = RegionSge::in_domain(&bench.pd, sge);
+    let last = memory.slice(9..11).expect("it begins at the last address");
+    assert_eq!((last.sge().addr, last.sge().length), (u64::MAX, 2));
+    assert_eq!((memory.slice(10..11), memory.slice(1 << 31..)), (None, None));
 }

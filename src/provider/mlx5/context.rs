@@ -7,6 +7,7 @@
 use super::Mlx5;
 use super::sq::Frames;
 use super::wqe::LONGEST;
+use super::wr_ids::WQE_INDICES;
 use crate::error::{Error, Result};
 use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::RdAtomic;
@@ -176,9 +177,10 @@ impl Limits {
             bf_reg_size: resp.bf_reg_size,
             max_sq_desc_sz: resp.max_sq_desc_sz.into(),
             max_rq_desc_sz: resp.max_rq_desc_sz.into(),
-            max_send_wqebb: resp.max_send_wqebb,
-            max_recv_wr: resp.max_recv_wr,
-            max_srq_recv_wr: resp.max_srq_recv_wr,
+            // Whatever the driver reports: a larger queue has WQEs that no CQE can name.
+            max_send_wqebb: resp.max_send_wqebb.min(WQE_INDICES),
+            max_recv_wr: resp.max_recv_wr.min(WQE_INDICES),
+            max_srq_recv_wr: resp.max_srq_recv_wr.min(WQE_INDICES),
             max_cqe: 0,
             rd_atomic: RdAtomic::default(),
             uars_per_page: resp.num_uars_per_page,
@@ -201,5 +203,48 @@ impl Limits {
             ),
             devx,
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::provider::mlx5::rq::RqSize;
+    use crate::provider::mlx5::sq::SqSize;
+    use crate::provider::mlx5::srq::SrqSize;
+    use crate::qp::state::QpType;
+    use uverbs_uapi::qp::ib_uverbs_qp_cap;
+
+    #[test]
+    fn no_queue_is_larger_than_cqes_can_name_whatever_the_driver_reports() {
+        let resp = mlx5_ib_alloc_ucontext_resp {
+            cqe_version: 1,
+            num_uars_per_page: 1,
+            log_uar_size: 12,
+            cmds_supp_uhw: mlx5_user_cmds_supp_uhw::MLX5_USER_CMDS_SUPP_UHW_CREATE_AH.bits(),
+            max_sq_desc_sz: u16::MAX,
+            max_rq_desc_sz: u16::MAX,
+            max_send_wqebb: u32::MAX,
+            max_recv_wr: u32::MAX,
+            max_srq_recv_wr: u32::MAX,
+            ..Default::default()
+        };
+        let limits = Limits::new(&resp, None).unwrap();
+        for many in [WQE_INDICES + 1, 1 << 31, (1 << 31) + 1, u32::MAX] {
+            let cap =
+                ib_uverbs_qp_cap { max_send_wr: many, max_recv_wr: many, ..Default::default() };
+            assert!(SqSize::new(&limits, QpType::RC, &cap).is_err(), "{many}");
+            assert!(RqSize::new(&limits, &cap).is_err(), "{many}");
+            assert!(SrqSize::new(&limits, many, 1).is_err(), "{many}");
+            let sges = ib_uverbs_qp_cap { max_recv_wr: WQE_INDICES, max_recv_sge: many, ..cap };
+            assert!(RqSize::new(&limits, &sges).is_err(), "{many}");
+            assert!(SrqSize::new(&limits, 1, many).is_err(), "{many}");
+        }
+        let cap = ib_uverbs_qp_cap { max_recv_wr: WQE_INDICES, ..Default::default() };
+        assert_eq!(RqSize::new(&limits, &cap).map(|size| size.entries), Ok(WQE_INDICES));
+        assert_eq!(
+            SrqSize::new(&limits, WQE_INDICES - 1, 1).map(|size| size.entries),
+            Ok(WQE_INDICES)
+        );
     }
 }

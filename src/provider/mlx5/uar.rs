@@ -220,6 +220,10 @@ impl Registers {
     }
 
     fn cut(&self, page: &UarPage, mapping: Mapping) -> Result<Vec<Bfreg>, Errno> {
+        // Both numbers are the driver's.
+        if self.uars_per_page > mapping.len() / UAR {
+            return Err(Errno::BADMSG);
+        }
         let mapping = Arc::new(mapping);
         let mut bfregs = Vec::with_capacity(self.uars_per_page * PER_UAR);
         for uar in 0..self.uars_per_page {
@@ -227,7 +231,7 @@ impl Registers {
                 let offset = uar * UAR + REGISTERS + nth * self.bf_reg_size;
                 let register = DoorbellRegister::new(mapping.clone(), offset, self.bf_reg_size / 2)
                     .ok_or(Errno::BADMSG)?;
-                let page_id = page.id + uar as u32;
+                let page_id = page.id.checked_add(uar as u32).ok_or(Errno::BADMSG)?;
                 bfregs.push(Bfreg { register: Arc::new(register), page_id });
             }
         }
@@ -310,15 +314,22 @@ mod tests {
         let mapping = || file.map(length, epoch).unwrap();
         let page = UarPage { handle: 1, offset: 0, length: length as u32, id: 5 };
         let register = Arc::new(DoorbellRegister::new(Arc::new(mapping()), REGISTERS, 0).unwrap());
-        let registers = Registers {
+        let with = |uars_per_page| Registers {
             bf_reg_size: 512,
-            uars_per_page: uars,
+            uars_per_page,
             non_cached: Bfreg { register: register.clone(), page_id: 5 },
-            arming: register,
+            arming: register.clone(),
             page,
             pool: Lock::default(),
         };
+        let registers = with(uars);
         let bfregs = registers.cut(&page, mapping()).unwrap();
+        // Numbers of a driver that contradict each other.
+        let last = UarPage { id: u32::MAX, ..page };
+        assert_eq!(registers.cut(&last, mapping()).is_ok(), uars == 1, "{uars}");
+        for many in [uars + 1, usize::MAX] {
+            assert_eq!(with(many).cut(&page, mapping()).map(|cut| cut.len()), Err(Errno::BADMSG));
+        }
         // Two registers of 512 bytes from 0x800 on, of each UAR of 4096 bytes.
         let places = (0..uars).flat_map(|uar| {
             [0x800, 0xa00].map(|within| (uar as u64 * 0x1000 + within, 5 + uar as u32))

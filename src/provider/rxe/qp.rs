@@ -30,7 +30,7 @@ fn requested_depth(wanted: u32) -> u32 {
 fn reported_depth(wanted: u32, granted: u32) -> u32 {
     // If the further place doubled the ring, report what was asked for: programs size completion queues by
     // this.
-    if granted / 2 >= wanted { wanted } else { granted.max(wanted + 1) - 1 }
+    if granted / 2 >= wanted { wanted } else { granted.saturating_sub(1).max(wanted) }
 }
 
 /// Creates a queue pair. The kernel sizes its queues.
@@ -70,11 +70,15 @@ pub(crate) fn create<K>(
     let transport = attr.transport(qpn);
     let send = SendRing::map(response.sq_mi, limits, transport, gate.clone(), mapper);
     let send = send.map_err(unmapped)?;
+    // Tables of requests are sized by these: no more than what the mapped ring holds.
+    cap.max_send_wr = cap.max_send_wr.min(send.capacity());
     let recv = match attr.srq {
         Some(_) => None,
         None => {
             let ring = RecvRing::map(response.rq_mi, cap.max_recv_sge, gate.clone(), mapper);
-            Some(provider::RecvRing::Rxe(ring.map_err(unmapped)?))
+            let ring = ring.map_err(unmapped)?;
+            cap.max_recv_wr = cap.max_recv_wr.min(ring.capacity());
+            Some(provider::RecvRing::Rxe(ring))
         }
     };
     let named = send.named().cloned();
@@ -108,6 +112,11 @@ mod tests {
             (0x4000, 0x4000, 0x7fff, 0x7ffe),
             // The only depths without a place more.
             (0x7fff, 0x7fff, 0x7fff, 0x7fff),
+            // Numbers that no kernel grants.
+            (u32::MAX, u32::MAX, 0x7fff, u32::MAX),
+            (u32::MAX, u32::MAX, 0, u32::MAX),
+            (3, 4, u32::MAX, 3),
+            (u32::MAX - 1, u32::MAX - 1, u32::MAX, u32::MAX - 1),
         ] {
             assert_eq!(requested_depth(wanted), requested, "{wanted:#x}");
             assert_eq!(reported_depth(wanted, granted), reported, "{wanted:#x} of {granted:#x}");

@@ -55,7 +55,10 @@ pub(crate) fn create_srq<K>(
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let ring = RecvRing::map(response.mi, max_sge, gate, mapper);
-    let ring = provider::SrqRing::Rxe(ring.map_err(|errno| unmapped(verb, errno))?);
+    let ring = ring.map_err(|errno| unmapped(verb, errno))?;
+    // Tables of receives are sized by this: no more than what the mapped ring holds.
+    let max_wr = max_wr.min(ring.capacity());
+    let ring = provider::SrqRing::Rxe(ring);
     let (shared_receives, member) = (SharedReceives::Rxe, Member::None);
     Ok((object, CreatedSrq { ring, shared_receives, member, number, max_wr, max_sge }))
 }
@@ -192,5 +195,6 @@ fn map_queue(
     max_sge: u32,
     mapper: &dyn Mapper,
 ) -> std::result::Result<RxeQueue, Errno> {
-    map_ring(mi, size_of::<rxe_recv_wqe>() + max_sge as usize * size_of::<rxe_sge>(), mapper)
+    let sges = (max_sge as usize).saturating_mul(size_of::<rxe_sge>());
+    map_ring(mi, sges.saturating_add(size_of::<rxe_recv_wqe>()), mapper)
 }

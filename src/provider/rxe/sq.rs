@@ -39,9 +39,9 @@ impl SendRing {
         gate: Gate,
         mapper: &dyn Mapper,
     ) -> Result<SendRing, Errno> {
-        let payload =
-            (limits.max_sge as usize * size_of::<rxe_sge>()).max(limits.max_inline as usize);
-        let queue = map_ring(mi, HEADER + payload, mapper)?;
+        let sges = (limits.max_sge as usize).saturating_mul(size_of::<rxe_sge>());
+        let payload = sges.max(limits.max_inline as usize);
+        let queue = map_ring(mi, payload.saturating_add(HEADER), mapper)?;
         let producer = queue.producer();
         let named = (transport.qp_type == QpType::UD)
             .then(|| Arc::new(NamedAddresses::new(&queue, producer)));
@@ -51,6 +51,10 @@ impl SendRing {
     /// The address handles that its WQEs name, if it is of a UD queue pair.
     pub(crate) fn named(&self) -> Option<&Arc<NamedAddresses>> {
         self.named.as_ref()
+    }
+
+    pub(crate) fn capacity(&self) -> u32 {
+        self.queue.capacity()
     }
 
     /// Tells which sends may be posted here and now; shut in a forked child.
