@@ -86,6 +86,19 @@ mod tests {
     }
 
     #[test]
+    fn any_bytes_are_an_address_or_none() {
+        let known = ["10.0.0.1:7471", "[fe80::1%3]:18515"];
+        let known = known.map(|text| encode(&text.parse().unwrap()).0.to_vec());
+        let tally = crate::tests::hostile::explore("socket addresses", 1, &known, |bytes| {
+            let Some(address) = decode(bytes) else { return false };
+            let (storage, _) = encode(&address);
+            assert_eq!(decode(&storage), Some(address));
+            true
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
+
+    #[test]
     fn other_families_decode_to_none() {
         assert_eq!(decode(&[0; STORAGE]), None);
         assert_eq!(decode(&[27; STORAGE]), None);

@@ -287,6 +287,7 @@ impl std::error::Error for ConnectError {}
 #[cfg(test)]
 mod tests {
     use super::*;
+    use zerocopy::IntoBytes;
 
     fn event(kind: Type, status: i32) -> Event {
         let raw =
@@ -312,6 +313,28 @@ mod tests {
         let error = event(Type::RDMA_CM_EVENT_REJECTED, -111).failure("connect");
         let rejection = error.rejection().unwrap();
         assert_eq!((rejection.reason(), rejection.errno()), (None, Some(Errno::CONNREFUSED)));
+    }
+
+    #[test]
+    fn any_event_is_read_whole_and_has_a_text() {
+        let raw = rdma_ucm_event_resp { event: 8, status: 28, ..Default::default() };
+        let known = [raw.as_bytes().to_vec(), [raw.as_bytes(); 2].concat()];
+        let tally = crate::tests::hostile::explore("cm events", 1, &known, |bytes| {
+            let Ok((raw, _)) = rdma_ucm_event_resp::read_from_prefix(bytes) else { return false };
+            let event = Event::new(&raw);
+            assert!(event.private_data().len() <= event.conn.private_data.len());
+            for kind in 0..=24 {
+                let event = Event { kind: Type(kind), ..Event::new(&raw) };
+                let failure = event.failure("connect");
+                assert!(!failure.to_string().is_empty());
+                if let Some(rejection) = failure.rejection() {
+                    assert!(rejection.reason().is_some() != rejection.errno().is_some());
+                    assert!(!format!("{rejection} {rejection:?}").is_empty());
+                }
+            }
+            true
+        });
+        assert!(tally.taken > 0, "{tally:?}");
     }
 
     /// The kernel passes on whatever status a driver reports.

@@ -815,6 +815,33 @@ mod tests {
 
     /// The places of the fields are those of the InfiniBand specification, 15.2.5.16.
     #[test]
+    fn any_bytes_of_the_subnet_administrator_are_a_value() {
+        let path = IbPath { dgid: gid(1), sgid: gid(2), hop_limit: 1, ..IbPath::default() };
+        let known =
+            [path.to_record().to_vec(), IbAddress::of_service(gid(3), 7).encode().0.to_vec()];
+        let tally = crate::tests::hostile::explore("paths and services", 1, &known, |bytes| {
+            let address = IbAddress::decode(bytes);
+            if let Some(address) = address {
+                assert!(!format!("{address:?} {}", address.port()).is_empty());
+            }
+            let path = bytes.first_chunk().map(IbPath::from_record);
+            if let Some(path) = path {
+                // Within the bits of its fields, as the kernel wants them back.
+                assert!(path.check("set_ib_path").is_ok(), "{path:?}");
+                assert_eq!(
+                    IbPath::from_record(&path.to_record()),
+                    IbPath { reversible: path.reversible, ..path }
+                );
+            }
+            if let Ok((raw, _)) = uapi::ib_user_service_rec::read_from_prefix(bytes) {
+                assert!(IbServiceRecord::new(&raw).name.len() <= 3 * raw.name.len());
+            }
+            address.is_some() || path.is_some()
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
+
+    #[test]
     fn fields_of_a_path_are_in_their_places() {
         let path = IbPath {
             service_id: 1,

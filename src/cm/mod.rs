@@ -86,6 +86,8 @@ mod connector;
 mod datagram;
 mod event;
 mod fd;
+#[cfg(all(test, not(loom)))]
+mod hostile;
 mod id;
 mod infiniband;
 mod kernel;

@@ -217,6 +217,35 @@ mod tests {
     }
 
     #[test]
+    fn any_datagram_is_a_list_or_an_error() {
+        let link = [
+            [0; LINK_HEADER].to_vec(),
+            attribute(IFLA_ADDRESS, &[0x50, 0x54, 0, 0, 0, 1]),
+            attribute(IFLA_IFNAME, b"eth0\0"),
+        ];
+        let v4 = [[0; ADDR_HEADER].to_vec(), attribute(IFA_LOCAL, &[10, 0, 0, 1])];
+        let v6 = [[0; ADDR_HEADER].to_vec(), attribute(IFA_ADDRESS, &[1; 16])];
+        let end = message(NLMSG_DONE, 2, 1, &[0; 4]);
+        let known = [
+            [message(RTM_NEWLINK, 2, 1, &link.concat()), end.clone()].concat(),
+            [message(RTM_NEWADDR, 2, 1, &v4.concat()), end.clone()].concat(),
+            [message(RTM_NEWADDR, 2, 1, &v6.concat()), end].concat(),
+        ];
+        let tally = crate::tests::hostile::explore("addresses", 1, &known, |datagram| {
+            let mut script = Script::default().reply(datagram);
+            let links = dump(&mut &mut script, RTM_GETLINK, RTM_NEWLINK, LINK_HEADER, interface);
+            let mut script = Script::default().reply(datagram);
+            let found = dump(&mut &mut script, RTM_GETADDR, RTM_NEWADDR, ADDR_HEADER, address);
+            let known = links.ok().zip(found.ok());
+            let taken = known.as_ref().is_some_and(|(links, found)| links.len() + found.len() > 0);
+            let addresses = Addresses { known };
+            let _ = addresses.name(1);
+            taken
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
+
+    #[test]
     fn the_own_end_of_a_point_to_point_link_counts() {
         let header = [2, 32, 0, 0].into_iter().chain(7u32.to_ne_bytes());
         let attributes =

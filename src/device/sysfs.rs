@@ -373,6 +373,68 @@ mod tests {
         assert_eq!(sysfs.port_netdev("rxe0", 2), None);
     }
 
+    /// The text of each file, and what is made of it: with its own spelling back where there is one.
+    #[test]
+    fn any_text_is_a_value_or_none() {
+        let known = [
+            "5054:00ff:fe12:3456",
+            "231:192",
+            "pci:v000015B3d00001017sv000015B3sd00000007bc02sc00i00",
+        ];
+        let known = known.map(|text| text.as_bytes().to_vec());
+        let tally = crate::tests::hostile::explore("texts of sysfs", 1, &known, |bytes| {
+            let text = String::from_utf8_lossy(bytes);
+            let guid = Guid::from_sysfs(&text);
+            if let Some(guid) = guid {
+                assert_eq!(guid.to_string(), text.to_lowercase());
+            }
+            let number = DeviceNumber::from_sysfs(&text);
+            if let Some(number) = number {
+                assert_eq!(DeviceNumber::from_sysfs(&number.to_string()), Some(number));
+            }
+            let pci = PciId::from_modalias(&text);
+            let driver = pci.and_then(driver_of_pci);
+            let _ = (driver, Protocol::from_kernel(&text));
+            guid.is_some() || number.is_some() || pci.is_some()
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
+
+    /// The same through the files of a tree, each with a text of its own.
+    #[test]
+    #[cfg_attr(miri, ignore = "it makes files and directories")]
+    fn a_tree_of_any_texts_is_listed() {
+        let files = [
+            "class/infiniband_verbs/uverbs0/ibdev",
+            "class/infiniband_verbs/uverbs0/dev",
+            "class/infiniband_verbs/uverbs0/abi_version",
+            "class/infiniband/mlx5_0/node_type",
+            "class/infiniband/mlx5_0/node_guid",
+            "class/infiniband/mlx5_0/fw_ver",
+            "class/infiniband/mlx5_0/ports/1/link_layer",
+            "class/infiniband/mlx5_0/device/modalias",
+            "class/infiniband/mlx5_0/device/numa_node",
+        ];
+        let tree = Scratch::new("sysfs-hostile");
+        let known =
+            [b"mlx5_0\n231:192\n1\n1: CA\n9803:9b03:0012:3456\n1.2\nEthernet\npci:v0\n7".to_vec()];
+        let tally = crate::tests::hostile::explore("a tree of sysfs", 100, &known, |bytes| {
+            let mut texts = bytes.split(|byte| *byte == b'\n');
+            for file in files {
+                let path = tree.path().join(file);
+                fs::create_dir_all(path.parent().unwrap()).unwrap();
+                fs::write(path, texts.next().unwrap_or_default()).unwrap();
+            }
+            let sysfs = Sysfs::at(tree.path());
+            let found = sysfs.list().unwrap();
+            assert!(found.len() <= 1 && !format!("{found:?}").is_empty());
+            let name = String::from_utf8_lossy(bytes);
+            let _ = (sysfs.bus(&name), sysfs.port_netdev(&name, 1));
+            !found.is_empty()
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
+
     #[test]
     #[cfg_attr(miri, ignore = "it makes files and directories")]
     fn a_system_without_rdma_has_no_devices() {

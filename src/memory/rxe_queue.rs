@@ -241,6 +241,28 @@ mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it maps a file for each input")]
+    fn any_header_is_a_ring_inside_its_mapping_or_none() {
+        let known = [[6u32, 7, 0, 0].map(u32::to_le_bytes).concat()];
+        let tally = crate::tests::hostile::explore("rings of rxe", 20, &known, |bytes| {
+            let mut u = arbitrary::Unstructured::new(bytes);
+            let mut next = || u32::from_le_bytes(u.arbitrary().unwrap_or_default());
+            let (log2, mask, producer, consumer, at) = (next(), next(), next(), next(), next());
+            let file = file(log2, mask);
+            file.write(PRODUCER_INDEX as u64, &producer.to_ne_bytes());
+            file.write(CONSUMER_INDEX as u64, &consumer.to_ne_bytes());
+            let Some(queue) = ring(&file, HEADER + 1024, 4) else { return false };
+            assert!((queue.capacity() as usize) < 1024);
+            for index in [queue.producer(), queue.consumer(), queue.watch().consumer(), at] {
+                assert!(queue.read::<u32>(index).is_some() && queue.write(index, 0, &7u32));
+                assert!(queue.distance(index, at) <= queue.capacity() && queue.next(index) <= mask);
+            }
+            true
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
+
+    #[test]
     fn an_element_is_written_and_read_to_its_end_and_no_byte_beyond() {
         let file = file(4, 3);
         let queue = ring(&file, HEADER + 64, 16).unwrap();

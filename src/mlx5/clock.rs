@@ -196,6 +196,22 @@ mod tests {
     }
 
     #[test]
+    fn any_scale_converts_any_count() {
+        let tally = crate::tests::hostile::explore("clock", 1, &[], |bytes| {
+            let mut u = arbitrary::Unstructured::new(bytes);
+            let mut next = || u.arbitrary().unwrap_or_default();
+            let (nsec, cycles, frac, mask, count) = (next(), next(), next(), next(), next());
+            let (mult, shift) = (next() as u32, next() as u32);
+            let scale = Scale { nsec, cycles, frac, mult, shift, mask };
+            // At the moment of the scale itself.
+            assert_eq!(scale.nanoseconds(cycles), nsec.wrapping_add(frac >> shift.min(63)));
+            let _ = scale.nanoseconds(count);
+            true
+        });
+        assert!(tally.taken > 0, "{tally:?}");
+    }
+
+    #[test]
     fn remainders_count() {
         let scale = Scale { frac: 512, ..HALF };
         assert_eq!((scale.nanoseconds(100), scale.nanoseconds(101)), (1000, 1001));

@@ -13,6 +13,7 @@ mod fast_path;
 mod fork;
 pub(crate) mod futures;
 mod golden;
+pub(crate) mod hostile;
 mod messages;
 mod mixing;
 mod mlx5;

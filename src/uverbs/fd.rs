@@ -91,8 +91,9 @@ impl Kernel for UverbsFd {
             match &mut attr.value {
                 AttrValue::New(handle) => *handle = raw.data as u32,
                 AttrValue::NewFd(fd) => {
+                    let new = i32::try_from(raw.data).map_err(|_| Errno::PROTO)?;
                     // SAFETY: on success the kernel put a new descriptor here that is ours alone.
-                    *fd = Some(unsafe { OwnedFd::from_raw_fd(raw.data as i32) });
+                    *fd = Some(unsafe { OwnedFd::from_raw_fd(new) });
                 }
                 _ => {}
             }

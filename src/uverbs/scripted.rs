@@ -23,7 +23,7 @@ mod state;
 mod write;
 mod xrcd;
 
-use super::command::Command;
+use super::command::{AttrValue, Command};
 use super::kernel::Kernel;
 use crate::context::Context;
 use crate::device::{Device, DriverId};
@@ -137,7 +137,11 @@ pub(crate) struct Script {
     state: Arc<Mutex<State>>,
     tag: Arc<str>,
     hooks: Arc<Mutex<Vec<Hook>>>,
+    tamper: Arc<Mutex<Option<Tamper>>>,
 }
+
+/// A function of the test that may change each output of each command.
+type Tamper = Box<dyn FnMut(&mut [u8]) + Send>;
 
 /// A function of the test that runs before a command is executed.
 type Hook = (Op, Arc<dyn Fn() + Send + Sync>);
@@ -153,7 +157,7 @@ impl Script {
         static NEXT: AtomicU32 = AtomicU32::new(0);
         let tag: Arc<str> = format!("scripted-{}-", NEXT.fetch_add(1, Ordering::Relaxed)).into();
         let state = Arc::new(Mutex::new(State::new(tag.clone())));
-        Script { state, tag, hooks: Arc::default() }
+        Script { state, tag, hooks: Arc::default(), tamper: Arc::default() }
     }
 
     /// Opens a context on the scripted file, of an rxe device of this name.
@@ -244,6 +248,16 @@ impl Script {
     /// Calls `hook` before every such command.
     pub(crate) fn before(&self, op: Op, hook: impl Fn() + Send + Sync + 'static) {
         self.hooks.lock().unwrap().push((op, Arc::new(hook)));
+    }
+
+    /// Calls `tamper` with each output of each command from now on.
+    pub(crate) fn tamper(&self, tamper: impl FnMut(&mut [u8]) + Send + 'static) {
+        *self.tamper.lock().unwrap() = Some(Box::new(tamper));
+    }
+
+    /// Answers as a healthy kernel again.
+    pub(crate) fn stop_tampering(&self) {
+        *self.tamper.lock().unwrap() = None;
     }
 
     /// Refuses to destroy an object until [`permit_destroy`](Self::permit_destroy).
@@ -415,6 +429,11 @@ impl Script {
         self.state().notify(cq, ib_uverbs_comp_event_desc { cq_handle }.as_bytes());
     }
 
+    /// Writes something that is no announcement to the channel of a queue.
+    pub(crate) fn notify_garbage(&self, cq: u32, bytes: &[u8]) {
+        self.state().notify(cq, bytes);
+    }
+
     /// Writes something that is no event to the event file.
     pub(crate) fn raise_garbage(&self, bytes: &[u8]) {
         self.state().raise(bytes);
@@ -457,7 +476,19 @@ impl Kernel for ScriptedKernel {
         for (_, hook) in hooks.iter().filter(|(hooked, _)| *hooked == op) {
             hook();
         }
-        self.script.state().run(op, command)
+        self.script.state().run(op, command)?;
+        // A descriptor is taken on trust: with another number the library would close somebody else's file.
+        if op == Op::CREATE_COMP_CHANNEL {
+            return Ok(());
+        }
+        if let Some(tamper) = &mut *self.script.tamper.lock().unwrap() {
+            for attr in command.attrs_to_run()? {
+                if let AttrValue::Out(bytes) = &mut attr.value {
+                    tamper(bytes);
+                }
+            }
+        }
+        Ok(())
     }
 
     fn mapper(&self) -> &dyn Mapper {

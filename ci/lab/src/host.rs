@@ -15,14 +15,19 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(20 * 60);
 /// The same for models with the bounds of the soak.
 const SOAK: Duration = Duration::from_secs(2 * 60 * 60);
+/// Hostile inputs of a cheap decoder (`src/tests/hostile.rs`) in a full run.
+const HOSTILE_INPUTS: &str = "200000";
 /// Lines of output that a failed run shows.
 const TAIL: usize = 60;
 
-/// Runs the host's tests; with a filter, those whose names contain it.
-pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>) -> Result<Section> {
+/// Runs the host's tests; with a filter, those whose names contain it. A full run gives decoders more hostile inputs.
+pub(crate) fn tests(workspace: &Workspace, filter: Option<&str>, full: bool) -> Result<Section> {
     let start = Instant::now();
     let mut command = cargo(workspace);
     command.args(["test", "--quiet", "--workspace", "--all-features", "--no-fail-fast"]);
+    if full {
+        command.env("UVERBS_HOSTILE_INPUTS", HOSTILE_INPUTS);
+    }
     let reports = run("host tests", command, filter, filter.is_none(), PATIENCE)?;
     Ok(section(reports, start))
 }

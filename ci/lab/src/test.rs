@@ -173,7 +173,7 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
         Some(device) => {
             let mut sections = Vec::new();
             if !arguments.no_host {
-                sections.push(host::tests(&workspace, scope.filter)?);
+                sections.push(host::tests(&workspace, scope.filter, arguments.full)?);
             }
             sections.push(native(&workspace, device, &scope)?);
             sections
@@ -376,7 +376,10 @@ fn jobs<'a>(
             );
         }
         jobs.push(
-            Job::new(HOST, move || section_of("host", host::tests(workspace, filter))).after(CHECK),
+            Job::new(HOST, move || {
+                section_of("host", host::tests(workspace, filter, arguments.full))
+            })
+            .after(CHECK),
         );
     }
     // The emulated device takes longer than soft-RoCE, and the newest kernel has the most tests.

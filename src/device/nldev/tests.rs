@@ -248,3 +248,41 @@ fn no_bytes_make_the_reader_panic() {
     // Both ways were taken often, or the mutations prove nothing.
     assert!(read > 5_000 && refused > 20_000, "read {read}, refused {refused}");
 }
+
+/// Asks everything that there is to ask, each of a kernel that answers `datagram`.
+fn ask_all(datagram: &[u8]) -> bool {
+    let script = || Script::default().reply(datagram).reply(datagram);
+    let answered = [
+        client(&mut script()).list().is_ok(),
+        client(&mut script()).uverbs_node(7).is_ok(),
+        client(&mut script()).uverbs_nodes([7, 8].into_iter()).is_ok(),
+        client(&mut script()).rdma_cm_node().is_ok(),
+        client(&mut script()).port_netdev(7, 1).is_ok(),
+        client(&mut script()).resources(7).is_ok_and(|counts| !counts.to_string().is_empty()),
+        client(&mut script()).system().is_ok(),
+        client(&mut script()).delete_link(7).is_ok(),
+    ];
+    answered.contains(&true)
+}
+
+#[test]
+#[cfg(target_endian = "little")]
+fn any_datagram_is_an_answer_or_an_error() {
+    let summary =
+        attribute(RDMA_NLDEV_ATTR_RES_SUMMARY, &[entry("pd", 2), entry("qp", 5)].concat());
+    let settings = [
+        attribute(RDMA_NLDEV_SYS_ATTR_NETNS_MODE, &[1]),
+        attribute(RDMA_NLDEV_SYS_ATTR_COPY_ON_FORK, &[1]),
+    ];
+    let known = [
+        TWO_DEVICES.to_vec(),
+        message(CHARDEV, 0, 1, &chardev()),
+        [message(CHARDEV, 0, 2, &chardev()), message(CHARDEV, 0, 1, &chardev())].concat(),
+        message(RES, 0, 1, &summary),
+        message(SYS, 0, 1, &settings.concat()),
+        message(2, 0, 1, &(-95i32).to_ne_bytes()),
+        message(3, 2, 1, &0i32.to_ne_bytes()),
+    ];
+    let tally = crate::tests::hostile::explore("RDMA netlink", 1, &known, ask_all);
+    assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+}

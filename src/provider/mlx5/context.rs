@@ -214,6 +214,59 @@ mod tests {
     use crate::provider::mlx5::srq::SrqSize;
     use crate::qp::state::QpType;
     use uverbs_uapi::qp::ib_uverbs_qp_cap;
+    use zerocopy::{FromBytes, IntoBytes};
+
+    #[test]
+    fn any_limits_make_a_queue_that_fits_its_memory_or_an_error() {
+        let healthy = mlx5_ib_alloc_ucontext_resp {
+            cqe_version: 1,
+            num_uars_per_page: 1,
+            log_uar_size: 12,
+            cmds_supp_uhw: mlx5_user_cmds_supp_uhw::MLX5_USER_CMDS_SUPP_UHW_CREATE_AH.bits(),
+            max_sq_desc_sz: 1024,
+            max_rq_desc_sz: 512,
+            max_send_wqebb: 1 << 15,
+            max_recv_wr: 1 << 15,
+            max_srq_recv_wr: 1 << 15,
+            ..Default::default()
+        };
+        let known = [healthy.as_bytes().to_vec(), [healthy.as_bytes(), &[9; 20]].concat()];
+        let tally = crate::tests::hostile::explore("limits of mlx5", 1, &known, |bytes| {
+            let Ok((resp, rest)) = mlx5_ib_alloc_ucontext_resp::read_from_prefix(bytes) else {
+                return false;
+            };
+            let Ok(mut limits) = Limits::new(&resp, None) else { return false };
+            // Limits and capacities of any size.
+            let word = |at: usize| {
+                let word = rest.get(at..at + 4).and_then(|word| word.try_into().ok());
+                word.map_or(1, u32::from_le_bytes)
+            };
+            limits.max_cqe = word(0);
+            let cap = ib_uverbs_qp_cap {
+                max_send_wr: word(0),
+                max_recv_wr: word(4),
+                max_send_sge: word(8),
+                max_recv_sge: word(12),
+                max_inline_data: word(16),
+            };
+            for qp_type in [QpType::RC, QpType::UD, QpType::RAW_PACKET, QpType::XRC_INI] {
+                if let Ok(size) = SqSize::new(&limits, qp_type, &cap) {
+                    assert!(size.wqebbs <= WQE_INDICES && size.max_post >= cap.max_send_wr);
+                    assert_eq!(size.bytes(), size.wqebbs as usize * 64);
+                }
+            }
+            if let Ok(size) = RqSize::new(&limits, &cap) {
+                assert!(size.entries >= cap.max_recv_wr);
+                assert!(size.entries == 0 || size.max_sge >= cap.max_recv_sge);
+                assert!(size.bytes() <= WQE_INDICES as usize * (1 << 16));
+            }
+            if let Ok(size) = SrqSize::new(&limits, cap.max_recv_wr, cap.max_recv_sge) {
+                assert!(size.entries > cap.max_recv_wr && size.max_sge >= cap.max_recv_sge);
+            }
+            true
+        });
+        assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+    }
 
     #[test]
     fn no_queue_is_larger_than_cqes_can_name_whatever_the_driver_reports() {

@@ -262,3 +262,36 @@ fn a_handshake_names_an_mtu_that_it_does_not_know() {
     assert_eq!(error.message(), "the peer's MTU has the unknown code 9");
     assert_eq!(qp.state(), QpState::RESET);
 }
+
+/// A peer may send anything: what is accepted says the same again, and a kernel is asked for no value that it
+/// cannot have.
+#[test]
+fn any_bytes_of_a_peer_are_an_endpoint_or_none() {
+    let local = side(1, 1);
+    let known = [side(2, 1).endpoint.to_bytes().to_vec()];
+    let tally = crate::tests::hostile::explore("endpoints", 1, &known, |bytes| {
+        let Some(endpoint) = bytes.first_chunk().and_then(Endpoint::from_bytes) else {
+            return false;
+        };
+        // The last four bytes are free.
+        assert_eq!(endpoint.to_bytes()[..36], bytes[..36]);
+        for qp_type in [QpType::RC, QpType::UC, QpType::UD, QpType::XRC_INI] {
+            let handshake = Handshake::new();
+            for attr in [
+                handshake.to_init(qp_type, &local),
+                handshake.to_rtr(qp_type, &local, &endpoint),
+                handshake.to_rts(qp_type, &local, &endpoint),
+            ] {
+                if let Ok(raw) = attr.to_raw("handshake", 7) {
+                    assert!(
+                        raw.rq_psn >> 24 == 0
+                            && raw.sq_psn >> 24 == 0
+                            && raw.dest_qp_num >> 24 == 0
+                    );
+                }
+            }
+        }
+        true
+    });
+    assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+}
