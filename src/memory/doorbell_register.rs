@@ -9,10 +9,10 @@ use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
+use super::sync::{AtomicBool, AtomicUsize, Ordering, spin_loop, yield_now};
 use super::wqe_segment::SEGMENT;
 use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 /// Bytes that one burst moves.
 const BURST: usize = 64;
@@ -51,7 +51,7 @@ impl Drop for LockedRegister<'_> {
     fn drop(&mut self) {
         #[cfg(test)]
         record_step(RecordedStep::Unlock);
-        // Pairs with the Acquire of `hold`: which buffer comes next is known to the next.
+        // Pairs with the Acquire of `try_hold`: which buffer comes next is known to the next.
         self.register.held.store(false, Ordering::Release);
     }
 }
@@ -88,7 +88,7 @@ impl DoorbellRegister {
     /// Locks the register for a few stores; a thread that finds it locked spins.
     #[inline(always)]
     pub(crate) fn hold(&self) -> LockedRegister<'_> {
-        if self.held.swap(true, Ordering::Acquire) {
+        if !self.try_hold() {
             self.wait();
         }
         #[cfg(test)]
@@ -96,16 +96,28 @@ impl DoorbellRegister {
         LockedRegister { register: self }
     }
 
+    #[inline(always)]
+    fn try_hold(&self) -> bool {
+        #[cfg(not(loom))]
+        return !self.held.swap(true, Ordering::Acquire);
+        // The same for a model, in which a thread could read what it stored here itself for ever.
+        #[cfg(loom)]
+        return self
+            .held
+            .compare_exchange(false, true, Ordering::Acquire, Ordering::Relaxed)
+            .is_ok();
+    }
+
     #[cold]
     fn wait(&self) {
         /// Looks before the processor is left to somebody else, the holder for one.
         const PATIENCE: u32 = 100;
-        let mut looks = 0;
-        while self.held.load(Ordering::Relaxed) || self.held.swap(true, Ordering::Acquire) {
-            looks += 1;
+        let mut looks = 0u32;
+        while self.held.load(Ordering::Relaxed) || !self.try_hold() {
+            looks = looks.wrapping_add(1);
             match looks % PATIENCE {
-                0 => std::thread::yield_now(),
-                _ => std::hint::spin_loop(),
+                0 => yield_now(),
+                _ => spin_loop(),
             }
         }
     }
@@ -348,5 +360,37 @@ mod tests {
             other.join().unwrap();
         });
         assert!(had.load(Ordering::Relaxed) && !register.held.load(Ordering::Relaxed));
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use crate::memory::fake_mapping::FakeMapping;
+    use crate::memory::fork::Epoch;
+    use crate::memory::sync::AccessProbe;
+    use loom::thread;
+
+    /// Two threads ring one register. Each has it alone, and the buffers are used in turn: two in a row in the
+    /// same buffer would mix in the device.
+    #[test]
+    fn threads_have_the_register_alone_and_its_buffers_in_turn() {
+        let mapping = FakeMapping::new("register", 4096).map(4096, Epoch::current().unwrap());
+        let mapping = Arc::new(mapping.unwrap());
+        loom::model(move || {
+            let register = Arc::new(DoorbellRegister::new(mapping.clone(), 0, BURST).unwrap());
+            let (alone, order) = (Arc::new(AccessProbe::new()), Arc::new(AtomicUsize::new(0)));
+            let ring = move || {
+                let held = register.hold();
+                alone.write();
+                let turn = (order.fetch_add(1, Ordering::Relaxed), held.register.take_turn());
+                drop(held);
+                turn
+            };
+            let other = thread::spawn(ring.clone());
+            let mut turns = [ring(), other.join().unwrap()];
+            turns.sort_unstable();
+            assert_eq!(turns, [(0, 0), (1, BURST)]);
+        });
     }
 }

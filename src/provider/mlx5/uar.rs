@@ -81,6 +81,7 @@ struct SharedBfreg {
     users: usize,
 }
 
+/// All of it is changed under one lock, so that threads have no interleaving to explore: there is no model of it.
 #[derive(Debug, Default)]
 struct Pool {
     /// What the registers below were cut out of.

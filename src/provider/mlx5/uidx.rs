@@ -10,7 +10,8 @@ use std::sync::Arc;
 /// The number that means none; the device has no greater ones.
 const NO_INDEX: u32 = (1 << 24) - 1;
 
-/// The user indices of a context.
+/// The user indices of a context. What is free changes under one lock; that no index is assigned while a poller may
+/// meet it is model-checked in `qp_table.rs`.
 #[derive(Debug)]
 pub(crate) struct UidxAllocator {
     free: Lock<Free>,

@@ -7,10 +7,10 @@
 
 use crate::error::{Error, Result};
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
+use crate::memory::sync::{AtomicU32, Ordering};
 use crate::provider::driver_response::DriverResponse;
 use crate::wr::Address;
 use rustix::io::Errno;
-use std::sync::atomic::{AtomicU32, Ordering};
 use uverbs_uapi::rxe::rxe_create_ah_resp;
 
 /// The number by which WQEs name an address handle, of the driver's response to its creation.
@@ -30,10 +30,29 @@ pub(crate) fn address(verb: &'static str, response: &DriverResponse) -> Result<A
     }
 }
 
-/// What a send queue's poster keeps for the control path. The poster alone writes it.
+/// Tells how far the kernel is with a ring.
+pub(crate) trait ConsumerWatch {
+    /// The index that the kernel publishes.
+    fn consumer(&self) -> u32;
+
+    /// One less than the slots.
+    fn mask(&self) -> u32;
+}
+
+impl ConsumerWatch for ProducerWatch {
+    fn consumer(&self) -> u32 {
+        ProducerWatch::consumer(self)
+    }
+
+    fn mask(&self) -> u32 {
+        ProducerWatch::mask(self)
+    }
+}
+
+/// What a send queue's poster keeps for the control path. The poster alone writes it. Model-checked with loom.
 #[derive(Debug)]
-pub(crate) struct NamedAddresses {
-    watch: ProducerWatch,
+pub(crate) struct NamedAddresses<W = ProducerWatch> {
+    watch: W,
     /// The number that the WQE in each slot names.
     numbers: Box<[AtomicU32]>,
     /// The slot after the newest WQE, which may not be published yet.
@@ -42,8 +61,14 @@ pub(crate) struct NamedAddresses {
 
 impl NamedAddresses {
     pub(crate) fn new(ring: &RxeQueue, producer: u32) -> NamedAddresses {
-        let numbers = (0..=ring.capacity()).map(|_| AtomicU32::new(0)).collect();
-        NamedAddresses { watch: ring.watch(), numbers, end: AtomicU32::new(producer) }
+        NamedAddresses::of(ring.watch(), producer)
+    }
+}
+
+impl<W: ConsumerWatch> NamedAddresses<W> {
+    fn of(watch: W, producer: u32) -> Self {
+        let numbers = (0..=watch.mask()).map(|_| AtomicU32::new(0)).collect();
+        NamedAddresses { watch, numbers, end: AtomicU32::new(producer) }
     }
 
     /// The WQE in `slot` names `number`.
@@ -75,5 +100,62 @@ impl NamedAddresses {
             }
             slot = slot.wrapping_add(1) & self.watch.mask();
         }
+    }
+}
+
+#[cfg(all(test, loom))]
+mod model {
+    use super::*;
+    use loom::sync::Arc;
+    use loom::thread;
+
+    const MASK: u32 = 3;
+    const OLD: u32 = 7;
+    const NEW: u32 = 8;
+
+    /// The index that a fake kernel publishes.
+    #[derive(Debug)]
+    struct FakeKernel(Arc<AtomicU32>);
+
+    impl ConsumerWatch for FakeKernel {
+        fn consumer(&self) -> u32 {
+            self.0.load(Ordering::Acquire)
+        }
+
+        fn mask(&self) -> u32 {
+            MASK
+        }
+    }
+
+    /// The owner of a handle that WQEs name drops it, while the poster names another one, drops a batch and fills
+    /// the ring, and the kernel completes WQEs. A handle that a WQE names is found until the kernel completed the
+    /// WQE, and no slot is visited of which the number is not known.
+    #[test]
+    fn a_handle_is_found_until_its_requests_are_over() {
+        loom::model(|| {
+            let consumer = Arc::new(AtomicU32::new(0));
+            let named = Arc::new(NamedAddresses::of(FakeKernel(consumer.clone()), 0));
+            named.set(0, OLD);
+            let theirs = named.clone();
+            let poster = thread::spawn(move || {
+                theirs.begin(1);
+                theirs.set(1, NEW);
+                // That batch was dropped.
+                theirs.begin(1);
+                (1..=2).for_each(|slot| theirs.set(slot, NEW));
+            });
+            let completed = consumer.clone();
+            let kernel = thread::spawn(move || completed.store(1, Ordering::Release));
+            let mut seen = Vec::new();
+            named.each(|number| seen.push(number));
+            let over = consumer.load(Ordering::Acquire) > 0;
+            assert!(over || seen.first() == Some(&OLD), "{seen:?} and not over");
+            assert!(seen.iter().all(|number| [OLD, NEW].contains(number)), "{seen:?}");
+            poster.join().unwrap();
+            kernel.join().unwrap();
+            let mut left = Vec::new();
+            named.each(|number| left.push(number));
+            assert_eq!(left, [NEW, NEW]);
+        });
     }
 }
