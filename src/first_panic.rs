@@ -36,6 +36,13 @@ impl FirstPanic {
         calls.resume();
     }
 
+    /// Drops each value, even if destructors panic. The first panic goes on unless this thread panics already.
+    pub(crate) fn drop_each<T>(values: impl IntoIterator<Item = T>) {
+        let mut calls = FirstPanic::default();
+        values.into_iter().for_each(|value| calls.catch(|| drop(value)));
+        calls.resume();
+    }
+
     /// Ignores the panics.
     pub(crate) fn ignore(self) {}
 }

@@ -85,6 +85,7 @@
 //! ```
 #![deny(unsafe_code)]
 
+mod abort;
 mod access;
 mod address_vector;
 mod ah;

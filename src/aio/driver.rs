@@ -189,9 +189,9 @@ impl<S: Locking> DriverHandle<S> {
     /// Resets a queue pair, and lets the driver find what had completed.
     pub(super) fn close(&self, qp: &mut OwnedQueuePair<OpTag, S>) {
         // If the reset fails, the queue pair's destructor leaks what may be in use.
-        if let Some(mut polled) = self.shared.polled.lock() {
-            let _ = qp.reset(&mut polled.cq);
-        }
+        // Nothing of the program is dropped under the lock.
+        let unposted = self.shared.polled.lock().map(|mut polled| qp.reset_keeping(&mut polled.cq));
+        drop(unposted);
         self.wake();
     }
 

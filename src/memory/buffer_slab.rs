@@ -6,6 +6,7 @@
 
 use super::region::StableBytes;
 use super::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::abort::abort;
 use memmap2::{MmapOptions, MmapRaw};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -309,7 +310,7 @@ impl<K, N> Clone for SharedSlabBuffer<K, N> {
         let before = head.holders.fetch_add(1, Ordering::Relaxed);
         if before > u32::MAX / 2 {
             // The caller forgot billions of clones. A count that wraps would free a buffer in use.
-            std::process::abort();
+            abort("uverbs: a buffer has 2,147,483,648 owners: aborting\n");
         }
         // SAFETY: the pointer came from an `Arc`, one of whose counts is this buffer's.
         unsafe { Arc::increment_strong_count(head.slab) };

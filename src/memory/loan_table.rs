@@ -342,16 +342,20 @@ impl<P> LoanTable<P> {
         state & NOT_LENT == 0 && state.wrapping_sub(next & !COVERS) as i64 >= 0
     }
 
+    /// Takes back the loans from `next` on, which were not posted.
+    fn take_unposted(&self, next: u64) -> impl Iterator<Item = P> {
+        self.lendable_slots().filter_map(move |slot| {
+            let state = slot.state.load(Ordering::Relaxed);
+            let unposted = Self::is_unposted(state, next);
+            if unposted { slot.take_back(state).map(ReturnedLoan::take) } else { None }
+        })
+    }
+
     /// Takes back and drops the loans from `next` on, which were not posted.
     #[cold]
     #[inline(never)]
     fn drop_unposted(&self, next: u64) {
-        for slot in self.lendable_slots() {
-            let state = slot.state.load(Ordering::Relaxed);
-            if Self::is_unposted(state, next) {
-                drop(slot.take_back(state));
-            }
-        }
+        FirstPanic::drop_each(self.take_unposted(next));
     }
 
     /// Takes back everything that is lent in these tables. The caller knows that the device completes

@@ -5,6 +5,7 @@
 //! from here and from nowhere else.
 
 use super::fork::Epoch;
+use crate::abort::abort;
 use memmap2::{MmapMut, MmapOptions};
 use std::fmt;
 use std::marker::PhantomData;
@@ -385,8 +386,7 @@ impl Drop for Pledges<'_> {
         // A child of a fork has a copy of the memory, which no device knows of.
         let kept = self.held.iter().any(|half| Arc::strong_count(half) > 1);
         if kept && !self.epoch.is_over() {
-            eprintln!("uverbs: the kernel keeps memory registered that was borrowed: aborting");
-            std::process::abort();
+            abort("uverbs: the kernel keeps memory registered that was borrowed: aborting\n");
         }
     }
 }

@@ -334,9 +334,9 @@ impl<T> QueueLender<T> {
         self.lender.room()
     }
 
-    /// Takes back and drops what was lent to forgotten batches, which the device was not told of.
-    pub(super) fn drop_unposted(&mut self) {
-        self.lender.drop_unposted();
+    /// Takes back what was lent to forgotten batches, which the device was not told of, and adds it to `to`.
+    pub(super) fn take_unposted(&mut self, to: &mut Vec<Lent<T>>) {
+        self.lender.take_unposted(to);
     }
 
     /// Starts to lend to a batch.

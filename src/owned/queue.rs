@@ -2,9 +2,10 @@
 
 use super::completion::{Outcome, OwnedCompletion};
 use super::cq::OwnedCompletionQueue;
-use super::lending::{Append, BatchLender, Lend, LendMut, Loans, OtherLoan, PushError};
+use super::lending::{Append, BatchLender, Lend, LendMut, Lent, Loans, OtherLoan, PushError};
 use super::lending::{QueueLender, RequestSlot, memory_and_tag, sge_of};
 use super::qp_map::AdoptedQp;
+use crate::first_panic::FirstPanic;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
@@ -110,10 +111,16 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// Those of [`QueuePair::reset`](crate::QueuePair::reset). After an error the queue pair may be in state
     /// `RESET` all the same if it is on a shared receive queue; then call `reset` again.
     pub fn reset(&mut self, cq: &mut OwnedCompletionQueue<T>) -> crate::Result<()> {
+        self.reset_keeping(cq).map(drop)
+    }
+
+    /// As [`reset`](Self::reset), and runs no code of the program: returns what was lent to forgotten batches, for the
+    /// caller to drop when no lock is held and no memory has to be proven back.
+    pub(crate) fn reset_keeping(
+        &mut self,
+        cq: &mut OwnedCompletionQueue<T>,
+    ) -> crate::Result<Unposted<T>> {
         self.qp.check_cqs("reset_qp", &[&mut cq.cq])?;
-        // The device was not told of requests in a forgotten batch: they are not flushed.
-        self.sends.drop_unposted();
-        self.recvs.drop_unposted();
         if self.shares_receives() {
             // Stop the device first: the reset would discard what arrives after the poll, and with it places
             // of the shared receive queue. If this fails, the reset below fails as well.
@@ -125,13 +132,17 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
         // Discarded completions take room in the completion queue until it is polled, and the next requests
         // need the room.
         let _ = cq.poll_into_backlog();
+        let mut unposted = Unposted(Vec::new());
+        // The device was not told of requests in a forgotten batch: they are not flushed.
+        self.sends.take_unposted(&mut unposted.0);
+        self.recvs.take_unposted(&mut unposted.0);
         let qpn = self.qp.qpn();
         Loans::reclaim(self.loan_tables(), |lent| {
             if let Some((memory, tag)) = memory_and_tag(lent) {
                 cq.keep(OwnedCompletion { memory, tag, outcome: Outcome::flushed(qpn) });
             }
         });
-        Ok(())
+        Ok(unposted)
     }
 
     /// [Resets](Self::reset) the queue pair and drops it. The next poll of `cq` finds what was received, and
@@ -157,6 +168,16 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// The loan tables of the queue pair's own queues.
     pub(super) fn loan_tables(&self) -> impl Iterator<Item = &Loans<T>> {
         [self.sends.loans(), self.recvs.loans()].into_iter()
+    }
+}
+
+/// Memory and tags of requests that were never posted. Dropping them runs code of the program.
+#[must_use]
+pub(crate) struct Unposted<T>(Vec<Lent<T>>);
+
+impl<T> Drop for Unposted<T> {
+    fn drop(&mut self) {
+        FirstPanic::drop_each(self.0.drain(..));
     }
 }
 

@@ -4,15 +4,17 @@ use super::buffer::{Buffer, SharedBuffer};
 use super::completion::Outcome;
 use super::cq::OwnedCompletionQueue;
 use super::lending::{HasSge, OtherLoan, RegionSge, sge_of};
-use super::queue::{OwnedQueuePair, append};
+use super::queue::{OwnedQueuePair, Unposted, append};
+use crate::abort::{AbortOnUnwind, abort};
 use crate::access::Access;
 use crate::cq::PollError;
 use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
+use crate::first_panic::FirstPanic;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::region::{Pledged, Pledges};
 use crate::mr::{HostMemory, MemoryRegion};
-use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::td::ThreadDomain;
 use crate::wr::{PostError, RingError, SendWr, Sge};
@@ -76,9 +78,27 @@ pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     over: Vec<(u64, Outcome)>,
     drain_timeout: Duration,
     ending: &'s mut Ending,
+    left: &'s mut Left<T>,
     /// Regions of [`register`](Self::register).
     regions: Vec<MemoryRegion<u8, Pledged>>,
     pledges: &'s mut Pledges<'env>,
+}
+
+/// What is left of a scope when its memory is proven back. Dropping it runs code of the program, which may panic.
+struct Left<T> {
+    /// What was lent to forgotten batches of a queue pair that was reset.
+    unposted: Option<Unposted<T>>,
+    /// Domains of the scope's regions. A parent domain has an allocator of the program.
+    domains: Vec<Arc<PdInner>>,
+}
+
+impl<T> Drop for Left<T> {
+    fn drop(&mut self) {
+        let mut calls = FirstPanic::default();
+        calls.catch(|| drop(self.unposted.take()));
+        self.domains.drain(..).for_each(|domain| calls.catch(|| drop(domain)));
+        calls.resume();
+    }
 }
 
 /// How a scope made sure that its requests were over.
@@ -402,6 +422,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
             return Err(ScopeError::ForeignQueue);
         }
         let mut ending = Ending::Drained;
+        // Declared first, and so dropped last, also by a panic: when the pledges were kept.
+        let mut left = Left { unposted: None, domains: Vec::new() };
         let epoch = self.qp.qp.file().epoch;
         let value = Pledges::during(epoch, |pledges| {
             let mut scope = Scope {
@@ -411,6 +433,7 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
                 over: Vec::new(),
                 drain_timeout: DRAIN_TIMEOUT,
                 ending: &mut ending,
+                left: &mut left,
                 regions: Vec::new(),
                 pledges,
             };
@@ -470,8 +493,10 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         let wr_id = slot.wr_id();
         batch.batch.push_lent(wr_id, sge_of(&memory))?;
         slot.lend(CompactEnum::new(Content::Large(OtherLoan::Scoped)));
-        batch.ring().map_err(PostError::of_ring)?;
+        // Before the device may write.
         self.in_flight.push(wr_id);
+        let rung = batch.ring();
+        self.check_posted(rung)?;
         Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 
@@ -549,6 +574,17 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         polled
     }
 
+    /// Forgets the last request if it is not in the queue.
+    fn check_posted(
+        &mut self,
+        rung: std::result::Result<(), RingError>,
+    ) -> std::result::Result<(), PostError> {
+        if rung.is_err_and(|error| !error.stays_queued()) {
+            self.in_flight.pop();
+        }
+        rung.map_err(PostError::of_ring)
+    }
+
     /// Waits until no request is in flight. Returns `false` after `timeout`.
     fn drain(&mut self, timeout: Duration) -> bool {
         let started = Instant::now();
@@ -583,11 +619,10 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         let wr_id = slot.wr_id();
         append(&mut batch.batch, wr.id(wr_id).signaled(), sge_of(&memory))?;
         slot.lend(CompactEnum::new(Content::Large(OtherLoan::Scoped)));
+        // Before the device may read or write.
+        self.in_flight.push(wr_id);
         let rung = ring(batch);
-        if rung.is_ok() || rung.is_err_and(|error| error.stays_queued()) {
-            self.in_flight.push(wr_id);
-        }
-        rung.map_err(PostError::of_ring)?;
+        self.check_posted(rung)?;
         Ok(Pending { memory, wr_id, qp: self.identity() })
     }
 }
@@ -653,15 +688,22 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
         }
         *self.ending = Ending::Reset;
         let file = self.qp.qp.qp.file().clone();
-        if !retry(&file, || self.qp.reset(self.cq).is_ok() || (**self.qp).qp.revoke()) {
-            eprintln!("uverbs: the kernel does not end requests on borrowed memory: aborting");
-            std::process::abort();
+        let is_over = retry(&file, || match self.qp.reset_keeping(self.cq) {
+            Ok(unposted) => {
+                self.left.unposted = Some(unposted);
+                true
+            }
+            Err(_) => (**self.qp).qp.revoke(),
+        });
+        if !is_over {
+            abort("uverbs: the kernel does not end requests on borrowed memory: aborting\n");
         }
     }
 
     /// Deregisters the scope's regions. [`Pledges`] deals with a region that stays registered.
     fn deregister(&mut self) {
         for region in self.regions.drain(..) {
+            self.left.domains.push(region.inner.pd.clone());
             let file = region.inner.pd.file().clone();
             let mut left = Some(region);
             retry(&file, || {
@@ -675,9 +717,15 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
 }
 
 impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
+    /// The kernel comes first. No code of the program runs before it has confirmed that the device is done with what
+    /// the scope borrowed: [`Left`] and [`Pledges`] are dropped after this.
     fn drop(&mut self) {
+        let unproven = AbortOnUnwind::new(
+            "uverbs: a panic while requests on borrowed memory were ended: aborting\n",
+        );
         self.end();
         self.deregister();
+        unproven.disarm();
     }
 }
 

@@ -6,6 +6,7 @@ mod control;
 mod cq_handle;
 mod creation;
 mod destroy;
+mod destructors;
 mod ece;
 mod events;
 #[cfg(not(loom))]

@@ -2,12 +2,12 @@
 
 use super::owned::{Owned, bring_up_owned};
 use super::wc;
+#[cfg(not(any(loom, miri)))]
+use crate::abort::tests::aborts_in_a_child;
 use crate::owned::{Ending, RegionRef, ScopeError};
 use crate::uverbs::scripted::{Op, Role, Script};
 use crate::{Access, Errno, PollError, PostError, QpState, QpType, Remote, Rkey, SendWr, WcStatus};
-use std::os::unix::process::ExitStatusExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::process::Command;
 use std::time::{Duration, Instant};
 use uverbs_uapi::object::UVERBS_OBJECT_MR;
 use uverbs_uapi::wc::ib_uverbs_wc;
@@ -390,31 +390,12 @@ fn a_scope_asks_again_while_the_kernel_refuses_to_deregister() {
     kernel.unwrap().join().unwrap();
 }
 
-/// Runs a test of this file in a process of its own, which has to abort and say `why`; `false` in
-/// that process.
-fn aborts_in_a_child(test: &str, why: &str) -> bool {
-    const CHILD: &str = "UVERBS_TEST_ABORTS";
-    if std::env::var_os(CHILD).is_some() {
-        return false;
-    }
-    let name = format!("tests::scope::{test}");
-    let child = Command::new(std::env::current_exe().unwrap())
-        .args(["--exact", &name, "--nocapture"])
-        .env(CHILD, "1")
-        .output()
-        .unwrap();
-    let text = String::from_utf8_lossy(&child.stderr);
-    assert_eq!(child.status.signal(), Some(6), "{text}");
-    assert!(text.contains(why), "{text}");
-    true
-}
-
 /// If the scope returned, the device could write memory that is in other use.
 #[test]
-#[cfg_attr(miri, ignore = "it starts a process")]
+#[cfg(not(any(loom, miri)))]
 fn a_kernel_that_refuses_the_reset_aborts_the_process() {
     if aborts_in_a_child(
-        "a_kernel_that_refuses_the_reset_aborts_the_process",
+        "tests::scope::a_kernel_that_refuses_the_reset_aborts_the_process",
         "does not end requests",
     ) {
         return;
@@ -431,10 +412,10 @@ fn a_kernel_that_refuses_the_reset_aborts_the_process() {
 
 /// As above, for a region.
 #[test]
-#[cfg_attr(miri, ignore = "it starts a process")]
+#[cfg(not(any(loom, miri)))]
 fn a_kernel_that_refuses_to_deregister_aborts_the_process() {
     if aborts_in_a_child(
-        "a_kernel_that_refuses_to_deregister_aborts_the_process",
+        "tests::scope::a_kernel_that_refuses_to_deregister_aborts_the_process",
         "keeps memory registered",
     ) {
         return;

@@ -77,8 +77,9 @@ impl NextLoan {
             // Acquire as in `free_slot`.
             let mut state = slot.state.load(Ordering::Acquire);
             if LoanTable::<P>::is_unposted(state, first) {
-                table.drop_unposted(first);
+                // Before the program's destructors, which may panic.
                 self.undo();
+                table.drop_unposted(first);
                 state = slot.state.load(Ordering::Acquire);
             }
             if state == FREE {
@@ -127,8 +128,15 @@ impl<P> Lender<P> {
     #[cold]
     #[inline(never)]
     pub(crate) fn drop_unposted(&mut self) {
-        self.table.drop_unposted(self.next.wr_id);
+        // Before the program's destructors, which may panic.
         self.next.undo();
+        self.table.drop_unposted(self.next.wr_id);
+    }
+
+    /// As [`drop_unposted`](Self::drop_unposted), but adds the loans to `to`, where nothing drops them.
+    pub(crate) fn take_unposted(&mut self, to: &mut Vec<P>) {
+        self.next.undo();
+        to.extend(self.table.take_unposted(self.next.wr_id));
     }
 
     /// How many slots are free. Takes back the loans of forgotten batches, and examines each slot.

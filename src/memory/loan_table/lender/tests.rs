@@ -341,6 +341,41 @@ fn a_dropped_batch_lets_the_next_request_be_unsignaled_only_if_none_waits_for_a_
     assert_ne!(lender.begin().hold_unsignaled(2).unwrap() & UNSIGNALED, 0);
 }
 
+/// Dropping payloads runs code of the program.
+#[test]
+fn a_panic_while_a_batch_is_taken_back_leaves_no_loan_and_the_next_one_signaled() {
+    struct Payload(bool);
+    impl Drop for Payload {
+        fn drop(&mut self) {
+            if self.0 {
+                std::panic::resume_unwind(Box::new("a payload"));
+            }
+        }
+    }
+    for is_forgotten in [false, true] {
+        let mut lender = Lender::new(8, 0);
+        for _ in 0..3 {
+            let mut batch = lender.begin();
+            assert!(batch.hold_unsignaled(Payload(false)).is_ok_and(|id| id & UNSIGNALED != 0));
+            batch.commit();
+        }
+        let mut batch = lender.begin();
+        (0..3).for_each(|_| assert!(batch.hold(Payload(true)).is_ok()));
+        let back = std::panic::AssertUnwindSafe(|| match is_forgotten {
+            false => drop(batch),
+            true => {
+                std::mem::forget(batch);
+                assert!(lender.begin().hold(Payload(false)).is_ok());
+            }
+        });
+        let panic = std::panic::catch_unwind(back).unwrap_err();
+        assert_eq!(panic.downcast_ref::<&str>(), Some(&"a payload"));
+        assert_eq!(lender.table().lendable_slots().filter(|slot| slot.is_free()).count(), 5);
+        let next = lender.begin().hold_unsignaled(Payload(false));
+        assert!(next.is_ok_and(|id| id & UNSIGNALED == 0), "the unsignaled ones wait for it");
+    }
+}
+
 /// Each loan is then almost a whole round ahead of the one before.
 #[test]
 fn a_dropped_batch_takes_its_loans_back_whatever_the_order_in_which_slots_came_back() {
