@@ -192,7 +192,8 @@ impl CompletionChannel {
 }
 
 impl AsFd for CompletionChannel {
-    /// The file, which is readable when there is an event.
+    /// The file, which is readable when there is an event. It takes no commands: other code that has it can take events
+    /// away, and nothing else.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.fd.as_fd()
     }

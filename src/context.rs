@@ -246,6 +246,10 @@ impl Context {
 impl AsFd for Context {
     /// The command file. A process that has a duplicate can use and destroy every object of the
     /// context.
+    ///
+    /// A command names addresses of this process, which the kernel reads and writes. Code that writes commands to
+    /// the file without the library can change any memory by them, and Rust takes `write(2)` for safe: pass the file
+    /// only to code that is trusted with that, as for [`share`](Context::share).
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.file.mark_shared();
         self.file.kernel.fd()

@@ -30,7 +30,9 @@
 //! Handles own what they were made from, so that objects may be dropped in any order. Memory that a device may reach
 //! is released only after the kernel confirmed that the object is gone; otherwise it is leaked, and
 //! [counted](Context::leaked). A [`MemoryRegion`] is no slice, because a peer may write it at any time. Safe code
-//! cannot make the device write into memory that is not lent to it. A program that shares a context with another
+//! cannot make the device write into memory that is not lent to it, unless it writes commands by itself to an open
+//! file of a [context](Context::share) or an [event channel](cm::EventChannel#impl-AsFd-for-EventChannel), which Rust
+//! takes for safe. A program that shares a context with another
 //! process trusts that process with all memory registered on it.
 //!
 //! # The verbs themselves

@@ -234,7 +234,7 @@ pub struct AsyncEventChannel {
 
 impl AsyncEventChannel {
     /// Opens the connection manager. `readiness` gets the file of the channel, and registers it with the
-    /// event loop.
+    /// event loop. The file [takes commands](EventChannel#impl-AsFd-for-EventChannel).
     ///
     /// In an event loop other than tokio's, which watches the file and runs the driver as a task:
     ///

@@ -197,7 +197,7 @@ impl Context {
 
     /// The event file, for an event loop: readable when there is an event. It is non-blocking;
     /// call [`try_next_event`](Self::try_next_event) until it returns `None`, or an edge-triggered
-    /// loop will not be woken again.
+    /// loop will not be woken again. It takes no commands, unlike [the context's own](Context#impl-AsFd-for-Context).
     #[doc(alias = "async_fd")]
     pub fn events_fd(&self) -> BorrowedFd<'_> {
         // Making an open file non-blocking does not fail.

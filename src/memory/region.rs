@@ -23,10 +23,14 @@ use zerocopy::{FromBytes, IntoBytes};
 ///
 /// # Safety
 ///
-/// From the call of [`items`](Self::items) until the value is next moved, accessed or dropped, what
-/// it returns must be one range of initialised memory, readable and writable, that nobody else
-/// accesses and that keeps its pages: a device and peers across the network write it whenever they
-/// like.
+/// From the call of [`items`](Self::items) until the value is next moved, accessed or dropped, the implementer
+/// promises of what it returned:
+///
+/// - **Valid.** It is one range within one allocation, of at most `isize::MAX` bytes, initialised, readable and
+///   writable from any thread, and it keeps its pages.
+/// - **Aligned.** It begins at a multiple of the alignment of [`Item`](Self::Item):
+///   [`as_slice`](crate::MemoryRegion::as_slice) makes a slice of it. Registering memory that does not is refused.
+/// - **Alone.** Nobody else accesses it. A device and peers across the network write it whenever they like.
 ///
 /// # Example
 ///
@@ -183,13 +187,14 @@ unsafe impl<M: Send> Sync for Backing<M> {}
 
 impl<M: StableBytes> Backing<M> {
     pub(crate) fn own(memory: M) -> Self {
-        let mut owner = NonNull::from(Box::leak(Box::new(memory)));
-        // SAFETY: leaked just now, so nobody else knows of it.
-        let items = unsafe { owner.as_mut() }.items();
-        let length = items.len().saturating_mul(size_of::<M::Item>());
-        let start = items.as_ptr().cast();
-        let (reach, location) = (length as u64, Location::Mapped);
-        Backing { owner, start, length, reach, location, rights_are_promised: false }
+        // Before the program's `items`, which may panic: then this drops the memory.
+        let mut backing = Backing::with(memory, ptr::null_mut(), 0, 0);
+        // SAFETY: it came from a box just now, so nobody else knows of it.
+        let items = unsafe { backing.owner.as_mut() }.items();
+        backing.start = items.as_ptr().cast();
+        backing.length = items.len().saturating_mul(size_of::<M::Item>());
+        backing.reach = backing.length as u64;
+        backing
     }
 }
 
@@ -217,6 +222,11 @@ impl<M> Backing<M> {
     /// Memory on the device, and what keeps it alive.
     pub(crate) fn on_device(owner: M, reach: u64) -> Self {
         Backing::elsewhere(owner, reach, Location::Device)
+    }
+
+    /// Whether it begins at a multiple of the alignment of `T`.
+    pub(crate) fn is_aligned_to<T>(&self) -> bool {
+        self.start.cast::<T>().is_aligned()
     }
 
     /// The address of the first byte, as the kernel takes it.

@@ -113,8 +113,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Safety
     ///
-    /// While the slice is borrowed no peer that knows the key, no request in flight and no other thread
-    /// writes the memory.
+    /// While the slice is borrowed no peer that knows the key, no request in flight and no code of this process, by
+    /// the pointer of [`as_ptr`](Self::as_ptr) for one, writes the memory.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn as_slice(&self) -> &[T]
     where
@@ -125,7 +125,7 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
             return &[];
         }
         // SAFETY: in bounds by division; initialised because any bytes are a `T`; alive as long as `self`;
-        // aligned because every registration of values of `T` is; not written, as the caller promised.
+        // aligned, as memory of `T` is by its type, by `StableBytes`, or by its pages; not written, as the caller promised.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), count) }
     }
 
@@ -133,8 +133,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
     ///
     /// # Safety
     ///
-    /// While the slice is borrowed no peer that knows the key and no request in flight reads or writes the
-    /// memory.
+    /// While the slice is borrowed no peer that knows the key, no request in flight and no code of this process, by
+    /// the pointer of [`as_ptr`](Self::as_ptr) for one, reads or writes the memory.
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn as_mut_slice(&mut self) -> &mut [T]
     where
@@ -145,7 +145,7 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
             return &mut [];
         }
         // SAFETY: in bounds by division; initialised because any bytes are a `T`; borrowed exclusively with
-        // `self`; aligned because every registration of values of `T` is; not accessed otherwise, as the
+        // `self`; aligned, as memory of `T` is by its type, by `StableBytes`, or by its pages; not accessed otherwise, as the
         // caller promised.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), count) }
     }

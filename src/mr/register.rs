@@ -145,8 +145,9 @@ impl<S: Sharing> ProtectionDomain<S> {
     ///
     /// # Safety
     ///
-    /// The memory must be readable, writable and initialised, and must be neither borrowed nor accessed
-    /// other than through the region, from any thread: the region's safe methods read and write it. That
+    /// The memory must be one range within one allocation, of at most `isize::MAX` bytes, readable, writable and
+    /// initialised. It must be neither borrowed nor accessed other than through the region, from any thread: the
+    /// region's safe methods read and write it. That
     /// holds until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
     /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
     /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
@@ -329,8 +330,8 @@ impl MrBuilder {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for zero bytes, rights that contradict each other, or an
-    /// [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the limit of
+    /// `EINVAL` for zero bytes, memory that is not aligned to its [items](StableBytes::Item), rights that
+    /// contradict each other, or an [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the limit of
     /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory that is
     /// not mapped, or is read-only where the rights let the device write. The memory comes back with the
     /// error.
@@ -339,7 +340,11 @@ impl MrBuilder {
         self,
         memory: M,
     ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
-        self.enter(Backing::own(memory)).map_err(|failed| failed.map(Backing::into_owner))
+        let backing = Backing::own(memory);
+        if let Err(error) = check_alignment::<M>(VERB, &backing) {
+            return Err(error.with(backing.into_owner()));
+        }
+        self.enter(backing).map_err(|failed| failed.map(Backing::into_owner))
     }
 
     /// Registers `length` bytes at `addr` that stay the program's; see
@@ -390,7 +395,8 @@ impl MrBuilder {
     /// # Safety
     ///
     /// The region must not be forgotten, leaked or [released](MemoryRegion::release): it is dropped before the
-    /// borrow ends. Only a successful [`destroy`](MemoryRegion::destroy) proves that the device no longer
+    /// borrow ends, and so is each [memory window](crate::MemoryWindow#what-a-window-holds) that got a binding to
+    /// it. Only a successful [`destroy`](MemoryRegion::destroy) proves that the device no longer
     /// reaches the memory; after an error the memory must not be accessed.
     ///
     /// # Errors
@@ -638,6 +644,22 @@ pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u6
         ));
     }
     Ok(())
+}
+
+/// Refuses memory of which a slice cannot be made.
+pub(super) fn check_alignment<M: StableBytes>(
+    verb: &'static str,
+    backing: &Backing<M>,
+) -> Result<()> {
+    if backing.is_aligned_to::<M::Item>() {
+        return Ok(());
+    }
+    let (start, align) = (backing.address(), align_of::<M::Item>());
+    let detail = format!(
+        "memory at {start:#x}, of items that are aligned to {align} bytes: let `StableBytes::items` begin at a \
+         multiple of that"
+    );
+    Err(Error::invalid(verb, detail))
 }
 
 /// Refuses memory that a driver would address wrongly; see

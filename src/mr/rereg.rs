@@ -233,7 +233,7 @@ impl<T, M> MemoryRegion<T, M> {
     ///
     /// `EOPNOTSUPP` where the driver does not exchange memory, as rxe's; `EBUSY` while a
     /// [window](crate::MemoryWindow#what-a-window-holds) holds the region; `EINVAL` for memory of zero
-    /// bytes, and for a region of device memory; `EPERM` for a region that was
+    /// bytes or that is not aligned to its items, and for a region of device memory; `EPERM` for a region that was
     /// [imported](crate::ProtectionDomain::import_mr). After these errors the region comes back unchanged.
     /// After other errors, `ENOMEM` beyond the limit of locked memory among them, the region is destroyed,
     /// and both memories come back.
@@ -258,6 +258,7 @@ impl<T, M> MemoryRegion<T, M> {
             Err(dead())
         } else {
             check_location(&inner).and_then(|()| {
+                register::check_alignment::<N>(VERB, &backing)?;
                 let last = register::LAST_ADDRESS;
                 let checked = register::check(inner.access, start, last, start, length);
                 checked.map_err(|error| error.in_verb(VERB))?;

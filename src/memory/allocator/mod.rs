@@ -182,7 +182,8 @@ pub struct DmaBufPart {
 /// Memory returned by [`alloc`](Self::alloc) must be readable and writable, of at least the size
 /// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
 /// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
-/// writes it. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion,
+/// writes it. A dma-buf that [`dmabuf`](Self::dmabuf) returns has this memory, and no other, from the offset on: the
+/// device goes by the dma-buf, and would otherwise write what is not the queue's. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion,
 /// it finds the parent's completions in shared memory, and dies of a signal with `MADV_DONTFORK`. Every other call
 /// fails because the process is a fork.
 ///
@@ -199,7 +200,8 @@ pub unsafe trait QueueAllocator:
     ///
     /// # Safety
     ///
-    /// `memory` was returned by `alloc` of this allocator for this layout, and has not been freed.
+    /// `memory` was returned by `alloc` of this allocator for this layout, and has not been freed. Neither the library
+    /// nor a device accesses it any more.
     unsafe fn free(
         &self,
         domain: &DomainView<'_>,
@@ -324,7 +326,8 @@ impl DomainAllocator {
     /// what could not be freed.
     fn give_back(&self, memory: NonNull<u8>, layout: Layout, resource: ResourceType) {
         let freed = catch_unwind(AssertUnwindSafe(|| {
-            // SAFETY: this allocator returned the memory for the layout, and this is called once for it.
+            // SAFETY: this allocator returned the memory for the layout, and this is called once for it, when its
+            // last holder is gone: no kernel object is left that uses it.
             unsafe { self.allocator.free(&self.view(), memory, layout, resource) }
         }));
         if let Err(payload) = freed {
