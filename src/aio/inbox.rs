@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 
 /// A message that was received.
 ///
@@ -51,6 +51,8 @@ pub struct Inbox<S: Locking = Shared> {
     posted: VecDeque<Op<'static, Buffer, S>>,
     /// Why no more messages come; `None` while they may.
     ended: Option<OpErrorKind>,
+    /// The end of a receive that `poll_next` has still to return, should code of the program panic meanwhile.
+    arrived: Option<Result<Message, OpError<Buffer>>>,
 }
 
 impl<S: Locking> AsyncQueuePair<S> {
@@ -58,7 +60,7 @@ impl<S: Locking> AsyncQueuePair<S> {
     /// of `pool`.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let (queue, pool) = (OpQueue::Qp(self.clone()), pool.clone());
-        Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
+        Inbox::of(queue, pool, depth)
     }
 }
 
@@ -91,11 +93,16 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// ```
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let (queue, pool) = (OpQueue::Srq(self.clone()), pool.clone());
-        Inbox { queue, pool, depth: depth.max(1), posted: VecDeque::new(), ended: None }
+        Inbox::of(queue, pool, depth)
     }
 }
 
 impl<S: Locking> Inbox<S> {
+    fn of(queue: OpQueue<S>, pool: BufferPool, depth: usize) -> Inbox<S> {
+        let (depth, posted) = (depth.max(1), VecDeque::new());
+        Inbox { queue, pool, depth, posted, ended: None, arrived: None }
+    }
+
     /// Posts as many receives as there are buffers for, and returns how many are posted.
     ///
     /// [`poll_next`](Self::poll_next) does this, too. Call it before the peer may send, so that its first
@@ -133,7 +140,7 @@ impl<S: Locking> Inbox<S> {
     /// Whether no more messages come, and `poll_next` has returned why.
     #[cfg(feature = "stream")]
     pub(super) fn is_over(&self) -> bool {
-        self.ended.is_some()
+        self.ended.is_some() && self.arrived.is_none()
     }
 
     /// Whether some receives wait for room in the queue; they are the last in `posted`.
@@ -174,10 +181,23 @@ impl<S: Locking> Inbox<S> {
     /// # }
     /// ```
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Message, OpError<Buffer>>> {
-        if let Some(kind) = self.ended {
-            return Poll::Ready(Err(OpError { memory: None, kind }));
+        if self.arrived.is_none() {
+            if let Some(kind) = self.ended {
+                return Poll::Ready(Err(OpError { memory: None, kind }));
+            }
+            self.post(cx);
+            ready!(self.poll_posted(cx));
         }
+        // The message is in `arrived` meanwhile: a waker that panics costs none.
         self.post(cx);
+        match self.arrived.take() {
+            Some(end) => Poll::Ready(end),
+            None => Poll::Pending,
+        }
+    }
+
+    /// Polls the receives that are posted, and moves the first that is over to `arrived`.
+    fn poll_posted(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let completed = match &self.queue {
             // Receives of a queue pair complete in the order in which they were posted.
             OpQueue::Qp(_) => match self.posted.front_mut() {
@@ -194,16 +214,18 @@ impl<S: Locking> Inbox<S> {
                 }
             }
         };
-        let Poll::Ready((at, end)) = completed else { return Poll::Pending };
+        let (at, end) = ready!(completed);
+        let broken = end.as_ref().err().map(|failed| failed.kind);
+        self.arrived =
+            Some(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }));
         match at {
             0 => drop(self.posted.pop_front()),
             _ => drop(self.posted.remove(at)),
         }
-        if let Err(OpError { kind, .. }) = &end {
-            self.end_if_broken(*kind);
+        if let Some(kind) = broken {
+            self.end_if_broken(kind);
         }
-        self.post(cx);
-        Poll::Ready(end.map(|Finished { memory: buffer, outcome }| Message { buffer, outcome }))
+        Poll::Ready(())
     }
 
     /// Ends the stream if the connection is broken: no message can complete a receive that is still posted.

@@ -320,8 +320,10 @@ impl<S: Locking> Inflight<S> {
         let [left, next] = state.waiters(side).leave(ticket);
         drop(state);
         // A future's destructor comes here: a waker that panics while the thread unwinds must not abort the process.
-        FirstPanic::of_one(|| next.into_iter().for_each(Waker::wake));
-        drop(left);
+        let mut calls = FirstPanic::default();
+        calls.catch(|| next.into_iter().for_each(Waker::wake));
+        calls.catch(|| drop(left));
+        calls.resume();
     }
 
     /// Which of these requests was over before the others: its place among `indices`. `None` while all of
@@ -397,8 +399,8 @@ impl<S: Locking> Inflight<S> {
             _ => state.free_slot(index),
         };
         drop(state);
-        // After the lock: dropping memory or a waker runs code of the program.
-        drop(left);
+        // After the lock: dropping memory or a waker runs code of the program. As in `leave`, it may panic.
+        FirstPanic::of_one(|| drop(left));
     }
 
     /// A request is over: stores how it ended for its future, and defers what runs code of the program.

@@ -4,7 +4,8 @@ use super::inflight::{Admission, Broken, Inflight, InflightKey, OpProgress, OpTa
 use super::locking::Locking;
 use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::error::Error;
-use crate::owned::{Buffer, Lend, Memory, Outcome};
+use crate::first_panic::FirstPanic;
+use crate::owned::{Buffer, Lend, Memory, NamedBytes, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
 use crate::wr::{PostError, SendWr};
@@ -55,17 +56,48 @@ impl<S: Locking> OpQueue<S> {
         }
     }
 
-    /// Posts one request. An error brings the memory back, unless the device may still use it.
+    /// Posts one request, which takes `memory`; an error leaves it, unless the device may still use it. Runs no code
+    /// of the program.
     fn post(
         &self,
         request: &OpRequest<'_>,
-        memory: Memory,
+        memory: &mut Memory,
+        named: NamedBytes,
         tag: OpTag,
-    ) -> Result<(), (Option<Memory>, PostError)> {
+    ) -> Result<Posted, PostError> {
         match self {
-            OpQueue::Qp(qp) => qp.post_one(request, memory, tag),
-            OpQueue::Srq(srq) => srq.post_one(memory, tag),
+            OpQueue::Qp(qp) => qp.post_one(request, memory, named, tag),
+            OpQueue::Srq(srq) => srq.post_one(memory, named, tag),
         }
+    }
+}
+
+/// What became of a request that was posted.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Posted {
+    /// It completes.
+    InFlight,
+    /// The device is gone: it is lent, and nothing of the queue pair completes any more.
+    Lost,
+}
+
+/// The slot of a request that was admitted. It is freed unless the request is posted, also by a panic.
+struct GrantedSlot<'i, S: Locking> {
+    inflight: &'i Inflight<S>,
+    index: u32,
+}
+
+impl<S: Locking> GrantedSlot<'_, S> {
+    /// The request was posted.
+    fn keep(self) {
+        std::mem::forget(self);
+    }
+}
+
+impl<S: Locking> Drop for GrantedSlot<'_, S> {
+    fn drop(&mut self) {
+        // It drops the waker that was cloned for the slot.
+        FirstPanic::of_one(|| self.inflight.release(self.index));
     }
 }
 
@@ -78,7 +110,12 @@ impl<S: Locking> OpQueue<S> {
 /// [abort](super::AsyncQueuePair::abort) the connection.
 ///
 /// A future that waits for room in the queue has to be polled when it is woken, or dropped. If a program does
-/// neither (a `select!` may set it aside), the futures behind it keep waiting, as with tokio's semaphore.
+/// neither, the futures behind it keep waiting, as with tokio's semaphore: a `select!` may set it aside, and
+/// `mem::forget` loses its turn for good. The queue pair can still be [aborted](super::AsyncQueuePair::abort), which
+/// fails them all.
+///
+/// If code of the program panics in a poll, a waker or a [`RegisteredBuffer`](crate::owned::RegisteredBuffer), the
+/// future is as it was before or one step further, and may be polled again or dropped.
 ///
 /// ```no_run
 /// # use uverbs::aio::{OpError, AsyncQueuePair};
@@ -284,52 +321,84 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
         Poll::Ready(Err(OpError { memory: memory.and_then(L::back), kind }))
     }
 
-    /// Tries to post the request, and sets the stage. With `Ready` the future is over, and the stage stays
-    /// [`Stage::Over`].
-    fn start(
-        &mut self,
-        memory: Memory,
-        mut ticket: Option<u64>,
-        waker: &Waker,
-    ) -> Poll<OpResult<L>> {
-        let side = self.request.side();
-        let inflight = self.queue.inflight();
-        let index = match inflight.admit(side, &mut ticket, waker) {
-            Admission::Granted(index) => index,
-            Admission::Wait => {
-                self.stage = Stage::New(memory, ticket);
-                return Poll::Pending;
+    /// Ends the future, and returns the error of [`Stage::Failed`].
+    #[cold]
+    fn end_failed(&mut self) -> Poll<OpResult<L>> {
+        match std::mem::replace(&mut self.stage, Stage::Over) {
+            Stage::Failed(memory, kind) => Self::fail(memory, kind),
+            _ => Self::fail(None, OpErrorKind::AlreadyFinished),
+        }
+    }
+
+    /// Tries to post a [new](Stage::New) request.
+    ///
+    /// Wakers and memory of the program may panic here. So whatever they do, the stage says what is true: nothing is
+    /// taken out of it while code of the program runs.
+    fn start(&mut self, waker: &Waker) -> Poll<OpResult<L>> {
+        let Op { queue, request, stage, .. } = self;
+        let Stage::New(memory, ticket) = stage else { return self.end_failed() };
+        let (side, inflight) = (request.side(), queue.inflight());
+        let slot = match inflight.admit(side, ticket, waker) {
+            Admission::Granted(index) => GrantedSlot { inflight, index },
+            Admission::Wait => return Poll::Pending,
+            Admission::Broken(broken) => {
+                *stage = Stage::Failed(Some(memory.take()), broken.into());
+                return self.end_failed();
             }
-            Admission::Broken(broken) => return Self::fail(Some(memory), broken.into()),
         };
-        let tag = OpTag { queue: self.queue.key(), index, side };
-        let mut posted = self.queue.post(&self.request, memory, tag);
-        if let Err((memory, PostError::Full)) = &mut posted {
-            inflight.wait(side, &mut ticket, waker);
+        // Asked without a lock.
+        let named = memory.named_bytes();
+        let index = slot.index;
+        let tag = OpTag { queue: queue.key(), index, side };
+        let mut posted = queue.post(request, memory, named, tag);
+        if let Err(PostError::Full) = posted {
+            inflight.wait(side, ticket, waker);
             // Once more: a completion that came before `wait` made room and woke nobody.
-            if let Some(memory) = memory.take() {
-                posted = self.queue.post(&self.request, memory, tag);
-            }
+            posted = queue.post(request, memory, named, tag);
         }
         match posted {
-            Ok(()) => {
-                inflight.leave(side, &mut ticket);
-                self.stage = Stage::Posted(index);
+            Ok(posted) => {
+                slot.keep();
+                let mut ticket = ticket.take();
+                *stage = Stage::Posted(index);
                 if side == Side::Recv {
                     inflight.recv_posted();
                 }
-                Poll::Pending
-            }
-            Err((Some(memory), PostError::Full)) => {
-                inflight.release(index);
-                self.stage = Stage::New(memory, ticket);
-                Poll::Pending
-            }
-            Err((memory, error)) => {
-                inflight.release(index);
+                if posted == Posted::Lost {
+                    inflight.fail_all();
+                }
                 inflight.leave(side, &mut ticket);
-                Self::fail(memory, OpErrorKind::Post(error))
+                Poll::Pending
             }
+            Err(PostError::Full) => {
+                drop(slot);
+                Poll::Pending
+            }
+            Err(error) => {
+                let (memory, mut ticket) = (memory.take(), ticket.take());
+                *stage = Stage::Failed(Some(memory), OpErrorKind::Post(error));
+                let mut calls = FirstPanic::default();
+                calls.catch(|| drop(slot));
+                calls.catch(|| inflight.leave(side, &mut ticket));
+                calls.resume();
+                self.end_failed()
+            }
+        }
+    }
+
+    /// How a [posted](Stage::Posted) request ended.
+    fn end(&mut self, mut memory: Memory, outcome: Outcome) -> Poll<OpResult<L>> {
+        self.stage = Stage::Over;
+        if let OpRequest::Recv = self.request {
+            // Bytes behind the message are of an earlier use of the buffer.
+            memory.truncate(outcome.filled());
+        }
+        if !outcome.is_success() {
+            return Self::fail(Some(memory), OpErrorKind::Status(outcome.status));
+        }
+        match L::back(memory) {
+            Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
+            None => Self::fail(None, OpErrorKind::DriverGone),
         }
     }
 }
@@ -339,30 +408,17 @@ impl<L: Lend, S: Locking> Future for Op<'_, L, S> {
 
     fn poll(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<OpResult<L>> {
         let this = &mut *self;
-        match std::mem::replace(&mut this.stage, Stage::Over) {
-            Stage::New(memory, ticket) => this.start(memory, ticket, cx.waker()),
-            Stage::Posted(index) => match this.queue.inflight().progress(index, cx.waker()) {
-                OpProgress::Pending => {
-                    this.stage = Stage::Posted(index);
-                    Poll::Pending
+        match &this.stage {
+            Stage::New(..) => this.start(cx.waker()),
+            Stage::Posted(index) => match this.queue.inflight().progress(*index, cx.waker()) {
+                OpProgress::Pending => Poll::Pending,
+                OpProgress::Over(memory, outcome) => this.end(memory, outcome),
+                OpProgress::Lost(broken) => {
+                    this.stage = Stage::Over;
+                    Self::fail(None, broken.into())
                 }
-                OpProgress::Over(mut memory, outcome) => {
-                    if let OpRequest::Recv = this.request {
-                        // Bytes behind the message are of an earlier use of the buffer.
-                        memory.truncate(outcome.filled());
-                    }
-                    if !outcome.is_success() {
-                        return Self::fail(Some(memory), OpErrorKind::Status(outcome.status));
-                    }
-                    match L::back(memory) {
-                        Some(memory) => Poll::Ready(Ok(Finished { memory, outcome })),
-                        None => Self::fail(None, OpErrorKind::DriverGone),
-                    }
-                }
-                OpProgress::Lost(broken) => Self::fail(None, broken.into()),
             },
-            Stage::Failed(memory, kind) => Self::fail(memory, kind),
-            Stage::Over => Self::fail(None, OpErrorKind::AlreadyFinished),
+            Stage::Failed(..) | Stage::Over => this.end_failed(),
         }
     }
 }

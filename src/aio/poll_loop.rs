@@ -55,12 +55,15 @@ impl PollLoop {
                 return Poll::Ready(Ok(()));
             }
             if self.armed {
-                match io.poll_event(cx, self.maybe_two_events) {
+                let all = std::mem::replace(&mut self.maybe_two_events, true);
+                // Unless the call says otherwise: the event loop is the program's, and may panic after the event
+                // was read.
+                self.armed = false;
+                match io.poll_event(cx, all) {
                     Poll::Ready(Ok(heard)) => {
                         // A queue that was armed once raises one event, so the channel is empty now, unless the
                         // event loop was wrong before, or something else reads the file.
                         self.maybe_two_events = !heard;
-                        self.armed = false;
                         self.false_alarms =
                             if heard { 0 } else { self.false_alarms.saturating_add(1) };
                         if self.false_alarms > MAX_FALSE_ALARMS {
@@ -78,7 +81,10 @@ impl PollLoop {
                         }
                     }
                     Poll::Ready(Err(error)) => return Poll::Ready(Err(error)),
-                    Poll::Pending => return Poll::Pending,
+                    Poll::Pending => {
+                        (self.armed, self.maybe_two_events) = (true, all);
+                        return Poll::Pending;
+                    }
                 }
             }
             io.arm()?;
@@ -109,6 +115,8 @@ mod tests {
         arms: usize,
         reads: usize,
         gone: bool,
+        /// The event loop panics after it read an event.
+        panics: bool,
     }
 
     impl Script {
@@ -160,6 +168,9 @@ mod tests {
                     return Poll::Ready(Ok(heard));
                 }
                 self.events -= 1;
+                if std::mem::take(&mut self.panics) {
+                    std::panic::resume_unwind(Box::new("the event loop"));
+                }
                 heard = true;
                 if !all {
                     return Poll::Ready(Ok(true));
@@ -224,6 +235,25 @@ mod tests {
         };
         assert!(rounds >= MAX_FALSE_ALARMS, "{rounds}");
         assert_eq!((end.unwrap_err().errno(), script.polled), (Errno::IO, 1));
+    }
+
+    /// Otherwise the driver waits for an event that was read already.
+    #[test]
+    fn an_event_loop_that_panics_after_it_read_an_event_costs_no_completion() {
+        let (mut poll_loop, mut script) = (PollLoop::default(), Script::default());
+        assert!(poll(&mut poll_loop, &mut script).is_pending());
+        script.complete(1);
+        script.panics = true;
+        assert!(poll(&mut poll_loop, &mut script).is_pending());
+        let panics = std::panic::AssertUnwindSafe(|| poll(&mut poll_loop, &mut script));
+        assert!(std::panic::catch_unwind(panics).is_err());
+        for round in 2..5 {
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
+            assert!(script.armed, "the next completion raises no event");
+            script.complete(1);
+            assert!(poll(&mut poll_loop, &mut script).is_pending());
+            assert_eq!(script.polled, round);
+        }
     }
 
     /// After a false alarm the driver reads the channel until it is empty, once.

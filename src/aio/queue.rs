@@ -3,12 +3,13 @@
 use super::driver::DriverHandle;
 use super::inflight::{Inflight, InflightKey, OpTag};
 use super::locking::Locking;
-use super::op::{AtomicOp, Op, OpQueue, OpRequest};
+use super::op::{AtomicOp, Op, OpQueue, OpRequest, Posted};
 use crate::error::Error;
 use crate::memory::lock::AnyLock;
 use crate::number::SrqNumber;
 use crate::owned::{
-    Buffer, Lend, LendMut, Memory, OwnedQueuePair, OwnedSharedReceiveQueue, PushError,
+    AskedMemory, Buffer, Lend, LendMut, Memory, NamedBytes, OwnedQueuePair, OwnedRecvBatch,
+    OwnedSharedReceiveQueue, PushError,
 };
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
@@ -45,48 +46,52 @@ impl<S: Locking> Inner<S> {
     fn post(
         &self,
         request: &OpRequest<'_>,
-        memory: Memory,
+        memory: &mut Memory,
+        named: NamedBytes,
         tag: OpTag,
-    ) -> Result<(), (Option<Memory>, PostError)> {
-        let Some(mut qp) = self.posting.lock() else {
-            return Err((Some(memory), PostError::Forked));
-        };
+    ) -> Result<Posted, PostError> {
+        let mut qp = self.posting.lock().ok_or(PostError::Forked)?;
         match request {
             OpRequest::Send(wr) => {
-                let mut batch = match qp.send_batch() {
-                    Ok(batch) => batch,
-                    Err(error) => return Err((Some(memory), error)),
-                };
-                batch.push(*wr, memory, tag).map_err(refused)?;
+                let mut batch = qp.send_batch()?;
+                lend(memory, named, |memory| batch.push(*wr, memory, tag))?;
                 match S::ring(batch, self.driver.token()) {
-                    Ok(()) => Ok(()),
+                    Ok(()) => Ok(Posted::InFlight),
                     Err(RingError::StillQueued(_)) => {
                         // The request stays in the queue, where the device does not look: flush it.
                         let flush = self.control.modify(&QpAttr::new().state(QpState::ERR));
-                        drop(qp);
-                        if flush.is_err() {
-                            // The device is gone, and completes nothing.
-                            self.inflight.fail_all();
-                        }
-                        Ok(())
+                        // If that fails, the device is gone, and completes nothing.
+                        Ok(if flush.is_err() { Posted::Lost } else { Posted::InFlight })
                     }
-                    Err(error) => Err((None, PostError::of_ring(error))),
+                    Err(error) => Err(PostError::of_ring(error)),
                 }
             }
-            OpRequest::Recv => {
-                let mut batch = match qp.recv_batch() {
-                    Ok(batch) => batch,
-                    Err(error) => return Err((Some(memory), error)),
-                };
-                batch.push_any(memory, tag).map_err(refused)?;
-                batch.ring().map_err(|error| (None, PostError::of_ring(error)))
-            }
+            OpRequest::Recv => post_recv(qp.recv_batch()?, memory, named, tag),
         }
     }
 }
 
-fn refused(refused: PushError<Memory, OpTag>) -> (Option<Memory>, PostError) {
-    (Some(refused.memory), refused.error)
+/// Lends `memory`, which stays where it is after an error.
+fn lend(
+    memory: &mut Memory,
+    named: NamedBytes,
+    push: impl FnOnce(AskedMemory) -> Result<(), PushError<AskedMemory, OpTag>>,
+) -> Result<(), PostError> {
+    push(AskedMemory { memory: memory.take(), named }).map_err(|refused| {
+        *memory = refused.memory.memory;
+        refused.error
+    })
+}
+
+fn post_recv(
+    mut batch: OwnedRecvBatch<'_, OpTag>,
+    memory: &mut Memory,
+    named: NamedBytes,
+    tag: OpTag,
+) -> Result<Posted, PostError> {
+    lend(memory, named, |memory| batch.push_any(memory, tag))?;
+    batch.ring().map_err(PostError::of_ring)?;
+    Ok(Posted::InFlight)
 }
 
 /// A queue pair whose requests are futures.
@@ -134,10 +139,11 @@ impl<S: Locking> AsyncQueuePair<S> {
     pub(super) fn post_one(
         &self,
         request: &OpRequest<'_>,
-        memory: Memory,
+        memory: &mut Memory,
+        named: NamedBytes,
         tag: OpTag,
-    ) -> Result<(), (Option<Memory>, PostError)> {
-        self.inner.post(request, memory, tag)
+    ) -> Result<Posted, PostError> {
+        self.inner.post(request, memory, named, tag)
     }
 
     /// Posts any request on `memory`. `wr` itself names no memory, and its `wr_id` is not used.
@@ -333,18 +339,12 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
 
     pub(super) fn post_one(
         &self,
-        memory: Memory,
+        memory: &mut Memory,
+        named: NamedBytes,
         tag: OpTag,
-    ) -> Result<(), (Option<Memory>, PostError)> {
-        let Some(mut srq) = self.inner.srq.lock() else {
-            return Err((Some(memory), PostError::Forked));
-        };
-        let mut batch = match srq.batch() {
-            Ok(batch) => batch,
-            Err(error) => return Err((Some(memory), error)),
-        };
-        batch.push_any(memory, tag).map_err(refused)?;
-        batch.ring().map_err(|error| (None, PostError::of_ring(error)))
+    ) -> Result<Posted, PostError> {
+        let mut srq = self.inner.srq.lock().ok_or(PostError::Forked)?;
+        post_recv(srq.batch()?, memory, named, tag)
     }
 }
 
@@ -358,10 +358,14 @@ impl<S: Locking> srq::sealed::Sealed for AsyncSharedReceiveQueue<S> {
 
 impl<S: Locking> fmt::Debug for AsyncSharedReceiveQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.inner.srq.lock() {
-            Some(srq) => srq.fmt(f),
-            None => f.write_str("AsyncSharedReceiveQueue(forked)"),
-        }
+        // The writer is the program's: no lock is held while it runs.
+        let depth = self.inner.srq.lock().map(|srq| srq.depth());
+        let Some(depth) = depth else { return f.write_str("AsyncSharedReceiveQueue(forked)") };
+        f.debug_struct("AsyncSharedReceiveQueue")
+            .field("device", &self.inner.kernel.file().device.name())
+            .field("handle", &self.inner.kernel.object.handle())
+            .field("max_wr", &depth)
+            .finish()
     }
 }
 

@@ -121,6 +121,11 @@ impl EventQueue {
 pub(super) struct Waiting(Vec<Waker>);
 
 impl Waiting {
+    /// Whether there is none.
+    pub(super) fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
     /// Wakes all of them, also those that come after a waker that panics.
     pub(super) fn wake(self) {
         let mut calls = FirstPanic::default();
@@ -324,24 +329,29 @@ impl IdInner {
         wait: &mut Option<u64>,
         cx: &mut std::task::Context<'_>,
     ) -> Poll<Result<Event>> {
-        // Wakers are cloned and dropped without the lock.
-        let waker = cx.waker().clone();
-        let _old;
-        let Some(mut queue) = self.queue.lock() else {
-            return Poll::Ready(Err(self.channel.forked(verb)));
-        };
-        if let Some(event) = queue.events.pop_front() {
-            return Poll::Ready(Ok(event));
+        loop {
+            if let Some(event) = self.next_event() {
+                return Poll::Ready(Ok(event));
+            }
+            // Wakers are cloned and dropped without the lock, and while no event is held: both may panic.
+            let waker = cx.waker().clone();
+            let _old;
+            let Some(mut queue) = self.queue.lock() else {
+                return Poll::Ready(Err(self.channel.forked(verb)));
+            };
+            if !queue.events.is_empty() {
+                continue;
+            }
+            let number = *wait.get_or_insert_with(|| {
+                queue.last_wait += 1;
+                queue.last_wait
+            });
+            match queue.wakers.iter_mut().find(|(known, _)| *known == number) {
+                Some((_, known)) => _old = std::mem::replace(known, waker),
+                None => queue.wakers.push((number, waker)),
+            }
+            return Poll::Pending;
         }
-        let number = *wait.get_or_insert_with(|| {
-            queue.last_wait += 1;
-            queue.last_wait
-        });
-        match queue.wakers.iter_mut().find(|(known, _)| *known == number) {
-            Some((_, known)) => _old = std::mem::replace(known, waker),
-            None => queue.wakers.push((number, waker)),
-        }
-        Poll::Pending
     }
 
     /// Forgets the waker of a wait.

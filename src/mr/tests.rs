@@ -47,6 +47,63 @@ impl Drop for Watched {
     }
 }
 
+/// Items of eight bytes that begin where the test says, and that may panic when they are asked for.
+struct Words {
+    memory: Box<[u64; 8]>,
+    offset: usize,
+    panics: bool,
+    _alive: Arc<()>,
+}
+
+#[allow(unsafe_code, reason = "the library refuses it")]
+// SAFETY: aligned only with offset 0, and refused with others; else as above.
+unsafe impl StableBytes for Words {
+    type Item = u64;
+
+    fn items(&mut self) -> NonNull<[u64]> {
+        assert!(!self.panics, "as planned");
+        let start = NonNull::from(self.memory.as_mut_slice()).cast::<u8>();
+        let start = NonNull::new(start.as_ptr().wrapping_add(self.offset)).unwrap();
+        NonNull::slice_from_raw_parts(start.cast(), 7)
+    }
+}
+
+fn words(offset: usize, panics: bool) -> (Words, Arc<()>) {
+    let alive = Arc::new(());
+    (Words { memory: Box::new([7; 8]), offset, panics, _alive: alive.clone() }, alive)
+}
+
+/// A slice is made of them.
+#[test]
+fn memory_that_is_not_aligned_to_its_items_is_refused() {
+    let bench = Bench::new();
+    for offset in [1, 4, 7] {
+        let (unaligned, alive) = words(offset, false);
+        let failed = bench.pd.register(unaligned, Access::LOCAL_WRITE).map(drop).unwrap_err();
+        assert_eq!(failed.error.errno(), Errno::INVAL);
+        assert!(failed.error.message().contains("aligned to 8 bytes"), "{}", failed.error);
+        assert_eq!(failed.into_object().offset, offset);
+        assert_eq!(Arc::strong_count(&alive), 1);
+        let (aligned, _) = words(0, false);
+        let region = bench.pd.register(aligned, Access::LOCAL_WRITE).unwrap();
+        assert_eq!(region.len(), 7);
+        let (unaligned, _) = words(offset, false);
+        let failed = region.exchange(unaligned).map(drop).unwrap_err();
+        assert_eq!((failed.error.errno(), failed.region.is_some()), (Errno::INVAL, true));
+        assert_eq!(failed.memory.map(|memory| memory.offset), Some(offset));
+    }
+}
+
+#[test]
+fn memory_whose_items_panic_is_dropped() {
+    let bench = Bench::new();
+    let (panics, alive) = words(0, true);
+    let before = bench.script.count(UVERBS_OBJECT_MR);
+    let register = std::panic::AssertUnwindSafe(|| bench.pd.register(panics, Access::LOCAL_WRITE));
+    assert!(std::panic::catch_unwind(register).is_err());
+    assert_eq!((Arc::strong_count(&alive), bench.script.count(UVERBS_OBJECT_MR)), (1, before));
+}
+
 /// Such memory, and the count of how often it was freed.
 fn watched() -> (Watched, Arc<AtomicUsize>) {
     let count = Arc::new(AtomicUsize::new(0));

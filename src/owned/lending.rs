@@ -51,12 +51,39 @@ impl Memory {
         Buffer::back(self)
     }
 
+    /// Moves the memory out, and leaves none.
+    pub(crate) fn take(&mut self) -> Memory {
+        std::mem::replace(self, Memory::None)
+    }
+
+    /// What a request would name. Asks a buffer of the program, which may panic.
+    pub(crate) fn named_bytes(&self) -> NamedBytes {
+        match self {
+            Memory::Program(buffer) => buffer.named_bytes(),
+            other => NamedBytes { sge: other.region_sge(), is_writable: other.is_writable() },
+        }
+    }
+
     /// Shortens a buffer to `length` bytes; a shorter one stays as it is.
     pub(crate) fn truncate(&mut self, length: usize) {
         if let Memory::Buffer(buffer) = self {
             buffer.set_len(length.min(buffer.len()));
         }
     }
+}
+
+/// What a request names of its memory, as the memory said when it was asked.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct NamedBytes {
+    pub(super) sge: Option<RegionSge>,
+    pub(super) is_writable: bool,
+}
+
+/// Memory that was asked before, so that lending it runs no code of the program: for a caller that holds a lock.
+#[derive(Debug)]
+pub(crate) struct AskedMemory {
+    pub(crate) memory: Memory,
+    pub(crate) named: NamedBytes,
 }
 
 /// An [`Sge`] together with the protection domain that its key belongs to.
@@ -453,7 +480,7 @@ macro_rules! lend_in_slot {
     )*};
 }
 
-lend_in_slot!(() SharedBuffer RegionSlice Memory);
+lend_in_slot!(() SharedBuffer RegionSlice Memory AskedMemory);
 
 macro_rules! lend {
     ($($memory:ty => $variant:ident, $writable:literal;)*) => {$(
@@ -573,5 +600,34 @@ impl Lend for Memory {
             Memory::Shared(_) => false,
             Memory::Program(buffer) => buffer.is_writable(),
         }
+    }
+}
+
+impl HasSge for AskedMemory {
+    #[inline]
+    fn region_sge(&self) -> Option<RegionSge> {
+        self.named.sge
+    }
+
+    #[inline]
+    fn clear_grh(&mut self) {
+        self.memory.clear_grh();
+    }
+}
+
+impl Lend for AskedMemory {
+    #[inline]
+    fn into_memory(self) -> Memory {
+        self.memory
+    }
+
+    fn back(memory: Memory) -> Option<Self> {
+        let named = memory.named_bytes();
+        Some(AskedMemory { memory, named })
+    }
+
+    #[inline]
+    fn is_writable(&self) -> bool {
+        self.named.is_writable
     }
 }

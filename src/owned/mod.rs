@@ -159,6 +159,7 @@ mod srq;
 pub use buffer::{Buffer, BufferPool, BufferPoolBuilder, SharedBuffer};
 pub use completion::{Outcome, OwnedCompletion, VisitedCompletion};
 pub use cq::{OwnedCompletionQueue, OwnedCompletions};
+pub(crate) use lending::{AskedMemory, NamedBytes};
 pub use lending::{Lend, LendMut, Memory, PushError, RegionSge};
 pub use program_buffer::{ProgramBuffer, RegisteredBuffer};
 pub use queue::{OwnedQueuePair, OwnedRecvBatch, OwnedSendBatch};

@@ -1,6 +1,6 @@
 //! Buffers that a program registered itself, and lends by value.
 
-use super::lending::{Append, HasSge, Lend, LendInSlot, LendMut, Memory};
+use super::lending::{Append, HasSge, Lend, LendInSlot, LendMut, Memory, NamedBytes};
 use super::lending::{PushError, RegionSge, RequestSlot, lend_in_slot};
 use crate::memory::inline_any::InlineAny;
 use std::any::Any;
@@ -68,15 +68,15 @@ use std::fmt;
 /// - **Not borrowed.** For a request that writes the bytes (receives, reads, atomics) nobody in this
 ///   process accesses them. For all other requests nobody writes them. Peers and other devices may do what
 ///   the region's access flags allow, unless somebody holds a Rust reference to the bytes.
-/// - **Constant.** [`sge`](Self::sge) returns the same until the value is borrowed mutably.
+/// - **Constant.** [`sge`](Self::sge) and [`is_writable`](Self::is_writable) return the same until the value is
+///   borrowed mutably: the library may ask before it lends the value.
 ///
 /// The library gives a value back or drops it only when the device is done with it. If the kernel does not
 /// confirm that, the value is leaked, and so must the memory be.
 #[allow(unsafe_code, reason = "the obligation is the implementer's")]
 pub unsafe trait RegisteredBuffer: Any + Send + Sync {
     /// The bytes that the next request works on. The library asks when a request is pushed, once or more
-    /// often, and in [`aio`](crate::aio) while it holds a lock of the queue pair: neither method may use the
-    /// queue pair.
+    /// often, and holds no lock meanwhile. If this panics, nothing is lent.
     fn sge(&self) -> RegionSge;
 
     /// Whether a device may write the bytes. If not, receives, reads and atomics fail with
@@ -161,6 +161,14 @@ impl ProgramBuffer {
     pub fn downcast<B: RegisteredBuffer>(self) -> Result<B, ProgramBuffer> {
         let ProgramBuffer { value, methods } = self;
         value.downcast().map_err(|value| ProgramBuffer { value, methods })
+    }
+
+    /// What a request would name, in one question.
+    pub(super) fn named_bytes(&self) -> NamedBytes {
+        match (self.methods)(self.value.get()) {
+            Some((sge, is_writable)) => NamedBytes { sge: Some(sge), is_writable },
+            None => NamedBytes { sge: None, is_writable: false },
+        }
     }
 
     pub(super) fn is_writable(&self) -> bool {

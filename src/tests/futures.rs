@@ -159,7 +159,7 @@ impl<S: Kind> Futures<S> {
     }
 
     /// The same, with a completion whose queue pair and `wr_id` are filled in.
-    fn complete_as(&mut self, role: Role, wc: ib_uverbs_wc) {
+    pub(super) fn complete_as(&mut self, role: Role, wc: ib_uverbs_wc) {
         let request = self.bench.script.take(self.qp.handle(), role).expect("a request");
         let wr_id = u64::from_ne_bytes(request[..8].try_into().unwrap());
         let wc = ib_uverbs_wc { qp_num: self.qp.qpn().0, wr_id, ..wc };

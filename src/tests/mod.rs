@@ -21,6 +21,7 @@ mod mlx5;
 mod mlx5_requests;
 mod mlx5_rings;
 mod owned;
+pub(crate) mod panics;
 mod plain_wc;
 mod ports;
 mod posting;

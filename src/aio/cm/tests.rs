@@ -5,6 +5,7 @@ use crate::cm::scripted::{CmScript, LOCAL, PEER};
 use crate::memory::fork::in_child;
 use crate::tests::Bench;
 use crate::tests::futures::{Watched, cx};
+use crate::tests::panics::{again, each_call};
 use crate::{QpState, QpType, QueuePair};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::pin::pin;
@@ -465,6 +466,34 @@ fn a_waker_that_panics_keeps_no_other_task_waiting() {
     let driver = stage.driver;
     assert!(catch_unwind(AssertUnwindSafe(|| drop(driver))).is_err());
     assert_eq!(count.get(), 3, "by the end of the driver");
+}
+
+#[test]
+fn a_waker_that_panics_in_any_call_costs_no_request() {
+    each_call(|waker| {
+        let mut stage = Stage::new();
+        let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+        let mut seen = Vec::new();
+        for responder_resources in 1..=3 {
+            for asks in [false, true] {
+                if asks {
+                    let conn = rdma_ucm_conn_param { responder_resources, ..Default::default() };
+                    stage.script.request(1, conn);
+                    let driver = &mut stage.driver;
+                    let read = AssertUnwindSafe(|| Pin::new(driver).poll(&mut cx()).is_pending());
+                    let _ = catch_unwind(read);
+                }
+                let polled = again(|| {
+                    let mut cx = task::Context::from_waker(waker);
+                    listener.poll_next(&mut cx).map(|request| request.unwrap())
+                });
+                if let Poll::Ready(request) = polled {
+                    seen.push(request.responder_resources());
+                }
+            }
+        }
+        assert_eq!(seen, [1, 2, 3]);
+    });
 }
 
 /// The task drops the last handle of the channel while it panics: a second panic would abort the process.

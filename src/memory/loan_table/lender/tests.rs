@@ -359,11 +359,10 @@ fn a_panic_while_a_batch_is_taken_back_leaves_no_loan_and_the_next_one_signaled(
             assert!(batch.hold_unsignaled(Payload(false)).is_ok_and(|id| id & UNSIGNALED != 0));
             batch.commit();
         }
-        let mut batch = lender.begin();
-        (0..3).for_each(|_| assert!(batch.hold(Payload(true)).is_ok()));
-        let back = std::panic::AssertUnwindSafe(|| match is_forgotten {
-            false => drop(batch),
-            true => {
+        let back = std::panic::AssertUnwindSafe(|| {
+            let mut batch = lender.begin();
+            (0..3).for_each(|_| assert!(batch.hold(Payload(true)).is_ok()));
+            if is_forgotten {
                 std::mem::forget(batch);
                 assert!(lender.begin().hold(Payload(false)).is_ok());
             }
