@@ -498,7 +498,8 @@ impl<S: Locking> cq::sealed::Sealed for AsyncCompletionQueue<S> {
 }
 
 impl<S: Locking> AsFd for AsyncCompletionQueue<S> {
-    /// The completion channel's file, which is readable when the driver has something to do.
+    /// The completion channel's file, which is readable when the driver has something to do. It takes no commands, as
+    /// that of [`CompletionChannel`].
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.driver.shared.channel.as_fd()
     }
@@ -506,10 +507,14 @@ impl<S: Locking> AsFd for AsyncCompletionQueue<S> {
 
 impl<S: Locking> fmt::Debug for AsyncCompletionQueue<S> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match self.driver.shared.polled.lock() {
-            Some(polled) => polled.cq.fmt(f),
-            None => f.write_str("AsyncCompletionQueue(forked)"),
-        }
+        // The writer is the program's: no lock is held while it runs.
+        let capacity = self.driver.shared.polled.lock().map(|polled| polled.cq.queue().capacity());
+        let Some(capacity) = capacity else { return f.write_str("AsyncCompletionQueue(forked)") };
+        f.debug_struct("AsyncCompletionQueue")
+            .field("device", &self.control().context().device().name())
+            .field("handle", &self.control().handle())
+            .field("capacity", &capacity)
+            .finish()
     }
 }
 

@@ -241,9 +241,17 @@ impl EventChannel {
         const VERB: &str = "use_context";
         let device = context.device();
         let mut known = self.inner.known(VERB)?;
-        let limits = known.iter().find(|known| known.device == *device).and_then(|it| it.limits);
-        known.retain(|known| known.device != *device);
-        known.push(Known { device: device.clone(), context: Some(context.clone()), limits });
+        let mut context = Some(context.clone());
+        match known.iter_mut().find(|known| known.device == *device) {
+            Some(known) => std::mem::swap(&mut known.context, &mut context),
+            None => {
+                let (device, context) = (device.clone(), context.take());
+                known.push(Known { device, context, limits: None });
+            }
+        }
+        // The former context may be the last of its file, and the kernel takes its time to close that.
+        drop(known);
+        drop(context);
         Ok(())
     }
 
@@ -259,6 +267,12 @@ impl AsFd for EventChannel {
     ///
     /// Reading it blocks until the first call that does not wait, or waits with a deadline: that call sets
     /// `O_NONBLOCK`, which stays. The program may set it, too.
+    ///
+    /// The file takes the connection manager's commands by `write(2)`, which Rust takes for safe. A command names an
+    /// address of this process, to which the kernel writes its response. The library cannot guard against a program that
+    /// writes commands to the file without the library: pass it only to code that waits for it, and is trusted with
+    /// all memory of the process, as for [`Context::share`]. A process that has a duplicate can use and destroy
+    /// every id of the channel.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.kernel.fd()
     }
@@ -350,8 +364,9 @@ impl Channel {
     }
 
     /// Reads one event and moves it to its id; `false` if there was none. Unless the file answers at once, this waits
-    /// for one.
-    fn read(self: &Arc<Self>, verb: &'static str) -> Result<bool> {
+    /// for one. The tasks that wait for the event are added to `waiting`, for the caller to wake when it does not read
+    /// any more: a waker is code of the program, and may wait for an id of this channel.
+    fn read(self: &Arc<Self>, verb: &'static str, waiting: &mut Waiting) -> Result<bool> {
         let mut raw = rdma_ucm_event_resp::default();
         let request = rdma_ucm_get_event::default();
         match self.run(Command::get_event(&request, &mut raw)) {
@@ -369,11 +384,10 @@ impl Channel {
             (ids.get(&raw.uid).cloned(), others)
         };
         let id = id.and_then(|id| id.upgrade());
-        let mut waiting = Waiting::default();
         // The kernel tells an id that its device goes, and not the memberships that the id keeps.
         for other in others.iter().filter_map(Weak::upgrade) {
             if other.is_member_of(raw.uid) {
-                other.receive(Event::new(&raw), &mut waiting);
+                other.receive(Event::new(&raw), waiting);
             }
         }
         if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -384,10 +398,9 @@ impl Channel {
             event.request = Some(IdInner::adopt(self, raw.id, space, qp_type));
         }
         if let Some(id) = id {
-            id.receive(event, &mut waiting);
+            id.receive(event, waiting);
             self.wake();
         }
-        waiting.wake();
         Ok(true)
     }
 
@@ -411,8 +424,15 @@ impl Channel {
             if let Some(event) = id.next_event() {
                 return Ok(Some(event));
             }
-            if let Some(_reading) = Reading::begin(self) {
-                return self.wait_reading(verb, id, deadline);
+            if let Some(reading) = Reading::begin(self) {
+                let mut waiting = Waiting::default();
+                let is_over = self.wait_reading(verb, id, deadline, &mut waiting);
+                drop(reading);
+                waiting.wake();
+                if is_over? {
+                    return Ok(id.next_event());
+                }
+                continue;
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
@@ -441,16 +461,18 @@ impl Channel {
         Ok(())
     }
 
-    /// As [`wait`](Self::wait), for the reading thread.
+    /// As [`wait`](Self::wait), for the reading thread: reads until the id has an event, or tasks are to be woken;
+    /// `true` if there is no event by the deadline.
     fn wait_reading(
         self: &Arc<Self>,
         verb: &'static str,
         id: &IdInner,
         deadline: Option<Instant>,
-    ) -> Result<Option<Event>> {
+        waiting: &mut Waiting,
+    ) -> Result<bool> {
         loop {
-            if let Some(event) = id.next_event() {
-                return Ok(Some(event));
+            if id.has_event() || !waiting.is_empty() {
+                return Ok(false);
             }
             let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
             let is_over = left == Some(Duration::ZERO);
@@ -467,9 +489,9 @@ impl Channel {
                     Err(errno) => return Err(Error::new(verb, errno)),
                 }
             }
-            if !self.read(verb)? {
+            if !self.read(verb, waiting)? {
                 if is_over {
-                    return Ok(None);
+                    return Ok(true);
                 }
                 // The file does not block any more, because the program changed it: from now on poll waits.
                 self.nonblocking.store(true, Ordering::Release);
@@ -483,12 +505,13 @@ impl Channel {
 
     /// The context for ids on a device.
     pub(super) fn context(&self, verb: &'static str, name: DeviceName) -> Result<Context> {
-        let mut known = self.known(verb)?;
-        if let Some(context) =
+        let find = |known: &[Known]| {
             known.iter().find(|it| name.is(&it.device)).and_then(|it| it.context.clone())
-        {
+        };
+        if let Some(context) = find(&self.known(verb)?) {
             return Ok(context);
         }
+        // Without the lock: the kernel takes its time.
         let found = devices()?.into_iter().find(|device| name.is(device));
         let device = found.ok_or_else(|| {
             Error::new(verb, Errno::NODEV).detail(format!(
@@ -498,21 +521,30 @@ impl Channel {
             ))
         })?;
         let context = Context::open(&device).map_err(|error| error.in_verb(verb))?;
-        known.retain(|it| it.device != device);
-        known.push(Known { device, context: Some(context.clone()), limits: None });
+        let mut known = self.known(verb)?;
+        if let Some(other) = find(&known) {
+            // Another thread was faster, and all ids have the same context.
+            drop(known);
+            return Ok(other);
+        }
+        match known.iter_mut().find(|it| it.device == device) {
+            Some(it) => it.context = Some(context.clone()),
+            None => known.push(Known { device, context: Some(context.clone()), limits: None }),
+        }
         Ok(context)
     }
 
     /// The limits of a device, which are queried once.
     pub(super) fn limits(&self, verb: &'static str, context: &Context) -> Result<Depths> {
         let device = context.device();
-        let mut known = self.known(verb)?;
-        let at = known.iter().position(|it| it.device == *device);
-        if let Some(limits) = at.and_then(|at| known.get(at)).and_then(|it| it.limits) {
+        let find = |known: &[Known]| known.iter().find(|it| it.device == *device)?.limits;
+        if let Some(limits) = find(&self.known(verb)?) {
             return Ok(limits);
         }
+        // Without the lock: the kernel takes its time.
         let limits = Depths::of(&context.query_device().map_err(|error| error.in_verb(verb))?);
-        match at.and_then(|at| known.get_mut(at)) {
+        let mut known = self.known(verb)?;
+        match known.iter_mut().find(|it| it.device == *device) {
             Some(it) => it.limits = Some(limits),
             None => {
                 let device = device.clone();
@@ -556,12 +588,19 @@ impl<'c> Reading<'c> {
 impl Reading<'_> {
     /// Reads all pending events, moves each to its id, and returns their number.
     fn dispatch(self, verb: &'static str, channel: &Arc<Channel>) -> Result<usize> {
-        channel.return_at_once(verb)?;
-        let mut count = 0;
-        while channel.read(verb)? {
-            count += 1;
-        }
-        Ok(count)
+        let mut waiting = Waiting::default();
+        let mut read_all = || -> Result<usize> {
+            channel.return_at_once(verb)?;
+            let mut count = 0;
+            while channel.read(verb, &mut waiting)? {
+                count += 1;
+            }
+            Ok(count)
+        };
+        let count = read_all();
+        drop(self);
+        waiting.wake();
+        count
     }
 }
 
@@ -653,6 +692,93 @@ mod tests {
         let unwinds = |_reading: Reading<'_>| panic!("the thread");
         assert_eq!(stops(&unwinds), "the thread");
         assert_eq!(dispatcher.0.load(Ordering::Relaxed), 2);
+    }
+
+    /// Calls a closure when it is woken.
+    struct Acts<F>(F);
+
+    impl<F: Fn() + Send + Sync + 'static> Wake for Acts<F> {
+        fn wake(self: Arc<Self>) {
+            (self.0)();
+        }
+    }
+
+    /// Fails if `test` waits for ever.
+    fn in_time(test: impl FnOnce() + Send + 'static) {
+        let (told, heard) = std::sync::mpsc::channel();
+        thread::spawn(move || {
+            test();
+            told.send(()).unwrap();
+        });
+        let ended = heard.recv_timeout(Duration::from_secs(20));
+        assert_eq!(ended, Ok(()), "a call of the program waits for itself");
+    }
+
+    /// The waker blocks on another id of the channel, which the thread that calls it was reading.
+    #[test]
+    #[cfg_attr(miri, ignore = "it polls a file")]
+    fn a_waker_may_wait_for_an_id_of_the_channel_that_woke_it() {
+        for dispatches in [false, true] {
+            in_time(move || {
+                let script = CmScript::new();
+                let channel = script.open();
+                let listen = |address: &str| {
+                    let bound = channel.create_id().unwrap().bind(address.parse().unwrap());
+                    bound.unwrap().listen(4).unwrap()
+                };
+                let (task, thread) = (listen(LOCAL), listen("192.0.2.1:7472"));
+                let other = Arc::new(listen("192.0.2.1:7473"));
+                let seen = Arc::<AtomicUsize>::default();
+                let act = {
+                    let (script, other, seen) = (script.clone(), other.clone(), seen.clone());
+                    move || {
+                        script.request(3, Default::default());
+                        let request = other.next_request(None).unwrap();
+                        seen.fetch_add(usize::from(request.is_some()), Ordering::Relaxed);
+                    }
+                };
+                let waker = Waker::from(Arc::new(Acts(act)));
+                let mut cx = TaskContext::from_waker(&waker);
+                assert!(task.id.poll_event("wait", &mut None, &mut cx).is_pending());
+                script.request(1, Default::default());
+                if dispatches {
+                    assert_eq!(channel.dispatch().unwrap(), 1);
+                } else {
+                    script.request(2, Default::default());
+                    assert!(thread.next_request(None).unwrap().is_some());
+                }
+                assert_eq!(seen.load(Ordering::Relaxed), 1);
+                assert!(task.next_request(Some(Duration::ZERO)).unwrap().is_some());
+            });
+        }
+    }
+
+    /// The kernel takes its time to answer, and other threads go on meanwhile.
+    #[test]
+    fn devices_are_asked_without_the_lock_of_the_known_contexts() {
+        use crate::tests::Bench;
+        use crate::uverbs::scripted::Op;
+        use uverbs_uapi::write::{
+            IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_QUERY_DEVICE,
+        };
+        const QUERY: Op =
+            Op::Write(IB_USER_VERBS_EX_CMD_QUERY_DEVICE | IB_USER_VERBS_CMD_FLAG_EXTENDED);
+        in_time(|| {
+            let (bench, channel) = (Bench::new(), CmScript::new().open());
+            let (context, other) = (bench.context.clone(), channel.clone());
+            let asked = Arc::<AtomicUsize>::default();
+            let count = asked.clone();
+            bench.script.before(QUERY, move || {
+                count.fetch_add(1, Ordering::Relaxed);
+                other.use_context(&context).unwrap();
+            });
+            for _ in 0..2 {
+                channel.inner.limits("connect", &bench.context).unwrap();
+            }
+            assert_eq!(asked.load(Ordering::Relaxed), 1, "they are asked once");
+            let known = channel.inner.known("connect").unwrap();
+            assert!(known.len() == 1 && known.iter().all(|it| it.context.is_some()));
+        });
     }
 
     #[test]

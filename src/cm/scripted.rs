@@ -66,13 +66,18 @@ impl std::fmt::Debug for Hook {
     }
 }
 
-#[derive(Debug)]
 struct Inner {
     hook: Mutex<Option<Hook>>,
     state: Mutex<State>,
     /// A pipe that contains one byte for each pending event.
     readable: OwnedFd,
     writable: OwnedFd,
+}
+
+impl std::fmt::Debug for Inner {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.debug_struct("CmScript").finish_non_exhaustive()
+    }
 }
 
 impl CmScript {

@@ -79,7 +79,6 @@ impl<T> AnyLock<T> for Lock<T> {
 
 /// A value of one thread, which borrows it for a moment at a time: no other thread can name it, because the
 /// cell is not `Sync`. Children of a fork do not get at it.
-#[derive(Debug)]
 pub struct LocalLock<T> {
     value: RefCell<T>,
     /// `None` where the kernel could not say which process this is: then nobody gets at it.
@@ -129,9 +128,24 @@ impl<T> Drop for Lock<T> {
     }
 }
 
-impl<T: fmt::Debug> fmt::Debug for Lock<T> {
+/// Without the value: the writer is the program's, and may take the same lock.
+impl<T> fmt::Debug for Lock<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_tuple("Lock").field(&self.value).finish()
+        f.debug_struct("Lock").finish_non_exhaustive()
+    }
+}
+
+/// Without the value, as that of [`Lock`].
+impl<T> fmt::Debug for LocalLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("LocalLock").finish_non_exhaustive()
+    }
+}
+
+/// Without the value, as that of [`Lock`].
+impl<T> fmt::Debug for TryLock<T> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("TryLock").finish_non_exhaustive()
     }
 }
 
@@ -150,7 +164,7 @@ impl<T> DerefMut for Guard<'_, T> {
 }
 
 /// A value that is of use in a child, too: a caller that finds it locked does without.
-#[derive(Debug, Default)]
+#[derive(Default)]
 pub(crate) struct TryLock<T>(std::sync::Mutex<T>);
 
 impl<T> TryLock<T> {

@@ -35,6 +35,7 @@ mod unsignaled;
 mod visits;
 mod wakers;
 mod windows;
+mod writers;
 mod xrc;
 
 use crate::uverbs::scripted::Script;
