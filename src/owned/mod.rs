@@ -132,7 +132,8 @@
 //! The first two depend on the device alone, and not on the program: it cannot forge a completion. They do
 //! not depend on destructors either. A queue that is forgotten keeps what it was lent; a batch that is
 //! forgotten gives it back with a later batch, because the device was not told of it; a forked child keeps
-//! what it inherited, and can neither post nor poll. They do not depend on the peer: a [`Buffer`] is a slice
+//! what it inherited, and can neither post nor poll. Nor do they depend on destructors of the program: those run when
+//! the kernel has confirmed the end. They do not depend on the peer: a [`Buffer`] is a slice
 //! because its pool grants peers no right to write, and a [`RegionSlice`], which a peer may write, is no
 //! slice.
 //!

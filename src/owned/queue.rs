@@ -104,7 +104,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     }
 
     /// Moves the queue pair to state [`RESET`](crate::QpState::RESET). The next poll of `cq` finds the
-    /// requests that had not completed, as [flushed](crate::WcStatus::WR_FLUSH_ERR).
+    /// requests that had not completed, as [flushed](crate::WcStatus::WR_FLUSH_ERR). Memory and tags of forgotten batches
+    /// are dropped at the end; a panic in one of them goes on when all are.
     ///
     /// # Errors
     ///

@@ -407,7 +407,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     /// device could write into memory that is in other use.
     ///
     /// Completions of other requests that the scope finds are kept for the next
-    /// [poll](OwnedCompletionQueue::poll).
+    /// [poll](OwnedCompletionQueue::poll). The tags of forgotten batches are dropped last: a panic in one of them goes
+    /// on when the memory is the program's again.
     ///
     /// # Errors
     ///
@@ -717,9 +718,9 @@ impl<T, S: Sharing> Scope<'_, '_, T, S> {
 }
 
 impl<T, S: Sharing> Drop for Scope<'_, '_, T, S> {
-    /// The kernel comes first. No code of the program runs before it has confirmed that the device is done with what
-    /// the scope borrowed: [`Left`] and [`Pledges`] are dropped after this.
     fn drop(&mut self) {
+        // The kernel comes first. No code of the program runs before it has confirmed that the device is done with
+        // what the scope borrowed: `Pledges` and then `Left` are dropped after this.
         let unproven = AbortOnUnwind::new(
             "uverbs: a panic while requests on borrowed memory were ended: aborting\n",
         );
