@@ -5,6 +5,7 @@ use super::inflight::{Inflight, InflightKey, OpTag};
 use super::locking::Locking;
 use super::op::{AtomicOp, Op, OpQueue, OpRequest, Posted};
 use crate::error::Error;
+use crate::first_panic::FirstPanic;
 use crate::memory::lock::AnyLock;
 use crate::number::SrqNumber;
 use crate::owned::{
@@ -31,14 +32,17 @@ struct Inner<S: Locking> {
 
 impl<S: Locking> Drop for Inner<S> {
     fn drop(&mut self) {
+        // Both call wakers, or drop memory, of the program.
+        let mut calls = FirstPanic::default();
         if let Some(qp) = self.posting.get_mut() {
             if qp.shares_receives() {
                 // Without a reset, the completions of its receives would be lost, and their places in the
                 // shared queue with them.
-                self.driver.close(qp);
+                calls.catch(|| self.driver.close(qp));
             }
         }
-        self.driver.unregister(self.key);
+        calls.catch(|| self.driver.unregister(self.key));
+        calls.resume();
     }
 }
 

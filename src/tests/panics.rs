@@ -10,7 +10,7 @@ use super::wc;
 use crate::aio::{Message, Op, OpErrorKind};
 use crate::owned::{Buffer, RegionSge, RegisteredBuffer};
 use crate::uverbs::scripted::Role;
-use crate::{Access, WcOpcode, WcStatus};
+use crate::{Access, QpType, WcOpcode, WcStatus};
 use std::future::Future;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::pin::Pin;
@@ -24,6 +24,7 @@ for_each_kind! {
     a_waker_that_panics_in_any_call_costs_no_message
     memory_that_panics_when_it_is_asked_is_lent_later
     a_future_whose_waker_panics_is_dropped_by_a_panic
+    a_queue_pair_whose_drivers_waker_panics_leaves_no_entry
 }
 
 /// Counts its calls down, and panics in one of them.
@@ -227,6 +228,23 @@ fn memory_that_panics_when_it_is_asked_is_lent_later<S: Kind>() {
     for op in [first].iter_mut().chain(&mut ops).chain(&mut waiting) {
         assert_eq!(poll(op), Ok(Poll::Ready(true)));
     }
+}
+
+/// Dropping the queue pair wakes the driver.
+fn a_queue_pair_whose_drivers_waker_panics_leaves_no_entry<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let Futures { bench, pd, cq, driver, .. } = &mut futures;
+    let srq = cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
+    let before = cq.registered();
+    let qp = pd.qp_builder(&*cq, &*cq, QpType::RC).srq(&srq).build().unwrap();
+    let qp = cq.adopt_on(qp, &srq).unwrap();
+    let (fuse, waker) = Fuse::waker(isize::MAX);
+    assert!(Pin::new(&mut *driver).poll(&mut Context::from_waker(&waker)).is_pending());
+    fuse.0.store(0, Ordering::Relaxed);
+    let end = catch_unwind(AssertUnwindSafe(|| drop(qp)));
+    assert!(end.is_err() && fuse.is_blown());
+    fuse.defuse();
+    assert_eq!(cq.registered(), before);
 }
 
 /// A second panic would abort the process.
