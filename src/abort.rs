@@ -43,7 +43,7 @@ impl Drop for AbortOnUnwind {
     }
 }
 
-#[cfg(all(test, not(any(loom, miri))))]
+#[cfg(test)]
 pub(crate) mod tests {
     use super::*;
     use rustix::fs::{OFlags, fcntl_getfl, fcntl_setfl};
@@ -139,6 +139,7 @@ pub(crate) mod tests {
     }
 
     #[test]
+    #[cfg_attr(miri, ignore = "it starts a process")]
     fn a_panic_behind_the_guard_aborts_whatever_standard_error_is() {
         const NAME: &str =
             "abort::tests::a_panic_behind_the_guard_aborts_whatever_standard_error_is";

@@ -35,6 +35,7 @@ mod unsignaled;
 mod visits;
 mod wakers;
 mod windows;
+#[cfg(not(loom))]
 mod writers;
 mod xrc;
 

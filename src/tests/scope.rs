@@ -2,7 +2,6 @@
 
 use super::owned::{Owned, bring_up_owned};
 use super::wc;
-#[cfg(not(any(loom, miri)))]
 use crate::abort::tests::aborts_in_a_child;
 use crate::owned::{Ending, RegionRef, ScopeError};
 use crate::uverbs::scripted::{Op, Role, Script};
@@ -392,7 +391,7 @@ fn a_scope_asks_again_while_the_kernel_refuses_to_deregister() {
 
 /// If the scope returned, the device could write memory that is in other use.
 #[test]
-#[cfg(not(any(loom, miri)))]
+#[cfg_attr(miri, ignore = "it starts a process")]
 fn a_kernel_that_refuses_the_reset_aborts_the_process() {
     if aborts_in_a_child(
         "tests::scope::a_kernel_that_refuses_the_reset_aborts_the_process",
@@ -412,7 +411,7 @@ fn a_kernel_that_refuses_the_reset_aborts_the_process() {
 
 /// As above, for a region.
 #[test]
-#[cfg(not(any(loom, miri)))]
+#[cfg_attr(miri, ignore = "it starts a process")]
 fn a_kernel_that_refuses_to_deregister_aborts_the_process() {
     if aborts_in_a_child(
         "tests::scope::a_kernel_that_refuses_to_deregister_aborts_the_process",
