@@ -17,11 +17,6 @@ fn create(context: &Context) -> uverbs::Result<(AsyncQueuePair, BufferPool)> {
     Ok((cq.adopt(qp)?, pool))
 }
 
-/// A message that comes before its receive is posted is sent again after 0.64 milliseconds.
-fn param() -> ConnectParam {
-    ConnectParam::new().min_rnr_timer(12)
-}
-
 async fn serve(channel: AsyncEventChannel, mut listener: AsyncListener) -> Result<()> {
     loop {
         let (request, channel) = (listener.next_request().await?, channel.clone());
@@ -36,7 +31,7 @@ async fn serve(channel: AsyncEventChannel, mut listener: AsyncListener) -> Resul
 
 async fn echo(channel: AsyncEventChannel, request: ConnectRequest) -> Result<()> {
     let (qp, pool) = create(&request.context()?)?;
-    let (qp, connection) = channel.accept(request, &param(), |_| Ok(qp)).await?;
+    let (qp, connection) = channel.accept(request, &ConnectParam::new(), |_| Ok(qp)).await?;
     let mut inbox = qp.inbox(&pool, 8);
     // The connection is dropped when the client closes it, which ends the inbox.
     tokio::spawn(async move { connection.disconnected().await });
@@ -51,7 +46,7 @@ async fn talk() -> Result<()> {
     let (channel, _driver) = AsyncEventChannel::spawn()?;
     channel.use_context(&context)?;
     let listener = channel.listen((context.default_gid(1)?.gid.ip(), 0), 128)?;
-    let connector = Connector::new(listener.local_addr()?)?.param(param());
+    let connector = Connector::new(listener.local_addr()?)?;
     tokio::spawn(serve(channel.clone(), listener));
 
     let (qp, pool) = create(&context)?;

@@ -91,6 +91,17 @@ impl Error {
         self
     }
 
+    /// Gives the caller another number for the kernel's, where that means something else to it.
+    pub(crate) fn meaning(mut self, errno: Errno) -> Self {
+        self.0.errno = errno;
+        self
+    }
+
+    /// As [`detail`](Self::detail), unless the error says more already.
+    pub(crate) fn detail_if_none(self, detail: impl FnOnce() -> String) -> Self {
+        if self.0.detail.is_empty() { self.detail(detail()) } else { self }
+    }
+
     /// Attributes the error to the call that the user made rather than to a step of it.
     pub(crate) fn in_verb(mut self, verb: &'static str) -> Self {
         self.0.verb = verb;

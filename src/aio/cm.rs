@@ -63,8 +63,8 @@
 //!
 //! The peer may send as soon as the connection is established, which may be before the future of `connect` or `accept`
 //! returns the queue pair. A message that finds no receive is sent again after the time that
-//! [`min_rnr_timer`](ConnectParam::min_rnr_timer) asks for, 655 milliseconds unless it is set. A program that posts its
-//! first receives afterwards relies on that, and sets a short time on both sides.
+//! [`min_rnr_timer`](ConnectParam::min_rnr_timer) asks for, 0.64 milliseconds unless it is set. A program that posts its
+//! first receives afterwards relies on that.
 //!
 //! A program that does not want to wait posts receives in state [`INIT`](crate::QpState::INIT), before the request or
 //! its answer leaves. `init_qp` of the route and of the request brings the queue pair there. The closures of `connect`

@@ -7,6 +7,7 @@
 use super::event::Event;
 use super::fd::RdmaCmFd;
 use super::id::{Id, IdInner, PortSpace, Waiting};
+use super::infiniband::NO_ADMINISTRATOR;
 use super::kernel::{Command, Kernel};
 use super::param::Depths;
 use crate::context::Context;
@@ -387,7 +388,7 @@ impl Channel {
         // The kernel tells an id that its device goes, and not the memberships that the id keeps.
         for other in others.iter().filter_map(Weak::upgrade) {
             if other.is_member_of(raw.uid) {
-                other.receive(Event::new(&raw), waiting);
+                drop(other.receive(Event::new(&raw), waiting));
             }
         }
         if event.kind == rdma_cm_event_type::RDMA_CM_EVENT_CONNECT_REQUEST {
@@ -398,8 +399,11 @@ impl Channel {
             event.request = Some(IdInner::adopt(self, raw.id, space, qp_type));
         }
         if let Some(id) = id {
-            id.receive(event, waiting);
-            self.wake();
+            // An event that finds no room, and a new id with it, ends here.
+            match id.receive(event, waiting) {
+                None => self.wake(),
+                refused => drop(refused),
+            }
         }
         Ok(true)
     }
@@ -630,6 +634,9 @@ fn explain(verb: &'static str, number: u32, errno: Errno) -> Error {
             error.detail("the kernel does not know the port space")
         }
         Errno::NXIO => error.detail("the device of the id is gone"),
+        // Of the kernel's steps only questions to the subnet administrator fail with it.
+        Errno::AGAIN => error.detail(NO_ADMINISTRATOR),
+        // The callers say more: what the command was about.
         _ => error,
     }
 }

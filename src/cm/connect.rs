@@ -3,7 +3,7 @@
 
 use super::channel::Channel;
 use super::event::{ConnectError, Event};
-use super::id::{IdInner, Progress, local_addr, peer_addr};
+use super::id::{IdInner, Progress, given_up, local_addr, peer_addr};
 use super::kernel::Command;
 use super::qp::ConnectedQp;
 use super::step::{Step, wait, wait_for_end};
@@ -13,7 +13,7 @@ use crate::qp::Ece;
 use rustix::io::Errno;
 use std::net::SocketAddr;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
 use uverbs_uapi::async_event::ib_event_type;
 use uverbs_uapi::rdma_user_cm as uapi;
@@ -30,11 +30,14 @@ pub(super) struct Link {
     peer_qpn: Qpn,
     private_data: Vec<u8>,
     ece: Option<Ece>,
-    /// Whether an event said that the connection is over.
-    closed: AtomicBool,
+    /// The kind of the first event that ended the connection, or [`OPEN`](Self::OPEN).
+    ended: AtomicU32,
 }
 
 impl Link {
+    /// The number of no event.
+    const OPEN: u32 = u32::MAX;
+
     pub(super) fn new(
         id: Arc<IdInner>,
         qp: ConnectedQp,
@@ -42,7 +45,7 @@ impl Link {
         private_data: Vec<u8>,
         ece: Option<Ece>,
     ) -> Link {
-        Link { id, qp, peer_qpn, private_data, ece, closed: AtomicBool::new(false) }
+        Link { id, qp, peer_qpn, private_data, ece, ended: AtomicU32::new(Link::OPEN) }
     }
 }
 
@@ -65,7 +68,7 @@ pub struct Connecting {
     qp: ConnectedQp,
     /// The options that the request offered.
     offered: Option<Ece>,
-    min_rnr_timer: Option<u8>,
+    min_rnr_timer: u8,
 }
 
 impl Connecting {
@@ -73,7 +76,7 @@ impl Connecting {
         id: Arc<IdInner>,
         qp: ConnectedQp,
         offered: Option<Ece>,
-        min_rnr_timer: Option<u8>,
+        min_rnr_timer: u8,
     ) -> Self {
         Connecting { id, qp, offered, min_rnr_timer }
     }
@@ -86,8 +89,8 @@ impl Connecting {
     ///
     /// Any error destroys the id. `ECONNREFUSED` with the peer's
     /// [`rejection`](ConnectError::rejection); `ETIMEDOUT` if the peer's host did not answer, which the
-    /// kernel reports after 16 requests and about a minute; `EINVAL` if the program dropped the queue
-    /// pair meanwhile; `EPROTO` for an answer with another vendor's [options](crate::cm::ConnectParam::ece); the errors of
+    /// kernel reports after 16 requests and about a minute; `ECONNABORTED` if the peer gave up while this side took its
+    /// answer; `EINVAL` if the program dropped the queue pair meanwhile; `EPROTO` for an answer with another vendor's [options](crate::cm::ConnectParam::ece); the errors of
     /// [`modify`](crate::QpControl::modify).
     pub fn wait(
         self,
@@ -109,7 +112,7 @@ impl Step for Connecting {
     fn advance(self, event: Event) -> std::result::Result<Connection, ConnectError> {
         const VERB: &str = Connecting::VERB;
         if event.kind != Type::RDMA_CM_EVENT_CONNECT_RESPONSE {
-            return Err(event.failure(VERB));
+            return Err(self.id.failure(VERB, &event));
         }
         let Connecting { id, qp, offered, min_rnr_timer } = self;
         check_answer(VERB, offered, event.ece)?;
@@ -121,7 +124,7 @@ impl Step for Connecting {
         link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer, options)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
-        link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))?;
+        link.id.accept(VERB, &request)?;
         Ok(Connection { link })
     }
 }
@@ -196,12 +199,17 @@ impl Accepting {
     ///
     /// # Errors
     ///
-    /// `EISCONN` if the connection is established already.
+    /// `EISCONN` if the connection is established already; `ECONNABORTED` if the peer gave up.
     #[doc(alias = "rdma_notify")]
     pub fn notify_communication_established(&self) -> Result<()> {
         let event = ib_event_type::IB_EVENT_COMM_EST.0;
         let request = uapi::rdma_ucm_notify { id: self.link.id.number(), event };
-        self.link.id.execute("notify", Command::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request))
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request);
+        self.link.id.execute("notify", command).map_err(|error| match error.errno() {
+            Errno::ISCONN => error.detail("the peer's confirmation came"),
+            Errno::INVAL => given_up(error),
+            _ => error,
+        })
     }
 }
 
@@ -216,7 +224,7 @@ impl Step for Accepting {
 
     fn advance(self, event: Event) -> std::result::Result<Connection, ConnectError> {
         if event.kind != Type::RDMA_CM_EVENT_ESTABLISHED {
-            return Err(event.failure(Self::VERB));
+            return Err(self.link.id.failure(Self::VERB, &event));
         }
         Ok(Connection { link: self.link })
     }
@@ -232,6 +240,8 @@ impl Step for Accepting {
 ///     match event {
 ///         // Nothing can be sent any more: drop the connection, and drop or reset the queue pair.
 ///         ConnectionEvent::Disconnected | ConnectionEvent::TimewaitExit => break,
+///         // The peer is not where it was: the same.
+///         ConnectionEvent::Unreachable | ConnectionEvent::Rejected => break,
 ///         // Drop everything that was made on the device: the kernel waits for that.
 ///         ConnectionEvent::DeviceRemoval => break,
 ///         // Connect again to use the new interface.
@@ -252,6 +262,12 @@ pub enum ConnectionEvent {
     /// The queue pair's number can be used again: no packet of the connection is in the network any
     /// more.
     TimewaitExit,
+    /// The peer's IP address is at another MAC address than the connection's packets go to, as after a failover: they
+    /// do not arrive any more, and the queue pair has no other way. The kernel tells the side that connected, not the
+    /// one that accepted, on RoCE since Linux 6.0. Drop the connection, and connect again.
+    Unreachable,
+    /// The peer gave the handshake up after this side took it for complete: the confirmation was lost.
+    Rejected,
     /// The kernel is removing the device, and waits until the id is dropped. Objects on the device are
     /// of no use any more.
     DeviceRemoval,
@@ -264,6 +280,34 @@ pub enum ConnectionEvent {
     Other(u32),
 }
 
+impl ConnectionEvent {
+    /// An event of the kernel, with the value that a program wrote.
+    fn of(kind: Type, value: u64) -> ConnectionEvent {
+        match kind {
+            Type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
+            Type::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
+            Type::RDMA_CM_EVENT_UNREACHABLE => ConnectionEvent::Unreachable,
+            Type::RDMA_CM_EVENT_REJECTED => ConnectionEvent::Rejected,
+            Type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoval,
+            Type::RDMA_CM_EVENT_USER => ConnectionEvent::Written(value),
+            Type::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChange,
+            Type(other) => ConnectionEvent::Other(other),
+        }
+    }
+
+    /// Whether no message passes the connection any more.
+    fn is_end(self) -> bool {
+        matches!(
+            self,
+            ConnectionEvent::Disconnected
+                | ConnectionEvent::TimewaitExit
+                | ConnectionEvent::Unreachable
+                | ConnectionEvent::Rejected
+                | ConnectionEvent::DeviceRemoval
+        )
+    }
+}
+
 /// An established connection of a queue pair.
 ///
 /// Dropping it closes the connection: the queue pair goes to `ERR`, and the kernel tells the peer.
@@ -274,6 +318,7 @@ pub enum ConnectionEvent {
 /// ```no_run
 /// # fn f(connection: &uverbs::cm::Connection) -> uverbs::Result<()> {
 /// println!("options of the peer's device: {:?}", connection.ece());
+/// println!("over: {}, by {:?}", connection.is_closed(), connection.closed_by());
 /// // Wakes the thread that waits in `next_event`, with a number of the program's own.
 /// connection.write_event(7)?;
 /// let by_gid = connection.ib_addrs();
@@ -376,13 +421,23 @@ impl Connection {
         wait(self, timeout).map(Progress::into_option)
     }
 
-    /// Whether an event said that the connection is closed, or that the device is being removed.
+    /// Whether an event said that the connection is over: see [`closed_by`](Self::closed_by).
     pub fn is_closed(&self) -> bool {
-        self.link.closed.load(Ordering::Relaxed)
+        self.closed_by().is_some()
     }
 
-    /// Waits until either side has closed the connection, or the device is being removed, at most for
-    /// `timeout`, without one for ever. Other events are discarded. Several threads may wait.
+    /// The first event that ended the connection: [`Disconnected`](ConnectionEvent::Disconnected),
+    /// [`Unreachable`](ConnectionEvent::Unreachable), [`Rejected`](ConnectionEvent::Rejected),
+    /// [`TimewaitExit`](ConnectionEvent::TimewaitExit) or [`DeviceRemoval`](ConnectionEvent::DeviceRemoval). `None`
+    /// until one of them is taken.
+    pub fn closed_by(&self) -> Option<ConnectionEvent> {
+        let ended = self.link.ended.load(Ordering::Relaxed);
+        (ended != Link::OPEN).then(|| ConnectionEvent::of(Type(ended), 0))
+    }
+
+    /// Waits until either side has closed the connection, the peer is unreachable, or the device is being removed, at
+    /// most for `timeout`, without one for ever. Other events are discarded. Several threads may wait.
+    /// [`closed_by`](Self::closed_by) then says why.
     ///
     /// # Errors
     ///
@@ -410,24 +465,18 @@ impl Step for &Connection {
     }
 
     fn advance(self, event: Event) -> Result<ConnectionEvent> {
-        let event = match event.kind {
-            Type::RDMA_CM_EVENT_DISCONNECTED => ConnectionEvent::Disconnected,
-            Type::RDMA_CM_EVENT_TIMEWAIT_EXIT => ConnectionEvent::TimewaitExit,
-            Type::RDMA_CM_EVENT_DEVICE_REMOVAL => ConnectionEvent::DeviceRemoval,
-            Type::RDMA_CM_EVENT_USER => ConnectionEvent::Written(event.value),
-            Type::RDMA_CM_EVENT_ADDR_CHANGE => ConnectionEvent::AddressChange,
-            Type(other) => ConnectionEvent::Other(other),
-        };
-        if matches!(
-            event,
-            ConnectionEvent::Disconnected
-                | ConnectionEvent::TimewaitExit
-                | ConnectionEvent::DeviceRemoval
-        ) {
-            self.link.closed.store(true, Ordering::Relaxed);
+        let told = ConnectionEvent::of(event.kind, event.value);
+        if told.is_end() {
+            // A later one, as the exit from time wait after the disconnect, is no other reason.
+            let _ = self.link.ended.compare_exchange(
+                Link::OPEN,
+                event.kind.0,
+                Ordering::Relaxed,
+                Ordering::Relaxed,
+            );
             // Other tasks may wait for the end of the connection, too.
             self.link.id.wake();
         }
-        Ok(event)
+        Ok(told)
     }
 }

@@ -397,6 +397,12 @@ impl Listener {
         self.id.local_addr()
     }
 
+    /// How many connect requests were rejected because as many others as the backlog waited; see
+    /// [`BoundId::listen`](super::BoundId::listen).
+    pub fn overflows(&self) -> u64 {
+        self.id.overflows()
+    }
+
     /// Waits for a connect request; see [`ListeningId::next_request`].
     ///
     /// # Errors

@@ -62,7 +62,7 @@ impl Step for ConnectingDatagrams {
 
     fn advance(self, event: Event) -> std::result::Result<DatagramPeer, ConnectError> {
         if event.kind != Type::RDMA_CM_EVENT_ESTABLISHED {
-            return Err(failure(&event));
+            return Err(failure(&self.id, &event));
         }
         self.qp.ready_datagrams(Self::VERB, &self.id)?;
         let length = usize::from(event.ud.private_data_len);
@@ -77,11 +77,11 @@ impl Step for ConnectingDatagrams {
 }
 
 /// The error of a request that was not accepted.
-fn failure(event: &Event) -> ConnectError {
+fn failure(id: &IdInner, event: &Event) -> ConnectError {
     const VERB: &str = ConnectingDatagrams::VERB;
     let status = match (event.kind, u32::try_from(event.status)) {
         (Type::RDMA_CM_EVENT_UNREACHABLE, Ok(status)) if status > 0 => Sidr(status),
-        _ => return event.failure(VERB),
+        _ => return id.failure(VERB, event),
     };
     let what = match status {
         Sidr::IB_SIDR_UNSUPPORTED => "nobody listens on the port in the port space UDP",

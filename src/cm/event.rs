@@ -7,6 +7,7 @@ use crate::number::open_enum;
 use crate::qp::Ece;
 use rustix::io::Errno;
 use std::fmt;
+use std::net::SocketAddr;
 use std::sync::Arc;
 use uverbs_uapi::rdma_user_cm::{
     ib_cm_rej_reason as rej, rdma_cm_event_type as Type, rdma_ucm_conn_param, rdma_ucm_event_resp,
@@ -15,7 +16,7 @@ use uverbs_uapi::rdma_user_cm::{
 use zerocopy::FromBytes;
 
 /// An event on its way from the kernel to its id.
-#[derive(Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Event {
     pub(super) kind: Type,
     /// 0, a negative error number, or the reason of a rejection.
@@ -48,17 +49,32 @@ impl Event {
         }
     }
 
+    /// Whether this says nothing new while another event of its kind waits to be taken. The network decides how often
+    /// it comes: `ip neigh` of a peer that changes its MAC address, a bond that fails over, a subnet manager that
+    /// restarts.
+    pub(super) fn repeats(&self, waiting: &Event) -> bool {
+        self.kind == waiting.kind
+            && matches!(
+                self.kind,
+                Type::RDMA_CM_EVENT_UNREACHABLE
+                    | Type::RDMA_CM_EVENT_ADDR_CHANGE
+                    | Type::RDMA_CM_EVENT_MULTICAST_ERROR
+            )
+    }
+
     /// The private data of the message: the whole field, with zeros behind the peer's bytes.
     pub(super) fn private_data(&self) -> &[u8] {
         let length = usize::from(self.conn.private_data_len);
         self.conn.private_data.get(..length).unwrap_or(&self.conn.private_data)
     }
 
+    /// Whether this says that the address or the route was not found.
+    pub(super) fn is_about_the_way(&self) -> bool {
+        matches!(self.kind, Type::RDMA_CM_EVENT_ADDR_ERROR | Type::RDMA_CM_EVENT_ROUTE_ERROR)
+    }
+
     /// The error of a call that waited for another event than this.
     pub(super) fn failure(&self, verb: &'static str) -> ConnectError {
-        let fail = |detail: String| {
-            ConnectError::from(Error::from_kernel(verb, error_number(self.status)).detail(detail))
-        };
         let kind = match self.kind {
             Type::RDMA_CM_EVENT_REJECTED => return self.rejected(verb),
             Type::RDMA_CM_EVENT_DEVICE_REMOVAL => {
@@ -83,7 +99,14 @@ impl Event {
                     .into();
             }
         };
-        fail(format!("{kind}{}", advice(self.kind, error_number(self.status))))
+        let error = match errno_of(self.status) {
+            Some(errno) => Error::from_kernel(verb, errno)
+                .detail(format!("{kind}{}", advice(self.kind, errno))),
+            // The reason of a rejection, or no error number of any kernel.
+            None => Error::new(verb, Errno::PROTO)
+                .detail(format!("{kind}: the kernel reported status {}", self.status)),
+        };
+        error.into()
     }
 
     fn rejected(&self, verb: &'static str) -> ConnectError {
@@ -94,13 +117,10 @@ impl Event {
     }
 }
 
-/// The error that a status stands for; `EPROTO` for a number below those of errors.
-fn error_number(status: i32) -> Errno {
-    match status {
-        0.. => Errno::PERM,
-        -4095..=-1 => Errno::from_raw_os_error(-status),
-        _ => Errno::PROTO,
-    }
+/// The error number of a status; `None` if it is none.
+fn errno_of(status: i32) -> Option<Errno> {
+    // The range that a system call may answer.
+    (-4095..0).contains(&status).then(|| Errno::from_raw_os_error(-status))
 }
 
 /// What to do about an event with this error number.
@@ -195,7 +215,7 @@ open_enum! {
 /// A peer's rejection of a connect request.
 ///
 /// Example: [`Connector`](crate::cm::Connector).
-#[derive(Clone, Debug, PartialEq, Eq)]
+#[derive(Clone, PartialEq, Eq)]
 pub struct Rejection {
     status: i32,
     private_data: Vec<u8>,
@@ -207,15 +227,25 @@ impl Rejection {
         u32::try_from(self.status).ok().map(RejectReason)
     }
 
-    /// The error number on iWARP, in place of a reason.
+    /// The error number on iWARP, in place of a reason. Neither is there for a status of the kernel that is no error
+    /// number.
     pub fn errno(&self) -> Option<Errno> {
-        (self.status < 0).then(|| error_number(self.status))
+        errno_of(self.status)
     }
 
     /// The private data of the rejection. On InfiniBand and RoCE this is the whole field of
     /// [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes, with zeros behind what the peer filled.
     pub fn private_data(&self) -> &[u8] {
         &self.private_data
+    }
+}
+
+/// The sentence, and the peer's bytes up to the zeros that pad the field.
+impl fmt::Debug for Rejection {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let length = self.private_data.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+        let said = self.private_data.get(..length).unwrap_or_default();
+        write!(f, "Rejection({self}, private data \"{}\")", said.escape_ascii())
     }
 }
 
@@ -235,7 +265,7 @@ impl fmt::Display for Rejection {
 /// Why a connection failed.
 ///
 /// Example: [`Connector`](crate::cm::Connector).
-#[derive(Clone, Debug)]
+#[derive(Clone)]
 pub struct ConnectError {
     error: Error,
     rejection: Option<Box<Rejection>>,
@@ -250,6 +280,16 @@ impl ConnectError {
     /// The error number; `ECONNREFUSED` for a rejection.
     pub fn errno(&self) -> Errno {
         self.error.errno()
+    }
+
+    /// Names the peer.
+    pub(super) fn to(self, peer: &SocketAddr) -> ConnectError {
+        let detail = format!("{peer}: {}", self.error.message());
+        self.replace_detail(detail)
+    }
+
+    pub(super) fn replace_detail(self, detail: String) -> ConnectError {
+        ConnectError { error: self.error.detail(detail), ..self }
     }
 
     /// The error without the peer's private data.
@@ -273,6 +313,13 @@ impl From<ConnectError> for Error {
 impl From<ConnectError> for std::io::Error {
     fn from(error: ConnectError) -> Self {
         error.error.into()
+    }
+}
+
+/// The sentence of [`Display`](fmt::Display), for `fn main() -> Result<…>` and `unwrap`.
+impl fmt::Debug for ConnectError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        fmt::Display::fmt(self, f)
     }
 }
 
@@ -387,5 +434,43 @@ mod tests {
         assert_eq!(event.private_data().len(), 255);
         let extreme = Event { status: i32::MIN, ..event };
         assert!(extreme.failure("connect").to_string().contains("does not belong here"));
+    }
+
+    /// A broken kernel could return any status; system calls answer -4095 at least.
+    #[test]
+    fn status_that_is_no_error_number_is_named() {
+        let kinds = (0..20).map(Type);
+        let statuses = [i32::MIN, -65536, -4096, -4095, -1, 0, 1, 4096, i32::MAX];
+        for (kind, status) in kinds.flat_map(|kind| statuses.map(|status| (kind, status))) {
+            let error = event(kind, status).failure("connect");
+            assert_ne!(error.to_string(), "");
+            if let Some(rejection) = error.rejection() {
+                assert_eq!(rejection.errno().is_some(), (-4095..0).contains(&status));
+                assert!(format!("{rejection:?}").contains(&rejection.to_string()));
+            }
+        }
+        for status in [-4096, i32::MIN, 0, 5] {
+            let error = event(Type::RDMA_CM_EVENT_UNREACHABLE, status).failure("connect");
+            assert_eq!(error.errno(), Errno::PROTO);
+            assert!(error.to_string().contains(&format!("status {status}")), "{error}");
+        }
+        let error = event(Type::RDMA_CM_EVENT_UNREACHABLE, -4095).failure("connect");
+        assert_eq!(error.errno().raw_os_error(), 4095);
+    }
+
+    #[test]
+    fn debug_of_an_error_is_its_sentence() {
+        let mut event = event(Type::RDMA_CM_EVENT_REJECTED, 28);
+        event.conn.private_data_len = 148;
+        event.conn.private_data[..8].copy_from_slice(b"come\0\xffok");
+        let error = event.failure("connect");
+        let sentence =
+            "connect: the connection was rejected: the peer's program refused (reason 28)";
+        assert!(format!("{error:?}").starts_with(sentence), "{error:?}");
+        assert_eq!(format!("{error:?}"), error.to_string());
+        let rejection = format!("{:?}", error.rejection().unwrap());
+        let told =
+            r#"Rejection(the peer's program refused (reason 28), private data "come\x00\xffok")"#;
+        assert_eq!(rejection, told);
     }
 }

@@ -6,8 +6,7 @@ use super::address::{Encoded, STORAGE, decode, encode};
 use super::channel::{Channel, DeviceName, EventChannel};
 use super::connect::Connecting;
 use super::datagram::ConnectingDatagrams;
-use super::event::Event;
-use super::infiniband::NO_ADMINISTRATOR;
+use super::event::{ConnectError, Event};
 use super::kernel::{Command, migration};
 use super::listen::ListeningId;
 use super::multicast::{JoiningMulticast, MulticastRole};
@@ -23,7 +22,8 @@ use crate::number::open_enum;
 use crate::qp::{QpControl, QpState, QpType};
 use rustix::io::Errno;
 use std::collections::VecDeque;
-use std::net::{IpAddr, SocketAddr};
+use std::fs;
+use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::task::{Poll, Waker};
@@ -101,9 +101,19 @@ impl PortSpace {
 }
 
 /// The events of an id that nobody took yet.
+///
+/// The network decides how many come. So connect requests wait up to the listener's backlog, and of the other events
+/// that may come again and again one of each kind; what is left comes once in the life of an id, or is written by the
+/// program.
 #[derive(Debug, Default)]
 struct EventQueue {
     events: VecDeque<Event>,
+    /// How many connect requests may wait; 0 for ids that do not listen.
+    backlog: usize,
+    /// How many connect requests wait.
+    requests: usize,
+    /// How many connect requests were refused because `backlog` others waited.
+    overflows: u64,
     /// The tasks that wait for one, by the numbers of their waits.
     wakers: Vec<(u64, Waker)>,
     /// The number of the last wait.
@@ -111,6 +121,31 @@ struct EventQueue {
 }
 
 impl EventQueue {
+    /// Adds an event, or returns one that finds no room.
+    fn put(&mut self, event: Event) -> std::result::Result<(), Event> {
+        if event.request.is_some() {
+            if self.requests >= self.backlog {
+                self.overflows += 1;
+                return Err(event);
+            }
+            self.requests += 1;
+        } else if self.events.iter().any(|waiting| event.repeats(waiting)) {
+            return Err(event);
+        }
+        self.events.push_back(event);
+        Ok(())
+    }
+
+    /// The next event. That its device goes is the last event of a listener, and stays for all that wait there.
+    fn take(&mut self) -> Option<Event> {
+        let next = self.events.front()?;
+        if self.backlog > 0 && next.kind == Type::RDMA_CM_EVENT_DEVICE_REMOVAL {
+            return Some(next.clone());
+        }
+        self.requests -= usize::from(next.request.is_some());
+        self.events.pop_front()
+    }
+
     fn move_wakers(&mut self, to: &mut Waiting) {
         to.0.extend(self.wakers.drain(..).map(|(_, waker)| waker));
     }
@@ -295,12 +330,29 @@ impl IdInner {
         self.number.load(Ordering::Relaxed)
     }
 
-    /// Queues an event. The tasks that wait for one are added to `waiting`, for the caller to wake.
-    pub(super) fn receive(&self, event: Event, waiting: &mut Waiting) {
-        if let Some(mut queue) = self.queue.lock() {
-            queue.events.push_back(event);
-            queue.move_wakers(waiting);
+    /// Queues an event. The tasks that wait for one are added to `waiting`, for the caller to wake. An event that finds
+    /// no room comes back: dropping it, which takes another lock, rejects a connect request.
+    pub(super) fn receive(&self, event: Event, waiting: &mut Waiting) -> Option<Event> {
+        let mut queue = self.queue.lock()?;
+        match queue.put(event) {
+            Ok(()) => {
+                queue.move_wakers(waiting);
+                None
+            }
+            refused => refused.err(),
         }
+    }
+
+    /// Lets so many connect requests wait to be taken.
+    pub(super) fn set_backlog(&self, backlog: usize) {
+        if let Some(mut queue) = self.queue.lock() {
+            queue.backlog = backlog;
+        }
+    }
+
+    /// How many connect requests were refused because the backlog was full.
+    pub(super) fn overflows(&self) -> u64 {
+        self.queue.lock().map_or(0, |queue| queue.overflows)
     }
 
     /// Adds the tasks that wait for an event of this id to `waiting`.
@@ -318,7 +370,7 @@ impl IdInner {
     }
 
     pub(super) fn next_event(&self) -> Option<Event> {
-        self.queue.lock()?.events.pop_front()
+        self.queue.lock()?.take()
     }
 
     /// The next event; if there is none, the task is woken when one arrives. `wait` is the number of the task's
@@ -343,8 +395,8 @@ impl IdInner {
                 continue;
             }
             let number = *wait.get_or_insert_with(|| {
-                queue.last_wait += 1;
-                queue.last_wait
+                queue.waits += 1;
+                Polled::COUNT + queue.waits
             });
             match queue.wakers.iter_mut().find(|(known, _)| *known == number) {
                 Some((_, known)) => _old = std::mem::replace(known, waker),
@@ -415,8 +467,28 @@ impl IdInner {
             ..Default::default()
         };
         let mut answer = ib_uverbs_qp_attr::default();
-        self.execute(verb, Command::init_qp_attr(&request, &mut answer))?;
+        let command = Command::init_qp_attr(&request, &mut answer);
+        self.execute(verb, command).map_err(|error| match error.errno() {
+            // The kernel's handshake is over (`ib_cm_init_qp_attr`), of which it told nobody before an accept.
+            Errno::INVAL => given_up(error),
+            _ => error.detail_if_none(|| {
+                format!("the kernel has no attributes for state {state} of the queue pair")
+            }),
+        })?;
         Ok(answer)
+    }
+
+    /// Sends an accept. The kernel answers `EINVAL` both if the peer gave up and for parameters that it does not take,
+    /// and has attributes for a queue pair only if the peer is there.
+    pub(super) fn accept(&self, verb: &'static str, request: &uapi::rdma_ucm_accept) -> Result<()> {
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, request);
+        self.execute(verb, command).map_err(|error| match error.errno() {
+            Errno::INVAL => match self.qp_attr(verb, QpState::RTS) {
+                Err(gone) if gone.errno() == Errno::CONNABORTED => given_up(error),
+                _ => error.detail("the kernel does not take the parameters of the accept"),
+            },
+            _ => error.detail_if_none(|| "the answer to the peer was not sent".to_owned()),
+        })
     }
 
     pub(super) fn set_option(
@@ -484,22 +556,21 @@ impl IdInner {
             return Err(Error::invalid(VERB, detail));
         }
         let source = from.map_or(([0; STORAGE], 0), encode);
-        self.resolve_raw(VERB, source, encode(to), timeout).map_err(|error| match (error.errno(), from)
-        {
-            (Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV | Errno::ACCESS, Some(from)) => {
-                explain_bind(error, from)
+        self.resolve_raw(VERB, source, encode(to), timeout).map_err(|error| {
+            match (error.errno(), from) {
+                (
+                    Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV | Errno::ACCESS,
+                    Some(from),
+                ) => explain_bind(error, from),
+                (Errno::NODEV, None) => error.detail(no_device(to)),
+                (Errno::NETUNREACH | Errno::HOSTUNREACH, _) => {
+                    error.detail(format!("the IP routing table has no route to {to}"))
+                }
+                (_, Some(from)) => {
+                    error.detail_if_none(|| format!("the kernel does not resolve {to} from {from}"))
+                }
+                (_, None) => error.detail_if_none(|| format!("the kernel does not resolve {to}")),
             }
-            (Errno::NODEV, None) => {
-                let detail = format!(
-                    "the network interface that leads to {to} belongs to no RDMA device (`rdma link` \
-                     lists those that do)"
-                );
-                error.detail(detail)
-            }
-            (Errno::NETUNREACH | Errno::HOSTUNREACH, _) => {
-                error.detail(format!("the IP routing table has no route to {to}"))
-            }
-            _ => error,
         })
     }
 
@@ -508,9 +579,27 @@ impl IdInner {
             uapi::rdma_ucm_resolve_route { id: self.number(), timeout_ms: milliseconds(timeout) };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
         self.execute("resolve_route", command).map_err(|error| match error.errno() {
-            Errno::AGAIN => error.detail(NO_ADMINISTRATOR),
-            _ => error,
+            Errno::NODEV => match self.query("resolve_route").ok().and_then(|path| path.peer) {
+                Some(peer) => error.detail(no_device(&peer)),
+                None => error.detail("the path leads through no RDMA device"),
+            },
+            _ => error.detail_if_none(|| match self.query("resolve_route").ok() {
+                Some(Path { peer: Some(peer), .. }) => format!("no route to {peer} was found"),
+                _ => "no route was found".to_owned(),
+            }),
         })
+    }
+
+    /// The error of a step that waited for another event, with the peer's address if the id has one.
+    pub(super) fn failure(&self, verb: &'static str, event: &Event) -> ConnectError {
+        let error = event.failure(verb);
+        match self.query(verb).ok().and_then(|path| path.peer) {
+            Some(peer) if error.errno() == Errno::NODEV && event.is_about_the_way() => {
+                error.replace_detail(no_device(&peer))
+            }
+            Some(peer) => error.to(&peer),
+            None => error,
+        }
     }
 
     fn listen(&self, backlog: u32) -> Result<()> {
@@ -519,11 +608,21 @@ impl IdInner {
             let detail = "an id for XRC initiators connects; one for XRC targets listens";
             return Err(Error::invalid(VERB, detail));
         }
+        // Requests may come before the command returns.
+        self.set_backlog(kept(backlog, max_backlog()));
         let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
         self.execute(VERB, command).map_err(|error| match error.errno() {
-            Errno::ADDRINUSE => error.detail("another listener has the port"),
-            _ => error,
+            Errno::ADDRINUSE => match local_addr(self) {
+                Ok(at) => {
+                    error.detail(format!("another listener has port {} of {}", at.port(), at.ip()))
+                }
+                Err(_) => error.detail("another listener has the port"),
+            },
+            _ => error.detail_if_none(|| match local_addr(self) {
+                Ok(at) => format!("no listener was made at {at}"),
+                Err(_) => "no listener was made".to_owned(),
+            }),
         })
     }
 
@@ -556,6 +655,21 @@ impl Drop for IdInner {
     }
 }
 
+/// The most connect requests that may wait to be read from a channel, for each listener. Outside of the first network
+/// namespace the setting is not to be seen, and holds there, too.
+fn max_backlog() -> u32 {
+    /// The kernel's default.
+    const DEFAULT: u32 = 1024;
+    let text = fs::read_to_string("/proc/sys/net/rdma_ucm/max_backlog").ok();
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
+}
+
+/// How many requests a listener keeps: as many as the kernel keeps beside it (`ucma_listen`), and at least one.
+fn kept(backlog: u32, most: u32) -> usize {
+    let kept = if backlog == 0 { most } else { backlog.min(most) };
+    kept.max(1) as usize
+}
+
 /// When a wait that begins now is over. A deadline that the clock cannot represent is never reached.
 pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
     timeout.and_then(|timeout| Instant::now().checked_add(timeout))
@@ -571,11 +685,14 @@ fn milliseconds(timeout: Duration) -> u32 {
 fn explain_bind(error: Error, address: &SocketAddr) -> Error {
     let (ip, port) = (address.ip(), address.port());
     match error.errno() {
-        // The kernel says so, too, if one of two ids on a port is bound to any address.
-        Errno::ADDRNOTAVAIL if !ip.is_unspecified() => error.detail(format!(
-            "this host does not have the address {ip}, or an id that is bound to all addresses has port {port}"
-        )),
-        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.detail(format!(
+        // The kernel says so, too, if one of two ids on a port is bound to any address (`cma_check_port`).
+        Errno::ADDRNOTAVAIL if !ip.is_unspecified() && !is_of_this_host(address) => {
+            error.detail(format!("this host does not have the address {ip}"))
+        }
+        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL if port == 0 => error
+            .meaning(Errno::ADDRINUSE)
+            .detail(format!("no port that the kernel may choose is left on {ip}")),
+        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.meaning(Errno::ADDRINUSE).detail(format!(
             "port {port} is in use on {ip}; choose another one, or 0 to have the kernel choose"
         )),
         Errno::INVAL if is_unscoped(address) => error.detail(format!(
@@ -586,8 +703,38 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
             "the network interface with {ip} belongs to no RDMA device (`rdma link` lists those that \
              do)"
         )),
-        _ => explain_privileged(error, port),
+        _ => explain_privileged(error, port)
+            .detail_if_none(|| format!("the kernel binds no id to {address}")),
     }
+}
+
+/// Whether the kernel binds a socket to the address: it does so for those of this host. Asked when an error is to be
+/// explained.
+fn is_of_this_host(address: &SocketAddr) -> bool {
+    let mut any_port = *address;
+    any_port.set_port(0);
+    // Miri has no network.
+    !cfg!(miri) && UdpSocket::bind(any_port).is_ok()
+}
+
+/// Why there is no RDMA device on the way to an address.
+fn no_device(to: &SocketAddr) -> String {
+    let ip = to.ip().to_canonical();
+    if ip.is_loopback() || ip.is_unspecified() {
+        return format!(
+            "{} leads through the loopback interface, which belongs to no RDMA device; connect to the address of an \
+             RDMA device of this host (`rdma link` lists them with their network interfaces)",
+            to.ip()
+        );
+    }
+    format!(
+        "the network interface that leads to {to} belongs to no RDMA device (`rdma link` lists those that do)"
+    )
+}
+
+/// The error of a step for which the peer is not there any more.
+pub(super) fn given_up(error: Error) -> Error {
+    error.meaning(Errno::CONNABORTED).detail("the peer gave up or closed the connection meanwhile")
 }
 
 /// Whether the address is valid on one link only, and names no interface, which would say which link.
@@ -750,9 +897,8 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EADDRINUSE` if another id has the port, `EADDRNOTAVAIL` if this host
-    /// does not have the address, and for a port in use if this id or the other one is bound to all addresses, `ENODEV` if
-    /// no RDMA device has it, `EACCES` for a port below 1024 without `CAP_NET_BIND_SERVICE`.
+    /// Any error destroys the id. `EADDRINUSE` if another id has the port, on this address or on all, `EADDRNOTAVAIL` if
+    /// this host does not have the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below 1024 without `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(self, address: SocketAddr) -> Result<BoundId> {
         self.id.bind(&address)?;
@@ -765,7 +911,9 @@ impl Id {
     /// # Errors
     ///
     /// Any error destroys the id. `EINVAL` for addresses of two families, `ENETUNREACH`
-    /// without an IP route, `ENODEV` if the route leads through no RDMA device.
+    /// without an IP route, `ENODEV` if the route leads through no RDMA device. The route to 127.0.0.1, `::1`, `0.0.0.0`
+    /// and whatever name stands for them leads through none, which the kernel may say only when the
+    /// [route](AddrResolved::resolve_route) is resolved.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(
         self,
@@ -840,15 +988,23 @@ impl BoundId {
         local_addr(&self.id)
     }
 
-    /// Starts to listen. At most `backlog` connect requests wait to be read from the channel; the kernel
-    /// drops others, and the peer's kernel sends them again for a while. 0, and numbers above the sysctl
-    /// `net.rdma_ucm.max_backlog`, mean that maximum. A thread that reads the channel moves the requests to the listener,
-    /// which keeps any number of them: take them as they come.
+    /// Starts to listen. 0, and numbers above the sysctl `net.rdma_ucm.max_backlog`, mean that maximum, usually 1024.
+    ///
+    /// At most `backlog` connect requests wait to be read from the channel; the kernel drops others, and the peer's
+    /// kernel sends them again for a while. A thread that reads the channel, for whatever id, moves the requests to the
+    /// listener, where again at most `backlog` of them wait to be taken: further ones are rejected, as by a program
+    /// that drops a [`ConnectRequest`], and [counted](ListeningId::overflows). A request whose peer gave up waits,
+    /// too, until it is taken.
+    ///
+    /// An address of the loopback interface, such as 127.0.0.1, can be listened on, but not be connected to: no RDMA
+    /// device is there. Listen on the address of an RDMA device, or on `0.0.0.0` or `[::]` for those of all.
     ///
     /// # Errors
     ///
     /// Any error destroys the id. `EADDRINUSE` if another id listens on the port; both set
     /// [`set_reuse_address`](Id::set_reuse_address).
+    ///
+    /// [`ConnectRequest`]: super::ConnectRequest
     #[doc(alias = "rdma_listen")]
     pub fn listen(self, backlog: u32) -> Result<ListeningId> {
         self.id.listen(backlog)?;
@@ -899,6 +1055,7 @@ impl BoundId {
             Errno::INVAL => error.detail(format!(
                 "the id is bound to an address of another family than that of {to}"
             )),
+            // `resolve_addr` has said what it knows.
             _ => error,
         })?;
         Ok(ResolvingAddr { id: self.id })
@@ -952,7 +1109,7 @@ impl Step for ResolvingAddr {
 
     fn advance(self, event: Event) -> Result<AddrResolved> {
         if event.kind != Type::RDMA_CM_EVENT_ADDR_RESOLVED {
-            return Err(event.failure(Self::VERB).into());
+            return Err(self.id.failure(Self::VERB, &event).into());
         }
         let path = self.id.query(Self::VERB)?;
         Ok(AddrResolved { id: self.id, path })
@@ -1038,7 +1195,8 @@ impl AddrResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ENXIO` if the device is gone; `EAGAIN` on InfiniBand without a subnet manager.
+    /// Any error destroys the id. `ENXIO` if the device is gone; `ENODEV` for an address of the loopback interface, which
+    /// belongs to no RDMA device; `EAGAIN` on InfiniBand without a subnet manager.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
         self.id.resolve_route(timeout)?;
@@ -1078,7 +1236,7 @@ impl Step for ResolvingRoute {
 
     fn advance(self, event: Event) -> Result<RouteResolved> {
         if event.kind != Type::RDMA_CM_EVENT_ROUTE_RESOLVED {
-            return Err(event.failure(Self::VERB).into());
+            return Err(self.id.failure(Self::VERB, &event).into());
         }
         Ok(RouteResolved { id: self.id, path: self.path })
     }
@@ -1164,8 +1322,18 @@ impl RouteResolved {
             ece: to_raw_ece(offered),
             ..Default::default()
         };
-        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
+        self.send_request(VERB, &request)?;
         Ok(Connecting::new(self.id, connected, offered, param.min_rnr_timer))
+    }
+
+    fn send_request(&self, verb: &'static str, request: &uapi::rdma_ucm_connect) -> Result<()> {
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, request);
+        self.id.execute(verb, command).map_err(|error| {
+            error.detail_if_none(|| match self.path.peer {
+                Some(peer) => format!("the request to {peer} was not sent"),
+                None => "the request was not sent".to_owned(),
+            })
+        })
     }
 
     /// Refuses private data that the peer's kernel would take for IP addresses, if the id has none.
@@ -1203,7 +1371,7 @@ impl RouteResolved {
             id: self.id.number(),
             ..Default::default()
         };
-        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, &request))?;
+        self.send_request(VERB, &request)?;
         Ok(ConnectingDatagrams::new(self.id, ConnectedQp::of(qp)))
     }
 }
@@ -1221,12 +1389,14 @@ mod tests {
 
     #[test]
     fn errors_of_bind_say_what_to_do() {
-        let address: SocketAddr = "10.0.0.1:80".parse().unwrap();
+        // For documentation alone, and no host's.
+        let address: SocketAddr = "203.0.113.1:80".parse().unwrap();
         for (errno, advice) in [
             (Errno::ADDRINUSE, "port 80 is in use"),
-            (Errno::ADDRNOTAVAIL, "does not have the address 10.0.0.1, or an id"),
+            (Errno::ADDRNOTAVAIL, "does not have the address 203.0.113.1"),
             (Errno::NODEV, "rdma link"),
             (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
+            (Errno::NOMEM, "no id to 203.0.113.1:80"),
         ] {
             let error = explain_bind(Error::from_kernel("bind_addr", errno), &address);
             assert!(error.message().contains(advice), "{error}");
@@ -1243,5 +1413,35 @@ mod tests {
         let any: SocketAddr = "[::]:80".parse().unwrap();
         let error = explain_bind(Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL), &any);
         assert!(error.message().contains("port 80 is in use on ::"), "{error}");
+        assert_eq!(error.errno(), Errno::ADDRINUSE);
+    }
+
+    /// The kernel has one number for it and for an address that this host does not have.
+    #[test]
+    #[cfg_attr(miri, ignore = "it binds sockets")]
+    fn a_used_port_is_eaddrinuse_whichever_number_the_kernel_has_for_it() {
+        for (address, told) in [
+            ("127.0.0.1:80", "port 80 is in use on 127.0.0.1"),
+            ("0.0.0.0:80", "port 80 is in use on 0.0.0.0"),
+            ("127.0.0.1:0", "no port that the kernel may choose is left"),
+        ] {
+            let error = Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL);
+            let error = explain_bind(error, &address.parse().unwrap());
+            assert_eq!(error.errno(), Errno::ADDRINUSE, "{error}");
+            assert_eq!(error.kernel_errno(), Some(Errno::ADDRNOTAVAIL));
+            assert!(error.to_string().contains(told), "{error}");
+        }
+    }
+
+    #[test]
+    fn loopback_addresses_lead_through_no_device() {
+        for address in
+            ["127.0.0.1:7", "127.9.9.9:7", "[::1]:7", "0.0.0.0:7", "[::]:7", "[::ffff:127.0.0.1]:7"]
+        {
+            let told = no_device(&address.parse().unwrap());
+            assert!(told.contains("leads through the loopback interface"), "{told}");
+        }
+        let told = no_device(&"10.0.0.1:7".parse().unwrap());
+        assert!(told.contains("interface that leads to 10.0.0.1:7"), "{told}");
     }
 }

@@ -531,11 +531,12 @@ fn explain_bind(error: Error, space: PortSpace, address: &IbAddress) -> Error {
     match error.errno() {
         Errno::NODEV => error.detail(format!("no InfiniBand port has the GID {}", address.gid)),
         // `EADDRNOTAVAIL` if one of the two ids is bound to any GID.
-        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.detail(format!(
+        Errno::ADDRINUSE | Errno::ADDRNOTAVAIL => error.meaning(Errno::ADDRINUSE).detail(format!(
             "port number {port} of the port space {space} is in use; choose another one, or 0 to have the kernel \
              choose"
         )),
-        _ => explain_privileged(error, port),
+        _ => explain_privileged(error, port)
+            .detail_if_none(|| format!("the kernel binds no id to the GID {}", address.gid)),
     }
 }
 
@@ -546,7 +547,7 @@ impl Id {
     /// # Errors
     ///
     /// Any error destroys the id. `EINVAL` for a service id of another port space, `ENODEV` if no InfiniBand port has
-    /// the GID, `EADDRINUSE` or `EADDRNOTAVAIL` if another id has the port number, `EACCES` for a port number below 1024
+    /// the GID, `EADDRINUSE` if another id has the port number, `EACCES` for a port number below 1024
     /// without `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_ib(self, address: IbAddress) -> Result<BoundId> {
@@ -597,7 +598,7 @@ fn resolve_ib(
             from.gid, to.gid, to.pkey
         )),
         (_, Some(from)) => explain_bind(error, id.space, &from),
-        _ => error,
+        _ => error.detail_if_none(|| format!("the kernel does not resolve the GID {}", to.gid)),
     })?;
     Ok(ResolvingAddr { id })
 }
@@ -613,6 +614,7 @@ impl BoundId {
             Errno::INVAL => {
                 error.detail(format!("the id is bound to an IP address, and {} is a GID", to.gid))
             }
+            // `resolve_ib` has said what it knows.
             _ => error,
         })
     }

@@ -4,7 +4,7 @@
 use super::channel::EventChannel;
 use super::connect::{Accepting, Link};
 use super::event::Event;
-use super::id::{IdInner, Path, PortSpace, Progress, local_addr, no_address};
+use super::id::{IdInner, Path, PortSpace, Progress, given_up, local_addr, no_address};
 use super::kernel::Command;
 use super::param::{CmMessage, ConnectParam, Depths, check_private_data, to_field, to_raw_ece};
 use super::qp::{ConnectedQp, check_type, has_srq};
@@ -47,13 +47,19 @@ impl ListeningId {
         local_addr(&self.id)
     }
 
+    /// How many connect requests were rejected because as many others as the [backlog](super::BoundId::listen) waited
+    /// to be taken.
+    pub fn overflows(&self) -> u64 {
+        self.id.overflows()
+    }
+
     /// Waits for a connect request, at most for `timeout`, without one for ever; a timeout of zero looks
-    /// once and returns. `None` after the timeout.
+    /// once and returns. `None` after the timeout. Several threads may wait; each request goes to one of them.
     ///
     /// # Errors
     ///
-    /// `ENODEV` if the kernel is removing the device of the address; `EACCES` after a change of
-    /// credentials.
+    /// `ENODEV` if the kernel is removing the device of the address, for every call from then on; `EACCES` after a
+    /// change of credentials.
     #[doc(alias = "rdma_get_request")]
     pub fn next_request(&self, timeout: Option<Duration>) -> Result<Option<ConnectRequest>> {
         wait(self, timeout).map(Progress::into_option)
@@ -247,7 +253,7 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if the queue pair is on another device, or past `INIT`.
+    /// `EINVAL` if the queue pair is on another device, or past `INIT`; `ECONNABORTED` if the peer gave up.
     pub fn init_qp(&self, qp: &QpControl) -> Result<()> {
         const VERB: &str = "init_qp";
         self.path(VERB)?.device(VERB)?.check(VERB, qp.context().device())?;
@@ -260,7 +266,8 @@ impl ConnectRequest {
     /// # Errors
     ///
     /// Any error rejects the request. `EINVAL` for a queue pair of another type than the request's, on another device or
-    /// past `INIT`, too much private data, a parameter above the device's limit, or a peer that gave up.
+    /// past `INIT`, too much private data, or a parameter above the device's limit. `ECONNABORTED` if the peer gave up
+    /// while its request waited, as an impatient client does: nothing is wrong on this side.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QpControl, param: &ConnectParam) -> Result<Accepting> {
         const VERB: &str = "accept";
@@ -297,11 +304,7 @@ impl ConnectRequest {
             ece: to_raw_ece(chosen),
             ..Default::default()
         };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
-        link.id.execute(VERB, command).map_err(|error| match error.errno() {
-            Errno::INVAL => error.detail("the peer gave up or closed the connection meanwhile"),
-            _ => error,
-        })?;
+        link.id.accept(VERB, &request)?;
         Ok(Accepting::new(link))
     }
 
@@ -327,7 +330,10 @@ impl ConnectRequest {
             id: self.id.number(),
             ..Default::default()
         };
-        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request))
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
+        self.id.execute(VERB, command).map_err(|error| {
+            error.detail_if_none(|| "the kernel does not take the answer to the request".to_owned())
+        })
     }
 
     /// Rejects the request, with at most [`REJECT_PRIVATE_DATA`](super::REJECT_PRIVATE_DATA) bytes for the
@@ -336,7 +342,8 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// `EINVAL` for more bytes; the request is then rejected without any.
+    /// `EINVAL` for more bytes; the request is then rejected without any. `ECONNABORTED` if the peer gave up, and is
+    /// told nothing.
     #[doc(alias = "rdma_reject")]
     pub fn reject(self, private_data: &[u8]) -> Result<()> {
         self.reject_for(0, private_data)
@@ -394,7 +401,11 @@ impl ConnectRequest {
             private_data: field,
             ..Default::default()
         };
-        self.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_REJECT, &request))
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_REJECT, &request);
+        self.id.execute(VERB, command).map_err(|error| match error.errno() {
+            Errno::INVAL => given_up(error),
+            _ => error,
+        })
     }
 }
 

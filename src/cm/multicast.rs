@@ -233,6 +233,14 @@ impl Step for &MulticastMember {
         &self.member
     }
 
+    /// The kernel repeats no join, and tells the id the rest.
+    fn ignores(&self, event: &Event) -> bool {
+        !matches!(
+            event.kind,
+            Type::RDMA_CM_EVENT_MULTICAST_ERROR | Type::RDMA_CM_EVENT_DEVICE_REMOVAL
+        )
+    }
+
     fn advance(self, _event: Event) -> Result<()> {
         self.lost.store(true, Ordering::Relaxed);
         // Other tasks may wait for it, too.
@@ -251,6 +259,6 @@ fn explain(error: Error, group: IpAddr) -> Error {
         Errno::OPNOTSUPP => error.detail(
             "the subnet manager has no members that only send; join with `MulticastRole::Full`",
         ),
-        _ => error,
+        _ => error.detail_if_none(|| format!("the kernel does not join {group}")),
     }
 }

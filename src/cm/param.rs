@@ -68,7 +68,7 @@ pub struct ConnectParam {
     rnr_retry: u8,
     flow_control: bool,
     pub(super) ece: Option<Ece>,
-    pub(super) min_rnr_timer: Option<u8>,
+    pub(super) min_rnr_timer: u8,
 }
 
 impl Default for ConnectParam {
@@ -81,7 +81,7 @@ impl Default for ConnectParam {
             rnr_retry: 7,
             flow_control: false,
             ece: None,
-            min_rnr_timer: None,
+            min_rnr_timer: 12,
         }
     }
 }
@@ -153,12 +153,14 @@ impl ConnectParam {
         self
     }
 
-    /// The RNR NAK timer code, which tells a peer that found no receive how long to wait; see
-    /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). Unless set, the kernel takes 0, which is
-    /// 655 milliseconds: set it, for example to 12, unless receives are posted before the connection is
-    /// established.
+    /// The RNR NAK timer code, which tells a peer that found no receive how long to wait before it sends again; see
+    /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). 12 unless set: 0.64 milliseconds, as in
+    /// [`Handshake`](crate::Handshake). The kernel's own is 0, which is 655 milliseconds.
+    ///
+    /// Soft-RoCE's sender counts a wait that is longer than its acknowledgement timeout as a retry, so that long ones
+    /// end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
-        self.min_rnr_timer = Some(code);
+        self.min_rnr_timer = code;
         self
     }
 
@@ -177,7 +179,7 @@ impl ConnectParam {
         let ranges = [
             ("retry_count", Some(self.retry_count), 7),
             ("rnr_retry", Some(self.rnr_retry), 7),
-            ("min_rnr_timer", self.min_rnr_timer, 31),
+            ("min_rnr_timer", Some(self.min_rnr_timer), 31),
             ("responder_resources", self.responder_resources, limits.responder_resources),
             ("initiator_depth", self.initiator_depth, limits.initiator_depth),
         ];

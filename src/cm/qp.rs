@@ -91,7 +91,7 @@ impl ConnectedQp {
         id: &IdInner,
         rights: Option<Access>,
         depths: Option<Depths>,
-        min_rnr_timer: Option<u8>,
+        min_rnr_timer: u8,
         options: Option<u32>,
     ) -> Result<()> {
         let raw = id.qp_attr(verb, QpState::RTR)?;
@@ -102,8 +102,8 @@ impl ConnectedQp {
         if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_DEST_RD_ATOMIC)) {
             rtr = rtr.max_dest_rd_atomic(depths.responder_resources);
         }
-        if let Some(code) = min_rnr_timer.filter(|_| has(&raw, Mask::IB_QP_MIN_RNR_TIMER)) {
-            rtr = rtr.min_rnr_timer(code);
+        if has(&raw, Mask::IB_QP_MIN_RNR_TIMER) {
+            rtr = rtr.min_rnr_timer(min_rnr_timer);
         }
         let qp = self.control(verb)?;
         qp.modify_with_ece(&rtr, options).map_err(|error| error.in_verb(verb))?;

@@ -1,5 +1,7 @@
 //! What the connection manager's ids promise, on the scripted connection manager.
 
+mod events;
+
 use super::param::from_raw_ece;
 use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
@@ -184,6 +186,147 @@ fn failure_of_any_step_of_accept_rejects_the_request() {
             return;
         }
     }
+}
+
+/// An impatient client: the kernel tells nobody of its end before the request is accepted.
+#[test]
+fn request_whose_peer_gave_up_says_so() {
+    let stage = Stage::new();
+    let listener = stage.listen();
+    let request = || {
+        stage.script.request(1, rdma_ucm_conn_param::default());
+        listener.next_request(NOW).unwrap().unwrap()
+    };
+    let gave_up = |error: Error| {
+        assert_eq!(error.errno(), Errno::CONNABORTED, "{error}");
+        assert_eq!(error.kernel_errno(), Some(Errno::INVAL));
+        assert!(error.message().contains("the peer gave up"), "{error}");
+    };
+    let param = ConnectParam::new();
+    stage.script.refuse(RDMA_USER_CM_CMD_INIT_QP_ATTR, Errno::INVAL);
+    gave_up(request().init_qp(&stage.qp).unwrap_err());
+    gave_up(request().accept(&stage.qp, &param).unwrap_err());
+    stage.script.refuse(RDMA_USER_CM_CMD_REJECT, Errno::INVAL);
+    gave_up(request().reject(b"late").unwrap_err());
+    stage.script.allow(RDMA_USER_CM_CMD_INIT_QP_ATTR);
+    // Between the last look and the answer.
+    let script = stage.script.clone();
+    stage.script.before(RDMA_USER_CM_CMD_ACCEPT, 1, move || {
+        script.refuse(RDMA_USER_CM_CMD_ACCEPT, Errno::INVAL);
+        script.refuse(RDMA_USER_CM_CMD_INIT_QP_ATTR, Errno::INVAL);
+    });
+    gave_up(request().accept(&stage.qp, &param).unwrap_err());
+    assert_eq!(stage.qp.state(), QpState::ERR);
+    // The same number for a peer that is there is no peer that gave up.
+    stage.script.allow(RDMA_USER_CM_CMD_INIT_QP_ATTR);
+    let qp = stage.bench.pd.qp_builder(&stage.bench.cq, &stage.bench.cq, QpType::RC).build();
+    let error = request().accept(&qp.unwrap(), &param).unwrap_err();
+    assert_eq!(error.errno(), Errno::INVAL, "{error}");
+    assert!(error.message().contains("parameters of the accept"), "{error}");
+    assert_eq!((stage.script.live(), stage.channel.leaked()), (vec![1], 0));
+}
+
+/// As in a handshake without the connection manager; the kernel's own number is 0, which is 655 milliseconds.
+#[test]
+fn peer_without_a_receive_waits_for_the_same_time_as_after_a_handshake() {
+    for (param, code) in [(ConnectParam::new(), 12), (ConnectParam::new().min_rnr_timer(0), 0)] {
+        let stage = Stage::new();
+        let connecting = stage.route(1).unwrap().connect(&stage.qp, &param).unwrap();
+        stage.script.tell(1, Type::RDMA_CM_EVENT_CONNECT_RESPONSE, 0);
+        let _connection = connecting.wait(NOW).unwrap().done().unwrap();
+        assert_eq!(stage.qp.query().unwrap().min_rnr_timer, code);
+        let stage = Stage::new();
+        let listener = stage.listen();
+        stage.script.request(1, rdma_ucm_conn_param::default());
+        let request = listener.next_request(NOW).unwrap().unwrap();
+        let _accepting = request.accept(&stage.qp, &param).unwrap();
+        assert_eq!(stage.qp.query().unwrap().min_rnr_timer, code);
+    }
+}
+
+/// The commands, and the errors that the kernel has no further word for.
+#[test]
+fn every_step_that_the_kernel_refuses_says_what_it_was_about() {
+    let stage = Stage::new();
+    let refused = |command, errno, told: &str, step: &dyn Fn() -> Error| {
+        stage.script.refuse(command, errno);
+        let error = step();
+        stage.script.allow(command);
+        assert!(error.message().contains(told), "{error}");
+        assert_eq!(error.kernel_errno(), Some(errno));
+    };
+    let (local, peer): (std::net::SocketAddr, std::net::SocketAddr) =
+        (LOCAL.parse().unwrap(), PEER.parse().unwrap());
+    let id = || stage.channel.create_id().unwrap();
+    let resolved = || {
+        let resolving = id().resolve_addr(None, peer, LONG).unwrap();
+        let number = *stage.script.live().last().unwrap();
+        stage.script.tell(number, Type::RDMA_CM_EVENT_ADDR_RESOLVED, 0);
+        resolving.wait(NOW).unwrap().done().unwrap()
+    };
+    let asking = || {
+        let resolving = resolved().resolve_route(LONG).unwrap();
+        let number = *stage.script.live().last().unwrap();
+        stage.script.tell(number, Type::RDMA_CM_EVENT_ROUTE_RESOLVED, 0);
+        resolving.wait(NOW).unwrap().done().unwrap()
+    };
+    refused(RDMA_USER_CM_CMD_BIND, Errno::NOMEM, LOCAL, &|| id().bind(local).unwrap_err());
+    refused(RDMA_USER_CM_CMD_RESOLVE_ADDR, Errno::NOMEM, PEER, &|| {
+        id().resolve_addr(None, peer, LONG).unwrap_err()
+    });
+    let far: std::net::SocketAddr = "10.0.0.9:0".parse().unwrap();
+    refused(RDMA_USER_CM_CMD_RESOLVE_ADDR, Errno::NOMEM, "from 10.0.0.9:0", &|| {
+        id().resolve_addr(Some(far), peer, LONG).unwrap_err()
+    });
+    for errno in [Errno::NODEV, Errno::NOMEM] {
+        refused(RDMA_USER_CM_CMD_RESOLVE_ROUTE, errno, PEER, &|| {
+            resolved().resolve_route(LONG).unwrap_err()
+        });
+    }
+    refused(RDMA_USER_CM_CMD_RESOLVE_ROUTE, Errno::AGAIN, "no subnet administrator", &|| {
+        resolved().resolve_route(LONG).unwrap_err()
+    });
+    for (errno, told) in [(Errno::ADDRINUSE, "has port 5000 of 10.0.0.1"), (Errno::NOMEM, LOCAL)] {
+        refused(RDMA_USER_CM_CMD_LISTEN, errno, told, &|| {
+            id().bind(local).unwrap().listen(4).unwrap_err()
+        });
+    }
+    refused(RDMA_USER_CM_CMD_CONNECT, Errno::NOMEM, PEER, &|| {
+        asking().connect(&stage.qp, &ConnectParam::new()).unwrap_err()
+    });
+    // Events that come instead of the one that was waited for name the peer, too.
+    let failed = |step: &dyn Fn(u32) -> Error, told: &str| {
+        let error = step(*stage.script.live().last().unwrap());
+        assert!(error.message().starts_with(&format!("{PEER}: {told}")), "{error}");
+    };
+    let (addr, route) = (Type::RDMA_CM_EVENT_ADDR_ERROR, Type::RDMA_CM_EVENT_ROUTE_ERROR);
+    let resolving = id().resolve_addr(None, peer, LONG).unwrap();
+    let resolving = std::cell::Cell::new(Some(resolving));
+    failed(
+        &|number| {
+            stage.script.tell(number, addr, -110);
+            resolving.take().unwrap().wait(NOW).unwrap_err()
+        },
+        "the address could not be resolved",
+    );
+    let resolving = std::cell::Cell::new(Some(resolved().resolve_route(LONG).unwrap()));
+    failed(
+        &|number| {
+            stage.script.tell(number, route, -113);
+            resolving.take().unwrap().wait(NOW).unwrap_err()
+        },
+        "there is no route to the address",
+    );
+    let connecting = asking().connect(&stage.qp, &ConnectParam::new()).unwrap();
+    let connecting = std::cell::Cell::new(Some(connecting));
+    failed(
+        &|number| {
+            stage.script.tell(number, Type::RDMA_CM_EVENT_REJECTED, 8);
+            connecting.take().unwrap().wait(NOW).unwrap_err().into()
+        },
+        "the connection was rejected: nobody listens",
+    );
+    assert!(stage.script.live().is_empty());
 }
 
 #[test]

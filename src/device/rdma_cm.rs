@@ -49,7 +49,7 @@ fn check_abi(verb: &'static str, node: &Node) -> Result<()> {
 
 fn absent(verb: &'static str, netlink: &Error) -> Error {
     Error::new(verb, Errno::NODEV).detail(format!(
-        "the kernel has no {MANAGER}: `modprobe rdma_ucm` loads it (netlink: {}; there is no \
+        "the kernel has no connection manager: `modprobe rdma_ucm` loads it (netlink: {}; there is no \
          /sys/class/misc/rdma_cm)",
         netlink.errno()
     ))
@@ -79,6 +79,7 @@ mod tests {
     fn error_of_a_missing_module_names_it() {
         let error = absent("open_cm", &Error::from_kernel("open_cm", Errno::NOENT));
         assert_eq!(error.errno(), Errno::NODEV);
-        assert!(error.message().contains("modprobe rdma_ucm"), "{error}");
+        let told = "the kernel has no connection manager: `modprobe rdma_ucm` loads it";
+        assert!(error.message().contains(told), "{error}");
     }
 }

@@ -18,9 +18,6 @@ use uverbs::{Remote, Rkey, SendWr};
 /// Bytes of the longest text, with its final zero.
 pub(crate) const LONGEST: u32 = 64 * 1024 - 1;
 
-/// The RNR NAK timer: a message that comes before its receive is sent again after 0.64 milliseconds.
-const RNR_TIMER: u8 = 12;
-
 pub(super) fn run(args: &RpingArgs) -> Result<()> {
     let report = if args.client { client(args)? } else { server(args)? };
     if args.json {
@@ -83,17 +80,13 @@ fn printable(bytes: &[u8]) -> String {
     String::from_utf8_lossy(text).chars().map(harmless).collect()
 }
 
-fn param() -> ConnectParam {
-    ConnectParam::new().min_rnr_timer(RNR_TIMER)
-}
-
 fn client(args: &RpingArgs) -> Result<RpingReport> {
     let Some(host) = &args.address else {
         return Err(Failure::usage("a client needs the server's address: --address ADDRESS"));
     };
     let at = resolve(host, args.port)?;
     let (size, timeout) = (args.size as usize, Duration::from_secs(args.timeout));
-    let mut connector = Connector::new(at)?.param(param()).timeout(timeout);
+    let mut connector = Connector::new(at)?.timeout(timeout);
     if let Some(source) = &args.source {
         connector = connector.from(resolve(source, 0)?);
     }
@@ -154,7 +147,7 @@ fn server(args: &RpingArgs) -> Result<RpingReport> {
     let mut link = Link::new(&request.context()?, size, timeout)?;
     request.init_qp(&link)?;
     link.receive()?;
-    let accepting = request.accept(&link, &param())?;
+    let accepting = request.accept(&link, &ConnectParam::new())?;
     let connection = match accepting.wait(Some(timeout)) {
         Ok(Progress::Done(connection)) => connection,
         Ok(Progress::Pending(_)) => {

@@ -159,13 +159,15 @@ impl State {
                 if request.attr_mask != 0x1f_ffff {
                     return Err(Errno::INVAL);
                 }
-                let ScriptedObject { state: qp_state, port, .. } = *self.object(request.qp_handle);
+                let object = self.object(request.qp_handle);
+                let ScriptedObject { state: qp_state, port, min_rnr_timer, .. } = *object;
                 to.put(
                     OUT,
                     &qp::ib_uverbs_query_qp_resp {
                         qp_state,
                         cur_qp_state: qp_state,
                         port_num: port.max(1),
+                        min_rnr_timer,
                         ..Default::default()
                     },
                 );
@@ -214,6 +216,9 @@ impl State {
         if mask.contains(qp::ib_qp_attr_mask::IB_QP_PORT) {
             self.port(request.port_num.into())?;
             self.object(request.qp_handle).port = request.port_num;
+        }
+        if mask.contains(qp::ib_qp_attr_mask::IB_QP_MIN_RNR_TIMER) {
+            self.object(request.qp_handle).min_rnr_timer = request.min_rnr_timer;
         }
         let own = self.object(request.qp_handle).port;
         // A path of the way to RTR is one of the queue pair's own port.

@@ -27,9 +27,8 @@ trials![
     dropped_futures_of_datagrams_leave_nothing,
 ];
 
-/// A message that comes before its receive is sent again soon.
 fn param() -> ConnectParam {
-    ConnectParam::new().min_rnr_timer(12).rnr_retry(env::rnr_retry())
+    ConnectParam::new().rnr_retry(env::rnr_retry())
 }
 
 /// What a worker makes its queue pairs from.
