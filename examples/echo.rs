@@ -17,7 +17,7 @@ fn create(context: &Context) -> uverbs::Result<(AsyncQueuePair, BufferPool)> {
     Ok((cq.adopt(qp)?, pool))
 }
 
-async fn serve(channel: AsyncEventChannel, mut listener: AsyncListener) -> Result<()> {
+async fn serve(channel: AsyncEventChannel, listener: AsyncListener) -> Result<()> {
     loop {
         let (request, channel) = (listener.next_request().await?, channel.clone());
         // A task for each client, so that a silent one keeps no other waiting.

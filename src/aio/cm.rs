@@ -17,7 +17,7 @@
 //! let pd = context.alloc_pd()?;
 //!
 //! // A server:
-//! let mut listener: AsyncListener = channel.listen("0.0.0.0:7471", 128)?;
+//! let listener: AsyncListener = channel.listen("0.0.0.0:7471", 128)?;
 //! let request = listener.next_request().await?;
 //! let (qp, connection) = channel
 //!     .accept(request, &ConnectParam::new(), |_| {
@@ -49,6 +49,8 @@
 //! - **Deadlines**: put the future into the event loop's timeout (`tokio::time::timeout`), which drops it when the
 //!   time is over. Without one, a handshake with a host that does not answer fails with `ETIMEDOUT` when the kernel
 //!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake.
+//! - **Streams**: with the feature `stream`, an [`AsyncListener`] is a stream of requests and an [`AsyncConnection`] one
+//!   of its events. The `poll_…` of both are for futures that a program writes itself.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
 //!   resolved by the calling thread, which may take seconds: a task passes a [`SocketAddr`].
 //! - **Receives** that are posted after the connection is established may come too late: see
@@ -67,51 +69,45 @@
 //! first receives afterwards relies on that.
 //!
 //! A program that does not want to wait posts receives in state [`INIT`](crate::QpState::INIT), before the request or
-//! its answer leaves. `init_qp` of the route and of the request brings the queue pair there. The closures of `connect`
-//! and `accept` have no task [`Context`](std::task::Context), and posting needs none that wakes:
-//! [`Inbox::refill`](super::Inbox::refill) takes one of a waker that does nothing, because
-//! [`Inbox::next`](super::Inbox::next) stores the task's waker later.
+//! its answer leaves: `init_qp` of the route and of the request brings the queue pair there, and
+//! [`Inbox::fill`](super::Inbox::fill) posts them. [`QpWith`](crate::cm::QpWith) hands the inbox out with the queue pair.
 //!
 //! ```no_run
 //! # async fn f(
 //! #     channel: uverbs::aio::cm::AsyncEventChannel,
-//! #     mut listener: uverbs::aio::cm::AsyncListener,
+//! #     listener: uverbs::aio::cm::AsyncListener,
 //! #     cq: uverbs::aio::AsyncCompletionQueue,
 //! #     pd: uverbs::ProtectionDomain,
 //! #     pool: uverbs::owned::BufferPool,
 //! # ) -> Result<(), Box<dyn std::error::Error>> {
-//! use std::task::{Context, Waker};
 //! use uverbs::QpType;
-//! use uverbs::cm::{ConnectParam, Connector};
+//! use uverbs::cm::{ConnectParam, Connector, QpWith};
 //!
 //! let build = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build();
 //!
 //! // A client:
-//! let mut inbox = None;
 //! let connector = Connector::new("10.0.0.2:7471")?;
 //! let connected = channel.connect(&connector, |route| {
 //!     let qp = cq.adopt(build()?)?;
 //!     route.init_qp(&qp)?;
-//!     let posted = inbox.insert(qp.inbox(&pool, 16)).refill(&mut Context::from_waker(Waker::noop()));
-//!     println!("{posted} receives are posted");
-//!     Ok(qp)
+//!     let mut inbox = qp.inbox(&pool, 16);
+//!     println!("{} receives are posted", inbox.fill());
+//!     Ok(QpWith(qp, inbox))
 //! });
-//! let (qp, connection) = connected.await?;
-//! let mut inbox = inbox.expect("the closure ran");
+//! let (QpWith(qp, mut inbox), connection) = connected.await?;
 //! let first = inbox.next().await?;
 //! # drop((qp, connection, first));
 //!
 //! // A server:
-//! let mut inbox = None;
 //! let (request, param) = (listener.next_request().await?, ConnectParam::new());
 //! let accepted = channel.accept(request, &param, |request| {
 //!     let qp = cq.adopt(build()?)?;
 //!     request.init_qp(&qp)?;
-//!     inbox.insert(qp.inbox(&pool, 16)).refill(&mut Context::from_waker(Waker::noop()));
-//!     Ok(qp)
+//!     let mut inbox = qp.inbox(&pool, 16);
+//!     inbox.fill();
+//!     Ok(QpWith(qp, inbox))
 //! });
-//! let (qp, connection) = accepted.await?;
-//! let mut inbox = inbox.expect("the closure ran");
+//! let (QpWith(qp, mut inbox), connection) = accepted.await?;
 //! let first = inbox.next().await?;
 //! # drop((qp, connection, first)); Ok(()) }
 //! ```
@@ -122,8 +118,9 @@
 use super::driver::Readiness;
 use crate::cm::{
     BoundId, ConnectError, ConnectParam, ConnectRequest, Connection, ConnectionEvent, Connector,
-    DatagramPeer, Event, EventChannel, EventWait, ListeningId, MulticastMember, MulticastRole,
-    PortSpace, RouteResolved, Step, listen_on, no_address,
+    DatagramPeer, Event, EventChannel, EventWait, IbAddress, ListeningId, MulticastMember,
+    MulticastRole, Polled, PortSpace, RouteResolved, Step, Target, listen_by_gid, listen_on,
+    no_address,
 };
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -184,25 +181,34 @@ impl ChannelState {
         step.advance(event)
     }
 
-    /// Waits for the end that an event brings. Other events are discarded. Any number of tasks may wait: the one that
-    /// takes the event makes `ended` true, and wakes the others.
+    /// Waits for the end that an event brings. Any number of tasks may wait.
     async fn end_of<S: Step<Error = Error> + Copy>(
         &self,
         step: S,
         ended: impl Fn() -> bool,
     ) -> Result<()> {
         let mut wait = EventWait::new(step.id());
+        poll_fn(|cx| self.poll_end(step, &ended, &mut wait.number, cx)).await
+    }
+
+    /// Polls for the end that an event brings. Other events are discarded. The task that takes the event makes `ended`
+    /// true, and wakes the others.
+    fn poll_end<S: Step<Error = Error> + Copy>(
+        &self,
+        step: S,
+        ended: &impl Fn() -> bool,
+        wait: &mut Option<u64>,
+        cx: &mut task::Context<'_>,
+    ) -> Poll<Result<()>> {
         while !ended() {
-            let event = poll_fn(|cx| match self.poll_event(&step, &mut wait.number, cx) {
-                // Another task took the event.
-                Poll::Pending if ended() => Poll::Ready(None),
-                event => event.map(Some),
-            });
-            if let Some(event) = event.await {
-                step.advance(event?)?;
+            match self.poll_event(&step, wait, cx) {
+                Poll::Ready(event) => _ = step.advance(event?)?,
+                // Another task took the event before this one was listed.
+                Poll::Pending if ended() => break,
+                Poll::Pending => return Poll::Pending,
             }
         }
-        Ok(())
+        Poll::Ready(Ok(()))
     }
 
     /// Fails the futures of the channel, now and later.
@@ -247,7 +253,7 @@ impl AsyncEventChannel {
     /// # ) -> uverbs::Result<()> {
     /// let (channel, driver) = AsyncEventChannel::new(watch)?;
     /// spawn(driver);
-    /// let mut listener = channel.listen("0.0.0.0:7471", 128)?;
+    /// let listener = channel.listen("0.0.0.0:7471", 128)?;
     /// let request = listener.next_request().await?;
     /// # drop(request); Ok(()) }
     /// ```
@@ -301,8 +307,8 @@ impl AsyncEventChannel {
     }
 
     /// Listens on an address of this host, or on the first usable address of a host name; see
-    /// [`BoundId::listen`] for `backlog`. The driver reads requests as they come, and the
-    /// listener keeps them.
+    /// [`BoundId::listen`] for `backlog`. The driver reads requests as they come; the listener keeps as many as the
+    /// backlog, and rejects others.
     ///
     /// # Errors
     ///
@@ -322,7 +328,7 @@ impl AsyncEventChannel {
     /// # async fn f(channel: AsyncEventChannel, qp: AsyncQueuePair) -> uverbs::Result<()> {
     /// use uverbs::{QpType, cm::ConnectParam};
     ///
-    /// let mut listener = channel.listen_for(QpType::UD, "0.0.0.0:7471", 128)?;
+    /// let listener = channel.listen_for(QpType::UD, "0.0.0.0:7471", 128)?;
     /// loop {
     ///     let request = listener.next_request().await?;
     ///     request.accept_datagrams(&qp, &ConnectParam::new())?;
@@ -339,14 +345,48 @@ impl AsyncEventChannel {
         address: impl ToSocketAddrs,
         backlog: u32,
     ) -> Result<AsyncListener> {
-        let id = listen_on(&self.shared().channel, qp_type, address, backlog)?;
-        Ok(AsyncListener {
-            id,
+        Ok(self.listener(listen_on(self.channel(), qp_type, address, backlog)?))
+    }
+
+    /// As [`listen_for`](Self::listen_for), on the GID of a port and a service there, on InfiniBand; see
+    /// [`Listener::bind_ib`](crate::cm::Listener::bind_ib). [`Connector::to_ib`] is the other side.
+    ///
+    /// ```no_run
+    /// # use uverbs::{QpType, Result, aio::cm::AsyncEventChannel, cm::IbAddress};
+    /// # async fn f(channel: &AsyncEventChannel, service: IbAddress) -> Result<()> {
+    /// let listener = channel.listen_ib(QpType::RC, service, 128)?;
+    /// println!("on {:?}; {} requests found no room", listener.local_ib_addr()?, listener.overflows());
+    /// # Ok(()) }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`Listener::bind_ib`](crate::cm::Listener::bind_ib).
+    pub fn listen_ib(
+        &self,
+        qp_type: QpType,
+        address: IbAddress,
+        backlog: u32,
+    ) -> Result<AsyncListener> {
+        Ok(self.listener(listen_by_gid(self.channel(), qp_type, address, backlog)?))
+    }
+
+    fn connection(&self, connection: Connection) -> AsyncConnection {
+        AsyncConnection {
+            connection,
             channel: self.clone(),
-            wait: None,
             #[cfg(feature = "stream")]
             is_over: false,
-        })
+        }
+    }
+
+    fn listener(&self, id: ListeningId) -> AsyncListener {
+        AsyncListener {
+            id,
+            channel: self.clone(),
+            #[cfg(feature = "stream")]
+            is_over: false,
+        }
     }
 
     /// Connects to the address of `connector`, or to its addresses in turn until one accepts. `create` makes
@@ -367,8 +407,8 @@ impl AsyncEventChannel {
         mut create: impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
         let mut last = None;
-        for address in connector.addresses() {
-            match self.connect_to(connector, *address, &mut create).await {
+        for target in connector.targets() {
+            match self.connect_to(connector, *target, &mut create).await {
                 Ok(connected) => return Ok(connected),
                 Err(error) => last = Some(error),
             }
@@ -379,26 +419,26 @@ impl AsyncEventChannel {
     async fn connect_to<Q: Deref<Target = QpControl>>(
         &self,
         connector: &Connector,
-        address: SocketAddr,
+        target: Target,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, AsyncConnection), ConnectError> {
-        let route = self.route(connector, address, connector.type_of_qp()).await?;
+        let route = self.route(connector, target, connector.type_of_qp()).await?;
         let qp = create(&route)?;
         let connecting = route.connect(&qp, connector.parameters())?;
         let connection = self.shared().step(connecting).await?;
-        Ok((qp, AsyncConnection { connection, channel: self.clone() }))
+        Ok((qp, self.connection(connection)))
     }
 
     async fn route(
         &self,
         connector: &Connector,
-        address: SocketAddr,
+        target: Target,
         qp_type: QpType,
     ) -> Result<RouteResolved> {
         let (shared, timeout) = (self.shared(), connector.time_limit());
-        let resolving = connector.begin(&shared.channel, address, qp_type, timeout)?;
+        let resolving = connector.begin(&shared.channel, target, qp_type, timeout)?;
         let resolved = shared.step(resolving).await?;
-        shared.step(resolved.resolve_route(timeout)?).await
+        shared.step(connector.begin_route(resolved, timeout)?).await
     }
 
     /// Asks a listener of the port space [`UDP`](PortSpace::UDP) where to send datagrams, at the address of `connector`,
@@ -428,8 +468,8 @@ impl AsyncEventChannel {
         mut create: impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
         let mut last = None;
-        for address in connector.addresses() {
-            match self.connect_datagrams_to(connector, *address, &mut create).await {
+        for target in connector.targets() {
+            match self.connect_datagrams_to(connector, *target, &mut create).await {
                 Ok(connected) => return Ok(connected),
                 Err(error) => last = Some(error),
             }
@@ -440,10 +480,10 @@ impl AsyncEventChannel {
     async fn connect_datagrams_to<Q: Deref<Target = QpControl>>(
         &self,
         connector: &Connector,
-        address: SocketAddr,
+        target: Target,
         create: &mut impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
-        let route = self.route(connector, address, QpType::UD).await?;
+        let route = self.route(connector, target, QpType::UD).await?;
         let qp = create(&route)?;
         let connecting = route.connect_datagrams(&qp, connector.parameters())?;
         let peer = self.shared().step(connecting).await?;
@@ -491,7 +531,7 @@ impl AsyncEventChannel {
         let qp = create(&request)?;
         let accepting = request.accept(&qp, param)?;
         let connection = self.shared().step(accepting).await?;
-        Ok((qp, AsyncConnection { connection, channel: self.clone() }))
+        Ok((qp, self.connection(connection)))
     }
 }
 
@@ -572,16 +612,30 @@ impl<W> fmt::Debug for ChannelDriver<W> {
 
 /// A listener, whose connect requests are a stream. Dropping it rejects the requests that nobody took.
 ///
+/// Any number of tasks may share it, by reference or in an [`Arc`]; each request goes to one of them. That the device
+/// goes is told to all.
+///
+/// ```no_run
+/// # use uverbs::aio::cm::{AsyncEventChannel, AsyncListener};
+/// # use uverbs::cm::ConnectRequest;
+/// # async fn f(worker: AsyncEventChannel, serve: impl AsyncFn(ConnectRequest), listener: AsyncListener) -> uverbs::Result<()> {
+/// let shared = std::sync::Arc::new(listener);
+/// // In each of several tasks:
+/// let listener = shared.clone();
+/// loop {
+///     serve(listener.next_request().await?).await;
+/// }
+/// # }
+/// ```
+///
 /// Example: [`aio::cm`](crate::aio::cm).
 #[derive(Debug)]
 pub struct AsyncListener {
     id: ListeningId,
     channel: AsyncEventChannel,
-    /// The number of the task's wait for events.
-    wait: Option<u64>,
-    /// The last result was an error.
+    /// The stream returned an error.
     #[cfg(feature = "stream")]
-    is_over: bool,
+    pub(super) is_over: bool,
 }
 
 impl AsyncListener {
@@ -594,23 +648,39 @@ impl AsyncListener {
         self.id.local_addr()
     }
 
+    /// The GID and the service that the listener listens on; see [`ListeningId::local_ib_addr`].
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn local_ib_addr(&self) -> Result<IbAddress> {
+        self.id.local_ib_addr()
+    }
+
+    /// How many connect requests were rejected because as many others as the [backlog](BoundId::listen) waited to be
+    /// taken.
+    pub fn overflows(&self) -> u64 {
+        self.id.overflows()
+    }
+
     /// Waits for a connect request, and returns it for [`AsyncEventChannel::accept`]. No request is lost if the
     /// future is dropped.
     ///
     /// # Errors
     ///
     /// As [`ListeningId::next_request`]; `ECANCELED` if the driver has ended.
-    pub async fn next_request(&mut self) -> Result<ConnectRequest> {
-        poll_fn(|cx| self.poll_next(cx)).await
+    pub async fn next_request(&self) -> Result<ConnectRequest> {
+        self.channel.shared().step(&self.id).await
     }
 
-    /// Polls for the next connect request.
+    /// Polls for the next connect request. Of several tasks that poll, the last one is woken;
+    /// [`next_request`](Self::next_request) wakes all.
     ///
     /// Of two listeners, the one that a request comes to:
     ///
     /// ```no_run
     /// # use uverbs::{Result, aio::cm::AsyncListener, cm::ConnectRequest};
-    /// # async fn f(ipv4: &mut AsyncListener, ipv6: &mut AsyncListener) -> Result<ConnectRequest> {
+    /// # async fn f(ipv4: &AsyncListener, ipv6: &AsyncListener) -> Result<ConnectRequest> {
     /// use std::future::poll_fn;
     ///
     /// let request = poll_fn(|cx| match ipv4.poll_next(cx) {
@@ -620,20 +690,10 @@ impl AsyncListener {
     /// request.await
     /// # }
     /// ```
-    pub fn poll_next(&mut self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
-        let AsyncListener { id, channel, wait, .. } = self;
-        let event = ready!(channel.shared().poll_event(&&*id, wait, cx));
-        let request = event.and_then(|event| (&self.id).advance(event));
-        #[cfg(feature = "stream")]
-        {
-            self.is_over = request.is_err();
-        }
-        Poll::Ready(request)
-    }
-
-    #[cfg(feature = "stream")]
-    pub(super) fn is_over(&self) -> bool {
-        self.is_over
+    pub fn poll_next(&self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
+        let mut wait = Polled::Event.number();
+        let event = ready!(self.channel.shared().poll_event(&&self.id, &mut wait, cx));
+        Poll::Ready(event.and_then(|event| (&self.id).advance(event)))
     }
 }
 
@@ -645,6 +705,9 @@ impl AsyncListener {
 pub struct AsyncConnection {
     connection: Connection,
     channel: AsyncEventChannel,
+    /// The stream returned an error.
+    #[cfg(feature = "stream")]
+    pub(super) is_over: bool,
 }
 
 impl AsyncConnection {
@@ -664,14 +727,62 @@ impl AsyncConnection {
         self.channel.shared().step(&self.connection).await
     }
 
-    /// Waits until either side has closed the connection, or the device is being removed. Any number of tasks
-    /// may wait for that. Other events are discarded.
+    /// Polls for the next event. Of several tasks that poll, the last one is woken; [`next_event`](Self::next_event)
+    /// wakes all.
+    ///
+    /// The next message, or the end:
+    ///
+    /// ```no_run
+    /// # use uverbs::aio::{Inbox, Message, cm::AsyncConnection};
+    /// # async fn f(inbox: &mut Inbox, connection: &AsyncConnection) -> Result<Option<Message>, Box<dyn std::error::Error>> {
+    /// use std::future::poll_fn;
+    /// use std::task::Poll;
+    ///
+    /// poll_fn(|cx| match inbox.poll_next(cx) {
+    ///     Poll::Ready(message) => Poll::Ready(Ok(Some(message?))),
+    ///     Poll::Pending => connection.poll_disconnected(cx).map(|ended| Ok(ended.map(|()| None)?)),
+    /// })
+    /// .await
+    /// # }
+    /// # fn g(connection: &AsyncConnection, cx: &mut std::task::Context<'_>) {
+    /// if let Poll::Ready(event) = connection.poll_event(cx) {
+    ///     println!("{event:?}");
+    /// }
+    /// # use std::task::Poll;
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`next_event`](Self::next_event).
+    pub fn poll_event(&self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectionEvent>> {
+        let (step, mut wait) = (&self.connection, Polled::Event.number());
+        let event = ready!(self.channel.shared().poll_event(&step, &mut wait, cx));
+        Poll::Ready(event.and_then(|event| step.advance(event)))
+    }
+
+    /// Waits until either side has closed the connection, the peer is
+    /// [unreachable](ConnectionEvent::Unreachable), or the device is being removed;
+    /// [`closed_by`](Connection::closed_by) then says which. Any number of tasks may wait for that. Other events are
+    /// discarded.
     ///
     /// # Errors
     ///
     /// As [`next_event`](Self::next_event).
     pub async fn disconnected(&self) -> Result<()> {
         self.channel.shared().end_of(&self.connection, || self.is_closed()).await
+    }
+
+    /// As [`disconnected`](Self::disconnected), for a task that polls. Of several, the last one is woken.
+    ///
+    /// Example: [`poll_event`](Self::poll_event).
+    ///
+    /// # Errors
+    ///
+    /// As [`next_event`](Self::next_event).
+    pub fn poll_disconnected(&self, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
+        let (shared, mut wait) = (self.channel.shared(), Polled::End.number());
+        shared.poll_end(&self.connection, &|| self.is_closed(), &mut wait, cx)
     }
 }
 
@@ -720,6 +831,31 @@ impl AsyncMulticastMember {
     /// `EACCES` after a change of credentials; `ECANCELED` if the driver has ended.
     pub async fn lost(&self) -> Result<()> {
         self.channel.shared().end_of(&self.member, || self.is_lost()).await
+    }
+
+    /// As [`lost`](Self::lost), for a task that polls. Of several, the last one is woken.
+    ///
+    /// ```no_run
+    /// # use uverbs::aio::cm::AsyncMulticastMember;
+    /// # async fn f(members: &[AsyncMulticastMember]) -> uverbs::Result<usize> {
+    /// use std::future::poll_fn;
+    /// use std::task::Poll;
+    ///
+    /// poll_fn(|cx| {
+    ///     let mut all = members.iter().map(|member| member.poll_lost(cx));
+    ///     let first = all.position(|lost| lost.is_ready());
+    ///     first.map_or(Poll::Pending, |number| Poll::Ready(Ok(number)))
+    /// })
+    /// .await
+    /// # }
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// As [`lost`](Self::lost).
+    pub fn poll_lost(&self, cx: &mut task::Context<'_>) -> Poll<Result<()>> {
+        let (shared, mut wait) = (self.channel.shared(), Polled::End.number());
+        shared.poll_end(&self.member, &|| self.is_lost(), &mut wait, cx)
     }
 }
 

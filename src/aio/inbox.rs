@@ -11,7 +11,7 @@ use std::collections::VecDeque;
 use std::fmt;
 use std::future::{Future, poll_fn};
 use std::pin::Pin;
-use std::task::{Context, Poll, ready};
+use std::task::{Context, Poll, Waker, ready};
 
 /// A message that was received.
 ///
@@ -111,6 +111,13 @@ impl<S: Locking> Inbox<S> {
     pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
         self.post(cx);
         self.posted.iter().filter(|op| op.is_posted()).count()
+    }
+
+    /// As [`refill`](Self::refill), where there is no task: in the closures of
+    /// [`aio::cm`](crate::aio::cm#receives-for-the-first-message), or in a function that is none. Nothing is missed:
+    /// [`poll_next`](Self::poll_next) stores the task's waker.
+    pub fn fill(&mut self) -> usize {
+        self.refill(&mut Context::from_waker(Waker::noop()))
     }
 
     fn post(&mut self, cx: &mut Context<'_>) {

@@ -1,10 +1,10 @@
-//! [`Inbox`], [`AsyncListener`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
+//! [`Inbox`], [`AsyncListener`], [`AsyncConnection`] and `Events` as streams of the `futures` crates, for `StreamExt` and the like.
 
-use super::cm::AsyncListener;
+use super::cm::{AsyncConnection, AsyncListener};
 use super::inbox::{Inbox, Message};
 use super::locking::Locking;
 use super::op::OpError;
-use crate::cm::ConnectRequest;
+use crate::cm::{ConnectRequest, ConnectionEvent};
 use crate::owned::Buffer;
 use futures_core::{FusedStream, Stream};
 use std::pin::Pin;
@@ -33,16 +33,43 @@ impl Stream for AsyncListener {
     type Item = crate::Result<ConnectRequest>;
 
     fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
-        if self.is_over() {
+        if self.is_over {
             return Poll::Ready(None);
         }
-        AsyncListener::poll_next(&mut self, cx).map(Some)
+        let request = AsyncListener::poll_next(&self, cx);
+        self.is_over = matches!(request, Poll::Ready(Err(_)));
+        request.map(Some)
     }
 }
 
 impl FusedStream for AsyncListener {
     fn is_terminated(&self) -> bool {
-        self.is_over()
+        self.is_over
+    }
+}
+
+/// Ends after the event that ends the connection ([`closed_by`](crate::cm::Connection::closed_by)), whichever task takes it,
+/// and after an error.
+impl Stream for AsyncConnection {
+    type Item = crate::Result<ConnectionEvent>;
+
+    fn poll_next(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if self.is_terminated() {
+            return Poll::Ready(None);
+        }
+        let event = self.poll_event(cx);
+        self.is_over = matches!(event, Poll::Ready(Err(_)));
+        match event {
+            // Another task took the event before this one was listed.
+            Poll::Pending if self.is_closed() => Poll::Ready(None),
+            event => event.map(Some),
+        }
+    }
+}
+
+impl FusedStream for AsyncConnection {
+    fn is_terminated(&self) -> bool {
+        self.is_over || self.is_closed()
     }
 }
 

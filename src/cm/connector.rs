@@ -4,7 +4,8 @@ use super::channel::EventChannel;
 use super::connect::{Connecting, Connection};
 use super::datagram::{ConnectingDatagrams, DatagramPeer};
 use super::event::ConnectError;
-use super::id::{PortSpace, Progress, ResolvingAddr, RouteResolved};
+use super::id::{AddrResolved, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved};
+use super::infiniband::{IbAddress, IbPath};
 use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
 use super::step::Step;
@@ -74,8 +75,10 @@ const BACKLOG: u32 = 128;
 #[derive(Clone, Debug)]
 #[must_use]
 pub struct Connector {
-    addresses: Vec<SocketAddr>,
-    from: Option<SocketAddr>,
+    targets: Vec<Target>,
+    from: Option<Target>,
+    /// The path to a GID, which otherwise the subnet administrator is asked for.
+    path: Option<IbPath>,
     channel: Option<EventChannel>,
     param: ConnectParam,
     timeout: Duration,
@@ -84,28 +87,112 @@ pub struct Connector {
     qp_type: QpType,
 }
 
+/// Where a connector connects to, or from.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Target {
+    Ip(SocketAddr),
+    Ib(IbAddress),
+}
+
+/// A queue pair and whatever else belongs to it, for the `create` of [`Connector::connect`], [`ConnectRequest::connect`]
+/// and the futures of [`aio::cm`](crate::aio::cm), which hand out both when the queue pair is connected.
+///
+/// ```no_run
+/// # use uverbs::{Context, QpType, Result, cm::Connector, owned::*};
+/// # fn f(connector: &Connector, context: &Context) -> Result<()> {
+/// use uverbs::cm::QpWith;
+///
+/// let (QpWith(qp, (mut cq, pool)), connection) = connector.connect(|_route| {
+///     let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+///     let mut cq = OwnedCompletionQueue::<(), ()>::new(cq);
+///     let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_recv_wr(8).build()?;
+///     Ok(QpWith(cq.adopt(qp)?, (cq, pd.buffer_pool_builder(4096).build()?)))
+/// })?;
+/// # drop((qp, cq.poll(), pool, connection)); Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug)]
+pub struct QpWith<Q, T>(pub Q, pub T);
+
+impl<Q: Deref<Target = QpControl>, T> Deref for QpWith<Q, T> {
+    type Target = QpControl;
+
+    fn deref(&self) -> &QpControl {
+        &self.0
+    }
+}
+
 impl Connector {
     /// Connects to an address, or to the addresses of a host name in turn until one accepts.
+    ///
+    /// An address of the loopback interface (127.0.0.1, `::1`, `localhost`), and an unspecified one, lead through no RDMA
+    /// device: a server on this host is connected to by the address of one of its RDMA devices.
     ///
     /// # Errors
     ///
     /// `EADDRNOTAVAIL` if the name has no address, or the resolver's error.
     pub fn new(to: impl ToSocketAddrs) -> Result<Connector> {
-        Ok(Connector {
-            addresses: resolve("connect", to)?,
+        Ok(Connector::to(resolve("connect", to)?.into_iter().map(Target::Ip).collect()))
+    }
+
+    /// Connects to the GID of a port and a service there, on InfiniBand. Ids are in the port space
+    /// [`IB`](PortSpace::IB), where services of the other spaces are, too. The subnet administrator is asked for the path,
+    /// unless the program knows [it](Self::ib_path).
+    ///
+    /// ```no_run
+    /// # fn f(own: uverbs::Gid, peer: uverbs::Gid, path: uverbs::cm::IbPath) -> Result<(), Box<dyn std::error::Error>> {
+    /// use uverbs::QpType;
+    /// use uverbs::cm::{Connector, EventChannel, IbAddress, Listener, PortSpace};
+    ///
+    /// let service = IbAddress::new(own, PortSpace::IB, 7471);
+    /// let listener = Listener::bind_ib(&EventChannel::open()?, QpType::RC, service, 128)?;
+    /// println!("on {:?}; {} requests found no room", listener.local_ib_addr()?, listener.overflows());
+    ///
+    /// let connector = Connector::to_ib(IbAddress::new(peer, PortSpace::IB, 7471))
+    ///     .from_ib(IbAddress::new(own, PortSpace::IB, 0))
+    ///     .ib_path(path);
+    /// let (qp, connection) = connector.connect(|route| {
+    ///     let context = route.context()?;
+    ///     let cq = context.cq_builder(16).build()?;
+    ///     context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).max_recv_wr(8).build()
+    /// })?;
+    /// # drop((qp, connection)); Ok(()) }
+    /// ```
+    #[doc(alias = "AF_IB")]
+    pub fn to_ib(to: IbAddress) -> Connector {
+        Connector::to(vec![Target::Ib(to)])
+    }
+
+    fn to(targets: Vec<Target>) -> Connector {
+        Connector {
+            targets,
             from: None,
+            path: None,
             channel: None,
             param: ConnectParam::new(),
             timeout: CONNECT,
             tos: None,
             ack_timeout: None,
             qp_type: QpType::RC,
-        })
+        }
     }
 
     /// The address of this host that connections come from; unless set, the routing table decides.
     pub fn from(mut self, address: SocketAddr) -> Self {
-        self.from = Some(address);
+        self.from = Some(Target::Ip(address));
+        self
+    }
+
+    /// As [`from`](Self::from), the GID of a port of this host, for connections to a [GID](Self::to_ib). Unless set, the
+    /// kernel takes a port in the same subnet and partition.
+    pub fn from_ib(mut self, address: IbAddress) -> Self {
+        self.from = Some(Target::Ib(address));
+        self
+    }
+
+    /// The path to a [GID](Self::to_ib), which the kernel then asks no subnet administrator for; see
+    /// [`AddrResolved::set_ib_path`].
+    pub fn ib_path(mut self, path: IbPath) -> Self {
+        self.path = Some(path);
         self
     }
 
@@ -225,15 +312,15 @@ impl Connector {
     fn each_address<T>(
         &self,
         verb: &'static str,
-        mut connect: impl FnMut(&EventChannel, SocketAddr) -> std::result::Result<T, ConnectError>,
+        mut connect: impl FnMut(&EventChannel, Target) -> std::result::Result<T, ConnectError>,
     ) -> std::result::Result<T, ConnectError> {
         let channel = match &self.channel {
             Some(channel) => channel.clone(),
             None => EventChannel::open()?,
         };
         let mut last = None;
-        for address in &self.addresses {
-            match connect(&channel, *address) {
+        for target in &self.targets {
+            match connect(&channel, *target) {
                 Ok(connected) => return Ok(connected),
                 Err(error) => last = Some(error),
             }
@@ -245,15 +332,15 @@ impl Connector {
         &self,
         verb: &'static str,
         channel: &EventChannel,
-        address: SocketAddr,
+        target: Target,
         qp_type: QpType,
         deadline: Option<Instant>,
     ) -> Result<RouteResolved> {
-        let resolving = self.begin(channel, address, qp_type, left(deadline))?;
+        let resolving = self.begin(channel, target, qp_type, left(deadline))?;
         let Progress::Done(resolved) = resolving.wait(Some(left(deadline)))? else {
             return Err(timed_out(verb, "the address was not resolved in time"));
         };
-        let resolving = resolved.resolve_route(left(deadline))?;
+        let resolving = self.begin_route(resolved, left(deadline))?;
         match resolving.wait(Some(left(deadline)))? {
             Progress::Done(route) => Ok(route),
             Progress::Pending(_) => Err(timed_out(verb, "the route was not resolved in time")),
@@ -268,8 +355,8 @@ fn left(deadline: Option<Instant>) -> Duration {
 }
 
 impl Connector {
-    pub(crate) fn addresses(&self) -> &[SocketAddr] {
-        &self.addresses
+    pub(crate) fn targets(&self) -> &[Target] {
+        &self.targets
     }
 
     pub(crate) fn parameters(&self) -> &ConnectParam {
@@ -288,18 +375,53 @@ impl Connector {
     pub(crate) fn begin(
         &self,
         channel: &EventChannel,
-        address: SocketAddr,
+        target: Target,
         qp_type: QpType,
         timeout: Duration,
     ) -> Result<ResolvingAddr> {
-        let id = channel.create_id_for(PortSpace::of(qp_type), qp_type)?;
+        let space = match target {
+            Target::Ip(_) => PortSpace::of(qp_type),
+            Target::Ib(_) => PortSpace::IB,
+        };
+        let id = channel.create_id_for(space, qp_type)?;
         if let Some(tos) = self.tos {
             id.set_type_of_service(tos)?;
         }
         if let Some(n) = self.ack_timeout {
             id.set_ack_timeout(n)?;
         }
-        id.resolve_addr(self.from, address, timeout)
+        match (target, self.from) {
+            (Target::Ip(to), None) => id.resolve_addr(None, to, timeout),
+            (Target::Ip(to), Some(Target::Ip(from))) => id.resolve_addr(Some(from), to, timeout),
+            (Target::Ib(to), None) => id.resolve_ib_addr(None, to, timeout),
+            (Target::Ib(to), Some(Target::Ib(from))) => id.resolve_ib_addr(Some(from), to, timeout),
+            (Target::Ip(to), Some(Target::Ib(from))) => {
+                let detail = format!(
+                    "{to} is an IP address, and the connection is to come from the GID {}",
+                    from.gid
+                );
+                Err(Error::invalid(ResolvingAddr::VERB, detail))
+            }
+            (Target::Ib(to), Some(Target::Ip(from))) => {
+                let detail = format!(
+                    "{} is a GID, and the connection is to come from the IP address {from}",
+                    to.gid
+                );
+                Err(Error::invalid(ResolvingAddr::VERB, detail))
+            }
+        }
+    }
+
+    /// Starts to resolve the route, or takes the program's.
+    pub(crate) fn begin_route(
+        &self,
+        resolved: AddrResolved,
+        timeout: Duration,
+    ) -> Result<ResolvingRoute> {
+        match &self.path {
+            Some(path) => resolved.set_ib_path(path),
+            None => resolved.resolve_route(timeout),
+        }
     }
 }
 
@@ -353,7 +475,7 @@ impl Listener {
         Listener::bind_on(&EventChannel::open()?, address, BACKLOG)
     }
 
-    /// As [`bind`](Self::bind), with a given event channel and backlog.
+    /// As [`bind`](Self::bind), with a given event channel and backlog; see [`BoundId::listen`](super::BoundId::listen).
     ///
     /// # Errors
     ///
@@ -383,6 +505,25 @@ impl Listener {
         Ok(Listener { channel: channel.clone(), id })
     }
 
+    /// As [`bind_for`](Self::bind_for), on the GID of a port and a service there, on InfiniBand. The id is in the port
+    /// space [`IB`](super::PortSpace::IB), where services of the other spaces are, too; with port number 0 the kernel
+    /// chooses one.
+    ///
+    /// Example: [`Connector::to_ib`].
+    ///
+    /// # Errors
+    ///
+    /// As [`Id::bind_ib`](super::Id::bind_ib); `EINVAL` for another type.
+    pub fn bind_ib(
+        channel: &EventChannel,
+        qp_type: QpType,
+        address: IbAddress,
+        backlog: u32,
+    ) -> Result<Listener> {
+        let id = listen_by_gid(channel, qp_type, address, backlog)?;
+        Ok(Listener { channel: channel.clone(), id })
+    }
+
     /// The channel of the listener and of its connections.
     pub fn channel(&self) -> &EventChannel {
         &self.channel
@@ -395,6 +536,16 @@ impl Listener {
     /// `ENXIO` if the device is gone.
     pub fn local_addr(&self) -> Result<SocketAddr> {
         self.id.local_addr()
+    }
+
+    /// The GID and the service that the listener listens on; see
+    /// [`ListeningId::local_ib_addr`](super::ListeningId::local_ib_addr).
+    ///
+    /// # Errors
+    ///
+    /// `ENXIO` if the device is gone.
+    pub fn local_ib_addr(&self) -> Result<IbAddress> {
+        self.id.local_ib_addr()
     }
 
     /// How many connect requests were rejected because as many others as the backlog waited; see
@@ -468,6 +619,16 @@ pub(crate) fn listen_on(
         }
     }
     Err(last.unwrap_or_else(|| no_address(VERB)))
+}
+
+/// Listens on the GID of a port.
+pub(crate) fn listen_by_gid(
+    channel: &EventChannel,
+    qp_type: QpType,
+    address: IbAddress,
+    backlog: u32,
+) -> Result<ListeningId> {
+    channel.create_id_for(PortSpace::IB, qp_type)?.bind_ib(address)?.listen(backlog)
 }
 
 fn resolve(verb: &'static str, address: impl ToSocketAddrs) -> Result<Vec<SocketAddr>> {

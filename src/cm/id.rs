@@ -116,8 +116,24 @@ struct EventQueue {
     overflows: u64,
     /// The tasks that wait for one, by the numbers of their waits.
     wakers: Vec<(u64, Waker)>,
-    /// The number of the last wait.
-    last_wait: u64,
+    /// How many waits were numbered.
+    waits: u64,
+}
+
+/// The waits of an id that a task keeps up by polling, with no future that would end them: only the task that polled
+/// last is woken. Waits of futures have numbers above.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Polled {
+    Event,
+    End,
+}
+
+impl Polled {
+    const COUNT: u64 = 2;
+
+    pub(crate) fn number(self) -> Option<u64> {
+        Some(self as u64)
+    }
 }
 
 impl EventQueue {

@@ -18,7 +18,9 @@
 //! for programs with an event loop of their own. An error of a step that takes the id by value destroys the
 //! id. [`aio::cm`](crate::aio::cm) has futures.
 //!
-//! Addresses are IPv4 and IPv6 ones, on InfiniBand also GIDs with service ids. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
+//! Addresses are IPv4 and IPv6 ones, on InfiniBand also GIDs with service ids. Two programs of one host connect by the
+//! address of an RDMA device: the loopback interface (127.0.0.1, `::1`, `localhost`) has none, so that its addresses can
+//! be listened on, and not connected to. In the port space [`TCP`](PortSpace::TCP) connections are reliable. In the
 //! port space [`IB`](PortSpace::IB) they are of any type ([`EventChannel::create_id_for`]): reliable, unreliable, or XRC,
 //! where an initiator connects to a listener for targets; the number of the target's shared receive queue is for the
 //! programs to exchange, for example as private data. In the
@@ -73,7 +75,7 @@
 //! | `rdma_set_local_ece`, `rdma_get_remote_ece`, `rdma_reject_ece` | [`ConnectParam::ece`], [`ConnectRequest::ece`] and [`Connection::ece`], [`ConnectRequest::reject_ece`] |
 //! | `rdma_write_cm_event` | [`Connection::write_event`] |
 //! | `rdma_resolve_addrinfo`, `rdma_query_addrinfo` with `RAI_SA` | [`BoundId::resolve_ib_service`], [`IbServiceResolved::records`] |
-//! | `rdma_bind_addr`, `rdma_resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`] |
+//! | `rdma_bind_addr`, `rdma_resolve_addr` with `AF_IB` | [`Id::bind_ib`], [`Id::resolve_ib_addr`], [`Listener::bind_ib`], [`Connector::to_ib`] |
 //! | `rdma_set_option` with `RDMA_OPTION_IB_PATH` | [`AddrResolved::set_ib_path`], [`RouteResolved::ib_paths`] |
 //! | `rdma_set_option`, `rdma_notify` | the `set_…` of [`Id`], [`Accepting::notify_communication_established`] |
 //! | `rdma_get_local_addr`, `rdma_get_peer_addr` | `local_addr`, `peer_addr` |
@@ -104,15 +106,15 @@ mod tests;
 pub use crate::qp::Ece;
 pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
-pub use connector::{Connector, Listener};
-pub(crate) use connector::{listen_on, no_address};
+pub use connector::{Connector, Listener, QpWith};
+pub(crate) use connector::{Target, listen_by_gid, listen_on, no_address};
 pub use datagram::{ConnectingDatagrams, DatagramPeer};
 pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};
-pub(crate) use id::EventWait;
 pub use id::{
     AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
 };
+pub(crate) use id::{EventWait, Polled};
 pub use infiniband::{
     IbAddress, IbPath, IbService, IbServiceRecord, IbServiceResolved, ResolvingIbService,
 };

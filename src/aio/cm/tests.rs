@@ -130,7 +130,7 @@ fn connects_accepts_and_sees_the_end() {
     let mut stage = Stage::new();
     let (qp, connection) = stage.connect(1, 10).unwrap();
     assert_eq!(qp.state(), QpState::RTS);
-    let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+    let listener = stage.channel.listen(LOCAL, 4).unwrap();
     assert!(pin!(listener.next_request()).poll(&mut cx()).is_pending());
     let id = stage.script.request(2, rdma_ucm_conn_param::default());
     stage.script.log();
@@ -290,7 +290,7 @@ fn join_dropped_after_any_poll_leaves_the_group() {
 #[test]
 fn dropped_accept_leaves_no_id() {
     let mut stage = Stage::new();
-    let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+    let listener = stage.channel.listen(LOCAL, 4).unwrap();
     let id = stage.script.request(1, rdma_ucm_conn_param::default());
     Stage::play(&stage.script, &mut stage.driver, id);
     let Poll::Ready(Ok(request)) = pin!(listener.next_request()).poll(&mut cx()) else {
@@ -309,7 +309,7 @@ fn dropped_accept_leaves_no_id() {
 fn futures_fail_when_the_driver_ends() {
     let stage = Stage::new();
     let Stage { channel, driver, bench, .. } = stage;
-    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(LOCAL, 4).unwrap();
     let (count, waker) = Count::new();
     let mut cx = task::Context::from_waker(&waker);
     {
@@ -388,7 +388,7 @@ impl Readiness for Times {
 fn driver_survives_a_thousand_false_alarms_between_two_events() {
     let script = CmScript::new();
     let (channel, mut driver) = AsyncEventChannel::on(script.open(), |_| Ok(Times(0))).unwrap();
-    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(LOCAL, 4).unwrap();
     for _ in 0..3 {
         driver.readiness.0 = 1000;
         script.request(1, rdma_ucm_conn_param::default());
@@ -402,7 +402,7 @@ fn driver_survives_a_thousand_false_alarms_between_two_events() {
 fn futures_fail_when_the_driver_has_ended() {
     let (channel, mut driver) =
         AsyncEventChannel::on(CmScript::new().open(), |_| Ok(Always)).unwrap();
-    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(LOCAL, 4).unwrap();
     let (count, waker) = Count::new();
     let mut request = pin!(listener.next_request());
     assert!(request.as_mut().poll(&mut task::Context::from_waker(&waker)).is_pending());
@@ -540,7 +540,7 @@ fn blocked_thread_and_tasks_share_a_channel() {
     let Stage { script, channel, mut driver, .. } = Stage::new();
     let blocking = channel.channel().create_id().unwrap().bind(LOCAL.parse().unwrap()).unwrap();
     let blocking = blocking.listen(4).unwrap();
-    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(LOCAL, 4).unwrap();
     let ((task_count, task_waker), (driver_count, driver_waker)) = (Count::new(), Count::new());
     let mut task_cx = task::Context::from_waker(&task_waker);
     let wait_until = |holds: &dyn Fn() -> bool| {
@@ -550,7 +550,7 @@ fn blocked_thread_and_tasks_share_a_channel() {
             std::thread::yield_now();
         }
     };
-    assert!(pin!(listener.next_request()).poll(&mut task_cx).is_pending());
+    assert!(listener.poll_next(&mut task_cx).is_pending());
     std::thread::scope(|scope| {
         let thread = scope.spawn(|| blocking.next_request(Some(Duration::from_secs(10))));
         wait_until(&|| channel.channel().is_being_read());
@@ -558,7 +558,7 @@ fn blocked_thread_and_tasks_share_a_channel() {
         assert!(Pin::new(&mut driver).poll(&mut driver_cx).is_pending());
         script.request(2, rdma_ucm_conn_param::default());
         wait_until(&|| task_count.get() > 0);
-        assert!(pin!(listener.next_request()).poll(&mut task_cx).is_ready());
+        assert!(listener.poll_next(&mut task_cx).is_ready());
         script.request(1, rdma_ucm_conn_param::default());
         assert!(thread.join().unwrap().unwrap().is_some());
         wait_until(&|| driver_count.get() > 0);
@@ -566,14 +566,14 @@ fn blocked_thread_and_tasks_share_a_channel() {
     // Nobody else reads now.
     script.request(2, rdma_ucm_conn_param::default());
     assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
-    assert!(pin!(listener.next_request()).poll(&mut task_cx).is_ready());
+    assert!(listener.poll_next(&mut task_cx).is_ready());
 }
 
 #[test]
 #[cfg_attr(miri, ignore = "it forks")]
 fn futures_of_a_child_are_refused() {
     let Stage { channel, mut driver, .. } = Stage::new();
-    let mut listener = channel.listen(LOCAL, 4).unwrap();
+    let listener = channel.listen(LOCAL, 4).unwrap();
     in_child(|| {
         let Poll::Ready(Err(error)) = pin!(listener.next_request()).poll(&mut cx()) else {
             panic!("it waits for ever");
@@ -584,4 +584,199 @@ fn futures_of_a_child_are_refused() {
         };
         assert!(error.is_forked(), "{error}");
     });
+}
+
+/// Each request goes to one of the tasks, and that the device goes to all.
+#[test]
+fn tasks_share_a_listener() {
+    let Stage { script, channel, mut driver, .. } = Stage::new();
+    let listener = Arc::new(channel.listen(LOCAL, 4).unwrap());
+    let futures = (0..3).map(|_| {
+        let listener = listener.clone();
+        Box::pin(async move { listener.next_request().await })
+    });
+    let mut futures: Vec<_> = futures.collect();
+    for _ in 0..2 {
+        assert!(futures.iter_mut().all(|it| it.as_mut().poll(&mut cx()).is_pending()));
+    }
+    assert_eq!((&listener.id).id().tasks(), 3);
+    script.request(1, rdma_ucm_conn_param::default());
+    assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+    let ready: Vec<_> = futures.iter_mut().map(|it| it.as_mut().poll(&mut cx())).collect();
+    assert_eq!(ready.iter().filter(|it| matches!(it, Poll::Ready(Ok(_)))).count(), 1);
+    assert!(matches!(ready[0], Poll::Ready(Ok(_))), "the first one that looks");
+    script.tell(1, Type::RDMA_CM_EVENT_DEVICE_REMOVAL, 0);
+    assert!(Pin::new(&mut driver).poll(&mut cx()).is_pending());
+    for future in &mut futures[1..] {
+        let Poll::Ready(Err(error)) = future.as_mut().poll(&mut cx()) else {
+            panic!("it waits for ever");
+        };
+        assert_eq!(error.errno(), Errno::NODEV, "{error}");
+    }
+    let late = pin!(listener.next_request()).poll(&mut cx());
+    assert!(matches!(late, Poll::Ready(Err(error)) if error.errno() == Errno::NODEV));
+    assert!(matches!(listener.poll_next(&mut cx()), Poll::Ready(Err(_))));
+}
+
+/// A poll keeps one place each for events and for the end, whoever polls and however often.
+#[test]
+fn connection_is_polled_without_futures() {
+    let mut stage = Stage::new();
+    let (_qp, connection) = stage.connect(1, 10).unwrap();
+    let (count, waker) = Count::new();
+    for _ in 0..3 {
+        let (_, other) = Count::new();
+        assert!(connection.poll_event(&mut task::Context::from_waker(&other)).is_pending());
+        assert!(connection.poll_disconnected(&mut task::Context::from_waker(&other)).is_pending());
+    }
+    assert!(connection.poll_event(&mut task::Context::from_waker(&waker)).is_pending());
+    assert!(connection.poll_disconnected(&mut task::Context::from_waker(&waker)).is_pending());
+    assert_eq!((&connection.connection).id().tasks(), 2);
+    stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+    assert!(Pin::new(&mut stage.driver).poll(&mut cx()).is_pending());
+    assert_eq!(count.get(), 2);
+    let event = connection.poll_event(&mut cx());
+    assert!(matches!(event, Poll::Ready(Ok(ConnectionEvent::AddressChange))), "{event:?}");
+    assert!(connection.poll_event(&mut task::Context::from_waker(&waker)).is_pending());
+    assert!(connection.poll_disconnected(&mut task::Context::from_waker(&waker)).is_pending());
+    stage.script.tell(1, Type::RDMA_CM_EVENT_UNREACHABLE, -110);
+    assert!(Pin::new(&mut stage.driver).poll(&mut cx()).is_pending());
+    assert_eq!(count.get(), 4);
+    assert!(matches!(connection.poll_disconnected(&mut cx()), Poll::Ready(Ok(()))));
+    assert_eq!(connection.closed_by(), Some(ConnectionEvent::Unreachable));
+    assert!(connection.poll_event(&mut cx()).is_pending(), "the event was taken");
+    drop(stage.driver);
+    assert!(matches!(connection.poll_event(&mut cx()), Poll::Ready(Err(_))));
+    assert!(matches!(connection.poll_disconnected(&mut cx()), Poll::Ready(Ok(()))));
+}
+
+/// An event that ends a connection ends each of its waits, be it a future or a poll.
+#[test]
+fn unreachable_peer_ends_a_connection() {
+    let mut stage = Stage::new();
+    let (_qp, connection) = stage.connect(1, 10).unwrap();
+    let (mut one, mut other) = (pin!(connection.disconnected()), pin!(connection.disconnected()));
+    assert!(one.as_mut().poll(&mut cx()).is_pending());
+    assert!(other.as_mut().poll(&mut cx()).is_pending());
+    stage.script.tell(1, Type::RDMA_CM_EVENT_UNREACHABLE, -110);
+    assert!(Pin::new(&mut stage.driver).poll(&mut cx()).is_pending());
+    assert!(matches!(one.poll(&mut cx()), Poll::Ready(Ok(()))));
+    assert!(matches!(other.poll(&mut cx()), Poll::Ready(Ok(()))));
+    assert_eq!(connection.closed_by(), Some(ConnectionEvent::Unreachable));
+}
+
+#[cfg(feature = "stream")]
+#[test]
+fn a_connection_is_a_stream_of_events_up_to_its_end() {
+    use futures_core::{FusedStream, Stream};
+    for taken_by_another in [false, true] {
+        let mut stage = Stage::new();
+        let (_qp, mut connection) = stage.connect(1, 10).unwrap();
+        let mut next = |connection: &mut AsyncConnection| {
+            assert!(Pin::new(&mut stage.driver).poll(&mut cx()).is_pending());
+            Stream::poll_next(Pin::new(connection), &mut cx())
+        };
+        assert!(next(&mut connection).is_pending());
+        stage.script.tell(1, Type::RDMA_CM_EVENT_ADDR_CHANGE, 0);
+        let event = next(&mut connection);
+        assert!(matches!(event, Poll::Ready(Some(Ok(ConnectionEvent::AddressChange)))));
+        assert!(next(&mut connection).is_pending() && !connection.is_terminated());
+        stage.script.tell(1, Type::RDMA_CM_EVENT_UNREACHABLE, -110);
+        if taken_by_another {
+            connection.wait_disconnected(Some(Duration::ZERO)).unwrap();
+        } else {
+            let event = next(&mut connection);
+            assert!(matches!(event, Poll::Ready(Some(Ok(ConnectionEvent::Unreachable)))));
+        }
+        for _ in 0..2 {
+            assert!(connection.is_terminated());
+            assert!(matches!(next(&mut connection), Poll::Ready(None)));
+        }
+    }
+    let mut stage = Stage::new();
+    let (_qp, mut connection) = stage.connect(1, 10).unwrap();
+    drop(stage.driver);
+    let end = Stream::poll_next(Pin::new(&mut connection), &mut cx());
+    assert!(matches!(end, Poll::Ready(Some(Err(_)))));
+    assert!(connection.is_terminated());
+}
+
+/// The closure hands out what it made beside the queue pair.
+#[test]
+fn closures_hand_out_more_than_the_queue_pair() {
+    use crate::cm::QpWith;
+    let Stage { script, bench, channel, mut driver } = Stage::new();
+    let connector = Connector::new(PEER).unwrap();
+    let mut future = pin!(channel.connect(&connector, |route| {
+        let qp = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()?;
+        route.init_qp(&qp)?;
+        Ok(QpWith(qp, format!("by port {}", route.port())))
+    }));
+    for _ in 0..10 {
+        if let Poll::Ready(connected) = future.as_mut().poll(&mut cx()) {
+            let (QpWith(qp, text), connection) = connected.unwrap();
+            assert_eq!((qp.state(), text.as_str()), (QpState::RTS, "by port 1"));
+            drop(connection);
+            assert_eq!(qp.state(), QpState::ERR);
+            return;
+        }
+        Stage::play(&script, &mut driver, 1);
+    }
+    panic!("it waits for ever");
+}
+
+#[test]
+fn connector_and_listener_take_gids() {
+    use crate::Gid;
+    use crate::cm::{IbPath, Listener};
+    let Stage { script, bench, channel, mut driver } = Stage::new();
+    let gid = |last| Gid([0xfe, 0x80, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, last]);
+    let (here, there) =
+        (IbAddress::new(gid(1), PortSpace::IB, 7), IbAddress::new(gid(2), PortSpace::TCP, 7));
+    let path = IbPath { sgid: here.gid, dgid: there.gid, dlid: 9, ..IbPath::default() };
+    for path in [None, Some(path)] {
+        script.log();
+        let mut connector = Connector::to_ib(there).from_ib(here);
+        if let Some(path) = path {
+            connector = connector.ib_path(path);
+        }
+        let connected = {
+            let mut future = pin!(channel.connect(&connector, |_| {
+                bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()
+            }));
+            (0..10).find_map(|_| {
+                if let Poll::Ready(connected) = future.as_mut().poll(&mut cx()) {
+                    return Some(connected.unwrap());
+                }
+                let id = *script.live().last().unwrap();
+                // The kernel answers a path of the program's own by itself, as the script does.
+                Stage::play(&script, &mut driver, id);
+                None
+            })
+        };
+        let (qp, connection) = connected.expect("it ends");
+        assert_eq!((qp.state(), connection.ib_addrs().unwrap().1.gid), (QpState::RTS, there.gid));
+        assert_eq!(script.creates().last().unwrap().ps, PortSpace::IB.0);
+        let asked = *script.resolves().last().unwrap();
+        assert_eq!((asked.src_size, asked.dst_size), (48, 48));
+    }
+    assert_eq!(script.options().len(), 1, "one path was the program's");
+    // Addresses of both kinds do not mix.
+    for connector in [
+        Connector::to_ib(there).from(LOCAL.parse().unwrap()),
+        Connector::new(PEER).unwrap().from_ib(here),
+    ] {
+        let refused = pin!(channel.connect(&connector, |_| {
+            bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC).build()
+        }))
+        .poll(&mut cx());
+        let Poll::Ready(Err(error)) = refused else { panic!("refused at once") };
+        assert!(error.to_string().contains("is to come from"), "{error}");
+    }
+    let listener = channel.listen_ib(QpType::RC, here, 4).unwrap();
+    assert_eq!((listener.local_ib_addr().unwrap().gid, listener.overflows()), (here.gid, 0));
+    let blocking = Listener::bind_ib(channel.channel(), QpType::UD, here, 4).unwrap();
+    assert_eq!(blocking.local_ib_addr().unwrap().gid, here.gid);
+    let of_ud = script.creates().last().map(|asked| (asked.ps, QpType(asked.qp_type.into())));
+    assert_eq!(of_ud, Some((PortSpace::IB.0, QpType::UD)));
 }

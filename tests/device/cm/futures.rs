@@ -110,7 +110,7 @@ fn clients_and_server_exchange_messages() -> Verdict {
     env::rnr_wait()?;
     run(0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
-        let (mut listener, at) = server.listen()?;
+        let (listener, at) = server.listen()?;
         let serve = async {
             for _ in 0..CLIENTS {
                 server.echo(listener.next_request().await?).await?;
@@ -132,7 +132,7 @@ fn workers_accept_on_channels_of_their_own() -> Verdict {
     env::rnr_wait()?;
     run(4, async {
         let front = Worker::on(&passive()?)?;
-        let (mut listener, at) = front.listen()?;
+        let (listener, at) = front.listen()?;
         let mut tasks = Vec::new();
         for number in 0..2 * WORKERS {
             tasks.push(tokio::spawn(async move {
@@ -155,7 +155,7 @@ fn dropped_futures_leave_nothing() -> Verdict {
     let before = env::resources()?;
     run_for(6 * PATIENCE, 0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
-        let (mut listener, at) = server.listen()?;
+        let (listener, at) = server.listen()?;
         for milliseconds in [0, 1, 2, 5, 10, 50] {
             let connect = Box::pin(client.connect(at));
             if let Ok(connected) = within(Duration::from_millis(milliseconds), connect).await {
@@ -183,7 +183,7 @@ fn dropped_futures_leave_nothing() -> Verdict {
 fn end_of_a_connection_wakes_its_tasks() -> Verdict {
     run(0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
-        let (mut listener, at) = server.listen()?;
+        let (listener, at) = server.listen()?;
         let (connected, request) = tokio::join!(client.connect(at), async {
             server.accept(listener.next_request().await?).await
         });
@@ -258,7 +258,7 @@ fn group() -> IpAddr {
 fn datagrams_go_where_the_listener_says() -> Verdict {
     run(0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
-        let (mut listener, at) = server.listen_for_datagrams()?;
+        let (listener, at) = server.listen_for_datagrams()?;
         let qp = server.ud_qp()?;
         let serve = async {
             let request = listener.next_request().await?;
@@ -308,7 +308,7 @@ fn dropped_futures_of_datagrams_leave_nothing() -> Verdict {
     let before = env::resources()?;
     run(0, async {
         let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
-        let (mut listener, at) = server.listen_for_datagrams()?;
+        let (listener, at) = server.listen_for_datagrams()?;
         let local = address(&env::device())?;
         // Each is dropped after another number of polls; nobody answers the requests.
         for polls in 1..6 {
