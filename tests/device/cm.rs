@@ -1,6 +1,7 @@
 //! Connections by address: the kernel's connection manager, with both sides in this process. The passive
 //! side is on the second device if there is one.
 
+mod crowd;
 pub(crate) mod datagrams;
 #[cfg(feature = "tokio")]
 mod futures;
@@ -35,6 +36,7 @@ use uverbs::{
 pub(crate) fn all() -> Vec<Trial> {
     let parts = [
         trials(),
+        crowd::trials(),
         datagrams::trials(),
         #[cfg(feature = "tokio")]
         futures::trials(),
@@ -62,6 +64,8 @@ trials![
     dropping_the_listener_rejects_what_waits_and_keeps_connections,
     port_in_use_and_ports_of_the_kernels_choice,
     addresses_of_no_rdma_device,
+    loopback_is_listened_on_and_not_connected_to,
+    receive_may_be_posted_long_after_the_message,
     privileged_port_needs_a_capability,
     both_sides_connect_at_once,
     queue_pair_of_another_device_is_refused,
@@ -491,10 +495,20 @@ fn port_in_use_and_ports_of_the_kernels_choice() -> Verdict {
     // The kernel has another error number where one of the two is bound to all addresses.
     let any = SocketAddr::new("0.0.0.0".parse()?, service.at.port());
     let error = service.channel.create_id()?.bind(any).unwrap_err();
-    assert_eq!(error.errno(), Errno::ADDRNOTAVAIL);
+    assert_eq!(
+        (error.errno(), error.kernel_errno()),
+        (Errno::ADDRINUSE, Some(Errno::ADDRNOTAVAIL))
+    );
     assert!(error.message().contains(&told), "{error}");
-    // The kernel chooses the port for the unspecified address, too.
     let everywhere = service.channel.create_id()?.bind("0.0.0.0:0".parse()?)?;
+    let taken = SocketAddr::new(service.at.ip(), everywhere.local_addr()?.port());
+    let error = service.channel.create_id()?.bind(taken).unwrap_err();
+    assert_eq!(
+        (error.errno(), error.kernel_errno()),
+        (Errno::ADDRINUSE, Some(Errno::ADDRNOTAVAIL))
+    );
+    assert!(error.message().contains(&format!("port {} is in use", taken.port())), "{error}");
+    // The kernel chooses the port for the unspecified address, too.
     assert!(everywhere.local_addr()?.ip().is_unspecified());
     assert_ne!(everywhere.local_addr()?.port(), 0);
     Ok(())
@@ -515,6 +529,41 @@ fn addresses_of_no_rdma_device() -> Verdict {
     let to = "10.0.0.1:7000".parse()?;
     let error = channel.create_id()?.resolve_addr(Some(from), to, PATIENCE).unwrap_err();
     assert!(error.message().contains("different families"), "{error}");
+    Ok(())
+}
+
+/// The loopback interface belongs to no RDMA device. Some kernels find that out when the route is resolved.
+fn loopback_is_listened_on_and_not_connected_to() -> Verdict {
+    let channel = channel()?;
+    let listening = channel.create_id()?.bind("127.0.0.1:0".parse()?)?.listen(4)?;
+    let port = listening.local_addr()?.port();
+    for ip in ["127.0.0.1", "::1", "0.0.0.0", "::"] {
+        let to = SocketAddr::new(ip.parse()?, port);
+        let connector = Connector::new(to)?.channel(&channel);
+        let connected = connector.connect(|route| {
+            let context = route.context()?;
+            let cq = context.cq_builder(4).build()?;
+            context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
+        });
+        let error = connected.map(drop).unwrap_err();
+        assert_eq!(error.errno(), Errno::NODEV, "{ip}: {error}");
+        let told = format!("{ip} leads through the loopback interface");
+        assert!(error.to_string().contains(&told), "{ip}: {error}");
+    }
+    Ok(())
+}
+
+/// The peer waits for 0.64 milliseconds, and again, without end.
+fn receive_may_be_posted_long_after_the_message() -> Verdict {
+    env::rnr_wait()?;
+    let (channel, service) = (channel()?, Service::start(4)?);
+    let mut pair = connect(&channel, &service)?;
+    let (from, to) = (&mut pair.active.0, &mut pair.passive.0);
+    let sges = [from.memory.sge(..)?];
+    from.post(SendWr::send(&sges))?;
+    std::thread::sleep(Duration::from_secs(2));
+    to.receive()?;
+    assert_eq!((from.complete()?, to.complete()?), (WcStatus::SUCCESS, WcStatus::SUCCESS));
     Ok(())
 }
 

@@ -25,7 +25,7 @@ const GRH: usize = 40;
 const LENGTH: usize = 64;
 
 /// A listener of the port space UDP on the passive device.
-fn listen() -> Verdict<Service> {
+pub(super) fn listen() -> Verdict<Service> {
     let device = passive()?;
     listen_at(&device, SocketAddr::new(address(&device)?, 0))
 }
@@ -35,7 +35,7 @@ fn listen_at(device: &Device, address: SocketAddr) -> Verdict<Service> {
     Service::by(channel.create_id_in(PortSpace::UDP)?, channel, device, address, 4)
 }
 
-fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
+pub(super) fn route(channel: &EventChannel, to: SocketAddr) -> Verdict<RouteResolved> {
     let from = SocketAddr::new(address(&env::device())?, 0);
     route_of(channel.create_id_in(PortSpace::UDP)?, from, to)
 }

@@ -5,17 +5,21 @@ use crate::capability::Capability;
 use crate::env;
 use crate::tasks::{both, run, run_for};
 use crate::verdict::{Stop, Verdict, supported, trials};
+use std::collections::HashMap;
 use std::future::poll_fn;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::pin::pin;
+use std::sync::{Arc, Mutex};
 use std::task::Poll;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uverbs::aio::cm::{AsyncConnection, AsyncEventChannel, AsyncListener, AsyncMulticastMember};
 use uverbs::aio::tokio::within;
 use uverbs::aio::{AsyncCompletionQueue, AsyncQueuePair};
-use uverbs::cm::{ConnectParam, ConnectRequest, Connector, DatagramPeer, MulticastRole, PortSpace};
+use uverbs::cm::{
+    ConnectParam, ConnectRequest, Connector, DatagramPeer, MulticastRole, PortSpace, QpWith,
+};
 use uverbs::owned::{Buffer, BufferPool};
-use uverbs::{Context, Destination, Device, ProtectionDomain, QpType, SendWr};
+use uverbs::{Context, Destination, Device, Errno, ProtectionDomain, QpType, SendWr};
 
 trials![
     clients_and_server_exchange_messages,
@@ -25,6 +29,9 @@ trials![
     datagrams_go_where_the_listener_says,
     members_of_a_group_receive_what_one_sends,
     dropped_futures_of_datagrams_leave_nothing,
+    tasks_share_a_listener,
+    a_crowd_of_clients_leaves_nothing,
+    first_message_finds_a_receive_that_the_closure_posted,
 ];
 
 fn param() -> ConnectParam {
@@ -44,7 +51,7 @@ impl Worker {
         let context = Context::open(device)?;
         let (channel, _driver) = AsyncEventChannel::spawn()?;
         channel.use_context(&context)?;
-        let (cq, _driver) = context.cq_builder(256).spawn()?;
+        let (cq, _driver) = context.cq_builder(1024).spawn()?;
         let pd = context.alloc_pd()?;
         let pool = pd.buffer_pool_builder(64).count(64).build()?;
         Ok(Worker { channel, cq, pd, pool })
@@ -339,6 +346,209 @@ fn dropped_futures_of_datagrams_leave_nothing() -> Verdict {
                 Err(answered) => return answered.map(drop),
             }
         }
+    })?;
+    env::settles(&before)
+}
+
+/// Each request goes to one of the tasks.
+fn tasks_share_a_listener() -> Verdict {
+    const TASKS: usize = 4;
+    env::rnr_wait()?;
+    run(0, async {
+        let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
+        let (listener, at) = server.listen()?;
+        let (server, listener) = (Arc::new(server), Arc::new(listener));
+        let serving: Vec<_> = (0..TASKS)
+            .map(|_| {
+                let (server, listener) = (server.clone(), listener.clone());
+                tokio::spawn(async move { server.echo(listener.next_request().await?).await })
+            })
+            .collect();
+        for number in 0..TASKS {
+            client.ask(at, &format!("client {number}")).await?;
+        }
+        for task in serving {
+            task.await??;
+        }
+        assert_eq!(listener.overflows(), 0);
+        Ok(())
+    })
+}
+
+/// Neither side lets the other send again.
+fn first_message_finds_a_receive_that_the_closure_posted() -> Verdict {
+    let param = ConnectParam::new().rnr_retry(0);
+    run(0, async {
+        let (server, client) = (Worker::on(&passive()?)?, Worker::on(&env::device())?);
+        let (listener, at) = server.listen()?;
+        let serve = async {
+            let request = listener.next_request().await?;
+            let accepted = server.channel.accept(request, &param, |request| {
+                let qp = server.qp()?;
+                request.init_qp(&qp)?;
+                let mut inbox = qp.inbox(&server.pool, 2);
+                assert_eq!(inbox.fill(), 2);
+                Ok(QpWith(qp, inbox))
+            });
+            let (QpWith(qp, mut inbox), connection) = accepted.await?;
+            let message = inbox.next().await?;
+            assert_eq!(*message.buffer, *b"at once");
+            tokio::select! {
+                sent = qp.send(message.buffer) => { sent?; connection.disconnected().await?; }
+                ended = connection.disconnected() => ended?,
+            }
+            Ok(())
+        };
+        let ask = async {
+            let from = SocketAddr::new(address(&env::device())?, 0);
+            let connector = Connector::new(at)?.from(from).param(param.clone());
+            let connected = client.channel.connect(&connector, |route| {
+                let qp = client.qp()?;
+                route.init_qp(&qp)?;
+                let mut inbox = qp.inbox(&client.pool, 2);
+                assert_eq!(inbox.fill(), 2);
+                Ok(QpWith(qp, inbox))
+            });
+            let (QpWith(qp, mut inbox), connection) = connected.await?;
+            qp.send(client.buffer(b"at once")?).await?;
+            assert_eq!(*inbox.next().await?.buffer, *b"at once");
+            assert!(poll_fn(|cx| Poll::Ready(connection.poll_event(cx))).await.is_pending());
+            connection.disconnect()?;
+            poll_fn(|cx| connection.poll_disconnected(cx)).await?;
+            Ok(())
+        };
+        both(serve, ask).await
+    })
+}
+
+/// What a client of a crowd does.
+#[derive(Clone, Copy, Debug)]
+enum Visit {
+    /// It connects, and closes the connection.
+    Open = 1,
+    /// It connects, and the server closes the connection.
+    Closed,
+    /// It gives up after so many polls or milliseconds.
+    Cancel,
+    /// The server rejects it.
+    Reject,
+}
+
+/// Requests that the server still works on, with what their clients want and since when.
+#[derive(Default)]
+struct Open(Mutex<HashMap<usize, (u8, &'static str, Instant)>>);
+
+impl Open {
+    fn is(&self, number: usize, visit: u8, state: &'static str) {
+        self.0.lock().expect("no panic").insert(number, (visit, state, Instant::now()));
+    }
+
+    fn ends(&self, number: usize) {
+        self.0.lock().expect("no panic").remove(&number);
+    }
+}
+
+impl Worker {
+    async fn visit(&self, at: SocketAddr, visit: Visit, patience: u64) -> Verdict {
+        let from = SocketAddr::new(address(&env::device())?, 0);
+        let param = param().private_data(&[visit as u8]);
+        let connector = Connector::new(at)?.from(from).param(param);
+        let connect = Box::pin(self.channel.connect(&connector, |_| self.qp()));
+        match visit {
+            Visit::Cancel => {
+                // It may be connected before, which is then dropped.
+                let _ = within(Duration::from_millis(patience), connect).await;
+            }
+            Visit::Reject => {
+                let error = connect.await.map(drop).unwrap_err();
+                assert_eq!(error.errno(), Errno::CONNREFUSED, "{error}");
+            }
+            Visit::Open | Visit::Closed => {
+                let (_qp, connection) = connect.await?;
+                if let Visit::Open = visit {
+                    connection.disconnect()?;
+                }
+                connection.disconnected().await?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn receive(&self, request: ConnectRequest, number: usize, open: &Open) -> Verdict {
+        let visit = request.private_data().first().copied().unwrap_or_default();
+        open.is(number, visit, "accepted");
+        if visit == Visit::Reject as u8 {
+            request.reject(b"no")?;
+        } else if let Ok((_qp, connection)) = self.accept(request).await {
+            open.is(number, visit, "connected");
+            if visit == Visit::Closed as u8 {
+                connection.disconnect()?;
+            }
+            connection.disconnected().await?;
+        }
+        open.ends(number);
+        Ok(())
+    }
+}
+
+/// Each client opens, lets close, cancels and is rejected, in turns; in the end the server has nothing left.
+fn a_crowd_of_clients_leaves_nothing() -> Verdict {
+    let (clients, rounds) = if env::soak().is_ok() { (48, 20) } else { (6, 2) };
+    let before = env::resources()?;
+    run_for(30 * PATIENCE, 0, async {
+        let server = Arc::new(Worker::on(&passive()?)?);
+        let listener = server.channel.listen((address(&passive()?)?, 0), 0)?;
+        let (at, open) = (listener.local_addr()?, Arc::new(Open::default()));
+        let receiving = {
+            let (server, open) = (server.clone(), open.clone());
+            tokio::spawn(async move {
+                for number in 0.. {
+                    let request = listener.next_request().await?;
+                    let (server, open) = (server.clone(), open.clone());
+                    tokio::spawn(async move {
+                        if let Err(stop) = server.receive(request, number, &open).await {
+                            eprintln!("request {number}: {stop:?}");
+                        }
+                    });
+                }
+                Verdict::Ok(())
+            })
+        };
+        let client = Arc::new(Worker::on(&env::device())?);
+        let visitors: Vec<_> = (0..clients)
+            .map(|number| {
+                let client = client.clone();
+                tokio::spawn(async move {
+                    for round in 0..rounds {
+                        for visit in [Visit::Open, Visit::Closed, Visit::Cancel, Visit::Reject] {
+                            client.visit(at, visit, (number * 7 + round * 3) % 60).await?;
+                        }
+                    }
+                    Verdict::Ok(())
+                })
+            })
+            .collect();
+        for visitor in visitors {
+            visitor.await??;
+        }
+        let deadline = Instant::now() + 5 * PATIENCE;
+        let mut said = Instant::now();
+        loop {
+            let left = open.0.lock().expect("no panic").clone();
+            if left.is_empty() {
+                break;
+            }
+            if said.elapsed() > Duration::from_secs(3) {
+                said = Instant::now();
+                eprintln!("left: {left:?}");
+            }
+            if Instant::now() > deadline {
+                return Err(Stop::fail(format!("left: {left:?}")));
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+        receiving.abort();
+        Ok(())
     })?;
     env::settles(&before)
 }

@@ -4,7 +4,7 @@
 use super::{Interface, Link, PORT, ip, links, other_end};
 use crate::capability::Capability;
 use crate::cm::datagrams::datagram_arrives;
-use crate::cm::{Pair, Service, Side, accepted, ask_by, channel, route_from, send};
+use crate::cm::{Pair, Service, Side, accepted, ask_by, channel, refused, route_from, send};
 use crate::env;
 use crate::pair::{PATIENCE, SILENCE};
 use crate::testbed::link_of;
@@ -13,12 +13,13 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::process::Command;
 use std::time::{Duration, Instant};
-use uverbs::cm::{ConnectParam, EventChannel, Progress, RouteResolved};
-use uverbs::{Context, Device, GidEntry, GidFilter, GidType, PortState};
+use uverbs::cm::{ConnectParam, ConnectionEvent, EventChannel, Progress, RouteResolved};
+use uverbs::{Context, Device, Errno, GidEntry, GidFilter, GidType, PortState};
 
 trials![
     addresses_in_a_vlan_connect,
     datagrams_arrive_in_a_vlan,
+    peer_that_moves_to_another_mac_address_ends_the_connection,
     handshake_on_a_dead_link_is_given_up,
     handshake_connects_on_a_new_link_after_a_dead_one,
 ];
@@ -56,6 +57,15 @@ impl End {
         near.up(far)?;
         far.up(near)?;
         Ok(ends)
+    }
+
+    /// Tells the kernel another hardware address of the other end.
+    fn loses(&self, other: &End) -> Verdict {
+        let End { interface, .. } = self;
+        ip(&format!(
+            "neigh replace {} dev {interface} lladdr 02:00:00:00:77:77 nud permanent",
+            other.address
+        ))
     }
 
     /// Sets the interface up, which has no routes and knows no neighbours before.
@@ -99,7 +109,7 @@ struct Vlan {
     /// The addresses in the tables of both devices.
     gids: [GidEntry; 2],
     devices: [Device; 2],
-    _ends: [End; 2],
+    ends: [End; 2],
     _interfaces: [Interface; 2],
 }
 
@@ -136,7 +146,7 @@ impl Vlan {
             Ok(entry)
         };
         let gids = [gid(0)?, gid(1)?];
-        Ok(Vlan { gids, devices, _ends: ends, _interfaces: interfaces })
+        Ok(Vlan { gids, devices, ends, _interfaces: interfaces })
     }
 }
 
@@ -159,6 +169,31 @@ fn addresses_in_a_vlan_connect() -> Verdict {
 fn datagrams_arrive_in_a_vlan() -> Verdict {
     let vlan = Vlan::new()?;
     datagram_arrives(at(NEAR)?, &vlan.devices[1], at(FAR)?)
+}
+
+/// As after a failover. The packets of the connection go to the old address still, where nobody takes them.
+fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
+    let vlan = Vlan::new()?;
+    let (channel, service) = (channel()?, Service::at(&vlan.devices[1], at(FAR)?)?);
+    let (param, route) = (ConnectParam::new(), route_from(&channel, at(NEAR)?, service.at)?);
+    let pair = accepted(ask_by(route, &param)?, service.request()?, &param)?;
+    let Pair { active: (a, at_a), passive: (_b, at_b) } = pair;
+    // The kernel has filed the ids of connections that are being set up, too.
+    let (_asking, connecting) = ask_by(route_from(&channel, at(NEAR)?, service.at)?, &param)?;
+    assert!(!at_a.is_closed());
+    vlan.ends[0].loses(&vlan.ends[1])?;
+    let event = at_a.next_event(Some(PATIENCE))?;
+    assert_eq!(event, Some(ConnectionEvent::Unreachable));
+    assert!(at_a.is_closed());
+    assert_eq!(at_a.closed_by(), Some(ConnectionEvent::Unreachable));
+    at_a.wait_disconnected(Some(SILENCE))?;
+    let error = refused(connecting)?;
+    assert_eq!(error.errno(), Errno::TIMEDOUT, "{error}");
+    // The side that accepted has no entry in the kernel's list, and hears nothing.
+    vlan.ends[1].loses(&vlan.ends[0])?;
+    assert_eq!(at_b.next_event(Some(SILENCE))?, None);
+    drop((at_a, a));
+    Ok(())
 }
 
 /// Two software devices at the ends of a cable.

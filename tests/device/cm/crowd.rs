@@ -1,0 +1,146 @@
+//! Many clients, and clients in a hurry: more requests than a listener keeps, and clients that go before they are
+//! answered.
+
+use super::datagrams;
+use super::{PATIENCE, Service, Side, ask, channel, connect, done, route};
+use crate::env;
+use crate::verdict::{Stop, Verdict, trials};
+use std::time::{Duration, Instant};
+use uverbs::cm::{ConnectParam, Progress, RejectReason};
+use uverbs::{Errno, QpType};
+
+trials![
+    requests_beyond_the_backlog_are_rejected,
+    datagram_requests_beyond_the_backlog_are_rejected,
+    request_of_a_client_that_gave_up_says_so,
+];
+
+const BACKLOG: u32 = 4;
+const CLIENTS: u64 = 64;
+
+/// Reads the listener's channel, as a program that does not take its requests, until so many requests found no room.
+fn overflow(service: &Service, count: u64) -> Verdict {
+    let deadline = Instant::now() + PATIENCE;
+    while service.id.overflows() < count {
+        if Instant::now() > deadline {
+            let found = service.id.overflows();
+            return Err(Stop::fail(format!("{found} of {count} requests were rejected")));
+        }
+        service.channel.dispatch()?;
+        std::thread::sleep(Duration::from_millis(2));
+    }
+    Ok(())
+}
+
+/// What a client learnt that was refused; `None` for one that still waits.
+fn is_refused<P, D>(
+    waited: Result<Progress<P, D>, uverbs::cm::ConnectError>,
+) -> Verdict<Option<P>> {
+    match waited {
+        Ok(Progress::Pending(pending)) => Ok(Some(pending)),
+        Ok(Progress::Done(_)) => Err(Stop::fail("connected although nobody accepted")),
+        Err(error) => {
+            assert_eq!(error.errno(), Errno::CONNREFUSED, "{error}");
+            let reason = error.rejection().and_then(|rejection| rejection.reason());
+            assert!(reason.is_none_or(|it| it == RejectReason::CONSUMER_DEFINED), "{error}");
+            Ok(None)
+        }
+    }
+}
+
+/// Waits until the clients were refused but for those whose requests the listener keeps.
+fn remaining<T>(mut waiting: Vec<T>, look: impl Fn(T) -> Verdict<Option<T>>) -> Verdict<Vec<T>> {
+    let deadline = Instant::now() + PATIENCE;
+    while waiting.len() > BACKLOG as usize {
+        if Instant::now() > deadline {
+            return Err(Stop::fail(format!("{} clients still wait", waiting.len())));
+        }
+        let looked: Verdict<Vec<_>> = waiting.into_iter().map(&look).collect();
+        waiting = looked?.into_iter().flatten().collect();
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    Ok(waiting)
+}
+
+/// One queue pair serves all: none of them is connected.
+fn requests_beyond_the_backlog_are_rejected() -> Verdict {
+    let before = env::resources()?;
+    {
+        let (channel, service) = (channel()?, Service::start(BACKLOG)?);
+        let first = route(&channel, service.at)?;
+        let side = Side::of(&first.context()?)?;
+        let param = ConnectParam::new();
+        let mut waiting = vec![first.connect(&side.qp, &param)?];
+        for _ in 1..CLIENTS {
+            waiting.push(route(&channel, service.at)?.connect(&side.qp, &param)?);
+            service.channel.dispatch()?;
+        }
+        overflow(&service, CLIENTS - u64::from(BACKLOG))?;
+        let waiting = remaining(waiting, |it| is_refused(it.wait(Some(Duration::ZERO))))?;
+        // Those that were kept are there, and there is room again.
+        for _ in 0..BACKLOG {
+            drop(service.request()?);
+        }
+        assert_eq!((service.channel.leaked(), channel.leaked()), (0, 0));
+        drop(waiting);
+        connect(&channel, &service)?;
+    }
+    env::settles(&before)
+}
+
+fn datagram_requests_beyond_the_backlog_are_rejected() -> Verdict {
+    let before = env::resources()?;
+    {
+        let (channel, service) = (channel()?, datagrams::listen()?);
+        let first = datagrams::route(&channel, service.at)?;
+        let side = Side::with(&first.context()?, QpType::UD)?;
+        let param = ConnectParam::new();
+        let mut waiting = vec![first.connect_datagrams(&side.qp, &param)?];
+        for _ in 1..CLIENTS {
+            let route = datagrams::route(&channel, service.at)?;
+            waiting.push(route.connect_datagrams(&side.qp, &param)?);
+            service.channel.dispatch()?;
+        }
+        overflow(&service, CLIENTS - u64::from(BACKLOG))?;
+        let mut waiting = remaining(waiting, |it| is_refused(it.wait(Some(Duration::ZERO))))?;
+        for _ in 0..BACKLOG {
+            service.request()?.accept_datagrams(&side.qp, &param)?;
+        }
+        for asking in waiting.drain(..) {
+            assert_eq!(done(asking.wait(Some(PATIENCE))?)?.qpn(), side.qp.qpn());
+        }
+        assert_eq!((service.channel.leaked(), channel.leaked()), (0, 0));
+    }
+    env::settles(&before)
+}
+
+/// What any server with impatient clients meets, whichever step it is at.
+fn request_of_a_client_that_gave_up_says_so() -> Verdict {
+    let (channel, service) = (channel()?, Service::start(BACKLOG)?);
+    let param = ConnectParam::new();
+    for step in ["accept", "init_qp", "reject"] {
+        let (_side, connecting) = ask(&channel, service.at, &param)?;
+        let request = service.request()?;
+        drop(connecting);
+        let deadline = Instant::now() + PATIENCE;
+        // The word that the client is gone has to arrive; until then there is nothing to notice.
+        let side = Side::of(&request.context()?)?;
+        let noticed = loop {
+            match request.init_qp(&side.qp) {
+                Err(error) => break error,
+                Ok(()) if Instant::now() > deadline => {
+                    return Err(Stop::fail("the client's end did not arrive"));
+                }
+                Ok(()) => std::thread::sleep(Duration::from_millis(5)),
+            }
+        };
+        let error = match step {
+            "accept" => request.accept(&side.qp, &param).map(drop).unwrap_err(),
+            "reject" => request.reject(b"too late").unwrap_err(),
+            _ => noticed,
+        };
+        assert_eq!(error.errno(), Errno::CONNABORTED, "{step}: {error}");
+        assert!(error.message().contains("the peer gave up"), "{step}: {error}");
+    }
+    Ok(())
+}
