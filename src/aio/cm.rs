@@ -48,7 +48,10 @@
 //!   [`AsyncMulticastMember`].
 //! - **Deadlines**: put the future into the event loop's timeout (`tokio::time::timeout`), which drops it when the
 //!   time is over. Without one, a handshake with a host that does not answer fails with `ETIMEDOUT` when the kernel
-//!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake.
+//!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake. So does an
+//!   [`accept`](AsyncEventChannel::accept) of a client that gave up, if the word of that is lost: the client's kernel sends
+//!   it once. The same is true of the word that a connection was dropped; [`disconnect`](Connection::disconnect), and then
+//!   [`disconnected`](AsyncConnection::disconnected), has the kernel repeat it until the peer has confirmed it.
 //! - **Streams**: with the feature `stream`, an [`AsyncListener`] is a stream of requests and an [`AsyncConnection`] one
 //!   of its events. The `poll_…` of both are for futures that a program writes itself.
 //! - **Commands** go to the kernel in the task that polls the future; each takes some microseconds. Host names are
@@ -126,6 +129,7 @@ use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::first_panic::FirstPanic;
 use crate::memory::lock::Lock;
+use crate::memory::sync::AtomicBool;
 use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
 use std::fmt;
@@ -134,7 +138,7 @@ use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
 use std::ops::Deref;
 use std::os::fd::{AsFd, BorrowedFd};
 use std::pin::Pin;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{self, Poll, Waker, ready};
 
@@ -867,5 +871,7 @@ impl Deref for AsyncMulticastMember {
     }
 }
 
+#[cfg(all(test, loom))]
+mod model;
 #[cfg(all(test, not(loom)))]
 mod tests;

@@ -3,6 +3,11 @@
 //! Pairs with `ucma_get_event` in `core/ucma.c`. Any thread may read events, and moves each to the queue
 //! of its id. Of several threads that wait, one waits for the file, and wakes the others when it has
 //! read an event.
+//!
+//! [`model`](super::model) has loom run what tasks do to each other here: a dispatcher that finds another thread
+//! reading, and ids that are polled while events come. Threads that wait are not modelled: each looks again after
+//! [`LONGEST_SLEEP`] whatever it missed. Of the rest, the lists of ids and of known devices are behind locks, and the
+//! counters are counters.
 
 use super::event::Event;
 use super::fd::RdmaCmFd;
@@ -18,12 +23,13 @@ use crate::file::random;
 use crate::first_panic::FirstPanic;
 use crate::memory::fork::Epoch;
 use crate::memory::lock::Lock;
+use crate::memory::sync::AtomicBool;
 use crate::qp::QpType;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread::{self, Thread};
@@ -202,9 +208,9 @@ impl EventChannel {
         let waker = cx.waker().clone();
         let old = self.inner.dispatcher.lock().and_then(|mut it| it.replace(waker));
         drop(old);
-        // A thread that stops reading looks at this after it has stopped, and this task looks once more
-        // whether a thread reads after it has set this.
-        self.inner.dispatcher_waits.store(true, Ordering::SeqCst);
+        // A thread that stops reading swaps this after it has stopped, and this task looks once more whether a thread
+        // reads after it has swapped it. Of two swaps one is the later one, and sees what came before the other.
+        self.inner.dispatcher_waits.swap(true, Ordering::AcqRel);
         Reading::begin(&self.inner).map(|reading| reading.dispatch(VERB, &self.inner)).transpose()
     }
 
@@ -583,7 +589,7 @@ struct Reading<'c>(&'c Channel);
 impl<'c> Reading<'c> {
     fn begin(channel: &'c Channel) -> Option<Reading<'c>> {
         let free =
-            channel.reading.compare_exchange(false, true, Ordering::SeqCst, Ordering::SeqCst);
+            channel.reading.compare_exchange(false, true, Ordering::AcqRel, Ordering::Acquire);
         // `then`, not `then_some`: a guard that is made and dropped would clear the other thread's flag.
         free.is_ok().then(|| Reading(channel))
     }
@@ -611,9 +617,9 @@ impl Reading<'_> {
 impl Drop for Reading<'_> {
     fn drop(&mut self) {
         let channel = self.0;
-        channel.reading.store(false, Ordering::SeqCst);
+        channel.reading.store(false, Ordering::Release);
         channel.wake();
-        if channel.dispatcher_waits.swap(false, Ordering::SeqCst) {
+        if channel.dispatcher_waits.swap(false, Ordering::AcqRel) {
             let dispatcher = channel.dispatcher.lock().and_then(|mut it| it.take());
             // This may be dropped by another waker's panic.
             FirstPanic::of_one(|| dispatcher.into_iter().for_each(Waker::wake));

@@ -100,7 +100,7 @@ impl PortSpace {
     }
 }
 
-/// The events of an id that nobody took yet.
+/// The events of an id that nobody took yet. Behind a lock, and [modelled](super::model) with the tasks that poll.
 ///
 /// The network decides how many come. So connect requests wait up to the listener's backlog, and of the other events
 /// that may come again and again one of each kind; what is left comes once in the life of an id, or is written by the

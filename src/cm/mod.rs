@@ -94,6 +94,8 @@ mod id;
 mod infiniband;
 mod kernel;
 mod listen;
+#[cfg(all(test, loom))]
+pub(crate) mod model;
 mod multicast;
 mod param;
 mod qp;

@@ -93,8 +93,26 @@ impl ConnectParam {
     }
 
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
-    /// [`ACCEPT_PRIVATE_DATA`] with an accept. The message is padded with zeros, and the peer does not
-    /// learn the length.
+    /// [`ACCEPT_PRIVATE_DATA`] with an accept.
+    ///
+    /// The peer does not learn their number: the message has a field of one length and none for the number, and is padded
+    /// with zeros. This library adds nothing to it, so that the peer's program may be of another. Programs whose bytes
+    /// have no length of their own put one in front:
+    ///
+    /// ```
+    /// use uverbs::cm::{ConnectParam, ConnectRequest};
+    ///
+    /// fn with_length(data: &[u8]) -> ConnectParam {
+    ///     let length = [u8::try_from(data.len()).unwrap_or(u8::MAX)];
+    ///     ConnectParam::new().private_data(&[&length, data].concat())
+    /// }
+    ///
+    /// fn of(request: &ConnectRequest) -> Option<&[u8]> {
+    ///     let (length, rest) = request.private_data().split_first()?;
+    ///     rest.get(..usize::from(*length))
+    /// }
+    /// # let _ = (with_length(b"abc"), of as fn(&ConnectRequest) -> Option<&[u8]>);
+    /// ```
     ///
     /// A request of an id with GIDs in place of IP addresses carries up to [`IB_REQUEST_PRIVATE_DATA`]. There the
     /// kernel overwrites the first byte with 0, and the peer's kernel may take the second one for the version of IP. So

@@ -553,17 +553,37 @@ fn loopback_is_listened_on_and_not_connected_to() -> Verdict {
     Ok(())
 }
 
-/// The peer waits for 0.64 milliseconds, and again, without end.
-fn receive_may_be_posted_long_after_the_message() -> Verdict {
-    env::rnr_wait()?;
+/// How a message ends that finds no receive for two seconds, where one repetition is allowed: `param` is the receiver's,
+/// and the sender waits for an acknowledgement for 4.096 µs · 2ⁿ.
+fn late_receive(param: &ConnectParam, ack_timeout: u8) -> Verdict<WcStatus> {
     let (channel, service) = (channel()?, Service::start(4)?);
-    let mut pair = connect(&channel, &service)?;
+    let (id, from) = (channel.create_id()?, SocketAddr::new(address(&env::device())?, 0));
+    id.set_ack_timeout(ack_timeout)?;
+    let asked = ask_by(route_of(id, from, service.at)?, &ConnectParam::new().retry_count(1))?;
+    let mut pair = accepted(asked, service.request()?, param)?;
     let (from, to) = (&mut pair.active.0, &mut pair.passive.0);
+    assert_eq!(from.qp.query()?.timeout, ack_timeout);
     let sges = [from.memory.sge(..)?];
     from.post(SendWr::send(&sges))?;
     std::thread::sleep(Duration::from_secs(2));
     to.receive()?;
-    assert_eq!((from.complete()?, to.complete()?), (WcStatus::SUCCESS, WcStatus::SUCCESS));
+    from.complete()
+}
+
+/// The sender waits for 0.64 milliseconds, and again, without end. Longer waits are no retries either, if the timeout
+/// is longer still: code 0 is 655 milliseconds, and 4.096 µs · 2²⁰ are 4.3 seconds.
+fn receive_may_be_posted_long_after_the_message() -> Verdict {
+    env::rnr_wait()?;
+    let (usual, longest) = (ConnectParam::new(), ConnectParam::new().min_rnr_timer(0));
+    for (param, ack_timeout) in [(&usual, 14), (&usual, 17), (&longest, 20)] {
+        assert_eq!(late_receive(param, ack_timeout)?, WcStatus::SUCCESS, "{param:?}, {ack_timeout}");
+    }
+    if true {
+        for (code, ack) in [(0, 14), (0, 17), (31, 14), (12, 14), (12, 17), (0, 20)] {
+            let status = late_receive(&ConnectParam::new().min_rnr_timer(code), ack)?;
+            eprintln!("RNR {code}/{ack}: {status:?}");
+        }
+    }
     Ok(())
 }
 

@@ -54,6 +54,10 @@ fn check_alive(connection: &Connection) -> Result<()> {
         Some(ConnectionEvent::DeviceRemoval) => {
             Err(Failure::device("the kernel is removing the device"))
         }
+        Some(ConnectionEvent::Unreachable) => {
+            Err(Failure::peer("the peer moved to another MAC address, where no packet of the connection goes")
+                .advice("connect again"))
+        }
         _ if connection.is_closed() => {
             Err(Failure::peer("the peer closed the connection before all messages came")
                 .advice("give both sides the same -C and -S"))
@@ -74,9 +78,6 @@ fn cannot_listen(error: uverbs::Error, address: IpAddr) -> Failure {
     let failure = Failure::device(error.to_string());
     match errno {
         Errno::ADDRINUSE => failure.advice("choose another --port on both sides"),
-        Errno::ADDRNOTAVAIL if address.is_unspecified() => {
-            failure.advice("choose another --port on both sides")
-        }
         Errno::ADDRNOTAVAIL => failure.advice(format!(
             "`ip address` lists the addresses of this host; {address} is none of them"
         )),
