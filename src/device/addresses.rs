@@ -1,11 +1,12 @@
 //! The addresses and network interfaces of this process's network namespace, and the way to a peer.
 //!
-//! Pairs with `RTM_GETADDR` and `RTM_GETLINK` of `linux/rtnetlink.h`. A GID names its interface by an index
-//! that counts in the interface's own namespace, so that an index alone does not say where it is.
+//! Pairs with `RTM_GETADDR`, `RTM_GETLINK` and `RTM_GETROUTE` of `linux/rtnetlink.h`. A GID names its interface
+//! by an index that counts in the interface's own namespace, so that an index alone does not say where it is.
 
 use super::netlink::{Attributes, Messages, NetlinkSocket, NetlinkTransport, Request};
 use netlink_packet_core::{NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR};
 use rustix::io::Errno;
+use rustix::net::AddressFamily;
 use std::io;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr, SocketAddrV6, UdpSocket};
 
@@ -13,11 +14,26 @@ const RTM_NEWLINK: u16 = 16;
 const RTM_GETLINK: u16 = 18;
 const RTM_NEWADDR: u16 = 20;
 const RTM_GETADDR: u16 = 22;
+const RTM_NEWROUTE: u16 = 24;
+const RTM_GETROUTE: u16 = 26;
 /// `struct ifinfomsg` and `struct ifaddrmsg`; in both the index is at byte 4.
 const LINK_HEADER: usize = 16;
 const ADDR_HEADER: usize = 8;
+/// `struct rtmsg`.
+const ROUTE_HEADER: usize = 12;
+/// The route is to an address of this machine: `rtm_type`, at byte 7.
+const RTN_LOCAL: u8 = 2;
+/// Answer with the route of the table, and fail if the kernel has none and only assumes that the peer is on
+/// the link.
+const RTM_F_FIB_MATCH: u32 = 0x2000;
+const RTA_DST: u16 = 1;
+const RTA_OIF: u16 = 4;
+const RTA_PREFSRC: u16 = 7;
 const IFLA_ADDRESS: u16 = 1;
 const IFLA_IFNAME: u16 = 3;
+const IFLA_LINK: u16 = 5;
+const IFLA_MASTER: u16 = 10;
+const IFLA_LINK_NETNSID: u16 = 37;
 const IFA_ADDRESS: u16 = 1;
 const IFA_LOCAL: u16 = 2;
 /// Any port does: nothing is sent.
@@ -29,6 +45,21 @@ struct Interface {
     index: u32,
     name: String,
     hardware: Vec<u8>,
+    /// The interface in this namespace that it stands on, as a VLAN or macvlan does; 0 without one.
+    lower: u32,
+    /// The bond or bridge that it is part of; 0 without one.
+    master: u32,
+}
+
+/// How the kernel sends to a peer.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Route {
+    /// The interface; 0 where no netlink socket could be opened to ask for it.
+    pub(crate) interface: u32,
+    /// The address that packets come from.
+    pub(crate) source: IpAddr,
+    /// The peer is this machine itself, which has the address on whatever interface.
+    pub(crate) local: bool,
 }
 
 /// What this network namespace has.
@@ -69,10 +100,112 @@ impl Addresses {
         let (links, _) = self.known.as_ref()?;
         Some(&links.iter().find(|link| link.index == index)?.name)
     }
+
+    /// Whether interface `index` is a port's own: `netdev`, the interface of this name behind the port, or the bond
+    /// or bridge that it is part of. All others stand on it, as VLANs and macvlans do. Where `netdev` is not
+    /// known, an interface that stands on none here is taken for the port's own.
+    pub(crate) fn is_own(&self, index: u32, netdev: Option<&str>) -> bool {
+        let Some((links, _)) = &self.known else { return true };
+        let at = |index: u32| links.iter().find(|link| link.index == index);
+        let Some(own) = netdev.and_then(|name| links.iter().find(|link| link.name == name)) else {
+            return at(index).is_none_or(|link| link.lower == 0);
+        };
+        let mut part = Some(own);
+        // The kernel nests no more than 8 interfaces (`MAX_NEST_DEV`).
+        for _ in 0..=8 {
+            match part {
+                Some(link) if link.index == index => return true,
+                Some(link) => part = at(link.master),
+                None => return false,
+            }
+        }
+        false
+    }
 }
 
-/// The address from which the kernel sends to `peer`. `interface` is where a link-local peer is.
-pub(crate) fn source_for(peer: IpAddr, interface: u32) -> rustix::io::Result<IpAddr> {
+/// How the kernel sends to `peer`; of routes over `interface` alone, unless that is 0. With an interface the kernel
+/// takes an IPv4 peer to which no route leads for a neighbour; `confirmed` refuses that by `EHOSTUNREACH`.
+pub(crate) fn route_to(peer: IpAddr, interface: u32, confirmed: bool) -> rustix::io::Result<Route> {
+    match NetlinkSocket::open_route() {
+        Ok(mut socket) => ask_route(&mut socket, peer, interface, confirmed),
+        // A sandbox may permit sockets of the internet and no others.
+        Err(_) => Ok(Route { interface: 0, source: source_for(peer, interface)?, local: false }),
+    }
+}
+
+fn ask_route(
+    transport: &mut impl NetlinkTransport,
+    peer: IpAddr,
+    interface: u32,
+    confirmed: bool,
+) -> rustix::io::Result<Route> {
+    // For IPv6 an interface excludes all routes over others already.
+    if confirmed && interface != 0 && peer.is_ipv4() {
+        one_route(transport, peer, interface, RTM_F_FIB_MATCH)?;
+    }
+    let route = one_route(transport, peer, interface, 0)?;
+    let source = route.source.or(route.local.then_some(peer)).ok_or(Errno::ADDRNOTAVAIL)?;
+    Ok(Route { interface: route.interface, source, local: route.local })
+}
+
+/// The fields of an answer.
+#[derive(Default)]
+struct RouteAnswer {
+    interface: u32,
+    source: Option<IpAddr>,
+    local: bool,
+}
+
+fn one_route(
+    transport: &mut impl NetlinkTransport,
+    peer: IpAddr,
+    interface: u32,
+    flags: u32,
+) -> rustix::io::Result<RouteAnswer> {
+    const SEQUENCE: u32 = 1;
+    let (family, address) = match peer {
+        IpAddr::V4(v4) => (AddressFamily::INET, v4.octets().to_vec()),
+        IpAddr::V6(v6) => (AddressFamily::INET6, v6.octets().to_vec()),
+    };
+    let mut header = vec![0; ROUTE_HEADER];
+    header[0] = family.as_raw() as u8;
+    header[1] = 8 * address.len() as u8;
+    header[8..].copy_from_slice(&flags.to_ne_bytes());
+    let mut request = Request::with_header(RTM_GETROUTE, header).bytes(RTA_DST, address);
+    if interface != 0 {
+        request = request.number(RTA_OIF, interface);
+    }
+    transport.send(&request.datagram(0, SEQUENCE))?;
+    let mut datagram = Vec::new();
+    loop {
+        transport.receive(&mut datagram)?;
+        for message in Messages(&datagram) {
+            let message = message.map_err(|_| Errno::BADMSG)?;
+            if let Some(errno) = message.failure().map_err(|_| Errno::BADMSG)? {
+                return Err(errno);
+            }
+            if message.kind == RTM_NEWROUTE {
+                return route_answer(message.payload);
+            }
+        }
+    }
+}
+
+fn route_answer(payload: &[u8]) -> rustix::io::Result<RouteAnswer> {
+    let attributes = payload.get(ROUTE_HEADER..).ok_or(Errno::BADMSG)?;
+    let mut route = RouteAnswer { local: payload[7] == RTN_LOCAL, ..RouteAnswer::default() };
+    for attribute in Attributes(attributes).iter() {
+        match attribute.map_err(|_| Errno::BADMSG)? {
+            (RTA_OIF, value) => route.interface = value.narrow().map_err(|_| Errno::BADMSG)?,
+            (RTA_PREFSRC, value) => route.source = ip(value.bytes()),
+            _ => {}
+        }
+    }
+    Ok(route)
+}
+
+/// The address from which a socket sends to `peer`. `interface` is where a link-local peer is.
+fn source_for(peer: IpAddr, interface: u32) -> rustix::io::Result<IpAddr> {
     let asked = || -> io::Result<IpAddr> {
         let any: IpAddr = match peer {
             IpAddr::V4(_) => Ipv4Addr::UNSPECIFIED.into(),
@@ -142,12 +275,19 @@ fn dump<T>(
 
 fn interface(index: u32, attributes: Attributes<'_>) -> Option<Interface> {
     let mut interface = Interface { index, ..Interface::default() };
+    let mut lower_is_elsewhere = false;
     for (kind, value) in attributes.iter().map_while(Result::ok) {
         match kind {
             IFLA_ADDRESS => interface.hardware = value.bytes().to_vec(),
             IFLA_IFNAME => interface.name = value.string(),
+            IFLA_LINK => interface.lower = value.narrow().unwrap_or(0),
+            IFLA_MASTER => interface.master = value.narrow().unwrap_or(0),
+            IFLA_LINK_NETNSID => lower_is_elsewhere = true,
             _ => {}
         }
+    }
+    if lower_is_elsewhere || interface.lower == index {
+        interface.lower = 0;
     }
     Some(interface)
 }
@@ -180,10 +320,28 @@ impl Addresses {
             index: *index,
             name: (*name).into(),
             hardware: vec![0x50, 0x54, 0, 0, 0, *index as u8],
+            ..Interface::default()
         };
         let links = addresses.iter().map(interface).collect();
         let addresses = addresses.iter().map(|(index, _, address)| (*index, *address)).collect();
         Addresses { known: Some((links, addresses)) }
+    }
+
+    /// The same, with interface `upper` standing on `lower`.
+    pub(crate) fn stacked(mut self, upper: u32, lower: u32) -> Addresses {
+        self.link(upper).lower = lower;
+        self
+    }
+
+    /// The same, with interface `part` being part of the bond or bridge `master`.
+    pub(crate) fn enslaved(mut self, part: u32, master: u32) -> Addresses {
+        self.link(part).master = master;
+        self
+    }
+
+    fn link(&mut self, index: u32) -> &mut Interface {
+        let (links, _) = self.known.as_mut().unwrap();
+        links.iter_mut().find(|link| link.index == index).unwrap()
     }
 }
 
@@ -203,6 +361,84 @@ mod tests {
             assert!(!addresses.has(0, Ipv4Addr::new(192, 0, 2, 77).into()));
         }
         assert_eq!(source_for(LOCALHOST, 0), Ok(LOCALHOST));
+        let route = route_to(LOCALHOST, 0, true).unwrap();
+        assert_eq!((route.source, route.local), (LOCALHOST, true));
+    }
+
+    #[test]
+    fn a_route_is_asked_for_with_its_interface() {
+        let answer = |kind: u8, attributes: &[Vec<u8>]| {
+            let mut payload = vec![2, 32, 0, 0, 254, 0, 0, kind, 0, 0, 0, 0];
+            payload.extend(attributes.concat());
+            message(RTM_NEWROUTE, 0, 1, &payload)
+        };
+        let over = |index: u32| attribute(RTA_OIF, &index.to_ne_bytes());
+        let from = attribute(RTA_PREFSRC, &[10, 0, 0, 1]);
+        let peer = Ipv4Addr::new(10, 0, 0, 9).into();
+        let source = Ipv4Addr::new(10, 0, 0, 1).into();
+        // A confirmed route is looked up in the table first, whose answer has no source.
+        let mut script = Script::default()
+            .reply(answer(1, &[over(3)]))
+            .reply(answer(1, &[over(3), from.clone()]));
+        let route = ask_route(&mut &mut script, peer, 3, true).unwrap();
+        assert_eq!(route, Route { interface: 3, source, local: false });
+        let flags = |sent: &[u8]| u32::from_ne_bytes(sent[24..28].try_into().unwrap());
+        assert_eq!(script.sent.iter().map(|sent| flags(sent)).collect::<Vec<_>>(), [0x2000, 0]);
+        let expected = [attribute(RTA_DST, &[10, 0, 0, 9]), over(3)].concat();
+        assert!(script.sent.iter().all(|sent| sent[28..] == expected[..]), "{:?}", script.sent);
+        assert_eq!(script.sent[0][16..18], [2, 32]);
+        // Without an interface there is one question.
+        let mut script = Script::default().reply(answer(2, &[over(1), from]));
+        let route = ask_route(&mut &mut script, peer, 0, true).unwrap();
+        assert_eq!(route, Route { interface: 1, source, local: true });
+        assert_eq!((script.sent.len(), script.sent[0].len()), (1, 36));
+    }
+
+    #[test]
+    fn a_route_that_there_is_not_is_the_errno_of_the_kernel() {
+        let peer = Ipv4Addr::new(10, 0, 0, 9).into();
+        let refused = |errno: Errno| {
+            let payload = [(-errno.raw_os_error()).to_ne_bytes().to_vec(), vec![0; 16]].concat();
+            message(NLMSG_ERROR, 0, 1, &payload)
+        };
+        for errno in [Errno::NETUNREACH, Errno::HOSTUNREACH] {
+            let mut script = Script::default().reply(refused(errno));
+            assert_eq!(ask_route(&mut &mut script, peer, 0, true), Err(errno));
+        }
+        let mut script = Script::default().reply(message(RTM_NEWROUTE, 0, 1, &[0; 11]));
+        assert_eq!(ask_route(&mut &mut script, peer, 0, true), Err(Errno::BADMSG));
+        let mut script = Script::default().reply(message(RTM_NEWROUTE, 0, 1, &[0; 12]));
+        assert_eq!(ask_route(&mut &mut script, peer, 0, true), Err(Errno::ADDRNOTAVAIL));
+    }
+
+    #[test]
+    fn the_own_interface_is_the_ports_and_what_that_is_part_of() {
+        let address = Ipv4Addr::new(10, 0, 0, 1).into();
+        let links = [(2, "eth0"), (3, "eth0.5"), (4, "bond0"), (5, "bond0.5")];
+        let here = Addresses::planted(&links.map(|(index, name)| (index, name, address)));
+        let here = here.stacked(3, 2).stacked(5, 4).enslaved(2, 4);
+        let own = |netdev| [2, 3, 4, 5].map(|index| here.is_own(index, netdev));
+        assert_eq!(own(Some("eth0")), [true, false, true, false]);
+        // Without the port's interface, those that stand on none.
+        assert_eq!(own(None), [true, false, true, false]);
+        assert_eq!(own(Some("bond0.5")), [false, false, false, true]);
+        // A ring, which the kernel does not permit, ends.
+        assert!(!here.enslaved(4, 2).is_own(3, Some("eth0")));
+        assert!(Addresses::default().is_own(3, Some("eth0")));
+    }
+
+    #[test]
+    fn what_an_interface_stands_on_counts_in_its_own_namespace() {
+        let read = |attributes: &[Vec<u8>]| {
+            let attributes = attributes.concat();
+            let found = interface(7, Attributes(&attributes)).unwrap();
+            (found.lower, found.master)
+        };
+        let number = |kind, value: u32| attribute(kind, &value.to_ne_bytes());
+        assert_eq!(read(&[number(IFLA_LINK, 2), number(IFLA_MASTER, 4)]), (2, 4));
+        assert_eq!(read(&[number(IFLA_LINK, 2), number(IFLA_LINK_NETNSID, 0)]), (0, 0));
+        // A hardware interface may stand on itself.
+        assert_eq!(read(&[number(IFLA_LINK, 7)]), (0, 0));
     }
 
     #[test]

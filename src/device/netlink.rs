@@ -119,6 +119,11 @@ impl Request {
         self.attribute(kind, bytes)
     }
 
+    /// Adds bytes, an address for example.
+    pub(super) fn bytes(self, kind: u16, value: Vec<u8>) -> Self {
+        self.attribute(kind, value)
+    }
+
     fn attribute(mut self, kind: u16, value: Vec<u8>) -> Self {
         let attribute = DefaultNla::new(kind, value);
         let start = self.attributes.len();
@@ -349,6 +354,14 @@ enum MessageBody<'a> {
 }
 
 impl<'a> NetlinkMessage<'a> {
+    /// The error number, if the message says that the request failed.
+    pub(super) fn failure(&self) -> std::result::Result<Option<Errno>, Malformed> {
+        match self.body()? {
+            MessageBody::Failure(errno) => Ok(Some(errno)),
+            _ => Ok(None),
+        }
+    }
+
     fn body(&self) -> std::result::Result<MessageBody<'a>, Malformed> {
         Ok(match self.kind {
             NLMSG_NOOP => MessageBody::Nothing,

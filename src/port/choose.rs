@@ -3,7 +3,7 @@
 
 use super::{GidEntry, GidType, LinkLayer};
 use crate::context::Context;
-use crate::device::addresses::{Addresses, source_for};
+use crate::device::addresses::{Addresses, Route, route_to};
 use crate::error::{Error, Result};
 use rustix::io::Errno;
 use std::net::IpAddr;
@@ -34,13 +34,15 @@ impl GidFilter {
         GidFilter::default()
     }
 
-    /// A GID of the network interface with this index in this network namespace (`ip link` shows it).
+    /// A GID of the network interface with this index in this network namespace (`ip link` shows it), and no other.
+    /// A [`peer`](Self::peer) is then reached over this interface, whatever other route the kernel prefers.
     pub fn interface(self, index: u32) -> Self {
         GidFilter { interface: Some(index), ..self }
     }
 
-    /// A GID of the address from which this machine reaches `peer`, by its routes. A link-local peer needs
-    /// [`interface`](Self::interface), too.
+    /// A GID of the interface and the address from which the kernel sends to `peer` (`ip route get` shows both). If
+    /// it prefers an interface that is not the port's, those of the port are tried that have a route to the peer, as
+    /// with several ports in one subnet. A link-local peer needs [`interface`](Self::interface), too.
     pub fn peer(self, peer: IpAddr) -> Self {
         GidFilter { peer: Some(peer.to_canonical()), ..self }
     }
@@ -64,9 +66,10 @@ pub struct ChosenGid {
 }
 
 impl Context {
-    /// Chooses an entry of a port's GID table: on Ethernet RoCE v2 before v1, and among those an IPv4 address
-    /// before a global IPv6 one before a link-local one; on InfiniBand the first. A GID whose interface is in
-    /// another network namespace is never chosen.
+    /// Chooses an entry of a port's GID table. On InfiniBand it is the first. On Ethernet it is the first in this
+    /// order: RoCE v2 before v1; an address that is routed before a link-local one; the port's own interface, or
+    /// the bond or bridge that it is part of, before the VLANs and macvlans on it; IPv4 before IPv6; the lower
+    /// index. A GID whose interface is in another network namespace is never chosen.
     ///
     /// # Errors
     ///
@@ -92,7 +95,8 @@ impl Context {
     /// # Errors
     ///
     /// Those of [`default_gid`](Self::default_gid); `ENODATA` if no GID satisfies the filter, with the GIDs
-    /// that there are; `ENETUNREACH` or another of the kernel's if there is no route to the peer.
+    /// that there are; `ENETUNREACH` or another of the kernel's if there is no route to the peer; `EINVAL` for a
+    /// link-local peer without its interface.
     pub fn choose_gid(&self, port: u32, filter: &GidFilter) -> Result<ChosenGid> {
         self.choose("choose_gid", port, filter)
     }
@@ -101,92 +105,190 @@ impl Context {
         let attr = self.query_port(port).map_err(|error| error.in_verb(verb))?;
         let table = self.gid_table().map_err(|error| error.in_verb(verb))?;
         let table: Vec<_> = table.into_iter().filter(|entry| entry.port == port).collect();
-        let source = match filter.peer {
-            None => None,
-            Some(peer) => {
-                let found = source_for(peer, filter.interface.unwrap_or(0));
-                Some(found.map_err(|errno| {
-                    Error::from_kernel(verb, errno).detail(format!("no route to {peer}"))
-                })?)
-            }
-        };
         // The GIDs of InfiniBand are the port's and not an interface's.
         let ethernet = attr.link_layer == LinkLayer::ETHERNET;
         let addresses = if ethernet { Addresses::here() } else { Addresses::default() };
-        choose_gid(attr.link_layer, &table, filter, source, &addresses).map_err(|why| {
-            let device = self.device().name();
-            Error::new(verb, Errno::NODATA).detail(format!("port {port} of {device} {why}"))
+        let netdev = if ethernet { self.device().netdev(port).ok().flatten() } else { None };
+        let facts =
+            Facts { ethernet, netdev: netdev.as_deref(), addresses: &addresses, route: &route_to };
+        choose_gid(&facts, &table, filter).map_err(|refusal| match refusal {
+            Refusal::NoGid(why) => {
+                let device = self.device().name();
+                Error::new(verb, Errno::NODATA).detail(format!("port {port} of {device} {why}"))
+            }
+            Refusal::NoRoute(errno, why) => Error::from_kernel(verb, errno).detail(why),
         })
     }
 }
 
-/// The entry of a port's table to use; otherwise why there is none, as what the port has or lacks.
+/// A question for the route to a peer over an interface, as [`route_to`] asks it.
+type AskRoute<'a> = &'a dyn Fn(IpAddr, u32, bool) -> rustix::io::Result<Route>;
+
+/// The facts beside the table of GIDs by which one is chosen.
+pub(super) struct Facts<'a> {
+    /// The port's link layer is Ethernet.
+    pub(super) ethernet: bool,
+    /// The name of the port's own network interface, if it is known.
+    pub(super) netdev: Option<&'a str>,
+    /// The interfaces and addresses of this network namespace.
+    pub(super) addresses: &'a Addresses,
+    /// The kernel's routes.
+    pub(super) route: AskRoute<'a>,
+}
+
+/// The reason why no GID was chosen.
+#[derive(Debug)]
+pub(super) enum Refusal {
+    /// The port has or lacks something, which the text says.
+    NoGid(String),
+    /// The kernel does not reach the peer.
+    NoRoute(Errno, String),
+}
+
+impl Facts<'_> {
+    /// The order of preference; the least is chosen.
+    fn rank(&self, entry: &GidEntry) -> (bool, bool, bool, bool, u32) {
+        if !self.ethernet {
+            return (false, false, false, false, entry.index);
+        }
+        let older = entry.gid_type != GidType::ROCE_V2;
+        let upper = !self.addresses.is_own(entry.ifindex, self.netdev);
+        (older, entry.gid.is_link_local(), upper, entry.gid.ip().is_ipv6(), entry.index)
+    }
+
+    /// The name of an interface, or its index.
+    fn name(&self, interface: u32) -> String {
+        match self.addresses.name(interface) {
+            Some(name) => name.to_owned(),
+            None => format!("interface {interface}"),
+        }
+    }
+
+    /// The address of a route with the interface, if that is known and matters.
+    fn describe_route(&self, route: &Route) -> String {
+        match route.interface {
+            0 => route.source.to_string(),
+            _ if route.local => route.source.to_string(),
+            interface => format!("{} of {}", route.source, self.name(interface)),
+        }
+    }
+
+    /// The route to a peer that begins at one of `entries`, which are in the order of preference, and the route
+    /// that the kernel prefers if that is another.
+    fn way(
+        &self,
+        peer: IpAddr,
+        filter: &GidFilter,
+        entries: &[&GidEntry],
+    ) -> std::result::Result<(Route, Option<Route>), Refusal> {
+        let no_route = |errno| Refusal::NoRoute(errno, format!("no route to {peer}"));
+        if let Some(interface) = filter.interface {
+            let over = |errno| {
+                let name = self.name(interface);
+                Refusal::NoRoute(errno, format!("no route to {peer} over {name}"))
+            };
+            return Ok(((self.route)(peer, interface, false).map_err(over)?, None));
+        }
+        if matches!(peer, IpAddr::V6(v6) if v6.is_unicast_link_local()) {
+            let why = format!("{peer} is link-local; name the interface that leads to it, too");
+            return Err(Refusal::NoRoute(Errno::INVAL, why));
+        }
+        let preferred = (self.route)(peer, 0, true);
+        match preferred {
+            Ok(route) if entries.iter().any(|entry| begins_at(&route, entry)) => {
+                return Ok((route, None));
+            }
+            _ => {}
+        }
+        for entry in entries.iter().filter(|entry| entry.ifindex != 0) {
+            match (self.route)(peer, entry.ifindex, true) {
+                Ok(route) if begins_at(&route, entry) => return Ok((route, preferred.ok())),
+                _ => {}
+            }
+        }
+        Ok((preferred.map_err(no_route)?, None))
+    }
+}
+
+/// Whether packets on this route come from the GID.
+fn begins_at(route: &Route, entry: &GidEntry) -> bool {
+    let any = route.local || route.interface == 0 || entry.ifindex == 0;
+    entry.gid.ip() == route.source && (any || entry.ifindex == route.interface)
+}
+
+/// The entry of a port's table to use.
 pub(super) fn choose_gid(
-    link_layer: LinkLayer,
+    facts: &Facts<'_>,
     table: &[GidEntry],
     filter: &GidFilter,
-    source: Option<IpAddr>,
-    addresses: &Addresses,
-) -> std::result::Result<ChosenGid, String> {
-    let ethernet = link_layer == LinkLayer::ETHERNET;
+) -> std::result::Result<ChosenGid, Refusal> {
+    let Facts { ethernet, addresses, .. } = *facts;
     let table: Vec<&GidEntry> = table.iter().filter(|entry| !entry.gid.is_zero()).collect();
     if table.is_empty() {
-        return Err("has no GID: its network interface is down or has no address".into());
+        let why = "has no GID: its network interface is down or has no address";
+        return Err(Refusal::NoGid(why.into()));
     }
     let is_here = |entry: &&GidEntry| !ethernet || addresses.has(entry.ifindex, entry.gid.ip());
-    let (here, elsewhere): (Vec<&GidEntry>, Vec<&GidEntry>) = table.into_iter().partition(is_here);
+    let (mut here, elsewhere): (Vec<&GidEntry>, Vec<&GidEntry>) =
+        table.into_iter().partition(is_here);
     let elsewhere: Vec<String> = elsewhere.iter().map(|entry| describe(entry)).collect();
     if here.is_empty() {
-        return Err(format!(
+        return Err(Refusal::NoGid(format!(
             "has no GID of this network namespace: {} belong to interfaces elsewhere; move the \
              interface here, or run where it is",
             elsewhere.join(", ")
-        ));
+        )));
     }
-    let satisfies = |entry: &&&GidEntry| {
+    here.sort_by_key(|entry| facts.rank(entry));
+    let none_of = |wanted: String| {
+        let there_are: Vec<String> = here.iter().map(|entry| describe(entry)).collect();
+        Refusal::NoGid(format!("has no GID {wanted}; there are {}", there_are.join(", ")))
+    };
+    let satisfies = |entry: &&GidEntry| {
         filter.interface.is_none_or(|index| index == entry.ifindex)
             && filter.gid_type.is_none_or(|gid_type| gid_type == entry.gid_type)
-            && source.is_none_or(|source| source == entry.gid.ip())
     };
-    let rank = |entry: &&&GidEntry| {
-        let version = u8::from(entry.gid_type != GidType::ROCE_V2);
-        if ethernet { (version, reach(entry), entry.index) } else { (0, 0, entry.index) }
+    let entries: Vec<&GidEntry> = here.iter().copied().filter(satisfies).collect();
+    let Some(first) = entries.first() else {
+        let of_type = filter.gid_type.map(|gid_type| format!("of type {gid_type}"));
+        let of_interface = filter.interface.map(|index| format!("of {}", facts.name(index)));
+        let wanted: Vec<String> = of_type.into_iter().chain(of_interface).collect();
+        return Err(none_of(wanted.join(" ")));
     };
-    let Some(chosen) = here.iter().filter(satisfies).min_by_key(rank) else {
-        let wanted = match (source, filter.peer, filter.interface) {
-            (Some(source), Some(peer), _) => {
-                format!("of address {source}, from which {peer} is reached")
-            }
-            (_, _, Some(index)) => format!("of interface {index}"),
-            _ => "of that type".into(),
-        };
-        let there_are: Vec<String> = here.iter().map(|entry| describe(entry)).collect();
-        return Err(format!("has no GID {wanted}; there are {}", there_are.join(", ")));
-    };
-    let mut reason = match (source, filter.peer) {
-        (Some(source), Some(peer)) => format!("{peer} is reached from {source}"),
-        _ if !ethernet => "the first of the port".into(),
-        _ => ["an IPv4 address", "a global IPv6 address", "a link-local address; it has no other"]
-            [usize::from(reach(chosen))]
-        .into(),
+    let (chosen, mut reason) = match filter.peer {
+        Some(peer) => {
+            let (route, preferred) = facts.way(peer, filter, &entries)?;
+            let from = facts.describe_route(&route);
+            let chosen = entries.iter().find(|entry| begins_at(&route, entry));
+            let Some(chosen) = chosen else {
+                return Err(none_of(format!("of address {from}, from which {peer} is reached")));
+            };
+            let rather = preferred.map(|route| {
+                format!(
+                    "; the kernel prefers {}, which is not the port's",
+                    facts.describe_route(&route)
+                )
+            });
+            (chosen, format!("{peer} is reached from {from}{}", rather.unwrap_or_default()))
+        }
+        None if !ethernet => (first, "the first of the port".into()),
+        None => {
+            let kind = match first.gid.ip() {
+                IpAddr::V4(_) => "an IPv4 address",
+                IpAddr::V6(_) if !first.gid.is_link_local() => "a global IPv6 address",
+                IpAddr::V6(_) => "a link-local address; there is no other of this type",
+            };
+            let name = addresses.name(first.ifindex).map(|name| format!(" of {name}"));
+            (first, format!("{kind}{}", name.unwrap_or_default()))
+        }
     };
     if ethernet {
-        let name = addresses.name(chosen.ifindex).map(|name| format!(" of {name}"));
-        reason = format!("{}, {reason}{}", chosen.gid_type, name.unwrap_or_default());
+        reason = format!("{}, {reason}", chosen.gid_type);
     }
     if !elsewhere.is_empty() {
         reason += &format!("; in other network namespaces: {}", elsewhere.join(", "));
     }
     Ok(ChosenGid { entry: **chosen, reason })
-}
-
-/// How far an address reaches, the farthest first.
-fn reach(entry: &GidEntry) -> u8 {
-    match entry.gid.ip() {
-        IpAddr::V4(_) => 0,
-        IpAddr::V6(_) if !entry.gid.is_link_local() => 1,
-        IpAddr::V6(_) => 2,
-    }
 }
 
 fn describe(entry: &GidEntry) -> String {

@@ -1,8 +1,9 @@
-use super::choose::{GidFilter, choose_gid};
+use super::choose::{ChosenGid, Facts, GidFilter, Refusal, choose_gid};
 use super::query::parse_pkey;
 use super::*;
-use crate::device::addresses::Addresses;
+use crate::device::addresses::{Addresses, Route};
 use crate::number::Gid;
+use rustix::io::Errno;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::FromBytes;
 
@@ -10,11 +11,33 @@ fn entry(index: u32, gid_type: GidType, gid: impl Into<Gid>) -> GidEntry {
     GidEntry { gid: gid.into(), index, port: 1, gid_type, ifindex: 2 }
 }
 
+fn on(ifindex: u32, entry: GidEntry) -> GidEntry {
+    GidEntry { ifindex, ..entry }
+}
+
 fn chosen(link_layer: LinkLayer, entries: &[GidEntry]) -> Option<u32> {
     let here: Vec<_> = entries.iter().map(|entry| (2, "eth0", entry.gid.ip())).collect();
-    let here = Addresses::planted(&here);
-    let chosen = choose_gid(link_layer, entries, &GidFilter::new(), None, &here);
+    let facts = Facts {
+        ethernet: link_layer == LinkLayer::ETHERNET,
+        netdev: None,
+        addresses: &Addresses::planted(&here),
+        route: &unrouted,
+    };
+    let chosen = choose_gid(&facts, entries, &GidFilter::new());
     chosen.ok().map(|chosen| chosen.entry.index)
+}
+
+/// A kernel without routes.
+fn unrouted(_: IpAddr, _: u32, _: bool) -> rustix::io::Result<Route> {
+    Err(Errno::NETUNREACH)
+}
+
+/// Why there is no GID.
+fn no_gid(chosen: std::result::Result<ChosenGid, Refusal>) -> String {
+    match chosen {
+        Err(Refusal::NoGid(why)) => why,
+        other => panic!("{other:?}"),
+    }
 }
 
 #[test]
@@ -24,19 +47,22 @@ fn a_gid_whose_interface_is_elsewhere_is_not_chosen() {
     // Interface 2 of another namespace has the first address; 2 here has the second.
     let table = [entry(0, v2, far), entry(1, GidType::ROCE_V1, near), entry(2, v2, near)];
     let here = Addresses::planted(&[(2, "eth0", near.into()), (3, "eth1", far.into())]);
-    let choose = |filter, source| choose_gid(LinkLayer::ETHERNET, &table, &filter, source, &here);
-    let chosen = choose(GidFilter::new(), None).unwrap();
+    let facts = |addresses| Facts { ethernet: true, netdev: None, addresses, route: &unrouted };
+    let choose = |filter| choose_gid(&facts(&here), &table, &filter);
+    let chosen = choose(GidFilter::new()).unwrap();
     assert_eq!(chosen.entry.index, 2);
     assert!(chosen.reason.contains("RoCE v2, an IPv4 address of eth0"), "{}", chosen.reason);
     assert!(chosen.reason.contains("index 0 (10.0.0.2, RoCE v2)"), "{}", chosen.reason);
-    let v1 = choose(GidFilter::new().gid_type(GidType::ROCE_V1), None).unwrap();
+    let v1 = choose(GidFilter::new().gid_type(GidType::ROCE_V1)).unwrap();
     assert_eq!(v1.entry.index, 1);
-    let error = choose(GidFilter::new().interface(3), None).unwrap_err();
-    assert!(error.contains("has no GID of interface 3; there are index 1"), "{error}");
+    let error = no_gid(choose(GidFilter::new().interface(3)));
+    assert!(error.contains("has no GID of eth1; there are index 2"), "{error}");
+    let error = no_gid(choose(GidFilter::new().interface(9).gid_type(GidType::IB)));
+    assert!(error.contains("has no GID of type IB of interface 9; there"), "{error}");
     let empty = Addresses::planted(&[]);
-    let error = choose_gid(LinkLayer::ETHERNET, &table, &GidFilter::new(), None, &empty);
-    assert!(error.unwrap_err().contains("no GID of this network namespace"));
-    let error = choose_gid(LinkLayer::ETHERNET, &[], &GidFilter::new(), None, &here).unwrap_err();
+    let error = no_gid(choose_gid(&facts(&empty), &table, &GidFilter::new()));
+    assert!(error.contains("no GID of this network namespace"), "{error}");
+    let error = no_gid(choose_gid(&facts(&here), &[], &GidFilter::new()));
     assert!(error.contains("has no GID: its network interface is down"), "{error}");
 }
 
@@ -48,13 +74,130 @@ fn a_gid_is_chosen_by_the_way_to_the_peer() {
     let peer: IpAddr = Ipv4Addr::new(10, 0, 1, 9).into();
     let filter = GidFilter::new().peer(peer);
     let choose = |source: Ipv4Addr| {
-        choose_gid(LinkLayer::ETHERNET, &table, &filter, Some(source.into()), &here)
+        let route = move |_, interface, _| match interface {
+            0 => Ok(Route { interface: 2, source: source.into(), local: false }),
+            _ => Err(Errno::HOSTUNREACH),
+        };
+        let facts = Facts { ethernet: true, netdev: None, addresses: &here, route: &route };
+        choose_gid(&facts, &table, &filter)
     };
     let chosen = choose(other).unwrap();
     assert_eq!(chosen.entry.index, 1);
-    assert!(chosen.reason.contains("10.0.1.9 is reached from 10.0.1.1"), "{}", chosen.reason);
-    let error = choose(Ipv4Addr::new(192, 0, 2, 1)).unwrap_err();
-    assert!(error.contains("of address 192.0.2.1, from which 10.0.1.9 is reached"), "{error}");
+    assert!(chosen.reason.contains("10.0.1.9 is reached from 10.0.1.1 of eth0"), "{chosen:?}");
+    let error = no_gid(choose(Ipv4Addr::new(192, 0, 2, 1)));
+    assert!(error.contains("of address 192.0.2.1 of eth0, from which 10.0.1.9 is"), "{error}");
+    let facts = Facts { ethernet: true, netdev: None, addresses: &here, route: &unrouted };
+    let error = choose_gid(&facts, &table, &filter).unwrap_err();
+    assert!(matches!(&error, Refusal::NoRoute(Errno::NETUNREACH, why) if why.contains("10.0.1.9")));
+    let link_local = GidFilter::new().peer("fe80::1".parse().unwrap());
+    let error = choose_gid(&facts, &table, &link_local).unwrap_err();
+    let names = |why: &str| why.contains("name the interface");
+    assert!(matches!(&error, Refusal::NoRoute(Errno::INVAL, why) if names(why)), "{error:?}");
+}
+
+/// A port with interface 2, a VLAN on it (3) whose GIDs come first, and a macvlan (4) behind it.
+#[test]
+fn the_ports_own_interface_comes_before_those_that_stand_on_it() {
+    let v2 = GidType::ROCE_V2;
+    let (own, vlan) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 5, 1));
+    let own_v6: Ipv6Addr = "2001:db8::1".parse().unwrap();
+    let link_local: Ipv6Addr = "fe80::1".parse().unwrap();
+    let addresses: [(u32, &str, IpAddr); 7] = [
+        (2, "eth0", own.into()),
+        (2, "eth0", own_v6.into()),
+        (2, "eth0", link_local.into()),
+        (3, "eth0.5", vlan.into()),
+        (3, "eth0.5", own.into()),
+        (4, "macvlan0", vlan.into()),
+        (4, "macvlan0", own.into()),
+    ];
+    let here = Addresses::planted(&addresses).stacked(3, 2).stacked(4, 2);
+    let choose = |netdev, table: &[GidEntry], filter| {
+        let facts = Facts { ethernet: true, netdev, addresses: &here, route: &unrouted };
+        choose_gid(&facts, table, &filter).unwrap()
+    };
+    let any = GidFilter::new();
+    for netdev in [Some("eth0"), None] {
+        for (upper, address) in [(3, vlan), (4, vlan), (3, own), (4, own)] {
+            let table = [on(upper, entry(0, v2, address)), entry(1, v2, own)];
+            let chosen = choose(netdev, &table, any);
+            assert_eq!(chosen.entry.index, 1, "{upper} {address}: {}", chosen.reason);
+            assert!(chosen.reason.contains("of eth0"), "{}", chosen.reason);
+            let named = choose(netdev, &table, any.interface(upper));
+            assert_eq!(named.entry.index, 0, "{upper} {address}: {}", named.reason);
+        }
+        // A routed address of the own interface is better than any of a VLAN, and a link-local one is not.
+        let table = [on(3, entry(0, v2, vlan)), entry(1, v2, link_local)];
+        assert_eq!(choose(netdev, &table, any).entry.index, 0);
+        let table = [on(3, entry(0, v2, vlan)), entry(1, v2, link_local), entry(2, v2, own_v6)];
+        assert_eq!(choose(netdev, &table, any).entry.index, 2);
+    }
+    // A function that got the macvlan has no other.
+    assert_eq!(choose(Some("eth0"), &[on(4, entry(0, v2, vlan))], any).entry.index, 0);
+}
+
+#[test]
+fn of_two_gids_with_one_address_that_of_the_routes_interface_is_chosen() {
+    let v2 = GidType::ROCE_V2;
+    let address = Ipv4Addr::new(10, 0, 0, 1);
+    let here = Addresses::planted(&[(2, "eth0", address.into()), (3, "eth0.5", address.into())]);
+    let here = here.stacked(3, 2);
+    let table = [on(3, entry(0, v2, address)), entry(1, v2, address)];
+    let filter = GidFilter::new().peer(Ipv4Addr::new(10, 0, 0, 9).into());
+    let choose = |filter: &GidFilter, preferred| {
+        let route = move |_, interface, _| {
+            let interface = if interface == 0 { preferred } else { interface };
+            Ok(Route { interface, source: address.into(), local: interface == 1 })
+        };
+        let facts = Facts { ethernet: true, netdev: None, addresses: &here, route: &route };
+        choose_gid(&facts, &table, filter).unwrap()
+    };
+    let (own, vlan) = (choose(&filter, 2), choose(&filter, 3));
+    assert_eq!((own.entry.index, vlan.entry.index), (1, 0));
+    assert_eq!(own.reason, "RoCE v2, 10.0.0.9 is reached from 10.0.0.1 of eth0");
+    assert_eq!(vlan.reason, "RoCE v2, 10.0.0.9 is reached from 10.0.0.1 of eth0.5");
+    let named = choose(&filter.interface(3), 2);
+    assert_eq!((named.entry.index, named.reason), (0, vlan.reason));
+    // Without netlink no interface is known, and to this machine itself (1, the loopback) none counts.
+    for unknown in [0, 1] {
+        let chosen = choose(&filter, unknown);
+        assert_eq!(chosen.entry.index, 1);
+        assert_eq!(chosen.reason, "RoCE v2, 10.0.0.9 is reached from 10.0.0.1");
+    }
+}
+
+/// Two ports in one subnet, of which the kernel prefers the other one's.
+#[test]
+fn a_peer_is_reached_from_the_port_that_the_kernel_does_not_prefer() {
+    let (eth0, eth1) = (Ipv4Addr::new(10, 0, 0, 1), Ipv4Addr::new(10, 0, 0, 2));
+    let here = Addresses::planted(&[(2, "eth0", eth0.into()), (3, "eth1", eth1.into())]);
+    let table = [on(3, entry(0, GidType::ROCE_V2, eth1))];
+    let near = IpAddr::from(Ipv4Addr::new(10, 0, 0, 9));
+    let route = |peer: IpAddr, interface: u32, confirmed: bool| {
+        let (interface, source) = match interface {
+            0 | 2 => (2, eth0),
+            // The kernel takes any peer for a neighbour on an interface that is named.
+            3 if confirmed && peer != near => return Err(Errno::HOSTUNREACH),
+            _ => (interface, eth1),
+        };
+        Ok(Route { interface, source: source.into(), local: false })
+    };
+    let facts = Facts { ethernet: true, netdev: Some("eth1"), addresses: &here, route: &route };
+    let filter = GidFilter::new().peer(near);
+    let chosen = choose_gid(&facts, &table, &filter).unwrap();
+    assert_eq!(chosen.entry.index, 0);
+    let prefers =
+        "from 10.0.0.2 of eth1; the kernel prefers 10.0.0.1 of eth0, which is not the port's";
+    assert!(chosen.reason.ends_with(prefers), "{}", chosen.reason);
+    let named = choose_gid(&facts, &table, &filter.interface(3)).unwrap();
+    assert_eq!(named.reason, "RoCE v2, 10.0.0.9 is reached from 10.0.0.2 of eth1");
+    // The port of a peer that only the other port reaches is not chosen, unless its interface is named.
+    let filter = GidFilter::new().peer(Ipv4Addr::new(192, 0, 2, 9).into());
+    let error = no_gid(choose_gid(&facts, &table, &filter));
+    assert!(error.contains("of address 10.0.0.1 of eth0, from which 192.0.2.9"), "{error}");
+    choose_gid(&facts, &table, &filter.interface(3)).unwrap();
+    let error = no_gid(choose_gid(&facts, &table, &filter.interface(2)));
+    assert!(error.contains("has no GID of eth0; there are index 0"), "{error}");
 }
 
 #[test]

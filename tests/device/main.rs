@@ -166,6 +166,7 @@ fn main() -> ExitCode {
         root::cable::trials(),
         root::cm::trials(),
         root::flow::trials(),
+        root::gids::trials(),
         root::raw_packet::trials(),
         root::refusals::trials(),
         root::sandbox::trials(),

@@ -4,6 +4,7 @@
 pub(crate) mod cable;
 pub(crate) mod cm;
 pub(crate) mod flow;
+pub(crate) mod gids;
 pub(crate) mod raw_packet;
 pub(crate) mod refusals;
 pub(crate) mod sandbox;

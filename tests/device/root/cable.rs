@@ -91,7 +91,7 @@ impl Drop for End {
 }
 
 /// Waits until something is so.
-fn until<T>(what: &str, mut look: impl FnMut() -> Verdict<Option<T>>) -> Verdict<T> {
+pub(super) fn until<T>(what: &str, mut look: impl FnMut() -> Verdict<Option<T>>) -> Verdict<T> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         if let Some(found) = look()? {
