@@ -1,6 +1,7 @@
 //! What a device may do with registered memory, and what a peer may do through a queue pair.
 
 use crate::error::{Error, Result};
+use std::fmt;
 use uverbs_uapi::mr::ib_uverbs_access_flags as raw;
 
 bitflags::bitflags! {
@@ -36,6 +37,16 @@ bitflags::bitflags! {
     }
 }
 
+/// The names of the rights, `LOCAL_WRITE | REMOTE_READ`; without any, "local reads only".
+impl fmt::Display for Access {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.is_empty() {
+            true => f.write_str("local reads only"),
+            false => bitflags::parser::to_writer(self, f),
+        }
+    }
+}
+
 /// The range of flags that a kernel may ignore.
 const OPTIONAL: u32 = 0x3ff0_0000;
 
@@ -53,7 +64,7 @@ impl Access {
         if self.intersects(needs_local) && !self.contains(Access::LOCAL_WRITE) {
             return Err(Error::invalid(
                 verb,
-                format!("access {self:?} needs LOCAL_WRITE: what a peer writes, the device writes"),
+                format!("access {self} needs LOCAL_WRITE: what a peer writes, the device writes"),
             ));
         }
         Ok(())
@@ -69,6 +80,13 @@ impl Access {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn rights_are_shown_by_their_names() {
+        assert_eq!(Access::empty().to_string(), "local reads only");
+        let two = Access::LOCAL_WRITE | Access::REMOTE_READ;
+        assert_eq!(two.to_string(), "LOCAL_WRITE | REMOTE_READ");
+    }
 
     #[test]
     fn remote_writes_need_local_write() {

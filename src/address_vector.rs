@@ -2,6 +2,7 @@
 
 use crate::error::Result;
 use crate::number::{Gid, narrow};
+use std::net::Ipv4Addr;
 use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_global_route};
 use uverbs_uapi::qp::ib_uverbs_qp_dest;
 
@@ -42,6 +43,90 @@ pub struct AddressVector {
     pub src_path_bits: u8,
     /// Rate limit as an enumerator of the specification; 0 is the port's rate.
     pub static_rate: u8,
+}
+
+/// The header in front of a datagram: which port sent it, and to which.
+///
+/// A receive on a UD queue pair begins with [40 bytes](Self::BYTES) for it. An InfiniBand or IPv6 header fills them; an
+/// IPv4 header fills the last 20, and what is in front of it means nothing.
+///
+/// ```no_run
+/// # use uverbs::{AddressVector, Completion, MemoryRegion, ProtectionDomain};
+/// # fn f(pd: &ProtectionDomain, inbox: &MemoryRegion, done: &Completion<'_>) -> Result<(), Box<dyn std::error::Error>> {
+/// use uverbs::Grh;
+///
+/// let mut header = [0; Grh::BYTES];
+/// inbox.copy_to(0, &mut header)?;
+/// if let Some(grh) = Grh::parse(&header).filter(|_| done.has_grh()) {
+///     println!("from {}, to {}", grh.source.ip(), grh.destination.ip());
+///     // The way back, from GID index 3 of port 1.
+///     let ah = pd.create_ah(&AddressVector::global(1, 3, grh.source))?;
+/// #   drop(ah);
+/// }
+/// # Ok(()) }
+/// ```
+#[doc(alias = "ibv_grh")]
+#[doc(alias = "ibv_init_ah_from_wc")]
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub struct Grh {
+    /// The sender's GID; its [`ip`](Gid::ip) on RoCE v2 is the address that the packet came from.
+    pub source: Gid,
+    /// The GID that it was sent to: this port's, or a group's.
+    pub destination: Gid,
+    /// Traffic class; on RoCE v2 the type of service.
+    pub traffic_class: u8,
+    /// Routers that the packet could still have passed.
+    pub hop_limit: u8,
+}
+
+impl Grh {
+    /// Bytes in front of each datagram.
+    pub const BYTES: usize = 40;
+
+    /// Reads the header from the first 40 bytes of a received datagram. `None` if there are fewer, or neither
+    /// version of the header is there, as in a datagram without one.
+    pub fn parse(datagram: &[u8]) -> Option<Grh> {
+        let (header, _) = datagram.split_first_chunk::<{ Grh::BYTES }>()?;
+        let (_, v4) = header.split_last_chunk::<20>()?;
+        // The bytes in front of an IPv4 header may look like version 6, and an IPv6 address like an IPv4 header: the
+        // checksum tells, as in the kernel's `ib_get_rdma_header_version`.
+        match (header[0] >> 4, v4[0]) {
+            (6, 0x45) if !checksum_is_right(v4) => Some(Grh::v6(header)),
+            (_, 0x45) => Some(Grh::v4(v4)),
+            (6, _) => Some(Grh::v6(header)),
+            _ => None,
+        }
+    }
+
+    fn v4(header: &[u8; 20]) -> Grh {
+        let address = |at: usize| {
+            Gid::from(Ipv4Addr::new(header[at], header[at + 1], header[at + 2], header[at + 3]))
+        };
+        Grh {
+            source: address(12),
+            destination: address(16),
+            traffic_class: header[1],
+            hop_limit: header[8],
+        }
+    }
+
+    fn v6(header: &[u8; Grh::BYTES]) -> Grh {
+        let mut gids = [Gid::default(); 2];
+        for (gid, bytes) in gids.iter_mut().zip(header[8..].chunks_exact(16)) {
+            gid.0.copy_from_slice(bytes);
+        }
+        let [source, destination] = gids;
+        let traffic_class = header[0] << 4 | header[1] >> 4;
+        Grh { source, destination, traffic_class, hop_limit: header[7] }
+    }
+}
+
+/// Whether an IPv4 header's words add up, in ones' complement.
+fn checksum_is_right(header: &[u8; 20]) -> bool {
+    let words = header.chunks_exact(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1]));
+    let sum: u32 = words.sum();
+    (sum & 0xffff) + (sum >> 16) == 0xffff
 }
 
 impl AddressVector {
@@ -138,5 +223,55 @@ impl AddressVector {
             src_path_bits: dest.src_path_bits,
             static_rate: dest.static_rate,
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::net::{IpAddr, Ipv6Addr};
+
+    /// A header of IPv4 behind bytes that a device left as they were, with the right checksum.
+    fn v4(before: u8) -> [u8; 48] {
+        let mut bytes = [before; 48];
+        let header = [
+            0x45, 0x08, 0, 76, 0, 0, 0x40, 0, 61, 17, 0, 0, // the checksum is the last pair
+            10, 0, 1, 3, 10, 0, 1, 9,
+        ];
+        bytes[20..40].copy_from_slice(&header);
+        let sum: u32 =
+            header.chunks(2).map(|word| u32::from(word[0]) << 8 | u32::from(word[1])).sum();
+        let folded = (sum & 0xffff) + (sum >> 16);
+        bytes[30..32].copy_from_slice(&(!(folded as u16)).to_be_bytes());
+        bytes
+    }
+
+    #[test]
+    fn the_source_of_a_datagram_is_read_by_the_version_of_its_header() {
+        // The bytes in front may look like version 6.
+        for before in [0, 0xff, 0x60] {
+            let grh = Grh::parse(&v4(before)).unwrap();
+            assert_eq!(grh.source.ip(), IpAddr::from(Ipv4Addr::new(10, 0, 1, 3)), "{before:#x}");
+            assert_eq!(grh.destination.ip(), IpAddr::from(Ipv4Addr::new(10, 0, 1, 9)));
+            assert_eq!((grh.traffic_class, grh.hop_limit), (8, 61));
+        }
+        let source: Ipv6Addr = "2001:db8::1".parse().unwrap();
+        let mut bytes = [0; 40];
+        bytes[..8].copy_from_slice(&[0x60, 0x80, 0, 0, 0, 36, 27, 64]);
+        bytes[8..24].copy_from_slice(&source.octets());
+        // The beginning of the destination is where the address of an IPv4 header would be.
+        bytes[24..].copy_from_slice(&"fe80::2".parse::<Ipv6Addr>().unwrap().octets());
+        let grh = Grh::parse(&bytes).unwrap();
+        assert_eq!((grh.source, grh.destination.is_link_local()), (source.into(), true));
+        assert_eq!((grh.traffic_class, grh.hop_limit), (8, 64));
+        // A source whose bytes look like an IPv4 header with a wrong checksum.
+        bytes[20] = 0x45;
+        assert_eq!(Grh::parse(&bytes).unwrap().source.0[12], 0x45);
+    }
+
+    #[test]
+    fn a_datagram_without_a_header_has_no_source() {
+        assert_eq!(Grh::parse(&[0; 40]), None);
+        assert_eq!(Grh::parse(&v4(0)[..39]), None);
     }
 }

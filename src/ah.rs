@@ -56,7 +56,8 @@ impl<S: Sharing> ProtectionDomain<S> {
     /// `EINVAL` for a port or index that does not exist, an index above 255, on Ethernet without a global part, or
     /// on InfiniBand without a `dlid`;
     /// `ENODATA` for an index whose entry is empty; `EOPNOTSUPP` on soft-RoCE before Linux 5.16;
-    /// `EHOSTUNREACH`, `ENETUNREACH` or `ETIMEDOUT` when the peer cannot be resolved.
+    /// `EHOSTUNREACH` or `ENETUNREACH` without a route to the peer, `ETIMEDOUT` if it does not answer; `EINVAL` for
+    /// a peer whose GID is of another IP version than the port's.
     #[doc(alias = "ibv_create_ah")]
     pub fn create_ah(&self, vector: &AddressVector) -> Result<AddressHandle> {
         const VERB: &str = "create_ah";
@@ -74,18 +75,7 @@ impl<S: Sharing> ProtectionDomain<S> {
             .driver(&[], driver_response.as_mut());
         let made = file.execute(VERB, &mut command);
         drop(command);
-        made.map_err(|error| match error.errno() {
-            // ENODATA: the entry of the table is empty.
-            Errno::INVAL | Errno::NODATA => error.detail(format!(
-                "port {}, {}: no such port or identifier, or a global part is missing",
-                vector.port,
-                match vector.global {
-                    Some(global) => format!("sgid index {} to {}", global.sgid_index, global.dgid),
-                    None => format!("lid {}", vector.dlid),
-                }
-            )),
-            _ => error,
-        })?;
+        made.map_err(|error| self.explain_ah(error, vector))?;
         // Destroyed if its address cannot be had.
         let object = Object::new(file.clone(), Class::AH, resp.ah_handle, ());
         let address = file.provider.address(VERB, &attr, link, &driver_response)?;
@@ -94,6 +84,29 @@ impl<S: Sharing> ProtectionDomain<S> {
 }
 
 impl<S: Sharing> ProtectionDomain<S> {
+    fn explain_ah(&self, error: Error, vector: &AddressVector) -> Error {
+        let device = self.inner.file().device.name();
+        let errno = error.errno();
+        let asked = || {
+            let way = match vector.global {
+                Some(global) => format!("GID index {} to {}", global.sgid_index, global.dgid.ip()),
+                None => format!("lid {:#x}", vector.dlid),
+            };
+            format!("port {} of {device}, {way}", vector.port)
+        };
+        match errno {
+            Errno::OPNOTSUPP => error.detail(format!("{device} makes no address handles")),
+            Errno::NOMEM | Errno::IO | Errno::AGAIN => error,
+            _ => match self.context().explain_path(errno, vector) {
+                Some(why) => error.detail(why),
+                None if errno == Errno::INVAL => {
+                    error.detail(format!("{}: {device} refuses the path", asked()))
+                }
+                None => error.context(asked),
+            },
+        }
+    }
+
     /// What packets on the way look like, where the driver leaves that to this library.
     fn link(&self, vector: &AddressVector) -> Result<LinkProtocol> {
         if !self.inner.file().provider.traits().addresses_by_link {

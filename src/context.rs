@@ -289,7 +289,7 @@ fn without_method(error: Error) -> Error {
         Some(Errno::PROTONOSUPPORT | Errno::NOTTY) => error.detail(
             "this kernel makes no contexts by ioctl: Linux 5.10 or later is needed (`uname -r` tells)",
         ),
-        _ => error,
+        _ => error.context(|| "the kernel makes no context of the open device".into()),
     }
 }
 

@@ -6,7 +6,7 @@ use crate::channel::{ChannelInner, CompletionChannel};
 use crate::completion::Completion;
 use crate::context::Context;
 use crate::device_attr::above_limits;
-use crate::error::{Error, ErrorWith, Result};
+use crate::error::{Error, ErrorWith, Result, debug_is_sentence};
 use crate::events::keys::{ArmSn, EventKey, EventSourceKind, ObjectKey};
 use crate::file::File;
 use crate::memory::allocator::Source;
@@ -27,6 +27,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::ops::Deref;
 use std::os::fd::AsFd;
+use std::rc::Rc;
 use std::sync::Arc;
 use uverbs_uapi::cq as uapi;
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_RESIZE_CQ, IB_USER_VERBS_EX_CMD_MODIFY_CQ};
@@ -153,16 +154,57 @@ pub(crate) mod sealed {
     }
 }
 
-/// What a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, or an
-/// [`AsyncCompletionQueue`](crate::aio::AsyncCompletionQueue).
+/// What a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, an
+/// [`OwnedCompletionQueue`](crate::owned::OwnedCompletionQueue), an
+/// [`AsyncCompletionQueue`](crate::aio::AsyncCompletionQueue), or a guard of a lock around one of these.
 ///
-/// Example: [`CqControl`].
+/// ```no_run
+/// # use std::sync::Mutex;
+/// # use uverbs::{CompletionQueue, ProtectionDomain, QpType};
+/// # fn f(pd: &ProtectionDomain, shared: &Mutex<CompletionQueue>) -> Result<(), Box<dyn std::error::Error>> {
+/// let guard = shared.lock().unwrap();
+/// let qp = pd.qp_builder(&guard, &guard, QpType::RC).build()?;
+/// # drop(qp); Ok(()) }
+/// ```
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no completion queue",
+    label = "a queue pair completes to a `CompletionQueue` or a handle of one",
+    note = "of a guard or a smart pointer pass the queue inside: `&*guard`"
+)]
 pub trait CqRef: sealed::Sealed {}
 
 impl CqRef for CompletionQueue {}
 impl CqRef for CqControl {}
 impl<T: CqRef + ?Sized> CqRef for &T {}
 impl<T: CqRef + ?Sized> CqRef for &mut T {}
+
+/// Implements [`CqRef`] for pointers and guards that lead to one.
+macro_rules! leads_to_cq {
+    ($($pointer:ty),*) => {$(
+        impl<T: CqRef + ?Sized> CqRef for $pointer {}
+
+        impl<T: CqRef + ?Sized> sealed::Sealed for $pointer {
+            fn control(&self) -> &CqControl {
+                (**self).control()
+            }
+
+            fn compact_updates(&self) {
+                (**self).compact_updates();
+            }
+        }
+    )*};
+}
+
+leads_to_cq!(
+    Box<T>,
+    Arc<T>,
+    Rc<T>,
+    std::cell::Ref<'_, T>,
+    std::cell::RefMut<'_, T>,
+    std::sync::MutexGuard<'_, T>,
+    std::sync::RwLockReadGuard<'_, T>,
+    std::sync::RwLockWriteGuard<'_, T>
+);
 
 impl sealed::Sealed for CompletionQueue {
     fn control(&self) -> &CqControl {
@@ -230,7 +272,9 @@ impl Context {
     /// Starts to build a completion queue with room for at least `cqe` completions, 1 to the device's
     /// [`max_cqe`](crate::DeviceAttr::max_cqe). A queue overflows, and its queue pairs go into an error
     /// state, if more requests complete than it holds: give it as many entries as the queues that complete
-    /// to it hold requests.
+    /// to it hold requests. Devices round queues up, and [`caps`](crate::QpControl::caps) tells how far: twice the requests
+    /// that were asked for in all, and 4 more for each queue pair, is enough on every device, also for
+    /// [`adopt`](crate::owned::OwnedCompletionQueue::adopt), which refuses what might overflow.
     ///
     /// ```no_run
     /// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
@@ -360,7 +404,8 @@ impl CqBuilder {
                     error.detail(format!("{} pads no completions", file.device.name()))
                 }
                 Errno::NOMEM => error.pinning(pinned),
-                _ => error,
+                _ => error
+                    .context(|| format!("{cqe} entries of {cqe_size} bytes on vector {vector}")),
             })?;
             let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
             Ok(Object::new(file.clone(), Class::CQ, handle, resources))
@@ -583,7 +628,7 @@ impl CompletionQueue {
                 Errno::OPNOTSUPP => {
                     error.detail(format!("{} resizes no completion queues", file.device.name()))
                 }
-                _ => error,
+                _ => error.context(|| format!("to {cqe} entries")),
             })
         };
         match &mut self.ring {
@@ -675,7 +720,9 @@ impl CqControl {
                      and {}",
                     caps.max_count, caps.max_period_us
                 )),
-                _ => error,
+                _ => error.context(|| {
+                    format!("{name} is to wait for {count} completions or {period_us} microseconds")
+                }),
             }
         })
     }
@@ -809,7 +856,7 @@ fn above_max_cqe(file: &File, cqe: u32) -> Option<String> {
 /// Why a completion queue could not be polled, or a [scope](crate::owned::Scope) not wait for a request.
 ///
 /// Example: [`CompletionQueue::poll`](crate::CompletionQueue::poll).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PollError {
     /// This process is a fork of the one that created the queue.
@@ -830,6 +877,8 @@ impl fmt::Display for PollError {
 }
 
 impl std::error::Error for PollError {}
+
+debug_is_sentence!(PollError);
 
 /// For functions that return [`Error`].
 impl From<PollError> for Error {

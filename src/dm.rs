@@ -7,6 +7,7 @@ use crate::context::Context;
 use crate::error::{Error, ErrorWith, MemoryError, Result};
 use crate::file::File;
 use crate::memory::mmio_window::{MmioWindow, WORD};
+use crate::number::ByteCount;
 use crate::object::{Class, Object, destroy_sole};
 use crate::provider::DmLocation;
 use crate::uverbs::command::Command;
@@ -99,7 +100,8 @@ impl Context {
             return Err(Error::new(VERB, Errno::OPNOTSUPP).detail(detail));
         }
         if length == 0 || length as u64 > most {
-            let detail = format!("{length} bytes; {} has {most} in all", file.device.name());
+            let (length, most) = (ByteCount::of(length), ByteCount(most));
+            let detail = format!("{length}; {} has {most} in all", file.device.name());
             return Err(Error::invalid(VERB, detail));
         }
         let command = Command::new(UVERBS_OBJECT_DM, uapi::UVERBS_METHOD_DM_ALLOC)
@@ -111,13 +113,13 @@ impl Context {
         let handle = command.made(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE);
         drop(command);
         made.map_err(|error| {
-            let name = file.device.name();
+            let (name, size, most) = (file.device.name(), ByteCount::of(length), ByteCount(most));
             match error.errno() {
                 Errno::NOMEM => error.detail(format!(
-                    "{length} bytes are not left, or not in one piece, of the {most} of {name}"
+                    "{size} are not left, or not in one piece, of the {most} of {name}"
                 )),
-                Errno::INVAL => error.detail(format!("{length} bytes at a multiple of {align}")),
-                _ => error,
+                Errno::INVAL => error.detail(format!("{size} at a multiple of {align}")),
+                _ => error.context(|| format!("{size} at a multiple of {align} on {name}")),
             }
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;

@@ -4,6 +4,7 @@
 //! are small `Copy` types and live with the queues that return them ([`PostError`](crate::PostError)). Each
 //! error type of the library converts into an [`Error`], so that `?` works in a function that returns [`Result`].
 
+use crate::number::{ByteCount, Offset};
 use rustix::io::Errno;
 use rustix::process::{Resource, getrlimit};
 use std::borrow::Cow;
@@ -63,6 +64,11 @@ impl Error {
                 "a cgroup's limit of RDMA objects is reached (rdma.max, rdma.current), or the device \
                  has no more"
             }
+            Errno::NOMEM => "the system or the device is out of memory",
+            Errno::MFILE => {
+                "this process has as many open files as RLIMIT_NOFILE permits (`ulimit -n`)"
+            }
+            Errno::NFILE => "the system has as many open files as it may (fs.file-max)",
             _ => "",
         };
         Error(Box::new(Inner {
@@ -97,9 +103,9 @@ impl Error {
         self
     }
 
-    /// As [`detail`](Self::detail), unless the error says more already.
-    pub(crate) fn detail_if_none(self, detail: impl FnOnce() -> String) -> Self {
-        if self.0.detail.is_empty() { self.detail(detail()) } else { self }
+    /// Says what was asked for, where the error does not say more already.
+    pub(crate) fn context(self, asked: impl FnOnce() -> String) -> Self {
+        if self.0.detail.is_empty() { self.detail(asked()) } else { self }
     }
 
     /// Attributes the error to the call that the user made rather than to a step of it.
@@ -113,8 +119,8 @@ impl Error {
         match bytes {
             0 => self,
             // Miri knows no limits.
-            _ if cfg!(miri) => self.detail(out_of_memory(bytes, None)),
-            _ => self.detail(out_of_memory(bytes, getrlimit(Resource::Memlock).current)),
+            _ if cfg!(miri) => self.detail(out_of_memory(bytes, &Locking::default())),
+            _ => self.detail(out_of_memory(bytes, &Locking::here())),
         }
     }
 
@@ -176,14 +182,71 @@ impl Error {
     }
 }
 
-fn out_of_memory(bytes: usize, memlock: Option<u64>) -> String {
-    match memlock {
-        Some(limit) => format!(
-            "cannot pin {bytes} bytes: this process may lock {limit} bytes (RLIMIT_MEMLOCK), all of \
-             its regions and queues together; raise it with `ulimit -l` or LimitMEMLOCK=, or grant \
-             CAP_IPC_LOCK (one of a user namespace does not count)"
+/// The rules by which the kernel lets this process pin memory.
+#[derive(Default)]
+struct Locking {
+    /// `RLIMIT_MEMLOCK`; `None` without a limit.
+    limit: Option<u64>,
+    /// Bytes that are pinned already; `None` where `/proc` does not tell.
+    pinned: Option<u64>,
+    /// The process has `CAP_IPC_LOCK` of the first user namespace, so that no limit counts.
+    exempt: bool,
+}
+
+impl Locking {
+    /// This process's.
+    fn here() -> Locking {
+        let read = |name: &str| std::fs::read_to_string(format!("/proc/self/{name}"));
+        let limit = getrlimit(Resource::Memlock).current;
+        let status = read("status").unwrap_or_default();
+        Locking::parse(limit, &status, &read("uid_map").unwrap_or_default())
+    }
+
+    /// Out of `/proc/self/status` and `/proc/self/uid_map`.
+    fn parse(limit: Option<u64>, status: &str, uid_map: &str) -> Locking {
+        const CAP_IPC_LOCK: u64 = 1 << 14;
+        let field = |name| {
+            status.lines().find_map(|line| line.strip_prefix(name)?.split_whitespace().next())
+        };
+        let capabilities =
+            field("CapEff:").and_then(|digits| u64::from_str_radix(digits, 16).ok()).unwrap_or(0);
+        let pinned = field("VmPin:").and_then(|kilobytes| kilobytes.parse::<u64>().ok());
+        // The first user namespace maps all users to themselves.
+        let is_first = uid_map.split_whitespace().eq(["0", "0", "4294967295"]);
+        Locking {
+            limit,
+            pinned: pinned.and_then(|kilobytes| kilobytes.checked_mul(1 << 10)),
+            exempt: capabilities & CAP_IPC_LOCK != 0 && is_first,
+        }
+    }
+
+    /// The limit, if so many bytes more exceed it. The kernel counts whole pages, and a queue has a page for its
+    /// doorbell record.
+    fn exceeded(&self, bytes: usize) -> Option<u64> {
+        const AROUND: u64 = 4 << 16;
+        let pinned = self.pinned.unwrap_or(u64::MAX);
+        let wanted = pinned.saturating_add(bytes as u64).saturating_add(AROUND);
+        self.limit.filter(|&limit| !self.exempt && wanted > limit)
+    }
+}
+
+fn out_of_memory(bytes: usize, locking: &Locking) -> String {
+    let size = ByteCount::of(bytes);
+    match locking.exceeded(bytes) {
+        Some(limit) => {
+            let pinned = locking.pinned.map(|pinned| format!(", and pins {}", ByteCount(pinned)));
+            format!(
+                "cannot pin {size}: this process may lock {} (RLIMIT_MEMLOCK), all of its regions and queues \
+                 together{}; raise it with `ulimit -l` or LimitMEMLOCK=, or grant CAP_IPC_LOCK (one of a \
+                 user namespace does not count)",
+                ByteCount(limit),
+                pinned.unwrap_or_default()
+            )
+        }
+        None => format!(
+            "cannot pin {size}: the system or the device is out of memory; the limit of locked memory is \
+             not the reason"
         ),
-        None => format!("cannot pin {bytes} bytes: system or device is out of memory"),
     }
 }
 
@@ -197,16 +260,20 @@ impl fmt::Display for Error {
     }
 }
 
-impl fmt::Debug for Error {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Error")
-            .field("verb", &self.0.verb)
-            .field("errno", &self.0.errno)
-            .field("kernel_errno", &self.0.kernel)
-            .field("detail", &self.0.detail)
-            .finish()
-    }
+/// Lets `Debug` of errors be the sentence of `Display`, since `main` prints that of the error that it returns.
+macro_rules! debug_is_sentence {
+    ($($name:ident $(<$($parameter:ident),*>)?),+) => {$(
+        /// The sentence of `Display`, so that a `main` that returns the error prints it.
+        impl $(<$($parameter),*>)? std::fmt::Debug for $name $(<$($parameter),*>)? {
+            fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+                std::fmt::Display::fmt(self, f)
+            }
+        }
+    )+};
 }
+pub(crate) use debug_is_sentence;
+
+debug_is_sentence!(Error, ErrorWith<T>, MemoryError);
 
 impl std::error::Error for Error {}
 
@@ -287,12 +354,6 @@ impl<T> From<ErrorWith<T>> for std::io::Error {
     }
 }
 
-impl<T> fmt::Debug for ErrorWith<T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ErrorWith").field("error", &self.error).finish_non_exhaustive()
-    }
-}
-
 impl<T> fmt::Display for ErrorWith<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         self.error.fmt(f)
@@ -319,7 +380,7 @@ impl<T> std::error::Error for ErrorWith<T> {}
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum MemoryError {
     /// They do not lie within the memory.
@@ -351,10 +412,12 @@ impl fmt::Display for MemoryError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             MemoryError::OutOfRange { offset, length, size } => {
-                write!(f, "{length} bytes at {offset} exceed the {size} bytes that there are")
+                let [length, size] = [length, size].map(|&bytes| ByteCount::of(bytes));
+                write!(f, "{length} at {} exceed the {size} that there are", Offset(*offset as u64))
             }
             MemoryError::Unaligned { offset, length, word } => {
-                write!(f, "{length} bytes at {offset} are not whole words of {word} bytes")
+                let (length, offset) = (ByteCount::of(*length), Offset(*offset as u64));
+                write!(f, "{length} at {offset} are not whole words of {word} bytes")
             }
             MemoryError::Dead => f.write_str("a failed change left the region without memory"),
             MemoryError::Forked => {
@@ -401,6 +464,10 @@ mod tests {
         let error = Error::invalid("create_cq", "cqe 0 is below the minimum of 1");
         let text = error.to_string();
         assert!(text.starts_with("create_cq: cqe 0 is below the minimum of 1 ("), "{text}");
+        assert_eq!(format!("{error:?}"), text);
+        assert_eq!(format!("{:?}", error.with(7)), text);
+        let beyond = MemoryError::OutOfRange { offset: 8, length: 8, size: 8 };
+        assert_eq!(format!("{beyond:?}"), beyond.to_string());
     }
 
     #[test]
@@ -421,9 +488,46 @@ mod tests {
 
     #[test]
     fn running_out_of_locked_memory_says_how_much_and_what_to_do() {
-        let text = out_of_memory(16 << 20, Some(8 << 20));
-        assert!(text.contains("16777216") && text.contains("8388608"), "{text}");
+        let limit = Some(8 << 20);
+        let text = out_of_memory(16 << 20, &Locking { limit, ..Locking::default() });
+        assert!(text.contains("pin 16 MiB") && text.contains("lock 8 MiB"), "{text}");
         assert!(text.contains("ulimit -l"), "{text}");
-        assert!(!out_of_memory(1, None).contains("ulimit"));
+        let pinned = Some(7 << 20);
+        let text = out_of_memory(2 << 20, &Locking { limit, pinned, exempt: false });
+        assert!(text.contains("and pins 7 MiB") && text.contains("ulimit -l"), "{text}");
+    }
+
+    #[test]
+    fn the_limit_of_locked_memory_is_not_blamed_where_it_does_not_count() {
+        let limit = Some(8 << 20);
+        for locking in [
+            Locking { limit: None, ..Locking::default() },
+            Locking { limit, exempt: true, ..Locking::default() },
+            Locking { limit, pinned: Some(1 << 20), exempt: false },
+        ] {
+            let text = out_of_memory(2 << 20, &locking);
+            assert!(!text.contains("ulimit") && text.contains("is out of memory"), "{text}");
+        }
+    }
+
+    #[test]
+    fn a_capability_counts_in_the_first_user_namespace_alone() {
+        let status =
+            |capabilities| format!("Name:\tx\nVmPin:\t    2048 kB\nCapEff:\t{capabilities}\n");
+        let first = "         0          0 4294967295\n";
+        let parse = |status: &str, users| Locking::parse(Some(1), status, users);
+        let exempt = parse(&status("0000000000004000"), first);
+        assert_eq!((exempt.exempt, exempt.pinned), (true, Some(2 << 20)));
+        assert!(!parse(&status("0000000000003fff"), first).exempt);
+        assert!(!parse(&status("0000000000004000"), "0 1000 1\n").exempt);
+        assert!(!parse("", "").exempt && parse("", "").pinned.is_none());
+    }
+
+    #[test]
+    fn the_sentence_of_a_kernel_error_is_kept_by_the_context_of_its_verb() {
+        let asked = |errno| Error::from_kernel("alloc_pd", errno).context(|| "asked for".into());
+        assert_eq!(asked(Errno::INVAL).message(), "asked for");
+        assert!(asked(Errno::IO).message().contains("the device is gone"));
+        assert!(asked(Errno::MFILE).message().contains("RLIMIT_NOFILE"));
     }
 }

@@ -103,7 +103,7 @@ impl Context {
             drop(command);
             listed.map_err(|error| match error.errno() {
                 Errno::NOENT => error.detail(format!("there are no objects of kind {kind}")),
-                _ => error,
+                _ => error.context(|| format!("the objects of kind {kind}")),
             })?;
             // The kernel says how many it copied, not how many there are: a full list may be short.
             let total = total as usize;

@@ -153,7 +153,7 @@ pub mod passing {
 }
 
 pub use access::Access;
-pub use address_vector::{AddressVector, GlobalRoute};
+pub use address_vector::{AddressVector, GlobalRoute, Grh};
 pub use ah::AddressHandle;
 pub use channel::CompletionChannel;
 pub use completion::Completion;
@@ -186,7 +186,7 @@ pub use pd::{Exclusive, ProtectionDomain, Shared, Sharing};
 pub use port::choose::{ChosenGid, GidFilter};
 pub use port::{
     GidEntry, GidType, LinkLayer, LinkSpeed, LinkWidth, Mtu, PhysState, PortAttr, PortCaps,
-    PortState,
+    PortSpeed, PortState,
 };
 pub use qp::{
     Ece, Endpoint, Handshake, PathMigState, QpAttr, QpBuilder, QpCaps, QpControl, QpInfo, QpParts,

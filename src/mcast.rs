@@ -91,7 +91,7 @@ impl QpControl {
                 Errno::NOMEM => error.detail(
                     "no memory, or more groups or members than query_device says the device has",
                 ),
-                _ => error,
+                _ => error.context(|| format!("group {gid}, lid {lid:#x}")),
             })?;
         groups.push((gid, lid));
         drop(groups);

@@ -495,20 +495,20 @@ fn check_access(window_type: WindowType, access: Access, region: Access) -> Resu
         let unknown = access.difference(known);
         return Err(Error::invalid(
             VERB,
-            format!("a window of type {window_type:?} cannot have access {unknown:?}"),
+            format!("a window of type {window_type:?} cannot have access {unknown}"),
         ));
     }
     if !region.contains(Access::MW_BIND) {
         return Err(Error::invalid(
             VERB,
-            format!("the region was registered with access {region:?}, without MW_BIND"),
+            format!("the region was registered with access {region}, without MW_BIND"),
         ));
     }
     let written = Access::REMOTE_WRITE | Access::REMOTE_ATOMIC;
     if access.intersects(written) && !region.contains(Access::LOCAL_WRITE) {
         return Err(Error::invalid(
             VERB,
-            format!("access {access:?} needs LOCAL_WRITE on the region, which has {region:?}"),
+            format!("access {access} needs LOCAL_WRITE on the region, which has {region}"),
         ));
     }
     Ok(())

@@ -122,6 +122,47 @@ impl fmt::Display for Gid {
     }
 }
 
+/// A size or an offset, as errors show it: bytes up to nine digits, and larger ones in the largest unit.
+#[derive(Clone, Copy)]
+pub(crate) struct ByteCount(pub(crate) u64);
+
+impl ByteCount {
+    pub(crate) fn of(bytes: usize) -> Self {
+        ByteCount(bytes as u64)
+    }
+}
+
+impl fmt::Display for ByteCount {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        const UNITS: [&str; 6] = ["KiB", "MiB", "GiB", "TiB", "PiB", "EiB"];
+        let ByteCount(bytes) = *self;
+        if bytes < 1_000_000 {
+            return write!(f, "{bytes} bytes");
+        }
+        let power = bytes.ilog2() / 10;
+        let whole = (1..=power).rev().find(|power| bytes.trailing_zeros() >= 10 * power);
+        match whole.map(|power| (bytes >> (10 * power), UNITS[power as usize - 1])) {
+            Some((count, unit)) if count < 1_000_000 => write!(f, "{count} {unit}"),
+            _ if bytes < 1_000_000_000 => write!(f, "{bytes} bytes"),
+            _ => {
+                let count = bytes as f64 / (1u64 << (10 * power)) as f64;
+                write!(f, "{count:.1} {}", UNITS[power as usize - 1])
+            }
+        }
+    }
+}
+
+/// A place in memory, counted in bytes, as errors show it: digits, and where they are many the unit.
+#[derive(Clone, Copy)]
+pub(crate) struct Offset(pub(crate) u64);
+
+impl fmt::Display for Offset {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Offset(bytes) = *self;
+        if bytes < 1_000_000_000 { write!(f, "{bytes}") } else { ByteCount(bytes).fmt(f) }
+    }
+}
+
 /// A number as the kernel's struct takes it, in 8 bits.
 pub(crate) fn narrow(verb: &'static str, name: &str, value: u32) -> Result<u8> {
     let above =
@@ -187,6 +228,27 @@ mod tests {
         assert_eq!(gid.ip(), IpAddr::V4(Ipv4Addr::new(10, 0, 0, 1)));
         assert!(!gid.is_link_local() && !gid.is_zero());
         assert_eq!(gid.to_string(), "::ffff:10.0.0.1");
+    }
+
+    #[test]
+    fn sizes_are_exact_in_a_unit_or_rounded_where_they_are_long() {
+        let text = |bytes| ByteCount(bytes).to_string();
+        assert_eq!(text(4097), "4097 bytes");
+        assert_eq!(
+            (text(16 << 20), text((16 << 20) + 1)),
+            ("16 MiB".into(), "16777217 bytes".into())
+        );
+        assert_eq!((text(1 << 63), text(u64::MAX)), ("8 EiB".into(), "16.0 EiB".into()));
+        assert_eq!(text((1 << 40) + 4096), "1.0 TiB");
+        assert_eq!(text(1 << 20 | 1 << 10), "1025 KiB");
+        assert_eq!(
+            (Offset(16 << 20).to_string(), Offset(1 << 63).to_string()),
+            ("16777216".into(), "8 EiB".into())
+        );
+        for shift in 0..64 {
+            let longest = text(u64::MAX >> shift).split(' ').next().unwrap().len();
+            assert!(longest <= 9, "{}", text(u64::MAX >> shift));
+        }
     }
 
     #[test]

@@ -117,7 +117,9 @@ impl ProtectionDomain {
         let mut command = write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
             .response(&mut resp)
             .driver(&[], uhw.as_mut());
-        context.file.execute("alloc_pd", &mut command)?;
+        context.file.execute("alloc_pd", &mut command).map_err(|error| {
+            error.context(|| format!("{} allocates no protection domain", context.device().name()))
+        })?;
         drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
         let kernel = Arc::new(KernelPd { retired: NamedHandles::default(), object, number: None });

@@ -2,6 +2,7 @@
 
 pub(crate) mod choose;
 mod links;
+mod path;
 mod query;
 
 pub(crate) use links::LinkLayers;
@@ -292,11 +293,33 @@ impl PortAttr {
 
 impl PortAttr {
     /// The rate of the link in megabits a second, encoding not subtracted: lanes times the rate of
-    /// one. `None` for a width or speed that this library does not know.
-    #[doc(alias = "ibv_query_port_speed")]
+    /// one. `None` for a width or speed that this library does not know. Of several ports that are aggregated
+    /// [`query_port_speed`](crate::Context::query_port_speed) tells the rate together.
     pub fn link_rate_mbps(&self) -> Option<u32> {
         Some(self.active_width.lanes()? * self.active_speed.lane_mbps()?)
     }
+}
+
+/// The rate of a port, returned by [`query_port_speed`](crate::Context::query_port_speed).
+///
+/// ```no_run
+/// # fn f(context: &uverbs::Context) -> uverbs::Result<()> {
+/// let speed: uverbs::PortSpeed = context.query_port_speed(1)?;
+/// match speed.of_link {
+///     false => println!("{} Mbit/s, says the driver", speed.mbps),
+///     true => println!("{} Mbit/s, the link's width and speed", speed.mbps),
+/// }
+/// # Ok(()) }
+/// ```
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[cfg_attr(feature = "serde", derive(serde::Serialize, serde::Deserialize))]
+#[non_exhaustive]
+pub struct PortSpeed {
+    /// Megabits a second.
+    pub mbps: u64,
+    /// Whether the rate is [that of the link](PortAttr::link_rate_mbps), because the kernel or the driver does not tell
+    /// another one: it is not the rate of ports that are aggregated (LAG), nor what a virtual function may use.
+    pub of_link: bool,
 }
 
 open_enum! {

@@ -25,7 +25,7 @@
 //! | `ibv_open_device`, `ibv_close_device` | [`Context::open`](crate::Context::open); the last clone that is dropped closes |
 //! | `ibv_import_device` | [`Context::import`](crate::Context::import) |
 //! | `ibv_query_device`, `ibv_query_device_ex` | [`Context::query_device`](crate::Context::query_device) |
-//! | `ibv_query_port`, `ibv_query_port_speed` | [`Context::query_port`](crate::Context::query_port), [`PortAttr::link_rate_mbps`](crate::PortAttr::link_rate_mbps) |
+//! | `ibv_query_port`, `ibv_query_port_speed` | [`Context::query_port`](crate::Context::query_port), [`Context::query_port_speed`](crate::Context::query_port_speed) |
 //! | `ibv_query_gid`, `ibv_query_gid_ex`, `ibv_query_gid_type` | [`Context::query_gid`](crate::Context::query_gid) |
 //! | `ibv_query_gid_table` | [`Context::gid_table`](crate::Context::gid_table); [`default_gid`](crate::Context::default_gid) chooses |
 //! | `ibv_query_pkey` | [`Context::query_pkey`](crate::Context::query_pkey) |

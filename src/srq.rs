@@ -311,7 +311,12 @@ impl SrqBuilder {
                     }))
                 }
                 Errno::NOMEM => error.pinning(pinned),
-                _ => error,
+                Errno::OPNOTSUPP => error.detail(format!(
+                    "{} has no shared receive queues{}",
+                    file.device.name(),
+                    if xrc.is_some() { " of XRC domains" } else { "" }
+                )),
+                _ => error.context(|| format!("max_wr {max_wr} and max_sge {max_sge}")),
             })?;
             let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
             Ok(Object::new(file.clone(), Class::SRQ, handle, resources))
@@ -383,7 +388,7 @@ impl SharedReceiveQueue {
             Errno::INVAL => {
                 error.detail(format!("a limit of {limit}, but the queue holds {}", self.max_wr))
             }
-            _ => error,
+            _ => error.context(|| format!("a limit of {limit}")),
         })
     }
 
@@ -424,7 +429,7 @@ impl SharedReceiveQueue {
                         )
                     }))
                 }
-                _ => error,
+                _ => error.context(|| format!("to max_wr {max_wr}")),
             })
         })?;
         self.max_wr = ring.capacity();

@@ -1,7 +1,7 @@
 //! Completions as plain data, and what they say: status, opcode, and data that came within them. The
 //! completion that polling lends is in [`completion`](crate::completion).
 
-use crate::error::Error;
+use crate::error::{Error, debug_is_sentence};
 use crate::number::{Qpn, Rkey, open_enum};
 use rustix::io::Errno;
 use std::fmt;
@@ -190,7 +190,7 @@ impl Wc {
 /// The queue pair is in an error state; see [`WcStatus`].
 ///
 /// Example: [`Completion::ok`](crate::Completion::ok).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub struct WcError {
     /// How the request ended; never [`WcStatus::SUCCESS`].
@@ -227,6 +227,8 @@ impl fmt::Display for WcError {
 }
 
 impl std::error::Error for WcError {}
+
+debug_is_sentence!(WcError);
 
 /// For functions that return [`Error`]: `EIO`, with the request, its queue pair and its status in the
 /// message.

@@ -286,6 +286,10 @@ impl<'a> SendWr<'a> {
     }
 
     /// Asks for a completion when the request succeeds; a failing one always completes.
+    ///
+    /// A request that is not signaled keeps its place in the queue until a later, signaled one of the same queue has
+    /// completed and was polled. Signal at least the last of as many requests as the queue holds, or it is
+    /// [full](crate::PostError::Full) for ever.
     #[doc(alias = "IBV_SEND_SIGNALED")]
     #[inline]
     #[must_use]

@@ -191,7 +191,10 @@ impl<'a> XrcdBuilder<'a> {
             (Errno::BADF, Some(file)) => error
                 .detail(format!("descriptor {} is open as a path only (O_PATH)", file.as_raw_fd())),
             (Errno::OPNOTSUPP, _) => error.detail(format!("{device} has no XRC domains")),
-            _ => error,
+            (_, Some(file)) => error.context(|| {
+                format!("the XRC domain of descriptor {} on {device}", file.as_raw_fd())
+            }),
+            (_, None) => error.context(|| format!("an XRC domain of no file on {device}")),
         }
     }
 }

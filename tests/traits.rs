@@ -25,6 +25,7 @@ const fn travels<T: Default + serde::Serialize + serde::de::DeserializeOwned>() 
 #[cfg(feature = "serde")]
 const _: () = {
     travels::<uverbs::PortAttr>();
+    travels::<uverbs::PortSpeed>();
     travels::<uverbs::DeviceAttr>();
     travels::<uverbs::GidEntry>();
     travels::<uverbs::Gid>();

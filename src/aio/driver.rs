@@ -404,7 +404,10 @@ impl<S: Locking> AsyncCompletionQueue<S> {
         let shared = &self.driver.shared;
         let pd = qp.qp.pd().cloned().map(ProtectionDomain::of);
         if !pd.is_some_and(|pd| S::rings(&shared.token, &pd)) {
-            let detail = format!("{qp:?} is not under the thread domain of this completion queue");
+            let detail = format!(
+                "queue pair {} is not under the thread domain of this completion queue",
+                qp.qpn()
+            );
             return Err(Error::invalid(VERB, detail).with(qp));
         }
         let mut polled = match shared.polled(VERB) {

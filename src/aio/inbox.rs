@@ -6,6 +6,7 @@ use super::op::{Finished, Op, OpError, OpErrorKind, OpQueue};
 use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
 use crate::owned::{Buffer, BufferPool, Outcome};
 use crate::pd::Shared;
+use crate::qp::QpState;
 use crate::wr::PostError;
 use std::collections::VecDeque;
 use std::fmt;
@@ -29,8 +30,9 @@ pub struct Message {
 /// A stream of received messages, in the order in which they arrive. The inbox keeps receives posted, into
 /// buffers of a pool.
 ///
-/// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`]. A queue pair has one inbox, and no other
-/// receives beside it; a shared receive queue may have several.
+/// Made by [`AsyncQueuePair::inbox`] and [`AsyncSharedReceiveQueue::inbox`], which post the first receives at once,
+/// unless the queue pair is in state [`RESET`](crate::QpState::RESET). A queue pair has one inbox, and no other receives
+/// beside it; a shared receive queue may have several.
 ///
 /// ```no_run
 /// # use uverbs::aio::{OpError, AsyncQueuePair};
@@ -58,9 +60,13 @@ pub struct Inbox<S: Locking = Shared> {
 impl<S: Locking> AsyncQueuePair<S> {
     /// A stream of the messages to come, with up to `depth` receives (at least one) posted ahead into buffers
     /// of `pool`.
+    ///
+    /// The first receives are posted before this returns. In state [`RESET`](crate::QpState::RESET) none can be:
+    /// make the inbox after [`handshake`](AsyncQueuePair::handshake), before the peer learns of it, or call
+    /// [`refill`](Inbox::refill) then. A datagram that finds no receive is lost.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
-        let (queue, pool) = (OpQueue::Qp(self.clone()), pool.clone());
-        Inbox::of(queue, pool, depth)
+        let is_ready = self.state() != QpState::RESET;
+        Inbox::new(OpQueue::Qp(self.clone()), pool, depth, is_ready)
     }
 }
 
@@ -91,23 +97,32 @@ impl<S: Locking> AsyncSharedReceiveQueue<S> {
     /// }
     /// # }
     /// ```
+    ///
+    /// The first receives are posted before this returns.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
-        let (queue, pool) = (OpQueue::Srq(self.clone()), pool.clone());
-        Inbox::of(queue, pool, depth)
+        Inbox::new(OpQueue::Srq(self.clone()), pool, depth, true)
     }
 }
 
 impl<S: Locking> Inbox<S> {
-    fn of(queue: OpQueue<S>, pool: BufferPool, depth: usize) -> Inbox<S> {
-        let (depth, posted) = (depth.max(1), VecDeque::new());
-        Inbox { queue, pool, depth, posted, ended: None, arrived: None }
+    /// Posts the first receives, if the queue `is_ready` for them.
+    fn new(queue: OpQueue<S>, pool: &BufferPool, depth: usize, is_ready: bool) -> Self {
+        let (pool, depth) = (pool.clone(), depth.max(1));
+        let posted = VecDeque::new();
+        let mut inbox = Inbox { queue, pool, depth, posted, ended: None, arrived: None };
+        if is_ready {
+            // A receive that waits for room is posted, and its task woken, by the first `poll_next`.
+            inbox.fill();
+        }
+        inbox
     }
 
     /// Posts as many receives as there are buffers for, and returns how many are posted.
     ///
-    /// [`poll_next`](Self::poll_next) does this, too. Call it before the peer may send, so that its first
-    /// message finds a receive; [`aio::cm`](crate::aio::cm#receives-for-the-first-message) shows where. The queue
-    /// pair must have left state [`RESET`](crate::QpState::RESET).
+    /// [`poll_next`](Self::poll_next) does this, too, and so did the call that made the inbox, unless the queue pair was
+    /// in state [`RESET`](crate::QpState::RESET), which it must have left. Then call it before the peer may send,
+    /// so that its first message finds a receive; [`aio::cm`](crate::aio::cm#receives-for-the-first-message) shows
+    /// where.
     pub fn refill(&mut self, cx: &mut Context<'_>) -> usize {
         self.post(cx);
         self.posted.iter().filter(|op| op.is_posted()).count()

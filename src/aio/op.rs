@@ -3,7 +3,7 @@
 use super::inflight::{Admission, Broken, Inflight, InflightKey, OpProgress, OpTag, Side};
 use super::locking::Locking;
 use super::queue::{AsyncQueuePair, AsyncSharedReceiveQueue};
-use crate::error::Error;
+use crate::error::{Error, debug_is_sentence};
 use crate::first_panic::FirstPanic;
 use crate::owned::{Buffer, Lend, Memory, NamedBytes, Outcome};
 use crate::pd::Shared;
@@ -174,7 +174,6 @@ pub struct Finished<L> {
 /// A request that failed.
 ///
 /// Example: [`Op`](crate::aio::Op).
-#[derive(Debug)]
 pub struct OpError<L> {
     /// The memory of the request; `None` if the device may still work on it. The [`Buffer`] of a receive that
     /// was posted is empty; [`reset`](Buffer::reset) makes it as long as it was.
@@ -248,7 +247,9 @@ impl<L> fmt::Display for OpError<L> {
     }
 }
 
-impl<L: fmt::Debug> std::error::Error for OpError<L> {}
+impl<L> std::error::Error for OpError<L> {}
+
+debug_is_sentence!(OpError<L>);
 
 /// For functions that return [`Error`]: `EIO` for a request that completed with an error or came after one,
 /// `EPIPE` without a driver, `EINVAL` for a future that was polled after its end, and what a [`PostError`]

@@ -67,7 +67,7 @@ impl<S: Locking> Inner<S> {
                         // If that fails, the device is gone, and completes nothing.
                         Ok(if flush.is_err() { Posted::Lost } else { Posted::InFlight })
                     }
-                    Err(error) => Err(PostError::of_ring(error)),
+                    Err(error) => Err(PostError::from(error)),
                 }
             }
             OpRequest::Recv => post_recv(qp.recv_batch()?, memory, named, tag),
@@ -94,7 +94,7 @@ fn post_recv(
     tag: OpTag,
 ) -> Result<Posted, PostError> {
     lend(memory, named, |memory| batch.push_any(memory, tag))?;
-    batch.ring().map_err(PostError::of_ring)?;
+    batch.ring().map_err(PostError::from)?;
     Ok(Posted::InFlight)
 }
 

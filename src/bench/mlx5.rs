@@ -105,7 +105,7 @@ impl Sends {
         for _ in 0..count {
             self.ring.push(&mut cursor, &make())?;
         }
-        self.ring.ring(&cursor, count == 1).map_err(PostError::of_ring)?;
+        self.ring.ring(&cursor, count == 1).map_err(PostError::from)?;
         // All of them are as long.
         let each = cursor.at.wrapping_sub(first).checked_div(count).unwrap_or(0);
         self.record.sends.complete(cursor.at.wrapping_sub(each));

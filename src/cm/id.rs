@@ -487,7 +487,7 @@ impl IdInner {
         self.execute(verb, command).map_err(|error| match error.errno() {
             // The kernel's handshake is over (`ib_cm_init_qp_attr`), of which it told nobody before an accept.
             Errno::INVAL => given_up(error),
-            _ => error.detail_if_none(|| {
+            _ => error.context(|| {
                 format!("the kernel has no attributes for state {state} of the queue pair")
             }),
         })?;
@@ -503,7 +503,7 @@ impl IdInner {
                 Err(gone) if gone.errno() == Errno::CONNABORTED => given_up(error),
                 _ => error.detail("the kernel does not take the parameters of the accept"),
             },
-            _ => error.detail_if_none(|| "the answer to the peer was not sent".to_owned()),
+            _ => error.context(|| "the answer to the peer was not sent".to_owned()),
         })
     }
 
@@ -583,9 +583,9 @@ impl IdInner {
                     error.detail(format!("the IP routing table has no route to {to}"))
                 }
                 (_, Some(from)) => {
-                    error.detail_if_none(|| format!("the kernel does not resolve {to} from {from}"))
+                    error.context(|| format!("the kernel does not resolve {to} from {from}"))
                 }
-                (_, None) => error.detail_if_none(|| format!("the kernel does not resolve {to}")),
+                (_, None) => error.context(|| format!("the kernel does not resolve {to}")),
             }
         })
     }
@@ -599,7 +599,7 @@ impl IdInner {
                 Some(peer) => error.detail(no_device(&peer)),
                 None => error.detail("the path leads through no RDMA device"),
             },
-            _ => error.detail_if_none(|| match self.query("resolve_route").ok() {
+            _ => error.context(|| match self.query("resolve_route").ok() {
                 Some(Path { peer: Some(peer), .. }) => format!("no route to {peer} was found"),
                 _ => "no route was found".to_owned(),
             }),
@@ -635,7 +635,7 @@ impl IdInner {
                 }
                 Err(_) => error.detail("another listener has the port"),
             },
-            _ => error.detail_if_none(|| match local_addr(self) {
+            _ => error.context(|| match local_addr(self) {
                 Ok(at) => format!("no listener was made at {at}"),
                 Err(_) => "no listener was made".to_owned(),
             }),
@@ -720,7 +720,7 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
              do)"
         )),
         _ => explain_privileged(error, port)
-            .detail_if_none(|| format!("the kernel binds no id to {address}")),
+            .context(|| format!("the kernel binds no id to {address}")),
     }
 }
 
@@ -1345,7 +1345,7 @@ impl RouteResolved {
     fn send_request(&self, verb: &'static str, request: &uapi::rdma_ucm_connect) -> Result<()> {
         let command = Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, request);
         self.id.execute(verb, command).map_err(|error| {
-            error.detail_if_none(|| match self.path.peer {
+            error.context(|| match self.path.peer {
                 Some(peer) => format!("the request to {peer} was not sent"),
                 None => "the request was not sent".to_owned(),
             })

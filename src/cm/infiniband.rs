@@ -536,7 +536,7 @@ fn explain_bind(error: Error, space: PortSpace, address: &IbAddress) -> Error {
              choose"
         )),
         _ => explain_privileged(error, port)
-            .detail_if_none(|| format!("the kernel binds no id to the GID {}", address.gid)),
+            .context(|| format!("the kernel binds no id to the GID {}", address.gid)),
     }
 }
 
@@ -598,7 +598,7 @@ fn resolve_ib(
             from.gid, to.gid, to.pkey
         )),
         (_, Some(from)) => explain_bind(error, id.space, &from),
-        _ => error.detail_if_none(|| format!("the kernel does not resolve the GID {}", to.gid)),
+        _ => error.context(|| format!("the kernel does not resolve the GID {}", to.gid)),
     })?;
     Ok(ResolvingAddr { id })
 }

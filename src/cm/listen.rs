@@ -332,7 +332,7 @@ impl ConnectRequest {
         };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
         self.id.execute(VERB, command).map_err(|error| {
-            error.detail_if_none(|| "the kernel does not take the answer to the request".to_owned())
+            error.context(|| "the kernel does not take the answer to the request".to_owned())
         })
     }
 

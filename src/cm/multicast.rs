@@ -259,6 +259,6 @@ fn explain(error: Error, group: IpAddr) -> Error {
         Errno::OPNOTSUPP => error.detail(
             "the subnet manager has no members that only send; join with `MulticastRole::Full`",
         ),
-        _ => error.detail_if_none(|| format!("the kernel does not join {group}")),
+        _ => error.context(|| format!("the kernel does not join {group}")),
     }
 }

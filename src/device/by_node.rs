@@ -220,6 +220,7 @@ mod tests {
         assert_eq!(device.provider().unwrap(), ProviderKind::Mlx5);
         assert_eq!((device.driver_abi(), device.index()), (None, None));
         assert!(!device.is_described());
+        assert_eq!(device.node_path(), Some(dev.path().join("infiniband/uverbs10")));
         device.open_node().unwrap();
         assert_eq!(tree.list(vec![NULL]), []);
     }

@@ -77,6 +77,7 @@ const OPEN: &str = "open_device";
 /// for device in devices()? {
 ///     println!("{:?} {:?}", device.driver(), device.protocol());
 ///     println!("{} {:?} {:?}", device.transport(), device.pci_id(), device.device_number());
+///     println!("a container needs {:?}", device.node_path());
 /// }
 /// let absence = absence();
 /// for function in &absence.idle {
@@ -285,6 +286,15 @@ impl Device {
         Some(&self.node.as_ref()?.name)
     }
 
+    /// The path of the uverbs node, `/dev/infiniband/uverbs0` for example: that which [`by_path`](Self::by_path) was
+    /// given, or where udev makes it. A container needs it; whether there is something at the path was not looked at.
+    /// `None` for a device that user space cannot open.
+    #[doc(alias = "dev_path")]
+    pub fn node_path(&self) -> Option<PathBuf> {
+        let named = || Some(PathBuf::from("/dev/infiniband").join(self.uverbs_name()?));
+        self.path.clone().or_else(named)
+    }
+
     /// The number of the uverbs node.
     pub fn device_number(&self) -> Option<DeviceNumber> {
         Some(self.node.as_ref()?.number)
@@ -413,7 +423,7 @@ impl Device {
         match error.kernel_errno() {
             Some(Errno::INVAL) => Error::new(error.verb(), Errno::NODEV)
                 .detail(format!("{} is gone; list the devices afresh", self.name)),
-            _ => error,
+            _ => error.context(|| format!("RDMA netlink tells nothing of {}", self.name)),
         }
     }
 

@@ -237,6 +237,24 @@ impl FlowAttr {
     }
 }
 
+/// The rule in words, without the values that it matches.
+impl fmt::Display for FlowAttr {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let FlowAttr { kind, port, priority, dont_trap, egress, specs } = self;
+        write!(f, "rule of type {kind}, port {port}, priority {priority}")?;
+        for (is_set, name) in [(dont_trap, "don't trap"), (egress, "egress")] {
+            if *is_set {
+                write!(f, ", {name}")?;
+            }
+        }
+        let names: Vec<&str> = specs.iter().map(FlowSpec::name).collect();
+        match names.is_empty() {
+            true => f.write_str(" without specifications"),
+            false => write!(f, " with specifications {}", names.join(", ")),
+        }
+    }
+}
+
 /// A flow rule; it ends when this is dropped.
 ///
 /// The kernel does not destroy a queue pair that has rules. When the program drops all parts of the queue
@@ -294,9 +312,9 @@ impl QpControl {
         let device = self.qp.file().device.name();
         match error.errno() {
             Errno::PERM => error.detail("flow rules need CAP_NET_RAW"),
-            Errno::OPNOTSUPP => error.detail(format!("{device} has no such rules: {attr:?}")),
+            Errno::OPNOTSUPP => error.detail(format!("{device} makes no {attr}")),
             Errno::EXIST => error.detail(format!(
-                "another rule matches the same and does something else with it: {attr:?}"
+                "another rule matches the same as the {attr}, and does something else with it"
             )),
             Errno::NOMEM if attr.priority > LAST_PRIORITY => error.detail(format!(
                 "priority {} is beyond the last, which is {LAST_PRIORITY}",
@@ -305,14 +323,14 @@ impl QpControl {
             Errno::NOMEM => error.detail(format!("{device} has no room for another rule")),
             Errno::INVAL if matches!(attr.kind, FlowType::ALL_DEFAULT | FlowType::MC_DEFAULT) => {
                 error.detail(format!(
-                    "the kernel refuses {attr:?}; mlx5 refuses all default rules from Linux 6.16 on"
+                    "the kernel refuses a {attr}; mlx5 refuses all default rules from Linux 6.16 on"
                 ))
             }
             Errno::INVAL => error.detail(format!(
-                "the kernel refuses {attr:?}; the order of the specifications, or a field that cannot \
-                 be matched, may be wrong"
+                "the kernel refuses a {attr}: their order may be wrong, or one has a field that {device} does \
+                 not match"
             )),
-            _ => error,
+            _ => error.context(|| format!("{device} makes no {attr}")),
         }
     }
 }

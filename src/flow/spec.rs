@@ -39,6 +39,21 @@ pub enum FlowSpec {
     Drop,
 }
 
+impl FlowSpec {
+    /// The header or the action, in a word.
+    pub(super) fn name(&self) -> &'static str {
+        match self {
+            FlowSpec::Eth(_) => "Ethernet",
+            FlowSpec::Ipv4(_) => "IPv4",
+            FlowSpec::Ipv6(_) => "IPv6",
+            FlowSpec::Tcp(_) => "TCP",
+            FlowSpec::Udp(_) => "UDP",
+            FlowSpec::Tag(_) => "tag",
+            FlowSpec::Drop => "drop",
+        }
+    }
+}
+
 impl From<FlowEth> for FlowSpec {
     fn from(spec: FlowEth) -> FlowSpec {
         FlowSpec::Eth(spec)

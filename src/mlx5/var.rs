@@ -142,7 +142,7 @@ impl Var {
             Errno::NOSPC => {
                 error.detail(format!("{} has no page of kind {kind:?} left", file.device.name()))
             }
-            _ => error,
+            _ => error.context(|| format!("a page of kind {kind:?} of {}", file.device.name())),
         })?;
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::VAR, handle, ());

@@ -126,7 +126,20 @@ impl<S: Sharing> ProtectionDomain<S> {
             Errno::OPNOTSUPP => {
                 error.detail(format!("{} takes no advice to {advice}", file.device.name()))
             }
-            _ => error,
+            // Without waiting the kernel looks at nothing but the keys.
+            Errno::FAULT => error.detail(format!(
+                "not all pages of the {} ranges to {advice} are mapped, or not for writing",
+                ranges.len()
+            )),
+            Errno::PERM => error.detail(format!(
+                "advice to {advice}, and the memory was registered without LOCAL_WRITE"
+            )),
+            Errno::INVAL | Errno::NOENT => error.detail(format!(
+                "advice to {advice} on {} ranges: each must lie in a region of this domain that is paged on \
+                 demand",
+                ranges.len()
+            )),
+            _ => error.context(|| format!("advice to {advice} on {} ranges", ranges.len())),
         })
     }
 }

@@ -5,7 +5,7 @@ use crate::access::Access;
 use crate::dm::{DeviceMemory, DmInner};
 use crate::error::{Error, Result};
 use crate::memory::region::Backing;
-use crate::number::{Lkey, Rkey};
+use crate::number::{ByteCount, Lkey, Offset, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::uverbs::command::Command;
@@ -91,9 +91,12 @@ impl MrBuilder {
             .output(UVERBS_ATTR_REG_DM_MR_RESP_RKEY, &mut rkey);
         file.execute(VERB, &mut command).map_err(|error| match error.errno() {
             Errno::INVAL | Errno::OPNOTSUPP => {
-                error.detail(format!("device memory with access {access:?}"))
+                error.detail(format!("device memory with access {access}"))
             }
-            _ => error,
+            _ => error.context(|| {
+                let (length, offset) = (ByteCount::of(length), Offset(offset as u64));
+                format!("{length} at offset {offset} of device memory {}", memory.handle())
+            }),
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DM_MR_HANDLE);
         drop(command);

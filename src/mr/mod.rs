@@ -9,6 +9,7 @@
 mod advise;
 mod any;
 mod device;
+mod mapped;
 mod memory;
 mod query;
 mod range;

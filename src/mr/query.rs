@@ -40,7 +40,7 @@ impl RegionInfo {
                 "{} has no memory region with handle {handle} in this context",
                 file.device.name()
             )),
-            _ => error,
+            _ => error.context(|| format!("memory region {handle} of {}", file.device.name())),
         })?;
         drop(command);
         Ok(info)

@@ -4,7 +4,7 @@
 //! The REG_MR method of Linux 6.17 is not used: on Linux 7.2 a region that rxe made by it fails every range
 //! check.
 
-use super::{MemoryRegion, MrInner};
+use super::{MemoryRegion, MrInner, mapped};
 use crate::access::Access;
 use crate::context::Context;
 use crate::device::copies_on_fork;
@@ -14,7 +14,7 @@ use crate::memory::region::{
     AddressSpace, Backing, Borrowed, DmaBuf, Location, Pledged, Pledges, RawRange, StableBytes,
     Unowned,
 };
-use crate::number::{Lkey, Rkey};
+use crate::number::{ByteCount, Lkey, Offset, Rkey};
 use crate::object::{Class, Object};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
 use crate::uverbs::command::Command;
@@ -22,7 +22,7 @@ use crate::uverbs::invoke_write::write;
 use memmap2::MmapMut;
 use rustix::io::Errno;
 use rustix::param::page_size;
-use std::os::fd::{AsFd, AsRawFd};
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd};
 use std::sync::Arc;
 use uverbs_uapi::mr::{
     UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS, UVERBS_ATTR_REG_DMABUF_MR_FD,
@@ -317,7 +317,8 @@ impl MrBuilder {
         let length = allocation_size(n, size_of::<T>(), align_of::<T>())?;
         let backing: Backing<MmapMut> = Backing::pages(length).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
-            Error::new(VERB, errno).detail(format!("no {length} bytes of memory to register"))
+            Error::new(VERB, errno)
+                .detail(format!("no {} of memory to register", ByteCount::of(length)))
         })?;
         Ok(self.enter(backing)?)
     }
@@ -492,12 +493,18 @@ impl MrBuilder {
                 error.detail(match cause {
                     Some(cause) => format!("{name} registers no dma-buf: {cause}"),
                     None => format!(
-                        "the driver of {name} registers no dma-buf with access {:?}",
+                        "the driver of {name} registers no dma-buf with access {}",
                         self.access
                     ),
                 })
             }
-            _ => error,
+            _ => match why_no_dmabuf(dmabuf.as_fd(), offset, length) {
+                Some(why) => error.detail(why),
+                None => error.context(|| {
+                    let (length, offset) = (ByteCount(length), Offset(offset));
+                    format!("{length} at offset {offset} of a dma-buf with access {}", self.access)
+                }),
+            },
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE);
         drop(command);
@@ -555,7 +562,7 @@ impl MrBuilder {
         drop(command);
         if let Err(error) = made {
             let advertised = self.access.contains(Access::ON_DEMAND) && self.pages_on_demand();
-            return Err(explain(error, length, self.access, advertised).with(backing));
+            return Err(explain(error, start, length, self.access, advertised).with(backing));
         }
         let object = Object::new(file.clone(), Class::MR, resp.mr_handle, backing);
         Ok(MemoryRegion::of(Arc::new(MrInner {
@@ -597,7 +604,10 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
     if n == 0 || size == 0 {
         return Err(Error::invalid(
             VERB,
-            format!("{n} values of {size} bytes make a region of 0 bytes"),
+            match n {
+                0 => format!("0 values of {} make a region of 0 bytes", ByteCount::of(size)),
+                _ => "values of 0 bytes make a region of 0 bytes".into(),
+            },
         ));
     }
     if align > page_size() {
@@ -607,8 +617,11 @@ pub(super) fn allocation_size(n: usize, size: usize, align: usize) -> Result<usi
         ));
     }
     n.checked_mul(size).filter(|&length| isize::try_from(length).is_ok()).ok_or_else(|| {
-        Error::new(VERB, Errno::NOMEM)
-            .detail(format!("{n} values of {size} bytes exceed the address space"))
+        Error::new(VERB, Errno::NOMEM).detail(format!(
+            "values of {} exceed the address space: {} in all",
+            ByteCount::of(size),
+            ByteCount::of(n.saturating_mul(size))
+        ))
     })
 }
 
@@ -628,7 +641,10 @@ pub(super) fn check(access: Access, start: u64, last: u64, iova: u64, length: u6
         if !whole && first.checked_add(length).is_none_or(|end| end > last) {
             return Err(Error::invalid(
                 VERB,
-                format!("{length} bytes at {first:#x} reach beyond the end of the address space"),
+                format!(
+                    "{} at {first:#x} reach beyond the end of the address space",
+                    ByteCount(length)
+                ),
             ));
         }
     }
@@ -683,25 +699,55 @@ fn check_in_place(start: u64, iova: u64, device: &str) -> Result<()> {
 }
 
 /// Explains a refusal of the kernel, and says what to change.
-fn explain(error: Error, length: u64, access: Access, pages_on_demand: bool) -> Error {
+pub(super) fn explain(
+    error: Error,
+    start: u64,
+    length: u64,
+    access: Access,
+    pages_on_demand: bool,
+) -> Error {
+    let verb = error.verb();
+    let size = ByteCount(length);
     let on_demand = access.contains(Access::ON_DEMAND);
     match error.errno() {
         // Linux 6.1 says EINVAL.
         Errno::INVAL | Errno::OPNOTSUPP if on_demand && !pages_on_demand => {
-            Error::new(VERB, Errno::OPNOTSUPP).detail("the device does not page on demand")
+            Error::new(verb, Errno::OPNOTSUPP).detail("the device does not page on demand")
         }
         Errno::NOMEM | Errno::PERM if !on_demand => {
             error.pinning(usize::try_from(length).unwrap_or(usize::MAX))
         }
         Errno::OPNOTSUPP => {
-            error.detail(format!("the device knows no memory regions with access {access:?}"))
+            error.detail(format!("the device knows no memory regions with access {access}"))
         }
-        Errno::INVAL => error.detail(format!("{length} bytes with access {access:?}")),
-        Errno::FAULT => error.detail(format!(
-            "{length} bytes are not all mapped in a way that allows access {access:?}"
-        )),
-        _ => error,
+        Errno::INVAL => error.detail(format!("{size} with access {access}")),
+        Errno::FAULT => error.detail(mapped::why_not(start, length, access).unwrap_or_else(|| {
+            format!("{size} at {start:#x} are not all mapped in a way that allows access {access}")
+        })),
+        _ => error.context(|| format!("{size} at {start:#x} with access {access}")),
     }
+}
+
+/// The reason why the kernel registers no such part of a file as a dma-buf, if the file tells.
+fn why_no_dmabuf(file: BorrowedFd<'_>, offset: u64, length: u64) -> Option<String> {
+    /// `DMA_BUF_MAGIC` of `linux/magic.h`.
+    const DMA_BUF_MAGIC: u64 = 0x444d_4142;
+    let stat = rustix::fs::fstat(file).ok()?;
+    if rustix::fs::fstatfs(file).ok()?.f_type as u64 & 0xffff_ffff != DMA_BUF_MAGIC {
+        return Some(format!("the file behind descriptor {} is no dma-buf", file.as_raw_fd()));
+    }
+    beyond_dmabuf(stat.st_size as u64, offset, length)
+}
+
+/// Says that a part is not within a dma-buf of `size` bytes.
+fn beyond_dmabuf(size: u64, offset: u64, length: u64) -> Option<String> {
+    if size == 0 || offset.checked_add(length).is_some_and(|end| end <= size) {
+        return None;
+    }
+    let (size, offset, length) = (ByteCount(size), Offset(offset), ByteCount(length));
+    Some(format!(
+        "{length} at offset {offset} reach beyond the end of the dma-buf, which has {size}"
+    ))
 }
 
 #[cfg(test)]
@@ -716,6 +762,22 @@ mod tests {
         assert_eq!(allocation_size(usize::MAX / 2 + 1, 1, 1).unwrap_err().errno(), Errno::NOMEM);
         assert_eq!(allocation_size(1, 8, 2 * page_size()).unwrap_err().errno(), Errno::INVAL);
         assert_eq!(allocation_size(3, 8, 8).unwrap(), 24);
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "it opens a file")]
+    fn files_that_are_no_dma_bufs_are_named_and_so_are_ends() {
+        let file = std::fs::File::open("/proc/self/status").unwrap();
+        let why = why_no_dmabuf(file.as_fd(), 0, 4096).unwrap();
+        assert!(why.contains(&format!("descriptor {} is no dma-buf", file.as_raw_fd())), "{why}");
+        let why = beyond_dmabuf(8192, 4096, 8192).unwrap();
+        assert_eq!(
+            why,
+            "8192 bytes at offset 4096 reach beyond the end of the dma-buf, which has 8192 bytes"
+        );
+        assert!(beyond_dmabuf(8192, u64::MAX, 8192).is_some());
+        // A kernel that tells no size.
+        assert_eq!((beyond_dmabuf(8192, 0, 8192), beyond_dmabuf(0, 0, 8192)), (None, None));
     }
 
     #[test]

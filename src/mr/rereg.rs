@@ -2,7 +2,7 @@
 
 use super::{HELD, MemoryRegion, MrInner, register};
 use crate::access::Access;
-use crate::error::{Error, Result};
+use crate::error::{Error, Result, debug_is_sentence};
 use crate::memory::region::{Backing, Location, StableBytes};
 use crate::number::{Lkey, Rkey};
 use crate::pd::{PdInner, ProtectionDomain, Sharing};
@@ -101,7 +101,7 @@ impl<T, M> MemoryRegion<T, M> {
         drop(command);
         if let Err(error) = done {
             inner.dead = !error.is_refusal();
-            return Err(error.detail(format!("{flags:?}, access {access:?}")));
+            return Err(explain_change(error, &change, inner, access));
         }
         (inner.lkey, inner.rkey) = (Lkey(resp.lkey), Rkey(resp.rkey));
         inner.access = access;
@@ -109,6 +109,25 @@ impl<T, M> MemoryRegion<T, M> {
             inner.pd = pd;
         }
         Ok(())
+    }
+}
+
+/// Explains a refusal of the kernel, and says what to change.
+fn explain_change<M>(error: Error, change: &Rereg, inner: &MrInner<M>, access: Access) -> Error {
+    let asked = match (change.access, &change.pd) {
+        (Some(_), Some(_)) => format!("to access {access} in another protection domain"),
+        (Some(_), None) => format!("from access {} to {access}", inner.access),
+        (None, _) => "to another protection domain".into(),
+    };
+    match error.errno() {
+        Errno::OPNOTSUPP => {
+            let device = inner.file().device.name();
+            error.detail(format!("{device} changes no regions: {asked}"))
+        }
+        Errno::ACCESS => error.detail(format!(
+            "{asked}, and the memory was registered for reading alone: register it anew"
+        )),
+        _ => error.context(|| asked),
     }
 }
 
@@ -122,7 +141,7 @@ fn check_fixed_flags(old: Access, new: Access) -> Result<()> {
     }
     Err(Error::invalid(
         VERB,
-        format!("{changed:?} cannot change from {old:?} to {new:?}: register the memory anew"),
+        format!("{changed} cannot change from {old} to {new}: register the memory anew"),
     ))
 }
 
@@ -135,7 +154,7 @@ fn check_promised<M>(inner: &MrInner<M>, new: Access) -> Result<()> {
     }
     let old = inner.access;
     Err(Error::new(VERB, Errno::PERM).detail(format!(
-        "the program accesses the memory by itself, and registered it with {old:?}; with {more:?} it has \
+        "the program accesses the memory by itself, and registered it with {old}; with {more} it has \
          to register the memory anew"
     )))
 }
@@ -206,14 +225,7 @@ impl<T, M, N> From<ExchangeError<T, M, N>> for Error {
     }
 }
 
-impl<T, M, N> fmt::Debug for ExchangeError<T, M, N> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("ExchangeError")
-            .field("region", &self.region)
-            .field("error", &self.error)
-            .finish_non_exhaustive()
-    }
-}
+debug_is_sentence!(ExchangeError<T, M, N>);
 
 impl<T, M, N> fmt::Display for ExchangeError<T, M, N> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -279,7 +291,13 @@ impl<T, M> MemoryRegion<T, M> {
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
         let done = checked.and_then(|()| {
             let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
-            file.execute(VERB, &mut command)
+            file.execute(VERB, &mut command).map_err(|error| match error.errno() {
+                Errno::OPNOTSUPP => {
+                    let device = file.device.name();
+                    error.detail(format!("{device} exchanges no memory of regions"))
+                }
+                _ => register::explain(error, start, length, inner.access, true),
+            })
         });
         match done {
             Ok(()) => {

@@ -418,7 +418,7 @@ fn rereg_refuses_flags_that_only_a_registration_sets() {
         let access = Access::ALL_REMOTE | flag;
         let error = region.rereg(Rereg::new().access(access)).unwrap_err();
         assert_eq!(error.errno(), Errno::INVAL, "{error}");
-        assert!(error.message().contains(&format!("{flag:?}")), "{error}");
+        assert!(error.message().starts_with(&format!("{flag} cannot change")), "{error}");
     }
     assert_eq!(asked(), 0);
     assert_eq!(region.access(), Access::ALL_REMOTE);
@@ -624,7 +624,7 @@ fn a_refused_dmabuf_names_the_one_cause() {
     pages.change_mlx5(|device| device.on_demand = true);
     assert_eq!(
         message(pages, "mlx5_0"),
-        "the driver of mlx5_0 registers no dma-buf with access Access(LOCAL_WRITE)"
+        "the driver of mlx5_0 registers no dma-buf with access LOCAL_WRITE"
     );
 }
 

@@ -7,7 +7,7 @@ use crate::error::{Error, Result};
 use crate::identity::Identity;
 use crate::memory::buffer_slab::{BufferSlab, SharedSlabBuffer, SlabBuffer, SlabPages};
 use crate::mr::{MemoryRegion, MrBuilder};
-use crate::number::Lkey;
+use crate::number::{ByteCount, Lkey};
 use crate::pd::{ProtectionDomain, Sharing};
 use crate::wr::{Remote, Sge};
 use rustix::io::Errno;
@@ -149,7 +149,7 @@ impl BufferPoolBuilder {
         let pages = SlabPages::new(length, huge.then(huge_page_size)).map_err(|error| {
             let errno = Errno::from_io_error(&error).unwrap_or(Errno::NOMEM);
             let of = if huge { " in huge pages; see /proc/sys/vm/nr_hugepages" } else { "" };
-            Error::new(VERB, errno).detail(format!("no {length} bytes of memory{of}"))
+            Error::new(VERB, errno).detail(format!("no {} of memory{of}", ByteCount::of(length)))
         })?;
         let shared = pages.clone();
         let region = registration
@@ -157,8 +157,9 @@ impl BufferPoolBuilder {
             .register(pages)
             .map_err(|failed| failed.error.in_verb(VERB))?;
         let key = PoolKey { lkey: region.lkey(), domain: Identity::of(&region.inner.pd.kernel) };
-        let slab = BufferSlab::new(&shared, stride, count, PoolRegion { region }, key)
-            .ok_or_else(|| Error::invalid(VERB, format!("{count} buffers of {size} bytes")))?;
+        let slab = BufferSlab::new(&shared, stride, count, PoolRegion { region }, key).ok_or_else(
+            || Error::invalid(VERB, format!("{count} buffers of {}", ByteCount(size.into()))),
+        )?;
         Ok(BufferPool { slab })
     }
 }

@@ -6,7 +6,9 @@ use super::qp_map::QpMap;
 use super::queue::OwnedQueuePair;
 use super::srq::OwnedSharedReceiveQueue;
 use crate::completion::Completion;
-use crate::cq::{CompletionQueue, Completions, Direct, Notify, PollError};
+use crate::cq::{
+    CompletionQueue, Completions, CqControl, CqRef, Direct, Notify, PollError, sealed,
+};
 use crate::error::{Error, ErrorWith, Result};
 use crate::memory::compact_enum::Content;
 use crate::memory::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
@@ -62,6 +64,28 @@ struct Covered {
     /// The request of the completion.
     last: u64,
     outcome: Outcome,
+}
+
+/// A queue pair, as errors name it.
+pub(super) fn name_of_qp<S: Sharing>(qp: &QueuePair<S>) -> String {
+    format!("queue pair {} of type {}", qp.qpn(), qp.qp_type())
+}
+
+/// A shared receive queue, as errors name it.
+pub(super) fn name_of_srq(srq: &SharedReceiveQueue) -> String {
+    format!("shared receive queue {} of {}", srq.handle(), srq.inner.file().device.name())
+}
+
+impl<T> CqRef for OwnedCompletionQueue<T> {}
+
+impl<T> sealed::Sealed for OwnedCompletionQueue<T> {
+    fn control(&self) -> &CqControl {
+        sealed::Sealed::control(&self.cq)
+    }
+
+    fn compact_updates(&self) {
+        sealed::Sealed::compact_updates(&self.cq);
+    }
 }
 
 impl<T> Backlog<T> {
@@ -143,7 +167,12 @@ impl<T> OwnedCompletionQueue<T> {
     }
 
     /// Takes over a queue pair that was created with this queue for its sends and its receives, and is in
-    /// state [`RESET`](QpState::RESET).
+    /// state [`RESET`](QpState::RESET): adopt first, then connect by
+    /// [`handshake`](crate::QpControl::handshake).
+    ///
+    /// What counts are the queues as they were made, [`caps`](crate::QpControl::caps), and the device may have made them
+    /// larger than they were asked for. [`cq_builder`](crate::Context::cq_builder) says how large a completion queue
+    /// is then enough.
     ///
     /// Where another thread polls the queue, a [`CqControl`](crate::CqControl) creates queue pairs for it, and
     /// each is sent to that thread to be adopted: see [`owned`](super#one-thread-polls-others-post).
@@ -216,14 +245,15 @@ impl<T> OwnedCompletionQueue<T> {
         self.forget_closed();
         let Some((cq, member)) = srq.xrc() else {
             let detail = format!(
-                "{srq:?} is of no XRC domain, and has no completions of its own: \
-                 OwnedSharedReceiveQueue::new takes it over"
+                "{} is of no XRC domain, and has no completions of its own: \
+                 OwnedSharedReceiveQueue::new takes it over",
+                name_of_srq(&srq)
             );
             return Err(Error::invalid(VERB, detail).with(srq));
         };
         let number = member.number().filter(|_| Arc::ptr_eq(cq, &self.cq.inner));
         let (Some(number), member) = (number, member.clone()) else {
-            let detail = format!("the receives of {srq:?} complete to another queue");
+            let detail = format!("the receives of {} complete to another queue", name_of_srq(&srq));
             return Err(Error::invalid(VERB, detail).with(srq));
         };
         OwnedSharedReceiveQueue::of_xrc(srq, |loans| {
@@ -255,8 +285,9 @@ impl<T> OwnedCompletionQueue<T> {
             None => Err(Error::invalid(
                 verb,
                 format!(
-                    "the completion queue has room for {capacity} completions, and its queue pairs \
-                     may have {needed}: create it larger"
+                    "the completion queue has room for {capacity} completions, and its queue pairs may have \
+                     {needed}: create it larger, with cq_builder({needed}) for these; devices round queues up, \
+                     and `caps` tells how far"
                 ),
             )),
         }
@@ -297,27 +328,28 @@ impl<T> OwnedCompletionQueue<T> {
         srq: Option<&OwnedSharedReceiveQueue<T>>,
     ) -> Result<(u32, Arc<KernelPd>, u32)> {
         let invalid = |detail: String| Err(Error::invalid(VERB, detail));
+        let name = name_of_qp(qp);
         let base = (&qp.qp.base, qp.qp.member.number());
         let (Base::Domain { send_cq, recv_cq, srq: own, pd }, Some(number)) = base else {
-            return invalid(format!("{qp:?} has no queues"));
+            return invalid(format!("{name} has no queues"));
         };
         if qp.qp_type() == QpType::RAW_PACKET {
             return invalid(format!(
-                "completions of {qp:?} do not say which queue pair they belong to"
+                "completions of {name} do not say which queue pair they belong to"
             ));
         }
         if qp.qp.scatters {
             return invalid(format!(
-                "{qp:?} scatters data to completions: build it without scatter_to_cqe"
+                "{name} scatters data to completions: build it without scatter_to_cqe"
             ));
         }
         for (cq, which) in [(send_cq, "sends"), (recv_cq, "receives")] {
             if !Arc::ptr_eq(cq, &self.cq.inner) {
-                return invalid(format!("the {which} of {qp:?} complete to another queue"));
+                return invalid(format!("the {which} of {name} complete to another queue"));
             }
         }
         if qp.qp_type() == QpType::XRC_INI && srq.is_some() {
-            return invalid(format!("{qp:?} is an XRC initiator and receives nothing: call adopt"));
+            return invalid(format!("{name} is an XRC initiator and receives nothing: call adopt"));
         }
         let other_source = match (own, srq) {
             (None, None) => None,
@@ -327,10 +359,13 @@ impl<T> OwnedCompletionQueue<T> {
             (None, Some(_)) => Some("its own queue: build it with srq"),
         };
         if let Some(source) = other_source {
-            return invalid(format!("{qp:?} takes its receives from {source}"));
+            return invalid(format!("{name} takes its receives from {source}"));
         }
         if qp.state() != QpState::RESET {
-            return invalid(format!("{qp:?} is not in state RESET, and may have requests"));
+            return invalid(format!(
+                "{name} is not in state RESET but in {}, and may have requests: adopt first, then connect",
+                qp.state()
+            ));
         }
         qp.check_fresh(VERB)?;
         let caps = qp.caps();

@@ -3,7 +3,7 @@
 use super::buffer::{Buffer, BufferRange, PoolBuffer, SharedBuffer};
 use super::program_buffer::ProgramBuffer;
 use super::region_slice::RegionSlice;
-use crate::error::{Error, MemoryError};
+use crate::error::{Error, MemoryError, debug_is_sentence};
 use crate::identity::Identity;
 use crate::memory::compact_enum::{CompactEnum, Content};
 use crate::memory::loan_table::LoanTable;
@@ -252,11 +252,7 @@ pub struct PushError<L, T> {
     pub error: PostError,
 }
 
-impl<L, T> fmt::Debug for PushError<L, T> {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("PushError").field("error", &self.error).finish_non_exhaustive()
-    }
-}
+debug_is_sentence!(PushError<L, T>);
 
 impl<L, T> fmt::Display for PushError<L, T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -407,7 +403,7 @@ impl<T> BatchLender<'_, T> {
     /// A slot for the next request.
     #[inline(always)]
     pub(super) fn free_slot(&mut self) -> Result<FreeSlot<'_, Lent<T>>, PostError> {
-        self.loans.free_slot().ok_or(PostError::Full)
+        self.loans.free_slot().map_err(PostError::no_room)
     }
 }
 

@@ -8,7 +8,7 @@ use super::queue::{OwnedQueuePair, Unposted, append};
 use crate::abort::{AbortOnUnwind, abort};
 use crate::access::Access;
 use crate::cq::PollError;
-use crate::error::{Error, ErrorWith, MemoryError, Result};
+use crate::error::{Error, ErrorWith, MemoryError, Result, debug_is_sentence};
 use crate::file::File;
 use crate::first_panic::FirstPanic;
 use crate::memory::compact_enum::{CompactEnum, Content};
@@ -142,7 +142,6 @@ pub enum Ending {
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Debug)]
 #[non_exhaustive]
 pub enum ScopeError<R> {
     /// The completion queue is not the one that adopted the queue pair. The body did not run.
@@ -170,7 +169,9 @@ impl<R> fmt::Display for ScopeError<R> {
     }
 }
 
-impl<R: fmt::Debug> std::error::Error for ScopeError<R> {}
+impl<R> std::error::Error for ScopeError<R> {}
+
+debug_is_sentence!(ScopeError<R>);
 
 /// For functions that return [`Error`]: `ETIMEDOUT` for requests that were cancelled, and what the body returned
 /// is dropped.
@@ -583,7 +584,7 @@ impl<'s, 'env, T, S: Sharing> Scope<'s, 'env, T, S> {
         if rung.is_err_and(|error| !error.stays_queued()) {
             self.in_flight.pop();
         }
-        rung.map_err(PostError::of_ring)
+        rung.map_err(PostError::from)
     }
 
     /// Waits until no request is in flight. Returns `false` after `timeout`.

@@ -1,5 +1,6 @@
 //! Shared receive queues whose receives take their memory.
 
+use super::cq::name_of_srq;
 use super::lending::{Loans, QueueLender};
 use super::qp_map::AdoptedQp;
 use super::queue::OwnedRecvBatch;
@@ -73,7 +74,10 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
         srq: SharedReceiveQueue,
     ) -> std::result::Result<Self, ErrorWith<SharedReceiveQueue>> {
         if srq.number().is_some() {
-            let detail = format!("{srq:?} is of an XRC domain: its completion queue adopts it");
+            let detail = format!(
+                "{} is of an XRC domain: its completion queue adopts it",
+                name_of_srq(&srq)
+            );
             return Err(Error::invalid(VERB, detail).with(srq));
         }
         match OwnedSharedReceiveQueue::lender(&srq) {
@@ -112,7 +116,10 @@ impl<T: Send + 'static> OwnedSharedReceiveQueue<T> {
 
     fn lender(srq: &SharedReceiveQueue) -> Result<QueueLender<T>> {
         if !srq.is_fresh() {
-            let detail = format!("{srq:?} was posted to before it was taken over: make another");
+            let detail = format!(
+                "{} was posted to before it was taken over: make another",
+                name_of_srq(srq)
+            );
             return Err(Error::invalid(VERB, detail));
         }
         let depth = srq.query()?.max_wr;

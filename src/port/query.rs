@@ -1,7 +1,7 @@
 //! Queries of ports, GIDs and partition keys. Pairs with the QUERY_PORT and QUERY_GID methods of
 //! `core/uverbs_std_types_device.c`.
 
-use super::{GidEntry, GidType, PortAttr};
+use super::{GidEntry, GidType, PortAttr, PortSpeed};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Gid;
@@ -9,6 +9,7 @@ use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use uverbs_uapi::device::{
     UVERBS_METHOD_QUERY_GID_ENTRY, UVERBS_METHOD_QUERY_GID_TABLE, UVERBS_METHOD_QUERY_PORT,
+    UVERBS_METHOD_QUERY_PORT_SPEED,
 };
 use uverbs_uapi::gid::{
     UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS, UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX,
@@ -38,6 +39,46 @@ impl Context {
         drop(command);
         asked.map_err(|error| self.explain_port(error, port))?;
         Ok(PortAttr::new(&resp))
+    }
+
+    /// Queries the rate of a port, as the driver tells it: of ports that are aggregated (LAG) together, and of a
+    /// virtual function what it may use.
+    ///
+    /// Before Linux 7.0, and of a driver that does not tell, as soft-RoCE's, it is the rate of the link: its width
+    /// times the speed of a lane. [`PortSpeed::of_link`] says so.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for a port that the device does not have; `EOPNOTSUPP` if neither the driver tells the rate nor
+    /// this library knows the width or the speed of the link.
+    #[doc(alias = "ibv_query_port_speed")]
+    pub fn query_port_speed(&self, port: u32) -> Result<PortSpeed> {
+        const VERB: &str = "query_port_speed";
+        /// Megabits a second in the kernel's unit.
+        const UNIT: u64 = 100;
+        let mut speed = 0u64;
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT_SPEED)
+            .u32(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, port)
+            .output(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &mut speed);
+        let asked = self.file.execute(VERB, &mut command);
+        drop(command);
+        match asked {
+            Ok(()) => Ok(PortSpeed { mbps: speed.saturating_mul(UNIT), of_link: false }),
+            Err(error) if error.is_unsupported() => {
+                let attr = self.query_port(port).map_err(|error| error.in_verb(VERB))?;
+                match attr.link_rate_mbps() {
+                    Some(mbps) => Ok(PortSpeed { mbps: mbps.into(), of_link: true }),
+                    None => Err(error.detail(format!(
+                        "the driver of {} tells no rate of port {port} (from Linux 7.0 on some do), and its link \
+                         has the unknown width {} or speed {}",
+                        self.file.device.name(),
+                        attr.active_width,
+                        attr.active_speed
+                    ))),
+                }
+            }
+            Err(error) => Err(self.explain_port(error, port)),
+        }
     }
 
     /// Queries one entry of a port's GID table; the GID of an empty entry [is zero](Gid::is_zero).
@@ -73,7 +114,7 @@ impl Context {
                 ))),
                 Err(other) => Err(other.in_verb(VERB)),
             },
-            Err(error) => Err(error),
+            Err(error) => Err(error.context(|| format!("index {index} of port {port}"))),
         }
     }
 
@@ -141,7 +182,7 @@ impl Context {
                 self.file.device.name(),
                 self.file.device.port_count()
             )),
-            _ => error,
+            _ => error.context(|| format!("port {port} of {}", self.file.device.name())),
         }
     }
 }

@@ -2,9 +2,10 @@
 
 use crate::access::Access;
 use crate::address_vector::AddressVector;
+use crate::device_attr::DeviceAttr;
 use crate::error::{Error, Result};
 use crate::number::{Psn, Qkey, Qpn, narrow, open_enum};
-use crate::port::Mtu;
+use crate::port::{Mtu, PortAttr};
 use crate::qp::state::QpState;
 use std::fmt;
 use uverbs_uapi::qp::{ib_mig_state, ib_qp_attr_mask as Mask, ib_uverbs_modify_qp};
@@ -284,6 +285,58 @@ impl QpAttr {
         let own = self.bits().contains(Mask::IB_QP_PORT).then_some(self.port);
         let paths = [self.path, self.alternate_path].into_iter().flatten();
         own.into_iter().chain(paths.map(|path| path.port))
+    }
+
+    /// The paths that are named.
+    pub(super) fn paths(&self) -> impl Iterator<Item = AddressVector> + use<> {
+        [self.path, self.alternate_path].into_iter().flatten()
+    }
+
+    /// The first value that is above a limit of the device or of the port, and that limit. A port is asked about once
+    /// it is named.
+    pub(super) fn beyond(
+        &self,
+        port: impl FnOnce(u32) -> Option<PortAttr>,
+        device: impl FnOnce() -> Option<DeviceAttr>,
+    ) -> Option<String> {
+        let raw = &self.raw;
+        let names_port = Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PATH_MTU;
+        if self.bits().intersects(names_port) {
+            if let Some(attr) = self.ports().next().and_then(port) {
+                let keys = attr.pkey_table_len;
+                if self.bits().contains(Mask::IB_QP_PKEY_INDEX) && raw.pkey_index >= keys {
+                    let index = raw.pkey_index;
+                    return Some(format!(
+                        "pkey_index {index}; the port's table has {keys} entries"
+                    ));
+                }
+                let mtu = Mtu(raw.path_mtu);
+                if self.bits().contains(Mask::IB_QP_PATH_MTU) && mtu > attr.active_mtu {
+                    let active = attr.active_mtu;
+                    return Some(format!("path_mtu {mtu} is above the port's, which is {active}"));
+                }
+            }
+        }
+        let rd_atomic = Mask::IB_QP_MAX_QP_RD_ATOMIC | Mask::IB_QP_MAX_DEST_RD_ATOMIC;
+        let device = if self.bits().intersects(rd_atomic) { device()? } else { return None };
+        let limits = [
+            (
+                Mask::IB_QP_MAX_QP_RD_ATOMIC,
+                "max_rd_atomic",
+                raw.max_rd_atomic,
+                device.max_qp_init_rd_atom,
+            ),
+            (
+                Mask::IB_QP_MAX_DEST_RD_ATOMIC,
+                "max_dest_rd_atomic",
+                raw.max_dest_rd_atomic,
+                device.max_qp_rd_atom,
+            ),
+        ];
+        limits.into_iter().find_map(|(bit, name, value, max)| {
+            let above = self.bits().contains(bit) && u32::from(value) > max;
+            above.then(|| format!("{name} {value} is above the device's {max}"))
+        })
     }
 
     /// The rate limit, if that is among the changes.

@@ -95,7 +95,8 @@ impl<S: Sharing> QpBuilder<S> {
         }
     }
 
-    /// Requests that the send queue shall hold; 1 unless set.
+    /// Requests that the send queue shall hold; 1 unless set. 0 is no send queue: it takes no memory and has no
+    /// completions, and every push answers [`PostError::NoQueue`](crate::PostError::NoQueue).
     #[must_use]
     pub fn max_send_wr(mut self, requests: u32) -> Self {
         self.cap.max_send_wr = requests;
@@ -103,7 +104,7 @@ impl<S: Sharing> QpBuilder<S> {
     }
 
     /// Requests that the receive queue shall hold; 1 unless set, ignored with a shared receive
-    /// queue.
+    /// queue. 0 is no receive queue, for a queue pair that only sends, or whose peer only reads and writes memory.
     #[must_use]
     pub fn max_recv_wr(mut self, requests: u32) -> Self {
         self.cap.max_recv_wr = requests;
@@ -340,6 +341,21 @@ impl<S: Sharing> QpBuilder<S> {
         }
     }
 
+    /// The queue pair as it was asked for.
+    fn asked(&self) -> String {
+        let cap = &self.cap;
+        format!(
+            "type {} with max_send_wr {}, max_send_sge {}, max_inline_data {}, max_recv_wr {} and \
+             max_recv_sge {}",
+            self.qp_type,
+            cap.max_send_wr,
+            cap.max_send_sge,
+            cap.max_inline_data,
+            cap.max_recv_wr,
+            cap.max_recv_sge,
+        )
+    }
+
     fn explain(&self, error: Error, bytes: usize) -> Error {
         let (cap, file) = (&self.cap, self.pd.file());
         match error.errno() {
@@ -355,19 +371,11 @@ impl<S: Sharing> QpBuilder<S> {
                     ];
                     above_limits(file.device.name(), &values)
                 });
-                error.detail(above.unwrap_or_else(|| {
-                    format!(
-                        "{} refuses type {} with max_send_wr {}, max_send_sge {}, max_inline_data {}, \
-                         max_recv_wr {} and max_recv_sge {}",
-                        file.device.name(),
-                        self.qp_type,
-                        cap.max_send_wr,
-                        cap.max_send_sge,
-                        cap.max_inline_data,
-                        cap.max_recv_wr,
-                        cap.max_recv_sge,
-                    )
-                }))
+                error.detail(
+                    above.unwrap_or_else(|| {
+                        format!("{} refuses {}", file.device.name(), self.asked())
+                    }),
+                )
             }
             Errno::OPNOTSUPP if self.cvlan_stripping => error.detail(format!(
                 "{} has no queue pairs of type {} that strip VLAN tags",
@@ -381,7 +389,7 @@ impl<S: Sharing> QpBuilder<S> {
             )),
             Errno::NOMEM => error.pinning(bytes),
             Errno::PERM => error.detail(format!("type {} needs CAP_NET_RAW", self.qp_type)),
-            _ => error,
+            _ => error.context(|| self.asked()),
         }
     }
 }

@@ -162,25 +162,41 @@ impl QpControl {
     }
 
     fn explain(&self, error: Error, from: QpState, attr: &QpAttr) -> Error {
-        match error.errno() {
-            Errno::INVAL if from == QpState::SQD => error.detail(format!(
-                "the kernel refuses {attr:?} in state SQD; until query says that the send queue is \
-                 drained, ERR may be the only way out"
-            )),
-            Errno::INVAL => error.detail(format!(
-                "the kernel refuses {attr:?} in state {from}; an index into the port's tables, or a \
-                 limit of the device may be wrong"
-            )),
+        let (errno, context) = (error.errno(), self.context());
+        let change = || transition::describe(self.qp_type(), from, attr);
+        match errno {
             Errno::PERM => error.detail("a queue key with bit 31 set needs CAP_NET_RAW"),
             Errno::OPNOTSUPP if attr.limit().is_some() => error.detail(format!(
                 "{} limits no rates of type {}",
                 self.qp.file().device.name(),
                 self.qp_type()
             )),
-            Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT => {
-                error.detail(format!("no way to the peer of {attr:?}"))
+            Errno::NOMEM | Errno::IO | Errno::AGAIN => error,
+            _ => {
+                if let Some(why) = attr.paths().find_map(|path| context.explain_path(errno, &path))
+                {
+                    return error.detail(why);
+                }
+                let beyond = attr
+                    .beyond(|port| context.query_port(port).ok(), || context.query_device().ok());
+                match (errno, beyond) {
+                    (Errno::INVAL, Some(beyond)) => error.detail(beyond),
+                    (Errno::INVAL, None) if from == QpState::SQD => error.detail(format!(
+                        "the kernel refuses {}; until query says that the send queue is drained, ERR may be \
+                         the only way out",
+                        change()
+                    )),
+                    (Errno::INVAL, None) => error.detail(format!(
+                        "the kernel refuses {}; an index into the port's tables, or a limit of the device \
+                         may be wrong",
+                        change()
+                    )),
+                    (Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT, _) => {
+                        error.detail(format!("no way to the peer: {}", change()))
+                    }
+                    _ => error.context(change),
+                }
             }
-            _ => error,
         }
     }
 

@@ -394,6 +394,9 @@ impl QpControl {
     /// and UD it is lost, so bring the queue pair to `INIT` with [`modify`](Self::modify), post,
     /// and shake hands then.
     ///
+    /// A queue pair that an [`OwnedCompletionQueue`](crate::owned::OwnedCompletionQueue::adopt) or a queue of
+    /// [`aio`](crate::aio) takes over is adopted first and connected then.
+    ///
     /// # Errors
     ///
     /// `EINVAL` if [`endpoint`](Self::endpoint) was not called before, for a transport that is

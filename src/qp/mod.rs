@@ -305,7 +305,12 @@ impl<S: Sharing> QueuePair<S> {
         let whole = Arc::ptr_eq(send.context.qp.inner(), control.qp.inner())
             && match recv {
                 Some(recv) => Arc::ptr_eq(recv.qp.inner(), control.qp.inner()),
-                None => control.qp.srq().is_some() || control.qp.qp_type == QpType::XRC_INI,
+                None => {
+                    let none_asked = control.qp.caps.max_recv_wr == 0;
+                    control.qp.srq().is_some()
+                        || control.qp.qp_type == QpType::XRC_INI
+                        || none_asked
+                }
             };
         if !whole {
             let error = Error::invalid("join", "the parts are not those of one queue pair");
@@ -326,14 +331,16 @@ impl<S: Sharing> QueuePair<S> {
     /// # Errors
     ///
     /// [`PostError::SharedReceives`] when receives come from a shared receive queue,
-    /// [`PostError::Unsupported`] on an XRC initiator, which receives nothing.
+    /// [`PostError::Unsupported`] on an XRC initiator, which receives nothing, and
+    /// [`PostError::NoQueue`] if the queue pair was built with [`max_recv_wr(0)`](QpBuilder::max_recv_wr).
     #[doc(alias = "ibv_post_recv")]
     #[inline]
     pub fn recv_batch(&mut self) -> std::result::Result<RecvBatch<'_>, PostError> {
         match &mut self.recv {
             Some(recv) => recv.batch(),
-            None if self.control.qp.srq().is_none() => Err(PostError::Unsupported),
-            None => Err(PostError::SharedReceives),
+            None if self.control.qp.srq().is_some() => Err(PostError::SharedReceives),
+            None if self.control.qp_type() == QpType::XRC_INI => Err(PostError::Unsupported),
+            None => Err(PostError::NoQueue),
         }
     }
 

@@ -54,7 +54,8 @@ impl<S: Sharing> QueuePair<S> {
         let stranger =
             cqs.iter().find(|cq| !Arc::ptr_eq(&cq.inner, send) && !Arc::ptr_eq(&cq.inner, recv));
         if let Some(stranger) = stranger {
-            let detail = format!("{stranger:?} is not one of the queue pair's completion queues");
+            let detail =
+                format!("completion queue {} is not one of the queue pair's", stranger.handle());
             return Err(Error::invalid(verb, detail));
         }
         for (own, which) in [(send, "send"), (recv, "receive")] {

@@ -198,6 +198,16 @@ pub(super) fn check(
     Err(Error::invalid(verb, detail))
 }
 
+/// A change in words: the states, and the names of the attributes.
+pub(super) fn describe(qp_type: QpType, from: QpState, attr: &QpAttr) -> String {
+    let named = names(attr.bits() - STATE);
+    let with = if named.is_empty() { String::new() } else { format!(" with {named}") };
+    match attr.next_state() {
+        Some(to) => format!("{qp_type} from {from} to {to}{with}"),
+        None => format!("{qp_type}{with} in state {from}"),
+    }
+}
+
 /// The attributes of a mask under the names that [`QpAttr`] gives them.
 fn names(mask: Mask) -> String {
     const NAMES: [(Mask, &str); 21] = [

@@ -68,7 +68,9 @@ impl XrcDomain {
                 Errno::OPNOTSUPP => {
                     error.detail(format!("{} has no XRC targets", file.device.name()))
                 }
-                _ => error,
+                _ => error.context(|| {
+                    format!("a target of XRC domain {} on {}", self.handle(), file.device.name())
+                }),
             })?;
             handle.map_err(|errno| Error::new(VERB, errno))
         };
@@ -106,7 +108,7 @@ impl XrcDomain {
             Errno::INVAL => {
                 error.detail(format!("no target of this XRC domain has the number {qpn}"))
             }
-            _ => error,
+            _ => error.context(|| format!("the target {qpn} of XRC domain {}", self.handle())),
         })?;
         let target = self.target(resp.qp_handle, Qpn(resp.qpn), event_key, Member::None, None);
         target.query().map_err(|error| error.in_verb(VERB))?;

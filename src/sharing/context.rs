@@ -187,7 +187,7 @@ impl Context {
             Errno::MFILE => {
                 error.detail("no file for the context's events: too many open (RLIMIT_NOFILE)")
             }
-            _ => error,
+            _ => error.context(|| format!("the kernel makes no events for {}", device.name())),
         })?;
         let (provider, facts) = provide(&*kernel)?;
         let [secret] = random();

@@ -8,6 +8,7 @@ use crate::dm::{DeviceMemory, DmInner, map};
 use crate::error::{Error, ErrorWith, Result};
 use crate::file::File;
 use crate::handles::ObjectKind;
+use crate::number::ByteCount;
 use crate::object::{Class, Object};
 use crate::provider::DmLocation;
 use rustix::io::Errno;
@@ -59,7 +60,7 @@ impl Context {
         let (handle, exported) = envelope.open(VERB, &self.file, ObjectKind::DM)?;
         let (location, length) = query(&self.file, VERB, handle)?;
         if fingerprint(location, length) != exported {
-            let detail = format!("device memory {handle} has {length} bytes at {location:x?}");
+            let detail = format!("device memory {handle} has {} elsewhere", ByteCount(length));
             return Err(stale(VERB, detail));
         }
         imported(&self.file, VERB, handle, location, length)
@@ -101,7 +102,8 @@ fn query(file: &File, verb: &'static str, handle: u32) -> Result<(DmLocation, u6
                 "this kernel does not tell where device memory lies that another context allocated: imports \
                  need Linux 5.13 or later",
             ),
-            _ => error,
+            _ => error
+                .context(|| format!("device memory {handle} of {}", file.device.name())),
         }
     })
 }
@@ -119,7 +121,7 @@ fn imported(
     length: u64,
 ) -> Result<Imported<DeviceMemory>> {
     let length = usize::try_from(length)
-        .map_err(|_| Error::invalid(verb, format!("{length} bytes of device memory")))?;
+        .map_err(|_| Error::invalid(verb, format!("{} of device memory", ByteCount(length))))?;
     let window = map(file, verb, location, length)?;
     let object = Object::imported(file.clone(), Class::DM, handle, window);
     Ok(Imported::new(DeviceMemory { inner: Arc::new(DmInner { object, location, length }) }))
@@ -133,7 +135,7 @@ impl Sealed for DeviceMemory {
         if (location, length) == (self.inner.location, self.len() as u64) {
             return Ok(());
         }
-        let detail = format!("device memory {} has {length} bytes at {location:x?}", self.handle());
+        let detail = format!("device memory {} has {} elsewhere", self.handle(), ByteCount(length));
         Err(stale(verb, detail))
     }
 

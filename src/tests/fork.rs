@@ -41,6 +41,7 @@ fn in_a_child_every_call_fails_with_forked_and_makes_no_system_call() {
             context.cq_builder(4).build().map(drop),
             context.query_device().map(drop),
             context.query_port(1).map(drop),
+            context.query_port_speed(1).map(drop),
             context.gid_table().map(drop),
             context.handles(crate::ObjectKind::QP).map(drop),
             context.try_next_event().map(drop),

@@ -103,6 +103,7 @@ pub(crate) use for_each_kind;
 for_each_kind! {
     futures_fail_when_the_device_is_gone
     a_request_that_the_kernel_refuses_to_send_is_flushed
+    an_inbox_has_receives_posted_when_it_is_made
     an_inbox_deeper_than_the_queue_keeps_it_full
     a_message_shows_no_byte_that_did_not_arrive
     a_datagram_without_a_header_lies_behind_zeros
@@ -202,6 +203,31 @@ fn a_request_that_the_kernel_refuses_to_send_is_flushed<S: Kind>() {
     let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("it waits") };
     assert_eq!(error.kind, OpErrorKind::Status(WcStatus::WR_FLUSH_ERR));
     assert!(error.memory.is_some());
+}
+
+/// A datagram that comes before the inbox is polled is not lost.
+fn an_inbox_has_receives_posted_when_it_is_made<S: Kind>() {
+    let mut futures = Futures::<S>::of();
+    let posted =
+        |futures: &Futures<S>| futures.bench.script.pending(futures.qp.handle(), Role::Recv);
+    let mut inbox = futures.qp.inbox(&futures.pool, 2);
+    assert_eq!(posted(&futures), 2);
+    futures.complete(Role::Recv, WcStatus::SUCCESS);
+    assert!(matches!(inbox.poll_next(&mut cx()), Poll::Ready(Ok(Message { .. }))));
+    // In state RESET nothing can be posted, and it is no error.
+    let builder = futures.pd.qp_builder(&futures.cq, &futures.cq, QpType::RC).max_recv_wr(4);
+    futures.qp = futures.cq.adopt(builder.build().unwrap()).unwrap();
+    let mut inbox = futures.qp.inbox(&futures.pool, 2);
+    assert_eq!(posted(&futures), 0);
+    futures.bring_up();
+    assert_eq!(inbox.refill(&mut cx()), 2);
+    // A shared receive queue has no state.
+    let srq = futures.pd.srq_builder(4).build().unwrap();
+    let handle = srq.handle();
+    let srq = futures.cq.adopt_srq(srq).unwrap();
+    let inbox = srq.inbox(&futures.pool, 3);
+    assert_eq!(futures.bench.script.pending(handle, Role::Recv), 3);
+    drop(inbox);
 }
 
 fn an_inbox_deeper_than_the_queue_keeps_it_full<S: Kind>() {

@@ -41,9 +41,9 @@ fn a_request_that_is_refused_says_why() {
         assert!(error.message().contains(text), "{error}");
     }
     assert!(RingError::Forked.to_string().contains("this process is a fork"));
-    assert_eq!(PostError::of_ring(RingError::Forked), Forked);
+    assert_eq!(PostError::from(RingError::Forked), Forked);
     let foreign = RingError::ForeignThreadDomain;
-    assert_eq!(PostError::of_ring(foreign), Ring(foreign));
+    assert_eq!(PostError::from(foreign), Ring(foreign));
 }
 
 #[test]

@@ -7,8 +7,8 @@ use crate::owned::OwnedCompletionQueue;
 use crate::provider::mlx5::fake_device::{FakeCq, cqe};
 use crate::uverbs::scripted::Script;
 use crate::{
-    CompletionQueue, Context, Errno, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, Rkey,
-    SendWr, Wc,
+    CompletionQueue, Context, Errno, PostError, ProtectionDomain, QpType, QueuePair, RecvWr,
+    Remote, Rkey, SendWr, Wc,
 };
 use std::fs::File;
 use std::os::unix::fs::FileExt;
@@ -150,14 +150,23 @@ fn the_user_index_of_a_queue_pair_that_the_kernel_keeps_is_never_dealt_again() {
 }
 
 #[test]
-fn a_queue_pair_that_asks_for_no_requests_takes_one_each_way() {
+fn a_queue_of_no_requests_is_no_queue() {
     let bench = Bench::new();
-    let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC);
-    let mut qp = builder.max_send_wr(0).max_recv_wr(0).build().unwrap();
-    bring_up(&bench.script, &qp);
-    post(&mut qp);
-    let mut batch = qp.recv_batch().unwrap();
-    batch.push(RecvWr::new(&[])).unwrap();
+    for (sends, receives) in [(0, 0), (0, 3), (3, 0)] {
+        let builder = bench.pd.qp_builder(&bench.cq, &bench.cq, QpType::RC);
+        let mut qp = builder.max_send_wr(sends).max_recv_wr(receives).build().unwrap();
+        bring_up(&bench.script, &qp);
+        let caps = qp.caps();
+        assert_eq!((caps.max_send_wr > 0, caps.max_recv_wr > 0), (sends > 0, receives > 0));
+        let pushed = qp.send_batch().unwrap().push(SendWr::send(&[]));
+        assert_eq!(pushed, if sends > 0 { Ok(()) } else { Err(PostError::NoQueue) });
+        match qp.recv_batch() {
+            Ok(mut batch) => batch.push(RecvWr::new(&[])).unwrap(),
+            Err(error) => assert_eq!((receives, error), (0, PostError::NoQueue)),
+        }
+        let joined = QueuePair::join(qp.split()).unwrap();
+        joined.destroy().unwrap();
+    }
 }
 
 #[test]

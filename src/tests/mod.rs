@@ -26,6 +26,7 @@ mod plain_wc;
 mod ports;
 mod posting;
 mod program_buffers;
+mod refusals;
 mod retire;
 mod room;
 mod scope;

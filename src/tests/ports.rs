@@ -3,9 +3,11 @@
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::wr::Address;
 use crate::{
-    AddressHandle, AddressVector, Context, Errno, GidType, LinkLayer, PortState, QpAttr, QpState,
-    QpType,
+    AddressHandle, AddressVector, Context, Errno, GidType, LinkLayer, LinkWidth, PortState, QpAttr,
+    QpState, QpType,
 };
+use uverbs_uapi::device::UVERBS_METHOD_QUERY_PORT_SPEED;
+use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 
 const BOTH: [ScriptedPort; 2] = [ScriptedPort::ETHERNET, ScriptedPort::INFINIBAND];
 
@@ -41,6 +43,30 @@ fn each_port_has_its_own_link_and_identifiers() {
     }
     let error = context.query_gid(2, 4).unwrap_err();
     assert!(error.message().contains("index 4 of port 2, whose table has 4 entries"), "{error}");
+}
+
+#[test]
+fn the_rate_of_a_port_is_the_drivers_or_that_of_its_link() {
+    let (script, context) = open();
+    let of_link = context.query_port_speed(1).unwrap();
+    assert_eq!((of_link.mbps, of_link.of_link), (100_000, true));
+    // A kernel without the method.
+    let method =
+        Op::Method { object: UVERBS_OBJECT_DEVICE, method: UVERBS_METHOD_QUERY_PORT_SPEED };
+    script.refuse(method, Errno::PROTONOSUPPORT);
+    assert_eq!(context.query_port_speed(2).unwrap(), of_link);
+    script.allow(method);
+    // Two ports that are aggregated.
+    script.set_port_speed(2000);
+    let told = context.query_port_speed(1).unwrap();
+    assert_eq!((told.mbps, told.of_link), (200_000, false));
+    let error = context.query_port_speed(3).unwrap_err();
+    assert_eq!((error.verb(), error.errno()), ("query_port_speed", Errno::INVAL));
+    assert_eq!(error.message(), "port 3; mlx5_0 has ports 1 to 2");
+    let script = Script::new();
+    script.set_ports(&[ScriptedPort { width: LinkWidth(3), ..ScriptedPort::ETHERNET }]);
+    let error = script.open("rxe0").query_port_speed(1).unwrap_err();
+    assert!(error.is_unsupported() && error.message().contains("unknown width 3"), "{error}");
 }
 
 #[test]
@@ -122,7 +148,8 @@ fn a_port_that_is_down_says_so_beside_one_that_is_active() {
 }
 
 #[test]
-fn a_device_names_its_directory_in_sysfs() {
+fn a_device_names_its_directory_in_sysfs_and_its_node() {
     let context = Script::new().open("rxe0");
+    assert_eq!(context.device().node_path().unwrap().to_str(), Some("/dev/infiniband/uverbs0"));
     assert_eq!(context.device().sysfs_path().to_str(), Some("/sys/class/infiniband/rxe0"));
 }

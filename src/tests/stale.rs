@@ -52,7 +52,7 @@ impl Bench {
     fn read(&self, qp: &mut OwnedQueuePair<u32>) -> Result<(), PostError> {
         let mut batch = qp.send_batch()?;
         batch.push(SendWr::read(REMOTE, &[]), self.pool.take().unwrap(), 1).unwrap();
-        batch.ring().map_err(PostError::of_ring)
+        batch.ring().map_err(PostError::from)
     }
 
     /// Wqebbs that the device believes were written.

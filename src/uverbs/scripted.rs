@@ -125,6 +125,8 @@ struct Deviations {
     translates: bool,
     /// XRC domains can be opened, which rxe does not have.
     has_xrc: bool,
+    /// The rate of every port in units of 100 Mbit/s, if the driver tells it.
+    port_speed: Option<u64>,
     /// The elements of queue pairs' rings have no room for SGEs.
     bare_elements: bool,
     /// The driver does not tell the number of an address handle, as rxe before Linux 5.16.
@@ -280,6 +282,11 @@ impl Script {
     }
 
     /// Lets XRC domains be opened, which rxe does not have.
+    /// Lets the driver tell this rate of every port, in units of 100 Mbit/s.
+    pub(crate) fn set_port_speed(&self, speed: u64) {
+        self.state().deviations.port_speed = Some(speed);
+    }
+
     pub(crate) fn allow_xrc(&self) {
         self.state().deviations.has_xrc = true;
     }

@@ -1,23 +1,47 @@
 //! Why a request is refused when it is posted, and why a batch is not sent when it is rung; how a request
 //! fails later is a [`WcStatus`](crate::WcStatus).
 
-use crate::error::Error;
+use crate::error::{Error, debug_is_sentence};
 use crate::qp::state::QpState;
 use rustix::io::Errno;
 use std::fmt;
 
 /// Why a request could not be posted. Nothing of it reaches the device, so its memory is the caller's.
 ///
-/// [`Ring`](Self::Ring) is the exception. Only the safe calls that push and ring at once return it, and they
-/// keep the request's memory lent for as long as the device may work on it. A batch that the program rings
-/// itself answers a [`RingError`], which converts into an [`Error`] and not into this.
+/// [`Ring`](Self::Ring) is the exception: the requests of its batch may [stay queued](Self::stays_queued). The safe
+/// calls that push and ring at once keep their memory lent as long as the device may work on it. Where the program
+/// rings a batch itself, it keeps the memory, and `?` makes this of the [`RingError`]:
 ///
-/// Example: [`SendWr`](crate::SendWr).
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// ```no_run
+/// # use uverbs::{PostError, QueuePair, SendWr};
+/// /// Sends, and tells whether there was room. The memory of `wr` is the program's again if this fails, unless the
+/// /// request stays queued.
+/// fn try_send(qp: &mut QueuePair, wr: SendWr<'_>) -> Result<bool, PostError> {
+///     let mut batch = qp.send_batch()?;
+///     match batch.push(wr) {
+///         Err(PostError::Full) => return Ok(false),
+///         other => other?,
+///     }
+///     // SAFETY: the caller keeps the memory until the request completed.
+///     unsafe { batch.ring()? };
+///     Ok(true)
+/// }
+/// # fn f(qp: &mut QueuePair, wr: SendWr<'_>) {
+/// match try_send(qp, wr) {
+///     Err(error) if error.stays_queued() => println!("sent with the next batch: {error}"),
+///     Err(error) => println!("not sent: {error}"),
+///     Ok(sent) => println!("sent: {sent}"),
+/// }
+/// # }
+/// ```
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum PostError {
     /// The queue holds as many requests as it can; completions make room.
     Full,
+    /// The queue pair was built with [`max_send_wr(0)`](crate::QpBuilder::max_send_wr) or
+    /// [`max_recv_wr(0)`](crate::QpBuilder::max_recv_wr), and has no such queue.
+    NoQueue,
     /// More scatter/gather entries than the queue was created for.
     TooManySge {
         /// The most that it takes.
@@ -72,7 +96,7 @@ pub enum PostError {
     /// The device fills in no checksums of raw packets.
     NoChecksums,
     /// The batch with the request was not rung. [`Scope::post`](crate::owned::Scope::post) and the futures of
-    /// [`aio`](crate::aio) return it; `push` never does.
+    /// [`aio`](crate::aio) return it, and a [`RingError`] converts into it; `push` never returns it.
     Ring(RingError),
 }
 
@@ -88,7 +112,7 @@ pub enum PostError {
 /// }
 /// # Ok(()) }
 /// ```
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, PartialEq, Eq)]
 #[non_exhaustive]
 pub enum RingError {
     /// The kernel refused to look at the queue. The requests stay in it, and the device works on them when
@@ -141,15 +165,29 @@ impl From<RingError> for Error {
 }
 
 impl PostError {
-    /// For calls that push and ring at once. No public conversion: code that frees a request's memory after a
-    /// `PostError` must not meet [`RingError::StillQueued`] there.
-    pub(crate) fn of_ring(error: RingError) -> PostError {
+    /// Whether requests stay in the queue all the same: their memory must then stay as it is until they complete.
+    pub fn stays_queued(&self) -> bool {
+        matches!(self, PostError::Ring(error) if error.stays_queued())
+    }
+
+    /// The error of a push to a queue of this capacity that takes no more.
+    #[inline(always)]
+    pub(crate) fn no_room(capacity: usize) -> PostError {
+        if capacity == 0 { PostError::NoQueue } else { PostError::Full }
+    }
+}
+
+/// For functions that push and ring.
+impl From<RingError> for PostError {
+    fn from(error: RingError) -> PostError {
         match error {
             RingError::Forked => PostError::Forked,
             error => PostError::Ring(error),
         }
     }
 }
+
+debug_is_sentence!(PostError, RingError);
 
 impl fmt::Display for RingError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -173,6 +211,9 @@ impl fmt::Display for PostError {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             PostError::Full => f.write_str("the queue is full"),
+            PostError::NoQueue => f.write_str(
+                "the queue pair has no such queue: it was built with max_send_wr(0) or max_recv_wr(0)",
+            ),
             PostError::TooManySge { max } => {
                 write!(f, "more scatter/gather entries than the queue's maximum of {max}")
             }
@@ -248,9 +289,12 @@ mod tests {
         let full = Error::from(PostError::Full);
         assert_eq!((full.errno(), full.message()), (Errno::NOMEM, "the queue is full"));
         assert_eq!(Error::from(PostError::Forked).errno(), Errno::OWNERDEAD);
-        let queued = PostError::of_ring(RingError::StillQueued(Errno::IO));
+        let queued = PostError::from(RingError::StillQueued(Errno::IO));
         assert_eq!(Error::from(queued).errno(), Errno::IO);
         assert!(Error::from(queued).message().contains("the requests stay in it"));
+        assert!(queued.stays_queued() && !PostError::Full.stays_queued());
+        assert!(!PostError::from(RingError::ForeignThreadDomain).stays_queued());
+        assert_eq!(PostError::from(RingError::Forked), PostError::Forked);
     }
 
     #[test]
@@ -261,5 +305,14 @@ mod tests {
         let foreign = Error::from(RingError::ForeignThreadDomain);
         assert_eq!((foreign.errno(), foreign.kernel_errno()), (Errno::INVAL, None));
         assert!(Error::from(RingError::Forked).is_forked());
+    }
+
+    /// As `main` prints an error that it returns.
+    #[test]
+    fn debug_of_an_error_is_its_sentence() {
+        assert_eq!(format!("{:?}", PostError::Full), "the queue is full");
+        let error = RingError::ForeignThreadDomain;
+        assert_eq!(format!("{error:?}"), error.to_string());
+        assert_eq!(format!("{:?}", PostError::Ring(error)), error.to_string());
     }
 }

@@ -9,6 +9,7 @@ use uverbs::{
 
 trials![
     port_is_active_and_plausible,
+    rate_of_a_port_is_that_of_its_link,
     ports_that_do_not_exist_are_refused,
     gid_table_and_single_gids_agree,
     default_gid_is_routable_where_one_is,
@@ -33,12 +34,28 @@ fn port_is_active_and_plausible() -> Verdict {
     Ok(())
 }
 
+/// The driver's answer is the link's where no ports are aggregated.
+fn rate_of_a_port_is_that_of_its_link() -> Verdict {
+    let context = env::open()?;
+    let attr = context.query_port(env::port())?;
+    let speed = context.query_port_speed(env::port())?;
+    assert_eq!(Some(speed.mbps), attr.link_rate_mbps().map(u64::from), "{speed:?} of {attr:?}");
+    if context.device().driver() == Some(uverbs::device::DriverId::RXE) {
+        assert!(speed.of_link, "{speed:?}");
+    }
+    if context.device().driver() == Some(uverbs::device::DriverId::MLX5) {
+        assert_eq!(speed.of_link, !env::kernel_is_since(7, 0), "{speed:?}");
+    }
+    Ok(())
+}
+
 fn ports_that_do_not_exist_are_refused() -> Verdict {
     let context = env::open()?;
     let count = context.device().port_count();
     for port in [0, 255] {
         for error in [
             context.query_port(port).map(drop).unwrap_err(),
+            context.query_port_speed(port).map(drop).unwrap_err(),
             context.query_gid(port, 0).map(drop).unwrap_err(),
             context.query_pkey(port, 0).map(drop).unwrap_err(),
             context.default_gid(port).map(drop).unwrap_err(),

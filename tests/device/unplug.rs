@@ -302,6 +302,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         assert!(cq.poll()?.next().is_none());
         gone("query_device", context.query_device())?;
         gone("query_port", context.query_port(port))?;
+        gone("query_port_speed", context.query_port_speed(port))?;
         // The kernel goes on listing, and nothing is there.
         assert!(context.handles(ObjectKind::PD)?.is_empty());
         gone("modify", qp.modify(&QpAttr::new().state(QpState::ERR)))?;

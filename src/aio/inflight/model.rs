@@ -86,7 +86,7 @@ fn a_future_that_finds_the_queue_full_is_woken() {
         let (_, other) = task();
         let index = admit(&inflight, &other);
         let mut lending = queue.begin();
-        let wr_id = lending.free_slot().map(|free_slot| {
+        let wr_id = lending.free_slot().ok().map(|free_slot| {
             let wr_id = free_slot.wr_id();
             free_slot.lend(());
             wr_id
@@ -105,11 +105,11 @@ fn a_future_that_finds_the_queue_full_is_woken() {
                 else {
                     panic!("nobody else waits");
                 };
-                if queue.begin().free_slot().is_some() {
+                if queue.begin().free_slot().is_ok() {
                     break;
                 }
                 inflight.wait(Side::Send, &mut number, &waker);
-                if queue.begin().free_slot().is_some() {
+                if queue.begin().free_slot().is_ok() {
                     break;
                 }
                 inflight.release(index);

@@ -5,6 +5,7 @@ use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
 use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
+use crate::number::ByteCount;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::alloc::Layout;
@@ -54,8 +55,9 @@ impl Arena {
         let map = |length| huge(length, PAGE_BITS);
         Arena::of_pages(bytes, PAGE_BITS.into(), map).map_err(|error| match error.errno() {
             Errno::NOMEM => error.detail(format!(
-                "{bytes} bytes in huge pages of 2 MiB, which \
-                 /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages sets aside"
+                "{} in huge pages of 2 MiB, which \
+                 /sys/kernel/mm/hugepages/hugepages-2048kB/nr_hugepages sets aside",
+                ByteCount::of(bytes)
             )),
             _ => error,
         })
@@ -72,7 +74,9 @@ impl Arena {
         }
         let length = bytes.checked_next_multiple_of(1 << page_bits);
         let mapping = length.ok_or(Errno::NOMEM).and_then(map);
-        let mapping = mapping.map_err(|errno| Error::new(VERB, errno))?;
+        let mapping = mapping.map_err(|errno| {
+            Error::new(VERB, errno).detail(format!("no {} of memory", ByteCount::of(bytes)))
+        })?;
         let free = BTreeMap::from([(0, mapping.len())]);
         let space = Space { free, lent: BTreeMap::new() };
         Ok(Arena { mapping, space: Lock::new(space) })

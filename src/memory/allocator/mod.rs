@@ -15,6 +15,7 @@ pub use shared::{QueueFile, SharedMemory};
 
 use super::queue_memory::QueueMemory;
 use crate::error::{Error, Result};
+use crate::number::ByteCount;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::alloc::Layout;
@@ -367,7 +368,8 @@ impl Source<'_> {
         match self.custom(size, align, resource)? {
             Some(memory) => Ok(memory),
             None => QueueMemory::pages(size).map_err(|errno| {
-                Error::new(self.verb, errno).detail(format!("no {size} bytes for {resource}"))
+                Error::new(self.verb, errno)
+                    .detail(format!("no {} for {resource}", ByteCount::of(size)))
             }),
         }
     }
@@ -381,14 +383,16 @@ impl Source<'_> {
     ) -> Result<Option<QueueMemory>> {
         let Some(domain) = self.allocator else { return Ok(None) };
         let allocator = &domain.allocator;
-        let layout = Layout::from_size_align(size, align)
-            .map_err(|_| Error::new(self.verb, Errno::NOMEM).detail(format!("{size} bytes")))?;
+        let layout = Layout::from_size_align(size, align).map_err(|_| {
+            Error::new(self.verb, Errno::NOMEM).detail(format!("{}", ByteCount::of(size)))
+        })?;
         let memory = match allocator.alloc(&domain.view(), layout, resource) {
             Allocation::Memory(memory) => memory,
             Allocation::UseDefault => return Ok(None),
             Allocation::Failed => {
                 return Err(Error::new(self.verb, Errno::NOMEM).detail(format!(
-                    "the parent domain's allocator has no {size} bytes for {resource}"
+                    "the parent domain's allocator has no {} for {resource}",
+                    ByteCount::of(size)
                 )));
             }
         };

@@ -161,9 +161,9 @@ pub(crate) struct LoanBatch<'l, P> {
 }
 
 impl<P> LoanBatch<'_, P> {
-    /// A free slot, if there is one.
+    /// A free slot; if there is none, how many slots the table has.
     #[inline(always)]
-    pub(crate) fn free_slot(&mut self) -> Option<FreeSlot<'_, P>> {
+    pub(crate) fn free_slot(&mut self) -> Result<FreeSlot<'_, P>, usize> {
         let LoanBatch { lender, ahead } = self;
         let Lender { table, next } = &mut **lender;
         let table: &LoanTable<P> = table;
@@ -171,7 +171,7 @@ impl<P> LoanBatch<'_, P> {
         let mut slot = table.slot(wr_id);
         // Acquire pairs with the Release of `LoanSlot::release`.
         if slot.state.load(Ordering::Acquire) != FREE {
-            wr_id = next.skip(table, wr_id)?;
+            wr_id = next.skip(table, wr_id).ok_or_else(|| table.len())?;
             slot = table.slot(wr_id);
             if *ahead == 0 {
                 // In a batch of one, the compiler then knows `ahead`.
@@ -180,7 +180,7 @@ impl<P> LoanBatch<'_, P> {
                 *ahead = wr_id.wrapping_sub(next.wr_id);
             }
         }
-        Some(FreeSlot { table, slot, wr_id, next, ahead })
+        Ok(FreeSlot { table, slot, wr_id, next, ahead })
     }
 
     /// The number of loans if it is 0 or 1; otherwise at least 2, because slots that were skipped between loans
@@ -374,7 +374,7 @@ impl<P> Lender<P> {
 #[cfg(test)]
 impl<P> LoanBatch<'_, P> {
     pub(super) fn hold(&mut self, payload: P) -> Result<u64, P> {
-        let Some(slot) = self.free_slot() else { return Err(payload) };
+        let Ok(slot) = self.free_slot() else { return Err(payload) };
         let wr_id = slot.wr_id();
         slot.lend(payload);
         Ok(wr_id)
@@ -382,7 +382,7 @@ impl<P> LoanBatch<'_, P> {
 
     /// Lends for an unsignaled request, or for a signaled one if there has to be one.
     pub(super) fn hold_unsignaled(&mut self, payload: P) -> Result<u64, P> {
-        let Some(slot) = self.free_slot() else { return Err(payload) };
+        let Ok(slot) = self.free_slot() else { return Err(payload) };
         match slot.unsignaled() {
             Ok(slot) => {
                 let wr_id = slot.wr_id();

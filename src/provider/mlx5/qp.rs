@@ -68,11 +68,8 @@ pub(crate) fn create<K>(
     let limits = &mlx5.limits;
     let invalid = |detail| Error::invalid(source.verb, detail);
     let own_receives = attr.srq.is_none() && attr.qp_type != QpType::XRC_INI;
-    // Every queue pair has the queues of its type, if only for one WQE. The kernel counts differently,
-    // but finds out which queues there are.
     let asked = ib_uverbs_qp_cap {
-        max_send_wr: attr.cap.max_send_wr.max(1),
-        max_recv_wr: if own_receives { attr.cap.max_recv_wr.max(1) } else { 0 },
+        max_recv_wr: if own_receives { attr.cap.max_recv_wr } else { 0 },
         ..attr.cap
     };
     let sq_size = SqSize::new(limits, attr.qp_type, &asked).map_err(invalid)?;
@@ -95,8 +92,12 @@ pub(crate) fn create<K>(
     let memory_dmabuf = memory.as_deref().and_then(dmabuf);
     let sq_dmabuf = sq_memory.as_deref().and_then(dmabuf);
     let dbrec_dmabuf = dbrec.memory().and_then(dmabuf);
+    // Memory of no queue is not the kernel's business.
+    let has_queues = sq_size.wqebbs > 0 || rq_size.entries > 0;
+    let memory_dmabuf = memory_dmabuf.filter(|_| has_queues);
+    let sq_dmabuf = sq_dmabuf.filter(|_| sq_size.wqebbs > 0);
     let addr = |memory: &Option<Arc<QueueMemory>>| match memory {
-        Some(memory) if memory.dmabuf().is_none() => memory.addr(),
+        Some(memory) if has_queues && memory.dmabuf().is_none() => memory.addr(),
         _ => 0,
     };
     let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
@@ -147,7 +148,7 @@ pub(crate) fn create<K>(
         (_, 0) => Receives::None,
         (_, entries) => Receives::Own(entries),
     };
-    let shared = SharedQp::new(qpn, uidx, Some(sq_size.wqebbs), receives);
+    let shared = SharedQp::new(qpn, uidx, Some(sq_size.ring()), receives);
     let misfit = || misfit(source.verb);
     let recv = match (rq_size.entries, &memory) {
         (0, _) | (_, None) => None,
@@ -171,7 +172,7 @@ pub(crate) fn create<K>(
     let send = sq::SendRing::new(sq::Setup {
         memory: sq_memory,
         offset,
-        wqebbs: sq_size.wqebbs,
+        wqebbs: sq_size.ring(),
         max_post: sq_size.max_post,
         limits: SendLimits { max_sge: sq_size.max_sge, max_inline: sq_size.max_inline },
         unchecked: SendOps::unchecked(attr.qp_type),

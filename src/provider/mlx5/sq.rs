@@ -130,8 +130,15 @@ impl SqSize {
         })
     }
 
+    /// WQEBBs of the ring in this process. Without a send queue it has one, which the device does not know and
+    /// nothing is ever written to.
+    pub(crate) fn ring(&self) -> u32 {
+        self.wqebbs.max(1)
+    }
+
+    /// Bytes of the ring.
     pub(crate) fn bytes(&self) -> usize {
-        self.wqebbs as usize * WQEBB as usize
+        self.ring() as usize * WQEBB as usize
     }
 }
 
@@ -212,7 +219,7 @@ pub(crate) struct SendRing {
 impl SendRing {
     /// `None` if the queue does not fit into its memory.
     pub(crate) fn new(setup: Setup) -> Option<SendRing> {
-        let longest = setup.wqebbs.checked_div(setup.max_post)?;
+        let longest = setup.wqebbs.checked_div(setup.max_post).unwrap_or(0);
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
         // A single SGE is one too many for a queue that takes none; the inline way does not count it.
         let unchecked = match setup.limits.max_sge {
@@ -335,7 +342,7 @@ impl SendRing {
         }
         self.transport.check(wr)?;
         if cursor.room == 0 {
-            return Err(PostError::Full);
+            return Err(PostError::no_room(self.max_post as usize));
         }
         if self.transport.qp_type == QpType::RAW_PACKET {
             return self.push_packet(cursor, wr);

@@ -72,9 +72,9 @@ pub(crate) fn create<K>(
     let send = send.map_err(unmapped)?;
     // Tables of requests are sized by these: no more than what the mapped ring holds.
     cap.max_send_wr = cap.max_send_wr.min(send.capacity());
-    let recv = match attr.srq {
-        Some(_) => None,
-        None => {
+    let recv = match (attr.srq, attr.cap.max_recv_wr) {
+        (Some(_), _) | (None, 0) => None,
+        (None, _) => {
             let ring = RecvRing::map(response.rq_mi, cap.max_recv_sge, gate.clone(), mapper);
             let ring = ring.map_err(unmapped)?;
             cap.max_recv_wr = cap.max_recv_wr.min(ring.capacity());

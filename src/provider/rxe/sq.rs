@@ -96,7 +96,7 @@ impl SendRing {
         }
         self.transport.check(wr)?;
         if cursor.room == 0 {
-            return Err(PostError::Full);
+            return Err(PostError::no_room(self.queue.capacity() as usize));
         }
         let mut wqe = rxe_send_wqe {
             wr: rxe_send_wr { wr_id: wr.wr_id, send_flags: wr.flags.bits(), ..Default::default() },

@@ -305,12 +305,17 @@ impl State {
             true => qp::UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
             false => qp::UVERBS_ATTR_CREATE_QP_BUF_UMEM,
         };
-        let start = self.buffer(&to, id, driver.buf_addr, 64)?;
-        if split {
+        let (has_sends, has_receives) = (driver.sq_wqe_count > 0, driver.rq_wqe_count > 0);
+        let start = match has_receives || has_sends && !split {
+            true => self.buffer(&to, id, driver.buf_addr, 64)?,
+            false => Default::default(),
+        };
+        if split && has_sends {
             self.buffer(&to, qp::UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM, driver.sq_buf_addr, 64)?;
         }
         self.buffer(&to, MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, driver.db_addr, 8)?;
-        if !driver.sq_wqe_count.is_power_of_two() || driver.uidx == 0 {
+        let is_size = driver.sq_wqe_count == 0 || driver.sq_wqe_count.is_power_of_two();
+        if !is_size || driver.uidx == 0 {
             return Err(Errno::INVAL);
         }
         let stands_on = self.parents_of_qp(to.command)?;

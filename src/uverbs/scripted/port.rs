@@ -2,7 +2,7 @@
 
 use super::attrs::{self, Responses};
 use super::state::{Result, State};
-use crate::port::{LinkLayer, PortState};
+use crate::port::{LinkLayer, LinkSpeed, LinkWidth, PortState};
 use rustix::io::Errno;
 use std::net::{Ipv4Addr, Ipv6Addr};
 use uverbs_uapi::gid::{self, ib_uverbs_gid_entry, ib_uverbs_gid_type};
@@ -17,13 +17,17 @@ const GIDS: u32 = 4;
 pub(crate) struct ScriptedPort {
     pub(crate) link_layer: LinkLayer,
     pub(crate) state: PortState,
+    pub(crate) width: LinkWidth,
 }
 
 impl ScriptedPort {
-    pub(crate) const ETHERNET: ScriptedPort =
-        ScriptedPort { link_layer: LinkLayer::ETHERNET, state: PortState::ACTIVE };
+    pub(crate) const ETHERNET: ScriptedPort = ScriptedPort {
+        link_layer: LinkLayer::ETHERNET,
+        state: PortState::ACTIVE,
+        width: LinkWidth::X4,
+    };
     pub(crate) const INFINIBAND: ScriptedPort =
-        ScriptedPort { link_layer: LinkLayer::INFINIBAND, state: PortState::ACTIVE };
+        ScriptedPort { link_layer: LinkLayer::INFINIBAND, ..ScriptedPort::ETHERNET };
 }
 
 impl State {
@@ -42,10 +46,21 @@ impl State {
         response.legacy_resp.state = known.state.0;
         response.legacy_resp.active_mtu = ib_mtu::IB_MTU_1024.0;
         response.legacy_resp.gid_tbl_len = GIDS;
+        response.legacy_resp.active_width = known.width.0;
+        response.legacy_resp.active_speed = LinkSpeed::EDR.0 as u8;
         if known.link_layer == LinkLayer::INFINIBAND {
             response.legacy_resp.lid = lid(number as u32);
         }
         to.put(port::UVERBS_ATTR_QUERY_PORT_RESP, &response);
+        Ok(())
+    }
+
+    /// In units of 100 Mbit/s.
+    pub(super) fn query_port_speed(&self, to: &mut Responses<'_, '_>) -> Result<()> {
+        let speed = self.deviations.port_speed.ok_or(Errno::OPNOTSUPP)?;
+        let number = attrs::u32(to.command, port::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM)?;
+        self.port(number.into())?;
+        to.put(port::UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &speed);
         Ok(())
     }
 

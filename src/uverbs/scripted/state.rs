@@ -268,6 +268,9 @@ impl State {
             (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_QUERY_PORT) => {
                 self.query_port(&mut to)
             }
+            (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_QUERY_PORT_SPEED) => {
+                self.query_port_speed(&mut to)
+            }
             (UVERBS_OBJECT_DEVICE, device_ids::UVERBS_METHOD_QUERY_GID_ENTRY) => {
                 self.query_gid_entry(&mut to)
             }

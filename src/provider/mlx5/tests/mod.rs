@@ -169,7 +169,7 @@ impl Sender {
         for wr in wrs {
             self.push(&mut cursor, wr)?;
         }
-        self.ring.ring(&cursor, wrs.len() == 1).map_err(PostError::of_ring)?;
+        self.ring.ring(&cursor, wrs.len() == 1).map_err(PostError::from)?;
         Ok(cursor)
     }
 

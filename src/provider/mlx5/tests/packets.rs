@@ -24,7 +24,7 @@ fn push(sends: &mut Sender, wr: SendWr<'_>) -> Result<(), PostError> {
     sends.ring.transport = QpTransport { qp_type: QpType::RAW_PACKET, ..super::transport(&wr) };
     let mut cursor = sends.ring.begin();
     sends.ring.push_checked(&mut cursor, &wr)?;
-    sends.ring.ring(&cursor, false).map_err(PostError::of_ring)
+    sends.ring.ring(&cursor, false).map_err(PostError::from)
 }
 
 /// The bytes of one request on such a device.
