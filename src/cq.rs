@@ -166,6 +166,8 @@ pub(crate) mod sealed {
 /// let qp = pd.qp_builder(&guard, &guard, QpType::RC).build()?;
 /// # drop(qp); Ok(()) }
 /// ```
+///
+/// Example: [`CqControl`].
 #[diagnostic::on_unimplemented(
     message = "`{Self}` is no completion queue",
     label = "a queue pair completes to a `CompletionQueue` or a handle of one",

@@ -29,6 +29,7 @@ macro_rules! twins {
 twins! {
     "compile/batch_keeps_its_queue_pair.pass.rs" batch_keeps_its_queue_pair,
     "compile/completion_is_lent_until_the_next.pass.rs" completion_is_lent_until_the_next,
+    "compile/completion_queue_is_inside_its_pointer.pass.rs" completion_queue_is_inside_its_pointer,
     "compile/destination_keeps_its_address.pass.rs" destination_keeps_its_address,
     "compile/destroying_a_strangers_is_a_promise.pass.rs" destroying_a_strangers_is_a_promise,
     "compile/dma_buf_of_a_queue_stays_in.pass.rs" dma_buf_of_a_queue_stays_in,
