@@ -1,6 +1,6 @@
 //! The command line's grammar and help.
 
-use clap::{Args as Group, Parser, Subcommand, ValueEnum};
+use clap::{ArgGroup, Args as Group, Parser, Subcommand, ValueEnum};
 use std::path::PathBuf;
 use std::time::Duration;
 
@@ -9,11 +9,13 @@ macro_rules! exit_statuses {
         "\
 Exit status:
   0  all went well
-  1  the run failed: a byte arrived wrong, a request failed, the peer went silent
+  1  the run failed: a byte arrived wrong, a request failed, the peer went silent, or standard
+     output could not be written
   2  the command line is wrong
   3  the local device cannot be used: none there, no provider, no permission, port down, no such
      GID, no route, not enough memory
-  4  the peer cannot be reached, or is no program of the same kind"
+  4  the peer cannot be reached, or is no program of the same kind
+  141  the reader of standard output is gone, as after `| head -1`"
     };
 }
 
@@ -27,9 +29,21 @@ side with the server's name or address. Both need the same kind, --size and --it
 may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong or
 ibv_xsrq_pingpong; over Ethernet those need -g with the index of a GID.
 
-The messages of a client that validates all differ, and a server sends back what it got. A server
-that validates checks them, too; or, if the client does not validate or is rdma-core's, what such
-a client sends.
+All kinds but xsrq can validate. The messages of a client that validates all differ, and a server
+sends back what it got. A server that validates checks them, too; or, if the client does not
+validate or is rdma-core's, what such a client sends.
+
+",
+    exit_statuses!()
+);
+
+/// The same for a ping-pong over XRC, whose messages are all alike.
+const XSRQ: &str = concat!(
+    "\
+Start it without HOST on one side: that is the server, and it waits. Then start as many clients as
+the server's --clients says, with the server's name or address and the same --size and --iters.
+Either side may be rdma-core's ibv_xsrq_pingpong; over Ethernet that needs -g with the index of a
+GID.
 
 ",
     exit_statuses!()
@@ -63,9 +77,20 @@ pub(crate) enum Command {
 /// What clap shows below the options of the programs that connect by address.
 const CM: &str = concat!(
     "\
-Start the server first. Either side may be rdma-core's program of the same name. Addresses are
+Start the server first, or mckey's receivers. Either side may be rdma-core's program of the same name. Addresses are
 those of network interfaces that have an RDMA device: `rdma link` lists them. The kernel needs the
 module rdma_ucm.
+
+",
+    exit_statuses!()
+);
+
+/// The same for multicast groups, which have no server.
+const MCKEY: &str = concat!(
+    "\
+Start the receivers first, and then the sender with -s. Either side may be rdma-core's mckey. The
+interface that joins has to have an RDMA device: `rdma link` lists them. The kernel needs the module
+rdma_ucm.
 
 ",
     exit_statuses!()
@@ -84,7 +109,7 @@ pub(crate) enum CmCommand {
     #[command(after_help = CM)]
     Udaddy(UdaddyArgs),
     /// One side sends datagrams to a multicast group, the other receives them
-    #[command(after_help = CM)]
+    #[command(after_help = MCKEY)]
     Mckey(MckeyArgs),
     /// How long each step of many connections takes; the peer may be cmtime of rdma-core 52 to 58
     #[command(after_help = CM)]
@@ -255,12 +280,13 @@ impl CmtimeArgs {
 }
 
 #[derive(Clone, Debug, Group)]
+#[command(group = ArgGroup::new("side").required(true))]
 pub(crate) struct RpingArgs {
     /// Be the server
-    #[arg(short, long, required_unless_present = "client", conflicts_with = "client")]
+    #[arg(short, long, group = "side")]
     server: bool,
     /// Be the client
-    #[arg(short, long)]
+    #[arg(short, long, group = "side")]
     pub(crate) client: bool,
     /// The server's address or host name; a server without it listens on all addresses
     #[arg(short, long, value_name = "ADDRESS")]
@@ -383,7 +409,7 @@ pub(crate) enum PingpongCommand {
     #[command(flatten)]
     Pair(PingpongArgs),
     /// Between a server and several clients over XRC, whose messages name where they go
-    #[command(after_help = PINGPONG)]
+    #[command(after_help = XSRQ, mut_arg("validate", |validate| validate.hide(true)))]
     Xsrq(XsrqArgs),
 }
 

@@ -1,10 +1,10 @@
 //! What the program says when it gives up: what happened, what to do about it, and the exit
 //! status, whose meanings the help text of [`args`](crate::args) lists.
 
+use crate::output::{self, errln, outln};
 use rustix::process::{Resource, getrlimit};
 use serde::Serialize;
 use std::fmt;
-use std::io::{self, Write};
 use uverbs::Errno;
 use uverbs::device::absence;
 
@@ -76,7 +76,7 @@ impl Failure {
 
     /// Says it, and returns the exit status.
     pub(crate) fn tell(&self, json: bool) -> u8 {
-        eprintln!("uverbs: {self}");
+        errln!("uverbs: {self}");
         if json && !self.shown {
             print(&self.to_json());
         }
@@ -126,6 +126,9 @@ impl fmt::Display for Failure {
         }
     }
 }
+
+/// The verb that opens the kernel's connection manager. Its errors say what to load.
+pub(crate) const CHANNEL: &str = "create_event_channel";
 
 impl<T> From<uverbs::ErrorWith<T>> for Failure {
     fn from(failed: uverbs::ErrorWith<T>) -> Self {
@@ -180,7 +183,7 @@ fn advise(verb: &str, errno: Errno, message: &str) -> Option<String> {
              network and the same RoCE version; compare `uverbs devinfo -v` on both sides and \
              choose with --gid-index"
         }
-        (_, Errno::IO | Errno::NODEV) if verb != "find_device" => {
+        (_, Errno::IO | Errno::NODEV) if !matches!(verb, "find_device" | CHANNEL) => {
             "the device went away; `uverbs devinfo` shows what is there now"
         }
         _ => return None,
@@ -199,12 +202,12 @@ fn memory_advice() -> String {
     }
 }
 
-/// Writes an object as one line of JSON.
+/// Prints an object as one line of JSON.
 pub(crate) fn print(value: &impl Serialize) {
-    let mut out = io::stdout().lock();
-    // Nobody is left to tell when standard output is closed.
-    let _ = serde_json::to_writer(&mut out, value).map_err(io::Error::from);
-    let _ = writeln!(out);
+    match serde_json::to_string(value) {
+        Ok(text) => outln!("{text}"),
+        Err(error) => output::fail(&error.into()),
+    }
 }
 
 #[cfg(test)]
@@ -233,6 +236,7 @@ mod tests {
             assert!(advice.contains(needle), "{verb} {errno}: {advice:?}");
         }
         assert_eq!(advise("find_device", Errno::NODEV, ""), None);
+        assert_eq!(advise(CHANNEL, Errno::NODEV, ""), None);
         assert_eq!(advise("query_port", Errno::INVAL, ""), None);
         let memory = advise("reg_mr", Errno::NOMEM, "over RLIMIT_MEMLOCK").unwrap();
         assert!(memory.starts_with("raise that limit"), "{memory}");

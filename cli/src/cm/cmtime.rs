@@ -7,6 +7,7 @@
 use super::{cannot_connect, cannot_listen, listening_address, resolve, unfinished};
 use crate::args::CmtimeArgs;
 use crate::failure::{self, Failure, Result};
+use crate::output::outln;
 use serde::Serialize;
 use std::fmt;
 use std::io::{Read, Write};
@@ -28,7 +29,7 @@ pub(super) fn run(args: &CmtimeArgs) -> Result<()> {
     if args.json {
         failure::print(&report);
     } else {
-        println!("{report}");
+        outln!("{report}");
     }
     Ok(())
 }

@@ -6,6 +6,7 @@ use super::report::ExchangeReport;
 use super::{cannot_listen, resolve};
 use crate::args::MckeyArgs;
 use crate::failure::{Failure, Result};
+use crate::output::outln;
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, Instant};
 use uverbs::cm::{EventChannel, MulticastRole, PortSpace};
@@ -56,7 +57,7 @@ pub(super) fn run(args: &MckeyArgs) -> Result<()> {
     });
     let Some(report) = joined else { return Err(Failure::usage("-c 0 joins nothing")) };
     if !args.json {
-        println!("joined {group}");
+        outln!("joined {group}");
     }
     if args.sender {
         // Members that joined just now are not known to every switch yet.

@@ -16,7 +16,7 @@ mod udaddy;
 pub(crate) use rping::LONGEST;
 
 use crate::args::CmCommand;
-use crate::failure::{Failure, Result};
+use crate::failure::{CHANNEL, Failure, Result};
 use std::net::{IpAddr, Ipv4Addr, SocketAddr, ToSocketAddrs};
 use std::time::Duration;
 use uverbs::Errno;
@@ -87,6 +87,10 @@ fn cannot_listen(error: uverbs::Error, address: IpAddr) -> Failure {
 
 /// Why there is no connection. The library's message says what was tried, and what is wrong with the network.
 fn cannot_connect(error: &ConnectError, peer: SocketAddr) -> Failure {
+    // Nothing was asked of the peer yet.
+    if error.error().verb() == CHANNEL {
+        return error.error().clone().into();
+    }
     let failure = Failure::peer(format!("{peer}: {error}"));
     match error.rejection().and_then(|rejection| rejection.reason()) {
         Some(RejectReason::INVALID_SERVICE_ID) => {

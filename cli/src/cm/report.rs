@@ -1,6 +1,7 @@
 //! What the programs that exchange a number of messages print in the end.
 
 use crate::failure;
+use crate::output::outln;
 use serde::Serialize;
 use std::fmt;
 use std::time::Duration;
@@ -25,7 +26,7 @@ impl ExchangeReport {
         if json {
             failure::print(&self);
         } else {
-            println!("{self}");
+            outln!("{self}");
         }
     }
 }

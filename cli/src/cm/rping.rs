@@ -8,6 +8,7 @@ use super::link::{Heard, Link};
 use super::{cannot_connect, cannot_listen, resolve};
 use crate::args::RpingArgs;
 use crate::failure::{self, Failure, Result};
+use crate::output::outln;
 use serde::Serialize;
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -23,7 +24,7 @@ pub(super) fn run(args: &RpingArgs) -> Result<()> {
     if args.json {
         failure::print(&report);
     } else {
-        println!("{report}");
+        outln!("{report}");
     }
     Ok(())
 }
@@ -207,7 +208,7 @@ fn answer(link: &mut Link, connection: &Connection) -> Result<()> {
 impl RpingArgs {
     fn say(&self, what: &str, text: &[u8]) {
         if self.verbose && !self.json {
-            println!("{what}: {}", printable(text));
+            outln!("{what}: {}", printable(text));
         }
     }
 }

@@ -1,13 +1,14 @@
 //! Devices for people to read.
 
 use super::description::{Description, GidDescription, PortDescription};
+use crate::output::out;
 use std::fmt::{self, Write};
 
 /// Where values start.
 const COLUMN: usize = 18;
 
 pub(crate) fn print(description: &Description, verbose: bool) {
-    print!("{}", Text { description, verbose });
+    out!("{}", Text { description, verbose });
 }
 
 struct Text<'a> {

@@ -15,7 +15,8 @@ const USUAL_MODE: u32 = 0o666;
 /// The first kernel whose soft-RoCE waits for a timer after an RNR NAK.
 const RNR_TIMER: (u32, u32) = (6, 0);
 
-pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Findings) {
+/// Looks at a device; returns whether one of its ports is on the route to the peer.
+pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Findings) -> bool {
     findings.about(device.to_string());
     if !device.is_supported() {
         let message = match Context::open(device) {
@@ -23,7 +24,7 @@ pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Finding
             Ok(_) => "it opens".into(),
         };
         findings.note("driver", message);
-        return;
+        return false;
     }
     let firmware = device.firmware().map(|version| format!(", firmware {version}"));
     let driver = device.driver().map(|driver| driver.to_string()).unwrap_or_default();
@@ -34,14 +35,19 @@ pub(super) fn look(device: &Device, peer: Option<IpAddr>, findings: &mut Finding
     node(device, findings);
     let context = match Context::open(device) {
         Ok(context) => context,
-        Err(error) => return findings.failed("open", error),
+        Err(error) => {
+            findings.failed("open", error);
+            return false;
+        }
     };
     findings.ok("open", "it opens");
     register(&context, findings);
+    let mut reaches = false;
     for number in 1..=context.device().port_count() {
         findings.about(format!("{device} port {number}"));
-        port(&context, number, peer, findings);
+        reaches |= port(&context, number, peer, findings);
     }
+    reaches
 }
 
 /// Warns of what soft-RoCE of older kernels does in a loop in the kernel.
@@ -80,10 +86,14 @@ fn register(context: &Context, findings: &mut Findings) {
     }
 }
 
-fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Findings) {
+/// Looks at a port; returns whether it is on the route to the peer.
+fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Findings) -> bool {
     let attr = match context.query_port(number) {
         Ok(attr) => attr,
-        Err(error) => return findings.failed("link", error),
+        Err(error) => {
+            findings.failed("link", error);
+            return false;
+        }
     };
     let netdev = context.device().netdev(number).ok().flatten();
     let rate = attr.link_rate_mbps().map(|mbps| format!(", {} Gbit/s", f64::from(mbps) / 1000.0));
@@ -100,17 +110,23 @@ fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Fin
 
     let filter = peer.map_or(GidFilter::new(), |peer| GidFilter::new().peer(peer));
     let chosen = context.choose_gid(number, &filter);
+    let reaches = peer.is_some() && chosen.is_ok();
     match &chosen {
         Ok(chosen) => {
-            findings.ok("gid", format!("index {}: {}", chosen.entry.index, chosen.reason))
+            findings.ok("gid", format!("index {}: {}", chosen.entry.index, chosen.reason));
         }
         Err(error) if error.errno() == Errno::NODATA => {
-            let netdev = netdev.as_deref().unwrap_or("INTERFACE");
-            findings.problem(
-                "gid",
-                error.message(),
-                format!("`ip link set {netdev} up`, and give it an address of the peers' network"),
-            );
+            match (peer, context.default_gid(number)) {
+                (Some(peer), Ok(_)) => off_route(peer, error, findings),
+                _ => {
+                    let netdev = netdev.as_deref().unwrap_or("INTERFACE");
+                    findings.problem(
+                        "gid",
+                        error.message(),
+                        format!("`ip link set {netdev} up`, and give it an address of the peers' network"),
+                    );
+                }
+            }
         }
         Err(error) => findings.failed("gid", error.clone()),
     }
@@ -124,6 +140,12 @@ fn port(context: &Context, number: u32, peer: Option<IpAddr>, findings: &mut Fin
             flow_control::look(context.device().name(), number, netdev, findings);
         }
     }
+    reaches
+}
+
+/// A port that has a GID, and that packets to the peer do not leave through.
+fn off_route(peer: IpAddr, error: &uverbs::Error, findings: &mut Findings) {
+    findings.note("gid", format!("not on the route to {peer}: {}", error.message()));
 }
 
 fn ethernet(netdev: Option<&str>, attr: &uverbs::PortAttr, findings: &mut Findings) {

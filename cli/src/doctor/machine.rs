@@ -3,6 +3,7 @@
 use super::Findings;
 use rustix::process::{Resource, getrlimit};
 use std::fs;
+use std::net::IpAddr;
 use std::path::Path;
 use uverbs::Device;
 use uverbs::device::{absence, system};
@@ -17,8 +18,8 @@ const OLDEST: (u32, u32) = (5, 10);
 
 pub(super) fn look(findings: &mut Findings) {
     versions(findings);
-    modules(findings);
-    namespaces(findings);
+    let core = modules(findings);
+    namespaces(core, findings);
     memlock(findings);
     let status = read("/proc/self/cgroup");
     cgroup(status.as_deref().unwrap_or(""), Path::new("/sys/fs/cgroup"), findings);
@@ -73,7 +74,8 @@ fn version_of(release: &str, findings: &mut Findings) {
     }
 }
 
-fn modules(findings: &mut Findings) {
+/// Looks at modules; returns whether the RDMA core is there, or may be.
+fn modules(findings: &mut Findings) -> bool {
     let absence = absence();
     let Some(modules) = &absence.modules else {
         findings.warning(
@@ -81,14 +83,10 @@ fn modules(findings: &mut Findings) {
             "sysfs is not mounted, so that modules and PCI functions cannot be told",
             "mount it: `mount -t sysfs none /sys`",
         );
-        return;
+        return true;
     };
     let has = |name: &str| modules.iter().any(|module| module == name);
-    if has("ib_core") && !has("ib_uverbs") {
-        findings.problem("modules", "ib_uverbs is not loaded", "`modprobe ib_uverbs`");
-    } else {
-        findings.ok("modules", modules.join(", "));
-    }
+    modules_of(modules, findings);
     if has("ib_core") && !has("rdma_ucm") {
         findings.warning(
             "modules",
@@ -107,9 +105,35 @@ fn modules(findings: &mut Findings) {
             format!("`modprobe {}`", idle.module),
         );
     }
+    has("ib_core")
 }
 
-fn namespaces(findings: &mut Findings) {
+/// Judges the modules that have to do with RDMA.
+fn modules_of(loaded: &[String], findings: &mut Findings) {
+    let has = |name: &str| loaded.iter().any(|module| module == name);
+    match loaded {
+        // The finding on devices says what to load.
+        [] => findings.note("modules", "none that has to do with RDMA is loaded"),
+        _ if has("ib_core") && !has("ib_uverbs") => {
+            findings.problem("modules", "ib_uverbs is not loaded", "`modprobe ib_uverbs`");
+        }
+        _ => findings.ok("modules", loaded.join(", ")),
+    }
+}
+
+/// No device is on the route to the peer.
+pub(super) fn no_route(peer: IpAddr, findings: &mut Findings) {
+    findings.about_machine();
+    findings.problem(
+        "route",
+        format!("the route to {peer} leads through no port of an RDMA device"),
+        format!(
+            "`ip route get {peer}` shows the interface that packets take, `rdma link` those of RDMA devices"
+        ),
+    );
+}
+
+fn namespaces(core: bool, findings: &mut Findings) {
     match system() {
         Ok(system) => {
             let mode = match system.netns_shared {
@@ -126,6 +150,8 @@ fn namespaces(findings: &mut Findings) {
                 );
             }
         }
+        Err(_) if !core => findings
+            .note("netlink", "RDMA netlink belongs to the kernel's RDMA core, which is not loaded"),
         Err(error) => findings.warning(
             "netlink",
             format!("RDMA netlink does not answer: {error}"),
@@ -275,6 +301,37 @@ mod tests {
         assert!(!has_capability("CapEff:\t0000000000003fff\n", CAP_IPC_LOCK));
         assert!(maps_all_users("         0          0 4294967295\n"));
         assert!(!maps_all_users("         0       1000          1\n") && !maps_all_users(""));
+    }
+
+    #[test]
+    fn no_module_is_no_reason_to_say_ok() {
+        let of = |loaded: &[&str]| {
+            let loaded: Vec<String> = loaded.iter().map(|name| (*name).into()).collect();
+            levels(|findings| modules_of(&loaded, findings))
+        };
+        assert_eq!(of(&[]), [("modules", Level::Note)]);
+        assert_eq!(of(&["ib_core"]), [("modules", Level::Problem)]);
+        assert_eq!(of(&["ib_core", "ib_uverbs"]), [("modules", Level::Ok)]);
+    }
+
+    #[test]
+    fn netlink_is_missed_only_where_the_core_is_loaded() {
+        let of = |core| levels(|findings| namespaces(core, findings));
+        // This machine may have the core.
+        assert!(!of(false).contains(&("netlink", Level::Warning)));
+        if system().is_err() {
+            assert_eq!(of(true), [("netlink", Level::Warning)]);
+        }
+    }
+
+    #[test]
+    fn a_peer_that_no_device_reaches_is_one_problem_of_the_machine() {
+        let mut findings = Findings::default();
+        findings.about("rxe0 port 1");
+        no_route(IpAddr::from([10, 9, 0, 1]), &mut findings);
+        let [finding] = &findings.found[..] else { panic!("{findings:?}") };
+        assert_eq!((finding.level, finding.subject.as_deref()), (Level::Problem, None));
+        assert!(finding.message.contains("10.9.0.1"), "{}", finding.message);
     }
 
     #[test]

@@ -13,6 +13,7 @@ mod report;
 use crate::args::DoctorArgs;
 use crate::failure::{self, Failure, Result};
 use crate::open;
+use crate::output::outln;
 use serde::Serialize;
 use uverbs::Device;
 
@@ -67,6 +68,11 @@ impl Findings {
         self.subject = Some(subject.into());
     }
 
+    /// What follows is about the machine.
+    pub(crate) fn about_machine(&mut self) {
+        self.subject = None;
+    }
+
     fn add(&mut self, check: &'static str, level: Level, message: String, advice: Option<String>) {
         let subject = self.subject.clone();
         self.found.push(Finding { check, subject, level, message, advice });
@@ -118,12 +124,17 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
     } else {
         args.devices.iter().map(|name| open::find(name)).collect::<Result<_>>()?
     };
+    let results = args.results.as_deref().map(report::results).transpose()?;
+    let mut reaches = false;
     for device in &devices {
-        device::look(device, args.peer, &mut findings);
+        reaches |= device::look(device, args.peer, &mut findings);
+    }
+    if let Some(peer) = args.peer.filter(|_| !reaches && !devices.is_empty()) {
+        machine::no_route(peer, &mut findings);
     }
     let (problems, warnings) = (findings.count(Level::Problem), findings.count(Level::Warning));
     if args.report {
-        report::print(&devices, &findings.found, args.results.as_deref());
+        report::print(&devices, &findings.found, results.as_ref());
     } else if args.json {
         failure::print(&Report { schema: 1, problems, warnings, findings: &findings.found });
     } else {
@@ -137,7 +148,7 @@ pub(crate) fn run(args: &DoctorArgs) -> Result<()> {
 
 fn print(findings: &[Finding], verbose: bool) {
     for line in lines(findings, verbose) {
-        println!("{line}");
+        outln!("{line}");
     }
 }
 

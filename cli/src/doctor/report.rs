@@ -3,22 +3,33 @@
 
 use super::{Finding, Level};
 use crate::devinfo::limits::Limits;
+use crate::failure::{Failure, Result};
+use crate::output::{out, outln};
 use std::fs;
 use std::path::Path;
 use uverbs::{Context, Device};
 
-pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&Path>) {
-    println!("## uverbs on hardware\n");
+/// The results in a file that the device suite printed.
+pub(super) fn results(path: &Path) -> Result<Results> {
+    let text = fs::read_to_string(path).map_err(|error| {
+        Failure::usage(format!("--results {}: {error}", path.display()))
+            .advice("name the file that the device suite's output went to: docs/HARDWARE.md")
+    })?;
+    Ok(Results::of(&text))
+}
+
+pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&Results>) {
+    outln!("## uverbs on hardware\n");
     for finding in findings.iter().filter(|finding| finding.check == "versions") {
-        println!("- {}, {}", finding.message, std::env::consts::ARCH);
+        outln!("- {}, {}", finding.message, std::env::consts::ARCH);
     }
     for device in devices {
-        println!("- {}", description(device));
+        outln!("- {}", description(device));
     }
-    println!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
+    outln!("\n### What the doctor found\n\n| | check | of | |\n|---|---|---|---|");
     // GIDs are addresses, the peer's too; functions have those of PCI, and control groups names of users and
     // containers.
-    const ADDRESSES: [&str; 4] = ["gid", "peer", "functions", "cgroup"];
+    const ADDRESSES: [&str; 5] = ["gid", "peer", "route", "functions", "cgroup"];
     let shown =
         |finding: &&Finding| finding.check != "versions" && !ADDRESSES.contains(&finding.check);
     for finding in findings.iter().filter(shown) {
@@ -28,7 +39,7 @@ pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&P
             Level::Warning => "**warning**",
             Level::Problem => "**problem**",
         };
-        println!(
+        outln!(
             "| {level} | {} | {} | {} |",
             finding.check,
             cell(finding.subject.as_deref().unwrap_or("the machine")),
@@ -38,13 +49,10 @@ pub(super) fn print(devices: &[Device], findings: &[Finding], results: Option<&P
     for device in devices {
         capabilities(device);
     }
-    println!("\n### The device suite\n");
+    outln!("\n### The device suite\n");
     match results {
-        None => println!("Not run, or not told with `--results FILE`."),
-        Some(path) => match fs::read_to_string(path) {
-            Ok(text) => print!("{}", Results::of(&text)),
-            Err(error) => println!("{}: {error}", path.display()),
-        },
+        None => outln!("Not run, or not told with `--results FILE`."),
+        Some(results) => out!("{results}"),
     }
 }
 
@@ -62,18 +70,18 @@ fn capabilities(device: &Device) {
     let attr = Context::open(device).and_then(|context| context.query_device());
     // A device that does not open is among the findings.
     let Ok(attr) = attr else { return };
-    println!("\n<details><summary>Capabilities of {device}</summary>\n\n| | |\n|---|---|");
+    outln!("\n<details><summary>Capabilities of {device}</summary>\n\n| | |\n|---|---|");
     if let Ok(serde_json::Value::Object(limits)) = serde_json::to_value(Limits::of(&attr)) {
         for (name, value) in limits.iter().filter(|(_, value)| !value.is_null()) {
-            println!("| {name} | {} |", cell(&value.to_string()));
+            outln!("| {name} | {} |", cell(&value.to_string()));
         }
     }
-    println!("\n</details>");
+    outln!("\n</details>");
 }
 
 /// What the device suite printed.
 #[derive(Debug, Default, PartialEq, Eq)]
-struct Results {
+pub(super) struct Results {
     /// The lines before the first test: the device, and what is particular about it.
     first: Vec<String>,
     passed: usize,

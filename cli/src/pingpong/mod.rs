@@ -21,6 +21,7 @@ mod xsrq;
 
 use crate::args::{PingpongArgs, PingpongCommand};
 use crate::failure::{self, Failure, Result};
+use crate::output::outln;
 use address::Address;
 use checker::Checker;
 use content::{Checked, Content, Plain};
@@ -156,7 +157,7 @@ impl<'a> Side<'a> {
         if options.json {
             failure::print(&report);
         } else {
-            println!("{report}");
+            outln!("{report}");
         }
         Ok(())
     }
@@ -203,7 +204,7 @@ impl<'a> Side<'a> {
     fn say(&self, what: &str, addresses: &[Address]) {
         if !self.args.options().json {
             for address in addresses {
-                println!("{what} {address}");
+                outln!("{what} {address}");
             }
         }
     }

@@ -14,6 +14,7 @@ use super::port::Port;
 use super::queues::random_psn;
 use crate::args::XsrqArgs;
 use crate::failure::{self, Failure, Result};
+use crate::output::{errln, outln};
 use address::{Address, LENGTH};
 use rustix::fs::{Mode, OFlags, open};
 use serde::Serialize;
@@ -95,8 +96,8 @@ pub(crate) fn run(args: &XsrqArgs) -> Result<()> {
     if options.json {
         failure::print(&report);
     } else {
-        println!("{} bytes in {:.2} seconds", report.bytes, report.seconds);
-        println!("success");
+        outln!("{} bytes in {:.2} seconds", report.bytes, report.seconds);
+        outln!("success");
     }
     Ok(())
 }
@@ -111,7 +112,7 @@ fn domain(context: &Context, clients: u32) -> Result<XrcDomain> {
             Err(run_failed(format!("{DOMAIN}, the domain of {clients} clients: {errno}")))
         }
         Err(errno) => {
-            eprintln!("uverbs: {DOMAIN}: {errno}; the XRC domain is this program's alone");
+            errln!("uverbs: {DOMAIN}: {errno}; the XRC domain is this program's alone");
             Ok(context.xrcd_builder().build()?)
         }
     }
@@ -227,7 +228,7 @@ impl<'a> Side<'a> {
 
     fn say(&self, what: &str, address: &Address) {
         if !self.args.options.json {
-            println!("{what} {address}");
+            outln!("{what} {address}");
         }
     }
 

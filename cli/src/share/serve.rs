@@ -3,12 +3,13 @@
 
 use super::handover::{Handover, PATIENCE, limit};
 use super::slots::{GREETING, MESSAGE, SIZE, read, write};
+use super::socket::Listening;
 use crate::args::ShareArgs;
 use crate::failure::{Failure, Result};
 use crate::open;
-use std::fs;
+use crate::output;
 use std::io::{self, Read};
-use std::os::unix::net::{UnixListener, UnixStream};
+use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
 use uverbs::{Context, ProtectionDomain};
@@ -17,23 +18,24 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     let ShareArgs::Serve { socket, device, clients, text } = args else {
         return Err(Failure::usage("not a server's arguments"));
     };
+    let greeting = write(text)?;
+    let listening = Listening::at(socket).map_err(|error| failed(socket, &error))?;
     let context = open::open(device.as_deref())?;
     let device = context.device();
     let pd = context.alloc_pd()?;
-    let greeting = write(text)?;
-    let listener = listen(socket)?;
-    let _guard = Unlink(socket);
-    println!("serving {SIZE} bytes of {device} to each client at {}", socket.display());
+    let say = |line: String| say(&listening, &line);
+    say(format!("serving {SIZE} bytes of {device} to each client at {}", socket.display()));
     thread::scope(|threads| {
         let mut served = 0;
         while clients.is_none_or(|most| served < most) {
-            let (client, _) = listener.accept().map_err(|error| failed(socket, &error))?;
+            let (client, _) =
+                listening.listener.accept().map_err(|error| failed(socket, &error))?;
             served += 1;
-            let (context, pd, greeting) = (&context, &pd, &greeting);
+            let (context, pd, greeting, say) = (&context, &pd, &greeting, &say);
             // One that fails, or says nothing, is its own problem.
             threads.spawn(move || match serve(context, pd, greeting, &client) {
-                Ok(message) => println!("client {served} wrote: {message}"),
-                Err(failure) => println!("client {served}: {failure}"),
+                Ok(message) => say(format!("client {served} wrote: {message}")),
+                Err(failure) => say(format!("client {served}: {failure}")),
             });
         }
         Ok(())
@@ -70,30 +72,14 @@ fn serve(
     read(&bytes)
 }
 
-/// Listens at a path, in place of a server that is gone.
-fn listen(socket: &Path) -> Result<UnixListener> {
-    let taken = match UnixListener::bind(socket) {
-        Ok(listener) => return Ok(listener),
-        Err(error) => error,
-    };
-    let stale = taken.kind() == io::ErrorKind::AddrInUse
-        && UnixStream::connect(socket)
-            .is_err_and(|error| error.kind() == io::ErrorKind::ConnectionRefused);
-    if stale && fs::remove_file(socket).is_ok() {
-        return UnixListener::bind(socket).map_err(|error| failed(socket, &error));
+/// Prints a line. If that fails the program ends, which would leave the socket.
+fn say(socket: &Listening, line: &str) {
+    if let Err(error) = output::write(format!("{line}\n").as_bytes()) {
+        socket.remove();
+        output::fail(&error);
     }
-    Err(failed(socket, &taken))
 }
 
 fn failed(socket: &Path, error: &io::Error) -> Failure {
     Failure::peer(format!("cannot listen at {}: {error}", socket.display()))
-}
-
-/// Removes the socket when the server ends in order.
-struct Unlink<'a>(&'a Path);
-
-impl Drop for Unlink<'_> {
-    fn drop(&mut self) {
-        let _ = fs::remove_file(self.0);
-    }
 }

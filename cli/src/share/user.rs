@@ -5,6 +5,7 @@ use super::path::Path;
 use super::slots::{GREETING, MESSAGE, read, write};
 use crate::args::ShareArgs;
 use crate::failure::{Failure, Result};
+use crate::output::outln;
 use std::io::Write;
 use std::os::unix::net::UnixStream;
 use uverbs::{Context, SendWr};
@@ -23,7 +24,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     let context = Context::import_exported(handover.file, &handover.context)?;
     let pd = context.import_pd(&handover.pd)?;
     let region = pd.import_mr(&handover.region)?;
-    println!(
+    outln!(
         "imported {} bytes of {} with rkey {}",
         region.byte_len(),
         context.device(),
@@ -38,7 +39,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     path.request(SendWr::read(greeting, &sges))?;
     let mut bytes = vec![0; GREETING.len()];
     own.copy_to(0, &mut bytes).map_err(out_of_range)?;
-    println!("the exporter says: {}", read(&bytes)?);
+    outln!("the exporter says: {}", read(&bytes)?);
 
     own.copy_from(0, &message).map_err(out_of_range)?;
     let sges = [own.sge(..message.len()).map_err(out_of_range)?];

@@ -1,0 +1,75 @@
+//! Everything that the program prints. clippy refuses `println!` and `eprintln!` elsewhere, because they panic when the
+//! reader of a pipe is gone or a disk is full, and what they buffer can be lost without an error.
+//!
+//! Text goes to standard output without a buffer. If it cannot be written, the program ends: quietly and with the
+//! status of a program that SIGPIPE killed if the reader is gone, with an error and the status of a failure otherwise.
+//! What standard error does not take is lost, since no other stream is left to say so.
+#![allow(clippy::disallowed_methods, reason = "this is the file that prints")]
+
+use rustix::event::{PollFd, PollFlags, poll};
+use rustix::io::Errno;
+use std::fmt::Arguments;
+use std::io::{self, Write};
+use std::os::fd::AsFd;
+
+/// The status that a shell shows of a program killed by SIGPIPE: 128 and the number of the signal.
+pub(crate) const CLOSED: u8 = 128 + 13;
+
+/// Prints a line to standard output.
+macro_rules! outln {
+    ($($text:tt)*) => { $crate::output::print(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+/// Prints to standard output.
+macro_rules! out {
+    ($($text:tt)*) => { $crate::output::print(format_args!($($text)*)) };
+}
+
+/// Prints a line to standard error.
+macro_rules! errln {
+    ($($text:tt)*) => { $crate::output::complain(format_args!("{}\n", format_args!($($text)*))) };
+}
+
+#[allow(unused_imports, reason = "not each program prints in all ways")]
+pub(crate) use {errln, out, outln};
+
+/// Prints text, or ends the program.
+pub(crate) fn print(text: Arguments<'_>) {
+    // One call for each text, so that lines of two threads do not mix.
+    write(text.to_string().as_bytes()).unwrap_or_else(|error| fail(&error));
+}
+
+/// Writes bytes to standard output.
+pub(crate) fn write(mut bytes: &[u8]) -> io::Result<()> {
+    let out = io::stdout().lock();
+    // Not by `Stdout`: it keeps the end of a line back, and takes a descriptor that cannot be written for one that
+    // nobody wants to read.
+    let fd = out.as_fd();
+    while !bytes.is_empty() {
+        match rustix::io::write(fd, bytes) {
+            Ok(0) => return Err(io::ErrorKind::WriteZero.into()),
+            Ok(written) => bytes = &bytes[written..],
+            Err(Errno::INTR) => {}
+            // Another process of the pipe made it non-blocking.
+            Err(Errno::AGAIN) => {
+                poll(&mut [PollFd::from_borrowed_fd(fd, PollFlags::OUT)], None)?;
+            }
+            Err(errno) => return Err(errno.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Ends the program, whose standard output failed.
+pub(crate) fn fail(error: &io::Error) -> ! {
+    if error.kind() == io::ErrorKind::BrokenPipe {
+        crate::end(CLOSED);
+    }
+    errln!("{}: standard output: {error}", crate::NAME);
+    crate::end(1)
+}
+
+/// Prints text to standard error, if that takes it.
+pub(crate) fn complain(text: Arguments<'_>) {
+    let _lost = io::stderr().write_all(text.to_string().as_bytes());
+}

@@ -1,0 +1,168 @@
+//! A socket at a path. It replaces the socket of a server that is gone, and nothing else.
+
+use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
+use std::fs;
+use std::io::{Error, ErrorKind, Result};
+use std::os::unix::fs::{FileTypeExt, MetadataExt};
+use std::os::unix::net::UnixListener;
+use std::path::{Path, PathBuf};
+use std::process;
+
+/// A listener whose path is removed with it, if the path is still its own.
+#[derive(Debug)]
+pub(crate) struct Listening {
+    pub(crate) listener: UnixListener,
+    path: PathBuf,
+    identity: Option<(u64, u64)>,
+}
+
+impl Listening {
+    /// Listens at a path.
+    pub(crate) fn at(path: &Path) -> Result<Listening> {
+        let listener = match UnixListener::bind(path) {
+            Err(error) if error.kind() == ErrorKind::AddrInUse => {
+                remove_stale(path)?;
+                UnixListener::bind(path)?
+            }
+            bound => bound?,
+        };
+        let identity = fs::symlink_metadata(path).map(|now| (now.dev(), now.ino())).ok();
+        Ok(Listening { listener, path: path.to_owned(), identity })
+    }
+
+    /// Removes the path, so that later clients learn that nobody serves.
+    pub(crate) fn remove(&self) {
+        let now = fs::symlink_metadata(&self.path).map(|now| (now.dev(), now.ino())).ok();
+        if now.is_some() && now == self.identity {
+            let _gone = fs::remove_file(&self.path);
+        }
+    }
+}
+
+impl Drop for Listening {
+    fn drop(&mut self) {
+        self.remove();
+    }
+}
+
+/// Removes a socket that nobody serves; an error says what else is there.
+fn remove_stale(path: &Path) -> Result<()> {
+    refuse_others(path)?;
+    // Another server may replace it in the meantime. Under a name that no server takes it cannot change any more.
+    let mut aside = path.as_os_str().to_owned();
+    aside.push(format!(".{}", process::id()));
+    let aside = PathBuf::from(aside);
+    match renameat_with(CWD, path, CWD, &aside, RenameFlags::NOREPLACE) {
+        Ok(()) => {}
+        // The other server has removed it.
+        Err(rustix::io::Errno::NOENT) => return Ok(()),
+        Err(errno) => return Err(errno.into()),
+    }
+    if let Err(error) = refuse_others(&aside) {
+        renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE)?;
+        return Err(error);
+    }
+    fs::remove_file(&aside)
+}
+
+/// Fails unless there is a socket that nobody serves.
+fn refuse_others(path: &Path) -> Result<()> {
+    if !fs::symlink_metadata(path)?.file_type().is_socket() {
+        let what = "a file that is no socket is there, and stays: remove it, or take another path";
+        return Err(Error::new(ErrorKind::AlreadyExists, what));
+    }
+    // A datagram socket does not reach a server of connections, which would count it as a client: the kernel answers
+    // EPROTOTYPE if one has the path, and ECONNREFUSED if none has.
+    let probe = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
+    match connect(&probe, &SocketAddrUnix::new(path)?) {
+        Err(rustix::io::Errno::CONNREFUSED) => Ok(()),
+        Ok(()) | Err(rustix::io::Errno::PROTOTYPE) => {
+            let what = "another process serves this socket: end it, or take another path";
+            Err(Error::new(ErrorKind::AddrInUse, what))
+        }
+        Err(errno) => {
+            let what =
+                format!("a socket is there, and cannot be asked whether it is served: {errno}");
+            Err(Error::new(ErrorKind::AddrInUse, what))
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+    use std::os::unix::net::{UnixDatagram, UnixStream};
+
+    /// A path in a folder of its own.
+    fn place(name: &str) -> PathBuf {
+        let folder = std::env::temp_dir().join(format!("uverbs-socket-{}-{name}", process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        folder.join("socket")
+    }
+
+    fn clear(path: &Path) {
+        fs::remove_dir_all(path.parent().unwrap()).unwrap();
+    }
+
+    #[test]
+    fn a_socket_that_nobody_serves_is_replaced() {
+        let path = place("stale");
+        drop(UnixListener::bind(&path).unwrap());
+        let listening = Listening::at(&path).unwrap();
+        UnixStream::connect(&path).unwrap();
+        drop(listening);
+        assert!(!path.exists());
+        drop(UnixDatagram::bind(&path).unwrap());
+        Listening::at(&path).unwrap();
+        assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+        clear(&path);
+    }
+
+    #[test]
+    fn files_of_other_kinds_stay() {
+        let path = place("file");
+        fs::write(&path, "text").unwrap();
+        assert_eq!(Listening::at(&path).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        assert_eq!(fs::read(&path).unwrap(), b"text");
+        let link = path.with_file_name("link");
+        for target in ["nowhere", "socket", "stale"] {
+            drop(UnixListener::bind(path.with_file_name("stale")));
+            symlink(target, &link).unwrap();
+            assert_eq!(Listening::at(&link).unwrap_err().kind(), ErrorKind::AlreadyExists);
+            assert_eq!(fs::read_link(&link).unwrap(), Path::new(target));
+            fs::remove_file(&link).unwrap();
+        }
+        let folder = path.parent().unwrap();
+        assert_eq!(Listening::at(folder).unwrap_err().kind(), ErrorKind::AlreadyExists);
+        clear(&path);
+    }
+
+    #[test]
+    fn a_server_keeps_its_path_and_sees_no_client() {
+        let path = place("served");
+        let first = Listening::at(&path).unwrap();
+        assert_eq!(Listening::at(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+        first.listener.set_nonblocking(true).unwrap();
+        assert_eq!(first.listener.accept().unwrap_err().kind(), ErrorKind::WouldBlock);
+        UnixStream::connect(&path).unwrap();
+        drop(first);
+        let datagrams = UnixDatagram::bind(&path).unwrap();
+        assert_eq!(Listening::at(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+        drop(datagrams);
+        clear(&path);
+    }
+
+    #[test]
+    fn the_path_of_a_later_server_is_not_removed() {
+        let path = place("later");
+        let first = Listening::at(&path).unwrap();
+        fs::rename(&path, path.with_file_name("moved")).unwrap();
+        let second = Listening::at(&path).unwrap();
+        drop(first);
+        UnixStream::connect(&path).unwrap();
+        drop(second);
+        clear(&path);
+    }
+}
