@@ -4,7 +4,10 @@
 //! Text goes to standard output without a buffer. If it cannot be written, the program ends: quietly and with the
 //! status of a program that SIGPIPE killed if the reader is gone, with an error and the status of a failure otherwise.
 //! What standard error does not take is lost, since no other stream is left to say so.
+//!
+//! `connectx` and the lab include this file.
 #![allow(clippy::disallowed_methods, reason = "this is the file that prints")]
+#![allow(unused_imports, unused_macros, reason = "not each program prints in all ways")]
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
@@ -30,7 +33,6 @@ macro_rules! errln {
     ($($text:tt)*) => { $crate::output::complain(format_args!("{}\n", format_args!($($text)*))) };
 }
 
-#[allow(unused_imports, reason = "not each program prints in all ways")]
 pub(crate) use {errln, out, outln};
 
 /// Prints text, or ends the program.

@@ -276,9 +276,9 @@ impl Recorder {
     /// Records to a new file.
     ///
     /// # Errors
-    /// If the file cannot be created or written.
+    /// If the file is there already, or cannot be created or written.
     pub fn create(path: &Path, function: u32) -> io::Result<Self> {
-        Self::new(BufWriter::new(File::create(path)?), function)
+        Self::new(BufWriter::new(File::create_new(path)?), function)
     }
 
     /// Records to `to`.

@@ -1,11 +1,19 @@
 //! `connectx`: serves emulated ConnectX functions over vfio-user.
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
+
+/// Shared with the command line.
+#[path = "../../../cli/src/output.rs"]
+mod output;
+/// Shared with the command line.
+#[path = "../../../cli/src/share/socket.rs"]
+mod socket;
 
 use std::fs::File;
-use std::io::{self, BufReader};
+use std::io::{self, BufReader, BufWriter, Write};
 use std::num::NonZeroU64;
 use std::os::fd::AsFd;
-use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::process::{ExitCode, exit};
 use std::sync::{LazyLock, Mutex};
 use std::thread;
 use std::time::{Duration, Instant};
@@ -16,8 +24,10 @@ use connectx_vfio::log_limiter::LogLimiter;
 use connectx_vfio::vfio::connection::StreamError;
 use connectx_vfio::vfio::session::Session;
 use connectx_vfio::{control, decode};
+use output::errln;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::thread::set_current_timer_slack;
+use socket::Listening;
 use uverbs_connectx::fabric::Fabric;
 use uverbs_connectx::options::{Options, PortType};
 use uverbs_connectx::recording::Recorder;
@@ -109,8 +119,8 @@ impl log::Log for Log {
         };
         match count {
             None => {}
-            Some(1) => eprintln!("connectx {level}: {line}"),
-            Some(count) => eprintln!("connectx {level}: {line} ({count} times)"),
+            Some(1) => errln!("connectx {level}: {line}"),
+            Some(count) => errln!("connectx {level}: {line} ({count} times)"),
         }
     }
 
@@ -165,12 +175,42 @@ const ACCEPT_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The socket of a function, and its client.
 struct FunctionSocket {
-    listener: UnixListener,
+    socket: Listening,
     session: Option<Session>,
 }
 
-fn main() -> io::Result<()> {
-    let arguments = Arguments::parse();
+/// The name in front of error messages.
+const NAME: &str = "connectx";
+
+fn main() -> ExitCode {
+    let arguments = match Arguments::try_parse() {
+        Ok(arguments) => arguments,
+        Err(refusal) if refusal.use_stderr() => refusal.exit(),
+        Err(help) => {
+            output::out!("{help}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    match run(arguments) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => {
+            errln!("{NAME}: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}
+
+/// Ends the program early, because standard output failed.
+fn end(status: u8) -> ! {
+    exit(status.into())
+}
+
+/// The error with the path that it is about.
+fn at(path: &Path) -> impl Fn(io::Error) -> io::Error {
+    move |error| io::Error::new(error.kind(), format!("{}: {error}", path.display()))
+}
+
+fn run(arguments: Arguments) -> io::Result<()> {
     static LOG: LazyLock<Log> = LazyLock::new(|| Log(Mutex::default()));
     if log::set_logger(&*LOG).is_ok() {
         log::set_max_level(arguments.log);
@@ -179,7 +219,7 @@ fn main() -> io::Result<()> {
         return read_recordings(command);
     }
     if let Some(directory) = &arguments.record {
-        std::fs::create_dir_all(directory)?;
+        std::fs::create_dir_all(directory).map_err(at(directory))?;
     }
     // Without this, a short sleep lasts 50 microseconds longer.
     if let Err(error) = set_current_timer_slack(NonZeroU64::new(1)) {
@@ -188,7 +228,7 @@ fn main() -> io::Result<()> {
     let mut fabric = Fabric::default();
     let mut sockets = Vec::new();
     for path in &arguments.sockets {
-        let listener = bind(path)?;
+        let socket = Listening::at(path).map_err(at(path))?;
         let number = fabric.add(Options {
             port_type: match arguments.port_type {
                 PortTypeArg::Eth => PortType::Ethernet,
@@ -203,26 +243,22 @@ fn main() -> io::Result<()> {
         if let Some(directory) = &arguments.record {
             let path = directory.join(format!("function{number}.record"));
             *fabric.function(number).device_mut().recorder_mut() =
-                Recorder::create(&path, number as u32)?;
+                Recorder::create(&path, number as u32).map_err(at(&path))?;
         }
-        sockets.push(FunctionSocket { listener, session: None });
+        sockets.push(FunctionSocket { socket, session: None });
     }
-    let mut control_socket = ControlSocket { listener: None, clients: Vec::new() };
+    let mut control_socket = ControlSocket { socket: None, clients: Vec::new() };
     if let Some(path) = &arguments.control {
-        control_socket.listener = Some(bind(path)?);
+        control_socket.socket = Some(Listening::at(path).map_err(at(path))?);
     }
     serve(&mut fabric, &mut sockets, &mut control_socket)
 }
 
 /// Prints or converts recordings.
 fn read_recordings(command: Command) -> io::Result<()> {
-    let open = |path: &Path| -> io::Result<_> {
-        let file = File::open(path).map_err(|error| {
-            io::Error::new(error.kind(), format!("{}: {error}", path.display()))
-        })?;
-        Ok(BufReader::new(file))
-    };
-    let mut to = io::stdout().lock();
+    let open =
+        |path: &Path| -> io::Result<_> { Ok(BufReader::new(File::open(path).map_err(at(path))?)) };
+    let mut to = BufWriter::new(Printed);
     match command {
         Command::Decode { files } => {
             for file in &files {
@@ -237,21 +273,26 @@ fn read_recordings(command: Command) -> io::Result<()> {
             vectors.print(&by, &mut to)?;
         }
     }
-    Ok(())
+    to.flush()
 }
 
-fn bind(path: &Path) -> io::Result<UnixListener> {
-    // Remove the socket of a killed process.
-    match std::fs::remove_file(path) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+/// Standard output, whose failure ends the program.
+struct Printed;
+
+impl Write for Printed {
+    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
+        output::write(bytes).unwrap_or_else(|error| output::fail(&error));
+        Ok(bytes.len())
     }
-    UnixListener::bind(path)
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
 }
 
 /// The control socket, and its clients.
 struct ControlSocket {
-    listener: Option<UnixListener>,
+    socket: Option<Listening>,
     clients: Vec<control::Server>,
 }
 
@@ -338,13 +379,13 @@ fn wait(
         .map(|socket| {
             let fd = match &socket.session {
                 Some(session) => session.stream().as_fd(),
-                None => socket.listener.as_fd(),
+                None => socket.socket.listener.as_fd(),
             };
             PollFd::from_borrowed_fd(fd, PollFlags::IN)
         })
         .collect();
     let clients = control_socket.clients.iter().map(|client| client.stream().as_fd());
-    let listener = control_socket.listener.iter().map(AsFd::as_fd);
+    let listener = control_socket.socket.iter().map(|socket| socket.listener.as_fd());
     let others = clients.chain(listener);
     fds.extend(others.map(|fd| PollFd::from_borrowed_fd(fd, PollFlags::IN)));
     let timeout = nanoseconds.map(|ns| Timespec {
@@ -356,11 +397,11 @@ fn wait(
         Err(error) => return Err(error.into()),
     }
     let client_waits =
-        control_socket.listener.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
+        control_socket.socket.is_some() && fds.last().is_some_and(|fd| !fd.revents().is_empty());
     let ready: Vec<bool> = fds.iter().map(|fd| !fd.revents().is_empty()).collect();
     for (socket, ready) in sockets.iter_mut().zip(ready) {
         if ready && socket.session.is_none() {
-            match socket.listener.accept() {
+            match socket.socket.listener.accept() {
                 Ok((stream, _)) => {
                     log::info!("client connected");
                     socket.session = Some(Session::new(stream));
@@ -370,8 +411,8 @@ fn wait(
             }
         }
     }
-    if let Some(listener) = control_socket.listener.as_ref().filter(|_| client_waits) {
-        match listener.accept().and_then(|(stream, _)| control::Server::new(stream)) {
+    if let Some(socket) = control_socket.socket.as_ref().filter(|_| client_waits) {
+        match socket.listener.accept().and_then(|(stream, _)| control::Server::new(stream)) {
             Ok(client) => control_socket.clients.push(client),
             Err(error) => log::warn!("a client of the control socket did not connect: {error}"),
         }

@@ -1,4 +1,6 @@
 //! A socket at a path. It replaces the socket of a server that is gone, and nothing else.
+//!
+//! `connectx` includes this file.
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
