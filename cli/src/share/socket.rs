@@ -3,6 +3,7 @@
 //! `connectx` includes this file.
 
 use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
 use std::fs;
 use std::io::{Error, ErrorKind, Result};
@@ -50,22 +51,30 @@ impl Drop for Listening {
 
 /// Removes a socket that nobody serves; an error says what else is there.
 fn remove_stale(path: &Path) -> Result<()> {
-    refuse_others(path)?;
     // Another server may replace it in the meantime. Under a name that no server takes it cannot change any more.
     let mut aside = path.as_os_str().to_owned();
     aside.push(format!(".{}", process::id()));
     let aside = PathBuf::from(aside);
-    match renameat_with(CWD, path, CWD, &aside, RenameFlags::NOREPLACE) {
+    match refuse_others(path).and_then(|()| rename(path, &aside)) {
         Ok(()) => {}
         // The other server has removed it.
-        Err(rustix::io::Errno::NOENT) => return Ok(()),
-        Err(errno) => return Err(errno.into()),
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        Err(error) => return Err(error),
     }
     if let Err(error) = refuse_others(&aside) {
-        renameat_with(CWD, &aside, CWD, path, RenameFlags::NOREPLACE)?;
+        rename(&aside, path)?;
         return Err(error);
     }
     fs::remove_file(&aside)
+}
+
+/// Renames a file, and replaces none.
+fn rename(from: &Path, to: &Path) -> Result<()> {
+    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
+        // A file system that cannot do both at once.
+        Err(Errno::INVAL) if fs::symlink_metadata(to).is_err() => fs::rename(from, to),
+        renamed => Ok(renamed?),
+    }
 }
 
 /// Fails unless there is a socket that nobody serves.
@@ -78,8 +87,8 @@ fn refuse_others(path: &Path) -> Result<()> {
     // EPROTOTYPE if one has the path, and ECONNREFUSED if none has.
     let probe = socket(AddressFamily::UNIX, SocketType::DGRAM, None)?;
     match connect(&probe, &SocketAddrUnix::new(path)?) {
-        Err(rustix::io::Errno::CONNREFUSED) => Ok(()),
-        Ok(()) | Err(rustix::io::Errno::PROTOTYPE) => {
+        Err(Errno::CONNREFUSED) => Ok(()),
+        Ok(()) | Err(Errno::PROTOTYPE) => {
             let what = "another process serves this socket: end it, or take another path";
             Err(Error::new(ErrorKind::AddrInUse, what))
         }
@@ -153,6 +162,27 @@ mod tests {
         let datagrams = UnixDatagram::bind(&path).unwrap();
         assert_eq!(Listening::at(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
         drop(datagrams);
+        clear(&path);
+    }
+
+    /// Servers that start at once, where an earlier one left its socket.
+    #[test]
+    fn one_server_of_several_gets_the_path() {
+        let path = place("several");
+        for _ in 0..100 {
+            drop(UnixListener::bind(&path).unwrap());
+            let started: Vec<_> = std::thread::scope(|threads| {
+                let start = || threads.spawn(|| Listening::at(&path));
+                let started: Vec<_> = (0..4).map(|_| start()).collect();
+                started.into_iter().map(|thread| thread.join().unwrap()).collect()
+            });
+            let servers: Vec<_> = started.into_iter().filter_map(Result::ok).collect();
+            let [server] = &servers[..] else { panic!("{servers:?}") };
+            UnixStream::connect(&path).unwrap();
+            server.listener.accept().unwrap();
+            drop(servers);
+            assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
+        }
         clear(&path);
     }
 
