@@ -5,14 +5,14 @@
 //! status of a program that SIGPIPE killed if the reader is gone, with an error and the status of a failure otherwise.
 //! What standard error does not take is lost, since no other stream is left to say so.
 //!
-//! `connectx` and the lab include this file.
+//! `connectx` and the packages of the lab include this file.
 #![allow(clippy::disallowed_methods, reason = "this is the file that prints")]
-#![allow(unused_imports, unused_macros, reason = "not each program prints in all ways")]
+#![allow(dead_code, unused_imports, unused_macros, reason = "not each program prints in all ways")]
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use std::fmt::Arguments;
-use std::io::{self, Write};
+use std::io::{self, IsTerminal, Write};
 use std::os::fd::AsFd;
 
 /// The status that a shell shows of a program killed by SIGPIPE: 128 and the number of the signal.
@@ -73,5 +73,15 @@ pub(crate) fn fail(error: &io::Error) -> ! {
 
 /// Prints text to standard error, if that takes it.
 pub(crate) fn complain(text: Arguments<'_>) {
-    let _lost = io::stderr().write_all(text.to_string().as_bytes());
+    pass_on(text.to_string().as_bytes());
+}
+
+/// Writes bytes to standard error, if that takes them.
+pub(crate) fn pass_on(bytes: &[u8]) {
+    let _lost = io::stderr().write_all(bytes);
+}
+
+/// Whether standard error is a terminal.
+pub(crate) fn is_watched() -> bool {
+    io::stderr().is_terminal()
 }

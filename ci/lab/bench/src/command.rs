@@ -39,7 +39,7 @@ pub fn main<S: Programs>() -> ExitCode {
     match run::<S>(&words) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            crate::complain(failure);
             ExitCode::FAILURE
         }
     }
@@ -65,7 +65,7 @@ fn run<S: Programs>(words: &[&str]) -> Result<(), Failure> {
             control::perform::<S::Control>(device, thing, count.parse()?)
         }
         [LIST] => {
-            println!("{}", S::Control::list()?);
+            crate::say(S::Control::list()?);
             Ok(())
         }
         ["first", device] => S::Control::first(device),
@@ -93,7 +93,7 @@ fn mapped<C: Control>(device: &str) -> Result<(), Failure> {
     paths.sort_unstable();
     paths.dedup();
     for path in paths {
-        println!("{} {path}", std::fs::metadata(path)?.len());
+        crate::say(format_args!("{} {path}", std::fs::metadata(path)?.len()));
     }
     Ok(())
 }

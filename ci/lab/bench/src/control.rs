@@ -198,14 +198,14 @@ pub fn measure<C: Control>(
                 }
                 Ok(_) => {}
                 Err(failure) => {
-                    eprintln!("{name}: {failure}");
+                    crate::complain(format_args!("{name}: {failure}"));
                     break;
                 }
             }
         }
         for (way, runs) in [(PASSED, passed), (WORKED, worked)] {
             if !runs.is_empty() {
-                println!("{}", Sample { operation: name.into(), way: way.into(), runs });
+                crate::say(Sample { operation: name.into(), way: way.into(), runs });
             }
         }
     }

@@ -205,7 +205,7 @@ pub fn measure<P: Path>(rounds: &Rounds<'_>) -> Result<(), Failure> {
                     sample.runs.push(nanoseconds);
                 }
             }
-            println!("{sample}");
+            crate::say(sample);
         }
     }
     Ok(())

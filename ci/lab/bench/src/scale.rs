@@ -82,7 +82,7 @@ impl Meter {
 }
 
 fn print(operation: &str, way: String, value: f64) {
-    println!("{}", Sample { operation: operation.into(), way, runs: vec![value] });
+    crate::say(Sample { operation: operation.into(), way, runs: vec![value] });
 }
 
 /// Creates objects one by one; at each step prints what the last ones cost.

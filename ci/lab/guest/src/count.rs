@@ -5,6 +5,7 @@
 //! Used by `bench.rs` of `lab`. With `--each` a line for each call stands before it, in the order in
 //! which they returned.
 
+use crate::output::errln;
 use crate::{Failure, call};
 use nix::errno::Errno;
 use nix::sys::ptrace::{self, Options};
@@ -29,30 +30,30 @@ pub(crate) fn count() -> ExitCode {
         [word, program, rest @ ..] if word == BECOME => {
             // The count is complete only if the process is traced from its first instruction.
             if let Err(error) = ptrace::traceme() {
-                eprintln!("lab-count: be traced: {error}");
+                errln!("lab-count: be traced: {error}");
                 return ExitCode::from(126);
             }
             let error = Command::new(program).args(rest).exec();
-            eprintln!("{program}: {error}");
+            errln!("{program}: {error}");
             ExitCode::from(127)
         }
         words @ [first, ..] => match trace(words, first == EACH) {
             Ok((status, Counts { calls, each, opened, mapped })) => {
                 for words in each.into_iter().flatten() {
-                    eprintln!("lab-count: {words}");
+                    errln!("lab-count: {words}");
                 }
-                eprintln!(
+                errln!(
                     "lab-count: {calls} system calls, {opened} files opened, {mapped} file mappings"
                 );
                 ExitCode::from(status)
             }
             Err(failure) => {
-                eprintln!("lab-count: {failure}");
+                errln!("lab-count: {failure}");
                 ExitCode::from(126)
             }
         },
         [] => {
-            eprintln!("lab-count [--each] COMMAND…");
+            errln!("lab-count [--each] COMMAND…");
             ExitCode::from(2)
         }
     }

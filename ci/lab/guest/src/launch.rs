@@ -4,6 +4,7 @@
 //! A program of its own, because a process with threads must not allocate between fork and exec.
 //! `processes.rs` starts it.
 
+use crate::output::errln;
 use lab_guest::order::{USER, USER_MEMLOCK};
 use nix::sys::resource::{Resource, setrlimit};
 use nix::unistd::{Gid, Uid, setgid, setgroups, setsid, setuid};
@@ -15,15 +16,15 @@ use std::process::{Command, ExitCode};
 pub(crate) fn become_ordered() -> ExitCode {
     let arguments: Vec<String> = env::args().skip(1).collect();
     let [user, terminal, _, program, rest @ ..] = arguments.as_slice() else {
-        eprintln!("lab-launch root|user terminal|plain -- COMMAND…");
+        errln!("lab-launch root|user terminal|plain -- COMMAND…");
         return ExitCode::from(2);
     };
     if let Err(error) = take_place(user == "root", terminal == "terminal") {
-        eprintln!("lab-launch: {error}");
+        errln!("lab-launch: {error}");
         return ExitCode::from(126);
     }
     let error = Command::new(program).args(rest).exec();
-    eprintln!("{program}: {error}");
+    errln!("{program}: {error}");
     ExitCode::from(if error.kind() == std::io::ErrorKind::NotFound { 127 } else { 126 })
 }
 

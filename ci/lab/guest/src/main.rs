@@ -6,6 +6,7 @@
 //! `modprobe` loads modules, for the kernel's own requests and for tests that run as root.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
 #[cfg(target_arch = "x86_64")]
 mod call;
@@ -17,11 +18,15 @@ mod link;
 mod modules;
 mod mounts;
 mod netlink;
+/// Shared with the command line.
+#[path = "../../../../cli/src/output.rs"]
+mod output;
 mod processes;
 
 use lab_guest::frame::Kind;
 use lab_guest::order::{Greeting, GuestSetup, Network, SETUP_PATH};
 use nix::sys::reboot::{RebootMode, reboot};
+use output::errln;
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::ExitCode;
@@ -31,6 +36,14 @@ use std::{env, fs, thread};
 /// An error that already says what failed.
 type Failure = Box<dyn std::error::Error>;
 
+/// The name in front of error messages.
+const NAME: &str = "lab";
+
+/// Ends the program early, because standard output failed.
+fn end(status: u8) -> ! {
+    std::process::exit(status.into())
+}
+
 fn main() -> ExitCode {
     let name = env::args().next().unwrap_or_default();
     match Path::new(&name).file_name().and_then(|name| name.to_str()) {
@@ -39,19 +52,19 @@ fn main() -> ExitCode {
         Some("lab-count") => count::count(),
         #[cfg(not(target_arch = "x86_64"))]
         Some("lab-count") => {
-            eprintln!("lab-count: system calls are counted on x86_64 only");
+            errln!("lab-count: system calls are counted on x86_64 only");
             ExitCode::from(126)
         }
         Some("modprobe") => modules::modprobe(env::args().skip(1)),
         _ if std::process::id() == 1 => {
             if let Err(failure) = serve() {
                 // The console is all that is left; the host shows its tail.
-                eprintln!("lab: {failure}");
+                errln!("lab: {failure}");
             }
             power_off()
         }
         _ => {
-            eprintln!("lab-init is the first process of a virtual machine and nothing else");
+            errln!("lab-init is the first process of a virtual machine and nothing else");
             ExitCode::from(2)
         }
     }
@@ -60,7 +73,7 @@ fn main() -> ExitCode {
 fn power_off() -> ! {
     nix::unistd::sync();
     let failure = reboot(RebootMode::RB_POWER_OFF);
-    eprintln!("lab: power off: {failure:?}");
+    errln!("lab: power off: {failure:?}");
     loop {
         thread::sleep(Duration::from_secs(3600));
     }

@@ -3,6 +3,7 @@
 //! The list comes from `module.rs` of `lab`, which read it out of the modules themselves.
 
 use crate::Failure;
+use crate::output::errln;
 use lab_guest::order::{MODULES_PATH, Module};
 use nix::errno::Errno;
 use nix::kmod::{ModuleInitFlags, finit_module};
@@ -75,7 +76,7 @@ pub(crate) fn modprobe(arguments: impl Iterator<Item = String>) -> ExitCode {
     let mut modules = match Modules::read() {
         Ok(modules) => modules,
         Err(failure) => {
-            eprintln!("modprobe: {failure}");
+            errln!("modprobe: {failure}");
             return ExitCode::FAILURE;
         }
     };
@@ -83,12 +84,12 @@ pub(crate) fn modprobe(arguments: impl Iterator<Item = String>) -> ExitCode {
     for name in names {
         let found = modules.by_alias(&name);
         if found.is_empty() {
-            eprintln!("modprobe: the lab has no module {name} for this kernel");
+            errln!("modprobe: the lab has no module {name} for this kernel");
             status = ExitCode::FAILURE;
         }
         for module in found {
             if let Err(failure) = modules.load(&module) {
-                eprintln!("modprobe: {failure}");
+                errln!("modprobe: {failure}");
                 status = ExitCode::FAILURE;
             }
         }

@@ -6,6 +6,8 @@
 //! visited; a future is made and polled, its completion is found by the driver, which wakes it, and it is polled
 //! once more. The wakers do nothing: an event loop's part is its own.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
+
 use lab_bench::Failure;
 use lab_bench::clock::{counts_instructions, linger};
 use lab_bench::path::{AFTERWARDS, RUN, SETTLING};
@@ -281,7 +283,7 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
             }
         }
         for sample in samples.iter().flatten() {
-            println!("{sample}");
+            lab_bench::say(sample);
         }
     }
     Ok(())
@@ -296,7 +298,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            lab_bench::complain(failure);
             ExitCode::FAILURE
         }
     }

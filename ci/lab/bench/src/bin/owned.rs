@@ -10,6 +10,8 @@
 //! does not take buffers from the pool and does not return them to it: that is a row of its own, which
 //! the other side has not.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
+
 use lab_bench::Failure;
 use lab_bench::clock::{counts_instructions, linger};
 use lab_bench::path::{AFTERWARDS, BATCH, RUN, SETTLING};
@@ -421,9 +423,9 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
         // A side without an operation has no row.
         let [by_number, taken] = &samples;
         if operation != Operation::Pool {
-            println!("{by_number}");
+            lab_bench::say(by_number);
         }
-        println!("{taken}");
+        lab_bench::say(taken);
     }
     Ok(())
 }
@@ -437,7 +439,7 @@ fn main() -> ExitCode {
     match ended {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            lab_bench::complain(failure);
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,8 @@
 //! What this workspace's library needs for the operations that `cargo ci bench` compares. Pairs
 //! with `bench-theirs`.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
+
 mod cm;
 mod control;
 mod path;

@@ -3,6 +3,8 @@
 //! A program of its own, because it is dynamic: it opens libibverbs when it runs, as Debian ships
 //! it. Nothing of rdma-core is compiled or linked.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
+
 mod abi;
 mod cm;
 mod control;

@@ -1,6 +1,8 @@
 //! `bench-traffic`: what perftest's `ib_{send,write,read}_lat` and `ib_{send,write}_bw` do, with this
 //! workspace's library, and the same letters for options. `cargo ci bench rxe` runs both.
 
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
+
 mod options;
 mod side;
 
@@ -20,7 +22,7 @@ fn main() -> ExitCode {
     match Options::parse(&arguments).and_then(|options| run(&options)) {
         Ok(()) => ExitCode::SUCCESS,
         Err(failure) => {
-            eprintln!("{failure}");
+            lab_bench::complain(failure);
             ExitCode::FAILURE
         }
     }
@@ -43,7 +45,7 @@ fn run(options: &Options) -> Result<(), Failure> {
     if client {
         let there_and_back = matches!(options.what, What::SendLatency | What::WriteLatency);
         let messages = if there_and_back { 2 * options.count } else { options.count };
-        println!("{:.3} µs per message", microseconds / f64::from(messages));
+        lab_bench::say(format_args!("{:.3} µs per message", microseconds / f64::from(messages)));
     }
     Ok(())
 }
