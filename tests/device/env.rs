@@ -1,11 +1,13 @@
 //! The device under test and what the run offers beside it.
 
 use crate::capability::Capability;
+use crate::junit;
 use crate::owners::Resources;
 use crate::pair::PATIENCE;
 use crate::testbed;
 use crate::verdict::{Stop, Verdict, require};
-use std::env::var;
+use std::env::{var, var_os};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 use uverbs::device::DriverId;
@@ -186,10 +188,26 @@ pub(crate) fn rounds(few: u64, many: u64) -> u64 {
 }
 
 /// The tests that `UVERBS_TEST_NAMES` chooses by their whole names, with commas between them; none
-/// where it is not set.
-pub(crate) fn chosen() -> Option<Vec<String>> {
-    let names = var("UVERBS_TEST_NAMES").ok()?;
-    Some(names.split(',').map(str::to_owned).collect())
+/// where it is not set. A name that no test has is an error: a run without that test would pass.
+pub(crate) fn chosen(known: &[&str]) -> Result<Option<Vec<String>>, String> {
+    let Ok(names) = var("UVERBS_TEST_NAMES") else { return Ok(None) };
+    let names: Vec<String> = names.split(',').map(|name| name.trim().to_owned()).collect();
+    let unknown: Vec<&str> =
+        names.iter().map(String::as_str).filter(|name| !known.contains(name)).collect();
+    if !unknown.is_empty() {
+        let unknown = unknown.join(", ");
+        return Err(format!(
+            "UVERBS_TEST_NAMES: no test is called \"{unknown}\"; --list shows the names"
+        ));
+    }
+    Ok(Some(names))
+}
+
+/// The file that `UVERBS_TEST_JUNIT` names, if nothing else is lost there.
+pub(crate) fn junit() -> Result<(), String> {
+    let Some(path) = var_os("UVERBS_TEST_JUNIT").map(PathBuf::from) else { return Ok(()) };
+    junit::check_place(&path)
+        .map_err(|error| format!("UVERBS_TEST_JUNIT={}: {error}", path.display()))
 }
 
 /// Skips tests that take their time.

@@ -2,6 +2,12 @@
 //! file, too.
 
 use std::fmt::Write;
+use std::fs::{self, File};
+use std::io::{Error, ErrorKind, Read, Result};
+use std::path::Path;
+
+/// The beginning of each document.
+const HEAD: &str = "<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n";
 
 /// How a test ended.
 #[derive(Clone, Debug)]
@@ -19,9 +25,33 @@ pub(crate) struct Case {
     pub(crate) ending: Ending,
 }
 
+/// Whether a document may be written to a path: no other file is lost there. A run asks this before its first test.
+pub(crate) fn check_place(path: &Path) -> Result<()> {
+    match fs::metadata(path) {
+        Ok(there) if there.is_file() && there.len() > 0 => {
+            let mut head = Vec::new();
+            File::open(path)?.take(HEAD.len() as u64).read_to_end(&mut head)?;
+            if head != HEAD.as_bytes() {
+                let what = "a file that is no JUnit XML of an earlier run is there, and stays: remove it, or name another";
+                return Err(Error::new(ErrorKind::AlreadyExists, what));
+            }
+            Ok(())
+        }
+        // A pipe or a terminal, for example.
+        Ok(there) if !there.is_dir() => Ok(()),
+        Ok(_) => Err(ErrorKind::IsADirectory.into()),
+        Err(error) if error.kind() == ErrorKind::NotFound => {
+            // The folder has to be there, at least.
+            let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+            fs::metadata(folder.unwrap_or(Path::new("."))).map(drop)
+        }
+        Err(error) => Err(error),
+    }
+}
+
 /// A document with these suites, each with its name.
 pub(crate) fn document<'a>(suites: impl IntoIterator<Item = (&'a str, &'a [Case])>) -> String {
-    let mut text = String::from("<?xml version=\"1.0\" encoding=\"UTF-8\"?>\n<testsuites>\n");
+    let mut text = String::from(HEAD);
     for (name, cases) in suites {
         let count =
             |wanted: fn(&Ending) -> bool| cases.iter().filter(|case| wanted(&case.ending)).count();

@@ -87,7 +87,7 @@ mod watchdog;
 mod xrc;
 mod xrc_processes;
 
-use libtest_mimic::Arguments;
+use libtest_mimic::{Arguments, Trial};
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
@@ -103,20 +103,6 @@ fn main() -> ExitCode {
     let mut arguments = Arguments::from_args();
     // Objects of this process are counted, so tests take turns.
     arguments.test_threads.get_or_insert(1);
-    if !arguments.list {
-        if let Err(why) = env::name() {
-            println!("device tests not run: {why}");
-            return ExitCode::SUCCESS;
-        }
-        match testbed::look() {
-            Ok(lines) => println!("{lines}"),
-            Err(why) => {
-                println!("device tests not run: {why}");
-                written(results::write("device", Some(&why)));
-                return ExitCode::FAILURE;
-            }
-        }
-    }
     let modules = [
         allocations::trials(),
         #[cfg(feature = "tokio")]
@@ -184,14 +170,42 @@ fn main() -> ExitCode {
         xrc_processes::trials(),
     ];
     let mut trials: Vec<_> = modules.into_iter().flatten().collect();
-    if let Some(names) = env::chosen() {
-        trials.retain(|trial| names.iter().any(|name| name == trial.name()));
+    // A place for results that is taken is no place for this error either.
+    if let Err(why) = env::junit() {
+        return not_run(&why);
+    }
+    match env::chosen(&trials.iter().map(Trial::name).collect::<Vec<_>>()) {
+        Ok(None) => {}
+        Ok(Some(names)) => trials.retain(|trial| names.iter().any(|name| name == trial.name())),
+        Err(why) => {
+            written(results::write("device", Some(&why)));
+            return not_run(&why);
+        }
+    }
+    if !arguments.list {
+        if let Err(why) = env::name() {
+            not_run(&why);
+            return ExitCode::SUCCESS;
+        }
+        match testbed::look() {
+            Ok(lines) => println!("{lines}"),
+            Err(why) => {
+                written(results::write("device", Some(&why)));
+                return not_run(&why);
+            }
+        }
     }
     let conclusion = libtest_mimic::run(&arguments, trials);
     if !arguments.list && !written(results::write("device", None)) {
         return ExitCode::FAILURE;
     }
     conclusion.exit_code()
+}
+
+/// Says why no test runs.
+fn not_run(why: &str) -> ExitCode {
+    println!("device tests not run: {why}");
+    ExitCode::FAILURE
 }
 
 /// Says if the results could not be written.
