@@ -121,7 +121,8 @@ async fn receive(path: &str, listener: TcpListener) -> Result<()> {
     let pool = pd.buffer_pool_builder(PIECE).count(AHEAD).build()?;
     let mut stream = accept(&qp, &listener, 1, gid).await?;
     let total = stream.read_u64().await?;
-    let file = File::create(path).map_err(|error| format!("{path}: {error}"))?;
+    // A file that is there already stays.
+    let file = File::create_new(path).map_err(|error| format!("{path}: {error}"))?;
     let mut inbox = qp.inbox(&pool, AHEAD);
     let (mut progress, mut written) = (Progress::new(total), 0);
     while written < total {

@@ -71,14 +71,20 @@ fn transfer(options: &Options, plan: &Plan, queue: &mut Queue) -> Result<()> {
         }
     }
     let seed = (options.write || options.verify).then_some(options.seed);
-    let create = |path: &String| File::create(path).map_err(|error| format!("{path}: {error}"));
-    let output = options.output.as_ref().map(create).transpose()?;
+    let output = options.output.as_ref().map(|path| create(path)).transpose()?;
     let mut read = Read { seed, output, bytes: buffer(), scratch: buffer() };
     report(options, plan, "read", transfer::run(queue, plan, &mut read)?);
     if let Some(seed) = seed {
         println!("all {} blocks have the pattern of seed {seed}", plan.blocks);
     }
     Ok(())
+}
+
+/// The file for the blocks: a new one, or what is no file, such as `/dev/null`.
+fn create(path: &str) -> Result<File> {
+    let is_file = std::fs::metadata(path).is_ok_and(|there| there.is_file());
+    let file = if is_file { File::create_new(path) } else { File::create(path) };
+    file.map_err(|error| format!("--output {path}: {error}").into())
 }
 
 fn report(options: &Options, plan: &Plan, verb: &str, elapsed: Duration) {
