@@ -4,9 +4,10 @@
 //! under it. The lab therefore tries a real boot once, and keeps the result in the cache, for each
 //! host kernel and QEMU.
 
-use crate::cache::Cache;
+use crate::cache::{self, Cache};
+use crate::output::errln;
 use crate::qemu::Qemu;
-use anyhow::Result;
+use anyhow::{Context, Result};
 use serde::{Deserialize, Serialize};
 use std::fs::{self, File};
 
@@ -78,20 +79,22 @@ pub(crate) fn choose(
     if let Some(known) = known.filter(|known| known.host == host && known.qemu == qemu.version) {
         return Ok(known.accelerator);
     }
-    eprintln!("trying once whether /dev/kvm boots a kernel …");
+    errln!("trying once whether /dev/kvm boots a kernel …");
     let accelerator = match boots(Accelerator::Kvm) {
         Ok(()) => Accelerator::Kvm,
         Err(error) => {
             let text = format!("{error:#}");
             let first = text.lines().next().unwrap_or_default();
-            eprintln!("it does not ({first}); guests run under TCG from now on");
+            errln!("it does not ({first}); guests run under TCG from now on");
             Accelerator::Tcg
         }
     };
     let answer = Answer { host, qemu: qemu.version.clone(), accelerator };
     let partial = cache.root().join(format!("{ANSWER}.{}", std::process::id()));
-    fs::write(&partial, serde_json::to_vec_pretty(&answer)?)?;
-    fs::rename(&partial, &path)?;
+    let written = fs::write(&partial, serde_json::to_vec_pretty(&answer)?);
+    written
+        .and_then(|()| fs::rename(&partial, &path))
+        .with_context(|| cache::advice(cache.root()))?;
     Ok(accelerator)
 }
 

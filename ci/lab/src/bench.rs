@@ -24,6 +24,7 @@ use crate::arch::Arch;
 use crate::device::DeviceName;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
+use crate::output::{errln, out};
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
 use lab_bench::control::Thing;
@@ -130,9 +131,9 @@ impl BenchArguments {
     /// What a suite found, for programs or for people.
     fn text(&self, suite: BenchSuite, result: &(impl Serialize + Display)) -> Result<String> {
         if let Some(directory) = &self.plots {
-            fs::create_dir_all(directory)?;
             for plot in plot::plots(&suite.name(), &serde_json::to_value(result)?) {
                 let path = directory.join(&plot.name);
+                plot::check_place(&path)?;
                 fs::write(&path, plot.svg).with_context(|| format!("write {}", path.display()))?;
             }
         }
@@ -190,19 +191,23 @@ pub(crate) fn bench(arguments: &BenchArguments) -> Result<ExitCode> {
         let names = BenchSuite::FOREIGN.map(BenchSuite::name).join(", ");
         bail!("{} runs on {} only: {names} run on others", suite.name(), Arch::default().label());
     }
+    if let Some(directory) = &arguments.plots {
+        let names: Vec<_> = arguments.suites().iter().map(|suite| suite.name()).collect();
+        plot::prepare(directory, &names)?;
+    }
     let mut status = ExitCode::SUCCESS;
     for (place, &suite) in arguments.suites().iter().enumerate() {
         match arguments.measure(suite).with_context(|| suite.name()) {
             Ok((text, failure)) => {
                 let apart = if place > 0 && !arguments.json { "\n" } else { "" };
-                print!("{apart}{text}");
+                out!("{apart}{text}");
                 if let Some(failure) = failure {
-                    eprintln!("error: {}: {failure}", suite.name());
+                    errln!("error: {}: {failure}", suite.name());
                     status = ExitCode::FAILURE;
                 }
             }
             Err(error) => {
-                eprintln!("error: {error:#}");
+                errln!("error: {error:#}");
                 status = ExitCode::FAILURE;
             }
         }

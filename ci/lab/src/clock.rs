@@ -92,6 +92,11 @@ fn now() -> String {
     format!("{:02}:{:02}", seconds / 60, seconds % 60)
 }
 
+/// The directory of the run's logs, if it keeps any.
+pub(crate) fn logs() -> Option<PathBuf> {
+    clock().log.as_ref().and_then(|log| log.parent()).map(Path::to_owned)
+}
+
 fn keep(clock: &Clock, line: &str) {
     let Some(path) = &clock.log else { return };
     if let Ok(mut file) = fs::File::options().append(true).open(path) {

@@ -3,24 +3,26 @@
 //! After SIGKILL the log ends with the line of the last stage, and guests end with the process that
 //! started them (`tie.rs`).
 
-use crate::clock;
+use crate::output::errln;
 use crate::watch;
+use crate::{clock, exec};
 use anyhow::{Context, Result};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 use signal_hook::low_level::signal_name;
-use std::path::Path;
 use std::thread;
 
 /// Waits for a signal that ends the run, on a thread of its own.
-pub(crate) fn watch(logs: &Path) -> Result<()> {
+pub(crate) fn watch() -> Result<()> {
     let mut signals =
         Signals::new([SIGTERM, SIGINT, SIGHUP]).context("wait for signals that end the run")?;
-    let logs = logs.display().to_string();
     thread::spawn(move || {
         let Some(signal) = signals.forever().next() else { return };
         let name = signal_name(signal).unwrap_or("a signal");
-        eprintln!("\ncut off by {name} in stage: {}; logs in {logs}", clock::under_way());
+        exec::restore_terminal();
+        let logs = clock::logs().map(|logs| format!("; logs in {}", logs.display()));
+        let logs = logs.unwrap_or_default();
+        errln!("\ncut off by {name} in stage: {}{logs}", clock::under_way());
         watch::end_children();
         std::process::exit(128 + signal);
     });

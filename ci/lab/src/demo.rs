@@ -4,18 +4,20 @@
 //! Success means that both sides checked every byte that arrived.
 
 use crate::arch::Arch;
+use crate::clock;
 use crate::device::DeviceName;
+use crate::exec::show;
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
+use crate::output::{self, out, outln};
 use crate::session::{Machine, Session};
 use crate::vm::{self, GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use lab_guest::order::Order;
-use std::io::Write;
 use std::path::PathBuf;
-use std::process::{Child, Command, ExitCode, Stdio};
+use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use std::time::{Duration, Instant};
 
 /// How long the whole exchange may take once devices are there.
@@ -45,7 +47,7 @@ pub(crate) fn demo(arguments: &DemoArguments) -> Result<ExitCode> {
         Some(device) => native(arguments, device.as_deref()),
         None => lab(arguments),
     }?;
-    println!("\nEvery message arrived intact on both sides.");
+    outln!("\nEvery message arrived intact on both sides.");
     Ok(ExitCode::SUCCESS)
 }
 
@@ -53,6 +55,7 @@ fn program(workspace: &Workspace) -> Result<PathBuf> {
     if !workspace.has("uverbs-cli", "bin", "uverbs") {
         bail!("{} has no program `uverbs`", workspace.root().display());
     }
+    let _stage = clock::stage("build: command line");
     workspace.static_program("uverbs-cli", "uverbs", Profile::Release)
 }
 
@@ -79,32 +82,23 @@ fn lab(arguments: &DemoArguments) -> Result<()> {
     let programs = [("uverbs".to_owned(), program(&session.workspace)?)];
     let mut vm =
         session.boot(&Machine { programs: &programs, ..Machine::new(kernel, DeviceName::Rxe) })?;
-    println!(
+    outln!(
         "Linux {} is up after {:.1} s with {}.\n",
         vm.greeting.release,
         vm.boot_time.as_secs_f64(),
         vm.greeting.devices.join(" and ")
     );
+    let _stage = clock::stage("the exchange");
     let order = Order { command: words(&["uverbs", "devinfo"]), ..Order::default() };
-    println!("$ uverbs devinfo");
+    outln!("$ uverbs devinfo");
     let ending = vm.run(&order, PATIENCE, show)?;
     if ending.status() != 0 {
         bail!("uverbs devinfo ended with status {}", ending.status());
     }
     let [server, client] = ping_pong("uverbs", arguments.iters, ["rxe0", "rxe1"], "10.0.0.1");
-    println!("\n$ {} &\n$ {}", server.join(" "), client.join(" "));
+    outln!("\n$ {} &\n$ {}", server.join(" "), client.join(" "));
     exchange(&mut vm, server, client)?;
     vm.power_off()
-}
-
-/// Prints the output of a process.
-fn show(event: &GuestEvent) {
-    // A closed output does not change the result of the demonstration.
-    let _closed = match event {
-        GuestEvent::Stdout(_, bytes) => std::io::stdout().write_all(bytes),
-        GuestEvent::Stderr(_, bytes) => std::io::stderr().write_all(bytes),
-        GuestEvent::Exit(..) => Ok(()),
-    };
 }
 
 /// A process of the exchange.
@@ -122,7 +116,7 @@ impl Side {
         self.pending.extend_from_slice(bytes);
         while let Some(end) = self.pending.iter().position(|byte| *byte == b'\n') {
             let line: Vec<u8> = self.pending.drain(..=end).collect();
-            print!("{}: {}", self.name, String::from_utf8_lossy(&line));
+            out!("{}: {}", self.name, String::from_utf8_lossy(&line));
         }
     }
 }
@@ -166,13 +160,12 @@ fn native(arguments: &DemoArguments, device: Option<&str>) -> Result<()> {
         None => first_device()?,
     };
     let program = program(&Workspace::find()?)?.display().to_string();
-    println!("$ uverbs devinfo {device}");
+    outln!("$ uverbs devinfo {device}");
+    let _stage = clock::stage("the exchange");
     let status = Command::new(&program).args(["devinfo", &device]).status()?;
-    if !status.success() {
-        bail!("uverbs devinfo {device}: {status}");
-    }
+    check("uverbs devinfo", status)?;
     let [server, client] = ping_pong(&program, arguments.iters, [&device, &device], "127.0.0.1");
-    println!("\n$ {} &\n$ {}", server.join(" "), client.join(" "));
+    outln!("\n$ {} &\n$ {}", server.join(" "), client.join(" "));
     let mut running = Vec::new();
     for (side, command) in [("server", server), ("client", client)] {
         let child = Command::new(&command[0])
@@ -191,14 +184,22 @@ fn native(arguments: &DemoArguments, device: Option<&str>) -> Result<()> {
     outcome
 }
 
+/// Fails if a program on this machine failed. One whose reader is gone said so by its status.
+fn check(what: &str, status: ExitStatus) -> Result<()> {
+    match status.code() {
+        Some(0) => Ok(()),
+        Some(code) if code == i32::from(output::CLOSED) => crate::end(output::CLOSED),
+        _ => bail!("{what} failed: {status}"),
+    }
+}
+
 fn wait_for_all(running: &mut [(&str, Child)]) -> Result<()> {
     let deadline = Instant::now() + PATIENCE;
     loop {
         let mut all = true;
         for (side, child) in &mut *running {
             match child.try_wait()? {
-                Some(status) if !status.success() => bail!("the {side} failed: {status}"),
-                Some(_) => {}
+                Some(status) => check(&format!("the {side}"), status)?,
                 None => all = false,
             }
         }

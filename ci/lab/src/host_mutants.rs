@@ -15,6 +15,7 @@ mod sample;
 
 use crate::cache::Cache;
 use crate::outcome::{Report, TestOutcome};
+use crate::output::outln;
 use crate::progress;
 use crate::summary::Section;
 use crate::watch;
@@ -183,7 +184,7 @@ fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     ensure!(!chosen.is_empty(), "cargo-mutants finds nothing to change there");
     let rest: Vec<(usize, &Mutant)> = (1..).zip(&chosen).skip(arguments.from.get() - 1).collect();
     ensure!(!rest.is_empty(), "the sample has only {} mutants", chosen.len());
-    println!("{} mutants with seed {seed}, of {}", rest.len(), all.len());
+    outln!("{} mutants with seed {seed}, of {}", rest.len(), all.len());
     let jobs = arguments.jobs.map_or_else(thread::available_parallelism, Ok)?.get();
     let mut places = vec![first];
     for job in 1..jobs.min(rest.len()) {
@@ -202,12 +203,12 @@ fn judge_sample(arguments: &MutantsArguments) -> Result<(String, bool)> {
     .concat();
     judged.sort_unstable_by_key(|(number, ..)| *number);
     let verdict = Verdict { fates: judged.iter().map(|(.., fate)| *fate).collect() };
-    println!("\nseed {seed}: {verdict}");
+    outln!("\nseed {seed}: {verdict}");
     for (number, mutant, _) in judged.iter().filter(|(.., fate)| *fate == Fate::Lived) {
-        println!("LIVED {number}: {}\n    {}", mutant.name, places[0].line(mutant)?);
+        outln!("LIVED {number}: {}\n    {}", mutant.name, places[0].line(mutant)?);
     }
     for entry in &stale {
-        println!("STALE: nothing is changed like this any more: {entry}");
+        outln!("STALE: nothing is changed like this any more: {entry}");
     }
     let success = !verdict.failed() && stale.is_empty();
     Ok((verdict.to_string(), success))
@@ -243,9 +244,10 @@ impl<'m> Queue<'m> {
             };
             let Judged { fate, by, building, testing } = judged;
             let (building, testing) = (building.as_secs(), testing.as_secs());
-            println!(
+            outln!(
                 "{number}/{} {fate}: {} ({building} + {testing} s) {by}",
-                self.count, mutant.name
+                self.count,
+                mutant.name
             );
             fates.push((number, mutant, fate));
         }

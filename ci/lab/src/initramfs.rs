@@ -163,6 +163,13 @@ impl Initramfs {
         Ok(())
     }
 
+    /// Whether there is a file or a link at an absolute path.
+    pub(crate) fn has(&self, path: &Path) -> bool {
+        let Ok(inside) = path.strip_prefix("/") else { return false };
+        let node = self.resolve(inside).ok().and_then(|inside| self.nodes.get(&inside));
+        node.is_some_and(|node| !matches!(node, Node::Directory { .. }))
+    }
+
     /// The path with a merged top directory put in its place.
     fn resolve(&self, path: &Path) -> Result<String> {
         let text = path.to_str().with_context(|| format!("{} is no UTF-8", path.display()))?;

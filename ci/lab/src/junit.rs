@@ -2,11 +2,18 @@
 
 use crate::outcome::TestOutcome;
 use crate::summary::{Section, Summary};
+use anyhow::{Context, Result};
+use std::path::Path;
 use xml::{Case, Ending};
 
 /// The device suite writes the same where there is no `cargo ci`.
 #[path = "../../../tests/device/junit.rs"]
 mod xml;
+
+/// Fails if another file would be lost at this path.
+pub(crate) fn check_place(path: &Path) -> Result<()> {
+    xml::check_place(path).with_context(|| format!("--junit {}", path.display()))
+}
 
 /// A test suite for each section, a test case for each report.
 pub(crate) fn document(summary: &Summary) -> String {
@@ -33,6 +40,27 @@ fn cases(section: &Section) -> Vec<Case> {
 mod tests {
     use super::*;
     use crate::outcome::Report;
+    use std::fs;
+
+    #[test]
+    fn only_results_of_an_earlier_run_are_replaced() {
+        let folder = std::env::temp_dir().join(format!("lab-junit-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("results.xml");
+        check_place(&path).unwrap();
+        fs::write(&path, "").unwrap();
+        check_place(&path).unwrap();
+        fs::write(&path, document(&Summary { sections: Vec::new() })).unwrap();
+        check_place(&path).unwrap();
+        check_place(Path::new("/dev/null")).unwrap();
+        fs::write(&path, "<?xml version=\"1.0\"?>\n<project/>\n").unwrap();
+        for refused in [&path, &folder, &folder.join("absent/results.xml"), &path.join("x")] {
+            let error = format!("{:#}", check_place(refused).unwrap_err());
+            assert!(error.contains(refused.to_str().unwrap()), "{error}");
+        }
+        assert!(fs::read_to_string(&path).unwrap().contains("<project/>"));
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     #[test]
     fn each_outcome_has_its_element() {

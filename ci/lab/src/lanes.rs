@@ -5,6 +5,7 @@
 //! one that measures time takes all. Jobs start in the order of the list, as soon as the jobs that
 //! they wait for have ended and enough lanes are free.
 
+use crate::output::outln;
 use std::cell::{Cell, RefCell};
 use std::collections::BTreeSet;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -30,8 +31,8 @@ pub(crate) use say;
 /// Prints the line of `say!`.
 pub(crate) fn line(text: &str) {
     LABEL.with_borrow(|label| match label {
-        Some(label) => println!("{label} | {}", text.trim_start_matches('\n')),
-        None => println!("{text}"),
+        Some(label) => outln!("{label} | {}", text.trim_start_matches('\n')),
+        None => outln!("{text}"),
     });
 }
 

@@ -1,6 +1,7 @@
 //! `cargo ci`: boots real kernels in a VM and runs this workspace in them.
 
 #![forbid(unsafe_code)]
+#![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
 
 mod accel;
 mod apt;
@@ -32,6 +33,9 @@ mod module;
 mod monitor;
 mod musl;
 mod outcome;
+/// Shared with the command line.
+#[path = "../../../cli/src/output.rs"]
+mod output;
 mod peers;
 mod processor;
 mod progress;
@@ -54,6 +58,7 @@ mod workspace;
 use anyhow::Result;
 use cache::Cache;
 use clap::{Parser, Subcommand};
+use output::{errln, outln};
 use std::process::ExitCode;
 
 /// Boots real kernels in a VM, with RDMA devices and without hardware, and runs this workspace in
@@ -114,17 +119,41 @@ enum Verb {
     },
 }
 
+/// The name in front of error messages.
+const NAME: &str = "error";
+
+/// Ends the run early, because standard output failed.
+fn end(status: u8) -> ! {
+    exec::restore_terminal();
+    watch::end_children();
+    std::process::exit(status.into())
+}
+
 fn main() -> ExitCode {
-    match run(Cli::parse()) {
+    let cli = match Cli::try_parse() {
+        Ok(cli) => cli,
+        Err(refusal) if refusal.use_stderr() => {
+            output::complain(format_args!("{refusal}"));
+            return ExitCode::from(2);
+        }
+        Err(help) => {
+            output::out!("{help}");
+            return ExitCode::SUCCESS;
+        }
+    };
+    match run(cli) {
         Ok(status) => status,
         Err(error) => {
-            eprintln!("error: {error:#}");
+            errln!("error: {error:#}");
             ExitCode::FAILURE
         }
     }
 }
 
 fn run(cli: Cli) -> Result<ExitCode> {
+    if !matches!(cli.command, Verb::Tied { .. }) {
+        cutoff::watch()?;
+    }
     match cli.command {
         Verb::Fetch { refresh, kernel, arch } => {
             let cache = Cache::open()?;
@@ -136,7 +165,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             if kernel.is_empty() {
                 check::fetch(&cache, refresh)?;
             }
-            println!("{}", cache.root().display());
+            outln!("{}", cache.root().display());
             Ok(ExitCode::SUCCESS)
         }
         Verb::Exec(arguments) => exec::exec(&arguments),

@@ -4,6 +4,7 @@
 //! Miri is in nightly toolchains only, so nothing else of the lab asks for it.
 
 use crate::outcome::{self, Report, TestOutcome};
+use crate::output::outln;
 use crate::progress;
 use crate::summary::{Section, Summary};
 use crate::watch::{self, CommandOutput};
@@ -71,7 +72,7 @@ pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
         bail!("nothing ran under Miri: {missing}");
     }
     let summary = Summary { sections: run(&workspace, arguments)? };
-    println!("\n{summary}");
+    outln!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

@@ -12,13 +12,13 @@ pub(crate) mod measure;
 use crate::arch::Arch;
 use crate::capability::RunOptions;
 use crate::clock;
-use crate::cutoff;
 use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::host;
 use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::outcome::{Report, TestOutcome};
+use crate::output::outln;
 use crate::session::{self, Session};
 use crate::soak;
 use crate::suite::{self, NamePrefixes, TestScope};
@@ -204,15 +204,14 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
     clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
-    cutoff::watch(&logs)?;
     let changed = match arguments.changed.as_slice() {
         [] => changed(workspace.root(), arguments.base.as_deref())?,
         paths => paths.to_vec(),
     };
     let selection = Selection::by(&changed);
-    println!("changed: {}", if changed.is_empty() { "nothing".into() } else { changed.join(", ") });
+    outln!("changed: {}", if changed.is_empty() { "nothing".into() } else { changed.join(", ") });
     if !selection.others.is_empty() {
-        println!("only unit and smoke tests look at: {}", selection.others.join(", "));
+        outln!("only unit and smoke tests look at: {}", selection.others.join(", "));
     }
     let mut accelerator = "no machine";
     let mut sections = Vec::new();
@@ -249,11 +248,11 @@ fn judge(arguments: &QuickArguments) -> Result<ExitCode> {
         }
     }
     let summary = Summary { sections };
-    println!("\n{summary}");
+    outln!("\n{summary}");
     let class = clock::machine_class(accelerator);
     let table = clock::finish(workspace.root(), &logs, "quick", &class, arguments.record_times);
-    println!("\n{}", table.context("the table of stages")?);
-    println!("{summary:#}");
+    outln!("\n{}", table.context("the table of stages")?);
+    outln!("{summary:#}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 

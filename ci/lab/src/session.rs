@@ -174,6 +174,20 @@ impl Session {
         if let Some(directory) = machine.record {
             device.record(directory)?;
         }
+        let packed = self.pack(&kernel, &device, self.root(machine)?)?;
+        let spinner = progress::spinner(format!(
+            "booting {} with {} under {}",
+            kernel.release,
+            machine.device.label(),
+            self.accelerator.label()
+        ));
+        let vm = self.start(&kernel, &device, &packed, machine.companion, self.accelerator, 180);
+        spinner.finish_and_clear();
+        vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
+    }
+
+    /// The root of a guest, without the kernel's modules.
+    pub(crate) fn root(&self, machine: &Machine<'_>) -> Result<Initramfs> {
         let mut root = self.skeleton();
         root.overlay(
             &peers::shell(self.arch, &self.cache)?.context("the shell has gone from the cache")?,
@@ -198,16 +212,7 @@ impl Session {
             root.overlay(overlay)
                 .with_context(|| format!("lay {} over the root", overlay.display()))?;
         }
-        let packed = self.pack(&kernel, &device, root)?;
-        let spinner = progress::spinner(format!(
-            "booting {} with {} under {}",
-            kernel.release,
-            machine.device.label(),
-            self.accelerator.label()
-        ));
-        let vm = self.start(&kernel, &device, &packed, machine.companion, self.accelerator, 180);
-        spinner.finish_and_clear();
-        vm.with_context(|| format!("boot {} with {}", kernel.release, machine.device.label()))
+        Ok(root)
     }
 
     /// Packs the guest's root file system into an initramfs.

@@ -6,7 +6,6 @@ use crate::capability::RunOptions;
 use crate::cases;
 use crate::check;
 use crate::clock;
-use crate::cutoff;
 use crate::device::{DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::kernel::KernelName;
@@ -14,6 +13,7 @@ use crate::lanes;
 use crate::litmus;
 use crate::miri;
 use crate::outcome::TestOutcome;
+use crate::output::outln;
 use crate::quick::measure;
 use crate::suite::TestScope;
 use crate::summary::{Section, Summary};
@@ -157,7 +157,7 @@ pub(crate) struct SoakArguments {
 pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     if arguments.list {
         for part in PARTS {
-            println!("{:12} {}", part.name, part.shows);
+            outln!("{:12} {}", part.name, part.shows);
         }
         return Ok(ExitCode::SUCCESS);
     }
@@ -170,7 +170,6 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
     clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
-    cutoff::watch(&logs)?;
     let commit = commit(workspace.root());
     let mut summary = Summary::default();
     let mut skipped = Vec::new();
@@ -194,11 +193,11 @@ pub(crate) fn soak(arguments: &SoakArguments) -> Result<ExitCode> {
         skipped.extend(skip_of(&sections).map(|why| format!("{}: {why}", part.name)));
         summary.sections.extend(sections);
     }
-    println!("\n{summary}");
+    outln!("\n{summary}");
     let class = clock::machine_class("soak");
     let table = clock::finish(workspace.root(), &logs, "soak", &class, false);
-    println!("\n{}", table.context("the table of stages")?);
-    println!("{summary:#}; {RECORD} says when each part last ran");
+    outln!("\n{}", table.context("the table of stages")?);
+    outln!("{summary:#}; {RECORD} says when each part last ran");
     if let Some(problem) = unmet(&arguments.parts, &skipped) {
         bail!(problem);
     }

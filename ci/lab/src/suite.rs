@@ -8,6 +8,7 @@ use crate::device::{DeviceName, Emulation};
 use crate::kernel::KernelName;
 use crate::lanes::say;
 use crate::outcome::{self, Report, TestOutcome};
+use crate::output::outln;
 use crate::vm::{GuestEvent, Vm};
 use crate::watch;
 use crate::workspace::{Profile, Workspace, has_static_libc};
@@ -198,7 +199,7 @@ pub(crate) fn check_probes(
     let found = running.contradictions();
     if !KernelName::ALL.contains(&kernel) {
         for contradiction in found {
-            println!("kernel {kernel}: {contradiction}; the probe decides");
+            outln!("kernel {kernel}: {contradiction}; the probe decides");
         }
         return Vec::new();
     }

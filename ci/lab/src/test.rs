@@ -8,7 +8,6 @@ use crate::cases::{self, CaseContext, EmulatorCheck};
 use crate::check;
 use crate::clock;
 use crate::cross::Cross;
-use crate::cutoff;
 use crate::device::{DeviceName, Emulation};
 use crate::examples;
 use crate::fetch::{self, Needs};
@@ -18,6 +17,7 @@ use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::musl::Musl;
 use crate::outcome::{Report, TestOutcome};
+use crate::output::outln;
 use crate::session::{self, Machine, Session};
 use crate::smoke;
 use crate::suite::{self, Guest, Suite, TestScope};
@@ -163,10 +163,12 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     if arguments.infiniband && matches!(arguments.device, Some(Devices::Rxe)) {
         bail!("soft-RoCE has no InfiniBand ports: leave out --infiniband, or take --device mlx5");
     }
+    if let Some(path) = &arguments.junit {
+        junit::check_place(path)?;
+    }
     let workspace = Workspace::find()?;
     let logs = workspace.log_directory()?;
     clock::start(&logs).with_context(|| format!("write into {}", logs.display()))?;
-    cutoff::watch(&logs)?;
     let scope = arguments.scope();
     let mut accelerator = "no machine";
     let sections = match &arguments.native {
@@ -192,7 +194,7 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
     if summary.sections.iter().all(|section| section.reports.is_empty()) {
         bail!("no test's name contains {:?}", scope.filter.unwrap_or_default());
     }
-    println!("\n{summary}");
+    outln!("\n{summary}");
     if let Some(path) = &arguments.junit {
         fs::write(path, junit::document(&summary))
             .with_context(|| format!("write {}", path.display()))?;
@@ -210,8 +212,8 @@ pub(crate) fn test(arguments: &TestArguments) -> Result<ExitCode> {
         &class,
         arguments.record_times,
     );
-    println!("\n{}", table.context("the table of stages")?);
-    println!("{summary:#}; logs in {}", logs.display());
+    outln!("\n{}", table.context("the table of stages")?);
+    outln!("{summary:#}; logs in {}", logs.display());
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -596,10 +598,38 @@ pub(crate) struct BundleArguments {
     arch: Arch,
 }
 
+/// Words that each device suite has in it.
+const SUITE_SAYS: &[u8] = b"device tests not run: ";
+
+/// Fails if a file that is no bundle would be lost at a path.
+fn check_bundle(path: &Path) -> Result<()> {
+    let named = || format!("the bundle's path {}", path.display());
+    match fs::metadata(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        there => {
+            if !there.with_context(named)?.is_file() {
+                bail!("{}: something that is no file is there", named());
+            }
+        }
+    }
+    let bytes = fs::read(path).with_context(named)?;
+    let is_suite = bytes.windows(SUITE_SAYS.len()).any(|words| words == SUITE_SAYS);
+    if !bytes.starts_with(b"\x7fELF") || !is_suite {
+        bail!(
+            "{}: a file that is no bundle is there, and stays: remove it, or take another path",
+            named()
+        );
+    }
+    Ok(())
+}
+
 /// Copies the static device suite to a path.
 pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
     crate::vm::check_host()?;
     let arch = arguments.arch;
+    if let Some(path) = &arguments.path {
+        check_bundle(path)?;
+    }
     if arch.is_host() && !has_static_libc() {
         bail!("a bundle is static, and there is no libc.a: install glibc-static or libc6-dev");
     }
@@ -621,11 +651,34 @@ pub(crate) fn bundle(arguments: &BundleArguments) -> Result<ExitCode> {
         None => workspace.lab_directory()?.join(arch.unit(&suite.program())),
     };
     fs::copy(&suite.binary, &path).with_context(|| format!("write {}", path.display()))?;
-    println!(
+    outln!(
         "{}: static, for any {} Linux. UVERBS_TEST_DEVICE names the device to test; nothing of \
          the machine is changed. docs/HARDWARE.md says more.",
         path.display(),
         arch.label()
     );
     Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_bundle_is_replaced_by_a_bundle() {
+        let folder = std::env::temp_dir().join(format!("lab-bundle-{}", std::process::id()));
+        fs::create_dir_all(&folder).unwrap();
+        let path = folder.join("README.md");
+        check_bundle(&path).unwrap();
+        for other in ["text", "text with device tests not run: in it", "\x7fELF and no suite"] {
+            fs::write(&path, other).unwrap();
+            let error = check_bundle(&path).unwrap_err().to_string();
+            assert!(error.contains(path.to_str().unwrap()), "{error}");
+            assert_eq!(fs::read_to_string(&path).unwrap(), other);
+        }
+        assert!(check_bundle(&folder).is_err());
+        fs::write(&path, "\x7fELF … device tests not run: …").unwrap();
+        check_bundle(&path).unwrap();
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

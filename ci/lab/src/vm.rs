@@ -10,6 +10,7 @@ use crate::device::{CONTROL, Companion, Device};
 use crate::kernel::Kernel;
 use crate::lanes;
 use crate::monitor::Monitor;
+use crate::output::{self, errln};
 use crate::processor;
 use crate::qemu::Qemu;
 use crate::tie;
@@ -20,7 +21,7 @@ use lab_guest::frame::{CHUNK, Frame, Kind};
 use lab_guest::order::{Ending, Greeting, Order, PORT};
 use std::collections::VecDeque;
 use std::fs::File;
-use std::io::{Read, Write};
+use std::io::Read;
 use std::os::fd::{AsRawFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
@@ -116,8 +117,7 @@ impl Console {
                 break;
             }
             if self.show {
-                // A closed standard error does not stop the guest.
-                let _closed = std::io::stderr().write_all(&buffer[..length]);
+                output::pass_on(&buffer[..length]);
             }
             pending.extend_from_slice(&buffer[..length]);
             while let Some(end) = pending.iter().position(|byte| *byte == b'\n') {
@@ -218,7 +218,7 @@ impl Vm {
             && let Err(error) =
                 vm.processors().and_then(|threads| processor::give_way(&threads, others))
         {
-            eprintln!("the machine's processors keep their priority: {error:#}");
+            errln!("the machine's processors keep their priority: {error:#}");
         }
         Ok(vm)
     }

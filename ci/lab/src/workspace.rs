@@ -7,10 +7,12 @@ use crate::arch::Arch;
 use crate::clock;
 use crate::cross::{Cross, Linking};
 use crate::musl::{self, Musl};
+use crate::output;
+use crate::progress;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
 use std::ffi::OsString;
-use std::io::Read;
+use std::io::{BufRead, BufReader};
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
@@ -121,6 +123,11 @@ pub(crate) struct Built {
 }
 
 impl CargoMessage {
+    /// Whether something was compiled that was not there before.
+    fn is_compiled(&self) -> bool {
+        self.reason == "compiler-artifact" && !self.fresh
+    }
+
     /// The program that the message is about, if it is about one.
     pub(crate) fn program(self) -> Option<Built> {
         let kinds = ["bin", "test", "example", "lib"];
@@ -129,6 +136,23 @@ impl CargoMessage {
         let path = self.executable.filter(|_| is_program)?;
         Some(Built { name: target.name, path, is_fresh: self.fresh })
     }
+}
+
+/// The programs in what cargo says, with the names of their targets; `note` gets the number of crates compiled so far.
+fn programs(
+    messages: impl BufRead,
+    mut note: impl FnMut(String),
+) -> std::io::Result<Vec<(String, PathBuf)>> {
+    let (mut programs, mut compiled) = (Vec::new(), 0);
+    for line in messages.split(b'\n') {
+        let Ok(message) = serde_json::from_slice::<CargoMessage>(&line?) else { continue };
+        if let Some(target) = message.target.as_ref().filter(|_| message.is_compiled()) {
+            compiled += 1;
+            note(format!("{compiled} compiled, {} last", target.name));
+        }
+        programs.extend(message.program().map(|built| (built.name, built.path)));
+    }
+    Ok(programs)
 }
 
 /// Whether this machine can link static programs: some distributions leave `libc.a` out, or package it apart.
@@ -153,6 +177,13 @@ pub(crate) struct Edited {
 /// The cargo that runs the lab, or the one on `PATH`.
 pub(crate) fn cargo() -> OsString {
     std::env::var_os("CARGO").unwrap_or_else(|| "cargo".into())
+}
+
+/// Makes a directory below the target directory.
+fn create(directory: &Path) -> Result<()> {
+    std::fs::create_dir_all(directory).with_context(|| {
+        format!("create {}: CARGO_TARGET_DIR names another target directory", directory.display())
+    })
 }
 
 /// Copies the sources, without builds and history.
@@ -230,7 +261,7 @@ impl Workspace {
     /// A directory for the files of this run.
     pub(crate) fn run_directory(&self) -> Result<PathBuf> {
         let runs = self.metadata.target_directory.join("lab/run");
-        std::fs::create_dir_all(&runs)?;
+        create(&runs)?;
         for entry in std::fs::read_dir(&runs)?.flatten() {
             // Directories are named after the process that made them.
             if !Path::new("/proc").join(entry.file_name()).exists() {
@@ -239,21 +270,21 @@ impl Workspace {
             }
         }
         let own = runs.join(std::process::id().to_string());
-        std::fs::create_dir_all(&own)?;
+        create(&own)?;
         Ok(own)
     }
 
     /// The lab's part of the target directory.
     pub(crate) fn lab_directory(&self) -> Result<PathBuf> {
         let directory = self.metadata.target_directory.join("lab");
-        std::fs::create_dir_all(&directory)?;
+        create(&directory)?;
         Ok(directory)
     }
 
     /// A directory for the logs of suites, kept until the next run.
     pub(crate) fn log_directory(&self) -> Result<PathBuf> {
         let logs = self.lab_directory()?.join("log");
-        std::fs::create_dir_all(&logs)?;
+        create(&logs)?;
         Ok(logs)
     }
 
@@ -296,8 +327,23 @@ impl Workspace {
         program: &str,
         profile: Profile,
     ) -> Result<PathBuf> {
+        self.build_program(package, program, profile, true)
+    }
+
+    /// Builds a static program of a package and nothing else, for a guest that has no device suite.
+    pub(crate) fn static_program_alone(&self, package: &str, program: &str) -> Result<PathBuf> {
+        self.build_program(package, program, Profile::Checked, false)
+    }
+
+    fn build_program(
+        &self,
+        package: &str,
+        program: &str,
+        profile: Profile,
+        with_suite: bool,
+    ) -> Result<PathBuf> {
         let mut arguments = vec!["build".to_owned(), "--bin".into(), program.into()];
-        if profile == Profile::Checked && self.has("uverbs", "test", "device") {
+        if profile == Profile::Checked && with_suite && self.has("uverbs", "test", "device") {
             // Dependencies of tests enable features of their own. With the suite in the same call,
             // the library is built once for the suite and the examples.
             arguments.extend(["--package", "uverbs", "--test", "device"].map(str::to_owned));
@@ -483,23 +529,20 @@ impl Workspace {
             musl.configure(&mut command, &directory)?;
         }
         command.arg("--target-dir").arg(directory);
-        if !std::io::IsTerminal::is_terminal(&std::io::stderr()) {
+        if !output::is_watched() {
             command.arg("--quiet");
         }
+        let step = progress::build(format!("building {package}"));
         let mut child = command.spawn().context("run cargo")?;
         clock::alive(child.id());
-        let mut output = Vec::new();
-        let read = child.stdout.take().map(|mut stdout| stdout.read_to_end(&mut output));
+        let stdout = child.stdout.take().context("cargo has no output")?;
+        let read = programs(BufReader::new(stdout), |note| step.note(note));
         clock::wait_and_count(child.id());
         let status = child.wait()?;
-        read.transpose().context("read what cargo says")?;
+        let programs = read.context("read what cargo says")?;
         if !status.success() {
             bail!("cargo failed ({status})");
         }
-        Ok(String::from_utf8_lossy(&output)
-            .lines()
-            .filter_map(|line| serde_json::from_str::<CargoMessage>(line).ok()?.program())
-            .map(|built| (built.name, built.path))
-            .collect())
+        Ok(programs)
     }
 }

@@ -10,14 +10,25 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-/// A lab whose cargo compiles nothing and never ends, in the stage that runs loom's models.
+/// A lab whose cargo compiles nothing and never ends.
 struct Run {
     lab: Child,
     directory: PathBuf,
 }
 
 impl Run {
+    /// In the stage that runs loom's models.
     fn begin(name: &str) -> Run {
+        let mut run = Run::of(name, &["soak", "loom"]);
+        let lines = BufReader::new(run.lab.stdout.take().unwrap()).lines();
+        let begun = lines.map_while(Result::ok).any(|line| line.contains("stage: loom models"));
+        assert!(begun, "the stage is announced when it begins");
+        run.eventually("cargo runs", || run.cargo().is_some());
+        run
+    }
+
+    /// With this command.
+    fn of(name: &str, command: &[&str]) -> Run {
         let directory = Path::new(env!("CARGO_TARGET_TMPDIR")).join(name);
         let _absent = fs::remove_dir_all(&directory);
         fs::create_dir_all(&directory).unwrap();
@@ -32,20 +43,15 @@ impl Run {
         );
         fs::write(&cargo, script).unwrap();
         fs::set_permissions(&cargo, fs::Permissions::from_mode(0o755)).unwrap();
-        let mut lab = Command::new(env!("CARGO_BIN_EXE_lab"))
-            .args(["soak", "loom"])
+        let lab = Command::new(env!("CARGO_BIN_EXE_lab"))
+            .args(command)
             .env("CARGO", &cargo)
             .stdin(Stdio::null())
             .stdout(Stdio::piped())
             .stderr(Stdio::piped())
             .spawn()
             .unwrap();
-        let lines = BufReader::new(lab.stdout.take().unwrap()).lines();
-        let begun = lines.map_while(Result::ok).any(|line| line.contains("stage: loom models"));
-        assert!(begun, "the stage is announced when it begins");
-        let run = Run { lab, directory };
-        run.eventually("cargo runs", || run.cargo().is_some());
-        run
+        Run { lab, directory }
     }
 
     /// The number of the process that stands for cargo.
@@ -81,6 +87,27 @@ fn a_run_that_is_terminated_names_its_stage_and_ends_what_it_started() {
     assert!(said.contains("cut off by SIGTERM in stage: soak: loom"), "{said}");
     assert!(said.contains("loom models (since "), "{said}");
     run.eventually("cargo has ended", || kill(Pid::from_raw(cargo), None).is_err());
+}
+
+/// No run of tests: it announces no stages, and keeps no logs.
+#[test]
+fn a_demonstration_that_is_cut_off_names_its_stage_as_well() {
+    let mut run = Run::of("demo", &["demo", "--native", "no-such-device"]);
+    run.eventually("cargo runs", || run.cargo().is_some());
+    let (status, said) = run.end(Signal::SIGINT);
+    assert_eq!(status.code(), Some(128 + Signal::SIGINT as i32), "{said}");
+    assert!(said.contains("cut off by SIGINT in stage: build: command line (since "), "{said}");
+    assert!(!said.contains("logs in"), "{said}");
+}
+
+#[test]
+fn a_build_says_something_where_no_terminal_is() {
+    let mut run = Run::of("silent", &["demo", "--native", "no-such-device"]);
+    let lines = BufReader::new(run.lab.stderr.take().unwrap()).lines();
+    let line = lines.map_while(Result::ok).find(|line| line.starts_with("building uverbs-cli …"));
+    assert!(line.is_some(), "the build is silent");
+    kill(Pid::from_raw(run.lab.id() as i32), Signal::SIGTERM).unwrap();
+    run.lab.wait().unwrap();
 }
 
 #[test]

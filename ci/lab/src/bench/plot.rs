@@ -3,8 +3,12 @@
 //! They are drawn from the same JSON that `--json` prints: the ratio of each operation, what one more
 //! object costs when there are many, and the time of a message by its size.
 
+use anyhow::{Context, Result, bail};
 use serde_json::Value;
 use std::fmt::Write;
+use std::fs;
+use std::io::ErrorKind;
+use std::path::Path;
 
 /// Width of a figure, in the unit of SVG.
 const WIDTH: f64 = 840.0;
@@ -66,6 +70,42 @@ struct Series {
     title: String,
     /// Size or number, ours, theirs.
     points: Vec<[f64; 3]>,
+}
+
+/// The beginning of each plot.
+const HEAD: &str = "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 ";
+
+/// Fails if a file that is no plot would be lost at a path.
+pub(super) fn check_place(path: &Path) -> Result<()> {
+    let bytes = match fs::read(path) {
+        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
+        read => read.with_context(|| format!("--plots: {}", path.display()))?,
+    };
+    if !bytes.is_empty() && !bytes.starts_with(HEAD.as_bytes()) {
+        bail!(
+            "--plots: {} is no plot, and stays: move it, or name another directory",
+            path.display()
+        );
+    }
+    Ok(())
+}
+
+/// Makes the directory for plots. Fails before anything is measured if a suite's plot could replace another file.
+pub(super) fn prepare(directory: &Path, suites: &[String]) -> Result<()> {
+    let named = || format!("--plots {}", directory.display());
+    fs::create_dir_all(directory).with_context(named)?;
+    for entry in fs::read_dir(directory).with_context(named)? {
+        let path = entry.with_context(named)?.path();
+        let name = path.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+        let is_of = |suite: &String| {
+            name.ends_with(".svg")
+                && name.strip_prefix(suite.as_str()).is_some_and(|rest| rest.starts_with('-'))
+        };
+        if suites.iter().any(is_of) {
+            check_place(&path)?;
+        }
+    }
+    Ok(())
 }
 
 /// The plots of a suite's result; none of rows that have nothing to draw.
@@ -174,7 +214,7 @@ fn line(svg: &mut String, [x1, y1]: [f64; 2], [x2, y2]: [f64; 2], color: &str) {
 
 fn figure(height: f64, title: &str, content: &str) -> String {
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" \
+        "{HEAD}{WIDTH} {height:.0}\" \
          font-family=\"sans-serif\" font-size=\"12\">\n"
     );
     label(&mut svg, [10.0, 18.0], "start", TEXT, title);
@@ -297,6 +337,28 @@ fn tick(value: f64) -> String {
 mod tests {
     use super::*;
     use serde_json::json;
+
+    #[test]
+    fn only_plots_are_replaced_by_plots() {
+        let folder = std::env::temp_dir().join(format!("lab-plots-{}", std::process::id()));
+        let suites = ["rxe".to_owned(), "scale".to_owned()];
+        prepare(&folder, &suites).unwrap();
+        let path = folder.join("rxe-ratio.svg");
+        check_place(&path).unwrap();
+        fs::write(&path, figure(1.0, "title", "")).unwrap();
+        prepare(&folder, &suites).unwrap();
+        for other in ["<svg><circle/></svg>", "text"] {
+            fs::write(&path, other).unwrap();
+            for refused in [check_place(&path), prepare(&folder, &suites)] {
+                let error = refused.unwrap_err().to_string();
+                assert!(error.contains(path.to_str().unwrap()), "{error}");
+            }
+        }
+        assert_eq!(fs::read_to_string(&path).unwrap(), "text");
+        prepare(&folder, &suites[1..]).unwrap();
+        assert!(prepare(&path, &suites).is_err(), "a file is no directory");
+        fs::remove_dir_all(&folder).unwrap();
+    }
 
     fn row(operation: &str, setting: &str, [ours, theirs]: [f64; 2]) -> Value {
         json!({

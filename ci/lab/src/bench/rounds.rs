@@ -1,6 +1,7 @@
 //! Both programs in one machine, in turns, and what they found.
 
 use super::BenchArguments;
+use crate::output::errln;
 use crate::session::{Machine, Session};
 use crate::vm::{GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
@@ -130,7 +131,7 @@ pub(super) fn watch(
             }
             if let Ok(sample) = String::from_utf8_lossy(&line).parse::<Sample>() {
                 let Sample { operation, way, runs } = &sample;
-                eprintln!("{}: {operation}, {way}: {runs:.2?}", library.program());
+                errln!("{}: {operation}, {way}: {runs:.2?}", library.program());
                 found.add(sample);
             }
             line.clear();

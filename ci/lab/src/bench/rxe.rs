@@ -9,6 +9,7 @@ use super::pingpong::{self, Program};
 use super::score::{Score, ScoreRow, Target};
 use super::{BenchArguments, perftest};
 use crate::device::DeviceName;
+use crate::output::errln;
 use crate::progress;
 use crate::session::{Machine, Session};
 use crate::vm::{GuestEvent, Vm};
@@ -134,7 +135,7 @@ pub(super) fn measure(
     for contest in &contests {
         match compare(&mut vm, contest, ours, arguments.runs) {
             Ok(row) => {
-                eprintln!("{row}");
+                errln!("{row}");
                 rows.push(row);
             }
             // What was measured is worth keeping.

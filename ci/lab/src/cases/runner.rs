@@ -15,7 +15,7 @@ use crate::workflow::{self, WorkflowJob};
 use anyhow::{Context, Result, bail, ensure};
 use std::fs::{self, Permissions};
 use std::os::unix::fs::PermissionsExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::time::Duration;
 
@@ -68,11 +68,7 @@ fn without_device(
     bundle: &WorkflowJob,
     device: &WorkflowJob,
 ) -> Result<TestOutcome> {
-    let directory = context.session.workspace.root().join("target/lab/runner").join(system);
-    if directory.exists() {
-        fs::remove_dir_all(&directory)?;
-    }
-    fs::create_dir_all(&directory)?;
+    let directory = checkout(context.session.workspace.root(), system)?;
     for script in &bundle.scripts {
         let run = in_bash(script, bundle, &directory)?;
         ensure!(run.0 == Some(0), "the bundle's job ended with {:?}: {}", run.0, run.1);
@@ -99,7 +95,23 @@ fn without_device(
     ensure!(said, "the first line is {first:?}");
     let junit = fs::read_to_string(directory.join("results.xml"))?;
     ensure!(junit.contains("failures=\"1\"") && junit.contains("mlx5_0"), "JUnit has {junit}");
+    // A name that no test has is the first fault that is found.
+    let named = format!("export UVERBS_TEST_NAMES=rc::no_such_test\n{script}");
+    let (status, printed) = in_bash(&named, device, &directory)?;
+    ensure!(status == Some(1), "with an unknown name the job ends with {status:?}: {printed}");
+    ensure!(printed.contains("rc::no_such_test"), "the name is not in {printed:?}");
     Ok(TestOutcome::Passed)
+}
+
+/// An empty directory for the jobs, in which cargo finds the workspace as in a checkout. The target directory may be a
+/// link that leads out of the workspace.
+fn checkout(root: &Path, system: &str) -> Result<PathBuf> {
+    let directory = root.join(".ci/runner").join(system);
+    if directory.exists() {
+        fs::remove_dir_all(&directory)?;
+    }
+    fs::create_dir_all(&directory).with_context(|| format!("create {}", directory.display()))?;
+    Ok(directory)
 }
 
 /// Runs a script of a job, and returns its status and what it printed.
@@ -139,4 +151,27 @@ fn in_a_guest(system: &str, device: &WorkflowJob) -> Case {
         native::FEW.split(',').count(),
     );
     Case::new(format!("ours::native::{system}_job_on_a_device"), script)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::os::unix::fs::symlink;
+
+    #[test]
+    fn jobs_run_in_the_workspace_wherever_the_target_directory_is() {
+        let folder = std::env::temp_dir().join(format!("lab-runner-{}", std::process::id()));
+        let (root, elsewhere) = (folder.join("workspace"), folder.join("elsewhere"));
+        fs::create_dir_all(&root).unwrap();
+        fs::create_dir_all(&elsewhere).unwrap();
+        symlink(&elsewhere, root.join("target")).unwrap();
+        let directory = checkout(&root, "github").unwrap();
+        fs::write(directory.join("earlier"), "").unwrap();
+        let directory = checkout(&root, "github").unwrap();
+        assert_eq!(fs::read_dir(&directory).unwrap().count(), 0);
+        // Cargo asks the kernel where it is, which knows no links.
+        let real = directory.canonicalize().unwrap();
+        assert!(real.starts_with(root.canonicalize().unwrap()), "{}", real.display());
+        fs::remove_dir_all(&folder).unwrap();
+    }
 }

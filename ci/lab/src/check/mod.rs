@@ -18,6 +18,7 @@ pub(crate) mod toolchain;
 
 use crate::cache::Cache;
 use crate::outcome::{Report, TestOutcome};
+use crate::output::outln;
 use crate::progress;
 use crate::summary::{Section, Summary};
 use crate::workspace::Workspace;
@@ -78,7 +79,7 @@ pub(crate) fn check(arguments: &CheckArguments) -> Result<ExitCode> {
     let mut section = section(&workspace, group, arguments.bless)?;
     section.note += &format!(", {:.0} s of processors", processor_seconds()? - before);
     let summary = Summary { sections: vec![section] };
-    println!("\n{summary}");
+    outln!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
@@ -141,7 +142,7 @@ fn section(workspace: &Workspace, group: Option<Group>, bless: bool) -> Result<S
         }
         rows
     });
-    println!("\n{}", table(&rows));
+    outln!("\n{}", table(&rows));
     let note = format!("{} s", start.elapsed().as_secs());
     let reports = rows.into_iter().map(|row| row.report).collect();
     Ok(Section { name: "check".into(), reports, note })

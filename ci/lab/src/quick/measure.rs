@@ -2,6 +2,7 @@
 //! made in a copy of the workspace, and each one is tested with `cargo ci quick`.
 
 use crate::cases::mutants::{Edit, replaced};
+use crate::output::outln;
 use crate::workspace::{Workspace, copy_tree};
 use anyhow::{Context, Result, bail};
 use std::fs;
@@ -170,7 +171,7 @@ impl Copy {
         }
         copy_tree(workspace.root(), &root)?;
         let copy = Copy { root };
-        println!("building the copy in {}", copy.root.display());
+        outln!("building the copy in {}", copy.root.display());
         let (passed, _, log) = copy.quick("src/lib.rs")?;
         if !passed {
             bail!("without an edit `cargo ci quick` fails:\n{log}");
@@ -214,11 +215,11 @@ pub(super) fn edits(only: &str) -> Result<bool> {
         if !passed {
             bail!("the edit {}, which changes nothing, fails:\n{log}", edit.name);
         }
-        println!("{:14} {:6.1} s", edit.name, time.as_secs_f64());
+        outln!("{:14} {:6.1} s", edit.name, time.as_secs_f64());
         times.push(time);
     }
     let Some(median) = median(times) else { bail!("no edit's name contains {only:?}") };
-    println!("the median is {:.1} s, the aim {} s", median.as_secs_f64(), AIM.as_secs());
+    outln!("the median is {:.1} s, the aim {} s", median.as_secs_f64(), AIM.as_secs());
     Ok(median <= AIM)
 }
 
@@ -235,7 +236,7 @@ pub(crate) fn defects(only: &str) -> Result<(String, bool)> {
         let (passed, time, log) = copy.with(defect)?;
         let by = log.lines().find(|line| line.contains("FAILED ") && !line.starts_with("test "));
         let word = if passed { "missed" } else { "caught" };
-        println!("{word} {} ({:.0} s) {}", defect.name, time.as_secs_f64(), by.unwrap_or_default());
+        outln!("{word} {} ({:.0} s) {}", defect.name, time.as_secs_f64(), by.unwrap_or_default());
         match passed {
             true => missed.push(defect.name),
             false => caught += 1,
@@ -248,7 +249,7 @@ pub(crate) fn defects(only: &str) -> Result<(String, bool)> {
     let missed_some =
         if missed.is_empty() { String::new() } else { format!("; missed {}", missed.join(", ")) };
     let text = format!("{caught} of {of} caught{missed_some}");
-    println!("{text}");
+    outln!("{text}");
     // Of a selection all have to be caught.
     Ok((text, caught >= CAUGHT.min(of)))
 }
