@@ -51,6 +51,7 @@ pub(crate) fn on_mlx5() -> Vec<Case> {
             "",
             "rmmod rdma_ucm || fail 'it stays'\n\
              says 3 'modprobe rdma_ucm' -- uverbs cm rping -s -a 10.0.0.2\n\
+             says 3 'modprobe rdma_ucm' -- uverbs cm rping -c -a 10.0.0.2\n\
              says 0 'rdma_ucm is not loaded' 'what to do: `modprobe rdma_ucm`' -- uverbs doctor mlx5_0",
             "modprobe rdma_ucm && until_true 'ls /dev/infiniband/rdma_cm'",
         ),

@@ -72,7 +72,8 @@ pub(crate) fn cases() -> Vec<Case> {
     ]
 }
 
-/// A peer in a network namespace, which takes shorter packets than the device sends, and then as long ones.
+/// A peer in a network namespace, which takes shorter packets than the device sends, and then as long ones. Only one
+/// device is on the route to it.
 pub(crate) fn peers() -> Vec<Case> {
     let script = r#"
 ip=/usr/bin/ip
@@ -86,6 +87,11 @@ until_true "grep -q 0a4d:0101 /sys/class/infiniband/uvt_rxe/ports/1/gids/*" || e
     (told 3 '.check.:.peer.,.*.level.:.problem.' 'packets of 1088 bytes, and none of 4160') || exit 1
     $ip -n far link set uvt2 mtu 9000 || fail 'the MTU stays'
     (told 0 '.check.:.peer.,.*.level.:.ok.' 'answers packets of 4160 bytes') || exit 1
+    # Two other devices are there, which work and are not on the route.
+    device='--peer 10.77.1.2'
+    (told 0 'rxe0 (rxe) port 1.,.level.:.note.,.message.:.not on the route to 10.77.1.2' '.problems.:0') || exit 1
+    device='--peer 10.77.1.2 rxe0'
+    (told 3 '.check.:.route.,.subject.:null,.level.:.problem.' 'ip route get 10.77.1.2' '.problems.:1') || exit 1
 )
 found=$?
 /usr/bin/rdma link delete uvt_rxe; $ip link del uvt1; $ip netns del far

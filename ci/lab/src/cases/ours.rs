@@ -23,6 +23,7 @@ pub(crate) fn pingpongs() -> Vec<Case> {
 /// Connections by address, between `uverbs cm` and rdma-core's programs.
 pub(crate) fn by_address() -> Vec<Case> {
     let mut cases = rping();
+    cases.push(one_server_at_a_path());
     cases.extend(ucmatose());
     cases.extend(udaddy());
     cases.extend(mckey());
@@ -33,6 +34,24 @@ pub(crate) fn by_address() -> Vec<Case> {
 /// A server and a client, of which the server is ready when an id listens.
 fn pair(name: &str, server: &str, client: &str) -> Case {
     Case::pair(format!("ours::{name}"), "cm", server, client)
+}
+
+/// A second server at a path ends with an error, and is no client of the first.
+fn one_server_at_a_path() -> Case {
+    Case::new(
+        "ours::share::one_server_at_a_path",
+        "directory=$(mktemp -d) && cd $directory || exit 1\n\
+         echo text >file; uverbs share serve file >said 2>&1; status=$?; cat said\n\
+         [ $status = 4 ] && grep -q text file && grep -q 'file: ' said || fail 'the file is lost'\n\
+         uverbs share serve -n 1 socket >served & server=$!\n\
+         until_true '[ -S socket ]' || exit 1\n\
+         uverbs share serve socket >said 2>&1; status=$?; cat said\n\
+         [ $status = 4 ] && grep -q socket said || fail \"the second server ended with $status\"\n\
+         uverbs share use socket --text arrived || fail 'the first server is gone'\n\
+         wait $server || fail 'the first server failed'\n\
+         cat served; grep -q 'client 1 wrote: arrived' served || fail 'another client was counted'\n\
+         [ ! -e socket ] || fail 'the socket stays'",
+    )
 }
 
 fn rping() -> Vec<Case> {
