@@ -70,11 +70,12 @@ impl<S: Sharing> ProtectionDomain<S> {
             ib_uverbs_create_ah { pd_handle: self.inner.handle(), attr, ..Default::default() };
         let mut resp = ib_uverbs_create_ah_resp::new_zeroed();
         let mut driver_response = file.provider.traits().ah_response.clone();
-        let mut command = write(IB_USER_VERBS_CMD_CREATE_AH, &request)
-            .response(&mut resp)
-            .driver(&[], driver_response.as_mut());
-        let made = file.execute(VERB, &mut command);
-        drop(command);
+        let made = file.execute(
+            VERB,
+            write(IB_USER_VERBS_CMD_CREATE_AH, &request)
+                .response(&mut resp)
+                .driver(&[], driver_response.as_mut()),
+        );
         made.map_err(|error| self.explain_ah(error, vector))?;
         // Destroyed if its address cannot be had.
         let object = Object::new(file.clone(), Class::AH, resp.ah_handle, ());

@@ -11,21 +11,18 @@ use crate::pd::ProtectionDomain;
 use crate::port::PortState;
 use crate::provider::Opening;
 use crate::uverbs::command::Command;
-use crate::uverbs::fd::UverbsFd;
+use crate::uverbs::fd::{UverbsFd, create_async_event_file};
 use crate::uverbs::kernel::Kernel;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, FdFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use uverbs_uapi::async_event::{
-    UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, UVERBS_METHOD_ASYNC_EVENT_ALLOC,
-};
 use uverbs_uapi::context::{
     UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
 };
 use uverbs_uapi::device::UVERBS_METHOD_GET_CONTEXT;
-use uverbs_uapi::object::{UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE};
+use uverbs_uapi::object::UVERBS_OBJECT_DEVICE;
 
 const OPEN_FIRST: &str = "open_first";
 
@@ -171,10 +168,12 @@ impl Context {
         let mut completion_vectors = 0u32;
         let mut support = 0u64;
         loop {
-            let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
+            let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT);
+            command
                 .optional_output(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &mut completion_vectors)
                 .optional_output(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &mut support);
-            let established = kernel.execute(&mut opening.request(command));
+            opening.request(&mut command);
+            let established = kernel.execute(&mut command);
             match established {
                 Ok(()) => break,
                 Err(_) if opening.retreat() => {}
@@ -294,15 +293,8 @@ fn without_method(error: Error) -> Error {
 }
 
 pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<EventFile> {
-    let mut command = Command::new(UVERBS_OBJECT_ASYNC_EVENT, UVERBS_METHOD_ASYNC_EVENT_ALLOC)
-        .new_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE);
-    kernel
-        .execute(&mut command)
-        .map_err(|errno| without_method(Error::from_kernel(verb, errno)))?;
-    command
-        .take_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE)
-        .map(EventFile::new)
-        .ok_or_else(|| Error::new(verb, Errno::BADF).detail("the kernel gave no event file"))
+    let made = create_async_event_file(kernel);
+    made.map(EventFile::new).map_err(|errno| without_method(Error::from_kernel(verb, errno)))
 }
 
 pub(crate) fn no_epoch(verb: &'static str, errno: Errno) -> Error {

@@ -382,9 +382,9 @@ impl CqBuilder {
             Source { verb: VERB, allocator: domain.as_ref().and_then(|pd| pd.allocator.as_ref()) };
         let attr = CqInitAttr { cqe, cqe_size, pad };
         let execute = |request: CreateRequest<'_>| {
-            let CreateRequest { command, pinned, resources } = request;
+            let CreateRequest { mut command, pinned, resources } = request;
             let mut granted = 0u32;
-            let mut command = command
+            command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE)
                 .u64(uapi::UVERBS_ATTR_CREATE_CQ_USER_HANDLE, event_key.key().0)
                 .u32(uapi::UVERBS_ATTR_CREATE_CQ_COMP_VECTOR, vector)
@@ -396,7 +396,6 @@ impl CqBuilder {
                 .output(uapi::UVERBS_ATTR_CREATE_CQ_RESP_CQE, &mut granted);
             let made = file.execute(VERB, &mut command);
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_CQ_HANDLE);
-            drop(command);
             made.map_err(|error| match error.errno() {
                 Errno::INVAL => error.detail(above_max_cqe(&file, cqe).unwrap_or_else(|| {
                     let device = file.device.name();
@@ -617,8 +616,10 @@ impl CompletionQueue {
                 ..Default::default()
             };
             let mut resp = uapi::ib_uverbs_resize_cq_resp::new_zeroed();
-            let command = write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).response(&mut resp);
-            let resized = file.execute(VERB, &mut command.driver(input, output));
+            let resized = file.execute(
+                VERB,
+                write(IB_USER_VERBS_CMD_RESIZE_CQ, &core).response(&mut resp).driver(input, output),
+            );
             resized.map_err(|error| match error.errno() {
                 Errno::INVAL if cqe < pending => error
                     .detail(format!("cqe {cqe} is below the {pending} completions in the queue")),

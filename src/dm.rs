@@ -104,14 +104,14 @@ impl Context {
             let detail = format!("{length}; {} has {most} in all", file.device.name());
             return Err(Error::invalid(VERB, detail));
         }
-        let command = Command::new(UVERBS_OBJECT_DM, uapi::UVERBS_METHOD_DM_ALLOC)
+        let mut command = Command::new(UVERBS_OBJECT_DM, uapi::UVERBS_METHOD_DM_ALLOC);
+        command
             .new_handle(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE)
             .u64(uapi::UVERBS_ATTR_ALLOC_DM_LENGTH, length as u64)
             .u32(uapi::UVERBS_ATTR_ALLOC_DM_ALIGNMENT, align.trailing_zeros());
-        let mut command = location.request(command);
+        location.request(&mut command);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::UVERBS_ATTR_ALLOC_DM_HANDLE);
-        drop(command);
         made.map_err(|error| {
             let (name, size, most) = (file.device.name(), ByteCount::of(length), ByteCount(most));
             match error.errno() {

@@ -166,7 +166,8 @@ impl File {
     pub(crate) fn is_disassociated(&self) -> bool {
         let mut count = 0u64;
         let mut entry = [ib_uverbs_gid_entry::default(); 1];
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE)
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE);
+        command
             .u64(UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE, size_of::<ib_uverbs_gid_entry>() as u64)
             .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES, &mut entry)
             .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &mut count);
@@ -187,11 +188,12 @@ impl File {
         let mut resp = ib_uverbs_ex_query_device_resp::new_zeroed();
         let mut driver_response = self.provider.traits().device_response.clone();
         let request = ib_uverbs_ex_query_device::default();
-        let mut command = write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
-            .response(&mut resp)
-            .driver(&[], driver_response.as_mut());
-        self.execute(verb, &mut command)?;
-        drop(command);
+        self.execute(
+            verb,
+            write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request)
+                .response(&mut resp)
+                .driver(&[], driver_response.as_mut()),
+        )?;
         Ok((DeviceAttr::new(&resp), driver_response))
     }
 

@@ -95,12 +95,12 @@ impl Context {
         loop {
             let mut list = vec![0u32; room];
             let mut total = 0u32;
-            let mut command = Command::new(uapi::UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INFO_HANDLES)
+            let mut command = Command::new(uapi::UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INFO_HANDLES);
+            command
                 .u64(UVERBS_ATTR_INFO_OBJECT_ID, kind.0.into())
                 .output(UVERBS_ATTR_INFO_TOTAL_HANDLES, &mut total)
                 .output(UVERBS_ATTR_INFO_HANDLES_LIST, list.as_mut_slice());
             let listed = self.file.execute(VERB, &mut command);
-            drop(command);
             listed.map_err(|error| match error.errno() {
                 Errno::NOENT => error.detail(format!("there are no objects of kind {kind}")),
                 _ => error.context(|| format!("the objects of kind {kind}")),

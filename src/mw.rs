@@ -223,9 +223,8 @@ fn allocate(pd: &PdInner, window_type: WindowType) -> Result<(Object<Holds>, Rke
     let request =
         ib_uverbs_alloc_mw { pd_handle: pd.handle(), mw_type: mw_type.0, ..Default::default() };
     let mut resp = ib_uverbs_alloc_mw_resp::new_zeroed();
-    let mut command = write(IB_USER_VERBS_CMD_ALLOC_MW, &request).response(&mut resp);
-    pd.file().execute("alloc_mw", &mut command)?;
-    drop(command);
+    pd.file()
+        .execute("alloc_mw", write(IB_USER_VERBS_CMD_ALLOC_MW, &request).response(&mut resp))?;
     let object = Object::new(pd.file().clone(), Class::MW, resp.mw_handle, Holds::default());
     Ok((object, Rkey(resp.rkey)))
 }

@@ -234,11 +234,11 @@ impl<M> Object<M> {
 
     fn execute_destroy(&self) -> std::result::Result<(), Errno> {
         let mut report = [0u8; 8];
-        let mut command = Command::new(self.class.object, self.class.destroy)
-            .destroy(self.class.handle, self.handle);
+        let mut command = Command::new(self.class.object, self.class.destroy);
+        command.destroy(self.class.handle, self.handle);
         if let Some((id, size)) = self.class.report {
             let bytes: &mut [u8] = &mut report[..usize::from(size)];
-            command = command.output(id, bytes);
+            command.output(id, bytes);
         }
         self.file.kernel.execute(&mut command)
     }

@@ -114,13 +114,15 @@ impl ProtectionDomain {
         let mut resp = ib_uverbs_alloc_pd_resp::new_zeroed();
         let request = ib_uverbs_alloc_pd::default();
         let mut uhw = context.file.provider.traits().pd_response.clone();
-        let mut command = write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
-            .response(&mut resp)
-            .driver(&[], uhw.as_mut());
-        context.file.execute("alloc_pd", &mut command).map_err(|error| {
+        let allocated = context.file.execute(
+            "alloc_pd",
+            write(IB_USER_VERBS_CMD_ALLOC_PD, &request)
+                .response(&mut resp)
+                .driver(&[], uhw.as_mut()),
+        );
+        allocated.map_err(|error| {
             error.context(|| format!("{} allocates no protection domain", context.device().name()))
         })?;
-        drop(command);
         let object = Object::new(context.file.clone(), Class::PD, resp.pd_handle, ());
         let kernel = Arc::new(KernelPd { retired: NamedHandles::default(), object, number: None });
         Ok(ProtectionDomain::of(Arc::new(PdInner { kernel, td: None, allocator: None })))

@@ -204,9 +204,7 @@ impl SrqAttr {
     pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<SrqAttr> {
         let mut resp = uapi::ib_uverbs_query_srq_resp::new_zeroed();
         let request = uapi::ib_uverbs_query_srq { srq_handle: handle, ..Default::default() };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).response(&mut resp);
-        file.execute(verb, &mut command)?;
-        drop(command);
+        file.execute(verb, write(IB_USER_VERBS_CMD_QUERY_SRQ, &request).response(&mut resp))?;
         Ok(SrqAttr { max_wr: resp.max_wr, max_sge: resp.max_sge, limit: resp.srq_limit })
     }
 }
@@ -277,8 +275,8 @@ impl SrqBuilder {
         let source = Source { verb: VERB, allocator: pd.allocator.as_ref() };
         let attr = SrqInitAttr { max_wr, max_sge, xrc: xrc.is_some() };
         let execute = |request: CreateRequest<'_>| {
-            let CreateRequest { command, pinned, resources } = request;
-            let mut command = command
+            let CreateRequest { mut command, pinned, resources } = request;
+            command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, pd.handle())
                 .u64(uapi::UVERBS_ATTR_CREATE_SRQ_USER_HANDLE, event_key.key().0)
@@ -295,7 +293,6 @@ impl SrqBuilder {
                 .fd(uapi::UVERBS_ATTR_CREATE_SRQ_EVENT_FD, file.events.as_fd());
             let made = file.execute(VERB, &mut command);
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_SRQ_HANDLE);
-            drop(command);
             made.map_err(|error| match error.errno() {
                 Errno::INVAL => {
                     let above = file.limits().and_then(|limits| {
@@ -383,8 +380,11 @@ impl SharedReceiveQueue {
             SrqRing::Rxe(_) => rxe::rq::SET_LIMIT.as_bytes(),
             SrqRing::Mlx5(_) => &[],
         };
-        let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
-        self.inner.file().execute(VERB, &mut command).map_err(|error| match error.errno() {
+        let modified = self
+            .inner
+            .file()
+            .execute(VERB, write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []));
+        modified.map_err(|error| match error.errno() {
             Errno::INVAL => {
                 error.detail(format!("a limit of {limit}, but the queue holds {}", self.max_wr))
             }
@@ -416,8 +416,11 @@ impl SharedReceiveQueue {
             ..Default::default()
         };
         ring.resize(VERB, file.kernel.mapper(), |driver| {
-            let mut command = write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []);
-            file.execute(VERB, &mut command).map_err(|error| match error.errno() {
+            file.execute(
+                VERB,
+                write(IB_USER_VERBS_CMD_MODIFY_SRQ, &request).driver(driver, &mut []),
+            )
+            .map_err(|error| match error.errno() {
                 Errno::INVAL => {
                     let above = file.limits().and_then(|limits| {
                         let values = [("max_wr", max_wr, limits.max_srq_wr)];

@@ -164,9 +164,8 @@ impl<'a> XrcdBuilder<'a> {
             ..Default::default()
         };
         let mut resp = ib_uverbs_open_xrcd_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_OPEN_XRCD, &request).response(&mut resp);
-        let opened = file.execute(VERB, &mut command);
-        drop(command);
+        let opened =
+            file.execute(VERB, write(IB_USER_VERBS_CMD_OPEN_XRCD, &request).response(&mut resp));
         opened.map_err(|error| self.explain(error))?;
         let object = Object::new(file.clone(), Class::XRCD, resp.xrcd_handle, ());
         Ok(XrcDomain { inner: Arc::new(XrcdInner { object }) })

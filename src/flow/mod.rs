@@ -298,10 +298,10 @@ impl QpControl {
         file.device.check_port(VERB, attr.port)?;
         let request = attr.to_bytes(VERB, self.handle())?;
         let mut resp = uapi::ib_uverbs_create_flow_resp::default();
-        let mut command =
-            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).response(&mut resp);
-        let created = file.execute(VERB, &mut command);
-        drop(command);
+        let created = file.execute(
+            VERB,
+            write_ex(IB_USER_VERBS_EX_CMD_CREATE_FLOW, request.as_slice()).response(&mut resp),
+        );
         created.map_err(|error| self.explain_flow(error, attr))?;
         let object = Object::new(file.clone(), Class::FLOW, resp.flow_handle, ());
         Ok(Flow { object, qp: self.qp.inner().clone() })

@@ -31,6 +31,38 @@ impl<'a, T: FromBytes + IntoBytes> OutPointer<'a, T> {
     }
 }
 
+/// The address of bytes that the kernel reads during a call. The caller borrows them until the call returns.
+#[inline]
+pub(crate) fn input(bytes: &[u8]) -> u64 {
+    bytes.as_ptr().expose_provenance() as u64
+}
+
+/// The address of bytes that the kernel writes during a call. The caller borrows them until the call returns.
+#[inline]
+pub(crate) fn output(bytes: &mut [u8]) -> u64 {
+    bytes.as_mut_ptr().expose_provenance() as u64
+}
+
+/// Reads at an address of a command as the kernel would; for tests that play the kernel.
+///
+/// Only while the command borrows the memory, and only at an address that came from [`input`], with its length.
+#[cfg(test)]
+pub(crate) fn play_reader<'c>(address: u64, length: usize) -> &'c [u8] {
+    let bytes = std::ptr::with_exposed_provenance::<u8>(address as usize);
+    // SAFETY: the command that carries the address borrows so many bytes.
+    unsafe { std::slice::from_raw_parts(bytes, length) }
+}
+
+/// Room at an address of a command that the kernel writes; for tests that play the kernel.
+///
+/// Only while the command borrows the memory, and only at an address that came from [`output`], with its length.
+#[cfg(test)]
+pub(crate) fn play_writer<'c>(address: u64, length: usize) -> &'c mut [u8] {
+    let bytes = std::ptr::with_exposed_provenance_mut::<u8>(address as usize);
+    // SAFETY: the command that carries the address borrows so many bytes exclusively.
+    unsafe { std::slice::from_raw_parts_mut(bytes, length) }
+}
+
 /// Writes to an address of a command as the kernel would; for tests that play the kernel.
 ///
 /// Only while the command runs, and only to an address that came from [`OutPointer::address`].

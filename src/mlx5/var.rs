@@ -125,7 +125,8 @@ impl Var {
             VarKind::Tlp => mlx5_ib_uapi_var_alloc_flags::MLX5_IB_UAPI_VAR_ALLOC_FLAG_TLP.bits(),
         };
         let mut location = VarLocation { page_id: 0, length: 0, mmap_offset: 0 };
-        let mut command = Command::new(MLX5_IB_OBJECT_VAR, uapi::MLX5_IB_METHOD_VAR_OBJ_ALLOC)
+        let mut command = Command::new(MLX5_IB_OBJECT_VAR, uapi::MLX5_IB_METHOD_VAR_OBJ_ALLOC);
+        command
             .new_handle(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE)
             .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_OFFSET, &mut location.mmap_offset)
             .output(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_MMAP_LENGTH, &mut location.length)
@@ -133,7 +134,6 @@ impl Var {
             .flags(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_FLAGS, flags);
         let made = file.execute(VERB, &mut command);
         let handle = command.made(uapi::MLX5_IB_ATTR_VAR_OBJ_ALLOC_HANDLE);
-        drop(command);
         made.map_err(|error| match error.errno() {
             Errno::OPNOTSUPP => error.detail(format!(
                 "{} has no pages of kind {kind:?}, or the kernel does not know them",

@@ -117,7 +117,8 @@ impl<S: Sharing> ProtectionDomain<S> {
         }
         let sges: Vec<ib_uverbs_sge> = ranges.iter().map(|range| range.sge).collect();
         let flush = ib_uverbs_advise_mr_flag::IB_UVERBS_ADVISE_MR_FLAG_FLUSH.bits();
-        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_ADVISE_MR)
+        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_ADVISE_MR);
+        command
             .handle(UVERBS_ATTR_ADVISE_MR_PD_HANDLE, self.inner.handle())
             .u64(UVERBS_ATTR_ADVISE_MR_ADVICE, advice.0.into())
             .u32(UVERBS_ATTR_ADVISE_MR_FLAGS, if wait { flush } else { 0 })

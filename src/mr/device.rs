@@ -79,7 +79,8 @@ impl MrBuilder {
         let access = self.access | Access::ZERO_BASED;
         access.check(VERB)?;
         let (mut lkey, mut rkey) = (0u32, 0u32);
-        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_DM_MR_REG)
+        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_DM_MR_REG);
+        command
             .new_handle(UVERBS_ATTR_REG_DM_MR_HANDLE)
             .handle(UVERBS_ATTR_REG_DM_MR_PD_HANDLE, self.pd.handle())
             .handle(UVERBS_ATTR_REG_DM_MR_DM_HANDLE, memory.handle())
@@ -99,7 +100,6 @@ impl MrBuilder {
             }),
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DM_MR_HANDLE);
-        drop(command);
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let owner = OnDevice { _memory: memory.inner.clone() };
         let backing = Backing::on_device(owner, length as u64);

@@ -29,7 +29,8 @@ impl RegionInfo {
     /// `ENOENT` if no memory region has this handle.
     pub(crate) fn query(file: &File, verb: &'static str, handle: u32) -> Result<RegionInfo> {
         let mut info = RegionInfo { lkey: 0, rkey: 0, length: 0, iova: 0 };
-        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR)
+        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_QUERY_MR);
+        command
             .handle(UVERBS_ATTR_QUERY_MR_HANDLE, handle)
             .output(UVERBS_ATTR_QUERY_MR_RESP_LKEY, &mut info.lkey)
             .output(UVERBS_ATTR_QUERY_MR_RESP_RKEY, &mut info.rkey)
@@ -42,7 +43,6 @@ impl RegionInfo {
             )),
             _ => error.context(|| format!("memory region {handle} of {}", file.device.name())),
         })?;
-        drop(command);
         Ok(info)
     }
 }

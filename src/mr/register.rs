@@ -472,7 +472,8 @@ impl MrBuilder {
         check(self.access, offset, u64::MAX, iova, length).map_err(|error| error.in_verb(VERB))?;
         let (mut lkey, mut rkey) = (0u32, 0u32);
         let fd = dmabuf.as_fd().as_raw_fd();
-        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR)
+        let mut command = Command::new(UVERBS_OBJECT_MR, UVERBS_METHOD_REG_DMABUF_MR);
+        command
             .new_handle(UVERBS_ATTR_REG_DMABUF_MR_HANDLE)
             .handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE, self.pd.handle())
             .u64(UVERBS_ATTR_REG_DMABUF_MR_OFFSET, offset)
@@ -507,7 +508,6 @@ impl MrBuilder {
             },
         })?;
         let handle = command.made(UVERBS_ATTR_REG_DMABUF_MR_HANDLE);
-        drop(command);
         let handle = handle.map_err(|errno| Error::new(VERB, errno))?;
         let object = Object::new(file.clone(), Class::MR, handle, Backing::dmabuf(length));
         Ok(MemoryRegion::of(Arc::new(MrInner {
@@ -557,9 +557,8 @@ impl MrBuilder {
             ..Default::default()
         };
         let mut resp = ib_uverbs_reg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REG_MR, &request).response(&mut resp);
-        let made = file.execute(VERB, &mut command);
-        drop(command);
+        let made =
+            file.execute(VERB, write(IB_USER_VERBS_CMD_REG_MR, &request).response(&mut resp));
         if let Err(error) = made {
             let advertised = self.access.contains(Access::ON_DEMAND) && self.pages_on_demand();
             return Err(explain(error, start, length, self.access, advertised).with(backing));

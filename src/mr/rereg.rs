@@ -96,9 +96,8 @@ impl<T, M> MemoryRegion<T, M> {
             ..Default::default()
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
-        let done = file.execute(VERB, &mut command);
-        drop(command);
+        let done =
+            file.execute(VERB, write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp));
         if let Err(error) = done {
             inner.dead = !error.is_refusal();
             return Err(explain_change(error, &change, inner, access));
@@ -290,8 +289,9 @@ impl<T, M> MemoryRegion<T, M> {
         };
         let mut resp = ib_uverbs_rereg_mr_resp::new_zeroed();
         let done = checked.and_then(|()| {
-            let mut command = write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp);
-            file.execute(VERB, &mut command).map_err(|error| match error.errno() {
+            let exchanged =
+                file.execute(VERB, write(IB_USER_VERBS_CMD_REREG_MR, &request).response(&mut resp));
+            exchanged.map_err(|error| match error.errno() {
                 Errno::OPNOTSUPP => {
                     let device = file.device.name();
                     error.detail(format!("{device} exchanges no memory of regions"))

@@ -32,11 +32,11 @@ impl Context {
     #[doc(alias = "ibv_query_port")]
     pub fn query_port(&self, port: u32) -> Result<PortAttr> {
         let mut resp = uapi::ib_uverbs_query_port_resp_ex::default();
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT)
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT);
+        command
             .u64(uapi::UVERBS_ATTR_QUERY_PORT_PORT_NUM, port.into())
             .output(uapi::UVERBS_ATTR_QUERY_PORT_RESP, &mut resp);
         let asked = self.file.execute("query_port", &mut command);
-        drop(command);
         asked.map_err(|error| self.explain_port(error, port))?;
         Ok(PortAttr::new(&resp))
     }
@@ -57,11 +57,12 @@ impl Context {
         /// Megabits a second in the kernel's unit.
         const UNIT: u64 = 100;
         let mut speed = 0u64;
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT_SPEED)
-            .u32(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, port)
-            .output(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &mut speed);
-        let asked = self.file.execute(VERB, &mut command);
-        drop(command);
+        let asked = self.file.execute(
+            VERB,
+            Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT_SPEED)
+                .u32(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, port)
+                .output(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &mut speed),
+        );
         match asked {
             Ok(()) => Ok(PortSpeed { mbps: speed.saturating_mul(UNIT), of_link: false }),
             Err(error) if error.is_unsupported() => {
@@ -90,14 +91,14 @@ impl Context {
     pub fn query_gid(&self, port: u32, index: u32) -> Result<GidEntry> {
         const VERB: &str = "query_gid";
         let mut entry = ib_uverbs_gid_entry::default();
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY)
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_ENTRY);
+        command
             .u64(UVERBS_ATTR_QUERY_GID_ENTRY_PORT, port.into())
             .u64(UVERBS_ATTR_QUERY_GID_ENTRY_GID_INDEX, index.into())
             // The attribute is mandatory, although no flag is defined.
             .u32(UVERBS_ATTR_QUERY_GID_ENTRY_FLAGS, 0)
             .output(UVERBS_ATTR_QUERY_GID_ENTRY_RESP_ENTRY, &mut entry);
         let asked = self.file.execute(VERB, &mut command);
-        drop(command);
         match asked {
             Ok(()) => Ok(GidEntry::new(&entry)),
             Err(error) if error.errno() == Errno::NODATA => Ok(GidEntry {
@@ -134,12 +135,12 @@ impl Context {
         }
         let mut entries = vec![ib_uverbs_gid_entry::default(); total];
         let mut count = 0u64;
-        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE)
+        let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_GID_TABLE);
+        command
             .u64(UVERBS_ATTR_QUERY_GID_TABLE_ENTRY_SIZE, size_of::<ib_uverbs_gid_entry>() as u64)
             .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_ENTRIES, entries.as_mut_slice())
             .output(UVERBS_ATTR_QUERY_GID_TABLE_RESP_NUM_ENTRIES, &mut count);
         self.file.execute(VERB, &mut command)?;
-        drop(command);
         let count = usize::try_from(count).unwrap_or(total).min(total);
         Ok(entries[..count].iter().map(GidEntry::new).collect())
     }

@@ -69,19 +69,22 @@ impl Opening {
     }
 
     /// Adds the driver's part to the command that establishes the context.
-    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+    pub(crate) fn request<'a>(&'a mut self, command: &mut Command<'a>) {
         match self {
-            Opening::Rxe => command,
+            Opening::Rxe => {}
             Opening::Mlx5(opening) => opening.request(command),
         }
     }
 
     /// Adds the driver's part to QUERY_CONTEXT, which describes the context of a file that already has one;
-    /// `None` if the driver does not implement it.
-    pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Option<Command<'a>> {
+    /// `false` if the driver does not implement it.
+    pub(crate) fn inquire<'a>(&'a mut self, command: &mut Command<'a>) -> bool {
         match self {
-            Opening::Rxe => None,
-            Opening::Mlx5(opening) => Some(opening.inquire(command)),
+            Opening::Rxe => false,
+            Opening::Mlx5(opening) => {
+                opening.inquire(command);
+                true
+            }
         }
     }
 

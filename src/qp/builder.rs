@@ -236,8 +236,8 @@ impl<S: Sharing> QpBuilder<S> {
         };
         let source = Source { verb, allocator: self.pd.allocator.as_ref() };
         let execute = |request: CreateRequest<'_>| {
-            let CreateRequest { command, pinned, resources } = request;
-            let mut command = command
+            let CreateRequest { mut command, pinned, resources } = request;
+            command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_QP_PD_HANDLE, self.pd.handle())
                 .handle(uapi::UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, self.send_cq.object.handle())
@@ -255,7 +255,6 @@ impl<S: Sharing> QpBuilder<S> {
                 .fd(uapi::UVERBS_ATTR_CREATE_QP_EVENT_FD, file.events.as_fd());
             let made = file.execute(verb, &mut command);
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
-            drop(command);
             made.map_err(|error| self.explain(error, pinned))?;
             let handle = handle.map_err(|errno| Error::new(verb, errno))?;
             Ok(Object::new(file.clone(), Class::QP, handle, resources))

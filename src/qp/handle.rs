@@ -144,10 +144,12 @@ impl QpInner {
             let request = uapi::ib_uverbs_ex_modify_qp { base, rate_limit, reserved: 0 };
             let mut resp = uapi::ib_uverbs_ex_modify_qp_resp::default();
             let mut modify = |input: &[u8], output: &mut [u8]| {
-                let mut command = write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request)
-                    .response(&mut resp)
-                    .driver(input, output);
-                file.execute(verb, &mut command)
+                file.execute(
+                    verb,
+                    write_ex(IB_USER_VERBS_EX_CMD_MODIFY_QP, &request)
+                        .response(&mut resp)
+                        .driver(input, output),
+                )
             };
             if asked == 0 {
                 modify(&[], &mut [])?;

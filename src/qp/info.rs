@@ -90,9 +90,7 @@ impl QpInfo {
         let mut resp = ib_uverbs_query_qp_resp::default();
         let request =
             ib_uverbs_query_qp { qp_handle: handle, attr_mask: ALL, ..Default::default() };
-        let mut command = write(IB_USER_VERBS_CMD_QUERY_QP, &request).response(&mut resp);
-        file.execute(verb, &mut command)?;
-        drop(command);
+        file.execute(verb, write(IB_USER_VERBS_CMD_QUERY_QP, &request).response(&mut resp))?;
         let told = QpCaps {
             max_send_wr: resp.max_send_wr,
             max_recv_wr: resp.max_recv_wr,

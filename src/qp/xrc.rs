@@ -52,8 +52,8 @@ impl XrcDomain {
         let execute = |request: CreateRequest<'_>| {
             let mut cap = uapi::ib_uverbs_qp_cap::default();
             let none = uapi::ib_uverbs_qp_cap::default();
-            let mut command = request
-                .command
+            let mut command = request.command;
+            command
                 .new_handle(uapi::UVERBS_ATTR_CREATE_QP_HANDLE)
                 .handle(uapi::UVERBS_ATTR_CREATE_QP_XRCD_HANDLE, self.handle())
                 .u64(uapi::UVERBS_ATTR_CREATE_QP_USER_HANDLE, event_key.key().0)
@@ -63,7 +63,6 @@ impl XrcDomain {
                 .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap);
             let made = file.execute(VERB, &mut command);
             let handle = command.made(uapi::UVERBS_ATTR_CREATE_QP_HANDLE);
-            drop(command);
             made.map_err(|error| match error.errno() {
                 Errno::OPNOTSUPP => {
                     error.detail(format!("{} has no XRC targets", file.device.name()))
@@ -101,9 +100,8 @@ impl XrcDomain {
             ..Default::default()
         };
         let mut resp = uapi::ib_uverbs_create_qp_resp::new_zeroed();
-        let mut command = write(IB_USER_VERBS_CMD_OPEN_QP, &request).response(&mut resp);
-        let opened = file.execute(VERB, &mut command);
-        drop(command);
+        let opened =
+            file.execute(VERB, write(IB_USER_VERBS_CMD_OPEN_QP, &request).response(&mut resp));
         opened.map_err(|error| match error.errno() {
             Errno::INVAL => {
                 error.detail(format!("no target of this XRC domain has the number {qpn}"))

@@ -221,11 +221,13 @@ fn exported_facts(device: &Device, envelope: &Envelope) -> Result<FileFacts> {
 /// The kernel's facts about a file; `None` where the driver does not implement QUERY_CONTEXT.
 fn query_facts(kernel: &dyn Kernel, opening: &mut Opening) -> Result<Option<FileFacts>> {
     let (mut vectors, mut support) = (0u32, 0u64);
-    let command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT)
+    let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_CONTEXT);
+    command
         .optional_output(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &mut vectors)
         .optional_output(UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &mut support);
-    let Some(mut command) = opening.inquire(command) else { return Ok(None) };
+    if !opening.inquire(&mut command) {
+        return Ok(None);
+    }
     kernel.execute(&mut command).map_err(|errno| Error::from_kernel(VERB, errno))?;
-    drop(command);
     Ok(Some(FileFacts::new(0, vectors, support)))
 }

@@ -54,7 +54,7 @@ impl Doorbell {
             Doorbell::Send { qp_handle } => {
                 let mut resp = Response::default();
                 let request = empty_post_send(qp_handle);
-                execute(&mut write(IB_USER_VERBS_CMD_POST_SEND, &request).response(&mut resp))
+                execute(write(IB_USER_VERBS_CMD_POST_SEND, &request).response(&mut resp))
             }
             Doorbell::Notify { cq_handle, solicited } => execute(&mut write(
                 IB_USER_VERBS_CMD_REQ_NOTIFY_CQ,

@@ -12,26 +12,23 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_FLAG_EXTENDED;
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 /// A write command with its core input.
-pub(crate) fn write<'a, I: IntoBytes + Immutable + ?Sized>(
-    number: u32,
-    input: &'a I,
-) -> Command<'a> {
-    Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE)
-        .u64(UVERBS_ATTR_WRITE_CMD, number.into())
-        .input(UVERBS_ATTR_CORE_IN, input)
+#[inline]
+pub(crate) fn write<I: IntoBytes + Immutable + ?Sized>(number: u32, input: &I) -> Command<'_> {
+    let mut command = Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE);
+    command.u64(UVERBS_ATTR_WRITE_CMD, number.into()).input(UVERBS_ATTR_CORE_IN, input);
+    command
 }
 
 /// A command of the extended table.
-pub(crate) fn write_ex<'a, I: IntoBytes + Immutable + ?Sized>(
-    number: u32,
-    input: &'a I,
-) -> Command<'a> {
+#[inline]
+pub(crate) fn write_ex<I: IntoBytes + Immutable + ?Sized>(number: u32, input: &I) -> Command<'_> {
     write(number | IB_USER_VERBS_CMD_FLAG_EXTENDED, input)
 }
 
 impl<'a> Command<'a> {
     /// The core's response to a write command.
-    pub(crate) fn response<O>(self, output: &'a mut O) -> Self
+    #[inline]
+    pub(crate) fn response<O>(&mut self, output: &'a mut O) -> &mut Self
     where
         O: FromBytes + IntoBytes + KnownLayout + ?Sized,
     {
@@ -39,7 +36,8 @@ impl<'a> Command<'a> {
     }
 
     /// The driver's own input and output, where it has them.
-    pub(crate) fn driver(self, input: &'a [u8], output: &'a mut [u8]) -> Self {
+    #[inline]
+    pub(crate) fn driver(&mut self, input: &'a [u8], output: &'a mut [u8]) -> &mut Self {
         self.input_if_any(UVERBS_ATTR_UHW_IN, input).output_if_any(UVERBS_ATTR_UHW_OUT, output)
     }
 }

@@ -23,7 +23,7 @@ mod state;
 mod write;
 mod xrcd;
 
-use super::command::{AttrValue, Command};
+use super::command::Command;
 use super::kernel::Kernel;
 use crate::context::Context;
 use crate::device::{Device, DriverId};
@@ -100,7 +100,7 @@ impl Op {
     }
 
     fn of(command: &Command<'_>) -> Op {
-        match (command.object, command.method) {
+        match (command.object(), command.method()) {
             (objects::UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) => {
                 Op::Write(attrs::int(command, UVERBS_ATTR_WRITE_CMD).unwrap_or(u64::MAX) as u32)
             }
@@ -473,7 +473,7 @@ impl Drop for ScriptedKernel {
 
 impl Kernel for ScriptedKernel {
     fn execute(&self, command: &mut Command<'_>) -> std::result::Result<(), Errno> {
-        drop(command.attrs_to_run()?);
+        command.message(self.driver)?;
         // The kernel refuses commands for another driver than the device's.
         if self.driver != self.script.driver().get() {
             return Err(Errno::INVAL);
@@ -489,11 +489,7 @@ impl Kernel for ScriptedKernel {
             return Ok(());
         }
         if let Some(tamper) = &mut *self.script.tamper.lock().unwrap() {
-            for attr in command.attrs_to_run()? {
-                if let AttrValue::Out(bytes) = &mut attr.value {
-                    tamper(bytes);
-                }
-            }
+            command.each_output(&mut **tamper);
         }
         Ok(())
     }

@@ -472,7 +472,7 @@ fn a_waker_that_panics_keeps_no_other_task_waiting() {
 fn a_waker_that_panics_in_any_call_costs_no_request() {
     each_call(|waker| {
         let mut stage = Stage::new();
-        let mut listener = stage.channel.listen(LOCAL, 4).unwrap();
+        let listener = stage.channel.listen(LOCAL, 4).unwrap();
         let mut seen = Vec::new();
         for responder_resources in 1..=3 {
             for asks in [false, true] {

@@ -58,17 +58,17 @@ impl Opening {
         Opening { request, response: Default::default(), inquired: false }
     }
 
-    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+    pub(crate) fn request<'a>(&'a mut self, command: &mut Command<'a>) {
         command
             .input(UVERBS_ATTR_UHW_IN, &self.request)
-            .output(UVERBS_ATTR_UHW_OUT, &mut self.response)
+            .output(UVERBS_ATTR_UHW_OUT, &mut self.response);
     }
 
     /// As [`request`](Self::request), for a context that is established already. The response does not say
     /// whether the context has DEVX.
-    pub(crate) fn inquire<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+    pub(crate) fn inquire<'a>(&'a mut self, command: &mut Command<'a>) {
         self.inquired = true;
-        command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response)
+        command.output(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &mut self.response);
     }
 
     /// Asks for less after a refusal; `false` if there is nothing left to do without. A firmware
@@ -88,9 +88,7 @@ impl Opening {
         let mut device = ib_uverbs_ex_query_device_resp::new_zeroed();
         let request = ib_uverbs_ex_query_device::default();
         kernel
-            .execute(
-                &mut write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).response(&mut device),
-            )
+            .execute(write_ex(IB_USER_VERBS_EX_CMD_QUERY_DEVICE, &request).response(&mut device))
             .map_err(|errno| Error::from_kernel(VERB, errno))?;
         limits.max_cqe = device.base.max_cqe;
         limits.rd_atomic = RdAtomic {

@@ -113,17 +113,17 @@ pub(crate) fn create<K>(
     }
     request.flags = flags.bits();
     let mut response = mlx5_ib_create_cq_resp::default();
-    let command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE)
+    let mut command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE);
+    command
         .u32(UVERBS_ATTR_CREATE_CQ_CQE, size.entries - 1)
         .input_if(UVERBS_ATTR_CREATE_CQ_BUF_UMEM, memory_dmabuf.as_ref())
         .input_if(MLX5_IB_ATTR_CREATE_CQ_DBR_BUF_UMEM, dbrec_dmabuf.as_ref())
         .input(UVERBS_ATTR_UHW_IN, &request)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
     // A page number that does not fit into the request is an attribute (Linux 6.11).
-    let command = match short_page_id {
-        Some(_) => command,
-        None => command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, page_id),
-    };
+    if short_page_id.is_none() {
+        command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, page_id);
+    }
     let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
     let resources = provider::QueueResources::Mlx5(resources);
     let has_dmabuf = memory_dmabuf.is_some() || dbrec_dmabuf.is_some();

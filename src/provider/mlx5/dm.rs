@@ -24,23 +24,23 @@ pub(crate) struct DmLocation {
 
 impl DmLocation {
     /// Adds the driver's part to the command that allocates.
-    pub(crate) fn request<'a>(&'a mut self, command: Command<'a>) -> Command<'a> {
+    pub(crate) fn request<'a>(&'a mut self, command: &mut Command<'a>) {
         command
             .output(uapi::MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET, &mut self.start_offset)
-            .output(uapi::MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX, &mut self.page_index)
+            .output(uapi::MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX, &mut self.page_index);
     }
 
     /// Where the memory of this handle is, and how many bytes it has.
     pub(crate) fn query(kernel: &dyn Kernel, handle: u32) -> Result<(DmLocation, u64), Errno> {
         let mut location = DmLocation::default();
         let mut length = 0u64;
-        let mut command = Command::new(UVERBS_OBJECT_DM, uapi::MLX5_IB_METHOD_DM_QUERY)
+        let mut command = Command::new(UVERBS_OBJECT_DM, uapi::MLX5_IB_METHOD_DM_QUERY);
+        command
             .handle(uapi::MLX5_IB_ATTR_QUERY_DM_REQ_HANDLE, handle)
             .output(uapi::MLX5_IB_ATTR_QUERY_DM_RESP_START_OFFSET, &mut location.start_offset)
             .output(uapi::MLX5_IB_ATTR_QUERY_DM_RESP_PAGE_INDEX, &mut location.page_index)
             .output(uapi::MLX5_IB_ATTR_QUERY_DM_RESP_LENGTH, &mut length);
         kernel.execute(&mut command)?;
-        drop(command);
         Ok((location, length))
     }
 

@@ -12,10 +12,10 @@ use uverbs_uapi::object::UVERBS_OBJECT_PD;
 /// The number of a domain on the device.
 pub(crate) fn number(kernel: &dyn Kernel, handle: u32) -> Result<u32, Errno> {
     let mut number = 0u32;
-    let mut command = Command::new(UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY)
+    let mut command = Command::new(UVERBS_OBJECT_PD, MLX5_IB_METHOD_PD_QUERY);
+    command
         .handle(MLX5_IB_ATTR_QUERY_PD_HANDLE, handle)
         .output(MLX5_IB_ATTR_QUERY_PD_RESP_PDN, &mut number);
     kernel.execute(&mut command)?;
-    drop(command);
     Ok(number)
 }

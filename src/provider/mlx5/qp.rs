@@ -127,7 +127,8 @@ pub(crate) fn create<K>(
         true => uapi::UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
         false => uapi::UVERBS_ATTR_CREATE_QP_BUF_UMEM,
     };
-    let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+    let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE);
+    command
         .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &asked)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut kernel_cap)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
@@ -244,7 +245,8 @@ pub(crate) fn create_target<K>(
     };
     let mut response = mlx5_ib_create_qp_resp::default();
     let mut qpn = 0u32;
-    let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+    let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE);
+    command
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
         .input(UVERBS_ATTR_UHW_IN, &request)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);

@@ -110,17 +110,17 @@ pub(crate) fn create<K>(
     let mut response = mlx5_ib_create_srq_resp::default();
     let (max_wr, max_sge) = (size.entries - 1, size.max_sge);
     let (mut granted_wr, mut granted_sge, mut number) = (0u32, 0u32, 0u32);
-    let command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE)
+    let mut command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE);
+    command
         .u32(UVERBS_ATTR_CREATE_SRQ_MAX_WR, max_wr)
         .u32(UVERBS_ATTR_CREATE_SRQ_MAX_SGE, max_sge)
         .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut granted_wr)
         .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut granted_sge)
         .input(UVERBS_ATTR_UHW_IN, &request)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
-    let command = match attr.xrc {
-        true => command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number),
-        false => command,
-    };
+    if attr.xrc {
+        command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number);
+    }
     let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
     let resources = provider::QueueResources::Mlx5(resources);
     let object = execute(CreateRequest { command, pinned, resources })?;

@@ -42,7 +42,8 @@ pub(crate) struct UarPage {
 impl UarPage {
     pub(crate) fn alloc(kernel: &dyn Kernel, kind: UarType) -> Result<UarPage, Errno> {
         let (mut offset, mut length, mut id) = (0u64, 0u32, 0u32);
-        let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_ALLOC)
+        let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_ALLOC);
+        command
             .new_handle(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE)
             .u64(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE, kind.0.into())
             .output(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &mut offset)
@@ -50,7 +51,6 @@ impl UarPage {
             .output(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_PAGE_ID, &mut id);
         kernel.execute(&mut command)?;
         let handle = command.made(uapi::MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE)?;
-        drop(command);
         Ok(UarPage { handle, offset, length, id })
     }
 
@@ -60,8 +60,8 @@ impl UarPage {
 
     /// Destroys a page that nothing rings.
     fn free(self, kernel: &dyn Kernel) {
-        let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY)
-            .destroy(uapi::MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE, self.handle);
+        let mut command = Command::new(MLX5_IB_OBJECT_UAR, uapi::MLX5_IB_METHOD_UAR_OBJ_DESTROY);
+        command.destroy(uapi::MLX5_IB_ATTR_UAR_OBJ_DESTROY_HANDLE, self.handle);
         // If this fails the page stays allocated until the file is closed, which harms nobody.
         let _ = kernel.execute(&mut command);
     }

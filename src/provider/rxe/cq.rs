@@ -30,9 +30,8 @@ pub(crate) fn create<K>(
     }
     let gate = rxe.gate(verb)?;
     let mut response = rxe_create_cq_resp::default();
-    let command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE)
-        .u32(UVERBS_ATTR_CREATE_CQ_CQE, attr.cqe)
-        .output(UVERBS_ATTR_UHW_OUT, &mut response);
+    let mut command = Command::new(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE);
+    command.u32(UVERBS_ATTR_CREATE_CQ_CQE, attr.cqe).output(UVERBS_ATTR_UHW_OUT, &mut response);
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let ring = CqRing::map(response.mi, PollGate::new(gate), mapper);

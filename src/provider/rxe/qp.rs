@@ -55,7 +55,8 @@ pub(crate) fn create<K>(
         max_recv_wr: requested_depth(attr.cap.max_recv_wr),
         ..attr.cap
     };
-    let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
+    let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE);
+    command
         .input(uapi::UVERBS_ATTR_CREATE_QP_CAP, &wanted)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut cap)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
@@ -91,8 +92,8 @@ pub(crate) fn create_target<K>(
     execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
 ) -> Result<(K, CreatedTarget)> {
     let mut qpn = 0u32;
-    let command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE)
-        .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
+    let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE);
+    command.output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     Ok((object, CreatedTarget { qpn, member: Member::None, ece: None }))

@@ -42,16 +42,16 @@ pub(crate) fn create_srq<K>(
     gate.level().store(1, Ordering::Relaxed);
     let mut response = rxe_create_srq_resp::default();
     let (mut max_wr, mut max_sge, mut number) = (0u32, 0u32, 0u32);
-    let command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE)
+    let mut command = Command::new(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE);
+    command
         .u32(UVERBS_ATTR_CREATE_SRQ_MAX_WR, attr.max_wr)
         .u32(UVERBS_ATTR_CREATE_SRQ_MAX_SGE, attr.max_sge)
         .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_WR, &mut max_wr)
         .output(UVERBS_ATTR_CREATE_SRQ_RESP_MAX_SGE, &mut max_sge)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
-    let command = match attr.xrc {
-        true => command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number),
-        false => command,
-    };
+    if attr.xrc {
+        command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number);
+    }
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
     let ring = RecvRing::map(response.mi, max_sge, gate, mapper);

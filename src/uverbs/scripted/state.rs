@@ -4,7 +4,7 @@ use super::attrs::{self, Responses};
 use super::ring::KernelRing;
 use super::socket::{self, Socket};
 use super::{Deviations, Op};
-use crate::uverbs::command::{AttrValue, Command};
+use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::collections::{BTreeMap, BTreeSet};
@@ -216,10 +216,10 @@ impl State {
         }
         if self.deviations.vanished {
             // The kernel still destroys the objects of the file.
-            let held = doomed(command).is_some_and(|handle| self.dead.remove(&handle));
+            let held = command.destroyed().is_some_and(|handle| self.dead.remove(&handle));
             return if held { Ok(()) } else { Err(Errno::IO) };
         }
-        if self.deviations.leaving && doomed(command).is_none() {
+        if self.deviations.leaving && command.destroyed().is_none() {
             return Err(Errno::IO);
         }
         let short = self.deviations.short.iter().find(|(other, _)| *other == op);
@@ -227,7 +227,7 @@ impl State {
         if op != Op::GET_CONTEXT && !self.has_context {
             return Err(Errno::INVAL);
         }
-        if let Some(handle) = doomed(command) {
+        if let Some(handle) = command.destroyed() {
             return self.destroy(handle, command, limit);
         }
         let responses = Responses { command, limit };
@@ -530,13 +530,6 @@ impl State {
             }
         }
     }
-}
-
-fn doomed(command: &Command<'_>) -> Option<u32> {
-    command.attrs().find_map(|attr| match attr.value {
-        AttrValue::Destroy(handle) => Some(handle),
-        _ => None,
-    })
 }
 
 /// rxe's own form of a completion is longer, in the same slot.

@@ -1,7 +1,7 @@
 //! The command line of both programs.
 
 use crate::Failure;
-use crate::control::{self, Control, FIRST_BY_ADDRESS, LIST, Thing};
+use crate::control::{self, Control, FIRST_BY_ADDRESS, LIST, STOP, Thing};
 use crate::scale::{self, Scale};
 use std::path::Path;
 use std::process::ExitCode;
@@ -61,6 +61,11 @@ fn run<S: Programs>(words: &[&str]) -> Result<(), Failure> {
             let only = only.first().copied().unwrap_or_default();
             control::measure::<S::Control>(Thing::MANAGED, device, runs.parse()?, only)
         }
+        ["step", device, runs, ref only @ ..] => {
+            let only = only.first().copied().unwrap_or_default();
+            control::step::<S::Control>(device, runs.parse()?, only)
+        }
+        [STOP, device, thing] => control::stop::<S::Control>(device, thing),
         ["perform", device, thing, count] => {
             control::perform::<S::Control>(device, thing, count.parse()?)
         }
@@ -74,7 +79,8 @@ fn run<S: Programs>(words: &[&str]) -> Result<(), Failure> {
         ["scale", device, part, clock] => {
             scale::measure::<S::Scale>(device, part, clock == "counting")
         }
-        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control|cm DEVICE RUNS [THING], \
+        _ => Err("path DEVICE alone|shared RUNS counting|running [OPERATION], control|cm|step DEVICE RUNS [THING], \
+             stop DEVICE THING, \
              perform DEVICE THING COUNT, list, first DEVICE, first-by-address, mapped DEVICE, or scale DEVICE PART counting|running".into()),
     }
 }

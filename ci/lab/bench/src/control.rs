@@ -4,8 +4,12 @@
 
 use crate::Failure;
 use crate::sample::Sample;
+use nix::sys::ptrace;
 use nix::sys::resource::{UsageWho, getrusage};
+use nix::sys::signal::{Signal, kill, raise};
 use nix::sys::time::TimeValLike;
+use nix::sys::wait::{WaitStatus, waitpid};
+use nix::unistd::Pid;
 use rustix::time::{ClockId, clock_gettime};
 use std::process::{Command, Stdio};
 use std::sync::atomic::AtomicU64;
@@ -15,6 +19,8 @@ use std::time::Instant;
 pub const LIST: &str = "list";
 /// The command that connects by address once.
 pub const FIRST_BY_ADDRESS: &str = "first-by-address";
+/// The command of a program that is stepped through one thing.
+pub const STOP: &str = "stop";
 
 /// Something to do and undo, again and again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -177,6 +183,8 @@ fn memory(thing: Thing) -> Vec<AtomicU64> {
 pub const PASSED: &str = "µs";
 /// The way of a sample that is nanoseconds of work.
 pub const WORKED: &str = "instructions";
+/// The way of a sample that is instructions of the program, without the kernel's.
+pub const STEPPED: &str = "user instructions";
 
 /// Measures these things, and prints both costs.
 pub fn measure<C: Control>(
@@ -225,6 +233,85 @@ pub fn perform<C: Control>(device: &str, name: &str, count: u32) -> Result<(), F
         once(&mut side, device, &memory, *thing)?.map_or(Ok(()), C::close)?;
     }
     Ok(())
+}
+
+/// The argument in place of a thing's name that has nothing done between the two stops.
+const NOTHING: &str = "nothing";
+/// How often a thing is done before its instructions are counted.
+const BEFORE: u32 = 3;
+
+/// Counts the instructions that this program executes for each of its things, without the kernel's, and
+/// prints them.
+pub fn step<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Failure> {
+    // A thing that starts programs is not done by this one.
+    let things = Thing::ALL.iter().filter(|(_, thing, _)| *thing != Thing::Start);
+    for &(name, ..) in things.filter(|(name, ..)| name.contains(only)) {
+        let counted = |_| Ok((stepped(device, name)? - stepped(device, NOTHING)?) as f64);
+        match (0..runs).map(counted).collect::<Result<Vec<f64>, Failure>>() {
+            Ok(runs) => {
+                println!("{}", Sample { operation: name.into(), way: STEPPED.into(), runs });
+            }
+            Err(failure) => eprintln!("{name}: {failure}"),
+        }
+    }
+    Ok(())
+}
+
+/// Starts this program again to do a thing, and executes it instruction by instruction between its two stops.
+/// A system call is one step.
+fn stepped(device: &str, name: &str) -> Result<i64, Failure> {
+    let mut child = Command::new(std::env::current_exe()?)
+        .args([STOP, device, name])
+        .stdout(Stdio::null())
+        .spawn()?;
+    let steps = steps(Pid::from_raw(child.id().try_into()?))
+        .map_err(|failure| format!("stepping through {name:?}: {failure}"))?;
+    match child.wait()? {
+        status if status.success() => Ok(steps),
+        status => Err(format!("{name:?} ended with {status}").into()),
+    }
+}
+
+/// The steps of a child from its first stop to its second, after which it goes on. After an error it has ended.
+pub fn steps(child: Pid) -> Result<i64, Failure> {
+    let mut steps = -1;
+    loop {
+        match waitpid(child, None)? {
+            WaitStatus::Stopped(_, Signal::SIGSTOP) if steps < 0 => {}
+            WaitStatus::Stopped(_, Signal::SIGTRAP) => {}
+            WaitStatus::Stopped(_, Signal::SIGSTOP) => {
+                ptrace::detach(child, None)?;
+                return Ok(steps);
+            }
+            WaitStatus::Stopped(_, signal) => {
+                kill(child, Signal::SIGKILL)?;
+                waitpid(child, None)?;
+                return Err(format!("{signal} after {steps} steps").into());
+            }
+            other => return Err(format!("{other:?} after {steps} steps").into()),
+        }
+        ptrace::step(child, None)?;
+        steps += 1;
+    }
+}
+
+/// Does one thing between two stops of this process, whose parent traces it.
+pub fn stop<C: Control>(device: &str, name: &str) -> Result<(), Failure> {
+    let thing = Thing::ALL.iter().find(|(known, ..)| *known == name).map(|(_, thing, _)| *thing);
+    let memory = thing.map_or_else(Vec::new, memory);
+    let mut side = C::open(device)?;
+    let mut perform = || match thing {
+        Some(thing) => once(&mut side, device, &memory, thing),
+        None => Ok(None),
+    };
+    for _ in 0..BEFORE {
+        perform()?.map_or(Ok(()), C::close)?;
+    }
+    ptrace::traceme()?;
+    raise(Signal::SIGSTOP)?;
+    let connected = perform();
+    raise(Signal::SIGSTOP)?;
+    connected?.map_or(Ok(()), C::close)
 }
 
 #[cfg(test)]

@@ -2,7 +2,8 @@
 //!
 //! Time is taken in turns in one machine, and the median of the runs counts. System calls are those
 //! of a long run less those of a short one. Instructions are what the process works, in the kernel
-//! as well, in a second machine whose clock counts them; the lowest of the runs counts.
+//! as well, in a second machine whose clock counts them; the lowest of the runs counts. Instructions of the
+//! program alone are steps of a debugger (`ptrace(2)`).
 
 use super::BenchArguments;
 use super::cmtime;
@@ -13,7 +14,7 @@ use crate::session::Session;
 use crate::vm::Vm;
 use crate::workspace::Profile;
 use anyhow::{Result, bail};
-use lab_bench::control::{FIRST_BY_ADDRESS, LIST, PASSED, Thing, WORKED};
+use lab_bench::control::{FIRST_BY_ADDRESS, LIST, PASSED, STEPPED, Thing, WORKED};
 
 /// Runs of each thing within one round.
 const IN_A_ROW: u32 = 3;
@@ -26,6 +27,9 @@ fn target(thing: Thing) -> [Option<f64>; 3] {
         Thing::Start => [Some(0.5), Some(0.5), None],
         Thing::Connect => [Some(1.0), Some(0.7), None],
         Thing::Region(_) => [Some(1.05), None, None],
+        Thing::Domain | Thing::XrcDomain | Thing::Var | Thing::AddressHandle => {
+            [None, None, Some(1.02)]
+        }
         Thing::ByAddress => [None, Some(1.0), Some(1.0)],
         _ => [None; 3],
     }
@@ -82,8 +86,17 @@ fn measure(
     let mut words = [command, &device, &runs].map(str::to_owned).to_vec();
     words.extend(arguments.only.clone());
     let found = rounds::play(&mut vm, &words, rounds)?;
+    let stepped = match by_address {
+        true => Default::default(),
+        false => {
+            words[0] = "step".into();
+            rounds::play(&mut vm, &words, 1)?
+        }
+    };
+    words[0] = command.to_owned();
     let mut rows = Vec::new();
     let mut notes = rounds::failures(&found);
+    notes.extend(rounds::failures(&stepped));
     let kernel = vm.greeting.release.clone();
     let accelerator = session.accelerator().label().to_owned();
     for &(name, thing) in &things {
@@ -128,6 +141,10 @@ fn measure(
         if ours.or(theirs).is_some() {
             let [.., instructions] = target(thing);
             rows.push(named(name, WORKED, ours, theirs, instructions));
+        }
+        let [ours, theirs] = values(&stepped, name, STEPPED, Value::lowest);
+        if ours.or(theirs).is_some() {
+            rows.push(named(name, STEPPED, ours, theirs, None));
         }
     }
     rows.sort_by_key(|row| things.iter().position(|(name, ..)| *name == row.operation));
