@@ -72,7 +72,7 @@ impl<S: Locking> OpQueue<S> {
     }
 }
 
-/// What became of a request that was posted.
+/// The fate of a request that was posted.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Posted {
     /// It completes.

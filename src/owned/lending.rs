@@ -56,7 +56,7 @@ impl Memory {
         std::mem::replace(self, Memory::None)
     }
 
-    /// What a request would name. Asks a buffer of the program, which may panic.
+    /// The bytes that a request would name. Asks a buffer of the program, which may panic.
     pub(crate) fn named_bytes(&self) -> NamedBytes {
         match self {
             Memory::Program(buffer) => buffer.named_bytes(),
@@ -72,7 +72,7 @@ impl Memory {
     }
 }
 
-/// What a request names of its memory, as the memory said when it was asked.
+/// The bytes that a request names, as its memory said when it was asked.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct NamedBytes {
     pub(super) sge: Option<RegionSge>,

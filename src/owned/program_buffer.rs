@@ -163,7 +163,7 @@ impl ProgramBuffer {
         value.downcast().map_err(|value| ProgramBuffer { value, methods })
     }
 
-    /// What a request would name, in one question.
+    /// The bytes that a request would name, in one question.
     pub(super) fn named_bytes(&self) -> NamedBytes {
         match (self.methods)(self.value.get()) {
             Some((sge, is_writable)) => NamedBytes { sge: Some(sge), is_writable },

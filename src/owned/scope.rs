@@ -84,9 +84,10 @@ pub struct Scope<'s, 'env, T, S: Sharing = Shared> {
     pledges: &'s mut Pledges<'env>,
 }
 
-/// What is left of a scope when its memory is proven back. Dropping it runs code of the program, which may panic.
+/// Values that outlive a scope until its memory is proven back. Dropping them runs code of the program, which may
+/// panic.
 struct Left<T> {
-    /// What was lent to forgotten batches of a queue pair that was reset.
+    /// Loans of forgotten batches of a queue pair that was reset.
     unposted: Option<Unposted<T>>,
     /// Domains of the scope's regions. A parent domain has an allocator of the program.
     domains: Vec<Arc<PdInner>>,
