@@ -72,7 +72,7 @@ fn text(end: std::thread::Result<impl Sized>) -> &'static str {
     end.map(drop).unwrap_err().downcast_ref::<&str>().unwrap()
 }
 
-/// What the kernel said of queue pair and regions whenever a tag was dropped.
+/// State of the queue pair and number of regions in the kernel, whenever a tag was dropped.
 type Seen = Arc<Mutex<Vec<(u8, usize)>>>;
 
 fn watching(script: &Script, qp: u32, seen: &Seen) -> Tag {
