@@ -41,12 +41,20 @@ struct Inner {
     errno: Errno,
     kernel: Option<Errno>,
     detail: Cow<'static, str>,
+    /// Whether the detail is that of the kernel's number in every verb.
+    general: bool,
 }
 
 impl Error {
     /// An error that this library found before asking the kernel.
     pub(crate) fn new(verb: &'static str, errno: Errno) -> Self {
-        Error(Box::new(Inner { verb, errno, kernel: None, detail: Cow::Borrowed("") }))
+        Error(Box::new(Inner {
+            verb,
+            errno,
+            kernel: None,
+            detail: Cow::Borrowed(""),
+            general: false,
+        }))
     }
 
     /// An error of the kernel. The errnos by which kernels say that they do not have something all reach the
@@ -76,6 +84,7 @@ impl Error {
             errno: normalised,
             kernel: Some(errno),
             detail: Cow::Borrowed(detail),
+            general: true,
         }))
     }
 
@@ -93,7 +102,7 @@ impl Error {
 
     /// Says which value was wrong and what its limit is.
     pub(crate) fn detail(mut self, detail: impl Into<Cow<'static, str>>) -> Self {
-        self.0.detail = detail.into();
+        (self.0.detail, self.0.general) = (detail.into(), false);
         self
     }
 
@@ -103,9 +112,16 @@ impl Error {
         self
     }
 
-    /// Says what was asked for, where the error does not say more already.
+    /// Says what was asked for, where the error does not say it already.
     pub(crate) fn context(self, asked: impl FnOnce() -> String) -> Self {
-        if self.0.detail.is_empty() { self.detail(asked()) } else { self }
+        if self.0.detail.is_empty() {
+            return self.detail(asked());
+        }
+        if !self.0.general {
+            return self;
+        }
+        let detail = format!("{}: {}", asked(), self.0.detail);
+        self.detail(detail)
     }
 
     /// Attributes the error to the call that the user made rather than to a step of it.

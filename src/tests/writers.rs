@@ -51,7 +51,7 @@ fn futures_are_written_without_a_lock<S: Kind>() {
             let text = written(value, || {
                 // Each takes a lock of what is written, and would report a forked child if it were taken.
                 assert!(!format!("{cq:?}{qp:?}{srq:?}").contains("forked"));
-                assert_eq!((cq.unmatched(), qp.in_flight()), (0, 0));
+                assert_eq!((cq.unmatched(), qp.in_flight()), (0, 2), "the inbox has posted");
                 cq.adopt_srq(bench.pd.srq_builder(4).build().unwrap()).unwrap();
                 drop(pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build().unwrap());
             });

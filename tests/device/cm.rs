@@ -576,7 +576,11 @@ fn receive_may_be_posted_long_after_the_message() -> Verdict {
     env::rnr_wait()?;
     let (usual, longest) = (ConnectParam::new(), ConnectParam::new().min_rnr_timer(0));
     for (param, ack_timeout) in [(&usual, 14), (&usual, 17), (&longest, 20)] {
-        assert_eq!(late_receive(param, ack_timeout)?, WcStatus::SUCCESS, "{param:?}, {ack_timeout}");
+        assert_eq!(
+            late_receive(param, ack_timeout)?,
+            WcStatus::SUCCESS,
+            "{param:?}, {ack_timeout}"
+        );
     }
     if true {
         for (code, ack) in [(0, 14), (0, 17), (31, 14), (12, 14), (12, 17), (0, 20)] {

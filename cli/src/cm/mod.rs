@@ -54,10 +54,10 @@ fn check_alive(connection: &Connection) -> Result<()> {
         Some(ConnectionEvent::DeviceRemoval) => {
             Err(Failure::device("the kernel is removing the device"))
         }
-        Some(ConnectionEvent::Unreachable) => {
-            Err(Failure::peer("the peer moved to another MAC address, where no packet of the connection goes")
-                .advice("connect again"))
-        }
+        Some(ConnectionEvent::Unreachable) => Err(Failure::peer(
+            "the peer moved to another MAC address, where no packet of the connection goes",
+        )
+        .advice("connect again")),
         _ if connection.is_closed() => {
             Err(Failure::peer("the peer closed the connection before all messages came")
                 .advice("give both sides the same -C and -S"))
