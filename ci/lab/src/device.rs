@@ -104,18 +104,20 @@ impl Device {
         let companion = self.companion.as_mut().context("only `--device mlx5` can be recorded")?;
         // It runs in another directory.
         let directory = std::path::absolute(directory)?;
-        for number in 0..SOCKETS.len() {
-            let path = directory.join(format!("function{number}.record"));
-            if path.symlink_metadata().is_ok() {
-                bail!(
-                    "{} is there already: move it, or record into another directory",
-                    path.display()
-                );
-            }
-        }
         companion.command.extend(["--record".into(), directory.into_os_string()]);
         Ok(())
     }
+}
+
+/// Fails if a directory has recordings already, which the emulator does not replace.
+pub(crate) fn check_recordings(directory: &Path) -> Result<()> {
+    for number in 0..SOCKETS.len() {
+        let path = directory.join(format!("function{number}.record"));
+        if path.symlink_metadata().is_ok() {
+            bail!("{} is there already: move it, or record into another directory", path.display());
+        }
+    }
+    Ok(())
 }
 
 /// Prepares a device for a kernel; `emulator` returns the program that emulates a ConnectX.

@@ -4,7 +4,7 @@
 
 use crate::arch::Arch;
 use crate::clock;
-use crate::device::{DeviceName, Emulation};
+use crate::device::{self, DeviceName, Emulation};
 use crate::fetch::Needs;
 use crate::initramfs::Initramfs;
 use crate::kernel::KernelName;
@@ -131,6 +131,9 @@ fn run(
         if !overlay.is_dir() {
             bail!("--overlay {}: not a directory", overlay.display());
         }
+    }
+    if let Some(directory) = &arguments.record {
+        device::check_recordings(directory)?;
     }
     let peers = arguments.peers || arguments.python;
     let needs = Needs {

@@ -83,6 +83,12 @@ fn files_that_are_no_results_stay() {
         assert!(said(&output).contains(path), "{words:?}: {}", said(&output));
         assert_eq!(fs::read(&file).unwrap(), b"text", "{words:?}");
     }
+    let record = folder.join("function1.record");
+    fs::write(&record, "earlier").unwrap();
+    let folder = folder.to_str().unwrap();
+    let output = lab(&["exec", "--device", "mlx5", "--record", folder, "x"]).output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{}", said(&output));
+    assert!(said(&output).contains(record.to_str().unwrap()), "{}", said(&output));
 }
 
 #[test]
