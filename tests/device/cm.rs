@@ -582,12 +582,6 @@ fn receive_may_be_posted_long_after_the_message() -> Verdict {
             "{param:?}, {ack_timeout}"
         );
     }
-    if true {
-        for (code, ack) in [(0, 14), (0, 17), (31, 14), (12, 14), (12, 17), (0, 20)] {
-            let status = late_receive(&ConnectParam::new().min_rnr_timer(code), ack)?;
-            eprintln!("RNR {code}/{ack}: {status:?}");
-        }
-    }
     Ok(())
 }
 

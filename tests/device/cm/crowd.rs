@@ -62,17 +62,19 @@ fn remaining<T>(mut waiting: Vec<T>, look: impl Fn(T) -> Verdict<Option<T>>) -> 
     Ok(waiting)
 }
 
-/// One queue pair serves all: none of them is connected.
+/// Each client has a queue pair: the kernel takes a second request of one for a stale connection.
 fn requests_beyond_the_backlog_are_rejected() -> Verdict {
     let before = env::resources()?;
     {
         let (channel, service) = (channel()?, Service::start(BACKLOG)?);
-        let first = route(&channel, service.at)?;
-        let side = Side::of(&first.context()?)?;
-        let param = ConnectParam::new();
-        let mut waiting = vec![first.connect(&side.qp, &param)?];
-        for _ in 1..CLIENTS {
-            waiting.push(route(&channel, service.at)?.connect(&side.qp, &param)?);
+        let (context, param) = (env::open()?, ConnectParam::new());
+        channel.use_context(&context)?;
+        let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
+        let (mut qps, mut waiting) = (Vec::new(), Vec::new());
+        for _ in 0..CLIENTS {
+            let qp = pd.qp_builder(&cq, &cq, QpType::RC).build()?;
+            waiting.push(route(&channel, service.at)?.connect(&qp, &param)?);
+            qps.push(qp);
             service.channel.dispatch()?;
         }
         overflow(&service, CLIENTS - u64::from(BACKLOG))?;
@@ -103,11 +105,12 @@ fn datagram_requests_beyond_the_backlog_are_rejected() -> Verdict {
         }
         overflow(&service, CLIENTS - u64::from(BACKLOG))?;
         let mut waiting = remaining(waiting, |it| is_refused(it.wait(Some(Duration::ZERO))))?;
+        let answering = Side::with(&service.context, QpType::UD)?;
         for _ in 0..BACKLOG {
-            service.request()?.accept_datagrams(&side.qp, &param)?;
+            service.request()?.accept_datagrams(&answering.qp, &param)?;
         }
         for asking in waiting.drain(..) {
-            assert_eq!(done(asking.wait(Some(PATIENCE))?)?.qpn(), side.qp.qpn());
+            assert_eq!(done(asking.wait(Some(PATIENCE))?)?.qpn(), answering.qp.qpn());
         }
         assert_eq!((service.channel.leaked(), channel.leaked()), (0, 0));
     }
