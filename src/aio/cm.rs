@@ -48,9 +48,10 @@
 //!   [`AsyncMulticastMember`].
 //! - **Deadlines**: put the future into the event loop's timeout (`tokio::time::timeout`), which drops it when the
 //!   time is over. Without one, a handshake with a host that does not answer fails with `ETIMEDOUT` when the kernel
-//!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake. So does an
-//!   [`accept`](AsyncEventChannel::accept) of a client that gave up, if the word of that is lost: the client's kernel sends
-//!   it once. The same is true of the word that a connection was dropped; [`disconnect`](Connection::disconnect), and then
+//!   gives up, after about a minute; [`Connector::timeout`] limits what comes before the handshake. A server's
+//!   [`accept`](AsyncEventChannel::accept) waits as long for a client that gave up, if the word of that is lost or overtakes
+//!   the request, as it does where many clients come at once: give it a deadline, too.
+//! - **The end**: that a connection was dropped is told to the peer once. [`disconnect`](Connection::disconnect), and then
 //!   [`disconnected`](AsyncConnection::disconnected), has the kernel repeat it until the peer has confirmed it.
 //! - **Streams**: with the feature `stream`, an [`AsyncListener`] is a stream of requests and an [`AsyncConnection`] one
 //!   of its events. The `poll_…` of both are for futures that a program writes itself.
@@ -518,13 +519,28 @@ impl AsyncEventChannel {
         Ok((qp, AsyncMulticastMember { member, channel: self.clone() }))
     }
 
-    /// Accepts a request and waits for the peer's confirmation. `create` makes the queue pair as for
-    /// [`ConnectRequest::connect`]. A request of another channel is first
+    /// Accepts a request and waits for the peer's confirmation, which a client that gave up may not send: the kernel gives
+    /// up after about a minute. A shorter limit is the event loop's timeout around this future:
+    ///
+    /// ```no_run
+    /// # #[cfg(feature = "tokio")]
+    /// # async fn f(channel: uverbs::aio::cm::AsyncEventChannel, request: uverbs::cm::ConnectRequest, qp: uverbs::QueuePair)
+    /// # -> Result<(), Box<dyn std::error::Error>> {
+    /// use std::time::Duration;
+    /// use uverbs::cm::ConnectParam;
+    ///
+    /// let param = ConnectParam::new();
+    /// let accepting = channel.accept(request, &param, |_| Ok(qp));
+    /// let (qp, connection) = tokio::time::timeout(Duration::from_secs(10), accepting).await??;
+    /// # drop((qp, connection)); Ok(()) }
+    /// ```
+    ///
+    /// `create` makes the queue pair as for [`ConnectRequest::connect`]. A request of another channel is first
     /// [moved](ConnectRequest::migrate) to this one, and its queue pair is created on this channel's context.
     ///
     /// # Errors
     ///
-    /// As [`ConnectRequest::connect`]; `ECANCELED` if the driver has ended.
+    /// As [`ConnectRequest::connect`]; `ETIMEDOUT` when the kernel gives up; `ECANCELED` if the driver has ended.
     pub async fn accept<Q: Deref<Target = QpControl>>(
         &self,
         request: ConnectRequest,

@@ -434,6 +434,10 @@ enum Visit {
     Reject,
 }
 
+/// How long the server waits for a client that may have given up. The kernel would for a minute, if the word of that
+/// overtook the request (`docs/KERNEL-NOTES.md`).
+const ACCEPT: Duration = Duration::from_secs(5);
+
 /// Requests that the server still works on, with what their clients want and since when.
 #[derive(Default)]
 struct Open(Mutex<HashMap<usize, (u8, &'static str, Instant)>>);
@@ -479,7 +483,9 @@ impl Worker {
         open.is(number, visit, "accepted");
         if visit == Visit::Reject as u8 {
             request.reject(b"no")?;
-        } else if let Ok((_qp, connection)) = self.accept(request).await {
+        } else if let Ok(Ok((_qp, connection))) =
+            within(ACCEPT, Box::pin(self.accept(request))).await
+        {
             open.is(number, visit, "connected");
             if visit == Visit::Closed as u8 {
                 connection.disconnect()?;
