@@ -74,6 +74,10 @@ fn every_lock_is_one_that_a_child_does_not_wait_for() {
         let text = fs::read_to_string(&file).expect("a source file");
         for (at, line) in without_tests(&text) {
             let line = line.trim_start();
+            // A guard waits for nobody: it is that of a lock which the program has.
+            let line = ["MutexGuard", "RwLockReadGuard", "RwLockWriteGuard"]
+                .iter()
+                .fold(line.to_owned(), |line, guard| line.replace(guard, ""));
             for (word, allowed) in ALLOWED {
                 let may = allowed.iter().any(|name| file.ends_with(name));
                 if line.contains(word) && !line.starts_with("//") && !may {

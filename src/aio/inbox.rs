@@ -62,7 +62,7 @@ impl<S: Locking> AsyncQueuePair<S> {
     /// of `pool`.
     ///
     /// The first receives are posted before this returns. In state [`RESET`](crate::QpState::RESET) none can be:
-    /// make the inbox after [`handshake`](AsyncQueuePair::handshake), before the peer learns of it, or call
+    /// make the inbox after [`handshake`](crate::QpControl::handshake), before the peer learns of it, or call
     /// [`refill`](Inbox::refill) then. A datagram that finds no receive is lost.
     pub fn inbox(&self, pool: &BufferPool, depth: usize) -> Inbox<S> {
         let is_ready = self.state() != QpState::RESET;
