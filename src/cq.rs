@@ -154,6 +154,11 @@ pub(crate) mod sealed {
     }
 }
 
+#[diagnostic::on_unimplemented(
+    message = "`{Self}` is no completion queue",
+    label = "a queue pair completes to a `CompletionQueue` or a handle of one",
+    note = "of a guard or a smart pointer pass the queue inside: `&*guard`"
+)]
 /// What a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, an
 /// [`OwnedCompletionQueue`](crate::owned::OwnedCompletionQueue), an
 /// [`AsyncCompletionQueue`](crate::aio::AsyncCompletionQueue), or a guard of a lock around one of these.
@@ -166,13 +171,6 @@ pub(crate) mod sealed {
 /// let qp = pd.qp_builder(&guard, &guard, QpType::RC).build()?;
 /// # drop(qp); Ok(()) }
 /// ```
-///
-/// Example: [`CqControl`].
-#[diagnostic::on_unimplemented(
-    message = "`{Self}` is no completion queue",
-    label = "a queue pair completes to a `CompletionQueue` or a handle of one",
-    note = "of a guard or a smart pointer pass the queue inside: `&*guard`"
-)]
 pub trait CqRef: sealed::Sealed {}
 
 impl CqRef for CompletionQueue {}

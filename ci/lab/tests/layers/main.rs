@@ -59,6 +59,7 @@ const UVERBS: &[Layer] = &[
             "parent_domain.rs",
             "pd.rs",
             "port/choose.rs",
+            "port/path.rs",
             "port/query.rs",
             "qp",
             "sharing",
