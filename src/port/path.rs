@@ -56,8 +56,8 @@ fn explain(errno: Errno, entry: &GidEntry, global: &GlobalRoute) -> Option<Strin
     }
     match errno {
         Errno::TIMEDOUT => Some(format!(
-            "{peer} does not answer: the kernel asked for its hardware address by {} from {from}; the host may \
-             be down, have another address, or be in another network",
+            "no way to the peer: {peer} does not answer the question for its hardware address, by {} from {from}; \
+             the host may be down, have another address, or be in another network",
             if peer.is_ipv4() { "ARP" } else { "neighbour discovery" }
         )),
         Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NODEV | Errno::ADDRNOTAVAIL => {
@@ -91,7 +91,7 @@ mod tests {
         };
         let peer = || Gid::from(Ipv4Addr::new(10, 0, 1, 9));
         let silent = why(Errno::TIMEDOUT, peer()).unwrap();
-        assert!(silent.starts_with("10.0.1.9 does not answer: "), "{silent}");
+        assert!(silent.contains("to the peer: 10.0.1.9 does not answer"), "{silent}");
         assert!(silent.contains("by ARP from GID index 3 of port 1 (10.0.1.3)"), "{silent}");
         for errno in [Errno::HOSTUNREACH, Errno::NETUNREACH] {
             let unreached = why(errno, peer()).unwrap();

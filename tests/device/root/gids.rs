@@ -1,4 +1,5 @@
-//! The choice of a GID where a port's interface has a VLAN or a macvlan, and where two ports are in one subnet.
+//! The choice of a GID where a port's interface has a VLAN or a macvlan, and where two ports are in one subnet; and
+//! paths from a GID that lead to nobody.
 
 use super::cable::until;
 use super::{Interface, Link, PORT, ip, links};
@@ -7,13 +8,14 @@ use crate::env;
 use crate::testbed::link_of;
 use crate::verdict::{Stop, Verdict, trials};
 use std::fs;
-use std::net::IpAddr;
-use uverbs::{Context, Device, Errno, GidEntry, GidFilter, GidType, LinkLayer};
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use uverbs::{AddressVector, Context, Device, Errno, Gid, GidEntry, GidFilter, GidType, LinkLayer};
 
 trials![
     own_interface_comes_before_a_vlan_and_a_macvlan,
     one_address_on_two_interfaces_is_chosen_by_the_route,
     peer_is_reached_from_both_ports_in_one_subnet,
+    paths_that_lead_nowhere_say_why,
 ];
 
 /// An address that an interface has for the time of a test.
@@ -167,5 +169,28 @@ fn peer_is_reached_from_both_ports_in_one_subnet() -> Verdict {
     // On an interface that is named the kernel takes the peer for a neighbour.
     let named = ports[1].choose(far.interface(index))?;
     assert_eq!(named.ifindex, index);
+    Ok(())
+}
+
+/// The kernel asks for the hardware address of a peer on the link, and waits for the answer.
+fn paths_that_lead_nowhere_say_why() -> Verdict {
+    env::lab()?;
+    let port = Port::of(&env::device())?;
+    let pd = port.context.alloc_pd()?;
+    let _address = Address::add("10.77.19.1/24", &port.interface)?;
+    let own = port.gid(&port.interface, "10.77.19.1")?;
+    let v6: Ipv6Addr = "2001:db8::9".parse()?;
+    let peers: [(Gid, &str); 4] = [
+        (v6.into(), "(10.77.19.1) is of IPv4, and the peer's GID 2001:db8::9 of IPv6"),
+        (Ipv4Addr::LOCALHOST.into(), "127.0.0.1 is an address of the loopback interface"),
+        (Ipv4Addr::new(10, 77, 19, 9).into(), "10.77.19.9 does not answer"),
+        // The kernel takes it for a neighbour, or has no route.
+        (Ipv4Addr::new(198, 51, 100, 9).into(), "no way to the peer: "),
+    ];
+    for (peer, text) in peers {
+        let error = pd.create_ah(&AddressVector::global(port.number, own.index, peer)).unwrap_err();
+        assert!(error.message().contains(text), "{error}");
+        assert!(error.message().contains(&peer.ip().to_string()), "{error}");
+    }
     Ok(())
 }
