@@ -461,6 +461,7 @@ fn what_is_no_dma_buf_is_refused() -> Verdict {
         assert!(error.is_unsupported() && error.message().contains("Linux 5.12"), "{error:?}");
     } else {
         assert_eq!(error.errno(), Errno::INVAL, "an ordinary file as dma-buf: {error:?}");
+        assert!(error.message().contains("is no dma-buf"), "{error}");
     }
     for (offset, length, iova) in [(1, 4096, 0), (0, 0, 0), (4096, u64::MAX, 0)] {
         let error = pd.register_dmabuf(&file, offset, length, iova, access).unwrap_err();

@@ -1,8 +1,9 @@
 //! Queue pairs without a peer: what they are granted, their states, what may be posted when.
 
 use crate::env;
-use crate::pair::{Config, Pair};
+use crate::pair::{Config, PATIENCE, Pair};
 use crate::verdict::{Verdict, trials};
+use std::time::Instant;
 use uverbs::{
     Access, AddressVector, Errno, Gid, PostError, Psn, Qkey, QpAttr, QpState, QpType, QueuePair,
     RecvWr, SendWr,
@@ -23,6 +24,7 @@ trials![
     parts_of_different_pairs_do_not_join,
     last_part_destroys_the_queue_pair,
     unknown_type_is_refused,
+    queues_of_no_requests_are_none,
 ];
 
 fn lone(qp_type: QpType) -> Verdict<QueuePair> {
@@ -232,5 +234,51 @@ fn unknown_type_is_refused() -> Verdict {
     let error = pd.qp_builder(&cq, &cq, QpType(77)).build().unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::OPNOTSUPP), "{error:?}");
     assert!(error.message().contains("77"), "{error}");
+    Ok(())
+}
+
+/// One queue pair only sends, and the other one only receives.
+#[allow(unsafe_code, reason = "batches are rung")]
+fn queues_of_no_requests_are_none() -> Verdict {
+    let context = env::open()?;
+    let pd = context.alloc_pd()?;
+    let mut cq = context.cq_builder(64).build()?;
+    let memory = pd.allocate::<u8>(64)?;
+    let make = |sends, receives| {
+        let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(sends);
+        builder.max_recv_wr(receives).build()
+    };
+    let (mut sender, mut receiver) = (make(4, 0)?, make(0, 4)?);
+    assert_eq!((sender.caps().max_recv_wr, receiver.caps().max_send_wr), (0, 0));
+    let gid = context.default_gid(env::port())?.index;
+    let ends = [sender.endpoint(env::port(), gid)?, receiver.endpoint(env::port(), gid)?];
+    env::handshake(&sender, &ends[1])?;
+    env::handshake(&receiver, &ends[0])?;
+    assert_eq!(sender.recv_batch().unwrap_err(), PostError::NoQueue);
+    assert_eq!(receiver.send_batch()?.push(SendWr::send(&[])), Err(PostError::NoQueue));
+    let sges = [memory.sge(..8)?];
+    let mut batch = receiver.recv_batch()?;
+    batch.push(RecvWr::new(&sges).id(1))?;
+    // SAFETY: the memory outlives the queue pairs.
+    unsafe { batch.ring()? };
+    let mut batch = sender.send_batch()?;
+    batch.push(SendWr::send(&sges).id(2).signaled())?;
+    // SAFETY: the same.
+    unsafe { batch.ring()? };
+    let deadline = Instant::now() + PATIENCE;
+    let mut done = Vec::new();
+    while done.len() < 2 && Instant::now() < deadline {
+        let mut completions = cq.poll()?;
+        while let Some(completion) = completions.next() {
+            done.push(completion.ok()?.wr_id());
+        }
+    }
+    done.sort_unstable();
+    assert_eq!(done, [1, 2]);
+    // Neither queue at all.
+    let make_none = || pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(0).max_recv_wr(0).build();
+    make_none()?.destroy()?;
+    receiver.destroy()?;
+    sender.destroy()?;
     Ok(())
 }
