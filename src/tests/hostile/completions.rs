@@ -8,6 +8,7 @@ use crate::tests::owned::{Owned, bring_up_owned};
 use crate::tests::{Bench, bring_up, ring, ring_recv, wc};
 use crate::uverbs::scripted::{Role, Script};
 use crate::{QpType, RecvWr, SendWr, Wc, WcStatus};
+use std::collections::HashSet;
 use uverbs_uapi::wc::ib_uverbs_wc;
 use zerocopy::IntoBytes;
 
@@ -153,6 +154,7 @@ fn no_completion_of_rxe_gives_memory_back_twice() {
             }
         }
         let (qpn, handle) = (owned.qp.qpn().0, owned.cq.queue().handle());
+        let mut shown = HashSet::new();
         for piece in input.chunks(SIZE).take(MOST) {
             let mut bytes = [0; SIZE];
             bytes[..piece.len()].copy_from_slice(piece);
@@ -172,8 +174,13 @@ fn no_completion_of_rxe_gives_memory_back_twice() {
                 (wc.status, wc.opcode) = (0, u32::from(keep & 8) << 4);
             }
             assert!(owned.bench.script.complete(handle, wc));
+            if wc.qp_num == qpn && ids.contains(&wc.wr_id) {
+                shown.insert(wc.wr_id);
+            }
         }
-        poll_owned(&mut owned.cq, &mut owned.qp, 64) > 0
+        let back = poll_owned(&mut owned.cq, &mut owned.qp, 64);
+        assert_eq!(back, shown.len(), "each request comes back by its own number alone");
+        back > 0
     });
     assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
 }
