@@ -84,7 +84,8 @@ mod tests {
     fn pages_at_the_end_of_the_address_space_end_with_it() {
         let smaps = "fffffffffffff000-fffffffffffffff0 rw-p\nKernelPageSize: 2048 kB\n";
         let parts = huge_parts(smaps, u64::MAX - 64, 32, 4096);
-        assert_eq!(parts, [u64::MAX - (2 << 20) + 1..u64::MAX - 32]);
+        let whole = u64::MAX - (2 << 20) + 1..u64::MAX - 32;
+        assert_eq!((parts.first(), parts.len()), (Some(&whole), 1));
         let absurd = "0-ffffffffffffffff rw-p\nKernelPageSize: 18446744073709551615 kB\n";
         assert_eq!(huge_parts(absurd, 5, u64::MAX, 4096).len(), 1);
     }
