@@ -88,8 +88,6 @@ mod connector;
 mod datagram;
 mod event;
 mod fd;
-#[cfg(all(test, not(loom)))]
-mod hostile;
 mod id;
 mod infiniband;
 mod kernel;

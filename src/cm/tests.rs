@@ -1,6 +1,7 @@
 //! What the connection manager's ids promise, on the scripted connection manager.
 
 mod events;
+mod hostile;
 
 use super::param::from_raw_ece;
 use super::scripted::{CmScript, LOCAL, PEER};

@@ -1,9 +1,9 @@
 //! A connection manager that damages its answers and events.
 
-use super::kernel::{Buffer, Command, Kernel};
-use super::scripted::{CmScript, LOCAL, PEER};
-use super::*;
 use crate::QpType;
+use crate::cm::kernel::{Buffer, Command, Kernel};
+use crate::cm::scripted::{CmScript, LOCAL, PEER};
+use crate::cm::{ConnectParam, EventChannel};
 use crate::tests::Bench;
 use crate::tests::hostile::{Damage, explore};
 use rustix::io::Errno;
