@@ -670,6 +670,8 @@ impl AsyncListener {
 
     /// The GID and the service that the listener listens on; see [`ListeningId::local_ib_addr`].
     ///
+    /// Example: [`AsyncEventChannel::listen_ib`].
+    ///
     /// # Errors
     ///
     /// `ENXIO` if the device is gone.
@@ -679,6 +681,8 @@ impl AsyncListener {
 
     /// How many connect requests were rejected because as many others as the [backlog](BoundId::listen) waited to be
     /// taken.
+    ///
+    /// Example: [`AsyncEventChannel::listen_ib`].
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
     }

@@ -131,6 +131,8 @@ impl<S: Locking> Inbox<S> {
     /// As [`refill`](Self::refill), where there is no task: in the closures of
     /// [`aio::cm`](crate::aio::cm#receives-for-the-first-message), or in a function that is none. Nothing is missed:
     /// [`poll_next`](Self::poll_next) stores the task's waker.
+    ///
+    /// Example: [`aio::cm`](crate::aio::cm#receives-for-the-first-message).
     pub fn fill(&mut self) -> usize {
         self.refill(&mut Context::from_waker(Waker::noop()))
     }

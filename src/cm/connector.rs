@@ -541,6 +541,8 @@ impl Listener {
     /// The GID and the service that the listener listens on; see
     /// [`ListeningId::local_ib_addr`](super::ListeningId::local_ib_addr).
     ///
+    /// Example: [`Connector::to_ib`].
+    ///
     /// # Errors
     ///
     /// `ENXIO` if the device is gone.
@@ -550,6 +552,8 @@ impl Listener {
 
     /// How many connect requests were rejected because as many others as the backlog waited; see
     /// [`BoundId::listen`](super::BoundId::listen).
+    ///
+    /// Example: [`Connector::to_ib`].
     pub fn overflows(&self) -> u64 {
         self.id.overflows()
     }

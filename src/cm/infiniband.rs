@@ -60,6 +60,7 @@ const DEFAULT_PKEY: u16 = 0xffff;
 /// let service = IbAddress::of_service(own, 0x1_0006_1d2f);
 /// let listening: ListeningId = channel.create_id()?.bind_ib(service)?.listen(16)?;
 /// println!("at {:?}, where the port is {}", listening.local_ib_addr()?, service.port());
+/// println!("{} requests found no room", listening.overflows());
 /// let request: Option<ConnectRequest> = listening.next_request(None)?;
 /// if let Some(request) = request {
 ///     let (here, there) = request.ib_addrs()?;

@@ -56,6 +56,8 @@ pub(super) fn to_raw_ece(ece: Option<Ece>) -> rdma_ucm_ece {
 /// ```
 /// use uverbs::cm::ConnectParam;
 /// let param = ConnectParam::new().private_data(b"hello").initiator_depth(4);
+/// // Receives come soon, so that a peer that finds none is to send again after 0.01 milliseconds.
+/// let param = param.min_rnr_timer(1);
 /// ```
 #[doc(alias = "rdma_conn_param")]
 #[derive(Clone, Debug)]
