@@ -104,7 +104,7 @@ pub(crate) enum Target {
 ///
 /// let (QpWith(qp, (mut cq, pool)), connection) = connector.connect(|_route| {
 ///     let (pd, cq) = (context.alloc_pd()?, context.cq_builder(16).build()?);
-///     let mut cq = OwnedCompletionQueue::<(), ()>::new(cq);
+///     let mut cq = OwnedCompletionQueue::<u32>::new(cq);
 ///     let qp = pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_recv_wr(8).build()?;
 ///     Ok(QpWith(cq.adopt(qp)?, (cq, pd.buffer_pool_builder(4096).build()?)))
 /// })?;
