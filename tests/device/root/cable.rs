@@ -59,13 +59,12 @@ impl End {
         Ok(ends)
     }
 
-    /// Tells the kernel another hardware address of the other end.
-    fn loses(&self, other: &End) -> Verdict {
-        let End { interface, .. } = self;
-        ip(&format!(
-            "neigh replace {} dev {interface} lladdr 02:00:00:00:77:77 nud permanent",
-            other.address
-        ))
+    /// Tells the kernel which hardware address the other end has.
+    fn finds(&self, other: &End, hardware: &str) -> Verdict {
+        let neighbour = ["-i", &self.interface, "-s", other.address, hardware];
+        let output = Command::new("arp").args(neighbour).output()?;
+        let why = String::from_utf8_lossy(&output.stderr);
+        if output.status.success() { Ok(()) } else { Err(Stop::fail(format!("arp: {why}"))) }
     }
 
     /// Sets the interface up, which has no routes and knows no neighbours before.
@@ -73,10 +72,7 @@ impl End {
         let End { interface, address, table, .. } = self;
         ip(&format!("link set {interface} up"))?;
         ip(&format!("route add {} dev {interface} src {address} table {table}", other.address))?;
-        let neighbour = ["-i", interface, "-s", other.address, &other.hardware];
-        let output = Command::new("arp").args(neighbour).output()?;
-        let why = String::from_utf8_lossy(&output.stderr);
-        if output.status.success() { Ok(()) } else { Err(Stop::fail(format!("arp: {why}"))) }
+        self.finds(other, &other.hardware)
     }
 
     fn down(&self) -> Verdict {
@@ -173,6 +169,7 @@ fn datagrams_arrive_in_a_vlan() -> Verdict {
 
 /// As after a failover. The packets of the connection go to the old address still, where nobody takes them.
 fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
+    const ELSEWHERE: &str = "02:00:00:00:77:77";
     let vlan = Vlan::new()?;
     let (channel, service) = (channel()?, Service::at(&vlan.devices[1], at(FAR)?)?);
     let (param, route) = (ConnectParam::new(), route_from(&channel, at(NEAR)?, service.at)?);
@@ -181,7 +178,7 @@ fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
     // The kernel has filed the ids of connections that are being set up, too.
     let (_asking, connecting) = ask_by(route_from(&channel, at(NEAR)?, service.at)?, &param)?;
     assert!(!at_a.is_closed());
-    vlan.ends[0].loses(&vlan.ends[1])?;
+    vlan.ends[0].finds(&vlan.ends[1], ELSEWHERE)?;
     let event = at_a.next_event(Some(PATIENCE))?;
     assert_eq!(event, Some(ConnectionEvent::Unreachable));
     assert!(at_a.is_closed());
@@ -190,7 +187,7 @@ fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
     let error = refused(connecting)?;
     assert_eq!(error.errno(), Errno::TIMEDOUT, "{error}");
     // The side that accepted has no entry in the kernel's list, and hears nothing.
-    vlan.ends[1].loses(&vlan.ends[0])?;
+    vlan.ends[1].finds(&vlan.ends[0], ELSEWHERE)?;
     assert_eq!(at_b.next_event(Some(SILENCE))?, None);
     drop((at_a, a));
     Ok(())
