@@ -60,7 +60,7 @@ impl Context {
         let asked = self.file.execute(
             VERB,
             Command::new(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_QUERY_PORT_SPEED)
-                .u32(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, port)
+                .u64(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM, port.into())
                 .output(uapi::UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &mut speed),
         );
         match asked {

@@ -58,8 +58,8 @@ impl State {
     /// In units of 100 Mbit/s.
     pub(super) fn query_port_speed(&self, to: &mut Responses<'_, '_>) -> Result<()> {
         let speed = self.deviations.port_speed.ok_or(Errno::OPNOTSUPP)?;
-        let number = attrs::u32(to.command, port::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM)?;
-        self.port(number.into())?;
+        let number = attrs::int(to.command, port::UVERBS_ATTR_QUERY_PORT_SPEED_PORT_NUM);
+        self.port(number.ok_or(Errno::INVAL)?)?;
         to.put(port::UVERBS_ATTR_QUERY_PORT_SPEED_RESP, &speed);
         Ok(())
     }
