@@ -37,6 +37,8 @@ capabilities! {
     Cm = "cm";
     /// Events that a program writes into a channel of the connection manager.
     CmEvents = "cm_events";
+    /// Word of the connection manager that a peer has another MAC address.
+    CmUnreachable = "cm_unreachable";
     /// Announcing completions several at a time.
     CqModeration = "cq_moderation";
     /// Making a completion queue larger or smaller.

@@ -67,12 +67,20 @@ pub(crate) fn handshake_options() -> Handshake {
 /// (`docs/KERNEL-NOTES.md`).
 pub(crate) fn waits_for_receives() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
-    *WAITS.get_or_init(|| {
-        let kernel = rustix::system::uname();
-        let release = kernel.release().to_string_lossy().into_owned();
-        let major = release.split('.').next().and_then(|number| number.parse::<u32>().ok());
-        device().driver() != Some(DriverId::RXE) || major.is_none_or(|major| major >= 6)
-    })
+    *WAITS.get_or_init(|| device().driver() != Some(DriverId::RXE) || is_linux_6())
+}
+
+/// Whether the kernel is of 6.0 or later.
+fn is_linux_6() -> bool {
+    let kernel = rustix::system::uname();
+    let release = kernel.release().to_string_lossy().into_owned();
+    let major = release.split('.').next().and_then(|number| number.parse::<u32>().ok());
+    major.is_none_or(|major| major >= 6)
+}
+
+/// Skips where the connection manager does not say that a peer moved to another MAC address.
+pub(crate) fn unreachable_events() -> Verdict {
+    require(is_linux_6(), Capability::CmUnreachable, "before Linux 6.0 nobody tells of it")
 }
 
 /// Retries of a message that finds no receive: without end, where that does no harm.

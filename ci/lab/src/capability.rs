@@ -27,6 +27,8 @@ const LATER: &[(&str, DeviceName, Series)] = &[
     // `MLX5_IB_METHOD_DM_QUERY` came to Linux 5.13.
     ("dm_import", DeviceName::Mlx5, Series(5, 13)),
     ("rnr_wait", DeviceName::Rxe, Series(6, 0)),
+    ("cm_unreachable", DeviceName::Rxe, Series(6, 0)),
+    ("cm_unreachable", DeviceName::Mlx5, Series(6, 0)),
     // Read in 5.10, and seen from 6.1 on.
     ("access_errors", DeviceName::Rxe, Series(6, 1)),
     ("error_flush", DeviceName::Rxe, Series(6, 1)),
@@ -111,6 +113,8 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
         Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
         Has::Probed(btf("rdma_ucm", "ucma_write_cm_event"), Series(6, 18)),
     ),
+    // The core itself, on RoCE.
+    ("cm_unreachable", DecidedBy::Driver, Has::Always, Has::Always),
     // The driver maps the counter into larger pages for nobody: these would show more than the counter.
     ("clock", DecidedBy::Driver, Has::Never, Has::WithSmallPages),
     ("cq_resize", DecidedBy::Driver, Has::Always, Has::Always),

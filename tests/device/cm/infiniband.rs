@@ -12,13 +12,14 @@ use crate::verdict::{Stop, Verdict, require, trials};
 use std::net::SocketAddr;
 use std::time::Duration;
 use uverbs::cm::{
-    AddrResolved, ConnectParam, ConnectRequest, EventChannel, IB_REQUEST_PRIVATE_DATA, IbAddress,
-    IbPath, IbService, ListeningId, PortSpace, RejectReason, RouteResolved,
+    AddrResolved, ConnectParam, ConnectRequest, Connector, EventChannel, IB_REQUEST_PRIVATE_DATA,
+    IbAddress, IbPath, IbService, Listener, ListeningId, PortSpace, RejectReason, RouteResolved,
 };
-use uverbs::{Context, Device, Errno, Gid, LinkLayer};
+use uverbs::{Context, Device, Errno, Gid, LinkLayer, QpType};
 
 trials![
     ports_connect_by_gid,
+    connector_and_listener_connect_by_gid,
     private_data_arrives_by_gid,
     nobody_listens_on_a_service,
     route_comes_from_a_subnet_manager_or_the_program,
@@ -81,8 +82,8 @@ impl Ends {
     }
 
     /// The route by local identifiers, which the program knows.
-    fn route(&self, to: IbAddress) -> Verdict<RouteResolved> {
-        let path = IbPath {
+    fn path(&self) -> IbPath {
+        IbPath {
             sgid: self.from.gid,
             dgid: self.to.gid,
             slid: self.from.lid,
@@ -94,8 +95,11 @@ impl Ends {
             rate: 3,
             packet_life_time: 14,
             ..IbPath::default()
-        };
-        let route = done(self.resolve(to)?.set_ib_path(&path)?.wait(Some(PATIENCE))?)?;
+        }
+    }
+
+    fn route(&self, to: IbAddress) -> Verdict<RouteResolved> {
+        let route = done(self.resolve(to)?.set_ib_path(&self.path())?.wait(Some(PATIENCE))?)?;
         let (local, peer) = route.ib_addrs()?;
         assert_eq!((local.gid, peer.gid, peer.port()), (self.from.gid, self.to.gid, to.port()));
         let paths = route.ib_paths()?;
@@ -125,6 +129,40 @@ fn ports_connect_by_gid() -> Verdict {
     is_disconnected(at_b)?;
     at_b.disconnect()?;
     is_disconnected(at_a)
+}
+
+fn connector_and_listener_connect_by_gid() -> Verdict {
+    let ends = Ends::new()?;
+    let listener = Listener::bind_ib(&channel()?, QpType::RC, ends.to.any(), 4)?;
+    let at = IbAddress { pkey: ends.to.pkey, ..listener.local_ib_addr()? };
+    let connector = Connector::to_ib(at).from_ib(ends.from.any()).ib_path(ends.path());
+    std::thread::scope(|scope| {
+        let client = scope.spawn(|| -> Verdict {
+            let (side, connection) = connector
+                .channel(&ends.channel)
+                .connect(|route| Ok(SideQp(Side::of(&route.context()?)?)))?;
+            assert_eq!(connection.ib_addrs()?.1.gid, ends.to.gid);
+            connection.wait_disconnected(Some(PATIENCE))?;
+            drop(side);
+            Ok(())
+        });
+        let accepted =
+            listener.accept(Some(PATIENCE), |request| Ok(SideQp(Side::of(&request.context()?)?)));
+        let served = accepted.map(drop).map_err(Stop::from);
+        client.join().map_err(|_| Stop::fail("the client panicked"))??;
+        served
+    })
+}
+
+/// A side as what a connector connects.
+struct SideQp(Side);
+
+impl std::ops::Deref for SideQp {
+    type Target = uverbs::QpControl;
+
+    fn deref(&self) -> &uverbs::QpControl {
+        &self.0.qp
+    }
 }
 
 fn private_data_arrives_by_gid() -> Verdict {

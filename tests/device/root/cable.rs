@@ -170,6 +170,7 @@ fn datagrams_arrive_in_a_vlan() -> Verdict {
 /// As after a failover. The packets of the connection go to the old address still, where nobody takes them.
 fn peer_that_moves_to_another_mac_address_ends_the_connection() -> Verdict {
     const ELSEWHERE: &str = "02:00:00:00:77:77";
+    env::unreachable_events()?;
     let vlan = Vlan::new()?;
     let (channel, service) = (channel()?, Service::at(&vlan.devices[1], at(FAR)?)?);
     let (param, route) = (ConnectParam::new(), route_from(&channel, at(NEAR)?, service.at)?);
