@@ -148,7 +148,8 @@ impl CompletionChannel {
                 }
             }
         }
-        wait_readable(VERB, self.inner.fd.as_fd(), timeout, || self.try_next())
+        let platform = self.inner.file.kernel.platform();
+        wait_readable(VERB, &platform, self.inner.fd.as_fd(), timeout, || self.try_next())
     }
 
     fn read(&self) -> Result<ReadEvent> {

@@ -13,6 +13,7 @@ use crate::provider::Opening;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::{UverbsFd, create_async_event_file};
 use crate::uverbs::kernel::Kernel;
+use crate::uverbs::open_file::OpenFile;
 use rustix::fs::OFlags;
 use rustix::io::{Errno, FdFlags};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -77,9 +78,9 @@ impl Context {
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
         let opening = Opening::new(device)?;
-        let fd = device.open_node()?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = UverbsFd::new(fd, opening.driver(), epoch);
+        let file = device.open_node(epoch)?;
+        let kernel = UverbsFd::new(file, opening.driver(), epoch);
         Context::on(Box::new(kernel), device.clone(), opening, epoch)
     }
 
@@ -153,7 +154,7 @@ impl Context {
         }
         rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(kernel_error)?;
         let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
-        let kernel = UverbsFd::new(fd, opening.driver(), epoch);
+        let kernel = UverbsFd::new(OpenFile::of_fd(fd, epoch), opening.driver(), epoch);
         Context::on(Box::new(kernel), device, opening, epoch)
     }
 

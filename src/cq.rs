@@ -45,7 +45,7 @@ pub(crate) struct CqInner {
     /// Numbers that no new queue pair may have, because completions with them name loans of an earlier one.
     pub(crate) numbers: Arc<Numbers>,
     event_key: EventKey,
-    _channel: Option<Arc<ChannelInner>>,
+    channel: Option<Arc<ChannelInner>>,
     /// The parent domain whose allocator provides its memory.
     domain: Option<Arc<PdInner>>,
 }
@@ -113,8 +113,9 @@ pub struct CompletionQueue {
     /// Whether the poller has to catch up with the control path; shut in a forked child.
     gate: Gate,
     control: CqControl,
-    /// Whether there is a channel, so that it makes sense to ask for events.
-    has_channel: bool,
+    /// Whether arming is a store, or a command to the kernel: there is a channel, and no device in this process
+    /// that has to be told.
+    arms_directly: bool,
     /// The events that its channel announced.
     arm_sn: ArmSn,
 }
@@ -412,12 +413,12 @@ impl CqBuilder {
         let (object, ring) =
             file.provider.create_cq(attr, source, file.kernel.mapper(), execute)?;
         let (members, gate) = (ring.members(), ring.gate().clone());
-        let has_channel = channel.is_some();
+        let arms_directly = channel.is_some() && !file.kernel.is_hosted();
         let arm_sn = event_key.arm_sn().clone();
         let numbers = Arc::default();
-        let inner = CqInner { object, members, numbers, event_key, _channel: channel, domain };
+        let inner = CqInner { object, members, numbers, event_key, channel, domain };
         let control = CqControl { inner: Arc::new(inner) };
-        Ok(CompletionQueue { ring, gate, control, has_channel, arm_sn })
+        Ok(CompletionQueue { ring, gate, control, arms_directly, arm_sn })
     }
 }
 
@@ -457,7 +458,11 @@ impl CompletionQueue {
         if self.gate.is_shut() {
             return Err(PollError::Forked);
         }
+        let again = self.control.inner.file().kernel.polled();
         self.ring.catch_up();
+        if again {
+            self.ring.mark_dirty();
+        }
         Ok(())
     }
 
@@ -562,8 +567,8 @@ impl CompletionQueue {
     pub fn req_notify(&mut self, notify: Notify) -> Result<()> {
         const VERB: &str = "req_notify_cq";
         let solicited = notify == Notify::Solicited;
-        if self.gate.is_shut() || !self.has_channel {
-            return Err(self.cannot_notify(VERB));
+        if self.gate.is_shut() || !self.arms_directly {
+            return self.notify_hosted(VERB, solicited);
         }
         match &mut self.ring {
             CqRing::Rxe(_) => self.inner.notify(VERB, solicited),
@@ -574,12 +579,22 @@ impl CompletionQueue {
         }
     }
 
+    /// Arms the queue where the device is in this process; an error for a queue that cannot be armed.
     #[cold]
-    fn cannot_notify(&self, verb: &'static str) -> Error {
-        if self.has_channel {
-            return Error::forked(verb);
+    fn notify_hosted(&mut self, verb: &'static str, solicited: bool) -> Result<()> {
+        if self.control.inner.channel.is_none() {
+            return Err(Error::invalid(verb, "the queue was created without a channel"));
         }
-        Error::invalid(verb, "the queue was created without a channel")
+        if self.gate.is_shut() {
+            return Err(Error::forked(verb));
+        }
+        match &mut self.ring {
+            CqRing::Rxe(_) => self.inner.notify(verb, solicited),
+            CqRing::Mlx5(cq) => {
+                cq.arm_hosted(solicited, self.arm_sn.shifted());
+                Ok(())
+            }
+        }
     }
 
     /// Makes room for at least `cqe` completions; those in the queue stay.
@@ -663,14 +678,14 @@ impl CompletionQueue {
     pub fn destroy(self) -> std::result::Result<(), ErrorWith<Self>> {
         const HELD: &str = "a queue pair, a shared receive queue of an XRC domain, or a CqControl still \
                             uses the completion queue";
-        let CompletionQueue { ring, control: CqControl { inner }, gate, has_channel, arm_sn } =
+        let CompletionQueue { ring, control: CqControl { inner }, gate, arms_directly, arm_sn } =
             self;
         destroy_sole(inner, "destroy_cq", HELD, |inner| inner.object.destroy()).map_err(|failed| {
             failed.map(|inner| CompletionQueue {
                 ring,
                 control: CqControl { inner },
                 gate,
-                has_channel,
+                arms_directly,
                 arm_sn,
             })
         })

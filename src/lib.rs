@@ -122,6 +122,7 @@ mod object;
 pub mod owned;
 mod parent_domain;
 mod pd;
+mod platform;
 mod port;
 pub mod porting;
 mod provider;

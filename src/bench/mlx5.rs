@@ -83,6 +83,7 @@ impl Sends {
             transport: TRANSPORT,
             signal_all: false,
             gate: open(&dbrec)?,
+            ring_gate: open(&dbrec)?,
             dbrec,
             register: register(if blueflame { BUFFER } else { 0 })?,
             owns_register: true,

@@ -16,7 +16,7 @@ use super::infiniband::NO_ADMINISTRATOR;
 use super::kernel::{Command, Kernel};
 use super::param::Depths;
 use crate::context::Context;
-use crate::device::{Device, Guid, devices, open_rdma_cm};
+use crate::device::{Device, Guid, devices, devices_on, open_rdma_cm};
 use crate::error::{Error, Result};
 use crate::events::file::set_nonblocking;
 use crate::file::random;
@@ -24,8 +24,9 @@ use crate::first_panic::FirstPanic;
 use crate::memory::fork::Epoch;
 use crate::memory::lock::Lock;
 use crate::memory::sync::AtomicBool;
+use crate::platform::Platform;
 use crate::qp::QpType;
-use rustix::event::{PollFd, PollFlags, Timespec};
+use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
 use std::os::fd::{AsFd, BorrowedFd};
@@ -34,6 +35,7 @@ use std::sync::{Arc, Weak};
 use std::task::Waker;
 use std::thread::{self, Thread};
 use std::time::{Duration, Instant};
+use uverbs_host::HostSystem;
 use uverbs_uapi::rdma_user_cm::{
     RDMA_USER_CM_CMD_CREATE_ID, rdma_cm_event_type, rdma_ucm_event_resp, rdma_ucm_get_event,
 };
@@ -64,6 +66,8 @@ pub struct EventChannel {
 #[derive(Debug)]
 pub(super) struct Channel {
     kernel: Box<dyn Kernel>,
+    /// The system that the file belongs to: its clock, its devices.
+    pub(super) platform: Platform,
     epoch: Epoch,
     ids: Lock<HashMap<u64, Weak<IdInner>>>,
     next_key: AtomicU64,
@@ -117,9 +121,19 @@ impl EventChannel {
     /// version of the ABI.
     #[doc(alias = "rdma_create_event_channel")]
     pub fn open() -> Result<EventChannel> {
-        const VERB: &str = "create_event_channel";
-        let fd = open_rdma_cm(VERB)?;
-        EventChannel::on(Box::new(RdmaCmFd::new(fd)))
+        EventChannel::open_of(&Platform::current())
+    }
+
+    /// As [`open`](Self::open), of a hosted kernel, which stands for Linux in this process.
+    ///
+    /// **Unstable**, as `uverbs-host` is.
+    pub fn open_on(system: &Arc<dyn HostSystem>) -> Result<EventChannel> {
+        EventChannel::open_of(&Platform::from(system.clone()))
+    }
+
+    fn open_of(platform: &Platform) -> Result<EventChannel> {
+        let file = open_rdma_cm("create_event_channel", platform)?;
+        EventChannel::on(Box::new(RdmaCmFd::new(file)))
     }
 
     /// A channel on an open file, of which the command that gets an event waits for one.
@@ -128,6 +142,7 @@ impl EventChannel {
             .map_err(|errno| crate::context::no_epoch("create_event_channel", errno))?;
         let [first] = random();
         let inner = Channel {
+            platform: kernel.platform(),
             kernel,
             epoch,
             ids: Lock::default(),
@@ -444,7 +459,7 @@ impl Channel {
                 }
                 continue;
             }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map(|at| at.saturating_duration_since(self.platform.now()));
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
@@ -484,19 +499,16 @@ impl Channel {
             if id.has_event() || !waiting.is_empty() {
                 return Ok(false);
             }
-            let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+            let left = deadline.map(|at| at.saturating_duration_since(self.platform.now()));
             let is_over = left == Some(Duration::ZERO);
             // The kernel's own wait for an event has no deadline, and is one call in place of two.
             if deadline.is_some() || self.nonblocking.load(Ordering::Acquire) {
                 self.return_at_once(verb)?;
-                let left = left.and_then(|left| Timespec::try_from(left).ok());
                 let mut fds = [PollFd::from_borrowed_fd(self.kernel.fd(), PollFlags::IN)];
                 // The kernel needs a while for most events: to ask for one first would be a call for nothing.
-                let polled =
-                    if is_over { Ok(0) } else { rustix::event::poll(&mut fds, left.as_ref()) };
-                match polled {
-                    Ok(_) | Err(Errno::INTR) => {}
-                    Err(errno) => return Err(Error::new(verb, errno)),
+                if !is_over {
+                    let polled = self.platform.wait(&mut fds, deadline);
+                    polled.map_err(|errno| Error::new(verb, errno))?;
                 }
             }
             if !self.read(verb, waiting)? {
@@ -522,7 +534,11 @@ impl Channel {
             return Ok(context);
         }
         // Without the lock: the kernel takes its time.
-        let found = devices()?.into_iter().find(|device| name.is(device));
+        let devices = match self.platform.hosted() {
+            Some(system) => devices_on(system),
+            None => devices()?,
+        };
+        let found = devices.into_iter().find(|device| name.is(device));
         let device = found.ok_or_else(|| {
             Error::new(verb, Errno::NODEV).detail(format!(
                 "the id is on the device with GUID {}, which this process does not see: is the device \

@@ -10,6 +10,7 @@ use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
 use super::step::Step;
 use crate::error::{Error, Result};
+use crate::platform::Platform;
 use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -273,11 +274,13 @@ impl Connector {
         mut create: impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, Connection), ConnectError> {
         self.each_address(Connecting::VERB, |channel, address| {
-            let deadline = Instant::now().checked_add(self.timeout);
+            let platform = &channel.inner.platform;
+            let deadline = platform.deadline(Some(self.timeout));
             let route = self.route(Connecting::VERB, channel, address, self.qp_type, deadline)?;
             let qp = create(&route)?;
             let connecting = route.connect(&qp, &self.param)?;
-            let connection = connecting.wait(Some(left(deadline)))?.connected(Connecting::VERB)?;
+            let connection =
+                connecting.wait(Some(left(platform, deadline)))?.connected(Connecting::VERB)?;
             Ok((qp, connection))
         })
     }
@@ -295,11 +298,12 @@ impl Connector {
     ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
         const VERB: &str = ConnectingDatagrams::VERB;
         self.each_address(VERB, |channel, address| {
-            let deadline = Instant::now().checked_add(self.timeout);
+            let platform = &channel.inner.platform;
+            let deadline = platform.deadline(Some(self.timeout));
             let route = self.route(VERB, channel, address, QpType::UD, deadline)?;
             let qp = create(&route)?;
             let connecting = route.connect_datagrams(&qp, &self.param)?;
-            match connecting.wait(Some(left(deadline)))? {
+            match connecting.wait(Some(left(platform, deadline)))? {
                 Progress::Done(peer) => Ok((qp, peer)),
                 Progress::Pending(_) => {
                     Err(timed_out(VERB, "the listener did not answer in time").into())
@@ -336,12 +340,13 @@ impl Connector {
         qp_type: QpType,
         deadline: Option<Instant>,
     ) -> Result<RouteResolved> {
-        let resolving = self.begin(channel, target, qp_type, left(deadline))?;
-        let Progress::Done(resolved) = resolving.wait(Some(left(deadline)))? else {
+        let platform = &channel.inner.platform;
+        let resolving = self.begin(channel, target, qp_type, left(platform, deadline))?;
+        let Progress::Done(resolved) = resolving.wait(Some(left(platform, deadline)))? else {
             return Err(timed_out(verb, "the address was not resolved in time"));
         };
-        let resolving = self.begin_route(resolved, left(deadline))?;
-        match resolving.wait(Some(left(deadline)))? {
+        let resolving = self.begin_route(resolved, left(platform, deadline))?;
+        match resolving.wait(Some(left(platform, deadline)))? {
             Progress::Done(route) => Ok(route),
             Progress::Pending(_) => Err(timed_out(verb, "the route was not resolved in time")),
         }
@@ -349,8 +354,8 @@ impl Connector {
 }
 
 /// How long it is until a deadline that the clock can represent.
-fn left(deadline: Option<Instant>) -> Duration {
-    let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+fn left(platform: &Platform, deadline: Option<Instant>) -> Duration {
+    let left = deadline.map(|at| at.saturating_duration_since(platform.now()));
     left.unwrap_or(Duration::MAX)
 }
 

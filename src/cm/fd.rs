@@ -4,8 +4,10 @@
 //! that the kernel reads from or writes to.
 
 use super::kernel::{Buffer, Command, Kernel};
+use crate::platform::Platform;
+use crate::uverbs::open_file::OpenFile;
 use rustix::io::Errno;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{AsFd, BorrowedFd};
 use uverbs_uapi::rdma_user_cm::{rdma_ucm_cmd_hdr, rdma_ucm_write_cm_event};
 use zerocopy::IntoBytes;
 
@@ -14,11 +16,11 @@ const HEADER: usize = size_of::<rdma_ucm_cmd_hdr>();
 const LONGEST: usize = HEADER + size_of::<rdma_ucm_write_cm_event>();
 
 #[derive(Debug)]
-pub(crate) struct RdmaCmFd(OwnedFd);
+pub(crate) struct RdmaCmFd(OpenFile);
 
 impl RdmaCmFd {
-    pub(crate) fn new(fd: OwnedFd) -> Self {
-        RdmaCmFd(fd)
+    pub(crate) fn new(file: impl Into<OpenFile>) -> Self {
+        RdmaCmFd(file.into())
     }
 }
 
@@ -29,13 +31,17 @@ impl Kernel for RdmaCmFd {
         let message = message.get(..length).ok_or(Errno::TOOBIG)?;
         loop {
             // The kernel writes to no memory but the slice that the command borrows exclusively.
-            match rustix::io::write(&self.0, message) {
+            match self.0.write(message) {
                 Ok(written) if written == length => return Ok(()),
                 Ok(_) => return Err(Errno::PROTO),
                 Err(Errno::INTR) => {}
                 Err(errno) => return Err(errno),
             }
         }
+    }
+
+    fn platform(&self) -> Platform {
+        self.0.platform()
     }
 
     fn fd(&self) -> BorrowedFd<'_> {

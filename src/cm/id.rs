@@ -686,11 +686,6 @@ fn kept(backlog: u32, most: u32) -> usize {
     kept.max(1) as usize
 }
 
-/// When a wait that begins now is over. A deadline that the clock cannot represent is never reached.
-pub(super) fn deadline(timeout: Option<Duration>) -> Option<Instant> {
-    timeout.and_then(|timeout| Instant::now().checked_add(timeout))
-}
-
 /// A timeout as the kernel takes it: milliseconds, of which 0 would mean no wait at all.
 fn milliseconds(timeout: Duration) -> u32 {
     // The kernel keeps the number in an int.

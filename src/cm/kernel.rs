@@ -4,6 +4,7 @@
 //! address: memory that the kernel reads or writes beside the command is a slice until
 //! [`fd`](super::fd) turns it into a pointer.
 
+use crate::platform::Platform;
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::mem::offset_of;
@@ -139,6 +140,11 @@ impl<'a> Command<'a> {
 pub(crate) trait Kernel: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Executes a command and fills in its answer.
     fn execute(&self, command: Command<'_>) -> Result<(), Errno>;
+
+    /// The system that the file belongs to.
+    fn platform(&self) -> Platform {
+        Platform::LINUX
+    }
 
     /// The file, which is readable while an event is pending.
     fn fd(&self) -> BorrowedFd<'_>;

@@ -2,9 +2,9 @@
 
 use super::channel::LONGEST_SLEEP;
 use super::event::Event;
-use super::id::{IdInner, Progress, deadline};
+use super::id::{IdInner, Progress};
 use crate::error::Error;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
 /// An id that waits for an event, which brings it to its next state.
@@ -32,7 +32,7 @@ pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, 
 
 /// Waits for the event of a step, at most for `timeout`, without one for ever.
 pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
-    let deadline = deadline(timeout);
+    let deadline = step.id().channel.platform.deadline(timeout);
     loop {
         match step.id().wait_until(S::VERB, deadline)? {
             None => return Ok(Progress::Pending(step)),
@@ -49,9 +49,10 @@ pub(super) fn wait_for_end<S: Step + Copy>(
     ended: impl Fn() -> bool,
     timeout: Option<Duration>,
 ) -> std::result::Result<bool, S::Error> {
-    let deadline = deadline(timeout);
+    let platform = step.id().channel.platform.clone();
+    let deadline = platform.deadline(timeout);
     while !ended() {
-        let left = deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let left = deadline.map(|at| at.saturating_duration_since(platform.now()));
         // Another thread may take the event, which wakes none that waits here.
         let slice = left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP));
         let waited = wait(step, Some(slice))?;

@@ -4,6 +4,7 @@
 //! by an index that counts in the interface's own namespace, so that an index alone does not say where it is.
 
 use super::netlink::{Attributes, Messages, NetlinkSocket, NetlinkTransport, Request};
+use crate::platform::Platform;
 use netlink_packet_core::{NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR};
 use rustix::io::Errno;
 use rustix::net::AddressFamily;
@@ -84,6 +85,18 @@ impl Addresses {
         Addresses { known: read().ok() }
     }
 
+    /// Those of the system that a device belongs to.
+    pub(crate) fn of(platform: &Platform) -> Addresses {
+        let Some(system) = platform.hosted() else { return Addresses::here() };
+        let (mut links, mut addresses) = Known::default();
+        for interface in system.interfaces() {
+            let index = interface.index;
+            addresses.extend(interface.addresses.iter().map(|address| (index, *address)));
+            links.push(Interface { index, name: interface.name, ..Interface::default() });
+        }
+        Addresses { known: Some((links, addresses)) }
+    }
+
     /// Whether interface `index` is here and has this address. An index of 0 is any interface.
     pub(crate) fn has(&self, index: u32, address: IpAddr) -> bool {
         let Some((links, addresses)) = &self.known else { return binds(index, address) };
@@ -125,7 +138,16 @@ impl Addresses {
 
 /// How the kernel sends to `peer`; of routes over `interface` alone, unless that is 0. With an interface the kernel
 /// takes an IPv4 peer to which no route leads for a neighbour; `confirmed` refuses that by `EHOSTUNREACH`.
-pub(crate) fn route_to(peer: IpAddr, interface: u32, confirmed: bool) -> rustix::io::Result<Route> {
+pub(crate) fn route_to(
+    platform: &Platform,
+    peer: IpAddr,
+    interface: u32,
+    confirmed: bool,
+) -> rustix::io::Result<Route> {
+    if let Some(system) = platform.hosted() {
+        let source = system.source_for(peer, interface)?;
+        return Ok(Route { interface: 0, source, local: false });
+    }
     match NetlinkSocket::open_route() {
         Ok(mut socket) => ask_route(&mut socket, peer, interface, confirmed),
         // A sandbox may permit sockets of the internet and no others.
@@ -361,7 +383,7 @@ mod tests {
             assert!(!addresses.has(0, Ipv4Addr::new(192, 0, 2, 77).into()));
         }
         assert_eq!(source_for(LOCALHOST, 0), Ok(LOCALHOST));
-        let route = route_to(LOCALHOST, 0, true).unwrap();
+        let route = route_to(&Platform::LINUX, LOCALHOST, 0, true).unwrap();
         assert_eq!((route.source, route.local), (LOCALHOST, true));
     }
 

@@ -6,8 +6,9 @@
 use super::cdev::{self, DeviceNumber, Node};
 use super::driver::DriverId;
 use super::sysfs::Bus;
-use super::{Device, OPEN, devices};
+use super::{Device, OPEN, devices, hosted};
 use crate::error::{Error, Result};
+use crate::platform::Platform;
 use crate::uverbs::fd::driver_among;
 use rustix::fd::{AsFd, BorrowedFd};
 use rustix::io::Errno;
@@ -132,6 +133,7 @@ impl Device {
             bus: Bus::default().into(),
             path: Some(path.to_owned()),
             described: false,
+            platform: Platform::LINUX,
         }
     }
 
@@ -157,6 +159,9 @@ impl Device {
 
     /// The device behind an open file, on behalf of `verb`.
     pub(crate) fn of_file(verb: &'static str, fd: BorrowedFd<'_>) -> Result<Device> {
+        if let Some(found) = hosted::of_file(verb, fd) {
+            return found;
+        }
         let number = cdev::number_of_file(verb, fd)?;
         match of_number(number) {
             Some(device) => Ok(device),
@@ -221,7 +226,7 @@ mod tests {
         assert_eq!((device.driver_abi(), device.index()), (None, None));
         assert!(!device.is_described());
         assert_eq!(device.node_path(), Some(dev.path().join("infiniband/uverbs10")));
-        device.open_node().unwrap();
+        device.open_node(crate::memory::fork::Epoch::current().unwrap()).unwrap();
         assert_eq!(tree.list(vec![NULL]), []);
     }
 

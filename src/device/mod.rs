@@ -19,6 +19,7 @@ mod by_node;
 mod cdev;
 mod driver;
 pub(crate) mod guid;
+mod hosted;
 pub mod link;
 mod netlink;
 mod nldev;
@@ -42,16 +43,20 @@ pub(crate) use system::copies_on_fork;
 pub use system::{System, system};
 
 use crate::error::{Error, Result};
+use crate::memory::fork::Epoch;
+use crate::platform::Platform;
+use crate::uverbs::open_file::OpenFile;
 use by_node::DevTree;
 use cdev::{Node, Nodes};
 use driver::Mismatch;
 use netlink::{Client, NetlinkTransport};
 use nldev::{Listed, NodeAnswer};
-use rustix::fd::OwnedFd;
 use rustix::io::Errno;
 use std::fmt;
 use std::path::PathBuf;
+use std::sync::Arc;
 use sysfs::{LazyBus, Sysfs, SysfsDevice};
+use uverbs_host::HostSystem;
 
 /// The verb on whose behalf a device is matched and its node opened.
 const OPEN: &str = "open_device";
@@ -118,6 +123,8 @@ pub struct Device {
     path: Option<PathBuf>,
     /// Netlink or sysfs described it; otherwise its node alone is known.
     described: bool,
+    /// The system that has it.
+    platform: Platform,
 }
 
 /// Lists the RDMA devices that this process's network namespace may see, in the order in which the
@@ -136,7 +143,17 @@ pub struct Device {
 #[doc(alias = "ibv_free_device_list")]
 pub fn devices() -> Result<Vec<Device>> {
     const VERB: &str = "list_devices";
-    list(Client::open(VERB), &Sysfs::system(), &DevTree::system(), VERB)
+    match Platform::current().hosted() {
+        Some(system) => Ok(devices_on(system)),
+        None => list(Client::open(VERB), &Sysfs::system(), &DevTree::system(), VERB),
+    }
+}
+
+/// Lists the devices of a hosted kernel, which stands for Linux in this process.
+///
+/// **Unstable**, as `uverbs-host` is.
+pub fn devices_on(system: &Arc<dyn HostSystem>) -> Vec<Device> {
+    system.devices().into_iter().map(|device| hosted::device(system, device)).collect()
 }
 
 fn list<W: NetlinkTransport>(
@@ -200,6 +217,7 @@ impl From<SysfsDevice> for Device {
             bus: found.bus.into(),
             path: None,
             described: true,
+            platform: Platform::LINUX,
         }
     }
 }
@@ -221,6 +239,7 @@ impl Device {
             bus,
             path: None,
             described: true,
+            platform: Platform::LINUX,
         }
     }
 
@@ -376,12 +395,20 @@ impl Device {
         const VERB: &str = "query_netdev";
         self.check_described(VERB, "the network interface; `GidEntry::ifindex` has its number")?;
         self.check_port(VERB, port)?;
+        if let Some(system) = self.platform.hosted() {
+            return hosted::netdev(VERB, system, self, port);
+        }
         match self.index {
             Some(index) => {
                 Client::open(VERB)?.port_netdev(index, port).map_err(|error| self.gone(error))
             }
             None => Ok(Sysfs::system().port_netdev(&self.name, port)),
         }
+    }
+
+    /// The system that the device belongs to.
+    pub(crate) fn platform(&self) -> &Platform {
+        &self.platform
     }
 
     /// Refuses, on behalf of `verb`, what cannot be known of a device by its node alone.
@@ -415,6 +442,9 @@ impl Device {
             return Err(Error::new(VERB, Errno::OPNOTSUPP)
                 .detail(format!("only RDMA netlink counts the objects of {}", self.name)));
         };
+        if let Some(system) = self.platform.hosted() {
+            return hosted::resources(VERB, system, self, index);
+        }
         Client::open(VERB)?.resources(index).map_err(|error| self.gone(error))
     }
 
@@ -466,8 +496,11 @@ impl Device {
 
     /// Opens the uverbs node for reading and writing, closed on exec. The file is checked to be the
     /// very device that was listed.
-    pub(crate) fn open_node(&self) -> Result<OwnedFd> {
+    pub(crate) fn open_node(&self, epoch: Epoch) -> Result<OpenFile> {
         let node = self.node()?;
+        if let Some(system) = self.platform.hosted() {
+            return hosted::open(OPEN, system, self, epoch);
+        }
         let fd = match &self.path {
             Some(path) => cdev::open_at(OPEN, &self.name, node, path)?,
             None => Nodes::system().open(OPEN, &self.name, node)?,
@@ -477,7 +510,7 @@ impl Device {
         if let (Some(index), Ok(mut client)) = (self.index, Client::open(OPEN)) {
             self.confirm(client.uverbs_node(index)?, node)?;
         }
-        Ok(fd)
+        Ok(fd.into())
     }
 
     /// Checks that the node is still this device's.

@@ -6,7 +6,9 @@
 use super::cdev::{DeviceNumber, Node, Nodes};
 use super::netlink::Client;
 use crate::error::{Error, Result};
-use rustix::fd::OwnedFd;
+use crate::memory::fork::Epoch;
+use crate::platform::Platform;
+use crate::uverbs::open_file::OpenFile;
 use rustix::io::Errno;
 use std::fs;
 use std::path::Path;
@@ -16,14 +18,19 @@ use uverbs_uapi::rdma_user_cm::RDMA_USER_CM_ABI_VERSION;
 const MANAGER: &str = "the connection manager";
 
 /// Opens the connection manager for reading and writing, closed on exec.
-pub(crate) fn open_rdma_cm(verb: &'static str) -> Result<OwnedFd> {
+pub(crate) fn open_rdma_cm(verb: &'static str, platform: &Platform) -> Result<OpenFile> {
+    if let Some(system) = platform.hosted() {
+        let opened = system.open_rdma_cm().map_err(|errno| Error::from_kernel(verb, errno));
+        let epoch = Epoch::current().map_err(|errno| Error::from_kernel(verb, errno))?;
+        return Ok(OpenFile::hosted(opened?, epoch));
+    }
     let by_netlink = || Client::open(verb)?.rdma_cm_node();
     let node = match by_netlink() {
         Ok(node) => node,
         Err(error) => node_by_sysfs(Path::new("/sys")).ok_or_else(|| absent(verb, &error))?,
     };
     check_abi(verb, &node)?;
-    Nodes::system().open(verb, MANAGER, &node)
+    Ok(Nodes::system().open(verb, MANAGER, &node)?.into())
 }
 
 /// The node according to sysfs; `None` if there is none.

@@ -2,6 +2,7 @@
 
 use super::netlink::Client;
 use crate::error::Result;
+use crate::platform::Platform;
 use std::sync::atomic::{AtomicU8, Ordering};
 
 /// The kernel that copies pinned huge pages on fork, and says so by netlink.
@@ -34,7 +35,10 @@ pub struct System {
 ///
 /// `EOPNOTSUPP` if the kernel has no RDMA subsystem or does not have it loaded.
 pub fn system() -> Result<System> {
-    Client::open("query_system")?.system()
+    match Platform::current().hosted() {
+        Some(_) => Ok(super::hosted::SYSTEM),
+        None => Client::open("query_system")?.system(),
+    }
 }
 
 /// Whether `fork` leaves the parent all pages that a device reaches, huge ones among them.

@@ -192,7 +192,10 @@ impl Context {
     /// As [`try_next_event`](Self::try_next_event).
     #[doc(alias = "ibv_get_async_event")]
     pub fn next_event(&self, timeout: Option<Duration>) -> Result<Option<AsyncEvent>> {
-        wait_readable("get_async_event", self.events_fd(), timeout, || self.try_next_event())
+        let platform = self.file.kernel.platform();
+        wait_readable("get_async_event", &platform, self.events_fd(), timeout, || {
+            self.try_next_event()
+        })
     }
 
     /// The event file, for an event loop: readable when there is an event. It is non-blocking;

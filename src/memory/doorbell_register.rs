@@ -32,7 +32,7 @@ pub(crate) struct DoorbellRegister {
     /// Which buffer comes next, as an offset.
     next: AtomicUsize,
     held: AtomicBool,
-    _mapping: Arc<Mapping>,
+    mapping: Arc<Mapping>,
 }
 
 // SAFETY: the mapping may be written from any thread.
@@ -81,8 +81,23 @@ impl DoorbellRegister {
             most: ((buffer / SEGMENT) as u32).saturating_sub(1),
             next: AtomicUsize::new(0),
             held: AtomicBool::new(false),
-            _mapping: mapping,
+            mapping,
         })
+    }
+
+    /// Whether a ring has to be [told](Self::tell), because the device is in this process.
+    pub(crate) fn is_hosted(&self) -> bool {
+        self.mapping.is_hosted()
+    }
+
+    /// Tells a device in this process that the register was rung: with this word, or with a WQE that begins with
+    /// it. As with a ring, the caller is the only user, or holds the lock.
+    #[cold]
+    pub(crate) fn tell(&self, word: u64) {
+        // The turn was taken, so that the buffer of this ring is the other one.
+        let buffer = self.next.load(Ordering::Relaxed) ^ self.buffer;
+        let at = self.base.addr() - self.mapping.as_ptr().addr() + buffer;
+        self.mapping.tell(at, &word.to_ne_bytes());
     }
 
     /// Locks the register for a few stores; a thread that finds it locked spins.
@@ -141,7 +156,7 @@ impl DoorbellRegister {
 
     /// The register's first word alone.
     pub(crate) fn word(self: &Arc<Self>) -> DoorbellRegisterWord {
-        DoorbellRegisterWord { place: self.base, _register: self.clone() }
+        DoorbellRegisterWord { place: self.base, register: self.clone() }
     }
 
     /// `offset` is that of a buffer.
@@ -193,7 +208,7 @@ impl DoorbellRegister {
 #[derive(Debug)]
 pub(crate) struct DoorbellRegisterWord {
     place: *mut u64,
-    _register: Arc<DoorbellRegister>,
+    register: Arc<DoorbellRegister>,
 }
 
 // SAFETY: see `DoorbellRegister`.
@@ -209,6 +224,12 @@ impl DoorbellRegisterWord {
         const { assert!(usize::BITS >= u64::BITS || !super::barrier::KNOWN, "stores of two halves") };
         // SAFETY: inside and aligned since `DoorbellRegister::new`, in the mapping that the register keeps.
         unsafe { store_word(self.place, word) };
+    }
+
+    /// Tells a device in this process of the ring.
+    #[cold]
+    pub(crate) fn tell(&self, word: u64) {
+        self.register.tell(word);
     }
 }
 

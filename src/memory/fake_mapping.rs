@@ -52,7 +52,6 @@ mod imp {
 #[cfg(miri)]
 mod imp {
     use super::*;
-    use crate::memory::mapping::Shown;
     use memmap2::{MmapOptions, MmapRaw};
     use std::sync::Arc;
     use std::sync::atomic::{AtomicU32, Ordering};
@@ -71,7 +70,10 @@ mod imp {
             if length == 0 {
                 return Err(Errno::INVAL);
             }
-            Ok(Mapping::of_shared(Shown { pages: self.0.clone(), length }, epoch))
+            let start = std::ptr::NonNull::new(self.0.as_mut_ptr()).ok_or(Errno::INVAL)?;
+            // SAFETY: the mapping keeps the owner, and is as long.
+            let pages = unsafe { uverbs_host::HostPages::new(start, length, self.0.clone()) };
+            Ok(Mapping::of_pages(pages, epoch))
         }
 
         pub(crate) fn map_read_only(&self, length: usize, epoch: Epoch) -> Result<Mapping, Errno> {

@@ -6,7 +6,6 @@
 //! a system call.
 
 use memmap2::{MmapOptions, MmapRaw};
-#[cfg(feature = "tokio")]
 use std::mem::ManuallyDrop;
 use std::ptr;
 use std::sync::atomic::{AtomicPtr, AtomicU32, Ordering};
@@ -49,21 +48,24 @@ impl Epoch {
 }
 
 /// A value that only the process that made it drops; a forked child forgets it.
-#[cfg(feature = "tokio")]
 #[derive(Debug)]
 pub(crate) struct OwnedHere<T> {
     value: ManuallyDrop<T>,
     epoch: Epoch,
 }
 
-#[cfg(feature = "tokio")]
 impl<T> OwnedHere<T> {
+    #[cfg(feature = "tokio")]
     pub(crate) fn new(value: T) -> rustix::io::Result<OwnedHere<T>> {
-        Ok(OwnedHere { epoch: Epoch::current()?, value: ManuallyDrop::new(value) })
+        Ok(OwnedHere::of(value, Epoch::current()?))
+    }
+
+    /// A value of the process that `epoch` names.
+    pub(crate) fn of(value: T, epoch: Epoch) -> OwnedHere<T> {
+        OwnedHere { epoch, value: ManuallyDrop::new(value) }
     }
 }
 
-#[cfg(feature = "tokio")]
 impl<T> std::ops::Deref for OwnedHere<T> {
     type Target = T;
 
@@ -72,7 +74,6 @@ impl<T> std::ops::Deref for OwnedHere<T> {
     }
 }
 
-#[cfg(feature = "tokio")]
 impl<T> Drop for OwnedHere<T> {
     fn drop(&mut self) {
         if !self.epoch.is_over() {
@@ -182,12 +183,11 @@ mod tests {
         assert!(elsewhere.is_over());
     }
 
-    #[cfg(feature = "tokio")]
     #[test]
     #[cfg_attr(miri, ignore = "it forks")]
     fn a_value_is_dropped_by_the_process_that_made_it_and_no_other() {
         let value = std::rc::Rc::new(());
-        let mut owned = Some(OwnedHere::new(value.clone()).unwrap());
+        let mut owned = Some(OwnedHere::of(value.clone(), Epoch::current().unwrap()));
         in_child(|| {
             drop(owned.take());
             assert_eq!(std::rc::Rc::strong_count(&value), 2);

@@ -2,11 +2,12 @@
 //!
 //! Pairs with the `mmap` of a uverbs file: queue buffers of rxe, doorbell pages of mlx5.
 
-use super::fork::Epoch;
+use super::fork::{Epoch, OwnedHere};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
-use std::mem::ManuallyDrop;
 use std::os::fd::{AsRawFd, BorrowedFd};
+use std::sync::Arc;
+use uverbs_host::{HostFile, HostPages};
 
 /// Where providers get mappings from: the file that the kernel's offsets belong to.
 pub(crate) trait Mapper {
@@ -17,34 +18,28 @@ pub(crate) trait Mapper {
     fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 }
 
-#[cfg(not(miri))]
-type Raw = MmapRaw;
-#[cfg(miri)]
-type Raw = Shown;
-
-/// Miri maps no files: there a mapping is one of several holders of a test's memory.
-#[cfg(miri)]
+/// The pages of a mapping.
 #[derive(Debug)]
-pub(super) struct Shown {
-    pub(super) pages: std::sync::Arc<MmapRaw>,
-    pub(super) length: usize,
+enum Raw {
+    /// Pages that Linux mapped.
+    Mapped(MmapRaw),
+    /// Pages of this process that a hosted kernel, or a test, shows.
+    Shown(HostPages),
 }
 
-#[cfg(miri)]
-impl Shown {
-    fn as_mut_ptr(&self) -> *mut u8 {
-        self.pages.as_mut_ptr()
-    }
-
-    fn len(&self) -> usize {
-        self.length
-    }
+/// The pages of a hosted kernel's file, whose device sees no store by itself.
+#[derive(Debug)]
+struct Hosted {
+    file: Arc<dyn HostFile>,
+    /// Where in the file the pages begin.
+    offset: u64,
 }
 
 /// A shared mapping. It stays mapped in a forked child, whose parent still uses it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    raw: ManuallyDrop<Raw>,
+    raw: OwnedHere<Raw>,
+    hosted: Option<OwnedHere<Hosted>>,
     epoch: Epoch,
 }
 
@@ -74,19 +69,59 @@ impl Mapping {
     /// Takes over a mapping that was just made, of this process's own memory for one.
     pub(crate) fn of_raw(raw: std::io::Result<MmapRaw>, epoch: Epoch) -> Result<Mapping, Errno> {
         let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        #[cfg(miri)]
-        let raw = Shown { length: raw.len(), pages: raw.into() };
-        Ok(Mapping { raw: ManuallyDrop::new(raw), epoch })
+        Ok(Mapping { raw: OwnedHere::of(Raw::Mapped(raw), epoch), hosted: None, epoch })
     }
 
-    /// What stands for a mapping of a test's file.
+    /// Maps pages of a hosted kernel's file.
+    pub(crate) fn of_host(
+        file: &Arc<dyn HostFile>,
+        offset: u64,
+        length: usize,
+        read_only: bool,
+        epoch: Epoch,
+    ) -> Result<Mapping, Errno> {
+        let pages = file.map(offset, length, read_only)?;
+        if pages.len() < length {
+            return Err(Errno::INVAL);
+        }
+        let hosted = Hosted { file: file.clone(), offset };
+        let hosted = Some(OwnedHere::of(hosted, epoch));
+        Ok(Mapping { raw: OwnedHere::of(Raw::Shown(pages), epoch), hosted, epoch })
+    }
+
+    /// Pages that stand for a mapping of a test's file.
     #[cfg(all(test, miri))]
-    pub(super) fn of_shared(raw: Shown, epoch: Epoch) -> Mapping {
-        Mapping { raw: ManuallyDrop::new(raw), epoch }
+    pub(super) fn of_pages(pages: HostPages, epoch: Epoch) -> Mapping {
+        Mapping { raw: OwnedHere::of(Raw::Shown(pages), epoch), hosted: None, epoch }
+    }
+
+    /// Whether a store has to be told, because the device is in this process.
+    #[inline]
+    pub(crate) fn is_hosted(&self) -> bool {
+        self.hosted.is_some()
+    }
+
+    /// Tells a device in this process that `bytes` were stored at byte `at`.
+    #[cold]
+    pub(crate) fn tell(&self, at: usize, bytes: &[u8]) {
+        if let Some(hosted) = self.hosted.as_ref().filter(|_| !self.is_inherited()) {
+            hosted.file.rung(hosted.offset, at, bytes);
+        }
+    }
+
+    /// Has a device in this process bring its registers up to date.
+    #[cold]
+    pub(crate) fn look(&self) {
+        if let Some(hosted) = self.hosted.as_ref().filter(|_| !self.is_inherited()) {
+            hosted.file.looked_at(hosted.offset);
+        }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        self.raw.as_mut_ptr()
+        match &*self.raw {
+            Raw::Mapped(raw) => raw.as_mut_ptr(),
+            Raw::Shown(pages) => pages.as_ptr(),
+        }
     }
 
     /// Whether the caller runs in a child of the process that made the mapping. What it writes
@@ -97,16 +132,9 @@ impl Mapping {
     }
 
     pub(crate) fn len(&self) -> usize {
-        self.raw.len()
-    }
-}
-
-impl Drop for Mapping {
-    fn drop(&mut self) {
-        if self.is_inherited() {
-            return;
+        match &*self.raw {
+            Raw::Mapped(raw) => raw.len(),
+            Raw::Shown(pages) => pages.len(),
         }
-        // SAFETY: dropped once, here, and not used afterwards.
-        unsafe { ManuallyDrop::drop(&mut self.raw) };
     }
 }

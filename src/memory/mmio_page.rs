@@ -9,6 +9,7 @@ use super::mapping::Mapping;
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
 use std::sync::atomic::{Ordering, fence};
+use zerocopy::{Immutable, IntoBytes};
 
 /// A mapped page, or several.
 #[derive(Debug)]
@@ -25,7 +26,7 @@ impl std::panic::UnwindSafe for MmioPage {}
 impl std::panic::RefUnwindSafe for MmioPage {}
 
 /// An integer that one access moves.
-pub(crate) trait Word: Copy {}
+pub(crate) trait Word: Copy + IntoBytes + Immutable {}
 impl Word for u16 {}
 impl Word for u32 {}
 impl Word for u64 {}
@@ -65,6 +66,9 @@ impl MmioPage {
         // SAFETY: inside and aligned; a device's page has no other meaning than what is stored.
         unsafe { place.write_volatile(value) };
         mmio_flush();
+        if self.mapping.is_hosted() {
+            self.mapping.tell(offset, value.as_bytes());
+        }
         Some(())
     }
 
@@ -72,6 +76,9 @@ impl MmioPage {
     /// after this one come after it.
     pub(crate) fn load<T: Word>(&self, offset: usize) -> Option<T> {
         let place = self.place::<T>(offset)?;
+        if self.mapping.is_hosted() {
+            self.mapping.look();
+        }
         // SAFETY: inside and aligned, and any bytes are an integer.
         let value = unsafe { place.read_volatile() };
         fence(Ordering::Acquire);

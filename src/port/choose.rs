@@ -107,10 +107,12 @@ impl Context {
         let table: Vec<_> = table.into_iter().filter(|entry| entry.port == port).collect();
         // The GIDs of InfiniBand are the port's and not an interface's.
         let ethernet = attr.link_layer == LinkLayer::ETHERNET;
-        let addresses = if ethernet { Addresses::here() } else { Addresses::default() };
+        let platform = self.device().platform();
+        let addresses = if ethernet { Addresses::of(platform) } else { Addresses::default() };
         let netdev = if ethernet { self.device().netdev(port).ok().flatten() } else { None };
+        let route = |peer, interface, confirmed| route_to(platform, peer, interface, confirmed);
         let facts =
-            Facts { ethernet, netdev: netdev.as_deref(), addresses: &addresses, route: &route_to };
+            Facts { ethernet, netdev: netdev.as_deref(), addresses: &addresses, route: &route };
         choose_gid(&facts, &table, filter).map_err(|refusal| match refusal {
             Refusal::NoGid(why) => {
                 let device = self.device().name();

@@ -166,6 +166,9 @@ impl Context {
                 ),
             ));
         }
+        if let Some(key) = self.file.device.hosted_pkey(port, index) {
+            return Ok(key);
+        }
         let name = self.file.device.name();
         let path = format!("/sys/class/infiniband/{name}/ports/{port}/pkeys/{index}");
         let text = std::fs::read_to_string(&path).map_err(|error| {

@@ -102,6 +102,14 @@ impl CqRing {
         }
     }
 
+    /// Has the next poll catch up again.
+    pub(crate) fn mark_dirty(&self) {
+        match self {
+            CqRing::Rxe(cq) => cq.poll_gate().mark_dirty(),
+            CqRing::Mlx5(cq) => cq.poll_gate().mark_dirty(),
+        }
+    }
+
     /// The next completion of a queue pair that is alive, consumed.
     #[inline(always)]
     pub(crate) fn next(&mut self) -> Option<ProviderWc<'_>> {

@@ -344,6 +344,11 @@ impl QpAttr {
         self.bits().contains(Mask::IB_QP_RATE_LIMIT).then_some(self.rate_limit)
     }
 
+    /// Whether the rate limit is all that changes.
+    pub(super) fn limits_rate_alone(&self) -> bool {
+        self.bits() == Mask::IB_QP_RATE_LIMIT
+    }
+
     /// Refuses a value that no device could take.
     pub(super) fn check_ranges(&self, verb: &'static str) -> Result<()> {
         let raw = &self.raw;

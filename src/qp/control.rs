@@ -171,6 +171,13 @@ impl QpControl {
                 self.qp.file().device.name(),
                 self.qp_type()
             )),
+            // So says mlx5 of Linux 6.1; later ones say that they do not support it.
+            Errno::INVAL if attr.limits_rate_alone() => error.detail(format!(
+                "{} takes no rate_limit {} of type {}",
+                self.qp.file().device.name(),
+                attr.limit().unwrap_or_default(),
+                self.qp_type()
+            )),
             Errno::NOMEM | Errno::IO | Errno::AGAIN => error,
             _ => {
                 if let Some(why) = attr.paths().find_map(|path| context.explain_path(errno, &path))

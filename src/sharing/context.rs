@@ -16,6 +16,7 @@ use crate::sharing::envelope::Envelope;
 use crate::uverbs::command::Command;
 use crate::uverbs::fd::UverbsFd;
 use crate::uverbs::kernel::Kernel;
+use crate::uverbs::open_file::OpenFile;
 use rustix::io::Errno;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -106,7 +107,7 @@ impl Context {
     #[doc(alias = "ibv_import_device")]
     pub fn import(fd: OwnedFd) -> Result<Context> {
         let device = Device::of_file(VERB, fd.as_fd())?;
-        Context::import_on(|driver, epoch| Box::new(UverbsFd::new(fd, driver, epoch)), device, None)
+        Context::import_on(on_file(fd), device, None)
     }
 
     /// Makes a context as [`import`](Self::import) does, with the envelope that the exporter sent along. It
@@ -121,9 +122,7 @@ impl Context {
     /// one of another device. Both are found without asking the kernel.
     pub fn import_exported(fd: OwnedFd, envelope: &Envelope) -> Result<Context> {
         let device = Device::of_file(VERB, fd.as_fd())?;
-        let make =
-            |driver, epoch| -> Box<dyn Kernel> { Box::new(UverbsFd::new(fd, driver, epoch)) };
-        Context::import_on(make, device, Some(envelope))
+        Context::import_on(on_file(fd), device, Some(envelope))
     }
 
     /// Makes a context on a file that already has one.
@@ -205,6 +204,11 @@ impl FileFacts {
     fn assumed() -> FileFacts {
         FileFacts { origin: 0, completion_vectors: 1, optional_access: true }
     }
+}
+
+/// The kernel behind a file that another process, or this one, shared.
+fn on_file(fd: OwnedFd) -> impl FnOnce(u32, Epoch) -> Box<dyn Kernel> {
+    |driver, epoch| Box::new(UverbsFd::new(OpenFile::of_fd(fd, epoch), driver, epoch))
 }
 
 /// The exporter's facts about a file of this device.

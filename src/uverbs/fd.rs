@@ -7,10 +7,11 @@ use super::command::{Command, Message};
 use super::doorbell::{Doorbell, Response};
 use super::invoke_write::write;
 use super::kernel::Kernel;
+use super::open_file::{OpenFile, linux_ioctl};
 use crate::memory::fork::Epoch;
 use crate::memory::mapping::{Mapper, Mapping};
+use crate::platform::Platform;
 use rustix::io::Errno;
-use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 use std::ffi::c_void;
 use std::os::fd::{AsFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -27,7 +28,7 @@ use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL;
 /// A uverbs file, bound to the driver whose ABI it speaks.
 #[derive(Debug)]
 pub(crate) struct UverbsFd {
-    fd: OwnedFd,
+    file: OpenFile,
     driver: u32,
     epoch: Epoch,
     /// The kernel takes no more commands by `write(2)`, see [`Kernel::ring`].
@@ -35,42 +36,22 @@ pub(crate) struct UverbsFd {
 }
 
 impl UverbsFd {
-    pub(crate) fn new(fd: OwnedFd, driver: u32, epoch: Epoch) -> Self {
-        UverbsFd { fd, driver, epoch, unwritable: AtomicBool::new(false) }
+    pub(crate) fn new(file: impl Into<OpenFile>, driver: u32, epoch: Epoch) -> Self {
+        UverbsFd { file: file.into(), driver, epoch, unwritable: AtomicBool::new(false) }
     }
 }
 
-struct Invoke<'m>(&'m mut Message);
-
-// SAFETY: the opcode is the one uverbs ioctl, whose argument is a message that begins with its length.
-unsafe impl Ioctl for Invoke<'_> {
-    type Output = ();
-    const IS_MUTATING: bool = true;
-
-    fn opcode(&self) -> Opcode {
-        RDMA_VERBS_IOCTL as Opcode
-    }
-
-    fn as_ptr(&mut self) -> *mut c_void {
-        std::ptr::from_mut(self.0).cast()
-    }
-
-    unsafe fn output_from_ptr(_: IoctlOutput, _: *mut c_void) -> rustix::io::Result<()> {
-        Ok(())
-    }
-}
-
-/// Issues a command to the driver's file.
-fn invoke(fd: BorrowedFd<'_>, driver: u32, command: &mut Command<'_>) -> Result<(), Errno> {
-    let message = command.message(driver)?;
-    // SAFETY: `Command` took every address in the message from a slice that it borrows, shared where the
-    // kernel reads and exclusively where it writes, with the slice's own length.
-    unsafe { rustix::ioctl::ioctl(fd, Invoke(message)) }
+/// A message as the ioctl takes it.
+fn address_of(message: &mut Message) -> *mut c_void {
+    std::ptr::from_mut(message).cast()
 }
 
 impl Kernel for UverbsFd {
     fn execute(&self, command: &mut Command<'_>) -> Result<(), Errno> {
-        invoke(self.fd.as_fd(), self.driver, command)
+        let message = command.message(self.driver)?;
+        // SAFETY: `Command` took every address in the message from a slice that it borrows, shared where the
+        // kernel reads and exclusively where it writes, with the slice's own length.
+        unsafe { self.file.ioctl(RDMA_VERBS_IOCTL, address_of(message)) }
     }
 
     fn ring(&self, doorbell: Doorbell) -> Result<(), Errno> {
@@ -78,7 +59,7 @@ impl Kernel for UverbsFd {
             let mut response = Response::default();
             // The kernel writes to `response`, which outlives the call.
             let address = std::ptr::from_mut(&mut response).expose_provenance() as u64;
-            match doorbell.by_write(address, |bytes| rustix::io::write(&self.fd, bytes)) {
+            match doorbell.by_write(address, |bytes| self.file.write(bytes)) {
                 Ok(_) => return Ok(()),
                 // The process's credentials differ from those of the open: it gave up privileges since,
                 // or inherited or received the file. The kernel accepts ioctls then.
@@ -94,12 +75,24 @@ impl Kernel for UverbsFd {
     }
 
     fn fd(&self) -> BorrowedFd<'_> {
-        self.fd.as_fd()
+        self.file.as_fd()
     }
 
     fn reopen(&self) -> Result<Box<dyn Kernel>, Errno> {
-        let fd = rustix::io::fcntl_dupfd_cloexec(&self.fd, 0)?;
-        Ok(Box::new(UverbsFd::new(fd, self.driver, Epoch::current()?)))
+        let file = self.file.reopen()?;
+        Ok(Box::new(UverbsFd::new(file, self.driver, Epoch::current()?)))
+    }
+
+    fn platform(&self) -> Platform {
+        self.file.platform()
+    }
+
+    fn polled(&self) -> bool {
+        self.file.polled()
+    }
+
+    fn is_hosted(&self) -> bool {
+        self.file.is_hosted()
     }
 }
 
@@ -119,7 +112,9 @@ pub(crate) fn driver_among(
 ) -> Result<Option<u32>, Errno> {
     for driver in drivers {
         let mut command = Command::new(UVERBS_OBJECT_DEVICE, NO_SUCH_METHOD);
-        match invoke(fd, driver, &mut command) {
+        let message = command.message(driver)?;
+        // SAFETY: the message has no attributes, so that the kernel reads its header alone.
+        match unsafe { linux_ioctl(fd, RDMA_VERBS_IOCTL, address_of(message)) } {
             Err(Errno::PROTONOSUPPORT) => return Ok(Some(driver)),
             Ok(()) | Err(Errno::INVAL) => {}
             Err(errno) => return Err(errno),
@@ -152,11 +147,11 @@ pub(crate) fn create_async_event_file(kernel: &dyn Kernel) -> Result<OwnedFd, Er
 
 impl Mapper for UverbsFd {
     fn map(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
-        Mapping::of_fd(self.fd.as_fd(), offset, length, self.epoch)
+        self.file.map(offset, length, false, self.epoch)
     }
 
     fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno> {
-        Mapping::read_only(self.fd.as_fd(), offset, length, self.epoch)
+        self.file.map(offset, length, true, self.epoch)
     }
 }
 

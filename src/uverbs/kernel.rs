@@ -3,6 +3,7 @@
 use super::command::Command;
 use super::doorbell::Doorbell;
 use crate::memory::mapping::Mapper;
+use crate::platform::Platform;
 use rustix::io::Errno;
 use std::fmt::Debug;
 use std::os::fd::BorrowedFd;
@@ -16,6 +17,21 @@ pub(crate) trait Kernel: Mapper + Debug + Send + Sync + UnwindSafe + RefUnwindSa
     /// Rings a doorbell that is in the kernel. Allocates nothing: this is part of a data path.
     fn ring(&self, doorbell: Doorbell) -> Result<(), Errno> {
         doorbell.by_ioctl(|command| self.execute(command))
+    }
+
+    /// The system that the file belongs to.
+    fn platform(&self) -> Platform {
+        Platform::LINUX
+    }
+
+    /// Whether the device is in this process, and sees no store by itself.
+    fn is_hosted(&self) -> bool {
+        false
+    }
+
+    /// Has a device run that runs only when it is polled; whether the next poll has to call this again.
+    fn polled(&self) -> bool {
+        false
     }
 
     /// Maps pages of the file, for providers.

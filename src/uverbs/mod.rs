@@ -8,5 +8,6 @@ pub(crate) mod doorbell;
 pub(crate) mod fd;
 pub(crate) mod invoke_write;
 pub(crate) mod kernel;
+pub(crate) mod open_file;
 #[cfg(test)]
 pub(crate) mod scripted;

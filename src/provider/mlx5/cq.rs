@@ -407,14 +407,24 @@ impl CqRing {
     }
 
     /// Asks for an event at the next completion, or the next solicited one or error. `arm_sn` counts in bits
-    /// 28 and 29 the events of this queue that were read from its channel.
+    /// 28 and 29 the events of this queue that were read from its channel. Returns the word of the
+    /// register.
     #[inline(always)]
-    pub(crate) fn arm(&mut self, solicited: bool, arm_sn: u32) {
+    pub(crate) fn arm(&mut self, solicited: bool, arm_sn: u32) -> u64 {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
         let word = arm_sn | command | self.reader.consumer();
         self.armed.set(word);
         // The register's write begins with a barrier, behind the doorbell record.
-        self.arming.ring(pair(word, 0) | self.cqn);
+        let word = pair(word, 0) | self.cqn;
+        self.arming.ring(word);
+        word
+    }
+
+    /// As [`arm`](Self::arm), where the device is in this process.
+    #[cold]
+    pub(crate) fn arm_hosted(&mut self, solicited: bool, arm_sn: u32) {
+        let word = self.arm(solicited, arm_sn);
+        self.arming.tell(word);
     }
 
     /// Pretends to be another queue, of which `consumer` completions were consumed.

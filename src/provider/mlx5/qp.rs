@@ -10,6 +10,7 @@ use super::wr_ids::{Receives, SharedQp};
 use super::{Mlx5, misfit};
 use crate::error::{Error, Result};
 use crate::memory::allocator::{ResourceType, Source};
+use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
     self, CreateRequest, CreatedQp, CreatedTarget, Member, QpInitAttr, RecvRing, SendLimits,
@@ -170,6 +171,10 @@ pub(crate) fn create<K>(
         (None, Some(memory)) => (memory, rq_size.bytes()),
         (None, None) => return Err(misfit()),
     };
+    let ring_gate = match register.is_hosted() {
+        true => Gate::alone(&mlx5.records).map_err(|errno| Error::new(source.verb, errno))?,
+        false => gate.clone(),
+    };
     let send = sq::SendRing::new(sq::Setup {
         memory: sq_memory,
         offset,
@@ -185,6 +190,7 @@ pub(crate) fn create<K>(
         shared: shared.clone(),
         frames: limits.frames,
         gate: gate.clone(),
+        ring_gate,
     });
     let cap = ib_uverbs_qp_cap {
         max_send_wr: sq_size.max_post,

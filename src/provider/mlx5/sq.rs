@@ -183,6 +183,8 @@ pub(crate) struct Setup {
     pub(crate) shared: Arc<SharedQp>,
     pub(crate) frames: Frames,
     pub(crate) gate: Gate,
+    /// Open as `gate` is. Shut for ever where the device is in this process, and has to be told of each ring.
+    pub(crate) ring_gate: Gate,
 }
 
 /// A send queue.
@@ -214,6 +216,7 @@ pub(crate) struct SendRing {
     shared: Arc<SharedQp>,
     frames: Frames,
     gate: Gate,
+    ring_gate: Gate,
 }
 
 impl SendRing {
@@ -252,6 +255,7 @@ impl SendRing {
             shared: setup.shared,
             frames: setup.frames,
             gate: setup.gate,
+            ring_gate: setup.ring_gate,
         })
     }
 
@@ -553,14 +557,10 @@ impl SendRing {
     #[inline(always)]
     pub(crate) fn ring(&mut self, cursor: &SendCursor, single: bool) -> Result<(), RingError> {
         // A batch may be older than a fork, and the register is the parent's.
-        if self.gate.is_shut() {
-            return Err(RingError::Forked);
+        if self.ring_gate.is_shut() {
+            return self.ring_hosted(cursor, single);
         }
-        self.producer = cursor.at;
-        self.head = cursor.head;
-        // Pairs with the device reading WQEs after the doorbell record that counts their WQEBBs.
-        udma_to_device();
-        self.dbrec.set(cursor.at & 0xffff);
+        self.publish(cursor);
         if self.owns_register {
             self.ring_register(single, cursor);
         } else {
@@ -569,6 +569,31 @@ impl SendRing {
             drop(held);
         }
         Ok(())
+    }
+
+    /// As [`ring`](Self::ring), where the device is in this process; in a forked child an error.
+    #[cold]
+    #[inline(never)]
+    fn ring_hosted(&mut self, cursor: &SendCursor, single: bool) -> Result<(), RingError> {
+        if self.gate.is_shut() {
+            return Err(RingError::Forked);
+        }
+        self.publish(cursor);
+        let held = (!self.owns_register).then(|| self.register.hold());
+        self.ring_register(single, cursor);
+        self.register.tell(cursor.word);
+        drop(held);
+        Ok(())
+    }
+
+    /// Makes the WQEs up to a cursor the device's.
+    #[inline(always)]
+    fn publish(&mut self, cursor: &SendCursor) {
+        self.producer = cursor.at;
+        self.head = cursor.head;
+        // Pairs with the device reading WQEs after the doorbell record that counts their WQEBBs.
+        udma_to_device();
+        self.dbrec.set(cursor.at & 0xffff);
     }
 
     #[inline(always)]

@@ -142,6 +142,7 @@ impl Sender {
             shared: qp.clone(),
             frames: shape.frames,
             gate: open(&dbrec),
+            ring_gate: open(&dbrec),
         });
         Sender { ring: ring.unwrap(), device, dbrec, page, qp }
     }

@@ -148,7 +148,9 @@ fn cqes_are_copied_before_the_record_of_a_resized_queue() {
 #[test]
 fn arming_is_recorded_and_then_rung() {
     let mut completed = Completed::new(4, 64);
-    let steps = steps_of(|| completed.ring.arm(false, 0));
+    let steps = steps_of(|| {
+        completed.ring.arm(false, 0);
+    });
     // Nobody is kept out: a word is one store.
     assert_eq!(
         steps,

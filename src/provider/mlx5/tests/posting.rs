@@ -199,6 +199,7 @@ fn no_queue_has_more_entries_than_completions_tell_apart() {
             shared: qp.clone(),
             frames: Frames { min_header: 0, checksums: false },
             gate: super::open(&dbrec),
+            ring_gate: super::open(&dbrec),
         });
         assert_eq!(ring.is_some(), fits);
         let place = rq::RqLayout { offset: 0, entries: wqebbs, stride: 16, max_sge: 1 };

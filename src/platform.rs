@@ -1,0 +1,71 @@
+//! The system that a program runs on: Linux, or a hosted kernel that stands for it in this process. It has the
+//! clock, and the wait for descriptors.
+
+use rustix::event::{PollFd, Timespec};
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+use uverbs_host::HostSystem;
+
+/// Linux, or a hosted system.
+#[derive(Clone, Debug)]
+pub(crate) struct Platform(Option<Arc<dyn HostSystem>>);
+
+impl From<Arc<dyn HostSystem>> for Platform {
+    fn from(system: Arc<dyn HostSystem>) -> Platform {
+        Platform(Some(system))
+    }
+}
+
+impl PartialEq for Platform {
+    fn eq(&self, other: &Platform) -> bool {
+        match (&self.0, &other.0) {
+            (None, None) => true,
+            (Some(a), Some(b)) => Arc::ptr_eq(a, b),
+            _ => false,
+        }
+    }
+}
+impl Eq for Platform {}
+
+impl Platform {
+    pub(crate) const LINUX: Platform = Platform(None);
+
+    /// The system of the process: the one that was installed, or else Linux.
+    pub(crate) fn current() -> Platform {
+        Platform(uverbs_host::installed().cloned())
+    }
+
+    /// The hosted system, if it is one.
+    pub(crate) fn hosted(&self) -> Option<&Arc<dyn HostSystem>> {
+        self.0.as_ref()
+    }
+
+    /// The time.
+    pub(crate) fn now(&self) -> Instant {
+        self.0.as_ref().map_or_else(Instant::now, |system| system.now())
+    }
+
+    /// The time after `timeout`; `None` for one that the clock cannot represent, and without a timeout.
+    pub(crate) fn deadline(&self, timeout: Option<Duration>) -> Option<Instant> {
+        timeout.and_then(|timeout| self.now().checked_add(timeout))
+    }
+
+    /// Waits until a descriptor is ready or the deadline has come; answers how many are ready. A signal ends
+    /// the wait early.
+    pub(crate) fn wait(
+        &self,
+        fds: &mut [PollFd<'_>],
+        deadline: Option<Instant>,
+    ) -> Result<usize, Errno> {
+        if let Some(system) = &self.0 {
+            return system.wait(fds, deadline);
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match rustix::event::poll(fds, left.as_ref()) {
+            Err(Errno::INTR) => Ok(0),
+            answer => answer,
+        }
+    }
+}
