@@ -126,7 +126,7 @@ fn a_recording_is_not_overwritten() {
 /// A recording of one reset.
 fn recording(folder: &Path) -> PathBuf {
     let path = folder.join("function0.record");
-    let mut recorder = connectx::recording::Recorder::create(&path, 0).unwrap();
+    let mut recorder = uverbs_connectx::recording::Recorder::create(&path, 0).unwrap();
     recorder.reset(0);
     recorder.flush();
     path

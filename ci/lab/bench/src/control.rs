@@ -249,9 +249,9 @@ pub fn step<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Failu
         let counted = |_| Ok((stepped(device, name)? - stepped(device, NOTHING)?) as f64);
         match (0..runs).map(counted).collect::<Result<Vec<f64>, Failure>>() {
             Ok(runs) => {
-                println!("{}", Sample { operation: name.into(), way: STEPPED.into(), runs });
+                crate::say(Sample { operation: name.into(), way: STEPPED.into(), runs });
             }
-            Err(failure) => eprintln!("{name}: {failure}"),
+            Err(failure) => crate::complain(format_args!("{name}: {failure}")),
         }
     }
     Ok(())
