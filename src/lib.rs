@@ -128,6 +128,8 @@ pub mod porting;
 mod provider;
 mod qp;
 mod sharing;
+#[cfg(feature = "sim")]
+pub mod sim;
 mod srq;
 mod td;
 #[cfg(test)]

@@ -33,6 +33,8 @@ impl Platform {
 
     /// The system of the process: the one that was installed, or else Linux.
     pub(crate) fn current() -> Platform {
+        #[cfg(feature = "sim")]
+        crate::sim::install_from_environment();
         Platform(uverbs_host::installed().cloned())
     }
 

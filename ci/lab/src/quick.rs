@@ -86,6 +86,7 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/device", &["device::", "port::", "context::"]),
     ("src/port", &["port::"]),
     ("src/context.rs", &["context::", "device::"]),
+    ("src/platform.rs", &["context::", "cq::", "cm::"]),
     ("src/uverbs/", &["context::", "errors::", "fork::", "pd::"]),
     ("src/wr", &["rc::", "ud::"]),
     ("src/completion.rs", &["rc::", "cq::"]),
@@ -99,6 +100,8 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
 /// Packages of the workspace beside the library, whose own tests run if something in them changed.
 const PACKAGES: &[(&str, &str)] = &[
     ("uapi/", "uverbs-uapi"),
+    ("host/", "uverbs-host"),
+    ("sim/", "uverbs-sim"),
     ("ci/compile/", "compile-tests"),
     ("connectx/", "uverbs-connectx"),
     ("ci/connectx/", "connectx-vfio"),

@@ -15,7 +15,18 @@ type Layer = (&'static str, &'static [&'static str]);
 
 /// From the bottom to the top; `docs/ARCHITECTURE.md` says what each is for.
 const UVERBS: &[Layer] = &[
-    ("base", &["abort.rs", "error.rs", "first_panic.rs", "number.rs", "identity.rs"]),
+    (
+        "base",
+        &[
+            "abort.rs",
+            "error.rs",
+            "first_panic.rs",
+            "number.rs",
+            "identity.rs",
+            "platform.rs",
+            "sim.rs",
+        ],
+    ),
     ("memory", &["memory"]),
     (
         "values",

@@ -1,0 +1,723 @@
+//! The connection manager of the kernel: ids, their events, and the messages between ports.
+//!
+//! Pairs with `core/cma.c`; [`ucma`] takes the program's commands, [`connection`] is the state machine of a
+//! connection. Messages travel between ports of the fabric in order, and none is lost unless a port is gone.
+
+mod address;
+pub(crate) mod connection;
+mod id;
+pub(crate) mod message;
+mod ucma;
+
+use crate::network::Interface;
+use address::Address;
+use connection::{Connection, Output, Report};
+use id::{Event, Id, IdState, Param, Role};
+use message::{Body, Gid, Message, Service, Side, Transport};
+use rustix::io::Errno;
+use std::collections::{BTreeMap, VecDeque};
+
+/// `RDMA_UDP_QKEY`.
+const UDP_QKEY: u32 = 0x0123_4567;
+/// `RDMA_PS_UDP`, the port space of datagrams.
+const SPACE_UDP: u16 = 0x0111;
+/// The reason of a rejection: nobody listens.
+const REJ_INVALID_SERVICE_ID: u32 = 8;
+/// The reason of a rejection: the listener's backlog is full, or its file is gone.
+const REJ_CONSUMER_DEFINED: u32 = connection::REJ_CONSUMER_DEFINED;
+/// `IB_SIDR_UNSUPPORTED`: nobody listens.
+const SIDR_UNSUPPORTED: u32 = 1;
+/// `IB_SIDR_REJECT`.
+const SIDR_REJECT: u32 = 2;
+/// Nanoseconds until a request of a datagram service is sent again, and how often.
+const SIDR_TIMEOUT: u64 = 2 * (4_096 << 20);
+const SIDR_RETRIES: u8 = 15;
+
+/// An open file of the connection manager.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct CmFileId(pub(crate) u64);
+
+/// The connection manager.
+#[derive(Debug, Default)]
+pub(crate) struct Manager {
+    ids: BTreeMap<u32, Id>,
+    next_id: u32,
+    next_connection: u32,
+    next_port: u16,
+    files: BTreeMap<CmFileId, ucma::OpenCmFile>,
+    next_file: u64,
+    /// Messages on their way.
+    in_flight: VecDeque<Message>,
+    /// Connections whose ids are gone, and that still have something to say.
+    orphans: Vec<Connection>,
+}
+
+/// The ports of the fabric, as the manager sees them.
+#[derive(Debug)]
+pub(crate) struct Ports {
+    /// For each device its interface and its node GUID.
+    pub(crate) ports: Vec<(Interface, u64)>,
+}
+
+impl Ports {
+    /// The device that has an address, and the index of its GID, of RoCE v2.
+    fn find(&self, gid: &Gid) -> Option<(usize, usize)> {
+        self.ports.iter().enumerate().find_map(|(device, (interface, _))| {
+            let index = interface.gids.iter().rposition(|entry| entry.gid == *gid)?;
+            Some((device, index))
+        })
+    }
+
+    /// The address of a device that a peer is reached from.
+    fn source_for(&self, device: usize, to: &Address) -> Option<Address> {
+        let (interface, _) = self.ports.get(device)?;
+        let same = |address: &&std::net::IpAddr| address.is_ipv4() == to.ip.is_ipv4();
+        let link_local = |address: &std::net::IpAddr| Address::new(*address, 0).is_link_local();
+        let fits = |address: &&std::net::IpAddr| link_local(address) == to.is_link_local();
+        let found = interface.addresses.iter().filter(same).find(fits);
+        Some(Address::new(*found.or_else(|| interface.addresses.iter().find(same))?, 0))
+    }
+}
+
+impl Manager {
+    /// Creates an id, of a file.
+    fn create(&mut self, file: CmFileId, uid: u64, space: u16, kind: u8) -> u32 {
+        let number = self.next_id;
+        self.next_id += 1;
+        self.ids.insert(number, Id::new(file, uid, space, kind));
+        number
+    }
+
+    /// The id of a file with a number.
+    fn id(&mut self, file: CmFileId, number: u32) -> Result<&mut Id, Errno> {
+        match self.ids.get_mut(&number) {
+            Some(id) if id.file == file => Ok(id),
+            Some(_) => Err(Errno::INVAL),
+            None => Err(Errno::NOENT),
+        }
+    }
+
+    /// Queues an event at the file of an id. Those of a new connection, which the program has not accepted yet,
+    /// are dropped, as `ucma_event_handler` does.
+    fn report(&mut self, number: u32, event: Event) {
+        let Some(id) = self.ids.get(&number) else { return };
+        if id.uid == 0 {
+            return;
+        }
+        let (file, uid) = (id.file, id.uid);
+        if let Some(file) = self.files.get_mut(&file) {
+            file.queue(number, uid, event);
+        }
+    }
+
+    /// Sends what a connection said, and reports what happened to its id.
+    fn put_out(&mut self, number: u32, output: Output) {
+        self.in_flight.extend(output.messages);
+        for report in output.reports {
+            self.report_connection(number, report);
+        }
+    }
+
+    fn report_connection(&mut self, number: u32, report: Report) {
+        const TIMED_OUT: i32 = -(Errno::TIMEDOUT.raw_os_error());
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        let ended = |id: &mut Id| {
+            let was = id.state == IdState::Connected;
+            id.state = IdState::Disconnected;
+            was
+        };
+        let event = match report {
+            Report::Response(side) => {
+                let ece = side.ece;
+                Event { ece, ..Event::new(id::CONNECT_RESPONSE, 0, Param::Conn(side, REP_DATA)) }
+            }
+            Report::Rejected { reason, private_data } => {
+                ended(id);
+                let side = Side { private_data, ..Side::default() };
+                Event::new(id::REJECTED, reason as i32, Param::Conn(side, REJ_DATA))
+            }
+            Report::Unreachable => {
+                ended(id);
+                Event::new(id::UNREACHABLE, TIMED_OUT, Param::None)
+            }
+            Report::Established => {
+                id.state = IdState::Connected;
+                Event::new(id::ESTABLISHED, 0, Param::None)
+            }
+            Report::Disconnected => {
+                ended(id);
+                Event::new(id::DISCONNECTED, 0, Param::None)
+            }
+            Report::TimeWaitExit => Event::new(id::TIMEWAIT_EXIT, 0, Param::None),
+        };
+        self.report(number, event);
+    }
+
+    /// Binds an id to an address, with a port of the kernel's choice for port 0.
+    fn bind(&mut self, number: u32, at: Address, ports: &Ports) -> Result<(), Errno> {
+        let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
+        if id.state != IdState::Idle {
+            return Err(Errno::INVAL);
+        }
+        let device = match at.is_any() || at.is_loopback() {
+            true => None,
+            false => Some(ports.find(&at.gid()).ok_or(Errno::NODEV)?.0),
+        };
+        if at.port != 0 && at.port < 1024 && !may_bind_privileged() {
+            return Err(Errno::ACCESS);
+        }
+        let (space, reuse) = (id.space, id.reuse);
+        let taken = |port: u16| {
+            self.ids.values().any(|other| {
+                let bound = other.state != IdState::Idle && other.space == space;
+                let same = other.local.is_some_and(|local| {
+                    local.port == port && (local.is_any() || at.is_any() || local.ip == at.ip)
+                });
+                bound && same && !(reuse && other.reuse)
+            })
+        };
+        let port = match at.port {
+            0 => {
+                let first = self.next_port.max(32_768);
+                let free = (first..=60_999).chain(32_768..first).find(|port| !taken(*port));
+                free.ok_or(Errno::ADDRNOTAVAIL)?
+            }
+            port if taken(port) => return Err(Errno::ADDRINUSE),
+            port => port,
+        };
+        if at.port == 0 {
+            self.next_port = port + 1;
+        }
+        if let Some(id) = self.ids.get_mut(&number) {
+            id.local = Some(Address { port, ..at });
+            id.device = device;
+            id.state = IdState::Bound;
+        }
+        Ok(())
+    }
+
+    /// Resolves a peer's address: finds the device and the address that it is reached from.
+    fn resolve_addr(
+        &mut self,
+        number: u32,
+        from: Option<Address>,
+        to: Address,
+        ports: &Ports,
+    ) -> Result<(), Errno> {
+        let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
+        if !matches!(id.state, IdState::Idle | IdState::Bound) {
+            return Err(Errno::INVAL);
+        }
+        if let (IdState::Idle, Some(from)) = (id.state, from) {
+            self.bind(number, from, ports)?;
+        }
+        let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
+        let reached = ports.find(&to.gid());
+        let bound = id.device;
+        let event = match reached {
+            None if to.is_any() || to.is_loopback() => return Err(Errno::NODEV),
+            None => Event::new(id::ADDR_ERROR, -(Errno::HOSTUNREACH.raw_os_error()), Param::None),
+            Some((peer, _)) => {
+                let device = bound.unwrap_or(if id.local.is_none() { peer } else { 0 });
+                let source = id.local.filter(|local| !local.is_any() && !local.is_loopback());
+                let source = source.or_else(|| {
+                    let port = id.local.map_or(0, |local| local.port);
+                    Some(Address { port, ..ports.source_for(device, &to)? })
+                });
+                match source {
+                    Some(source) => {
+                        if id.state == IdState::Idle || source.port == 0 {
+                            if let Some(id) = self.ids.get_mut(&number) {
+                                id.state = IdState::Idle;
+                            }
+                            self.bind(number, source, ports)?;
+                        } else if let Some(id) = self.ids.get_mut(&number) {
+                            id.local = Some(source);
+                        }
+                        if let Some(id) = self.ids.get_mut(&number) {
+                            id.device = Some(device);
+                            id.peer = Some(to);
+                            id.state = IdState::AddrResolved;
+                        }
+                        Event::new(id::ADDR_RESOLVED, 0, Param::None)
+                    }
+                    None => {
+                        Event::new(id::ADDR_ERROR, -(Errno::NETUNREACH.raw_os_error()), Param::None)
+                    }
+                }
+            }
+        };
+        self.report(number, event);
+        Ok(())
+    }
+
+    fn resolve_route(&mut self, number: u32) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        if id.state != IdState::AddrResolved {
+            return Err(Errno::INVAL);
+        }
+        id.state = IdState::RouteResolved;
+        self.report(number, Event::new(id::ROUTE_RESOLVED, 0, Param::None));
+        Ok(())
+    }
+
+    fn listen(&mut self, number: u32, backlog: u32) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        match id.state {
+            // As `rdma_listen`, which binds to any address.
+            IdState::Idle => {
+                let any = Address::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0);
+                self.bind(number, any, &Ports { ports: Vec::new() })?;
+            }
+            IdState::Bound => {}
+            _ => return Err(Errno::INVAL),
+        }
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        const MAX_BACKLOG: u32 = 1024;
+        let backlog = if backlog == 0 || backlog > MAX_BACKLOG { MAX_BACKLOG } else { backlog };
+        id.role = Role::Listener { room: backlog };
+        id.state = IdState::Listening;
+        Ok(())
+    }
+
+    fn gids_of(id: &Id) -> Option<(Gid, Gid)> {
+        Some((id.local?.gid(), id.peer?.gid()))
+    }
+
+    fn connect(&mut self, now: u64, number: u32, side: Side) -> Result<(), Errno> {
+        let connection = self.new_connection();
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        if id.state != IdState::RouteResolved {
+            return Err(Errno::INVAL);
+        }
+        let (from, to) = Self::gids_of(id).ok_or(Errno::INVAL)?;
+        let (local, peer) = (id.local.ok_or(Errno::INVAL)?, id.peer.ok_or(Errno::INVAL)?);
+        let service = Service { space: id.space, port: peer.port, source_port: local.port };
+        id.state = IdState::Connecting;
+        if id.is_datagram() {
+            let private_data = side.private_data;
+            let body = Body::SidrReq { service, private_data };
+            let message = Message { from, to, local: connection, remote: 0, body };
+            let due = now + SIDR_TIMEOUT;
+            id.role = Role::Asking { message: message.clone(), left: SIDR_RETRIES, due };
+            self.in_flight.push_back(message);
+            return Ok(());
+        }
+        let mut active = Connection::new(connection, from, to, id.transport());
+        let output = active.connect(now, service, side);
+        id.role = Role::Connected(active);
+        self.put_out(number, output);
+        Ok(())
+    }
+
+    fn new_connection(&mut self) -> u32 {
+        self.next_connection += 1;
+        self.next_connection
+    }
+
+    /// Accepts a request, with `side`; without it confirms a reply.
+    fn accept(
+        &mut self,
+        now: u64,
+        number: u32,
+        uid: u64,
+        side: Option<(Side, u32)>,
+    ) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        let output = match (&mut id.role, side) {
+            (Role::Connected(connection), Some((side, _))) => {
+                let output = connection.accept(now, side).ok_or(Errno::INVAL)?;
+                id.uid = uid;
+                output
+            }
+            (Role::Connected(connection), None) => {
+                let output = connection.confirm().ok_or(Errno::INVAL)?;
+                id.state = IdState::Connected;
+                output
+            }
+            (Role::Asked { request }, Some((side, qkey))) => {
+                let qkey = if qkey == 0 { UDP_QKEY } else { qkey };
+                let message = Message {
+                    from: request.to,
+                    to: request.from,
+                    local: 0,
+                    remote: request.local,
+                    body: Body::SidrRep {
+                        status: 0,
+                        qpn: side.qpn,
+                        qkey,
+                        ece: side.ece,
+                        private_data: side.private_data,
+                    },
+                };
+                id.uid = uid;
+                id.state = IdState::Connected;
+                Output { messages: vec![message], ..Output::default() }
+            }
+            _ => return Err(Errno::INVAL),
+        };
+        self.put_out(number, output);
+        Ok(())
+    }
+
+    fn reject(&mut self, number: u32, reason: u32, data: Vec<u8>) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        let output = match &mut id.role {
+            Role::Connected(connection) => connection.reject(reason, data).ok_or(Errno::INVAL)?,
+            Role::Asked { request } => sidr_refusal(request, data),
+            _ => return Err(Errno::INVAL),
+        };
+        id.state = IdState::Disconnected;
+        self.put_out(number, output);
+        Ok(())
+    }
+
+    fn disconnect(&mut self, now: u64, number: u32) -> Result<(), Errno> {
+        let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
+        let output = match &mut id.role {
+            Role::Connected(connection) => connection.disconnect(now).ok_or(Errno::INVAL)?,
+            _ => return Err(Errno::INVAL),
+        };
+        self.put_out(number, output);
+        Ok(())
+    }
+
+    /// Destroys an id: closes its connection, rejects what waits. Returns how many of its events the program
+    /// has read.
+    fn destroy(&mut self, now: u64, number: u32) -> u32 {
+        let Some(id) = self.ids.remove(&number) else { return 0 };
+        let read = self.files.get_mut(&id.file).map_or(0, |file| file.forget(number));
+        match id.role {
+            Role::Connected(mut connection) => {
+                let output = connection.destroy(now);
+                self.in_flight.extend(output.messages);
+                if connection.deadline().is_some() {
+                    self.orphans.push(connection);
+                }
+            }
+            Role::Asked { request } if id.state != IdState::Connected => {
+                self.in_flight.extend(sidr_refusal(&request, Vec::new()).messages);
+            }
+            Role::Listener { .. } => {
+                // Requests that the program did not see.
+                for waiting in self.children_of(number) {
+                    self.destroy(now, waiting);
+                }
+            }
+            _ => {}
+        }
+        read
+    }
+
+    /// The ids of requests whose events the program has not read.
+    fn children_of(&self, listener: u32) -> Vec<u32> {
+        let waits = |id: &Id| id.parent == Some(listener) && id.unseen;
+        self.ids.iter().filter(|(_, id)| waits(id)).map(|(number, _)| *number).collect()
+    }
+
+    /// Whether [`run`](Self::run) would do anything.
+    pub(crate) fn has_work(&self, now: u64) -> bool {
+        !self.in_flight.is_empty() || self.deadline().is_some_and(|due| due <= now)
+    }
+
+    /// Passes messages on, and runs timers; whether there was anything.
+    pub(crate) fn run(&mut self, now: u64, ports: &Ports) -> bool {
+        let mut worked = false;
+        for number in self.due(now) {
+            worked = true;
+            self.run_timer(now, number);
+        }
+        let mut orphans = std::mem::take(&mut self.orphans);
+        for orphan in &mut orphans {
+            self.in_flight.extend(orphan.timeout(now).messages);
+        }
+        orphans.retain(|orphan| orphan.deadline().is_some());
+        self.orphans = orphans;
+        while let Some(message) = self.in_flight.pop_front() {
+            worked = true;
+            if ports.find(&message.to).is_some() {
+                self.deliver(now, &message, ports);
+            }
+        }
+        worked
+    }
+
+    fn due(&self, now: u64) -> Vec<u32> {
+        let is_due = |id: &Id| id.deadline().is_some_and(|due| due <= now);
+        self.ids.iter().filter(|(_, id)| is_due(id)).map(|(number, _)| *number).collect()
+    }
+
+    fn run_timer(&mut self, now: u64, number: u32) {
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        match &mut id.role {
+            Role::Connected(connection) => {
+                let output = connection.timeout(now);
+                self.put_out(number, output);
+            }
+            Role::Asking { message, left, due } if *left > 0 => {
+                (*left, *due) = (*left - 1, now + SIDR_TIMEOUT);
+                self.in_flight.push_back(message.clone());
+            }
+            Role::Asking { .. } => {
+                id.role = Role::None;
+                self.report_connection(number, Report::Unreachable);
+            }
+            _ => {}
+        }
+    }
+
+    /// When the next timer is due.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        let ids = self.ids.values().filter_map(Id::deadline);
+        ids.chain(self.orphans.iter().filter_map(Connection::deadline)).min()
+    }
+
+    fn deliver(&mut self, now: u64, message: &Message, ports: &Ports) {
+        match &message.body {
+            Body::Req { service, kind, side } => {
+                self.request(message, *service, *kind, side, ports);
+            }
+            Body::SidrReq { service, private_data } => {
+                self.sidr_request(message, *service, private_data, ports);
+            }
+            Body::SidrRep { .. } => self.sidr_reply(message, ports),
+            _ => self.deliver_to_connection(now, message),
+        }
+    }
+
+    fn deliver_to_connection(&mut self, now: u64, message: &Message) {
+        let of = |connection: &Connection| {
+            connection.local == message.remote && connection.from == message.to
+        };
+        let found = self.ids.iter().find(|(_, id)| id.connection().is_some_and(of));
+        if let Some(number) = found.map(|(number, _)| *number) {
+            let connection = self.ids.get_mut(&number).and_then(Id::connection_mut);
+            if let Some(output) = connection.map(|connection| connection.handle(now, message)) {
+                self.put_out(number, output);
+            }
+            return;
+        }
+        if let Some(orphan) = self.orphans.iter_mut().find(|orphan| of(orphan)) {
+            self.in_flight.extend(orphan.handle(now, message).messages);
+            return;
+        }
+        // As `cm_issue_drep`: a connection that is not known has ended.
+        if message.body == Body::Dreq {
+            let (from, to) = (message.to, message.from);
+            let (local, remote) = (message.remote, message.local);
+            self.in_flight.push_back(Message { from, to, local, remote, body: Body::Drep });
+        }
+    }
+
+    /// The listener for a service at an address.
+    fn listener(&self, service: Service, at: &Gid) -> Option<u32> {
+        let hears = |id: &Id| {
+            let local = id.local.filter(|_| id.state == IdState::Listening);
+            id.space == service.space
+                && local.is_some_and(|local| {
+                    local.port == service.port && (local.hears_all(at) || local.gid() == *at)
+                })
+        };
+        self.ids.iter().find(|(_, id)| hears(id)).map(|(number, _)| *number)
+    }
+
+    /// Makes the id of a request; `None` if the listener takes no more.
+    fn make_child(
+        &mut self,
+        listener: u32,
+        message: &Message,
+        service: Service,
+        ports: &Ports,
+        role: Role,
+    ) -> Option<u32> {
+        let parent = self.ids.get_mut(&listener)?;
+        let Role::Listener { room } = &mut parent.role else { return None };
+        *room = room.checked_sub(1)?;
+        let (file, space, kind) = (parent.file, parent.space, parent.kind);
+        let number = self.create(file, 0, space, kind);
+        let child = self.ids.get_mut(&number)?;
+        child.local = Address::of_gid(&message.to, service.port);
+        child.peer = Address::of_gid(&message.from, service.source_port);
+        child.device = ports.find(&message.to).map(|(device, _)| device);
+        child.state = IdState::Connecting;
+        (child.parent, child.unseen) = (Some(listener), true);
+        child.role = role;
+        Some(number)
+    }
+
+    /// Tells a listener of a request.
+    fn tell_listener(&mut self, listener: u32, child: u32, mut event: Event) {
+        event.new_id = Some(child);
+        self.report(listener, event);
+    }
+
+    fn request(
+        &mut self,
+        message: &Message,
+        service: Service,
+        kind: Transport,
+        side: &Side,
+        ports: &Ports,
+    ) {
+        let again = |id: &Id| {
+            let of = |connection: &Connection| {
+                connection.remote == message.local && connection.to == message.from
+            };
+            id.connection().is_some_and(of)
+        };
+        if self.ids.values().any(again) {
+            // A duplicate; the answer to the first is on its way.
+            return;
+        }
+        let refuse = |reason: u32| Message {
+            from: message.to,
+            to: message.from,
+            local: 0,
+            remote: message.local,
+            body: Body::Rej { reason, private_data: Vec::new() },
+        };
+        let Some(listener) = self.listener(service, &message.to) else {
+            return self.in_flight.push_back(refuse(REJ_INVALID_SERVICE_ID));
+        };
+        let local = self.new_connection();
+        let passive = Connection::requested(local, message, kind, side);
+        let role = Role::Connected(passive);
+        match self.make_child(listener, message, service, ports, role) {
+            Some(child) => {
+                let param = Param::Conn(side.mirrored(), REQ_DATA);
+                let event = Event::new(id::CONNECT_REQUEST, 0, param);
+                self.tell_listener(listener, child, Event { ece: side.ece, ..event });
+            }
+            None => self.in_flight.push_back(refuse(REJ_CONSUMER_DEFINED)),
+        }
+    }
+
+    fn sidr_request(&mut self, message: &Message, service: Service, data: &[u8], ports: &Ports) {
+        let again = |id: &Id| match &id.role {
+            Role::Asked { request } => {
+                request.local == message.local && request.from == message.from
+            }
+            _ => false,
+        };
+        if self.ids.values().any(again) {
+            return;
+        }
+        let Some(listener) = self.listener(service, &message.to) else {
+            let refusal = sidr_answer(message, SIDR_UNSUPPORTED, Vec::new());
+            return self.in_flight.push_back(refusal);
+        };
+        let role = Role::Asked { request: message.clone() };
+        match self.make_child(listener, message, service, ports, role) {
+            Some(child) => {
+                let param = Param::Ud {
+                    gid: None,
+                    qpn: 0,
+                    qkey: 0,
+                    data: data.to_vec(),
+                    room: SIDR_REQ_DATA,
+                };
+                let event = Event::new(id::CONNECT_REQUEST, 0, param);
+                self.tell_listener(listener, child, event);
+            }
+            None => self.in_flight.push_back(sidr_answer(message, SIDR_REJECT, Vec::new())),
+        }
+    }
+
+    fn sidr_reply(&mut self, message: &Message, ports: &Ports) {
+        let Body::SidrRep { status, qpn, qkey, ece, private_data } = &message.body else { return };
+        let of = |id: &Id| match &id.role {
+            Role::Asking { message: asked, .. } => {
+                asked.local == message.remote && asked.from == message.to
+            }
+            _ => false,
+        };
+        let found = self.ids.iter().find(|(_, id)| of(id)).map(|(number, _)| *number);
+        let Some(number) = found else { return };
+        let Some(id) = self.ids.get_mut(&number) else { return };
+        id.role = Role::None;
+        if *status != 0 {
+            id.state = IdState::Disconnected;
+            let event = Event::new(id::UNREACHABLE, *status as i32, Param::None);
+            return self.report(number, event);
+        }
+        id.state = IdState::Connected;
+        let source = ports.find(&message.to).map(|(_, index)| index);
+        let param = Param::Ud {
+            gid: source.map(|index| (message.from, index)),
+            qpn: *qpn,
+            qkey: *qkey,
+            data: private_data.clone(),
+            room: SIDR_REP_DATA,
+        };
+        self.report(number, Event { ece: *ece, ..Event::new(id::ESTABLISHED, 0, param) });
+    }
+
+    /// Joins a multicast group: on RoCE nobody is asked.
+    fn join(
+        &mut self,
+        number: u32,
+        file: CmFileId,
+        uid: u64,
+        group: Address,
+        ports: &Ports,
+    ) -> Result<u32, Errno> {
+        let id = self.ids.get(&number).ok_or(Errno::NOENT)?;
+        let device = id.device.ok_or(Errno::INVAL)?;
+        if id.kind != id::UD {
+            return Err(Errno::INVAL);
+        }
+        let space = id.space;
+        let (interface, _) = ports.ports.get(device).ok_or(Errno::NODEV)?;
+        let same = |gid: &Gid| Address::of_gid(gid, 0).map(|at| at.ip.is_ipv4());
+        let wanted = Some(group.ip.is_ipv4());
+        let index = interface.gids.iter().rposition(|entry| same(&entry.gid) == wanted);
+        let index = index.ok_or(Errno::NODEV)?;
+        let member = self.create(file, uid, space, id::UD);
+        if let Some(member) = self.ids.get_mut(&member) {
+            member.role = Role::Member { of: number };
+        }
+        let param = Param::Ud {
+            gid: Some((group.gid(), index)),
+            qpn: 0xff_ffff,
+            qkey: if space == SPACE_UDP { UDP_QKEY } else { 0 },
+            data: Vec::new(),
+            room: 0,
+        };
+        self.report(member, Event::new(id::MULTICAST_JOIN, 0, param));
+        Ok(member)
+    }
+
+    /// How many ids are on a device.
+    pub(crate) fn count_on(&self, device: usize) -> usize {
+        self.ids.values().filter(|id| id.device == Some(device)).count()
+    }
+}
+
+/// Bytes of private data that each message has room for, beside the addresses.
+const REQ_DATA: usize = 56;
+const REP_DATA: usize = 196;
+const REJ_DATA: usize = 148;
+const SIDR_REQ_DATA: usize = 180;
+const SIDR_REP_DATA: usize = 136;
+
+fn sidr_answer(request: &Message, status: u32, private_data: Vec<u8>) -> Message {
+    let ece = message::Ece::default();
+    Message {
+        from: request.to,
+        to: request.from,
+        local: 0,
+        remote: request.local,
+        body: Body::SidrRep { status, qpn: 0, qkey: 0, ece, private_data },
+    }
+}
+
+fn sidr_refusal(request: &Message, private_data: Vec<u8>) -> Output {
+    let message = sidr_answer(request, SIDR_REJECT, private_data);
+    Output { messages: vec![message], ..Output::default() }
+}
+
+/// Whether the process may bind ports below 1024.
+fn may_bind_privileged() -> bool {
+    use rustix::thread::{CapabilitySet, capabilities};
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_BIND_SERVICE))
+}

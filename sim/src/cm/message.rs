@@ -1,0 +1,93 @@
+//! Messages of the connection manager, as values.
+//!
+//! Pairs with chapter 12 of the InfiniBand specification and `core/cm_msgs.h`. A message travels between the
+//! ports of a fabric; nothing here says how its bytes lie.
+
+/// The end of a path: a port's GID.
+pub(crate) type Gid = [u8; 16];
+
+/// Private data of a message.
+pub(crate) type PrivateData = Vec<u8>;
+
+/// Options that a vendor's devices agree on (ECE).
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Ece {
+    pub(crate) vendor: u32,
+    pub(crate) options: u32,
+}
+
+/// The parameters of one side, in a request and in a reply.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Side {
+    pub(crate) qpn: u32,
+    pub(crate) starting_psn: u32,
+    pub(crate) responder_resources: u8,
+    pub(crate) initiator_depth: u8,
+    pub(crate) flow_control: u8,
+    pub(crate) retry_count: u8,
+    pub(crate) rnr_retry_count: u8,
+    pub(crate) srq: u8,
+    pub(crate) ece: Ece,
+    pub(crate) private_data: PrivateData,
+}
+
+impl Side {
+    /// The parameters as the other side sees them: what one side asks, the other answers.
+    pub(crate) fn mirrored(&self) -> Side {
+        Side {
+            responder_resources: self.initiator_depth,
+            initiator_depth: self.responder_resources,
+            ..self.clone()
+        }
+    }
+}
+
+/// A message about a connection or a datagram service.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Body {
+    /// Asks for a connection with a service.
+    Req { service: Service, kind: Transport, side: Side },
+    /// Answers a request.
+    Rep { side: Side },
+    /// Tells that the reply came.
+    Rtu,
+    /// Refuses a request or a reply.
+    Rej { reason: u32, private_data: PrivateData },
+    /// Ends a connection.
+    Dreq,
+    /// Answers that a connection has ended.
+    Drep,
+    /// Asks a datagram service for its queue pair.
+    SidrReq { service: Service, private_data: PrivateData },
+    /// Answers with a queue pair, or with a status that is not 0.
+    SidrRep { status: u32, qpn: u32, qkey: u32, ece: Ece, private_data: PrivateData },
+}
+
+/// The type of the queue pairs of a connection.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum Transport {
+    Rc,
+    Uc,
+    Xrc,
+}
+
+/// The service that a request is for: a port space, a port, and both addresses as `rdma_cm` puts them into
+/// private data.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Service {
+    pub(crate) space: u16,
+    pub(crate) port: u16,
+    pub(crate) source_port: u16,
+}
+
+/// A message with the numbers by which both ends know the connection.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Message {
+    pub(crate) from: Gid,
+    pub(crate) to: Gid,
+    /// The sender's number of the connection.
+    pub(crate) local: u32,
+    /// The receiver's number; 0 in a request.
+    pub(crate) remote: u32,
+    pub(crate) body: Body,
+}

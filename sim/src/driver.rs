@@ -1,0 +1,433 @@
+//! The driver of a function: what mlx5_core and mlx5_ib keep, and the firmware commands that they send.
+//!
+//! Pairs with `mlx5_cmd_exec` and `mlx5_cmd_check` in `core/cmd.c`, with `core/eq.c`, and with `hw/mlx5/main.c`.
+
+use crate::call::Result;
+use crate::events::EventFile;
+use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Membership, RawQp, Xrcd};
+use crate::memory::Pages;
+use crate::network::Interface;
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::sync::{Arc, Weak};
+use uverbs_connectx::fabric::Fabric as Switch;
+use uverbs_connectx::format::event::{self, Event, Subject};
+use uverbs_connectx::guest::GuestMemory;
+use uverbs_connectx::options::Options;
+use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
+use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
+use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
+use uverbs_uapi::mlx5::prm::cqc::{cqc, create_cq_in};
+use uverbs_uapi::mlx5::prm::hca_cap::atomic_caps;
+use uverbs_uapi::mlx5::prm::object::{alloc_pd_out, alloc_uar_out, alloc_xrcd_out};
+use uverbs_uapi::mlx5::prm::srqc::{create_xrc_srq_in, xrc_srqc};
+use uverbs_uapi::mlx5::prm::vport::{
+    modify_nic_vport_context_in, modify_nic_vport_field_select, nic_vport_context,
+    roce_addr_layout, set_roce_address_in,
+};
+use uverbs_uapi::mlx5::prm::{Bits, Layout, opcode};
+use uverbs_uapi::qp::{ib_uverbs_modify_qp, ib_uverbs_qp_cap};
+use zerocopy::IntoBytes;
+
+/// Bytes of a page in the lists of commands.
+const PAGE: u64 = 4096;
+/// Events that the driver wants.
+const EVENTS: [u8; 7] = [
+    event::CQ_ERROR,
+    event::WQ_CATASTROPHIC,
+    event::PORT_CHANGE,
+    event::WQ_INVALID_REQUEST,
+    event::WQ_ACCESS_ERROR,
+    event::LAST_WQE_REACHED,
+    event::SRQ_LIMIT,
+];
+
+/// Where an object reports, and the number by which the program knows it there.
+#[derive(Clone, Debug)]
+pub(crate) struct Reports {
+    pub(crate) to: EventFile,
+    pub(crate) user_handle: u64,
+}
+
+/// A completion queue.
+#[derive(Debug)]
+pub(crate) struct Cq {
+    /// The address of its doorbell record.
+    pub(crate) record: u64,
+    pub(crate) channel: Option<Reports>,
+    pub(crate) events: Option<Reports>,
+    /// Bytes of an entry.
+    pub(crate) cqe_size: u32,
+    pub(crate) entries: u32,
+}
+
+/// An open handle of a queue pair. An XRC target may have several.
+pub(crate) type OpenerId = u64;
+
+/// A queue pair.
+#[derive(Debug)]
+pub(crate) struct Qp {
+    /// Where each opener has events reported.
+    pub(crate) openers: BTreeMap<OpenerId, Option<Reports>>,
+    /// The attributes that were set last: the driver asks firmware for the state alone.
+    pub(crate) attr: ib_uverbs_modify_qp,
+    /// The state that was set or seen last.
+    pub(crate) state: u8,
+    pub(crate) cap: ib_uverbs_qp_cap,
+    pub(crate) kind: Kind,
+    pub(crate) signal_all: bool,
+    /// The XRC domain of a target.
+    pub(crate) xrcd: Option<u32>,
+    pub(crate) groups: Vec<Membership>,
+    /// The parts of one for raw packets.
+    pub(crate) raw: Option<RawQp>,
+}
+
+/// A shared receive queue.
+#[derive(Debug)]
+pub(crate) struct Srq {
+    pub(crate) events: Option<Reports>,
+    pub(crate) max_wr: u32,
+    pub(crate) max_sge: u32,
+    /// Whether it is for messages of XRC.
+    pub(crate) is_xrc: bool,
+}
+
+/// Objects that the driver lends to queue pairs which have none: `struct mlx5_ib_resources`.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Reserved {
+    pub(crate) pd: u32,
+    pub(crate) cq: u32,
+    pub(crate) xrcd: u32,
+    pub(crate) srq: u32,
+}
+
+/// The driver of a function.
+#[derive(Debug)]
+pub(crate) struct Driver {
+    /// The function's place at the switch.
+    function: usize,
+    /// The event queue, which has no memory: events are taken as values.
+    eqn: u32,
+    /// The low byte of the next mkey.
+    variant: u8,
+    pub(crate) interface: Interface,
+    pub(crate) cqs: BTreeMap<u32, Cq>,
+    pub(crate) qps: BTreeMap<u32, Qp>,
+    pub(crate) srqs: BTreeMap<u32, Srq>,
+    pub(crate) xrcds: BTreeMap<u32, Xrcd>,
+    /// VARs that are allocated or mapped, by where they begin in BAR0.
+    pub(crate) vars: BTreeMap<u64, Weak<Lease>>,
+    /// Goes with its last mapping.
+    pub(crate) leaving: Vec<(Weak<Lease>, Leaving)>,
+    /// Device memory that is allocated: where it begins in BAR0, and the bytes of its pages.
+    pub(crate) memic: BTreeMap<u64, u64>,
+    pub(crate) clock: ClockPages,
+    pub(crate) flows: Flows,
+    reserved: Option<Reserved>,
+    /// The pages that the driver's own queues are in.
+    own_pages: Vec<Arc<Pages>>,
+    next_opener: OpenerId,
+}
+
+/// A command's input, with the opcode.
+pub(crate) fn input<L: Layout>(op: u16) -> Bits<L, Vec<u8>> {
+    let mut bytes = vec![0; L::SIZE.max(16)];
+    bytes[..2].copy_from_slice(&op.to_be_bytes());
+    Bits::new(bytes)
+}
+
+/// How a command names the beginning of a buffer: `page_offset`, in 64ths of a page and in a field of `bits`
+/// bits, and `log_page_size`, in steps above 4 KiB. As `mlx5_umem_find_best_quantized_pgoff`.
+///
+/// # Errors
+///
+/// `EINVAL` for a beginning that no page has.
+pub(crate) fn quantized_offset(start: u64, bits: u32) -> Result<(u64, u64)> {
+    const STEPS: u64 = 64;
+    // Addresses of the process are those of the device, so that pages of every size are in one piece.
+    for log_page_size in 0..20 {
+        let page = PAGE << log_page_size;
+        let (offset, step) = (start & (page - 1), page / STEPS);
+        if offset % step == 0 && offset / step < 1 << bits {
+            return Ok((offset / step, log_page_size));
+        }
+    }
+    Err(Errno::INVAL)
+}
+
+/// Appends the pages of a range to a command, of a size in steps above 4 KiB.
+pub(crate) fn append_pages(command: &mut Vec<u8>, start: u64, length: u64, log_page_size: u64) {
+    let page = PAGE << log_page_size;
+    for page in (start & !(page - 1)..start + length.max(1)).step_by(page as usize) {
+        command.extend(page.to_be_bytes());
+    }
+}
+
+/// The errno of a command's status, as `cmd_status_to_err`.
+fn errno_of(status: u8) -> Errno {
+    match status {
+        0x02 => Errno::OPNOTSUPP,
+        0x03 | 0x05 | 0x09 | 0x0a | 0x10 | 0x30 | 0x40 => Errno::INVAL,
+        0x06 => Errno::BUSY,
+        0x08 => Errno::NOMEM,
+        0x0f => Errno::AGAIN,
+        _ => Errno::IO,
+    }
+}
+
+impl Driver {
+    /// Adds a function to the switch and brings it up.
+    pub(crate) fn probe(
+        switch: &mut Switch,
+        options: Options,
+        interface: Interface,
+    ) -> Result<Driver> {
+        let function = switch.add(options);
+        let pci = switch.function(function);
+        *pci.memory_mut() = GuestMemory::process();
+        pci.enable_bus_master();
+        let mut driver = Driver {
+            function,
+            eqn: 0,
+            variant: 0,
+            interface,
+            cqs: BTreeMap::new(),
+            qps: BTreeMap::new(),
+            srqs: BTreeMap::new(),
+            xrcds: BTreeMap::new(),
+            vars: BTreeMap::new(),
+            leaving: Vec::new(),
+            memic: BTreeMap::new(),
+            clock: ClockPages::new(),
+            flows: Flows::default(),
+            reserved: None,
+            own_pages: Vec::new(),
+            next_opener: 1,
+        };
+        driver.boot(switch)?;
+        Ok(driver)
+    }
+
+    fn boot(&mut self, switch: &mut Switch) -> Result<()> {
+        for op in [opcode::ENABLE_HCA, opcode::INIT_HCA] {
+            let mut command = vec![0; 16];
+            command[..2].copy_from_slice(&op.to_be_bytes());
+            self.execute(switch, &command)?;
+        }
+        self.set_atomic_order(switch)?;
+        self.set_address(switch)?;
+        let queue = switch.function(self.function).create_event_queue(&EVENTS);
+        self.eqn = queue.map_err(|refused| errno_of(refused.status as u8))?;
+        for (index, entry) in self.interface.gids.clone().into_iter().enumerate() {
+            let mut command = input::<set_roce_address_in>(opcode::SET_ROCE_ADDRESS);
+            command.set(set_roce_address_in::roce_address_index, index as u64);
+            let mut address = command.sub_mut(set_roce_address_in::roce_address);
+            address.set_span(roce_addr_layout::source_l3_address, &entry.gid);
+            address.set(roce_addr_layout::roce_version, entry.firmware_version());
+            self.execute(switch, &command.into_inner())?;
+        }
+        Ok(())
+    }
+
+    /// Gives the port the address of its interface, and RoCE.
+    fn set_address(&self, switch: &mut Switch) -> Result<()> {
+        let mut command = input::<modify_nic_vport_context_in>(opcode::MODIFY_NIC_VPORT_CONTEXT);
+        let mut chosen = command.sub_mut(modify_nic_vport_context_in::field_select);
+        chosen.set(modify_nic_vport_field_select::permanent_address, 1);
+        chosen.set(modify_nic_vport_field_select::roce_en, 1);
+        let [a, b, c, d, e, f] = self.interface.mac;
+        let mut context = command.sub_mut(modify_nic_vport_context_in::nic_vport_context);
+        let address = u64::from_be_bytes([0, 0, a, b, c, d, e, f]);
+        context.set(nic_vport_context::permanent_address, address);
+        context.set(nic_vport_context::roce_en, 1);
+        self.execute(switch, &command.into_inner()).map(drop)
+    }
+
+    /// Has atomics answer in the host's byte order.
+    fn set_atomic_order(&mut self, switch: &mut Switch) -> Result<()> {
+        const ATOMIC: u16 = 3;
+        const CAPS: usize = 4096;
+        let mut caps = Bits::<atomic_caps, _>::new(vec![0; CAPS]);
+        caps.set(atomic_caps::atomic_req_8B_endianness_mode, 1);
+        let mut command = input::<set_hca_cap_in>(opcode::SET_HCA_CAP).into_inner();
+        command.resize(16 + CAPS, 0);
+        command[6..8].copy_from_slice(&(ATOMIC << 1).to_be_bytes());
+        command[16..].copy_from_slice(&caps.into_inner());
+        self.execute(switch, &command).map(drop)
+    }
+
+    /// Sends a command to firmware.
+    pub(crate) fn execute(&self, switch: &mut Switch, command: &[u8]) -> Result<Vec<u8>> {
+        const ROOM: usize = 4096;
+        let function = switch.function(self.function);
+        let answer = function.command(command, ROOM).ok_or(Errno::TIMEDOUT)?;
+        match answer.first() {
+            Some(0) => Ok(answer),
+            Some(status) => Err(errno_of(*status)),
+            None => Err(Errno::IO),
+        }
+    }
+
+    /// Sends a command that names one object by number, of which the command's fields begin at byte 8.
+    pub(crate) fn execute_on(&self, switch: &mut Switch, op: u16, number: u32) -> Result<Vec<u8>> {
+        let mut command = vec![0; 16];
+        command[..2].copy_from_slice(&op.to_be_bytes());
+        command[8..12].copy_from_slice(&number.to_be_bytes());
+        self.execute(switch, &command)
+    }
+
+    /// The number in an answer's third word: that of the new object.
+    pub(crate) fn created(answer: &[u8]) -> u32 {
+        let word = answer.get(8..12).and_then(|word| word.try_into().ok());
+        u32::from_be_bytes(word.unwrap_or_default()) & 0xff_ffff
+    }
+
+    pub(crate) fn alloc_uar(&self, switch: &mut Switch) -> Result<u32> {
+        let answer = self.execute_on(switch, opcode::ALLOC_UAR, 0)?;
+        Ok(Bits::<alloc_uar_out, _>::new(answer).get32(alloc_uar_out::uar))
+    }
+
+    pub(crate) fn alloc_pd(&self, switch: &mut Switch) -> Result<u32> {
+        let answer = self.execute_on(switch, opcode::ALLOC_PD, 0)?;
+        Ok(Bits::<alloc_pd_out, _>::new(answer).get32(alloc_pd_out::pd))
+    }
+
+    /// The low byte of a new mkey.
+    pub(crate) fn next_variant(&mut self) -> u8 {
+        self.variant = self.variant.wrapping_add(1);
+        self.variant
+    }
+
+    /// The function's place at the switch.
+    pub(crate) fn function(&self) -> usize {
+        self.function
+    }
+
+    /// A number for a new opener of a queue pair.
+    pub(crate) fn new_opener(&mut self) -> OpenerId {
+        self.next_opener += 1;
+        self.next_opener
+    }
+
+    /// The driver's own objects, which are made when the first queue pair needs one.
+    pub(crate) fn reserved(&mut self, switch: &mut Switch) -> Result<Reserved> {
+        if let Some(reserved) = self.reserved {
+            return Ok(reserved);
+        }
+        let pd = self.alloc_pd(switch)?;
+        let uar = self.alloc_uar(switch)?;
+        let answer = self.execute_on(switch, opcode::ALLOC_XRCD, 0)?;
+        let xrcd = Bits::<alloc_xrcd_out, _>::new(answer).get32(alloc_xrcd_out::xrcd);
+        // One page for both queues, and one for their doorbell records.
+        let pages = Pages::new(2 * PAGE as usize);
+        pages.lend(self.memory(switch))?;
+        let (queues, records) = (pages.address(), pages.address() + PAGE);
+        self.own_pages.push(pages);
+        let mut command = input::<create_cq_in>(opcode::CREATE_CQ);
+        let mut context = command.sub_mut(create_cq_in::cq_context);
+        for (field, value) in [
+            (cqc::log_cq_size, 1),
+            (cqc::uar_page, uar.into()),
+            (cqc::c_eqn_or_apu_element, self.eqn.into()),
+            (cqc::dbr_addr, records),
+        ] {
+            context.set(field, value);
+        }
+        let mut command = command.into_inner();
+        append_pages(&mut command, queues, 1, 0);
+        let cq = Driver::created(&self.execute(switch, &command)?);
+        let mut command = input::<create_xrc_srq_in>(opcode::CREATE_XRC_SRQ);
+        let mut context = command.sub_mut(create_xrc_srq_in::xrc_srq_context_entry);
+        for (field, value) in [
+            (xrc_srqc::log_xrc_srq_size, 1),
+            (xrc_srqc::log_rq_stride, 1),
+            (xrc_srqc::xrcd, xrcd.into()),
+            (xrc_srqc::cqn, cq.into()),
+            (xrc_srqc::pd, pd.into()),
+            (xrc_srqc::page_offset, PAGE / 2 / 64),
+            (xrc_srqc::db_record_addr_h, (records + 64) >> 32),
+            (xrc_srqc::db_record_addr_l, ((records + 64) & 0xffff_ffff) >> 2),
+        ] {
+            context.set(field, value);
+        }
+        let mut command = command.into_inner();
+        append_pages(&mut command, queues, 1, 0);
+        let srq = Driver::created(&self.execute(switch, &command)?);
+        let reserved = Reserved { pd, cq, xrcd, srq };
+        self.reserved = Some(reserved);
+        Ok(reserved)
+    }
+
+    /// The event queue that completion queues report to.
+    pub(crate) fn eqn(&self) -> u32 {
+        self.eqn
+    }
+
+    /// A store to a page of registers.
+    pub(crate) fn ring(&self, switch: &mut Switch, uar: u32, at: u64, bytes: &[u8]) {
+        switch.function(self.function).ring(uar, at, bytes);
+    }
+
+    /// The memory that the device may access.
+    pub(crate) fn memory<'s>(&self, switch: &'s mut Switch) -> &'s mut GuestMemory {
+        switch.function(self.function).memory_mut()
+    }
+
+    /// Takes the events that the device has and passes them on; whether there were any.
+    pub(crate) fn take_events(&mut self, switch: &mut Switch) -> bool {
+        let function = switch.function(self.function);
+        let mut any = false;
+        while let Some(event) = function.next_event() {
+            any = true;
+            self.pass_on(&event);
+        }
+        any
+    }
+
+    fn pass_on(&self, event: &Event) {
+        match (event.kind, event.subject()) {
+            (event::COMPLETION, Subject::Cq(number)) => {
+                let channel = self.cqs.get(&number).and_then(|cq| cq.channel.as_ref());
+                if let Some(Reports { to, user_handle }) = channel {
+                    to.send(ib_uverbs_comp_event_desc { cq_handle: *user_handle }.as_bytes());
+                }
+            }
+            (_, Subject::Cq(number)) => {
+                report(self.cqs.get(&number).and_then(|cq| cq.events.as_ref()), IB_EVENT_CQ_ERR);
+            }
+            (_, Subject::Srq(number)) => {
+                let srq = self.srqs.get(&number);
+                report(srq.and_then(|srq| srq.events.as_ref()), IB_EVENT_SRQ_LIMIT_REACHED);
+            }
+            (kind, Subject::Qp(number)) => {
+                let reported = match kind {
+                    event::WQ_CATASTROPHIC => IB_EVENT_QP_FATAL,
+                    event::WQ_INVALID_REQUEST => IB_EVENT_QP_REQ_ERR,
+                    event::WQ_ACCESS_ERROR => IB_EVENT_QP_ACCESS_ERR,
+                    event::LAST_WQE_REACHED => IB_EVENT_QP_LAST_WQE_REACHED,
+                    _ => return,
+                };
+                let openers = self.qps.get(&number).into_iter().flat_map(|qp| qp.openers.values());
+                openers.for_each(|events| report(events.as_ref(), reported));
+            }
+            _ => {}
+        }
+    }
+}
+
+/// Queues an asynchronous event.
+fn report(reports: Option<&Reports>, event_type: u32) {
+    if let Some(Reports { to, user_handle }) = reports {
+        let event = ib_uverbs_async_event_desc { element: *user_handle, event_type, reserved: 0 };
+        to.send(event.as_bytes());
+    }
+}
+
+// `enum ib_event_type`.
+const IB_EVENT_CQ_ERR: u32 = 0;
+const IB_EVENT_QP_FATAL: u32 = 1;
+const IB_EVENT_QP_REQ_ERR: u32 = 2;
+const IB_EVENT_QP_ACCESS_ERR: u32 = 3;
+const IB_EVENT_SRQ_LIMIT_REACHED: u32 = 15;
+const IB_EVENT_QP_LAST_WQE_REACHED: u32 = 16;

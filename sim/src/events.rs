@@ -1,0 +1,184 @@
+//! Event files: completion channels and the files of asynchronous events.
+//!
+//! Pairs with `ib_uverbs_event_file_ops` in `core/uverbs_main.c`. A file is a pair of sockets: the kernel has
+//! one end, the program the other. A record that the socket has no room for waits here.
+
+use rustix::fd::OwnedFd;
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use std::collections::VecDeque;
+use std::os::fd::AsFd;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+/// An event file, shared by the objects that report there.
+#[derive(Clone, Debug)]
+pub(crate) struct EventFile(Arc<Mutex<Ends>>);
+
+/// The name of the program's end, whichever descriptor leads to it.
+type Inode = u64;
+
+pub(crate) fn inode(fd: &impl AsFd) -> Result<Inode, Errno> {
+    // Miri tells nothing of sockets: there an event file is found by its number.
+    #[cfg(miri)]
+    return Ok(std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()) as u64);
+    #[cfg(not(miri))]
+    Ok(rustix::fs::fstat(fd)?.st_ino)
+}
+
+#[derive(Debug)]
+struct Ends {
+    ours: UnixStream,
+    inode: Inode,
+    /// A duplicate of the program's end, while an object reports there: what is queued of an object that is
+    /// destroyed is taken back through it.
+    theirs: Option<OwnedFd>,
+    reporters: usize,
+    /// Records that the socket had no room for.
+    waiting: VecDeque<Vec<u8>>,
+    /// Bytes of a record.
+    width: usize,
+    /// Set when a record waits.
+    crowded: Crowded,
+}
+
+/// Whether a record of any file waits for room.
+pub(crate) type Crowded = Arc<AtomicBool>;
+
+impl EventFile {
+    /// A file with records of `width` bytes, and the program's end.
+    pub(crate) fn new(width: usize, crowded: Crowded) -> Result<(EventFile, OwnedFd), Errno> {
+        let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
+        ours.set_nonblocking(true).map_err(|_| Errno::IO)?;
+        let inode = inode(&theirs)?;
+        let waiting = VecDeque::new();
+        let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, crowded };
+        Ok((EventFile(Arc::new(Mutex::new(ends))), theirs.into()))
+    }
+
+    fn ends(&self) -> MutexGuard<'_, Ends> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Whether a descriptor leads to the program's end.
+    pub(crate) fn is_behind(&self, fd: &impl AsFd) -> bool {
+        inode(fd).is_ok_and(|inode| self.ends().inode == inode)
+    }
+
+    /// An object reports here from now on; `theirs` is a duplicate of the program's end.
+    pub(crate) fn attach(&self, theirs: Option<OwnedFd>) {
+        let mut ends = self.ends();
+        ends.reporters += 1;
+        if ends.theirs.is_none() {
+            ends.theirs = theirs;
+        }
+    }
+
+    /// An object reports here no more; records for which `of` is true are taken back.
+    pub(crate) fn detach(&self, of: impl Fn(&[u8]) -> bool) {
+        let mut ends = self.ends();
+        ends.waiting.retain(|record| !of(record));
+        let mut kept = Vec::new();
+        if let Some(theirs) = &ends.theirs {
+            let mut record = vec![0; ends.width];
+            while rustix::net::recv(theirs, &mut record[..], RecvFlags::DONTWAIT)
+                .is_ok_and(|(read, _)| read == ends.width)
+            {
+                if !of(&record) {
+                    kept.push(record.clone());
+                }
+            }
+        }
+        for record in kept.into_iter().rev() {
+            ends.waiting.push_front(record);
+        }
+        ends.flush();
+        ends.reporters = ends.reporters.saturating_sub(1);
+        if ends.reporters == 0 {
+            ends.theirs = None;
+        }
+    }
+
+    /// Queues a record.
+    pub(crate) fn send(&self, record: &[u8]) {
+        let mut ends = self.ends();
+        ends.waiting.push_back(record.to_vec());
+        ends.flush();
+    }
+
+    /// Moves records that wait to the socket.
+    pub(crate) fn flush(&self) {
+        self.ends().flush();
+    }
+
+    /// Whether nothing reports here and the program has closed its end.
+    pub(crate) fn is_closed(&self) -> bool {
+        let ends = self.ends();
+        ends.reporters == 0 && is_hung_up(&ends.ours)
+    }
+}
+
+impl Ends {
+    fn flush(&mut self) {
+        while let Some(record) = self.waiting.front() {
+            match rustix::net::send(&self.ours, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+                Ok(_) => drop(self.waiting.pop_front()),
+                Err(Errno::AGAIN) => return self.crowded.store(true, Ordering::Relaxed),
+                Err(_) => self.waiting.clear(),
+            }
+        }
+    }
+}
+
+/// Whether all descriptors of the other end are closed.
+pub(crate) fn is_hung_up(end: &impl AsFd) -> bool {
+    use rustix::event::{PollFd, PollFlags, Timespec, poll};
+    let mut fds = [PollFd::new(end, PollFlags::empty())];
+    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
+        && fds[0].revents().contains(PollFlags::HUP)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn received(theirs: &OwnedFd) -> Option<u64> {
+        let mut record = [0; 8];
+        let read = rustix::net::recv(theirs, &mut record[..], RecvFlags::DONTWAIT);
+        read.is_ok().then(|| u64::from_ne_bytes(record))
+    }
+
+    #[test]
+    #[cfg_attr(miri, ignore = "its sockets take any number of records")]
+    fn records_beyond_the_room_of_the_socket_wait_and_none_is_lost() {
+        const RECORDS: u64 = 5000;
+        let crowded = Crowded::default();
+        let (file, theirs) = EventFile::new(8, crowded.clone()).unwrap();
+        (0..RECORDS).for_each(|record| file.send(&record.to_ne_bytes()));
+        assert!(crowded.load(Ordering::Relaxed), "the socket took them all");
+        for record in 0..RECORDS {
+            let found = received(&theirs).or_else(|| {
+                file.flush();
+                received(&theirs)
+            });
+            assert_eq!(found, Some(record));
+        }
+        assert_eq!(received(&theirs), None);
+    }
+
+    #[test]
+    fn records_of_an_object_that_goes_are_taken_back() {
+        let (file, theirs) = EventFile::new(8, Crowded::default()).unwrap();
+        file.attach(theirs.try_clone().ok());
+        file.attach(None);
+        [1u64, 2, 1, 3].iter().for_each(|record| file.send(&record.to_ne_bytes()));
+        file.detach(|record| record == 1u64.to_ne_bytes());
+        assert_eq!([received(&theirs), received(&theirs)], [Some(2), Some(3)]);
+        assert_eq!(received(&theirs), None);
+        assert!(!file.is_closed());
+        file.detach(|_| false);
+        drop(theirs);
+        assert!(file.is_closed());
+    }
+}

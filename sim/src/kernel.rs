@@ -1,0 +1,638 @@
+//! The uverbs part of the kernel: open files, their objects, and the methods that make and use them.
+//!
+//! Pairs with `drivers/infiniband/core`: a file for each noun, as `uverbs_std_types_*.c` has. The driver's part
+//! of a method stands beside it, since there is one driver.
+
+mod ah;
+mod context;
+mod cq;
+mod dm;
+mod flow;
+mod mcast;
+mod mmap;
+mod mr;
+mod pd;
+mod port;
+mod qp;
+mod raw;
+mod srq;
+mod states;
+mod uar;
+mod var;
+mod xrcd;
+
+pub(crate) use context::guid;
+pub(crate) use flow::Flows;
+pub(crate) use mcast::Membership;
+pub(crate) use mmap::{ClockPages, Lease, Leaving, Shown};
+pub(crate) use qp::Kind;
+pub(crate) use raw::RawQp;
+pub(crate) use xrcd::Xrcd;
+
+use dm::DeviceMemory;
+use flow::Rule;
+use mr::Region;
+
+use crate::call::{Call, Result};
+use crate::cm::{CmFileId, Manager, Ports};
+use crate::driver::{Driver, OpenerId, Reports};
+use crate::events::{Crowded, EventFile, inode, is_hung_up};
+use crate::memory::{Lent, Pinned, User};
+use crate::seed::Decisions;
+use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::collections::BTreeMap;
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::Ordering;
+use uverbs_connectx::fabric::Fabric as Switch;
+use uverbs_uapi::device::{
+    UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE,
+};
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_DEVICE};
+
+/// An open file, by a number that is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(crate) struct FileId(pub(crate) u64);
+
+/// A method of an object: `DECLARE_UVERBS_NAMED_METHOD`.
+struct Method {
+    object: u16,
+    method: u16,
+    /// The attributes that it knows.
+    attrs: &'static [u16],
+    run: fn(&mut Kernel, &mut Call<'_>) -> Result<()>,
+}
+
+/// The method that destroys an object: the handle is its first attribute, a response with counts of events its
+/// second.
+const fn destroying(object: u16, method: u16) -> Method {
+    Method { object, method, attrs: &[0, 1], run: destroy }
+}
+
+fn destroy(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    kernel.destroy(call.file, call.handle(0)?)?;
+    call.put_bytes(1, &[]);
+    Ok(())
+}
+
+/// An older command: `DECLARE_UVERBS_WRITE` and `DECLARE_UVERBS_WRITE_EX`.
+struct Write {
+    command: u32,
+    run: fn(&mut Kernel, &mut Call<'_>) -> Result<()>,
+}
+
+/// All methods but `INVOKE_WRITE`.
+const METHODS: &[&[Method]] = &[
+    context::METHODS,
+    port::METHODS,
+    pd::METHODS,
+    mr::METHODS,
+    cq::METHODS,
+    qp::METHODS,
+    srq::METHODS,
+    ah::METHODS,
+    xrcd::METHODS,
+    dm::METHODS,
+    flow::METHODS,
+    uar::METHODS,
+    var::METHODS,
+];
+
+/// All older commands.
+const WRITES: &[&[Write]] = &[
+    context::WRITES,
+    pd::WRITES,
+    mr::WRITES,
+    cq::WRITES,
+    qp::WRITES,
+    srq::WRITES,
+    ah::WRITES,
+    xrcd::WRITES,
+    mcast::WRITES,
+    flow::WRITES,
+];
+
+const INVOKE_WRITE_ATTRS: [u16; 5] = [
+    UVERBS_ATTR_CORE_IN,
+    UVERBS_ATTR_CORE_OUT,
+    UVERBS_ATTR_WRITE_CMD,
+    UVERBS_ATTR_UHW_IN,
+    UVERBS_ATTR_UHW_OUT,
+];
+
+/// An object of a file: `struct ib_uobject`.
+#[derive(Clone, Debug)]
+pub(crate) enum Object {
+    Pd { number: u32 },
+    Mr(Region),
+    Mw { key: u32 },
+    Cq { number: u32 },
+    Qp { number: u32, opener: OpenerId },
+    Srq { number: u32 },
+    Ah,
+    Xrcd { number: u32 },
+    Dm(DeviceMemory),
+    Flow(Rule),
+    Uar { number: u32, page: u64 },
+    Var { page: u64 },
+}
+
+/// An object with what it uses and how many use it.
+#[derive(Debug)]
+struct Entry {
+    object: Object,
+    uses: Vec<u32>,
+    users: u32,
+    /// Its place in the order of creation.
+    age: u64,
+    /// The ranges that it lends to the device.
+    lent: Lent,
+}
+
+/// An open file: `struct ib_uverbs_file`.
+#[derive(Debug)]
+pub(crate) struct OpenFile {
+    pub(crate) device: usize,
+    pub(crate) has_context: bool,
+    objects: BTreeMap<u32, Entry>,
+    next_age: u64,
+    pub(crate) events: Vec<EventFile>,
+    /// The file of events that objects report to which name none, and its descriptor.
+    pub(crate) default_events: Option<(EventFile, i32)>,
+    /// The pages that the program maps, by page number or by index.
+    mapped: BTreeMap<u64, mmap::Entry>,
+    /// Those whose object is gone, and which are still mapped.
+    unmapped: Vec<u64>,
+    /// The transport domain of raw packets.
+    transport_domain: Option<u32>,
+    /// The kernel's end of a pair of sockets; the program has the other one as the file's descriptor.
+    ours: UnixStream,
+    inode: u64,
+    /// How many handles there are.
+    handles: usize,
+}
+
+impl OpenFile {
+    /// How many objects there are for which `is` is true.
+    pub(crate) fn count(&self, is: fn(&Object) -> bool) -> usize {
+        self.objects.values().filter(|entry| is(&entry.object)).count()
+    }
+}
+
+/// The kernel of a fabric.
+pub(crate) struct Kernel {
+    pub(crate) switch: Switch,
+    pub(crate) drivers: Vec<Driver>,
+    pub(crate) cm: Manager,
+    decisions: Decisions,
+    files: BTreeMap<FileId, OpenFile>,
+    next_file: u64,
+    pinned: Pinned,
+    crowded: Crowded,
+}
+
+impl Kernel {
+    pub(crate) fn new(seed: u64) -> Kernel {
+        Kernel {
+            switch: Switch::default(),
+            drivers: Vec::new(),
+            cm: Manager::default(),
+            decisions: Decisions::new(seed),
+            files: BTreeMap::new(),
+            next_file: 1,
+            pinned: Pinned::default(),
+            crowded: Crowded::default(),
+        }
+    }
+
+    /// Opens the node of a device; returns the descriptor as well.
+    pub(crate) fn open(&mut self, device: usize) -> Result<(FileId, OwnedFd)> {
+        self.drivers.get(device).ok_or(Errno::NODEV)?;
+        self.close_orphans();
+        let id = FileId(self.next_file);
+        self.next_file += 1;
+        let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
+        let theirs = OwnedFd::from(theirs);
+        let file = OpenFile {
+            inode: inode(&theirs)?,
+            ours,
+            handles: 0,
+            device,
+            has_context: false,
+            objects: BTreeMap::new(),
+            next_age: 0,
+            events: Vec::new(),
+            default_events: None,
+            mapped: BTreeMap::new(),
+            unmapped: Vec::new(),
+            transport_domain: None,
+        };
+        self.files.insert(id, file);
+        Ok((id, theirs))
+    }
+
+    /// Closes a file: destroys its objects, the newest first, as `uverbs_destroy_ufile_hw`.
+    pub(crate) fn close(&mut self, id: FileId) {
+        let Some(file) = self.files.get(&id) else { return };
+        let mut handles: Vec<_> =
+            file.objects.iter().map(|(handle, entry)| (entry.age, *handle)).collect();
+        handles.sort_unstable();
+        for (_, handle) in &handles {
+            if let Ok(number) = self.qp(id, *handle) {
+                self.leave_groups(id, number);
+            }
+        }
+        while !handles.is_empty() {
+            let before = handles.len();
+            for at in (0..handles.len()).rev() {
+                if self.destroy(id, handles[at].1).is_ok() {
+                    handles.remove(at);
+                }
+            }
+            if handles.len() == before {
+                break;
+            }
+        }
+        if let Some(OpenFile { transport_domain: Some(number), .. }) = self.files.get(&id) {
+            let number = *number;
+            if let Ok((driver, switch)) = self.driver(id) {
+                let _ = driver.execute_on(switch, opcode::DEALLOC_TRANSPORT_DOMAIN, number);
+            }
+        }
+        self.files.remove(&id);
+    }
+
+    /// A handle was made.
+    pub(crate) fn hold(&mut self, id: FileId) {
+        self.files.entry(id).and_modify(|file| file.handles += 1);
+    }
+
+    /// A handle was dropped. The last one closes the file, unless the program has descriptors of it, of which a
+    /// handle can be made again.
+    pub(crate) fn release(&mut self, id: FileId) {
+        if let Some(file) = self.files.get_mut(&id) {
+            file.handles -= 1;
+        }
+        self.close_orphans();
+    }
+
+    /// Closes files of which no handle and no descriptor is left.
+    pub(crate) fn close_orphans(&mut self) {
+        let is_closed = |file: &OpenFile| file.handles == 0 && is_hung_up(&file.ours);
+        let closed = self.files.iter().filter(|(_, file)| is_closed(file));
+        let closed: Vec<FileId> = closed.map(|(id, _)| *id).collect();
+        closed.into_iter().for_each(|id| self.close(id));
+    }
+
+    /// The file behind a descriptor.
+    pub(crate) fn file_behind(&self, fd: BorrowedFd<'_>) -> Option<FileId> {
+        let inode = inode(&fd).ok()?;
+        self.files.iter().find(|(_, file)| file.inode == inode).map(|(id, _)| *id)
+    }
+
+    /// How many decisions the seed has made.
+    pub(crate) fn decisions(&self) -> u64 {
+        self.decisions.drawn()
+    }
+
+    pub(crate) fn file(&self, id: FileId) -> Result<&OpenFile> {
+        self.files.get(&id).ok_or(Errno::BADF)
+    }
+
+    pub(crate) fn file_mut(&mut self, id: FileId) -> Result<&mut OpenFile> {
+        self.files.get_mut(&id).ok_or(Errno::BADF)
+    }
+
+    /// Open files, and their devices.
+    pub(crate) fn files(&self) -> impl Iterator<Item = &OpenFile> {
+        self.files.values()
+    }
+
+    /// Runs the ioctl whose message is at `address`.
+    pub(crate) fn ioctl(&mut self, file: FileId, user: User<'_>, address: u64) -> Result<()> {
+        self.reap();
+        self.file_mut(file)?.events.retain(|events| !events.is_closed());
+        let mut call = Call::read(file, user, address)?;
+        let (object, method) = (call.header.object_id, call.header.method_id);
+        if call.header.driver_id != uverbs_uapi::device::rdma_driver_id::RDMA_DRIVER_MLX5.0 {
+            return Err(Errno::INVAL);
+        }
+        if (object, method) == (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) {
+            call.check_known(&INVOKE_WRITE_ATTRS)?;
+            self.check_context(file)?;
+            let number = call.u64_if(UVERBS_ATTR_WRITE_CMD).ok_or(Errno::INVAL)? as u32;
+            let write = WRITES.iter().copied().flatten().find(|write| write.command == number);
+            return (write.ok_or(Errno::OPNOTSUPP)?.run)(self, &mut call);
+        }
+        let all = METHODS.iter().copied().flatten();
+        let found = all.clone().find(|known| (known.object, known.method) == (object, method));
+        let found = found.ok_or(Errno::PROTONOSUPPORT)?;
+        call.check_known(found.attrs)?;
+        if !context::makes_context(object, method) {
+            self.check_context(file)?;
+        }
+        (found.run)(self, &mut call)
+    }
+
+    fn check_context(&self, file: FileId) -> Result<()> {
+        if self.file(file)?.has_context { Ok(()) } else { Err(Errno::INVAL) }
+    }
+
+    /// The driver of a file's device, and the switch.
+    pub(crate) fn driver(&mut self, file: FileId) -> Result<(&mut Driver, &mut Switch)> {
+        let device = self.file(file)?.device;
+        Ok((&mut self.drivers[device], &mut self.switch))
+    }
+
+    /// Adds an object that uses these others.
+    pub(crate) fn add(&mut self, file: FileId, object: Object, uses: &[u32]) -> Result<u32> {
+        self.add_lending(file, object, uses, Lent::default())
+    }
+
+    /// Adds an object that lends ranges to the device until it is destroyed.
+    fn add_lending(
+        &mut self,
+        file: FileId,
+        object: Object,
+        uses: &[u32],
+        lent: Lent,
+    ) -> Result<u32> {
+        let file = self.file_mut(file)?;
+        // The lowest free number, as `xa_alloc`.
+        let handle = first_free(&file.objects, 0);
+        for used in uses {
+            if let Some(entry) = file.objects.get_mut(used) {
+                entry.users += 1;
+            }
+        }
+        let entry = Entry { object, uses: uses.to_vec(), users: 0, age: file.next_age, lent };
+        file.next_age += 1;
+        file.objects.insert(handle, entry);
+        Ok(handle)
+    }
+
+    /// The object with a handle.
+    pub(crate) fn object(&self, file: FileId, handle: u32) -> Result<&Object> {
+        Ok(&self.file(file)?.objects.get(&handle).ok_or(Errno::NOENT)?.object)
+    }
+
+    /// Replaces the ranges that an object lends, and takes the old ones from the device.
+    fn lend_anew(&mut self, id: FileId, handle: u32, lent: Lent) -> Result<()> {
+        let entry = self.file_mut(id)?.objects.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let old = std::mem::replace(&mut entry.lent, lent);
+        self.give_back(id, old)
+    }
+
+    /// Takes the ranges that an object lends from the device, and returns them.
+    fn unlend(&mut self, id: FileId, handle: u32) -> Result<Vec<(u64, u64, bool)>> {
+        let entry = self.file_mut(id)?.objects.get_mut(&handle).ok_or(Errno::NOENT)?;
+        let lent = std::mem::take(&mut entry.lent);
+        let ranges = lent.ranges().to_vec();
+        self.give_back(id, lent)?;
+        Ok(ranges)
+    }
+
+    /// The handles that an object uses.
+    fn uses(&self, file: FileId, handle: u32) -> Result<&[u32]> {
+        Ok(&self.file(file)?.objects.get(&handle).ok_or(Errno::NOENT)?.uses)
+    }
+
+    /// Replaces an object, and what it uses, under its handle.
+    fn replace(&mut self, file: FileId, handle: u32, object: Object, uses: &[u32]) -> Result<()> {
+        let objects = &mut self.file_mut(file)?.objects;
+        let entry = objects.get_mut(&handle).ok_or(Errno::NOENT)?;
+        entry.object = object;
+        let old = std::mem::replace(&mut entry.uses, uses.to_vec());
+        for used in uses {
+            objects.entry(*used).and_modify(|entry| entry.users += 1);
+        }
+        for used in old {
+            objects.entry(used).and_modify(|entry| entry.users -= 1);
+        }
+        Ok(())
+    }
+
+    /// Takes ranges from the device.
+    fn give_back(&mut self, file: FileId, lent: Lent) -> Result<()> {
+        let device = self.file(file)?.device;
+        lent.give_back(self.drivers[device].memory(&mut self.switch), &mut self.pinned);
+        Ok(())
+    }
+
+    /// The handles of a file's objects for which `is` is true, the oldest first.
+    pub(crate) fn handles(&self, file: FileId, is: impl Fn(&Object) -> bool) -> Result<Vec<u32>> {
+        let objects = &self.file(file)?.objects;
+        let mut found: Vec<_> = objects.iter().filter(|(_, entry)| is(&entry.object)).collect();
+        found.sort_by_key(|(_, entry)| entry.age);
+        Ok(found.into_iter().map(|(handle, _)| *handle).collect())
+    }
+
+    /// Destroys an object that nothing uses.
+    pub(crate) fn destroy(&mut self, id: FileId, handle: u32) -> Result<()> {
+        let file = self.file(id)?;
+        let entry = file.objects.get(&handle).ok_or(Errno::NOENT)?;
+        if entry.users > 0 {
+            return Err(Errno::BUSY);
+        }
+        match entry.object.clone() {
+            Object::Pd { number } => pd::dealloc(self, id, number)?,
+            Object::Mr(Region { key, .. }) | Object::Mw { key } => mr::destroy(self, id, key)?,
+            Object::Cq { number } => cq::destroy(self, id, number)?,
+            Object::Qp { number, opener } => qp::destroy(self, id, number, opener)?,
+            Object::Srq { number } => srq::destroy(self, id, number)?,
+            Object::Ah => {}
+            Object::Xrcd { number } => xrcd::close(self, id, number)?,
+            Object::Dm(memory) => dm::free(self, id, memory)?,
+            Object::Flow(rule) => flow::destroy(self, id, &rule)?,
+            Object::Uar { number, page } => uar::free(self, id, number, page)?,
+            Object::Var { page } => var::free(self, id, page)?,
+        }
+        let file = self.file_mut(id)?;
+        let Some(entry) = file.objects.remove(&handle) else { return Ok(()) };
+        for used in entry.uses {
+            if let Some(entry) = file.objects.get_mut(&used) {
+                entry.users -= 1;
+            }
+        }
+        self.give_back(id, entry.lent)
+    }
+
+    /// Creates an object of the device by a command, after these ranges were lent to it; returns its number.
+    fn create_with(
+        &mut self,
+        call: &Call<'_>,
+        command: &[u8],
+        ranges: &[(u64, u64, bool)],
+    ) -> Result<(u32, Lent)> {
+        let lent = self.lend(call, ranges)?;
+        let (driver, switch) = self.driver(call.file)?;
+        match driver.execute(switch, command) {
+            Ok(answer) => Ok((Driver::created(&answer), lent)),
+            Err(errno) => {
+                self.give_back(call.file, lent)?;
+                Err(errno)
+            }
+        }
+    }
+
+    /// Lends ranges to the device. Those of no bytes are left out.
+    fn lend(&mut self, call: &Call<'_>, ranges: &[(u64, u64, bool)]) -> Result<Lent> {
+        let device = self.file(call.file)?.device;
+        let memory = self.drivers[device].memory(&mut self.switch);
+        let mut lent = Lent::default();
+        let mut some = ranges.iter().filter(|(_, length, _)| *length > 0);
+        match some.try_for_each(|range| call.user.lend(memory, &mut self.pinned, &mut lent, *range))
+        {
+            Ok(()) => Ok(lent),
+            Err(errno) => {
+                lent.give_back(memory, &mut self.pinned);
+                Err(errno)
+            }
+        }
+    }
+
+    /// Destroys an object of the device by a command.
+    fn destroy_by(&mut self, file: FileId, op: u16, number: u32) -> Result<()> {
+        let (driver, switch) = self.driver(file)?;
+        driver.execute_on(switch, op, number)?;
+        // Earlier reports are of the object that is gone.
+        driver.take_events(switch);
+        Ok(())
+    }
+
+    /// The event file behind a descriptor that a command names, with the program's number for the object.
+    pub(crate) fn reports(
+        &mut self,
+        call: &Call<'_>,
+        fd: u16,
+        user_handle: u64,
+    ) -> Result<Option<Reports>> {
+        let Some(fd) = call.fd_if(fd).filter(|fd| *fd >= 0) else { return Ok(None) };
+        let theirs = call.user.duplicate(fd).ok_or(Errno::BADF)?;
+        let files = &self.file(call.file)?.events;
+        let to = files.iter().find(|file| file.is_behind(&theirs)).ok_or(Errno::INVAL)?.clone();
+        to.attach(Some(theirs));
+        Ok(Some(Reports { to, user_handle }))
+    }
+
+    /// Where an object reports its events: to the file that the command names, or else to the first that was
+    /// made.
+    pub(crate) fn reports_events(
+        &mut self,
+        call: &Call<'_>,
+        fd: u16,
+        user_handle: u64,
+    ) -> Result<Option<Reports>> {
+        if let Some(reports) = self.reports(call, fd, user_handle)? {
+            return Ok(Some(reports));
+        }
+        let Some((to, fd)) = self.file(call.file)?.default_events.clone() else { return Ok(None) };
+        to.attach(call.user.duplicate(fd).filter(|theirs| to.is_behind(theirs)));
+        Ok(Some(Reports { to, user_handle }))
+    }
+
+    /// Adds an event file.
+    pub(crate) fn add_events(&mut self, file: FileId, width: usize) -> Result<OwnedFd> {
+        let crowded = self.crowded.clone();
+        let file = self.file_mut(file)?;
+        let (ours, theirs) = EventFile::new(width, crowded)?;
+        file.events.push(ours);
+        Ok(theirs)
+    }
+
+    /// Does what the device has to do now; whether there was anything.
+    pub(crate) fn run(&mut self, now: u64) -> bool {
+        let mut worked = false;
+        loop {
+            let progress = self.switch.run(now);
+            worked |= progress.worked;
+            if !progress.more {
+                break;
+            }
+        }
+        worked | self.pass_on(now)
+    }
+
+    /// Passes on what the devices reported, and messages of the connection manager; whether there was anything.
+    fn pass_on(&mut self, now: u64) -> bool {
+        let mut worked = false;
+        for driver in &mut self.drivers {
+            worked |= driver.take_events(&mut self.switch);
+        }
+        if self.cm.has_work(now) {
+            let ports = self.ports();
+            worked |= self.cm.run(now, &ports);
+        }
+        if self.is_crowded() {
+            self.crowded.store(false, Ordering::Relaxed);
+            self.files.values().flat_map(|file| &file.events).for_each(EventFile::flush);
+        }
+        worked
+    }
+
+    /// Does one thing: serves a queue that the seed chooses for one request, or passes messages of the connection
+    /// manager on. Answers how many nanoseconds it took; `None` if there was nothing to do.
+    pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
+        /// The most nanoseconds that a step takes.
+        const LONGEST_STEP: u64 = 2_000;
+        let mut worked = self.switch.start_turn(now);
+        let ready = self.switch.ready();
+        if !ready.is_empty() {
+            let chosen = self.decisions.below(ready.len() as u64) as usize;
+            let (function, queue) = ready[chosen];
+            worked |= self.switch.run_queue(function, queue, 1);
+        }
+        worked |= self.pass_on(now);
+        // A queue that was ready and had nothing to do is not ready any more.
+        (worked || !ready.is_empty()).then(|| 1 + self.decisions.below(LONGEST_STEP))
+    }
+
+    /// The ports of all devices, for the connection manager.
+    fn ports(&self) -> Ports {
+        let port = |(number, driver): (usize, &Driver)| (driver.interface.clone(), guid(number));
+        Ports { ports: self.drivers.iter().enumerate().map(port).collect() }
+    }
+
+    /// Runs a command of the connection manager.
+    pub(crate) fn cm_command(
+        &mut self,
+        file: CmFileId,
+        user: User<'_>,
+        bytes: &[u8],
+        now: u64,
+    ) -> Result<()> {
+        let ports = self.ports();
+        self.cm.command(file, user, bytes, now, &ports)
+    }
+
+    /// When the next timer is due, of a device or of the connection manager.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.switch.deadline().into_iter().chain(self.cm.deadline()).min()
+    }
+
+    /// Whether a record waits for room in an event file, which the program makes without a call.
+    pub(crate) fn is_crowded(&self) -> bool {
+        self.crowded.load(Ordering::Relaxed)
+    }
+}
+
+/// The lowest key from `first` on that is free, as `xa_alloc`.
+fn first_free<K: Copy + Ord + Into<u64> + TryFrom<u64>, V>(taken: &BTreeMap<K, V>, first: K) -> K {
+    let mut free: u64 = first.into();
+    for key in taken.range(first..).map(|(key, _)| (*key).into()) {
+        if key != free {
+            break;
+        }
+        free += 1;
+    }
+    K::try_from(free).unwrap_or(first)
+}
+
+/// No longer reports to an event file.
+fn end_reports(reports: Option<Reports>) {
+    if let Some(Reports { to, user_handle }) = reports {
+        // Both kinds of records begin with the number of the object.
+        to.detach(|record| record.get(..8) == Some(&user_handle.to_ne_bytes()[..]));
+    }
+}

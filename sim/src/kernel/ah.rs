@@ -1,0 +1,54 @@
+//! Address handles. Pairs with `ib_uverbs_create_ah` and `hw/mlx5/ah.c`.
+
+use super::{Kernel, Method, Object, Write, destroying};
+use crate::call::{Call, Result};
+use rustix::io::Errno;
+use uverbs_uapi::ah::{UVERBS_METHOD_AH_DESTROY, ib_uverbs_create_ah, ib_uverbs_create_ah_resp};
+use uverbs_uapi::mlx5::abi::mlx5_ib_create_ah_resp;
+use uverbs_uapi::object::UVERBS_OBJECT_AH;
+use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_AH;
+
+pub(super) const METHODS: &[Method] = &[destroying(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY)];
+
+pub(super) const WRITES: &[Write] = &[Write { command: IB_USER_VERBS_CMD_CREATE_AH, run: create }];
+
+fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let request: ib_uverbs_create_ah = call.core()?;
+    if request.attr.port_num != 1 {
+        return Err(Errno::INVAL);
+    }
+    kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    // RoCE has no addresses but global ones.
+    if request.attr.is_global == 0 {
+        return Err(Errno::INVAL);
+    }
+    let (driver, _) = kernel.driver(call.file)?;
+    if usize::from(request.attr.grh.sgid_index) >= driver.interface.gids.len() {
+        return Err(Errno::INVAL);
+    }
+    let dmac = kernel.resolve(request.attr.grh.dgid).ok_or(Errno::TIMEDOUT)?;
+    let ah_handle = kernel.add(call.file, Object::Ah, &[request.pd_handle])?;
+    call.respond(&ib_uverbs_create_ah_resp { ah_handle });
+    let response_length = size_of::<mlx5_ib_create_ah_resp>() as u32;
+    call.respond_driver(&mlx5_ib_create_ah_resp { response_length, dmac, reserved: [0; 6] });
+    Ok(())
+}
+
+impl Kernel {
+    /// The MAC of the interface that has an address, as ARP finds it; that of a group for a group.
+    pub(crate) fn resolve(&self, gid: [u8; 16]) -> Option<[u8; 6]> {
+        match gid {
+            // `ff00::/8`, and `224.0.0.0/4` as an IPv4-mapped address.
+            [0xff, .., b2, b1, b0, last] => Some([0x33, 0x33, b2, b1, b0, last]),
+            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 224..=239, b2, b1, b0] => {
+                Some([0x01, 0x00, 0x5e, b2 & 0x7f, b1, b0])
+            }
+            gid => {
+                let of = |driver: &&crate::driver::Driver| {
+                    driver.interface.gids.iter().any(|entry| entry.gid == gid)
+                };
+                Some(self.drivers.iter().find(of)?.interface.mac)
+            }
+        }
+    }
+}

@@ -1,0 +1,283 @@
+//! Contexts, and what is asked of the device as a whole.
+//!
+//! Pairs with `core/uverbs_std_types_device.c`, `mlx5_ib_alloc_ucontext` and `mlx5_ib_query_device`.
+
+use super::{Kernel, Method, Object, Write};
+use crate::call::{Call, Result};
+use rustix::io::Errno;
+use std::os::fd::{AsRawFd, IntoRawFd};
+use uverbs_connectx::init_segment::CLOCK_KHZ;
+use uverbs_uapi::async_event::{
+    UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, UVERBS_METHOD_ASYNC_EVENT_ALLOC,
+    ib_uverbs_async_event_desc,
+};
+use uverbs_uapi::comp_channel::{ib_uverbs_comp_event_desc, ib_uverbs_create_comp_channel_resp};
+use uverbs_uapi::context::{
+    UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
+    UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
+    ib_uverbs_core_support,
+};
+use uverbs_uapi::device::{
+    UVERBS_ATTR_INFO_HANDLES_LIST, UVERBS_ATTR_INFO_OBJECT_ID, UVERBS_ATTR_INFO_TOTAL_HANDLES,
+    UVERBS_METHOD_GET_CONTEXT, UVERBS_METHOD_INFO_HANDLES, UVERBS_METHOD_QUERY_CONTEXT,
+    ib_uverbs_device_cap_flags, ib_uverbs_ex_query_device_resp, ib_uverbs_raw_packet_caps,
+};
+use uverbs_uapi::endian::Be64;
+use uverbs_uapi::mlx5::context::{
+    MLX5_IB_CLOCK_INFO_V1, mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp,
+    mlx5_ib_alloc_ucontext_resp_mask, mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp,
+    mlx5_ib_tso_caps,
+};
+use uverbs_uapi::mlx5::object::{
+    MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR,
+};
+use uverbs_uapi::object::{
+    UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_AH, UVERBS_OBJECT_ASYNC_EVENT,
+    UVERBS_OBJECT_CQ, UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_DM, UVERBS_OBJECT_FLOW, UVERBS_OBJECT_MR,
+    UVERBS_OBJECT_MW, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ, UVERBS_OBJECT_XRCD,
+};
+use uverbs_uapi::write::{
+    IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, IB_USER_VERBS_CMD_FLAG_EXTENDED,
+    IB_USER_VERBS_EX_CMD_QUERY_DEVICE,
+};
+use zerocopy::IntoBytes;
+
+/// Completion vectors of a device.
+const VECTORS: u32 = 2;
+
+pub(super) const METHODS: &[Method] = &[
+    Method {
+        object: UVERBS_OBJECT_DEVICE,
+        method: UVERBS_METHOD_GET_CONTEXT,
+        attrs: &[
+            UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS,
+            UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT,
+            UVERBS_ATTR_UHW_IN,
+            UVERBS_ATTR_UHW_OUT,
+        ],
+        run: get_context,
+    },
+    Method {
+        object: UVERBS_OBJECT_DEVICE,
+        method: UVERBS_METHOD_QUERY_CONTEXT,
+        attrs: &[
+            UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS,
+            UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT,
+            MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX,
+        ],
+        run: query_context,
+    },
+    Method {
+        object: UVERBS_OBJECT_DEVICE,
+        method: UVERBS_METHOD_INFO_HANDLES,
+        attrs: &[
+            UVERBS_ATTR_INFO_OBJECT_ID,
+            UVERBS_ATTR_INFO_TOTAL_HANDLES,
+            UVERBS_ATTR_INFO_HANDLES_LIST,
+        ],
+        run: info_handles,
+    },
+    Method {
+        object: UVERBS_OBJECT_ASYNC_EVENT,
+        method: UVERBS_METHOD_ASYNC_EVENT_ALLOC,
+        attrs: &[UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE],
+        run: alloc_async_event,
+    },
+];
+
+pub(super) const WRITES: &[Write] = &[
+    Write {
+        command: IB_USER_VERBS_EX_CMD_QUERY_DEVICE | IB_USER_VERBS_CMD_FLAG_EXTENDED,
+        run: query_device,
+    },
+    Write { command: IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, run: create_comp_channel },
+];
+
+/// Whether the method makes the context that others need.
+pub(super) fn makes_context(object: u16, method: u16) -> bool {
+    (object, method) == (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT)
+}
+
+fn get_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let request: mlx5_ib_alloc_ucontext_req_v2 = call.driver()?;
+    if request.flags != 0 {
+        // No DEVX.
+        return Err(Errno::INVAL);
+    }
+    let file = kernel.file_mut(call.file)?;
+    if file.has_context {
+        return Err(Errno::INVAL);
+    }
+    file.has_context = true;
+    call.respond_driver(&driver_response());
+    call.put(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
+    call.put(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &core_support());
+    Ok(())
+}
+
+fn query_context(_: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    call.put(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &driver_response());
+    call.put(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
+    call.put(UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &core_support());
+    Ok(())
+}
+
+fn core_support() -> u64 {
+    ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS.bits()
+}
+
+fn driver_response() -> mlx5_ib_alloc_ucontext_resp {
+    use mlx5_ib_alloc_ucontext_resp_mask as Mask;
+    let valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
+        | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE
+        | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS;
+    mlx5_ib_alloc_ucontext_resp {
+        qp_tab_size: 1 << 16,
+        cache_line_size: 64,
+        comp_mask: valid.bits(),
+        response_length: size_of::<mlx5_ib_alloc_ucontext_resp>() as u32,
+        clock_info_versions: 1 << MLX5_IB_CLOCK_INFO_V1,
+        // The counter is at the beginning of the second page of BAR0.
+        hca_core_clock_offset: 0,
+        bf_reg_size: 512,
+        max_sq_desc_sz: 1024,
+        max_rq_desc_sz: 512,
+        max_send_wqebb: 1 << 15,
+        max_recv_wr: 1 << 15,
+        max_srq_recv_wr: 1 << 15,
+        num_ports: 1,
+        cqe_version: 1,
+        // CREATE_AH and QUERY_DEVICE.
+        cmds_supp_uhw: 3,
+        log_uar_size: 12,
+        num_uars_per_page: (rustix::param::page_size() / crate::memory::PAGE) as u32,
+        // None: WQEs of raw packets carry no header inline.
+        eth_min_inline: 1,
+        ..Default::default()
+    }
+}
+
+fn info_handles(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    // A constant of a 16-bit enum travels as an integer of 8 bytes.
+    let asked = call.u64_if(UVERBS_ATTR_INFO_OBJECT_ID).ok_or(Errno::INVAL)? as u16;
+    let known = super::METHODS.iter().copied().flatten().any(|method| method.object == asked);
+    if !known {
+        return Err(Errno::NOENT);
+    }
+    let kind = |object: &Object| match object {
+        Object::Pd { .. } => UVERBS_OBJECT_PD,
+        Object::Mr(_) => UVERBS_OBJECT_MR,
+        Object::Mw { .. } => UVERBS_OBJECT_MW,
+        Object::Cq { .. } => UVERBS_OBJECT_CQ,
+        Object::Qp { .. } => UVERBS_OBJECT_QP,
+        Object::Srq { .. } => UVERBS_OBJECT_SRQ,
+        Object::Ah => UVERBS_OBJECT_AH,
+        Object::Xrcd { .. } => UVERBS_OBJECT_XRCD,
+        Object::Dm(_) => UVERBS_OBJECT_DM,
+        Object::Flow(_) => UVERBS_OBJECT_FLOW,
+        Object::Uar { .. } => MLX5_IB_OBJECT_UAR,
+        Object::Var { .. } => MLX5_IB_OBJECT_VAR,
+    };
+    let room = call.room(UVERBS_ATTR_INFO_HANDLES_LIST) / size_of::<u32>();
+    let mut handles = kernel.handles(call.file, |object| kind(object) == asked)?;
+    handles.truncate(room);
+    call.put(UVERBS_ATTR_INFO_TOTAL_HANDLES, &(handles.len() as u32));
+    call.put_bytes(UVERBS_ATTR_INFO_HANDLES_LIST, handles.as_bytes());
+    Ok(())
+}
+
+fn alloc_async_event(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let fd = kernel.add_events(call.file, size_of::<ib_uverbs_async_event_desc>())?;
+    let file = kernel.file_mut(call.file)?;
+    if file.default_events.is_none() {
+        let made = file.events.last().cloned();
+        file.default_events = made.map(|events| (events, fd.as_raw_fd()));
+    }
+    call.made_fd(UVERBS_ATTR_ASYNC_EVENT_ALLOC_FD_HANDLE, fd);
+    Ok(())
+}
+
+fn create_comp_channel(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let fd = kernel.add_events(call.file, size_of::<ib_uverbs_comp_event_desc>())?;
+    call.respond(&ib_uverbs_create_comp_channel_resp { fd: fd.into_raw_fd() as u32 });
+    Ok(())
+}
+
+fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let guid = kernel.guid(call.file)?;
+    let mut resp = ib_uverbs_ex_query_device_resp::default();
+    let base = &mut resp.base;
+    base.fw_ver = 16 << 32 | 35 << 16 | 1000;
+    base.node_guid = Be64::new(guid);
+    base.sys_image_guid = base.node_guid;
+    base.max_mr_size = !0;
+    base.page_size_cap = !0xfff;
+    base.vendor_id = 0x2c9;
+    base.vendor_part_id = 4119;
+    base.max_qp = 1 << 16;
+    base.max_qp_wr = 1 << 15;
+    base.max_sge = 30;
+    base.max_sge_rd = 30;
+    base.max_cq = 1 << 16;
+    base.max_cqe = (1 << 22) - 1;
+    base.max_mr = 1 << 17;
+    base.max_pd = 1 << 16;
+    base.max_qp_rd_atom = 16;
+    base.max_qp_init_rd_atom = 16;
+    base.max_res_rd_atom = 1 << 20;
+    base.atomic_cap = 1;
+    base.max_mw = 1 << 17;
+    base.max_mcast_grp = 1 << 10;
+    base.max_mcast_qp_attach = 32;
+    base.max_total_mcast_qp_attach = 32 << 10;
+    base.max_ah = i32::MAX as u32;
+    base.max_srq = 1 << 16;
+    base.max_srq_wr = (1 << 15) - 1;
+    base.max_srq_sge = 31;
+    base.max_pkeys = 1;
+    base.local_ca_ack_delay = 16;
+    base.phys_port_cnt = 1;
+    let caps = ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_WINDOW
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_RC_RNR_NAK_GEN
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_CHANGE_PHY_PORT
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_SYS_IMAGE_GUID
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_BAD_QKEY_CNTR
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_XRC
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_RAW_IP_CSUM
+        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MANAGED_FLOW_STEERING;
+    base.device_cap_flags = caps.bits() as u32;
+    resp.device_cap_flags_ex = caps.bits();
+    resp.cq_moderation_caps.max_cq_moderation_count = 0xffff;
+    resp.cq_moderation_caps.max_cq_moderation_period = 0xfff;
+    resp.hca_core_clock = CLOCK_KHZ;
+    resp.timestamp_mask = u64::MAX >> 1;
+    let raw = ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING
+        | ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_IP_CSUM;
+    resp.raw_packet_caps = raw.bits();
+    resp.max_dm_size = super::dm::MAX;
+    resp.response_length = size_of_val(&resp) as u32;
+    call.respond(&resp);
+    let flags = mlx5_ib_query_dev_resp_flags::MLX5_IB_QUERY_DEV_RESP_FLAGS_CQE_128B_PAD;
+    call.respond_driver(&mlx5_ib_query_device_resp {
+        response_length: size_of::<mlx5_ib_query_device_resp>() as u32,
+        tso_caps: mlx5_ib_tso_caps { max_tso: 1 << 16, supported_qpts: 1 << 8 },
+        flags: flags.bits(),
+        ..Default::default()
+    });
+    Ok(())
+}
+
+impl Kernel {
+    /// The GUID of a file's device.
+    pub(crate) fn guid(&self, file: super::FileId) -> Result<u64> {
+        Ok(guid(self.file(file)?.device))
+    }
+}
+
+/// The GUID of the device with a number.
+pub(crate) fn guid(device: usize) -> u64 {
+    0x0275_7600_0000_0001 + device as u64
+}

@@ -1,0 +1,398 @@
+//! Memory regions and windows. Pairs with `ib_uverbs_reg_mr`, `ib_uverbs_alloc_mw` and `hw/mlx5/mr.c`.
+
+use super::{FileId, Kernel, Method, Object, Write, destroying};
+use crate::call::{Call, Result};
+use crate::driver::{Driver, input};
+use crate::memory::Lent;
+use rustix::io::Errno;
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mr::ib_uverbs_access_flags as Access;
+use uverbs_uapi::mr::*;
+use uverbs_uapi::mw::{UVERBS_METHOD_MW_DESTROY, ib_uverbs_alloc_mw, ib_uverbs_alloc_mw_resp};
+use uverbs_uapi::object::{UVERBS_OBJECT_MR, UVERBS_OBJECT_MW};
+use uverbs_uapi::write::{
+    IB_USER_VERBS_CMD_ALLOC_MW, IB_USER_VERBS_CMD_REG_MR, IB_USER_VERBS_CMD_REREG_MR,
+};
+
+pub(super) const METHODS: &[Method] = &[
+    destroying(UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY),
+    destroying(UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY),
+    Method {
+        object: UVERBS_OBJECT_MR,
+        method: UVERBS_METHOD_QUERY_MR,
+        attrs: &[
+            UVERBS_ATTR_QUERY_MR_HANDLE,
+            UVERBS_ATTR_QUERY_MR_RESP_LKEY,
+            UVERBS_ATTR_QUERY_MR_RESP_RKEY,
+            UVERBS_ATTR_QUERY_MR_RESP_LENGTH,
+            UVERBS_ATTR_QUERY_MR_RESP_IOVA,
+        ],
+        run: query,
+    },
+    Method {
+        object: UVERBS_OBJECT_MR,
+        method: UVERBS_METHOD_DM_MR_REG,
+        attrs: &[
+            UVERBS_ATTR_REG_DM_MR_HANDLE,
+            UVERBS_ATTR_REG_DM_MR_OFFSET,
+            UVERBS_ATTR_REG_DM_MR_LENGTH,
+            UVERBS_ATTR_REG_DM_MR_PD_HANDLE,
+            UVERBS_ATTR_REG_DM_MR_ACCESS_FLAGS,
+            UVERBS_ATTR_REG_DM_MR_DM_HANDLE,
+            UVERBS_ATTR_REG_DM_MR_RESP_LKEY,
+            UVERBS_ATTR_REG_DM_MR_RESP_RKEY,
+        ],
+        run: reg_dm,
+    },
+    Method {
+        object: UVERBS_OBJECT_MR,
+        method: UVERBS_METHOD_REG_DMABUF_MR,
+        attrs: &[
+            UVERBS_ATTR_REG_DMABUF_MR_HANDLE,
+            UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE,
+            UVERBS_ATTR_REG_DMABUF_MR_OFFSET,
+            UVERBS_ATTR_REG_DMABUF_MR_LENGTH,
+            UVERBS_ATTR_REG_DMABUF_MR_IOVA,
+            UVERBS_ATTR_REG_DMABUF_MR_FD,
+            UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS,
+            UVERBS_ATTR_REG_DMABUF_MR_RESP_LKEY,
+            UVERBS_ATTR_REG_DMABUF_MR_RESP_RKEY,
+        ],
+        run: reg_dmabuf,
+    },
+    Method {
+        object: UVERBS_OBJECT_MR,
+        method: UVERBS_METHOD_ADVISE_MR,
+        attrs: &[
+            UVERBS_ATTR_ADVISE_MR_PD_HANDLE,
+            UVERBS_ATTR_ADVISE_MR_ADVICE,
+            UVERBS_ATTR_ADVISE_MR_FLAGS,
+            UVERBS_ATTR_ADVISE_MR_SGE_LIST,
+        ],
+        run: advise,
+    },
+];
+
+pub(super) const WRITES: &[Write] = &[
+    Write { command: IB_USER_VERBS_CMD_REG_MR, run: reg },
+    Write { command: IB_USER_VERBS_CMD_REREG_MR, run: rereg },
+    Write { command: IB_USER_VERBS_CMD_ALLOC_MW, run: alloc_mw },
+];
+
+/// A region: `struct ib_mr` with what the driver keeps of it.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Region {
+    pub(crate) key: u32,
+    pub(crate) length: u64,
+    /// What QUERY_MR tells: of device memory its place on the device.
+    iova: u64,
+    start: u64,
+    access: Access,
+    is_device_memory: bool,
+}
+
+/// Bytes of a page in a translation table.
+const PAGE: u64 = 4096;
+/// Translations of a region, the most for which no larger page is looked for.
+const FEW: u64 = 64;
+/// Rights that the kernel knows, beside those that a device may ignore.
+const KNOWN: u32 = 0x3ff;
+/// `access_mode` of an mkey for device memory.
+const DEVICE_MEMORY: u64 = 5;
+
+/// Refuses rights, as `ib_check_mr_access`.
+fn check_access(access: u32) -> Result<Access> {
+    let access = Access::from_bits_retain(access);
+    let writes = Access::IB_UVERBS_ACCESS_REMOTE_WRITE | Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC;
+    if access.intersects(writes) && !access.contains(Access::IB_UVERBS_ACCESS_LOCAL_WRITE) {
+        return Err(Errno::INVAL);
+    }
+    if access.bits() & !(KNOWN | IB_UVERBS_ACCESS_OPTIONAL_RANGE) != 0 {
+        return Err(Errno::INVAL);
+    }
+    let flushes = Access::IB_UVERBS_ACCESS_FLUSH_GLOBAL | Access::IB_UVERBS_ACCESS_FLUSH_PERSISTENT;
+    if access.intersects(flushes | Access::IB_UVERBS_ACCESS_ON_DEMAND) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    Ok(access)
+}
+
+fn reg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let request: ib_uverbs_reg_mr = call.core()?;
+    if request.start % page_size() != request.hca_va % page_size() {
+        return Err(Errno::INVAL);
+    }
+    let access = check_access(request.access_flags)?;
+    let pd = kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    let place = (request.start, request.hca_va, request.length);
+    let (region, lent) = make(kernel, call, pd, place, access)?;
+    let uses = [request.pd_handle];
+    let mr_handle = kernel.add_lending(call.file, Object::Mr(region), &uses, lent)?;
+    call.respond(&ib_uverbs_reg_mr_resp { mr_handle, lkey: region.key, rkey: region.key });
+    Ok(())
+}
+
+fn page_size() -> u64 {
+    rustix::param::page_size() as u64
+}
+
+/// Creates the mkey of a region of memory: where it begins, its first address in requests, its bytes.
+fn make(
+    kernel: &mut Kernel,
+    call: &Call<'_>,
+    pd: u32,
+    (start, iova, length): (u64, u64, u64),
+    access: Access,
+) -> Result<(Region, Lent)> {
+    let end = start.checked_add(length).ok_or(Errno::INVAL)?;
+    if length == 0 || end.checked_next_multiple_of(page_size()).is_none() {
+        return Err(Errno::INVAL);
+    }
+    let writable = access.intersects(
+        Access::IB_UVERBS_ACCESS_LOCAL_WRITE
+            | Access::IB_UVERBS_ACCESS_REMOTE_WRITE
+            | Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC
+            | Access::IB_UVERBS_ACCESS_MW_BIND,
+    );
+    // Before the list of its pages is made, which is as long as a program claims.
+    let lent = kernel.lend(call, &[(start, length, writable)])?;
+    let (driver, switch) = kernel.driver(call.file)?;
+    let log = log_page_size(start, iova, length);
+    let octowords = translations(start, length, log).div_ceil(2);
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    command.set(create_mkey_in::translations_octword_actual_size, octowords);
+    let variant = driver.next_variant();
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    grant(&mut context, access);
+    for (field, value) in [
+        (mkc::access_mode_1_0, 1),
+        (mkc::mkey_7_0, variant.into()),
+        (mkc::pd, pd.into()),
+        (mkc::start_addr, iova),
+        (mkc::len, length),
+        (mkc::log_page_size, log.into()),
+        (mkc::translations_octword_size, octowords),
+    ] {
+        context.set(field, value);
+    }
+    let mut command = command.into_inner();
+    for entry in 0..octowords * 2 {
+        let page = ((start >> log) + entry) << log;
+        // Present, readable and writable.
+        command.extend((page | 3).to_be_bytes());
+    }
+    let answer = match driver.execute(switch, &command) {
+        Ok(answer) => answer,
+        Err(errno) => {
+            kernel.give_back(call.file, lent)?;
+            return Err(errno);
+        }
+    };
+    let key = Driver::created(&answer) << 8 | u32::from(variant);
+    Ok((Region { key, length, iova, start, access, is_device_memory: false }, lent))
+}
+
+/// Grants rights to the holders of an mkey.
+fn grant(context: &mut Bits<mkc, &mut [u8]>, access: Access) {
+    let granted = |flag: Access| u64::from(access.contains(flag));
+    for (field, value) in [
+        (mkc::lr, 1),
+        (mkc::lw, granted(Access::IB_UVERBS_ACCESS_LOCAL_WRITE)),
+        (mkc::rw, granted(Access::IB_UVERBS_ACCESS_REMOTE_WRITE)),
+        (mkc::rr, granted(Access::IB_UVERBS_ACCESS_REMOTE_READ)),
+        (mkc::a, granted(Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC)),
+        (mkc::relaxed_ordering_write, granted(Access::IB_UVERBS_ACCESS_RELAXED_ORDERING)),
+        (mkc::umr_en, 1),
+        (mkc::qpn, 0xff_ffff),
+    ] {
+        context.set(field, value);
+    }
+}
+
+/// Changes a region. The driver makes a new mkey for every change but those that the device makes in place;
+/// here it is always a new one.
+fn rereg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let request: ib_uverbs_rereg_mr = call.core()?;
+    let changed = ib_mr_rereg_flags::from_bits_retain(request.flags);
+    if changed.is_empty() {
+        return Err(Errno::INVAL);
+    }
+    if !ib_mr_rereg_flags::all().contains(changed) {
+        return Err(Errno::OPNOTSUPP);
+    }
+    let moves = changed.contains(ib_mr_rereg_flags::IB_MR_REREG_TRANS);
+    if moves && request.start % page_size() != request.hca_va % page_size() {
+        return Err(Errno::INVAL);
+    }
+    let region = kernel.mr(call.file, request.mr_handle)?;
+    if region.is_device_memory {
+        return Err(Errno::INVAL);
+    }
+    let access = match changed.contains(ib_mr_rereg_flags::IB_MR_REREG_ACCESS) {
+        true => check_access(request.access_flags)?,
+        false => region.access,
+    };
+    let pd_handle = match changed.contains(ib_mr_rereg_flags::IB_MR_REREG_PD) {
+        true => request.pd_handle,
+        false => *kernel.uses(call.file, request.mr_handle)?.first().ok_or(Errno::INVAL)?,
+    };
+    let pd = kernel.pd(call.file, pd_handle).map_err(|_| Errno::INVAL)?;
+    let place = match moves {
+        true => (request.start, request.hca_va, request.length),
+        false => (region.start, region.iova, region.length),
+    };
+    // Memory that stays is locked once.
+    let kept = if moves { None } else { Some(kernel.unlend(call.file, request.mr_handle)?) };
+    let made = make(kernel, call, pd, place, access);
+    if let (Err(_), Some(ranges)) = (&made, kept) {
+        let lent = kernel.lend(call, &ranges)?;
+        kernel.lend_anew(call.file, request.mr_handle, lent)?;
+    }
+    let (new, lent) = made?;
+    if let Err(errno) = kernel.destroy_by(call.file, opcode::DESTROY_MKEY, region.key >> 8) {
+        kernel.destroy_by(call.file, opcode::DESTROY_MKEY, new.key >> 8)?;
+        kernel.give_back(call.file, lent)?;
+        return Err(errno);
+    }
+    kernel.lend_anew(call.file, request.mr_handle, lent)?;
+    kernel.replace(call.file, request.mr_handle, Object::Mr(new), &[pd_handle])?;
+    call.respond(&ib_uverbs_rereg_mr_resp { lkey: new.key, rkey: new.key });
+    Ok(())
+}
+
+/// Registers device memory.
+fn reg_dm(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let offset = call.u64_if(UVERBS_ATTR_REG_DM_MR_OFFSET).ok_or(Errno::INVAL)?;
+    let length = call.u64_if(UVERBS_ATTR_REG_DM_MR_LENGTH).ok_or(Errno::INVAL)?;
+    let access = call.u64_if(UVERBS_ATTR_REG_DM_MR_ACCESS_FLAGS).ok_or(Errno::INVAL)?;
+    let access = check_access(u32::try_from(access).map_err(|_| Errno::INVAL)?)?;
+    let pd_handle = call.handle(UVERBS_ATTR_REG_DM_MR_PD_HANDLE)?;
+    let dm_handle = call.handle(UVERBS_ATTR_REG_DM_MR_DM_HANDLE)?;
+    let pd = kernel.pd(call.file, pd_handle)?;
+    let memory = kernel.dm(call.file, dm_handle)?;
+    let allowed = Access::IB_UVERBS_ACCESS_LOCAL_WRITE
+        | Access::IB_UVERBS_ACCESS_REMOTE_WRITE
+        | Access::IB_UVERBS_ACCESS_REMOTE_READ
+        | Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC
+        | Access::IB_UVERBS_ACCESS_ZERO_BASED
+        | Access::from_bits_retain(IB_UVERBS_ACCESS_OPTIONAL_RANGE);
+    let inside = offset.checked_add(length).is_some_and(|end| end <= memory.length);
+    let zero_based = access.contains(Access::IB_UVERBS_ACCESS_ZERO_BASED);
+    if !zero_based || !inside || !allowed.contains(access) {
+        return Err(Errno::INVAL);
+    }
+    let start = memory.start + offset;
+    let (driver, switch) = kernel.driver(call.file)?;
+    let variant = driver.next_variant();
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    grant(&mut context, access);
+    for (field, value) in [
+        (mkc::access_mode_1_0, DEVICE_MEMORY & 3),
+        (mkc::access_mode_4_2, DEVICE_MEMORY >> 2),
+        (mkc::mkey_7_0, variant.into()),
+        (mkc::pd, pd.into()),
+        (mkc::start_addr, start),
+        (mkc::len, length),
+    ] {
+        context.set(field, value);
+    }
+    let answer = driver.execute(switch, &command.into_inner())?;
+    let key = Driver::created(&answer) << 8 | u32::from(variant);
+    let region = Region { key, length, iova: start, start, access, is_device_memory: true };
+    let handle = kernel.add(call.file, Object::Mr(region), &[pd_handle, dm_handle])?;
+    call.made(UVERBS_ATTR_REG_DM_MR_HANDLE, handle);
+    call.put(UVERBS_ATTR_REG_DM_MR_RESP_LKEY, &key);
+    call.put(UVERBS_ATTR_REG_DM_MR_RESP_RKEY, &key);
+    Ok(())
+}
+
+/// Memory of another device, which a driver of Linux 7.2 and later takes only where the device pages on demand.
+fn reg_dmabuf(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let access = call.u64_if(UVERBS_ATTR_REG_DMABUF_MR_ACCESS_FLAGS).ok_or(Errno::INVAL)?;
+    check_access(u32::try_from(access).map_err(|_| Errno::INVAL)?)?;
+    kernel.pd(call.file, call.handle(UVERBS_ATTR_REG_DMABUF_MR_PD_HANDLE)?)?;
+    let fd = call.u32(UVERBS_ATTR_REG_DMABUF_MR_FD)? as i32;
+    let fd = call.user.duplicate(fd).ok_or(Errno::BADF)?;
+    let is_dmabuf = rustix::fs::fstatfs(&fd).is_ok_and(|stat| stat.f_type as u64 == DMA_BUF_MAGIC);
+    Err(if is_dmabuf { Errno::OPNOTSUPP } else { Errno::INVAL })
+}
+
+/// `DMA_BUF_MAGIC` of `linux/magic.h`.
+const DMA_BUF_MAGIC: u64 = 0x444d_4142;
+
+/// Advice is for memory that is paged on demand.
+fn advise(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    kernel.pd(call.file, call.handle(UVERBS_ATTR_ADVISE_MR_PD_HANDLE)?)?;
+    Err(Errno::OPNOTSUPP)
+}
+
+/// The size of pages that describe a range with few translations, as a power of two.
+fn log_page_size(start: u64, iova: u64, length: u64) -> u32 {
+    let fits = |log: &u32| (start ^ iova) & ((1 << log) - 1) == 0;
+    let mut log = PAGE.ilog2();
+    while translations(start, length, log) > FEW && fits(&(log + 1)) && log < 30 {
+        log += 1;
+    }
+    log
+}
+
+fn translations(start: u64, length: u64, log: u32) -> u64 {
+    ((start + length.max(1) - 1) >> log) - (start >> log) + 1
+}
+
+fn alloc_mw(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    const TYPE_2: u8 = 2;
+    let request: ib_uverbs_alloc_mw = call.core()?;
+    if !matches!(request.mw_type, 1 | TYPE_2) {
+        return Err(Errno::INVAL);
+    }
+    let pd = kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    let (driver, switch) = kernel.driver(call.file)?;
+    let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
+    let variant = driver.next_variant();
+    let mut context = command.sub_mut(create_mkey_in::memory_key_mkey_entry);
+    for (field, value) in [
+        (mkc::free, 1),
+        (mkc::access_mode_1_0, 2),
+        (mkc::umr_en, 1),
+        (mkc::lr, 1),
+        (mkc::en_rinval, (request.mw_type == TYPE_2).into()),
+        (mkc::qpn, 0xff_ffff),
+        (mkc::mkey_7_0, variant.into()),
+        (mkc::pd, pd.into()),
+        (mkc::translations_octword_size, 4),
+    ] {
+        context.set(field, value);
+    }
+    let answer = driver.execute(switch, &command.into_inner())?;
+    let key = Driver::created(&answer) << 8 | u32::from(variant);
+    let mw_handle = kernel.add(call.file, Object::Mw { key }, &[request.pd_handle])?;
+    call.respond(&ib_uverbs_alloc_mw_resp { mw_handle, rkey: key });
+    Ok(())
+}
+
+fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let region = kernel.mr(call.file, call.handle(UVERBS_ATTR_QUERY_MR_HANDLE)?)?;
+    call.put(UVERBS_ATTR_QUERY_MR_RESP_LKEY, &region.key);
+    call.put(UVERBS_ATTR_QUERY_MR_RESP_RKEY, &region.key);
+    call.put(UVERBS_ATTR_QUERY_MR_RESP_LENGTH, &region.length);
+    call.put(UVERBS_ATTR_QUERY_MR_RESP_IOVA, &region.iova);
+    Ok(())
+}
+
+pub(super) fn destroy(kernel: &mut Kernel, file: FileId, key: u32) -> Result<()> {
+    kernel.destroy_by(file, opcode::DESTROY_MKEY, key >> 8)
+}
+
+impl Kernel {
+    /// The region with a handle.
+    fn mr(&self, file: FileId, handle: u32) -> Result<Region> {
+        match self.object(file, handle)? {
+            Object::Mr(region) => Ok(*region),
+            _ => Err(Errno::INVAL),
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! Queue pairs for raw packets: a send queue, a receive queue, and the objects between them and the port.
+//!
+//! Pairs with `create_raw_packet_qp`, `modify_raw_packet_qp` and `query_raw_packet_qp_state` in `hw/mlx5/qp.c`.
+
+use super::cq::RECORD;
+use super::qp::{Asked, WQEBB};
+use super::states::{ERR, RESET, SQE};
+use super::{Kernel, Switch};
+use crate::call::{Call, Result};
+use crate::driver::{Driver, append_pages, input, quantized_offset};
+use crate::memory::Lent;
+use rustix::io::Errno;
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_qp_resp, mlx5_ib_create_qp_resp_mask, mlx5_qp_flags};
+use uverbs_uapi::mlx5::prm::Bits;
+use uverbs_uapi::mlx5::prm::object::alloc_transport_domain_out;
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::prm::rqc::*;
+use uverbs_uapi::mlx5::prm::srqc::wq;
+use uverbs_uapi::qp::ib_uverbs_qp_create_flags;
+
+/// The queues of a queue pair, if it has them.
+#[derive(Clone, Debug)]
+pub(crate) struct RawQp {
+    sq: Option<SendPart>,
+    rq: Option<ReceivePart>,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct SendPart {
+    tis: u32,
+    sq: u32,
+}
+
+#[derive(Clone, Copy, Debug)]
+struct ReceivePart {
+    rq: u32,
+    tir: u32,
+}
+
+// States of both kinds of queues.
+const RST: u64 = 0;
+const RDY: u64 = 1;
+const FAILED: u64 = 3;
+
+/// Kinds of work queues: a ring.
+const CYCLIC: u64 = 1;
+/// Bits of a buffer's beginning in the context of a work queue.
+const OFFSET_BITS: u32 = 5;
+
+/// Creates one; returns its number, what it lends to the device, and its parts.
+pub(super) fn create(
+    kernel: &mut Kernel,
+    call: &Call<'_>,
+    asked: &Asked,
+    response: &mut mlx5_ib_create_qp_resp,
+) -> Result<(u32, Lent, RawQp)> {
+    let driver_part = &asked.driver_part;
+    if driver_part.sq_wqe_count == 0 && driver_part.rq_wqe_count == 0 {
+        return Err(Errno::INVAL);
+    }
+    let domain = kernel.transport_domain(call)?;
+    let sends = u64::from(driver_part.sq_wqe_count) * WQEBB;
+    let receives = u64::from(driver_part.rq_wqe_count) << driver_part.rq_wqe_shift;
+    let ranges = [
+        (driver_part.buf_addr, receives, true),
+        (driver_part.sq_buf_addr, sends, true),
+        (driver_part.db_addr, RECORD, true),
+    ];
+    let lent = kernel.lend(call, &ranges)?;
+    let (driver, switch) = kernel.driver(call.file)?;
+    let mut raw = RawQp { sq: None, rq: None };
+    let made = raw.make(driver, switch, asked, domain);
+    if let Err(errno) = made {
+        raw.destroy(driver, switch)?;
+        kernel.give_back(call.file, lent)?;
+        return Err(errno);
+    }
+    use mlx5_ib_create_qp_resp_mask as Mask;
+    let mut valid = Mask::empty();
+    if let Some(SendPart { tis, sq }) = raw.sq {
+        (response.tisn, response.sqn) = (tis, sq);
+        valid |= Mask::MLX5_IB_CREATE_QP_RESP_MASK_TISN | Mask::MLX5_IB_CREATE_QP_RESP_MASK_SQN;
+    }
+    if let Some(ReceivePart { rq, tir }) = raw.rq {
+        (response.rqn, response.tirn) = (rq, tir);
+        valid |= Mask::MLX5_IB_CREATE_QP_RESP_MASK_RQN | Mask::MLX5_IB_CREATE_QP_RESP_MASK_TIRN;
+    }
+    response.comp_mask = valid.bits();
+    let number = raw.sq.map(|part| part.sq).or(raw.rq.map(|part| part.rq));
+    Ok((number.ok_or(Errno::INVAL)?, lent, raw))
+}
+
+impl RawQp {
+    /// The TIR, to which rules lead packets.
+    pub(super) fn tir(&self) -> Option<u32> {
+        self.rq.map(|part| part.tir)
+    }
+
+    fn make(
+        &mut self,
+        driver: &Driver,
+        switch: &mut Switch,
+        asked: &Asked,
+        domain: u32,
+    ) -> Result<()> {
+        if asked.driver_part.sq_wqe_count > 0 {
+            let mut command = input::<create_tis_in>(opcode::CREATE_TIS);
+            let mut context = command.sub_mut(create_tis_in::ctx);
+            context.set(tisc::transport_domain, domain.into());
+            let tis = Driver::created(&driver.execute(switch, &command.into_inner())?);
+            let sq = driver.execute(switch, &send_queue(asked, tis)?);
+            match sq {
+                Ok(answer) => self.sq = Some(SendPart { tis, sq: Driver::created(&answer) }),
+                Err(errno) => {
+                    driver.execute_on(switch, opcode::DESTROY_TIS, tis)?;
+                    return Err(errno);
+                }
+            }
+        }
+        if asked.driver_part.rq_wqe_count > 0 {
+            let rq = Driver::created(&driver.execute(switch, &receive_queue(asked)?)?);
+            let tir = driver.execute(switch, &receiver(asked, rq, domain));
+            match tir {
+                Ok(answer) => self.rq = Some(ReceivePart { rq, tir: Driver::created(&answer) }),
+                Err(errno) => {
+                    driver.execute_on(switch, opcode::DESTROY_RQ, rq)?;
+                    return Err(errno);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    /// Moves both queues as a command would a queue pair.
+    pub(super) fn modify(&self, driver: &Driver, switch: &mut Switch, op: u16) -> Result<()> {
+        let (rq, sq) = match op {
+            opcode::RST2INIT_QP => (Some(RDY), Some(RST)),
+            opcode::TO_ERR_QP => (Some(FAILED), Some(FAILED)),
+            opcode::TO_RST_QP => (Some(RST), Some(RST)),
+            opcode::RTR2RTS_QP | opcode::RTS2RTS_QP => (None, Some(RDY)),
+            _ => return Ok(()),
+        };
+        if let (Some(to), Some(part)) = (rq, self.rq) {
+            let from = part.state(driver, switch)?;
+            let mut command = input::<modify_rq_in>(opcode::MODIFY_RQ);
+            command.set(modify_rq_in::rqn, part.rq.into());
+            command.set(modify_rq_in::rq_state, from);
+            command.sub_mut(modify_rq_in::ctx).set(rqc::state, to);
+            driver.execute(switch, &command.into_inner())?;
+        }
+        if let (Some(to), Some(part)) = (sq, self.sq) {
+            let from = part.state(driver, switch)?;
+            let mut command = input::<modify_sq_in>(opcode::MODIFY_SQ);
+            command.set(modify_sq_in::sqn, part.sq.into());
+            command.set(modify_sq_in::sq_state, from);
+            command.sub_mut(modify_sq_in::ctx).set(sqc::state, to);
+            driver.execute(switch, &command.into_inner())?;
+        }
+        Ok(())
+    }
+
+    /// The state of the queue pair, by those of its queues; `last` is what was set last.
+    pub(super) fn state(&self, driver: &Driver, switch: &mut Switch, last: u8) -> Result<u8> {
+        let rq = self.rq.map(|part| part.state(driver, switch)).transpose()?;
+        let sq = self.sq.map(|part| part.state(driver, switch)).transpose()?;
+        match (rq, sq) {
+            (Some(RST), Some(RST) | None) | (None, Some(RST)) => Ok(RESET),
+            (Some(RDY), Some(FAILED)) => Ok(SQE),
+            (Some(RDY), _) | (None, Some(_)) => Ok(last),
+            (Some(FAILED), Some(FAILED) | None) => Ok(ERR),
+            _ => Err(Errno::INVAL),
+        }
+    }
+
+    pub(super) fn destroy(&self, driver: &Driver, switch: &mut Switch) -> Result<()> {
+        if let Some(ReceivePart { rq, tir }) = self.rq {
+            driver.execute_on(switch, opcode::DESTROY_TIR, tir)?;
+            driver.execute_on(switch, opcode::DESTROY_RQ, rq)?;
+        }
+        if let Some(SendPart { tis, sq }) = self.sq {
+            driver.execute_on(switch, opcode::DESTROY_SQ, sq)?;
+            driver.execute_on(switch, opcode::DESTROY_TIS, tis)?;
+        }
+        Ok(())
+    }
+}
+
+impl SendPart {
+    fn state(self, driver: &Driver, switch: &mut Switch) -> Result<u64> {
+        let answer = driver.execute_on(switch, opcode::QUERY_SQ, self.sq)?;
+        let answer = Bits::<query_sq_out, _>::new(answer);
+        Ok(answer.sub(query_sq_out::sq_context).get(sqc::state))
+    }
+}
+
+impl ReceivePart {
+    fn state(self, driver: &Driver, switch: &mut Switch) -> Result<u64> {
+        let answer = driver.execute_on(switch, opcode::QUERY_RQ, self.rq)?;
+        let answer = Bits::<query_rq_out, _>::new(answer);
+        Ok(answer.sub(query_rq_out::rq_context).get(rqc::state))
+    }
+}
+
+/// CREATE_SQ.
+fn send_queue(asked: &Asked, tis: u32) -> Result<Vec<u8>> {
+    let driver_part = &asked.driver_part;
+    let (page_offset, log_page_size) = quantized_offset(driver_part.sq_buf_addr, OFFSET_BITS)?;
+    let mut command = input::<create_sq_in>(opcode::CREATE_SQ);
+    let mut context = command.sub_mut(create_sq_in::ctx);
+    for (field, value) in [
+        (sqc::state, RST),
+        (sqc::user_index, driver_part.uidx.into()),
+        (sqc::cqn, asked.send_cq.into()),
+        (sqc::tis_lst_sz, 1),
+        (sqc::tis_num_0, tis.into()),
+    ] {
+        context.set(field, value);
+    }
+    let mut queue = context.sub_mut(sqc::wq);
+    for (field, value) in [
+        (wq::wq_type, CYCLIC),
+        (wq::pd, asked.pd.into()),
+        (wq::uar_page, driver_part.bfreg_index.into()),
+        (wq::dbr_addr, driver_part.db_addr),
+        (wq::log_wq_stride, WQEBB.ilog2().into()),
+        (wq::log_wq_sz, driver_part.sq_wqe_count.ilog2().into()),
+        (wq::log_wq_pg_sz, log_page_size),
+        (wq::page_offset, page_offset),
+    ] {
+        queue.set(field, value);
+    }
+    let mut command = command.into_inner();
+    let bytes = u64::from(driver_part.sq_wqe_count) * WQEBB;
+    append_pages(&mut command, driver_part.sq_buf_addr, bytes, log_page_size);
+    Ok(command)
+}
+
+/// CREATE_RQ.
+fn receive_queue(asked: &Asked) -> Result<Vec<u8>> {
+    let driver_part = &asked.driver_part;
+    let (page_offset, log_page_size) = quantized_offset(driver_part.buf_addr, OFFSET_BITS)?;
+    let strips = ib_uverbs_qp_create_flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING;
+    let mut command = input::<create_rq_in>(opcode::CREATE_RQ);
+    let mut context = command.sub_mut(create_rq_in::ctx);
+    for (field, value) in [
+        // VLAN tags stay in the packet.
+        (rqc::vsd, (!asked.flags.contains(strips)).into()),
+        (rqc::state, RST),
+        (rqc::user_index, driver_part.uidx.into()),
+        (rqc::cqn, asked.recv_cq.into()),
+    ] {
+        context.set(field, value);
+    }
+    let mut queue = context.sub_mut(rqc::wq);
+    for (field, value) in [
+        (wq::wq_type, CYCLIC),
+        (wq::pd, asked.pd.into()),
+        (wq::dbr_addr, driver_part.db_addr),
+        (wq::log_wq_stride, driver_part.rq_wqe_shift.into()),
+        (wq::log_wq_sz, driver_part.rq_wqe_count.ilog2().into()),
+        (wq::log_wq_pg_sz, log_page_size),
+        (wq::page_offset, page_offset),
+    ] {
+        queue.set(field, value);
+    }
+    let mut command = command.into_inner();
+    let bytes = u64::from(driver_part.rq_wqe_count) << driver_part.rq_wqe_shift;
+    append_pages(&mut command, driver_part.buf_addr, bytes, log_page_size);
+    Ok(command)
+}
+
+/// CREATE_TIR: what arrives there goes to one queue, and nothing that the context itself sent unless it asks
+/// for that.
+fn receiver(asked: &Asked, rq: u32, domain: u32) -> Vec<u8> {
+    const BLOCK_UNICAST: u64 = 1;
+    const BLOCK_MULTICAST: u64 = 2;
+    let flags = mlx5_qp_flags::from_bits_retain(asked.driver_part.flags);
+    let mut blocked = BLOCK_UNICAST | BLOCK_MULTICAST;
+    if flags.contains(mlx5_qp_flags::MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_UC) {
+        blocked &= !BLOCK_UNICAST;
+    }
+    if flags.contains(mlx5_qp_flags::MLX5_QP_FLAG_TIR_ALLOW_SELF_LB_MC) {
+        blocked &= !BLOCK_MULTICAST;
+    }
+    let mut command = input::<create_tir_in>(opcode::CREATE_TIR);
+    let mut context = command.sub_mut(create_tir_in::ctx);
+    context.set(tirc::disp_type, 0);
+    context.set(tirc::inline_rqn, rq.into());
+    context.set(tirc::transport_domain, domain.into());
+    context.set(tirc::self_lb_block, blocked);
+    command.into_inner()
+}
+
+impl Kernel {
+    /// The transport domain of a file's context, which is made for its first queue pair of this kind.
+    fn transport_domain(&mut self, call: &Call<'_>) -> Result<u32> {
+        if let Some(number) = self.file(call.file)?.transport_domain {
+            return Ok(number);
+        }
+        let (driver, switch) = self.driver(call.file)?;
+        let answer = driver.execute_on(switch, opcode::ALLOC_TRANSPORT_DOMAIN, 0)?;
+        let answer = Bits::<alloc_transport_domain_out, _>::new(answer);
+        let number = answer.get32(alloc_transport_domain_out::transport_domain);
+        self.file_mut(call.file)?.transport_domain = Some(number);
+        Ok(number)
+    }
+}

@@ -1,0 +1,24 @@
+//! An RDMA device, its kernel and its network, in the process of a program on `uverbs`.
+//!
+//! A [`Fabric`] has devices behind one switch. The device model is that of `uverbs-connectx`, which unmodified
+//! mlx5 drivers accept in a virtual machine; the kernel speaks the ABI of Linux. The library opens a device of
+//! the fabric as any other, and its provider for mlx5 drives it as it drives hardware.
+//!
+//! **Unstable**: the interface changes in any release.
+#![deny(unsafe_code)]
+
+mod call;
+mod cm;
+mod driver;
+mod events;
+mod fabric;
+#[allow(unsafe_code, reason = "what a file promises to the library")]
+mod file;
+mod kernel;
+#[allow(unsafe_code, reason = "memory of the process, by address")]
+mod memory;
+mod network;
+mod seed;
+mod world;
+
+pub use fabric::{Clock, Fabric, Mode};

@@ -1,0 +1,77 @@
+//! Network interfaces of the fabric: addresses, and the table of GIDs that follows from them.
+//!
+//! Pairs with `core/roce_gid_mgmt.c`: each address has an entry for RoCE v1 and one for v2.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+
+/// An entry of a GID table.
+#[derive(Clone, Debug)]
+pub(crate) struct GidEntry {
+    pub(crate) gid: [u8; 16],
+    /// As `enum ib_gid_type` numbers it: 1 for RoCE v1, 2 for v2.
+    pub(crate) kind: u32,
+}
+
+impl GidEntry {
+    /// The version as firmware numbers it.
+    pub(crate) fn firmware_version(&self) -> u64 {
+        match self.kind {
+            ROCE_V1 => 0,
+            _ => 2,
+        }
+    }
+}
+
+const ROCE_V1: u32 = 1;
+const ROCE_V2: u32 = 2;
+
+/// The network interface of a port.
+#[derive(Clone, Debug)]
+pub(crate) struct Interface {
+    pub(crate) index: u32,
+    pub(crate) name: String,
+    pub(crate) mac: [u8; 6],
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) gids: Vec<GidEntry>,
+}
+
+impl Interface {
+    /// The interface of the device with this number, with a link-local address and one of 10.0.0.0/8.
+    pub(crate) fn numbered(number: usize) -> Interface {
+        // Locally administered; below 2^16 devices.
+        let [high, low] = (number as u16).to_be_bytes();
+        let mac = [0x02, 0x75, 0x76, 0x00, high, low];
+        let link_local = Ipv6Addr::from([
+            0xfe,
+            0x80,
+            0,
+            0,
+            0,
+            0,
+            0,
+            0,
+            mac[0] ^ 2,
+            mac[1],
+            mac[2],
+            0xff,
+            0xfe,
+            mac[3],
+            mac[4],
+            mac[5],
+        ]);
+        let [high, low] = (number as u16 + 1).to_be_bytes();
+        let addresses = vec![link_local.into(), Ipv4Addr::new(10, 0, high, low).into()];
+        let entry = |address: &IpAddr, kind| GidEntry {
+            gid: match address {
+                IpAddr::V4(address) => address.to_ipv6_mapped().octets(),
+                IpAddr::V6(address) => address.octets(),
+            },
+            kind,
+        };
+        let gids = addresses
+            .iter()
+            .flat_map(|address| [ROCE_V1, ROCE_V2].map(|kind| entry(address, kind)))
+            .collect();
+        Interface { index: number as u32 + 2, name: format!("sim{number}"), mac, addresses, gids }
+    }
+}

@@ -1,0 +1,51 @@
+//! Decisions of a stepped fabric, drawn from a seed: the same seed and the same calls make the same decisions.
+
+/// A generator of decisions: SplitMix64.
+#[derive(Clone, Debug)]
+pub(crate) struct Decisions {
+    state: u64,
+    /// How many were drawn.
+    drawn: u64,
+}
+
+impl Decisions {
+    pub(crate) fn new(seed: u64) -> Decisions {
+        Decisions { state: seed, drawn: 0 }
+    }
+
+    fn next(&mut self) -> u64 {
+        self.drawn += 1;
+        self.state = self.state.wrapping_add(0x9e37_79b9_7f4a_7c15);
+        let mut word = self.state;
+        word = (word ^ word >> 30).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        word = (word ^ word >> 27).wrapping_mul(0x94d0_49bb_1331_11eb);
+        word ^ word >> 31
+    }
+
+    /// A number below `bound`, which is not 0.
+    pub(crate) fn below(&mut self, bound: u64) -> u64 {
+        // A slight preference for small numbers is no harm.
+        self.next() % bound
+    }
+
+    /// How many decisions were drawn.
+    pub(crate) fn drawn(&self) -> u64 {
+        self.drawn
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn one_seed_makes_the_same_decisions_and_another_one_others() {
+        let draw = |seed| {
+            let mut decisions = Decisions::new(seed);
+            (0..20).map(|_| decisions.below(10)).collect::<Vec<_>>()
+        };
+        assert_eq!(draw(7), draw(7));
+        assert_ne!(draw(7), draw(8));
+        assert!(draw(7).iter().all(|drawn| *drawn < 10));
+    }
+}

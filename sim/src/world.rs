@@ -1,0 +1,383 @@
+//! The world of a fabric: its kernel behind one lock, its clock, and who runs the device.
+//!
+//! *Trapped*: a ring runs the device in the thread that rings, and a thread of the world sleeps until the next
+//! timer. *Stepped*: nothing runs but in polls, waits and steps, and time is virtual.
+
+use crate::call::Result;
+use crate::file::{CmFile, UverbsFile};
+use crate::kernel::{Kernel, Object, guid};
+use rustix::event::{PollFd, Timespec, poll};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
+use rustix::io::Errno;
+use std::fmt;
+use std::net::IpAddr;
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::task::Waker;
+use std::thread::Thread;
+use std::time::{Duration, Instant};
+use uverbs_host::{HostDevice, HostFile, HostInterface, HostSystem};
+use uverbs_uapi::device::rdma_driver_id;
+
+/// Who runs the device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+#[non_exhaustive]
+pub enum Mode {
+    /// The thread that rings, and for timers a thread that sleeps meanwhile. Time is real.
+    #[default]
+    Trapped,
+    /// Whoever polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens. The
+    /// seed decides which queue is served next, and how long a step takes.
+    Stepped {
+        /// The same seed makes the same decisions.
+        seed: u64,
+    },
+}
+
+/// How long a wait leaves the processor to the program's other threads, in real time, before its deadline comes.
+const PATIENCE: Duration = Duration::from_secs(1);
+/// How long a wait without a deadline does so, before it says that nothing can end it.
+const LAST_PATIENCE: Duration = Duration::from_secs(5);
+/// How long such a wait sleeps at a time.
+const NAP: Duration = Duration::from_micros(100);
+
+/// Nanoseconds after which a file of events that was full is looked at again.
+const CROWDED: u64 = 1_000_000;
+
+pub(crate) struct World {
+    this: Weak<World>,
+    kernel: Mutex<Kernel>,
+    mode: Mode,
+    started: Instant,
+    /// Nanoseconds of virtual time since the start.
+    virtual_now: AtomicU64,
+    timer: OnceLock<Thread>,
+    /// The thread that used the fabric first.
+    first_user: AtomicUsize,
+    /// Whether another thread used it, too.
+    shared: AtomicBool,
+    /// Tasks that step the fabric, and are woken when the program gave it something to do.
+    drivers: Mutex<Vec<Waker>>,
+}
+
+impl fmt::Debug for World {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("World").field("mode", &self.mode).finish_non_exhaustive()
+    }
+}
+
+impl std::panic::UnwindSafe for World {}
+impl std::panic::RefUnwindSafe for World {}
+
+impl World {
+    pub(crate) fn new(kernel: Kernel, mode: Mode) -> Arc<World> {
+        let world = Arc::new_cyclic(|this| World {
+            this: this.clone(),
+            kernel: Mutex::new(kernel),
+            mode,
+            started: Instant::now(),
+            virtual_now: AtomicU64::new(0),
+            timer: OnceLock::new(),
+            first_user: AtomicUsize::new(0),
+            shared: AtomicBool::new(false),
+            drivers: Mutex::default(),
+        });
+        if mode == Mode::Trapped {
+            world.start_timer();
+        }
+        world
+    }
+
+    /// The kernel. A thread that panicked while it had the lock left it as it was.
+    pub(crate) fn kernel(&self) -> MutexGuard<'_, Kernel> {
+        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Nanoseconds since the start.
+    pub(crate) fn nanoseconds(&self) -> u64 {
+        match self.mode {
+            Mode::Trapped => self.started.elapsed().as_nanos() as u64,
+            Mode::Stepped { .. } => self.virtual_now.load(Ordering::Relaxed),
+        }
+    }
+
+    /// Whether the program has to step it.
+    pub(crate) fn is_stepped(&self) -> bool {
+        matches!(self.mode, Mode::Stepped { .. })
+    }
+
+    /// Notes that this thread uses the fabric.
+    fn note_user(&self) {
+        thread_local!(static HERE: u8 = const { 0 });
+        if self.mode == Mode::Trapped || self.shared.load(Ordering::Relaxed) {
+            return;
+        }
+        // The address of a thread's own variable is the thread's.
+        let here = HERE.with(|here| std::ptr::from_ref(here).addr());
+        match self.first_user.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
+            Err(first) if first != here => self.shared.store(true, Ordering::Relaxed),
+            _ => {}
+        }
+    }
+
+    /// Runs a call of the program against the kernel.
+    pub(crate) fn enter<T>(&self, call: impl FnOnce(&mut Kernel) -> T) -> T {
+        self.note_user();
+        let mut kernel = self.kernel();
+        kernel.switch.set_time(self.nanoseconds());
+        let answer = call(&mut kernel);
+        if self.mode == Mode::Trapped {
+            self.run_trapped(&mut kernel);
+        } else {
+            drop(kernel);
+            self.wake_drivers();
+        }
+        answer
+    }
+
+    /// Wakes the tasks that step the fabric.
+    fn wake_drivers(&self) {
+        let wakers = std::mem::take(&mut *self.lock_drivers());
+        wakers.into_iter().for_each(Waker::wake);
+    }
+
+    fn lock_drivers(&self) -> MutexGuard<'_, Vec<Waker>> {
+        self.drivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Has a task woken when the program gives the fabric something to do.
+    pub(crate) fn wake_when_called(&self, waker: &Waker) {
+        let mut drivers = self.lock_drivers();
+        if !drivers.iter().any(|driver| driver.will_wake(waker)) {
+            drivers.push(waker.clone());
+        }
+    }
+
+    /// When the next timer is due, in nanoseconds since the start.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.kernel().deadline()
+    }
+
+    /// Moves virtual time to `now`, unless it is there.
+    pub(crate) fn set_time(&self, now: u64) {
+        self.virtual_now.fetch_max(now, Ordering::Relaxed);
+    }
+
+    /// Does what there is to do, and has the timer's thread wake when the next timer is due.
+    fn run_trapped(&self, kernel: &mut Kernel) {
+        let before = kernel.deadline();
+        while kernel.run(self.nanoseconds()) {}
+        let after = kernel.deadline();
+        if after.is_some() && after != before || kernel.is_crowded() {
+            self.timer.get().into_iter().for_each(Thread::unpark);
+        }
+    }
+
+    fn start_timer(&self) {
+        let this = self.this.clone();
+        let body = move || {
+            while let Some(world) = this.upgrade() {
+                let due = {
+                    let mut kernel = world.kernel();
+                    while kernel.run(world.nanoseconds()) {}
+                    let look_again = kernel.is_crowded().then(|| world.nanoseconds() + CROWDED);
+                    kernel.deadline().into_iter().chain(look_again).min()
+                };
+                let left = due.map(|due| due.saturating_sub(world.nanoseconds()));
+                drop(world);
+                match left {
+                    Some(left) => std::thread::park_timeout(Duration::from_nanos(left)),
+                    None => std::thread::park(),
+                }
+            }
+        };
+        let spawned = std::thread::Builder::new().name("uverbs-sim".into()).spawn(body);
+        if let Ok(thread) = spawned {
+            let _ = self.timer.set(thread.thread().clone());
+        }
+    }
+
+    /// Does one thing that there is to do now; whether there was anything.
+    pub(crate) fn step(&self) -> bool {
+        self.note_user();
+        let now = self.nanoseconds();
+        let took = match self.mode {
+            Mode::Trapped => return self.kernel().run(now),
+            Mode::Stepped { .. } => self.kernel().step(now),
+        };
+        let Some(took) = took else { return false };
+        self.virtual_now.fetch_add(took, Ordering::Relaxed);
+        true
+    }
+
+    /// Moves virtual time to the next timer of the device; `false` if there is none before `limit`.
+    pub(crate) fn advance_to_timer(&self, limit: Option<u64>) -> bool {
+        let due = self.kernel().deadline();
+        let Some(due) = due.filter(|due| limit.is_none_or(|limit| *due <= limit)) else {
+            return false;
+        };
+        self.virtual_now.fetch_max(due, Ordering::Relaxed);
+        true
+    }
+
+    fn since_start(&self, at: Instant) -> u64 {
+        at.saturating_duration_since(self.started).as_nanos() as u64
+    }
+
+    /// Waits in a stepped world: runs it until a descriptor is ready or virtual time has come.
+    fn wait_stepped(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize> {
+        let limit = deadline.map(|deadline| self.since_start(deadline));
+        let mut idle_since = None;
+        loop {
+            let ready = ready_now(fds)?;
+            let over = limit.is_some_and(|limit| self.nanoseconds() >= limit);
+            if ready > 0 || over {
+                return Ok(ready);
+            }
+            if self.step() || self.advance_to_timer(limit) {
+                idle_since = None;
+                continue;
+            }
+            // Nothing is on its way. Another thread of the program may send something; without one the
+            // deadline is the next that happens, and without a deadline nothing is.
+            let since = *idle_since.get_or_insert_with(Instant::now);
+            let patience =
+                if self.shared.load(Ordering::Relaxed) { PATIENCE } else { Duration::ZERO };
+            if since.elapsed() >= patience {
+                match limit {
+                    Some(limit) => drop(self.virtual_now.fetch_max(limit, Ordering::Relaxed)),
+                    None if since.elapsed() >= LAST_PATIENCE => return Err(Errno::DEADLK),
+                    None => {}
+                }
+            }
+            std::thread::sleep(NAP);
+        }
+    }
+
+    fn device(&self, kernel: &Kernel, number: usize) -> HostDevice {
+        let interface = &kernel.drivers[number].interface;
+        let mut device = HostDevice::default();
+        device.name = format!("mlx5_{number}");
+        device.index = number as u32;
+        device.node = format!("uverbs{number}");
+        device.number = (231, 192 + number as u32);
+        device.abi = 1;
+        device.driver = rdma_driver_id::RDMA_DRIVER_MLX5.0;
+        device.node_type = 1;
+        device.node_guid = guid(number);
+        device.sys_image_guid = guid(number);
+        device.firmware = "16.35.1000".into();
+        device.protocol = "roce".into();
+        device.pkeys = vec![vec![0xffff]];
+        device.interfaces = vec![Some(interface.name.clone())];
+        device
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        self.timer.get().into_iter().for_each(Thread::unpark);
+    }
+}
+
+/// How many descriptors are ready.
+fn ready_now(fds: &mut [PollFd<'_>]) -> Result<usize> {
+    match poll(fds, Some(&Timespec::default())) {
+        Err(Errno::INTR) => Ok(0),
+        answer => answer,
+    }
+}
+
+impl HostSystem for World {
+    fn devices(&self) -> Vec<HostDevice> {
+        let kernel = self.kernel();
+        (0..kernel.drivers.len()).map(|number| self.device(&kernel, number)).collect()
+    }
+
+    fn open(&self, index: u32) -> Result<Arc<dyn HostFile>> {
+        let (id, fd) = self.kernel().open(index as usize)?;
+        let world = self.this.upgrade().ok_or(Errno::NODEV)?;
+        Ok(Arc::new(UverbsFile::new(world, id, fd)))
+    }
+
+    fn open_rdma_cm(&self) -> Result<Arc<dyn HostFile>> {
+        let id = self.kernel().cm.open()?;
+        Ok(Arc::new(CmFile::new(self.this.upgrade().ok_or(Errno::NODEV)?, id)?))
+    }
+
+    fn adopt(&self, fd: OwnedFd) -> std::result::Result<Arc<dyn HostFile>, OwnedFd> {
+        let id = self.kernel().file_behind(fd.as_fd());
+        match (id, self.this.upgrade()) {
+            (Some(id), Some(world)) => Ok(Arc::new(UverbsFile::new(world, id, fd))),
+            _ => Err(fd),
+        }
+    }
+
+    fn device_of(&self, fd: BorrowedFd<'_>) -> Result<Option<u32>> {
+        let kernel = self.kernel();
+        let device = kernel.file_behind(fd).map(|id| kernel.file(id).map(|file| file.device));
+        Ok(device.transpose()?.map(|device| device as u32))
+    }
+
+    fn resources(&self, index: u32) -> Result<Vec<(String, u64)>> {
+        let mut kernel = self.kernel();
+        kernel.close_orphans();
+        kernel.drivers.get(index as usize).ok_or(Errno::NODEV)?;
+        let files = || kernel.files().filter(|file| file.device == index as usize);
+        let count =
+            |is: fn(&Object) -> bool| files().map(|file| file.count(is)).sum::<usize>() as u64;
+        Ok([
+            ("pd", count(|object| matches!(object, Object::Pd { .. }))),
+            ("cq", count(|object| matches!(object, Object::Cq { .. }))),
+            ("qp", count(|object| matches!(object, Object::Qp { .. }))),
+            ("cm_id", kernel.cm.count_on(index as usize) as u64),
+            ("mr", count(|object| matches!(object, Object::Mr(_)))),
+            ("ctx", files().filter(|file| file.has_context).count() as u64),
+            ("srq", count(|object| matches!(object, Object::Srq { .. }))),
+        ]
+        .map(|(kind, count)| (kind.to_owned(), count))
+        .into())
+    }
+
+    fn interfaces(&self) -> Vec<HostInterface> {
+        let kernel = self.kernel();
+        let of = |driver: &crate::driver::Driver| {
+            let mut interface = HostInterface::default();
+            interface.index = driver.interface.index;
+            interface.name = driver.interface.name.clone();
+            interface.addresses = driver.interface.addresses.clone();
+            interface
+        };
+        kernel.drivers.iter().map(of).collect()
+    }
+
+    fn source_for(&self, peer: IpAddr, interface: u32) -> Result<IpAddr> {
+        // All nodes are in one system, which reaches its own addresses from themselves.
+        let is_here = |here: &HostInterface| {
+            (interface == 0 || here.index == interface) && here.addresses.contains(&peer)
+        };
+        match self.interfaces().iter().any(is_here) {
+            true => Ok(peer),
+            false => Err(Errno::NETUNREACH),
+        }
+    }
+
+    fn now(&self) -> Instant {
+        match self.mode {
+            Mode::Trapped => Instant::now(),
+            Mode::Stepped { .. } => self.started + Duration::from_nanos(self.nanoseconds()),
+        }
+    }
+
+    fn wait(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize> {
+        if self.is_stepped() {
+            return self.wait_stepped(fds, deadline);
+        }
+        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        match poll(fds, left.as_ref()) {
+            Err(Errno::INTR) => Ok(0),
+            answer => answer,
+        }
+    }
+}

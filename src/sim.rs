@@ -1,0 +1,60 @@
+//! Devices, their kernel and their network in the program's own process: for tests, and for machines without RDMA.
+//!
+//! With the environment variable `UVERBS_SIM=2` a program has two devices, `mlx5_0` and `mlx5_1`, on one network,
+//! and none of Linux's. It needs no privilege, no module and no hardware. A line on standard error says so. Programs
+//! that run with another user's rights (set-user-id) ignore the variable.
+//!
+//! A test makes a [`Fabric`] of its own, so that tests run side by side:
+//!
+//! ```
+//! use uverbs::device::devices_on;
+//! use uverbs::sim::{Fabric, Mode};
+//! use uverbs::Context;
+//!
+//! let fabric = Fabric::new(2, Mode::Trapped);
+//! let [left, right] = &devices_on(&fabric.system())[..] else { panic!("two devices") };
+//! let (left, right) = (Context::open(left)?, Context::open(right)?);
+//! assert_eq!(left.default_gid(1)?.gid.ip().to_string(), "10.0.0.1");
+//! # drop(right);
+//! # Ok::<(), uverbs::Error>(())
+//! ```
+//!
+//! The devices are emulated ConnectX-5s, which unmodified mlx5 drivers accept; the library drives them as it drives
+//! hardware. **Unstable**: this interface changes in any release.
+
+pub use uverbs_sim::{Clock, Fabric, Mode};
+
+use rustix::process::{getegid, geteuid, getgid, getuid};
+use std::io::Write;
+use std::sync::Once;
+
+/// The variable that asks for devices in the process.
+const VARIABLE: &str = "UVERBS_SIM";
+/// The most devices that it may ask for.
+const MOST: usize = 64;
+
+/// Makes the fabric that the environment asks for, once.
+pub(crate) fn install_from_environment() {
+    static ONCE: Once = Once::new();
+    ONCE.call_once(|| {
+        let Some(asked) = std::env::var_os(VARIABLE) else { return };
+        if getuid() != geteuid() || getgid() != getegid() {
+            return;
+        }
+        let count = asked.to_str().and_then(|text| text.parse().ok());
+        let Some(count) = count.filter(|count| (1..=MOST).contains(count)) else {
+            let asked = asked.to_string_lossy();
+            return say(&format!(
+                "uverbs: {VARIABLE}={asked} is ignored: it is a number of devices, 1 to {MOST}"
+            ));
+        };
+        if Fabric::new(count, Mode::Trapped).install().is_ok() {
+            say(&format!("uverbs: {VARIABLE}={count}: the devices are in this process, and Linux's are not used"));
+        }
+    });
+}
+
+/// Prints a line on standard error, if that can be written to.
+fn say(line: &str) {
+    let _ = writeln!(std::io::stderr(), "{line}");
+}

@@ -1,0 +1,252 @@
+//! The library on a fabric: devices, their kernel and their network in this process.
+
+use std::time::Duration;
+use uverbs::device::devices_on;
+use uverbs::{
+    Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Notify, QpType, QueuePair,
+    RecvWr, SendWr,
+};
+use uverbs_sim::{Fabric, Mode};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn open(fabric: &Fabric, number: usize) -> Result<Context> {
+    Ok(Context::open(&devices_on(&fabric.system())[number])?)
+}
+
+/// A queue pair with all that it needs. Fields are dropped in this order.
+struct Side {
+    qp: QueuePair,
+    memory: MemoryRegion<u8>,
+    cq: CompletionQueue,
+    channel: CompletionChannel,
+}
+
+const RECEIVED: u64 = 1;
+const SENT: u64 = 2;
+
+impl Side {
+    fn new(context: &Context) -> Result<Side> {
+        let pd = context.alloc_pd()?;
+        let channel = context.create_comp_channel()?;
+        let cq = context.cq_builder(64).channel(&channel).build()?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+        Ok(Side { qp, memory, cq, channel })
+    }
+
+    fn recv(&mut self) -> Result<()> {
+        let sges = [self.memory.sge(..2)?];
+        let mut batch = self.qp.recv_batch()?;
+        batch.push(RecvWr::new(&sges).id(RECEIVED))?;
+        // SAFETY: the memory is dropped after the queue pair, and read after the completion.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let sges = [self.memory.sge(2..4)?];
+        let mut batch = self.qp.send_batch()?;
+        batch.push(SendWr::send(&sges).id(SENT).signaled())?;
+        // SAFETY: the memory is dropped after the queue pair, and not written.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    /// Polls once; adds the ids of what completed.
+    fn poll(&mut self, got: &mut u64) -> Result<()> {
+        let mut completions = self.cq.poll()?;
+        while let Some(completion) = completions.next() {
+            *got |= completion.ok()?.wr_id();
+        }
+        Ok(())
+    }
+
+    fn spin(&mut self, got: &mut u64, wanted: u64) -> Result<()> {
+        for _ in 0..1_000_000 {
+            self.poll(got)?;
+            if *got & wanted == wanted {
+                *got &= !wanted;
+                return Ok(());
+            }
+        }
+        Err("no completion".into())
+    }
+
+    fn block(&mut self, got: &mut u64, wanted: u64) -> Result<()> {
+        loop {
+            self.cq.req_notify(Notify::Next)?;
+            self.poll(got)?;
+            if *got & wanted == wanted {
+                *got &= !wanted;
+                return Ok(());
+            }
+            if self.channel.wait(Some(Duration::from_secs(10)))?.is_none() {
+                return Err("no event".into());
+            }
+        }
+    }
+}
+
+fn couple(fabric: &Fabric) -> Result<(Side, Side)> {
+    let (a, b) = (Side::new(&open(fabric, 0)?)?, Side::new(&open(fabric, 1)?)?);
+    let (at_a, at_b) = (a.qp.endpoint(1, 3)?, b.qp.endpoint(1, 3)?);
+    a.qp.handshake(&at_b)?;
+    b.qp.handshake(&at_a)?;
+    Ok((a, b))
+}
+
+fn two_threads(mode: Mode, wait: fn(&mut Side, &mut u64, u64) -> Result<()>) -> Result<()> {
+    const ROUNDS: usize = 200;
+    let fabric = Fabric::new(2, mode);
+    let (mut a, mut b) = couple(&fabric)?;
+    a.recv()?;
+    b.recv()?;
+    let other = std::thread::spawn(move || -> Result<()> {
+        let mut got = 0;
+        for _ in 0..ROUNDS {
+            wait(&mut b, &mut got, RECEIVED)?;
+            b.recv()?;
+            b.send()?;
+            wait(&mut b, &mut got, SENT)?;
+        }
+        Ok(())
+    });
+    let mut got = 0;
+    for _ in 0..ROUNDS {
+        a.send()?;
+        wait(&mut a, &mut got, RECEIVED | SENT)?;
+        a.recv()?;
+    }
+    other.join().map_err(|_| "a panic")?
+}
+
+#[test]
+fn one_thread_plays_both_sides() -> Result<()> {
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let (mut a, mut b) = couple(&fabric)?;
+    a.memory.copy_from(2, &[7, 9])?;
+    a.recv()?;
+    b.recv()?;
+    let (mut at_a, mut at_b) = (0, 0);
+    for _ in 0..100 {
+        a.send()?;
+        b.spin(&mut at_b, RECEIVED)?;
+        b.recv()?;
+        b.send()?;
+        a.spin(&mut at_a, RECEIVED | SENT)?;
+        a.recv()?;
+        b.spin(&mut at_b, SENT)?;
+    }
+    let mut bytes = [0; 2];
+    b.memory.copy_to(0, &mut bytes)?;
+    assert_eq!(bytes, [7, 9]);
+    Ok(())
+}
+
+#[test]
+fn two_threads_spin() -> Result<()> {
+    two_threads(Mode::Trapped, Side::spin)
+}
+
+#[test]
+fn two_threads_wait_for_events() -> Result<()> {
+    two_threads(Mode::Trapped, Side::block)
+}
+
+#[test]
+fn waits_step_the_fabric() -> Result<()> {
+    two_threads(Mode::Stepped { seed: 1 }, Side::block)
+}
+
+/// Seven retries of a peer that answers nothing take seconds, and none of them here.
+#[test]
+fn retries_take_no_time() -> Result<()> {
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let (mut a, b) = couple(&fabric)?;
+    drop(b);
+    let started = std::time::Instant::now();
+    a.send()?;
+    a.cq.req_notify(Notify::Next)?;
+    assert!(a.channel.wait(Some(Duration::from_secs(60)))?.is_some(), "an event");
+    let mut completions = a.cq.poll()?;
+    let status = completions.next().map(|completion| completion.status());
+    assert_eq!(status, Some(uverbs::WcStatus::RETRY_EXC_ERR));
+    assert!(started.elapsed() < Duration::from_secs(2));
+    Ok(())
+}
+
+#[cfg(feature = "tokio")]
+#[test]
+fn futures_play() -> Result<()> {
+    let fabric = Fabric::new(2, Mode::Trapped);
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    play(&runtime, &fabric)
+}
+
+/// tokio's clock.
+#[cfg(feature = "tokio")]
+struct TokioClock(tokio::time::Instant);
+
+#[cfg(feature = "tokio")]
+impl uverbs_sim::Clock for TokioClock {
+    fn elapsed(&self) -> Duration {
+        self.0.elapsed()
+    }
+
+    async fn sleep(&self, duration: Duration) {
+        tokio::time::sleep(duration).await;
+    }
+}
+
+/// One seed makes the same decisions in each run, and another one others.
+#[cfg(feature = "tokio")]
+#[test]
+fn a_task_steps_the_fabric_and_runs_repeat() -> Result<()> {
+    let run = |seed| -> Result<u64> {
+        let fabric = Fabric::new(2, Mode::Stepped { seed });
+        let mut builder = tokio::runtime::Builder::new_current_thread();
+        let runtime = builder.enable_all().start_paused(true).build()?;
+        let driven = fabric.clone();
+        runtime.spawn(async move { driven.drive(TokioClock(tokio::time::Instant::now())).await });
+        play(&runtime, &fabric)?;
+        Ok(fabric.decisions())
+    };
+    let first = run(1)?;
+    assert_eq!((first, first), (run(1)?, run(1)?));
+    Ok(())
+}
+
+#[cfg(feature = "tokio")]
+fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
+    const ROUNDS: usize = 100;
+    runtime.block_on(async {
+        let create = |context: &Context| -> Result<_> {
+            let pd = context.alloc_pd()?;
+            let pool = pd.buffer_pool_builder(64).count(16).build()?;
+            let (cq, _driver) = context.cq_builder(64).spawn()?;
+            let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(4).max_recv_wr(4).build()?;
+            Ok((cq.adopt(qp)?, pool))
+        };
+        let (a, a_pool) = create(&open(fabric, 0)?)?;
+        let (b, b_pool) = create(&open(fabric, 1)?)?;
+        let (at_a, at_b) = (a.endpoint(1, 3)?, b.endpoint(1, 3)?);
+        a.handshake(&at_b)?;
+        b.handshake(&at_a)?;
+        let (mut to_a, mut to_b) = (a.inbox(&a_pool, 4), b.inbox(&b_pool, 4));
+        let server = tokio::spawn(async move {
+            for _ in 0..ROUNDS {
+                let message = to_b.next().await?;
+                b.send(message.buffer).await?;
+            }
+            Result::Ok(())
+        });
+        let mut buffer = a_pool.copy(b"hi").ok_or("no buffer")?;
+        for _ in 0..ROUNDS {
+            let (sent, answer) = tokio::join!(a.send(buffer), to_a.next());
+            buffer = sent?.memory;
+            assert_eq!(&answer?.buffer[..], b"hi");
+        }
+        server.await?
+    })
+}
