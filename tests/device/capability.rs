@@ -27,6 +27,8 @@ capabilities! {
     Ah = "ah";
     /// Nobody else uses the device, so that a test may take all of a resource.
     Alone = "alone";
+    /// A device that works in no thread of this process.
+    Apart = "apart";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
@@ -81,6 +83,8 @@ capabilities! {
     Mlx5 = "mlx5";
     /// Memory of other devices.
     Dmabuf = "dmabuf";
+    /// A node in `/dev` by which the device is opened.
+    Node = "node";
     /// Multicast groups.
     Multicast = "multicast";
     /// Memory windows of type 1.
@@ -95,6 +99,8 @@ capabilities! {
     OdpImplicit = "odp_implicit";
     /// rdma-core's programs.
     Peers = "peers";
+    /// Other processes that use the device, and children of `fork`.
+    Processes = "processes";
     /// An event at the responder when a peer had not the right.
     QpAccessEvent = "qp_access_event";
     /// Queue pairs of raw packets, and rules for them.
@@ -142,6 +148,38 @@ capabilities! {
 }
 
 impl Capability {
+    /// The reason why the fabric, with its devices and their kernel in this process, may lack this; `None` for
+    /// what it has to have, on whatever machine.
+    pub(crate) fn lack_on_the_fabric(self) -> Option<&'static str> {
+        Some(match self {
+            // What cannot be in one process.
+            Capability::Apart => "the thread that rings a doorbell does the device's work",
+            Capability::Lab | Capability::Links | Capability::Netns | Capability::Suspend => {
+                "the machine's interfaces, namespaces and sleep are not the fabric's"
+            }
+            Capability::Node => "no node in /dev leads to the devices",
+            Capability::Peers => "rdma-core's programs are other processes",
+            Capability::Processes => "no other process has the devices",
+            // What the emulated device does not have either, on current kernels.
+            Capability::AtomicWrite
+            | Capability::Dmabuf
+            | Capability::DmabufQueues
+            | Capability::FlowDefault
+            | Capability::Flush
+            | Capability::InfiniBand
+            | Capability::Odp
+            | Capability::OdpImplicit
+            | Capability::Sqd
+            | Capability::SrqResize => "the device or its driver has none",
+            // What the machine lends.
+            Capability::HugePages
+            | Capability::RawPacket
+            | Capability::Soak
+            | Capability::Udmabuf => "the machine or its user has none",
+            _ => return None,
+        })
+    }
+
     /// The capability that queue pairs of this type need.
     pub(crate) fn of(qp_type: QpType) -> Capability {
         match qp_type {

@@ -62,6 +62,7 @@ fn node() -> String {
 }
 
 fn passed_file_becomes_a_context() -> Verdict {
+    env::node()?;
     // As a supervisor passes it: open on exec, too.
     let file = OpenOptions::new().read(true).write(true).open(node())?;
     rustix::io::fcntl_setfd(&file, rustix::io::FdFlags::empty())?;
@@ -77,6 +78,7 @@ fn passed_file_becomes_a_context() -> Verdict {
 }
 
 fn unfit_files_are_refused_with_the_reason() -> Verdict {
+    env::node()?;
     let read_only = OpenOptions::new().read(true).open(node())?;
     let error = Context::from_fd(read_only.into()).unwrap_err();
     assert!(error.errno() == Errno::INVAL && error.message().contains("O_RDWR"), "{error}");

@@ -50,6 +50,8 @@ fn node_and_driver_are_known() -> Verdict {
 
 /// Root would change the machine.
 fn ordinary_users_cannot_add_links() -> Verdict {
+    let why = "the fabric's kernel makes no links";
+    require(!env::on_fabric(), Capability::Links, why)?;
     /// The bit of the capability.
     const CAP_NET_ADMIN: u32 = 12;
     let root = rustix::process::geteuid().is_root() || has_capability(CAP_NET_ADMIN);

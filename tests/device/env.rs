@@ -13,15 +13,87 @@ use std::time::{Duration, Instant};
 use uverbs::device::DriverId;
 use uverbs::{Context, Device, Endpoint, Handshake, Mtu, QpControl};
 
-/// The name of the device under test. It must be given, so that the suite never runs by accident on a machine
-/// that works with its devices.
-pub(crate) fn name() -> Result<String, String> {
-    var("UVERBS_TEST_DEVICE").map_err(|_| "UVERBS_TEST_DEVICE names no device".into())
+/// The names of the devices of a fabric in this process.
+const FABRIC: [&str; 2] = ["mlx5_0", "mlx5_1"];
+
+/// Tests that the fabric's connection manager does not pass yet: listeners and groups on IPv6 alone, GIDs and paths,
+/// XRC targets, clients that gave up, killed processes.
+pub(crate) const CM_BEYOND_THE_FABRIC: [&str; 18] = [
+    "cm::port_in_use_and_ports_of_the_kernels_choice",
+    "cm::addresses_of_no_rdma_device",
+    "cm::events_of_dropped_ids_are_discarded",
+    "cm::crowd::request_of_a_client_that_gave_up_says_so",
+    "cm::futures::dropped_futures_leave_nothing",
+    "cm::infiniband::gids_of_ethernet_are_no_infiniband_ports",
+    "cm::ipv6::listener_on_any_ipv6_address_alone_rejects_ipv4_requests",
+    "cm::killed::client_is_killed_before_the_answer",
+    "cm::killed::client_is_killed_after_the_answer",
+    "cm::killed::client_is_killed_when_connected",
+    "cm::killed::server_is_killed_with_a_request_in_its_hands",
+    "cm::killed::server_is_killed_when_connected",
+    "cm::multicast::group_is_joined_by_the_route_to_it",
+    "cm::multicast::ipv6_groups_are_refused_on_roce",
+    "cm::paths::path_of_one_id_connects_another",
+    "cm::paths::listener_on_an_unspecified_address_has_no_gid",
+    "cm::types::initiator_reaches_the_queues_of_a_target",
+    "cm::types::types_and_port_spaces_of_both_sides_are_the_same",
+];
+
+/// Whether the device under test is in this process, with its kernel and its network, because no other was
+/// named: so the suite never runs by accident on a machine that works with its devices.
+pub(crate) fn on_fabric() -> bool {
+    var("UVERBS_TEST_DEVICE").is_err()
+}
+
+/// Makes the fabric, if it is what is tested.
+pub(crate) fn set_up() {
+    if on_fabric() {
+        let fabric = uverbs_sim::Fabric::new(FABRIC.len(), uverbs_sim::Mode::Trapped);
+        fabric.install().expect("it is the first");
+    }
+}
+
+/// The name of the device under test.
+pub(crate) fn name() -> String {
+    var("UVERBS_TEST_DEVICE").unwrap_or_else(|_| FABRIC[0].into())
+}
+
+/// The name of the device at the other end of the cable.
+pub(crate) fn second_name() -> Result<String, String> {
+    const NAME: &str = "UVERBS_TEST_SECOND_DEVICE";
+    match var(NAME) {
+        Ok(name) => Ok(name),
+        Err(_) if on_fabric() => Ok(FABRIC[1].into()),
+        Err(_) => Err(format!("{NAME} names none")),
+    }
 }
 
 /// The device under test.
 pub(crate) fn find() -> Result<Device, String> {
-    Device::by_name(&name()?).map_err(|error| error.to_string())
+    Device::by_name(&name()).map_err(|error| error.to_string())
+}
+
+/// Skips tests in which another process uses the device, or a child of `fork`.
+pub(crate) fn processes() -> Verdict {
+    let why = "the device and its kernel are in this process, where no other one has them";
+    require(!on_fabric(), Capability::Processes, why)
+}
+
+/// Skips tests that count what a thread does for itself: on a fabric the thread that rings a doorbell does the
+/// device's work.
+pub(crate) fn apart() -> Verdict {
+    require(!on_fabric(), Capability::Apart, "the device works in the threads of this process")
+}
+
+/// Descriptors of a completion channel: Linux has one, and a kernel in this process its own end, too.
+pub(crate) fn descriptors_of_a_channel() -> usize {
+    if on_fabric() { 2 } else { 1 }
+}
+
+/// Skips tests that look for the device's node in `/dev`.
+pub(crate) fn node() -> Verdict {
+    let why = "the device is in this process, and has no node in /dev";
+    require(!on_fabric(), Capability::Node, why)
 }
 
 /// The device under test, which was there when the run began.
@@ -158,14 +230,24 @@ pub(crate) fn settles(before: &Resources) -> Verdict {
 /// Skips tests that take all of a resource, or count what belongs to the whole machine, unless nobody else
 /// uses it.
 pub(crate) fn alone() -> Verdict {
-    let alone = var("UVERBS_LAB").is_ok() || var("UVERBS_TEST_ALONE").is_ok();
+    let alone = on_fabric() || var("UVERBS_LAB").is_ok() || var("UVERBS_TEST_ALONE").is_ok();
     require(alone, Capability::Alone, "others may use the device: UVERBS_TEST_ALONE is not set")
 }
 
-/// Skips tests that look whether a doorbell page holds what was stored: only the emulated device shows it.
+/// Skips tests that look whether a doorbell page holds what was stored: only emulated devices show it.
 pub(crate) fn shows_stores() -> Verdict {
     let why = "a device keeps what is stored in its doorbell pages to itself";
-    require(var("UVERBS_LAB").is_ok(), Capability::ShownStores, why)
+    require(on_fabric() || var("UVERBS_LAB").is_ok(), Capability::ShownStores, why)
+}
+
+/// Skips tests of raw packets, which need `CAP_NET_RAW`, unless nobody else's network hears them.
+pub(crate) fn packets() -> Verdict {
+    /// The bit of `CAP_NET_RAW`.
+    const CAP_NET_RAW: u32 = 13;
+    if !on_fabric() {
+        return lab();
+    }
+    require(testbed::has_capability(CAP_NET_RAW), Capability::RawPacket, "no CAP_NET_RAW")
 }
 
 /// Skips tests that change the machine unless this is the lab's, and root.

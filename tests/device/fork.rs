@@ -142,6 +142,7 @@ fn destroying_in_the_child_is_refused() -> Verdict {
 }
 
 fn child_reimports_the_context_and_works() -> Verdict {
+    env::processes()?;
     let pair = Pair::new(Config::rc())?;
     let before = counted(&pair.b.context)?;
     let mut pair = in_child(pair, |pair| {
@@ -170,6 +171,7 @@ fn parent_cannot_reimport() -> Verdict {
 }
 
 fn file_stays_open_for_the_child() -> Verdict {
+    env::processes()?;
     let idle = env::resources()?;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
@@ -185,6 +187,7 @@ fn file_stays_open_for_the_child() -> Verdict {
 }
 
 fn grandchild_is_refused_like_a_child() -> Verdict {
+    env::processes()?;
     let pair = Pair::new(Config::rc())?;
     let mut pair = in_child(pair, |pair| {
         let own = pair.b.context.reimport()?;
@@ -202,6 +205,7 @@ fn grandchild_is_refused_like_a_child() -> Verdict {
 /// The child imports objects that were exported before the fork. It has the file but none of the
 /// parent's objects, and reaches the parent's memory by its keys.
 fn child_imports_what_the_parent_exported() -> Verdict {
+    env::processes()?;
     const BYTES: usize = 4096;
     let context = env::open()?;
     let pd = context.alloc_pd()?;

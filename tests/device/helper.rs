@@ -4,6 +4,7 @@
 //! One word a line to be told apart by eye: `address`, `send`, `recv`, `flood`, `namespace`, `lent`,
 //! `cm`.
 
+use crate::env;
 use crate::lent::Far;
 use crate::pair::{Address, Config, PATIENCE, Side};
 use crate::root::cm::Answering;
@@ -33,6 +34,7 @@ pub(crate) struct Helper {
 impl Helper {
     /// Starts a helper.
     pub(crate) fn start() -> Verdict<Helper> {
+        env::processes()?;
         let mut process = Command::new(std::env::current_exe()?)
             .arg(HELPER)
             .stdin(Stdio::piped())

@@ -144,12 +144,14 @@ fn completion_channels_leave_nothing() -> Verdict {
     let context = env::open()?;
     let before = files()?;
     let channel = context.create_comp_channel()?;
-    assert_eq!(files()?, before + 1);
+    assert_eq!(files()?, before + env::descriptors_of_a_channel());
     for _ in 0..many() {
         drop(context.create_comp_channel()?);
         context.create_comp_channel()?.destroy()?;
     }
     channel.destroy()?;
+    // A kernel in this process learns of a closed descriptor when it is called the next time.
+    context.query_device()?;
     assert_eq!(files()?, before);
     Ok(())
 }

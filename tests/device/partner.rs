@@ -1,7 +1,8 @@
 //! A second process that shares a context with a test, as exporter or importer: this program once
 //! more, which does what it is told over a socket and answers over the same. Files travel along.
 //!
-//! It is started, not forked: what it knows of the other's memory it was told.
+//! It is started, not forked: what it knows of the other's memory it was told. Where the device is in this
+//! process, the partner is a thread of it.
 
 use crate::env;
 use crate::heir::{self, take_over};
@@ -12,6 +13,7 @@ use crate::verdict::{Stop, Verdict};
 use rustix::fd::{AsFd, OwnedFd};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair, sockopt};
 use std::process::{Child, Command, ExitCode, Stdio};
+use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
@@ -58,20 +60,30 @@ pub(crate) fn pair(patience: Duration) -> Verdict<(Wire, OwnedFd)> {
 /// The partner that a test talks to. It is killed when this is dropped.
 #[derive(Debug)]
 pub(crate) struct Partner {
-    process: Child,
+    who: Who,
     wire: Wire,
+}
+
+#[derive(Debug)]
+enum Who {
+    Process(Child),
+    Thread(Option<JoinHandle<bool>>),
 }
 
 impl Partner {
     /// Starts a partner.
     pub(crate) fn start() -> Verdict<Partner> {
         let (wire, theirs) = pair(PATIENCE)?;
+        if env::on_fabric() {
+            let thread = std::thread::spawn(|| serve(&Wire(theirs)));
+            return Ok(Partner { who: Who::Thread(Some(thread)), wire });
+        }
         let process = Command::new(std::env::current_exe()?)
             .arg(PARTNER)
             .stdin(Stdio::from(theirs))
             .stdout(Stdio::inherit())
             .spawn()?;
-        Ok(Partner { process, wire })
+        Ok(Partner { who: Who::Process(process), wire })
     }
 
     /// Starts one that has imported `context`, a protection domain and a region of it.
@@ -87,8 +99,12 @@ impl Partner {
         Ok(partner)
     }
 
-    pub(crate) fn id(&self) -> u32 {
-        self.process.id()
+    /// The number of its process.
+    pub(crate) fn id(&self) -> Verdict<u32> {
+        match &self.who {
+            Who::Process(process) => Ok(process.id()),
+            Who::Thread(_) => env::processes().map(|()| 0),
+        }
     }
 
     /// Gives it a context.
@@ -132,8 +148,9 @@ impl Partner {
 
     /// Kills it with a signal that it cannot catch, and waits until it is gone.
     pub(crate) fn kill(&mut self) -> Verdict {
-        self.process.kill()?;
-        self.process.wait()?;
+        let Who::Process(process) = &mut self.who else { return env::processes() };
+        process.kill()?;
+        process.wait()?;
         Ok(())
     }
 
@@ -142,7 +159,13 @@ impl Partner {
         self.tell("leave")?;
         self.hear("left")?;
         let deadline = Instant::now() + PATIENCE;
-        while self.process.try_wait()?.is_none() {
+        let mut has_left = || -> Verdict<bool> {
+            Ok(match &mut self.who {
+                Who::Process(process) => process.try_wait()?.is_some(),
+                Who::Thread(thread) => thread.as_ref().is_none_or(JoinHandle::is_finished),
+            })
+        };
+        while !has_left()? {
             if Instant::now() > deadline {
                 return Err(Stop::fail("the partner does not leave"));
             }
@@ -154,8 +177,17 @@ impl Partner {
 
 impl Drop for Partner {
     fn drop(&mut self) {
-        let _ = self.process.kill();
-        let _ = self.process.wait();
+        match &mut self.who {
+            Who::Process(process) => {
+                let _ = process.kill();
+                let _ = process.wait();
+            }
+            Who::Thread(thread) => {
+                // It leaves when nobody is at the other end.
+                let _ = rustix::net::shutdown(&self.wire.0, rustix::net::Shutdown::Both);
+                let _ = thread.take().map(JoinHandle::join);
+            }
+        }
     }
 }
 
@@ -231,6 +263,11 @@ pub(crate) fn run() -> Option<ExitCode> {
         Ok(fd) => Wire(fd),
         Err(_) => return Some(ExitCode::FAILURE),
     };
+    Some(if serve(&wire) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+}
+
+/// Does what it is told; whether it was told to leave in the end.
+fn serve(wire: &Wire) -> bool {
     let mut objects = PartnerObjects::default();
     loop {
         match wire.receive() {
@@ -238,18 +275,18 @@ pub(crate) fn run() -> Option<ExitCode> {
                 if line == "leave" {
                     drop(objects);
                     let _ = wire.send("left", None);
-                    return Some(ExitCode::SUCCESS);
+                    return true;
                 }
-                let (text, file) = match objects.obey(&line, file, &wire) {
+                let (text, file) = match objects.obey(&line, file, wire) {
                     Ok(answer) => answer,
                     Err(Stop::Fail(why)) => (format!("failed {line:.20}: {why}"), None),
                     Err(Stop::Skip(_, why)) => (format!("lacking {why}"), None),
                 };
                 if wire.send(&text, file.as_ref()).is_err() {
-                    return Some(ExitCode::FAILURE);
+                    return false;
                 }
             }
-            _ => return Some(ExitCode::FAILURE),
+            _ => return false,
         }
     }
 }

@@ -452,6 +452,7 @@ fn messages_between_two_devices_arrive() -> Verdict {
 /// The kernel takes write(2) only from the process that opened the file, so soft-RoCE's doorbell
 /// goes by ioctl.
 fn doorbells_work_after_a_change_of_credentials() -> Verdict {
+    env::node()?;
     let mut pair = Pair::new(Config::rc())?;
     let write = |pair: &Pair| rustix::io::write(&pair.a.context, &[0; 8]).unwrap_err();
     assert_ne!(write(&pair), Errno::ACCESS);

@@ -23,6 +23,7 @@ struct Program {
 
 impl Program {
     fn start(arguments: &[&str], socket: &Path) -> Verdict<Program> {
+        env::processes()?;
         let started = Command::new("uverbs")
             .arg("share")
             .arg(arguments[0])

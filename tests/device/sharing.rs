@@ -84,6 +84,7 @@ fn files_without_a_context_are_refused() -> Verdict {
     assert_eq!(errno(std::fs::File::open("/proc/self/exe")?.into()), Errno::INVAL);
     assert_eq!(errno(std::fs::File::open("/dev/null")?.into()), Errno::NODEV);
     // A device node without an established context.
+    env::node()?;
     let name = env::device().uverbs_name().expect("a device that was opened").to_owned();
     let node =
         std::fs::File::options().read(true).write(true).open(format!("/dev/infiniband/{name}"))?;
@@ -118,6 +119,7 @@ fn context_file_without_envelope_is_imported() -> Verdict {
 
 /// The other way round: the partner has the context, and the test takes it.
 fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
+    env::processes()?;
     let mut partner = Partner::start()?;
     let device = env::device();
     partner.tell(&format!("export {BYTES} {}", device.name()))?;
@@ -125,7 +127,7 @@ fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
     let sent = sent.ok_or_else(|| Stop::fail("no file came along"))?;
     let words: Vec<&str> = text.split(' ').collect();
     // Its files are its own affair; the first that is a file of the device is the one.
-    let pid = Pid::from_raw(partner.id() as i32).expect("a process");
+    let pid = Pid::from_raw(partner.id()? as i32).expect("a process");
     let pidfd = pidfd_open(pid, PidfdFlags::empty())?;
     let number = rustix::fs::fstat(&sent)?.st_rdev;
     let taken = (3..64).find_map(|fd| {
@@ -369,6 +371,7 @@ fn foreign_queues_are_destroyed() -> Verdict {
 
 #[allow(unsafe_code, reason = "naming objects by their handles is")]
 fn killed_importer_leaves_its_objects_to_the_file() -> Verdict {
+    env::processes()?;
     let idle = env::resources()?;
     let mut exporter = Exporter::new()?;
     exporter.fill(0, BYTES, 1)?;
@@ -425,6 +428,7 @@ fn imported(partner: &mut Partner) -> Verdict<Import> {
 }
 
 fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
+    env::processes()?;
     let idle = env::resources()?;
     {
         let mut partner = Partner::start()?;
@@ -449,6 +453,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
 }
 
 fn exporter_killed_while_an_importer_writes() -> Verdict {
+    env::processes()?;
     let idle = env::resources()?;
     for _ in 0..3 {
         let mut exporter = Partner::start()?;

@@ -102,7 +102,7 @@ fn own_link(context: &Context) -> Result<Link, String> {
 
 /// The port of a context, of whichever device.
 pub(crate) fn link_of(context: &Context) -> Verdict<Link> {
-    if var("UVERBS_TEST_DEVICE").is_ok_and(|name| name == context.device().name()) {
+    if env::name() == context.device().name() {
         return Ok(*link());
     }
     let link = Link::of(context, None, Some(link().pkey)).map_err(Stop::fail)?;
@@ -110,9 +110,7 @@ pub(crate) fn link_of(context: &Context) -> Verdict<Link> {
 }
 
 fn named_second() -> Result<Device, String> {
-    const NAME: &str = "UVERBS_TEST_SECOND_DEVICE";
-    let name = var(NAME).map_err(|_| format!("{NAME} names none"))?;
-    Device::by_name(&name).map_err(|error| error.to_string())
+    Device::by_name(&env::second_name()?).map_err(|error| error.to_string())
 }
 
 /// The device at the other end of the cable, if a message arrives there, or the reason why there is none.
@@ -195,8 +193,9 @@ pub(crate) fn look() -> Result<String, String> {
     };
     let release = std::fs::read_to_string("/proc/sys/kernel/osrelease").unwrap_or_default();
     let locked = locked.map_or("any".into(), |bytes| (bytes >> 10).to_string());
+    let place = if env::on_fabric() { " in this process" } else { "" };
     lines.push(format!(
-        "device under test: {device}{}, port {} of {}: {}, {}, MTU {} of {}, partition key {:#06x} at {}; \
+        "device under test: {device}{place}{}, port {} of {}: {}, {}, MTU {} of {}, partition key {:#06x} at {}; \
          {partner}; user {}, {locked} KiB of memory may be locked; Linux {}",
         firmware.unwrap_or_default(),
         own.port,

@@ -1,6 +1,7 @@
 //! How a test ends, and how a function becomes a test.
 
 use crate::capability::Capability;
+use crate::env;
 use crate::junit::Ending;
 use crate::results::Running;
 use crate::watchdog;
@@ -50,6 +51,18 @@ pub(crate) fn supported<T>(answer: uverbs::Result<T>, capability: Capability) ->
     }
 }
 
+/// On the fabric a skip has to be in the table.
+fn judged(stop: Stop) -> Stop {
+    match stop {
+        Stop::Skip(capability, why)
+            if env::on_fabric() && capability.lack_on_the_fabric().is_none() =>
+        {
+            Stop::Fail(format!("the fabric has to have [{capability}]: {why}"))
+        }
+        stop => stop,
+    }
+}
+
 /// A test of the suite, named by its module and function.
 pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> Trial {
     // The crate is called `device`, after the test target.
@@ -60,7 +73,7 @@ pub(crate) fn trial(module: &str, name: &'static str, test: fn() -> Verdict) -> 
     Trial::ignorable_test(name.clone(), move || {
         let _guard = watchdog::watch(&name);
         let running = Running::new(&name);
-        match test() {
+        match test().map_err(judged) {
             Ok(()) => {
                 running.ended(Ending::Passed);
                 Ok(Completion::Completed)

@@ -146,7 +146,7 @@ fn rings_wrap_around() -> Verdict {
 }
 
 fn requests_follow_the_state() -> Verdict {
-    env::lab()?;
+    env::packets()?;
     let mut it = Station::raw(&env::device(), |builder| builder)?;
     assert_eq!(it.listen(), Err(PostError::State(QpState::RESET)));
     let init = QpAttr::new().state(QpState::INIT).port(env::port());
@@ -186,7 +186,7 @@ fn reset_discards_receives_and_completions() -> Verdict {
 }
 
 fn message_opcodes_are_refused() -> Verdict {
-    env::lab()?;
+    env::packets()?;
     let mut it = Station::on(&env::device())?;
     let remote = uverbs::Remote { addr: 0, rkey: uverbs::Rkey(0) };
     let none: [Sge; 0] = [];
@@ -205,7 +205,7 @@ fn message_opcodes_are_refused() -> Verdict {
 }
 
 fn contradictory_attributes_are_refused() -> Verdict {
-    env::lab()?;
+    env::packets()?;
     let it = Station::raw(&env::device(), |builder| builder)?;
     let srq = it.pd.srq_builder(4).build()?;
     let builder = |qp_type| it.pd.qp_builder(&it.cq, &it.cq, qp_type);
@@ -225,7 +225,7 @@ fn contradictory_attributes_are_refused() -> Verdict {
 }
 
 fn device_without_raw_packets_says_so() -> Verdict {
-    env::lab()?;
+    env::packets()?;
     let context = Context::open(&env::device())?;
     let pd = context.alloc_pd()?;
     let cq = context.cq_builder(4).build()?;
