@@ -404,7 +404,7 @@ fn limit_of_locked_memory_is_explained() -> Verdict {
     let [too_much, little] = answers;
     let error = too_much.unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM);
-    for part in ["2097152", "1048576", "RLIMIT_MEMLOCK", "ulimit -l"] {
+    for part in ["pin 2 MiB", "lock 1 MiB", "RLIMIT_MEMLOCK", "ulimit -l"] {
         assert!(error.message().contains(part), "{error}");
     }
     little?;

@@ -434,7 +434,7 @@ fn unprivileged(subject: &Subject<'_>) -> Verdict {
     let pd = context.alloc_pd()?;
     let error = pd.allocate::<u8>(2 * MEMLOCK as usize).unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM, "{error}");
-    for part in [MEMLOCK.to_string().as_str(), "CAP_IPC_LOCK", "user namespace"] {
+    for part in [format!("lock {} MiB", MEMLOCK >> 20).as_str(), "CAP_IPC_LOCK", "user namespace"] {
         assert!(error.message().contains(part), "{part}: {error}");
     }
     let cq = context.cq_builder(4).build()?;
