@@ -127,6 +127,18 @@ impl EventChannel {
     /// As [`open`](Self::open), of a hosted kernel, which stands for Linux in this process.
     ///
     /// **Unstable**, as `uverbs-host` is.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sim")] {
+    /// use uverbs::cm::EventChannel;
+    /// use uverbs::sim::{Fabric, Mode};
+    ///
+    /// let fabric = Fabric::new(2, Mode::Trapped);
+    /// let channel = EventChannel::open_on(&fabric.system())?;
+    /// assert_eq!(channel.leaked(), 0);
+    /// # }
+    /// # Ok::<(), uverbs::Error>(())
+    /// ```
     pub fn open_on(system: &Arc<dyn HostSystem>) -> Result<EventChannel> {
         EventChannel::open_of(&Platform::from(system.clone()))
     }

@@ -550,6 +550,8 @@ impl Id {
     /// Any error destroys the id. `EINVAL` for a service id of another port space, `ENODEV` if no InfiniBand port has
     /// the GID, `EADDRINUSE` if another id has the port number, `EACCES` for a port number below 1024
     /// without `CAP_NET_BIND_SERVICE`.
+    ///
+    /// Example: [`IbAddress`].
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind_ib(self, address: IbAddress) -> Result<BoundId> {
         const VERB: &str = "bind_addr";
