@@ -16,7 +16,7 @@ use uverbs::{Context, Device, Endpoint, Handshake, Mtu, QpControl};
 /// The names of the devices of a fabric in this process.
 const FABRIC: [&str; 2] = ["mlx5_0", "mlx5_1"];
 
-/// Tests that the fabric's connection manager does not pass yet: listeners and groups on IPv6 alone, GIDs and paths,
+/// Tests that the fabric's connection manager does not pass yet, and that run there with `--ignored` only: listeners and groups on IPv6 alone, GIDs and paths,
 /// XRC targets, clients that gave up, killed processes.
 pub(crate) const CM_BEYOND_THE_FABRIC: [&str; 18] = [
     "cm::port_in_use_and_ports_of_the_kernels_choice",
