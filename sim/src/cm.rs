@@ -52,6 +52,9 @@ pub(crate) struct Manager {
     orphans: Vec<Connection>,
 }
 
+/// The kernel's own number of an operation that is not supported, of which programs know nothing.
+const ENOTSUPP: i32 = 524;
+
 /// The ports of the fabric, as the manager sees them.
 #[derive(Debug)]
 pub(crate) struct Ports {
@@ -161,29 +164,35 @@ impl Manager {
         }
         let device = match at.is_any() || at.is_loopback() {
             true => None,
-            false => Some(ports.find(&at.gid()).ok_or(Errno::NODEV)?.0),
+            false => Some(ports.find(&at.gid()).ok_or(Errno::ADDRNOTAVAIL)?.0),
         };
         if at.port != 0 && at.port < 1024 && !may_bind_privileged() {
             return Err(Errno::ACCESS);
         }
         let (space, reuse) = (id.space, id.reuse);
-        let taken = |port: u16| {
-            self.ids.values().any(|other| {
+        // As `cma_check_port`.
+        let check = |port: u16| {
+            for other in self.ids.values() {
                 let bound = other.state != IdState::Idle && other.space == space;
-                let same = other.local.is_some_and(|local| {
-                    local.port == port && (local.is_any() || at.is_any() || local.ip == at.ip)
-                });
-                bound && same && !(reuse && other.reuse)
-            })
+                let local = other.local.filter(|local| local.port == port && bound);
+                match local {
+                    Some(_) if reuse && other.reuse => {}
+                    Some(local) if local.is_any() || at.is_any() => {
+                        return Err(Errno::ADDRNOTAVAIL);
+                    }
+                    Some(local) if local.ip == at.ip => return Err(Errno::ADDRINUSE),
+                    _ => {}
+                }
+            }
+            Ok(port)
         };
         let port = match at.port {
             0 => {
                 let first = self.next_port.max(32_768);
-                let free = (first..=60_999).chain(32_768..first).find(|port| !taken(*port));
+                let free = (first..=60_999).chain(32_768..first).find(|port| check(*port).is_ok());
                 free.ok_or(Errno::ADDRNOTAVAIL)?
             }
-            port if taken(port) => return Err(Errno::ADDRINUSE),
-            port => port,
+            port => check(port)?,
         };
         if at.port == 0 {
             self.next_port = port + 1;
@@ -212,8 +221,12 @@ impl Manager {
             self.bind(number, from, ports)?;
         }
         let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
-        let reached = ports.find(&to.gid());
         let bound = id.device;
+        // A group is reached over the device that the route to it leads over: the id's, or else the first.
+        let reached = match to.ip.is_multicast() {
+            true => Some((bound.unwrap_or(0), 0)),
+            false => ports.find(&to.gid()),
+        };
         let event = match reached {
             None if to.is_any() || to.is_loopback() => return Err(Errno::NODEV),
             None => Event::new(id::ADDR_ERROR, -(Errno::HOSTUNREACH.raw_os_error()), Param::None),
@@ -486,8 +499,11 @@ impl Manager {
     }
 
     fn deliver_to_connection(&mut self, now: u64, message: &Message) {
-        let of = |connection: &Connection| {
-            connection.local == message.remote && connection.from == message.to
+        // One who asks and gives up knows no number of the peer's, as `cm_acquire_rejected_id` says.
+        let gives_up = matches!(message.body, Body::Rej { .. }) && message.remote == 0;
+        let of = |connection: &Connection| match gives_up {
+            true => connection.remote == message.local && connection.to == message.from,
+            false => connection.local == message.remote && connection.from == message.to,
         };
         let found = self.ids.iter().find(|(_, id)| id.connection().is_some_and(of));
         if let Some(number) = found.map(|(number, _)| *number) {
@@ -515,10 +531,22 @@ impl Manager {
             let local = id.local.filter(|_| id.state == IdState::Listening);
             id.space == service.space
                 && local.is_some_and(|local| {
-                    local.port == service.port && (local.hears_all(at) || local.gid() == *at)
+                    local.port == service.port
+                        && (local.hears_all(at, id.family_alone) || local.gid() == *at)
                 })
         };
         self.ids.iter().find(|(_, id)| hears(id)).map(|(number, _)| *number)
+    }
+
+    /// Whether a device hears a service, on whatever address: `ib_cm` knows devices, and `rdma_cm` addresses.
+    fn is_heard(&self, service: Service, at: Option<(usize, usize)>) -> bool {
+        let device = at.map(|(device, _)| device);
+        self.ids.values().any(|id| {
+            id.state == IdState::Listening
+                && id.space == service.space
+                && id.local.is_some_and(|local| local.port == service.port)
+                && (id.device.is_none() || id.device == device)
+        })
     }
 
     /// Makes the id of a request; `None` if the listener takes no more.
@@ -577,8 +605,16 @@ impl Manager {
             body: Body::Rej { reason, private_data: Vec::new() },
         };
         let Some(listener) = self.listener(service, &message.to) else {
-            return self.in_flight.push_back(refuse(REJ_INVALID_SERVICE_ID));
+            let reason = match self.is_heard(service, ports.find(&message.to)) {
+                true => REJ_CONSUMER_DEFINED,
+                false => REJ_INVALID_SERVICE_ID,
+            };
+            return self.in_flight.push_back(refuse(reason));
         };
+        // As `cma_ib_check_req_qp_type`.
+        if self.ids.get(&listener).is_some_and(|listener| listener.transport() != kind) {
+            return self.in_flight.push_back(refuse(REJ_CONSUMER_DEFINED));
+        }
         let local = self.new_connection();
         let passive = Connection::requested(local, message, kind, side);
         let role = Role::Connected(passive);
@@ -667,6 +703,10 @@ impl Manager {
             return Err(Errno::INVAL);
         }
         let space = id.space;
+        // As `cma_iboe_join_multicast`, to which RoCE v2 is IPv4.
+        if group.ip.is_ipv6() {
+            return Err(Errno::from_raw_os_error(ENOTSUPP));
+        }
         let (interface, _) = ports.ports.get(device).ok_or(Errno::NODEV)?;
         let same = |gid: &Gid| Address::of_gid(gid, 0).map(|at| at.ip.is_ipv4());
         let wanted = Some(group.ip.is_ipv4());

@@ -138,7 +138,7 @@ pub(crate) enum Object {
     Var { page: u64 },
 }
 
-/// An object with what it uses and how many use it.
+/// An object, the objects that it uses, and the number of those that use it.
 #[derive(Debug)]
 struct Entry {
     object: Object,

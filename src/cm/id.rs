@@ -19,6 +19,7 @@ use crate::error::{Error, Result};
 use crate::first_panic::FirstPanic;
 use crate::memory::lock::Lock;
 use crate::number::open_enum;
+use crate::platform::Platform;
 use crate::qp::{QpControl, QpState, QpType};
 use rustix::io::Errno;
 use std::collections::VecDeque;
@@ -530,7 +531,7 @@ impl IdInner {
             Errno::INVAL if self.space == PortSpace::IPOIB => error.detail(format!(
                 "the port space IPOIB is on InfiniBand only, and {address} is not"
             )),
-            _ => explain_bind(error, address),
+            _ => explain_bind(error, address, &self.channel.platform),
         })
     }
 
@@ -577,7 +578,7 @@ impl IdInner {
                 (
                     Errno::ADDRINUSE | Errno::ADDRNOTAVAIL | Errno::NODEV | Errno::ACCESS,
                     Some(from),
-                ) => explain_bind(error, from),
+                ) => explain_bind(error, from, &self.channel.platform),
                 (Errno::NODEV, None) => error.detail(no_device(to)),
                 (Errno::NETUNREACH | Errno::HOSTUNREACH, _) => {
                     error.detail(format!("the IP routing table has no route to {to}"))
@@ -693,11 +694,11 @@ fn milliseconds(timeout: Duration) -> u32 {
     u32::try_from(timeout.as_millis()).unwrap_or(longest).clamp(1, longest)
 }
 
-fn explain_bind(error: Error, address: &SocketAddr) -> Error {
+fn explain_bind(error: Error, address: &SocketAddr, platform: &Platform) -> Error {
     let (ip, port) = (address.ip(), address.port());
     match error.errno() {
         // The kernel says so, too, if one of two ids on a port is bound to any address (`cma_check_port`).
-        Errno::ADDRNOTAVAIL if !ip.is_unspecified() && !is_of_this_host(address) => {
+        Errno::ADDRNOTAVAIL if !ip.is_unspecified() && !is_of_this_host(address, platform) => {
             error.detail(format!("this host does not have the address {ip}"))
         }
         Errno::ADDRINUSE | Errno::ADDRNOTAVAIL if port == 0 => error
@@ -721,7 +722,10 @@ fn explain_bind(error: Error, address: &SocketAddr) -> Error {
 
 /// Whether the kernel binds a socket to the address: it does so for those of this host. Asked when an error is to be
 /// explained.
-fn is_of_this_host(address: &SocketAddr) -> bool {
+fn is_of_this_host(address: &SocketAddr, platform: &Platform) -> bool {
+    if let Some(system) = platform.hosted() {
+        return system.interfaces().iter().any(|found| found.addresses.contains(&address.ip()));
+    }
     let mut any_port = *address;
     any_port.set_port(0);
     // Miri has no network.
@@ -1409,20 +1413,23 @@ mod tests {
             (Errno::ACCESS, "CAP_NET_BIND_SERVICE"),
             (Errno::NOMEM, "no id to 203.0.113.1:80"),
         ] {
-            let error = explain_bind(Error::from_kernel("bind_addr", errno), &address);
+            let error =
+                explain_bind(Error::from_kernel("bind_addr", errno), &address, &Platform::LINUX);
             assert!(error.message().contains(advice), "{error}");
             assert_eq!(error.errno(), errno);
         }
         let errors = ["[fe80::1]:80", "[fe80::1%2]:80"].map(|address| {
-            let address = address.parse().unwrap();
-            explain_bind(Error::from_kernel("bind_addr", Errno::INVAL), &address)
-                .message()
-                .to_owned()
+            let error = Error::from_kernel("bind_addr", Errno::INVAL);
+            explain_bind(error, &address.parse().unwrap(), &Platform::LINUX).message().to_owned()
         });
         assert!(errors[0].contains("fe80::1 is of one link only"), "{errors:?}");
         assert!(!errors[1].contains("of one link"), "{errors:?}");
         let any: SocketAddr = "[::]:80".parse().unwrap();
-        let error = explain_bind(Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL), &any);
+        let error = explain_bind(
+            Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL),
+            &any,
+            &Platform::LINUX,
+        );
         assert!(error.message().contains("port 80 is in use on ::"), "{error}");
         assert_eq!(error.errno(), Errno::ADDRINUSE);
     }
@@ -1437,7 +1444,7 @@ mod tests {
             ("127.0.0.1:0", "no port that the kernel may choose is left"),
         ] {
             let error = Error::from_kernel("bind_addr", Errno::ADDRNOTAVAIL);
-            let error = explain_bind(error, &address.parse().unwrap());
+            let error = explain_bind(error, &address.parse().unwrap(), &Platform::LINUX);
             assert_eq!(error.errno(), Errno::ADDRINUSE, "{error}");
             assert_eq!(error.kernel_errno(), Some(Errno::ADDRNOTAVAIL));
             assert!(error.to_string().contains(told), "{error}");

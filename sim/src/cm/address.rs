@@ -2,11 +2,12 @@
 
 use super::message::Gid;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
-use uverbs_uapi::rdma_user_cm::{sockaddr_in, sockaddr_in6};
+use uverbs_uapi::rdma_user_cm::{sockaddr_ib, sockaddr_in, sockaddr_in6};
 use zerocopy::{FromBytes, IntoBytes};
 
 const AF_INET: u16 = 2;
 const AF_INET6: u16 = 10;
+const AF_IB: u16 = 27;
 
 /// An IP address and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -18,6 +19,11 @@ pub(crate) struct Address {
 impl Address {
     pub(crate) fn new(ip: IpAddr, port: u16) -> Address {
         Address { ip, port }
+    }
+
+    /// The address of none.
+    pub(crate) fn unspecified() -> Address {
+        Address::new(Ipv6Addr::UNSPECIFIED.into(), 0)
     }
 
     /// Reads a `struct sockaddr`; `None` for another family, or if it is too short.
@@ -34,6 +40,23 @@ impl Address {
             }
             _ => None,
         }
+    }
+
+    /// Writes a `struct sockaddr_ib` of the GID and of the service id that the port space and the port make; returns
+    /// its length.
+    pub(crate) fn encode_ib(&self, space: u16, to: &mut [u8; 128]) -> u16 {
+        to.fill(0);
+        let ip = if self.is_any() { Ipv6Addr::UNSPECIFIED.octets() } else { self.gid() };
+        let raw = sockaddr_ib {
+            sib_family: AF_IB,
+            sib_pkey: u16::MAX.into(),
+            sib_addr: ip,
+            sib_sid: (u64::from(space) << 16 | u64::from(self.port)).into(),
+            sib_sid_mask: u64::MAX.into(),
+            ..Default::default()
+        };
+        to[..size_of_val(&raw)].copy_from_slice(raw.as_bytes());
+        size_of_val(&raw) as u16
     }
 
     /// Writes a `struct sockaddr`, of `scope` for a link-local address; returns its length.
@@ -77,6 +100,11 @@ impl Address {
         Some(Address::new(IpAddr::from(*gid).to_canonical(), port))
     }
 
+    /// Whether a `struct sockaddr` is of InfiniBand.
+    pub(crate) fn is_infiniband(bytes: &[u8]) -> bool {
+        bytes.first_chunk().is_some_and(|family| u16::from_ne_bytes(*family) == AF_IB)
+    }
+
     pub(crate) fn is_any(&self) -> bool {
         self.ip.is_unspecified()
     }
@@ -90,9 +118,9 @@ impl Address {
     }
 
     /// Whether a listener at this address hears requests to a GID because it is bound to no address: one of IPv6
-    /// hears those to IPv4 addresses, too.
-    pub(crate) fn hears_all(&self, at: &Gid) -> bool {
+    /// hears those to IPv4 addresses, too, unless it is to hear its own `family_alone`.
+    pub(crate) fn hears_all(&self, at: &Gid, family_alone: bool) -> bool {
         let v4 = Address::of_gid(at, 0).is_some_and(|at| at.ip.is_ipv4());
-        self.is_any() && (v4 || self.ip.is_ipv6())
+        self.is_any() && (v4 == self.ip.is_ipv4() || self.ip.is_ipv6() && !family_alone)
     }
 }

@@ -208,6 +208,19 @@ impl Connection {
         Some(output)
     }
 
+    /// Whether its queue pair may be initialised, as `cm_init_qp_init_attr` has it: a handshake or a connection is
+    /// there.
+    pub(crate) fn is_alive(&self) -> bool {
+        matches!(
+            self.state,
+            State::ReqSent
+                | State::ReqReceived
+                | State::RepSent
+                | State::RepReceived
+                | State::Established
+        )
+    }
+
     /// Lets go of the connection, whatever its state, as `cm_destroy_id`.
     pub(crate) fn destroy(&mut self, now: u64) -> Output {
         match self.state {

@@ -116,6 +116,8 @@ pub(super) struct Id {
     /// Whether the program has not read the event of the request.
     pub(super) unseen: bool,
     pub(super) reuse: bool,
+    /// Whether a listener on all IPv6 addresses hears requests to those only (`RDMA_OPTION_ID_AFONLY`).
+    pub(super) family_alone: bool,
     /// The acknowledgement timeout that the program set.
     pub(super) ack_timeout: Option<u8>,
     pub(super) tos: u8,
@@ -136,6 +138,7 @@ impl Id {
             parent: None,
             unseen: false,
             reuse: false,
+            family_alone: false,
             ack_timeout: None,
             tos: 0,
         }

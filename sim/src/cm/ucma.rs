@@ -268,6 +268,10 @@ impl Manager {
     fn bind_id(&mut self, file: CmFileId, request: &Request<'_>, ports: &Ports) -> Result<()> {
         let asked: rdma_ucm_bind = request.read()?;
         self.id(file, asked.id)?;
+        // The ports are of Ethernet.
+        if Address::is_infiniband(&asked.addr) {
+            return Err(Errno::NODEV);
+        }
         let at = Address::decode(&asked.addr).ok_or(Errno::INVAL)?;
         self.bind(asked.id, at, ports)
     }
@@ -301,7 +305,9 @@ impl Manager {
                 }
                 id.reuse = reuse;
             }
-            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, [..]) if length == 4 => {}
+            (RDMA_OPTION_ID, RDMA_OPTION_ID_AFONLY, [a, b, c, d]) => {
+                id.family_alone = [a, b, c, d].iter().any(|byte| **byte != 0);
+            }
             (RDMA_OPTION_ID, RDMA_OPTION_ID_ACK_TIMEOUT, [timeout]) => {
                 // As `rdma_set_ack_timeout`.
                 if id.is_datagram() {
@@ -411,6 +417,7 @@ impl Manager {
                 mask |= Mask::IB_QP_PKEY_INDEX | Mask::IB_QP_PORT | Mask::IB_QP_QKEY;
                 (attr.port_num, attr.qkey) = (1, UDP_QKEY);
             }
+            (INIT, Some(connection)) if !connection.is_alive() => return Err(Errno::INVAL),
             (INIT, connection) => {
                 const REMOTE_WRITE: u32 = 1 << 1;
                 const REMOTE_READ: u32 = 1 << 2;
@@ -443,12 +450,15 @@ impl Manager {
             (RTS, Some(connection)) => {
                 mask |= Mask::IB_QP_SQ_PSN;
                 attr.sq_psn = connection.peer.starting_psn;
+                // As `cm_init_qp_rts_attr`.
+                if matches!(id.kind, id::RC | id::XRC_INI | id::XRC_TGT) {
+                    mask |= Mask::IB_QP_TIMEOUT;
+                    attr.timeout = id.ack_timeout.unwrap_or(ACK_TIMEOUT);
+                }
                 if matches!(id.kind, id::RC | id::XRC_INI) {
-                    mask |= Mask::IB_QP_TIMEOUT
-                        | Mask::IB_QP_RETRY_CNT
+                    mask |= Mask::IB_QP_RETRY_CNT
                         | Mask::IB_QP_RNR_RETRY
                         | Mask::IB_QP_MAX_QP_RD_ATOMIC;
-                    attr.timeout = id.ack_timeout.unwrap_or(ACK_TIMEOUT);
                     attr.retry_cnt = retries(connection);
                     attr.rnr_retry = connection.peer.rnr_retry_count;
                     attr.max_rd_atomic = initiator_depth(connection);
@@ -468,7 +478,7 @@ impl Manager {
             request.answer(asked.response, &rdma_ucm_query_path_resp::default());
             return Ok(());
         }
-        if asked.option != RDMA_USER_CM_QUERY_ADDR {
+        if !matches!(asked.option, RDMA_USER_CM_QUERY_ADDR | RDMA_USER_CM_QUERY_GID) {
             return Err(Errno::INVAL);
         }
         let mut response = rdma_ucm_query_addr_resp { ibdev_index: u32::MAX, ..Default::default() };
@@ -481,11 +491,17 @@ impl Manager {
             response.pkey = u16::MAX.to_be();
             response.ibdev_index = device as u32;
         }
-        if let Some(local) = id.local {
-            response.src_size = local.encode(scope, &mut response.src_addr);
+        let encode = |address: Address, to: &mut [u8; 128]| match asked.option {
+            RDMA_USER_CM_QUERY_GID => address.encode_ib(id.space, to),
+            _ => address.encode(scope, to),
+        };
+        // As `ucma_query_gid`: an end without an address has the GID of zeros.
+        let none = || (asked.option == RDMA_USER_CM_QUERY_GID).then(Address::unspecified);
+        if let Some(local) = id.local.or_else(none) {
+            response.src_size = encode(local, &mut response.src_addr);
         }
-        if let Some(peer) = id.peer {
-            response.dst_size = peer.encode(scope, &mut response.dst_addr);
+        if let Some(peer) = id.peer.or_else(none) {
+            response.dst_size = encode(peer, &mut response.dst_addr);
         }
         request.answer(asked.response, &response);
         Ok(())

@@ -82,6 +82,7 @@ fn client(at: SocketAddr, confirms: bool) -> Verdict<Doomed> {
 }
 
 fn client_is_killed_before_the_answer() -> Verdict {
+    env::processes()?;
     let before = env::resources()?;
     let service = Service::start(4)?;
     let client = client(service.at, false)?;
@@ -99,6 +100,7 @@ fn client_is_killed_before_the_answer() -> Verdict {
 }
 
 fn client_is_killed_after_the_answer() -> Verdict {
+    env::processes()?;
     let service = Service::start(4)?;
     let client = client(service.at, false)?;
     let request = service.request()?;
@@ -112,6 +114,7 @@ fn client_is_killed_after_the_answer() -> Verdict {
 }
 
 fn client_is_killed_when_connected() -> Verdict {
+    env::processes()?;
     let service = Service::start(4)?;
     let mut client = client(service.at, true)?;
     let request = service.request()?;
@@ -157,6 +160,7 @@ fn server(answer: Answer) -> Verdict<(Doomed, SocketAddr)> {
 }
 
 fn server_is_killed_with_a_request_in_its_queue() -> Verdict {
+    env::processes()?;
     let (server, at) = server(Answer::Unread)?;
     let (side, connecting) = ask(&channel()?, at, &ConnectParam::new())?;
     server.kill()?;
@@ -167,6 +171,7 @@ fn server_is_killed_with_a_request_in_its_queue() -> Verdict {
 }
 
 fn server_is_killed_with_a_request_in_its_hands() -> Verdict {
+    env::processes()?;
     let (mut server, at) = server(Answer::None)?;
     let (side, connecting) = ask(&channel()?, at, &ConnectParam::new())?;
     server.reported()?;
@@ -178,6 +183,7 @@ fn server_is_killed_with_a_request_in_its_hands() -> Verdict {
 }
 
 fn server_is_killed_when_connected() -> Verdict {
+    env::processes()?;
     let (mut server, at) = server(Answer::Accept)?;
     let (side, connecting) = ask(&channel()?, at, &ConnectParam::new())?;
     let connection = done(connecting.wait(Some(PATIENCE))?)?;
