@@ -177,8 +177,8 @@ impl ConnectParam {
     /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). 12 unless set: 0.64 milliseconds, as in
     /// [`Handshake`](crate::Handshake). The kernel's own is 0, which is 655 milliseconds.
     ///
-    /// Soft-RoCE's sender counts a wait that is longer than its acknowledgement timeout as a retry, so that long ones
-    /// end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
+    /// Soft-RoCE's sender takes retries off its count while a wait lasts that is longer than its acknowledgement timeout,
+    /// so that long ones end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.min_rnr_timer = code;
         self
