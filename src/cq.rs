@@ -160,7 +160,7 @@ pub(crate) mod sealed {
     label = "a queue pair completes to a `CompletionQueue` or a handle of one",
     note = "of a guard or a smart pointer pass the queue inside: `&*guard`"
 )]
-/// What a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, an
+/// A place that a queue pair can complete to: a [`CompletionQueue`], a [`CqControl`] of one, an
 /// [`OwnedCompletionQueue`](crate::owned::OwnedCompletionQueue), an
 /// [`AsyncCompletionQueue`](crate::aio::AsyncCompletionQueue), or a guard of a lock around one of these.
 ///

@@ -3,7 +3,7 @@
 //!
 //! Text goes to standard output without a buffer. If it cannot be written, the program ends: quietly and with the
 //! status of a program that SIGPIPE killed if the reader is gone, with an error and the status of a failure otherwise.
-//! What standard error does not take is lost, since no other stream is left to say so.
+//! Text that standard error does not take is lost, since no other stream is left to say so.
 //!
 //! `connectx` and the packages of the lab include this file.
 #![allow(clippy::disallowed_methods, reason = "this is the file that prints")]

@@ -1,4 +1,4 @@
-//! What is printed arrives, or the program says that it did not: pipes without a reader, full disks, closed
+//! Output arrives, or the program says that it did not: pipes without a reader, full disks, closed
 //! descriptors. No device is needed.
 
 use std::fs::File;

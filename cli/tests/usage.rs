@@ -1,4 +1,4 @@
-//! What the command line says when it is asked wrongly, or about a machine that lacks something.
+//! Messages of the command line about wrong arguments, and about a machine that lacks something.
 
 use std::path::Path;
 use std::process::{Command, Output};

@@ -170,8 +170,8 @@ impl<T> OwnedCompletionQueue<T> {
     /// state [`RESET`](QpState::RESET): adopt first, then connect by
     /// [`handshake`](crate::QpControl::handshake).
     ///
-    /// What counts are the queues as they were made, [`caps`](crate::QpControl::caps), and the device may have made them
-    /// larger than they were asked for. [`cq_builder`](crate::Context::cq_builder) says how large a completion queue
+    /// The sizes that count are those of the queues as they were made, [`caps`](crate::QpControl::caps): the device may
+    /// have made them larger than they were asked for. [`cq_builder`](crate::Context::cq_builder) says how large a completion queue
     /// is then enough.
     ///
     /// Where another thread polls the queue, a [`CqControl`](crate::CqControl) creates queue pairs for it, and

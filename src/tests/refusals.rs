@@ -22,7 +22,7 @@ use uverbs_uapi::write::{
 const QUERY_PORT: Op =
     Op::Method { object: UVERBS_OBJECT_DEVICE, method: UVERBS_METHOD_QUERY_PORT };
 
-/// What a call answers while the kernel refuses its command.
+/// The error of a call whose command the kernel refuses.
 fn refused<T: std::fmt::Debug>(
     script: &Script,
     op: Op,
@@ -189,7 +189,7 @@ fn errors_of_other_numbers_say_what_was_asked_for() {
         assert!(error.message().starts_with(text), "{error}: {text}");
         assert_eq!(error.kernel_errno(), Some(errno));
     }
-    // What the kernel's number says by itself is kept.
+    // The sentence of the kernel's number is kept.
     let gone = refused(script, Op::CREATE_CQ, Errno::IO, || context.cq_builder(4).build());
     assert!(gone.message().contains("the device is gone"), "{gone}");
 }

@@ -237,7 +237,7 @@ fn inline(bytes: &[u8]) -> Option<u64> {
     Some(data)
 }
 
-/// What a real kernel knows by the method.
+/// Places in a command that a real kernel knows by the method.
 #[cfg(test)]
 #[derive(Debug, Default)]
 struct Played {

@@ -152,7 +152,7 @@ impl Capability {
     /// what it has to have, on whatever machine.
     pub(crate) fn lack_on_the_fabric(self) -> Option<&'static str> {
         Some(match self {
-            // What cannot be in one process.
+            // Impossible in one process.
             Capability::Apart => "the thread that rings a doorbell does the device's work",
             Capability::Lab | Capability::Links | Capability::Netns | Capability::Suspend => {
                 "the machine's interfaces, namespaces and sleep are not the fabric's"
@@ -160,7 +160,7 @@ impl Capability {
             Capability::Node => "no node in /dev leads to the devices",
             Capability::Peers => "rdma-core's programs are other processes",
             Capability::Processes => "no other process has the devices",
-            // What the emulated device does not have either, on current kernels.
+            // Lacking in the emulated device on current kernels, too.
             Capability::AtomicWrite
             | Capability::Dmabuf
             | Capability::DmabufQueues
@@ -171,7 +171,7 @@ impl Capability {
             | Capability::OdpImplicit
             | Capability::Sqd
             | Capability::SrqResize => "the device or its driver has none",
-            // What the machine lends.
+            // Lent by the machine.
             Capability::HugePages
             | Capability::RawPacket
             | Capability::Soak

@@ -1,4 +1,4 @@
-//! What the lab prints arrives, or it says that it did not.
+//! Output of the lab arrives, or the lab says that it did not.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;

@@ -68,7 +68,7 @@ impl Findings {
         self.subject = Some(subject.into());
     }
 
-    /// What follows is about the machine.
+    /// Later findings are about the machine.
     pub(crate) fn about_machine(&mut self) {
         self.subject = None;
     }

@@ -86,7 +86,7 @@ pub(super) const WRITES: &[Write] = &[
 pub(crate) struct Region {
     pub(crate) key: u32,
     pub(crate) length: u64,
-    /// What QUERY_MR tells: of device memory its place on the device.
+    /// The address that QUERY_MR tells: of device memory its place on the device.
     iova: u64,
     start: u64,
     access: Access,

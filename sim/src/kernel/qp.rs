@@ -428,7 +428,7 @@ fn mask_of(kind: Kind, given: u32) -> Mask {
     }
 }
 
-/// What `modify_qp` of `core/uverbs_cmd.c` and `_ib_modify_qp` refuse.
+/// The refusals of `modify_qp` of `core/uverbs_cmd.c` and of `_ib_modify_qp`.
 fn check_in_core(kernel: &Kernel, qp: &Qp, new: &ib_uverbs_modify_qp, gids: usize) -> Result<()> {
     /// The bit of a key that only the privileged may use.
     const PRIVILEGED: u32 = 1 << 31;
@@ -462,7 +462,7 @@ fn check_in_core(kernel: &Kernel, qp: &Qp, new: &ib_uverbs_modify_qp, gids: usiz
     if asks && !has_raw_capability() { Err(Errno::PERM) } else { Ok(()) }
 }
 
-/// What `mlx5_ib_modify_qp` refuses.
+/// The refusals of `mlx5_ib_modify_qp`.
 fn check_in_driver(
     qp: &Qp,
     new: &ib_uverbs_modify_qp,

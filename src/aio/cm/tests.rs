@@ -618,7 +618,7 @@ fn tasks_share_a_listener() {
     assert!(matches!(listener.poll_next(&mut cx()), Poll::Ready(Err(_))));
 }
 
-/// A poll keeps one place each for events and for the end, whoever polls and however often.
+/// Polls keep one place for events and one for the end, from any task and however often.
 #[test]
 fn connection_is_polled_without_futures() {
     let mut stage = Stage::new();

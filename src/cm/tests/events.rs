@@ -31,7 +31,7 @@ const STATES: [State; 10] = [
     State::Member,
 ];
 
-/// What a wait answers to an event.
+/// The answer of a wait to an event.
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
     /// The id is in its next state, or a listener has a request.
@@ -123,7 +123,7 @@ fn unreachable(state: State, kind: Type) -> Option<&'static str> {
     (!states.contains(&state)).then_some(why)
 }
 
-/// What a wait is to answer.
+/// The answer that a wait is to give.
 fn expected(state: State, kind: Type) -> Answer {
     let next = match state {
         State::ResolvingAddr => Type::RDMA_CM_EVENT_ADDR_RESOLVED,

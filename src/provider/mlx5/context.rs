@@ -175,7 +175,7 @@ impl Limits {
             bf_reg_size: resp.bf_reg_size,
             max_sq_desc_sz: resp.max_sq_desc_sz.into(),
             max_rq_desc_sz: resp.max_rq_desc_sz.into(),
-            // Whatever the driver reports: a larger queue has WQEs that no CQE can name.
+            // Never more, though the driver may report it: a larger queue has WQEs that no CQE can name.
             max_send_wqebb: resp.max_send_wqebb.min(WQE_INDICES),
             max_recv_wr: resp.max_recv_wr.min(WQE_INDICES),
             max_srq_recv_wr: resp.max_srq_recv_wr.min(WQE_INDICES),

@@ -32,8 +32,8 @@ fn overflow(service: &Service, count: u64) -> Verdict {
     Ok(())
 }
 
-/// What a client learnt that was refused; `None` for one that still waits.
-fn is_refused<P, D>(
+/// The handshake of a client that still waits; `None` for one that was refused.
+fn still_waits<P, D>(
     waited: Result<Progress<P, D>, uverbs::cm::ConnectError>,
 ) -> Verdict<Option<P>> {
     match waited {
@@ -78,7 +78,7 @@ fn requests_beyond_the_backlog_are_rejected() -> Verdict {
             service.channel.dispatch()?;
         }
         overflow(&service, CLIENTS - u64::from(BACKLOG))?;
-        let waiting = remaining(waiting, |it| is_refused(it.wait(Some(Duration::ZERO))))?;
+        let waiting = remaining(waiting, |it| still_waits(it.wait(Some(Duration::ZERO))))?;
         // Those that were kept are there, and there is room again.
         for _ in 0..BACKLOG {
             drop(service.request()?);
@@ -104,7 +104,7 @@ fn datagram_requests_beyond_the_backlog_are_rejected() -> Verdict {
             service.channel.dispatch()?;
         }
         overflow(&service, CLIENTS - u64::from(BACKLOG))?;
-        let mut waiting = remaining(waiting, |it| is_refused(it.wait(Some(Duration::ZERO))))?;
+        let mut waiting = remaining(waiting, |it| still_waits(it.wait(Some(Duration::ZERO))))?;
         let answering = Side::with(&service.context, QpType::UD)?;
         for _ in 0..BACKLOG {
             service.request()?.accept_datagrams(&answering.qp, &param)?;
@@ -117,7 +117,7 @@ fn datagram_requests_beyond_the_backlog_are_rejected() -> Verdict {
     env::settles(&before)
 }
 
-/// What any server with impatient clients meets, whichever step it is at.
+/// Any server with impatient clients meets such a request, at any step.
 fn request_of_a_client_that_gave_up_says_so() -> Verdict {
     let (channel, service) = (channel()?, Service::start(BACKLOG)?);
     let param = ConnectParam::new();

@@ -421,7 +421,7 @@ fn first_message_finds_a_receive_that_the_closure_posted() -> Verdict {
     })
 }
 
-/// What a client of a crowd does.
+/// The visit of a client of a crowd.
 #[derive(Clone, Copy, Debug)]
 enum Visit {
     /// It connects, and closes the connection.
