@@ -101,8 +101,8 @@ fn main() -> ExitCode {
         return code;
     }
     let mut arguments = Arguments::from_args();
-    // Objects of this process are counted, so tests take turns.
-    arguments.test_threads.get_or_insert(1);
+    // Objects of this process are counted, so tests take turns, whatever was asked for.
+    arguments.test_threads = Some(1);
     let modules = [
         allocations::trials(),
         #[cfg(feature = "tokio")]

@@ -1,5 +1,5 @@
 //! A pointer that is not known to lead to a completion queue is followed by the program.
-#![allow(unused)]
+#![allow(unused, clippy::redundant_allocation)]
 
 use std::pin::Pin;
 use std::sync::Arc;

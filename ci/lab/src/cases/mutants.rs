@@ -74,8 +74,8 @@ const MUTANTS: &[Mutant] = &[
         name: "a_lock_that_does_not_lock",
         edits: &[Edit {
             file: REGISTER,
-            from: "if self.held.swap(true, Ordering::Acquire) {",
-            to: "if !CHOSEN && self.held.swap(true, Ordering::Acquire) {",
+            from: "if !self.try_hold() {",
+            to: "if !CHOSEN && !self.try_hold() {",
         }],
         rises: TORN,
     },

@@ -124,8 +124,8 @@ const DEFECTS: &[Defect] = &[
         name: "a_request_without_room_is_tried_only_once",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "self.stage = Stage::New(memory, ticket);\n                Poll::Pending\n            }\n            Err((memory, error))",
-            to: "self.stage = Stage::Over;\n                Poll::Pending\n            }\n            Err((memory, error))",
+            from: "drop(slot);\n                Poll::Pending",
+            to: "drop(slot);\n                *stage = Stage::Over;\n                Poll::Pending",
         },
     },
     Defect {
