@@ -8,7 +8,7 @@ use crate::first_panic::FirstPanic;
 use crate::owned::{Buffer, Lend, Memory, NamedBytes, Outcome};
 use crate::pd::Shared;
 use crate::wc::WcStatus;
-use crate::wr::{PostError, SendWr};
+use crate::wr::{PostError, RingError, SendWr};
 use rustix::io::Errno;
 use std::fmt;
 use std::future::Future;
@@ -56,8 +56,7 @@ impl<S: Locking> OpQueue<S> {
         }
     }
 
-    /// Posts one request, which takes `memory`; an error leaves it, unless the device may still use it. Runs no code
-    /// of the program.
+    /// Posts one request, which takes `memory`; an error leaves it. Runs no code of the program.
     fn post(
         &self,
         request: &OpRequest<'_>,
@@ -79,6 +78,8 @@ pub(super) enum Posted {
     InFlight,
     /// The device is gone: it is lent, and nothing of the queue pair completes any more.
     Lost,
+    /// The queue was not rung, and the batch was dropped with the memory.
+    Dropped(RingError),
 }
 
 /// The slot of a request that was admitted. It is freed unless the request is posted, also by a panic.
@@ -175,7 +176,8 @@ pub struct Finished<L> {
 ///
 /// Example: [`Op`](crate::aio::Op).
 pub struct OpError<L> {
-    /// The memory of the request; `None` if the device may still work on it. The [`Buffer`] of a receive that
+    /// The memory of the request; `None` if the device may still work on it, or if it was dropped with a batch that
+    /// was not rung. The [`Buffer`] of a receive that
     /// was posted is empty; [`reset`](Buffer::reset) makes it as long as it was.
     pub memory: Option<L>,
     /// Why the request failed.
@@ -357,8 +359,8 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
             // Once more: a completion that came before `wait` made room and woke nobody.
             posted = queue.post(request, memory, named, tag);
         }
-        match posted {
-            Ok(posted) => {
+        let (memory, error) = match posted {
+            Ok(posted @ (Posted::InFlight | Posted::Lost)) => {
                 slot.keep();
                 let mut ticket = ticket.take();
                 *stage = Stage::Posted(index);
@@ -369,22 +371,22 @@ impl<'a, L: Lend, S: Locking> Op<'a, L, S> {
                     inflight.fail_all();
                 }
                 inflight.leave(side, &mut ticket);
-                Poll::Pending
+                return Poll::Pending;
             }
             Err(PostError::Full) => {
                 drop(slot);
-                Poll::Pending
+                return Poll::Pending;
             }
-            Err(error) => {
-                let (memory, mut ticket) = (memory.take(), ticket.take());
-                *stage = Stage::Failed(Some(memory), OpErrorKind::Post(error));
-                let mut calls = FirstPanic::default();
-                calls.catch(|| drop(slot));
-                calls.catch(|| inflight.leave(side, &mut ticket));
-                calls.resume();
-                self.end_failed()
-            }
-        }
+            Ok(Posted::Dropped(error)) => (None, error.into()),
+            Err(error) => (Some(memory.take()), error),
+        };
+        let mut ticket = ticket.take();
+        *stage = Stage::Failed(memory, OpErrorKind::Post(error));
+        let mut calls = FirstPanic::default();
+        calls.catch(|| drop(slot));
+        calls.catch(|| inflight.leave(side, &mut ticket));
+        calls.resume();
+        self.end_failed()
     }
 
     /// How a [posted](Stage::Posted) request ended.

@@ -67,7 +67,7 @@ impl<S: Locking> Inner<S> {
                         // If that fails, the device is gone, and completes nothing.
                         Ok(if flush.is_err() { Posted::Lost } else { Posted::InFlight })
                     }
-                    Err(error) => Err(PostError::from(error)),
+                    Err(error) => Ok(Posted::Dropped(error)),
                 }
             }
             OpRequest::Recv => post_recv(qp.recv_batch()?, memory, named, tag),
@@ -94,8 +94,10 @@ fn post_recv(
     tag: OpTag,
 ) -> Result<Posted, PostError> {
     lend(memory, named, |memory| batch.push_any(memory, tag))?;
-    batch.ring().map_err(PostError::from)?;
-    Ok(Posted::InFlight)
+    match batch.ring() {
+        Err(error) if !error.stays_queued() => Ok(Posted::Dropped(error)),
+        _ => Ok(Posted::InFlight),
+    }
 }
 
 /// A queue pair whose requests are futures.
@@ -375,9 +377,11 @@ impl<S: Locking> fmt::Debug for AsyncSharedReceiveQueue<S> {
 
 #[cfg(all(test, not(loom)))]
 mod tests {
-    use crate::QpType;
-    use crate::memory::lock::in_child_while_held;
+    use crate::aio::OpErrorKind;
+    use crate::memory::lock::{AnyLock, in_child_while_held};
+    use crate::owned::{Lend, Memory};
     use crate::tests::futures::{Futures, cx};
+    use crate::{Exclusive, PostError, QpType, SendWr};
     use std::cell::Cell;
     use std::future::Future;
     use std::pin::Pin;
@@ -402,5 +406,25 @@ mod tests {
         };
         in_child_while_held(|| qp.inner.posting.lock(), child);
         in_child_while_held(|| srq.inner.srq.lock(), child);
+    }
+    /// The memory is dropped with the batch, so that there is none to give back.
+    #[test]
+    fn a_request_whose_queue_is_not_rung_gives_back_no_memory_of_any_type() {
+        fn refused<L: Lend>(futures: &Futures<Exclusive>, memory: L) {
+            let mut sent = futures.qp.post(SendWr::send(&[]), memory);
+            // Without the token of the thread domain the queue is not rung.
+            let held = futures.qp.inner.driver.token().lock();
+            let Poll::Ready(Err(error)) = Pin::new(&mut sent).poll(&mut cx()) else {
+                panic!("it was rung")
+            };
+            assert!(held.is_some() && error.memory.is_none());
+            assert_eq!(error.kind, OpErrorKind::Post(PostError::Forked));
+        }
+        let futures = Futures::<Exclusive>::of();
+        let idle = futures.pool.idle();
+        refused(&futures, futures.pool.take().unwrap());
+        refused(&futures, Memory::Buffer(futures.pool.take().unwrap()));
+        refused(&futures, ());
+        assert_eq!((futures.qp.in_flight(), futures.pool.idle()), (0, idle));
     }
 }
