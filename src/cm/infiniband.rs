@@ -818,7 +818,6 @@ mod tests {
         assert_eq!(IbAddress::decode(&[]), None);
     }
 
-    /// The places of the fields are those of the InfiniBand specification, 15.2.5.16.
     #[test]
     fn any_bytes_of_the_subnet_administrator_are_a_value() {
         let path = IbPath { dgid: gid(1), sgid: gid(2), hop_limit: 1, ..IbPath::default() };
@@ -846,6 +845,7 @@ mod tests {
         assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
     }
 
+    /// The places of the fields are those of the InfiniBand specification, 15.2.5.16.
     #[test]
     fn fields_of_a_path_are_in_their_places() {
         let path = IbPath {
