@@ -626,7 +626,8 @@ impl IdInner {
             return Err(Error::invalid(VERB, detail));
         }
         // Requests may come before the command returns.
-        self.set_backlog(kept(backlog, max_backlog()));
+        let most = max_backlog(&self.channel.platform, MAX_BACKLOG);
+        self.set_backlog(kept(backlog, most));
         let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
         let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
         self.execute(VERB, command).map_err(|error| match error.errno() {
@@ -672,12 +673,18 @@ impl Drop for IdInner {
     }
 }
 
+/// The setting of [`max_backlog`].
+const MAX_BACKLOG: &str = "/proc/sys/net/rdma_ucm/max_backlog";
+
 /// The most connect requests that may wait to be read from a channel, for each listener. Outside of the first network
 /// namespace the setting is not to be seen, and holds there, too.
-fn max_backlog() -> u32 {
-    /// The kernel's default.
+fn max_backlog(platform: &Platform, setting: &str) -> u32 {
+    /// The kernel's default, and the constant of a hosted kernel.
     const DEFAULT: u32 = 1024;
-    let text = fs::read_to_string("/proc/sys/net/rdma_ucm/max_backlog").ok();
+    if platform.hosted().is_some() {
+        return DEFAULT;
+    }
+    let text = fs::read_to_string(setting).ok();
     text.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
 }
 
@@ -1394,6 +1401,20 @@ impl RouteResolved {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    #[cfg(feature = "sim")]
+    #[cfg_attr(miri, ignore = "it makes a file")]
+    fn the_setting_of_the_machine_is_not_that_of_a_hosted_kernel() {
+        use crate::sim::{Fabric, Mode};
+        let setting = std::env::temp_dir().join(format!("max_backlog.{}", std::process::id()));
+        fs::write(&setting, "77\n").unwrap();
+        let hosted = Platform::from(Fabric::new(1, Mode::Trapped).system());
+        let read = [&Platform::LINUX, &hosted].map(|on| max_backlog(on, setting.to_str().unwrap()));
+        fs::remove_file(&setting).unwrap();
+        assert_eq!(read, [77, 1024]);
+        assert_eq!(max_backlog(&Platform::LINUX, setting.to_str().unwrap()), 1024);
+    }
 
     #[test]
     fn timeouts_fit_into_the_kernels_int() {
