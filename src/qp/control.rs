@@ -184,27 +184,36 @@ impl QpControl {
                 {
                     return error.detail(why);
                 }
-                let beyond = attr
-                    .beyond(|port| context.query_port(port).ok(), || context.query_device().ok());
-                match (errno, beyond) {
-                    (Errno::INVAL, Some(beyond)) => error.detail(beyond),
-                    (Errno::INVAL, None) if from == QpState::SQD => error.detail(format!(
-                        "the kernel refuses {}; until query says that the send queue is drained, ERR may be \
-                         the only way out",
-                        change()
-                    )),
-                    (Errno::INVAL, None) => error.detail(format!(
-                        "the kernel refuses {}; an index into the port's tables, or a limit of the device \
-                         may be wrong",
-                        change()
-                    )),
-                    (Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT, _) => {
+                match errno {
+                    Errno::INVAL => self.explain_invalid(error, from, attr),
+                    Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::TIMEDOUT => {
                         error.detail(format!("no way to the peer: {}", change()))
                     }
                     _ => error.context(change),
                 }
             }
         }
+    }
+
+    /// Explains `EINVAL` of a change whose paths are right. Asks for the limits of port and device.
+    fn explain_invalid(&self, error: Error, from: QpState, attr: &QpAttr) -> Error {
+        let context = self.context();
+        let port = |port| context.query_port(port).ok();
+        if let Some(beyond) = attr.beyond(port, || context.query_device().ok()) {
+            return error.detail(beyond);
+        }
+        let change = transition::describe(self.qp_type(), from, attr);
+        error.detail(if from == QpState::SQD {
+            format!(
+                "the kernel refuses {change}; until query says that the send queue is drained, ERR may be the \
+                 only way out"
+            )
+        } else {
+            format!(
+                "the kernel refuses {change}; an index into the port's tables, or a limit of the device may \
+                 be wrong"
+            )
+        })
     }
 
     /// What the kernel knows of the queue pair; [`state`](Self::state) follows what it returns, but

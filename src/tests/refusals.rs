@@ -120,6 +120,11 @@ fn a_change_of_a_queue_pair_that_the_kernel_refuses_names_the_value_or_the_attri
     assert!(error.message().starts_with(text), "{error}");
     let error = refused(&bench.script, Op::MODIFY_QP, Errno::BUSY, || qp.modify(&attr));
     assert_eq!(error.message(), "RC from RTS to RTS with access, min_rnr_timer");
+    // It is not about a value, so that neither port nor device are asked for their limits.
+    let (qp, before) = (make(), bench.script.log().len());
+    let error = refused(&bench.script, Op::MODIFY_QP, Errno::BUSY, || qp.modify(&init));
+    assert_eq!(error.message(), "RC from RESET to INIT with access, pkey_index, port");
+    assert_eq!(bench.script.log()[before..], [Op::MODIFY_QP]);
 }
 
 #[test]
