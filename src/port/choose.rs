@@ -6,6 +6,7 @@ use crate::context::Context;
 use crate::device::addresses::{Addresses, Route, route_to};
 use crate::error::{Error, Result};
 use rustix::io::Errno;
+use std::collections::BTreeMap;
 use std::net::IpAddr;
 
 /// What a GID has to satisfy to be chosen by [`Context::choose_gid`].
@@ -202,9 +203,12 @@ impl Facts<'_> {
             }
             _ => {}
         }
+        // Several GIDs are of one interface.
+        let mut asked = BTreeMap::new();
         for entry in entries.iter().filter(|entry| entry.ifindex != 0) {
-            match (self.route)(peer, entry.ifindex, true) {
-                Ok(route) if begins_at(&route, entry) => return Ok((route, preferred.ok())),
+            let ask = || (self.route)(peer, entry.ifindex, true).ok();
+            match *asked.entry(entry.ifindex).or_insert_with(ask) {
+                Some(route) if begins_at(&route, entry) => return Ok((route, preferred.ok())),
                 _ => {}
             }
         }

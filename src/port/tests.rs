@@ -4,6 +4,7 @@ use super::*;
 use crate::device::addresses::{Addresses, Route};
 use crate::number::Gid;
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use zerocopy::FromBytes;
 
@@ -301,4 +302,24 @@ fn link_rate_is_the_lanes_times_the_rate_of_one() {
     assert_eq!(link(LinkWidth::X12, LinkSpeed::XDR).link_rate_mbps(), Some(2_400_000));
     assert_eq!(link(LinkWidth(3), LinkSpeed::EDR).link_rate_mbps(), None);
     assert_eq!(link(LinkWidth::X1, LinkSpeed(3)).link_rate_mbps(), None);
+}
+
+#[test]
+fn the_route_over_an_interface_is_asked_for_once_however_many_gids_it_has() {
+    let addresses = [1, 2, 3].map(|last| Ipv4Addr::new(10, 0, 0, last));
+    let here = addresses.map(|address| (3, "eth1", IpAddr::from(address)));
+    let here = Addresses::planted(&here);
+    let of = |index: u32| on(3, entry(index, GidType::ROCE_V2, addresses[index as usize]));
+    let (table, asked) = ([0, 1, 2].map(of), Cell::new(0));
+    let route = |_, interface, _| {
+        asked.set(asked.get() + 1);
+        // The kernel prefers another port's address, and on this interface the last one.
+        let (interface, last) = if interface == 0 { (2, 9) } else { (interface, 3) };
+        let source = Ipv4Addr::new(10, 0, 0, last).into();
+        Ok(Route { interface, source, local: false })
+    };
+    let facts = Facts { ethernet: true, netdev: None, addresses: &here, route: &route };
+    let filter = GidFilter::new().peer(Ipv4Addr::new(10, 0, 0, 77).into());
+    assert_eq!(choose_gid(&facts, &table, &filter).unwrap().entry.index, 2);
+    assert_eq!(asked.get(), 2, "once for any interface, and once for this one");
 }
