@@ -78,7 +78,7 @@ impl Context {
     pub fn open(device: &Device) -> Result<Context> {
         const VERB: &str = "open_device";
         let opening = Opening::new(device)?;
-        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
+        let epoch = Epoch::of_verb(VERB)?;
         let file = device.open_node(epoch)?;
         let kernel = UverbsFd::new(file, opening.driver(), epoch);
         Context::on(Box::new(kernel), device.clone(), opening, epoch)
@@ -153,7 +153,7 @@ impl Context {
             ));
         }
         rustix::io::fcntl_setfd(&fd, FdFlags::CLOEXEC).map_err(kernel_error)?;
-        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
+        let epoch = Epoch::of_verb(VERB)?;
         let kernel = UverbsFd::new(OpenFile::of_fd(fd, epoch), opening.driver(), epoch);
         Context::on(Box::new(kernel), device, opening, epoch)
     }
@@ -296,10 +296,6 @@ fn without_method(error: Error) -> Error {
 pub(crate) fn alloc_async_fd(kernel: &dyn Kernel, verb: &'static str) -> Result<EventFile> {
     let made = create_async_event_file(kernel);
     made.map(EventFile::new).map_err(|errno| without_method(Error::from_kernel(verb, errno)))
-}
-
-pub(crate) fn no_epoch(verb: &'static str, errno: Errno) -> Error {
-    Error::new(verb, errno).detail("the kernel cannot mark a page MADV_WIPEONFORK (Linux 4.14)")
 }
 
 #[cfg(test)]

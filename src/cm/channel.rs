@@ -150,8 +150,7 @@ impl EventChannel {
 
     /// A channel on an open file, of which the command that gets an event waits for one.
     pub(super) fn on(kernel: Box<dyn Kernel>) -> Result<EventChannel> {
-        let epoch = Epoch::current()
-            .map_err(|errno| crate::context::no_epoch("create_event_channel", errno))?;
+        let epoch = Epoch::of_verb("create_event_channel")?;
         let [first] = random();
         let inner = Channel {
             platform: kernel.platform(),

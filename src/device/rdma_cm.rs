@@ -20,9 +20,9 @@ const MANAGER: &str = "the connection manager";
 /// Opens the connection manager for reading and writing, closed on exec.
 pub(crate) fn open_rdma_cm(verb: &'static str, platform: &Platform) -> Result<OpenFile> {
     if let Some(system) = platform.hosted() {
-        let opened = system.open_rdma_cm().map_err(|errno| Error::from_kernel(verb, errno));
-        let epoch = Epoch::current().map_err(|errno| Error::from_kernel(verb, errno))?;
-        return Ok(OpenFile::hosted(opened?, epoch));
+        let epoch = Epoch::of_verb(verb)?;
+        let file = system.open_rdma_cm().map_err(|errno| Error::from_kernel(verb, errno))?;
+        return Ok(OpenFile::hosted(file, epoch));
     }
     let by_netlink = || Client::open(verb)?.rdma_cm_node();
     let node = match by_netlink() {

@@ -5,6 +5,7 @@
 //! two apart with a single load: process ids collide across pid namespaces, and asking for one is
 //! a system call.
 
+use crate::error::{Error, Result};
 use memmap2::{MmapOptions, MmapRaw};
 use std::mem::ManuallyDrop;
 use std::ptr;
@@ -38,6 +39,14 @@ impl Epoch {
             };
         }
         Ok(Epoch { word, value })
+    }
+
+    /// As [`current`](Self::current), with the error of a verb.
+    pub(crate) fn of_verb(verb: &'static str) -> Result<Epoch> {
+        Epoch::current().map_err(|errno| {
+            let detail = "the kernel cannot mark a page MADV_WIPEONFORK (Linux 4.14)";
+            Error::new(verb, errno).detail(detail)
+        })
     }
 
     /// Whether the caller runs in a child of the process that this epoch names.

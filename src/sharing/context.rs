@@ -4,7 +4,7 @@
 //! Pairs with `UVERBS_METHOD_QUERY_CONTEXT` in `core/uverbs_std_types_device.c`, which few drivers
 //! implement, and with `ibv_import_device` of rdma-core.
 
-use crate::context::{Context, alloc_async_fd, no_epoch};
+use crate::context::{Context, alloc_async_fd};
 use crate::device::Device;
 use crate::error::{Error, Result};
 use crate::events::keys::Keys;
@@ -133,7 +133,7 @@ impl Context {
     ) -> Result<Context> {
         let exported = envelope.map(|envelope| exported_facts(&device, envelope)).transpose()?;
         let mut opening = Opening::new(&device).map_err(|error| error.in_verb(VERB))?;
-        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
+        let epoch = Epoch::of_verb(VERB)?;
         let kernel = kernel(opening.driver(), epoch);
         Context::join(VERB, kernel, device, epoch, |kernel| {
             let queried = query_facts(kernel, &mut opening)?;
@@ -162,7 +162,7 @@ impl Context {
         if !file.epoch.is_over() {
             return Err(Error::invalid(VERB, "this process opened the context itself"));
         }
-        let epoch = Epoch::current().map_err(|errno| no_epoch(VERB, errno))?;
+        let epoch = Epoch::of_verb(VERB)?;
         let kernel = file.kernel.reopen().map_err(|errno| Error::new(VERB, errno))?;
         Context::join(VERB, kernel, file.device.clone(), epoch, |kernel| {
             Ok((file.provider.reimport(kernel, VERB)?, file.facts()))
