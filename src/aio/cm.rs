@@ -186,6 +186,16 @@ impl ChannelState {
         step.advance(event)
     }
 
+    /// Polls for the event of a step, and takes the step. Of several tasks that poll, the last one is woken.
+    fn poll_step<S: Step<Error = Error>>(
+        &self,
+        step: S,
+        cx: &mut task::Context<'_>,
+    ) -> Poll<Result<S::Next>> {
+        let event = ready!(self.poll_event(&step, &mut Polled::Event.number(), cx));
+        Poll::Ready(event.and_then(|event| step.advance(event)))
+    }
+
     /// Waits for the end that an event brings. Any number of tasks may wait.
     async fn end_of<S: Step<Error = Error> + Copy>(
         &self,
@@ -715,9 +725,7 @@ impl AsyncListener {
     /// # }
     /// ```
     pub fn poll_next(&self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectRequest>> {
-        let mut wait = Polled::Event.number();
-        let event = ready!(self.channel.shared().poll_event(&&self.id, &mut wait, cx));
-        Poll::Ready(event.and_then(|event| (&self.id).advance(event)))
+        self.channel.shared().poll_step(&self.id, cx)
     }
 }
 
@@ -780,9 +788,7 @@ impl AsyncConnection {
     ///
     /// As [`next_event`](Self::next_event).
     pub fn poll_event(&self, cx: &mut task::Context<'_>) -> Poll<Result<ConnectionEvent>> {
-        let (step, mut wait) = (&self.connection, Polled::Event.number());
-        let event = ready!(self.channel.shared().poll_event(&step, &mut wait, cx));
-        Poll::Ready(event.and_then(|event| step.advance(event)))
+        self.channel.shared().poll_step(&self.connection, cx)
     }
 
     /// Waits until either side has closed the connection, the peer is
