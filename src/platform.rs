@@ -53,6 +53,11 @@ impl Platform {
         timeout.and_then(|timeout| self.now().checked_add(timeout))
     }
 
+    /// The time until a deadline.
+    pub(crate) fn left(&self, deadline: Option<Instant>) -> Option<Duration> {
+        deadline.map(|at| at.saturating_duration_since(self.now()))
+    }
+
     /// Waits until a descriptor is ready or the deadline has come; answers how many are ready. A signal ends
     /// the wait early.
     pub(crate) fn wait(
@@ -63,8 +68,7 @@ impl Platform {
         if let Some(system) = &self.0 {
             return system.wait(fds, deadline);
         }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
+        let left = self.left(deadline).and_then(|left| Timespec::try_from(left).ok());
         match rustix::event::poll(fds, left.as_ref()) {
             Err(Errno::INTR) => Ok(0),
             answer => answer,

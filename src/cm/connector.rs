@@ -4,13 +4,14 @@ use super::channel::EventChannel;
 use super::connect::{Connecting, Connection};
 use super::datagram::{ConnectingDatagrams, DatagramPeer};
 use super::event::ConnectError;
-use super::id::{AddrResolved, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved};
+use super::id::{
+    AddrResolved, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
+};
 use super::infiniband::{IbAddress, IbPath};
 use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
 use super::step::Step;
 use crate::error::{Error, Result};
-use crate::platform::Platform;
 use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;
 use std::net::{SocketAddr, ToSocketAddrs};
@@ -280,7 +281,7 @@ impl Connector {
             let qp = create(&route)?;
             let connecting = route.connect(&qp, &self.param)?;
             let connection =
-                connecting.wait(Some(left(platform, deadline)))?.connected(Connecting::VERB)?;
+                connecting.wait(platform.left(deadline))?.connected(Connecting::VERB)?;
             Ok((qp, connection))
         })
     }
@@ -303,7 +304,7 @@ impl Connector {
             let route = self.route(VERB, channel, address, QpType::UD, deadline)?;
             let qp = create(&route)?;
             let connecting = route.connect_datagrams(&qp, &self.param)?;
-            match connecting.wait(Some(left(platform, deadline)))? {
+            match connecting.wait(platform.left(deadline))? {
                 Progress::Done(peer) => Ok((qp, peer)),
                 Progress::Pending(_) => {
                     Err(timed_out(VERB, "the listener did not answer in time").into())
@@ -341,22 +342,17 @@ impl Connector {
         deadline: Option<Instant>,
     ) -> Result<RouteResolved> {
         let platform = &channel.inner.platform;
-        let resolving = self.begin(channel, target, qp_type, left(platform, deadline))?;
-        let Progress::Done(resolved) = resolving.wait(Some(left(platform, deadline)))? else {
+        let left = || platform.left(deadline).unwrap_or(Duration::MAX);
+        let resolving = self.begin(channel, target, qp_type, left())?;
+        let Progress::Done(resolved) = resolving.wait(platform.left(deadline))? else {
             return Err(timed_out(verb, "the address was not resolved in time"));
         };
-        let resolving = self.begin_route(resolved, left(platform, deadline))?;
-        match resolving.wait(Some(left(platform, deadline)))? {
+        let resolving = self.begin_route(resolved, left())?;
+        match resolving.wait(platform.left(deadline))? {
             Progress::Done(route) => Ok(route),
             Progress::Pending(_) => Err(timed_out(verb, "the route was not resolved in time")),
         }
     }
-}
-
-/// How long it is until a deadline that the clock can represent.
-fn left(platform: &Platform, deadline: Option<Instant>) -> Duration {
-    let left = deadline.map(|at| at.saturating_duration_since(platform.now()));
-    left.unwrap_or(Duration::MAX)
 }
 
 impl Connector {
@@ -384,30 +380,40 @@ impl Connector {
         qp_type: QpType,
         timeout: Duration,
     ) -> Result<ResolvingAddr> {
-        let space = match target {
-            Target::Ip(_) => PortSpace::of(qp_type),
-            Target::Ib(_) => PortSpace::IB,
-        };
-        let id = channel.create_id_for(space, qp_type)?;
-        if let Some(tos) = self.tos {
-            id.set_type_of_service(tos)?;
+        match target {
+            Target::Ip(to) => {
+                let from = self.own_ip_for(to)?;
+                let id = self.id(channel, PortSpace::of(qp_type), qp_type)?;
+                id.resolve_addr(from, to, timeout)
+            }
+            Target::Ib(to) => {
+                let from = self.own_gid_for(to)?;
+                self.id(channel, PortSpace::IB, qp_type)?.resolve_ib_addr(from, to, timeout)
+            }
         }
-        if let Some(n) = self.ack_timeout {
-            id.set_ack_timeout(n)?;
-        }
-        match (target, self.from) {
-            (Target::Ip(to), None) => id.resolve_addr(None, to, timeout),
-            (Target::Ip(to), Some(Target::Ip(from))) => id.resolve_addr(Some(from), to, timeout),
-            (Target::Ib(to), None) => id.resolve_ib_addr(None, to, timeout),
-            (Target::Ib(to), Some(Target::Ib(from))) => id.resolve_ib_addr(Some(from), to, timeout),
-            (Target::Ip(to), Some(Target::Ib(from))) => {
+    }
+
+    /// The IP address of this host that a connection to another one comes from, if the program named it.
+    fn own_ip_for(&self, to: SocketAddr) -> Result<Option<SocketAddr>> {
+        match self.from {
+            None => Ok(None),
+            Some(Target::Ip(from)) => Ok(Some(from)),
+            Some(Target::Ib(from)) => {
                 let detail = format!(
                     "{to} is an IP address, and the connection is to come from the GID {}",
                     from.gid
                 );
                 Err(Error::invalid(ResolvingAddr::VERB, detail))
             }
-            (Target::Ib(to), Some(Target::Ip(from))) => {
+        }
+    }
+
+    /// The GID of this host that a connection to another one comes from, if the program named it.
+    fn own_gid_for(&self, to: IbAddress) -> Result<Option<IbAddress>> {
+        match self.from {
+            None => Ok(None),
+            Some(Target::Ib(from)) => Ok(Some(from)),
+            Some(Target::Ip(from)) => {
                 let detail = format!(
                     "{} is a GID, and the connection is to come from the IP address {from}",
                     to.gid
@@ -415,6 +421,18 @@ impl Connector {
                 Err(Error::invalid(ResolvingAddr::VERB, detail))
             }
         }
+    }
+
+    /// An id with the options of the connector.
+    fn id(&self, channel: &EventChannel, space: PortSpace, qp_type: QpType) -> Result<Id> {
+        let id = channel.create_id_for(space, qp_type)?;
+        if let Some(tos) = self.tos {
+            id.set_type_of_service(tos)?;
+        }
+        if let Some(n) = self.ack_timeout {
+            id.set_ack_timeout(n)?;
+        }
+        Ok(id)
     }
 
     /// Starts to resolve the route, or takes the program's.

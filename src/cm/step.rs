@@ -52,7 +52,7 @@ pub(super) fn wait_for_end<S: Step + Copy>(
     let platform = step.id().channel.platform.clone();
     let deadline = platform.deadline(timeout);
     while !ended() {
-        let left = deadline.map(|at| at.saturating_duration_since(platform.now()));
+        let left = platform.left(deadline);
         // Another thread may take the event, which wakes none that waits here.
         let slice = left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP));
         let waited = wait(step, Some(slice))?;

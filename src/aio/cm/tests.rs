@@ -761,7 +761,8 @@ fn connector_and_listener_take_gids() {
         assert_eq!((asked.src_size, asked.dst_size), (48, 48));
     }
     assert_eq!(script.options().len(), 1, "one path was the program's");
-    // Addresses of both kinds do not mix.
+    // Addresses of both kinds do not mix, which is found before the kernel is asked for an id.
+    let created = script.creates().len();
     for connector in [
         Connector::to_ib(there).from(LOCAL.parse().unwrap()),
         Connector::new(PEER).unwrap().from_ib(here),
@@ -772,6 +773,7 @@ fn connector_and_listener_take_gids() {
         .poll(&mut cx());
         let Poll::Ready(Err(error)) = refused else { panic!("refused at once") };
         assert!(error.to_string().contains("is to come from"), "{error}");
+        assert_eq!(script.creates().len(), created);
     }
     let listener = channel.listen_ib(QpType::RC, here, 4).unwrap();
     assert_eq!((listener.local_ib_addr().unwrap().gid, listener.overflows()), (here.gid, 0));
