@@ -94,6 +94,17 @@ struct Known {
     limits: Option<Depths>,
 }
 
+impl Known {
+    /// The entry of a device, which begins empty.
+    fn entry<'k>(known: &'k mut Vec<Known>, device: &Device) -> &'k mut Known {
+        let at = known.iter().position(|it| it.device == *device).unwrap_or_else(|| {
+            known.push(Known { device: device.clone(), context: None, limits: None });
+            known.len() - 1
+        });
+        &mut known[at]
+    }
+}
+
 /// How the kernel names the device of an id.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct DeviceName {
@@ -274,17 +285,10 @@ impl EventChannel {
         const VERB: &str = "use_context";
         let device = context.device();
         let mut known = self.inner.known(VERB)?;
-        let mut context = Some(context.clone());
-        match known.iter_mut().find(|known| known.device == *device) {
-            Some(known) => std::mem::swap(&mut known.context, &mut context),
-            None => {
-                let (device, context) = (device.clone(), context.take());
-                known.push(Known { device, context, limits: None });
-            }
-        }
+        let former = Known::entry(&mut known, device).context.replace(context.clone());
         // The former context may be the last of its file, and the kernel takes its time to close that.
         drop(known);
-        drop(context);
+        drop(former);
         Ok(())
     }
 
@@ -470,7 +474,7 @@ impl Channel {
                 }
                 continue;
             }
-            let left = deadline.map(|at| at.saturating_duration_since(self.platform.now()));
+            let left = self.platform.left(deadline);
             if left == Some(Duration::ZERO) {
                 return Ok(None);
             }
@@ -510,7 +514,7 @@ impl Channel {
             if id.has_event() || !waiting.is_empty() {
                 return Ok(false);
             }
-            let left = deadline.map(|at| at.saturating_duration_since(self.platform.now()));
+            let left = self.platform.left(deadline);
             let is_over = left == Some(Duration::ZERO);
             // The kernel's own wait for an event has no deadline, and is one call in place of two.
             if deadline.is_some() || self.nonblocking.load(Ordering::Acquire) {
@@ -564,10 +568,7 @@ impl Channel {
             drop(known);
             return Ok(other);
         }
-        match known.iter_mut().find(|it| it.device == device) {
-            Some(it) => it.context = Some(context.clone()),
-            None => known.push(Known { device, context: Some(context.clone()), limits: None }),
-        }
+        Known::entry(&mut known, &device).context = Some(context.clone());
         Ok(context)
     }
 
@@ -580,14 +581,7 @@ impl Channel {
         }
         // Without the lock: the kernel takes its time.
         let limits = Depths::of(&context.query_device().map_err(|error| error.in_verb(verb))?);
-        let mut known = self.known(verb)?;
-        match known.iter_mut().find(|it| it.device == *device) {
-            Some(it) => it.limits = Some(limits),
-            None => {
-                let device = device.clone();
-                known.push(Known { device, context: None, limits: Some(limits) });
-            }
-        }
+        Known::entry(&mut *self.known(verb)?, device).limits = Some(limits);
         Ok(limits)
     }
 }
