@@ -13,9 +13,10 @@ use std::net::SocketAddr;
 use std::time::Duration;
 use uverbs::cm::{
     AddrResolved, ConnectParam, ConnectRequest, Connector, EventChannel, IB_REQUEST_PRIVATE_DATA,
-    IbAddress, IbPath, IbService, Listener, ListeningId, PortSpace, RejectReason, RouteResolved,
+    IbAddress, IbPath, IbService, Listener, ListeningId, PortSpace, QpWith, RejectReason,
+    RouteResolved,
 };
-use uverbs::{Context, Device, Errno, Gid, LinkLayer, QpType};
+use uverbs::{Context, Device, Errno, Gid, LinkLayer, QpType, QueuePair};
 
 trials![
     ports_connect_by_gid,
@@ -138,31 +139,24 @@ fn connector_and_listener_connect_by_gid() -> Verdict {
     let connector = Connector::to_ib(at).from_ib(ends.from.any()).ib_path(ends.path());
     std::thread::scope(|scope| {
         let client = scope.spawn(|| -> Verdict {
-            let (side, connection) = connector
-                .channel(&ends.channel)
-                .connect(|route| Ok(SideQp(Side::of(&route.context()?)?)))?;
+            let (side, connection) =
+                connector.channel(&ends.channel).connect(|route| qp_of_side(route.context()?))?;
             assert_eq!(connection.ib_addrs()?.1.gid, ends.to.gid);
             connection.wait_disconnected(Some(PATIENCE))?;
             drop(side);
             Ok(())
         });
-        let accepted =
-            listener.accept(Some(PATIENCE), |request| Ok(SideQp(Side::of(&request.context()?)?)));
+        let accepted = listener.accept(Some(PATIENCE), |request| qp_of_side(request.context()?));
         let served = accepted.map(drop).map_err(Stop::from);
         client.join().map_err(|_| Stop::fail("the client panicked"))??;
         served
     })
 }
 
-/// A side as what a connector connects.
-struct SideQp(Side);
-
-impl std::ops::Deref for SideQp {
-    type Target = uverbs::QpControl;
-
-    fn deref(&self) -> &uverbs::QpControl {
-        &self.0.qp
-    }
+/// A side for a connector, which wants the queue pair first.
+fn qp_of_side(context: Context) -> uverbs::Result<QpWith<QueuePair, impl Sized>> {
+    let Side { qp, cq, memory, pd } = Side::of(&context)?;
+    Ok(QpWith(qp, (cq, memory, pd)))
 }
 
 fn private_data_arrives_by_gid() -> Verdict {
