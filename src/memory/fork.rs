@@ -73,6 +73,12 @@ impl<T> OwnedHere<T> {
     pub(crate) fn of(value: T, epoch: Epoch) -> OwnedHere<T> {
         OwnedHere { epoch, value: ManuallyDrop::new(value) }
     }
+
+    /// Whether the caller runs in a child of the process that made the value.
+    #[inline]
+    pub(super) fn is_inherited(&self) -> bool {
+        self.epoch.is_over()
+    }
 }
 
 impl<T> std::ops::Deref for OwnedHere<T> {

@@ -18,7 +18,7 @@ pub(crate) trait Mapper {
     fn map_read_only(&self, offset: u64, length: usize) -> Result<Mapping, Errno>;
 }
 
-/// The pages of a mapping.
+/// Pages, by their owner.
 #[derive(Debug)]
 enum Raw {
     /// Pages that Linux mapped.
@@ -35,12 +35,17 @@ struct Hosted {
     offset: u64,
 }
 
+/// The pages of a mapping, and the file that shows them.
+#[derive(Debug)]
+struct Pages {
+    raw: Raw,
+    hosted: Option<Hosted>,
+}
+
 /// A shared mapping. It stays mapped in a forked child, whose parent still uses it.
 #[derive(Debug)]
 pub(crate) struct Mapping {
-    raw: OwnedHere<Raw>,
-    hosted: Option<OwnedHere<Hosted>>,
-    epoch: Epoch,
+    pages: OwnedHere<Pages>,
 }
 
 impl Mapping {
@@ -69,7 +74,7 @@ impl Mapping {
     /// Takes over a mapping that was just made, of this process's own memory for one.
     pub(crate) fn of_raw(raw: std::io::Result<MmapRaw>, epoch: Epoch) -> Result<Mapping, Errno> {
         let raw = raw.map_err(|error| Errno::from_io_error(&error).unwrap_or(Errno::NOMEM))?;
-        Ok(Mapping { raw: OwnedHere::of(Raw::Mapped(raw), epoch), hosted: None, epoch })
+        Ok(Mapping::new(Raw::Mapped(raw), None, epoch))
     }
 
     /// Maps pages of a hosted kernel's file.
@@ -85,26 +90,29 @@ impl Mapping {
             return Err(Errno::INVAL);
         }
         let hosted = Hosted { file: file.clone(), offset };
-        let hosted = Some(OwnedHere::of(hosted, epoch));
-        Ok(Mapping { raw: OwnedHere::of(Raw::Shown(pages), epoch), hosted, epoch })
+        Ok(Mapping::new(Raw::Shown(pages), Some(hosted), epoch))
     }
 
     /// Pages that stand for a mapping of a test's file.
     #[cfg(all(test, miri))]
     pub(super) fn of_pages(pages: HostPages, epoch: Epoch) -> Mapping {
-        Mapping { raw: OwnedHere::of(Raw::Shown(pages), epoch), hosted: None, epoch }
+        Mapping::new(Raw::Shown(pages), None, epoch)
+    }
+
+    fn new(raw: Raw, hosted: Option<Hosted>, epoch: Epoch) -> Mapping {
+        Mapping { pages: OwnedHere::of(Pages { raw, hosted }, epoch) }
     }
 
     /// Whether a store has to be told, because the device is in this process.
     #[inline]
     pub(crate) fn is_hosted(&self) -> bool {
-        self.hosted.is_some()
+        self.pages.hosted.is_some()
     }
 
     /// Tells a device in this process that `bytes` were stored at byte `at`.
     #[cold]
     pub(crate) fn tell(&self, at: usize, bytes: &[u8]) {
-        if let Some(hosted) = self.hosted.as_ref().filter(|_| !self.is_inherited()) {
+        if let Some(hosted) = self.pages.hosted.as_ref().filter(|_| !self.is_inherited()) {
             hosted.file.rung(hosted.offset, at, bytes);
         }
     }
@@ -112,13 +120,13 @@ impl Mapping {
     /// Has a device in this process bring its registers up to date.
     #[cold]
     pub(crate) fn look(&self) {
-        if let Some(hosted) = self.hosted.as_ref().filter(|_| !self.is_inherited()) {
+        if let Some(hosted) = self.pages.hosted.as_ref().filter(|_| !self.is_inherited()) {
             hosted.file.looked_at(hosted.offset);
         }
     }
 
     pub(crate) fn as_ptr(&self) -> *mut u8 {
-        match &*self.raw {
+        match &self.pages.raw {
             Raw::Mapped(raw) => raw.as_mut_ptr(),
             Raw::Shown(pages) => pages.as_ptr(),
         }
@@ -128,11 +136,11 @@ impl Mapping {
     /// there, the parent's device reads.
     #[inline]
     pub(crate) fn is_inherited(&self) -> bool {
-        self.epoch.is_over()
+        self.pages.is_inherited()
     }
 
     pub(crate) fn len(&self) -> usize {
-        match &*self.raw {
+        match &self.pages.raw {
             Raw::Mapped(raw) => raw.len(),
             Raw::Shown(pages) => pages.len(),
         }
