@@ -50,7 +50,7 @@ fn huge_parts(smaps: &str, start: u64, length: u64, page_size: u64) -> Vec<Range
 }
 
 /// The addresses of a mapping, from a line `7f0000000000-7f0000200000 rw-p …`.
-fn range_of(line: &str) -> Option<Range<u64>> {
+pub(crate) fn range_of(line: &str) -> Option<Range<u64>> {
     let (first, end) = line.split(' ').next()?.split_once('-')?;
     let number = |text| u64::from_str_radix(text, 16).ok();
     Some(number(first)?..number(end)?)

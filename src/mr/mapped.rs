@@ -2,6 +2,7 @@
 //! `check_vma_flags` of the kernel's `mm/gup.c`.
 
 use crate::access::Access;
+use crate::memory::huge_pages::range_of;
 
 /// A line of `/proc/self/maps`.
 struct Mapping<'a> {
@@ -16,12 +17,11 @@ struct Mapping<'a> {
 impl<'a> Mapping<'a> {
     /// Out of `7f0000000000-7f0000200000 rw-s 00000000 fd:01 1234  /path`.
     fn parse(line: &'a str) -> Option<Self> {
-        let mut words = line.splitn(6, ' ');
-        let (first, end) = words.next()?.split_once('-')?;
-        let number = |text| u64::from_str_radix(text, 16).ok();
+        let range = range_of(line)?;
+        let mut words = line.splitn(6, ' ').skip(1);
         let rights = words.next()?;
         let path = words.nth(3).unwrap_or("").trim();
-        Some(Mapping { first: number(first)?, end: number(end)?, rights, path })
+        Some(Mapping { first: range.start, end: range.end, rights, path })
     }
 
     /// Whether it shares the pages of a file that is written back to a disk or a server.
