@@ -3,7 +3,9 @@
 //! Pairs with `RTM_GETADDR`, `RTM_GETLINK` and `RTM_GETROUTE` of `linux/rtnetlink.h`. A GID names its interface
 //! by an index that counts in the interface's own namespace, so that an index alone does not say where it is.
 
-use super::netlink::{Attributes, Messages, NetlinkSocket, NetlinkTransport, Request};
+use super::netlink::{
+    Attributes, Messages, NetlinkMessage, NetlinkSocket, NetlinkTransport, Request,
+};
 use crate::platform::Platform;
 use netlink_packet_core::{NLM_F_DUMP, NLMSG_DONE, NLMSG_ERROR};
 use rustix::io::Errno;
@@ -198,16 +200,25 @@ fn one_route(
         request = request.number(RTA_OIF, interface);
     }
     transport.send(&request.datagram(0, SEQUENCE))?;
+    read_until(transport, |message| {
+        if let Some(errno) = message.failure().map_err(|_| Errno::BADMSG)? {
+            return Err(errno);
+        }
+        (message.kind == RTM_NEWROUTE).then(|| route_answer(message.payload)).transpose()
+    })
+}
+
+/// Reads messages until one of them ends the answer.
+fn read_until<T>(
+    transport: &mut impl NetlinkTransport,
+    mut end: impl FnMut(&NetlinkMessage<'_>) -> rustix::io::Result<Option<T>>,
+) -> rustix::io::Result<T> {
     let mut datagram = Vec::new();
     loop {
         transport.receive(&mut datagram)?;
         for message in Messages(&datagram) {
-            let message = message.map_err(|_| Errno::BADMSG)?;
-            if let Some(errno) = message.failure().map_err(|_| Errno::BADMSG)? {
-                return Err(errno);
-            }
-            if message.kind == RTM_NEWROUTE {
-                return route_answer(message.payload);
+            if let Some(answer) = end(&message.map_err(|_| Errno::BADMSG)?)? {
+                return Ok(answer);
             }
         }
     }
@@ -275,24 +286,22 @@ fn dump<T>(
 ) -> rustix::io::Result<Vec<T>> {
     let request = Request::with_header(request, vec![0; header]);
     transport.send(&request.datagram(NLM_F_DUMP, u32::from(answer)))?;
-    let (mut found, mut datagram) = (Vec::new(), Vec::new());
-    loop {
-        transport.receive(&mut datagram)?;
-        for message in Messages(&datagram) {
-            let message = message.map_err(|_| Errno::BADMSG)?;
-            match message.kind {
-                NLMSG_DONE => return Ok(found),
-                NLMSG_ERROR => return Err(Errno::OPNOTSUPP),
-                kind if kind == answer => {
-                    let index = message.payload.get(4..8).and_then(|bytes| bytes.try_into().ok());
-                    let index = u32::from_ne_bytes(index.ok_or(Errno::BADMSG)?);
-                    let attributes = message.payload.get(header..).ok_or(Errno::BADMSG)?;
-                    found.extend(read(index, Attributes(attributes)));
-                }
-                _ => {}
+    let mut found = Vec::new();
+    read_until(transport, |message| {
+        match message.kind {
+            NLMSG_DONE => return Ok(Some(())),
+            NLMSG_ERROR => return Err(Errno::OPNOTSUPP),
+            kind if kind == answer => {
+                let index = message.payload.get(4..8).and_then(|bytes| bytes.try_into().ok());
+                let index = u32::from_ne_bytes(index.ok_or(Errno::BADMSG)?);
+                let attributes = message.payload.get(header..).ok_or(Errno::BADMSG)?;
+                found.extend(read(index, Attributes(attributes)));
             }
+            _ => {}
         }
-    }
+        Ok(None)
+    })?;
+    Ok(found)
 }
 
 fn interface(index: u32, attributes: Attributes<'_>) -> Option<Interface> {
