@@ -224,7 +224,7 @@ fn is_device(stat: &rustix::fs::Stat, number: DeviceNumber) -> std::result::Resu
 }
 
 fn refused(verb: &'static str, errno: Errno, device: &str, path: &Path, node: &Node) -> Error {
-    let path = path.display();
+    let (path, error) = (path.display(), Error::from_kernel(verb, errno));
     let detail = match errno {
         Errno::ACCESS => format!(
             "no permission to read and write {path}; udev normally gives it mode 0666, so see \
@@ -243,10 +243,12 @@ fn refused(verb: &'static str, errno: Errno, device: &str, path: &Path, node: &N
         Errno::IO => {
             format!("{device} was removed or is being reset; list the devices afresh")
         }
-        Errno::MFILE => "this process has as many open files as RLIMIT_NOFILE permits".into(),
-        _ => format!("cannot open {path} (character device {})", node.number),
+        _ => {
+            return error
+                .context(|| format!("cannot open {path} (character device {})", node.number));
+        }
     };
-    Error::from_kernel(verb, errno).detail(detail)
+    error.detail(detail)
 }
 
 fn missing(
@@ -408,7 +410,9 @@ mod tests {
             (Errno::NODEV, "being unloaded"),
             (Errno::IO, "removed"),
             (Errno::MFILE, "RLIMIT_NOFILE"),
-            (Errno::NOMEM, "1:3"),
+            (Errno::NFILE, "fs.file-max"),
+            (Errno::NOMEM, "1:3): the system or the device is out of memory"),
+            (Errno::LOOP, "1:3"),
         ] {
             let error = refused("open_device", errno, "rxe0", path, &node);
             assert_eq!(error.errno(), errno);

@@ -158,7 +158,7 @@ impl Client<NetlinkSocket> {
     /// A client of the running kernel, on behalf of `verb`, which its errors will name.
     pub(super) fn open(verb: &'static str) -> Result<Self> {
         let socket = NetlinkSocket::open().map_err(|errno| {
-            Error::from_kernel(verb, errno).detail("no RDMA netlink socket to be had")
+            Error::from_kernel(verb, errno).context(|| "no RDMA netlink socket to be had".into())
         })?;
         Ok(Client::new(socket, verb))
     }

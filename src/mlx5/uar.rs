@@ -79,7 +79,7 @@ impl Uar {
             UarKind::NonCached => raw::MLX5_IB_UAPI_UAR_ALLOC_TYPE_NC,
         };
         let page = uar::UarPage::alloc(&*file.kernel, wanted).map_err(|errno| {
-            Error::from_kernel(VERB, errno).detail(format!("a UAR of kind {kind:?}"))
+            Error::from_kernel(VERB, errno).context(|| format!("a UAR of kind {kind:?}"))
         })?;
         Ok(Uar { object: Object::new(file.clone(), Class::UAR, page.handle, ()), page })
     }

@@ -69,10 +69,7 @@ impl Context {
         const VERB: &str = "share";
         self.file.check_fork(VERB)?;
         rustix::io::fcntl_dupfd_cloexec(self.as_fd(), 0).map_err(|errno| {
-            Error::from_kernel(VERB, errno).detail(match errno {
-                Errno::MFILE => "no duplicate of the command file: too many open (RLIMIT_NOFILE)",
-                _ => "no duplicate of the command file",
-            })
+            Error::from_kernel(VERB, errno).context(|| "no duplicate of the command file".into())
         })
     }
 
@@ -183,9 +180,6 @@ impl Context {
                 "no process has established a context on this file of {} yet",
                 device.name()
             )),
-            Errno::MFILE => {
-                error.detail("no file for the context's events: too many open (RLIMIT_NOFILE)")
-            }
             _ => error.context(|| format!("the kernel makes no events for {}", device.name())),
         })?;
         let (provider, facts) = provide(&*kernel)?;

@@ -80,7 +80,8 @@ impl Mlx5 {
         // Last, as nobody would give the page back.
         let registers = Registers::new(kernel, bf_reg_size, uars_per_page);
         let registers = registers.map_err(|errno| {
-            Error::from_kernel(VERB, errno).detail("the driver gives no page of doorbell registers")
+            Error::from_kernel(VERB, errno)
+                .context(|| "the driver gives no page of doorbell registers".into())
         })?;
         Ok(Mlx5 { limits, registers: Arc::new(registers), records, indices: UidxAllocator::new() })
     }
