@@ -324,12 +324,17 @@ struct PinnedRanges {
 }
 
 impl PinnedRanges {
-    fn find(&self, address: u64) -> Option<&Span> {
-        self.spans
-            .range(..=address)
-            .next_back()
-            .map(|(_, span)| span)
-            .filter(|span| address < span.end)
+    /// How many bytes from `address` on are pinned for such an access, `most` at most; `None` if there
+    /// are none. Where other ranges start or end in them does not matter.
+    fn extent(&self, address: u64, most: usize, write: bool) -> Option<usize> {
+        let fits = |span: &Span| span.writable > 0 || !write;
+        let first = self.spans.range(..=address).next_back().map(|(_, span)| span);
+        let mut end = first.filter(|span| address < span.end && fits(span))?.end;
+        while end - address < most as u64 {
+            let Some(next) = self.spans.get(&end).filter(|next| fits(next)) else { break };
+            end = next.end;
+        }
+        Some(usize::try_from(end - address).map_or(most, |len| len.min(most)))
     }
 
     /// Divides the span that crosses an address.
@@ -560,7 +565,8 @@ impl GuestMemory {
         }
     }
 
-    /// The piece of memory at an address, of at least one byte and at most `most`.
+    /// The piece of memory at an address, of at least one byte and at most `most`. In memory of the
+    /// process it is as long as it can be, so that a word that is pinned as a whole is one piece.
     fn place(&self, address: u64, most: usize, write: bool) -> Option<Place<'_>> {
         match &self.space {
             AddressSpace::Guest(mappings) => {
@@ -572,8 +578,7 @@ impl GuestMemory {
                 memory.place(offset, len.min(most))
             }
             AddressSpace::Process(pinned) => {
-                let span = pinned.find(address).filter(|span| span.writable > 0 || !write)?;
-                let len = usize::try_from(span.end - address).map_or(most, |len| len.min(most));
+                let len = pinned.extent(address, most, write)?;
                 // `pin` has the promise of its caller that this memory is as `Place` says.
                 let address = std::ptr::with_exposed_provenance_mut(usize::try_from(address).ok()?);
                 Some(Place { address, len, bulk: true, memory: PhantomData })
@@ -757,6 +762,50 @@ mod tests {
         assert!(memory.update(word + 4, 8, |old| old).is_err(), "not aligned");
         assert!(memory.update(at.next_multiple_of(8), 8, |old| old).is_err(), "not pinned");
         assert!(memory.update((at + 160).next_multiple_of(8), 8, |old| old).is_err(), "read only");
+    }
+
+    /// Regions that overlap, and regions that meet, divide the memory inside of a word.
+    #[test]
+    fn a_word_is_updated_where_other_ranges_start_and_end_in_it() {
+        let (_bytes, at) = bytes(4096);
+        let at = at.next_multiple_of(8);
+        let mut memory = GuestMemory::process();
+        let ranges = [
+            (0, 64, true),
+            (4, 56, true),
+            (128, 12, true),
+            (139, 3, true),
+            (141, 3, true),
+            (192, 4, true),
+            (196, 4, false),
+            (256, 4, true),
+            (261, 3, true),
+            (320, 8, false),
+            (324, 4, true),
+        ];
+        for (offset, len, writable) in ranges {
+            // SAFETY: the bytes outlive `memory`, and nothing else uses them until then.
+            unsafe { memory.pin(at + offset, len, writable) }.unwrap();
+        }
+        // Words in which a second range begins, in which it ends, and which three ranges share.
+        for offset in [0, 56, 136] {
+            let mut word = [0; 8];
+            memory.read(at + offset, &mut word).unwrap();
+            let old = u64::from_ne_bytes(word);
+            assert_eq!(memory.update(at + offset, 8, |old| old + 1), Ok(old), "{offset}");
+            memory.read(at + offset, &mut word).unwrap();
+            assert_eq!(u64::from_ne_bytes(word), old + 1, "{offset}");
+        }
+        for offset in [4, 60, 136, 140, 192, 256, 324] {
+            assert!(memory.update(at + offset, 4, |old| old).is_ok(), "{offset}");
+        }
+        // Words that are partly read only, have a byte that is not pinned, or lie past the end.
+        for (offset, len) in [(192, 8), (196, 4), (256, 8), (260, 4), (320, 8), (320, 4), (64, 8)] {
+            let fault = DmaFault { address: at + offset, len };
+            assert_eq!(memory.update(at + offset, len, |old| old), Err(fault), "{offset}");
+        }
+        assert_eq!(memory.places(at, 64, true).count(), 1);
+        assert!(memory.read(at + 192, &mut [0; 8]).is_ok());
     }
 
     #[test]
