@@ -10,7 +10,6 @@ use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
-use std::process;
 
 /// A listener whose path is removed with it, if the path is still its own.
 #[derive(Debug)]
@@ -52,15 +51,12 @@ impl Drop for Listening {
 /// Removes a socket that nobody serves; an error says what else is there.
 fn remove_stale(path: &Path) -> Result<()> {
     // Another server may replace it in the meantime. Under a name that no server takes it cannot change any more.
-    let mut aside = path.as_os_str().to_owned();
-    aside.push(format!(".{}", process::id()));
-    let aside = PathBuf::from(aside);
-    match refuse_others(path).and_then(|()| rename(path, &aside)) {
-        Ok(()) => {}
+    let aside = match refuse_others(path).and_then(|()| set_aside(path)) {
+        Ok(aside) => aside,
         // The other server has removed it.
         Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
         Err(error) => return Err(error),
-    }
+    };
     if let Err(error) = refuse_others(&aside) {
         rename(&aside, path)?;
         return Err(error);
@@ -68,11 +64,25 @@ fn remove_stale(path: &Path) -> Result<()> {
     fs::remove_file(&aside)
 }
 
+/// Gives a socket the first free name of `.0`, `.1` and so on. A longer name might not fit in the address of a probe.
+/// With a path of 107 bytes, the most that [`UnixListener`] binds, and a name of one byte, these take all 108.
+fn set_aside(path: &Path) -> Result<PathBuf> {
+    let mut number = 0;
+    loop {
+        let aside = path.with_file_name(format!(".{number}"));
+        match rename(path, &aside) {
+            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
+            renamed => return renamed.map(|()| aside),
+        }
+    }
+}
+
 /// Renames a file, and replaces none.
 fn rename(from: &Path, to: &Path) -> Result<()> {
     match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
         // A file system that cannot do both at once.
         Err(Errno::INVAL) if fs::symlink_metadata(to).is_err() => fs::rename(from, to),
+        Err(Errno::INVAL) => Err(Errno::EXIST.into()),
         renamed => Ok(renamed?),
     }
 }
@@ -105,6 +115,7 @@ mod tests {
     use super::*;
     use std::os::unix::fs::symlink;
     use std::os::unix::net::{UnixDatagram, UnixStream};
+    use std::process;
 
     /// A path in a folder of its own.
     fn place(name: &str) -> PathBuf {
@@ -129,6 +140,27 @@ mod tests {
         Listening::at(&path).unwrap();
         assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
         clear(&path);
+    }
+
+    /// A name beside the path must not be longer than a socket's may be, either.
+    #[test]
+    fn the_longest_paths_are_replaced_as_well() {
+        const LONGEST: usize = 107;
+        for name in ["s", "socket", "a-name-of-some-length"] {
+            let outer = place("long").parent().unwrap().to_owned();
+            let filled = outer.as_os_str().len() + "//".len() + name.len();
+            let folder = outer.join("x".repeat(LONGEST - filled));
+            fs::create_dir(&folder).unwrap();
+            let path = folder.join(name);
+            assert_eq!(path.as_os_str().len(), LONGEST);
+            drop(UnixListener::bind(&path).unwrap());
+            let listening = Listening::at(&path).unwrap();
+            assert_eq!(Listening::at(&path).unwrap_err().kind(), ErrorKind::AddrInUse);
+            UnixStream::connect(&path).unwrap();
+            drop(listening);
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+            fs::remove_dir_all(outer).unwrap();
+        }
     }
 
     #[test]
@@ -184,6 +216,23 @@ mod tests {
             assert_eq!(fs::read_dir(path.parent().unwrap()).unwrap().count(), 0);
         }
         clear(&path);
+    }
+
+    /// Threads of one process that replace what other servers left in one folder.
+    #[test]
+    fn servers_in_one_folder_do_not_disturb_each_other() {
+        let folder = place("folder").parent().unwrap().to_owned();
+        let paths = ["one", "two", "three", "four"].map(|name| folder.join(name));
+        for _ in 0..100 {
+            paths.iter().for_each(|path| drop(UnixListener::bind(path).unwrap()));
+            std::thread::scope(|threads| {
+                for path in &paths {
+                    threads.spawn(|| drop(Listening::at(path).unwrap()));
+                }
+            });
+            assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
+        }
+        fs::remove_dir_all(folder).unwrap();
     }
 
     #[test]
