@@ -30,8 +30,6 @@ pub struct Fabric {
     first: usize,
     /// What the current poll may still cost.
     budget: u64,
-    /// Whether the current run did anything.
-    worked: bool,
 }
 
 /// The result of a run.
@@ -90,10 +88,11 @@ impl Fabric {
     /// or as much as one call may.
     pub fn run(&mut self, now: u64) -> Progress {
         self.set_time(now);
-        let timers = self.run_timers();
-        self.worked = timers;
-        let more = self.run_queues();
-        Progress { worked: self.worked, more, deadline: self.deadline() }
+        let worked = self.run_timers() | self.run_queues();
+        let busy = |device: &Device| device.bus_master && !device.ready_queues.is_empty();
+        let more =
+            self.budget == 0 || self.functions.iter().any(|function| busy(function.device()));
+        Progress { worked, more, deadline: self.deadline() }
     }
 
     /// Sets the time, and makes the queues whose timers are due ready. Returns whether a timer was due.
@@ -105,12 +104,13 @@ impl Fabric {
 
     /// The queues that have work: the number of the function and that of the queue.
     pub fn ready(&self) -> Vec<(usize, u32)> {
-        let queues = |(number, function): (usize, &Function)| -> Vec<(usize, u32)> {
-            let device = function.device();
-            let ready = device.ready_queues.iter().filter(|_| device.bus_master);
-            ready.map(|queue| (number, *queue)).collect()
-        };
-        self.functions.iter().enumerate().flat_map(queues).collect()
+        let devices = self.functions.iter().map(Function::device).enumerate();
+        devices
+            .filter(|(_, device)| device.bus_master)
+            .flat_map(|(number, device)| {
+                device.ready_queues.iter().map(move |queue| (number, *queue))
+            })
+            .collect()
     }
 
     /// Runs a ready queue for at most `wqes` WQEs; it stays ready, behind the others, if it has more.
@@ -121,22 +121,19 @@ impl Fabric {
         let place = device.ready_queues.iter().position(|ready| *ready == queue);
         let Some(place) = place.filter(|_| device.bus_master) else { return false };
         device.ready_queues.remove(place);
-        (self.budget, self.worked) = (COST_PER_POLL, false);
-        self.serve(number, queue, wqes);
-        self.worked
+        self.budget = COST_PER_POLL;
+        self.serve(number, queue, wqes)
     }
 
+    /// Runs the timers that are due; returns whether one was.
     fn run_timers(&mut self) -> bool {
-        let now = self.deadline().zip(self.functions.first().map(|function| function.device().now));
-        let due = now.is_some_and(|(due, now)| due <= now);
-        for function in &mut self.functions {
-            function.device_mut().run_timers();
-        }
-        due
+        let devices = self.functions.iter_mut().map(Function::device_mut);
+        devices.fold(false, |due, device| device.run_timers() | due)
     }
 
-    /// Serves each queue that is ready once; returns whether there is more work now.
+    /// Serves each queue that is ready once, while the budget lasts. Returns whether one did anything.
     fn run_queues(&mut self) -> bool {
+        let mut worked = false;
         self.budget = COST_PER_POLL;
         let (first, count) = (self.first, self.functions.len());
         for number in (0..count).map(|step| (first + step) % count) {
@@ -148,15 +145,14 @@ impl Fabric {
                 else {
                     break;
                 };
-                self.serve(number, queue, WQES_PER_TURN);
+                worked |= self.serve(number, queue, WQES_PER_TURN);
                 if self.budget == 0 {
                     self.first = (number + 1) % count;
-                    return true;
+                    return worked;
                 }
             }
         }
-        let busy = |device: &Device| device.bus_master && !device.ready_queues.is_empty();
-        self.functions.iter().any(|function| busy(function.device()))
+        worked
     }
 
     /// Charges a WQE to the poll; returns false if the poll ends with it.
@@ -171,26 +167,27 @@ impl Fabric {
         self.functions.iter().filter_map(|function| function.device().deadline()).min()
     }
 
-    /// Executes WQEs of a queue, and makes it ready again if it may have more.
-    fn serve(&mut self, number: usize, queue: u32, wqes: usize) {
+    /// Executes WQEs of a queue, and makes it ready again if it may have more. Returns whether it did anything.
+    fn serve(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
         if self.functions[number].device().is_raw(queue) {
             return self.serve_raw_sq(number, queue, wqes);
         }
+        let mut worked = false;
         for _ in 0..wqes {
             if !self.charge() {
                 break;
             }
             match self.functions[number].device_mut().run_next_wqe(queue) {
-                NextWqe::Idle => return,
-                NextWqe::Done => self.worked = true,
+                NextWqe::Idle => return worked,
+                NextWqe::Done => {}
                 NextWqe::Send(send) => {
-                    self.worked = true;
                     let (wqe, message, destination) = *send;
                     let sender = self.functions[number].device_mut();
                     let (fate, ready) = sender.faults.message_fate(sender.now, queue);
                     ready.into_iter().for_each(|queue| sender.schedule(queue));
                     if let MessageFate::Delayed(wait) = fate {
-                        return sender.schedule_after(queue, wait);
+                        sender.schedule_after(queue, wait);
+                        return true;
                     }
                     let response = match fate {
                         MessageFate::Lost => Response::Lost,
@@ -202,31 +199,35 @@ impl Fabric {
                         && sender.is_reliable(queue);
                     sender.handle_response(queue, &wqe, &message, response);
                     if waits {
-                        return;
+                        return true;
                     }
                 }
             }
+            worked = true;
         }
         self.functions[number].device_mut().schedule(queue);
+        worked
     }
 
-    fn serve_raw_sq(&mut self, number: usize, queue: u32, wqes: usize) {
+    fn serve_raw_sq(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
+        let mut worked = false;
         for _ in 0..wqes {
             if !self.charge() {
                 break;
             }
             match self.functions[number].device_mut().run_next_raw_wqe(queue) {
-                NextFrames::Idle => return,
-                NextFrames::Done => self.worked = true,
+                NextFrames::Idle => return worked,
+                NextFrames::Done => {}
                 NextFrames::Frames(frames, domain) => {
-                    self.worked = true;
                     for frame in frames {
                         self.broadcast(number, &frame, domain);
                     }
                 }
             }
+            worked = true;
         }
         self.functions[number].device_mut().schedule(queue);
+        worked
     }
 
     /// Sends a frame to every port; each port takes frames that are for it.
