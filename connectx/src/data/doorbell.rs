@@ -5,8 +5,10 @@
 
 use crate::device::Device;
 use crate::doorbell::{Doorbell, DoorbellErrors};
+use crate::object::Objects;
 use crate::object::qp::QpState;
 use crate::object::rq::WqState;
+use crate::object::send_queue::SendQueue;
 use crate::recording::DoorbellCounter;
 
 const CQ: u64 = 0x20;
@@ -74,14 +76,7 @@ impl Device {
     /// Rings a send queue up to its doorbell record; returns whether that says more than the last
     /// doorbell did.
     pub(crate) fn ring_to_record(&mut self, number: u32) -> bool {
-        let (queue, works) = if let Ok(qp) = self.objects.qps.get_mut(number) {
-            (qp.sq.as_mut(), qp.state == QpState::ReadyToSend)
-        } else if let Ok(sq) = self.objects.sqs.get_mut(number) {
-            (Some(&mut sq.queue), sq.state == WqState::Ready)
-        } else {
-            return false;
-        };
-        let Some(queue) = queue else { return false };
+        let Some(Rung { queue, works, .. }) = rung(&mut self.objects, number) else { return false };
         let before = (queue.producer_index(), queue.rung_index());
         let record = queue.read_doorbell_record(&self.memory);
         if record.is_err() && works {
@@ -116,15 +111,10 @@ impl Device {
         let number = second >> 8;
         let wqebbs = ((second & 0x3f) * 16).div_ceil(64) as u16;
         let index = (first >> 8) as u16;
-        let (queue, owner) = if let Ok(qp) = self.objects.qps.get_mut(number) {
-            (qp.sq.as_mut(), qp.uar)
-        } else if let Ok(sq) = self.objects.sqs.get_mut(number) {
-            (Some(&mut sq.queue), sq.uar)
-        } else {
-            (None, 0)
-        };
-        let Some(queue) = queue.filter(|_| owner == uar) else {
-            log::debug!("doorbell of send queue {number:#x} on UAR {uar}, its own is {owner}");
+        let found = rung(&mut self.objects, number);
+        let own = found.as_ref().map(|rung| rung.uar);
+        let Some(Rung { queue, .. }) = found.filter(|rung| rung.uar == uar) else {
+            log::debug!("doorbell of send queue {number:#x} on UAR {uar}, its own is {own:?}");
             self.doorbells.errors.stray += 1;
             return;
         };
@@ -163,6 +153,25 @@ impl Device {
         }
         self.schedule(number);
     }
+}
+
+/// The send queue that a doorbell names.
+struct Rung<'a> {
+    queue: &'a mut SendQueue,
+    /// The UAR page of its doorbells.
+    uar: u32,
+    /// Whether its QP or SQ is in a state in which it sends.
+    works: bool,
+}
+
+/// The send queue with this number, of a QP or a raw one.
+fn rung(objects: &mut Objects, number: u32) -> Option<Rung<'_>> {
+    if let Ok(qp) = objects.qps.get_mut(number) {
+        let works = qp.state == QpState::ReadyToSend;
+        return Some(Rung { queue: qp.sq.as_mut()?, uar: qp.uar, works });
+    }
+    let sq = objects.sqs.get_mut(number).ok()?;
+    Some(Rung { queue: &mut sq.queue, uar: sq.uar, works: sq.state == WqState::Ready })
 }
 
 #[cfg(test)]
