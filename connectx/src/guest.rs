@@ -12,7 +12,6 @@
 //!
 //! This is the only module with `unsafe`.
 
-use std::alloc::Layout;
 use std::cell::Cell;
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -161,42 +160,6 @@ impl Place<'_> {
     }
 }
 
-/// Zeroed pages of this process.
-struct OwnPages {
-    start: NonNull<u8>,
-    layout: Layout,
-}
-
-// SAFETY: it owns its pages alone.
-unsafe impl Send for OwnPages {}
-
-impl OwnPages {
-    fn new(len: usize) -> io::Result<Self> {
-        let layout = Layout::from_size_align(len, 4096)
-            .ok()
-            .filter(|layout| layout.size() > 0)
-            .ok_or(io::ErrorKind::InvalidInput)?;
-        // SAFETY: the layout is not empty.
-        let start = unsafe { std::alloc::alloc_zeroed(layout) };
-        let start = NonNull::new(start).ok_or(io::ErrorKind::OutOfMemory)?;
-        // A program reaches pages of the device by their address.
-        start.as_ptr().expose_provenance();
-        Ok(Self { start, layout })
-    }
-}
-
-impl Drop for OwnPages {
-    fn drop(&mut self) {
-        // SAFETY: it was allocated with this layout, and nothing refers to it any more.
-        unsafe { std::alloc::dealloc(self.start.as_ptr(), self.layout) };
-    }
-}
-
-enum Backing {
-    File(MmapRaw),
-    Own(OwnPages),
-}
-
 /// Shared memory. It stays on one thread: concurrent accesses of different sizes to one address are
 /// undefined between threads of a program, but not between the program and the guest.
 ///
@@ -205,7 +168,9 @@ enum Backing {
 /// shared_by_threads::<uverbs_connectx::guest::SharedMemory>();
 /// ```
 pub struct SharedMemory {
-    backing: Backing,
+    map: MmapRaw,
+    /// Whether only this process has it: long accesses are copied at once.
+    own: bool,
     not_sync: PhantomData<Cell<u8>>,
 }
 
@@ -220,7 +185,7 @@ impl SharedMemory {
             return Err(io::ErrorKind::InvalidInput.into());
         }
         let map = MmapOptions::new().offset(offset).len(len).map_raw(file)?;
-        Ok(Self { backing: Backing::File(map), not_sync: PhantomData })
+        Ok(Self { map, own: false, not_sync: PhantomData })
     }
 
     /// Creates `len` zero bytes in a file that another process may map but not resize.
@@ -237,20 +202,23 @@ impl SharedMemory {
         Ok((file, memory))
     }
 
-    /// Allocates `len` zero bytes in this process, from a page on.
+    /// Maps `len` zero bytes in this process. A page takes memory from its first access on.
     ///
     /// # Errors
     /// If `len` is zero, or there is no memory left.
     pub fn allocate(len: usize) -> io::Result<Self> {
-        Ok(Self { backing: Backing::Own(OwnPages::new(len)?), not_sync: PhantomData })
+        if len == 0 {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let map = MmapRaw::from(MmapOptions::new().len(len).map_anon()?);
+        // A program reaches pages of the device by their address.
+        map.as_mut_ptr().expose_provenance();
+        Ok(Self { map, own: true, not_sync: PhantomData })
     }
 
     /// Length in bytes.
     pub fn len(&self) -> usize {
-        match &self.backing {
-            Backing::File(map) => map.len(),
-            Backing::Own(pages) => pages.layout.size(),
-        }
+        self.map.len()
     }
 
     /// Whether the memory is empty; never true.
@@ -262,17 +230,13 @@ impl SharedMemory {
     /// valid as long as this memory.
     pub fn address(&self, offset: usize, len: usize) -> Option<NonNull<u8>> {
         let end = offset.checked_add(len)?;
-        let start = match &self.backing {
-            Backing::File(map) => map.as_mut_ptr(),
-            Backing::Own(pages) => pages.start.as_ptr(),
-        };
+        let start = self.map.as_mut_ptr();
         NonNull::new(start.wrapping_add(offset)).filter(|_| end <= self.len())
     }
 
     fn place(&self, offset: usize, len: usize) -> Option<Place<'_>> {
         let address = self.address(offset, len)?.as_ptr();
-        let bulk = matches!(self.backing, Backing::Own(_));
-        Some(Place { address, len, bulk, memory: PhantomData })
+        Some(Place { address, len, bulk: self.own, memory: PhantomData })
     }
 
     /// Reads `to.len()` bytes from `offset`; `None` if the range is not inside.
@@ -864,6 +828,27 @@ mod tests {
         assert!(guest.unpin(0x1000, 8, true).is_err());
         let mut process = GuestMemory::process();
         assert!(process.map(0, 4096, None, true).is_err() && process.unmap(0, 4096).is_err());
+    }
+
+    #[test]
+    fn own_pages_take_no_memory_before_an_access() {
+        let memory = SharedMemory::allocate(64 << 20).unwrap();
+        let range = memory.address(0, 1).unwrap().addr().get();
+        memory.write(8192, &[1]).unwrap();
+        let smaps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+        // The kernel may join neighbouring mappings into one.
+        let inside = |line: &&str| {
+            let range_of = |line: &str| {
+                let (start, end) = line.split_whitespace().next()?.split_once('-')?;
+                let address = |text| usize::from_str_radix(text, 16).ok();
+                Some(address(start)?..address(end)?)
+            };
+            range_of(line).is_some_and(|mapping| mapping.contains(&range))
+        };
+        let mut lines = smaps.lines().skip_while(|line| !inside(line));
+        let resident = lines.find_map(|line| line.strip_prefix("Rss:")).unwrap();
+        let kib: usize = resident.trim().trim_end_matches(" kB").parse().unwrap();
+        assert!((4..32 << 10).contains(&kib), "{kib} KiB");
     }
 
     #[test]
