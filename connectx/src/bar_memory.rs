@@ -20,7 +20,7 @@ pub const AREAS: [(u64, u64); 2] =
 
 /// The memory in a function's BAR0.
 pub struct BarMemory {
-    /// `None` if the host has no memory left: reads then return zero.
+    /// `None` if there is none, or the host has none left: reads then return zero.
     memory: Option<Backing>,
 }
 
@@ -47,6 +47,11 @@ impl BarMemory {
             log::error!("no memory for VAR pages and device memory: {error}");
         }
         Self { memory: memory.ok() }
+    }
+
+    /// No memory.
+    pub(crate) fn none() -> Self {
+        Self { memory: None }
     }
 
     /// The file to map, if there is one; offsets in it are offsets in BAR0.

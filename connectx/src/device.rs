@@ -64,9 +64,15 @@ pub struct Device {
 impl Device {
     /// A function as after power on.
     pub fn new(options: Options, vectors: usize) -> Self {
+        let bar = BarMemory::new(options.mapped);
+        Self::with(options, Interrupts::new(vectors), bar)
+    }
+
+    /// A function as after power on but for its interrupts and its memory in BAR0.
+    fn with(options: Options, interrupts: Interrupts, bar: BarMemory) -> Self {
         Self {
             memory: GuestMemory::default(),
-            interrupts: Interrupts::new(vectors),
+            interrupts,
             events: VecDeque::new(),
             init_segment: InitSegment::new(),
             caps: HcaCaps::new(&options),
@@ -76,7 +82,7 @@ impl Device {
             port: Port::new(options.number),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
-            bar: BarMemory::new(options.mapped),
+            bar,
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
             ready_queues: VecDeque::new(),
@@ -97,12 +103,11 @@ impl Device {
     /// injected faults stay, and what TEARDOWN_HCA found. The memory in BAR0 stays mapped and is cleared.
     pub fn reset(&mut self) {
         log::info!("function {} reset", self.options.number);
-        let vectors = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
-        let mut fresh = Self::new(self.options.clone(), 0);
+        let interrupts = std::mem::replace(&mut self.interrupts, Interrupts::new(0));
+        let bar = std::mem::replace(&mut self.bar, BarMemory::none());
+        bar.clear();
+        let mut fresh = Self::with(self.options.clone(), interrupts, bar);
         std::mem::swap(&mut fresh.memory, &mut self.memory);
-        std::mem::swap(&mut fresh.bar, &mut self.bar);
-        fresh.bar.clear();
-        fresh.interrupts = vectors;
         fresh.now = self.now;
         fresh.left = std::mem::take(&mut self.left);
         fresh.bus_master = self.bus_master;
