@@ -245,8 +245,9 @@ const BEFORE: u32 = 3;
 pub fn step<C: Control>(device: &str, runs: u32, only: &str) -> Result<(), Failure> {
     // A thing that starts programs is not done by this one.
     let things = Thing::ALL.iter().filter(|(_, thing, _)| *thing != Thing::Start);
+    let nothing = stepped(device, NOTHING)?;
     for &(name, ..) in things.filter(|(name, ..)| name.contains(only)) {
-        let counted = |_| Ok((stepped(device, name)? - stepped(device, NOTHING)?) as f64);
+        let counted = |_| Ok((stepped(device, name)? - nothing) as f64);
         match (0..runs).map(counted).collect::<Result<Vec<f64>, Failure>>() {
             Ok(runs) => {
                 crate::say(Sample { operation: name.into(), way: STEPPED.into(), runs });
