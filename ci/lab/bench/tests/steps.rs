@@ -3,6 +3,8 @@
 
 use lab_bench::control::steps;
 use nix::sys::ptrace;
+use nix::sys::signal::Signal;
+use nix::sys::wait::{WaitStatus, waitpid};
 use nix::unistd::Pid;
 use std::io::{Read, Write};
 use std::process::{Command, Stdio};
@@ -10,7 +12,7 @@ use std::process::{Command, Stdio};
 #[test]
 fn steps_are_the_instructions_between_two_stops() {
     let steps = |commands: usize| {
-        let text = format!("echo; read _; {} kill -STOP $$", ":; ".repeat(commands));
+        let text = format!("echo; read _; kill -STOP $$; {} kill -STOP $$", ":; ".repeat(commands));
         let mut child = Command::new("sh")
             .args(["-c", &text])
             .stdin(Stdio::piped())
@@ -18,9 +20,14 @@ fn steps_are_the_instructions_between_two_stops() {
             .spawn()
             .unwrap();
         let process = Pid::from_raw(child.id() as i32);
+        // The shell runs: a process that is attached during its exec stops with SIGTRAP after it.
         child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
-        // Attaching sends the first stop.
+        // Attaching stops it between `echo` and `read`, or in it. The count begins where it stops itself.
         ptrace::attach(process).unwrap();
+        let stopped = waitpid(process, None).unwrap();
+        assert_eq!(stopped, WaitStatus::Stopped(process, Signal::SIGSTOP));
+        ptrace::setoptions(process, ptrace::Options::PTRACE_O_EXITKILL).unwrap();
+        ptrace::cont(process, None).unwrap();
         child.stdin.take().unwrap().write_all(b"\n").unwrap();
         let steps = steps(process).unwrap();
         assert!(child.wait().unwrap().success());
