@@ -176,6 +176,32 @@ fn retries_take_no_time() -> Result<()> {
     Ok(())
 }
 
+/// A queue that is armed with completions which nobody polled announces them after the period: nothing calls the
+/// fabric meanwhile.
+#[test]
+fn timers_that_a_ring_sets_fire() -> Result<()> {
+    const PERIOD_US: u16 = 0xfff;
+    let fabric = Fabric::new(2, Mode::Trapped);
+    let (mut a, mut b) = couple(&fabric)?;
+    let mut got = 0;
+    for _ in 0..4 {
+        b.recv()?;
+        b.cq.moderate(0, 0)?;
+        b.cq.req_notify(Notify::Next)?;
+        a.send()?;
+        // The period begins with this event.
+        assert!(b.channel.wait(Some(Duration::from_secs(10)))?.is_some(), "an event at once");
+        b.spin(&mut got, RECEIVED)?;
+        b.cq.moderate(100, PERIOD_US)?;
+        b.recv()?;
+        a.send()?;
+        b.cq.req_notify(Notify::Next)?;
+        assert!(b.channel.wait(Some(Duration::from_secs(10)))?.is_some(), "an event of the timer");
+        b.spin(&mut got, RECEIVED)?;
+    }
+    Ok(())
+}
+
 #[cfg(feature = "tokio")]
 #[test]
 fn futures_play() -> Result<()> {

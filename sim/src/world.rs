@@ -44,6 +44,9 @@ const NAP: Duration = Duration::from_micros(100);
 /// Nanoseconds after which a file of events that was full is looked at again.
 const CROWDED: u64 = 1_000_000;
 
+/// The time of no timer.
+const NEVER: u64 = u64::MAX;
+
 pub(crate) struct World {
     this: Weak<World>,
     kernel: Mutex<Kernel>,
@@ -52,6 +55,9 @@ pub(crate) struct World {
     /// Nanoseconds of virtual time since the start.
     virtual_now: AtomicU64,
     timer: OnceLock<Thread>,
+    /// When the timer's thread looks again, in nanoseconds since the start, or [`NEVER`]. Of whoever has the
+    /// kernel's lock.
+    armed: AtomicU64,
     /// The thread that used the fabric first.
     first_user: AtomicUsize,
     /// Whether another thread used it, too.
@@ -78,6 +84,7 @@ impl World {
             started: Instant::now(),
             virtual_now: AtomicU64::new(0),
             timer: OnceLock::new(),
+            armed: AtomicU64::new(NEVER),
             first_user: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             drivers: Mutex::default(),
@@ -163,14 +170,31 @@ impl World {
         self.virtual_now.fetch_max(now, Ordering::Relaxed);
     }
 
-    /// Does what there is to do, and has the timer's thread wake when the next timer is due.
-    fn run_trapped(&self, kernel: &mut Kernel) {
-        let before = kernel.deadline();
-        while kernel.run(self.nanoseconds()) {}
-        let after = kernel.deadline();
-        if after.is_some() && after != before || kernel.is_crowded() {
+    /// Does what there is to do, and has the timer's thread wake when the next timer is due, one of the call before
+    /// among them; whether there was anything to do.
+    fn run_trapped(&self, kernel: &mut Kernel) -> bool {
+        let worked = self.run_all(kernel);
+        let due = self.due(kernel);
+        if due < self.armed.load(Ordering::Relaxed) {
+            self.armed.store(due, Ordering::Relaxed);
             self.timer.get().into_iter().for_each(Thread::unpark);
         }
+        worked
+    }
+
+    /// Does what there is to do in a trapped world; whether there was anything.
+    fn run_all(&self, kernel: &mut Kernel) -> bool {
+        let mut worked = false;
+        while kernel.run(self.nanoseconds()) {
+            worked = true;
+        }
+        worked
+    }
+
+    /// When a trapped world is to be looked at again.
+    fn due(&self, kernel: &Kernel) -> u64 {
+        let look_again = kernel.is_crowded().then(|| self.nanoseconds() + CROWDED);
+        kernel.deadline().into_iter().chain(look_again).min().unwrap_or(NEVER)
     }
 
     fn start_timer(&self) {
@@ -179,15 +203,16 @@ impl World {
             while let Some(world) = this.upgrade() {
                 let due = {
                     let mut kernel = world.kernel();
-                    while kernel.run(world.nanoseconds()) {}
-                    let look_again = kernel.is_crowded().then(|| world.nanoseconds() + CROWDED);
-                    kernel.deadline().into_iter().chain(look_again).min()
+                    world.run_all(&mut kernel);
+                    let due = world.due(&kernel);
+                    world.armed.store(due, Ordering::Relaxed);
+                    due
                 };
-                let left = due.map(|due| due.saturating_sub(world.nanoseconds()));
+                let left = due.saturating_sub(world.nanoseconds());
                 drop(world);
-                match left {
-                    Some(left) => std::thread::park_timeout(Duration::from_nanos(left)),
-                    None => std::thread::park(),
+                match due {
+                    NEVER => std::thread::park(),
+                    _ => std::thread::park_timeout(Duration::from_nanos(left)),
                 }
             }
         };
@@ -200,11 +225,10 @@ impl World {
     /// Does one thing that there is to do now; whether there was anything.
     pub(crate) fn step(&self) -> bool {
         self.note_user();
-        let now = self.nanoseconds();
-        let took = match self.mode {
-            Mode::Trapped => return self.kernel().run(now),
-            Mode::Stepped { .. } => self.kernel().step(now),
-        };
+        if self.mode == Mode::Trapped {
+            return self.run_trapped(&mut self.kernel());
+        }
+        let took = self.kernel().step(self.nanoseconds());
         let Some(took) = took else { return false };
         self.virtual_now.fetch_add(took, Ordering::Relaxed);
         true
