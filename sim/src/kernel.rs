@@ -17,6 +17,9 @@ mod qp;
 mod raw;
 mod srq;
 mod states;
+#[cfg(test)]
+#[allow(unsafe_code, reason = "commands name memory of the test, by address")]
+mod tests;
 mod uar;
 mod var;
 mod xrcd;
@@ -501,35 +504,25 @@ impl Kernel {
         Ok(())
     }
 
-    /// The event file behind a descriptor that a command names, with the program's number for the object.
-    pub(crate) fn reports(
-        &mut self,
-        call: &Call<'_>,
-        fd: u16,
-        user_handle: u64,
-    ) -> Result<Option<Reports>> {
+    /// The event file behind a descriptor that a command names, with the program's number for the object. Nothing
+    /// reports there before [`Place::attach`].
+    fn reports(&self, call: &Call<'_>, fd: u16, user_handle: u64) -> Result<Option<Place>> {
         let Some(fd) = call.fd_if(fd).filter(|fd| *fd >= 0) else { return Ok(None) };
         let theirs = call.user.duplicate(fd).ok_or(Errno::BADF)?;
         let files = &self.file(call.file)?.events;
         let to = files.iter().find(|file| file.is_behind(&theirs)).ok_or(Errno::INVAL)?.clone();
-        to.attach(Some(theirs));
-        Ok(Some(Reports { to, user_handle }))
+        Ok(Some(Place { reports: Reports { to, user_handle }, theirs: Some(theirs) }))
     }
 
-    /// Where an object reports its events: to the file that the command names, or else to the first that was
+    /// Where an object is to report its events: to the file that the command names, or else to the first that was
     /// made.
-    pub(crate) fn reports_events(
-        &mut self,
-        call: &Call<'_>,
-        fd: u16,
-        user_handle: u64,
-    ) -> Result<Option<Reports>> {
-        if let Some(reports) = self.reports(call, fd, user_handle)? {
-            return Ok(Some(reports));
+    fn reports_events(&self, call: &Call<'_>, fd: u16, user_handle: u64) -> Result<Option<Place>> {
+        if let Some(place) = self.reports(call, fd, user_handle)? {
+            return Ok(Some(place));
         }
         let Some((to, fd)) = self.file(call.file)?.default_events.clone() else { return Ok(None) };
-        to.attach(call.user.duplicate(fd).filter(|theirs| to.is_behind(theirs)));
-        Ok(Some(Reports { to, user_handle }))
+        let theirs = call.user.duplicate(fd).filter(|theirs| to.is_behind(theirs));
+        Ok(Some(Place { reports: Reports { to, user_handle }, theirs }))
     }
 
     /// Adds an event file.
@@ -627,6 +620,20 @@ fn first_free<K: Copy + Ord + Into<u64> + TryFrom<u64>, V>(taken: &BTreeMap<K, V
         free += 1;
     }
     K::try_from(free).unwrap_or(first)
+}
+
+/// Where an object is to report that is not made yet, with a duplicate of the program's end.
+struct Place {
+    reports: Reports,
+    theirs: Option<OwnedFd>,
+}
+
+impl Place {
+    /// The object is made, and reports from now on.
+    fn attach(self) -> Reports {
+        self.reports.to.attach(self.theirs);
+        self.reports
+    }
 }
 
 /// No longer reports to an event file.

@@ -1,6 +1,6 @@
 //! Completion queues. Pairs with `core/uverbs_std_types_cq.c` and `hw/mlx5/cq.c`.
 
-use super::{FileId, Kernel, Method, Object, Write, destroying, end_reports};
+use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports};
 use crate::call::{Call, Result};
 use crate::driver::{Cq, append_pages, input, quantized_offset};
 use rustix::io::Errno;
@@ -100,11 +100,11 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let bytes = u64::from(entries) * u64::from(driver_part.cqe_size);
     append_pages(&mut command, driver_part.buf_addr, bytes, log_page_size);
     let ranges = [(driver_part.buf_addr, bytes, true), (driver_part.db_addr, RECORD, true)];
-    let (number, lent) = kernel.create_with(call, &command, &ranges)?;
-    let record = driver_part.db_addr;
     let channel = kernel.reports(call, UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL, user_handle)?;
     let events = kernel.reports_events(call, UVERBS_ATTR_CREATE_CQ_EVENT_FD, user_handle)?;
-    let cqe_size = driver_part.cqe_size;
+    let (number, lent) = kernel.create_with(call, &command, &ranges)?;
+    let [channel, events] = [channel, events].map(|place| place.map(Place::attach));
+    let (record, cqe_size) = (driver_part.db_addr, driver_part.cqe_size);
     let cq = Cq { record, channel, events, cqe_size, entries };
     kernel.driver(call.file)?.0.cqs.insert(number, cq);
     let handle = kernel.add_lending(call.file, Object::Cq { number }, &[], lent)?;

@@ -87,12 +87,19 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     command.set(alloc_memic_in::memic_size, allocated);
     driver.execute(switch, &command.into_inner())?;
     driver.memic.insert(start, range);
-    let page = kernel.add_device_memory(call.file, start, range as usize)?;
-    let memory = DeviceMemory { start, length, allocated, page };
+    let mut memory = DeviceMemory { start, length, allocated, page: 0 };
+    match kernel.add_device_memory(call.file, start, range as usize) {
+        Ok(page) => memory.page = page,
+        Err(errno) => {
+            let (driver, switch) = kernel.driver(call.file)?;
+            memory.dealloc(driver, switch)?;
+            return Err(errno);
+        }
+    }
     let handle = kernel.add(call.file, Object::Dm(memory), &[])?;
     call.made(UVERBS_ATTR_ALLOC_DM_HANDLE, handle);
     call.put(MLX5_IB_ATTR_ALLOC_DM_RESP_START_OFFSET, &memory.start_offset());
-    call.put(MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX, &page);
+    call.put(MLX5_IB_ATTR_ALLOC_DM_RESP_PAGE_INDEX, &memory.page);
     Ok(())
 }
 

@@ -245,15 +245,24 @@ fn rereg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     };
     // Memory that stays is locked once.
     let kept = if moves { None } else { Some(kernel.unlend(call.file, request.mr_handle)?) };
-    let made = make(kernel, call, pd, place, access);
-    if let (Err(_), Some(ranges)) = (&made, kept) {
-        let lent = kernel.lend(call, &ranges)?;
-        kernel.lend_anew(call.file, request.mr_handle, lent)?;
-    }
-    let (new, lent) = made?;
+    let keep = |kernel: &mut Kernel| match &kept {
+        Some(ranges) => {
+            let lent = kernel.lend(call, ranges)?;
+            kernel.lend_anew(call.file, request.mr_handle, lent)
+        }
+        None => Ok(()),
+    };
+    let (new, lent) = match make(kernel, call, pd, place, access) {
+        Ok(made) => made,
+        Err(errno) => {
+            keep(kernel)?;
+            return Err(errno);
+        }
+    };
     if let Err(errno) = kernel.destroy_by(call.file, opcode::DESTROY_MKEY, region.key >> 8) {
         kernel.destroy_by(call.file, opcode::DESTROY_MKEY, new.key >> 8)?;
         kernel.give_back(call.file, lent)?;
+        keep(kernel)?;
         return Err(errno);
     }
     kernel.lend_anew(call.file, request.mr_handle, lent)?;

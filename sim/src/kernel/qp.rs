@@ -2,7 +2,7 @@
 
 use super::cq::RECORD;
 use super::states::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
-use super::{FileId, Kernel, Method, Object, Write, destroying, end_reports, raw};
+use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports, raw};
 use crate::call::{Call, Result};
 use crate::driver::{Driver, OpenerId, Qp, append_pages, input, quantized_offset};
 use rustix::io::Errno;
@@ -138,6 +138,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     }
     let asked = ask(kernel, call, kind)?;
     let user_handle = call.u64_if(UVERBS_ATTR_CREATE_QP_USER_HANDLE).unwrap_or(0);
+    let events = kernel.reports_events(call, UVERBS_ATTR_CREATE_QP_EVENT_FD, user_handle)?;
     let mut response = mlx5_ib_create_qp_resp::default();
     let (number, lent, raw) = if kind == Kind::RawPacket {
         let (number, lent, raw) = raw::create(kernel, call, &asked, &mut response)?;
@@ -156,7 +157,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         response.ece_options = answer.get32(create_qp_out::ece);
         (answer.get32(create_qp_out::qpn), lent, None)
     };
-    let events = kernel.reports_events(call, UVERBS_ATTR_CREATE_QP_EVENT_FD, user_handle)?;
+    let events = events.map(Place::attach);
     let (driver, _) = kernel.driver(call.file)?;
     let opener = driver.new_opener();
     let signal_all =

@@ -1,7 +1,7 @@
 //! Shared receive queues. Pairs with `core/uverbs_std_types_srq.c` and `hw/mlx5/srq.c`.
 
 use super::cq::RECORD;
-use super::{FileId, Kernel, Method, Object, Write, destroying, end_reports};
+use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports};
 use crate::call::{Call, Result};
 use crate::driver::{Srq, append_pages, input, quantized_offset};
 use rustix::io::Errno;
@@ -88,8 +88,9 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         None => basic_command(&driver_part, (entries, stride), limit, pd)?,
     };
     let ranges = [(driver_part.buf_addr, bytes, true), (driver_part.db_addr, RECORD, true)];
-    let (number, lent) = kernel.create_with(call, &command, &ranges)?;
     let events = kernel.reports_events(call, UVERBS_ATTR_CREATE_SRQ_EVENT_FD, user_handle)?;
+    let (number, lent) = kernel.create_with(call, &command, &ranges)?;
+    let events = events.map(Place::attach);
     let srq = Srq { events, max_wr: entries - 1, max_sge, is_xrc };
     kernel.driver(call.file)?.0.srqs.insert(number, srq);
     let handle = kernel.add_lending(call.file, Object::Srq { number }, &uses, lent)?;

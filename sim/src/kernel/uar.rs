@@ -45,7 +45,14 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let number = driver.alloc_uar(switch)?;
     let length = rustix::param::page_size();
     let mapped = Mapped::Uars { pages: Pages::new(length), first: number };
-    let page = kernel.add_mapped(call.file, mapped)?;
+    let page = match kernel.add_mapped(call.file, mapped) {
+        Ok(page) => page,
+        Err(errno) => {
+            let (driver, switch) = kernel.driver(call.file)?;
+            driver.execute_on(switch, opcode::DEALLOC_UAR, number)?;
+            return Err(errno);
+        }
+    };
     let handle = kernel.add(call.file, Object::Uar { number, page }, &[])?;
     call.made(MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, handle);
     call.put(MLX5_IB_ATTR_UAR_OBJ_ALLOC_MMAP_OFFSET, &(page * length as u64));

@@ -1,0 +1,252 @@
+//! Commands that fail: nothing is left of them, on the device or lent to it.
+
+use super::{FileId, Kernel};
+use crate::call::Result;
+use crate::driver::Driver;
+use crate::memory::{Pages, User};
+use crate::network::Interface;
+use rustix::fd::{AsRawFd, OwnedFd};
+use rustix::io::Errno;
+use std::sync::Arc;
+use uverbs_connectx::fault::CommandFailure;
+use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
+use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
+use uverbs_uapi::cq::*;
+use uverbs_uapi::device::*;
+use uverbs_uapi::ioctl::{ib_uverbs_attr, ib_uverbs_ioctl_hdr};
+use uverbs_uapi::mlx5::abi::{mlx5_ib_create_cq, mlx5_ib_create_qp, mlx5_ib_create_srq};
+use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_req_v2;
+use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mr::*;
+use uverbs_uapi::object::*;
+use uverbs_uapi::pd::ib_uverbs_alloc_pd_resp;
+use uverbs_uapi::qp::*;
+use uverbs_uapi::srq::*;
+use uverbs_uapi::write::{
+    IB_USER_VERBS_CMD_ALLOC_PD, IB_USER_VERBS_CMD_REG_MR, IB_USER_VERBS_CMD_REREG_MR,
+};
+use zerocopy::{FromBytes, Immutable, IntoBytes};
+
+/// Bytes of an event of any kind.
+const WIDTH: usize = size_of::<ib_uverbs_comp_event_desc>();
+/// Where in the memory of the test a doorbell record is.
+const RECORD: u64 = 0x3000;
+
+/// A kernel with one device, a file with a context and a PD, and memory for queues.
+struct Bench {
+    kernel: Kernel,
+    file: FileId,
+    _fd: OwnedFd,
+    memory: Arc<Pages>,
+    uar: u32,
+    pd: u32,
+}
+
+impl Bench {
+    fn new() -> Bench {
+        let mut kernel = Kernel::new(1);
+        let (options, interface) = (Default::default(), Interface::numbered(0));
+        let driver = Driver::probe(&mut kernel.switch, options, interface).unwrap();
+        let uar = driver.alloc_uar(&mut kernel.switch).unwrap();
+        kernel.drivers.push(driver);
+        let (file, fd) = kernel.open(0).unwrap();
+        kernel.hold(file);
+        let memory = Pages::new(0x4000);
+        let mut bench = Bench { kernel, file, _fd: fd, memory, uar, pd: 0 };
+        let context = mlx5_ib_alloc_ucontext_req_v2::default();
+        let attrs = [input(UVERBS_ATTR_UHW_IN, &context)];
+        bench.run(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT, attrs).unwrap();
+        let pd: ib_uverbs_alloc_pd_resp = bench.write(IB_USER_VERBS_CMD_ALLOC_PD, &[]).unwrap();
+        bench.pd = pd.pd_handle;
+        bench
+    }
+
+    /// Runs a method; returns its attributes as they are then.
+    fn run<const N: usize>(
+        &mut self,
+        object_id: u16,
+        method_id: u16,
+        attrs: [ib_uverbs_attr; N],
+    ) -> Result<[ib_uverbs_attr; N]> {
+        let length = size_of::<ib_uverbs_ioctl_hdr>() + size_of_val(&attrs);
+        let header = ib_uverbs_ioctl_hdr {
+            length: length as u16,
+            object_id,
+            method_id,
+            num_attrs: N as u16,
+            driver_id: rdma_driver_id::RDMA_DRIVER_MLX5.0,
+            ..Default::default()
+        };
+        let mut message = [header.as_bytes(), attrs.as_bytes()].concat();
+        let address = message.as_mut_ptr().expose_provenance() as u64;
+        // SAFETY: the message, and what its attributes name, is there until the call returns.
+        let user = unsafe { User::new() };
+        self.kernel.ioctl(self.file, user, address)?;
+        let bytes = &message[size_of_val(&header)..];
+        Ok(<[ib_uverbs_attr; N]>::read_from_bytes(bytes).unwrap())
+    }
+
+    /// Runs an older command.
+    fn write<T: FromBytes + IntoBytes>(&mut self, command: u32, request: &[u8]) -> Result<T> {
+        let mut response = T::new_zeroed();
+        let address = response.as_mut_bytes().as_mut_ptr().expose_provenance() as u64;
+        let attrs = [
+            attr(UVERBS_ATTR_WRITE_CMD, 8, command.into()),
+            input(UVERBS_ATTR_CORE_IN, request),
+            attr(UVERBS_ATTR_CORE_OUT, size_of::<T>(), address),
+        ];
+        self.run(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE, attrs)?;
+        Ok(response)
+    }
+
+    fn create_cq(&mut self, channel: i32, events: i32) -> Result<u32> {
+        let driver_part = mlx5_ib_create_cq {
+            buf_addr: self.memory.address(),
+            db_addr: self.memory.address() + RECORD,
+            cqe_size: 64,
+            uar_page_index: self.uar as u16,
+            ..Default::default()
+        };
+        let attrs = [
+            attr(UVERBS_ATTR_CREATE_CQ_HANDLE, 0, 0),
+            attr(UVERBS_ATTR_CREATE_CQ_CQE, 4, 15),
+            attr(UVERBS_ATTR_CREATE_CQ_USER_HANDLE, 8, 1),
+            descriptor(UVERBS_ATTR_CREATE_CQ_COMP_CHANNEL, channel),
+            descriptor(UVERBS_ATTR_CREATE_CQ_EVENT_FD, events),
+            input(UVERBS_ATTR_UHW_IN, &driver_part),
+        ];
+        let made = self.run(UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE, attrs)?;
+        Ok(made[0].data as u32)
+    }
+
+    fn create_srq(&mut self, events: i32) -> Result<u32> {
+        let driver_part = mlx5_ib_create_srq {
+            buf_addr: self.memory.address(),
+            db_addr: self.memory.address() + RECORD,
+            ..Default::default()
+        };
+        let kind = ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC.0;
+        let attrs = [
+            attr(UVERBS_ATTR_CREATE_SRQ_HANDLE, 0, 0),
+            attr(UVERBS_ATTR_CREATE_SRQ_PD_HANDLE, 0, self.pd.into()),
+            attr(UVERBS_ATTR_CREATE_SRQ_MAX_WR, 4, 15),
+            attr(UVERBS_ATTR_CREATE_SRQ_MAX_SGE, 4, 1),
+            attr(UVERBS_ATTR_CREATE_SRQ_TYPE, 8, kind.into()),
+            descriptor(UVERBS_ATTR_CREATE_SRQ_EVENT_FD, events),
+            input(UVERBS_ATTR_UHW_IN, &driver_part),
+        ];
+        let made = self.run(UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE, attrs)?;
+        Ok(made[0].data as u32)
+    }
+
+    fn create_qp(&mut self, cq: u32, events: i32) -> Result<u32> {
+        let driver_part = mlx5_ib_create_qp {
+            buf_addr: self.memory.address(),
+            db_addr: self.memory.address() + RECORD,
+            sq_wqe_count: 16,
+            bfreg_index: self.uar,
+            ..Default::default()
+        };
+        let kind = ib_uverbs_qp_type::IB_UVERBS_QPT_RC;
+        let attrs = [
+            attr(UVERBS_ATTR_CREATE_QP_HANDLE, 0, 0),
+            attr(UVERBS_ATTR_CREATE_QP_PD_HANDLE, 0, self.pd.into()),
+            attr(UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, 0, cq.into()),
+            attr(UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, 0, cq.into()),
+            attr(UVERBS_ATTR_CREATE_QP_TYPE, 8, kind.0.into()),
+            descriptor(UVERBS_ATTR_CREATE_QP_EVENT_FD, events),
+            input(UVERBS_ATTR_UHW_IN, &driver_part),
+        ];
+        let made = self.run(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE, attrs)?;
+        Ok(made[0].data as u32)
+    }
+
+    /// How many objects the device has of each kind, and how many ranges are lent to it.
+    fn census(&mut self) -> (Vec<(&'static str, usize)>, usize) {
+        let function = self.kernel.switch.function(0);
+        (function.device().objects().counts(), function.memory_mut().pins())
+    }
+}
+
+fn attr(attr_id: u16, length: usize, data: u64) -> ib_uverbs_attr {
+    ib_uverbs_attr { attr_id, len: length as u16, data, ..Default::default() }
+}
+
+fn descriptor(attr_id: u16, fd: i32) -> ib_uverbs_attr {
+    attr(attr_id, 0, i64::from(fd) as u64)
+}
+
+/// An input, which outlives the attribute.
+fn input<T: IntoBytes + Immutable + ?Sized>(attr_id: u16, value: &T) -> ib_uverbs_attr {
+    let bytes = value.as_bytes();
+    attr(attr_id, bytes.len(), bytes.as_ptr().expose_provenance() as u64)
+}
+
+#[test]
+#[cfg_attr(miri, ignore = "its duplicates of a descriptor have another number")]
+fn a_wrong_event_descriptor_leaves_nothing_behind() {
+    let mut bench = Bench::new();
+    let channel = bench.kernel.add_events(bench.file, WIDTH).unwrap();
+    let events = size_of::<ib_uverbs_async_event_desc>();
+    let events = bench.kernel.add_events(bench.file, events).unwrap();
+    let other = OwnedFd::from(std::fs::File::open("/dev/null").unwrap());
+    let cq = bench.create_cq(channel.as_raw_fd(), events.as_raw_fd()).unwrap();
+    let before = bench.census();
+    for (fd, errno) in [(i32::MAX, Errno::BADF), (other.as_raw_fd(), Errno::INVAL)] {
+        assert_eq!(bench.create_cq(fd, events.as_raw_fd()), Err(errno));
+        assert_eq!(bench.create_cq(channel.as_raw_fd(), fd), Err(errno));
+        assert_eq!(bench.create_srq(fd), Err(errno));
+        assert_eq!(bench.create_qp(cq, fd), Err(errno));
+        assert_eq!(bench.census(), before, "{errno}");
+    }
+    // What was refused reports nowhere.
+    let qp = bench.create_qp(cq, events.as_raw_fd()).unwrap();
+    let srq = bench.create_srq(events.as_raw_fd()).unwrap();
+    for handle in [srq, qp, cq] {
+        bench.kernel.destroy(bench.file, handle).unwrap();
+    }
+    drop((channel, events));
+    let files = &bench.kernel.files[&bench.file].events;
+    assert!(files.iter().all(|file| file.is_closed()));
+}
+
+#[test]
+fn a_region_whose_key_stays_keeps_its_memory() {
+    let mut bench = Bench::new();
+    let start = bench.memory.address();
+    let region = ib_uverbs_reg_mr {
+        start,
+        length: 0x1000,
+        hca_va: start,
+        pd_handle: bench.pd,
+        ..Default::default()
+    };
+    let made: ib_uverbs_reg_mr_resp =
+        bench.write(IB_USER_VERBS_CMD_REG_MR, region.as_bytes()).unwrap();
+    let before = bench.census();
+    let change = |flags: ib_mr_rereg_flags| ib_uverbs_rereg_mr {
+        mr_handle: made.mr_handle,
+        flags: flags.bits(),
+        start: start + 0x1000,
+        length: 0x2000,
+        hca_va: start + 0x1000,
+        pd_handle: bench.pd,
+        access_flags: 1,
+        ..Default::default()
+    };
+    let changes =
+        [ib_mr_rereg_flags::IB_MR_REREG_ACCESS, ib_mr_rereg_flags::IB_MR_REREG_TRANS].map(change);
+    const BUSY: u8 = 6;
+    for op in [opcode::DESTROY_MKEY, opcode::CREATE_MKEY] {
+        for change in changes {
+            let device = bench.kernel.switch.function(0).device_mut();
+            device.faults_mut().fail_command(op, 0, CommandFailure::Status(BUSY));
+            let answer: Result<ib_uverbs_rereg_mr_resp> =
+                bench.write(IB_USER_VERBS_CMD_REREG_MR, change.as_bytes());
+            assert_eq!(answer.map(|_| ()), Err(Errno::BUSY));
+            assert_eq!(bench.census(), before);
+        }
+    }
+    bench.kernel.destroy(bench.file, made.mr_handle).unwrap();
+    assert_eq!(bench.census().1, before.1 - 1);
+}
