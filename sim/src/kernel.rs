@@ -469,9 +469,20 @@ impl Kernel {
         ranges: &[(u64, u64, bool)],
     ) -> Result<(u32, Lent)> {
         let lent = self.lend(call, ranges)?;
+        let (answer, lent) = self.execute_with(call, command, lent)?;
+        Ok((Driver::created(&answer), lent))
+    }
+
+    /// Executes a command about ranges that are lent to the device; takes them back if it fails.
+    fn execute_with(
+        &mut self,
+        call: &Call<'_>,
+        command: &[u8],
+        lent: Lent,
+    ) -> Result<(Vec<u8>, Lent)> {
         let (driver, switch) = self.driver(call.file)?;
         match driver.execute(switch, command) {
-            Ok(answer) => Ok((Driver::created(&answer), lent)),
+            Ok(answer) => Ok((answer, lent)),
             Err(errno) => {
                 self.give_back(call.file, lent)?;
                 Err(errno)

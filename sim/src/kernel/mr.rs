@@ -146,8 +146,7 @@ fn make(
     (start, iova, length): (u64, u64, u64),
     access: Access,
 ) -> Result<(Region, Lent)> {
-    let end = start.checked_add(length).ok_or(Errno::INVAL)?;
-    if length == 0 || end.checked_next_multiple_of(page_size()).is_none() {
+    if length == 0 {
         return Err(Errno::INVAL);
     }
     let writable = access.intersects(
@@ -158,7 +157,7 @@ fn make(
     );
     // Before the list of its pages is made, which is as long as a program claims.
     let lent = kernel.lend(call, &[(start, length, writable)])?;
-    let (driver, switch) = kernel.driver(call.file)?;
+    let (driver, _) = kernel.driver(call.file)?;
     let log = log_page_size(start, iova, length);
     let octowords = translations(start, length, log).div_ceil(2);
     let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
@@ -183,13 +182,7 @@ fn make(
         // Present, readable and writable.
         command.extend((page | 3).to_be_bytes());
     }
-    let answer = match driver.execute(switch, &command) {
-        Ok(answer) => answer,
-        Err(errno) => {
-            kernel.give_back(call.file, lent)?;
-            return Err(errno);
-        }
-    };
+    let (answer, lent) = kernel.execute_with(call, &command, lent)?;
     let key = Driver::created(&answer) << 8 | u32::from(variant);
     Ok((Region { key, length, iova, start, access, is_device_memory: false }, lent))
 }

@@ -146,14 +146,8 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     } else {
         let (command, ranges) = command(kernel, call.file, &asked)?;
         let lent = kernel.lend(call, &ranges)?;
-        let (driver, switch) = kernel.driver(call.file)?;
-        let answer = match driver.execute(switch, &command) {
-            Ok(answer) => Bits::<create_qp_out, _>::new(answer),
-            Err(errno) => {
-                kernel.give_back(call.file, lent)?;
-                return Err(errno);
-            }
-        };
+        let (answer, lent) = kernel.execute_with(call, &command, lent)?;
+        let answer = Bits::<create_qp_out, _>::new(answer);
         response.ece_options = answer.get32(create_qp_out::ece);
         (answer.get32(create_qp_out::qpn), lent, None)
     };
