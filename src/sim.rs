@@ -19,6 +19,9 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 //!
+//! The devices stay with the process that made them. In a child of `fork` they are not listed, and every call fails with
+//! `ENODEV` at once; the child may make a [`Fabric`] of its own, but gets none by the variable.
+//!
 //! The devices are emulated ConnectX-5s, which unmodified mlx5 drivers accept; the library drives them as it drives
 //! hardware. **Unstable**: this interface changes in any release.
 

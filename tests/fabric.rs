@@ -1,6 +1,7 @@
 //! The library on a fabric: devices, their kernel and their network in this process.
 
 use std::time::Duration;
+use uverbs::cm::EventChannel;
 use uverbs::device::devices_on;
 use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Notify, QpType, QueuePair,
@@ -174,6 +175,64 @@ fn retries_take_no_time() -> Result<()> {
     assert_eq!(status, Some(uverbs::WcStatus::RETRY_EXC_ERR));
     assert!(started.elapsed() < Duration::from_secs(2));
     Ok(())
+}
+
+/// A child of `fork` has a copy of the kernel's lock, which another thread of the parent holds most of the time.
+#[test]
+fn a_child_of_fork_is_refused_and_waits_for_no_lock() -> Result<()> {
+    use nix::sys::wait::{WaitStatus, waitpid};
+    use nix::unistd::ForkResult;
+    use std::sync::atomic::{AtomicBool, Ordering};
+    for mode in [Mode::Trapped, Mode::Stepped { seed: 1 }] {
+        let fabric = Fabric::new(2, mode);
+        let device = devices_on(&fabric.system()).remove(0);
+        let (stopped, busy) = (AtomicBool::new(false), fabric.clone());
+        let ended = std::thread::scope(|scope| {
+            scope.spawn(|| {
+                while !stopped.load(Ordering::Relaxed) {
+                    devices_on(&busy.system());
+                }
+            });
+            let ended = (0..20).try_for_each(|_| -> Result<()> {
+                // SAFETY: the child takes no lock that the other thread takes but the fabric's, which is the
+                // test, and those of the allocator; it ends without a return from here.
+                match unsafe { nix::unistd::fork() }? {
+                    ForkResult::Parent { child } => match waitpid(child, None)? {
+                        WaitStatus::Exited(_, 0) => Ok(()),
+                        other => Err(format!("the child ended as {other:?}").into()),
+                    },
+                    ForkResult::Child => {
+                        // Ends a child that waits for a lock.
+                        nix::unistd::alarm::set(10);
+                        let refused = std::panic::catch_unwind(|| check_refusals(&fabric, &device));
+                        // SAFETY: ends the process, without what belongs to the parent.
+                        unsafe { nix::libc::_exit(refused.is_err().into()) }
+                    }
+                }
+            });
+            stopped.store(true, Ordering::Relaxed);
+            ended
+        });
+        ended?;
+        drop(open(&fabric, 0)?);
+    }
+    Ok(())
+}
+
+/// All that a process can ask of a fabric that another one made.
+fn check_refusals(fabric: &Fabric, device: &uverbs::device::Device) {
+    let system = fabric.system();
+    let nodev = rustix::io::Errno::NODEV;
+    assert_eq!(Context::open(device).unwrap_err().errno(), nodev);
+    assert_eq!(device.resources().unwrap_err().errno(), nodev);
+    assert_eq!(EventChannel::open_on(&system).unwrap_err().errno(), nodev);
+    assert_eq!(system.source_for([10, 0, 0, 1].into(), 0), Err(nodev));
+    assert!(devices_on(&system).is_empty() && system.interfaces().is_empty());
+    let file = std::fs::File::open("/dev/null").unwrap();
+    assert!(uverbs_host::device_of(rustix::fd::AsFd::as_fd(&file)).is_none());
+    assert!(uverbs_host::adopt(file.into()).is_err());
+    assert!(!fabric.step() && !fabric.advance());
+    assert_eq!(fabric.decisions(), 0);
 }
 
 /// A queue that is armed with completions which nobody polled announces them after the period: nothing calls the

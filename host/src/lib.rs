@@ -23,14 +23,14 @@ use std::net::IpAddr;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::panic::{RefUnwindSafe, UnwindSafe};
 use std::ptr::NonNull;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, Weak};
 use std::time::Instant;
 
 /// An open file of a hosted kernel.
 ///
-/// Dropping the last handle closes the file, as `close(2)` does. In a forked child nothing is called, and the
-/// handle is not dropped: the child has copies of the kernel's memory, and of its locks in any state.
+/// Dropping the last handle closes the file, as `close(2)` does. In a forked child the library calls nothing and drops
+/// no handle: the child has copies of the kernel's memory, and of its locks in any state.
 ///
 /// # Safety
 ///
@@ -143,6 +143,8 @@ pub struct HostInterface {
 }
 
 /// The system that files of a hosted kernel belong to: what a program asks of Linux beside its files.
+///
+/// In a forked child it lists nothing, answers `ENODEV`, and waits for no lock of the parent's.
 pub trait HostSystem: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// The devices that there are, in the order in which they were made.
     fn devices(&self) -> Vec<HostDevice>;
@@ -275,20 +277,22 @@ pub fn installed() -> Option<&'static Arc<dyn HostSystem>> {
 
 /// The systems of this process whose files [`adopt`] finds.
 static SYSTEMS: Mutex<Vec<Weak<dyn HostSystem>>> = Mutex::new(Vec::new());
-/// Whether there has been any: without one a look-up takes no lock.
-static ANY: AtomicBool = AtomicBool::new(false);
+/// The process that registered the last one, or 0: in any other a look-up takes no lock. A child of `fork` has a copy
+/// of it in any state.
+static PROCESS: AtomicU32 = AtomicU32::new(0);
 
 /// Has [`adopt`] find the files of a system, for as long as the system lives.
 pub fn register(system: &Arc<dyn HostSystem>) {
     let mut systems = SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner);
     systems.retain(|system| system.strong_count() > 0);
     systems.push(Arc::downgrade(system));
-    ANY.store(true, Ordering::Release);
+    PROCESS.store(std::process::id(), Ordering::Release);
 }
 
 /// The systems that there are.
 fn systems() -> impl Iterator<Item = Arc<dyn HostSystem>> {
-    let systems = match ANY.load(Ordering::Acquire) {
+    let process = PROCESS.load(Ordering::Acquire);
+    let systems = match process != 0 && process == std::process::id() {
         true => SYSTEMS.lock().unwrap_or_else(PoisonError::into_inner).clone(),
         false => Vec::new(),
     };

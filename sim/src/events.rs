@@ -16,15 +16,15 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 #[derive(Clone, Debug)]
 pub(crate) struct EventFile(Arc<Mutex<Ends>>);
 
-/// The name of the program's end, whichever descriptor leads to it.
-type Inode = u64;
+/// The name of the program's end, whichever descriptor leads to it: the file system, and the inode there.
+pub(crate) type Inode = (u64, u64);
 
 pub(crate) fn inode(fd: &impl AsFd) -> Result<Inode, Errno> {
     // Miri tells nothing of sockets: there an event file is found by its number.
     #[cfg(miri)]
-    return Ok(std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()) as u64);
+    return Ok((0, std::os::fd::AsRawFd::as_raw_fd(&fd.as_fd()) as u64));
     #[cfg(not(miri))]
-    Ok(rustix::fs::fstat(fd)?.st_ino)
+    rustix::fs::fstat(fd).map(|stat| (stat.st_dev, stat.st_ino))
 }
 
 #[derive(Debug)]

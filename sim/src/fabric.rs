@@ -70,7 +70,7 @@ impl Fabric {
 
     /// How many decisions the seed has made: two runs that differ here differ.
     pub fn decisions(&self) -> u64 {
-        self.world.kernel().decisions()
+        self.world.kernel().map_or(0, |kernel| kernel.decisions())
     }
 
     /// Steps the fabric as a task of an event loop with a clock of its own, which becomes the fabric's: between two

@@ -22,9 +22,8 @@ pub(crate) struct UverbsFile {
 }
 
 impl UverbsFile {
-    /// `fd` leads to the file.
+    /// A handle that the kernel counts; `fd` leads to the file.
     pub(crate) fn new(world: Arc<World>, id: FileId, fd: OwnedFd) -> UverbsFile {
-        world.kernel().hold(id);
         UverbsFile { world, id, fd: Some(fd) }
     }
 }
@@ -32,7 +31,11 @@ impl UverbsFile {
 impl Drop for UverbsFile {
     fn drop(&mut self) {
         drop(self.fd.take());
-        self.world.enter(|kernel| kernel.release(self.id));
+        let now = self.world.nanoseconds();
+        let _ = self.world.enter(|kernel| {
+            kernel.release(self.id, now);
+            Ok(())
+        });
     }
 }
 
@@ -57,7 +60,7 @@ unsafe impl HostFile for UverbsFile {
 
     fn map(&self, offset: u64, length: usize, read_only: bool) -> Result<HostPages> {
         let now = self.world.nanoseconds();
-        let (shown, lease) = self.world.kernel().map(self.id, offset, length, read_only, now)?;
+        let (shown, lease) = self.world.kernel()?.map(self.id, offset, length, read_only, now)?;
         match shown {
             Shown::Pages(pages) => pages.show(length, lease).ok_or(Errno::INVAL),
             Shown::Bar(start) => {
@@ -78,14 +81,14 @@ unsafe impl HostFile for UverbsFile {
     }
 
     fn rung(&self, offset: u64, at: usize, bytes: &[u8]) {
-        self.world.enter(|kernel| {
-            let _ = kernel.rung(self.id, offset, at, bytes);
-        });
+        let _ = self.world.enter(|kernel| kernel.rung(self.id, offset, at, bytes));
     }
 
     fn looked_at(&self, offset: u64) {
         let now = self.world.nanoseconds();
-        self.world.kernel().looked_at(self.id, offset, now);
+        if let Ok(mut kernel) = self.world.kernel() {
+            kernel.looked_at(self.id, offset, now);
+        }
     }
 
     fn polled(&self) {
@@ -106,9 +109,9 @@ pub(crate) struct CmFile {
 }
 
 impl CmFile {
-    pub(crate) fn new(world: Arc<World>, id: CmFileId) -> Result<CmFile> {
-        let fd = world.kernel().cm.hold(id)?;
-        Ok(CmFile { world, id, fd: Some(fd) })
+    /// The handle of a new file; `fd` leads to it.
+    pub(crate) fn new(world: Arc<World>, id: CmFileId, fd: OwnedFd) -> CmFile {
+        CmFile { world, id, fd: Some(fd) }
     }
 
     /// Whether a call that finds nothing waits.
@@ -122,7 +125,11 @@ impl Drop for CmFile {
     fn drop(&mut self) {
         drop(self.fd.take());
         let now = self.world.nanoseconds();
-        self.world.enter(|kernel| kernel.cm.release(now, self.id));
+        let _ = self.world.enter(|kernel| {
+            kernel.cm.release(self.id);
+            kernel.close_orphans(now);
+            Ok(())
+        });
     }
 }
 

@@ -39,7 +39,7 @@ use mr::Region;
 use crate::call::{Call, Result};
 use crate::cm::{CmFileId, Manager, Ports};
 use crate::driver::{Driver, OpenerId, Reports};
-use crate::events::{Crowded, EventFile, inode, is_hung_up};
+use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
 use crate::memory::{Lent, Pinned, User};
 use crate::seed::Decisions;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -171,7 +171,7 @@ pub(crate) struct OpenFile {
     transport_domain: Option<u32>,
     /// The kernel's end of a pair of sockets; the program has the other one as the file's descriptor.
     ours: UnixStream,
-    inode: u64,
+    inode: Inode,
     /// How many handles there are.
     handles: usize,
 }
@@ -209,10 +209,10 @@ impl Kernel {
         }
     }
 
-    /// Opens the node of a device; returns the descriptor as well.
-    pub(crate) fn open(&mut self, device: usize) -> Result<(FileId, OwnedFd)> {
+    /// Opens the node of a device; returns the descriptor of the first handle as well.
+    pub(crate) fn open(&mut self, device: usize, now: u64) -> Result<(FileId, OwnedFd)> {
         self.drivers.get(device).ok_or(Errno::NODEV)?;
-        self.close_orphans();
+        self.close_orphans(now);
         let id = FileId(self.next_file);
         self.next_file += 1;
         let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
@@ -220,7 +220,7 @@ impl Kernel {
         let file = OpenFile {
             inode: inode(&theirs)?,
             ours,
-            handles: 0,
+            handles: 1,
             device,
             has_context: false,
             objects: BTreeMap::new(),
@@ -266,22 +266,31 @@ impl Kernel {
         self.files.remove(&id);
     }
 
-    /// A handle was made.
-    pub(crate) fn hold(&mut self, id: FileId) {
+    /// Opens the connection manager; returns the descriptor of its handle as well.
+    pub(crate) fn open_cm(&mut self, now: u64) -> Result<(CmFileId, OwnedFd)> {
+        self.close_orphans(now);
+        self.cm.open()
+    }
+
+    /// One more handle, of the file behind a descriptor.
+    pub(crate) fn hold_behind(&mut self, fd: BorrowedFd<'_>) -> Option<FileId> {
+        let id = self.file_behind(fd)?;
         self.files.entry(id).and_modify(|file| file.handles += 1);
+        Some(id)
     }
 
     /// A handle was dropped. The last one closes the file, unless the program has descriptors of it, of which a
     /// handle can be made again.
-    pub(crate) fn release(&mut self, id: FileId) {
+    pub(crate) fn release(&mut self, id: FileId, now: u64) {
         if let Some(file) = self.files.get_mut(&id) {
             file.handles -= 1;
         }
-        self.close_orphans();
+        self.close_orphans(now);
     }
 
-    /// Closes files of which no handle and no descriptor is left.
-    pub(crate) fn close_orphans(&mut self) {
+    /// Closes files of which no handle and no descriptor is left, those of the connection manager among them.
+    pub(crate) fn close_orphans(&mut self, now: u64) {
+        self.cm.close_orphans(now);
         let is_closed = |file: &OpenFile| file.handles == 0 && is_hung_up(&file.ours);
         let closed = self.files.iter().filter(|(_, file)| is_closed(file));
         let closed: Vec<FileId> = closed.map(|(id, _)| *id).collect();

@@ -4,6 +4,7 @@
 //! timer. *Stepped*: nothing runs but in polls, waits and steps, and time is virtual.
 
 use crate::call::Result;
+use crate::driver::Driver;
 use crate::file::{CmFile, UverbsFile};
 use crate::kernel::{Kernel, Object, guid};
 use rustix::event::{PollFd, Timespec, poll};
@@ -49,6 +50,8 @@ const NEVER: u64 = u64::MAX;
 
 pub(crate) struct World {
     this: Weak<World>,
+    /// The process that made it.
+    process: u32,
     kernel: Mutex<Kernel>,
     mode: Mode,
     started: Instant,
@@ -79,6 +82,7 @@ impl World {
     pub(crate) fn new(kernel: Kernel, mode: Mode) -> Arc<World> {
         let world = Arc::new_cyclic(|this| World {
             this: this.clone(),
+            process: std::process::id(),
             kernel: Mutex::new(kernel),
             mode,
             started: Instant::now(),
@@ -95,9 +99,23 @@ impl World {
         world
     }
 
-    /// The kernel. A thread that panicked while it had the lock left it as it was.
-    pub(crate) fn kernel(&self) -> MutexGuard<'_, Kernel> {
-        self.kernel.lock().unwrap_or_else(PoisonError::into_inner)
+    /// Whether this process made the world. A child of `fork` has copies of its locks, and the thread that held one
+    /// at the fork is not there to release it.
+    fn is_here(&self) -> bool {
+        std::process::id() == self.process
+    }
+
+    /// The kernel; `ENODEV` in a child of `fork`. A thread that panicked while it had the lock left it as it was.
+    pub(crate) fn kernel(&self) -> Result<MutexGuard<'_, Kernel>> {
+        if !self.is_here() {
+            return Err(Errno::NODEV);
+        }
+        Ok(self.kernel.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// The world once more, for a file that keeps it.
+    fn keep(&self) -> Result<Arc<World>> {
+        self.this.upgrade().ok_or(Errno::NODEV)
     }
 
     /// Nanoseconds since the start.
@@ -127,10 +145,10 @@ impl World {
         }
     }
 
-    /// Runs a call of the program against the kernel.
-    pub(crate) fn enter<T>(&self, call: impl FnOnce(&mut Kernel) -> T) -> T {
+    /// Runs a call of the program against the kernel; `ENODEV` in a child of `fork`.
+    pub(crate) fn enter<T>(&self, call: impl FnOnce(&mut Kernel) -> Result<T>) -> Result<T> {
+        let mut kernel = self.kernel()?;
         self.note_user();
-        let mut kernel = self.kernel();
         kernel.switch.set_time(self.nanoseconds());
         let answer = call(&mut kernel);
         if self.mode == Mode::Trapped {
@@ -154,6 +172,9 @@ impl World {
 
     /// Has a task woken when the program gives the fabric something to do.
     pub(crate) fn wake_when_called(&self, waker: &Waker) {
+        if !self.is_here() {
+            return;
+        }
         let mut drivers = self.lock_drivers();
         if !drivers.iter().any(|driver| driver.will_wake(waker)) {
             drivers.push(waker.clone());
@@ -162,7 +183,7 @@ impl World {
 
     /// When the next timer is due, in nanoseconds since the start.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        self.kernel().deadline()
+        self.kernel().ok()?.deadline()
     }
 
     /// Moves virtual time to `now`, unless it is there.
@@ -202,7 +223,7 @@ impl World {
         let body = move || {
             while let Some(world) = this.upgrade() {
                 let due = {
-                    let mut kernel = world.kernel();
+                    let Ok(mut kernel) = world.kernel() else { return };
                     world.run_all(&mut kernel);
                     let due = world.due(&kernel);
                     world.armed.store(due, Ordering::Relaxed);
@@ -224,22 +245,20 @@ impl World {
 
     /// Does one thing that there is to do now; whether there was anything.
     pub(crate) fn step(&self) -> bool {
+        let Ok(mut kernel) = self.kernel() else { return false };
         self.note_user();
         if self.mode == Mode::Trapped {
-            return self.run_trapped(&mut self.kernel());
+            return self.run_trapped(&mut kernel);
         }
-        let took = self.kernel().step(self.nanoseconds());
-        let Some(took) = took else { return false };
+        let Some(took) = kernel.step(self.nanoseconds()) else { return false };
         self.virtual_now.fetch_add(took, Ordering::Relaxed);
         true
     }
 
     /// Moves virtual time to the next timer of the device; `false` if there is none before `limit`.
     pub(crate) fn advance_to_timer(&self, limit: Option<u64>) -> bool {
-        let due = self.kernel().deadline();
-        let Some(due) = due.filter(|due| limit.is_none_or(|limit| *due <= limit)) else {
-            return false;
-        };
+        let in_time = |due: &u64| limit.is_none_or(|limit| *due <= limit);
+        let Some(due) = self.deadline().filter(in_time) else { return false };
         self.virtual_now.fetch_max(due, Ordering::Relaxed);
         true
     }
@@ -250,6 +269,9 @@ impl World {
 
     /// Waits in a stepped world: runs it until a descriptor is ready or virtual time has come.
     fn wait_stepped(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize> {
+        if !self.is_here() {
+            return Err(Errno::NODEV);
+        }
         let limit = deadline.map(|deadline| self.since_start(deadline));
         let mut idle_since = None;
         loop {
@@ -314,58 +336,69 @@ fn ready_now(fds: &mut [PollFd<'_>]) -> Result<usize> {
 
 impl HostSystem for World {
     fn devices(&self) -> Vec<HostDevice> {
-        let kernel = self.kernel();
+        let Ok(kernel) = self.kernel() else { return Vec::new() };
         (0..kernel.drivers.len()).map(|number| self.device(&kernel, number)).collect()
     }
 
     fn open(&self, index: u32) -> Result<Arc<dyn HostFile>> {
-        let (id, fd) = self.kernel().open(index as usize)?;
-        let world = self.this.upgrade().ok_or(Errno::NODEV)?;
+        let (world, now) = (self.keep()?, self.nanoseconds());
+        let (id, fd) = self.enter(|kernel| kernel.open(index as usize, now))?;
         Ok(Arc::new(UverbsFile::new(world, id, fd)))
     }
 
     fn open_rdma_cm(&self) -> Result<Arc<dyn HostFile>> {
-        let id = self.kernel().cm.open()?;
-        Ok(Arc::new(CmFile::new(self.this.upgrade().ok_or(Errno::NODEV)?, id)?))
+        let (world, now) = (self.keep()?, self.nanoseconds());
+        let (id, fd) = self.enter(|kernel| kernel.open_cm(now))?;
+        Ok(Arc::new(CmFile::new(world, id, fd)))
     }
 
     fn adopt(&self, fd: OwnedFd) -> std::result::Result<Arc<dyn HostFile>, OwnedFd> {
-        let id = self.kernel().file_behind(fd.as_fd());
-        match (id, self.this.upgrade()) {
-            (Some(id), Some(world)) => Ok(Arc::new(UverbsFile::new(world, id, fd))),
-            _ => Err(fd),
+        let held = || {
+            let world = self.keep().ok()?;
+            let id = self.kernel().ok()?.hold_behind(fd.as_fd())?;
+            Some((world, id))
+        };
+        match held() {
+            Some((world, id)) => Ok(Arc::new(UverbsFile::new(world, id, fd))),
+            None => Err(fd),
         }
     }
 
     fn device_of(&self, fd: BorrowedFd<'_>) -> Result<Option<u32>> {
-        let kernel = self.kernel();
+        // A child of `fork` has no files of this kernel.
+        let Ok(kernel) = self.kernel() else { return Ok(None) };
+        if kernel.cm.file_behind(fd).is_some() {
+            return Err(Errno::NOTTY);
+        }
         let device = kernel.file_behind(fd).map(|id| kernel.file(id).map(|file| file.device));
         Ok(device.transpose()?.map(|device| device as u32))
     }
 
     fn resources(&self, index: u32) -> Result<Vec<(String, u64)>> {
-        let mut kernel = self.kernel();
-        kernel.close_orphans();
-        kernel.drivers.get(index as usize).ok_or(Errno::NODEV)?;
-        let files = || kernel.files().filter(|file| file.device == index as usize);
-        let count =
-            |is: fn(&Object) -> bool| files().map(|file| file.count(is)).sum::<usize>() as u64;
-        Ok([
-            ("pd", count(|object| matches!(object, Object::Pd { .. }))),
-            ("cq", count(|object| matches!(object, Object::Cq { .. }))),
-            ("qp", count(|object| matches!(object, Object::Qp { .. }))),
-            ("cm_id", kernel.cm.count_on(index as usize) as u64),
-            ("mr", count(|object| matches!(object, Object::Mr(_)))),
-            ("ctx", files().filter(|file| file.has_context).count() as u64),
-            ("srq", count(|object| matches!(object, Object::Srq { .. }))),
-        ]
-        .map(|(kind, count)| (kind.to_owned(), count))
-        .into())
+        let now = self.nanoseconds();
+        self.enter(|kernel| {
+            kernel.close_orphans(now);
+            kernel.drivers.get(index as usize).ok_or(Errno::NODEV)?;
+            let files = || kernel.files().filter(|file| file.device == index as usize);
+            let count =
+                |is: fn(&Object) -> bool| files().map(|file| file.count(is)).sum::<usize>() as u64;
+            Ok([
+                ("pd", count(|object| matches!(object, Object::Pd { .. }))),
+                ("cq", count(|object| matches!(object, Object::Cq { .. }))),
+                ("qp", count(|object| matches!(object, Object::Qp { .. }))),
+                ("cm_id", kernel.cm.count_on(index as usize) as u64),
+                ("mr", count(|object| matches!(object, Object::Mr(_)))),
+                ("ctx", files().filter(|file| file.has_context).count() as u64),
+                ("srq", count(|object| matches!(object, Object::Srq { .. }))),
+            ]
+            .map(|(kind, count)| (kind.to_owned(), count))
+            .into())
+        })
     }
 
     fn interfaces(&self) -> Vec<HostInterface> {
-        let kernel = self.kernel();
-        let of = |driver: &crate::driver::Driver| {
+        let Ok(kernel) = self.kernel() else { return Vec::new() };
+        let of = |driver: &Driver| {
             let mut interface = HostInterface::default();
             interface.index = driver.interface.index;
             interface.name = driver.interface.name.clone();
@@ -377,10 +410,11 @@ impl HostSystem for World {
 
     fn source_for(&self, peer: IpAddr, interface: u32) -> Result<IpAddr> {
         // All nodes are in one system, which reaches its own addresses from themselves.
-        let is_here = |here: &HostInterface| {
+        let is_here = |driver: &Driver| {
+            let here = &driver.interface;
             (interface == 0 || here.index == interface) && here.addresses.contains(&peer)
         };
-        match self.interfaces().iter().any(is_here) {
+        match self.kernel()?.drivers.iter().any(is_here) {
             true => Ok(peer),
             false => Err(Errno::NETUNREACH),
         }

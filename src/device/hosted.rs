@@ -42,7 +42,14 @@ pub(super) fn device(system: &Arc<dyn HostSystem>, device: HostDevice) -> Device
 
 /// The error of a question about a device that is gone.
 fn gone(verb: &'static str, device: &Device, errno: Errno) -> Error {
-    device.gone(Error::from_kernel(verb, errno))
+    let error = Error::from_kernel(verb, errno);
+    match errno {
+        Errno::NODEV => error.detail(format!(
+            "{} is gone, or in the process that this one was forked from",
+            device.name
+        )),
+        _ => device.gone(error),
+    }
 }
 
 /// Opens a device's node.

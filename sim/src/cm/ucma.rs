@@ -6,9 +6,9 @@ use super::address::Address;
 use super::id::{self, Event, Id, IdState, Param, Role};
 use super::message::{Ece, Side};
 use super::{CmFileId, Manager, Ports, UDP_QKEY};
-use crate::events::{inode, is_hung_up};
+use crate::events::{Inode, inode, is_hung_up};
 use crate::memory::User;
-use rustix::fd::{BorrowedFd, OwnedFd};
+use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::VecDeque;
@@ -31,9 +31,9 @@ pub(crate) struct OpenCmFile {
     read: Vec<(u32, u32)>,
     /// The kernel's end of a pair of sockets. The other end, the file's descriptor, has a byte for each event.
     ours: UnixStream,
+    /// A duplicate of the other end, while there is a handle.
     theirs: Option<OwnedFd>,
-    inode: u64,
-    handles: usize,
+    inode: Inode,
 }
 
 impl OpenCmFile {
@@ -49,10 +49,7 @@ impl OpenCmFile {
     }
 
     fn unsignal(&self) {
-        if let Some(theirs) = &self.theirs {
-            let mut byte = [0; 1];
-            let _ = rustix::net::recv(theirs, &mut byte[..], RecvFlags::DONTWAIT);
-        }
+        self.theirs.iter().for_each(unsignal);
     }
 
     /// Forgets the events of an id; returns how many were read.
@@ -65,6 +62,12 @@ impl OpenCmFile {
         let at = self.read.iter().position(|(other, _)| *other == id);
         at.map_or(0, |at| self.read.swap_remove(at).1)
     }
+}
+
+/// Takes the byte of an event from the program's end.
+fn unsignal(theirs: &OwnedFd) {
+    let mut byte = [0; 1];
+    let _ = rustix::net::recv(theirs, &mut byte[..], RecvFlags::DONTWAIT);
 }
 
 /// A command, whose struct is `bytes` and whose answer has `room`.
@@ -91,45 +94,39 @@ impl Request<'_> {
 }
 
 impl Manager {
-    /// Opens a file.
-    pub(crate) fn open(&mut self) -> Result<CmFileId> {
+    /// Opens a file; returns the descriptor of its handle as well.
+    pub(crate) fn open(&mut self) -> Result<(CmFileId, OwnedFd)> {
         let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
         let theirs = OwnedFd::from(theirs);
+        let fd = rustix::io::fcntl_dupfd_cloexec(&theirs, 3)?;
         let file = OpenCmFile {
             events: VecDeque::new(),
             read: Vec::new(),
             ours,
             inode: inode(&theirs)?,
             theirs: Some(theirs),
-            handles: 0,
         };
         self.next_file += 1;
         let id = CmFileId(self.next_file);
         self.files.insert(id, file);
-        Ok(id)
+        Ok((id, fd))
     }
 
-    /// One more handle of a file; returns a descriptor for it.
-    pub(crate) fn hold(&mut self, id: CmFileId) -> Result<OwnedFd> {
-        let file = self.files.get_mut(&id).ok_or(Errno::BADF)?;
-        let theirs = file.theirs.as_ref().ok_or(Errno::BADF)?;
-        let fd = rustix::io::fcntl_dupfd_cloexec(theirs, 3)?;
-        file.handles += 1;
-        Ok(fd)
+    /// The handle of a file was dropped. The file stays while the program has descriptors of it.
+    pub(crate) fn release(&mut self, id: CmFileId) {
+        self.files.entry(id).and_modify(|file| file.theirs = None);
     }
 
-    /// A handle was dropped; the last one, without a descriptor, closes the file.
-    pub(crate) fn release(&mut self, now: u64, id: CmFileId) {
-        let Some(file) = self.files.get_mut(&id) else { return };
-        file.handles -= 1;
-        if file.handles > 0 {
-            return;
-        }
-        let theirs = file.theirs.take();
-        if !is_hung_up(&file.ours) {
-            file.theirs = theirs;
-            return;
-        }
+    /// Closes files of which no handle and no descriptor is left.
+    pub(crate) fn close_orphans(&mut self, now: u64) {
+        let is_closed = |file: &OpenCmFile| file.theirs.is_none() && is_hung_up(&file.ours);
+        let closed = self.files.iter().filter(|(_, file)| is_closed(file));
+        let closed: Vec<CmFileId> = closed.map(|(id, _)| *id).collect();
+        closed.into_iter().for_each(|id| self.close(now, id));
+    }
+
+    /// Closes a file: destroys its ids, the newest first.
+    fn close(&mut self, now: u64, id: CmFileId) {
         let of = |id_: &Id| id_.file == id;
         let ids: Vec<u32> =
             self.ids.iter().filter(|(_, id)| of(id)).map(|(number, _)| *number).collect();
@@ -323,8 +320,8 @@ impl Manager {
 
     fn migrate(&mut self, file: CmFileId, request: &Request<'_>) -> Result<()> {
         let asked: rdma_ucm_migrate_id = request.read()?;
-        let from = request.user.duplicate(asked.fd as i32).ok_or(Errno::NOENT)?;
-        let from = self.file_behind(rustix::fd::AsFd::as_fd(&from)).ok_or(Errno::INVAL)?;
+        let theirs = request.user.duplicate(asked.fd as i32).ok_or(Errno::NOENT)?;
+        let from = self.file_behind(theirs.as_fd()).ok_or(Errno::INVAL)?;
         self.id(from, asked.id)?.file = file;
         let moved: Vec<Queued> = match self.files.get_mut(&from) {
             Some(old) if from != file => {
@@ -333,7 +330,7 @@ impl Manager {
                     .partition(|(id, ..)| *id == asked.id);
                 old.events = kept;
                 let moved: VecDeque<Queued> = moved;
-                moved.iter().for_each(|_| old.unsignal());
+                moved.iter().for_each(|_| unsignal(&theirs));
                 moved.into()
             }
             _ => Vec::new(),

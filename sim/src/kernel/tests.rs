@@ -49,8 +49,7 @@ impl Bench {
         let driver = Driver::probe(&mut kernel.switch, options, interface).unwrap();
         let uar = driver.alloc_uar(&mut kernel.switch).unwrap();
         kernel.drivers.push(driver);
-        let (file, fd) = kernel.open(0).unwrap();
-        kernel.hold(file);
+        let (file, fd) = kernel.open(0, 0).unwrap();
         let memory = Pages::new(0x4000);
         let mut bench = Bench { kernel, file, _fd: fd, memory, uar, pd: 0 };
         let context = mlx5_ib_alloc_ucontext_req_v2::default();
