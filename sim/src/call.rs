@@ -5,6 +5,7 @@
 use crate::kernel::FileId;
 use crate::memory::User;
 use rustix::io::Errno;
+use rustix::thread::{CapabilitySet, capabilities};
 use std::os::fd::{IntoRawFd, OwnedFd};
 use uverbs_uapi::device::{UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT};
 use uverbs_uapi::ioctl::{
@@ -14,6 +15,11 @@ use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 pub(crate) type Result<T> = std::result::Result<T, Errno>;
+
+/// Whether the calling thread has a capability.
+pub(crate) fn is_capable(capability: CapabilitySet) -> bool {
+    capabilities(None).is_ok_and(|sets| sets.effective.contains(capability))
+}
 
 /// Attributes beyond this number are refused: no method has as many.
 const MAX_ATTRS: usize = 256;

@@ -3,6 +3,7 @@
 //! Pairs with `copy_from_user`, `copy_to_user` and `alloc_page`. Beside [`file`](crate::file) this is the only
 //! module with `unsafe`. What the device reads and writes by DMA goes through `uverbs_connectx::guest`.
 
+use crate::call::is_capable;
 use crate::kernel::Lease;
 use crate::world::World;
 use rustix::io::Errno;
@@ -61,7 +62,7 @@ impl User<'_> {
     fn pin(&self, start: u64, length: u64, writable: bool) -> Result<(), Errno> {
         // Linux 5.14 and later; Miri has no such call, and only mapped memory.
         use rustix::mm::{Advice, madvise};
-        let page = rustix::param::page_size() as u64;
+        let page = page_size();
         let first = start & !(page - 1);
         let end = start.checked_add(length).ok_or(Errno::INVAL)?.next_multiple_of(page);
         let advice = if writable { Advice::LinuxPopulateWrite } else { Advice::LinuxPopulateRead };
@@ -145,7 +146,8 @@ impl Lent {
     }
 }
 
-fn page_size() -> u64 {
+/// Bytes of a page of the system.
+pub(crate) fn page_size() -> u64 {
     rustix::param::page_size() as u64
 }
 
@@ -222,12 +224,9 @@ fn may_lock(bytes: u64) -> Result<(), Errno> {
 }
 
 fn lifts_limits() -> bool {
-    use rustix::thread::{CapabilitySet, capabilities};
-    let has =
-        |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::IPC_LOCK);
     let map = std::fs::read_to_string("/proc/self/uid_map");
     let first = map.is_ok_and(|map| map.split_whitespace().eq(["0", "0", "4294967295"]));
-    first && capabilities(None).is_ok_and(has)
+    first && is_capable(rustix::thread::CapabilitySet::IPC_LOCK)
 }
 
 /// Bytes of a page of the device, whatever the system's pages are.

@@ -1,7 +1,9 @@
 //! Address handles. Pairs with `ib_uverbs_create_ah` and `hw/mlx5/ah.c`.
 
+use super::mcast::group_mac;
 use super::{Kernel, Method, Object, Write, destroying};
 use crate::call::{Call, Result};
+use crate::driver::Driver;
 use rustix::io::Errno;
 use uverbs_uapi::ah::{UVERBS_METHOD_AH_DESTROY, ib_uverbs_create_ah, ib_uverbs_create_ah_resp};
 use uverbs_uapi::mlx5::abi::mlx5_ib_create_ah_resp;
@@ -37,18 +39,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 impl Kernel {
     /// The MAC of the interface that has an address, as ARP finds it; that of a group for a group.
     pub(crate) fn resolve(&self, gid: [u8; 16]) -> Option<[u8; 6]> {
-        match gid {
-            // `ff00::/8`, and `224.0.0.0/4` as an IPv4-mapped address.
-            [0xff, .., b2, b1, b0, last] => Some([0x33, 0x33, b2, b1, b0, last]),
-            [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 224..=239, b2, b1, b0] => {
-                Some([0x01, 0x00, 0x5e, b2 & 0x7f, b1, b0])
-            }
-            gid => {
-                let of = |driver: &&crate::driver::Driver| {
-                    driver.interface.gids.iter().any(|entry| entry.gid == gid)
-                };
-                Some(self.drivers.iter().find(of)?.interface.mac)
-            }
-        }
+        let has = |driver: &&Driver| driver.interface.gids.iter().any(|entry| entry.gid == gid);
+        group_mac(gid).or_else(|| Some(self.drivers.iter().find(has)?.interface.mac))
     }
 }

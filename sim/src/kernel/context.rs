@@ -2,7 +2,8 @@
 //!
 //! Pairs with `core/uverbs_std_types_device.c`, `mlx5_ib_alloc_ucontext` and `mlx5_ib_query_device`.
 
-use super::{Kernel, Method, Object, Write};
+use super::cq::{MAX_CQE, MAX_PERIOD, VECTORS};
+use super::{Kernel, Method, Object, Write, qp, srq};
 use crate::call::{Call, Result};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -41,9 +42,6 @@ use uverbs_uapi::write::{
     IB_USER_VERBS_EX_CMD_QUERY_DEVICE,
 };
 use zerocopy::IntoBytes;
-
-/// Completion vectors of a device.
-const VECTORS: u32 = 2;
 
 pub(super) const METHODS: &[Method] = &[
     Method {
@@ -141,10 +139,10 @@ fn driver_response() -> mlx5_ib_alloc_ucontext_resp {
         hca_core_clock_offset: 0,
         bf_reg_size: 512,
         max_sq_desc_sz: 1024,
-        max_rq_desc_sz: 512,
-        max_send_wqebb: 1 << 15,
-        max_recv_wr: 1 << 15,
-        max_srq_recv_wr: 1 << 15,
+        max_rq_desc_sz: 1 << qp::MAX_RECEIVE_SHIFT,
+        max_send_wqebb: qp::MAX_WQES,
+        max_recv_wr: qp::MAX_WQES,
+        max_srq_recv_wr: srq::MAX_WR + 1,
         num_ports: 1,
         cqe_version: 1,
         // CREATE_AH and QUERY_DEVICE.
@@ -215,15 +213,15 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     base.vendor_id = 0x2c9;
     base.vendor_part_id = 4119;
     base.max_qp = 1 << 16;
-    base.max_qp_wr = 1 << 15;
+    base.max_qp_wr = qp::MAX_WQES;
     base.max_sge = 30;
     base.max_sge_rd = 30;
     base.max_cq = 1 << 16;
-    base.max_cqe = (1 << 22) - 1;
+    base.max_cqe = MAX_CQE;
     base.max_mr = 1 << 17;
     base.max_pd = 1 << 16;
-    base.max_qp_rd_atom = 16;
-    base.max_qp_init_rd_atom = 16;
+    base.max_qp_rd_atom = qp::MAX_RD_ATOMIC.into();
+    base.max_qp_init_rd_atom = qp::MAX_RD_ATOMIC.into();
     base.max_res_rd_atom = 1 << 20;
     base.atomic_cap = 1;
     base.max_mw = 1 << 17;
@@ -232,8 +230,8 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     base.max_total_mcast_qp_attach = 32 << 10;
     base.max_ah = i32::MAX as u32;
     base.max_srq = 1 << 16;
-    base.max_srq_wr = (1 << 15) - 1;
-    base.max_srq_sge = 31;
+    base.max_srq_wr = srq::MAX_WR;
+    base.max_srq_sge = srq::MAX_SGE;
     base.max_pkeys = 1;
     base.local_ca_ack_delay = 16;
     base.phys_port_cnt = 1;
@@ -251,7 +249,7 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     base.device_cap_flags = caps.bits() as u32;
     resp.device_cap_flags_ex = caps.bits();
     resp.cq_moderation_caps.max_cq_moderation_count = 0xffff;
-    resp.cq_moderation_caps.max_cq_moderation_period = 0xfff;
+    resp.cq_moderation_caps.max_cq_moderation_period = MAX_PERIOD;
     resp.hca_core_clock = CLOCK_KHZ;
     resp.timestamp_mask = u64::MAX >> 1;
     let raw = ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_CVLAN_STRIPPING

@@ -45,11 +45,13 @@ pub(super) const WRITES: &[Write] = &[
 ];
 
 /// Most entries of a queue.
-const MAX_CQE: u32 = (1 << 22) - 1;
+pub(super) const MAX_CQE: u32 = (1 << 22) - 1;
+/// Microseconds that the device holds back an event, at most.
+pub(super) const MAX_PERIOD: u16 = 0xfff;
 /// Bytes of a doorbell record.
 pub(super) const RECORD: u64 = 8;
 /// Completion vectors of a device.
-const VECTORS: u32 = 2;
+pub(super) const VECTORS: u32 = 2;
 
 fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let asked = call.u32(UVERBS_ATTR_CREATE_CQ_CQE)?;
@@ -155,8 +157,6 @@ fn resize(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 fn modify(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
-    /// Microseconds that the device holds back an event, at most.
-    const MAX_PERIOD: u16 = 0xfff;
     /// `IB_CQ_MODERATE`.
     const MODERATE: u32 = 1;
     let request: ib_uverbs_ex_modify_cq = call.core()?;

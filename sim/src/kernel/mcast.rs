@@ -17,8 +17,15 @@ pub(super) const WRITES: &[Write] = &[
 /// A membership of a queue pair: the group's GID and LID.
 pub(crate) type Membership = ([u8; 16], u16);
 
-fn is_group(gid: [u8; 16]) -> bool {
-    matches!(gid, [0xff, ..] | [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 224..=239, ..])
+/// The MAC of a group: `ff00::/8`, or `224.0.0.0/4` as an IPv4-mapped address; `None` for the GID of a port.
+pub(super) fn group_mac(gid: [u8; 16]) -> Option<[u8; 6]> {
+    match gid {
+        [0xff, .., b2, b1, b0, last] => Some([0x33, 0x33, b2, b1, b0, last]),
+        [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff, 224..=239, b2, b1, b0] => {
+            Some([0x01, 0x00, 0x5e, b2 & 0x7f, b1, b0])
+        }
+        _ => None,
+    }
 }
 
 fn attach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
@@ -30,7 +37,7 @@ fn attach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if qp.groups.contains(&membership) {
         return Ok(());
     }
-    if !is_group(request.gid) || !qp.kind.is_datagram() {
+    if group_mac(request.gid).is_none() || !qp.kind.is_datagram() {
         return Err(Errno::INVAL);
     }
     kernel.change_membership(call.file, opcode::ATTACH_TO_MCG, number, request.gid)?;

@@ -3,7 +3,7 @@
 use super::{FileId, Kernel, Method, Object, Write, destroying};
 use crate::call::{Call, Result};
 use crate::driver::{Driver, input};
-use crate::memory::Lent;
+use crate::memory::{Lent, page_size};
 use rustix::io::Errno;
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::mkc::{create_mkey_in, mkc};
@@ -132,10 +132,6 @@ fn reg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let mr_handle = kernel.add_lending(call.file, Object::Mr(region), &uses, lent)?;
     call.respond(&ib_uverbs_reg_mr_resp { mr_handle, lkey: region.key, rkey: region.key });
     Ok(())
-}
-
-fn page_size() -> u64 {
-    rustix::param::page_size() as u64
 }
 
 /// Creates the mkey of a region of memory: where it begins, its first address in requests, its bytes.

@@ -3,7 +3,7 @@
 use super::cq::RECORD;
 use super::states::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports, raw};
-use crate::call::{Call, Result};
+use crate::call::{Call, Result, is_capable};
 use crate::driver::{Driver, OpenerId, Qp, append_pages, input, quantized_offset};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -65,11 +65,11 @@ pub(super) const WRITES: &[Write] = &[
 /// Bytes of a WQEBB.
 pub(super) const WQEBB: u64 = 64;
 /// The most WQEBBs of a send queue and the most entries of a receive queue.
-const MAX_WQES: u32 = 1 << 15;
+pub(super) const MAX_WQES: u32 = 1 << 15;
 /// log2 of the most bytes of a receive.
-const MAX_RECEIVE_SHIFT: u32 = 9;
+pub(super) const MAX_RECEIVE_SHIFT: u32 = 9;
 /// The most reads and atomics in flight.
-const MAX_RD_ATOMIC: u8 = 16;
+pub(super) const MAX_RD_ATOMIC: u8 = 16;
 /// Bits of attributes that the kernel knows: the standard ones, and with the extended command the rate limit.
 const STANDARD: Mask = Mask::from_bits_retain(0x1f_ffff);
 
@@ -179,10 +179,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 
 /// Whether the calling thread may use raw packets and privileged keys.
 pub(super) fn has_raw_capability() -> bool {
-    use rustix::thread::{CapabilitySet, capabilities};
-    let has =
-        |sets: rustix::thread::CapabilitySets| sets.effective.contains(CapabilitySet::NET_RAW);
-    capabilities(None).is_ok_and(has)
+    is_capable(rustix::thread::CapabilitySet::NET_RAW)
 }
 
 /// Reads and checks the request.
@@ -670,10 +667,10 @@ pub(super) fn destroy(
     if is_last {
         match qp.raw.clone() {
             Some(raw) => raw.destroy(driver, switch)?,
-            None => kernel.destroy_by(file, opcode::DESTROY_QP, number)?,
+            None => driver.execute_on(switch, opcode::DESTROY_QP, number).map(drop)?,
         }
     }
-    let (driver, switch) = kernel.driver(file)?;
+    // Earlier reports are of the opener that goes.
     driver.take_events(switch);
     let events = driver.qps.get_mut(&number).and_then(|qp| qp.openers.remove(&opener));
     end_reports(events.flatten());

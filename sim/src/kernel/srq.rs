@@ -48,8 +48,10 @@ pub(super) const WRITES: &[Write] = &[
     Write { command: IB_USER_VERBS_CMD_QUERY_SRQ, run: query },
 ];
 
-const MAX_WR: u32 = (1 << 15) - 1;
-const MAX_SGE: u32 = 31;
+/// The most receives of a queue: one entry stays free.
+pub(super) const MAX_WR: u32 = (1 << 15) - 1;
+/// The most segments of a receive.
+pub(super) const MAX_SGE: u32 = 31;
 /// Bytes of a segment of a WQE.
 const SEGMENT: u32 = 16;
 
