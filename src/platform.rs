@@ -1,11 +1,11 @@
 //! The system that a program runs on: Linux, or a hosted kernel that stands for it in this process. It has the
 //! clock, and the wait for descriptors.
 
-use rustix::event::{PollFd, Timespec};
+use rustix::event::PollFd;
 use rustix::io::Errno;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-use uverbs_host::HostSystem;
+use uverbs_host::{HostSystem, poll_until};
 
 /// Linux, or a hosted system.
 #[derive(Clone, Debug)]
@@ -65,13 +65,9 @@ impl Platform {
         fds: &mut [PollFd<'_>],
         deadline: Option<Instant>,
     ) -> Result<usize, Errno> {
-        if let Some(system) = &self.0 {
-            return system.wait(fds, deadline);
-        }
-        let left = self.left(deadline).and_then(|left| Timespec::try_from(left).ok());
-        match rustix::event::poll(fds, left.as_ref()) {
-            Err(Errno::INTR) => Ok(0),
-            answer => answer,
+        match &self.0 {
+            Some(system) => system.wait(fds, deadline),
+            None => poll_until(fds, deadline),
         }
     }
 }

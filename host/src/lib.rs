@@ -14,7 +14,7 @@
 //!
 //! **Unstable**: these traits change with the library, in any release.
 
-use rustix::event::PollFd;
+use rustix::event::{PollFd, Timespec};
 use rustix::io::Errno;
 use std::any::Any;
 use std::ffi::c_void;
@@ -206,6 +206,21 @@ pub trait HostSystem: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     ///
     /// The kernel's; `EDEADLK` if nothing can ever end the wait.
     fn wait(&self, fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize, Errno>;
+}
+
+/// `poll(2)` until a descriptor is ready or the machine's clock says `deadline`: [`HostSystem::wait`] of a system that
+/// has no clock of its own. A signal ends it early.
+///
+/// # Errors
+///
+/// The kernel's.
+pub fn poll_until(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
+    let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+    let left = left.and_then(|left| Timespec::try_from(left).ok());
+    match rustix::event::poll(fds, left.as_ref()) {
+        Err(Errno::INTR) => Ok(0),
+        answer => answer,
+    }
 }
 
 /// Pages that a hosted kernel shows. They stay until the last holder lets go of them.

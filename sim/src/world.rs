@@ -7,7 +7,7 @@ use crate::call::Result;
 use crate::driver::Driver;
 use crate::file::{CmFile, UverbsFile};
 use crate::kernel::{Kernel, Object, guid};
-use rustix::event::{PollFd, Timespec, poll};
+use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::fmt;
@@ -17,7 +17,7 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
 use std::task::Waker;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
-use uverbs_host::{HostDevice, HostFile, HostInterface, HostSystem};
+use uverbs_host::{HostDevice, HostFile, HostInterface, HostSystem, poll_until};
 use uverbs_uapi::device::rdma_driver_id;
 
 /// Who runs the device.
@@ -275,7 +275,7 @@ impl World {
         let limit = deadline.map(|deadline| self.since_start(deadline));
         let mut idle_since = None;
         loop {
-            let ready = ready_now(fds)?;
+            let ready = poll_until(fds, Some(self.started))?;
             let over = limit.is_some_and(|limit| self.nanoseconds() >= limit);
             if ready > 0 || over {
                 return Ok(ready);
@@ -323,14 +323,6 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.timer.get().into_iter().for_each(Thread::unpark);
-    }
-}
-
-/// How many descriptors are ready.
-fn ready_now(fds: &mut [PollFd<'_>]) -> Result<usize> {
-    match poll(fds, Some(&Timespec::default())) {
-        Err(Errno::INTR) => Ok(0),
-        answer => answer,
     }
 }
 
@@ -431,11 +423,6 @@ impl HostSystem for World {
         if self.is_stepped() {
             return self.wait_stepped(fds, deadline);
         }
-        let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-        let left = left.and_then(|left| Timespec::try_from(left).ok());
-        match poll(fds, left.as_ref()) {
-            Err(Errno::INTR) => Ok(0),
-            answer => answer,
-        }
+        poll_until(fds, deadline)
     }
 }
