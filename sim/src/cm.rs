@@ -9,12 +9,16 @@ mod id;
 pub(crate) mod message;
 mod ucma;
 
+use crate::call::is_capable;
+use crate::driver::Driver;
+use crate::kernel::guid;
 use crate::network::Interface;
 use address::Address;
-use connection::{Connection, Output, Report};
+use connection::{Connection, Output, REJ_CONSUMER_DEFINED, RESPONSE_TIMEOUT, RETRIES, Report};
 use id::{Event, Id, IdState, Param, Role};
 use message::{Body, Gid, Message, Service, Side, Transport};
 use rustix::io::Errno;
+use rustix::thread::CapabilitySet;
 use std::collections::{BTreeMap, VecDeque};
 
 /// `RDMA_UDP_QKEY`.
@@ -23,15 +27,10 @@ const UDP_QKEY: u32 = 0x0123_4567;
 const SPACE_UDP: u16 = 0x0111;
 /// The reason of a rejection: nobody listens.
 const REJ_INVALID_SERVICE_ID: u32 = 8;
-/// The reason of a rejection: the listener's backlog is full, or its file is gone.
-const REJ_CONSUMER_DEFINED: u32 = connection::REJ_CONSUMER_DEFINED;
 /// `IB_SIDR_UNSUPPORTED`: nobody listens.
 const SIDR_UNSUPPORTED: u32 = 1;
 /// `IB_SIDR_REJECT`.
 const SIDR_REJECT: u32 = 2;
-/// Nanoseconds until a request of a datagram service is sent again, and how often.
-const SIDR_TIMEOUT: u64 = 2 * (4_096 << 20);
-const SIDR_RETRIES: u8 = 15;
 
 /// An open file of the connection manager.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -50,30 +49,35 @@ pub(crate) struct Manager {
     in_flight: VecDeque<Message>,
     /// Connections whose ids are gone, and that still have something to say.
     orphans: Vec<Connection>,
+    /// When the next timer is due, of all ids and orphans.
+    due: Option<u64>,
 }
 
 /// The kernel's own number of an operation that is not supported, of which programs know nothing.
 const ENOTSUPP: i32 = 524;
 
 /// The ports of the fabric, as the manager sees them.
-#[derive(Debug)]
-pub(crate) struct Ports {
-    /// For each device its interface and its node GUID.
-    pub(crate) ports: Vec<(Interface, u64)>,
-}
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Ports<'k>(pub(crate) &'k [Driver]);
 
-impl Ports {
+impl Ports<'_> {
+    /// The interface of a device, and its node GUID.
+    fn get(&self, device: usize) -> Result<(&Interface, u64), Errno> {
+        let driver = self.0.get(device).ok_or(Errno::NODEV)?;
+        Ok((&driver.interface, guid(device)))
+    }
+
     /// The device that has an address, and the index of its GID, of RoCE v2.
     fn find(&self, gid: &Gid) -> Option<(usize, usize)> {
-        self.ports.iter().enumerate().find_map(|(device, (interface, _))| {
-            let index = interface.gids.iter().rposition(|entry| entry.gid == *gid)?;
+        self.0.iter().enumerate().find_map(|(device, driver)| {
+            let index = driver.interface.gids.iter().rposition(|entry| entry.gid == *gid)?;
             Some((device, index))
         })
     }
 
     /// The address of a device that a peer is reached from.
     fn source_for(&self, device: usize, to: &Address) -> Option<Address> {
-        let (interface, _) = self.ports.get(device)?;
+        let (interface, _) = self.get(device).ok()?;
         let same = |address: &&std::net::IpAddr| address.is_ipv4() == to.ip.is_ipv4();
         let link_local = |address: &std::net::IpAddr| Address::new(*address, 0).is_link_local();
         let fits = |address: &&std::net::IpAddr| link_local(address) == to.is_link_local();
@@ -124,23 +128,18 @@ impl Manager {
     fn report_connection(&mut self, number: u32, report: Report) {
         const TIMED_OUT: i32 = -(Errno::TIMEDOUT.raw_os_error());
         let Some(id) = self.ids.get_mut(&number) else { return };
-        let ended = |id: &mut Id| {
-            let was = id.state == IdState::Connected;
-            id.state = IdState::Disconnected;
-            was
-        };
         let event = match report {
             Report::Response(side) => {
                 let ece = side.ece;
                 Event { ece, ..Event::new(id::CONNECT_RESPONSE, 0, Param::Conn(side, REP_DATA)) }
             }
             Report::Rejected { reason, private_data } => {
-                ended(id);
+                id.state = IdState::Disconnected;
                 let side = Side { private_data, ..Side::default() };
                 Event::new(id::REJECTED, reason as i32, Param::Conn(side, REJ_DATA))
             }
             Report::Unreachable => {
-                ended(id);
+                id.state = IdState::Disconnected;
                 Event::new(id::UNREACHABLE, TIMED_OUT, Param::None)
             }
             Report::Established => {
@@ -148,7 +147,7 @@ impl Manager {
                 Event::new(id::ESTABLISHED, 0, Param::None)
             }
             Report::Disconnected => {
-                ended(id);
+                id.state = IdState::Disconnected;
                 Event::new(id::DISCONNECTED, 0, Param::None)
             }
             Report::TimeWaitExit => Event::new(id::TIMEWAIT_EXIT, 0, Param::None),
@@ -157,7 +156,7 @@ impl Manager {
     }
 
     /// Binds an id to an address, with a port of the kernel's choice for port 0.
-    fn bind(&mut self, number: u32, at: Address, ports: &Ports) -> Result<(), Errno> {
+    fn bind(&mut self, number: u32, at: Address, ports: Ports<'_>) -> Result<(), Errno> {
         let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
         if id.state != IdState::Idle {
             return Err(Errno::INVAL);
@@ -211,7 +210,7 @@ impl Manager {
         number: u32,
         from: Option<Address>,
         to: Address,
-        ports: &Ports,
+        ports: Ports<'_>,
     ) -> Result<(), Errno> {
         let Some(id) = self.ids.get(&number) else { return Err(Errno::NOENT) };
         if !matches!(id.state, IdState::Idle | IdState::Bound) {
@@ -280,7 +279,7 @@ impl Manager {
             // As `rdma_listen`, which binds to any address.
             IdState::Idle => {
                 let any = Address::new(std::net::Ipv4Addr::UNSPECIFIED.into(), 0);
-                self.bind(number, any, &Ports { ports: Vec::new() })?;
+                self.bind(number, any, Ports(&[]))?;
             }
             IdState::Bound => {}
             _ => return Err(Errno::INVAL),
@@ -311,8 +310,8 @@ impl Manager {
             let private_data = side.private_data;
             let body = Body::SidrReq { service, private_data };
             let message = Message { from, to, local: connection, remote: 0, body };
-            let due = now + SIDR_TIMEOUT;
-            id.role = Role::Asking { message: message.clone(), left: SIDR_RETRIES, due };
+            let due = now + RESPONSE_TIMEOUT;
+            id.role = Role::Asking { message: message.clone(), left: RETRIES, due };
             self.in_flight.push_back(message);
             return Ok(());
         }
@@ -350,19 +349,13 @@ impl Manager {
             }
             (Role::Asked { request }, Some((side, qkey))) => {
                 let qkey = if qkey == 0 { UDP_QKEY } else { qkey };
-                let message = Message {
-                    from: request.to,
-                    to: request.from,
-                    local: 0,
-                    remote: request.local,
-                    body: Body::SidrRep {
-                        status: 0,
-                        qpn: side.qpn,
-                        qkey,
-                        ece: side.ece,
-                        private_data: side.private_data,
-                    },
-                };
+                let message = request.reply(Body::SidrRep {
+                    status: 0,
+                    qpn: side.qpn,
+                    qkey,
+                    ece: side.ece,
+                    private_data: side.private_data,
+                });
                 id.uid = uid;
                 id.state = IdState::Connected;
                 Output { messages: vec![message], ..Output::default() }
@@ -399,7 +392,9 @@ impl Manager {
     /// has read.
     fn destroy(&mut self, now: u64, number: u32) -> u32 {
         let Some(id) = self.ids.remove(&number) else { return 0 };
-        let read = self.files.get_mut(&id.file).map_or(0, |file| file.forget(number));
+        if let Some(file) = self.files.get_mut(&id.file) {
+            file.forget(number);
+        }
         match id.role {
             Role::Connected(mut connection) => {
                 let output = connection.destroy(now);
@@ -419,7 +414,7 @@ impl Manager {
             }
             _ => {}
         }
-        read
+        id.read
     }
 
     /// The ids of requests whose events the program has not read.
@@ -430,11 +425,11 @@ impl Manager {
 
     /// Whether [`run`](Self::run) would do anything.
     pub(crate) fn has_work(&self, now: u64) -> bool {
-        !self.in_flight.is_empty() || self.deadline().is_some_and(|due| due <= now)
+        !self.in_flight.is_empty() || self.due.is_some_and(|due| due <= now)
     }
 
     /// Passes messages on, and runs timers; whether there was anything.
-    pub(crate) fn run(&mut self, now: u64, ports: &Ports) -> bool {
+    pub(crate) fn run(&mut self, now: u64, ports: Ports<'_>) -> bool {
         let mut worked = false;
         for number in self.due(now) {
             worked = true;
@@ -452,6 +447,7 @@ impl Manager {
                 self.deliver(now, &message, ports);
             }
         }
+        self.find_due();
         worked
     }
 
@@ -468,7 +464,7 @@ impl Manager {
                 self.put_out(number, output);
             }
             Role::Asking { message, left, due } if *left > 0 => {
-                (*left, *due) = (*left - 1, now + SIDR_TIMEOUT);
+                (*left, *due) = (*left - 1, now + RESPONSE_TIMEOUT);
                 self.in_flight.push_back(message.clone());
             }
             Role::Asking { .. } => {
@@ -481,11 +477,16 @@ impl Manager {
 
     /// When the next timer is due.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        let ids = self.ids.values().filter_map(Id::deadline);
-        ids.chain(self.orphans.iter().filter_map(Connection::deadline)).min()
+        self.due
     }
 
-    fn deliver(&mut self, now: u64, message: &Message, ports: &Ports) {
+    /// Finds when the next timer is due, after a command or a run: doorbells ask much more often.
+    fn find_due(&mut self) {
+        let ids = self.ids.values().filter_map(Id::deadline);
+        self.due = ids.chain(self.orphans.iter().filter_map(Connection::deadline)).min();
+    }
+
+    fn deliver(&mut self, now: u64, message: &Message, ports: Ports<'_>) {
         match &message.body {
             Body::Req { service, kind, side } => {
                 self.request(message, *service, *kind, side, ports);
@@ -519,9 +520,7 @@ impl Manager {
         }
         // As `cm_issue_drep`: a connection that is not known has ended.
         if message.body == Body::Dreq {
-            let (from, to) = (message.to, message.from);
-            let (local, remote) = (message.remote, message.local);
-            self.in_flight.push_back(Message { from, to, local, remote, body: Body::Drep });
+            self.in_flight.push_back(message.reply(Body::Drep));
         }
     }
 
@@ -555,7 +554,7 @@ impl Manager {
         listener: u32,
         message: &Message,
         service: Service,
-        ports: &Ports,
+        ports: Ports<'_>,
         role: Role,
     ) -> Option<u32> {
         let parent = self.ids.get_mut(&listener)?;
@@ -564,8 +563,8 @@ impl Manager {
         let (file, space, kind) = (parent.file, parent.space, parent.kind);
         let number = self.create(file, 0, space, kind);
         let child = self.ids.get_mut(&number)?;
-        child.local = Address::of_gid(&message.to, service.port);
-        child.peer = Address::of_gid(&message.from, service.source_port);
+        child.local = Some(Address::of_gid(&message.to, service.port));
+        child.peer = Some(Address::of_gid(&message.from, service.source_port));
         child.device = ports.find(&message.to).map(|(device, _)| device);
         child.state = IdState::Connecting;
         (child.parent, child.unseen) = (Some(listener), true);
@@ -585,7 +584,7 @@ impl Manager {
         service: Service,
         kind: Transport,
         side: &Side,
-        ports: &Ports,
+        ports: Ports<'_>,
     ) {
         let again = |id: &Id| {
             let of = |connection: &Connection| {
@@ -597,13 +596,7 @@ impl Manager {
             // A duplicate; the answer to the first is on its way.
             return;
         }
-        let refuse = |reason: u32| Message {
-            from: message.to,
-            to: message.from,
-            local: 0,
-            remote: message.local,
-            body: Body::Rej { reason, private_data: Vec::new() },
-        };
+        let refuse = |reason: u32| message.reply(Body::Rej { reason, private_data: Vec::new() });
         let Some(listener) = self.listener(service, &message.to) else {
             let reason = match self.is_heard(service, ports.find(&message.to)) {
                 true => REJ_CONSUMER_DEFINED,
@@ -628,7 +621,7 @@ impl Manager {
         }
     }
 
-    fn sidr_request(&mut self, message: &Message, service: Service, data: &[u8], ports: &Ports) {
+    fn sidr_request(&mut self, message: &Message, service: Service, data: &[u8], ports: Ports<'_>) {
         let again = |id: &Id| match &id.role {
             Role::Asked { request } => {
                 request.local == message.local && request.from == message.from
@@ -659,7 +652,7 @@ impl Manager {
         }
     }
 
-    fn sidr_reply(&mut self, message: &Message, ports: &Ports) {
+    fn sidr_reply(&mut self, message: &Message, ports: Ports<'_>) {
         let Body::SidrRep { status, qpn, qkey, ece, private_data } = &message.body else { return };
         let of = |id: &Id| match &id.role {
             Role::Asking { message: asked, .. } => {
@@ -695,7 +688,7 @@ impl Manager {
         file: CmFileId,
         uid: u64,
         group: Address,
-        ports: &Ports,
+        ports: Ports<'_>,
     ) -> Result<u32, Errno> {
         let id = self.ids.get(&number).ok_or(Errno::NOENT)?;
         let device = id.device.ok_or(Errno::INVAL)?;
@@ -707,10 +700,9 @@ impl Manager {
         if group.ip.is_ipv6() {
             return Err(Errno::from_raw_os_error(ENOTSUPP));
         }
-        let (interface, _) = ports.ports.get(device).ok_or(Errno::NODEV)?;
-        let same = |gid: &Gid| Address::of_gid(gid, 0).map(|at| at.ip.is_ipv4());
-        let wanted = Some(group.ip.is_ipv4());
-        let index = interface.gids.iter().rposition(|entry| same(&entry.gid) == wanted);
+        let (interface, _) = ports.get(device)?;
+        let same = |gid: &Gid| Address::of_gid(gid, 0).ip.is_ipv4() == group.ip.is_ipv4();
+        let index = interface.gids.iter().rposition(|entry| same(&entry.gid));
         let index = index.ok_or(Errno::NODEV)?;
         let member = self.create(file, uid, space, id::UD);
         if let Some(member) = self.ids.get_mut(&member) {
@@ -742,13 +734,7 @@ const SIDR_REP_DATA: usize = 136;
 
 fn sidr_answer(request: &Message, status: u32, private_data: Vec<u8>) -> Message {
     let ece = message::Ece::default();
-    Message {
-        from: request.to,
-        to: request.from,
-        local: 0,
-        remote: request.local,
-        body: Body::SidrRep { status, qpn: 0, qkey: 0, ece, private_data },
-    }
+    request.reply(Body::SidrRep { status, qpn: 0, qkey: 0, ece, private_data })
 }
 
 fn sidr_refusal(request: &Message, private_data: Vec<u8>) -> Output {
@@ -758,6 +744,5 @@ fn sidr_refusal(request: &Message, private_data: Vec<u8>) -> Output {
 
 /// Whether the process may bind ports below 1024.
 fn may_bind_privileged() -> bool {
-    use rustix::thread::{CapabilitySet, capabilities};
-    capabilities(None).is_ok_and(|sets| sets.effective.contains(CapabilitySet::NET_BIND_SERVICE))
+    is_capable(CapabilitySet::NET_BIND_SERVICE)
 }

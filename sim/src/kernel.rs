@@ -165,7 +165,7 @@ pub(crate) struct OpenFile {
     pub(crate) default_events: Option<(EventFile, i32)>,
     /// The pages that the program maps, by page number or by index.
     mapped: BTreeMap<u64, mmap::Entry>,
-    /// Those whose object is gone, and which are still mapped.
+    /// Those whose object is gone, and which are still mapped: their offsets are not used again before.
     unmapped: Vec<u64>,
     /// The transport domain of raw packets.
     transport_domain: Option<u32>,
@@ -574,8 +574,7 @@ impl Kernel {
             worked |= driver.take_events(&mut self.switch);
         }
         if self.cm.has_work(now) {
-            let ports = self.ports();
-            worked |= self.cm.run(now, &ports);
+            worked |= self.cm.run(now, Ports(&self.drivers));
         }
         if self.is_crowded() {
             self.crowded.store(false, Ordering::Relaxed);
@@ -601,12 +600,6 @@ impl Kernel {
         (worked || !ready.is_empty()).then(|| 1 + self.decisions.below(LONGEST_STEP))
     }
 
-    /// The ports of all devices, for the connection manager.
-    fn ports(&self) -> Ports {
-        let port = |(number, driver): (usize, &Driver)| (driver.interface.clone(), guid(number));
-        Ports { ports: self.drivers.iter().enumerate().map(port).collect() }
-    }
-
     /// Runs a command of the connection manager.
     pub(crate) fn cm_command(
         &mut self,
@@ -615,8 +608,7 @@ impl Kernel {
         bytes: &[u8],
         now: u64,
     ) -> Result<()> {
-        let ports = self.ports();
-        self.cm.command(file, user, bytes, now, &ports)
+        self.cm.command(file, user, bytes, now, Ports(&self.drivers))
     }
 
     /// When the next timer is due, of a device or of the connection manager.

@@ -96,8 +96,8 @@ impl Address {
     }
 
     /// The address of a GID.
-    pub(crate) fn of_gid(gid: &Gid, port: u16) -> Option<Address> {
-        Some(Address::new(IpAddr::from(*gid).to_canonical(), port))
+    pub(crate) fn of_gid(gid: &Gid, port: u16) -> Address {
+        Address::new(IpAddr::from(*gid).to_canonical(), port)
     }
 
     /// Whether a `struct sockaddr` is of InfiniBand.
@@ -120,7 +120,7 @@ impl Address {
     /// Whether a listener at this address hears requests to a GID because it is bound to no address: one of IPv6
     /// hears those to IPv4 addresses, too, unless it is to hear its own `family_alone`.
     pub(crate) fn hears_all(&self, at: &Gid, family_alone: bool) -> bool {
-        let v4 = Address::of_gid(at, 0).is_some_and(|at| at.ip.is_ipv4());
+        let v4 = Address::of_gid(at, 0).ip.is_ipv4();
         self.is_any() && (v4 == self.ip.is_ipv4() || self.ip.is_ipv6() && !family_alone)
     }
 }

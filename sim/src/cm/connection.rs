@@ -20,9 +20,9 @@
 use super::message::{Body, Gid, Message, PrivateData, Service, Side, Transport};
 
 /// How often a message is sent again: `CMA_MAX_CM_RETRIES`.
-const RETRIES: u8 = 15;
+pub(super) const RETRIES: u8 = 15;
 /// Nanoseconds until a message is sent again: twice 4.096 µs · 2²⁰, `CMA_CM_RESPONSE_TIMEOUT`.
-const RESPONSE_TIMEOUT: u64 = 2 * (4_096 << 20);
+pub(super) const RESPONSE_TIMEOUT: u64 = 2 * (4_096 << 20);
 /// Nanoseconds for which a connection that ended keeps its number.
 const TIME_WAIT: u64 = 2 * (4_096 << 20);
 

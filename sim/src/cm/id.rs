@@ -121,6 +121,8 @@ pub(super) struct Id {
     /// The acknowledgement timeout that the program set.
     pub(super) ack_timeout: Option<u8>,
     pub(super) tos: u8,
+    /// How many of its events the program has read.
+    pub(super) read: u32,
 }
 
 impl Id {
@@ -141,6 +143,7 @@ impl Id {
             family_alone: false,
             ack_timeout: None,
             tos: 0,
+            read: 0,
         }
     }
 

@@ -91,3 +91,11 @@ pub(crate) struct Message {
     pub(crate) remote: u32,
     pub(crate) body: Body,
 }
+
+impl Message {
+    /// A message back to the sender.
+    pub(crate) fn reply(&self, body: Body) -> Message {
+        let (from, to) = (self.to, self.from);
+        Message { from, to, local: self.remote, remote: self.local, body }
+    }
+}

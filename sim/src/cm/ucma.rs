@@ -27,8 +27,6 @@ type Queued = (u32, u64, Event);
 #[derive(Debug)]
 pub(crate) struct OpenCmFile {
     events: VecDeque<Queued>,
-    /// How many events of each id the program has read.
-    read: Vec<(u32, u32)>,
     /// The kernel's end of a pair of sockets. The other end, the file's descriptor, has a byte for each event.
     ours: UnixStream,
     /// A duplicate of the other end, while there is a handle.
@@ -52,15 +50,13 @@ impl OpenCmFile {
         self.theirs.iter().for_each(unsignal);
     }
 
-    /// Forgets the events of an id; returns how many were read.
-    pub(super) fn forget(&mut self, id: u32) -> u32 {
+    /// Forgets the events of an id.
+    pub(super) fn forget(&mut self, id: u32) {
         let before = self.events.len();
         self.events.retain(|(other, _, event)| *other != id && event.new_id != Some(id));
         for _ in self.events.len()..before {
             self.unsignal();
         }
-        let at = self.read.iter().position(|(other, _)| *other == id);
-        at.map_or(0, |at| self.read.swap_remove(at).1)
     }
 }
 
@@ -101,7 +97,6 @@ impl Manager {
         let fd = rustix::io::fcntl_dupfd_cloexec(&theirs, 3)?;
         let file = OpenCmFile {
             events: VecDeque::new(),
-            read: Vec::new(),
             ours,
             inode: inode(&theirs)?,
             theirs: Some(theirs),
@@ -122,7 +117,10 @@ impl Manager {
         let is_closed = |file: &OpenCmFile| file.theirs.is_none() && is_hung_up(&file.ours);
         let closed = self.files.iter().filter(|(_, file)| is_closed(file));
         let closed: Vec<CmFileId> = closed.map(|(id, _)| *id).collect();
-        closed.into_iter().for_each(|id| self.close(now, id));
+        if !closed.is_empty() {
+            closed.into_iter().for_each(|id| self.close(now, id));
+            self.find_due();
+        }
     }
 
     /// Closes a file: destroys its ids, the newest first.
@@ -149,16 +147,29 @@ impl Manager {
         user: User<'_>,
         bytes: &[u8],
         now: u64,
-        ports: &Ports,
+        ports: Ports<'_>,
     ) -> Result<()> {
         let (header, rest) = rdma_ucm_cmd_hdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         let bytes = rest.get(..usize::from(header.r#in)).ok_or(Errno::INVAL)?;
         let request = Request { user, bytes, room: header.out.into() };
-        match header.cmd {
-            RDMA_USER_CM_CMD_CREATE_ID => self.create_id(file, &request),
-            RDMA_USER_CM_CMD_DESTROY_ID => self.destroy_id(file, now, &request),
-            RDMA_USER_CM_CMD_BIND => self.bind_id(file, &request, ports),
-            RDMA_USER_CM_CMD_RESOLVE_ADDR => self.resolve(file, &request, ports),
+        let answer = self.run_command(header.cmd, file, &request, now, ports);
+        self.find_due();
+        answer
+    }
+
+    fn run_command(
+        &mut self,
+        command: u32,
+        file: CmFileId,
+        request: &Request<'_>,
+        now: u64,
+        ports: Ports<'_>,
+    ) -> Result<()> {
+        match command {
+            RDMA_USER_CM_CMD_CREATE_ID => self.create_id(file, request),
+            RDMA_USER_CM_CMD_DESTROY_ID => self.destroy_id(file, now, request),
+            RDMA_USER_CM_CMD_BIND => self.bind_id(file, request, ports),
+            RDMA_USER_CM_CMD_RESOLVE_ADDR => self.resolve(file, request, ports),
             RDMA_USER_CM_CMD_RESOLVE_ROUTE => {
                 let asked: rdma_ucm_resolve_route = request.read()?;
                 self.id(file, asked.id)?;
@@ -200,9 +211,9 @@ impl Manager {
                 self.id(file, asked.id)?;
                 self.disconnect(now, asked.id)
             }
-            RDMA_USER_CM_CMD_INIT_QP_ATTR => self.init_qp_attr(file, &request, ports),
-            RDMA_USER_CM_CMD_GET_EVENT => self.get_event(file, &request),
-            RDMA_USER_CM_CMD_SET_OPTION => self.set_option(file, &request),
+            RDMA_USER_CM_CMD_INIT_QP_ATTR => self.init_qp_attr(file, request, ports),
+            RDMA_USER_CM_CMD_GET_EVENT => self.get_event(file, request),
+            RDMA_USER_CM_CMD_SET_OPTION => self.set_option(file, request),
             RDMA_USER_CM_CMD_NOTIFY => {
                 let asked: rdma_ucm_notify = request.read()?;
                 self.id(file, asked.id).map(drop)
@@ -227,9 +238,9 @@ impl Manager {
                 request.answer(asked.response, &rdma_ucm_destroy_id_resp { events_reported });
                 Ok(())
             }
-            RDMA_USER_CM_CMD_MIGRATE_ID => self.migrate(file, &request),
-            RDMA_USER_CM_CMD_QUERY => self.query(file, &request, ports),
-            RDMA_USER_CM_CMD_WRITE_CM_EVENT => self.write_event(file, &request),
+            RDMA_USER_CM_CMD_MIGRATE_ID => self.migrate(file, request),
+            RDMA_USER_CM_CMD_QUERY => self.query(file, request, ports),
+            RDMA_USER_CM_CMD_WRITE_CM_EVENT => self.write_event(file, request),
             RDMA_USER_CM_CMD_GET_OPTION => Err(Errno::NOSYS),
             _ => Err(Errno::OPNOTSUPP),
         }
@@ -262,7 +273,7 @@ impl Manager {
         Ok(())
     }
 
-    fn bind_id(&mut self, file: CmFileId, request: &Request<'_>, ports: &Ports) -> Result<()> {
+    fn bind_id(&mut self, file: CmFileId, request: &Request<'_>, ports: Ports<'_>) -> Result<()> {
         let asked: rdma_ucm_bind = request.read()?;
         self.id(file, asked.id)?;
         // The ports are of Ethernet.
@@ -273,7 +284,7 @@ impl Manager {
         self.bind(asked.id, at, ports)
     }
 
-    fn resolve(&mut self, file: CmFileId, request: &Request<'_>, ports: &Ports) -> Result<()> {
+    fn resolve(&mut self, file: CmFileId, request: &Request<'_>, ports: Ports<'_>) -> Result<()> {
         let asked: rdma_ucm_resolve_addr = request.read()?;
         self.id(file, asked.id)?;
         let from = match asked.src_size {
@@ -322,7 +333,9 @@ impl Manager {
         let asked: rdma_ucm_migrate_id = request.read()?;
         let theirs = request.user.duplicate(asked.fd as i32).ok_or(Errno::NOENT)?;
         let from = self.file_behind(theirs.as_fd()).ok_or(Errno::INVAL)?;
-        self.id(from, asked.id)?.file = file;
+        let id = self.id(from, asked.id)?;
+        id.file = file;
+        let events_reported = id.read;
         let moved: Vec<Queued> = match self.files.get_mut(&from) {
             Some(old) if from != file => {
                 let (moved, kept) = std::mem::take(&mut old.events)
@@ -340,7 +353,7 @@ impl Manager {
                 new.queue(id, uid, event);
             }
         }
-        request.answer(asked.response, &rdma_ucm_migrate_resp { events_reported: 0 });
+        request.answer(asked.response, &rdma_ucm_migrate_resp { events_reported });
         Ok(())
     }
 
@@ -371,10 +384,7 @@ impl Manager {
         let open = self.files.get_mut(&file).ok_or(Errno::BADF)?;
         let (number, uid, event) = open.events.pop_front().ok_or(Errno::AGAIN)?;
         open.unsignal();
-        match open.read.iter_mut().find(|(id, _)| *id == number) {
-            Some((_, read)) => *read += 1,
-            None => open.read.push((number, 1)),
-        }
+        self.ids.entry(number).and_modify(|id| id.read += 1);
         let mut response = rdma_ucm_event_resp {
             uid,
             id: event.new_id.unwrap_or(number),
@@ -396,7 +406,12 @@ impl Manager {
         Ok(())
     }
 
-    fn init_qp_attr(&mut self, file: CmFileId, request: &Request<'_>, ports: &Ports) -> Result<()> {
+    fn init_qp_attr(
+        &mut self,
+        file: CmFileId,
+        request: &Request<'_>,
+        ports: Ports<'_>,
+    ) -> Result<()> {
         const INIT: u32 = 1;
         const RTR: u32 = 2;
         const RTS: u32 = 3;
@@ -468,7 +483,7 @@ impl Manager {
         Ok(())
     }
 
-    fn query(&mut self, file: CmFileId, request: &Request<'_>, ports: &Ports) -> Result<()> {
+    fn query(&mut self, file: CmFileId, request: &Request<'_>, ports: Ports<'_>) -> Result<()> {
         let asked: rdma_ucm_query = request.read()?;
         let id = self.id(file, asked.id)?;
         if asked.option == RDMA_USER_CM_QUERY_PATH {
@@ -481,7 +496,7 @@ impl Manager {
         let mut response = rdma_ucm_query_addr_resp { ibdev_index: u32::MAX, ..Default::default() };
         let mut scope = 0;
         if let Some(device) = id.device {
-            let (interface, guid) = ports.ports.get(device).ok_or(Errno::NODEV)?;
+            let (interface, guid) = ports.get(device)?;
             scope = interface.index;
             response.node_guid = guid.to_be();
             response.port_num = 1;
