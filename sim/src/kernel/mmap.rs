@@ -46,8 +46,6 @@ pub(crate) struct Lease;
 pub(super) struct Entry {
     mapped: Mapped,
     lease: Arc<Lease>,
-    /// Whether its object is gone. The offset is not used again before the last mapping is gone.
-    is_removed: bool,
 }
 
 /// Goes when its last mapping does.
@@ -133,8 +131,9 @@ impl Kernel {
             true => return Err(Errno::INVAL),
             false => page,
         };
-        let entry = self.file(file)?.mapped.get(&key).filter(|entry| !entry.is_removed);
-        let Entry { mapped, lease, .. } = entry.ok_or(Errno::INVAL)?;
+        let open = self.file(file)?;
+        let entry = open.mapped.get(&key).filter(|_| !open.unmapped.contains(&key));
+        let Entry { mapped, lease } = entry.ok_or(Errno::INVAL)?;
         let lease = lease.clone();
         let shown = match mapped {
             Mapped::Uars { pages, .. } if length == pages.len() => Shown::Pages(pages.clone()),
@@ -199,7 +198,7 @@ impl Kernel {
         if key > first | 0xffff {
             return Err(Errno::NOMEM);
         }
-        let entry = Entry { mapped, lease: Arc::new(Lease), is_removed: false };
+        let entry = Entry { mapped, lease: Arc::new(Lease) };
         entries.insert(key, entry);
         Ok(key)
     }
@@ -207,9 +206,7 @@ impl Kernel {
     /// Ends an entry. The pages behind it go with the last mapping.
     pub(crate) fn remove_mapped(&mut self, file: FileId, key: u64) -> Result<Weak<Lease>> {
         let file = self.file_mut(file)?;
-        let entry = file.mapped.get_mut(&key).ok_or(Errno::INVAL)?;
-        let lease = Arc::downgrade(&entry.lease);
-        entry.is_removed = true;
+        let lease = Arc::downgrade(&file.mapped.get(&key).ok_or(Errno::INVAL)?.lease);
         match lease.strong_count() {
             1 => drop(file.mapped.remove(&key)),
             _ => file.unmapped.push(key),

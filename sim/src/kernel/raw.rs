@@ -108,7 +108,7 @@ impl RawQp {
             let mut context = command.sub_mut(create_tis_in::ctx);
             context.set(tisc::transport_domain, domain.into());
             let tis = Driver::created(&driver.execute(switch, &command.into_inner())?);
-            let sq = driver.execute(switch, &send_queue(asked, tis)?);
+            let sq = send_queue(asked, tis).and_then(|command| driver.execute(switch, &command));
             match sq {
                 Ok(answer) => self.sq = Some(SendPart { tis, sq: Driver::created(&answer) }),
                 Err(errno) => {
