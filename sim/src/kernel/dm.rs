@@ -1,6 +1,6 @@
 //! Device memory. Pairs with `core/uverbs_std_types_dm.c` and `hw/mlx5/dm.c`.
 
-use super::mmap::Leaving;
+use super::mmap::{Leaving, device_memory_key};
 use super::{FileId, Kernel, Method, Object, Switch, destroying};
 use crate::call::{Call, Result};
 use crate::driver::{Driver, input};
@@ -112,13 +112,8 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 pub(super) fn free(kernel: &mut Kernel, file: FileId, memory: DeviceMemory) -> Result<()> {
-    let lease = kernel.remove_device_memory(file, memory.page)?;
-    let (driver, switch) = kernel.driver(file)?;
-    if lease.strong_count() > 0 {
-        driver.leaving.push((lease, Leaving::DeviceMemory(memory)));
-        return Ok(());
-    }
-    memory.dealloc(driver, switch)
+    let key = device_memory_key(memory.page.into());
+    kernel.end_mapped(file, key, Leaving::DeviceMemory(memory))
 }
 
 impl DeviceMemory {

@@ -55,6 +55,17 @@ pub(crate) enum Leaving {
     DeviceMemory(DeviceMemory),
 }
 
+impl Leaving {
+    fn give_back(self, driver: &mut Driver, switch: &mut Switch) -> Result<()> {
+        match self {
+            Leaving::Uar(number) => {
+                driver.execute_on(switch, opcode::DEALLOC_UAR, number).map(drop)
+            }
+            Leaving::DeviceMemory(memory) => memory.dealloc(driver, switch),
+        }
+    }
+}
+
 /// Where pages are that are shown to the program.
 pub(crate) enum Shown {
     Pages(Arc<Pages>),
@@ -102,7 +113,7 @@ fn parts(page: u64) -> (u64, u64) {
 }
 
 /// The key of device memory by its index.
-fn device_memory_key(index: u64) -> u64 {
+pub(super) fn device_memory_key(index: u64) -> u64 {
     u64::from(MLX5_IB_MMAP_DEVICE_MEM) << INDEX_BITS | index
 }
 
@@ -204,14 +215,26 @@ impl Kernel {
     }
 
     /// Ends an entry. The pages behind it go with the last mapping.
-    pub(crate) fn remove_mapped(&mut self, file: FileId, key: u64) -> Result<Weak<Lease>> {
+    pub(super) fn remove_mapped(&mut self, file: FileId, key: u64) -> Result<()> {
+        let lease = self.lease(file, key)?;
         let file = self.file_mut(file)?;
-        let lease = Arc::downgrade(&file.mapped.get(&key).ok_or(Errno::INVAL)?.lease);
         match lease.strong_count() {
+            // The entry's own.
             1 => drop(file.mapped.remove(&key)),
             _ => file.unmapped.push(key),
         }
-        Ok(lease)
+        Ok(())
+    }
+
+    /// Ends an entry once the device has back what is behind it, or will have it with the last mapping.
+    pub(super) fn end_mapped(&mut self, file: FileId, key: u64, leaving: Leaving) -> Result<()> {
+        let lease = self.lease(file, key)?;
+        let (driver, switch) = self.driver(file)?;
+        match lease.strong_count() {
+            1 => leaving.give_back(driver, switch)?,
+            _ => driver.leaving.push((lease, leaving)),
+        }
+        self.remove_mapped(file, key)
     }
 
     /// Gives back what no mapping shows any more.
@@ -233,12 +256,7 @@ impl Kernel {
                     driver.leaving.push((lease, leaving));
                     continue;
                 }
-                let gone = match leaving {
-                    Leaving::Uar(number) => {
-                        driver.execute_on(switch, opcode::DEALLOC_UAR, number).map(drop)
-                    }
-                    Leaving::DeviceMemory(memory) => memory.dealloc(driver, switch),
-                };
+                let gone = leaving.give_back(driver, switch);
                 debug_assert!(gone.is_ok(), "{gone:?}");
             }
         }
@@ -253,11 +271,6 @@ impl Kernel {
     ) -> Result<u16> {
         let key = self.add_entry(file, Mapped::Bar { offset, length }, device_memory_key(0))?;
         Ok(key as u16)
-    }
-
-    /// Ends the entry of device memory.
-    pub(crate) fn remove_device_memory(&mut self, file: FileId, index: u16) -> Result<Weak<Lease>> {
-        self.remove_mapped(file, device_memory_key(index.into()))
     }
 
     /// The lease of an entry.

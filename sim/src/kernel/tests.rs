@@ -13,10 +13,13 @@ use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
 use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
 use uverbs_uapi::cq::*;
 use uverbs_uapi::device::*;
+use uverbs_uapi::dm::*;
 use uverbs_uapi::ioctl::{ib_uverbs_attr, ib_uverbs_ioctl_hdr};
 use uverbs_uapi::mlx5::abi::{mlx5_ib_create_cq, mlx5_ib_create_qp, mlx5_ib_create_srq};
 use uverbs_uapi::mlx5::context::mlx5_ib_alloc_ucontext_req_v2;
+use uverbs_uapi::mlx5::object::MLX5_IB_OBJECT_UAR;
 use uverbs_uapi::mlx5::prm::opcode;
+use uverbs_uapi::mlx5::uar::*;
 use uverbs_uapi::mr::*;
 use uverbs_uapi::object::*;
 use uverbs_uapi::pd::ib_uverbs_alloc_pd_resp;
@@ -207,6 +210,64 @@ fn a_wrong_event_descriptor_leaves_nothing_behind() {
     drop((channel, events));
     let files = &bench.kernel.files[&bench.file].events;
     assert!(files.iter().all(|file| file.is_closed()));
+}
+
+#[test]
+fn a_raw_queue_pair_that_is_refused_leaves_nothing_behind() {
+    let mut bench = Bench::new();
+    let channel = bench.kernel.add_events(bench.file, WIDTH).unwrap();
+    let cq = bench.create_cq(channel.as_raw_fd(), -1).unwrap();
+    let driver_part = mlx5_ib_create_qp {
+        // No page begins there.
+        sq_buf_addr: bench.memory.address() + 4,
+        db_addr: bench.memory.address() + RECORD,
+        sq_wqe_count: 16,
+        bfreg_index: bench.uar,
+        ..Default::default()
+    };
+    let kind = ib_uverbs_qp_type::IB_UVERBS_QPT_RAW_PACKET;
+    let attrs = [
+        attr(UVERBS_ATTR_CREATE_QP_HANDLE, 0, 0),
+        attr(UVERBS_ATTR_CREATE_QP_PD_HANDLE, 0, bench.pd.into()),
+        attr(UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, 0, cq.into()),
+        attr(UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE, 0, cq.into()),
+        attr(UVERBS_ATTR_CREATE_QP_TYPE, 8, kind.0.into()),
+        input(UVERBS_ATTR_UHW_IN, &driver_part),
+    ];
+    let errno = if super::qp::has_raw_capability() { Errno::INVAL } else { Errno::PERM };
+    let mut refused = || {
+        let answer = bench.run(UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE, attrs);
+        assert_eq!(answer.err(), Some(errno));
+        bench.census()
+    };
+    // The first one makes the transport domain of the context.
+    assert_eq!(refused(), refused());
+}
+
+#[test]
+fn what_firmware_keeps_is_given_back_by_the_next_call() {
+    const BUSY: u8 = 6;
+    let mut bench = Bench::new();
+    let before = bench.census();
+    let kind = mlx5_ib_uapi_uar_alloc_type::MLX5_IB_UAPI_UAR_ALLOC_TYPE_BF;
+    let uar = [
+        attr(MLX5_IB_ATTR_UAR_OBJ_ALLOC_HANDLE, 0, 0),
+        attr(MLX5_IB_ATTR_UAR_OBJ_ALLOC_TYPE, 8, kind.0.into()),
+    ];
+    let uar = bench.run(MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_ALLOC, uar).unwrap();
+    let memory = [
+        attr(UVERBS_ATTR_ALLOC_DM_HANDLE, 0, 0),
+        attr(UVERBS_ATTR_ALLOC_DM_LENGTH, 8, 64),
+        attr(UVERBS_ATTR_ALLOC_DM_ALIGNMENT, 4, 0),
+    ];
+    let memory = bench.run(UVERBS_OBJECT_DM, UVERBS_METHOD_DM_ALLOC, memory).unwrap();
+    for (made, op) in [(uar[0], opcode::DEALLOC_UAR), (memory[0], opcode::DEALLOC_MEMIC)] {
+        let device = bench.kernel.switch.function(0).device_mut();
+        device.faults_mut().fail_command(op, 0, CommandFailure::Status(BUSY));
+        assert_eq!(bench.kernel.destroy(bench.file, made.data as u32), Err(Errno::BUSY));
+        assert_eq!(bench.kernel.destroy(bench.file, made.data as u32), Ok(()));
+    }
+    assert_eq!(bench.census(), before);
 }
 
 #[test]

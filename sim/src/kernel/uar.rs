@@ -62,11 +62,5 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 pub(super) fn free(kernel: &mut Kernel, file: FileId, number: u32, page: u64) -> Result<()> {
-    let lease = kernel.remove_mapped(file, page)?;
-    let (driver, switch) = kernel.driver(file)?;
-    if lease.strong_count() > 0 {
-        driver.leaving.push((lease, Leaving::Uar(number)));
-        return Ok(());
-    }
-    driver.execute_on(switch, opcode::DEALLOC_UAR, number).map(drop)
+    kernel.end_mapped(file, page, Leaving::Uar(number))
 }

@@ -61,5 +61,5 @@ fn alloc(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 pub(super) fn free(kernel: &mut Kernel, file: FileId, page: u64) -> Result<()> {
-    kernel.remove_mapped(file, page).map(drop)
+    kernel.remove_mapped(file, page)
 }
