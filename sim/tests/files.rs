@@ -17,10 +17,15 @@ fn write<T: IntoBytes + Immutable>(file: &Arc<dyn HostFile>, cmd: u32, request: 
     assert_eq!(unsafe { file.write(&bytes) }, Ok(bytes.len()));
 }
 
-/// Creates an id and binds it to the address of the first device.
-fn bind(file: &Arc<dyn HostFile>) {
+/// The address of a value that a command fills in.
+fn place<T>(value: &mut T) -> u64 {
+    std::ptr::from_mut(value).expose_provenance() as u64
+}
+
+/// Creates an id and binds it to the address of the first device; returns its number.
+fn bind(file: &Arc<dyn HostFile>) -> u32 {
     let mut answer = rdma_ucm_create_id_resp::new_zeroed();
-    let response = std::ptr::from_mut(&mut answer).expose_provenance() as u64;
+    let response = place(&mut answer);
     let ps = rdma_ucm_port_space::RDMA_PS_TCP.0;
     let create = rdma_ucm_create_id { uid: 1, response, ps, ..Default::default() };
     write(file, RDMA_USER_CM_CMD_CREATE_ID, &create, size_of_val(&answer) as u16);
@@ -29,6 +34,7 @@ fn bind(file: &Arc<dyn HostFile>) {
     bind.addr_size = size_of_val(&address) as u16;
     bind.addr[..size_of_val(&address)].copy_from_slice(address.as_bytes());
     write(file, RDMA_USER_CM_CMD_BIND, &bind, 0);
+    bind.id
 }
 
 fn ids(system: &Arc<dyn HostSystem>) -> u64 {
@@ -52,6 +58,30 @@ fn ids_go_with_the_last_descriptor_of_their_file() {
     bind(&file);
     drop(file);
     assert_eq!(ids(&system), 0);
+}
+
+#[test]
+fn an_id_that_migrates_tells_how_many_events_were_read() {
+    let system = Fabric::new(1, Mode::Trapped).system();
+    let (old, new) = (system.open_rdma_cm().unwrap(), system.open_rdma_cm().unwrap());
+    let id = bind(&old);
+    let to = sockaddr_in { sin_family: 2, sin_addr: [10, 0, 0, 1], ..Default::default() };
+    let mut resolve = rdma_ucm_resolve_addr { id, ..rdma_ucm_resolve_addr::new_zeroed() };
+    resolve.dst_size = size_of_val(&to) as u16;
+    resolve.dst_addr[..size_of_val(&to)].copy_from_slice(to.as_bytes());
+    write(&old, RDMA_USER_CM_CMD_RESOLVE_ADDR, &resolve, 0);
+    let mut event = rdma_ucm_event_resp::new_zeroed();
+    let get = rdma_ucm_get_event { response: place(&mut event) };
+    write(&old, RDMA_USER_CM_CMD_GET_EVENT, &get, size_of_val(&event) as u16);
+    assert_eq!((event.id, event.status), (id, 0));
+    let mut moved = rdma_ucm_migrate_resp::new_zeroed();
+    let fd = rustix::fd::AsRawFd::as_raw_fd(&old.fd()) as u32;
+    let migrate = rdma_ucm_migrate_id { response: place(&mut moved), id, fd };
+    write(&new, RDMA_USER_CM_CMD_MIGRATE_ID, &migrate, size_of_val(&moved) as u16);
+    let mut gone = rdma_ucm_destroy_id_resp::new_zeroed();
+    let destroy = rdma_ucm_destroy_id { response: place(&mut gone), id, ..Default::default() };
+    write(&new, RDMA_USER_CM_CMD_DESTROY_ID, &destroy, size_of_val(&gone) as u16);
+    assert_eq!((moved.events_reported, gone.events_reported), (1, 1));
 }
 
 #[test]
