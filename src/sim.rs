@@ -25,7 +25,10 @@
 //! The devices are emulated ConnectX-5s, which unmodified mlx5 drivers accept; the library drives them as it drives
 //! hardware. **Unstable**: this interface changes in any release.
 
-pub use uverbs_sim::{Clock, Fabric, Mode};
+pub use uverbs_sim::{
+    Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode, Profile, Rates,
+    Side, Syndrome, Verb,
+};
 
 use rustix::process::{getegid, geteuid, getgid, getuid};
 use std::io::Write;

@@ -70,6 +70,7 @@ pub struct InjectedFaults {
     commands: BTreeMap<u16, (u32, CommandFailure)>,
     wqes: Vec<WqeFault>,
     to_lose: u32,
+    to_refuse: u32,
     to_delay: Option<(u32, Delay)>,
     /// Delayed messages by their queue.
     delayed: BTreeMap<u32, DelayedMessage>,
@@ -92,6 +93,16 @@ impl InjectedFaults {
     /// Loses the next `count` messages.
     pub fn lose_messages(&mut self, count: u32) {
         self.to_lose = count;
+    }
+
+    /// Refuses the next `count` messages that need a receive, as if none was posted.
+    pub fn refuse_receives(&mut self, count: u32) {
+        self.to_refuse = count;
+    }
+
+    /// Whether the next message is to be lost or delayed.
+    pub fn has_message_fault(&self) -> bool {
+        self.to_lose > 0 || self.to_delay.is_some()
     }
 
     /// Delays each of the next `count` messages.
@@ -136,6 +147,13 @@ impl InjectedFaults {
             its
         })?;
         Some(self.wqes.remove(due).syndromes)
+    }
+
+    /// Whether a message that needs a receive is refused.
+    pub(crate) fn refuses_receive(&mut self) -> bool {
+        let refuses = self.to_refuse > 0;
+        self.to_refuse = self.to_refuse.saturating_sub(1);
+        refuses
     }
 
     /// What happens to the next message of a queue, and the queues whose delayed messages may go
@@ -232,6 +250,14 @@ mod tests {
         assert_eq!(faults.wqe_fault(1, false, Side::Receive), None);
         assert_eq!(faults.wqe_fault(1, true, Side::Receive), Some(SYNDROMES));
         assert_eq!(faults.wqe_fault(1, true, Side::Receive), None);
+    }
+
+    #[test]
+    fn as_many_receives_are_refused_as_was_asked() {
+        let mut faults = InjectedFaults::default();
+        faults.refuse_receives(2);
+        let seen: Vec<_> = (0..4).map(|_| faults.refuses_receive()).collect();
+        assert_eq!(seen, [true, true, false, false]);
     }
 
     #[test]

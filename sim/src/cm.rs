@@ -51,6 +51,8 @@ pub(crate) struct Manager {
     orphans: Vec<Connection>,
     /// When the next timer is due, of all ids and orphans.
     due: Option<u64>,
+    /// How many messages of each device a test has asked to lose.
+    pub(crate) to_lose: BTreeMap<usize, u32>,
 }
 
 /// The kernel's own number of an operation that is not supported, of which programs know nothing.
@@ -69,10 +71,21 @@ impl Ports<'_> {
 
     /// The device that has an address, and the index of its GID, of RoCE v2.
     fn find(&self, gid: &Gid) -> Option<(usize, usize)> {
-        self.0.iter().enumerate().find_map(|(device, driver)| {
+        let mut plugged = self.0.iter().enumerate().filter(|(_, driver)| driver.is_plugged());
+        plugged.find_map(|(device, driver)| {
             let index = driver.interface.gids.iter().rposition(|entry| entry.gid == *gid)?;
             Some((device, index))
         })
+    }
+
+    /// Whether messages between two addresses arrive: of one port, or of ports with a link.
+    fn are_joined(&self, from: &Gid, to: &Gid) -> bool {
+        match (self.find(from), self.find(to)) {
+            (Some((from, _)), Some((to, _))) => {
+                from == to || self.0[from].has_link() && self.0[to].has_link()
+            }
+            _ => false,
+        }
     }
 
     /// The address of a device that a peer is reached from.
@@ -417,6 +430,19 @@ impl Manager {
         id.read
     }
 
+    /// Tells the ids of a device that it is gone, and ends their connections: `cma_remove_one`.
+    pub(crate) fn remove_device(&mut self, device: usize) {
+        let of = |id: &Id| id.device == Some(device);
+        let ids = self.ids.iter().filter(|(_, id)| of(id)).map(|(number, _)| *number);
+        for number in ids.collect::<Vec<u32>>() {
+            if let Some(id) = self.ids.get_mut(&number) {
+                id.state = IdState::Disconnected;
+                id.role = Role::None;
+            }
+            self.report(number, Event::new(id::DEVICE_REMOVAL, 0, Param::None));
+        }
+    }
+
     /// The ids of requests whose events the program has not read.
     fn children_of(&self, listener: u32) -> Vec<u32> {
         let waits = |id: &Id| id.parent == Some(listener) && id.unseen;
@@ -428,8 +454,13 @@ impl Manager {
         !self.in_flight.is_empty() || self.due.is_some_and(|due| due <= now)
     }
 
-    /// Passes messages on, and runs timers; whether there was anything.
-    pub(crate) fn run(&mut self, now: u64, ports: Ports<'_>) -> bool {
+    /// Passes messages on, and runs timers; whether there was anything. `loses` decides about each message.
+    pub(crate) fn run(
+        &mut self,
+        now: u64,
+        ports: Ports<'_>,
+        mut loses: impl FnMut() -> bool,
+    ) -> bool {
         let mut worked = false;
         for number in self.due(now) {
             worked = true;
@@ -443,12 +474,22 @@ impl Manager {
         self.orphans = orphans;
         while let Some(message) = self.in_flight.pop_front() {
             worked = true;
-            if ports.find(&message.to).is_some() {
+            let lost = loses() || self.is_to_lose(&message.from, ports);
+            if !lost && ports.are_joined(&message.from, &message.to) {
                 self.deliver(now, &message, ports);
             }
         }
         self.find_due();
         worked
+    }
+
+    /// Whether a test has asked to lose the next message of the device with an address.
+    fn is_to_lose(&mut self, from: &Gid, ports: Ports<'_>) -> bool {
+        let device = ports.find(from).map(|(device, _)| device);
+        let left = device.and_then(|device| self.to_lose.get_mut(&device));
+        let Some(left) = left.filter(|left| **left > 0) else { return false };
+        *left -= 1;
+        true
     }
 
     fn due(&self, now: u64) -> Vec<u32> {

@@ -4,11 +4,13 @@
 
 use crate::call::Result;
 use crate::events::EventFile;
+use crate::faults::{FailingCalls, Rates};
 use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Membership, RawQp, Xrcd};
 use crate::memory::Pages;
 use crate::network::Interface;
+use crate::seed::Decisions;
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::sync::{Arc, Weak};
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::format::event::{self, Event, Subject};
@@ -102,9 +104,32 @@ pub(crate) struct Reserved {
     pub(crate) srq: u32,
 }
 
+/// Whether a device works.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Health {
+    Working,
+    /// In internal error.
+    Failed,
+    /// Out of its slot.
+    Unplugged,
+}
+
 /// The driver of a function.
 #[derive(Debug)]
 pub(crate) struct Driver {
+    pub(crate) name: String,
+    health: Health,
+    link: bool,
+    /// Calls that a test makes fail.
+    pub(crate) failing: FailingCalls,
+    /// How many events a test has asked to lose.
+    pub(crate) events_to_lose: u32,
+    /// How many events a test has asked to hold back, and for how many nanoseconds each.
+    pub(crate) events_to_delay: (u32, u64),
+    /// Events that are held back, and when each goes on.
+    late: VecDeque<(u64, Event)>,
+    /// Whether the link came up or went down, for each change that contexts were not told of.
+    pub(crate) link_changes: Vec<bool>,
     /// The function's place at the switch.
     function: usize,
     /// The event queue, which has no memory: events are taken as values.
@@ -181,6 +206,7 @@ impl Driver {
     pub(crate) fn probe(
         switch: &mut Switch,
         options: Options,
+        name: String,
         interface: Interface,
     ) -> Result<Driver> {
         let function = switch.add(options);
@@ -188,6 +214,14 @@ impl Driver {
         *pci.memory_mut() = GuestMemory::process();
         pci.enable_bus_master();
         let mut driver = Driver {
+            name,
+            health: Health::Working,
+            link: true,
+            failing: FailingCalls::default(),
+            events_to_lose: 0,
+            events_to_delay: (0, 0),
+            late: VecDeque::new(),
+            link_changes: Vec::new(),
             function,
             eqn: 0,
             variant: 0,
@@ -260,6 +294,9 @@ impl Driver {
     /// Sends a command to firmware.
     pub(crate) fn execute(&self, switch: &mut Switch, command: &[u8]) -> Result<Vec<u8>> {
         const ROOM: usize = 4096;
+        if self.health != Health::Working {
+            return self.execute_after_failure(command);
+        }
         let function = switch.function(self.function);
         let answer = function.command(command, ROOM).ok_or(Errno::TIMEDOUT)?;
         match answer.first() {
@@ -267,6 +304,37 @@ impl Driver {
             Some(status) => Err(errno_of(*status)),
             None => Err(Errno::IO),
         }
+    }
+
+    /// Answers for a device that works no more: what takes something away succeeds, as
+    /// `mlx5_internal_err_ret_value` has it.
+    fn execute_after_failure(&self, command: &[u8]) -> Result<Vec<u8>> {
+        let op = command.first_chunk().map_or(0, |op| u16::from_be_bytes(*op));
+        match TAKES_AWAY.contains(&op) {
+            true => Ok(vec![0; 16]),
+            false => Err(Errno::NOLINK),
+        }
+    }
+
+    /// Whether the device is in its slot.
+    pub(crate) fn is_plugged(&self) -> bool {
+        self.health != Health::Unplugged
+    }
+
+    /// Whether the device works, and its port has a link.
+    pub(crate) fn has_link(&self) -> bool {
+        self.health == Health::Working && self.link
+    }
+
+    /// Stops the device; answers whether it worked.
+    pub(crate) fn stop(&mut self, switch: &mut Switch, unplug: bool) -> bool {
+        let worked = self.health == Health::Working;
+        if unplug || worked {
+            self.health = if unplug { Health::Unplugged } else { Health::Failed };
+        }
+        switch.function(self.function).remove();
+        self.late.clear();
+        worked
     }
 
     /// Sends a command that names one object by number, of which the command's fields begin at byte 8.
@@ -376,17 +444,65 @@ impl Driver {
 
     /// Takes the events that the device has and passes them on; whether there were any.
     pub(crate) fn take_events(&mut self, switch: &mut Switch) -> bool {
-        let function = switch.function(self.function);
         let mut any = false;
-        while let Some(event) = function.next_event() {
+        while let Some(event) = switch.function(self.function).next_event() {
             any = true;
             self.pass_on(&event);
         }
         any
     }
 
-    fn pass_on(&self, event: &Event) {
+    /// Takes the events that the device has, and passes those on that are not lost or late; whether there were any.
+    pub(crate) fn take_events_at(
+        &mut self,
+        switch: &mut Switch,
+        now: u64,
+        rates: Rates,
+        decisions: &mut Decisions,
+    ) -> bool {
+        let mut any = false;
+        while self.late.front().is_some_and(|(due, _)| *due <= now) {
+            let Some((_, event)) = self.late.pop_front() else { break };
+            any = true;
+            self.pass_on(&event);
+        }
+        while let Some(event) = switch.function(self.function).next_event() {
+            any = true;
+            if self.events_to_lose > 0 {
+                self.events_to_lose -= 1;
+                continue;
+            }
+            let late = match &mut self.events_to_delay {
+                (0, _) => rates.lateness(decisions),
+                (count, by) => {
+                    *count -= 1;
+                    *by
+                }
+            };
+            // Events stay in order.
+            let due = now.saturating_add(late);
+            let due = self.late.back().map_or(due, |(last, _)| due.max(*last));
+            match due > now {
+                true => self.late.push_back((due, event)),
+                false => self.pass_on(&event),
+            }
+        }
+        any
+    }
+
+    /// When the next late event goes on.
+    pub(crate) fn deadline(&self) -> Option<u64> {
+        self.late.front().map(|(due, _)| *due)
+    }
+
+    fn pass_on(&mut self, event: &Event) {
+        /// `MLX5_PORT_CHANGE_SUBTYPE_ACTIVE`.
+        const SUB_ACTIVE: u8 = 4;
         match (event.kind, event.subject()) {
+            (event::PORT_CHANGE, _) => {
+                self.link = event.sub_type == SUB_ACTIVE;
+                self.link_changes.push(self.link);
+            }
             (event::COMPLETION, Subject::Cq(number)) => {
                 let channel = self.cqs.get(&number).and_then(|cq| cq.channel.as_ref());
                 if let Some(Reports { to, user_handle }) = channel {
@@ -416,8 +532,32 @@ impl Driver {
     }
 }
 
+/// Commands that take something away.
+const TAKES_AWAY: [u16; 20] = [
+    opcode::DESTROY_MKEY,
+    opcode::DESTROY_CQ,
+    opcode::DESTROY_QP,
+    opcode::DESTROY_SRQ,
+    opcode::DESTROY_XRC_SRQ,
+    opcode::DESTROY_RMP,
+    opcode::DESTROY_RQ,
+    opcode::DESTROY_SQ,
+    opcode::DESTROY_TIR,
+    opcode::DESTROY_TIS,
+    opcode::DEALLOC_PD,
+    opcode::DEALLOC_UAR,
+    opcode::DEALLOC_XRCD,
+    opcode::DEALLOC_TRANSPORT_DOMAIN,
+    opcode::DEALLOC_MEMIC,
+    opcode::DETACH_FROM_MCG,
+    opcode::DESTROY_FLOW_TABLE,
+    opcode::DESTROY_FLOW_GROUP,
+    opcode::DELETE_FLOW_TABLE_ENTRY,
+    opcode::TO_RST_QP,
+];
+
 /// Queues an asynchronous event.
-fn report(reports: Option<&Reports>, event_type: u32) {
+pub(crate) fn report(reports: Option<&Reports>, event_type: u32) {
     if let Some(Reports { to, user_handle }) = reports {
         let event = ib_uverbs_async_event_desc { element: *user_handle, event_type, reserved: 0 };
         to.send(event.as_bytes());
@@ -427,6 +567,9 @@ fn report(reports: Option<&Reports>, event_type: u32) {
 // `enum ib_event_type`.
 const IB_EVENT_CQ_ERR: u32 = 0;
 const IB_EVENT_QP_FATAL: u32 = 1;
+pub(crate) const IB_EVENT_DEVICE_FATAL: u32 = 8;
+pub(crate) const IB_EVENT_PORT_ACTIVE: u32 = 9;
+pub(crate) const IB_EVENT_PORT_ERR: u32 = 10;
 const IB_EVENT_QP_REQ_ERR: u32 = 2;
 const IB_EVENT_QP_ACCESS_ERR: u32 = 3;
 const IB_EVENT_SRQ_LIMIT_REACHED: u32 = 15;

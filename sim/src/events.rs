@@ -112,6 +112,14 @@ impl EventFile {
         self.ends().flush();
     }
 
+    /// Ends the file: what is queued can be read, and then its end is met, where Linux answers `EIO`.
+    pub(crate) fn end(&self) {
+        let mut ends = self.ends();
+        ends.flush();
+        ends.waiting.clear();
+        let _ = ends.ours.shutdown(std::net::Shutdown::Both);
+    }
+
     /// Whether nothing reports here and the program has closed its end.
     pub(crate) fn is_closed(&self) -> bool {
         let ends = self.ends();

@@ -1,46 +1,157 @@
 //! The fabric, as tests and programs make it.
 
 use crate::driver::Driver;
+use crate::faults::Rates;
 use crate::kernel::Kernel;
 use crate::network::Interface;
+use crate::profile::Profile;
 pub use crate::world::Mode;
 use crate::world::World;
+use rustix::io::Errno;
+use std::fmt;
 use std::future::{Future, poll_fn};
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::task::Poll;
 use std::time::Duration;
-use uverbs_connectx::options::Options;
 use uverbs_host::HostSystem;
 
 /// Devices behind one switch, with a kernel of their own, in this process.
 #[derive(Clone, Debug)]
 pub struct Fabric {
-    world: Arc<World>,
+    pub(crate) world: Arc<World>,
 }
 
-impl Fabric {
-    /// A fabric of `devices` devices.
+/// A fabric before it is made: [`Fabric::builder`].
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct FabricBuilder {
+    profiles: Vec<Profile>,
+    mode: Mode,
+    rates: Rates,
+}
+
+impl FabricBuilder {
+    /// Adds a device.
+    pub fn device(mut self, profile: Profile) -> FabricBuilder {
+        self.profiles.push(profile);
+        self
+    }
+
+    /// Has the program step the fabric, in virtual time, with decisions drawn from this seed:
+    /// [`Mode::Stepped`]. Without it time is real, and threads of the program run the devices.
+    pub fn stepped(mut self, seed: u64) -> FabricBuilder {
+        self.mode = Mode::Stepped { seed };
+        self
+    }
+
+    /// Faults that happen at random, by the seed of a stepped fabric.
+    pub fn rates(mut self, rates: Rates) -> FabricBuilder {
+        self.rates = rates;
+        self
+    }
+
+    /// Makes the fabric.
     ///
-    /// # Panics
+    /// # Errors
     ///
-    /// If the device model refuses to be brought up, which is a defect of this package.
-    pub fn new(devices: usize, mode: Mode) -> Fabric {
-        let seed = match mode {
+    /// Two devices of one name or address, a name that no device can have, or more than [`MAX_DEVICES`].
+    pub fn build(self) -> Result<Fabric, FabricError> {
+        let seed = match self.mode {
             Mode::Stepped { seed } => seed,
             Mode::Trapped => 0,
         };
-        let mut kernel = Kernel::new(seed);
-        for number in 0..devices {
-            let options = Options::default();
-            let interface = Interface::numbered(number);
-            let driver = Driver::probe(&mut kernel.switch, options, interface)
-                .unwrap_or_else(|errno| panic!("device {number} does not come up: {errno}"));
+        if self.profiles.len() > MAX_DEVICES {
+            return Err(FabricError::TooManyDevices(self.profiles.len()));
+        }
+        let mut kernel = Kernel::new(seed, self.rates);
+        for (number, profile) in self.profiles.into_iter().enumerate() {
+            let name = profile.name.unwrap_or_else(|| format!("mlx5_{number}"));
+            if !(1..=MAX_NAME).contains(&name.len()) || name.contains(['/', '\0']) {
+                return Err(FabricError::Name(name));
+            }
+            let interface = Interface::numbered(number, &profile.addresses);
+            for other in &kernel.drivers {
+                if other.name == name {
+                    return Err(FabricError::NameTaken(name));
+                }
+                let taken = |address: &&IpAddr| other.interface.addresses.contains(address);
+                if let Some(address) = interface.addresses.iter().find(taken) {
+                    return Err(FabricError::AddressTaken(*address));
+                }
+            }
+            let driver = Driver::probe(&mut kernel.switch, profile.options, name, interface)
+                .map_err(|errno| FabricError::NotProbed(number, errno))?;
             kernel.drivers.push(driver);
         }
-        let world = World::new(kernel, mode);
+        let world = World::new(kernel, self.mode);
         let system: Arc<dyn HostSystem> = world.clone();
         uverbs_host::register(&system);
-        Fabric { world }
+        Ok(Fabric { world })
+    }
+}
+
+/// The most devices of a fabric.
+pub const MAX_DEVICES: usize = 1024;
+/// The most bytes of a device's name: `IB_DEVICE_NAME_MAX` with its zero.
+const MAX_NAME: usize = 63;
+
+/// Why a fabric cannot be made.
+#[derive(Clone, Debug, PartialEq, Eq)]
+#[non_exhaustive]
+pub enum FabricError {
+    /// More devices than [`MAX_DEVICES`].
+    TooManyDevices(usize),
+    /// A name that no device can have.
+    Name(String),
+    /// Two devices have this name.
+    NameTaken(String),
+    /// Two devices have this address.
+    AddressTaken(IpAddr),
+    /// The driver does not bring the device with this number up, which is a defect of this package.
+    NotProbed(usize, Errno),
+}
+
+impl fmt::Display for FabricError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self {
+            FabricError::TooManyDevices(count) => {
+                write!(f, "{count} devices are more than a fabric may have, {MAX_DEVICES}")
+            }
+            FabricError::Name(name) => write!(
+                f,
+                "a device cannot be called {name:?}: a name has 1 to {MAX_NAME} bytes and no slash"
+            ),
+            FabricError::NameTaken(name) => {
+                write!(f, "two devices are called {name:?}: give each a name of its own")
+            }
+            FabricError::AddressTaken(address) => {
+                write!(f, "two devices have the address {address}: give each one of its own")
+            }
+            FabricError::NotProbed(number, errno) => {
+                write!(f, "device {number} does not come up: {errno}")
+            }
+        }
+    }
+}
+
+impl std::error::Error for FabricError {}
+
+impl Fabric {
+    /// A fabric of `devices` devices with all capabilities.
+    ///
+    /// # Panics
+    ///
+    /// If there are more than [`MAX_DEVICES`].
+    pub fn new(devices: usize, mode: Mode) -> Fabric {
+        let profiles = vec![Profile::new(); devices];
+        let builder = FabricBuilder { profiles, mode, ..FabricBuilder::default() };
+        builder.build().unwrap_or_else(|error| panic!("{error}"))
+    }
+
+    /// A fabric without devices so far.
+    pub fn builder() -> FabricBuilder {
+        FabricBuilder::default()
     }
 
     /// The system, for `uverbs::device::devices_on`.
@@ -66,6 +177,11 @@ impl Fabric {
     /// Moves virtual time to the next timer; `false` if there is none.
     pub fn advance(&self) -> bool {
         self.world.advance_to_timer(None)
+    }
+
+    /// The time since the fabric was made; virtual if it is stepped.
+    pub fn now(&self) -> Duration {
+        Duration::from_nanos(self.world.nanoseconds())
     }
 
     /// How many decisions the seed has made: two runs that differ here differ.

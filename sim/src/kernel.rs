@@ -38,8 +38,12 @@ use mr::Region;
 
 use crate::call::{Call, Result};
 use crate::cm::{CmFileId, Manager, Ports};
-use crate::driver::{Driver, OpenerId, Reports};
+use crate::driver::{
+    Driver, IB_EVENT_DEVICE_FATAL, IB_EVENT_PORT_ACTIVE, IB_EVENT_PORT_ERR, OpenerId, Reports,
+    report,
+};
 use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
+use crate::faults::{Rates, Verb};
 use crate::memory::{Lent, Pinned, User};
 use crate::seed::Decisions;
 use rustix::fd::{BorrowedFd, OwnedFd};
@@ -48,6 +52,7 @@ use std::collections::BTreeMap;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use uverbs_connectx::fabric::Fabric as Switch;
+use uverbs_connectx::function::Function;
 use uverbs_uapi::device::{
     UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE,
 };
@@ -158,6 +163,8 @@ struct Entry {
 pub(crate) struct OpenFile {
     pub(crate) device: usize,
     pub(crate) has_context: bool,
+    /// Whether its objects are gone with the device, or with the program that a test killed.
+    is_disassociated: bool,
     objects: BTreeMap<u32, Entry>,
     next_age: u64,
     pub(crate) events: Vec<EventFile>,
@@ -189,6 +196,7 @@ pub(crate) struct Kernel {
     pub(crate) drivers: Vec<Driver>,
     pub(crate) cm: Manager,
     decisions: Decisions,
+    rates: Rates,
     files: BTreeMap<FileId, OpenFile>,
     next_file: u64,
     pinned: Pinned,
@@ -196,12 +204,13 @@ pub(crate) struct Kernel {
 }
 
 impl Kernel {
-    pub(crate) fn new(seed: u64) -> Kernel {
+    pub(crate) fn new(seed: u64, rates: Rates) -> Kernel {
         Kernel {
             switch: Switch::default(),
             drivers: Vec::new(),
             cm: Manager::default(),
             decisions: Decisions::new(seed),
+            rates,
             files: BTreeMap::new(),
             next_file: 1,
             pinned: Pinned::default(),
@@ -211,7 +220,8 @@ impl Kernel {
 
     /// Opens the node of a device; returns the descriptor of the first handle as well.
     pub(crate) fn open(&mut self, device: usize, now: u64) -> Result<(FileId, OwnedFd)> {
-        self.drivers.get(device).ok_or(Errno::NODEV)?;
+        let driver = self.drivers.get_mut(device).filter(|driver| driver.is_plugged());
+        driver.ok_or(Errno::NODEV)?.failing.check(Some(Verb::OpenDevice))?;
         self.close_orphans(now);
         let id = FileId(self.next_file);
         self.next_file += 1;
@@ -223,6 +233,7 @@ impl Kernel {
             handles: 1,
             device,
             has_context: false,
+            is_disassociated: false,
             objects: BTreeMap::new(),
             next_age: 0,
             events: Vec::new(),
@@ -235,8 +246,61 @@ impl Kernel {
         Ok((id, theirs))
     }
 
+    /// The function of a device.
+    pub(crate) fn function(&mut self, device: usize) -> &mut Function {
+        self.switch.function(self.drivers[device].function())
+    }
+
+    /// Brings a device to internal error.
+    pub(crate) fn fail_device(&mut self, device: usize) {
+        if self.drivers[device].stop(&mut self.switch, false) {
+            self.report_to_all(device, IB_EVENT_DEVICE_FATAL, 0);
+        }
+    }
+
+    /// Takes a device out: `ib_uverbs_free_hw_resources`, and `cma_remove_one`.
+    pub(crate) fn unplug(&mut self, device: usize) {
+        self.drivers[device].stop(&mut self.switch, true);
+        self.report_to_all(device, IB_EVENT_DEVICE_FATAL, 0);
+        let of_device = self.files.iter().filter(|(_, file)| file.device == device);
+        let files: Vec<FileId> = of_device.map(|(id, _)| *id).collect();
+        files.into_iter().for_each(|file| self.disassociate(file));
+        self.cm.remove_device(device);
+    }
+
+    /// Closes the file behind a descriptor as if its program had died; answers whether there is one.
+    pub(crate) fn kill(&mut self, fd: BorrowedFd<'_>, now: u64) -> bool {
+        if let Some(file) = self.file_behind(fd) {
+            self.disassociate(file);
+            return true;
+        }
+        self.cm.kill(now, fd)
+    }
+
+    /// Destroys the objects of a file, of which no more can be made, and ends its event files.
+    fn disassociate(&mut self, id: FileId) {
+        self.destroy_all(id);
+        let Some(file) = self.files.get_mut(&id) else { return };
+        file.is_disassociated = true;
+        file.events.iter().for_each(EventFile::end);
+    }
+
+    /// Queues an asynchronous event about a device or its port in all its files.
+    fn report_to_all(&self, device: usize, event: u32, element: u64) {
+        for file in self.files.values().filter(|file| file.device == device) {
+            let to = file.default_events.as_ref().map(|(events, _)| events.clone());
+            report(to.map(|to| Reports { to, user_handle: element }).as_ref(), event);
+        }
+    }
+
     /// Closes a file: destroys its objects, the newest first, as `uverbs_destroy_ufile_hw`.
     pub(crate) fn close(&mut self, id: FileId) {
+        self.destroy_all(id);
+        self.files.remove(&id);
+    }
+
+    /// Destroys all objects of a file.
+    fn destroy_all(&mut self, id: FileId) {
         let Some(file) = self.files.get(&id) else { return };
         let mut handles: Vec<_> =
             file.objects.iter().map(|(handle, entry)| (entry.age, *handle)).collect();
@@ -257,13 +321,12 @@ impl Kernel {
                 break;
             }
         }
-        if let Some(OpenFile { transport_domain: Some(number), .. }) = self.files.get(&id) {
-            let number = *number;
+        let domain = self.files.get_mut(&id).and_then(|file| file.transport_domain.take());
+        if let Some(number) = domain {
             if let Ok((driver, switch)) = self.driver(id) {
                 let _ = driver.execute_on(switch, opcode::DEALLOC_TRANSPORT_DOMAIN, number);
             }
         }
-        self.files.remove(&id);
     }
 
     /// Opens the connection manager; returns the descriptor of its handle as well.
@@ -332,19 +395,38 @@ impl Kernel {
         }
         if (object, method) == (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) {
             call.check_known(&INVOKE_WRITE_ATTRS)?;
+            self.check_associated(file)?;
             self.check_context(file)?;
             let number = call.u64_if(UVERBS_ATTR_WRITE_CMD).ok_or(Errno::INVAL)? as u32;
             let write = WRITES.iter().copied().flatten().find(|write| write.command == number);
-            return (write.ok_or(Errno::OPNOTSUPP)?.run)(self, &mut call);
+            let write = write.ok_or(Errno::OPNOTSUPP)?;
+            self.check_fault(file, Verb::of_write(number))?;
+            return (write.run)(self, &mut call);
         }
         let all = METHODS.iter().copied().flatten();
         let found = all.clone().find(|known| (known.object, known.method) == (object, method));
         let found = found.ok_or(Errno::PROTONOSUPPORT)?;
         call.check_known(found.attrs)?;
+        // Objects that are gone can still be asked to go: `uverbs_disassociate_api`.
+        let verb = Verb::of_method(object, method);
+        if verb != Some(Verb::Destroy) {
+            self.check_associated(file)?;
+        }
         if !context::makes_context(object, method) {
             self.check_context(file)?;
         }
+        self.check_fault(file, verb)?;
         (found.run)(self, &mut call)
+    }
+
+    fn check_associated(&self, file: FileId) -> Result<()> {
+        if self.file(file)?.is_disassociated { Err(Errno::IO) } else { Ok(()) }
+    }
+
+    /// Fails a call that a test makes fail.
+    fn check_fault(&mut self, file: FileId, verb: Option<Verb>) -> Result<()> {
+        let device = self.file(file)?.device;
+        self.drivers[device].failing.check(verb)
     }
 
     fn check_context(&self, file: FileId) -> Result<()> {
@@ -571,10 +653,18 @@ impl Kernel {
     fn pass_on(&mut self, now: u64) -> bool {
         let mut worked = false;
         for driver in &mut self.drivers {
-            worked |= driver.take_events(&mut self.switch);
+            let (rates, decisions) = (self.rates, &mut self.decisions);
+            worked |= driver.take_events_at(&mut self.switch, now, rates, decisions);
+        }
+        for device in 0..self.drivers.len() {
+            for up in std::mem::take(&mut self.drivers[device].link_changes) {
+                let event = if up { IB_EVENT_PORT_ACTIVE } else { IB_EVENT_PORT_ERR };
+                self.report_to_all(device, event, 1);
+            }
         }
         if self.cm.has_work(now) {
-            worked |= self.cm.run(now, Ports(&self.drivers));
+            let (rates, decisions) = (self.rates, &mut self.decisions);
+            worked |= self.cm.run(now, Ports(&self.drivers), || rates.loses(decisions));
         }
         if self.is_crowded() {
             self.crowded.store(false, Ordering::Relaxed);
@@ -593,6 +683,10 @@ impl Kernel {
         if !ready.is_empty() {
             let chosen = self.decisions.below(ready.len() as u64) as usize;
             let (function, queue) = ready[chosen];
+            let faults = self.switch.function(function).device_mut().faults_mut();
+            if !faults.has_message_fault() {
+                self.rates.decide(&mut self.decisions, faults);
+            }
             worked |= self.switch.run_queue(function, queue, 1);
         }
         worked |= self.pass_on(now);
@@ -613,7 +707,8 @@ impl Kernel {
 
     /// When the next timer is due, of a device or of the connection manager.
     pub(crate) fn deadline(&self) -> Option<u64> {
-        self.switch.deadline().into_iter().chain(self.cm.deadline()).min()
+        let late = self.drivers.iter().filter_map(Driver::deadline);
+        self.switch.deadline().into_iter().chain(self.cm.deadline()).chain(late).min()
     }
 
     /// Whether a record waits for room in an event file, which the program makes without a call.

@@ -12,13 +12,17 @@ mod cm;
 mod driver;
 mod events;
 mod fabric;
+mod faults;
 #[allow(unsafe_code, reason = "what a file promises to the library")]
 mod file;
 mod kernel;
 #[allow(unsafe_code, reason = "memory of the process, by address")]
 mod memory;
 mod network;
+mod profile;
 mod seed;
 mod world;
 
-pub use fabric::{Clock, Fabric, Mode};
+pub use fabric::{Clock, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode};
+pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
+pub use profile::Profile;

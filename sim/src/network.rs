@@ -36,31 +36,19 @@ pub(crate) struct Interface {
 }
 
 impl Interface {
-    /// The interface of the device with this number, with a link-local address and one of 10.0.0.0/8.
-    pub(crate) fn numbered(number: usize) -> Interface {
+    /// The interface of the device with this number: with a link-local address, and these or one of 10.0.0.0/8.
+    pub(crate) fn numbered(number: usize, addresses: &[IpAddr]) -> Interface {
         // Locally administered; below 2^16 devices.
         let [high, low] = (number as u16).to_be_bytes();
         let mac = [0x02, 0x75, 0x76, 0x00, high, low];
-        let link_local = Ipv6Addr::from([
-            0xfe,
-            0x80,
-            0,
-            0,
-            0,
-            0,
-            0,
-            0,
-            mac[0] ^ 2,
-            mac[1],
-            mac[2],
-            0xff,
-            0xfe,
-            mac[3],
-            mac[4],
-            mac[5],
-        ]);
+        let [a, b, c, d, e, f] = mac;
+        let link_local =
+            Ipv6Addr::from([0xfe, 0x80, 0, 0, 0, 0, 0, 0, a ^ 2, b, c, 0xff, 0xfe, d, e, f]);
         let [high, low] = (number as u16 + 1).to_be_bytes();
-        let addresses = vec![link_local.into(), Ipv4Addr::new(10, 0, high, low).into()];
+        let usual = [Ipv4Addr::new(10, 0, high, low).into()];
+        let others = if addresses.is_empty() { &usual } else { addresses };
+        let addresses: Vec<IpAddr> =
+            std::iter::once(link_local.into()).chain(others.iter().copied()).collect();
         let entry = |address: &IpAddr, kind| GidEntry {
             gid: match address {
                 IpAddr::V4(address) => address.to_ipv6_mapped().octets(),

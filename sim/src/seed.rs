@@ -28,6 +28,12 @@ impl Decisions {
         self.next() % bound
     }
 
+    /// Whether something of which a share of all cases happens does so now. Draws a decision unless the share is 0.
+    pub(crate) fn happens(&mut self, share: f64) -> bool {
+        // A word's upper 53 bits, as a fraction.
+        share > 0.0 && ((self.next() >> 11) as f64) < share * (1u64 << 53) as f64
+    }
+
     /// How many decisions were drawn.
     pub(crate) fn drawn(&self) -> u64 {
         self.drawn
@@ -37,6 +43,17 @@ impl Decisions {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn as_large_a_share_happens_as_was_asked() {
+        let mut decisions = Decisions::new(3);
+        let happened = (0..10_000).filter(|_| decisions.happens(0.25)).count();
+        assert!((2_300..2_700).contains(&happened), "{happened}");
+        assert!((0..100).all(|_| decisions.happens(1.0)));
+        let before = decisions.drawn();
+        assert!(!decisions.happens(0.0));
+        assert_eq!(decisions.drawn(), before);
+    }
 
     #[test]
     fn one_seed_makes_the_same_decisions_and_another_one_others() {

@@ -35,7 +35,9 @@ pub enum Mode {
     },
 }
 
-/// How long a wait leaves the processor to the program's other threads, in real time, before its deadline comes.
+/// How long a wait leaves the processor to the program's other threads, in real time, before a timer is due.
+const COURTESY: Duration = Duration::from_millis(20);
+/// The same before its deadline comes, if no timer is due earlier.
 const PATIENCE: Duration = Duration::from_secs(1);
 /// How long a wait without a deadline does so, before it says that nothing can end it.
 const LAST_PATIENCE: Duration = Duration::from_secs(5);
@@ -160,6 +162,11 @@ impl World {
         answer
     }
 
+    /// Changes the fabric for a test; does nothing in a child of `fork`.
+    pub(crate) fn disturb<T: Default>(&self, change: impl FnOnce(&mut Kernel) -> T) -> T {
+        self.enter(|kernel| Ok(change(kernel))).unwrap_or_default()
+    }
+
     /// Wakes the tasks that step the fabric.
     fn wake_drivers(&self) {
         let wakers = std::mem::take(&mut *self.lock_drivers());
@@ -280,19 +287,22 @@ impl World {
             if ready > 0 || over {
                 return Ok(ready);
             }
-            if self.step() || self.advance_to_timer(limit) {
+            if self.step() {
                 idle_since = None;
                 continue;
             }
-            // Nothing is on its way. Another thread of the program may send something; without one the
-            // deadline is the next that happens, and without a deadline nothing is.
-            let since = *idle_since.get_or_insert_with(Instant::now);
-            let patience =
-                if self.shared.load(Ordering::Relaxed) { PATIENCE } else { Duration::ZERO };
-            if since.elapsed() >= patience {
+            // Nothing is to be done now. Another thread of the program may be about to do something; without one
+            // the next timer is the next that happens, then the deadline, and without a deadline nothing.
+            let idle = idle_since.get_or_insert_with(Instant::now).elapsed();
+            let alone = !self.shared.load(Ordering::Relaxed);
+            if (alone || idle >= COURTESY) && self.advance_to_timer(limit) {
+                idle_since = None;
+                continue;
+            }
+            if alone || idle >= PATIENCE {
                 match limit {
                     Some(limit) => drop(self.virtual_now.fetch_max(limit, Ordering::Relaxed)),
-                    None if since.elapsed() >= LAST_PATIENCE => return Err(Errno::DEADLK),
+                    None if idle >= LAST_PATIENCE => return Err(Errno::DEADLK),
                     None => {}
                 }
             }
@@ -303,7 +313,7 @@ impl World {
     fn device(&self, kernel: &Kernel, number: usize) -> HostDevice {
         let interface = &kernel.drivers[number].interface;
         let mut device = HostDevice::default();
-        device.name = format!("mlx5_{number}");
+        device.name = kernel.drivers[number].name.clone();
         device.index = number as u32;
         device.node = format!("uverbs{number}");
         device.number = (231, 192 + number as u32);
@@ -329,7 +339,9 @@ impl Drop for World {
 impl HostSystem for World {
     fn devices(&self) -> Vec<HostDevice> {
         let Ok(kernel) = self.kernel() else { return Vec::new() };
-        (0..kernel.drivers.len()).map(|number| self.device(&kernel, number)).collect()
+        let plugged = |number: &usize| kernel.drivers[*number].is_plugged();
+        let numbers = (0..kernel.drivers.len()).filter(plugged);
+        numbers.map(|number| self.device(&kernel, number)).collect()
     }
 
     fn open(&self, index: u32) -> Result<Arc<dyn HostFile>> {
@@ -370,7 +382,8 @@ impl HostSystem for World {
         let now = self.nanoseconds();
         self.enter(|kernel| {
             kernel.close_orphans(now);
-            kernel.drivers.get(index as usize).ok_or(Errno::NODEV)?;
+            let driver = kernel.drivers.get(index as usize).filter(|driver| driver.is_plugged());
+            driver.ok_or(Errno::NODEV)?;
             let files = || kernel.files().filter(|file| file.device == index as usize);
             let count =
                 |is: fn(&Object) -> bool| files().map(|file| file.count(is)).sum::<usize>() as u64;

@@ -5,6 +5,7 @@
 use uverbs_uapi::mlx5::prm::cqc::cqc;
 
 use crate::device::Device;
+use crate::fault::Side;
 use crate::format::event;
 use crate::init_segment::NS_PER_TICK;
 use crate::object::cq::{ArmState, INDEX_MASK, PADDED, arm_word_lags};
@@ -134,6 +135,20 @@ impl Device {
         let mut data = [0; 28];
         data[24..].copy_from_slice(&number.to_be_bytes());
         self.write_eqe(eqn, event::COMPLETION, 0, &data);
+    }
+
+    /// Has the CQ of one side of a queue pair overflow, for tests; returns whether there is one.
+    pub fn overflow_cq(&mut self, qpn: u32, side: Side) -> bool {
+        let Ok(qp) = self.objects.qps.get(qpn) else { return false };
+        let number = match side {
+            Side::Send => qp.send_cq(),
+            Side::Receive => qp.receive_cq(),
+        };
+        let exists = self.objects.cqs.get(number).is_ok_and(|cq| !cq.failed);
+        if exists {
+            self.move_cq_to_error(number, OVERRUN);
+        }
+        exists
     }
 
     fn move_cq_to_error(&mut self, number: u32, syndrome: u8) -> bool {

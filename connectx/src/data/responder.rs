@@ -219,9 +219,10 @@ impl Device {
                 .and_then(|qp| qp.rq.as_ref())
                 .map(|queue| queue.peek(&self.memory)),
         };
+        let refused = self.faults.refuses_receive();
         let receive = match peeked {
-            Some(Ok(Some(receive))) => receive,
-            Some(Ok(None)) | None => {
+            Some(Ok(Some(receive))) if !refused => receive,
+            Some(Ok(_)) | None => {
                 self.objects.count_for_qp(qpn, |counter| {
                     counter.out_of_buffer = counter.out_of_buffer.wrapping_add(1)
                 });

@@ -220,6 +220,18 @@ impl Device {
         Ok(())
     }
 
+    /// Makes an mkey invalid, for tests; returns whether there is a valid one.
+    pub fn invalidate_key(&mut self, key: u32) -> bool {
+        let Ok(mkey) = self.objects.mkeys.get_mut(key >> 8) else { return false };
+        let context = &mut mkey.context;
+        let valid =
+            context.get(mkc::mkey_7_0) == u64::from(key & 0xff) && !context.is_set(mkc::free);
+        if valid {
+            context.set(mkc::free, 1);
+        }
+        valid
+    }
+
     /// Invalidates an mkey at the request of the peer of queue pair `qpn`; returns false if that is
     /// not allowed.
     pub(crate) fn invalidate(&mut self, qpn: u32, key: u32, pd: u32) -> bool {

@@ -15,6 +15,7 @@ pub(super) const UNREACHABLE: u32 = 7;
 pub(super) const REJECTED: u32 = 8;
 pub(super) const ESTABLISHED: u32 = 9;
 pub(super) const DISCONNECTED: u32 = 10;
+pub(super) const DEVICE_REMOVAL: u32 = 11;
 pub(super) const MULTICAST_JOIN: u32 = 12;
 pub(super) const TIMEWAIT_EXIT: u32 = 15;
 

@@ -32,6 +32,8 @@ pub(crate) struct OpenCmFile {
     /// A duplicate of the other end, while there is a handle.
     theirs: Option<OwnedFd>,
     inode: Inode,
+    /// Whether its program was killed.
+    is_dead: bool,
 }
 
 impl OpenCmFile {
@@ -100,6 +102,7 @@ impl Manager {
             ours,
             inode: inode(&theirs)?,
             theirs: Some(theirs),
+            is_dead: false,
         };
         self.next_file += 1;
         let id = CmFileId(self.next_file);
@@ -123,15 +126,33 @@ impl Manager {
         }
     }
 
-    /// Closes a file: destroys its ids, the newest first.
+    /// Closes a file.
     fn close(&mut self, now: u64, id: CmFileId) {
+        self.destroy_all(now, id);
+        self.files.remove(&id);
+    }
+
+    /// Destroys the ids of a file, the newest first.
+    fn destroy_all(&mut self, now: u64, id: CmFileId) {
         let of = |id_: &Id| id_.file == id;
         let ids: Vec<u32> =
             self.ids.iter().filter(|(_, id)| of(id)).map(|(number, _)| *number).collect();
         for number in ids.into_iter().rev() {
             self.destroy(now, number);
         }
-        self.files.remove(&id);
+    }
+
+    /// Ends a file as if its program had died; answers whether a descriptor leads to one.
+    pub(crate) fn kill(&mut self, now: u64, fd: BorrowedFd<'_>) -> bool {
+        let Some(id) = self.file_behind(fd) else { return false };
+        self.destroy_all(now, id);
+        if let Some(file) = self.files.get_mut(&id) {
+            file.events.clear();
+            file.is_dead = true;
+            let _ = file.ours.shutdown(std::net::Shutdown::Both);
+        }
+        self.find_due();
+        true
     }
 
     /// The file behind a descriptor.
@@ -149,6 +170,9 @@ impl Manager {
         now: u64,
         ports: Ports<'_>,
     ) -> Result<()> {
+        if self.files.get(&file).is_none_or(|file| file.is_dead) {
+            return Err(Errno::IO);
+        }
         let (header, rest) = rdma_ucm_cmd_hdr::read_from_prefix(bytes).map_err(|_| Errno::INVAL)?;
         let bytes = rest.get(..usize::from(header.r#in)).ok_or(Errno::INVAL)?;
         let request = Request { user, bytes, room: header.out.into() };

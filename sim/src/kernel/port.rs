@@ -53,12 +53,12 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if call.u64_if(UVERBS_ATTR_QUERY_PORT_PORT_NUM) != Some(1) {
         return Err(Errno::INVAL);
     }
-    kernel.driver(call.file)?;
+    let has_link = kernel.driver(call.file)?.0.has_link();
     let mut resp = ib_uverbs_query_port_resp_ex::default();
     let port = &mut resp.legacy_resp;
-    // Ethernet, active, MTU 1024 of 4096, four lanes of 25 Gbit/s.
+    // Ethernet, MTU 1024 of 4096, four lanes of 25 Gbit/s; ACTIVE and LINK_UP, or DOWN and DISABLED.
     port.link_layer = 2;
-    port.state = 4;
+    (port.state, port.phys_state) = if has_link { (4, 5) } else { (1, 3) };
     port.max_mtu = 5;
     port.active_mtu = 3;
     port.max_msg_sz = 1 << 30;
@@ -66,7 +66,6 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     port.pkey_tbl_len = 1;
     port.active_width = 2;
     port.active_speed = 32;
-    port.phys_state = 5;
     // The first GID is at `sgid_index` 0, and GIDs are IP addresses.
     port.flags = 1;
     port.port_cap_flags = 1 << 16 | 1 << 26;

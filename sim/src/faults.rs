@@ -1,0 +1,336 @@
+//! Faults of a fabric: what goes wrong, at which device, and when.
+//!
+//! Scripted faults are calls at a [`Device`], which a test makes at the moment that it means. Random faults have
+//! [`Rates`], and the seed of a stepped fabric decides when each happens.
+
+use crate::fabric::Fabric;
+use crate::seed::Decisions;
+use crate::world::World;
+use rustix::fd::AsFd;
+use rustix::io::Errno;
+use std::sync::Arc;
+use std::time::Duration;
+pub use uverbs_connectx::fault::Side;
+use uverbs_connectx::fault::{Delay, InjectedFaults};
+pub use uverbs_connectx::format::syndrome::{CqeError, Syndrome};
+use uverbs_uapi::ah::UVERBS_METHOD_AH_DESTROY;
+use uverbs_uapi::cq::{UVERBS_METHOD_CQ_CREATE, UVERBS_METHOD_CQ_DESTROY};
+use uverbs_uapi::dm::{UVERBS_METHOD_DM_ALLOC, UVERBS_METHOD_DM_FREE};
+use uverbs_uapi::flow::UVERBS_METHOD_FLOW_DESTROY;
+use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
+use uverbs_uapi::mlx5::uar::MLX5_IB_METHOD_UAR_OBJ_DESTROY;
+use uverbs_uapi::mlx5::var::MLX5_IB_METHOD_VAR_OBJ_DESTROY;
+use uverbs_uapi::mr::{
+    UVERBS_METHOD_DM_MR_REG, UVERBS_METHOD_MR_DESTROY, UVERBS_METHOD_REG_DMABUF_MR,
+};
+use uverbs_uapi::mw::UVERBS_METHOD_MW_DESTROY;
+use uverbs_uapi::object::{
+    UVERBS_OBJECT_AH, UVERBS_OBJECT_CQ, UVERBS_OBJECT_DM, UVERBS_OBJECT_FLOW, UVERBS_OBJECT_MR,
+    UVERBS_OBJECT_MW, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ, UVERBS_OBJECT_XRCD,
+};
+use uverbs_uapi::pd::UVERBS_METHOD_PD_DESTROY;
+use uverbs_uapi::qp::{UVERBS_METHOD_QP_CREATE, UVERBS_METHOD_QP_DESTROY};
+use uverbs_uapi::srq::{UVERBS_METHOD_SRQ_CREATE, UVERBS_METHOD_SRQ_DESTROY};
+use uverbs_uapi::write::{
+    IB_USER_VERBS_CMD_ALLOC_MW, IB_USER_VERBS_CMD_ALLOC_PD, IB_USER_VERBS_CMD_ATTACH_MCAST,
+    IB_USER_VERBS_CMD_CREATE_AH, IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL,
+    IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_CMD_MODIFY_QP, IB_USER_VERBS_CMD_OPEN_XRCD,
+    IB_USER_VERBS_CMD_QUERY_QP, IB_USER_VERBS_CMD_REG_MR, IB_USER_VERBS_CMD_RESIZE_CQ,
+    IB_USER_VERBS_EX_CMD_CREATE_FLOW, IB_USER_VERBS_EX_CMD_MODIFY_QP,
+};
+use uverbs_uapi::xrcd::UVERBS_METHOD_XRCD_DESTROY;
+
+/// A verb that can be made to fail.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Verb {
+    /// Opening a device.
+    OpenDevice,
+    /// Allocating a protection domain.
+    AllocPd,
+    /// Registering memory of any kind.
+    RegMr,
+    /// Allocating a memory window.
+    AllocMw,
+    /// Creating a completion channel.
+    CreateCompChannel,
+    /// Creating a completion queue.
+    CreateCq,
+    /// Changing the size of a completion queue.
+    ResizeCq,
+    /// Creating a queue pair.
+    CreateQp,
+    /// Moving a queue pair to another state, or changing its attributes.
+    ModifyQp,
+    /// Asking for a queue pair's attributes.
+    QueryQp,
+    /// Creating a shared receive queue.
+    CreateSrq,
+    /// Creating an address handle.
+    CreateAh,
+    /// Opening an XRC domain.
+    OpenXrcd,
+    /// Allocating device memory.
+    AllocDm,
+    /// Joining a multicast group.
+    AttachMcast,
+    /// Creating a flow rule.
+    CreateFlow,
+    /// Destroying an object of any kind.
+    Destroy,
+}
+
+impl Verb {
+    /// The verb of an ioctl method.
+    pub(crate) fn of_method(object: u16, method: u16) -> Option<Verb> {
+        Some(match (object, method) {
+            (UVERBS_OBJECT_MR, UVERBS_METHOD_DM_MR_REG | UVERBS_METHOD_REG_DMABUF_MR) => {
+                Verb::RegMr
+            }
+            (UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_CREATE) => Verb::CreateCq,
+            (UVERBS_OBJECT_QP, UVERBS_METHOD_QP_CREATE) => Verb::CreateQp,
+            (UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_CREATE) => Verb::CreateSrq,
+            (UVERBS_OBJECT_DM, UVERBS_METHOD_DM_ALLOC) => Verb::AllocDm,
+            (UVERBS_OBJECT_PD, UVERBS_METHOD_PD_DESTROY)
+            | (UVERBS_OBJECT_MR, UVERBS_METHOD_MR_DESTROY)
+            | (UVERBS_OBJECT_MW, UVERBS_METHOD_MW_DESTROY)
+            | (UVERBS_OBJECT_CQ, UVERBS_METHOD_CQ_DESTROY)
+            | (UVERBS_OBJECT_QP, UVERBS_METHOD_QP_DESTROY)
+            | (UVERBS_OBJECT_SRQ, UVERBS_METHOD_SRQ_DESTROY)
+            | (UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY)
+            | (UVERBS_OBJECT_XRCD, UVERBS_METHOD_XRCD_DESTROY)
+            | (UVERBS_OBJECT_DM, UVERBS_METHOD_DM_FREE)
+            | (UVERBS_OBJECT_FLOW, UVERBS_METHOD_FLOW_DESTROY)
+            | (MLX5_IB_OBJECT_UAR, MLX5_IB_METHOD_UAR_OBJ_DESTROY)
+            | (MLX5_IB_OBJECT_VAR, MLX5_IB_METHOD_VAR_OBJ_DESTROY) => Verb::Destroy,
+            _ => return None,
+        })
+    }
+
+    /// The verb of an older command.
+    pub(crate) fn of_write(command: u32) -> Option<Verb> {
+        const EX_MODIFY_QP: u32 = IB_USER_VERBS_EX_CMD_MODIFY_QP | IB_USER_VERBS_CMD_FLAG_EXTENDED;
+        const EX_CREATE_FLOW: u32 =
+            IB_USER_VERBS_EX_CMD_CREATE_FLOW | IB_USER_VERBS_CMD_FLAG_EXTENDED;
+        Some(match command {
+            IB_USER_VERBS_CMD_ALLOC_PD => Verb::AllocPd,
+            IB_USER_VERBS_CMD_REG_MR => Verb::RegMr,
+            IB_USER_VERBS_CMD_ALLOC_MW => Verb::AllocMw,
+            IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL => Verb::CreateCompChannel,
+            IB_USER_VERBS_CMD_RESIZE_CQ => Verb::ResizeCq,
+            IB_USER_VERBS_CMD_MODIFY_QP | EX_MODIFY_QP => Verb::ModifyQp,
+            IB_USER_VERBS_CMD_QUERY_QP => Verb::QueryQp,
+            IB_USER_VERBS_CMD_CREATE_AH => Verb::CreateAh,
+            IB_USER_VERBS_CMD_OPEN_XRCD => Verb::OpenXrcd,
+            IB_USER_VERBS_CMD_ATTACH_MCAST => Verb::AttachMcast,
+            EX_CREATE_FLOW => Verb::CreateFlow,
+            _ => return None,
+        })
+    }
+}
+
+/// Calls that are to fail.
+#[derive(Debug, Default)]
+pub(crate) struct FailingCalls(Vec<Failing>);
+
+#[derive(Debug)]
+struct Failing {
+    verb: Verb,
+    /// So many calls succeed before.
+    after: u32,
+    errno: Errno,
+}
+
+impl FailingCalls {
+    /// Fails a call, if it is the turn of one of its verb.
+    pub(crate) fn check(&mut self, verb: Option<Verb>) -> Result<(), Errno> {
+        let Some(verb) = verb else { return Ok(()) };
+        let Some(at) = self.0.iter().position(|failing| failing.verb == verb) else {
+            return Ok(());
+        };
+        if self.0[at].after > 0 {
+            self.0[at].after -= 1;
+            return Ok(());
+        }
+        Err(self.0.remove(at).errno)
+    }
+}
+
+/// How often faults happen by themselves: a share of all cases, from 0 for never to 1 for always.
+///
+/// The seed of a stepped fabric decides which. A fabric in real time has none.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+#[must_use]
+pub struct Rates {
+    loss: f64,
+    delay: f64,
+    longest: Duration,
+    events: f64,
+}
+
+impl Rates {
+    /// Without faults.
+    pub fn none() -> Rates {
+        Rates::default()
+    }
+
+    /// The share of messages that are lost, of queue pairs and of the connection manager. A reliable connection and
+    /// the connection manager send them again.
+    pub fn loss(mut self, share: f64) -> Rates {
+        self.loss = share;
+        self
+    }
+
+    /// The share of messages that are late, by any time up to `longest`; the queue pair's later messages wait for
+    /// them.
+    pub fn delay(mut self, share: f64, longest: Duration) -> Rates {
+        (self.delay, self.longest) = (share, longest);
+        self
+    }
+
+    /// The share of events, of completions and asynchronous ones, that are late, by any time up to a millisecond.
+    pub fn late_events(mut self, share: f64) -> Rates {
+        self.events = share;
+        self
+    }
+
+    /// Decides about the next message of a device that has no scripted fault.
+    pub(crate) fn decide(&self, decisions: &mut Decisions, faults: &mut InjectedFaults) {
+        if self.loss <= 0.0 && self.delay <= 0.0 {
+            return;
+        }
+        if decisions.happens(self.loss) {
+            faults.lose_messages(1);
+        } else if decisions.happens(self.delay) {
+            let longest = u64::try_from(self.longest.as_nanos()).unwrap_or(u64::MAX).max(1);
+            faults.delay_messages(1, Delay::Time(decisions.below(longest)));
+        }
+    }
+
+    /// Whether the next message of the connection manager is lost.
+    pub(crate) fn loses(&self, decisions: &mut Decisions) -> bool {
+        decisions.happens(self.loss)
+    }
+
+    /// How many nanoseconds an event is late.
+    pub(crate) fn lateness(&self, decisions: &mut Decisions) -> u64 {
+        const LONGEST: u64 = 1_000_000;
+        match self.events > 0.0 && decisions.happens(self.events) {
+            true => decisions.below(LONGEST),
+            false => 0,
+        }
+    }
+}
+
+impl Fabric {
+    /// The device with a name, to disturb it; `None` if there is none or it was unplugged.
+    pub fn device(&self, name: &str) -> Option<Device> {
+        let kernel = self.world.kernel().ok()?;
+        let number = kernel.drivers.iter().position(|driver| driver.name == name)?;
+        kernel.drivers[number].is_plugged().then(|| Device { world: self.world.clone(), number })
+    }
+
+    /// Kills the process behind a context or an event channel, as far as the kernel sees it: closes the file, and
+    /// so destroys all its objects, whatever they are about. Peers meet what they meet when a program dies. Every
+    /// later call on the file is `EIO`, and `ENOENT` for the destruction of what is gone. Answers whether the
+    /// descriptor was one of this fabric.
+    pub fn kill(&self, file: impl AsFd) -> bool {
+        let now = self.world.nanoseconds();
+        self.world.disturb(|kernel| kernel.kill(file.as_fd(), now))
+    }
+}
+
+/// A device of a fabric, as its operator has it: its slot, its cable, its firmware. [`Fabric::device`] finds it.
+#[derive(Clone, Debug)]
+pub struct Device {
+    world: Arc<World>,
+    number: usize,
+}
+
+impl Device {
+    fn faults<T: Default>(&self, change: impl FnOnce(&mut InjectedFaults) -> T) -> T {
+        self.world.disturb(|kernel| change(kernel.function(self.number).device_mut().faults_mut()))
+    }
+
+    /// Loses the next `count` messages that the device sends. A reliable connection sends them again after its
+    /// timeout.
+    pub fn lose_messages(&self, count: u32) {
+        self.faults(|faults| faults.lose_messages(count));
+    }
+
+    /// Loses the next `count` messages of the connection manager that the device sends: requests, replies and so on,
+    /// which it sends again after seconds.
+    pub fn lose_cm_messages(&self, count: u32) {
+        self.world.disturb(|kernel| kernel.cm.to_lose.insert(self.number, count));
+    }
+
+    /// Holds each of the next `count` messages back for a while. The other messages of its queue pair wait for it.
+    pub fn delay_messages(&self, count: u32, by: Duration) {
+        let by = Delay::Time(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX));
+        self.faults(|faults| faults.delay_messages(count, by));
+    }
+
+    /// Holds each of the next `count` messages back until so many other messages have passed it, or a second has.
+    pub fn reorder_messages(&self, count: u32, passes: u32) {
+        self.faults(|faults| faults.delay_messages(count, Delay::Messages(passes)));
+    }
+
+    /// Refuses the next `count` messages that need a receive, as if none was posted: a receiver not ready (RNR).
+    pub fn refuse_receives(&self, count: u32) {
+        self.faults(|faults| faults.refuse_receives(count));
+    }
+
+    /// Fails a request that the device takes, after `after` that it carries out, with a completion of these
+    /// syndromes: of the queue pair with number `qpn`, or of any. The queue pair goes to state ERR.
+    pub fn fail_request(&self, qpn: Option<u32>, side: Side, after: u32, error: CqeError) {
+        self.faults(|faults| faults.fail_wqe(qpn, side, after, error));
+    }
+
+    /// Fails a call, after `after` of the same verb that succeed.
+    pub fn fail_call(&self, verb: Verb, after: u32, errno: Errno) {
+        self.world.disturb(|kernel| {
+            kernel.drivers[self.number].failing.0.push(Failing { verb, after, errno });
+        });
+    }
+
+    /// Pulls the cable, or plugs it in again. Contexts are told by `PORT_ERR` and `PORT_ACTIVE`.
+    pub fn set_link(&self, up: bool) {
+        self.world.disturb(|kernel| kernel.function(self.number).device_mut().set_link(up));
+    }
+
+    /// Loses the next `count` events, of completions and asynchronous ones.
+    pub fn lose_events(&self, count: u32) {
+        self.world.disturb(|kernel| kernel.drivers[self.number].events_to_lose = count);
+    }
+
+    /// Holds each of the next `count` events back for a while.
+    pub fn delay_events(&self, count: u32, by: Duration) {
+        let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
+        self.world.disturb(|kernel| kernel.drivers[self.number].events_to_delay = (count, by));
+    }
+
+    /// Makes a memory key invalid, as if its region were gone: accesses by it fail. Answers whether there was one.
+    pub fn invalidate_key(&self, key: u32) -> bool {
+        self.world.disturb(|kernel| kernel.function(self.number).device_mut().invalidate_key(key))
+    }
+
+    /// Has the completion queue of one side of queue pair `qpn` overflow: it takes no completion any more, and
+    /// `CQ_ERR` is reported. Answers whether there was one.
+    pub fn overflow_cq(&self, qpn: u32, side: Side) -> bool {
+        self.world
+            .disturb(|kernel| kernel.function(self.number).device_mut().overflow_cq(qpn, side))
+    }
+
+    /// Brings the device to internal error: it does nothing any more, commands are `ENOLINK` but for destruction,
+    /// and contexts are told by `DEVICE_FATAL`.
+    pub fn fail(&self) {
+        self.world.disturb(|kernel| kernel.fail_device(self.number));
+    }
+
+    /// Takes the device out of its slot. Its contexts are disassociated, as when a driver is unbound: their objects
+    /// are gone, every call is `EIO`, `DEVICE_FATAL` is reported, and the device is not listed any more. Ids of the
+    /// connection manager report `DEVICE_REMOVAL`.
+    pub fn unplug(self) {
+        self.world.disturb(|kernel| kernel.unplug(self.number));
+    }
+}

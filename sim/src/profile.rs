@@ -1,0 +1,48 @@
+//! What a device of a fabric is like.
+
+use std::net::IpAddr;
+use uverbs_connectx::options::Options;
+
+/// A device of a fabric: its name, its addresses, and what it can do.
+///
+/// [`Profile::new`] is an emulated ConnectX-5 with all that it has. The other methods take away.
+#[derive(Clone, Debug, Default)]
+#[must_use]
+pub struct Profile {
+    pub(crate) name: Option<String>,
+    pub(crate) addresses: Vec<IpAddr>,
+    pub(crate) options: Options,
+}
+
+impl Profile {
+    /// An emulated ConnectX-5: one Ethernet port with RoCE.
+    pub fn new() -> Profile {
+        Profile::default()
+    }
+
+    /// The name, in place of `mlx5_` and the device's number. Names have 1 to 63 characters.
+    pub fn name(mut self, name: impl Into<String>) -> Profile {
+        self.name = Some(name.into());
+        self
+    }
+
+    /// An address of the port's network interface, beside its link-local one and in place of 10.0.0.1 for the first
+    /// device, 10.0.0.2 for the second and so on. May be called several times.
+    pub fn address(mut self, address: IpAddr) -> Profile {
+        self.addresses.push(address);
+        self
+    }
+
+    /// Without write combining: BlueFlame registers take doorbells and no WQEs.
+    pub fn without_write_combining(mut self) -> Profile {
+        self.options.write_combining = false;
+        self
+    }
+
+    /// Without extended connection establishment (ECE), and with memory keys that change by commands only: a device
+    /// with the smallest set of capabilities.
+    pub fn minimal(mut self) -> Profile {
+        self.options.minimal = true;
+        self
+    }
+}

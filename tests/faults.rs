@@ -1,0 +1,396 @@
+//! Faults of a fabric, as a program meets them.
+
+use std::time::Duration;
+use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
+use uverbs::device::devices_on;
+use uverbs::{
+    Access, CompletionQueue, Context, Errno, EventType, MemoryRegion, PortState, ProtectionDomain,
+    QpType, QueuePair, RecvWr, SendWr, WcStatus,
+};
+use uverbs_sim::{CqeError, Fabric, FabricError, Profile, Rates, Side, Syndrome, Verb};
+
+type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
+
+fn fabric(seed: u64) -> Fabric {
+    Fabric::builder()
+        .stepped(seed)
+        .device(Profile::new().name("left"))
+        .device(Profile::new().name("right"))
+        .build()
+        .unwrap()
+}
+
+fn open(fabric: &Fabric, name: &str) -> Result<Context> {
+    let devices = devices_on(&fabric.system());
+    let device = devices.iter().find(|device| device.name() == name).ok_or("no such device")?;
+    Ok(Context::open(device)?)
+}
+
+/// A queue pair with all that it needs. Fields are dropped in this order.
+struct End {
+    qp: QueuePair,
+    memory: MemoryRegion<u8>,
+    cq: CompletionQueue,
+    pd: ProtectionDomain,
+    context: Context,
+}
+
+impl End {
+    fn new(fabric: &Fabric, name: &str) -> Result<End> {
+        let context = open(fabric, name)?;
+        let pd = context.alloc_pd()?;
+        let cq = context.cq_builder(64).build()?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
+        let qp = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(16).max_recv_wr(16).build()?;
+        Ok(End { qp, memory, cq, pd, context })
+    }
+
+    fn pair(fabric: &Fabric) -> Result<(End, End)> {
+        let (a, b) = (End::new(fabric, "left")?, End::new(fabric, "right")?);
+        let (at_a, at_b) = (a.qp.endpoint(1, 3)?, b.qp.endpoint(1, 3)?);
+        a.qp.handshake(&at_b)?;
+        b.qp.handshake(&at_a)?;
+        Ok((a, b))
+    }
+
+    fn recv(&mut self) -> Result<()> {
+        let sges = [self.memory.sge(..8)?];
+        let mut batch = self.qp.recv_batch()?;
+        batch.push(RecvWr::new(&sges))?;
+        // SAFETY: the memory is dropped after the queue pair, and read after the completion.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    fn send(&mut self) -> Result<()> {
+        let sges = [self.memory.sge(8..16)?];
+        let mut batch = self.qp.send_batch()?;
+        batch.push(SendWr::send(&sges).signaled())?;
+        // SAFETY: the memory is dropped after the queue pair, and not written.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    fn write_to(&mut self, peer: &End) -> Result<()> {
+        let sges = [self.memory.sge(8..16)?];
+        let to = peer.memory.remote(16)?;
+        let mut batch = self.qp.send_batch()?;
+        batch.push(SendWr::write(to, &sges).signaled())?;
+        // SAFETY: the memory is dropped after the queue pair, and not written.
+        unsafe { batch.ring()? };
+        Ok(())
+    }
+
+    /// The status of the next completion; `None` if none comes by itself.
+    fn status(&mut self, fabric: &Fabric) -> Result<Option<WcStatus>> {
+        loop {
+            if let Some(completion) = self.cq.poll()?.next() {
+                return Ok(Some(completion.status()));
+            }
+            if !fabric.step() && !fabric.advance() {
+                return Ok(None);
+            }
+        }
+    }
+}
+
+#[test]
+fn devices_have_the_names_and_addresses_that_were_asked_for() -> Result<()> {
+    let fabric = Fabric::builder()
+        .device(Profile::new().name("mlx5_bond_0").address("192.0.2.1".parse()?))
+        .device(Profile::new())
+        .build()?;
+    let devices = devices_on(&fabric.system());
+    let names: Vec<_> = devices.iter().map(|device| device.name()).collect();
+    assert_eq!(names, ["mlx5_bond_0", "mlx5_1"]);
+    let context = Context::open(&devices[0])?;
+    assert_eq!(context.default_gid(1)?.gid.ip().to_string(), "192.0.2.1");
+    let twice = Fabric::builder().device(Profile::new().name("a")).device(Profile::new().name("a"));
+    assert_eq!(twice.build().unwrap_err(), FabricError::NameTaken("a".into()));
+    let at = |text: &str| Profile::new().address(text.parse().unwrap());
+    let same = Fabric::builder().device(at("192.0.2.1")).device(at("192.0.2.1")).build();
+    assert_eq!(same.unwrap_err(), FabricError::AddressTaken("192.0.2.1".parse()?));
+    for name in ["", "a/b", &"x".repeat(64)] {
+        let refused = Fabric::builder().device(Profile::new().name(name)).build();
+        assert_eq!(refused.unwrap_err(), FabricError::Name(name.into()));
+    }
+    Ok(())
+}
+
+#[test]
+fn a_lost_message_is_sent_again_and_too_many_end_the_connection() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, mut b) = End::pair(&fabric)?;
+    let left = fabric.device("left").ok_or("left is there")?;
+    b.recv()?;
+    left.lose_messages(1);
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    assert_eq!(b.status(&fabric)?, Some(WcStatus::SUCCESS));
+    left.lose_messages(100);
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::RETRY_EXC_ERR));
+    Ok(())
+}
+
+#[test]
+fn a_delayed_message_is_late_by_that_time() -> Result<()> {
+    const LATE: Duration = Duration::from_millis(50);
+    let fabric = fabric(1);
+    let (mut a, mut b) = End::pair(&fabric)?;
+    b.recv()?;
+    fabric.device("left").ok_or("left is there")?.delay_messages(1, LATE);
+    let before = fabric.now();
+    a.send()?;
+    assert_eq!(b.status(&fabric)?, Some(WcStatus::SUCCESS));
+    let took = fabric.now() - before;
+    assert!((LATE..2 * LATE).contains(&took), "{took:?}");
+    Ok(())
+}
+
+#[test]
+fn a_receiver_that_is_not_ready_is_tried_again() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, mut b) = End::pair(&fabric)?;
+    b.recv()?;
+    fabric.device("right").ok_or("right is there")?.refuse_receives(3);
+    let before = fabric.now();
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    // Three RNR NAKs, of 0.64 ms each.
+    assert!(fabric.now() - before > Duration::from_micros(1_900));
+    Ok(())
+}
+
+#[test]
+fn a_request_fails_with_the_syndrome_that_was_asked_for() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, mut b) = End::pair(&fabric)?;
+    let error = CqeError::from(Syndrome::RemoteOperation);
+    fabric.device("left").ok_or("left")?.fail_request(Some(a.qp.qpn().0), Side::Send, 1, error);
+    b.recv()?;
+    a.send()?;
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::REM_OP_ERR));
+    Ok(())
+}
+
+#[test]
+fn calls_fail_with_the_errno_that_was_asked_for_and_nothing_is_left() -> Result<()> {
+    let fabric = fabric(1);
+    let end = End::new(&fabric, "left")?;
+    let left = fabric.device("left").ok_or("left is there")?;
+    left.fail_call(Verb::RegMr, 1, Errno::NOMEM);
+    let register = || end.pd.mr_builder().allocate::<u8>(64);
+    drop(register()?);
+    assert_eq!(register().unwrap_err().errno(), Errno::NOMEM);
+    drop(register()?);
+    left.fail_call(Verb::CreateQp, 0, Errno::NOSPC);
+    let create = || end.pd.qp_builder(&end.cq, &end.cq, QpType::RC).build();
+    assert_eq!(create().unwrap_err().errno(), Errno::NOSPC);
+    drop(create()?);
+    left.fail_call(Verb::CreateCq, 0, Errno::NOMEM);
+    assert_eq!(end.context.cq_builder(4).build().unwrap_err().errno(), Errno::NOMEM);
+    left.fail_call(Verb::OpenDevice, 0, Errno::ACCESS);
+    let devices = devices_on(&fabric.system());
+    assert_eq!(Context::open(&devices[0]).unwrap_err().errno(), Errno::ACCESS);
+    Ok(())
+}
+
+#[test]
+fn a_cable_is_pulled_and_plugged_in_again() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, mut b) = End::pair(&fabric)?;
+    let right = fabric.device("right").ok_or("right is there")?;
+    right.set_link(false);
+    fabric.step();
+    assert_eq!(b.context.query_port(1)?.state, PortState::DOWN);
+    let event = b.context.try_next_event()?.ok_or("no event")?;
+    assert_eq!(event.kind, EventType::PORT_ERR);
+    b.recv()?;
+    a.send()?;
+    while fabric.step() {}
+    right.set_link(true);
+    fabric.step();
+    assert_eq!(b.context.query_port(1)?.state, PortState::ACTIVE);
+    let event = b.context.try_next_event()?.ok_or("no event")?;
+    assert_eq!(event.kind, EventType::PORT_ACTIVE);
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    Ok(())
+}
+
+#[test]
+fn a_key_that_is_made_invalid_refuses_the_peer() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, b) = End::pair(&fabric)?;
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    let right = fabric.device("right").ok_or("right is there")?;
+    assert!(right.invalidate_key(b.memory.rkey().0));
+    assert!(!right.invalidate_key(b.memory.rkey().0));
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::REM_ACCESS_ERR));
+    Ok(())
+}
+
+#[test]
+fn a_peer_that_is_killed_answers_no_more_and_its_own_calls_fail() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, b) = End::pair(&fabric)?;
+    assert!(fabric.kill(&b.context));
+    assert!(!fabric.kill(std::io::stdin()));
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::RETRY_EXC_ERR));
+    assert_eq!(b.context.alloc_pd().unwrap_err().errno(), Errno::IO);
+    assert_eq!(b.context.query_port(1).unwrap_err().errno(), Errno::IO);
+    let End { qp, memory, cq, pd, context } = b;
+    qp.destroy().map_err(|error| error.to_string())?;
+    drop((memory, cq, pd, context));
+    // The device has room for another process.
+    End::new(&fabric, "right")?;
+    Ok(())
+}
+
+#[test]
+fn a_device_that_is_unplugged_takes_its_contexts_with_it() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, mut b) = End::pair(&fabric)?;
+    let channel = EventChannel::open_on(&fabric.system())?;
+    let id = channel.create_id()?.bind("10.0.0.2:0".parse()?)?;
+    fabric.device("right").ok_or("right is there")?.unplug();
+    assert!(fabric.device("right").is_none());
+    assert_eq!(devices_on(&fabric.system()).len(), 1);
+    let event = b.context.try_next_event()?.ok_or("no event")?;
+    assert_eq!(event.kind, EventType::DEVICE_FATAL);
+    assert_eq!(b.context.try_next_event().unwrap_err().errno(), Errno::IO);
+    assert_eq!(b.context.alloc_pd().unwrap_err().errno(), Errno::IO);
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::RETRY_EXC_ERR));
+    drop(id);
+    drop(b.recv());
+    drop(b);
+    Ok(())
+}
+
+#[test]
+fn a_device_in_internal_error_does_nothing_more_and_lets_go_of_all() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, b) = End::pair(&fabric)?;
+    fabric.device("right").ok_or("right is there")?.fail();
+    let event = b.context.try_next_event()?.ok_or("no event")?;
+    assert_eq!(event.kind, EventType::DEVICE_FATAL);
+    assert_eq!(b.context.alloc_pd().unwrap_err().errno(), Errno::NOLINK);
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::RETRY_EXC_ERR));
+    drop(b);
+    Ok(())
+}
+
+#[test]
+fn a_completion_queue_that_overflows_is_reported() -> Result<()> {
+    let fabric = fabric(1);
+    let (mut a, b) = End::pair(&fabric)?;
+    let left = fabric.device("left").ok_or("left is there")?;
+    assert!(left.overflow_cq(a.qp.qpn().0, Side::Send));
+    fabric.step();
+    let event = a.context.try_next_event()?.ok_or("no event")?;
+    assert_eq!(event.kind, EventType::CQ_ERR);
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, None);
+    Ok(())
+}
+
+#[test]
+fn events_are_lost_and_late() -> Result<()> {
+    const LATE: Duration = Duration::from_millis(20);
+    let fabric = fabric(1);
+    let context = open(&fabric, "left")?;
+    let left = fabric.device("left").ok_or("left is there")?;
+    let flap = || {
+        left.set_link(false);
+        left.set_link(true);
+        while fabric.step() {}
+    };
+    let told = || context.try_next_event().map(|event| event.map(|event| event.kind));
+    left.lose_events(1);
+    flap();
+    assert_eq!((told()?, told()?), (Some(EventType::PORT_ACTIVE), None));
+    left.delay_events(2, LATE);
+    flap();
+    assert_eq!(told()?, None);
+    let before = fabric.now();
+    while fabric.step() || fabric.advance() {}
+    assert!(fabric.now() - before >= LATE);
+    assert_eq!((told()?, told()?), (Some(EventType::PORT_ERR), Some(EventType::PORT_ACTIVE)));
+    Ok(())
+}
+
+/// Runs 300 writes with faults at random; returns the moment of the end and how many decisions were made.
+fn at_random(seed: u64) -> Result<(Duration, u64)> {
+    let rates = Rates::none().loss(0.05).delay(0.2, Duration::from_micros(300));
+    let fabric = Fabric::builder()
+        .stepped(seed)
+        .rates(rates)
+        .device(Profile::new().name("left"))
+        .device(Profile::new().name("right"))
+        .build()?;
+    let (mut a, b) = End::pair(&fabric)?;
+    for _ in 0..300 {
+        a.write_to(&b)?;
+        assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    }
+    Ok((fabric.now(), fabric.decisions()))
+}
+
+#[test]
+fn random_faults_repeat_by_their_seed() -> Result<()> {
+    assert_eq!(at_random(1)?, at_random(1)?);
+    assert_ne!(at_random(1)?, at_random(2)?);
+    Ok(())
+}
+
+fn create(context: &Context) -> uverbs::Result<QueuePair> {
+    let cq = context.cq_builder(4).build()?;
+    context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()
+}
+
+/// Connects by address, with so many messages of the connection manager lost on each side, and sends a message.
+fn connect_with_losses(asking: u32, answering: u32) -> Result<Duration> {
+    let fabric = fabric(1);
+    let lose = |name: &str, count| fabric.device(name).unwrap().lose_cm_messages(count);
+    lose("left", asking);
+    lose("right", answering);
+    let (tell, told) = std::sync::mpsc::channel();
+    let system = fabric.system();
+    let passive = std::thread::spawn(move || -> Result<_> {
+        // The fabric knows both threads before one of them waits.
+        let listener = Listener::bind_on(&EventChannel::open_on(&system)?, "10.0.0.2:0", 4)?;
+        tell.send(listener.local_addr()?)?;
+        let request = listener.next_request(Some(Duration::from_secs(600)))?.ok_or("no request")?;
+        let connected =
+            request.connect(&ConnectParam::new(), |request| create(&request.context()?))?;
+        Ok((connected, listener))
+    });
+    let to = told.recv()?;
+    let client = EventChannel::open_on(&fabric.system())?;
+    let connector = Connector::new(to)?.from("10.0.0.1:0".parse()?).channel(&client);
+    let connector = connector.timeout(Duration::from_secs(600));
+    let connected = connector.connect(|route| create(&route.context()?))?;
+    let took = fabric.now();
+    drop(connected);
+    drop(passive.join().map_err(|_| "a panic")??);
+    Ok(took)
+}
+
+#[test]
+fn lost_requests_and_replies_are_sent_again_after_seconds() -> Result<()> {
+    let quick = connect_with_losses(0, 0)?;
+    assert!(quick < Duration::from_secs(1), "{quick:?}");
+    // A blocking accept waits for ten seconds: for one reply that is lost.
+    for (asking, answering) in [(1, 0), (2, 0), (0, 1)] {
+        let took = connect_with_losses(asking, answering)?;
+        assert!(took > Duration::from_secs(4), "{asking}, {answering}: {took:?}");
+    }
+    Ok(())
+}
