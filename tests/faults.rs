@@ -394,3 +394,44 @@ fn lost_requests_and_replies_are_sent_again_after_seconds() -> Result<()> {
     }
     Ok(())
 }
+
+/// Sends one message with a fault; returns the history.
+fn history_of(seed: u64) -> Result<String> {
+    let fabric = Fabric::builder()
+        .stepped(seed)
+        .history()
+        .device(Profile::new().name("left"))
+        .device(Profile::new().name("right"))
+        .build()?;
+    let (mut a, mut b) = End::pair(&fabric)?;
+    b.recv()?;
+    fabric.device("left").ok_or("left is there")?.lose_messages(1);
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    fabric.device("left").ok_or("left is there")?.fail_call(Verb::RegMr, 0, Errno::NOMEM);
+    let refused = a.pd.mr_builder().allocate::<u8>(64);
+    assert!(refused.is_err());
+    Ok(fabric.history())
+}
+
+#[test]
+fn a_history_tells_what_happened_and_repeats_by_its_seed() -> Result<()> {
+    let history = history_of(1)?;
+    let has = |text: &str| assert!(history.contains(text), "{text:?} is not in:\n{history}");
+    has("left: context 1 create_qp qp 0x");
+    has("right: qp 0x40 receive 0, 8 bytes at mr 0x");
+    has(": the message is lost");
+    has("qp 0x40: no answer");
+    has("SEND, 8 bytes of mr 0x");
+    has("+0x8, signaled");
+    has("RDMA_WRITE at the peer's mr 0x");
+    has("+0x10, 8 bytes of mr");
+    has("qp 0x40 send 0 is done");
+    has("qp 0x40 receive 0 has 8 bytes");
+    has("reg_mr fails: Cannot allocate memory");
+    assert_eq!(history, history_of(1)?);
+    assert_ne!(history, history_of(2)?);
+    Ok(())
+}

@@ -185,6 +185,7 @@ impl Fabric {
                     let sender = self.functions[number].device_mut();
                     let (fate, ready) = sender.faults.message_fate(sender.now, queue);
                     ready.into_iter().for_each(|queue| sender.schedule(queue));
+                    sender.record_fate(queue, fate);
                     if let MessageFate::Delayed(wait) = fate {
                         sender.schedule_after(queue, wait);
                         return true;
@@ -194,6 +195,7 @@ impl Fabric {
                         _ => self.deliver(number, &message, destination),
                     };
                     let sender = self.functions[number].device_mut();
+                    sender.record_refusal(queue, &response);
                     // An unreliable queue pair gets no response, so it does not wait.
                     let waits = matches!(response, Response::Lost | Response::RnrNak(_))
                         && sender.is_reliable(queue);

@@ -4,5 +4,6 @@
 pub(crate) mod cqe;
 pub mod event;
 pub(crate) mod frame;
+pub mod segments;
 pub mod syndrome;
 pub mod wqe;

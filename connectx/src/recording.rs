@@ -18,6 +18,8 @@
 //! | 7 | [`Entry::Cqe`] | number 4, index 4, bytes |
 //! | 8 | [`Entry::Eqe`] | number 4, index 4, bytes |
 //! | 9 | [`Entry::Reset`] | nothing |
+//! | 10 | [`Entry::Fate`] | number 4, nanoseconds 8 |
+//! | 11 | [`Entry::Refusal`] | number 4, why 1 |
 //!
 //! A reader skips kinds that it does not know. A change of an existing kind needs a new version.
 
@@ -150,6 +152,36 @@ pub enum Entry<B> {
     },
     /// A reset: it destroys everything that existed before.
     Reset,
+    /// A message that a test has lost or delayed.
+    Fate {
+        /// Number of the queue.
+        number: u32,
+        /// For how many nanoseconds it is late; none if it is lost.
+        late: Option<u64>,
+    },
+    /// A message that was not acknowledged.
+    Refusal {
+        /// Number of the queue.
+        number: u32,
+        /// The reason.
+        why: Refusal,
+    },
+}
+
+/// Why a message was not acknowledged.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[repr(u8)]
+pub enum Refusal {
+    /// Nobody answered.
+    Lost = 0,
+    /// The receiver had no receive.
+    RnrNak = 1,
+    /// A NAK: the request is invalid.
+    InvalidRequest = 2,
+    /// A NAK: the peer's memory may not be accessed so.
+    AccessError = 3,
+    /// A NAK: the peer failed.
+    OperationError = 4,
 }
 
 impl<B: AsRef<[u8]>> Entry<B> {
@@ -183,6 +215,13 @@ impl<B: AsRef<[u8]>> Entry<B> {
                 (8, head(&[&number.to_le_bytes(), &index.to_le_bytes()]), bytes.as_ref())
             }
             Self::Reset => (9, vec![], &[]),
+            Self::Fate { number, late } => {
+                let late = late.unwrap_or(u64::MAX);
+                (10, head(&[&number.to_le_bytes(), &late.to_le_bytes()]), &[])
+            }
+            Self::Refusal { number, why } => {
+                (11, head(&[&number.to_le_bytes(), &[*why as u8]]), &[])
+            }
         }
     }
 }
@@ -260,6 +299,22 @@ impl Entry<Vec<u8>> {
                 bytes: rest.to_vec(),
             },
             9 => Self::Reset,
+            10 => {
+                let (number, low, high) = (word(&mut rest)?, word(&mut rest)?, word(&mut rest)?);
+                let late = u64::from(high) << 32 | u64::from(low);
+                Self::Fate { number, late: (late != u64::MAX).then_some(late) }
+            }
+            11 => Self::Refusal {
+                number: word(&mut rest)?,
+                why: match byte(&mut rest)? {
+                    0 => Refusal::Lost,
+                    1 => Refusal::RnrNak,
+                    2 => Refusal::InvalidRequest,
+                    3 => Refusal::AccessError,
+                    4 => Refusal::OperationError,
+                    _ => return None,
+                },
+            },
             _ => return None,
         })
     }
@@ -407,6 +462,13 @@ impl<R: Read> Recording<R> {
     }
 }
 
+/// Parses an entry as [`Recorder::add`] writes it at once; `None` for the beginning of a file and for other kinds.
+pub fn parse_entry(bytes: &[u8]) -> Option<TimedEntry> {
+    let (head, body) = bytes.split_first_chunk::<HEADER>()?;
+    let [_, _, _, _, kind, _, _, _, time @ ..] = *head;
+    Some((u64::from_le_bytes(time), Entry::parse(kind, body)?))
+}
+
 /// A recording in memory, which can be read while it is written.
 #[derive(Clone, Default)]
 pub struct MemoryFile(Arc<Mutex<Vec<u8>>>);
@@ -466,6 +528,9 @@ mod tests {
             Entry::Cqe { number: 0x401, index: 0x12_3456, bytes },
             Entry::Eqe { number: 5, index: 6, bytes },
             Entry::Reset,
+            Entry::Fate { number: 7, late: Some(1 << 33) },
+            Entry::Fate { number: 7, late: None },
+            Entry::Refusal { number: 8, why: Refusal::OperationError },
         ];
         let file = MemoryFile::default();
         let mut recorder = Recorder::new(file.clone(), 0).unwrap();

@@ -5,6 +5,7 @@ use crate::faults::Rates;
 use crate::kernel::Kernel;
 use crate::network::Interface;
 use crate::profile::Profile;
+use crate::seeds::Prints;
 pub use crate::world::Mode;
 use crate::world::World;
 use rustix::io::Errno;
@@ -29,6 +30,7 @@ pub struct FabricBuilder {
     profiles: Vec<Profile>,
     mode: Mode,
     rates: Rates,
+    history: bool,
 }
 
 impl FabricBuilder {
@@ -48,6 +50,13 @@ impl FabricBuilder {
     /// Faults that happen at random, by the seed of a stepped fabric.
     pub fn rates(mut self, rates: Rates) -> FabricBuilder {
         self.rates = rates;
+        self
+    }
+
+    /// Records what happens, for [`Fabric::history`]. A fabric whose last handle is dropped while the thread panics
+    /// prints it on standard error.
+    pub fn history(mut self) -> FabricBuilder {
+        self.history = true;
         self
     }
 
@@ -83,6 +92,10 @@ impl FabricBuilder {
             let driver = Driver::probe(&mut kernel.switch, profile.options, name, interface)
                 .map_err(|errno| FabricError::NotProbed(number, errno))?;
             kernel.drivers.push(driver);
+        }
+        let prints = Prints::here();
+        if self.history || prints == Prints::Always {
+            kernel.record_history(prints);
         }
         let world = World::new(kernel, self.mode);
         let system: Arc<dyn HostSystem> = world.clone();
@@ -182,6 +195,17 @@ impl Fabric {
     /// The time since the fabric was made; virtual if it is stepped.
     pub fn now(&self) -> Duration {
         Duration::from_nanos(self.world.nanoseconds())
+    }
+
+    /// What has happened, a line for each call, request, message that went wrong, and completion; empty unless
+    /// [it is recorded](FabricBuilder::history). Two runs of one seed have the same history.
+    ///
+    /// ```text
+    ///          1.234 µs left: qp 0x40 send 0: RDMA_WRITE at the peer's mr 0x10001+0x10, 8 bytes of mr 0x10001+0x8, signaled
+    ///          1.234 µs left: cq 0x401 entry 0: qp 0x40 send 0 is done
+    /// ```
+    pub fn history(&self) -> String {
+        self.world.history()
     }
 
     /// How many decisions the seed has made: two runs that differ here differ.

@@ -3,11 +3,13 @@
 //! Scripted faults are calls at a [`Device`], which a test makes at the moment that it means. Random faults have
 //! [`Rates`], and the seed of a stepped fabric decides when each happens.
 
+use crate::call::Call;
 use crate::fabric::Fabric;
 use crate::seed::Decisions;
 use crate::world::World;
 use rustix::fd::AsFd;
 use rustix::io::Errno;
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 pub use uverbs_connectx::fault::Side;
@@ -15,6 +17,7 @@ use uverbs_connectx::fault::{Delay, InjectedFaults};
 pub use uverbs_connectx::format::syndrome::{CqeError, Syndrome};
 use uverbs_uapi::ah::UVERBS_METHOD_AH_DESTROY;
 use uverbs_uapi::cq::{UVERBS_METHOD_CQ_CREATE, UVERBS_METHOD_CQ_DESTROY};
+use uverbs_uapi::device::{UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE};
 use uverbs_uapi::dm::{UVERBS_METHOD_DM_ALLOC, UVERBS_METHOD_DM_FREE};
 use uverbs_uapi::flow::UVERBS_METHOD_FLOW_DESTROY;
 use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
@@ -25,8 +28,9 @@ use uverbs_uapi::mr::{
 };
 use uverbs_uapi::mw::UVERBS_METHOD_MW_DESTROY;
 use uverbs_uapi::object::{
-    UVERBS_OBJECT_AH, UVERBS_OBJECT_CQ, UVERBS_OBJECT_DM, UVERBS_OBJECT_FLOW, UVERBS_OBJECT_MR,
-    UVERBS_OBJECT_MW, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ, UVERBS_OBJECT_XRCD,
+    UVERBS_OBJECT_AH, UVERBS_OBJECT_CQ, UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_DM, UVERBS_OBJECT_FLOW,
+    UVERBS_OBJECT_MR, UVERBS_OBJECT_MW, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ,
+    UVERBS_OBJECT_XRCD,
 };
 use uverbs_uapi::pd::UVERBS_METHOD_PD_DESTROY;
 use uverbs_uapi::qp::{UVERBS_METHOD_QP_CREATE, UVERBS_METHOD_QP_DESTROY};
@@ -80,7 +84,42 @@ pub enum Verb {
     Destroy,
 }
 
+impl fmt::Display for Verb {
+    /// As C spells it, without its prefix.
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Verb::OpenDevice => "open_device",
+            Verb::AllocPd => "alloc_pd",
+            Verb::RegMr => "reg_mr",
+            Verb::AllocMw => "alloc_mw",
+            Verb::CreateCompChannel => "create_comp_channel",
+            Verb::CreateCq => "create_cq",
+            Verb::ResizeCq => "resize_cq",
+            Verb::CreateQp => "create_qp",
+            Verb::ModifyQp => "modify_qp",
+            Verb::QueryQp => "query_qp",
+            Verb::CreateSrq => "create_srq",
+            Verb::CreateAh => "create_ah",
+            Verb::OpenXrcd => "open_xrcd",
+            Verb::AllocDm => "alloc_dm",
+            Verb::AttachMcast => "attach_mcast",
+            Verb::CreateFlow => "create_flow",
+            Verb::Destroy => "destroy",
+        })
+    }
+}
+
 impl Verb {
+    /// The verb of an ioctl.
+    pub(crate) fn of_call(call: &Call<'_>) -> Option<Verb> {
+        match (call.header.object_id, call.header.method_id) {
+            (UVERBS_OBJECT_DEVICE, UVERBS_METHOD_INVOKE_WRITE) => {
+                Verb::of_write(call.u64_if(UVERBS_ATTR_WRITE_CMD)? as u32)
+            }
+            (object, method) => Verb::of_method(object, method),
+        }
+    }
+
     /// The verb of an ioctl method.
     pub(crate) fn of_method(object: u16, method: u16) -> Option<Verb> {
         Some(match (object, method) {

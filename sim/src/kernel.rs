@@ -44,8 +44,10 @@ use crate::driver::{
 };
 use crate::events::{Crowded, EventFile, Inode, inode, is_hung_up};
 use crate::faults::{Rates, Verb};
+use crate::history::{self, History};
 use crate::memory::{Lent, Pinned, User};
 use crate::seed::Decisions;
+use crate::seeds::Prints;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
@@ -146,6 +148,25 @@ pub(crate) enum Object {
     Var { page: u64 },
 }
 
+impl std::fmt::Display for Object {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Object::Pd { number } => write!(f, "pd {number:#x}"),
+            Object::Mr(Region { key, length, .. }) => write!(f, "mr {key:#x} of {length} bytes"),
+            Object::Mw { key } => write!(f, "mw {key:#x}"),
+            Object::Cq { number } => write!(f, "cq {number:#x}"),
+            Object::Qp { number, .. } => write!(f, "qp {number:#x}"),
+            Object::Srq { number } => write!(f, "srq {number:#x}"),
+            Object::Ah => f.write_str("ah"),
+            Object::Xrcd { number } => write!(f, "xrcd {number:#x}"),
+            Object::Dm(_) => f.write_str("dm"),
+            Object::Flow(_) => f.write_str("flow"),
+            Object::Uar { number, .. } => write!(f, "uar {number:#x}"),
+            Object::Var { .. } => f.write_str("var"),
+        }
+    }
+}
+
 /// An object, the objects that it uses, and the number of those that use it.
 #[derive(Debug)]
 struct Entry {
@@ -196,6 +217,7 @@ pub(crate) struct Kernel {
     pub(crate) drivers: Vec<Driver>,
     pub(crate) cm: Manager,
     decisions: Decisions,
+    pub(crate) history: Option<History>,
     rates: Rates,
     files: BTreeMap<FileId, OpenFile>,
     next_file: u64,
@@ -210,6 +232,7 @@ impl Kernel {
             drivers: Vec::new(),
             cm: Manager::default(),
             decisions: Decisions::new(seed),
+            history: None,
             rates,
             files: BTreeMap::new(),
             next_file: 1,
@@ -389,6 +412,24 @@ impl Kernel {
         self.reap();
         self.file_mut(file)?.events.retain(|events| !events.is_closed());
         let mut call = Call::read(file, user, address)?;
+        if self.history.is_none() {
+            return self.run_call(file, &mut call);
+        }
+        let verb = Verb::of_call(&call);
+        let destroyed = call.handle(0).ok().filter(|_| verb == Some(Verb::Destroy));
+        let destroyed =
+            destroyed.and_then(|handle| Some(self.object(file, handle).ok()?.to_string()));
+        let before = self.file(file)?.next_age;
+        let answer = self.run_call(file, &mut call);
+        let Some(verb) = verb else { return answer };
+        let made = self.file(file)?.objects.values().find(|entry| entry.age == before);
+        let object = made.map(|entry| entry.object.to_string()).or(destroyed);
+        let object = object.map_or_else(String::new, |object| format!(" {object}"));
+        self.note(file, format_args!("{verb}{object}"), answer);
+        answer
+    }
+
+    fn run_call(&mut self, file: FileId, call: &mut Call<'_>) -> Result<()> {
         let (object, method) = (call.header.object_id, call.header.method_id);
         if call.header.driver_id != uverbs_uapi::device::rdma_driver_id::RDMA_DRIVER_MLX5.0 {
             return Err(Errno::INVAL);
@@ -401,7 +442,7 @@ impl Kernel {
             let write = WRITES.iter().copied().flatten().find(|write| write.command == number);
             let write = write.ok_or(Errno::OPNOTSUPP)?;
             self.check_fault(file, Verb::of_write(number))?;
-            return (write.run)(self, &mut call);
+            return (write.run)(self, call);
         }
         let all = METHODS.iter().copied().flatten();
         let found = all.clone().find(|known| (known.object, known.method) == (object, method));
@@ -416,7 +457,43 @@ impl Kernel {
             self.check_context(file)?;
         }
         self.check_fault(file, verb)?;
-        (found.run)(self, &mut call)
+        (found.run)(self, call)
+    }
+
+    /// Adds a call of a file to the history.
+    fn note(&mut self, file: FileId, call: std::fmt::Arguments<'_>, answer: Result<()>) {
+        self.write_history();
+        let Some(OpenFile { device, .. }) = self.files.get(&file) else { return };
+        let (device, FileId(number)) = (*device, file);
+        let now = self.function(device).device().now();
+        if let Some(history) = &mut self.history {
+            let call = format_args!("context {number} {call}");
+            history.add_call(now, &self.drivers[device].name, call, answer);
+        }
+    }
+
+    /// Moves the entries that the devices recorded to the history.
+    pub(crate) fn write_history(&mut self) {
+        let Some(mut history) = self.history.take() else { return };
+        let offset_of = |device: Option<usize>, key: u32, address: u64| {
+            let files = self.files.values();
+            let mut objects = files
+                .filter(|file| device.is_none_or(|device| file.device == device))
+                .flat_map(|file| file.objects.values());
+            objects.find_map(|entry| match &entry.object {
+                Object::Mr(region) if region.key == key => {
+                    let offset = address.checked_sub(region.iova);
+                    offset.filter(|offset| *offset < region.length)
+                }
+                _ => None,
+            })
+        };
+        for (device, (time, entry)) in history.take_entries() {
+            if let Some(line) = history::describe(device, &entry, &offset_of) {
+                history.add(time, &self.drivers[device].name, format_args!("{line}"));
+            }
+        }
+        self.history = Some(history);
     }
 
     fn check_associated(&self, file: FileId) -> Result<()> {
@@ -634,6 +711,15 @@ impl Kernel {
         let (ours, theirs) = EventFile::new(width, crowded)?;
         file.events.push(ours);
         Ok(theirs)
+    }
+
+    /// Has the devices record what they do, for the history.
+    pub(crate) fn record_history(&mut self, prints: Prints) {
+        let history = History::new(prints);
+        for device in 0..self.drivers.len() {
+            *self.function(device).device_mut().recorder_mut() = history.recorder(device);
+        }
+        self.history = Some(history);
     }
 
     /// Does what the device has to do now; whether there was anything.

@@ -15,14 +15,17 @@ mod fabric;
 mod faults;
 #[allow(unsafe_code, reason = "what a file promises to the library")]
 mod file;
+mod history;
 mod kernel;
 #[allow(unsafe_code, reason = "memory of the process, by address")]
 mod memory;
 mod network;
 mod profile;
 mod seed;
+mod seeds;
 mod world;
 
 pub use fabric::{Clock, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode};
 pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
 pub use profile::Profile;
+pub use seeds::each_seed;

@@ -6,6 +6,7 @@
 use crate::call::Result;
 use crate::driver::Driver;
 use crate::file::{CmFile, UverbsFile};
+use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -160,6 +161,13 @@ impl World {
             self.wake_drivers();
         }
         answer
+    }
+
+    /// What has happened, as text.
+    pub(crate) fn history(&self) -> String {
+        let Ok(mut kernel) = self.kernel() else { return String::new() };
+        kernel.write_history();
+        kernel.history.as_ref().map_or_else(String::new, History::text)
     }
 
     /// Changes the fabric for a test; does nothing in a child of `fork`.
@@ -333,6 +341,10 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.timer.get().into_iter().for_each(Thread::unpark);
+        if let Ok(mut kernel) = self.kernel() {
+            kernel.write_history();
+            kernel.history.iter().for_each(History::print);
+        }
     }
 }
 

@@ -26,8 +26,9 @@ use uverbs_uapi::mlx5::prm::qpc::{create_qp_in, create_qp_out, qpc};
 use uverbs_uapi::mlx5::prm::rqc::{create_rq_out, create_sq_out};
 use uverbs_uapi::mlx5::prm::srqc::{create_rmp_out, create_xrc_srq_out};
 
-use crate::decode::{self, hex, service_name};
+use crate::decode::hex;
 use uverbs_connectx::bar0;
+use uverbs_connectx::format::segments::{opcode_name, receive_segments, segments, service_name};
 use uverbs_connectx::format::wqe::CtrlSegment;
 use uverbs_connectx::recording::{DoorbellCounter, Entry, Recording, RqType, SERVICE_RAW_SQ};
 
@@ -174,7 +175,7 @@ impl TestVectors {
                 let doorbells = std::mem::take(&mut state.doorbells);
                 *state = FunctionState { count, doorbells, ..FunctionState::default() };
             }
-            Entry::Eqe { .. } => {}
+            Entry::Eqe { .. } | Entry::Fate { .. } | Entry::Refusal { .. } => {}
         }
         // The device reads the doorbell record when the doorbell rings, and records it if it has
         // changed.
@@ -200,7 +201,7 @@ impl TestVectors {
         bytes: &[u8],
     ) {
         let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return };
-        let segments = decode::segments(service, bytes);
+        let segments = segments(service, bytes);
         let len = segments.iter().map(|(_, bytes)| bytes.len()).sum();
         let shape: Vec<String> = segments
             .iter()
@@ -214,7 +215,7 @@ impl TestVectors {
                 name => name.trim_start_matches("mlx5_").trim_start_matches("wqe_").into(),
             })
             .collect();
-        let (operation, service) = (decode::opcode_name(control.opcode), service_name(service));
+        let (operation, service) = (opcode_name(control.opcode), service_name(service));
         let end = index.wrapping_add(control.wqebbs());
         let record = state.doorbell_records.get(&(DoorbellCounter::Sq, number)).copied();
         let mut lines = vec![
@@ -261,7 +262,7 @@ impl TestVectors {
             RqType::Rq => (state.raw_queues[1].get(&number), DoorbellCounter::Rq, "raw"),
         };
         let Some(owner) = owner else { return };
-        let segments = decode::receive_segments(linked, bytes);
+        let segments = receive_segments(linked, bytes);
         let len: usize = segments.iter().map(|(_, bytes)| bytes.len()).sum();
         let mut lines = vec![
             "[receive]".into(),

@@ -4,6 +4,7 @@
 //! which hardware would divide it.
 
 use crate::format::wqe::Atomic;
+use crate::recording::Refusal;
 
 /// A message, as the responder sees it.
 #[derive(Debug, Clone)]
@@ -121,6 +122,20 @@ pub(crate) enum Response {
     OperationError,
     /// No response.
     Lost,
+}
+
+impl Response {
+    /// Why the message was not acknowledged, if it was not.
+    pub(crate) fn refusal(&self) -> Option<Refusal> {
+        Some(match self {
+            Self::Ack | Self::ReadData(_) | Self::AtomicResult(_) => return None,
+            Self::RnrNak(_) => Refusal::RnrNak,
+            Self::InvalidRequest => Refusal::InvalidRequest,
+            Self::AccessError => Refusal::AccessError,
+            Self::OperationError => Refusal::OperationError,
+            Self::Lost => Refusal::Lost,
+        })
+    }
 }
 
 /// Nanoseconds of an RNR timer code.

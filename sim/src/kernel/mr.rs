@@ -87,7 +87,7 @@ pub(crate) struct Region {
     pub(crate) key: u32,
     pub(crate) length: u64,
     /// The address that QUERY_MR tells: of device memory its place on the device.
-    iova: u64,
+    pub(super) iova: u64,
     start: u64,
     access: Access,
     is_device_memory: bool,

@@ -3,6 +3,7 @@
 use super::{FileId, Kernel};
 use crate::call::Result;
 use crate::driver::Driver;
+use crate::faults::Rates;
 use crate::memory::{Pages, User};
 use crate::network::Interface;
 use rustix::fd::{AsRawFd, OwnedFd};
@@ -47,9 +48,10 @@ struct Bench {
 
 impl Bench {
     fn new() -> Bench {
-        let mut kernel = Kernel::new(1);
-        let (options, interface) = (Default::default(), Interface::numbered(0));
-        let driver = Driver::probe(&mut kernel.switch, options, interface).unwrap();
+        let mut kernel = Kernel::new(1, Rates::none());
+        let (options, interface) = (Default::default(), Interface::numbered(0, &[]));
+        let driver =
+            Driver::probe(&mut kernel.switch, options, "mlx5_0".into(), interface).unwrap();
         let uar = driver.alloc_uar(&mut kernel.switch).unwrap();
         kernel.drivers.push(driver);
         let (file, fd) = kernel.open(0, 0).unwrap();

@@ -29,12 +29,12 @@ fn segments(input: &[u8]) -> Traits {
     let Some((shape, bytes)) = input.split_first() else { return traits };
     let Some(control) = bytes.first_chunk::<16>().map(CtrlSegment::parse) else { return traits };
     for service in [0, 2, 3, 0xc, 0xff] {
-        let cut = decode::segments(service, bytes);
+        let cut = segments::segments(service, bytes);
         let len: usize = cut.iter().map(|(_, bytes)| bytes.len()).sum();
         assert!(len <= bytes.len() && len <= usize::from(control.ds).max(1) * 16);
         traits.insert((1, service.into(), cut.len() as u32));
     }
-    let cut = decode::receive_segments(shape & 1 != 0, bytes);
+    let cut = segments::receive_segments(shape & 1 != 0, bytes);
     assert!(cut.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
     traits
 }
