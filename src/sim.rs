@@ -30,6 +30,11 @@ pub use uverbs_sim::{
     Side, Syndrome, Verb,
 };
 
+#[cfg(feature = "tokio")]
+mod clock;
+#[cfg(feature = "tokio")]
+pub use clock::TokioClock;
+
 use rustix::process::{getegid, geteuid, getgid, getuid};
 use std::io::Write;
 use std::sync::Once;

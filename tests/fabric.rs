@@ -7,6 +7,8 @@ use uverbs::{
     Access, CompletionChannel, CompletionQueue, Context, MemoryRegion, Notify, QpType, QueuePair,
     RecvWr, SendWr,
 };
+#[cfg(all(feature = "sim", feature = "tokio"))]
+use uverbs_sim::Profile;
 use uverbs_sim::{Fabric, Mode};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -270,36 +272,24 @@ fn futures_play() -> Result<()> {
     play(&runtime, &fabric)
 }
 
-/// tokio's clock.
-#[cfg(feature = "tokio")]
-struct TokioClock(tokio::time::Instant);
-
-#[cfg(feature = "tokio")]
-impl uverbs_sim::Clock for TokioClock {
-    fn elapsed(&self) -> Duration {
-        self.0.elapsed()
-    }
-
-    async fn sleep(&self, duration: Duration) {
-        tokio::time::sleep(duration).await;
-    }
-}
-
 /// One seed makes the same decisions in each run, and another one others.
-#[cfg(feature = "tokio")]
+#[cfg(all(feature = "sim", feature = "tokio"))]
 #[test]
 fn a_task_steps_the_fabric_and_runs_repeat() -> Result<()> {
-    let run = |seed| -> Result<u64> {
-        let fabric = Fabric::new(2, Mode::Stepped { seed });
+    let run = |seed| -> Result<String> {
+        let devices = Fabric::builder().device(Profile::new()).device(Profile::new());
+        let fabric = devices.stepped(seed).history().build()?;
         let mut builder = tokio::runtime::Builder::new_current_thread();
         let runtime = builder.enable_all().start_paused(true).build()?;
         let driven = fabric.clone();
-        runtime.spawn(async move { driven.drive(TokioClock(tokio::time::Instant::now())).await });
+        runtime.spawn(async move { driven.drive(uverbs::sim::TokioClock::new()).await });
         play(&runtime, &fabric)?;
-        Ok(fabric.decisions())
+        Ok(fabric.history())
     };
     let first = run(1)?;
-    assert_eq!((first, first), (run(1)?, run(1)?));
+    assert!(first.contains("SEND"), "{first}");
+    assert_eq!((&first, &first), (&run(1)?, &run(1)?));
+    assert_ne!(first, run(2)?);
     Ok(())
 }
 

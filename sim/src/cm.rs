@@ -78,6 +78,11 @@ impl Ports<'_> {
         })
     }
 
+    /// The name of the device that has an address.
+    pub(crate) fn name_of(&self, gid: &Gid) -> &str {
+        self.find(gid).map_or("nobody", |(device, _)| &self.0[device].name)
+    }
+
     /// Whether messages between two addresses arrive: of one port, or of ports with a link.
     fn are_joined(&self, from: &Gid, to: &Gid) -> bool {
         match (self.find(from), self.find(to)) {
@@ -454,12 +459,13 @@ impl Manager {
         !self.in_flight.is_empty() || self.due.is_some_and(|due| due <= now)
     }
 
-    /// Passes messages on, and runs timers; whether there was anything. `loses` decides about each message.
+    /// Passes messages on, and runs timers; whether there was anything. `loses` is told each message and whether a
+    /// test has asked to lose it, and decides.
     pub(crate) fn run(
         &mut self,
         now: u64,
         ports: Ports<'_>,
-        mut loses: impl FnMut() -> bool,
+        mut loses: impl FnMut(&Message, bool) -> bool,
     ) -> bool {
         let mut worked = false;
         for number in self.due(now) {
@@ -474,7 +480,7 @@ impl Manager {
         self.orphans = orphans;
         while let Some(message) = self.in_flight.pop_front() {
             worked = true;
-            let lost = loses() || self.is_to_lose(&message.from, ports);
+            let lost = loses(&message, self.is_to_lose(&message.from, ports));
             if !lost && ports.are_joined(&message.from, &message.to) {
                 self.deliver(now, &message, ports);
             }

@@ -424,6 +424,7 @@ impl Kernel {
         let Some(verb) = verb else { return answer };
         let made = self.file(file)?.objects.values().find(|entry| entry.age == before);
         let object = made.map(|entry| entry.object.to_string()).or(destroyed);
+        let object = object.or_else(|| qp::changed(self, &call, verb));
         let object = object.map_or_else(String::new, |object| format!(" {object}"));
         self.note(file, format_args!("{verb}{object}"), answer);
         answer
@@ -749,8 +750,16 @@ impl Kernel {
             }
         }
         if self.cm.has_work(now) {
-            let (rates, decisions) = (self.rates, &mut self.decisions);
-            worked |= self.cm.run(now, Ports(&self.drivers), || rates.loses(decisions));
+            let ports = Ports(&self.drivers);
+            let (rates, decisions, history) = (self.rates, &mut self.decisions, &mut self.history);
+            worked |= self.cm.run(now, ports, |message, is_to_lose| {
+                let lost = is_to_lose || rates.loses(decisions);
+                if let Some(history) = history {
+                    let how = if lost { " is lost" } else { "" };
+                    history.add(now, ports.name_of(&message.from), format_args!("{message}{how}"));
+                }
+                lost
+            });
         }
         if self.is_crowded() {
             self.crowded.store(false, Ordering::Relaxed);

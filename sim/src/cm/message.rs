@@ -3,6 +3,9 @@
 //! Pairs with chapter 12 of the InfiniBand specification and `core/cm_msgs.h`. A message travels between the
 //! ports of a fabric; nothing here says how its bytes lie.
 
+use std::fmt;
+use std::net::Ipv6Addr;
+
 /// The end of a path: a port's GID.
 pub(crate) type Gid = [u8; 16];
 
@@ -61,6 +64,28 @@ pub(crate) enum Body {
     SidrReq { service: Service, private_data: PrivateData },
     /// Answers with a queue pair, or with a status that is not 0.
     SidrRep { status: u32, qpn: u32, qkey: u32, ece: Ece, private_data: PrivateData },
+}
+
+impl fmt::Display for Message {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let to = Ipv6Addr::from(self.to).to_canonical();
+        write!(f, "cm {:#x} ", self.local)?;
+        match &self.body {
+            Body::Req { service, side, .. } => {
+                write!(f, "REQ of port {} from qp {:#x}", service.port, side.qpn)
+            }
+            Body::Rep { side } => write!(f, "REP from qp {:#x}", side.qpn),
+            Body::Rtu => f.write_str("RTU"),
+            Body::Rej { reason, .. } => write!(f, "REJ, reason {reason}"),
+            Body::Dreq => f.write_str("DREQ"),
+            Body::Drep => f.write_str("DREP"),
+            Body::SidrReq { service, .. } => write!(f, "SIDR_REQ of port {}", service.port),
+            Body::SidrRep { status, qpn, .. } => {
+                write!(f, "SIDR_REP with status {status}, qp {qpn:#x}")
+            }
+        }?;
+        write!(f, " to {to}")
+    }
 }
 
 /// The type of the queue pairs of a connection.

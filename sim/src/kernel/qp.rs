@@ -5,6 +5,7 @@ use super::states::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
 use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports, raw};
 use crate::call::{Call, Result, is_capable};
 use crate::driver::{Driver, OpenerId, Qp, append_pages, input, quantized_offset};
+use crate::faults::Verb;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
 use uverbs_uapi::mlx5::abi::{
@@ -406,6 +407,21 @@ fn modify_ex(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let response_length = size_of::<ib_uverbs_ex_modify_qp_resp>() as u32;
     call.respond(&ib_uverbs_ex_modify_qp_resp { comp_mask: 0, response_length });
     Ok(())
+}
+
+/// Describes the queue pair that a call changes, and the state that it asks for.
+pub(super) fn changed(kernel: &Kernel, call: &Call<'_>, verb: Verb) -> Option<String> {
+    if verb != Verb::ModifyQp {
+        return None;
+    }
+    let request: ib_uverbs_modify_qp = call.core().ok()?;
+    let object = kernel.object(call.file, request.qp_handle).ok()?;
+    const NAMES: [&str; 7] = ["RESET", "INIT", "RTR", "RTS", "SQD", "SQE", "ERR"];
+    let given = Mask::from_bits_retain(request.attr_mask).contains(Mask::IB_QP_STATE);
+    Some(match NAMES.get(usize::from(request.qp_state)).filter(|_| given) {
+        Some(state) => format!("{object} to {state}"),
+        None => object.to_string(),
+    })
 }
 
 /// The attributes of a type, as `modify_qp_mask`: those of the other end are left out.
