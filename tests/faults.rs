@@ -4,10 +4,10 @@ use std::time::Duration;
 use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, CompletionQueue, Context, Errno, EventType, MemoryRegion, PortState, ProtectionDomain,
-    QpType, QueuePair, RecvWr, SendWr, WcStatus,
+    Access, AtomicCap, CompletionQueue, Context, Errno, EventType, MemoryRegion, PortState,
+    ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
-use uverbs_sim::{CqeError, Fabric, FabricError, Profile, Rates, Side, Syndrome, Verb};
+use uverbs_sim::{CqeError, Fabric, FabricError, Limits, Profile, Rates, Side, Syndrome, Verb};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -433,5 +433,48 @@ fn a_history_tells_what_happened_and_repeats_by_its_seed() -> Result<()> {
     has("reg_mr fails: Cannot allocate memory");
     assert_eq!(history, history_of(1)?);
     assert_ne!(history, history_of(2)?);
+    Ok(())
+}
+
+#[test]
+fn a_small_device_has_small_limits_and_keeps_them() -> Result<()> {
+    let fabric = Fabric::builder().stepped(1).device(Profile::new().small()).build()?;
+    let context = open(&fabric, "mlx5_0")?;
+    let attr = context.query_device()?;
+    assert_eq!((attr.max_qp, attr.max_qp_wr, attr.max_cqe, attr.max_pd), (16, 64, 255, 16));
+    let pd = context.alloc_pd()?;
+    let cq = context.cq_builder(255).build()?;
+    assert_eq!(context.cq_builder(256).build().unwrap_err().errno(), Errno::INVAL);
+    let create = |wr| pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(wr).build();
+    assert!(create(65).is_err());
+    let mut qps = Vec::new();
+    let error = loop {
+        match create(1) {
+            Ok(qp) => qps.push(qp),
+            Err(error) => break error,
+        }
+    };
+    assert_eq!((qps.len(), error.errno()), (16, Errno::AGAIN));
+    let mut limits = Limits::SMALL;
+    limits.log_max_qp = 17;
+    let refused = Fabric::builder().device(Profile::new().limits(limits)).build();
+    assert_eq!(refused.unwrap_err(), FabricError::Limit("log_max_qp"));
+    Ok(())
+}
+
+#[test]
+fn a_device_may_lack_xrc_atomics_and_write_combining() -> Result<()> {
+    let profile = Profile::new().without_xrc().without_atomics().without_write_combining();
+    let fabric = Fabric::builder()
+        .stepped(1)
+        .device(profile.clone().name("left"))
+        .device(profile.name("right"))
+        .build()?;
+    let context = open(&fabric, "left")?;
+    assert_eq!(context.query_device()?.atomic_cap, AtomicCap::NONE);
+    assert_eq!(context.xrcd_builder().build().unwrap_err().errno(), Errno::OPNOTSUPP);
+    let (mut a, b) = End::pair(&fabric)?;
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
     Ok(())
 }

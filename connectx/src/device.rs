@@ -79,7 +79,7 @@ impl Device {
             caps: HcaCaps::new(&options),
             issi: 0,
             pages: FirmwarePages::default(),
-            objects: Objects::new(),
+            objects: Objects::new(&options.limits),
             port: Port::new(options.number),
             node_description: vec![],
             doorbells: Doorbells::new(options.write_combining),
@@ -134,7 +134,7 @@ impl Device {
         }
         self.initialized = false;
         self.pages.set_running(false);
-        self.objects = Objects::new();
+        self.objects = Objects::new(&self.options.limits);
         self.doorbells.clear();
         self.events.clear();
         self.ready_queues.clear();

@@ -54,19 +54,20 @@ pub struct HcaCaps {
 fn general(options: &Options) -> Vec<u8> {
     let mut cap = Bits::<general, _>::new(vec![0; GROUP]);
     let ethernet = options.port_type == PortType::Ethernet;
+    let limits = &options.limits;
     for (field, value) in [
         // Object numbers and queue sizes.
-        (general::log_max_srq_sz, 15),
-        (general::log_max_qp_sz, 15),
-        (general::log_max_qp, 16),
-        (general::log_max_srq, 16),
-        (general::log_max_cq_sz, 22),
-        (general::log_max_cq, 16),
+        (general::log_max_srq_sz, limits.log_max_srq_sz.into()),
+        (general::log_max_qp_sz, limits.log_max_qp_sz.into()),
+        (general::log_max_qp, limits.log_max_qp.into()),
+        (general::log_max_srq, limits.log_max_srq.into()),
+        (general::log_max_cq_sz, limits.log_max_cq_sz.into()),
+        (general::log_max_cq, limits.log_max_cq.into()),
         (general::log_max_eq_sz, 22),
         (general::log_max_eq, 6),
         (general::max_num_eqs, 64),
-        (general::log_max_mkey, 17),
-        (general::log_max_pd, 16),
+        (general::log_max_mkey, limits.log_max_mkey.into()),
+        (general::log_max_pd, limits.log_max_pd.into()),
         (general::log_max_xrcd, 16),
         (general::log_max_transport_domain, 8),
         (general::log_max_rmp, 16),
@@ -102,12 +103,12 @@ fn general(options: &Options) -> Vec<u8> {
         (general::rc, 1),
         (general::uc, 1),
         (general::ud, 1),
-        (general::xrc, 1),
+        (general::xrc, options.xrc.into()),
         (general::log_max_msg, 30),
-        (general::log_max_ra_req_qp, 4),
-        (general::log_max_ra_res_qp, 4),
+        (general::log_max_ra_req_qp, limits.log_max_ra_qp.into()),
+        (general::log_max_ra_res_qp, limits.log_max_ra_qp.into()),
         (general::local_ca_ack_delay, 16),
-        (general::atomic, 1),
+        (general::atomic, options.atomics.into()),
         (general::ece_support, (!options.minimal).into()),
         (general::set_deth_sqpn, 1),
         (general::block_lb_mc, 1),
@@ -264,7 +265,7 @@ impl HcaCaps {
             groups.insert(kind, CapGroup { current: max.clone(), max });
         };
         add(GENERAL, general(options));
-        add(ATOMIC, atomic());
+        add(ATOMIC, if options.atomics { atomic() } else { vec![0; GROUP] });
         add(DEVICE_MEMORY, device_memory());
         add(VIRTIO_EMULATION, virtio());
         add(TLP_EMULATION, tlp());

@@ -28,6 +28,7 @@ use self::mkey::CACHED_MKEY;
 use self::table::ObjectTable;
 use crate::bar0;
 use crate::cost::Cost;
+use crate::options::Limits;
 use crate::port::Traffic;
 
 /// All objects of a function.
@@ -64,26 +65,28 @@ pub struct Objects {
 
 impl Objects {
     /// A function without objects.
-    pub fn new() -> Self {
+    pub fn new(limits: &Limits) -> Self {
+        // So many numbers from the first on.
+        let numbers = |first: u32, log: u8, most: u32| first..=most.min(first + (1 << log) - 1);
         Self {
             uars: ObjectTable::new("UAR", bar0::UARS),
             uctxs: ObjectTable::new("user context", 1..=1023),
             umems: ObjectTable::new("umem", 1..=0xffff),
-            pds: ObjectTable::new("PD", 1..=0xffff),
+            pds: ObjectTable::new("PD", numbers(1, limits.log_max_pd, 0xffff)),
             xrcds: ObjectTable::new("XRC domain", 1..=0xffff),
             transport_domains: ObjectTable::new("transport domain", 1..=0xff),
             q_counters: ObjectTable::new("counter set", 1..=0xff),
             flow_counters: ObjectTable::new("flow counter", 1..=0xffff),
-            mkeys: ObjectTable::new("mkey", 0x100..=0x1_ffff),
+            mkeys: ObjectTable::new("mkey", numbers(0x100, limits.log_max_mkey, 0x1_ffff)),
             listed_pages: ListedPages::default(),
             mkey_lists: 0,
             cost: Cost::default(),
             eqs: ObjectTable::new("EQ", 1..=63),
-            cqs: ObjectTable::new("CQ", 0x400..=0xffff),
+            cqs: ObjectTable::new("CQ", numbers(0x400, limits.log_max_cq, 0xffff)),
             // Doorbells name queue pairs and raw send queues by numbers of one space.
-            qps: ObjectTable::new("QP", 0x40..=0xffff),
+            qps: ObjectTable::new("QP", numbers(0x40, limits.log_max_qp, 0xffff)),
             sqs: ObjectTable::new("SQ", 0x1_0000..=0x1_ffff),
-            srqs: ObjectTable::new("SRQ", 1..=0xffff),
+            srqs: ObjectTable::new("SRQ", numbers(1, limits.log_max_srq, 0xffff)),
             rqs: ObjectTable::new("RQ", 1..=0xffff),
             tises: ObjectTable::new("TIS", 1..=0xfff),
             tirs: ObjectTable::new("TIR", 1..=0xfff),
@@ -138,6 +141,6 @@ impl Objects {
 
 impl Default for Objects {
     fn default() -> Self {
-        Self::new()
+        Self::new(&Limits::FULL)
     }
 }

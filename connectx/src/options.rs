@@ -13,6 +13,76 @@ pub enum PortType {
     InfiniBand,
 }
 
+/// Limits of a function, as binary logarithms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs.
+    pub log_max_qp: u8,
+    /// CQs.
+    pub log_max_cq: u8,
+    /// SRQs.
+    pub log_max_srq: u8,
+    /// PDs.
+    pub log_max_pd: u8,
+    /// Memory keys.
+    pub log_max_mkey: u8,
+    /// WQEs of a send or receive queue.
+    pub log_max_qp_sz: u8,
+    /// Receives of an SRQ.
+    pub log_max_srq_sz: u8,
+    /// Entries of a CQ.
+    pub log_max_cq_sz: u8,
+    /// Reads and atomics in flight, of either side of a queue pair.
+    pub log_max_ra_qp: u8,
+}
+
+impl Limits {
+    /// Those of a ConnectX-5, or what of them the emulation has.
+    pub const FULL: Limits = Limits {
+        log_max_qp: 16,
+        log_max_cq: 16,
+        log_max_srq: 16,
+        log_max_pd: 16,
+        log_max_mkey: 17,
+        log_max_qp_sz: 15,
+        log_max_srq_sz: 15,
+        log_max_cq_sz: 22,
+        log_max_ra_qp: 4,
+    };
+
+    /// A limit that is 0 or above [`Limits::FULL`], by its name.
+    pub fn out_of_range(&self) -> Option<&'static str> {
+        let full = Limits::FULL;
+        [
+            ("log_max_qp", self.log_max_qp, full.log_max_qp),
+            ("log_max_cq", self.log_max_cq, full.log_max_cq),
+            ("log_max_srq", self.log_max_srq, full.log_max_srq),
+            ("log_max_pd", self.log_max_pd, full.log_max_pd),
+            ("log_max_mkey", self.log_max_mkey, full.log_max_mkey),
+            ("log_max_qp_sz", self.log_max_qp_sz, full.log_max_qp_sz),
+            ("log_max_srq_sz", self.log_max_srq_sz, full.log_max_srq_sz),
+            ("log_max_cq_sz", self.log_max_cq_sz, full.log_max_cq_sz),
+            ("log_max_ra_qp", self.log_max_ra_qp, full.log_max_ra_qp),
+        ]
+        .into_iter()
+        .find(|(_, value, full)| !(1..=*full).contains(value))
+        .map(|(name, ..)| name)
+    }
+
+    /// Limits that a test reaches in a moment.
+    pub const SMALL: Limits = Limits {
+        log_max_qp: 4,
+        log_max_cq: 4,
+        log_max_srq: 4,
+        log_max_pd: 4,
+        log_max_mkey: 6,
+        log_max_qp_sz: 6,
+        log_max_srq_sz: 6,
+        log_max_cq_sz: 8,
+        log_max_ra_qp: 1,
+    };
+}
+
 /// Options of a function.
 #[derive(Debug, Clone)]
 pub struct Options {
@@ -28,6 +98,12 @@ pub struct Options {
     pub mapped: bool,
     /// Partition keys of the port, from index 0. An Ethernet port has the default one alone.
     pub pkeys: Vec<u16>,
+    /// Whether there are extended reliable connections.
+    pub xrc: bool,
+    /// Whether there are atomics.
+    pub atomics: bool,
+    /// Limits of its objects.
+    pub limits: Limits,
     /// Number of the function at the switch; its addresses derive from it.
     pub number: u32,
 }
@@ -40,6 +116,9 @@ impl Default for Options {
             minimal: false,
             mapped: false,
             pkeys: vec![DEFAULT_PKEY],
+            xrc: true,
+            atomics: true,
+            limits: Limits::FULL,
             number: 0,
         }
     }

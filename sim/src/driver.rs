@@ -5,7 +5,7 @@
 use crate::call::Result;
 use crate::events::EventFile;
 use crate::faults::{FailingCalls, Rates};
-use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Membership, RawQp, Xrcd};
+use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Limits, Membership, RawQp, Xrcd};
 use crate::memory::Pages;
 use crate::network::Interface;
 use crate::seed::Decisions;
@@ -147,6 +147,7 @@ pub(crate) struct Driver {
     pub(crate) leaving: Vec<(Weak<Lease>, Leaving)>,
     /// Device memory that is allocated: where it begins in BAR0, and the bytes of its pages.
     pub(crate) memic: BTreeMap<u64, u64>,
+    pub(crate) limits: Limits,
     pub(crate) clock: ClockPages,
     pub(crate) flows: Flows,
     reserved: Option<Reserved>,
@@ -233,6 +234,7 @@ impl Driver {
             vars: BTreeMap::new(),
             leaving: Vec::new(),
             memic: BTreeMap::new(),
+            limits: Limits::default(),
             clock: ClockPages::new(),
             flows: Flows::default(),
             reserved: None,
@@ -249,7 +251,10 @@ impl Driver {
             command[..2].copy_from_slice(&op.to_be_bytes());
             self.execute(switch, &command)?;
         }
-        self.set_atomic_order(switch)?;
+        self.limits = Limits::query(self, switch)?;
+        if self.limits.has_atomics {
+            self.set_atomic_order(switch)?;
+        }
         self.set_address(switch)?;
         let queue = switch.function(self.function).create_event_queue(&EVENTS);
         self.eqn = queue.map_err(|refused| errno_of(refused.status as u8))?;
@@ -293,7 +298,8 @@ impl Driver {
 
     /// Sends a command to firmware.
     pub(crate) fn execute(&self, switch: &mut Switch, command: &[u8]) -> Result<Vec<u8>> {
-        const ROOM: usize = 4096;
+        // The longest answer: a group of capabilities.
+        const ROOM: usize = 16 + 4096;
         if self.health != Health::Working {
             return self.execute_after_failure(command);
         }

@@ -79,6 +79,9 @@ impl FabricBuilder {
             if !(1..=MAX_NAME).contains(&name.len()) || name.contains(['/', '\0']) {
                 return Err(FabricError::Name(name));
             }
+            if let Some(limit) = profile.options.limits.out_of_range() {
+                return Err(FabricError::Limit(limit));
+            }
             let interface = Interface::numbered(number, &profile.addresses);
             for other in &kernel.drivers {
                 if other.name == name {
@@ -121,6 +124,8 @@ pub enum FabricError {
     NameTaken(String),
     /// Two devices have this address.
     AddressTaken(IpAddr),
+    /// A limit is 0, or above that of [`Limits::FULL`](crate::Limits::FULL).
+    Limit(&'static str),
     /// The driver does not bring the device with this number up, which is a defect of this package.
     NotProbed(usize, Errno),
 }
@@ -140,6 +145,9 @@ impl fmt::Display for FabricError {
             }
             FabricError::AddressTaken(address) => {
                 write!(f, "two devices have the address {address}: give each one of its own")
+            }
+            FabricError::Limit(name) => {
+                write!(f, "the limit {name} is 0 or above that of Limits::FULL")
             }
             FabricError::NotProbed(number, errno) => {
                 write!(f, "device {number} does not come up: {errno}")

@@ -8,6 +8,7 @@ mod context;
 mod cq;
 mod dm;
 mod flow;
+mod limits;
 mod mcast;
 mod mmap;
 mod mr;
@@ -26,6 +27,7 @@ mod xrcd;
 
 pub(crate) use context::guid;
 pub(crate) use flow::Flows;
+pub(crate) use limits::Limits;
 pub(crate) use mcast::Membership;
 pub(crate) use mmap::{ClockPages, Lease, Leaving, Shown};
 pub(crate) use qp::Kind;
@@ -515,6 +517,11 @@ impl Kernel {
     pub(crate) fn driver(&mut self, file: FileId) -> Result<(&mut Driver, &mut Switch)> {
         let device = self.file(file)?.device;
         Ok((&mut self.drivers[device], &mut self.switch))
+    }
+
+    /// The limits of a file's device.
+    fn limits(&self, file: FileId) -> Result<Limits> {
+        Ok(self.drivers[self.file(file)?.device].limits)
     }
 
     /// Adds an object that uses these others.

@@ -27,5 +27,5 @@ mod world;
 
 pub use fabric::{Clock, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode};
 pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
-pub use profile::Profile;
+pub use profile::{Limits, Profile};
 pub use seeds::each_seed;

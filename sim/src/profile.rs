@@ -1,6 +1,7 @@
 //! What a device of a fabric is like.
 
 use std::net::IpAddr;
+pub use uverbs_connectx::options::Limits;
 use uverbs_connectx::options::Options;
 
 /// A device of a fabric: its name, its addresses, and what it can do.
@@ -36,6 +37,30 @@ impl Profile {
     /// Without write combining: BlueFlame registers take doorbells and no WQEs.
     pub fn without_write_combining(mut self) -> Profile {
         self.options.write_combining = false;
+        self
+    }
+
+    /// Limits that a test reaches in a moment: 16 protection domains, queues of each kind, 64 memory keys, 64 requests
+    /// of a queue, 255 completions, and 2 reads or atomics in flight.
+    pub fn small(self) -> Profile {
+        self.limits(Limits::SMALL)
+    }
+
+    /// Other limits, at most those of [`Limits::FULL`].
+    pub fn limits(mut self, limits: Limits) -> Profile {
+        self.options.limits = limits;
+        self
+    }
+
+    /// Without extended reliable connections (XRC).
+    pub fn without_xrc(mut self) -> Profile {
+        self.options.xrc = false;
+        self
+    }
+
+    /// Without atomics.
+    pub fn without_atomics(mut self) -> Profile {
+        self.options.atomics = false;
         self
     }
 

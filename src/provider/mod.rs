@@ -394,6 +394,8 @@ pub(crate) struct RdAtomic {
     pub(crate) answered: u32,
     /// Those that the queue pair sends.
     pub(crate) sent: u32,
+    /// Whether the device has atomics at all.
+    pub(crate) atomics: bool,
 }
 
 /// What a send queue takes, as the kernel returned it at creation.

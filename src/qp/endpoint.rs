@@ -9,6 +9,7 @@ use super::control::QpControl;
 use super::state::{QpState, QpType};
 use crate::access::Access;
 use crate::address_vector::{AddressVector, GlobalRoute};
+use crate::device_attr::AtomicCap;
 use crate::error::{Error, Result};
 use crate::number::{Gid, Psn, Qkey, Qpn, narrow};
 use crate::port::{LinkLayer, Mtu, PortAttr};
@@ -106,6 +107,8 @@ pub(crate) struct Local {
     global: bool,
     /// Reads and atomics that may be under way from here.
     max_rd_atomic: u8,
+    /// Whether the device has atomics.
+    atomics: bool,
 }
 
 /// How to connect; what is not set has a default that fits most networks.
@@ -141,7 +144,7 @@ pub(crate) struct Local {
 #[derive(Clone, Copy, Debug)]
 #[must_use]
 pub struct Handshake {
-    access: Access,
+    access: Option<Access>,
     pkey_index: u16,
     timeout: u8,
     retry_count: u8,
@@ -157,7 +160,7 @@ pub struct Handshake {
 impl Default for Handshake {
     fn default() -> Self {
         Handshake {
-            access: Access::ALL_REMOTE,
+            access: None,
             pkey_index: 0,
             timeout: 14,
             retry_count: 6,
@@ -178,10 +181,10 @@ impl Handshake {
         Handshake::default()
     }
 
-    /// What the peer may do through the queue pair. Unless set, writes, reads and atomics, within
-    /// what memory regions and windows allow.
+    /// The rights of the peer through the queue pair, within those of memory regions and windows. Unless set, writes,
+    /// reads and, if the device has them, atomics.
     pub fn access(mut self, access: Access) -> Self {
-        self.access = access;
+        self.access = Some(access);
         self
     }
 
@@ -273,7 +276,11 @@ impl Handshake {
         let attr = QpAttr::new().state(QpState::INIT).port(local.port).pkey_index(self.pkey_index);
         match qp_type {
             QpType::UD => attr.qkey(local.endpoint.qkey),
-            _ => attr.access(self.access),
+            _ => attr.access(self.access.unwrap_or(match local.atomics {
+                true => Access::ALL_REMOTE,
+                // The driver of a device without atomics refuses to allow them.
+                false => Access::ALL_REMOTE - Access::REMOTE_ATOMIC,
+            })),
         }
     }
 
@@ -336,7 +343,11 @@ impl QpControl {
             Some(limits) => limits,
             None => {
                 let device = context.query_device().map_err(in_verb)?;
-                RdAtomic { answered: device.max_qp_rd_atom, sent: device.max_qp_init_rd_atom }
+                RdAtomic {
+                    answered: device.max_qp_rd_atom,
+                    sent: device.max_qp_init_rd_atom,
+                    atomics: device.atomic_cap != AtomicCap::NONE,
+                }
             }
         };
         let endpoint = Endpoint {
@@ -354,6 +365,7 @@ impl QpControl {
             gid_index,
             global: needs_global(&attr),
             max_rd_atomic: limits.sent.min(u8::MAX.into()) as u8,
+            atomics: limits.atomics,
         };
         *self.qp.local.lock().ok_or_else(|| Error::forked(VERB))? = Some(local);
         Ok(endpoint)

@@ -238,7 +238,7 @@ fn run(arguments: Arguments) -> io::Result<()> {
             minimal: arguments.minimal,
             mapped: arguments.map,
             pkeys: arguments.pkey.clone(),
-            number: 0,
+            ..Options::default()
         });
         if let Some(directory) = &arguments.record {
             let path = directory.join(format!("function{number}.record"));

@@ -393,14 +393,14 @@ mod tests {
         context.set(mkc::lr, 1);
         context.set(mkc::rr, 1);
         let translation = [0x5003u64, 0x9003].iter().flat_map(|page| page.to_be_bytes()).collect();
-        let mut objects = Objects::new();
+        let mut objects = Objects::default();
         objects.mkeys.insert(Mkey { context, translation }).unwrap();
         objects
     }
 
     #[test]
     fn a_free_mkey_of_a_kernel_pd_counts_as_cached() {
-        let mut objects = Objects::new();
+        let mut objects = Objects::default();
         let kernels = objects.pds.insert(Domain).unwrap();
         let users = objects.pds.insert_owned(7, Domain).unwrap();
         for (pd, free) in [(kernels, 0), (users, 0), (users, 1), (kernels, 1)] {

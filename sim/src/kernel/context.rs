@@ -2,8 +2,8 @@
 //!
 //! Pairs with `core/uverbs_std_types_device.c`, `mlx5_ib_alloc_ucontext` and `mlx5_ib_query_device`.
 
-use super::cq::{MAX_CQE, MAX_PERIOD, VECTORS};
-use super::{Kernel, Method, Object, Write, qp, srq};
+use super::cq::{MAX_PERIOD, VECTORS};
+use super::{Kernel, Limits, Method, Object, Write, qp, srq};
 use crate::call::{Call, Result};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -102,19 +102,21 @@ fn get_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         // No DEVX.
         return Err(Errno::INVAL);
     }
+    let limits = kernel.limits(call.file)?;
     let file = kernel.file_mut(call.file)?;
     if file.has_context {
         return Err(Errno::INVAL);
     }
     file.has_context = true;
-    call.respond_driver(&driver_response());
+    call.respond_driver(&driver_response(limits));
     call.put(UVERBS_ATTR_GET_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     call.put(UVERBS_ATTR_GET_CONTEXT_CORE_SUPPORT, &core_support());
     Ok(())
 }
 
-fn query_context(_: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
-    call.put(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &driver_response());
+fn query_context(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    let limits = kernel.limits(call.file)?;
+    call.put(MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, &driver_response(limits));
     call.put(UVERBS_ATTR_QUERY_CONTEXT_NUM_COMP_VECTORS, &VECTORS);
     call.put(UVERBS_ATTR_QUERY_CONTEXT_CORE_SUPPORT, &core_support());
     Ok(())
@@ -124,13 +126,13 @@ fn core_support() -> u64 {
     ib_uverbs_core_support::IB_UVERBS_CORE_SUPPORT_OPTIONAL_MR_ACCESS.bits()
 }
 
-fn driver_response() -> mlx5_ib_alloc_ucontext_resp {
+fn driver_response(limits: Limits) -> mlx5_ib_alloc_ucontext_resp {
     use mlx5_ib_alloc_ucontext_resp_mask as Mask;
     let valid = Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_CORE_CLOCK_OFFSET
         | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_ECE
         | Mask::MLX5_IB_ALLOC_UCONTEXT_RESP_MASK_SQD2RTS;
     mlx5_ib_alloc_ucontext_resp {
-        qp_tab_size: 1 << 16,
+        qp_tab_size: limits.qps,
         cache_line_size: 64,
         comp_mask: valid.bits(),
         response_length: size_of::<mlx5_ib_alloc_ucontext_resp>() as u32,
@@ -140,9 +142,9 @@ fn driver_response() -> mlx5_ib_alloc_ucontext_resp {
         bf_reg_size: 512,
         max_sq_desc_sz: 1024,
         max_rq_desc_sz: 1 << qp::MAX_RECEIVE_SHIFT,
-        max_send_wqebb: qp::MAX_WQES,
-        max_recv_wr: qp::MAX_WQES,
-        max_srq_recv_wr: srq::MAX_WR + 1,
+        max_send_wqebb: limits.wqes,
+        max_recv_wr: limits.wqes,
+        max_srq_recv_wr: limits.srq_wr + 1,
         num_ports: 1,
         cqe_version: 1,
         // CREATE_AH and QUERY_DEVICE.
@@ -202,7 +204,7 @@ fn create_comp_channel(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
-    let guid = kernel.guid(call.file)?;
+    let (guid, limits) = (kernel.guid(call.file)?, kernel.limits(call.file)?);
     let mut resp = ib_uverbs_ex_query_device_resp::default();
     let base = &mut resp.base;
     base.fw_ver = 16 << 32 | 35 << 16 | 1000;
@@ -212,30 +214,30 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     base.page_size_cap = !0xfff;
     base.vendor_id = 0x2c9;
     base.vendor_part_id = 4119;
-    base.max_qp = 1 << 16;
-    base.max_qp_wr = qp::MAX_WQES;
+    base.max_qp = limits.qps;
+    base.max_qp_wr = limits.wqes;
     base.max_sge = 30;
     base.max_sge_rd = 30;
-    base.max_cq = 1 << 16;
-    base.max_cqe = MAX_CQE;
-    base.max_mr = 1 << 17;
-    base.max_pd = 1 << 16;
-    base.max_qp_rd_atom = qp::MAX_RD_ATOMIC.into();
-    base.max_qp_init_rd_atom = qp::MAX_RD_ATOMIC.into();
-    base.max_res_rd_atom = 1 << 20;
-    base.atomic_cap = 1;
-    base.max_mw = 1 << 17;
+    base.max_cq = limits.cqs;
+    base.max_cqe = limits.cqes;
+    base.max_mr = limits.mkeys;
+    base.max_pd = limits.pds;
+    base.max_qp_rd_atom = limits.rd_atomic.into();
+    base.max_qp_init_rd_atom = limits.rd_atomic.into();
+    base.max_res_rd_atom = u32::from(limits.rd_atomic) * limits.qps;
+    base.atomic_cap = limits.has_atomics.into();
+    base.max_mw = limits.mkeys;
     base.max_mcast_grp = 1 << 10;
     base.max_mcast_qp_attach = 32;
     base.max_total_mcast_qp_attach = 32 << 10;
     base.max_ah = i32::MAX as u32;
-    base.max_srq = 1 << 16;
-    base.max_srq_wr = srq::MAX_WR;
+    base.max_srq = limits.srqs;
+    base.max_srq_wr = limits.srq_wr;
     base.max_srq_sge = srq::MAX_SGE;
     base.max_pkeys = 1;
     base.local_ca_ack_delay = 16;
     base.phys_port_cnt = 1;
-    let caps = ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_WINDOW
+    let mut caps = ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_WINDOW
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_WINDOW_TYPE_2B
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MEM_MGT_EXTENSIONS
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_RC_RNR_NAK_GEN
@@ -243,9 +245,9 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_PORT_ACTIVE_EVENT
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_SYS_IMAGE_GUID
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_BAD_QKEY_CNTR
-        | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_XRC
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_RAW_IP_CSUM
         | ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_MANAGED_FLOW_STEERING;
+    caps.set(ib_uverbs_device_cap_flags::IB_UVERBS_DEVICE_XRC, limits.has_xrc);
     base.device_cap_flags = caps.bits() as u32;
     resp.device_cap_flags_ex = caps.bits();
     resp.cq_moderation_caps.max_cq_moderation_count = 0xffff;

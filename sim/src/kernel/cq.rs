@@ -44,8 +44,6 @@ pub(super) const WRITES: &[Write] = &[
     },
 ];
 
-/// Most entries of a queue.
-pub(super) const MAX_CQE: u32 = (1 << 22) - 1;
 /// Microseconds that the device holds back an event, at most.
 pub(super) const MAX_PERIOD: u16 = 0xfff;
 /// Bytes of a doorbell record.
@@ -60,7 +58,8 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         return Err(Errno::INVAL);
     }
     let flags = call.u64_if(UVERBS_ATTR_CREATE_CQ_FLAGS).unwrap_or(0);
-    if asked > MAX_CQE || flags > 3 || !matches!(driver_part.cqe_size, 64 | 128) {
+    let most = kernel.limits(call.file)?.cqes;
+    if asked > most || flags > 3 || !matches!(driver_part.cqe_size, 64 | 128) {
         return Err(Errno::INVAL);
     }
     // One entry stays free, for the mark that ends a queue which is resized.
@@ -120,7 +119,8 @@ fn resize(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_resize_cq = call.core()?;
     let driver_part: mlx5_ib_resize_cq = call.driver()?;
     let number = kernel.cq(call.file, request.cq_handle).map_err(|_| Errno::INVAL)?;
-    if request.cqe == 0 || request.cqe > MAX_CQE || driver_part.reserved0 != 0 {
+    let most = kernel.limits(call.file)?.cqes;
+    if request.cqe == 0 || request.cqe > most || driver_part.reserved0 != 0 {
         return Err(Errno::INVAL);
     }
     let entries = (request.cqe + 1).next_power_of_two();

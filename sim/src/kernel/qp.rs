@@ -2,7 +2,7 @@
 
 use super::cq::RECORD;
 use super::states::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
-use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports, raw};
+use super::{FileId, Kernel, Limits, Method, Object, Place, Write, destroying, end_reports, raw};
 use crate::call::{Call, Result, is_capable};
 use crate::driver::{Driver, OpenerId, Qp, append_pages, input, quantized_offset};
 use crate::faults::Verb;
@@ -18,6 +18,7 @@ use uverbs_uapi::mlx5::prm::qpc::{
     ads, create_qp_in, create_qp_out, qpc, query_qp_in, query_qp_out, rst2init_qp_in,
     rst2init_qp_out,
 };
+use uverbs_uapi::mr::ib_uverbs_access_flags as Access;
 use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_QP};
 use uverbs_uapi::qp::ib_qp_attr_mask as Mask;
 use uverbs_uapi::qp::*;
@@ -65,12 +66,8 @@ pub(super) const WRITES: &[Write] = &[
 
 /// Bytes of a WQEBB.
 pub(super) const WQEBB: u64 = 64;
-/// The most WQEBBs of a send queue and the most entries of a receive queue.
-pub(super) const MAX_WQES: u32 = 1 << 15;
 /// log2 of the most bytes of a receive.
 pub(super) const MAX_RECEIVE_SHIFT: u32 = 9;
-/// The most reads and atomics in flight.
-pub(super) const MAX_RD_ATOMIC: u8 = 16;
 /// Bits of attributes that the kernel knows: the standard ones, and with the extended command the rate limit.
 const STANDARD: Mask = Mask::from_bits_retain(0x1f_ffff);
 
@@ -235,10 +232,11 @@ fn ask(kernel: &mut Kernel, call: &Call<'_>, kind: Kind) -> Result<Asked> {
     let (sends, receives) = (driver_part.sq_wqe_count, driver_part.rq_wqe_count);
     // As `set_user_buf_size` and `set_rq_size`.
     let is_power = |count: u32| count == 0 || count.is_power_of_two();
-    if sends > MAX_WQES || receives > MAX_WQES || !is_power(sends) || !is_power(receives) {
+    let limits = kernel.limits(file)?;
+    if sends > limits.wqes || receives > limits.wqes || !is_power(sends) || !is_power(receives) {
         return Err(Errno::INVAL);
     }
-    if cap.max_recv_wr > MAX_WQES || driver_part.rq_wqe_shift > MAX_RECEIVE_SHIFT {
+    if cap.max_recv_wr > limits.wqes || driver_part.rq_wqe_shift > MAX_RECEIVE_SHIFT {
         return Err(Errno::INVAL);
     }
     Ok(asked)
@@ -477,14 +475,21 @@ fn check_in_driver(
     given: Mask,
     from: u8,
     to: u8,
+    limits: Limits,
 ) -> Result<()> {
     let above = |flag: Mask, value: u8, most: u8| given.contains(flag) && value > most;
     let is_bad = !states::is_ok(qp.kind, from, to, given)
         || given.contains(Mask::IB_QP_PKEY_INDEX) && new.pkey_index >= 1
-        || above(Mask::IB_QP_MAX_QP_RD_ATOMIC, new.max_rd_atomic, MAX_RD_ATOMIC)
-        || above(Mask::IB_QP_MAX_DEST_RD_ATOMIC, new.max_dest_rd_atomic, MAX_RD_ATOMIC)
+        || above(Mask::IB_QP_MAX_QP_RD_ATOMIC, new.max_rd_atomic, limits.rd_atomic)
+        || above(Mask::IB_QP_MAX_DEST_RD_ATOMIC, new.max_dest_rd_atomic, limits.rd_atomic)
         || given.contains(Mask::IB_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu);
-    if is_bad { Err(Errno::INVAL) } else { Ok(()) }
+    if is_bad {
+        return Err(Errno::INVAL);
+    }
+    // As `get_atomic_mode`.
+    let atomics = Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC.bits();
+    let asks = given.contains(Mask::IB_QP_ACCESS_FLAGS) && new.qp_access_flags & atomics != 0;
+    if asks && !limits.has_atomics { Err(Errno::OPNOTSUPP) } else { Ok(()) }
 }
 
 fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) -> Result<()> {
@@ -500,7 +505,7 @@ fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) ->
         false => qp.state,
     };
     let to = if given.contains(Mask::IB_QP_STATE) { new.qp_state } else { from };
-    check_in_driver(qp, &new, given, from, to)?;
+    check_in_driver(qp, &new, given, from, to, kernel.drivers[device].limits)?;
     if (from, to) == (RESET, RESET) {
         return Ok(());
     }

@@ -48,8 +48,6 @@ pub(super) const WRITES: &[Write] = &[
     Write { command: IB_USER_VERBS_CMD_QUERY_SRQ, run: query },
 ];
 
-/// The most receives of a queue: one entry stays free.
-pub(super) const MAX_WR: u32 = (1 << 15) - 1;
 /// The most segments of a receive.
 pub(super) const MAX_SGE: u32 = 31;
 /// Bytes of a segment of a WQE.
@@ -77,7 +75,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let max_wr = call.u32(UVERBS_ATTR_CREATE_SRQ_MAX_WR)?;
     let max_sge = call.u32(UVERBS_ATTR_CREATE_SRQ_MAX_SGE)?;
     let limit = call.u32_if(UVERBS_ATTR_CREATE_SRQ_LIMIT).unwrap_or(0);
-    if max_wr > MAX_WR || max_sge > MAX_SGE {
+    if max_wr > kernel.limits(call.file)?.srq_wr || max_sge > MAX_SGE {
         return Err(Errno::INVAL);
     }
     let driver_part: mlx5_ib_create_srq = call.driver()?;

@@ -32,6 +32,9 @@ pub(crate) struct Xrcd {
 
 fn open(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_open_xrcd = call.core()?;
+    if !kernel.limits(call.file)?.has_xrc {
+        return Err(Errno::OPNOTSUPP);
+    }
     let flags = OFlags::from_bits_retain(request.oflags);
     let file = match request.fd as i32 {
         -1 => None,

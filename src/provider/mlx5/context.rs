@@ -17,7 +17,8 @@ use crate::uverbs::kernel::Kernel;
 use crate::wr::Packet;
 use rustix::io::Errno;
 use uverbs_uapi::device::{
-    ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp, ib_uverbs_raw_packet_caps,
+    ib_atomic_cap, ib_uverbs_ex_query_device, ib_uverbs_ex_query_device_resp,
+    ib_uverbs_raw_packet_caps,
 };
 use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_req_v2, mlx5_ib_alloc_ucontext_resp, mlx5_ib_alloc_ucontext_resp_mask,
@@ -94,6 +95,7 @@ impl Opening {
         limits.rd_atomic = RdAtomic {
             answered: device.base.max_qp_rd_atom,
             sent: device.base.max_qp_init_rd_atom,
+            atomics: device.base.atomic_cap != ib_atomic_cap::IB_ATOMIC_NONE.0,
         };
         limits.frames.checksums =
             ib_uverbs_raw_packet_caps::from_bits_retain(device.raw_packet_caps)

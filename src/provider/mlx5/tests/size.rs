@@ -17,7 +17,7 @@ const LIMITS: Limits = Limits {
     max_recv_wr: 1 << 15,
     max_srq_recv_wr: 1 << 15,
     max_cqe: (1 << 22) - 1,
-    rd_atomic: crate::provider::RdAtomic { answered: 16, sent: 16 },
+    rd_atomic: crate::provider::RdAtomic { answered: 16, sent: 16, atomics: true },
     uars_per_page: 1,
     frames: Frames { min_header: 0, checksums: true },
     ece: false,
