@@ -26,8 +26,8 @@
 //! hardware. **Unstable**: this interface changes in any release.
 
 pub use uverbs_sim::{
-    Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, Limits, MAX_DEVICES, Mode,
-    Profile, Rates, Side, Syndrome, Verb,
+    Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, Findings, Limits, MAX_DEVICES,
+    Mode, POISON, Profile, Rates, Side, Syndrome, Verb,
 };
 
 #[cfg(feature = "tokio")]

@@ -7,7 +7,9 @@ use uverbs::{
     Access, AtomicCap, CompletionQueue, Context, Errno, EventType, MemoryRegion, PortState,
     ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
-use uverbs_sim::{CqeError, Fabric, FabricError, Limits, Profile, Rates, Side, Syndrome, Verb};
+use uverbs_sim::{
+    CqeError, Fabric, FabricError, Limits, POISON, Profile, Rates, Side, Syndrome, Verb,
+};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -476,5 +478,71 @@ fn a_device_may_lack_xrc_atomics_and_write_combining() -> Result<()> {
     let (mut a, b) = End::pair(&fabric)?;
     a.write_to(&b)?;
     assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    Ok(())
+}
+
+fn strict() -> Result<(Fabric, End, End)> {
+    let fabric = Fabric::builder()
+        .stepped(1)
+        .strict()
+        .device(Profile::new().name("left"))
+        .device(Profile::new().name("right"))
+        .build()?;
+    let (a, b) = End::pair(&fabric)?;
+    Ok((fabric, a, b))
+}
+
+/// The findings at the end, without those about what is left.
+fn found(fabric: &Fabric) -> Vec<String> {
+    let findings = fabric.check().err();
+    findings.iter().flat_map(|findings| findings.iter()).map(str::to_owned).collect()
+}
+
+#[test]
+fn a_receive_buffer_holds_poison_until_its_completion() -> Result<()> {
+    let (fabric, mut a, mut b) = strict()?;
+    a.memory.copy_from(8, &[7; 8])?;
+    b.recv()?;
+    let mut early = [0; 16];
+    fabric.step();
+    b.memory.copy_to(0, &mut early)?;
+    assert_eq!(early, [[POISON; 8], [0; 8]].concat()[..]);
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    assert_eq!(b.status(&fabric)?, Some(WcStatus::SUCCESS));
+    b.memory.copy_to(0, &mut early)?;
+    assert_eq!(early[..8], [7; 8]);
+    drop((a, b));
+    assert_eq!(found(&fabric), [""; 0]);
+    Ok(())
+}
+
+#[test]
+fn memory_that_is_written_before_its_completion_is_found() -> Result<()> {
+    let (fabric, mut a, b) = strict()?;
+    a.write_to(&b)?;
+    a.memory.copy_from(8, &[1])?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    drop((a, b));
+    assert_eq!(
+        found(&fabric),
+        ["left: qp 0x40 send 0: its memory was written before its completion"]
+    );
+    Ok(())
+}
+
+#[test]
+fn what_is_left_at_the_end_is_found() -> Result<()> {
+    let (fabric, mut a, b) = strict()?;
+    a.write_to(&b)?;
+    while fabric.step() {}
+    let found = found(&fabric);
+    let has =
+        |text: &str| assert!(found.iter().any(|line| line.contains(text)), "{text}: {found:?}");
+    has("left: cq 0x400 has 1 completions that were not polled");
+    has("left: qp 0x40 of context 1 was not destroyed");
+    has("right: mr 0x10001 of 4096 bytes of context 2 was not destroyed");
     Ok(())
 }

@@ -5,8 +5,9 @@
 //! [`completion`] writes the CQEs of both. [`raw`] does the same for Ethernet frames, with
 //! [`steering`] for flow tables, and [`umr`] changes mkeys. [`dma`] accesses memory by mkey. [`cq`]
 //! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and
-//! [`timer`] runs what is due.
+//! [`timer`] runs what is due. [`audit`] checks what a program does with its memory.
 
+pub mod audit;
 pub(crate) mod completion;
 pub(crate) mod cq;
 pub(crate) mod dma;

@@ -6,6 +6,7 @@
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
 use crate::bar_memory::BarMemory;
+use crate::data::audit::Audit;
 use crate::data::message::Response;
 use crate::doorbell::Doorbells;
 use crate::fault::{InjectedFaults, MessageFate};
@@ -58,6 +59,8 @@ pub struct Device {
     pub(crate) faults: InjectedFaults,
     /// The recording of what the function sees and does.
     pub(crate) recorder: Recorder,
+    /// The check of a program's memory, if a test asked for it.
+    pub(crate) audit: Option<Box<Audit>>,
     /// Refused commands in the log: opcode and syndrome.
     pub(crate) logged_errors: BTreeMap<(u16, u32), u64>,
 }
@@ -95,6 +98,7 @@ impl Device {
             bus_master: false,
             faults: InjectedFaults::default(),
             recorder: Recorder::default(),
+            audit: None,
             logged_errors: BTreeMap::new(),
             options,
         }
@@ -116,6 +120,7 @@ impl Device {
         fresh.faults.reset();
         fresh.recorder = std::mem::take(&mut self.recorder);
         fresh.recorder.reset(self.now);
+        fresh.audit = self.audit.as_ref().map(|_| Box::default());
         fresh.port.link_up = self.port.link_up;
         fresh.init_segment = InitSegment::after_reset();
         *self = fresh;

@@ -17,7 +17,7 @@ mod chunks;
 pub mod cmd;
 pub mod command_error;
 mod cost;
-mod data;
+pub mod data;
 pub mod device;
 pub mod doorbell;
 pub mod fabric;

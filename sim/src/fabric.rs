@@ -6,6 +6,7 @@ use crate::kernel::Kernel;
 use crate::network::Interface;
 use crate::profile::Profile;
 use crate::seeds::Prints;
+use crate::strict::Findings;
 pub use crate::world::Mode;
 use crate::world::World;
 use rustix::io::Errno;
@@ -31,6 +32,7 @@ pub struct FabricBuilder {
     mode: Mode,
     rates: Rates,
     history: bool,
+    strict: bool,
 }
 
 impl FabricBuilder {
@@ -57,6 +59,14 @@ impl FabricBuilder {
     /// prints it on standard error.
     pub fn history(mut self) -> FabricBuilder {
         self.history = true;
+        self
+    }
+
+    /// Has the devices look for what hardware does not tell, for [`Fabric::check`]: memory of a send or write that
+    /// changes before its completion, doorbells that are missing, early or of another queue. The buffer of a receive
+    /// is filled with [`POISON`](crate::POISON) until its completion, so that a program which reads it early sees that.
+    pub fn strict(mut self) -> FabricBuilder {
+        self.strict = true;
         self
     }
 
@@ -95,6 +105,9 @@ impl FabricBuilder {
             let driver = Driver::probe(&mut kernel.switch, profile.options, name, interface)
                 .map_err(|errno| FabricError::NotProbed(number, errno))?;
             kernel.drivers.push(driver);
+        }
+        if self.strict {
+            kernel.be_strict();
         }
         let prints = Prints::here();
         if self.history || prints == Prints::Always {
@@ -214,6 +227,17 @@ impl Fabric {
     /// ```
     pub fn history(&self) -> String {
         self.world.history()
+    }
+
+    /// Tells what the program has done wrong, if the fabric is [strict](FabricBuilder::strict), and in any case what it
+    /// has left: requests that were not rung, completions that were not polled, objects that were not destroyed. For
+    /// the end of a test.
+    ///
+    /// # Errors
+    ///
+    /// What was found.
+    pub fn check(&self) -> Result<(), Findings> {
+        self.world.check()
     }
 
     /// How many decisions the seed has made: two runs that differ here differ.

@@ -150,6 +150,13 @@ pub(crate) enum Object {
     Var { page: u64 },
 }
 
+impl Object {
+    /// Whether a library keeps such objects as long as a context: doorbell pages.
+    fn is_librarys(&self) -> bool {
+        matches!(self, Object::Uar { .. })
+    }
+}
+
 impl std::fmt::Display for Object {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self {
@@ -220,6 +227,8 @@ pub(crate) struct Kernel {
     pub(crate) cm: Manager,
     decisions: Decisions,
     pub(crate) history: Option<History>,
+    /// What was found, if the fabric is strict.
+    pub(crate) findings: Option<Vec<String>>,
     rates: Rates,
     files: BTreeMap<FileId, OpenFile>,
     next_file: u64,
@@ -235,6 +244,7 @@ impl Kernel {
             cm: Manager::default(),
             decisions: Decisions::new(seed),
             history: None,
+            findings: None,
             rates,
             files: BTreeMap::new(),
             next_file: 1,
@@ -499,6 +509,19 @@ impl Kernel {
         self.history = Some(history);
     }
 
+    /// The objects that the program has not destroyed.
+    pub(crate) fn objects_left(&self) -> Vec<String> {
+        let files = self.files.iter();
+        let left = files.flat_map(|(FileId(number), file)| {
+            let name = &self.drivers[file.device].name;
+            let objects = file.objects.values().filter(|entry| !entry.object.is_librarys());
+            objects.map(move |entry| {
+                format!("{name}: {} of context {number} was not destroyed", entry.object)
+            })
+        });
+        left.collect()
+    }
+
     fn check_associated(&self, file: FileId) -> Result<()> {
         if self.file(file)?.is_disassociated { Err(Errno::IO) } else { Ok(()) }
     }
@@ -732,6 +755,7 @@ impl Kernel {
 
     /// Does what the device has to do now; whether there was anything.
     pub(crate) fn run(&mut self, now: u64) -> bool {
+        self.audit();
         let mut worked = false;
         loop {
             let progress = self.switch.run(now);
@@ -780,6 +804,7 @@ impl Kernel {
     pub(crate) fn step(&mut self, now: u64) -> Option<u64> {
         /// The most nanoseconds that a step takes.
         const LONGEST_STEP: u64 = 2_000;
+        self.audit();
         let mut worked = self.switch.start_turn(now);
         let ready = self.switch.ready();
         if !ready.is_empty() {

@@ -23,9 +23,12 @@ mod network;
 mod profile;
 mod seed;
 mod seeds;
+mod strict;
 mod world;
 
 pub use fabric::{Clock, Fabric, FabricBuilder, FabricError, MAX_DEVICES, Mode};
 pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
 pub use profile::{Limits, Profile};
 pub use seeds::each_seed;
+pub use strict::Findings;
+pub use uverbs_connectx::data::audit::POISON;

@@ -8,6 +8,7 @@ use crate::driver::Driver;
 use crate::file::{CmFile, UverbsFile};
 use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
+use crate::strict::Findings;
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
@@ -153,6 +154,7 @@ impl World {
         let mut kernel = self.kernel()?;
         self.note_user();
         kernel.switch.set_time(self.nanoseconds());
+        kernel.audit();
         let answer = call(&mut kernel);
         if self.mode == Mode::Trapped {
             self.run_trapped(&mut kernel);
@@ -168,6 +170,13 @@ impl World {
         let Ok(mut kernel) = self.kernel() else { return String::new() };
         kernel.write_history();
         kernel.history.as_ref().map_or_else(String::new, History::text)
+    }
+
+    /// What the program has done wrong.
+    pub(crate) fn check(&self) -> std::result::Result<(), Findings> {
+        let Ok(mut kernel) = self.kernel() else { return Ok(()) };
+        kernel.close_orphans(self.nanoseconds());
+        kernel.check()
     }
 
     /// Changes the fabric for a test; does nothing in a child of `fork`.

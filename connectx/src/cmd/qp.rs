@@ -196,6 +196,7 @@ pub(crate) fn destroy_qp(
     device.objects.qps.owned_mut(uid, number)?;
     device.cancel_retry_timer(number);
     let qp = device.objects.qps.remove(number)?;
+    device.forget_requests(number);
     hold_for_qp(device, &qp, false);
     device.objects.release_umems(&qp.umems);
     Ok(vec![])
@@ -268,6 +269,7 @@ pub(crate) fn modify_qp(
     }
     if to == Reset {
         device.cancel_retry_timer(number);
+        device.forget_requests(number);
     }
     match to {
         // The device now sends or flushes WQEs that were posted before.

@@ -28,6 +28,7 @@ impl Device {
         len: u32,
         data: &[u8],
     ) {
+        self.compare_requests(qpn, index);
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         let mut cqe = Cqe::new(REQUEST);
         cqe.put(32, qp.context.get32(qpc::user_index));
@@ -42,6 +43,7 @@ impl Device {
 
     /// Reports a send that failed.
     pub(crate) fn fail_send(&mut self, qpn: u32, opcode: u8, index: u16, cause: CqeError) {
+        self.compare_requests(qpn, index);
         let Ok(qp) = self.objects.qps.get(qpn) else { return };
         log::debug!("send of QP {qpn:#x} at WQEBB {index:#x}, opcode {opcode:#x}: {cause:x?}");
         let mut cqe = Cqe::new(REQUEST_ERROR);

@@ -92,6 +92,7 @@ impl Device {
         }
         self.recorder.doorbell_record(self.now, DoorbellCounter::Sq, number, producer.into());
         self.schedule(number);
+        self.hash_requests(number);
         true
     }
 
@@ -152,6 +153,7 @@ impl Device {
             }
         }
         self.schedule(number);
+        self.hash_requests(number);
     }
 }
 

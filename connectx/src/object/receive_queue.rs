@@ -49,6 +49,11 @@ pub struct ReceiveWqe {
 }
 
 impl ReceiveWqe {
+    /// How many receives were posted to its queue, this one the last, modulo 2¹⁶.
+    pub(crate) fn posted(&self) -> u16 {
+        self.posted
+    }
+
     /// Records the WQE as read from queue `number`.
     pub(crate) fn record(&self, recorder: &mut Recorder, now: u64, rq_type: RqType, number: u32) {
         let counter = match rq_type {
@@ -129,6 +134,20 @@ impl ReceiveQueue {
         let linked = self.wq_type == WqType::Linked;
         let posted = self.consumer_index.wrapping_add(posted);
         Ok(Some(ReceiveWqe { index, sges, next_index, bytes: entry, linked, posted }))
+    }
+
+    /// The receives that are posted, from the one on before which `seen` were posted.
+    pub(crate) fn posted_after(&self, memory: &GuestMemory, seen: u16) -> Vec<ReceiveWqe> {
+        let mut at = Self { buffer: self.buffer.clone(), ..*self };
+        let mut receives = Vec::new();
+        while let Ok(Some(receive)) = at.peek(memory) {
+            at.take(&receive);
+            // Counts are modulo 2¹⁶, and a queue has at most 2¹⁵ receives.
+            if at.consumer_index.wrapping_sub(seen).wrapping_sub(1) < 0x8000 {
+                receives.push(ReceiveWqe { posted: at.consumer_index, ..receive });
+            }
+        }
+        receives
     }
 
     /// Takes the receive that `peek` returned.

@@ -1,0 +1,215 @@
+//! A check of what a program does with the memory of its requests, for tests.
+//!
+//! When the device sees that a receive is posted, it fills the buffer with [`POISON`]: a program that reads it before
+//! the completion sees that. When a send or write is rung, the device takes a hash of its memory, and compares it when
+//! the completion is written that tells the program that the memory is its own again.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::hash::{DefaultHasher, Hasher};
+
+use crate::chunks::chunks;
+use crate::device::Device;
+use crate::format::segments::segments;
+use crate::format::wqe::{CtrlSegment, Sge, op};
+use crate::object::mkey::{Access, AccessRight};
+use crate::object::receive_queue::ReceiveWqe;
+use crate::recording::RqType;
+use uverbs_uapi::mlx5::prm::qpc::qpc;
+
+/// The byte that fills a receive buffer until its completion.
+pub const POISON: u8 = 0xa5;
+
+/// Something that a program must not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// The memory of a request was written between its doorbell and its completion.
+    Changed {
+        /// Number of the queue pair.
+        qpn: u32,
+        /// Index of its first WQEBB.
+        index: u16,
+    },
+    /// The memory of a request lost its region between its doorbell and its completion.
+    Gone {
+        /// Number of the queue pair.
+        qpn: u32,
+        /// Index of its first WQEBB.
+        index: u16,
+    },
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (qpn, index, how) = match self {
+            Self::Changed { qpn, index } => (qpn, index, "was written"),
+            Self::Gone { qpn, index } => (qpn, index, "lost its memory region"),
+        };
+        write!(f, "qp {qpn:#x} send {index}: its memory {how} before its completion")
+    }
+}
+
+/// A request that was rung: the index of its first WQEBB, and the hash of its memory.
+struct Rung {
+    index: u16,
+    sges: Vec<Sge>,
+    hash: u64,
+}
+
+/// The state of a check.
+#[derive(Default)]
+pub(crate) struct Audit {
+    /// For each receive queue, how many of its receives were seen, modulo 2¹⁶.
+    seen: BTreeMap<(u8, u32), u16>,
+    /// For each queue pair, the WQEBB behind the last request that was hashed.
+    hashed: BTreeMap<u32, u16>,
+    /// For each queue pair, the requests without a completion.
+    rung: BTreeMap<u32, VecDeque<Rung>>,
+    findings: Vec<Finding>,
+}
+
+impl Device {
+    /// Begins the check.
+    pub fn start_audit(&mut self) {
+        self.audit = Some(Box::default());
+    }
+
+    /// What was found since the last call.
+    pub fn take_findings(&mut self) -> Vec<Finding> {
+        self.audit.as_mut().map_or_else(Vec::new, |audit| std::mem::take(&mut audit.findings))
+    }
+
+    /// Send queues whose doorbell record is ahead of their doorbell: requests that the program wrote and did not ring.
+    pub fn unrung_queues(&mut self) -> Vec<u32> {
+        let memory = &self.memory;
+        let queues = self.objects.qps.iter_mut().filter_map(|(qpn, qp)| {
+            let sq = qp.sq.as_mut()?;
+            sq.read_doorbell_record(memory).ok()?;
+            (sq.producer_index() != sq.rung_index()).then_some(qpn)
+        });
+        queues.collect()
+    }
+
+    /// Completions that were written and that the doorbell record of their CQ does not tell as read: the number of the
+    /// CQ, and how many.
+    pub fn unread_completions(&self) -> Vec<(u32, u32)> {
+        let unread = self.objects.cqs.iter().filter_map(|(number, cq)| {
+            let consumer = self.memory.read_be32(cq.doorbell_record).ok()?;
+            let unread = cq.producer().wrapping_sub(consumer) & 0xff_ffff;
+            (unread > 0).then_some((number, unread))
+        });
+        unread.collect()
+    }
+
+    /// Fills the buffers of receives that were posted since the last call.
+    pub fn poison_receives(&mut self) {
+        let Some(mut audit) = self.audit.take() else { return };
+        let memory = &self.memory;
+        let mut posted: Vec<(u32, u32, ReceiveWqe)> = Vec::new();
+        let mut look = |rq_type: RqType, number: u32, pd: u32, queue: &_, qpn: u32| {
+            let queue: &crate::object::receive_queue::ReceiveQueue = queue;
+            let seen = audit.seen.entry((rq_type as u8, number)).or_default();
+            for receive in queue.posted_after(memory, *seen) {
+                *seen = receive.posted();
+                posted.push((pd, qpn, receive));
+            }
+        };
+        for (qpn, qp) in self.objects.qps.iter() {
+            if let Some(queue) = &qp.rq {
+                look(RqType::Qp, qpn, qp.pd, queue, qpn);
+            }
+        }
+        for (number, srq) in self.objects.srqs.iter() {
+            look(RqType::Srq, number, srq.pd, &srq.queue, 0);
+        }
+        for (pd, qpn, receive) in posted {
+            for sge in &receive.sges {
+                // What cannot be written is reported when a message comes.
+                let poison = vec![POISON; sge.len as usize];
+                let _ = self.dma_write(access(sge, pd, qpn, AccessRight::LocalWrite), &poison);
+            }
+        }
+        self.audit = Some(audit);
+    }
+
+    /// Takes hashes of the requests of a queue pair that were rung.
+    pub(crate) fn hash_requests(&mut self, qpn: u32) {
+        let Some(mut audit) = self.audit.take() else { return };
+        let mut rung = Vec::new();
+        if let Ok(qp) = self.objects.qps.get(qpn) {
+            if let Some(sq) = &qp.sq {
+                let service = qp.context.get(qpc::st) as u8;
+                let next = audit.hashed.entry(qpn).or_insert(sq.consumer_index());
+                while *next != sq.rung_index() {
+                    let Ok(first) = sq.read_wqebbs(&self.memory, *next, 1) else { break };
+                    let Some(control) = first.first_chunk().map(CtrlSegment::parse) else { break };
+                    let count = control.wqebbs().min(sq.rung_index().wrapping_sub(*next));
+                    let Ok(bytes) = sq.read_wqebbs(&self.memory, *next, count.into()) else {
+                        break;
+                    };
+                    rung.push((qp.pd, *next, gathered(service, &control, &bytes)));
+                    *next = next.wrapping_add(count);
+                }
+            }
+        }
+        for (pd, index, sges) in rung {
+            if let Some(hash) = self.hash(pd, qpn, &sges) {
+                audit.rung.entry(qpn).or_default().push_back(Rung { index, sges, hash });
+            }
+        }
+        self.audit = Some(audit);
+    }
+
+    /// Compares the requests of a queue pair that a completion of the one at `index` is about: that, and those before.
+    pub(crate) fn compare_requests(&mut self, qpn: u32, index: u16) {
+        let Some(mut audit) = self.audit.take() else { return };
+        let pd = self.objects.qps.get(qpn).map_or(0, |qp| qp.pd);
+        let rung = audit.rung.entry(qpn).or_default();
+        // Indices are counted modulo 2¹⁶, and a queue has at most 2¹⁵ WQEBBs.
+        while rung.front().is_some_and(|first| index.wrapping_sub(first.index) < 0x8000) {
+            let Some(Rung { index, sges, hash }) = rung.pop_front() else { break };
+            match self.hash(pd, qpn, &sges) {
+                Some(now) if now == hash => {}
+                Some(_) => audit.findings.push(Finding::Changed { qpn, index }),
+                None => audit.findings.push(Finding::Gone { qpn, index }),
+            }
+        }
+        self.audit = Some(audit);
+    }
+
+    /// Forgets the requests of a queue pair that is reset or destroyed.
+    pub(crate) fn forget_requests(&mut self, qpn: u32) {
+        if let Some(audit) = &mut self.audit {
+            audit.seen.remove(&(RqType::Qp as u8, qpn));
+            audit.hashed.remove(&qpn);
+            audit.rung.remove(&qpn);
+        }
+    }
+
+    /// A hash of the memory of a request; `None` unless all of it can be read.
+    fn hash(&self, pd: u32, qpn: u32, sges: &[Sge]) -> Option<u64> {
+        let mut hasher = DefaultHasher::new();
+        for sge in sges {
+            hasher.write(&self.dma_read(access(sge, pd, qpn, AccessRight::LocalRead)).ok()?);
+        }
+        Some(hasher.finish())
+    }
+}
+
+fn access(sge: &Sge, pd: u32, qpn: u32, right: AccessRight) -> Access {
+    Access { key: sge.key, pd, qpn, right, address: sge.address, len: sge.len.into() }
+}
+
+/// The memory that a request reads.
+fn gathered(service: u8, control: &CtrlSegment, bytes: &[u8]) -> Vec<Sge> {
+    let reads = matches!(
+        control.opcode,
+        op::SEND | op::SEND_IMM | op::SEND_INVAL | op::RDMA_WRITE | op::RDMA_WRITE_IMM
+    );
+    if !reads {
+        return Vec::new();
+    }
+    let data =
+        segments(service, bytes).into_iter().filter(|(name, _)| *name == "mlx5_wqe_data_seg");
+    data.flat_map(|(_, segment)| chunks::<16>(segment).iter().map(Sge::parse)).collect()
+}
