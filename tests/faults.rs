@@ -8,7 +8,7 @@ use uverbs::{
     ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 use uverbs_sim::{
-    CqeError, Fabric, FabricError, Limits, POISON, Profile, Rates, Side, Syndrome, Verb,
+    CqeError, Fabric, FabricError, Limits, POISON, Profile, Rates, Side, Syndrome, Verb, each_seed,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -481,9 +481,9 @@ fn a_device_may_lack_xrc_atomics_and_write_combining() -> Result<()> {
     Ok(())
 }
 
-fn strict() -> Result<(Fabric, End, End)> {
+fn strict(seed: u64) -> Result<(Fabric, End, End)> {
     let fabric = Fabric::builder()
-        .stepped(1)
+        .stepped(seed)
         .strict()
         .device(Profile::new().name("left"))
         .device(Profile::new().name("right"))
@@ -500,7 +500,7 @@ fn found(fabric: &Fabric) -> Vec<String> {
 
 #[test]
 fn a_receive_buffer_holds_poison_until_its_completion() -> Result<()> {
-    let (fabric, mut a, mut b) = strict()?;
+    let (fabric, mut a, mut b) = strict(1)?;
     a.memory.copy_from(8, &[7; 8])?;
     b.recv()?;
     let mut early = [0; 16];
@@ -519,7 +519,7 @@ fn a_receive_buffer_holds_poison_until_its_completion() -> Result<()> {
 
 #[test]
 fn memory_that_is_written_before_its_completion_is_found() -> Result<()> {
-    let (fabric, mut a, b) = strict()?;
+    let (fabric, mut a, b) = strict(1)?;
     a.write_to(&b)?;
     a.memory.copy_from(8, &[1])?;
     assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
@@ -535,7 +535,7 @@ fn memory_that_is_written_before_its_completion_is_found() -> Result<()> {
 
 #[test]
 fn what_is_left_at_the_end_is_found() -> Result<()> {
-    let (fabric, mut a, b) = strict()?;
+    let (fabric, mut a, b) = strict(1)?;
     a.write_to(&b)?;
     while fabric.step() {}
     let found = found(&fabric);
@@ -544,5 +544,32 @@ fn what_is_left_at_the_end_is_found() -> Result<()> {
     has("left: cq 0x400 has 1 completions that were not polled");
     has("left: qp 0x40 of context 1 was not destroyed");
     has("right: mr 0x10001 of 4096 bytes of context 2 was not destroyed");
+    Ok(())
+}
+
+/// A peer's write to memory that is sent is the peer's affair, as is a read's to memory that a later send fences.
+#[test]
+fn memory_that_a_device_writes_is_no_finding() {
+    each_seed(0..8, while_it_is_sent);
+}
+
+fn while_it_is_sent(seed: u64) -> Result<()> {
+    let (fabric, mut a, mut b) = strict(seed)?;
+    a.memory.copy_from(8, &[3; 8])?;
+    a.recv()?;
+    // b sends bytes 16 to 24 of its memory while a writes there.
+    a.write_to(&b)?;
+    let sges = [b.memory.sge(16..24)?];
+    let mut batch = b.qp.send_batch()?;
+    batch.push(SendWr::send(&sges).signaled())?;
+    // SAFETY: the memory is dropped after the queue pair, and not written.
+    unsafe { batch.ring()? };
+    a.memory.copy_to(0, &mut [0; 8])?;
+    for end in [&mut a, &mut b] {
+        assert_eq!(end.status(&fabric)?, Some(WcStatus::SUCCESS));
+    }
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    drop((a, b));
+    assert_eq!(found(&fabric), [""; 0]);
     Ok(())
 }

@@ -120,7 +120,7 @@ impl Device {
         fresh.faults.reset();
         fresh.recorder = std::mem::take(&mut self.recorder);
         fresh.recorder.reset(self.now);
-        fresh.audit = self.audit.as_ref().map(|_| Box::default());
+        fresh.audit = self.audit.as_ref().map(|audit| Box::new(audit.after_reset()));
         fresh.port.link_up = self.port.link_up;
         fresh.init_segment = InitSegment::after_reset();
         *self = fresh;

@@ -2,6 +2,7 @@
 
 use crate::kernel::Kernel;
 use std::fmt;
+use uverbs_connectx::data::audit::DeviceWrites;
 
 /// What a strict fabric found: [`Fabric::check`](crate::Fabric::check).
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -26,8 +27,9 @@ impl Kernel {
     /// Has the devices watch the memory of requests.
     pub(crate) fn be_strict(&mut self) {
         self.findings = Some(Vec::new());
+        let writes = DeviceWrites::default();
         for device in 0..self.drivers.len() {
-            self.function(device).device_mut().start_audit();
+            self.function(device).device_mut().start_audit(&writes);
         }
     }
 

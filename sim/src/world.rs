@@ -46,6 +46,8 @@ const LAST_PATIENCE: Duration = Duration::from_secs(5);
 /// How long such a wait sleeps at a time.
 const NAP: Duration = Duration::from_micros(100);
 
+/// Nanoseconds that the thread of timers sleeps at least.
+const BREATH: u64 = 1_000;
 /// Nanoseconds after which a file of events that was full is looked at again.
 const CROWDED: u64 = 1_000_000;
 
@@ -227,10 +229,12 @@ impl World {
         worked
     }
 
-    /// Does what there is to do in a trapped world; whether there was anything.
+    /// Does what there is to do in a trapped world at the moment; whether there was anything. Timers that become due
+    /// meanwhile wait: a retry after 10 µs would else keep a slow machine here, and with it the program that is to
+    /// post the receive.
     fn run_all(&self, kernel: &mut Kernel) -> bool {
-        let mut worked = false;
-        while kernel.run(self.nanoseconds()) {
+        let (now, mut worked) = (self.nanoseconds(), false);
+        while kernel.run(now) {
             worked = true;
         }
         worked
@@ -253,7 +257,8 @@ impl World {
                     world.armed.store(due, Ordering::Relaxed);
                     due
                 };
-                let left = due.saturating_sub(world.nanoseconds());
+                // Calls of the program come between, however late this is.
+                let left = due.saturating_sub(world.nanoseconds()).max(BREATH);
                 drop(world);
                 match due {
                     NEVER => std::thread::park(),

@@ -2,17 +2,19 @@
 //!
 //! When the device sees that a receive is posted, it fills the buffer with [`POISON`]: a program that reads it before
 //! the completion sees that. When a send or write is rung, the device takes a hash of its memory, and compares it when
-//! the completion is written that tells the program that the memory is its own again.
+//! the completion is written that tells the program that the memory is its own again. What devices have written
+//! meanwhile is no change of the program's.
 
 use std::collections::{BTreeMap, VecDeque};
 use std::fmt;
 use std::hash::{DefaultHasher, Hasher};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::chunks::chunks;
 use crate::device::Device;
 use crate::format::segments::segments;
 use crate::format::wqe::{CtrlSegment, Sge, op};
-use crate::object::mkey::{Access, AccessRight};
+use crate::object::mkey::{Access, AccessRight, DmaAddress};
 use crate::object::receive_queue::ReceiveWqe;
 use crate::recording::RqType;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -49,11 +51,60 @@ impl fmt::Display for Finding {
     }
 }
 
-/// A request that was rung: the index of its first WQEBB, and the hash of its memory.
+/// A request that was rung.
 struct Rung {
+    /// Index of its first WQEBB.
     index: u16,
     sges: Vec<Sge>,
     hash: u64,
+    /// How many writes of devices there were before.
+    writes: u64,
+}
+
+/// Writes of all devices of a fabric to the memory of programs, as far as they are remembered.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceWrites(Arc<Mutex<Writes>>);
+
+#[derive(Debug, Default)]
+struct Writes {
+    /// Where each is, and its bytes.
+    last: VecDeque<(u64, u64)>,
+    /// How many are forgotten.
+    forgotten: u64,
+}
+
+impl DeviceWrites {
+    /// Writes that are remembered.
+    const MOST: usize = 1 << 16;
+
+    fn lock(&self) -> MutexGuard<'_, Writes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn add(&self, address: u64, len: u64) {
+        let mut writes = self.lock();
+        if writes.last.len() == Self::MOST {
+            writes.last.pop_front();
+            writes.forgotten += 1;
+        }
+        writes.last.push_back((address, len));
+    }
+
+    fn count(&self) -> u64 {
+        let writes = self.lock();
+        writes.forgotten + writes.last.len() as u64
+    }
+
+    /// Whether any from number `first` on may have been to one of these ranges.
+    fn reached(&self, first: u64, ranges: &[(u64, u64)]) -> bool {
+        let writes = self.lock();
+        let Some(skipped) = first.checked_sub(writes.forgotten) else { return true };
+        let meets = |(a, a_len): &(u64, u64), (b, b_len): &(u64, u64)| {
+            *a < b.saturating_add(*b_len) && *b < a.saturating_add(*a_len)
+        };
+        let mut since = writes.last.iter().skip(skipped as usize);
+        since.any(|write| ranges.iter().any(|range| meets(write, range)))
+    }
 }
 
 /// The state of a check.
@@ -66,12 +117,27 @@ pub(crate) struct Audit {
     /// For each queue pair, the requests without a completion.
     rung: BTreeMap<u32, VecDeque<Rung>>,
     findings: Vec<Finding>,
+    writes: DeviceWrites,
+}
+
+impl Audit {
+    /// The state after a reset of the device.
+    pub(crate) fn after_reset(&self) -> Audit {
+        Audit { writes: self.writes.clone(), ..Audit::default() }
+    }
 }
 
 impl Device {
-    /// Begins the check.
-    pub fn start_audit(&mut self) {
-        self.audit = Some(Box::default());
+    /// Begins the check. `writes` is one for all devices that reach the same memory.
+    pub fn start_audit(&mut self, writes: &DeviceWrites) {
+        self.audit = Some(Box::new(Audit { writes: writes.clone(), ..Audit::default() }));
+    }
+
+    /// Remembers a write of the device.
+    pub(crate) fn note_write(&self, address: u64, len: usize) {
+        if let Some(audit) = &self.audit {
+            audit.writes.add(address, len as u64);
+        }
     }
 
     /// What was found since the last call.
@@ -154,7 +220,8 @@ impl Device {
         }
         for (pd, index, sges) in rung {
             if let Some(hash) = self.hash(pd, qpn, &sges) {
-                audit.rung.entry(qpn).or_default().push_back(Rung { index, sges, hash });
+                let writes = audit.writes.count();
+                audit.rung.entry(qpn).or_default().push_back(Rung { index, sges, hash, writes });
             }
         }
         self.audit = Some(audit);
@@ -167,9 +234,11 @@ impl Device {
         let rung = audit.rung.entry(qpn).or_default();
         // Indices are counted modulo 2¹⁶, and a queue has at most 2¹⁵ WQEBBs.
         while rung.front().is_some_and(|first| index.wrapping_sub(first.index) < 0x8000) {
-            let Some(Rung { index, sges, hash }) = rung.pop_front() else { break };
+            let Some(Rung { index, sges, hash, writes }) = rung.pop_front() else { break };
             match self.hash(pd, qpn, &sges) {
                 Some(now) if now == hash => {}
+                // A read before it, or a peer, has written there.
+                Some(_) if audit.writes.reached(writes, &self.ranges(pd, qpn, &sges)) => {}
                 Some(_) => audit.findings.push(Finding::Changed { qpn, index }),
                 None => audit.findings.push(Finding::Gone { qpn, index }),
             }
@@ -184,6 +253,18 @@ impl Device {
             audit.hashed.remove(&qpn);
             audit.rung.remove(&qpn);
         }
+    }
+
+    /// The ranges of the memory of a request.
+    fn ranges(&self, pd: u32, qpn: u32, sges: &[Sge]) -> Vec<(u64, u64)> {
+        let resolved = sges.iter().filter_map(|sge| {
+            self.objects.resolve(access(sge, pd, qpn, AccessRight::LocalRead)).ok()
+        });
+        let ranges = resolved.flatten().filter_map(|range| match range.address {
+            DmaAddress::Guest(address) => Some((address, range.len as u64)),
+            DmaAddress::Bar(_) => None,
+        });
+        ranges.collect()
     }
 
     /// A hash of the memory of a request; `None` unless all of it can be read.

@@ -21,6 +21,7 @@ impl Device {
     fn write_range(&self, range: DmaRange, from: &[u8]) -> Result<(), String> {
         match range.address {
             DmaAddress::Guest(address) => {
+                self.note_write(address, from.len());
                 self.memory.write(address, from).map_err(|fault| format!("{fault:?}"))
             }
             DmaAddress::Bar(offset) if self.bar.write(offset, from) => Ok(()),
@@ -68,6 +69,7 @@ impl Device {
         let swapped = |old: u64| native(change(native(old)));
         let old = match range.address {
             DmaAddress::Guest(address) => {
+                self.note_write(address, len);
                 self.memory.update(address, len, swapped).map_err(|fault| format!("{fault:?}"))
             }
             DmaAddress::Bar(offset) => self
