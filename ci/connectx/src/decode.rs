@@ -292,6 +292,7 @@ fn segment(text: &mut String, name: &str, bytes: &[u8]) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use uverbs_connectx::format::wqe::op;
     use uverbs_connectx::recording::{MemoryFile, Recorder};
 
     fn words(entries: &[Entry<&[u8]>]) -> String {

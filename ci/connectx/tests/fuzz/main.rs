@@ -7,6 +7,7 @@ mod corpus;
 
 use connectx_vfio::{decode, golden};
 use corpus::Traits;
+use uverbs_connectx::format::segments::{self, receive_segments};
 use uverbs_connectx::format::wqe::CtrlSegment;
 use uverbs_connectx::recording::{MAGIC, VERSION};
 
@@ -34,7 +35,7 @@ fn segments(input: &[u8]) -> Traits {
         assert!(len <= bytes.len() && len <= usize::from(control.ds).max(1) * 16);
         traits.insert((1, service.into(), cut.len() as u32));
     }
-    let cut = segments::receive_segments(shape & 1 != 0, bytes);
+    let cut = receive_segments(shape & 1 != 0, bytes);
     assert!(cut.iter().map(|(_, bytes)| bytes.len()).sum::<usize>() <= bytes.len());
     traits
 }
