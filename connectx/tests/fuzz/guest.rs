@@ -194,7 +194,11 @@ pub(crate) fn run(input: &[u8]) -> Traits {
                 (4, u32::from(cqe[63] >> 4) << 8 | u32::from(cqe[56]), syndrome)
             }
             Entry::Eqe { bytes, .. } => (5, bytes[1].into(), 0),
-            Entry::Write { .. } | Entry::DoorbellRecord { .. } | Entry::Reset => continue,
+            Entry::Refusal { why, .. } => (6, *why as u32, 0),
+            Entry::Write { .. }
+            | Entry::DoorbellRecord { .. }
+            | Entry::Fate { .. }
+            | Entry::Reset => continue,
         };
         traits.insert((kind, first, second));
     }
