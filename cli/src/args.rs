@@ -25,7 +25,8 @@ const EXIT_STATUSES: &str = exit_statuses!();
 const PINGPONG: &str = concat!(
     "\
 Start it without HOST on one side: that is the server, and it waits. Then start it on the other
-side with the server's name or address. Both need the same kind, --size and --iters. Either side
+side with the server's name or address. Both need the same kind, --size and --iters. With --sim
+this process is both sides, between its first device and its last. Either side
 may be rdma-core's ibv_rc_pingpong, ibv_uc_pingpong, ibv_ud_pingpong, ibv_srq_pingpong or
 ibv_xsrq_pingpong; over Ethernet those need -g with the index of a GID.
 
@@ -53,6 +54,10 @@ GID.
 #[derive(Debug, Parser)]
 #[command(name = "uverbs", version, after_help = EXIT_STATUSES)]
 pub(crate) struct Args {
+    /// Use devices in this process, with their kernel and network, in place of the machine's
+    #[arg(long, global = true, value_name = "DEVICES", num_args = 0..=1, require_equals = true,
+        default_missing_value = "2", value_parser = clap::value_parser!(u8).range(1..=64))]
+    pub(crate) sim: Option<u8>,
     #[command(subcommand)]
     pub(crate) command: Command,
 }
@@ -443,7 +448,7 @@ impl PingpongCommand {
     }
 }
 
-#[derive(Debug, Subcommand)]
+#[derive(Clone, Debug, Subcommand)]
 #[command(after_help = PINGPONG)]
 pub(crate) enum PingpongArgs {
     /// Over a reliable connection
@@ -532,7 +537,7 @@ pub(crate) struct Options {
     /// How long a server waits for a client, and a client for a server to listen [default: 300 and
     /// 0]
     #[arg(long, value_name = "SECONDS", value_parser = clap::value_parser!(u64).range(..=86_400))]
-    wait: Option<u64>,
+    pub(crate) wait: Option<u64>,
     /// Print one JSON object
     #[arg(long)]
     pub(crate) json: bool,
@@ -569,6 +574,15 @@ impl PathMtu {
 
 impl PingpongArgs {
     pub(crate) fn options(&self) -> &Options {
+        match self {
+            PingpongArgs::Rc { options, .. }
+            | PingpongArgs::Uc { options, .. }
+            | PingpongArgs::Ud { options }
+            | PingpongArgs::Srq { options, .. } => options,
+        }
+    }
+
+    pub(crate) fn options_mut(&mut self) -> &mut Options {
         match self {
             PingpongArgs::Rc { options, .. }
             | PingpongArgs::Uc { options, .. }

@@ -12,6 +12,7 @@ mod open;
 mod output;
 mod pingpong;
 mod share;
+mod sim;
 
 use args::{Args, Command};
 use clap::Parser;
@@ -27,6 +28,9 @@ fn main() -> ExitCode {
         Ok(args) => args,
         Err(refusal) => return refuse(&refusal),
     };
+    if let Some(count) = args.sim {
+        sim::install(count);
+    }
     let (json, outcome) = match &args.command {
         Command::Devinfo(args) => (args.json, devinfo::run(args)),
         Command::Doctor(args) => (args.json, doctor::run(args)),

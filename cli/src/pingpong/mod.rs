@@ -22,6 +22,7 @@ mod xsrq;
 use crate::args::{PingpongArgs, PingpongCommand};
 use crate::failure::{self, Failure, Result};
 use crate::output::outln;
+use crate::sim;
 use address::Address;
 use checker::Checker;
 use content::{Checked, Content, Plain};
@@ -31,7 +32,7 @@ use layout::Layout;
 use port::Port;
 use queues::{Queues, Shape};
 use report::PingpongReport;
-use uverbs::Gid;
+use uverbs::{Gid, devices};
 use volley::Volley;
 
 /// The GID of an address that stands for no queue pair: its sender keeps the messages of different
@@ -40,9 +41,33 @@ const KEEPS_APART: Gid = Gid(*b"uverbs validates");
 
 pub(crate) fn run(command: &PingpongCommand) -> Result<()> {
     match command {
+        PingpongCommand::Pair(args) if sim::is_installed() && args.options().host.is_none() => {
+            both_sides(args)
+        }
         PingpongCommand::Pair(args) => Side::set_up(args)?.run(),
         PingpongCommand::Xsrq(args) => xsrq::run(args),
     }
+}
+
+/// Plays both sides in this process. The client tells how it went.
+fn both_sides(args: &PingpongArgs) -> Result<()> {
+    const WAIT: u64 = 10;
+    let (mut server, mut client) = (args.clone(), args.clone());
+    let last = devices()?.pop().ok_or_else(Failure::no_device)?;
+    server.options_mut().device = Some(last.name().to_owned());
+    client.options_mut().host = Some("127.0.0.1".into());
+    for side in [&mut server, &mut client] {
+        side.options_mut().wait.get_or_insert(WAIT);
+    }
+    std::thread::scope(|threads| {
+        let server = threads.spawn(|| {
+            let mut side = Side::set_up(&server)?;
+            side.is_quiet = true;
+            side.run()
+        });
+        Side::set_up(&client)?.run()?;
+        server.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+    })
 }
 
 /// One side of a run.
@@ -54,6 +79,8 @@ struct Side<'a> {
     layout: Layout,
     /// One for each queue pair.
     local: Vec<Address>,
+    /// Whether it prints nothing.
+    is_quiet: bool,
 }
 
 impl<'a> Side<'a> {
@@ -90,7 +117,7 @@ impl<'a> Side<'a> {
         };
         let queues = Queues::create(&port, shape)?;
         let local = queues.addresses(&port)?;
-        Ok(Side { args, kind, port, queues, layout, local })
+        Ok(Side { args, kind, port, queues, layout, local, is_quiet: false })
     }
 
     fn run(self) -> Result<()> {
@@ -154,10 +181,10 @@ impl<'a> Side<'a> {
         let addresses = (self.local.as_slice(), remote.as_slice());
         let report =
             PingpongReport::new(self.args, &self.port, peer, addresses, took, checker.as_ref());
-        if options.json {
-            failure::print(&report);
-        } else {
-            outln!("{report}");
+        match (self.is_quiet, options.json) {
+            (true, _) => {}
+            (_, true) => failure::print(&report),
+            (_, false) => outln!("{report}"),
         }
         Ok(())
     }
@@ -202,7 +229,7 @@ impl<'a> Side<'a> {
     }
 
     fn say(&self, what: &str, addresses: &[Address]) {
-        if !self.args.options().json {
+        if !self.args.options().json && !self.is_quiet {
             for address in addresses {
                 outln!("{what} {address}");
             }
