@@ -4,8 +4,8 @@ use std::time::Duration;
 use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
 use uverbs::device::devices_on;
 use uverbs::{
-    Access, AtomicCap, CompletionQueue, Context, Errno, EventType, MemoryRegion, PortState,
-    ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
+    Access, AtomicCap, CompletionQueue, Context, Errno, EventType, Handshake, LinkLayer,
+    MemoryRegion, PortState, ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 use uverbs_sim::{
     CqeError, Fabric, FabricError, Limits, POISON, Profile, Rates, Side, Syndrome, Verb, each_seed,
@@ -571,5 +571,35 @@ fn while_it_is_sent(seed: u64) -> Result<()> {
     assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
     drop((a, b));
     assert_eq!(found(&fabric), [""; 0]);
+    Ok(())
+}
+
+#[test]
+fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
+    let profile = || Profile::new().infiniband().pkeys([0xffff, 0x8001]);
+    let fabric = Fabric::builder()
+        .stepped(1)
+        .device(profile().name("left"))
+        .device(profile().name("right"))
+        .device(Profile::new())
+        .build()?;
+    let context = open(&fabric, "right")?;
+    let port = context.query_port(1)?;
+    assert_eq!((port.link_layer, port.lid, port.pkey_table_len), (LinkLayer::INFINIBAND, 2, 2));
+    assert!(!port.grh_required);
+    let [mut a, mut b] = ["left", "right"].map(|name| End::new(&fabric, name).unwrap());
+    let (at_a, at_b) = (a.qp.endpoint(1, 0)?, b.qp.endpoint(1, 0)?);
+    let options = Handshake::new().pkey_index(1);
+    a.qp.handshake_with(&at_b, &options)?;
+    b.qp.handshake_with(&at_a, &options)?;
+    b.recv()?;
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    assert_eq!(b.status(&fabric)?, Some(WcStatus::SUCCESS));
+    a.write_to(&b)?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    fabric.device("right").ok_or("right is there")?.set_link(false);
+    fabric.step();
+    assert_eq!(context.query_port(1)?.state, PortState::DOWN);
     Ok(())
 }

@@ -261,6 +261,11 @@ impl Device {
         self.now
     }
 
+    /// LID and GID of an InfiniBand port.
+    pub fn infiniband_address(&self) -> (u16, [u8; 16]) {
+        (self.port.lid(), self.port.ib_gid())
+    }
+
     /// Whether the link is up.
     pub fn link_up(&self) -> bool {
         self.port.link_up

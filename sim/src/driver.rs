@@ -7,7 +7,7 @@ use crate::events::EventFile;
 use crate::faults::{FailingCalls, Rates};
 use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Limits, Membership, RawQp, Xrcd};
 use crate::memory::Pages;
-use crate::network::Interface;
+use crate::network::{GidEntry, Interface};
 use crate::seed::Decisions;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
@@ -15,7 +15,7 @@ use std::sync::{Arc, Weak};
 use uverbs_connectx::fabric::Fabric as Switch;
 use uverbs_connectx::format::event::{self, Event, Subject};
 use uverbs_connectx::guest::GuestMemory;
-use uverbs_connectx::options::Options;
+use uverbs_connectx::options::{Options, PortType};
 use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
 use uverbs_uapi::comp_channel::ib_uverbs_comp_event_desc;
 use uverbs_uapi::mlx5::prm::cmd::set_hca_cap_in;
@@ -136,7 +136,10 @@ pub(crate) struct Driver {
     eqn: u32,
     /// The low byte of the next mkey.
     variant: u8,
+    /// The addresses of the port: an InfiniBand one has no IP address.
     pub(crate) interface: Interface,
+    /// The LID and the partition keys of an InfiniBand port.
+    pub(crate) infiniband: Option<(u16, Vec<u16>)>,
     pub(crate) cqs: BTreeMap<u32, Cq>,
     pub(crate) qps: BTreeMap<u32, Qp>,
     pub(crate) srqs: BTreeMap<u32, Srq>,
@@ -210,6 +213,8 @@ impl Driver {
         name: String,
         interface: Interface,
     ) -> Result<Driver> {
+        let is_infiniband = options.port_type == PortType::InfiniBand;
+        let pkeys = options.pkeys.clone();
         let function = switch.add(options);
         let pci = switch.function(function);
         *pci.memory_mut() = GuestMemory::process();
@@ -227,6 +232,7 @@ impl Driver {
             eqn: 0,
             variant: 0,
             interface,
+            infiniband: None,
             cqs: BTreeMap::new(),
             qps: BTreeMap::new(),
             srqs: BTreeMap::new(),
@@ -241,6 +247,12 @@ impl Driver {
             own_pages: Vec::new(),
             next_opener: 1,
         };
+        if is_infiniband {
+            let (lid, gid) = switch.function(function).device().infiniband_address();
+            driver.interface.addresses.clear();
+            driver.interface.gids = vec![GidEntry::infiniband(gid)];
+            driver.infiniband = Some((lid, pkeys));
+        }
         driver.boot(switch)?;
         Ok(driver)
     }
@@ -255,9 +267,14 @@ impl Driver {
         if self.limits.has_atomics {
             self.set_atomic_order(switch)?;
         }
-        self.set_address(switch)?;
+        if self.infiniband.is_none() {
+            self.set_address(switch)?;
+        }
         let queue = switch.function(self.function).create_event_queue(&EVENTS);
         self.eqn = queue.map_err(|refused| errno_of(refused.status as u8))?;
+        if self.infiniband.is_some() {
+            return Ok(());
+        }
         for (index, entry) in self.interface.gids.clone().into_iter().enumerate() {
             let mut command = input::<set_roce_address_in>(opcode::SET_ROCE_ADDRESS);
             command.set(set_roce_address_in::roce_address_index, index as u64);

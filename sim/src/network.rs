@@ -8,11 +8,16 @@ use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 #[derive(Clone, Debug)]
 pub(crate) struct GidEntry {
     pub(crate) gid: [u8; 16],
-    /// As `enum ib_gid_type` numbers it: 1 for RoCE v1, 2 for v2.
+    /// As `enum ib_gid_type` numbers it: 0 for InfiniBand, 1 for RoCE v1, 2 for v2.
     pub(crate) kind: u32,
 }
 
 impl GidEntry {
+    /// That of an InfiniBand port.
+    pub(crate) fn infiniband(gid: [u8; 16]) -> GidEntry {
+        GidEntry { gid, kind: INFINIBAND }
+    }
+
     /// The version as firmware numbers it.
     pub(crate) fn firmware_version(&self) -> u64 {
         match self.kind {
@@ -22,6 +27,7 @@ impl GidEntry {
     }
 }
 
+const INFINIBAND: u32 = 0;
 const ROCE_V1: u32 = 1;
 const ROCE_V2: u32 = 2;
 

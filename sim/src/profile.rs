@@ -2,7 +2,7 @@
 
 use std::net::IpAddr;
 pub use uverbs_connectx::options::Limits;
-use uverbs_connectx::options::Options;
+use uverbs_connectx::options::{Options, PortType};
 
 /// A device of a fabric: its name, its addresses, and what it can do.
 ///
@@ -31,6 +31,20 @@ impl Profile {
     /// device, 10.0.0.2 for the second and so on. May be called several times.
     pub fn address(mut self, address: IpAddr) -> Profile {
         self.addresses.push(address);
+        self
+    }
+
+    /// An InfiniBand port in place of an Ethernet one, with a LID and no IP address: queue pairs are connected by their
+    /// endpoints. [`pkeys`](Self::pkeys) sets its partition keys.
+    pub fn infiniband(mut self) -> Profile {
+        self.options.port_type = PortType::InfiniBand;
+        self
+    }
+
+    /// The partition keys of an InfiniBand port, from index 0; that of a full member of the default partition, 0xffff,
+    /// unless set.
+    pub fn pkeys(mut self, pkeys: impl Into<Vec<u16>>) -> Profile {
+        self.options.pkeys = pkeys.into();
         self
     }
 

@@ -345,9 +345,18 @@ impl World {
         device.node_guid = guid(number);
         device.sys_image_guid = guid(number);
         device.firmware = "16.35.1000".into();
-        device.protocol = "roce".into();
-        device.pkeys = vec![vec![0xffff]];
-        device.interfaces = vec![Some(interface.name.clone())];
+        match &kernel.drivers[number].infiniband {
+            Some((_, pkeys)) => {
+                device.protocol = "ib".into();
+                device.pkeys = vec![pkeys.clone()];
+                device.interfaces = vec![None];
+            }
+            None => {
+                device.protocol = "roce".into();
+                device.pkeys = vec![vec![0xffff]];
+                device.interfaces = vec![Some(interface.name.clone())];
+            }
+        }
         device
     }
 }
@@ -436,7 +445,8 @@ impl HostSystem for World {
             interface.addresses = driver.interface.addresses.clone();
             interface
         };
-        kernel.drivers.iter().map(of).collect()
+        let with_one = kernel.drivers.iter().filter(|driver| driver.infiniband.is_none());
+        with_one.map(of).collect()
     }
 
     fn source_for(&self, peer: IpAddr, interface: u32) -> Result<IpAddr> {

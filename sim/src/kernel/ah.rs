@@ -20,15 +20,19 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         return Err(Errno::INVAL);
     }
     kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    let (driver, _) = kernel.driver(call.file)?;
+    let is_infiniband = driver.infiniband.is_some();
     // RoCE has no addresses but global ones.
-    if request.attr.is_global == 0 {
+    if request.attr.is_global == 0 && !is_infiniband {
         return Err(Errno::INVAL);
     }
-    let (driver, _) = kernel.driver(call.file)?;
     if usize::from(request.attr.grh.sgid_index) >= driver.interface.gids.len() {
         return Err(Errno::INVAL);
     }
-    let dmac = kernel.resolve(request.attr.grh.dgid).ok_or(Errno::TIMEDOUT)?;
+    let dmac = match is_infiniband {
+        true => [0; 6],
+        false => kernel.resolve(request.attr.grh.dgid).ok_or(Errno::TIMEDOUT)?,
+    };
     let ah_handle = kernel.add(call.file, Object::Ah, &[request.pd_handle])?;
     call.respond(&ib_uverbs_create_ah_resp { ah_handle });
     let response_length = size_of::<mlx5_ib_create_ah_resp>() as u32;

@@ -15,6 +15,10 @@ use uverbs_uapi::port::{
 };
 use zerocopy::IntoBytes;
 
+/// The LID of the subnet manager, which the switch is.
+const SM_LID: u16 = 0xbfff;
+/// Entries of an InfiniBand port's table.
+const INFINIBAND_GIDS: u32 = 16;
 /// Entries of a port's table.
 const GIDS: u32 = 256;
 
@@ -53,7 +57,8 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if call.u64_if(UVERBS_ATTR_QUERY_PORT_PORT_NUM) != Some(1) {
         return Err(Errno::INVAL);
     }
-    let has_link = kernel.driver(call.file)?.0.has_link();
+    let (driver, _) = kernel.driver(call.file)?;
+    let (has_link, infiniband) = (driver.has_link(), driver.infiniband.clone());
     let mut resp = ib_uverbs_query_port_resp_ex::default();
     let port = &mut resp.legacy_resp;
     // Ethernet, MTU 1024 of 4096, four lanes of 25 Gbit/s; ACTIVE and LINK_UP, or DOWN and DISABLED.
@@ -70,6 +75,18 @@ fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     port.flags = 1;
     port.port_cap_flags = 1 << 16 | 1 << 26;
     resp.active_speed_ex = 32;
+    if let Some((lid, pkeys)) = infiniband {
+        // No GRH within the subnet.
+        port.link_layer = 1;
+        port.flags = 0;
+        port.lid = lid;
+        port.sm_lid = SM_LID;
+        port.gid_tbl_len = INFINIBAND_GIDS;
+        // DOWN ports are POLLING.
+        port.phys_state = if has_link { 5 } else { 2 };
+        port.pkey_tbl_len = pkeys.len() as u16;
+        port.port_cap_flags = 0;
+    }
     call.put(UVERBS_ATTR_QUERY_PORT_RESP, &resp);
     Ok(())
 }

@@ -2,7 +2,7 @@
 
 use super::cq::RECORD;
 use super::states::{self, ERR, INIT, RESET, RTR, RTS, SQD, SQE};
-use super::{FileId, Kernel, Limits, Method, Object, Place, Write, destroying, end_reports, raw};
+use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_reports, raw};
 use crate::call::{Call, Result, is_capable};
 use crate::driver::{Driver, OpenerId, Qp, append_pages, input, quantized_offset};
 use crate::faults::Verb;
@@ -435,7 +435,13 @@ fn mask_of(kind: Kind, given: u32) -> Mask {
 }
 
 /// The refusals of `modify_qp` of `core/uverbs_cmd.c` and of `_ib_modify_qp`.
-fn check_in_core(kernel: &Kernel, qp: &Qp, new: &ib_uverbs_modify_qp, gids: usize) -> Result<()> {
+fn check_in_core(
+    kernel: &Kernel,
+    driver: &Driver,
+    qp: &Qp,
+    new: &ib_uverbs_modify_qp,
+) -> Result<()> {
+    let (gids, is_infiniband) = (driver.interface.gids.len(), driver.infiniband.is_some());
     /// The bit of a key that only the privileged may use.
     const PRIVILEGED: u32 = 1 << 31;
     let given = Mask::from_bits_retain(new.attr_mask);
@@ -443,14 +449,14 @@ fn check_in_core(kernel: &Kernel, qp: &Qp, new: &ib_uverbs_modify_qp, gids: usiz
         return Err(Errno::INVAL);
     }
     if given.contains(Mask::IB_QP_AV) {
-        if new.dest.port_num != 1 || new.dest.is_global == 0 {
+        if new.dest.port_num != 1 || new.dest.is_global == 0 && !is_infiniband {
             // RoCE has no addresses but global ones.
             return Err(Errno::INVAL);
         }
-        if usize::from(new.dest.sgid_index) >= gids {
+        if new.dest.is_global != 0 && usize::from(new.dest.sgid_index) >= gids {
             return Err(Errno::INVAL);
         }
-        if qp.kind != Kind::Ud && kernel.resolve(new.dest.dgid).is_none() {
+        if qp.kind != Kind::Ud && !is_infiniband && kernel.resolve(new.dest.dgid).is_none() {
             return Err(Errno::TIMEDOUT);
         }
     }
@@ -475,11 +481,13 @@ fn check_in_driver(
     given: Mask,
     from: u8,
     to: u8,
-    limits: Limits,
+    driver: &Driver,
 ) -> Result<()> {
+    let limits = driver.limits;
+    let pkeys = driver.infiniband.as_ref().map_or(1, |(_, pkeys)| pkeys.len());
     let above = |flag: Mask, value: u8, most: u8| given.contains(flag) && value > most;
     let is_bad = !states::is_ok(qp.kind, from, to, given)
-        || given.contains(Mask::IB_QP_PKEY_INDEX) && new.pkey_index >= 1
+        || given.contains(Mask::IB_QP_PKEY_INDEX) && usize::from(new.pkey_index) >= pkeys
         || above(Mask::IB_QP_MAX_QP_RD_ATOMIC, new.max_rd_atomic, limits.rd_atomic)
         || above(Mask::IB_QP_MAX_DEST_RD_ATOMIC, new.max_dest_rd_atomic, limits.rd_atomic)
         || given.contains(Mask::IB_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu);
@@ -496,16 +504,16 @@ fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) ->
     let number = kernel.qp(call.file, new.qp_handle).map_err(|_| Errno::INVAL)?;
     let driver_part: mlx5_ib_modify_qp = call.input_if(UVERBS_ATTR_UHW_IN)?.unwrap_or_default();
     let device = kernel.file(call.file)?.device;
-    let gids = kernel.drivers[device].interface.gids.len();
-    let qp = kernel.drivers[device].qps.get(&number).ok_or(Errno::INVAL)?;
-    check_in_core(kernel, qp, &new, gids)?;
+    let driver = &kernel.drivers[device];
+    let qp = driver.qps.get(&number).ok_or(Errno::INVAL)?;
+    check_in_core(kernel, driver, qp, &new)?;
     let given = mask_of(qp.kind, new.attr_mask);
     let from = match given.contains(Mask::IB_QP_CUR_STATE) {
         true => new.cur_qp_state,
         false => qp.state,
     };
     let to = if given.contains(Mask::IB_QP_STATE) { new.qp_state } else { from };
-    check_in_driver(qp, &new, given, from, to, kernel.drivers[device].limits)?;
+    check_in_driver(qp, &new, given, from, to, driver)?;
     if (from, to) == (RESET, RESET) {
         return Ok(());
     }
@@ -625,6 +633,7 @@ fn transition(
     let mut path = context.sub_mut(qpc::primary_address_path);
     path.set_span(ads::rgid_rip, &attr.dest.dgid);
     for (field, value) in [
+        (ads::rlid, attr.dest.dlid.into()),
         (ads::src_addr_index, attr.dest.sgid_index.into()),
         (ads::ack_timeout, attr.timeout.into()),
         (ads::vhca_port_num, 1),
