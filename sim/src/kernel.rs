@@ -480,8 +480,8 @@ impl Kernel {
         let (device, FileId(number)) = (*device, file);
         let now = self.function(device).device().now();
         if let Some(history) = &mut self.history {
-            let call = format_args!("context {number} {call}");
-            history.add_call(now, &self.drivers[device].name, call, answer);
+            let name = &self.drivers[device].name;
+            history.add_call(now, name, format_args!("context {number} {call}"), answer);
         }
     }
 
