@@ -6,7 +6,7 @@
 use crate::kernel::Kernel;
 use anyhow::{Context, Result, bail};
 use clap::{Args, ValueEnum};
-use lab_guest::order::{GuestSetup, Network};
+use lab_guest::order::{GuestSetup, HOST_TAG, HostFiles, Network};
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
@@ -107,6 +107,20 @@ impl Device {
         companion.command.extend(["--record".into(), directory.into_os_string()]);
         Ok(())
     }
+
+    /// Gives the guest this machine's file system, as the user who runs the lab may read and write it.
+    pub(crate) fn share(&mut self, kernel: &Kernel, files: &HostFiles) -> Result<()> {
+        for module in ["9pnet_virtio", "9p"] {
+            require(kernel, module)?;
+            self.setup.modules.push(module.to_owned());
+        }
+        // Files of other file systems would have numbers that occur twice.
+        let system = format!("local,id={HOST_TAG},path=/,security_model=none,multidevs=remap");
+        let device = format!("virtio-9p-pci,fsdev={HOST_TAG},mount_tag={HOST_TAG}");
+        self.qemu.extend(["-fsdev".into(), system, "-device".into(), device]);
+        self.setup.host = Some(files.clone());
+        Ok(())
+    }
 }
 
 /// Fails if a directory has recordings already, which the emulator does not replace.
@@ -159,7 +173,7 @@ fn require(kernel: &Kernel, module: &str) -> Result<()> {
 
 fn setup(modules: &[&str], network: Network, devices: usize) -> GuestSetup {
     let modules = modules.iter().map(|name| (*name).to_owned()).collect();
-    GuestSetup { modules, network, devices: devices as u32, patience: 60 }
+    GuestSetup { modules, network, devices: devices as u32, patience: 60, host: None }
 }
 
 fn soft_roce() -> Device {

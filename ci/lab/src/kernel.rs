@@ -62,6 +62,9 @@ const MODULES: &[&str] = &[
     // storage over RDMA
     "nvmet_rdma",
     "brd",
+    // the host's file system
+    "9p",
+    "9pnet_virtio",
 ];
 
 /// A kernel by the name that the command line gives it.

@@ -19,6 +19,7 @@ use crate::qemu::Qemu;
 use crate::vm::{self, ChildGuard, Plan, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result};
+use lab_guest::order::HostFiles;
 use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -69,6 +70,8 @@ pub(crate) struct Machine<'a> {
     pub(crate) functions: &'a [usize],
     /// The running emulator of another guest, to use in place of a new one.
     pub(crate) companion: Option<&'a Rc<ChildGuard>>,
+    /// This machine's file system, if the guest gets it.
+    pub(crate) host: Option<&'a HostFiles>,
 }
 
 impl Machine<'_> {
@@ -85,6 +88,7 @@ impl Machine<'_> {
             record: None,
             functions: &[0, 1],
             companion: None,
+            host: None,
         }
     }
 }
@@ -173,6 +177,9 @@ impl Session {
         )?;
         if let Some(directory) = machine.record {
             device.record(directory)?;
+        }
+        if let Some(files) = machine.host {
+            device.share(&kernel, files)?;
         }
         let packed = self.pack(&kernel, &device, self.root(machine)?)?;
         let spinner = progress::spinner(format!(

@@ -308,7 +308,7 @@ fn order(
     };
     environment.push(("UVERBS_TEST_DEVICE".into(), device.into()));
     environment.push(("UVERBS_TEST_SECOND_DEVICE".into(), second.into()));
-    Order { command, environment, root, terminal: None }
+    Order { command, environment, root, ..Order::default() }
 }
 
 fn environment(options: RunOptions) -> Vec<(String, String)> {

@@ -114,6 +114,9 @@ fn set_up(modules: &mut modules::Modules) -> Result<Greeting, Failure> {
     for module in &setup.modules {
         modules.load(module)?;
     }
+    if let Some(files) = &setup.host {
+        mounts::mount_host(files)?;
+    }
     link::bring_up_loopback()?;
     if setup.network == Network::SoftRoce {
         link::make_soft_roce_pair()?;

@@ -3,8 +3,10 @@
 //! The initramfs brings directories, programs and `/etc`; this adds what only a running kernel has.
 
 use crate::Failure;
+use lab_guest::order::{GUEST_DIRECTORIES, HOST_PATH, HOST_TAG, HostFiles};
 use nix::mount::{MsFlags, mount};
 use std::os::unix::fs::{PermissionsExt, symlink};
+use std::path::Path;
 use std::{env, fs};
 
 /// Mounts everything and gives this process its environment.
@@ -47,4 +49,40 @@ pub(crate) fn mount_all() -> Result<(), Failure> {
     nix::unistd::sethostname("lab").map_err(|error| format!("set the host name: {error}"))?;
     env::set_current_dir("/")?;
     Ok(())
+}
+
+/// Options of the host's file system: what the guest writes is there at once, but for mapped memory, which is there
+/// when the guest powers off.
+const HOST_OPTIONS: &str = "trans=virtio,version=9p2000.L,msize=512000,cache=mmap";
+
+/// Mounts the host's file system, and in it the guest's own directories.
+pub(crate) fn mount_host(files: &HostFiles) -> Result<(), Failure> {
+    let host = Path::new(HOST_PATH);
+    fs::create_dir_all(host)?;
+    mount(Some(HOST_TAG), host, Some("9p"), MsFlags::MS_NODEV, Some(HOST_OPTIONS))
+        .map_err(|error| format!("mount the host's file system on {HOST_PATH}: {error}"))?;
+    let below = |root: &Path, path: &str| root.join(path.trim_start_matches('/'));
+    // A directory that another one covers is reached by a mount of its own.
+    let aside = Path::new("/lab/kept");
+    for kept in &files.kept {
+        bind(&below(host, kept), &below(aside, kept))?;
+    }
+    for own in GUEST_DIRECTORIES {
+        let target = below(host, own);
+        if !target.is_dir() {
+            return Err(format!("the host has no directory {own} to put the guest's over").into());
+        }
+        bind(Path::new(own), &target)?;
+    }
+    for kept in &files.kept {
+        bind(&below(aside, kept), &below(host, kept))?;
+    }
+    Ok(())
+}
+
+/// Makes a tree of files appear at a second place, whose directory is made if it is absent.
+fn bind(from: &Path, to: &Path) -> Result<(), Failure> {
+    fs::create_dir_all(to).map_err(|error| format!("create {}: {error}", to.display()))?;
+    mount(Some(from), to, None::<&str>, MsFlags::MS_BIND | MsFlags::MS_REC, None::<&str>)
+        .map_err(|error| format!("mount {} on {}: {error}", from.display(), to.display()).into())
 }

@@ -31,6 +31,24 @@ pub struct GuestSetup {
     pub devices: u32,
     /// How long they may take, in seconds.
     pub patience: u32,
+    /// The host's file system, if the guest gets it.
+    pub host: Option<HostFiles>,
+}
+
+/// Tag of the 9p device that carries the host's file system.
+pub const HOST_TAG: &str = "host";
+
+/// Where the guest mounts the host's file system.
+pub const HOST_PATH: &str = "/host";
+
+/// Directories of the host's file system in whose place a process sees the guest's own.
+pub const GUEST_DIRECTORIES: [&str; 5] = ["/dev", "/proc", "/sys", "/run", "/tmp"];
+
+/// The host's file system at [`HOST_PATH`], with the guest's own [`GUEST_DIRECTORIES`] in it.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct HostFiles {
+    /// Directories of the host below the guest's own ones. They stay the host's.
+    pub kept: Vec<String>,
 }
 
 /// The origin of the RDMA devices' network interfaces. Either way the first gets 10.0.0.1, the
@@ -70,6 +88,21 @@ pub struct Order {
     pub root: bool,
     /// Give it a terminal of this many columns and rows.
     pub terminal: Option<(u16, u16)>,
+    /// Run it in the host's file system instead of the guest's own; `root` says nothing then.
+    pub on_host: Option<OnHost>,
+}
+
+/// A process in the host's file system. Its user is the host's, because file modes are checked in the guest.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct OnHost {
+    /// The current directory.
+    pub directory: String,
+    /// The numbers of the user, of its group and of its further groups.
+    pub user: u32,
+    /// See `user`.
+    pub group: u32,
+    /// See `user`.
+    pub groups: Vec<u32>,
 }
 
 /// The guest is ready.

@@ -6,6 +6,7 @@
 
 use crate::Failure;
 use crate::channel::{Channel, Sender};
+use crate::launch;
 use lab_guest::frame::{CHUNK, Kind};
 use lab_guest::order::{Ending, Order};
 use nix::errno::Errno;
@@ -131,10 +132,7 @@ fn start(
     let home = if order.root { "/root" } else { "/home/user" };
     let mut launch = Command::new("/lab/lab-launch");
     launch
-        .arg(if order.root { "root" } else { "user" })
-        .arg(if order.terminal.is_some() { "terminal" } else { "plain" })
-        .arg("--")
-        .args(&order.command)
+        .args(launch::arguments(order)?)
         .env_clear()
         .env("PATH", "/usr/local/bin:/usr/local/sbin:/usr/bin:/usr/sbin:/bin:/sbin")
         .env("HOME", home)
