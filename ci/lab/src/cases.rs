@@ -5,6 +5,7 @@
 //! its remaining cases fail.
 
 mod absence;
+mod cargo_runner;
 pub(crate) mod case;
 mod confined;
 mod doctor;
@@ -82,6 +83,7 @@ const GROUPS: &[Group] = &[
     Group::new("no_wc", no_wc),
     Group::new("minimal", minimal),
     Group::new("runner", runner::run),
+    Group::new("cargo_runner", cargo_runner::run),
     Group { lanes: 2, ..Group::new("machines", machines::run) },
     Group { full: false, ..Group::new("mutants", mutants::run) },
     Group { full: false, ..Group::new("foreign", foreign) },

@@ -10,11 +10,11 @@ use crate::initramfs::Initramfs;
 use crate::kernel::KernelName;
 use crate::output::{self, errln};
 use crate::session::{Machine, Session};
-use crate::vm::GuestEvent;
+use crate::vm::{GuestEvent, Vm};
 use crate::workspace::{Profile, Workspace};
 use anyhow::{Context, Result, bail};
 use clap::Args;
-use lab_guest::order::Order;
+use lab_guest::order::{Ending, Order};
 use rustix::termios::{OptionalActions, Termios, tcgetattr, tcgetwinsize, tcsetattr};
 use std::io::{IsTerminal, stdin};
 use std::path::{Path, PathBuf};
@@ -193,22 +193,31 @@ fn run(
     let stage = clock::stage(format!("the command {}", command[0]));
     let raw = if terminal { Some(RawTerminal::enter()?) } else { None };
     let size = tcgetwinsize(rustix::stdio::stdout()).map(|size| (size.ws_col, size.ws_row));
-    let process = vm.start(&Order {
+    let order = Order {
         command,
         root: arguments.as_root,
         terminal: terminal.then(|| size.unwrap_or((80, 24))),
         ..Order::default()
-    })?;
-    let mut feeder = vm.feeder()?;
-    // This thread ends with the process, because a read of standard input cannot be interrupted.
-    thread::spawn(move || feeder.copy(process, stdin()));
-    let ending = vm.wait(process, Duration::from_secs(arguments.timeout), &mut |event| {
-        show(event);
-    })?;
+    };
+    let ending = carry_out(&mut vm, &order, Duration::from_secs(arguments.timeout))?;
     drop(stage);
     drop(raw);
     vm.power_off()?;
-    Ok(ExitCode::from(u8::try_from(ending.status() & 0xff).unwrap_or(1)))
+    Ok(exit_code(ending))
+}
+
+/// Runs one process to its end with the standard streams of this one.
+pub(crate) fn carry_out(vm: &mut Vm, order: &Order, timeout: Duration) -> Result<Ending> {
+    let process = vm.start(order)?;
+    let mut feeder = vm.feeder()?;
+    // This thread ends with the process, because a read of standard input cannot be interrupted.
+    thread::spawn(move || feeder.copy(process, stdin()));
+    vm.wait(process, timeout, &mut |event| show(event))
+}
+
+/// The status that a shell would show.
+pub(crate) fn exit_code(ending: Ending) -> ExitCode {
+    ExitCode::from(u8::try_from(ending.status() & 0xff).unwrap_or(1))
 }
 
 /// Fails if a program of this machine needs a loader that the guest does not have.
@@ -225,7 +234,7 @@ fn runs_in(root: &Initramfs, program: &Path) -> Result<()> {
 }
 
 /// The loader that a 64-bit ELF file names (`PT_INTERP`).
-fn interpreter(elf: &[u8]) -> Option<String> {
+pub(crate) fn interpreter(elf: &[u8]) -> Option<String> {
     const PT_INTERP: u32 = 3;
     let number = |at: usize, length: usize| -> Option<usize> {
         let bytes = elf.get(at..at.checked_add(length)?)?;

@@ -4,6 +4,7 @@ use crate::clock;
 use crate::lanes;
 use crate::outcome::{self, Report, TestOutcome};
 use crate::progress;
+use crate::runner;
 use crate::summary::Section;
 use crate::watch::{self, CommandOutput};
 use crate::workspace::Workspace;
@@ -64,7 +65,7 @@ pub(crate) fn loom(workspace: &Workspace, bounds: Bounds) -> Result<Section> {
 
 fn cargo(workspace: &Workspace) -> Command {
     let mut command = Command::new(crate::workspace::cargo());
-    command.current_dir(workspace.root());
+    command.current_dir(workspace.root()).env_remove(runner::VARIABLE);
     command
 }
 

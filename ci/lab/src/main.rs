@@ -43,6 +43,7 @@ mod python;
 mod qemu;
 mod quick;
 mod release;
+mod runner;
 mod session;
 mod smoke;
 mod soak;
@@ -86,6 +87,8 @@ enum Verb {
     },
     /// Boot a machine and run a command in it
     Exec(exec::ExecArguments),
+    /// Run the programs of Cargo's `test`, `run` and `bench`, of any package, each in a machine of its own
+    Runner(runner::RunnerArguments),
     /// Boot a machine and open a shell in it
     Shell(exec::MachineArguments),
     /// Demonstrate the library: fetch, boot the newest kernel, and exchange messages between two
@@ -169,6 +172,7 @@ fn run(cli: Cli) -> Result<ExitCode> {
             Ok(ExitCode::SUCCESS)
         }
         Verb::Exec(arguments) => exec::exec(&arguments),
+        Verb::Runner(arguments) => runner::runner(&arguments),
         Verb::Shell(arguments) => exec::shell(&arguments),
         Verb::Demo(arguments) => demo::demo(&arguments),
         Verb::Bench(arguments) => bench::bench(&arguments),

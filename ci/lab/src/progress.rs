@@ -17,6 +17,17 @@ const SHORT: Duration = Duration::from_secs(3);
 
 thread_local! {
     static QUIET: Cell<bool> = const { Cell::new(false) };
+    static PATIENT: Cell<bool> = const { Cell::new(false) };
+}
+
+/// Shows only steps that take long, and no step with a spinner or a bar: this thread's output is another program's.
+pub(crate) fn be_patient() {
+    PATIENT.set(true);
+}
+
+/// Whether the terminal may show each step.
+pub(crate) fn shows_all() -> bool {
+    output::is_watched() && !PATIENT.get()
 }
 
 /// Leaves the terminal to other threads: this thread shows no progress from now on.
@@ -92,8 +103,9 @@ fn tell(
 /// A spinner beside a text.
 pub(crate) fn spinner(text: impl Into<String>) -> Step {
     let text = text.into();
-    if !output::is_watched() {
-        return Step::with_lines(text, Duration::ZERO, BEAT);
+    if !shows_all() {
+        let first = if PATIENT.get() { BEAT } else { Duration::ZERO };
+        return Step::with_lines(text, first, BEAT);
     }
     if QUIET.get() {
         return Step { bar: ProgressBar::hidden(), beats: None };
@@ -105,7 +117,7 @@ pub(crate) fn spinner(text: impl Into<String>) -> Step {
 
 /// A build by cargo, which shows its own progress on a terminal.
 pub(crate) fn build(text: impl Into<String>) -> Step {
-    if output::is_watched() {
+    if shows_all() {
         return Step { bar: ProgressBar::hidden(), beats: None };
     }
     Step::with_lines(text.into(), SHORT, BEAT)

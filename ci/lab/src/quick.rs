@@ -19,6 +19,7 @@ use crate::kernel::KernelName;
 use crate::lanes::{self, Job};
 use crate::outcome::{Report, TestOutcome};
 use crate::output::outln;
+use crate::runner;
 use crate::session::{self, Session};
 use crate::soak;
 use crate::suite::{self, NamePrefixes, TestScope};
@@ -281,6 +282,7 @@ fn on_host(
         let mut command = Command::new(crate::workspace::cargo());
         command.args(["test", "--quiet", "--package", package, "--all-features"]);
         command.arg("--").args(host::libtest_arguments()).current_dir(workspace.root());
+        command.env_remove(runner::VARIABLE);
         reports.extend(host::judge(package, &watch::run(command, 4 * PATIENCE)?, true));
     }
     let note = format!("{} s", start.elapsed().as_secs());

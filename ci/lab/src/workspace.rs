@@ -7,7 +7,6 @@ use crate::arch::Arch;
 use crate::clock;
 use crate::cross::{Cross, Linking};
 use crate::musl::{self, Musl};
-use crate::output;
 use crate::progress;
 use anyhow::{Context, Result, bail};
 use serde::Deserialize;
@@ -529,7 +528,7 @@ impl Workspace {
             musl.configure(&mut command, &directory)?;
         }
         command.arg("--target-dir").arg(directory);
-        if !output::is_watched() {
+        if !progress::shows_all() {
             command.arg("--quiet");
         }
         let step = progress::build(format!("building {package}"));
