@@ -124,8 +124,8 @@ const DEFECTS: &[Defect] = &[
         name: "a_request_without_room_is_tried_only_once",
         edit: Edit {
             file: "src/aio/op.rs",
-            from: "drop(slot);\n                Poll::Pending",
-            to: "drop(slot);\n                *stage = Stage::Over;\n                Poll::Pending",
+            from: "drop(slot);\n                return Poll::Pending",
+            to: "drop(slot);\n                *stage = Stage::Over;\n                return Poll::Pending",
         },
     },
     Defect {
