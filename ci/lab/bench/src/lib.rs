@@ -16,6 +16,7 @@ mod output;
 pub mod path;
 pub mod sample;
 pub mod scale;
+pub mod sim;
 
 /// Why a program could not go on.
 pub type Failure = Box<dyn std::error::Error>;
