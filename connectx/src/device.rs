@@ -20,6 +20,7 @@ use crate::object::qp::RetryTimer;
 use crate::options::Options;
 use crate::pages::FirmwarePages;
 use crate::port::{Port, TrafficByCast};
+use crate::ready::ReadyQueues;
 use crate::recording::{Entry, Recorder};
 
 /// The state of one function behind BAR0.
@@ -42,7 +43,7 @@ pub struct Device {
     pub(crate) rdma_sent: TrafficByCast,
     pub(crate) rdma_received: TrafficByCast,
     /// Queues with work.
-    pub(crate) ready_queues: VecDeque<u32>,
+    pub(crate) ready_queues: ReadyQueues,
     /// Queue pairs that retry at a time.
     pub(crate) retry_timers: BTreeSet<(u64, u32)>,
     /// CQs whose event is due at a time.
@@ -89,7 +90,7 @@ impl Device {
             bar,
             rdma_sent: TrafficByCast::default(),
             rdma_received: TrafficByCast::default(),
-            ready_queues: VecDeque::new(),
+            ready_queues: ReadyQueues::default(),
             retry_timers: BTreeSet::new(),
             cq_timers: BTreeSet::new(),
             now: 0,
@@ -180,9 +181,7 @@ impl Device {
 
     /// Appends a queue to the ready queues.
     pub(crate) fn schedule(&mut self, number: u32) {
-        if !self.ready_queues.contains(&number) {
-            self.ready_queues.push_back(number);
-        }
+        self.ready_queues.push(number);
     }
 
     /// Schedules a queue after a while.

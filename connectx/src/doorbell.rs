@@ -148,10 +148,9 @@ impl Doorbells {
             self.errors.stray += 1;
             return None;
         };
-        let writes = GatheredWrites { uar, start: offset, bytes: from.to_vec() };
-        let whole = writes.whole();
+        let whole = is_whole(from);
         self.errors.torn += u64::from(self.write_combining && from.len() > 8 && !whole);
-        let copy = (self.write_combining && whole).then_some(writes.bytes);
+        let copy = (self.write_combining && whole).then(|| from.to_vec());
         Some(Doorbell { uar, words: words(first), copy })
     }
 
@@ -197,8 +196,8 @@ impl Doorbells {
         let whole = writes.whole();
         if !whole {
             let next = writes.start + writes.bytes.len() as u64;
-            let copy =
-                LateCopy { start: writes.start, next, end: writes.start + writes.wanted() as u64 };
+            let end = writes.start + wanted(&writes.bytes) as u64;
+            let copy = LateCopy { start: writes.start, next, end };
             self.late_copies.insert(register, copy);
         }
         Some(Doorbell { uar: writes.uar, words, copy: whole.then_some(writes.bytes) })
@@ -211,13 +210,18 @@ fn words(bytes: &[u8; 8]) -> [u32; 2] {
 }
 
 impl GatheredWrites {
-    /// Bytes of the WQE, in whole WQEBBs.
-    fn wanted(&self) -> usize {
-        (usize::from(self.bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)
-    }
-
     /// Whether this is a whole WQE.
     fn whole(&self) -> bool {
-        self.bytes.len() > 8 && self.bytes.len() >= self.wanted()
+        is_whole(&self.bytes)
     }
+}
+
+/// Bytes of the WQE that begins with these, in whole WQEBBs.
+fn wanted(bytes: &[u8]) -> usize {
+    (usize::from(bytes.get(7).copied().unwrap_or(0) & 0x3f) * 16).next_multiple_of(64)
+}
+
+/// Whether these are a whole WQE.
+fn is_whole(bytes: &[u8]) -> bool {
+    bytes.len() > 8 && bytes.len() >= wanted(bytes)
 }

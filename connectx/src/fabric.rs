@@ -5,7 +5,7 @@
 
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
-use crate::data::message::{Message, Response};
+use crate::data::message::{Answer, Message, Request, Response};
 use crate::data::raw::NextFrames;
 use crate::data::requester::{Destination, NextWqe};
 use crate::device::Device;
@@ -30,6 +30,8 @@ pub struct Fabric {
     first: usize,
     /// What the current poll may still cost.
     budget: u64,
+    /// Memory of the request that is executed, while none is.
+    work: (Request, Answer),
 }
 
 /// The result of a run.
@@ -42,6 +44,12 @@ pub struct Progress {
     /// When the next timer is due, in nanoseconds since the start; none if only doorbells and commands
     /// bring new work.
     pub deadline: Option<u64>,
+}
+
+/// How many queues of a function have work and may be served.
+fn ready(function: &Function) -> usize {
+    let device = function.device();
+    if device.bus_master { device.ready_queues.len() } else { 0 }
 }
 
 impl Fabric {
@@ -96,33 +104,41 @@ impl Fabric {
     }
 
     /// Sets the time, and makes the queues whose timers are due ready. Returns whether a timer was due.
-    /// With [`Fabric::ready`] and [`Fabric::run_queue`], a caller decides the order of queues.
+    /// With [`Fabric::ready`] and [`Fabric::run_ready`], a caller decides the order of queues.
     pub fn start_turn(&mut self, now: u64) -> bool {
         self.set_time(now);
         self.run_timers()
     }
 
-    /// The queues that have work: the number of the function and that of the queue.
-    pub fn ready(&self) -> Vec<(usize, u32)> {
-        let devices = self.functions.iter().map(Function::device).enumerate();
-        devices
-            .filter(|(_, device)| device.bus_master)
-            .flat_map(|(number, device)| {
-                device.ready_queues.iter().map(move |queue| (number, *queue))
-            })
-            .collect()
+    /// How many queues have work.
+    pub fn ready(&self) -> usize {
+        self.functions.iter().map(ready).sum()
     }
 
-    /// Runs a ready queue for at most `wqes` WQEs; it stays ready, behind the others, if it has more.
-    /// Returns whether it did anything.
-    pub fn run_queue(&mut self, number: usize, queue: u32, wqes: usize) -> bool {
-        let Some(function) = self.functions.get_mut(number) else { return false };
-        let device = function.device_mut();
-        let place = device.ready_queues.iter().position(|ready| *ready == queue);
-        let Some(place) = place.filter(|_| device.bus_master) else { return false };
-        device.ready_queues.remove(place);
-        self.budget = COST_PER_POLL;
-        self.serve(number, queue, wqes)
+    /// The function of the ready queue with `before` others in front: those of lower functions come first.
+    pub fn function_of_ready(&self, mut before: usize) -> Option<usize> {
+        self.functions.iter().position(|function| {
+            let ready = ready(function);
+            let here = before < ready;
+            before = before.saturating_sub(ready);
+            here
+        })
+    }
+
+    /// Runs the ready queue with `before` others in front for at most `wqes` WQEs; it stays ready, behind the
+    /// others, if it has more. Returns whether it did anything.
+    pub fn run_ready(&mut self, mut before: usize, wqes: usize) -> bool {
+        for number in 0..self.functions.len() {
+            let ready = ready(&self.functions[number]);
+            if before < ready {
+                let device = self.functions[number].device_mut();
+                let Some(queue) = device.ready_queues.take(before) else { return false };
+                self.budget = COST_PER_POLL;
+                return self.serve(number, queue, wqes);
+            }
+            before -= ready;
+        }
+        false
     }
 
     /// Runs the timers that are due; returns whether one was.
@@ -141,10 +157,8 @@ impl Fabric {
                 continue;
             }
             for _ in 0..self.functions[number].device().ready_queues.len() {
-                let Some(queue) = self.functions[number].device_mut().ready_queues.pop_front()
-                else {
-                    break;
-                };
+                let device = self.functions[number].device_mut();
+                let Some(queue) = device.ready_queues.take(0) else { break };
                 worked |= self.serve(number, queue, WQES_PER_TURN);
                 if self.budget == 0 {
                     self.first = (number + 1) % count;
@@ -172,16 +186,29 @@ impl Fabric {
         if self.functions[number].device().is_raw(queue) {
             return self.serve_raw_sq(number, queue, wqes);
         }
+        let (mut request, mut answer) = std::mem::take(&mut self.work);
+        let worked = self.serve_queue_pair(number, queue, wqes, &mut request, &mut answer);
+        self.work = (request, answer);
+        worked
+    }
+
+    fn serve_queue_pair(
+        &mut self,
+        number: usize,
+        queue: u32,
+        wqes: usize,
+        request: &mut Request,
+        answer: &mut Answer,
+    ) -> bool {
         let mut worked = false;
         for _ in 0..wqes {
             if !self.charge() {
                 break;
             }
-            match self.functions[number].device_mut().run_next_wqe(queue) {
+            match self.functions[number].device_mut().run_next_wqe(queue, request) {
                 NextWqe::Idle => return worked,
                 NextWqe::Done => {}
-                NextWqe::Send(send) => {
-                    let (wqe, message, destination) = *send;
+                NextWqe::Send((wqe, message, destination)) => {
                     let sender = self.functions[number].device_mut();
                     let (fate, ready) = sender.faults.message_fate(sender.now, queue);
                     ready.into_iter().for_each(|queue| sender.schedule(queue));
@@ -192,14 +219,14 @@ impl Fabric {
                     }
                     let response = match fate {
                         MessageFate::Lost => Response::Lost,
-                        _ => self.deliver(number, &message, destination),
+                        _ => self.deliver(number, &message, destination, answer),
                     };
                     let sender = self.functions[number].device_mut();
                     sender.record_refusal(queue, &response);
                     // An unreliable queue pair gets no response, so it does not wait.
                     let waits = matches!(response, Response::Lost | Response::RnrNak(_))
                         && sender.is_reliable(queue);
-                    sender.handle_response(queue, &wqe, &message, response);
+                    sender.handle_response(queue, &wqe, &message, response, &answer.data);
                     if waits {
                         return true;
                     }
@@ -243,7 +270,13 @@ impl Fabric {
     }
 
     /// Delivers a message to its destination.
-    fn deliver(&mut self, from: usize, message: &Message, destination: Destination) -> Response {
+    fn deliver(
+        &mut self,
+        from: usize,
+        message: &Message<'_>,
+        destination: Destination,
+        answer: &mut Answer,
+    ) -> Response {
         if let Destination::Group(group) = destination {
             let sender = self.functions[from].device();
             let no_loopback = sender
@@ -262,7 +295,7 @@ impl Fabric {
                     if no_loopback && number == from && qpn == message.source_qpn {
                         continue;
                     }
-                    device.respond(&Message { qpn, ..message.clone() });
+                    device.respond(&Message { qpn, ..message.clone() }, answer);
                 }
             }
             return Response::Ack;
@@ -279,7 +312,7 @@ impl Fabric {
         // A function finds its own address first, even if another function has the same.
         let to = std::iter::once(from).chain(0..self.functions.len()).find(is_destination);
         match to {
-            Some(to) => self.functions[to].device_mut().respond(message),
+            Some(to) => self.functions[to].device_mut().respond(message, answer),
             None => Response::Lost,
         }
     }

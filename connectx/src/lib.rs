@@ -35,4 +35,6 @@ pub mod options;
 pub mod pages;
 pub mod pci;
 pub mod port;
+mod ready;
 pub mod recording;
+mod scratch;

@@ -30,6 +30,7 @@ use crate::bar0;
 use crate::cost::Cost;
 use crate::options::Limits;
 use crate::port::Traffic;
+use std::cell::Cell;
 
 /// All objects of a function.
 pub struct Objects {
@@ -46,6 +47,8 @@ pub struct Objects {
     pub(crate) listed_pages: ListedPages,
     /// Bytes of the translation lists of all mkeys.
     pub(crate) mkey_lists: usize,
+    /// The ranges of the last access, whose memory the next one uses.
+    pub(crate) ranges: Cell<Vec<mkey::DmaRange>>,
     /// Cost of the current WQE.
     pub(crate) cost: Cost,
     pub(crate) eqs: ObjectTable<eq::Eq>,
@@ -80,6 +83,7 @@ impl Objects {
             mkeys: ObjectTable::new("mkey", numbers(0x100, limits.log_max_mkey, 0x1_ffff)),
             listed_pages: ListedPages::default(),
             mkey_lists: 0,
+            ranges: Cell::default(),
             cost: Cost::default(),
             eqs: ObjectTable::new("EQ", 1..=63),
             cqs: ObjectTable::new("CQ", numbers(0x400, limits.log_max_cq, 0xffff)),

@@ -807,18 +807,18 @@ impl Kernel {
         self.audit();
         let mut worked = self.switch.start_turn(now);
         let ready = self.switch.ready();
-        if !ready.is_empty() {
-            let chosen = self.decisions.below(ready.len() as u64) as usize;
-            let (function, queue) = ready[chosen];
+        if ready > 0 {
+            let chosen = self.decisions.below(ready as u64) as usize;
+            let function = self.switch.function_of_ready(chosen).unwrap_or_default();
             let faults = self.switch.function(function).device_mut().faults_mut();
             if !faults.has_message_fault() {
                 self.rates.decide(&mut self.decisions, faults);
             }
-            worked |= self.switch.run_queue(function, queue, 1);
+            worked |= self.switch.run_ready(chosen, 1);
         }
         worked |= self.pass_on(now);
         // A queue that was ready and had nothing to do is not ready any more.
-        (worked || !ready.is_empty()).then(|| 1 + self.decisions.below(LONGEST_STEP))
+        (worked || ready > 0).then(|| 1 + self.decisions.below(LONGEST_STEP))
     }
 
     /// Runs a command of the connection manager.

@@ -17,6 +17,7 @@ use crate::format::wqe::{CtrlSegment, Sge, op};
 use crate::object::mkey::{Access, AccessRight, DmaAddress};
 use crate::object::receive_queue::ReceiveWqe;
 use crate::recording::RqType;
+use crate::scratch::Scratch;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
 
 /// The byte that fills a receive buffer until its completion.
@@ -189,10 +190,10 @@ impl Device {
             look(RqType::Srq, number, srq.pd, &srq.queue, 0);
         }
         for (pd, qpn, receive) in posted {
-            for sge in &receive.sges {
+            for sge in receive.sges() {
                 // What cannot be written is reported when a message comes.
                 let poison = vec![POISON; sge.len as usize];
-                let _ = self.dma_write(access(sge, pd, qpn, AccessRight::LocalWrite), &poison);
+                let _ = self.dma_write(access(&sge, pd, qpn, AccessRight::LocalWrite), &poison);
             }
         }
         self.audit = Some(audit);
@@ -207,12 +208,9 @@ impl Device {
                 let service = qp.context.get(qpc::st) as u8;
                 let next = audit.hashed.entry(qpn).or_insert(sq.consumer_index());
                 while *next != sq.rung_index() {
-                    let Ok(first) = sq.read_wqebbs(&self.memory, *next, 1) else { break };
-                    let Some(control) = first.first_chunk().map(CtrlSegment::parse) else { break };
-                    let count = control.wqebbs().min(sq.rung_index().wrapping_sub(*next));
-                    let Ok(bytes) = sq.read_wqebbs(&self.memory, *next, count.into()) else {
-                        break;
-                    };
+                    let most = sq.rung_index().wrapping_sub(*next);
+                    let read = sq.read_wqe_at(&self.memory, *next, most);
+                    let Ok((control, count, bytes)) = read else { break };
                     rung.push((qp.pd, *next, gathered(service, &control, &bytes)));
                     *next = next.wrapping_add(count);
                 }
@@ -257,21 +255,28 @@ impl Device {
 
     /// The ranges of the memory of a request.
     fn ranges(&self, pd: u32, qpn: u32, sges: &[Sge]) -> Vec<(u64, u64)> {
-        let resolved = sges.iter().filter_map(|sge| {
-            self.objects.resolve(access(sge, pd, qpn, AccessRight::LocalRead)).ok()
-        });
-        let ranges = resolved.flatten().filter_map(|range| match range.address {
-            DmaAddress::Guest(address) => Some((address, range.len as u64)),
-            DmaAddress::Bar(_) => None,
-        });
-        ranges.collect()
+        let mut found = Vec::new();
+        for sge in sges {
+            let read = access(sge, pd, qpn, AccessRight::LocalRead);
+            let _ = self.objects.resolve(read, |ranges| {
+                found.extend(ranges.iter().filter_map(|range| match range.address {
+                    DmaAddress::Guest(address) => Some((address, range.len as u64)),
+                    DmaAddress::Bar(_) => None,
+                }));
+                Ok(())
+            });
+        }
+        found
     }
 
     /// A hash of the memory of a request; `None` unless all of it can be read.
     fn hash(&self, pd: u32, qpn: u32, sges: &[Sge]) -> Option<u64> {
         let mut hasher = DefaultHasher::new();
         for sge in sges {
-            hasher.write(&self.dma_read(access(sge, pd, qpn, AccessRight::LocalRead)).ok()?);
+            let mut memory = Scratch::default();
+            let read = access(sge, pd, qpn, AccessRight::LocalRead);
+            self.dma_read(read, &mut memory).ok()?;
+            hasher.write(&memory);
         }
         Some(hasher.finish())
     }

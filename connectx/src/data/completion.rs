@@ -81,7 +81,7 @@ impl Device {
     /// Reports a receive that succeeded. `data` is scattered to the CQE.
     pub(crate) fn complete_receive(
         &mut self,
-        message: &Message,
+        message: &Message<'_>,
         qpn: u32,
         index: u16,
         len: u32,

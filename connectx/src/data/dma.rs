@@ -4,6 +4,7 @@
 
 use crate::device::Device;
 use crate::object::mkey::{Access, DmaAddress, DmaRange};
+use crate::scratch::Scratch;
 
 impl Device {
     fn read_range(&self, range: DmaRange, to: &mut [u8]) -> Result<(), String> {
@@ -29,29 +30,31 @@ impl Device {
         }
     }
 
-    /// Reads the memory of an access.
-    pub(crate) fn dma_read(&self, access: Access) -> Result<Vec<u8>, String> {
-        let ranges = self.objects.resolve(access)?;
-        self.objects.cost.add_bytes(access.len);
-        let mut data = vec![0; access.len as usize];
-        let mut at = 0;
-        for range in ranges {
-            self.read_range(range, &mut data[at..at + range.len])?;
-            at += range.len;
-        }
-        Ok(data)
+    /// Appends the memory of an access to `to`.
+    pub(crate) fn dma_read(&self, access: Access, to: &mut Scratch) -> Result<(), String> {
+        self.objects.resolve(access, |ranges| {
+            self.objects.cost.add_bytes(access.len);
+            let to = to.grow(access.len as usize);
+            let mut at = 0;
+            for range in ranges {
+                self.read_range(*range, &mut to[at..at + range.len])?;
+                at += range.len;
+            }
+            Ok(())
+        })
     }
 
     /// Writes the memory of an access.
     pub(crate) fn dma_write(&self, access: Access, data: &[u8]) -> Result<(), String> {
-        let ranges = self.objects.resolve(access)?;
-        self.objects.cost.add_bytes(access.len);
-        let mut at = 0;
-        for range in ranges {
-            self.write_range(range, &data[at..at + range.len])?;
-            at += range.len;
-        }
-        Ok(())
+        self.objects.resolve(access, |ranges| {
+            self.objects.cost.add_bytes(access.len);
+            let mut at = 0;
+            for range in ranges {
+                self.write_range(*range, &data[at..at + range.len])?;
+                at += range.len;
+            }
+            Ok(())
+        })
     }
 
     /// Replaces the word of an access, 4 or 8 bytes, atomically, and returns the old value. Memory
@@ -62,8 +65,10 @@ impl Device {
         mut change: impl FnMut(u64) -> u64,
     ) -> Result<u64, String> {
         let len = access.len as usize;
-        let ranges = self.objects.resolve(access)?;
-        let [range] = ranges[..] else { return Err(format!("a word in {} ranges", ranges.len())) };
+        let range = self.objects.resolve(access, |ranges| match *ranges {
+            [range] => Ok(range),
+            _ => Err(format!("a word in {} ranges", ranges.len())),
+        })?;
         let native =
             |value: u64| if len == 8 { value.to_le() } else { u64::from((value as u32).to_le()) };
         let swapped = |old: u64| native(change(native(old)));

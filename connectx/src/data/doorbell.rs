@@ -8,7 +8,7 @@ use crate::doorbell::{Doorbell, DoorbellErrors};
 use crate::object::Objects;
 use crate::object::qp::QpState;
 use crate::object::rq::WqState;
-use crate::object::send_queue::SendQueue;
+use crate::object::send_queue::{SendQueue, WQEBB};
 use crate::recording::DoorbellCounter;
 
 const CQ: u64 = 0x20;
@@ -141,11 +141,11 @@ impl Device {
         // Compare only a WQE that is posted and not executed: one that the doorbell record does not cover may be
         // unwritten (counted above), and the driver may have overwritten an executed one.
         if queue.is_pending(index) {
-            let words = [first.to_be_bytes(), second.to_be_bytes()].concat();
-            let copy = data.as_ref().unwrap_or(&words);
-            let stored = queue.read_wqebbs(&self.memory, index, usize::from(wqebbs));
-            let same = |stored: Vec<u8>| copy.iter().zip(&stored).all(|(copy, own)| copy == own);
-            if !stored.is_ok_and(same) {
+            let words = (u64::from(first) << 32 | u64::from(second)).to_be_bytes();
+            let copy = data.as_deref().unwrap_or(&words);
+            // A WQE of no segments has no WQEBB to compare with.
+            let copy = &copy[..copy.len().min(usize::from(wqebbs) * WQEBB)];
+            if !queue.holds(&self.memory, index, copy).is_ok_and(|same| same) {
                 self.doorbells.errors.differs += 1;
             }
             if let Some(data) = data {

@@ -4,11 +4,33 @@
 //! which hardware would divide it.
 
 use crate::format::wqe::Atomic;
+use crate::object::receive_queue::ReceiveWqe;
 use crate::recording::Refusal;
+use crate::scratch::Scratch;
+
+/// Memory of a request, which the next one uses again.
+#[derive(Default)]
+pub(crate) struct Request {
+    /// The WQE.
+    pub(crate) wqe: Vec<u8>,
+    /// Data of a send or an RDMA write.
+    pub(crate) payload: Scratch,
+}
+
+/// Memory of the responder while it executes a message.
+#[derive(Default)]
+pub(crate) struct Answer {
+    /// Data of an RDMA read.
+    pub(crate) data: Scratch,
+    /// Header and data of a datagram.
+    pub(crate) datagram: Scratch,
+    /// The receive that the message consumes.
+    pub(crate) receive: ReceiveWqe,
+}
 
 /// A message, as the responder sees it.
 #[derive(Debug, Clone)]
-pub(crate) struct Message {
+pub(crate) struct Message<'r> {
     /// Source GID on Ethernet.
     pub(crate) source_gid: [u8; 16],
     /// VLAN tag of the packets on Ethernet: priority in bits 13 to 15, VLAN in bits 0 to 11.
@@ -30,7 +52,7 @@ pub(crate) struct Message {
     /// What the responder does.
     pub(crate) action: Action,
     /// Data of a send or an RDMA write.
-    pub(crate) payload: Vec<u8>,
+    pub(crate) payload: &'r [u8],
     /// Immediate data.
     pub(crate) immediate: Option<u32>,
     /// Whether the receiver's CQE is solicited.
@@ -41,7 +63,7 @@ pub(crate) struct Message {
     pub(crate) datagram: Option<Datagram>,
 }
 
-impl Message {
+impl Message<'_> {
     /// The VLAN on Ethernet; none if the packets have no tag.
     pub(crate) fn vlan(&self) -> Option<u16> {
         self.vlan_tag.map(|tag| tag & 0xfff)
@@ -104,12 +126,12 @@ pub(crate) enum Action {
 }
 
 /// A reply.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Response {
     /// Done.
     Ack,
-    /// Done, with the data that was read.
-    ReadData(Vec<u8>),
+    /// Done, with the data that was read: [`Answer::data`].
+    ReadData,
     /// Done, with the old value.
     AtomicResult(u64),
     /// No receive is posted: the requester retries after this timer code.
@@ -128,7 +150,7 @@ impl Response {
     /// Why the message was not acknowledged, if it was not.
     pub(crate) fn refusal(&self) -> Option<Refusal> {
         Some(match self {
-            Self::Ack | Self::ReadData(_) | Self::AtomicResult(_) => return None,
+            Self::Ack | Self::ReadData | Self::AtomicResult(_) => return None,
             Self::RnrNak(_) => Refusal::RnrNak,
             Self::InvalidRequest => Refusal::InvalidRequest,
             Self::AccessError => Refusal::AccessError,

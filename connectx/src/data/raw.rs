@@ -18,6 +18,7 @@ use crate::object::rq::WqState;
 use crate::object::tir::{DIRECT, hash};
 use crate::object::tis::Tis;
 use crate::recording::{self, Entry, RqType};
+use crate::scratch::Scratch;
 
 /// The longest frame, and the most data of one LSO WQE.
 const MAX_DATA: u64 = 1 << 18;
@@ -47,7 +48,7 @@ pub(crate) enum NextFrames {
 impl Device {
     /// Whether a number is that of a raw send queue.
     pub(crate) fn is_raw(&self, number: u32) -> bool {
-        self.objects.sqs.get(number).is_ok()
+        self.objects.sqs.find(number).is_some()
     }
 
     /// Executes the next WQE of a raw send queue.
@@ -61,13 +62,14 @@ impl Device {
             }
             WqState::Reset => return NextFrames::Idle,
         }
-        let wqe = match sq.queue.read_doorbell_record(&self.memory) {
+        let mut bytes = Vec::new();
+        let control = match sq.queue.read_doorbell_record(&self.memory) {
             Ok(()) if !sq.queue.has_pending() => return NextFrames::Idle,
-            Ok(()) => sq.queue.read_next_wqe(&self.memory),
+            Ok(()) => sq.queue.read_next_wqe(&self.memory, &mut bytes),
             Err(why) => Err(why),
         };
-        let (control, bytes) = match wqe {
-            Ok(wqe) => wqe,
+        let control = match control {
+            Ok(control) => control,
             Err(why) => {
                 log::warn!("SQ {sqn:#x}: {why}");
                 self.move_wq_to_error(QueueType::Send, sqn);
@@ -145,14 +147,15 @@ impl Device {
 
     /// Flushes a raw send queue in error state.
     fn flush_raw_sends(&mut self, sqn: u32) {
+        let mut wqe = Vec::new();
         for _ in 0..1 << 16 {
             let Ok(sq) = self.objects.sqs.get_mut(sqn) else { return };
             if sq.queue.read_doorbell_record(&self.memory).is_err() || !sq.queue.has_pending() {
                 return;
             }
             let index = sq.queue.consumer_index();
-            let opcode = match sq.queue.read_next_wqe(&self.memory) {
-                Ok((control, _)) => {
+            let opcode = match sq.queue.read_next_wqe(&self.memory, &mut wqe) {
+                Ok(control) => {
                     sq.queue.advance(control.wqebbs());
                     control.opcode
                 }
@@ -220,12 +223,13 @@ impl Device {
         let short = |_| operation("the WQE is too short".to_string());
         let (head, inline) = segments.ethernet().map_err(short)?;
         let data = segments.data_segments().map_err(short)?;
-        let len: u64 = data.iter().map(DataSegment::len).sum();
+        let len = data.bytes();
         if len > MAX_DATA {
             return Err((Syndrome::LocalLength, format!("{len} bytes to send")));
         }
-        let mut frame = inline.to_vec();
-        for segment in &data {
+        let mut frame = Scratch::default();
+        frame.extend(inline);
+        for segment in data {
             match segment {
                 DataSegment::Inline(bytes) => frame.extend(bytes),
                 DataSegment::Memory(sge) => {
@@ -237,8 +241,8 @@ impl Device {
                         address: sge.address,
                         len: sge.len.into(),
                     };
-                    let bytes = self.dma_read(access);
-                    frame.extend(bytes.map_err(|why| (Syndrome::LocalProtection, why))?);
+                    let read = self.dma_read(access, &mut frame);
+                    read.map_err(|why| (Syndrome::LocalProtection, why))?;
                 }
             }
         }
@@ -255,7 +259,7 @@ impl Device {
                 }
                 frames
             }
-            _ => vec![frame],
+            _ => vec![frame.to_vec()],
         };
         let flags = head[4];
         let insert = u16::from_be_bytes([head[12], head[13]]);
@@ -353,8 +357,7 @@ impl Device {
         let mut data = frame.to_vec();
         let strip = !rq.context.is_set(rqc::vsd);
         let tag = if strip { headers.strip_vlan(&mut data) } else { None };
-        let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.len)).sum();
-        if data.len() as u64 > room {
+        if data.len() as u64 > receive.room() {
             // The frame is longer than the receive: drop the frame, keep the receive.
             return false;
         }
@@ -363,7 +366,7 @@ impl Device {
         let (pd, cqn) = (rq.pd, rq.context.get32(rqc::cqn));
         let user_index = rq.context.get32(rqc::user_index);
         let mut rest = &data[..];
-        for sge in &receive.sges {
+        for sge in receive.sges() {
             let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
             rest = left;
             let access = Access {

@@ -6,17 +6,20 @@
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 use uverbs_uapi::mlx5::prm::vport::roce_addr_layout;
 
-use super::message::{Action, Datagram, Message, Response, rnr_timer};
+use super::message::{Action, Datagram, Message, Request, Response, rnr_timer};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::syndrome::{CqeError, Syndrome};
-use crate::format::wqe::{AddressVector, CtrlSegment, DataSegment, Truncated, WqeSegments, op};
+use crate::format::wqe::{
+    AddressVector, CtrlSegment, DataSegment, DataSegments, Truncated, WqeSegments, op,
+};
 use crate::format::{event, frame};
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::qp::{QpState, RetryTimer, Service};
 use crate::object::table::KERNEL;
 use crate::options::PortType;
 use crate::recording::{DoorbellCounter, Entry};
+use crate::scratch::Scratch;
 
 /// The longest message.
 pub(crate) const MAX_MESSAGE: u64 = 1 << 30;
@@ -25,10 +28,11 @@ const PSN_MASK: u32 = 0xff_ffff;
 const FOREVER: u8 = 7;
 
 /// A WQE whose message is in flight.
-pub(crate) struct InflightWqe {
+#[derive(Clone, Copy)]
+pub(crate) struct InflightWqe<'r> {
     pub(crate) control: CtrlSegment,
     /// Where response data goes.
-    segments: Vec<DataSegment>,
+    segments: DataSegments<'r>,
     len: u64,
 }
 
@@ -43,19 +47,24 @@ pub(crate) enum Destination {
     Group([u8; 16]),
 }
 
+/// A message with its WQE and its destination.
+pub(crate) type Sending<'r> = (InflightWqe<'r>, Message<'r>, Destination);
+
 /// The outcome of executing a queue's next WQE.
-pub(crate) enum NextWqe {
+#[expect(clippy::large_enum_variant, reason = "a box would be an allocation for each message")]
+pub(crate) enum NextWqe<'r> {
     /// The queue has no WQE to execute now.
     Idle,
     /// The WQE is done.
     Done,
     /// The WQE needs a message to another queue pair.
-    Send(Box<(InflightWqe, Message, Destination)>),
+    Send(Sending<'r>),
 }
 
 impl Device {
-    /// Executes the next WQE of a queue pair.
-    pub(crate) fn run_next_wqe(&mut self, qpn: u32) -> NextWqe {
+    /// Executes the next WQE of a queue pair, which is read to `request`, as is the data to send.
+    pub(crate) fn run_next_wqe<'r>(&mut self, qpn: u32, request: &'r mut Request) -> NextWqe<'r> {
+        request.payload.clear();
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return NextWqe::Idle };
         match qp.state {
             QpState::ReadyToSend => match qp.retry_timer {
@@ -90,8 +99,8 @@ impl Device {
         if !sq.has_pending() {
             return NextWqe::Idle;
         }
-        let (control, bytes) = match sq.read_next_wqe(&self.memory) {
-            Ok(wqe) => wqe,
+        let control = match sq.read_next_wqe(&self.memory, &mut request.wqe) {
+            Ok(control) => control,
             Err(why) => {
                 log::warn!("QP {qpn:#x}: {why}");
                 self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
@@ -103,7 +112,7 @@ impl Device {
             blue_flame: sq.has_blue_flame_wqe(),
             index: sq.consumer_index(),
             number: qpn,
-            bytes: &bytes[..],
+            bytes: &request.wqe[..],
         };
         self.recorder.add(self.now, &entry);
         let user = self.objects.qps.owner(qpn) != KERNEL;
@@ -111,7 +120,7 @@ impl Device {
             self.fail_wqe(qpn, &control, cause);
             return NextWqe::Done;
         }
-        match self.execute_wqe(qpn, control, &bytes) {
+        match self.execute_wqe(qpn, control, request) {
             Ok(None) => {
                 self.complete_wqe(qpn, &control, 0, &[]);
                 NextWqe::Done
@@ -181,6 +190,7 @@ impl Device {
     }
 
     fn flush_sends(&mut self, qpn: u32) {
+        let mut wqe = Vec::new();
         for _ in 0..1 << 16 {
             let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
             let Some(sq) = qp.sq.as_mut() else { return };
@@ -188,8 +198,8 @@ impl Device {
                 return;
             }
             let index = sq.consumer_index();
-            let opcode = match sq.read_next_wqe(&self.memory) {
-                Ok((control, _)) => {
+            let opcode = match sq.read_next_wqe(&self.memory, &mut wqe) {
+                Ok(control) => {
                     sq.advance(control.wqebbs());
                     control.opcode
                 }
@@ -204,13 +214,13 @@ impl Device {
     }
 
     /// Parses a WQE and executes its local part.
-    #[expect(clippy::type_complexity, reason = "it is what NextWqe::Send holds")]
-    fn execute_wqe(
+    fn execute_wqe<'r>(
         &mut self,
         qpn: u32,
         control: CtrlSegment,
-        bytes: &[u8],
-    ) -> Result<Option<Box<(InflightWqe, Message, Destination)>>, Syndrome> {
+        request: &'r mut Request,
+    ) -> Result<Option<Sending<'r>>, Syndrome> {
+        let Request { wqe, payload } = request;
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let Some(sq) = &qp.sq else { return Err(Syndrome::LocalQpOperation) };
         if control.wqe_index != sq.consumer_index() || control.qpn != qpn || control.ds == 0 {
@@ -218,7 +228,7 @@ impl Device {
             return Err(Syndrome::LocalQpOperation);
         }
         let (service, pd) = (qp.service, qp.pd);
-        let mut segments = WqeSegments::new(&control, bytes);
+        let mut segments = WqeSegments::new(&control, wqe);
         match control.opcode {
             op::NOP => return Ok(None),
             op::UMR => {
@@ -267,13 +277,16 @@ impl Device {
             (false, _) => None,
         };
         let data = segments.data_segments().map_err(short)?;
-        let len: u64 = data.iter().map(DataSegment::len).sum();
+        let len = data.bytes();
         let mtu = self.path_mtu(qpn);
         let limit = if vector.is_some() { u64::from(mtu) } else { MAX_MESSAGE };
         if len > limit || atomic && Some(len) != word {
             return Err(Syndrome::LocalLength);
         }
-        let payload = if sends { self.gather_data(qpn, pd, &data)? } else { vec![] };
+        if sends {
+            self.gather_data(qpn, pd, data, payload)?;
+        }
+        let payload = &payload[..];
         let action = match (control.opcode, remote, change) {
             (op::SEND_INVAL, ..) => Action::Send { invalidate: Some(control.immediate) },
             (_, None, _) => Action::Send { invalidate: None },
@@ -336,7 +349,7 @@ impl Device {
             srqn,
             datagram,
         };
-        Ok(Some(Box::new((InflightWqe { control, segments: data, len }, message, destination))))
+        Ok(Some((InflightWqe { control, segments: data, len }, message, destination)))
     }
 
     /// The P_Key of a queue pair; 0, which is invalid, if its index is outside the table.
@@ -431,17 +444,17 @@ impl Device {
         Ok((destination, Datagram { qkey, grh, l3, group }))
     }
 
-    /// Reads the data of a WQE.
-    pub(crate) fn gather_data(
+    /// Appends the data of segments of a WQE to `to`.
+    pub(crate) fn gather_data<'w>(
         &self,
         qpn: u32,
         pd: u32,
-        list: &[DataSegment],
-    ) -> Result<Vec<u8>, Syndrome> {
-        let mut data = Vec::new();
+        list: impl IntoIterator<Item = DataSegment<'w>>,
+        to: &mut Scratch,
+    ) -> Result<(), Syndrome> {
         for segment in list {
             match segment {
-                DataSegment::Inline(bytes) => data.extend(bytes),
+                DataSegment::Inline(bytes) => to.extend(bytes),
                 DataSegment::Memory(sge) => {
                     let access = Access {
                         key: sge.key,
@@ -451,36 +464,35 @@ impl Device {
                         address: sge.address,
                         len: sge.len.into(),
                     };
-                    let bytes = self.dma_read(access).map_err(|why| {
+                    self.dma_read(access, to).map_err(|why| {
                         log::debug!("send of QP {qpn:#x}: {why}");
                         Syndrome::LocalProtection
                     })?;
-                    data.extend(bytes);
                 }
             }
         }
-        Ok(data)
+        Ok(())
     }
 
     /// Stores response data in memory, or returns it to be scattered to the CQE.
-    fn store_response(
+    fn store_response<'d>(
         &self,
         qpn: u32,
-        wqe: &InflightWqe,
-        data: Vec<u8>,
-    ) -> Result<Vec<u8>, Syndrome> {
+        wqe: &InflightWqe<'_>,
+        data: &'d [u8],
+    ) -> Result<&'d [u8], Syndrome> {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Err(Syndrome::LocalQpOperation) };
         let room = qp.send_scatter_to_cqe().min(self.cqe_data_room(qp.send_cq()));
         let inline = wqe.control.signaled() && (1..=room).contains(&data.len());
-        self.scatter(qpn, &wqe.segments, &data, !inline)?;
-        Ok(if inline { data } else { vec![] })
+        self.scatter(qpn, wqe.segments, data, !inline)?;
+        Ok(if inline { data } else { &[] })
     }
 
     /// Writes response data to the SGEs of a WQE, or only checks that their mkeys allow it.
     fn scatter(
         &self,
         qpn: u32,
-        list: &[DataSegment],
+        list: DataSegments<'_>,
         mut data: &[u8],
         write: bool,
     ) -> Result<(), Syndrome> {
@@ -499,25 +511,26 @@ impl Device {
             };
             let done = match write {
                 true => self.dma_write(access, part),
-                false => self.objects.resolve(access).map(|_| ()),
+                false => self.objects.check(access),
             };
             done.map_err(|_| Syndrome::LocalProtection)?;
         }
         Ok(())
     }
 
-    fn count_sent(&mut self, message: &Message) {
+    fn count_sent(&mut self, message: &Message<'_>) {
         let (multicast, payload) = (message.is_multicast(), message.payload.len());
         self.rdma_sent.add_message(multicast, message.packets, payload);
     }
 
-    /// Handles the response to a message.
+    /// Handles the response to a message; `read` is the data of a read.
     pub(crate) fn handle_response(
         &mut self,
         qpn: u32,
-        wqe: &InflightWqe,
-        message: &Message,
+        wqe: &InflightWqe<'_>,
+        message: &Message<'_>,
         response: Response,
+        read: &[u8],
     ) {
         let Ok(qp) = self.objects.qps.get_mut(qpn) else { return };
         let control = &wqe.control;
@@ -534,6 +547,7 @@ impl Device {
             self.count_sent(message);
             return self.complete_wqe(qpn, control, wqe.len as u32, &[]);
         }
+        let word;
         let outcome = match response {
             Response::RnrNak(code) => {
                 let exceeded = rnr_retries != FOREVER && qp.rnr_retries >= rnr_retries;
@@ -564,16 +578,17 @@ impl Device {
             Response::InvalidRequest => Err(Syndrome::RemoteInvalidRequest),
             Response::AccessError => Err(Syndrome::RemoteAccess),
             Response::OperationError => Err(Syndrome::RemoteOperation),
-            Response::Ack => Ok(vec![]),
-            Response::ReadData(data) => self.store_response(qpn, wqe, data),
+            Response::Ack => Ok(&[][..]),
+            Response::ReadData => self.store_response(qpn, wqe, read),
             // The device returns the old value of an 8-byte atomic in big endian, unless the driver
             // asked for host order.
             Response::AtomicResult(old) if wqe.len == 8 && !self.caps.host_order_atomics() => {
-                self.store_response(qpn, wqe, old.to_be_bytes().to_vec())
+                word = old.to_be_bytes();
+                self.store_response(qpn, wqe, &word)
             }
             Response::AtomicResult(old) => {
-                let bytes = old.to_le_bytes();
-                self.store_response(qpn, wqe, bytes[..wqe.len.min(8) as usize].to_vec())
+                word = old.to_le_bytes();
+                self.store_response(qpn, wqe, &word[..wqe.len.min(8) as usize])
             }
         };
         match outcome {
@@ -583,7 +598,7 @@ impl Device {
                     let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
                     qp.context.set(qpc::next_send_psn, next.into());
                 }
-                self.complete_wqe(qpn, control, wqe.len as u32, &inline);
+                self.complete_wqe(qpn, control, wqe.len as u32, inline);
             }
             Err(syndrome) => self.fail_wqe(qpn, control, syndrome.into()),
         }

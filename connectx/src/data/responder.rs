@@ -5,7 +5,7 @@
 
 use uverbs_uapi::mlx5::prm::qpc::{ads, qpc};
 
-use super::message::{Action, Message, Response};
+use super::message::{Action, Answer, Message, Response};
 use crate::device::Device;
 use crate::fault::Side;
 use crate::format::event;
@@ -17,15 +17,16 @@ use crate::object::table::KERNEL;
 use crate::options::PortType;
 use crate::port::share_partition;
 use crate::recording::RqType;
+use crate::scratch::Scratch;
 
 /// Bytes in front of the data of a datagram.
 const GRH: usize = 40;
 const PSN_MASK: u32 = 0xff_ffff;
 
 impl Device {
-    /// Executes a message.
-    pub(crate) fn respond(&mut self, message: &Message) -> Response {
-        let response = self.respond_checked(message);
+    /// Executes a message, with what it reads in `answer`.
+    pub(crate) fn respond(&mut self, message: &Message<'_>, answer: &mut Answer) -> Response {
+        let response = self.respond_checked(message, answer);
         if response != Response::Lost {
             let (multicast, payload) = (message.is_multicast(), message.payload.len());
             self.rdma_received.add_message(multicast, message.packets, payload);
@@ -44,7 +45,7 @@ impl Device {
         self.objects.qps.iter().find(|(_, qp)| qp.service == service).map(|(number, _)| number)
     }
 
-    fn respond_checked(&mut self, message: &Message) -> Response {
+    fn respond_checked(&mut self, message: &Message<'_>, answer: &mut Answer) -> Response {
         let Some(qpn) = self.local_qpn(message.qpn) else { return Response::Lost };
         let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
         let receiving =
@@ -61,7 +62,7 @@ impl Device {
                 self.port.count_qkey_violation();
                 return Response::Lost;
             }
-            return self.consume_receive(qpn, message).unwrap_or(Response::Ack);
+            return self.consume_receive(qpn, message, answer).unwrap_or(Response::Ack);
         }
         // The same QPN exists on every port.
         let path = qp.context.sub(qpc::primary_address_path);
@@ -89,9 +90,9 @@ impl Device {
                 // An earlier message is missing; the requester will retry it.
                 return Response::Lost;
             }
-            return self.respond_to_duplicate(qpn, message);
+            return self.respond_to_duplicate(qpn, message, answer);
         }
-        let response = self.execute_message(qpn, message);
+        let response = self.execute_message(qpn, message, answer);
         let counts = !matches!(response, Response::RnrNak(_) | Response::Lost);
         if let Some(qp) = self.objects.qps.get_mut(qpn).ok().filter(|_| counts) {
             let next = message.psn.wrapping_add(message.packets) & PSN_MASK;
@@ -101,12 +102,17 @@ impl Device {
     }
 
     /// A duplicate: the requester did not get the response.
-    fn respond_to_duplicate(&mut self, qpn: u32, message: &Message) -> Response {
+    fn respond_to_duplicate(
+        &mut self,
+        qpn: u32,
+        message: &Message<'_>,
+        answer: &mut Answer,
+    ) -> Response {
         self.objects.count_for_qp(qpn, |counter| {
             counter.duplicate_request = counter.duplicate_request.wrapping_add(1)
         });
         match message.action {
-            Action::Read { .. } => self.execute_message(qpn, message),
+            Action::Read { .. } => self.execute_message(qpn, message, answer),
             Action::Atomic { .. } => {
                 let last = self.objects.qps.get(qpn).ok().and_then(|qp| qp.last_atomic);
                 match last {
@@ -118,7 +124,12 @@ impl Device {
         }
     }
 
-    fn execute_message(&mut self, qpn: u32, message: &Message) -> Response {
+    fn execute_message(
+        &mut self,
+        qpn: u32,
+        message: &Message<'_>,
+        answer: &mut Answer,
+    ) -> Response {
         let Ok(qp) = self.objects.qps.get(qpn) else { return Response::Lost };
         let (pd, context) = (qp.pd, &qp.context);
         // An XRC request accesses memory of the SRQ's PD.
@@ -130,21 +141,23 @@ impl Device {
             (context.is_set(qpc::rwe), context.is_set(qpc::rre), context.is_set(qpc::rae));
         let access = |right, key, address, len| Access { key, pd, qpn, right, address, len };
         match message.action {
-            Action::Send { .. } => self.consume_receive(qpn, message).unwrap_or(Response::Ack),
+            Action::Send { .. } => {
+                self.consume_receive(qpn, message, answer).unwrap_or(Response::Ack)
+            }
             Action::Write { address, key } => {
                 if !writes {
                     return self.invalid_request(qpn);
                 }
                 let len = message.payload.len() as u64;
                 let target = access(AccessRight::RemoteWrite, key, address, len);
-                if len > 0 && self.dma_write(target, &message.payload).is_err() {
+                if len > 0 && self.dma_write(target, message.payload).is_err() {
                     return self.access_error(qpn);
                 }
                 self.objects.count_for_qp(qpn, |counter| {
                     counter.rx_write_requests = counter.rx_write_requests.wrapping_add(1)
                 });
                 if message.immediate.is_some() {
-                    return self.consume_receive(qpn, message).unwrap_or(Response::Ack);
+                    return self.consume_receive(qpn, message, answer).unwrap_or(Response::Ack);
                 }
                 Response::Ack
             }
@@ -152,16 +165,18 @@ impl Device {
                 if !reads {
                     return self.invalid_request(qpn);
                 }
+                answer.data.clear();
                 // Without data neither key is checked.
                 if len == 0 {
-                    return Response::ReadData(vec![]);
+                    return Response::ReadData;
                 }
-                match self.dma_read(access(AccessRight::RemoteRead, key, address, len)) {
-                    Ok(data) => {
+                let target = access(AccessRight::RemoteRead, key, address, len);
+                match self.dma_read(target, &mut answer.data) {
+                    Ok(()) => {
                         self.objects.count_for_qp(qpn, |counter| {
                             counter.rx_read_requests = counter.rx_read_requests.wrapping_add(1)
                         });
-                        Response::ReadData(data)
+                        Response::ReadData
                     }
                     Err(_) => self.access_error(qpn),
                 }
@@ -199,7 +214,13 @@ impl Device {
     }
 
     /// Consumes a receive for a message. Returns a response only if that failed.
-    fn consume_receive(&mut self, qpn: u32, message: &Message) -> Option<Response> {
+    fn consume_receive(
+        &mut self,
+        qpn: u32,
+        message: &Message<'_>,
+        answer: &mut Answer,
+    ) -> Option<Response> {
+        let Answer { receive, datagram, .. } = answer;
         let Ok(qp) = self.objects.qps.get(qpn) else { return Some(Response::Lost) };
         let rnr = qp.context.get(qpc::min_rnr_nak) as u8;
         let pd = qp.pd;
@@ -210,18 +231,13 @@ impl Device {
         };
         // This borrow of the queue ends before the memory is written.
         let peeked = match shared {
-            Some(srqn) => self.objects.srqs.get(srqn).ok().map(|srq| srq.queue.peek(&self.memory)),
-            None => self
-                .objects
-                .qps
-                .get(qpn)
-                .ok()
-                .and_then(|qp| qp.rq.as_ref())
-                .map(|queue| queue.peek(&self.memory)),
+            Some(srqn) => self.objects.srqs.find(srqn).map(|srq| &srq.queue),
+            None => self.objects.qps.find(qpn).and_then(|qp| qp.rq.as_ref()),
         };
+        let peeked = peeked.map(|queue| queue.peek_into(&self.memory, receive));
         let refused = self.faults.refuses_receive();
-        let receive = match peeked {
-            Some(Ok(Some(receive))) if !refused => receive,
+        match peeked {
+            Some(Ok(true)) if !refused => {}
             Some(Ok(_)) | None => {
                 self.objects.count_for_qp(qpn, |counter| {
                     counter.out_of_buffer = counter.out_of_buffer.wrapping_add(1)
@@ -233,11 +249,11 @@ impl Device {
                 self.move_qp_to_error(qpn, Some(event::WQ_CATASTROPHIC));
                 return Some(Response::OperationError);
             }
-        };
+        }
         let (rq_type, number) = shared.map_or((RqType::Qp, qpn), |srqn| (RqType::Srq, srqn));
         receive.record(&mut self.recorder, self.now, rq_type, number);
         if let Some(queue) = self.objects.receive_queue(qpn, message.srqn) {
-            queue.take(&receive);
+            queue.take(receive);
         }
         let user = self.objects.qps.owner(qpn) != KERNEL;
         let response = match self.faults.wqe_fault(qpn, user, Side::Receive) {
@@ -246,7 +262,7 @@ impl Device {
                 self.move_qp_to_error(qpn, None);
                 Some(Response::OperationError)
             }
-            None => self.fill_receive(qpn, pd, message, &receive),
+            None => self.fill_receive(qpn, pd, message, receive, datagram),
         };
         if let Some(srqn) = shared {
             self.check_limit(srqn);
@@ -258,24 +274,27 @@ impl Device {
         &mut self,
         qpn: u32,
         pd: u32,
-        message: &Message,
+        message: &Message<'_>,
         receive: &ReceiveWqe,
+        whole: &mut Scratch,
     ) -> Option<Response> {
-        let mut data = Vec::new();
-        if matches!(message.action, Action::Send { .. }) {
-            if let Some(datagram) = &message.datagram {
-                data.extend(datagram.grh.unwrap_or([0; GRH]));
+        let data = match (message.action, &message.datagram) {
+            (Action::Send { .. }, Some(datagram)) => {
+                whole.clear();
+                whole.extend(&datagram.grh.unwrap_or([0; GRH]));
+                whole.extend(message.payload);
+                &whole[..]
             }
-            data.extend(&message.payload);
-        }
-        let room: u64 = receive.sges.iter().map(|sge| u64::from(sge.len)).sum();
+            (Action::Send { .. }, None) => message.payload,
+            _ => &[],
+        };
         let inline = self.scatters_to_cqe(qpn, message, data.len());
-        let failed = if data.len() as u64 > room {
+        let failed = if data.len() as u64 > receive.room() {
             Some((Syndrome::LocalLength, Response::InvalidRequest))
         } else {
-            let mut rest = &data[..];
+            let mut rest = data;
             let mut failed = None;
-            for sge in &receive.sges {
+            for sge in receive.sges() {
                 let (part, left) = rest.split_at(rest.len().min(sge.len as usize));
                 rest = left;
                 if part.is_empty() {
@@ -291,11 +310,8 @@ impl Device {
                 };
                 // The driver copies data from the CQE to this address; check that the mkey allows
                 // it.
-                let done = if inline {
-                    self.objects.resolve(target).map(|_| ())
-                } else {
-                    self.dma_write(target, part)
-                };
+                let done =
+                    if inline { self.objects.check(target) } else { self.dma_write(target, part) };
                 if let Err(why) = done {
                     log::debug!("receive of QP {qpn:#x}: {why}");
                     failed = Some((Syndrome::LocalProtection, Response::OperationError));
@@ -324,13 +340,13 @@ impl Device {
             Action::Send { .. } => data.len(),
             _ => message.payload.len(),
         };
-        let inline = if inline { &data[..] } else { &[] };
+        let inline = if inline { data } else { &[] };
         self.complete_receive(message, qpn, receive.index, len as u32, inline);
         None
     }
 
     /// Whether the data of a message is scattered to the CQE.
-    fn scatters_to_cqe(&self, qpn: u32, message: &Message, len: usize) -> bool {
+    fn scatters_to_cqe(&self, qpn: u32, message: &Message<'_>, len: usize) -> bool {
         let Ok(qp) = self.objects.qps.get(qpn) else { return false };
         let room = qp.receive_scatter_to_cqe().min(self.cqe_data_room(qp.receive_cq()));
         matches!(qp.service, Service::Rc | Service::Uc)

@@ -15,6 +15,7 @@ use crate::format::syndrome::Syndrome;
 use crate::format::wqe::{DataSegment, WqeSegments};
 use crate::object::qp::{Qp, Service};
 use crate::object::table::KERNEL;
+use crate::scratch::Scratch;
 
 /// Flags of the UMR control segment, `MLX5_UMR_*`.
 const INLINE: u8 = 1 << 7;
@@ -160,18 +161,17 @@ impl Device {
             segments.rest().get(..len).ok_or("the inline list is too short")?.to_vec()
         } else {
             let data = segments.data_segments().map_err(|_| "the WQE is too short")?;
-            let listed: u64 = data.iter().map(DataSegment::len).sum();
+            let listed = data.bytes();
             if listed < len as u64 || listed > super::requester::MAX_MESSAGE {
                 return Err(format!("{listed} bytes of list, {len} needed").into());
             }
-            let mut list = Vec::with_capacity(len);
+            let mut list = Scratch::default();
             for segment in data {
-                let pd = if kernel { self.pd_of_list(&segment).unwrap_or(pd) } else { pd };
-                let read = self.gather_data(qpn, pd, &[segment]);
-                list.extend(read.map_err(|_| "the list cannot be read")?);
+                let pd = if kernel { self.pd_of_list(segment).unwrap_or(pd) } else { pd };
+                let read = self.gather_data(qpn, pd, [segment], &mut list);
+                read.map_err(|_| "the list cannot be read")?;
             }
-            list.truncate(len);
-            list
+            list[..len].to_vec()
         };
         let mkey = self.objects.mkeys.get_mut(key >> 8).map_err(|refused| refused.why)?;
         let before = mkey.context.get32(mkc::pd);
@@ -195,7 +195,7 @@ impl Device {
 
     /// The PD of the memory that a list is read from. The kernel's UMR QP reads every PD's memory:
     /// mlx5_ib of Linux 5.10 creates it in another PD than the mkey that names its lists.
-    fn pd_of_list(&self, segment: &DataSegment) -> Option<u32> {
+    fn pd_of_list(&self, segment: DataSegment<'_>) -> Option<u32> {
         let DataSegment::Memory(sge) = segment else { return None };
         self.objects.mkeys.get(sge.key >> 8).ok().map(|mkey| mkey.context.get32(mkc::pd))
     }

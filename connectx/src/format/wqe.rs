@@ -195,15 +195,15 @@ impl Atomic {
 }
 
 /// A data segment.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum DataSegment {
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum DataSegment<'w> {
     /// An SGE.
     Memory(Sge),
     /// Inline data.
-    Inline(Vec<u8>),
+    Inline(&'w [u8]),
 }
 
-impl DataSegment {
+impl DataSegment<'_> {
     /// Length in bytes.
     pub fn len(&self) -> u64 {
         match self {
@@ -217,6 +217,43 @@ impl DataSegment {
     /// Whether the segment is empty.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
+    }
+}
+
+/// The data segments of a WQE, all of which are whole.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct DataSegments<'w> {
+    rest: &'w [u8],
+}
+
+impl<'w> DataSegments<'w> {
+    /// Their bytes.
+    pub fn bytes(self) -> u64 {
+        self.map(|segment| segment.len()).sum()
+    }
+
+    fn parse(&mut self) -> Result<Option<DataSegment<'w>>, Truncated> {
+        const INLINE: u8 = 0x80;
+        let Some(first) = self.rest.first() else { return Ok(None) };
+        if first & INLINE == 0 {
+            let (head, rest) = self.rest.split_first_chunk::<16>().ok_or(Truncated)?;
+            self.rest = rest;
+            return Ok(Some(DataSegment::Memory(Sge::parse(head))));
+        }
+        let head = self.rest.first_chunk::<4>().ok_or(Truncated)?;
+        let len = (u32::from_be_bytes(*head) & 0x7fff_ffff) as usize;
+        let end = len.checked_add(4).ok_or(Truncated)?;
+        let inline = self.rest.get(4..end).ok_or(Truncated)?;
+        self.rest = self.rest.get(end.next_multiple_of(16)..).unwrap_or(&[]);
+        Ok(Some(DataSegment::Inline(inline)))
+    }
+}
+
+impl<'w> Iterator for DataSegments<'w> {
+    type Item = DataSegment<'w>;
+
+    fn next(&mut self) -> Option<DataSegment<'w>> {
+        self.parse().ok().flatten()
     }
 }
 
@@ -365,21 +402,11 @@ impl<'a> WqeSegments<'a> {
     ///
     /// # Errors
     /// [`Truncated`]
-    pub fn data_segments(mut self) -> Result<Vec<DataSegment>, Truncated> {
-        const INLINE: u8 = 0x80;
-        let mut list = Vec::new();
-        while let Some(first) = self.rest.first() {
-            if first & INLINE == 0 {
-                list.push(DataSegment::Memory(Sge::parse(self.take::<16>()?)));
-                continue;
-            }
-            let head = self.rest.first_chunk::<4>().ok_or(Truncated)?;
-            let len = (u32::from_be_bytes(*head) & 0x7fff_ffff) as usize;
-            let end = len.checked_add(4).ok_or(Truncated)?;
-            list.push(DataSegment::Inline(self.rest.get(4..end).ok_or(Truncated)?.to_vec()));
-            self.rest = self.rest.get(end.next_multiple_of(16)..).unwrap_or(&[]);
-        }
-        Ok(list)
+    pub fn data_segments(self) -> Result<DataSegments<'a>, Truncated> {
+        let segments = DataSegments { rest: self.rest };
+        let mut all = segments;
+        while all.parse()?.is_some() {}
+        Ok(segments)
     }
 }
 
@@ -409,9 +436,10 @@ mod tests {
         bytes[32..36].copy_from_slice(&9u32.to_be_bytes());
         let mut control = CtrlSegment::parse(&[0; 16]);
         control.ds = 3;
-        let list = WqeSegments::new(&control, &bytes).data_segments().unwrap();
-        assert_eq!(list[0], DataSegment::Inline(b"hello".to_vec()));
-        assert_eq!(list[1].len(), 9);
+        let segments = WqeSegments::new(&control, &bytes).data_segments().unwrap();
+        let list: Vec<_> = segments.collect();
+        assert_eq!(list[0], DataSegment::Inline(b"hello"));
+        assert_eq!((list[1].len(), segments.bytes()), (9, 14));
         bytes[16..20].copy_from_slice(&0x8000_0020u32.to_be_bytes());
         assert_eq!(WqeSegments::new(&control, &bytes).data_segments(), Err(Truncated));
         bytes[16..20].copy_from_slice(&0xffff_ffffu32.to_be_bytes());

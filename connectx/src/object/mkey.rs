@@ -20,6 +20,8 @@ const ANY_QP: u64 = 0xff_ffff;
 const MAX_DEPTH: u32 = 4;
 /// The most address ranges of one access.
 const MAX_RANGES: usize = 1 << 20;
+/// The ranges whose memory is kept for the next access: those of 16 MiB in scattered pages.
+const KEPT_RANGES: usize = 1 << 12;
 
 /// `MLX5_MKC_ACCESS_MODE_*`
 pub(crate) const PHYSICAL: u64 = 0;
@@ -124,11 +126,25 @@ impl Objects {
         self.mkeys.iter().filter(|(_, mkey)| mkey.is_free() && of_kernel(mkey)).count()
     }
 
-    /// Finds the address ranges of an access, or the reason why it is not allowed.
-    pub(crate) fn resolve(&self, access: Access) -> Result<Vec<DmaRange>, String> {
-        let mut walk = Walk { ranges: vec![], cost: &self.cost };
-        self.resolve_into(access, 0, &mut walk)?;
-        Ok(walk.ranges)
+    /// Finds the address ranges of an access, for `visit`, or the reason why it is not allowed.
+    pub(crate) fn resolve<T>(
+        &self,
+        access: Access,
+        visit: impl FnOnce(&[DmaRange]) -> Result<T, String>,
+    ) -> Result<T, String> {
+        let mut ranges = self.ranges.take();
+        ranges.clear();
+        let mut walk = Walk { ranges, cost: &self.cost };
+        let found = self.resolve_into(access, 0, &mut walk);
+        let answer = found.and_then(|()| visit(&walk.ranges));
+        walk.ranges.shrink_to(KEPT_RANGES);
+        self.ranges.set(walk.ranges);
+        answer
+    }
+
+    /// Checks that an access is allowed.
+    pub(crate) fn check(&self, access: Access) -> Result<(), String> {
+        self.resolve(access, |_| Ok(()))
     }
 
     fn resolve_into(&self, access: Access, depth: u32, to: &mut Walk<'_>) -> Result<(), String> {
@@ -381,6 +397,10 @@ mod tests {
     use super::*;
     use crate::object::domain::Domain;
 
+    fn found(objects: &Objects, access: Access) -> Result<Vec<DmaRange>, String> {
+        objects.resolve(access, |ranges| Ok(ranges.to_vec()))
+    }
+
     fn objects() -> Objects {
         let mut context = Bits::<mkc, _>::new(vec![0; 64]);
         context.set(mkc::access_mode_1_0, PAGES);
@@ -424,7 +444,7 @@ mod tests {
 
     #[test]
     fn an_access_across_pages_resolves_to_their_addresses() {
-        let ranges = objects().resolve(GOOD).unwrap();
+        let ranges = found(&objects(), GOOD).unwrap();
         let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
         assert_eq!(ranges, [range(0x5900, 0x700), range(0x9000, 0x100)]);
     }
@@ -443,7 +463,7 @@ mod tests {
             Access { len: 0x1701, ..GOOD },
             Access { len: u64::MAX, ..GOOD },
         ] {
-            assert!(objects.resolve(bad).is_err(), "{bad:?}");
+            assert!(found(&objects, bad).is_err(), "{bad:?}");
         }
     }
 
@@ -473,10 +493,10 @@ mod tests {
         let outer = list(vec![byte(inner, 0); 1 << 10], 1 << 10);
         let access = Access { right: AccessRight::LocalRead, address: 0, ..GOOD };
         let range = DmaRange { address: DmaAddress::Guest(0x5900), len: 1 };
-        assert_eq!(objects.resolve(Access { key: inner, len: 1, ..access }).unwrap(), [range]);
-        assert_eq!(objects.resolve(Access { key: outer, len: 2, ..access }).unwrap(), [range; 2]);
+        assert_eq!(found(&objects, Access { key: inner, len: 1, ..access }).unwrap(), [range]);
+        assert_eq!(found(&objects, Access { key: outer, len: 2, ..access }).unwrap(), [range; 2]);
         objects.cost.take();
-        let why = objects.resolve(Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
+        let why = found(&objects, Access { key: outer, len: 1 << 10, ..access }).unwrap_err();
         assert!(why.contains("an access ends after"), "{why}");
     }
 
@@ -484,7 +504,7 @@ mod tests {
     #[test]
     fn a_pattern_is_charged_for_each_of_its_entries() {
         let objects = pattern(4, 24);
-        objects.resolve(Access { key: 0x101 << 8, address: 0x1000, len: 1, ..GOOD }).unwrap();
+        found(&objects, Access { key: 0x101 << 8, address: 0x1000, len: 1, ..GOOD }).unwrap();
         assert_eq!(objects.cost.take(), 2 + 1);
     }
 
@@ -520,7 +540,7 @@ mod tests {
     #[test]
     fn a_pattern_repeats_each_range_with_its_own_stride() {
         let access = Access { key: 0x101 << 8, address: 0x1000 + 12, len: 40, ..GOOD };
-        let ranges = pattern(4, 24).resolve(access).unwrap();
+        let ranges = found(&pattern(4, 24), access).unwrap();
         let range = |address, len| DmaRange { address: DmaAddress::Guest(address), len };
         let want = [range(0x580c, 4), range(0x9800, 8), range(0x5820, 16), range(0x9808, 8)];
         assert_eq!(ranges[..4], want);
@@ -530,9 +550,9 @@ mod tests {
     #[test]
     fn a_pattern_ends_after_its_last_repeat_and_its_entries_fill_the_period() {
         let access = Access { key: 0x101 << 8, address: 0x1000, len: 72, ..GOOD };
-        assert!(pattern(3, 24).resolve(access).is_ok());
-        assert!(pattern(2, 24).resolve(access).is_err());
-        assert!(pattern(u32::MAX, 0).resolve(access).is_err());
-        assert!(pattern(u32::MAX, 25).resolve(access).is_err());
+        assert!(found(&pattern(3, 24), access).is_ok());
+        assert!(found(&pattern(2, 24), access).is_err());
+        assert!(found(&pattern(u32::MAX, 0), access).is_err());
+        assert!(found(&pattern(u32::MAX, 25), access).is_err());
     }
 }

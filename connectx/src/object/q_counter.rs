@@ -109,9 +109,9 @@ impl Objects {
 
     /// Counts in the Q counter of a queue pair.
     pub(crate) fn count_for_qp(&mut self, qpn: u32, change: impl Fn(&mut QCounter)) {
-        let Ok(qp) = self.qps.get(qpn) else { return };
+        let Some(qp) = self.qps.find(qpn) else { return };
         let number = qp.context.get32(qpc::counter_set_id);
-        if let Ok(counter) = self.q_counters.get_mut(number) {
+        if let Some(counter) = self.q_counters.find_mut(number) {
             change(counter);
         }
     }

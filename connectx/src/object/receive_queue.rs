@@ -35,11 +35,10 @@ pub struct ReceiveQueue {
 }
 
 /// A receive WQE.
+#[derive(Default)]
 pub struct ReceiveWqe {
     /// `wqe_counter` of its CQE.
     pub index: u16,
-    /// Where the data goes.
-    pub sges: Vec<Sge>,
     next_index: u16,
     /// The whole WQE, as read.
     bytes: Vec<u8>,
@@ -52,6 +51,21 @@ impl ReceiveWqe {
     /// How many receives were posted to its queue, this one the last, modulo 2¹⁶.
     pub(crate) fn posted(&self) -> u16 {
         self.posted
+    }
+
+    /// Where the data goes.
+    pub fn sges(&self) -> impl Iterator<Item = Sge> + Clone + '_ {
+        let list = if self.linked { self.bytes.get(LINK..) } else { Some(&self.bytes[..]) };
+        chunks::<16>(list.unwrap_or(&[]))
+            .iter()
+            .map(Sge::parse)
+            .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
+            .filter(|segment| segment.len != 0)
+    }
+
+    /// How many bytes fit.
+    pub fn room(&self) -> u64 {
+        self.sges().map(|sge| u64::from(sge.len)).sum()
     }
 
     /// Records the WQE as read from queue `number`.
@@ -107,33 +121,39 @@ impl ReceiveQueue {
     /// # Errors
     /// Why the queue cannot be used.
     pub fn peek(&self, memory: &GuestMemory) -> Result<Option<ReceiveWqe>, String> {
+        let mut receive = ReceiveWqe::default();
+        Ok(self.peek_into(memory, &mut receive)?.then_some(receive))
+    }
+
+    /// As [`ReceiveQueue::peek`], in place of another receive, whose memory is used again; whether one
+    /// is posted.
+    ///
+    /// # Errors
+    /// Why the queue cannot be used.
+    pub(crate) fn peek_into(
+        &self,
+        memory: &GuestMemory,
+        to: &mut ReceiveWqe,
+    ) -> Result<bool, String> {
         let Some(posted) = self.posted(memory) else {
             return Err("the receive doorbell record cannot be read or is out of range".into());
         };
         if posted == 0 {
-            return Ok(None);
+            return Ok(false);
         }
         let mask = ((1u32 << self.log_size) - 1) as u16;
         let position = self.next_index & mask;
-        let mut entry = vec![0; 1 << self.log_stride];
+        let entry = &mut to.bytes;
+        entry.resize(1 << self.log_stride, 0);
         let at = u64::from(position) << self.log_stride;
-        self.buffer.read(memory, at, &mut entry).map_err(|fault| format!("{fault:?}"))?;
-        let (index, next_index, list) = match self.wq_type {
-            WqType::Cyclic => (self.consumer_index, self.next_index.wrapping_add(1), &entry[..]),
-            WqType::Linked => {
-                let next = u16::from_be_bytes([entry[2], entry[3]]);
-                (position, next, &entry[LINK..])
-            }
+        self.buffer.read(memory, at, entry).map_err(|fault| format!("{fault:?}"))?;
+        (to.index, to.next_index) = match self.wq_type {
+            WqType::Cyclic => (self.consumer_index, self.next_index.wrapping_add(1)),
+            WqType::Linked => (position, u16::from_be_bytes([entry[2], entry[3]])),
         };
-        let sges = chunks::<16>(list)
-            .iter()
-            .map(Sge::parse)
-            .take_while(|segment| !(segment.len == 0 && segment.key == INVALID_KEY))
-            .filter(|segment| segment.len != 0)
-            .collect();
-        let linked = self.wq_type == WqType::Linked;
-        let posted = self.consumer_index.wrapping_add(posted);
-        Ok(Some(ReceiveWqe { index, sges, next_index, bytes: entry, linked, posted }))
+        to.linked = self.wq_type == WqType::Linked;
+        to.posted = self.consumer_index.wrapping_add(posted);
+        Ok(true)
     }
 
     /// The receives that are posted, from the one on before which `seen` were posted.
@@ -191,7 +211,7 @@ mod tests {
             let receive = queue.peek(&memory).unwrap().unwrap();
             assert_eq!(receive.index, turn);
             let want = Sge { len: 10 + u32::from(turn) % 4, key: 7, address: 0 };
-            assert_eq!(receive.sges, [want]);
+            assert_eq!(receive.sges().collect::<Vec<_>>(), [want]);
             queue.take(&receive);
         }
     }

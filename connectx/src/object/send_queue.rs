@@ -130,46 +130,79 @@ impl SendQueue {
         self.producer_index != self.consumer_index && self.rung_index != self.consumer_index
     }
 
-    /// The first `count` WQEBBs of the next WQE.
+    /// Reads the next WQE, whole, in place of the content of `to`.
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn read_next(&self, memory: &GuestMemory, count: usize) -> Result<Vec<u8>, String> {
-        let copy = self.blue_flame.get(&self.consumer_index);
-        match copy.and_then(|data| data.get(..count * WQEBB)) {
-            Some(data) => Ok(data.to_vec()),
-            None => self.read_wqebbs(memory, self.consumer_index, count),
+    pub fn read_next_wqe(
+        &self,
+        memory: &GuestMemory,
+        to: &mut Vec<u8>,
+    ) -> Result<CtrlSegment, String> {
+        to.clear();
+        let index = self.consumer_index;
+        let copy = self.blue_flame.get(&index).map_or(&[][..], |copy| &copy[..]);
+        match copy.first_chunk::<WQEBB>() {
+            Some(first) => to.extend(first),
+            None => to.extend(self.read_wqebb(memory, index)?),
         }
+        let control = to.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a WQEBB is short")?;
+        let wqebbs = control.wqebbs();
+        if let Some(copy) = copy.get(..usize::from(wqebbs) * WQEBB) {
+            to.clear();
+            to.extend(copy);
+            return Ok(control);
+        }
+        // A copy that is shorter than the WQE does not count.
+        let first = u16::from(copy.is_empty());
+        to.truncate(usize::from(first) * WQEBB);
+        for wqebb in first..wqebbs {
+            to.extend(self.read_wqebb(memory, index.wrapping_add(wqebb))?);
+        }
+        Ok(control)
     }
 
-    /// The next WQE, whole.
+    /// Reads the WQE in memory that begins at WQEBB `index`, at most `most` WQEBBs of it; returns how many it has.
     ///
     /// # Errors
     /// If the queue is not in guest memory.
-    pub fn read_next_wqe(&self, memory: &GuestMemory) -> Result<(CtrlSegment, Vec<u8>), String> {
-        let first = self.read_next(memory, 1)?;
-        let control =
-            first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a WQEBB is short")?;
-        let bytes = self.read_next(memory, control.wqebbs().into())?;
-        Ok((control, bytes))
-    }
-
-    /// Reads `count` WQEBBs from index `index` on; the queue wraps.
-    ///
-    /// # Errors
-    /// If the queue is not in guest memory.
-    pub fn read_wqebbs(
+    pub(crate) fn read_wqe_at(
         &self,
         memory: &GuestMemory,
         index: u16,
-        count: usize,
-    ) -> Result<Vec<u8>, String> {
-        let mask = (1u64 << self.log_size) - 1;
-        let mut bytes = vec![0; count * WQEBB];
-        for (wqebb, to) in (u64::from(index)..).zip(bytes.chunks_exact_mut(WQEBB)) {
-            let at = self.offset + (wqebb & mask) * WQEBB as u64;
-            self.buffer.read(memory, at, to).map_err(|fault| format!("{fault:?}"))?;
+        most: u16,
+    ) -> Result<(CtrlSegment, u16, Vec<u8>), String> {
+        let first = self.read_wqebb(memory, index)?;
+        let control =
+            first.first_chunk::<16>().map(CtrlSegment::parse).ok_or("a WQEBB is short")?;
+        let count = control.wqebbs().min(most);
+        let mut bytes = first.to_vec();
+        for wqebb in 1..count {
+            bytes.extend(self.read_wqebb(memory, index.wrapping_add(wqebb))?);
         }
+        Ok((control, count, bytes))
+    }
+
+    /// Whether the WQEBBs from index `index` on are the same as `copy`, as far as that goes.
+    ///
+    /// # Errors
+    /// If the queue is not in guest memory.
+    pub fn holds(&self, memory: &GuestMemory, index: u16, copy: &[u8]) -> Result<bool, String> {
+        for (wqebb, part) in (0..).zip(copy.chunks(WQEBB)) {
+            let stored = self.read_wqebb(memory, index.wrapping_add(wqebb))?;
+            if stored[..part.len()] != *part {
+                return Ok(false);
+            }
+        }
+        Ok(true)
+    }
+
+    /// Reads a WQEBB; the queue wraps.
+    fn read_wqebb(&self, memory: &GuestMemory, index: u16) -> Result<[u8; WQEBB], String> {
+        let mask = (1u64 << self.log_size) - 1;
+        let at = self.offset + (u64::from(index) & mask) * WQEBB as u64;
+        let mut bytes = [0; WQEBB];
+        self.buffer.read(memory, at, &mut bytes).map_err(|fault| format!("{fault:?}"))?;
         Ok(bytes)
     }
 

@@ -158,6 +158,16 @@ impl<T> ObjectTable<T> {
         before - self.rows.len()
     }
 
+    /// The object with this number, if there is one: for the data path, which needs no reason.
+    pub fn find(&self, number: u32) -> Option<&T> {
+        self.rows.get(&number).map(|row| &row.value)
+    }
+
+    /// The object with this number, to change, if there is one.
+    pub fn find_mut(&mut self, number: u32) -> Option<&mut T> {
+        self.rows.get_mut(&number).map(|row| &mut row.value)
+    }
+
     /// The object with this number.
     ///
     /// # Errors

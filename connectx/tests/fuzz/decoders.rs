@@ -93,10 +93,9 @@ pub(crate) fn request(input: &[u8]) -> Traits {
     };
     assert!(segments.rest().len() <= before);
     let gather = segments.data_segments();
-    let pieces = gather.as_ref().map_or(99, Vec::len);
-    if let Ok(list) = &gather {
+    let pieces = gather.map_or(99, Iterator::count);
+    if let Ok(list) = gather {
         let inline: usize = list
-            .iter()
             .map(|piece| match piece {
                 DataSegment::Inline(bytes) => bytes.len(),
                 DataSegment::Memory(_) => 0,

@@ -194,11 +194,9 @@ pub(crate) fn run(input: &[u8]) -> Traits {
                 (4, u32::from(cqe[63] >> 4) << 8 | u32::from(cqe[56]), syndrome)
             }
             Entry::Eqe { bytes, .. } => (5, bytes[1].into(), 0),
-            Entry::Refusal { why, .. } => (6, *why as u32, 0),
-            Entry::Write { .. }
-            | Entry::DoorbellRecord { .. }
-            | Entry::Fate { .. }
-            | Entry::Reset => continue,
+            Entry::Write { .. } | Entry::DoorbellRecord { .. } | Entry::Reset => continue,
+            Entry::Fate { late, .. } => (6, u32::from(late.is_some()), 0),
+            Entry::Refusal { why, .. } => (7, *why as u32, 0),
         };
         traits.insert((kind, first, second));
     }

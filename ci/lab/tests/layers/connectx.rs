@@ -20,6 +20,7 @@ const CONNECTX: &[Layer] = &[
             "interrupt.rs",
             "options.rs",
             "recording.rs",
+            "scratch.rs",
         ],
     ),
     (
@@ -34,6 +35,7 @@ const CONNECTX: &[Layer] = &[
             "pages.rs",
             "pci.rs",
             "port.rs",
+            "ready.rs",
         ],
     ),
     ("device", &["device.rs"]),
