@@ -103,6 +103,9 @@ impl EventFile {
     /// Queues a record.
     pub(crate) fn send(&self, record: &[u8]) {
         let mut ends = self.ends();
+        if ends.waiting.is_empty() && ends.put(record) != Err(Errno::AGAIN) {
+            return;
+        }
         ends.waiting.push_back(record.to_vec());
         ends.flush();
     }
@@ -128,10 +131,16 @@ impl EventFile {
 }
 
 impl Ends {
+    /// Gives a record to the socket.
+    fn put(&self, record: &[u8]) -> Result<(), Errno> {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        rustix::net::send(&self.ours, record, flags).map(drop)
+    }
+
     fn flush(&mut self) {
         while let Some(record) = self.waiting.front() {
-            match rustix::net::send(&self.ours, record, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
-                Ok(_) => drop(self.waiting.pop_front()),
+            match self.put(record) {
+                Ok(()) => drop(self.waiting.pop_front()),
                 Err(Errno::AGAIN) => return self.crowded.store(true, Ordering::Relaxed),
                 Err(_) => self.waiting.clear(),
             }

@@ -92,7 +92,7 @@ unsafe impl HostFile for UverbsFile {
     }
 
     fn polled(&self) {
-        self.world.step();
+        self.world.polled();
     }
 
     fn polls(&self) -> bool {

@@ -304,6 +304,75 @@ impl Drop for Pages {
     }
 }
 
+/// The process that made it, as told apart from its children of `fork` without a system call where the kernel can
+/// wipe a page in them (`MADV_WIPEONFORK`, Linux 4.14).
+#[derive(Debug)]
+pub(crate) struct Birthplace {
+    /// A page of the system that begins with [`HERE`](Self::HERE), and with zero in a child.
+    wiped: Option<NonNull<u8>>,
+    process: u32,
+}
+
+// SAFETY: the page is reached as an atomic, and goes with the value.
+unsafe impl Send for Birthplace {}
+// SAFETY: as above.
+unsafe impl Sync for Birthplace {}
+
+impl Birthplace {
+    const HERE: u32 = 1;
+
+    /// This process.
+    pub(crate) fn new() -> Birthplace {
+        // Miri has neither such pages nor `fork`.
+        let wiped = if cfg!(miri) { None } else { wiped_page() };
+        let place = Birthplace { wiped, process: std::process::id() };
+        if let Some(word) = place.word() {
+            word.store(Self::HERE, Ordering::Relaxed);
+        }
+        place
+    }
+
+    fn word(&self) -> Option<&AtomicU32> {
+        // SAFETY: the page is mapped as long as the value, aligned, and reached as this atomic only.
+        self.wiped.map(|page| unsafe { AtomicU32::from_ptr(page.as_ptr().cast()) })
+    }
+
+    /// Whether this is the process.
+    pub(crate) fn is_here(&self) -> bool {
+        match self.word() {
+            Some(word) => word.load(Ordering::Relaxed) == Self::HERE,
+            None => std::process::id() == self.process,
+        }
+    }
+}
+
+impl Drop for Birthplace {
+    fn drop(&mut self) {
+        if let Some(page) = self.wiped {
+            // SAFETY: the mapping is its own, and nobody has a reference into it any more.
+            let _ = unsafe { rustix::mm::munmap(page.as_ptr().cast(), page_size() as usize) };
+        }
+    }
+}
+
+/// A page that the kernel clears in children of `fork`; `None` where it cannot.
+fn wiped_page() -> Option<NonNull<u8>> {
+    use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap_anonymous, munmap};
+    let (length, rights) = (page_size() as usize, ProtFlags::READ | ProtFlags::WRITE);
+    // SAFETY: a new mapping, wherever there is room.
+    let page = unsafe { mmap_anonymous(std::ptr::null_mut(), length, rights, MapFlags::PRIVATE) };
+    let page = page.ok()?;
+    // SAFETY: the page is the mapping's own, and holds nothing.
+    match unsafe { madvise(page, length, Advice::LinuxWipeOnFork) } {
+        Ok(()) => NonNull::new(page.cast()),
+        Err(_) => {
+            // SAFETY: as above.
+            let _ = unsafe { munmap(page, length) };
+            None
+        }
+    }
+}
+
 /// Memory of a device, for the program to map; `owner` keeps the device.
 ///
 /// # Safety

@@ -8,6 +8,7 @@ use crate::driver::Driver;
 use crate::file::{CmFile, UverbsFile};
 use crate::history::History;
 use crate::kernel::{Kernel, Object, guid};
+use crate::memory::Birthplace;
 use crate::strict::Findings;
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -15,7 +16,7 @@ use rustix::io::Errno;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, Weak};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError, TryLockError, Weak};
 use std::task::Waker;
 use std::thread::Thread;
 use std::time::{Duration, Instant};
@@ -57,12 +58,14 @@ const NEVER: u64 = u64::MAX;
 pub(crate) struct World {
     this: Weak<World>,
     /// The process that made it.
-    process: u32,
+    birthplace: Birthplace,
     kernel: Mutex<Kernel>,
     mode: Mode,
     started: Instant,
     /// Nanoseconds of virtual time since the start.
     virtual_now: AtomicU64,
+    /// Whether a stepped world has nothing to do before the next call and at this time. Set with the kernel's lock.
+    idle: AtomicBool,
     timer: OnceLock<Thread>,
     /// When the timer's thread looks again, in nanoseconds since the start, or [`NEVER`]. Of whoever has the
     /// kernel's lock.
@@ -88,11 +91,12 @@ impl World {
     pub(crate) fn new(kernel: Kernel, mode: Mode) -> Arc<World> {
         let world = Arc::new_cyclic(|this| World {
             this: this.clone(),
-            process: std::process::id(),
+            birthplace: Birthplace::new(),
             kernel: Mutex::new(kernel),
             mode,
             started: Instant::now(),
             virtual_now: AtomicU64::new(0),
+            idle: AtomicBool::new(false),
             timer: OnceLock::new(),
             armed: AtomicU64::new(NEVER),
             first_user: AtomicUsize::new(0),
@@ -108,7 +112,7 @@ impl World {
     /// Whether this process made the world. A child of `fork` has copies of its locks, and the thread that held one
     /// at the fork is not there to release it.
     fn is_here(&self) -> bool {
-        std::process::id() == self.process
+        self.birthplace.is_here()
     }
 
     /// The kernel; `ENODEV` in a child of `fork`. A thread that panicked while it had the lock left it as it was.
@@ -128,7 +132,7 @@ impl World {
     pub(crate) fn nanoseconds(&self) -> u64 {
         match self.mode {
             Mode::Trapped => self.started.elapsed().as_nanos() as u64,
-            Mode::Stepped { .. } => self.virtual_now.load(Ordering::Relaxed),
+            Mode::Stepped { .. } => self.virtual_now.load(Ordering::SeqCst),
         }
     }
 
@@ -155,12 +159,14 @@ impl World {
     pub(crate) fn enter<T>(&self, call: impl FnOnce(&mut Kernel) -> Result<T>) -> Result<T> {
         let mut kernel = self.kernel()?;
         self.note_user();
-        kernel.switch.set_time(self.nanoseconds());
+        let now = self.nanoseconds();
+        kernel.switch.set_time(now);
         kernel.audit();
         let answer = call(&mut kernel);
         if self.mode == Mode::Trapped {
-            self.run_trapped(&mut kernel);
+            self.run_trapped(&mut kernel, now);
         } else {
+            self.idle.store(false, Ordering::SeqCst);
             drop(kernel);
             self.wake_drivers();
         }
@@ -214,28 +220,19 @@ impl World {
 
     /// Moves virtual time to `now`, unless it is there.
     pub(crate) fn set_time(&self, now: u64) {
-        self.virtual_now.fetch_max(now, Ordering::Relaxed);
+        if self.virtual_now.fetch_max(now, Ordering::SeqCst) < now {
+            self.idle.store(false, Ordering::SeqCst);
+        }
     }
 
     /// Does what there is to do, and has the timer's thread wake when the next timer is due, one of the call before
     /// among them; whether there was anything to do.
-    fn run_trapped(&self, kernel: &mut Kernel) -> bool {
-        let worked = self.run_all(kernel);
+    fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
+        let worked = run_all(kernel, now);
         let due = self.due(kernel);
         if due < self.armed.load(Ordering::Relaxed) {
             self.armed.store(due, Ordering::Relaxed);
             self.timer.get().into_iter().for_each(Thread::unpark);
-        }
-        worked
-    }
-
-    /// Does what there is to do in a trapped world at the moment; whether there was anything. Timers that become due
-    /// meanwhile wait: a retry after 10 µs would else keep a slow machine here, and with it the program that is to
-    /// post the receive.
-    fn run_all(&self, kernel: &mut Kernel) -> bool {
-        let (now, mut worked) = (self.nanoseconds(), false);
-        while kernel.run(now) {
-            worked = true;
         }
         worked
     }
@@ -252,7 +249,7 @@ impl World {
             while let Some(world) = this.upgrade() {
                 let due = {
                     let Ok(mut kernel) = world.kernel() else { return };
-                    world.run_all(&mut kernel);
+                    run_all(&mut kernel, world.nanoseconds());
                     let due = world.due(&kernel);
                     world.armed.store(due, Ordering::Relaxed);
                     due
@@ -276,19 +273,51 @@ impl World {
     pub(crate) fn step(&self) -> bool {
         let Ok(mut kernel) = self.kernel() else { return false };
         self.note_user();
-        if self.mode == Mode::Trapped {
-            return self.run_trapped(&mut kernel);
+        match self.mode {
+            Mode::Trapped => self.run_trapped(&mut kernel, self.nanoseconds()),
+            Mode::Stepped { .. } => self.step_locked(&mut kernel),
         }
-        let Some(took) = kernel.step(self.nanoseconds()) else { return false };
-        self.virtual_now.fetch_add(took, Ordering::Relaxed);
-        true
+    }
+
+    fn step_locked(&self, kernel: &mut Kernel) -> bool {
+        // Before the time is read: a thread that moves it on takes this back.
+        self.idle.store(true, Ordering::SeqCst);
+        let took = kernel.step(self.nanoseconds());
+        if let Some(took) = took {
+            self.virtual_now.fetch_add(took, Ordering::SeqCst);
+        }
+        if took.is_some() || kernel.is_crowded() {
+            self.idle.store(false, Ordering::SeqCst);
+        }
+        took.is_some()
+    }
+
+    /// The program polled a queue of a stepped world: does one thing that there is to do, unless another thread does
+    /// so right now.
+    pub(crate) fn polled(&self) {
+        if !self.is_here() {
+            return;
+        }
+        self.note_user();
+        if !self.idle.load(Ordering::SeqCst) {
+            match self.kernel.try_lock() {
+                Ok(mut kernel) => drop(self.step_locked(&mut kernel)),
+                Err(TryLockError::Poisoned(kernel)) => {
+                    self.step_locked(&mut kernel.into_inner());
+                }
+                Err(TryLockError::WouldBlock) => {}
+            }
+        } else if self.shared.load(Ordering::Relaxed) {
+            // Another thread has to go on. It may wait for this processor, for milliseconds.
+            std::thread::yield_now();
+        }
     }
 
     /// Moves virtual time to the next timer of the device; `false` if there is none before `limit`.
     pub(crate) fn advance_to_timer(&self, limit: Option<u64>) -> bool {
         let in_time = |due: &u64| limit.is_none_or(|limit| *due <= limit);
         let Some(due) = self.deadline().filter(in_time) else { return false };
-        self.virtual_now.fetch_max(due, Ordering::Relaxed);
+        self.set_time(due);
         true
     }
 
@@ -359,6 +388,15 @@ impl World {
         }
         device
     }
+}
+
+/// Does what there is to do in a trapped world; whether there was anything.
+fn run_all(kernel: &mut Kernel, now: u64) -> bool {
+    let mut worked = false;
+    while kernel.run(now) {
+        worked = true;
+    }
+    worked
 }
 
 impl Drop for World {
