@@ -203,7 +203,8 @@ impl Fabric {
         let mut worked = false;
         for _ in 0..wqes {
             if !self.charge() {
-                break;
+                self.functions[number].device_mut().schedule(queue);
+                return worked;
             }
             match self.functions[number].device_mut().run_next_wqe(queue, request) {
                 NextWqe::Idle => return worked,
@@ -234,7 +235,9 @@ impl Fabric {
             }
             worked = true;
         }
-        self.functions[number].device_mut().schedule(queue);
+        if self.functions[number].device().has_rung_sends(queue) {
+            self.functions[number].device_mut().schedule(queue);
+        }
         worked
     }
 

@@ -92,7 +92,8 @@ pub unsafe trait HostFile: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Called by polls of completion queues if [`polls`](Self::polls) is true.
     fn polled(&self) {}
 
-    /// Whether the device runs only when it is polled, waited for or stepped.
+    /// Whether polls of completion queues call [`polled`](Self::polled): the device runs only when it is polled, waited
+    /// for or stepped, or lets other threads of the program run meanwhile.
     fn polls(&self) -> bool {
         false
     }

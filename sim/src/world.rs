@@ -13,6 +13,7 @@ use crate::strict::Findings;
 use rustix::event::PollFd;
 use rustix::fd::{AsFd, BorrowedFd, OwnedFd};
 use rustix::io::Errno;
+use std::cell::Cell;
 use std::fmt;
 use std::net::IpAddr;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -51,6 +52,13 @@ const NAP: Duration = Duration::from_micros(100);
 const BREATH: u64 = 1_000;
 /// Nanoseconds after which a file of events that was full is looked at again.
 const CROWDED: u64 = 1_000_000;
+
+thread_local! {
+    /// Polls of this thread with nothing to do.
+    static IDLE_POLLS: Cell<u8> = const { Cell::new(0) };
+}
+/// After how many of them a thread that is not alone lets another one have the processor.
+const POLLS_PER_YIELD: u8 = 8;
 
 /// The time of no timer.
 const NEVER: u64 = u64::MAX;
@@ -143,12 +151,11 @@ impl World {
 
     /// Notes that this thread uses the fabric.
     fn note_user(&self) {
-        thread_local!(static HERE: u8 = const { 0 });
-        if self.mode == Mode::Trapped || self.shared.load(Ordering::Relaxed) {
+        if self.shared.load(Ordering::Relaxed) {
             return;
         }
         // The address of a thread's own variable is the thread's.
-        let here = HERE.with(|here| std::ptr::from_ref(here).addr());
+        let here = IDLE_POLLS.with(|here| std::ptr::from_ref(here).addr());
         match self.first_user.compare_exchange(0, here, Ordering::Relaxed, Ordering::Relaxed) {
             Err(first) if first != here => self.shared.store(true, Ordering::Relaxed),
             _ => {}
@@ -292,14 +299,14 @@ impl World {
         took.is_some()
     }
 
-    /// The program polled a queue of a stepped world: does one thing that there is to do, unless another thread does
-    /// so right now.
+    /// The program polled a queue. Does one thing that there is to do in a stepped world, unless another thread does so
+    /// right now.
     pub(crate) fn polled(&self) {
         if !self.is_here() {
             return;
         }
         self.note_user();
-        if !self.idle.load(Ordering::SeqCst) {
+        if self.is_stepped() && !self.idle.load(Ordering::SeqCst) {
             match self.kernel.try_lock() {
                 Ok(mut kernel) => drop(self.step_locked(&mut kernel)),
                 Err(TryLockError::Poisoned(kernel)) => {
@@ -309,7 +316,11 @@ impl World {
             }
         } else if self.shared.load(Ordering::Relaxed) {
             // Another thread has to go on. It may wait for this processor, for milliseconds.
-            std::thread::yield_now();
+            let polls = IDLE_POLLS.get().wrapping_add(1);
+            IDLE_POLLS.set(polls);
+            if polls % POLLS_PER_YIELD == 0 {
+                std::thread::yield_now();
+            }
         }
     }
 

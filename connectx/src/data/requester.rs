@@ -16,6 +16,7 @@ use crate::format::wqe::{
 use crate::format::{event, frame};
 use crate::object::mkey::{Access, AccessRight};
 use crate::object::qp::{QpState, RetryTimer, Service};
+use crate::object::send_queue::SendQueue;
 use crate::object::table::KERNEL;
 use crate::options::PortType;
 use crate::recording::{DoorbellCounter, Entry};
@@ -131,6 +132,13 @@ impl Device {
                 NextWqe::Done
             }
         }
+    }
+
+    /// Whether the queue pair may have a WQE whose doorbell has come. A further doorbell, a timer and a change of
+    /// its state schedule it by themselves.
+    pub(crate) fn has_rung_sends(&self, qpn: u32) -> bool {
+        let queue = self.objects.qps.find(qpn).and_then(|qp| qp.sq.as_ref());
+        queue.is_some_and(SendQueue::has_rung)
     }
 
     /// Whether the queue pair gets responses.

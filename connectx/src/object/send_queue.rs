@@ -125,6 +125,11 @@ impl SendQueue {
         }
     }
 
+    /// Whether a doorbell has come of a WQE that is not executed.
+    pub(crate) fn has_rung(&self) -> bool {
+        self.rung_index != self.consumer_index
+    }
+
     /// Whether there are WQEs to execute: posted ones whose doorbell has come.
     pub fn has_pending(&self) -> bool {
         self.producer_index != self.consumer_index && self.rung_index != self.consumer_index
