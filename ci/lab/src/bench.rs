@@ -1,4 +1,4 @@
-//! `cargo ci bench`: this workspace beside rdma-core, in the same machine.
+//! `cargo ci bench`: this workspace beside rdma-core, in the same machine; `sim` is this workspace's alone.
 //!
 //! Each suite prints one table, and without a suite all of them run. Being slower is a result and no
 //! failure; what cannot be measured is.
@@ -17,6 +17,7 @@ mod rounds;
 mod rxe;
 mod scale;
 mod score;
+mod sim;
 mod size;
 mod table;
 
@@ -58,6 +59,8 @@ enum BenchSuite {
     Scale,
     /// bytes of programs, and files that they open
     Size,
+    /// the device in the process, in each mode: time and allocations, on this machine without a VM
+    Sim,
 }
 
 /// `cargo ci bench`
@@ -160,6 +163,7 @@ impl BenchArguments {
             BenchSuite::Cm => self.text(suite, &control::by_address(self)?),
             BenchSuite::Scale => self.text(suite, &scale::run(self)?),
             BenchSuite::Size => self.text(suite, &size::run(self)?),
+            BenchSuite::Sim => self.text(suite, &sim::run(self)?),
         };
         Ok((text?, None))
     }
@@ -255,6 +259,7 @@ mod tests {
             BenchSuite::Cm,
             BenchSuite::Scale,
             BenchSuite::Size,
+            BenchSuite::Sim,
         ];
         assert_eq!(parse(&["--runs", "3"]).unwrap().suites(), all);
         assert_eq!(all.map(BenchSuite::name)[2..4], ["mlx5-path", "mlx5-owned"]);

@@ -359,6 +359,17 @@ impl Workspace {
         self.build(package, &arguments, program, Profile::Dynamic)
     }
 
+    /// Builds a program of a package that needs a feature, to be measured on this machine.
+    pub(crate) fn program_here(
+        &self,
+        package: &str,
+        program: &str,
+        feature: &str,
+    ) -> Result<PathBuf> {
+        let arguments = ["build", "--bin", program, "--features", feature].map(str::to_owned);
+        self.build(package, &arguments, program, Profile::Dynamic)
+    }
+
     /// Builds a static example that needs a feature.
     pub(crate) fn static_example(
         &self,

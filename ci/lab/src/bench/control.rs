@@ -197,7 +197,7 @@ fn named(
     ratio: Option<f64>,
 ) -> TableRow {
     let theirs = theirs.map(|theirs| (theirs, String::new()));
-    TableRow::new(name, unit, ours, theirs, TableTarget { ours: None, ratio })
+    TableRow::new(name, unit, ours, theirs, TableTarget { ratio, ..TableTarget::default() })
 }
 
 /// System calls that a thing takes.

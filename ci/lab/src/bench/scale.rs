@@ -95,7 +95,7 @@ fn growth(rows: &[TableRow]) -> Vec<TableRow> {
         let theirs = ratio(last.theirs, base.theirs).map(|theirs| (theirs, String::new()));
         let name = format!("{}, ratio", base.operation);
         let setting = format!("{} to 100", last.setting.trim_start_matches("at "));
-        let target = TableTarget { ours: Some(FLAT), ratio: None };
+        let target = TableTarget { ours: Some(FLAT), ..TableTarget::default() };
         growth.push(TableRow::new(&name, &setting, ratio(last.ours, base.ours), theirs, target));
     }
     growth

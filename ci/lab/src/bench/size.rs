@@ -40,7 +40,7 @@ pub(super) fn run(arguments: &BenchArguments) -> Result<Table> {
     let size = |path: &Path| -> Result<Option<Value>> {
         Ok(exact(fs::metadata(path).with_context(|| path.display().to_string())?.len() as f64))
     };
-    let whole_target = TableTarget { ours: Some(WHOLE), ratio: None };
+    let whole_target = TableTarget { ours: Some(WHOLE), ..TableTarget::default() };
     let mut rows = vec![
         TableRow::new("the command line, stripped", "bytes", size(&whole)?, None, whole_target),
         TableRow::new(

@@ -5,13 +5,16 @@ use super::score;
 use serde::Serialize;
 use std::fmt;
 
-/// What must not be exceeded.
+/// What must not be exceeded, or has to be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct TableTarget {
     /// Ours, in the table's unit.
     pub(super) ours: Option<f64>,
     /// The ratio of ours to theirs.
     pub(super) ratio: Option<f64>,
+    /// The least that ours is meant to be, of a rate.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(super) least: Option<f64>,
 }
 
 /// One side's result: the value that counts, and the range of all runs.
@@ -28,6 +31,13 @@ impl Value {
     pub(super) fn lowest(runs: &[f64]) -> Option<Value> {
         let mut value = Value::median(runs)?;
         value.value = value.lowest;
+        Some(value)
+    }
+
+    /// The highest of the runs, of a rate.
+    pub(super) fn highest(runs: &[f64]) -> Option<Value> {
+        let mut value = Value::median(runs)?;
+        value.value = value.highest;
         Some(value)
     }
 
@@ -83,6 +93,7 @@ impl TableRow {
         let verdicts = [
             target.ours.zip(ours).map(|(limit, ours)| ours.value <= limit),
             target.ratio.zip(ratio).map(|(limit, ratio)| ratio <= limit),
+            target.least.zip(ours).map(|(least, ours)| ours.value >= least),
         ];
         let mut verdicts = verdicts.into_iter().flatten().peekable();
         let met = verdicts.peek().is_some().then(|| verdicts.all(|met| met));
@@ -117,6 +128,7 @@ pub(super) struct Table {
     pub(super) title: String,
     pub(super) unit: String,
     pub(super) kernel: String,
+    /// Empty of what runs on this machine.
     pub(super) accelerator: String,
     pub(super) runs: u32,
     pub(super) rows: Vec<TableRow>,
@@ -139,7 +151,8 @@ fn short(number: f64) -> String {
 impl fmt::Display for Table {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Table { title, unit, kernel, accelerator, runs, rows, notes } = self;
-        writeln!(f, "{title}, in {unit}\nLinux {kernel} under {accelerator}, {runs} runs\n")?;
+        let under = if accelerator.is_empty() { "" } else { " under " };
+        writeln!(f, "{title}, in {unit}\nLinux {kernel}{under}{accelerator}, {runs} runs\n")?;
         let width = |text: fn(&TableRow) -> &str| {
             rows.iter().map(|row| text(row).chars().count()).max().unwrap_or(0).max(9)
         };
@@ -172,6 +185,7 @@ impl fmt::Display for Table {
             let limits = [
                 row.target.ours.map(|limit| format!("≤ {}", short(limit))),
                 row.target.ratio.map(|limit| format!("ratio ≤ {limit}")),
+                row.target.least.map(|least| format!("≥ {}", short(least))),
             ];
             let between = row.ratio_between;
             let between =
@@ -211,6 +225,7 @@ mod tests {
     fn values_come_from_runs() {
         let runs = [30.0, 10.0, 20.0];
         assert_eq!(Value::lowest(&runs).unwrap().value, 10.0);
+        assert_eq!(Value::highest(&runs).unwrap().value, 30.0);
         assert_eq!(Value::median(&runs).unwrap().value, 20.0);
         assert_eq!(Value::median(&[1.0, 4.0, 2.0, 3.0]).unwrap().value, 2.5);
         assert_eq!(Value::median(&runs).unwrap().spread(), 1.0);
@@ -224,11 +239,14 @@ mod tests {
             let theirs = Some((value(theirs), "classic".into()));
             TableRow::new("write", "shared", Some(value(ours)), theirs, target)
         };
-        let both = TableTarget { ours: Some(90.0), ratio: Some(0.5) };
+        let both = TableTarget { ours: Some(90.0), ratio: Some(0.5), least: None };
         assert_eq!(row(90.0, 180.0, both).met, Some(true));
         assert_eq!(row(91.0, 200.0, both).met, Some(false));
         assert_eq!(row(80.0, 100.0, both).met, Some(false));
         assert_eq!(row(80.0, 100.0, TableTarget::default()).met, None);
+        let rate = TableTarget { least: Some(90.0), ..TableTarget::default() };
+        assert_eq!(row(90.0, 180.0, rate).met, Some(true));
+        assert_eq!(row(89.0, 180.0, rate).met, Some(false));
         let alone = TableRow::new("write", "shared", Some(value(80.0)), None, both);
         assert_eq!((alone.ratio, alone.met), (None, Some(true)), "nothing to compare with");
         let none = TableRow::new("write", "shared", None, None, both);
@@ -267,7 +285,7 @@ mod tests {
     #[test]
     fn a_table_says_what_was_missed() {
         let value = |value| Value { value, lowest: value, highest: 1.1 * value };
-        let target = TableTarget { ours: None, ratio: Some(0.5) };
+        let target = TableTarget { ratio: Some(0.5), ..TableTarget::default() };
         let text = table(vec![TableRow::new(
             "write",
             "doorbell",
@@ -279,6 +297,13 @@ mod tests {
         assert!(text.contains("write      doorbell       200      236   0.85"), "{text}");
         assert!(text.contains("10.0%  10.0%  missed: ratio ≤ 0.5"), "{text}");
         assert!(text.ends_with("\ntheirs has no thread domain\n"), "{text}");
+        let rate = TableTarget { least: Some(200e3), ..TableTarget::default() };
+        let row = TableRow::new("send", "messages/s", Some(value(150e3)), None, rate);
+        let here = Table { accelerator: String::new(), ..table(vec![row]) }.to_string();
+        assert!(
+            here.contains("\nLinux 7.2, 9 runs\n") && here.contains("missed: ≥ 200k"),
+            "{here}"
+        );
     }
 
     /// What programs read that compare one day's tables with another's.
@@ -292,14 +317,14 @@ mod tests {
                 "doorbell",
                 Some(value(200.0)),
                 theirs(250.0),
-                TableTarget { ours: Some(201.5), ratio: Some(0.5) },
+                TableTarget { ours: Some(201.5), ratio: Some(0.5), least: None },
             ),
             TableRow::new(
                 "arm",
                 "",
                 Some(value(8.0)),
                 None,
-                TableTarget { ours: None, ratio: Some(1.0) },
+                TableTarget { ratio: Some(1.0), ..TableTarget::default() },
             ),
             TableRow::new("poll", "", None, theirs(1.0), TableTarget::default()),
             TableRow::new(
@@ -307,7 +332,7 @@ mod tests {
                 "",
                 Some(value(0.0)),
                 theirs(0.0),
-                TableTarget { ours: None, ratio: Some(1.0) },
+                TableTarget { ratio: Some(1.0), ..TableTarget::default() },
             ),
         ];
         let table = Table {
