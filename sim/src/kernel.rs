@@ -753,18 +753,21 @@ impl Kernel {
         self.history = Some(history);
     }
 
-    /// Does what the device has to do now; whether there was anything.
+    /// Does all that there is to do now; whether there was anything.
     pub(crate) fn run(&mut self, now: u64) -> bool {
         self.audit();
         let mut worked = false;
         loop {
             let progress = self.switch.run(now);
             worked |= progress.worked;
-            if !progress.more {
-                break;
+            if progress.more {
+                continue;
             }
+            if !self.pass_on(now) {
+                return worked;
+            }
+            worked = true;
         }
-        worked | self.pass_on(now)
     }
 
     /// Passes on what the devices reported, and messages of the connection manager; whether there was anything.

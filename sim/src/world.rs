@@ -235,7 +235,7 @@ impl World {
     /// Does what there is to do, and has the timer's thread wake when the next timer is due, one of the call before
     /// among them; whether there was anything to do.
     fn run_trapped(&self, kernel: &mut Kernel, now: u64) -> bool {
-        let worked = run_all(kernel, now);
+        let worked = kernel.run(now);
         let due = self.due(kernel);
         if due < self.armed.load(Ordering::Relaxed) {
             self.armed.store(due, Ordering::Relaxed);
@@ -256,7 +256,7 @@ impl World {
             while let Some(world) = this.upgrade() {
                 let due = {
                     let Ok(mut kernel) = world.kernel() else { return };
-                    run_all(&mut kernel, world.nanoseconds());
+                    kernel.run(world.nanoseconds());
                     let due = world.due(&kernel);
                     world.armed.store(due, Ordering::Relaxed);
                     due
@@ -399,15 +399,6 @@ impl World {
         }
         device
     }
-}
-
-/// Does what there is to do in a trapped world; whether there was anything.
-fn run_all(kernel: &mut Kernel, now: u64) -> bool {
-    let mut worked = false;
-    while kernel.run(now) {
-        worked = true;
-    }
-    worked
 }
 
 impl Drop for World {

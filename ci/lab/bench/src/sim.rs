@@ -13,7 +13,7 @@ pub enum Unit {
     Gigabytes,
     /// Messages in a second of real time.
     Messages,
-    /// Allocations of all threads.
+    /// Allocations of the thread, which runs the device as well.
     Allocations,
 }
 

@@ -7,10 +7,11 @@ use lab_bench::Failure;
 use lab_bench::sample::Sample;
 use lab_bench::sim::{self, Measure, Unit};
 use std::alloc::{GlobalAlloc, Layout, System};
+use std::cell::Cell;
 use std::hint::{black_box, spin_loop};
 use std::io::{Read, Write};
 use std::process::ExitCode;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 use uverbs::device::devices_on;
 use uverbs::sim::{Fabric, Mode, TokioClock};
@@ -33,8 +34,10 @@ const PATIENCE: Duration = Duration::from_secs(30);
 /// Empty polls between two looks at the clock.
 const POLLS: u32 = 1 << 16;
 
-/// How often the program's threads asked for memory.
-static ASKED: AtomicU64 = AtomicU64::new(0);
+thread_local! {
+    /// How often this thread asked for memory.
+    static ASKED: Cell<u64> = const { Cell::new(0) };
+}
 
 /// The system's allocator, and how often it is asked.
 struct Counting;
@@ -45,19 +48,19 @@ static ALLOCATOR: Counting = Counting;
 // SAFETY: it is the system's allocator, and counting allocates nothing.
 unsafe impl GlobalAlloc for Counting {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
-        ASKED.fetch_add(1, Ordering::Relaxed);
+        ASKED.set(ASKED.get() + 1);
         // SAFETY: the caller's promise.
         unsafe { System.alloc(layout) }
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
-        ASKED.fetch_add(1, Ordering::Relaxed);
+        ASKED.set(ASKED.get() + 1);
         // SAFETY: the caller's promise.
         unsafe { System.alloc_zeroed(layout) }
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
-        ASKED.fetch_add(1, Ordering::Relaxed);
+        ASKED.set(ASKED.get() + 1);
         // SAFETY: the caller's promise.
         unsafe { System.realloc(start, layout, size) }
     }
@@ -78,10 +81,10 @@ struct Run {
 /// Runs rounds, after some that do not count, and says what each took.
 fn timed(rounds: u32, mut work: impl FnMut(u32) -> Result<()>) -> Result<Run> {
     work(rounds / 8 + 1)?;
-    let (asked, start) = (ASKED.load(Ordering::Relaxed), Instant::now());
+    let (asked, start) = (ASKED.get(), Instant::now());
     work(rounds)?;
     let took = start.elapsed();
-    let asked = ASKED.load(Ordering::Relaxed) - asked;
+    let asked = ASKED.get() - asked;
     let each = |all: f64| all / f64::from(rounds);
     Ok(Run { nanoseconds: each(took.as_nanos() as f64), allocations: each(asked as f64) })
 }
@@ -290,8 +293,9 @@ fn tasks(mode: Mode) -> Result<Run> {
             });
             let mut own = buffer.take().ok_or("no buffer")?;
             for _ in 0..rounds {
-                own = a.send(own).await?.memory;
-                black_box(&to_a.next().await?.buffer[..]);
+                let (sent, answer) = tokio::join!(a.send(own), to_a.next());
+                own = sent?.memory;
+                black_box(&answer?.buffer[..]);
             }
             buffer = Some(own);
             kept = Some(server.await??);
