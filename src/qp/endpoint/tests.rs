@@ -18,6 +18,7 @@ fn side(qpn: u32, subnet: u8) -> Local {
         gid_index: 3,
         global: true,
         max_rd_atomic: 128,
+        atomics: true,
     }
 }
 
@@ -294,4 +295,22 @@ fn any_bytes_of_a_peer_are_an_endpoint_or_none() {
         true
     });
     assert!(tally.taken > 0 && tally.refused > 0, "{tally:?}");
+}
+
+/// The driver of a device without atomics refuses to allow them.
+#[test]
+fn a_device_without_atomics_grants_none_unless_they_are_asked_for() {
+    let access = |options: Handshake, atomics| {
+        let local = Local { atomics, ..side(1, 0) };
+        format!("{:?}", options.to_init(QpType::RC, &local))
+    };
+    let init = |access| {
+        let attr = QpAttr::new().state(QpState::INIT).port(1).pkey_index(0).access(access);
+        format!("{attr:?}")
+    };
+    let usual = Handshake::new();
+    assert_eq!(access(usual, true), init(Access::ALL_REMOTE));
+    assert_eq!(access(usual, false), init(Access::ALL_REMOTE - Access::REMOTE_ATOMIC));
+    let asked = usual.access(Access::REMOTE_ATOMIC);
+    assert_eq!(access(asked, false), init(Access::REMOTE_ATOMIC));
 }
