@@ -52,12 +52,25 @@ impl<'c> Call<'c> {
         Ok(Call { file, header, user, attrs, address })
     }
 
-    /// Refuses a mandatory attribute that the method does not know.
+    /// Refuses a mandatory attribute that the method does not know, and one that comes twice.
     pub(crate) fn check_known(&self, known: &[u16]) -> Result<()> {
         let unknown = |attr: &ib_uverbs_attr| {
             attr.flags & UVERBS_ATTR_F_MANDATORY != 0 && !known.contains(&attr.attr_id)
         };
-        if self.attrs.iter().any(unknown) { Err(Errno::PROTONOSUPPORT) } else { Ok(()) }
+        if self.attrs.iter().any(unknown) {
+            return Err(Errno::PROTONOSUPPORT);
+        }
+        let count = |id: &u16| self.attrs.iter().filter(|attr| attr.attr_id == *id).count();
+        if known.iter().any(|id| count(id) > 1) { Err(Errno::INVAL) } else { Ok(()) }
+    }
+
+    /// Refuses an older command whose request is shorter than this, or that has less room for its response.
+    pub(crate) fn check_sizes(&self, request: usize, response: usize) -> Result<()> {
+        let is_short = self.room(UVERBS_ATTR_CORE_IN) < request;
+        if is_short || self.room(UVERBS_ATTR_CORE_OUT) < response {
+            return Err(Errno::NOSPC);
+        }
+        Ok(())
     }
 
     fn attr(&self, id: u16) -> Option<&ib_uverbs_attr> {

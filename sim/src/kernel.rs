@@ -60,8 +60,13 @@ use uverbs_connectx::function::Function;
 use uverbs_uapi::device::{
     UVERBS_ATTR_CORE_IN, UVERBS_ATTR_CORE_OUT, UVERBS_ATTR_WRITE_CMD, UVERBS_METHOD_INVOKE_WRITE,
 };
+use uverbs_uapi::mlx5::object::{MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR};
 use uverbs_uapi::mlx5::prm::opcode;
-use uverbs_uapi::object::{UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_DEVICE};
+use uverbs_uapi::object::{
+    UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_AH, UVERBS_OBJECT_CQ,
+    UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_DM, UVERBS_OBJECT_FLOW, UVERBS_OBJECT_MR, UVERBS_OBJECT_MW,
+    UVERBS_OBJECT_PD, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ, UVERBS_OBJECT_XRCD,
+};
 
 /// An open file, by a number that is never used again.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -83,7 +88,11 @@ const fn destroying(object: u16, method: u16) -> Method {
 }
 
 fn destroy(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
-    kernel.destroy(call.file, call.handle(0)?)?;
+    let handle = call.handle(0)?;
+    if kernel.object(call.file, handle)?.kind() != call.header.object_id {
+        return Err(Errno::INVAL);
+    }
+    kernel.destroy(call.file, handle)?;
     call.put_bytes(1, &[]);
     Ok(())
 }
@@ -125,6 +134,32 @@ const WRITES: &[&[Write]] = &[
     flow::WRITES,
 ];
 
+/// Bytes of the request and of the response that a command has at least; of the extended ones the structs may grow.
+fn sizes(command: u32) -> (usize, usize) {
+    use uverbs_uapi::write::*;
+    use uverbs_uapi::{ah, mr, mw, pd, qp, srq};
+    const fn of<I, O>() -> (usize, usize) {
+        (size_of::<I>(), size_of::<O>())
+    }
+    match command {
+        IB_USER_VERBS_CMD_ALLOC_PD => of::<pd::ib_uverbs_alloc_pd, pd::ib_uverbs_alloc_pd_resp>(),
+        IB_USER_VERBS_CMD_CREATE_AH => {
+            of::<ah::ib_uverbs_create_ah, ah::ib_uverbs_create_ah_resp>()
+        }
+        IB_USER_VERBS_CMD_REG_MR => of::<mr::ib_uverbs_reg_mr, mr::ib_uverbs_reg_mr_resp>(),
+        IB_USER_VERBS_CMD_REREG_MR => of::<mr::ib_uverbs_rereg_mr, mr::ib_uverbs_rereg_mr_resp>(),
+        IB_USER_VERBS_CMD_ALLOC_MW => of::<mw::ib_uverbs_alloc_mw, mw::ib_uverbs_alloc_mw_resp>(),
+        IB_USER_VERBS_CMD_QUERY_QP => of::<qp::ib_uverbs_query_qp, qp::ib_uverbs_query_qp_resp>(),
+        IB_USER_VERBS_CMD_MODIFY_QP => of::<qp::ib_uverbs_modify_qp, ()>(),
+        IB_USER_VERBS_CMD_OPEN_QP => of::<qp::ib_uverbs_open_qp, qp::ib_uverbs_create_qp_resp>(),
+        IB_USER_VERBS_CMD_QUERY_SRQ => {
+            of::<srq::ib_uverbs_query_srq, srq::ib_uverbs_query_srq_resp>()
+        }
+        IB_USER_VERBS_CMD_MODIFY_SRQ => of::<srq::ib_uverbs_modify_srq, ()>(),
+        _ => (0, 0),
+    }
+}
+
 const INVOKE_WRITE_ATTRS: [u16; 5] = [
     UVERBS_ATTR_CORE_IN,
     UVERBS_ATTR_CORE_OUT,
@@ -151,6 +186,24 @@ pub(crate) enum Object {
 }
 
 impl Object {
+    /// The kind, as commands number it.
+    fn kind(&self) -> u16 {
+        match self {
+            Object::Pd { .. } => UVERBS_OBJECT_PD,
+            Object::Mr(_) => UVERBS_OBJECT_MR,
+            Object::Mw { .. } => UVERBS_OBJECT_MW,
+            Object::Cq { .. } => UVERBS_OBJECT_CQ,
+            Object::Qp { .. } => UVERBS_OBJECT_QP,
+            Object::Srq { .. } => UVERBS_OBJECT_SRQ,
+            Object::Ah => UVERBS_OBJECT_AH,
+            Object::Xrcd { .. } => UVERBS_OBJECT_XRCD,
+            Object::Dm(_) => UVERBS_OBJECT_DM,
+            Object::Flow(_) => UVERBS_OBJECT_FLOW,
+            Object::Uar { .. } => MLX5_IB_OBJECT_UAR,
+            Object::Var { .. } => MLX5_IB_OBJECT_VAR,
+        }
+    }
+
     /// Whether a library keeps such objects as long as a context: doorbell pages.
     fn is_librarys(&self) -> bool {
         matches!(self, Object::Uar { .. })
@@ -451,9 +504,14 @@ impl Kernel {
             call.check_known(&INVOKE_WRITE_ATTRS)?;
             self.check_associated(file)?;
             self.check_context(file)?;
+            if call.room(UVERBS_ATTR_WRITE_CMD) != size_of::<u64>() {
+                return Err(Errno::INVAL);
+            }
             let number = call.u64_if(UVERBS_ATTR_WRITE_CMD).ok_or(Errno::INVAL)? as u32;
             let write = WRITES.iter().copied().flatten().find(|write| write.command == number);
             let write = write.ok_or(Errno::OPNOTSUPP)?;
+            let (request, response) = sizes(number);
+            call.check_sizes(request, response)?;
             self.check_fault(file, Verb::of_write(number))?;
             return (write.run)(self, call);
         }

@@ -85,7 +85,7 @@ impl User<'_> {
     ///
     /// # Errors
     ///
-    /// `EINVAL` if there is nothing of it, `EFAULT` unless all of it is mapped that way, `ENOMEM` if the process
+    /// `EINVAL` if there is nothing of it, or more than 2^32 - 1 pages, `EFAULT` unless all of it is mapped that way, `ENOMEM` if the process
     /// may not lock as much, and `EPERM` if it may lock nothing: those of `ib_umem_get`.
     pub(crate) fn lend(
         &self,
@@ -96,6 +96,10 @@ impl User<'_> {
     ) -> Result<(), Errno> {
         let end = start.checked_add(length).ok_or(Errno::INVAL)?;
         if length == 0 || end.checked_next_multiple_of(page_size()).is_none() {
+            return Err(Errno::INVAL);
+        }
+        // More pages than `ib_umem_get` counts.
+        if Pinned::pages(start, length) > u64::from(u32::MAX) {
             return Err(Errno::INVAL);
         }
         pinned.add(start, length)?;

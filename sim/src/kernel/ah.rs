@@ -7,7 +7,7 @@ use crate::driver::Driver;
 use rustix::io::Errno;
 use uverbs_uapi::ah::{UVERBS_METHOD_AH_DESTROY, ib_uverbs_create_ah, ib_uverbs_create_ah_resp};
 use uverbs_uapi::mlx5::abi::mlx5_ib_create_ah_resp;
-use uverbs_uapi::object::UVERBS_OBJECT_AH;
+use uverbs_uapi::object::{UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_AH};
 use uverbs_uapi::write::IB_USER_VERBS_CMD_CREATE_AH;
 
 pub(super) const METHODS: &[Method] = &[destroying(UVERBS_OBJECT_AH, UVERBS_METHOD_AH_DESTROY)];
@@ -19,7 +19,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if request.attr.port_num != 1 {
         return Err(Errno::INVAL);
     }
-    kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    kernel.pd(call.file, request.pd_handle)?;
     let (driver, _) = kernel.driver(call.file)?;
     let is_infiniband = driver.infiniband.is_some();
     // RoCE has no addresses but global ones.
@@ -29,9 +29,13 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if usize::from(request.attr.grh.sgid_index) >= driver.interface.gids.len() {
         return Err(Errno::INVAL);
     }
+    // The response has to have room for the MAC.
+    let room = std::mem::offset_of!(mlx5_ib_create_ah_resp, reserved);
+    let (device, grh) = (kernel.file(call.file)?.device, request.attr.grh);
     let dmac = match is_infiniband {
         true => [0; 6],
-        false => kernel.resolve(request.attr.grh.dgid).ok_or(Errno::TIMEDOUT)?,
+        false if call.room(UVERBS_ATTR_UHW_OUT) < room => return Err(Errno::INVAL),
+        false => kernel.resolve_from(device, grh.sgid_index, grh.dgid)?,
     };
     let ah_handle = kernel.add(call.file, Object::Ah, &[request.pd_handle])?;
     call.respond(&ib_uverbs_create_ah_resp { ah_handle });
@@ -41,6 +45,21 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 }
 
 impl Kernel {
+    /// The MAC of an address, as a port finds it from one of its own.
+    ///
+    /// # Errors
+    ///
+    /// `EINVAL` for addresses of two families, `ETIMEDOUT` for one that nobody has.
+    pub(crate) fn resolve_from(&self, device: usize, own: u8, gid: [u8; 16]) -> Result<[u8; 6]> {
+        let is_ipv4 = |gid: &[u8; 16]| gid[..12] == [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0xff, 0xff];
+        let own = self.drivers[device].interface.gids.get(usize::from(own)).ok_or(Errno::INVAL)?;
+        let is_group = gid[0] == 0xff || is_ipv4(&gid) && gid[12] >> 4 == 0xe;
+        if !is_group && is_ipv4(&own.gid) != is_ipv4(&gid) {
+            return Err(Errno::INVAL);
+        }
+        self.resolve(gid).ok_or(Errno::TIMEDOUT)
+    }
+
     /// The MAC of the interface that has an address, as ARP finds it; that of a group for a group.
     pub(crate) fn resolve(&self, gid: [u8; 16]) -> Option<[u8; 6]> {
         let has = |driver: &&Driver| driver.interface.gids.iter().any(|entry| entry.gid == gid);

@@ -203,6 +203,9 @@ fn create_comp_channel(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     Ok(())
 }
 
+/// WQEBBs of the largest request with one entry, of any transport: `mlx5_ib_calc_max_qp_wr`.
+const WQEBBS_OF_LARGEST: u32 = 4;
+
 fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let (guid, limits) = (kernel.guid(call.file)?, kernel.limits(call.file)?);
     let mut resp = ib_uverbs_ex_query_device_resp::default();
@@ -215,7 +218,7 @@ fn query_device(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     base.vendor_id = 0x2c9;
     base.vendor_part_id = 4119;
     base.max_qp = limits.qps;
-    base.max_qp_wr = limits.wqes;
+    base.max_qp_wr = limits.wqes / WQEBBS_OF_LARGEST;
     base.max_sge = 30;
     base.max_sge_rd = 30;
     base.max_cq = limits.cqs;

@@ -72,6 +72,11 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         || driver_part.cqe_comp_en != 0
         || given.contains(real_time)
     {
+        // After the memory was pinned.
+        let bytes = u64::from(entries) * u64::from(driver_part.cqe_size);
+        let ranges = [(driver_part.buf_addr, bytes, true), (driver_part.db_addr, RECORD, true)];
+        let lent = kernel.lend(call, &ranges)?;
+        kernel.give_back(call.file, lent)?;
         return Err(Errno::OPNOTSUPP);
     }
     let ignores_overrun = flags & 2;
@@ -118,7 +123,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 fn resize(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_resize_cq = call.core()?;
     let driver_part: mlx5_ib_resize_cq = call.driver()?;
-    let number = kernel.cq(call.file, request.cq_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.cq(call.file, request.cq_handle)?;
     let most = kernel.limits(call.file)?.cqes;
     if request.cqe == 0 || request.cqe > most || driver_part.reserved0 != 0 {
         return Err(Errno::INVAL);
@@ -166,7 +171,7 @@ fn modify(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if request.attr_mask > MODERATE {
         return Err(Errno::OPNOTSUPP);
     }
-    let number = kernel.cq(call.file, request.cq_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.cq(call.file, request.cq_handle)?;
     if request.attr.cq_period > MAX_PERIOD {
         return Err(Errno::INVAL);
     }

@@ -128,7 +128,7 @@ fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         return Err(Errno::INVAL);
     }
     let specs = split(specs, attr.num_of_specs.into())?;
-    let number = kernel.qp(call.file, request.qp_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.qp(call.file, request.qp_handle)?;
     if !call.bytes(UVERBS_ATTR_UHW_IN).iter().all(|byte| *byte == 0) {
         return Err(Errno::OPNOTSUPP);
     }

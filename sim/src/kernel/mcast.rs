@@ -30,7 +30,7 @@ pub(super) fn group_mac(gid: [u8; 16]) -> Option<[u8; 6]> {
 
 fn attach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_attach_mcast = call.core()?;
-    let number = kernel.qp(call.file, request.qp_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.qp(call.file, request.qp_handle)?;
     let membership = (request.gid, request.mlid);
     let (driver, _) = kernel.driver(call.file)?;
     let qp = driver.qps.get(&number).ok_or(Errno::INVAL)?;
@@ -48,7 +48,7 @@ fn attach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 
 fn detach(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_detach_mcast = call.core()?;
-    let number = kernel.qp(call.file, request.qp_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.qp(call.file, request.qp_handle)?;
     let membership = (request.gid, request.mlid);
     let (driver, _) = kernel.driver(call.file)?;
     let qp = driver.qps.get_mut(&number).ok_or(Errno::INVAL)?;

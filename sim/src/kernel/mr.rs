@@ -125,7 +125,7 @@ fn reg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         return Err(Errno::INVAL);
     }
     let access = check_access(request.access_flags)?;
-    let pd = kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    let pd = kernel.pd(call.file, request.pd_handle)?;
     let place = (request.start, request.hca_va, request.length);
     let (region, lent) = make(kernel, call, pd, place, access)?;
     let uses = [request.pd_handle];
@@ -208,7 +208,10 @@ fn rereg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if changed.is_empty() {
         return Err(Errno::INVAL);
     }
-    if !ib_mr_rereg_flags::all().contains(changed) {
+    let known = ib_mr_rereg_flags::IB_MR_REREG_TRANS
+        | ib_mr_rereg_flags::IB_MR_REREG_PD
+        | ib_mr_rereg_flags::IB_MR_REREG_ACCESS;
+    if !known.contains(changed) {
         return Err(Errno::OPNOTSUPP);
     }
     let moves = changed.contains(ib_mr_rereg_flags::IB_MR_REREG_TRANS);
@@ -227,7 +230,7 @@ fn rereg(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
         true => request.pd_handle,
         false => *kernel.uses(call.file, request.mr_handle)?.first().ok_or(Errno::INVAL)?,
     };
-    let pd = kernel.pd(call.file, pd_handle).map_err(|_| Errno::INVAL)?;
+    let pd = kernel.pd(call.file, pd_handle)?;
     let place = match moves {
         true => (request.start, request.hca_va, request.length),
         false => (region.start, region.iova, region.length),
@@ -347,7 +350,7 @@ fn alloc_mw(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if !matches!(request.mw_type, 1 | TYPE_2) {
         return Err(Errno::INVAL);
     }
-    let pd = kernel.pd(call.file, request.pd_handle).map_err(|_| Errno::INVAL)?;
+    let pd = kernel.pd(call.file, request.pd_handle)?;
     let (driver, switch) = kernel.driver(call.file)?;
     let mut command = input::<create_mkey_in>(opcode::CREATE_MKEY);
     let variant = driver.next_variant();

@@ -68,6 +68,8 @@ pub(super) const WRITES: &[Write] = &[
 pub(super) const WQEBB: u64 = 64;
 /// log2 of the most bytes of a receive.
 pub(super) const MAX_RECEIVE_SHIFT: u32 = 9;
+/// Partition keys that the driver counts, whatever a port of RoCE has: `pkey_table_size`.
+const PKEYS: u16 = 128;
 /// Bits of attributes that the kernel knows: the standard ones, and with the extended command the rate limit.
 const STANDARD: Mask = Mask::from_bits_retain(0x1f_ffff);
 
@@ -129,6 +131,7 @@ pub(super) struct Asked {
 }
 
 fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    check_handles(kernel, call)?;
     let kind = call.u64_if(UVERBS_ATTR_CREATE_QP_TYPE).ok_or(Errno::INVAL)? as u32;
     let kind = Kind::new(kind)?;
     if kind == Kind::RawPacket && !has_raw_capability() {
@@ -180,6 +183,23 @@ pub(super) fn has_raw_capability() -> bool {
     is_capable(rustix::thread::CapabilitySet::NET_RAW)
 }
 
+/// Refuses handles that are of no object, or of one of another kind, which comes before all values.
+fn check_handles(kernel: &Kernel, call: &Call<'_>) -> Result<()> {
+    let file = call.file;
+    if let Some(handle) = call.handle_if(UVERBS_ATTR_CREATE_QP_PD_HANDLE) {
+        kernel.pd(file, handle)?;
+    }
+    for id in [UVERBS_ATTR_CREATE_QP_SEND_CQ_HANDLE, UVERBS_ATTR_CREATE_QP_RECV_CQ_HANDLE] {
+        if let Some(handle) = call.handle_if(id) {
+            kernel.cq(file, handle)?;
+        }
+    }
+    if let Some(handle) = call.handle_if(UVERBS_ATTR_CREATE_QP_SRQ_HANDLE) {
+        kernel.srq(file, handle)?;
+    }
+    Ok(())
+}
+
 /// Reads and checks the request.
 fn ask(kernel: &mut Kernel, call: &Call<'_>, kind: Kind) -> Result<Asked> {
     let driver_part: mlx5_ib_create_qp = call.driver()?;
@@ -187,6 +207,11 @@ fn ask(kernel: &mut Kernel, call: &Call<'_>, kind: Kind) -> Result<Asked> {
     let flags = call.u64_if(UVERBS_ATTR_CREATE_QP_FLAGS).unwrap_or(0);
     let flags = u32::try_from(flags).ok().and_then(ib_uverbs_qp_create_flags::from_bits);
     let flags = flags.ok_or(Errno::INVAL)?;
+    let of_packets = ib_uverbs_qp_create_flags::IB_UVERBS_QP_CREATE_SCATTER_FCS
+        | ib_uverbs_qp_create_flags::IB_UVERBS_QP_CREATE_CVLAN_STRIPPING;
+    if kind != Kind::RawPacket && flags.intersects(of_packets) {
+        return Err(Errno::INVAL);
+    }
     let mut asked = Asked {
         kind,
         driver_part,
@@ -368,22 +393,26 @@ fn state_of(firmware: u64) -> u8 {
     }
 }
 
+/// A queue pair as firmware tells it.
+type Context = Bits<qpc, Vec<u8>>;
+
 impl Driver {
-    /// Asks firmware for the state of a queue pair, and keeps it.
-    fn see_state(&mut self, switch: &mut super::Switch, number: u32) -> Result<u8> {
+    /// Asks firmware for the context of a queue pair, and keeps its state. One for raw packets has none.
+    fn see(&mut self, switch: &mut super::Switch, number: u32) -> Result<(u8, Option<Context>)> {
         let qp = self.qps.get(&number).ok_or(Errno::INVAL)?;
-        let state = match &qp.raw {
-            Some(raw) => raw.state(self, switch, qp.state)?,
+        let (state, context) = match &qp.raw {
+            Some(raw) => (raw.state(self, switch, qp.state)?, None),
             None => {
                 let mut command = input::<query_qp_in>(opcode::QUERY_QP);
                 command.set(query_qp_in::qpn, number.into());
                 let answer = self.execute(switch, &command.into_inner())?;
                 let answer = Bits::<query_qp_out, _>::new(answer);
-                state_of(answer.sub(query_qp_out::qpc).get(qpc::state))
+                let context = Bits::new(answer.sub(query_qp_out::qpc).bytes().to_vec());
+                (state_of(context.get(qpc::state)), Some(context))
             }
         };
         self.qps.entry(number).and_modify(|qp| qp.state = state);
-        Ok(state)
+        Ok((state, context))
     }
 }
 
@@ -437,10 +466,11 @@ fn mask_of(kind: Kind, given: u32) -> Mask {
 /// The refusals of `modify_qp` of `core/uverbs_cmd.c` and of `_ib_modify_qp`.
 fn check_in_core(
     kernel: &Kernel,
-    driver: &Driver,
+    qp_device: usize,
     qp: &Qp,
     new: &ib_uverbs_modify_qp,
 ) -> Result<()> {
+    let driver = &kernel.drivers[qp_device];
     let (gids, is_infiniband) = (driver.interface.gids.len(), driver.infiniband.is_some());
     /// The bit of a key that only the privileged may use.
     const PRIVILEGED: u32 = 1 << 31;
@@ -456,8 +486,8 @@ fn check_in_core(
         if new.dest.is_global != 0 && usize::from(new.dest.sgid_index) >= gids {
             return Err(Errno::INVAL);
         }
-        if qp.kind != Kind::Ud && !is_infiniband && kernel.resolve(new.dest.dgid).is_none() {
-            return Err(Errno::TIMEDOUT);
+        if qp.kind != Kind::Ud && !is_infiniband {
+            kernel.resolve_from(qp_device, new.dest.sgid_index, new.dest.dgid)?;
         }
     }
     if given.contains(Mask::IB_QP_ALT_PATH) && new.alt_port_num != 1 {
@@ -484,10 +514,9 @@ fn check_in_driver(
     driver: &Driver,
 ) -> Result<()> {
     let limits = driver.limits;
-    let pkeys = driver.infiniband.as_ref().map_or(1, |(_, pkeys)| pkeys.len());
     let above = |flag: Mask, value: u8, most: u8| given.contains(flag) && value > most;
     let is_bad = !states::is_ok(qp.kind, from, to, given)
-        || given.contains(Mask::IB_QP_PKEY_INDEX) && usize::from(new.pkey_index) >= pkeys
+        || given.contains(Mask::IB_QP_PKEY_INDEX) && new.pkey_index >= PKEYS
         || above(Mask::IB_QP_MAX_QP_RD_ATOMIC, new.max_rd_atomic, limits.rd_atomic)
         || above(Mask::IB_QP_MAX_DEST_RD_ATOMIC, new.max_dest_rd_atomic, limits.rd_atomic)
         || given.contains(Mask::IB_QP_PATH_MTU) && !(1..=5).contains(&new.path_mtu);
@@ -501,12 +530,12 @@ fn check_in_driver(
 }
 
 fn change(kernel: &mut Kernel, call: &mut Call<'_>, new: ib_uverbs_modify_qp) -> Result<()> {
-    let number = kernel.qp(call.file, new.qp_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.qp(call.file, new.qp_handle)?;
     let driver_part: mlx5_ib_modify_qp = call.input_if(UVERBS_ATTR_UHW_IN)?.unwrap_or_default();
     let device = kernel.file(call.file)?.device;
     let driver = &kernel.drivers[device];
     let qp = driver.qps.get(&number).ok_or(Errno::INVAL)?;
-    check_in_core(kernel, driver, qp, &new)?;
+    check_in_core(kernel, device, qp, &new)?;
     let given = mask_of(qp.kind, new.attr_mask);
     let from = match given.contains(Mask::IB_QP_CUR_STATE) {
         true => new.cur_qp_state,
@@ -582,7 +611,7 @@ fn merge(
         IB_QP_MAX_QP_RD_ATOMIC, 1 << 8 => max_rd_atomic;
         IB_QP_MIN_RNR_TIMER, 1 << 6 => min_rnr_timer;
         IB_QP_SQ_PSN, 0 => sq_psn;
-        IB_QP_MAX_DEST_RD_ATOMIC, 1 << 9 => max_dest_rd_atomic;
+        IB_QP_MAX_DEST_RD_ATOMIC, 1 << 1 | 1 << 2 | 1 << 3 | 1 << 9 => max_dest_rd_atomic;
         IB_QP_DEST_QPN, 0 => dest_qp_num;
     }
     // 24 bits each.
@@ -602,7 +631,12 @@ fn transition(
     ece: u32,
 ) -> Vec<u8> {
     let log = |count: u8| u64::from(count.checked_ilog2().unwrap_or(0));
-    let granted = |bit: u32| u64::from(attr.qp_access_flags >> bit & 1);
+    // As `set_qp_access_flags`: a responder without reads and atomics takes writes alone.
+    let access = match attr.max_dest_rd_atomic {
+        0 => attr.qp_access_flags & Access::IB_UVERBS_ACCESS_REMOTE_WRITE.bits(),
+        _ => attr.qp_access_flags,
+    };
+    let granted = |bit: u32| u64::from(access >> bit & 1);
     // Datagrams have the size of the largest MTU, whatever the path.
     let mtu = if kind == Kind::Ud { 5 } else { attr.path_mtu };
     let mut command = input::<rst2init_qp_in>(op);
@@ -647,39 +681,72 @@ fn transition(
 
 fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_query_qp = call.core()?;
-    let number = kernel.qp(call.file, request.qp_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.qp(call.file, request.qp_handle)?;
     let (driver, switch) = kernel.driver(call.file)?;
-    let state = driver.see_state(switch, number)?;
+    let (state, context) = driver.see(switch, number)?;
     let qp = driver.qps.get(&number).ok_or(Errno::INVAL)?;
-    let Qp { attr, cap, .. } = qp;
+    let cap = &qp.cap;
     let response = ib_uverbs_query_qp_resp {
-        dest: attr.dest,
         max_send_wr: cap.max_send_wr,
         max_recv_wr: cap.max_recv_wr,
         max_send_sge: cap.max_send_sge,
         max_recv_sge: cap.max_recv_sge,
         max_inline_data: cap.max_inline_data,
-        qkey: attr.qkey,
-        rq_psn: attr.rq_psn,
-        sq_psn: attr.sq_psn,
-        dest_qp_num: attr.dest_qp_num,
-        qp_access_flags: attr.qp_access_flags,
-        pkey_index: attr.pkey_index,
         qp_state: state,
         cur_qp_state: state,
-        path_mtu: attr.path_mtu,
-        max_rd_atomic: attr.max_rd_atomic,
-        max_dest_rd_atomic: attr.max_dest_rd_atomic,
-        min_rnr_timer: attr.min_rnr_timer,
-        port_num: attr.port_num.max(1),
-        timeout: attr.timeout,
-        retry_cnt: attr.retry_cnt,
-        rnr_retry: attr.rnr_retry,
+        port_num: 1,
         sq_sig_all: qp.signal_all.into(),
         ..Default::default()
     };
-    call.respond(&response);
+    call.respond(&match context {
+        Some(context) => attributes(qp, &context, response),
+        None => response,
+    });
     Ok(())
+}
+
+/// The attributes as the device has them, which a request changes: `query_qp_attr`.
+fn attributes(
+    qp: &Qp,
+    context: &Context,
+    response: ib_uverbs_query_qp_resp,
+) -> ib_uverbs_query_qp_resp {
+    const REARM: u64 = 1;
+    const MIGRATED: u64 = 3;
+    let path = context.sub(qpc::primary_address_path);
+    let right = |field, right: Access| {
+        if context.get(field) == 1 { right } else { Access::empty() }
+    };
+    // The device has no bit for local writes.
+    let access = right(qpc::rwe, Access::IB_UVERBS_ACCESS_REMOTE_WRITE)
+        | right(qpc::rre, Access::IB_UVERBS_ACCESS_REMOTE_READ)
+        | right(qpc::rae, Access::IB_UVERBS_ACCESS_REMOTE_ATOMIC);
+    let port = path.get(ads::vhca_port_num) as u8;
+    let has_path = qp.kind != Kind::Ud && port != 0;
+    ib_uverbs_query_qp_resp {
+        // The device does not keep all of a path.
+        dest: if has_path { qp.attr.dest } else { Default::default() },
+        qkey: context.get32(qpc::q_key),
+        rq_psn: context.get32(qpc::next_rcv_psn),
+        sq_psn: context.get32(qpc::next_send_psn),
+        dest_qp_num: context.get32(qpc::remote_qpn),
+        qp_access_flags: access.bits(),
+        pkey_index: path.get(ads::pkey_index) as u16,
+        path_mtu: context.get(qpc::mtu) as u8,
+        path_mig_state: match context.get(qpc::pm_state) {
+            MIGRATED => 0,
+            REARM => 1,
+            _ => 2,
+        },
+        max_rd_atomic: 1 << context.get(qpc::log_sra_max),
+        max_dest_rd_atomic: 1 << context.get(qpc::log_rra_max),
+        min_rnr_timer: context.get(qpc::min_rnr_nak) as u8,
+        port_num: port,
+        timeout: path.get(ads::ack_timeout) as u8,
+        retry_cnt: context.get(qpc::retry_count) as u8,
+        rnr_retry: context.get(qpc::rnr_retry) as u8,
+        ..response
+    }
 }
 
 pub(super) fn destroy(

@@ -54,16 +54,20 @@ pub(super) const MAX_SGE: u32 = 31;
 const SEGMENT: u32 = 16;
 
 fn create(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
+    // Handles come before all values.
+    let pd_handle = call.handle(UVERBS_ATTR_CREATE_SRQ_PD_HANDLE)?;
+    let pd = kernel.pd(call.file, pd_handle)?;
     let kind = call.u64_if(UVERBS_ATTR_CREATE_SRQ_TYPE).ok_or(Errno::INVAL)? as u32;
     let is_xrc = match ib_uverbs_srq_type(kind) {
         ib_uverbs_srq_type::IB_UVERBS_SRQT_BASIC => false,
         ib_uverbs_srq_type::IB_UVERBS_SRQT_XRC => true,
         // The device matches no tags.
-        ib_uverbs_srq_type::IB_UVERBS_SRQT_TM => return Err(Errno::OPNOTSUPP),
+        ib_uverbs_srq_type::IB_UVERBS_SRQT_TM => {
+            call.handle_if(UVERBS_ATTR_CREATE_SRQ_CQ_HANDLE).ok_or(Errno::NOENT)?;
+            return Err(Errno::OPNOTSUPP);
+        }
         _ => return Err(Errno::INVAL),
     };
-    let pd_handle = call.handle(UVERBS_ATTR_CREATE_SRQ_PD_HANDLE)?;
-    let pd = kernel.pd(call.file, pd_handle)?;
     let mut uses = vec![pd_handle];
     let mut domain = None;
     if is_xrc {
@@ -165,7 +169,7 @@ fn xrc_command(
 
 fn modify(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_modify_srq = call.core()?;
-    let number = kernel.srq(call.file, request.srq_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.srq(call.file, request.srq_handle)?;
     let given = ib_srq_attr_mask::from_bits_retain(request.attr_mask);
     if given.contains(ib_srq_attr_mask::IB_SRQ_MAX_WR) {
         // The driver resizes none.
@@ -198,7 +202,7 @@ fn modify(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 
 fn query(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let request: ib_uverbs_query_srq = call.core()?;
-    let number = kernel.srq(call.file, request.srq_handle).map_err(|_| Errno::INVAL)?;
+    let number = kernel.srq(call.file, request.srq_handle)?;
     let (driver, switch) = kernel.driver(call.file)?;
     let Some(srq) = driver.srqs.get(&number) else { return Err(Errno::INVAL) };
     // Firmware ends a limit when it reports that it is reached.

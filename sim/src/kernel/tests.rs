@@ -60,7 +60,7 @@ impl Bench {
         let context = mlx5_ib_alloc_ucontext_req_v2::default();
         let attrs = [input(UVERBS_ATTR_UHW_IN, &context)];
         bench.run(UVERBS_OBJECT_DEVICE, UVERBS_METHOD_GET_CONTEXT, attrs).unwrap();
-        let pd: ib_uverbs_alloc_pd_resp = bench.write(IB_USER_VERBS_CMD_ALLOC_PD, &[]).unwrap();
+        let pd: ib_uverbs_alloc_pd_resp = bench.write(IB_USER_VERBS_CMD_ALLOC_PD, &[0; 8]).unwrap();
         bench.pd = pd.pd_handle;
         bench
     }
