@@ -107,6 +107,8 @@ capabilities! {
     RawPacket = "raw_packet";
     /// Reliable connections.
     Rc = "rc";
+    /// A device and a kernel whose answers are on record.
+    Recorded = "recorded";
     /// Accesses that the device may reorder.
     RelaxedOrdering = "relaxed_ordering";
     /// Memory regions whose rights or domain change in place.

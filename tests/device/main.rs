@@ -23,6 +23,7 @@ mod confine;
 mod context;
 mod cq;
 mod device;
+mod differential;
 mod ece;
 #[cfg(feature = "tokio")]
 mod endings;
@@ -116,6 +117,7 @@ fn main() -> ExitCode {
         context::trials(),
         cq::trials(),
         device::trials(),
+        differential::trials(),
         ece::trials(),
         #[cfg(feature = "tokio")]
         epoll::trials(),

@@ -26,6 +26,9 @@ const CHOSEN: &str = "device";
 /// The suite of the library's unit tests, whose harness is the standard library's.
 const UNIT: &str = "unit";
 
+/// The variable by which a test prints a new record in place of comparing with the old one.
+const RECORD: &str = "UVERBS_TEST_RECORD";
+
 /// Tests of this module run as root, all others as the user.
 const ROOT: &str = "root::";
 
@@ -318,6 +321,10 @@ fn environment(options: RunOptions) -> Vec<(String, String)> {
     }
     if options.soak {
         environment.push(("UVERBS_SOAK".into(), "1".into()));
+    }
+    // Asks a test to print what it records.
+    if std::env::var_os(RECORD).is_some() {
+        environment.push((RECORD.into(), "1".into()));
     }
     environment
 }
