@@ -27,7 +27,7 @@
 
 pub use uverbs_sim::{
     Clock, CqeError, Device, Fabric, FabricBuilder, FabricError, Findings, Limits, MAX_DEVICES,
-    Mode, POISON, Profile, Rates, Side, Syndrome, Verb,
+    Mode, POISON, Profile, Rates, Side, Syndrome, Verb, each_seed,
 };
 
 #[cfg(feature = "tokio")]

@@ -142,6 +142,7 @@ use std::pin::Pin;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 use std::task::{self, Poll, Waker, ready};
+use uverbs_host::HostSystem;
 
 /// How often in a row the file may be reported as readable without an event.
 const MAX_FALSE_ALARMS: u32 = 1000;
@@ -280,6 +281,35 @@ impl AsyncEventChannel {
         readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
     ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
         AsyncEventChannel::on(EventChannel::open()?, readiness)
+    }
+
+    /// As [`new`](Self::new), of a hosted kernel, which stands for Linux in this process; see
+    /// [`EventChannel::open_on`].
+    ///
+    /// **Unstable**, as `uverbs-host` is.
+    ///
+    /// ```
+    /// # #[cfg(all(feature = "sim", feature = "tokio"))] {
+    /// use uverbs::aio::cm::AsyncEventChannel;
+    /// use uverbs::aio::tokio::Registered;
+    /// use uverbs::sim::{Fabric, Mode};
+    ///
+    /// let fabric = Fabric::new(2, Mode::Trapped);
+    /// let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// let _in_its_context = event_loop.enter();
+    /// let (channel, driver) = AsyncEventChannel::new_on(&fabric.system(), Registered::new)?;
+    /// # drop((channel, driver)); }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`EventChannel::open_on`], and what `readiness` returns.
+    pub fn new_on<W: Readiness>(
+        system: &Arc<dyn HostSystem>,
+        readiness: impl FnOnce(BorrowedFd<'_>) -> Result<W>,
+    ) -> Result<(AsyncEventChannel, ChannelDriver<W>)> {
+        AsyncEventChannel::on(EventChannel::open_on(system)?, readiness)
     }
 
     fn on<W: Readiness>(

