@@ -603,3 +603,72 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
     assert_eq!(context.query_port(1)?.state, PortState::DOWN);
     Ok(())
 }
+
+/// The regions are gone when the history is asked for, and are named all the same.
+#[test]
+fn a_history_tells_of_faults_and_of_what_went_with_a_device() -> Result<()> {
+    let left = Profile::new().name("left");
+    let right = Profile::new().name("right");
+    let fabric = Fabric::builder().stepped(1).history().device(left).device(right).build()?;
+    let (mut a, mut b) = End::pair(&fabric)?;
+    b.recv()?;
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    let left = fabric.device("left").ok_or("left is there")?;
+    left.refuse_receives(2);
+    left.set_link(false);
+    assert!(fabric.kill(&b.context));
+    left.unplug();
+    let history = fabric.history();
+    let has = |text: &str| assert!(history.contains(text), "{text:?} is not in:\n{history}");
+    has("left: fault: no receive for the next 2 messages");
+    has("left: fault: the link goes down");
+    has("right: fault: context 2 is killed");
+    has("left: fault: the device is unplugged");
+    has("8 bytes of mr 0x");
+    has("8 bytes at mr 0x");
+    assert!(!history.contains("key 0x"), "{history}");
+    Ok(())
+}
+
+/// A reset that fails proves nothing, but the destruction that follows does.
+#[test]
+fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Result<()> {
+    use uverbs::owned::OwnedCompletionQueue;
+    for failures in 1..=3 {
+        let fabric = fabric(1);
+        let context = open(&fabric, "left")?;
+        let left = fabric.device("left").ok_or("left is there")?;
+        let peer = End::new(&fabric, "right")?;
+        let pd = context.alloc_pd()?;
+        let pool = pd.buffer_pool_builder(64).count(4).build()?;
+        let mut cq = OwnedCompletionQueue::new(context.cq_builder(16).build()?);
+        let build = |cq: &OwnedCompletionQueue<u8>| {
+            pd.qp_builder(cq.queue(), cq.queue(), QpType::RC).max_send_wr(4).max_recv_wr(4).build()
+        };
+        let (mut qp, capacity) = (cq.adopt(build(&cq)?)?, cq.queue().capacity());
+        let (here, there) = (qp.endpoint(1, 3)?, peer.qp.endpoint(1, 3)?);
+        qp.handshake(&there)?;
+        peer.qp.handshake(&here)?;
+        let mut batch = qp.recv_batch()?;
+        batch.push(pool.take().ok_or("no buffer")?, 1)?;
+        batch.push(pool.take().ok_or("no buffer")?, 2)?;
+        batch.ring()?;
+        for _ in 0..failures {
+            left.fail_call(Verb::ModifyQp, 0, Errno::NOMEM);
+        }
+        drop(qp);
+        assert_eq!((pool.idle(), context.leaked()), (4, 0), "{failures}");
+        // Its room in the completion queue is free again.
+        let all = capacity / 8;
+        let qps: Vec<_> = (0..all)
+            .map(|_| cq.adopt(build(&cq)?).map_err(|e| e.error))
+            .collect::<uverbs::Result<_>>()?;
+        drop((qps, cq, pool, pd));
+        let devices = devices_on(&fabric.system());
+        let counts =
+            devices.iter().find(|device| device.name() == "left").ok_or("left")?.resources()?;
+        assert_eq!((counts.qp(), counts.mr(), counts.cq()), (Some(0), Some(0), Some(0)));
+    }
+    Ok(())
+}

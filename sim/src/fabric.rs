@@ -5,7 +5,7 @@ use crate::faults::Rates;
 use crate::kernel::Kernel;
 use crate::network::Interface;
 use crate::profile::Profile;
-use crate::seeds::Prints;
+use crate::seeds::{self, Prints};
 use crate::strict::Findings;
 pub use crate::world::Mode;
 use crate::world::World;
@@ -114,6 +114,9 @@ impl FabricBuilder {
             kernel.record_history(prints);
         }
         let world = World::new(kernel, self.mode);
+        if prints == Prints::Always {
+            seeds::note(&world);
+        }
         let system: Arc<dyn HostSystem> = world.clone();
         uverbs_host::register(&system);
         Ok(Fabric { world })

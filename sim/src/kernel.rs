@@ -53,6 +53,7 @@ use crate::seeds::Prints;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
 use uverbs_connectx::fabric::Fabric as Switch;
@@ -359,6 +360,9 @@ impl Kernel {
     /// Closes the file behind a descriptor as if its program had died; answers whether there is one.
     pub(crate) fn kill(&mut self, fd: BorrowedFd<'_>, now: u64) -> bool {
         if let Some(file) = self.file_behind(fd) {
+            if let Ok(device) = self.file(file).map(|file| file.device) {
+                self.note_fault(now, device, format_args!("context {} is killed", file.0));
+            }
             self.disassociate(file);
             return true;
         }
@@ -389,6 +393,8 @@ impl Kernel {
 
     /// Destroys all objects of a file.
     fn destroy_all(&mut self, id: FileId) {
+        // While the regions are there that its requests name.
+        self.write_history();
         let Some(file) = self.files.get(&id) else { return };
         let mut handles: Vec<_> =
             file.objects.iter().map(|(handle, entry)| (entry.age, *handle)).collect();
@@ -532,7 +538,7 @@ impl Kernel {
     }
 
     /// Adds a call of a file to the history.
-    fn note(&mut self, file: FileId, call: std::fmt::Arguments<'_>, answer: Result<()>) {
+    fn note(&mut self, file: FileId, call: fmt::Arguments<'_>, answer: Result<()>) {
         self.write_history();
         let Some(OpenFile { device, .. }) = self.files.get(&file) else { return };
         let (device, FileId(number)) = (*device, file);
@@ -578,6 +584,14 @@ impl Kernel {
             })
         });
         left.collect()
+    }
+
+    /// Adds a line about a fault of the script at a device.
+    pub(crate) fn note_fault(&mut self, now: u64, device: usize, fault: fmt::Arguments<'_>) {
+        self.write_history();
+        if let Some(history) = &mut self.history {
+            history.add(now, &self.drivers[device].name, format_args!("fault: {fault}"));
+        }
     }
 
     fn check_associated(&self, file: FileId) -> Result<()> {

@@ -1,11 +1,13 @@
 //! A test with many seeds: which one fails, and how it is replayed.
 
+use crate::world::World;
 use std::any::Any;
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
 use std::fmt::Display;
 use std::io::Write;
 use std::ops::Range;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::{Arc, Weak};
 
 /// The variable that chooses one seed.
 const VARIABLE: &str = "UVERBS_SIM_SEED";
@@ -25,6 +27,13 @@ pub(crate) enum Prints {
 thread_local! {
     /// When fabrics that this thread makes print their history.
     static PRINTS: Cell<Prints> = const { Cell::new(Prints::InPanics) };
+    /// Fabrics of the second run.
+    static AGAIN: RefCell<Vec<Weak<World>>> = const { RefCell::new(Vec::new()) };
+}
+
+/// Notes a fabric of the second run, which is still there afterwards if the test leaks an object.
+pub(crate) fn note(world: &Arc<World>) {
+    AGAIN.with_borrow_mut(|worlds| worlds.push(Arc::downgrade(world)));
 }
 
 impl Prints {
@@ -85,6 +94,8 @@ pub fn each_seed<E: Display>(seeds: Range<u64>, mut test: impl FnMut(u64) -> Res
     let Some((seed, failure)) = failing else { return };
     say(&format!("seed {seed} fails; its history, in a second run:"));
     let again = run(seed, Prints::Always);
+    let left: Vec<_> = AGAIN.take().iter().filter_map(Weak::upgrade).collect();
+    left.iter().for_each(|world| world.print_history());
     if again.is_none() {
         say(
             "the second run did not fail: something beside the seed decides (time, threads, addresses)",
@@ -122,5 +133,24 @@ mod tests {
         // The last one again, for its history.
         assert_eq!(tried, [3, 4, 5, 6, 7, 7]);
         each_seed(0..3, |_| Ok::<(), String>(()));
+    }
+
+    /// A leak is what many tests are about, and their failure has a history, too.
+    #[test]
+    fn a_fabric_that_the_second_run_leaves_behind_is_printed() {
+        let mut left = Vec::new();
+        let panic = catch_unwind(AssertUnwindSafe(|| {
+            each_seed(1..2, |seed| {
+                let device = crate::Profile::new().name("left");
+                let fabric = crate::Fabric::builder().stepped(seed).history().device(device);
+                let fabric = fabric.build().unwrap();
+                fabric.device("left").unwrap().set_link(false);
+                left.push(fabric);
+                Err::<(), _>("a leak")
+            });
+        }));
+        assert!(panic.is_err());
+        let histories = left.iter().map(|fabric| fabric.history().is_empty());
+        assert_eq!(histories.collect::<Vec<_>>(), [false, true], "of the second run it is printed");
     }
 }

@@ -194,6 +194,15 @@ impl World {
         kernel.check()
     }
 
+    /// Prints what has happened, if it is to be printed now, and forgets it.
+    pub(crate) fn print_history(&self) {
+        let Ok(mut kernel) = self.kernel() else { return };
+        kernel.write_history();
+        let history = kernel.history.take();
+        drop(kernel);
+        history.iter().for_each(History::print);
+    }
+
     /// Changes the fabric for a test; does nothing in a child of `fork`.
     pub(crate) fn disturb<T: Default>(&self, change: impl FnOnce(&mut Kernel) -> T) -> T {
         self.enter(|kernel| Ok(change(kernel))).unwrap_or_default()
@@ -404,10 +413,7 @@ impl World {
 impl Drop for World {
     fn drop(&mut self) {
         self.timer.get().into_iter().for_each(Thread::unpark);
-        if let Ok(mut kernel) = self.kernel() {
-            kernel.write_history();
-            kernel.history.iter().for_each(History::print);
-        }
+        self.print_history();
     }
 }
 

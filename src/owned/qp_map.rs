@@ -25,23 +25,50 @@ pub(super) struct AdoptedQp<T> {
     recv: Loans<T>,
     /// The most completions that its sends may have in the completion queue at once.
     depth: u32,
-    /// Whether the queue pair is reset or destroyed, and completes nothing more.
+    closing: Arc<Closing>,
+}
+
+/// Whether a queue pair is reset or destroyed, and completes nothing more.
+#[derive(Debug)]
+struct Closing {
+    number: u32,
     closed: AtomicBool,
     /// The map's list of queue pairs that were closed.
     closed_numbers: Arc<Lock<Vec<u32>>>,
 }
 
-impl<T> AdoptedQp<T> {
-    fn is_closed(&self) -> bool {
-        self.closed.load(Ordering::Acquire)
-    }
-
-    /// The queue pair completes nothing more.
-    pub(super) fn close(&self) {
+impl Closing {
+    fn close(&self) {
         self.closed.store(true, Ordering::Release);
         if let Some(mut numbers) = self.closed_numbers.lock() {
             numbers.push(self.number);
         }
+    }
+}
+
+/// Closes a queue pair when it is dropped.
+#[derive(Debug)]
+pub(super) struct CloseWhenDropped(Arc<Closing>);
+
+impl Drop for CloseWhenDropped {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl<T> AdoptedQp<T> {
+    fn is_closed(&self) -> bool {
+        self.closing.closed.load(Ordering::Acquire)
+    }
+
+    /// The queue pair completes nothing more.
+    pub(super) fn close(&self) {
+        self.closing.close();
+    }
+
+    /// For a queue pair that completes nothing more once the value is dropped.
+    pub(super) fn close_when_dropped(&self) -> CloseWhenDropped {
+        CloseWhenDropped(self.closing.clone())
     }
 }
 
@@ -163,16 +190,8 @@ impl<T> QpMap<T> {
         depth: u32,
     ) -> Arc<AdoptedQp<T>> {
         let (closed, closed_numbers) = (AtomicBool::new(false), self.closed_numbers.clone());
-        Arc::new(AdoptedQp {
-            number,
-            _member: member,
-            _lease: lease,
-            send,
-            recv,
-            depth,
-            closed,
-            closed_numbers,
-        })
+        let closing = Arc::new(Closing { number, closed, closed_numbers });
+        Arc::new(AdoptedQp { number, _member: member, _lease: lease, send, recv, depth, closing })
     }
 
     /// The most completions that all queue pairs may have in the completion queue at once. Receives of a

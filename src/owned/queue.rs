@@ -12,6 +12,7 @@ use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;
 use crate::wc::WcOpcode;
 use crate::wr::{Payload, PostError, RingError, SendFlags, SendOp, SendWr, Sge};
+use std::any::Any;
 use std::fmt;
 use std::ops::Deref;
 use std::sync::Arc;
@@ -197,11 +198,22 @@ impl<T, S: Sharing> Drop for OwnedQueuePair<T, S> {
             // First, because dropping the program's memory and tags may panic.
             self.adopted.close();
             Loans::reclaim(self.loan_tables(), drop);
-        } else {
-            // The device may still work on what is lent, so the tables are leaked.
-            self.loan_tables().for_each(|loans| std::mem::forget(loans.clone()));
-            self.qp.qp.file().count_leak();
+            return;
         }
+        // The device may still work on what is lent. It comes back when the queue pair is destroyed, which is tried
+        // when its last handle is dropped; if the kernel refuses that, too, it is leaked with the queue pair.
+        let mut kept: Vec<Box<dyn Any + Send>> = vec![Box::new(self.adopted.close_when_dropped())];
+        let mut calls = FirstPanic::default();
+        calls.catch(|| {
+            Loans::reclaim(self.loan_tables(), |lent| {
+                if let Some((memory, tag)) = memory_and_tag(lent) {
+                    kept.push(Box::new(memory));
+                    drop(tag);
+                }
+            });
+        });
+        self.qp.qp.keep(kept);
+        calls.resume();
     }
 }
 

@@ -282,6 +282,7 @@ impl<S: Sharing> QpBuilder<S> {
             ece: ece.map(EceState::new),
             named,
             retired: false,
+            kept: Lock::default(),
         });
         // Before anything can be posted: the poller must know the queue pair of each completion.
         qp.each_cq(|cq| cq.members.attach(&qp.member));

@@ -34,6 +34,7 @@ use crate::cq::CqInner;
 use crate::error::{Error, ErrorWith, Result};
 use crate::events::keys::EventKey;
 use crate::file::File;
+use crate::first_panic::FirstPanic;
 use crate::mcast::Groups;
 use crate::memory::lock::{Guard, Lock};
 use crate::number::Qpn;
@@ -45,6 +46,7 @@ use crate::wr::PostError;
 use crate::xrcd::XrcdInner;
 use ece::EceState;
 use state::Tracked;
+use std::any::Any;
 use std::fmt;
 use std::sync::Arc;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
@@ -108,6 +110,8 @@ pub(crate) struct QpInner {
     named: Option<Arc<NamedAddresses>>,
     /// Whether it was retired from its completion queues.
     retired: bool,
+    /// Dropped once the kernel confirmed that the queue pair is gone, and else leaked.
+    kept: Lock<Vec<Box<dyn Any + Send>>>,
 }
 
 /// The objects that a queue pair was created from, and keeps alive.
@@ -183,6 +187,15 @@ impl QpInner {
         Ok(())
     }
 
+    /// Keeps what the device may still reach until the kernel confirmed that the queue pair is gone.
+    pub(crate) fn keep(&self, values: Vec<Box<dyn Any + Send>>) {
+        match self.kept.lock() {
+            Some(mut kept) => kept.extend(values),
+            // A forked child: all of it is the parent's.
+            None => values.into_iter().for_each(std::mem::forget),
+        }
+    }
+
     /// Visits its completion queues, each once.
     fn each_cq(&self, visit: impl Fn(&CqInner)) {
         let Base::Domain { send_cq, recv_cq, .. } = &self.base else { return };
@@ -222,14 +235,17 @@ impl QpInner {
 
 impl Drop for QpInner {
     fn drop(&mut self) {
+        let kept = self.kept.get_mut().map(std::mem::take).unwrap_or_default();
         if self.file().epoch.is_over() {
-            return;
+            return kept.into_iter().for_each(std::mem::forget);
         }
-        if self.destroy().is_err() {
-            // No second try: it might succeed after the number was given up for good.
-            self.object.abandon();
-            self.each_cq(|cq| cq.members.retire_for_good(&self.member));
+        if self.destroy().is_ok() {
+            return FirstPanic::drop_each(kept);
         }
+        kept.into_iter().for_each(std::mem::forget);
+        // No second try: it might succeed after the number was given up for good.
+        self.object.abandon();
+        self.each_cq(|cq| cq.members.retire_for_good(&self.member));
     }
 }
 

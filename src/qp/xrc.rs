@@ -139,6 +139,7 @@ impl XrcDomain {
             ece: ece.map(EceState::new),
             named: None,
             retired: false,
+            kept: Lock::default(),
         });
         XrcTarget { control: QpControl { qp: QpHandle::new(qp) } }
     }
