@@ -36,14 +36,8 @@ impl Drop for LastHandle {
         let Some(qp) = self.0.upgrade() else { return };
         let is_revocable = matches!(qp.base, Base::Domain { .. }) && !qp.file().epoch.is_over();
         if is_revocable && !qp.revoke() {
-            // The kernel may still destroy it, which says more than a reset does, unless something else keeps it.
-            match Arc::try_unwrap(qp) {
-                Ok(sole) => drop(sole),
-                Err(qp) => {
-                    qp.file().count_leak();
-                    mem::forget(qp);
-                }
-            }
+            qp.file().count_leak();
+            mem::forget(qp);
         }
     }
 }

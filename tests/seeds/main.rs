@@ -11,7 +11,7 @@
 mod echo;
 mod harness;
 //mod key_value;
-//mod requests;
+mod requests;
 
 use harness::{Record, Result};
 use std::ops::Range;
@@ -39,4 +39,9 @@ fn each_seed(run: impl Fn(u64) -> Result<Record>) {
 #[test]
 fn an_echo_is_what_was_sent() {
     each_seed(|seed| harness::play(seed, echo::run));
+}
+
+#[test]
+fn a_request_has_one_reply_its_own() {
+    each_seed(|seed| harness::play(seed, requests::run));
 }
