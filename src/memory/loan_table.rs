@@ -358,9 +358,9 @@ impl<P> LoanTable<P> {
         FirstPanic::drop_each(self.take_unposted(next));
     }
 
-    /// Takes back everything that is lent in these tables. The caller knows that the device completes
-    /// no more of these requests. If `visit` panics, the other loans are still visited, and the first panic
-    /// is resumed afterwards.
+    /// Takes back everything that is lent in these tables, of each in the order in which it was lent. The caller
+    /// knows that the device completes no more of these requests. If `visit` panics, the other loans are still
+    /// visited, and the first panic is resumed afterwards.
     pub(crate) fn reclaim<'t>(
         tables: impl IntoIterator<Item = &'t LoanTable<P>>,
         mut visit: impl FnMut(P),
@@ -368,12 +368,20 @@ impl<P> LoanTable<P> {
         P: 't,
     {
         let mut visits = FirstPanic::default();
-        for payload in tables
-            .into_iter()
-            .flat_map(LoanTable::lendable_slots)
-            .filter_map(LoanSlot::take_back_any)
-        {
-            visits.catch(|| visit(payload));
+        for table in tables {
+            let lent = |slot: &'t LoanSlot<P>| {
+                let state = slot.state.load(Ordering::Relaxed);
+                (state & NOT_LENT == 0).then_some((state, slot))
+            };
+            let mut loans: Vec<_> = table.lendable_slots().filter_map(lent).collect();
+            // Counts wrap, and those that are lent at a time are near each other.
+            let first = loans.first().map_or(0, |(wr_id, _)| *wr_id);
+            loans.sort_unstable_by_key(|(wr_id, _)| wr_id.wrapping_sub(first) as i64);
+            for (wr_id, slot) in loans {
+                if let Some(loan) = slot.take_back(wr_id) {
+                    visits.catch(|| visit(loan.take()));
+                }
+            }
         }
         visits.resume();
     }

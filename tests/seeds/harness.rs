@@ -264,6 +264,12 @@ impl Stage {
         }
     }
 
+    /// Closes what a fault would have needed.
+    pub(crate) fn end(&self) {
+        self.relieve();
+        *self.processes.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+    }
+
     /// Ends a fault that passes.
     pub(crate) fn relieve(&self) {
         if let (Fault::Flap, Some(device)) = (self.fault, self.fabric.device(NAMES[self.side])) {
@@ -328,8 +334,7 @@ pub(crate) fn play<F: Future<Output = Result<Vec<u8>>>>(
         let end = timeout(DEADLINE, program(stage.clone(), dice.fork())).await;
         saboteur.abort();
         let _ = saboteur.await;
-        stage.relieve();
-        *stage.processes.lock().unwrap_or_else(PoisonError::into_inner) = Default::default();
+        stage.end();
         sleep(CLEANING).await;
         let tasks =
             std::mem::take(&mut *stage.tasks.lock().unwrap_or_else(PoisonError::into_inner));

@@ -10,7 +10,7 @@
 
 mod echo;
 mod harness;
-//mod key_value;
+mod key_value;
 mod requests;
 
 use harness::{Record, Result};
@@ -44,4 +44,9 @@ fn an_echo_is_what_was_sent() {
 #[test]
 fn a_request_has_one_reply_its_own() {
     each_seed(|seed| harness::play(seed, requests::run));
+}
+
+#[test]
+fn a_value_is_one_that_was_written() {
+    each_seed(key_value::run);
 }

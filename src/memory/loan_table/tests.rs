@@ -95,6 +95,21 @@ fn reclaiming_takes_every_loan_back() {
     assert_eq!((lender.room(), lender.table().take(wr_ids[0])), (8, None));
 }
 
+/// Requests of a queue that is reset end in the order in which they were posted, as a device flushes them.
+#[test]
+fn reclaiming_keeps_the_order_of_the_queue() {
+    let mut lender = Lender::new(4, 0);
+    for n in 0..11 {
+        let wr_id = lender.lend(n).unwrap();
+        if n < 7 {
+            assert_eq!(lender.table().take(wr_id), Some(n));
+        }
+    }
+    let mut back = Vec::new();
+    LoanTable::reclaim([lender.table()], |n| back.push(n));
+    assert_eq!(back, [7, 8, 9, 10]);
+}
+
 #[test]
 fn dropping_the_table_drops_its_loans() {
     let payload = Arc::new(());
