@@ -293,6 +293,59 @@ fn a_task_steps_the_fabric_and_runs_repeat() -> Result<()> {
     Ok(())
 }
 
+/// A call long after the last step is made now, and its timers run from now: a request to disconnect whose retry is due
+/// when the event loop comes back to the fabric would be sent twice at once.
+#[cfg(all(feature = "sim", feature = "tokio"))]
+#[test]
+fn calls_between_two_steps_are_at_the_time_of_the_event_loop() -> Result<()> {
+    use tokio::time::sleep;
+    use uverbs::aio::cm::AsyncEventChannel;
+    use uverbs::cm::{ConnectParam, Connector};
+    const LONG: Duration = Duration::from_secs(100);
+    let devices = Fabric::builder().device(Profile::new()).device(Profile::new());
+    let fabric = devices.stepped(1).history().build()?;
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    let runtime = builder.enable_all().start_paused(true).build()?;
+    let driven = fabric.clone();
+    runtime.spawn(async move { driven.drive(uverbs::sim::TokioClock::new()).await });
+    runtime.block_on(async {
+        let create = |context: &Context| {
+            let cq = context.cq_builder(4).build()?;
+            let qp = context.alloc_pd()?.qp_builder(&cq, &cq, QpType::RC).build()?;
+            Ok::<_, uverbs::Error>((qp, cq))
+        };
+        let system = fabric.system();
+        let (server, _driver) = AsyncEventChannel::spawn_on(&system)?;
+        let listener = server.listen("10.0.0.2:0", 4)?;
+        let connector = Connector::new(listener.local_addr()?)?.from("10.0.0.1:0".parse()?);
+        let (client, _driver) = AsyncEventChannel::spawn_on(&system)?;
+        let passive = tokio::spawn(async move {
+            let request = listener.next_request().await?;
+            let (qp, cq) = create(&request.context()?)?;
+            let accepted = server.accept(request, &ConnectParam::new(), |_| Ok(qp)).await;
+            Result::Ok((accepted.map_err(|error| error.to_string())?, cq))
+        });
+        let mut queue = None;
+        let connected = client.connect(&connector, |route| {
+            let (qp, cq) = create(&route.context()?)?;
+            queue = Some(cq);
+            Ok(qp)
+        });
+        let (_qp, connection) = connected.await.map_err(|error| error.to_string())?;
+        let ((_theirs, accepted), _cq) = passive.await??;
+        sleep(LONG).await;
+        assert!(fabric.now() >= LONG, "{:?}", fabric.now());
+        drop(connection);
+        accepted.disconnected().await?;
+        Result::Ok(())
+    })?;
+    let history = fabric.history();
+    let asked: Vec<&str> = history.lines().filter(|line| line.contains("DREQ")).collect();
+    assert_eq!(asked.len(), 1, "{asked:?}");
+    assert!(asked[0].trim_start().starts_with("10000"), "{asked:?}");
+    Ok(())
+}
+
 #[cfg(feature = "tokio")]
 fn play(runtime: &tokio::runtime::Runtime, fabric: &Fabric) -> Result<()> {
     const ROUNDS: usize = 100;

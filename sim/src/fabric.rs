@@ -252,11 +252,15 @@ impl Fabric {
     /// steps the tasks of the program run, and when there is nothing to do this sleeps until the next timer, so that
     /// a paused clock moves on. It never ends.
     ///
-    /// `clock` tells the time since its start, and sleeps.
-    pub async fn drive(&self, clock: impl Clock) {
+    /// `clock` tells the time since its start, and sleeps. It is asked in each call of the program, too.
+    pub async fn drive(&self, clock: impl Clock + Send + Sync + 'static) {
         let world = &self.world;
-        let base = clock.elapsed();
-        let now = || clock.elapsed().saturating_sub(base).as_nanos() as u64;
+        let clock = Arc::new(clock);
+        // The fabric may have had a time of its own before.
+        let (base, since) = (clock.elapsed(), world.nanoseconds());
+        let told = clock.clone();
+        let now = move || since + told.elapsed().saturating_sub(base).as_nanos() as u64;
+        let _follows = world.follow(Arc::new(now.clone()));
         loop {
             world.set_time(now());
             while world.step() {
@@ -288,7 +292,8 @@ impl Fabric {
 
 /// The clock of an event loop.
 pub trait Clock {
-    /// The time since some moment that stays the same.
+    /// The time since some moment that stays the same. Where the clock cannot be read, outside of its event loop for
+    /// one, it is zero, and the fabric's time stands still.
     fn elapsed(&self) -> Duration;
 
     /// A future that ends after a while.

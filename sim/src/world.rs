@@ -84,6 +84,22 @@ pub(crate) struct World {
     shared: AtomicBool,
     /// Tasks that step the fabric, and are woken when the program gave it something to do.
     drivers: Mutex<Vec<Waker>>,
+    /// The clock of the event loop that steps the fabric, in nanoseconds.
+    clock: Mutex<Option<DrivingClock>>,
+    /// Whether there is one.
+    has_clock: AtomicBool,
+}
+
+/// Tells the time of the fabric that an event loop steps.
+pub(crate) type DrivingClock = Arc<dyn Fn() -> u64 + Send + Sync>;
+
+/// Has an event loop's clock tell the time until it is dropped.
+pub(crate) struct ClockGuard<'w>(&'w World);
+
+impl Drop for ClockGuard<'_> {
+    fn drop(&mut self) {
+        self.0.set_clock(None);
+    }
 }
 
 impl fmt::Debug for World {
@@ -110,6 +126,8 @@ impl World {
             first_user: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             drivers: Mutex::default(),
+            clock: Mutex::default(),
+            has_clock: AtomicBool::new(false),
         });
         if mode == Mode::Trapped {
             world.start_timer();
@@ -140,8 +158,32 @@ impl World {
     pub(crate) fn nanoseconds(&self) -> u64 {
         match self.mode {
             Mode::Trapped => self.started.elapsed().as_nanos() as u64,
-            Mode::Stepped { .. } => self.virtual_now.load(Ordering::SeqCst),
+            Mode::Stepped { .. } => {
+                // The program may call long after the last step.
+                if self.has_clock.load(Ordering::Relaxed) {
+                    let clock = self.lock_clock().clone();
+                    clock.into_iter().for_each(|clock| self.set_time(clock()));
+                }
+                self.virtual_now.load(Ordering::SeqCst)
+            }
         }
+    }
+
+    fn lock_clock(&self) -> MutexGuard<'_, Option<DrivingClock>> {
+        self.clock.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn set_clock(&self, clock: Option<DrivingClock>) {
+        self.has_clock.store(clock.is_some(), Ordering::Relaxed);
+        *self.lock_clock() = clock;
+    }
+
+    /// Takes the time from the clock of an event loop, while the guard lives.
+    pub(crate) fn follow(&self, clock: DrivingClock) -> ClockGuard<'_> {
+        if self.is_here() {
+            self.set_clock(Some(clock));
+        }
+        ClockGuard(self)
     }
 
     /// Whether the program has to step it.

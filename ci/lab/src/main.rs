@@ -44,6 +44,7 @@ mod qemu;
 mod quick;
 mod release;
 mod runner;
+mod seeds;
 mod session;
 mod smoke;
 mod soak;

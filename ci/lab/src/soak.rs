@@ -19,7 +19,7 @@ use crate::suite::TestScope;
 use crate::summary::{Section, Summary};
 use crate::test::{self, LazySetup, SetupRequest};
 use crate::workspace::Workspace;
-use crate::{host, host_mutants, outcome};
+use crate::{host, host_mutants, outcome, seeds};
 use anyhow::{Context, Result, bail};
 use clap::Args;
 use std::fs;
@@ -87,6 +87,17 @@ const PARTS: &[Part] = &[
         name: "host-mutants",
         shows: "of 200 lines of the data path that a machine changes, the host tests notice 19 in 20",
         run: |_, _| Ok(vec![host_mutants::section()?]),
+    },
+    Part {
+        name: "seeds",
+        shows: "an echo, a request and a key-value program with faults of 10,000 seeds on the fabric in place of 300, \
+                each seed twice with the same history and memory",
+        run: |workspace, _| Ok(vec![seeds::soak(workspace)?]),
+    },
+    Part {
+        name: "seed-mistakes",
+        shows: "of 100 seeds some find each of four mistakes planted in `owned` and `aio`, and others do not",
+        run: |workspace, _| Ok(vec![seeds::mistakes(workspace)?]),
     },
     Part {
         name: "pyverbs",

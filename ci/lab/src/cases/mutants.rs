@@ -25,17 +25,17 @@ use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 /// Names the mistake that is made.
-const VARIABLE: &str = "UVERBS_MUTANT";
+pub(crate) const VARIABLE: &str = "UVERBS_MUTANT";
 /// Placeholder in a mistake for "if this one is chosen".
 const CHOSEN: &str = "CHOSEN";
 /// The function for the placeholder, appended to the library's root.
-const CHOICE: &str = r#"
+pub(crate) const CHOICE: &str = r#"
 pub(crate) fn mutant(name: &str) -> bool {
     static CHOSEN: std::sync::OnceLock<Option<String>> = std::sync::OnceLock::new();
     CHOSEN.get_or_init(|| std::env::var("UVERBS_MUTANT").ok()).as_deref() == Some(name)
 }
 "#;
-const ROOT: &str = "src/lib.rs";
+pub(crate) const ROOT: &str = "src/lib.rs";
 
 /// The tests of the device suite that run.
 const TESTS: &str = "mlx5::stress";
@@ -242,14 +242,14 @@ fn build(workspace: &Workspace) -> Result<PathBuf> {
 }
 
 /// Makes a mistake.
-fn change(copy: &Path, mutant: &str, edit: &Edit) -> Result<()> {
+pub(crate) fn change(copy: &Path, mutant: &str, edit: &Edit) -> Result<()> {
     let path = copy.join(edit.file);
     let text = fs::read_to_string(&path).with_context(|| format!("read {}", path.display()))?;
     fs::write(&path, changed(&text, mutant, edit)?)?;
     Ok(())
 }
 
-fn changed(text: &str, mutant: &str, edit: &Edit) -> Result<String> {
+pub(crate) fn changed(text: &str, mutant: &str, edit: &Edit) -> Result<String> {
     let Edit { file, to, .. } = edit;
     ensure!(to.contains(CHOSEN), "{mutant}: the change of {file} does not depend on the choice");
     let made = replaced(text, mutant, edit)?;

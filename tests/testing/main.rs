@@ -1,0 +1,152 @@
+//! The tests of docs/TESTING.md, which shows parts of them.
+#![cfg(all(feature = "sim", feature = "tokio"))]
+
+mod publish;
+
+use publish::{Publisher, RECORD, Reader, Result};
+use std::time::Duration;
+use uverbs::device::devices_on;
+use uverbs::sim::{Fabric, Mode, Profile, Rates, TokioClock, Verb, each_seed};
+use uverbs::{Context, Errno};
+
+#[test]
+fn a_record_arrives() -> Result<()> {
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let devices = devices_on(&fabric.system());
+    let reader = Reader::new(&Context::open(&devices[1])?)?;
+    let mut publisher = Publisher::new(&Context::open(&devices[0])?, &reader)?;
+    publisher.publish_in_order(&reader, 7)?;
+    while reader.take(7).is_none() {
+        assert!(fabric.step() || fabric.advance(), "nothing is under way");
+    }
+    assert_eq!(reader.take(7), Some(vec![7; RECORD]));
+    Ok(())
+}
+
+#[test]
+fn a_publisher_notices_that_its_reader_died() -> Result<()> {
+    let fabric = Fabric::builder()
+        .stepped(1)
+        .device(Profile::new().name("publisher"))
+        .device(Profile::new().name("reader"))
+        .build()?;
+    let devices = devices_on(&fabric.system());
+    let of_reader = Context::open(&devices[1])?;
+    let reader = Reader::new(&of_reader)?;
+    let mut publisher = Publisher::new(&Context::open(&devices[0])?, &reader)?;
+    fabric.kill(&of_reader);
+    publisher.publish_in_order(&reader, 1)?;
+    while fabric.step() || fabric.advance() {}
+    assert_eq!(publisher.reap().unwrap_err().to_string(), "transport retries exceeded");
+    // Seven repetitions of half a second each, in virtual time.
+    assert!(fabric.now() > Duration::from_millis(400));
+    Ok(())
+}
+
+#[test]
+fn a_publisher_without_memory_says_so() -> Result<()> {
+    let fabric = Fabric::builder().stepped(1).device(Profile::new().name("only")).build()?;
+    let context = Context::open(&devices_on(&fabric.system())[0])?;
+    let reader = Reader::new(&context)?;
+    let device = fabric.device("only").ok_or("it is there")?;
+    device.fail_call(Verb::RegMr, 0, Errno::NOMEM);
+    assert!(Publisher::new(&context, &reader).is_err());
+    Ok(())
+}
+
+type Publish = fn(&mut Publisher, &Reader, u64) -> Result<()>;
+
+/// Publishes three records on a network that loses one message in twenty.
+fn records_arrive_whole(seed: u64, publish: Publish) -> Result<()> {
+    records_arrive_on(&lossy(seed)?, publish)
+}
+
+fn lossy(seed: u64) -> Result<Fabric> {
+    let fabric = Fabric::builder()
+        .stepped(seed)
+        .rates(Rates::none().loss(0.05))
+        .history()
+        .device(Profile::new().name("publisher"))
+        .device(Profile::new().name("reader"));
+    Ok(fabric.build()?)
+}
+
+fn records_arrive_on(fabric: &Fabric, publish: Publish) -> Result<()> {
+    let devices = devices_on(&fabric.system());
+    let reader = Reader::new(&Context::open(&devices[1])?)?;
+    let mut publisher = Publisher::new(&Context::open(&devices[0])?, &reader)?;
+    for number in 1..=3 {
+        publish(&mut publisher, &reader, number)?;
+        let record = loop {
+            match reader.take(number) {
+                Some(record) => break record,
+                None if fabric.step() || fabric.advance() => {}
+                None => return Err(format!("record {number} never arrives").into()),
+            }
+        };
+        if record != [number; RECORD] {
+            return Err(format!("flag {number} came before its record: {record:?}").into());
+        }
+        while !publisher.is_idle() {
+            publisher.reap()?;
+            fabric.advance();
+        }
+    }
+    Ok(())
+}
+
+#[test]
+fn a_flag_comes_behind_its_record() {
+    each_seed(0..100, |seed| records_arrive_whole(seed, Publisher::publish_in_order));
+}
+
+/// The bug of [`Publisher::publish`].
+#[test]
+fn some_seeds_find_that_two_queue_pairs_are_not_ordered() {
+    let failing = (0..100).filter(|seed| records_arrive_whole(*seed, Publisher::publish).is_err());
+    let failing = failing.collect::<Vec<_>>();
+    assert!((2..50).contains(&failing.len()), "{failing:?}");
+}
+
+#[test]
+fn a_deadline_of_a_minute_takes_no_time() -> Result<()> {
+    let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
+    let mut event_loop = tokio::runtime::Builder::new_current_thread();
+    let event_loop = event_loop.enable_all().start_paused(true).build()?;
+    event_loop.block_on(async {
+        let driven = fabric.clone();
+        tokio::spawn(async move { driven.drive(TokioClock::new()).await });
+        // The program: contexts of `devices_on(&fabric.system())`.
+        tokio::time::sleep(Duration::from_secs(60)).await;
+        assert!(fabric.now() >= Duration::from_secs(60));
+    });
+    Ok(())
+}
+
+/// Whitespace apart, the document shows what is compiled here, and what seed 2 prints.
+#[test]
+fn the_document_is_true() -> Result<()> {
+    let document = include_str!("../../docs/TESTING.md");
+    let code = [include_str!("main.rs"), include_str!("publish.rs")].map(words).join(" ");
+    let blocks = |start| document.split(start).skip(1).filter_map(|rest| rest.split_once("```"));
+    let mut shown = 0;
+    for (block, _) in blocks("```rust\n") {
+        assert!(code.contains(&words(block)), "not compiled: {block}");
+        shown += 1;
+    }
+    assert!(shown >= 4, "{shown}");
+    let fabric = lossy(2)?;
+    let failed = records_arrive_on(&fabric, Publisher::publish).unwrap_err().to_string();
+    assert!(document.contains(&failed), "{failed}");
+    let history = fabric.history();
+    let lines = document.lines().filter(|line| line.contains(" µs ")).collect::<Vec<_>>();
+    assert!(lines.len() > 5);
+    for line in lines {
+        assert!(history.contains(line), "{line:?} is not in:\n{history}");
+    }
+    Ok(())
+}
+
+fn words(text: &str) -> String {
+    text.split_whitespace().collect::<Vec<_>>().join(" ")
+}
