@@ -19,6 +19,8 @@
 //! # Ok::<(), uverbs::Error>(())
 //! ```
 //!
+//! `docs/TESTING.md` of the repository tells how to test a program: faults, seeds, histories, replay, tokio.
+//!
 //! The devices stay with the process that made them. In a child of `fork` they are not listed, and every call fails with
 //! `ENODEV` at once; the child may make a [`Fabric`] of its own, but gets none by the variable.
 //!

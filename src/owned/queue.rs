@@ -24,8 +24,9 @@ use std::sync::Arc;
 /// the completion queue is polled on this thread or [another](super#one-thread-polls-others-post). Everything
 /// that is not posting is behind [`Deref`], as a [`QpControl`].
 ///
-/// Dropping the queue pair resets it, and frees what it was lent as soon as the kernel has confirmed that;
-/// what the kernel does not confirm is leaked and [counted](crate::Context::leaked). A queue pair on a
+/// Dropping the queue pair resets it, and frees what it was lent as soon as the kernel has confirmed that. If the kernel
+/// refuses the reset, it is freed when the queue pair is destroyed; what the kernel confirms neither way is leaked and
+/// [counted](crate::Context::leaked). A queue pair on a
 /// shared receive queue should be [closed](Self::close) instead.
 ///
 /// See [`owned`](super#) for an example.
@@ -105,7 +106,8 @@ impl<T, S: Sharing> OwnedQueuePair<T, S> {
     }
 
     /// Moves the queue pair to state [`RESET`](crate::QpState::RESET). The next poll of `cq` finds the
-    /// requests that had not completed, as [flushed](crate::WcStatus::WR_FLUSH_ERR). Memory and tags of forgotten batches
+    /// requests that had not completed, as [flushed](crate::WcStatus::WR_FLUSH_ERR): sends in their order, and then receives
+    /// in theirs. Memory and tags of forgotten batches
     /// are dropped at the end; a panic in one of them goes on when all are.
     ///
     /// # Errors

@@ -32,11 +32,18 @@ struct Server {
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Kind {
-    Write { version: u64 },
+    Write {
+        version: u64,
+    },
     /// Of the value of this client, not older than this version.
-    Read { of: usize, oldest: u64 },
+    Read {
+        of: usize,
+        oldest: u64,
+    },
     Add,
-    Swap { compare: u64 },
+    Swap {
+        compare: u64,
+    },
 }
 
 struct Client {
@@ -206,7 +213,12 @@ impl Client {
     }
 
     /// Looks at what ended; whether anything did.
-    fn poll(&mut self, newest: &[u64; CLIENTS], known: &mut Known, dice: &mut Dice) -> Result<bool> {
+    fn poll(
+        &mut self,
+        newest: &[u64; CLIENTS],
+        known: &mut Known,
+        dice: &mut Dice,
+    ) -> Result<bool> {
         let mut ended: Vec<OwnedCompletion<u64>> = Vec::new();
         if dice.happens(50) {
             ended.extend(self.cq.poll()?);
@@ -255,10 +267,16 @@ impl Client {
             Kind::Read { of, oldest } => {
                 let version = word(0);
                 assert_eq!(buffer[..], bytes(value(of, version)), "a whole value of {of}");
-                assert!((oldest..=newest[of]).contains(&version), "{oldest}, {version}, {}", newest[of]);
+                assert!(
+                    (oldest..=newest[of]).contains(&version),
+                    "{oldest}, {version}, {}",
+                    newest[of]
+                );
                 known.record.push(version as u8);
             }
-            Kind::Add => assert!(known.added.insert(word(0)), "an addition that was carried out twice"),
+            Kind::Add => {
+                assert!(known.added.insert(word(0)), "an addition that was carried out twice")
+            }
             Kind::Swap { compare } => {
                 self.seen = word(0);
                 if self.seen == compare {
@@ -320,7 +338,8 @@ fn play(stage: &Stage, dice: &mut Dice) -> Result<Vec<u8>> {
     let mut known = Known::default();
     let ended = act(stage, &mut server, &mut clients, &mut known, dice);
     // Unless the server's device is gone, its memory has what was written.
-    let words: Vec<u64> = (0..server.region.len()).filter_map(|at| server.region.read_at(at)).collect();
+    let words: Vec<u64> =
+        (0..server.region.len()).filter_map(|at| server.region.read_at(at)).collect();
     let pools: Vec<_> = clients.iter().map(|client| client.pool.clone()).collect();
     let all_ended = ended.is_ok() && clients.iter().all(|client| client.posted.is_empty());
     for client in &mut clients {
@@ -412,7 +431,8 @@ impl Client {
         let Some(qp) = &mut self.qp else { return Ok(false) };
         let Ok(mut batch) = qp.send_batch() else { return Ok(false) };
         let buffer = self.pool.take().expect("fewer requests than buffers");
-        if batch.push(SendWr::read(from, &[]), buffer, self.next).is_err() || batch.ring().is_err() {
+        if batch.push(SendWr::read(from, &[]), buffer, self.next).is_err() || batch.ring().is_err()
+        {
             return Ok(false);
         }
         self.posted.push_back((self.next, kind));

@@ -17,7 +17,7 @@ use harness::{Record, Result};
 use std::ops::Range;
 
 /// Seeds of the three programs together, unless the environment says otherwise.
-const SEEDS: u64 = 600;
+const SEEDS: u64 = 300;
 const VARIABLE: &str = "UVERBS_SIM_SEEDS";
 
 /// A third of all seeds.

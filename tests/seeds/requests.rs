@@ -83,9 +83,8 @@ impl Server {
                 Err(_) => return,
             };
             let of = message.outcome.qpn;
-            let client = lock(&self.qps)
-                .iter()
-                .position(|qp| qp.as_ref().is_some_and(|qp| qp.qpn() == of));
+            let client =
+                lock(&self.qps).iter().position(|qp| qp.as_ref().is_some_and(|qp| qp.qpn() == of));
             // One that has left.
             let Some(client) = client else { continue };
             let (server, dice) = (self.clone(), dice.fork());
@@ -192,7 +191,10 @@ impl Client {
         let bytes = message(number, asked, REQUEST);
         // The reply may overtake the completion of its request.
         let sent = if dice.happens(20) {
-            within(LATE, self.qp.send_inline(&bytes[..])).await.map(|sent| sent.is_ok()).is_ok_and(|sent| sent)
+            within(LATE, self.qp.send_inline(&bytes[..]))
+                .await
+                .map(|sent| sent.is_ok())
+                .is_ok_and(|sent| sent)
         } else {
             let buffer = self.pool.copy(&bytes).expect("a buffer for each that asks");
             within(LATE, self.qp.send(buffer)).await.map(|sent| sent.is_ok()).is_ok_and(|sent| sent)
@@ -242,7 +244,8 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
         client.qp.handshake(&there)?;
         clients.push(client);
     }
-    let leaver = dice.happens(30).then(|| (dice.below(CLIENTS as u64) as usize, dice.below(REQUESTS)));
+    let leaver =
+        dice.happens(30).then(|| (dice.below(CLIENTS as u64) as usize, dice.below(REQUESTS)));
     let (mut calls, mut listeners) = (Vec::new(), Vec::new());
     for (at, client) in clients.iter().enumerate() {
         listeners.push(tokio::spawn(client.clone().listen(client.qp.inbox(&client.pool, 8))));
@@ -262,7 +265,8 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
             Ok(end) => end,
             Err(error) => std::panic::resume_unwind(error.into_panic()),
         };
-        let may_break = leaver.is_some_and(|(leaver, _)| leaver == at) || !stage.fault.is_harmless();
+        let may_break =
+            leaver.is_some_and(|(leaver, _)| leaver == at) || !stage.fault.is_harmless();
         let expected = match asked {
             REPLY => matches!(end, End::Replied | End::Dropped),
             _ => matches!(end, End::TimedOut | End::Dropped),
@@ -272,7 +276,8 @@ async fn talk(stage: &Stage, server: &Server, dice: &mut Dice) -> Result<Vec<u8>
     }
     let pools: Vec<_> = clients.iter().map(|client| client.pool.clone()).collect();
     // A device that is gone or failed cannot be asked any more.
-    let aborted = clients.iter().map(|client| client.qp.abort().is_ok()).fold(true, |all, one| all & one);
+    let aborted =
+        clients.iter().map(|client| client.qp.abort().is_ok()).fold(true, |all, one| all & one);
     assert!(aborted || !stage.fault.is_harmless());
     drop(clients);
     for mut listener in listeners {

@@ -257,6 +257,11 @@ impl Workspace {
         &self.metadata.workspace_root
     }
 
+    /// Where cargo builds it.
+    pub(crate) fn target_directory(&self) -> &Path {
+        &self.metadata.target_directory
+    }
+
     /// A directory for the files of this run.
     pub(crate) fn run_directory(&self) -> Result<PathBuf> {
         let runs = self.metadata.target_directory.join("lab/run");
