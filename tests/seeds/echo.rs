@@ -1,8 +1,10 @@
 //! Echo, connected by address: messages come back whole, in the order in which they were sent, each once.
 
-use crate::harness::{Dice, Result, Stage, polls};
+use crate::harness::{Dice, GivingUp, Result, Stage, polls};
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
+use tokio::task::yield_now;
 use tokio::time::timeout;
 use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::cm::{AsyncEventChannel, AsyncListener};
@@ -122,15 +124,19 @@ async fn rounds(
     dice: &mut Dice,
 ) -> Result<Vec<u8>> {
     let mut inbox = qp.inbox(pool, DEPTH);
-    let (mut number, mut newest, mut record) = (0, 0, Vec::new());
+    let (numbers, mut newest, mut record) = (Arc::new(AtomicU64::new(1)), 0, Vec::new());
     for _ in 0..ROUNDS {
         let fates = Arc::new(Mutex::new(Vec::new()));
         let mut senders = Vec::new();
         for _ in 0..1 + dice.below(DEPTH as u64 - 1) {
-            number += 1;
             let length = 8 + dice.below(BYTES as u64 - 8) as usize;
-            let sender =
-                send(qp.clone(), pool.clone(), (number, length), fates.clone(), dice.fork());
+            let sender = Sender {
+                qp: qp.clone(),
+                pool: pool.clone(),
+                numbers: numbers.clone(),
+                fates: fates.clone(),
+            };
+            let sender = sender.send(length, dice.fork());
             senders.push(tokio::spawn(sender));
         }
         let mut ended = Ok(());
@@ -148,7 +154,7 @@ async fn rounds(
             if dice.happens(20) {
                 // No message is lost with the future of a receive.
                 let mut next = Box::pin(inbox.next());
-                let received = timeout(PATIENCE, polls(&mut next, dice.below(3))).await;
+                let received = timeout(PATIENCE, polls(&mut next, GivingUp::choose(dice))).await;
                 let Some(received) = received.map_err(|_| "no answer")? else { continue };
                 take(received?.buffer.to_vec(), &mut newest, &mut posted, &mut record);
                 continue;
@@ -176,40 +182,48 @@ fn take(answer: Vec<u8>, newest: &mut u64, posted: &mut Vec<u64>, record: &mut V
     record.extend(answer);
 }
 
-async fn send(
+struct Sender {
     qp: AsyncQueuePair,
     pool: BufferPool,
-    (number, length): (u64, usize),
+    /// The number of the next message. Messages are numbered in the order in which they are first polled.
+    numbers: Arc<AtomicU64>,
     fates: Arc<Mutex<Vec<(u64, Fate)>>>,
-    mut dice: Dice,
-) -> Result<()> {
-    let bytes = message(number, length);
-    let mut op = qp.send(pool.copy(&bytes).ok_or("no buffer is left")?);
-    let note = |fate| fates.lock().expect("no panic").push((number, fate));
-    let late = "a send does not end";
-    let sent = match dice.below(4) {
-        // Dropped after some polls.
-        0 => match timeout(PATIENCE, polls(&mut op, dice.below(4))).await? {
-            Some(sent) => sent,
-            None => {
-                note(if op.is_posted() { Fate::Posted } else { Fate::Dropped });
-                return Ok(());
-            }
-        },
-        // Begun in one task, and ended in another.
-        1 => match within(Duration::ZERO, op).await {
-            Ok(sent) => sent,
-            Err(op) => match tokio::spawn(within(PATIENCE, op)).await {
-                Ok(sent) => sent.map_err(|_| late)?,
-                Err(error) => std::panic::resume_unwind(error.into_panic()),
+}
+
+impl Sender {
+    async fn send(self, length: usize, mut dice: Dice) -> Result<()> {
+        for _ in 0..dice.pick(&[0, 4, 16, 64]) * dice.below(2) {
+            yield_now().await;
+        }
+        let number = self.numbers.fetch_add(1, Ordering::Relaxed);
+        let bytes = message(number, length);
+        let mut op = self.qp.send(self.pool.copy(&bytes).ok_or("no buffer is left")?);
+        let note = |fate| self.fates.lock().expect("no panic").push((number, fate));
+        let late = "a send does not end";
+        let sent = match dice.below(4) {
+            // Dropped after some polls.
+            0 => match timeout(PATIENCE, polls(&mut op, GivingUp::choose(&mut dice))).await? {
+                Some(sent) => sent,
+                None => {
+                    note(if op.is_posted() { Fate::Posted } else { Fate::Dropped });
+                    return Ok(());
+                }
             },
-        },
-        _ => within(PATIENCE, op).await.map_err(|_| late)?,
-    };
-    let mut buffer = sent?.memory;
-    assert_eq!(&buffer[..], &bytes[..], "a buffer that came back");
-    // The device is done with it.
-    buffer.fill(0xee);
-    note(Fate::Posted);
-    Ok(())
+            // Begun in one task, and ended in another.
+            1 => match within(Duration::ZERO, op).await {
+                Ok(sent) => sent,
+                Err(op) => match tokio::spawn(within(PATIENCE, op)).await {
+                    Ok(sent) => sent.map_err(|_| late)?,
+                    Err(error) => std::panic::resume_unwind(error.into_panic()),
+                },
+            },
+            _ => within(PATIENCE, op).await.map_err(|_| late)?,
+        };
+        let mut buffer = sent?.memory;
+        assert_eq!(&buffer[..], &bytes[..], "a buffer that came back");
+        // The device is done with it.
+        buffer.fill(0xee);
+        note(Fate::Posted);
+        Ok(())
+    }
 }

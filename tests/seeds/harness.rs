@@ -365,15 +365,33 @@ pub(crate) fn play<F: Future<Output = Result<Vec<u8>>>>(
     Ok(stage.record(memory))
 }
 
-/// Polls a future so many times. When it is woken once more, it is given up without a look.
-pub(crate) async fn polls<F: Future + Unpin>(future: &mut F, mut times: u64) -> Option<F::Output> {
+/// When a future is given up.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct GivingUp {
+    polls: u64,
+    /// In the last of its polls, or when it is woken once more.
+    at_once: bool,
+}
+
+impl GivingUp {
+    pub(crate) fn choose(dice: &mut Dice) -> GivingUp {
+        GivingUp { polls: dice.below(4), at_once: dice.happens(50) }
+    }
+}
+
+/// Polls a future so many times, and gives it up.
+pub(crate) async fn polls<F: Future + Unpin>(
+    future: &mut F,
+    GivingUp { mut polls, at_once }: GivingUp,
+) -> Option<F::Output> {
     poll_fn(|cx| {
-        if times == 0 {
+        if polls == 0 {
             return Poll::Ready(None);
         }
-        times -= 1;
+        polls -= 1;
         match Pin::new(&mut *future).poll(cx) {
             Poll::Ready(output) => Poll::Ready(Some(output)),
+            Poll::Pending if polls == 0 && at_once => Poll::Ready(None),
             Poll::Pending => Poll::Pending,
         }
     })

@@ -1,7 +1,7 @@
 //! Requests and replies over connections whose receives come from one shared receive queue: each reply belongs to its
 //! request, no request has two, and each one ends by its reply, by its timeout, or with its connection.
 
-use crate::harness::{Dice, Result, Stage, polls};
+use crate::harness::{Dice, GivingUp, Result, Stage, polls};
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
@@ -171,10 +171,10 @@ impl Client {
     }
 
     async fn call(self: Arc<Self>, number: u64, asked: u8, mut dice: Dice) -> End {
-        let gives_up = dice.happens(25).then(|| dice.below(6));
+        let gives_up = dice.happens(25).then(|| GivingUp::choose(&mut dice));
         let mut call = Box::pin(self.ask(number, asked, dice));
         let end = match gives_up {
-            Some(times) => polls(&mut call, times).await.unwrap_or(End::Dropped),
+            Some(giving_up) => polls(&mut call, giving_up).await.unwrap_or(End::Dropped),
             None => call.as_mut().await,
         };
         if end != End::Replied {
