@@ -200,9 +200,9 @@ impl Sender {
         let mut op = self.qp.send(self.pool.copy(&bytes).ok_or("no buffer is left")?);
         let note = |fate| self.fates.lock().expect("no panic").push((number, fate));
         let late = "a send does not end";
-        let sent = match dice.below(4) {
+        let sent = match dice.below(5) {
             // Dropped after some polls.
-            0 => match timeout(PATIENCE, polls(&mut op, GivingUp::choose(&mut dice))).await? {
+            0 | 1 => match timeout(PATIENCE, polls(&mut op, GivingUp::choose(&mut dice))).await? {
                 Some(sent) => sent,
                 None => {
                     note(if op.is_posted() { Fate::Posted } else { Fate::Dropped });
@@ -210,7 +210,7 @@ impl Sender {
                 }
             },
             // Begun in one task, and ended in another.
-            1 => match within(Duration::ZERO, op).await {
+            2 => match within(Duration::ZERO, op).await {
                 Ok(sent) => sent,
                 Err(op) => match tokio::spawn(within(PATIENCE, op)).await {
                     Ok(sent) => sent.map_err(|_| late)?,

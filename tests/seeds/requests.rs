@@ -191,13 +191,14 @@ impl Client {
         let bytes = message(number, asked, REQUEST);
         // The reply may overtake the completion of its request.
         let sent = if dice.happens(20) {
-            within(LATE, self.qp.send_inline(&bytes[..]))
-                .await
-                .map(|sent| sent.is_ok())
-                .is_ok_and(|sent| sent)
+            within(LATE, self.qp.send_inline(&bytes[..])).await.is_ok_and(|sent| sent.is_ok())
         } else {
             let buffer = self.pool.copy(&bytes).expect("a buffer for each that asks");
-            within(LATE, self.qp.send(buffer)).await.map(|sent| sent.is_ok()).is_ok_and(|sent| sent)
+            let sent = within(LATE, self.qp.send(buffer)).await.ok().and_then(|sent| sent.ok());
+            sent.is_some_and(|sent| {
+                assert_eq!(sent.memory[..], bytes, "a buffer that came back");
+                true
+            })
         };
         if !sent {
             return End::Broken;
