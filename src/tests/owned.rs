@@ -438,15 +438,21 @@ fn dropping_a_queue_pair_frees_its_memory_after_the_reset() {
     assert_eq!(owned.bench.context.leaked(), 0);
 }
 
-/// The device may still write it.
+/// The device may still write it, unless the kernel destroyed the queue pair.
 #[test]
-fn dropping_a_queue_pair_leaks_its_memory_if_the_reset_fails() {
-    let mut owned = Owned::new();
-    owned.send("one");
-    owned.recv("two");
-    owned.bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
-    drop(owned.qp);
-    assert_eq!((owned.pool.idle(), owned.bench.context.leaked()), (6, 1));
+fn dropping_a_queue_pair_leaks_its_memory_if_it_is_neither_reset_nor_destroyed() {
+    for destroyed in [true, false] {
+        let mut owned = Owned::new();
+        owned.send("one");
+        owned.recv("two");
+        owned.bench.script.refuse(Op::MODIFY_QP, Errno::NOMEM);
+        if !destroyed {
+            owned.bench.script.refuse_destroy(owned.qp.handle(), Errno::NOMEM);
+        }
+        drop(owned.qp);
+        let seen = (owned.pool.idle(), owned.bench.context.leaked());
+        assert_eq!(seen, if destroyed { (8, 0) } else { (6, 1) });
+    }
 }
 
 #[test]
@@ -479,8 +485,7 @@ fn memory_is_not_freed_while_the_device_is_being_removed() {
         }
         drop(owned.qp);
         let seen = (owned.pool.idle(), owned.bench.context.leaked());
-        // The loan tables, and the queue pair.
-        assert_eq!(seen, if patient { (8, 0) } else { (7, 2) }, "{errno}");
+        assert_eq!(seen, if patient { (8, 0) } else { (7, 1) }, "{errno}");
         assert_eq!(owned.bench.script.complaints(), [""; 0], "destroyed twice");
     }
     let mut owned = Owned::new();

@@ -209,6 +209,7 @@ fn a_page_that_the_kernel_does_not_take_back_is_leaked() {
         if !confirms {
             let modify = crate::uverbs::scripted::Op::MODIFY_QP;
             owned.bench.script.refuse(modify, crate::Errno::NOMEM);
+            owned.bench.script.refuse_destroy(owned.qp.handle(), crate::Errno::NOMEM);
         }
         drop(owned.qp);
         assert_eq!(Arc::strong_count(&alive), if confirms { 1 } else { 2 });
