@@ -133,7 +133,8 @@ fn one_thread_plays_both_sides() -> Result<()> {
     a.recv()?;
     b.recv()?;
     let (mut at_a, mut at_b) = (0, 0);
-    for _ in 0..100 {
+    let rounds = if cfg!(miri) { 3 } else { 100 };
+    for _ in 0..rounds {
         a.send()?;
         b.spin(&mut at_b, RECEIVED)?;
         b.recv()?;
@@ -149,22 +150,26 @@ fn one_thread_plays_both_sides() -> Result<()> {
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn two_threads_spin() -> Result<()> {
     two_threads(Mode::Trapped, Side::spin)
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn two_threads_wait_for_events() -> Result<()> {
     two_threads(Mode::Trapped, Side::block)
 }
 
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn waits_step_the_fabric() -> Result<()> {
     two_threads(Mode::Stepped { seed: 1 }, Side::block)
 }
 
 /// Seven retries of a peer that answers nothing take seconds, and none of them here.
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn retries_take_no_time() -> Result<()> {
     let fabric = Fabric::new(2, Mode::Stepped { seed: 1 });
     let (mut a, b) = couple(&fabric)?;
@@ -182,6 +187,7 @@ fn retries_take_no_time() -> Result<()> {
 
 /// A child of `fork` has a copy of the kernel's lock, which another thread of the parent holds most of the time.
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn a_child_of_fork_is_refused_and_waits_for_no_lock() -> Result<()> {
     use nix::sys::wait::{WaitStatus, waitpid};
     use nix::unistd::ForkResult;
@@ -241,6 +247,7 @@ fn check_refusals(fabric: &Fabric, device: &uverbs::device::Device) {
 /// A queue that is armed with completions which nobody polled announces them after the period: nothing calls the
 /// fabric meanwhile.
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn timers_that_a_ring_sets_fire() -> Result<()> {
     const PERIOD_US: u16 = 0xfff;
     let fabric = Fabric::new(2, Mode::Trapped);
@@ -266,6 +273,7 @@ fn timers_that_a_ring_sets_fire() -> Result<()> {
 
 #[cfg(feature = "tokio")]
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn futures_play() -> Result<()> {
     let fabric = Fabric::new(2, Mode::Trapped);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
@@ -275,6 +283,7 @@ fn futures_play() -> Result<()> {
 /// One seed makes the same decisions in each run, and another one others.
 #[cfg(all(feature = "sim", feature = "tokio"))]
 #[test]
+#[cfg_attr(miri, ignore = "it waits, and Miri has no poll(2)")]
 fn a_task_steps_the_fabric_and_runs_repeat() -> Result<()> {
     let run = |seed| -> Result<String> {
         let devices = Fabric::builder().device(Profile::new()).device(Profile::new());

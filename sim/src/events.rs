@@ -50,7 +50,6 @@ impl EventFile {
     /// A file with records of `width` bytes, and the program's end.
     pub(crate) fn new(width: usize, crowded: Crowded) -> Result<(EventFile, OwnedFd), Errno> {
         let (ours, theirs) = UnixStream::pair().map_err(|_| Errno::MFILE)?;
-        ours.set_nonblocking(true).map_err(|_| Errno::IO)?;
         let inode = inode(&theirs)?;
         let waiting = VecDeque::new();
         let ends = Ends { ours, inode, theirs: None, reporters: 0, waiting, width, crowded };
@@ -61,9 +60,9 @@ impl EventFile {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Whether a descriptor leads to the program's end.
-    pub(crate) fn is_behind(&self, fd: &impl AsFd) -> bool {
-        inode(fd).is_ok_and(|inode| self.ends().inode == inode)
+    /// Whether a descriptor that leads there leads to the program's end.
+    pub(crate) fn is_behind(&self, inode: Inode) -> bool {
+        self.ends().inode == inode
     }
 
     /// An object reports here from now on; `theirs` is a duplicate of the program's end.
@@ -148,12 +147,11 @@ impl Ends {
     }
 }
 
-/// Whether all descriptors of the other end are closed.
+/// Whether all descriptors of the other end, which sends nothing, are closed.
 pub(crate) fn is_hung_up(end: &impl AsFd) -> bool {
-    use rustix::event::{PollFd, PollFlags, Timespec, poll};
-    let mut fds = [PollFd::new(end, PollFlags::empty())];
-    poll(&mut fds, Some(&Timespec::default())).is_ok_and(|ready| ready > 0)
-        && fds[0].revents().contains(PollFlags::HUP)
+    let mut byte = [0; 1];
+    let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
+    rustix::net::recv(end, &mut byte[..], flags).is_ok_and(|(read, _)| read == 0)
 }
 
 #[cfg(test)]

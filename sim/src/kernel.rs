@@ -790,9 +790,10 @@ impl Kernel {
     /// reports there before [`Place::attach`].
     fn reports(&self, call: &Call<'_>, fd: u16, user_handle: u64) -> Result<Option<Place>> {
         let Some(fd) = call.fd_if(fd).filter(|fd| *fd >= 0) else { return Ok(None) };
+        let inode = call.user.inode(fd).ok_or(Errno::BADF)?;
         let theirs = call.user.duplicate(fd).ok_or(Errno::BADF)?;
         let files = &self.file(call.file)?.events;
-        let to = files.iter().find(|file| file.is_behind(&theirs)).ok_or(Errno::INVAL)?.clone();
+        let to = files.iter().find(|file| file.is_behind(inode)).ok_or(Errno::INVAL)?.clone();
         Ok(Some(Place { reports: Reports { to, user_handle }, theirs: Some(theirs) }))
     }
 
@@ -803,7 +804,8 @@ impl Kernel {
             return Ok(Some(place));
         }
         let Some((to, fd)) = self.file(call.file)?.default_events.clone() else { return Ok(None) };
-        let theirs = call.user.duplicate(fd).filter(|theirs| to.is_behind(theirs));
+        let is_its = call.user.inode(fd).is_some_and(|inode| to.is_behind(inode));
+        let theirs = call.user.duplicate(fd).filter(|_| is_its);
         Ok(Some(Place { reports: Reports { to, user_handle }, theirs }))
     }
 

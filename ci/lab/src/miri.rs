@@ -18,8 +18,13 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(90 * 60);
 /// Lines of Miri's message that are shown.
 const SHOWN: usize = 40;
-/// The packages, with the features that they are built with.
-const PACKAGES: [(&str, &[&str]); 2] = [("uverbs-uapi", &[]), ("uverbs", &["--features", "tokio"])];
+/// What is run: a name, and Cargo's arguments. The tests of the fabric run the library against the emulated device, with
+/// the kernel in the process.
+const TARGETS: [(&str, &[&str]); 3] = [
+    ("uverbs-uapi", &["--package", "uverbs-uapi", "--lib"]),
+    ("uverbs", &["--package", "uverbs", "--lib", "--features", "tokio"]),
+    ("fabric", &["--package", "uverbs", "--test", "fabric", "--features", "sim"]),
+];
 
 /// The model of aliasing that Miri checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -95,15 +100,15 @@ fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Section>>
         if arguments.rules.is_some_and(|only| only != rules) {
             continue;
         }
-        for (package, features) in PACKAGES {
+        for (target, words) in TARGETS {
             let mut command = cargo(workspace, &arguments.toolchain);
-            command.args(["test", "--quiet", "--package", package, "--lib"]).args(features);
+            command.args(["test", "--quiet"]).args(words);
             // Its flags differ from other builds, which would be built anew.
             command.arg("--target-dir").arg(workspace.lab_directory()?.join("miri"));
             command.env("MIRIFLAGS", rules.flags()).env("RUST_BACKTRACE", "0");
             command.args(["--", "--format", "pretty", "--color", "never"]);
             command.args(&arguments.filters);
-            let name = format!("{package}, {}", rules.name());
+            let name = format!("{target}, {}", rules.name());
             let start = Instant::now();
             let spinner = progress::spinner(&name);
             let run = watch::run(command, PATIENCE)?;
