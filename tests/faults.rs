@@ -443,7 +443,7 @@ fn a_small_device_has_small_limits_and_keeps_them() -> Result<()> {
     let fabric = Fabric::builder().stepped(1).device(Profile::new().small()).build()?;
     let context = open(&fabric, "mlx5_0")?;
     let attr = context.query_device()?;
-    assert_eq!((attr.max_qp, attr.max_qp_wr, attr.max_cqe, attr.max_pd), (16, 64, 255, 16));
+    assert_eq!((attr.max_qp, attr.max_qp_wr, attr.max_cqe, attr.max_pd), (16, 16, 255, 16));
     let pd = context.alloc_pd()?;
     let cq = context.cq_builder(255).build()?;
     assert_eq!(context.cq_builder(256).build().unwrap_err().errno(), Errno::INVAL);

@@ -54,8 +54,8 @@ impl Profile {
         self
     }
 
-    /// Limits that a test reaches in a moment: 16 protection domains, queues of each kind, 64 memory keys, 64 requests
-    /// of a queue, 255 completions, and 2 reads or atomics in flight.
+    /// Limits that a test reaches in a moment: 16 protection domains, queues of each kind, 64 memory keys, queues of 64
+    /// WQEBBs, 255 completions, and 2 reads or atomics in flight.
     pub fn small(self) -> Profile {
         self.limits(Limits::SMALL)
     }
