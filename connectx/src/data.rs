@@ -7,7 +7,7 @@
 //! and [`eq`] write CQEs and EQEs, [`srq`] reports the SRQ limit, [`port`] changes of the link, and
 //! [`timer`] runs what is due. [`audit`] checks what a program does with its memory.
 
-pub mod audit;
+pub(crate) mod audit;
 pub(crate) mod completion;
 pub(crate) mod cq;
 pub(crate) mod dma;

@@ -5,11 +5,10 @@
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 
+use crate::audit::Audit;
 use crate::bar_memory::BarMemory;
-use crate::data::audit::Audit;
-use crate::data::message::Response;
 use crate::doorbell::Doorbells;
-use crate::fault::{InjectedFaults, MessageFate};
+use crate::fault::InjectedFaults;
 use crate::format::event::Event;
 use crate::guest::GuestMemory;
 use crate::hca_caps::HcaCaps;
@@ -21,7 +20,7 @@ use crate::options::Options;
 use crate::pages::FirmwarePages;
 use crate::port::{Port, TrafficByCast};
 use crate::ready::ReadyQueues;
-use crate::recording::{Entry, Recorder};
+use crate::recording::Recorder;
 
 /// The state of one function behind BAR0.
 pub struct Device {
@@ -160,23 +159,6 @@ impl Device {
     /// The cost since the last call.
     pub(crate) fn take_cost(&self) -> u64 {
         self.objects.cost.take()
-    }
-
-    /// Records what a test does to a message of a queue.
-    pub(crate) fn record_fate(&mut self, number: u32, fate: MessageFate) {
-        let late = match fate {
-            MessageFate::Delivered => return,
-            MessageFate::Lost => None,
-            MessageFate::Delayed(wait) => Some(wait),
-        };
-        self.recorder.add(self.now, &Entry::Fate { number, late });
-    }
-
-    /// Records that a message of a queue was not acknowledged.
-    pub(crate) fn record_refusal(&mut self, number: u32, response: &Response) {
-        if let Some(why) = response.refusal() {
-            self.recorder.add(self.now, &Entry::Refusal { number, why });
-        }
     }
 
     /// Appends a queue to the ready queues.

@@ -408,7 +408,7 @@ impl PinnedRanges {
 enum AddressSpace {
     /// Sorted by base, not overlapping.
     Guest(Vec<DmaMapping>),
-    Process(PinnedRanges),
+    Process(Box<PinnedRanges>),
 }
 
 /// The memory that the device may access: of a guest, or of this process.
@@ -441,7 +441,7 @@ impl GuestMemory {
     /// Memory of this process, at its own addresses. The device may access nothing before
     /// [`GuestMemory::pin`].
     pub fn process() -> Self {
-        Self { space: AddressSpace::Process(PinnedRanges::default()) }
+        Self { space: AddressSpace::Process(Box::default()) }
     }
 
     /// Lets the device access `len` bytes of the process from `address`, which it may write only if
@@ -557,7 +557,7 @@ impl GuestMemory {
     pub fn clear(&mut self) {
         match &mut self.space {
             AddressSpace::Guest(mappings) => mappings.clear(),
-            AddressSpace::Process(pinned) => *pinned = PinnedRanges::default(),
+            AddressSpace::Process(pinned) => **pinned = PinnedRanges::default(),
         }
     }
 

@@ -11,13 +11,14 @@
 //! result.
 #![deny(unsafe_code)]
 
+pub mod audit;
 pub mod bar0;
 pub mod bar_memory;
 mod chunks;
 pub mod cmd;
 pub mod command_error;
 mod cost;
-pub mod data;
+mod data;
 pub mod device;
 pub mod doorbell;
 pub mod fabric;

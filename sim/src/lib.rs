@@ -31,4 +31,4 @@ pub use faults::{CqeError, Device, Rates, Side, Syndrome, Verb};
 pub use profile::{Limits, Profile};
 pub use seeds::each_seed;
 pub use strict::Findings;
-pub use uverbs_connectx::data::audit::POISON;
+pub use uverbs_connectx::audit::POISON;

@@ -2,7 +2,7 @@
 
 use crate::kernel::Kernel;
 use std::fmt;
-use uverbs_connectx::data::audit::DeviceWrites;
+use uverbs_connectx::audit::DeviceWrites;
 
 /// What a strict fabric found: [`Fabric::check`](crate::Fabric::check).
 #[derive(Clone, Debug, PartialEq, Eq)]

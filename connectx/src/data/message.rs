@@ -3,9 +3,11 @@
 //! Pairs the requester with the responder. A message travels whole. Its PSNs count the packets into
 //! which hardware would divide it.
 
+use crate::device::Device;
+use crate::fault::MessageFate;
 use crate::format::wqe::Atomic;
 use crate::object::receive_queue::ReceiveWqe;
-use crate::recording::Refusal;
+use crate::recording::{Entry, Refusal};
 use crate::scratch::Scratch;
 
 /// Memory of a request, which the next one uses again.
@@ -157,6 +159,25 @@ impl Response {
             Self::OperationError => Refusal::OperationError,
             Self::Lost => Refusal::Lost,
         })
+    }
+}
+
+impl Device {
+    /// Records what a test does to a message of a queue.
+    pub(crate) fn record_fate(&mut self, number: u32, fate: MessageFate) {
+        let late = match fate {
+            MessageFate::Delivered => return,
+            MessageFate::Lost => None,
+            MessageFate::Delayed(wait) => Some(wait),
+        };
+        self.recorder.add(self.now, &Entry::Fate { number, late });
+    }
+
+    /// Records that a message of a queue was not acknowledged.
+    pub(crate) fn record_refusal(&mut self, number: u32, response: &Response) {
+        if let Some(why) = response.refusal() {
+            self.recorder.add(self.now, &Entry::Refusal { number, why });
+        }
     }
 }
 

@@ -26,6 +26,7 @@ const CONNECTX: &[Layer] = &[
     (
         "state",
         &[
+            "audit.rs",
             "bar_memory.rs",
             "doorbell.rs",
             "hca_caps.rs",

@@ -1,0 +1,120 @@
+//! A check of what a program does with the memory of its requests, for tests.
+//!
+//! When the device sees that a receive is posted, it fills the buffer with [`POISON`]: a program that reads it before
+//! the completion sees that. When a send or write is rung, the device takes a hash of its memory, and compares it when
+//! the completion is written that tells the program that the memory is its own again. What devices have written
+//! meanwhile is no change of the program's.
+
+use std::collections::{BTreeMap, VecDeque};
+use std::fmt;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use crate::format::wqe::Sge;
+
+/// The byte that fills a receive buffer until its completion.
+pub const POISON: u8 = 0xa5;
+
+/// Something that a program must not do.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Finding {
+    /// The memory of a request was written between its doorbell and its completion.
+    Changed {
+        /// Number of the queue pair.
+        qpn: u32,
+        /// Index of its first WQEBB.
+        index: u16,
+    },
+    /// The memory of a request lost its region between its doorbell and its completion.
+    Gone {
+        /// Number of the queue pair.
+        qpn: u32,
+        /// Index of its first WQEBB.
+        index: u16,
+    },
+}
+
+impl fmt::Display for Finding {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let (qpn, index, how) = match self {
+            Self::Changed { qpn, index } => (qpn, index, "was written"),
+            Self::Gone { qpn, index } => (qpn, index, "lost its memory region"),
+        };
+        write!(f, "qp {qpn:#x} send {index}: its memory {how} before its completion")
+    }
+}
+
+/// A request that was rung.
+pub(crate) struct Rung {
+    /// Index of its first WQEBB.
+    pub(crate) index: u16,
+    pub(crate) sges: Vec<Sge>,
+    pub(crate) hash: u64,
+    /// How many writes of devices there were before.
+    pub(crate) writes: u64,
+}
+
+/// Writes of all devices of a fabric to the memory of programs, as far as they are remembered.
+#[derive(Debug, Clone, Default)]
+pub struct DeviceWrites(Arc<Mutex<Writes>>);
+
+#[derive(Debug, Default)]
+struct Writes {
+    /// Where each is, and its bytes.
+    last: VecDeque<(u64, u64)>,
+    /// How many are forgotten.
+    forgotten: u64,
+}
+
+impl DeviceWrites {
+    /// Writes that are remembered.
+    const MOST: usize = 1 << 16;
+
+    fn lock(&self) -> MutexGuard<'_, Writes> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn add(&self, address: u64, len: u64) {
+        let mut writes = self.lock();
+        if writes.last.len() == Self::MOST {
+            writes.last.pop_front();
+            writes.forgotten += 1;
+        }
+        writes.last.push_back((address, len));
+    }
+
+    pub(crate) fn count(&self) -> u64 {
+        let writes = self.lock();
+        writes.forgotten + writes.last.len() as u64
+    }
+
+    /// Whether any from number `first` on may have been to one of these ranges.
+    pub(crate) fn reached(&self, first: u64, ranges: &[(u64, u64)]) -> bool {
+        let writes = self.lock();
+        let Some(skipped) = first.checked_sub(writes.forgotten) else { return true };
+        let meets = |(a, a_len): &(u64, u64), (b, b_len): &(u64, u64)| {
+            *a < b.saturating_add(*b_len) && *b < a.saturating_add(*a_len)
+        };
+        let mut since = writes.last.iter().skip(skipped as usize);
+        since.any(|write| ranges.iter().any(|range| meets(write, range)))
+    }
+}
+
+/// The state of a check.
+#[derive(Default)]
+pub(crate) struct Audit {
+    /// For each receive queue, how many of its receives were seen, modulo 2¹⁶.
+    pub(crate) seen: BTreeMap<(u8, u32), u16>,
+    /// For each queue pair, the WQEBB behind the last request that was hashed.
+    pub(crate) hashed: BTreeMap<u32, u16>,
+    /// For each queue pair, the requests without a completion.
+    pub(crate) rung: BTreeMap<u32, VecDeque<Rung>>,
+    pub(crate) findings: Vec<Finding>,
+    pub(crate) writes: DeviceWrites,
+}
+
+impl Audit {
+    /// The state after a reset of the device.
+    pub(crate) fn after_reset(&self) -> Audit {
+        Audit { writes: self.writes.clone(), ..Audit::default() }
+    }
+}
