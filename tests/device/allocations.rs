@@ -1,8 +1,8 @@
-//! Messages cost no allocation: neither by the verbs, nor in buffers that are lent, nor as futures. Each
+//! Messages cost no allocation: neither by the verbs, nor in buffers that are lent, nor as futures, nor in the device
+//! where it is in this process, whose work the thread that rings does. Each
 //! test sends a few first, in which tables and lists reach their sizes.
 #![allow(unsafe_code, reason = "counting what the program's allocator is asked for")]
 
-use crate::env;
 use crate::lent;
 use crate::pair::{Config, Pair};
 use crate::verdict::{Verdict, trials};
@@ -77,7 +77,6 @@ fn asked(mut message: impl FnMut(u64) -> Verdict) -> Verdict<u64> {
 }
 
 fn a_message_by_number_allocates_nothing() -> Verdict {
-    env::apart()?;
     let Pair { mut a, mut b, .. } = Pair::new(Config::rc())?;
     let asked = asked(|n| {
         b.recv(n, 0..64)?;
@@ -90,7 +89,6 @@ fn a_message_by_number_allocates_nothing() -> Verdict {
 }
 
 fn a_message_in_a_lent_buffer_allocates_nothing() -> Verdict {
-    env::apart()?;
     let (mut a, mut b) = lent::pair()?;
     let asked = asked(|n| {
         let mut batch = b.qp.recv_batch()?;
@@ -117,7 +115,6 @@ fn a_message_in_a_lent_buffer_allocates_nothing() -> Verdict {
 
 #[cfg(feature = "tokio")]
 fn a_message_as_a_future_allocates_nothing() -> Verdict {
-    env::apart()?;
     crate::env::rnr_wait()?;
     use crate::tasks::{both, pair, run};
     run(0, async {

@@ -27,8 +27,6 @@ capabilities! {
     Ah = "ah";
     /// Nobody else uses the device, so that a test may take all of a resource.
     Alone = "alone";
-    /// A device that works in no thread of this process.
-    Apart = "apart";
     /// Fetch and add, compare and swap.
     Atomic = "atomic";
     /// Writing eight bytes in one piece.
@@ -155,7 +153,6 @@ impl Capability {
     pub(crate) fn lack_on_the_fabric(self) -> Option<&'static str> {
         Some(match self {
             // Impossible in one process.
-            Capability::Apart => "the thread that rings a doorbell does the device's work",
             Capability::Lab | Capability::Links | Capability::Netns | Capability::Suspend => {
                 "the machine's interfaces, namespaces and sleep are not the fabric's"
             }

@@ -60,12 +60,6 @@ pub(crate) fn processes() -> Verdict {
     require(!on_fabric(), Capability::Processes, why)
 }
 
-/// Skips tests that count what a thread does for itself: on a fabric the thread that rings a doorbell does the
-/// device's work.
-pub(crate) fn apart() -> Verdict {
-    require(!on_fabric(), Capability::Apart, "the device works in the threads of this process")
-}
-
 /// Descriptors of a completion channel: Linux has one, and a kernel in this process its own end, too.
 pub(crate) fn descriptors_of_a_channel() -> usize {
     if on_fabric() { 2 } else { 1 }

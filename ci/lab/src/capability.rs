@@ -105,7 +105,6 @@ const TABLE: &[(&str, DecidedBy, Has, Has)] = &[
     ("ah", DecidedBy::Driver, Has::Always, Has::Always),
     ("atomic", DecidedBy::Device, Has::Always, Has::Always),
     // The device is the guest's: it has a node, any process may open it, and no thread of a test does its work.
-    ("apart", DecidedBy::Guest, Has::Always, Has::Always),
     ("node", DecidedBy::Guest, Has::Always, Has::Always),
     ("processes", DecidedBy::Guest, Has::Always, Has::Always),
     // Types of modules, to compare the ABI with.
