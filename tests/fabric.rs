@@ -1,5 +1,6 @@
 //! The library on a fabric: devices, their kernel and their network in this process.
 
+use std::sync::{Arc, Barrier};
 use std::time::Duration;
 use uverbs::cm::EventChannel;
 use uverbs::device::devices_on;
@@ -106,7 +107,12 @@ fn two_threads(mode: Mode, wait: fn(&mut Side, &mut u64, u64) -> Result<()>) -> 
     let (mut a, mut b) = couple(&fabric)?;
     a.recv()?;
     b.recv()?;
+    let (started, theirs) = (Arc::new(Barrier::new(2)), fabric.clone());
+    let begin = started.clone();
     let other = std::thread::spawn(move || -> Result<()> {
+        // A wait in a stepped fabric gives other threads time once it knows of them.
+        theirs.step();
+        begin.wait();
         let mut got = 0;
         for _ in 0..ROUNDS {
             wait(&mut b, &mut got, RECEIVED)?;
@@ -116,6 +122,7 @@ fn two_threads(mode: Mode, wait: fn(&mut Side, &mut u64, u64) -> Result<()>) -> 
         }
         Ok(())
     });
+    started.wait();
     let mut got = 0;
     for _ in 0..ROUNDS {
         a.send()?;

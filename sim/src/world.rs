@@ -32,7 +32,9 @@ pub enum Mode {
     #[default]
     Trapped,
     /// Whoever polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens. The
-    /// seed decides which queue is served next, and how long a step takes.
+    /// seed decides which queue is served next, and how long a step takes. Of several threads each steps the fabric
+    /// once, or calls it, before another waits: a wait that knows of no other thread gives none time. Runs of several
+    /// threads do not repeat.
     Stepped {
         /// The same seed makes the same decisions.
         seed: u64,
