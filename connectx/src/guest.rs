@@ -295,7 +295,7 @@ struct PinnedRanges {
     spans: BTreeMap<u64, Span>,
     /// The spans of recent accesses, by page: a message has about ten, to the same queues and regions as the one
     /// before, and the search took a sixth of its instructions.
-    found: [Cell<FoundSpan>; FOUND],
+    found: Box<[Cell<FoundSpan>; FOUND]>,
     /// How often each range is pinned: address, length, writable.
     ranges: BTreeMap<(u64, u64, bool), usize>,
 }
@@ -328,7 +328,7 @@ impl PinnedRanges {
 
     /// Forgets the spans that were found, before they change.
     fn forget(&mut self) {
-        self.found = Default::default();
+        self.found.iter().for_each(|found| found.set(FoundSpan::default()));
     }
 
     /// Divides the span that crosses an address.
@@ -408,7 +408,7 @@ impl PinnedRanges {
 enum AddressSpace {
     /// Sorted by base, not overlapping.
     Guest(Vec<DmaMapping>),
-    Process(Box<PinnedRanges>),
+    Process(PinnedRanges),
 }
 
 /// The memory that the device may access: of a guest, or of this process.
@@ -441,7 +441,7 @@ impl GuestMemory {
     /// Memory of this process, at its own addresses. The device may access nothing before
     /// [`GuestMemory::pin`].
     pub fn process() -> Self {
-        Self { space: AddressSpace::Process(Box::default()) }
+        Self { space: AddressSpace::Process(PinnedRanges::default()) }
     }
 
     /// Lets the device access `len` bytes of the process from `address`, which it may write only if
@@ -557,7 +557,7 @@ impl GuestMemory {
     pub fn clear(&mut self) {
         match &mut self.space {
             AddressSpace::Guest(mappings) => mappings.clear(),
-            AddressSpace::Process(pinned) => **pinned = PinnedRanges::default(),
+            AddressSpace::Process(pinned) => *pinned = PinnedRanges::default(),
         }
     }
 
@@ -815,6 +815,28 @@ mod tests {
         }
         assert_eq!(memory.places(at, 64, true).count(), 1);
         assert!(memory.read(at + 192, &mut [0; 8]).is_ok());
+    }
+
+    #[test]
+    fn remembered_spans_end_with_their_pins() {
+        let bytes = [AtomicU64::new(7), AtomicU64::new(8)];
+        let start = bytes.as_ptr().expose_provenance() as u64;
+        let mut memory = GuestMemory::process();
+        let read = |memory: &GuestMemory| memory.read(start, &mut [0; 16]).is_ok();
+        // SAFETY: atomics of this test, which outlive the memory.
+        unsafe { memory.pin(start, 16, false) }.unwrap();
+        assert!(read(&memory) && memory.write(start, &[0; 16]).is_err());
+        // SAFETY: as above.
+        unsafe { memory.pin(start, 8, true) }.unwrap();
+        assert!(read(&memory) && memory.write(start, &[9; 8]).is_ok());
+        assert!(memory.write(start, &[9; 16]).is_err());
+        memory.unpin(start, 8, true).unwrap();
+        assert!(read(&memory) && memory.write(start, &[0; 8]).is_err());
+        memory.unpin(start, 16, false).unwrap();
+        assert!(!read(&memory));
+        memory.clear();
+        assert!(!read(&memory));
+        assert_eq!(bytes[1].load(Ordering::Relaxed), 8);
     }
 
     #[test]
