@@ -541,8 +541,10 @@ fn the_caller_may_decide_which_queue_is_served() {
         let functions = [0, 1, 2].map(|before| host.fabric.function_of_ready(before));
         assert_eq!(functions, [Some(0), Some(1), None]);
         assert!(host.fabric.run_ready(order[0], 1));
-        // The first one is ready still: whether it has more is found when it is served.
-        assert!(host.fabric.run_ready(order[1], 1));
+        // A queue whose doorbells are served is not ready any more.
+        assert_eq!(host.fabric.ready(), 1);
+        assert_eq!(host.fabric.function_of_ready(0), Some(order[1]));
+        assert!(host.fabric.run_ready(0, 1));
         assert_eq!(a.data(64, 8), if order[0] == 0 { vec![1; 8] } else { vec![0; 8] });
         host.run();
         assert_eq!(host.fabric.ready(), 0);
