@@ -8,7 +8,8 @@ use uverbs::{
     MemoryRegion, PortState, ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 use uverbs_sim::{
-    CqeError, Fabric, FabricError, Limits, POISON, Profile, Rates, Side, Syndrome, Verb, each_seed,
+    CqeError, Fabric, FabricError, Limits, Mode, POISON, Profile, Rates, Side, Syndrome, Verb,
+    each_seed,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -671,4 +672,44 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
         assert_eq!((counts.qp(), counts.mr(), counts.cq()), (Some(0), Some(0), Some(0)));
     }
     Ok(())
+}
+
+/// Memory of a completed receive is the program's, also when the queue pair is reset or destroyed.
+#[test]
+fn strictness_leaves_memory_alone_that_is_the_programs_again() -> Result<()> {
+    for mode in [Mode::Stepped { seed: 1 }, Mode::Trapped] {
+        let builder = match mode {
+            Mode::Stepped { seed } => Fabric::builder().stepped(seed),
+            _ => Fabric::builder(),
+        };
+        let builder = builder.strict();
+        let left = Profile::new().name("left");
+        let fabric = builder.device(left).device(Profile::new().name("right")).build()?;
+        let (mut a, mut b) = End::pair(&fabric)?;
+        a.memory.copy_from(8, &[7; 8])?;
+        b.recv()?;
+        a.send()?;
+        for end in [&mut a, &mut b] {
+            assert_eq!(end.status(&fabric)?, Some(WcStatus::SUCCESS));
+        }
+        let End { mut qp, memory, mut cq, pd, context } = b;
+        let kept = || {
+            let mut bytes = [0; 8];
+            memory.copy_to(0, &mut bytes).map(|()| bytes)
+        };
+        qp.reset(&mut [&mut cq])?;
+        assert_eq!(kept()?, [7; 8], "{mode:?}, reset");
+        qp.destroy().map_err(|error| error.to_string())?;
+        fabric.step();
+        assert_eq!(kept()?, [7; 8], "{mode:?}, destroyed");
+        drop((memory, cq, pd, context));
+    }
+    Ok(())
+}
+
+#[test]
+#[should_panic(expected = "destroy cannot fail with ENOENT")]
+fn a_destruction_does_not_claim_what_is_not_so() {
+    let fabric = fabric(1);
+    fabric.device("left").unwrap().fail_call(Verb::Destroy, 0, Errno::NOENT);
 }

@@ -214,6 +214,11 @@ impl InjectedFaults {
         self.link.front().map(|(due, _)| *due)
     }
 
+    /// Forgets the delayed message of a queue that is reset or destroyed.
+    pub(crate) fn forget_delayed(&mut self, queue: u32) {
+        self.delayed.remove(&queue);
+    }
+
     /// Forgets delayed messages, because their queues are gone.
     pub(crate) fn reset(&mut self) {
         self.delayed.clear();

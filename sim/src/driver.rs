@@ -119,7 +119,7 @@ enum Health {
 pub(crate) struct Driver {
     pub(crate) name: String,
     health: Health,
-    link: bool,
+    pub(crate) link: bool,
     /// Calls that a test makes fail.
     pub(crate) failing: FailingCalls,
     /// How many events a test has asked to lose.
@@ -523,8 +523,7 @@ impl Driver {
         const SUB_ACTIVE: u8 = 4;
         match (event.kind, event.subject()) {
             (event::PORT_CHANGE, _) => {
-                self.link = event.sub_type == SUB_ACTIVE;
-                self.link_changes.push(self.link);
+                self.link_changes.push(event.sub_type == SUB_ACTIVE);
             }
             (event::COMPLETION, Subject::Cq(number)) => {
                 let channel = self.cqs.get(&number).and_then(|cq| cq.channel.as_ref());
@@ -556,7 +555,7 @@ impl Driver {
 }
 
 /// Commands that take something away.
-const TAKES_AWAY: [u16; 20] = [
+const TAKES_AWAY: [u16; 21] = [
     opcode::DESTROY_MKEY,
     opcode::DESTROY_CQ,
     opcode::DESTROY_QP,
@@ -577,6 +576,7 @@ const TAKES_AWAY: [u16; 20] = [
     opcode::DESTROY_FLOW_GROUP,
     opcode::DELETE_FLOW_TABLE_ENTRY,
     opcode::TO_RST_QP,
+    opcode::TO_ERR_QP,
 ];
 
 /// Queues an asynchronous event.

@@ -83,7 +83,11 @@ impl FabricBuilder {
         if self.profiles.len() > MAX_DEVICES {
             return Err(FabricError::TooManyDevices(self.profiles.len()));
         }
-        let mut kernel = Kernel::new(seed, self.rates);
+        let rates = match self.mode {
+            Mode::Stepped { .. } => self.rates,
+            Mode::Trapped => Rates::none(),
+        };
+        let mut kernel = Kernel::new(seed, rates);
         for (number, profile) in self.profiles.into_iter().enumerate() {
             let name = profile.name.unwrap_or_else(|| format!("mlx5_{number}"));
             if !(1..=MAX_NAME).contains(&name.len()) || name.contains(['/', '\0']) {

@@ -290,7 +290,7 @@ pub struct Device {
 impl Device {
     fn faults<T: Default>(
         &self,
-        fault: fmt::Arguments<'_>,
+        fault: impl fmt::Display,
         change: impl FnOnce(&mut InjectedFaults) -> T,
     ) -> T {
         self.disturb(fault, |kernel| change(kernel.function(self.number).device_mut().faults_mut()))
@@ -299,12 +299,12 @@ impl Device {
     /// Changes the fabric, and tells the history why.
     fn disturb<T: Default>(
         &self,
-        fault: fmt::Arguments<'_>,
+        fault: impl fmt::Display,
         change: impl FnOnce(&mut Kernel) -> T,
     ) -> T {
         let now = self.world.nanoseconds();
         self.world.disturb(|kernel| {
-            kernel.note_fault(now, self.number, fault);
+            kernel.note_fault(now, self.number, format_args!("{fault}"));
             change(kernel)
         })
     }
@@ -312,7 +312,7 @@ impl Device {
     /// Loses the next `count` messages that the device sends. A reliable connection sends them again after its
     /// timeout.
     pub fn lose_messages(&self, count: u32) {
-        self.faults(format_args!("the next {count} messages are lost"), |faults| {
+        self.faults(format!("the next {count} messages are lost"), |faults| {
             faults.lose_messages(count);
         });
     }
@@ -320,81 +320,92 @@ impl Device {
     /// Loses the next `count` messages of the connection manager that the device sends: requests, replies and so on,
     /// which it sends again after seconds.
     pub fn lose_cm_messages(&self, count: u32) {
-        let fault = format_args!("the next {count} messages of the connection manager are lost");
+        let fault = format!("the next {count} messages of the connection manager are lost");
         self.disturb(fault, |kernel| kernel.cm.to_lose.insert(self.number, count));
     }
 
     /// Holds each of the next `count` messages back for a while. The other messages of its queue pair wait for it.
     pub fn delay_messages(&self, count: u32, by: Duration) {
-        let fault = format_args!("the next {count} messages are late by {by:?}");
+        let fault = format!("the next {count} messages are late by {by:?}");
         let by = Delay::Time(u64::try_from(by.as_nanos()).unwrap_or(u64::MAX));
         self.faults(fault, |faults| faults.delay_messages(count, by));
     }
 
     /// Holds each of the next `count` messages back until so many other messages have passed it, or a second has.
     pub fn reorder_messages(&self, count: u32, passes: u32) {
-        let fault = format_args!("{passes} others pass each of the next {count} messages");
+        let fault = format!("{passes} others pass each of the next {count} messages");
         self.faults(fault, |faults| faults.delay_messages(count, Delay::Messages(passes)));
     }
 
     /// Refuses the next `count` messages that need a receive, as if none was posted: a receiver not ready (RNR).
     pub fn refuse_receives(&self, count: u32) {
-        let fault = format_args!("no receive for the next {count} messages");
+        let fault = format!("no receive for the next {count} messages");
         self.faults(fault, |faults| faults.refuse_receives(count));
     }
 
     /// Fails a request that the device takes, after `after` that it carries out, with a completion of these
     /// syndromes: of the queue pair with number `qpn`, or of any. The queue pair goes to state ERR.
     pub fn fail_request(&self, qpn: Option<u32>, side: Side, after: u32, error: CqeError) {
-        let fault = format_args!("a request fails, the one after {after} others");
+        let fault = format!("a request fails, the one after {after} others");
         self.faults(fault, |faults| faults.fail_wqe(qpn, side, after, error));
     }
 
     /// Fails a call, after `after` of the same verb that succeed.
+    ///
+    /// # Panics
+    ///
+    /// For `ENOENT` of [`Verb::Destroy`] and [`Verb::ModifyQp`], by which a kernel says that the object is gone: the
+    /// program would take memory back that the device still reaches.
     pub fn fail_call(&self, verb: Verb, after: u32, errno: Errno) {
-        self.disturb(format_args!("{verb} fails after {after} others"), |kernel| {
+        let is_claim = errno == Errno::NOENT && matches!(verb, Verb::Destroy | Verb::ModifyQp);
+        assert!(!is_claim, "{verb} cannot fail with ENOENT: the object would not be gone");
+        self.disturb(format!("{verb} fails after {after} others"), |kernel| {
             kernel.drivers[self.number].failing.0.push(Failing { verb, after, errno });
         });
     }
 
     /// Pulls the cable, or plugs it in again. Contexts are told by `PORT_ERR` and `PORT_ACTIVE`.
     pub fn set_link(&self, up: bool) {
-        let fault = format_args!("the link goes {}", if up { "up" } else { "down" });
-        self.disturb(fault, |kernel| kernel.function(self.number).device_mut().set_link(up));
+        let fault = format!("the link goes {}", if up { "up" } else { "down" });
+        self.disturb(fault, |kernel| {
+            // The driver is asked for the state of the port, whether or not the event of the change is lost.
+            kernel.drivers[self.number].link = up;
+            kernel.function(self.number).device_mut().set_link(up);
+        });
     }
 
     /// Loses the next `count` events, of completions and asynchronous ones.
     pub fn lose_events(&self, count: u32) {
-        let fault = format_args!("the next {count} events are lost");
+        let fault = format!("the next {count} events are lost");
         self.disturb(fault, |kernel| kernel.drivers[self.number].events_to_lose = count);
     }
 
     /// Holds each of the next `count` events back for a while.
     pub fn delay_events(&self, count: u32, by: Duration) {
-        let fault = format_args!("the next {count} events are late by {by:?}");
+        let fault = format!("the next {count} events are late by {by:?}");
         let by = u64::try_from(by.as_nanos()).unwrap_or(u64::MAX);
         self.disturb(fault, |kernel| kernel.drivers[self.number].events_to_delay = (count, by));
     }
 
     /// Makes a memory key invalid, as if its region were gone: accesses by it fail. Answers whether there was one.
     pub fn invalidate_key(&self, key: u32) -> bool {
-        let fault = format_args!("key {key:#x} becomes invalid");
+        let fault = format!("key {key:#x} becomes invalid");
         self.disturb(fault, |kernel| kernel.function(self.number).device_mut().invalidate_key(key))
     }
 
     /// Has the completion queue of one side of queue pair `qpn` overflow: it takes no completion any more, and
     /// `CQ_ERR` is reported. Answers whether there was one.
     pub fn overflow_cq(&self, qpn: u32, side: Side) -> bool {
-        let fault = format_args!("the completion queue of qp {qpn:#x} overflows");
+        let fault = format!("the completion queue of qp {qpn:#x} overflows");
         self.disturb(fault, |kernel| {
             kernel.function(self.number).device_mut().overflow_cq(qpn, side)
         })
     }
 
-    /// Brings the device to internal error: it does nothing any more, commands are `ENOLINK` but for destruction,
-    /// and contexts are told by `DEVICE_FATAL`.
+    /// Brings the device to internal error: it does nothing any more, and contexts are told by `DEVICE_FATAL`. Commands
+    /// are `ENOLINK` but for destruction and the states `RESET` and `ERR`.
     pub fn fail(&self) {
-        let fault = format_args!("the device has an internal error");
+        let fault = "the device has an internal error";
         self.disturb(fault, |kernel| kernel.fail_device(self.number));
     }
 
@@ -402,6 +413,6 @@ impl Device {
     /// are gone, every call is `EIO`, `DEVICE_FATAL` is reported, and the device is not listed any more. Ids of the
     /// connection manager report `DEVICE_REMOVAL`.
     pub fn unplug(self) {
-        self.disturb(format_args!("the device is unplugged"), |kernel| kernel.unplug(self.number));
+        self.disturb("the device is unplugged", |kernel| kernel.unplug(self.number));
     }
 }

@@ -89,7 +89,7 @@ pub fn each_seed<E: Display>(seeds: Range<u64>, mut test: impl FnMut(u64) -> Res
             Err(panic) => Some(panic),
         }
     };
-    let seeds = only.map_or(seeds, |seed| seed..seed.saturating_add(1));
+    let seeds = only.into_iter().chain(seeds.filter(|_| only.is_none()));
     let failing = seeds.into_iter().find_map(|seed| Some((seed, run(seed, Prints::Never)?)));
     let Some((seed, failure)) = failing else { return };
     say(&format!("seed {seed} fails; its history, in a second run:"));

@@ -8,6 +8,7 @@ use crate::device::Device;
 use crate::format::segments::segments;
 use crate::format::wqe::{CtrlSegment, Sge, op};
 use crate::object::mkey::{Access, AccessRight, DmaAddress};
+use crate::object::qp::QpState;
 use crate::object::receive_queue::ReceiveWqe;
 use crate::recording::RqType;
 use crate::scratch::Scratch;
@@ -35,7 +36,7 @@ impl Device {
     pub fn unrung_queues(&mut self) -> Vec<u32> {
         let memory = &self.memory;
         let queues = self.objects.qps.iter_mut().filter_map(|(qpn, qp)| {
-            let sq = qp.sq.as_mut()?;
+            let sq = qp.sq.as_mut().filter(|_| qp.state == QpState::ReadyToSend)?;
             sq.read_doorbell_record(memory).ok()?;
             (sq.producer_index() != sq.rung_index()).then_some(qpn)
         });
@@ -67,7 +68,9 @@ impl Device {
             }
         };
         for (qpn, qp) in self.objects.qps.iter() {
-            if let Some(queue) = &qp.rq {
+            // After a reset the doorbell record is of before, until the program clears it.
+            let takes = !matches!(qp.state, QpState::Reset | QpState::Error);
+            if let Some(queue) = qp.rq.as_ref().filter(|_| takes) {
                 look(RqType::Qp, qpn, qp.pd, queue, qpn);
             }
         }
@@ -131,6 +134,7 @@ impl Device {
 
     /// Forgets the requests of a queue pair that is reset or destroyed.
     pub(crate) fn forget_requests(&mut self, qpn: u32) {
+        self.faults.forget_delayed(qpn);
         if let Some(audit) = &mut self.audit {
             audit.seen.remove(&(RqType::Qp as u8, qpn));
             audit.hashed.remove(&qpn);
