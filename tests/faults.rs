@@ -1,5 +1,6 @@
 //! Faults of a fabric, as a program meets them.
 
+use std::os::fd::AsFd;
 use std::time::Duration;
 use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
 use uverbs::device::devices_on;
@@ -261,18 +262,24 @@ fn a_device_that_is_unplugged_takes_its_contexts_with_it() -> Result<()> {
     let (mut a, mut b) = End::pair(&fabric)?;
     let channel = EventChannel::open_on(&fabric.system())?;
     let id = channel.create_id()?.bind("10.0.0.2:0".parse()?)?;
+    // Another context of the same open file.
+    let other = Context::from_fd(b.context.as_fd().try_clone_to_owned()?)?;
     fabric.device("right").ok_or("right is there")?.unplug();
     assert!(fabric.device("right").is_none());
     assert_eq!(devices_on(&fabric.system()).len(), 1);
     let event = b.context.try_next_event()?.ok_or("no event")?;
     assert_eq!(event.kind, EventType::DEVICE_FATAL);
     assert_eq!(b.context.try_next_event().unwrap_err().errno(), Errno::IO);
+    let event = other.try_next_event()?.ok_or("no event at the other context")?;
+    assert_eq!(event.kind, EventType::DEVICE_FATAL);
     assert_eq!(b.context.alloc_pd().unwrap_err().errno(), Errno::IO);
     a.send()?;
     assert_eq!(a.status(&fabric)?, Some(WcStatus::RETRY_EXC_ERR));
-    drop(id);
+    assert_eq!(id.listen(1).unwrap_err().errno(), Errno::NXIO);
     drop(b.recv());
+    let context = b.context.clone();
     drop(b);
+    assert_eq!(context.leaked(), 0);
     Ok(())
 }
 

@@ -116,6 +116,8 @@ impl Manager {
     /// The id of a file with a number.
     fn id(&mut self, file: CmFileId, number: u32) -> Result<&mut Id, Errno> {
         match self.ids.get_mut(&number) {
+            // As `ucma_get_ctx`.
+            Some(id) if id.file == file && id.is_removed => Err(Errno::NXIO),
             Some(id) if id.file == file => Ok(id),
             Some(_) => Err(Errno::INVAL),
             None => Err(Errno::NOENT),
@@ -443,9 +445,11 @@ impl Manager {
             if let Some(id) = self.ids.get_mut(&number) {
                 id.state = IdState::Disconnected;
                 id.role = Role::None;
+                id.is_removed = true;
             }
             self.report(number, Event::new(id::DEVICE_REMOVAL, 0, Param::None));
         }
+        self.find_due();
     }
 
     /// The ids of requests whose events the program has not read.

@@ -11,6 +11,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use uverbs_uapi::async_event::ib_uverbs_async_event_desc;
 
 /// An event file, shared by the objects that report there.
 #[derive(Clone, Debug)]
@@ -114,7 +115,13 @@ impl EventFile {
         self.ends().flush();
     }
 
-    /// Ends the file: what is queued can be read, and then its end is met, where Linux answers `EIO`.
+    /// Whether it is of asynchronous events.
+    pub(crate) fn is_async(&self) -> bool {
+        self.ends().width == size_of::<ib_uverbs_async_event_desc>()
+    }
+
+    /// Ends a completion channel: what is queued can be read, and then its end is met, where Linux polls as `POLLERR`
+    /// and answers `EIO`.
     pub(crate) fn end(&self) {
         let mut ends = self.ends();
         ends.flush();

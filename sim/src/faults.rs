@@ -272,8 +272,8 @@ impl Fabric {
 
     /// Kills the process behind a context or an event channel, as far as the kernel sees it: closes the file, and
     /// so destroys all its objects, whatever they are about. Peers meet what they meet when a program dies. Every
-    /// later call on the file is `EIO`, and `ENOENT` for the destruction of what is gone. Answers whether the
-    /// descriptor was one of this fabric.
+    /// later call on the file is `EIO` but the destruction of what is gone. Answers whether the descriptor was one of
+    /// this fabric.
     pub fn kill(&self, file: impl AsFd) -> bool {
         let now = self.world.nanoseconds();
         self.world.disturb(|kernel| kernel.kill(file.as_fd(), now))
@@ -409,9 +409,9 @@ impl Device {
         self.disturb(fault, |kernel| kernel.fail_device(self.number));
     }
 
-    /// Takes the device out of its slot. Its contexts are disassociated, as when a driver is unbound: their objects
-    /// are gone, every call is `EIO`, `DEVICE_FATAL` is reported, and the device is not listed any more. Ids of the
-    /// connection manager report `DEVICE_REMOVAL`.
+    /// Takes the device out of its slot, by surprise: its peers are told nothing. Its contexts are disassociated: their
+    /// objects are gone, every call but their destruction is `EIO`, `DEVICE_FATAL` is reported, and the device is not
+    /// listed any more. Ids of the connection manager report `DEVICE_REMOVAL`, and are `ENXIO` but for destruction.
     pub fn unplug(self) {
         self.disturb("the device is unplugged", |kernel| kernel.unplug(self.number));
     }

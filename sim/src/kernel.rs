@@ -52,7 +52,7 @@ use crate::seed::Decisions;
 use crate::seeds::Prints;
 use rustix::fd::{BorrowedFd, OwnedFd};
 use rustix::io::Errno;
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::os::unix::net::UnixStream;
 use std::sync::atomic::Ordering;
@@ -90,6 +90,15 @@ const fn destroying(object: u16, method: u16) -> Method {
 
 fn destroy(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     let handle = call.handle(0)?;
+    let file = kernel.file_mut(call.file)?;
+    if file.is_disassociated {
+        // The object went with the device, and its handle goes now: `uobj_get_destroy`.
+        if !file.handles_left.remove(&handle) {
+            return Err(Errno::NOENT);
+        }
+        call.put_bytes(1, &[]);
+        return Ok(());
+    }
     if kernel.object(call.file, handle)?.kind() != call.header.object_id {
         return Err(Errno::INVAL);
     }
@@ -249,6 +258,8 @@ pub(crate) struct OpenFile {
     pub(crate) has_context: bool,
     /// Whether its objects are gone with the device, or with the program that a test killed.
     is_disassociated: bool,
+    /// The handles of those objects, which were not destroyed yet.
+    handles_left: BTreeSet<u32>,
     objects: BTreeMap<u32, Entry>,
     next_age: u64,
     pub(crate) events: Vec<EventFile>,
@@ -323,6 +334,7 @@ impl Kernel {
             device,
             has_context: false,
             is_disassociated: false,
+            handles_left: BTreeSet::new(),
             objects: BTreeMap::new(),
             next_age: 0,
             events: Vec::new(),
@@ -371,17 +383,21 @@ impl Kernel {
 
     /// Destroys the objects of a file, of which no more can be made, and ends its event files.
     fn disassociate(&mut self, id: FileId) {
+        let Some(file) = self.files.get(&id).filter(|file| !file.is_disassociated) else { return };
+        let left = file.objects.keys().copied().collect();
         self.destroy_all(id);
         let Some(file) = self.files.get_mut(&id) else { return };
-        file.is_disassociated = true;
-        file.events.iter().for_each(EventFile::end);
+        (file.is_disassociated, file.handles_left) = (true, left);
+        // Files of asynchronous events stay.
+        file.events.iter().filter(|events| !events.is_async()).for_each(EventFile::end);
     }
 
     /// Queues an asynchronous event about a device or its port in all its files.
     fn report_to_all(&self, device: usize, event: u32, element: u64) {
         for file in self.files.values().filter(|file| file.device == device) {
-            let to = file.default_events.as_ref().map(|(events, _)| events.clone());
-            report(to.map(|to| Reports { to, user_handle: element }).as_ref(), event);
+            for to in file.events.iter().filter(|events| events.is_async()).cloned() {
+                report(Some(&Reports { to, user_handle: element }), event);
+            }
         }
     }
 
@@ -525,9 +541,10 @@ impl Kernel {
         let found = all.clone().find(|known| (known.object, known.method) == (object, method));
         let found = found.ok_or(Errno::PROTONOSUPPORT)?;
         call.check_known(found.attrs)?;
-        // Objects that are gone can still be asked to go: `uverbs_disassociate_api`.
+        // Objects that are gone can still be asked to go, those of a driver excepted: `uverbs_disassociate_api`.
         let verb = Verb::of_method(object, method);
-        if verb != Some(Verb::Destroy) {
+        let of_driver = matches!(object, MLX5_IB_OBJECT_UAR | MLX5_IB_OBJECT_VAR);
+        if verb != Some(Verb::Destroy) || of_driver {
             self.check_associated(file)?;
         }
         if !context::makes_context(object, method) {

@@ -116,6 +116,8 @@ pub(super) struct Id {
     pub(super) parent: Option<u32>,
     /// Whether the program has not read the event of the request.
     pub(super) unseen: bool,
+    /// Whether its device is gone.
+    pub(super) is_removed: bool,
     pub(super) reuse: bool,
     /// Whether a listener on all IPv6 addresses hears requests to those only (`RDMA_OPTION_ID_AFONLY`).
     pub(super) family_alone: bool,
@@ -140,6 +142,7 @@ impl Id {
             role: Role::None,
             parent: None,
             unseen: false,
+            is_removed: false,
             reuse: false,
             family_alone: false,
             ack_timeout: None,

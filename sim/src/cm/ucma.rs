@@ -285,7 +285,10 @@ impl Manager {
 
     fn destroy_id(&mut self, file: CmFileId, now: u64, request: &Request<'_>) -> Result<()> {
         let asked: rdma_ucm_destroy_id = request.read()?;
-        self.id(file, asked.id)?;
+        match self.id(file, asked.id) {
+            Ok(_) | Err(Errno::NXIO) => {}
+            Err(errno) => return Err(errno),
+        }
         let of = |id: &Id| matches!(id.role, Role::Member { of } if of == asked.id);
         let members: Vec<u32> =
             self.ids.iter().filter(|(_, id)| of(id)).map(|(number, _)| *number).collect();
