@@ -1,6 +1,5 @@
 //! Faults of a fabric, as a program meets them.
 
-use std::os::fd::AsFd;
 use std::time::Duration;
 use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
 use uverbs::device::devices_on;
@@ -263,7 +262,7 @@ fn a_device_that_is_unplugged_takes_its_contexts_with_it() -> Result<()> {
     let channel = EventChannel::open_on(&fabric.system())?;
     let id = channel.create_id()?.bind("10.0.0.2:0".parse()?)?;
     // Another context of the same open file.
-    let other = Context::from_fd(b.context.as_fd().try_clone_to_owned()?)?;
+    let other = Context::import(b.context.share()?)?;
     fabric.device("right").ok_or("right is there")?.unplug();
     assert!(fabric.device("right").is_none());
     assert_eq!(devices_on(&fabric.system()).len(), 1);
