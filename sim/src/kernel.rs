@@ -376,12 +376,14 @@ impl Kernel {
                 self.note_fault(now, device, format_args!("context {} is killed", file.0));
             }
             self.disassociate(file);
+            // A program that is dead reads no event; one that goes on in this process learns here that it is.
+            self.files.get(&file).iter().flat_map(|file| &file.events).for_each(EventFile::end);
             return true;
         }
         self.cm.kill(now, fd)
     }
 
-    /// Destroys the objects of a file, of which no more can be made, and ends its event files.
+    /// Destroys the objects of a file, of which no more can be made, and ends its completion channels.
     fn disassociate(&mut self, id: FileId) {
         let Some(file) = self.files.get(&id).filter(|file| !file.is_disassociated) else { return };
         let left = file.objects.keys().copied().collect();
