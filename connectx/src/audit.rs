@@ -10,6 +10,7 @@ use std::fmt;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use crate::format::wqe::Sge;
+use crate::recording::RqType;
 
 /// The byte that fills a receive buffer until its completion.
 pub const POISON: u8 = 0xa5;
@@ -103,7 +104,7 @@ impl DeviceWrites {
 #[derive(Default)]
 pub(crate) struct Audit {
     /// For each receive queue, how many of its receives were seen, modulo 2¹⁶.
-    pub(crate) seen: BTreeMap<(u8, u32), u16>,
+    pub(crate) seen: BTreeMap<(RqType, u32), u16>,
     /// For each queue pair, the WQEBB behind the last request that was hashed.
     pub(crate) hashed: BTreeMap<u32, u16>,
     /// For each queue pair, the requests without a completion.

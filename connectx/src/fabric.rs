@@ -97,9 +97,7 @@ impl Fabric {
     pub fn run(&mut self, now: u64) -> Progress {
         self.set_time(now);
         let worked = self.run_timers() | self.run_queues();
-        let busy = |device: &Device| device.bus_master && !device.ready_queues.is_empty();
-        let more =
-            self.budget == 0 || self.functions.iter().any(|function| busy(function.device()));
+        let more = self.budget == 0 || self.functions.iter().any(|function| ready(function) > 0);
         Progress { worked, more, deadline: self.deadline() }
     }
 
@@ -116,29 +114,29 @@ impl Fabric {
     }
 
     /// The function of the ready queue with `before` others in front: those of lower functions come first.
-    pub fn function_of_ready(&self, mut before: usize) -> Option<usize> {
-        self.functions.iter().position(|function| {
-            let ready = ready(function);
-            let here = before < ready;
-            before = before.saturating_sub(ready);
-            here
-        })
+    pub fn function_of_ready(&self, before: usize) -> Option<usize> {
+        self.find_ready(before).map(|(number, _)| number)
+    }
+
+    /// The same, with how many queues of that function are in front.
+    fn find_ready(&self, mut before: usize) -> Option<(usize, usize)> {
+        for (number, function) in self.functions.iter().enumerate() {
+            match before.checked_sub(ready(function)) {
+                Some(left) => before = left,
+                None => return Some((number, before)),
+            }
+        }
+        None
     }
 
     /// Runs the ready queue with `before` others in front for at most `wqes` WQEs; it stays ready, behind the
     /// others, if it has more. Returns whether it did anything.
-    pub fn run_ready(&mut self, mut before: usize, wqes: usize) -> bool {
-        for number in 0..self.functions.len() {
-            let ready = ready(&self.functions[number]);
-            if before < ready {
-                let device = self.functions[number].device_mut();
-                let Some(queue) = device.ready_queues.take(before) else { return false };
-                self.budget = COST_PER_POLL;
-                return self.serve(number, queue, wqes);
-            }
-            before -= ready;
-        }
-        false
+    pub fn run_ready(&mut self, before: usize, wqes: usize) -> bool {
+        let Some((number, before)) = self.find_ready(before) else { return false };
+        let device = self.functions[number].device_mut();
+        let Some(queue) = device.ready_queues.take(before) else { return false };
+        self.budget = COST_PER_POLL;
+        self.serve(number, queue, wqes)
     }
 
     /// Runs the timers that are due; returns whether one was.

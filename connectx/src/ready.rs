@@ -41,11 +41,6 @@ impl ReadyQueues {
         self.order.len()
     }
 
-    /// Whether there are none.
-    pub(crate) fn is_empty(&self) -> bool {
-        self.order.is_empty()
-    }
-
     /// Takes all.
     pub(crate) fn clear(&mut self) {
         self.order.clear();
@@ -74,7 +69,7 @@ mod tests {
         assert_eq!(rest, [7, 0x1_ffff, 63, 64]);
         ready.push(7);
         ready.clear();
-        assert!(ready.is_empty());
+        assert_eq!(ready.len(), 0);
         ready.push(7);
         assert_eq!(ready.take(0), Some(7));
     }

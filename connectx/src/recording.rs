@@ -60,7 +60,7 @@ pub enum DoorbellCounter {
 }
 
 /// The type of queue to which a receive was posted.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 #[repr(u8)]
 pub enum RqType {
     /// A queue pair.

@@ -269,13 +269,16 @@ impl Driver {
         }
         if self.infiniband.is_none() {
             self.set_address(switch)?;
+            self.set_gids(switch)?;
         }
         let queue = switch.function(self.function).create_event_queue(&EVENTS);
         self.eqn = queue.map_err(|refused| errno_of(refused.status as u8))?;
-        if self.infiniband.is_some() {
-            return Ok(());
-        }
-        for (index, entry) in self.interface.gids.clone().into_iter().enumerate() {
+        Ok(())
+    }
+
+    /// Gives the port the GIDs of its interface.
+    fn set_gids(&self, switch: &mut Switch) -> Result<()> {
+        for (index, entry) in self.interface.gids.iter().enumerate() {
             let mut command = input::<set_roce_address_in>(opcode::SET_ROCE_ADDRESS);
             command.set(set_roce_address_in::roce_address_index, index as u64);
             let mut address = command.sub_mut(set_roce_address_in::roce_address);

@@ -76,17 +76,13 @@ impl FabricBuilder {
     ///
     /// Two devices of one name or address, a name that no device can have, or more than [`MAX_DEVICES`].
     pub fn build(self) -> Result<Fabric, FabricError> {
-        let seed = match self.mode {
-            Mode::Stepped { seed } => seed,
-            Mode::Trapped => 0,
+        let (seed, rates) = match self.mode {
+            Mode::Stepped { seed } => (seed, self.rates),
+            Mode::Trapped => (0, Rates::none()),
         };
         if self.profiles.len() > MAX_DEVICES {
             return Err(FabricError::TooManyDevices(self.profiles.len()));
         }
-        let rates = match self.mode {
-            Mode::Stepped { .. } => self.rates,
-            Mode::Trapped => Rates::none(),
-        };
         let mut kernel = Kernel::new(seed, rates);
         for (number, profile) in self.profiles.into_iter().enumerate() {
             let name = profile.name.unwrap_or_else(|| format!("mlx5_{number}"));
@@ -225,7 +221,7 @@ impl Fabric {
         Duration::from_nanos(self.world.nanoseconds())
     }
 
-    /// What has happened, a line for each call, request, message that went wrong, and completion; empty unless
+    /// The events so far, a line for each call, request, message that went wrong, and completion; empty unless
     /// [it is recorded](FabricBuilder::history). Two runs of one seed have the same history.
     ///
     /// ```text
@@ -242,7 +238,7 @@ impl Fabric {
     ///
     /// # Errors
     ///
-    /// What was found.
+    /// The findings.
     pub fn check(&self) -> Result<(), Findings> {
         self.world.check()
     }

@@ -31,7 +31,7 @@ pub enum Mode {
     /// The thread that rings, and for timers a thread that sleeps meanwhile. Time is real.
     #[default]
     Trapped,
-    /// Whoever polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens. The
+    /// The thread that polls, waits or steps. Time is virtual: it moves to the next timer when nothing else happens. The
     /// seed decides which queue is served next, and how long a step takes. Of several threads each steps the fabric
     /// once, or calls it, before another waits: a wait that knows of no other thread gives none time. Runs of several
     /// threads do not repeat.
@@ -77,7 +77,7 @@ pub(crate) struct World {
     /// Whether a stepped world has nothing to do before the next call and at this time. Set with the kernel's lock.
     idle: AtomicBool,
     timer: OnceLock<Thread>,
-    /// When the timer's thread looks again, in nanoseconds since the start, or [`NEVER`]. Of whoever has the
+    /// When the timer's thread looks again, in nanoseconds since the start, or [`NEVER`]. Changed under the
     /// kernel's lock.
     armed: AtomicU64,
     /// The thread that used the fabric first.
@@ -224,14 +224,14 @@ impl World {
         answer
     }
 
-    /// What has happened, as text.
+    /// The events so far, as text.
     pub(crate) fn history(&self) -> String {
         let Ok(mut kernel) = self.kernel() else { return String::new() };
         kernel.write_history();
         kernel.history.as_ref().map_or_else(String::new, History::text)
     }
 
-    /// What the program has done wrong.
+    /// The mistakes of the program.
     pub(crate) fn check(&self) -> std::result::Result<(), Findings> {
         let Ok(mut kernel) = self.kernel() else { return Ok(()) };
         kernel.close_orphans(self.nanoseconds());
@@ -416,7 +416,7 @@ impl World {
             }
             if alone || idle >= PATIENCE {
                 match limit {
-                    Some(limit) => drop(self.virtual_now.fetch_max(limit, Ordering::Relaxed)),
+                    Some(limit) => self.set_time(limit),
                     None if idle >= LAST_PATIENCE => return Err(Errno::DEADLK),
                     None => {}
                 }

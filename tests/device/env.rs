@@ -114,34 +114,18 @@ pub(crate) fn handshake_options() -> Handshake {
 /// (`docs/KERNEL-NOTES.md`).
 pub(crate) fn waits_for_receives() -> bool {
     static WAITS: OnceLock<bool> = OnceLock::new();
-    *WAITS.get_or_init(|| device().driver() != Some(DriverId::RXE) || is_linux_6())
-}
-
-/// Whether the kernel is of 6.0 or later.
-fn is_linux_6() -> bool {
-    is_linux(6, 0)
-}
-
-/// Whether the kernel is of this release or later.
-fn is_linux(major: u32, minor: u32) -> bool {
-    let kernel = rustix::system::uname();
-    let release = kernel.release().to_string_lossy().into_owned();
-    let mut numbers = release.split(['.', '-']).map(|number| number.parse::<u32>().ok());
-    let (Some(Some(is_major)), Some(Some(is_minor))) = (numbers.next(), numbers.next()) else {
-        return true;
-    };
-    (is_major, is_minor) >= (major, minor)
+    *WAITS.get_or_init(|| device().driver() != Some(DriverId::RXE) || kernel_is_since(6, 0))
 }
 
 /// Whether a wait for a receive takes no retries off the count of a sender whose acknowledgement timeout is longer
 /// than the wait: soft-RoCE of 6.1 counts them (`docs/KERNEL-NOTES.md`).
 pub(crate) fn short_waits_are_no_retries() -> bool {
-    device().driver() != Some(DriverId::RXE) || is_linux(6, 12)
+    device().driver() != Some(DriverId::RXE) || kernel_is_since(6, 12)
 }
 
 /// Skips where the connection manager does not say that a peer moved to another MAC address.
 pub(crate) fn unreachable_events() -> Verdict {
-    require(is_linux_6(), Capability::CmUnreachable, "before Linux 6.0 nobody tells of it")
+    require(kernel_is_since(6, 0), Capability::CmUnreachable, "before Linux 6.0 nobody tells of it")
 }
 
 /// Retries of a message that finds no receive: without end, where that does no harm.

@@ -187,6 +187,13 @@ fn hold_for_qp(device: &mut Device, qp: &Qp, hold: bool) {
     }
 }
 
+/// Ends the requests of a queue pair that is reset or destroyed.
+fn end_requests(device: &mut Device, number: u32) {
+    device.cancel_retry_timer(number);
+    device.faults.forget_delayed(number);
+    device.forget_requests(number);
+}
+
 pub(crate) fn destroy_qp(
     device: &mut Device,
     uid: u32,
@@ -194,9 +201,8 @@ pub(crate) fn destroy_qp(
 ) -> Result<Vec<u8>, CommandError> {
     let number = Bits::<destroy_qp_in, _>::new(input).get32(destroy_qp_in::qpn);
     device.objects.qps.owned_mut(uid, number)?;
-    device.cancel_retry_timer(number);
+    end_requests(device, number);
     let qp = device.objects.qps.remove(number)?;
-    device.forget_requests(number);
     hold_for_qp(device, &qp, false);
     device.objects.release_umems(&qp.umems);
     Ok(vec![])
@@ -268,8 +274,7 @@ pub(crate) fn modify_qp(
         out.set(rst2init_qp_out::ece, qp.ece.into());
     }
     if to == Reset {
-        device.cancel_retry_timer(number);
-        device.forget_requests(number);
+        end_requests(device, number);
     }
     match to {
         // The device now sends or flushes WQEs that were posted before.

@@ -9,7 +9,7 @@ use crate::format::segments::segments;
 use crate::format::wqe::{CtrlSegment, Sge, op};
 use crate::object::mkey::{Access, AccessRight, DmaAddress};
 use crate::object::qp::QpState;
-use crate::object::receive_queue::ReceiveWqe;
+use crate::object::receive_queue::{ReceiveQueue, ReceiveWqe};
 use crate::recording::RqType;
 use crate::scratch::Scratch;
 use uverbs_uapi::mlx5::prm::qpc::qpc;
@@ -27,7 +27,7 @@ impl Device {
         }
     }
 
-    /// What was found since the last call.
+    /// The findings since the last call.
     pub fn take_findings(&mut self) -> Vec<Finding> {
         self.audit.as_mut().map_or_else(Vec::new, |audit| std::mem::take(&mut audit.findings))
     }
@@ -59,9 +59,8 @@ impl Device {
         let Some(mut audit) = self.audit.take() else { return };
         let memory = &self.memory;
         let mut posted: Vec<(u32, u32, ReceiveWqe)> = Vec::new();
-        let mut look = |rq_type: RqType, number: u32, pd: u32, queue: &_, qpn: u32| {
-            let queue: &crate::object::receive_queue::ReceiveQueue = queue;
-            let seen = audit.seen.entry((rq_type as u8, number)).or_default();
+        let mut look = |rq_type, number: u32, pd: u32, queue: &ReceiveQueue, qpn: u32| {
+            let seen = audit.seen.entry((rq_type, number)).or_default();
             for receive in queue.posted_after(memory, *seen) {
                 *seen = receive.posted();
                 posted.push((pd, qpn, receive));
@@ -79,7 +78,7 @@ impl Device {
         }
         for (pd, qpn, receive) in posted {
             for sge in receive.sges() {
-                // What cannot be written is reported when a message comes.
+                // A failed write is reported when a message comes.
                 let poison = vec![POISON; sge.len as usize];
                 let _ = self.dma_write(access(&sge, pd, qpn, AccessRight::LocalWrite), &poison);
             }
@@ -134,9 +133,8 @@ impl Device {
 
     /// Forgets the requests of a queue pair that is reset or destroyed.
     pub(crate) fn forget_requests(&mut self, qpn: u32) {
-        self.faults.forget_delayed(qpn);
         if let Some(audit) = &mut self.audit {
-            audit.seen.remove(&(RqType::Qp as u8, qpn));
+            audit.seen.remove(&(RqType::Qp, qpn));
             audit.hashed.remove(&qpn);
             audit.rung.remove(&qpn);
         }

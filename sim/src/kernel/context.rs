@@ -3,7 +3,7 @@
 //! Pairs with `core/uverbs_std_types_device.c`, `mlx5_ib_alloc_ucontext` and `mlx5_ib_query_device`.
 
 use super::cq::{MAX_PERIOD, VECTORS};
-use super::{Kernel, Limits, Method, Object, Write, qp, srq};
+use super::{Kernel, Limits, Method, Write, qp, srq};
 use crate::call::{Call, Result};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, IntoRawFd};
@@ -29,13 +29,9 @@ use uverbs_uapi::mlx5::context::{
     mlx5_ib_alloc_ucontext_resp_mask, mlx5_ib_query_dev_resp_flags, mlx5_ib_query_device_resp,
     mlx5_ib_tso_caps,
 };
-use uverbs_uapi::mlx5::object::{
-    MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX, MLX5_IB_OBJECT_UAR, MLX5_IB_OBJECT_VAR,
-};
+use uverbs_uapi::mlx5::object::MLX5_IB_ATTR_QUERY_CONTEXT_RESP_UCTX;
 use uverbs_uapi::object::{
-    UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_AH, UVERBS_OBJECT_ASYNC_EVENT,
-    UVERBS_OBJECT_CQ, UVERBS_OBJECT_DEVICE, UVERBS_OBJECT_DM, UVERBS_OBJECT_FLOW, UVERBS_OBJECT_MR,
-    UVERBS_OBJECT_MW, UVERBS_OBJECT_PD, UVERBS_OBJECT_QP, UVERBS_OBJECT_SRQ, UVERBS_OBJECT_XRCD,
+    UVERBS_ATTR_UHW_IN, UVERBS_ATTR_UHW_OUT, UVERBS_OBJECT_ASYNC_EVENT, UVERBS_OBJECT_DEVICE,
 };
 use uverbs_uapi::write::{
     IB_USER_VERBS_CMD_CREATE_COMP_CHANNEL, IB_USER_VERBS_CMD_FLAG_EXTENDED,
@@ -164,22 +160,8 @@ fn info_handles(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
     if !known {
         return Err(Errno::NOENT);
     }
-    let kind = |object: &Object| match object {
-        Object::Pd { .. } => UVERBS_OBJECT_PD,
-        Object::Mr(_) => UVERBS_OBJECT_MR,
-        Object::Mw { .. } => UVERBS_OBJECT_MW,
-        Object::Cq { .. } => UVERBS_OBJECT_CQ,
-        Object::Qp { .. } => UVERBS_OBJECT_QP,
-        Object::Srq { .. } => UVERBS_OBJECT_SRQ,
-        Object::Ah => UVERBS_OBJECT_AH,
-        Object::Xrcd { .. } => UVERBS_OBJECT_XRCD,
-        Object::Dm(_) => UVERBS_OBJECT_DM,
-        Object::Flow(_) => UVERBS_OBJECT_FLOW,
-        Object::Uar { .. } => MLX5_IB_OBJECT_UAR,
-        Object::Var { .. } => MLX5_IB_OBJECT_VAR,
-    };
     let room = call.room(UVERBS_ATTR_INFO_HANDLES_LIST) / size_of::<u32>();
-    let mut handles = kernel.handles(call.file, |object| kind(object) == asked)?;
+    let mut handles = kernel.handles(call.file, |object| object.kind() == asked)?;
     handles.truncate(room);
     call.put(UVERBS_ATTR_INFO_TOTAL_HANDLES, &(handles.len() as u32));
     call.put_bytes(UVERBS_ATTR_INFO_HANDLES_LIST, handles.as_bytes());
