@@ -6,7 +6,7 @@ fn uverbs(words: &[&str]) -> Output {
     Command::new(env!("CARGO_BIN_EXE_uverbs")).args(words).output().unwrap()
 }
 
-/// What a command prints that ends with 0.
+/// The output of a command that ends with 0.
 fn printed(words: &[&str]) -> String {
     let output = uverbs(words);
     let said = String::from_utf8_lossy(&output.stderr);

@@ -1,4 +1,4 @@
-//! What happened on a fabric, as text: calls, requests, messages that went wrong, completions.
+//! The events of a fabric, as text: calls, requests, messages that went wrong, completions.
 //!
 //! Devices record what they do (`uverbs_connectx::recording`), and the kernel what it is asked. Each line has the time,
 //! the device, and the object by its number there. Addresses are offsets in regions, so that the histories of two runs

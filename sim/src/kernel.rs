@@ -292,7 +292,7 @@ pub(crate) struct Kernel {
     pub(crate) cm: Manager,
     decisions: Decisions,
     pub(crate) history: Option<History>,
-    /// What was found, if the fabric is strict.
+    /// The findings, if the fabric is strict.
     pub(crate) findings: Option<Vec<String>>,
     rates: Rates,
     files: BTreeMap<FileId, OpenFile>,

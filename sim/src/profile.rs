@@ -1,4 +1,4 @@
-//! What a device of a fabric is like.
+//! The properties of a device of a fabric.
 
 use std::net::IpAddr;
 pub use uverbs_connectx::options::Limits;

@@ -4,7 +4,7 @@ use crate::kernel::Kernel;
 use std::fmt;
 use uverbs_connectx::audit::DeviceWrites;
 
-/// What a strict fabric found: [`Fabric::check`](crate::Fabric::check).
+/// The findings of a strict fabric: [`Fabric::check`](crate::Fabric::check).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Findings(Vec<String>);
 
@@ -46,7 +46,7 @@ impl Kernel {
         self.findings = Some(findings);
     }
 
-    /// What was found so far, and what is left undone now.
+    /// The findings so far, and those about objects and requests that are left now.
     pub(crate) fn check(&mut self) -> Result<(), Findings> {
         self.audit();
         let mut all = self.findings.clone().unwrap_or_default();

@@ -23,8 +23,8 @@ use uverbs_sim::Clock;
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 ///
-/// What would make two runs of a seed differ: threads, real sockets and files, `select!` without `biased`, hash maps
-/// with random keys, and decisions by addresses or real time.
+/// Two runs of a seed differ through threads, real sockets and files, `select!` without `biased`, hash maps with random
+/// keys, and decisions by addresses or real time.
 #[derive(Clone, Copy, Debug)]
 pub struct TokioClock(Instant);
 

@@ -45,7 +45,7 @@ const QUIET: Duration = Duration::from_millis(60);
 /// The variable that asks for a transcript.
 const RECORD: &str = "UVERBS_TEST_RECORD";
 
-/// What a driver answered.
+/// The answer of a driver.
 struct Record {
     driver: DriverId,
     /// Linux from this release on.

@@ -62,7 +62,7 @@ async fn echo(stage: Stage, channel: AsyncEventChannel, request: ConnectRequest)
     Ok(())
 }
 
-/// What is known of a message.
+/// The known facts of a message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Fate {
     /// Its future was dropped before it was posted.

@@ -124,7 +124,7 @@ impl Fault {
 /// Both sides, by the names of their devices.
 pub(crate) const NAMES: [&str; 2] = ["left", "right"];
 
-/// What a process has open. A fault may kill it.
+/// The objects that a process has open. A fault may kill it.
 #[derive(Default)]
 struct Process {
     context: Option<Context>,
@@ -144,13 +144,13 @@ pub(crate) struct Stage {
     tasks: Arc<Mutex<Vec<JoinHandle<()>>>>,
 }
 
-/// What two runs of a seed have in common.
+/// The result of a run. Two runs of a seed have the same.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Record {
     pub(crate) fault: Fault,
     pub(crate) decisions: u64,
     pub(crate) history: String,
-    /// What the program has got, and what is in its memory.
+    /// The bytes in memory at the end.
     pub(crate) memory: Vec<u8>,
 }
 

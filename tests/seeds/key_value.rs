@@ -60,13 +60,13 @@ struct Client {
     newest: u64,
     /// That of the last write that had ended.
     written: u64,
-    /// What the swapped word was seen to be.
+    /// The last known value of the swapped word.
     seen: u64,
     /// The connection failed.
     broken: bool,
 }
 
-/// What all clients know together.
+/// The knowledge of all clients together.
 #[derive(Default)]
 struct Known {
     /// Results of additions and swaps that succeeded.
@@ -75,7 +75,7 @@ struct Known {
     /// Additions and swaps that may have been carried out.
     unknown_adds: u64,
     unknown_swaps: u64,
-    /// What was read.
+    /// The value that was read.
     record: Vec<u8>,
 }
 
@@ -398,7 +398,7 @@ fn act(
             }
             97..99 => {
                 client.qp = None;
-                // What had completed before is not told.
+                // Earlier completions are not told.
                 while client.poll_dropped()? {}
                 client.forget_posted(known);
                 client.connect(server)?;
@@ -457,7 +457,7 @@ impl Client {
             if is_gone(&self.context) {
                 return Err("the device is gone".into());
             }
-            // What is left is not signaled.
+            // The requests that are left are not signaled.
             assert!(!is_last_signaled, "{:?}: {:?} wait for ever", stage.fault, self.posted);
             is_last_signaled = self.push_signaled(server)?;
             assert!(is_last_signaled, "{:?}: {:?} are left", stage.fault, self.posted);

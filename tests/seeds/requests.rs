@@ -22,7 +22,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// How long either side waits for a request of its own to complete: longer than all repetitions.
 const LATE: Duration = Duration::from_secs(120);
 
-/// What the server does with a request.
+/// The server replies.
 const REPLY: u8 = 0;
 const IGNORE: u8 = 1;
 /// It drops the connection.

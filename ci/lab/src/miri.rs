@@ -18,7 +18,7 @@ use std::time::{Duration, Instant};
 const PATIENCE: Duration = Duration::from_secs(90 * 60);
 /// Lines of Miri's message that are shown.
 const SHOWN: usize = 40;
-/// What is run: a name, and Cargo's arguments. The tests of the fabric run the library against the emulated device, with
+/// The runs: a name, and Cargo's arguments. The tests of the fabric run the library against the emulated device, with
 /// the kernel in the process.
 const TARGETS: [(&str, &[&str]); 3] = [
     ("uverbs-uapi", &["--package", "uverbs-uapi", "--lib"]),

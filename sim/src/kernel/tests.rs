@@ -203,7 +203,7 @@ fn a_wrong_event_descriptor_leaves_nothing_behind() {
         assert_eq!(bench.create_qp(cq, fd), Err(errno));
         assert_eq!(bench.census(), before, "{errno}");
     }
-    // What was refused reports nowhere.
+    // A refused request reports nowhere.
     let qp = bench.create_qp(cq, events.as_raw_fd()).unwrap();
     let srq = bench.create_srq(events.as_raw_fd()).unwrap();
     for handle in [srq, qp, cq] {

@@ -471,7 +471,7 @@ impl World {
         }
         let (connected, reliable) =
             (kind != QpType::UD, kind == QpType::RC || kind == QpType::XRC_INI);
-        // What the change needs.
+        // The attributes that the change needs.
         let mut with: Vec<&str> = match (state, to) {
             (QpState::RESET, QpState::INIT) if connected => vec!["port", "pkey", "access"],
             (QpState::RESET, QpState::INIT) => vec!["port", "pkey", "qkey"],

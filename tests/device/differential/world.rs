@@ -22,7 +22,7 @@ pub(super) const STEPS: usize = 40;
 /// The first seed of commands.
 const COMMANDS: u64 = 24;
 
-/// What a sequence is about.
+/// The subject of a sequence.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Theme {
     /// Objects come, change and go.

@@ -46,7 +46,7 @@ fn row(measure: &Measure, found: &[Sample]) -> Option<TableRow> {
     let (name, unit) = (measure.name(), measure.unit);
     let of_measure = |sample: &&Sample| sample.operation == name && sample.way == unit.name();
     let runs = &found.iter().find(of_measure)?.runs;
-    // What else the machine does only makes it slower.
+    // Other work of the machine only makes it slower.
     let (best, target) = match unit.is_rate() {
         true => {
             (Value::highest(runs), TableTarget { least: measure.aim, ..TableTarget::default() })

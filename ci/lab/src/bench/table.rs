@@ -5,7 +5,7 @@ use super::score;
 use serde::Serialize;
 use std::fmt;
 
-/// What must not be exceeded, or has to be reached.
+/// The bound that must not be exceeded, or has to be reached.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize)]
 pub(super) struct TableTarget {
     /// Ours, in the table's unit.

@@ -1,4 +1,4 @@
-//! What the device in the process takes, in each mode, beside marks of the machine. `bench-sim RUNS [TEXT]`, on any
+//! Times of the device in the process, in each mode, beside marks of the machine. `bench-sim RUNS [TEXT]`, on any
 //! machine: the measures of `lab_bench::sim` whose name has the text.
 
 #![deny(clippy::print_stdout, clippy::print_stderr, clippy::disallowed_methods)]
@@ -20,7 +20,7 @@ use uverbs::{
     RecvWr, SendWr,
 };
 
-/// What any thread of the program may return.
+/// The result that any thread of the program may return.
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
 /// Bytes of a long write.
@@ -71,7 +71,7 @@ unsafe impl GlobalAlloc for Counting {
     }
 }
 
-/// What a run of rounds took.
+/// The cost of a run of rounds.
 #[derive(Clone, Copy)]
 struct Run {
     nanoseconds: f64,
