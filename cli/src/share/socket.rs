@@ -2,14 +2,20 @@
 //!
 //! `connectx` includes this file.
 
-use rustix::fs::{CWD, RenameFlags, renameat_with};
+use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketType, connect, socket};
-use std::fs;
+use std::fs::{self, File};
 use std::io::{Error, ErrorKind, Result};
 use std::os::unix::fs::{FileTypeExt, MetadataExt};
 use std::os::unix::net::UnixListener;
 use std::path::{Path, PathBuf};
+use std::thread::sleep;
+use std::time::Duration;
+
+/// A second.
+const LOCK_TRIES: u32 = 1000;
+const LOCK_PAUSE: Duration = Duration::from_millis(1);
 
 /// A listener whose path is removed with it, if the path is still its own.
 #[derive(Debug)]
@@ -22,11 +28,11 @@ pub(crate) struct Listening {
 impl Listening {
     /// Listens at a path.
     pub(crate) fn at(path: &Path) -> Result<Listening> {
+        // Another server may remove or bind a socket in the meantime. While it binds, the kernel answers ECONNREFUSED as
+        // if nobody served the path. A folder that cannot be locked is no error as long as the path is free.
+        let lock = lock_folder(path);
         let listener = match UnixListener::bind(path) {
-            Err(error) if error.kind() == ErrorKind::AddrInUse => {
-                remove_stale(path)?;
-                UnixListener::bind(path)?
-            }
+            Err(error) if error.kind() == ErrorKind::AddrInUse => replace_stale(path, lock)?,
             bound => bound?,
         };
         let identity = fs::symlink_metadata(path).map(|now| (now.dev(), now.ino())).ok();
@@ -48,43 +54,33 @@ impl Drop for Listening {
     }
 }
 
-/// Removes a socket that nobody serves; an error says what else is there.
-fn remove_stale(path: &Path) -> Result<()> {
-    // Another server may replace it in the meantime. Under a name that no server takes it cannot change any more.
-    let aside = match refuse_others(path).and_then(|()| set_aside(path)) {
-        Ok(aside) => aside,
-        // The other server has removed it.
-        Err(error) if error.kind() == ErrorKind::NotFound => return Ok(()),
-        Err(error) => return Err(error),
-    };
-    if let Err(error) = refuse_others(&aside) {
-        rename(&aside, path)?;
-        return Err(error);
+/// Binds where there is a socket that nobody serves; an error says what else is there.
+fn replace_stale(path: &Path, lock: Result<File>) -> Result<UnixListener> {
+    match refuse_others(path) {
+        Ok(()) => {
+            let _locked = lock?;
+            fs::remove_file(path)?;
+            UnixListener::bind(path)
+        }
+        // The other server has ended, and has removed it.
+        Err(error) if error.kind() == ErrorKind::NotFound => UnixListener::bind(path),
+        Err(error) => Err(error),
     }
-    fs::remove_file(&aside)
 }
 
-/// Gives a socket the first free name of `.0`, `.1` and so on. A longer name might not fit in the address of a probe.
-/// With a path of 107 bytes, the most that [`UnixListener`] binds, and a name of one byte, these take all 108.
-fn set_aside(path: &Path) -> Result<PathBuf> {
-    let mut number = 0;
-    loop {
-        let aside = path.with_file_name(format!(".{number}"));
-        match rename(path, &aside) {
-            Err(error) if error.kind() == ErrorKind::AlreadyExists => number += 1,
-            renamed => return renamed.map(|()| aside),
+/// Locks the folder of a path until the file is closed. Servers lock it for microseconds; another program may keep it.
+fn lock_folder(path: &Path) -> Result<File> {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    let folder = File::open(folder.unwrap_or(Path::new(".")))?;
+    for _ in 0..LOCK_TRIES {
+        match flock(&folder, FlockOperation::NonBlockingLockExclusive) {
+            Err(Errno::WOULDBLOCK) => sleep(LOCK_PAUSE),
+            locked => return locked.map(|()| folder).map_err(Error::from),
         }
     }
-}
-
-/// Renames a file, and replaces none.
-fn rename(from: &Path, to: &Path) -> Result<()> {
-    match renameat_with(CWD, from, CWD, to, RenameFlags::NOREPLACE) {
-        // A file system that cannot do both at once.
-        Err(Errno::INVAL) if fs::symlink_metadata(to).is_err() => fs::rename(from, to),
-        Err(Errno::INVAL) => Err(Errno::EXIST.into()),
-        renamed => Ok(renamed?),
-    }
+    let what =
+        "another process keeps the folder of this socket locked: end it, or take another path";
+    Err(Error::new(ErrorKind::ResourceBusy, what))
 }
 
 /// Fails unless there is a socket that nobody serves.
@@ -142,7 +138,7 @@ mod tests {
         clear(&path);
     }
 
-    /// A name beside the path must not be longer than a socket's may be, either.
+    /// [`UnixListener`] binds paths of at most 107 bytes.
     #[test]
     fn the_longest_paths_are_replaced_as_well() {
         const LONGEST: usize = 107;
@@ -233,6 +229,19 @@ mod tests {
             assert_eq!(fs::read_dir(&folder).unwrap().count(), 0);
         }
         fs::remove_dir_all(folder).unwrap();
+    }
+
+    /// Where no socket is there, the lock is not needed.
+    #[test]
+    fn a_folder_that_another_program_locks_is_an_error() {
+        let path = place("locked");
+        let lock = lock_folder(&path).unwrap();
+        drop(Listening::at(&path).unwrap());
+        drop(UnixListener::bind(&path).unwrap());
+        assert_eq!(Listening::at(&path).unwrap_err().kind(), ErrorKind::ResourceBusy);
+        drop(lock);
+        Listening::at(&path).unwrap();
+        clear(&path);
     }
 
     #[test]
