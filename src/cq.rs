@@ -581,14 +581,15 @@ impl CompletionQueue {
 
     /// Arms the queue where the device is in this process; an error for a queue that cannot be armed.
     #[cold]
-    fn notify_hosted(&mut self, verb: &'static str, solicited: bool) -> Result<()> {
+    #[inline(never)]
+    fn notify_hosted(&self, verb: &'static str, solicited: bool) -> Result<()> {
         if self.control.inner.channel.is_none() {
             return Err(Error::invalid(verb, "the queue was created without a channel"));
         }
         if self.gate.is_shut() {
             return Err(Error::forked(verb));
         }
-        match &mut self.ring {
+        match &self.ring {
             CqRing::Rxe(_) => self.inner.notify(verb, solicited),
             CqRing::Mlx5(cq) => {
                 cq.arm_hosted(solicited, self.arm_sn.shifted());

@@ -410,7 +410,7 @@ impl CqRing {
     /// 28 and 29 the events of this queue that were read from its channel. Returns the word of the
     /// register.
     #[inline(always)]
-    pub(crate) fn arm(&mut self, solicited: bool, arm_sn: u32) -> u64 {
+    pub(crate) fn arm(&self, solicited: bool, arm_sn: u32) -> u64 {
         let command = if solicited { MLX5_CQ_DB_REQ_NOT_SOL } else { MLX5_CQ_DB_REQ_NOT };
         let word = arm_sn | command | self.reader.consumer();
         self.armed.set(word);
@@ -422,7 +422,7 @@ impl CqRing {
 
     /// As [`arm`](Self::arm), where the device is in this process.
     #[cold]
-    pub(crate) fn arm_hosted(&mut self, solicited: bool, arm_sn: u32) {
+    pub(crate) fn arm_hosted(&self, solicited: bool, arm_sn: u32) {
         let word = self.arm(solicited, arm_sn);
         self.arming.tell(word);
     }

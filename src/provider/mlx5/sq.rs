@@ -558,8 +558,8 @@ impl SendRing {
     pub(crate) fn ring(&mut self, cursor: &SendCursor, single: bool) -> Result<(), RingError> {
         // A batch may be older than a fork, and the register is the parent's.
         if self.ring_gate.is_shut() {
-            // A copy, so that the batch's cursor stays in registers: 11 instructions.
-            return self.ring_hosted({ *cursor }, single);
+            // By value, so that the batch's cursor stays in registers: 11 instructions.
+            return self.ring_hosted(*cursor, single);
         }
         self.publish(cursor);
         if self.owns_register {
