@@ -109,6 +109,7 @@ mod first_panic;
 mod flow;
 mod handles;
 mod identity;
+mod lending;
 #[cfg(litmus)]
 #[doc(hidden)]
 pub mod litmus;
@@ -131,6 +132,7 @@ mod sharing;
 #[cfg(feature = "sim")]
 pub mod sim;
 mod srq;
+mod sync;
 mod td;
 #[cfg(test)]
 mod tests;

@@ -4,14 +4,13 @@
 //! The functions call the data path as it is. A sequence that is written here would prove nothing.
 #![allow(missing_docs, private_interfaces)]
 
+use crate::lending::loan_table::LoanTable;
+use crate::lending::loan_table::lender::{FreeSlot, Lender};
 use crate::memory::buffer_slab::{BufferSlab, SlabBuffer};
 use crate::memory::doorbell_register::DoorbellRegister;
-use crate::memory::loan_table::LoanTable;
-use crate::memory::loan_table::lender::{FreeSlot, Lender};
 use crate::memory::mmio_page::MmioPage;
 use crate::memory::mmio_window::MmioWindow;
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
-use crate::memory::update_list::UpdateList;
 use crate::provider::mlx5::cq::CqRing;
 use crate::provider::mlx5::rq::RecvRing;
 use crate::provider::mlx5::sq::SendRing;
@@ -20,6 +19,7 @@ use crate::provider::mlx5::wr_ids::{RqWrIds, SqWrIds};
 use crate::provider::poll_gate::PollGate;
 use crate::provider::rxe::retired::Retirements;
 use crate::provider::{RecvCursor, SendCursor};
+use crate::sync::update_list::UpdateList;
 use crate::wr::{RecvWr, SendWr, Sge};
 use std::sync::Arc;
 

@@ -2,9 +2,9 @@
 //! `core/uverbs_cmd.c`.
 
 use crate::error::{Error, ErrorWith, Result};
-use crate::memory::lock::Lock;
 use crate::number::Gid;
 use crate::qp::{QpControl, QpInner, QpType};
+use crate::sync::lock::Lock;
 use crate::uverbs::invoke_write::write;
 use rustix::io::Errno;
 use std::fmt;

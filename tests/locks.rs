@@ -1,11 +1,11 @@
-//! Every lock of the library is one of `src/memory/lock.rs`, for which a forked child does not wait.
+//! Every lock of the library is one of `src/sync/lock.rs`, for which a forked child does not wait.
 
 use std::fs;
 use std::path::{Path, PathBuf};
 
 /// What waits for another thread, and the files that may name it.
 const ALLOWED: &[(&str, &[&str])] = &[
-    ("Mutex", &["memory/lock.rs", "memory/sync.rs"]),
+    ("Mutex", &["sync/lock.rs", "sync.rs"]),
     ("RwLock", &[]),
     ("Condvar", &[]),
     ("Barrier", &[]),
@@ -69,7 +69,7 @@ fn every_lock_is_one_that_a_child_does_not_wait_for() {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let (mut files, mut wrong) = (Vec::new(), Vec::new());
     sources(&root, &mut files);
-    assert!(files.iter().any(|file| file.ends_with("memory/lock.rs")), "{files:?}");
+    assert!(files.iter().any(|file| file.ends_with("sync/lock.rs")), "{files:?}");
     for file in files {
         let text = fs::read_to_string(&file).expect("a source file");
         for (at, line) in without_tests(&text) {
@@ -86,5 +86,5 @@ fn every_lock_is_one_that_a_child_does_not_wait_for() {
             }
         }
     }
-    assert!(wrong.is_empty(), "use memory::lock::{{Lock, TryLock}}:\n{}", wrong.join("\n"));
+    assert!(wrong.is_empty(), "use sync::lock::{{Lock, TryLock}}:\n{}", wrong.join("\n"));
 }

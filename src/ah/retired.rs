@@ -2,9 +2,9 @@
 //!
 //! Only rxe's requests name address handles; those of mlx5 carry the address itself.
 
-use crate::memory::lock::Lock;
 use crate::object::Object;
 use crate::provider::NamedAddresses;
+use crate::sync::lock::Lock;
 use std::collections::{HashMap, HashSet};
 use std::sync::Arc;
 

@@ -129,9 +129,9 @@ use crate::cm::{
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::first_panic::FirstPanic;
-use crate::memory::lock::Lock;
-use crate::memory::sync::AtomicBool;
 use crate::qp::{QpControl, QpType};
+use crate::sync::AtomicBool;
+use crate::sync::lock::Lock;
 use rustix::io::Errno;
 use std::fmt;
 use std::future::{Future, poll_fn};

@@ -9,13 +9,13 @@ use crate::channel::CompletionChannel;
 use crate::cq::{self, CompletionQueue, CqBuilder, CqControl, CqRef, Notify};
 use crate::error::{Error, ErrorWith, Result};
 use crate::first_panic::FirstPanic;
-use crate::memory::lock::{AnyLock, Lock};
 use crate::owned::{
     OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair, OwnedSharedReceiveQueue,
 };
 use crate::pd::{Exclusive, ProtectionDomain, Shared};
 use crate::qp::QueuePair;
 use crate::srq::SharedReceiveQueue;
+use crate::sync::lock::{AnyLock, Lock};
 use crate::td::ThreadDomain;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
@@ -694,7 +694,7 @@ impl<W, S: Locking> fmt::Debug for Driver<W, S> {
 mod tests {
     use super::*;
     use crate::QpType;
-    use crate::memory::lock::in_child_while_held;
+    use crate::sync::lock::in_child_while_held;
     use crate::tests::futures::{Futures, cx};
     use rustix::pipe::{PipeFlags, pipe_with};
     use std::sync::atomic::{AtomicUsize, Ordering};
@@ -760,7 +760,7 @@ mod tests {
         let waker = Waker::from(count.clone());
         let driver = &mut futures.as_mut().unwrap().driver;
         assert!(Pin::new(driver).poll(&mut Context::from_waker(&waker)).is_pending());
-        crate::memory::fork::in_child(|| {
+        crate::sync::fork::in_child(|| {
             drop(futures.take());
             assert_eq!(count.0.load(Ordering::Relaxed), 0);
         });

@@ -1,8 +1,8 @@
 //! Which threads use the futures of a completion queue, and what that takes.
 
-use crate::memory::lock::{AnyLock, LocalLock, Lock};
 use crate::owned::OwnedSendBatch;
 use crate::pd::{Exclusive, ProtectionDomain, Shared, Sharing};
+use crate::sync::lock::{AnyLock, LocalLock, Lock};
 use crate::td::ThreadDomain;
 use crate::wr::RingError;
 use std::sync::Arc;

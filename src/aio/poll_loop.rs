@@ -286,7 +286,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::memory::sync::bounded_model;
+    use crate::sync::bounded_model;
     use loom::sync::atomic::{AtomicBool, Ordering};
     use loom::sync::{Arc, Mutex, Notify};
     use loom::thread;

@@ -6,7 +6,6 @@ use super::locking::Locking;
 use super::op::{AtomicOp, Op, OpQueue, OpRequest, Posted};
 use crate::error::Error;
 use crate::first_panic::FirstPanic;
-use crate::memory::lock::AnyLock;
 use crate::number::SrqNumber;
 use crate::owned::{
     AskedMemory, Buffer, Lend, LendMut, Memory, NamedBytes, OwnedQueuePair, OwnedRecvBatch,
@@ -15,6 +14,7 @@ use crate::owned::{
 use crate::pd::Shared;
 use crate::qp::{QpAttr, QpControl, QpState};
 use crate::srq::{self, SrqInner, SrqRef};
+use crate::sync::lock::AnyLock;
 use crate::wr::{PostError, Remote, RingError, SendWr};
 use std::fmt;
 use std::ops::Deref;
@@ -378,8 +378,8 @@ impl<S: Locking> fmt::Debug for AsyncSharedReceiveQueue<S> {
 #[cfg(all(test, not(loom)))]
 mod tests {
     use crate::aio::OpErrorKind;
-    use crate::memory::lock::{AnyLock, in_child_while_held};
     use crate::owned::{Lend, Memory};
+    use crate::sync::lock::{AnyLock, in_child_while_held};
     use crate::tests::futures::{Futures, cx};
     use crate::{Exclusive, PostError, QpType, SendWr};
     use std::cell::Cell;

@@ -4,7 +4,6 @@
 use crate::completion::Completion;
 use crate::identity::Identity;
 use crate::memory::doorbell_record::DoorbellPages;
-use crate::memory::fork::Epoch;
 use crate::memory::gate::Gate;
 use crate::memory::mapping::{Mapper, Mapping};
 use crate::number::Qpn;
@@ -12,6 +11,7 @@ use crate::provider::ProviderWc;
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{RecvCursor, SendCursor, SendLimits, rxe};
 use crate::qp::state::QpType;
+use crate::sync::fork::Epoch;
 use crate::wr::{PostError, QpTransport, RecvWr, SendWr};
 use rustix::fs::{MemfdFlags, ftruncate, memfd_create};
 use rustix::io::{Errno, pwrite};

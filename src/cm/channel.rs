@@ -21,11 +21,11 @@ use crate::error::{Error, Result};
 use crate::events::file::set_nonblocking;
 use crate::file::random;
 use crate::first_panic::FirstPanic;
-use crate::memory::fork::Epoch;
-use crate::memory::lock::Lock;
-use crate::memory::sync::AtomicBool;
 use crate::platform::Platform;
 use crate::qp::QpType;
+use crate::sync::AtomicBool;
+use crate::sync::fork::Epoch;
+use crate::sync::lock::Lock;
 use rustix::event::{PollFd, PollFlags};
 use rustix::io::Errno;
 use std::collections::HashMap;
@@ -536,7 +536,7 @@ impl Channel {
         }
     }
 
-    fn known(&self, verb: &'static str) -> Result<crate::memory::lock::Guard<'_, Vec<Known>>> {
+    fn known(&self, verb: &'static str) -> Result<crate::sync::lock::Guard<'_, Vec<Known>>> {
         self.known.lock().ok_or_else(|| Error::forked(verb))
     }
 

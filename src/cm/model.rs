@@ -115,7 +115,7 @@ fn a_driver_reads_when_a_thread_stops_reading() {
 /// Each of two tasks takes one of two events, whichever is polled when.
 #[test]
 fn events_that_come_while_tasks_poll_wake_them() {
-    crate::memory::sync::bounded_model(2, 3, || {
+    crate::sync::bounded_model(2, 3, || {
         let channel = channel();
         let id = id(&channel);
         let tasks = [0, 1].map(|_| {

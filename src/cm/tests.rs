@@ -6,7 +6,7 @@ mod hostile;
 use super::param::from_raw_ece;
 use super::scripted::{CmScript, LOCAL, PEER};
 use super::*;
-use crate::memory::fork::in_child;
+use crate::sync::fork::in_child;
 use crate::tests::Bench;
 use crate::uverbs::scripted::{Op, Script, ScriptedPort};
 use crate::{Error, QpControl, QpState, QpType, QueuePair};

@@ -1,6 +1,6 @@
 //! Numbers of queue pairs that completions still name.
 
-use crate::memory::lock::Lock;
+use crate::sync::lock::Lock;
 use std::collections::HashSet;
 use std::sync::Arc;
 

@@ -226,7 +226,7 @@ mod tests {
         assert_eq!((device.driver_abi(), device.index()), (None, None));
         assert!(!device.is_described());
         assert_eq!(device.node_path(), Some(dev.path().join("infiniband/uverbs10")));
-        device.open_node(crate::memory::fork::Epoch::current().unwrap()).unwrap();
+        device.open_node(crate::sync::fork::Epoch::current().unwrap()).unwrap();
         assert_eq!(tree.list(vec![NULL]), []);
     }
 

@@ -43,8 +43,8 @@ pub(crate) use system::copies_on_fork;
 pub use system::{System, system};
 
 use crate::error::{Error, Result};
-use crate::memory::fork::Epoch;
 use crate::platform::Platform;
+use crate::sync::fork::Epoch;
 use crate::uverbs::open_file::OpenFile;
 use by_node::DevTree;
 use cdev::{Node, Nodes};

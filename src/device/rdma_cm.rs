@@ -6,8 +6,8 @@
 use super::cdev::{DeviceNumber, Node, Nodes};
 use super::netlink::Client;
 use crate::error::{Error, Result};
-use crate::memory::fork::Epoch;
 use crate::platform::Platform;
+use crate::sync::fork::Epoch;
 use crate::uverbs::open_file::OpenFile;
 use rustix::io::Errno;
 use std::fs;

@@ -8,7 +8,7 @@ use super::driver::{DriverId, PciId, driver_of_pci};
 use super::guid::Guid;
 use super::node_type::NodeType;
 use super::protocol::Protocol;
-use crate::memory::lock::TryLock;
+use crate::sync::lock::TryLock;
 use std::fs::{self, File};
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
@@ -494,7 +494,7 @@ mod tests {
         let bus = LazyBus::new(&Sysfs::at(tree.path()), "mlx5_0");
         let LazyBus::Unread(_, _, read) = &bus else { panic!("nobody read it") };
         let child = || assert_eq!(bus.get().numa_node, Some(1));
-        crate::memory::lock::in_child_while_held(|| read.try_lock(), child);
+        crate::sync::lock::in_child_while_held(|| read.try_lock(), child);
         assert_eq!(bus.get(), bus.clone().get());
     }
 }

@@ -89,7 +89,7 @@ fn netlink_and_sysfs_are_joined_in_index_order() {
 
     let bare = &devices[1];
     assert!(!bare.is_supported());
-    let error = bare.open_node(crate::memory::fork::Epoch::current().unwrap()).unwrap_err();
+    let error = bare.open_node(crate::sync::fork::Epoch::current().unwrap()).unwrap_err();
     assert_eq!(error.errno(), Errno::NODEV);
     assert!(error.message().contains("ib_uverbs"), "{error}");
 
@@ -243,7 +243,7 @@ fn this_systems_devices_are_the_same_by_netlink_and_sysfs() {
     }
     assert_eq!(with_node, alike);
     for device in &with_node {
-        let fd = device.open_node(crate::memory::fork::Epoch::current().unwrap()).unwrap();
+        let fd = device.open_node(crate::sync::fork::Epoch::current().unwrap()).unwrap();
         let stat = rustix::fs::fstat(&fd).unwrap();
         let number = device.device_number().unwrap();
         assert_eq!(stat.st_rdev, rustix::fs::makedev(number.major, number.minor));

@@ -5,7 +5,7 @@
 //! a random number of the context, a slot and the slot's generation, so that events of live objects differ
 //! from those of destroyed objects, of other contexts and of other processes.
 
-use crate::memory::lock::Lock;
+use crate::sync::lock::Lock;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -213,7 +213,7 @@ impl Drop for EventKey {
 mod tests {
     use super::*;
     use crate::file::random;
-    use crate::memory::lock::in_child_while_held;
+    use crate::sync::lock::in_child_while_held;
 
     #[test]
     fn a_key_lives_as_long_as_its_registration() {

@@ -5,8 +5,8 @@
 //! done, and registers the memory without the right for peers to write, because buffers are slices.
 
 use super::region::StableBytes;
-use super::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::abort::abort;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use std::fmt;
 use std::mem::ManuallyDrop;

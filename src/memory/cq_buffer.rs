@@ -3,10 +3,10 @@
 //! Pairs with [`queue_memory`](super::queue_memory), which has the memory. A CQE is read only after its
 //! `op_own`; the poller puts a barrier between the two, and uses nothing of a CQE that is marked as unwritten.
 
-use super::fork::Epoch;
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
+use crate::sync::fork::Epoch;
 use std::marker::PhantomData;
 use std::sync::Arc;
 use uverbs_uapi::endian::{Be16, Be32};

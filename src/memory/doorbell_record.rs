@@ -4,10 +4,10 @@
 //! One per cache line, in pages that a context shares: records are written often, and by
 //! different threads. The kernel pins the page of a record, so none lies across two.
 
-use super::lock::Lock;
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
+use crate::sync::lock::Lock;
 use rustix::io::Errno;
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -214,7 +214,7 @@ mod tests {
         let pages = DoorbellPages::new().unwrap();
         let mut record = Some(pages.alloc().unwrap());
         let held = pages.free.lock().unwrap();
-        crate::memory::fork::in_child(|| drop(record.take()));
+        crate::sync::fork::in_child(|| drop(record.take()));
         drop(held);
     }
 }

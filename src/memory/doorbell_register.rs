@@ -9,9 +9,9 @@ use super::barrier::{mmio_flush, mmio_wc_start};
 use super::mapping::Mapping;
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
-use super::sync::{AtomicBool, AtomicUsize, Ordering, spin_loop, yield_now};
 use super::wqe_segment::SEGMENT;
 use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
+use crate::sync::{AtomicBool, AtomicUsize, Ordering, spin_loop, yield_now};
 use std::sync::Arc;
 
 /// Bytes that one burst moves.
@@ -355,7 +355,7 @@ unsafe fn store_segment(place: *mut [u64; 2], segment: [u64; 2]) {
 mod tests {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
+    use crate::sync::fork::Epoch;
 
     #[test]
     fn a_thread_that_finds_the_register_locked_waits_and_then_has_it_alone() {
@@ -388,8 +388,8 @@ mod tests {
 mod model {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
-    use crate::memory::sync::AccessProbe;
+    use crate::sync::AccessProbe;
+    use crate::sync::fork::Epoch;
     use loom::thread;
 
     /// Two threads ring one register. Each has it alone, and the buffers are used in turn: two in a row in the

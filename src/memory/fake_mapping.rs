@@ -5,8 +5,8 @@
 //! of one are ordered with those of the other: a word is then loaded with Acquire and stored with
 //! Release, as the kernel does with the indices of its queues.
 
-use super::fork::Epoch;
 use super::mapping::Mapping;
+use crate::sync::fork::Epoch;
 use rustix::io::Errno;
 
 #[cfg(not(miri))]

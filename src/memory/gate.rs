@@ -85,7 +85,7 @@ mod tests {
         record.word::<0>().set(!0);
         record.word::<1>().set(!0);
         assert_eq!(gate.level().load(Ordering::Relaxed), 3, "apart from the record");
-        crate::memory::fork::in_child(|| assert!(gate.is_shut()));
+        crate::sync::fork::in_child(|| assert!(gate.is_shut()));
         assert!(!gate.is_shut());
         drop((gate, record));
         let again = Arc::new(pages.alloc().unwrap());

@@ -2,7 +2,7 @@
 //!
 //! Pairs with the `mmap` of a uverbs file: queue buffers of rxe, doorbell pages of mlx5.
 
-use super::fork::{Epoch, OwnedHere};
+use crate::sync::fork::{Epoch, OwnedHere};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use std::os::fd::{AsRawFd, BorrowedFd};

@@ -90,7 +90,7 @@ impl MmioPage {
 mod tests {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
+    use crate::sync::fork::Epoch;
 
     #[test]
     fn words_are_inside_and_aligned() {
@@ -114,7 +114,7 @@ mod tests {
     fn a_page_is_inherited_in_a_child_and_nowhere_else() {
         let epoch = Epoch::current().unwrap();
         let page = MmioPage::new(FakeMapping::new("page", 4096).map(4096, epoch).unwrap());
-        crate::memory::fork::in_child(|| assert!(page.is_inherited()));
+        crate::sync::fork::in_child(|| assert!(page.is_inherited()));
         assert!(!page.is_inherited());
     }
 

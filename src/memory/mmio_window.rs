@@ -92,7 +92,7 @@ impl MmioWindow {
 mod tests {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
+    use crate::sync::fork::Epoch;
 
     fn window(start: usize, length: usize) -> (FakeMapping, Option<MmioWindow>) {
         let file = FakeMapping::new("window", 4096);

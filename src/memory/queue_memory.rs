@@ -8,8 +8,8 @@
 //! end, to see whether it goes on at the beginning.
 
 use super::allocator::DmaBufPart;
-use super::fork::Epoch;
 use super::shared_pages::{self, PageRange};
+use crate::sync::fork::Epoch;
 use memmap2::MmapRaw;
 use rustix::io::Errno;
 use std::fmt;
@@ -256,7 +256,7 @@ mod tests {
         for length in [1, 1 << 17] {
             let mut memory = Some(QueueMemory::pages(length).unwrap());
             let base = memory.as_ref().unwrap().base;
-            crate::memory::fork::in_child(|| {
+            crate::sync::fork::in_child(|| {
                 drop(memory.take());
                 // A guard of the parent's may still read it. The kernel ends the child if it is not mapped.
                 // SAFETY: inside the memory, which the child never unmaps.
@@ -268,7 +268,7 @@ mod tests {
         let release = Box::new(|_: NonNull<u8>| _ = RELEASED.fetch_add(1, Ordering::Relaxed));
         // SAFETY: the array outlives the memory.
         let mut memory = Some(unsafe { QueueMemory::custom(base, 64, release) }.unwrap());
-        crate::memory::fork::in_child(|| {
+        crate::sync::fork::in_child(|| {
             drop(memory.take());
             assert_eq!(RELEASED.load(Ordering::Relaxed), 0);
         });
@@ -282,7 +282,7 @@ mod tests {
         let memory = QueueMemory::page();
         let segments = WqeSegments::new(memory.clone(), 0, 4).unwrap();
         segments.write(0, [7, 7]);
-        crate::memory::fork::in_child(|| {
+        crate::sync::fork::in_child(|| {
             assert_eq!(segments.read(0), [0, 0]);
             assert!(memory.epoch().is_over());
             segments.write(0, [9, 9]);

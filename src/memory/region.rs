@@ -4,8 +4,8 @@
 //! Pairs with `ib_umem_get` in the kernel, which takes an address range on trust. That range comes
 //! from here and from nowhere else.
 
-use super::fork::Epoch;
 use crate::abort::abort;
+use crate::sync::fork::Epoch;
 use memmap2::{MmapMut, MmapOptions};
 use std::fmt;
 use std::marker::PhantomData;

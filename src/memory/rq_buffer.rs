@@ -4,8 +4,8 @@
 use super::queue_memory::QueueMemory;
 #[cfg(test)]
 use super::recorded_order::{RecordedStep, record_step};
-use super::ring_array::RingArray;
 use super::wqe_segment::{SEGMENT, WqeSegments};
+use crate::sync::ring_array::RingArray;
 use std::sync::Arc;
 
 /// A ring of WQEs of 2^n [segments](WqeSegments), `LEAST` or more, and beside each an entry `T`.

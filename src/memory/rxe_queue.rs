@@ -209,7 +209,7 @@ impl ProducerWatch {
 mod tests {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
+    use crate::sync::fork::Epoch;
 
     /// A file whose header describes `mask + 1` elements of `1 << log2` bytes.
     fn file(log2: u32, mask: u32) -> FakeMapping {

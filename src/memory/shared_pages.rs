@@ -3,9 +3,9 @@
 //! Pairs with [`queue`](super::queue_memory), whose memory it is. As there, pages are zero when they are
 //! taken, and the kernel wipes them in a forked child.
 
-use super::fork::{Epoch, wipe_in_children};
-use super::lock::TryLock;
-use super::sync::{AtomicU64, Ordering};
+use crate::sync::fork::{Epoch, wipe_in_children};
+use crate::sync::lock::TryLock;
+use crate::sync::{AtomicU64, Ordering};
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use std::sync::Arc;
@@ -119,7 +119,7 @@ impl Drop for PageRange {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::memory::sync::AccessProbe;
+    use crate::sync::AccessProbe;
     use loom::thread;
 
     /// Two threads take and give back parts of a chunk of which two pages are left: a page has one owner, and the

@@ -1,8 +1,8 @@
 //! The memory of send queues, and a table with an entry for each WQEBB, which the device does not see: one
 //! index finds both. [`RqBuffer`](super::rq_buffer::RqBuffer) is the same for receive queues.
 
-use super::ring_array::RingArray;
 use super::wqebb::{SEGMENTS_PER_WQEBB, Wqebb, WqebbOffset, Wqebbs};
+use crate::sync::ring_array::RingArray;
 use uverbs_uapi::endian::Be32;
 
 /// A ring of WQEBBs, and an entry `T` for each.

@@ -3,8 +3,8 @@
 use super::buffer::Buffer;
 use super::lending::{Lent, Memory, OtherLoan, memory_and_tag};
 use crate::completion::Completion;
-use crate::memory::compact_enum::{CompactEnum, Content};
-use crate::memory::loan_table::ReturnedLoan;
+use crate::lending::compact_enum::{CompactEnum, Content};
+use crate::lending::loan_table::ReturnedLoan;
 use crate::number::{Qpn, Rkey};
 use crate::wc::{WcOpcode, WcStatus};
 use std::fmt;

@@ -10,8 +10,8 @@ use crate::cq::{
     CompletionQueue, Completions, CqControl, CqRef, Direct, Notify, PollError, sealed,
 };
 use crate::error::{Error, ErrorWith, Result};
-use crate::memory::compact_enum::Content;
-use crate::memory::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
+use crate::lending::compact_enum::Content;
+use crate::lending::loan_table::{COVERS, DetachedSlot, RECV, ReturnedLoan};
 use crate::pd::{KernelPd, Sharing};
 use crate::qp::{Base, QpState, QpType, QueuePair};
 use crate::srq::SharedReceiveQueue;

@@ -2,7 +2,7 @@
 
 use super::lending::{Append, HasSge, Lend, LendInSlot, LendMut, Memory, NamedBytes};
 use super::lending::{PushError, RegionSge, RequestSlot, lend_in_slot};
-use crate::memory::inline_any::InlineAny;
+use crate::lending::inline_any::InlineAny;
 use std::any::Any;
 use std::fmt;
 

@@ -2,11 +2,11 @@
 
 use super::lending::{Lent, Loans};
 use crate::cq::NumberLease;
-use crate::memory::loan_table::lender::Lender;
-use crate::memory::loan_table::{RECV, ReturnedLoan, has_flags};
-use crate::memory::lock::Lock;
-use crate::memory::ring_array::RingArray;
+use crate::lending::loan_table::lender::Lender;
+use crate::lending::loan_table::{RECV, ReturnedLoan, has_flags};
 use crate::provider::Member;
+use crate::sync::lock::Lock;
+use crate::sync::ring_array::RingArray;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -431,6 +431,6 @@ mod tests {
             qp.close();
             assert_eq!(map.take_closed(), []);
         };
-        crate::memory::lock::in_child_while_held(|| numbers.lock(), child);
+        crate::sync::lock::in_child_while_held(|| numbers.lock(), child);
     }
 }

@@ -6,7 +6,7 @@ use super::lending::{Append, BatchLender, Lend, LendMut, Lent, Loans, OtherLoan,
 use super::lending::{QueueLender, RequestSlot, memory_and_tag, sge_of};
 use super::qp_map::AdoptedQp;
 use crate::first_panic::FirstPanic;
-use crate::memory::compact_enum::{CompactEnum, Content};
+use crate::lending::compact_enum::{CompactEnum, Content};
 use crate::pd::{Exclusive, Shared, Sharing};
 use crate::qp::{QpControl, QueuePair, RecvBatch, SendBatch};
 use crate::td::ThreadDomain;

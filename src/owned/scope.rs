@@ -11,7 +11,7 @@ use crate::cq::PollError;
 use crate::error::{Error, ErrorWith, MemoryError, Result, debug_is_sentence};
 use crate::file::File;
 use crate::first_panic::FirstPanic;
-use crate::memory::compact_enum::{CompactEnum, Content};
+use crate::lending::compact_enum::{CompactEnum, Content};
 use crate::memory::region::{Pledged, Pledges};
 use crate::mr::{HostMemory, MemoryRegion};
 use crate::pd::{Exclusive, PdInner, ProtectionDomain, Shared, Sharing};

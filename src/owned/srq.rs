@@ -5,7 +5,7 @@ use super::lending::{Loans, QueueLender};
 use super::qp_map::AdoptedQp;
 use super::queue::OwnedRecvBatch;
 use crate::error::{Error, ErrorWith, Result};
-use crate::memory::loan_table::RECV;
+use crate::lending::loan_table::RECV;
 use crate::srq::{self, SharedReceiveQueue, SrqInner, SrqRef};
 use crate::wr::PostError;
 use std::fmt;

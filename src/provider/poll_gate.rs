@@ -8,7 +8,7 @@
 //! [`Retirements`]: super::rxe::retired::Retirements
 
 use crate::memory::gate::Gate;
-use crate::memory::sync::{AtomicU8, Ordering};
+use crate::sync::{AtomicU8, Ordering};
 use std::num::NonZeroU8;
 
 /// The level of a gate while there may be updates to read.

@@ -1,8 +1,8 @@
 //! States and transports of queue pairs, and what may be posted when.
 
 use crate::memory::gate::Gate;
-use crate::memory::sync::{AtomicU8, AtomicU32, Ordering};
 use crate::number::open_enum;
+use crate::sync::{AtomicU8, AtomicU32, Ordering};
 use std::num::NonZeroU8;
 use uverbs_uapi::qp::ib_uverbs_qp_type as raw;
 

@@ -1,7 +1,7 @@
 //! Options of connections (enhanced connection establishment), on the scripted kernel.
 
 use super::Bench;
-use crate::memory::fork::in_child;
+use crate::sync::fork::in_child;
 use crate::uverbs::scripted::{Op, Script};
 use crate::{Ece, Errno, Psn, Qkey, QpAttr, QpState, QpType, QueuePair};
 use uverbs_uapi::write::{IB_USER_VERBS_CMD_FLAG_EXTENDED, IB_USER_VERBS_EX_CMD_MODIFY_QP};

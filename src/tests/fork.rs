@@ -1,8 +1,8 @@
 //! Objects that a forked child inherits are its parent's: calls fail with `Forked`, and dropping does nothing.
 
 use super::{Bench, bring_up, poll_ids, ring, ring_recv, wc};
-use crate::memory::fork::in_child;
 use crate::owned::OwnedCompletionQueue;
+use crate::sync::fork::in_child;
 use crate::uverbs::scripted::{Role, Script};
 use crate::{
     Access, AddressVector, Errno, Gid, Notify, PollError, PostError, QpAttr, QpState, QpType,

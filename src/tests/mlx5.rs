@@ -306,7 +306,7 @@ fn a_child_frees_nothing() {
     let made = bench.make().unwrap();
     let freed = bench.memory.freed.load(Ordering::Relaxed);
     let mut made = Some(made);
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         drop(made.take());
         assert_eq!(bench.memory.freed.load(Ordering::Relaxed), freed);
     });
@@ -330,7 +330,7 @@ fn a_poll_begun_before_a_fork_finds_nothing_in_the_child() {
     for domain in &domains {
         let mut cq = bench.context.cq_builder(10).parent_domain(domain).build().unwrap();
         let mut guard = Some(cq.poll().unwrap());
-        crate::memory::fork::in_child(|| {
+        crate::sync::fork::in_child(|| {
             assert!(guard.as_mut().unwrap().next().is_none());
             drop(guard.take());
         });
@@ -356,7 +356,7 @@ fn a_child_gets_nothing_from_its_parents_allocators() {
     let counts =
         || [arena.buffers(), pages.buffers(), huge.buffers(), numa.buffers(), arena.used()];
     assert_eq!(counts(), [1, 1, 0, 0, 64]);
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         assert_eq!(allocators.map(ask), [Allocation::Failed; 3]);
         assert_eq!(counts(), [0; 5]);
         assert!(shared.buffers().unwrap_err().is_forked());

@@ -405,7 +405,7 @@ fn nothing_is_exported_in_a_forked_child() {
         ]
     };
     assert!(exports().iter().all(|(_, sealed)| sealed.is_ok()));
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         for (verb, sealed) in exports() {
             let error = sealed.expect_err(verb);
             assert!(error.is_forked() && error.verb() == verb, "{verb}: {error}");
@@ -421,7 +421,7 @@ fn imports_of_a_forked_parent_are_left_alone() {
     let region: MemoryRegion = bench.pd.allocate(64).unwrap();
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     let mut parts = Some((pd, imported));
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         let (pd, imported) = parts.take().unwrap();
         assert!(own(imported).unwrap_err().error.is_forked());
         assert!(pd.export().unwrap_err().is_forked());

@@ -85,7 +85,7 @@ fn channels_and_queues_are_written_without_a_lock() {
 /// The locks themselves show nothing of what they hold.
 #[test]
 fn locks_are_written_without_their_values() {
-    use crate::memory::lock::{AnyLock, LocalLock, Lock, TryLock};
+    use crate::sync::lock::{AnyLock, LocalLock, Lock, TryLock};
     in_time(|| {
         let (lock, local) = (<Lock<_> as AnyLock<_>>::new(7), <LocalLock<_> as AnyLock<_>>::new(7));
         let tried = TryLock::new(7);

@@ -3,9 +3,9 @@
 //! Both speak the same ABI, so that everything above encodes commands once.
 #![allow(unsafe_code)]
 
-use crate::memory::fork::{Epoch, OwnedHere};
 use crate::memory::mapping::Mapping;
 use crate::platform::Platform;
+use crate::sync::fork::{Epoch, OwnedHere};
 use rustix::io::Errno;
 use rustix::ioctl::{Ioctl, IoctlOutput, Opcode};
 use std::ffi::c_void;

@@ -40,7 +40,8 @@ use std::time::Duration;
 const VERSION: &str = "27.1.0";
 const TOOL: &str = "cargo-mutants";
 /// The data path, which is sampled unless paths are given.
-const DATA_PATH: [&str; 5] = ["src/provider", "src/memory", "src/owned", "src/aio", "src/qp"];
+const DATA_PATH: [&str; 7] =
+    ["src/provider", "src/memory", "src/sync", "src/lending", "src/owned", "src/aio", "src/qp"];
 /// How long any other command than the tests of a mutant may take.
 const PATIENCE: Duration = Duration::from_secs(30 * 60);
 /// How many mutants are made unless the command line says otherwise.

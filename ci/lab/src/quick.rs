@@ -58,6 +58,8 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/provider/", &["cq::", "srq::", "ud::"]),
     ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
     ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
+    ("src/sync", &["rc::rings", "fork::", "owned::", "cq::"]),
+    ("src/lending", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
     ("src/qp/", &["qp::", "modify::", "ece::", "handshake::", "reset::", "rc::batches", "xrc::"]),
     ("src/owned/", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
     (

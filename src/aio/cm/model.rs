@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cm::model::{Any, Task, channel, id, tell};
-use crate::memory::sync::bounded_model;
+use crate::sync::bounded_model;
 use loom::thread;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type as Type;
 

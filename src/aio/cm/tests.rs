@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::cm::scripted::{CmScript, LOCAL, PEER};
-use crate::memory::fork::in_child;
+use crate::sync::fork::in_child;
 use crate::tests::Bench;
 use crate::tests::futures::{Watched, cx};
 use crate::tests::panics::{again, each_call};

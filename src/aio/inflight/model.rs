@@ -1,7 +1,7 @@
 //! Futures and the driver at the same time.
 
 use super::*;
-use crate::memory::loan_table::lender::Lender;
+use crate::lending::loan_table::lender::Lender;
 use crate::number::Qpn;
 use crate::wc::WcOpcode;
 use loom::sync::Notify;

@@ -179,7 +179,7 @@ fn a_child_does_not_wait_for_a_lock_of_its_parent() {
     let Admission::Granted(index) = inflight.admit(Side::Send, &mut None, &waker) else { panic!() };
     let mut number = None;
     inflight.wait(Side::Send, &mut number, &waker);
-    crate::memory::lock::in_child_while_held(
+    crate::sync::lock::in_child_while_held(
         || inflight.state(),
         || {
             let mut number = number;

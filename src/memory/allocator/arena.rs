@@ -3,9 +3,9 @@
 use super::lent::{anonymous, huge};
 use super::{Allocation, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
-use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
 use crate::number::ByteCount;
+use crate::sync::lock::Lock;
 use rustix::io::Errno;
 use rustix::param::page_size;
 use std::alloc::Layout;

@@ -1,9 +1,9 @@
 //! Mappings that an allocator has lent out, by the address that it returned.
 
 use super::Allocation;
-use crate::memory::fork::Epoch;
-use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
+use crate::sync::fork::Epoch;
+use crate::sync::lock::Lock;
 use memmap2::{MmapOptions, MmapRaw};
 use rustix::io::Errno;
 use rustix::mm::{Advice, madvise};

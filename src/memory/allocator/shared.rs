@@ -3,10 +3,10 @@
 use super::lent::{LentMappings, room};
 use super::{Allocation, DmaBufPart, DomainView, QueueAllocator, ResourceType};
 use crate::error::{Error, Result};
-use crate::memory::fork::Epoch;
-use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
 use crate::memory::udmabuf;
+use crate::sync::fork::Epoch;
+use crate::sync::lock::Lock;
 use rustix::fs::{MemfdFlags, SealFlags, fcntl_add_seals, ftruncate, memfd_create};
 use rustix::io::Errno;
 use rustix::param::page_size;

@@ -15,10 +15,10 @@ use crate::memory::barrier::{udma_done_reading, udma_from_device, udma_to_device
 use crate::memory::cq_buffer::{CqBuffer, CqReader, UNWRITTEN};
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::doorbell_register::{DoorbellRegister, DoorbellRegisterWord};
-use crate::memory::fork::Epoch;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::poll_gate::PollGate;
 use crate::provider::{self, CqInitAttr, CreateRequest, ResizeRequest};
+use crate::sync::fork::Epoch;
 use crate::uverbs::command::Command;
 use crate::wc::WcOpcode;
 use rustix::io::Errno;

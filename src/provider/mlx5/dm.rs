@@ -63,8 +63,8 @@ impl DmLocation {
 mod tests {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
     use crate::memory::mapping::Mapping;
+    use crate::sync::fork::Epoch;
 
     impl Mapper for FakeMapping {
         fn map(&self, _: u64, length: usize) -> Result<Mapping, Errno> {

@@ -17,10 +17,10 @@ use super::uidx::Uidx;
 use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_from_device;
 use crate::memory::cq_buffer::CqReader;
-use crate::memory::lock::Lock;
-use crate::memory::sync::{AtomicU32, Ordering};
-use crate::memory::update_list::UpdateList;
 use crate::provider::poll_gate::PollGate;
+use crate::sync::lock::Lock;
+use crate::sync::update_list::UpdateList;
+use crate::sync::{AtomicU32, Ordering};
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
 

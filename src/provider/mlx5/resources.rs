@@ -3,8 +3,8 @@
 use super::uar::RegisterLease;
 use crate::error::Error;
 use crate::memory::doorbell_record::DoorbellRecord;
-use crate::memory::lock::Lock;
 use crate::memory::queue_memory::QueueMemory;
+use crate::sync::lock::Lock;
 use rustix::io::Errno;
 use std::os::fd::AsRawFd;
 use std::sync::Arc;

@@ -16,13 +16,13 @@ use crate::memory::barrier::udma_to_device;
 use crate::memory::doorbell_record::{DoorbellRecord, RecordWord};
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
-use crate::memory::ring_array::RingArray;
 use crate::memory::rq_buffer::RqBuffer;
-use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::{
     self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedReceives, SrqInitAttr,
 };
+use crate::sync::ring_array::RingArray;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use crate::uverbs::command::Command;
 use crate::wr::{PostError, RecvWr, RingError};
 use rustix::param::page_size;
@@ -425,7 +425,7 @@ impl SrqRing {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::memory::sync::{AccessProbe, bounded_model};
+    use crate::sync::{AccessProbe, bounded_model};
     use loom::sync::Arc;
     use loom::thread;
 

@@ -5,8 +5,8 @@
 //! context's file; the context frees them itself if something else may keep the file open for longer.
 
 use crate::memory::doorbell_register::DoorbellRegister;
-use crate::memory::lock::Lock;
 use crate::memory::mapping::Mapping;
+use crate::sync::lock::Lock;
 use crate::uverbs::command::Command;
 use crate::uverbs::kernel::Kernel;
 use rustix::io::Errno;
@@ -298,7 +298,7 @@ impl Drop for RegisterLease {
 mod tests {
     use super::*;
     use crate::memory::fake_mapping::FakeMapping;
-    use crate::memory::fork::Epoch;
+    use crate::sync::fork::Epoch;
 
     /// Pages of 4, 8, 16 and 64 KiB.
     #[test]

@@ -4,7 +4,7 @@
 //! copies it into every CQE. A number is assigned again only when its holders have dropped it: the queue
 //! pair, and the poller of each completion queue that may still hold a CQE with it.
 
-use crate::memory::lock::Lock;
+use crate::sync::lock::Lock;
 use std::sync::Arc;
 
 /// The number that means none; the device has no greater ones.
@@ -103,6 +103,6 @@ mod tests {
             assert!(indices.take().is_none());
             drop(index.take());
         };
-        crate::memory::lock::in_child_while_held(|| indices.free.lock(), child);
+        crate::sync::lock::in_child_while_held(|| indices.free.lock(), child);
     }
 }

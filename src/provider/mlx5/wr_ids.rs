@@ -6,8 +6,8 @@
 
 use super::srq::SrqWrIds;
 use super::uidx::Uidx;
-use crate::memory::ring_array::RingArray;
-use crate::memory::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::ring_array::RingArray;
+use crate::sync::{AtomicU32, AtomicU64, Ordering};
 use std::sync::Arc;
 
 /// Where the receives of a queue pair come from.
@@ -230,7 +230,7 @@ mod tests {
 #[cfg(all(test, loom))]
 mod model {
     use super::*;
-    use crate::memory::sync::AccessProbe;
+    use crate::sync::AccessProbe;
     use loom::sync::Arc;
     use loom::thread;
 

@@ -7,8 +7,8 @@
 
 use crate::error::{Error, Result};
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
-use crate::memory::sync::{AtomicU32, Ordering};
 use crate::provider::driver_response::DriverResponse;
+use crate::sync::{AtomicU32, Ordering};
 use crate::wr::Address;
 use rustix::io::Errno;
 use uverbs_uapi::rxe::rxe_create_ah_resp;

@@ -6,11 +6,11 @@
 //! The position is exact: completions of the next queue pair with the same QPN follow in the same ring
 //! and must arrive.
 
-use crate::memory::lock::Lock;
 use crate::memory::rxe_queue::ProducerWatch;
-use crate::memory::sync::{AtomicU64, Ordering};
-use crate::memory::update_list::UpdateList;
 use crate::provider::poll_gate::PollGate;
+use crate::sync::lock::Lock;
+use crate::sync::update_list::UpdateList;
+use crate::sync::{AtomicU64, Ordering};
 
 /// How far the device has produced, for a thread that does not poll.
 pub(crate) trait Watch {
@@ -213,7 +213,7 @@ mod model {
     use super::*;
     use crate::memory::doorbell_record::DoorbellPages;
     use crate::memory::gate::Gate;
-    use crate::memory::sync::AtomicU32;
+    use crate::sync::AtomicU32;
     use loom::sync::Arc;
     use loom::thread;
 

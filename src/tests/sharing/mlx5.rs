@@ -96,7 +96,7 @@ fn registers_of_a_forked_parent_are_left_alone() {
     let mut context = Some(script.open("mlx5_0"));
     use_registers(context.as_ref().unwrap());
     let held = script.count(MLX5_IB_OBJECT_UAR);
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         let inherited = context.take().unwrap();
         let own = inherited.reimport().unwrap();
         use_registers(&own);
@@ -323,7 +323,7 @@ fn device_memory_of_the_parent_is_refused_in_a_child() {
     let (_script, exporter, _importer) = shared();
     let memory = exporter.alloc_dm(64, 8).unwrap();
     memory.copy_from(0, &[7u8; 8]).unwrap();
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         let copied = |error| crate::Error::from(error);
         let error = memory.copy_from(0, &[1u8; 8]).map_err(copied).unwrap_err();
         assert!(error.is_forked(), "{error}");

@@ -7,7 +7,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Files whose types no program names: their modules are private, or hidden.
-const INTERNAL: [&str; 4] = ["memory/lock.rs", "bench", "litmus.rs", "scripted"];
+const INTERNAL: [&str; 4] = ["sync/lock.rs", "bench", "litmus.rs", "scripted"];
 
 /// Traits that seal others, a type that one of them names, and the names of macros' arguments, which are no names.
 const SEALS: [&str; 7] = ["", "Append", "HasSge", "LendInSlot", "Placement", "Sealed", "SrqInner"];

@@ -27,7 +27,9 @@ const UVERBS: &[Layer] = &[
             "sim.rs",
         ],
     ),
+    ("sync", &["sync.rs", "sync"]),
     ("memory", &["memory"]),
+    ("lending", &["lending.rs", "lending"]),
     (
         "values",
         &[

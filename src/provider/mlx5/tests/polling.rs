@@ -5,10 +5,10 @@ use super::PollGate;
 use super::{CQN, Completed, FakeRegister, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
-use crate::memory::sync::Ordering;
 use crate::provider::mlx5::cq::{self, CqRing};
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
+use crate::sync::Ordering;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::{RecvWr, SendWr};
 use std::sync::Arc;
@@ -441,7 +441,7 @@ fn a_child_settles_nothing() {
     completed.ring.registry().attach(&qp);
     completed.write(cqe(SEND, 1, 7, 0));
     let mut completed = Some(completed);
-    crate::memory::fork::in_child(|| {
+    crate::sync::fork::in_child(|| {
         let mut completed = completed.take().unwrap();
         // As in memory of a program's, which no kernel wipes.
         completed.device.producer = 0;

@@ -4,12 +4,12 @@
 use super::{Completed, Receiver, Sender, Shape, SharedReceiver, bytes};
 use crate::access::Access;
 use crate::identity::Identity;
-use crate::memory::sync::Ordering;
 use crate::number::{Lkey, Qkey, Qpn, Rkey, SrqNumber};
 use crate::provider::SendCursor;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::qp::state::QpType;
+use crate::sync::Ordering;
 use crate::wc::{WcOpcode, WcStatus};
 use crate::wr::QpTransport;
 use crate::wr::{Address, Destination, Packet, RecvWr, Remote, SendWr, Sge, WindowBinding};

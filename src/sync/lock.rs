@@ -5,7 +5,7 @@
 //! one of the types below; `tests/locks.rs` finds whatever else is used.
 
 use super::fork::Epoch;
-use super::sync::{Mutex, MutexGuard};
+use super::{Mutex, MutexGuard};
 use std::cell::{RefCell, RefMut};
 use std::fmt;
 use std::mem::ManuallyDrop;
@@ -206,7 +206,7 @@ pub(crate) fn in_child_while_held<G>(hold: impl FnOnce() -> G + Send, child: imp
 #[cfg(all(test, not(loom)))]
 mod tests {
     use super::*;
-    use crate::memory::fork::in_child;
+    use crate::sync::fork::in_child;
     use std::cell::Cell;
     use std::rc::Rc;
 

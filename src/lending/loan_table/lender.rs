@@ -9,8 +9,8 @@
 //! receives that a queue pair had consumed when it was dropped.
 
 use super::{COVERS, FLAG_BITS, FREE, LoanSlot, LoanTable, NOT_LENT, SCOPED, STEP, UNSIGNALED};
-use crate::memory::compact_enum::CompactEnum;
-use crate::memory::sync::Ordering;
+use crate::lending::compact_enum::CompactEnum;
+use crate::sync::Ordering;
 use std::fmt;
 use std::mem::MaybeUninit;
 

@@ -23,7 +23,7 @@ impl<T> Clone for RingArray<T> {
 }
 
 /// `count` rounded up to a power of two, but at most 2^31.
-pub(super) fn ring_size(count: u32) -> u32 {
+pub(crate) fn ring_size(count: u32) -> u32 {
     count.clamp(1, 1 << 31).next_power_of_two()
 }
 
@@ -55,7 +55,7 @@ impl<T> RingArray<T> {
     ///
     /// The array has more than `index` values.
     #[inline(always)]
-    pub(super) unsafe fn get(&self, index: u32) -> &T {
+    pub(crate) unsafe fn get(&self, index: u32) -> &T {
         // SAFETY: the caller's promise.
         let value = unsafe { self.base.add(index as usize) };
         // SAFETY: inside `values`, which `self` holds and never lends mutably.
@@ -68,7 +68,7 @@ impl<T> RingArray<T> {
     ///
     /// `offset` is a multiple of a value's size, and less than the size of the array.
     #[inline(always)]
-    pub(super) unsafe fn at_byte(&self, offset: usize) -> &T {
+    pub(crate) unsafe fn at_byte(&self, offset: usize) -> &T {
         // SAFETY: the caller's promise.
         let value = unsafe { self.base.byte_add(offset) };
         // SAFETY: as in `get`.

@@ -1,5 +1,13 @@
-//! The atomics and locks of the shared queue state: the standard library's, or loom's when a model
-//! checker drives the code (`--cfg loom`).
+//! State that threads share, and whether this process is a fork of the one that made it.
+//!
+//! Atomics and locks are the standard library's, or loom's when a model checker drives the code
+//! (`--cfg loom`).
+#![allow(unsafe_code)]
+
+pub(crate) mod fork;
+pub(crate) mod lock;
+pub(crate) mod ring_array;
+pub(crate) mod update_list;
 
 #[cfg(loom)]
 pub(crate) use loom::hint::spin_loop;

@@ -76,7 +76,7 @@ impl<T> OwnedHere<T> {
 
     /// Whether the caller runs in a child of the process that made the value.
     #[inline]
-    pub(super) fn is_inherited(&self) -> bool {
+    pub(crate) fn is_inherited(&self) -> bool {
         self.epoch.is_over()
     }
 }
@@ -128,7 +128,7 @@ fn wiped_page() -> rustix::io::Result<MmapRaw> {
 }
 
 /// Asks the kernel to wipe a mapping in every child that is forked from now on.
-pub(super) fn wipe_in_children(pages: &MmapRaw) -> rustix::io::Result<()> {
+pub(crate) fn wipe_in_children(pages: &MmapRaw) -> rustix::io::Result<()> {
     if cfg!(miri) {
         // It knows no such advice, and forks nothing.
         return Ok(());

@@ -1,8 +1,8 @@
 //! The lender in one thread; `model` has its threads.
 
 use super::*;
-use crate::memory::compact_enum::Content;
-use crate::memory::loan_table::{FLAG_BITS, RECV};
+use crate::lending::compact_enum::Content;
+use crate::lending::loan_table::{FLAG_BITS, RECV};
 use std::sync::Arc;
 
 #[test]

@@ -9,9 +9,9 @@
 pub(crate) mod lender;
 
 use super::compact_enum::CompactEnum;
-use super::ring_array::ring_size;
-use super::sync::{AtomicU64, LoomCell, Ordering};
 use crate::first_panic::FirstPanic;
+use crate::sync::ring_array::ring_size;
+use crate::sync::{AtomicU64, LoomCell, Ordering};
 use std::fmt;
 use std::marker::PhantomData;
 use std::mem::MaybeUninit;

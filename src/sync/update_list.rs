@@ -3,7 +3,7 @@
 //! The control path tells the poller of a completion queue, which may be another thread, which queue pairs
 //! come and go. The poller owns its tables and applies the updates itself. One load says that there are none. Model-checked with loom.
 
-use super::sync::{AtomicPtr, Ordering};
+use super::{AtomicPtr, Ordering};
 use std::ptr;
 
 struct Node<T> {
