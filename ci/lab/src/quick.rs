@@ -54,27 +54,27 @@ const SMOKE: &[&str] = &[
 /// A changed file whose path begins with the first text runs the device tests whose names begin
 /// with the others. All matching rows count. Long tests are left to `cargo ci test`.
 const DEVICE_TESTS: &[(&str, &[&str])] = &[
-    ("src/provider/", &["rc::gather", "rc::immediate", "rc::rings", "rc::full_", "rc::batches"]),
-    ("src/provider/", &["cq::", "srq::", "ud::"]),
-    ("src/provider/mlx5/", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
-    ("src/memory/", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
+    ("src/provider", &["rc::gather", "rc::immediate", "rc::rings", "rc::full_", "rc::batches"]),
+    ("src/provider", &["cq::", "srq::", "ud::"]),
+    ("src/provider/mlx5", &["mlx5::cq", "mlx5::td", "mlx5::scatter", "mw::", "xrc::"]),
+    ("src/memory", &["rc::rings", "rc::full_", "mr::", "owned::", "scope::", "mlx5::td"]),
     ("src/sync", &["rc::rings", "fork::", "owned::", "cq::"]),
     ("src/lending", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
-    ("src/qp/", &["qp::", "modify::", "ece::", "handshake::", "reset::", "rc::batches", "xrc::"]),
-    ("src/owned/", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
+    ("src/qp", &["qp::", "modify::", "ece::", "handshake::", "reset::", "rc::batches", "xrc::"]),
+    ("src/owned", &["owned::", "scope::", "unsignaled::", "program_buffers::"]),
     (
-        "src/aio/",
+        "src/aio",
         &["async::echo_comes_back", "async::events", "async::one_sided", "epoll::", "stream::"],
     ),
-    ("src/aio/", &["cancel::", "endings::"]),
-    ("src/events/", &["events::", "cq::"]),
+    ("src/aio", &["cancel::", "endings::"]),
+    ("src/events", &["events::", "cq::"]),
     ("src/cq.rs", &["cq::", "events::"]),
     ("src/channel.rs", &["events::", "cq::"]),
     ("src/srq.rs", &["srq::"]),
-    ("src/mr/", &["mr::"]),
+    ("src/mr", &["mr::"]),
     ("src/mw.rs", &["mw::"]),
-    ("src/cm/", &["cm::"]),
-    ("src/sharing/", &["sharing::", "share::", "mlx5::var_sharing"]),
+    ("src/cm", &["cm::"]),
+    ("src/sharing", &["sharing::", "share::", "mlx5::var_sharing"]),
     ("src/ah.rs", &["ud::", "mcast::"]),
     ("src/mcast.rs", &["mcast::"]),
     ("src/access.rs", &["mr::"]),
@@ -84,13 +84,13 @@ const DEVICE_TESTS: &[(&str, &[&str])] = &[
     ("src/td.rs", &["pd::", "mlx5::td"]),
     ("src/dm.rs", &["mlx5::dm"]),
     ("src/xrcd.rs", &["xrc::"]),
-    ("src/flow/", &["root::flow"]),
-    ("src/mlx5/", &["mlx5::"]),
+    ("src/flow", &["root::flow"]),
+    ("src/mlx5", &["mlx5::"]),
     ("src/device", &["device::", "port::", "context::"]),
     ("src/port", &["port::"]),
     ("src/context.rs", &["context::", "device::"]),
     ("src/platform.rs", &["context::", "cq::", "cm::"]),
-    ("src/uverbs/", &["context::", "errors::", "fork::", "pd::"]),
+    ("src/uverbs", &["context::", "errors::", "fork::", "pd::"]),
     ("src/wr", &["rc::", "ud::"]),
     ("src/completion.rs", &["rc::", "cq::"]),
     ("src/wc.rs", &["rc::", "cq::"]),
@@ -189,7 +189,7 @@ impl Selection {
             if let Some(module) =
                 path.strip_prefix("tests/device/").and_then(|rest| rest.strip_suffix(".rs"))
             {
-                let module = module.trim_end_matches("/mod").replace('/', "::");
+                let module = module.replace('/', "::");
                 selection.tests.0.insert(format!("{module}::"));
                 known = true;
             }

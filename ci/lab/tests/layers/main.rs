@@ -1,4 +1,5 @@
-//! The layers of each package: a file imports only from its own layer and from those below.
+//! The layers of each package: a file imports only from its own layer and from those below. And the one style of
+//! modules.
 //!
 //! Every `crate::` and `super::` path of the source counts, wherever it stands, and every call of a method
 //! that one file adds to another file's type. Tests may look anywhere.
@@ -7,83 +8,70 @@ mod connectx;
 mod source;
 
 use source::Source;
+use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
+use std::{fs, io};
 
-/// A layer: its name, and the files and folders that it consists of. The longest entry that fits a file
-/// decides.
+/// A layer: its name, and the modules that it consists of, each with its file and its folder. The longest entry
+/// that fits a file decides.
 type Layer = (&'static str, &'static [&'static str]);
 
 /// From the bottom to the top; `docs/ARCHITECTURE.md` says what each is for.
 const UVERBS: &[Layer] = &[
-    (
-        "base",
-        &[
-            "abort.rs",
-            "error.rs",
-            "first_panic.rs",
-            "number.rs",
-            "identity.rs",
-            "platform.rs",
-            "sim.rs",
-        ],
-    ),
-    ("sync", &["sync.rs", "sync"]),
+    ("base", &["abort", "error", "first_panic", "number", "identity", "platform", "sim"]),
+    ("sync", &["sync"]),
     ("memory", &["memory"]),
-    ("lending", &["lending.rs", "lending"]),
+    ("lending", &["lending"]),
     (
         "values",
         &[
-            "access.rs",
-            "address_vector.rs",
-            "device/guid.rs",
-            "device_attr.rs",
-            "flow/spec.rs",
-            "port.rs",
-            "port/links.rs",
-            "qp/attr.rs",
-            "qp/ece.rs",
-            "qp/state.rs",
-            "wc.rs",
-            "wr.rs",
+            "access",
+            "address_vector",
+            "device/guid",
+            "device_attr",
+            "flow/spec",
+            "port",
+            "qp/attr",
+            "qp/ece",
+            "qp/state",
+            "wc",
             "wr",
         ],
     ),
-    ("kernel", &["device", "events/file.rs", "uverbs"]),
+    ("kernel", &["device", "events/file", "uverbs"]),
     ("provider", &["provider"]),
     (
         "objects and sharing",
         &[
-            "ah.rs",
             "ah",
-            "channel.rs",
-            "completion.rs",
-            "context.rs",
-            "cq.rs",
+            "channel",
+            "completion",
+            "context",
             "cq",
-            "dm.rs",
+            "dm",
             "events",
-            "file.rs",
+            "file",
             "flow",
-            "handles.rs",
-            "mcast.rs",
+            "handles",
+            "mcast",
             "mr",
-            "mw.rs",
-            "object.rs",
-            "parent_domain.rs",
-            "pd.rs",
-            "port/choose.rs",
-            "port/path.rs",
-            "port/query.rs",
+            "mw",
+            "object",
+            "parent_domain",
+            "pd",
+            "port/choose",
+            "port/path",
+            "port/query",
             "qp",
             "sharing",
-            "srq.rs",
-            "td.rs",
-            "xrcd.rs",
+            "srq",
+            "td",
+            "xrcd",
         ],
     ),
-    ("mlx5, cm and owned", &["bench", "cm", "litmus.rs", "mlx5", "owned", "sharing/var.rs"]),
+    ("mlx5, cm and owned", &["bench", "cm", "litmus", "mlx5", "owned", "sharing/var"]),
     ("aio", &["aio"]),
-    ("the crate", &["lib.rs", "porting.rs"]),
+    ("the crate", &["lib", "porting"]),
 ];
 
 fn workspace() -> PathBuf {
@@ -93,7 +81,7 @@ fn workspace() -> PathBuf {
 /// The layer of a file, as its place in the list.
 fn layer_of(layers: &[Layer], file: &str) -> Option<usize> {
     let fits = |entry: &str| {
-        file == entry || file.strip_prefix(entry).is_some_and(|rest| rest.starts_with('/'))
+        file.strip_prefix(entry).is_some_and(|rest| rest == ".rs" || rest.starts_with('/'))
     };
     let of = |(at, layer): (usize, &Layer)| {
         layer.1.iter().filter(|entry| fits(entry)).map(|entry| (entry.len(), at)).max()
@@ -120,10 +108,40 @@ fn breaches(layers: &[Layer], source: &Source) -> Vec<String> {
     found
 }
 
-/// The entries that are no file and no folder below `root`.
+/// The files below `root` that are named `mod.rs`: a module `x` is `x.rs`, and its own modules are in `x/`.
+fn named_mod(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let (mut found, mut folders) = (Vec::new(), vec![root.to_owned()]);
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(&folder)? {
+            let path = entry?.path();
+            let name = path.file_name().and_then(OsStr::to_str).unwrap_or_default();
+            if path.is_dir() && name != "target" && !name.starts_with('.') {
+                folders.push(path);
+            } else if name == "mod.rs" && !is_shared_by_tests(&path) {
+                found.push(path);
+            }
+        }
+    }
+    Ok(found)
+}
+
+/// Whether test programs of a package share this `mod.rs`: Cargo makes a program of each file in `tests`.
+fn is_shared_by_tests(file: &Path) -> bool {
+    file.ancestors().nth(2).is_some_and(|tests| {
+        tests.ends_with("tests") && tests.with_file_name("Cargo.toml").is_file()
+    })
+}
+
+/// The entries that are no module below `root`.
 fn missing(layers: &[Layer], root: &Path) -> Vec<&'static str> {
     let entries = layers.iter().flat_map(|(_, entries)| *entries).copied();
-    entries.filter(|entry| !root.join(entry).exists()).collect()
+    entries.filter(|entry| !root.join(entry).with_extension("rs").exists()).collect()
+}
+
+#[test]
+fn no_module_is_in_a_file_named_mod() {
+    let found = named_mod(&workspace()).unwrap();
+    assert!(found.is_empty(), "{found:?}");
 }
 
 #[test]
@@ -135,14 +153,14 @@ fn a_file_of_the_library_imports_only_from_its_layer_and_below() {
 }
 
 #[test]
-fn every_entry_of_the_layers_is_a_file_or_a_folder_with_files() {
+fn every_entry_of_the_layers_is_a_module() {
     let missing = missing(UVERBS, &workspace().join("src"));
     assert!(missing.is_empty(), "{missing:?}");
 }
 
 #[test]
 fn a_call_of_a_method_that_an_upper_file_adds_points_up() {
-    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high.rs"]), ("top", &["lib.rs"])];
+    let layers: &[Layer] = &[("low", &["low"]), ("high", &["high"]), ("top", &["lib"])];
     let low = "pub struct Thing<T>(T);
         struct Own;
         impl Own { fn both(&self) { self.both() } }
@@ -164,11 +182,11 @@ fn a_call_of_a_method_that_an_upper_file_adds_points_up() {
 
 #[test]
 fn an_arrow_that_points_up_is_named_with_its_line() {
-    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high"])];
+    let layers: &[Layer] = &[("low", &["low"]), ("high", &["high"])];
     let files = [
         ("lib.rs", "mod low;\nmod high;\npub use high::inner::Thing;\n"),
         ("low.rs", "//! crate::high::Thing\n\nfn f() -> crate::high::inner::Thing {}\n"),
-        ("high/mod.rs", "pub mod inner;\nuse crate::low::f;\n"),
+        ("high.rs", "pub mod inner;\nuse crate::low::f;\n"),
         ("high/inner.rs", "pub struct Thing;\nfn g() { super::super::low::f() }\n"),
     ];
     let found = breaches(layers, &Source::of(&files));
@@ -177,7 +195,7 @@ fn an_arrow_that_points_up_is_named_with_its_line() {
 
 #[test]
 fn a_name_that_the_crate_re_exports_counts_as_where_it_is_defined() {
-    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high.rs"]), ("top", &["lib.rs"])];
+    let layers: &[Layer] = &[("low", &["low"]), ("high", &["high"]), ("top", &["lib"])];
     let files = [
         ("lib.rs", "mod low;\nmod high;\npub use high::{Thing, Other};\n"),
         ("low.rs", "use crate::Thing;\n"),
@@ -189,7 +207,7 @@ fn a_name_that_the_crate_re_exports_counts_as_where_it_is_defined() {
 
 #[test]
 fn lists_are_taken_apart_and_tests_may_look_anywhere() {
-    let layers: &[Layer] = &[("low", &["low.rs"]), ("high", &["high.rs"]), ("top", &["lib.rs"])];
+    let layers: &[Layer] = &[("low", &["low"]), ("high", &["high"]), ("top", &["lib"])];
     let files = [
         ("lib.rs", "mod low;\nmod high;\n"),
         (

@@ -211,7 +211,7 @@ fn is_test(file: &str) -> bool {
 
 fn module_of(file: &str) -> ModulePath {
     let mut path: ModulePath = file.trim_end_matches(".rs").split('/').map(str::to_owned).collect();
-    if path.last().is_some_and(|last| matches!(&**last, "lib" | "main" | "mod")) {
+    if path.last().is_some_and(|last| matches!(&**last, "lib" | "main")) {
         path.pop();
     }
     path
