@@ -20,11 +20,15 @@ const PATIENCE: Duration = Duration::from_secs(90 * 60);
 const SHOWN: usize = 40;
 /// The runs: a name, and Cargo's arguments. The tests of the fabric run the library against the emulated device, with
 /// the kernel in the process.
-const TARGETS: [(&str, &[&str]); 3] = [
+const TARGETS: [Target; 3] = [
     ("uverbs-uapi", &["--package", "uverbs-uapi", "--lib"]),
     ("uverbs", &["--package", "uverbs", "--lib", "--features", "tokio"]),
-    ("fabric", &["--package", "uverbs", "--test", "fabric", "--features", "sim"]),
+    FABRIC,
 ];
+const FABRIC: Target =
+    ("fabric", &["--package", "uverbs", "--test", "fabric", "--features", "sim"]);
+
+type Target = (&'static str, &'static [&'static str]);
 
 /// The model of aliasing that Miri checks.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
@@ -76,31 +80,44 @@ pub(crate) fn miri(arguments: &MiriArguments) -> Result<ExitCode> {
     if let Some(missing) = missing(toolchain) {
         bail!("nothing ran under Miri: {missing}");
     }
-    let summary = Summary { sections: run(&workspace, arguments)? };
+    let summary = Summary { sections: run(&workspace, &TARGETS, arguments)? };
     outln!("\n{summary}");
     Ok(if summary.failed() { ExitCode::FAILURE } else { ExitCode::SUCCESS })
 }
 
 /// Runs everything under Miri. Without Miri the one report is a skip that says what is missing.
 pub(crate) fn sections(workspace: &Workspace) -> Result<Vec<Section>> {
+    sections_of(workspace, &TARGETS)
+}
+
+/// As [`sections`], for the tests of the fabric alone.
+pub(crate) fn fabric(workspace: &Workspace) -> Result<Vec<Section>> {
+    sections_of(workspace, &[FABRIC])
+}
+
+fn sections_of(workspace: &Workspace, targets: &[Target]) -> Result<Vec<Section>> {
     let toolchain = "nightly";
     let Some(missing) = missing(toolchain) else {
         let arguments =
             MiriArguments { rules: None, toolchain: toolchain.into(), filters: Vec::new() };
-        return run(workspace, &arguments);
+        return run(workspace, targets, &arguments);
     };
     let outcome = TestOutcome::Skipped(format!("[miri] {missing}"));
     let reports = vec![Report { name: "miri".into(), outcome }];
     Ok(vec![Section { name: "miri".into(), reports, ..Section::default() }])
 }
 
-fn run(workspace: &Workspace, arguments: &MiriArguments) -> Result<Vec<Section>> {
+fn run(
+    workspace: &Workspace,
+    targets: &[Target],
+    arguments: &MiriArguments,
+) -> Result<Vec<Section>> {
     let mut sections = Vec::new();
     for rules in Rules::ALL {
         if arguments.rules.is_some_and(|only| only != rules) {
             continue;
         }
-        for (target, words) in TARGETS {
+        for &(target, words) in targets {
             let mut command = cargo(workspace, &arguments.toolchain);
             command.args(["test", "--quiet"]).args(words);
             // Its flags differ from other builds, which would be built anew.

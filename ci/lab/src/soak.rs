@@ -116,6 +116,11 @@ const PARTS: &[Part] = &[
         run: |workspace, _| miri::sections(workspace),
     },
     Part {
+        name: "miri-fabric",
+        shows: "of these, the library against the emulated device and its kernel in the process",
+        run: |workspace, _| miri::fabric(workspace),
+    },
+    Part {
         name: "litmus",
         shows: "the litmus tests of every hand-off between threads, kernel and device by herd, and their \
                 sequences in the library as compiled",
