@@ -34,7 +34,9 @@ fn main() -> ExitCode {
     let (json, outcome) = match &args.command {
         Command::Devinfo(args) => (args.json, devinfo::run(args)),
         Command::Doctor(args) => (args.json, doctor::run(args)),
-        Command::Pingpong(args) => (args.options().json, pingpong::run(args)),
+        Command::Pingpong(pingpong) => {
+            (pingpong.options().json, pingpong::run(pingpong, args.sim.is_some()))
+        }
         Command::Cm(command) => (command.is_json(), cm::run(command)),
         Command::Share(args) => (false, share::run(args)),
     };

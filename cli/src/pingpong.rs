@@ -22,7 +22,6 @@ mod xsrq;
 use crate::args::{PingpongArgs, PingpongCommand};
 use crate::failure::{self, Failure, Result};
 use crate::output::outln;
-use crate::sim;
 use address::Address;
 use checker::Checker;
 use content::{Checked, Content, Plain};
@@ -39,11 +38,10 @@ use volley::Volley;
 /// queue pairs apart. rdma-core's srq program sends zeros there, and looks at none of them.
 const KEEPS_APART: Gid = Gid(*b"uverbs validates");
 
-pub(crate) fn run(command: &PingpongCommand) -> Result<()> {
+/// `is_sim`: no other process sees the devices.
+pub(crate) fn run(command: &PingpongCommand, is_sim: bool) -> Result<()> {
     match command {
-        PingpongCommand::Pair(args) if sim::is_installed() && args.options().host.is_none() => {
-            both_sides(args)
-        }
+        PingpongCommand::Pair(args) if is_sim && args.options().host.is_none() => both_sides(args),
         PingpongCommand::Pair(args) => Side::set_up(args)?.run(),
         PingpongCommand::Xsrq(args) => xsrq::run(args),
     }
