@@ -8,19 +8,19 @@ use uverbs::{
     MemoryRegion, PortState, ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 use uverbs_sim::{
-    CqeError, Fabric, FabricError, Limits, Mode, POISON, Profile, Rates, Side, Syndrome, Verb,
-    each_seed,
+    CqeError, Fabric, FabricBuilder, FabricError, Limits, Mode, POISON, Profile, Rates, Side,
+    Syndrome, Verb, each_seed,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
+/// Two devices, left and right.
+fn two(profile: Profile) -> FabricBuilder {
+    Fabric::builder().device(profile.clone().name("left")).device(profile.name("right"))
+}
+
 fn fabric(seed: u64) -> Fabric {
-    Fabric::builder()
-        .stepped(seed)
-        .device(Profile::new().name("left"))
-        .device(Profile::new().name("right"))
-        .build()
-        .unwrap()
+    two(Profile::new()).stepped(seed).build().unwrap()
 }
 
 fn open(fabric: &Fabric, name: &str) -> Result<Context> {
@@ -335,15 +335,92 @@ fn events_are_lost_and_late() -> Result<()> {
     Ok(())
 }
 
+/// The device is full afterwards, so that a later queue has the number of the one that is destroyed.
+#[test]
+fn late_events_of_an_object_go_with_it_and_those_of_others_stay() -> Result<()> {
+    let fabric = two(Profile::new().small()).stepped(1).build()?;
+    let left = fabric.device("left").ok_or("left is there")?;
+    let End { qp, memory, cq, pd, context } = End::new(&fabric, "left")?;
+    left.delay_events(2, Duration::from_millis(20));
+    assert!(left.overflow_cq(qp.qpn().0, Side::Send));
+    left.set_link(false);
+    while fabric.step() {}
+    drop((qp, cq));
+    let cqs: Vec<_> = std::iter::from_fn(|| context.cq_builder(64).build().ok()).collect();
+    assert!(cqs.len() > 10, "{}", cqs.len());
+    while fabric.step() || fabric.advance() {}
+    let told = || context.try_next_event().map(|event| event.map(|event| event.kind));
+    assert_eq!((told()?, told()?), (Some(EventType::PORT_ERR), None));
+    drop((cqs, pd, memory));
+    Ok(())
+}
+
+/// A destruction takes the events of the device.
+#[test]
+fn a_destruction_passes_no_event_that_is_lost_or_late() -> Result<()> {
+    const LATE: Duration = Duration::from_millis(20);
+    let fabric = fabric(1);
+    let End { qp, memory, cq, pd, context } = End::new(&fabric, "left")?;
+    let left = fabric.device("left").ok_or("left is there")?;
+    let told = || context.try_next_event().map(|event| event.map(|event| event.kind));
+    left.lose_events(1);
+    left.set_link(false);
+    drop(memory);
+    while fabric.step() {}
+    assert_eq!(told()?, None);
+    left.delay_events(1, LATE);
+    left.set_link(true);
+    drop(qp);
+    while fabric.step() {}
+    assert_eq!(told()?, None);
+    while fabric.step() || fabric.advance() {}
+    assert_eq!(told()?, Some(EventType::PORT_ACTIVE));
+    drop((cq, pd));
+    Ok(())
+}
+
+/// Most steps serve a queue that has no message.
+#[test]
+fn rates_are_shares_of_messages() -> Result<()> {
+    const WRITES: usize = 4000;
+    let rates = Rates::none().loss(0.1).delay(0.3, Duration::from_micros(1));
+    let fabric = two(Profile::new()).stepped(1).rates(rates).history().build()?;
+    let (mut a, b) = End::pair(&fabric)?;
+    for _ in 0..WRITES {
+        a.write_to(&b)?;
+        assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    }
+    let history = fabric.history();
+    let count = |text: &str| history.lines().filter(|line| line.contains(text)).count();
+    let (lost, late) = (count("the message is lost"), count("the message is late"));
+    let share = |of: usize| of as f64 / (WRITES + lost) as f64;
+    assert!((0.085..0.115).contains(&share(lost)), "{lost} of {}", WRITES + lost);
+    assert!((0.275..0.325).contains(&share(late)), "{late} of {}", WRITES + lost);
+    Ok(())
+}
+
+#[test]
+fn a_share_of_the_calls_that_make_an_object_fails() -> Result<()> {
+    let rates = Rates::none().failed_calls(0.25);
+    let fabric = two(Profile::new()).stepped(1).rates(rates).build()?;
+    let context = open(&fabric, "left")?;
+    let failed = (0..1000).map(|_| context.alloc_pd()).filter(|pd| match pd {
+        Ok(_) => false,
+        Err(error) => {
+            assert_eq!(error.errno(), Errno::NOMEM);
+            true
+        }
+    });
+    let failed = failed.count();
+    assert!((210..290).contains(&failed), "{failed}");
+    assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
 /// Runs 300 writes with faults at random; returns the moment of the end and how many decisions were made.
 fn at_random(seed: u64) -> Result<(Duration, u64)> {
     let rates = Rates::none().loss(0.05).delay(0.2, Duration::from_micros(300));
-    let fabric = Fabric::builder()
-        .stepped(seed)
-        .rates(rates)
-        .device(Profile::new().name("left"))
-        .device(Profile::new().name("right"))
-        .build()?;
+    let fabric = two(Profile::new()).stepped(seed).rates(rates).build()?;
     let (mut a, b) = End::pair(&fabric)?;
     for _ in 0..300 {
         a.write_to(&b)?;
@@ -406,12 +483,7 @@ fn lost_requests_and_replies_are_sent_again_after_seconds() -> Result<()> {
 
 /// Sends one message with a fault; returns the history.
 fn history_of(seed: u64) -> Result<String> {
-    let fabric = Fabric::builder()
-        .stepped(seed)
-        .history()
-        .device(Profile::new().name("left"))
-        .device(Profile::new().name("right"))
-        .build()?;
+    let fabric = two(Profile::new()).stepped(seed).history().build()?;
     let (mut a, mut b) = End::pair(&fabric)?;
     b.recv()?;
     fabric.device("left").ok_or("left is there")?.lose_messages(1);
@@ -474,11 +546,7 @@ fn a_small_device_has_small_limits_and_keeps_them() -> Result<()> {
 #[test]
 fn a_device_may_lack_xrc_atomics_and_write_combining() -> Result<()> {
     let profile = Profile::new().without_xrc().without_atomics().without_write_combining();
-    let fabric = Fabric::builder()
-        .stepped(1)
-        .device(profile.clone().name("left"))
-        .device(profile.name("right"))
-        .build()?;
+    let fabric = two(profile).stepped(1).build()?;
     let context = open(&fabric, "left")?;
     assert_eq!(context.query_device()?.atomic_cap, AtomicCap::NONE);
     assert_eq!(context.xrcd_builder().build().unwrap_err().errno(), Errno::OPNOTSUPP);
@@ -489,12 +557,7 @@ fn a_device_may_lack_xrc_atomics_and_write_combining() -> Result<()> {
 }
 
 fn strict(seed: u64) -> Result<(Fabric, End, End)> {
-    let fabric = Fabric::builder()
-        .stepped(seed)
-        .strict()
-        .device(Profile::new().name("left"))
-        .device(Profile::new().name("right"))
-        .build()?;
+    let fabric = two(Profile::new()).stepped(seed).strict().build()?;
     let (a, b) = End::pair(&fabric)?;
     Ok((fabric, a, b))
 }
@@ -583,13 +646,8 @@ fn while_it_is_sent(seed: u64) -> Result<()> {
 
 #[test]
 fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
-    let profile = || Profile::new().infiniband().pkeys([0xffff, 0x8001]);
-    let fabric = Fabric::builder()
-        .stepped(1)
-        .device(profile().name("left"))
-        .device(profile().name("right"))
-        .device(Profile::new())
-        .build()?;
+    let profile = Profile::new().infiniband().pkeys([0xffff, 0x8001]);
+    let fabric = two(profile).device(Profile::new()).stepped(1).build()?;
     let context = open(&fabric, "right")?;
     let port = context.query_port(1)?;
     assert_eq!((port.link_layer, port.lid, port.pkey_table_len), (LinkLayer::INFINIBAND, 2, 2));
@@ -614,9 +672,7 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
 /// The regions are gone when the history is asked for, and are named all the same.
 #[test]
 fn a_history_tells_of_faults_and_of_what_went_with_a_device() -> Result<()> {
-    let left = Profile::new().name("left");
-    let right = Profile::new().name("right");
-    let fabric = Fabric::builder().stepped(1).history().device(left).device(right).build()?;
+    let fabric = two(Profile::new()).stepped(1).history().build()?;
     let (mut a, mut b) = End::pair(&fabric)?;
     b.recv()?;
     a.send()?;
@@ -684,13 +740,11 @@ fn memory_comes_back_if_a_reset_fails_and_the_queue_pair_is_destroyed() -> Resul
 #[test]
 fn strictness_leaves_memory_alone_that_is_the_programs_again() -> Result<()> {
     for mode in [Mode::Stepped { seed: 1 }, Mode::Trapped] {
-        let builder = match mode {
-            Mode::Stepped { seed } => Fabric::builder().stepped(seed),
-            _ => Fabric::builder(),
+        let builder = two(Profile::new()).strict();
+        let fabric = match mode {
+            Mode::Stepped { seed } => builder.stepped(seed).build()?,
+            _ => builder.build()?,
         };
-        let builder = builder.strict();
-        let left = Profile::new().name("left");
-        let fabric = builder.device(left).device(Profile::new().name("right")).build()?;
         let (mut a, mut b) = End::pair(&fabric)?;
         a.memory.copy_from(8, &[7; 8])?;
         b.recv()?;

@@ -72,6 +72,8 @@ pub struct InjectedFaults {
     to_lose: u32,
     to_refuse: u32,
     to_delay: Option<(u32, Delay)>,
+    /// The fate of the next message that no other fault is about.
+    next: Option<MessageFate>,
     /// Delayed messages by their queue.
     delayed: BTreeMap<u32, DelayedMessage>,
     /// Future changes of the link: when, and whether it is up then.
@@ -100,9 +102,10 @@ impl InjectedFaults {
         self.to_refuse = count;
     }
 
-    /// Whether the next message is to be lost or delayed.
-    pub fn has_message_fault(&self) -> bool {
-        self.to_lose > 0 || self.to_delay.is_some()
+    /// Decides about the next message that no other fault is about, unless that is decided. A message that was
+    /// delayed is not decided about again; one that is sent again after a loss is another message.
+    pub fn decide_next(&mut self, decide: impl FnOnce() -> MessageFate) {
+        self.next.get_or_insert_with(decide);
     }
 
     /// Delays each of the next `count` messages.
@@ -170,19 +173,30 @@ impl InjectedFaults {
             self.to_lose -= 1;
             return (MessageFate::Lost, vec![]);
         }
-        let Some((left, by)) = &mut self.to_delay else {
-            return (MessageFate::Delivered, self.passed());
+        let (wait, passes) = match self.scripted_delay() {
+            Some(Delay::Time(wait)) => (wait, None),
+            Some(Delay::Messages(passes)) => (MAX_DELAY, Some(passes)),
+            None => match self.next.take() {
+                Some(MessageFate::Lost) => return (MessageFate::Lost, vec![]),
+                Some(MessageFate::Delayed(wait)) => (wait, None),
+                Some(MessageFate::Delivered) | None => {
+                    return (MessageFate::Delivered, self.passed());
+                }
+            },
         };
-        let (wait, passes) = match *by {
-            Delay::Time(wait) => (wait, None),
-            Delay::Messages(passes) => (MAX_DELAY, Some(passes)),
-        };
+        self.delayed.insert(queue, DelayedMessage { due: now.saturating_add(wait), passes });
+        (MessageFate::Delayed(wait), vec![])
+    }
+
+    /// The delay that a test has asked for the next message.
+    fn scripted_delay(&mut self) -> Option<Delay> {
+        let (left, by) = self.to_delay.as_mut()?;
+        let by = *by;
         *left -= 1;
         if *left == 0 {
             self.to_delay = None;
         }
-        self.delayed.insert(queue, DelayedMessage { due: now.saturating_add(wait), passes });
-        (MessageFate::Delayed(wait), vec![])
+        Some(by)
     }
 
     /// Counts a message that is delivered; returns the queues whose delayed messages waited for it.
@@ -276,6 +290,20 @@ mod tests {
         assert_eq!(faults.message_fate(50, 1).0, MessageFate::Delayed(60));
         assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
         assert_eq!(faults.message_fate(110, 1).0, MessageFate::Delivered);
+    }
+
+    #[test]
+    fn one_decision_is_made_for_each_message_behind_the_faults_that_were_asked_for() {
+        let mut faults = InjectedFaults::default();
+        faults.lose_messages(1);
+        faults.decide_next(|| MessageFate::Delayed(5));
+        faults.decide_next(|| unreachable!("it is decided"));
+        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Lost);
+        assert_eq!(faults.message_fate(0, 1).0, MessageFate::Delayed(5));
+        faults.decide_next(|| MessageFate::Lost);
+        assert_eq!(faults.message_fate(5, 1).0, MessageFate::Delivered);
+        assert_eq!(faults.message_fate(6, 1).0, MessageFate::Lost);
+        assert_eq!(faults.message_fate(7, 1).0, MessageFate::Delivered);
     }
 
     #[test]

@@ -468,18 +468,8 @@ impl Driver {
         switch.function(self.function).memory_mut()
     }
 
-    /// Takes the events that the device has and passes them on; whether there were any.
-    pub(crate) fn take_events(&mut self, switch: &mut Switch) -> bool {
-        let mut any = false;
-        while let Some(event) = switch.function(self.function).next_event() {
-            any = true;
-            self.pass_on(&event);
-        }
-        any
-    }
-
     /// Takes the events that the device has, and passes those on that are not lost or late; whether there were any.
-    pub(crate) fn take_events_at(
+    pub(crate) fn take_events(
         &mut self,
         switch: &mut Switch,
         now: u64,
@@ -514,6 +504,11 @@ impl Driver {
             }
         }
         any
+    }
+
+    /// Forgets the late events of an object that is destroyed: a later one may get its number.
+    pub(crate) fn forget_events_of(&mut self, subject: Subject) {
+        self.late.retain(|(_, event)| event.subject() != subject);
     }
 
     /// When the next late event goes on.

@@ -14,7 +14,7 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 pub use uverbs_connectx::fault::Side;
-use uverbs_connectx::fault::{Delay, InjectedFaults};
+use uverbs_connectx::fault::{Delay, InjectedFaults, MessageFate};
 pub use uverbs_connectx::format::syndrome::{CqeError, Syndrome};
 use uverbs_uapi::ah::UVERBS_METHOD_AH_DESTROY;
 use uverbs_uapi::cq::{UVERBS_METHOD_CQ_CREATE, UVERBS_METHOD_CQ_DESTROY};
@@ -111,6 +111,11 @@ impl fmt::Display for Verb {
 }
 
 impl Verb {
+    /// Whether it makes an object, and so needs memory.
+    fn creates(self) -> bool {
+        !matches!(self, Verb::ModifyQp | Verb::QueryQp | Verb::Destroy)
+    }
+
     /// The verb of an ioctl.
     pub(crate) fn of_call(call: &Call<'_>) -> Option<Verb> {
         match (call.header.object_id, call.header.method_id) {
@@ -196,9 +201,11 @@ impl FailingCalls {
     }
 }
 
-/// How often faults happen by themselves: a share of all cases, from 0 for never to 1 for always.
+/// How often faults happen by themselves: shares from 0 for never to 1 for always, each of what its method names:
+/// messages, events or calls.
 ///
-/// The seed of a stepped fabric decides which. A fabric in real time has none.
+/// The seed of a stepped fabric decides about each message, event and call once. A fabric in real time has no such
+/// faults.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 #[must_use]
 pub struct Rates {
@@ -206,6 +213,7 @@ pub struct Rates {
     delay: f64,
     longest: Duration,
     events: f64,
+    calls: f64,
 }
 
 impl Rates {
@@ -214,15 +222,16 @@ impl Rates {
         Rates::default()
     }
 
-    /// The share of messages that are lost, of queue pairs and of the connection manager. A reliable connection and
-    /// the connection manager send them again.
+    /// The share of messages that are lost, of queue pairs and of the connection manager. A message is a request of a
+    /// queue pair, with its response, whatever its length; frames of raw packets are not among them. A reliable
+    /// connection and the connection manager send it again, and that is another message.
     pub fn loss(mut self, share: f64) -> Rates {
         self.loss = share;
         self
     }
 
-    /// The share of messages that are late, by any time up to `longest`; the queue pair's later messages wait for
-    /// them.
+    /// The share of queue pairs' messages that are late, and not lost, by any time up to `longest`; the queue pair's
+    /// later messages wait for them.
     pub fn delay(mut self, share: f64, longest: Duration) -> Rates {
         (self.delay, self.longest) = (share, longest);
         self
@@ -234,17 +243,28 @@ impl Rates {
         self
     }
 
-    /// Decides about the next message of a device that has no scripted fault.
-    pub(crate) fn decide(&self, decisions: &mut Decisions, faults: &mut InjectedFaults) {
-        if self.loss <= 0.0 && self.delay <= 0.0 {
-            return;
-        }
+    /// The share of calls that fail with `ENOMEM`, of all that create or register an object of a context.
+    pub fn failed_calls(mut self, share: f64) -> Rates {
+        self.calls = share;
+        self
+    }
+
+    /// Decides about a message of a queue pair.
+    pub(crate) fn fate(&self, decisions: &mut Decisions) -> MessageFate {
         if decisions.happens(self.loss) {
-            faults.lose_messages(1);
-        } else if decisions.happens(self.delay) {
-            let longest = u64::try_from(self.longest.as_nanos()).unwrap_or(u64::MAX).max(1);
-            faults.delay_messages(1, Delay::Time(decisions.below(longest)));
+            return MessageFate::Lost;
         }
+        // The share is of all messages, and this is one of those that are left.
+        if decisions.happens(self.delay / (1.0 - self.loss)) {
+            let longest = u64::try_from(self.longest.as_nanos()).unwrap_or(u64::MAX).max(1);
+            return MessageFate::Delayed(decisions.below(longest));
+        }
+        MessageFate::Delivered
+    }
+
+    /// Whether a call fails.
+    pub(crate) fn fails(&self, verb: Verb, decisions: &mut Decisions) -> bool {
+        verb.creates() && decisions.happens(self.calls)
     }
 
     /// Whether the next message of the connection manager is lost.

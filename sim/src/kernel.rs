@@ -617,10 +617,14 @@ impl Kernel {
         if self.file(file)?.is_disassociated { Err(Errno::IO) } else { Ok(()) }
     }
 
-    /// Fails a call that a test makes fail.
+    /// Fails a call that a test or the seed makes fail.
     fn check_fault(&mut self, file: FileId, verb: Option<Verb>) -> Result<()> {
         let device = self.file(file)?.device;
-        self.drivers[device].failing.check(verb)
+        self.drivers[device].failing.check(verb)?;
+        match verb.is_some_and(|verb| self.rates.fails(verb, &mut self.decisions)) {
+            true => Err(Errno::NOMEM),
+            false => Ok(()),
+        }
     }
 
     fn check_context(&self, file: FileId) -> Result<()> {
@@ -800,9 +804,21 @@ impl Kernel {
     fn destroy_by(&mut self, file: FileId, op: u16, number: u32) -> Result<()> {
         let (driver, switch) = self.driver(file)?;
         driver.execute_on(switch, op, number)?;
-        // Earlier reports are of the object that is gone.
-        driver.take_events(switch);
+        self.take_events_of(file)
+    }
+
+    /// Passes on the events of a file's device before the object that some of them are about is forgotten.
+    fn take_events_of(&mut self, file: FileId) -> Result<()> {
+        let device = self.file(file)?.device;
+        let now = self.function(device).device().now();
+        self.take_events(device, now);
         Ok(())
+    }
+
+    /// Passes on the events of a device that are not lost or late; whether there were any.
+    fn take_events(&mut self, device: usize, now: u64) -> bool {
+        let (rates, decisions) = (self.rates, &mut self.decisions);
+        self.drivers[device].take_events(&mut self.switch, now, rates, decisions)
     }
 
     /// The event file behind a descriptor that a command names, with the program's number for the object. Nothing
@@ -866,11 +882,8 @@ impl Kernel {
     /// Passes on what the devices reported, and messages of the connection manager; whether there was anything.
     fn pass_on(&mut self, now: u64) -> bool {
         let mut worked = false;
-        for driver in &mut self.drivers {
-            let (rates, decisions) = (self.rates, &mut self.decisions);
-            worked |= driver.take_events_at(&mut self.switch, now, rates, decisions);
-        }
         for device in 0..self.drivers.len() {
+            worked |= self.take_events(device, now);
             for up in std::mem::take(&mut self.drivers[device].link_changes) {
                 let event = if up { IB_EVENT_PORT_ACTIVE } else { IB_EVENT_PORT_ERR };
                 self.report_to_all(device, event, 1);
@@ -907,9 +920,7 @@ impl Kernel {
             let chosen = self.decisions.below(ready as u64) as usize;
             let function = self.switch.function_of_ready(chosen).unwrap_or_default();
             let faults = self.switch.function(function).device_mut().faults_mut();
-            if !faults.has_message_fault() {
-                self.rates.decide(&mut self.decisions, faults);
-            }
+            faults.decide_next(|| self.rates.fate(&mut self.decisions));
             worked |= self.switch.run_ready(chosen, 1);
         }
         worked |= self.pass_on(now);

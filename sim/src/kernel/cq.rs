@@ -4,6 +4,7 @@ use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_report
 use crate::call::{Call, Result};
 use crate::driver::{Cq, append_pages, input, quantized_offset};
 use rustix::io::Errno;
+use uverbs_connectx::format::event::Subject;
 use uverbs_uapi::cq::*;
 use uverbs_uapi::mlx5::abi::{
     mlx5_ib_create_cq, mlx5_ib_create_cq_flags, mlx5_ib_create_cq_resp, mlx5_ib_resize_cq,
@@ -189,6 +190,7 @@ fn modify(kernel: &mut Kernel, call: &mut Call<'_>) -> Result<()> {
 pub(super) fn destroy(kernel: &mut Kernel, file: FileId, number: u32) -> Result<()> {
     kernel.destroy_by(file, opcode::DESTROY_CQ, number)?;
     let (driver, _) = kernel.driver(file)?;
+    driver.forget_events_of(Subject::Cq(number));
     if let Some(cq) = driver.cqs.remove(&number) {
         end_reports(cq.channel);
         end_reports(cq.events);

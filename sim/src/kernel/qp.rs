@@ -8,6 +8,7 @@ use crate::driver::{Driver, OpenerId, Qp, append_pages, input, quantized_offset}
 use crate::faults::Verb;
 use rustix::io::Errno;
 use std::collections::BTreeMap;
+use uverbs_connectx::format::event::Subject;
 use uverbs_uapi::mlx5::abi::{
     mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_resp,
     mlx5_qp_flags,
@@ -767,11 +768,12 @@ pub(super) fn destroy(
             None => driver.execute_on(switch, opcode::DESTROY_QP, number).map(drop)?,
         }
     }
-    // Earlier reports are of the opener that goes.
-    driver.take_events(switch);
+    kernel.take_events_of(file)?;
+    let (driver, _) = kernel.driver(file)?;
     let events = driver.qps.get_mut(&number).and_then(|qp| qp.openers.remove(&opener));
     end_reports(events.flatten());
     if is_last {
+        driver.forget_events_of(Subject::Qp(number));
         driver.qps.remove(&number);
     }
     Ok(())

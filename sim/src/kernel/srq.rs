@@ -5,6 +5,7 @@ use super::{FileId, Kernel, Method, Object, Place, Write, destroying, end_report
 use crate::call::{Call, Result};
 use crate::driver::{Srq, append_pages, input, quantized_offset};
 use rustix::io::Errno;
+use uverbs_connectx::format::event::Subject;
 use uverbs_uapi::mlx5::abi::{mlx5_ib_create_srq, mlx5_ib_create_srq_resp};
 use uverbs_uapi::mlx5::prm::Bits;
 use uverbs_uapi::mlx5::prm::opcode;
@@ -234,6 +235,7 @@ pub(super) fn destroy(kernel: &mut Kernel, file: FileId, number: u32) -> Result<
     let op = if is_xrc { opcode::DESTROY_XRC_SRQ } else { opcode::DESTROY_RMP };
     kernel.destroy_by(file, op, number)?;
     let (driver, _) = kernel.driver(file)?;
+    driver.forget_events_of(Subject::Srq(number));
     if let Some(srq) = driver.srqs.remove(&number) {
         end_reports(srq.events);
     }
