@@ -1,5 +1,8 @@
 //! Faults of a fabric, as a program meets them.
 
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex};
+use std::task::{Context as TaskContext, Wake, Waker};
 use std::time::Duration;
 use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
 use uverbs::device::devices_on;
@@ -8,8 +11,8 @@ use uverbs::{
     MemoryRegion, PortState, ProtectionDomain, QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 use uverbs_sim::{
-    CqeError, Fabric, FabricBuilder, FabricError, Limits, Mode, POISON, Profile, Rates, Side,
-    Syndrome, Verb, each_seed,
+    Clock, CqeError, Fabric, FabricBuilder, FabricError, Limits, Mode, POISON, Profile, Rates,
+    Side, Syndrome, Verb, each_seed,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -414,6 +417,57 @@ fn a_share_of_the_calls_that_make_an_object_fails() -> Result<()> {
     let failed = failed.count();
     assert!((210..290).contains(&failed), "{failed}");
     assert_eq!(context.leaked(), 0);
+    Ok(())
+}
+
+/// A clock that stands still, and makes a call before its first sleep: between the last step of the task that drives
+/// the fabric and its wait.
+struct CallsBeforeSleep(Mutex<Option<Box<dyn FnOnce() + Send>>>);
+
+impl Clock for CallsBeforeSleep {
+    fn elapsed(&self) -> Duration {
+        Duration::ZERO
+    }
+
+    fn sleep(&self, _: Duration) -> impl Future<Output = ()> {
+        if let Some(call) = self.0.lock().unwrap().take() {
+            std::thread::spawn(call).join().unwrap();
+        }
+        std::future::pending()
+    }
+}
+
+#[test]
+fn a_call_of_another_thread_is_served_before_the_next_timer() -> Result<()> {
+    struct Woken(AtomicBool);
+    impl Wake for Woken {
+        fn wake(self: Arc<Self>) {
+            self.0.store(true, Ordering::SeqCst);
+        }
+    }
+    let fabric = two(Profile::new()).stepped(1).history().build()?;
+    let (mut a, mut b) = End::pair(&fabric)?;
+    b.recv()?;
+    // A timer, so that the task sleeps.
+    let left = fabric.device("left").ok_or("left is there")?;
+    left.delay_events(1, Duration::from_secs(1));
+    left.set_link(false);
+    left.set_link(true);
+    let (tell, told) = std::sync::mpsc::channel();
+    let call = move || {
+        a.send().unwrap();
+        tell.send(a).unwrap();
+    };
+    let woken = Arc::new(Woken(AtomicBool::new(true)));
+    let waker = Waker::from(woken.clone());
+    let mut driven = Box::pin(fabric.drive(CallsBeforeSleep(Mutex::new(Some(Box::new(call))))));
+    while woken.0.swap(false, Ordering::SeqCst) {
+        assert!(driven.as_mut().poll(&mut TaskContext::from_waker(&waker)).is_pending());
+    }
+    drop(driven);
+    let history = fabric.history();
+    assert!(history.contains("send 0 is done"), "{history}");
+    drop((told.recv()?, b));
     Ok(())
 }
 

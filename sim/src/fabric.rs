@@ -263,8 +263,11 @@ impl Fabric {
         let _follows = world.follow(Arc::new(now.clone()));
         loop {
             world.set_time(now());
+            // Another thread may call after the last step and before this task waits.
+            let mut called = world.calls();
             while world.step() {
                 yield_once().await;
+                called = world.calls();
             }
             let mut sleep = world.deadline().map(|due| {
                 let left = Duration::from_nanos(due.saturating_sub(now()));
@@ -283,7 +286,7 @@ impl Fabric {
                 }
                 first = false;
                 world.wake_when_called(cx.waker());
-                Poll::Pending
+                if world.calls() == called { Poll::Pending } else { Poll::Ready(()) }
             })
             .await;
         }

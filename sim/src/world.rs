@@ -86,6 +86,8 @@ pub(crate) struct World {
     shared: AtomicBool,
     /// Tasks that step the fabric, and are woken when the program gave it something to do.
     drivers: Mutex<Vec<Waker>>,
+    /// How often the program gave a stepped world something to do.
+    calls: AtomicU64,
     /// The clock of the event loop that steps the fabric, in nanoseconds.
     clock: Mutex<Option<DrivingClock>>,
     /// Whether there is one.
@@ -128,6 +130,7 @@ impl World {
             first_user: AtomicUsize::new(0),
             shared: AtomicBool::new(false),
             drivers: Mutex::default(),
+            calls: AtomicU64::new(0),
             clock: Mutex::default(),
             has_clock: AtomicBool::new(false),
         });
@@ -218,6 +221,7 @@ impl World {
             self.run_trapped(&mut kernel, now);
         } else {
             self.idle.store(false, Ordering::SeqCst);
+            self.calls.fetch_add(1, Ordering::SeqCst);
             drop(kernel);
             self.wake_drivers();
         }
@@ -260,6 +264,12 @@ impl World {
 
     fn lock_drivers(&self) -> MutexGuard<'_, Vec<Waker>> {
         self.drivers.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// How often the program gave the fabric something to do. A task reads it before a step, and again after
+    /// [`wake_when_called`](Self::wake_when_called).
+    pub(crate) fn calls(&self) -> u64 {
+        self.calls.load(Ordering::SeqCst)
     }
 
     /// Has a task woken when the program gives the fabric something to do.
