@@ -1,10 +1,11 @@
 //! Faults of a fabric, as a program meets them.
 
+use std::net::SocketAddr;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex};
 use std::task::{Context as TaskContext, Wake, Waker};
 use std::time::Duration;
-use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener};
+use uverbs::cm::{ConnectParam, Connector, EventChannel, Listener, PortSpace, RouteResolved};
 use uverbs::device::devices_on;
 use uverbs::{
     Access, AtomicCap, CompletionQueue, Context, Errno, EventType, Handshake, LinkLayer,
@@ -720,6 +721,103 @@ fn infiniband_ports_have_lids_and_partitions() -> Result<()> {
     fabric.device("right").ok_or("right is there")?.set_link(false);
     fabric.step();
     assert_eq!(context.query_port(1)?.state, PortState::DOWN);
+    Ok(())
+}
+
+/// Two InfiniBand ports, the second of which has this partition key, and an Ethernet one.
+fn infiniband(pkey: u16) -> Result<Fabric> {
+    let profile = Profile::new().infiniband();
+    let fabric = Fabric::builder()
+        .device(profile.clone().name("left").pkeys([0x8001, 0xffff]))
+        .device(profile.name("right").pkeys([pkey]))
+        .device(Profile::new());
+    Ok(fabric.stepped(1).build()?)
+}
+
+const PATIENCE: Option<Duration> = Some(Duration::from_secs(60));
+
+/// The route from the first device to another one's address.
+fn route(fabric: &Fabric, space: PortSpace, to: SocketAddr) -> uverbs::Result<RouteResolved> {
+    let channel = EventChannel::open_on(&fabric.system())?;
+    let (from, limit) = ("10.0.0.1:0".parse().ok(), Duration::from_secs(2));
+    let resolving = channel.create_id_in(space)?.resolve_addr(from, to, limit)?;
+    resolving.wait(PATIENCE)?.done()?.resolve_route(limit)?.wait(PATIENCE)?.done()
+}
+
+#[test]
+fn addresses_over_infiniband_connect_by_lids() -> Result<()> {
+    let fabric = infiniband(1)?;
+    let [mut a, mut b] = ["left", "right"].map(|name| End::new(&fabric, name).unwrap());
+    let channel = EventChannel::open_on(&fabric.system())?;
+    let listener = channel.create_id()?.bind("10.0.0.2:0".parse()?)?.listen(4)?;
+    let known = route(&fabric, PortSpace::TCP, listener.local_addr()?)?;
+    let paths = known.ib_paths()?;
+    let (local, peer) = known.ib_addrs()?;
+    let gid = |end: &End| end.context.default_gid(1).map(|entry| entry.gid);
+    assert_eq!((local.gid, peer.gid, peer.pkey), (gid(&a)?, gid(&b)?, 0x8001));
+    let [path] = paths[..] else { panic!("{paths:?}") };
+    assert_eq!((path.sgid, path.dgid, path.pkey), (local.gid, peer.gid, 0x8001));
+    assert_eq!((path.slid, path.dlid, path.hop_limit), (1, 2, 0));
+    // The path of one id is another's.
+    let (asking, limit) = (EventChannel::open_on(&fabric.system())?, Duration::from_secs(2));
+    let from = "10.0.0.1:0".parse().ok();
+    let resolving = asking.create_id()?.resolve_addr(from, listener.local_addr()?, limit)?;
+    let resolved = resolving.wait(PATIENCE)?.done()?;
+    let route = resolved.set_ib_path(&path)?.wait(PATIENCE)?.done()?;
+    assert_eq!(route.ib_paths()?, [path]);
+    let connecting = route.connect(&a.qp, &ConnectParam::new())?;
+    let request = listener.next_request(PATIENCE)?.ok_or("no request")?;
+    assert_eq!(request.peer_addr()?.ip().to_string(), "10.0.0.1");
+    let accepting = request.accept(&b.qp, &ConnectParam::new())?;
+    let client = connecting.wait(PATIENCE)?.done()?;
+    let server = accepting.wait(PATIENCE)?.done()?;
+    let attr = a.qp.query()?;
+    assert_eq!((attr.path.dlid, attr.path.global), (2, None));
+    b.recv()?;
+    a.send()?;
+    assert_eq!(a.status(&fabric)?, Some(WcStatus::SUCCESS));
+    assert_eq!(b.status(&fabric)?, Some(WcStatus::SUCCESS));
+    client.disconnect()?;
+    server.wait_disconnected(PATIENCE)?;
+    Ok(())
+}
+
+#[test]
+fn datagrams_over_infiniband_are_sent_to_a_lid() -> Result<()> {
+    let fabric = infiniband(0x8001)?;
+    let right = open(&fabric, "right")?;
+    let channel = EventChannel::open_on(&fabric.system())?;
+    let bound = channel.create_id_in(PortSpace::UDP)?.bind("10.0.0.2:0".parse()?)?;
+    let listener = bound.listen(4)?;
+    let route = route(&fabric, PortSpace::UDP, listener.local_addr()?)?;
+    let ud = |context: &Context| {
+        let cq = context.cq_builder(4).build()?;
+        context.alloc_pd()?.qp_builder(&cq, &cq, QpType::UD).build()
+    };
+    let (client, server) = (ud(&route.context()?)?, ud(&right)?);
+    let connecting = route.connect_datagrams(&client, &ConnectParam::new())?;
+    let request = listener.next_request(PATIENCE)?.ok_or("no request")?;
+    request.accept_datagrams(&server, &ConnectParam::new())?;
+    let peer = connecting.wait(PATIENCE)?.done()?;
+    assert_eq!((peer.qpn(), peer.address().dlid), (server.qpn(), 2));
+    assert_eq!(peer.address().global, None);
+    Ok(())
+}
+
+#[test]
+fn addresses_over_infiniband_reach_neither_another_partition_nor_ethernet() -> Result<()> {
+    let fabric = infiniband(0xffff)?;
+    for (to, errno) in [("10.0.0.2:7", Errno::HOSTUNREACH), ("10.0.0.3:7", Errno::HOSTUNREACH)] {
+        assert_eq!(route(&fabric, PortSpace::TCP, to.parse()?).unwrap_err().errno(), errno, "{to}");
+    }
+    let fabric = infiniband(0x8001)?;
+    fabric.device("right").ok_or("right is there")?.set_link(false);
+    let unreached = route(&fabric, PortSpace::TCP, "10.0.0.2:7".parse()?);
+    assert_eq!(unreached.unwrap_err().errno(), Errno::TIMEDOUT);
+    let interfaces = fabric.system().interfaces();
+    let gid = open(&fabric, "left")?.default_gid(1)?.gid.0;
+    assert_eq!((interfaces[0].hardware.len(), &interfaces[0].hardware[4..]), (20, &gid[..]));
+    assert_eq!(interfaces[2].hardware.len(), 6);
     Ok(())
 }
 

@@ -13,7 +13,7 @@ const FULL_MEMBER: u16 = 0x8000;
 
 /// Whether two ports with these keys may exchange packets: both are of one partition, and not both are limited
 /// members.
-pub(crate) fn share_partition(one: u16, other: u16) -> bool {
+pub fn share_partition(one: u16, other: u16) -> bool {
     let (partition, members) = (one & !FULL_MEMBER, (one | other) & FULL_MEMBER);
     partition != 0 && partition == other & !FULL_MEMBER && members != 0
 }

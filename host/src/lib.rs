@@ -139,6 +139,8 @@ pub struct HostInterface {
     pub index: u32,
     /// The name, for example "eth0".
     pub name: String,
+    /// Its hardware address: a MAC of 6 bytes, or 20 bytes of IP over InfiniBand, which end with the port's GID.
+    pub hardware: Vec<u8>,
     /// Its addresses.
     pub addresses: Vec<IpAddr>,
 }

@@ -7,6 +7,7 @@ mod address;
 pub(crate) mod connection;
 mod id;
 pub(crate) mod message;
+mod path;
 mod ucma;
 
 use crate::call::is_capable;
@@ -17,6 +18,7 @@ use address::Address;
 use connection::{Connection, Output, REJ_CONSUMER_DEFINED, RESPONSE_TIMEOUT, RETRIES, Report};
 use id::{Event, Id, IdState, Param, Role};
 use message::{Body, Gid, Message, Service, Side, Transport};
+use path::Path;
 use rustix::io::Errno;
 use rustix::thread::CapabilitySet;
 use std::collections::{BTreeMap, VecDeque};
@@ -69,11 +71,19 @@ impl Ports<'_> {
         Ok((&driver.interface, guid(device)))
     }
 
-    /// The device that has an address, and the index of its GID, of RoCE v2.
+    /// The device that has an address, and the index of its GID: of RoCE v2, or of the InfiniBand port.
     fn find(&self, gid: &Gid) -> Option<(usize, usize)> {
         let mut plugged = self.0.iter().enumerate().filter(|(_, driver)| driver.is_plugged());
         plugged.find_map(|(device, driver)| {
-            let index = driver.interface.gids.iter().rposition(|entry| entry.gid == *gid)?;
+            let Interface { addresses, gids, .. } = &driver.interface;
+            let index = match driver.infiniband {
+                None => gids.iter().rposition(|entry| entry.gid == *gid)?,
+                Some(_) => {
+                    let is_it =
+                        |address: &std::net::IpAddr| Address::new(*address, 0).gid() == *gid;
+                    addresses.iter().any(is_it).then_some(0)?
+                }
+            };
             Some((device, index))
         })
     }
@@ -87,7 +97,8 @@ impl Ports<'_> {
     fn are_joined(&self, from: &Gid, to: &Gid) -> bool {
         match (self.find(from), self.find(to)) {
             (Some((from, _)), Some((to, _))) => {
-                from == to || self.0[from].has_link() && self.0[to].has_link()
+                let linked = from == to || self.0[from].has_link() && self.0[to].has_link();
+                linked && self.share_network(from, to)
             }
             _ => false,
         }
@@ -246,7 +257,10 @@ impl Manager {
             true => Some((bound.unwrap_or(0), 0)),
             false => ports.find(&to.gid()),
         };
-        let event = match reached {
+        let is_there = |(peer, _): &(usize, usize)| {
+            to.ip.is_multicast() || bound.is_none_or(|own| ports.share_network(own, *peer))
+        };
+        let event = match reached.filter(is_there) {
             None if to.is_any() || to.is_loopback() => return Err(Errno::NODEV),
             None => Event::new(id::ADDR_ERROR, -(Errno::HOSTUNREACH.raw_os_error()), Param::None),
             Some((peer, _)) => {
@@ -283,14 +297,29 @@ impl Manager {
         Ok(())
     }
 
-    fn resolve_route(&mut self, number: u32) -> Result<(), Errno> {
+    /// Finds the path to the resolved address. On InfiniBand the subnet administrator is asked, over the link.
+    fn resolve_route(&mut self, number: u32, ports: Ports<'_>) -> Result<(), Errno> {
         let id = self.ids.get_mut(&number).ok_or(Errno::NOENT)?;
         if id.state != IdState::AddrResolved {
             return Err(Errno::INVAL);
         }
-        id.state = IdState::RouteResolved;
-        self.report(number, Event::new(id::ROUTE_RESOLVED, 0, Param::None));
+        let (from, to) = Self::gids_of(id).ok_or(Errno::INVAL)?;
+        if ports.infiniband_of(&from).is_some() && !ports.are_joined(&from, &to) {
+            let status = -(Errno::TIMEDOUT.raw_os_error());
+            self.report(number, Event::new(id::ROUTE_ERROR, status, Param::None));
+            return Ok(());
+        }
+        let path = ports.path(&from, &to, id.tos);
+        self.set_path(number, path);
         Ok(())
+    }
+
+    /// Takes a path for the route.
+    fn set_path(&mut self, number: u32, path: Option<Path>) {
+        if let Some(id) = self.ids.get_mut(&number) {
+            (id.path, id.state) = (path, IdState::RouteResolved);
+        }
+        self.report(number, Event::new(id::ROUTE_RESOLVED, 0, Param::None));
     }
 
     fn listen(&mut self, number: u32, backlog: u32) -> Result<(), Errno> {
@@ -617,6 +646,10 @@ impl Manager {
         child.local = Some(Address::of_gid(&message.to, service.port));
         child.peer = Some(Address::of_gid(&message.from, service.source_port));
         child.device = ports.find(&message.to).map(|(device, _)| device);
+        // As `cma_ib_new_conn_id`; a request for a datagram service has none.
+        if matches!(role, Role::Connected(_)) {
+            child.path = ports.path(&message.to, &message.from, 0);
+        }
         child.state = IdState::Connecting;
         (child.parent, child.unseen) = (Some(listener), true);
         child.role = role;
@@ -690,7 +723,7 @@ impl Manager {
         match self.make_child(listener, message, service, ports, role) {
             Some(child) => {
                 let param = Param::Ud {
-                    gid: None,
+                    vector: None,
                     qpn: 0,
                     qkey: 0,
                     data: data.to_vec(),
@@ -723,7 +756,7 @@ impl Manager {
         id.state = IdState::Connected;
         let source = ports.find(&message.to).map(|(_, index)| index);
         let param = Param::Ud {
-            gid: source.map(|index| (message.from, index)),
+            vector: source.map(|index| ports.vector_to(&message.from, index, 0)),
             qpn: *qpn,
             qkey: *qkey,
             data: private_data.clone(),
@@ -751,16 +784,24 @@ impl Manager {
         if group.ip.is_ipv6() {
             return Err(Errno::from_raw_os_error(ENOTSUPP));
         }
+        let member = |this: &mut Self| {
+            let member = this.create(file, uid, space, id::UD);
+            this.ids.entry(member).and_modify(|id| id.role = Role::Member { of: number });
+            member
+        };
         let (interface, _) = ports.get(device)?;
+        // The subnet administrator of the fabric keeps no groups.
+        if ports.0[device].infiniband.is_some() {
+            let (member, status) = (member(self), -(Errno::TIMEDOUT.raw_os_error()));
+            self.report(member, Event::new(id::MULTICAST_ERROR, status, Param::None));
+            return Ok(member);
+        }
         let same = |gid: &Gid| Address::of_gid(gid, 0).ip.is_ipv4() == group.ip.is_ipv4();
         let index = interface.gids.iter().rposition(|entry| same(&entry.gid));
         let index = index.ok_or(Errno::NODEV)?;
-        let member = self.create(file, uid, space, id::UD);
-        if let Some(member) = self.ids.get_mut(&member) {
-            member.role = Role::Member { of: number };
-        }
+        let member = member(self);
         let param = Param::Ud {
-            gid: Some((group.gid(), index)),
+            vector: Some(ports.vector_to(&group.gid(), index, 0)),
             qpn: 0xff_ffff,
             qkey: if space == SPACE_UDP { UDP_QKEY } else { 0 },
             data: Vec::new(),

@@ -7,7 +7,7 @@ use crate::events::EventFile;
 use crate::faults::{FailingCalls, Rates};
 use crate::kernel::{ClockPages, Flows, Kind, Lease, Leaving, Limits, Membership, RawQp, Xrcd};
 use crate::memory::Pages;
-use crate::network::{GidEntry, Interface};
+use crate::network::Interface;
 use crate::seed::Decisions;
 use rustix::io::Errno;
 use std::collections::{BTreeMap, VecDeque};
@@ -136,7 +136,7 @@ pub(crate) struct Driver {
     eqn: u32,
     /// The low byte of the next mkey.
     variant: u8,
-    /// The addresses of the port: an InfiniBand one has no IP address.
+    /// The network interface of the port; over InfiniBand that of IPoIB.
     pub(crate) interface: Interface,
     /// The LID and the partition keys of an InfiniBand port.
     pub(crate) infiniband: Option<(u16, Vec<u16>)>,
@@ -249,8 +249,7 @@ impl Driver {
         };
         if is_infiniband {
             let (lid, gid) = switch.function(function).device().infiniband_address();
-            driver.interface.addresses.clear();
-            driver.interface.gids = vec![GidEntry::infiniband(gid)];
+            driver.interface.be_over_infiniband(gid);
             driver.infiniband = Some((lid, pkeys));
         }
         driver.boot(switch)?;

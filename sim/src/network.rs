@@ -37,6 +37,8 @@ pub(crate) struct Interface {
     pub(crate) index: u32,
     pub(crate) name: String,
     pub(crate) mac: [u8; 6],
+    /// The hardware address: the MAC, or 20 bytes of IP over InfiniBand, which end with the port's GID.
+    pub(crate) hardware: Vec<u8>,
     pub(crate) addresses: Vec<IpAddr>,
     pub(crate) gids: Vec<GidEntry>,
 }
@@ -66,6 +68,29 @@ impl Interface {
             .iter()
             .flat_map(|address| [ROCE_V1, ROCE_V2].map(|kind| entry(address, kind)))
             .collect();
-        Interface { index: number as u32 + 2, name: format!("sim{number}"), mac, addresses, gids }
+        Interface {
+            index: number as u32 + 2,
+            name: format!("sim{number}"),
+            mac,
+            hardware: mac.into(),
+            addresses,
+            gids,
+        }
+    }
+
+    /// Makes it that of IP over InfiniBand (IPoIB) of the port with this GID. Addresses and GIDs have nothing to do with
+    /// each other there.
+    pub(crate) fn be_over_infiniband(&mut self, gid: [u8; 16]) {
+        /// Flags and the queue pair of IPoIB. None is there: packets of IP are not modelled.
+        const QUEUE_PAIR: [u8; 4] = [0; 4];
+        self.hardware = [&QUEUE_PAIR[..], &gid].concat();
+        // As `addrconf_ifid_infiniband`.
+        let mut link_local = gid;
+        link_local[..8].copy_from_slice(&[0xfe, 0x80, 0, 0, 0, 0, 0, 0]);
+        link_local[8] |= 2;
+        if let Some(first) = self.addresses.first_mut() {
+            *first = IpAddr::from(link_local);
+        }
+        self.gids = vec![GidEntry::infiniband(gid)];
     }
 }

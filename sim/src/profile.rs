@@ -7,6 +7,8 @@ use uverbs_connectx::options::{Options, PortType};
 /// A device of a fabric: its name, its addresses, and what it can do.
 ///
 /// [`Profile::new`] is an emulated ConnectX-5 with all that it has. The other methods take away.
+///
+/// A device has one port, as each PCI function has since ConnectX-4: a card with two ports is two devices.
 #[derive(Clone, Debug, Default)]
 #[must_use]
 pub struct Profile {
@@ -34,8 +36,9 @@ impl Profile {
         self
     }
 
-    /// An InfiniBand port in place of an Ethernet one, with a LID and no IP address: queue pairs are connected by their
-    /// endpoints. [`pkeys`](Self::pkeys) sets its partition keys.
+    /// An InfiniBand port in place of an Ethernet one, with a LID. Its addresses are of IP over InfiniBand (IPoIB), in the
+    /// partition of the first key: `rdma_cm` resolves them to path records with LIDs. [`pkeys`](Self::pkeys) sets the
+    /// partition keys. A multicast group cannot be joined by address, as the subnet administrator keeps none.
     pub fn infiniband(mut self) -> Profile {
         self.options.port_type = PortType::InfiniBand;
         self

@@ -542,11 +542,11 @@ impl HostSystem for World {
             let mut interface = HostInterface::default();
             interface.index = driver.interface.index;
             interface.name = driver.interface.name.clone();
+            interface.hardware = driver.interface.hardware.clone();
             interface.addresses = driver.interface.addresses.clone();
             interface
         };
-        let with_one = kernel.drivers.iter().filter(|driver| driver.infiniband.is_none());
-        with_one.map(of).collect()
+        kernel.drivers.iter().map(of).collect()
     }
 
     fn source_for(&self, peer: IpAddr, interface: u32) -> Result<IpAddr> {

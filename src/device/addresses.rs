@@ -94,7 +94,8 @@ impl Addresses {
         for interface in system.interfaces() {
             let index = interface.index;
             addresses.extend(interface.addresses.iter().map(|address| (index, *address)));
-            links.push(Interface { index, name: interface.name, ..Interface::default() });
+            let (name, hardware) = (interface.name, interface.hardware);
+            links.push(Interface { index, name, hardware, ..Interface::default() });
         }
         Addresses { known: Some((links, addresses)) }
     }

@@ -16,10 +16,6 @@ use uverbs::{Context, Device, Endpoint, Handshake, Mtu, QpControl};
 /// The names of the devices of a fabric in this process.
 const FABRIC: [&str; 2] = ["mlx5_0", "mlx5_1"];
 
-/// Tests that the fabric's connection manager does not pass yet, and that run there with `--ignored` only: it answers
-/// no paths.
-pub(crate) const CM_BEYOND_THE_FABRIC: [&str; 1] = ["cm::paths::path_of_one_id_connects_another"];
-
 /// Whether the device under test is in this process, with its kernel and its network, because no other was
 /// named: so the suite never runs by accident on a machine that works with its devices.
 pub(crate) fn on_fabric() -> bool {

@@ -176,13 +176,6 @@ fn main() -> ExitCode {
     if let Err(why) = env::junit() {
         return not_run(&why);
     }
-    if env::on_fabric() {
-        let beyond = |trial: Trial| {
-            let ignored = env::CM_BEYOND_THE_FABRIC.contains(&trial.name());
-            trial.with_ignored_flag(ignored)
-        };
-        trials = trials.into_iter().map(beyond).collect();
-    }
     match env::chosen(&trials.iter().map(Trial::name).collect::<Vec<_>>()) {
         Ok(None) => {}
         Ok(Some(names)) => trials.retain(|trial| names.iter().any(|name| name == trial.name())),

@@ -42,14 +42,14 @@ impl Address {
         }
     }
 
-    /// Writes a `struct sockaddr_ib` of the GID and of the service id that the port space and the port make; returns
-    /// its length.
-    pub(crate) fn encode_ib(&self, space: u16, to: &mut [u8; 128]) -> u16 {
+    /// Writes a `struct sockaddr_ib` of the port's GID, the partition, and the service id that the port space and the port
+    /// make; returns its length.
+    pub(crate) fn encode_ib(&self, gid: Gid, pkey: u16, space: u16, to: &mut [u8; 128]) -> u16 {
         to.fill(0);
-        let ip = if self.is_any() { Ipv6Addr::UNSPECIFIED.octets() } else { self.gid() };
+        let ip = if self.is_any() { Ipv6Addr::UNSPECIFIED.octets() } else { gid };
         let raw = sockaddr_ib {
             sib_family: AF_IB,
-            sib_pkey: u16::MAX.into(),
+            sib_pkey: pkey.into(),
             sib_addr: ip,
             sib_sid: (u64::from(space) << 16 | u64::from(self.port)).into(),
             sib_sid_mask: u64::MAX.into(),

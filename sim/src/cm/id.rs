@@ -3,12 +3,15 @@
 use super::CmFileId;
 use super::address::Address;
 use super::connection::Connection;
-use super::message::{Ece, Gid, Message, Side, Transport};
+use super::message::{Ece, Message, Side, Transport};
+use super::path::Path;
+use uverbs_uapi::ah::ib_uverbs_ah_attr;
 
 // `enum rdma_cm_event_type`.
 pub(super) const ADDR_RESOLVED: u32 = 0;
 pub(super) const ADDR_ERROR: u32 = 1;
 pub(super) const ROUTE_RESOLVED: u32 = 2;
+pub(super) const ROUTE_ERROR: u32 = 3;
 pub(super) const CONNECT_REQUEST: u32 = 4;
 pub(super) const CONNECT_RESPONSE: u32 = 5;
 pub(super) const UNREACHABLE: u32 = 7;
@@ -17,6 +20,7 @@ pub(super) const ESTABLISHED: u32 = 9;
 pub(super) const DISCONNECTED: u32 = 10;
 pub(super) const DEVICE_REMOVAL: u32 = 11;
 pub(super) const MULTICAST_JOIN: u32 = 12;
+pub(super) const MULTICAST_ERROR: u32 = 13;
 pub(super) const TIMEWAIT_EXIT: u32 = 15;
 
 // `enum ib_qp_type`.
@@ -70,9 +74,9 @@ pub(super) enum Param {
     None,
     /// Of a connection, with the room for private data in the message that brought it.
     Conn(Side, usize),
-    /// Of datagrams: where to send them, and from which index of the GID table.
+    /// Of datagrams: where to send them.
     Ud {
-        gid: Option<(Gid, usize)>,
+        vector: Option<ib_uverbs_ah_attr>,
         qpn: u32,
         qkey: u32,
         data: Vec<u8>,
@@ -111,6 +115,8 @@ pub(super) struct Id {
     pub(super) local: Option<Address>,
     pub(super) peer: Option<Address>,
     pub(super) device: Option<usize>,
+    /// The path of the route.
+    pub(super) path: Option<Path>,
     pub(super) role: Role,
     /// The listener whose request it is.
     pub(super) parent: Option<u32>,
@@ -139,6 +145,7 @@ impl Id {
             local: None,
             peer: None,
             device: None,
+            path: None,
             role: Role::None,
             parent: None,
             unseen: false,

@@ -6,7 +6,7 @@
 use std::fmt;
 use std::net::Ipv6Addr;
 
-/// The end of a path: a port's GID.
+/// An end of a connection: an IP address, as a GID of RoCE has it. On InfiniBand it is not the port's GID.
 pub(crate) type Gid = [u8; 16];
 
 /// Private data of a message.

@@ -5,6 +5,7 @@
 use super::address::Address;
 use super::id::{self, Event, Id, IdState, Param, Role};
 use super::message::{Ece, Side};
+use super::path::Path;
 use super::{CmFileId, Manager, Ports, UDP_QKEY};
 use crate::events::{Inode, inode, is_hung_up};
 use crate::memory::User;
@@ -13,7 +14,6 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use std::collections::VecDeque;
 use std::os::unix::net::UnixStream;
-use uverbs_uapi::ah::{ib_uverbs_ah_attr, ib_uverbs_global_route};
 use uverbs_uapi::qp::{ib_qp_attr_mask as Mask, ib_uverbs_qp_attr};
 use uverbs_uapi::rdma_user_cm::*;
 use zerocopy::{FromBytes, Immutable, IntoBytes};
@@ -85,7 +85,7 @@ impl Request<'_> {
     }
 
     /// Writes an answer, as much of it as there is room for.
-    fn answer<T: IntoBytes + Immutable>(&self, address: u64, value: &T) {
+    fn answer<T: IntoBytes + Immutable + ?Sized>(&self, address: u64, value: &T) {
         let bytes = value.as_bytes();
         self.user.write(address, &bytes[..bytes.len().min(self.room)]);
     }
@@ -197,7 +197,7 @@ impl Manager {
             RDMA_USER_CM_CMD_RESOLVE_ROUTE => {
                 let asked: rdma_ucm_resolve_route = request.read()?;
                 self.id(file, asked.id)?;
-                self.resolve_route(asked.id)
+                self.resolve_route(asked.id, ports)
             }
             RDMA_USER_CM_CMD_CONNECT => {
                 let asked: rdma_ucm_connect = request.read()?;
@@ -303,7 +303,7 @@ impl Manager {
     fn bind_id(&mut self, file: CmFileId, request: &Request<'_>, ports: Ports<'_>) -> Result<()> {
         let asked: rdma_ucm_bind = request.read()?;
         self.id(file, asked.id)?;
-        // The ports are of Ethernet.
+        // An id is reached by IP address, on InfiniBand, too.
         if Address::is_infiniband(&asked.addr) {
             return Err(Errno::NODEV);
         }
@@ -350,10 +350,30 @@ impl Manager {
                 }
                 id.ack_timeout = Some(*timeout);
             }
+            (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH, value) => {
+                return self.set_ib_path(asked.id, value);
+            }
             (RDMA_OPTION_ID | RDMA_OPTION_IB, ..) => return Err(Errno::INVAL),
             _ => return Err(Errno::NOSYS),
         }
         Ok(())
+    }
+
+    /// As `ucma_set_ib_path`: takes the first path that is good for all.
+    fn set_ib_path(&mut self, number: u32, value: &[u8]) -> Result<()> {
+        const FLAGS: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
+        let mut paths = value.chunks_exact(size_of::<ib_path_rec_data>());
+        let path = paths.find(|path| path[..4] == FLAGS.to_ne_bytes());
+        let record =
+            path.filter(|_| paths.remainder().is_empty()).and_then(|path| path.last_chunk());
+        let id = self.ids.get(&number).ok_or(Errno::NOENT)?;
+        match record {
+            Some(record) if id.state == IdState::AddrResolved => {
+                self.set_path(number, Some(Path(*record)));
+                Ok(())
+            }
+            _ => Err(Errno::INVAL),
+        }
     }
 
     fn migrate(&mut self, file: CmFileId, request: &Request<'_>) -> Result<()> {
@@ -442,14 +462,20 @@ impl Manager {
         const INIT: u32 = 1;
         const RTR: u32 = 2;
         const RTS: u32 = 3;
-        /// The acknowledgement timeout, as the route's packet life time makes it.
-        const ACK_TIMEOUT: u8 = 17;
         let asked: rdma_ucm_init_qp_attr = request.read()?;
         let id = self.id(file, asked.id)?;
         if id.device.is_none() {
             return Err(Errno::INVAL);
         }
+        let path = match (id.path, Manager::gids_of(id)) {
+            (Some(path), _) => Some(path),
+            (None, Some((from, to))) => ports.path(&from, &to, id.tos),
+            _ => None,
+        };
         let mut attr = ib_uverbs_qp_attr { qp_state: asked.qp_state, ..Default::default() };
+        if let (Some(device), Some(path)) = (id.device, path) {
+            attr.pkey_index = ports.pkey_index(device, path.pkey()).ok_or(Errno::INVAL)?;
+        }
         let mut mask = Mask::IB_QP_STATE;
         match (asked.qp_state, id.connection()) {
             (INIT, _) if id.is_datagram() => {
@@ -477,8 +503,12 @@ impl Manager {
                     | Mask::IB_QP_DEST_QPN
                     | Mask::IB_QP_RQ_PSN;
                 let (_, index) = ports.find(&connection.from).ok_or(Errno::NODEV)?;
-                attr.ah_attr = path_to(&connection.to, index, id.tos);
-                attr.path_mtu = 3;
+                let path = path.ok_or(Errno::NODEV)?;
+                attr.ah_attr = ports.vector_to(&connection.to, index, id.tos);
+                if attr.ah_attr.is_global == 0 {
+                    (attr.ah_attr.dlid, attr.ah_attr.sl) = (path.dlid(), path.service_level());
+                }
+                attr.path_mtu = path.mtu().into();
                 attr.dest_qp_num = connection.peer.qpn;
                 attr.rq_psn = connection.own.starting_psn;
                 if matches!(id.kind, id::RC | id::XRC_TGT) {
@@ -492,7 +522,9 @@ impl Manager {
                 // As `cm_init_qp_rts_attr`.
                 if matches!(id.kind, id::RC | id::XRC_INI | id::XRC_TGT) {
                     mask |= Mask::IB_QP_TIMEOUT;
-                    attr.timeout = id.ack_timeout.unwrap_or(ACK_TIMEOUT);
+                    // There and back.
+                    let timeout = path.map_or(0, |path| path.packet_life_time() + 1);
+                    attr.timeout = id.ack_timeout.unwrap_or(timeout);
                 }
                 if matches!(id.kind, id::RC | id::XRC_INI) {
                     mask |= Mask::IB_QP_RETRY_CNT
@@ -514,24 +546,40 @@ impl Manager {
         let asked: rdma_ucm_query = request.read()?;
         let id = self.id(file, asked.id)?;
         if asked.option == RDMA_USER_CM_QUERY_PATH {
-            request.answer(asked.response, &rdma_ucm_query_path_resp::default());
+            let header = rdma_ucm_query_path_resp {
+                num_paths: id.path.iter().count() as u32,
+                ..Default::default()
+            };
+            let mut response = header.as_bytes().to_vec();
+            let flags: u32 = IB_PATH_GMP | IB_PATH_PRIMARY | IB_PATH_BIDIRECTIONAL;
+            // As `ucma_query_path`, which leaves the last place empty.
+            let room = request.room.saturating_sub(response.len());
+            if let Some(Path(record)) = id.path.filter(|_| room > size_of::<ib_path_rec_data>()) {
+                response.extend(flags.to_ne_bytes());
+                response.extend([0; 4]);
+                response.extend(record);
+            }
+            request.answer(asked.response, &response[..]);
             return Ok(());
         }
         if !matches!(asked.option, RDMA_USER_CM_QUERY_ADDR | RDMA_USER_CM_QUERY_GID) {
             return Err(Errno::INVAL);
         }
         let mut response = rdma_ucm_query_addr_resp { ibdev_index: u32::MAX, ..Default::default() };
-        let mut scope = 0;
+        let (mut scope, mut pkey) = (0, u16::MAX);
         if let Some(device) = id.device {
             let (interface, guid) = ports.get(device)?;
             scope = interface.index;
             response.node_guid = guid.to_be();
             response.port_num = 1;
-            response.pkey = u16::MAX.to_be();
+            pkey = ports.0[device].pkey();
+            response.pkey = pkey.to_be();
             response.ibdev_index = device as u32;
         }
         let encode = |address: Address, to: &mut [u8; 128]| match asked.option {
-            RDMA_USER_CM_QUERY_GID => address.encode_ib(id.space, to),
+            RDMA_USER_CM_QUERY_GID => {
+                address.encode_ib(ports.port_gid(&address.gid()), pkey, id.space, to)
+            }
             _ => address.encode(scope, to),
         };
         // As `ucma_query_gid`: an end without an address has the GID of zeros.
@@ -583,15 +631,15 @@ fn fill(response: &mut rdma_ucm_event_resp, param: &Param) {
             copy_to(&mut conn.private_data, &side.private_data, *room);
             response.param[..size_of_val(&conn)].copy_from_slice(conn.as_bytes());
         }
-        Param::Ud { gid, qpn, qkey, data, room } => {
+        Param::Ud { vector, qpn, qkey, data, room } => {
             let mut ud = rdma_ucm_ud_param {
                 qp_num: *qpn,
                 qkey: *qkey,
                 private_data_len: *room as u8,
                 ..Default::default()
             };
-            if let Some((gid, index)) = gid {
-                ud.ah_attr = path_to(gid, *index, 0);
+            if let Some(vector) = vector {
+                ud.ah_attr = *vector;
             }
             copy_to(&mut ud.private_data, data, *room);
             response.param[..size_of_val(&ud)].copy_from_slice(ud.as_bytes());
@@ -606,18 +654,6 @@ fn fill(response: &mut rdma_ucm_event_resp, param: &Param) {
 fn copy_to(to: &mut [u8; 256], from: &[u8], room: usize) {
     let length = from.len().min(room);
     to[..length].copy_from_slice(&from[..length]);
-}
-
-/// The path to a GID, from the GID with an index.
-fn path_to(gid: &[u8; 16], index: usize, tos: u8) -> ib_uverbs_ah_attr {
-    let grh = ib_uverbs_global_route {
-        dgid: *gid,
-        sgid_index: index as u8,
-        hop_limit: 64,
-        traffic_class: tos,
-        ..Default::default()
-    };
-    ib_uverbs_ah_attr { grh, is_global: 1, port_num: 1, ..Default::default() }
 }
 
 /// Reads and atomics of the peer that this side answers at once.

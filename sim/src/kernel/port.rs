@@ -98,7 +98,8 @@ fn entry(driver: &Driver, index: usize) -> Option<ib_uverbs_gid_entry> {
         port_num: 1,
         // The kernel counts from IB, which is 0.
         gid_type: found.kind,
-        netdev_ifindex: driver.interface.index,
+        // As `rdma_read_gid_attr_ndev_rcu`, to which an InfiniBand port has none.
+        netdev_ifindex: if driver.infiniband.is_some() { 0 } else { driver.interface.index },
         ..Default::default()
     };
     entry.gid.as_mut_bytes().copy_from_slice(&found.gid);
