@@ -4,6 +4,7 @@
 //! ```text
 //! file_transfer receive FILE ADDRESS:PORT      on the one
 //! file_transfer send FILE HOST:PORT            on the other
+//! file_transfer copy FROM TO                   both sides in one process
 //! ```
 
 use std::collections::VecDeque;
@@ -151,7 +152,14 @@ async fn run(arguments: &[&str]) -> Result<()> {
             let listener = TcpListener::bind(address).await;
             receive(path, listener.map_err(|error| format!("{address}: {error}"))?).await
         }
-        _ => Err("usage: file_transfer send FILE HOST:PORT | receive FILE ADDRESS:PORT".into()),
+        ["copy", from, to] => {
+            let listener = TcpListener::bind("127.0.0.1:0").await?;
+            let address = listener.local_addr()?.to_string();
+            tokio::try_join!(receive(to, listener), send(from, &address)).map(drop)
+        }
+        _ => Err("usage: file_transfer send FILE HOST:PORT | receive FILE ADDRESS:PORT | \
+                  copy FROM TO"
+            .into()),
     }
 }
 

@@ -1,6 +1,7 @@
 //! Latency of futures: one message there and one back, again and again, waiting for events. What
 //! `cargo ci bench rxe-futures` compares with `ibv_rc_pingpong -e`, so it understands the same
-//! letters: `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`
+//! letters: `pingpong [-d DEVICE] [-p PORT] [-g GID] [-s BYTES] [-n ITERATIONS] [-e] [HOST]`; with `--both` in
+//! place of HOST one process plays both sides.
 
 use std::future::poll_fn;
 use std::process::ExitCode;
@@ -15,9 +16,11 @@ use uverbs::{Context, Device, Handshake, QpType};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
+#[derive(Clone)]
 struct Arguments {
     device: Option<String>,
     host: Option<String>,
+    both: bool,
     port: u16,
     gid: Option<u32>,
     size: usize,
@@ -28,6 +31,7 @@ fn arguments() -> Result<Arguments> {
     let mut all = Arguments {
         device: None,
         host: None,
+        both: false,
         port: 18515,
         gid: None,
         size: 4096,
@@ -46,6 +50,7 @@ fn arguments() -> Result<Arguments> {
             // The port's MTU is what both ends agree on, and there is nothing but events.
             "-m" => drop(value()?),
             "-e" => {}
+            "--both" => all.both = true,
             _ if word.starts_with('-') => return Err(format!("{word} is unknown").into()),
             _ => all.host = Some(word),
         }
@@ -79,8 +84,19 @@ async fn hear(mut stream: OwnedReadHalf, qp: AsyncQueuePair) -> Result<()> {
     }
 }
 
-async fn run(arguments: Arguments) -> Result<()> {
-    let Arguments { device, host, port, gid, size, iterations } = arguments;
+/// Plays both sides, as tasks.
+async fn run_both(arguments: Arguments) -> Result<()> {
+    let listener = TcpListener::bind(("127.0.0.1", 0)).await?;
+    let (host, port) = (Some("127.0.0.1".into()), listener.local_addr()?.port());
+    let client = Arguments { host, port, ..arguments.clone() };
+    let server = tokio::spawn(run(arguments, Some(listener)));
+    tokio::spawn(run(client, None)).await??;
+    server.await?
+}
+
+/// Plays one side. The server listens by itself without a `listener`.
+async fn run(arguments: Arguments, listener: Option<TcpListener>) -> Result<()> {
+    let Arguments { device, host, port, gid, size, iterations, .. } = arguments;
     let context = match device {
         Some(name) => Context::open(&Device::by_name(&name)?)?,
         None => Context::open_first()?,
@@ -96,12 +112,13 @@ async fn run(arguments: Arguments) -> Result<()> {
         None => context.default_gid(1)?.index,
     };
     let client = host.is_some();
-    let mut stream = match host {
-        Some(host) => {
+    let mut stream = match (host, listener) {
+        (Some(host), _) => {
             let stream = TcpStream::connect((&host[..], port)).await;
             stream.map_err(|error| format!("{host}: {error}"))?
         }
-        None => TcpListener::bind(("0.0.0.0", port)).await?.accept().await?.0,
+        (None, Some(listener)) => listener.accept().await?.0,
+        (None, None) => TcpListener::bind(("0.0.0.0", port)).await?.accept().await?.0,
     };
     handshake(&qp, &stream, 1, gid, &Handshake::new()).await?;
     let mut inbox = qp.inbox(&pool, 4);
@@ -159,7 +176,12 @@ fn main() -> ExitCode {
     let ended = arguments().and_then(|arguments| {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build()?;
         // A task: what wakes the future that is blocked on makes a detour by way of the kernel.
-        runtime.block_on(async { tokio::spawn(run(arguments)).await? })
+        runtime.block_on(async {
+            match arguments.both {
+                true => run_both(arguments).await,
+                false => tokio::spawn(run(arguments, None)).await?,
+            }
+        })
     });
     match ended {
         Ok(()) => ExitCode::SUCCESS,

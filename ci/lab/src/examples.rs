@@ -107,6 +107,8 @@ fn cases(device: DeviceName) -> Vec<Case> {
         .then(copied)
         .then(bar)
         .then(&bar.replace("server", "client")),
+        alone("file_transfer::copy", "file_transfer copy /tmp/original copy", DONE, "100 % of")
+            .then(copied),
         alone(
             "file_transfer::nobody",
             "file_transfer send file 127.0.0.1:4001",
@@ -142,6 +144,7 @@ fn cases(device: DeviceName) -> Vec<Case> {
             &format!("pingpong -n 200 -d {one} 127.0.0.1"),
         )
         .then("grep -q \"µs per iteration\" client"),
+        alone("pingpong::both", "pingpong --both -n 200", DONE, "µs per iteration"),
     ];
     cases.extend(nvme::cases());
     cases
