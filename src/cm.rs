@@ -82,6 +82,8 @@
 //! | `rdma_create_ep`, `rdma_getaddrinfo` | [`Connector`], [`Listener`] |
 
 mod address;
+mod address_error;
+mod bound;
 mod channel;
 mod connect;
 mod connector;
@@ -96,14 +98,19 @@ mod listen;
 pub(crate) mod model;
 mod multicast;
 mod param;
+mod port_space;
 mod qp;
+mod resolve_addr;
+mod resolve_route;
 #[cfg(all(test, not(loom)))]
 pub(crate) mod scripted;
 mod step;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod unbound;
 
 pub use crate::qp::Ece;
+pub use bound::BoundId;
 pub use channel::EventChannel;
 pub use connect::{Accepting, Connecting, Connection, ConnectionEvent};
 pub use connector::{Connector, Listener, QpWith};
@@ -111,10 +118,7 @@ pub(crate) use connector::{Target, listen_by_gid, listen_on, no_address};
 pub use datagram::{ConnectingDatagrams, DatagramPeer};
 pub(crate) use event::Event;
 pub use event::{ConnectError, RejectReason, Rejection};
-pub use id::{
-    AddrResolved, BoundId, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
-};
-pub(crate) use id::{EventWait, Polled};
+pub(crate) use id::events::{EventWait, Polled};
 pub use infiniband::{
     IbAddress, IbPath, IbService, IbServiceRecord, IbServiceResolved, ResolvingIbService,
 };
@@ -125,4 +129,9 @@ pub use param::{
     DATAGRAM_REQUEST_PRIVATE_DATA, IB_DATAGRAM_REQUEST_PRIVATE_DATA, IB_REQUEST_PRIVATE_DATA,
     REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA,
 };
+pub use port_space::PortSpace;
+pub use resolve_addr::{AddrResolved, ResolvingAddr};
+pub use resolve_route::{ResolvingRoute, RouteResolved};
+pub use step::Progress;
 pub(crate) use step::Step;
+pub use unbound::Id;

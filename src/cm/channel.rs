@@ -11,10 +11,13 @@
 
 use super::event::Event;
 use super::fd::RdmaCmFd;
-use super::id::{Id, IdInner, PortSpace, Waiting};
+use super::id::IdInner;
+use super::id::events::Waiting;
 use super::infiniband::NO_ADMINISTRATOR;
 use super::kernel::{Command, Kernel};
 use super::param::Depths;
+use super::port_space::PortSpace;
+use super::unbound::Id;
 use crate::context::Context;
 use crate::device::{Device, Guid, devices, devices_on, open_rdma_cm};
 use crate::error::{Error, Result};

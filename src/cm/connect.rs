@@ -3,10 +3,10 @@
 
 use super::channel::Channel;
 use super::event::{ConnectError, Event};
-use super::id::{IdInner, Progress, given_up, local_addr, peer_addr};
+use super::id::{IdInner, given_up, local_addr, peer_addr};
 use super::kernel::Command;
 use super::qp::ConnectedQp;
-use super::step::{Step, wait, wait_for_end};
+use super::step::{Progress, Step, wait, wait_for_end};
 use crate::error::{Error, Result};
 use crate::number::Qpn;
 use crate::qp::Ece;

@@ -4,13 +4,15 @@ use super::channel::EventChannel;
 use super::connect::{Connecting, Connection};
 use super::datagram::{ConnectingDatagrams, DatagramPeer};
 use super::event::ConnectError;
-use super::id::{
-    AddrResolved, Id, PortSpace, Progress, ResolvingAddr, ResolvingRoute, RouteResolved,
-};
 use super::infiniband::{IbAddress, IbPath};
 use super::listen::{ConnectRequest, ListeningId, timed_out};
 use super::param::ConnectParam;
+use super::port_space::PortSpace;
+use super::resolve_addr::{AddrResolved, ResolvingAddr};
+use super::resolve_route::{ResolvingRoute, RouteResolved};
+use super::step::Progress;
 use super::step::Step;
+use super::unbound::Id;
 use crate::error::{Error, Result};
 use crate::qp::{QpControl, QpType};
 use rustix::io::Errno;

@@ -2,9 +2,9 @@
 //! `core/cma.c`, which exchange one request and one answer, and hold no connection.
 
 use super::event::{ConnectError, Event};
-use super::id::{IdInner, Progress};
+use super::id::IdInner;
 use super::qp::{ConnectedQp, path};
-use super::step::{Step, wait};
+use super::step::{Progress, Step, wait};
 use crate::address_vector::AddressVector;
 use crate::error::Error;
 use crate::number::{Qkey, Qpn};

@@ -3,16 +3,19 @@
 //! `ucma_resolve_ib_service` in `core/ucma.c`, and with `path_rec_table` in `core/sa_query.c`.
 
 use super::address::STORAGE;
+use super::address_error::explain_privileged;
+use super::bound::BoundId;
 use super::channel::Channel;
 use super::connect::Connection;
 use super::event::Event;
-use super::id::{
-    AddrResolved, BoundId, Id, IdInner, Path, PortSpace, Progress, ResolvingAddr, ResolvingRoute,
-    RouteResolved, explain_privileged,
-};
+use super::id::{IdInner, Path};
 use super::kernel::Command;
 use super::listen::{ConnectRequest, ListeningId};
-use super::step::{Step, wait};
+use super::port_space::PortSpace;
+use super::resolve_addr::{AddrResolved, ResolvingAddr};
+use super::resolve_route::{ResolvingRoute, RouteResolved};
+use super::step::{Progress, Step, wait};
+use super::unbound::Id;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Gid;

@@ -4,17 +4,20 @@
 use super::channel::EventChannel;
 use super::connect::{Accepting, Link};
 use super::event::Event;
-use super::id::{IdInner, Path, PortSpace, Progress, given_up, local_addr, no_address};
+use super::id::{IdInner, Path, given_up, local_addr, no_address};
 use super::kernel::Command;
 use super::param::{CmMessage, ConnectParam, Depths, check_private_data, to_field, to_raw_ece};
+use super::port_space::PortSpace;
 use super::qp::{ConnectedQp, check_type, has_srq};
-use super::step::{Step, wait};
+use super::step::{Progress, Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
+use crate::platform::Platform;
 use crate::qp::{Ece, QpControl, QpType};
 use crate::sync::lock::Lock;
 use rustix::io::Errno;
+use std::fs;
 use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
@@ -433,5 +436,72 @@ impl<P> Progress<P, super::Connection> {
                 Err(timed_out(verb, "the peer did not complete the handshake in time"))
             }
         }
+    }
+}
+
+impl IdInner {
+    pub(super) fn listen(&self, backlog: u32) -> Result<()> {
+        const VERB: &str = "listen";
+        if self.qp_type == QpType::XRC_INI {
+            let detail = "an id for XRC initiators connects; one for XRC targets listens";
+            return Err(Error::invalid(VERB, detail));
+        }
+        // Requests may come before the command returns.
+        let most = max_backlog(&self.channel.platform, MAX_BACKLOG);
+        self.set_backlog(kept(backlog, most));
+        let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
+        let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
+        self.execute(VERB, command).map_err(|error| match error.errno() {
+            Errno::ADDRINUSE => match local_addr(self) {
+                Ok(at) => {
+                    error.detail(format!("another listener has port {} of {}", at.port(), at.ip()))
+                }
+                Err(_) => error.detail("another listener has the port"),
+            },
+            _ => error.context(|| match local_addr(self) {
+                Ok(at) => format!("no listener was made at {at}"),
+                Err(_) => "no listener was made".to_owned(),
+            }),
+        })
+    }
+}
+
+/// The setting of [`max_backlog`].
+const MAX_BACKLOG: &str = "/proc/sys/net/rdma_ucm/max_backlog";
+
+/// The most connect requests that may wait to be read from a channel, for each listener. Outside of the first network
+/// namespace the setting is not to be seen, and holds there, too.
+fn max_backlog(platform: &Platform, setting: &str) -> u32 {
+    /// The kernel's default, and the constant of a hosted kernel.
+    const DEFAULT: u32 = 1024;
+    if platform.hosted().is_some() {
+        return DEFAULT;
+    }
+    let text = fs::read_to_string(setting).ok();
+    text.and_then(|text| text.trim().parse().ok()).unwrap_or(DEFAULT)
+}
+
+/// How many requests a listener keeps: as many as the kernel keeps beside it (`ucma_listen`), and at least one.
+fn kept(backlog: u32, most: u32) -> usize {
+    let kept = if backlog == 0 { most } else { backlog.min(most) };
+    kept.max(1) as usize
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    #[cfg(feature = "sim")]
+    #[cfg_attr(miri, ignore = "it makes a file")]
+    fn the_setting_of_the_machine_is_not_that_of_a_hosted_kernel() {
+        use crate::sim::{Fabric, Mode};
+        let setting = std::env::temp_dir().join(format!("max_backlog.{}", std::process::id()));
+        fs::write(&setting, "77\n").unwrap();
+        let hosted = Platform::from(Fabric::new(1, Mode::Trapped).system());
+        let read = [&Platform::LINUX, &hosted].map(|on| max_backlog(on, setting.to_str().unwrap()));
+        fs::remove_file(&setting).unwrap();
+        assert_eq!(read, [77, 1024]);
+        assert_eq!(max_backlog(&Platform::LINUX, setting.to_str().unwrap()), 1024);
     }
 }

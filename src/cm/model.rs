@@ -2,8 +2,10 @@
 
 use super::event::Event;
 pub(crate) use super::id::IdInner as Inner;
-use super::id::{EventWait, IdInner, PortSpace, Waiting};
+use super::id::IdInner;
+use super::id::events::{EventWait, Waiting};
 use super::kernel::{Command, Kernel};
+use super::port_space::PortSpace;
 use super::{EventChannel, Step};
 use crate::error::{Error, Result};
 use crate::qp::QpType;

@@ -3,10 +3,10 @@
 
 use super::address::encode;
 use super::event::Event;
-use super::id::{IdInner, Progress};
+use super::id::IdInner;
 use super::kernel::Command;
 use super::qp::{ConnectedQp, check_type, path};
-use super::step::{Step, wait, wait_for_end};
+use super::step::{Progress, Step, wait, wait_for_end};
 use crate::address_vector::AddressVector;
 use crate::error::{Error, Result};
 use crate::mcast::McastMembership;

@@ -3,9 +3,9 @@
 
 use super::address::encode;
 use super::channel::EventChannel;
-use super::id::PortSpace;
 use super::infiniband::{AF_IB, IbAddress};
 use super::kernel::{Buffer, Command, Kernel};
+use super::port_space::PortSpace;
 use crate::number::Gid;
 use crate::qp::QpType;
 use rustix::io::Errno;

@@ -2,8 +2,9 @@
 
 use super::channel::LONGEST_SLEEP;
 use super::event::Event;
-use super::id::{IdInner, Progress};
-use crate::error::Error;
+use super::id::IdInner;
+use crate::error::{Error, Result};
+use rustix::io::Errno;
 use std::time::Duration;
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
@@ -61,4 +62,32 @@ pub(super) fn wait_for_end<S: Step + Copy>(
         }
     }
     Ok(true)
+}
+
+/// The result of a wait: the id as it was, or in its next state.
+///
+/// Example: [`Connector`](crate::cm::Connector).
+#[derive(Debug)]
+#[must_use]
+pub enum Progress<P, D> {
+    /// No event came in time; the id still waits.
+    Pending(P),
+    /// The event came, and the id is in its next state.
+    Done(D),
+}
+
+impl<P, D> Progress<P, D> {
+    /// The id in its next state. Drops an id that still waits, which destroys it.
+    ///
+    /// # Errors
+    ///
+    /// `ETIMEDOUT` if it still waits.
+    pub fn done(self) -> Result<D> {
+        match self {
+            Progress::Done(done) => Ok(done),
+            Progress::Pending(_) => {
+                Err(Error::new("wait", Errno::TIMEDOUT).detail("no event came in time"))
+            }
+        }
+    }
 }
