@@ -5,7 +5,7 @@ use super::channel::Channel;
 use super::event::{ConnectError, Event};
 use super::id::{IdInner, given_up, local_addr, peer_addr};
 use super::kernel::Command;
-use super::qp::ConnectedQp;
+use super::qp::{ConnectedQp, Negotiated};
 use super::step::{Progress, Step, wait, wait_for_end};
 use crate::error::{Error, Result};
 use crate::number::Qpn;
@@ -121,7 +121,9 @@ impl Step for Connecting {
         let rights = qp.rights_of_peer(VERB, &id)?;
         let options = qp.ece_in_common(VERB, event.ece)?;
         let link = Link::new(id, qp, peer_qpn, event.private_data().into(), event.ece);
-        link.qp.ready(VERB, &link.id, rights, None, min_rnr_timer, options)?;
+        let agreed =
+            Negotiated { peer_rights: rights, depths: None, min_rnr_timer, ece_options: options };
+        link.qp.ready(VERB, &link.id, &agreed)?;
         // An accept without parameters is the last message of the handshake.
         let request = uapi::rdma_ucm_accept { id: link.id.number(), ..Default::default() };
         link.id.accept(VERB, &request)?;
@@ -443,7 +445,8 @@ impl Connection {
     ///
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     pub fn wait_disconnected(&self, timeout: Option<Duration>) -> Result<()> {
-        match wait_for_end(self, || self.is_closed(), timeout)? {
+        let clock = &self.link.id.channel.platform;
+        match wait_for_end(self, || self.is_closed(), clock, clock.deadline(timeout))? {
             true => Ok(()),
             false => Err(Error::new("wait_disconnected", Errno::TIMEDOUT)
                 .detail("neither side closed the connection in time")),

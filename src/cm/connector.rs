@@ -5,13 +5,13 @@ use super::connect::{Connecting, Connection};
 use super::datagram::{ConnectingDatagrams, DatagramPeer};
 use super::event::ConnectError;
 use super::infiniband::{IbAddress, IbPath};
-use super::listen::{ConnectRequest, ListeningId, timed_out};
+use super::listen::{ConnectRequest, ListeningId};
 use super::param::ConnectParam;
 use super::port_space::PortSpace;
 use super::resolve_addr::{AddrResolved, ResolvingAddr};
 use super::resolve_route::{ResolvingRoute, RouteResolved};
-use super::step::Progress;
 use super::step::Step;
+use super::step::{timed_out, wait_until};
 use super::unbound::Id;
 use crate::error::{Error, Result};
 use crate::qp::{QpControl, QpType};
@@ -29,6 +29,9 @@ const ESTABLISH: Duration = Duration::from_secs(10);
 
 /// The default backlog.
 const BACKLOG: u32 = 128;
+
+/// The detail of an error when a peer did not answer the request, or did not confirm the answer.
+const UNCONFIRMED: &str = "the peer did not complete the handshake in time";
 
 /// Connects queue pairs to a listener: a [`QueuePair`](crate::QueuePair), one of [`owned`](crate::owned), or
 /// whatever else dereferences to [`QpControl`].
@@ -277,14 +280,12 @@ impl Connector {
         mut create: impl FnMut(&RouteResolved) -> Result<Q>,
     ) -> std::result::Result<(Q, Connection), ConnectError> {
         self.each_address(Connecting::VERB, |channel, address| {
-            let platform = &channel.inner.platform;
-            let deadline = platform.deadline(Some(self.timeout));
+            let deadline = channel.inner.platform.deadline(Some(self.timeout));
             let route = self.route(Connecting::VERB, channel, address, self.qp_type, deadline)?;
             let qp = create(&route)?;
             let connecting = route.connect(&qp, &self.param)?;
-            let connection =
-                connecting.wait(platform.left(deadline))?.connected(Connecting::VERB)?;
-            Ok((qp, connection))
+            let waited = wait_until(connecting, deadline)?;
+            Ok((qp, waited.done_in_time(Connecting::VERB, UNCONFIRMED)?))
         })
     }
 
@@ -301,17 +302,12 @@ impl Connector {
     ) -> std::result::Result<(Q, DatagramPeer), ConnectError> {
         const VERB: &str = ConnectingDatagrams::VERB;
         self.each_address(VERB, |channel, address| {
-            let platform = &channel.inner.platform;
-            let deadline = platform.deadline(Some(self.timeout));
+            let deadline = channel.inner.platform.deadline(Some(self.timeout));
             let route = self.route(VERB, channel, address, QpType::UD, deadline)?;
             let qp = create(&route)?;
             let connecting = route.connect_datagrams(&qp, &self.param)?;
-            match connecting.wait(platform.left(deadline))? {
-                Progress::Done(peer) => Ok((qp, peer)),
-                Progress::Pending(_) => {
-                    Err(timed_out(VERB, "the listener did not answer in time").into())
-                }
-            }
+            let waited = wait_until(connecting, deadline)?;
+            Ok((qp, waited.done_in_time(VERB, "the listener did not answer in time")?))
         })
     }
 
@@ -346,14 +342,11 @@ impl Connector {
         let platform = &channel.inner.platform;
         let left = || platform.left(deadline).unwrap_or(Duration::MAX);
         let resolving = self.begin(channel, target, qp_type, left())?;
-        let Progress::Done(resolved) = resolving.wait(platform.left(deadline))? else {
-            return Err(timed_out(verb, "the address was not resolved in time"));
-        };
+        let waited = wait_until(resolving, deadline)?;
+        let resolved = waited.done_in_time(verb, "the address was not resolved in time")?;
         let resolving = self.begin_route(resolved, left())?;
-        match resolving.wait(platform.left(deadline))? {
-            Progress::Done(route) => Ok(route),
-            Progress::Pending(_) => Err(timed_out(verb, "the route was not resolved in time")),
-        }
+        let waited = wait_until(resolving, deadline)?;
+        waited.done_in_time(verb, "the route was not resolved in time")
     }
 }
 
@@ -626,7 +619,7 @@ impl ConnectRequest {
     ) -> std::result::Result<(Q, Connection), ConnectError> {
         let qp = create(&self)?;
         let accepting = self.accept(&qp, param)?;
-        let connection = accepting.wait(Some(ESTABLISH))?.connected("accept")?;
+        let connection = accepting.wait(Some(ESTABLISH))?.done_in_time("accept", UNCONFIRMED)?;
         Ok((qp, connection))
     }
 }

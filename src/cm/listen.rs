@@ -8,7 +8,7 @@ use super::id::{IdInner, Path, given_up, local_addr, no_address};
 use super::kernel::Command;
 use super::param::{CmMessage, ConnectParam, Depths, check_private_data, to_field, to_raw_ece};
 use super::port_space::PortSpace;
-use super::qp::{ConnectedQp, check_type, has_srq};
+use super::qp::{ConnectedQp, Negotiated, check_type, has_srq};
 use super::step::{Progress, Step, wait};
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -294,7 +294,13 @@ impl ConnectRequest {
             None => connected.ece_in_common(VERB, self.ece)?,
         };
         let link = Link::new(self.id, connected, peer_qpn, private_data, self.ece);
-        link.qp.ready(VERB, &link.id, None, Some(depths), param.min_rnr_timer, options)?;
+        let agreed = Negotiated {
+            peer_rights: None,
+            depths: Some(depths),
+            min_rnr_timer: param.min_rnr_timer,
+            ece_options: options,
+        };
+        link.qp.ready(VERB, &link.id, &agreed)?;
         // The answer bears the vendor of the request, whether this device has its options or not.
         let taken = link.qp.ece(VERB)?.map_or(0, |ece| ece.options);
         let chosen = param.ece.or(self.ece.map(|asked| Ece { options: taken, ..asked }));
@@ -409,33 +415,6 @@ impl ConnectRequest {
             Errno::INVAL => given_up(error),
             _ => error,
         })
-    }
-}
-
-/// The error of a wait that ended without an event.
-pub(super) fn timed_out(verb: &'static str, what: &'static str) -> Error {
-    Error::new(verb, Errno::TIMEDOUT).detail(what)
-}
-
-impl<P, D> Progress<P, D> {
-    /// What came, if anything did.
-    pub(super) fn into_option(self) -> Option<D> {
-        match self {
-            Progress::Done(done) => Some(done),
-            Progress::Pending(_) => None,
-        }
-    }
-}
-
-impl<P> Progress<P, super::Connection> {
-    /// The connection, or `ETIMEDOUT` in the name of the call that waited for it.
-    pub(super) fn connected(self, verb: &'static str) -> Result<super::Connection> {
-        match self {
-            Progress::Done(connection) => Ok(connection),
-            Progress::Pending(_) => {
-                Err(timed_out(verb, "the peer did not complete the handshake in time"))
-            }
-        }
     }
 }
 

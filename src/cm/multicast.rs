@@ -214,7 +214,8 @@ impl MulticastMember {
     /// `ETIMEDOUT` after the timeout; `EACCES` after a change of credentials.
     #[doc(alias = "RDMA_CM_EVENT_MULTICAST_ERROR")]
     pub fn wait_lost(&self, timeout: Option<Duration>) -> Result<()> {
-        match wait_for_end(self, || self.is_lost(), timeout)? {
+        let clock = &self.member.channel.platform;
+        match wait_for_end(self, || self.is_lost(), clock, clock.deadline(timeout))? {
             true => Ok(()),
             false => {
                 let verb = <&MulticastMember as Step>::VERB;

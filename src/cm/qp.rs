@@ -22,6 +22,18 @@ pub(super) struct ConnectedQp {
     resets: u32,
 }
 
+/// The attributes of a connection's queue pair that the kernel does not have: it returns all others.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Negotiated {
+    /// The peer's access rights, unless the queue pair has them already.
+    pub(super) peer_rights: Option<Access>,
+    /// The numbers of reads and atomics; without them, the kernel takes those of the peer's answer.
+    pub(super) depths: Option<Depths>,
+    pub(super) min_rnr_timer: u8,
+    /// See [`ConnectedQp::ece_in_common`].
+    pub(super) ece_options: Option<u32>,
+}
+
 impl ConnectedQp {
     pub(super) fn of(qp: &QpControl) -> ConnectedQp {
         ConnectedQp { qp: qp.qp.downgrade(), resets: qp.qp.resets() }
@@ -79,24 +91,21 @@ impl ConnectedQp {
         Ok(has(&raw, Mask::IB_QP_ACCESS_FLAGS).then_some(rights))
     }
 
-    /// Brings the queue pair from `INIT` to `RTS`, with these rights of the peer if the queue pair does not have them
-    /// already. With `depths` these are its numbers of reads and atomics; without, the kernel takes them from the
-    /// peer's answer. A type of queue pair has only those of these attributes that the kernel returns for it.
+    /// Brings the queue pair from `INIT` to `RTS`. A type of queue pair has only those of the negotiated attributes
+    /// that the kernel returns for it.
     ///
-    /// With `options` ([`ece_in_common`](Self::ece_in_common)), the change to `RTR` carries them to the device. A
-    /// handshake that fails leaves the queue pair none, and two handshakes of one queue pair do not mix theirs.
+    /// The change to `RTR` carries the ECE options to the device: a handshake that fails leaves the queue pair none,
+    /// and two handshakes of one queue pair do not mix theirs.
     pub(super) fn ready(
         &self,
         verb: &'static str,
         id: &IdInner,
-        rights: Option<Access>,
-        depths: Option<Depths>,
-        min_rnr_timer: u8,
-        options: Option<u32>,
+        agreed: &Negotiated,
     ) -> Result<()> {
+        let Negotiated { peer_rights, depths, min_rnr_timer, ece_options } = *agreed;
         let raw = id.qp_attr(verb, QpState::RTR)?;
         let mut rtr = translate(&raw);
-        if let Some(rights) = rights {
+        if let Some(rights) = peer_rights {
             rtr = rtr.access(rights);
         }
         if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_DEST_RD_ATOMIC)) {
@@ -106,7 +115,7 @@ impl ConnectedQp {
             rtr = rtr.min_rnr_timer(min_rnr_timer);
         }
         let qp = self.control(verb)?;
-        qp.modify_with_ece(&rtr, options).map_err(|error| error.in_verb(verb))?;
+        qp.modify_with_ece(&rtr, ece_options).map_err(|error| error.in_verb(verb))?;
         let raw = id.qp_attr(verb, QpState::RTS)?;
         let mut rts = translate(&raw);
         if let Some(depths) = depths.filter(|_| has(&raw, Mask::IB_QP_MAX_QP_RD_ATOMIC)) {

@@ -4,8 +4,9 @@ use super::channel::LONGEST_SLEEP;
 use super::event::Event;
 use super::id::IdInner;
 use crate::error::{Error, Result};
+use crate::platform::Platform;
 use rustix::io::Errno;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 use uverbs_uapi::rdma_user_cm::rdma_cm_event_type;
 
 /// An id that waits for an event, which brings it to its next state.
@@ -26,42 +27,6 @@ pub(crate) trait Step: Sized {
 
     /// Takes the event. An error destroys the id, if the step owns it.
     fn advance(self, event: Event) -> std::result::Result<Self::Next, Self::Error>;
-}
-
-/// The result of a wait for a step.
-pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, <S as Step>::Error>;
-
-/// Waits for the event of a step, at most for `timeout`, without one for ever.
-pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
-    let deadline = step.id().channel.platform.deadline(timeout);
-    loop {
-        match step.id().wait_until(S::VERB, deadline)? {
-            None => return Ok(Progress::Pending(step)),
-            Some(event) if step.ignores(&event) => {}
-            Some(event) => return step.advance(event).map(Progress::Done),
-        }
-    }
-}
-
-/// Waits for the end that an event brings, at most for `timeout`, without one for ever; `false` after the timeout.
-/// Other events are discarded. Several threads may wait: the one that takes the event makes `ended` true.
-pub(super) fn wait_for_end<S: Step + Copy>(
-    step: S,
-    ended: impl Fn() -> bool,
-    timeout: Option<Duration>,
-) -> std::result::Result<bool, S::Error> {
-    let platform = step.id().channel.platform.clone();
-    let deadline = platform.deadline(timeout);
-    while !ended() {
-        let left = platform.left(deadline);
-        // Another thread may take the event, which wakes none that waits here.
-        let slice = left.map_or(LONGEST_SLEEP, |left| left.min(LONGEST_SLEEP));
-        let waited = wait(step, Some(slice))?;
-        if matches!(waited, Progress::Pending(_)) && left == Some(Duration::ZERO) {
-            return Ok(false);
-        }
-    }
-    Ok(true)
 }
 
 /// The result of a wait: the id as it was, or in its next state.
@@ -90,4 +55,62 @@ impl<P, D> Progress<P, D> {
             }
         }
     }
+
+    /// The event's outcome, if the event came.
+    pub(super) fn into_option(self) -> Option<D> {
+        match self {
+            Progress::Done(done) => Some(done),
+            Progress::Pending(_) => None,
+        }
+    }
+
+    /// As [`done`](Self::done), with an error that names the call that waited and says what did not come in time.
+    pub(super) fn done_in_time(self, verb: &'static str, detail: &'static str) -> Result<D> {
+        self.into_option().ok_or_else(|| timed_out(verb, detail))
+    }
+}
+
+/// The error of a wait that ended without an event.
+pub(super) fn timed_out(verb: &'static str, detail: &'static str) -> Error {
+    Error::new(verb, Errno::TIMEDOUT).detail(detail)
+}
+
+/// The result of a wait for a step.
+pub(super) type Waited<S> = std::result::Result<Progress<S, <S as Step>::Next>, <S as Step>::Error>;
+
+/// Waits for the event of a step, at most for `timeout`, without one for ever.
+pub(super) fn wait<S: Step>(step: S, timeout: Option<Duration>) -> Waited<S> {
+    let deadline = step.id().channel.platform.deadline(timeout);
+    wait_until(step, deadline)
+}
+
+/// Waits for the event of a step until a deadline, without one for ever.
+pub(super) fn wait_until<S: Step>(step: S, deadline: Option<Instant>) -> Waited<S> {
+    loop {
+        match step.id().wait_until(S::VERB, deadline)? {
+            None => return Ok(Progress::Pending(step)),
+            Some(event) if step.ignores(&event) => {}
+            Some(event) => return step.advance(event).map(Progress::Done),
+        }
+    }
+}
+
+/// Waits until a deadline for the end that an event brings, without one for ever; `false` after the deadline. Other
+/// events are discarded. Several threads may wait: the one that takes the event makes `ended` true.
+pub(super) fn wait_for_end<S: Step + Copy>(
+    step: S,
+    ended: impl Fn() -> bool,
+    clock: &Platform,
+    deadline: Option<Instant>,
+) -> std::result::Result<bool, S::Error> {
+    while !ended() {
+        let now = clock.now();
+        // Another thread may take the event, which wakes none that waits here.
+        let slice = deadline.into_iter().chain(now.checked_add(LONGEST_SLEEP)).min();
+        let waited = wait_until(step, slice)?;
+        if matches!(waited, Progress::Pending(_)) && deadline.is_some_and(|at| at <= now) {
+            return Ok(false);
+        }
+    }
+    Ok(true)
 }
