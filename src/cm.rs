@@ -89,10 +89,8 @@ mod connect;
 mod connector;
 mod datagram;
 mod event;
-mod fd;
 mod id;
 mod infiniband;
-mod kernel;
 mod listen;
 #[cfg(all(test, loom))]
 pub(crate) mod model;
@@ -100,6 +98,7 @@ mod multicast;
 mod param;
 mod port_space;
 mod qp;
+mod rdma_cm_fd;
 mod resolve_addr;
 mod resolve_route;
 #[cfg(all(test, not(loom)))]
@@ -107,6 +106,7 @@ pub(crate) mod scripted;
 mod step;
 #[cfg(all(test, not(loom)))]
 mod tests;
+mod ucma;
 mod unbound;
 
 pub use crate::qp::Ece;

@@ -826,7 +826,7 @@ impl Drop for Completions<'_> {
 #[derive(Debug)]
 pub(crate) struct Direct<'q> {
     gate: &'q Gate,
-    ring: &'q mut mlx5::cq::CqRing,
+    ring: &'q mut mlx5::cq::Mlx5Cq,
     /// The consumer index that was last given to the device.
     released: u32,
 }

@@ -17,7 +17,7 @@ mod absence;
 pub(crate) mod addresses;
 mod by_node;
 mod cdev;
-mod driver;
+mod driver_id;
 pub(crate) mod guid;
 mod hosted;
 pub mod link;
@@ -32,8 +32,8 @@ mod system;
 
 pub use absence::{Absence, IdleFunction, absence};
 pub use cdev::DeviceNumber;
-pub(crate) use driver::ProviderKind;
-pub use driver::{DriverId, PciId};
+pub(crate) use driver_id::ProviderKind;
+pub use driver_id::{DriverId, PciId};
 pub use guid::Guid;
 pub use node_type::{NodeType, Transport};
 pub use protocol::Protocol;
@@ -48,7 +48,7 @@ use crate::sync::fork::Epoch;
 use crate::uverbs::open_file::OpenFile;
 use by_node::DevTree;
 use cdev::{Node, Nodes};
-use driver::Mismatch;
+use driver_id::Mismatch;
 use netlink::{Client, NetlinkTransport};
 use nldev::{Listed, NodeAnswer};
 use rustix::io::Errno;
@@ -235,7 +235,7 @@ impl Device {
             ports: listed.ports,
             protocol: listed.protocol,
             // A driver that keeps its id to itself is known by its PCI function.
-            driver: driver.or_else(|| bus.get().pci.and_then(driver::driver_of_pci)),
+            driver: driver.or_else(|| bus.get().pci.and_then(driver_id::driver_of_pci)),
             bus,
             path: None,
             described: true,
@@ -472,9 +472,9 @@ impl Device {
         let driver = self.driver.unwrap_or(DriverId::new(0));
         if !self.described {
             // The version is unknown. The provider knows every one that its driver had since uverbs has ioctls.
-            return driver::any_provider_of(driver).ok_or_else(|| self.no_provider());
+            return driver_id::any_provider_of(driver).ok_or_else(|| self.no_provider());
         }
-        driver::provider_of(driver, node.abi).map_err(|mismatch| {
+        driver_id::provider_of(driver, node.abi).map_err(|mismatch| {
             let (name, driver) = (&self.name, self.driver_name());
             match mismatch {
                 Mismatch::Driver => self.no_provider(),

@@ -11,10 +11,11 @@ use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::mmio_page::MmioPage;
 use crate::memory::mmio_window::MmioWindow;
 use crate::memory::rxe_queue::{ProducerWatch, RxeQueue};
-use crate::provider::mlx5::cq::CqRing;
-use crate::provider::mlx5::rq::RecvRing;
-use crate::provider::mlx5::sq::SendRing;
-use crate::provider::mlx5::srq::{SrqRing, SrqWrIds};
+use crate::provider::mlx5::cq::Mlx5Cq;
+use crate::provider::mlx5::rq::Mlx5Rq;
+use crate::provider::mlx5::sq::Mlx5Sq;
+use crate::provider::mlx5::srq::Mlx5Srq;
+use crate::provider::mlx5::srq_wr_ids::SrqWrIds;
 use crate::provider::mlx5::wr_ids::{RqWrIds, SqWrIds};
 use crate::provider::poll_gate::PollGate;
 use crate::provider::rxe::retired::Retirements;
@@ -26,12 +27,12 @@ use std::sync::Arc;
 // Requests are posted one by one, of one SGE: the paths of others differ in front of the first barrier.
 
 #[inline(never)]
-pub fn post_send(ring: &mut SendRing, cursor: &mut SendCursor, sges: &[Sge; 1]) -> bool {
+pub fn post_send(ring: &mut Mlx5Sq, cursor: &mut SendCursor, sges: &[Sge; 1]) -> bool {
     ring.try_push(cursor, &SendWr::send(sges)) && ring.ring(cursor, true).is_ok()
 }
 
 #[inline(never)]
-pub fn post_recv(ring: &mut RecvRing, cursor: &mut RecvCursor, sges: &[Sge; 1]) -> bool {
+pub fn post_recv(ring: &mut Mlx5Rq, cursor: &mut RecvCursor, sges: &[Sge; 1]) -> bool {
     let pushed = ring.try_push(cursor, &RecvWr::new(sges));
     if pushed {
         ring.ring(*cursor);
@@ -40,7 +41,7 @@ pub fn post_recv(ring: &mut RecvRing, cursor: &mut RecvCursor, sges: &[Sge; 1]) 
 }
 
 #[inline(never)]
-pub fn post_srq(ring: &mut SrqRing, cursor: &mut RecvCursor, sges: &[Sge; 1]) -> bool {
+pub fn post_srq(ring: &mut Mlx5Srq, cursor: &mut RecvCursor, sges: &[Sge; 1]) -> bool {
     let pushed = ring.try_push(cursor, &RecvWr::new(sges));
     if pushed {
         ring.ring(*cursor, 1);
@@ -56,32 +57,32 @@ pub fn ring_shared(register: &DoorbellRegister, word: u64) {
 }
 
 #[inline(never)]
-pub fn begin_send(ring: &SendRing) -> u32 {
+pub fn begin_send(ring: &Mlx5Sq) -> u32 {
     ring.begin().room
 }
 
 #[inline(never)]
-pub fn begin_recv(ring: &RecvRing) -> u32 {
+pub fn begin_recv(ring: &Mlx5Rq) -> u32 {
     ring.begin().room
 }
 
 #[inline(never)]
-pub fn begin_srq(ring: &mut SrqRing) -> u32 {
+pub fn begin_srq(ring: &mut Mlx5Srq) -> u32 {
     ring.begin().free
 }
 
 #[inline(never)]
-pub fn poll_next(ring: &mut CqRing) -> Option<u64> {
+pub fn poll_next(ring: &mut Mlx5Cq) -> Option<u64> {
     ring.next_success().map(|wc| wc.wr_id)
 }
 
 #[inline(never)]
-pub fn poll_release(ring: &CqRing) {
+pub fn poll_release(ring: &Mlx5Cq) {
     ring.release();
 }
 
 #[inline(never)]
-pub fn arm(ring: &mut CqRing) {
+pub fn arm(ring: &mut Mlx5Cq) {
     ring.arm(false, 0);
 }
 

@@ -49,14 +49,14 @@ pub(crate) enum Provider {
 #[derive(Debug)]
 pub(crate) enum Opening {
     Rxe,
-    Mlx5(mlx5::context::Opening),
+    Mlx5(mlx5::context::Mlx5Opening),
 }
 
 impl Opening {
     pub(crate) fn new(device: &Device) -> Result<Opening> {
         Ok(match device.provider()? {
             ProviderKind::Rxe => Opening::Rxe,
-            ProviderKind::Mlx5 => Opening::Mlx5(mlx5::context::Opening::new()),
+            ProviderKind::Mlx5 => Opening::Mlx5(mlx5::context::Mlx5Opening::new()),
         })
     }
 

@@ -9,6 +9,7 @@ use crate::memory::mapping::Mapping;
 use crate::memory::queue_memory::QueueMemory;
 use crate::memory::wqe_segment::{SEGMENT, WqeSegments};
 use crate::number::Qpn;
+use crate::provider::mlx5::context::RawPacketLimits;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::provider::mlx5::{cq, rq, sq};
@@ -62,7 +63,7 @@ fn record(wqebbs: u32, receives: Receives) -> Result<Arc<SharedQp>, Errno> {
 /// A send queue whose requests are done as soon as they were rung.
 #[derive(Debug)]
 pub(super) struct Sends {
-    ring: sq::SendRing,
+    ring: sq::Mlx5Sq,
     record: Arc<SharedQp>,
 }
 
@@ -88,9 +89,9 @@ impl Sends {
             register: register(if blueflame { BUFFER } else { 0 })?,
             owns_register: true,
             shared: record.clone(),
-            frames: sq::Frames { min_header: 0, checksums: false },
+            raw_packet: RawPacketLimits { min_header: 0, checksums: false },
         };
-        let ring = sq::SendRing::new(setup).ok_or(Errno::INVAL)?;
+        let ring = sq::Mlx5Sq::new(setup).ok_or(Errno::INVAL)?;
         Ok(Sends { ring, record })
     }
 
@@ -117,7 +118,7 @@ impl Sends {
 /// A receive queue whose requests are done as soon as they were posted.
 #[derive(Debug)]
 pub(super) struct Recvs {
-    ring: rq::RecvRing,
+    ring: rq::Mlx5Rq,
     record: Arc<SharedQp>,
 }
 
@@ -130,7 +131,7 @@ impl Recvs {
         let (dbrec, record) = (dbrec()?, record);
         let gate = open(&dbrec)?;
         let place = rq::RqLayout { offset: 0, entries: requests, stride: segment, max_sge: 1 };
-        let ring = rq::RecvRing::new(memory, place, dbrec, record.clone(), gate);
+        let ring = rq::Mlx5Rq::new(memory, place, dbrec, record.clone(), gate);
         Ok(Recvs { ring: ring.ok_or(Errno::INVAL)?, record })
     }
 
@@ -156,7 +157,7 @@ impl Recvs {
 /// A completion queue that is filled when told.
 #[derive(Debug)]
 pub(super) struct Completed {
-    ring: cq::CqRing,
+    ring: cq::Mlx5Cq,
     device: WqeSegments,
     record: Arc<SharedQp>,
     slots: u32,
@@ -173,7 +174,7 @@ impl Completed {
         let record = record(slots, Receives::None)?;
         let dbrec = dbrec()?;
         let gate = Gate::beside(&dbrec).ok_or(Errno::INVAL)?;
-        let ring = cq::CqRing::new(cqes, dbrec, PollGate::new(gate), &register(0)?, 1);
+        let ring = cq::Mlx5Cq::new(cqes, dbrec, PollGate::new(gate), &register(0)?, 1);
         ring.registry().attach(&record);
         Ok(Completed { ring, device, record, slots, producer: 0 })
     }

@@ -63,7 +63,7 @@ fn gate() -> Result<Gate, Errno> {
 
 /// A send queue that nobody empties.
 #[derive(Debug)]
-pub(super) struct Sends(rxe::sq::SendRing);
+pub(super) struct Sends(rxe::sq::RxeSq);
 
 impl Sends {
     /// A queue of `slots`, a power of two, for requests of one entry or 64 bytes inline.
@@ -71,7 +71,7 @@ impl Sends {
         let limits = SendLimits { max_sge: 1, max_inline: 64 };
         let transport = QpTransport { qp_type: QpType::RC, qpn: Qpn(7), domain: Identity::NONE };
         let memory = Memory::new(slots, size_of::<rxe_send_wqe>() + 64)?;
-        Ok(Sends(rxe::sq::SendRing::map(memory.mi, limits, transport, gate()?, &memory)?))
+        Ok(Sends(rxe::sq::RxeSq::map(memory.mi, limits, transport, gate()?, &memory)?))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
@@ -84,13 +84,13 @@ impl Sends {
 
 /// A receive queue that nobody empties.
 #[derive(Debug)]
-pub(super) struct Recvs(rxe::rq::RecvRing);
+pub(super) struct Recvs(rxe::rq::RxeRq);
 
 impl Recvs {
     /// A queue of `slots`, a power of two, for requests of one entry.
     pub(super) fn new(slots: u32) -> Result<Recvs, Errno> {
         let memory = Memory::new(slots, size_of::<rxe_recv_wqe>() + size_of::<rxe_sge>())?;
-        Ok(Recvs(rxe::rq::RecvRing::map(memory.mi, 1, gate()?, &memory)?))
+        Ok(Recvs(rxe::rq::RxeRq::map(memory.mi, 1, gate()?, &memory)?))
     }
 
     /// Writes a request `count` times into the same free slots as the last time.
@@ -105,7 +105,7 @@ impl Recvs {
 #[derive(Debug)]
 pub(super) struct Completed {
     file: OwnedFd,
-    ring: rxe::cq::CqRing,
+    ring: rxe::cq::RxeCq,
     mask: u32,
     producer: u32,
 }
@@ -114,7 +114,7 @@ impl Completed {
     /// A queue of `slots`, a power of two.
     pub(super) fn new(slots: u32) -> Result<Completed, Errno> {
         let memory = Memory::new(slots, size_of::<ib_uverbs_wc>())?;
-        let ring = rxe::cq::CqRing::map(memory.mi, PollGate::new(gate()?), &memory)?;
+        let ring = rxe::cq::RxeCq::map(memory.mi, PollGate::new(gate()?), &memory)?;
         Ok(Completed { file: memory.file, ring, mask: slots - 1, producer: 0 })
     }
 

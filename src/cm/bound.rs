@@ -3,12 +3,12 @@
 use super::address::{Encoded, encode};
 use super::address_error::explain_bind;
 use super::id::{IdInner, local_addr};
-use super::kernel::Command;
 use super::listen::ListeningId;
 use super::multicast::{JoiningMulticast, MulticastRole};
 use super::port_space::PortSpace;
 use super::resolve_addr::ResolvingAddr;
 use super::step::Step;
+use super::ucma::UcmaCommand;
 use crate::context::Context;
 use crate::error::Result;
 use crate::qp::QpControl;
@@ -153,6 +153,6 @@ impl IdInner {
         let (addr, addr_size) = address;
         let request =
             uapi::rdma_ucm_bind { id: self.number(), addr_size, addr, ..Default::default() };
-        self.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_BIND, &request))
+        self.execute(verb, UcmaCommand::new(uapi::RDMA_USER_CM_CMD_BIND, &request))
     }
 }

@@ -10,13 +10,13 @@
 //! counters are counters.
 
 use super::event::Event;
-use super::fd::RdmaCmFd;
 use super::id::IdInner;
 use super::id::events::Waiting;
 use super::infiniband::NO_ADMINISTRATOR;
-use super::kernel::{Command, Kernel};
 use super::param::Depths;
 use super::port_space::PortSpace;
+use super::rdma_cm_fd::RdmaCmFd;
+use super::ucma::{UcmaCommand, UcmaFile};
 use super::unbound::Id;
 use crate::context::Context;
 use crate::device::{Device, Guid, devices, devices_on, open_rdma_cm};
@@ -68,7 +68,7 @@ pub struct EventChannel {
 
 #[derive(Debug)]
 pub(super) struct Channel {
-    kernel: Box<dyn Kernel>,
+    kernel: Box<dyn UcmaFile>,
     /// The system that the file belongs to: its clock, its devices.
     pub(super) platform: Platform,
     epoch: Epoch,
@@ -163,7 +163,7 @@ impl EventChannel {
     }
 
     /// A channel on an open file, of which the command that gets an event waits for one.
-    pub(super) fn on(kernel: Box<dyn Kernel>) -> Result<EventChannel> {
+    pub(super) fn on(kernel: Box<dyn UcmaFile>) -> Result<EventChannel> {
         let epoch = Epoch::of_verb("create_event_channel")?;
         let [first] = random();
         let inner = Channel {
@@ -344,12 +344,12 @@ impl Channel {
     }
 
     /// Runs a command without checking for a fork.
-    pub(super) fn run(&self, command: Command<'_>) -> std::result::Result<(), Errno> {
+    pub(super) fn run(&self, command: UcmaCommand<'_>) -> std::result::Result<(), Errno> {
         self.kernel.execute(command)
     }
 
     /// Runs a command on behalf of `verb`; refuses in a forked child.
-    pub(super) fn execute(&self, verb: &'static str, command: Command<'_>) -> Result<()> {
+    pub(super) fn execute(&self, verb: &'static str, command: UcmaCommand<'_>) -> Result<()> {
         self.check_fork(verb)?;
         let number = command.number;
         self.run(command).map_err(|errno| explain(verb, number, errno))
@@ -369,8 +369,8 @@ impl Channel {
         probe: &T,
         since: &'static str,
     ) -> Result<()> {
-        self.execute(verb, Command::new(number, request)).map_err(|error| match error.errno() {
-            Errno::INVAL if self.run(Command::new(number, probe)) != Err(Errno::NOENT) => {
+        self.execute(verb, UcmaCommand::new(number, request)).map_err(|error| match error.errno() {
+            Errno::INVAL if self.run(UcmaCommand::new(number, probe)) != Err(Errno::NOENT) => {
                 Error::new(verb, Errno::OPNOTSUPP).detail(format!(
                     "this kernel's connection manager does not have the command; Linux {since} and later do"
                 ))
@@ -409,7 +409,7 @@ impl Channel {
     fn read(self: &Arc<Self>, verb: &'static str, waiting: &mut Waiting) -> Result<bool> {
         let mut raw = rdma_ucm_event_resp::default();
         let request = rdma_ucm_get_event::default();
-        match self.run(Command::get_event(&request, &mut raw)) {
+        match self.run(UcmaCommand::get_event(&request, &mut raw)) {
             Ok(()) => {}
             Err(Errno::AGAIN) => return Ok(false),
             Err(errno) => return Err(explain(verb, u32::MAX, errno)),

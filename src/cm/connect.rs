@@ -4,9 +4,9 @@
 use super::channel::Channel;
 use super::event::{ConnectError, Event};
 use super::id::{IdInner, given_up, local_addr, peer_addr};
-use super::kernel::Command;
 use super::qp::{ConnectedQp, Negotiated};
 use super::step::{Progress, Step, wait, wait_for_end};
+use super::ucma::UcmaCommand;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
 use crate::qp::Ece;
@@ -206,7 +206,7 @@ impl Accepting {
     pub fn notify_communication_established(&self) -> Result<()> {
         let event = ib_event_type::IB_EVENT_COMM_EST.0;
         let request = uapi::rdma_ucm_notify { id: self.link.id.number(), event };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_NOTIFY, &request);
         self.link.id.execute("notify", command).map_err(|error| match error.errno() {
             Errno::ISCONN => error.detail("the peer's confirmation came"),
             Errno::INVAL => given_up(error),
@@ -409,7 +409,7 @@ impl Connection {
         const VERB: &str = "disconnect";
         self.link.qp.stop().map_err(|error| error.in_verb(VERB))?;
         let request = uapi::rdma_ucm_disconnect { id: self.link.id.number() };
-        self.link.id.execute(VERB, Command::new(uapi::RDMA_USER_CM_CMD_DISCONNECT, &request))
+        self.link.id.execute(VERB, UcmaCommand::new(uapi::RDMA_USER_CM_CMD_DISCONNECT, &request))
     }
 
     /// Waits for the next event, at most for `timeout`, without one for ever; a timeout of zero looks

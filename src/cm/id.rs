@@ -6,8 +6,8 @@ use super::address::decode;
 use super::address_error::no_device;
 use super::channel::{Channel, DeviceName};
 use super::event::{ConnectError, Event};
-use super::kernel::{Command, migration};
 use super::port_space::PortSpace;
+use super::ucma::{UcmaCommand, migration};
 use crate::device::Guid;
 use crate::error::{Error, Result};
 use crate::qp::{QpState, QpType};
@@ -68,7 +68,7 @@ impl IdInner {
             ..Default::default()
         };
         let mut answer = uapi::rdma_ucm_create_id_resp::default();
-        channel.execute(VERB, Command::create_id(&request, &mut answer))?;
+        channel.execute(VERB, UcmaCommand::create_id(&request, &mut answer))?;
         let id = IdInner::with_key(channel, answer.id, key, space, qp_type);
         channel.register(VERB, &id)?;
         Ok(id)
@@ -165,7 +165,7 @@ impl IdInner {
         id.moved.store(true, Ordering::Relaxed);
         let request = migration(self.number(), self.channel.fd());
         let mut answer = uapi::rdma_ucm_migrate_resp::default();
-        to.execute(VERB, Command::migrate_id(&request, &mut answer))?;
+        to.execute(VERB, UcmaCommand::migrate_id(&request, &mut answer))?;
         self.moved.store(true, Ordering::Relaxed);
         id.moved.store(false, Ordering::Relaxed);
         Ok(id)
@@ -176,7 +176,7 @@ impl IdInner {
         self.number.load(Ordering::Relaxed)
     }
 
-    pub(super) fn execute(&self, verb: &'static str, command: Command<'_>) -> Result<()> {
+    pub(super) fn execute(&self, verb: &'static str, command: UcmaCommand<'_>) -> Result<()> {
         self.channel.execute(verb, command)
     }
 
@@ -188,7 +188,7 @@ impl IdInner {
         let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
         let mut answer =
             uapi::rdma_ucm_query_addr_resp { ibdev_index: NO_INDEX, ..Default::default() };
-        self.execute(verb, Command::query(&request, &mut answer))?;
+        self.execute(verb, UcmaCommand::query(&request, &mut answer))?;
         let device = (answer.port_num != 0).then(|| DeviceName {
             index: Some(answer.ibdev_index).filter(|index| *index != NO_INDEX),
             guid: Guid::from_bytes(answer.node_guid.to_ne_bytes()),
@@ -209,7 +209,7 @@ impl IdInner {
             ..Default::default()
         };
         let mut answer = ib_uverbs_qp_attr::default();
-        let command = Command::init_qp_attr(&request, &mut answer);
+        let command = UcmaCommand::init_qp_attr(&request, &mut answer);
         self.execute(verb, command).map_err(|error| match error.errno() {
             // The kernel's handshake is over (`ib_cm_init_qp_attr`), of which it told nobody before an accept.
             Errno::INVAL => given_up(error),
@@ -223,7 +223,7 @@ impl IdInner {
     /// Sends an accept. The kernel answers `EINVAL` both if the peer gave up and for parameters that it does not take,
     /// and has attributes for a queue pair only if the peer is there.
     pub(super) fn accept(&self, verb: &'static str, request: &uapi::rdma_ucm_accept) -> Result<()> {
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_ACCEPT, request);
         self.execute(verb, command).map_err(|error| match error.errno() {
             Errno::INVAL => match self.qp_attr(verb, QpState::RTS) {
                 Err(gone) if gone.errno() == Errno::CONNABORTED => given_up(error),
@@ -247,7 +247,7 @@ impl IdInner {
             optlen: value.len() as u32,
             ..Default::default()
         };
-        self.execute(verb, Command::set_option(&request, value))
+        self.execute(verb, UcmaCommand::set_option(&request, value))
     }
 
     /// The error of a step that waited for another event, with the peer's address if the id has one.
@@ -280,8 +280,8 @@ impl Drop for IdInner {
         let request = uapi::rdma_ucm_destroy_id { id: self.number(), ..Default::default() };
         let mut answer = uapi::rdma_ucm_destroy_id_resp::default();
         let command = match self.parent {
-            Some(_) => Command::leave_mcast(&request, &mut answer),
-            None => Command::destroy_id(&request, &mut answer),
+            Some(_) => UcmaCommand::leave_mcast(&request, &mut answer),
+            None => UcmaCommand::destroy_id(&request, &mut answer),
         };
         match self.channel.run(command) {
             // `ENXIO`: the device of the membership's id is gone, and the membership ends with the id.

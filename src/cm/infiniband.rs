@@ -9,12 +9,12 @@ use super::channel::Channel;
 use super::connect::Connection;
 use super::event::Event;
 use super::id::{IdInner, Path};
-use super::kernel::Command;
 use super::listen::{ConnectRequest, ListeningId};
 use super::port_space::PortSpace;
 use super::resolve_addr::{AddrResolved, ResolvingAddr};
 use super::resolve_route::{ResolvingRoute, RouteResolved};
 use super::step::{Progress, Step, wait};
+use super::ucma::UcmaCommand;
 use super::unbound::Id;
 use crate::context::Context;
 use crate::error::{Error, Result};
@@ -416,7 +416,7 @@ impl IdInner {
         let option = uapi::RDMA_USER_CM_QUERY_GID;
         let request = uapi::rdma_ucm_query { id: self.number(), option, ..Default::default() };
         let mut answer = uapi::rdma_ucm_query_addr_resp::default();
-        self.execute(verb, Command::query(&request, &mut answer))?;
+        self.execute(verb, UcmaCommand::query(&request, &mut answer))?;
         match (IbAddress::decode(&answer.src_addr), IbAddress::decode(&answer.dst_addr)) {
             (Some(local), Some(peer)) => Ok((local, peer)),
             _ => Err(Error::new(verb, Errno::AFNOSUPPORT).detail("the id has no GID")),
@@ -432,7 +432,7 @@ impl IdInner {
         let mut room = 6;
         loop {
             let mut answer = vec![0; HEADER + (room + 1) * size_of::<T>()];
-            self.execute(verb, Command::query_list(&request, &mut answer))?;
+            self.execute(verb, UcmaCommand::query_list(&request, &mut answer))?;
             let count = answer.first_chunk().copied().map_or(0, u32::from_ne_bytes) as usize;
             if count > room && room < most {
                 room = count.min(most);

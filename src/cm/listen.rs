@@ -5,11 +5,11 @@ use super::channel::EventChannel;
 use super::connect::{Accepting, Link};
 use super::event::Event;
 use super::id::{IdInner, Path, given_up, local_addr, no_address};
-use super::kernel::Command;
 use super::param::{CmMessage, ConnectParam, Depths, check_private_data, to_field, to_raw_ece};
 use super::port_space::PortSpace;
 use super::qp::{ConnectedQp, Negotiated, check_type, has_srq};
 use super::step::{Progress, Step, wait};
+use super::ucma::UcmaCommand;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::number::Qpn;
@@ -339,7 +339,7 @@ impl ConnectRequest {
             id: self.id.number(),
             ..Default::default()
         };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_ACCEPT, &request);
         self.id.execute(VERB, command).map_err(|error| {
             error.context(|| "the kernel does not take the answer to the request".to_owned())
         })
@@ -410,7 +410,7 @@ impl ConnectRequest {
             private_data: field,
             ..Default::default()
         };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_REJECT, &request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_REJECT, &request);
         self.id.execute(VERB, command).map_err(|error| match error.errno() {
             Errno::INVAL => given_up(error),
             _ => error,
@@ -429,7 +429,7 @@ impl IdInner {
         let most = max_backlog(&self.channel.platform, MAX_BACKLOG);
         self.set_backlog(kept(backlog, most));
         let request = uapi::rdma_ucm_listen { id: self.number(), backlog };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_LISTEN, &request);
         self.execute(VERB, command).map_err(|error| match error.errno() {
             Errno::ADDRINUSE => match local_addr(self) {
                 Ok(at) => {

@@ -4,8 +4,8 @@ use super::event::Event;
 pub(crate) use super::id::IdInner as Inner;
 use super::id::IdInner;
 use super::id::events::{EventWait, Waiting};
-use super::kernel::{Command, Kernel};
 use super::port_space::PortSpace;
+use super::ucma::{UcmaCommand, UcmaFile};
 use super::{EventChannel, Step};
 use crate::error::{Error, Result};
 use crate::qp::QpType;
@@ -20,8 +20,8 @@ use uverbs_uapi::rdma_user_cm::*;
 #[derive(Debug)]
 struct Silent(OwnedFd);
 
-impl Kernel for Silent {
-    fn execute(&self, command: Command<'_>) -> std::result::Result<(), Errno> {
+impl UcmaFile for Silent {
+    fn execute(&self, command: UcmaCommand<'_>) -> std::result::Result<(), Errno> {
         match command.number {
             RDMA_USER_CM_CMD_GET_EVENT => Err(Errno::AGAIN),
             _ => Ok(()),

@@ -4,9 +4,9 @@
 use super::address::encode;
 use super::event::Event;
 use super::id::IdInner;
-use super::kernel::Command;
 use super::qp::{ConnectedQp, check_type, path};
 use super::step::{Progress, Step, wait, wait_for_end};
+use super::ucma::UcmaCommand;
 use crate::address_vector::AddressVector;
 use crate::error::{Error, Result};
 use crate::mcast::McastMembership;
@@ -89,7 +89,7 @@ impl JoiningMulticast {
             ..Default::default()
         };
         let mut answer = uapi::rdma_ucm_create_id_resp::default();
-        id.execute(VERB, Command::join_mcast(&request, &mut answer))
+        id.execute(VERB, UcmaCommand::join_mcast(&request, &mut answer))
             .map_err(|error| explain(error, group))?;
         member.joined(answer.id);
         Ok(JoiningMulticast { member, qp: connected, role })

@@ -5,10 +5,10 @@ use super::address::{Encoded, STORAGE, encode};
 use super::address_error::{explain_bind, no_device};
 use super::event::Event;
 use super::id::{IdInner, Path};
-use super::kernel::Command;
 use super::multicast::{JoiningMulticast, MulticastRole};
 use super::resolve_route::ResolvingRoute;
 use super::step::{Progress, Step, wait};
+use super::ucma::UcmaCommand;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::qp::QpControl;
@@ -163,7 +163,7 @@ impl IdInner {
             src_addr,
             dst_addr,
         };
-        self.execute(verb, Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request))
+        self.execute(verb, UcmaCommand::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ADDR, &request))
     }
 
     pub(super) fn resolve_addr(

@@ -6,11 +6,11 @@ use super::connect::Connecting;
 use super::datagram::ConnectingDatagrams;
 use super::event::Event;
 use super::id::{IdInner, Path};
-use super::kernel::Command;
 use super::param::{CmMessage, ConnectParam, to_raw_ece};
 use super::qp::{ConnectedQp, check_type, has_srq};
 use super::resolve_addr::milliseconds;
 use super::step::{Progress, Step, wait};
+use super::ucma::UcmaCommand;
 use crate::context::Context;
 use crate::error::{Error, Result};
 use crate::qp::{QpControl, QpType};
@@ -144,7 +144,7 @@ impl RouteResolved {
     }
 
     fn send_request(&self, verb: &'static str, request: &uapi::rdma_ucm_connect) -> Result<()> {
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_CONNECT, request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_CONNECT, request);
         self.id.execute(verb, command).map_err(|error| {
             error.context(|| match self.path.peer {
                 Some(peer) => format!("the request to {peer} was not sent"),
@@ -197,7 +197,7 @@ impl IdInner {
     pub(super) fn resolve_route(&self, timeout: Duration) -> Result<()> {
         let request =
             uapi::rdma_ucm_resolve_route { id: self.number(), timeout_ms: milliseconds(timeout) };
-        let command = Command::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
+        let command = UcmaCommand::new(uapi::RDMA_USER_CM_CMD_RESOLVE_ROUTE, &request);
         self.execute("resolve_route", command).map_err(|error| match error.errno() {
             Errno::NODEV => match self.query("resolve_route").ok().and_then(|path| path.peer) {
                 Some(peer) => error.detail(no_device(&peer)),

@@ -4,8 +4,8 @@
 use super::address::encode;
 use super::channel::EventChannel;
 use super::infiniband::{AF_IB, IbAddress};
-use super::kernel::{Buffer, Command, Kernel};
 use super::port_space::PortSpace;
+use super::ucma::{CommandMemory, UcmaCommand, UcmaFile};
 use crate::number::Gid;
 use crate::qp::QpType;
 use rustix::io::Errno;
@@ -348,8 +348,8 @@ fn read<T: FromBytes>(bytes: &[u8]) -> T {
         .unwrap_or_else(|_| panic!("{} bytes do not fit the command's struct", bytes.len()))
 }
 
-impl Kernel for CmScript {
-    fn execute(&self, command: Command<'_>) -> Result<(), Errno> {
+impl UcmaFile for CmScript {
+    fn execute(&self, command: UcmaCommand<'_>) -> Result<(), Errno> {
         if let Some(hook) = self.due(command.number) {
             (hook.act)();
         }
@@ -373,8 +373,8 @@ impl Kernel for CmScript {
                 return Err(*errno);
             }
         }
-        let answer = |buffer: Buffer<'_>, bytes: &[u8]| match buffer {
-            Buffer::Out(out) => out.copy_from_slice(bytes),
+        let answer = |buffer: CommandMemory<'_>, bytes: &[u8]| match buffer {
+            CommandMemory::Out(out) => out.copy_from_slice(bytes),
             other => panic!("no room for an answer: {other:?}"),
         };
         let alive =
@@ -426,7 +426,9 @@ impl Kernel for CmScript {
             RDMA_USER_CM_CMD_QUERY => {
                 let request: rdma_ucm_query = read(command.request);
                 alive(request.id)?;
-                let Buffer::Out(out) = command.buffer else { panic!("no room for an answer") };
+                let CommandMemory::Out(out) = command.buffer else {
+                    panic!("no room for an answer")
+                };
                 let bytes = self.state().told(&request, out.len());
                 out.get_mut(..bytes.len()).expect("room").copy_from_slice(&bytes);
             }
@@ -441,7 +443,9 @@ impl Kernel for CmScript {
             }
             RDMA_USER_CM_CMD_SET_OPTION => {
                 let request: rdma_ucm_set_option = read(command.request);
-                let Buffer::In(value) = command.buffer else { panic!("an option without value") };
+                let CommandMemory::In(value) = command.buffer else {
+                    panic!("an option without value")
+                };
                 assert_eq!(value.len(), request.optlen as usize);
                 self.state().options.push((request.optname, value.to_vec()));
                 if (request.level, request.optname) == (RDMA_OPTION_IB, RDMA_OPTION_IB_PATH) {

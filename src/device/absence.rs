@@ -2,7 +2,7 @@
 //! namespaces to look at.
 
 use super::by_node::DevTree;
-use super::driver::{DriverId, PciId, driver_of_pci};
+use super::driver_id::{DriverId, PciId, driver_of_pci};
 use super::system;
 use std::collections::BTreeSet;
 use std::fmt;

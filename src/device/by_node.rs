@@ -4,7 +4,7 @@
 //! with that of the device.
 
 use super::cdev::{self, DeviceNumber, Node};
-use super::driver::DriverId;
+use super::driver_id::DriverId;
 use super::sysfs::Bus;
 use super::{Device, OPEN, devices, hosted};
 use crate::error::{Error, Result};

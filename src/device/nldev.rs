@@ -2,7 +2,7 @@
 //! `uverbs_uapi::nldev`; `netlink.rs` carries the messages.
 
 use super::cdev::{DeviceNumber, Node};
-use super::driver::DriverId;
+use super::driver_id::DriverId;
 use super::guid::Guid;
 use super::netlink::{Attributes, Client, Malformed, NetlinkTransport, Request};
 use super::node_type::NodeType;

@@ -4,7 +4,7 @@
 //! it, because programs with privileges trust what they find here.
 
 use super::cdev::{DeviceNumber, Node};
-use super::driver::{DriverId, PciId, driver_of_pci};
+use super::driver_id::{DriverId, PciId, driver_of_pci};
 use super::guid::Guid;
 use super::node_type::NodeType;
 use super::protocol::Protocol;

@@ -21,6 +21,7 @@ pub(crate) mod resources;
 pub(crate) mod rq;
 pub(crate) mod sq;
 pub(crate) mod srq;
+pub(crate) mod srq_wr_ids;
 #[cfg(all(test, not(loom)))]
 mod tests;
 pub(crate) mod uar;

@@ -80,8 +80,8 @@ impl CqMembers {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a box would cost each poll a load")]
 pub(crate) enum CqRing {
-    Rxe(rxe::cq::CqRing),
-    Mlx5(mlx5::cq::CqRing),
+    Rxe(rxe::cq::RxeCq),
+    Mlx5(mlx5::cq::Mlx5Cq),
 }
 
 impl CqRing {
@@ -201,8 +201,8 @@ pub(crate) struct RecvCursor {
 #[derive(Debug)]
 #[allow(clippy::large_enum_variant, reason = "a box would cost each request a load")]
 pub(crate) enum SendRing {
-    Rxe(rxe::sq::SendRing),
-    Mlx5(mlx5::sq::SendRing),
+    Rxe(rxe::sq::RxeSq),
+    Mlx5(mlx5::sq::Mlx5Sq),
 }
 
 impl SendRing {
@@ -242,15 +242,15 @@ impl SendRing {
 /// The send queue that a batch is posted to.
 #[derive(Debug)]
 pub(crate) enum SendRingMut<'q> {
-    Rxe(&'q mut rxe::sq::SendRing),
-    Mlx5(&'q mut mlx5::sq::SendRing),
+    Rxe(&'q mut rxe::sq::RxeSq),
+    Mlx5(&'q mut mlx5::sq::Mlx5Sq),
 }
 
 /// A queue pair's receive queue, as its poster uses it.
 #[derive(Debug)]
 pub(crate) enum RecvRing {
-    Rxe(rxe::rq::RecvRing),
-    Mlx5(mlx5::rq::RecvRing),
+    Rxe(rxe::rq::RxeRq),
+    Mlx5(mlx5::rq::Mlx5Rq),
 }
 
 impl RecvRing {
@@ -290,8 +290,8 @@ impl RecvRing {
 /// A shared receive queue, as its poster uses it.
 #[derive(Debug)]
 pub(crate) enum SrqRing {
-    Rxe(rxe::rq::RecvRing),
-    Mlx5(mlx5::srq::SrqRing),
+    Rxe(rxe::rq::RxeRq),
+    Mlx5(mlx5::srq::Mlx5Srq),
 }
 
 impl SrqRing {
@@ -331,16 +331,16 @@ impl SrqRing {
 #[derive(Debug)]
 pub(crate) enum RecvRingMut<'q> {
     /// The receive queue of a queue pair, or a shared one.
-    Rxe(&'q mut rxe::rq::RecvRing),
-    Mlx5(&'q mut mlx5::rq::RecvRing),
-    Mlx5Srq(&'q mut mlx5::srq::SrqRing),
+    Rxe(&'q mut rxe::rq::RxeRq),
+    Mlx5(&'q mut mlx5::rq::Mlx5Rq),
+    Mlx5Srq(&'q mut mlx5::srq::Mlx5Srq),
 }
 
 /// The shared receive queue of a queue pair, as far as the queue pair's rings use it.
 #[derive(Clone, Debug)]
 pub(crate) enum SharedReceives {
     Rxe,
-    Mlx5(Arc<mlx5::srq::SrqWrIds>),
+    Mlx5(Arc<mlx5::srq_wr_ids::SrqWrIds>),
 }
 
 /// The resources of a queue that the device may use until the queue is destroyed: memory, doorbell records,
@@ -350,12 +350,12 @@ pub(crate) enum QueueResources {
     /// Those of rxe belong to the kernel.
     #[default]
     None,
-    Mlx5(mlx5::resources::QueueResources),
+    Mlx5(mlx5::resources::Mlx5Resources),
 }
 
 impl QueueResources {
     /// The resources of a queue of mlx5.
-    pub(crate) fn mlx5(&self) -> Option<&mlx5::resources::QueueResources> {
+    pub(crate) fn mlx5(&self) -> Option<&mlx5::resources::Mlx5Resources> {
         match self {
             QueueResources::Mlx5(resources) => Some(resources),
             QueueResources::None => None,

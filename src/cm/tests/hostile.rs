@@ -1,8 +1,8 @@
 //! A connection manager that damages its answers and events.
 
 use crate::QpType;
-use crate::cm::kernel::{Buffer, Command, Kernel};
 use crate::cm::scripted::{CmScript, LOCAL, PEER};
+use crate::cm::ucma::{CommandMemory, UcmaCommand, UcmaFile};
 use crate::cm::{ConnectParam, EventChannel};
 use crate::tests::Bench;
 use crate::tests::hostile::{Damage, explore};
@@ -21,16 +21,16 @@ struct HostileCm {
     damage: Mutex<Damage>,
 }
 
-impl Kernel for HostileCm {
-    fn execute(&self, mut command: Command<'_>) -> Result<(), Errno> {
+impl UcmaFile for HostileCm {
+    fn execute(&self, mut command: UcmaCommand<'_>) -> Result<(), Errno> {
         let buffer = match &mut command.buffer {
-            Buffer::None => Buffer::None,
-            Buffer::In(bytes) => Buffer::In(bytes),
-            Buffer::Out(bytes) => Buffer::Out(bytes),
+            CommandMemory::None => CommandMemory::None,
+            CommandMemory::In(bytes) => CommandMemory::In(bytes),
+            CommandMemory::Out(bytes) => CommandMemory::Out(bytes),
         };
-        let Command { number, request, address_at, .. } = command;
-        self.script.execute(Command { number, request, buffer, address_at })?;
-        if let Buffer::Out(answer) = command.buffer {
+        let UcmaCommand { number, request, address_at, .. } = command;
+        self.script.execute(UcmaCommand { number, request, buffer, address_at })?;
+        if let CommandMemory::Out(answer) = command.buffer {
             self.damage.lock().unwrap().apply(answer);
         }
         Ok(())

@@ -5,7 +5,6 @@
 //! `hw/mlx5/main.c`.
 
 use super::Mlx5;
-use super::sq::Frames;
 use super::wqe::LONGEST;
 use super::wr_ids::WQE_INDICES;
 use crate::error::{Error, Result};
@@ -38,15 +37,15 @@ const LOW_LATENCY_REGISTERS: u32 = 4;
 
 /// A context in the making.
 #[derive(Debug)]
-pub(crate) struct Opening {
+pub(crate) struct Mlx5Opening {
     request: mlx5_ib_alloc_ucontext_req_v2,
     response: mlx5_ib_alloc_ucontext_resp,
     /// Whether the context was imported: another process established it.
     inquired: bool,
 }
 
-impl Opening {
-    pub(crate) fn new() -> Opening {
+impl Mlx5Opening {
+    pub(crate) fn new() -> Mlx5Opening {
         let caps = mlx5_lib_caps::MLX5_LIB_CAP_4K_UAR | mlx5_lib_caps::MLX5_LIB_CAP_DYN_UAR;
         let request = mlx5_ib_alloc_ucontext_req_v2 {
             total_num_bfregs: TOTAL_REGISTERS,
@@ -56,7 +55,7 @@ impl Opening {
             lib_caps: caps.bits(),
             ..Default::default()
         };
-        Opening { request, response: Default::default(), inquired: false }
+        Mlx5Opening { request, response: Default::default(), inquired: false }
     }
 
     pub(crate) fn request<'a>(&'a mut self, command: &mut Command<'a>) {
@@ -97,11 +96,20 @@ impl Opening {
             sent: device.base.max_qp_init_rd_atom,
             atomics: device.base.atomic_cap != ib_atomic_cap::IB_ATOMIC_NONE.0,
         };
-        limits.frames.checksums =
+        limits.raw_packet.checksums =
             ib_uverbs_raw_packet_caps::from_bits_retain(device.raw_packet_caps)
                 .contains(ib_uverbs_raw_packet_caps::IB_UVERBS_RAW_PACKET_CAP_IP_CSUM);
         Mlx5::new(limits, kernel)
     }
+}
+
+/// Requirements of a device on raw packets, and its offloads for them.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct RawPacketLimits {
+    /// The first bytes of a packet that have to be in the request.
+    pub(crate) min_header: u8,
+    /// Whether the device fills in checksums.
+    pub(crate) checksums: bool,
 }
 
 /// What the driver reported of a context.
@@ -125,8 +133,7 @@ pub(crate) struct Limits {
     pub(crate) rd_atomic: RdAtomic,
     /// UARs of 4 KiB in a page of the system.
     pub(crate) uars_per_page: u32,
-    /// What WQEs of raw packets must carry, and which offloads the device has.
-    pub(crate) frames: Frames,
+    pub(crate) raw_packet: RawPacketLimits,
     /// Whether queue pairs tell their enhanced connection establishment (ECE) options.
     pub(crate) ece: bool,
     /// Where in its page the core clock stands; `None` if there is no such page.
@@ -184,7 +191,7 @@ impl Limits {
             max_cqe: 0,
             rd_atomic: RdAtomic::default(),
             uars_per_page: resp.num_uars_per_page,
-            frames: Frames {
+            raw_packet: RawPacketLimits {
                 min_header: match mlx5_user_inline_mode(resp.eth_min_inline) {
                     mlx5_user_inline_mode::MLX5_USER_INLINE_MODE_NONE => 0,
                     // Kernels older than this field report 0: then, too, WQEs carry the header inline.

@@ -5,7 +5,7 @@
 
 use super::cqe::{COUNTER, Mlx5Wc, UIDX, is_receive, op_own_above, opcode_of, received, uidx_of};
 use super::qp_table::{Leftover, QpRegistry, QpTable};
-use super::resources::{QueueResources, dmabuf, explain_dmabuf};
+use super::resources::{Mlx5Resources, dmabuf, explain_dmabuf};
 use super::wqe::pair;
 use super::wr_ids::SharedQp;
 use super::{Mlx5, misfit};
@@ -84,7 +84,7 @@ pub(crate) fn create<K>(
     attr: CqInitAttr,
     source: Source<'_>,
     execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CqRing)> {
+) -> Result<(K, Mlx5Cq)> {
     let size = CqSize::new(mlx5.limits.max_cqe, attr.cqe, attr.cqe_size)
         .map_err(|detail| Error::invalid(source.verb, detail))?;
     if attr.pad && size.cqe != 128 {
@@ -124,13 +124,13 @@ pub(crate) fn create<K>(
     if short_page_id.is_none() {
         command.u32(MLX5_IB_ATTR_CREATE_CQ_UAR_INDEX, page_id);
     }
-    let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
+    let (pinned, resources) = (memory.len(), Mlx5Resources::new(&dbrec, Some(memory)));
     let resources = provider::QueueResources::Mlx5(resources);
     let has_dmabuf = memory_dmabuf.is_some() || dbrec_dmabuf.is_some();
     let object = execute(CreateRequest { command, pinned, resources })
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
-    let mut ring = CqRing::new(buffer, dbrec, PollGate::new(gate), arming, response.cqn);
+    let mut ring = Mlx5Cq::new(buffer, dbrec, PollGate::new(gate), arming, response.cqn);
     ring.max_cqe = mlx5.limits.max_cqe;
     Ok((object, ring))
 }
@@ -155,7 +155,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, size: usize) -> O
 
 /// The poller's side of a completion queue.
 #[derive(Debug)]
-pub(crate) struct CqRing {
+pub(crate) struct Mlx5Cq {
     // Dropped before the memory, as where the kernel's object holds both.
     consumed: RecordWord<0>,
     armed: RecordWord<1>,
@@ -183,7 +183,7 @@ struct FoundCqe {
     op_own: u8,
 }
 
-impl CqRing {
+impl Mlx5Cq {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
         cqes: CqBuffer,
@@ -191,8 +191,8 @@ impl CqRing {
         poll_gate: PollGate,
         arming: &Arc<DoorbellRegister>,
         cqn: u32,
-    ) -> CqRing {
-        CqRing {
+    ) -> Mlx5Cq {
+        Mlx5Cq {
             epoch: cqes.epoch(),
             reader: CqReader::new(cqes, 0),
             cqn: pair(0, cqn),
@@ -473,7 +473,7 @@ impl CqRing {
         &mut self,
         cqe: u32,
         source: Source<'_>,
-        held: Option<&QueueResources>,
+        held: Option<&Mlx5Resources>,
         execute: impl FnOnce(ResizeRequest<'_>) -> Result<()>,
     ) -> Result<()> {
         let size = CqSize::new(self.max_cqe, cqe, self.cqe_size() as u32)
@@ -531,7 +531,7 @@ impl CqRing {
     }
 }
 
-impl Drop for CqRing {
+impl Drop for Mlx5Cq {
     fn drop(&mut self) {
         let (reader, table) = (self.reader.clone(), std::mem::take(&mut self.table));
         self.registry.inherit(Leftover { reader, table });

@@ -3,7 +3,7 @@
 //!
 //! Pairs with `create_user_qp` in `hw/mlx5/qp.c`, which pins the memory that is named here.
 
-use super::resources::{QueueResources, dmabuf, explain_dmabuf};
+use super::resources::{Mlx5Resources, dmabuf, explain_dmabuf};
 use super::rq::{self, RqSize};
 use super::sq::{self, SqSize};
 use super::wr_ids::{Receives, SharedQp};
@@ -139,7 +139,7 @@ pub(crate) fn create<K>(
         .input(UVERBS_ATTR_UHW_IN, &request)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
     let pinned = [&memory, &sq_memory].into_iter().flatten().map(|memory| memory.len()).sum();
-    let resources = QueueResources::new(&dbrec, memory.clone()).with(&sq_memory, lease);
+    let resources = Mlx5Resources::new(&dbrec, memory.clone()).with(&sq_memory, lease);
     let resources = provider::QueueResources::Mlx5(resources);
     let has_dmabuf = memory_dmabuf.is_some() || sq_dmabuf.is_some() || dbrec_dmabuf.is_some();
     let object = execute(CreateRequest { command, pinned, resources })
@@ -162,7 +162,7 @@ pub(crate) fn create<K>(
                 max_sge: rq_size.max_sge,
             };
             let (dbrec, gate) = (dbrec.clone(), gate.clone());
-            let ring = rq::RecvRing::new(memory.clone(), place, dbrec, shared.clone(), gate);
+            let ring = rq::Mlx5Rq::new(memory.clone(), place, dbrec, shared.clone(), gate);
             Some(RecvRing::Mlx5(ring.ok_or_else(misfit)?))
         }
     };
@@ -175,7 +175,7 @@ pub(crate) fn create<K>(
         true => Gate::alone(&mlx5.records).map_err(|errno| Error::new(source.verb, errno))?,
         false => gate.clone(),
     };
-    let send = sq::SendRing::new(sq::Setup {
+    let send = sq::Mlx5Sq::new(sq::Setup {
         memory: sq_memory,
         offset,
         wqebbs: sq_size.ring(),
@@ -188,7 +188,7 @@ pub(crate) fn create<K>(
         register,
         owns_register,
         shared: shared.clone(),
-        frames: limits.frames,
+        raw_packet: limits.raw_packet,
         gate: gate.clone(),
         ring_gate,
     });

@@ -12,7 +12,7 @@
 //! only sends. Creating a queue pair compacts them.
 
 use super::cqe::{COUNTER, is_receive, opcode_of, uidx_of};
-use super::srq::SrqWrIds;
+use super::srq_wr_ids::SrqWrIds;
 use super::uidx::Uidx;
 use super::wr_ids::SharedQp;
 use crate::memory::barrier::udma_from_device;

@@ -35,7 +35,7 @@ pub(super) fn explain_dmabuf(error: Error, has_dmabuf: bool) -> Error {
 /// dropped first, here, after failed creations and in rings: allocators see records freed before buffers, as
 /// with libmlx5.
 #[derive(Debug)]
-pub(crate) struct QueueResources {
+pub(crate) struct Mlx5Resources {
     _record: Arc<DoorbellRecord>,
     /// Exchanged when a completion queue is resized.
     memory: Lock<Option<Arc<QueueMemory>>>,
@@ -46,12 +46,12 @@ pub(crate) struct QueueResources {
     _register: Option<RegisterLease>,
 }
 
-impl QueueResources {
+impl Mlx5Resources {
     pub(super) fn new(
         record: &Arc<DoorbellRecord>,
         memory: Option<Arc<QueueMemory>>,
-    ) -> QueueResources {
-        QueueResources {
+    ) -> Mlx5Resources {
+        Mlx5Resources {
             _record: record.clone(),
             memory: Lock::new(memory),
             doubtful: Lock::default(),
@@ -65,8 +65,8 @@ impl QueueResources {
         self,
         sends: &Option<Arc<QueueMemory>>,
         register: Option<RegisterLease>,
-    ) -> QueueResources {
-        QueueResources { _sends: sends.clone(), _register: register, ..self }
+    ) -> Mlx5Resources {
+        Mlx5Resources { _sends: sends.clone(), _register: register, ..self }
     }
 
     /// Replaces the memory after the kernel moved the queue; returns the old memory.

@@ -67,7 +67,7 @@ impl RqSize {
 }
 
 #[derive(Debug)]
-pub(crate) struct RecvRing {
+pub(crate) struct Mlx5Rq {
     // Dropped before the memory, as where the kernel's object holds both.
     dbrec: RecordWord<MLX5_RCV_DBR>,
     buffer: RqBuffer<AtomicU64, 1>,
@@ -89,7 +89,7 @@ pub(crate) struct RqLayout {
     pub(crate) max_sge: u32,
 }
 
-impl RecvRing {
+impl Mlx5Rq {
     /// `None` if the entries do not fit into the memory, if they or their size are no powers of
     /// two, or if an entry does not take so many SGEs.
     pub(crate) fn new(
@@ -98,7 +98,7 @@ impl RecvRing {
         dbrec: Arc<DoorbellRecord>,
         shared: Arc<SharedQp>,
         gate: Gate,
-    ) -> Option<RecvRing> {
+    ) -> Option<Mlx5Rq> {
         let RqLayout { offset, entries, stride, max_sge } = place;
         let segments = stride / SEGMENT as u32;
         if !(1..=segments).contains(&max_sge) {
@@ -108,7 +108,7 @@ impl RecvRing {
             return None;
         }
         let wr_ids = shared.receives.own.entries();
-        Some(RecvRing {
+        Some(Mlx5Rq {
             buffer: RqBuffer::new(memory, offset, entries, segments, wr_ids)?,
             entries,
             max_sge,

@@ -5,9 +5,7 @@
 
 mod packet;
 
-pub(crate) use packet::Frames;
-
-use super::context::Limits;
+use super::context::{Limits, RawPacketLimits};
 use super::umr::{self, Change};
 use super::wqe::{
     LONGEST, MASKED_EIGHT, Segment, atomic, control, data, inline_length, pair, remote, segments,
@@ -181,7 +179,7 @@ pub(crate) struct Setup {
     /// Whether no other queue rings the register while a batch of this queue is rung.
     pub(crate) owns_register: bool,
     pub(crate) shared: Arc<SharedQp>,
-    pub(crate) frames: Frames,
+    pub(crate) raw_packet: RawPacketLimits,
     pub(crate) gate: Gate,
     /// Open as `gate` is. Shut for ever where the device is in this process, and has to be told of each ring.
     pub(crate) ring_gate: Gate,
@@ -189,7 +187,7 @@ pub(crate) struct Setup {
 
 /// A send queue.
 #[derive(Debug)]
-pub(crate) struct SendRing {
+pub(crate) struct Mlx5Sq {
     // Dropped before the memory, as where the kernel's object holds both.
     dbrec: RecordWord<MLX5_SND_DBR>,
     buffer: SqBuffer<SqWrId>,
@@ -214,14 +212,14 @@ pub(crate) struct SendRing {
     /// Segments of the longest WQE.
     max_segments: u32,
     shared: Arc<SharedQp>,
-    frames: Frames,
+    raw_packet: RawPacketLimits,
     gate: Gate,
     ring_gate: Gate,
 }
 
-impl SendRing {
+impl Mlx5Sq {
     /// `None` if the queue does not fit into its memory.
-    pub(crate) fn new(setup: Setup) -> Option<SendRing> {
+    pub(crate) fn new(setup: Setup) -> Option<Mlx5Sq> {
         let longest = setup.wqebbs.checked_div(setup.max_post).unwrap_or(0);
         let always = if setup.signal_all { flags::MLX5_WQE_CTRL_CQ_UPDATE.bits() } else { 0 };
         // A single SGE is one too many for a queue that takes none; the inline way does not count it.
@@ -229,7 +227,7 @@ impl SendRing {
             0 => SendOps { gather: 0, datagram: 0, srq_gather: 0, ..setup.unchecked },
             _ => setup.unchecked,
         };
-        Some(SendRing {
+        Some(Mlx5Sq {
             buffer: SqBuffer::new(
                 Wqebbs::new(setup.memory, setup.offset, setup.wqebbs)?,
                 setup.shared.sends.entries(),
@@ -253,7 +251,7 @@ impl SendRing {
                 .saturating_mul(SEGMENTS_PER_WQEBB)
                 .min(LONGEST),
             shared: setup.shared,
-            frames: setup.frames,
+            raw_packet: setup.raw_packet,
             gate: setup.gate,
             ring_gate: setup.ring_gate,
         })
@@ -661,7 +659,7 @@ fn completion_flags(asked: SendFlags) -> u8 {
 /// A WQE that is being written.
 #[derive(Clone, Copy)]
 struct Wqe<'r> {
-    ring: &'r SendRing,
+    ring: &'r Mlx5Sq,
     slot: WqeSlot<'r, SqWrId>,
     /// Whether a single SGE needs no check: it fits, and its length is not 0.
     sge_is_checked: bool,
@@ -669,7 +667,7 @@ struct Wqe<'r> {
 
 impl<'r> Wqe<'r> {
     #[inline(always)]
-    fn new(ring: &'r SendRing, at: u32, sge_is_checked: bool) -> Self {
+    fn new(ring: &'r Mlx5Sq, at: u32, sge_is_checked: bool) -> Self {
         Wqe { ring, slot: ring.buffer.at(at), sge_is_checked }
     }
 }

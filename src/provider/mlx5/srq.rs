@@ -5,8 +5,9 @@
 //! the poster finds all that came back in a row. One WQE always stays free, to be the next.
 
 use super::context::Limits;
-use super::resources::QueueResources;
+use super::resources::Mlx5Resources;
 use super::rq::scatter;
+use super::srq_wr_ids::{SrqWrId, SrqWrIds};
 use super::wqe::{TERMINATOR, data, link};
 use super::wr_ids::{Receives, SharedQp};
 use super::{Mlx5, misfit};
@@ -21,8 +22,7 @@ use crate::memory::wqe_segment::SEGMENT;
 use crate::provider::{
     self, CreateRequest, CreatedSrq, Member, RecvCursor, SharedReceives, SrqInitAttr,
 };
-use crate::sync::ring_array::RingArray;
-use crate::sync::{AtomicU32, AtomicU64, Ordering};
+use crate::sync::Ordering;
 use crate::uverbs::command::Command;
 use crate::wr::{PostError, RecvWr, RingError};
 use rustix::param::page_size;
@@ -121,11 +121,11 @@ pub(crate) fn create<K>(
     if attr.xrc {
         command.output(UVERBS_ATTR_CREATE_SRQ_RESP_SRQ_NUM, &mut number);
     }
-    let (pinned, resources) = (memory.len(), QueueResources::new(&dbrec, Some(memory)));
+    let (pinned, resources) = (memory.len(), Mlx5Resources::new(&dbrec, Some(memory)));
     let resources = provider::QueueResources::Mlx5(resources);
     let object = execute(CreateRequest { command, pinned, resources })?;
 
-    let ring = SrqRing::new(prepared, max_sge, dbrec, gate);
+    let ring = Mlx5Srq::new(prepared, max_sge, dbrec, gate);
     let shared = ring.wr_ids().clone();
     let member = match uidx {
         Some(uidx) => {
@@ -147,90 +147,6 @@ pub(crate) fn create<K>(
     ))
 }
 
-/// The entry of a WQE, which the poster and the pollers share.
-#[derive(Debug, Default)]
-struct SrqWrId {
-    /// The work request id.
-    wr_id: AtomicU64,
-    /// The next free WQE, while this one is free.
-    next: AtomicU32,
-}
-
-/// WQEs that came back, linked in a row.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-struct Row {
-    first: u16,
-    last: u16,
-    count: u32,
-}
-
-impl Row {
-    #[inline(always)]
-    fn of(word: u64) -> Row {
-        Row { first: word as u16, last: (word >> 16) as u16, count: (word >> 32) as u32 }
-    }
-
-    #[inline(always)]
-    fn word(self) -> u64 {
-        u64::from(self.count) << 32 | u64::from(self.last) << 16 | u64::from(self.first)
-    }
-}
-
-/// What the poster and the pollers share: the work request ids, and the WQEs that come back.
-#[derive(Debug)]
-pub(crate) struct SrqWrIds {
-    entries: RingArray<SrqWrId>,
-    /// The WQEs that came back, as a [`Row`]: the latest is its first.
-    back: AtomicU64,
-}
-
-impl SrqWrIds {
-    fn new(entries: u32) -> SrqWrIds {
-        SrqWrIds { entries: RingArray::new(entries), back: AtomicU64::new(0) }
-    }
-
-    /// Gives the WQE back that a completion names, and returns its work request id. Any number of threads
-    /// may do so at once.
-    #[inline]
-    pub(crate) fn complete(&self, at: u32) -> u64 {
-        let at = at & (self.entries.len() - 1);
-        let entry = self.entries.at(at);
-        let wr_id = entry.wr_id.load(Ordering::Relaxed);
-        let mut word = self.back.load(Ordering::Relaxed);
-        loop {
-            let back = Row::of(word);
-            // Behind the last of a row is whatever the poster puts there.
-            entry.next.store(back.first.into(), Ordering::Relaxed);
-            let first = at as u16;
-            let last = if back.count == 0 { first } else { back.last };
-            let row = Row { first, last, count: back.count.wrapping_add(1) };
-            // Release: the id is read, and the next WQE is set, before the poster finds this one. The row
-            // is only ever taken whole, so that no WQE is compared after it was used again.
-            match self.back.compare_exchange_weak(
-                word,
-                row.word(),
-                Ordering::Release,
-                Ordering::Relaxed,
-            ) {
-                Ok(_) => return wr_id,
-                Err(seen) => word = seen,
-            }
-        }
-    }
-
-    /// Takes all WQEs that came back, and links the last to the WQE `behind`.
-    #[inline]
-    fn take(&self, behind: u32) -> Option<Row> {
-        if self.back.load(Ordering::Relaxed) == 0 {
-            return None;
-        }
-        // Acquire pairs with the Release of `complete`.
-        let row = Row::of(self.back.swap(0, Ordering::Acquire));
-        self.entries.at(row.last.into()).next.store(behind, Ordering::Relaxed);
-        Some(row)
-    }
-}
-
 /// WQEs of two segments or more: the link, and an SGE.
 type Linked = RqBuffer<SrqWrId, 2>;
 
@@ -250,7 +166,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
     }
     let wr_ids = Arc::new(SrqWrIds::new(entries));
     let segments = stride / SEGMENT as u32;
-    let ring = Linked::new(memory.clone(), 0, entries, segments, wr_ids.entries.clone())?;
+    let ring = Linked::new(memory.clone(), 0, entries, segments, wr_ids.entries().clone())?;
     for at in 0..entries {
         let (wqe, entry) = ring.at(at);
         wqe.write_half::<0>(link((at + 1) & (entries - 1)));
@@ -261,7 +177,7 @@ pub(crate) fn prepare(memory: &Arc<QueueMemory>, entries: u32, stride: u32) -> O
 
 /// The poster's side of a shared receive queue.
 #[derive(Debug)]
-pub(crate) struct SrqRing {
+pub(crate) struct Mlx5Srq {
     // Dropped before the memory, as where the kernel's object holds both.
     dbrec: RecordWord<0>,
     buffer: Linked,
@@ -276,18 +192,18 @@ pub(crate) struct SrqRing {
     wr_ids: Arc<SrqWrIds>,
 }
 
-impl SrqRing {
+impl Mlx5Srq {
     /// Takes what [`prepare`] made.
     pub(crate) fn new(
         prepared: Prepared,
         max_sge: u32,
         dbrec: Arc<DoorbellRecord>,
         gate: Gate,
-    ) -> SrqRing {
+    ) -> Mlx5Srq {
         let Prepared { buffer, wr_ids, entries } = prepared;
         // A shared receive queue has no states to wait for.
         gate.level().store(1, std::sync::atomic::Ordering::Relaxed);
-        SrqRing {
+        Mlx5Srq {
             // The first segment of an entry is its link.
             max_sge: max_sge.min(buffer.each() - 1),
             buffer,
@@ -419,67 +335,5 @@ impl SrqRing {
         udma_to_device();
         self.dbrec.set(self.posted & 0xffff);
         Ok(())
-    }
-}
-
-#[cfg(all(test, loom))]
-mod model {
-    use super::*;
-    use crate::sync::{AccessProbe, bounded_model};
-    use loom::sync::Arc;
-    use loom::thread;
-
-    /// Two pollers give entries back while the poster takes: each entry comes back once, and its
-    /// number was read before. That numbers are atomics hides from loom when they are read too
-    /// late; `held` is read and written with them.
-    #[test]
-    fn two_give_back_while_one_takes() {
-        // Each further preemption takes two to five times as long: 0.2 s of a processor with three, 6 s with six.
-        bounded_model(3, 6, || {
-            let wr_ids = Arc::new(SrqWrIds::new(2));
-            let held = Arc::new([AccessProbe::new(), AccessProbe::new()]);
-            wr_ids.entries.at(0).wr_id.store(10, Ordering::Relaxed);
-            wr_ids.entries.at(1).wr_id.store(11, Ordering::Relaxed);
-            let pollers: Vec<_> = (0..2u32)
-                .map(|at| {
-                    let (wr_ids, held) = (wr_ids.clone(), held.clone());
-                    thread::spawn(move || {
-                        held[at as usize].read();
-                        assert_eq!(wr_ids.complete(at), u64::from(at) + 10);
-                    })
-                })
-                .collect();
-            // All of a row, and what is behind it.
-            let take = |wr_ids: &SrqWrIds| {
-                let mut seen = Vec::new();
-                let Some(row) = wr_ids.take(7) else { return seen };
-                let mut at = u32::from(row.first);
-                for _ in 0..row.count {
-                    seen.push(at);
-                    at = wr_ids.entries.at(at).next.load(Ordering::Relaxed);
-                }
-                assert_eq!((seen.last(), at), (Some(&row.last.into()), 7));
-                seen
-            };
-            let poster = {
-                let wr_ids = wr_ids.clone();
-                thread::spawn(move || {
-                    let seen = take(&wr_ids);
-                    for at in &seen {
-                        // The entry is posted again at once.
-                        held[*at as usize].write();
-                        wr_ids.entries.at(*at).wr_id.store(99, Ordering::Relaxed);
-                    }
-                    seen
-                })
-            };
-            for poller in pollers {
-                poller.join().unwrap();
-            }
-            let mut seen = poster.join().unwrap();
-            seen.extend(take(&wr_ids));
-            seen.sort_unstable();
-            assert_eq!(seen, [0, 1]);
-        });
     }
 }

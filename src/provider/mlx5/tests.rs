@@ -10,12 +10,13 @@ mod posting;
 mod size;
 mod vectors;
 
-use super::cq::{self, CqRing};
+use super::context::RawPacketLimits;
+use super::cq::{self, Mlx5Cq};
 use super::cqe::Mlx5Wc;
 use super::fake_device::{FakeCq, cqe};
-use super::rq::{self, RecvRing};
-use super::sq::{Frames, SendRing, Setup};
-use super::srq::{self, SrqRing};
+use super::rq::{self, Mlx5Rq};
+use super::sq::{Mlx5Sq, Setup};
+use super::srq::{self, Mlx5Srq};
 use super::uidx::UidxAllocator;
 use super::wr_ids::{Receives, SharedQp};
 use crate::identity::Identity;
@@ -72,7 +73,7 @@ fn open(dbrec: &Arc<DoorbellRecord>) -> Gate {
 
 /// A send queue, the device's view of it, and what it rings.
 struct Sender {
-    ring: SendRing,
+    ring: Mlx5Sq,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
     page: FakeRegister,
@@ -88,7 +89,7 @@ struct Shape {
     buffer: usize,
     owns_register: bool,
     signal_all: bool,
-    frames: Frames,
+    raw_packet: RawPacketLimits,
 }
 
 impl Default for Shape {
@@ -100,7 +101,7 @@ impl Default for Shape {
             buffer: BUFFER,
             owns_register: false,
             signal_all: false,
-            frames: Frames { min_header: 0, checksums: true },
+            raw_packet: RawPacketLimits { min_header: 0, checksums: true },
         }
     }
 }
@@ -116,7 +117,7 @@ impl Sender {
         let (dbrec, page) = (dbrec(), FakeRegister::new(shape.buffer));
         let uidx = UidxAllocator::new().take().unwrap();
         let qp = SharedQp::new(shape.qpn, uidx, Some(shape.wqebbs), Receives::None);
-        let ring = SendRing::new(Setup {
+        let ring = Mlx5Sq::new(Setup {
             memory,
             offset: 0,
             wqebbs: shape.wqebbs,
@@ -140,7 +141,7 @@ impl Sender {
             register: page.register.clone(),
             owns_register: shape.owns_register,
             shared: qp.clone(),
-            frames: shape.frames,
+            raw_packet: shape.raw_packet,
             gate: open(&dbrec),
             ring_gate: open(&dbrec),
         });
@@ -205,7 +206,7 @@ fn bytes(segments: &WqeSegments, from: u32, length: usize) -> Vec<u8> {
 
 /// A receive queue of a queue pair.
 struct Receiver {
-    ring: RecvRing,
+    ring: Mlx5Rq,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
     qp: Arc<SharedQp>,
@@ -223,7 +224,7 @@ impl Receiver {
         let uidx = UidxAllocator::new().take().unwrap();
         let qp = SharedQp::new(QPN, uidx, None, Receives::Own(entries));
         let place = rq::RqLayout { offset: 0, entries, stride, max_sge: stride / SEGMENT as u32 };
-        let ring = RecvRing::new(memory, place, dbrec.clone(), qp.clone(), open(&dbrec));
+        let ring = Mlx5Rq::new(memory, place, dbrec.clone(), qp.clone(), open(&dbrec));
         Receiver { ring: ring.unwrap(), device, dbrec, qp }
     }
 
@@ -243,7 +244,7 @@ impl Receiver {
 
 /// A shared receive queue.
 struct SharedReceiver {
-    ring: SrqRing,
+    ring: Mlx5Srq,
     device: WqeSegments,
     dbrec: Arc<DoorbellRecord>,
 }
@@ -255,7 +256,7 @@ impl SharedReceiver {
         let device = WqeSegments::new(memory, 0, entries * stride / SEGMENT as u32).unwrap();
         let dbrec = dbrec();
         let max_sge = stride / SEGMENT as u32 - 1;
-        let ring = SrqRing::new(prepared, max_sge, dbrec.clone(), open(&dbrec));
+        let ring = Mlx5Srq::new(prepared, max_sge, dbrec.clone(), open(&dbrec));
         SharedReceiver { ring, device, dbrec }
     }
 
@@ -275,7 +276,7 @@ impl SharedReceiver {
 
 /// A completion queue and the device that writes to it.
 struct Completed {
-    ring: CqRing,
+    ring: Mlx5Cq,
     device: FakeCq,
     page: FakeRegister,
 }
@@ -286,7 +287,7 @@ impl Completed {
         let cqes = cq::prepare(&memory, entries, size).unwrap();
         let (dbrec, page) = (dbrec(), FakeRegister::new(0));
         let gate = Gate::beside(&dbrec).unwrap();
-        let ring = CqRing::new(cqes, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
+        let ring = Mlx5Cq::new(cqes, dbrec.clone(), PollGate::new(gate), &page.register, CQN);
         Completed { ring, device: FakeCq::new(&memory, entries, size, dbrec), page }
     }
 
@@ -306,7 +307,7 @@ impl Completed {
 }
 
 /// The next completion, of a poll that begins.
-fn next(ring: &mut CqRing) -> Option<Mlx5Wc<'_>> {
+fn next(ring: &mut Mlx5Cq) -> Option<Mlx5Wc<'_>> {
     ring.catch_up();
     ring.next()
 }

@@ -4,7 +4,7 @@
 //! poller moves the tail, which makes room for the poster. The two may be different threads, and a poller
 //! keeps a [`SharedQp`] for as long as completions may name it.
 
-use super::srq::SrqWrIds;
+use super::srq_wr_ids::SrqWrIds;
 use super::uidx::Uidx;
 use crate::sync::ring_array::RingArray;
 use crate::sync::{AtomicU32, AtomicU64, Ordering};

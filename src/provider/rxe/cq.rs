@@ -23,7 +23,7 @@ pub(crate) fn create<K>(
     verb: &'static str,
     mapper: &dyn Mapper,
     execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CqRing)> {
+) -> Result<(K, RxeCq)> {
     if attr.pad {
         return Err(Error::new(verb, Errno::OPNOTSUPP)
             .detail("only mlx5 has completions that can be padded"));
@@ -34,13 +34,13 @@ pub(crate) fn create<K>(
     command.u32(UVERBS_ATTR_CREATE_CQ_CQE, attr.cqe).output(UVERBS_ATTR_UHW_OUT, &mut response);
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    let ring = CqRing::map(response.mi, PollGate::new(gate), mapper);
+    let ring = RxeCq::map(response.mi, PollGate::new(gate), mapper);
     Ok((object, ring.map_err(|errno| unmapped(verb, errno))?))
 }
 
 /// The poller's side of a completion queue.
 #[derive(Debug)]
-pub(crate) struct CqRing {
+pub(crate) struct RxeCq {
     queue: RxeQueue,
     /// Consumer index.
     consumer: u32,
@@ -55,16 +55,16 @@ pub(crate) struct CqRing {
     current: ib_uverbs_wc,
 }
 
-impl CqRing {
+impl RxeCq {
     pub(crate) fn map(
         mi: mminfo,
         poll_gate: PollGate,
         mapper: &dyn Mapper,
-    ) -> std::result::Result<CqRing, Errno> {
+    ) -> std::result::Result<RxeCq, Errno> {
         let queue = map_ring(mi, size_of::<ib_uverbs_wc>(), mapper)?;
         let consumer = queue.consumer();
         let retirements = Arc::new(Retirements::new(queue.watch(), consumer, poll_gate));
-        Ok(CqRing {
+        Ok(RxeCq {
             queue,
             consumer,
             producer: consumer,

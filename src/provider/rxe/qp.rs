@@ -1,7 +1,7 @@
 //! Creates queue pairs. Pairs with `rxe_qp_from_init` in `rxe_qp.c`.
 
-use super::rq::RecvRing;
-use super::sq::SendRing;
+use super::rq::RxeRq;
+use super::sq::RxeSq;
 use super::{Rxe, unmapped};
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
@@ -69,14 +69,14 @@ pub(crate) fn create<K>(
     let unmapped = |errno| unmapped(verb, errno);
     let limits = SendLimits { max_sge: cap.max_send_sge, max_inline: cap.max_inline_data };
     let transport = attr.transport(qpn);
-    let send = SendRing::map(response.sq_mi, limits, transport, gate.clone(), mapper);
+    let send = RxeSq::map(response.sq_mi, limits, transport, gate.clone(), mapper);
     let send = send.map_err(unmapped)?;
     // Tables of requests are sized by these: no more than what the mapped ring holds.
     cap.max_send_wr = cap.max_send_wr.min(send.capacity());
     let recv = match (attr.srq, attr.cap.max_recv_wr) {
         (Some(_), _) | (None, 0) => None,
         (None, _) => {
-            let ring = RecvRing::map(response.rq_mi, cap.max_recv_sge, gate.clone(), mapper);
+            let ring = RxeRq::map(response.rq_mi, cap.max_recv_sge, gate.clone(), mapper);
             let ring = ring.map_err(unmapped)?;
             cap.max_recv_wr = cap.max_recv_wr.min(ring.capacity());
             Some(provider::RecvRing::Rxe(ring))

@@ -54,7 +54,7 @@ pub(crate) fn create_srq<K>(
     }
     let resources = QueueResources::None;
     let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    let ring = RecvRing::map(response.mi, max_sge, gate, mapper);
+    let ring = RxeRq::map(response.mi, max_sge, gate, mapper);
     let ring = ring.map_err(|errno| unmapped(verb, errno))?;
     // Tables of receives are sized by this: no more than what the mapped ring holds.
     let max_wr = max_wr.min(ring.capacity());
@@ -65,7 +65,7 @@ pub(crate) fn create_srq<K>(
 
 /// The poster's side of a receive queue.
 #[derive(Debug)]
-pub(crate) struct RecvRing {
+pub(crate) struct RxeRq {
     queue: RxeQueue,
     /// Producer index.
     producer: u32,
@@ -77,16 +77,16 @@ pub(crate) struct RecvRing {
     gate: Gate,
 }
 
-impl RecvRing {
+impl RxeRq {
     pub(crate) fn map(
         mi: mminfo,
         max_sge: u32,
         gate: Gate,
         mapper: &dyn Mapper,
-    ) -> std::result::Result<RecvRing, Errno> {
+    ) -> std::result::Result<RxeRq, Errno> {
         let queue = map_queue(mi, max_sge, mapper)?;
         let producer = queue.producer();
-        Ok(RecvRing { queue, producer, max_sge, closed: false, fresh: true, gate })
+        Ok(RxeRq { queue, producer, max_sge, closed: false, fresh: true, gate })
     }
 
     /// Tells which receives may be posted here and now; shut in a forked child.

@@ -20,7 +20,7 @@ use zerocopy::{Immutable, IntoBytes};
 const HEADER: usize = size_of::<rxe_send_wqe>();
 
 #[derive(Debug)]
-pub(crate) struct SendRing {
+pub(crate) struct RxeSq {
     queue: RxeQueue,
     /// Producer index.
     producer: u32,
@@ -31,21 +31,21 @@ pub(crate) struct SendRing {
     gate: Gate,
 }
 
-impl SendRing {
+impl RxeSq {
     pub(crate) fn map(
         mi: mminfo,
         limits: SendLimits,
         transport: QpTransport,
         gate: Gate,
         mapper: &dyn Mapper,
-    ) -> Result<SendRing, Errno> {
+    ) -> Result<RxeSq, Errno> {
         let sges = (limits.max_sge as usize).saturating_mul(size_of::<rxe_sge>());
         let payload = sges.max(limits.max_inline as usize);
         let queue = map_ring(mi, payload.saturating_add(HEADER), mapper)?;
         let producer = queue.producer();
         let named = (transport.qp_type == QpType::UD)
             .then(|| Arc::new(NamedAddresses::new(&queue, producer)));
-        Ok(SendRing { queue, producer, limits, transport, named, gate })
+        Ok(RxeSq { queue, producer, limits, transport, named, gate })
     }
 
     /// The address handles that its WQEs name, if it is of a UD queue pair.

@@ -2,9 +2,9 @@
 //! headers that it wants in the WQE.
 //!
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
-//! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`Frames`].
+//! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`RawPacketLimits`](crate::provider::mlx5::context::RawPacketLimits).
 
-use super::{SendRing, Wqe, completion_flags};
+use super::{Mlx5Sq, Wqe, completion_flags};
 use crate::provider::SendCursor;
 use crate::provider::mlx5::wqe::{Segment, control, pair};
 use crate::wr::{Packet, Payload, PostError, SendOp, SendWr};
@@ -13,16 +13,7 @@ use uverbs_uapi::mlx5::wqe::{mlx5_wqe_eth_flags as eth, mlx5_wqe_opcode as opcod
 /// Bytes of a header that a segment of one segment holds.
 const SHORT: usize = 2;
 
-/// What a device demands of raw packets, and does for them.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Frames {
-    /// The first bytes of a packet that have to be in the request.
-    pub(crate) min_header: u8,
-    /// Whether the device fills in checksums.
-    pub(crate) checksums: bool,
-}
-
-impl SendRing {
+impl Mlx5Sq {
     /// Writes the WQE of a raw packet where the cursor stands.
     pub(super) fn push_packet(
         &self,
@@ -34,7 +25,7 @@ impl SendRing {
             SendOp::Packet(packet) => packet,
             _ => return Err(PostError::Unsupported),
         };
-        if packet.checksums && !self.frames.checksums {
+        if packet.checksums && !self.raw_packet.checksums {
             return Err(PostError::NoChecksums);
         }
         let (header, payload) = self.split(packet, &wr.payload)?;
@@ -63,7 +54,7 @@ impl SendRing {
         let given = packet.head().ok_or(PostError::HeaderTooLong { max })?;
         let mut header = Header::default();
         header.append(given);
-        let min = usize::from(self.frames.min_header);
+        let min = usize::from(self.raw_packet.min_header);
         let short = PostError::HeaderTooShort { min: min as u32 };
         let missing = min.saturating_sub(header.length);
         if missing == 0 {

@@ -1,7 +1,7 @@
 //! Raw packets bit for bit.
 
 use super::{SGE, Sender, Shape};
-use crate::provider::mlx5::sq::Frames;
+use crate::provider::mlx5::context::RawPacketLimits;
 use crate::qp::state::QpType;
 use crate::wr::{Packet, PostError, QpTransport, SendWr};
 
@@ -16,8 +16,8 @@ fn hex(bytes: &[u8]) -> String {
 }
 
 fn device(min_header: u8, checksums: bool) -> Sender {
-    let frames = Frames { min_header, checksums };
-    Sender::new(Shape { frames, ..Shape::default() })
+    let raw_packet = RawPacketLimits { min_header, checksums };
+    Sender::new(Shape { raw_packet, ..Shape::default() })
 }
 
 fn push(sends: &mut Sender, wr: SendWr<'_>) -> Result<(), PostError> {

@@ -5,7 +5,7 @@ use super::PollGate;
 use super::{CQN, Completed, FakeRegister, Sender, Shape, SharedReceiver, bytes, cqe, dbrec, next};
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
-use crate::provider::mlx5::cq::{self, CqRing};
+use crate::provider::mlx5::cq::{self, Mlx5Cq};
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
 use crate::sync::Ordering;
@@ -35,7 +35,7 @@ fn member() -> Arc<SharedQp> {
     qp
 }
 
-fn ids(ring: &mut CqRing) -> Vec<u64> {
+fn ids(ring: &mut Mlx5Cq) -> Vec<u64> {
     let mut ids = Vec::new();
     while let Some(wc) = next(ring) {
         ids.push(wc.wr_id);
@@ -548,7 +548,7 @@ fn a_poller_that_goes_frees_the_indices_it_knew() {
     let memory = Arc::new(QueueMemory::pages(256).unwrap());
     let cqes = cq::prepare(&memory, 4, 64).unwrap();
     let gate = Gate::beside(&dbrec).unwrap();
-    let ring = CqRing::new(cqes, dbrec, PollGate::new(gate), &page.register, CQN);
+    let ring = Mlx5Cq::new(cqes, dbrec, PollGate::new(gate), &page.register, CQN);
     let qp = SharedQp::new(7, indices.take().unwrap(), Some(4), Receives::None);
     ring.registry().attach(&qp);
     ring.registry().retire(&qp);

@@ -5,8 +5,9 @@ use crate::memory::queue_memory::QueueMemory;
 use crate::number::{Rkey, SrqNumber};
 use crate::provider::SendCursor;
 use crate::provider::SendLimits;
-use crate::provider::mlx5::rq::{self, RecvRing};
-use crate::provider::mlx5::sq::{Frames, SendRing, Setup};
+use crate::provider::mlx5::context::RawPacketLimits;
+use crate::provider::mlx5::rq::{self, Mlx5Rq};
+use crate::provider::mlx5::sq::{Mlx5Sq, Setup};
 use crate::provider::mlx5::srq;
 use crate::provider::mlx5::uidx::UidxAllocator;
 use crate::provider::mlx5::wr_ids::{Receives, SharedQp};
@@ -184,7 +185,7 @@ fn no_queue_has_more_entries_than_completions_tell_apart() {
         let (dbrec, page) = (super::dbrec(), super::FakeRegister::new(BUFFER));
         let uidx = UidxAllocator::new().take().unwrap();
         let qp = SharedQp::new(super::QPN, uidx, Some(buffer), Receives::Own(buffer));
-        let ring = SendRing::new(Setup {
+        let ring = Mlx5Sq::new(Setup {
             memory: memory.clone(),
             offset: 0,
             wqebbs,
@@ -197,7 +198,7 @@ fn no_queue_has_more_entries_than_completions_tell_apart() {
             register: page.register.clone(),
             owns_register: true,
             shared: qp.clone(),
-            frames: Frames { min_header: 0, checksums: false },
+            raw_packet: RawPacketLimits { min_header: 0, checksums: false },
             gate: super::open(&dbrec),
             ring_gate: super::open(&dbrec),
         });
@@ -207,7 +208,7 @@ fn no_queue_has_more_entries_than_completions_tell_apart() {
         let shared = srq::prepare(&memory, wqebbs, 32).is_some();
         // Its limit is no smaller under Miri.
         assert_eq!(shared, fits || cfg!(miri));
-        assert_eq!(RecvRing::new(memory, place, dbrec, qp, gate).is_some(), fits);
+        assert_eq!(Mlx5Rq::new(memory, place, dbrec, qp, gate).is_some(), fits);
     }
 }
 

@@ -1,9 +1,10 @@
 //! How large queues are: what was asked for, rounded the way the device wants it.
 
 use crate::provider::mlx5::context::Limits;
+use crate::provider::mlx5::context::RawPacketLimits;
 use crate::provider::mlx5::cq::CqSize;
 use crate::provider::mlx5::rq::RqSize;
-use crate::provider::mlx5::sq::{DATA, Frames, SqSize, overhead};
+use crate::provider::mlx5::sq::{DATA, SqSize, overhead};
 use crate::provider::mlx5::srq::SrqSize;
 use crate::qp::state::QpType;
 use uverbs_uapi::qp::ib_uverbs_qp_cap;
@@ -19,7 +20,7 @@ const LIMITS: Limits = Limits {
     max_cqe: (1 << 22) - 1,
     rd_atomic: crate::provider::RdAtomic { answered: 16, sent: 16, atomics: true },
     uars_per_page: 1,
-    frames: Frames { min_header: 0, checksums: true },
+    raw_packet: RawPacketLimits { min_header: 0, checksums: true },
     ece: false,
     clock_offset: None,
     clock_info_versions: 0,

@@ -3,7 +3,7 @@
 //! Pairs with `ucma_write` in `core/ucma.c`. Only this file turns a slice of a command into the address
 //! that the kernel reads from or writes to.
 
-use super::kernel::{Buffer, Command, Kernel};
+use super::ucma::{CommandMemory, UcmaCommand, UcmaFile};
 use crate::platform::Platform;
 use crate::uverbs::open_file::OpenFile;
 use rustix::io::Errno;
@@ -24,8 +24,8 @@ impl RdmaCmFd {
     }
 }
 
-impl Kernel for RdmaCmFd {
-    fn execute(&self, mut command: Command<'_>) -> Result<(), Errno> {
+impl UcmaFile for RdmaCmFd {
+    fn execute(&self, mut command: UcmaCommand<'_>) -> Result<(), Errno> {
         let mut message = [0; LONGEST];
         let length = encode(&mut command, &mut message)?;
         let message = message.get(..length).ok_or(Errno::TOOBIG)?;
@@ -50,11 +50,11 @@ impl Kernel for RdmaCmFd {
 }
 
 /// Writes the header and the struct, with the address of the buffer, and returns their length.
-fn encode(command: &mut Command<'_>, message: &mut [u8; LONGEST]) -> Result<usize, Errno> {
+fn encode(command: &mut UcmaCommand<'_>, message: &mut [u8; LONGEST]) -> Result<usize, Errno> {
     let (address, out) = match &mut command.buffer {
-        Buffer::None => (None, 0),
-        Buffer::In(bytes) => (Some(bytes.as_ptr().expose_provenance()), 0),
-        Buffer::Out(bytes) => (Some(bytes.as_mut_ptr().expose_provenance()), bytes.len()),
+        CommandMemory::None => (None, 0),
+        CommandMemory::In(bytes) => (Some(bytes.as_ptr().expose_provenance()), 0),
+        CommandMemory::Out(bytes) => (Some(bytes.as_mut_ptr().expose_provenance()), bytes.len()),
     };
     let header = rdma_ucm_cmd_hdr {
         cmd: command.number,
@@ -79,7 +79,7 @@ mod tests {
     };
     use zerocopy::FromBytes;
 
-    fn encoded(mut command: Command<'_>) -> Vec<u8> {
+    fn encoded(mut command: UcmaCommand<'_>) -> Vec<u8> {
         let mut message = [0; LONGEST];
         let length = encode(&mut command, &mut message).unwrap();
         message[..length].to_vec()
@@ -88,7 +88,7 @@ mod tests {
     #[test]
     fn command_without_an_answer_is_a_header_and_its_struct() {
         let listen = rdma_ucm_listen { id: 7, backlog: 9 };
-        let words: Vec<_> = encoded(Command::new(7, &listen))
+        let words: Vec<_> = encoded(UcmaCommand::new(7, &listen))
             .chunks_exact(4)
             .map(|word| u32::from_ne_bytes(word.try_into().unwrap()))
             .collect();
@@ -101,7 +101,7 @@ mod tests {
         let request = rdma_ucm_create_id { uid: 5, ps: 0x106, ..Default::default() };
         let mut answer = rdma_ucm_create_id_resp::default();
         let place = std::ptr::from_ref(&answer).addr() as u64;
-        let message = encoded(Command::create_id(&request, &mut answer));
+        let message = encoded(UcmaCommand::create_id(&request, &mut answer));
         let header = rdma_ucm_cmd_hdr::read_from_bytes(&message[..HEADER]).unwrap();
         assert_eq!((header.r#in, header.out), (24, 4));
         let sent = rdma_ucm_create_id::read_from_bytes(&message[HEADER..]).unwrap();
@@ -112,7 +112,7 @@ mod tests {
     fn option_is_read_from_the_borrowed_memory() {
         let value = [3u8];
         let request = rdma_ucm_set_option { id: 1, optlen: 1, ..Default::default() };
-        let message = encoded(Command::set_option(&request, &value));
+        let message = encoded(UcmaCommand::set_option(&request, &value));
         let sent = rdma_ucm_set_option::read_from_bytes(&message[HEADER..]).unwrap();
         assert_eq!((sent.optval, sent.optlen), (value.as_ptr().addr() as u64, 1));
     }
@@ -121,7 +121,7 @@ mod tests {
     fn error_of_the_write_is_the_error_of_the_command() {
         let (read_only, _) = rustix::pipe::pipe().unwrap();
         let listen = rdma_ucm_listen::default();
-        let errno = RdmaCmFd::new(read_only).execute(Command::new(7, &listen));
+        let errno = RdmaCmFd::new(read_only).execute(UcmaCommand::new(7, &listen));
         // Miri does not tell the ends of a pipe apart, and the other end is closed.
         assert_eq!(errno, Err(if cfg!(miri) { Errno::PIPE } else { Errno::BADF }));
     }

@@ -2,7 +2,7 @@
 //!
 //! Pairs with `ucma_write` in `core/ucma.c`. As in [`uverbs`](crate::uverbs), a command contains no
 //! address: memory that the kernel reads or writes beside the command is a slice until
-//! [`fd`](super::fd) turns it into a pointer.
+//! [`fd`](super::rdma_cm_fd) turns it into a pointer.
 
 use crate::platform::Platform;
 use rustix::io::Errno;
@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 /// The memory that a command's address field points to.
 #[derive(Debug)]
-pub(crate) enum Buffer<'a> {
+pub(crate) enum CommandMemory<'a> {
     None,
     /// The kernel reads it.
     In(&'a [u8]),
@@ -26,22 +26,27 @@ pub(crate) enum Buffer<'a> {
 
 /// A command.
 #[derive(Debug)]
-pub(crate) struct Command<'a> {
+pub(crate) struct UcmaCommand<'a> {
     pub(super) number: u32,
     /// The command's struct, with 0 for the address.
     pub(super) request: &'a [u8],
-    pub(super) buffer: Buffer<'a>,
+    pub(super) buffer: CommandMemory<'a>,
     /// The offset of the address field in the struct.
     pub(super) address_at: usize,
 }
 
-impl<'a> Command<'a> {
+impl<'a> UcmaCommand<'a> {
     pub(crate) fn new<T: IntoBytes + Immutable>(number: u32, request: &'a T) -> Self {
-        Command { number, request: request.as_bytes(), buffer: Buffer::None, address_at: 0 }
+        UcmaCommand {
+            number,
+            request: request.as_bytes(),
+            buffer: CommandMemory::None,
+            address_at: 0,
+        }
     }
 
     fn answered<A: FromBytes + IntoBytes>(mut self, address_at: usize, answer: &'a mut A) -> Self {
-        self.buffer = Buffer::Out(answer.as_mut_bytes());
+        self.buffer = CommandMemory::Out(answer.as_mut_bytes());
         self.address_at = address_at;
         self
     }
@@ -50,7 +55,7 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_create_id,
         answer: &'a mut rdma_ucm_create_id_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_CREATE_ID, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_CREATE_ID, request)
             .answered(offset_of!(rdma_ucm_create_id, response), answer)
     }
 
@@ -58,7 +63,7 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_destroy_id,
         answer: &'a mut rdma_ucm_destroy_id_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_DESTROY_ID, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_DESTROY_ID, request)
             .answered(offset_of!(rdma_ucm_destroy_id, response), answer)
     }
 
@@ -66,7 +71,7 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_join_mcast,
         answer: &'a mut rdma_ucm_create_id_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_JOIN_MCAST, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_JOIN_MCAST, request)
             .answered(offset_of!(rdma_ucm_join_mcast, response), answer)
     }
 
@@ -74,7 +79,7 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_destroy_id,
         answer: &'a mut rdma_ucm_destroy_id_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_LEAVE_MCAST, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_LEAVE_MCAST, request)
             .answered(offset_of!(rdma_ucm_destroy_id, response), answer)
     }
 
@@ -82,16 +87,16 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_get_event,
         answer: &'a mut rdma_ucm_event_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_GET_EVENT, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_GET_EVENT, request)
             .answered(offset_of!(rdma_ucm_get_event, response), answer)
     }
 
     /// Asks for `RDMA_USER_CM_QUERY_PATH` or `RDMA_USER_CM_QUERY_IB_SERVICE`.
     pub(crate) fn query_list(request: &'a rdma_ucm_query, answer: &'a mut [u8]) -> Self {
-        Command {
-            buffer: Buffer::Out(answer),
+        UcmaCommand {
+            buffer: CommandMemory::Out(answer),
             address_at: offset_of!(rdma_ucm_query, response),
-            ..Command::new(RDMA_USER_CM_CMD_QUERY, request)
+            ..UcmaCommand::new(RDMA_USER_CM_CMD_QUERY, request)
         }
     }
 
@@ -100,7 +105,7 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_query,
         answer: &'a mut rdma_ucm_query_addr_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_QUERY, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_QUERY, request)
             .answered(offset_of!(rdma_ucm_query, response), answer)
     }
 
@@ -108,15 +113,15 @@ impl<'a> Command<'a> {
         request: &'a rdma_ucm_init_qp_attr,
         answer: &'a mut ib_uverbs_qp_attr,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_INIT_QP_ATTR, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_INIT_QP_ATTR, request)
             .answered(offset_of!(rdma_ucm_init_qp_attr, response), answer)
     }
 
     pub(crate) fn set_option(request: &'a rdma_ucm_set_option, value: &'a [u8]) -> Self {
-        Command {
-            buffer: Buffer::In(value),
+        UcmaCommand {
+            buffer: CommandMemory::In(value),
             address_at: offset_of!(rdma_ucm_set_option, optval),
-            ..Command::new(RDMA_USER_CM_CMD_SET_OPTION, request)
+            ..UcmaCommand::new(RDMA_USER_CM_CMD_SET_OPTION, request)
         }
     }
 }
@@ -126,20 +131,20 @@ pub(crate) fn migration(id: u32, from: BorrowedFd<'_>) -> rdma_ucm_migrate_id {
     rdma_ucm_migrate_id { id, fd: from.as_raw_fd() as u32, ..Default::default() }
 }
 
-impl<'a> Command<'a> {
+impl<'a> UcmaCommand<'a> {
     pub(crate) fn migrate_id(
         request: &'a rdma_ucm_migrate_id,
         answer: &'a mut rdma_ucm_migrate_resp,
     ) -> Self {
-        Command::new(RDMA_USER_CM_CMD_MIGRATE_ID, request)
+        UcmaCommand::new(RDMA_USER_CM_CMD_MIGRATE_ID, request)
             .answered(offset_of!(rdma_ucm_migrate_id, response), answer)
     }
 }
 
 /// An open file of the connection manager.
-pub(crate) trait Kernel: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
+pub(crate) trait UcmaFile: Debug + Send + Sync + UnwindSafe + RefUnwindSafe {
     /// Executes a command and fills in its answer.
-    fn execute(&self, command: Command<'_>) -> Result<(), Errno>;
+    fn execute(&self, command: UcmaCommand<'_>) -> Result<(), Errno>;
 
     /// The system that the file belongs to.
     fn platform(&self) -> Platform {
