@@ -6,10 +6,14 @@
 use super::resources::{Mlx5Resources, dmabuf, explain_dmabuf};
 use super::rq::{self, RqSize};
 use super::sq::{self, SqSize};
+use super::uar::RegisterLease;
+use super::uidx::Uidx;
 use super::wr_ids::{Receives, SharedQp};
 use super::{Mlx5, misfit};
 use crate::error::{Error, Result};
 use crate::memory::allocator::{ResourceType, Source};
+use crate::memory::doorbell_record::DoorbellRecord;
+use crate::memory::doorbell_register::DoorbellRegister;
 use crate::memory::gate::Gate;
 use crate::memory::queue_memory::QueueMemory;
 use crate::provider::{
@@ -23,6 +27,7 @@ use crate::uverbs::kernel::Kernel;
 use crate::wr::SendOps;
 use rustix::param::page_size;
 use std::sync::Arc;
+use uverbs_uapi::buffer::ib_uverbs_buffer_desc;
 use uverbs_uapi::mlx5::abi::{
     mlx5_ib_create_qp, mlx5_ib_create_qp_resp, mlx5_ib_modify_qp, mlx5_ib_modify_qp_resp,
     mlx5_qp_flags,
@@ -58,6 +63,34 @@ pub(crate) fn modify_with_ece(
     Ok(response.ece_options)
 }
 
+/// The memory, doorbell record, user index and doorbell register that a queue pair is made from.
+struct QpParts {
+    sq_size: SqSize,
+    rq_size: RqSize,
+    // The record is dropped before the memory, as where the kernel's object holds both.
+    dbrec: Arc<DoorbellRecord>,
+    gate: Gate,
+    uidx: Arc<Uidx>,
+    memory: QpMemory,
+    register: QpRegister,
+}
+
+/// The memory of the receive queue with the send queue behind it, or of each by itself if `sends` is one.
+struct QpMemory {
+    both: Option<Arc<QueueMemory>>,
+    sends: Option<Arc<QueueMemory>>,
+}
+
+/// The doorbell register that a queue pair's sends ring.
+struct QpRegister {
+    register: Arc<DoorbellRegister>,
+    page: u32,
+    /// Whether no other queue rings the register while a batch of this queue is rung.
+    is_owned: bool,
+    /// Ends with the queue pair; a thread domain has the lease of its register.
+    lease: Option<RegisterLease>,
+}
+
 /// Creates a queue pair.
 pub(crate) fn create<K>(
     mlx5: &Mlx5,
@@ -66,67 +99,22 @@ pub(crate) fn create<K>(
     kernel: &dyn Kernel,
     execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
 ) -> Result<(K, CreatedQp)> {
-    let limits = &mlx5.limits;
-    let invalid = |detail| Error::invalid(source.verb, detail);
     let own_receives = attr.srq.is_none() && attr.qp_type != QpType::XRC_INI;
     let asked = ib_uverbs_qp_cap {
         max_recv_wr: if own_receives { attr.cap.max_recv_wr } else { 0 },
         ..attr.cap
     };
-    let sq_size = SqSize::new(limits, attr.qp_type, &asked).map_err(invalid)?;
-    let rq_size = RqSize::new(limits, &asked).map_err(invalid)?;
-    let split = attr.qp_type == QpType::RAW_PACKET;
-    let (memory, sq_memory) = alloc_queues(sq_size, rq_size, split, &source)?;
-    let dbrec = mlx5.doorbell_record(&source)?;
-    let gate = mlx5.gate(&dbrec, source.verb)?;
-    let uidx = mlx5.user_index(source.verb)?;
-    let (register, uar_page, owns_register, lease) = match attr.register {
-        Some(ThreadRegister::Mlx5(lease)) => {
-            (lease.register().clone(), lease.page_id(), true, None)
-        }
-        _ => {
-            let lease = mlx5.registers.for_queue(kernel);
-            (lease.register().clone(), lease.page_id(), !lease.is_shared(), Some(lease))
-        }
-    };
-
-    let memory_dmabuf = memory.as_deref().and_then(dmabuf);
-    let sq_dmabuf = sq_memory.as_deref().and_then(dmabuf);
-    let dbrec_dmabuf = dbrec.memory().and_then(dmabuf);
-    // Memory of no queue is not the kernel's business.
-    let has_queues = sq_size.wqebbs > 0 || rq_size.entries > 0;
-    let memory_dmabuf = memory_dmabuf.filter(|_| has_queues);
-    let sq_dmabuf = sq_dmabuf.filter(|_| sq_size.wqebbs > 0);
-    let addr = |memory: &Option<Arc<QueueMemory>>| match memory {
-        Some(memory) if has_queues && memory.dmabuf().is_none() => memory.addr(),
-        _ => 0,
-    };
-    let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
-    if attr.scatter {
-        // The second flag is for reads and atomics of a queue pair that does not signal all of them.
-        flags |=
-            mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
-    }
-    let request = mlx5_ib_create_qp {
-        buf_addr: addr(&memory),
-        db_addr: if dbrec_dmabuf.is_some() { 0 } else { dbrec.addr() },
-        sq_wqe_count: sq_size.wqebbs,
-        rq_wqe_count: rq_size.entries,
-        rq_wqe_shift: rq_size.stride_log,
-        flags: flags.bits(),
-        uidx: uidx.get(),
-        bfreg_index: uar_page,
-        sq_buf_addr: addr(&sq_memory),
-        ece_options: if limits.ece { ECE_QUERY } else { 0 },
-        ..Default::default()
-    };
+    let mut parts = QpParts::new(mlx5, &attr, &asked, &source, kernel)?;
+    let [memory_dmabuf, sends_dmabuf] = parts.dmabufs();
+    let dbrec_dmabuf = parts.dbrec.memory().and_then(dmabuf);
+    let request = parts.request(mlx5, attr.scatter, dbrec_dmabuf.is_some());
     let mut response = mlx5_ib_create_qp_resp::default();
     // The kernel's response counts in WQEBBs; the capacity that was granted is computed here.
     let mut kernel_cap = ib_uverbs_qp_cap::default();
     let mut qpn = 0u32;
-    let buffer_attr = match split {
-        true => uapi::UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
-        false => uapi::UVERBS_ATTR_CREATE_QP_BUF_UMEM,
+    let buffer_attr = match attr.qp_type {
+        QpType::RAW_PACKET => uapi::UVERBS_ATTR_CREATE_QP_RQ_BUF_UMEM,
+        _ => uapi::UVERBS_ATTR_CREATE_QP_BUF_UMEM,
     };
     let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE);
     command
@@ -134,99 +122,207 @@ pub(crate) fn create<K>(
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_CAP, &mut kernel_cap)
         .output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn)
         .input_if(buffer_attr, memory_dmabuf.as_ref())
-        .input_if(uapi::UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM, sq_dmabuf.as_ref())
+        .input_if(uapi::UVERBS_ATTR_CREATE_QP_SQ_BUF_UMEM, sends_dmabuf.as_ref())
         .input_if(MLX5_IB_ATTR_CREATE_QP_DBR_BUF_UMEM, dbrec_dmabuf.as_ref())
         .input(UVERBS_ATTR_UHW_IN, &request)
         .output(UVERBS_ATTR_UHW_OUT, &mut response);
-    let pinned = [&memory, &sq_memory].into_iter().flatten().map(|memory| memory.len()).sum();
-    let resources = Mlx5Resources::new(&dbrec, memory.clone()).with(&sq_memory, lease);
-    let resources = provider::QueueResources::Mlx5(resources);
-    let has_dmabuf = memory_dmabuf.is_some() || sq_dmabuf.is_some() || dbrec_dmabuf.is_some();
+    let (pinned, resources) = (parts.memory.bytes(), parts.resources());
+    let has_dmabuf = memory_dmabuf.is_some() || sends_dmabuf.is_some() || dbrec_dmabuf.is_some();
     let object = execute(CreateRequest { command, pinned, resources })
         .map_err(|error| explain_dmabuf(error, has_dmabuf))?;
 
-    let receives = match (attr.srq, rq_size.entries) {
-        (Some(SharedReceives::Mlx5(wr_ids)), _) => Receives::Shared(wr_ids.clone()),
-        (_, 0) => Receives::None,
-        (_, entries) => Receives::Own(entries),
-    };
-    let shared = SharedQp::new(qpn, uidx, Some(sq_size.ring()), receives);
-    let misfit = || misfit(source.verb);
-    let recv = match (rq_size.entries, &memory) {
-        (0, _) | (_, None) => None,
-        (entries, Some(memory)) => {
-            let place = rq::RqLayout {
-                offset: 0,
-                entries,
-                stride: 1 << rq_size.stride_log,
-                max_sge: rq_size.max_sge,
-            };
-            let (dbrec, gate) = (dbrec.clone(), gate.clone());
-            let ring = rq::Mlx5Rq::new(memory.clone(), place, dbrec, shared.clone(), gate);
-            Some(RecvRing::Mlx5(ring.ok_or_else(misfit)?))
-        }
-    };
-    let (sq_memory, offset) = match (sq_memory, memory) {
-        (Some(memory), _) => (memory, 0),
-        (None, Some(memory)) => (memory, rq_size.bytes()),
-        (None, None) => return Err(misfit()),
-    };
-    let ring_gate = match register.is_hosted() {
-        true => Gate::alone(&mlx5.records).map_err(|errno| Error::new(source.verb, errno))?,
-        false => gate.clone(),
-    };
-    let send = sq::Mlx5Sq::new(sq::Setup {
-        memory: sq_memory,
-        offset,
-        wqebbs: sq_size.ring(),
-        max_post: sq_size.max_post,
-        limits: SendLimits { max_sge: sq_size.max_sge, max_inline: sq_size.max_inline },
-        unchecked: SendOps::unchecked(attr.qp_type),
-        transport: attr.transport(qpn),
-        signal_all: attr.signal_all,
-        dbrec,
-        register,
-        owns_register,
-        shared: shared.clone(),
-        raw_packet: limits.raw_packet,
-        gate: gate.clone(),
-        ring_gate,
-    });
-    let cap = ib_uverbs_qp_cap {
-        max_send_wr: sq_size.max_post,
-        max_recv_wr: rq_size.entries,
-        max_send_sge: sq_size.max_sge,
-        max_recv_sge: rq_size.max_sge,
-        max_inline_data: sq_size.max_inline,
-    };
-    let send = SendRing::Mlx5(send.ok_or_else(misfit)?);
-    let member = Member::Mlx5(shared);
-    let ece = ece(mlx5, &response);
+    let shared = parts.shared(qpn, attr.srq);
+    let recv = parts.recv_ring(&shared, source.verb)?;
+    let cap = parts.cap();
+    let gate = parts.gate.clone();
+    let send = parts.send_ring(mlx5, &attr, &shared, source.verb)?;
+    let (member, ece) = (Member::Mlx5(shared), ece(mlx5, &response));
     Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named: None, ece }))
 }
 
-/// The memory of both queues, or of the receive queue; and of a send queue that is apart.
-type QpMemory = (Option<Arc<QueueMemory>>, Option<Arc<QueueMemory>>);
-
-/// Memory for the receive queue with the send queue behind it, or for each by itself if `split`.
-fn alloc_queues(
-    sq_size: SqSize,
-    rq_size: RqSize,
-    split: bool,
-    source: &Source<'_>,
-) -> Result<QpMemory> {
-    let alloc = |bytes: usize, align: usize| -> Result<_> {
-        if bytes == 0 {
-            return Ok(None);
-        }
-        let memory = source.alloc(bytes.next_multiple_of(align), align, ResourceType::MLX5_QP)?;
-        Ok(Some(Arc::new(memory)))
-    };
-    if split {
-        return Ok((alloc(rq_size.bytes(), page_size())?, alloc(sq_size.bytes(), page_size())?));
+impl QpParts {
+    /// Allocates them; `cap` is the capacity that was asked for.
+    fn new(
+        mlx5: &Mlx5,
+        attr: &QpInitAttr<'_>,
+        cap: &ib_uverbs_qp_cap,
+        source: &Source<'_>,
+        kernel: &dyn Kernel,
+    ) -> Result<QpParts> {
+        let invalid = |detail| Error::invalid(source.verb, detail);
+        let sq_size = SqSize::new(&mlx5.limits, attr.qp_type, cap).map_err(invalid)?;
+        let rq_size = RqSize::new(&mlx5.limits, cap).map_err(invalid)?;
+        let split = attr.qp_type == QpType::RAW_PACKET;
+        let memory = QpMemory::alloc(sq_size, rq_size, split, source)?;
+        let dbrec = mlx5.doorbell_record(source)?;
+        let gate = mlx5.gate(&dbrec, source.verb)?;
+        let uidx = mlx5.user_index(source.verb)?;
+        let register = QpRegister::new(mlx5, attr.register, kernel);
+        Ok(QpParts { sq_size, rq_size, dbrec, gate, uidx, memory, register })
     }
-    let bytes = rq_size.bytes() + sq_size.bytes();
-    Ok((alloc(bytes, alignment(bytes, 1 << rq_size.stride_log, page_size()))?, None))
+
+    /// The dma-bufs of both memories. Memory of no queue is not the kernel's business.
+    fn dmabufs(&self) -> [Option<ib_uverbs_buffer_desc>; 2] {
+        let both = self.memory.both.as_deref().filter(|_| self.has_queues());
+        let sends = self.memory.sends.as_deref().filter(|_| self.sq_size.wqebbs > 0);
+        [both.and_then(dmabuf), sends.and_then(dmabuf)]
+    }
+
+    fn has_queues(&self) -> bool {
+        self.sq_size.wqebbs > 0 || self.rq_size.entries > 0
+    }
+
+    /// The driver's input to the command.
+    fn request(&self, mlx5: &Mlx5, scatter: bool, dbrec_is_dmabuf: bool) -> mlx5_ib_create_qp {
+        let addr = |memory: &Option<Arc<QueueMemory>>| match memory {
+            Some(memory) if self.has_queues() && memory.dmabuf().is_none() => memory.addr(),
+            _ => 0,
+        };
+        let mut flags = mlx5_qp_flags::MLX5_QP_FLAG_UAR_PAGE_INDEX;
+        if scatter {
+            // The second flag is for reads and atomics of a queue pair that does not signal all of them.
+            flags |= mlx5_qp_flags::MLX5_QP_FLAG_SCATTER_CQE
+                | mlx5_qp_flags::MLX5_QP_FLAG_ALLOW_SCATTER_CQE;
+        }
+        mlx5_ib_create_qp {
+            buf_addr: addr(&self.memory.both),
+            db_addr: if dbrec_is_dmabuf { 0 } else { self.dbrec.addr() },
+            sq_wqe_count: self.sq_size.wqebbs,
+            rq_wqe_count: self.rq_size.entries,
+            rq_wqe_shift: self.rq_size.stride_log,
+            flags: flags.bits(),
+            uidx: self.uidx.get(),
+            bfreg_index: self.register.page,
+            sq_buf_addr: addr(&self.memory.sends),
+            ece_options: if mlx5.limits.ece { ECE_QUERY } else { 0 },
+            ..Default::default()
+        }
+    }
+
+    /// The resources that the kernel's object holds, with the register's lease.
+    fn resources(&mut self) -> provider::QueueResources {
+        let resources = Mlx5Resources::new(&self.dbrec, self.memory.both.clone());
+        let lease = self.register.lease.take();
+        provider::QueueResources::Mlx5(resources.with(&self.memory.sends, lease))
+    }
+
+    fn shared(&self, qpn: u32, srq: Option<&SharedReceives>) -> Arc<SharedQp> {
+        let receives = match (srq, self.rq_size.entries) {
+            (Some(SharedReceives::Mlx5(wr_ids)), _) => Receives::Shared(wr_ids.clone()),
+            (_, 0) => Receives::None,
+            (_, entries) => Receives::Own(entries),
+        };
+        SharedQp::new(qpn, self.uidx.clone(), Some(self.sq_size.ring()), receives)
+    }
+
+    /// The receive queue, if the queue pair has one of its own.
+    fn recv_ring(&self, shared: &Arc<SharedQp>, verb: &'static str) -> Result<Option<RecvRing>> {
+        let Some(memory) = self.memory.both.as_ref().filter(|_| self.rq_size.entries > 0) else {
+            return Ok(None);
+        };
+        let layout = rq::RqLayout {
+            offset: 0,
+            entries: self.rq_size.entries,
+            stride: 1 << self.rq_size.stride_log,
+            max_sge: self.rq_size.max_sge,
+        };
+        let (dbrec, gate) = (self.dbrec.clone(), self.gate.clone());
+        let ring = rq::Mlx5Rq::new(memory.clone(), layout, dbrec, shared.clone(), gate);
+        Ok(Some(RecvRing::Mlx5(ring.ok_or_else(|| misfit(verb))?)))
+    }
+
+    fn send_ring(
+        self,
+        mlx5: &Mlx5,
+        attr: &QpInitAttr<'_>,
+        shared: &Arc<SharedQp>,
+        verb: &'static str,
+    ) -> Result<SendRing> {
+        let QpParts { sq_size, rq_size, dbrec, gate, memory, register, .. } = self;
+        let (memory, offset) = match (memory.sends, memory.both) {
+            (Some(memory), _) => (memory, 0),
+            (None, Some(memory)) => (memory, rq_size.bytes()),
+            (None, None) => return Err(misfit(verb)),
+        };
+        let ring_gate = match register.register.is_hosted() {
+            true => Gate::alone(&mlx5.records).map_err(|errno| Error::new(verb, errno))?,
+            false => gate.clone(),
+        };
+        let ring = sq::Mlx5Sq::new(sq::Setup {
+            memory,
+            offset,
+            wqebbs: sq_size.ring(),
+            max_post: sq_size.max_post,
+            limits: SendLimits { max_sge: sq_size.max_sge, max_inline: sq_size.max_inline },
+            unchecked: SendOps::unchecked(attr.qp_type),
+            transport: attr.transport(shared.qpn()),
+            signal_all: attr.signal_all,
+            dbrec,
+            register: register.register,
+            owns_register: register.is_owned,
+            shared: shared.clone(),
+            raw_packet: mlx5.limits.raw_packet,
+            gate,
+            ring_gate,
+        });
+        Ok(SendRing::Mlx5(ring.ok_or_else(|| misfit(verb))?))
+    }
+
+    /// The capacity that was granted.
+    fn cap(&self) -> ib_uverbs_qp_cap {
+        ib_uverbs_qp_cap {
+            max_send_wr: self.sq_size.max_post,
+            max_recv_wr: self.rq_size.entries,
+            max_send_sge: self.sq_size.max_sge,
+            max_recv_sge: self.rq_size.max_sge,
+            max_inline_data: self.sq_size.max_inline,
+        }
+    }
+}
+
+impl QpRegister {
+    fn new(mlx5: &Mlx5, of_thread: Option<&ThreadRegister>, kernel: &dyn Kernel) -> QpRegister {
+        match of_thread {
+            Some(ThreadRegister::Mlx5(lease)) => {
+                let (register, page) = (lease.register().clone(), lease.page_id());
+                QpRegister { register, page, is_owned: true, lease: None }
+            }
+            _ => {
+                let lease = mlx5.registers.for_queue(kernel);
+                let (register, page) = (lease.register().clone(), lease.page_id());
+                QpRegister { register, page, is_owned: !lease.is_shared(), lease: Some(lease) }
+            }
+        }
+    }
+}
+
+impl QpMemory {
+    fn alloc(
+        sq_size: SqSize,
+        rq_size: RqSize,
+        split: bool,
+        source: &Source<'_>,
+    ) -> Result<QpMemory> {
+        let alloc = |bytes: usize, align: usize| -> Result<_> {
+            if bytes == 0 {
+                return Ok(None);
+            }
+            let bytes = bytes.next_multiple_of(align);
+            let memory = source.alloc(bytes, align, ResourceType::MLX5_QP)?;
+            Ok(Some(Arc::new(memory)))
+        };
+        if split {
+            let both = alloc(rq_size.bytes(), page_size())?;
+            return Ok(QpMemory { both, sends: alloc(sq_size.bytes(), page_size())? });
+        }
+        let bytes = rq_size.bytes() + sq_size.bytes();
+        let both = alloc(bytes, alignment(bytes, 1 << rq_size.stride_log, page_size()))?;
+        Ok(QpMemory { both, sends: None })
+    }
+
+    fn bytes(&self) -> usize {
+        [&self.both, &self.sends].into_iter().flatten().map(|memory| memory.len()).sum()
+    }
 }
 
 /// How memory of `bytes` for both queues is aligned, with receives of `stride` bytes and system pages of `page`
