@@ -302,7 +302,9 @@ impl Provider {
         execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
     ) -> Result<(K, CreatedTarget)> {
         match self {
-            Provider::Rxe(_) => rxe::qp::create_target(execute),
+            Provider::Rxe(_) => {
+                Err(Error::new(verb, Errno::OPNOTSUPP).detail("soft-RoCE has no XRC targets"))
+            }
             Provider::Mlx5(mlx5) => mlx5::qp::create_target(mlx5, verb, execute),
         }
     }

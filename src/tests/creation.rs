@@ -358,9 +358,16 @@ fn a_queue_pair_that_the_kernel_refuses_says_what_is_missing() {
     let Bench { script, context, pd, cq } = &bench;
     script.allow_xrc();
     let domain = context.xrcd_builder().build().unwrap();
+    let error = domain.create_target().unwrap_err();
+    assert!(
+        error.kernel_errno().is_none() && error.message().contains("soft-RoCE has no XRC targets"),
+        "{error}"
+    );
     // rxe has no raw packets, and is not asked.
     let mlx5 = Script::mlx5();
     let on_mlx5 = mlx5.open("mlx5_0");
+    mlx5.allow_xrc();
+    let domain = on_mlx5.xrcd_builder().build().unwrap();
     let (mlx5_pd, mlx5_cq) = (on_mlx5.alloc_pd().unwrap(), on_mlx5.cq_builder(16).build().unwrap());
     let raw = || mlx5_pd.qp_builder(&mlx5_cq, &mlx5_cq, QpType::RAW_PACKET).max_recv_wr(3);
     let datagrams = pd.qp_builder(cq, cq, QpType::UD).max_recv_wr(3);
@@ -379,14 +386,14 @@ fn a_queue_pair_that_the_kernel_refuses_says_what_is_missing() {
         let strips = |text: &str| text.contains("strip VLAN tags");
         assert_eq!(strips(error.message()), strips(text), "{error}");
     }
-    script.refuse(Op::CREATE_QP, Errno::OPNOTSUPP);
+    mlx5.refuse(Op::CREATE_QP, Errno::OPNOTSUPP);
     let error = domain.create_target().unwrap_err();
     assert!(
-        error.is_unsupported() && error.message().contains("rxe0 has no XRC targets"),
+        error.is_unsupported() && error.message().contains("mlx5_0 has no XRC targets"),
         "{error}"
     );
-    script.allow(Op::CREATE_QP);
-    script.refuse(Op::CREATE_QP, Errno::IO);
+    mlx5.allow(Op::CREATE_QP);
+    mlx5.refuse(Op::CREATE_QP, Errno::IO);
     let error = domain.create_target().unwrap_err();
     assert!(error.errno() == Errno::IO && !error.message().contains("XRC targets"), "{error}");
 }

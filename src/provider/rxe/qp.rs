@@ -6,7 +6,7 @@ use super::{Rxe, unmapped};
 use crate::error::{Error, Result};
 use crate::memory::mapping::Mapper;
 use crate::provider::{
-    self, CreateRequest, CreatedQp, CreatedTarget, Member, QpInitAttr, QueueResources, SendLimits,
+    self, CreateRequest, CreatedQp, Member, QpInitAttr, QueueResources, SendLimits,
 };
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
@@ -85,18 +85,6 @@ pub(crate) fn create<K>(
     let named = send.named().cloned();
     let (send, member) = (provider::SendRing::Rxe(send), Member::Rxe { qpn });
     Ok((object, CreatedQp { send, recv, qpn, cap, member, gate, named, ece: None }))
-}
-
-/// Creates an XRC target, if a driver that works as rxe does ever has them.
-pub(crate) fn create_target<K>(
-    execute: impl FnOnce(CreateRequest<'_>) -> Result<K>,
-) -> Result<(K, CreatedTarget)> {
-    let mut qpn = 0u32;
-    let mut command = Command::new(UVERBS_OBJECT_QP, uapi::UVERBS_METHOD_QP_CREATE);
-    command.output(uapi::UVERBS_ATTR_CREATE_QP_RESP_QP_NUM, &mut qpn);
-    let resources = QueueResources::None;
-    let object = execute(CreateRequest { command, pinned: 0, resources })?;
-    Ok((object, CreatedTarget { qpn, member: Member::None, ece: None }))
 }
 
 #[cfg(test)]
