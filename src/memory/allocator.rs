@@ -13,6 +13,7 @@ pub use numa::NumaNode;
 pub use pages::Pages;
 pub use shared::{QueueFile, SharedMemory};
 
+pub use super::queue_memory::DmaBufPart;
 use super::queue_memory::QueueMemory;
 use crate::error::{Error, Result};
 use crate::number::ByteCount;
@@ -20,7 +21,6 @@ use rustix::io::Errno;
 use rustix::param::page_size;
 use std::alloc::Layout;
 use std::fmt;
-use std::os::fd::OwnedFd;
 use std::panic::{AssertUnwindSafe, RefUnwindSafe, UnwindSafe, catch_unwind, resume_unwind};
 use std::ptr::NonNull;
 use std::sync::Arc;
@@ -143,17 +143,6 @@ pub enum Allocation {
     Failed,
 }
 
-/// A dma-buf that queue memory is a part of.
-///
-/// Example: [`ParentDomain`](crate::ParentDomain).
-#[derive(Debug)]
-pub struct DmaBufPart {
-    /// The dma-buf; a duplicate will do.
-    pub file: OwnedFd,
-    /// Where in it the memory begins, in bytes.
-    pub offset: u64,
-}
-
 /// Provides the memory of queues created in a [`ParentDomain`](crate::ParentDomain).
 ///
 /// [`allocator`](crate::allocator) has some ready-made. To keep access to an allocator, give the parent
@@ -184,9 +173,9 @@ pub struct DmaBufPart {
 /// and alignment asked for, used by nobody else until [`free`](Self::free), and must stay at its
 /// physical place across `fork` (shared, `MADV_WIPEONFORK` or `MADV_DONTFORK`): a device reads and
 /// writes it. A dma-buf that [`dmabuf`](Self::dmabuf) returns has this memory, and no other, from the offset on: the
-/// device goes by the dma-buf, and would otherwise write what is not the queue's. If a child inherits a [`Completions`](crate::Completions) and asks it for the next completion,
-/// it finds the parent's completions in shared memory, and dies of a signal with `MADV_DONTFORK`. Every other call
-/// fails because the process is a fork.
+/// device goes by the dma-buf, and would otherwise write what is not the queue's. If a child inherits a
+/// [`Completions`](crate::Completions) and asks it for the next completion, it finds the parent's completions in shared
+/// memory, and dies of a signal with `MADV_DONTFORK`. Every other call fails because the process is a fork.
 ///
 /// Example: [`ParentDomain`](crate::ParentDomain).
 pub unsafe trait QueueAllocator:

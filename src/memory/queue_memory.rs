@@ -7,14 +7,25 @@
 //! every index, so that no index can leave the memory. Only what is longer than a WQEBB is compared with the
 //! end, to see whether it goes on at the beginning.
 
-use super::allocator::DmaBufPart;
 use super::shared_pages::{self, PageRange};
 use crate::sync::fork::Epoch;
 use memmap2::MmapRaw;
 use rustix::io::Errno;
 use std::fmt;
 use std::mem::ManuallyDrop;
+use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
+
+/// A dma-buf that queue memory is a part of.
+///
+/// Example: [`ParentDomain`](crate::ParentDomain).
+#[derive(Debug)]
+pub struct DmaBufPart {
+    /// The dma-buf; a duplicate will do.
+    pub file: OwnedFd,
+    /// Where in it the memory begins, in bytes.
+    pub offset: u64,
+}
 
 /// Gives custom memory back when nothing uses it any more.
 pub(crate) type Release = Box<dyn FnOnce(NonNull<u8>) + Send + Sync>;
