@@ -71,7 +71,8 @@ impl Context {
     /// # Errors
     ///
     /// `EOPNOTSUPP` if no provider of this library drives the device (the message names its
-    /// driver) or the kernel is older than Linux 5.6 (all of the library needs 5.10), `EACCES` without permission for the device node,
+    /// driver) or the kernel is older than Linux 5.6 (all of the library needs 5.10), `EACCES` without permission for
+    /// the device node,
     /// `ENODEV` or `EIO` if it vanished, `EPERM` if it belongs to another network namespace.
     #[doc(alias = "ibv_open_device")]
     #[doc(alias = "ibv_close_device")]

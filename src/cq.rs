@@ -273,8 +273,8 @@ impl Context {
     /// Starts to build a completion queue with room for at least `cqe` completions, 1 to the device's
     /// [`max_cqe`](crate::DeviceAttr::max_cqe). A queue overflows, and its queue pairs go into an error
     /// state, if more requests complete than it holds: give it as many entries as the queues that complete
-    /// to it hold requests. Devices round queues up, and [`caps`](crate::QpControl::caps) tells how far: twice the requests
-    /// that were asked for in all, and 4 more for each queue pair, is enough on every device, also for
+    /// to it hold requests. Devices round queues up, and [`caps`](crate::QpControl::caps) tells how far: twice the
+    /// requests that were asked for in all, and 4 more for each queue pair, is enough on every device, also for
     /// [`adopt`](crate::owned::OwnedCompletionQueue::adopt), which refuses what might overflow.
     ///
     /// ```no_run

@@ -112,7 +112,8 @@ impl<M> fmt::Debug for MrInner<M> {
 ///
 /// Dropping the region deregisters it and then frees the memory; while a
 /// [memory window](crate::MemoryWindow#what-a-window-holds) holds the region, both happen after the window
-/// is gone. If the kernel refuses to deregister it, the memory is never freed (see [`Context::leaked`]). All methods may be called from any thread.
+/// is gone. If the kernel refuses to deregister it, the memory is never freed (see [`Context::leaked`]). All methods
+/// may be called from any thread.
 ///
 /// ```no_run
 /// # fn main() -> uverbs::Result<()> {

@@ -141,8 +141,8 @@ enum Reported {
 /// # What a window holds
 ///
 /// A window holds every region that [`bind`](Self::bind) prepared a binding to, and for type 2 every queue pair
-/// of a binding, until the kernel confirmed that the window is deallocated. The program may drop them in any order; they are
-/// destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
+/// of a binding, until the kernel confirmed that the window is deallocated. The program may drop them in any order;
+/// they are destroyed after the window. Until then [destroying](MemoryRegion::destroy) such a region or queue pair
 /// fails with `EBUSY`. A queue pair that is dropped before the window moves to state
 /// [`RESET`](crate::QpState::RESET) at once, and receives and sends nothing. `settle`, `invalidated` and an
 /// unbinding release nothing, because a device cannot be asked which memory a key still opens. To free a

@@ -205,7 +205,8 @@ impl EventChannel {
         self.create_id_for(space, space.default_qp_type())
     }
 
-    /// Creates an id for queue pairs of a type. In the port space [`IB`](PortSpace::IB) that is any of `RC`, `UC`, `UD`,
+    /// Creates an id for queue pairs of a type. In the port space [`IB`](PortSpace::IB) that is any of `RC`, `UC`,
+    /// `UD`,
     /// `XRC_INI` to connect, and `XRC_TGT` to listen. Both sides are in the same port space.
     ///
     /// # Errors
@@ -309,9 +310,9 @@ impl AsFd for EventChannel {
     /// `O_NONBLOCK`, which stays. The program may set it, too.
     ///
     /// The file takes the connection manager's commands by `write(2)`, which Rust takes for safe. A command names an
-    /// address of this process, to which the kernel writes its response. The library cannot guard against a program that
-    /// writes commands to the file without the library: pass it only to code that waits for it, and is trusted with
-    /// all memory of the process, as for [`Context::share`]. A process that has a duplicate can use and destroy
+    /// address of this process, to which the kernel writes its response. The library cannot guard against a program
+    /// that writes commands to the file without the library: pass it only to code that waits for it, and is trusted
+    /// with all memory of the process, as for [`Context::share`]. A process that has a duplicate can use and destroy
     /// every id of the channel.
     fn as_fd(&self) -> BorrowedFd<'_> {
         self.inner.kernel.fd()

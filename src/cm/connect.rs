@@ -90,7 +90,8 @@ impl Connecting {
     /// Any error destroys the id. `ECONNREFUSED` with the peer's
     /// [`rejection`](ConnectError::rejection); `ETIMEDOUT` if the peer's host did not answer, which the
     /// kernel reports after 16 requests and about a minute; `ECONNABORTED` if the peer gave up while this side took its
-    /// answer; `EINVAL` if the program dropped the queue pair meanwhile; `EPROTO` for an answer with another vendor's [options](crate::cm::ConnectParam::ece); the errors of
+    /// answer; `EINVAL` if the program dropped the queue pair meanwhile; `EPROTO` for an answer with another vendor's
+    /// [options](crate::cm::ConnectParam::ece); the errors of
     /// [`modify`](crate::QpControl::modify).
     pub fn wait(
         self,

@@ -101,8 +101,9 @@ pub(crate) enum Target {
     Ib(IbAddress),
 }
 
-/// A queue pair and whatever else belongs to it, for the `create` of [`Connector::connect`], [`ConnectRequest::connect`]
-/// and the futures of [`aio::cm`](crate::aio::cm), which hand out both when the queue pair is connected.
+/// A queue pair and whatever else belongs to it, for the `create` of [`Connector::connect`],
+/// [`ConnectRequest::connect`] and the futures of [`aio::cm`](crate::aio::cm), which hand out both when the queue pair
+/// is connected.
 ///
 /// ```no_run
 /// # use uverbs::{Context, QpType, Result, cm::Connector, owned::*};
@@ -131,8 +132,8 @@ impl<Q: Deref<Target = QpControl>, T> Deref for QpWith<Q, T> {
 impl Connector {
     /// Connects to an address, or to the addresses of a host name in turn until one accepts.
     ///
-    /// An address of the loopback interface (127.0.0.1, `::1`, `localhost`), and an unspecified one, lead through no RDMA
-    /// device: a server on this host is connected to by the address of one of its RDMA devices.
+    /// An address of the loopback interface (127.0.0.1, `::1`, `localhost`), and an unspecified one, lead through no
+    /// RDMA device: a server on this host is connected to by the address of one of its RDMA devices.
     ///
     /// # Errors
     ///
@@ -142,8 +143,8 @@ impl Connector {
     }
 
     /// Connects to the GID of a port and a service there, on InfiniBand. Ids are in the port space
-    /// [`IB`](PortSpace::IB), where services of the other spaces are, too. The subnet administrator is asked for the path,
-    /// unless the program knows [it](Self::ib_path).
+    /// [`IB`](PortSpace::IB), where services of the other spaces are, too. The subnet administrator is asked for the
+    /// path, unless the program knows [it](Self::ib_path).
     ///
     /// ```no_run
     /// # fn f(own: uverbs::Gid, peer: uverbs::Gid, path: uverbs::cm::IbPath) -> Result<(), Box<dyn std::error::Error>> {
@@ -189,8 +190,8 @@ impl Connector {
         self
     }
 
-    /// As [`from`](Self::from), the GID of a port of this host, for connections to a [GID](Self::to_ib). Unless set, the
-    /// kernel takes a port in the same subnet and partition.
+    /// As [`from`](Self::from), the GID of a port of this host, for connections to a [GID](Self::to_ib). Unless set,
+    /// the kernel takes a port in the same subnet and partition.
     pub fn from_ib(mut self, address: IbAddress) -> Self {
         self.from = Some(Target::Ib(address));
         self
@@ -493,7 +494,8 @@ impl Listener {
         Listener::bind_on(&EventChannel::open()?, address, BACKLOG)
     }
 
-    /// As [`bind`](Self::bind), with a given event channel and backlog; see [`BoundId::listen`](super::BoundId::listen).
+    /// As [`bind`](Self::bind), with a given event channel and backlog; see
+    /// [`BoundId::listen`](super::BoundId::listen).
     ///
     /// # Errors
     ///
@@ -506,8 +508,9 @@ impl Listener {
         Listener::bind_for(channel, QpType::RC, address, backlog)
     }
 
-    /// As [`bind_on`](Self::bind_on), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose requests
-    /// are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port space
+    /// As [`bind_on`](Self::bind_on), for requests of queue pairs of a type: `RC`, `UC`, `XRC_TGT`, or `UD`, whose
+    /// requests are for [`accept_datagrams`](ConnectRequest::accept_datagrams). `UC` and `XRC_TGT` are in the port
+    /// space
     /// [`IB`](super::PortSpace::IB).
     ///
     /// # Errors

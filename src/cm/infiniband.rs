@@ -97,8 +97,8 @@ pub struct IbAddress {
 }
 
 impl IbAddress {
-    /// The address of a port number in a port space, in the default partition. With port number 0 the kernel chooses one
-    /// for an id that is bound.
+    /// The address of a port number in a port space, in the default partition. With port number 0 the kernel chooses
+    /// one for an id that is bound.
     pub fn new(gid: Gid, space: PortSpace, port: u16) -> IbAddress {
         IbAddress::of_service(gid, u64::from(space.0) << 16 | u64::from(port))
     }
@@ -545,8 +545,8 @@ fn explain_bind(error: Error, space: PortSpace, address: &IbAddress) -> Error {
 }
 
 impl Id {
-    /// Binds the id to the GID of a port and to a service, on InfiniBand; with port number 0 the kernel chooses one. The
-    /// upper part of the service id is that of the id's port space.
+    /// Binds the id to the GID of a port and to a service, on InfiniBand; with port number 0 the kernel chooses one.
+    /// The upper part of the service id is that of the id's port space.
     ///
     /// # Errors
     ///
@@ -651,8 +651,8 @@ impl BoundId {
 }
 
 impl AddrResolved {
-    /// Takes this path in place of the one that the kernel would resolve: a path that the program knows, where no subnet
-    /// administrator answers. The route is then resolved at once.
+    /// Takes this path in place of the one that the kernel would resolve: a path that the program knows, where no
+    /// subnet administrator answers. The route is then resolved at once.
     ///
     /// ```no_run
     /// # fn f(id: uverbs::cm::Id, here: uverbs::Gid, there: uverbs::Gid, qp: &uverbs::QueuePair)
@@ -716,8 +716,8 @@ pub struct ResolvingIbService {
 }
 
 impl ResolvingIbService {
-    /// Waits for the administrator's answer, at most for `timeout`, without one for ever; a timeout of zero looks once and
-    /// returns.
+    /// Waits for the administrator's answer, at most for `timeout`, without one for ever; a timeout of zero looks once
+    /// and returns.
     ///
     /// # Errors
     ///

@@ -268,9 +268,9 @@ impl ConnectRequest {
     ///
     /// # Errors
     ///
-    /// Any error rejects the request. `EINVAL` for a queue pair of another type than the request's, on another device or
-    /// past `INIT`, too much private data, or a parameter above the device's limit. `ECONNABORTED` if the peer gave up
-    /// while its request waited, as an impatient client does: nothing is wrong on this side.
+    /// Any error rejects the request. `EINVAL` for a queue pair of another type than the request's, on another device
+    /// or past `INIT`, too much private data, or a parameter above the device's limit. `ECONNABORTED` if the peer gave
+    /// up while its request waited, as an impatient client does: nothing is wrong on this side.
     #[doc(alias = "rdma_accept")]
     pub fn accept(self, qp: &QpControl, param: &ConnectParam) -> Result<Accepting> {
         const VERB: &str = "accept";

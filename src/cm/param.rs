@@ -97,9 +97,9 @@ impl ConnectParam {
     /// Bytes for the peer's program: at most [`REQUEST_PRIVATE_DATA`] with a request and
     /// [`ACCEPT_PRIVATE_DATA`] with an accept.
     ///
-    /// The peer does not learn their number: the message has a field of one length and none for the number, and is padded
-    /// with zeros. This library adds nothing to it, so that the peer's program may be of another. Programs whose bytes
-    /// have no length of their own put one in front:
+    /// The peer does not learn their number: the message has a field of one length and none for the number, and is
+    /// padded with zeros. This library adds nothing to it, so that the peer's program may be of another. Programs whose
+    /// bytes have no length of their own put one in front:
     ///
     /// ```
     /// use uverbs::cm::{ConnectParam, ConnectRequest};
@@ -177,8 +177,8 @@ impl ConnectParam {
     /// [`QpAttr::min_rnr_timer`](crate::QpAttr::min_rnr_timer). 12 unless set: 0.64 milliseconds, as in
     /// [`Handshake`](crate::Handshake). The kernel's own is 0, which is 655 milliseconds.
     ///
-    /// Soft-RoCE's sender takes retries off its count while a wait lasts that is longer than its acknowledgement timeout,
-    /// so that long ones end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
+    /// Soft-RoCE's sender takes retries off its count while a wait lasts that is longer than its acknowledgement
+    /// timeout, so that long ones end the connection although [`rnr_retry`](Self::rnr_retry) is 7.
     pub fn min_rnr_timer(mut self, code: u8) -> Self {
         self.min_rnr_timer = code;
         self

@@ -149,8 +149,8 @@ impl ConnectedQp {
         Ok(self.control(verb)?.qp.ece().map(EceState::get))
     }
 
-    /// The options to carry to the device, which takes those of them that it has: the peer's, or 0 if the peer's device is
-    /// of another vendor. `None` if this device has no options.
+    /// The options to carry to the device, which takes those of them that it has: the peer's, or 0 if the peer's device
+    /// is of another vendor. `None` if this device has no options.
     pub(super) fn ece_in_common(
         &self,
         verb: &'static str,

@@ -137,8 +137,8 @@ impl AddrResolved {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `ENXIO` if the device is gone; `ENODEV` for an address of the loopback interface, which
-    /// belongs to no RDMA device; `EAGAIN` on InfiniBand without a subnet manager.
+    /// Any error destroys the id. `ENXIO` if the device is gone; `ENODEV` for an address of the loopback interface,
+    /// which belongs to no RDMA device; `EAGAIN` on InfiniBand without a subnet manager.
     #[doc(alias = "rdma_resolve_route")]
     pub fn resolve_route(self, timeout: Duration) -> Result<ResolvingRoute> {
         self.id.resolve_route(timeout)?;

@@ -114,8 +114,9 @@ impl Id {
     ///
     /// # Errors
     ///
-    /// Any error destroys the id. `EADDRINUSE` if another id has the port, on this address or on all, `EADDRNOTAVAIL` if
-    /// this host does not have the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below 1024 without `CAP_NET_BIND_SERVICE`.
+    /// Any error destroys the id. `EADDRINUSE` if another id has the port, on this address or on all, `EADDRNOTAVAIL`
+    /// if this host does not have the address, `ENODEV` if no RDMA device has it, `EACCES` for a port below 1024
+    /// without `CAP_NET_BIND_SERVICE`.
     #[doc(alias = "rdma_bind_addr")]
     pub fn bind(self, address: SocketAddr) -> Result<BoundId> {
         self.id.bind(&address)?;
@@ -128,8 +129,8 @@ impl Id {
     /// # Errors
     ///
     /// Any error destroys the id. `EINVAL` for addresses of two families, `ENETUNREACH`
-    /// without an IP route, `ENODEV` if the route leads through no RDMA device. The route to 127.0.0.1, `::1`, `0.0.0.0`
-    /// and whatever name stands for them leads through none, which the kernel may say only when the
+    /// without an IP route, `ENODEV` if the route leads through no RDMA device. The route to 127.0.0.1, `::1`,
+    /// `0.0.0.0` and whatever name stands for them leads through none, which the kernel may say only when the
     /// [route](AddrResolved::resolve_route) is resolved.
     #[doc(alias = "rdma_resolve_addr")]
     pub fn resolve_addr(

@@ -1,4 +1,5 @@
-//! Devices in sysfs: the list of devices where there is no netlink, and the bus of a device always. Pairs with `core/sysfs.c` and `core/uverbs_main.c` of the kernel.
+//! Devices in sysfs: the list of devices where there is no netlink, and the bus of a device always. Pairs with
+//! `core/sysfs.c` and `core/uverbs_main.c` of the kernel.
 //!
 //! The tree's root is a parameter so that tests can plant their own; the environment never moves
 //! it, because programs with privileges trust what they find here.

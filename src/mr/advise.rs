@@ -53,7 +53,8 @@ pub struct OnDemandRange<'r> {
 }
 
 impl<T, M> MemoryRegion<T, M> {
-    /// A range of the region for [`advise`](ProtectionDomain::advise); `range` counts bytes from the region's beginning.
+    /// A range of the region for [`advise`](ProtectionDomain::advise); `range` counts bytes from the region's
+    /// beginning.
     ///
     /// ```no_run
     /// # fn f(pd: &uverbs::ProtectionDomain, table: Vec<u64>) -> Result<(), Box<dyn std::error::Error>> {

@@ -125,7 +125,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
             return &[];
         }
         // SAFETY: in bounds by division; initialised because any bytes are a `T`; alive as long as `self`;
-        // aligned, as memory of `T` is by its type, by `StableBytes`, or by its pages; not written, as the caller promised.
+        // aligned, as memory of `T` is by its type, by `StableBytes`, or by its pages; not written, as the caller
+        // promised.
         unsafe { std::slice::from_raw_parts(self.as_ptr(), count) }
     }
 
@@ -145,8 +146,8 @@ impl<T, M: HostMemory> MemoryRegion<T, M> {
             return &mut [];
         }
         // SAFETY: in bounds by division; initialised because any bytes are a `T`; borrowed exclusively with
-        // `self`; aligned, as memory of `T` is by its type, by `StableBytes`, or by its pages; not accessed otherwise, as the
-        // caller promised.
+        // `self`; aligned, as memory of `T` is by its type, by `StableBytes`, or by its pages; not accessed otherwise,
+        // as the caller promised.
         unsafe { std::slice::from_raw_parts_mut(self.as_ptr(), count) }
     }
 }

@@ -332,8 +332,8 @@ impl MrBuilder {
     /// # Errors
     ///
     /// `EINVAL` for zero bytes, memory that is not aligned to its [items](StableBytes::Item), rights that
-    /// contradict each other, or an [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the limit of
-    /// locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory that is
+    /// contradict each other, or an [`iova`](Self::iova) whose low bits differ from the memory's; `ENOMEM` beyond the
+    /// limit of locked memory; `EOPNOTSUPP` for a right that the device does not know; `EFAULT` for memory that is
     /// not mapped, or is read-only where the rights let the device write. The memory comes back with the
     /// error.
     #[doc(alias = "ibv_reg_mr")]
@@ -456,9 +456,9 @@ impl MrBuilder {
     /// # Errors
     ///
     /// `EOPNOTSUPP` on rxe, whose driver registers no dma-bufs, and on mlx5 if the device does not page
-    /// on demand, from Linux 7.2 on and from a release of 6.12 between 6.12.108 and 6.12.117; `EINVAL` for zero bytes, a range that overflows, or an `offset` whose bits
-    /// below the page size differ from those of the address; `EBADF` or `EINVAL` for a file that is no
-    /// dma-buf.
+    /// on demand, from Linux 7.2 on and from a release of 6.12 between 6.12.108 and 6.12.117; `EINVAL` for zero bytes,
+    /// a range that overflows, or an `offset` whose bits below the page size differ from those of the address; `EBADF`
+    /// or `EINVAL` for a file that is no dma-buf.
     #[doc(alias = "ibv_reg_dmabuf_mr")]
     pub fn register_dmabuf(
         self,

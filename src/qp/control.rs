@@ -229,8 +229,9 @@ impl QpControl {
     }
 
     /// The options that connections of the device may have beyond the specification (enhanced connection
-    /// establishment). After creation, and after a reset, these are all that the device has, for the peer to choose from.
-    /// After [`set_ece`](Self::set_ece) they are 0 until the next change of state, and then those that the device took.
+    /// establishment). After creation, and after a reset, these are all that the device has, for the peer to choose
+    /// from. After [`set_ece`](Self::set_ece) they are 0 until the next change of state, and then those that the device
+    /// took.
     ///
     /// # Errors
     ///
@@ -241,9 +242,9 @@ impl QpControl {
         self.ece_state("query_ece").map(EceState::get)
     }
 
-    /// Has the device use these options, which both sides have agreed on, for the connection to be. The device gets them
-    /// with the next [`modify`](Self::modify) to `INIT`, `RTR` or `RTS`, and [`query_ece`](Self::query_ece) then tells
-    /// those that it took. Options of 0 are those of a peer that has none: the device is told nothing,
+    /// Has the device use these options, which both sides have agreed on, for the connection to be. The device gets
+    /// them with the next [`modify`](Self::modify) to `INIT`, `RTR` or `RTS`, and [`query_ece`](Self::query_ece) then
+    /// tells those that it took. Options of 0 are those of a peer that has none: the device is told nothing,
     /// and only a reset withdraws options that it took before.
     ///
     /// The [connection manager](crate::cm) does it by itself.

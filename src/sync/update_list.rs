@@ -1,7 +1,8 @@
 //! A list to which any thread adds updates, and from which its one owner takes all of them.
 //!
 //! The control path tells the poller of a completion queue, which may be another thread, which queue pairs
-//! come and go. The poller owns its tables and applies the updates itself. One load says that there are none. Model-checked with loom.
+//! come and go. The poller owns its tables and applies the updates itself. One load says that there are none.
+//! Model-checked with loom.
 
 use super::{AtomicPtr, Ordering};
 use std::ptr;

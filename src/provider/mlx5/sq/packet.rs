@@ -2,7 +2,8 @@
 //! headers that it wants in the WQE.
 //!
 //! Out of line, so that messages pay nothing for it. Pairs with `mlx5_wqe_eth_seg` in the kernel's
-//! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see [`RawPacketLimits`](crate::provider::mlx5::context::RawPacketLimits).
+//! `linux/mlx5/qp.h`; where in a packet a segment ends is up to the device, see
+//! [`RawPacketLimits`](crate::provider::mlx5::context::RawPacketLimits).
 
 use super::{Mlx5Sq, Wqe, completion_flags};
 use crate::provider::SendCursor;
