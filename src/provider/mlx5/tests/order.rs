@@ -147,7 +147,7 @@ fn cqes_are_copied_before_the_record_of_a_resized_queue() {
 
 #[test]
 fn arming_is_recorded_and_then_rung() {
-    let mut completed = Completed::new(4, 64);
+    let completed = Completed::new(4, 64);
     let steps = steps_of(|| {
         completed.ring.arm(false, 0);
     });
