@@ -10,7 +10,7 @@ use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::AsyncQueuePair;
 use uverbs::aio::tokio::{accept, connect};
 use uverbs::owned::Buffer;
-use uverbs::{Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
+use uverbs::{Access, Context, MemoryRegion, ProtectionDomain, QpType, Remote, Rkey};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
 
@@ -42,7 +42,8 @@ fn put(table: &mut MemoryRegion<u64>, key: usize, version: u64) -> Result<()> {
 
 async fn serve(listener: TcpListener) -> Result<()> {
     let (_context, pd, qp, gid) = open()?;
-    let mut table = pd.allocate::<u64>(ENTRIES * ENTRY)?;
+    let readable = pd.mr_builder().access(Access::LOCAL_WRITE | Access::REMOTE_READ);
+    let mut table = readable.allocate::<u64>(ENTRIES * ENTRY)?;
     for key in 0..ENTRIES {
         put(&mut table, key, 1)?;
     }

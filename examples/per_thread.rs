@@ -10,8 +10,8 @@ use std::time::Instant;
 use std::{env, thread};
 use uverbs::allocator::Arena;
 use uverbs::{
-    CompletionQueue, Context, Exclusive, MemoryRegion, ParentDomain, QpType, QueuePair, SendWr,
-    ThreadDomain,
+    Access, CompletionQueue, Context, Exclusive, MemoryRegion, ParentDomain, QpType, QueuePair,
+    SendWr, ThreadDomain,
 };
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error + Send + Sync>>;
@@ -60,7 +60,13 @@ impl Worker {
         let (here, there) = (qp.endpoint(1, gid)?, peer.endpoint(1, gid)?);
         qp.handshake(&there)?;
         peer.handshake(&here)?;
-        let (mut source, target) = (domain.allocate(SIZE)?, domain.allocate(SIZE)?);
+        let (mut source, target) = (
+            domain.mr_builder().allocate(SIZE)?,
+            domain
+                .mr_builder()
+                .access(Access::LOCAL_WRITE | Access::REMOTE_WRITE)
+                .allocate(SIZE)?,
+        );
         // Bytes of this thread's own, so that what arrives shows whose it is.
         source.copy_from(0, &[(number % 255) as u8 + 1; SIZE])?;
         Ok(Worker { td, qp, peer, cq, source, target })

@@ -4,7 +4,7 @@
 use std::mem::offset_of;
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use uverbs::{Context, QpType, SendWr};
+use uverbs::{Access, Context, QpType, SendWr};
 use zerocopy::{FromBytes, Immutable, IntoBytes};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
@@ -43,8 +43,9 @@ fn run() -> Result<()> {
     collector.handshake(&here)?;
 
     // The collector's table, an element for each sensor, and the one sample that this sensor sends.
-    let table = pd.allocate::<Sample>(16)?;
-    let mut sample = pd.allocate::<Sample>(1)?;
+    let writable = Access::LOCAL_WRITE | Access::REMOTE_WRITE;
+    let table = pd.mr_builder().access(writable).allocate::<Sample>(16)?;
+    let mut sample = pd.mr_builder().allocate::<Sample>(1)?;
     let mine = Sample { sensor: 3, count: 128, mean: 21.5, sequence: 1 };
     sample.write_at(0, mine)?;
 

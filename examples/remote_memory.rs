@@ -4,7 +4,7 @@
 
 use std::process::ExitCode;
 use std::time::{Duration, Instant};
-use uverbs::{CompletionQueue, Context, QpType, QueuePair, SendWr};
+use uverbs::{Access, CompletionQueue, Context, QpType, QueuePair, SendWr};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -23,8 +23,8 @@ fn run() -> Result<()> {
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
     // Declared before the queue pairs, the regions are dropped after them: see `perform`.
-    let theirs = pd.allocate::<u64>(8)?;
-    let mut ours = pd.allocate::<u64>(8)?;
+    let theirs = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8)?;
+    let mut ours = pd.mr_builder().allocate::<u64>(8)?;
     for place in 0..8 {
         ours.write_at(place, 100 + place as u64)?;
     }

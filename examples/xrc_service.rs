@@ -128,7 +128,7 @@ fn worker(path: &Path, has_target: bool) -> Result<()> {
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(4).build()?;
     let mut srq = pd.srq_builder(4).xrc(&domain, &cq).build()?;
-    let memory = pd.allocate::<u8>(SIZE)?;
+    let memory = pd.mr_builder().allocate::<u8>(SIZE)?;
     let sges = [memory.sge(..)?];
     let mut batch = srq.batch()?;
     batch.push(RecvWr::new(&sges))?;

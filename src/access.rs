@@ -51,8 +51,7 @@ impl fmt::Display for Access {
 const OPTIONAL: u32 = 0x3ff0_0000;
 
 impl Access {
-    /// What [`allocate`](crate::ProtectionDomain::allocate) grants: everything that a peer can do
-    /// to plain memory.
+    /// Everything that a peer can do to plain memory: write, read, atomics. A device without atomics refuses it.
     pub const ALL_REMOTE: Access = Access::LOCAL_WRITE
         .union(Access::REMOTE_WRITE)
         .union(Access::REMOTE_READ)

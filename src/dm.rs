@@ -54,7 +54,7 @@ pub(crate) struct DmInner {
 ///
 /// let counters = context.alloc_dm(64, 8)?;
 /// counters.copy_from(0, &[0u64; 8])?;
-/// let region = pd.register_dm(&counters, .., Access::ALL_REMOTE)?;
+/// let region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&counters, ..)?;
 /// println!("a peer may add to {:?}", region.remote(8)?);
 /// # Ok(()) }
 /// ```
@@ -69,7 +69,7 @@ pub(crate) struct DmInner {
 /// # Ok(()) }
 /// ```
 ///
-/// [`register_dm`]: crate::ProtectionDomain::register_dm
+/// [`register_dm`]: crate::MrBuilder::register_dm
 #[doc(alias = "ibv_dm")]
 #[derive(Debug)]
 pub struct DeviceMemory {

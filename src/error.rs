@@ -303,7 +303,7 @@ impl From<Error> for std::io::Error {
 }
 
 /// An [`Error`] of a call that took an object by value, with the object: `destroy`, `release`, `detach`
-/// and `unimport` of all handles, [`register`](crate::ProtectionDomain::register),
+/// and `unimport` of all handles, [`register`](crate::MrBuilder::register),
 /// [`join`](crate::QueuePair::join), [`adopt`](crate::owned::OwnedCompletionQueue::adopt).
 ///
 /// The object is what it was before the call, and can be used or destroyed again. `?` turns this into an

@@ -49,8 +49,8 @@
 //!     let mut cq = context.cq_builder(16).build()?;
 //!
 //!     // Declared before the queue pairs, the regions are dropped after them.
-//!     let mut message = pd.allocate::<u8>(64)?;
-//!     let inbox = pd.allocate::<u8>(64)?;
+//!     let mut message = pd.mr_builder().allocate::<u8>(64)?;
+//!     let inbox = pd.mr_builder().allocate::<u8>(64)?;
 //!     message.copy_from(0, b"hello, peer")?;
 //!
 //!     let mut left = pd.qp_builder(&cq, &cq, QpType::RC).build()?;

@@ -102,9 +102,9 @@ impl<M> fmt::Debug for MrInner<M> {
 ///
 /// `M` is the owner of the memory, which [`destroy`](Self::destroy) gives back: an anonymous mapping for
 /// [`allocate`], or the vector, box or mapping given to
-/// [`register`](crate::ProtectionDomain::register). [`MrBuilder`] lists all kinds of memory. Memory
+/// [`register`](crate::MrBuilder::register). [`MrBuilder`] lists all kinds of memory. Memory
 /// that the program goes on using by itself is
-/// [unowned](crate::ProtectionDomain::register_unowned): its region has keys, address and SGEs, and no
+/// [unowned](crate::MrBuilder::register_unowned): its region has keys, address and SGEs, and no
 /// access. [`erase`](Self::erase) gives regions of different memory one type.
 ///
 /// `T` may be a type of the program's own that zerocopy can make of any bytes; `examples/records.rs`
@@ -119,7 +119,7 @@ impl<M> fmt::Debug for MrInner<M> {
 /// # fn main() -> uverbs::Result<()> {
 /// # let context = uverbs::Context::open(&uverbs::devices()?[0])?;
 /// let pd = context.alloc_pd()?;
-/// let mut region = pd.allocate::<u64>(512)?;
+/// let mut region = pd.mr_builder().allocate::<u64>(512)?;
 /// region.write_at(0, 42)?;
 /// let sges = [region.sge(..64)?];
 /// # let _ = sges; Ok(()) }
@@ -132,7 +132,7 @@ impl<M> fmt::Debug for MrInner<M> {
 /// use std::sync::atomic::Ordering;
 /// use uverbs::{Access, Rereg};
 ///
-/// let mut region = pd.register(vec![0u64; 512], Access::ALL_REMOTE)?;
+/// let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register(vec![0u64; 512])?;
 /// println!("{} bytes at {:#x}: {}, {}", region.byte_len(), region.addr(), region.lkey(), region.rkey());
 /// let first = region.as_ptr();
 /// // What a peer's atomics change, this process reads as atomics.
@@ -155,7 +155,7 @@ impl<M> fmt::Debug for MrInner<M> {
 /// # drop((first_numbers, numbers)); Ok(()) }
 /// ```
 ///
-/// [`allocate`]: crate::ProtectionDomain::allocate
+/// [`allocate`]: crate::MrBuilder::allocate
 #[doc(alias = "ibv_mr")]
 pub struct MemoryRegion<T = u8, M = MmapMut> {
     pub(crate) inner: Arc<MrInner<M>>,

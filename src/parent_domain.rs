@@ -25,7 +25,7 @@ use std::sync::Arc;
 /// let pd = context.alloc_pd()?;
 /// let td = context.alloc_td()?;
 /// let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-/// let region = domain.allocate::<u64>(512)?;
+/// let region = domain.mr_builder().allocate::<u64>(512)?;
 /// # drop(region); Ok(()) }
 /// ```
 ///

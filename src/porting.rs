@@ -40,13 +40,13 @@
 //! | `ibv_alloc_pd`, `ibv_dealloc_pd` | [`Context::alloc_pd`](crate::Context::alloc_pd), [`destroy`](crate::ProtectionDomain::destroy) |
 //! | `ibv_alloc_td`, `ibv_dealloc_td` | [`Context::alloc_td`](crate::Context::alloc_td), [`destroy`](crate::ThreadDomain::destroy) |
 //! | `ibv_alloc_parent_domain` | [`ProtectionDomain::parent_domain_builder`](crate::ProtectionDomain::parent_domain_builder) |
-//! | `ibv_reg_mr` of memory that the program goes on using by itself | [`register_unowned`](crate::ProtectionDomain::register_unowned), a region with keys alone |
-//! | `ibv_reg_mr` of memory to be allocated | [`ProtectionDomain::allocate`](crate::ProtectionDomain::allocate) |
-//! | `ibv_reg_mr` of memory that the region may take over | [`register`](crate::ProtectionDomain::register) takes a vector, box or mapping; [`register_raw`](crate::ProtectionDomain::register_raw) takes a pointer |
+//! | `ibv_reg_mr` of memory that the program goes on using by itself | [`register_unowned`](crate::MrBuilder::register_unowned), a region with keys alone |
+//! | `ibv_reg_mr` of memory to be allocated | [`MrBuilder::allocate`](crate::MrBuilder::allocate) |
+//! | `ibv_reg_mr` of memory that the region may take over | [`register`](crate::MrBuilder::register) takes a vector, box or mapping; [`register_raw`](crate::MrBuilder::register_raw) takes a pointer |
 //! | `ibv_reg_mr_iova`, `ibv_reg_mr_iova2`, `IBV_ACCESS_*` | [`ProtectionDomain::mr_builder`](crate::ProtectionDomain::mr_builder) |
 //! | `ibv_reg_mr` of all memory (implicit ODP) | [`MrBuilder::register_address_space`](crate::MrBuilder::register_address_space) |
-//! | `ibv_reg_dmabuf_mr` | [`register_dmabuf`](crate::ProtectionDomain::register_dmabuf) |
-//! | `ibv_reg_dm_mr` | [`register_dm`](crate::ProtectionDomain::register_dm) |
+//! | `ibv_reg_dmabuf_mr` | [`register_dmabuf`](crate::MrBuilder::register_dmabuf) |
+//! | `ibv_reg_dm_mr` | [`register_dm`](crate::MrBuilder::register_dm) |
 //! | `ibv_rereg_mr` | [`MemoryRegion::rereg`](crate::MemoryRegion::rereg); other memory: [`exchange`](crate::MemoryRegion::exchange) |
 //! | `ibv_dereg_mr` | [`MemoryRegion::destroy`](crate::MemoryRegion::destroy), which gives the memory back |
 //! | `ibv_advise_mr` | [`ProtectionDomain::advise`](crate::ProtectionDomain::advise) |
@@ -149,7 +149,7 @@
 //!
 //! **A program's own memory is registered for keys alone.** Code from libibverbs goes on reading and writing
 //! what it registered, registers it on several devices, or has memory that no processor can reach (a GPU's).
-//! [`register_unowned`](crate::ProtectionDomain::register_unowned) is for that: its caller promises that the
+//! [`register_unowned`](crate::MrBuilder::register_unowned) is for that: its caller promises that the
 //! range stays mapped until the region is gone, and the region has keys and no access. All other registrations
 //! take the memory over, and give it back when the region is destroyed.
 //!

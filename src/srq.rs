@@ -106,7 +106,7 @@ impl Drop for SrqInner {
 /// ```no_run
 /// # use uverbs::{CompletionQueue, ProtectionDomain, QpType, RecvWr};
 /// # fn f(pd: &ProtectionDomain, cq: &CompletionQueue) -> Result<(), Box<dyn std::error::Error>> {
-/// let memory = pd.allocate::<u8>(4096)?;
+/// let memory = pd.mr_builder().allocate::<u8>(4096)?;
 /// let mut srq = pd.srq_builder(128).build()?;
 /// let qp = pd.qp_builder(cq, cq, QpType::RC).srq(&srq).build()?;
 /// let sges = [memory.sge(..)?];

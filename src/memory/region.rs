@@ -38,7 +38,7 @@ use zerocopy::{FromBytes, IntoBytes};
 ///
 /// ```no_run
 /// use std::ptr::NonNull;
-/// use uverbs::{Access, MemoryRegion, StableBytes};
+/// use uverbs::{MemoryRegion, StableBytes};
 ///
 /// #[repr(align(4096))]
 /// struct Page([u8; 4096]);
@@ -57,7 +57,7 @@ use zerocopy::{FromBytes, IntoBytes};
 ///
 /// # fn f(pd: &uverbs::ProtectionDomain) -> Result<(), Box<dyn std::error::Error>> {
 /// let pages = Pages((0..64).map(|_| Page([0; 4096])).collect());
-/// let region: MemoryRegion<u8, Pages> = pd.register(pages, Access::LOCAL_WRITE)?;
+/// let region: MemoryRegion<u8, Pages> = pd.mr_builder().register(pages)?;
 /// let second_page = region.sge(4096..8192)?;
 /// // … requests that work on it …
 /// let Pages(pages) = region.destroy()?;
@@ -118,7 +118,7 @@ pub struct RawRange(());
 
 /// Memory that the program owns and accesses by itself: the region has keys for it and no access.
 ///
-/// Example: [`ProtectionDomain::register_unowned`](crate::ProtectionDomain::register_unowned).
+/// Example: [`MrBuilder::register_unowned`](crate::MrBuilder::register_unowned).
 #[derive(Debug)]
 pub struct Unowned(());
 

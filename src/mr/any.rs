@@ -47,12 +47,12 @@ impl<M: Send> Registration for MrInner<M> {
 ///
 /// ```no_run
 /// use std::collections::HashMap;
-/// use uverbs::{Access, AnyMemoryRegion, Lkey};
+/// use uverbs::{AnyMemoryRegion, Lkey};
 ///
 /// # fn f(pd: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
 /// let mut regions: HashMap<Lkey, AnyMemoryRegion> = HashMap::new();
-/// let pages = pd.allocate::<u64>(512)?.erase();
-/// let table = pd.register(vec![0u8; 100], Access::LOCAL_WRITE)?.erase();
+/// let pages = pd.mr_builder().allocate::<u64>(512)?.erase();
+/// let table = pd.mr_builder().register(vec![0u8; 100])?.erase();
 /// for region in [pages, table] {
 ///     regions.insert(region.lkey(), region);
 /// }

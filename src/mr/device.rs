@@ -7,7 +7,6 @@ use crate::error::{Error, Result};
 use crate::memory::region::Backing;
 use crate::number::{ByteCount, Lkey, Offset, Rkey};
 use crate::object::{Class, Object};
-use crate::pd::{ProtectionDomain, Sharing};
 use crate::uverbs::command::Command;
 use rustix::io::Errno;
 use std::ops::RangeBounds;
@@ -29,24 +28,6 @@ const VERB: &str = "reg_dm_mr";
 #[derive(Debug)]
 pub struct OnDevice {
     _memory: Arc<DmInner>,
-}
-
-impl<S: Sharing> ProtectionDomain<S> {
-    /// Registers a part of device memory; `range` counts bytes from its beginning. Peers and
-    /// requests address the part from 0 on.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MrBuilder::register_dm`].
-    #[doc(alias = "ibv_reg_dm_mr")]
-    pub fn register_dm(
-        &self,
-        memory: &DeviceMemory,
-        range: impl RangeBounds<usize>,
-        access: Access,
-    ) -> Result<MemoryRegion<u8, OnDevice>> {
-        self.mr_builder().access(access).register_dm(memory, range)
-    }
 }
 
 impl MrBuilder {

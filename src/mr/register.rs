@@ -39,157 +39,13 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 const VERB: &str = "reg_mr";
 
 impl<S: Sharing> ProtectionDomain<S> {
-    /// Allocates page-aligned, zeroed memory for `n` values of `T`, and registers it.
+    /// Starts to register memory. Unless the builder is told otherwise, the region has the least rights that this
+    /// side's sends and receives need, [`Access::LOCAL_WRITE`], and no peer reaches it.
     ///
-    /// The region grants [`Access::ALL_REMOTE`]: local writes, and reads, writes and atomics by
-    /// peers; atomics only if the device supports them (see [`MemoryRegion::access`]). Local
-    /// reads are always allowed. Registration pins memory and is slow: keep it out of the data path.
-    ///
-    /// # Panics
-    ///
-    /// If the region would have zero bytes, because `n` or the size of `T` is 0.
-    /// [`try_allocate`](Self::try_allocate) returns an error instead.
-    ///
-    /// # Errors
-    ///
-    /// `EINVAL` for an invalid access value, `ENOMEM` if the operating system or the device is out
-    /// of resources; the message says how to raise the limit of locked memory if that is the reason.
+    /// Registration pins memory and is slow: keep it out of the data path.
     #[doc(alias = "ibv_reg_mr")]
-    #[track_caller]
-    pub fn allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
-        assert!(n > 0, "a memory region of 0 values");
-        assert!(size_of::<T>() > 0, "a memory region of values of 0 bytes");
-        self.try_allocate(n)
-    }
-
-    /// Like [`allocate`](Self::allocate), but fails with `EINVAL` where that panics.
-    pub fn try_allocate<T: FromBytes + IntoBytes>(&self, n: usize) -> Result<MemoryRegion<T>> {
-        let builder = self.mr_builder().access(Access::ALL_REMOTE);
-        match builder.clone().allocate(n) {
-            Err(error) if matches!(error.kernel_errno(), Some(Errno::INVAL | Errno::OPNOTSUPP)) => {
-                // The device may lack atomics. If it refuses without them, too, the first error has the
-                // cause.
-                let plain = Access::ALL_REMOTE.difference(Access::REMOTE_ATOMIC);
-                builder.access(plain).allocate(n).map_err(|_| error)
-            }
-            made => made,
-        }
-    }
-
-    /// Registers memory that the region takes ownership of: a vector, a boxed slice, a mapping
-    /// (`memmap2::MmapMut`), or a type of your own that is [`StableBytes`].
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MrBuilder::register`].
-    #[doc(alias = "ibv_reg_mr")]
-    pub fn register<M: StableBytes>(
-        &self,
-        memory: M,
-        access: Access,
-    ) -> std::result::Result<MemoryRegion<M::Item, M>, ErrorWith<M>> {
-        self.mr_builder().access(access).register(memory)
-    }
-
-    /// Registers `length` bytes at `addr` that stay the program's: the region gives keys, addresses
-    /// and SGEs, and does not access the memory.
-    ///
-    /// This is what `ibv_reg_mr` does, for programs that manage their memory themselves. The memory need
-    /// not be initialised, it may be borrowed, and it may be registered several times, with several domains
-    /// and devices.
-    ///
-    /// ```no_run
-    /// # fn f(one: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
-    /// use uverbs::Access;
-    ///
-    /// let mut memory = Vec::<u8>::with_capacity(1 << 20);
-    /// let (addr, length) = (memory.as_mut_ptr(), memory.capacity());
-    /// // SAFETY: `memory` is neither grown nor dropped before both regions are, and its bytes are
-    /// // looked at only after the receive that wrote them has completed.
-    /// let region = unsafe { one.register_unowned(addr, length, Access::LOCAL_WRITE) }?;
-    /// // SAFETY: as above.
-    /// let again = unsafe { other.register_unowned(addr, length, Access::LOCAL_WRITE) }?;
-    /// assert_eq!(region.addr(), again.addr());
-    /// # Ok(()) }
-    /// ```
-    ///
-    /// # Safety
-    ///
-    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
-    /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
-    /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
-    /// [released](MemoryRegion::release) to another process, the range stays mapped until the process ends.
-    ///
-    /// The caller also answers for what the device and peers do to the memory with the rights in `access`:
-    /// where one of them may write, the program holds no reference to the bytes and does not assume that they
-    /// are unchanged.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MrBuilder::register`].
-    #[doc(alias = "ibv_reg_mr")]
-    #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    pub unsafe fn register_unowned(
-        &self,
-        addr: *mut u8,
-        length: usize,
-        access: Access,
-    ) -> Result<MemoryRegion<u8, Unowned>> {
-        // SAFETY: the caller's obligation is the same.
-        unsafe { self.mr_builder().access(access).register_unowned(addr, length) }
-    }
-
-    /// Registers `length` bytes at `addr`, which this process then accesses only through the region. For
-    /// memory that the program keeps accessing itself there is [`register_unowned`](Self::register_unowned).
-    ///
-    /// # Safety
-    ///
-    /// The memory must be one range within one allocation, of at most `isize::MAX` bytes, readable, writable and
-    /// initialised. It must be neither borrowed nor accessed other than through the region, from any thread: the
-    /// region's safe methods read and write it. That
-    /// holds until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
-    /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
-    /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
-    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
-    /// [released](MemoryRegion::release) to another process, it holds until the process ends.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MrBuilder::register`].
-    #[doc(alias = "ibv_reg_mr")]
-    #[allow(unsafe_code, reason = "the obligation is the caller's")]
-    pub unsafe fn register_raw(
-        &self,
-        addr: *mut u8,
-        length: usize,
-        access: Access,
-    ) -> Result<MemoryRegion<u8, RawRange>> {
-        // SAFETY: the caller's obligation is the same.
-        unsafe { self.mr_builder().access(access).register_raw(addr, length) }
-    }
-
-    /// Registers `length` bytes at `offset` of a dma-buf, such as memory of a GPU. Peers and requests
-    /// address it from `iova` on.
-    ///
-    /// # Errors
-    ///
-    /// Those of [`MrBuilder::register_dmabuf`].
-    #[doc(alias = "ibv_reg_dmabuf_mr")]
-    pub fn register_dmabuf(
-        &self,
-        dmabuf: impl AsFd,
-        offset: u64,
-        length: u64,
-        iova: u64,
-        access: Access,
-    ) -> Result<MemoryRegion<u8, DmaBuf>> {
-        self.mr_builder().access(access).iova(iova).register_dmabuf(dmabuf, offset, length)
-    }
-
-    /// Starts to build a registration: rights, addresses, on-demand paging.
     pub fn mr_builder(&self) -> MrBuilder {
-        MrBuilder { pd: self.inner.clone(), access: Access::empty(), iova: None }
+        MrBuilder { pd: self.inner.clone(), access: Access::LOCAL_WRITE, iova: None }
     }
 }
 
@@ -229,7 +85,7 @@ impl<S: Sharing> ProtectionDomain<S> {
 /// #     memory: *mut u8, slice: &mut [u32]) -> uverbs::Result<()> {
 /// use uverbs::Access;
 ///
-/// let local = pd.mr_builder().access(Access::LOCAL_WRITE);
+/// let local = pd.mr_builder();
 /// // SAFETY: `memory` stays mapped until the region is deregistered.
 /// let as_in_c = unsafe { local.clone().register_unowned(memory, 4096)? };
 /// // A peer counts from 0, whatever the address here.
@@ -261,7 +117,10 @@ pub struct MrBuilder {
 }
 
 impl MrBuilder {
-    /// Sets the rights. Unless set, the device only reads the memory, for requests of this side.
+    /// Sets the rights, in place of [`Access::LOCAL_WRITE`]: requests of this side read and write the memory.
+    /// [`Access::empty`], for memory that is mapped read-only, lets them only read. Rights of peers are added to local
+    /// ones, as in [`Access::ALL_REMOTE`]; atomics only if the
+    /// [device has them](crate::DeviceAttr::atomic_cap).
     pub fn access(mut self, access: Access) -> Self {
         self.access = access;
         self
@@ -313,6 +172,7 @@ impl MrBuilder {
     ///
     /// `EINVAL` for zero bytes or a `T` aligned to more than a page, `ENOMEM` without memory or
     /// beyond the limit of locked memory, and those of [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr")]
     pub fn allocate<T: FromBytes + IntoBytes>(self, n: usize) -> Result<MemoryRegion<T>> {
         let length = allocation_size(n, size_of::<T>(), align_of::<T>())?;
         let backing: Backing<MmapMut> = Backing::pages(length).map_err(|error| {
@@ -348,12 +208,37 @@ impl MrBuilder {
         self.enter(backing).map_err(|failed| failed.map(Backing::into_owner))
     }
 
-    /// Registers `length` bytes at `addr` that stay the program's; see
-    /// [`ProtectionDomain::register_unowned`].
+    /// Registers `length` bytes at `addr` that stay the program's: the region gives keys, addresses
+    /// and SGEs, and does not access the memory.
+    ///
+    /// This is what `ibv_reg_mr` does, for programs that manage their memory themselves. The memory need
+    /// not be initialised, it may be borrowed, and it may be registered several times, with several domains
+    /// and devices.
+    ///
+    /// ```no_run
+    /// # fn f(one: &uverbs::ProtectionDomain, other: &uverbs::ProtectionDomain) -> uverbs::Result<()> {
+    /// let mut memory = Vec::<u8>::with_capacity(1 << 20);
+    /// let (addr, length) = (memory.as_mut_ptr(), memory.capacity());
+    /// // SAFETY: `memory` is neither grown nor dropped before both regions are, and its bytes are
+    /// // looked at only after the receive that wrote them has completed.
+    /// let region = unsafe { one.mr_builder().register_unowned(addr, length) }?;
+    /// // SAFETY: as above.
+    /// let again = unsafe { other.mr_builder().register_unowned(addr, length) }?;
+    /// assert_eq!(region.addr(), again.addr());
+    /// # Ok(()) }
+    /// ```
     ///
     /// # Safety
     ///
-    /// That of [`ProtectionDomain::register_unowned`].
+    /// The range stays mapped until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
+    /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
+    /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
+    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
+    /// [released](MemoryRegion::release) to another process, the range stays mapped until the process ends.
+    ///
+    /// The caller also answers for what the device and peers do to the memory with the [rights](Self::access) of the region:
+    /// where one of them may write, the program holds no reference to the bytes and does not assume that they
+    /// are unchanged.
     ///
     /// # Errors
     ///
@@ -371,15 +256,24 @@ impl MrBuilder {
         self.enter(backing).map_err(|failed| failed.error)
     }
 
-    /// Registers `length` bytes at `addr`; see [`ProtectionDomain::register_raw`].
+    /// Registers `length` bytes at `addr`, which this process then accesses only through the region. For
+    /// memory that the program keeps accessing itself there is [`register_unowned`](Self::register_unowned).
     ///
     /// # Safety
     ///
-    /// That of [`ProtectionDomain::register_raw`].
+    /// The memory must be one range within one allocation, of at most `isize::MAX` bytes, readable, writable and
+    /// initialised. It must be neither borrowed nor accessed other than through the region, from any thread: the
+    /// region's safe methods read and write it. That
+    /// holds until [`destroy`](MemoryRegion::destroy) returned `Ok`, or the region and all
+    /// [memory windows](crate::MemoryWindow#what-a-window-holds) that got a binding to it were dropped. If
+    /// the region or such a window is leaked, by the program or because the kernel refuses to destroy it
+    /// ([`Context::leaked`](crate::Context::leaked)), or the region is
+    /// [released](MemoryRegion::release) to another process, it holds until the process ends.
     ///
     /// # Errors
     ///
     /// Those of [`register`](Self::register).
+    #[doc(alias = "ibv_reg_mr")]
     #[allow(unsafe_code, reason = "the obligation is the caller's")]
     pub unsafe fn register_raw(
         self,

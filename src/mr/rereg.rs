@@ -60,7 +60,7 @@ impl<T, M> MemoryRegion<T, M> {
     /// contradictory rights, for flags that cannot change (`ON_DEMAND`, `HUGETLB`, `ZERO_BASED`), for a
     /// domain of another context, or for a region of [device memory](crate::DeviceMemory), which no kernel
     /// changes; `EPERM` for a region that was [imported](crate::ProtectionDomain::import_mr), even by its
-    /// new owner, and for more rights to memory that is [unowned](crate::ProtectionDomain::register_unowned)
+    /// new owner, and for more rights to memory that is [unowned](crate::MrBuilder::register_unowned)
     /// or the whole address space, which somebody vouched for in `unsafe` with the rights that it has. After
     /// these errors the region is unchanged. After other errors, `ENOMEM` among them, the change may have
     /// been made in part: the region [is dead](Self::is_dead), its keys reach nothing, and it can only be
@@ -200,7 +200,7 @@ pub type Exchanged<M, N> = (MemoryRegion<<N as StableBytes>::Item, N>, M);
 ///         region
 ///     }
 ///     // The region and its keys are gone: register the old memory anew, and tell peers the new key.
-///     Err(ExchangeError { old: Some(old), .. }) => pd.register(old, Access::ALL_REMOTE)?,
+///     Err(ExchangeError { old: Some(old), .. }) => pd.mr_builder().access(Access::ALL_REMOTE).register(old)?,
 ///     // The device may still reach both memories: they are leaked.
 ///     Err(failed) => return Err(failed.into()),
 /// };

@@ -79,13 +79,19 @@ fn memory_that_is_not_aligned_to_its_items_is_refused() {
     let bench = Bench::new();
     for offset in [1, 4, 7] {
         let (unaligned, alive) = words(offset, false);
-        let failed = bench.pd.register(unaligned, Access::LOCAL_WRITE).map(drop).unwrap_err();
+        let failed = bench
+            .pd
+            .mr_builder()
+            .access(Access::LOCAL_WRITE)
+            .register(unaligned)
+            .map(drop)
+            .unwrap_err();
         assert_eq!(failed.error.errno(), Errno::INVAL);
         assert!(failed.error.message().contains("aligned to 8 bytes"), "{}", failed.error);
         assert_eq!(failed.into_object().offset, offset);
         assert_eq!(Arc::strong_count(&alive), 1);
         let (aligned, _) = words(0, false);
-        let region = bench.pd.register(aligned, Access::LOCAL_WRITE).unwrap();
+        let region = bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(aligned).unwrap();
         assert_eq!(region.len(), 7);
         let (unaligned, _) = words(offset, false);
         let failed = region.exchange(unaligned).map(drop).unwrap_err();
@@ -99,7 +105,9 @@ fn memory_whose_items_panic_is_dropped() {
     let bench = Bench::new();
     let (panics, alive) = words(0, true);
     let before = bench.script.count(UVERBS_OBJECT_MR);
-    let register = std::panic::AssertUnwindSafe(|| bench.pd.register(panics, Access::LOCAL_WRITE));
+    let register = std::panic::AssertUnwindSafe(|| {
+        bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(panics)
+    });
     assert!(std::panic::catch_unwind(register).is_err());
     assert_eq!((Arc::strong_count(&alive), bench.script.count(UVERBS_OBJECT_MR)), (1, before));
 }
@@ -127,7 +135,7 @@ fn memory_is_freed_after_the_region_is_deregistered() {
         Box::new(move || left.store(script.count(UVERBS_OBJECT_MR), Ordering::Relaxed))
     };
     let memory = Watched { bytes: Box::new([0; 64]), freed };
-    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap();
     assert_eq!(script.count(UVERBS_OBJECT_MR), 1);
     drop(region);
     assert_eq!(left.load(Ordering::Relaxed), 0, "regions in the kernel when it was freed");
@@ -139,7 +147,7 @@ fn memory_is_leaked_and_counted_if_deregistration_fails() {
     for errno in [Errno::BUSY, Errno::INVAL, Errno::NOMEM, Errno::PERM] {
         let before = context.leaked();
         let (memory, count) = watched();
-        let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+        let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap();
         script.refuse_destroy(region.handle(), errno);
         drop(region);
         assert_eq!((freed(&count), context.leaked()), (0, before + 1), "{errno}");
@@ -150,12 +158,12 @@ fn memory_is_leaked_and_counted_if_deregistration_fails() {
 fn memory_is_freed_if_the_region_was_destroyed_by_another_process_or_with_the_device() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let (memory, count) = watched();
-    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap();
     script.refuse_destroy(region.handle(), Errno::NOENT);
     drop(region);
     assert_eq!(freed(&count), 1, "destroyed by another holder of the file");
     let (memory, count) = watched();
-    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap();
     script.vanish();
     drop(region);
     assert_eq!(freed(&count), 1, "destroyed with the device");
@@ -166,7 +174,7 @@ fn memory_is_freed_if_the_region_was_destroyed_by_another_process_or_with_the_de
 fn a_region_that_could_not_be_destroyed_comes_back() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let (memory, count) = watched();
-    let mut region = pd.register(memory, Access::LOCAL_WRITE).unwrap();
+    let mut region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     for _ in 0..2 {
         let error;
@@ -187,7 +195,7 @@ fn failed_registration_gives_the_memory_back() {
     for errno in [Errno::NOMEM, Errno::INVAL, Errno::FAULT, Errno::IO, Errno::PERM] {
         script.fail_step(1, errno);
         let (memory, count) = watched();
-        let failed = pd.register(memory, Access::LOCAL_WRITE).unwrap_err();
+        let failed = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap_err();
         assert_eq!((failed.error.errno(), failed.object.bytes[63]), (errno, 1));
         assert_eq!(freed(&count), 0);
         drop(failed);
@@ -203,66 +211,54 @@ fn the_kernel_gets_the_address_the_length_and_the_rights() {
     let access = Access::LOCAL_WRITE | Access::RELAXED_ORDERING;
     let memory = vec![0u32; 100];
     let start = memory.as_ptr().addr() as u64;
-    let region = pd.register(memory, access).unwrap();
+    let region = pd.mr_builder().access(access).register(memory).unwrap();
     let seen = script.object(region.handle());
     assert_eq!((seen.start, seen.length, seen.access), (start, 400, access.bits()));
     assert_eq!((region.addr(), region.as_ptr().addr() as u64), (start, start));
-    let region = pd.allocate::<[u64; 3]>(5).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<[u64; 3]>(5).unwrap();
     let seen = script.object(region.handle());
     assert_eq!((seen.start, seen.length), (region.addr(), 120));
     assert_eq!(seen.access, Access::ALL_REMOTE.bits());
 }
 
 #[test]
-fn atomics_are_left_out_where_the_device_refuses_them() {
+fn a_region_has_no_rights_but_those_that_were_asked_for() {
     let Bench { script, pd, .. } = &Bench::new();
-    let plain = Access::ALL_REMOTE.difference(Access::REMOTE_ATOMIC);
+    let (local, owned) = (pd.mr_builder(), pd.mr_builder().register(vec![0u8; 8]).unwrap());
+    assert_eq!(owned.access(), Access::LOCAL_WRITE);
+    assert_eq!(local.clone().allocate::<u64>(1).unwrap().access(), Access::LOCAL_WRITE);
+    let constant = local.access(Access::empty()).allocate::<u64>(1).unwrap();
+    assert_eq!(script.object(constant.handle()).access, 0);
+    // Rights that the device refuses are an error, and not left out.
     for errno in [Errno::INVAL, Errno::OPNOTSUPP] {
         script.fail_step(1, errno);
-        let region = pd.allocate::<u64>(1).unwrap();
-        assert_eq!(region.access(), plain);
-        assert_eq!(script.object(region.handle()).access, plain.bits());
+        let builder = pd.mr_builder().access(Access::ALL_REMOTE);
+        let error = builder.allocate::<u64>(1).unwrap_err();
+        assert!(error.message().contains("REMOTE_ATOMIC"), "{error}");
     }
-    // Other errors have nothing to do with rights, and are returned without a second try.
-    let before = script.log().len();
-    script.fail_step(1, Errno::NOMEM);
-    let error = pd.allocate::<u64>(1).unwrap_err();
-    assert_eq!((error.errno(), script.log().len()), (Errno::NOMEM, before + 1));
-    assert!(error.message().contains("8 bytes"), "{error}");
-    script.refuse(Op::REG_MR, Errno::INVAL);
-    let error = pd.allocate::<u64>(1).unwrap_err();
-    assert!(error.message().contains("REMOTE_ATOMIC"), "the first of two errors: {error}");
 }
 
 #[test]
 fn invalid_registrations_do_not_reach_the_kernel() {
     let Bench { script, pd, .. } = &Bench::new();
     let before = script.log().len();
-    assert_eq!(pd.try_allocate::<u8>(0).unwrap_err().errno(), Errno::INVAL);
-    assert_eq!(pd.try_allocate::<u64>(usize::MAX / 4).unwrap_err().errno(), Errno::NOMEM);
-    assert!(pd.register(Vec::<u8>::new(), Access::LOCAL_WRITE).is_err());
-    assert!(pd.register(vec![0u8; 8], Access::REMOTE_WRITE).is_err());
+    let nothing = pd.mr_builder().allocate::<u8>(0).unwrap_err();
+    assert!(nothing.errno() == Errno::INVAL && nothing.message().contains("0 values"), "{nothing}");
+    let nothing = pd.mr_builder().allocate::<[u64; 0]>(1).unwrap_err();
+    assert!(nothing.errno() == Errno::INVAL && nothing.message().contains("0 bytes"), "{nothing}");
+    let error = pd.mr_builder().allocate::<u64>(usize::MAX / 4).unwrap_err();
+    assert_eq!(error.errno(), Errno::NOMEM);
+    assert!(pd.mr_builder().register(Vec::<u8>::new()).is_err());
+    assert!(pd.mr_builder().access(Access::REMOTE_WRITE).register(vec![0u8; 8]).is_err());
     assert!(pd.mr_builder().iova(1).allocate::<u8>(1).is_err());
     assert_eq!(script.log().len(), before);
-}
-
-#[test]
-#[should_panic(expected = "0 values")]
-fn allocating_no_values_panics() {
-    _ = Bench::new().pd.allocate::<u8>(0);
-}
-
-#[test]
-#[should_panic(expected = "0 bytes")]
-fn allocating_empty_values_panics() {
-    _ = Bench::new().pd.allocate::<[u64; 0]>(1);
 }
 
 #[test]
 fn a_refused_rereg_changes_nothing_and_another_failure_kills_the_region() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let (memory, count) = watched();
-    let mut region = pd.register(memory, Access::ALL_REMOTE).unwrap();
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register(memory).unwrap();
     let less = Access::LOCAL_WRITE;
     for errno in [Errno::OPNOTSUPP, Errno::INVAL, Errno::ACCESS] {
         script.fail_step(1, errno);
@@ -288,7 +284,7 @@ fn a_refused_rereg_changes_nothing_and_another_failure_kills_the_region() {
 fn a_region_holds_the_domain_that_rereg_moved_it_to() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let other = context.alloc_pd().unwrap();
-    let mut region = pd.allocate::<u8>(8).unwrap();
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(8).unwrap();
     region.rereg(Rereg::new().protection_domain(&other)).unwrap();
     let (other, error) = other.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
@@ -302,7 +298,7 @@ fn exchange_returns_the_former_memory() {
     let Bench { script, pd, .. } = &Bench::new();
     script.allow_translation();
     let (old, count) = watched();
-    let region = pd.register(old, Access::ALL_REMOTE).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).register(old).unwrap();
     let handle = region.handle();
     let new = vec![5u64; 4];
     let start = new.as_ptr().addr() as u64;
@@ -319,7 +315,7 @@ fn exchange_returns_the_former_memory() {
 fn a_failed_exchange_returns_both_memories_or_leaks_both() {
     let Bench { script, context, pd, .. } = &Bench::new();
     // Refused: all is as it was.
-    let region = pd.register(vec![1u8], Access::ALL_REMOTE).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).register(vec![1u8]).unwrap();
     let failed = region.exchange(vec![2u8]).unwrap_err();
     assert!(failed.error.is_unsupported());
     assert_eq!(failed.memory, Some(vec![2]));
@@ -333,7 +329,7 @@ fn a_failed_exchange_returns_both_memories_or_leaks_both() {
     assert_eq!((script.count(UVERBS_OBJECT_MR), context.leaked()), (0, 0));
     // And it cannot be destroyed: the device may know either memory, so neither is freed.
     let ((old, first), (new, second)) = (watched(), watched());
-    let region = pd.register(old, Access::ALL_REMOTE).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).register(old).unwrap();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     let failed = region.exchange(new).unwrap_err();
     assert!(failed.region.is_none() && failed.old.is_none() && failed.memory.is_none());
@@ -346,7 +342,12 @@ fn a_failed_exchange_returns_both_memories_or_leaks_both() {
 fn methods_that_a_kernel_lacks_are_unsupported() {
     let Bench { pd, .. } = &Bench::new();
     let file = std::fs::File::open("/dev/null").unwrap();
-    let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
+    let error = pd
+        .mr_builder()
+        .access(Access::LOCAL_WRITE)
+        .iova(0)
+        .register_dmabuf(&file, 0, 4096)
+        .unwrap_err();
     assert!(error.is_unsupported() && error.kernel_errno().is_some(), "{error:?}");
     let region = pd.mr_builder().on_demand().allocate::<u8>(64).unwrap();
     let range = region.on_demand(..).unwrap();
@@ -367,7 +368,7 @@ fn rxe_pages_on_demand_only_memory_at_a_page_and_at_its_own_address() {
     assert!(failed.error.is_unsupported(), "{}", failed.error);
     assert_eq!(failed.error.kernel_errno(), None, "the kernel was not asked");
     assert!(failed.error.message().contains("512 bytes behind"), "{}", failed.error);
-    bench.pd.register(failed.object, Access::LOCAL_WRITE).unwrap();
+    bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(failed.object).unwrap();
     let (_, whole) = front.split_at_mut(start);
     let failed = registration.clone().iova(0).register(whole).unwrap_err();
     assert!(failed.error.is_unsupported(), "{}", failed.error);
@@ -392,7 +393,7 @@ fn a_window_is_deallocated_before_its_region_and_queue_pair() {
     let Bench { script, context, pd, .. } = &bench;
     let (memory, count) = watched();
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    let region = pd.register(memory, access).unwrap();
+    let region = pd.mr_builder().access(access).register(memory).unwrap();
     let mut window = pd.alloc_mw(WindowType::Two).unwrap();
     window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
     window.settle(WcStatus::SUCCESS);
@@ -412,7 +413,7 @@ fn a_window_is_deallocated_before_its_region_and_queue_pair() {
 #[test]
 fn rereg_refuses_flags_that_only_a_registration_sets() {
     let Bench { script, pd, .. } = &Bench::new();
-    let mut region = pd.allocate::<u8>(64).unwrap();
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let asked = || script.log().iter().filter(|op| **op == REREG).count();
     for flag in [Access::ON_DEMAND, Access::HUGETLB, Access::ZERO_BASED] {
         let access = Access::ALL_REMOTE | flag;
@@ -430,7 +431,8 @@ fn rereg_refuses_flags_that_only_a_registration_sets() {
 fn unowned(pd: &ProtectionDomain, memory: &[MaybeUninit<u8>]) -> MemoryRegion<u8, Unowned> {
     let start = memory.as_ptr().cast_mut().cast();
     // SAFETY: the tests keep their memory until its regions are gone.
-    unsafe { pd.register_unowned(start, memory.len(), Access::ALL_REMOTE) }.unwrap()
+    unsafe { pd.mr_builder().access(Access::ALL_REMOTE).register_unowned(start, memory.len()) }
+        .unwrap()
 }
 
 #[test]
@@ -470,7 +472,8 @@ fn unowned_memory_is_checked_before_the_kernel_is_asked() {
         (std::ptr::null_mut::<u8>().wrapping_sub(8), 64, Access::LOCAL_WRITE),
     ] {
         // SAFETY: nothing is registered.
-        let error = unsafe { pd.register_unowned(start, length, access) }.unwrap_err();
+        let error =
+            unsafe { pd.mr_builder().access(access).register_unowned(start, length) }.unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     }
     assert_eq!(script.log().len(), before);
@@ -490,7 +493,8 @@ fn unowned_memory_gets_no_more_rights_than_were_promised_for() {
     let mut memory = vec![0u8; 64];
     let access = Access::LOCAL_WRITE | Access::REMOTE_READ;
     // SAFETY: `memory` outlives the region, and nobody borrows it.
-    let region = unsafe { pd.register_unowned(memory.as_mut_ptr(), 64, access) };
+    let region =
+        unsafe { pd.mr_builder().access(access).register_unowned(memory.as_mut_ptr(), 64) };
     let builder = pd.mr_builder().access(access);
     // SAFETY: there is no device that could reach anything.
     let everything = unsafe { builder.register_address_space() };
@@ -526,8 +530,8 @@ fn regions_of_any_memory_stand_in_one_map() {
     let bytes = [MaybeUninit::uninit(); 16];
     let (memory, count) = watched();
     let regions: [AnyMemoryRegion; 3] = [
-        pd.allocate::<[u64; 3]>(5).unwrap().into(),
-        pd.register(memory, Access::LOCAL_WRITE).unwrap().erase(),
+        pd.mr_builder().access(Access::ALL_REMOTE).allocate::<[u64; 3]>(5).unwrap().into(),
+        pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap().erase(),
         unowned(pd, &bytes).erase(),
     ];
     let mut map: BTreeMap<_, _> = regions.into_iter().map(|it| (it.lkey(), it)).collect();
@@ -553,7 +557,7 @@ fn regions_of_any_memory_stand_in_one_map() {
 fn an_erased_region_frees_its_memory_only_after_the_kernel_let_go_of_it() {
     let Bench { script, context, pd, .. } = &Bench::new();
     let (memory, count) = watched();
-    let region = pd.register(memory, Access::LOCAL_WRITE).unwrap().erase();
+    let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap().erase();
     script.refuse_destroy(region.handle(), Errno::BUSY);
     let (region, error) = region.destroy().unwrap_err().into_parts();
     assert_eq!((error.verb(), error.kernel_errno()), ("dereg_mr", Some(Errno::BUSY)));
@@ -566,7 +570,12 @@ fn an_erased_region_stays_held_by_its_window() {
     let bench = Bench::new();
     let qp = bench.qp(crate::QpType::RC);
     let (memory, count) = watched();
-    let region = bench.pd.register(memory, Access::LOCAL_WRITE | Access::MW_BIND).unwrap();
+    let region = bench
+        .pd
+        .mr_builder()
+        .access(Access::LOCAL_WRITE | Access::MW_BIND)
+        .register(memory)
+        .unwrap();
     let mut window = bench.pd.alloc_mw(WindowType::Two).unwrap();
     window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
     let (region, error) = region.erase().destroy().unwrap_err().into_parts();
@@ -581,7 +590,7 @@ fn an_erased_region_stays_held_by_its_window() {
 #[test]
 fn a_dead_region_is_dead_when_it_is_erased() {
     let Bench { script, pd, .. } = &Bench::new();
-    let mut region = pd.allocate::<u8>(8).unwrap();
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(8).unwrap();
     script.fail_step(1, Errno::NOMEM);
     region.rereg(Rereg::new().access(Access::LOCAL_WRITE)).unwrap_err();
     let region = region.erase();
@@ -601,7 +610,12 @@ fn a_refused_dmabuf_names_the_one_cause() {
     let answer = |script: Script, device, errno| {
         script.refuse(REG_DMABUF, errno);
         let pd = script.open(device).alloc_pd().unwrap();
-        let error = pd.register_dmabuf(&file, 0, 4096, 0, Access::LOCAL_WRITE).unwrap_err();
+        let error = pd
+            .mr_builder()
+            .access(Access::LOCAL_WRITE)
+            .iova(0)
+            .register_dmabuf(&file, 0, 4096)
+            .unwrap_err();
         assert!(error.is_unsupported(), "{error}");
         error.message().to_owned()
     };
@@ -640,7 +654,12 @@ struct Record {
 #[test]
 fn values_of_a_type_of_the_programs_own_are_read_and_written_by_number() {
     let bench = Bench::new();
-    let mut region = bench.pd.register(vec![Record::default(); 4], Access::ALL_REMOTE).unwrap();
+    let mut region = bench
+        .pd
+        .mr_builder()
+        .access(Access::ALL_REMOTE)
+        .register(vec![Record::default(); 4])
+        .unwrap();
     assert_eq!((region.len(), region.byte_len()), (4, 96));
     let record = Record { key: 7, mean: 21.5, name: *b"a sensor" };
     region.write_at(2, record).unwrap();

@@ -16,11 +16,11 @@ use std::sync::Arc;
 /// lent to several requests at once.
 ///
 /// ```no_run
-/// # use uverbs::{Access, ProtectionDomain, Remote, SendWr, owned::*};
+/// # use uverbs::{ProtectionDomain, Remote, SendWr, owned::*};
 /// # use std::sync::Arc;
 /// # fn f(pd: &ProtectionDomain, qp: &mut OwnedQueuePair<u32>, remote: Remote)
 /// # -> Result<(), Box<dyn std::error::Error>> {
-/// let region = Arc::new(pd.register(vec![0u8; 1 << 20], Access::LOCAL_WRITE)?);
+/// let region = Arc::new(pd.mr_builder().register(vec![0u8; 1 << 20])?);
 /// let slice = RegionSlice::new(&region, 4096..8192)?;
 /// let mut batch = qp.send_batch()?;
 /// batch.push(SendWr::read(remote, &[]), slice, 1)?;

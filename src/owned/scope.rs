@@ -292,12 +292,12 @@ impl LendScoped<'_, '_> for () {
 /// requests at once, and read by the region's methods meanwhile.
 ///
 /// ```no_run
-/// # use uverbs::{Access, ProtectionDomain, Remote, SendWr, owned::{OwnedCompletionQueue, OwnedQueuePair}};
+/// # use uverbs::{ProtectionDomain, Remote, SendWr, owned::{OwnedCompletionQueue, OwnedQueuePair}};
 /// # fn f(pd: &ProtectionDomain, qp: &mut OwnedQueuePair<u32>, cq: &mut OwnedCompletionQueue<u32>,
 /// #     [header, body]: [Remote; 2]) -> Result<(), Box<dyn std::error::Error>> {
 /// use uverbs::owned::RegionRef;
 ///
-/// let table = pd.register(vec![0u64; 8192], Access::LOCAL_WRITE)?;
+/// let table = pd.mr_builder().register(vec![0u64; 8192])?;
 /// qp.scope(cq, |scope| {
 ///     let first = scope.post(SendWr::read(header, &[]), RegionRef::new(&table, ..64)?)?;
 ///     let rest = scope.post(SendWr::read(body, &[]), RegionRef::new(&table, 64..)?)?;

@@ -36,7 +36,8 @@ fn memory_is_freed_only_when_the_kernel_let_go_of_it() {
     for errno in [Errno::BUSY, Errno::IO, Errno::NOMEM, Errno::INVAL] {
         let bench = Bench::new();
         let alive = Arc::new(());
-        let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
+        let region =
+            bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(witness(&alive)).unwrap();
         bench.script.refuse_destroy(region.handle(), errno);
         drop(region);
         assert_eq!(Arc::strong_count(&alive), 2, "freed although the device may write it");
@@ -50,7 +51,7 @@ fn memory_is_freed_only_when_the_kernel_let_go_of_it() {
 
         let bench = Bench::new();
         let alive = Arc::new(());
-        drop(bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap());
+        drop(bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(witness(&alive)).unwrap());
         assert_eq!(Arc::strong_count(&alive), 1);
         assert_eq!(bench.context.leaked(), 0);
     }
@@ -61,7 +62,7 @@ fn a_refused_registration_frees_or_gives_back_the_memory() {
     let bench = Bench::new();
     let alive = Arc::new(());
     bench.script.refuse(Op::REG_MR, Errno::NOMEM);
-    let refused = bench.pd.register(witness(&alive), Access::LOCAL_WRITE);
+    let refused = bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(witness(&alive));
     assert!(refused.is_err());
     drop(refused);
     assert_eq!(Arc::strong_count(&alive), 1);
@@ -101,7 +102,7 @@ fn a_handle_that_could_not_be_destroyed_comes_back_for_another_try() {
     destroy_twice!(script, bench.qp(QpType::RC));
     destroy_twice!(script, context.cq_builder(4).build().unwrap());
     destroy_twice!(script, pd.srq_builder(4).build().unwrap());
-    destroy_twice!(script, pd.allocate::<u64>(8).unwrap());
+    destroy_twice!(script, pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8).unwrap());
     destroy_twice!(script, pd.alloc_mw(WindowType::Two).unwrap());
     destroy_twice!(script, context.alloc_pd().unwrap());
     let ah = pd.create_ah(&address()).unwrap();
@@ -164,7 +165,8 @@ fn handles_in_use_are_busy_without_asking_the_kernel() {
 fn an_object_that_another_process_destroyed_is_no_leak() {
     let bench = Bench::new();
     let alive = Arc::new(());
-    let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
+    let region =
+        bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(witness(&alive)).unwrap();
     bench.script.steal(region.handle());
     drop(region);
     assert_eq!((Arc::strong_count(&alive), bench.context.leaked()), (1, 0));
@@ -180,7 +182,8 @@ fn a_device_that_is_going_is_not_gone() {
     for (errno, patient) in [(Errno::IO, false), (Errno::BUSY, false), (Errno::IO, true)] {
         let bench = Bench::new();
         let alive = Arc::new(());
-        let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
+        let region =
+            bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(witness(&alive)).unwrap();
         let handle = region.handle();
         bench.script.begin_to_vanish();
         bench.script.refuse_destroy(handle, errno);
@@ -206,7 +209,7 @@ fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
     const REGIONS: usize = 500;
     let bench = Bench::new();
     let regions: Vec<_> = (0..REGIONS)
-        .map(|_| bench.pd.register(vec![0u8; 8], Access::LOCAL_WRITE).unwrap())
+        .map(|_| bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 8]).unwrap())
         .collect();
     bench.script.begin_to_vanish();
     regions.iter().for_each(|region| bench.script.refuse_destroy(region.handle(), Errno::IO));
@@ -225,7 +228,8 @@ fn many_objects_of_a_vanishing_device_wait_no_longer_than_one() {
 fn a_device_that_is_gone_leaks_nothing_and_says_eio() {
     let mut bench = Bench::new();
     let alive = Arc::new(());
-    let region = bench.pd.register(witness(&alive), Access::LOCAL_WRITE).unwrap();
+    let region =
+        bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(witness(&alive)).unwrap();
     let srq = bench.pd.srq_builder(4).build().unwrap();
     let ah = bench.pd.create_ah(&address()).unwrap();
     let mut qp = bench.qp(QpType::RC);

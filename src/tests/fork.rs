@@ -52,7 +52,7 @@ fn in_a_child_every_call_fails_with_forked_and_makes_no_system_call() {
             pd.srq_builder(4).build().map(drop),
             pd.qp_builder(other_cq, other_cq, QpType::RC).build().map(drop),
             pd.alloc_mw(WindowType::One).map(drop),
-            pd.try_allocate::<u64>(8).map(drop),
+            pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8).map(drop),
             pd.parent_domain_builder().build().map(drop),
             cq.req_notify(Notify::Next),
             cq.resize(32),

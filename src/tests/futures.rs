@@ -538,7 +538,8 @@ fn memory_comes_back_from_a_request_as_what_it_was<S: Kind>() {
         finished.memory
     }
     let mut futures = Futures::<S>::of();
-    let region = futures.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        futures.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let region = Arc::new(region);
     let slice = RegionSlice::new(&region, 8..24).unwrap();
     let sge = RegionSge::new(&region, 24..).unwrap();
@@ -691,7 +692,8 @@ fn refused_memory_is_dropped_after_the_locks_are_released() {
         let memory = Farewell(Box::new([0; 64]), Arc::new(Mutex::new(Some(qp.clone()))));
         // Of another protection domain.
         let foreign = bench.context.alloc_pd().unwrap();
-        let region = Arc::new(foreign.register(memory, Access::LOCAL_WRITE).unwrap());
+        let region =
+            Arc::new(foreign.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap());
         let mut sent = qp.send(RegionSlice::new(&region, ..).unwrap());
         drop(region);
         let Poll::Ready(end) = Pin::new(&mut sent).poll(&mut cx()) else { panic!("posted") };
@@ -711,7 +713,9 @@ fn memory_of_an_abandoned_request_is_dropped_after_the_locks_are_released() {
     std::thread::spawn(move || {
         let mut futures = Futures::new();
         let memory = Farewell(Box::new([0; 64]), Arc::new(Mutex::new(Some(futures.qp.clone()))));
-        let region = Arc::new(futures.bench.pd.register(memory, Access::LOCAL_WRITE).unwrap());
+        let region = Arc::new(
+            futures.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(memory).unwrap(),
+        );
         let mut sent = futures.qp.send(RegionSlice::new(&region, ..).unwrap());
         assert!(Pin::new(&mut sent).poll(&mut cx()).is_pending());
         drop((region, sent));
@@ -748,7 +752,13 @@ fn a_receive_that_is_posted_while_the_queue_pair_breaks_is_flushed() {
     let (told, heard) = channel();
     std::thread::spawn(move || {
         let mut futures = Futures::new();
-        let region = futures.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+        let region = futures
+            .bench
+            .pd
+            .mr_builder()
+            .access(Access::LOCAL_WRITE)
+            .register(vec![0u8; 64])
+            .unwrap();
         let both = (futures.qp.clone(), futures.bench.script.clone());
         let sge = RegionSge::new(&region, ..).unwrap();
         let page = Page { sge, breaks: Box::new(Mutex::new(Some(both))) };

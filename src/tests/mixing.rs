@@ -48,7 +48,7 @@ fn every_call_that_takes_two_objects_refuses_those_of_two_contexts() {
     names_both(&refused(window.bind(&our_qp, &region, .., Access::REMOTE_READ)));
     names_both(&refused(window.bind(&qp, &our_region, .., Access::REMOTE_READ)));
     assert_eq!((here.script.log().len(), script.log().len()), commands, "a kernel was asked");
-    let mut changed = here.pd.allocate::<u8>(64).unwrap();
+    let mut changed = here.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let paged =
         pd.mr_builder().access(Access::LOCAL_WRITE | Access::ON_DEMAND).allocate::<u8>(64).unwrap();
     let commands = (here.script.log().len(), script.log().len());

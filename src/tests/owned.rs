@@ -310,7 +310,7 @@ fn memory_that_a_request_must_not_have_is_refused() {
     assert_eq!(refused, Err(PostError::NamesMemory));
     let mut window = owned.bench.pd.alloc_mw(WindowType::Two).unwrap();
     let access = Access::LOCAL_WRITE | Access::MW_BIND;
-    let region = owned.bench.pd.register(vec![0u8; 64], access).unwrap();
+    let region = owned.bench.pd.mr_builder().access(access).register(vec![0u8; 64]).unwrap();
     let binding = window.bind(&control, &region, .., Access::REMOTE_READ).unwrap();
     let refused = batch.push(SendWr::bind_mw(binding), (), "x").map_err(error);
     assert_eq!(refused, Err(PostError::NamesMemory));
@@ -370,10 +370,13 @@ fn only_a_receive_of_datagrams_clears_the_room_of_the_header() {
 #[test]
 fn a_request_names_the_memory_that_it_was_lent() {
     let mut owned = Owned::new();
-    let region = owned.bench.pd.register(vec![0u64; 16], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u64; 16]).unwrap();
     let region = Arc::new(region);
     let slice = RegionSlice::new(&region, 8..24).unwrap();
-    let other = Arc::new(owned.bench.pd.register(vec![0u64; 16], Access::LOCAL_WRITE).unwrap());
+    let other = Arc::new(
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u64; 16]).unwrap(),
+    );
     assert!(slice.is_of(&region) && !slice.is_of(&other));
     let mut buffer = owned.pool.copy(b"header and body").unwrap();
     buffer.advance(7);
@@ -402,7 +405,9 @@ fn a_request_names_the_memory_that_it_was_lent() {
 #[test]
 fn a_part_of_a_region_is_as_long_as_its_range() {
     let bench = Bench::new();
-    let region = Arc::new(bench.pd.register(vec![0u8; 128], Access::LOCAL_WRITE).unwrap());
+    let region = Arc::new(
+        bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 128]).unwrap(),
+    );
     for range in [8..24, 0..128, 127..128] {
         assert_eq!(RegionSlice::new(&region, range.clone()).unwrap().len(), range.len());
     }

@@ -197,7 +197,8 @@ unsafe impl RegisteredBuffer for Shy {
 
 fn memory_that_panics_when_it_is_asked_is_lent_later<S: Kind>() {
     let mut futures = Futures::<S>::of();
-    let region = futures.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        futures.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let is_shy = Arc::new(AtomicBool::new(true));
     let shy = || Shy { sge: RegionSge::new(&region, ..).unwrap(), is_shy: is_shy.clone() };
     let poll = |op: &mut Op<'_, Shy, S>| {

@@ -62,7 +62,8 @@ fn complete_next(owned: &Owned, role: Role) -> Vec<u8> {
 #[test]
 fn a_page_is_named_and_comes_back_as_it_was() {
     let mut owned = Owned::new();
-    let region = owned.bench.pd.register(vec![0u8; 256], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 256]).unwrap();
     let whole = RegionSge::new(&region, ..).unwrap();
     assert_eq!(RegionSge::in_domain(&owned.bench.pd, whole.sge()), whole);
     assert!(whole.slice(250..260).is_none());
@@ -98,7 +99,8 @@ fn a_page_is_named_and_comes_back_as_it_was() {
 #[test]
 fn an_erased_page_is_lent_again() {
     let mut owned = Owned::new();
-    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let sge = RegionSge::new(&region, ..).unwrap();
     let mut memory = Some(Memory::None);
     for round in 0..3 {
@@ -140,7 +142,8 @@ fn written(owned: &mut Owned, sge: RegionSge) -> Memory {
 #[test]
 fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
     let mut owned = Owned::new();
-    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let sge = RegionSge::new(&region, ..).unwrap();
     let erased = written(&mut owned, sge);
     let mut batch = owned.qp.send_batch().unwrap();
@@ -155,7 +158,8 @@ fn an_erased_page_that_may_be_written_takes_what_is_read_and_received() {
 #[test]
 fn an_erased_page_names_its_bytes_and_its_domain() {
     let (mut owned, mut other) = (Owned::new(), Owned::new());
-    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let sge = RegionSge::new(&region, ..).unwrap();
     let erased = written(&mut owned, sge);
     let mut batch = other.qp.send_batch().unwrap();
@@ -174,9 +178,10 @@ fn an_erased_page_names_its_bytes_and_its_domain() {
 #[test]
 fn a_page_that_a_request_may_not_have_is_refused() {
     let mut owned = Owned::new();
-    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let other = owned.bench.context.alloc_pd().unwrap();
-    let foreign = other.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let foreign = other.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let alive = Arc::new(());
     let page = |sge| Page { sge, _alive: alive.clone() };
     let ours = RegionSge::new(&region, ..).unwrap();
@@ -200,7 +205,13 @@ fn a_page_that_a_request_may_not_have_is_refused() {
 fn a_page_that_the_kernel_does_not_take_back_is_leaked() {
     for confirms in [true, false] {
         let mut owned = Owned::new();
-        let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+        let region = owned
+            .bench
+            .pd
+            .mr_builder()
+            .access(Access::LOCAL_WRITE)
+            .register(vec![0u8; 64])
+            .unwrap();
         let alive = Arc::new(());
         let sge = RegionSge::new(&region, ..).unwrap();
         let mut batch = owned.qp.recv_batch().unwrap();

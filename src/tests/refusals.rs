@@ -143,10 +143,12 @@ fn memory_that_the_kernel_does_not_register_is_described() {
     const REG_DMABUF: Op =
         Op::Method { object: UVERBS_OBJECT_MR, method: UVERBS_METHOD_REG_DMABUF_MR };
     let file = std::fs::File::open("/dev/null").unwrap();
-    let call = || bench.pd.register_dmabuf(&file, 0, 1 << 40, 0, Access::LOCAL_WRITE);
+    let call = || {
+        bench.pd.mr_builder().access(Access::LOCAL_WRITE).iova(0).register_dmabuf(&file, 0, 1 << 40)
+    };
     let error = refused(&bench.script, REG_DMABUF, Errno::INVAL, call);
     assert!(error.message().contains("is no dma-buf"), "{error}");
-    let mut region = bench.pd.allocate::<u8>(64).unwrap();
+    let mut region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let change = Rereg::new().access(Access::LOCAL_WRITE);
     let rereg = Op::Write(IB_USER_VERBS_CMD_REREG_MR);
     let error = refused(&bench.script, rereg, Errno::INVAL, || region.rereg(change));

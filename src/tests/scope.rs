@@ -45,7 +45,7 @@ fn waiting_for_a_request_gives_its_memory_back() {
     let mut owned = Owned::new();
     let mut text = owned.pool.copy(b"to send").unwrap();
     let mut inbox = owned.pool.take().unwrap();
-    let region = owned.bench.pd.allocate::<u8>(64).unwrap();
+    let region = owned.bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let part = RegionRef::new(&region, 8..16).unwrap();
     let script = owned.bench.script.clone();
     let (handle, qpn, cq) = (owned.qp.handle(), owned.qp.qpn().0, owned.cq.queue().handle());
@@ -439,7 +439,8 @@ fn a_scope_refuses_foreign_memory_queues_and_requests() {
     let mut other = Owned::new();
     let scoped = owned.qp.scope(&mut other.cq, |_| unreachable!("it runs"));
     assert!(matches!(scoped, Err(ScopeError::ForeignQueue)));
-    let foreign = other.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let foreign =
+        other.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let readable = owned.pool.take().unwrap();
     let shared = owned.pool.take().unwrap().share();
     let device = device(&owned, true);

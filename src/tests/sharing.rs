@@ -74,7 +74,7 @@ fn an_envelope_of_something_else_imports_no_context() {
 #[test]
 fn importing_and_forgetting_destroys_nothing() {
     let (bench, importer) = shared();
-    let region = bench.pd.allocate::<u8>(4096).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096).unwrap();
     let before = bench.script.live();
     for _ in 0..3 {
         let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
@@ -103,7 +103,7 @@ fn an_imported_domain_is_like_any_other() {
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let cq = importer.cq_builder(4).build().unwrap();
     let qp = pd.qp_builder(&cq, &cq, QpType::RC).build().unwrap();
-    let region = pd.allocate::<u64>(8).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8).unwrap();
     assert!(bench.script.object(qp.handle()).stands_on.contains(&bench.pd.handle()));
     assert_eq!(bench.script.object(region.handle()).stands_on, [bench.pd.handle()]);
     let (pd, error) = pd.unimport().unwrap_err().into_parts();
@@ -120,7 +120,7 @@ fn an_imported_domain_is_like_any_other() {
 fn ownership_moves() {
     let (bench, importer) = shared();
     let pd = bench.context.alloc_pd().unwrap();
-    let region = pd.register(vec![7u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region = pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![7u8; 64]).unwrap();
     let (pd_handle, mr_handle) = (pd.handle(), region.handle());
     let sent = region.release().unwrap();
     let sent_pd = pd.release().unwrap();
@@ -150,7 +150,7 @@ fn a_domain_that_is_released_stays_for_what_was_made_from_it() {
     let (bench, _) = shared();
     let pd = bench.context.alloc_pd().unwrap();
     let handle = pd.handle();
-    let region = pd.allocate::<u8>(64).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     pd.release().unwrap();
     drop(region);
     assert!(bench.script.live().contains(&(UVERBS_OBJECT_PD, handle)));
@@ -176,7 +176,7 @@ fn a_bound_region_is_not_released() {
 #[test]
 fn a_destroyed_object_is_not_imported() {
     let (bench, importer) = shared();
-    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let pd = bench.context.alloc_pd().unwrap();
     let (sent_pd, sent) = (pd.export().unwrap(), region.export().unwrap());
     drop((pd, region));
@@ -190,7 +190,7 @@ fn a_destroyed_object_is_not_imported() {
 #[test]
 fn an_object_destroyed_after_its_import_is_not_taken_over() {
     let (bench, importer) = shared();
-    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let gone = bench.context.alloc_pd().unwrap();
     let imported = importer.import_pd(&gone.export().unwrap()).unwrap();
     drop(gone);
@@ -207,7 +207,7 @@ fn an_object_destroyed_after_its_import_is_not_taken_over() {
 #[test]
 fn a_region_of_other_keys_is_stale() {
     let (bench, importer) = shared();
-    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let sent = region.export().unwrap();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let imported = pd.import_mr(&sent).unwrap();
@@ -225,7 +225,7 @@ fn a_region_of_other_keys_is_stale() {
 #[test]
 fn a_region_of_another_range_is_stale() {
     let (bench, importer) = shared();
-    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     let moved = |length, iova| bench.script.resize(region.handle(), length, iova);
@@ -259,7 +259,7 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
     let (bench, importer) = shared();
     let other = Bench::new();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let region = other.pd.allocate::<u8>(64).unwrap();
+    let region = other.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let (alien_pd, alien) = (other.pd.export().unwrap(), region.export().unwrap());
     let cq = bench.cq.export().unwrap();
     let asked = bench.script.log().len();
@@ -278,7 +278,7 @@ fn envelopes_of_other_contexts_and_kinds_ask_the_kernel_nothing() {
 #[cfg_attr(miri, ignore = "safe code, in too many rounds")]
 fn forged_envelopes_change_nothing() {
     let (bench, importer) = shared();
-    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
     let before = bench.script.live();
     let mut accepted = 0;
@@ -393,7 +393,7 @@ fn nothing_is_exported_in_a_forked_child() {
     bench.script.allow_xrc();
     let domain = bench.context.xrcd_builder().build().unwrap();
     let (qp, srq) = (bench.qp(QpType::RC), bench.pd.srq_builder(8).build().unwrap());
-    let region = bench.pd.allocate::<u8>(64).unwrap();
+    let region = bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap();
     let exports = || {
         [
             ("export_xrcd", domain.export()),
@@ -418,7 +418,8 @@ fn nothing_is_exported_in_a_forked_child() {
 fn imports_of_a_forked_parent_are_left_alone() {
     let (bench, importer) = shared();
     let pd = importer.import_pd(&bench.pd.export().unwrap()).unwrap();
-    let region: MemoryRegion = bench.pd.allocate(64).unwrap();
+    let region: MemoryRegion =
+        bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate(64).unwrap();
     let imported = pd.import_mr(&region.export().unwrap()).unwrap();
     let mut parts = Some((pd, imported));
     crate::sync::fork::in_child(|| {

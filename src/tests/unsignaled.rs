@@ -297,7 +297,10 @@ fn a_scope_gives_unsignaled_requests_to_the_next_poll() {
     sender.post(&[(1, false), (2, false)]);
     let (script, cq, qpn) =
         (sender.bench.script.clone(), sender.cq.queue().handle(), sender.qp.qpn().0);
-    let (handle, region) = (sender.qp.handle(), sender.bench.pd.allocate::<u8>(64).unwrap());
+    let (handle, region) = (
+        sender.qp.handle(),
+        sender.bench.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap(),
+    );
     let part = crate::owned::RegionRef::new(&region, ..8).unwrap();
     let scoped = sender.qp.scope(&mut sender.cq, |scope| {
         let pending = scope.post(SendWr::write(REMOTE, &[]), part).unwrap();
@@ -343,7 +346,8 @@ fn dropping_the_queue_pair_frees_unsignaled_requests() {
 #[test]
 fn all_memory_can_be_lent_unsignaled() {
     let mut owned = Owned::new();
-    let region = owned.bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let region =
+        owned.bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let slice = crate::owned::RegionSlice::new(&std::sync::Arc::new(region), ..).unwrap();
     let mut batch = owned.qp.send_batch().unwrap();
     batch.push_unsignaled(SendWr::read(REMOTE, &[]), slice, "region").unwrap();

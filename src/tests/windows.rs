@@ -24,7 +24,7 @@ type Witnessed = MemoryRegion<u8, Witness>;
 /// A region, and what counts its memory: 2 while it is there.
 fn region(bench: &Bench) -> (Witnessed, Arc<()>) {
     let alive = Arc::new(());
-    (bench.pd.register(witness(&alive), BINDABLE).unwrap(), alive)
+    (bench.pd.mr_builder().access(BINDABLE).register(witness(&alive)).unwrap(), alive)
 }
 
 fn is_freed(alive: &Arc<()>) -> bool {
@@ -259,7 +259,7 @@ fn refused_reallocation_leaves_the_window_as_it_was() {
     refused_reallocation(|_, window, _| window.reallocate());
     refused_reallocation(|_, window, qp| window.unbind(qp).map(drop));
     refused_reallocation(|bench, window, qp| {
-        let other = bench.pd.register(vec![0u8; 64], BINDABLE).unwrap();
+        let other = bench.pd.mr_builder().access(BINDABLE).register(vec![0u8; 64]).unwrap();
         window.bind(qp, &other, .., Access::REMOTE_READ).map(drop)
     });
 }
@@ -390,7 +390,7 @@ fn million_bindings_hold_a_bounded_number_of_regions() {
     let qp = bench.qp(QpType::RC);
     let mut window = window(&bench, WindowType::One);
     for round in 0..BINDINGS {
-        let region = bench.pd.register(vec![0u8; 8], BINDABLE).unwrap();
+        let region = bench.pd.mr_builder().access(BINDABLE).register(vec![0u8; 8]).unwrap();
         window.bind(&qp, &region, .., Access::REMOTE_READ).unwrap();
         window.settle(WcStatus::SUCCESS);
         drop(region);
@@ -419,8 +419,9 @@ fn imported_region_is_not_bound() {
     let bench = Bench::new();
     let qp = bench.qp(QpType::RC);
     let mut window = window(&bench, WindowType::Two);
-    let honest = bench.pd.register(vec![0u8; 64], BINDABLE).unwrap();
-    let private = bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let honest = bench.pd.mr_builder().access(BINDABLE).register(vec![0u8; 64]).unwrap();
+    let private =
+        bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let commands = |bench: &Bench| bench.script.log().len();
     for envelope in [forged(&bench, &private, BINDABLE), honest.export().unwrap()] {
         let imported = bench.pd.import_mr(&envelope).unwrap();
@@ -442,7 +443,7 @@ fn imported_region_is_not_bound() {
 #[test]
 fn imported_region_takes_no_advice() {
     let bench = Bench::new();
-    let pinned = bench.pd.register(vec![0u8; 64], Access::LOCAL_WRITE).unwrap();
+    let pinned = bench.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64]).unwrap();
     let claimed = Access::LOCAL_WRITE | Access::ON_DEMAND;
     let imported = bench.pd.import_mr(&forged(&bench, &pinned, claimed)).unwrap();
     assert!(imported.access().contains(Access::ON_DEMAND));

@@ -14,7 +14,7 @@ use std::task::Poll;
 use tokio::net::TcpListener;
 use tokio::task::LocalSet;
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::{EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
+use uverbs::{Access, EventSource, EventType, QpState, QpType, SendWr, WcOpcode, WcStatus};
 
 trials![
     echo_comes_back,
@@ -68,7 +68,7 @@ fn one_sided_requests_and_atomics_complete() -> Verdict {
     env::rnr_wait()?;
     run(0, async {
         let (a, b) = pair()?;
-        let mut theirs = b.pd.allocate::<u64>(128)?;
+        let mut theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(128)?;
         theirs.write_at(0, 40)?;
         let remote = theirs.remote(0)?;
         let take = || a.pool.take().expect("a buffer");
@@ -178,7 +178,7 @@ fn at_once(threads: usize) -> Verdict {
     const REQUESTS: usize = 10_000;
     run(threads, async move {
         let (a, b) = pair()?;
-        let mut theirs = b.pd.allocate::<u64>(1024)?;
+        let mut theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1024)?;
         for n in 0..1024 {
             theirs.write_at(n, n as u64)?;
         }

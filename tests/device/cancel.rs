@@ -13,7 +13,7 @@ use std::task::{Context as Cx, Poll};
 use std::time::{Duration, Instant};
 use tokio::net::TcpListener;
 use uverbs::aio::tokio::{Events, accept, connect, within};
-use uverbs::{AsyncEvent, EventSource, EventType, ObjectKind, SendWr, WcOpcode};
+use uverbs::{Access, AsyncEvent, EventSource, EventType, ObjectKind, SendWr, WcOpcode};
 
 trials![
     requests_dropped_at_any_poll_give_their_memory_back,
@@ -57,7 +57,7 @@ fn dropped_on(threads: usize) -> Verdict {
         let mut finished = false;
         for polls in 0..200 {
             let (a, b) = pair()?;
-            let theirs = b.pd.allocate::<u8>(1024)?;
+            let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(1024)?;
             let server = tokio::spawn(async move { echo_back(&b, 3).await.map(|()| b) });
             let work = Box::pin(async {
                 // The receive is posted first: those of an inbox that is gone would be before it.

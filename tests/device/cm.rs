@@ -28,8 +28,8 @@ use uverbs::cm::{
     REJECT_PRIVATE_DATA, REQUEST_PRIVATE_DATA, RejectReason, RouteResolved,
 };
 use uverbs::{
-    CompletionQueue, Context, Device, Errno, MemoryRegion, ProtectionDomain, QpState, QpType,
-    QueuePair, RecvWr, SendWr, WcStatus,
+    Access, CompletionQueue, Context, Device, Errno, MemoryRegion, ProtectionDomain, QpState,
+    QpType, QueuePair, RecvWr, SendWr, WcStatus,
 };
 
 /// The tests of connections by address.
@@ -173,7 +173,7 @@ impl Side {
     pub(crate) fn with(context: &Context, qp_type: QpType) -> uverbs::Result<Side> {
         let pd = context.alloc_pd()?;
         let cq = context.cq_builder(16).build()?;
-        let memory = pd.allocate::<u64>(64)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(64)?;
         let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(8).max_recv_wr(8).build()?;
         Ok(Side { qp, cq, memory, pd })
     }

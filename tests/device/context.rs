@@ -5,7 +5,7 @@ use crate::env;
 use crate::verdict::{Verdict, supported, trials};
 use std::fs::OpenOptions;
 use std::os::fd::AsFd;
-use uverbs::{Context, Device, Errno, ObjectKind};
+use uverbs::{Access, Context, Device, Errno, ObjectKind};
 
 trials![
     an_open_context_describes_its_device,
@@ -71,7 +71,7 @@ fn passed_file_becomes_a_context() -> Verdict {
     let flags = rustix::io::fcntl_getfd(context.as_fd())?;
     assert!(flags.contains(rustix::io::FdFlags::CLOEXEC), "{flags:?}");
     let pd = context.alloc_pd()?;
-    pd.allocate::<u8>(100)?;
+    pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(100)?;
     assert_eq!(Device::by_path(node())?.device_number(), env::device().device_number());
     assert_eq!(Context::open(&Device::by_path(node())?)?.device().name(), env::device().name());
     Ok(())

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 use uverbs::{
-    CompletionQueue, Errno, Notify, QpType, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus,
+    Access, CompletionQueue, Errno, Notify, QpType, Remote, Rkey, SendWr, Wc, WcOpcode, WcStatus,
 };
 
 trials![
@@ -138,7 +138,7 @@ fn queue_pairs_come_while_another_thread_polls() -> Verdict {
                 (one.endpoint(env::port(), gid)?, other.endpoint(env::port(), gid)?);
             env::handshake(&one, &there)?;
             env::handshake(&other, &here)?;
-            let memory = pd.allocate::<u64>(1)?;
+            let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1)?;
             let write = SendWr::write(memory.remote(0)?, &[]).inline(&[7; 8]);
             let mut batch = one.send_batch()?;
             batch.push(write.id(id).signaled())?;

@@ -141,7 +141,7 @@ fn rkey_of_another_protection_domain_fails() -> Verdict {
     crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
-    let region = other.allocate::<u8>(4096)?;
+    let region = other.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
     let sges = [pair.a.sge(0..8)];
     fails_remotely(pair, SendWr::write(remote, &sges), WcStatus::REM_ACCESS_ERR)
@@ -194,7 +194,7 @@ fn read_into_memory_without_local_write_fails() -> Verdict {
 fn rkey_of_a_destroyed_region_fails() -> Verdict {
     crate::env::access_errors()?;
     let pair = Pair::new(Config::rc())?;
-    let region = pair.b.pd.allocate::<u8>(4096)?;
+    let region = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let remote = region.remote(0)?;
     region.destroy()?;
     let sges = [pair.a.sge(0..8)];

@@ -87,7 +87,7 @@ fn calls_in_the_child_are_refused() -> Verdict {
             b.context.create_comp_channel().unwrap_err(),
             b.context.try_next_event().unwrap_err(),
             b.context.cq_builder(1).build().unwrap_err(),
-            b.pd.allocate::<u8>(64).unwrap_err(),
+            b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64).unwrap_err(),
             b.pd.srq_builder(1).build().unwrap_err(),
             b.pd.qp_builder(&b.cq, &b.cq, uverbs::QpType::RC).build().unwrap_err(),
             b.cq.resize(100).unwrap_err(),
@@ -209,7 +209,7 @@ fn child_imports_what_the_parent_exported() -> Verdict {
     const BYTES: usize = 4096;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let mut region = pd.allocate::<u8>(2 * BYTES)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(2 * BYTES)?;
     region.copy_from(0, &pattern::bytes(pattern::POISON, 2 * BYTES))?;
     let before = counted(&context)?;
     let (sent_pd, sent) = (pd.export()?, region.export()?);
@@ -218,7 +218,8 @@ fn child_imports_what_the_parent_exported() -> Verdict {
         let own = context.reimport()?;
         let imported_pd = own.import_pd(&sent_pd)?;
         let imported = imported_pd.import_mr(&sent)?;
-        let mut memory = imported_pd.allocate::<u8>(BYTES)?;
+        let mut memory =
+            imported_pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         memory.copy_from(0, &pattern::bytes(21, BYTES))?;
         let mut path = Loop::new(&own, &imported_pd)?;
         let status = path.write(memory.sge(..)?, imported.remote(BYTES)?)?;
@@ -254,7 +255,7 @@ fn stay_the_parents(memory: MmapMut) -> Verdict {
     const BYTES: usize = 4096;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let mut region = pd.register(memory, Access::ALL_REMOTE)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register(memory)?;
     region.copy_from(0, &pattern::bytes(pattern::POISON, BYTES))?;
     let child = spawn(|| {
         loop {
@@ -264,7 +265,7 @@ fn stay_the_parents(memory: MmapMut) -> Verdict {
     let written = (|| -> Verdict<Vec<u8>> {
         // Of a page that two processes share, the first that writes gets a copy.
         region.copy_from(0, &pattern::bytes(pattern::POISON, BYTES))?;
-        let mut source = pd.allocate::<u8>(BYTES)?;
+        let mut source = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         source.copy_from(0, &pattern::bytes(5, BYTES))?;
         let mut path = Loop::new(&context, &pd)?;
         let status = path.write(source.sge(..)?, region.remote(0)?)?;

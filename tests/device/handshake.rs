@@ -5,8 +5,8 @@ use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict, trials};
 use std::time::Instant;
 use uverbs::{
-    CompletionQueue, Endpoint, Errno, MemoryRegion, Mtu, QpState, QpType, QueuePair, RecvWr,
-    SendWr, WcStatus,
+    Access, CompletionQueue, Endpoint, Errno, MemoryRegion, Mtu, QpState, QpType, QueuePair,
+    RecvWr, SendWr, WcStatus,
 };
 
 trials![
@@ -28,7 +28,7 @@ struct Side {
 fn side(qp_type: QpType) -> Verdict<(Side, Endpoint)> {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let memory = pd.allocate::<u64>(512)?;
+    let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(512)?;
     let cq = context.cq_builder(8).build()?;
     let qp = pd.qp_builder(&cq, &cq, qp_type).max_send_wr(4).max_recv_wr(4).build()?;
     let endpoint = qp.endpoint(env::port(), context.default_gid(env::port())?.index)?;

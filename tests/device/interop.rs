@@ -12,7 +12,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 use uverbs::device::DriverId;
 use uverbs::mlx5::{Var, VarKind, export_sizes};
-use uverbs::{Context, ObjectKind, WcStatus};
+use uverbs::{Access, Context, ObjectKind, WcStatus};
 
 trials![
     objects_of_rdma_core_are_imported,
@@ -101,7 +101,7 @@ fn objects_of_rdma_core_are_imported() -> Verdict {
         let region = unsafe { pd.import_mr_raw(handle as u32) }?;
         assert_eq!((u64::from(region.lkey().0), u64::from(region.rkey().0)), (lkey, rkey));
         assert_eq!((region.addr(), region.byte_len()), (addr, BYTES));
-        let mut own = pd.allocate::<u8>(1000)?;
+        let mut own = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(1000)?;
         let mut path = Loop::new(&context, &pd)?;
         let status = path.write(region.sge(..1000)?, own.remote(0)?)?;
         assert_eq!(status, WcStatus::SUCCESS);
@@ -128,7 +128,7 @@ fn rdma_core_imports_our_objects() -> Verdict {
     let (port, mtu) = (env::port().to_string(), env::mtu().0.to_string());
     let peer = Peer::start(&["import", &port, &gid(&context)?.index.to_string(), &mtu])?;
     let pd = context.alloc_pd()?;
-    let mut region = pd.allocate::<u8>(BYTES)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
     region.copy_from(0, &pattern::bytes(4, BYTES / 2))?;
     let text = format!("{} {} {} {}", pd.handle(), region.handle(), region.addr(), BYTES / 2);
     peer.wire.send(&text, Some(&context.share()?))?;

@@ -7,7 +7,7 @@ use crate::pair::loopback;
 use crate::verdict::{Verdict, supported, trials};
 use crate::watchdog;
 use uverbs::device::DriverId;
-use uverbs::{Context, Errno, ObjectKind, QpType};
+use uverbs::{Access, Context, Errno, ObjectKind, QpType};
 
 trials![
     every_live_handle_is_listed,
@@ -218,7 +218,7 @@ fn imports_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
         let context = context.clone();
         let pd = context.alloc_pd()?;
-        let region = pd.allocate::<u8>(64)?;
+        let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
         let envelopes = (pd.export()?, region.export()?);
         Ok(Box::new(move || {
             let theirs = supported(context.import_pd(&envelopes.0), Capability::Import)?;

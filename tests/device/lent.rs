@@ -9,7 +9,8 @@ use crate::verdict::{Stop, Verdict, supported};
 use std::time::Instant;
 use uverbs::owned::{BufferPool, OwnedCompletion, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    Context, Endpoint, Handshake, MemoryRegion, ProtectionDomain, QpControl, QpType, Remote, Rkey,
+    Access, Context, Endpoint, Handshake, MemoryRegion, ProtectionDomain, QpControl, QpType,
+    Remote, Rkey,
 };
 
 /// One half.
@@ -94,7 +95,8 @@ impl Far {
         match (line.split_once(' ').unwrap_or((line, "")), &self.0) {
             (("open", ""), None) => {
                 let half = Half::new()?;
-                let mut memory = half.pd.allocate::<u8>(FAR_BYTES)?;
+                let mut memory =
+                    half.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(FAR_BYTES)?;
                 memory.copy_from(0, &vec![7; FAR_BYTES])?;
                 let endpoint = half.qp.endpoint(env::port(), gid(&half.context)?.index)?;
                 let remote = memory.remote(0)?;

@@ -15,7 +15,7 @@ use tokio::net::{TcpListener, TcpStream};
 use uverbs::aio::Inbox;
 use uverbs::aio::tokio::{connect, handshake, handshake_within};
 use uverbs::owned::BufferPool;
-use uverbs::{Destination, Endpoint, Errno, QpType, SendWr, WcOpcode};
+use uverbs::{Access, Destination, Endpoint, Errno, QpType, SendWr, WcOpcode};
 
 trials![
     a_write_with_immediate_shows_nothing_of_an_earlier_message,
@@ -37,7 +37,7 @@ async fn tell_and_write<S: uverbs::aio::Locking>(
     (first, second): (&Half, &Half),
     target: &Half,
 ) -> Verdict {
-    let theirs = target.pd.allocate::<u8>(64)?;
+    let theirs = target.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
     poll_fn(|cx| Poll::Ready(inbox.refill(cx))).await;
     first.qp.send(first.pool.copy(SECRET).expect("a buffer")).await?;
     let message = inbox.next().await?;

@@ -9,7 +9,6 @@ use crate::verdict::{Verdict, require, supported, trials};
 use memmap2::{MmapMut, MmapOptions};
 use rustix::fs::{MemfdFlags, memfd_create};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
-use std::panic::catch_unwind;
 use std::ptr::NonNull;
 use std::sync::atomic::Ordering;
 use uverbs::device::DriverId;
@@ -19,8 +18,8 @@ use uverbs::{
 };
 
 trials![
-    allocation_is_zeroed_aligned_and_grants_all_access,
-    allocation_of_nothing_panics,
+    allocation_is_zeroed_and_aligned,
+    allocation_of_nothing_is_invalid,
     allocation_beyond_memory_is_an_error,
     destroy_gives_owned_memory_back,
     own_types_can_be_registered,
@@ -63,29 +62,27 @@ fn is_rxe() -> bool {
     env::device().driver() == Some(DriverId::RXE)
 }
 
-fn allocation_is_zeroed_aligned_and_grants_all_access() -> Verdict {
+fn allocation_is_zeroed_and_aligned() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let region = pd.allocate::<u64>(1000)?;
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1000)?;
     assert_eq!((region.len(), region.byte_len()), (1000, 8000));
     assert_eq!(region.addr() % env::page_size() as u64, 0);
     assert_eq!(region.addr(), region.as_ptr() as u64);
     assert!((0..1000).all(|index| region.read_at(index) == Some(0)));
     assert_eq!(region.read_at(1000), None);
-    let rights = Access::LOCAL_WRITE | Access::REMOTE_WRITE | Access::REMOTE_READ;
-    assert_eq!(region.access(), rights | Access::REMOTE_ATOMIC);
+    assert_eq!(region.access(), Access::ALL_REMOTE);
     let all = supported(context.handles(ObjectKind::MR), Capability::InfoHandles)?;
     assert_eq!(all, [region.handle()]);
     Ok(())
 }
 
-fn allocation_of_nothing_panics() -> Verdict {
+fn allocation_of_nothing_is_invalid() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    assert!(catch_unwind(|| pd.allocate::<u8>(0)).is_err(), "0 values");
-    assert!(catch_unwind(|| pd.allocate::<[u8; 0]>(8)).is_err(), "values of 0 bytes");
-    assert_eq!(pd.try_allocate::<u8>(0).unwrap_err().errno(), Errno::INVAL);
-    assert_eq!(pd.try_allocate::<[u8; 0]>(8).unwrap_err().errno(), Errno::INVAL);
-    assert_eq!(pd.try_allocate::<u8>(1)?.byte_len(), 1);
+    let local = pd.mr_builder();
+    assert_eq!(local.clone().allocate::<u8>(0).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(local.clone().allocate::<[u8; 0]>(8).unwrap_err().errno(), Errno::INVAL);
+    assert_eq!(local.allocate::<u8>(1)?.byte_len(), 1);
     Ok(())
 }
 
@@ -95,7 +92,7 @@ fn allocation_beyond_memory_is_an_error() -> Verdict {
     // So much is an address on processors of 64 bits, and no kernel has it.
     let more_than_there_is = usize::try_from(1u64 << 46).unwrap_or(usize::MAX);
     for n in [usize::MAX, usize::MAX / 8, usize::MAX / 16 + 1, more_than_there_is] {
-        let error = pd.allocate::<u64>(n).unwrap_err();
+        let error = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(n).unwrap_err();
         assert_eq!(error.errno(), Errno::NOMEM, "{error}");
     }
     assert_eq!(count(&context)?, 0);
@@ -109,27 +106,27 @@ fn destroy_gives_owned_memory_back() -> Verdict {
 
     let mut vector = Vec::with_capacity(64);
     vector.extend([1u32, 2, 3]);
-    let mut region = pd.register(vector, access)?;
+    let mut region = pd.mr_builder().access(access).register(vector)?;
     assert_eq!((region.len(), region.byte_len()), (3, 12));
     region.write_at(1, 9)?;
     let vector = region.destroy()?;
     assert_eq!((vector.as_slice(), vector.capacity()), (&[1, 9, 3][..], 64));
 
-    let mut region = pd.register(vec![7u16; 5].into_boxed_slice(), access)?;
+    let mut region = pd.mr_builder().access(access).register(vec![7u16; 5].into_boxed_slice())?;
     region.write_at(4, 8)?;
     assert_eq!(*region.destroy()?, [7, 7, 7, 7, 8]);
 
     let map = MmapOptions::new().len(5000).map_anon()?;
-    let mut region = pd.register(map, access)?;
+    let mut region = pd.mr_builder().access(access).register(map)?;
     region.copy_from(4990, b"0123456789")?;
     let map: MmapMut = region.destroy()?;
     assert_eq!(&map[4990..], b"0123456789");
 
     let leaked: &'static mut [u8] = Box::leak(Box::new([5; 100]));
-    let region = pd.register(leaked, access)?;
+    let region = pd.mr_builder().access(access).register(leaked)?;
     assert_eq!(region.destroy()?, [5; 100]);
 
-    let mut region = pd.allocate::<u8>(10)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(10)?;
     region.write_at(9, 1)?;
     assert_eq!(region.destroy()?[..], [0, 0, 0, 0, 0, 0, 0, 0, 0, 1]);
     assert_eq!(count(&context)?, 0);
@@ -152,7 +149,8 @@ unsafe impl StableBytes for Page {
 
 fn own_types_can_be_registered() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let mut region = pd.register(Page { bytes: [1; 300] }, Access::LOCAL_WRITE)?;
+    let mut region =
+        pd.mr_builder().access(Access::LOCAL_WRITE).register(Page { bytes: [1; 300] })?;
     let regions: Vec<MemoryRegion<u8, Page>> = {
         region.write_at(299, 2)?;
         vec![region]
@@ -178,7 +176,9 @@ fn borrowed_and_raw_memory_can_be_registered() -> Verdict {
 
     let mut bytes = vec![3u8; 50];
     // SAFETY: the vector outlives the region and is not touched meanwhile.
-    let region = unsafe { pd.register_raw(bytes.as_mut_ptr(), 50, Access::LOCAL_WRITE) }?;
+    let region = unsafe {
+        pd.mr_builder().access(Access::LOCAL_WRITE).register_raw(bytes.as_mut_ptr(), 50)
+    }?;
     assert_eq!(region.addr(), region.as_ptr() as u64);
     assert_eq!((region.len(), region.read_at(49)), (50, Some(3)));
     region.destroy()?;
@@ -193,7 +193,7 @@ fn unowned_memory_gets_keys_of_every_context() -> Verdict {
     let start = memory.as_mut_ptr();
     let register = |pd: &uverbs::ProtectionDomain| {
         // SAFETY: the vector keeps its buffer until the regions are gone.
-        unsafe { pd.register_unowned(start, 10_000, Access::ALL_REMOTE) }
+        unsafe { pd.mr_builder().access(Access::ALL_REMOTE).register_unowned(start, 10_000) }
     };
     let regions = [register(&domains[0])?, register(&domains[1])?, register(&domains[1])?];
     for region in &regions {
@@ -215,10 +215,12 @@ fn regions_of_any_memory_stand_in_one_list() -> Verdict {
     let pd = context.alloc_pd()?;
     let mut bytes = [0u8; 300];
     // SAFETY: `bytes` outlives the list.
-    let own = unsafe { pd.register_unowned(bytes.as_mut_ptr(), 300, Access::LOCAL_WRITE) }?;
+    let own = unsafe {
+        pd.mr_builder().access(Access::LOCAL_WRITE).register_unowned(bytes.as_mut_ptr(), 300)
+    }?;
     let mut list: Vec<AnyMemoryRegion> = vec![
-        pd.allocate::<u64>(100)?.into(),
-        pd.register(vec![0u16; 100], Access::LOCAL_WRITE)?.into(),
+        pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(100)?.into(),
+        pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u16; 100])?.into(),
         own.into(),
     ];
     let lengths: Vec<_> = list.iter().map(AnyMemoryRegion::byte_len).collect();
@@ -233,14 +235,16 @@ fn regions_of_any_memory_stand_in_one_list() -> Verdict {
 fn failed_registration_gives_memory_back() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let failed = pd.register(vec![1u8, 2, 3], Access::REMOTE_WRITE).unwrap_err();
+    let failed =
+        pd.mr_builder().access(Access::REMOTE_WRITE).register(vec![1u8, 2, 3]).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
     assert_eq!(failed.object, [1, 2, 3]);
-    let failed = pd.register(Vec::<u64>::new(), Access::LOCAL_WRITE).unwrap_err();
+    let failed =
+        pd.mr_builder().access(Access::LOCAL_WRITE).register(Vec::<u64>::new()).unwrap_err();
     assert_eq!(failed.error.errno(), Errno::INVAL);
     // A right that the kernel does not know: it refuses, not we.
     let unknown = Access::from_bits_retain(1 << 15);
-    let failed = pd.register(vec![4u8, 5], unknown).unwrap_err();
+    let failed = pd.mr_builder().access(unknown).register(vec![4u8, 5]).unwrap_err();
     assert!(failed.error.kernel_errno().is_some(), "{failed:?}");
     assert_eq!(failed.object, [4, 5]);
     assert_eq!(count(&context)?, 0);
@@ -249,7 +253,7 @@ fn failed_registration_gives_memory_back() -> Verdict {
 
 fn region_reads_as_values_bytes_and_atomics() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let mut region = pd.allocate::<u64>(16)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(16)?;
     region.write_at(15, u64::MAX)?;
     assert_eq!(region.read_at(15), Some(u64::MAX));
     assert!(region.write_at(16, 1).is_err() && region.write_at(usize::MAX, 1).is_err());
@@ -282,7 +286,7 @@ fn region_reads_as_values_bytes_and_atomics() -> Verdict {
 
 fn ranges_are_checked() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let region = pd.allocate::<u8>(100)?;
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(100)?;
     let sge = region.sge(10..30)?;
     assert_eq!((sge.addr, sge.length, sge.lkey), (region.addr() + 10, 20, region.lkey()));
     assert_eq!(region.sge(..)?.length, 100);
@@ -300,7 +304,7 @@ fn ranges_are_checked() -> Verdict {
 fn contradictory_rights_are_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     for access in [Access::REMOTE_WRITE, Access::REMOTE_ATOMIC | Access::REMOTE_READ] {
-        let failed = pd.register(vec![0u8; 8], access).unwrap_err();
+        let failed = pd.mr_builder().access(access).register(vec![0u8; 8]).unwrap_err();
         assert_eq!(failed.error.errno(), Errno::INVAL);
         assert!(failed.error.message().contains("LOCAL_WRITE"), "{failed}");
     }
@@ -319,7 +323,7 @@ fn rights_are_granted_one_by_one() -> Verdict {
         local | Access::MW_BIND,
         Access::MW_BIND,
     ] {
-        let region = pd.register(vec![0u64; 8], access)?;
+        let region = pd.mr_builder().access(access).register(vec![0u64; 8])?;
         assert_eq!(region.access(), access);
     }
     Ok(())
@@ -373,7 +377,8 @@ fn unmapped_memory_is_refused() -> Verdict {
     let hole = map.as_ptr().cast_mut();
     drop(map);
     // SAFETY: nothing is mapped there, so the device has nothing to write.
-    let error = unsafe { pd.register_raw(hole, 1 << 16, Access::LOCAL_WRITE) }.unwrap_err();
+    let error = unsafe { pd.mr_builder().access(Access::LOCAL_WRITE).register_raw(hole, 1 << 16) }
+        .unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     assert!(error.message().contains("65536"), "{error}");
     Ok(())
@@ -385,10 +390,11 @@ fn read_only_mapping_can_be_registered_for_reading_only() -> Verdict {
     let map = MmapOptions::new().len(page).map_anon()?.make_read_only()?;
     let start = map.as_ptr().cast_mut();
     // SAFETY: the device may only read, and the mapping outlives the region.
-    let region = unsafe { pd.register_raw(start, page, Access::REMOTE_READ) }?;
+    let region = unsafe { pd.mr_builder().access(Access::REMOTE_READ).register_raw(start, page) }?;
     region.destroy()?;
     // SAFETY: the registration is refused, and no request names it otherwise.
-    let error = unsafe { pd.register_raw(start, page, Access::LOCAL_WRITE) }.unwrap_err();
+    let error = unsafe { pd.mr_builder().access(Access::LOCAL_WRITE).register_raw(start, page) }
+        .unwrap_err();
     assert_eq!(error.errno(), Errno::FAULT, "{error}");
     Ok(())
 }
@@ -399,7 +405,10 @@ fn limit_of_locked_memory_is_explained() -> Verdict {
     let pd = context.alloc_pd()?;
     let before = getrlimit(Resource::Memlock);
     setrlimit(Resource::Memlock, Rlimit { current: Some(1 << 20), ..before })?;
-    let answers = [pd.allocate::<u8>(2 << 20), pd.allocate::<u8>(4096)];
+    let answers = [
+        pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(2 << 20),
+        pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096),
+    ];
     setrlimit(Resource::Memlock, before)?;
     let [too_much, little] = answers;
     let error = too_much.unwrap_err();
@@ -417,7 +426,7 @@ fn parent_domain_registers_memory() -> Verdict {
     let pd = context.alloc_pd()?;
     let td = context.alloc_td()?;
     let domain = pd.parent_domain_builder().thread_domain(&td).build()?;
-    let region = domain.allocate::<u32>(4)?;
+    let region = domain.mr_builder().access(Access::ALL_REMOTE).allocate::<u32>(4)?;
     let (domain, error) = domain.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     drop(region);
@@ -427,7 +436,7 @@ fn parent_domain_registers_memory() -> Verdict {
 fn domain_is_busy_until_its_regions_are_destroyed() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let region = pd.allocate::<u32>(4)?;
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u32>(4)?;
     let (pd, error) = pd.destroy().unwrap_err().into_parts();
     assert_eq!(error.errno(), Errno::BUSY);
     region.destroy()?;
@@ -438,7 +447,7 @@ fn handles_may_be_dropped_in_any_order() -> Verdict {
     let idle = env::resources()?;
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let mut region = pd.allocate::<u32>(4)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u32>(4)?;
     drop(pd);
     region.write_at(3, 1)?;
     let leaked = context.clone();
@@ -453,7 +462,7 @@ fn what_is_no_dma_buf_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
     let file = memfd_create("not a dma-buf", MemfdFlags::CLOEXEC)?;
     let access = Access::ALL_REMOTE;
-    let error = pd.register_dmabuf(&file, 0, 4096, 0, access).unwrap_err();
+    let error = pd.mr_builder().access(access).iova(0).register_dmabuf(&file, 0, 4096).unwrap_err();
     if is_rxe() {
         assert!(error.is_unsupported(), "{error:?}");
         assert!(error.message().contains("dma-buf"), "{error}");
@@ -464,7 +473,12 @@ fn what_is_no_dma_buf_is_refused() -> Verdict {
         assert!(error.message().contains("is no dma-buf"), "{error}");
     }
     for (offset, length, iova) in [(1, 4096, 0), (0, 0, 0), (4096, u64::MAX, 0)] {
-        let error = pd.register_dmabuf(&file, offset, length, iova, access).unwrap_err();
+        let error = pd
+            .mr_builder()
+            .access(access)
+            .iova(iova)
+            .register_dmabuf(&file, offset, length)
+            .unwrap_err();
         assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
         assert_eq!(error.verb(), "reg_dmabuf_mr");
     }
@@ -525,7 +539,7 @@ fn advice_on_paged_memory_is_taken() -> Verdict {
 
 fn advice_on_pinned_memory_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let region = pd.allocate::<u8>(4096)?;
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let error = region.on_demand(..).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None));
     Ok(())
@@ -533,7 +547,7 @@ fn advice_on_pinned_memory_is_refused() -> Verdict {
 
 fn rereg_changes_the_access_flags() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let mut region = pd.allocate::<u64>(8)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8)?;
     region.write_at(0, 1)?;
     let less = Access::LOCAL_WRITE | Access::REMOTE_READ;
     supported(region.rereg(Rereg::new().access(less)), Capability::Rereg)?;
@@ -553,7 +567,7 @@ fn rereg_changes_the_access_flags() -> Verdict {
 fn rereg_changes_the_protection_domain() -> Verdict {
     let context = env::open()?;
     let (one, other) = (context.alloc_pd()?, context.alloc_pd()?);
-    let mut region = one.allocate::<u64>(8)?;
+    let mut region = one.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8)?;
     let change = Rereg::new().protection_domain(&other).access(Access::LOCAL_WRITE);
     supported(region.rereg(change), Capability::Rereg)?;
     one.destroy()?;
@@ -565,7 +579,7 @@ fn rereg_changes_the_protection_domain() -> Verdict {
 
 fn rereg_of_nothing_or_elsewhere_is_refused() -> Verdict {
     let pd = env::open()?.alloc_pd()?;
-    let mut region = pd.allocate::<u64>(8)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(8)?;
     assert_eq!(region.rereg(Rereg::new()).unwrap_err().errno(), Errno::INVAL);
     let elsewhere = env::open()?.alloc_pd()?;
     let error = region.rereg(Rereg::new().protection_domain(&elsewhere)).unwrap_err();
@@ -578,7 +592,7 @@ fn rereg_of_nothing_or_elsewhere_is_refused() -> Verdict {
 fn exchange_swaps_the_memory_or_gives_both_back() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
-    let region = pd.register(vec![1u64, 2], Access::ALL_REMOTE)?;
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).register(vec![1u64, 2])?;
     match region.exchange(vec![3u32, 4, 5]) {
         Ok((region, old)) => {
             assert_eq!(old, [1, 2]);
@@ -602,7 +616,7 @@ fn two_hundred_regions_have_keys_of_their_own() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let regions = (0..200)
-        .map(|n| pd.register(vec![n as u8; 64], Access::LOCAL_WRITE))
+        .map(|n| pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![n as u8; 64]))
         .collect::<Result<Vec<_>, _>>()?;
     let mut keys: Vec<u32> = regions.iter().map(|region| region.lkey().0).collect();
     keys.sort_unstable();
@@ -619,8 +633,8 @@ fn regions_leave_nothing() -> Verdict {
     rounds(&[ObjectKind::MR, ObjectKind::PD], |context| {
         let pd = context.alloc_pd()?;
         Ok(Box::new(move || {
-            drop(pd.allocate::<u64>(1024)?);
-            pd.register(vec![0u8; 100], Access::LOCAL_WRITE)?.destroy()?;
+            drop(pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(1024)?);
+            pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 100])?.destroy()?;
             Ok(())
         }))
     })

@@ -65,7 +65,7 @@ fn addresses_count_from_the_given_iova() -> Verdict {
 
 fn rereg_takes_the_right_away() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let mut region = pair.b.pd.allocate::<u8>(4096)?;
+    let mut region = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     assert_eq!(write(&mut pair, region.remote(0)?, 5, 100)?, WcStatus::SUCCESS);
     let less = Access::LOCAL_WRITE | Access::REMOTE_READ;
     supported(region.rereg(Rereg::new().access(less)), Capability::Rereg)?;
@@ -115,7 +115,7 @@ fn reaches(pair: &mut Pair, remote: Remote, length: usize) -> Verdict {
 fn boxed_slice_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let boxed = vec![0xaau8; 10_000].into_boxed_slice();
-    let region = pair.b.pd.register(boxed, Access::ALL_REMOTE)?;
+    let region = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register(boxed)?;
     reaches(&mut pair, region.remote(5)?, 9_000)?;
     let boxed = region.destroy()?;
     pattern::check(&boxed[5..9_005], 21);
@@ -126,7 +126,7 @@ fn boxed_slice_can_be_reached() -> Verdict {
 fn mapping_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let mapping = memmap2::MmapMut::map_anon(20_000)?;
-    let region = pair.b.pd.register(mapping, Access::ALL_REMOTE)?;
+    let region = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register(mapping)?;
     reaches(&mut pair, region.remote(4090)?, 10_000)?;
     let mapping = region.destroy()?;
     pattern::check(&mapping[4090..14_090], 21);
@@ -139,7 +139,8 @@ fn raw_memory_can_be_reached() -> Verdict {
     let mut memory = vec![0u8; 5000];
     let address = memory.as_mut_ptr();
     // SAFETY: the vector outlives the region, and nothing touches it meanwhile.
-    let region = unsafe { pair.b.pd.register_raw(address, 5000, Access::ALL_REMOTE) }?;
+    let region =
+        unsafe { pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register_raw(address, 5000) }?;
     reaches(&mut pair, region.remote(0)?, 5000)?;
     region.destroy()?;
     pattern::check(&memory, 21);
@@ -154,7 +155,7 @@ fn unowned_memory_can_be_reached_through_every_registration() -> Verdict {
     let register = |pd: &ProtectionDomain| {
         // SAFETY: the vector keeps its buffer until the regions are gone, and is looked at while no
         // request is under way.
-        unsafe { pd.register_unowned(address, 9000, Access::ALL_REMOTE) }
+        unsafe { pd.mr_builder().access(Access::ALL_REMOTE).register_unowned(address, 9000) }
     };
     let (near, far) = (register(&pair.a.pd)?, register(&pair.b.pd)?);
     let far = far.erase();
@@ -191,8 +192,8 @@ fn borrowed_memory_can_be_reached() -> Verdict {
 
 fn written_bytes_read_as_values() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let mut from = pair.a.pd.allocate::<u64>(100)?;
-    let to = pair.b.pd.allocate::<u64>(100)?;
+    let mut from = pair.a.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(100)?;
+    let to = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(100)?;
     for index in 0..100 {
         from.write_at(index, (index as u64) << 40 | 0xff)?;
     }
@@ -218,8 +219,9 @@ struct Record {
 fn fields_of_a_type_of_the_programs_own_can_be_written() -> Verdict {
     const SIZE: usize = size_of::<Record>();
     let mut pair = Pair::new(Config::rc())?;
-    let mut from = pair.a.pd.allocate::<Record>(2)?;
-    let table = pair.b.pd.register(vec![Record::default(); 5], Access::ALL_REMOTE)?;
+    let mut from = pair.a.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<Record>(2)?;
+    let table =
+        pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register(vec![Record::default(); 5])?;
     assert_eq!((table.len(), table.byte_len()), (5, 5 * SIZE));
     let record = Record { key: 7, count: 128, mean: 21.5, name: *b"a sensor" };
     from.write_at(1, record)?;
@@ -242,7 +244,7 @@ fn fields_of_a_type_of_the_programs_own_can_be_written() -> Verdict {
 fn region_works_in_its_new_protection_domain() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
     let other = pair.b.context.alloc_pd()?;
-    let mut region = other.allocate::<u8>(4096)?;
+    let mut region = other.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     supported(region.rereg(Rereg::new().protection_domain(&pair.b.pd)), Capability::Rereg)?;
     reaches(&mut pair, region.remote(0)?, 4096)?;
     // The domain that it left is free.
@@ -255,7 +257,7 @@ fn region_works_in_its_new_protection_domain() -> Verdict {
 
 fn exchanged_memory_can_be_reached() -> Verdict {
     let mut pair = Pair::new(Config::rc())?;
-    let region = pair.b.pd.register(vec![1u8; 8192], Access::ALL_REMOTE)?;
+    let region = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register(vec![1u8; 8192])?;
     let (region, old) = match region.exchange(vec![2u8; 4096]) {
         Ok(exchanged) => exchanged,
         Err(failed) => {

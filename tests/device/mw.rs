@@ -264,7 +264,7 @@ fn bindings_that_do_not_fit_are_refused() -> Verdict {
     let (region, mut one) = allocate(&pair.b, WindowType::One)?;
     let (_, mut two) = allocate(&pair.b, WindowType::Two)?;
     let read = Access::REMOTE_READ;
-    let unbindable = pair.b.pd.allocate::<u8>(64)?;
+    let unbindable = pair.b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
     let errors = [
         two.bind(qp, &region, ..SIZE + 1, read).unwrap_err(),
         two.bind(qp, &region, 5..5, read).unwrap_err(),

@@ -187,7 +187,7 @@ fn forge(envelope: &Envelope, access: Access) -> Verdict<Envelope> {
 fn imported_region_is_not_bound_whatever_its_envelope_claims() -> Verdict {
     let pair = Pair::new(Config::rc())?;
     let (region, mut window) = allocate(&pair.b, WindowType::Two)?;
-    let private = pair.b.pd.register(vec![0u8; 4096], Access::LOCAL_WRITE)?;
+    let private = pair.b.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 4096])?;
     let forged = forge(&private.export()?, Access::LOCAL_WRITE | Access::MW_BIND)?;
     for envelope in [region.export()?, forged] {
         let imported = pair.b.pd.import_mr(&envelope)?;

@@ -63,7 +63,7 @@ fn buffers_carry_messages() -> Verdict {
 fn one_sided_requests_and_atomics_complete() -> Verdict {
     env::access_errors()?;
     let (mut a, b) = pair()?;
-    let mut theirs = b.pd.allocate::<u64>(64)?;
+    let mut theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u64>(64)?;
     theirs.write_at(0, 40)?;
     let remote = theirs.remote(0)?;
     let mut request = |wr: SendWr<'_>, bytes: &[u8]| {
@@ -129,10 +129,10 @@ fn one_shared_buffer_is_sent_to_many() -> Verdict {
 
 fn regions_are_lent_in_parts() -> Verdict {
     let (mut a, mut b) = pair()?;
-    let mut source = a.pd.allocate::<u8>(4096)?;
+    let mut source = a.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     source.copy_from(0, &pattern::bytes(6, 4096))?;
     let source = Arc::new(source);
-    let target = Arc::new(b.pd.allocate::<u8>(4096)?);
+    let target = Arc::new(b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?);
     let mut batch = b.qp.recv_batch()?;
     for part in 0..4 {
         let range = part * 1024..(part + 1) * 1024;

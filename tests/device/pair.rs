@@ -309,7 +309,7 @@ impl Side {
         let port = context.query_port(link.port)?;
         let gid = gid(&context)?;
         let pd = context.alloc_pd()?;
-        let memory = pd.allocate::<u8>(config.memory)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(config.memory)?;
         let channel = context.create_comp_channel()?;
         let domain = extend.map(|extend| extend(&pd)).transpose()?;
         let cq = context.cq_builder(config.cqe).cqe_size(config.cqe_size).channel(&channel);

@@ -17,8 +17,8 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 use uverbs::mlx5::{DoorbellPage, ImportedVar, Var, VarKind};
 use uverbs::{
-    CompletionQueue, Context, Device, Envelope, ErrorWith, Foreign, Imported, MemoryRegion, Notify,
-    ObjectKind, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, SendWr, Sge, WcStatus,
+    Access, CompletionQueue, Context, Device, Envelope, ErrorWith, Foreign, Imported, MemoryRegion,
+    Notify, ObjectKind, ProtectionDomain, QpType, QueuePair, RecvWr, Remote, SendWr, Sge, WcStatus,
     passing,
 };
 
@@ -566,7 +566,7 @@ impl PartnerObjects {
     fn export(&mut self, device: &str, length: usize) -> Verdict<(String, Option<OwnedFd>)> {
         let context = Context::open(&Device::by_name(device.trim())?)?;
         let pd = context.alloc_pd()?;
-        let region = pd.allocate::<u8>(length)?;
+        let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(length)?;
         let text = format!(
             "exported {} {} {}",
             print(&context.export()),

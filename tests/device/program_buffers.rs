@@ -39,7 +39,8 @@ unsafe impl RegisteredBuffer for Page {
 
 impl Arena {
     fn new(half: &Half, pages: usize) -> Verdict<Arena> {
-        let region = half.pd.register(vec![0u8; pages * PAGE], Access::LOCAL_WRITE);
+        let region =
+            half.pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; pages * PAGE]);
         Ok(Arena { region: Arc::new(region.map_err(|failed| failed.error)?) })
     }
 
@@ -87,7 +88,7 @@ fn pages_carry_messages() -> Verdict {
 fn pages_are_read_and_written() -> Verdict {
     let (mut a, b) = pair()?;
     let ours = Arena::new(&a, 8)?;
-    let theirs = b.pd.allocate::<u8>(8 * PAGE)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(8 * PAGE)?;
     let source = b.pool.copy(&pattern::bytes(9, PAGE)).expect("a buffer");
     let mut batch = a.qp.send_batch()?;
     for number in 0..3 {

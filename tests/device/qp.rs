@@ -243,7 +243,7 @@ fn queues_of_no_requests_are_none() -> Verdict {
     let context = env::open()?;
     let pd = context.alloc_pd()?;
     let mut cq = context.cq_builder(64).build()?;
-    let memory = pd.allocate::<u8>(64)?;
+    let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
     let make = |sends, receives| {
         let builder = pd.qp_builder(&cq, &cq, QpType::RC).max_send_wr(sends);
         builder.max_recv_wr(receives).build()

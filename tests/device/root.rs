@@ -22,7 +22,9 @@ use std::process::Command;
 use std::sync::mpsc::{RecvTimeoutError, channel};
 use std::time::{Duration, Instant};
 use uverbs::device::{DriverId, link};
-use uverbs::{Context, Device, Errno, EventSource, EventType, PortState, Psn, SendWr, WcStatus};
+use uverbs::{
+    Access, Context, Device, Errno, EventSource, EventType, PortState, Psn, SendWr, WcStatus,
+};
 
 trials![
     link_is_added_and_removed,
@@ -156,7 +158,7 @@ fn removal_waits_for_the_last_file_or_takes_the_device_away() -> Verdict {
     let context = Context::open(&Device::by_name("uvt_rxe")?)?;
     let cq = context.cq_builder(4).build()?;
     let pd = context.alloc_pd()?;
-    let memory = pd.allocate::<u8>(100)?;
+    let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(100)?;
     let (sender, removed) = channel();
     let remover = std::thread::spawn(move || {
         let _ = sender.send(link::remove_link("uvt_rxe"));

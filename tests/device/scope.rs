@@ -11,7 +11,7 @@ use crate::verdict::{Stop, Verdict, supported, trials};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::{Duration, Instant};
 use uverbs::owned::{Ending, OwnedCompletionQueue, RegionRef, ScopeError};
-use uverbs::{ObjectKind, PostError, QpState, QpType, RingError, SendWr, WcStatus};
+use uverbs::{Access, ObjectKind, PostError, QpState, QpType, RingError, SendWr, WcStatus};
 
 trials![
     borrowed_memory_of_every_kind_is_returned,
@@ -26,10 +26,10 @@ trials![
 
 fn borrowed_memory_of_every_kind_is_returned() -> Verdict {
     let (mut a, mut b) = pair()?;
-    let theirs = b.pd.allocate::<u8>(4096)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let text = a.pool.copy(&pattern::bytes(1, 700)).expect("a buffer");
     let mut inbox = b.pool.take().expect("a buffer");
-    let mut region = a.pd.allocate::<u8>(4096)?;
+    let mut region = a.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     region.copy_from(0, &pattern::bytes(2, 700))?;
     // Memory of the stack, which is not registered.
     let mut local = [0u8; 1500];
@@ -60,7 +60,7 @@ fn borrowed_memory_of_every_kind_is_returned() -> Verdict {
 
 fn a_panic_waits_for_the_requests() -> Verdict {
     let (mut a, b) = pair()?;
-    let mut theirs = b.pd.allocate::<u8>(1 << 20)?;
+    let mut theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(1 << 20)?;
     theirs.copy_from(0, &vec![7; 1 << 20])?;
     let mut local = vec![0u8; 1 << 20];
     let ended = catch_unwind(AssertUnwindSafe(|| {
@@ -229,7 +229,7 @@ fn scope_under_a_thread_domain_ends() -> Verdict {
     let (here, there) = (a.endpoint(env::port(), index)?, b.endpoint(env::port(), index)?);
     a.handshake_with(&there, &hasty())?;
     b.handshake_with(&here, &hasty())?;
-    let mut theirs = pd.allocate::<u8>(4096)?;
+    let mut theirs = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     theirs.copy_from(0, &pattern::bytes(1, 4096))?;
     let remote = theirs.remote(0)?;
     let text = pool.copy(b"text").expect("a buffer");
@@ -279,7 +279,7 @@ fn rounds_leave_nothing() -> Verdict {
         let mut local = vec![0u8; 8192];
         Ok(Box::new(move || {
             let (mut a, b) = pair_of(Half::on(context.clone())?, Half::on(context.clone())?)?;
-            let theirs = b.pd.allocate::<u8>(8192)?;
+            let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(8192)?;
             let remote = theirs.remote(0)?;
             a.qp.scope(&mut a.cq, |scope| {
                 let whole = scope.register(&a.pd, &mut local)?;

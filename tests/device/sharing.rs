@@ -52,7 +52,7 @@ impl Exporter {
     fn new() -> Verdict<Exporter> {
         let context = env::open()?;
         let pd = context.alloc_pd()?;
-        let region = pd.allocate::<u8>(BYTES)?;
+        let region = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         Ok(Exporter { region, pd, context })
     }
 
@@ -141,7 +141,7 @@ fn context_file_is_taken_from_a_process_by_pidfd() -> Verdict {
     assert_eq!(region.byte_len(), BYTES);
     drop(sent);
     // By its keys, the memory of the partner is filled from here.
-    let mut own = pd.allocate::<u8>(4096)?;
+    let mut own = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     own.copy_from(0, &crate::pattern::bytes(5, 4096))?;
     let mut path = Loop::new(&context, &pd)?;
     assert_eq!(path.write(own.sge(..)?, region.remote(0)?)?, WcStatus::SUCCESS);
@@ -279,7 +279,7 @@ fn stale_envelopes_are_refused() -> Verdict {
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::NOENT));
     // The kernel gives the lowest handle that is free.
     let memory = vec![0u8; 100];
-    let other = pd.register(memory, Access::LOCAL_WRITE)?;
+    let other = pd.mr_builder().access(Access::LOCAL_WRITE).register(memory)?;
     assert_eq!(other.handle(), handle, "the handle was not reused");
     assert_eq!(partner.ask(&request, "refused import_mr")?, refusal(Errno::STALE));
     // It is not destroyed for the one that was meant, either.
@@ -437,7 +437,7 @@ fn killed_exporter_leaves_its_objects_to_the_file() -> Verdict {
         assert_eq!(path.write(region.sge(..4096)?, region.remote(4096)?)?, WcStatus::SUCCESS);
         partner.kill()?;
         // Its memory stays registered, and its pages stay where they are, as long as the file does.
-        let mut own = pd.allocate::<u8>(4096)?;
+        let mut own = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
         own.copy_from(0, &crate::pattern::bytes(3, 4096))?;
         assert_eq!(path.write(own.sge(..)?, region.remote(0)?)?, WcStatus::SUCCESS);
         own.copy_from(0, &crate::pattern::bytes(4, 4096))?;
@@ -458,7 +458,7 @@ fn exporter_killed_while_an_importer_writes() -> Verdict {
     for _ in 0..3 {
         let mut exporter = Partner::start()?;
         let (context, pd, region) = imported(&mut exporter)?;
-        let own = pd.allocate::<u8>(BYTES)?;
+        let own = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         let mut path = Loop::new(&context, &pd)?;
         let killer = std::thread::spawn(move || {
             std::thread::sleep(SILENCE / 4);
@@ -503,7 +503,7 @@ fn nothing_is_left_in_any_order_of_leaving() -> Verdict {
 /// Makes a shared receive queue raise its event, and waits for it.
 pub(crate) fn raise_limit(context: &Context, pd: &ProtectionDomain) -> Verdict<String> {
     let mut srq = pd.srq_builder(8).build()?;
-    let memory = pd.allocate::<u8>(64)?;
+    let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(64)?;
     #[allow(unsafe_code, reason = "ringing is")]
     {
         let mut batch = srq.batch()?;

@@ -13,8 +13,8 @@ use std::fs;
 use std::ops::Range;
 use std::time::Instant;
 use uverbs::{
-    CompletionQueue, Context, Device, FlowAttr, MemoryRegion, PostError, ProtectionDomain, QpAttr,
-    QpBuilder, QpState, QpType, QueuePair, RecvWr, SendWr, Sge, WcOpcode, WcStatus,
+    Access, CompletionQueue, Context, Device, FlowAttr, MemoryRegion, PostError, ProtectionDomain,
+    QpAttr, QpBuilder, QpState, QpType, QueuePair, RecvWr, SendWr, Sge, WcOpcode, WcStatus,
 };
 
 /// Room for one frame.
@@ -76,7 +76,7 @@ impl Station {
     ) -> Verdict<Station> {
         let context = Context::open(device)?;
         let pd = context.alloc_pd()?;
-        let memory = pd.allocate::<u8>(ROOM * PLACES)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(ROOM * PLACES)?;
         let cq = context.cq_builder(2 * DEPTH).build()?;
         let builder = pd
             .qp_builder(&cq, &cq, QpType::RAW_PACKET)

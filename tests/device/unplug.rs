@@ -195,7 +195,7 @@ fn creation(device: &Device, over: &AtomicBool, awaited: Awaited) -> Verdict {
     let link = link_of(&context)?;
     let round = || -> uverbs::Result<()> {
         let pd = context.alloc_pd()?;
-        let _memory = pd.allocate::<u8>(5000)?;
+        let _memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(5000)?;
         let cq = context.cq_builder(16).build()?;
         let srq = pd.srq_builder(8).build()?;
         let qp = pd.qp_builder(&cq, &cq, QpType::RC).srq(&srq).build()?;
@@ -314,7 +314,7 @@ fn holding(device: &Device) -> Verdict<impl FnOnce() -> Verdict> {
         gone("create_cq", context.cq_builder(4).build())?;
         gone("create_qp", pd.qp_builder(&cq, &cq, QpType::RC).build())?;
         gone("create_srq", pd.srq_builder(4).build())?;
-        gone("allocate", pd.allocate::<u8>(100))?;
+        gone("allocate", pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(100))?;
         gone("open_xrcd", context.xrcd_builder().build())?;
         gone("Var::alloc", Var::alloc(&context, VarKind::Virtio))?;
         gone("Uar::alloc", Uar::alloc(&context, UarKind::NonCached))?;

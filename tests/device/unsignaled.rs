@@ -5,7 +5,7 @@ use crate::lent::{DEPTH, Half, pair};
 use crate::pattern;
 use crate::verdict::{Verdict, trials};
 use uverbs::owned::Memory;
-use uverbs::{QpAttr, QpState, SendWr, WcOpcode, WcStatus};
+use uverbs::{Access, QpAttr, QpState, SendWr, WcOpcode, WcStatus};
 
 trials![
     one_completion_gives_back_all_requests_before_it,
@@ -34,7 +34,7 @@ fn write(a: &mut Half, to: &uverbs::MemoryRegion<u8>, seed: u64, count: usize) -
 
 fn one_completion_gives_back_all_requests_before_it() -> Verdict {
     let (mut a, b) = pair()?;
-    let theirs = b.pd.allocate::<u8>(4096)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let parts = DEPTH as usize / 2 - 1;
     write(&mut a, &theirs, 1, parts)?;
     for part in 0..parts {
@@ -67,7 +67,7 @@ fn one_completion_gives_back_all_requests_before_it() -> Verdict {
 
 fn many_rounds_wrap_the_queue() -> Verdict {
     let (mut a, b) = pair()?;
-    let theirs = b.pd.allocate::<u8>(4096)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let mut posted = 0u64;
     let mut over = 0u64;
     for round in 0..200 {
@@ -112,7 +112,7 @@ fn many_rounds_wrap_the_queue() -> Verdict {
 fn a_failure_gives_back_what_was_before_it() -> Verdict {
     env::access_errors()?;
     let (mut a, b) = pair()?;
-    let theirs = b.pd.allocate::<u8>(4096)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let not_writable = b.pool.take().expect("a buffer");
     let mut batch = a.qp.send_batch()?;
     for tag in 0..5 {
@@ -163,7 +163,7 @@ fn flushed_requests_come_back_once() -> Verdict {
 
 fn closing_gives_back_what_no_completion_followed() -> Verdict {
     let (mut a, b) = pair()?;
-    let theirs = b.pd.allocate::<u8>(4096)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     write(&mut a, &theirs, 2, 3)?;
     let mut batch = a.qp.send_batch()?;
     for tag in 3..6 {
@@ -183,7 +183,7 @@ fn closing_gives_back_what_no_completion_followed() -> Verdict {
 
 fn visits_show_each_request() -> Verdict {
     let (mut a, b) = pair()?;
-    let theirs = b.pd.allocate::<u8>(4096)?;
+    let theirs = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     for most in [1, 2, 64] {
         write(&mut a, &theirs, most as u64, 5)?;
         let mut seen = Vec::new();

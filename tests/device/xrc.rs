@@ -17,8 +17,8 @@ use std::path::PathBuf;
 use std::time::Instant;
 use uverbs::owned::{OwnedCompletion, OwnedCompletionQueue};
 use uverbs::{
-    CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind, PostError,
-    ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
+    Access, CompletionQueue, Context, Errno, EventSource, EventType, MemoryRegion, ObjectKind,
+    PostError, ProtectionDomain, QpControl, QpState, QpType, Qpn, QueuePair, RecvWr, SendWr,
     SharedReceiveQueue, SrqNumber, WcOpcode, WcStatus, XrcDomain, XrcTarget,
 };
 
@@ -87,7 +87,7 @@ pub(crate) struct Receiver {
 impl Receiver {
     pub(crate) fn new(context: &Context, xrcd: XrcDomain) -> Verdict<Receiver> {
         let pd = context.alloc_pd()?;
-        let memory = pd.allocate::<u8>(BYTES)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         let cq = context.cq_builder(64).build()?;
         let srq = pd.srq_builder(32).max_sge(2).xrc(&xrcd, &cq).build()?;
         let target = xrcd.create_target()?;
@@ -138,7 +138,7 @@ pub(crate) struct Sender {
 impl Sender {
     pub(crate) fn new(context: &Context) -> Verdict<Sender> {
         let pd = context.alloc_pd()?;
-        let memory = pd.allocate::<u8>(BYTES)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(BYTES)?;
         let cq = context.cq_builder(64).build()?;
         let builder = pd.qp_builder(&cq, &cq, QpType::XRC_INI).max_send_wr(32).max_send_sge(2);
         let qp = builder.max_inline_data(64).build()?;

@@ -14,7 +14,7 @@ use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::time::{Duration, Instant};
 use uverbs::cm::{ConnectParam, Connection, Connector, Listener, Progress};
-use uverbs::{Remote, Rkey, SendWr};
+use uverbs::{Access, Remote, Rkey, SendWr};
 
 /// Bytes of the longest text, with its final zero.
 pub(crate) const LONGEST: u32 = 64 * 1024 - 1;
@@ -94,7 +94,8 @@ fn client(args: &RpingArgs) -> Result<RpingReport> {
     let (mut link, connection) = connector
         .connect(|route| Link::new(&route.context()?, size.max(Announcement::LENGTH), timeout))
         .map_err(|error| cannot_connect(&error, at))?;
-    let back = link.pd.allocate::<u8>(size)?;
+    let writable = link.pd.mr_builder().access(Access::LOCAL_WRITE | Access::REMOTE_WRITE);
+    let back = writable.allocate::<u8>(size)?;
     let out_of_range = |error: uverbs::MemoryError| Failure::run(error.to_string());
     let returned =
         Announcement { remote: back.remote(0).map_err(out_of_range)?, length: args.size };

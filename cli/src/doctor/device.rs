@@ -79,7 +79,7 @@ fn node(device: &Device, findings: &mut Findings) {
 }
 
 fn register(context: &Context, findings: &mut Findings) {
-    let made = context.alloc_pd().and_then(|pd| pd.allocate::<u8>(REGION).map(drop));
+    let made = context.alloc_pd().and_then(|pd| pd.mr_builder().allocate::<u8>(REGION).map(drop));
     match made {
         Ok(()) => findings.ok("memory", format!("{} KiB can be registered", REGION >> 10)),
         Err(error) => findings.failed("memory", error),

@@ -12,7 +12,7 @@ use std::io::{self, Read};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::thread;
-use uverbs::{Context, ProtectionDomain};
+use uverbs::{Access, Context, ProtectionDomain};
 
 pub(crate) fn run(args: &ShareArgs) -> Result<()> {
     let ShareArgs::Serve { socket, device, clients, text } = args else {
@@ -50,7 +50,8 @@ fn serve(
     mut client: &UnixStream,
 ) -> Result<String> {
     limit(client)?;
-    let mut region = pd.allocate::<u8>(SIZE)?;
+    let rights = Access::LOCAL_WRITE | Access::REMOTE_READ | Access::REMOTE_WRITE;
+    let mut region = pd.mr_builder().access(rights).allocate::<u8>(SIZE)?;
     let out_of_range = |error: uverbs::MemoryError| Failure::run(error.to_string());
     region.copy_from(GREETING.start, greeting).map_err(out_of_range)?;
     let handover = Handover {

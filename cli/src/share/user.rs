@@ -31,7 +31,7 @@ pub(crate) fn run(args: &ShareArgs) -> Result<()> {
         region.rkey()
     );
     let out_of_range = |error: uverbs::MemoryError| Failure::peer(error.to_string());
-    let mut own = pd.allocate::<u8>(GREETING.len())?;
+    let mut own = pd.mr_builder().allocate::<u8>(GREETING.len())?;
     let mut path = Path::new(&context, &pd, *ib_port, *gid_index)?;
 
     let sges = [own.sge(..).map_err(out_of_range)?];

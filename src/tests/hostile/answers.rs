@@ -56,7 +56,7 @@ fn query(context: &Context) {
 /// Makes one of each object, works with it, and destroys it.
 fn work(script: &Script, context: &Context) -> Result<()> {
     let pd = context.alloc_pd()?;
-    let mut region = pd.register(vec![0u8; 64], Access::LOCAL_WRITE)?;
+    let mut region = pd.mr_builder().access(Access::LOCAL_WRITE).register(vec![0u8; 64])?;
     tell(region.rereg(Rereg::new().access(Access::LOCAL_WRITE | Access::REMOTE_READ)));
     tell(region.export().and_then(|envelope| pd.import_mr(&envelope)));
     tell(pd.export().and_then(|envelope| context.import_pd(&envelope)));

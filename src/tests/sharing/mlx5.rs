@@ -238,7 +238,7 @@ fn an_import_keeps_the_page_of_its_var_mapped() {
 fn on_device(context: &Context) -> (ProtectionDomain, DeviceMemory, MemoryRegion<u8, OnDevice>) {
     let pd = context.alloc_pd().unwrap();
     let memory = context.alloc_dm(64, 8).unwrap();
-    let region = pd.register_dm(&memory, .., Access::ALL_REMOTE).unwrap();
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, ..).unwrap();
     (pd, memory, region)
 }
 

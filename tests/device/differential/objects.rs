@@ -195,7 +195,7 @@ impl World {
         }
         let address = self.arena.as_ptr().wrapping_add(start);
         // SAFETY: the arena is there as long as its regions, and is looked at only by loads and stores.
-        let made = unsafe { pd.register_raw(address, length, access) };
+        let made = unsafe { pd.mr_builder().access(access).register_raw(address, length) };
         format!("{text}: {}", keep(&mut self.mrs[at], made, |_| "ok".into()))
     }
 

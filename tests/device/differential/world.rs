@@ -144,7 +144,7 @@ impl World {
     pub(super) fn new(seed: u64) -> Verdict<World> {
         let context = env::open()?;
         let own = context.alloc_pd()?;
-        let mut arena = own.allocate::<u8>(ARENA)?;
+        let mut arena = own.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(ARENA)?;
         arena.copy_from(0, &pattern::bytes(seed, ARENA))?;
         let path = loopback(&context)?;
         Ok(World {
@@ -159,7 +159,7 @@ impl World {
             xrcds: Default::default(),
             pds: Default::default(),
             arena,
-            queues: own.allocate::<u8>(QUEUES)?,
+            queues: own.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(QUEUES)?,
             path,
             context,
             next: 0,

@@ -61,7 +61,7 @@ fn pair() -> Verdict<(Pair, DeviceMemory)> {
 }
 
 fn register(pair: &Pair, memory: &DeviceMemory) -> Verdict<MemoryRegion<u8, OnDevice>> {
-    Ok(pair.b.pd.register_dm(memory, .., Access::ALL_REMOTE)?)
+    Ok(pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register_dm(memory, ..)?)
 }
 
 fn fill(memory: &DeviceMemory, offset: usize, length: usize, seed: u64) -> Verdict {
@@ -187,7 +187,8 @@ fn peers_do_atomics_on_it() -> Verdict {
 fn a_part_is_addressed_from_its_beginning() -> Verdict {
     let (mut pair, memory) = pair()?;
     fill(&memory, 0, BYTES, 1)?;
-    let region = pair.b.pd.register_dm(&memory, 1024..1280, Access::ALL_REMOTE)?;
+    let region =
+        pair.b.pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, 1024..1280)?;
     assert_eq!((region.addr(), region.byte_len()), (0, 256));
     pair.a.fill(0..256, 2);
     let sges = [pair.a.sge(0..256)];
@@ -211,14 +212,18 @@ fn registrations_that_make_no_sense_are_refused() -> Verdict {
     let memory = alloc(&context, BYTES)?;
     let pd = context.alloc_pd()?;
     for range in [0..BYTES + 1, BYTES..BYTES + 1, 5..5] {
-        let error = pd.register_dm(&memory, range.clone(), Access::LOCAL_WRITE).unwrap_err();
+        let error = pd
+            .mr_builder()
+            .access(Access::LOCAL_WRITE)
+            .register_dm(&memory, range.clone())
+            .unwrap_err();
         assert_eq!((error.verb(), error.errno()), ("reg_dm_mr", Errno::INVAL), "{range:?}");
     }
     let refused = [
-        pd.register_dm(&memory, .., Access::REMOTE_WRITE),
-        pd.register_dm(&memory, .., Access::LOCAL_WRITE | Access::MW_BIND),
+        pd.mr_builder().access(Access::REMOTE_WRITE).register_dm(&memory, ..),
+        pd.mr_builder().access(Access::LOCAL_WRITE | Access::MW_BIND).register_dm(&memory, ..),
         pd.mr_builder().iova(4096).register_dm(&memory, ..),
-        env::open()?.alloc_pd()?.register_dm(&memory, .., Access::LOCAL_WRITE),
+        env::open()?.alloc_pd()?.mr_builder().access(Access::LOCAL_WRITE).register_dm(&memory, ..),
     ];
     for answer in refused {
         let error = answer.unwrap_err();
@@ -321,7 +326,7 @@ fn importer_copies_and_writes() -> Verdict {
     importing(&context)?;
     let memory = alloc(&context, BYTES)?;
     let pd = context.alloc_pd()?;
-    let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
+    let region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, ..)?;
     fill(&memory, 0, 512, 1)?;
     let mut partner = Partner::start()?;
     partner.import(&context)?;
@@ -360,7 +365,7 @@ fn ownership_of_a_region_moves_to_the_importer() -> Verdict {
     let memory = alloc(&context, BYTES)?;
     let pd = context.alloc_pd()?;
     // Not at the beginning of the memory, of which the kernel tells.
-    let mut region = pd.register_dm(&memory, 1024.., Access::ALL_REMOTE)?;
+    let mut region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, 1024..)?;
     let error = region.rereg(Rereg::new().access(Access::REMOTE_READ)).unwrap_err();
     assert_eq!((error.errno(), error.kernel_errno()), (Errno::INVAL, None), "{error}");
     let mut partner = Partner::start()?;
@@ -456,7 +461,7 @@ fn leave_nothing(imported: bool) -> Verdict {
         Ok(Box::new(move || {
             let memory = alloc(&context, 256)?;
             memory.copy_from(0, &1u64)?;
-            let region = pd.register_dm(&memory, .., Access::ALL_REMOTE)?;
+            let region = pd.mr_builder().access(Access::ALL_REMOTE).register_dm(&memory, ..)?;
             if imported {
                 drop(context.import_dm(&memory.export()?)?);
             }

@@ -43,7 +43,7 @@ fn peers_reach_a_dma_buf() -> Verdict {
     let (memory, buffer) = dmabuf()?;
     let mut pair = Pair::new(Config::rc())?;
     let region = supported(
-        pair.b.pd.register_dmabuf(&buffer, 0, BYTES as u64, 0, ACCESS),
+        pair.b.pd.mr_builder().access(ACCESS).iova(0).register_dmabuf(&buffer, 0, BYTES as u64),
         Capability::Dmabuf,
     )?;
     // The region keeps the buffer.
@@ -80,8 +80,10 @@ fn region_of_a_part_reaches_only_that_part() -> Verdict {
     let (memory, buffer) = dmabuf()?;
     let mut pair = Pair::new(Config::rc())?;
     let pd = &pair.b.pd;
-    let region =
-        supported(pd.register_dmabuf(&buffer, 4096, 8192, IOVA, ACCESS), Capability::Dmabuf)?;
+    let region = supported(
+        pd.mr_builder().access(ACCESS).iova(IOVA).register_dmabuf(&buffer, 4096, 8192),
+        Capability::Dmabuf,
+    )?;
     assert_eq!(region.addr(), IOVA);
     pair.a.fill(0..8192, 7);
     let to = Remote { addr: IOVA, rkey: region.rkey() };
@@ -93,9 +95,23 @@ fn region_of_a_part_reaches_only_that_part() -> Verdict {
     assert!(bytes[..4096].iter().all(|byte| *byte == 0), "before the part");
     pattern::check(&bytes[4096..], 7);
     // More than there is, and a file that is none.
-    let error = pair.b.pd.register_dmabuf(&buffer, 4096, BYTES as u64, 0, ACCESS).unwrap_err();
+    let error = pair
+        .b
+        .pd
+        .mr_builder()
+        .access(ACCESS)
+        .iova(0)
+        .register_dmabuf(&buffer, 4096, BYTES as u64)
+        .unwrap_err();
     assert_eq!(error.errno(), Errno::INVAL, "{error}");
-    let error = pair.b.pd.register_dmabuf(memory.as_fd(), 0, 4096, 0, ACCESS).unwrap_err();
+    let error = pair
+        .b
+        .pd
+        .mr_builder()
+        .access(ACCESS)
+        .iova(0)
+        .register_dmabuf(memory.as_fd(), 0, 4096)
+        .unwrap_err();
     assert!(matches!(error.errno(), Errno::INVAL | Errno::BADF), "{error}");
     Ok(())
 }
@@ -108,7 +124,7 @@ fn regions_of_a_dma_buf_leave_nothing() -> Verdict {
         let buffer = buffer.try_clone()?;
         Ok(Box::new(move || {
             let region = supported(
-                pd.register_dmabuf(&buffer, 0, BYTES as u64, 0, ACCESS),
+                pd.mr_builder().access(ACCESS).iova(0).register_dmabuf(&buffer, 0, BYTES as u64),
                 Capability::Dmabuf,
             )?;
             drop(region);

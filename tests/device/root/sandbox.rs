@@ -20,7 +20,7 @@ use std::os::unix::net::UnixStream;
 use std::process::{Command, ExitCode};
 use uverbs::cm::ConnectParam;
 use uverbs::device::{DriverId, absence, link};
-use uverbs::{Context, Device, Errno, LinkLayer, QpType, passing};
+use uverbs::{Access, Context, Device, Errno, LinkLayer, QpType, passing};
 
 trials![
     node_alone_is_enough,
@@ -432,7 +432,11 @@ fn unprivileged(subject: &Subject<'_>) -> Verdict {
     pair.message(1, 5000)?;
     // Capabilities of the namespace are none for the device, which belongs to the machine.
     let pd = context.alloc_pd()?;
-    let error = pd.allocate::<u8>(2 * MEMLOCK as usize).unwrap_err();
+    let error = pd
+        .mr_builder()
+        .access(Access::ALL_REMOTE)
+        .allocate::<u8>(2 * MEMLOCK as usize)
+        .unwrap_err();
     assert_eq!(error.errno(), Errno::NOMEM, "{error}");
     for part in [format!("lock {} MiB", MEMLOCK >> 20).as_str(), "CAP_IPC_LOCK", "user namespace"] {
         assert!(error.message().contains(part), "{part}: {error}");

@@ -8,7 +8,7 @@ use crate::pair::PATIENCE;
 use crate::verdict::{Stop, Verdict};
 use std::time::{Duration, Instant};
 use uverbs::owned::{BufferPool, Ending, ScopeError};
-use uverbs::{Context, Device, Errno, PostError, SendWr, WcStatus};
+use uverbs::{Access, Context, Device, Errno, PostError, SendWr, WcStatus};
 
 /// Whether the kernel began to take the device away: from then on it answers `EIO` to this, which no
 /// driver has a part in, and has yet to walk what there is. Any other answer is one of its tables,
@@ -40,7 +40,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, mut b) = pair_of(make()?, make()?)?;
     let count = a.pool.idle();
-    let mut target = b.pd.allocate::<u8>(4096)?;
+    let mut target = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     target.copy_from(0, &[7; 4096])?;
     let remote = target.remote(0)?;
     // A receive that no message ever arrives for.
@@ -85,7 +85,7 @@ pub(super) fn owned(device: &Device, awaited: Awaited) -> Verdict {
 pub(super) fn scope(device: &Device, awaited: Awaited) -> Verdict {
     let make = || Half::on(Context::open(device)?);
     let (mut a, b) = pair_of(make()?, make()?)?;
-    let target = b.pd.allocate::<u8>(4096)?;
+    let target = b.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(4096)?;
     let remote = target.remote(0)?;
     let (mut local, mut inbox) = (vec![1u8; 4096], a.pool.take().expect("a buffer"));
     let context = a.context.clone();

@@ -6,7 +6,7 @@ use crate::verdict::{Stop, Verdict};
 use std::time::Duration;
 use uverbs::aio::tokio::Events;
 use uverbs::aio::{OpError, OpErrorKind};
-use uverbs::{Context, Device, Errno, EventType, WcStatus};
+use uverbs::{Access, Context, Device, Errno, EventType, WcStatus};
 
 /// Longer than taking the device away may last.
 const PATIENCE: Duration = Duration::from_secs(100);
@@ -50,7 +50,7 @@ async fn all(device: &Device, awaited: Awaited) -> Verdict {
     // No message arrives for this one, so only the end of its channel wakes it.
     let take = |half: &Half| half.pool.take().expect("a buffer");
     let received = tokio::spawn(quiet.qp.recv(take(&quiet)));
-    let target = quiet.pd.allocate::<u8>(1024)?;
+    let target = quiet.pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(1024)?;
     let remote = target.remote(0)?;
     let mut awaited = Some(awaited);
     let mut completed = 0;

@@ -1,10 +1,10 @@
 //! A peer may write any bytes into a region, so any bytes must be a value.
 #![allow(unused)]
 
-use uverbs::{MemoryRegion, ProtectionDomain, Result};
+use uverbs::{Access, MemoryRegion, ProtectionDomain, Result};
 
 fn allocate(pd: &ProtectionDomain) -> Result<MemoryRegion<bool>> {
-    pd.try_allocate(8)
+    pd.mr_builder().access(Access::ALL_REMOTE).allocate(8)
 }
 
 fn main() {

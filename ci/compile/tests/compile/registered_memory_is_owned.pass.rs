@@ -4,7 +4,7 @@
 use uverbs::{Access, ProtectionDomain};
 
 fn register(pd: &ProtectionDomain, owned: Box<[u8]>, borrowed: &mut [u8]) {
-    let _ = pd.register(owned, Access::LOCAL_WRITE);
+    let _ = pd.mr_builder().access(Access::LOCAL_WRITE).register(owned);
 }
 
 fn main() {

@@ -20,7 +20,7 @@ use std::time::{Duration, Instant};
 use uverbs::aio::{self, Driver, Locking, Op, Readiness};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair, OwnedSendBatch};
 use uverbs::{
-    Context, Device, Exclusive, MemoryRegion, ProtectionDomain, QpControl, QpType, Remote,
+    Access, Context, Device, Exclusive, MemoryRegion, ProtectionDomain, QpControl, QpType, Remote,
     RingError, SendWr, Shared, Sharing,
 };
 
@@ -240,7 +240,7 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
     let context = Context::open(&Device::by_name(device)?)?;
     let pd = context.alloc_pd()?;
     let gid = context.default_gid(1)?.index;
-    let memory: MemoryRegion<u8> = pd.allocate(BYTES)?;
+    let memory: MemoryRegion<u8> = pd.mr_builder().access(Access::ALL_REMOTE).allocate(BYTES)?;
     let to = memory.remote(0)?;
     let domain = || {
         let td = context.alloc_td()?;

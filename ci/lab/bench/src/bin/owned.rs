@@ -21,8 +21,8 @@ use std::process::ExitCode;
 use std::time::{Duration, Instant};
 use uverbs::owned::{Buffer, BufferPool, OwnedCompletionQueue, OwnedQueuePair};
 use uverbs::{
-    CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpControl, QpType, QueuePair,
-    RecvWr, Remote, SendWr, Sge,
+    Access, CompletionQueue, Context, Device, MemoryRegion, ProtectionDomain, QpControl, QpType,
+    QueuePair, RecvWr, Remote, SendWr, Sge,
 };
 
 /// Bytes of each message.
@@ -87,7 +87,7 @@ impl Raw {
         let cq = context.cq_builder(CQE).build()?;
         let (one, other) = (queue_pair(pd, &cq)?, queue_pair(pd, &cq)?);
         connect(&one, &other, gid)?;
-        let memory = pd.allocate(BYTES)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(BYTES)?;
         let slices = vec![memory.sge(..)?; 2 * RUN as usize];
         Ok(Raw { one, other, cq, memory, slices, over: Vec::with_capacity(2 * RUN as usize) })
     }
@@ -390,7 +390,7 @@ fn run(device: &str, runs: u32) -> Result<(), Failure> {
     let context = Context::open(&Device::by_name(device)?)?;
     let pd = context.alloc_pd()?;
     let gid = context.default_gid(1)?.index;
-    let memory = pd.allocate(BYTES)?;
+    let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(BYTES)?;
     let remote = memory.remote(0)?;
     let target = (memory, remote);
     let mut raw_side = Raw::new(&context, &pd, gid)?;

@@ -72,7 +72,8 @@ impl Control for Ours {
         let start = memory.as_ptr().cast_mut().cast::<u8>();
         let length = size_of_val(memory);
         // SAFETY: the memory outlives the region, which ends here, and is atomics to everybody.
-        let region = unsafe { self.pd.register_raw(start, length, Access::ALL_REMOTE) }?;
+        let region =
+            unsafe { self.pd.mr_builder().access(Access::ALL_REMOTE).register_raw(start, length) }?;
         region.destroy()?;
         Ok(())
     }

@@ -10,7 +10,7 @@ use std::hint::black_box;
 use std::ops::Deref;
 use std::time::{Duration, Instant};
 use uverbs::{
-    AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
+    Access, AddressHandle, Completion, CompletionQueue, Context, Destination, Device, Exclusive,
     MemoryRegion, Notify, ParentDomain, PostError, ProtectionDomain, Qkey, QpType, QueuePair,
     RecvBatch, RecvWr, RingError, SendBatch, SendWr, Sge, Shared, SharedReceiveQueue, Sharing,
     ThreadDomain, WcStatus, XrcTarget,
@@ -301,7 +301,7 @@ impl<S: Ringing> Path for Ours<S> {
     fn open(device: &str, _: bool) -> Result<Self, Failure> {
         let context = Context::open(&Device::by_name(device)?)?;
         let (pd, token) = S::domain(context.alloc_pd()?)?;
-        let memory = pd.allocate(WORDS)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(WORDS)?;
         let srq = pd.srq_builder(2 * RUN).build()?;
         let gid = context.default_gid(1)?.index;
         let own = pair(&context, &pd, None, gid)?;

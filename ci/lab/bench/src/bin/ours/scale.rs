@@ -32,7 +32,7 @@ impl Scale for Ours {
         let context = Context::open(&Device::by_name(device)?)?;
         let pd = context.alloc_pd()?;
         let shared = context.cq_builder(2 * RUN).build()?;
-        let memory = pd.allocate(512)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate(512)?;
         Ok(Ours {
             context,
             pd,
@@ -58,7 +58,8 @@ impl Scale for Ours {
     fn region(&mut self) -> Result<(), Failure> {
         let (start, length) = (self.memory.as_ptr().cast::<u8>(), self.memory.byte_len());
         // SAFETY: the memory outlives the regions, is initialised, and nobody borrows it.
-        let region = unsafe { self.pd.register_raw(start, length, Access::ALL_REMOTE) }?;
+        let region =
+            unsafe { self.pd.mr_builder().access(Access::ALL_REMOTE).register_raw(start, length) }?;
         self.regions.push(region);
         Ok(())
     }

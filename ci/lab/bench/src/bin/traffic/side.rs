@@ -5,8 +5,8 @@ use lab_bench::Failure;
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use uverbs::{
-    CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, RecvWr, Remote,
-    Rkey, SendWr, Sge,
+    Access, CompletionQueue, Context, Device, Endpoint, MemoryRegion, QpType, QueuePair, RecvWr,
+    Remote, Rkey, SendWr, Sge,
 };
 
 /// Receives that are posted ahead.
@@ -44,7 +44,7 @@ impl TrafficQueues {
             .max_send_wr(options.depth())
             .max_recv_wr(RECEIVES)
             .build()?;
-        let memory = pd.allocate::<u8>(2 * size)?;
+        let memory = pd.mr_builder().access(Access::ALL_REMOTE).allocate::<u8>(2 * size)?;
         let own = qp.endpoint(1, options.gid)?;
         let mut stream = match &options.host {
             Some(host) => TcpStream::connect((host.as_str(), options.port))?,
